@@ -454,7 +454,7 @@ def small_decoder(settings: EncodingSettings, num_levels: int = 1, **options: ob
 def test_cached_decoding_equals_one_pass_when_ids_exceed_the_training_range(
     options, num_levels, chunk_elements, name, rng, monkeypatch
 ):
-    monkeypatch.setattr("lengthwise.model.attention.CHUNK_ELEMENTS", chunk_elements)
+    monkeypatch.setattr("lengthwise.model.attention.MAX_CHUNK_SCORES", chunk_elements)
     decoder = small_decoder(SCALED[name], num_levels, **options)
     tokens = torch.from_numpy(rng.integers(0, 6, size=(2, 14)))
     # IDs that rise above the original length, with falls and repeats.

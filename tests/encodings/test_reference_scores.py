@@ -59,7 +59,7 @@ def test_gradients_of_attention_and_its_bias_equal_those_of_the_plain_formula(
     *, dtype, precision, queries, bias_batch, cut, short, elements, rng, monkeypatch
 ):
     monkeypatch.setattr("lengthwise.model.attention.MAX_SHORT_KEYS", short)
-    monkeypatch.setattr("lengthwise.model.attention.CHUNK_ELEMENTS", elements)
+    monkeypatch.setattr("lengthwise.model.attention.MAX_CHUNK_SCORES", elements)
     # As in the decoder, the heads of a token are adjacent in memory.
     parts = [torch.from_numpy(rng.normal(size=(2, seq, 3, 4))).transpose(1, 2) for seq in (queries, 9, 9, queries)]
     query, key, value, upstream = (part.to(dtype) for part in parts)
@@ -79,7 +79,7 @@ def test_gradients_of_attention_and_its_bias_equal_those_of_the_plain_formula(
 @pytest.mark.parametrize("elements", [1, 2 * 3 * 9 * 4, 1 << 20])
 def test_gradients_of_later_queries_without_a_bias_equal_those_of_the_plain_formula(elements, rng, monkeypatch):
     monkeypatch.setattr("lengthwise.model.attention.MAX_SHORT_KEYS", 0)
-    monkeypatch.setattr("lengthwise.model.attention.CHUNK_ELEMENTS", elements)
+    monkeypatch.setattr("lengthwise.model.attention.MAX_CHUNK_SCORES", elements)
     inputs = [torch.from_numpy(rng.normal(size=(2, 3, seq, 4))) for seq in (5, 9, 9)]
     upstream = torch.from_numpy(rng.normal(size=(2, 3, 5, 4)))
     expected = with_gradients(inputs, partial(reference_attention, bias=torch.zeros(1)), upstream)
@@ -91,7 +91,7 @@ def test_gradients_of_later_queries_without_a_bias_equal_those_of_the_plain_form
 @torch.no_grad()
 def test_attention_is_the_same_without_gradients(queries, rng, monkeypatch):
     monkeypatch.setattr("lengthwise.model.attention.MAX_SHORT_KEYS", 0)
-    monkeypatch.setattr("lengthwise.model.attention.CHUNK_ELEMENTS", 2 * 3 * 9 * 4)
+    monkeypatch.setattr("lengthwise.model.attention.MAX_CHUNK_SCORES", 2 * 3 * 9 * 4)
     query, key, value = (torch.from_numpy(rng.normal(size=(2, 3, seq, 4))) for seq in (queries, 9, 9))
     bias = torch.from_numpy(rng.normal(size=(2, 3, queries, 9)))
     torch.testing.assert_close(attend_with(query, key, value, bias), reference_attention(query, key, value, bias))

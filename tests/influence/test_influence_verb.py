@@ -13,7 +13,7 @@ from lengthwise.core.errors import SettingError, UnknownNameError
 from lengthwise.hf.language_models import LanguageModel
 from lengthwise.influence.measures import AttentionWeight, Greedy, LeaveOneOut, Screened
 from lengthwise.influence.settings import InfluenceSettings
-from lengthwise.influence.targets import LONGPPL, GapRule
+from lengthwise.influence.targets import LONGPPL_RULE, GapRule
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_prefilter_rejects_measures_that_are_not_exact():
 def test_rules_by_name():
     assert influence._gap_rule("gap", 0.3) == GapRule(gap=0.3)
     assert influence._gap_rule("gap", None) == GapRule()
-    assert influence._gap_rule("longppl", None) == LONGPPL
+    assert influence._gap_rule("longppl", None) == LONGPPL_RULE
     with pytest.raises(SettingError, match=r"rule longppl has a fixed gap of 2.0 nats; leave out --gap 0.3"):
         influence._gap_rule("longppl", 0.3)
     with pytest.raises(UnknownNameError, match=r"unknown rule 'longpl'; did you mean 'longppl'"):

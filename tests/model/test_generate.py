@@ -49,7 +49,7 @@ def decode_without_cache(decoder: Decoder, batch: Batch, new: int) -> tuple[torc
         if decoder.predicts_ids:
             prompts = decoder.read_prompt(tokens, ids, batch.prompt_length)
             levels = decoder.next_ids(hidden[:, -1:], ids[:, :, -1:], token, prompts)
-            following = torch.stack([level.most_likely() for level in levels])
+            following = torch.stack([level.most_likely_ids() for level in levels])
         else:
             following = batch.position_ids[:, :, index : index + 1]
         tokens = torch.cat([tokens, token], dim=1)
@@ -114,7 +114,7 @@ def test_an_id_is_graded_correct_only_if_both_levels_are():
         decoder, batch.tokens[:, :length], ids[:, :, :length], end=NEVER, max_new_tokens=targets.shape[1]
     )
     for decode, named in (
-        ("forced", torch.stack([level.most_likely() for level in predicted])),
+        ("forced", torch.stack([level.most_likely_ids() for level in predicted])),
         ("free", generation.position_ids),
     ):
         first, second = named == ids[:, :, length:]

@@ -19,7 +19,7 @@ from lengthwise.core.errors import PositionIDError, PositionRangeError, Unsuppor
 from lengthwise.core.randomness import stream
 from lengthwise.encodings import ENCODINGS, Encoding, EncodingSettings, EncodingSize, Learned
 from lengthwise.model.attention import MAX_SHORT_KEYS
-from lengthwise.model.attention_weights import WEIGHTS
+from lengthwise.model.attention_weights import WEIGHT_FUNCTIONS
 from lengthwise.model.decoder import Cache, Decoder
 from lengthwise.positions import SCHEMES
 from lengthwise.tasks import TASKS, MultiAddition, Parity, Task
@@ -192,7 +192,7 @@ def test_causality_follows_token_indexes_when_ids_repeat_and_fall(encoding, task
 
 @pytest.mark.covering(1)
 @over_encodings
-@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("weights", WEIGHT_FUNCTIONS)
 def test_prefill_in_pieces_and_query_chunks_equal_one_pass(weights, encoding, monkeypatch):
     for task, batch in supported_batches("predicted"):
         decoder = decoder_for(small_encoding(encoding, in_training=True), task, batch, weights=weights, top_k=3)
@@ -201,7 +201,7 @@ def test_prefill_in_pieces_and_query_chunks_equal_one_pass(weights, encoding, mo
             whole, _ = decoder(batch.tokens, batch.position_ids)
             # The chunked form of attention, with one query per chunk.
             monkeypatch.setattr("lengthwise.model.attention.MAX_SHORT_KEYS", 0)
-            monkeypatch.setattr("lengthwise.model.attention.CHUNK_ELEMENTS", 1)
+            monkeypatch.setattr("lengthwise.model.attention.MAX_CHUNK_SCORES", 1)
             for sizes in ([seq], [1] * seq, [seq // 2, 2, seq - seq // 2 - 2]):
                 assert_same(prefill_in_pieces(decoder, batch, sizes), whole)
         assert_same(decoder.train()(batch.tokens, batch.position_ids)[0].detach(), whole)
@@ -375,7 +375,7 @@ def test_gradients_are_the_same_in_the_short_and_the_chunked_form_of_attention(e
             parameter.data = parameter.data.abs() + 0.05
         short = gradients(decoder, batch)
         monkeypatch.setattr("lengthwise.model.attention.MAX_SHORT_KEYS", 0)
-        monkeypatch.setattr("lengthwise.model.attention.CHUNK_ELEMENTS", 1)
+        monkeypatch.setattr("lengthwise.model.attention.MAX_CHUNK_SCORES", 1)
         for name, gradient in gradients(decoder, batch).items():
             torch.testing.assert_close(gradient, short[name], atol=1e-5, rtol=1e-4)
         monkeypatch.undo()

@@ -90,7 +90,7 @@ def test_an_id_without_candidate_is_unreachable_and_has_log_probability_0(name):
 @torch.no_grad()
 def test_the_most_likely_id_has_the_largest_log_probability(name):
     next_ids = predict(build(name))
-    log_probability, reachable = next_ids.log_probability(next_ids.most_likely())
+    log_probability, reachable = next_ids.log_probability(next_ids.most_likely_ids())
     assert reachable.all()
     torch.testing.assert_close(log_probability, next_ids.log_probs.amax(dim=-1))
 
@@ -222,7 +222,7 @@ def test_the_mass_of_equal_ids_is_summed_before_the_largest_is_chosen():
     head.log_distance_gain.fill_(math.log(0.1))
     mass, _ = brute_force_pointer(head, 0, 0, current_id=4)
     assert POSITION_IDS[0, mass.argmax()] == 4
-    assert predict(head, torch.full_like(CURRENT_IDS, 4)).most_likely()[0, 0] == 9
+    assert predict(head, torch.full_like(CURRENT_IDS, 4)).most_likely_ids()[0, 0] == 9
 
 
 @torch.no_grad()
@@ -235,7 +235,7 @@ def test_the_pointer_moves_up_and_down_one_distinct_id():
     for move, expected in moves.items():
         head.shift.bias.copy_(torch.where(torch.tensor([-1, 0, 1]) == move, 0.0, -100.0))
         next_ids = head(HIDDEN[:1], torch.full((1, 4), 9), NEXT_EMBEDDINGS[:1], prompt)
-        assert next_ids.most_likely()[0].tolist() == expected
+        assert next_ids.most_likely_ids()[0].tolist() == expected
 
 
 @torch.no_grad()
@@ -249,7 +249,7 @@ def test_the_shift_of_the_pointer_depends_on_the_next_token():
     head.shift.bias.copy_(torch.tensor([0.0, 1.0, 0.0]))
     prompt = read_prompt(head, EMBEDDINGS[:1, :4], torch.tensor([[12, 4, 9, 9]]), torch.tensor([4]))
     next_ids = head(HIDDEN[:1], torch.tensor([[9, 9, 9, 4]]), next_embeddings, prompt)
-    assert next_ids.most_likely()[0].tolist() == [12, 4, 9, 9]
+    assert next_ids.most_likely_ids()[0].tolist() == [12, 4, 9, 9]
 
 
 @torch.no_grad()
@@ -282,7 +282,7 @@ def test_the_search_head_can_represent_the_next_token_of_an_order():
     shuffled = [3, 0, 2, 1]
     prompt = read_prompt(head, tokens[:, shuffled], torch.tensor([[10, 20, 30, 40]]), torch.tensor([4]))
     next_ids = head(HIDDEN[:1, :3], CURRENT_IDS[:1, :3], tokens[:, :3], prompt)
-    assert next_ids.most_likely()[0].tolist() == [40, 30, 10]
+    assert next_ids.most_likely_ids()[0].tolist() == [40, 30, 10]
 
 
 @torch.no_grad()
@@ -329,4 +329,4 @@ def test_a_fill_value_is_never_predicted(name):
         head.shift.bias.copy_(torch.tensor([-100.0, -100.0, 0.0]))
     next_ids = predict(head)
     assert (next_ids.candidates != Prompt.PADDING_ID).all()
-    assert (next_ids.most_likely() >= 0).all()
+    assert (next_ids.most_likely_ids() >= 0).all()

@@ -451,7 +451,7 @@ def test_mixed_ids_are_predicted_from_correct_ones_in_a_share_of_the_examples(sh
             answers = decoder.next_ids(
                 hidden[:, -1:], ids[:, :, index - 1 : index], tokens[:, index : index + 1], prompt
             )
-        expected = torch.stack([answer.most_likely()[0, 0] for answer in answers])
+        expected = torch.stack([answer.most_likely_ids()[0, 0] for answer in answers])
         assert torch.equal(mixed[:, sequence, index], expected)
         changed += int(not torch.equal(expected, correct))
     assert bool(changed) == (share > 0)

@@ -19,18 +19,21 @@ EmbeddingFunction = Callable[[Tensor], Tensor]
 def shift_labels(labels: Int[Tensor, "batch seq"], sequence_ids: Tensor | None = None) -> Int[Tensor, "batch seq"]:
     """Shift labels to the left, so that each token has the label of the next token; the last token has -100."""
     if sequence_ids is not None:
-        starts = nn.functional.pad(sequence_ids[:, 1:] != sequence_ids[:, :-1], (1, 0))
-        labels = labels.masked_fill(starts, UNSCORED)
+        is_text_start = nn.functional.pad(sequence_ids[:, 1:] != sequence_ids[:, :-1], (1, 0))
+        labels = labels.masked_fill(is_text_start, UNSCORED)
     return nn.functional.pad(labels[:, 1:], (0, 1), value=UNSCORED)
 
 
 def token_loss(
     logits: Float[Tensor, "batch seq vocab"], targets: Int[Tensor, "batch seq"], num_items: Tensor | int | None
 ) -> Float[Tensor, ""]:
-    """Return the cross-entropy (nats) of shifted labels: the mean, or the sum divided by ``num_items``."""
+    """Return the cross-entropy (nats) of ``targets``, the shifted labels, summed and divided by ``num_items``.
+
+    If ``num_items`` is None, the divisor is the number of labels.
+    """
     targets, flat_logits = targets.flatten().to(logits.device), logits.flatten(0, 1).float()
-    total = nn.functional.cross_entropy(flat_logits, targets, ignore_index=UNSCORED, reduction="sum")
-    return _mean_over_items(total, targets, num_items)
+    loss_sum = nn.functional.cross_entropy(flat_logits, targets, ignore_index=UNSCORED, reduction="sum")
+    return _mean_over_items(loss_sum, targets, num_items)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,7 @@ class HeadInputs:
 
 @dataclass(frozen=True, slots=True)
 class IDLoss:
-    """ID loss (nats), and the predicted IDs: -1 at tokens without a label, and None if gradients are enabled."""
+    """ID loss (nats) and predicted IDs (-1 at tokens without a label); no predicted IDs if gradients are enabled."""
 
     loss: Float[Tensor, ""]
     predicted_ids: Int[Tensor, "*level batch seq"] | None
@@ -72,30 +75,42 @@ def position_loss(
     inputs: HeadInputs,
     num_items: Tensor | int | None,
 ) -> IDLoss:
-    """Return the mean cross-entropy (nats) of the labelled IDs, except IDs that the head cannot predict."""
-    scored = inputs.position_labels[:, 1:] != UNSCORED
-    columns = scored.any(dim=0).nonzero()[:, 0]
+    """Return the cross-entropy (nats) of the IDs in ``position_labels``, except IDs that the head cannot predict.
+
+    The sum is divided by ``num_items``, or by the number of these IDs if ``num_items`` is None.
+    """
+    has_label = inputs.position_labels[:, 1:] != UNSCORED
+    labelled_columns = has_label.any(dim=0).nonzero()[:, 0]
     predicted_ids = None if torch.is_grad_enabled() else torch.full_like(inputs.tokens, -1)
-    if not len(columns):
+    if not len(labelled_columns):
         # Distributed training needs a gradient of every weight.
         zero_loss = inputs.hidden.float().sum() * 0
         for parameter in head.parameters():
             zero_loss = zero_loss + parameter.sum() * 0
         return IDLoss(zero_loss, predicted_ids)
     # Skip the columns without a labelled ID at the start and the end.
-    first, last = int(columns[0]), int(columns[-1]) + 1
+    first_column, last_column = int(labelled_columns[0]), int(labelled_columns[-1]) + 1
     with head_precision(head, inputs.hidden.device):
         prompt = gather_prompts(head, embed, inputs.tokens, inputs.position_ids, inputs.is_prompt)
-        next_tokens = embed_next(inputs.tokens[:, first + 1 : last + 1])
-        next_ids = head(inputs.hidden[:, first:last].float(), inputs.position_ids[:, first:last], next_tokens, prompt)
-        log_probability, is_reachable = next_ids.log_probability(inputs.position_labels[:, first + 1 : last + 1])
-    is_scored = scored[:, first:last] & is_reachable
+        next_tokens = embed_next(inputs.tokens[:, first_column + 1 : last_column + 1])
+        next_ids = head(
+            inputs.hidden[:, first_column:last_column].float(),
+            inputs.position_ids[:, first_column:last_column],
+            next_tokens,
+            prompt,
+        )
+        log_probability, is_reachable = next_ids.log_probability(
+            inputs.position_labels[:, first_column + 1 : last_column + 1]
+        )
+    is_scored = has_label[:, first_column:last_column] & is_reachable
     if head.training and torch.is_grad_enabled() and not is_scored.any():
         warn_unreachable_ids(head)
     if predicted_ids is not None:
-        predicted_ids[:, first + 1 : last + 1] = torch.where(scored[:, first:last], next_ids.most_likely(), -1)
-    total = -(log_probability * is_scored).sum()
-    return IDLoss(_mean_over_items(total, torch.where(is_scored, 0, UNSCORED), num_items), predicted_ids)
+        predicted_ids[:, first_column + 1 : last_column + 1] = torch.where(
+            has_label[:, first_column:last_column], next_ids.most_likely_ids(), -1
+        )
+    loss_sum = -(log_probability * is_scored).sum()
+    return IDLoss(_mean_over_items(loss_sum, torch.where(is_scored, 0, UNSCORED), num_items), predicted_ids)
 
 
 def head_precision(head: PositionHead, device: torch.device) -> AbstractContextManager[Any]:
@@ -113,15 +128,15 @@ def joint_loss(loss_of_tokens: Tensor | None, loss_of_ids: IDLoss | None, id_wei
 
 
 def _mean_over_items(
-    total: Float[Tensor, ""], labels: Int[Tensor, "..."], num_items: Tensor | int | None
+    loss_sum: Float[Tensor, ""], labels: Int[Tensor, "..."], num_items: Tensor | int | None
 ) -> Float[Tensor, ""]:
-    items = (labels != UNSCORED).sum().clamp(min=1) if num_items is None else num_items
-    return total / (items.to(total.device) if isinstance(items, Tensor) else items)
+    divisor = (labels != UNSCORED).sum().clamp(min=1) if num_items is None else num_items
+    return loss_sum / (divisor.to(loss_sum.device) if isinstance(divisor, Tensor) else divisor)
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceIndex:
-    """Index of each text's tokens in the flattened (batch, seq) array; ``is_token`` is False at padding."""
+    """Indexes of the tokens of each text in the flattened (batch, seq) array; ``is_token`` is False at padding."""
 
     index: Int[Tensor, "text longest"]
     is_token: Bool[Tensor, "text longest"]
@@ -133,15 +148,15 @@ class SequenceIndex:
 
 
 def build_sequence_index(sequence_ids: Int[Tensor, "batch seq"]) -> SequenceIndex:
-    """Return the token index of packed rows; ``sequence_ids`` is -1 at padding."""
+    """Return the `SequenceIndex` of packed rows, in which ``sequence_ids`` is -1 at padding."""
     rows = torch.arange(len(sequence_ids), device=sequence_ids.device)[:, None]
-    key = (rows * (int(sequence_ids.max()) + 1) + sequence_ids).flatten()
-    flat = (sequence_ids >= 0).flatten().nonzero()[:, 0]
-    _, text, counts = key[flat].unique_consecutive(return_inverse=True, return_counts=True)
-    column = torch.arange(len(flat), device=flat.device) - (counts.cumsum(0) - counts)[text]
-    index = torch.zeros(len(counts), int(counts.max()), dtype=torch.long, device=flat.device)
+    text_key = (rows * (int(sequence_ids.max()) + 1) + sequence_ids).flatten()
+    flat_indexes = (sequence_ids >= 0).flatten().nonzero()[:, 0]
+    _, text_number, counts = text_key[flat_indexes].unique_consecutive(return_inverse=True, return_counts=True)
+    column = torch.arange(len(flat_indexes), device=flat_indexes.device) - (counts.cumsum(0) - counts)[text_number]
+    index = torch.zeros(len(counts), int(counts.max()), dtype=torch.long, device=flat_indexes.device)
     is_token = torch.zeros_like(index, dtype=torch.bool)
-    index[text, column], is_token[text, column] = flat, True
+    index[text_number, column], is_token[text_number, column] = flat_indexes, True
     return SequenceIndex(index, is_token)
 
 
@@ -152,8 +167,8 @@ def gather_prompts(
     position_ids: Int[Tensor, "batch seq"],
     is_prompt: Bool[Tensor, "batch seq"],
 ) -> Prompt:
-    """Gather the prompt tokens of each row, from any index, as the input of a position head."""
+    """Return the prompt tokens of each row as the input of a position head; they may be anywhere in the row."""
     lengths = is_prompt.sum(dim=1)
     # Move the prompt tokens to the front, in their original order.
-    order = (~is_prompt).long().argsort(dim=1, stable=True)[:, : max(int(lengths.max()), 1)]
-    return read_prompt(head, embed(tokens.gather(1, order)), position_ids.gather(1, order), lengths)
+    token_order = (~is_prompt).long().argsort(dim=1, stable=True)[:, : max(int(lengths.max()), 1)]
+    return read_prompt(head, embed(tokens.gather(1, token_order)), position_ids.gather(1, token_order), lengths)

@@ -42,8 +42,8 @@ from lengthwise.model.decoder import Cache as DecoderCache
 class LengthwiseForCausalLM(ModelCardMixin, PrecisionMixin, IDGenerationMixin, PreTrainedModel, GenerationMixin):
     """Decoder of this library with the interface of a causal `transformers` language model.
 
-    ``position_ids`` have shape (batch, seq), or (level, batch, seq) for a decoder with several levels. The output of
-    ``generate`` has shape (batch, seq, level). ``attention_mask`` hides left padding.
+    ``position_ids`` have shape (batch, seq), or (level, batch, seq) for a decoder with several levels. In the
+    output of ``generate``, their shape is (batch, seq, level). ``attention_mask`` hides left padding.
     """
 
     config_class = LengthwiseConfig
@@ -70,7 +70,7 @@ class LengthwiseForCausalLM(ModelCardMixin, PrecisionMixin, IDGenerationMixin, P
     @classmethod
     def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
         """Load as in `transformers`. Raises ``ModelError`` if weights and configuration were not saved together."""
-        model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+        model, loading_info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
         # Offloaded weights have no digest.
         is_in_memory = not any(weight.is_meta for weight in model.parameters())
         if is_in_memory and model.config.belongs_to != model._digest(model.state_dict()):
@@ -78,7 +78,7 @@ class LengthwiseForCausalLM(ModelCardMixin, PrecisionMixin, IDGenerationMixin, P
                 f"the weights in {model.config.name_or_path} do not match its config.json, so one of them was changed; "
                 "export the run again, or save the model again"
             )
-        return (model, info) if output_loading_info else model
+        return (model, loading_info) if output_loading_info else model
 
     def _digest(self, weights: Mapping[str, Tensor]) -> str:
         return self.config.digest_with(weights_digest(weights))
@@ -101,9 +101,9 @@ class LengthwiseForCausalLM(ModelCardMixin, PrecisionMixin, IDGenerationMixin, P
     ) -> PredictivePositionOutput:
         """Return the logits, and the joint loss of ``labels`` and ``position_labels`` (shape of ``position_ids``).
 
-        `PredictivePositionModel` describes the arguments. A first call without IDs uses the default prompt IDs of the
-        configuration; missing IDs of later tokens are predicted. Packed rows and requests for hidden states or
-        attention weights raise ``SettingError``.
+        `PredictivePositionModel` describes the arguments. If ``position_ids`` are missing and the cache is empty, the
+        tokens get the default prompt IDs of the configuration. Missing IDs of tokens after the cache are predicted.
+        Packed rows and requests for hidden states or attention weights raise ``SettingError``.
         """
         check_no_embeddings(inputs_embeds)
         check_supported_arguments(kwargs)
@@ -124,9 +124,11 @@ class LengthwiseForCausalLM(ModelCardMixin, PrecisionMixin, IDGenerationMixin, P
         is_prompt = build_prompt_mask(input_ids, attention_mask, cache, labels, prompt_mask)
         if cache is not None:
             _update_layers(cache, decoder_cache)
-            new_prompt = prompt_mask is not None or labels is not None
+            extends_prompt = prompt_mask is not None or labels is not None
             cache.append(
-                CachedTokens(input_ids, _move_levels_last(ids), is_prompt, hidden.detach(), new_prompt=new_prompt)
+                CachedTokens(
+                    input_ids, _move_levels_last(ids), is_prompt, hidden.detach(), extends_prompt=extends_prompt
+                )
             )
         logits = self.decoder.token_logits(hidden if labels is not None else select_logits(hidden, logits_to_keep))
         loss_of_tokens = loss_of_ids = None
@@ -163,12 +165,12 @@ class LengthwiseForCausalLM(ModelCardMixin, PrecisionMixin, IDGenerationMixin, P
         return len(self.decoder.heads)
 
     def next_position_ids(self, past_key_values: PositionCache, tokens: Int[Tensor, "batch 1"]) -> Tensor:
-        """Return the most likely IDs of new tokens on every level; without a head, the last IDs plus one."""
+        """Return the most likely ID of each new token on every level; without a position head, the last ID plus one."""
         cached_tokens = past_key_values.all_tokens()
         assert cached_tokens is not None
         last_ids = _move_levels_first(cached_tokens.position_ids[:, -1:])
         if not self.decoder.predicts_ids:
-            if self.config.first_counted_id is None:
+            if self.config.first_default_prompt_id is None:
                 raise SettingError(
                     "this decoder predicts no IDs, and its IDs in training do not count up; pass position_ids for all "
                     "tokens, including the tokens to generate"
@@ -182,7 +184,7 @@ class LengthwiseForCausalLM(ModelCardMixin, PrecisionMixin, IDGenerationMixin, P
                 )
             ]
         levels = self.decoder.next_ids(past_key_values.last_hidden(), last_ids, tokens, past_key_values.prompts)
-        return _drop_single_level(torch.stack([level.most_likely().clamp(min=0) for level in levels]))
+        return _drop_single_level(torch.stack([level.most_likely_ids().clamp(min=0) for level in levels]))
 
     def get_input_embeddings(self) -> nn.Module:
         """Raise ``NotImplementedError``: the embeddings are a parameter of the decoder."""
@@ -206,12 +208,12 @@ class LengthwiseForCausalLM(ModelCardMixin, PrecisionMixin, IDGenerationMixin, P
                 "this decoder mixes each token with the previous token, even with padding; pass prompts of one length, "
                 "without an attention_mask"
             )
-        new, past = tokens.shape[1], 0 if cache is None else cache.num_tokens
-        hidden = ~attention_mask.bool()[:, None].expand(-1, new, -1).clone()
+        num_new, num_cached = tokens.shape[1], 0 if cache is None else cache.num_tokens
+        is_hidden = ~attention_mask.bool()[:, None].expand(-1, num_new, -1).clone()
         # Padding attends to itself, because a softmax without keys is NaN.
-        hidden.diagonal(past, 1, 2).fill_(False)
+        is_hidden.diagonal(num_cached, 1, 2).fill_(False)
         return AttentionHooks(
-            score_bias=torch.zeros(hidden.shape, device=tokens.device).masked_fill_(hidden, -torch.inf)
+            score_bias=torch.zeros(is_hidden.shape, device=tokens.device).masked_fill_(is_hidden, -torch.inf)
         )
 
     def _decoder_cache(self, cache: PositionCache | None) -> DecoderCache | None:

@@ -197,7 +197,9 @@ class PredictivePositionModel(
         hidden = self._output_layer_input.take()
         if cache is not None:
             extends_prompt = prompt_mask is not None or labels is not None
-            cache.append(CachedTokens(input_ids, position_ids, is_prompt, hidden.detach(), extends_prompt=extends_prompt))
+            cache.append(
+                CachedTokens(input_ids, position_ids, is_prompt, hidden.detach(), extends_prompt=extends_prompt)
+            )
         loss_of_tokens = loss_of_ids = None
         if labels is not None:
             loss_of_tokens = token_loss(output.logits, shift_labels(labels, sequence_ids), num_items_in_batch)

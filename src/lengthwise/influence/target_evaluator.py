@@ -81,7 +81,7 @@ class TargetEvaluator:
     labels: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
-    def placebo(self) -> PlaceboSampler:
+    def placebo_sampler(self) -> PlaceboSampler:
         """Sampler of far tokens from another document, or from another part of the same document."""
         return PlaceboSampler(self.texts, self.settings.context - self.settings.far, self.settings.far)
 
@@ -98,12 +98,12 @@ class TargetEvaluator:
 
     def count_tokens(self, target: Target, counter: TokenCounter) -> tuple[int, int]:
         """Return the numbers of tokens that the model reads for a target: for full contexts, and for selections."""
-        start = counter.tokens
+        initial_num_tokens = counter.tokens
         (contexts,) = self._full_contexts([target], 0)
-        num_full = counter.tokens
+        num_tokens_with_full = counter.tokens
         for _ in self._score_selections(self._select_tokens(contexts)):
             pass
-        return num_full - start, counter.tokens - num_full
+        return num_tokens_with_full - initial_num_tokens, counter.tokens - num_tokens_with_full
 
     def _full_contexts(self, targets: Sequence[Target], first_target_index: int) -> list[FullContexts]:
         windows = [self._windows_by_source(target, first_target_index + index) for index, target in enumerate(targets)]
@@ -111,29 +111,31 @@ class TargetEvaluator:
         log_probs_short = dict(self._predictions([(window, window.visibility_mask([])) for window in own_windows]))
         log_probs_long = dict(self._predictions([(window, ~window.visibility_mask([])) for window in own_windows]))
         losses = [{"own": _loss(log_probs_long[index], window)} for index, window in enumerate(own_windows)]
-        controls = [(index, source) for index, each in enumerate(windows) for source in each if source != "own"]
-        queries = [(windows[index][source], ~own_windows[index].visibility_mask([])) for index, source in controls]
+        control_windows = [(index, source) for index, each in enumerate(windows) for source in each if source != "own"]
+        queries = [
+            (windows[index][source], ~own_windows[index].visibility_mask([])) for index, source in control_windows
+        ]
         # Predictions have one number per entry of the vocabulary, so only the losses are stored.
         for query, log_probs in self._predictions(queries):
-            index, source = controls[query]
+            index, source = control_windows[query]
             losses[index][source] = _loss(log_probs, own_windows[index])
         return [
             FullContexts(
-                target_index=first_target_index + n,
-                windows=windows[n],
-                losses=losses[n],
-                log_probs_long=log_probs_long[n],
-                log_probs_short=log_probs_short[n],
+                target_index=first_target_index + index,
+                windows=windows[index],
+                losses=losses[index],
+                log_probs_long=log_probs_long[index],
+                log_probs_short=log_probs_short[index],
             )
-            for n in range(len(targets))
+            for index in range(len(targets))
         ]
 
     def _windows_by_source(self, target: Target, target_index: int) -> dict[str, Window]:
         """Return the windows of a target by source of the far tokens. All windows have the same near tokens."""
         settings, seed = self.settings, self.settings.seed
         own_window = target.window(settings.near, settings.far, self.start, settings.sink)
-        other_tokens = self.placebo.sample_other_document(target, stream(seed, "other text", target_index))
-        elsewhere_tokens = self.placebo.sample_same_document(target, stream(seed, "elsewhere", target_index))
+        other_tokens = self.placebo_sampler.sample_other_document(target, stream(seed, "other text", target_index))
+        elsewhere_tokens = self.placebo_sampler.sample_same_document(target, stream(seed, "elsewhere", target_index))
         windows = {"own": own_window, OTHER_SOURCE: own_window.with_far(other_tokens)}
         if elsewhere_tokens is not None:
             windows[ELSEWHERE_SOURCE] = own_window.with_far(elsewhere_tokens)
@@ -146,10 +148,10 @@ class TargetEvaluator:
 
     def _row_without_selections(self, target: Target, contexts: FullContexts) -> dict[str, Any]:
         """Return the result row of a target, except for the entry ``"selections"``."""
-        rule, window, losses = self.settings.rule, contexts.windows["own"], contexts.losses
+        gap_rule, window, losses = self.settings.rule, contexts.windows["own"], contexts.losses
         loss_short, divergence = contexts.score(contexts.log_probs_short)
-        clear_gains = {source: rule.is_clear(loss_short, loss) for source, loss in losses.items()}
-        clear_losses = {source: rule.is_clear(loss, loss_short) for source, loss in losses.items()}
+        clear_gains = {source: gap_rule.is_clear(loss_short, loss) for source, loss in losses.items()}
+        clear_losses = {source: gap_rule.is_clear(loss, loss_short) for source, loss in losses.items()}
         return {
             **self.labels,
             "document": target.text.name,
@@ -227,10 +229,10 @@ class TargetEvaluator:
         """Yield the loss and divergence at each k for every selection. All strict selections share forward passes."""
         ks = self.settings.ks
         strict_queries = [
-            (selection, visible)
+            (selection, mask)
             for selection in selections
             if selection.mode == "strict"
-            for visible in selection.visibility_masks(ks)
+            for mask in selection.visibility_masks(ks)
         ]
         scores_by_query = [(0.0, 0.0)] * len(strict_queries)
         for query, log_probs in self._predictions([(each.evaluator.window, mask) for each, mask in strict_queries]):
@@ -251,7 +253,7 @@ class TargetEvaluator:
         window, ranking = selection.evaluator.window, selection.rankings[0]
         # Several random rankings have no common list of tokens.
         tokens = zip(ranking.indices, ranking.gains, strict=True) if len(selection.rankings) == 1 else ()
-        end = window.num_far + len(window.near)
+        num_context_tokens = window.num_far + len(window.near)
         losses, divergences = scores.tolist()
         return {
             "mode": selection.mode,
@@ -259,7 +261,11 @@ class TargetEvaluator:
             "from": selection.source,
             "measure": selection.measure,
             "chosen": [
-                {"distance": end - index, "text": self.token_text(int(window.far[index])), "gain": _round(gain)}
+                {
+                    "distance": num_context_tokens - index,
+                    "text": self.token_text(int(window.far[index])),
+                    "gain": _round(gain),
+                }
                 for index, gain in tokens
             ],
             "losses": [_round(loss) for loss in losses],
@@ -270,8 +276,11 @@ class TargetEvaluator:
         settings, tokens = self.settings, target.text.tokens
         context = tokens[target.place - settings.context : target.place + 1]
         previous_texts, next_texts = (
-            [self.token_text(int(token)) for token in part]
-            for part in (context[-1 - NUM_NEIGHBORS :], tokens[target.place + 1 : target.place + 1 + NUM_NEIGHBORS])
+            [self.token_text(int(token)) for token in neighbor_tokens]
+            for neighbor_tokens in (
+                context[-1 - NUM_NEIGHBORS :],
+                tokens[target.place + 1 : target.place + 1 + NUM_NEIGHBORS],
+            )
         )
         return token_kinds(previous_texts, near=settings.near, tokens=context, next_texts=next_texts)
 

@@ -48,7 +48,7 @@ class GapRule:
 
 
 # Rule for key tokens of Fang et al. 2024 (arXiv:2410.23771).
-LONGPPL = GapRule(gap=2.0, below=2.0)
+LONGPPL_RULE = GapRule(gap=2.0, below=2.0)
 
 
 def sample_targets(
@@ -60,27 +60,32 @@ def sample_targets(
     text is long enough.
     """
     num_eligible = np.array([max(0, len(text.tokens) - context) for text in texts])
-    total = int(num_eligible.sum())
-    if total == 0:
-        longest = max((len(text.tokens) for text in texts), default=0)
+    num_all_eligible = int(num_eligible.sum())
+    if num_all_eligible == 0:
+        max_num_tokens = max((len(text.tokens) for text in texts), default=0)
         raise SettingError(
-            f"the longest text has {longest} tokens, but a target needs {context} tokens before it; "
+            f"the longest text has {max_num_tokens} tokens, but a target needs {context} tokens before it; "
             "use longer texts, or a smaller --near or --far"
         )
-    if num_targets is None or num_targets >= total:
-        indices = np.arange(total)
+    if num_targets is None or num_targets >= num_all_eligible:
+        eligible_indices = np.arange(num_all_eligible)
     else:
-        indices = np.sort(stream(seed, "targets").choice(total, size=num_targets, replace=False, shuffle=False))
+        eligible_indices = np.sort(
+            stream(seed, "targets").choice(num_all_eligible, size=num_targets, replace=False, shuffle=False)
+        )
     cumulative_counts = num_eligible.cumsum()
-    text_indices = np.searchsorted(cumulative_counts, indices, side="right")
+    text_indices = np.searchsorted(cumulative_counts, eligible_indices, side="right")
     return [
-        Target(text=texts[text], place=int(context + index - (cumulative_counts[text] - num_eligible[text])))
-        for index, text in zip(indices, text_indices, strict=True)
+        Target(
+            text=texts[text_index],
+            place=int(context + eligible_index - (cumulative_counts[text_index] - num_eligible[text_index])),
+        )
+        for eligible_index, text_index in zip(eligible_indices, text_indices, strict=True)
     ]
 
 
 def split_texts(texts: Sequence[TokenizedDocument], max_tokens: int) -> Iterator[TokenizedDocument]:
     """Split texts into pieces of ``max_tokens`` tokens; the last piece of a text may be shorter."""
     for text in texts:
-        for first in range(0, len(text.tokens), max_tokens):
-            yield replace(text, tokens=text.tokens[first : first + max_tokens], start_index=first)
+        for first_token in range(0, len(text.tokens), max_tokens):
+            yield replace(text, tokens=text.tokens[first_token : first_token + max_tokens], start_index=first_token)

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 from jaxtyping import Integer
 
-NGRAMS = (1, 2, 3)
+NGRAM_LENGTHS = (1, 2, 3)
 # Number of tokens on each side of the target in which to find its word and the start of its sentence.
 NUM_NEIGHBORS = 24
 SENTENCE_ENDS = frozenset(".!?…。！？｡।॥۔؟")  # noqa: RUF001  (marks of several scripts)
@@ -18,7 +18,7 @@ QUOTES = frozenset("\"'`*_")
 KINDS = (
     *("word_start", "continuation", "punctuation", "whitespace", "other"),
     *("newline", "digit", "name_like", "identifier", "partial_character"),
-    *(f"{place}_{n}" for n in NGRAMS for place in ("repeated_near", "repeated_far", "new")),
+    *(f"{place}_{n}" for n in NGRAM_LENGTHS for place in ("repeated_near", "repeated_far", "new")),
 )
 
 
@@ -44,7 +44,7 @@ def token_kinds(
         vocabulary: dict[str, int] = {}
         tokens = np.array([vocabulary.setdefault(text, len(vocabulary)) for text in texts])
     text = texts[-1]
-    kinds = {f"{_repetition(tokens, n, near)}_{n}" for n in NGRAMS}
+    kinds = {f"{_repetition(tokens, n, near)}_{n}" for n in NGRAM_LENGTHS}
     if text.splitlines() not in ([text], []):
         kinds.add("newline")
     # A token with only some bytes of a character decodes to a replacement character or half of a surrogate pair.
@@ -55,7 +55,9 @@ def token_kinds(
     elif text.isspace():
         kinds.add("whitespace")
     else:
-        is_punctuation = text and all(mark.isspace() or unicodedata.category(mark)[0] in "PS" for mark in text)
+        is_punctuation = text and all(
+            character.isspace() or unicodedata.category(character)[0] in "PS" for character in text
+        )
         kinds.add("punctuation" if is_punctuation else "other")
     return [kind for kind in KINDS if kind in kinds]
 
@@ -68,7 +70,9 @@ def _is_word_character(character: str) -> bool:
 def _word_kinds(previous_text: str, text: str, next_text: str) -> Iterator[str]:
     """Yield the kinds that depend on the spelling and place of the word that contains the target."""
     passage = previous_text + text + next_text
-    start = end = len(previous_text) + next(index for index, mark in enumerate(text) if _is_word_character(mark))
+    start = end = len(previous_text) + next(
+        index for index, character in enumerate(text) if _is_word_character(character)
+    )
     while start and _joins_word(passage, start - 1):
         start -= 1
     while end < len(passage) and _joins_word(passage, end):
@@ -108,19 +112,19 @@ def _is_identifier(word: str) -> bool:
     """Return True for words with an underscore, a digit, or a capital after a lowercase letter, as in code."""
     if not any(character.isalpha() for character in word):
         return False
-    camel_case = any(left.islower() and right.isupper() for left, right in pairwise(word))
+    camel_case = any(character.islower() and next_character.isupper() for character, next_character in pairwise(word))
     return "_" in word or camel_case or (word[0].isalpha() and any(character.isdecimal() for character in word))
 
 
-def _repetition(tokens: Integer[np.ndarray, " seq"], n: int, near: int) -> str:
+def _repetition(tokens: Integer[np.ndarray, " seq"], n: int, num_near: int) -> str:
     """Return ``repeated_near``, ``repeated_far`` or ``new`` for the n-gram that ends with the last token."""
-    first = len(tokens) - n
-    if first < 1:
+    ngram_start = len(tokens) - n
+    if ngram_start < 1:
         return "new"
-    matches = np.ones(first, dtype=bool)
+    matches = np.ones(ngram_start, dtype=bool)
     for offset in range(n):
-        matches &= tokens[offset : first + offset] == tokens[first + offset]
-    starts = matches.nonzero()[0]
-    if not len(starts):
+        matches &= tokens[offset : ngram_start + offset] == tokens[ngram_start + offset]
+    match_starts = matches.nonzero()[0]
+    if not len(match_starts):
         return "new"
-    return "repeated_near" if starts[-1] + n >= len(tokens) - near else "repeated_far"
+    return "repeated_near" if match_starts[-1] + n >= len(tokens) - num_near else "repeated_far"

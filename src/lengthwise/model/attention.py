@@ -14,16 +14,16 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 MAX_SHORT_KEYS = 64
 # Maximum number of scores per chunk of queries, for implementations that store scores. On a CPU, this number is a few
 # times the cache size of a core (benchmarks/encoding_speed.py). On a GPU, it is large enough to use all cores.
-CHUNK_ELEMENTS = 1 << 19
-GPU_CHUNK_ELEMENTS = 1 << 24
+MAX_CHUNK_SCORES = 1 << 19
+GPU_MAX_CHUNK_SCORES = 1 << 24
 # The fused kernel needs no mask if the numbers of queries and keys are equal. Up to this ratio of keys to queries,
 # padding the queries is faster than a mask.
 MAX_PADDING_RATIO = 5
 
 # Function that returns the additive scores of queries ``start`` to ``stop`` for the first ``num_keys`` keys.
-Bias = Callable[[int, int, int], Float[Tensor, "#batch heads query key"]]
+BiasFunction = Callable[[int, int, int], Float[Tensor, "#batch heads query key"]]
 # Function that returns the scores of the same queries; the fourth argument is the mask of visible keys.
-Scores = Callable[[int, int, int, Tensor], Float[Tensor, "batch heads query key"]]
+ScoreFunction = Callable[[int, int, int, Tensor], Float[Tensor, "batch heads query key"]]
 # Function that returns attention weights from masked scores and replaces the softmax.
 WeightFunction = Callable[[Float[Tensor, "batch heads query key"]], Float[Tensor, "batch heads query key"]]
 
@@ -32,7 +32,7 @@ def attend(
     query: Float[Tensor, "batch heads query d_head"],
     key: Float[Tensor, "batch heads key d_head"],
     value: Float[Tensor, "batch heads key d_head"],
-    bias: Bias | None = None,
+    bias: BiasFunction | None = None,
 ) -> Float[Tensor, "batch heads query d_head"]:
     """Return the output of causal softmax attention; ``query`` has the queries of the last tokens of the sequence.
 
@@ -46,22 +46,22 @@ def attend(
     if bias is None and num_queries in (1, num_keys):
         return scaled_dot_product_attention(query, key, value, is_causal=num_queries > 1)
     if bias is None and on_cpu and not torch.is_grad_enabled() and MAX_PADDING_RATIO * num_queries > num_keys:
-        padded = pad(query, (0, 0, num_keys - num_queries, 0))
-        return scaled_dot_product_attention(padded, key, value, is_causal=True)[:, :, num_keys - num_queries :]
+        padded_query = pad(query, (0, 0, num_keys - num_queries, 0))
+        return scaled_dot_product_attention(padded_query, key, value, is_causal=True)[:, :, num_keys - num_queries :]
     if on_cpu and torch.is_grad_enabled():
         biases = [] if bias is None else [bias(*chunk) for chunk in _chunks(key, num_queries)]
         output: Tensor = _ChunkedAttention.apply(query, key, value, *biases)  # type: ignore[no-untyped-call]
         return output
-    parts = []
+    chunk_outputs = []
     for start, stop, chunk_keys in _chunks(key, num_queries):
         mask = _causal_scores(stop - start, chunk_keys, query.device)
         if bias is not None:
             mask = mask + bias(start, stop, chunk_keys)
-        part = scaled_dot_product_attention(
+        chunk_output = scaled_dot_product_attention(
             query[:, :, start:stop], key[:, :, :chunk_keys], value[:, :, :chunk_keys], attn_mask=mask.to(query.dtype)
         )
-        parts.append(part)
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+        chunk_outputs.append(chunk_output)
+    return chunk_outputs[0] if len(chunk_outputs) == 1 else torch.cat(chunk_outputs, dim=2)
 
 
 def future_mask(num_queries: int, num_keys: int, device: torch.device) -> Bool[Tensor, "query key"]:
@@ -72,10 +72,10 @@ def future_mask(num_queries: int, num_keys: int, device: torch.device) -> Bool[T
 def _chunks(value: Float[Tensor, "batch heads key d_head"], num_queries: int) -> Iterator[tuple[int, int, int]]:
     """Yield the start and stop index of each chunk of queries, and the number of keys visible to its last query."""
     batch, heads, num_keys, _ = value.shape
-    num_scores = CHUNK_ELEMENTS if value.device.type == "cpu" else GPU_CHUNK_ELEMENTS
-    size = max(1, num_scores // (batch * heads * num_keys))
-    for start in range(0, num_queries, size):
-        stop = min(start + size, num_queries)
+    max_scores = MAX_CHUNK_SCORES if value.device.type == "cpu" else GPU_MAX_CHUNK_SCORES
+    chunk_size = max(1, max_scores // (batch * heads * num_keys))
+    for start in range(0, num_queries, chunk_size):
+        stop = min(start + chunk_size, num_queries)
         yield start, stop, num_keys - num_queries + stop
 
 
@@ -89,7 +89,7 @@ def _attend_short(
     query: Float[Tensor, "batch heads query d_head"],
     key: Float[Tensor, "batch heads key d_head"],
     value: Float[Tensor, "batch heads key d_head"],
-    bias: Bias | None,
+    bias: BiasFunction | None,
 ) -> Float[Tensor, "batch heads query d_head"]:
     batch, heads, num_queries, d_head = query.shape
     num_keys = key.shape[2]
@@ -112,19 +112,19 @@ class _ChunkedAttention(torch.autograd.Function):
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, *biases: Tensor) -> Tensor:
         """Return the attention output; ``biases`` is empty or contains one tensor per chunk of queries."""
         batch, heads, num_queries, d_head = query.shape
-        scaled = (query / math.sqrt(d_head)).flatten(0, 1)
+        scaled_query = (query / math.sqrt(d_head)).flatten(0, 1)
         keys, values = key.flatten(0, 1), value.flatten(0, 1)
-        output, chunk_weights = torch.empty_like(scaled), []
-        for chunk, (start, stop, num_keys) in enumerate(_chunks(key, num_queries)):
+        output, chunk_weights = torch.empty_like(scaled_query), []
+        for chunk_index, (start, stop, num_keys) in enumerate(_chunks(key, num_queries)):
             size = stop - start
-            scores = scaled[:, start:stop].bmm(keys[:, :num_keys].mT).float()
+            scores = scaled_query[:, start:stop].bmm(keys[:, :num_keys].mT).float()
             if biases:
-                scores.view(batch, heads, size, num_keys).add_(biases[chunk])
+                scores.view(batch, heads, size, num_keys).add_(biases[chunk_index])
             scores[:, :, num_keys - size :].masked_fill_(future_mask(size, size, scores.device), -math.inf)
             weights = scores.softmax(dim=-1).to(value.dtype)
             output[:, start:stop] = weights.bmm(values[:, :num_keys])
             chunk_weights.append(weights)
-        ctx.save_for_backward(scaled, keys, values, output, *chunk_weights)
+        ctx.save_for_backward(scaled_query, keys, values, output, *chunk_weights)
         ctx.heads, ctx.bias_shapes = (batch, heads), [bias.shape for bias in biases]
         return output.view(query.shape)
 
@@ -132,54 +132,57 @@ class _ChunkedAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """Use ``d scores = weights * (d weights - s)``, where s is the sum of ``d output * output`` over components."""
-        scaled, keys, values, output, *chunk_weights = ctx.saved_tensors
+        scaled_query, keys, values, output, *chunk_weights = ctx.saved_tensors
         d_output = gradients[0].flatten(0, 1)
-        output_dot = (d_output.float() * output).sum(dim=-1, keepdim=True)
-        d_query = torch.empty_like(scaled)
+        gradient_dot_output = (d_output.float() * output).sum(dim=-1, keepdim=True)
+        d_query = torch.empty_like(scaled_query)
         d_key, d_value = (torch.zeros_like(part, dtype=torch.float32) for part in (keys, values))
         d_biases: list[Tensor | None] = [None] * len(ctx.bias_shapes)
         start = 0
-        for chunk, weights in enumerate(chunk_weights):
+        for chunk_index, weights in enumerate(chunk_weights):
             stop, num_keys = start + weights.shape[1], weights.shape[2]
             d_chunk = d_output[:, start:stop]
             d_value[:, :num_keys] += weights.mT.bmm(d_chunk)
-            d_scores = d_chunk.bmm(values[:, :num_keys].mT).sub_(output_dot[:, start:stop]).mul_(weights)
+            d_scores = d_chunk.bmm(values[:, :num_keys].mT).sub_(gradient_dot_output[:, start:stop]).mul_(weights)
             d_query[:, start:stop] = d_scores.bmm(keys[:, :num_keys])
-            d_key[:, :num_keys] += d_scores.mT.bmm(scaled[:, start:stop])
-            if ctx.bias_shapes and ctx.needs_input_grad[3 + chunk]:
+            d_key[:, :num_keys] += d_scores.mT.bmm(scaled_query[:, start:stop])
+            if ctx.bias_shapes and ctx.needs_input_grad[3 + chunk_index]:
                 d_bias = d_scores.view(*ctx.heads, *d_scores.shape[1:])
-                d_biases[chunk] = d_bias.sum_to_size(ctx.bias_shapes[chunk])
+                d_biases[chunk_index] = d_bias.sum_to_size(ctx.bias_shapes[chunk_index])
             start = stop
-        d_query = d_query / math.sqrt(scaled.shape[-1])
-        parts = (part.to(scaled.dtype).view(*ctx.heads, *part.shape[1:]) for part in (d_query, d_key, d_value))
+        d_query = d_query / math.sqrt(scaled_query.shape[-1])
+        parts = (part.to(scaled_query.dtype).view(*ctx.heads, *part.shape[1:]) for part in (d_query, d_key, d_value))
         return *parts, *d_biases
 
 
 def attend_with_scores(
-    scores: Scores, value: Float[Tensor, "batch heads key d_head"], num_queries: int, weight_function: WeightFunction
+    scores: ScoreFunction,
+    value: Float[Tensor, "batch heads key d_head"],
+    num_queries: int,
+    weight_function: WeightFunction,
 ) -> Float[Tensor, "batch heads query d_head"]:
     """Return the output of causal attention with these scores and weights, one chunk of queries at a time."""
-    parts = []
+    chunk_outputs = []
     for start, stop, num_keys in _chunks(value, num_queries):
-        future = future_mask(stop - start, num_keys, value.device)
-        weights = weight_function(scores(start, stop, num_keys, ~future).masked_fill(future, -math.inf))
-        parts.append(weights.to(value.dtype) @ value[:, :, :num_keys])
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+        is_future = future_mask(stop - start, num_keys, value.device)
+        weights = weight_function(scores(start, stop, num_keys, ~is_future).masked_fill(is_future, -math.inf))
+        chunk_outputs.append(weights.to(value.dtype) @ value[:, :, :num_keys])
+    return chunk_outputs[0] if len(chunk_outputs) == 1 else torch.cat(chunk_outputs, dim=2)
 
 
 def dilute_attention(
-    attended: Float[Tensor, "batch heads query d_head"],
+    attention_output: Float[Tensor, "batch heads query d_head"],
     value: Float[Tensor, "batch heads key d_head"],
     max_share: float,
 ) -> Float[Tensor, "batch heads query d_head"]:
     """Replace a share of each head's output by the mean of all visible values, to simulate longer sequences.
 
     The shares of the sequences in a batch are spaced evenly from 0 to ``max_share``, with a different offset per head.
-    ``attended`` is the attention output of the last tokens of each sequence.
+    ``attention_output`` belongs to the last tokens of each sequence.
     """
-    batch, heads, num_queries, _ = attended.shape
-    sequence, head = torch.arange(batch, device=value.device), torch.arange(heads, device=value.device)
-    share = max_share * ((sequence[:, None] / batch + head / heads) % 1)[:, :, None, None].to(value.dtype)
+    batch, heads, num_queries, _ = attention_output.shape
+    sequence_index, head_index = torch.arange(batch, device=value.device), torch.arange(heads, device=value.device)
+    shares = max_share * ((sequence_index[:, None] / batch + head_index / heads) % 1)[:, :, None, None].to(value.dtype)
     num_visible = torch.arange(1, value.shape[2] + 1, device=value.device)[:, None]
-    mean = (value.cumsum(dim=2) / num_visible)[:, :, -num_queries:]
-    return (1 - share) * attended + share * mean
+    mean_value = (value.cumsum(dim=2) / num_visible)[:, :, -num_queries:]
+    return (1 - shares) * attention_output + shares * mean_value

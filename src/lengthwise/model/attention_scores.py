@@ -64,8 +64,8 @@ class ScoreChunks:
     def weights(self, weight_function: WeightFunction) -> Float[Tensor, "batch heads query key"]:
         """Return the attention weights of all queries in one tensor, for inspection."""
         num_queries, num_keys = self.query.shape[2], self.key.shape[2]
-        future = future_mask(num_queries, num_keys, self.key.device)
-        return weight_function(self.scores(0, num_queries, num_keys, ~future).masked_fill(future, -math.inf))
+        is_future = future_mask(num_queries, num_keys, self.key.device)
+        return weight_function(self.scores(0, num_queries, num_keys, ~is_future).masked_fill(is_future, -math.inf))
 
 
 class LengthScale(nn.Module):

@@ -9,7 +9,7 @@ from torch import Tensor
 from lengthwise.core.errors import SettingError
 from lengthwise.model.attention import WeightFunction
 
-WEIGHTS = ("softmax", "entmax", "top_k", "count")
+WEIGHT_FUNCTIONS = ("softmax", "entmax", "top_k", "count")
 # Factor of the weights of a counting head. It keeps the sum of the weights near 1 if the head counts few keys.
 COUNT_SCALE = 1 / 8
 
@@ -24,8 +24,8 @@ def top_k(scores: Float[Tensor, "batch heads query key"], k: int) -> Float[Tenso
     if k >= scores.shape[-1]:
         return softmax(scores)
     # Use indexes, not a threshold. With a threshold, rounding errors would affect the selection among equal scores.
-    largest = scores.topk(k, dim=-1)
-    return torch.zeros_like(scores, dtype=torch.float32).scatter(-1, largest.indices, softmax(largest.values))
+    top_scores = scores.topk(k, dim=-1)
+    return torch.zeros_like(scores, dtype=torch.float32).scatter(-1, top_scores.indices, softmax(top_scores.values))
 
 
 def entmax(scores: Float[Tensor, "batch heads query key"], alpha: float) -> Float[Tensor, "batch heads query key"]:

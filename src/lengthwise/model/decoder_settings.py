@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from lengthwise.core.errors import SettingError, unknown_name
 from lengthwise.core.type_checks import check_types
-from lengthwise.model.attention_weights import WEIGHTS, make_weight_function
+from lengthwise.model.attention_weights import WEIGHT_FUNCTIONS, make_weight_function
 from lengthwise.model.position_heads import POSITION_HEADS
 
 # Maximum number of layers, because more layers take minutes to build.
@@ -56,9 +56,13 @@ class DecoderSettings:
                 f"d_model {self.d_model} is not a multiple of num_heads {self.num_heads}; change one of them"
             )
         self._check_attention()
-        for setting, names in (("head", POSITION_HEADS), ("length_scaling", LENGTH_SCALINGS), ("weights", WEIGHTS)):
-            if getattr(self, setting) not in names:
-                raise unknown_name(setting, getattr(self, setting), names)
+        for setting, known_names in (
+            ("head", POSITION_HEADS),
+            ("length_scaling", LENGTH_SCALINGS),
+            ("weights", WEIGHT_FUNCTIONS),
+        ):
+            if getattr(self, setting) not in known_names:
+                raise unknown_name(setting, getattr(self, setting), known_names)
         make_weight_function(self.weights, k=self.top_k, alpha=self.entmax_alpha)
 
     def _check_attention(self) -> None:

@@ -42,7 +42,7 @@ def generate(
     lengths = torch.full((len(prompt),), prompt_length, device=prompt.device)
     prompt_ids = position_ids[:, :, :prompt_length]
     prompts = decoder.read_prompt(prompt, prompt_ids, lengths) if decoder.predicts_ids else None
-    tokens, ids, is_written = [], [], []
+    new_tokens, new_ids, is_written = [], [], []
     is_unfinished = torch.ones(len(prompt), dtype=torch.bool, device=prompt.device)
     current_ids = prompt_ids[:, :, -1:]
     hidden, cache = decoder(prompt, prompt_ids)
@@ -52,15 +52,17 @@ def generate(
         if index < num_new_ids or prompts is None:
             current_ids = position_ids[:, :, prompt_length + index : prompt_length + index + 1]
         else:
-            levels = decoder.next_ids(hidden, current_ids, token, prompts)
-            current_ids = torch.stack([level.most_likely() for level in levels])
-        tokens.append(token)
-        ids.append(current_ids)
+            next_ids = decoder.next_ids(hidden, current_ids, token, prompts)
+            current_ids = torch.stack([level.most_likely_ids() for level in next_ids])
+        new_tokens.append(token)
+        new_ids.append(current_ids)
         is_written.append(is_unfinished[:, None])
         is_unfinished = is_unfinished & (token[:, 0] != end)
         if not is_unfinished.any() or index + 1 == max_new_tokens:
             break
         hidden, cache = decoder(token, current_ids, cache)
     return Generation(
-        tokens=torch.cat(tokens, dim=1), position_ids=torch.cat(ids, dim=2), is_written=torch.cat(is_written, dim=1)
+        tokens=torch.cat(new_tokens, dim=1),
+        position_ids=torch.cat(new_ids, dim=2),
+        is_written=torch.cat(is_written, dim=1),
     )

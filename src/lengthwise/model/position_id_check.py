@@ -47,12 +47,12 @@ class IDCheck:
         return ids
 
     def _check_values(self, ids: Tensor) -> None:
-        smallest, largest = ids.min().item(), ids.max().item()
-        if not (smallest >= 0 and largest < math.inf):
-            invalid = largest if smallest >= 0 else smallest
-            raise PositionIDError(f"position ID {invalid} is negative, infinite or NaN; IDs start at 0")
-        if self.num_position_ids is not None and largest >= self.num_position_ids:
+        smallest_id, largest_id = ids.min().item(), ids.max().item()
+        if not (smallest_id >= 0 and largest_id < math.inf):
+            invalid_id = largest_id if smallest_id >= 0 else smallest_id
+            raise PositionIDError(f"position ID {invalid_id} is negative, infinite or NaN; IDs start at 0")
+        if self.num_position_ids is not None and largest_id >= self.num_position_ids:
             raise PositionRangeError(
-                f"position ID {largest} is beyond the {self.num_position_ids} IDs of the encoding {self.encoding}; "
-                f"set its num_position_ids to at least {largest + 1}"
+                f"position ID {largest_id} is beyond the {self.num_position_ids} IDs of the encoding {self.encoding}; "
+                f"set its num_position_ids to at least {largest_id + 1}"
             )

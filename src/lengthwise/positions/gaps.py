@@ -55,7 +55,9 @@ def insert_gaps(
     gap_starts = (rng.random(shape) * largest_ids).astype(np.int64) + 1
     gap_sizes = gap_sizes.astype(np.int64)
     ids = group_ids.copy()
-    for gap in range(max_gaps):
-        ids += np.where(group_ids >= gap_starts[..., gap : gap + 1], gap_sizes[..., gap : gap + 1], 0)
+    for gap_index in range(max_gaps):
+        ids += np.where(
+            group_ids >= gap_starts[..., gap_index : gap_index + 1], gap_sizes[..., gap_index : gap_index + 1], 0
+        )
     max_shifts = num_position_ids - 1 - ids.max(axis=-1, keepdims=True)
     return ids + (rng.random((num_levels, batch_size, 1)) * (max_shifts + 1)).astype(np.int64)

@@ -30,14 +30,14 @@ class Randomized(RangedScheme):
 
 
 def sample_subsets(
-    rng: np.random.Generator, num_position_ids: int, size: int, seq: int
+    rng: np.random.Generator, num_position_ids: int, num_subsets: int, subset_size: int
 ) -> Int[np.ndarray, "batch seq"]:
-    """Return ``size`` sorted, uniformly random subsets of ``seq`` numbers below ``num_position_ids``."""
+    """Return sorted, uniformly random subsets of ``subset_size`` numbers below ``num_position_ids``."""
     # A permutation of the full range is faster if many IDs would repeat.
-    if 8 * seq > num_position_ids:
-        full_range = np.broadcast_to(np.arange(num_position_ids), (size, num_position_ids))
-        return np.sort(rng.permuted(full_range, axis=1)[:, :seq], axis=1)
-    ids = np.sort(rng.integers(0, num_position_ids, size=(size, seq)), axis=1)
+    if 8 * subset_size > num_position_ids:
+        full_range = np.broadcast_to(np.arange(num_position_ids), (num_subsets, num_position_ids))
+        return np.sort(rng.permuted(full_range, axis=1)[:, :subset_size], axis=1)
+    ids = np.sort(rng.integers(0, num_position_ids, size=(num_subsets, subset_size)), axis=1)
     # Resample duplicates. All numbers are equally likely, and therefore all subsets are equally likely.
     while (is_duplicate := ids[:, 1:] == ids[:, :-1]).any():
         ids[:, 1:][is_duplicate] = rng.integers(0, num_position_ids, size=int(is_duplicate.sum()))

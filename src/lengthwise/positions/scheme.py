@@ -11,7 +11,7 @@ from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
 
 # Schemes that depend only on the number of tokens, and therefore support every task.
-UNIVERSAL_SCHEMES = "sequential, random_start, skipwise, randomized or random_floats"
+UNIVERSAL_SCHEME_NAMES = "sequential, random_start, skipwise, randomized or random_floats"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,10 +65,10 @@ class RangedScheme(PositionScheme):
 
 def score_all_answers(examples: Examples, position_ids: Real[np.ndarray, "level batch seq"]) -> Assignment:
     """Return an assignment that scores all answer tokens and all response IDs except the ID of the end token."""
-    precedes_answer = np.zeros_like(examples.is_answer)
-    precedes_answer[:, :-1] = examples.is_answer[:, 1:]
+    is_before_answer = np.zeros_like(examples.is_answer)
+    is_before_answer[:, :-1] = examples.is_answer[:, 1:]
     return Assignment(
-        position_ids=position_ids, token_scored=examples.is_answer, id_scored=examples.is_answer & precedes_answer
+        position_ids=position_ids, token_scored=examples.is_answer, id_scored=examples.is_answer & is_before_answer
     )
 
 
@@ -81,16 +81,20 @@ def token_indexes(examples: Examples) -> Int[np.ndarray, "level batch seq"]:
 def require_coupling(examples: Examples) -> Int[np.ndarray, "level batch seq"]:
     """Return the task's coupling; raise ``UnsupportedTaskError`` if it declares none."""
     if examples.coupling is None:
-        alternative = "" if examples.places is None else ", or abacus, which counts digits"
-        raise UnsupportedTaskError(f"this task declares no coupling; use the scheme {UNIVERSAL_SCHEMES}{alternative}")
+        more_schemes = "" if examples.places is None else ", or abacus, which counts digits"
+        raise UnsupportedTaskError(
+            f"this task declares no coupling; use the scheme {UNIVERSAL_SCHEME_NAMES}{more_schemes}"
+        )
     return examples.coupling
 
 
 def require_places(examples: Examples) -> Int[np.ndarray, "batch seq"]:
     """Return the task's places; raise ``UnsupportedTaskError`` if it declares none."""
     if examples.places is None:
-        alternative = "" if examples.coupling is None else ", or multilevel or predicted, which use its coupling"
-        raise UnsupportedTaskError(f"this task declares no places; use the scheme {UNIVERSAL_SCHEMES}{alternative}")
+        more_schemes = "" if examples.coupling is None else ", or multilevel or predicted, which use its coupling"
+        raise UnsupportedTaskError(
+            f"this task declares no places; use the scheme {UNIVERSAL_SCHEME_NAMES}{more_schemes}"
+        )
     return examples.places
 
 

@@ -61,8 +61,8 @@ class Addition:
     def vocabulary(self) -> tuple[str, ...]:
         """Digits, signs, the end token, and digits with a carry if there is a scratchpad."""
         digits = tuple(str(digit) for digit in range(10))
-        with_carry = tuple(f"{digit}c" for digit in digits) if self.scratchpad == "carry" else ()
-        return (*digits, "+", "=", "end", *with_carry)
+        digits_with_carry = tuple(f"{digit}c" for digit in digits) if self.scratchpad == "carry" else ()
+        return (*digits, "+", "=", "end", *digits_with_carry)
 
     @property
     def separators(self) -> tuple[str, ...]:
@@ -73,10 +73,10 @@ class Addition:
         """Sample digits uniformly; the share ``long_carry_share`` of the examples has a carry chain."""
         check_sizes(self.name, length, size)
         digits = rng.integers(0, 10, size=(2, size, length))
-        shorter_length = rng.integers(1, length + 1, size=size) if self.unequal else np.full(size, length)
-        for operand, count in enumerate((np.full(size, length), shorter_length)):
-            digits[operand, np.arange(size), count - 1] = rng.integers(1 if length > 1 else 0, 10, size=size)
-            digits[operand][np.arange(length) >= count[:, None]] = 0
+        b_lengths = rng.integers(1, length + 1, size=size) if self.unequal else np.full(size, length)
+        for operand, num_digits in enumerate((np.full(size, length), b_lengths)):
+            digits[operand, np.arange(size), num_digits - 1] = rng.integers(1 if length > 1 else 0, 10, size=size)
+            digits[operand][np.arange(length) >= num_digits[:, None]] = 0
         has_chain = rng.random(size) < self.long_carry_share
         self._plant_carries(digits, has_chain, rng)
         return self._lay_out(digits)
@@ -105,13 +105,13 @@ class Addition:
         chain_length = rng.integers(min_chain_length, length + 1, size=size)
         chain_start = (rng.random(size) * (length - chain_length + 1)).astype(np.int64)
         significance = np.arange(length)
-        first, end = chain_start[:, None], (chain_start + chain_length)[:, None]
-        is_start = has_chain[:, None] & (significance == first)
-        is_nine = has_chain[:, None] & (significance > first) & (significance < end)
+        first_significance, end_significance = chain_start[:, None], (chain_start + chain_length)[:, None]
+        is_start = has_chain[:, None] & (significance == first_significance)
+        has_sum_nine = has_chain[:, None] & (significance > first_significance) & (significance < end_significance)
         a, b = digits
         a[is_start] = np.maximum(a[is_start], 1)
         b[is_start] = 10 - a[is_start] + (rng.random(int(is_start.sum())) * a[is_start]).astype(np.int64)
-        b[is_nine] = 9 - a[is_nine]
+        b[has_sum_nine] = 9 - a[has_sum_nine]
 
     def _lay_out(self, digits: Int[np.ndarray, "2 batch length"]) -> Examples:
         length = digits.shape[2]
@@ -124,13 +124,13 @@ class Addition:
         for number, values in enumerate(symbols):
             significance, is_digit = layout.significance(number)
             tokens = np.where(is_digit, np.take_along_axis(values, (significance - 1).clip(0, length), axis=1), tokens)
-        tokens = np.where(layout.index == layout.plus, PLUS, tokens)
-        tokens = np.where(layout.index == layout.equals, EQUALS, tokens)
-        prompt_length = layout.equals + 1
+        tokens = np.where(layout.index == layout.plus_index, PLUS, tokens)
+        tokens = np.where(layout.index == layout.equals_index, EQUALS, tokens)
+        prompt_length = layout.equals_index + 1
         return Examples(
             tokens=tokens,
             prompt_length=prompt_length[:, 0],
-            is_answer=(layout.index >= prompt_length) & (layout.index <= layout.end),
+            is_answer=(layout.index >= prompt_length) & (layout.index <= layout.end_index),
             coupling=layout.coupling()[None],
             places=layout.places(),
             support=layout.support(),
@@ -166,20 +166,20 @@ class _Layout:
             num_digits = np.full((3, numbers.shape[1], 1), length + 1)
         else:
             # Count the digits without leading zeros, but keep a single zero.
-            last = length + 1 - (numbers[:, :, ::-1] != 0).argmax(axis=2)
-            num_digits = np.where((numbers != 0).any(axis=2), last, 1)[:, :, None]
+            num_significant = length + 1 - (numbers[:, :, ::-1] != 0).argmax(axis=2)
+            num_digits = np.where((numbers != 0).any(axis=2), num_significant, 1)[:, :, None]
         self.num_digits = num_digits
-        self.plus = num_digits[0]
-        self.equals = self.plus + 1 + num_digits[1]
-        self.end = self.equals + 1 + num_digits[2]
-        self.starts = (np.zeros_like(self.plus), self.plus + 1, self.equals + 1)
+        self.plus_index = num_digits[0]
+        self.equals_index = self.plus_index + 1 + num_digits[1]
+        self.end_index = self.equals_index + 1 + num_digits[2]
+        self.number_starts = (np.zeros_like(self.plus_index), self.plus_index + 1, self.equals_index + 1)
         self.max_digits = np.maximum(num_digits[0], num_digits[1])
-        self.index = np.arange(int(self.end.max()) + 1)[None]
-        self.shape = (len(self.plus), self.index.shape[1])
+        self.index = np.arange(int(self.end_index.max()) + 1)[None]
+        self.shape = (len(self.plus_index), self.index.shape[1])
 
     def significance(self, number: int) -> tuple[Int[np.ndarray, "batch seq"], Bool[np.ndarray, "batch seq"]]:
         """Return the significance of each digit of one of the three numbers, from 1, and a mask of these digits."""
-        place = self.index - self.starts[number]
+        place = self.index - self.number_starts[number]
         count = self.num_digits[number]
         is_descending = self.task.order == "most" or (self.task.order == "reversed_sum" and number < 2)
         return (count - place if is_descending else place + 1), (place >= 0) & (place < count)
@@ -187,7 +187,7 @@ class _Layout:
     def places(self) -> Int[np.ndarray, "batch seq"]:
         """Return the place of each digit in its number in writing order, from 1, or 0 outside numbers."""
         places = np.zeros(self.shape, dtype=np.int64)
-        for start, count in zip(self.starts, self.num_digits, strict=True):
+        for start, count in zip(self.number_starts, self.num_digits, strict=True):
             place = self.index - start + 1
             places += np.where((place >= 1) & (place <= count), place, 0)
         return places
@@ -195,32 +195,36 @@ class _Layout:
     def coupling(self) -> Int[np.ndarray, "batch seq"]:
         """Return the coupling: the significance of an operand digit, or of the next digit for a token of the sum."""
         is_descending = self.task.order == "most"
-        plus = np.zeros_like(self.max_digits) if is_descending else self.max_digits + 1
-        groups = np.where(self.index == self.plus, plus, self.max_digits + 2)
-        groups = np.where(self.index == self.equals, self.max_digits if is_descending else 1, groups)
+        plus_group = np.zeros_like(self.max_digits) if is_descending else self.max_digits + 1
+        groups = np.where(self.index == self.plus_index, plus_group, self.max_digits + 2)
+        groups = np.where(self.index == self.equals_index, self.max_digits if is_descending else 1, groups)
         for number in range(3):
-            group, is_digit = self.significance(number)
+            digit_groups, is_digit = self.significance(number)
             if number == 2:
-                group = group - 1 if is_descending else np.minimum(group + 1, self.max_digits + 1)
-            groups = np.where(is_digit, group, groups)
+                digit_groups = digit_groups - 1 if is_descending else np.minimum(digit_groups + 1, self.max_digits + 1)
+            groups = np.where(is_digit, digit_groups, groups)
         return groups
 
     def support(self) -> Int[np.ndarray, "batch seq k"] | None:
         """Return the token indexes that each answer depends on: operand digits and the preceding symbol."""
         if self.task.order == "most":
             return None
-        significance = self.index - self.equals
-        is_answer = (significance >= 1) & (self.index <= self.end)
+        significance = self.index - self.equals_index
+        is_answer = (significance >= 1) & (self.index <= self.end_index)
         digits = [self._digit_index(number, significance) for number in range(2)]
         # The end of the sum depends on the plus, which follows the last digit.
-        digits[0] = np.where(significance > self.max_digits, self.plus, digits[0])
+        digits[0] = np.where(significance > self.max_digits, self.plus_index, digits[0])
         previous_digits = [self._digit_index(number, significance - 1) for number in range(2)]
-        previous = np.where(significance > 1, self.index - 1, -1)
-        parts = [*digits, previous] if self.task.scratchpad == "carry" else [*digits, *previous_digits, previous]
-        return np.where(is_answer[..., None], np.stack(np.broadcast_arrays(*parts), axis=-1), -1)
+        previous_index = np.where(significance > 1, self.index - 1, -1)
+        support_indexes = (
+            [*digits, previous_index]
+            if self.task.scratchpad == "carry"
+            else [*digits, *previous_digits, previous_index]
+        )
+        return np.where(is_answer[..., None], np.stack(np.broadcast_arrays(*support_indexes), axis=-1), -1)
 
     def _digit_index(self, number: int, significance: Int[np.ndarray, "batch seq"]) -> Int[np.ndarray, "batch seq"]:
         """Return the token index of the digit with this significance, or -1 if the number has no such digit."""
         count = self.num_digits[number]
         place = significance - 1 if self.task.order == "least" else count - significance
-        return np.where((significance >= 1) & (significance <= count), self.starts[number] + place, -1)
+        return np.where((significance >= 1) & (significance <= count), self.number_starts[number] + place, -1)

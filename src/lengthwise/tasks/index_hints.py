@@ -70,11 +70,11 @@ class IndexHints:
     def _places(self, examples: Examples) -> Int[np.ndarray, "batch seq"]:
         if examples.places is None:
             raise UnsupportedTaskError(f"task {self.task.name} declares no places for hints; use a task such as parity")
-        largest = int(examples.places.max())
-        if largest > self.num_hints:
+        largest_place = int(examples.places.max())
+        if largest_place > self.num_hints:
             raise SettingError(
-                f"num_hints {self.num_hints} is too small for a sequence with {largest} places; "
-                f"set num_hints to at least {largest}, or use a shorter length"
+                f"num_hints {self.num_hints} is too small for a sequence with {largest_place} places; "
+                f"set num_hints to at least {largest_place}, or use a shorter length"
             )
         return examples.places
 
@@ -105,16 +105,18 @@ def _support(
     is_answer: Bool[np.ndarray, "batch new_seq"],
 ) -> Int[np.ndarray, "batch new_seq new_k"]:
     """Return the support of ``task`` at the new token indexes, and the support of the hints."""
-    width = support.shape[2]
-    result = np.full((*is_answer.shape, max(2, width)), -1)
+    max_sources = support.shape[2]
+    new_support = np.full((*is_answer.shape, max(2, max_sources)), -1)
     row, token = np.nonzero(new_index < is_answer.shape[1])
-    sources = support[row, token]
-    result[row, new_index[row, token], :width] = np.where(sources < 0, -1, new_index[row[:, None], sources.clip(0)])
+    source_indexes = support[row, token]
+    new_support[row, new_index[row, token], :max_sources] = np.where(
+        source_indexes < 0, -1, new_index[row[:, None], source_indexes.clip(0)]
+    )
     row, token = np.nonzero(has_hint)
     previous_hint = np.maximum.accumulate(np.where(has_hint, new_index - 1, -1), axis=1)[row, token - 1]
     first_hint = new_index[np.arange(len(has_hint)), has_hint.argmax(axis=1)][row] - 1
     is_later_hint, hint_index = is_answer[row, previous_hint], new_index[row, token] - 1
-    result[row, hint_index, 0] = np.where(is_later_hint, previous_hint, first_hint)
+    new_support[row, hint_index, 0] = np.where(is_later_hint, previous_hint, first_hint)
     # The preceding token shows that the next hint is the first hint of the response.
-    result[row, hint_index, 1] = np.where(is_later_hint, -1, hint_index - 1)
-    return np.where(is_answer[..., None], result, -1)
+    new_support[row, hint_index, 1] = np.where(is_later_hint, -1, hint_index - 1)
+    return np.where(is_answer[..., None], new_support, -1)

@@ -41,27 +41,34 @@ class JSONLTable:
     def by_length(self) -> Mapping[int, Int[np.ndarray, " records_of_length"]]:
         """Record indexes per length, in order of increasing length."""
         order = np.argsort(self.lengths, kind="stable")
-        lengths, first = np.unique(self.lengths[order], return_index=True)
-        return dict(zip(lengths.tolist(), np.split(order, first[1:]), strict=True))
+        lengths, first_indexes = np.unique(self.lengths[order], return_index=True)
+        return dict(zip(lengths.tolist(), np.split(order, first_indexes[1:]), strict=True))
 
     @cached_property
     def unique_by_length(self) -> Mapping[int, Int[np.ndarray, " records_of_length"]]:
         """Record indexes per length without repeated pairs of prompt and response."""
-        first: dict[tuple[int, int, bytes], int] = {}
+        first_records: dict[tuple[int, int, bytes], int] = {}
         for record, (start, end) in enumerate(pairwise(self.starts.tolist())):
-            key = (int(self.lengths[record]), int(self.prompt_lengths[record]), self.tokens[start:end].tobytes())
-            first.setdefault(key, record)
-        unique = np.fromiter(first.values(), dtype=np.int64)
-        return {length: records[np.isin(records, unique)] for length, records in self.by_length.items()}
+            record_content = (
+                int(self.lengths[record]),
+                int(self.prompt_lengths[record]),
+                self.tokens[start:end].tobytes(),
+            )
+            first_records.setdefault(record_content, record)
+        unique_records = np.fromiter(first_records.values(), dtype=np.int64)
+        return {length: records[np.isin(records, unique_records)] for length, records in self.by_length.items()}
 
     @cached_property
     def is_descending(self) -> bool:
         """True if the smallest coupling number of every record is the last, and not all numbers are equal."""
         if self.coupling is None:
             return False
-        last, first = self.coupling[self.starts[1:] - 1], self.starts[:-1]
-        smallest, largest = np.minimum.reduceat(self.coupling, first), np.maximum.reduceat(self.coupling, first)
-        return bool((last == smallest).all() and (last < largest).any())
+        last_numbers, record_starts = self.coupling[self.starts[1:] - 1], self.starts[:-1]
+        smallest_numbers, largest_numbers = (
+            np.minimum.reduceat(self.coupling, record_starts),
+            np.maximum.reduceat(self.coupling, record_starts),
+        )
+        return bool((last_numbers == smallest_numbers).all() and (last_numbers < largest_numbers).any())
 
     def with_prompt(self, prompt: Int[np.ndarray, " prompt"]) -> Int[np.ndarray, " records_with_prompt"]:
         """Return the indexes of the records with this prompt."""
@@ -183,7 +190,7 @@ def _parse_tokens(record: Mapping[str, Any], key: str) -> list[str]:
     return words
 
 
-def _parse_coupling(record: Mapping[str, Any], num_prompt: int, num_response: int) -> list[int] | None:
+def _parse_coupling(record: Mapping[str, Any], num_prompt_tokens: int, num_response_tokens: int) -> list[int] | None:
     coupling = record.get("coupling")
     if coupling is None:
         return None
@@ -194,10 +201,10 @@ def _parse_coupling(record: Mapping[str, Any], num_prompt: int, num_response: in
             raise _RecordError(
                 f"invalid coupling number {_excerpt(number)}; use an integer from 0 to {NUMBER_LIMIT - 1}"
             )
-    if len(coupling) != num_prompt + num_response:
+    if len(coupling) != num_prompt_tokens + num_response_tokens:
         raise _RecordError(
-            f"the coupling has {len(coupling)} numbers; write {num_prompt + num_response}, one for each token of the "
-            f"prompt ({num_prompt}) and of the response ({num_response})"
+            f"the coupling has {len(coupling)} numbers; write {num_prompt_tokens + num_response_tokens}, one for each "
+            f"token of the prompt ({num_prompt_tokens}) and of the response ({num_response_tokens})"
         )
     return coupling
 

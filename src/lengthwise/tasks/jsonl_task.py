@@ -71,7 +71,7 @@ class JSONLTask:
 
     def __getstate__(self) -> dict[str, Any]:
         # Omit the cached table, because a worker process reads the file again.
-        return {part.name: getattr(self, part.name) for part in fields(self)}
+        return {setting.name: getattr(self, setting.name) for setting in fields(self)}
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
@@ -135,13 +135,13 @@ class JSONLTask:
             starts=np.array([0, 2]),
             prompt_lengths=np.array([1]),
             lengths=np.array([1]),
-            coupling=np.zeros(2, dtype=np.int64) if self._facts["coupled"] else None,
+            coupling=np.zeros(2, dtype=np.int64) if self._metadata["coupled"] else None,
         )
         return self._lay_out(table, np.array([0]))
 
     def run_files(self) -> Mapping[str, bytes]:
         """Return the name and content of a file with the token names, and the presence and direction of a coupling."""
-        return {RUN_FILE: json.dumps(self._facts).encode() + b"\n"}
+        return {RUN_FILE: json.dumps(self._metadata).encode() + b"\n"}
 
     def source(self) -> Mapping[str, str]:
         """Return the path of the file and the SHA-256 of its content."""
@@ -155,7 +155,7 @@ class JSONLTask:
             )
         task = replace(self, run_folder=str(folder))
         # Raises an error if the stored file is damaged.
-        _ = task._facts
+        _ = task._metadata
         return task
 
     def read(self) -> "JSONLTask":
@@ -164,14 +164,14 @@ class JSONLTask:
         return self
 
     @cached_property
-    def _facts(self) -> Mapping[str, Any]:
+    def _metadata(self) -> Mapping[str, Any]:
         if self.run_folder is None:
             table = self._table
             return {"symbols": table.symbols, "coupled": table.coupling is not None, "falls": table.is_descending}
         path = Path(self.run_folder) / RUN_FILE
         try:
-            facts = parse_json(path.read_bytes())
-            symbols, is_coupled, is_descending = tuple(facts["symbols"]), facts["coupled"], facts["falls"]
+            metadata = parse_json(path.read_bytes())
+            symbols, is_coupled, is_descending = tuple(metadata["symbols"]), metadata["coupled"], metadata["falls"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise TaskFileError(f"{path} cannot be read ({error!r}); train the run again") from None
         if not all(isinstance(symbol, str) for symbol in symbols) or {type(is_coupled), type(is_descending)} != {bool}:
@@ -182,7 +182,7 @@ class JSONLTask:
 
     @property
     def _symbols(self) -> tuple[str, ...]:
-        symbols: tuple[str, ...] = self._facts["symbols"]
+        symbols: tuple[str, ...] = self._metadata["symbols"]
         return symbols
 
     @cached_property
@@ -211,46 +211,48 @@ class JSONLTask:
     def _length_ranges(self) -> str:
         groups = groupby(enumerate(self.available_lengths), lambda pair: pair[1] - pair[0])
         ranges = [[length for _, length in group] for _, group in groups]
-        texts = [f"{each[0]}-{each[-1]}" if len(each) > 1 else str(each[0]) for each in ranges]
+        texts = [f"{lengths[0]}-{lengths[-1]}" if len(lengths) > 1 else str(lengths[0]) for lengths in ranges]
         return ", ".join(texts if len(texts) <= 12 else [*texts[:6], "...", *texts[-6:]])
 
     def _lay_out(self, table: JSONLTable, records: Int[np.ndarray, " batch"]) -> Examples:
-        first, prompt = table.starts[records, None], table.prompt_lengths[records, None]
-        response = table.starts[records + 1, None] - first - prompt
-        index = np.arange(int((prompt + response).max()) + 3)
-        in_prompt, mark, last = index < prompt, prompt, prompt + response + 1
-        in_response = (index > mark + 1) & (index <= last)
-        in_record, place = in_prompt | in_response, first + np.where(in_prompt, index, index - 2)
-        tokens = np.full(in_record.shape, len(table.symbols) + 2)
-        tokens[in_record] = table.tokens[place[in_record]]
-        tokens[index == mark] -= 2
-        tokens[index == mark + 1] -= 1
+        record_start, prompt_length = table.starts[records, None], table.prompt_lengths[records, None]
+        response_length = table.starts[records + 1, None] - record_start - prompt_length
+        index = np.arange(int((prompt_length + response_length).max()) + 3)
+        is_prompt, mark_index, last_index = index < prompt_length, prompt_length, prompt_length + response_length + 1
+        is_response = (index > mark_index + 1) & (index <= last_index)
+        is_record_token, table_index = is_prompt | is_response, record_start + np.where(is_prompt, index, index - 2)
+        tokens = np.full(is_record_token.shape, len(table.symbols) + 2)
+        tokens[is_record_token] = table.tokens[table_index[is_record_token]]
+        tokens[index == mark_index] -= 2
+        tokens[index == mark_index + 1] -= 1
         return Examples(
             tokens=tokens,
-            prompt_length=prompt[:, 0].astype(np.int64) + 2,
-            is_answer=in_response | (index == last + 1),
-            coupling=None if table.coupling is None else self._coupling(table.coupling, first, mark, last, index)[None],
+            prompt_length=prompt_length[:, 0].astype(np.int64) + 2,
+            is_answer=is_response | (index == last_index + 1),
+            coupling=None
+            if table.coupling is None
+            else self._coupling(table.coupling, record_start, mark_index, last_index, index)[None],
         )
 
     def _coupling(
         self,
         coupling: Int[np.ndarray, " tokens"],
-        first: Int[np.ndarray, "batch 1"],
-        mark: Int[np.ndarray, "batch 1"],
-        last: Int[np.ndarray, "batch 1"],
+        record_start: Int[np.ndarray, "batch 1"],
+        mark_index: Int[np.ndarray, "batch 1"],
+        last_index: Int[np.ndarray, "batch 1"],
         index: Int[np.ndarray, " seq"],
     ) -> Int[np.ndarray, "batch seq"]:
         """Return the coupling; from the start token on, each token has the coupling number of the next token."""
-        has_number = (index != mark) & (index < last)
-        place = (first + np.where(index < mark, index, index - 1))[has_number]
+        has_number = (index != mark_index) & (index < last_index)
+        table_index = (record_start + np.where(index < mark_index, index, index - 1))[has_number]
         groups = np.zeros(has_number.shape, dtype=np.int64)
         # Increase the numbers by one, so that the mark can have a smaller number.
-        groups[has_number] = coupling[place] + 1
+        groups[has_number] = coupling[table_index] + 1
         next_number = groups.max(axis=1, keepdims=True) + 1
         previous_number = groups.min(axis=1, keepdims=True, where=has_number, initial=NUMBER_LIMIT) - 1
         # The number of the mark follows the number of the last prompt token in reading order.
-        mark_group = previous_number if self._facts["falls"] else next_number
-        return np.where(has_number, groups, np.where(index > last, next_number + 1, mark_group))
+        mark_number = previous_number if self._metadata["falls"] else next_number
+        return np.where(has_number, groups, np.where(index > last_index, next_number + 1, mark_number))
 
 
 def is_task_file(name: str) -> bool:

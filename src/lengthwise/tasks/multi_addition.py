@@ -13,7 +13,7 @@ from lengthwise.tasks.examples import Examples
 from lengthwise.tasks.task import Task
 from lengthwise.tasks.task_inputs import check_sizes, parse_summands
 
-PLUS, EQUALS, NEXT, END, DIGIT_WITH_CARRY, NO_CARRY = 10, 11, 12, 13, 14, 24
+PLUS, EQUALS, ROW_SIGN, END, DIGIT_WITH_CARRY, NO_CARRY = 10, 11, 12, 13, 14, 24
 # Numbers of operands, one per variant.
 OPERAND_COUNTS = (2, 5, 10, 15, 20)
 
@@ -41,10 +41,11 @@ class MultiAddition:
 
     def __post_init__(self) -> None:
         check_types(self)
-        fewest, most = self.operands
-        if not 2 <= fewest <= most:
+        min_operands, max_operands = self.operands
+        if not 2 <= min_operands <= max_operands:
             raise SettingError(
-                f"invalid range of operands ({fewest}, {most}); use a minimum of at least 2 and a maximum not below it"
+                f"invalid range of operands ({min_operands}, {max_operands}); "
+                "use a minimum of at least 2 and a maximum not below it"
             )
 
     @property
@@ -61,9 +62,9 @@ class MultiAddition:
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
         """Sample the number of operands, then the digits uniformly."""
         check_sizes(self.name, length, size)
-        count = int(rng.integers(self.operands[0], self.operands[1] + 1))
-        digits = rng.integers(0, 10, size=(size, count, length))
-        digits[:, :, -1] = rng.integers(1 if length > 1 else 0, 10, size=(size, count))
+        num_operands = int(rng.integers(self.operands[0], self.operands[1] + 1))
+        digits = rng.integers(0, 10, size=(size, num_operands, length))
+        digits[:, :, -1] = rng.integers(1 if length > 1 else 0, 10, size=(size, num_operands))
         return _lay_out(digits)
 
     def from_prompt(self, prompt: str) -> Examples:
@@ -76,76 +77,76 @@ class MultiAddition:
 
 
 def _lay_out(digits: Int[np.ndarray, "batch operand length"]) -> Examples:
-    size, count, length = digits.shape
-    width = length + len(str(count - 1))
-    padded = np.zeros((size, count, width), dtype=np.int64)
-    padded[:, :, :length] = digits
-    signs = np.full((size, count, 1), PLUS)
+    size, num_operands, length = digits.shape
+    width = length + len(str(num_operands - 1))
+    padded_operands = np.zeros((size, num_operands, width), dtype=np.int64)
+    padded_operands[:, :, :length] = digits
+    signs = np.full((size, num_operands, 1), PLUS)
     signs[:, -1] = EQUALS
-    prompt = np.concatenate([padded, signs], axis=2).reshape(size, -1)
-    ends = np.full((size, count - 1, 1), NEXT)
+    prompt = np.concatenate([padded_operands, signs], axis=2).reshape(size, -1)
+    ends = np.full((size, num_operands - 1, 1), ROW_SIGN)
     ends[:, -1] = END
-    response = np.concatenate([_steps(padded), ends], axis=2).reshape(size, -1)
-    tokens = np.concatenate([prompt, np.full((size, 1), NEXT), response], axis=1)
+    response = np.concatenate([_steps(padded_operands), ends], axis=2).reshape(size, -1)
+    tokens = np.concatenate([prompt, np.full((size, 1), ROW_SIGN), response], axis=1)
     return Examples.with_prompt_length(
         tokens,
         prompt.shape[1] + 1,
-        coupling=_coupling(count, width)[:, None],
-        places=_places(count, width)[None],
-        support=_support(count, width)[None],
+        coupling=_coupling(num_operands, width)[:, None],
+        places=_places(num_operands, width)[None],
+        support=_support(num_operands, width)[None],
     )
 
 
-def _steps(padded: Int[np.ndarray, "batch operand width"]) -> Int[np.ndarray, "batch row two_width"]:
+def _steps(padded_operands: Int[np.ndarray, "batch operand width"]) -> Int[np.ndarray, "batch row two_width"]:
     """Return the partial sums as pairs of tokens: a digit with its carry, then the carry."""
-    size, count, width = padded.shape
-    steps = np.zeros((size, count - 1, width, 2), dtype=np.int64)
-    total = padded[:, 0].copy()
-    for row in range(count - 1):
+    size, num_operands, width = padded_operands.shape
+    steps = np.zeros((size, num_operands - 1, width, 2), dtype=np.int64)
+    total = padded_operands[:, 0].copy()
+    for row in range(num_operands - 1):
         carry = np.zeros(size, dtype=np.int64)
         for place in range(width):
-            digit_sum = total[:, place] + padded[:, row + 1, place] + carry
+            digit_sum = total[:, place] + padded_operands[:, row + 1, place] + carry
             carry = digit_sum // 10
             total[:, place] = digit_sum - 10 * carry
             steps[:, row, place, 0] = total[:, place] + np.where(carry > 0, DIGIT_WITH_CARRY, 0)
             steps[:, row, place, 1] = NO_CARRY + carry
-    return steps.reshape(size, count - 1, 2 * width)
+    return steps.reshape(size, num_operands - 1, 2 * width)
 
 
-def _coupling(count: int, width: int) -> Int[np.ndarray, "2 seq"]:
+def _coupling(num_operands: int, width: int) -> Int[np.ndarray, "2 seq"]:
     """Return the place and the row of each token, both from 1; the first two operands belong to row 1."""
-    digit = range(1, width + 1)
+    digit_places = range(1, width + 1)
     pairs = []
-    for operand in range(count):
+    for operand in range(num_operands):
         row = max(operand, 1)
         # The first sign does not end a row. It has the number of the last row, which no step uses.
-        pairs += [(place, row) for place in digit] + [(width + 1, row if operand > 0 else count)]
+        pairs += [(place, row) for place in digit_places] + [(width + 1, row if operand > 0 else num_operands)]
     pairs.append((1, 1))
-    for row in range(1, count):
-        for place in digit:
+    for row in range(1, num_operands):
+        for place in digit_places:
             pairs += [(place, row + 1), (place + 1, row)]
         pairs.append((1, row + 1))
     return np.array(pairs).T
 
 
-def _places(count: int, width: int) -> Int[np.ndarray, " seq"]:
+def _places(num_operands: int, width: int) -> Int[np.ndarray, " seq"]:
     """Return the place of each digit in its number."""
-    digit = np.arange(1, width + 1)
-    operands = [*digit, 0] * count
-    steps = [*np.stack([digit, np.zeros_like(digit)], axis=1).flatten(), 0] * (count - 1)
+    digit_places = np.arange(1, width + 1)
+    operands = [*digit_places, 0] * num_operands
+    steps = [*np.stack([digit_places, np.zeros_like(digit_places)], axis=1).flatten(), 0] * (num_operands - 1)
     return np.array([*operands, 0, *steps])
 
 
-def _support(count: int, width: int) -> Int[np.ndarray, "seq 3"]:
+def _support(num_operands: int, width: int) -> Int[np.ndarray, "seq 3"]:
     """Return the token indexes that each answer depends on, filled with -1."""
-    first = count * (width + 1) + 1
-    support = np.full((first + (count - 1) * (2 * width + 1), 3), -1)
-    index = first
-    for row in range(count - 1):
+    response_start = num_operands * (width + 1) + 1
+    support = np.full((response_start + (num_operands - 1) * (2 * width + 1), 3), -1)
+    index = response_start
+    for row in range(num_operands - 1):
         for place in range(width):
             # The first row is the sum of two operands. Every other row adds an operand to the previous row.
-            previous = place if row == 0 else index - (2 * width + 1)
-            support[index] = ((row + 1) * (width + 1) + place, previous, index - 1)
+            previous_index = place if row == 0 else index - (2 * width + 1)
+            support[index] = ((row + 1) * (width + 1) + place, previous_index, index - 1)
             support[index + 1, 0] = index
             index += 2
         support[index, 0] = (row + 1) * (width + 1) + width

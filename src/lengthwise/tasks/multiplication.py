@@ -13,10 +13,10 @@ from lengthwise.tasks.examples import Examples
 from lengthwise.tasks.task import Task
 from lengthwise.tasks.task_inputs import check_sizes, parse_symbols
 
-TIMES, EQUALS, NEXT, END, PRODUCT = 10, 11, 12, 13, 14
+TIMES, EQUALS, ROW_SIGN, END, FIRST_PRODUCT = 10, 11, 12, 13, 14
 # The largest product is 9 * 9 plus a carry of 9. The largest sum has an additional digit of 9.
 MAX_PRODUCT, MAX_SUM = 90, 99
-SUM = PRODUCT + MAX_PRODUCT + 1
+FIRST_SUM = FIRST_PRODUCT + MAX_PRODUCT + 1
 # Numbers of digits of the second factor, one per variant.
 DIGIT_COUNTS = (1, 2, 3, 5, 10)
 EXPECTED_FORMAT = "a product such as 57x68"
@@ -78,10 +78,12 @@ class Multiplication:
 
     def from_prompt(self, prompt: str) -> Examples:
         """Parse a product such as ``57x68`` or ``57*68``, most significant digit first."""
-        parts = prompt.replace(" ", "").removesuffix("=").replace("*", "x").split("x")
-        if len(parts) != 2 or "" in parts:
+        factors = prompt.replace(" ", "").removesuffix("=").replace("*", "x").split("x")
+        if len(factors) != 2 or "" in factors:
             raise PromptError(f"invalid product '{prompt}' of two numbers; write {EXPECTED_FORMAT}")
-        return _lay_out(*(parse_symbols(list(part), DIGITS, self.name, EXPECTED_FORMAT)[None, ::-1] for part in parts))
+        return _lay_out(
+            *(parse_symbols(list(factor), DIGITS, self.name, EXPECTED_FORMAT)[None, ::-1] for factor in factors)
+        )
 
     def variants(self) -> Mapping[str, Task]:
         """Return one variant per number of digits of the second factor."""
@@ -90,19 +92,19 @@ class Multiplication:
 
 def _lay_out(a: Int[np.ndarray, "batch length"], b: Int[np.ndarray, "batch digits"]) -> Examples:
     """Build examples from factors with the least significant digit first."""
-    (size, length), count = a.shape, b.shape[1]
-    width = length + count
-    padded = np.pad(a, ((0, 0), (0, count)))
+    (size, length), num_rows = a.shape, b.shape[1]
+    width = length + num_rows
+    padded_a = np.pad(a, ((0, 0), (0, num_rows)))
     reversed_b = b[:, ::-1]
-    times, equals, start, end = (np.full((size, 1), sign) for sign in (TIMES, EQUALS, NEXT, END))
-    ends = np.full((size, count, 1), NEXT)
-    rows = np.concatenate([_steps(padded, reversed_b), ends], axis=2).reshape(size, -1)
+    times, equals, start, end = (np.full((size, 1), sign) for sign in (TIMES, EQUALS, ROW_SIGN, END))
+    ends = np.full((size, num_rows, 1), ROW_SIGN)
+    rows = np.concatenate([_steps(padded_a, reversed_b), ends], axis=2).reshape(size, -1)
     return Examples.with_prompt_length(
-        np.concatenate([padded, times, reversed_b, equals, start, rows, end], axis=1),
-        width + count + 3,
-        coupling=_coupling(count, width)[:, None],
-        places=_places(count, width)[None],
-        support=_support(count, width)[None],
+        np.concatenate([padded_a, times, reversed_b, equals, start, rows, end], axis=1),
+        width + num_rows + 3,
+        coupling=_coupling(num_rows, width)[:, None],
+        places=_places(num_rows, width)[None],
+        support=_support(num_rows, width)[None],
     )
 
 
@@ -111,57 +113,57 @@ def _steps(a: Int[np.ndarray, "batch width"], b: Int[np.ndarray, "batch digits"]
     size, width = a.shape
     steps = np.zeros((size, b.shape[1], width, 2), dtype=np.int64)
     # Multiplication by ten moves the digits of a row by one place.
-    shifted = np.zeros((size, width + 1), dtype=np.int64)
+    shifted_row = np.zeros((size, width + 1), dtype=np.int64)
     for row in range(b.shape[1]):
-        previous, carry = shifted.copy(), np.zeros(size, dtype=np.int64)
+        previous_row, carry = shifted_row.copy(), np.zeros(size, dtype=np.int64)
         for place in range(width):
             product = a[:, place] * b[:, row] + carry
-            total = product + previous[:, place]
+            total = product + previous_row[:, place]
             carry = total // 10
-            shifted[:, place + 1] = total - 10 * carry
-            steps[:, row, place] = np.stack([PRODUCT + product, SUM + total], axis=1)
+            shifted_row[:, place + 1] = total - 10 * carry
+            steps[:, row, place] = np.stack([FIRST_PRODUCT + product, FIRST_SUM + total], axis=1)
     return steps.reshape(size, b.shape[1], 2 * width)
 
 
-def _coupling(count: int, width: int) -> Int[np.ndarray, "2 seq"]:
+def _coupling(num_rows: int, width: int) -> Int[np.ndarray, "2 seq"]:
     """Return the place and the row of each token, from 1; tokens without a place or a row have 0."""
-    place, row = np.arange(1, width + 1), np.arange(1, count + 1)
+    place, row = np.arange(1, width + 1), np.arange(1, num_rows + 1)
     prompt = np.concatenate(
         [
             # The sign after the last place ends the row. The sign after the last row ends the sequence.
             np.stack([np.append(place, width + 1), np.zeros(width + 1, dtype=np.int64)]),
-            np.stack([np.append(np.zeros(count, dtype=np.int64), 1), np.append(row, count + 1)]),
+            np.stack([np.append(np.zeros(num_rows, dtype=np.int64), 1), np.append(row, num_rows + 1)]),
             np.ones((2, 1), dtype=np.int64),
         ],
         axis=1,
     )
-    rows = np.ones((2, count, 2 * width + 1), dtype=np.int64)
+    rows = np.ones((2, num_rows, 2 * width + 1), dtype=np.int64)
     rows[0, :, :-1:2], rows[1, :, :-1:2] = place, row[:, None] - 1
     rows[0, :, 1::2], rows[1, :, 1::2] = place + 1, row[:, None]
     rows[1, :, -1] = row + 1
-    return np.concatenate([prompt, rows.reshape(2, -1), [[1], [count + 1]]], axis=1)
+    return np.concatenate([prompt, rows.reshape(2, -1), [[1], [num_rows + 1]]], axis=1)
 
 
-def _places(count: int, width: int) -> Int[np.ndarray, " seq"]:
+def _places(num_rows: int, width: int) -> Int[np.ndarray, " seq"]:
     """Return the place of each digit in its number; in a step, only the sum has a place."""
     place = np.arange(1, width + 1)
     row = np.append(np.stack([np.zeros_like(place), place], axis=1).flatten(), 0)
-    return np.concatenate([place, [0], place[:count], [0, 0], np.tile(row, count), [0]])
+    return np.concatenate([place, [0], place[:num_rows], [0, 0], np.tile(row, num_rows), [0]])
 
 
-def _support(count: int, width: int) -> Int[np.ndarray, "seq 3"]:
+def _support(num_rows: int, width: int) -> Int[np.ndarray, "seq 3"]:
     """Return the token indexes that each answer depends on, filled with -1."""
-    first, row_width = width + count + 3, 2 * width + 1
-    support = np.full((first + count * row_width + 1, 3), -1)
-    rows = support[first:-1].reshape(count, row_width, 3)
+    response_start, row_width = width + num_rows + 3, 2 * width + 1
+    support = np.full((response_start + num_rows * row_width + 1, 3), -1)
+    rows = support[response_start:-1].reshape(num_rows, row_width, 3)
     # Shape: row of the sum by place.
-    row, place = np.arange(count)[:, None], np.arange(width)
-    product = first + row * row_width + 2 * place
+    row, place = np.arange(num_rows)[:, None], np.arange(width)
+    product_index = response_start + row * row_width + 2 * place
     rows[:, :-1:2, 0] = place
     rows[:, :-1:2, 1] = width + 1 + row
-    rows[:, :-1:2, 2] = np.where(place > 0, product - 1, -1)
-    rows[:, 1::2, 0] = product
-    rows[:, 1::2, 1] = np.where((row > 0) & (place > 0), product - row_width - 1, -1)
+    rows[:, :-1:2, 2] = np.where(place > 0, product_index - 1, -1)
+    rows[:, 1::2, 0] = product_index
+    rows[:, 1::2, 1] = np.where((row > 0) & (place > 0), product_index - row_width - 1, -1)
     rows[:, -1, 0] = width
-    support[-1, 0] = width + 1 + count
+    support[-1, 0] = width + 1 + num_rows
     return support

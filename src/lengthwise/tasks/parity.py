@@ -66,19 +66,19 @@ class Parity:
         zero = np.zeros((size, 1), dtype=np.int64)
         tokens = np.concatenate([bits, zero + 2, zero, np.bitwise_xor.accumulate(bits, axis=1), zero + 3], axis=1)
         place = np.arange(1, length + 1)
-        shift = 1 if self.coupling == "next" else 0
+        bit_offset = 1 if self.coupling == "next" else 0
         # The start token acts as s_0. No token uses the ID of the end token.
-        groups = np.concatenate([place, [length + 1], np.arange(length + 1) + shift, [length + 2]])
-        answers = np.arange(length + 2, 2 * length + 2)
+        coupling_numbers = np.concatenate([place, [length + 1], np.arange(length + 1) + bit_offset, [length + 2]])
+        answer_indexes = np.arange(length + 2, 2 * length + 2)
         support = np.full((2 * length + 3, 2), -1)
-        support[answers, 0] = np.arange(length)
-        support[answers, 1] = answers - 1
+        support[answer_indexes, 0] = np.arange(length)
+        support[answer_indexes, 1] = answer_indexes - 1
         # The end token depends on the separator, which follows the last bit.
         support[-1, 0] = length
         return Examples.with_prompt_length(
             tokens,
             length + 2,
-            coupling=None if self.coupling == "none" else groups[None, None],
+            coupling=None if self.coupling == "none" else coupling_numbers[None, None],
             places=np.concatenate([place, [0, 0], place, [0]])[None],
             support=support[None],
         )

@@ -46,7 +46,7 @@ def answer_loss(decoder: Decoder, batch: Batch, id_weight: float, input_ids: Ten
         for next_ids, target in zip(predictions, id_targets, strict=True):
             log_probability, is_candidate = next_ids.log_probability(target)
             loss = loss + id_weight * _mean(-log_probability, id_scored & is_candidate)
-            id_correct, reachable = id_correct & (next_ids.most_likely() == target), reachable & is_candidate
+            id_correct, reachable = id_correct & (next_ids.most_likely_ids() == target), reachable & is_candidate
         id_accuracy, in_reach = _mean(id_correct.float(), id_scored), _mean(reachable.float(), id_scored)
     return AnswerLoss(
         loss=loss, token_accuracy=_mean(is_correct, scored), id_accuracy=id_accuracy, ids_in_reach=in_reach
@@ -68,7 +68,9 @@ def mix_predicted_ids(decoder: Decoder, batch: Batch, share: float) -> Int[Tenso
     mixed, id_scored = batch.position_ids.clone(), sampled.id_scored[:, query_start + 1 :]
     for level, next_ids in enumerate(_predict_ids(decoder, sampled, hidden, sampled.position_ids)):
         correct = sampled.position_ids[level, :, query_start + 1 :]
-        mixed[level, : len(sampled.tokens), query_start + 1 :] = torch.where(id_scored, next_ids.most_likely(), correct)
+        mixed[level, : len(sampled.tokens), query_start + 1 :] = torch.where(
+            id_scored, next_ids.most_likely_ids(), correct
+        )
     return mixed
 
 

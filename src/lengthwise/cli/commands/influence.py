@@ -19,7 +19,7 @@ from lengthwise.influence.report.summary_tables import summary_tables
 from lengthwise.influence.settings import CONTROLS, InfluenceSettings
 from lengthwise.influence.study import InfluenceStudy, measure_influence, without_copies
 from lengthwise.influence.study_shards import check_parts, join_parts, parse_part, part_folder
-from lengthwise.influence.targets import LONGPPL, GapRule
+from lengthwise.influence.targets import LONGPPL_RULE, GapRule
 from lengthwise.influence.text_codec import tokenize_documents
 from lengthwise.tasks import TokenizedDocument
 from lengthwise.tasks.text.documents import read_documents
@@ -85,38 +85,42 @@ def influence(
     part: Annotated[
         str, typer.Option(metavar="I/N", help="Part to measure in this process; the last process joins all parts.")
     ] = "1/1",
-    device: options.Device = "auto",
+    device: options.DeviceName = "auto",
     out: Annotated[Path, typer.Option("--out", help="Output folder.")] = Path("runs/influence"),
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue after the last complete block of targets.")
     ] = False,
-    as_json: options.Json = False,
+    as_json: options.JsonFlag = False,
 ) -> None:
     """Measure the number of far tokens that a model needs, from its losses on near, near and k far, and all tokens."""
     settings = InfluenceSettings(
         near=near,
         far=DEFAULT_SETTINGS.far if far is None else far,
         ks=options.parse_integers(k, "--k"),
-        measure=_influence_measure(measure, prefilter),
+        measure=_build_measure(measure, prefilter),
         modes=options.split_names(mode),
         objectives=options.split_names(objective),
-        controls=_controls(controls),
-        rule=_gap_rule(rule, gap),
+        controls=_parse_controls(controls),
+        rule=_parse_gap_rule(rule, gap),
         background_fraction=background_fraction,
-        num_targets=_num_targets(targets),
+        num_targets=_parse_num_targets(targets),
         max_document_tokens=max_document_tokens,
         sink=sink,
         seed=seed,
     )
     process_part = parse_part(part)
-    names = [model, *(compare_model if compare_model is not None else [])]
-    for name in names:
+    model_names = [model, *(compare_model if compare_model is not None else [])]
+    for name in model_names:
         check_model_exists(name)
-    folders = [out] if len(names) == 1 else [out / f"{index}-{Path(name).name}" for index, name in enumerate(names)]
+    folders = (
+        [out]
+        if len(model_names) == 1
+        else [out / f"{index}-{Path(name).name}" for index, name in enumerate(model_names)]
+    )
     summaries: list[Mapping[str, Any]] = []
-    for name, folder in zip(names, folders, strict=True):
+    for name, folder in zip(model_names, folders, strict=True):
         language_model = load_language_model(name, tokenizer=tokenizer, device=device, dtype=dtype)
-        if far is None and len(names) == 1:
+        if far is None and len(model_names) == 1:
             settings = _limit_far(settings, language_model)
         study = InfluenceStudy(
             model=language_model.model,
@@ -127,7 +131,7 @@ def influence(
         )
         summary = _run_study(study, folder, resume=resume)
         summaries += [] if summary is None else [summary]
-    if len(summaries) < len(names):
+    if len(summaries) < len(model_names):
         return
     parameters = [summary["parameters"] for summary in summaries]
     scale_figure = draw_scale(summaries, parameters, out) if len(summaries) > 1 else None
@@ -136,8 +140,8 @@ def influence(
         return
     for table in (table for summary in summaries for table in summary_tables(summary)):
         print_table(table.title, table.header, table.body)
-    output = f"figure: {scale_figure}" if scale_figure is not None else f"page: {folders[0] / PAGE_FILE}"
-    for line in (output, *(summary["answer"]["sentence"] for summary in summaries)):
+    output_line = f"figure: {scale_figure}" if scale_figure is not None else f"page: {folders[0] / PAGE_FILE}"
+    for line in (output_line, *(summary["answer"]["sentence"] for summary in summaries)):
         print_line(line)
 
 
@@ -167,33 +171,33 @@ def _run_study(study: InfluenceStudy, out: Path, *, resume: bool) -> dict[str, A
     """Run a study or one part of it; return the summary, or None if other parts are not complete."""
     folder = part_folder(out, study.part)
     check_parts(study, out)
-    with ProgressLine(err_console) as progress, catch_interrupts() as stop:
+    with ProgressLine(err_console) as progress, catch_interrupts() as should_stop:
 
-        def estimate(min_seconds: float, max_seconds: float) -> None:
-            print_message(f"estimated time: {_duration(min_seconds)} to {_duration(max_seconds)}")
+        def print_estimate(min_seconds: float, max_seconds: float) -> None:
+            print_message(f"estimated time: {_format_duration(min_seconds)} to {_format_duration(max_seconds)}")
 
         if not measure_influence(
-            study, folder, resume=resume, report=progress.show_targets, stop=stop, estimate=estimate
+            study, folder, resume=resume, report=progress.show_targets, stop=should_stop, estimate=print_estimate
         ):
             raise StoppedError(f"stopped and saved in {folder}; repeat the command with --resume to continue")
     if study.part == (1, 1):
         return report_study(study, out)
     if missing_parts := join_parts(study, out):
-        index, num_parts = study.part
-        missing_text = ", ".join(f"{missing}/{num_parts}" for missing in missing_parts)
-        print_message(f"part {index}/{num_parts} is complete; missing parts: {missing_text}")
+        part_index, num_parts = study.part
+        missing_labels = ", ".join(f"{missing_part}/{num_parts}" for missing_part in missing_parts)
+        print_message(f"part {part_index}/{num_parts} is complete; missing parts: {missing_labels}")
         return None
     return report_study(replace(study, part=(1, 1)), out)
 
 
-def _duration(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     """Format a duration in the largest unit that gives a value of at least 2, such as ``2 hours`` for 7200 seconds."""
     units = (("days", 86400), ("hours", 3600), ("minutes", 60), ("seconds", 1))
-    unit, size = next((entry for entry in units if seconds >= 2 * entry[1]), units[-1])
-    return f"{max(1, round(seconds / size)):,} {unit}"
+    unit_name, unit_seconds = next((unit for unit in units if seconds >= 2 * unit[1]), units[-1])
+    return f"{max(1, round(seconds / unit_seconds)):,} {unit_name}"
 
 
-def _influence_measure(name: str, prefilter: float | None) -> InfluenceMeasure:
+def _build_measure(name: str, prefilter: float | None) -> InfluenceMeasure:
     if name not in MEASURES:
         raise unknown_name("measure", name, MEASURES)
     measure = MEASURES[name]()
@@ -208,27 +212,27 @@ def _influence_measure(name: str, prefilter: float | None) -> InfluenceMeasure:
     return Screened(then=measure, share=prefilter)
 
 
-def _gap_rule(name: str, gap: float | None) -> GapRule:
+def _parse_gap_rule(name: str, gap: float | None) -> GapRule:
     if name not in RULES:
         raise unknown_name("rule", name, RULES)
     if name == "longppl" and gap is not None:
-        raise SettingError(f"rule longppl has a fixed gap of {LONGPPL.gap} nats; leave out --gap {gap}")
+        raise SettingError(f"rule longppl has a fixed gap of {LONGPPL_RULE.gap} nats; leave out --gap {gap}")
     if name == "longppl":
-        return LONGPPL
+        return LONGPPL_RULE
     return GapRule() if gap is None else GapRule(gap=gap)
 
 
-def _num_targets(targets: str) -> int | None:
+def _parse_num_targets(targets: str) -> int | None:
     if targets == "all":
         return None
-    values = options.parse_integers(targets, "--targets")
-    if len(values) > 1:
+    numbers = options.parse_integers(targets, "--targets")
+    if len(numbers) > 1:
         raise SettingError(f"invalid --targets {targets}; use one whole number, or all")
-    return values[0]
+    return numbers[0]
 
 
-def _controls(controls: str) -> tuple[str, ...]:
-    names = options.split_names(controls)
-    if "none" in names and names != ("none",):
+def _parse_controls(controls: str) -> tuple[str, ...]:
+    control_names = options.split_names(controls)
+    if "none" in control_names and control_names != ("none",):
         raise SettingError(f"--controls {controls} combines none with other controls; use none alone, or leave it out")
-    return () if names == ("none",) else names
+    return () if control_names == ("none",) else control_names

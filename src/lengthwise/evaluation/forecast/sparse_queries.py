@@ -118,7 +118,7 @@ def query_decoder(decoder: Decoder, queries: Queries, subsample: Subsample) -> Q
     The weights of a subsample change the attention scores; its ``visible_counts`` change the length scaling.
     """
     num_queries, num_heads = len(queries.answer), decoder.settings.num_heads
-    num_subsamples = len(subsample.last) // num_queries
+    num_subsamples = len(subsample.last_column) // num_queries
     queries_per_pass = max(1, MAX_SCORES // (subsample.indices.shape[1] ** 2 * num_heads * num_subsamples))
     parts = [
         _query_batch(
@@ -140,7 +140,7 @@ def _query_batch(
     sequences = slice(query_slice.start * num_subsamples, query_slice.stop * num_subsamples)
     subsample = Subsample(**{field.name: getattr(subsample, field.name)[sequences] for field in fields(Subsample)})
     batch, num_queries = queries.batch.select(query_slice), query_slice.stop - query_slice.start
-    answer, last_column = torch.from_numpy(queries.answer[query_slice]), torch.from_numpy(subsample.last)
+    answer, last_column = torch.from_numpy(queries.answer[query_slice]), torch.from_numpy(subsample.last_column)
     support = [indices for indices in queries.support[query_slice] for _ in range(num_subsamples)]
     in_support = np.stack([np.isin(*pair) for pair in zip(subsample.indices, support, strict=True)])
     outside_support = torch.from_numpy(1.0 - in_support).float()

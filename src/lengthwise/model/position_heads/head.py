@@ -47,11 +47,11 @@ def read_prompt(
     # The first ID of the prompt replaces the IDs of padding, so padding adds no distinct ID.
     ids = torch.where(is_prompt, position_ids[:, :max_length], position_ids[:, :1])
     sorted_ids, order = ids.sort(dim=1)
-    differs = torch.zeros_like(sorted_ids)
-    differs[:, 1:] = (sorted_ids[:, 1:] != sorted_ids[:, :-1]).long()
-    sorted_ranks = differs.cumsum(dim=1)
-    padding = torch.full((len(ids), int(sorted_ranks.max()) + 1), Prompt.PADDING_ID, device=ids.device)
-    distinct_ids = padding.scatter(1, sorted_ranks, sorted_ids)
+    is_new_id = torch.zeros_like(sorted_ids)
+    is_new_id[:, 1:] = (sorted_ids[:, 1:] != sorted_ids[:, :-1]).long()
+    sorted_ranks = is_new_id.cumsum(dim=1)
+    padding_ids = torch.full((len(ids), int(sorted_ranks.max()) + 1), Prompt.PADDING_ID, device=ids.device)
+    distinct_ids = padding_ids.scatter(1, sorted_ranks, sorted_ids)
     return Prompt(
         keys=head.keys(embeddings[:, :max_length], ids),
         position_ids=ids,
@@ -70,10 +70,10 @@ class NextIDs:
     log_probs: Float[Tensor, "batch query candidate"]
     candidates: Int[Tensor, "#batch #query candidate"]
 
-    def most_likely(self) -> Int[Tensor, "batch query"]:
+    def most_likely_ids(self) -> Int[Tensor, "batch query"]:
         """Return the ID with the largest probability for each query."""
-        best = self.log_probs.argmax(dim=-1, keepdim=True)
-        return self.candidates.expand(self.log_probs.shape).gather(-1, best)[..., 0]
+        best_index = self.log_probs.argmax(dim=-1, keepdim=True)
+        return self.candidates.expand(self.log_probs.shape).gather(-1, best_index)[..., 0]
 
     def log_probability(
         self, ids: Int[Tensor, "batch query"]
@@ -104,10 +104,14 @@ class PositionHead(nn.Module):
         raise NotImplementedError
 
 
-def sum_by_id(mass: Float[Tensor, "batch query prompt"], prompt: Prompt) -> Float[Tensor, "batch query rank"]:
+def sum_by_id(
+    token_probabilities: Float[Tensor, "batch query prompt"], prompt: Prompt
+) -> Float[Tensor, "batch query rank"]:
     """Sum the probability mass of prompt tokens that have the same ID."""
-    rank_mass = mass.new_zeros(*mass.shape[:2], prompt.distinct_ids.shape[1])
-    return rank_mass.scatter_add(2, prompt.ranks[:, None].expand(mass.shape), mass)
+    rank_probabilities = token_probabilities.new_zeros(*token_probabilities.shape[:2], prompt.distinct_ids.shape[1])
+    return rank_probabilities.scatter_add(
+        2, prompt.ranks[:, None].expand(token_probabilities.shape), token_probabilities
+    )
 
 
 def distinct_id_distribution(probabilities: Float[Tensor, "batch query rank"], prompt: Prompt) -> NextIDs:
@@ -116,5 +120,5 @@ def distinct_id_distribution(probabilities: Float[Tensor, "batch query rank"], p
     if prompt.has_padding:
         is_padding = candidates == Prompt.PADDING_ID
         probabilities, candidates = probabilities.masked_fill(is_padding, 0.0), candidates.masked_fill(is_padding, -1)
-    smallest_number = torch.finfo(probabilities.dtype).tiny
-    return NextIDs(log_probs=probabilities.clamp_min(smallest_number).log(), candidates=candidates)
+    min_probability = torch.finfo(probabilities.dtype).tiny
+    return NextIDs(log_probs=probabilities.clamp_min(min_probability).log(), candidates=candidates)

@@ -39,8 +39,8 @@ class Pointer(PositionHead):
         self, embeddings: Float[Tensor, "batch prompt d_model"], position_ids: Int[Tensor, "batch prompt"]
     ) -> Float[Tensor, "batch prompt d_key"]:
         """Return keys with a rotary part for the ID, then a content part for the token and its predecessor."""
-        previous = nn.functional.pad(embeddings, (0, 0, 1, 0))[:, :-1]
-        content = nn.functional.normalize(self.content(embeddings) + self.predecessor(previous), dim=-1)
+        previous_embeddings = nn.functional.pad(embeddings, (0, 0, 1, 0))[:, :-1]
+        content = nn.functional.normalize(self.content(embeddings) + self.predecessor(previous_embeddings), dim=-1)
         return torch.cat([self._rotated_distance(self.distance[1], position_ids), content], dim=-1)
 
     def forward(
@@ -61,16 +61,24 @@ class Pointer(PositionHead):
         scores = (prompt.sharpness * query) @ prompt.keys.mT
         if prompt.has_padding:
             scores = scores.masked_fill(~prompt.is_prompt[:, None], -math.inf)
-        mass = scores.softmax(dim=-1)
-        return distinct_id_distribution(self._shift(sum_by_id(mass, prompt), next_embeddings), prompt)
+        token_probabilities = scores.softmax(dim=-1)
+        return distinct_id_distribution(self._shift(sum_by_id(token_probabilities, prompt), next_embeddings), prompt)
 
     def _shift(
-        self, rank_mass: Float[Tensor, "batch query rank"], next_embeddings: Float[Tensor, "batch query d_model"]
+        self,
+        rank_probabilities: Float[Tensor, "batch query rank"],
+        next_embeddings: Float[Tensor, "batch query d_model"],
     ) -> Float[Tensor, "batch query rank"]:
         """Shift the probabilities by -1, 0 or +1 ranks; a shift past the first or last rank loses the probability."""
-        down, stay, up = (SHIFT_SCALE * self.shift(next_embeddings)).softmax(dim=-1).split(1, dim=-1)
-        padded = nn.functional.pad(rank_mass, (1, 1))
-        return stay * rank_mass + up * padded[..., :-2] + down * padded[..., 2:]
+        down_probability, same_probability, up_probability = (
+            (SHIFT_SCALE * self.shift(next_embeddings)).softmax(dim=-1).split(1, dim=-1)
+        )
+        padded_probabilities = nn.functional.pad(rank_probabilities, (1, 1))
+        return (
+            same_probability * rank_probabilities
+            + up_probability * padded_probabilities[..., :-2]
+            + down_probability * padded_probabilities[..., 2:]
+        )
 
     def _rotated_distance(
         self, vector: Float[Tensor, " d_pointer"], position_ids: Int[Tensor, "batch seq"]

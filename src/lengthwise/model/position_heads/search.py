@@ -40,5 +40,5 @@ class Search(PositionHead):
         """Return a distribution over the prompt's distinct IDs."""
         query = nn.functional.normalize(self.query(next_embeddings), dim=-1)
         scores = (prompt.sharpness * self.log_gain.exp() * query) @ prompt.keys.mT
-        mass = scores.float().masked_fill(~prompt.is_prompt[:, None], -math.inf).softmax(dim=-1)
-        return distinct_id_distribution(sum_by_id(mass, prompt), prompt)
+        token_probabilities = scores.float().masked_fill(~prompt.is_prompt[:, None], -math.inf).softmax(dim=-1)
+        return distinct_id_distribution(sum_by_id(token_probabilities, prompt), prompt)

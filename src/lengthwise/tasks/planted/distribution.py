@@ -12,18 +12,18 @@ MAX_SHAPES = 200_000
 # Maximum number of tuples of k tokens in a table.
 MAX_TUPLES = 1 << 22
 # Tolerance of a sum of probabilities.
-TOLERANCE = 1e-9
+SUM_TOLERANCE = 1e-9
 
 
 def check_distribution(values: Sequence[float], entries: Sequence[str], description: str) -> None:
     """Raise ``SettingError`` unless the values are a distribution; ``entries`` has the name of each value."""
     for value, entry in zip(values, entries, strict=True):
-        if not 0 <= value <= 1 + TOLERANCE:
+        if not 0 <= value <= 1 + SUM_TOLERANCE:
             raise SettingError(f"{entry} has probability {value}; use a probability between 0 and 1")
     total = float(np.sum(values))
     if total == 0:
         raise SettingError(f"{description} are all 0 or missing; use at least one positive probability")
-    if abs(total - 1) > TOLERANCE:
+    if abs(total - 1) > SUM_TOLERANCE:
         raise SettingError(f"{description} have the sum {total:.6g} instead of 1; divide them by {total:.6g}")
 
 
@@ -32,7 +32,7 @@ def check_shapes(shapes: Sequence[Sequence[int]], max_span: int | None) -> None:
     if not shapes or not shapes[0]:
         raise SettingError("the placement has no shape; use at least one shape such as (0, 1)")
     for shape in shapes:
-        if shape[0] != 0 or any(later <= earlier for earlier, later in pairwise(shape)):
+        if shape[0] != 0 or any(next_distance <= distance for distance, next_distance in pairwise(shape)):
             raise SettingError(f"invalid shape {tuple(shape)}; use distances from the first token such as (0, 1, 4)")
         if len(shape) != len(shapes[0]):
             raise SettingError(
