@@ -250,6 +250,6 @@ def test_import_writes_no_file_outside_the_run_folder(folder, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(folder)
     model.config.run["files"] = {"../outside.json": "{}"}
     model.save_pretrained(tmp_path / "hf")
-    with pytest.raises(RunFolderError, match="refers to a file outside the run folder"):
+    with pytest.raises(RunFolderError, match="names a file outside the new run folder"):
         import_hf(tmp_path / "hf", tmp_path / "in" / "run")
     assert not (tmp_path / "in").exists()

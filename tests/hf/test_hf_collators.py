@@ -266,9 +266,9 @@ INVALID: list[tuple[dict, str]] = [
     ({"coupling": None, "spans": [], "offset_mapping": [[0, 1]]}, r"offset_mapping has 1 pairs for 2 tokens; give one"),
     (
         {"coupling": None, "spans": [[0, 1, 4], [1, 2, 5]], "offset_mapping": [[0, 2], [2, 3]]},
-        r"token 0 \(characters 0 to 2\) belongs to the groups 4 and 5; move the spans",
+        r"token 0 \(characters 0 to 2\) belongs to the groups 4 and 5; change the spans",
     ),
-    ({"input_ids": [4] * 9, "coupling": [0] * 9}, r"9 tokens do not fit into pack_to 8; truncate or drop the example"),
+    ({"input_ids": [4] * 9, "coupling": [0] * 9}, r"9 tokens exceed pack_to 8; truncate or drop the example"),
 ]
 
 
@@ -282,7 +282,7 @@ def test_an_invalid_example_raises_a_one_line_error_with_its_number(columns, mes
 
 def test_ids_beyond_the_limit_raise_an_error_with_the_example():
     rows = features((5, 12, 5))
-    with pytest.raises(PositionRangeError, match=r"^example 1 of the batch: its IDs reach 11, but the limit is 7;"):
+    with pytest.raises(PositionRangeError, match=r"^example 1 of the batch: its position IDs reach 11, but"):
         collated(Sequential(), rows, num_position_ids=8, training=False)
     assert collated(Sequential(), rows, num_position_ids=12)["position_ids"].max() == 11
     with pytest.raises(PositionRangeError, match=r"^example 1 of the batch: the sequence has ID 99 but the largest ID"):
@@ -315,8 +315,8 @@ class TwoIDs(Sequential):
 
 
 SETTINGS = [
-    (small_scheme("random_floats"), {}, r"random_floats assigns real-valued IDs, .*; use randomized instead"),
-    (support_scheme(), {}, r"mine needs support, which no column provides; supported columns: coupling, places"),
+    (small_scheme("random_floats"), {}, r"random_floats assigns real-valued IDs, .*; use the scheme randomized"),
+    (support_scheme(), {}, r"mine needs support, which no data set column provides; use a scheme that needs one of"),
     (Sequential(), {"padding_side": "top"}, r"invalid padding_side 'top'; use one of right, left"),
     (Sequential(), {"pack_to": 0}, r"invalid pack_to 0; use at least 1, or None"),
     (Sequential(), {"pad_to_multiple_of": -8}, r"invalid pad_to_multiple_of -8; use at least 1"),

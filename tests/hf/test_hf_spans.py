@@ -71,13 +71,13 @@ INVALID = [
     (
         [[0, 3, 4], [3, 5, 2]],
         [[0, 0], [0, 2], [2, 5]],
-        r"^token 2 \(characters 2 to 5\) belongs to the groups 2 and 4; move the spans, or insert a space",
+        r"^token 2 \(characters 2 to 5\) belongs to the groups 2 and 4; change the spans, or insert a space",
     ),
     ([[0, 2, 1], [1, 2, 3]], [[0, 2]], r"token 0 \(characters 0 to 2\) belongs to the groups 1 and 3"),
     (
         [[2, 3, 1]],
         [[0, 2], [3, 5]],
-        r"^no token contains a character of the span 2 to 3 \(group 1\); mark characters that",
+        r"^no token contains a character of the span 2 to 3 \(group 1\); move the span to characters that",
     ),
     (
         [[3, 3, 1]],

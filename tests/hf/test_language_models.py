@@ -51,7 +51,7 @@ def test_a_run_with_another_precision_raises_an_error(runs):
 
 
 def test_an_unknown_kind_of_text_raises_an_error(runs):
-    with pytest.raises(ModelError, match=r"text has no kind of text 'code'; known: none"):
+    with pytest.raises(ModelError, match=r"text has no held-out texts of kind 'code'; known kinds: none"):
         load_language_model(str(runs / "text")).held_out("code")
 
 

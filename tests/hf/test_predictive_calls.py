@@ -75,7 +75,7 @@ def test_without_a_head_ids_count_up_in_training():
 def test_a_4d_mask_without_ids_raises_an_error():
     model = wrap_model("llama", head=None)
     rows = causal_mask(torch.ones_like(TOKENS, dtype=torch.bool))
-    with pytest.raises(SettingError, match="a 4-D mask does not mark the first token of a sequence; pass position_ids"):
+    with pytest.raises(SettingError, match="a 4-D attention_mask does not mark the first token of a sequence; pass"):
         model(TOKENS, rows, labels=TOKENS)
 
 

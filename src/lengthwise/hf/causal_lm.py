@@ -27,10 +27,13 @@ class ReadOnlyLayer(DynamicLayer):
     @classmethod
     def from_layer(cls, layer: Any, num_tokens: int) -> "ReadOnlyLayer":
         """Return a layer with the keys and values of the first ``num_tokens`` tokens of another layer."""
-        copy = cls()
-        copy.lazy_initialization(layer.keys, layer.values)
-        copy.keys, copy.values = layer.keys[..., :num_tokens, :], layer.values[..., :num_tokens, :]
-        return copy
+        read_only_layer = cls()
+        read_only_layer.lazy_initialization(layer.keys, layer.values)
+        read_only_layer.keys, read_only_layer.values = (
+            layer.keys[..., :num_tokens, :],
+            layer.values[..., :num_tokens, :],
+        )
+        return read_only_layer
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Return the stored keys and values, repeated for every row, followed by the new keys and values."""
@@ -63,8 +66,8 @@ class CausalLM:
         self.dtype = str(model.dtype).removeprefix("torch.")
         self.num_parameters = sum(parameter.numel() for parameter in model.parameters())
         self.weights_digest = weights_digest(model.state_dict())
-        heads = getattr(config, "num_attention_heads", 1)
-        self.forward_tokens = forward_token_budget(device_of(model), int(config.hidden_size), heads)
+        num_heads = getattr(config, "num_attention_heads", 1)
+        self.forward_tokens = forward_token_budget(device_of(model), int(config.hidden_size), num_heads)
         self.pack_size = 1 if has_causal_mask_table(model) else PACK_SIZE
         check_compatibility(self, model)
 
@@ -81,7 +84,7 @@ class CausalLM:
     def losses(
         self, tokens: Int[Tensor, "batch seq"], position_ids: Int[Tensor, "batch seq"], targets: Int[Tensor, "batch t"]
     ) -> Float[Tensor, "batch t"]:
-        """Return the losses (nats) of ``targets``, the correct next tokens at the last ``t`` token indexes."""
+        """Return the losses (nats) of ``targets``, the tokens that follow the last ``t`` tokens of each sequence."""
         seq = tokens.shape[1]
         indexes = torch.arange(seq - targets.shape[1], seq)
         logits = self._logits(tokens, position_ids, self._causal_mask(position_ids), logit_indexes=indexes).float()
@@ -127,7 +130,7 @@ class CausalLM:
     def log_probs_with_prefix(
         self, states: DynamicCache, tokens: Int[Tensor, "batch seq"], position_ids: Int[Tensor, "batch seq"]
     ) -> Float[Tensor, "batch vocab"]:
-        """Return the next-token log-probabilities (nats) of sequences that continue the tokens of ``states``."""
+        """Return the next-token log-probabilities (nats) of sequences ``tokens`` that continue the cached tokens."""
         seq = tokens.shape[1]
         mask = self._build_causal_mask(states.get_seq_length(), seq)
         logits = self._logits(tokens, position_ids, mask, logit_indexes=torch.tensor([seq - 1]), cache=states)
@@ -141,17 +144,20 @@ class CausalLM:
         position_ids: Int[Tensor, " near"],
         visible: Bool[Tensor, "batch states"],
     ) -> Float[Tensor, "batch vocab"]:
-        """Return the next-token log-probabilities (nats) after the near tokens, for each row of ``visible``.
+        """Return the log-probabilities (nats) of the token after ``near_tokens``, for each row of ``visible``.
 
-        The near tokens attend to the states where ``visible`` is True. One sequence packs several copies of the near
-        tokens, which share the keys of the states and do not attend to each other.
+        ``states`` contains the keys and values of the earlier tokens. The near tokens attend only to the states where
+        the row of ``visible`` is True. One sequence packs several copies of the near tokens, one per row. The copies
+        share the keys of the states and do not attend to each other.
         """
         seq, num_packs = len(near_tokens), -(-len(visible) // self.pack_size)
         num_copies = -(-len(visible) // num_packs)
         # Repeat the last row to fill the last pack.
-        rows = visible[torch.arange(num_packs * num_copies).clamp(max=len(visible) - 1)].view(num_packs, num_copies, -1)
+        visible_by_copy = visible[torch.arange(num_packs * num_copies).clamp(max=len(visible) - 1)].view(
+            num_packs, num_copies, -1
+        )
         near_mask = torch.block_diag(*[torch.ones(seq, seq, dtype=torch.bool).tril()] * num_copies)
-        mask = torch.cat([rows.repeat_interleave(seq, dim=1), near_mask.expand(num_packs, -1, -1)], dim=2)
+        mask = torch.cat([visible_by_copy.repeat_interleave(seq, dim=1), near_mask.expand(num_packs, -1, -1)], dim=2)
         logits = self._logits(
             near_tokens.repeat(num_copies).expand(num_packs, -1),
             position_ids.repeat(num_copies).expand(num_packs, -1),
@@ -169,21 +175,25 @@ class CausalLM:
         log_gates: Float[Tensor, " states"],
         objective: Callable[[Float[Tensor, " vocab"]], Float[Tensor, ""]],
     ) -> Float[Tensor, " states"]:
-        """Return the gradient of ``objective`` with respect to ``log_gates``, a bias on the scores of every layer."""
+        """Return the gradient of ``objective`` with respect to ``log_gates``.
+
+        ``objective`` maps next-token log-probabilities to a number. Every layer adds ``log_gates`` to the attention
+        scores of the near tokens on each state.
+        """
         gates = log_gates.to(device_of(self.model)).requires_grad_()
         last_index = torch.tensor([len(near_tokens) - 1])
         with torch.enable_grad():
             mask = self._build_causal_mask(len(log_gates), len(near_tokens))
             mask = mask + torch.nn.functional.pad(gates, (0, len(near_tokens))).to(mask.dtype)
             logits = self._logits(near_tokens[None], position_ids[None], mask, logit_indexes=last_index, cache=states)
-            value = objective(logits[0, 0].float().log_softmax(dim=-1))
-            return torch.autograd.grad(value, gates)[0]
+            objective_value = objective(logits[0, 0].float().log_softmax(dim=-1))
+            return torch.autograd.grad(objective_value, gates)[0]
 
     @torch.no_grad()
     def attention_weights(
         self, states: DynamicCache, near_tokens: Int[Tensor, " near"], position_ids: Int[Tensor, " near"]
     ) -> Float[Tensor, " states"]:
-        """Return the attention weight of the last near token on each state, averaged over layers and heads."""
+        """Return the attention weights of the last near token on the states, averaged over layers and heads."""
         num_states, last_index = states.get_seq_length(), torch.tensor([len(near_tokens) - 1])
         mask = self._build_causal_mask(num_states, len(near_tokens))
         with self._eager_attention():
@@ -201,12 +211,12 @@ class CausalLM:
     @contextmanager
     def _eager_attention(self) -> Iterator[None]:
         # Fused kernels do not return attention weights.
-        attention = self.model.config._attn_implementation
+        previous_attention = self.model.config._attn_implementation
         self.model.set_attn_implementation("eager")
         try:
             yield
         finally:
-            self.model.set_attn_implementation(attention)
+            self.model.set_attn_implementation(previous_attention)
 
     def _causal_mask(self, position_ids: Int[Tensor, "batch seq"]) -> Float[Tensor, "1 1 seq seq"] | None:
         # Consecutive IDs need no mask. Fused attention is then faster, because it skips later keys.

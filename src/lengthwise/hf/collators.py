@@ -31,21 +31,21 @@ from lengthwise.hf.position_id_support import (
 from lengthwise.positions import Assignment, PositionScheme
 from lengthwise.tasks.examples import Examples
 
-SIDES = ("right", "left")
+PADDING_SIDES = ("right", "left")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Row, column and sequence number of every token of a batch, in the order of the examples."""
+    """Row, column and sequence number (index of the example in its row) of each token, in the order of the examples."""
 
     shape: tuple[int, int]
     rows: Int[np.ndarray, " tokens"]
     columns: Int[np.ndarray, " tokens"]
     sequence_numbers: Int[np.ndarray, " tokens"]
 
-    def place(self, values: Sequence[np.ndarray], fill: int) -> Int[Tensor, "batch seq"]:
+    def place(self, values: Sequence[np.ndarray], fill_value: int) -> Int[Tensor, "batch seq"]:
         """Arrange one integer array per example into a batch, with ``fill`` at padding."""
-        batch = np.full(self.shape, fill, dtype=np.int64)
+        batch = np.full(self.shape, fill_value, dtype=np.int64)
         batch[self.rows, self.columns] = np.concatenate(values)
         return torch.from_numpy(batch)
 
@@ -56,35 +56,35 @@ class Layout:
 
 
 def build_layout(lengths: Sequence[int], *, pack_to: int | None, pad_left: bool, multiple: int | None) -> Layout:
-    """Place one example in each row, or pack rows of ``pack_to`` tokens; the width is rounded up to ``multiple``."""
+    """Place one example per row, or pack rows of at most ``pack_to`` tokens; round the width up to a ``multiple``."""
     packs = [[example] for example in range(len(lengths))] if pack_to is None else pack_first_fit(lengths, pack_to)
-    sizes = [sum(lengths[example] for example in pack) for pack in packs]
-    width = max(sizes)
+    row_lengths = [sum(lengths[example] for example in pack) for pack in packs]
+    num_columns = max(row_lengths)
     if multiple is not None:
-        width = -(-width // multiple) * multiple
+        num_columns = -(-num_columns // multiple) * multiple
     # Row, first column and sequence number of each example.
-    starts = np.zeros((len(lengths), 3), dtype=np.int64)
+    first_cells = np.zeros((len(lengths), 3), dtype=np.int64)
     for row, pack in enumerate(packs):
-        column = width - sizes[row] if pad_left else 0
-        for number, example in enumerate(pack):
-            starts[example] = row, column, number
+        column = num_columns - row_lengths[row] if pad_left else 0
+        for sequence_number, example in enumerate(pack):
+            first_cells[example] = row, column, sequence_number
             column += lengths[example]
-    rows, first, sequence_numbers = starts.repeat(lengths, axis=0).T
-    index = np.concatenate([np.arange(length) for length in lengths])
-    return Layout(shape=(len(packs), width), rows=rows, columns=first + index, sequence_numbers=sequence_numbers)
+    rows, first_columns, sequence_numbers = first_cells.repeat(lengths, axis=0).T
+    columns = first_columns + np.concatenate([np.arange(length) for length in lengths])
+    return Layout(shape=(len(packs), num_columns), rows=rows, columns=columns, sequence_numbers=sequence_numbers)
 
 
 def pack_first_fit(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Pack examples of these lengths by first-fit decreasing; each pack holds at most ``max_tokens`` tokens."""
+    """Return packs of example indexes by first-fit decreasing; each pack has at most ``max_tokens`` tokens in total."""
     packs: list[list[int]] = []
     free_tokens: list[int] = []
     for example in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
-        target = next((pack for pack, num_free in enumerate(free_tokens) if num_free >= lengths[example]), len(packs))
-        if target == len(packs):
+        pack_index = next((index for index, free in enumerate(free_tokens) if free >= lengths[example]), len(packs))
+        if pack_index == len(packs):
             packs.append([])
             free_tokens.append(max_tokens)
-        packs[target].append(example)
-        free_tokens[target] -= lengths[example]
+        packs[pack_index].append(example)
+        free_tokens[pack_index] -= lengths[example]
     return packs
 
 
@@ -92,16 +92,17 @@ def pack_first_fit(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
 class PositionCollator:
     """Data collator for ``transformers.Trainer``, TRL's ``SFTTrainer`` and PyTorch's ``DataLoader``.
 
-    Each example is a mapping with unpadded ``input_ids``; other columns have one integer per token. The columns
-    ``labels`` (-100 elsewhere), ``completion_mask``, ``assistant_masks`` and ``prompt_length`` mark answer tokens. All
-    present columns must mark a token; without them, all tokens except the first are answers. Schemes with a coupling
-    need ``coupling``, or ``spans`` with ``offset_mapping`` (`groups_of_spans`). Schemes with places need ``places``.
+    Each example is a mapping with unpadded ``input_ids``. The columns ``labels`` (-100 outside the answer),
+    ``completion_mask``, ``assistant_masks`` and ``prompt_length`` mark answer tokens. If several are present, all of
+    them must mark an answer token; if none is present, all tokens except the first are answer tokens. Schemes that need
+    a coupling read ``coupling`` (one integer per token), or ``spans`` with ``offset_mapping`` (`groups_of_spans`).
+    Schemes that need places read ``places`` (one integer per token).
 
     A batch has ``input_ids``, ``position_ids`` (0 for padding), ``labels`` (unshifted, -100 where not scored) and an
     ``attention_mask``. Without a mask, `transformers` treats a gap in the IDs as the start of another text. If the
     scheme predicts IDs, the batch also has ``position_labels`` (unshifted, -100 where not scored). With ``pack_to``,
-    several examples share a row of at most that many tokens. The mask is then 4-D, has the type ``dtype``, and
-    separates the examples in eager and sdpa attention; ``sequence_ids`` numbers the examples of a row (-1: padding).
+    several examples share a row of at most that many tokens. The attention mask is then 4-D, with the dtype ``dtype``,
+    so that tokens attend only to their example; ``sequence_ids`` numbers the examples of a row (-1: padding).
 
     Each call samples new IDs below ``num_position_ids`` from torch's default generator, so torch's seed makes a run
     reproducible, also in workers. ``training=False`` selects evaluation IDs. `Trainer` has one collator for training
@@ -124,15 +125,15 @@ class PositionCollator:
 
     def __post_init__(self) -> None:
         check_scheme(self.scheme, self.num_position_ids)
-        if self.padding_side not in SIDES:
-            raise SettingError(f"invalid padding_side '{self.padding_side}'; use one of {', '.join(SIDES)}")
+        if self.padding_side not in PADDING_SIDES:
+            raise SettingError(f"invalid padding_side '{self.padding_side}'; use one of {', '.join(PADDING_SIDES)}")
         for setting, value in (("pack_to", self.pack_to), ("pad_to_multiple_of", self.pad_to_multiple_of)):
             if value is not None and value < 1:
                 raise SettingError(f"invalid {setting} {value}; use at least 1, or None")
         if self.pack_to is not None and self.pad_to_multiple_of is not None and self.pack_to % self.pad_to_multiple_of:
             raise SettingError(
                 f"pack_to {self.pack_to} is not a multiple of pad_to_multiple_of {self.pad_to_multiple_of}, so full "
-                "rows would exceed pack_to; use a multiple"
+                f"rows would exceed pack_to; set pack_to to a multiple of {self.pad_to_multiple_of}"
             )
 
     @classmethod
@@ -163,7 +164,7 @@ class PositionCollator:
         if not beyond_trained and scheme.num_position_ids is not None and scheme.num_position_ids > limit:
             raise PositionRangeError(
                 f"{scheme.name} assigns IDs below {scheme.num_position_ids}, but {config.model_type} supports IDs "
-                f"below {limit}; set the scheme's num_position_ids to {limit}, or pass beyond_trained=True"
+                f"below {limit}; set the scheme's num_position_ids to at most {limit}, or pass beyond_trained=True"
             )
         if tokenizer.pad_token_id is None:
             raise ModelError(
@@ -218,12 +219,12 @@ class PositionCollator:
         The prompt ends before the first answer token. Without a column that marks answers, the example is the prompt.
         """
         batch = replace(self, training=False, pack_to=None, padding_side="left")(features)
-        lengths = [count_prompt_tokens(feature) for feature in features]
-        layout = build_layout(lengths, pack_to=None, pad_left=True, multiple=None)
+        prompt_lengths = [count_prompt_tokens(feature) for feature in features]
+        layout = build_layout(prompt_lengths, pack_to=None, pad_left=True, multiple=None)
         prompts = {"attention_mask": (layout.sequence_ids >= 0).long()}
-        for name, fill in (("input_ids", self.pad_token_id), ("position_ids", 0)):
-            rows = zip(batch[name].numpy(), batch["attention_mask"].numpy(), lengths, strict=True)
-            prompts[name] = layout.place([values[mask == 1][:length] for values, mask, length in rows], fill)
+        for name, fill_value in (("input_ids", self.pad_token_id), ("position_ids", 0)):
+            rows = zip(batch[name].numpy(), batch["attention_mask"].numpy(), prompt_lengths, strict=True)
+            prompts[name] = layout.place([values[mask == 1][:length] for values, mask, length in rows], fill_value)
         return prompts
 
     def _read_example(self, number: int, feature: Mapping[str, Any]) -> TokenizedExample:
@@ -233,7 +234,7 @@ class PositionCollator:
             raise FeatureError(f"example {number} of the batch: {error}") from None
         if self.pack_to is not None and len(example.tokens) > self.pack_to:
             raise FeatureError(
-                f"example {number} of the batch: {len(example.tokens)} tokens do not fit into pack_to {self.pack_to}; "
+                f"example {number} of the batch: {len(example.tokens)} tokens exceed pack_to {self.pack_to}; "
                 "truncate or drop the example, or raise pack_to"
             )
         return example
@@ -251,7 +252,7 @@ class PositionCollator:
                 ids = assignment.position_ids[:, row_slice]
                 if self.num_position_ids is not None and ids.max() >= self.num_position_ids:
                     raise PositionRangeError(
-                        f"example {number} of the batch: its IDs reach {ids.max()}, but the limit is "
+                        f"example {number} of the batch: its position IDs reach {ids.max()}, but the limit is "
                         f"{self.num_position_ids - 1}; shorten the example, or raise num_position_ids if the model "
                         "supports larger IDs"
                     )

@@ -43,7 +43,7 @@ def narrowest_window(config: Any) -> int | None:
 
 
 def full_context_setting(config: Any) -> str:
-    """Return the settings that enable full attention in every layer, for an error message."""
+    """Return the configuration settings that enable full attention in every layer, as text for an error message."""
     if (layers := getattr(config, "layer_types", None)) is not None:
         return f"layer_types=['full_attention'] * {len(layers)}"
     if (layers := getattr(config, "attention_layers", None)) is not None:
@@ -52,27 +52,29 @@ def full_context_setting(config: Any) -> str:
 
 
 def longest_context(config: Any) -> int | None:
-    """Return the longest context (tokens) that every layer attends to in full, or None without a limit."""
-    limits = (getattr(config, "max_position_embeddings", None), narrowest_window(config))
-    return min((int(limit) for limit in limits if limit), default=None)
+    """Return the length (tokens) of the longest context that every layer attends to in full; None without a limit."""
+    length_limits = (getattr(config, "max_position_embeddings", None), narrowest_window(config))
+    return min((int(length_limit) for length_limit in length_limits if length_limit), default=None)
 
 
 def has_causal_mask_table(model: PreTrainedModel) -> bool:
     """Return True if the model stores a causal mask over token indexes, as GPT-Neo does.
 
-    The tokens of a call to such a model must have the same indexes as in the text.
+    In a call to such a model, every token must have the same index as in its text, so tokens cannot be packed.
     """
-    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    return any(table.dtype == torch.bool and table.shape[-2:] == (positions, positions) for table in model.buffers())
+    num_positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return any(
+        buffer.dtype == torch.bool and buffer.shape[-2:] == (num_positions, num_positions) for buffer in model.buffers()
+    )
 
 
 def check_compatibility(study_model: NextTokenModel, model: PreTrainedModel) -> None:
-    """Raise ``ModelError`` unless the model computes exact results with hidden tokens and custom position IDs."""
+    """Raise ``ModelError`` unless the model is causal and exact with hidden tokens, custom position IDs and a cache."""
     name = study_model.name
     if isinstance(model, IDGenerationMixin):
         raise ModelError(
-            f"{name} is a wrapped model or predicts its position IDs, but a study uses IDs that count up; use a causal "
-            "model without a wrapper, or the run folder before its export"
+            f"{name} is a wrapped model or predicts its position IDs, but a study needs IDs that count up; use "
+            "a causal model without a wrapper, or the run folder that the model was exported from"
         )
     layer_types = set(getattr(model.config.get_text_config(), "layer_types", None) or [])
     if recurrent_types := layer_types - FULL_ATTENTION - WINDOWED_ATTENTION:
@@ -93,7 +95,7 @@ def check_compatibility(study_model: NextTokenModel, model: PreTrainedModel) -> 
 def check_causal(name: str, model: PreTrainedModel) -> None:
     """Raise ``ModelError`` for a model in which a token changes earlier predictions."""
     try:
-        attends_ahead = _attends_to_later_tokens(model)
+        attends_to_later_tokens = _attends_to_later_tokens(model)
     except torch.OutOfMemoryError:
         raise
     except CALL_ERRORS as error:
@@ -101,7 +103,7 @@ def check_causal(name: str, model: PreTrainedModel) -> None:
             f"{name} fails if it is called with only input_ids ({type(error).__name__}: {first_line(error)}); fix its "
             "configuration, or choose another model"
         ) from error
-    if attends_ahead:
+    if attends_to_later_tokens:
         raise ModelError(
             f"{name} is not causal: a token changes earlier predictions; use a causal language model, such as Llama "
             "or GPT-2"
@@ -113,23 +115,23 @@ def _attends_to_later_tokens(model: Any) -> bool:
     """Return True if the last token changes the logits of the first token, in a call without a mask."""
     vocabulary_size = model.config.get_text_config().vocab_size
     tokens = torch.tensor([[1, 2, 3, 4], [1, 2, 3, 5]], device=device_of(model)) % vocabulary_size
-    first = model(input_ids=tokens, use_cache=False).logits[:, 0].float()
+    first_logits = model(input_ids=tokens, use_cache=False).logits[:, 0].float()
     tolerance = LEAK_TOLERANCE if model.dtype in (torch.float32, torch.float64) else HALF_PRECISION_LEAK_TOLERANCE
-    return bool((first[0] - first[1]).abs().max() > tolerance * first.abs().max())
+    return bool((first_logits[0] - first_logits[1]).abs().max() > tolerance * first_logits.abs().max())
 
 
 @torch.no_grad()
 def rounding_error(model: nn.Module, predict: Callable[[], Float[Tensor, " vocab"]]) -> float:
-    """Estimate the rounding error (nats) of a prediction.
+    """Estimate the rounding error (nats) of the log-probabilities that ``predict`` returns.
 
     Each sample multiplies the outputs of all layers by random factors that differ from 1 by at most the machine epsilon
     (stochastic arithmetic: Vignes 1993, A stochastic arithmetic for reliable scientific computation).
     """
-    expected = predict()
+    expected_log_probs = predict()
     differences = []
     for seed in range(NUM_ROUNDING_SAMPLES):
         with _random_rounding(model, seed):
-            differences.append(max_difference(predict(), expected))
+            differences.append(max_difference(predict(), expected_log_probs))
     return max(MIN_ROUNDING_ERROR, ROUNDING_MARGIN * max(differences))
 
 
@@ -142,8 +144,8 @@ def _random_rounding(model: nn.Module, seed: int) -> Iterator[None]:
             return output
         if output.device not in generators:
             generators[output.device] = torch.Generator(output.device).manual_seed(seed)
-        factor = torch.rand(output.shape, generator=generators[output.device], device=output.device) * 2 - 1
-        return (output.double() * (1 + torch.finfo(output.dtype).eps * factor)).to(output.dtype)
+        random_numbers = torch.rand(output.shape, generator=generators[output.device], device=output.device) * 2 - 1
+        return (output.double() * (1 + torch.finfo(output.dtype).eps * random_numbers)).to(output.dtype)
 
     layers = [layer for layer in model.modules() if not list(layer.children()) and not isinstance(layer, nn.Dropout)]
     hooks = [layer.register_forward_hook(perturb) for layer in layers]

@@ -29,7 +29,10 @@ class TokenizedExample:
 
 
 def read_example(feature: Mapping[str, Any], scheme_column: str | None) -> TokenizedExample:
-    """Read the columns of an example. Raises ``FeatureError`` for invalid columns; None counts as a missing column."""
+    """Read the columns of an example. A column with the value None counts as missing.
+
+    Raises ``FeatureError`` for an invalid column.
+    """
     if feature.get("input_ids") is None:
         raise FeatureError(
             f"input_ids are missing (columns: {', '.join(map(str, feature)) or 'none'}); tokenize the data set first, "
@@ -51,7 +54,7 @@ def read_example(feature: Mapping[str, Any], scheme_column: str | None) -> Token
 
 
 def count_prompt_tokens(feature: Mapping[str, Any]) -> int:
-    """Return the number of tokens before the first answer; all tokens if no column marks answers."""
+    """Return the number of tokens before the first answer token, or of all tokens if no column marks answer tokens."""
     example = read_example(feature, None)
     has_answers = any(feature.get(name) is not None for name in ("labels", "prompt_length", *ANSWER_MASKS))
     return int(example.is_answer.argmax()) if has_answers and example.is_answer.any() else len(example.tokens)
@@ -60,7 +63,10 @@ def count_prompt_tokens(feature: Mapping[str, Any]) -> int:
 def to_integers(
     name: str, values: Any, *, width: int | None = None, content: str = "integers"
 ) -> Int[np.ndarray, "*shape"]:
-    """Convert a list, array or tensor to int64 of shape (seq,) or (seq, width), or raise ``FeatureError``."""
+    """Convert a list, array or tensor to an int64 array of shape (seq,) or (seq, width), or raise ``FeatureError``.
+
+    ``name`` and ``content`` describe the column and its valid values in the error message.
+    """
     try:
         array = np.asarray(values)
     except (ValueError, TypeError):
@@ -83,70 +89,73 @@ def groups_of_spans(spans: Sequence[Any], offsets: Sequence[Any], *, truncated: 
     it overlaps. Any other token, including special tokens, gets the group of the previous token plus one (0 at the
     start). Groups never depend on later tokens, so a prompt has the same groups with and without its response.
     ``truncated=True`` ignores spans before the first token or after the last token. Raises ``FeatureError`` for a
-    token with two groups, a span without a token, and a span that ends after the last token.
+    token that overlaps spans of two groups, a span without a token, and a span that ends after the last token.
     """
-    first, last, group = to_integers("spans", spans, width=3, content=SPAN_FORMAT).T
-    start, end = to_integers("offset_mapping", offsets, width=2, content=OFFSET_FORMAT).T
-    _check_spans(first, last, group)
-    _check_offsets(start, end)
+    span_start, span_end, span_group = to_integers("spans", spans, width=3, content=SPAN_FORMAT).T
+    token_start, token_end = to_integers("offset_mapping", offsets, width=2, content=OFFSET_FORMAT).T
+    _check_spans(span_start, span_end, span_group)
+    _check_offsets(token_start, token_end)
     # A special token contains no characters, so it overlaps no span.
-    overlaps = (start[:, None] < last) & (end[:, None] > first) & (end > start)[:, None]
+    overlaps = (
+        (token_start[:, None] < span_end) & (token_end[:, None] > span_start) & (token_end > token_start)[:, None]
+    )
     has_span = overlaps.any(axis=1)
-    lowest = np.where(overlaps, group, GROUP_LIMIT).min(axis=1, initial=GROUP_LIMIT)
-    highest = np.where(overlaps, group, -1).max(axis=1, initial=-1)
-    if (has_conflict := has_span & (lowest < highest)).any():
+    lowest_group = np.where(overlaps, span_group, GROUP_LIMIT).min(axis=1, initial=GROUP_LIMIT)
+    highest_group = np.where(overlaps, span_group, -1).max(axis=1, initial=-1)
+    if (has_conflict := has_span & (lowest_group < highest_group)).any():
         token = int(has_conflict.argmax())
         raise FeatureError(
-            f"token {token} (characters {start[token]} to {end[token]}) belongs to the groups {lowest[token]} and "
-            f"{highest[token]}; move the spans, or insert a space between them"
+            f"token {token} (characters {token_start[token]} to {token_end[token]}) belongs to the groups "
+            f"{lowest_group[token]} and {highest_group[token]}; change the spans, or insert a space between "
+            "them in the text"
         )
-    text_end = end.max(initial=0)
-    if not truncated and (is_beyond := last > text_end).any():
+    text_end = token_end.max(initial=0)
+    if not truncated and (is_beyond := span_end > text_end).any():
         span = int(is_beyond.argmax())
         raise FeatureError(
-            f"the span {first[span]} to {last[span]} (group {group[span]}) ends after the last token, which ends at "
-            f"{text_end}; fix the span, or compute the column coupling of a truncated text with "
+            f"the span {span_start[span]} to {span_end[span]} (group {span_group[span]}) ends after the last token, "
+            f"which ends at {text_end}; fix the span, or compute the column coupling of a truncated text with "
             "groups_of_spans(..., truncated=True)"
         )
-    is_inside = (first < text_end) & (last > start[end > start].min(initial=GROUP_LIMIT))
+    is_inside = (span_start < text_end) & (span_end > token_start[token_end > token_start].min(initial=GROUP_LIMIT))
     is_missed = ~overlaps.any(axis=0) & (is_inside | (not truncated))
     if is_missed.any():
         span = int(is_missed.argmax())
         raise FeatureError(
-            f"no token contains a character of the span {first[span]} to {last[span]} (group {group[span]}); "
-            "mark characters that the tokenizer keeps"
+            f"no token contains a character of the span {span_start[span]} to {span_end[span]} (group "
+            f"{span_group[span]}); move the span to characters that the tokenizer keeps"
         )
-    index = np.arange(len(highest))
-    last_span = np.maximum.accumulate(np.where(has_span, index, -1))
-    return np.where(last_span < 0, index, highest[last_span] + index - last_span).tolist()
+    token_index = np.arange(len(highest_group))
+    last_span = np.maximum.accumulate(np.where(has_span, token_index, -1))
+    return np.where(last_span < 0, token_index, highest_group[last_span] + token_index - last_span).tolist()
 
 
-def _check_offsets(start: Int[np.ndarray, " seq"], end: Int[np.ndarray, " seq"]) -> None:
-    if (is_invalid := (start < 0) | (end < start)).any():
+def _check_offsets(token_start: Int[np.ndarray, " seq"], token_end: Int[np.ndarray, " seq"]) -> None:
+    if (is_invalid := (token_start < 0) | (token_end < token_start)).any():
         token = int(is_invalid.argmax())
         raise FeatureError(
-            f"invalid offset_mapping {[int(start[token]), int(end[token])]} of token {token}; use [start, end] with "
-            "0 <= start <= end"
+            f"invalid offset_mapping {[int(token_start[token]), int(token_end[token])]} of token {token}; use "
+            "[start, end] with 0 <= start <= end"
         )
-    tokens = np.flatnonzero(end > start)
-    if (is_decrease := np.diff(start[tokens]) < 0).any():
-        place = int(is_decrease.argmax())
-        previous, token = tokens[place : place + 2]
+    tokens = np.flatnonzero(token_end > token_start)
+    if (is_decrease := np.diff(token_start[tokens]) < 0).any():
+        decrease_index = int(is_decrease.argmax())
+        previous, token = tokens[decrease_index : decrease_index + 2]
         raise FeatureError(
-            f"offset_mapping decreases from {start[previous]} to {start[token]} at token {token}, which happens for "
-            "a pair of texts; tokenize prompt and response as one text"
+            f"offset_mapping decreases from {token_start[previous]} to {token_start[token]} at token {token}, which "
+            "happens for a pair of texts; tokenize prompt and response as one text"
         )
 
 
 def _check_spans(
-    first: Int[np.ndarray, " span"], last: Int[np.ndarray, " span"], group: Int[np.ndarray, " span"]
+    span_start: Int[np.ndarray, " span"], span_end: Int[np.ndarray, " span"], span_group: Int[np.ndarray, " span"]
 ) -> None:
-    is_invalid = (first < 0) | (last <= first) | (group < 0) | (group >= GROUP_LIMIT)
+    is_invalid = (span_start < 0) | (span_end <= span_start) | (span_group < 0) | (span_group >= GROUP_LIMIT)
     if is_invalid.any():
         span = int(is_invalid.argmax())
         raise FeatureError(
-            f"invalid span {[int(first[span]), int(last[span]), int(group[span])]}; use [start, end, group] with "
-            f"0 <= start < end and 0 <= group < {GROUP_LIMIT}"
+            f"invalid span {[int(span_start[span]), int(span_end[span]), int(span_group[span])]}; use [start, end, "
+            f"group] with 0 <= start < end and 0 <= group < {GROUP_LIMIT}"
         )
 
 
@@ -185,7 +194,7 @@ def _read_scheme_column(feature: Mapping[str, Any], name: str, seq: int) -> Int[
         if offsets is None:
             raise FeatureError("spans need an offset_mapping; tokenize with return_offsets_mapping=True")
         if len(offsets) != seq:
-            raise FeatureError(f"offset_mapping has {len(offsets)} pairs for {seq} tokens; give one value per token")
+            raise FeatureError(f"offset_mapping has {len(offsets)} pairs for {seq} tokens; give one pair per token")
         values = np.array(groups_of_spans(feature["spans"], offsets))
     if values is None:
         alternative = ", or spans with an offset_mapping" if name == "coupling" else ""

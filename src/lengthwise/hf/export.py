@@ -23,7 +23,7 @@ from lengthwise.tasks import HasRunFiles, Task
 from lengthwise.tasks.text.corpus import TOKENIZER_FILE
 from lengthwise.tasks.text_format import DEFAULT_NUM_SHOTS, TextExample, format_examples, sample_shots
 
-CONFIG = "config.json"
+CONFIG_FILE = "config.json"
 # Number of examples per length from which lm-evaluation-harness samples its shots.
 SHOT_POOL = 32
 
@@ -70,7 +70,7 @@ def import_hf(folder: StrPath, out: StrPath) -> None:
     from lengthwise.hf.loading import load_pretrained  # noqa: PLC0415
 
     folder, out = Path(folder), Path(out)
-    model = load_pretrained(str(folder)) if (folder / CONFIG).is_file() else None
+    model = load_pretrained(str(folder)) if (folder / CONFIG_FILE).is_file() else None
     if not isinstance(model, LengthwiseForCausalLM):
         raise RunFolderError(f"{folder} is not an exported run; use a folder written by export --format hf")
     if not model.config.run:
@@ -78,7 +78,8 @@ def import_hf(folder: StrPath, out: StrPath) -> None:
     description, files, facts = (model.config.run[key] for key in ("experiment", "files", "facts"))
     if outside_files := [name for name in files if Path(name).name != name]:
         raise RunFolderError(
-            f"{folder} refers to a file outside the run folder ({outside_files[0]}); export the run again"
+            f"{folder} names a file outside the new run folder ({outside_files[0]}), which import does not write; "
+            "export the run again"
         )
     with atomic_folder(out) as run:
         write_description(run, RUN_FOLDER, description, {name: content.encode() for name, content in files.items()})
@@ -90,50 +91,50 @@ def export_to_harness(task: Task, out: StrPath, settings: EvaluationSettings, *,
     """Export a task to lm-evaluation-harness as a group with one task per length, and return the group's name.
 
     ``<task>_<length>.jsonl`` contains the test examples of ``evaluate``. ``<task>_<length>_shots.jsonl`` contains the
-    shots, which have other prompts. The model generates a line, and exact match compares it without its leading space.
-    The files refer to each other by absolute path.
+    examples for few-shot prompts; no test example has the same prompt. Exact match compares the generated line, without
+    its leading space, with the answer. The files refer to each other by absolute path.
     """
     out = Path(out)
     if not 0 <= shots < SHOT_POOL:
         raise SettingError(f"invalid number of shots {shots}; use 0 to {SHOT_POOL - 1}")
     files: dict[str, str] = {}
-    names = [f"lengthwise_{task.name}_{length}" for length in settings.lengths]
-    for place, (name, length) in enumerate(zip(names, settings.lengths, strict=True)):
-        num_examples = settings.num_examples_at(place)
+    task_names = [f"lengthwise_{task.name}_{length}" for length in settings.lengths]
+    for index, (task_name, length) in enumerate(zip(task_names, settings.lengths, strict=True)):
+        num_examples = settings.num_examples_at(index)
         blocks = iter_blocks(task, length, num_examples, settings.seed)
         texts = [text for block in blocks for text in format_examples(task, block)][:num_examples]
-        rng, prompts = stream(settings.seed, "harness shots", length), {text.prompt for text in texts}
-        shot_pool = sample_shots(task, length, SHOT_POOL if shots else 0, rng, excluded_prompts=prompts)
+        rng, test_prompts = stream(settings.seed, "harness shots", length), {text.prompt for text in texts}
+        shot_pool = sample_shots(task, length, SHOT_POOL if shots else 0, rng, excluded_prompts=test_prompts)
         splits = {"test": (f"{task.name}_{length}.jsonl", texts)}
         if shots:
             splits["shots"] = (f"{task.name}_{length}_shots.jsonl", shot_pool)
         files |= {file: _json_lines(examples, length) for file, examples in splits.values()}
         paths = {split: str((out / file).absolute()) for split, (file, _) in splits.items()}
-        files[f"{task.name}_{length}.yaml"] = _yaml(_task_config(name, task, length, texts, paths, shots))
-    group = f"lengthwise_{task.name}"
+        files[f"{task.name}_{length}.yaml"] = _yaml(_task_config(task_name, task, length, texts, paths, shots))
+    group_name = f"lengthwise_{task.name}"
     files[f"{task.name}.yaml"] = _yaml(
         {
-            "group": group,
-            "task": names,
+            "group": group_name,
+            "task": task_names,
             "aggregate_metric_list": [{"metric": "exact_match", "weight_by_size": True, "filter_list": "line"}],
             "metadata": {"version": task.version},
         }
     )
     for file, content in files.items():
         write_atomically(out / file, content.encode())
-    return group
+    return group_name
 
 
 def _task_config(
     name: str, task: Task, length: int, texts: Sequence[TextExample], paths: Mapping[str, str], shots: int
 ) -> dict[str, Any]:
-    fewshot = {"fewshot_split": "shots", "num_fewshot": shots} if shots else {"num_fewshot": 0}
+    fewshot_settings = {"fewshot_split": "shots", "num_fewshot": shots} if shots else {"num_fewshot": 0}
     return {
         "task": name,
         "dataset_path": "json",
         "dataset_kwargs": {"data_files": dict(paths)},
         "test_split": "test",
-        **fewshot,
+        **fewshot_settings,
         "output_type": "generate_until",
         "doc_to_text": "{{prompt}}",
         "doc_to_target": "{{response}}",
@@ -156,6 +157,6 @@ def _json_lines(texts: Sequence[TextExample], length: int) -> str:
     return "".join(json.dumps(record) + "\n" for record in records)
 
 
-def _yaml(tree: Mapping[str, Any]) -> str:
-    """Return one line per key, with its value as JSON, which is valid YAML."""
-    return "".join(f"{key}: {json.dumps(value)}\n" for key, value in tree.items())
+def _yaml(entries: Mapping[str, Any]) -> str:
+    """Return YAML with one line per key; the values are written as JSON, which is valid YAML."""
+    return "".join(f"{key}: {json.dumps(value)}\n" for key, value in entries.items())

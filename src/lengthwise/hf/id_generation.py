@@ -21,7 +21,8 @@ class IDGenerationMixin(GenerationMixin):
     """Mixin for greedy decoding, sampling and beam search with predicted IDs; each hypothesis has its own IDs.
 
     ``generate(input_ids, position_ids=...)`` accepts IDs of the prompt, or of the prompt and the first new tokens. By
-    default, prompt IDs count up from ``config.first_counted_id``. If it is None, ``generate`` raises ``SettingError``.
+    default, prompt IDs count up from ``config.first_default_prompt_id``. If this property is None, a call without
+    ``position_ids`` raises ``SettingError``.
     With ``return_dict_in_generate=True``, the output also contains ``position_ids``. The ID of the last token is -1,
     because it is not predicted yet. Padding after the end of a sequence has arbitrary IDs.
     """
@@ -47,7 +48,7 @@ class IDGenerationMixin(GenerationMixin):
     def step_inputs(
         self, tokens: Int[Tensor, "batch new"], cache: PositionCache, attention_mask: Tensor | None
     ) -> dict[str, Any]:
-        """Return the additional inputs of a decoding step, besides tokens, IDs and cache."""
+        """Return the inputs of a decoding step other than the tokens, their IDs and the cache."""
         return {} if attention_mask is None else {"attention_mask": attention_mask}
 
     def default_prompt_ids(
@@ -55,14 +56,14 @@ class IDGenerationMixin(GenerationMixin):
     ) -> Int[Tensor, "batch new"]:
         """Return the default IDs of prompts. Raises ``SettingError`` if the configuration defines no default."""
         model: Any = self
-        first = model.config.first_counted_id
-        if first is None:
+        first_id = model.config.first_default_prompt_id
+        if first_id is None:
             raise SettingError(
                 "position_ids are missing, and this model has no default prompt IDs; pass position_ids, for example "
                 "from PositionCollator.prompts, or set config.count_prompt_from=0 if prompt IDs count up from 0 in "
                 "training"
             )
-        return count_ids(tokens, attention_mask) + first
+        return count_ids(tokens, attention_mask) + first_id
 
     @torch.no_grad()
     def generate(self, inputs: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
@@ -98,22 +99,25 @@ class IDGenerationMixin(GenerationMixin):
         prompt_mask: Tensor | None,
         **kwargs: Any,
     ) -> Any:
-        """Call the model once per token without an ID, and predict each ID from the tokens before it."""
+        """Call the model on all tokens with an ID, then once per other token, whose ID is predicted before the call.
+
+        Without a cache and without IDs, all tokens get the default prompt IDs.
+        """
         model: Any = self
-        state = self.open_cache(cache, use_cache=True)
-        assert state is not None
-        past, num_ids = state.num_tokens, 0 if position_ids is None else position_ids.shape[-1]
-        if past == 0 and num_ids == 0:
+        position_cache = self.open_cache(cache, use_cache=True)
+        assert position_cache is not None
+        num_cached, num_ids = position_cache.num_tokens, 0 if position_ids is None else position_ids.shape[-1]
+        if num_cached == 0 and num_ids == 0:
             position_ids, num_ids = self.default_prompt_ids(tokens, attention_mask), tokens.shape[1]
         logits = []
         ends = [*([num_ids] if num_ids else []), *range(num_ids + 1, tokens.shape[1] + 1)]
-        for begin, end in zip([0, *ends], ends, strict=False):
-            piece = slice(begin, end)
+        for start, end in zip([0, *ends], ends, strict=False):
+            piece = slice(start, end)
             output = model(
                 tokens[:, piece],
-                None if attention_mask is None else attention_mask[:, : past + end],
-                position_ids if begin < num_ids else self.next_position_ids(state, tokens[:, piece]),
-                past_key_values=state,
+                None if attention_mask is None else attention_mask[:, : num_cached + end],
+                position_ids if start < num_ids else self.next_position_ids(position_cache, tokens[:, piece]),
+                past_key_values=position_cache,
                 prompt_mask=None if prompt_mask is None else prompt_mask[:, piece],
                 **kwargs,
             )
@@ -138,34 +142,34 @@ class IDGenerationMixin(GenerationMixin):
         tokens = input_ids if next_sequence_length is None else input_ids[:, -next_sequence_length:]
         inputs["input_ids"] = tokens.clone(memory_format=torch.contiguous_format)
         seq = tokens.shape[1]
-        past = past_key_values.num_tokens if isinstance(past_key_values, PositionCache) else 0
-        if prompt_mask is not None and past < prompt_mask.shape[1]:
-            new_mask = prompt_mask[:, past : past + seq]
+        num_cached = past_key_values.num_tokens if isinstance(past_key_values, PositionCache) else 0
+        if prompt_mask is not None and num_cached < prompt_mask.shape[1]:
+            new_mask = prompt_mask[:, num_cached : num_cached + seq]
             inputs["prompt_mask"] = torch.nn.functional.pad(new_mask, (0, seq - new_mask.shape[1]))
         if not isinstance(past_key_values, PositionCache):
             ids = None if position_ids is None else position_ids[..., :seq]
             return inputs | {"attention_mask": attention_mask, "position_ids": ids, "use_cache": False}
         inputs["past_key_values"] = past_key_values
-        if is_first_iteration and past and position_ids is not None and position_ids.shape[-1] == seq:
+        if is_first_iteration and num_cached and position_ids is not None and position_ids.shape[-1] == seq:
             # The caller passed IDs for a chunk of a long prompt, or for new tokens after a cache.
             inputs["position_ids"] = position_ids
         else:
-            inputs["position_ids"] = self._step_ids(tokens, past, position_ids, past_key_values)
-        if is_first_iteration or past == 0:
+            inputs["position_ids"] = self._step_ids(tokens, num_cached, position_ids, past_key_values)
+        if is_first_iteration or num_cached == 0:
             return inputs | {"attention_mask": attention_mask}
         return inputs | self.step_inputs(tokens, past_key_values, attention_mask)
 
     def _step_ids(
-        self, tokens: Int[Tensor, "batch new"], past: int, position_ids: Tensor | None, cache: PositionCache
+        self, tokens: Int[Tensor, "batch new"], num_cached: int, position_ids: Tensor | None, cache: PositionCache
     ) -> Tensor | None:
-        if position_ids is not None and position_ids.shape[-1] >= past + tokens.shape[1]:
-            return position_ids[..., past : past + tokens.shape[1]]
-        if past == 0 and position_ids is not None:
+        if position_ids is not None and position_ids.shape[-1] >= num_cached + tokens.shape[1]:
+            return position_ids[..., num_cached : num_cached + tokens.shape[1]]
+        if num_cached == 0 and position_ids is not None:
             raise SettingError(
                 f"position_ids has {position_ids.shape[-1]} IDs for {tokens.shape[1]} prompt tokens; pass one ID per "
                 "token"
             )
-        return self.next_position_ids(cache, tokens) if past and tokens.shape[1] == 1 else None
+        return self.next_position_ids(cache, tokens) if num_cached and tokens.shape[1] == 1 else None
 
     def _prepare_generation_config(self, *args: Any, **kwargs: Any) -> Any:
         settings, other_arguments = super()._prepare_generation_config(*args, **kwargs)
@@ -209,7 +213,10 @@ class IDGenerationMixin(GenerationMixin):
 
 
 def _restore_cached_ids(kwargs: dict[str, Any]) -> None:
-    """Get missing IDs from the cache, and remove IDs of -1, which ``generate`` returns for tokens without an ID."""
+    """Replace missing ``position_ids`` by the cached IDs, and drop all IDs from the first -1 on.
+
+    ``generate`` returns the ID -1 for a token whose ID is not predicted yet.
+    """
     ids, cache = kwargs.get("position_ids"), kwargs.get("past_key_values")
     if ids is None and isinstance(cache, PositionCache) and (cached_tokens := cache.all_tokens()) is not None:
         ids = cached_tokens.position_ids
@@ -220,9 +227,9 @@ def _restore_cached_ids(kwargs: dict[str, Any]) -> None:
 
 
 def _collect_position_ids(output: ModelOutput, cache: PositionCache) -> Shaped[Tensor, "rows seq *level"]:
-    """Return the ID of every token of the sequences. In beam search, the row of a sequence changes between calls."""
-    sequences, prompt = output["sequences"], cache.steps[0]
-    ids = prompt.new_full((*sequences.shape, *prompt.shape[2:]), -1)
+    """Return the ID of every token of the sequences; in beam search, a sequence changes its row between calls."""
+    sequences, first_call_ids = output["sequences"], cache.steps[0]
+    ids = first_call_ids.new_full((*sequences.shape, *first_call_ids.shape[2:]), -1)
     beams = output.get("beam_indices")
     if beams is None:
         cached_ids = torch.cat(cache.steps, dim=1)[:, : sequences.shape[1]]
@@ -230,14 +237,14 @@ def _collect_position_ids(output: ModelOutput, cache: PositionCache) -> Shaped[T
         return ids
     # A long prompt may take several calls.
     prompt_length, num_calls = sequences.shape[1] - beams.shape[1], 1
-    while sum(step.shape[1] for step in cache.steps[:num_calls]) < prompt_length:
+    while sum(call_ids.shape[1] for call_ids in cache.steps[:num_calls]) < prompt_length:
         num_calls += 1
     ids[:, :prompt_length] = torch.cat(cache.steps[:num_calls], dim=1)[beams[:, 0].long()]
     # The next call assigns the ID of a generated token, in the row from which the sequence continues.
-    for place, step in enumerate(cache.steps[num_calls:], start=1):
-        if place >= beams.shape[1]:
+    for call_index, call_ids in enumerate(cache.steps[num_calls:], start=1):
+        if call_index >= beams.shape[1]:
             break
-        row = beams[:, place].long()
-        ids[:, prompt_length + place - 1] = step[row.clamp(min=0), 0]
-        ids[row < 0, prompt_length + place - 1] = -1
+        beam_rows = beams[:, call_index].long()
+        ids[:, prompt_length + call_index - 1] = call_ids[beam_rows.clamp(min=0), 0]
+        ids[beam_rows < 0, prompt_length + call_index - 1] = -1
     return ids

@@ -16,13 +16,13 @@ from lengthwise.model.position_heads import PositionHead
 
 
 def check_no_embeddings(inputs_embeds: Tensor | None) -> None:
-    """Reject ``inputs_embeds`` that are not None; adapters pass None."""
+    """Reject ``inputs_embeds``, except None, which adapters pass."""
     if inputs_embeds is not None:
         raise SettingError("inputs_embeds is not supported, because position IDs depend on tokens; pass input_ids")
 
 
 def check_all_ids(num_ids: int, tokens: Int[Tensor, "batch new"], *targets: Tensor | None) -> None:
-    """Reject missing IDs in a call with labels or packed texts."""
+    """Reject a call in which tokens lack an ID and one of ``targets`` (labels or packed texts) is given."""
     if any(target is not None for target in targets):
         raise SettingError(
             f"position_ids has {num_ids} IDs for {tokens.shape[1]} tokens; calls with labels or packed texts need "
@@ -59,7 +59,7 @@ def check_known_arguments(names: Iterable[str], wrapped_model: nn.Module) -> Non
 
 
 def check_log_attention(length_scaling: str, attention: str | None) -> None:
-    """Reject another attention implementation in a wrapped model with log-length scaling."""
+    """Reject log-length scaling if the wrapped model uses an attention implementation without this scaling."""
     if length_scaling == "log" and attention != LOG_LENGTH_ATTENTION:
         raise SettingError(
             f"the wrapped model uses the attention {attention}, which disables length_scaling='log'; call "
@@ -68,7 +68,7 @@ def check_log_attention(length_scaling: str, attention: str | None) -> None:
 
 
 def check_id_training(head: nn.Module | None, labels: Tensor | None, position_labels: Tensor | None) -> None:
-    """Reject a training step without ``position_labels`` for a trainable head."""
+    """Reject a training step that has ``labels`` but no ``position_labels`` if the head is trainable."""
     if head is None or labels is None or position_labels is not None or not torch.is_grad_enabled():
         return
     if any(weight.requires_grad for weight in head.parameters()):
@@ -88,7 +88,7 @@ def check_has_head(num_heads: int, position_labels: Tensor | None) -> None:
 
 
 def check_prompts_only(inputs: Mapping[str, Any]) -> None:
-    """Reject a training batch in `generate`."""
+    """Reject a batch with labels or packed texts in `generate`, which needs prompts without answers."""
     if names := [name for name in ("labels", "position_labels", "sequence_ids") if inputs.get(name) is not None]:
         raise SettingError(
             f"generate received {', '.join(names)}, so the batch already contains answers; pass a batch of prompts, "
@@ -146,7 +146,7 @@ def warn_frozen_head(head: nn.Module | None) -> None:
 
 
 def warn_unreachable_ids(head: PositionHead) -> None:
-    """Warn that the head cannot predict any of the labelled IDs, so the ID loss is 0."""
+    """Warn that the head cannot predict any ID in ``position_labels``, so the ID loss of the batch is 0."""
     warnings.warn(
         f"the head {type(head).__name__} cannot predict any of the IDs in position_labels, so it learns nothing "
         "from this batch; the heads pointer, rank and search choose among the IDs of the prompt, which prompt_mask "

@@ -70,10 +70,10 @@ def load_language_model(
         if dtype is not None:
             raise ModelError(f"{name} is a run, which has a fixed precision; leave out --dtype {dtype}")
         return _load_run(name, tokenizer, device)
-    loading = _import_loading_module(name)
-    precision = {} if dtype is None else {"dtype": dtype}
-    model = loading.load_causal_lm(name, device=pick_device(device), **precision)
-    return LanguageModel(model=model, codec=loading.load_codec(name if tokenizer is None else tokenizer))
+    loading_module = _import_loading_module(name)
+    dtype_argument = {} if dtype is None else {"dtype": dtype}
+    model = loading_module.load_causal_lm(name, device=pick_device(device), **dtype_argument)
+    return LanguageModel(model=model, codec=loading_module.load_codec(name if tokenizer is None else tokenizer))
 
 
 @check_arguments
@@ -93,10 +93,10 @@ def evaluate_language_model(
     ``results.jsonl`` in this folder. Raises the same errors as ``load_language_model``.
     """
     prompting = PromptingConfig() if prompting is None else prompting
-    tasks, loading = select_variants(task, settings), _import_loading_module(name)
+    tasks, loading_module = select_variants(task, settings), _import_loading_module(name)
     from lengthwise.hf.text_evaluation import evaluate_texts  # noqa: PLC0415
 
-    model = loading.load_text_model(name, device=pick_device(prompting.device), dtype=prompting.dtype)
+    model = loading_module.load_text_model(name, device=pick_device(prompting.device), dtype=prompting.dtype)
     rows = []
     for variant, variant_task in tasks.items():
         facts = {**task_fields(variant_task), "model": name, "seed": settings.seed, "variant": variant}
@@ -122,9 +122,9 @@ def _import_loading_module(name: str) -> ModuleType:
     """Import the module that loads models. Raises ``UnknownNameError`` for a misspelled run, without a Hub request."""
     path = Path(name)
     if "/" in name and not path.exists():
-        runs = [str(each.parent) for each in path.parent.glob(f"*/{EXPERIMENT}")]
-        if runs:
-            raise unknown_name("run", name, runs)
+        run_names = [str(experiment_file.parent) for experiment_file in path.parent.glob(f"*/{EXPERIMENT}")]
+        if run_names:
+            raise unknown_name("run", name, run_names)
     try:
         # Importing `transformers` takes seconds, and it is an optional dependency.
         return import_module("lengthwise.hf.loading")

@@ -26,7 +26,7 @@ from lengthwise.positions import PositionScheme
 from lengthwise.tasks import Task, task_fields
 
 # Row entries that a trainer does not provide; ``facts`` may set them.
-UNKNOWN_FACTS = dict.fromkeys(("encoding", "train_lengths", "id_range", "fitted"))
+DEFAULT_ENTRIES = dict.fromkeys(("encoding", "train_lengths", "id_range", "fitted"))
 # Function that yields the batches of one length, with labels.
 BatchFactory = Callable[[], Iterator[dict[str, Tensor]]]
 
@@ -81,12 +81,12 @@ class EvaluateByLength(TrainerCallback):
         symbol_tokens = torch.arange(len(task.vocabulary)) if token_ids is None else torch.tensor(token_ids)
         if len(symbol_tokens) != len(task.vocabulary):
             raise SettingError(
-                f"got {len(symbol_tokens)} token_ids for {len(task.vocabulary)} symbols of {task.name}; pass one per "
-                "symbol"
+                f"got {len(symbol_tokens)} token_ids for {len(task.vocabulary)} symbols of {task.name}; pass one "
+                "token ID per symbol"
             )
 
-        def iter_batches(place: int, length: int) -> Iterator[dict[str, Tensor]]:
-            for _, batch in iter_examples(task, scheme, length, settings.num_examples_at(place), settings.seed):
+        def iter_batches(index: int, length: int) -> Iterator[dict[str, Tensor]]:
+            for _, batch in iter_examples(task, scheme, length, settings.num_examples_at(index), settings.seed):
                 if len(batch.position_ids) != 1:
                     raise UnsupportedTaskError(
                         f"{task.name} has IDs on several levels, but transformers models accept one ID per "
@@ -105,9 +105,17 @@ class EvaluateByLength(TrainerCallback):
         if trainer.model is not None:
             check_id_prediction(trainer.model.config, scheme)
         facts = {**task_fields(task), "scheme": scheme.name}
-        by_length = {length: partial(iter_batches, place, length) for place, length in enumerate(settings.lengths)}
-        stop = settings.stop_at_zero
-        return cls(trainer, by_length, every_steps=every_steps, decode=settings.decode, stop_at_zero=stop, facts=facts)
+        batches_by_length = {
+            length: partial(iter_batches, index, length) for index, length in enumerate(settings.lengths)
+        }
+        return cls(
+            trainer,
+            batches_by_length,
+            every_steps=every_steps,
+            decode=settings.decode,
+            stop_at_zero=settings.stop_at_zero,
+            facts=facts,
+        )
 
     @classmethod
     def from_examples(  # noqa: PLR0913
@@ -122,23 +130,27 @@ class EvaluateByLength(TrainerCallback):
         stop_at_zero: bool = False,
         facts: Mapping[str, Any] | None = None,
     ) -> "EvaluateByLength":
-        """Create a callback for tokenized examples with a column ``length``, with evaluation IDs."""
+        """Create a callback for tokenized examples with a column ``length``; ``collator`` assigns evaluation IDs."""
         if trainer.model is not None:
             check_id_prediction(trainer.model.config, collator.scheme)
         collator = replace(collator, training=False, pack_to=None)
-        by_length: dict[int, list[Mapping[str, Any]]] = {}
+        examples_by_length: dict[int, list[Mapping[str, Any]]] = {}
         for number, example in enumerate(examples):
             if "length" not in example:
                 raise FeatureError(f"example {number} has no length; add a column length")
-            by_length.setdefault(int(example["length"]), []).append(example)
+            examples_by_length.setdefault(int(example["length"]), []).append(example)
 
-        def iter_batches(group: list[Mapping[str, Any]]) -> Iterator[dict[str, Tensor]]:
-            for start in range(0, len(group), batch_size):
-                yield collator(group[start : start + batch_size])
+        def iter_batches(group_examples: list[Mapping[str, Any]]) -> Iterator[dict[str, Tensor]]:
+            for start in range(0, len(group_examples), batch_size):
+                yield collator(group_examples[start : start + batch_size])
 
         facts = {"scheme": collator.scheme.name, **(facts or {})}
-        groups = {length: partial(iter_batches, group) for length, group in by_length.items()}
-        return cls(trainer, groups, every_steps=every_steps, decode=decode, stop_at_zero=stop_at_zero, facts=facts)
+        batches_by_length = {
+            length: partial(iter_batches, group_examples) for length, group_examples in examples_by_length.items()
+        }
+        return cls(
+            trainer, batches_by_length, every_steps=every_steps, decode=decode, stop_at_zero=stop_at_zero, facts=facts
+        )
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -147,7 +159,7 @@ class EvaluateByLength(TrainerCallback):
         self._last_step = None
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Measure every ``every_steps`` steps, and at the last step before the trackers close."""
+        """Measure every ``every_steps`` steps, and after the last step, before the experiment trackers close."""
         is_due = self.every_steps is not None and state.global_step % self.every_steps == 0
         if is_due or state.global_step >= state.max_steps:
             self.measure(state)
@@ -167,7 +179,8 @@ class EvaluateByLength(TrainerCallback):
     def measure(self, state: TrainerState) -> list[dict[str, Any]]:
         """Measure the model once per step and return the rows.
 
-        Every process measures all examples, because sharded weights need all processes; the first process writes.
+        Every process measures all examples, because sharded weights need all processes. Only the first process
+        writes the rows.
         """
         if self._last_step == state.global_step:
             return []
@@ -183,7 +196,7 @@ class EvaluateByLength(TrainerCallback):
             result["wall_s"] = round(time.perf_counter() - start_time, 3)
             del result["largest_distance"]
             progress = {"steps": state.global_step, "epoch": state.epoch, "seed": self.trainer.args.seed}
-            rows.append({**UNKNOWN_FACTS, **progress, **self.facts, **result})
+            rows.append({**DEFAULT_ENTRIES, **progress, **self.facts, **result})
             if self.stop_at_zero and result["exact_match"] == 0:
                 break
         model.train(training)
@@ -221,7 +234,10 @@ def _grade_forced(model: Any, inputs: dict[str, Tensor]) -> Grades:
 
 
 def _grade_free(model: Any, base_model: Any, inputs: dict[str, Tensor], accepts_ids: bool) -> Grades:
-    """Generate responses to the prompts of one length at a time. Tokens after the end are not scored."""
+    """Grade responses that the model generates; each ``generate`` call has all prompts of one length.
+
+    Tokens without a label are not graded.
+    """
     tokens, ids = inputs["input_ids"], inputs["position_ids"]
     generated_tokens = torch.full_like(tokens, -1)
     generated_ids = torch.full_like(tokens, -1) if "position_labels" in inputs else None
@@ -230,7 +246,10 @@ def _grade_free(model: Any, base_model: Any, inputs: dict[str, Tensor], accepts_
         rows = prompt_length == length
         prompt_ids = ids[rows, :length]
         if not accepts_ids and bool((prompt_ids != torch.arange(length, device=device_of(model))).any()):
-            raise SettingError("this model only continues IDs that count up from 0; wrap it, or use decode='forced'")
+            raise SettingError(
+                "decode='free' needs a model that predicts IDs, or prompt IDs that count up from 0; wrap the model "
+                "(PredictivePositionModel.wrap), or use decode='forced'"
+            )
         with _greedy_decoding(base_model):
             output = model.generate(
                 input_ids=tokens[rows, :length],

@@ -30,7 +30,7 @@ DIGEST_FIELDS = (
     "count_prompt_from",
     "run",
 )
-# Number of prompts per length from which `find_first_counted_id` determines whether IDs count up.
+# Number of prompts per length from which `find_first_default_prompt_id` determines whether IDs count up.
 NUM_PROMPTS = 16
 
 
@@ -41,7 +41,8 @@ class LengthwiseConfig(PreTrainedConfig):
     """Settings of a `Decoder`, and the run that it was exported from.
 
     ``symbols`` is the vocabulary in the order of the tokens. ``run`` contains the experiment, the facts and the files
-    of a run folder, for the import; it is None for other decoders. ``belongs_to`` is the digest of these fields and of
+    of a run folder, for `import_hf`; it is None if the
+    decoder does not come from a run. ``belongs_to`` is the digest of these fields and of
     the saved weights. ``count_prompt_from`` is the first prompt ID if evaluation IDs count up, and None otherwise.
     """
 
@@ -78,15 +79,15 @@ class LengthwiseConfig(PreTrainedConfig):
         return self.num_predicted_ids is not None
 
     @property
-    def first_counted_id(self) -> int | None:
-        """First default prompt ID, or None if the caller must pass the prompt IDs."""
+    def first_default_prompt_id(self) -> int | None:
+        """Default ID of the first prompt token; the next IDs count up. None if the caller must pass the prompt IDs."""
         return self.count_prompt_from
 
 
 def build_config(experiment: Experiment, run: dict[str, Any]) -> LengthwiseConfig:
-    """Return the configuration of an experiment's decoder; ``run`` is stored unchanged."""
+    """Return the configuration of an experiment's decoder, with ``run`` as its field of the same name."""
     vocabulary, settings = list(experiment.task.vocabulary), experiment.decoder
-    end = vocabulary.index("end") if "end" in vocabulary else None
+    end_token = vocabulary.index("end") if "end" in vocabulary else None
     return LengthwiseConfig(
         decoder_settings=asdict(settings),
         encoding_settings=to_dict(experiment.encoding),
@@ -95,14 +96,14 @@ def build_config(experiment: Experiment, run: dict[str, Any]) -> LengthwiseConfi
         num_predicted_ids=(experiment.scheme.num_position_ids or 1) if experiment.scheme.predicts_ids else None,
         num_levels=num_levels(experiment),
         id_weight=experiment.training.id_weight,
-        count_prompt_from=find_first_counted_id(experiment),
+        count_prompt_from=find_first_default_prompt_id(experiment),
         run=run,
         vocab_size=len(vocabulary),
         hidden_size=settings.d_model,
         num_hidden_layers=settings.num_layers,
         num_attention_heads=settings.num_heads,
-        eos_token_id=end,
-        pad_token_id=end,
+        eos_token_id=end_token,
+        pad_token_id=end_token,
     )
 
 
@@ -120,8 +121,8 @@ def decoder_from_config(config: LengthwiseConfig) -> Decoder:
     )
 
 
-def find_first_counted_id(experiment: Experiment) -> int | None:
-    """Return the first prompt ID if prompt IDs count up at evaluation, and None otherwise.
+def find_first_default_prompt_id(experiment: Experiment) -> int | None:
+    """Return the ID of the first prompt token if evaluation IDs of all prompts count up from it; otherwise None.
 
     If the decoder does not predict IDs, the IDs of the response must also count up.
     """
@@ -136,8 +137,8 @@ def find_first_counted_id(experiment: Experiment) -> int | None:
         rng = stream(experiment.seed, "IDs of prompts")
         ids = scheme.assign(examples, rng, training=False).position_ids
         index = np.arange(ids.shape[-1])
-        last = examples.prompt_length - 1 if scheme.predicts_ids else examples.response_end
-        if (((ids - index) != ids[..., :1]) & (index <= last[:, None])).any():
+        last_index = examples.prompt_length - 1 if scheme.predicts_ids else examples.response_end
+        if (((ids - index) != ids[..., :1]) & (index <= last_index[:, None])).any():
             return None
         first_ids |= set(np.unique(ids[..., 0]).tolist())
     return first_ids.pop() if len(first_ids) == 1 else None

@@ -57,8 +57,8 @@ def load_pretrained(name: str, *, device: torch.device | None = None, dtype: str
             )
         except Exception as error:  # a damaged file can raise any type of error
             raise ModelError(_describe_error(name, error)) from None
-    model, info = result
-    if missing_weights := sorted(set(info["missing_keys"])):
+    model, loading_info = result
+    if missing_weights := sorted(set(loading_info["missing_keys"])):
         part = (
             "a language-modelling head"
             if set(missing_weights) & set(HEAD_WEIGHTS)
@@ -99,7 +99,10 @@ def _check_folder(name: str) -> None:
 
 
 def _check_num_layers(folder: Path, config: PreTrainedConfig) -> None:
-    """Raise ``ValueError`` for more layers than saved tensors, because building them could take too long."""
+    """Raise ``ValueError`` if the configuration has more layers than the weights have tensors.
+
+    Building so many layers could take too long.
+    """
     files = list(folder.glob("*.safetensors"))
     if not files:
         return
@@ -109,16 +112,16 @@ def _check_num_layers(folder: Path, config: PreTrainedConfig) -> None:
             num_tensors += len(list(file.keys()))
     num_layers = getattr(config.get_text_config(), "num_hidden_layers", None)
     if isinstance(num_layers, int) and num_layers > num_tensors:
-        raise ValueError(f"config.json has {num_layers:,} layers, but the weights have {num_tensors:,} tensors")
+        raise ValueError(f"config.json has {num_layers:,} layers, but the weights have only {num_tensors:,} tensors")
 
 
 def _describe_error(name: str, error: Exception) -> str:
-    line = _first_line(error)
-    if "Unrecognized configuration class" in line:
+    first_line = _first_line(error)
+    if "Unrecognized configuration class" in first_line:
         return f"{name} is not a causal model with a language-modelling head; use a model such as Llama or GPT-2"
     if "trust_remote_code" in str(error):
         return f"{name} needs code from its folder, which is never executed; use a model that transformers supports"
-    return f"{name} cannot be loaded ({line}); use a folder written by save_pretrained, or a name on the Hub"
+    return f"{name} cannot be loaded ({first_line}); use a folder written by save_pretrained, or a name on the Hub"
 
 
 def _first_line(error: Exception) -> str:

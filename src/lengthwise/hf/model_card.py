@@ -10,7 +10,7 @@ from lengthwise.core.errors import ModelError
 CARD_FILE = "README.md"
 # First sentence of the default cards that `transformers` writes.
 DEFAULT_CARD_SENTENCE = "This model card has been automatically generated"
-HEADER = """---
+CARD_HEADER = """---
 library_name: lengthwise
 pipeline_tag: text-generation
 ---
@@ -18,7 +18,7 @@ pipeline_tag: text-generation
 # {kind}
 
 """
-BODY = """## How to load this model
+CARD_BODY = """## How to load this model
 
 This model was created with the library [lengthwise](https://pypi.org/project/lengthwise/). `transformers`
 does not include the model type `{model_type}`. Install `lengthwise` and import the model class first:
@@ -38,12 +38,12 @@ model = AutoModelForCausalLM.from_pretrained("PATH_OR_NAME")
 
 Do not load this model with another class, such as `LlamaForCausalLM`. It would drop weights and give wrong answers.
 """
-REQUIRED_IDS = "`generate` needs the `position_ids` of the prompt, assigned as in training."
-COUNTED_IDS = "Without `position_ids`, prompts get the position IDs {first}, {first} + 1, {first} + 2, ..."
+REQUIRED_IDS_SENTENCE = "`generate` needs the `position_ids` of the prompt, assigned as in training."
+DEFAULT_IDS_SENTENCE = "Without `position_ids`, prompts get the position IDs {first}, {first} + 1, {first} + 2, ..."
 
 
 class ModelCardMixin(PreTrainedModel):
-    """Mixin that registers the model type, writes a model card, and rejects weights saved with other options."""
+    """Mixin that registers the model type, writes a model card, and rejects weights that do not match the options."""
 
     card_kind: ClassVar[str]
 
@@ -63,14 +63,14 @@ class ModelCardMixin(PreTrainedModel):
     def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
         """Load as in `transformers`. Raises ``ModelError`` if the saved head or segment does not match the options."""
         result: Any = super().from_pretrained(*args, output_loading_info=True, **kwargs)
-        model, info = result
+        model, loading_info = result
         for keys, verb in (("missing_keys", "has no"), ("unexpected_keys", "has")):
-            if names := sorted(name for name in info[keys] if name.startswith(("position_head", "segment"))):
+            if names := sorted(name for name in loading_info[keys] if name.startswith(("position_head", "segment"))):
                 raise ModelError(
                     f"the saved model {verb} {names[0]}, so it was saved with other options; load it without options, "
                     "or wrap the original model again"
                 )
-        return (model, info) if output_loading_info else model
+        return (model, loading_info) if output_loading_info else model
 
     # `push_to_hub`, and `save_pretrained` with ``push_to_hub=True``, write their own card before this call.
     def _upload_modified_files(self, working_dir: Any, *args: Any, **kwargs: Any) -> Any:
@@ -78,16 +78,16 @@ class ModelCardMixin(PreTrainedModel):
         return super()._upload_modified_files(working_dir, *args, **kwargs)
 
     def _write_card(self, folder: Path) -> None:
-        first = self.config.first_counted_id
-        body = BODY.format(
+        first_id = self.config.first_default_prompt_id
+        body = CARD_BODY.format(
             model_type=self.config.model_type,
             model_class=type(self).__name__,
-            prompt_ids=REQUIRED_IDS if first is None else COUNTED_IDS.format(first=first),
+            prompt_ids=REQUIRED_IDS_SENTENCE if first_id is None else DEFAULT_IDS_SENTENCE.format(first=first_id),
         )
-        card = folder / CARD_FILE
-        text = card.read_text(encoding="utf-8") if card.is_file() else DEFAULT_CARD_SENTENCE
+        card_file = folder / CARD_FILE
+        text = card_file.read_text(encoding="utf-8") if card_file.is_file() else DEFAULT_CARD_SENTENCE
         if DEFAULT_CARD_SENTENCE in text:
-            text = HEADER.format(kind=self.card_kind) + body
+            text = CARD_HEADER.format(kind=self.card_kind) + body
         elif self.config.model_type not in text:
             text = text.rstrip("\n") + "\n\n" + body
-        card.write_text(text, encoding="utf-8")
+        card_file.write_text(text, encoding="utf-8")

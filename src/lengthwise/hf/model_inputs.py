@@ -46,10 +46,10 @@ def build_attention_mask(
     sequence_ids: Tensor | None,
     dtype: torch.dtype,
 ) -> Float[Tensor, "#batch 1 new key"] | Int[Tensor, "batch key"]:
-    """Return the caller's 4-D mask, an additive mask, or a mask of ones if only later tokens are hidden.
+    """Return the attention mask of a model call: a 4-D ``attention_mask`` unchanged, and otherwise an additive mask.
 
-    With a mask of ones, `transformers` does not search the IDs for packed texts. Attention can then skip later keys
-    without a mask of n * n numbers in memory.
+    If only later tokens are hidden, the result is a mask of ones instead. With a mask of ones, `transformers` does not
+    search the IDs for packed texts. Attention can then skip later keys without a mask of n * n numbers in memory.
     """
     if attention_mask is not None and attention_mask.ndim == 4:
         return attention_mask
@@ -63,8 +63,8 @@ def build_attention_mask(
     elif attention_mask is not None:
         if attention_mask.shape[1] != num_keys:
             raise SettingError(
-                f"attention_mask has {attention_mask.shape[1]} tokens, but the call and its cache have {num_keys}; "
-                "pass one value per token"
+                f"attention_mask has {attention_mask.shape[1]} columns, but the call and its cache have {num_keys} "
+                "tokens; pass one column per token"
             )
         is_token = attention_mask.bool()
     # A compiled step needs a mask of constant shape.
@@ -84,7 +84,11 @@ def build_prompt_mask(
     prompt_mask: Tensor | None,
     sequence_ids: Tensor | None = None,
 ) -> Bool[Tensor, "batch new"]:
-    """Return ``prompt_mask``, or a mask of the tokens before the first label, or of all tokens of a first call."""
+    """Return a mask that is True at the prompt tokens of a call.
+
+    ``prompt_mask`` decides if it is given. With ``labels``, the prompt ends before the first label of each text. With
+    neither, all tokens are prompt tokens if the cache is empty, and no tokens otherwise. Padding is not in the prompt.
+    """
     if prompt_mask is not None:
         is_prompt = prompt_mask.bool()
     elif labels is not None:
@@ -101,35 +105,35 @@ def build_prompt_mask(
 def mask_before_labels(
     labels: Int[Tensor, "batch seq"], sequence_ids: Int[Tensor, "batch seq"] | None
 ) -> Bool[Tensor, "batch seq"]:
-    """Return True at the tokens before the first scored label of each text."""
-    scored = labels != UNSCORED
+    """Return a mask that is True before the first label of each text; a label at its first token is ignored."""
+    has_label = labels != UNSCORED
     # The first token of a text has no prediction.
-    scored[:, 0] = False
+    has_label[:, 0] = False
     if sequence_ids is None:
-        return scored.cumsum(dim=1) == 0
-    starts = torch.ones_like(scored)
-    starts[:, 1:] = sequence_ids[:, 1:] != sequence_ids[:, :-1]
-    scored &= ~starts
-    count = scored.cumsum(dim=1)
-    return count == torch.where(starts, count, 0).cummax(dim=1).values
+        return has_label.cumsum(dim=1) == 0
+    is_text_start = torch.ones_like(has_label)
+    is_text_start[:, 1:] = sequence_ids[:, 1:] != sequence_ids[:, :-1]
+    has_label &= ~is_text_start
+    label_count = has_label.cumsum(dim=1)
+    return label_count == torch.where(is_text_start, label_count, 0).cummax(dim=1).values
 
 
-def expand_ids(position_ids: Shaped[Tensor, "*level rows ids"], batch: int) -> Shaped[Tensor, "*level batch ids"]:
+def expand_ids(position_ids: Shaped[Tensor, "*level rows ids"], batch_size: int) -> Shaped[Tensor, "*level batch ids"]:
     """Expand one row of IDs to the batch, and convert integers to int64; real-valued IDs keep their type."""
-    rows = position_ids.shape[-2] if position_ids.dim() > 1 else 0
-    if rows not in (1, batch):
+    num_rows = position_ids.shape[-2] if position_ids.dim() > 1 else 0
+    if num_rows not in (1, batch_size):
         raise SettingError(
-            f"position_ids have the shape {tuple(position_ids.shape)} for a batch of {batch}; pass IDs for each "
-            "sequence, or one row for all"
+            f"position_ids have the shape {tuple(position_ids.shape)} for a batch of {batch_size}; pass one row "
+            "of IDs per sequence, or one row for all sequences"
         )
     ids = position_ids if position_ids.is_floating_point() else position_ids.long()
-    return ids.expand(*position_ids.shape[:-2], batch, -1)
+    return ids.expand(*position_ids.shape[:-2], batch_size, -1)
 
 
 def count_ids(tokens: Int[Tensor, "batch new"], attention_mask: Tensor | None) -> Int[Tensor, "batch new"]:
     """Return IDs that count up from 0 at the first token of each sequence, as in `transformers`."""
     if attention_mask is not None and attention_mask.ndim != 2:
-        raise SettingError("a 4-D mask does not mark the first token of a sequence; pass position_ids with it")
+        raise SettingError("a 4-D attention_mask does not mark the first token of a sequence; pass position_ids too")
     is_token = torch.ones_like(tokens) if attention_mask is None else attention_mask
     return (is_token.long().cumsum(dim=1) - 1).clamp(min=0)
 
@@ -137,5 +141,5 @@ def count_ids(tokens: Int[Tensor, "batch new"], attention_mask: Tensor | None) -
 def select_logits(
     logits: Float[Tensor, "batch new features"], logits_to_keep: int | Tensor
 ) -> Float[Tensor, "batch kept features"]:
-    """Return the logits or hidden states of the last ``logits_to_keep`` tokens (0: all), or at these token indexes."""
+    """Return the logits or hidden states of the last ``logits_to_keep`` tokens (0: all), or at the indexes in it."""
     return logits[:, slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep]

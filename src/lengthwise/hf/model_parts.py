@@ -1,4 +1,4 @@
-"""Parts of `transformers` models: devices, mixins, captured inputs, and attention with log-length scaling."""
+"""Helpers for `transformers` models: devices, mixins, captured inputs, and attention with log-length scaling."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -35,17 +35,17 @@ def check_one_device(name: str, model: nn.Module) -> None:
 
 
 def use_mask_attention(model: PreTrainedModel) -> None:
-    """Set sdpa attention, unless the current attention accepts any mask."""
+    """Switch the model to sdpa attention, unless its current attention implementation accepts any mask."""
     if model.config.get_text_config()._attn_implementation not in MASK_ATTENTIONS:
         model.set_attn_implementation("sdpa")
 
 
 def active_module(module: Any) -> Any:
-    """Return the module, or its copy that adapters train."""
-    copies = getattr(module, "modules_to_save", None)
-    if copies is None:
+    """Return the module, or the copy that active PEFT adapters train instead of it (``modules_to_save``)."""
+    adapter_copies = getattr(module, "modules_to_save", None)
+    if adapter_copies is None:
         return module
-    return module.original_module if module.disable_adapters else copies[module.active_adapters[0]]
+    return module.original_module if module.disable_adapters else adapter_copies[module.active_adapters[0]]
 
 
 class InputCapture:
@@ -96,14 +96,14 @@ class PrecisionMixin(nn.Module):
 
 
 class Segment(nn.Module):
-    """Learned vector that is added to the embeddings of response tokens."""
+    """Learned vector of d_model numbers that is added to the embeddings of response tokens."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(d_model))
 
     def forward(self, embeddings: Tensor, is_prompt: Tensor) -> Tensor:
-        """Return the embeddings, with the vector added outside the prompt."""
+        """Return ``embeddings``, with the learned vector added to the tokens outside the prompt."""
         return embeddings + (~is_prompt)[..., None] * self.weight
 
 
@@ -142,7 +142,7 @@ class EmbeddingMixin(nn.Module):
         return embeddings.float()
 
     def _embed_next(self, tokens: Int[Tensor, "batch query"]) -> Float[Tensor, "batch query d_model"]:
-        """Return embeddings of tokens for which a head predicts IDs; zeros without ``condition_on_token``."""
+        """Return embeddings of the tokens whose IDs a head predicts; zeros if ``condition_on_token`` is False."""
         embeddings = self._embed_for_head(tokens)
         return embeddings if self.config.condition_on_token else torch.zeros_like(embeddings)
 
@@ -161,8 +161,8 @@ def log_length_attention(
     ``log_length_from`` = N in its configuration. The factor is then ``max(1, log(n + 1) / log(N + 1))``.
     """
     factor = (_count_visible_keys(query, key, attention_mask) + 1.0).log()
-    if length := getattr(module.config, "log_length_from", None):
-        factor = (factor / torch.tensor(length + 1.0, device=factor.device).log()).clamp(min=1)
+    if reference_length := getattr(module.config, "log_length_from", None):
+        factor = (factor / torch.tensor(reference_length + 1.0, device=factor.device).log()).clamp(min=1)
     return sdpa_attention_forward(module, query * factor.to(query.dtype), key, value, attention_mask, **kwargs)
 
 
@@ -177,13 +177,13 @@ def _count_visible_keys(query: Tensor, key: Tensor, mask: Tensor | None) -> Floa
 
 @torch.no_grad()
 def count_scaled_layers(model: PreTrainedModel) -> int:
-    """Return the number of layers with `log_length_attention`; custom attention code does not support it."""
+    """Return the number of layers that call `log_length_attention`; layers with custom attention code do not."""
     tokens = torch.arange(1, 5, device=device_of(model))[None] % model.config.get_text_config().vocab_size
-    calls = 0
+    num_calls = 0
 
     def count_calls(*args: Any, **kwargs: Any) -> Any:
-        nonlocal calls
-        calls += 1
+        nonlocal num_calls
+        num_calls += 1
         return log_length_attention(*args, **kwargs)
 
     AttentionInterface.register(LOG_LENGTH_ATTENTION, count_calls)
@@ -191,7 +191,7 @@ def count_scaled_layers(model: PreTrainedModel) -> int:
         model.eval()(input_ids=tokens, use_cache=False)
     finally:
         AttentionInterface.register(LOG_LENGTH_ATTENTION, log_length_attention)
-    return calls
+    return num_calls
 
 
 AttentionInterface.register(LOG_LENGTH_ATTENTION, log_length_attention)

@@ -15,28 +15,32 @@ from lengthwise.model.position_heads import Prompt
 
 @dataclass(frozen=True, slots=True)
 class CachedTokens:
-    """Tokens of one call with their position IDs and hidden states; ``hidden`` may contain only the last tokens.
+    """Tokens of one or more calls with their position IDs; ``hidden`` may lack the hidden states of the first tokens.
 
-    If ``new_prompt`` is False, the call adds no prompt tokens, except a first call.
+    ``extends_prompt`` is False only if the call adds no prompt tokens to a cache that contains tokens.
     """
 
     tokens: Int[Tensor, "batch new"]
     position_ids: Shaped[Tensor, "batch new *level"]
     is_prompt: Bool[Tensor, "batch new"]
     hidden: Float[Tensor, "batch kept d_model"]
-    new_prompt: bool = True
+    extends_prompt: bool = True
 
     @staticmethod
     def concatenate(pieces: "list[CachedTokens]") -> "CachedTokens":
-        """Join the tokens of several calls. Hidden states start at the last call with missing hidden states."""
+        """Join the tokens of several calls. Hidden states before the last gap in the hidden states are dropped."""
         if len(pieces) == 1:
             return pieces[0]
-        incomplete = [place for place, piece in enumerate(pieces) if piece.hidden.shape[1] < piece.tokens.shape[1]]
+        incomplete_pieces = [
+            index for index, piece in enumerate(pieces) if piece.hidden.shape[1] < piece.tokens.shape[1]
+        ]
         return CachedTokens(
             tokens=torch.cat([piece.tokens for piece in pieces], dim=1),
             position_ids=torch.cat([piece.position_ids for piece in pieces], dim=1),
             is_prompt=torch.cat([piece.is_prompt for piece in pieces], dim=1),
-            hidden=torch.cat([piece.hidden for piece in pieces[incomplete[-1] if incomplete else 0 :]], dim=1),
+            hidden=torch.cat(
+                [piece.hidden for piece in pieces[incomplete_pieces[-1] if incomplete_pieces else 0 :]], dim=1
+            ),
         )
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "CachedTokens":
@@ -54,7 +58,7 @@ class CachedTokens:
 
 
 class PositionCache(Cache):
-    """Keys and values of another cache, with the IDs, prompt mask and hidden states of the same tokens.
+    """Cache that shares the layers of another cache and adds the IDs, prompt mask and hidden states of its tokens.
 
     Every change of rows or length applies to keys and IDs, so a reordered beam keeps its IDs. ``steps`` contains the
     IDs of every call, with the rows in the order of that call.
@@ -77,7 +81,7 @@ class PositionCache(Cache):
 
     @classmethod
     def wrap(cls, cache: Cache) -> "PositionCache":
-        """Return the `PositionCache` of a cache. Raises ``SettingError`` for a cache with tokens but without IDs."""
+        """Return the `PositionCache` of a cache. Raises ``SettingError`` for cached tokens without position IDs."""
         if isinstance(cache, cls):
             return cache
         wrapper = getattr(cache, "_with_positions", None)
@@ -125,22 +129,22 @@ class PositionCache(Cache):
         return self._pieces[-1].hidden[:, -1:]
 
     def reorder_cache(self, beam_idx: Any) -> None:
-        """Select the rows of the beams that continue."""
+        """Select the row at ``beam_idx`` for each beam that continues."""
         super().reorder_cache(beam_idx)
         self._select_rows(lambda rows: rows.index_select(0, beam_idx.to(rows.device)))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Repeat every row ``repeats`` times."""
+        """Repeat every row ``repeats`` times, next to each other."""
         super().batch_repeat_interleave(repeats)
         self._select_rows(lambda rows: rows.repeat_interleave(repeats, dim=0))
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Select the rows at these indexes."""
+        """Select the rows at ``indices``."""
         super().batch_select_indices(indices)
         self._select_rows(lambda rows: rows[indices.to(rows.device)])
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Remove the last ``-tokens_to_remove`` tokens."""
+        """Remove the last ``-tokens_to_remove`` tokens; the argument is negative or 0, as in `transformers`."""
         super().crop(tokens_to_remove)
         cached_tokens = self.all_tokens()
         if cached_tokens is None or tokens_to_remove == 0:
@@ -171,5 +175,5 @@ class PositionCache(Cache):
         self.steps.append(call_tokens.position_ids)
         self._pieces.append(call_tokens)
         self._num_tokens += call_tokens.tokens.shape[1]
-        if call_tokens.new_prompt:
+        if call_tokens.extends_prompt:
             self.prompts = None

@@ -46,11 +46,11 @@ def check_position_id_support(model: PreTrainedModel) -> None:
             f"{name} balances its experts by the attention mask, which a wrapper changes; set "
             "output_router_logits=False in its configuration"
         )
-    rope = str((getattr(config, "rope_parameters", None) or {}).get("rope_type", "default"))
-    if rope in ("longrope", "dynamic"):
+    rope_type = str((getattr(config, "rope_parameters", None) or {}).get("rope_type", "default"))
+    if rope_type in ("longrope", "dynamic"):
         raise ModelError(
-            f"{name} changes its rotary angles with the largest ID of a call (rope_type {rope}), so a cache would mix "
-            "different angles; use a model with default, linear, llama3 or yarn angles"
+            f"{name} changes its rotary angles with the largest ID of a call (rope_type {rope_type}), so a cache would "
+            "mix different angles; use a model with default, linear, llama3 or yarn angles"
         )
     # A position head has the requirements of a study: hidden tokens, IDs with gaps, and an exact cache.
     _call_and_restore(model, lambda: CausalLM(model, name))
@@ -86,19 +86,19 @@ def _call_and_restore(model: PreTrainedModel, function: Callable[[], Any]) -> An
     """Call a function, then restore the model's modes and attention. Raises ``ModelError`` if the call fails."""
     config = model.config.get_text_config()
     attention = config._attn_implementation
-    modes = [(part, part.training) for part in model.modules()]
+    training_modes = [(part, part.training) for part in model.modules()]
     try:
         return function()
     except (ValueError, TypeError, LookupError, AttributeError, RuntimeError, ArithmeticError) as error:
         if isinstance(error, (LengthwiseError, torch.OutOfMemoryError)):
             raise
-        line = str(error).strip().split("\n")[0][:160]
+        first_line = str(error).strip().split("\n")[0][:160]
         raise ModelError(
-            f"{_model_name(config)} cannot be called with position IDs and a mask ({type(error).__name__}: {line}); "
-            "use a model such as Llama, Qwen, OLMo or GPT-NeoX"
+            f"{_model_name(config)} cannot be called with position IDs and a mask ({type(error).__name__}: "
+            f"{first_line}); use a model such as Llama, Qwen, OLMo or GPT-NeoX"
         ) from None
     finally:
-        for part, training in modes:
+        for part, training in training_modes:
             part.training = training
         if attention != model.config.get_text_config()._attn_implementation:
             model.set_attn_implementation(attention)
@@ -109,7 +109,7 @@ def _model_name(config: Any) -> str:
 
 
 def check_length_scaling(model: PreTrainedModel, previous_attention: str) -> None:
-    """Raise ``SettingError`` and restore the previous attention if a layer ignores log-length scaling."""
+    """Raise ``SettingError`` if a layer ignores log-length scaling, after setting ``previous_attention`` again."""
     config = model.config.get_text_config()
     num_scaled = 0
     try:
@@ -125,10 +125,13 @@ def check_length_scaling(model: PreTrainedModel, previous_attention: str) -> Non
 
 
 def check_position_table(model: PreTrainedModel, max_positions: int, num_position_ids: int) -> None:
-    """Raise ``SettingError`` for more IDs than the model's table of positions; computed angles have no limit."""
-    tokens = model.get_input_embeddings()
+    """Raise ``SettingError`` if ``num_position_ids`` exceeds a table with ``max_positions`` rows in the model.
+
+    Models that compute rotary angles have no such table.
+    """
+    token_embeddings = model.get_input_embeddings()
     learned_sizes = [
-        len(part.weight) for part in model.modules() if isinstance(part, nn.Embedding) and part is not tokens
+        len(part.weight) for part in model.modules() if isinstance(part, nn.Embedding) and part is not token_embeddings
     ]
     # Tables of angles, as in GPT-J.
     computed_sizes = [len(table) for name, table in model.named_buffers() if name.endswith("embed_positions")]
@@ -142,7 +145,7 @@ def check_position_table(model: PreTrainedModel, max_positions: int, num_positio
 
 @torch.no_grad()
 def _uses_position_ids(model: Any) -> bool:
-    """Return True if IDs change the prediction, or if even tokens do not change it."""
+    """Return True if other IDs change the prediction, or if the check means nothing: other tokens do not change it."""
     model.eval()
     use_mask_attention(model)
     device = device_of(model)
@@ -151,20 +154,20 @@ def _uses_position_ids(model: Any) -> bool:
     tokens = tokens % model.config.get_text_config().vocab_size
     # With a mask, `transformers` does not search the IDs for packed texts.
     inputs = {"input_ids": tokens, "position_ids": ids, "attention_mask": torch.ones_like(ids)}
-    expected, other_ids, other_tokens = model(**inputs, use_cache=False).logits[:, -1]
-    return not torch.equal(expected, other_ids) or torch.equal(expected, other_tokens)
+    logits, logits_of_other_ids, logits_of_other_tokens = model(**inputs, use_cache=False).logits[:, -1]
+    return not torch.equal(logits, logits_of_other_ids) or torch.equal(logits, logits_of_other_tokens)
 
 
 def check_scheme(scheme: PositionScheme, num_position_ids: int | None) -> None:
     """Raise ``SettingError`` for a scheme that collators do not support, or with IDs beyond ``num_position_ids``."""
     if scheme.real_valued:
         raise SettingError(
-            f"{scheme.name} assigns real-valued IDs, but transformers models accept integers; use randomized instead"
+            f"{scheme.name} assigns real-valued IDs, but transformers models accept integers; use the scheme randomized"
         )
     if scheme.needs is not None and scheme.needs not in SCHEME_COLUMNS:
         raise SettingError(
-            f"{scheme.name} needs {scheme.needs}, which no column provides; supported columns: "
-            f"{', '.join(SCHEME_COLUMNS)}"
+            f"{scheme.name} needs {scheme.needs}, which no data set column provides; use a scheme that needs one "
+            f"of {', '.join(SCHEME_COLUMNS)}"
         )
     if num_position_ids is None or scheme.num_position_ids is None:
         return
@@ -176,7 +179,7 @@ def check_scheme(scheme: PositionScheme, num_position_ids: int | None) -> None:
 
 
 def check_id_prediction(config: Any, scheme: PositionScheme) -> None:
-    """Raise ``ModelError`` if the scheme needs predicted IDs and the model predicts none."""
+    """Raise ``ModelError`` if the scheme needs predicted IDs, but the model predicts no IDs."""
     if scheme.predicts_ids and not getattr(config, "predicts_ids", False):
         raise ModelError(
             f"{scheme.name} needs a model that predicts IDs, but {getattr(config, 'model_type', 'this model')} does "
@@ -186,27 +189,30 @@ def check_id_prediction(config: Any, scheme: PositionScheme) -> None:
 
 
 def position_id_limit(config: PreTrainedConfig, pack_to: int | None) -> int:
-    """Return the number of IDs of a model. Raises ``ModelError`` if its attention ignores masks."""
+    """Return the number of position IDs that a model supports.
+
+    Raises ``ModelError`` if its attention ignores the mask, or if its layers do not support packed rows (``pack_to``).
+    """
     attention = getattr(config, "_attn_implementation", None)
     if attention not in (None, *MASK_ATTENTIONS):
         raise ModelError(
             f"{config.model_type} uses the attention {attention}, which ignores the mask or treats jumps of the IDs as "
             'text boundaries; call model.set_attn_implementation("sdpa")'
         )
-    text = config.get_text_config()
-    limit = getattr(text, "max_position_embeddings", None)
+    text_config = config.get_text_config()
+    limit = getattr(text_config, "max_position_embeddings", None)
     if limit is None:
         raise ModelError(
             f"{config.model_type} has no max_position_embeddings, so it may not support position IDs; use a model "
             "such as Llama, Qwen, Mistral, OLMo, GPT-NeoX or GPT-2"
         )
-    recurrent_types = set(getattr(text, "layer_types", None) or []) - FULL_ATTENTION - WINDOWED_ATTENTION
+    recurrent_types = set(getattr(text_config, "layer_types", None) or []) - FULL_ATTENTION - WINDOWED_ATTENTION
     if pack_to is not None and recurrent_types:
         raise ModelError(
             f"{config.model_type} has layers of type {', '.join(sorted(recurrent_types))}, which carry a state from "
             "one packed text into the next; leave out pack_to"
         )
-    window = narrowest_window(text)
+    window = narrowest_window(text_config)
     if pack_to is not None and window is not None and pack_to > window:
         raise SettingError(
             f"pack_to {pack_to} exceeds the attention window of {window} tokens in {config.model_type}, but a packed "
