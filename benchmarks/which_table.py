@@ -15,7 +15,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from lengthwise.evaluation.tables_and_figures import FIT_THRESHOLD, pool_seeds
-from lengthwise.experiments.recipes.scheme_encoding_grid import ENCODING_NAMES, FACTORS, SCHEME_NAMES, STEPS
+from lengthwise.experiments.recipes.scheme_encoding_grid import ENCODING_NAMES, LENGTH_FACTORS, MAX_STEPS, SCHEME_NAMES
 from lengthwise.experiments.run_folder import read_rows
 
 Rows = Sequence[Mapping[str, Any]]
@@ -28,7 +28,7 @@ def exact_match_by_factor(runs: Rows) -> list[float | None]:
     """Return exact match over all seeds at each factor; stopped seeds count as 0, and None means no results."""
     values: list[float | None] = []
     seeds = {row["seed"] for row in runs}
-    for factor in FACTORS:
+    for factor in LENGTH_FACTORS:
         rows = [row for row in runs if row["length"] == factor * row["train_lengths"][1]]
         values.append(pool_seeds(rows)[0] * len(rows) / len(seeds) if rows else None)
     return values
@@ -55,7 +55,7 @@ def format_cell(runs: Rows) -> str:
     steps = max(row["steps"] for row in runs)
     if num_fits < len(fit_by_seed):
         return f"{text} ({num_fits}/{len(fit_by_seed)} fit in {steps:,})"
-    return f"{text} (in {steps:,})" if steps > STEPS else text
+    return f"{text} (in {steps:,})" if steps > MAX_STEPS else text
 
 
 def table_body(rows: Rows) -> list[list[str]]:
@@ -73,26 +73,28 @@ def draw(by_task: Mapping[str, Rows]) -> None:
     figure = Figure(figsize=(13, 1.2 + 3.1 * len(by_task)), layout="constrained")
     for axes, (task, rows) in zip(np.atleast_1d(figure.subplots(len(by_task), 1)), by_task.items(), strict=True):
         encodings = [name for name in ENCODING_NAMES if any(row["row"].endswith(f"/{name}") for row in rows)]
-        values = np.full((len(encodings), len(SCHEME_NAMES) * len(FACTORS)), np.nan)
+        values = np.full((len(encodings), len(SCHEME_NAMES) * len(LENGTH_FACTORS)), np.nan)
         for line, encoding in enumerate(encodings):
             for column, scheme in enumerate(SCHEME_NAMES):
                 runs = [row for row in rows if row["row"] == f"{scheme}/{encoding}"]
                 if reason := missing_reason(runs):
-                    middle = column * len(FACTORS) + (len(FACTORS) - 1) / 2
+                    middle = column * len(LENGTH_FACTORS) + (len(LENGTH_FACTORS) - 1) / 2
                     axes.text(
                         middle, line, reason.partition(" (")[0], ha="center", va="center", fontsize=7, color="0.35"
                     )
                 else:
-                    part = slice(column * len(FACTORS), (column + 1) * len(FACTORS))
+                    part = slice(column * len(LENGTH_FACTORS), (column + 1) * len(LENGTH_FACTORS))
                     values[line, part] = [0.0 if value is None else value for value in exact_match_by_factor(runs)]
         axes.set_facecolor("0.9")
         image = axes.imshow(values, vmin=0, vmax=1, cmap="viridis", aspect="auto")
         axes.set_yticks(range(len(encodings)), encodings)
-        axes.set_xticks(range(values.shape[1]), [f"{factor}x" for factor in FACTORS] * len(SCHEME_NAMES), fontsize=7)
+        axes.set_xticks(
+            range(values.shape[1]), [f"{factor}x" for factor in LENGTH_FACTORS] * len(SCHEME_NAMES), fontsize=7
+        )
         for column, scheme in enumerate(SCHEME_NAMES):
-            middle = column * len(FACTORS) + (len(FACTORS) - 1) / 2
+            middle = column * len(LENGTH_FACTORS) + (len(LENGTH_FACTORS) - 1) / 2
             axes.text(middle, 1.02, scheme, ha="center", fontsize=9, transform=axes.get_xaxis_transform())
-            axes.axvline((column + 1) * len(FACTORS) - 0.5, color="white", linewidth=3)
+            axes.axvline((column + 1) * len(LENGTH_FACTORS) - 0.5, color="white", linewidth=3)
         axes.set_title(task, pad=16, loc="left")
     figure.colorbar(image, ax=figure.axes, label="exact match", shrink=0.6)
     figure.savefig(FIGURE, dpi=130)

@@ -27,7 +27,7 @@ from lengthwise.core.checkpoint import load_tensors
 from lengthwise.core.errors import LengthwiseError
 from lengthwise.core.json_parsing import parse_json
 from lengthwise.core.type_checks import check_values
-from lengthwise.evaluation.evaluator import EXACT_MATCH, check_row
+from lengthwise.evaluation.evaluator import EXACT_MATCH_EVALUATOR, check_row
 from lengthwise.experiments.experiment import from_dict, to_dict
 from lengthwise.experiments.run import TrainingFacts
 from lengthwise.experiments.run_folder import read_rows, read_rows_with_digest
@@ -209,7 +209,7 @@ def read_results(content: bytes) -> None:
     with suppress(LengthwiseError):
         read_rows_with_digest(path)
     for row in read_rows(path):
-        check_row(row, EXACT_MATCH)
+        check_row(row, EXACT_MATCH_EVALUATOR)
 
 
 def read_weights(content: bytes) -> None:

@@ -32,7 +32,7 @@ from lengthwise.evaluation.diagnosis.interventions import (
 from lengthwise.evaluation.diagnosis.range_shift import _support_range
 from lengthwise.evaluation.diagnosis.support_mass import support_mass
 from lengthwise.evaluation.exact_match import EvaluationSettings, evaluate_by_length
-from lengthwise.evaluation.forecast.certificate import DILUTED, UNTRAINED_IDS
+from lengthwise.evaluation.forecast.certificate import DILUTED_ATTENTION, UNTRAINED_IDS
 from lengthwise.evaluation.forecast.probed_model import ProbedModel
 from lengthwise.evaluation.forecast.sparse_queries import build_queries, sample_answers, sample_queries
 from lengthwise.evaluation.forecast.subsampling import subsample
@@ -112,7 +112,7 @@ def test_untrained_ids_are_the_limiting_cause(needle):
     found = diagnose_run(with_random_untrained_ids(needle()), 32, num_examples=24)
     assert found.fits
     assert causes(found)[UNTRAINED_IDS].repair_rate >= 0.95
-    assert causes(found)[DILUTED].repair_rate <= 0.05
+    assert causes(found)[DILUTED_ATTENTION].repair_rate <= 0.05
     assert found.limited_by.startswith("limited by IDs or distances not seen in training (0.0")
     ids = {each.quantity: each for each in found.range_shifts}["ID in the support of an answer"]
     assert (ids.train_max, ids.fraction_beyond) == (LARGEST, 1.0)
@@ -125,7 +125,7 @@ def test_diluted_attention_is_the_limiting_cause(needle):
     run.decoder.blocks[0].log_temperature.data -= 0.7
     found = diagnose_run(run, 512, num_examples=24)
     assert found.fits
-    assert causes(found)[DILUTED].repair_rate >= 0.9
+    assert causes(found)[DILUTED_ATTENTION].repair_rate >= 0.9
     assert causes(found)[UNTRAINED_IDS].repair_rate == 0
     assert found.limited_by.startswith("limited by attention diluted by more tokens")
     assert [each.length for each in found.by_length] == [8, 16, 32, 64, 128, 256, 512]
@@ -273,7 +273,7 @@ FIRST = "limited by wrong tokens (6 of 10 first errors)"
 def test_the_limiting_cause_has_the_largest_repair_rate(repair_rates, control_rate, retention, short_fraction, limit):
     candidates = tuple(
         Cause(name=name, intervention="", num_errors=10, repair_rate=rate)
-        for name, rate in zip((DILUTED, UNTRAINED_IDS, TOKENS_OR_IDS), repair_rates, strict=True)
+        for name, rate in zip((DILUTED_ATTENTION, UNTRAINED_IDS, TOKENS_OR_IDS), repair_rates, strict=True)
     )
     control = SubsamplingControl(repair_rate=control_rate, retention=retention, short_fraction=short_fraction)
     assert describe_limiting_cause(FAILURES, (), candidates, control).startswith(limit)
@@ -303,9 +303,9 @@ def test_a_cause_may_break_some_right_answers(rng):
     errors = replace(coin_flips(rng), subsample_only=~always, fewer_tokens=rng.random(4000) < 0.9, trained_ids=~always)
     right = replace(errors, subsample_only=always, fewer_tokens=rng.random(4000) < 0.8, trained_ids=always, both=always)
     first, *_ = found = tuple(measure_intervention_causes(errors, right, 64, beyond_training=True))
-    assert first.name == DILUTED
+    assert first.name == DILUTED_ATTENTION
     assert (first.repair_rate, first.break_rate) == pytest.approx((0.9, 0.2), abs=0.02)
-    assert describe_limiting_cause(FAILURES, (), found, control).startswith(f"limited by {DILUTED} (")
+    assert describe_limiting_cause(FAILURES, (), found, control).startswith(f"limited by {DILUTED_ATTENTION} (")
 
 
 def test_answers_of_the_baseline_are_right(unfitted):
@@ -368,7 +368,7 @@ def test_a_subsample_of_coupled_units_has_the_layout_of_a_shorter_copy(rng):
     answer = rng.integers(62, 122, size=20)
     support = [np.array([token - 62, 60, 61]) for token in answer]
     sampled = subsample(support, answer - 1, 24, rng, coupling_units(examples))
-    for row, last in enumerate(sampled.last):
+    for row, last in enumerate(sampled.last_column):
         indices = sampled.indices[row, : last + 1]
         prompt, copied = indices[indices < 60], indices[indices > 61]
         assert prompt[len(copied)] == answer[row] - 62

@@ -11,7 +11,7 @@ from lengthwise.evaluation.loss_by_context import ContextLoss, check_contexts, i
 from lengthwise.positions import PositionScheme
 from lengthwise.tasks import GradedByLoss, Task
 
-Results = Iterator[LengthResult] | Iterator[ContextLoss]
+ResultIterator = Iterator[LengthResult] | Iterator[ContextLoss]
 HELD_OUT_ADVICE = "use held-out records with --task FILE.jsonl"
 
 
@@ -21,15 +21,15 @@ class Evaluator:
 
     uses_loss: bool
     result_type: type[LengthResult] | type[ContextLoss]
-    measure: Callable[..., Results]
+    measure: Callable[..., ResultIterator]
 
 
-EXACT_MATCH = Evaluator(uses_loss=False, result_type=LengthResult, measure=iter_results)
-LOSS = Evaluator(uses_loss=True, result_type=ContextLoss, measure=iter_losses)
+EXACT_MATCH_EVALUATOR = Evaluator(uses_loss=False, result_type=LengthResult, measure=iter_results)
+LOSS_EVALUATOR = Evaluator(uses_loss=True, result_type=ContextLoss, measure=iter_losses)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunFacts:
+class RunMetadata:
     """Keys that describe the run in a result row, with the types of their values."""
 
     variant: str | None
@@ -40,8 +40,8 @@ class RunFacts:
 
 
 def select_evaluator(task: Task) -> Evaluator:
-    """Return ``LOSS`` for a task graded by loss, and ``EXACT_MATCH`` for all other tasks."""
-    return LOSS if isinstance(task, GradedByLoss) else EXACT_MATCH
+    """Return ``LOSS_EVALUATOR`` for a task graded by loss, and ``EXACT_MATCH_EVALUATOR`` for all other tasks."""
+    return LOSS_EVALUATOR if isinstance(task, GradedByLoss) else EXACT_MATCH_EVALUATOR
 
 
 def check_evaluation_settings(
@@ -56,7 +56,7 @@ def check_evaluation_settings(
 def check_row(row: Mapping[str, Any], evaluator: Evaluator) -> None:
     """Raise ``SettingError`` for a result row with missing keys or values of the wrong type."""
     check_values(evaluator.result_type, row)
-    check_values(RunFacts, row)
+    check_values(RunMetadata, row)
 
 
 def overlapping_lengths(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -43,7 +43,7 @@ class Experiment:
 
     def __post_init__(self) -> None:
         check_types(self)
-        for name in (*TABLES, *PARTS):
+        for name in (*TABLES, *SETTINGS_CLASSES):
             part = getattr(self, name)
             if part is None or isinstance(part, type | str | int | float | dict):
                 raise SettingError(
@@ -60,7 +60,7 @@ TABLES: dict[str, Mapping[str, type[Any]]] = {"task": TASKS, "scheme": SCHEMES, 
 # Settings that contain an entry of a table or a tuple of entries (a task within a task, the laws of a placement).
 NESTED_TABLES: dict[str, Mapping[str, type[Any]]] = {**TABLES, "placement": PLACEMENTS, "laws": PLACEMENTS}
 CONTRACTS: dict[str, type[Any]] = {"task": Task, "scheme": PositionScheme, "encoding": EncodingSettings}
-PARTS: dict[str, type[Any]] = {
+SETTINGS_CLASSES: dict[str, type[Any]] = {
     "decoder": DecoderSettings,
     "training": TrainingSettings,
     "evaluation": EvaluationSettings,
@@ -216,14 +216,14 @@ def from_dict(
 
 def _restore_part(name: str, value: Any, overrides: Mapping[str, Any]) -> Any:
     """Return one field of an experiment from its saved value or, if ``overrides`` contains it, from the override."""
-    if (name in TABLES or name in PARTS) and not isinstance(value, Mapping):
+    if (name in TABLES or name in SETTINGS_CLASSES) and not isinstance(value, Mapping):
         raise TypeError(f"{name} is {value!r:.40} instead of a JSON object")
     if name in overrides:
         return _apply_override(overrides[name], value)
     if name in TABLES:
         return _restore_entry(name, value)
-    if name in PARTS:
-        return PARTS[name](**_restore_settings(value))
+    if name in SETTINGS_CLASSES:
+        return SETTINGS_CLASSES[name](**_restore_settings(value))
     return tuple(value) if isinstance(value, list) else value
 
 

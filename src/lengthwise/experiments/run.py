@@ -16,7 +16,7 @@ from lengthwise.core.folder_lock import exclusive_lock
 from lengthwise.core.provenance import now
 from lengthwise.core.randomness import stream
 from lengthwise.core.type_checks import check_arguments, check_values
-from lengthwise.evaluation.evaluator import HELD_OUT_ADVICE, Results, overlapping_lengths, select_evaluator
+from lengthwise.evaluation.evaluator import HELD_OUT_ADVICE, ResultIterator, overlapping_lengths, select_evaluator
 from lengthwise.evaluation.exact_match import EvaluationSettings, LengthResult, evaluate_by_length
 from lengthwise.evaluation.loss_by_context import ContextLoss
 from lengthwise.experiments.experiment import TABLES, Experiment, build_decoder, to_dict
@@ -201,9 +201,9 @@ def evaluate(
     for row in iter_result_rows(run, settings, report=report):
         append_rows(run.folder / RESULTS, [row])
         rows.append(row)
-    if overlap := overlapping_lengths(rows):
+    if lengths_in_training := overlapping_lengths(rows):
         warnings.warn(
-            f"some or all records of length {overlap} were in the training data; {HELD_OUT_ADVICE}",
+            f"some or all records of length {lengths_in_training} were in the training data; {HELD_OUT_ADVICE}",
             TrainingOverlapWarning,
             stacklevel=2,
         )
@@ -222,16 +222,16 @@ def iter_result_rows(
 
 def _iter_length_results(
     run: Run, task: Task, settings: EvaluationSettings, report: Callable[[int, int, int], None] | None
-) -> Results:
-    distance = run.facts["trained_distance"]
+) -> ResultIterator:
+    trained_distance = run.facts["trained_distance"]
     measure = select_evaluator(task).measure
-    return measure(run.decoder, task, run.experiment.scheme, settings, trained_distance=distance, report=report)
+    return measure(run.decoder, task, run.experiment.scheme, settings, trained_distance=trained_distance, report=report)
 
 
 def _build_row(run: Run, result: LengthResult | ContextLoss, variant: str | None) -> dict[str, Any]:
     experiment = run.experiment
     head_entry = {"head": experiment.decoder.head} if experiment.scheme.predicts_ids else {}
-    overlap = (
+    overlap_entry = (
         {"seen_in_training": _overlaps_training(run, result.length)} if isinstance(experiment.task, HasRecords) else {}
     )
     return {
@@ -245,7 +245,7 @@ def _build_row(run: Run, result: LengthResult | ContextLoss, variant: str | None
         **{name: run.facts[name] for name in ("id_range", "trained_distance", "steps", "fitted", "train_s")},
         **head_entry,
         **record_fields(experiment.task, result.length),
-        **overlap,
+        **overlap_entry,
         "time": now(),
     }
 
@@ -255,8 +255,8 @@ def _overlaps_training(run: Run, length: int) -> bool:
 
     If the training file is missing, the result is True only if both files have the same digest.
     """
-    (first, last), task = run.experiment.train_lengths, run.experiment.task
-    if not first <= length <= last:
+    (min_train_length, max_train_length), task = run.experiment.train_lengths, run.experiment.task
+    if not min_train_length <= length <= max_train_length:
         return False
     if read_description(run.folder, RUN_FOLDER)["task"].get("digest") == to_dict(task).get("digest"):
         return True

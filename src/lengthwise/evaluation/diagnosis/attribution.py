@@ -9,7 +9,7 @@ from jaxtyping import Bool
 from lengthwise.evaluation.diagnosis.failures import FailureBatch, FailureCounts, grade_with_known_end
 from lengthwise.evaluation.diagnosis.interventions import InterventionResults
 from lengthwise.evaluation.forecast.assumptions import ACCURACY_THRESHOLD
-from lengthwise.evaluation.forecast.certificate import DILUTED, UNTRAINED_IDS
+from lengthwise.evaluation.forecast.certificate import DILUTED_ATTENTION, UNTRAINED_IDS
 from lengthwise.evaluation.forecast.probed_model import ProbedModel
 
 # The cause that replaces ``UNTRAINED_IDS`` if no ID and no distance exceeds the training maximum.
@@ -69,7 +69,7 @@ def measure_intervention_causes(
     repair_rates = _correct_fractions(errors, ~errors.subsample_only)
     break_rates = (None,) * 3 if correct is None else _correct_fractions(correct, correct.subsample_only, negate=True)
     interventions = {
-        DILUTED: f"as many tokens as in training, IDs of length {length}",
+        DILUTED_ATTENTION: f"as many tokens as in training, IDs of length {length}",
         UNTRAINED_IDS if beyond_training else MORE_IDS: "training IDs, weight of all tokens",
         TOKENS_OR_IDS: "both changes, if neither one is sufficient",
     }

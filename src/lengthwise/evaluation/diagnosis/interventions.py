@@ -109,7 +109,7 @@ class Interventions:
         query = np.repeat(np.arange(len(queries.answer)), NUM_SUBSAMPLES)
         repeated_queries = queries.select(query)
         ids = repeated_queries.batch.position_ids.numpy().copy()
-        for index, last in enumerate(subsamples.last):
+        for index, last in enumerate(subsamples.last_column):
             indices = subsamples.indices[index, : last + 1]
             support = np.append(repeated_queries.support[index], indices[-1])
             nearest_first = indices[np.abs(indices[:, None] - support).min(axis=1).argsort(kind="stable")]

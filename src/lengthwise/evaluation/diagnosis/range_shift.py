@@ -45,7 +45,7 @@ def measure_range_shifts(model: ProbedModel, errors: list[Queries]) -> Iterator[
             distances.append(distance[example_indices, each.answer])
     quantities = (
         ("ID in the support of an answer", model.id_range[1], largest_ids),
-        ("distance of an answer to its support", _max_train_distance(model) if distances else 0, distances),
+        ("distance of an answer to its support", _max_train_support_distance(model) if distances else 0, distances),
         ("distance between any two tokens", trained_distance, id_spans),
     )
     for quantity, train_max, values_by_batch in quantities:
@@ -71,7 +71,7 @@ def _support_range(
     return support_ids.max(axis=(0, 3)), distances
 
 
-def _max_train_distance(model: ProbedModel) -> float:
+def _max_train_support_distance(model: ProbedModel) -> float:
     """Return the largest ID distance between an answer and its support in training examples of the longest length."""
     rng = stream(model.seed, "diagnosis training", model.max_train_length)
     examples = model.task.sample(length=model.max_train_length, size=NUM_EXAMPLES, rng=rng)

@@ -25,7 +25,7 @@ def mean_support_mass(model: ProbedModel, length: int) -> Float[np.ndarray, "lay
     for examples, batch in iter_examples(model.task, model.scheme, length, NUM_ANSWERS, model.seed):
         if examples.support is not None:
             masses.append(support_mass(model.decoder, batch, sample_answers(batch, end_token, rng), examples.support))
-    return _mean(model, masses)
+    return _mean_by_head(model, masses)
 
 
 def support_mass_at_errors(model: ProbedModel, errors: list[Queries]) -> Float[np.ndarray, "layers heads"]:
@@ -40,7 +40,7 @@ def support_mass_at_errors(model: ProbedModel, errors: list[Queries]) -> Float[n
                 )
             )
         num_remaining -= len(selected_queries.answer)
-    return _mean(model, masses)
+    return _mean_by_head(model, masses)
 
 
 @torch.no_grad()
@@ -75,7 +75,9 @@ def support_mass(
     return np.stack(masses) if masses else np.zeros(shape, dtype=np.float32)
 
 
-def _mean(model: ProbedModel, masses: list[Float[np.ndarray, "_ layers heads"]]) -> Float[np.ndarray, "layers heads"]:
+def _mean_by_head(
+    model: ProbedModel, masses: list[Float[np.ndarray, "_ layers heads"]]
+) -> Float[np.ndarray, "layers heads"]:
     settings = model.decoder.settings
     all_masses = np.concatenate([np.zeros((0, settings.num_layers, settings.num_heads)), *masses])
     return np.asarray(all_masses.mean(axis=0)) if len(all_masses) else np.zeros(all_masses.shape[1:])

@@ -132,7 +132,10 @@ def _compare_token_frequencies(model: ProbedModel, queries: Queries, max_length:
         return np.asarray(counts / counts.sum())
 
     total_variation = float(np.abs(frequencies(queries) - frequencies(model.queries(max_length))).sum() / 2)
-    result = f"frequencies at length {max_length} differ by {total_variation:.3f} (total variation; allowed: {MAX_TOTAL_VARIATION})"
+    result = (
+        f"frequencies at length {max_length} differ by {total_variation:.3f} "
+        f"(total variation; allowed: {MAX_TOTAL_VARIATION})"
+    )
     return Assumption(
         name="same token frequencies",
         holds=total_variation <= MAX_TOTAL_VARIATION,

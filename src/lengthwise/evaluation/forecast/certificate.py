@@ -5,7 +5,12 @@ from dataclasses import dataclass
 from functools import cache, partial
 
 from lengthwise.core.errors import LengthwiseError, SettingError
-from lengthwise.evaluation.forecast.assumptions import ACCURACY_THRESHOLD, TOLERANCE, check_fit, measure_assumptions
+from lengthwise.evaluation.forecast.assumptions import (
+    ACCURACY_THRESHOLD,
+    MAX_ACCURACY_CHANGE,
+    check_fit,
+    measure_assumptions,
+)
 from lengthwise.evaluation.forecast.prediction import Forecast, InconclusiveError, predict
 from lengthwise.evaluation.forecast.probed_model import Fidelity, ProbedModel, measure_fidelity
 from lengthwise.evaluation.forecast.probes import RequiredTokens, measure_required_tokens
@@ -14,8 +19,8 @@ from lengthwise.theory.planted_law_certificate import Assumption
 # Number of queries that measure the required tokens.
 NUM_PROBE_QUERIES = 48
 # Causes of a lower accuracy.
-UNTRAINED_IDS, DILUTED = "IDs or distances not seen in training", "attention diluted by more tokens"
-MISLEADING = "single misleading tokens"
+UNTRAINED_IDS, DILUTED_ATTENTION = "IDs or distances not seen in training", "attention diluted by more tokens"
+MISLEADING_TOKENS = "single misleading tokens"
 # The horizon is searched up to this many doublings of the longest training length.
 NUM_DOUBLINGS = 4
 
@@ -109,7 +114,7 @@ def _check_request(model: ProbedModel, lengths: Sequence[int]) -> None:
 
 
 def _refusal_reason(fidelity: Fidelity) -> str | None:
-    if fidelity.difference > TOLERANCE:
+    if fidelity.max_accuracy_change > MAX_ACCURACY_CHANGE:
         return (
             "this run reads more tokens than its answers depend on; at the longest training length, "
             f"{fidelity.whole:.2f} of the answers are right on all tokens and "
@@ -146,9 +151,9 @@ def _describe_limit(forecast: Forecast) -> str:
         diluted_accuracy = forecast.token_count_only
         accuracy_text += f", {diluted_accuracy:.2f} with its number of tokens only"
     if min(forecast.ids_only, diluted_accuracy) < ACCURACY_THRESHOLD:
-        return f"{UNTRAINED_IDS if forecast.ids_only < diluted_accuracy else DILUTED} ({accuracy_text})"
+        return f"{UNTRAINED_IDS if forecast.ids_only < diluted_accuracy else DILUTED_ATTENTION} ({accuracy_text})"
     if forecast.every_piece < min(forecast.mean, ACCURACY_THRESHOLD):
-        return f"{MISLEADING} ({accuracy_text}; {forecast.every_piece:.2f} in every piece)"
+        return f"{MISLEADING_TOKENS} ({accuracy_text}; {forecast.every_piece:.2f} in every piece)"
     if forecast.mean < ACCURACY_THRESHOLD:
         return f"IDs and number of tokens together ({accuracy_text})"
     return f"the interval {forecast.low:.2f} to {forecast.high:.2f} is too wide ({accuracy_text})"

@@ -9,7 +9,7 @@ from typing import Any
 from lengthwise.core.files import write_atomically
 from lengthwise.core.json_parsing import non_finite_to_null
 from lengthwise.evaluation.forecast.certificate import RunCertificate, run_verdict
-from lengthwise.theory.planted_law_certificate import PROBABILISTIC, LawCertificate
+from lengthwise.theory.planted_law_certificate import PROBABILISTIC_BOUNDS, LawCertificate
 from lengthwise.theory.task_certificate import TaskCertificate
 
 CERTIFICATE_FILE = "certificate.json"
@@ -85,7 +85,7 @@ def _risk_table(certificate: LawCertificate) -> Table:
         valid_bounds = [
             (each.value, each.title)
             for each in certificate.bounds
-            if each.length == risk.length and each.value is not None and each.bound not in PROBABILISTIC
+            if each.length == risk.length and each.value is not None and each.bound not in PROBABILISTIC_BOUNDS
         ]
         tightest_bound = min(valid_bounds, default=None)
         body.append(

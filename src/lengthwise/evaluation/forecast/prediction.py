@@ -66,7 +66,7 @@ def predict(model: ProbedModel, train_queries: Queries, budget: int, fidelity: F
     """Predict the accuracy at a length from pieces of ``budget`` tokens, or raise ``InconclusiveError``."""
     queries = model.queries(length)
     pieces, coverage = model.pieces(queries, length, budget, MAX_PIECES)
-    num_pieces = len(pieces.last) // len(queries.answer)
+    num_pieces = len(pieces.last_column) // len(queries.answer)
     if coverage < MIN_COVERAGE:
         raise InconclusiveError(
             f"cannot tell the accuracy: {MAX_PIECES} pieces with as many tokens as a training "
@@ -77,7 +77,7 @@ def predict(model: ProbedModel, train_queries: Queries, budget: int, fidelity: F
     half_budget = float(model.query(queries, model.subsample(queries, length, budget // 2)).correct.mean())
     mean = float(weighted_result.correct.mean())
     every_piece = float((weighted_result.correct & unweighted_result.correct_each.all(axis=1)).mean())
-    margin = MARGIN + ERROR_FACTOR * fidelity.difference + abs(mean - half_budget)
+    margin = MARGIN + ERROR_FACTOR * fidelity.max_accuracy_change + abs(mean - half_budget)
     low, high = _accuracy_interval(mean, every_piece, margin, coverage)
     high = min(high, attainable_accuracy(model.task, queries))
     if high - low > MAX_WIDTH:

@@ -100,7 +100,7 @@ class Fidelity:
     quarter: float
 
     @property
-    def difference(self) -> float:
+    def max_accuracy_change(self) -> float:
         """Larger change in accuracy if the decoder reads a half or a quarter of the tokens."""
         return max(abs(self.whole - self.half), abs(self.whole - self.quarter))
 

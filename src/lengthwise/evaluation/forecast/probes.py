@@ -13,7 +13,7 @@ from lengthwise.model.attention_scores import AttentionHooks
 from lengthwise.model.decoder import Decoder
 
 # Maximum decrease in the probability of the correct answer if only a sufficient set of tokens is visible.
-MAX_LOSS = 0.1
+MAX_PROBABILITY_DECREASE = 0.1
 # Quantile of the reported values over answers.
 QUANTILE = 0.9
 # Maximum number of tokens in the search.
@@ -65,7 +65,9 @@ def _measure_query(decoder: Decoder, queries: Queries, query: int) -> tuple[int,
     is_hidden = np.tile(~always_visible, (len(ranked_tokens) + 1, 1))
     for num_tokens in range(len(ranked_tokens)):
         is_hidden[num_tokens + 1 :, ranked_tokens[num_tokens]] = False
-    is_sufficient = _probabilities(decoder, tokens, ids, is_hidden, target_token) >= probabilities[-1] - MAX_LOSS
+    is_sufficient = (
+        _probabilities(decoder, tokens, ids, is_hidden, target_token) >= probabilities[-1] - MAX_PROBABILITY_DECREASE
+    )
     if not is_sufficient.any():
         return None
     num_tokens = int(is_sufficient.argmax())

@@ -17,7 +17,7 @@ _SampledTokens = tuple[Int[np.ndarray, " _"], Float[np.ndarray, " _"], Float[np.
 class Subsample:
     """Subsamples of sequences, one per row, each ending with the token before the answer of its query.
 
-    ``indices`` are increasing token indexes up to column ``last``; the last index repeats as padding. A token
+    ``indices`` are increasing token indexes up to column ``last_column``; the last index repeats as padding. A token
     represents ``weights`` tokens of the full sequence (1 near the support). For a query token in a sampled block, the
     other tokens have ``conditional_weights``, because its block is certainly in the sample. ``visible_counts`` is the
     number of tokens of the full sequence up to each token, and ``blocks`` is the number of the block that contains it.
@@ -28,7 +28,7 @@ class Subsample:
     conditional_weights: Float[np.ndarray, "queries tokens"]
     visible_counts: Float[np.ndarray, "queries tokens"]
     blocks: Int[np.ndarray, "queries tokens"]
-    last: Int[np.ndarray, " queries"]
+    last_column: Int[np.ndarray, " queries"]
 
     def score_bias(self) -> Float[np.ndarray, "queries query key"]:
         """Return the log weight of each key for each query token; keys in the block of the query have weight 1."""
@@ -117,7 +117,7 @@ def upweight_distractors(
         conditional_weights=weights,
         visible_counts=weights.cumsum(axis=1),
         blocks=blocks,
-        last=last_index,
+        last_column=last_index,
     )
 
 
@@ -182,5 +182,5 @@ def _stack_subsamples(subsamples: list[_SampledTokens]) -> Subsample:
         conditional_weights=conditional_weights,
         visible_counts=indices + 1.0,
         blocks=blocks,
-        last=np.array([len(indices) - 1 for indices, *_ in subsamples]),
+        last_column=np.array([len(indices) - 1 for indices, *_ in subsamples]),
     )

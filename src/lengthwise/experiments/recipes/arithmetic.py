@@ -11,17 +11,17 @@ from lengthwise.tasks import Addition, MultiAddition, Multiplication, Sort
 from lengthwise.training.trainer import TrainingSettings
 
 # Enough IDs for more than 1,000 digits.
-ADDITION_IDS = 2048
+ADDITION_NUM_POSITION_IDS = 2048
 # With many gaps, each example contains ten ID distances instead of three. Long sums contain all of them.
-ADDITION_GAPS = 10
+ADDITION_MAX_GAPS = 10
 # Number of IDs per level (digits and operands), enough for 60 of each and their signs.
-MULTI_ADDITION_IDS = 64
+MULTI_ADDITION_NUM_POSITION_IDS = 64
 # Number of IDs per level (digits and partial products), enough for 250 digits.
-MULTIPLICATION_IDS = 256
-LEVEL_GAPS = 5
+MULTIPLICATION_NUM_POSITION_IDS = 256
+LEVEL_MAX_GAPS = 5
 # Enough IDs for lists much longer than the number of distinct values.
-SORT_IDS = 512
-SORT_GAPS = 10
+SORT_NUM_POSITION_IDS = 512
+SORT_MAX_GAPS = 10
 # Fast angles separate neighboring IDs: a carry depends on neighboring digits.
 SHARP_ROTARY = Rotary(base=100.0, fastest=3.0)
 
@@ -30,7 +30,7 @@ def addition() -> Experiment:
     """Return the recipe for adding two numbers of up to 10 digits with PPC, without writing carries."""
     return Experiment(
         task=Addition(),
-        scheme=Predicted(num_position_ids=ADDITION_IDS, max_gaps=ADDITION_GAPS),
+        scheme=Predicted(num_position_ids=ADDITION_NUM_POSITION_IDS, max_gaps=ADDITION_MAX_GAPS),
         encoding=SHARP_ROTARY,
         # A step attends to five tokens. Scores that grow with the length would change their weights, so length_scaling
         # is "none".
@@ -45,7 +45,7 @@ def addition() -> Experiment:
 
 def addition_coupled() -> Experiment:
     """Return the recipe for adding two numbers with coupled IDs instead of predicted IDs."""
-    return replace(addition(), scheme=Coupled(num_position_ids=ADDITION_IDS, max_gaps=ADDITION_GAPS))
+    return replace(addition(), scheme=Coupled(num_position_ids=ADDITION_NUM_POSITION_IDS, max_gaps=ADDITION_MAX_GAPS))
 
 
 def addition_carry() -> Experiment:
@@ -57,7 +57,7 @@ def multi_addition() -> Experiment:
     """Return the recipe for adding 2 to 5 numbers of up to 5 digits with PPC on two ID levels (digit and operand)."""
     return Experiment(
         task=MultiAddition(),
-        scheme=Predicted(num_position_ids=MULTI_ADDITION_IDS, max_gaps=LEVEL_GAPS),
+        scheme=Predicted(num_position_ids=MULTI_ADDITION_NUM_POSITION_IDS, max_gaps=LEVEL_MAX_GAPS),
         encoding=SHARP_ROTARY,
         # Additional operands compete for attention, and the log factor keeps attention sharp. Flatter attention would
         # fit 5 operands equally well and fail on 10 (benchmarks/multi_addition.md).
@@ -70,14 +70,16 @@ def multi_addition() -> Experiment:
 
 def multi_addition_given() -> Experiment:
     """Return the recipe for adding 2 to 5 numbers with coupled IDs on two levels instead of predicted IDs."""
-    return replace(multi_addition(), scheme=MultiLevel(num_position_ids=MULTI_ADDITION_IDS, max_gaps=LEVEL_GAPS))
+    return replace(
+        multi_addition(), scheme=MultiLevel(num_position_ids=MULTI_ADDITION_NUM_POSITION_IDS, max_gaps=LEVEL_MAX_GAPS)
+    )
 
 
 def multiplication() -> Experiment:
     """Return the recipe for multiplying up to 10 digits by 2 digits with PPC on two ID levels."""
     return Experiment(
         task=Multiplication(),
-        scheme=Predicted(num_position_ids=MULTIPLICATION_IDS, max_gaps=LEVEL_GAPS),
+        scheme=Predicted(num_position_ids=MULTIPLICATION_NUM_POSITION_IDS, max_gaps=LEVEL_MAX_GAPS),
         encoding=SHARP_ROTARY,
         decoder=DecoderSettings(num_layers=1, d_model=128, num_heads=4, length_scaling="log", temperature=3.0),
         training=TrainingSettings(steps=2500, weight_decay=0.01),
@@ -88,14 +90,16 @@ def multiplication() -> Experiment:
 
 def multiplication_given() -> Experiment:
     """Return the recipe for multiplication with coupled IDs on two levels instead of predicted IDs."""
-    return replace(multiplication(), scheme=MultiLevel(num_position_ids=MULTIPLICATION_IDS, max_gaps=LEVEL_GAPS))
+    return replace(
+        multiplication(), scheme=MultiLevel(num_position_ids=MULTIPLICATION_NUM_POSITION_IDS, max_gaps=LEVEL_MAX_GAPS)
+    )
 
 
 def sort() -> Experiment:
     """Return the recipe for sorting up to 10 items with PPC: the search head finds the next item to copy."""
     return Experiment(
         task=Sort(),
-        scheme=Predicted(num_position_ids=SORT_IDS, max_gaps=SORT_GAPS),
+        scheme=Predicted(num_position_ids=SORT_NUM_POSITION_IDS, max_gaps=SORT_MAX_GAPS),
         encoding=SHARP_ROTARY,
         # The search head is the only one that can compare two values.
         decoder=DecoderSettings(num_layers=1, d_model=64, num_heads=2, head="search"),
@@ -108,7 +112,7 @@ def sort() -> Experiment:
 
 def sort_given() -> Experiment:
     """Return the recipe for sorting with coupled IDs, which contain the sorted order; the decoder only copies items."""
-    return replace(sort(), scheme=Coupled(num_position_ids=SORT_IDS, max_gaps=SORT_GAPS))
+    return replace(sort(), scheme=Coupled(num_position_ids=SORT_NUM_POSITION_IDS, max_gaps=SORT_MAX_GAPS))
 
 
 RECIPES = (

@@ -11,10 +11,10 @@ from lengthwise.tasks import Text
 from lengthwise.training.trainer import TrainingSettings
 
 # Context length of training, enough for 256 far tokens and 32 near tokens.
-NUM_TOKENS = 320
+TRAIN_LENGTH = 320
 # Context length of training in the comparison, and test lengths as multiples of it.
-TRAIN_LENGTH = 256
-FACTORS = (1, 2, 4, 8)
+COMPARISON_TRAIN_LENGTH = 256
+LENGTH_FACTORS = (1, 2, 4, 8)
 
 
 def language_model() -> Experiment:
@@ -28,8 +28,10 @@ def language_model() -> Experiment:
             num_layers=4, d_model=128, num_heads=4, length_scaling="none", segments=False, tied_output=True
         ),
         training=TrainingSettings(steps=1500, batch_size=16, learning_rate=4e-3, weight_decay=0.1, warmup_steps=100),
-        train_lengths=(NUM_TOKENS, NUM_TOKENS),
-        evaluation=EvaluationSettings(lengths=(NUM_TOKENS // 4, NUM_TOKENS // 2, NUM_TOKENS), num_examples=(512,)),
+        train_lengths=(TRAIN_LENGTH, TRAIN_LENGTH),
+        evaluation=EvaluationSettings(
+            lengths=(TRAIN_LENGTH // 4, TRAIN_LENGTH // 2, TRAIN_LENGTH), num_examples=(512,)
+        ),
     )
 
 
@@ -60,17 +62,19 @@ def context_length() -> dict[str, Experiment]:
     rotary_experiment = replace(
         language_model(),
         training=replace(language_model().training, steps=1000),
-        train_lengths=(TRAIN_LENGTH, TRAIN_LENGTH),
-        evaluation=EvaluationSettings(lengths=tuple(factor * TRAIN_LENGTH for factor in FACTORS), num_examples=(512,)),
+        train_lengths=(COMPARISON_TRAIN_LENGTH, COMPARISON_TRAIN_LENGTH),
+        evaluation=EvaluationSettings(
+            lengths=tuple(factor * COMPARISON_TRAIN_LENGTH for factor in LENGTH_FACTORS), num_examples=(512,)
+        ),
     )
-    max_length = max(FACTORS) * TRAIN_LENGTH
+    max_length = max(LENGTH_FACTORS) * COMPARISON_TRAIN_LENGTH
     return {
         "rotary": rotary_experiment,
         # One gap gives two chunks, as in the paper. The token after the longest window needs the additional ID.
         "rotary + PoSE": replace(rotary_experiment, scheme=Skipwise(num_position_ids=max_length + 1, max_gaps=1)),
         # Training uses plain rotary; the scaling applies at evaluation only.
         "rotary + YaRN": replace(
-            rotary_experiment, encoding=YaRN(factor=float(max(FACTORS)), original_length=TRAIN_LENGTH)
+            rotary_experiment, encoding=YaRN(factor=float(max(LENGTH_FACTORS)), original_length=COMPARISON_TRAIN_LENGTH)
         ),
         "ALiBi": replace(rotary_experiment, encoding=ALiBi()),
         "FIRE": replace(rotary_experiment, encoding=FIRE()),

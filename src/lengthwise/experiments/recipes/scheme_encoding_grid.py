@@ -14,12 +14,12 @@ from lengthwise.tasks import Addition, Copy, Parity, Task
 from lengthwise.training.trainer import TrainingSettings
 
 # Number of IDs, enough for the tokens of the longest test; every table states it.
-ID_RANGE = 4096
+NUM_POSITION_IDS = 4096
 MAX_GAPS = 10
 # Test lengths, as multiples of the longest training length.
-FACTORS = (1, 2, 5, 10, 100)
+LENGTH_FACTORS = (1, 2, 5, 10, 100)
 # Training steps of a run that does not fit earlier.
-STEPS = 2000
+MAX_STEPS = 2000
 # Scaling factor of YaRN beyond the training IDs, at evaluation only.
 YARN_FACTOR = 10.0
 
@@ -63,10 +63,10 @@ def _build_grid(task_name: str, pairs: Iterable[tuple[str, str]]) -> dict[str, E
             num_layers=2, d_model=64, num_heads=4, previous_token_mix=True, length_scaling="none", temperature=9.0
         ),
         # Runs that fit stop early; other runs use all steps.
-        training=TrainingSettings(steps=STEPS, weight_decay=0.1, fit_every=100, cooldown_steps=300),
+        training=TrainingSettings(steps=MAX_STEPS, weight_decay=0.1, fit_every=100, cooldown_steps=300),
         train_lengths=(1, max_train_length),
         evaluation=EvaluationSettings(
-            lengths=tuple(factor * max_train_length for factor in FACTORS),
+            lengths=tuple(factor * max_train_length for factor in LENGTH_FACTORS),
             num_examples=(128, 128, 128, 64, 4),
             stop_at_zero=True,
         ),
@@ -86,14 +86,14 @@ def _build_grid(task_name: str, pairs: Iterable[tuple[str, str]]) -> dict[str, E
 
 
 def _build_scheme(name: str) -> PositionScheme:
-    settings = {"num_position_ids": ID_RANGE, "max_gaps": MAX_GAPS}
+    settings = {"num_position_ids": NUM_POSITION_IDS, "max_gaps": MAX_GAPS}
     setting_names = {part.name for part in fields(SCHEMES[name])}  # type: ignore[arg-type]
     return SCHEMES[name](**{setting: value for setting, value in settings.items() if setting in setting_names})
 
 
 def _build_encoding(name: str, num_train_ids: int) -> EncodingSettings:
     if name == "learned":
-        return Learned(num_position_ids=ID_RANGE)
+        return Learned(num_position_ids=NUM_POSITION_IDS)
     return YaRN(factor=YARN_FACTOR, original_length=num_train_ids) if name == "yarn" else ENCODINGS[name]()
 
 

@@ -11,7 +11,7 @@ from lengthwise.tasks import Copy, Parity, Reverse, VariableAssignment
 from lengthwise.training.trainer import TrainingSettings
 
 # Enough IDs for 20,000 bits and their separator, 2,000 symbols, and 2,000 assignments with the question.
-PARITY_IDS, COPY_IDS, ASSIGNMENT_IDS = 20_480, 4096, 2048
+PARITY_NUM_POSITION_IDS, COPY_NUM_POSITION_IDS, ASSIGNMENT_NUM_POSITION_IDS = 20_480, 4096, 2048
 # With many gaps, each example contains all ID distances. With three gaps, 1 of 5 seeds failed at 2,000 bits.
 MAX_GAPS = 10
 DEMO_LABELS = ("predicted (PPC)", "coupled, IDs given", "coupled, no gaps", "NoPE", "rotary", "rotary + PoSE", "ALiBi")
@@ -21,7 +21,7 @@ def parity() -> Experiment:
     """Return the recipe for the parity of up to 20 bits with a scratchpad and PPC."""
     return Experiment(
         task=Parity(),
-        scheme=Predicted(num_position_ids=PARITY_IDS, max_gaps=MAX_GAPS),
+        scheme=Predicted(num_position_ids=PARITY_NUM_POSITION_IDS, max_gaps=MAX_GAPS),
         # Fast angles separate neighboring IDs: 8 of 8 tuning seeds fit, 4 of 8 with the published angles.
         encoding=Rotary(base=100.0, fastest=3.0),
         decoder=DecoderSettings(num_layers=1, d_model=64, num_heads=2),
@@ -38,12 +38,12 @@ def parity_rank() -> Experiment:
 
 def parity_coupled() -> Experiment:
     """Return the recipe for parity with coupled IDs instead of predicted IDs."""
-    return replace(parity(), scheme=Coupled(num_position_ids=PARITY_IDS, max_gaps=MAX_GAPS))
+    return replace(parity(), scheme=Coupled(num_position_ids=PARITY_NUM_POSITION_IDS, max_gaps=MAX_GAPS))
 
 
 def copy() -> Experiment:
     """Return the recipe for copying up to 20 symbols with PPC."""
-    return replace(parity(), task=Copy(), scheme=Predicted(num_position_ids=COPY_IDS, max_gaps=MAX_GAPS))
+    return replace(parity(), task=Copy(), scheme=Predicted(num_position_ids=COPY_NUM_POSITION_IDS, max_gaps=MAX_GAPS))
 
 
 def reverse() -> Experiment:
@@ -55,7 +55,7 @@ def variable_assignment() -> Experiment:
     """Return the recipe for following a variable through up to 16 assignments with a scratchpad and PPC."""
     return Experiment(
         task=VariableAssignment(),
-        scheme=Predicted(num_position_ids=ASSIGNMENT_IDS, max_gaps=MAX_GAPS),
+        scheme=Predicted(num_position_ids=ASSIGNMENT_NUM_POSITION_IDS, max_gaps=MAX_GAPS),
         encoding=Rotary(base=100.0, fastest=3.0),
         decoder=DecoderSettings(
             num_layers=1, d_model=128, num_heads=4, previous_token_mix=True, tied_output=True, temperature=2.0
@@ -68,7 +68,9 @@ def variable_assignment() -> Experiment:
 
 def variable_assignment_coupled() -> Experiment:
     """Return the recipe for variable assignment with coupled IDs instead of predicted IDs."""
-    return replace(variable_assignment(), scheme=Coupled(num_position_ids=ASSIGNMENT_IDS, max_gaps=MAX_GAPS))
+    return replace(
+        variable_assignment(), scheme=Coupled(num_position_ids=ASSIGNMENT_NUM_POSITION_IDS, max_gaps=MAX_GAPS)
+    )
 
 
 def with_baselines(ppc_experiment: Experiment, *, steps_factor: int = 5, ids_factor: int = 2) -> dict[str, Experiment]:
@@ -117,7 +119,7 @@ def parity_id_range() -> dict[str, Experiment]:
     return {
         f"IDs to {factor:g}x": replace(
             parity(),
-            scheme=Predicted(num_position_ids=round(factor * PARITY_IDS), max_gaps=MAX_GAPS),
+            scheme=Predicted(num_position_ids=round(factor * PARITY_NUM_POSITION_IDS), max_gaps=MAX_GAPS),
             evaluation=evaluation,
         )
         for factor in (0.1, 1, 4)

@@ -10,7 +10,7 @@ from lengthwise.positions import Predicted
 from lengthwise.tasks import Multiplication
 
 # A length is a number of digits, or a number of items for sort.
-TESTS = {
+EVALUATIONS = {
     "addition": EvaluationSettings(
         lengths=(10, 40, 100, 1000), num_examples=(512, 512, 512, 64), variants=("uniform", "carry", "unequal")
     ),
@@ -23,9 +23,9 @@ TESTS = {
     "sort": EvaluationSettings(lengths=(10, 40, 64), num_examples=(512,)),
 }
 # The longest test has 10,000 digits, which are about 50,000 tokens.
-LONG_TESTS = replace(TESTS["addition"], lengths=(10, 100, 1000, 10_000), num_examples=(512, 512, 64, 4))
-LONG_IDS = 12_288
-THREE_DIGIT_TESTS = EvaluationSettings(
+LONG_EVALUATION = replace(EVALUATIONS["addition"], lengths=(10, 100, 1000, 10_000), num_examples=(512, 512, 64, 4))
+LONG_NUM_POSITION_IDS = 12_288
+THREE_DIGIT_EVALUATION = EvaluationSettings(
     lengths=(10, 40, 100), num_examples=(512, 256, 64), variants=("2 digits", "3 digits", "5 digits", "10 digits")
 )
 # Name of the recipe by label.
@@ -44,13 +44,15 @@ RECIPE_NAMES = {
 
 def _build_experiments() -> dict[str, Experiment]:
     recipes = {label: recipe(name) for label, name in RECIPE_NAMES.items()}
-    experiments = {label: replace(each, evaluation=TESTS[each.task.name]) for label, each in recipes.items()}
-    long_experiment = replace(experiments["addition, carries written, PPC"], evaluation=LONG_TESTS)
+    experiments = {label: replace(each, evaluation=EVALUATIONS[each.task.name]) for label, each in recipes.items()}
+    long_experiment = replace(experiments["addition, carries written, PPC"], evaluation=LONG_EVALUATION)
     assert isinstance(long_experiment.scheme, Predicted)
-    long_experiment = replace(long_experiment, scheme=replace(long_experiment.scheme, num_position_ids=LONG_IDS))
+    long_experiment = replace(
+        long_experiment, scheme=replace(long_experiment.scheme, num_position_ids=LONG_NUM_POSITION_IDS)
+    )
     # Running sums of 90 or more need at least three partial products, so products by two digits never train them.
     three_digit_experiment = replace(
-        experiments["product, PPC"], task=Multiplication(digits=3), evaluation=THREE_DIGIT_TESTS
+        experiments["product, PPC"], task=Multiplication(digits=3), evaluation=THREE_DIGIT_EVALUATION
     )
     return experiments | {
         "addition, carries written, PPC, IDs to 12,288": long_experiment,

@@ -22,7 +22,7 @@ from lengthwise.experiments.run_analysis import diagnose_run
 # Number of examples per diagnosis.
 NUM_EXAMPLES = 256
 # Names of causes in saved readings that differ from the current names.
-SAVED_NAMES = {
+SAVED_CAUSE_NAMES = {
     MORE_IDS: "more different IDs than training showed",
     UNTRAINED_IDS: "IDs or distances that training did not show",
     TOKENS_OR_IDS: "the number of tokens and the IDs, each of which is enough to fail by",
@@ -57,7 +57,7 @@ def _extract_reading(run: Run, rows: Rows) -> Mapping[str, Any]:
         "first_errors": {}
         if failures is None
         else {"token": failures.token, "ID": failures.id, "end": failures.end_too_early + failures.end_too_late},
-        "repaired": {SAVED_NAMES.get(cause.name, cause.name): cause.repair_rate for cause in diagnosis.causes},
+        "repaired": {SAVED_CAUSE_NAMES.get(cause.name, cause.name): cause.repair_rate for cause in diagnosis.causes},
         "mass": {str(each.length): max(each.support_mass, default=0.0) for each in diagnosis.by_length},
         "limited_by": diagnosis.limited_by,
     }

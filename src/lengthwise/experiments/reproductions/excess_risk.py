@@ -25,7 +25,7 @@ class LossPair:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Factor:
+class GrowthFactor:
     """Factor by which one more bit multiplies the far loss, with a 95% interval over seeds (None below three seeds)."""
 
     value: float
@@ -33,18 +33,18 @@ class Factor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Growth:
+class LossGrowth:
     """Growth of the far loss with one more bit in training, with one more bit in the test, and with the near loss.
 
     The far loss is proportional to ``near_loss ** power``. With a power of 0, it does not depend on the near loss.
     """
 
-    per_train_bit: Factor
-    per_test_bit: Factor
+    per_train_bit: GrowthFactor
+    per_test_bit: GrowthFactor
     power: float
 
 
-def fit_growth(loss_pairs: list[LossPair], rng: np.random.Generator) -> Growth | None:
+def fit_growth(loss_pairs: list[LossPair], rng: np.random.Generator) -> LossGrowth | None:
     """Fit the growth of the far loss; return None if the data do not determine all three coefficients.
 
     The fit is a linear regression of the logarithm of the far loss on ``train_bits``, ``test_bits`` and the logarithm
@@ -59,7 +59,7 @@ def fit_growth(loss_pairs: list[LossPair], rng: np.random.Generator) -> Growth |
         resampled_pairs = [pair for seed in rng.choice(seeds, len(seeds)) for pair in loss_pairs if pair.seed == seed]
         if (coefficients := _fit_coefficients(resampled_pairs)) is not None:
             resamples.append(coefficients)
-    return Growth(
+    return LossGrowth(
         per_train_bit=_factor_with_interval(estimate, resamples, 1),
         per_test_bit=_factor_with_interval(estimate, resamples, 2),
         power=float(estimate[3]),
@@ -68,12 +68,12 @@ def fit_growth(loss_pairs: list[LossPair], rng: np.random.Generator) -> Growth |
 
 def _factor_with_interval(
     estimate: Float[np.ndarray, " 4"], resamples: list[Float[np.ndarray, " 4"]], index: int
-) -> Factor:
+) -> GrowthFactor:
     value = float(np.exp(estimate[index]))
     if not resamples:
-        return Factor(value=value, interval=None)
+        return GrowthFactor(value=value, interval=None)
     low, high = np.quantile([each[index] for each in resamples], [0.025, 0.975])
-    return Factor(value=value, interval=(float(np.exp(low)), float(np.exp(high))))
+    return GrowthFactor(value=value, interval=(float(np.exp(low)), float(np.exp(high))))
 
 
 def _fit_coefficients(loss_pairs: list[LossPair]) -> Float[np.ndarray, " 4"] | None:

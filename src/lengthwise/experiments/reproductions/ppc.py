@@ -18,11 +18,11 @@ from lengthwise.experiments.run_analysis import probed_model_of
 from lengthwise.positions import Predicted
 from lengthwise.tasks import Parity
 
-HEADS = ("pointer", "rank", "increment", "class")
+HEAD_NAMES = ("pointer", "rank", "increment", "class")
 # Number of examples for free decoding and teacher forcing, and their maximum length.
-NUM_DECODED, MAX_DECODED_LENGTH = 32, 2000
+NUM_DECODED_EXAMPLES, MAX_DECODED_LENGTH = 32, 2000
 # Number of answers predicted from subsampled sequences, and approximate number of tokens per subsample.
-NUM_ANSWERS, NUM_TOKENS = 64, 16
+NUM_SUBSAMPLED_ANSWERS, NUM_SUBSAMPLE_TOKENS = 64, 16
 
 
 def _build_experiments() -> dict[str, Experiment]:
@@ -52,7 +52,7 @@ def _build_experiments() -> dict[str, Experiment]:
 
 def _ablations(name: str, base: Experiment) -> dict[str, Experiment]:
     """Return the ablations of PPC on a task; ``name`` is the start of their labels."""
-    experiments = {f"{name}, {head}": replace(base, decoder=replace(base.decoder, head=head)) for head in HEADS}
+    experiments = {f"{name}, {head}": replace(base, decoder=replace(base.decoder, head=head)) for head in HEAD_NAMES}
     for weight in (0.1, 10.0):
         experiments[f"{name}, ID loss times {weight:g}"] = replace(
             base, training=replace(base.training, id_weight=weight)
@@ -87,27 +87,27 @@ def _extract_reading(run: Run, rows: Rows) -> Mapping[str, Any]:
     lengths = {row["length"]: row["exact_match"] for row in rows if row["length"] <= MAX_DECODED_LENGTH}
     length = next((length for length, exact in lengths.items() if exact < 1), max(lengths))
     end, counts = experiment.task.vocabulary.index("end"), _DecodingCounts()
-    for _, batch in iter_examples(experiment.task, experiment.scheme, length, NUM_DECODED, 0):
+    for _, batch in iter_examples(experiment.task, experiment.scheme, length, NUM_DECODED_EXAMPLES, 0):
         counts.add(*(grade(run.decoder, batch, end=end, decode=decode) for decode in ("forced", "free")))
     return {"length": length, **counts.fractions(), **_few_token_answers(run, length)}
 
 
 def _few_token_answers(run: Run, length: int) -> dict[str, float]:
-    """Return the accuracy (token and ID) of answers predicted from about ``NUM_TOKENS`` tokens of the context.
+    """Return the accuracy (token and ID) of answers predicted from ``NUM_SUBSAMPLE_TOKENS`` context tokens.
 
     The tokens include the support in one case, and as many random tokens instead of it in the other case.
     """
     run.decoder.eval()
     model = probed_model_of(run, seed=0)
-    queries = model.queries(length, NUM_ANSWERS)
+    queries = model.queries(length, NUM_SUBSAMPLED_ANSWERS)
     rng, last_index = stream(0, "answers read off a few tokens", length), queries.last_index
     other_tokens = [rng.integers(0, end + 1, len(each)) for each, end in zip(queries.support, last_index, strict=True)]
-    support_subsample = subsample(queries.support, last_index, NUM_TOKENS, rng, block_size=1).unweighted()
-    other_subsample = subsample(other_tokens, last_index, NUM_TOKENS, rng, block_size=1).unweighted()
+    support_subsample = subsample(queries.support, last_index, NUM_SUBSAMPLE_TOKENS, rng, block_size=1).unweighted()
+    other_subsample = subsample(other_tokens, last_index, NUM_SUBSAMPLE_TOKENS, rng, block_size=1).unweighted()
     other_queries = replace(queries, support=other_tokens)
     return {
         "tokens_before": float(queries.answer.mean()),
-        "tokens_read": float((support_subsample.last + 1).mean()),
+        "tokens_read": float((support_subsample.last_column + 1).mean()),
         "right_of_few": float(model.query(queries, support_subsample).correct_each.mean()),
         "right_of_others": float(model.query(other_queries, other_subsample).correct_each.mean()),
     }
@@ -186,7 +186,7 @@ def _decoding_table(readings: Rows) -> Table:
         body.append([reading["row"], str(reading["seed"]), f"{reading['length']:,}", *cells])
     header = ["row", "seed", "length", "exact match, forced", "exact match, free", "same first error"]
     later_header = ["accuracy after the first error, forced", "after the first error, free"]
-    return f"free decoding and teacher forcing, {NUM_DECODED} examples", [*header, *later_header], body
+    return f"free decoding and teacher forcing, {NUM_DECODED_EXAMPLES} examples", [*header, *later_header], body
 
 
 def _few_token_table(readings: Rows) -> Table:
@@ -195,7 +195,7 @@ def _few_token_table(readings: Rows) -> Table:
         token_counts = (f"{reading[name]:,.0f}" for name in ("tokens_before", "tokens_read"))
         accuracies = (f"{reading[name]:.3f}" for name in ("right_of_few", "right_of_others"))
         body.append([reading["row"], str(reading["seed"]), f"{reading['length']:,}", *token_counts, *accuracies])
-    title = f"accuracy (token and ID) of {NUM_ANSWERS} answers predicted from few tokens of the context"
+    title = f"accuracy (token and ID) of {NUM_SUBSAMPLED_ANSWERS} answers predicted from few tokens of the context"
     header = ["row", "seed", "length", "tokens in the context", "tokens read", "support read", "other tokens read"]
     return title, header, body
 
@@ -207,7 +207,9 @@ PPC = Claim(
     experiments=_build_experiments,
     laptop=SizePreset(
         num_seeds=1,
-        labels=tuple(f"parity, {name}" for name in (*HEADS, "gaps up to 0", "ID of the last bit", "all on own IDs")),
+        labels=tuple(
+            f"parity, {name}" for name in (*HEAD_NAMES, "gaps up to 0", "ID of the last bit", "all on own IDs")
+        ),
         max_length=2000,
     ),
     read=_extract_reading,

@@ -11,7 +11,7 @@ from lengthwise.encodings import Rotary
 from lengthwise.evaluation.tables_and_figures import FIT_THRESHOLD, Rows, label_of, pool_seeds, save_figure
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes.few_tokens import TEST_BITS, sparse_parity_up_to
-from lengthwise.experiments.reproductions.excess_risk import Factor, LossPair, fit_growth
+from lengthwise.experiments.reproductions.excess_risk import GrowthFactor, LossPair, fit_growth
 from lengthwise.experiments.reproductions.reproduction import Claim, SizePreset, Table
 from lengthwise.positions import Skipwise
 
@@ -43,12 +43,16 @@ ROTARY, SKIPWISE = _Variation(", rotary", FEWER_TRAIN_BITS), _Variation(", rotar
 # ONLY_UNDILUTED differs from the plain runs only in the dilution.
 UNDILUTED, ONLY_UNDILUTED = _Variation(", undiluted", FEWER_TRAIN_BITS), _Variation(", undiluted alone", TRAIN_BITS[:1])
 VARIATIONS = (BASELINE, UNDILUTED, ONLY_UNDILUTED, LETTER_CODING, WINDOW, ROTARY, SKIPWISE, COUNT_WEIGHTS)
-MAX_BITS = {variation.label(max_bits): max_bits for variation in VARIATIONS for max_bits in variation.train_bits}
+MAX_BITS_BY_LABEL = {
+    variation.label(max_bits): max_bits for variation in VARIATIONS for max_bits in variation.train_bits
+}
 
 
 def _build_experiments() -> dict[str, Experiment]:
     return {
-        each.label(max_bits): _build_experiment(each, max_bits) for each in VARIATIONS for max_bits in each.train_bits
+        variation.label(max_bits): _build_experiment(variation, max_bits)
+        for variation in VARIATIONS
+        for max_bits in variation.train_bits
     }
 
 
@@ -75,24 +79,26 @@ def _build_experiment(variation: _Variation, max_bits: int) -> Experiment:
 
 def _build_tables(rows: Rows, readings: Rows) -> list[Table]:
     """Return tables of exact match by number of flagged bits, and of the growth of the loss with length."""
-    longest = max(int(row["train_lengths"][1]) for row in rows)
-    near, *far_lengths = dict.fromkeys((min(_test_lengths(rows)), _figure_length(rows), max(_test_lengths(rows))))
-    heat_map_tables = [_exact_match_table(rows, length, longest) for length in (near, *far_lengths)]
-    return heat_map_tables + [_growth_table(rows, near, far) for far in far_lengths]
+    max_train_length = max(int(row["train_lengths"][1]) for row in rows)
+    near_length, *far_lengths = dict.fromkeys(
+        (min(_test_lengths(rows)), _figure_length(rows), max(_test_lengths(rows)))
+    )
+    heat_map_tables = [_exact_match_table(rows, length, max_train_length) for length in (near_length, *far_lengths)]
+    return heat_map_tables + [_growth_table(rows, near_length, far_length) for far_length in far_lengths]
 
 
-def _exact_match_table(rows: Rows, length: int, longest: int) -> Table:
+def _exact_match_table(rows: Rows, length: int, max_train_length: int) -> Table:
     body = []
     for label in _labels(rows):
-        fits = {row["seed"]: row["fitted"] >= FIT_THRESHOLD for row in rows if label_of(row) == label}
-        cells = [_select_rows(rows, label, length, {number}) for number in _test_bits(rows)]
-        exact = [f"{pool_seeds(cell)[0]:.3f}" if cell else "-" for cell in cells]
-        body.append([label, f"{sum(fits.values())} of {len(fits)}", *exact])
-    title = f"exact match at length {length:,}, by number of flagged bits; training length up to {longest}"
+        fits_by_seed = {row["seed"]: row["fitted"] >= FIT_THRESHOLD for row in rows if label_of(row) == label}
+        cells = [_select_rows(rows, label, length, {num_bits}) for num_bits in _test_bits(rows)]
+        exact_match_cells = [f"{pool_seeds(cell)[0]:.3f}" if cell else "-" for cell in cells]
+        body.append([label, f"{sum(fits_by_seed.values())} of {len(fits_by_seed)}", *exact_match_cells])
+    title = f"exact match at length {length:,}, by number of flagged bits; training length up to {max_train_length}"
     return title, ["row", "seeds that fit", *map(str, _test_bits(rows))], body
 
 
-def _growth_table(rows: Rows, near: int, far: int) -> Table:
+def _growth_table(rows: Rows, near_length: int, far_length: int) -> Table:
     """Return a table of the growth of the loss from length ``near_length`` to ``far_length``.
 
     It includes the runs and numbers of bits that fit at ``near_length``.
@@ -103,11 +109,13 @@ def _growth_table(rows: Rows, near: int, far: int) -> Table:
         trained_rows = [row for row in rows if label_of(row) in labels and _num_bits(row) <= _train_bits(row)]
         if not trained_rows:
             continue
-        near_rows = {(label_of(row), row["seed"], _num_bits(row)): row for row in trained_rows if row["length"] == near}
+        near_rows = {
+            (label_of(row), row["seed"], _num_bits(row)): row for row in trained_rows if row["length"] == near_length
+        }
         pairs = [
             (near_rows[label_of(row), row["seed"], _num_bits(row)], row)
             for row in trained_rows
-            if row["length"] == far and row["answer_loss"] is not None
+            if row["length"] == far_length and row["answer_loss"] is not None
         ]
         fit_pairs = [pair for pair in pairs if min(pair[0]["exact_match"], pair[0]["fitted"]) >= FIT_THRESHOLD]
         loss_pairs = [
@@ -126,12 +134,14 @@ def _growth_table(rows: Rows, near: int, far: int) -> Table:
         else:
             factors = [_factor_text(growth.per_train_bit), _factor_text(growth.per_test_bit), f"{growth.power:.2f}"]
         body.append([f"up to K bits{variation.name}", f"{len(fit_pairs)} of {len(pairs)}", *factors])
-    title = f"growth of the loss at {far:,}, at equal loss at {near}: factors with 95% intervals over seeds"
-    factor_headers = ["factor per bit in training", "factor per bit in the test", f"power of the loss at {near}"]
+    title = (
+        f"growth of the loss at {far_length:,}, at equal loss at {near_length}: factors with 95% intervals over seeds"
+    )
+    factor_headers = ["factor per bit in training", "factor per bit in the test", f"power of the loss at {near_length}"]
     return title, ["rows", "cells that fit", *factor_headers], body
 
 
-def _factor_text(factor: Factor) -> str:
+def _factor_text(factor: GrowthFactor) -> str:
     if factor.interval is None:
         return f"{factor.value:.2f}"
     return f"{factor.value:.2f} [{factor.interval[0]:.2f}, {factor.interval[1]:.2f}]"
@@ -142,55 +152,59 @@ def _draw_figure(rows: Rows, readings: Rows, folder: Path, title: str) -> Path:
     # Importing matplotlib takes a second, and most commands draw no figure.
     from matplotlib.figure import Figure  # noqa: PLC0415
 
-    far = _figure_length(rows)
-    groups = {
-        each: [label for label in _labels(rows) if label in map(each.label, each.train_bits)] for each in VARIATIONS
+    far_length = _figure_length(rows)
+    labels_by_variation = {
+        variation: [label for label in _labels(rows) if label in map(variation.label, variation.train_bits)]
+        for variation in VARIATIONS
     }
-    groups = {variation: labels for variation, labels in groups.items() if labels}
-    figure = Figure(figsize=(13, 1 + 2.8 * len(groups)), layout="constrained")
-    panels = figure.subplots(len(groups), 2, squeeze=False)
-    for (by_length, heat_map), (variation, labels) in zip(panels, groups.items(), strict=True):
+    labels_by_variation = {variation: labels for variation, labels in labels_by_variation.items() if labels}
+    figure = Figure(figsize=(13, 1 + 2.8 * len(labels_by_variation)), layout="constrained")
+    panels = figure.subplots(len(labels_by_variation), 2, squeeze=False)
+    for (length_axes, heat_map_axes), (variation, labels) in zip(panels, labels_by_variation.items(), strict=True):
         for label in labels:
-            _draw_by_length(by_length, rows, label)
+            _draw_by_length(length_axes, rows, label)
         name = f"up to K bits{variation.name}"
-        by_length.set(xscale="log", xlabel="length (log scale)", ylabel="exact match", ylim=(-0.03, 1.03), title=name)
-        by_length.grid(alpha=0.3)
-        by_length.legend(fontsize=8, title="K", loc="lower left")
-        image = _draw_heat_map(heat_map, rows, labels, far)
-        heat_map.set(xlabel="flagged bits", ylabel="K", title=f"{name}: length {far:,}")
+        length_axes.set(xscale="log", xlabel="length (log scale)", ylabel="exact match", ylim=(-0.03, 1.03), title=name)
+        length_axes.grid(alpha=0.3)
+        length_axes.legend(fontsize=8, title="K", loc="lower left")
+        image = _draw_heat_map(heat_map_axes, rows, labels, far_length)
+        heat_map_axes.set(xlabel="flagged bits", ylabel="K", title=f"{name}: length {far_length:,}")
     figure.colorbar(image, ax=panels[:, 1], label="exact match, mean of seeds", shrink=0.5)
     figure.suptitle(f"{title}; left: numbers of bits as in training, bands from the lowest to the highest seed")
     return save_figure(figure, folder)
 
 
 def _draw_by_length(axes: Any, rows: Rows, label: str) -> None:
-    test_bits = {number for number in _test_bits(rows) if number <= MAX_BITS[label]}
+    test_bits = {num_bits for num_bits in _test_bits(rows) if num_bits <= MAX_BITS_BY_LABEL[label]}
     cells = {length: cell for length in _test_lengths(rows) if (cell := _select_rows(rows, label, length, test_bits))}
-    color = COLORS[TRAIN_BITS.index(MAX_BITS[label])]
-    values = [pool_seeds(cell)[0] for cell in cells.values()]
-    axes.plot(list(cells), values, "-o", color=color, label=str(MAX_BITS[label]))
-    by_seed = [
+    color = COLORS[TRAIN_BITS.index(MAX_BITS_BY_LABEL[label])]
+    means = [pool_seeds(cell)[0] for cell in cells.values()]
+    axes.plot(list(cells), means, "-o", color=color, label=str(MAX_BITS_BY_LABEL[label]))
+    seed_means = [
         [pool_seeds([row for row in cell if row["seed"] == seed])[0] for seed in {row["seed"] for row in cell}]
         for cell in cells.values()
     ]
-    axes.fill_between(list(cells), list(map(min, by_seed)), list(map(max, by_seed)), color=color, alpha=0.15)
+    axes.fill_between(list(cells), list(map(min, seed_means)), list(map(max, seed_means)), color=color, alpha=0.15)
 
 
 def _draw_heat_map(axes: Any, rows: Rows, labels: list[str], length: int) -> Any:
-    columns = _test_bits([row for row in rows if label_of(row) in labels])
+    bit_counts = _test_bits([row for row in rows if label_of(row) in labels])
     values = [
-        [pool_seeds(cell)[0] if (cell := _select_rows(rows, label, length, {number})) else nan for number in columns]
+        [
+            pool_seeds(cell)[0] if (cell := _select_rows(rows, label, length, {num_bits})) else nan
+            for num_bits in bit_counts
+        ]
         for label in labels
     ]
     image = axes.imshow(values, vmin=0.5, vmax=1.0, cmap="viridis", aspect="auto")
-    axes.set_xticks(range(len(columns)), map(str, columns))
-    axes.set_yticks(range(len(labels)), [str(MAX_BITS[label]) for label in labels])
+    axes.set_xticks(range(len(bit_counts)), map(str, bit_counts))
+    axes.set_yticks(range(len(labels)), [str(MAX_BITS_BY_LABEL[label]) for label in labels])
     return image
 
 
 def _train_bits(row: Mapping[str, Any]) -> int:
     """Return the maximum number of flagged bits in the training examples of the run that a row belongs to."""
-    return MAX_BITS[label_of(row)]
+    return MAX_BITS_BY_LABEL[label_of(row)]
 
 
 def _labels(rows: Rows) -> list[str]:
