@@ -13,7 +13,7 @@ from lengthwise.core.devices import pick_device
 from lengthwise.core.errors import LengthwiseError, RunFolderError, SettingError, TrainingOverlapWarning
 from lengthwise.core.files import StrPath
 from lengthwise.core.folder_lock import exclusive_lock
-from lengthwise.core.provenance import now
+from lengthwise.core.provenance import utc_timestamp
 from lengthwise.core.randomness import stream
 from lengthwise.core.type_checks import check_arguments, check_values
 from lengthwise.evaluation.evaluator import HELD_OUT_ADVICE, ResultIterator, overlapping_lengths, select_evaluator
@@ -246,7 +246,7 @@ def _build_row(run: Run, result: LengthResult | ContextLoss, variant: str | None
         **head_entry,
         **record_fields(experiment.task, result.length),
         **overlap_entry,
-        "time": now(),
+        "time": utc_timestamp(),
     }
 
 

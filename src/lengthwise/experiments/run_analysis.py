@@ -37,15 +37,15 @@ def diagnose_run(run: Run, length: int, *, num_examples: int = NUM_EXAMPLES, see
 def probed_model_of(run: Run, *, seed: int) -> ProbedModel:
     """Return a `ProbedModel` of a run on the CPU, which is faster than a GPU for many small forward passes."""
     experiment = run.experiment
-    first, last = run.facts["id_range"]
-    on_cpu = run.decoder.embedding.device.type == "cpu"
+    smallest_id, largest_id = run.facts["id_range"]
+    is_on_cpu = run.decoder.embedding.device.type == "cpu"
     return ProbedModel(
-        decoder=run.decoder if on_cpu else copy.deepcopy(run.decoder).cpu(),
+        decoder=run.decoder if is_on_cpu else copy.deepcopy(run.decoder).cpu(),
         task=experiment.task,
         scheme=experiment.scheme,
         encoding=experiment.encoding,
         train_lengths=experiment.train_lengths,
-        id_range=(first, last),
+        id_range=(smallest_id, largest_id),
         trained_distance=run.facts["trained_distance"],
         fitted=run.facts["fitted"],
         seed=seed,

@@ -56,9 +56,11 @@ def claim_folder(
     """
     if folder.exists() and not folder.is_dir():
         raise RunFolderError(f"{folder} is a file, but a {kind.name} needs a folder; choose another --out")
-    for other in (RUN_FOLDER, COMPARISON_FOLDER, STUDY_FOLDER):
-        if other != kind and (folder / other.file).exists():
-            raise RunFolderError(f"{folder} already contains a {other.name}; choose another --out for the {kind.name}")
+    for other_kind in (RUN_FOLDER, COMPARISON_FOLDER, STUDY_FOLDER):
+        if other_kind != kind and (folder / other_kind.file).exists():
+            raise RunFolderError(
+                f"{folder} already contains a {other_kind.name}; choose another --out for the {kind.name}"
+            )
     if (folder / kind.file).exists():
         if not resume:
             raise RunFolderError(
@@ -130,8 +132,8 @@ def _read_description_file(folder: Path, kind: FolderKind) -> dict[str, Any]:
 
 
 def _check_equal(folder: Path, kind: FolderKind, saved_tree: Any, requested_tree: Any) -> None:
-    if names := sorted(_differences(saved_tree, requested_tree)):
-        differences = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    if value_names := sorted(_differences(saved_tree, requested_tree)):
+        differences = ", ".join(value_names[:3]) + (f" and {len(value_names) - 3} more" if len(value_names) > 3 else "")
         raise RunFolderError(
             f"{folder} contains another {kind.name} (different values: {differences}); choose another --out"
         )

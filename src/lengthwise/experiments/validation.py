@@ -39,14 +39,14 @@ class PreparedTraining:
 
 def prepare_training(experiment: Experiment) -> PreparedTraining:
     """Build the untrained decoder and the batch sampler; raise every error in the settings before training starts."""
-    longest = experiment.train_lengths[1]
+    max_train_length = experiment.train_lengths[1]
     sampler = build_sampler(experiment, experiment.train_lengths)
     check_settings(experiment)
     # A task with a limited set of lengths needs only the first and the last length.
     for length in experiment.train_lengths:
         experiment.task.sample(length=length, size=1, rng=stream(experiment.seed, "ends", length))
     batches = check_scheme(experiment)
-    batch = build_sampler(experiment, (longest, longest)).batch(0)
+    batch = build_sampler(experiment, (max_train_length, max_train_length)).batch(0)
     num_ids = experiment.scheme.num_position_ids or int(batch.position_ids.max()) + 1
     limit = experiment.encoding.num_position_ids
     if limit is not None and num_ids > limit:
@@ -138,16 +138,16 @@ def _check_assignment(scheme: PositionScheme, examples: Examples, assignment: An
     for name in ("token_scored", "id_scored"):
         mask: Any = getattr(assignment, name)
         if not isinstance(mask, np.ndarray) or mask.dtype != bool or mask.shape != (size, seq):
-            actual = f"{mask.dtype} {mask.shape}" if isinstance(mask, np.ndarray) else _type_name(mask)
+            mask_description = f"{mask.dtype} {mask.shape}" if isinstance(mask, np.ndarray) else _type_name(mask)
             raise PositionIDError(
-                f"scheme {scheme.name} returns {name} as {actual}; return booleans of shape {(size, seq)}"
+                f"scheme {scheme.name} returns {name} as {mask_description}; return booleans of shape {(size, seq)}"
             )
 
 
 def _check_values(scheme: PositionScheme, ids: Real[np.ndarray, "level batch seq"], *, training: bool) -> None:
-    invalid = ids[~((ids >= 0) & (ids < np.inf))]
-    if invalid.size:
-        raise PositionIDError(f"scheme {scheme.name} returns ID {invalid[0]}; return finite IDs of at least 0")
+    invalid_ids = ids[~((ids >= 0) & (ids < np.inf))]
+    if invalid_ids.size:
+        raise PositionIDError(f"scheme {scheme.name} returns ID {invalid_ids[0]}; return finite IDs of at least 0")
     limit = scheme.num_position_ids
     if training and limit is not None and ids.max() >= limit:
         raise PositionRangeError(
@@ -168,33 +168,41 @@ def check_encoding(decoder: Decoder, batches: list[Batch]) -> None:
 
 @torch.no_grad()
 def _check_hooks(encoding: Encoding, decoder: Decoder, ids: Real[Tensor, "size seq"]) -> None:
-    heads, d_model = decoder.settings.num_heads, decoder.settings.d_model
-    d_head = d_model // heads // len(decoder.encoding.levels)
+    num_heads, d_model = decoder.settings.num_heads, decoder.settings.d_model
+    d_head = d_model // num_heads // len(decoder.encoding.levels)
     # Distinct sizes reveal swapped axes.
-    batch, query, key = islice((size for size in count(3) if size not in (heads, 2 * heads, d_model, d_head)), 3)
-    ids = ids[torch.arange(batch) % ids.shape[0]][:, torch.arange(key) % ids.shape[1]]
-    query_ids = ids[:, key - query :]
-    _call_hook(encoding, "embed", (torch.ones(batch, key, d_model), ids), (batch, key, d_model))
-    for num_heads in (heads, 2 * heads):
+    batch_size, num_queries, num_keys = islice(
+        (size for size in count(3) if size not in (num_heads, 2 * num_heads, d_model, d_head)), 3
+    )
+    ids = ids[torch.arange(batch_size) % ids.shape[0]][:, torch.arange(num_keys) % ids.shape[1]]
+    query_ids = ids[:, num_keys - num_queries :]
+    _call_hook(encoding, "embed", (torch.ones(batch_size, num_keys, d_model), ids), (batch_size, num_keys, d_model))
+    for num_rotated_heads in (num_heads, 2 * num_heads):
         # The decoder rotates queries and keys in one call, except in the last block with few queries.
         _call_hook(
-            encoding, "rotate", (torch.ones(batch, num_heads, key, d_head), ids), (batch, num_heads, key, d_head)
+            encoding,
+            "rotate",
+            (torch.ones(batch_size, num_rotated_heads, num_keys, d_head), ids),
+            (batch_size, num_rotated_heads, num_keys, d_head),
         )
-    scores = (batch, heads, query, key)
+    score_shape = (batch_size, num_heads, num_queries, num_keys)
     if encoding.has_bias:
-        _call_hook(encoding, "bias", (query_ids, ids), scores)
+        _call_hook(encoding, "bias", (query_ids, ids), score_shape)
     if encoding.has_scores:
-        pair = torch.ones(batch, heads, query, d_head), torch.ones(batch, heads, key, d_head)
-        _call_hook(encoding, "scores", (*pair, query_ids, ids), scores)
-        visible = torch.ones(query, key, dtype=torch.bool).tril(key - query)
-        _call_hook(encoding, "adjust", (torch.ones(scores), query_ids, ids, visible), scores)
+        queries_and_keys = (
+            torch.ones(batch_size, num_heads, num_queries, d_head),
+            torch.ones(batch_size, num_heads, num_keys, d_head),
+        )
+        _call_hook(encoding, "scores", (*queries_and_keys, query_ids, ids), score_shape)
+        is_visible = torch.ones(num_queries, num_keys, dtype=torch.bool).tril(num_keys - num_queries)
+        _call_hook(encoding, "adjust", (torch.ones(score_shape), query_ids, ids, is_visible), score_shape)
 
 
 def _call_hook(encoding: Encoding, hook: str, arguments: tuple[Tensor, ...], shape: tuple[int, ...]) -> None:
     """Call a hook and check the shape and dtype of its result."""
     label = f"{type(encoding).__name__}.{hook}"
     shapes = " and ".join(str(tuple(part.shape)) for part in arguments)
-    expected = f"({RESULT_AXES.get(hook, 'batch, heads, query, key')}), here {shape}"
+    expected_axes = f"({RESULT_AXES.get(hook, 'batch, heads, query, key')}), here {shape}"
     try:
         result = getattr(encoding, hook)(*arguments)
     except LengthwiseError:
@@ -207,19 +215,20 @@ def _call_hook(encoding: Encoding, hook: str, arguments: tuple[Tensor, ...], sha
         raise SettingError(f"{label} fails on inputs of shape {shapes} ({location}); fix this hook") from error
     if not isinstance(result, Tensor):
         raise SettingError(
-            f"{label} returns {_type_name(result)} for inputs of shape {shapes}; return a tensor with axes {expected}"
+            f"{label} returns {_type_name(result)} for inputs of shape {shapes}; return a tensor with "
+            f"axes {expected_axes}"
         )
     # A bias may broadcast over the batch and the heads.
     num_broadcast_axes = 2 if hook == "bias" else 0
     axis_matches = [
-        size == target or (size == 1 and axis < num_broadcast_axes)
-        for axis, (size, target) in enumerate(zip(result.shape, shape, strict=False))
+        size == expected_size or (size == 1 and axis < num_broadcast_axes)
+        for axis, (size, expected_size) in enumerate(zip(result.shape, shape, strict=False))
     ]
     if result.dim() != len(shape) or not all(axis_matches):
-        broadcast = ", or size 1 to broadcast over batch or heads" if num_broadcast_axes else ""
+        broadcast_advice = ", or size 1 to broadcast over batch or heads" if num_broadcast_axes else ""
         raise SettingError(
             f"{label} returns a tensor of shape {tuple(result.shape)} for inputs of shape {shapes}; "
-            f"return axes {expected}{broadcast}"
+            f"return axes {expected_axes}{broadcast_advice}"
         )
     if not result.is_floating_point() or (hook == "embed" and result.dtype != arguments[0].dtype):
         dtype = arguments[0].dtype if hook == "embed" else "a floating-point tensor"

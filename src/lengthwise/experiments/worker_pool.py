@@ -32,23 +32,25 @@ def run_in_processes(
     end when this process ends.
     """
     # torch needs a fresh interpreter per worker.
-    spawn = multiprocessing.get_context("spawn")
+    spawn_context = multiprocessing.get_context("spawn")
     with (
         _report_lost_worker(),
-        ProcessPoolExecutor(workers, spawn, _initialize_worker) as pool,
+        ProcessPoolExecutor(workers, spawn_context, _initialize_worker) as pool,
         catch_interrupts() as stop,
         _hide_script(jobs),
     ):
         # Submit one job per worker, because a pool cannot cancel queued jobs.
-        queue = iter(jobs)
-        futures: dict[Future[Result | None], Job] = {pool.submit(run_job, job): job for job in islice(queue, workers)}
+        job_queue = iter(jobs)
+        futures: dict[Future[Result | None], Job] = {
+            pool.submit(run_job, job): job for job in islice(job_queue, workers)
+        }
         while futures:
             for future in wait(futures, timeout=0.5, return_when=FIRST_COMPLETED).done:
                 job, result = futures.pop(future), future.result()
                 if result is None:
                     return _stop_workers()
                 on_result(job, result)
-                futures |= {pool.submit(run_job, job): job for job in islice(queue, 1)}
+                futures |= {pool.submit(run_job, job): job for job in islice(job_queue, 1)}
             if stop():
                 return _stop_workers()
     return True
@@ -87,24 +89,24 @@ def _hide_script(jobs: Iterable[Any]) -> Iterator[None]:
     if any(b"__main__" in bytes(ForkingPickler.dumps(job)) for job in jobs):
         yield
         return
-    script = sys.modules["__main__"]
+    script_module = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:
         yield
     finally:
-        sys.modules["__main__"] = script
+        sys.modules["__main__"] = script_module
 
 
 def _initialize_worker() -> None:
     """Ignore SIGINT and SIGTERM between jobs, because a worker that dies with the queue lock would block the others."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+    for signal_number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signal_number, signal.SIG_IGN)
 
 
 def _end_with_parent() -> None:
     """Wait for the parent process to end, then exit at once; results that are saved already remain."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        connection.wait([parent.sentinel])
+    parent_process = multiprocessing.parent_process()
+    if parent_process is not None:
+        connection.wait([parent_process.sentinel])
         os._exit(1)

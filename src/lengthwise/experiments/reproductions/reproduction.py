@@ -65,9 +65,9 @@ class Claim:
         """
         if size not in SIZES:
             raise unknown_name("size", size, SIZES)
-        experiments = {label: replace(each, seed=first_seed) for label, each in self.experiments().items()}
+        experiments = {label: replace(experiment, seed=first_seed) for label, experiment in self.experiments().items()}
         if size == "quick":
-            return {label: quick(each) for label, each in experiments.items()}, 1
+            return {label: quick(experiment) for label, experiment in experiments.items()}, 1
         preset = self.full if size in ("full", "gpu") else self.laptop
         labels = experiments if preset.labels is None else preset.labels
         return {label: _limit_size(experiments[label], preset) for label in labels}, preset.num_seeds

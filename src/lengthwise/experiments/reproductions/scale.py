@@ -20,7 +20,7 @@ MODEL_SIZES = ((1, 32), (1, 64), (1, 128), (2, 64), (4, 64))
 # Fractions of the recipe's training steps.
 STEP_FRACTIONS = (0.25, 0.5, 1.0)
 # Minimum exact match at which a test length counts toward the reach of a run.
-THRESHOLD = 0.9
+REACH_THRESHOLD = 0.9
 # Task, size and budget by label.
 SETTINGS = {
     f"{name}, {size[0]} x {size[1]}, {budget:g} of the steps": (name, size, budget)
@@ -37,22 +37,29 @@ def _build_experiments() -> dict[str, Experiment]:
     )
     chain_tests = EvaluationSettings(lengths=(16, 32, 160, 1600), num_examples=(256, 256, 256, 32), stop_at_zero=True)
     bit_tests = EvaluationSettings(
-        lengths=(50, 100, 200, 500), num_examples=(512,), variants=tuple(f"flagged-{number}" for number in (1, 2, 4, 6))
+        lengths=(50, 100, 200, 500),
+        num_examples=(512,),
+        variants=tuple(f"flagged-{num_bits}" for num_bits in (1, 2, 4, 6)),
     )
     base_experiments = {
         "parity": replace(recipe("parity"), evaluation=parity_tests),
         "variables": replace(recipe("variable_assignment"), evaluation=chain_tests),
         "sparse parity": replace(sparse_parity_up_to(6), evaluation=bit_tests),
     }
-    return {label: _resize(base_experiments[name], *size, budget) for label, (name, size, budget) in SETTINGS.items()}
+    return {
+        label: _resize(base_experiments[name], *size, step_fraction)
+        for label, (name, size, step_fraction) in SETTINGS.items()
+    }
 
 
-def _resize(base: Experiment, layers: int, width: int, budget: float) -> Experiment:
-    steps = round(budget * base.training.steps)
+def _resize(experiment: Experiment, num_layers: int, d_model: int, step_fraction: float) -> Experiment:
+    steps = round(step_fraction * experiment.training.steps)
     return replace(
-        base,
-        decoder=replace(base.decoder, num_layers=layers, d_model=width, num_heads=width // 32),
-        training=replace(base.training, steps=steps, cooldown_steps=min(base.training.cooldown_steps, steps // 2)),
+        experiment,
+        decoder=replace(experiment.decoder, num_layers=num_layers, d_model=d_model, num_heads=d_model // 32),
+        training=replace(
+            experiment.training, steps=steps, cooldown_steps=min(experiment.training.cooldown_steps, steps // 2)
+        ),
     )
 
 
@@ -63,22 +70,23 @@ def _extract_reading(run: Run, rows: Rows) -> Mapping[str, Any]:
     training length: the longest one up to which exact match is at least ``REACH_THRESHOLD`` on every task variant.
     """
     experiment = run.experiment
-    first, last = experiment.train_lengths
-    weights = sum(weight.numel() for weight in run.decoder.parameters())
+    min_train_length, max_train_length = experiment.train_lengths
+    num_weights = sum(weight.numel() for weight in run.decoder.parameters())
     rng = stream(experiment.seed, "tokens of a sequence")
-    sizes = [
-        experiment.task.sample(length=length, size=1, rng=rng).tokens.shape[1] for length in range(first, last + 1)
+    token_counts = [
+        experiment.task.sample(length=length, size=1, rng=rng).tokens.shape[1]
+        for length in range(min_train_length, max_train_length + 1)
     ]
-    tokens = run.facts["steps"] * experiment.training.batch_size * sum(sizes) / len(sizes)
+    num_tokens = run.facts["steps"] * experiment.training.batch_size * sum(token_counts) / len(token_counts)
     lengths = sorted({row["length"] for row in rows})
     exact_match = {length: min(row["exact_match"] for row in rows if row["length"] == length) for length in lengths}
-    first_failure = next((length for length in lengths if exact_match[length] < THRESHOLD), None)
+    first_failure = next((length for length in lengths if exact_match[length] < REACH_THRESHOLD), None)
     exact_lengths = [length for length in lengths if first_failure is None or length < first_failure]
     return {
-        "weights": weights,
-        "flops": 6 * weights * tokens,
+        "weights": num_weights,
+        "flops": 6 * num_weights * num_tokens,
         "fits": run.facts["fitted"] >= FIT_THRESHOLD,
-        "reached": max(exact_lengths, default=0) / last,
+        "reached": max(exact_lengths, default=0) / max_train_length,
     }
 
 
@@ -97,17 +105,23 @@ def _settings_of(reading: Mapping[str, Any]) -> tuple[str, tuple[int, int], floa
 def _size_table(task: str, readings: Rows) -> Table:
     """Return a table of the reach of every seed, with a row per model size and a column per training budget."""
     body = []
-    for layers, width in MODEL_SIZES:
-        row_cells = [f"{layers} x {width}", "-"]
-        for budget in STEP_FRACTIONS:
-            group = [each for each in readings if _settings_of(each) == (task, (layers, width), budget)]
-            reach_by_seed = ", ".join(_reach_text(each) for each in group)
-            flops = sum(each["flops"] for each in group) / max(len(group), 1)
-            row_cells.append(f"{reach_by_seed}\n({flops:.1e} FLOPs)" if group else "-")
-            row_cells[1] = f"{group[0]['weights']:,}" if group else row_cells[1]
+    for num_layers, d_model in MODEL_SIZES:
+        row_cells = [f"{num_layers} x {d_model}", "-"]
+        for step_fraction in STEP_FRACTIONS:
+            seed_readings = [
+                reading for reading in readings if _settings_of(reading) == (task, (num_layers, d_model), step_fraction)
+            ]
+            reach_by_seed = ", ".join(_reach_text(reading) for reading in seed_readings)
+            flops = sum(reading["flops"] for reading in seed_readings) / max(len(seed_readings), 1)
+            row_cells.append(f"{reach_by_seed}\n({flops:.1e} FLOPs)" if seed_readings else "-")
+            row_cells[1] = f"{seed_readings[0]['weights']:,}" if seed_readings else row_cells[1]
         body.append(row_cells)
-    title = f"{task}: reach in training lengths at exact match {THRESHOLD} or more, by seed"
-    return title, ["layers x width", "weights", *(f"{budget:g} of the steps" for budget in STEP_FRACTIONS)], body
+    title = f"{task}: reach in training lengths at exact match {REACH_THRESHOLD} or more, by seed"
+    return (
+        title,
+        ["layers x width", "weights", *(f"{step_fraction:g} of the steps" for step_fraction in STEP_FRACTIONS)],
+        body,
+    )
 
 
 def _reach_text(reading: Mapping[str, Any]) -> str:
@@ -123,12 +137,24 @@ def _flops_table(task: str, readings: Rows) -> Table:
     body = []
     for power in sorted({_flops_bin(reading) for reading in task_readings}):
         bin_readings = [reading for reading in task_readings if _flops_bin(reading) == power]
-        settings = dict.fromkeys(map(_settings_of, bin_readings))
-        means = {key: _mean_reach([each for each in bin_readings if _settings_of(each) == key]) for key in settings}
-        best = max(means.values())
-        sizes = [f"{size[0]} x {size[1]} ({budget:g})" for (_, size, budget), mean in means.items() if mean == best]
+        all_settings = dict.fromkeys(map(_settings_of, bin_readings))
+        mean_reach = {
+            settings_key: _mean_reach([reading for reading in bin_readings if _settings_of(reading) == settings_key])
+            for settings_key in all_settings
+        }
+        largest_reach = max(mean_reach.values())
+        sizes = [
+            f"{size[0]} x {size[1]} ({step_fraction:g})"
+            for (_, size, step_fraction), reach in mean_reach.items()
+            if reach == largest_reach
+        ]
         body.append(
-            [f"{4.0**power:.1e} to {4.0 ** (power + 1):.1e}", str(len(settings)), ", ".join(sizes), f"{best:.3g}x"]
+            [
+                f"{4.0**power:.1e} to {4.0 ** (power + 1):.1e}",
+                str(len(all_settings)),
+                ", ".join(sizes),
+                f"{largest_reach:.3g}x",
+            ]
         )
     title = f"{task}: size with the largest reach at equal training FLOPs (fraction of the steps)"
     return title, ["FLOPs", "sizes", "largest reach", "geometric mean"], body
@@ -140,7 +166,7 @@ def _flops_bin(reading: Mapping[str, Any]) -> int:
 
 def _mean_reach(readings: Rows) -> float:
     """Return the geometric mean of the reach over runs; a reach of 0 counts as 0.1 to avoid the logarithm of 0."""
-    return math.exp(sum(math.log(max(each["reached"], 0.1)) for each in readings) / len(readings))
+    return math.exp(sum(math.log(max(reading["reached"], 0.1)) for reading in readings) / len(readings))
 
 
 def _draw_figure(rows: Rows, readings: Rows, folder: Path, title: str) -> Path:
@@ -152,27 +178,36 @@ def _draw_figure(rows: Rows, readings: Rows, folder: Path, title: str) -> Path:
     tasks = _tasks(readings)
     figure = Figure(figsize=(5.5 * len(tasks), 4.5), layout="constrained")
     for axes, task in zip(figure.subplots(1, len(tasks), squeeze=False)[0], tasks, strict=True):
-        for index, (layers, width) in enumerate(MODEL_SIZES):
+        for size_index, (num_layers, d_model) in enumerate(MODEL_SIZES):
             points = []
-            for budget in STEP_FRACTIONS:
-                group = [each for each in readings if _settings_of(each) == (task, (layers, width), budget)]
-                if group:
-                    points.append((sum(each["flops"] for each in group) / len(group), _mean_reach(group)))
+            for step_fraction in STEP_FRACTIONS:
+                seed_readings = [
+                    reading
+                    for reading in readings
+                    if _settings_of(reading) == (task, (num_layers, d_model), step_fraction)
+                ]
+                if seed_readings:
+                    points.append(
+                        (
+                            sum(reading["flops"] for reading in seed_readings) / len(seed_readings),
+                            _mean_reach(seed_readings),
+                        )
+                    )
                 axes.plot(
-                    [each["flops"] for each in group],
-                    [max(each["reached"], 0.1) for each in group],
-                    MARKERS[budget],
-                    color=f"C{index}",
+                    [reading["flops"] for reading in seed_readings],
+                    [max(reading["reached"], 0.1) for reading in seed_readings],
+                    MARKERS[step_fraction],
+                    color=f"C{size_index}",
                     alpha=0.4,
                 )
-            axes.plot(*zip(*points, strict=True), "-", color=f"C{index}", label=f"{layers} x {width}")
+            axes.plot(*zip(*points, strict=True), "-", color=f"C{size_index}", label=f"{num_layers} x {d_model}")
         axes.set(xscale="log", yscale="log", xlabel="training FLOPs", title=task)
         # Label only the powers of ten, because labels of minor ticks would overlap.
         axes.xaxis.set_minor_formatter(NullFormatter())
-        axes.set_ylabel(f"reach in training lengths, exact match {THRESHOLD} or more")
+        axes.set_ylabel(f"reach in training lengths, exact match {REACH_THRESHOLD} or more")
         axes.grid(alpha=0.3)
-    for budget, marker in MARKERS.items():
-        axes.plot([], [], marker, color="gray", label=f"{budget:g} of the steps, one point per seed")
+    for step_fraction, marker in MARKERS.items():
+        axes.plot([], [], marker, color="gray", label=f"{step_fraction:g} of the steps, one point per seed")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", fontsize=8, title="layers x width")
     figure.suptitle(title)
     return save_figure(figure, folder)

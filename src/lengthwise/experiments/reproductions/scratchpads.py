@@ -33,17 +33,17 @@ def _variable_assignment_experiments() -> dict[str, Experiment]:
     experiments = with_baselines(
         replace(recipe("variable_assignment"), evaluation=evaluation), steps_factor=3, ids_factor=4
     )
-    predicted = experiments["predicted (PPC)"]
-    for operands in (2, 3):
-        task = VariableAssignment(operands=operands)
+    ppc_experiment = experiments["predicted (PPC)"]
+    for num_operands in (2, 3):
+        task = VariableAssignment(operands=num_operands)
         # With three operands, 2,000 steps fit only a quarter of the sequences.
-        training = replace(predicted.training, steps=6000, fit_every=100, cooldown_steps=500)
-        experiments[f"predicted (PPC), {operands} operands"] = replace(predicted, task=task, training=training)
+        training = replace(ppc_experiment.training, steps=6000, fit_every=100, cooldown_steps=500)
+        experiments[f"predicted (PPC), {num_operands} operands"] = replace(ppc_experiment, task=task, training=training)
     # A fixed depth needs the same number of assignments at every length.
-    fixed_depth = VariableAssignment(depth=CHAIN_DEPTH)
+    fixed_depth_task = VariableAssignment(depth=CHAIN_DEPTH)
     for label in ("predicted (PPC)", "rotary"):
         experiments[f"{label}, depth {CHAIN_DEPTH}"] = replace(
-            experiments[label], task=fixed_depth, evaluation=replace(evaluation, variants=())
+            experiments[label], task=fixed_depth_task, evaluation=replace(evaluation, variants=())
         )
     return experiments
 
