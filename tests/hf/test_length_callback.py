@@ -199,7 +199,7 @@ def test_free_and_forced_decoding_have_the_same_exact_match(tmp_path):
 def test_examples_are_grouped_by_their_length(tmp_path):
     trainer = trainer_of(PredictivePositionModel.wrap(llama()), tmp_path)
     examples = examples_of(lengths=(3, 2))
-    callback = EvaluateByLength.from_examples(trainer, examples, trainer.data_collator, facts={"task": "mine"})
+    callback = EvaluateByLength.from_examples(trainer, examples, trainer.data_collator, extra_fields={"task": "mine"})
     rows = callback.measure(trainer.state)
     assert [(row["length"], row["num_examples"], row["task"]) for row in rows] == [(2, 4, "mine"), (3, 4, "mine")]
     free = EvaluateByLength.from_examples(trainer, examples, trainer.data_collator, decode="free")

@@ -34,7 +34,7 @@ from lengthwise.experiments.run_folder import (
     claim_folder,
     read_rows_with_digest,
     run_folder,
-    slug,
+    to_folder_name,
     write_rows,
     write_rows_with_digest,
 )
@@ -187,9 +187,9 @@ def check_experiments(experiments: Mapping[str, Experiment], labels: Iterable[st
             raise unknown_name("row", label, experiments)
     folders: dict[str, str] = {}
     for label in experiments:
-        first_label = folders.setdefault(slug(label), label)
-        if not slug(label) or first_label != label:
-            reason = f"equals the folder name of {first_label!r}" if slug(label) else "is empty"
+        first_label = folders.setdefault(to_folder_name(label), label)
+        if not to_folder_name(label) or first_label != label:
+            reason = f"equals the folder name of {first_label!r}" if to_folder_name(label) else "is empty"
             raise SettingError(
                 f"invalid label {label!r}: its folder name {reason}; use labels that differ in letters or digits"
             )

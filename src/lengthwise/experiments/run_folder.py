@@ -237,9 +237,9 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 def run_folder(out: Path, label: str, seed: int) -> Path:
     """Return the folder of the run with this label and seed in a comparison."""
-    return out / slug(label) / f"seed-{seed}"
+    return out / to_folder_name(label) / f"seed-{seed}"
 
 
-def slug(label: str) -> str:
+def to_folder_name(label: str) -> str:
     """Convert a label to a folder name of lower-case letters, digits and hyphens."""
     return re.sub(r"[\W_]+", "-", label.lower()).strip("-")

@@ -25,8 +25,8 @@ from lengthwise.hf.position_id_support import check_id_prediction
 from lengthwise.positions import PositionScheme
 from lengthwise.tasks import Task, task_fields
 
-# Row entries that a trainer does not provide; ``facts`` may set them.
-DEFAULT_ENTRIES = dict.fromkeys(("encoding", "train_lengths", "id_range", "fitted"))
+# Fields of a result row that a trainer does not provide; ``extra_fields`` may set them.
+DEFAULT_FIELDS = dict.fromkeys(("encoding", "train_lengths", "id_range", "fitted"))
 # Function that yields the batches of one length, with labels.
 BatchFactory = Callable[[], Iterator[dict[str, Tensor]]]
 
@@ -36,7 +36,7 @@ class EvaluateByLength(TrainerCallback):
 
     Add it with ``trainer.add_callback(EvaluateByLength.from_task(trainer, ...))``. For each length, ``batches`` has a
     function that yields batches; ``from_task`` and ``from_examples`` create them. `grade_batch` describes ``decode``.
-    Each measurement appends rows, with the entries of ``facts``, to ``results.jsonl`` in the output folder, and logs
+    Each measurement appends rows, with the fields in ``extra_fields``, to ``results.jsonl`` in the output folder, and logs
     ``eval_exact_match_LENGTH``. ``stop_at_zero`` ends a measurement after the first length with an exact match of 0,
     and logs 0 for the longer lengths.
     """
@@ -49,7 +49,7 @@ class EvaluateByLength(TrainerCallback):
         every_steps: int | None = None,
         decode: str = "forced",
         stop_at_zero: bool = False,
-        facts: Mapping[str, Any] | None = None,
+        extra_fields: Mapping[str, Any] | None = None,
     ) -> None:
         if not batches:
             raise SettingError("there are no lengths to evaluate; pass at least one length")
@@ -58,7 +58,7 @@ class EvaluateByLength(TrainerCallback):
         if decode not in DECODE_MODES:
             raise unknown_name("decode", decode, DECODE_MODES)
         self.trainer, self.batches, self.decode = trainer, dict(sorted(batches.items())), decode
-        self.every_steps, self.stop_at_zero, self.facts = every_steps, stop_at_zero, dict(facts or {})
+        self.every_steps, self.stop_at_zero, self.extra_fields = every_steps, stop_at_zero, dict(extra_fields or {})
         self._last_step: int | None = None
         self._latest: dict[str, float] = {}
 
@@ -104,7 +104,7 @@ class EvaluateByLength(TrainerCallback):
 
         if trainer.model is not None:
             check_id_prediction(trainer.model.config, scheme)
-        facts = {**task_fields(task), "scheme": scheme.name}
+        extra_fields = {**task_fields(task), "scheme": scheme.name}
         batches_by_length = {
             length: partial(iter_batches, index, length) for index, length in enumerate(settings.lengths)
         }
@@ -114,7 +114,7 @@ class EvaluateByLength(TrainerCallback):
             every_steps=every_steps,
             decode=settings.decode,
             stop_at_zero=settings.stop_at_zero,
-            facts=facts,
+            extra_fields=extra_fields,
         )
 
     @classmethod
@@ -128,7 +128,7 @@ class EvaluateByLength(TrainerCallback):
         every_steps: int | None = None,
         decode: str = "forced",
         stop_at_zero: bool = False,
-        facts: Mapping[str, Any] | None = None,
+        extra_fields: Mapping[str, Any] | None = None,
     ) -> "EvaluateByLength":
         """Create a callback for tokenized examples with a column ``length``; ``collator`` assigns evaluation IDs."""
         if trainer.model is not None:
@@ -144,12 +144,17 @@ class EvaluateByLength(TrainerCallback):
             for start in range(0, len(group_examples), batch_size):
                 yield collator(group_examples[start : start + batch_size])
 
-        facts = {"scheme": collator.scheme.name, **(facts or {})}
+        extra_fields = {"scheme": collator.scheme.name, **(extra_fields or {})}
         batches_by_length = {
             length: partial(iter_batches, group_examples) for length, group_examples in examples_by_length.items()
         }
         return cls(
-            trainer, batches_by_length, every_steps=every_steps, decode=decode, stop_at_zero=stop_at_zero, facts=facts
+            trainer,
+            batches_by_length,
+            every_steps=every_steps,
+            decode=decode,
+            stop_at_zero=stop_at_zero,
+            extra_fields=extra_fields,
         )
 
     def on_train_begin(
@@ -196,7 +201,7 @@ class EvaluateByLength(TrainerCallback):
             result["wall_s"] = round(time.perf_counter() - start_time, 3)
             del result["largest_distance"]
             progress = {"steps": state.global_step, "epoch": state.epoch, "seed": self.trainer.args.seed}
-            rows.append({**DEFAULT_ENTRIES, **progress, **self.facts, **result})
+            rows.append({**DEFAULT_FIELDS, **progress, **self.extra_fields, **result})
             if self.stop_at_zero and result["exact_match"] == 0:
                 break
         model.train(training)
