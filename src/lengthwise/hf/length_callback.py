@@ -36,7 +36,7 @@ class EvaluateByLength(TrainerCallback):
 
     Add it with ``trainer.add_callback(EvaluateByLength.from_task(trainer, ...))``. For each length, ``batches`` has a
     function that yields batches; ``from_task`` and ``from_examples`` create them. `grade_batch` describes ``decode``.
-    Each measurement appends rows, with the fields in ``extra_fields``, to ``results.jsonl`` in the output folder, and logs
+    Each measurement appends rows, which include ``extra_fields``, to ``results.jsonl`` in the output folder, and logs
     ``eval_exact_match_LENGTH``. ``stop_at_zero`` ends a measurement after the first length with an exact match of 0,
     and logs 0 for the longer lengths.
     """
