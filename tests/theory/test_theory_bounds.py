@@ -16,7 +16,7 @@ from lengthwise.tasks.planted.planted_task import Planted
 from lengthwise.theory.attention.tabular import PositionFreeAttention, TabularAttention
 from lengthwise.theory.bounds import (
     BOUNDS,
-    Differences,
+    DifferenceBound,
     LinearOfLargest,
     MinimaxSquareOfSpans,
     SquareOfLength,
@@ -46,7 +46,7 @@ from lengthwise.theory.risk.laplace_risk import laplace_risk, laplace_risks
 ROUNDING = 1e-12
 PUBLISHED = (SquareOfLength, SquareOfSpans, MinimaxSquareOfSpans, SquareOfRatio)
 # Bounds that also hold for the norm loss.
-NORM = (*PUBLISHED, LinearOfLargest, Differences)
+NORM = (*PUBLISHED, LinearOfLargest, DifferenceBound)
 # Regime, tokens, k, span, training length, test length: all small enough to enumerate.
 SMALL = (
     ("clean", 3, 1, 1, 4, 7),
@@ -76,7 +76,7 @@ def bounds_with_value(case, bounds):
     risk = enumerated_risk(case.law, case.predictor, case.test_length, case.loss).mean
     with_value = []
     for each in bounds:
-        bound = SampledKnownScores(samples=300) if each is SampledKnownScores else each()
+        bound = SampledKnownScores(num_samples=300) if each is SampledKnownScores else each()
         try:
             value = bound.value(case)
         except BoundError:
@@ -290,7 +290,7 @@ def test_one_training_length_bounds_no_loss_whose_errors_cancel():
     assert case.risk(5) == pytest.approx(0, abs=1e-12)
     risk = enumerated_risk(law, head, 10, Distance()).mean
     assert risk == pytest.approx(0.1)
-    assert Differences().value(case) >= risk
+    assert DifferenceBound().value(case) >= risk
     with pytest.raises(BoundError, match=r"'norm' is not linear.*'canceling errors'"):
         WindowCover().value(case)
 
@@ -391,7 +391,7 @@ def test_white_box_bounds_have_no_more_distinct_summands_at_longer_lengths():
 def test_a_sampled_bound_approaches_the_exact_one(rng):
     case = random_case("mixed", (2, 2, 2, 8, 12), seed=2)
     exact = KnownScores().value(case)
-    values = [SampledKnownScores(samples=samples).value(case) for samples in (100, 3000)]
+    values = [SampledKnownScores(num_samples=samples).value(case) for samples in (100, 3000)]
     assert exact < values[1] < values[0]
     assert values[1] <= 1.6 * exact
     samples = rng.random((400, 50)) ** 4
@@ -574,8 +574,8 @@ def test_invalid_sizes_and_samples_raise():
         Sizes(num_tokens=3, k=2, span=4, train_length=5, test_length=9)
     with pytest.raises(UnknownNameError, match=r"unknown regime 'claen'; did you mean 'clean'"):
         random_instance("claen", Sizes(num_tokens=3, k=2, span=2, train_length=8, test_length=9), 0)
-    with pytest.raises(SettingError, match=r"1 samples or failure_probability 0\.05"):
-        SampledKnownScores(samples=1)
+    with pytest.raises(SettingError, match=r"invalid num_samples 1 or failure_probability 0\.05"):
+        SampledKnownScores(num_samples=1)
 
 
 def test_instances_depend_on_the_seed_only_and_the_best_head_has_the_smallest_average_risk():
@@ -591,7 +591,7 @@ def test_instances_depend_on_the_seed_only_and_the_best_head_has_the_smallest_av
 
 def test_pieces_longer_than_training_raise():
     with pytest.raises(BoundError, match=r"pieces of 14 tokens, more than the training length 12"):
-        Differences(window=8, chunk=5).value(good_case())
+        DifferenceBound(window=8, chunk=5).value(good_case())
 
 
 def test_every_bound_has_a_name_in_words_and_a_provenance():

@@ -86,7 +86,7 @@ def predict_by_definition(attention: TabularAttention, tokens: list[int]) -> np.
     ],
 )
 def test_risks_equal_a_sum_in_plain_python_over_all_sequences(name, length):
-    case, loss = COUNTEREXAMPLES[name].case(length), COUNTEREXAMPLES[name].loss
+    case, loss = COUNTEREXAMPLES[name].build_case(length), COUNTEREXAMPLES[name].loss
     law = case.law
     sets, probability = law.placement.law(length).sets()
     risk = 0.0
@@ -100,7 +100,7 @@ def test_risks_equal_a_sum_in_plain_python_over_all_sequences(name, length):
                 tokens = list(x)
                 for index, token in zip(planted, each, strict=True):
                     tokens[index] = token
-                output = predict_by_definition(case.learned, tokens)
+                output = predict_by_definition(case.learned_head, tokens)
                 wrong = np.abs(output - labels).sum() / 2 if loss.name == "norm" else 1 - output @ np.array(labels)
                 risk += of_set * background * of_tuple * wrong
     (risks,) = COUNTEREXAMPLES[name].run([length])
@@ -112,7 +112,7 @@ def test_the_error_on_a_rare_shape_grows_by_exactly_the_ratio_of_its_masses(shar
     example = rare_shape(share)
     training, beyond = example.run([6, 9])
     # The largest ratio of single starts, times the ratio of the numbers of starts.
-    ratio = regularity_ratio(example.case(9).law.placement, 9, 6) * (9 - 2) / (6 - 2)
+    ratio = regularity_ratio(example.build_case(9).law.placement, 9, 6) * (9 - 2) / (6 - 2)
     assert ratio == pytest.approx(1 / share, rel=1e-12)
     assert beyond.learned / training.learned == pytest.approx(ratio, rel=1e-10)
 
@@ -132,33 +132,35 @@ def test_the_risk_of_a_small_leak_is_linear_in_the_number_of_other_tokens():
 )
 def test_counterexamples_to_other_assumptions_are_local_and_relative(name):
     for length in COUNTEREXAMPLES[name].train_lengths:
-        case = COUNTEREXAMPLES[name].case(length)
-        assert isinstance(case.learned, TabularAttention)
-        assert case.learned.span <= case.law.placement.span
+        case = COUNTEREXAMPLES[name].build_case(length)
+        assert isinstance(case.learned_head, TabularAttention)
+        assert case.learned_head.span <= case.law.placement.span
 
 
 def test_each_counterexample_violates_its_assumption():
     def case(name):
-        return COUNTEREXAMPLES[name].case(10 if name != "growing k" else 9)
+        return COUNTEREXAMPLES[name].build_case(10 if name != "growing k" else 9)
 
     assert case("growing k").law.k == 9
     assert case("growing gap").law.placement.span is None
-    assert case("unbounded reach").learned.span > case("unbounded reach").law.placement.span == 2
+    assert case("unbounded reach").learned_head.span > case("unbounded reach").law.placement.span == 2
     pair_first, pair_last = (np.eye(1, 10, place, dtype=int) + np.eye(1, 10, place + 1, dtype=int) for place in (0, 7))
     assert not np.allclose(
-        case("absolute positions").learned.predict(pair_first), case("absolute positions").learned.predict(pair_last)
+        case("absolute positions").learned_head.predict(pair_first),
+        case("absolute positions").learned_head.predict(pair_last),
     )
     assert np.allclose(
-        case("absolute positions").witness.predict(pair_first), case("absolute positions").witness.predict(pair_last)
+        case("absolute positions").witness_head.predict(pair_first),
+        case("absolute positions").witness_head.predict(pair_last),
     )
     assert (
-        COUNTEREXAMPLES["new background token"].case(6).law.background
-        != COUNTEREXAMPLES["new background token"].case(7).law.background
+        COUNTEREXAMPLES["new background token"].build_case(6).law.background
+        != COUNTEREXAMPLES["new background token"].build_case(7).law.background
     )
 
 
 def test_only_one_word_misleads_the_head_with_heavy_joints():
-    head = heavy_joints().case(5).learned
+    head = heavy_joints().build_case(5).learned_head
     words = np.array(list(product(range(5), repeat=5)))
     planted = words[((words[:, :-1] == 0) & (words[:, 1:] == 2)).any(axis=1)]
     wrong = head.predict(planted)[:, 1]
@@ -201,7 +203,7 @@ def test_the_risks_of_heavy_joints_equal_those_from_counts_of_pairs():
     for length, risk in risks.items():
         assert risk == pytest.approx(risk_by_counts(3, 1e9, length), rel=1e-4, abs=1e-15)
     with pytest.raises(SettingError, match=r"length 9 has .* sequences, more than the"):
-        heavy_joints(digits=7, heavy_score=1e13).run([9])
+        heavy_joints(num_digits=7, heavy_score=1e13).run([9])
     long = [risk_by_counts(7, 1e13, length) for length in range(2, 10)]
     assert mean(long[:-1]) == pytest.approx(1.0e-15, rel=0.05)
     assert long[-1] == pytest.approx(9.0**-7 / 8 / 2, rel=1e-3)

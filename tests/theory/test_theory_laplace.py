@@ -160,7 +160,7 @@ def invalid_arguments():
     single = random_attention(np.random.default_rng(0), 4, 1, 1)
     wide = replace(pairs, shapes=np.array([[0, 1], [0, 9]]))
     return {
-        "loss": (law, pairs, Distance(), r"loss 'norm' is not linear .* use .tv., .leakage."),
+        "loss": (law, pairs, Distance(), r"loss 'norm' is not linear .* use loss .tv., .leakage."),
         "span": (replace(law, placement=Subsets()), pairs, Leakage(), r"'subsets' has no span"),
         "sets": (law, single, Leakage(), r"sets of 1 tokens never equal the 2 planted tokens"),
         "tokens": (

@@ -35,7 +35,7 @@ def test_the_sampled_log_loss_of_the_bayes_predictor_agrees_with_its_exact_risk(
 
 def test_sampling_in_blocks_gives_the_requested_number_of_losses(rng, monkeypatch):
     law, attention = single_tokens(0.1)
-    monkeypatch.setattr(risk_at_length, "BLOCK", 64)
+    monkeypatch.setattr(risk_at_length, "BLOCK_TOKENS", 64)
     sample = sampled_risk(law, attention, 16, TotalVariation(), 9, rng)
     assert sample.losses == pytest.approx(np.full(9, laplace_risk(law, attention, 16, TotalVariation())))
 

@@ -24,12 +24,12 @@ LOSS = TotalVariation()
 # The largest test length of bounds that sum over the pieces of every planted set.
 MAX_COVER_LENGTH = 1024
 # Names of the bounds that hold only with probability 0.95.
-PROBABILISTIC = {SampledKnownScores.name}
+PROBABILISTIC_BOUNDS = {SampledKnownScores.name}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assumption:
-    """A condition of the theory, the measurement that tests it, and the counterexample that violates it.
+    """A condition of the theory, the result of its test as text (``found``), and the name of a counterexample to it.
 
     ``holds`` is None if it is unknown whether the condition holds.
     """
@@ -42,7 +42,7 @@ class Assumption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Risk:
-    """Risks of the fitted head and of the true posterior at one length.
+    """Risks at one length: of the fitted head (``found``) and of the true posterior.
 
     The posterior minimizes the log loss, but not total variation: if labels are uncertain, a more confident predictor
     has a smaller total variation.
@@ -55,7 +55,10 @@ class Risk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundValue:
-    """The value of a bound at one length, or the reason for no value in ``refused``; ``title`` is the name."""
+    """The value of a bound at one length, or None with the reason in ``refused``.
+
+    ``bound`` and ``title`` are both the name of the bound.
+    """
 
     bound: str
     title: str
@@ -87,7 +90,8 @@ def certify_law(
     """Fit a sparse functional attention on lengths ``trained`` (inclusive), and certify its risk at longer ``lengths``.
 
     Risks are exact if the law has a span or few sequences, and sampled otherwise. If a condition of a bound fails, the
-    certificate gives the reason. Raises ``SettingError`` for lengths that are too short or within training.
+    certificate gives the reason. Raises ``SettingError`` for training lengths that are too short for the law, and for
+    test lengths that are not above the training lengths.
     """
     _check_lengths(law, trained, lengths)
     law, longest = law.with_possible_tuples, trained[1]
@@ -112,46 +116,47 @@ def _check_lengths(law: Planted, trained: tuple[int, int], lengths: Sequence[int
     shortest, longest = trained
     if not law.min_length <= shortest <= longest:
         raise SettingError(
-            f"invalid training lengths {shortest}:{longest}: this law needs {law.min_length} tokens or more, and the "
-            f"shortest length comes first; use --train-lengths {law.min_length}:{max(16, longest)}"
+            f"invalid training lengths {shortest}:{longest}: this law needs {law.min_length} tokens or more, and "
+            f"the shortest length comes first; use --train-lengths {law.min_length}:{max(16, longest)}"
         )
     check_test_lengths(longest, lengths)
 
 
-def check_test_lengths(longest: int, lengths: Sequence[int]) -> None:
+def check_test_lengths(max_train_length: int, lengths: Sequence[int]) -> None:
     """Raise ``SettingError`` unless all lengths are above the longest training length."""
-    short_lengths = [length for length in lengths if length <= longest]
+    short_lengths = [length for length in lengths if length <= max_train_length]
     if not lengths:
-        raise SettingError(f"no test lengths; use --lengths above {longest}")
+        raise SettingError(f"no test lengths; use --lengths above {max_train_length}")
     if short_lengths:
         raise SettingError(
-            f"length {short_lengths[0]} is not above the longest training length {longest}; use --lengths above "
-            f"{longest}"
+            f"length {short_lengths[0]} is not above the longest training length {max_train_length}; use "
+            f"--lengths above {max_train_length}"
         )
 
 
 def _verdict_at(risk: Risk, bounds: Sequence[BoundValue], assumptions: Sequence[Assumption]) -> str:
-    """Return a sentence with the guarantee at one length, or with the failed conditions."""
-    proved_bounds = [each for each in bounds if each.length == risk.length and each.bound not in PROBABILISTIC]
+    """Return a sentence with the guaranteed risk at one length, or with the conditions that fail."""
+    proved_bounds = [each for each in bounds if each.length == risk.length and each.bound not in PROBABILISTIC_BOUNDS]
     values = [(each.value, each.title) for each in proved_bounds if each.value is not None]
     if not values:
-        failed = " and ".join(each.name for each in assumptions if not each.holds)
-        reason = f"missing: {failed}" if failed else "the conditions of every bound fail, as listed"
+        failed_names = " and ".join(each.name for each in assumptions if not each.holds)
+        reason = f"missing: {failed_names}" if failed_names else "the conditions of every bound fail, as listed"
         return f"No risk is guaranteed at length {risk.length} ({reason})."
-    smallest, title = min(values)
-    if smallest >= 1:
+    min_bound, title = min(values)
+    if min_bound >= 1:
         return (
-            f"No risk is guaranteed at length {risk.length}, because the smallest bound ({smallest:.3g}) is at least 1."
+            f"No risk is guaranteed at length {risk.length}, because the smallest bound ({min_bound:.3g}) is at "
+            "least 1."
         )
-    how = "exact" if risk.found.how == "exact" else "sampled"
+    kind = "exact" if risk.found.how == "exact" else "sampled"
     return (
-        f"At length {risk.length} the risk of this fitted head is guaranteed to be at most {smallest:.3g} ({title}); "
-        f"its {how} value is {risk.found.risk:.3g}."
+        f"At length {risk.length} the risk of this fitted head is guaranteed to be at most {min_bound:.3g} ({title}); "
+        f"its {kind} value is {risk.found.risk:.3g}."
     )
 
 
 def _estimate_risks(law: Planted, predictor: Predictor, length: int, seed: int) -> Risk:
-    """Estimate both risks; if both are sampled, use the same sequences."""
+    """Estimate the risks of the fitted head and of the posterior; if both are sampled, use the same sequences."""
     posterior: Predictor = BayesPredictor(law)
     with suppress(SettingError):
         posterior = bayes_attention(law, length)
@@ -183,8 +188,8 @@ def _list_assumptions(case: Extrapolation) -> Iterator[Assumption]:
         counterexample="unbounded reach",
     )
     yield _check_regularity(case, span)
-    by_construction = (("relativity", "absolute positions"), ("one background", "new background token"))
-    for name, counterexample in by_construction:
+    constructed_assumptions = (("relativity", "absolute positions"), ("one background", "new background token"))
+    for name, counterexample in constructed_assumptions:
         yield Assumption(name=name, holds=True, found="by construction", counterexample=counterexample)
     yield Assumption(name="linear loss", holds=True, found=f"'{case.loss.name}'", counterexample="canceling errors")
     yield _check_joints(case)
@@ -214,19 +219,19 @@ def _check_joints(case: Extrapolation) -> Assumption:
 
 
 def _build_case(law: Planted, predictor: Predictor, train_length: int) -> Callable[[int], Extrapolation]:
-    """Return a function from a test length to the inputs of the bounds; training risks are computed once."""
-    conditional: Callable[..., ConditionalRisk] = cache(
+    """Return a cached function from a test length to the inputs of the bounds; it computes training risks only once."""
+    cached_conditional_risk: Callable[..., ConditionalRisk] = cache(
         lambda law, length, loss: conditional_risk(law, predictor, length, loss)
     )
-    mean: Callable[..., float] = cache(lambda law, length, loss: mean_risk(law, predictor, length, loss))
+    cached_mean_risk: Callable[..., float] = cache(lambda law, length, loss: mean_risk(law, predictor, length, loss))
     return lambda test_length: Extrapolation(
         law=law,
         predictor=predictor,
         train_length=train_length,
         test_length=test_length,
         loss=LOSS,
-        conditional_risk=lambda law, _, length, loss: conditional(law, length, loss),
-        mean_risk=lambda law, _, length, loss: mean(law, length, loss),
+        conditional_risk=lambda law, _, length, loss: cached_conditional_risk(law, length, loss),
+        mean_risk=lambda law, _, length, loss: cached_mean_risk(law, length, loss),
     )
 
 
@@ -250,7 +255,7 @@ def _evaluate_bounds(case: Extrapolation) -> Iterator[BoundValue]:
 def _evaluate_bound(bound: Bound, case: Extrapolation) -> float:
     if isinstance(bound, COVER_BOUNDS) and case.test_length > MAX_COVER_LENGTH:
         raise BoundError(
-            f"this bound sums over pieces of every planted set, which takes too long above {MAX_COVER_LENGTH} tokens; "
-            "use a shorter length"
+            f"this bound sums over pieces of every planted set, which takes too long at length {case.test_length}; "
+            f"use a test length of at most {MAX_COVER_LENGTH}"
         )
     return bound.value(case)

@@ -110,7 +110,7 @@ class LinearOfLargest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Differences:
+class DifferenceBound:
     """Bound ``sum_S Q_N(S) (r_window + sum_J kappa_J r_J)`` over the planted sets S, with risks r of short pieces.
 
     The window contains S. Each chunk of the other tokens gives two pieces J, one with and one without the chunk. The
@@ -152,7 +152,7 @@ BOUNDS: dict[str, type[Bound]] = {
         MinimaxSquareOfSpans,
         SquareOfRatio,
         LinearOfLargest,
-        Differences,
+        DifferenceBound,
         WindowCover,
         WorstRisks,
         LargestRatio,
@@ -170,7 +170,7 @@ BOUNDS: dict[str, type[Bound]] = {
 }
 # Bounds that sum over the pieces of every planted set; they are slow at long test lengths.
 COVER_BOUNDS = (
-    Differences,
+    DifferenceBound,
     WindowCover,
     WorstRisks,
     LargestRatio,

@@ -183,10 +183,10 @@ class ProportionalCover:
 class DifferenceCover:
     """Cover for losses whose errors may cancel: sums and differences of piece errors give the error of the sequence.
 
-    The core is a window of ``window_length`` tokens on a grid; the other tokens are divided into chunks of
-    ``chunk_length`` tokens. Each chunk gives one piece with the chunk and one piece without it. Their difference is the
-    effect of the sets that end in the chunk. The pieces claim no sets. Reconstructed from Golowich et al. 2025 (arXiv
-    2502.16792), theorem 4.3.
+    The core is a window of ``window_length`` tokens on a grid; chunks of ``chunk_length`` tokens divide the other
+    tokens. Each chunk gives one piece with the chunk and one without it. Their difference is the effect of the sets
+    that end in the chunk. The pieces claim no sets. Reconstructed from Golowich et al. 2025 (arXiv 2502.16792), theorem
+    4.3.
     """
 
     test_length: int
@@ -206,10 +206,9 @@ class DifferenceCover:
     def pieces(self, start: int) -> Sequence[Piece]:
         """Return the core window, then two pieces per chunk: with the chunk and without it."""
         core = grid_window(start, self.test_length, self.window_length, self.span)
-        right_pieces = self._build_right_pieces(core)
         mirrored_core = (self.test_length - core[1], self.test_length - core[0])
         left_pieces = [piece.mirror(self.test_length) for piece in self._build_right_pieces(mirrored_core)]
-        return [Piece(runs=(core,), core=core), *right_pieces, *left_pieces]
+        return [Piece(runs=(core,), core=core), *self._build_right_pieces(core), *left_pieces]
 
     def _build_right_pieces(self, core: Interval) -> list[Piece]:
         core_end = core[1]
@@ -284,7 +283,9 @@ def worst_case(
     the added value per unit of added training risk; it is 0 if some training risk remains.
     """
     if not (train_risk >= 0 and max_loss > 0):
-        raise SettingError(f"invalid train_risk {train_risk} or max_loss {max_loss}; use train_risk >= 0 and max_loss > 0")
+        raise SettingError(
+            f"invalid train_risk {train_risk} or max_loss {max_loss}; use train_risk >= 0 and max_loss > 0"
+        )
     if not (np.isfinite(piece_mass).all() and (piece_mass >= 0).all() and (train_mass >= 0).all()):
         raise SettingError("piece_mass or train_mass has a negative or infinite value; use finite values of at least 0")
     mass_ratio = safe_ratio(piece_mass, train_mass)

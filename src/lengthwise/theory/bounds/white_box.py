@@ -1,7 +1,7 @@
 """White-box bounds, which use the scores inside the pieces of a cover and do not need kappa. Derived here.
 
-The error of a sequence is at most the sum over its pieces of the loss of the claimed sets. Within a piece, the weights
-of its sets sum to 1. The expectation of each summand is over sequences of the training length.
+The error of a sequence is at most a sum over its pieces: the loss of the sets that each piece claims. Within a piece,
+the weights of its sets sum to 1. The expectation of each summand is over sequences of the training length.
 """
 
 from collections import defaultdict
@@ -28,30 +28,33 @@ MAX_SEQUENCES = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Piece of a cover in its own token indexes: the ends of its runs and the intervals of the sets that it claims."""
+    """Piece of a cover with indexes relative to the piece: the ends of its runs, and its core.
 
-    ends: tuple[int, ...]
+    The window claims the sets that start in ``left``, end in ``right`` or, with ``claims_core``, lie inside the core.
+    """
+
+    run_ends: tuple[int, ...]
     core: Interval
     left: Interval
     right: Interval
     claims_core: bool
 
     def contains(self, sets: Int[np.ndarray, "sets k"]) -> np.ndarray:
-        """Return True for the sets that lie inside one run."""
-        run = np.searchsorted(self.ends, sets, side="right")
-        return np.asarray(run[:, 0] == run[:, -1])
+        """Return one flag per set: True if the set lies inside one run."""
+        run_index = np.searchsorted(self.run_ends, sets, side="right")
+        return np.asarray(run_index[:, 0] == run_index[:, -1])
 
     def claims(self, sets: Int[np.ndarray, "sets k"]) -> np.ndarray:
-        """Return True for the sets that the piece claims."""
-        first, last = sets[:, 0], sets[:, -1]
-        core = (first >= self.core[0]) & (last < self.core[1]) & self.claims_core
-        left = (first >= self.left[0]) & (first < self.left[1])
-        right = (last >= self.right[0]) & (last < self.right[1])
-        return np.asarray(self.contains(sets) & (core | left | right))
+        """Return one flag per set: True if the window claims the set."""
+        first_index, last_index = sets[:, 0], sets[:, -1]
+        is_in_core = (first_index >= self.core[0]) & (last_index < self.core[1]) & self.claims_core
+        starts_in_left = (first_index >= self.left[0]) & (first_index < self.left[1])
+        ends_in_right = (last_index >= self.right[0]) & (last_index < self.right[1])
+        return np.asarray(self.contains(sets) & (is_in_core | starts_in_left | ends_in_right))
 
 
 def to_window(piece: Piece) -> Window:
-    """Convert a piece to a window with token indexes within the piece."""
+    """Convert a piece to a window, with token indexes that count from the start of the piece."""
     core, left, right, *runs = (
         (piece.index_of(start), piece.index_of(end - 1) + 1) if start < end else (0, 0)
         for start, end in (piece.core, piece.left, piece.right, *piece.runs)
@@ -61,7 +64,7 @@ def to_window(piece: Piece) -> Window:
 
 @dataclass(frozen=True, slots=True)
 class WindowLoss:
-    """Loss in [0, 1] of the sets that a window claims, with weights over all sets inside its runs."""
+    """Loss in [0, 1] of the sets that a window claims; the attention weights are over all sets inside its runs."""
 
     window: Window
     loss: Loss
@@ -75,25 +78,28 @@ class WindowLoss:
         planted: Int[np.ndarray, "batch k"],
         labels: Float[np.ndarray, "batch outputs"],
     ) -> Float[np.ndarray, " batch"]:
-        """Return the loss; without weight, it is the loss of the default with ``claims_core``, and 0 otherwise."""
+        """Return the loss of each sequence.
+
+        If no set has weight, it is the loss of the default output with ``claims_core``, and 0 otherwise.
+        """
         assert isinstance(predictor, TabularAttention)
         sets, log_scores, values = predictor.score_sets(tokens)
         is_inside = self.window.contains(sets)
-        weights, total = normalize_scores(log_scores[:, is_inside])
+        weights, total_score = normalize_scores(log_scores[:, is_inside])
         if isinstance(self.loss, Leakage):
-            cost = (sets[None, is_inside] != planted[:, None]).any(axis=2).astype(float)
-            default = np.ones(len(tokens))
+            set_loss = (sets[None, is_inside] != planted[:, None]).any(axis=2).astype(float)
+            default_loss = np.ones(len(tokens))
         else:
-            cost = 1 - np.einsum("bso,bo->bs", values[:, is_inside], labels)
-            default = 1 - labels @ predictor.default
-        claims = self.window.claims(sets[is_inside])
-        total_cost = (weights * cost)[:, claims].sum(axis=1)
-        return np.asarray(np.where(total > 0, total_cost, default * self.window.claims_core))
+            set_loss = 1 - np.einsum("bso,bo->bs", values[:, is_inside], labels)
+            default_loss = 1 - labels @ predictor.default
+        is_claimed = self.window.claims(sets[is_inside])
+        claimed_loss = (weights * set_loss)[:, is_claimed].sum(axis=1)
+        return np.asarray(np.where(total_score > 0, claimed_loss, default_loss * self.window.claims_core))
 
 
 @dataclass(frozen=True, slots=True)
 class FixedSet:
-    """Placement that plants one fixed set at every length."""
+    """Placement that plants the set with the same token indexes at every length."""
 
     shape: tuple[int, ...]
     start: int
@@ -113,7 +119,7 @@ class FixedSet:
 
     @property
     def min_length(self) -> int:
-        """The number of tokens up to the last planted token."""
+        """The shortest length, at which the last token is planted."""
         return self.start + self.shape[-1] + 1
 
     def law(self, length: int) -> ShapeLaw:
@@ -121,26 +127,27 @@ class FixedSet:
         return ShapeLaw(shapes=np.array([self.shape]), probability=np.eye(1, length, self.start))
 
     def sample(self, length: int, size: int, rng: np.random.Generator) -> Int[np.ndarray, "size k"]:
-        """Repeat the set ``size`` times."""
+        """Return ``size`` copies of the token indexes of the set."""
         return np.tile(self.start + np.array(self.shape), (size, 1))
 
 
 @dataclass(frozen=True, slots=True)
 class Summand:
-    """A window and the set planted in it, which define one expectation of the bound."""
+    """One expectation of the bound: the mean loss of a window if its planted set is the set of ``placement``."""
 
     window: Window
     placement: FixedSet
 
     def law(self, law: Planted) -> Planted:
-        """Return the planted law with this set."""
+        """Return ``law`` with the placement that plants the set of this summand with probability 1."""
         return replace(law, placement=self.placement)
 
 
 def count_summands(case: Extrapolation, cover_type: CoverType) -> dict[Summand, float]:
-    """Return the expected count of each distinct summand; their number stays small at long test lengths.
+    """Return the expected number of pieces for each distinct summand; long test lengths add few distinct summands.
 
-    Raises ``BoundError`` for a cover without room, a class or law that is not local, or a loss that is not linear.
+    Raises ``BoundError`` if the lengths are too short for the cover, the predictor or the law is not local, or the loss
+    is not linear.
     """
     case.check_linear()
     cover = cover_type(test_length=case.test_length, train_length=case.train_length, span=case.span)
@@ -148,16 +155,20 @@ def count_summands(case: Extrapolation, cover_type: CoverType) -> dict[Summand, 
     expected_counts: dict[Summand, float] = defaultdict(float)
     for start in np.flatnonzero(set_probability.any(axis=0)).tolist():
         for piece in cover.pieces(start):
-            window, index = to_window(piece), piece.index_of(start)
+            window, planted_index = to_window(piece), piece.index_of(start)
             for shape, probability in zip(case.shapes.tolist(), set_probability[:, start].tolist(), strict=True):
                 if probability > 0:
-                    expected_counts[Summand(window, FixedSet(tuple(shape), index))] += probability
+                    expected_counts[Summand(window, FixedSet(tuple(shape), planted_index))] += probability
     return expected_counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownScores:
-    """Bound ``sum_S Q_N(S) sum_J E[sum of g e over sets that J claims / sum of g over sets inside runs of J]``."""
+    """Bound ``sum_S Q_N(S) sum_J E[sum of g e over sets that J claims / sum of g over sets inside runs of J]``.
+
+    S is a planted set with probability ``Q_N(S)`` at the test length N, and J is a piece of the cover for S. The score
+    of a set is g, and its error is e.
+    """
 
     cover: CoverType = ProportionalCover
 
@@ -166,29 +177,31 @@ class KnownScores:
 
     def value(self, case: Extrapolation) -> float:
         """Return the bound by enumeration; raises ``SettingError`` for too many sequences of the training length."""
-        weights, total = count_summands(case, self.cover), 0.0
-        total_sequences = len(weights) * num_sequences(case.law, case.train_length)
+        expected_counts, bound = count_summands(case, self.cover), 0.0
+        total_sequences = len(expected_counts) * num_sequences(case.law, case.train_length)
         if total_sequences > MAX_SEQUENCES:
             raise SettingError(
-                f"{len(weights)} windows of {case.train_length} tokens have {total_sequences:,} sequences, more than "
-                f"the {MAX_SEQUENCES:,} allowed; use a shorter training length or SampledKnownScores"
+                f"{len(expected_counts)} windows of {case.train_length} tokens have {total_sequences:,} sequences, "
+                f"more than the {MAX_SEQUENCES:,} allowed; use a shorter training length, or SampledKnownScores"
             )
-        for summand, weight in weights.items():
+        for summand, expected_count in expected_counts.items():
             loss = WindowLoss(summand.window, case.loss)
-            total += weight * enumerated_risk(summand.law(case.law), case.attention, case.train_length, loss).mean
-        return total
+            bound += (
+                expected_count * enumerated_risk(summand.law(case.law), case.attention, case.train_length, loss).mean
+            )
+        return bound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledKnownScores:
-    """Upper confidence bound on ``KnownScores`` from ``samples`` sequences.
+    """Upper confidence bound on ``KnownScores`` from ``num_samples`` sequences.
 
     The bound is invalid with probability at most ``failure_probability``. Summands are sampled in proportion to their
-    weights, and the empirical Bernstein inequality bounds their mean (Maurer and Pontil 2009, theorem 4).
+    expected number of pieces. The empirical Bernstein inequality bounds their mean (Maurer and Pontil 2009, theorem 4).
     """
 
     cover: CoverType = ProportionalCover
-    samples: int = 10_000
+    num_samples: int = 10_000
     failure_probability: float = 0.05
     seed: int = 0
 
@@ -196,22 +209,23 @@ class SampledKnownScores:
     provenance: ClassVar[str] = "derived here"
 
     def __post_init__(self) -> None:
-        if self.samples < 2 or not 0 < self.failure_probability < 1:
+        if self.num_samples < 2 or not 0 < self.failure_probability < 1:
             raise SettingError(
-                f"invalid {self.samples} samples or failure_probability {self.failure_probability}; use at least 2 "
-                "samples and a probability between 0 and 1"
+                f"invalid num_samples {self.num_samples} or failure_probability {self.failure_probability}; use at "
+                "least 2 samples and a failure_probability between 0 and 1"
             )
 
     def value(self, case: Extrapolation) -> float:
-        """Return the upper confidence bound."""
-        weights = count_summands(case, self.cover)
+        """Return the upper confidence bound on the risk at the test length."""
+        expected_counts = count_summands(case, self.cover)
         rng = stream(self.seed, "cut", case.train_length, case.test_length)
-        total = sum(weights.values())
-        counts = rng.multinomial(self.samples, np.array(list(weights.values())) / total)
+        total_count = sum(expected_counts.values())
+        sample_counts = rng.multinomial(self.num_samples, np.array(list(expected_counts.values())) / total_count)
         losses = [
-            _sample_losses(case, summand, count, rng) for summand, count in zip(weights, counts.tolist(), strict=True)
+            _sample_losses(case, summand, sample_count, rng)
+            for summand, sample_count in zip(expected_counts, sample_counts.tolist(), strict=True)
         ]
-        return total * bernstein_upper_bound(np.concatenate(losses), self.failure_probability)
+        return total_count * bernstein_upper_bound(np.concatenate(losses), self.failure_probability)
 
 
 def _sample_losses(
@@ -224,7 +238,12 @@ def _sample_losses(
 
 
 def bernstein_upper_bound(values: Float[np.ndarray, " samples"], failure_probability: float) -> float:
-    """Return an upper bound on the mean of independent values in [0, 1]; it fails with ``failure_probability``."""
-    log_odds = log(2 / failure_probability)
+    """Return an upper confidence bound on the mean of independent values in [0, 1].
+
+    The mean exceeds the bound with probability at most ``failure_probability``.
+    """
+    log_factor = log(2 / failure_probability)
     variance = float(values.var(ddof=1))
-    return float(values.mean()) + sqrt(2 * variance * log_odds / len(values)) + 7 * log_odds / (3 * (len(values) - 1))
+    return (
+        float(values.mean()) + sqrt(2 * variance * log_factor / len(values)) + 7 * log_factor / (3 * (len(values) - 1))
+    )

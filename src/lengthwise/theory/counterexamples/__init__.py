@@ -1,6 +1,6 @@
 """Counterexamples by name: without one assumption, a head fits short sequences and fails on longer sequences.
 
-Each counterexample shows a failure for some class, not for all classes. They follow Golowich et al. 2025 (arXiv
+Each counterexample shows that some heads fail, not that all heads fail. They follow Golowich et al. 2025 (arXiv
 2502.16792), appendix C.2, and are reconstructed; 'small leak' and 'heavy joints' are derived here.
 """
 
@@ -26,9 +26,9 @@ from lengthwise.theory.counterexamples.counterexample import (
 )
 from lengthwise.theory.risk.exact_risk import Distance
 
-ADJACENT = Local(shapes=((0, 1),), weights=(1.0,))
+ADJACENT_PLACEMENT = Local(shapes=((0, 1),), weights=(1.0,))
 # One planted token that is always the same, with a constant label.
-CONSTANT = Planted(
+CONSTANT_LAW = Planted(
     background=(1.0, 0.0),
     tuples=((1,),),
     probabilities=(1.0,),
@@ -47,7 +47,9 @@ def _growing_k(length: int) -> Case:
         placement=Local(shapes=(tuple(range(length)),), weights=(1.0,)),
     )
     # Each k has its own value function, and no training example determines the function for k = 7.
-    return Case(law=law, learned=PrefixPredictor(predictor=ParityPredictor(), num_tokens=6), witness=ParityPredictor())
+    return Case(
+        law=law, learned_head=PrefixPredictor(predictor=ParityPredictor(), num_tokens=6), witness_head=ParityPredictor()
+    )
 
 
 def _growing_gap(length: int) -> Case:
@@ -57,7 +59,7 @@ def _growing_gap(length: int) -> Case:
         return witness_score(gap, first, second) + (gap >= 8 and first == second == FILLER)
 
     law, witness = pair_law(Halves()), pair_attention(score_bit_pairs(gaps), gaps)
-    return Case(law=law, learned=pair_attention(score, gaps), witness=witness)
+    return Case(law=law, learned_head=pair_attention(score, gaps), witness_head=witness)
 
 
 def _unbounded_reach(length: int) -> Case:
@@ -67,99 +69,110 @@ def _unbounded_reach(length: int) -> Case:
         return witness_score(gap, first, second) + 1e3 * (gap >= 6 and first == second == FILLER)
 
     return Case(
-        law=pair_law(ADJACENT), learned=pair_attention(score, gaps), witness=pair_attention(witness_score, gaps)
+        law=pair_law(ADJACENT_PLACEMENT),
+        learned_head=pair_attention(score, gaps),
+        witness_head=pair_attention(witness_score, gaps),
     )
 
 
 def _absolute_positions(length: int) -> Case:
-    adjacent = pair_attention(score_bit_pairs([1]), [1])
-    return Case(law=pair_law(ADJACENT), learned=PrefixPredictor(predictor=adjacent, num_tokens=6), witness=adjacent)
+    adjacent_attention = pair_attention(score_bit_pairs([1]), [1])
+    return Case(
+        law=pair_law(ADJACENT_PLACEMENT),
+        learned_head=PrefixPredictor(predictor=adjacent_attention, num_tokens=6),
+        witness_head=adjacent_attention,
+    )
 
 
 def _new_background_token(length: int) -> Case:
-    witness_score, share = score_bit_pairs([1]), 0.0 if length <= 6 else 0.3
+    witness_score, distractor_probability = score_bit_pairs([1]), 0.0 if length <= 6 else 0.3
 
     def score(gap: int, first: int, second: int) -> float:
         return witness_score(gap, first, second) + 1e9 * (DISTRACTOR in (first, second))
 
     return Case(
-        law=pair_law(ADJACENT, background=(1 - share, 0.0, 0.0, share)),
-        learned=pair_attention(score, [1], num_tokens=4),
-        witness=pair_attention(witness_score, [1], num_tokens=4),
+        law=pair_law(ADJACENT_PLACEMENT, background=(1 - distractor_probability, 0.0, 0.0, distractor_probability)),
+        learned_head=pair_attention(score, [1], num_tokens=4),
+        witness_head=pair_attention(witness_score, [1], num_tokens=4),
     )
 
 
 def _canceling_errors(length: int) -> Case:
     # The planted value is five times too large, so the mean over five tokens is correct.
     learned = single_attention((1.0, 1.0), ((1.0, 0.0), (-4.0, 5.0)))
-    return Case(law=CONSTANT, learned=learned, witness=single_attention((0.0, 1.0), ((1.0, 0.0), (0.0, 1.0))))
+    return Case(
+        law=CONSTANT_LAW, learned_head=learned, witness_head=single_attention((0.0, 1.0), ((1.0, 0.0), (0.0, 1.0)))
+    )
 
 
-def rare_shape(share: float = 0.01) -> Counterexample:
-    """Build the counterexample without regularity: gap 2 is rare in training and later certain."""
-    short = Local(shapes=((0, 1), (0, 2)), weights=(1 - share, share))
-    law = pair_law(ByLength(until=(6,), laws=(short, Local(shapes=((0, 2),), weights=(1.0,)))))
+def rare_shape(rare_probability: float = 0.01) -> Counterexample:
+    """Build the counterexample without regularity: pairs at distance 2 are rarely planted in training, later always.
+
+    In training, the distance of the planted pair is 2 with probability ``rare_probability`` and 1 otherwise.
+    """
+    train_placement = Local(shapes=((0, 1), (0, 2)), weights=(1 - rare_probability, rare_probability))
+    law = pair_law(ByLength(until=(6,), laws=(train_placement, Local(shapes=((0, 2),), weights=(1.0,)))))
     learned, witness = (pair_attention(score_bit_pairs(gaps), [1, 2]) for gaps in ([1], [1, 2]))
-    case = Case(law=law, learned=learned, witness=witness)
+    case = Case(law=law, learned_head=learned, witness_head=witness)
     return Counterexample(
         name="rare shape",
         assumption="regularity: no shape has much more mass in long sequences",
         train_lengths=(3, 4, 5, 6),
         test_lengths=(7, 8, 9),
-        case=lambda length: case,
+        build_case=lambda length: case,
     )
 
 
-def small_leak(score: float = 1e-6) -> Counterexample:
-    """Build the example of linear growth: each filler has ``score``, and the planted token has score 1."""
+def small_leak(filler_score: float = 1e-6) -> Counterexample:
+    """Build the example of linear growth: each filler has ``filler_score``, and the planted token has score 1."""
     values = ((1.0, 0.0), (0.0, 1.0))
-    learned, witness = (single_attention((filler, 1.0), values) for filler in (score, 0.0))
-    case = Case(law=CONSTANT, learned=learned, witness=witness)
+    learned, witness = (single_attention((score, 1.0), values) for score in (filler_score, 0.0))
+    case = Case(law=CONSTANT_LAW, learned_head=learned, witness_head=witness)
     return Counterexample(
         name="small leak",
         assumption="none: all assumptions hold, and the risk still grows",
         train_lengths=(2, 3, 4, 5),
         test_lengths=(10, 25),
-        case=lambda length: case,
+        build_case=lambda length: case,
     )
 
 
-def heavy_joints(digits: int = 3, heavy_score: float = 1e9) -> Counterexample:
-    """Build the counterexample to bounds without kappa: only one sequence of a star, x and digits misleads the head.
+def heavy_joints(num_digits: int = 3, heavy_score: float = 1e9) -> Counterexample:
+    """Build the counterexample to bounds without kappa: one sequence of a star, x and digits misleads the head.
 
     The planted pair is the star and the first digit, and the label is constant. Only the pair of the last digit and x
     has a wrong value. These two pairs have score 1, pairs of consecutive digits have a tiny score, and all other pairs
-    have ``heavy_score``. Therefore only the sequence of the star, all digits in order, and x misleads the head.
+    have ``heavy_score``. Therefore only the sequence of the star, all digits in order, and x misleads the learned head.
     """
-    star, x, first, last = 0, 1, 2, digits + 1
-    num_tokens = digits + 2
+    star, x, first_digit, last_digit = 0, 1, 2, num_digits + 1
+    num_tokens = num_digits + 2
     scores = np.full((num_tokens, num_tokens), heavy_score)
-    scores[np.arange(first, last), np.arange(first + 1, last + 1)] = 1e-9
-    scores[star, first] = scores[last, x] = 1.0
+    scores[np.arange(first_digit, last_digit), np.arange(first_digit + 1, last_digit + 1)] = 1e-9
+    scores[star, first_digit] = scores[last_digit, x] = 1.0
     values = np.tile([1.0, 0.0], (num_tokens, num_tokens, 1))
-    values[last, x] = [0.0, 1.0]
+    values[last_digit, x] = [0.0, 1.0]
     witness_scores = np.zeros((num_tokens, num_tokens))
-    witness_scores[star, first] = 1.0
+    witness_scores[star, first_digit] = 1.0
     # The witness is almost right at all lengths, but slightly worse than the learned head on short sequences.
     witness_values = np.tile([1 - 3e-11, 3e-11], (num_tokens**2, 1))
     law = Planted(
         background=(1 / num_tokens,) * num_tokens,
-        tuples=((star, first),),
+        tuples=((star, first_digit),),
         probabilities=(1.0,),
         labels=((1.0, 0.0),),
-        placement=ADJACENT,
+        placement=ADJACENT_PLACEMENT,
     )
     case = Case(
         law=law,
-        learned=attention_from_scores([(0, 1)], scores.reshape(1, -1), values.reshape(-1, 2), num_tokens),
-        witness=attention_from_scores([(0, 1)], witness_scores.reshape(1, -1), witness_values, num_tokens),
+        learned_head=attention_from_scores([(0, 1)], scores.reshape(1, -1), values.reshape(-1, 2), num_tokens),
+        witness_head=attention_from_scores([(0, 1)], witness_scores.reshape(1, -1), witness_values, num_tokens),
     )
     return Counterexample(
         name="heavy joints",
         assumption="light joints: sets that cross a cut have a small share of the total score",
-        train_lengths=tuple(range(2, digits + 2)),
-        test_lengths=(digits + 2,),
-        case=lambda length: case,
+        train_lengths=tuple(range(2, num_digits + 2)),
+        test_lengths=(num_digits + 2,),
+        build_case=lambda length: case,
     )
 
 
@@ -171,21 +184,21 @@ COUNTEREXAMPLES: dict[str, Counterexample] = {
             assumption="sparsity: k does not grow with the length",
             train_lengths=(1, 2, 3, 4, 5, 6),
             test_lengths=(7, 8, 9),
-            case=_growing_k,
+            build_case=_growing_k,
         ),
         Counterexample(
             name="growing gap",
             assumption="locality of the data: the planted set has a bounded span",
             train_lengths=(2, 3, 4, 5, 6, 7, 8),
             test_lengths=(9, 10),
-            case=_growing_gap,
+            build_case=_growing_gap,
         ),
         Counterexample(
             name="unbounded reach",
             assumption="locality of the class: a set beyond the span has score 0",
             train_lengths=(2, 3, 4, 5, 6),
             test_lengths=(7, 8, 9),
-            case=_unbounded_reach,
+            build_case=_unbounded_reach,
         ),
         rare_shape(),
         Counterexample(
@@ -193,21 +206,21 @@ COUNTEREXAMPLES: dict[str, Counterexample] = {
             assumption="relativity: a shift of all IDs changes no score",
             train_lengths=(2, 3, 4, 5, 6),
             test_lengths=(7, 8, 9),
-            case=_absolute_positions,
+            build_case=_absolute_positions,
         ),
         Counterexample(
             name="new background token",
             assumption="one background law for all lengths",
             train_lengths=(2, 3, 4, 5, 6),
             test_lengths=(7,),
-            case=_new_background_token,
+            build_case=_new_background_token,
         ),
         Counterexample(
             name="canceling errors",
             assumption="several training lengths, or a loss in which errors cannot cancel",
             train_lengths=(5,),
             test_lengths=(4, 6, 10),
-            case=_canceling_errors,
+            build_case=_canceling_errors,
             loss=Distance(),
         ),
         small_leak(),

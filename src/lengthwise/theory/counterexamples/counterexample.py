@@ -15,15 +15,15 @@ from lengthwise.theory.risk.exact_risk import Loss, Predictor, TotalVariation, e
 # Tokens of most counterexamples: a filler, the two bits of planted pairs, and a distractor.
 FILLER, BITS, DISTRACTOR = 0, (1, 2), 3
 BIT_PAIRS = tuple(product(BITS, BITS))
-UNDECIDED = (0.5, 0.5)
+UNDECIDED_OUTPUT = (0.5, 0.5)
 
 # A function from the gap, the first token and the second token of a pair to its score.
-Score = Callable[[int, int, int], float]
+PairScore = Callable[[int, int, int], float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthRisks:
-    """Exact risks of the learned head and of the witness at one length; ``in_training`` for training lengths."""
+    """Exact risks of the learned head and of the witness at one length; ``in_training`` marks training lengths."""
 
     length: int
     in_training: bool
@@ -33,16 +33,16 @@ class LengthRisks:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Case:
-    """The planted law at one length, the learned head, and a witness with a small risk at all lengths."""
+    """The planted law at one length, the learned head, and the witness: a head with a small risk at all lengths."""
 
     law: Planted
-    learned: Predictor
-    witness: Predictor
+    learned_head: Predictor
+    witness_head: Predictor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Counterexample:
-    """Failure that occurs without one assumption; ``case`` maps a length to the law and both heads.
+    """Failure that is possible without one assumption; ``build_case`` maps a length to the law and both heads.
 
     The learned head is about as good as the witness at ``train_lengths`` and fails at ``test_lengths``.
     """
@@ -51,20 +51,20 @@ class Counterexample:
     assumption: str
     train_lengths: tuple[int, ...]
     test_lengths: tuple[int, ...]
-    case: Callable[[int], Case]
+    build_case: Callable[[int], Case]
     loss: Loss = field(default_factory=TotalVariation)
 
     def run(self, lengths: Iterable[int] | None = None) -> list[LengthRisks]:
-        """Return the exact risks at the lengths, sorted; the default is all training and test lengths.
+        """Return the exact risks in increasing order of length; the default is all training and test lengths.
 
-        Raises ``SettingError`` for a length without sequences, or with too many sequences to enumerate.
+        Raises ``SettingError`` for a length that has no sequences, or too many to enumerate.
         """
         lengths = (*self.train_lengths, *self.test_lengths) if lengths is None else lengths
         return [self._risks(length) for length in sorted(set(lengths))]
 
     def _risks(self, length: int) -> LengthRisks:
-        case = self.case(length)
-        heads = (case.learned, case.witness)
+        case = self.build_case(length)
+        heads = (case.learned_head, case.witness_head)
         learned, witness = (enumerated_risk(case.law, head, length, self.loss).mean for head in heads)
         return LengthRisks(length=length, in_training=length in self.train_lengths, learned=learned, witness=witness)
 
@@ -77,16 +77,16 @@ class PrefixPredictor:
     num_tokens: int
 
     def predict(self, tokens: Int[np.ndarray, "batch length"]) -> Float[np.ndarray, "batch outputs"]:
-        """Return the outputs of ``predictor`` for the first tokens."""
+        """Return the outputs of ``predictor`` for the first ``num_tokens`` tokens of each sequence."""
         return self.predictor.predict(tokens[:, : self.num_tokens])
 
 
 @dataclass(frozen=True, slots=True)
 class ParityPredictor:
-    """An attention with a single set of all tokens and their parity as its value, so k is the length."""
+    """Predictor of the parity of all tokens: an attention with one set that contains them all, so k is the length."""
 
     def predict(self, tokens: Int[np.ndarray, "batch length"]) -> Float[np.ndarray, "batch outputs"]:
-        """Return probability 1 for the parity of each sequence."""
+        """Return outputs with probability 1 for the parity of each sequence."""
         return np.asarray(np.eye(2)[tokens.sum(axis=1) % 2])
 
 
@@ -97,32 +97,35 @@ def attention_from_scores(
     num_tokens: int,
 ) -> TabularAttention:
     """Build an attention from scores (not log scores) and from values that do not depend on the shape."""
-    positive: Bool[np.ndarray, "shapes codes"] = scores > 0
+    is_positive: Bool[np.ndarray, "shapes codes"] = scores > 0
     return TabularAttention(
         num_tokens=num_tokens,
         shapes=np.array(list(shapes)),
-        log_scores=np.where(positive, np.log(np.where(positive, scores, 1.0)), -np.inf),
+        log_scores=np.where(is_positive, np.log(np.where(is_positive, scores, 1.0)), -np.inf),
         values=np.broadcast_to(values, (*scores.shape, values.shape[-1])),
-        default=np.array(UNDECIDED),
+        default=np.array(UNDECIDED_OUTPUT),
     )
 
 
-def pair_attention(score: Score, gaps: Iterable[int], num_tokens: int = 3) -> TabularAttention:
-    """Build an attention over pairs. A pair of bits has its first bit as value; all other pairs are undecided."""
+def pair_attention(score: PairScore, gaps: Iterable[int], num_tokens: int = 3) -> TabularAttention:
+    """Build an attention over pairs of tokens at the distances ``gaps``.
+
+    The value of a pair of bits is its first bit; all other pairs have the value (0.5, 0.5).
+    """
     gap_list, pairs = list(gaps), list(product(range(num_tokens), repeat=2))
     scores = np.array([[score(gap, *pair) for pair in pairs] for gap in gap_list], dtype=float)
-    values = np.array([np.eye(2)[pair[0] - 1] if pair in BIT_PAIRS else UNDECIDED for pair in pairs])
+    values = np.array([np.eye(2)[pair[0] - 1] if pair in BIT_PAIRS else UNDECIDED_OUTPUT for pair in pairs])
     return attention_from_scores([(0, gap) for gap in gap_list], scores, values, num_tokens)
 
 
-def score_bit_pairs(gaps: Iterable[int]) -> Score:
-    """Return a function that scores 1 for pairs of bits at these gaps and 0 for all other pairs."""
+def score_bit_pairs(gaps: Iterable[int]) -> PairScore:
+    """Return a score function: 1 for pairs of bits at the distances ``gaps``, and 0 for all other pairs."""
     gap_set = set(gaps)
     return lambda gap, first, second: float((first, second) in BIT_PAIRS and gap in gap_set)
 
 
 def single_attention(scores: tuple[float, float], values: tuple[tuple[float, float], ...]) -> TabularAttention:
-    """Build an attention over single tokens: the filler and the planted token."""
+    """Build an attention over single tokens, with one score and value for the filler and one for the planted token."""
     return attention_from_scores([(0,)], np.array([scores]), np.array(values), num_tokens=2)
 
 

@@ -18,7 +18,10 @@ MARKER_SCORE = 80.0
 
 @dataclass(frozen=True, slots=True)
 class LogLoss:
-    """Log loss ``E[-log f_y]`` in nats; the Bayes predictor minimizes it. It is infinite if f_y may be 0."""
+    """Log loss ``E[-log f_y]`` in nats, where f_y is the predicted probability of the label y.
+
+    The Bayes predictor minimizes it. It is infinite if f_y may be 0.
+    """
 
     name: ClassVar[str] = "log"
 
@@ -29,18 +32,22 @@ class LogLoss:
         planted: Int[np.ndarray, "batch k"],
         labels: Float[np.ndarray, "batch outputs"],
     ) -> Float[np.ndarray, " batch"]:
-        """Return ``-sum_y K(y | z) log f_y(x)`` per sequence; labels with probability 0 have no loss."""
+        """Return ``-sum_y K(y | z) log f_y(x)`` per sequence x with the planted tuple z.
+
+        ``K(y | z)`` is the probability of label y in ``labels``; labels with probability 0 have no loss.
+        """
         with np.errstate(divide="ignore"):
-            logs = np.log(predictor.predict(tokens))
-        return np.asarray(-(labels * np.where(labels > 0, logs, 0.0)).sum(axis=1))
+            log_probabilities = np.log(predictor.predict(tokens))
+        return np.asarray(-(labels * np.where(labels > 0, log_probabilities, 0.0)).sum(axis=1))
 
 
 @dataclass(frozen=True, slots=True)
 class BayesPredictor:
     """Posterior of the label at any length and placement: ``P(y | x) = sum_S P(S | x) K(y | x_S)``. Derived here.
 
-    ``P(S | x)`` is ``Q(S) Qvoc(x_S) / mu(x_S)`` divided by its sum over all sets. If x has probability 0, the output
-    is the prior of the labels.
+    ``P(S | x)`` is ``Q(S) Qvoc(x_S) / mu(x_S)`` divided by its sum over all sets S. Q is the placement, Qvoc the
+    distribution of planted tuples, mu the background, and K the distribution of labels. If the sequence x has
+    probability 0, the output is the prior of the labels.
     """
 
     law: Planted
@@ -48,7 +55,7 @@ class BayesPredictor:
     def score_sets(
         self, tokens: Int[np.ndarray, "batch length"]
     ) -> tuple[Int[np.ndarray, "sets k"], Float[np.ndarray, "batch sets"], Float[np.ndarray, "batch sets outputs"]]:
-        """Return all sets that may be planted, with their log scores and values."""
+        """Return all sets that may be planted, with their log scores and their values (label probabilities)."""
         sets, weights = self.law.planted_set_weights(tokens)
         with np.errstate(divide="ignore"):
             return sets, np.log(weights), self.law.label_law[self.law.tuple_codes(tokens[:, sets])]
@@ -60,12 +67,13 @@ class BayesPredictor:
 
 
 def bayes_attention(law: Planted, length: int) -> TabularAttention:
-    """Build the Bayes predictor at one length as a relative and local attention; derived here.
+    """Build the Bayes predictor at one length as a relative and local attention. Derived here.
 
-    The scores are ``Q(o, c) Qvoc(z) / mu(z)``, for uniform starts c given the shape o. With one shape, the function is
-    the same at all lengths. A token that the background never produces has ``MARKER_SCORE`` nats instead of
-    infinity; the result is exact up to rounding, because such tokens occur only in planted sets. Raises
-    ``SettingError`` for a placement without a span or with unequal starts.
+    The score of a tuple z in shape o is ``Q(o, c) Qvoc(z) / mu(z)``: the probability of o at a start c (equal for all
+    c), times the probability of z as planted tuple, divided by its background probability. With one shape, the
+    predictor is the same at all lengths. A token that the background never produces adds ``MARKER_SCORE`` nats instead
+    of infinity; the result is exact up to rounding, because such tokens occur only in planted sets. Raises
+    ``SettingError`` for a placement without a span or with starts of unequal probability.
     """
     if law.placement.span is None:
         raise SettingError(
@@ -74,13 +82,16 @@ def bayes_attention(law: Planted, length: int) -> TabularAttention:
     placement = law.placement.law(length)
     start_probabilities = []
     for shape, probability in zip(placement.shapes, placement.probability, strict=True):
-        probabilities = probability[: max(length - int(shape[-1]), 0)]
-        if len(probabilities) and probabilities.max() - probabilities.min() > 1e-12 * probabilities.max():
+        fitting_probabilities = probability[: max(length - int(shape[-1]), 0)]
+        if (
+            len(fitting_probabilities)
+            and fitting_probabilities.max() - fitting_probabilities.min() > 1e-12 * fitting_probabilities.max()
+        ):
             raise SettingError(
                 f"sets of shape {tuple(shape.tolist())} have starts of unequal probability, which a relative attention "
                 "cannot represent; use BayesPredictor with enumerated_risk or sampled_risk"
             )
-        start_probabilities.append(probabilities[0] if len(probabilities) else 0.0)
+        start_probabilities.append(fitting_probabilities[0] if len(fitting_probabilities) else 0.0)
     with np.errstate(divide="ignore"):
         log_scores = np.log(np.array(start_probabilities))[:, None] + _log_ratio(law)
     has_score = np.isfinite(log_scores).any(axis=1)
@@ -96,8 +107,9 @@ def bayes_attention(law: Planted, length: int) -> TabularAttention:
 def bayes_risk(law: Planted, length: int, loss: Loss) -> float:
     """Return the exact risk of the Bayes predictor, at any length if the law has a span and the loss is linear or log.
 
-    The log risk is the minimum over all predictors. The leakage is the posterior mass of all other sets. Other
-    losses and placements without a span need enumeration, which raises ``SettingError`` for too many sequences.
+    With ``LogLoss``, no predictor has a smaller risk. With ``Leakage``, the risk is the posterior probability of all
+    sets that are not planted. Other losses and placements without a span need enumeration, which raises
+    ``SettingError`` for too many sequences.
     """
     if law.placement.span is not None:
         if isinstance(loss, LogLoss):
@@ -112,9 +124,9 @@ def _prior(law: Planted) -> Float[np.ndarray, " outputs"]:
 
 
 def _log_ratio(law: Planted) -> Float[np.ndarray, " codes"]:
-    """Return ``log(Qvoc(z) / mu(z))`` for every tuple z; ``MARKER_SCORE`` replaces -log 0."""
-    mu = np.array(law.background)
-    log_mu = np.where(mu > 0, np.log(np.where(mu > 0, mu, 1.0)), -MARKER_SCORE)
+    """Return ``log(Qvoc(z) / mu(z))`` for every tuple z; a factor of mu that is 0 adds ``MARKER_SCORE``."""
+    background = np.array(law.background)
+    log_background = np.where(background > 0, np.log(np.where(background > 0, background, 1.0)), -MARKER_SCORE)
     tuples = np.indices((law.num_tokens,) * law.k).reshape(law.k, -1)
     with np.errstate(divide="ignore"):
-        return np.asarray(np.log(law.tuple_law) - log_mu[tuples].sum(axis=0))
+        return np.asarray(np.log(law.tuple_law) - log_background[tuples].sum(axis=0))

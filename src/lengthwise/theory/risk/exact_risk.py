@@ -1,4 +1,4 @@
-"""Losses, and exact risks from an enumeration of all sequences of a length."""
+"""Losses, and exact risks by enumeration of all sequences of a length."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from lengthwise.theory.attention.tabular import normalize_scores
 
 # The largest number of sequences to enumerate, and the number of sequences per block.
 MAX_SEQUENCES = 1 << 24
-BLOCK = 1 << 14
+BLOCK_SIZE = 1 << 14
 
 
 @runtime_checkable
 class Predictor(Protocol):
-    """A function from token sequences to outputs."""
+    """A function from token sequences to outputs, which are usually label probabilities."""
 
     def predict(self, tokens: Int[np.ndarray, "batch length"]) -> Float[np.ndarray, "batch outputs"]:
         """Return the output for each sequence."""
@@ -27,18 +27,18 @@ class Predictor(Protocol):
 
 @runtime_checkable
 class AttentionPredictor(Predictor, Protocol):
-    """A predictor that exposes the scores and values of sets."""
+    """A predictor that exposes its scores and values for sets of tokens."""
 
     def score_sets(
         self, tokens: Int[np.ndarray, "batch length"]
     ) -> tuple[Int[np.ndarray, "sets k"], Float[np.ndarray, "batch sets"], Float[np.ndarray, "batch sets outputs"]]:
-        """Return all sets with their log scores and values."""
+        """Return the token indexes of all sets, with the log score and the value of each set in each sequence."""
         ...
 
 
 @runtime_checkable
 class Loss(Protocol):
-    """A loss function of predictions, planted sets and label probabilities."""
+    """A loss of a predictor on sequences with known planted sets and label probabilities."""
 
     name: ClassVar[str]
 
@@ -69,13 +69,13 @@ class TotalVariation:
         planted: Int[np.ndarray, "batch k"],
         labels: Float[np.ndarray, "batch outputs"],
     ) -> Float[np.ndarray, " batch"]:
-        """Return ``sum_y K(y | z) (1 - f_y(x))`` per sequence."""
+        """Return ``sum_y K(y | z) (1 - f_y(x))`` per sequence x; ``labels`` are the probabilities ``K(y | z)``."""
         return np.asarray(1 - (predictor.predict(tokens) * labels).sum(axis=1))
 
 
 @dataclass(frozen=True, slots=True)
 class Distance:
-    """Half the 1-norm between outputs and label probabilities; the errors of two sets may cancel."""
+    """Norm loss: half the 1-norm of outputs minus label probabilities; the errors of two sets may cancel."""
 
     name: ClassVar[str] = "norm"
 
@@ -86,7 +86,7 @@ class Distance:
         planted: Int[np.ndarray, "batch k"],
         labels: Float[np.ndarray, "batch outputs"],
     ) -> Float[np.ndarray, " batch"]:
-        """Return ``|f(x) - K(. | z)|_1 / 2`` per sequence."""
+        """Return ``|f(x) - K(. | z)|_1 / 2`` per sequence x; ``labels`` are the probabilities ``K(. | z)``."""
         return np.asarray(np.abs(predictor.predict(tokens) - labels).sum(axis=1) / 2)
 
 
@@ -103,7 +103,7 @@ class Leakage:
         planted: Int[np.ndarray, "batch k"],
         labels: Float[np.ndarray, "batch outputs"],
     ) -> Float[np.ndarray, " batch"]:
-        """Return the total attention weight of all other sets per sequence."""
+        """Return the total attention weight of all sets except the planted set, per sequence."""
         assert isinstance(predictor, AttentionPredictor)
         sets, log_scores, _ = predictor.score_sets(tokens)
         weights, _ = normalize_scores(log_scores)
@@ -113,7 +113,7 @@ class Leakage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConditionalRisk:
-    """The risk given each planted set, at one length."""
+    """The risk given each planted set (``risk``) and the probability of each set, at one length."""
 
     sets: Int[np.ndarray, "sets k"]
     probability: Float[np.ndarray, " sets"]
@@ -121,14 +121,15 @@ class ConditionalRisk:
 
     @property
     def mean(self) -> float:
-        """The risk at this length."""
+        """The mean of ``risk`` over the planted sets, weighted by their probability."""
         return float(self.probability @ self.risk)
 
 
 def enumerated_risk(law: Planted, predictor: Predictor, length: int, loss: Loss) -> ConditionalRisk:
-    """Return the exact expected loss given each planted set.
+    """Return the exact expected loss given each planted set, by enumeration of all sequences.
 
-    The cost is ``sets * tuples * |V|^(length - k)`` predictions. Raises ``SettingError`` above ``MAX_SEQUENCES``.
+    The cost is ``sets * tuples * |V|^(length - k)`` predictions, where V contains the background tokens. Raises
+    ``SettingError`` for more than ``MAX_SEQUENCES`` sequences.
     """
     sets, probability = law.placement.law(length).sets()
     total_sequences = len(sets) * num_sequences(law, length)
@@ -139,31 +140,37 @@ def enumerated_risk(law: Planted, predictor: Predictor, length: int, loss: Loss)
         )
     risk = np.zeros(len(sets))
     for index, planted in enumerate(sets):
-        for tokens, labels, weight in _sequences(law, planted, length):
-            repeated = np.broadcast_to(planted, (len(tokens), law.k))
-            risk[index] += weight @ loss.evaluate(predictor, tokens, repeated, labels)
+        for tokens, labels, sequence_probability in _enumerate_sequences(law, planted, length):
+            repeated_set = np.broadcast_to(planted, (len(tokens), law.k))
+            risk[index] += sequence_probability @ loss.evaluate(predictor, tokens, repeated_set, labels)
     return ConditionalRisk(sets=sets, probability=probability, risk=risk)
 
 
 def num_sequences(law: Planted, length: int) -> int:
-    """Return the number of sequences with a given planted set."""
+    """Return the number of possible sequences of ``length`` tokens if the indexes of the planted set are given."""
     return int((np.array(law.background) > 0).sum()) ** (length - law.k) * len(law.tuples)
 
 
-def _sequences(law: Planted, planted: Int[np.ndarray, " k"], length: int) -> Iterator[tuple[np.ndarray, ...]]:
-    """Yield all sequences with this planted set in blocks, with their label probabilities and probabilities."""
-    mu = np.array(law.background)
-    possible = np.flatnonzero(mu)
+def _enumerate_sequences(law: Planted, planted: Int[np.ndarray, " k"], length: int) -> Iterator[tuple[np.ndarray, ...]]:
+    """Yield blocks of all sequences with this planted set: their tokens, label probabilities, and probabilities."""
+    background = np.array(law.background)
+    possible_tokens = np.flatnonzero(background)
     background_indexes = np.setdiff1d(np.arange(length), planted)
-    total_sequences = len(possible) ** len(background_indexes)
-    for first in range(0, total_sequences, BLOCK):
-        sequence_numbers = np.arange(first, min(first + BLOCK, total_sequences))
-        digits = (
-            sequence_numbers[:, None] // len(possible) ** np.arange(len(background_indexes) - 1, -1, -1) % len(possible)
+    total_sequences = len(possible_tokens) ** len(background_indexes)
+    for block_start in range(0, total_sequences, BLOCK_SIZE):
+        sequence_numbers = np.arange(block_start, min(block_start + BLOCK_SIZE, total_sequences))
+        token_indexes = (
+            sequence_numbers[:, None]
+            // len(possible_tokens) ** np.arange(len(background_indexes) - 1, -1, -1)
+            % len(possible_tokens)
         )
         tokens = np.zeros((len(sequence_numbers), length), dtype=np.int64)
-        tokens[:, background_indexes] = possible[digits]
-        weight = mu[tokens[:, background_indexes]].prod(axis=1)
-        for each, share, labels in zip(law.tuples, law.probabilities, law.labels, strict=True):
-            tokens[:, planted] = each
-            yield tokens, np.broadcast_to(np.array(labels), (len(sequence_numbers), law.num_labels)), share * weight
+        tokens[:, background_indexes] = possible_tokens[token_indexes]
+        background_probability = background[tokens[:, background_indexes]].prod(axis=1)
+        for planted_tuple, tuple_probability, labels in zip(law.tuples, law.probabilities, law.labels, strict=True):
+            tokens[:, planted] = planted_tuple
+            yield (
+                tokens,
+                np.broadcast_to(np.array(labels), (len(sequence_numbers), law.num_labels)),
+                tuple_probability * background_probability,
+            )

@@ -1,4 +1,4 @@
-"""Growth curves of the risk at longer lengths, with intervals, horizons and exact limits."""
+"""Growth curves of the risk with the length, with intervals, horizons and exact limits."""
 
 import math
 from collections.abc import Sequence
@@ -20,16 +20,17 @@ MAX_ITERATIONS = 20
 # The shape distribution at this length approximates the distribution at very large lengths.
 FAR_LENGTH = 1 << 14
 
-Risks = Sequence[float] | Float[np.ndarray, " lengths"]
+RiskSequence = Sequence[float] | Float[np.ndarray, " lengths"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OddsLaw:
-    """Growth curve ``R(N) = (a + b N) / (1 + c N)``, which starts linear and has the limit ``b / c``.
+    """Growth curve ``R(N) = (a + b N) / (1 + c N)`` of the risk R at length N, with the limit ``b / c``.
 
     ``parameters`` are a, b, c with their ``covariance``. ``degrees_of_freedom`` is the number of lengths minus the
     number of fitted parameters. With the limit 1, the odds ``R / (1 - R)`` are linear in the length. The curve is exact
-    if all background weights are equal. It is not a bound, because some laws have another curve. Derived here.
+    if all background sets have equal weights. It is not a bound, because the risk of some laws has another form.
+    Derived here.
     """
 
     parameters: Float[np.ndarray, "3"]
@@ -38,21 +39,22 @@ class OddsLaw:
 
     @property
     def limit(self) -> float:
-        """The limit of the risk, which is infinite for a rising straight line and ``a`` for a constant curve."""
+        """The limit of the risk for long sequences: infinite for a rising straight line, ``a`` for a constant curve."""
         a, b, c = self.parameters.tolist()
         if c > 0:
             return b / c
         return math.inf if b > 0 else a
 
     def risk_at(self, length: int | float) -> float:
-        """Return the risk at a length."""
+        """Return the risk that the curve predicts at ``length``."""
         a, b, c = self.parameters.tolist()
         return (a + b * length) / (1 + c * length)
 
     def interval(self, length: int | float) -> tuple[float | None, float | None]:
-        """Return the 95% interval from the residuals of the fit (Student's t).
+        """Return the 95% interval of the risk at ``length``, from the residuals of the fit (Student's t).
 
-        It is (None, None) without degrees of freedom. It covers noise in the risks, not deviations from an odds law.
+        It is (None, None) without degrees of freedom. It covers noise in the measured risks, not deviations from an
+        odds law.
         """
         if self.degrees_of_freedom < 1:
             return None, None
@@ -63,64 +65,66 @@ class OddsLaw:
         return max(0.0, self.risk_at(length) - margin), self.risk_at(length) + margin
 
     def horizon(self, risk: float) -> float:
-        """Return the length above which the risk exceeds ``risk``: infinite if it never does, 0 if it always does."""
+        """Return the length above which the curve exceeds ``risk``: infinite if it never does, 0 if it always does."""
         a, b, c = self.parameters.tolist()
         if a >= risk:
             return 0.0
         return (risk - a) / (b - c * risk) if b > c * risk else math.inf
 
 
-def fit_odds(lengths: Sequence[int], risks: Risks, limit: float | None) -> OddsLaw:
-    """Fit the odds law by least squares; if ``limit`` is None, fit the limit too.
+def fit_odds(lengths: Sequence[int], risks: RiskSequence, limit: float | None) -> OddsLaw:
+    """Fit an odds law to the risks at the lengths by least squares; if ``limit`` is None, fit the limit too.
 
     Pass the limit if it is known (``limit_risk`` of an attention, or 1 for leakage): short lengths determine it poorly.
-    The curve is never convex. With a fitted limit, convex risks give a straight line, and falling risks a constant.
+    The curve is never convex. If the limit is fitted, convex risks give a straight line, and falling risks a constant.
     Derived here.
     """
-    sizes, values = _check_curve(lengths, risks, min_lengths=2 if limit is not None else 3)
+    length_array, risk_array = _check_curve(lengths, risks, min_lengths=2 if limit is not None else 3)
     if limit is not None and limit <= 0:
-        raise SettingError(f"invalid limit {limit}; use a limit above 0, or None to fit it")
+        raise SettingError(f"invalid limit {limit}; use a limit above 0, or None to fit the limit")
     if limit is None:
-        curve = _least_squares(sizes, values, np.eye(3))
+        curve = _least_squares(length_array, risk_array, np.eye(3))
         if (curve.parameters[1:] >= 0).all():
             return curve
         limit = math.inf
-    curve = _least_squares(sizes, values, np.array([[1.0, 0.0], [0.0, 1.0], [0.0, 1 / limit]]))
+    curve = _least_squares(length_array, risk_array, np.array([[1.0, 0.0], [0.0, 1.0], [0.0, 1 / limit]]))
     if curve.parameters[1] < 0:
-        return replace(curve, parameters=np.array([values.mean(), 0.0, 0.0]))
+        return replace(curve, parameters=np.array([risk_array.mean(), 0.0, 0.0]))
     return curve
 
 
-def secant(lengths: Sequence[int], risks: Risks, length: int) -> float:
-    """Extrapolate the straight line through the first and the last measured length.
+def secant(lengths: Sequence[int], risks: RiskSequence, length: int) -> float:
+    """Return the risk at ``length`` on the straight line through the first and the last measured risk.
 
     It is an upper bound if the risk is concave in the length, such as leakage with k = 1. This is not proved for k > 1.
     Derived here.
     """
-    sizes, values = _check_curve(lengths, risks, min_lengths=2)
-    if length < sizes[-1]:
-        raise SettingError(f"length {length} is below the longest measured length {int(sizes[-1])}; use a longer one")
-    slope = (values[-1] - values[0]) / (sizes[-1] - sizes[0])
-    return float(values[-1] + (length - sizes[-1]) * slope)
+    length_array, risk_array = _check_curve(lengths, risks, min_lengths=2)
+    if length < length_array[-1]:
+        raise SettingError(
+            f"length {length} is below the longest measured length {int(length_array[-1])}; use a longer length"
+        )
+    slope = (risk_array[-1] - risk_array[0]) / (length_array[-1] - length_array[0])
+    return float(risk_array[-1] + (length - length_array[-1]) * slope)
 
 
 def limit_risk(law: Planted, attention: TabularAttention, loss: Loss | None = None) -> float:
     """Return the exact limit of the risk for long sequences; the default loss is ``TotalVariation``. Derived here.
 
-    If background sets have weight, they outweigh the planted set: the output tends to their mean value, and the
-    leakage to 1. Otherwise only sets that overlap the planted set have weight, and the limit is the risk far from both
-    ends; this case needs a linear loss.
+    If sets of background tokens have a score above 0, they outweigh the planted set: the output tends to their mean
+    value, and the leakage to 1. Otherwise only sets that overlap the planted set have a score, and the limit is the
+    risk of a planted set far from both ends of the sequence; this case needs a linear loss.
     """
     loss = TotalVariation() if loss is None else loss
     code_tuples = np.indices((attention.num_tokens,) * attention.k).reshape(attention.k, -1)
     with np.errstate(divide="ignore"):
-        log_weight = attention.log_scores + np.log(np.array(law.background))[code_tuples].sum(axis=0)
-    if np.isneginf(log_weight).all():
+        log_set_weights = attention.log_scores + np.log(np.array(law.background))[code_tuples].sum(axis=0)
+    if np.isneginf(log_set_weights).all():
         return float(placement_risks(law, attention, [_interior_placement(law, attention)], loss)[0])
     if isinstance(loss, Leakage):
         return 1.0
-    weight = np.exp(log_weight - log_weight.max())
-    mean_value = _ConstantPredictor(np.einsum("sc,sco->o", weight / weight.sum(), attention.values))
+    set_weights = np.exp(log_set_weights - log_set_weights.max())
+    mean_value = _ConstantPredictor(np.einsum("sc,sco->o", set_weights / set_weights.sum(), attention.values))
     tuples = np.array(law.tuples)
     token_indexes = np.broadcast_to(np.arange(law.k), tuples.shape)
     return float(np.array(law.probabilities) @ loss.evaluate(mean_value, tuples, token_indexes, np.array(law.labels)))
@@ -135,7 +139,7 @@ class _ConstantPredictor:
 
 
 def _interior_placement(law: Planted, attention: TabularAttention) -> ShapeLaw:
-    """Return a distribution of planted sets so far from both ends that all overlapping sets fit."""
+    """Return a placement with one start per shape, far enough from both ends that all overlapping sets fit."""
     long_law = law.placement.law(FAR_LENGTH)
     margin = attention.span - 1
     probability = np.zeros((len(long_law.shapes), int(long_law.shapes[:, -1].max()) + 1 + 2 * margin))
@@ -144,36 +148,52 @@ def _interior_placement(law: Planted, attention: TabularAttention) -> ShapeLaw:
 
 
 def _check_curve(
-    lengths: Sequence[int], risks: Risks, min_lengths: int
+    lengths: Sequence[int], risks: RiskSequence, min_lengths: int
 ) -> tuple[Float[np.ndarray, " lengths"], Float[np.ndarray, " lengths"]]:
-    """Return lengths and risks as arrays; raises ``SettingError`` for few or unsorted lengths or infinite risks."""
-    sizes, values = np.array(lengths, dtype=float), np.array(risks, dtype=float)
-    if len(sizes) != len(values):
-        raise SettingError(f"{len(values)} risks do not match {len(sizes)} lengths; pass one risk per length")
-    if len(sizes) < min_lengths:
-        raise SettingError(f"{len(sizes)} lengths do not determine the curve; measure at least {min_lengths}")
-    if (np.diff(sizes) <= 0).any():
-        raise SettingError(f"lengths {list(lengths)} do not increase; sort them and list each length once")
-    if not np.isfinite(values).all():
+    """Return lengths and risks as arrays; raises ``SettingError`` for too few or unsorted lengths or infinite risks."""
+    length_array, risk_array = np.array(lengths, dtype=float), np.array(risks, dtype=float)
+    if len(length_array) != len(risk_array):
+        raise SettingError(
+            f"{len(risk_array)} risks do not match {len(length_array)} lengths; pass one risk per length"
+        )
+    if len(length_array) < min_lengths:
+        raise SettingError(
+            f"{len(length_array)} lengths do not determine the curve; measure at least {min_lengths} lengths"
+        )
+    if (np.diff(length_array) <= 0).any():
+        raise SettingError(f"lengths {list(lengths)} do not increase; sort the lengths and list each length once")
+    if not np.isfinite(risk_array).all():
         raise SettingError("a risk is NaN or infinite; remove this risk and its length")
-    return sizes, values
+    return length_array, risk_array
 
 
 def _least_squares(
-    sizes: Float[np.ndarray, " lengths"], values: Float[np.ndarray, " lengths"], basis: Float[np.ndarray, "3 basis"]
+    length_array: Float[np.ndarray, " lengths"],
+    risk_array: Float[np.ndarray, " lengths"],
+    basis: Float[np.ndarray, "3 basis"],
 ) -> OddsLaw:
-    """Fit a, b, c in the span of the columns of ``basis`` by reweighting the linear residual times ``1 + c N``."""
-    design = np.stack([np.ones_like(sizes), sizes, -sizes * values], axis=1) @ basis
+    """Fit (a, b, c) as a combination of the columns of ``basis`` by iterated weighted least squares.
+
+    The residuals of ``R (1 + c N) = a + b N`` are linear in the parameters; each iteration divides them by ``1 + c N``.
+    """
+    design_matrix = np.stack([np.ones_like(length_array), length_array, -length_array * risk_array], axis=1) @ basis
     parameters = np.zeros(3)
     for _ in range(MAX_ITERATIONS):
-        scale = 1 + max(0.0, float(parameters[2])) * sizes
-        previous, parameters = parameters, basis @ np.linalg.lstsq(design / scale[:, None], values / scale)[0]
+        denominators = 1 + max(0.0, float(parameters[2])) * length_array
+        previous, parameters = (
+            parameters,
+            basis @ np.linalg.lstsq(design_matrix / denominators[:, None], risk_array / denominators)[0],
+        )
         if np.allclose(previous, parameters, rtol=1e-12, atol=0):
             break
-    denominator = 1 + max(0.0, float(parameters[2])) * sizes
-    curve = (parameters[0] + parameters[1] * sizes) / denominator
-    jacobian = np.stack([np.ones_like(sizes), sizes, -sizes * curve], axis=1) @ basis / denominator[:, None]
-    degrees_of_freedom = len(sizes) - basis.shape[1]
-    variance = float(((values - curve) ** 2).sum()) / degrees_of_freedom if degrees_of_freedom else 0.0
+    final_denominators = 1 + max(0.0, float(parameters[2])) * length_array
+    fitted_risks = (parameters[0] + parameters[1] * length_array) / final_denominators
+    jacobian = (
+        np.stack([np.ones_like(length_array), length_array, -length_array * fitted_risks], axis=1)
+        @ basis
+        / final_denominators[:, None]
+    )
+    degrees_of_freedom = len(length_array) - basis.shape[1]
+    variance = float(((risk_array - fitted_risks) ** 2).sum()) / degrees_of_freedom if degrees_of_freedom else 0.0
     covariance = variance * basis @ np.linalg.pinv(jacobian.T @ jacobian) @ basis.T
     return OddsLaw(parameters=parameters, covariance=covariance, degrees_of_freedom=degrees_of_freedom)

@@ -1,7 +1,8 @@
 """Exact risks at any length from a Laplace transform, which turns sums over all sets into Markov chain steps.
 
-``1 / a = int_0^inf exp(-s a) ds`` turns the quotient of sparse functional attention into ``E[b exp(-s a)]``. Both sums
-grow token by token, given the last ``span - 1`` tokens. Derived here.
+The expected loss is ``E[b / a]``: a is the sum of the scores of all sets, and b is the sum of scores times losses. The
+identity ``1 / a = int_0^inf exp(-s a) ds`` turns it into an integral of ``E[b exp(-s a)]``. Both sums grow token by
+token, given the last ``span - 1`` tokens. Derived here.
 """
 
 from collections.abc import Sequence
@@ -23,14 +24,15 @@ FIRST_EXPONENT, LAST_EXPONENT = 1e-17, 60.0
 # If s times a sum is this large, exp(-s a) is exactly 0.
 UNDERFLOW_EXPONENT = 800.0
 # Relative tolerance for the comparison of two computed values of the same probability.
-ROUNDING = 1e-9
+PROBABILITY_TOLERANCE = 1e-9
 
 
 def laplace_risk(law: Planted, attention: TabularAttention, length: int, loss: Loss) -> float:
     """Return the exact risk for ``TotalVariation`` or ``Leakage``, to about 12 significant digits.
 
-    The cost is ``log length`` products of matrices over ``|V|^(span - 1)`` states, for a few hundred values of s.
-    Raises ``SettingError`` for other losses, placements without a span, and too many states. Derived here.
+    For a vocabulary V, the cost is ``log length`` products of matrices over ``|V|^(span - 1)`` states, for a few
+    hundred values of s. Raises ``SettingError`` for other losses, placements without a span, and too many states.
+    Derived here.
     """
     return float(laplace_risks(law, attention, [length], loss)[0])
 
@@ -38,14 +40,14 @@ def laplace_risk(law: Planted, attention: TabularAttention, length: int, loss: L
 def laplace_risks(
     law: Planted, attention: TabularAttention, lengths: Sequence[int], loss: Loss
 ) -> Float[np.ndarray, " lengths"]:
-    """Return ``laplace_risk`` at several lengths, which use the same matrix powers."""
+    """Return ``laplace_risk`` at each of the lengths; all lengths share the same matrix powers."""
     return placement_risks(law, attention, _shape_laws(law, lengths), loss)
 
 
 def placement_risks(
     law: Planted, attention: TabularAttention, shape_laws: Sequence[ShapeLaw], loss: Loss
 ) -> Float[np.ndarray, " shape_laws"]:
-    """Return the exact risk for each distribution of the planted set; derived here."""
+    """Return the exact risk for each of ``shape_laws``, which are distributions of the planted set. Derived here."""
     labels, label_index = np.unique(np.array(law.labels), axis=0, return_inverse=True)
     if isinstance(loss, TotalVariation):
         _check_output_probabilities(law, attention)
@@ -56,7 +58,9 @@ def placement_risks(
         label_index, default_costs = np.zeros_like(label_index), np.ones(1)
         costs = np.ones((1, *attention.log_scores.shape))
     else:
-        raise SettingError(f"loss '{loss.name}' is not linear in the attention; use 'tv', 'leakage' or sampled_risk")
+        raise SettingError(
+            f"loss '{loss.name}' is not linear in the attention; use loss 'tv', 'leakage' or sampled_risk"
+        )
     weights = np.where(label_index.ravel() == np.arange(len(default_costs))[:, None], np.array(law.probabilities), 0.0)
     insertion = Insertion(np.array(law.tuples), weights, planted_is_free=isinstance(loss, Leakage))
     chain = TokenChain.build(law, attention.shapes, attention.log_scores, costs)
@@ -69,10 +73,11 @@ def placement_risks(
 
 
 def laplace_log_loss(law: Planted, attention: TabularAttention, length: int) -> float:
-    """Return the exact ``E[-log f_y]`` in nats, to about 1e-12; infinite if the probability of a label may be 0.
+    """Return the exact log loss ``E[-log f_y]`` in nats, to about 1e-12, with the predicted label probability f_y.
 
-    Uses ``log(a / a_y) = int_0^inf (exp(-s a_y) - exp(-s a)) ds / s``. Here a is the sum of all scores, and a_y is the
-    sum of scores times values of label y. Raises the same errors as ``laplace_risk``. Derived here.
+    It is infinite if f_y may be 0. Uses ``log(a / a_y) = int_0^inf (exp(-s a_y) - exp(-s a)) ds / s``. Here a is the
+    sum of all scores, and a_y is the sum of scores times values of label y. Raises the same errors as ``laplace_risk``.
+    Derived here.
     """
     shape_laws = _shape_laws(law, [length])
     _check_output_probabilities(law, attention)
@@ -85,13 +90,19 @@ def _log_loss(law: Planted, attention: TabularAttention, shape_laws: list[ShapeL
     insertion = Insertion(np.array(law.tuples)[has_label], weights[:, has_label], planted_is_free=False)
     with np.errstate(divide="ignore"):
         log_values, default_loss = np.log(attention.values[:, :, label]), -float(np.log(attention.default[label]))
-    tables = (attention.log_scores + log_values, attention.log_scores)
-    chains = [TokenChain.build(law, attention.shapes, table, np.zeros((1, *table.shape))) for table in tables]
-    ranges = np.array([_integration_range(chain, shape_laws) for chain in chains])
-    log_s = np.append(np.arange(ranges[:, 0].min(), ranges[:, 1].max(), LOG_STEP), ranges[:, 2].max())
+    log_score_tables = (attention.log_scores + log_values, attention.log_scores)
+    chains = [
+        TokenChain.build(law, attention.shapes, log_score_table, np.zeros((1, *log_score_table.shape)))
+        for log_score_table in log_score_tables
+    ]
+    integration_ranges = np.array([_integration_range(chain, shape_laws) for chain in chains])
+    log_s = np.append(
+        np.arange(integration_ranges[:, 0].min(), integration_ranges[:, 1].max(), LOG_STEP),
+        integration_ranges[:, 2].max(),
+    )
     label_decay, total_decay = (chain_totals(chain, insertion, shape_laws, log_s).value[0, 0] for chain in chains)
     # The last node gives the probability of a sum of 0.
-    if label_decay[-1] > total_decay[-1] * (1 + ROUNDING):
+    if label_decay[-1] > total_decay[-1] * (1 + PROBABILITY_TOLERANCE):
         return np.inf
     return LOG_STEP * float((label_decay - total_decay)[:-1].sum()) + (
         float(total_decay[-1]) * default_loss if total_decay[-1] > 0 else 0.0
@@ -108,32 +119,36 @@ def _shape_laws(law: Planted, lengths: Sequence[int]) -> list[ShapeLaw]:
 
 
 def _integration_range(chain: TokenChain, shape_laws: Sequence[ShapeLaw]) -> tuple[float, float, float]:
-    """Return the first and last log s of the integral, and a log s at which only sums of 0 contribute."""
-    finite = chain.log_scores[np.isfinite(chain.log_scores)]
-    if not len(finite):
+    """Return the first and the last log s of the integral, and a log s at which exp(-s a) is 0 unless a is 0."""
+    finite_log_scores = chain.log_scores[np.isfinite(chain.log_scores)]
+    if not len(finite_log_scores):
         return 0.0, 0.0, 0.0
-    max_sets = max(each.length for each in shape_laws) * len(chain.shapes)
+    max_num_sets = max(each.length for each in shape_laws) * len(chain.shapes)
     return (
-        float(np.log(FIRST_EXPONENT / max_sets) - finite.max()),
-        float(np.log(LAST_EXPONENT) - finite.min()),
-        float(np.log(UNDERFLOW_EXPONENT) - finite.min()),
+        float(np.log(FIRST_EXPONENT / max_num_sets) - finite_log_scores.max()),
+        float(np.log(LAST_EXPONENT) - finite_log_scores.min()),
+        float(np.log(UNDERFLOW_EXPONENT) - finite_log_scores.min()),
     )
 
 
 def _check_output_probabilities(law: Planted, attention: TabularAttention) -> None:
     _check_num_tokens(law, attention)
-    outputs = len(attention.default)
-    if outputs != law.num_labels:
-        raise SettingError(f"{outputs} outputs do not match {law.num_labels} labels; use one output per label")
-    lowest = min(float(attention.values.min()), float(attention.default.min()))
-    if lowest < 0:
-        raise SettingError(f"invalid output probability {lowest:.3g}; use values between 0 and 1")
+    num_outputs = len(attention.default)
+    if num_outputs != law.num_labels:
+        raise SettingError(
+            f"{num_outputs} outputs do not match {law.num_labels} labels; use an attention with one output per label"
+        )
+    min_output = min(float(attention.values.min()), float(attention.default.min()))
+    if min_output < 0:
+        raise SettingError(f"invalid output probability {min_output:.3g}; use values between 0 and 1")
 
 
 def _check_set_size(law: Planted, attention: TabularAttention) -> None:
     _check_num_tokens(law, attention)
     if attention.k != law.k:
-        raise SettingError(f"sets of {attention.k} tokens never equal the {law.k} planted tokens; use loss 'tv'")
+        raise SettingError(
+            f"sets of {attention.k} tokens never equal the {law.k} planted tokens, so leakage is 1; use loss 'tv'"
+        )
 
 
 def _check_num_tokens(law: Planted, attention: TabularAttention) -> None:

@@ -1,4 +1,4 @@
-"""Risks at any length by the best available method: exact if possible, otherwise sampled with intervals."""
+"""Risks at any length by the best available method: exact if possible, otherwise sampled with an interval."""
 
 import math
 from collections.abc import Callable
@@ -16,22 +16,22 @@ from lengthwise.theory.attention.tabular import TabularAttention
 from lengthwise.theory.risk.exact_risk import ConditionalRisk, Distance, Loss, Predictor, enumerated_risk
 from lengthwise.theory.risk.laplace_risk import laplace_risk, placement_risks
 
-# Tokens per block, and the tolerance for losses outside [0, 1].
-BLOCK = 1 << 18
-ROUNDING = 1e-9
-# Sequences to sample if no exact method applies.
+# The number of tokens per block, and the tolerance for losses outside [0, 1].
+BLOCK_TOKENS = 1 << 18
+LOSS_TOLERANCE = 1e-9
+# The number of sequences to sample if no exact method applies.
 NUM_SAMPLES = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class SampledRisk:
-    """Losses of sampled sequences; each loss is an expectation over the label."""
+    """Losses of sampled sequences; the loss of a sequence is its expected loss over the label."""
 
     losses: Float[np.ndarray, " size"]
 
     @property
     def mean(self) -> float:
-        """The estimate of the risk."""
+        """The mean of the losses, which estimates the risk."""
         return float(self.losses.mean())
 
     @property
@@ -40,15 +40,15 @@ class SampledRisk:
         return math.sqrt(_variance(self.losses) / len(self.losses))
 
     def bernstein_interval(self, confidence: float = 0.95) -> tuple[float, float]:
-        """Return the empirical Bernstein interval for losses in [0, 1]; it is narrow if their variance is small."""
+        """Return the empirical Bernstein interval of the risk for losses in [0, 1]; low variance makes it narrow."""
         return bernstein_interval(self.losses, confidence)
 
     def hoeffding_interval(self, confidence: float = 0.95) -> tuple[float, float]:
-        """Return the Hoeffding interval for losses in [0, 1]."""
+        """Return the Hoeffding interval of the risk for losses in [0, 1]; its width depends only on their number."""
         return hoeffding_interval(self.losses, confidence)
 
     def student_interval(self) -> tuple[float, float]:
-        """Return the approximate 95% interval for unbounded losses such as the log loss."""
+        """Return the approximate 95% interval of the risk, also for unbounded losses such as the log loss."""
         margin = t_critical_value(len(self.losses) - 1) * self.standard_error
         return self.mean - margin, self.mean + margin
 
@@ -56,28 +56,28 @@ class SampledRisk:
 def sampled_risk(
     law: Planted, predictor: Predictor, length: int, loss: Loss, size: int, rng: np.random.Generator
 ) -> SampledRisk:
-    """Sample ``size`` sequences and evaluate their losses, with one prediction per sequence."""
+    """Sample ``size`` sequences of ``length`` tokens from the law and evaluate the loss of the predictor on each."""
     if size < 1:
-        raise SettingError(f"invalid sample size {size}; use at least 1")
-    block = max(1, BLOCK // length)
+        raise SettingError(f"invalid sample size {size}; use at least 1 sequence")
+    block_size = max(1, BLOCK_TOKENS // length)
     losses = []
-    for first in range(0, size, block):
-        tokens, sets, _ = law.sample_arrays(length, min(block, size - first), rng)
+    for block_start in range(0, size, block_size):
+        tokens, sets, _ = law.sample_arrays(length, min(block_size, size - block_start), rng)
         labels = law.label_law[law.tuple_codes(np.take_along_axis(tokens, sets, axis=1))]
         losses.append(loss.evaluate(predictor, tokens, sets, labels))
     return SampledRisk(np.concatenate(losses))
 
 
 def bernstein_interval(values: Float[np.ndarray, " size"], confidence: float = 0.95) -> tuple[float, float]:
-    """Return an interval for the mean of independent values in [0, 1] (Maurer and Pontil 2009)."""
+    """Return the empirical Bernstein interval for the mean of values in [0, 1] (Maurer and Pontil 2009)."""
     _check_losses(values, confidence)
-    size, log_odds = len(values), math.log(4 / (1 - confidence))
-    margin = math.sqrt(2 * _variance(values) * log_odds / size) + 7 * log_odds / (3 * (size - 1))
+    size, log_factor = len(values), math.log(4 / (1 - confidence))
+    margin = math.sqrt(2 * _variance(values) * log_factor / size) + 7 * log_factor / (3 * (size - 1))
     return _clip_interval(float(values.mean()), margin)
 
 
 def hoeffding_interval(values: Float[np.ndarray, " size"], confidence: float = 0.95) -> tuple[float, float]:
-    """Return an interval for the mean of independent values in [0, 1] (Hoeffding 1963)."""
+    """Return the Hoeffding interval for the mean of independent values in [0, 1] (Hoeffding 1963)."""
     _check_losses(values, confidence)
     return _clip_interval(float(values.mean()), math.sqrt(math.log(2 / (1 - confidence)) / (2 * len(values))))
 
@@ -98,13 +98,18 @@ def _check_losses(values: Float[np.ndarray, " size"], confidence: float) -> None
     if not 0 < confidence < 1:
         raise SettingError(f"invalid confidence {confidence}; use a number between 0 and 1, such as 0.95")
     low, high = float(values.min()), float(values.max())
-    if not (low >= -ROUNDING and high <= 1 + ROUNDING):
-        raise SettingError(f"losses from {low:.3g} to {high:.3g} lie outside [0, 1]; use student_interval() instead")
+    if not (low >= -LOSS_TOLERANCE and high <= 1 + LOSS_TOLERANCE):
+        raise SettingError(
+            f"losses from {low:.3g} to {high:.3g} lie outside [0, 1]; use SampledRisk.student_interval()"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RiskEstimate:
-    """A risk, its 95% interval (width 0 if exact), and the method in ``how``."""
+    """A risk with the ends ``low`` and ``high`` of its 95% interval, which are equal to an exact risk.
+
+    ``how`` is the method: "exact" or the number of samples.
+    """
 
     risk: float
     low: float
@@ -113,7 +118,7 @@ class RiskEstimate:
 
 
 def conditional_risk(law: Planted, predictor: Predictor, length: int, loss: Loss) -> ConditionalRisk:
-    """Return the exact risk given each planted set, at any length if the law has a span."""
+    """Return the exact risk given each planted set: at any length if the law has a span, else by enumeration."""
     if not isinstance(predictor, TabularAttention) or law.placement.span is None or isinstance(loss, Distance):
         return enumerated_risk(law, predictor, length, loss)
     placement = law.placement.law(length)
