@@ -1,4 +1,4 @@
-"""Length generalization in transformers: train short, test long, and see why.
+"""Train transformers on short sequences, test them on long sequences, and find out why they fail or succeed.
 
 This module exports the public API. Tasks, schemes, encodings and measures are in subpackages, for example
 ``lengthwise.tasks.Parity`` and ``lengthwise.encodings.Rotary``. Models for `transformers` are in ``lengthwise.hf``.

@@ -44,7 +44,7 @@ class Commands(TyperGroup):
 
 app = typer.Typer(
     name="lengthwise",
-    help="Length generalization in transformers: train short, test long, and see why.",
+    help="Train transformers on short sequences, test them on long sequences, and find out why they fail or succeed.",
     cls=Commands,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -39,13 +39,14 @@ def certify(
     train_lengths: Annotated[
         str | None,
         typer.Option(
-            help="Range of training lengths of a task or law.", show_default="task: up to 20; law: up to 4 spans"
+            help="Range of training lengths of a task or law.",
+            show_default="task: up to 20; law: up to 4 times its span, at least 16",
         ),
     ] = None,
     task: options.TaskName = None,
     scheme: options.SchemeName = None,
     encoding: options.EncodingName = None,
-    steps: Annotated[int, options.integer("Number of optimization steps to fit a head to a law.")] = 1000,
+    steps: Annotated[int, options.integer("Number of optimization steps that fit an attention head to a law.")] = 1000,
     seed: Annotated[int, options.integer("Random seed for fitting and sampling.")] = 0,
     out: Annotated[Path | None, typer.Option("--out", help="Output folder for certificate.json and a figure.")] = None,
     as_json: options.Json = False,

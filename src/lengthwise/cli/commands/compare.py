@@ -20,7 +20,10 @@ def compare_(
     ] = None,
     task: options.TaskName = None,
     rows: Annotated[
-        str | None, typer.Option(help="Rows, separated by commas: scheme/encoding with --task, or comparison labels.")
+        str | None,
+        typer.Option(
+            help="Rows to run, separated by commas: scheme/encoding with --task, or row labels of a comparison."
+        ),
     ] = None,
     train_lengths: options.TrainLengths = None,
     steps: Annotated[

@@ -37,20 +37,28 @@ def evaluate_(
     encoding: options.EncodingName = None,
     variants: options.Variants = None,
     corpus: options.Corpus = None,
-    decode: Annotated[str, typer.Option(help="Mode: forced (teacher forcing) or free (token by token).")] = "forced",
+    decode: Annotated[
+        str, typer.Option(help="Decoding mode: forced (teacher forcing) or free (token by token).")
+    ] = "forced",
     shots: Annotated[
         int | None,
-        options.integer("Number of examples in the prompt of a language model.", show_default=str(DEFAULT_NUM_SHOTS)),
+        options.integer(
+            "Number of solved examples before each question to a language model.", show_default=str(DEFAULT_NUM_SHOTS)
+        ),
     ] = None,
-    dtype: Annotated[str | None, typer.Option(help="Data type of a model: float32, bfloat16 or float16.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Output folder for the results of a model.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="Data type of a language model: float32, bfloat16 or float16.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Output folder for the results of a language model.")
+    ] = None,
     seed: options.ExampleSeed = 0,
     device: options.Device = "auto",
     as_json: options.Json = False,
 ) -> None:
     """Measure the exact match by length, or the loss by context length, of a run or a language model.
 
-    The command adds the results of a run to its results.jsonl. A language model needs --task and receives plain text.
+    Results of a run are saved in its folder. A language model needs --task, and reads the examples as plain text.
     """
     flags = {"lengths": lengths, "num_examples": num_examples, "variants": variants}
     if is_run(name):

@@ -22,7 +22,12 @@ def export(
     name: Annotated[str, typer.Argument(metavar="RUN|TASK", help="Run folder or exported model; for lm-eval, a task.")],
     out: options.Out,
     output_format: Annotated[
-        str, typer.Option("--format", help="Format: hf (transformers), run (from hf) or lm-eval (evaluation harness).")
+        str,
+        typer.Option(
+            "--format",
+            help="Output format: hf (model for transformers), run (run folder, from an hf folder) or lm-eval "
+            "(tasks for the evaluation harness).",
+        ),
     ],
     task: options.TaskName = None,
     scheme: options.SchemeName = None,
@@ -31,7 +36,7 @@ def export(
         str | None, typer.Option(help="Lengths of the examples.", show_default="5,10,20; for a JSONL file, its lengths")
     ] = None,
     num_examples: Annotated[str, typer.Option(help="Number of examples, or one number per length.")] = "64",
-    shots: Annotated[int, options.integer("Number of examples in the prompt.")] = DEFAULT_NUM_SHOTS,
+    shots: Annotated[int, options.integer("Number of solved examples before each question.")] = DEFAULT_NUM_SHOTS,
     seed: options.ExampleSeed = 0,
     as_json: options.Json = False,
 ) -> None:

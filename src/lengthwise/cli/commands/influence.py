@@ -16,7 +16,7 @@ from lengthwise.influence.measures import MEASURES, InfluenceMeasure, Screened
 from lengthwise.influence.report.scale_figure import draw_scale
 from lengthwise.influence.report.study_report import PAGE_FILE, report_study
 from lengthwise.influence.report.summary_tables import summary_tables
-from lengthwise.influence.settings import CONTROLS, InfluenceSettings
+from lengthwise.influence.settings import InfluenceSettings
 from lengthwise.influence.study import InfluenceStudy, measure_influence, without_copies
 from lengthwise.influence.study_shards import check_parts, join_parts, parse_part, part_folder
 from lengthwise.influence.targets import LONGPPL_RULE, GapRule
@@ -40,50 +40,79 @@ def influence(
         ),
     ] = None,
     documents: Annotated[int | None, options.integer("Maximum number of documents per TEXT.")] = None,
-    near: Annotated[int, options.integer("Number of near tokens, which are always visible.")] = 64,
+    near: Annotated[int, options.integer("Number of near tokens, which directly precede the target.")] = 64,
     far: Annotated[
         int | None,
         options.integer(
-            "Number of far tokens before the near tokens.",
+            "Number of far tokens, which precede the near tokens.",
             show_default=f"{DEFAULT_SETTINGS.far}, or fewer for a model with fewer positions",
         ),
     ] = None,
-    k: Annotated[str, typer.Option("--k", help="Increasing numbers of far tokens to select.")] = "1,2,4,8,16",
+    k: Annotated[
+        str, typer.Option("--k", help="Numbers k of far tokens to select, in increasing order.")
+    ] = "1,2,4,8,16",
     measure: Annotated[str, typer.Option(help="Influence measure; see lengthwise list measures.")] = "greedy",
     prefilter: Annotated[
         float | None, typer.Option(help="Fraction of far tokens to preselect by gradient, such as 0.1.")
     ] = None,
     mode: Annotated[
-        str, typer.Option(help="strict (removes other far tokens) or masked (hides other far tokens from near tokens).")
+        str,
+        typer.Option(
+            help="Treatment of far tokens that are not selected: strict (removed from the input), masked (invisible to "
+            "the near tokens) or strict,masked (both)."
+        ),
     ] = "strict",
     objective: Annotated[
-        str, typer.Option(help="Objective of selection: prediction (match the full context) or target (low loss).")
+        str,
+        typer.Option(
+            help="Objective of the selection: prediction (match the prediction from all tokens), target (minimize the "
+            "loss of the target token) or prediction,target (both)."
+        ),
     ] = "prediction",
     controls: Annotated[
-        str, typer.Option(help=f"Control selections: none, or {', '.join(CONTROLS)} (in the same document).")
+        str,
+        typer.Option(
+            help="Control selections: random (random far tokens), other (far tokens of another text), elsewhere (far "
+            "tokens from elsewhere in the same document), or none."
+        ),
     ] = "random,other",
     rule: Annotated[
-        str, typer.Option(help="Rule for context-dependent targets: gap, or longppl (gap > 2 and loss < 2 nats).")
+        str,
+        typer.Option(
+            help="Rule for targets with a clear gain from far tokens: gap (gain above --gap), or longppl (gain above 2 "
+            "nats and loss below 2 nats)."
+        ),
     ] = "gap",
     gap: Annotated[
         float | None,
-        typer.Option(help="Minimum gain from far tokens in nats, for --rule gap.", show_default=f"{GapRule().gap}"),
+        typer.Option(
+            help="Gain from far tokens, in nats, that a target must exceed for --rule gap.",
+            show_default=f"{GapRule().gap}",
+        ),
     ] = None,
-    background_fraction: Annotated[float, typer.Option(help="Fraction of all other targets to measure.")] = 0.1,
-    targets: Annotated[str, typer.Option(help="Number of targets to test, or all.")] = "500",
-    max_document_tokens: Annotated[int | None, options.integer("Split texts after this many tokens.")] = None,
+    background_fraction: Annotated[
+        float, typer.Option(help="Fraction of the targets without a clear gain to measure with selected far tokens.")
+    ] = 0.1,
+    targets: Annotated[str, typer.Option(help="Number of target tokens, or all.")] = "500",
+    max_document_tokens: Annotated[
+        int | None, options.integer("Maximum number of tokens per document; longer documents are split.")
+    ] = None,
     sink: Annotated[int, options.integer("Number of initial tokens that stay visible as attention sinks.")] = 0,
-    kind: Annotated[str | None, typer.Option(help="Kind of held-out text, for a run.")] = None,
+    kind: Annotated[str | None, typer.Option(help="Kind of held-out text to measure, for a run.")] = None,
     compare_model: Annotated[
-        list[str] | None, typer.Option(help="Another model for the same texts; repeat the flag for more models.")
+        list[str] | None,
+        typer.Option(help="Another model to measure on the same texts; repeat the flag for more models."),
     ] = None,
-    tokenizer: Annotated[str | None, typer.Option(help="Folder or name of another tokenizer.")] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Folder or name of a tokenizer that replaces the tokenizer of the model.")
+    ] = None,
     dtype: Annotated[
         str | None, typer.Option(help="Data type of a transformers model: float32, bfloat16 or float16.")
     ] = None,
     seed: Annotated[int, options.integer("Random seed for targets and random selections.")] = 0,
     part: Annotated[
-        str, typer.Option(metavar="I/N", help="Part to measure in this process; the last process joins all parts.")
+        str,
+        typer.Option(metavar="I/N", help="Part I of N to measure in this process; the last process joins all parts."),
     ] = "1/1",
     device: options.DeviceName = "auto",
     out: Annotated[Path, typer.Option("--out", help="Output folder.")] = Path("runs/influence"),
@@ -92,7 +121,10 @@ def influence(
     ] = False,
     as_json: options.JsonFlag = False,
 ) -> None:
-    """Measure the number of far tokens that a model needs, from its losses on near, near and k far, and all tokens."""
+    """Measure the number of far tokens that a model needs to predict the next token.
+
+    It compares predictions from near tokens, from near and k selected far tokens, and from near and all far tokens.
+    """
     settings = InfluenceSettings(
         near=near,
         far=DEFAULT_SETTINGS.far if far is None else far,

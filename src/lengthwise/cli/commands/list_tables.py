@@ -27,7 +27,9 @@ TABLES: dict[str, Mapping[str, Any]] = {
 def list_(
     kind: Annotated[
         str | None,
-        typer.Argument(help="Table: tasks, schemes, encodings, measures, claims or recipes.", show_default="all"),
+        typer.Argument(
+            help="Table to print: tasks, schemes, encodings, measures, claims or recipes.", show_default="all"
+        ),
     ] = None,
     as_json: options.Json = False,
 ) -> None:

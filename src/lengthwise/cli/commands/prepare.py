@@ -14,7 +14,7 @@ def prepare(
     texts: Annotated[
         list[str],
         typer.Argument(
-            metavar="TEXT...", help=f"Files, folders or {SOURCE_FORMAT}; KIND=TEXT sets the kind of a text."
+            metavar="TEXT...", help=f"Files, folders or {SOURCE_FORMAT}; write KIND=TEXT to name the kind of a text."
         ),
     ],
     out: options.Out,
