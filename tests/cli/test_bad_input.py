@@ -92,7 +92,7 @@ def test_a_decoder_larger_than_the_memory_raises_an_error():
 
 
 def test_the_memory_limit_of_a_container_applies(tmp_path, monkeypatch):
-    monkeypatch.setattr(devices, "CONTAINER_LIMIT", tmp_path / "memory.max")
+    monkeypatch.setattr(devices, "CONTAINER_LIMIT_FILE", tmp_path / "memory.max")
     (tmp_path / "memory.max").write_text(str(2**20))
     devices.machine_memory.cache_clear()
     devices.check_memory(2**20, "this", "use less")

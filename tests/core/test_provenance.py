@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lengthwise.core.provenance import git_commit, now
+from lengthwise.core.provenance import git_commit, utc_timestamp
 
 PROJECT = '[project]\nname = "{}"\n'
 
@@ -61,6 +61,6 @@ def test_a_repository_with_a_damaged_project_file_has_no_commit(content, tmp_pat
 
 
 def test_the_time_is_in_utc():
-    time = datetime.fromisoformat(json.loads(json.dumps(now())))
+    time = datetime.fromisoformat(json.loads(json.dumps(utc_timestamp())))
     assert time.tzinfo == UTC
     assert abs(datetime.now(UTC) - time) < timedelta(minutes=5)

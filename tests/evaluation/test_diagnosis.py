@@ -301,7 +301,9 @@ def test_a_cause_may_break_some_right_answers(rng):
     control = SubsamplingControl(repair_rate=0.4, retention=1.0, short_fraction=1.0)
     always = np.ones(4000, dtype=bool)
     errors = replace(coin_flips(rng), subsample_only=~always, fewer_tokens=rng.random(4000) < 0.9, trained_ids=~always)
-    right = replace(errors, subsample_only=always, fewer_tokens=rng.random(4000) < 0.8, trained_ids=always, both=always)
+    right = replace(
+        errors, subsample_only=always, fewer_tokens=rng.random(4000) < 0.8, trained_ids=always, both_changes=always
+    )
     first, *_ = found = tuple(measure_intervention_causes(errors, right, 64, beyond_training=True))
     assert first.name == DILUTED_ATTENTION
     assert (first.repair_rate, first.break_rate) == pytest.approx((0.9, 0.2), abs=0.02)

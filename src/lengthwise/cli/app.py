@@ -32,7 +32,7 @@ from lengthwise.core.errors import (
 from lengthwise.core.interruption import StoppedError
 
 
-class Commands(TyperGroup):
+class CommandGroup(TyperGroup):
     """Group of commands; its error for an unknown command suggests the most similar name."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -45,7 +45,7 @@ class Commands(TyperGroup):
 app = typer.Typer(
     name="lengthwise",
     help="Train transformers on short sequences, test them on long sequences, and find out why they fail or succeed.",
-    cls=Commands,
+    cls=CommandGroup,
     add_completion=False,
     pretty_exceptions_enable=False,
 )

@@ -28,34 +28,36 @@ def _number_parser(convert: Callable[[str], Number], description: str) -> Callab
     return parse
 
 
-def integer(text: str, **settings: Any) -> Any:
+def integer(help_text: str, **option_settings: Any) -> Any:
     """Return a Typer option for a whole number with this help text."""
-    return typer.Option(parser=_number_parser(int, "a whole number such as 20"), metavar="INT", help=text, **settings)
+    return typer.Option(
+        parser=_number_parser(int, "a whole number such as 20"), metavar="INT", help=help_text, **option_settings
+    )
 
 
-def fraction(text: str) -> Any:
+def fraction(help_text: str) -> Any:
     """Return a Typer option for a fraction with this help text."""
-    return typer.Option(parser=_number_parser(float, "a fraction such as 0.1"), metavar="FLOAT", help=text)
+    return typer.Option(parser=_number_parser(float, "a fraction such as 0.1"), metavar="FLOAT", help=help_text)
 
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a trained run.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the results as one JSON document.")]
-Device = Annotated[str, typer.Option(help="Device: auto, cpu or cuda.")]
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print the results as one JSON document.")]
+DeviceName = Annotated[str, typer.Option(help="Device: auto, cpu or cuda.")]
 TaskName = Annotated[str | None, typer.Option("--task", help="Task: a name, module:Name or FILE.jsonl.")]
 SchemeName = Annotated[str | None, typer.Option("--scheme", help="Position scheme: a name or module:Name.")]
 EncodingName = Annotated[str | None, typer.Option("--encoding", help="Encoding: a name or module:Name.")]
-Quick = Annotated[bool, typer.Option("--quick", help="Run at a tiny size to test the command.")]
-Variants = Annotated[str | None, typer.Option(help="Task variants to evaluate, such as uniform,carry.")]
+QuickFlag = Annotated[bool, typer.Option("--quick", help="Run at a tiny size to test the command.")]
+VariantNames = Annotated[str | None, typer.Option(help="Task variants to evaluate, such as uniform,carry.")]
 NumExamples = Annotated[
     str | None, typer.Option(help="Number of examples per length: one number, or a list such as 512,64.")
 ]
-TrainLengths = Annotated[
+TrainLengthRange = Annotated[
     str | None, typer.Option(help="Range of training lengths, such as 1:20.", show_default="set by the recipe")
 ]
 ExampleSeed = Annotated[int, integer("Random seed for sampling examples.")]
-Jobs = Annotated[int | None, integer("Number of parallel processes.", show_default="one per core")]
-Out = Annotated[Path, typer.Option(help="Output folder.")]
-Corpus = Annotated[Path | None, typer.Option(help="Corpus folder from lengthwise prepare; requires --task text.")]
+NumJobs = Annotated[int | None, integer("Number of parallel processes.", show_default="one per core")]
+OutputFolder = Annotated[Path, typer.Option(help="Output folder.")]
+CorpusFolder = Annotated[Path | None, typer.Option(help="Corpus folder from lengthwise prepare; requires --task text.")]
 
 
 def experiment_from_names(name: str | None, task: str | None, scheme: str | None, encoding: str | None) -> Experiment:
@@ -88,8 +90,8 @@ def override_training(
     if num_position_ids is not None:
         if scheme.num_position_ids is None:
             raise SettingError(f"scheme {scheme.name} has no ID range; leave out --num-position-ids")
-        settings = {field.name: getattr(scheme, field.name) for field in fields(scheme)}  # type: ignore[arg-type]
-        scheme = type(scheme)(**{**settings, "num_position_ids": num_position_ids})
+        scheme_settings = {field.name: getattr(scheme, field.name) for field in fields(scheme)}  # type: ignore[arg-type]
+        scheme = type(scheme)(**{**scheme_settings, "num_position_ids": num_position_ids})
     decoder = experiment.decoder if head is None else replace(experiment.decoder, head=head)
     lengths = experiment.train_lengths if train_lengths is None else parse_range(train_lengths)
     return replace(experiment, training=training, scheme=scheme, decoder=decoder, train_lengths=lengths)
@@ -143,8 +145,8 @@ def experiments_from_names(names: list[str], task: str | None, rows: str | None)
     if names:
         return {name: _load_recipe(name) for name in names}
     if task is None or labels is None:
-        names_text = ", ".join((*RECIPES, *COMPARISONS))
-        raise SettingError(f"no experiments to compare; add names of recipes ({names_text}), or --task and --rows")
+        known_names = ", ".join((*RECIPES, *COMPARISONS))
+        raise SettingError(f"no experiments to compare; add names of recipes ({known_names}), or --task and --rows")
     # All rows share one task object, so a JSONL file is read only once.
     shared_task = load_task(task) if is_task_file(task) else task
     return {label: _experiment_from_label(shared_task, label) for label in labels}
@@ -175,10 +177,10 @@ def _experiment_from_label(task: str | Task, label: str) -> Experiment:
 def parse_range(text: str) -> tuple[int, int]:
     """Parse a range of lengths such as ``1:20``; raise ``SettingError`` for another format."""
     try:
-        first, last = (int(part) for part in text.split(":"))
+        shortest, longest = (int(part) for part in text.split(":"))
     except ValueError:
         raise SettingError(f"invalid range of lengths '{text}'; use shortest:longest, such as 1:20") from None
-    return first, last
+    return shortest, longest
 
 
 def parse_integers(text: str, flag: str) -> tuple[int, ...]:

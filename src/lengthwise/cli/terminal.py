@@ -17,9 +17,9 @@ from rich.text import Text
 from lengthwise.core.json_parsing import non_finite_to_null
 
 # Results go to standard output; progress, warnings and errors go to standard error.
-LITERAL: dict[str, Any] = {"markup": False, "emoji": False, "highlight": False}
-out_console = Console(soft_wrap=True, **LITERAL)
-err_console = Console(stderr=True, soft_wrap=True, **LITERAL)
+LITERAL_OUTPUT: dict[str, Any] = {"markup": False, "emoji": False, "highlight": False}
+out_console = Console(soft_wrap=True, **LITERAL_OUTPUT)
+err_console = Console(stderr=True, soft_wrap=True, **LITERAL_OUTPUT)
 MIN_TABLE_WIDTH = 160
 # Control characters, direction marks and surrogates.
 ESCAPED_CATEGORIES = {"Cc", "Cf", "Cs"}
@@ -64,14 +64,14 @@ def print_table(title: str, header: list[str], body: list[list[str]], *, wrap: b
         table.add_row(*map(escape, cells))
     # Tables of numbers never wrap, so that users can copy a table that is wider than the terminal.
     width = None if wrap else max(out_console.width, MIN_TABLE_WIDTH)
-    Console(width=width, **LITERAL).print(table)
+    Console(width=width, **LITERAL_OUTPUT).print(table)
 
 
 class ProgressLine:
     """Context manager that shows a progress bar with a description and the remaining time."""
 
-    def __init__(self, console: Console, total: int | None = None, *, longest: int | None = None) -> None:
-        self.longest = longest
+    def __init__(self, console: Console, num_total: int | None = None, *, max_train_length: int | None = None) -> None:
+        self.max_train_length = max_train_length
         self.exact_match = ""
         self.progress = Progress(
             TextColumn("{task.description}", markup=False),
@@ -81,13 +81,13 @@ class ProgressLine:
             TimeRemainingColumn(),
             console=console,
         )
-        self.task_id = self.progress.add_task("starting", total=total)
+        self.task_id = self.progress.add_task("starting", total=num_total)
 
     def __enter__(self) -> "ProgressLine":
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         # An error removes the bar, and Progress.stop would print a blank line.
         self.progress.live.transient = error is not None
@@ -100,23 +100,23 @@ class ProgressLine:
     def show_training(self, row: dict[str, Any]) -> None:
         """Show a row of ``metrics.jsonl``: mean loss and accuracies since the last row, and the latest exact match."""
         if "exact_match" in row:
-            self.exact_match = f"  exact match {row['exact_match']:.3f} at length {self.longest}"
+            self.exact_match = f"  exact match {row['exact_match']:.3f} at length {self.max_train_length}"
         accuracies = f"tokens {row['mean_token_accuracy']:.3f}  IDs {row['mean_id_accuracy']:.3f}"
         self._update(f"mean loss {row['mean_loss']:.4f}  {accuracies}{self.exact_match}", row["step"])
 
-    def show_preparation(self, stage: str, done: int, total: int | None) -> None:
+    def show_preparation(self, stage: str, num_done: int, num_total: int | None) -> None:
         """Show the number of documents that one stage of corpus preparation has processed."""
-        self._update(stage, done, total)
+        self._update(stage, num_done, num_total)
 
-    def show_targets(self, done: int, total: int) -> None:
+    def show_targets(self, num_done: int, num_total: int) -> None:
         """Show the number of completed targets of an influence study."""
-        self._update("targets", done, total)
+        self._update("targets", num_done, num_total)
 
-    def show_examples(self, length: int, done: int, total: int) -> None:
+    def show_examples(self, length: int, num_done: int, num_total: int) -> None:
         """Show the number of completed examples at a length."""
-        self._update(f"length {length:,}", done, total)
+        self._update(f"length {length:,}", num_done, num_total)
 
-    def _update(self, description: str, done: int, total: int | None = None) -> None:
+    def _update(self, description: str, num_done: int, num_total: int | None = None) -> None:
         self.progress.start()
         # A total of None does not change the current total.
-        self.progress.update(self.task_id, completed=done, total=total, description=description)
+        self.progress.update(self.task_id, completed=num_done, total=num_total, description=description)

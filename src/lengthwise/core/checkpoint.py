@@ -20,11 +20,13 @@ from lengthwise.core.json_parsing import parse_json
 DIGEST_SAMPLES = 4096
 
 
-def save_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
     """Save tensors, JSON metadata about them, and the SHA-256 digest of both."""
     cpu_tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    text = json.dumps(facts, sort_keys=True)
-    write_atomically(path, save(cpu_tensors, metadata={"facts": text, "sha256": _digest(cpu_tensors, text)}))
+    metadata_json = json.dumps(metadata, sort_keys=True)
+    write_atomically(
+        path, save(cpu_tensors, metadata={"facts": metadata_json, "sha256": _digest(cpu_tensors, metadata_json)})
+    )
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -34,26 +36,26 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             pass  # Opening the file checks the header and the file size before the whole file is read.
         content = path.read_bytes()
         # safe_open.get_tensor never frees the name of a tensor (safetensors 0.8.0).
-        tensors, metadata = load(content), _metadata(content)
+        tensors, header_metadata = load(content), _read_header_metadata(content)
     except FileNotFoundError:
         raise RunFolderError(f"{path} does not exist; train first, or resume the run with --resume") from None
     except (SafetensorError, OSError, KeyError) as error:  # KeyError: torch does not support the dtype.
         raise RunFolderError(f"{path} is damaged ({error}); train the run again or resume it with --resume") from None
-    text = metadata.get("facts", "")
-    if metadata.get("sha256") != _digest(tensors, text):
+    metadata_json = header_metadata.get("facts", "")
+    if header_metadata.get("sha256") != _digest(tensors, metadata_json):
         raise RunFolderError(
             f"{path} was modified after training (its digest differs); train the run again or use --resume"
         )
     try:
-        return tensors, parse_json(text)
+        return tensors, parse_json(metadata_json)
     except ValueError as error:
         raise RunFolderError(f"{path} has invalid metadata ({error}); train the run again") from None
 
 
-def _metadata(content: bytes) -> dict[str, str]:
-    size = int.from_bytes(content[:8], "little")
+def _read_header_metadata(content: bytes) -> dict[str, str]:
+    header_size = int.from_bytes(content[:8], "little")
     # The safetensors library accepts null as metadata.
-    return dict(json.loads(content[8 : 8 + size]).get("__metadata__") or {})
+    return dict(json.loads(content[8 : 8 + header_size]).get("__metadata__") or {})
 
 
 def check_tensors(path: Path, tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
@@ -73,8 +75,10 @@ def weights_digest(weights: Mapping[str, Tensor]) -> str:
     for name, weight in sorted(weights.items()):
         digest.update(f"{name} {_describe_tensor(weight)}".encode())
         if weight.device.type != "meta":
-            flat = weight.detach().reshape(-1)
-            digest.update(flat[:: max(1, flat.numel() // DIGEST_SAMPLES)].to("cpu", torch.float64).numpy().tobytes())
+            flat_values = weight.detach().reshape(-1)
+            digest.update(
+                flat_values[:: max(1, flat_values.numel() // DIGEST_SAMPLES)].to("cpu", torch.float64).numpy().tobytes()
+            )
     return digest.hexdigest()
 
 
@@ -82,8 +86,8 @@ def _describe_tensor(tensor: Tensor | None) -> str:
     return "missing" if tensor is None else f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
 
 
-def _digest(tensors: Mapping[str, Tensor], facts: str) -> str:
-    digest = hashlib.sha256(facts.encode())
+def _digest(tensors: Mapping[str, Tensor], metadata_json: str) -> str:
+    digest = hashlib.sha256(metadata_json.encode())
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())

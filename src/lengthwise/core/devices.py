@@ -10,11 +10,11 @@ from lengthwise.core.errors import DeviceError, SettingError, unknown_name
 
 DEVICES = ("auto", "cpu", "cuda")
 # Number of tokens per forward pass on a CPU, and maximum number on an accelerator.
-CPU_TOKENS, MAX_TOKENS = 1 << 11, 1 << 16
+NUM_CPU_TOKENS, MAX_NUM_TOKENS = 1 << 11, 1 << 16
 # Assumptions of the memory estimate: the sequence length, and the number of activations per token and unit of width.
-ASSUMED_SEQ, ACTIVATIONS_PER_UNIT = 4096, 20
+ASSUMED_LENGTH, ACTIVATIONS_PER_UNIT = 4096, 20
 # Memory limit of a container in bytes.
-CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
+CONTAINER_LIMIT_FILE = Path("/sys/fs/cgroup/memory.max")
 
 
 def pick_device(name: str = "auto") -> torch.device:
@@ -26,26 +26,27 @@ def pick_device(name: str = "auto") -> torch.device:
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
-def forward_token_budget(device: torch.device, width: int, num_heads: int) -> int:
+def forward_token_budget(device: torch.device, d_model: int, num_heads: int) -> int:
     """Return the maximum number of tokens per forward pass: constant on a CPU, estimated on CUDA.
 
-    On CUDA, the tokens should fit into half of the free memory. The estimate assumes float32 and a model of ``width``
-    with ``num_heads`` heads per layer. Callers halve the number if memory runs out.
+    On CUDA, the tokens should fit into half of the free memory. The estimate assumes float32 and a model of width
+    ``d_model`` with ``num_heads`` heads per layer. Callers halve the number if memory runs out.
     """
     if device.type != "cuda":
-        return CPU_TOKENS
-    free_memory, _ = torch.cuda.mem_get_info(device)
-    bytes_per_token = 4 * (2 * num_heads * ASSUMED_SEQ + ACTIVATIONS_PER_UNIT * width)
-    return max(CPU_TOKENS, min(MAX_TOKENS, free_memory // (2 * bytes_per_token)))
+        return NUM_CPU_TOKENS
+    free_bytes, _ = torch.cuda.mem_get_info(device)
+    bytes_per_token = 4 * (2 * num_heads * ASSUMED_LENGTH + ACTIVATIONS_PER_UNIT * d_model)
+    return max(NUM_CPU_TOKENS, min(MAX_NUM_TOKENS, free_bytes // (2 * bytes_per_token)))
 
 
 def check_memory(num_bytes: int, purpose: str, solution: str) -> None:
     """Raise ``SettingError`` if an allocation needs more memory than the machine has; call this before allocating."""
-    memory = machine_memory()
-    if memory is not None and num_bytes > memory:
+    available_bytes = machine_memory()
+    if available_bytes is not None and num_bytes > available_bytes:
         needed_gib = f"{num_bytes / 2**30:,.0f}" if num_bytes < 2**60 else "over a billion"
         raise SettingError(
-            f"{purpose} needs at least {needed_gib} GiB, but the machine has {memory / 2**30:,.0f} GiB; {solution}"
+            f"{purpose} needs at least {needed_gib} GiB, but the machine has {available_bytes / 2**30:,.0f} GiB; "
+            f"{solution}"
         )
 
 
@@ -53,10 +54,10 @@ def check_memory(num_bytes: int, purpose: str, solution: str) -> None:
 def machine_memory() -> int | None:
     """Return the memory of this machine or container in bytes, or None if it is unknown."""
     try:
-        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        total_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
         return None
     try:
-        return min(total, int(CONTAINER_LIMIT.read_text()))
+        return min(total_bytes, int(CONTAINER_LIMIT_FILE.read_text()))
     except (OSError, ValueError):
-        return total
+        return total_bytes

@@ -87,15 +87,15 @@ class SkippedTextWarning(UserWarning):
     """Warning about skipped files, which are not text or are copies of other texts."""
 
 
-def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:
-    """Return the error for a name that is not in ``known``; the message suggests the most similar known name."""
-    names = sorted(known)
-    similar_names = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
+def unknown_name(kind: str, name: str, known_names: Iterable[str]) -> UnknownNameError:
+    """Return the error for a name that is not in ``known_names``; the message suggests the most similar known name."""
+    sorted_names = sorted(known_names)
+    similar_names = difflib.get_close_matches(name, sorted_names, n=1, cutoff=0.4)
     hint = f"did you mean '{similar_names[0]}'? " if similar_names else ""
-    return UnknownNameError(f"unknown {kind} '{shorten_name(name)}'; {hint}known: {', '.join(names)}")
+    return UnknownNameError(f"unknown {kind} '{shorten_name(name)}'; {hint}known: {', '.join(sorted_names)}")
 
 
 def shorten_name(name: str) -> str:
     """Replace the middle of a long name with an ellipsis."""
-    half = MAX_NAME_LENGTH // 2
-    return name if len(name) <= MAX_NAME_LENGTH else f"{name[:half]}...{name[-half:]}"
+    half_length = MAX_NAME_LENGTH // 2
+    return name if len(name) <= MAX_NAME_LENGTH else f"{name[:half_length]}...{name[-half_length:]}"

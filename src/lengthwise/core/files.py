@@ -19,20 +19,20 @@ TEMPORARY_SUFFIX = ".unfinished"
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Write a temporary file and rename it, so that readers see either the old content or the new content."""
-    temporary = path.with_name(f".{path.name}.{_host_name()}-{os.getpid()}{TEMPORARY_SUFFIX}")
+    temporary_path = path.with_name(f".{path.name}.{_host_name()}-{os.getpid()}{TEMPORARY_SUFFIX}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _delete_stale_files(path)
-        with temporary.open("wb") as file:
+        with temporary_path.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
+        temporary_path.replace(path)
     except OSError as error:
         raise RunFolderError(f"cannot write {path} ({error.strerror}); choose a writable folder") from None
     finally:
         with suppress(OSError):
-            temporary.unlink()
+            temporary_path.unlink()
 
 
 @contextmanager
@@ -43,22 +43,22 @@ def atomic_folder(out: Path) -> Iterator[Path]:
     """
     out = out.absolute()
     check_output_folder(out)
-    temporary = out.with_name(f".{out.name}{TEMPORARY_SUFFIX}")
-    with exclusive_lock(temporary):
+    temporary_path = out.with_name(f".{out.name}{TEMPORARY_SUFFIX}")
+    with exclusive_lock(temporary_path):
         try:
-            temporary.mkdir(parents=True, exist_ok=True)
+            temporary_path.mkdir(parents=True, exist_ok=True)
             # Delete the files of a killed process, but keep the folder, because the lock applies to it.
-            for stale_path in temporary.iterdir():
+            for stale_path in temporary_path.iterdir():
                 shutil.rmtree(stale_path) if stale_path.is_dir() else stale_path.unlink()
-            yield temporary
+            yield temporary_path
             check_output_folder(out)
-            temporary.replace(out)
+            temporary_path.replace(out)
         except (OSError, SafetensorError) as error:
-            shutil.rmtree(temporary, ignore_errors=True)
+            shutil.rmtree(temporary_path, ignore_errors=True)
             reason = getattr(error, "strerror", None) or error
             raise RunFolderError(f"cannot write {out} ({reason}); choose a writable folder") from None
         except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
+            shutil.rmtree(temporary_path, ignore_errors=True)
             raise
 
 

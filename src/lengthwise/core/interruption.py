@@ -15,13 +15,15 @@ def catch_interrupts() -> Iterator[Callable[[], bool]]:
     """Yield a function that returns True after Ctrl-C or SIGTERM; a second Ctrl-C raises ``KeyboardInterrupt``."""
     received_signals: list[int] = []
 
-    def handle_signal(number: int, frame: FrameType | None) -> None:
-        received_signals.append(number)
+    def handle_signal(signal_number: int, frame: FrameType | None) -> None:
+        received_signals.append(signal_number)
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    previous_handlers = {number: signal.signal(number, handle_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous_handlers = {
+        signal_number: signal.signal(signal_number, handle_signal) for signal_number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         yield lambda: bool(received_signals)
     finally:
-        for number, handler in previous_handlers.items():
-            signal.signal(number, handler)
+        for signal_number, handler in previous_handlers.items():
+            signal.signal(signal_number, handler)

@@ -10,10 +10,14 @@ from jaxtyping import Float, Int
 
 def wilson_interval(successes: int | float, trials: int, z_score: float = 1.959964) -> tuple[float, float]:
     """Return the Wilson score interval of the fraction of successes (Wilson 1927); the default z-score gives 95%."""
-    share = successes / trials
-    square = z_score * z_score
-    center = (share + square / (2 * trials)) / (1 + square / trials)
-    margin = z_score / (1 + square / trials) * math.sqrt(share * (1 - share) / trials + square / (4 * trials * trials))
+    success_fraction = successes / trials
+    z_squared = z_score * z_score
+    center = (success_fraction + z_squared / (2 * trials)) / (1 + z_squared / trials)
+    margin = (
+        z_score
+        / (1 + z_squared / trials)
+        * math.sqrt(success_fraction * (1 - success_fraction) / trials + z_squared / (4 * trials * trials))
+    )
     return max(0.0, center - margin), min(1.0, center + margin)
 
 
@@ -23,12 +27,12 @@ def interval_over_models(successes: Sequence[int], trials: Sequence[int]) -> tup
     The results of several models on the same examples are not independent. The interval therefore covers both
     Student's t interval over the models and the Wilson interval of the mean accuracy with the examples of one model.
     """
-    num_models, share = len(trials), sum(successes) / sum(trials)
-    low, high = wilson_interval(share * max(trials), max(trials))
+    num_models, success_fraction = len(trials), sum(successes) / sum(trials)
+    low, high = wilson_interval(success_fraction * max(trials), max(trials))
     if num_models > 1:
-        deviation = float(np.std(np.divide(successes, trials), ddof=1))
-        margin = t_critical_value(num_models - 1) * deviation / math.sqrt(num_models)
-        low, high = max(0.0, min(low, share - margin)), min(1.0, max(high, share + margin))
+        standard_deviation = float(np.std(np.divide(successes, trials), ddof=1))
+        margin = t_critical_value(num_models - 1) * standard_deviation / math.sqrt(num_models)
+        low, high = max(0.0, min(low, success_fraction - margin)), min(1.0, max(high, success_fraction + margin))
     return low, high
 
 
@@ -50,9 +54,11 @@ def clustered_interval(
 
 
 @cache
-def t_critical_value(degrees_of_freedom: int, level: float = 0.95) -> float:
+def t_critical_value(degrees_of_freedom: int, confidence_level: float = 0.95) -> float:
     """Return the two-sided critical value of Student's t for a confidence level, to four digits."""
     # After the substitution t ~ tan(angle), the density is a power of the cosine.
     angle = (np.arange(100_000) + 0.5) * (math.pi / 200_000)
-    cumulative = np.cumsum(np.cos(angle) ** (degrees_of_freedom - 1))
-    return math.sqrt(degrees_of_freedom) * math.tan(angle[np.searchsorted(cumulative, level * cumulative[-1])])
+    cumulative_density = np.cumsum(np.cos(angle) ** (degrees_of_freedom - 1))
+    return math.sqrt(degrees_of_freedom) * math.tan(
+        angle[np.searchsorted(cumulative_density, confidence_level * cumulative_density[-1])]
+    )

@@ -17,8 +17,8 @@ MAX_DEPTH = 50
 TOO_DEEP = f"it is nested more than {MAX_DEPTH} levels deep"
 
 
-def parse_json(content: str | bytes, expected: type[Any] = dict) -> Any:
-    """Parse JSON and check its type: ``expected`` is dict, list, or object for any JSON value.
+def parse_json(content: str | bytes, expected_type: type[Any] = dict) -> Any:
+    """Parse JSON and check its type: ``expected_type`` is dict, list, or object for any JSON value.
 
     Raises ``ValueError`` for invalid JSON, a value of another type, nesting that is too deep, or a string that is not
     valid Unicode and therefore cannot be printed or saved.
@@ -28,8 +28,8 @@ def parse_json(content: str | bytes, expected: type[Any] = dict) -> Any:
     except RecursionError:
         raise ValueError(TOO_DEEP) from None
     _check_depth(document)
-    if not isinstance(document, expected):
-        raise ValueError(f"it is {TYPE_NAMES.get(type(document), 'null')}, not {TYPE_NAMES[expected]}")
+    if not isinstance(document, expected_type):
+        raise ValueError(f"it is {TYPE_NAMES.get(type(document), 'null')}, not {TYPE_NAMES[expected_type]}")
     # In bytes, only an escape sequence can contain a lone surrogate.
     if isinstance(content, str) or b"\\u" in content:
         json.dumps(document, ensure_ascii=False).encode()
@@ -37,11 +37,15 @@ def parse_json(content: str | bytes, expected: type[Any] = dict) -> Any:
 
 
 def _check_depth(document: Any) -> None:
-    level = [document]
+    values_at_depth = [document]
     for _ in range(MAX_DEPTH):
-        containers = [part for part in level if isinstance(part, dict | list)]
-        level = [part for each in containers for part in (each.values() if isinstance(each, dict) else each)]
-        if not level:
+        containers = [value for value in values_at_depth if isinstance(value, dict | list)]
+        values_at_depth = [
+            value
+            for container in containers
+            for value in (container.values() if isinstance(container, dict) else container)
+        ]
+        if not values_at_depth:
             return
     raise ValueError(TOO_DEEP)
 

@@ -50,7 +50,7 @@ def git_commit(root: Path) -> str | None:
     return process.stdout.strip()
 
 
-def now() -> str:
+def utc_timestamp() -> str:
     """Return the current UTC time in ISO 8601, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 

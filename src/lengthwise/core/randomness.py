@@ -11,7 +11,7 @@ def stream(seed: int, *purpose: str | int) -> np.random.Generator:
     The same arguments give the same numbers on every machine. A new purpose does not change any other stream.
     """
     # The repr of a NumPy integer differs from the repr of a Python integer.
-    parts = [part if isinstance(part, str) else int(part) for part in (seed, *purpose)]
-    digest = hashlib.sha256(repr(tuple(parts)).encode()).digest()
-    words = np.frombuffer(digest, dtype="<u4")
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([int(word) for word in words])))
+    hashed_parts = [part if isinstance(part, str) else int(part) for part in (seed, *purpose)]
+    digest = hashlib.sha256(repr(tuple(hashed_parts)).encode()).digest()
+    seed_words = np.frombuffer(digest, dtype="<u4")
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([int(seed_word) for seed_word in seed_words])))

@@ -88,11 +88,11 @@ def _flatten_tuple(value: Any) -> list[Any]:
 
 
 def _has_type(value: Any, annotation: Any, is_instance: Callable[[Any, Any], bool]) -> bool:
-    origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
+    origin, type_args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (types.UnionType, typing.Union):
-        return any(_has_type(value, part, is_instance) for part in parts)
+        return any(_has_type(value, part, is_instance) for part in type_args)
     if origin is tuple:
-        return isinstance(value, tuple) and _have_types(value, parts, is_instance)
+        return isinstance(value, tuple) and _have_types(value, type_args, is_instance)
     if annotation is float:
         return isinstance(value, int | float) and not isinstance(value, bool)
     if annotation is int:
@@ -104,15 +104,15 @@ def _has_type(value: Any, annotation: Any, is_instance: Callable[[Any, Any], boo
 
 def _is_instance(value: Any, annotation: Any) -> bool:
     """Check types that ``_has_type`` does not cover, such as functions and sequences, without consuming iterators."""
-    origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
+    origin, type_args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is collections.abc.Callable:
         return callable(value)
     if origin in ITERABLE_TYPES:
         is_iterable = isinstance(value, origin) and not isinstance(value, str | bytes | Mapping)
         items = value if isinstance(value, list | tuple) else ()
-        return is_iterable and all(_has_type(item, parts[0], _is_instance) for item in items)
+        return is_iterable and all(_has_type(item, type_args[0], _is_instance) for item in items)
     if origin is collections.abc.Mapping:
-        return isinstance(value, Mapping) and all(_have_types(item, parts, _is_instance) for item in value.items())
+        return isinstance(value, Mapping) and all(_have_types(item, type_args, _is_instance) for item in value.items())
     runtime_type = origin or annotation
     if not isinstance(runtime_type, type) or runtime_type in (Any, inspect.Parameter.empty):
         return True
@@ -128,14 +128,14 @@ def _have_types(values: tuple[Any, ...], annotations: tuple[Any, ...], is_instan
 
 
 def _type_name(annotation: Any) -> str:
-    origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
+    origin, type_args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (types.UnionType, typing.Union):
-        return " or ".join(map(_type_name, parts))
+        return " or ".join(map(_type_name, type_args))
     if origin is tuple:
-        return f"a tuple of ({', '.join('...' if part is ... else _type_name(part) for part in parts)})"
+        return f"a tuple of ({', '.join('...' if part is ... else _type_name(part) for part in type_args)})"
     if origin in ITERABLE_TYPES:
-        return f"a list of items that are each {_type_name(parts[0])}"
+        return f"a list of items that are each {_type_name(type_args[0])}"
     if origin is collections.abc.Mapping:
-        return f"a dict from {_type_name(parts[0])} to {_type_name(parts[1])}"
+        return f"a dict from {_type_name(type_args[0])} to {_type_name(type_args[1])}"
     runtime_type = origin or annotation
     return TYPE_NAMES.get(runtime_type, getattr(runtime_type, "__name__", str(runtime_type)))

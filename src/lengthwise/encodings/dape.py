@@ -26,21 +26,21 @@ class DAPEEncoding(Encoding):
     def __init__(self, num_heads: int, width: int, kernel_size: int) -> None:
         super().__init__()
         self.kerple = KERPLELogEncoding(num_heads)
-        window, padding = (1, kernel_size), (0, kernel_size // 2)
-        self.widen = nn.Conv2d(2 * num_heads, width, window, padding=padding)
-        self.narrow = nn.Conv2d(width, num_heads, window, padding=padding)
+        kernel_shape, padding = (1, kernel_size), (0, kernel_size // 2)
+        self.widen = nn.Conv2d(2 * num_heads, width, kernel_shape, padding=padding)
+        self.narrow = nn.Conv2d(width, num_heads, kernel_shape, padding=padding)
 
     def adjust(
         self,
         scores: Float[Tensor, "batch heads query key"],
         query_ids: Real[Tensor, "batch query"],
         key_ids: Real[Tensor, "batch key"],
-        visible: Bool[Tensor, "query key"],
+        is_visible: Bool[Tensor, "query key"],
     ) -> Float[Tensor, "batch heads query key"]:
         """Return the adjusted scores. In-place operations reduce the memory for the hidden channels."""
         bias = self.kerple.bias(query_ids, key_ids)
-        channels = torch.cat([scores, bias], dim=1).masked_fill_(~visible, 0.0)
-        hidden = nn.functional.leaky_relu(self.widen(channels).masked_fill_(~visible, 0.0), inplace=True)
+        channels = torch.cat([scores, bias], dim=1).masked_fill_(~is_visible, 0.0)
+        hidden = nn.functional.leaky_relu(self.widen(channels).masked_fill_(~is_visible, 0.0), inplace=True)
         return scores + bias + self.narrow(hidden)
 
 

@@ -23,10 +23,10 @@ def bias_by_distance(
     distance = distances(query_ids, key_ids)
     # Integer distances repeat, so a CPU computes each value once. On a GPU, reading the range would synchronize.
     if distance.numel() and not distance.is_floating_point() and distance.device.type == "cpu":
-        smallest, largest = (int(bound) for bound in distance.aminmax())
-        if largest - smallest < distance.numel():
-            table = bias_function(torch.arange(smallest, largest + 1).float())
-            return _unflatten_pairs(table.index_select(1, (distance - smallest).flatten()), distance.shape)
+        min_distance, max_distance = (int(bound) for bound in distance.aminmax())
+        if max_distance - min_distance < distance.numel():
+            bias_table = bias_function(torch.arange(min_distance, max_distance + 1).float())
+            return _unflatten_pairs(bias_table.index_select(1, (distance - min_distance).flatten()), distance.shape)
     return _unflatten_pairs(bias_function(distance.flatten().float()), distance.shape)
 
 

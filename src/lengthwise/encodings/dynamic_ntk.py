@@ -32,10 +32,10 @@ class DynamicNTKEncoding(PairwiseRotaryEncoding):
     ) -> Float[Tensor, "pair #batch #query 1"]:
         """Return the radians per ID of every pair of components, for each query."""
         # The queries belong to the last keys, and each query sees the keys up to its own token.
-        largest = key_ids.double().cummax(dim=1).values[:, key_ids.shape[1] - query_ids.shape[1] :]
-        length = (largest + 1).clamp(min=self.original_length)
-        growth = self.factor * length / self.original_length - (self.factor - 1)
-        base = self.base * growth ** (d_head / (d_head - 2))
+        largest_id = key_ids.double().cummax(dim=1).values[:, key_ids.shape[1] - query_ids.shape[1] :]
+        visible_length = (largest_id + 1).clamp(min=self.original_length)
+        base_growth = self.factor * visible_length / self.original_length - (self.factor - 1)
+        base = self.base * base_growth ** (d_head / (d_head - 2))
         exponents = torch.arange(0, d_head, 2, dtype=torch.float64, device=base.device) / d_head
         return self.fastest * base[..., None] ** -exponents[:, None, None, None]
 

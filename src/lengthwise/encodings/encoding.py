@@ -82,7 +82,7 @@ class Encoding(nn.Module):
         scores: Float[Tensor, "batch heads query key"],
         query_ids: Real[Tensor, "batch query"],
         key_ids: Real[Tensor, "batch key"],
-        visible: Bool[Tensor, "query key"],
+        is_visible: Bool[Tensor, "query key"],
     ) -> Float[Tensor, "batch heads query key"]:
         """Return adjusted attention scores, which must not depend on invisible keys. Requires ``has_scores = True``."""
         return scores

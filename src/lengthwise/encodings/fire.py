@@ -12,8 +12,8 @@ from lengthwise.core.type_checks import check_types
 from lengthwise.encodings.distance import bias_by_distance, distances
 from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
 
-WIDTH = 32
-EPS = 1e-6
+MLP_WIDTH = 32
+EPSILON = 1e-6
 # Number of copies of each table entry. The copies distribute the gradients of all pairs over more entries.
 NUM_COPIES = 8
 
@@ -31,8 +31,8 @@ class FIREEncoding(Encoding):
         self.threshold = threshold
         self.stretch = nn.Parameter(torch.tensor(1.0))
         self.rate = nn.Parameter(torch.tensor(0.1))
-        self.widen = nn.Linear(1, WIDTH)
-        self.narrow = nn.Linear(WIDTH, num_heads)
+        self.widen = nn.Linear(1, MLP_WIDTH)
+        self.narrow = nn.Linear(MLP_WIDTH, num_heads)
 
     def bias(
         self, query_ids: Real[Tensor, "batch query"], key_ids: Real[Tensor, "batch key"]
@@ -42,9 +42,9 @@ class FIREEncoding(Encoding):
         # If no ID exceeds the threshold, the bias depends only on the distance. On a GPU, this check would synchronize.
         if query_ids.device.type == "cpu" and bool((query_ids <= threshold).all()):
             return bias_by_distance(
-                lambda distance: self._mlp(self._psi(distance) / (self._psi(threshold) + EPS)), query_ids, key_ids
+                lambda distance: self._mlp(self._psi(distance) / (self._psi(threshold) + EPSILON)), query_ids, key_ids
             )
-        normalizer = self._psi(torch.maximum(query_ids.float(), threshold)) + EPS
+        normalizer = self._psi(torch.maximum(query_ids.float(), threshold)) + EPSILON
         return self._mlp(self._psi(distances(query_ids, key_ids).float()) / normalizer[:, :, None]).transpose(0, 1)
 
     def _psi(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:

@@ -35,8 +35,8 @@ class LevelEncoding(nn.Module):
         self, x: Float[Tensor, "batch seq d_model"], position_ids: Real[Tensor, "level batch seq"]
     ) -> Float[Tensor, "batch seq d_model"]:
         """Return the token embeddings with the positions of all levels added."""
-        for level, ids in zip(self._encodings(), position_ids, strict=True):
-            x = level.embed(x, ids)
+        for level, level_ids in zip(self._encodings(), position_ids, strict=True):
+            x = level.embed(x, level_ids)
         return x
 
     def rotate(
@@ -47,7 +47,8 @@ class LevelEncoding(nn.Module):
             return self._encodings()[0].rotate(x, position_ids[0])
         parts = x.chunk(len(self.levels), dim=-1)
         rotated = [
-            level.rotate(part, ids) for level, part, ids in zip(self._encodings(), parts, position_ids, strict=True)
+            level.rotate(part, level_ids)
+            for level, part, level_ids in zip(self._encodings(), parts, position_ids, strict=True)
         ]
         return torch.cat(rotated, dim=-1)
 
@@ -55,11 +56,11 @@ class LevelEncoding(nn.Module):
         self, query_ids: Real[Tensor, "level batch query"], key_ids: Real[Tensor, "level batch key"]
     ) -> Float[Tensor, "#batch heads query key"]:
         """Return the sum of the levels' biases."""
-        first, *others = zip(self._encodings(), query_ids, key_ids, strict=True)
-        total = first[0].bias(*first[1:])
-        for level, queries, keys in others:
-            total = total + level.bias(queries, keys)
-        return total
+        first_level, *other_levels = zip(self._encodings(), query_ids, key_ids, strict=True)
+        total_bias = first_level[0].bias(*first_level[1:])
+        for level, queries, keys in other_levels:
+            total_bias = total_bias + level.bias(queries, keys)
+        return total_bias
 
     def scores(
         self,
@@ -67,16 +68,16 @@ class LevelEncoding(nn.Module):
         key: Float[Tensor, "batch heads key d_head"],
         query_ids: Real[Tensor, "level batch query"],
         key_ids: Real[Tensor, "level batch key"],
-        visible: Bool[Tensor, "query key"],
+        is_visible: Bool[Tensor, "query key"],
     ) -> Float[Tensor, "batch heads query key"]:
         """Return the sum of the levels' scores, scaled by ``1 / sqrt(d_head)`` and adjusted."""
-        parts = [part.chunk(len(self.levels), dim=-1) for part in (query, key)]
+        parts_by_level = [part.chunk(len(self.levels), dim=-1) for part in (query, key)]
         scores = torch.zeros((), device=query.device)
-        for level, *inputs in zip(self._encodings(), *parts, query_ids, key_ids, strict=True):
-            scores = scores + level.scores(*inputs)
+        for level, *level_inputs in zip(self._encodings(), *parts_by_level, query_ids, key_ids, strict=True):
+            scores = scores + level.scores(*level_inputs)
         scores = scores / math.sqrt(query.shape[-1])
         for level, queries, keys in zip(self._encodings(), query_ids, key_ids, strict=True):
-            scores = level.adjust(scores, queries, keys, visible)
+            scores = level.adjust(scores, queries, keys, is_visible)
         return scores
 
     def _encodings(self) -> Sequence[Encoding]:

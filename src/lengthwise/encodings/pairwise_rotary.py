@@ -49,8 +49,8 @@ class PairwiseRotaryEncoding(Encoding):
         """Return the unscaled scores, summed over pairs of components."""
         d_head = query.shape[-1]
         if self.training and not self.in_training:
-            plain = rotary_frequencies(d_head, self.base, self.fastest, query.device)
-            return rotate_pairs(query, query_ids, plain) @ rotate_pairs(key, key_ids, plain).mT
+            plain_frequencies = rotary_frequencies(d_head, self.base, self.fastest, query.device)
+            return rotate_pairs(query, query_ids, plain_frequencies) @ rotate_pairs(key, key_ids, plain_frequencies).mT
         frequencies = self.frequencies(d_head, query_ids, key_ids)
         scores: Tensor = _PairwiseScores.apply(  # type: ignore[no-untyped-call]
             query.float(), key.float(), self.distances(query_ids, key_ids), frequencies
@@ -70,8 +70,10 @@ class _PairwiseScores(torch.autograd.Function):
         ctx.save_for_backward(query, key, distances, frequencies)
         scores = query.new_zeros(*query.shape[:3], key.shape[2])
         for pair, (cos, sin) in enumerate(_cosines_and_sines(distances, frequencies)):
-            real, imaginary = (query[..., part, None] for part in (2 * pair, 2 * pair + 1))
-            key_real, key_imaginary = (key[:, :, None, :, part].contiguous() for part in (2 * pair, 2 * pair + 1))
+            real, imaginary = (query[..., component, None] for component in (2 * pair, 2 * pair + 1))
+            key_real, key_imaginary = (
+                key[:, :, None, :, component].contiguous() for component in (2 * pair, 2 * pair + 1)
+            )
             scores.addcmul_((real * key_real).addcmul_(imaginary, key_imaginary), cos)
             scores.addcmul_((real * key_imaginary).addcmul_(imaginary, key_real, value=-1), sin)
         return scores
@@ -82,19 +84,19 @@ class _PairwiseScores(torch.autograd.Function):
         query, key, distances, frequencies = ctx.saved_tensors
         d_query, d_key = torch.empty_like(query), torch.empty_like(key)
         for pair, (cos, sin) in enumerate(_cosines_and_sines(distances, frequencies)):
-            part = slice(2 * pair, 2 * pair + 2)
-            q, k = query[..., part], key[..., part]
+            components = slice(2 * pair, 2 * pair + 2)
+            query_pair, key_pair = query[..., components], key[..., components]
             d_cos, d_sin = gradients[0] * cos, gradients[0] * sin
-            d_query[..., part] = d_cos @ k - d_sin @ _multiply_by_i(k)
-            d_key[..., part] = d_cos.mT @ q + d_sin.mT @ _multiply_by_i(q)
+            d_query[..., components] = d_cos @ key_pair - d_sin @ _multiply_by_i(key_pair)
+            d_key[..., components] = d_cos.mT @ query_pair + d_sin.mT @ _multiply_by_i(query_pair)
         return d_query, d_key, None, None
 
 
 def _cosines_and_sines(distances: Tensor, frequencies: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the cosine and sine of the angles for every pair of components, of shape (batch, 1, query, key)."""
     for frequency in frequencies:
-        turns = distances * (frequency / (2 * math.pi))  # batch query key
-        angle = (turns - turns.round()).float()[:, None] * (2 * math.pi)
+        num_turns = distances * (frequency / (2 * math.pi))  # batch query key
+        angle = (num_turns - num_turns.round()).float()[:, None] * (2 * math.pi)
         yield angle.cos(), angle.sin()
 
 

@@ -16,9 +16,9 @@ from lengthwise.encodings.rotary import check_rotary_base, rotary_frequencies, r
 class PartialRotaryEncoding(Encoding):
     """Rotation of pair i of the first r components by ``p * fastest * base^(-2i / r)`` radians at ID p."""
 
-    def __init__(self, num_rotated: int, base: float, fastest: float) -> None:
+    def __init__(self, num_rotated_components: int, base: float, fastest: float) -> None:
         super().__init__()
-        self.num_rotated = num_rotated
+        self.num_rotated_components = num_rotated_components
         self.base = base
         self.fastest = fastest
 
@@ -26,9 +26,9 @@ class PartialRotaryEncoding(Encoding):
         self, x: Float[Tensor, "batch heads seq d_head"], position_ids: Real[Tensor, "batch seq"]
     ) -> Float[Tensor, "batch heads seq d_head"]:
         """Return queries or keys with the first components rotated."""
-        frequencies = rotary_frequencies(self.num_rotated, self.base, self.fastest, x.device)
-        rotated = rotate_pairs(x[..., : self.num_rotated], position_ids, frequencies)
-        return torch.cat([rotated, x[..., self.num_rotated :]], dim=-1)
+        frequencies = rotary_frequencies(self.num_rotated_components, self.base, self.fastest, x.device)
+        rotated = rotate_pairs(x[..., : self.num_rotated_components], position_ids, frequencies)
+        return torch.cat([rotated, x[..., self.num_rotated_components :]], dim=-1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,10 +54,14 @@ class PartialRotary(EncodingSettings):
     def build(self, size: EncodingSize) -> Encoding:
         """Return the module, without parameters; raise ``SettingError`` unless ``share * d_head`` is even."""
         num_components = self.share * size.d_head
-        num_rotated = round(num_components)
-        if num_rotated < 2 or num_rotated % 2 or abs(num_rotated - num_components) > 1e-6:
+        num_rotated_components = round(num_components)
+        if (
+            num_rotated_components < 2
+            or num_rotated_components % 2
+            or abs(num_rotated_components - num_components) > 1e-6
+        ):
             raise SettingError(
                 f"share {self.share} of d_head {size.d_head} is {num_components:g} components, but rotary needs pairs; "
                 "choose a share so that share * d_head is even and at least 2"
             )
-        return PartialRotaryEncoding(num_rotated, self.base, self.fastest)
+        return PartialRotaryEncoding(num_rotated_components, self.base, self.fastest)

@@ -15,19 +15,26 @@ from lengthwise.encodings.encoding import Encoding, EncodingSettings
 from lengthwise.encodings.rotary import check_rotary_base, rotary_frequencies, rotate_pairs
 
 # Function from a device to the radians per ID of every pair of components, in double precision.
-Frequencies = Callable[[torch.device], Float[Tensor, " pair"]]
+FrequencyFunction = Callable[[torch.device], Float[Tensor, " pair"]]
 
 
 class ScaledRotaryEncoding(Encoding):
-    """Rotary with ``plain`` frequencies in training, and ``scaled`` frequencies and the factor ``gain`` at evaluation.
+    """Rotary with plain frequencies in training, and scaled frequencies and the factor ``gain`` at evaluation.
 
     For fine-tuning, ``in_training=True`` applies the scaling in training too.
     """
 
-    def __init__(self, plain: Frequencies, scaled: Frequencies, *, in_training: bool, gain: float = 1.0) -> None:
+    def __init__(
+        self,
+        plain_frequencies: FrequencyFunction,
+        scaled_frequencies: FrequencyFunction,
+        *,
+        in_training: bool,
+        gain: float = 1.0,
+    ) -> None:
         super().__init__()
-        self.plain = plain
-        self.scaled = scaled
+        self.plain_frequencies = plain_frequencies
+        self.scaled_frequencies = scaled_frequencies
         self.in_training = in_training
         self.gain = gain
 
@@ -36,8 +43,8 @@ class ScaledRotaryEncoding(Encoding):
     ) -> Float[Tensor, "batch heads seq d_head"]:
         """Return queries or keys with each pair of adjacent components rotated."""
         if self.training and not self.in_training:
-            return rotate_pairs(x, position_ids, self.plain(x.device))
-        return self.gain * rotate_pairs(x, position_ids, self.scaled(x.device))
+            return rotate_pairs(x, position_ids, self.plain_frequencies(x.device))
+        return self.gain * rotate_pairs(x, position_ids, self.scaled_frequencies(x.device))
 
 
 def check_scaling(base: float, fastest: float, factor: float) -> None:
@@ -84,6 +91,6 @@ class ScaledRotary(EncodingSettings):
 
     def build_scaled(self, d_head: int, *, base: float, fastest: float) -> Encoding:
         """Return a module whose scaled frequencies use the given ``base`` and ``fastest`` instead of the settings."""
-        plain = partial(rotary_frequencies, d_head, self.base, self.fastest)
-        scaled = partial(rotary_frequencies, d_head, base, fastest)
-        return ScaledRotaryEncoding(plain, scaled, in_training=self.in_training)
+        plain_frequencies = partial(rotary_frequencies, d_head, self.base, self.fastest)
+        scaled_frequencies = partial(rotary_frequencies, d_head, base, fastest)
+        return ScaledRotaryEncoding(plain_frequencies, scaled_frequencies, in_training=self.in_training)

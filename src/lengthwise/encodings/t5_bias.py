@@ -41,8 +41,10 @@ class T5BiasEncoding(Encoding):
     def buckets(self, distance: Float[Tensor, " pairs"]) -> Int[Tensor, " pairs"]:
         """Return the bucket index of each distance. The buckets of negative distances follow the other buckets."""
         num_exact = self.num_buckets // 2
-        ratio = distance.abs().clamp(min=num_exact) / num_exact
-        log_bucket = torch.log(ratio) / math.log(self.max_distance / num_exact) * (self.num_buckets - num_exact)
+        relative_distance = distance.abs().clamp(min=num_exact) / num_exact
+        log_bucket = (
+            torch.log(relative_distance) / math.log(self.max_distance / num_exact) * (self.num_buckets - num_exact)
+        )
         bucket = torch.where(distance.abs() < num_exact, distance.abs().long(), num_exact + log_bucket.long())
         return bucket.clamp(max=self.num_buckets - 1) + (self.num_buckets - 1) * (distance < 0)
 

@@ -29,9 +29,9 @@ class WeaveEncoding(PairwiseRotaryEncoding):
     ) -> Float[Tensor, "batch query key"]:
         """Return the distances, which increase in steps beyond the window."""
         distance = super().distances(query_ids, key_ids)
-        magnitude = distance.abs()
-        num_steps = ((magnitude - self.window).clamp(min=0) / self.width).ceil()
-        return distance.sign() * (magnitude.clamp(max=self.window) + num_steps)
+        absolute_distance = distance.abs()
+        num_steps = ((absolute_distance - self.window).clamp(min=0) / self.width).ceil()
+        return distance.sign() * (absolute_distance.clamp(max=self.window) + num_steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +60,9 @@ class Weave(EncodingSettings):
     def __post_init__(self) -> None:
         check_types(self)
         check_rotary_base(self.base, self.fastest)
-        for setting in ("window", "width"):
-            if getattr(self, setting) < 1:
-                raise SettingError(f"{setting} {getattr(self, setting)} is too small; use at least 1 ID")
+        for setting_name in ("window", "width"):
+            if getattr(self, setting_name) < 1:
+                raise SettingError(f"{setting_name} {getattr(self, setting_name)} is too small; use at least 1 ID")
 
     def build(self, size: EncodingSize) -> Encoding:
         """Return the module, without parameters; raise ``SettingError`` for an odd ``d_head``."""

@@ -75,9 +75,9 @@ def yarn_frequencies(settings: YaRN, d_head: int, device: torch.device) -> Float
         max_turns = settings.original_length * settings.fastest / (2 * math.pi)
         return d_head * math.log(max_turns / num_turns) / (2 * math.log(settings.base))
 
-    start = max(math.floor(pair_index(settings.beta_fast)), 0)
-    end = min(math.ceil(pair_index(settings.beta_slow)), d_head - 1)
-    pairs = torch.arange(d_head // 2, dtype=torch.float64, device=device)
-    ramp = ((pairs - start) / max(end - start, MIN_RAMP_WIDTH)).clamp(0, 1)
-    plain = rotary_frequencies(d_head, settings.base, settings.fastest, device)
-    return (1 - ramp) * plain + ramp * plain / settings.factor
+    ramp_start = max(math.floor(pair_index(settings.beta_fast)), 0)
+    ramp_end = min(math.ceil(pair_index(settings.beta_slow)), d_head - 1)
+    pair_indexes = torch.arange(d_head // 2, dtype=torch.float64, device=device)
+    ramp = ((pair_indexes - ramp_start) / max(ramp_end - ramp_start, MIN_RAMP_WIDTH)).clamp(0, 1)
+    plain_frequencies = rotary_frequencies(d_head, settings.base, settings.fastest, device)
+    return (1 - ramp) * plain_frequencies + ramp * plain_frequencies / settings.factor

@@ -10,7 +10,7 @@ from typing import Any
 from lengthwise.core.devices import pick_device
 from lengthwise.core.errors import ModelError, unknown_name
 from lengthwise.core.files import StrPath
-from lengthwise.core.provenance import now
+from lengthwise.core.provenance import utc_timestamp
 from lengthwise.core.type_checks import check_arguments
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.experiments.run import load_run
@@ -101,7 +101,7 @@ def evaluate_language_model(
     for variant, variant_task in tasks.items():
         facts = {**task_fields(variant_task), "model": name, "seed": settings.seed, "variant": variant}
         for row in evaluate_texts(model, variant_task, settings, shots=prompting.shots, report=report):
-            rows.append({**facts, **row, "time": now()})
+            rows.append({**facts, **row, "time": utc_timestamp()})
             if out is not None:
                 append_rows(Path(out) / RESULTS, rows[-1:])
     return rows

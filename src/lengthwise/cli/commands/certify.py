@@ -49,23 +49,23 @@ def certify(
     steps: Annotated[int, options.integer("Number of optimization steps that fit an attention head to a law.")] = 1000,
     seed: Annotated[int, options.integer("Random seed for fitting and sampling.")] = 0,
     out: Annotated[Path | None, typer.Option("--out", help="Output folder for certificate.json and a figure.")] = None,
-    as_json: options.Json = False,
+    as_json: options.JsonFlag = False,
 ) -> None:
     """Check the assumptions of the theory for a task or a trained run, and predict accuracy at longer lengths."""
-    parts = {"task": task, "scheme": scheme, "encoding": encoding}
+    part_names = {"task": task, "scheme": scheme, "encoding": encoding}
     parsed_lengths = None if lengths is None else options.parse_integers(lengths, "--lengths")
-    path = Path(target)
-    if path.is_dir():
+    target_path = Path(target)
+    if target_path.is_dir():
         if train_lengths is not None:
             raise SettingError("--train-lengths applies to a task or a law, not to a run; leave out --train-lengths")
-        run = load_run(path, overrides=options.parse_overrides(**parts), device="cpu")
-        longest = run.experiment.train_lengths[1]
-        test_lengths = parsed_lengths or tuple(multiple * longest for multiple in DEFAULT_MULTIPLES)
+        run = load_run(target_path, overrides=options.parse_overrides(**part_names), device="cpu")
+        max_train_length = run.experiment.train_lengths[1]
+        test_lengths = parsed_lengths or tuple(multiple * max_train_length for multiple in DEFAULT_MULTIPLES)
         name = run.experiment.task.name
         compute_certificate: Callable[[], Certificate] = partial(certify_run, run, test_lengths, seed=seed)
     else:
-        options.reject_flags("needs a run folder", **parts)
-        task_or_law, test_lengths = _load_task_or_law(path), parsed_lengths or DEFAULT_LENGTHS
+        options.reject_flags("needs a run folder", **part_names)
+        task_or_law, test_lengths = _load_task_or_law(target_path), parsed_lengths or DEFAULT_LENGTHS
         name = task_or_law.name
         train_range = None if train_lengths is None else options.parse_range(train_lengths)
         compute_certificate = partial(_certify_task_or_law, task_or_law, train_range, test_lengths, steps, seed)
@@ -97,14 +97,18 @@ def _load_task_or_law(path: Path) -> Task:
 
 
 def _certify_task_or_law(
-    task: Task, trained: tuple[int, int] | None, lengths: tuple[int, ...], steps: int, seed: int
+    task: Task, train_range: tuple[int, int] | None, lengths: tuple[int, ...], steps: int, seed: int
 ) -> LawCertificate | TaskCertificate:
     if isinstance(task, Planted):
         return certify_law(
-            task, trained=_law_lengths(task) if trained is None else trained, lengths=lengths, steps=steps, seed=seed
+            task,
+            trained=_law_lengths(task) if train_range is None else train_range,
+            lengths=lengths,
+            steps=steps,
+            seed=seed,
         )
     return certify_task(
-        task, trained=DEFAULT_TRAIN_LENGTH if trained is None else trained[1], lengths=lengths, seed=seed
+        task, trained=DEFAULT_TRAIN_LENGTH if train_range is None else train_range[1], lengths=lengths, seed=seed
     )
 
 

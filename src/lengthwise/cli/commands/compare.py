@@ -25,7 +25,7 @@ def compare_(
             help="Rows to run, separated by commas: scheme/encoding with --task, or row labels of a comparison."
         ),
     ] = None,
-    train_lengths: options.TrainLengths = None,
+    train_lengths: options.TrainLengthRange = None,
     steps: Annotated[
         int | None, options.integer("Number of training steps per run.", show_default="set by the recipe")
     ] = None,
@@ -33,23 +33,23 @@ def compare_(
         str | None, typer.Option(help="Test lengths, such as 20,200,2000.", show_default="set by the recipe")
     ] = None,
     num_examples: options.NumExamples = None,
-    variants: options.Variants = None,
-    corpus: options.Corpus = None,
+    variants: options.VariantNames = None,
+    corpus: options.CorpusFolder = None,
     seeds: Annotated[int, options.integer("Number of seeds per row.")] = 1,
     seed: Annotated[int, options.integer("First random seed.")] = 0,
-    jobs: options.Jobs = None,
-    device: options.Device = "auto",
-    out: options.Out = Path("runs/compare"),
-    use_quick: options.Quick = False,
-    as_json: options.Json = False,
+    jobs: options.NumJobs = None,
+    device: options.DeviceName = "auto",
+    out: options.OutputFolder = Path("runs/compare"),
+    use_quick: options.QuickFlag = False,
+    as_json: options.JsonFlag = False,
 ) -> None:
     """Train and evaluate several experiments, and print one table and one figure."""
     experiments = options.experiments_from_names(names or [], task, rows)
     for label, experiment in experiments.items():
-        base = quick(experiment) if use_quick else experiment
-        base = options.override_training(base, train_lengths=train_lengths, steps=steps)
-        evaluation = options.override_evaluation(base.evaluation, lengths, num_examples, variants, task=None)
-        experiments[label] = options.override_corpus(replace(base, evaluation=evaluation, seed=seed), corpus)
+        base_experiment = quick(experiment) if use_quick else experiment
+        base_experiment = options.override_training(base_experiment, train_lengths=train_lengths, steps=steps)
+        evaluation = options.override_evaluation(base_experiment.evaluation, lengths, num_examples, variants, task=None)
+        experiments[label] = options.override_corpus(replace(base_experiment, evaluation=evaluation, seed=seed), corpus)
     with show_status(f"{len(experiments) * seeds} runs in {out}"):
         comparison = compare(experiments, out, num_seeds=seeds, jobs=jobs, device=device, report=print_message)
     for warning in comparison.warnings:
@@ -60,6 +60,6 @@ def compare_(
     if as_json:
         print_json({"results": comparison.rows, "diverged": comparison.diverged, "figure": str(figure)})
         return
-    diverged = [cell["row"] for cell in comparison.diverged]
-    print_table(table_title(comparison.rows), *table(comparison.rows, diverged))
+    diverged_labels = [diverged_run["row"] for diverged_run in comparison.diverged]
+    print_table(table_title(comparison.rows), *table(comparison.rows, diverged_labels))
     print_line(f"figure: {figure}")

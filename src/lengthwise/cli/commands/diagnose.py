@@ -23,7 +23,7 @@ def diagnose(
     encoding: options.EncodingName = None,
     seed: options.ExampleSeed = 0,
     out: Annotated[Path | None, typer.Option("--out", help="Output folder for diagnosis.json and a figure.")] = None,
-    as_json: options.Json = False,
+    as_json: options.JsonFlag = False,
 ) -> None:
     """Find the causes of failures at a length, from the first errors of examples and the effects of interventions.
 
@@ -39,8 +39,8 @@ def diagnose(
             print_line("the run does not fit its training lengths; its failures do not show a limit of extrapolation")
         for title, header, body in tables(diagnosis):
             print_table(title, header, body, wrap=True)
-        for line in sentences(diagnosis):
-            print_line(line)
+        for sentence in sentences(diagnosis):
+            print_line(sentence)
     if out is not None:
         figure = write_report(diagnosis, out)
         if not as_json:

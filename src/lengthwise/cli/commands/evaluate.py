@@ -35,8 +35,8 @@ def evaluate_(
     task: options.TaskName = None,
     scheme: options.SchemeName = None,
     encoding: options.EncodingName = None,
-    variants: options.Variants = None,
-    corpus: options.Corpus = None,
+    variants: options.VariantNames = None,
+    corpus: options.CorpusFolder = None,
     decode: Annotated[
         str, typer.Option(help="Decoding mode: forced (teacher forcing) or free (token by token).")
     ] = "forced",
@@ -53,8 +53,8 @@ def evaluate_(
         Path | None, typer.Option("--out", help="Output folder for the results of a language model.")
     ] = None,
     seed: options.ExampleSeed = 0,
-    device: options.Device = "auto",
-    as_json: options.Json = False,
+    device: options.DeviceName = "auto",
+    as_json: options.JsonFlag = False,
 ) -> None:
     """Measure the exact match by length, or the loss by context length, of a run or a language model.
 
@@ -67,8 +67,8 @@ def evaluate_(
             Path(name), overrides=options.parse_overrides(task=task, scheme=scheme, encoding=encoding), device=device
         )
         run = replace(run, experiment=options.override_corpus(run.experiment, corpus))
-        new_task = None if task is None else run.experiment.task
-        settings = options.override_evaluation(run.experiment.evaluation, **flags, task=new_task)
+        replacement_task = None if task is None else run.experiment.task
+        settings = options.override_evaluation(run.experiment.evaluation, **flags, task=replacement_task)
         with ProgressLine(err_console) as progress:
             rows = evaluate(run, replace(settings, decode=decode, seed=seed), report=progress.show_examples)
     else:
@@ -76,8 +76,8 @@ def evaluate_(
         model_task = _load_model_task(name, task)
         settings = options.override_evaluation(MODEL_SETTINGS, **flags, task=model_task)
         settings = replace(settings, decode=decode, seed=seed)
-        precision = {} if dtype is None else {"dtype": dtype}
-        prompting = PromptingConfig(shots=DEFAULT_NUM_SHOTS if shots is None else shots, device=device, **precision)
+        dtype_setting = {} if dtype is None else {"dtype": dtype}
+        prompting = PromptingConfig(shots=DEFAULT_NUM_SHOTS if shots is None else shots, device=device, **dtype_setting)
         with ProgressLine(err_console) as progress:
             rows = evaluate_language_model(
                 name, model_task, settings, prompting=prompting, out=out, report=progress.show_examples
@@ -108,8 +108,8 @@ def generate_(
         int | None,
         options.integer("Maximum number of generated tokens.", show_default="the length of the answer; 64 for text"),
     ] = None,
-    device: options.Device = "auto",
-    as_json: options.Json = False,
+    device: options.DeviceName = "auto",
+    as_json: options.JsonFlag = False,
 ) -> None:
     """Generate the response to one prompt, and print its tokens with their position IDs."""
     if max_new_tokens is not None and max_new_tokens < 1:
@@ -123,11 +123,16 @@ def generate_(
         print_json({**output, "right": completion.correct, "expected": completion.expected})
         return
     # The table has one column of IDs per level.
-    levels = completion.position_ids if isinstance(completion.position_ids[0], list) else [completion.position_ids]
-    header = ["token", *("ID" if len(levels) == 1 else f"ID {level}" for level in range(1, len(levels) + 1))]
-    columns = [completion.tokens, *([str(position_id) for position_id in level] for level in levels)]
+    ids_by_level = (
+        completion.position_ids if isinstance(completion.position_ids[0], list) else [completion.position_ids]
+    )
+    header = [
+        "token",
+        *("ID" if len(ids_by_level) == 1 else f"ID {level}" for level in range(1, len(ids_by_level) + 1)),
+    ]
+    columns = [completion.tokens, *([str(position_id) for position_id in level_ids] for level_ids in ids_by_level)]
     print_table("generated", header, [list(row) for row in zip(*columns, strict=True)])
     if completion.expected:
         verdict = {True: "correct", False: "incorrect", None: "correct so far"}[completion.correct]
-        expected = "" if completion.correct else f"; expected {' '.join(completion.expected)}"
-        print_line(verdict + expected)
+        expected_text = "" if completion.correct else f"; expected {' '.join(completion.expected)}"
+        print_line(verdict + expected_text)

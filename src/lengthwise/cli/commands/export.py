@@ -20,7 +20,7 @@ FORMATS = ("hf", "run", "lm-eval")
 
 def export(
     name: Annotated[str, typer.Argument(metavar="RUN|TASK", help="Run folder or exported model; for lm-eval, a task.")],
-    out: options.Out,
+    out: options.OutputFolder,
     output_format: Annotated[
         str,
         typer.Option(
@@ -38,25 +38,25 @@ def export(
     num_examples: Annotated[str, typer.Option(help="Number of examples, or one number per length.")] = "64",
     shots: Annotated[int, options.integer("Number of solved examples before each question.")] = DEFAULT_NUM_SHOTS,
     seed: options.ExampleSeed = 0,
-    as_json: options.Json = False,
+    as_json: options.JsonFlag = False,
 ) -> None:
     """Convert a run or a task to the format of another program."""
     if output_format not in FORMATS:
         raise unknown_name("format", output_format, FORMATS)
-    parts = {"task": task, "scheme": scheme, "encoding": encoding}
+    part_names = {"task": task, "scheme": scheme, "encoding": encoding}
     if output_format == "hf":
-        export_hf(Path(name), out, overrides=options.parse_overrides(**parts))
+        export_hf(Path(name), out, overrides=options.parse_overrides(**part_names))
         usage = f"import lengthwise; AutoModelForCausalLM.from_pretrained('{out}')"
     else:
-        options.reject_flags("needs a run and --format hf", **parts)
+        options.reject_flags("needs a run and --format hf", **part_names)
     if output_format == "run":
         import_hf(Path(name), out)
         usage = f"lengthwise evaluate {out}"
     if output_format == "lm-eval":
         harness_task, settings = load_task(name), EvaluationSettings(lengths=DEFAULT_LENGTHS, seed=seed)
         settings = options.override_evaluation(settings, lengths, num_examples, None, task=harness_task)
-        group = export_to_harness(harness_task, out, settings, shots=shots)
-        usage = f"lm_eval --include_path {out} --tasks {group}"
+        task_group = export_to_harness(harness_task, out, settings, shots=shots)
+        usage = f"lm_eval --include_path {out} --tasks {task_group}"
     if as_json:
         print_json({"folder": str(out), "use": usage})
         return

@@ -31,7 +31,7 @@ def list_(
             help="Table to print: tasks, schemes, encodings, measures, claims or recipes.", show_default="all"
         ),
     ] = None,
-    as_json: options.Json = False,
+    as_json: options.JsonFlag = False,
 ) -> None:
     """List tasks, schemes, encodings, measures, claims and recipes, with a summary and the paper of each entry."""
     rows: dict[str, list[dict[str, str]]] = {
@@ -44,7 +44,7 @@ def list_(
     ]
     if kind is not None:
         if kind not in rows:
-            raise unknown_name("list", kind, rows)
+            raise unknown_name("table", kind, rows)
         rows = {kind: rows[kind]}
     if as_json:
         print_json(rows)

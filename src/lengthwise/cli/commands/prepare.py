@@ -17,18 +17,18 @@ def prepare(
             metavar="TEXT...", help=f"Files, folders or {SOURCE_FORMAT}; write KIND=TEXT to name the kind of a text."
         ),
     ],
-    out: options.Out,
+    out: options.OutputFolder,
     vocabulary_size: Annotated[int, options.integer("Vocabulary size, including the end token.")] = 2048,
     held_out: Annotated[float, options.fraction("Fraction of each kind of text to hold out.")] = 0.1,
     seed: Annotated[int, options.integer("Random seed for selecting held-out documents.")] = 0,
-    as_json: options.Json = False,
+    as_json: options.JsonFlag = False,
 ) -> None:
     """Build a corpus for language models, with a tokenizer, training tokens and held-out tokens."""
     with ProgressLine(err_console) as progress:
-        facts = prepare_corpus(
+        corpus_metadata = prepare_corpus(
             texts, out, vocabulary_size=vocabulary_size, held_out=held_out, seed=seed, report=progress.show_preparation
         )
     if as_json:
-        print_json({"folder": str(out), **facts})
+        print_json({"folder": str(out), **corpus_metadata})
         return
-    print_table(f"{out}, {facts['vocabulary_size']:,} tokens", *corpus_table(facts))
+    print_table(f"{out}, {corpus_metadata['vocabulary_size']:,} tokens", *corpus_table(corpus_metadata))

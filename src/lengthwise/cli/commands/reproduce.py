@@ -18,12 +18,12 @@ def reproduce_(
     size: Annotated[str, typer.Option(help="Size: quick, laptop (minutes), full (hours) or gpu.")] = "laptop",
     seeds: Annotated[int | None, options.integer("Number of seeds.", show_default="depends on the size")] = None,
     first_seed: Annotated[int, options.integer("First random seed.")] = FIRST_SEED,
-    jobs: options.Jobs = None,
+    jobs: options.NumJobs = None,
     row: Annotated[
         list[str] | None, typer.Option(help="Label of a row to run; repeat the flag for more rows.", show_default="all")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Output folder.", show_default="runs/CLAIM-SIZE")] = None,
-    as_json: options.Json = False,
+    as_json: options.JsonFlag = False,
 ) -> None:
     """Run the experiments of a claim, print tables and save a figure. After an interruption, repeat the command."""
     if claim not in CLAIMS:
@@ -45,9 +45,9 @@ def reproduce_(
     if result.figure is None:
         raise StoppedError("stopped, and all progress is saved; repeat the command to continue")
     if as_json:
-        rows, diverged, readings = result.comparison.rows, result.comparison.diverged, result.readings
-        output = {"results": rows, "diverged": diverged, "readings": readings, "figure": str(result.figure)}
-        print_json({"claim": claim, "size": size, **output})
+        rows, diverged_runs, readings = result.comparison.rows, result.comparison.diverged, result.readings
+        output_values = {"results": rows, "diverged": diverged_runs, "readings": readings, "figure": str(result.figure)}
+        print_json({"claim": claim, "size": size, **output_values})
         return
     for title, header, body in result.tables:
         print_table(title, header, body)

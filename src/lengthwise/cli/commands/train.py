@@ -21,7 +21,7 @@ def train_(
     task: options.TaskName = None,
     scheme: options.SchemeName = None,
     encoding: options.EncodingName = None,
-    train_lengths: options.TrainLengths = None,
+    train_lengths: options.TrainLengthRange = None,
     steps: Annotated[int | None, options.integer("Number of training steps.", show_default="set by the recipe")] = None,
     batch_size: Annotated[
         int | None, options.integer("Number of examples per training step.", show_default="set by the recipe")
@@ -30,20 +30,20 @@ def train_(
         int | None, options.integer("Number of position IDs; must exceed the largest ID of the longest test.")
     ] = None,
     head: Annotated[str | None, typer.Option(help="Position head: pointer, rank, increment, search or class.")] = None,
-    corpus: options.Corpus = None,
+    corpus: options.CorpusFolder = None,
     seed: Annotated[int | None, options.integer("Random seed for the data and the initial weights.")] = None,
-    device: options.Device = "auto",
+    device: options.DeviceName = "auto",
     out: Annotated[
         Path | None, typer.Option("--out", help="Output folder.", show_default="runs/TASK-SCHEME-SEED")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the newest checkpoint.")] = False,
-    use_quick: options.Quick = False,
-    as_json: options.Json = False,
+    use_quick: options.QuickFlag = False,
+    as_json: options.JsonFlag = False,
 ) -> None:
     """Train a recipe, or a task with a position scheme and an encoding."""
-    parts = {"task": task, "scheme": scheme, "encoding": encoding}
+    part_names = {"task": task, "scheme": scheme, "encoding": encoding}
     if resume and out is not None and name is None and (task is None or (out / EXPERIMENT).is_file()):
-        experiment = read_experiment(out, overrides=options.parse_overrides(**parts))
+        experiment = read_experiment(out, overrides=options.parse_overrides(**part_names))
     else:
         experiment = options.experiment_from_names(name, task, scheme, encoding)
     # The flags override the settings of --quick.
@@ -59,19 +59,25 @@ def train_(
     folder = (
         out if out is not None else Path("runs") / f"{experiment.task.name}-{experiment.scheme.name}-{experiment.seed}"
     )
-    progress_line = ProgressLine(err_console, experiment.training.steps, longest=experiment.train_lengths[1])
-    with progress_line as progress, catch_interrupts() as stop:
-        run = train(experiment, folder, resume=resume, device=device, report=progress.show_training, stop=stop)
+    progress_line = ProgressLine(err_console, experiment.training.steps, max_train_length=experiment.train_lengths[1])
+    with progress_line as progress, catch_interrupts() as should_stop:
+        run = train(experiment, folder, resume=resume, device=device, report=progress.show_training, stop=should_stop)
     if run is None:
-        overrides = "".join(f" --{kind} {value}" for kind, value in parts.items() if value is not None and ":" in value)
+        overrides = "".join(
+            f" --{kind} {value}" for kind, value in part_names.items() if value is not None and ":" in value
+        )
         raise StoppedError(f"stopped and saved; continue with: lengthwise train --resume --out {folder}{overrides}")
     if as_json:
         print_json({"folder": str(folder), **run.facts})
         return
     smallest_id, largest_id = run.facts["id_range"]
-    fitted = run.facts["fitted"]
-    exact_match = "" if fitted is None else f"exact match {fitted:.3f} at length {experiment.train_lengths[1]}; "
+    train_exact_match = run.facts["fitted"]
+    exact_match_text = (
+        ""
+        if train_exact_match is None
+        else f"exact match {train_exact_match:.3f} at length {experiment.train_lengths[1]}; "
+    )
     print_line(
-        f"{run.facts['steps']} steps in {run.facts['train_s']:.0f} s; {exact_match}"
+        f"{run.facts['steps']} steps in {run.facts['train_s']:.0f} s; {exact_match_text}"
         f"training IDs {smallest_id:,} to {largest_id:,}; saved in {folder}"
     )

@@ -59,36 +59,52 @@ class SubsamplingControl:
 
 
 def measure_intervention_causes(
-    errors: InterventionResults, correct: InterventionResults | None, length: int, *, beyond_training: bool
+    error_results: InterventionResults,
+    correct_results: InterventionResults | None,
+    length: int,
+    *,
+    beyond_training: bool,
 ) -> Iterator[Cause]:
     """Yield three causes (number of tokens, IDs, both), measured on first errors, with correct answers as a control.
 
     ``beyond_training`` is True if some IDs or distances exceed the training maximum. The rates exclude first errors
     that subsampling alone repairs, and correct answers that it breaks.
     """
-    repair_rates = _correct_fractions(errors, ~errors.subsample_only)
-    break_rates = (None,) * 3 if correct is None else _correct_fractions(correct, correct.subsample_only, negate=True)
-    interventions = {
+    repair_rates = _correct_fractions(error_results, ~error_results.subsample_only)
+    break_rates = (
+        (None,) * 3
+        if correct_results is None
+        else _correct_fractions(correct_results, correct_results.subsample_only, count_wrong=True)
+    )
+    interventions_by_cause = {
         DILUTED_ATTENTION: f"as many tokens as in training, IDs of length {length}",
         UNTRAINED_IDS if beyond_training else MORE_IDS: "training IDs, weight of all tokens",
         TOKENS_OR_IDS: "both changes, if neither one is sufficient",
     }
-    for (name, text), repair_rate, break_rate in zip(interventions.items(), repair_rates, break_rates, strict=True):
-        num_errors = len(errors.both)
-        yield Cause(name=name, intervention=text, num_errors=num_errors, repair_rate=repair_rate, break_rate=break_rate)
+    for (name, intervention), repair_rate, break_rate in zip(
+        interventions_by_cause.items(), repair_rates, break_rates, strict=True
+    ):
+        num_errors = len(error_results.both_changes)
+        yield Cause(
+            name=name, intervention=intervention, num_errors=num_errors, repair_rate=repair_rate, break_rate=break_rate
+        )
 
 
 def _correct_fractions(
-    results: InterventionResults, mask: Bool[np.ndarray, " answers"], *, negate: bool = False
+    results: InterventionResults, mask: Bool[np.ndarray, " answers"], *, count_wrong: bool = False
 ) -> tuple[float, float, float]:
     """Return three fractions of all answers: in ``mask`` and correct under an intervention.
 
-    The interventions are fewer tokens, training IDs, and both if neither one alone is sufficient. ``negate`` counts
-    wrong answers instead of correct answers.
+    The interventions are fewer tokens, training IDs, and both if neither one alone is sufficient. ``count_wrong``
+    counts wrong answers instead of correct answers.
     """
-    parts = (results.fewer_tokens, results.trained_ids, results.both)
-    fewer_tokens, trained_ids, both = ((~part if negate else part) & mask for part in parts)
-    return float(fewer_tokens.mean()), float(trained_ids.mean()), float((both & ~fewer_tokens & ~trained_ids).mean())
+    masks = (results.fewer_tokens, results.trained_ids, results.both_changes)
+    fewer_tokens, trained_ids, both_changes = ((~correct if count_wrong else correct) & mask for correct in masks)
+    return (
+        float(fewer_tokens.mean()),
+        float(trained_ids.mean()),
+        float((both_changes & ~fewer_tokens & ~trained_ids).mean()),
+    )
 
 
 def measure_id_and_end_causes(
@@ -102,14 +118,20 @@ def measure_id_and_end_causes(
             intervention="right IDs",
             num_errors=num_failures,
             repair_rate=counts.id / num_failures,
-            exact_match=sum(int(each.tokens_correct.sum()) for each in failures) / num_failures,
+            exact_match=sum(int(batch.tokens_correct.sum()) for batch in failures) / num_failures,
         )
     if counts.end_too_early + counts.end_too_late:
         end = model.task.vocabulary.index("end")
-        graded = [grade_with_known_end(model.decoder, each, end) for each in failures]
-        rate, exact = (sum(int(mask[part].sum()) for mask in graded) / num_failures for part in range(2))
+        masks = [grade_with_known_end(model.decoder, batch, end) for batch in failures]
+        repair_rate, exact_match = (
+            sum(int(mask_pair[mask_index].sum()) for mask_pair in masks) / num_failures for mask_index in range(2)
+        )
         yield Cause(
-            name=END_ERRORS, intervention="right ends", num_errors=num_failures, repair_rate=rate, exact_match=exact
+            name=END_ERRORS,
+            intervention="right ends",
+            num_errors=num_failures,
+            repair_rate=repair_rate,
+            exact_match=exact_match,
         )
 
 
@@ -120,42 +142,42 @@ def describe_limiting_cause(
     control: SubsamplingControl | None,
 ) -> str:
     """Return a sentence about the limiting cause; ``control`` is None if there are no interventions."""
-    kind = _describe_main_error_kind(counts, id_and_end_causes)
+    error_kind = _describe_main_error_kind(counts, id_and_end_causes)
     if control is None:
-        return f"limited by {kind}; the effect of IDs and of the number of tokens is unknown"
+        return f"limited by {error_kind}; the effect of IDs and of the number of tokens is unknown"
     if control.repair_rate > MAIN_FRACTION:
-        return f"limited by {kind}; {UNDECIDED}: subsampling alone repairs {control.repair_rate:.2f} of them"
+        return f"limited by {error_kind}; {UNDECIDED}: subsampling alone repairs {control.repair_rate:.2f} of them"
     token_rate, id_rate, both_rate = (cause.repair_rate for cause in causes)
     break_rates = [f"{cause.break_rate:.2f}" for cause in causes if cause.break_rate is not None]
-    rates = (
+    rates_text = (
         f"{token_rate:.2f} of the first errors are right with fewer tokens, {id_rate:.2f} with training IDs, "
         f"{both_rate:.2f} only with both"
         + (f"; these changes make {', '.join(break_rates)} of the right answers wrong" if break_rates else "")
     )
     if sum(cause.effect for cause in causes) >= MAIN_FRACTION:
-        return f"limited by {_main_cause(causes)} ({rates})"
+        return f"limited by {_main_cause(causes)} ({rates_text})"
     if token_rate + id_rate + both_rate >= MAIN_FRACTION:
-        return f"limited by {kind}; {UNDECIDED}: noise may repair as many errors ({rates})"
+        return f"limited by {error_kind}; {UNDECIDED}: noise may repair as many errors ({rates_text})"
     if min(control.retention, control.short_fraction) < ACCURACY_THRESHOLD:
         return (
-            f"limited by {kind}; {UNDECIDED}: {control.short_fraction:.2f} of the first errors fit into a training "
-            f"sequence, and subsampling leaves {control.retention:.2f} of the right answers right"
+            f"limited by {error_kind}; {UNDECIDED}: {control.short_fraction:.2f} of the first errors fit into a "
+            f"training sequence, and subsampling leaves {control.retention:.2f} of the right answers right"
         )
-    return f"limited by {kind}, and neither by IDs nor by the number of tokens ({rates})"
+    return f"limited by {error_kind}, and neither by IDs nor by the number of tokens ({rates_text})"
 
 
 def _main_cause(causes: tuple[Cause, ...]) -> str:
     token_cause, id_cause, _ = causes
     if min(token_cause.effect, id_cause.effect) >= MAIN_FRACTION:
         return "the combination of more tokens and IDs not seen in training"
-    largest = max(causes, key=lambda cause: cause.effect)
-    return largest.name if largest.effect >= MAIN_FRACTION else "several causes"
+    main_cause = max(causes, key=lambda cause: cause.effect)
+    return main_cause.name if main_cause.effect >= MAIN_FRACTION else "several causes"
 
 
 def _describe_main_error_kind(counts: FailureCounts, id_and_end_causes: tuple[Cause, ...]) -> str:
     """Describe the most frequent kind of first error, and the exact match after its correction."""
-    ends = counts.end_too_early + counts.end_too_late
-    max_count = max(counts.token, counts.id, ends)
+    num_end_errors = counts.end_too_early + counts.end_too_late
+    max_count = max(counts.token, counts.id, num_end_errors)
     if max_count == counts.token:
         return f"wrong tokens ({counts.token} of {counts.num_failures} first errors)"
     name = ID_ERRORS if max_count == counts.id else END_ERRORS

@@ -78,25 +78,25 @@ def diagnose(model: ProbedModel, length: int, *, num_examples: int = NUM_EXAMPLE
     Each intervention reevaluates the first errors of at most ``MAX_QUERIES`` failed examples. If it repairs an error,
     it removes the cause of the error. For a task without support, the function skips the interventions that need it.
     """
-    lengths, doubling = {model.max_train_length, length}, 2 * model.max_train_length
-    while doubling < length:
-        lengths.add(nearest_length(model.task, doubling))
-        doubling *= 2
-    mass_by_length = {each: mean_support_mass(model, each) for each in sorted(lengths)}
+    lengths, doubled_length = {model.max_train_length, length}, 2 * model.max_train_length
+    while doubled_length < length:
+        lengths.add(nearest_length(model.task, doubled_length))
+        doubled_length *= 2
+    mass_by_length = {tested_length: mean_support_mass(model, tested_length) for tested_length in sorted(lengths)}
     train_mass = mass_by_length[model.max_train_length]
     is_reported = (train_mass > 0) & (train_mass >= train_mass.max() / 2)
     heads = tuple((int(layer), int(head)) for layer, head in np.argwhere(is_reported))
     by_length: list[LengthSummary] = []
     failures: list[FailureBatch] = []
     correct_answers: list[Queries] = []
-    for each, masses in mass_by_length.items():
-        failures, correct_answers = collect_failures(model, each, num_examples)
-        num_graded = count_examples(model.task, each, num_examples)
+    for tested_length, masses in mass_by_length.items():
+        failures, correct_answers = collect_failures(model, tested_length, num_examples)
+        num_graded = count_examples(model.task, tested_length, num_examples)
         num_exact = num_graded - sum(len(batch.kinds) for batch in failures)
         low, high = wilson_interval(num_exact, num_graded)
         by_length.append(
             LengthSummary(
-                length=each,
+                length=tested_length,
                 num_examples=num_graded,
                 exact_match=num_exact / num_graded,
                 low=low,
@@ -105,14 +105,14 @@ def diagnose(model: ProbedModel, length: int, *, num_examples: int = NUM_EXAMPLE
             )
         )
     test_summary = by_length[-1]
-    interval = f"exact match {test_summary.exact_match:.3f} ({test_summary.low:.3f} to {test_summary.high:.3f})"
+    interval_text = f"exact match {test_summary.exact_match:.3f} ({test_summary.low:.3f} to {test_summary.high:.3f})"
     diagnosis = Diagnosis(
         length=length,
         num_examples=test_summary.num_examples,
         train_lengths=model.train_lengths,
         by_length=tuple(by_length),
         heads=heads,
-        limited_by=f"no failures at length {length}: {interval}",
+        limited_by=f"no failures at length {length}: {interval_text}",
     )
     return _with_causes(diagnosis, model, failures, correct_answers) if failures else diagnosis
 
@@ -139,40 +139,44 @@ def _with_causes(
     diagnosis: Diagnosis, model: ProbedModel, failures: list[FailureBatch], correct_answers: list[Queries]
 ) -> Diagnosis:
     errors = [batch.errors for batch in failures]
-    counts, skip_reason, control = count_failures(model, failures), model.subsampling_obstacle, None
+    failure_counts, skip_reason, control = count_failures(model, failures), model.subsampling_obstacle, None
     range_shifts = tuple(measure_range_shifts(model, errors))
-    id_and_end_causes = tuple(measure_id_and_end_causes(model, failures, counts))
+    id_and_end_causes = tuple(measure_id_and_end_causes(model, failures, failure_counts))
     causes: tuple[Cause, ...] = ()
     if skip_reason is None:
         interventions = build_interventions(model)
-        results = interventions.apply_to_batches(errors, MAX_QUERIES)
+        error_results = interventions.apply_to_batches(errors, MAX_QUERIES)
         control = SubsamplingControl(
-            repair_rate=float(results.subsample_only.mean()),
+            repair_rate=float(error_results.subsample_only.mean()),
             retention=interventions.measure_retention(),
-            short_fraction=float(results.short.mean()),
+            short_fraction=float(error_results.within_budget.mean()),
         )
         correct_answers = [batch for batch in correct_answers if len(batch.answer)]
-        baseline = interventions.apply_to_batches(correct_answers, MAX_QUERIES) if correct_answers else None
-        is_beyond = any(shift.fraction_beyond > 0 for shift in range_shifts)
-        causes = tuple(measure_intervention_causes(results, baseline, diagnosis.length, beyond_training=is_beyond))
+        correct_results = interventions.apply_to_batches(correct_answers, MAX_QUERIES) if correct_answers else None
+        is_beyond_training = any(range_shift.fraction_beyond > 0 for range_shift in range_shifts)
+        causes = tuple(
+            measure_intervention_causes(
+                error_results, correct_results, diagnosis.length, beyond_training=is_beyond_training
+            )
+        )
     masses = support_mass_at_errors(model, errors)
     return replace(
         diagnosis,
         support_mass_at_errors=tuple(float(masses[head]) for head in diagnosis.heads),
-        failures=counts,
+        failures=failure_counts,
         range_shifts=range_shifts,
         causes=causes + id_and_end_causes,
         subsampling_control=control,
         skip_reason=skip_reason,
-        limited_by=describe_limiting_cause(counts, id_and_end_causes, causes, control)
+        limited_by=describe_limiting_cause(failure_counts, id_and_end_causes, causes, control)
         if diagnosis.fits
         else _describe_poor_fit(diagnosis),
     )
 
 
 def _describe_poor_fit(diagnosis: Diagnosis) -> str:
-    train = diagnosis.by_length[0]
+    train_summary = diagnosis.by_length[0]
     return (
-        f"limited by training: exact match is {train.exact_match:.3f} at the training length {train.length}; train "
-        "until the run fits"
+        f"limited by training: exact match is {train_summary.exact_match:.3f} at the training length "
+        f"{train_summary.length}; train until the run fits"
     )

@@ -16,7 +16,7 @@ from lengthwise.evaluation.grading import first_errors, grade
 from lengthwise.model.decoder import Decoder
 
 # Maximum number of examples for free decoding after a wrong ID.
-NUM_DECODED = 16
+MAX_NUM_DECODED = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,40 +58,42 @@ def collect_failures(model: ProbedModel, length: int, num_examples: int) -> tupl
     """
     model.decoder.eval()
     end, rng = model.task.vocabulary.index("end"), stream(model.seed, "diagnosis right answers", length)
-    failures, correct = [], []
+    failures, correct_queries = [], []
     for examples, batch in iter_examples(model.task, model.scheme, length, num_examples, model.seed):
         check_id_range(model.decoder.check_ids.num_position_ids, batch, length)
         grades = grade(model.decoder, batch, end=end, decode="forced")
         first_column = examples.prompt_length - grades.prompt_offset.numpy()
         # The end token is never sampled.
         is_correct = (grades.scored & ~grades.token_errors & ~grades.id_errors & ~grades.end).numpy()
-        answer = (rng.random(is_correct.shape) * is_correct).argmax(axis=1) + first_column
-        correct.append(
-            build_queries(model.task, examples, batch, answer).select(np.flatnonzero(is_correct.any(axis=1)))
+        answer_index = (rng.random(is_correct.shape) * is_correct).argmax(axis=1) + first_column
+        correct_queries.append(
+            build_queries(model.task, examples, batch, answer_index).select(np.flatnonzero(is_correct.any(axis=1)))
         )
         errors = first_errors(grades)
         if not errors:
             continue
-        failed, columns, kinds = (np.array(part) for part in zip(*errors, strict=True))
-        answer = columns + first_column[failed]
-        end_kinds = np.where(examples.tokens[failed, answer] == end, "end too late", "end too early")
+        failed_indices, error_columns, kinds = (np.array(part) for part in zip(*errors, strict=True))
+        answer_index = error_columns + first_column[failed_indices]
+        end_kinds = np.where(examples.tokens[failed_indices, answer_index] == end, "end too late", "end too early")
         failures.append(
             FailureBatch(
-                errors=build_queries(model.task, examples.select(failed), batch.select(failed), answer),
+                errors=build_queries(
+                    model.task, examples.select(failed_indices), batch.select(failed_indices), answer_index
+                ),
                 kinds=tuple(np.where(kinds == "end", end_kinds, kinds).tolist()),
-                tokens_correct=(~grades.token_errors.any(dim=1)).numpy()[failed],
-                ids_correct=(~grades.id_errors.any(dim=1)).numpy()[failed],
+                tokens_correct=(~grades.token_errors.any(dim=1)).numpy()[failed_indices],
+                ids_correct=(~grades.id_errors.any(dim=1)).numpy()[failed_indices],
             )
         )
-    return failures, correct
+    return failures, correct_queries
 
 
 def count_failures(model: ProbedModel, failures: list[FailureBatch]) -> FailureCounts:
     """Count failed examples by the kind and location of their first errors; ``failures`` must not be empty."""
-    kinds = Counter(chain.from_iterable(each.kinds for each in failures))
-    errors = [each.errors for each in failures]
-    error_indices = np.concatenate([each.answer - each.examples.prompt_length for each in errors])
-    num_positions = np.concatenate([each.examples.response_end - each.examples.prompt_length + 1 for each in errors])
+    kinds = Counter(chain.from_iterable(batch.kinds for batch in failures))
+    errors = [batch.errors for batch in failures]
+    error_indices = np.concatenate([batch.answer - batch.examples.prompt_length for batch in errors])
+    num_positions = np.concatenate([batch.examples.response_end - batch.examples.prompt_length + 1 for batch in errors])
     return FailureCounts(
         num_failures=len(error_indices),
         token=kinds["token"],
@@ -105,13 +107,13 @@ def count_failures(model: ProbedModel, failures: list[FailureBatch]) -> FailureC
 
 
 def _error_propagation(model: ProbedModel, failures: list[FailureBatch]) -> float | None:
-    end, has_wrong_token, remaining = model.task.vocabulary.index("end"), [], NUM_DECODED
-    for each in failures:
-        id_errors = np.flatnonzero(np.array(each.kinds) == "id")[:remaining]
+    end, has_wrong_token, num_remaining = model.task.vocabulary.index("end"), [], MAX_NUM_DECODED
+    for failure_batch in failures:
+        id_errors = np.flatnonzero(np.array(failure_batch.kinds) == "id")[:num_remaining]
         if len(id_errors):
-            grades = grade(model.decoder, each.errors.batch.select(id_errors), end=end, decode="free")
+            grades = grade(model.decoder, failure_batch.errors.batch.select(id_errors), end=end, decode="free")
             has_wrong_token += grades.token_errors.any(dim=1).tolist()
-            remaining -= len(id_errors)
+            num_remaining -= len(id_errors)
     return float(np.mean(has_wrong_token)) if has_wrong_token else None
 
 
@@ -125,7 +127,7 @@ def grade_with_known_end(decoder: Decoder, failures: FailureBatch, end: int) -> 
     hidden, _ = decoder(batch.tokens[:, :-1], batch.position_ids[:, :, :-1])
     logits, targets = decoder.token_logits(hidden), batch.tokens[:, 1:]
     logits[..., end] = -torch.inf
-    correct = ((logits.argmax(dim=-1) == targets) | (targets == end) | ~batch.token_scored[:, 1:]).numpy()
+    is_correct = ((logits.argmax(dim=-1) == targets) | (targets == end) | ~batch.token_scored[:, 1:]).numpy()
     is_end_error = np.array([kind.startswith("end") for kind in failures.kinds])
-    first = correct[np.arange(len(is_end_error)), failures.errors.answer - 1]
-    return is_end_error & first, correct.all(axis=1) & failures.ids_correct
+    is_first_correct = is_correct[np.arange(len(is_end_error)), failures.errors.answer - 1]
+    return is_end_error & is_first_correct, is_correct.all(axis=1) & failures.ids_correct

@@ -31,8 +31,8 @@ class InterventionResults:
     subsample_only: Bool[np.ndarray, " answers"]
     fewer_tokens: Bool[np.ndarray, " answers"]
     trained_ids: Bool[np.ndarray, " answers"]
-    both: Bool[np.ndarray, " answers"]
-    short: Bool[np.ndarray, " answers"]
+    both_changes: Bool[np.ndarray, " answers"]
+    within_budget: Bool[np.ndarray, " answers"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,28 +50,30 @@ class Interventions:
 
     def apply(self, queries: Queries, rng: np.random.Generator) -> InterventionResults:
         """Evaluate the queries under each intervention, on the same subsamples."""
-        subsamples, is_short = self._subsample(queries, self.budget, rng)
+        subsamples, within_budget = self._subsample(queries, self.budget, rng)
         remapped_queries = self._with_train_ids(queries, subsamples)
         return InterventionResults(
             subsample_only=self._is_correct(queries, subsamples),
             fewer_tokens=self._is_correct(queries, subsamples.unweighted()),
             trained_ids=self._is_correct(remapped_queries, subsamples),
-            both=self._is_correct(remapped_queries, subsamples.unweighted()),
-            short=is_short,
+            both_changes=self._is_correct(remapped_queries, subsamples.unweighted()),
+            within_budget=within_budget,
         )
 
     def apply_to_batches(self, batches: list[Queries], max_queries: int) -> InterventionResults:
         """Evaluate at most ``max_queries`` queries under each intervention."""
-        parts, remaining = [], max_queries
+        results, num_remaining = [], max_queries
         for index, queries in enumerate(batches):
-            part = queries.first(remaining)
-            if not len(part.answer):
+            query_batch = queries.first(num_remaining)
+            if not len(query_batch.answer):
                 break
             rng = stream(self.model.seed, "diagnosis draws", queries.batch.length, index)
-            parts.append(self.apply(part, rng))
-            remaining -= len(part.answer)
+            results.append(self.apply(query_batch, rng))
+            num_remaining -= len(query_batch.answer)
         names = [field.name for field in fields(InterventionResults)]
-        return InterventionResults(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
+        return InterventionResults(
+            **{name: np.concatenate([getattr(result, name) for result in results]) for name in names}
+        )
 
     def measure_retention(self) -> float:
         """Return the fraction of correct answers at the longest training length that stay correct on half the units."""
@@ -80,10 +82,10 @@ class Interventions:
         rng = stream(model.seed, "diagnosis home", length)
         for examples, batch in iter_examples(model.task, model.scheme, length, NUM_TRAIN_EXAMPLES, model.seed):
             queries = build_queries(model.task, examples, batch, sample_answers(batch, end, rng))
-            full = upweight_distractors(queries.support, queries.last_index, 1.0)
-            half = self._subsample(queries, self.budget // 2, rng)[0].unweighted()
-            is_retained = self._is_correct(self._with_train_ids(queries, half), half)
-            stays_correct += is_retained[model.query(queries, full).correct].tolist()
+            full_sequences = upweight_distractors(queries.support, queries.last_index, 1.0)
+            half_sequences = self._subsample(queries, self.budget // 2, rng)[0].unweighted()
+            is_retained = self._is_correct(self._with_train_ids(queries, half_sequences), half_sequences)
+            stays_correct += is_retained[model.query(queries, full_sequences).correct].tolist()
         return float(np.mean(stays_correct)) if stays_correct else 0.0
 
     def _subsample(
@@ -93,29 +95,33 @@ class Interventions:
         repeated_queries = queries.select(np.repeat(np.arange(len(queries.answer)), NUM_SUBSAMPLES))
         units = coupling_units(repeated_queries.examples)
         candidates = []
-        for size in BLOCK_SIZES:
-            part = subsample(repeated_queries.support, repeated_queries.last_index, budget, rng, units, size)
-            sizes = [len(np.unique(unit[indices])) for unit, indices in zip(units, part.indices, strict=True)]
-            is_short = np.asarray((np.array(sizes) <= budget).reshape(-1, NUM_SUBSAMPLES).all(axis=1))
-            candidates.append((part, is_short))
-        return next((each for each in candidates if each[1].all()), candidates[-1])
+        for block_size in BLOCK_SIZES:
+            subsamples = subsample(
+                repeated_queries.support, repeated_queries.last_index, budget, rng, units, block_size
+            )
+            num_units = [
+                len(np.unique(unit_ids[indices])) for unit_ids, indices in zip(units, subsamples.indices, strict=True)
+            ]
+            within_budget = np.asarray((np.array(num_units) <= budget).reshape(-1, NUM_SUBSAMPLES).all(axis=1))
+            candidates.append((subsamples, within_budget))
+        return next((candidate for candidate in candidates if candidate[1].all()), candidates[-1])
 
     def _is_correct(self, queries: Queries, subsamples: Subsample) -> Bool[np.ndarray, " answers"]:
-        each = self.model.query(queries, subsamples).correct_each.reshape(-1, NUM_SUBSAMPLES)
-        return np.asarray(each.mean(axis=1) > 0.5)
+        correct_each = self.model.query(queries, subsamples).correct_each.reshape(-1, NUM_SUBSAMPLES)
+        return np.asarray(correct_each.mean(axis=1) > 0.5)
 
     def _with_train_ids(self, queries: Queries, subsamples: Subsample) -> Queries:
         """Return one query per subsample, with training IDs that depend on the tokens of the subsample."""
-        query = np.repeat(np.arange(len(queries.answer)), NUM_SUBSAMPLES)
-        repeated_queries = queries.select(query)
+        query_indices = np.repeat(np.arange(len(queries.answer)), NUM_SUBSAMPLES)
+        repeated_queries = queries.select(query_indices)
         ids = repeated_queries.batch.position_ids.numpy().copy()
-        for index, last in enumerate(subsamples.last_column):
-            indices = subsamples.indices[index, : last + 1]
+        for index, last_index in enumerate(subsamples.last_column):
+            indices = subsamples.indices[index, : last_index + 1]
             support = np.append(repeated_queries.support[index], indices[-1])
-            nearest_first = indices[np.abs(indices[:, None] - support).min(axis=1).argsort(kind="stable")]
-            train_ids = self.train_ids[query[index] % len(self.train_ids)]
+            indices_by_distance = indices[np.abs(indices[:, None] - support).min(axis=1).argsort(kind="stable")]
+            train_ids = self.train_ids[query_indices[index] % len(self.train_ids)]
             for level, level_ids in zip(ids[:, index], train_ids, strict=True):
-                level[:] = remap_ids(level, level[nearest_first], level_ids)
+                level[:] = remap_ids(level, level[indices_by_distance], level_ids)
         return replace(repeated_queries, batch=replace(repeated_queries.batch, position_ids=torch.from_numpy(ids)))
 
 
