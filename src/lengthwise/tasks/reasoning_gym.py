@@ -29,7 +29,7 @@ def reasoning_records(
     for number, item in enumerate(items, start=1):
         try:
             record = {"prompt": list(tokens(item["question"])), "response": list(tokens(item["answer"]))}
-            item_length = length(item) if callable(length) else _item_length(item.get("metadata", {}), length)
+            item_length = length(item) if callable(length) else _find_length(item.get("metadata", {}), length)
         except _ItemError as error:
             raise TaskFileError(f"item {number} {error}") from None
         except (KeyError, TypeError, AttributeError) as error:
@@ -63,7 +63,7 @@ class _ItemError(Exception):
     """Error for an item without a valid length."""
 
 
-def _item_length(metadata: Mapping[str, Any], name: str | None) -> int | None:
+def _find_length(metadata: Mapping[str, Any], name: str | None) -> int | None:
     difficulty = metadata.get("difficulty", {})
     if name is None:
         if len(difficulty) > 1:
@@ -71,7 +71,7 @@ def _item_length(metadata: Mapping[str, Any], name: str | None) -> int | None:
         if not difficulty:
             return None
         (name,) = difficulty
-    values = {**{key: _single_value(value) for key, value in difficulty.items()}, **metadata}
+    values = {**{key: _collapse_range(value) for key, value in difficulty.items()}, **metadata}
     value = values.get(name)
     if type(value) is not int:
         raise _ItemError(
@@ -80,7 +80,7 @@ def _item_length(metadata: Mapping[str, Any], name: str | None) -> int | None:
     return value
 
 
-def _single_value(difficulty: Any) -> Any:
+def _collapse_range(difficulty: Any) -> Any:
     """Return the common value of a range with equal ends; return other difficulties unchanged."""
     is_single = isinstance(difficulty, list | tuple) and len(set(difficulty)) == 1
     return difficulty[0] if is_single else difficulty

@@ -148,10 +148,10 @@ def num_shared_records(task: HasRecords, other_task: HasRecords, length: int) ->
     """Return the number of distinct records of a length that two tasks with the same vocabulary share."""
     if length not in other_task.available_lengths:
         return 0
-    return len(_record_keys(task, length) & _record_keys(other_task, length))
+    return len(_list_record_keys(task, length) & _list_record_keys(other_task, length))
 
 
-def _record_keys(task: HasRecords, length: int) -> set[tuple[int, bytes]]:
+def _list_record_keys(task: HasRecords, length: int) -> set[tuple[int, bytes]]:
     examples = task.records_at(length, np.arange(task.num_records(length)))
     num_tokens = (examples.response_end + 1).tolist()
     return {

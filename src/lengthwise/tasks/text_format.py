@@ -55,7 +55,7 @@ def format_examples(task: Task, examples: Examples) -> list[TextExample]:
     for tokens, prompt_length, response_end in zip(
         examples.tokens, examples.prompt_length, examples.response_end, strict=True
     ):
-        symbols = _symbols(task, vocabulary, tokens[:response_end])
+        symbols = _decode_symbols(task, vocabulary, tokens[:response_end])
         response = "".join(f" {symbol}" for symbol in symbols[prompt_length:])
         texts.append(TextExample(prompt=" ".join(symbols[:prompt_length]), response=f"{response}\n"))
     return texts
@@ -79,7 +79,7 @@ def sample_shots(
     return []
 
 
-def _symbols(task: Task, vocabulary: tuple[str, ...], tokens: Int[np.ndarray, " seq"]) -> list[str]:
+def _decode_symbols(task: Task, vocabulary: tuple[str, ...], tokens: Int[np.ndarray, " seq"]) -> list[str]:
     symbols = [vocabulary[token] for token in tokens]
     for symbol in symbols:
         if symbol.split() != [symbol]:

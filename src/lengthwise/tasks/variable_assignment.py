@@ -82,12 +82,12 @@ class VariableAssignment:
                 f"num_names {self.num_names} is too small for {length} assignments; "
                 f"use at least {length} names, or a shorter length"
             )
-        depth = self._depths(length, size, rng)
+        depth = self._sample_depths(length, size, rng)
         names = sample_integers(length, self.num_names, size, rng)
         values = self.num_names + rng.integers(0, self.num_values, size=(size, length, self.operands))
         # In chain order, each variable leads to the next variable or to a value.
         successors = np.append(names[:, 1:], names[:, :1], axis=1)
-        values[:, :, 0] = np.where(self._is_last(depth, length, rng), values[:, :, 0], successors)
+        values[:, :, 0] = np.where(self._mask_last_assignments(depth, length, rng), values[:, :, 0], successors)
         order = sample_integers(length, length, size, rng)
         batch = np.arange(size)[:, None]
         variables, operands = np.empty_like(names), np.empty_like(values)
@@ -129,7 +129,7 @@ class VariableAssignment:
             return {}
         return {name: replace(self, depth=None, depth_shares=(share, share)) for name, share in DEPTH_SHARES.items()}
 
-    def _depths(self, length: int, size: int, rng: np.random.Generator) -> Int[np.ndarray, " size"]:
+    def _sample_depths(self, length: int, size: int, rng: np.random.Generator) -> Int[np.ndarray, " size"]:
         if self.num_chains == 1:
             return np.full(size, length)
         if self.depth is not None:
@@ -137,7 +137,7 @@ class VariableAssignment:
         min_depth, max_depth = (max(1, math.ceil(share * length)) for share in self.depth_shares)
         return rng.integers(min_depth, max_depth + 1, size=size)
 
-    def _is_last(
+    def _mask_last_assignments(
         self, depth: Int[np.ndarray, " size"], length: int, rng: np.random.Generator
     ) -> Bool[np.ndarray, "size length"]:
         """Return a mask of the last assignment of each chain; the distractor chains end at random assignments."""
@@ -162,7 +162,7 @@ class VariableAssignment:
         ones = np.ones_like(query)
         prompt = np.concatenate([blocks.reshape(size, -1), question * ones, query, start * ones], axis=1)
         prompt_length = prompt.shape[1]
-        response = self._response(blocks, path, depth, prompt_length)
+        response = self._build_response(blocks, path, depth, prompt_length)
         prompt_groups = np.append(np.repeat(np.arange(length) + 1, blocks.shape[2]), length + np.array([1, 2, 2]))
         index = np.arange(prompt_length + response.tokens.shape[1])
         return Examples(
@@ -173,7 +173,7 @@ class VariableAssignment:
             support=np.pad(response.support, ((0, 0), (prompt_length, 0), (0, 0)), constant_values=-1),
         )
 
-    def _response(
+    def _build_response(
         self,
         blocks: Int[np.ndarray, "batch length width"],
         path: Int[np.ndarray, "batch deepest"],

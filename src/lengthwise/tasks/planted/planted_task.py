@@ -170,8 +170,8 @@ class Planted:
         sets, weights = self.planted_set_weights(tokens)
         if weights.sum() == 0:
             raise PromptError(
-                f"prompt '{prompt}' has probability 0; write {self._tuple_examples()} in a shape of the placement, and "
-                "background letters at all other places"
+                f"prompt '{prompt}' has probability 0; write {self._format_tuple_examples()} in a shape of the "
+                "placement, and background letters at all other places"
             )
         label_scores = weights @ self.label_law[self.tuple_codes(tokens[0][sets])]
         return self._lay_out(tokens, sets[[weights[0].argmax()]], label_scores.argmax(axis=1))
@@ -196,7 +196,7 @@ class Planted:
         """Return an empty mapping: this task has no variants."""
         return {}
 
-    def _tuple_examples(self) -> str:
+    def _format_tuple_examples(self) -> str:
         return " or ".join(
             "".join(ascii_letters[token] for token in each) for each in self.with_possible_tuples.tuples[:3]
         )

@@ -74,7 +74,9 @@ def prepare_corpus(
     with atomic_folder(out) as folder, warnings.catch_warnings():
         # The first pass over the sources has already raised these warnings.
         warnings.simplefilter("ignore", SkippedTextWarning)
-        tokenizer = _train_tokenizer(_report_progress(_parts(kinds), "learning tokens", total, report), vocabulary_size)
+        tokenizer = _train_tokenizer(
+            _report_progress(_iterate_parts(kinds), "learning tokens", total, report), vocabulary_size
+        )
         write_atomically(folder / TOKENIZER_FILE, tokenizer.content)
         metadata = with_digest(
             {
@@ -82,7 +84,9 @@ def prepare_corpus(
                 "sources": {name: list(kind.sources) for name, kind in kinds.items()},
                 "vocabulary_size": len(tokenizer.pieces),
                 "tokenizers": str(tokenizers_library().__version__),
-                **_write_tokens(_report_progress(_parts(kinds), "writing tokens", total, report), tokenizer, folder),
+                **_write_tokens(
+                    _report_progress(_iterate_parts(kinds), "writing tokens", total, report), tokenizer, folder
+                ),
             }
         )
         write_atomically(folder / METADATA_FILE, json.dumps(metadata, indent=2).encode() + b"\n")
@@ -140,7 +144,7 @@ def _select_held_out(
             sources=tuple(sources),
             sizes=tuple(sizes),
             held_out=frozenset() if is_single or held_out == 0 else _sample_held_out(sizes, held_out, rng),
-            num_train_characters=_split_index(document.text, held_out) if is_single else None,
+            num_train_characters=_find_split_index(document.text, held_out) if is_single else None,
         )
     return kinds
 
@@ -155,7 +159,7 @@ def _sample_held_out(sizes: Sequence[int], share: float, rng: np.random.Generato
     return frozenset(held_out)
 
 
-def _split_index(text: str, share: float) -> int:
+def _find_split_index(text: str, share: float) -> int:
     """Return the index of the first held-out character, at the start of a line if possible."""
     target_index = max(1, round(len(text) * (1 - share)))
     line_start = text.find("\n", target_index) + 1
@@ -165,7 +169,7 @@ def _split_index(text: str, share: float) -> int:
     return index
 
 
-def _parts(kinds: Mapping[str, _Kind]) -> Iterator[CorpusPart]:
+def _iterate_parts(kinds: Mapping[str, _Kind]) -> Iterator[CorpusPart]:
     """Yield the split, kind and document of each corpus part in order; raise ``TextError`` if texts have changed."""
     digests: dict[bytes, str] = {}
     for name, kind in kinds.items():

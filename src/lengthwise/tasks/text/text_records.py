@@ -88,7 +88,7 @@ def _file_records(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _dataset_records(source: RecordSource, *, is_streamed: bool) -> Iterator[tuple[str, Any]]:
-    for split, records in _splits(source, is_streamed=is_streamed).items():
+    for split, records in _load_splits(source, is_streamed=is_streamed).items():
         if getattr(records, "column_names", None) and source.column in records.column_names:
             # Select the column, because other columns may be slow to decode.
             records = records.select_columns([source.column])  # noqa: PLW2901
@@ -96,7 +96,7 @@ def _dataset_records(source: RecordSource, *, is_streamed: bool) -> Iterator[tup
             yield f"{source.name}:{split}:{number}", record
 
 
-def _splits(source: RecordSource, *, is_streamed: bool) -> Mapping[str, Any]:
+def _load_splits(source: RecordSource, *, is_streamed: bool) -> Mapping[str, Any]:
     try:
         import datasets  # noqa: PLC0415  (a slow import of an optional dependency)
     except ImportError:

@@ -130,7 +130,7 @@ class Text:
         """Return the folder of the corpus and the SHA-256 of its metadata, which include the digests of its tokens."""
         if self.corpus is None:
             return {}
-        metadata = _metadata(self.corpus if self.run_folder is None else self.run_folder)
+        metadata = _read_metadata_file(self.corpus if self.run_folder is None else self.run_folder)
         return {"corpus": self.corpus, "corpus_sha256": hashlib.sha256(metadata).hexdigest()}
 
     def from_run_folder(self, folder: Path) -> "Text":
@@ -146,7 +146,7 @@ class Text:
         if self.corpus is None:
             return byte_corpus({TRAIN: TRAIN_TEXTS, HELD_OUT: HELD_OUT_TEXTS})
         corpus = open_corpus(Path(self.corpus))
-        if self.run_folder is not None and _metadata(self.run_folder) != _metadata(self.corpus):
+        if self.run_folder is not None and _read_metadata_file(self.run_folder) != _read_metadata_file(self.corpus):
             # Another corpus can have another tokenizer, or held-out documents from the training split of the run.
             raise TextError(
                 f"corpus {self.corpus} is not the corpus of {self.run_folder} (its {METADATA_FILE} differs); "
@@ -155,5 +155,5 @@ class Text:
         return corpus
 
 
-def _metadata(folder: str) -> bytes:
+def _read_metadata_file(folder: str) -> bytes:
     return (Path(folder) / METADATA_FILE).read_bytes()

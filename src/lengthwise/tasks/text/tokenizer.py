@@ -56,7 +56,7 @@ class BytePairTokenizer:
         try:
             token_ids: dict[str, int] = parse_json(content)["model"]["vocab"]
             token_texts = sorted(token_ids, key=token_ids.__getitem__)
-            self.pieces = tuple(b"" if text == END_TOKEN_TEXT else _piece_bytes(text) for text in token_texts)
+            self.pieces = tuple(b"" if text == END_TOKEN_TEXT else _decode_piece(text) for text in token_texts)
             is_valid = sorted(token_ids.values()) == list(range(len(token_ids))) and token_texts[END] == END_TOKEN_TEXT
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise TextError(f"{name} is damaged ({type(error).__name__}: {error}); prepare the corpus again") from None
@@ -90,12 +90,12 @@ def format_piece(piece: bytes) -> str:
         return repr(piece)
 
 
-def _piece_bytes(text: str) -> bytes:
+def _decode_piece(text: str) -> bytes:
     """Return the bytes of a token in a tokenizer file, which writes each byte as one printable character (GPT-2)."""
     return bytes(_BYTE_OF_CHARACTER[character] for character in text)
 
 
-def _byte_table() -> dict[str, int]:
+def _build_byte_table() -> dict[str, int]:
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
     unprintable = [value for value in range(256) if value not in printable]
     # The file represents all other bytes by the characters from 256 on.
@@ -104,7 +104,7 @@ def _byte_table() -> dict[str, int]:
     }
 
 
-_BYTE_OF_CHARACTER = _byte_table()
+_BYTE_OF_CHARACTER = _build_byte_table()
 
 
 @lru_cache(maxsize=8)

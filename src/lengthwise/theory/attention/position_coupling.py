@@ -82,15 +82,15 @@ class CoupledPlacement:
         """Return the distribution of the IDs of a planted set."""
         sets, probability = self.placement.law(length * self.tokens_per_id).sets()
         by_shape: dict[tuple[int, ...], Float[np.ndarray, " length"]] = {}
-        for ids, set_probability in zip(self._ids(length, sets), probability, strict=True):
+        for ids, set_probability in zip(self._find_ids(length, sets), probability, strict=True):
             by_shape.setdefault(tuple(int(each) for each in ids - ids[0]), np.zeros(length))[ids[0]] += set_probability
         return ShapeLaw(shapes=np.array(list(by_shape)), probability=np.array(list(by_shape.values())))
 
     def sample(self, length: int, size: int, rng: np.random.Generator) -> Int[np.ndarray, "size k"]:
         """Sample planted sets as IDs."""
-        return self._ids(length, self.placement.sample(length * self.tokens_per_id, size, rng))
+        return self._find_ids(length, self.placement.sample(length * self.tokens_per_id, size, rng))
 
-    def _ids(self, length: int, sets: Int[np.ndarray, "sets tokens"]) -> Int[np.ndarray, "sets k"]:
+    def _find_ids(self, length: int, sets: Int[np.ndarray, "sets tokens"]) -> Int[np.ndarray, "sets k"]:
         ids = self.coupling(length * self.tokens_per_id)[sets]
         return np.array([_unique_ids(each, self.k) for each in ids])
 
@@ -174,10 +174,10 @@ def super_token_attention(attention: CoupledAttention, length: int) -> TabularAt
     tokens_by_id = group_by_id(attention.coupling(length))
     k = len(np.unique(attention.offsets[0]))
     shapes = sorted({tuple(_unique_ids(each, k).tolist()) for each in attention.offsets})
-    tuples = _all_tuples(attention.num_tokens, tokens_by_id.shape[1] * k)
+    tuples = _list_tuples(attention.num_tokens, tokens_by_id.shape[1] * k)
     tables = []
     for shape in shapes:
-        order = _token_order(tokens_by_id, shape)
+        order = _find_token_order(tokens_by_id, shape)
         # The IDs of the tokens in the set, in token order.
         ids = np.repeat(np.array(shape), tokens_by_id.shape[1])[order]
         log_scores, values = attention.score_sets(tuples[:, order], ids)
@@ -206,7 +206,7 @@ def super_token_law(law: Planted, coupling: Coupling, length: int) -> Planted:
     radix_powers = num_super_tokens ** np.arange(k - 1, -1, -1)
     background = np.array(law.background)
     return Planted(
-        background=tuple(background[_all_tuples(law.num_tokens, tokens_per_id)].prod(axis=1).tolist()),
+        background=tuple(background[_list_tuples(law.num_tokens, tokens_per_id)].prod(axis=1).tolist()),
         tuples=tuple(tuple((code // radix_powers % num_super_tokens).tolist()) for code in possible_codes),
         probabilities=tuple(probability[possible_codes].tolist()),
         labels=tuple(tuple(each) for each in (joint_law[possible_codes] / probability[possible_codes, None]).tolist()),
@@ -221,7 +221,7 @@ def _planted_super_tokens(
     ids, tokens_by_id = coupling(length), group_by_id(coupling(length))
     sets, probability = law.placement.law(length).sets()
     k = len(np.unique(ids[sets[0]]))
-    tuples = _all_tuples(law.num_tokens, k * tokens_by_id.shape[1])
+    tuples = _list_tuples(law.num_tokens, k * tokens_by_id.shape[1])
     background_law, zeros = np.array(law.background), np.zeros((len(tuples), law.num_labels))
     tables: dict[tuple[int, ...], np.ndarray] = {}
     for planted_set, set_probability in zip(sets, probability, strict=True):
@@ -252,7 +252,7 @@ def _unique_ids(ids: Int[np.ndarray, " tokens"], count: int) -> Int[np.ndarray, 
     return unique_ids
 
 
-def _token_order(
+def _find_token_order(
     tokens_by_id: Int[np.ndarray, "ids tokens_per_id"], shape: Sequence[int]
 ) -> Int[np.ndarray, " tokens"]:
     """Return the permutation that sorts the tokens of IDs ``c + shape`` by index; it must be equal for all starts c."""
@@ -271,6 +271,6 @@ def _token_order(
     return orders[0]
 
 
-def _all_tuples(num_tokens: int, k: int) -> Int[np.ndarray, "tuples k"]:
+def _list_tuples(num_tokens: int, k: int) -> Int[np.ndarray, "tuples k"]:
     """Return all tuples of k tokens, sorted by code."""
     return np.array(list(product(range(num_tokens), repeat=k)))

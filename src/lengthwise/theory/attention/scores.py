@@ -170,7 +170,7 @@ class WindowScores(nn.Module):
     """Scores ``g(shape, x)`` of all shapes within a span; ``scores`` maps shape indexes and tuple codes to log scores.
 
     The time is ``O(seq shapes (k + outputs))``. Coupled position IDs may be equal or decrease, so they have more
-    shapes; ``_candidate_sets`` finds their sets among the tokens sorted by ID.
+    shapes; ``_list_candidate_sets`` finds their sets among the tokens sorted by ID.
     """
 
     shapes: Int[Tensor, "shapes k"]
@@ -212,7 +212,7 @@ class WindowScores(nn.Module):
         self, ids: Int[Tensor, "batch sets k"], tuples: Int[Tensor, "batch sets k"]
     ) -> Float[Tensor, "batch sets"]:
         """Return ``log g`` of sets from their IDs and tokens; ``LOG_ZERO`` beyond the span."""
-        shapes, is_listed = self._shape_indexes(ids)
+        shapes, is_listed = self._find_shape_indexes(ids)
         return torch.where(is_listed, self.scores(shapes, self._encode_tuples(tuples)), LOG_ZERO)
 
     def _log_products(
@@ -233,16 +233,16 @@ class WindowScores(nn.Module):
     ) -> Float[Tensor, "batch seq outputs"]:
         tokens, seq = inputs.tokens, inputs.tokens.shape[1]
         order = position_ids.argsort(dim=1, stable=True)
-        sets = self._candidate_sets(order, position_ids.gather(1, order))
+        sets = self._list_candidate_sets(order, position_ids.gather(1, order))
         is_inside = sets[..., -1] < seq
         sets = sets.clamp(max=seq - 1)
         tuples, ids = (each.gather(1, sets.flatten(1)).view_as(sets) for each in (tokens, position_ids))
-        shapes, is_listed = self._shape_indexes(ids)
+        shapes, is_listed = self._find_shape_indexes(ids)
         log_products = self._log_products(values, shapes, self._encode_tuples(tuples), inputs.power)
         log_products = torch.where((is_inside & is_listed)[..., None], log_products, LOG_ZERO)
         return log_sum_by_bin(log_products, sets[..., -1], seq)
 
-    def _candidate_sets(
+    def _list_candidate_sets(
         self, order: Int[Tensor, "batch seq"], ids: Int[Tensor, "batch seq"]
     ) -> Int[Tensor, "batch sets k"]:
         """List each set that may fit the span once, as sorted token indexes; the index ``seq`` means no token.
@@ -265,7 +265,7 @@ class WindowScores(nn.Module):
         sets = window_indexes[..., torch.from_numpy(member_indexes.reshape(-1, k)).to(order.device)]
         return sets.sort(dim=-1).values.flatten(1, 2)
 
-    def _shape_indexes(
+    def _find_shape_indexes(
         self, ids: Int[Tensor, "batch sets k"]
     ) -> tuple[Int[Tensor, "batch sets"], Bool[Tensor, "batch sets"]]:
         """Return the shape index of each set from its IDs, and a flag that is True if ``shapes`` contains it."""

@@ -43,7 +43,10 @@ def _published_factor(case: Extrapolation) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SquareOfLength:
-    """Bound ``3 kappa eta_L eta_N L N^2 delta`` with the average risk delta over L/2 .. L, for L >= 4 spans."""
+    """Bound ``3 kappa eta_L eta_N L N^2 delta`` on the risk at test length N, for training length L >= 4 spans.
+
+    Delta is the average risk over the lengths L/2 .. L. The constants eta measure the irregularity of the placement.
+    """
 
     name: ClassVar[str] = "Theorem 4.3, factor L N^2"
     provenance: ClassVar[str] = "reconstructed"
@@ -55,7 +58,10 @@ class SquareOfLength:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SquareOfSpans:
-    """Bound ``3 kappa eta_L eta_N L (N / w)^2 delta`` with the average risk delta and the span w, for L >= 4 w."""
+    """Bound ``3 kappa eta_L eta_N L (N / w)^2 delta`` on the risk at test length N, with the span w.
+
+    Delta is the average risk over the lengths L/2 .. L. The training length L must be at least 4 w.
+    """
 
     name: ClassVar[str] = "Theorem 4.3, factor L (N / w)^2"
     provenance: ClassVar[str] = "reconstructed"
@@ -79,7 +85,10 @@ class MinimaxSquareOfSpans:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SquareOfRatio:
-    """Bound ``48 kappa rho0 (N / L)^2 delta`` with the largest risk delta over L/2 .. L, for nearly uniform starts."""
+    """Bound ``48 kappa rho0 (N / L)^2 delta`` with the largest risk delta over L/2 .. L.
+
+    The constant rho0 (see ``StartUniformity``) is near 1 if the start of the planted set is nearly uniform.
+    """
 
     name: ClassVar[str] = "Theorem 4.3 for uniform starts, factor (N / L)^2"
     provenance: ClassVar[str] = "reconstructed"
@@ -91,7 +100,7 @@ class SquareOfRatio:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearOfLargest:
-    """Bound ``48 kappa rho0 (N / L) delta`` with the largest risk delta over L/2 .. L; L must be even."""
+    """Bound ``48 kappa rho0 (N / L) delta`` with the largest risk delta over L/2 .. L, for even training lengths L."""
 
     name: ClassVar[str] = "linear in N / L, several training lengths"
     provenance: ClassVar[str] = "derived here"
