@@ -1,4 +1,4 @@
-"""Certificate of a task: the conditions of proposition 4.4, measured on example answers."""
+"""Certificate of a task: tests of the conditions of proposition 4.4 on example answers."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -22,11 +22,12 @@ Shape = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Structure:
-    """Sizes of the token sets that the answers of a task depend on, at one length.
+    """Largest sizes of the token sets that the answers of a task depend on, at one length.
 
-    Sets include the token before the answer. ``k`` is the number of tokens in a set, and ``reach`` is their span.
-    ``id_reach`` is their span in coupled IDs, on the level where it is largest; it is None without coupling.
-    ``num_ids`` is the number of IDs.
+    ``answers`` is the largest number of answers per example. Sets include the token before the answer. ``k`` is the
+    largest number of tokens in a set, and ``reach`` is the largest span in tokens. ``id_reach`` is the largest span in
+    coupled IDs on any level; it is None without coupling. ``num_ids`` is the number of IDs. ``shapes`` counts the sets
+    by their IDs on each level, minus the smallest ID.
     """
 
     length: int
@@ -40,9 +41,10 @@ class Structure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskCertificate:
-    """Certificate of a task with the conditions of proposition 4.4, the structure at each length, and a verdict.
+    """Tests of the conditions of proposition 4.4 for a task, the structure at each length, and a verdict.
 
-    There is no bound, because examples can refute conditions but not prove them. Only a planted law has bounds.
+    ``trained`` is the longest training length. There is no bound, because examples can refute conditions but not prove
+    them. Only a planted law has bounds.
     """
 
     trained: int
@@ -53,9 +55,9 @@ class TaskCertificate:
 
 @check_arguments
 def certify_task(task: Task, *, trained: int, lengths: Sequence[int], seed: int = 0) -> TaskCertificate:
-    """Measure examples of the longest training length ``trained`` and of longer ``lengths``.
+    """Test the conditions of proposition 4.4 on examples of length ``trained`` and of longer ``lengths``.
 
-    Raises ``SettingError`` for a task without ``support``.
+    ``trained`` is the longest training length. Raises ``SettingError`` for a task without ``support``.
     """
     check_test_lengths(trained, lengths)
     structures = tuple(measure_structure(task, length, seed) for length in sorted({trained, *lengths}))
@@ -76,11 +78,11 @@ def certify_task(task: Task, *, trained: int, lengths: Sequence[int], seed: int 
 
 def _verdict(task: Task, assumptions: Sequence[Assumption]) -> str:
     # Proposition 4.4 does not need locality in token indexes.
-    failed = [each.name for each in assumptions if each.name != TOKEN_LOCALITY and each.holds is False]
-    if failed:
+    failed_names = [each.name for each in assumptions if each.name != TOKEN_LOCALITY and each.holds is False]
+    if failed_names:
         return (
             f"Nothing is guaranteed for {task.name} beyond training: the data violate conditions of proposition 4.4 "
-            f"({'; '.join(failed)}). Measure trained runs with evaluate."
+            f"({'; '.join(failed_names)}). Measure trained runs with evaluate."
         )
     return (
         f"Nothing is guaranteed for {task.name} beyond training: no condition of proposition 4.4 was refuted, but "
@@ -89,7 +91,7 @@ def _verdict(task: Task, assumptions: Sequence[Assumption]) -> str:
 
 
 def measure_structure(task: Task, length: int, seed: int) -> Structure:
-    """Measure example answers of one length; raises ``SettingError`` for a task without ``support``."""
+    """Measure the structure of example answers at one length; raise ``SettingError`` for a task without ``support``."""
     examples = task.sample(length=length, size=NUM_EXAMPLES, rng=stream(seed, "structure", length))
     if examples.support is None:
         raise SettingError(
@@ -100,8 +102,8 @@ def measure_structure(task: Task, length: int, seed: int) -> Structure:
     k = reach = 0
     for example, index in np.argwhere(examples.is_answer).tolist():
         support = examples.support[example, index]
-        needed = np.unique(np.append(support[support >= 0], index - 1))
-        k, reach = max(k, len(needed)), max(reach, int(np.ptp(needed)) + 1)
+        needed_tokens = np.unique(np.append(support[support >= 0], index - 1))
+        k, reach = max(k, len(needed_tokens)), max(reach, int(np.ptp(needed_tokens)) + 1)
         if examples.coupling is not None:
             ids = examples.coupling[:, example, planted_tokens(support, index)]
             shapes[tuple(tuple(sorted(set((level - level.min()).tolist()))) for level in ids)] += 1
@@ -119,7 +121,7 @@ def measure_structure(task: Task, length: int, seed: int) -> Structure:
 def _assume_constant(
     name: str, counterexample: str, unit: str, by_length: Sequence[tuple[int, int | None]]
 ) -> Assumption:
-    """Build the assumption that a number is the same at every length."""
+    """Build the assumption that a number is the same at every length, with ``found`` in units of ``unit``."""
     values = {value for _, value in by_length}
     holds = len(values) == 1 and None not in values
     if None in values:
@@ -137,8 +139,12 @@ def _assume_regular(train_structure: Structure, test_structures: Sequence[Struct
     if not train_structure.shapes:
         finding = "no coupling"
     else:
-        number = len(new_shapes)
-        finding = f"{number} of the sets at longer lengths do not occur in training" if number else "no new set"
+        num_new_shapes = len(new_shapes)
+        finding = (
+            f"{num_new_shapes} of the sets at longer lengths do not occur in training"
+            if num_new_shapes
+            else "no new set"
+        )
     return Assumption(
         name="regularity in coupled IDs",
         holds=bool(train_structure.shapes) and not new_shapes,

@@ -1,8 +1,7 @@
-"""Tests of the conditions of proposition 4.4 on short examples of a task; a condition is refuted or unknown.
+"""Tests of the conditions of proposition 4.4 on short examples of a task; each condition is refuted or unknown.
 
-The context of an answer is all tokens before it. Its tokens with the same coupled ID form a super-token, and the
-planted super-tokens have the IDs that the answer depends on. Examples can refute a condition but not prove
-it for all lengths.
+The context of an answer is all tokens before it. Its tokens with the same coupled ID form a super-token. The planted
+super-tokens have the IDs that the answer depends on. Examples can refute a condition but not prove it for all lengths.
 """
 
 import math
@@ -26,7 +25,7 @@ MAX_LENGTH = 12
 NUM_EXAMPLES = 1024
 # A condition is refuted if a statistic is above its mean over shuffles by NUM_DEVIATIONS deviations plus MARGIN.
 NUM_DEVIATIONS = 10.0
-MARGIN = 50.0
+STATISTIC_MARGIN = 50.0
 NUM_SHUFFLES = 20
 # Answers count as realizable if the risk of the witness is at most this value.
 MAX_WITNESS_RISK = 0.01
@@ -39,9 +38,10 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """Context of one answer: the super-tokens before it, sorted by ID; ``label`` is the answer.
+    """Context of one answer: the super-tokens before it, sorted by ID; ``label`` is the token ID of the answer.
 
-    ``planted`` contains the IDs that the answer depends on, minus the smallest ID. ``answer_id`` is (length, index).
+    ``planted`` contains the IDs that the answer depends on, minus the smallest ID of the context. ``answer_id`` is the
+    length and the number of the answer in its example.
     """
 
     answer_id: tuple[int, int]
@@ -55,38 +55,41 @@ class Context:
         return tuple(each - self.planted[0] for each in self.planted)
 
     def window(self, start: int, shape: tuple[int, ...]) -> tuple[SuperToken, ...]:
-        """Return the super-tokens at the IDs ``start + shape``."""
+        """Return the super-tokens at the IDs ``start + offset`` for each offset in ``shape``."""
         return tuple(self.super_tokens[start + each] for each in shape)
 
 
 def coupled_conditions(task: Task, seed: int) -> tuple[Assumption, ...]:
-    """Test every condition; ``holds`` is False with a reason in ``found`` if it is refuted, otherwise None."""
-    contexts, skipped = _contexts(task, seed)
+    """Test every condition of proposition 4.4 on examples of the task.
+
+    ``holds`` is False with a reason in ``found`` if the examples refute the condition, otherwise None.
+    """
+    contexts, skip_reason = _sample_contexts(task, seed)
     tests: tuple[tuple[str, str, Callable[[Sequence[Context]], str | None]], ...] = (
-        ("equal numbers of tokens per ID", "new background token", _unequal_sizes),
-        ("independent super-tokens", "new background token", _dependence),
-        ("same law of planted super-tokens", "absolute positions", _different_laws),
-        ("uniform start", "rare shape", _unequal_starts),
-        ("realizability", "growing k", _witness_failure),
+        ("equal numbers of tokens per ID", "new background token", _describe_unequal_sizes),
+        ("independent super-tokens", "new background token", _describe_dependence),
+        ("same law of planted super-tokens", "absolute positions", _describe_different_laws),
+        ("uniform start", "rare shape", _describe_unequal_starts),
+        ("realizability", "growing k", _describe_witness_failure),
     )
     lengths = sorted({each.answer_id[0] for each in contexts})
     not_refuted = f"not refuted by {NUM_EXAMPLES} examples of lengths {', '.join(map(str, lengths))}"
     assumptions = []
     for name, counterexample, test in tests:
-        reason = test(contexts) if skipped is None else None
+        reason = test(contexts) if skip_reason is None else None
         assumptions.append(
             Assumption(
                 name=name,
                 holds=None if reason is None else False,
-                found=reason or skipped or not_refuted,
+                found=reason or skip_reason or not_refuted,
                 counterexample=counterexample,
             )
         )
     return tuple(assumptions)
 
 
-def _contexts(task: Task, seed: int) -> tuple[list[Context], str | None]:
-    """Return all contexts at the shortest lengths of the task, or the reason why there are no contexts."""
+def _sample_contexts(task: Task, seed: int) -> tuple[list[Context], str | None]:
+    """Return all contexts at the shortest lengths of the task, or the reason why the task has no contexts."""
     contexts: list[Context] = []
     for length in range(1, MAX_LENGTH + 1):
         try:
@@ -97,7 +100,7 @@ def _contexts(task: Task, seed: int) -> tuple[list[Context], str | None]:
             return [], "no coupling"
         if len(examples.coupling) > 1:
             return [], f"the coupling has {len(examples.coupling)} levels, but the proposition is for one level"
-        numbers = examples.is_answer.cumsum(axis=1)
+        answer_numbers = examples.is_answer.cumsum(axis=1)
         for example, index in np.argwhere(examples.is_answer).tolist():
             ids = examples.coupling[0, example, :index]
             planted = np.unique(ids[planted_tokens(examples.support[example, index], index)]) - ids.min()
@@ -106,7 +109,7 @@ def _contexts(task: Task, seed: int) -> tuple[list[Context], str | None]:
                 super_tokens[each].append(token)
             contexts.append(
                 Context(
-                    answer_id=(length, int(numbers[example, index])),
+                    answer_id=(length, int(answer_numbers[example, index])),
                     super_tokens=tuple(map(tuple, super_tokens)),
                     planted=tuple(planted.tolist()),
                     label=int(examples.tokens[example, index]),
@@ -118,64 +121,64 @@ def _contexts(task: Task, seed: int) -> tuple[list[Context], str | None]:
 
 
 def planted_tokens(support: Int[np.ndarray, " most"], index: int) -> Int[np.ndarray, " planted"]:
-    """Return the tokens that the answer at ``index`` depends on, or the token before the answer if there are none."""
-    needed = support[support >= 0]
-    return needed if needed.size else np.array([index - 1])
+    """Return the indexes of tokens in ``support``, or of the token before the answer at ``index`` if it is empty."""
+    needed_tokens = support[support >= 0]
+    return needed_tokens if needed_tokens.size else np.array([index - 1])
 
 
 def _describe_answer(answer_id: tuple[int, int]) -> str:
     return f"length {answer_id[0]}, answer {answer_id[1]}"
 
 
-def _unequal_sizes(contexts: Sequence[Context]) -> str | None:
-    """Find a context in which two IDs have different numbers of tokens."""
-    size = len(contexts[0].super_tokens[contexts[0].planted[0]])
+def _describe_unequal_sizes(contexts: Sequence[Context]) -> str | None:
+    """Describe a context in which two IDs have different numbers of tokens, or return None."""
+    expected_size = len(contexts[0].super_tokens[contexts[0].planted[0]])
     for each in contexts:
         for token_id, tokens in enumerate(each.super_tokens):
-            if len(tokens) != size:
+            if len(tokens) != expected_size:
                 answer = _describe_answer(each.answer_id)
-                return f"{answer}: one ID has {size} tokens and ID {token_id} has {len(tokens)}"
+                return f"{answer}: one ID has {expected_size} tokens and ID {token_id} has {len(tokens)}"
     return None
 
 
-def _dependence(contexts: Sequence[Context]) -> str | None:
-    """Find background super-tokens that have different distributions or are not independent."""
+def _describe_dependence(contexts: Sequence[Context]) -> str | None:
+    """Describe background super-tokens with different distributions or a dependence, or return None."""
     for (answer_id, planted), group in _group_by(contexts, lambda each: (each.answer_id, each.planted)):
         answer = _describe_answer(answer_id)
         num_ids = min(len(each.super_tokens) for each in group)
-        others = [token_id for token_id in range(num_ids) if token_id not in planted]
-        for token_id, other_id in combinations(others, 2):
+        background_ids = [token_id for token_id in range(num_ids) if token_id not in planted]
+        for token_id, other_id in combinations(background_ids, 2):
             if _are_different(
                 [each.super_tokens[token_id] for each in group], [each.super_tokens[other_id] for each in group]
             ):
                 return f"{answer}: the super-tokens at IDs {token_id} and {other_id} have different distributions"
             if _are_dependent([(each.super_tokens[token_id], each.super_tokens[other_id]) for each in group]):
                 return f"{answer}: the super-tokens at IDs {token_id} and {other_id} depend on each other"
-        for token_id in others:
+        for token_id in background_ids:
             if _are_dependent([(each.super_tokens[token_id], (each.window(0, planted), each.label)) for each in group]):
                 return f"{answer}: the super-token at ID {token_id} depends on the planted super-tokens or the answer"
     return None
 
 
-def _different_laws(contexts: Sequence[Context]) -> str | None:
-    """Find two starts at which planted super-tokens of one shape have different distributions."""
+def _describe_different_laws(contexts: Sequence[Context]) -> str | None:
+    """Describe two starts at which planted super-tokens of one shape have different distributions, or return None."""
     for _, group in _group_by(contexts, lambda each: each.shape):
         samples = [
             (key, [(each.window(0, each.planted), each.label) for each in members])
             for key, members in _group_by(group, lambda each: (each.answer_id, each.planted[0]))
         ]
-        (first, first_start), reference = samples[0]
+        (first_answer_id, first_start), first_sample = samples[0]
         for (answer_id, start), sample in samples[1:]:
-            if _are_different(reference, sample):
+            if _are_different(first_sample, sample):
                 return (
-                    f"{_describe_answer(answer_id)}, ID {start} and {_describe_answer(first)}, ID {first_start}: "
-                    "planted super-tokens have different distributions"
+                    f"{_describe_answer(answer_id)}, ID {start} and {_describe_answer(first_answer_id)}, "
+                    f"ID {first_start}: planted super-tokens have different distributions"
                 )
     return None
 
 
-def _unequal_starts(contexts: Sequence[Context]) -> str | None:
-    """Find a length with contexts of different sizes, or with starts of planted IDs that are not uniform."""
+def _describe_unequal_starts(contexts: Sequence[Context]) -> str | None:
+    """Describe a length at which contexts have different sizes or starts are not uniform, or return None."""
     for length, group in _group_by(contexts, lambda each: each.answer_id[0]):
         sizes = {len(each.super_tokens) for each in group}
         if len(sizes) > 1:
@@ -183,15 +186,18 @@ def _unequal_starts(contexts: Sequence[Context]) -> str | None:
         for shape, members in _group_by(group, lambda each: each.shape):
             starts = Counter(each.planted[0] for each in members)
             possible_starts = range(sizes.copy().pop() - shape[-1])
-            expected = len(members) / len(possible_starts)
-            chi_square = sum((starts[start] - expected) ** 2 / expected for start in possible_starts)
-            if chi_square > len(possible_starts) + NUM_DEVIATIONS * math.sqrt(2 * len(possible_starts)) + MARGIN:
+            expected_count = len(members) / len(possible_starts)
+            chi_square = sum((starts[start] - expected_count) ** 2 / expected_count for start in possible_starts)
+            if (
+                chi_square
+                > len(possible_starts) + NUM_DEVIATIONS * math.sqrt(2 * len(possible_starts)) + STATISTIC_MARGIN
+            ):
                 return f"length {length}: the counts of starts of planted IDs are {dict(sorted(starts.items()))}"
     return None
 
 
-def _witness_failure(contexts: Sequence[Context]) -> str | None:
-    """Report the risk of a witness head built from the examples if the risk is large.
+def _describe_witness_failure(contexts: Sequence[Context]) -> str | None:
+    """Describe the risk of a witness head, which is built from the examples, if the risk is large; else return None.
 
     The scores are the odds that super-tokens are planted; the values are the distributions of their answers.
     """
@@ -203,14 +209,17 @@ def _witness_failure(contexts: Sequence[Context]) -> str | None:
         occurrences.update(_count_windows(each, shapes))
     total_risk = 0.0
     for each in contexts:
-        total = correct = 0.0
-        for key, number in _count_windows(each, shapes).items():
+        total_score = correct_score = 0.0
+        for key, num_occurrences in _count_windows(each, shapes).items():
             if key in planted:
                 num_planted = planted[key].total()
                 odds = num_planted / max(occurrences[key] - num_planted, math.exp(-MAX_LOG_SCORE))
-                score = number * min(odds, math.exp(MAX_LOG_SCORE))
-                total, correct = total + score, correct + score * planted[key][each.label] / num_planted
-        total_risk += 1 - correct / total
+                score = num_occurrences * min(odds, math.exp(MAX_LOG_SCORE))
+                total_score, correct_score = (
+                    total_score + score,
+                    correct_score + score * planted[key][each.label] / num_planted,
+                )
+        total_risk += 1 - correct_score / total_score
     risk = total_risk / len(contexts)
     if risk <= MAX_WITNESS_RISK:
         return None
@@ -218,7 +227,7 @@ def _witness_failure(contexts: Sequence[Context]) -> str | None:
 
 
 def _count_windows(context: Context, shapes: Iterable[tuple[int, ...]]) -> Counter[Hashable]:
-    """Count the super-token tuples of each shape in a context."""
+    """Count the tuples of super-tokens at all starts of each shape in a context."""
     return Counter(
         (shape, context.window(start, shape))
         for shape in shapes
@@ -235,21 +244,32 @@ def _group_by(contexts: Sequence[Context], key: Callable[[Context], Key]) -> Ite
 
 
 def _are_different(first: Sequence[Hashable], second: Sequence[Hashable]) -> bool:
-    """Return True if two samples have different distributions."""
+    """Return True if two samples clearly have different distributions."""
     return _are_dependent([(0, each) for each in first] + [(1, each) for each in second])
 
 
 def _are_dependent(pairs: Sequence[tuple[Hashable, Hashable]]) -> bool:
-    """Return True if pairs are dependent: their mutual information is far above that of shuffled pairs."""
-    left, right = ([pair[side] for pair in pairs] for side in (0, 1))
+    """Return True if the two entries of pairs are dependent: the G statistic is far above that of shuffled pairs."""
+    first_values, second_values = ([pair[index] for pair in pairs] for index in (0, 1))
     rng = stream(0, "shuffles")
-    shuffled = [
-        _g_statistic(left, [right[index] for index in rng.permutation(len(pairs))]) for _ in range(NUM_SHUFFLES)
+    shuffled_statistics = [
+        _g_statistic(first_values, [second_values[index] for index in rng.permutation(len(pairs))])
+        for _ in range(NUM_SHUFFLES)
     ]
-    return bool(_g_statistic(left, right) > np.mean(shuffled) + NUM_DEVIATIONS * np.std(shuffled) + MARGIN)
+    return bool(
+        _g_statistic(first_values, second_values)
+        > np.mean(shuffled_statistics) + NUM_DEVIATIONS * np.std(shuffled_statistics) + STATISTIC_MARGIN
+    )
 
 
-def _g_statistic(left: Sequence[Hashable], right: Sequence[Hashable]) -> float:
-    """Return the G statistic: twice the sum over pairs of log(joint frequency / independent frequency)."""
-    joint, first, second = Counter(zip(left, right, strict=True)), Counter(left), Counter(right)
-    return 2 * sum(count * math.log(count * len(left) / (first[a] * second[b])) for (a, b), count in joint.items())
+def _g_statistic(first_values: Sequence[Hashable], second_values: Sequence[Hashable]) -> float:
+    """Return the G statistic: twice the sum over pairs of log(joint frequency / frequency if independent)."""
+    joint_counts, first_counts, second_counts = (
+        Counter(zip(first_values, second_values, strict=True)),
+        Counter(first_values),
+        Counter(second_values),
+    )
+    return 2 * sum(
+        count * math.log(count * len(first_values) / (first_counts[a] * second_counts[b]))
+        for (a, b), count in joint_counts.items()
+    )

@@ -1,4 +1,8 @@
-"""Transfer operator over the last tokens, for expectations of ``exp(-s a)`` and ``s b exp(-s a)``. Derived here."""
+"""Transfer operator over the last tokens of a sequence, for exact risks at any length. Derived here.
+
+It computes expectations of ``exp(-s a)`` and ``s b exp(-s a)``: a is the sum of the scores of all sets, and b is the
+sum of scores times costs.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +27,10 @@ MAX_LOG_EXPONENT = 700.0
 
 @dataclass(frozen=True, slots=True)
 class DualNumbers:
-    """Dual numbers by cost: operators and their derivatives, multiplied by the product rule."""
+    """Operators on distributions over states (``value``) and their derivatives by cost, for each s.
+
+    Products follow the product rule.
+    """
 
     value: Float[np.ndarray, "#costs s from to"]
     derivative: Float[np.ndarray, "costs s from to"]
@@ -36,17 +43,19 @@ class DualNumbers:
         """Add the values and the derivatives separately."""
         return DualNumbers(self.value + other.value, self.derivative + other.derivative)
 
-    def times(self, weight: Float[np.ndarray, " costs"] | float) -> "DualNumbers":
-        """Multiply by one weight per cost."""
+    def multiply(self, weight: Float[np.ndarray, " costs"] | float) -> "DualNumbers":
+        """Multiply values and derivatives by one weight per cost, or by one number."""
         by_cost = np.reshape(weight, (-1, 1, 1, 1))
         return DualNumbers(self.value * by_cost, self.derivative * by_cost)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenChain:
-    """Markov chain with the score and cost of each next token, given the state: the last ``span - 1`` tokens.
+    """Markov chain of tokens, whose state is the last ``span - 1`` tokens.
 
-    States near the start of the sequence have fewer tokens. ``tokens`` lists the tokens with positive probability.
+    ``log_scores`` and ``costs`` belong to the set of each shape that ends at the next token. States near the start of
+    the sequence have fewer tokens. ``tokens`` lists the tokens with positive probability, and ``successor`` is the next
+    state.
     """
 
     tokens: Int[np.ndarray, " tokens"]
@@ -64,35 +73,38 @@ class TokenChain:
         log_scores: Float[np.ndarray, "shapes codes"],
         costs: Float[np.ndarray, "costs shapes codes"],
     ) -> "TokenChain":
-        """Build the chain from the scores and costs of all sets; raises ``SettingError`` for too many states."""
-        mu = np.array(law.background)
-        tokens = np.union1d(np.flatnonzero(mu), np.unique(law.tuples))
-        memory = int(shapes[:, -1].max())
-        num_scores = len(shapes) * len(tokens) ** (memory + 1)
+        """Build the chain from the scores and costs of all sets, by shape and tuple code.
+
+        Raises ``SettingError`` for too many shapes, tokens or states.
+        """
+        background = np.array(law.background)
+        tokens = np.union1d(np.flatnonzero(background), np.unique(law.tuples))
+        state_length = int(shapes[:, -1].max())
+        num_scores = len(shapes) * len(tokens) ** (state_length + 1)
         if num_scores > MAX_SCORES:
             raise SettingError(
-                f"{len(shapes)} shapes, span {memory + 1} and {len(tokens)} tokens make {num_scores:,} scores, more "
-                f"than the {MAX_SCORES:,} allowed; use a smaller span, fewer tokens, or sampled_risk"
+                f"{len(shapes)} shapes, span {state_length + 1} and {len(tokens)} tokens make {num_scores:,} scores, "
+                f"more than the {MAX_SCORES:,} allowed; use a smaller span, fewer tokens, or sampled_risk"
             )
         # The value -1 represents a token before the sequence.
         state_tuples = [
-            (-1,) * (memory - num_known) + last
-            for num_known in range(memory + 1)
-            for last in product(tokens, repeat=num_known)
+            (-1,) * (state_length - num_known) + last_tokens
+            for num_known in range(state_length + 1)
+            for last_tokens in product(tokens, repeat=num_known)
         ]
-        states = np.array(state_tuples, dtype=np.int64).reshape(len(state_tuples), memory)
+        states = np.array(state_tuples, dtype=np.int64).reshape(len(state_tuples), state_length)
         windows = np.concatenate(
             [np.repeat(states, len(tokens), axis=0), np.tile(tokens, len(states))[:, None]], axis=1
-        ).reshape(len(states), len(tokens), memory + 1)
+        ).reshape(len(states), len(tokens), state_length + 1)
         index_of = {tuple(state): index for index, state in enumerate(states.tolist())}
         successor = [[index_of[tuple(window[1:])] for window in state_windows] for state_windows in windows.tolist()]
-        sets = windows[:, :, memory - shapes[:, -1:] + shapes]  # states tokens shapes k
+        sets = windows[:, :, state_length - shapes[:, -1:] + shapes]  # states tokens shapes k
         codes = np.moveaxis(sets @ law.num_tokens ** np.arange(shapes.shape[1] - 1, -1, -1), 2, 0)
         is_inside = (np.moveaxis(sets, 2, 0) >= 0).all(axis=3)
         shape_indexes, codes = np.arange(len(shapes))[:, None, None], np.where(is_inside, codes, 0)
         return cls(
             tokens=tokens,
-            background=mu[tokens],
+            background=background[tokens],
             shapes=shapes,
             successor=np.array(successor),
             log_scores=np.where(is_inside, log_scores[shape_indexes, codes], -np.inf),
@@ -106,21 +118,24 @@ class TokenChain:
 
     @cached_property
     def log_weight(self) -> Float[np.ndarray, "states tokens"]:
-        """Log of the total score of the sets that end at the new token."""
+        """Log of the total score of the sets that end at the next token, by state and token."""
         return np.asarray(np.logaddexp.reduce(self.log_scores, axis=0))
 
     def cost(self, free_shape: Int[np.ndarray, " k"] | None = None) -> Float[np.ndarray, "costs states tokens"]:
-        """Return the mean cost of the sets that end at the new token; sets of ``free_shape`` have cost 0."""
+        """Return the mean cost of the sets that end at the next token; the set of ``free_shape`` has cost 0."""
         has_cost = (
             np.ones(len(self.shapes), dtype=bool) if free_shape is None else (self.shapes != free_shape).any(axis=1)
         )
-        share = np.exp(self.log_scores - np.where(np.isfinite(self.log_weight), self.log_weight, 0.0))
-        return np.asarray((share * self.costs)[:, has_cost].sum(axis=1))
+        score_share = np.exp(self.log_scores - np.where(np.isfinite(self.log_weight), self.log_weight, 0.0))
+        return np.asarray((score_share * self.costs)[:, has_cost].sum(axis=1))
 
 
 @dataclass(frozen=True, slots=True)
 class Insertion:
-    """Planted tuples with one weight per cost; with ``planted_is_free``, the planted set has cost 0."""
+    """Planted tuples with one probability per cost and tuple.
+
+    With ``planted_is_free``, the planted set itself has cost 0.
+    """
 
     tuples: Int[np.ndarray, "tuples k"]
     weights: Float[np.ndarray, "costs tuples"]
@@ -129,7 +144,7 @@ class Insertion:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Expectations of ``exp(-s a)`` and of ``s b exp(-s a)`` by cost and distribution of the planted set."""
+    """Expectations ``E[exp(-s a)]`` (``value``) and ``E[s b exp(-s a)]`` (``derivative``) of full sequences."""
 
     value: Float[np.ndarray, "costs laws s"]
     derivative: Float[np.ndarray, "costs laws s"]
@@ -138,7 +153,7 @@ class Totals:
 def chain_totals(
     chain: TokenChain, insertion: Insertion, shape_laws: Sequence[ShapeLaw], log_s: Float[np.ndarray, " s"]
 ) -> Totals:
-    """Compute the totals for every distribution of the planted set and every s."""
+    """Compute the ``Totals`` for every distribution of the planted set in ``shape_laws`` and every s."""
     num_states = chain.num_states
     num_entries = (
         len(insertion.weights) * num_states * len(chain.tokens) * (num_states if num_states <= MAX_DENSE_STATES else 1)
@@ -157,17 +172,17 @@ def _totals_for_block(
     operator = _Operator(chain, insertion, log_s)
     shape = (len(insertion.weights), len(shape_laws), len(log_s))
     value, derivative = np.zeros(shape), np.zeros(shape)
-    for index, each in enumerate(shape_laws):
-        for planted, probability in zip(each.shapes, each.probability, strict=True):
+    for index, shape_law in enumerate(shape_laws):
+        for planted, probability in zip(shape_law.shapes, shape_law.probability, strict=True):
             if probability.any():
-                total = operator.total(planted, probability[: each.length - planted[-1]])
+                total = operator.total(planted, probability[: shape_law.length - planted[-1]])
                 value[:, index] += total.value.sum(axis=(2, 3))
                 derivative[:, index] += total.derivative.sum(axis=(2, 3))
     return Totals(value, derivative)
 
 
 class _Operator:
-    """Operators of background and planted tokens on distributions over states, for one block of s."""
+    """Operators that append background and planted tokens to distributions over states, for one block of s."""
 
     def __init__(self, chain: TokenChain, insertion: Insertion, log_s: Float[np.ndarray, " s"]) -> None:
         self.chain, self.insertion = chain, insertion
@@ -178,13 +193,13 @@ class _Operator:
         self.powers: dict[tuple[int, ...], list[tuple[DualNumbers, DualNumbers]]] = {}
 
     def total(self, planted: Int[np.ndarray, " k"], probability: Float[np.ndarray, " starts"]) -> DualNumbers:
-        """Return the operator of a full sequence with the planted set, summed over all starts of the set."""
+        """Return the operator of a full sequence, summed over all starts of the planted set by their probability."""
         without_planted = self._identity(np.eye(1, self.chain.num_states))
-        with_planted = without_planted.times(np.zeros(len(self.insertion.weights)))
-        changes = np.flatnonzero(np.diff(probability)) + 1
-        for equal_starts in np.split(probability, changes):
+        with_planted = without_planted.multiply(np.zeros(len(self.insertion.weights)))
+        change_indexes = np.flatnonzero(np.diff(probability)) + 1
+        for equal_probabilities in np.split(probability, change_indexes):
             without_planted, with_planted = self._add_starts(
-                without_planted, with_planted, planted, float(equal_starts[0]), len(equal_starts)
+                without_planted, with_planted, planted, float(equal_probabilities[0]), len(equal_probabilities)
             )
         return with_planted
 
@@ -196,41 +211,51 @@ class _Operator:
         probability: float,
         num_starts: int,
     ) -> tuple[DualNumbers, DualNumbers]:
-        """Add consecutive starts with the same probability."""
+        """Extend both operators over ``num_starts`` consecutive starts that have the same probability."""
         # A matrix product costs as much as one step for each state.
         if num_starts <= self.chain.num_states or self.chain.num_states > MAX_DENSE_STATES:
             for _ in range(num_starts):
-                with_planted = self._step(with_planted) + self._insert(without_planted, planted).times(probability)
+                with_planted = self._step(with_planted) + self._insert(without_planted, planted).multiply(probability)
                 without_planted = self._step(without_planted)
             return without_planted, with_planted
         for bit in range(num_starts.bit_length()):
             if num_starts >> bit & 1:
-                background, inserted = self._power(planted, bit)
-                with_planted = with_planted @ background + (without_planted @ inserted).times(probability)
-                without_planted = without_planted @ background
+                background_operator, inserted_operator = self._compute_power(planted, bit)
+                with_planted = with_planted @ background_operator + (without_planted @ inserted_operator).multiply(
+                    probability
+                )
+                without_planted = without_planted @ background_operator
         return without_planted, with_planted
 
-    def _power(self, planted: Int[np.ndarray, " k"], bit: int) -> tuple[DualNumbers, DualNumbers]:
-        """Return the operator of ``2 ** bit`` background tokens, and its sum over all insertions of the planted set."""
+    def _compute_power(self, planted: Int[np.ndarray, " k"], bit: int) -> tuple[DualNumbers, DualNumbers]:
+        """Return the operator of ``2 ** bit`` background tokens, without and with the planted set.
+
+        The operator with the planted set is summed over ``2 ** bit`` consecutive starts of the set.
+        """
         powers = self.powers.setdefault(tuple(planted.tolist()), [])
         if not powers:
-            unit = self._identity(np.eye(self.chain.num_states))
-            powers.append((self._step(unit), self._insert(unit, planted)))
+            identity = self._identity(np.eye(self.chain.num_states))
+            powers.append((self._step(identity), self._insert(identity, planted)))
         while len(powers) <= bit:
-            background, inserted = powers[-1]
-            powers.append((background @ background, inserted @ background + background @ inserted))
+            background_operator, inserted_operator = powers[-1]
+            powers.append(
+                (
+                    background_operator @ background_operator,
+                    inserted_operator @ background_operator + background_operator @ inserted_operator,
+                )
+            )
         return powers[bit]
 
     def _insert(self, prefix: DualNumbers, planted: Int[np.ndarray, " k"]) -> DualNumbers:
-        """Append the planted tokens and the background between them; sum over the planted tuples."""
+        """Append the planted tokens and the background tokens between them, summed over the planted tuples."""
         last_cost = self.chain.cost(planted) if self.insertion.planted_is_free else self.cost
-        inserted = prefix.times(np.zeros(len(self.insertion.weights)))
-        for each, weight in zip(self.insertion.tuples, self.insertion.weights.T, strict=True):
-            token_at = dict(zip(planted.tolist(), each.tolist(), strict=True))
+        inserted = prefix.multiply(np.zeros(len(self.insertion.weights)))
+        for planted_tuple, weight in zip(self.insertion.tuples, self.insertion.weights.T, strict=True):
+            token_at = dict(zip(planted.tolist(), planted_tuple.tolist(), strict=True))
             extended = prefix
-            for step in range(planted[-1] + 1):
-                extended = self._step(extended, token_at.get(step), last_cost if step == planted[-1] else self.cost)
-            inserted = inserted + extended.times(weight)
+            for offset in range(planted[-1] + 1):
+                extended = self._step(extended, token_at.get(offset), last_cost if offset == planted[-1] else self.cost)
+            inserted = inserted + extended.multiply(weight)
         return inserted
 
     def _step(
@@ -239,15 +264,15 @@ class _Operator:
         token: int | None = None,
         cost: Float[np.ndarray, "costs states tokens"] | None = None,
     ) -> DualNumbers:
-        """Append one token: ``token``, or a background token if it is None."""
+        """Append one token: ``token``, or a random background token if it is None."""
         chain, cost = self.chain, self.cost if cost is None else cost
         probability = chain.background if token is None else (chain.tokens == token).astype(float)
-        possible = np.flatnonzero(probability)
-        decay = (self.decay[..., possible] * probability[possible])[:, None]  # s 1 states tokens
-        gain = cost[:, None, None, :, possible] * self.exponent[:, None][..., possible]  # costs s 1 states tokens
+        indexes = np.flatnonzero(probability)
+        decay = (self.decay[..., indexes] * probability[indexes])[:, None]  # s 1 states tokens
+        gain = cost[:, None, None, :, indexes] * self.exponent[:, None][..., indexes]  # costs s 1 states tokens
         value = prefix.value[..., None] * decay
         derivative = prefix.derivative[..., None] * decay + value * gain
-        return DualNumbers(*(_sum_by_successor(flow, chain.successor[:, possible]) for flow in (value, derivative)))
+        return DualNumbers(*(_sum_by_successor(flow, chain.successor[:, indexes]) for flow in (value, derivative)))
 
     def _identity(self, states: Float[np.ndarray, "from to"]) -> DualNumbers:
         value = np.broadcast_to(states, (1, len(self.exponent), *states.shape))
@@ -257,10 +282,12 @@ class _Operator:
 def _sum_by_successor(
     flow: Float[np.ndarray, "costs s from states tokens"], successor: Int[np.ndarray, "states tokens"]
 ) -> Float[np.ndarray, "costs s from states"]:
-    """Add up the flow into each successor state."""
+    """Return the sum of ``flow`` over all states and tokens with the same successor state."""
     successors = successor.ravel()
-    order = successors.argsort(kind="stable")
-    reached_states, group_starts = np.unique(successors[order], return_index=True)
+    successor_order = successors.argsort(kind="stable")
+    reached_states, group_starts = np.unique(successors[successor_order], return_index=True)
     totals = np.zeros(flow.shape[:-1])
-    totals[..., reached_states] = np.add.reduceat(flow.reshape(*flow.shape[:-2], -1)[..., order], group_starts, axis=-1)
+    totals[..., reached_states] = np.add.reduceat(
+        flow.reshape(*flow.shape[:-2], -1)[..., successor_order], group_starts, axis=-1
+    )
     return totals
