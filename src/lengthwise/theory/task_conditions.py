@@ -23,7 +23,8 @@ from lengthwise.theory.planted_law_certificate import Assumption
 NUM_LENGTHS = 3
 MAX_LENGTH = 12
 NUM_EXAMPLES = 1024
-# A condition is refuted if a statistic is above its mean over shuffles by NUM_DEVIATIONS deviations plus STATISTIC_MARGIN.
+# A condition is refuted if a statistic is above its mean over shuffles by more than NUM_DEVIATIONS standard deviations
+# plus STATISTIC_MARGIN.
 NUM_DEVIATIONS = 10.0
 STATISTIC_MARGIN = 50.0
 NUM_SHUFFLES = 20

@@ -102,7 +102,7 @@ def secant(lengths: Sequence[int], risks: RiskSequence, length: int) -> float:
     length_array, risk_array = _check_curve(lengths, risks, min_lengths=2)
     if length < length_array[-1]:
         raise SettingError(
-            f"length {length} is below the longest measured length {int(length_array[-1])}; extrapolate to a longer length"
+            f"length {length} is below the longest measured length {int(length_array[-1])}; use a longer length"
         )
     slope = (risk_array[-1] - risk_array[0]) / (length_array[-1] - length_array[0])
     return float(risk_array[-1] + (length - length_array[-1]) * slope)
@@ -163,9 +163,8 @@ def _check_curve(
     if (np.diff(length_array) <= 0).any():
         raise SettingError(f"lengths {list(lengths)} do not increase; sort the lengths and list each length once")
     if not np.isfinite(risk_array).all():
-        raise SettingError(
-            f"the risk is NaN or infinite at length {lengths[int(np.isfinite(risk_array).argmin())]}; remove this risk and length"
-        )
+        length = lengths[int(np.isfinite(risk_array).argmin())]
+        raise SettingError(f"the risk is NaN or infinite at length {length}; remove this risk and its length")
     return length_array, risk_array
 
 
