@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from lengthwise.influence.report.answer_sentence import answer
+from lengthwise.influence.report.answer_sentence import compose_answer
 from lengthwise.influence.report.summary_tables import format_estimate, summary_tables
 
 STUDIES = Path(__file__).parent / "results" / "influence_text"
@@ -31,7 +31,7 @@ def lines(folder: Path) -> Iterator[str]:
         ]
         for kind in summary["kinds"]
     ]
-    yield from ("", "By kind of target:", "", *markdown(header, body), "", answer(summary)["sentence"], "")
+    yield from ("", "By kind of target:", "", *markdown(header, body), "", compose_answer(summary)["sentence"], "")
 
 
 def markdown(header: list[str], body: list[list[str]]) -> list[str]:

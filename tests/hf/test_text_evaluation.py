@@ -73,9 +73,9 @@ def test_padding_and_batching_do_not_change_grades(half_memorized, monkeypatch):
     model = byte_text_model(half_memorized)
     task = Addition(unequal=True, zero_padding=False)
     batch = questions(model, task, shots=1)
-    assert len({len(each.context) for each in batch}) > 1
+    assert len({len(each.context_tokens) for each in batch}) > 1
     (whole,) = model.grade(batch, decode="forced")
-    monkeypatch.setattr(text_model, "FORWARD_TOKENS", 1)
+    monkeypatch.setattr(text_model, "MAX_FORWARD_TOKENS", 1)
     alone = list(model.grade(batch, decode="forced"))
     assert len(alone) == len(batch)
     for row, one in enumerate(alone):
@@ -91,7 +91,7 @@ def test_logits_are_computed_at_answers_only(monkeypatch):
     outputs, forward = [], model.model.forward
     monkeypatch.setattr(model.model, "forward", lambda **inputs: outputs.append(out := forward(**inputs)) or out)
     list(model.grade(batch, decode="forced"))
-    assert [output.logits.shape[1] for output in outputs] == [len(batch[0].answer)]
+    assert [output.logits.shape[1] for output in outputs] == [len(batch[0].answer_tokens)]
 
 
 def test_generation_settings_of_the_model_are_ignored(half_memorized):
@@ -108,8 +108,8 @@ def test_examples_equal_those_of_runs_and_shots_differ_from_them():
         text for examples, _ in iter_examples(task, Sequential(), 2, 20, 0) for text in format_examples(task, examples)
     ]
     for question, text in zip(questions(model, task, shots=3, settings=settings), tested, strict=True):
-        *shots, prompt = model.codec.decode(question.context[1:]).split("\n")
-        assert prompt + model.codec.decode(question.answer) == text.prompt + text.response
+        *shots, prompt = model.codec.decode(question.context_tokens[1:]).split("\n")
+        assert prompt + model.codec.decode(question.answer_tokens) == text.prompt + text.response
         assert len(shots) == 3
         assert not [line for line in shots if line.startswith(text.prompt)]
 
@@ -143,9 +143,9 @@ def test_a_token_ends_at_the_end_of_the_prompt(kind):
         codec.tokenizer.backend_tokenizer.add_tokens(["\n"])
     model = TextModel(tiny_model(), codec, "tiny")
     question = model.tokenize_question("1 0 = 0", " 1 1\n")
-    assert codec.decode(question.context).strip() == "1 0 = 0"
-    assert codec.decode(question.context + question.answer).strip(" ") == "1 0 = 0 1 1\n"
-    assert list(question.context) == codec.encode("1 0 = 0")
+    assert codec.decode(question.context_tokens).strip() == "1 0 = 0"
+    assert codec.decode(question.context_tokens + question.answer_tokens).strip(" ") == "1 0 = 0 1 1\n"
+    assert list(question.context_tokens) == codec.encode("1 0 = 0")
 
 
 def test_correct_text_is_correct_in_any_tokenization(monkeypatch):
@@ -153,8 +153,8 @@ def test_correct_text_is_correct_in_any_tokenization(monkeypatch):
     model = TextModel(tiny_model(), codec, "tiny")
     question = model.tokenize_question("0 = 0", " 1\n")
     spelled, wrong = [codec.encode(part)[0] for part in (" ", "1", "\n")], codec.encode(" 0\n")
-    assert spelled != list(question.answer)
-    monkeypatch.setattr(model, "_generate", lambda batch: [spelled, wrong, spelled[:-1], list(question.answer)])
+    assert spelled != list(question.answer_tokens)
+    monkeypatch.setattr(model, "_generate", lambda batch: [spelled, wrong, spelled[:-1], list(question.answer_tokens)])
     (graded,) = model.grade([question] * 4, decode="free")
     assert graded.token_correct.all(dim=1).tolist() == [True, False, False, True]
 

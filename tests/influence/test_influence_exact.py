@@ -167,7 +167,7 @@ def test_batches_are_split_in_halves_when_out_of_memory():
 
 @pytest.mark.parametrize("architecture", CONFIGS | CALL_DEPENDENT)
 def test_supported_models_pass_the_check(architecture):
-    check_study(model_of(architecture), window_of(), with_masks=True, with_gates=True, with_attention=True)
+    check_study(model_of(architecture), window_of(), check_masked_mode=True, check_gates=True, check_attention=True)
 
 
 @pytest.mark.parametrize(
@@ -186,13 +186,13 @@ def test_supported_models_pass_the_check(architecture):
 )
 def test_models_that_count_keys_raise_a_one_line_error(architecture, message):
     with pytest.raises(ModelError, match=message) as caught:
-        check_study(model_of(architecture), window_of(), with_masks=True, with_gates=True, with_attention=True)
+        check_study(model_of(architecture), window_of(), check_masked_mode=True, check_gates=True, check_attention=True)
     assert "\n" not in str(caught.value)
 
 
 def test_bfloat16_tolerance_covers_rounding_only():
     model = CausalLM(causal_model(CONFIGS["llama"]()).bfloat16(), "coarse")
-    check_study(model, window_of(), with_masks=True)
+    check_study(model, window_of(), check_masked_mode=True)
     assert 1e-3 < model.rounding_tolerance(torch.from_numpy(window_of().tokens)) < 1
     plain = model.plain_log_probs
     model.plain_log_probs = lambda tokens, mask=None: plain(tokens.roll(1), mask)
@@ -225,7 +225,7 @@ def test_check_packs_masked_queries_like_a_study(monkeypatch):
     with pytest.raises(
         ModelError, match=r"predictions after cached far tokens differ from one pass .*; use --mode strict"
     ):
-        check_study(model, window_of(), with_masks=True)
+        check_study(model, window_of(), check_masked_mode=True)
 
 
 def test_check_detects_states_computed_without_the_near_tokens(monkeypatch):
@@ -235,7 +235,7 @@ def test_check_detects_states_computed_without_the_near_tokens(monkeypatch):
         model, "prefill", lambda tokens, ids, num_prefix: prefill(tokens[:num_prefix], ids[:num_prefix], num_prefix)
     )
     with pytest.raises(ModelError, match=r"predictions after a cached prefix differ from one pass"):
-        check_study(model, window_of(), with_masks=True)
+        check_study(model, window_of(), check_masked_mode=True)
 
 
 @over_architectures

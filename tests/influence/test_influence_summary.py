@@ -185,7 +185,7 @@ def test_intervals_depend_on_the_seed_only(rng):
 def test_block_size_of_resamples_has_no_effect(rng, monkeypatch):
     rows = sample_rows(rng, 6, 9)
     whole = headline(rows, [1])
-    monkeypatch.setattr(bootstrap, "BLOCK_SIZE", 1000)
+    monkeypatch.setattr(bootstrap, "MAX_BLOCK_VALUES", 1000)
     assert headline(rows, [1]) == whole
 
 

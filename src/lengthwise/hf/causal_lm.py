@@ -142,20 +142,20 @@ class CausalLM:
         states: DynamicCache,
         near_tokens: Int[Tensor, " near"],
         position_ids: Int[Tensor, " near"],
-        visible: Bool[Tensor, "batch states"],
+        visibility_masks: Bool[Tensor, "batch states"],
     ) -> Float[Tensor, "batch vocab"]:
-        """Return the log-probabilities (nats) of the token after ``near_tokens``, for each row of ``visible``.
+        """Return the log-probabilities (nats) of the token after ``near_tokens``, for each row of ``visibility_masks``.
 
         ``states`` contains the keys and values of the earlier tokens. The near tokens attend only to the states where
-        the row of ``visible`` is True. One sequence packs several copies of the near tokens, one per row. The copies
+        a mask is True. One sequence packs several copies of the near tokens, one per mask. The copies
         share the keys of the states and do not attend to each other.
         """
-        seq, num_packs = len(near_tokens), -(-len(visible) // self.pack_size)
-        num_copies = -(-len(visible) // num_packs)
+        seq, num_packs = len(near_tokens), -(-len(visibility_masks) // self.pack_size)
+        num_copies = -(-len(visibility_masks) // num_packs)
         # Repeat the last row to fill the last pack.
-        visible_by_copy = visible[torch.arange(num_packs * num_copies).clamp(max=len(visible) - 1)].view(
-            num_packs, num_copies, -1
-        )
+        visible_by_copy = visibility_masks[
+            torch.arange(num_packs * num_copies).clamp(max=len(visibility_masks) - 1)
+        ].view(num_packs, num_copies, -1)
         near_mask = torch.block_diag(*[torch.ones(seq, seq, dtype=torch.bool).tril()] * num_copies)
         mask = torch.cat([visible_by_copy.repeat_interleave(seq, dim=1), near_mask.expand(num_packs, -1, -1)], dim=2)
         logits = self._logits(
@@ -165,7 +165,7 @@ class CausalLM:
             logit_indexes=torch.arange(seq - 1, num_copies * seq, seq),
             cache=states,
         )
-        return logits.flatten(0, 1)[: len(visible)].float().log_softmax(dim=-1)
+        return logits.flatten(0, 1)[: len(visibility_masks)].float().log_softmax(dim=-1)
 
     def gate_gradient(
         self,

@@ -42,9 +42,9 @@ def check_option_types(options: dict[str, Any]) -> None:
     for name, value in options.items():
         if name not in OPTIONS:
             raise unknown_name("option", name, OPTIONS)
-        types, description = OPTIONS[name]
+        allowed_types, description = OPTIONS[name]
         # In Python, True is an int.
-        if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+        if not isinstance(value, allowed_types) or (isinstance(value, bool) and bool not in allowed_types):
             raise SettingError(f"invalid {name} {value!r} ({type(value).__name__}); use {description}")
 
 
@@ -104,11 +104,9 @@ class PredictivePositionConfig(PreTrainedConfig):
                 "then pass it to PredictivePositionModel.wrap"
             )
         # Keep the attributes that a trainer added to the configuration, as `transformers` does.
-        known_names = {part.name for part in fields(cls)} | EXTRA_ARGUMENTS
-        extra_attributes = {name: value for name, value in config_dict.items() if name not in known_names}
-        result = super().from_dict(
-            {name: value for name, value in config_dict.items() if name in known_names}, **kwargs
-        )
+        known_keys = {config_field.name for config_field in fields(cls)} | EXTRA_ARGUMENTS
+        extra_attributes = {name: value for name, value in config_dict.items() if name not in known_keys}
+        result = super().from_dict({name: value for name, value in config_dict.items() if name in known_keys}, **kwargs)
         config = result[0] if isinstance(result, tuple) else result
         for name, value in extra_attributes.items():
             setattr(config, name, value)
@@ -146,8 +144,8 @@ class PredictivePositionConfig(PreTrainedConfig):
                 "head=None predicts no IDs, so id_weight and condition_on_token have no effect; remove these options"
             )
         if self.count_prompt_from is not None and not 0 <= self.count_prompt_from < self.num_position_ids:
-            last = self.num_position_ids - 1
-            raise SettingError(f"invalid count_prompt_from {self.count_prompt_from}; use an ID from 0 to {last}")
+            max_id = self.num_position_ids - 1
+            raise SettingError(f"invalid count_prompt_from {self.count_prompt_from}; use an ID from 0 to {max_id}")
 
 
 @dataclass

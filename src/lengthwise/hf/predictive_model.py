@@ -86,8 +86,8 @@ class PredictivePositionModel(
         self._output_layer_input = InputCapture()
         if model is not None:
             # Prevent `transformers` from initializing the weights of the model again.
-            for part in (*model.modules(), *model.parameters()):
-                part._is_hf_initialized = True
+            for module_or_parameter in (*model.modules(), *model.parameters()):
+                module_or_parameter._is_hf_initialized = True
         self.post_init()
 
     @classmethod
@@ -123,17 +123,17 @@ class PredictivePositionModel(
         check_position_id_support(model)
         max_positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         if num_position_ids is None:
-            default = PredictivePositionConfig.num_position_ids
-            options["num_position_ids"] = default if max_positions is None else int(max_positions)
+            default_num_ids = PredictivePositionConfig.num_position_ids
+            options["num_position_ids"] = default_num_ids if max_positions is None else int(max_positions)
         elif max_positions is not None:
             check_position_table(model, max_positions, num_position_ids)
         # Creating a configuration from another configuration resets the attention.
-        attention = model.config.get_text_config()._attn_implementation
+        attention_name = model.config.get_text_config()._attn_implementation
         config = PredictivePositionConfig(text_config=model.config, **options | {"id_weight": float(id_weight)})
-        model.config.get_text_config()._attn_implementation = attention
+        model.config.get_text_config()._attn_implementation = attention_name
         wrapper = cls(config, model)
         if length_scaling == "log":
-            check_length_scaling(model, attention)
+            check_length_scaling(model, attention_name)
         wrapper.generation_config = model.generation_config
         # Move only the new modules; the model keeps its device and precision.
         device = device_of(model)
@@ -181,8 +181,8 @@ class PredictivePositionModel(
         mask = build_attention_mask(input_ids, attention_mask, cache, sequence_ids, self.dtype)
         is_prompt = build_prompt_mask(input_ids, attention_mask, cache, labels, prompt_mask, sequence_ids)
         # A tensor may exclude the last token, but the next ID depends on the hidden state of this token.
-        select_after_forward = isinstance(logits_to_keep, Tensor) and cache is not None
-        all_logits = labels is not None or position_labels is not None or select_after_forward
+        selects_after_forward = isinstance(logits_to_keep, Tensor) and cache is not None
+        needs_all_logits = labels is not None or position_labels is not None or selects_after_forward
         self._output_layer_input.attach(self.get_output_embeddings())
         output = self.model(
             inputs_embeds=self._embed(input_ids, is_prompt),
@@ -190,28 +190,26 @@ class PredictivePositionModel(
             position_ids=position_ids,
             past_key_values=cache,
             use_cache=cache is not None,
-            logits_to_keep=0 if all_logits else logits_to_keep,
+            logits_to_keep=0 if needs_all_logits else logits_to_keep,
             return_dict=True,
             **kwargs,
         )
         hidden = self._output_layer_input.take()
         if cache is not None:
-            extends_prompt = prompt_mask is not None or labels is not None
-            cache.append(
-                CachedTokens(input_ids, position_ids, is_prompt, hidden.detach(), extends_prompt=extends_prompt)
-            )
+            has_prompt = prompt_mask is not None or labels is not None
+            cache.append(CachedTokens(input_ids, position_ids, is_prompt, hidden.detach(), extends_prompt=has_prompt))
         loss_of_tokens = loss_of_ids = None
         if labels is not None:
             loss_of_tokens = token_loss(output.logits, shift_labels(labels, sequence_ids), num_items_in_batch)
         if position_labels is not None and self.position_head is not None:
-            inputs = HeadInputs(hidden, input_ids, position_ids, is_prompt, position_labels)
-            inputs = inputs if sequence_ids is None else inputs.unpack(sequence_ids)
+            head_inputs = HeadInputs(hidden, input_ids, position_ids, is_prompt, position_labels)
+            head_inputs = head_inputs if sequence_ids is None else head_inputs.unpack(sequence_ids)
             head = active_module(self.position_head)
-            loss_of_ids = position_loss(head, self._embed_for_head, self._embed_next, inputs, num_items_in_batch)
+            loss_of_ids = position_loss(head, self._embed_for_head, self._embed_next, head_inputs, num_items_in_batch)
         return PredictivePositionOutput(
             loss=joint_loss(loss_of_tokens, loss_of_ids, self.config.id_weight),
             logits=select_logits(output.logits, logits_to_keep)
-            if select_after_forward and labels is None
+            if selects_after_forward and labels is None
             else output.logits,
             past_key_values=cache,
             hidden_states=output.hidden_states,
@@ -234,8 +232,8 @@ class PredictivePositionModel(
         max_id = self.config.num_position_ids - 1
         if self.position_head is None:
             # Padding after the end of a sequence needs an ID, but this ID has no effect.
-            pad = self.generation_config.pad_token_id
-            check_range(last_ids + 1 if pad is None else (last_ids + 1)[tokens != pad], max_id + 1)
+            pad_token = self.generation_config.pad_token_id
+            check_range(last_ids + 1 if pad_token is None else (last_ids + 1)[tokens != pad_token], max_id + 1)
             return (last_ids + 1).clamp(max=max_id)
         head = active_module(self.position_head)
         hidden = past_key_values.last_hidden().float()
@@ -245,8 +243,8 @@ class PredictivePositionModel(
                 assert cached is not None
                 prompt_inputs = cached.tokens, cached.position_ids, cached.is_prompt
                 past_key_values.prompts = [gather_prompts(head, self._embed_for_head, *prompt_inputs)]
-            next_ids = head(hidden, last_ids, self._embed_next(tokens), past_key_values.prompts[0])
-        return next_ids.most_likely_ids().clamp(0, max_id)
+            id_distribution = head(hidden, last_ids, self._embed_next(tokens), past_key_values.prompts[0])
+        return id_distribution.most_likely_ids().clamp(0, max_id)
 
     def step_inputs(
         self, tokens: Int[Tensor, "batch new"], cache: PositionCache, attention_mask: Tensor | None

@@ -13,7 +13,7 @@ from lengthwise.tasks import Task, record_fields
 from lengthwise.tasks.text_format import DEFAULT_NUM_SHOTS, format_examples, sample_shots
 
 # Keys of `LengthResult` that rows leave out or replace, because plain text has no scheme.
-OMITTED_KEYS = ("exact_tokens", "id_accuracy", "answer_loss", "largest_distance", "wall_s")
+OMITTED_RESULT_KEYS = ("exact_tokens", "id_accuracy", "answer_loss", "largest_distance", "wall_s")
 
 
 def evaluate_texts(
@@ -35,19 +35,19 @@ def evaluate_texts(
         raise SettingError(f"invalid number of shots {shots}; use 0 or more")
     for length in settings.lengths:
         next(_iter_questions(model, task, length, 1, settings.seed, shots))
-    for place, length in enumerate(settings.lengths):
+    for length_index, length in enumerate(settings.lengths):
         start_time, tally = time.perf_counter(), Tally()
-        num_examples = count_examples(task, length, settings.num_examples_at(place))
+        num_examples = count_examples(task, length, settings.num_examples_at(length_index))
         for questions in _iter_questions(model, task, length, num_examples, settings.seed, shots):
             for grades in model.grade(questions, decode=settings.decode):
                 tally.add(grades)
                 if report is not None:
                     report(length, tally.num_examples, num_examples)
-        result = asdict(tally.result(length, settings.decode, 0))
-        row = {name: value for name, value in result.items() if name not in OMITTED_KEYS}
+        length_result = asdict(tally.result(length, settings.decode, 0))
+        row = {name: value for name, value in length_result.items() if name not in OMITTED_RESULT_KEYS}
         row |= record_fields(task, length)
         yield {"shots": shots, **row, "wall_s": round(time.perf_counter() - start_time, 3)}
-        if settings.stop_at_zero and result["exact_match"] == 0:
+        if settings.stop_at_zero and length_result["exact_match"] == 0:
             break
 
 

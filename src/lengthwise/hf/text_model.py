@@ -24,20 +24,20 @@ from lengthwise.hf.model_parts import device_of
 from lengthwise.hf.tokenization import HFCodec
 
 # Limits of one forward pass: input tokens, and logits (examples x answer tokens x vocabulary).
-FORWARD_TOKENS, FORWARD_LOGITS = 1 << 15, 1 << 27
+MAX_FORWARD_TOKENS, MAX_FORWARD_LOGITS = 1 << 15, 1 << 27
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
     """Tokens of a context and of its expected answer, which includes a newline."""
 
-    context: tuple[int, ...]
-    answer: tuple[int, ...]
+    context_tokens: tuple[int, ...]
+    answer_tokens: tuple[int, ...]
 
     @property
     def seq(self) -> int:
         """Number of tokens of context and answer."""
-        return len(self.context) + len(self.answer)
+        return len(self.context_tokens) + len(self.answer_tokens)
 
 
 class TextModel:
@@ -56,8 +56,8 @@ class TextModel:
         self.model, self.codec, self.name = model.eval(), codec, name
         config = model.config.get_text_config()
         self.vocabulary_size = int(config.vocab_size)
-        limit = getattr(config, "max_position_embeddings", None)
-        self.num_positions = None if limit is None else int(limit)
+        max_position_embeddings = getattr(config, "max_position_embeddings", None)
+        self.num_positions = None if max_position_embeddings is None else int(max_position_embeddings)
         self.has_logits_to_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
         # The model's own settings may penalize tokens, but greedy decoding must choose the most likely token.
         model.generation_config = GenerationConfig(do_sample=False, num_beams=1)
@@ -73,8 +73,8 @@ class TextModel:
         )
         is_prefix = all_tokens[: len(context_tokens)] == context_tokens
         answer_tokens = all_tokens[len(context_tokens) :] if is_prefix else self.codec.encode(answer)
-        question = Question(context=tuple(context_tokens), answer=tuple(answer_tokens))
-        text = self.codec.decode((question.context + question.answer)[len(self.codec.start) :]).strip(" ")
+        question = Question(context_tokens=tuple(context_tokens), answer_tokens=tuple(answer_tokens))
+        text = self.codec.decode((question.context_tokens + question.answer_tokens)[len(self.codec.start) :]).strip(" ")
         # Some tokenizers add a space before every text, and some remove it.
         expected = (context + answer).strip(" ")
         if text != expected:
@@ -107,9 +107,9 @@ class TextModel:
         for question in questions:
             larger_batch = [*batch, question]
             seq = max(each.seq for each in larger_batch)
-            first = min(len(each.context) for each in larger_batch)
-            num_logits = (seq - first) * self.vocabulary_size
-            if batch and len(larger_batch) * max(seq / FORWARD_TOKENS, num_logits / FORWARD_LOGITS) > 1:
+            min_context_length = min(len(each.context_tokens) for each in larger_batch)
+            num_logits = (seq - min_context_length) * self.vocabulary_size
+            if batch and len(larger_batch) * max(seq / MAX_FORWARD_TOKENS, num_logits / MAX_FORWARD_LOGITS) > 1:
                 yield batch
                 larger_batch = [question]
             batch = larger_batch
@@ -118,89 +118,94 @@ class TextModel:
 
     @torch.no_grad()
     def _grade_forced(self, batch: list[Question]) -> Grades:
-        first, last = min(len(each.context) for each in batch) - 1, max(each.seq for each in batch) - 1
-        tokens = torch.zeros(len(batch), last, dtype=torch.int64)
+        first_logit_index = min(len(each.context_tokens) for each in batch) - 1
+        num_input_tokens = max(each.seq for each in batch) - 1
+        tokens = torch.zeros(len(batch), num_input_tokens, dtype=torch.int64)
         # Padding is on the right, where causal attention hides it.
         mask = torch.zeros_like(tokens)
         for row, question in enumerate(batch):
-            tokens[row, : question.seq - 1] = torch.tensor((question.context + question.answer)[:-1])
+            tokens[row, : question.seq - 1] = torch.tensor((question.context_tokens + question.answer_tokens)[:-1])
             mask[row, : question.seq - 1] = 1
         device = device_of(self.model)
-        logit_arguments = (
-            {"logits_to_keep": torch.arange(first, last, device=device)} if self.has_logits_to_keep else {}
-        )
+        logits_to_keep = torch.arange(first_logit_index, num_input_tokens, device=device)
+        arguments = {"logits_to_keep": logits_to_keep} if self.has_logits_to_keep else {}
         model: Any = self.model
-        output = model(input_ids=tokens.to(device), attention_mask=mask.to(device), use_cache=False, **logit_arguments)
-        logits = output.logits[:, first - last :]
+        output = model(input_ids=tokens.to(device), attention_mask=mask.to(device), use_cache=False, **arguments)
+        logits = output.logits[:, first_logit_index - num_input_tokens :]
         self.check_not_nan(logits)
         return self._grade_predictions(batch, logits.argmax(dim=-1).cpu(), *_stack_answers(batch))
 
     @torch.no_grad()
     def _grade_free(self, batch: list[Question]) -> Grades:
-        targets, scored = _stack_answers(batch)
+        targets, is_answer_token = _stack_answers(batch)
         predicted_tokens = torch.full_like(targets, -1)
         is_text_correct = torch.zeros(len(batch), dtype=torch.bool)
-        first = min(len(each.context) for each in batch)
+        min_context_length = min(len(each.context_tokens) for each in batch)
         # Contexts of one length need no padding.
-        for length in sorted({len(each.context) for each in batch}):
-            rows = [row for row, each in enumerate(batch) if len(each.context) == length]
-            for row, line in zip(rows, self._generate([batch[row] for row in rows]), strict=True):
-                columns = slice(length - first, length - first + len(line))
-                predicted_tokens[row, columns] = torch.tensor(line)[: predicted_tokens.shape[1] - columns.start]
-                is_text_correct[row] = self._is_answer(batch[row], line)
-        grades = self._grade_predictions(batch, predicted_tokens, targets, scored)
+        for length in sorted({len(each.context_tokens) for each in batch}):
+            rows = [row for row, each in enumerate(batch) if len(each.context_tokens) == length]
+            for row, generated_tokens in zip(rows, self._generate([batch[row] for row in rows]), strict=True):
+                columns = slice(length - min_context_length, length - min_context_length + len(generated_tokens))
+                max_tokens = predicted_tokens.shape[1] - columns.start
+                predicted_tokens[row, columns] = torch.tensor(generated_tokens)[:max_tokens]
+                is_text_correct[row] = self._is_answer(batch[row], generated_tokens)
+        grades = self._grade_predictions(batch, predicted_tokens, targets, is_answer_token)
         grades.token_correct[is_text_correct] = True
         return grades
 
     def _generate(self, batch: list[Question]) -> list[list[int]]:
         """Return the tokens generated after each context, up to the first newline."""
-        context = torch.tensor([each.context for each in batch], device=device_of(self.model))
+        context_tokens = torch.tensor([each.context_tokens for each in batch], device=device_of(self.model))
         # An answer has at most as many tokens as bytes.
-        max_new_tokens = max(len(self.codec.decode(each.answer).encode()) for each in batch)
+        max_new_tokens = max(len(self.codec.decode(each.answer_tokens).encode()) for each in batch)
         if self.num_positions is not None:
-            max_new_tokens = min(max_new_tokens, self.num_positions - context.shape[1])
-        greedy = {"do_sample": False, "num_beams": 1, "pad_token_id": 0}
+            max_new_tokens = min(max_new_tokens, self.num_positions - context_tokens.shape[1])
+        greedy_settings = {"do_sample": False, "num_beams": 1, "pad_token_id": 0}
         model: Any = self.model
         output = model.generate(
-            input_ids=context,
-            attention_mask=torch.ones_like(context),
-            generation_config=GenerationConfig(max_new_tokens=max_new_tokens, **greedy),
+            input_ids=context_tokens,
+            attention_mask=torch.ones_like(context_tokens),
+            generation_config=GenerationConfig(max_new_tokens=max_new_tokens, **greedy_settings),
             stopping_criteria=StoppingCriteriaList([_NewlineStoppingCriterion(self.codec)]),
             logits_processor=LogitsProcessorList([_NaNCheckProcessor(self)]),
         )
-        lines = []
-        for line in output[:, context.shape[1] :].tolist():
-            newlines = [place for place, token in enumerate(line) if "\n" in self.codec.token_text(token)]
-            lines.append(line[: newlines[0] + 1] if newlines else line)
-        return lines
+        answers = []
+        for generated_tokens in output[:, context_tokens.shape[1] :].tolist():
+            is_newline = ["\n" in self.codec.token_text(token) for token in generated_tokens]
+            answers.append(generated_tokens[: is_newline.index(True) + 1] if any(is_newline) else generated_tokens)
+        return answers
 
-    def _is_answer(self, question: Question, generated: list[int]) -> bool:
+    def _is_answer(self, question: Question, generated_tokens: list[int]) -> bool:
         """Return True if the generated text, up to its newline, equals the answer."""
-        context = self.codec.decode(question.context)
-        expected, text = (self.codec.decode((*question.context, *end)) for end in (question.answer, generated))
-        line, newline, _ = text[len(context) :].partition("\n")
-        return line + newline == expected[len(context) :]
+        context = self.codec.decode(question.context_tokens)
+        expected, text = (
+            self.codec.decode((*question.context_tokens, *tokens))
+            for tokens in (question.answer_tokens, generated_tokens)
+        )
+        first_line, newline, _ = text[len(context) :].partition("\n")
+        return first_line + newline == expected[len(context) :]
 
     def _grade_predictions(
         self,
         batch: list[Question],
         predicted_tokens: Int[Tensor, "batch answer"],
         targets: Int[Tensor, "batch answer"],
-        scored: Bool[Tensor, "batch answer"],
+        is_answer_token: Bool[Tensor, "batch answer"],
     ) -> Grades:
         tokens = [token for token in predicted_tokens.unique().tolist() if token >= 0]
-        newlines = [token for token in tokens if "\n" in self.codec.token_text(token)]
-        first = min(len(each.context) for each in batch)
-        offset = torch.tensor([len(each.context) - first for each in batch])
-        index = torch.arange(targets.shape[1])
-        last = offset + torch.tensor([len(each.answer) - 1 for each in batch])
+        newline_tokens = [token for token in tokens if "\n" in self.codec.token_text(token)]
+        min_context_length = min(len(each.context_tokens) for each in batch)
+        answer_columns = torch.tensor([len(each.context_tokens) - min_context_length for each in batch])
+        columns = torch.arange(targets.shape[1])
+        last_answer_columns = answer_columns + torch.tensor([len(each.answer_tokens) - 1 for each in batch])
         return Grades(
             token_correct=predicted_tokens == targets,
-            id_correct=torch.ones_like(scored),
-            scored=scored,
-            id_scored=torch.zeros_like(scored),
-            end=(index == last[:, None]) | torch.isin(predicted_tokens, torch.tensor(newlines, dtype=torch.int64)),
-            prompt_offset=offset,
+            id_correct=torch.ones_like(is_answer_token),
+            scored=is_answer_token,
+            id_scored=torch.zeros_like(is_answer_token),
+            end=(columns == last_answer_columns[:, None])
+            | torch.isin(predicted_tokens, torch.tensor(newline_tokens, dtype=torch.int64)),
+            prompt_offset=answer_columns,
         )
 
 
@@ -231,15 +236,16 @@ class _NewlineStoppingCriterion(StoppingCriteria):
 
 def _stack_answers(batch: list[Question]) -> tuple[Int[Tensor, "batch answer"], Bool[Tensor, "batch answer"]]:
     """Return the answer tokens (-1 elsewhere) and their mask. Column 0 follows the shortest context of the batch."""
-    first, seq = min(len(each.context) for each in batch), max(each.seq for each in batch)
-    targets = torch.full((len(batch), seq - first), -1)
+    min_context_length, max_length = min(len(each.context_tokens) for each in batch), max(each.seq for each in batch)
+    targets = torch.full((len(batch), max_length - min_context_length), -1)
     for row, question in enumerate(batch):
-        targets[row, len(question.context) - first : question.seq - first] = torch.tensor(question.answer)
+        columns = slice(len(question.context_tokens) - min_context_length, question.seq - min_context_length)
+        targets[row, columns] = torch.tensor(question.answer_tokens)
     return targets, targets >= 0
 
 
 def _first_difference(text: str, expected: str) -> str:
     pairs = enumerate(zip(text, expected, strict=False))
-    start = next((place for place, (one, other) in pairs if one != other), min(len(text), len(expected)))
-    excerpt = slice(max(0, start - 4), start + 8)
-    return f"{expected[excerpt]!r} becomes {text[excerpt]!r}"
+    difference_index = next((index for index, (a, b) in pairs if a != b), min(len(text), len(expected)))
+    excerpt_slice = slice(max(0, difference_index - 4), difference_index + 8)
+    return f"{expected[excerpt_slice]!r} becomes {text[excerpt_slice]!r}"

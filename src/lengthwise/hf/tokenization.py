@@ -14,10 +14,18 @@ class HFCodec:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
         self.tokenizer, self.name = tokenizer, name
-        tokens, full = (_tokenize_sample(tokenizer, special) for special in (False, True))
+        tokens, tokens_with_special = (_tokenize_sample(tokenizer, special) for special in (False, True))
         # Some tokenizers also add a token at the end.
-        offsets = [place for place in range(len(full)) if full[place : place + len(tokens)] == tokens]
-        start = full[: offsets[0]] if offsets else [token for token in full[:1] if token == tokenizer.bos_token_id]
+        offsets = [
+            index
+            for index in range(len(tokens_with_special))
+            if tokens_with_special[index : index + len(tokens)] == tokens
+        ]
+        start = (
+            tokens_with_special[: offsets[0]]
+            if offsets
+            else [token for token in tokens_with_special[:1] if token == tokenizer.bos_token_id]
+        )
         self.start: tuple[int, ...] = tuple(start)
         self.token_text = lru_cache(maxsize=None)(self._token_text)
 
@@ -39,13 +47,13 @@ class HFCodec:
         return self.decode([token])
 
 
-def _tokenize_sample(tokenizer: PreTrainedTokenizerBase, special: bool) -> list[int]:
+def _tokenize_sample(tokenizer: PreTrainedTokenizerBase, add_special_tokens: bool) -> list[int]:
     """Return the tokens of the text "a", or of a vocabulary entry if the tokenizer cannot encode "a"."""
     try:
-        return list(tokenizer("a", add_special_tokens=special)["input_ids"])
+        return list(tokenizer("a", add_special_tokens=add_special_tokens)["input_ids"])
     except Exception:  # tokenizers raise plain exceptions
         text = next(token for token in tokenizer.get_vocab() if token not in tokenizer.all_special_tokens)
-        return list(tokenizer(text, add_special_tokens=special)["input_ids"])
+        return list(tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
 
 
 def symbol_tokenizer(symbols: Sequence[str]) -> PreTrainedTokenizerFast:
@@ -54,7 +62,7 @@ def symbol_tokenizer(symbols: Sequence[str]) -> PreTrainedTokenizerFast:
     The text format is `lengthwise.tasks.text_format`: spaces between symbols, and a newline for ``end``. If all other
     symbols are single characters, the spaces are optional, as in ``0110=``.
     """
-    tokenizer = Tokenizer(models.WordLevel({symbol: number for number, symbol in enumerate(symbols)}))
+    tokenizer = Tokenizer(models.WordLevel({symbol: token for token, symbol in enumerate(symbols)}))
     if "end" in symbols:
         tokenizer.normalizer = normalizers.Replace("\n", " end ")
     parts: list[pre_tokenizers.PreTokenizer] = [pre_tokenizers.WhitespaceSplit()]
@@ -62,11 +70,11 @@ def symbol_tokenizer(symbols: Sequence[str]) -> PreTrainedTokenizerFast:
         parts.append(pre_tokenizers.Split(Regex("end|."), "isolated"))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(parts)
     # Put a space between symbols, but no space around a newline.
-    spaces = [decoders.WordPiece(prefix=" ", cleanup=False), decoders.Fuse()]
-    newlines = [decoders.Replace(Regex("(?:^| )end(?= |$)"), "\n"), decoders.Replace("\n ", "\n")]
-    tokenizer.decoder = decoders.Sequence(spaces + (newlines if "end" in symbols else []))
-    special = {"eos_token": "end", "pad_token": "end"} if "end" in symbols else {}
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, padding_side="left", **special)
+    space_decoders = [decoders.WordPiece(prefix=" ", cleanup=False), decoders.Fuse()]
+    newline_decoders = [decoders.Replace(Regex("(?:^| )end(?= |$)"), "\n"), decoders.Replace("\n ", "\n")]
+    tokenizer.decoder = decoders.Sequence(space_decoders + (newline_decoders if "end" in symbols else []))
+    special_tokens = {"eos_token": "end", "pad_token": "end"} if "end" in symbols else {}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, padding_side="left", **special_tokens)
 
 
 def tokenizer_from_json(content: str) -> PreTrainedTokenizerFast:

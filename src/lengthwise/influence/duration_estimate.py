@@ -9,7 +9,7 @@ from lengthwise.influence.probing.model_wrapping import TokenCounter
 from lengthwise.influence.target_evaluator import TargetEvaluator
 from lengthwise.influence.targets import Target
 
-TIMED_QUERIES = 64
+NUM_TIMED_QUERIES = 64
 
 
 def estimate_seconds(evaluator: TargetEvaluator, targets: Sequence[Target]) -> tuple[float, float]:
@@ -18,17 +18,17 @@ def estimate_seconds(evaluator: TargetEvaluator, targets: Sequence[Target]) -> t
     The study selects far tokens for a fraction ``background_fraction`` of the targets (minimum), or for all (maximum).
     """
     counter = TokenCounter(evaluator.model)
-    full_tokens, selection_tokens = replace(evaluator, model=counter.model).count_tokens(targets[0], counter)
-    factor = len(targets) / _tokens_per_second(evaluator, targets[0])
-    minimum = full_tokens + evaluator.settings.background_fraction * selection_tokens
-    return minimum * factor, (full_tokens + selection_tokens) * factor
+    full_context_tokens, selection_tokens = replace(evaluator, model=counter.model).count_tokens(targets[0], counter)
+    seconds_per_token = len(targets) / _tokens_per_second(evaluator, targets[0])
+    min_tokens = full_context_tokens + evaluator.settings.background_fraction * selection_tokens
+    return min_tokens * seconds_per_token, (full_context_tokens + selection_tokens) * seconds_per_token
 
 
 def _tokens_per_second(evaluator: TargetEvaluator, target: Target) -> float:
     """Measure the tokens per second of the model on queries with all far tokens hidden."""
     settings = evaluator.settings
     window = target.window(settings.near, settings.far, evaluator.start, settings.sink)
-    start = time.perf_counter()
-    for _ in strict_log_probs(evaluator.model, [(window, window.visibility_mask([]))] * TIMED_QUERIES):
+    start_time = time.perf_counter()
+    for _ in strict_log_probs(evaluator.model, [(window, window.visibility_mask([]))] * NUM_TIMED_QUERIES):
         pass
-    return TIMED_QUERIES * (len(window.start) + settings.near) / (time.perf_counter() - start)
+    return NUM_TIMED_QUERIES * (len(window.start) + settings.near) / (time.perf_counter() - start_time)

@@ -24,9 +24,9 @@ class PlaceboSampler:
         self.texts, self.near, self.far = texts, near, far
         # Cumulative number of start indexes before each text, and the range of texts of each document.
         self.start_offsets = np.cumsum([0, *(max(0, len(text.tokens) - far + 1) for text in texts)])
-        self.pieces: dict[str, tuple[int, int]] = {}
+        self.piece_ranges: dict[str, tuple[int, int]] = {}
         for index, text in enumerate(texts):
-            self.pieces[text.name] = (self.pieces.get(text.name, (index, index))[0], index + 1)
+            self.piece_ranges[text.name] = (self.piece_ranges.get(text.name, (index, index))[0], index + 1)
 
     def check_other_documents(self, targets: Sequence[Target]) -> None:
         """Raise ``SettingError`` if a target has no other document with at least ``far`` tokens."""
@@ -39,28 +39,30 @@ class PlaceboSampler:
 
     def sample_other_document(self, target: Target, rng: np.random.Generator) -> FarTokens:
         """Sample far tokens from another document."""
-        first, last = (self.start_offsets[index] for index in self.pieces[target.text.name])
+        document_start, document_end = (self.start_offsets[index] for index in self.piece_ranges[target.text.name])
         start = int(rng.integers(self._num_other_starts(target.text.name)))
         # Skip the start indexes in the document of the target.
-        return self._far_tokens(start if start < first else start + int(last - first))
+        return self._far_tokens(start if start < document_start else start + int(document_end - document_start))
 
     def sample_same_document(self, target: Target, rng: np.random.Generator) -> FarTokens | None:
         """Sample far tokens from the same document, outside the target's context. None if the document is too short."""
-        first, last = (int(self.start_offsets[index]) for index in self.pieces[target.text.name])
-        text_index = next(index for index in range(*self.pieces[target.text.name]) if self.texts[index] is target.text)
-        begin, end = int(self.start_offsets[text_index]), int(self.start_offsets[text_index + 1])
+        document_start, document_end = (int(self.start_offsets[index]) for index in self.piece_ranges[target.text.name])
+        text_index = next(
+            index for index in range(*self.piece_ranges[target.text.name]) if self.texts[index] is target.text
+        )
+        text_start, text_end = int(self.start_offsets[text_index]), int(self.start_offsets[text_index + 1])
         # Exclude start indexes from which far tokens would overlap the context or contain the target.
-        excluded_start = max(begin, min(end, begin + target.place - self.near - 2 * self.far + 1))
-        excluded_end = min(end, begin + target.place + 1)
-        num_starts = (excluded_start - first) + (last - excluded_end)
+        excluded_start = max(text_start, min(text_end, text_start + target.place - self.near - 2 * self.far + 1))
+        excluded_end = min(text_end, text_start + target.place + 1)
+        num_starts = (excluded_start - document_start) + (document_end - excluded_end)
         if num_starts == 0:
             return None
-        start = first + int(rng.integers(num_starts))
+        start = document_start + int(rng.integers(num_starts))
         return self._far_tokens(start if start < excluded_start else start + excluded_end - excluded_start)
 
     def _num_other_starts(self, name: str) -> int:
-        first, last = self.pieces[name]
-        return int(self.start_offsets[-1] - self.start_offsets[last] + self.start_offsets[first])
+        first_index, end_index = self.piece_ranges[name]
+        return int(self.start_offsets[-1] - self.start_offsets[end_index] + self.start_offsets[first_index])
 
     def _far_tokens(self, start: int) -> FarTokens:
         text_index = int(np.searchsorted(self.start_offsets, start, side="right")) - 1

@@ -45,9 +45,9 @@ def complete_blocks(folder: Path, size: int, num_rows: int) -> list[bytes]:
 
 def truncate_to(folder: Path, blocks: Sequence[bytes]) -> None:
     """Remove everything after the complete blocks from both files."""
-    for name, length in ((ROWS_FILE, sum(map(len, blocks))), (DIGESTS_FILE, len(digest_lines(blocks)))):
+    for name, num_bytes in ((ROWS_FILE, sum(map(len, blocks))), (DIGESTS_FILE, len(digest_lines(blocks)))):
         if (folder / name).exists():
-            os.truncate(folder / name, length)
+            os.truncate(folder / name, num_bytes)
 
 
 def digest_lines(blocks: Sequence[bytes]) -> bytes:
@@ -63,8 +63,8 @@ def _read_bytes(path: Path) -> bytes:
     return path.read_bytes() if path.is_file() else b""
 
 
-def _mismatch_error(folder: Path, block: int) -> RunFolderError:
+def _mismatch_error(folder: Path, block_number: int) -> RunFolderError:
     return RunFolderError(
-        f"{folder / ROWS_FILE} was changed after it was written (block {block} does not match {DIGESTS_FILE}); "
+        f"{folder / ROWS_FILE} was changed after it was written (block {block_number} does not match {DIGESTS_FILE}); "
         "choose another --out"
     )

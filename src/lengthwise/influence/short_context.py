@@ -25,8 +25,8 @@ def short_context_losses(
             f"near={near} needs at least {near + 1} tokens, but the text has {len(tokens)}; use a smaller near"
         )
     losses = np.empty(len(tokens) - near)
-    size = batch_size(model, near + stride, num_predictions=stride)
-    for starts, num_scored in _window_batches(len(tokens) - near, stride, size):
+    num_windows = batch_size(model, near + stride, num_predictions=stride)
+    for starts, num_scored in _window_batches(len(tokens) - near, stride, num_windows):
         batch = torch.from_numpy(np.stack([tokens[start : start + near + num_scored] for start in starts])).long()
         ids = torch.arange(near + num_scored - 1).expand(len(batch), -1)
         batch_losses = model.losses(batch[:, :-1], ids, batch[:, near:]).cpu().double().numpy()
@@ -35,10 +35,10 @@ def short_context_losses(
     return losses
 
 
-def _window_batches(num_scored: int, stride: int, size: int) -> Iterator[tuple[list[int], int]]:
+def _window_batches(num_scored: int, stride: int, num_windows: int) -> Iterator[tuple[list[int], int]]:
     """Yield batches of window starts, and the number of scored tokens per window, which may be smaller at the end."""
     starts = list(range(0, num_scored - stride + 1, stride))
-    for first in range(0, len(starts), size):
-        yield starts[first : first + size], stride
+    for batch_start in range(0, len(starts), num_windows):
+        yield starts[batch_start : batch_start + num_windows], stride
     if remainder := num_scored % stride:
         yield [num_scored - remainder], remainder

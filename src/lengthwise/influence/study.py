@@ -47,30 +47,32 @@ class InfluenceStudy:
 
     def __post_init__(self) -> None:
         if not 1 <= self.part[0] <= self.part[1]:
-            last = max(1, self.part[1])
-            raise SettingError(f"invalid part {self.part[0]}/{self.part[1]}; use 1/{last} to {last}/{last}")
-        model, near, far = self.model, self.settings.near, self.settings.far
-        needed = len(self.codec.start) + self.settings.context
-        if model.num_positions is not None and needed > model.num_positions:
+            num_parts = max(1, self.part[1])
             raise SettingError(
-                f"near {near} and far {far} need {needed} positions, but {model.name} has "
-                f"{model.num_positions}; use at most {model.num_positions - needed + far} far tokens"
+                f"invalid part {self.part[0]}/{self.part[1]}; use 1/{num_parts} to {num_parts}/{num_parts}"
             )
-        distance, trained_distance = needed - 1, model.trained_distance
-        if trained_distance is not None and distance > trained_distance:
+        model, near, far = self.model, self.settings.near, self.settings.far
+        num_needed = len(self.codec.start) + self.settings.context
+        if model.num_positions is not None and num_needed > model.num_positions:
+            raise SettingError(
+                f"near {near} and far {far} need {num_needed} positions, but {model.name} has "
+                f"{model.num_positions}; use at most {model.num_positions - num_needed + far} far tokens"
+            )
+        max_distance, trained_distance = num_needed - 1, model.trained_distance
+        if trained_distance is not None and max_distance > trained_distance:
             warnings.warn(
-                f"length {distance + 1} (near {near}, far {far}) uses ID distances up to {distance}, but the training "
-                f"of {model.name} used at most {trained_distance}; far context may increase the loss",
+                f"length {max_distance + 1} (near {near}, far {far}) uses ID distances up to {max_distance}, but the "
+                f"training of {model.name} used at most {trained_distance}; far context may increase the loss",
                 UntrainedDistanceWarning,
                 stacklevel=2,
             )
         for name, count in Counter(text.name for text in self.texts).items():
             if count > 1:
                 raise SettingError(f"duplicate text name {name}; use a different name for each text")
-        for name, first in _find_copies(self.texts).items():
+        for name, original_name in _find_copies(self.texts).items():
             raise SettingError(
-                f"text {name} is a copy of {first}, and copies make intervals over texts too narrow; remove the "
-                "copy, for example with without_copies(texts)"
+                f"text {name} is a copy of {original_name}, and copies make intervals over texts too narrow; remove "
+                "the copy, for example with without_copies(texts)"
             )
 
     def to_dict(self) -> dict[str, Any]:
@@ -144,14 +146,17 @@ def measure_influence(
     check_study(
         study.model,
         targets[0].window(settings.near, settings.far, study.codec.start, settings.sink),
-        with_masks="masked" in settings.modes,
-        with_gates=isinstance(settings.measure, (Gradient, Screened)),
-        with_attention=isinstance(settings.measure, AttentionWeight),
+        check_masked_mode="masked" in settings.modes,
+        check_gates=isinstance(settings.measure, (Gradient, Screened)),
+        check_attention=isinstance(settings.measure, AttentionWeight),
     )
     with exclusive_lock(out):
         _check_version(out, resume=resume)
         study.claim(out, resume=resume)
-        blocks = {first: targets[first : first + settings.block] for first in study.block_starts(len(targets))}
+        blocks = {
+            first_target_index: targets[first_target_index : first_target_index + settings.block]
+            for first_target_index in study.block_starts(len(targets))
+        }
         total = sum(map(len, blocks.values()))
         stored_blocks = complete_blocks(out, settings.block, total)
         truncate_to(out, stored_blocks)
@@ -159,8 +164,8 @@ def measure_influence(
         try:
             if estimate is not None and num_done < total:
                 estimate(*estimate_seconds(evaluator, targets[: total - num_done]))
-            for first, block in list(blocks.items())[len(stored_blocks) :]:
-                rows = evaluator.rows(block, first)
+            for first_target_index, block in list(blocks.items())[len(stored_blocks) :]:
+                rows = evaluator.rows(block, first_target_index)
                 append_block(out, rows)
                 num_done += len(rows)
                 if report is not None:
@@ -174,9 +179,10 @@ def without_copies(texts: Sequence[TokenizedDocument]) -> list[TokenizedDocument
     """Remove texts with the same tokens as an earlier text, and raise a ``SkippedTextWarning`` for them."""
     copies = _find_copies(texts)
     if copies:
-        name, first = next(iter(copies.items()))
+        name, original_name = next(iter(copies.items()))
         warnings.warn(
-            f"removed {len(copies)} text(s) that are copies of other texts; for example, {name} is a copy of {first}",
+            f"removed {len(copies)} text(s) that are copies of other texts; for example, {name} is a copy "
+            f"of {original_name}",
             SkippedTextWarning,
             stacklevel=2,
         )
@@ -188,9 +194,9 @@ def _find_copies(texts: Sequence[TokenizedDocument]) -> dict[str, str]:
     first_names: dict[bytes, str] = {}
     copies = {}
     for text in texts:
-        first = first_names.setdefault(hashlib.sha256(text.tokens.astype("<i8").tobytes()).digest(), text.name)
-        if first != text.name:
-            copies[text.name] = first
+        first_name = first_names.setdefault(hashlib.sha256(text.tokens.astype("<i8").tobytes()).digest(), text.name)
+        if first_name != text.name:
+            copies[text.name] = first_name
     return copies
 
 

@@ -13,8 +13,8 @@ from lengthwise.influence.study import InfluenceStudy
 
 def parse_part(text: str) -> tuple[int, int]:
     """Parse a part such as ``2/4``, the second of four parts. Raises ``SettingError`` for any other format."""
-    index, slash, num_parts = text.partition("/")
-    if not (slash and all(each.isascii() and each.isdigit() for each in (index, num_parts))):
+    index, separator, num_parts = text.partition("/")
+    if not (separator and all(digits.isascii() and digits.isdigit() for digits in (index, num_parts))):
         raise SettingError(f"invalid --part {text}; write, for example, 2/4 for the second of four parts")
     return int(index), int(num_parts)
 
@@ -52,18 +52,18 @@ def join_parts(study: InfluenceStudy, out: Path) -> list[int]:
     with exclusive_lock(out, wait=True):
         for index in range(1, num_parts + 1):
             part = replace(study, part=(index, num_parts))
-            folder, starts = part_folder(out, part.part), part.block_starts(num_targets)
-            num_rows = sum(min(study.settings.block, num_targets - start) for start in starts)
+            folder, block_starts = part_folder(out, part.part), part.block_starts(num_targets)
+            num_rows = sum(min(study.settings.block, num_targets - block_start) for block_start in block_starts)
             blocks = complete_blocks(folder, study.settings.block, num_rows)
-            if len(blocks) < len(starts):
+            if len(blocks) < len(block_starts):
                 incomplete_parts.append(index)
                 continue
             if (folder / STUDY_FOLDER.file).is_file():
                 part.claim(folder, resume=True)
-            blocks_by_start |= dict(zip(starts, blocks, strict=True))
+            blocks_by_start |= dict(zip(block_starts, blocks, strict=True))
         if not incomplete_parts:
             replace(study, part=(1, 1)).claim(out, resume=True)
-            sorted_blocks = [blocks_by_start[start] for start in sorted(blocks_by_start)]
+            sorted_blocks = [blocks_by_start[block_start] for block_start in sorted(blocks_by_start)]
             write_atomically(out / ROWS_FILE, b"".join(sorted_blocks))
             write_atomically(out / DIGESTS_FILE, digest_lines(sorted_blocks))
     return incomplete_parts

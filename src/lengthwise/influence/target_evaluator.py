@@ -98,12 +98,12 @@ class TargetEvaluator:
 
     def count_tokens(self, target: Target, counter: TokenCounter) -> tuple[int, int]:
         """Return the numbers of tokens that the model reads for a target: for full contexts, and for selections."""
-        initial_num_tokens = counter.tokens
+        initial_num_tokens = counter.num_tokens
         (contexts,) = self._full_contexts([target], 0)
-        num_tokens_with_full = counter.tokens
+        num_tokens_with_full = counter.num_tokens
         for _ in self._score_selections(self._select_tokens(contexts)):
             pass
-        return num_tokens_with_full - initial_num_tokens, counter.tokens - num_tokens_with_full
+        return num_tokens_with_full - initial_num_tokens, counter.num_tokens - num_tokens_with_full
 
     def _full_contexts(self, targets: Sequence[Target], first_target_index: int) -> list[FullContexts]:
         windows = [self._windows_by_source(target, first_target_index + index) for index, target in enumerate(targets)]

@@ -26,12 +26,12 @@ class Greedy:
         """Score every remaining candidate in each of k steps."""
         indices: list[int] = []
         gains: list[float] = []
-        remaining = [int(index) for index in scorer.candidates.tolist()]
-        current = float(scorer.scores(scorer.visibility_mask([])[None])[0])
-        for _ in range(min(k, len(remaining))):
-            scores = scorer.scores(np.stack([scorer.visibility_mask([*indices, index]) for index in remaining]))
-            best = int(scores.argmin())
-            indices.append(remaining.pop(best))
-            gains.append(current - float(scores[best]))
-            current = float(scores[best])
+        remaining_indices = [int(index) for index in scorer.candidates.tolist()]
+        current_score = float(scorer.scores(scorer.visibility_mask([])[None])[0])
+        for _ in range(min(k, len(remaining_indices))):
+            scores = scorer.scores(np.stack([scorer.visibility_mask([*indices, index]) for index in remaining_indices]))
+            best_index = int(scores.argmin())
+            indices.append(remaining_indices.pop(best_index))
+            gains.append(current_score - float(scores[best_index]))
+            current_score = float(scores[best_index])
         return TokenRanking(indices=tuple(indices), gains=tuple(gains))

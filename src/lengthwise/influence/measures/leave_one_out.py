@@ -24,8 +24,8 @@ class LeaveOneOut:
 
     def select(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> TokenRanking:
         """Score the whole context, and the context without each candidate."""
-        visible = np.stack(
+        visibility_masks = np.stack(
             [~scorer.visibility_mask([])] + [~scorer.visibility_mask([index]) for index in scorer.candidates.tolist()]
         )
-        scores = scorer.scores(visible)
+        scores = scorer.scores(visibility_masks)
         return top_k(scorer, scores[1:] - scores[0], k)

@@ -41,8 +41,8 @@ class InfluenceMeasure(Protocol):
 
 def top_k(scorer: SubsetScorer, gains: Float[np.ndarray, " candidates"], k: int) -> TokenRanking:
     """Return the k candidates with the largest gains. Of equal gains, the earlier token comes first."""
-    order = np.argsort(-gains, kind="stable")[:k]
+    sorted_positions = np.argsort(-gains, kind="stable")[:k]
     return TokenRanking(
-        indices=tuple(int(index) for index in scorer.candidates[order]),
-        gains=tuple(float(gain) for gain in gains[order]),
+        indices=tuple(int(index) for index in scorer.candidates[sorted_positions]),
+        gains=tuple(float(gain) for gain in gains[sorted_positions]),
     )

@@ -35,6 +35,6 @@ class Screened:
     def select(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> TokenRanking:
         """Run one backward pass, then the measure ``then`` on the remaining candidates."""
         gradients = scorer.gradient(context=self.then.gradient_context)[scorer.candidates]
-        number = max(k, math.ceil(self.share * len(scorer.candidates)))
-        candidates = scorer.candidates[np.argsort(-gradients, kind="stable")[:number]]
+        num_candidates = max(k, math.ceil(self.share * len(scorer.candidates)))
+        candidates = scorer.candidates[np.argsort(-gradients, kind="stable")[:num_candidates]]
         return self.then.select(scorer.restrict(candidates), k, rng)

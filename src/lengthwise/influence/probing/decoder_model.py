@@ -16,7 +16,7 @@ from lengthwise.model.attention_scores import NO_HOOKS, AttentionHooks
 from lengthwise.model.decoder import Cache, Decoder
 
 # Effect of float32 rounding on a log-probability, in nats.
-ROUNDING = 1e-3
+ROUNDING_TOLERANCE = 1e-3
 
 
 class DecoderModel:
@@ -45,8 +45,8 @@ class DecoderModel:
             "segments count the separators before near tokens": decoder.segment is not None
             and bool(decoder.separators),
         }
-        for description, leak in leaks.items():
-            if leak:
+        for description, has_leak in leaks.items():
+            if has_leak:
                 raise ModelError(f"{name} cannot be measured exactly: {description}; train without this option")
         check_exactness(self)
 
@@ -55,8 +55,8 @@ class DecoderModel:
         self, tokens: Int[Tensor, "batch seq"], position_ids: Int[Tensor, "batch seq"]
     ) -> Float[Tensor, "batch vocab"]:
         """Return the log-probabilities (nats) of the token after each sequence."""
-        last = tokens.shape[1] - 1
-        hidden, _ = self.decoder(tokens.to(self.device), position_ids.to(self.device), query_start=last)
+        last_index = tokens.shape[1] - 1
+        hidden, _ = self.decoder(tokens.to(self.device), position_ids.to(self.device), query_start=last_index)
         return self._last_log_probs(hidden)
 
     @torch.no_grad()
@@ -64,8 +64,8 @@ class DecoderModel:
         self, tokens: Int[Tensor, "batch seq"], position_ids: Int[Tensor, "batch seq"], targets: Int[Tensor, "batch t"]
     ) -> Float[Tensor, "batch t"]:
         """Return the losses (nats) of ``targets``: the tokens that follow each of the last ``t`` tokens."""
-        first = tokens.shape[1] - targets.shape[1]
-        hidden, _ = self.decoder(tokens.to(self.device), position_ids.to(self.device), query_start=first)
+        first_index = tokens.shape[1] - targets.shape[1]
+        hidden, _ = self.decoder(tokens.to(self.device), position_ids.to(self.device), query_start=first_index)
         logits, labels = self.decoder.token_logits(hidden), targets.to(self.device)
         losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
         return losses.view(targets.shape)
@@ -82,15 +82,15 @@ class DecoderModel:
 
     def rounding_tolerance(self, tokens: Int[Tensor, " seq"]) -> float:
         """Return the largest difference (nats) that rounding in float32 can cause."""
-        return ROUNDING
+        return ROUNDING_TOLERANCE
 
     @torch.no_grad()
     def prefill(self, tokens: Int[Tensor, " seq"], position_ids: Int[Tensor, " seq"], num_prefix: int) -> Cache | None:
         """Return the keys and values of the first ``num_prefix`` tokens, or None if ``num_prefix`` is 0."""
         if num_prefix == 0:
             return None
-        prefix, prefix_ids = tokens[None, :num_prefix], position_ids[None, :num_prefix]
-        return self.decoder(prefix.to(self.device), prefix_ids.to(self.device))[1]
+        prefix_tokens, prefix_ids = tokens[None, :num_prefix], position_ids[None, :num_prefix]
+        return self.decoder(prefix_tokens.to(self.device), prefix_ids.to(self.device))[1]
 
     @torch.no_grad()
     def log_probs_with_prefix(
@@ -107,10 +107,11 @@ class DecoderModel:
         states: Cache | None,
         near_tokens: Int[Tensor, " near"],
         position_ids: Int[Tensor, " near"],
-        visible: Bool[Tensor, "batch states"],
+        visibility_masks: Bool[Tensor, "batch states"],
     ) -> Float[Tensor, "batch vocab"]:
-        """Return the log-probabilities of the token after ``near_tokens``, which attend only to ``visible`` states."""
-        return self._log_probs_with_bias(states, near_tokens, position_ids, _score_bias(visible.to(self.device)))
+        """Return the log-probabilities of the token after ``near_tokens`` for each mask of visible states."""
+        score_bias = _score_bias(visibility_masks.to(self.device))
+        return self._log_probs_with_bias(states, near_tokens, position_ids, score_bias)
 
     def gate_gradient(
         self,
@@ -131,14 +132,14 @@ class DecoderModel:
         self, states: Cache | None, near_tokens: Int[Tensor, " near"], position_ids: Int[Tensor, " near"]
     ) -> Float[Tensor, " states"]:
         """Return the attention weights of the last near token on each state, averaged over layers and heads."""
-        layers: list[Tensor] = []
+        layer_weights: list[Tensor] = []
 
-        def record(weights: Float[Tensor, "batch heads query key"]) -> None:
-            layers.append(weights[0, :, -1, : -len(near_tokens)].mean(dim=0))
+        def record_weights(weights: Float[Tensor, "batch heads query key"]) -> None:
+            layer_weights.append(weights[0, :, -1, : -len(near_tokens)].mean(dim=0))
 
-        hooks = AttentionHooks(on_weights=record)
+        hooks = AttentionHooks(on_weights=record_weights)
         self.decoder(near_tokens[None].to(self.device), position_ids[None].to(self.device), states, hooks=hooks)
-        return torch.stack(layers).mean(dim=0)
+        return torch.stack(layer_weights).mean(dim=0)
 
     def _log_probs_with_bias(
         self,
@@ -162,9 +163,9 @@ class DecoderModel:
         return self.decoder.token_logits(hidden[:, -1:])[:, 0].log_softmax(dim=-1)
 
 
-def _score_bias(visible: Bool[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+def _score_bias(visibility_mask: Bool[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """Return the bias on attention scores: 0 for visible keys, minus infinity for hidden keys."""
-    return torch.zeros(visible.shape, device=visible.device).masked_fill(~visible, -math.inf)
+    return torch.zeros(visibility_mask.shape, device=visibility_mask.device).masked_fill(~visibility_mask, -math.inf)
 
 
 def _expand(states: Cache, batch: int) -> Cache:

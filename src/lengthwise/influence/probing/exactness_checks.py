@@ -18,7 +18,7 @@ from lengthwise.influence.probing.window import Window
 # Number of most likely tokens to compare in addition to the target; rounding has the least effect on them.
 TOP_TOKENS = 10
 # A packed sequence has fewer queries. The compared queries include the first and last query of a pack.
-NUM_QUERIES, COMPARED_QUERIES = 16, (0, 1, 7, 15)
+NUM_QUERIES, COMPARED_QUERY_INDICES = 16, (0, 1, 7, 15)
 # Errors that a model may raise if it expects masks, caches or IDs in a different format.
 CALL_ERRORS = (TypeError, ValueError, RuntimeError, LookupError, AttributeError, ArithmeticError)
 
@@ -46,9 +46,9 @@ def check_study(
     model: NextTokenModel,
     window: Window,
     *,
-    with_masks: bool = False,
-    with_gates: bool = False,
-    with_attention: bool = False,
+    check_masked_mode: bool = False,
+    check_gates: bool = False,
+    check_attention: bool = False,
 ) -> None:
     """Raise ``ModelError`` if the queries of a study disagree with plain passes over the whole window.
 
@@ -62,27 +62,28 @@ def check_study(
         evaluator = WindowEvaluator(model, window)
         yield from ((deviation, tolerance) for deviation in _strict_deviations(model, window, plain_log_probs))
         yield _prefix_deviation(evaluator), tolerance
-        if with_masks:
+        if check_masked_mode:
             yield _masked_deviation(evaluator), tolerance
-        if with_gates:
+        if check_gates:
             yield _gate_deviation(evaluator, plain_log_probs), tolerance
-        if with_attention:
+        if check_attention:
             yield _attention_deviation(evaluator), tolerance
 
-    sizes = f"near {len(window.near)} and far {window.num_far}"
-    _raise_on_deviation(model, f"{model.name} cannot be measured exactly with {sizes}", deviations)
+    window_sizes = f"near {len(window.near)} and far {window.num_far}"
+    _raise_on_deviation(model, f"{model.name} cannot be measured exactly with {window_sizes}", deviations)
 
 
 def _raise_on_deviation(
     model: NextTokenModel, problem: str, deviations: Callable[[], Iterator[tuple[Deviation, float]]]
 ) -> None:
     try:
-        for each, tolerance in deviations():
+        for deviation, tolerance in deviations():
             # The comparison is also false for NaN.
-            if not each.nats <= tolerance:
-                size = f" ({each.nats:.2g} nats; rounding can cause {tolerance:.2g})"
+            if not deviation.nats <= tolerance:
+                size_text = f" ({deviation.nats:.2g} nats; rounding can cause {tolerance:.2g})"
                 raise ModelError(
-                    f"{problem}: {each.description}{size if math.isfinite(each.nats) else ''}; {each.advice}"
+                    f"{problem}: {deviation.description}{size_text if math.isfinite(deviation.nats) else ''}; "
+                    f"{deviation.advice}"
                 )
     except torch.OutOfMemoryError:
         raise
@@ -103,46 +104,47 @@ def _short_text_deviations(model: NextTokenModel) -> Iterator[tuple[Deviation, f
     tokens = torch.arange(1, 9) % model.vocabulary_size
     ids = torch.tensor([0, 1, 2, 3, 5, 6, 8, 9])
     tolerance = model.rounding_tolerance(tokens)
-    near = slice(5, 8)
+    near_slice = slice(5, 8)
     states = model.prefill(tokens, ids, 5)
 
     def predict_in_one_pass(indices: list[int]) -> Tensor:
         return model.log_probs(tokens[None, indices], ids[None, indices])[0]
 
-    def predict_with_mask(visible: Tensor) -> Tensor:
-        return model.log_probs_with_mask(states, tokens[near], ids[near], visible)
+    def predict_with_mask(visibility_masks: Tensor) -> Tensor:
+        return model.log_probs_with_mask(states, tokens[near_slice], ids[near_slice], visibility_masks)
 
-    all_visible, none_visible = torch.ones(1, 5, dtype=torch.bool), torch.zeros(1, 5, dtype=torch.bool)
-    first_two_visible = torch.tensor([[True, True, False, False, False]])
-    batch = predict_with_mask(torch.cat([all_visible, none_visible, first_two_visible]))
-    for description, log_probs, expected in (
+    all_visible_mask, none_visible_mask = torch.ones(1, 5, dtype=torch.bool), torch.zeros(1, 5, dtype=torch.bool)
+    first_two_visible_mask = torch.tensor([[True, True, False, False, False]])
+    batch = predict_with_mask(torch.cat([all_visible_mask, none_visible_mask, first_two_visible_mask]))
+    for description, log_probs, expected_log_probs in (
         ("hidden tokens change the prediction", batch[1], predict_in_one_pass([5, 6, 7])),
         ("predictions after cached tokens differ from one pass", batch[0], predict_in_one_pass(list(range(8)))),
-        ("queries of one batch change each other", batch[2], predict_with_mask(first_two_visible)[0]),
+        ("queries of one batch change each other", batch[2], predict_with_mask(first_two_visible_mask)[0]),
     ):
-        yield Deviation(description=description, nats=max_difference(log_probs, expected)), tolerance
+        yield Deviation(description=description, nats=max_difference(log_probs, expected_log_probs)), tolerance
 
 
 def _visibility_masks(window: Window) -> Bool[np.ndarray, "queries far"]:
     """Return visibility masks: all far tokens, no far tokens, and random subsets of increasing size."""
-    shares = np.linspace(0, 1, NUM_QUERIES)[:, None]
-    visible = stream(0, "exactness").random((NUM_QUERIES, window.num_far)) < shares
-    visible[0], visible[1] = True, False
-    return visible
+    visible_shares = np.linspace(0, 1, NUM_QUERIES)[:, None]
+    visibility_masks = stream(0, "exactness").random((NUM_QUERIES, window.num_far)) < visible_shares
+    visibility_masks[0], visibility_masks[1] = True, False
+    return visibility_masks
 
 
 def _strict_deviations(
     model: NextTokenModel, window: Window, plain_log_probs: Float[Tensor, " vocab"]
 ) -> Iterator[Deviation]:
-    visible = _visibility_masks(window)[list(COMPARED_QUERIES)]
-    log_probs = _stack_in_order(strict_log_probs(model, [(window, row) for row in visible]))
+    visibility_masks = _visibility_masks(window)[list(COMPARED_QUERY_INDICES)]
+    log_probs = _stack_in_order(strict_log_probs(model, [(window, mask) for mask in visibility_masks]))
+    attention_masks = [_strict_attention_mask(window, mask) for mask in visibility_masks]
     yield Deviation(
         description="predictions with position IDs that count from 0 differ from predictions without position IDs",
         nats=max_difference(log_probs[0], plain_log_probs, window.target),
     )
     yield Deviation(
         description="predictions differ between omitted and hidden tokens, so a layer may count tokens",
-        nats=_largest_difference(model, window, log_probs, [_strict_attention_mask(window, row) for row in visible]),
+        nats=_largest_difference(model, window, log_probs, attention_masks),
         advice="use a smaller --near and --far, or choose another model",
     )
 
@@ -150,23 +152,23 @@ def _strict_deviations(
 def _prefix_deviation(evaluator: WindowEvaluator) -> Deviation:
     window = evaluator.window
     indices = np.arange(max(0, window.num_far - NUM_QUERIES), window.num_far)
-    visible = np.ones((len(indices), window.num_far), bool)
-    visible[np.arange(len(indices)), indices] = False
-    log_probs = _stack_in_order(evaluator.log_probs(visible, "strict"))[[0, -1]]
-    masks = [_strict_attention_mask(window, row) for row in visible[[0, -1]]]
+    visibility_masks = np.ones((len(indices), window.num_far), bool)
+    visibility_masks[np.arange(len(indices)), indices] = False
+    log_probs = _stack_in_order(evaluator.log_probs(visibility_masks, "strict"))[[0, -1]]
+    attention_masks = [_strict_attention_mask(window, mask) for mask in visibility_masks[[0, -1]]]
     return Deviation(
         description="predictions after a cached prefix differ from one pass over all tokens",
-        nats=_largest_difference(evaluator.model, window, log_probs, masks),
+        nats=_largest_difference(evaluator.model, window, log_probs, attention_masks),
     )
 
 
 def _masked_deviation(evaluator: WindowEvaluator) -> Deviation:
-    window, visible = evaluator.window, _visibility_masks(evaluator.window)
-    log_probs = _stack_in_order(evaluator.log_probs(visible, "masked"))[list(COMPARED_QUERIES)]
-    masks = [_masked_attention_mask(window, row) for row in visible[list(COMPARED_QUERIES)]]
+    window, indices, visibility_masks = evaluator.window, [*COMPARED_QUERY_INDICES], _visibility_masks(evaluator.window)
+    log_probs = _stack_in_order(evaluator.log_probs(visibility_masks, "masked"))[indices]
+    attention_masks = [_masked_attention_mask(window, mask) for mask in visibility_masks[indices]]
     return Deviation(
         description="predictions after cached far tokens differ from one pass over all tokens",
-        nats=_largest_difference(evaluator.model, window, log_probs, masks),
+        nats=_largest_difference(evaluator.model, window, log_probs, attention_masks),
         advice="use --mode strict",
     )
 
@@ -204,22 +206,22 @@ def _attention_deviation(evaluator: WindowEvaluator) -> Deviation:
     )
 
 
-def _strict_attention_mask(window: Window, visible: Bool[np.ndarray, " far"]) -> Bool[Tensor, "seq seq"]:
+def _strict_attention_mask(window: Window, visibility_mask: Bool[np.ndarray, " far"]) -> Bool[Tensor, "seq seq"]:
     """Return the attention mask (query, key) that hides far tokens from all other tokens."""
-    keys = torch.from_numpy(window.expand(visible))
-    return keys.expand(len(keys), -1).tril() | torch.eye(len(keys), dtype=torch.bool)
+    visible_keys = torch.from_numpy(window.expand(visibility_mask))
+    return visible_keys.expand(len(visible_keys), -1).tril() | torch.eye(len(visible_keys), dtype=torch.bool)
 
 
-def _masked_attention_mask(window: Window, visible: Bool[np.ndarray, " far"]) -> Bool[Tensor, "seq seq"]:
+def _masked_attention_mask(window: Window, visibility_mask: Bool[np.ndarray, " far"]) -> Bool[Tensor, "seq seq"]:
     """Return the attention mask (query, key) that hides far tokens from the near tokens only."""
     mask = torch.ones(len(window.tokens), len(window.tokens), dtype=torch.bool).tril()
-    mask[-len(window.near) :] &= torch.from_numpy(window.expand(visible))
+    mask[-len(window.near) :] &= torch.from_numpy(window.expand(visibility_mask))
     return mask
 
 
 def _stack_in_order(predictions: Iterator[Predictions]) -> Float[Tensor, "queries vocab"]:
-    by_query = {index: row for indices, rows in predictions for index, row in zip(indices, rows, strict=True)}
-    return torch.stack([by_query[index] for index in sorted(by_query)])
+    log_probs_by_query = {index: row for indices, rows in predictions for index, row in zip(indices, rows, strict=True)}
+    return torch.stack([log_probs_by_query[index] for index in sorted(log_probs_by_query)])
 
 
 def _largest_difference(

@@ -38,41 +38,44 @@ class WindowEvaluator:
         """States of the start and far tokens, from one pass that hides no tokens."""
         return self.model.prefill(self.tokens, self.position_ids, self.num_prefix)
 
-    def log_probs(self, visible: Bool[np.ndarray, "queries far"], mode: str) -> Iterator[Predictions]:
+    def log_probs(self, visibility_masks: Bool[np.ndarray, "queries far"], mode: str) -> Iterator[Predictions]:
         """Yield the predictions for each visibility mask, in one of ``MODES``."""
-        return self._strict_predictions(visible) if mode == "strict" else self._masked_predictions(visible)
+        predict = self._strict_predictions if mode == "strict" else self._masked_predictions
+        return predict(visibility_masks)
 
-    def _masked_predictions(self, visible: Bool[np.ndarray, "queries far"]) -> Iterator[Predictions]:
+    def _masked_predictions(self, visibility_masks: Bool[np.ndarray, "queries far"]) -> Iterator[Predictions]:
         """Yield the predictions in masked mode: near tokens do not attend to hidden tokens, but far tokens do."""
         size, states = batch_size(self.model, 2 * len(self.near)), self.states
-        start = np.ones((len(visible), len(self.window.start)), bool)
-        masks = torch.from_numpy(np.concatenate([start, visible], axis=1))
-        for first in range(0, len(visible), size):
-            batch = masks[first : first + size]
+        start_mask = np.ones((len(visibility_masks), len(self.window.start)), bool)
+        masks = torch.from_numpy(np.concatenate([start_mask, visibility_masks], axis=1))
+        for batch_start in range(0, len(visibility_masks), size):
+            batch = masks[batch_start : batch_start + size]
             yield from split_on_out_of_memory(
-                list(range(first, first + len(batch))),
+                list(range(batch_start, batch_start + len(batch))),
                 (batch,),
                 lambda part: self.model.log_probs_with_mask(states, self.near, self.near_ids, part),
             )
 
-    def _strict_predictions(self, visible: Bool[np.ndarray, "queries far"]) -> Iterator[Predictions]:
+    def _strict_predictions(self, visibility_masks: Bool[np.ndarray, "queries far"]) -> Iterator[Predictions]:
         """Yield the predictions of ``strict_log_probs``, up to twice as fast: queries share unhidden prefixes."""
-        masks = np.stack([self.window.expand(row) for row in visible])
+        masks = np.stack([self.window.expand(mask) for mask in visibility_masks])
         seq = masks.shape[1]
         # With a larger step, the model reads fewer prefixes, but repeats more tokens after each prefix.
-        step = max(1, ceil(seq / sqrt(len(visible) / 2)))
-        first_hidden = np.where(masks.all(axis=1), seq - 1, masks.argmin(axis=1))
+        prefix_step = max(1, ceil(seq / sqrt(len(visibility_masks) / 2)))
+        first_hidden_indices = np.where(masks.all(axis=1), seq - 1, masks.argmin(axis=1))
         groups: dict[tuple[int, int], list[int]] = defaultdict(list)
-        for query, prefix in enumerate((np.minimum(first_hidden, seq - 1) // step * step).tolist()):
+        prefixes = np.minimum(first_hidden_indices, seq - 1) // prefix_step * prefix_step
+        for query, prefix in enumerate(prefixes.tolist()):
             groups[prefix, int(masks[query, prefix:].sum())].append(query)
-        ungrouped: list[int] = []
+        ungrouped_queries: list[int] = []
         for (prefix, length), queries in groups.items():
             if prefix * (len(queries) - 1) <= seq:
-                ungrouped += queries
+                ungrouped_queries += queries
             else:
                 yield from self._prefix_predictions(prefix, length, queries, masks)
-        for indices, log_probs in strict_log_probs(self.model, [(self.window, visible[query]) for query in ungrouped]):
-            yield [ungrouped[index] for index in indices], log_probs
+        windows_and_masks = [(self.window, visibility_masks[query]) for query in ungrouped_queries]
+        for indices, log_probs in strict_log_probs(self.model, windows_and_masks):
+            yield [ungrouped_queries[index] for index in indices], log_probs
 
     def _prefix_predictions(
         self, prefix: int, length: int, queries: list[int], masks: Bool[np.ndarray, "all seq"]
@@ -82,11 +85,11 @@ class WindowEvaluator:
         ids = torch.from_numpy(np.stack([prefix + masks[query, prefix:].nonzero()[0] for query in queries]))
         # Each sequence attends to a copy of the states.
         size = batch_size(self.model, length + prefix // 8)
-        for first in range(0, len(queries), size):
-            part = slice(first, first + size)
+        for batch_start in range(0, len(queries), size):
+            batch = slice(batch_start, batch_start + size)
             yield from split_on_out_of_memory(
-                queries[part],
-                (self.tokens[ids[part]], ids[part]),
+                queries[batch],
+                (self.tokens[ids[batch]], ids[batch]),
                 lambda tokens, position_ids: self.model.log_probs_with_prefix(states, tokens, position_ids),
             )
 
@@ -96,13 +99,13 @@ def strict_log_probs(model: NextTokenModel, queries: Sequence[tuple[Window, Visi
 
     The model does not read hidden tokens, so they cannot leak. Sequences of equal length share a forward pass.
     """
-    by_length: dict[int, list[int]] = defaultdict(list)
-    for index, (window, visible) in enumerate(queries):
-        by_length[len(window.start) + int(visible.sum()) + len(window.near)].append(index)
-    for length, indices in sorted(by_length.items()):
+    queries_by_length: dict[int, list[int]] = defaultdict(list)
+    for index, (window, visibility_mask) in enumerate(queries):
+        queries_by_length[len(window.start) + int(visibility_mask.sum()) + len(window.near)].append(index)
+    for length, indices in sorted(queries_by_length.items()):
         size = batch_size(model, length)
-        for first in range(0, len(indices), size):
-            batch = indices[first : first + size]
+        for batch_start in range(0, len(indices), size):
+            batch = indices[batch_start : batch_start + size]
             masks = [queries[index][0].expand(queries[index][1]) for index in batch]
             tokens = np.stack([queries[index][0].tokens[mask] for index, mask in zip(batch, masks, strict=True)])
             ids = np.stack([mask.nonzero()[0] for mask in masks])
@@ -128,6 +131,6 @@ def split_on_out_of_memory(
     if log_probs is not None:
         yield indices, log_probs
         return
-    half = len(indices) // 2
-    for part in (slice(None, half), slice(half, None)):
-        yield from split_on_out_of_memory(indices[part], tuple(each[part] for each in inputs), predict)
+    half_size = len(indices) // 2
+    for half_slice in (slice(None, half_size), slice(half_size, None)):
+        yield from split_on_out_of_memory(indices[half_slice], tuple(tensor[half_slice] for tensor in inputs), predict)

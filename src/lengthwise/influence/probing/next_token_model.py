@@ -70,9 +70,12 @@ class NextTokenModel(Protocol):
         states: Any,
         near_tokens: Int[Tensor, " near"],
         position_ids: Int[Tensor, " near"],
-        visible: Bool[Tensor, "batch states"],
+        visibility_masks: Bool[Tensor, "batch states"],
     ) -> Float[Tensor, "batch vocab"]:
-        """Return the log-probabilities of the token after ``near_tokens``, which attend only to ``visible`` states."""
+        """Return the log-probabilities of the token after ``near_tokens`` for each of ``visibility_masks``.
+
+        A mask is True for the states to which the near tokens attend.
+        """
         ...
 
     def gate_gradient(

@@ -35,9 +35,9 @@ class Divergence:
 
     def __call__(self, log_probs: Float[Tensor, "*batch vocab"]) -> Float[Tensor, "*batch"]:
         """Return the divergence for each prediction, in nats."""
-        probs = self.log_probs_long.exp()
+        probabilities = self.log_probs_long.exp()
         # A token of probability 0 adds nothing, even if its log-probability is -inf in both predictions.
-        return torch.where(probs > 0, probs * (self.log_probs_long - log_probs), 0.0).sum(dim=-1)
+        return torch.where(probabilities > 0, probabilities * (self.log_probs_long - log_probs), 0.0).sum(dim=-1)
 
 
 Objective = TargetLoss | Divergence
@@ -68,10 +68,10 @@ class SubsetScorer:
         """Return a copy with other candidates."""
         return replace(self, candidates=np.sort(candidates))
 
-    def scores(self, visible: Bool[np.ndarray, "queries far"]) -> Float[np.ndarray, " queries"]:
+    def scores(self, visibility_masks: Bool[np.ndarray, "queries far"]) -> Float[np.ndarray, " queries"]:
         """Return the exact value of the objective for each visibility mask; lower values are better."""
-        scores = np.empty(len(visible))
-        for queries, log_probs in self.evaluator.log_probs(visible, self.mode):
+        scores = np.empty(len(visibility_masks))
+        for queries, log_probs in self.evaluator.log_probs(visibility_masks, self.mode):
             scores[queries] = self.objective(log_probs).double().cpu().numpy()
         return scores
 
@@ -82,17 +82,17 @@ class SubsetScorer:
         together to about the weight of one token. Far tokens attend to each other, so the gradient is an approximation
         in strict mode.
         """
-        start = len(self.evaluator.window.start)
-        gates = torch.zeros(start + self.num_far)
+        num_start = len(self.evaluator.window.start)
+        gates = torch.zeros(num_start + self.num_far)
         if context == "none":
-            gates[start:] = -math.log(self.num_far)
+            gates[num_start:] = -math.log(self.num_far)
 
         def objective(log_probs: Float[Tensor, " vocab"]) -> Float[Tensor, ""]:
             return self.objective(log_probs)
 
         evaluator = self.evaluator
         gradient = evaluator.model.gate_gradient(evaluator.states, evaluator.near, evaluator.near_ids, gates, objective)
-        return -gradient[start:].double().cpu().numpy()
+        return -gradient[num_start:].double().cpu().numpy()
 
     def attention(self) -> Float[np.ndarray, " far"]:
         """Return the attention weights of the last near token on the far tokens, averaged over layers and heads."""

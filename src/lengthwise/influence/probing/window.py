@@ -30,15 +30,15 @@ class Window:
         """All tokens of the context, in text order."""
         return np.concatenate([self.start, self.far, self.near])
 
-    def expand(self, visible: Bool[np.ndarray, " far"]) -> Bool[np.ndarray, " seq"]:
+    def expand(self, visibility_mask: Bool[np.ndarray, " far"]) -> Bool[np.ndarray, " seq"]:
         """Extend a visibility mask of the far tokens to all tokens; start and near tokens are visible."""
-        return np.concatenate([np.ones(len(self.start), bool), visible, np.ones(len(self.near), bool)])
+        return np.concatenate([np.ones(len(self.start), bool), visibility_mask, np.ones(len(self.near), bool)])
 
     def visibility_mask(self, indices: Sequence[int]) -> Bool[np.ndarray, " far"]:
         """Return a visibility mask of the far tokens, which is True at ``indices`` and False elsewhere."""
-        visible = np.zeros(self.num_far, bool)
-        visible[list(indices)] = True
-        return visible
+        mask = np.zeros(self.num_far, bool)
+        mask[list(indices)] = True
+        return mask
 
     def with_far(self, far: Int[np.ndarray, " far"]) -> "Window":
         """Return a copy with other far tokens."""

@@ -13,7 +13,7 @@ SUFFICIENT_SHARE = 0.9
 MIN_DIFFERENCE = 1e-4
 
 
-def answer(summary: Summary) -> dict[str, Any]:
+def compose_answer(summary: Summary) -> dict[str, Any]:
     """Return the answer to the question of how many far tokens the model uses.
 
     ``shown`` is True if there is evidence that it uses any. ``at_least`` and ``at_most`` bound their number (None:
@@ -21,22 +21,24 @@ def answer(summary: Summary) -> dict[str, Any]:
     """
     model = summary["model"]
     differences = {each["from"]: each["own_minus"] for each in summary["far"] if each["own_minus"] is not None}
-    evidence = f"The difference in loss between other and own text is {format_nats(differences['other'])}."
+    evidence_sentence = f"The difference in loss between other and own text is {format_nats(differences['other'])}."
     if not _is_positive(differences["other"]):
-        sentence = f"There is no evidence that {model} uses far tokens. {evidence}"
+        sentence = f"There is no evidence that {model} uses far tokens. {evidence_sentence}"
         return {"shown": False, "at_least": None, "at_most": None, "sentence": sentence}
-    at_least, at_most, phrase = _number_of_tokens(summary)
+    at_least, at_most, number_phrase = _number_of_tokens(summary)
     difference = differences.get("elsewhere")
     if difference is not None and difference["value"] is not None and not _is_positive(difference):
-        evidence += f" The difference from elsewhere in the same document is not clear: {format_nats(difference)}."
+        evidence_sentence += (
+            f" The difference from elsewhere in the same document is not clear: {format_nats(difference)}."
+        )
     (gain,) = (each["gain"] for each in summary["far"] if each["from"] == "own")
     if gain["high"] is not None and gain["high"] < -MIN_DIFFERENCE:
-        evidence += f" However, far tokens increase the loss: the gain is {format_nats(gain)}."
+        evidence_sentence += f" However, far tokens increase the loss: the gain is {format_nats(gain)}."
     return {
         "shown": True,
         "at_least": at_least,
         "at_most": at_most,
-        "sentence": f"{model} uses {phrase}. {evidence}",
+        "sentence": f"{model} uses {number_phrase}. {evidence_sentence}",
     }
 
 
@@ -46,22 +48,23 @@ def _is_positive(estimate: Estimate) -> bool:
 
 def _number_of_tokens(summary: Summary) -> tuple[int | None, int | None, str]:
     """Return bounds on the number of far tokens in use (None: unknown), and a phrase for the answer."""
-    prediction, correction = _recovered_prediction(summary)
+    prediction, correction_phrase = _recovered_prediction(summary)
     if prediction is None:
         return None, None, "far tokens, but their number was not measured"
-    (level,) = (each for each in prediction["smallest_k"] if each["share"] == SUFFICIENT_SHARE)
+    (sufficient_level,) = (each for each in prediction["smallest_k"] if each["share"] == SUFFICIENT_SHARE)
     ks = summary["ks"]
-    if level["k"] is None and not level["beyond"]:
-        return None, None, f"far tokens, but their number is unknown: {level['reason']}"
-    index = len(ks) - 1 if level["beyond"] else ks.index(level["k"])
-    noun, verb = ("token", "recovers") if ks[index] == 1 else ("tokens", "recover")
-    share = f"{prediction['shares'][index]['value']:.0%}"
-    recovery = f"{ks[index]:,} selected {noun} {verb} {share} of the effect of far context on its predictions"
-    if level["beyond"]:
-        return ks[-1] + 1, None, f"more than {ks[-1]:,} far {noun}: {recovery}{correction}"
-    at_least, at_most = (ks[index - 1] + 1 if index else 1), level["k"]
-    number = f"{at_most:,}" if at_least == at_most else f"{at_least:,} to {at_most:,}"
-    return at_least, at_most, f"about {number} far {noun}: {recovery}{correction}"
+    if sufficient_level["k"] is None and not sufficient_level["beyond"]:
+        return None, None, f"far tokens, but their number is unknown: {sufficient_level['reason']}"
+    k_index = len(ks) - 1 if sufficient_level["beyond"] else ks.index(sufficient_level["k"])
+    noun, verb = ("token", "recovers") if ks[k_index] == 1 else ("tokens", "recover")
+    share_text = f"{prediction['shares'][k_index]['value']:.0%}"
+    selected_phrase = f"{ks[k_index]:,} selected {noun} {verb}"
+    recovery_phrase = f"{selected_phrase} {share_text} of the effect of far context on its predictions"
+    if sufficient_level["beyond"]:
+        return ks[-1] + 1, None, f"more than {ks[-1]:,} far {noun}: {recovery_phrase}{correction_phrase}"
+    at_least, at_most = (ks[k_index - 1] + 1 if k_index else 1), sufficient_level["k"]
+    number_text = f"{at_most:,}" if at_least == at_most else f"{at_least:,} to {at_most:,}"
+    return at_least, at_most, f"about {number_text} far {noun}: {recovery_phrase}{correction_phrase}"
 
 
 def _recovered_prediction(summary: Summary) -> tuple[Estimate | None, str]:

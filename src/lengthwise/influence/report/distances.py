@@ -26,17 +26,17 @@ class Distances:
 
     def summary(self) -> dict[str, Any]:
         """Return gain-weighted quantiles of the distance, and a histogram with bins of equal width on a log scale."""
-        count, gain = sum(self.counts.values()), math.fsum(self.gains.values())
+        total_count, total_gain = sum(self.counts.values()), math.fsum(self.gains.values())
         return {
-            "chosen": count,
-            "gain": gain,
-            "quantiles": [{"share": share, "distance": self._quantile(share * gain)} for share in QUANTILES],
+            "chosen": total_count,
+            "gain": total_gain,
+            "quantiles": [{"share": share, "distance": self._quantile(share * total_gain)} for share in QUANTILES],
             "bins": [
                 {
                     "from": first,
                     "to": last,
-                    "count_share": sum(self.counts.get(each, 0) for each in range(first, last + 1)) / count,
-                    "gain_share": None if gain == 0 else self._total_gain(first, last) / gain,
+                    "count_share": sum(self.counts.get(each, 0) for each in range(first, last + 1)) / total_count,
+                    "gain_share": None if total_gain == 0 else self._total_gain(first, last) / total_gain,
                 }
                 for first, last in self._bins()
             ],
@@ -46,11 +46,11 @@ class Distances:
         return math.fsum(self.gains.get(each, 0.0) for each in range(first, last + 1))
 
     def _quantile(self, gain: float) -> int | None:
-        total = 0.0
+        cumulative_gain = 0.0
         for distance in sorted(each for each, gain in self.gains.items() if gain):
-            total += self.gains[distance]
+            cumulative_gain += self.gains[distance]
             # Because of rounding, a sum in a different order may be slightly smaller than the total gain.
-            if total >= gain * (1 - 1e-12):
+            if cumulative_gain >= gain * (1 - 1e-12):
                 return distance
         return None
 
@@ -61,7 +61,7 @@ class Distances:
                 int(BINS_PER_OCTAVE * math.log2(each)) for each in (min(self.counts), max(self.counts))
             )
             for index in range(first_bin, last_bin + 1):
-                first, end = (math.ceil(2 ** (edge / BINS_PER_OCTAVE)) for edge in (index, index + 1))
+                first_distance, end_distance = (math.ceil(2 ** (edge / BINS_PER_OCTAVE)) for edge in (index, index + 1))
                 # Bins at small distances may contain no whole number.
-                if first < end:
-                    yield first, end - 1
+                if first_distance < end_distance:
+                    yield first_distance, end_distance - 1

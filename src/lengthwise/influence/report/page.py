@@ -35,13 +35,13 @@ def render_page(
     for row in rows:
         targets.add_row(row)
     groups = [list(group) for group in targets.groups]
-    matches = [groups.index(group) for prefix in PREFERRED_GROUPS for group in groups if group[:3] == prefix]
+    preferred_indices = [groups.index(group) for prefix in PREFERRED_GROUPS for group in groups if group[:3] == prefix]
     study = {
         "model": targets.model,
         "ks": list(ks),
         "near": near,
         "groups": groups,
-        "first": (matches or [0])[0],
+        "first": (preferred_indices or [0])[0],
         "kinds": list(targets.kinds),
         "notes": [*([answer] if answer else []), *targets.notes()],
         "documents": [
@@ -69,7 +69,7 @@ class _PageTargets:
 
     def __init__(self, excerpts: Excerpts, max_targets: int) -> None:
         self.excerpts, self.max_targets = excerpts, max_targets
-        self.model, self.count, self.num_outside, self.num_beyond_limit = "no model", 0, 0, 0
+        self.model, self.num_targets, self.num_outside, self.num_beyond_limit = "no model", 0, 0, 0
         self.groups: dict[tuple[str, ...], int] = {}
         self.kinds: dict[str, int] = {}
         self.targets: dict[str, list[dict[str, Any]]] = {name: [] for name in excerpts}
@@ -80,10 +80,10 @@ class _PageTargets:
         start, tokens = self.excerpts.get(row["document"], (0, ()))
         if not start <= row["place"] < start + len(tokens):
             self.num_outside += 1
-        elif self.count == self.max_targets:
+        elif self.num_targets == self.max_targets:
             self.num_beyond_limit += 1
         else:
-            self.count += 1
+            self.num_targets += 1
             self.targets[row["document"]].append(
                 {name: row[name] for name in ("place", "loss_short", "loss_long", "divergence_short", "clear")}
                 | {"loss_other": row["controls"]["other"]["loss"]}

@@ -22,18 +22,18 @@ def extract_values(estimates: Sequence[Mapping[str, Any]], key: str) -> Numbers:
 
 def annotate(axes: Any, text: str, point: Numbers, offset: Numbers, **style: Any) -> None:
     """Write small text at a point (x in data units, y as a fraction of the panel) plus an offset in points."""
-    units = {"xycoords": axes.get_xaxis_transform(), "textcoords": "offset points"}
-    background = {"facecolor": "white", "linewidth": 0, "pad": 0.5}
-    axes.annotate(text, point, offset, fontsize=7, parse_math=False, bbox=background, **units, **style)
+    coordinates = {"xycoords": axes.get_xaxis_transform(), "textcoords": "offset points"}
+    text_box = {"facecolor": "white", "linewidth": 0, "pad": 0.5}
+    axes.annotate(text, point, offset, fontsize=7, parse_math=False, bbox=text_box, **coordinates, **style)
 
 
 def shorten_names(models: Sequence[str]) -> list[str]:
     """Return the shortest endings of the model paths that distinguish all models."""
     parts = [PurePath(model).parts for model in models]
-    depth = 1
-    while len({each[-depth:] for each in parts}) < len(set(parts)):
-        depth += 1
-    return [str(PurePath(*each[-depth:])) for each in parts]
+    num_parts = 1
+    while len({each[-num_parts:] for each in parts}) < len(set(parts)):
+        num_parts += 1
+    return [str(PurePath(*each[-num_parts:])) for each in parts]
 
 
 def format_count(number: int, noun: str) -> str:
@@ -63,8 +63,8 @@ def make_panels(width: float, columns: int, height: float = 4.6) -> tuple[Any, S
 def save_figure(figure: Any, folder: Path, name: str) -> Path:
     """Write a figure as PNG and SVG. Return the path of the PNG."""
     try:
-        for ending in ("svg", "png"):
-            figure.savefig(folder / f"{name}.{ending}", dpi=160)
+        for extension in ("svg", "png"):
+            figure.savefig(folder / f"{name}.{extension}", dpi=160)
     except OSError as error:
         raise RunFolderError(
             f"cannot write a figure to {folder} ({error.strerror}); choose a folder that exists and is writable"

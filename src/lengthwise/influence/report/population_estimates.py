@@ -7,8 +7,8 @@ import numpy as np
 from jaxtyping import Float
 
 from lengthwise.influence.report.bootstrap import (
-    JSON,
     Bootstrap,
+    JSONObject,
     Statistic,
     Sums,
     ratio,
@@ -23,7 +23,7 @@ NO_SAMPLE = "the study measured no target without a clear gain; use a background
 NO_EFFECT = "far context does not change the predictions, so there is nothing to recover"
 Totals = Float[np.ndarray, "resamples sums"]
 # Divergences (nats per target) below this value may be rounding errors.
-ROUNDING = 1e-5
+MAX_ROUNDING_ERROR = 1e-5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,23 +35,23 @@ class Population:
     bootstrap: Bootstrap
 
     @property
-    def counts(self) -> JSON:
+    def counts(self) -> JSONObject:
         """Number of targets and documents."""
         return {
             "targets": int(self.mask.sum()),
-            "documents": len(np.unique(self.columns.document[self.mask])),
+            "documents": len(np.unique(self.columns.target_documents[self.mask])),
         }
 
     def restrict(self, mask: TargetMask) -> "Population":
         """Return the population of targets that are also in ``mask``."""
         return Population(columns=self.columns, mask=self.mask & mask, bootstrap=self.bootstrap)
 
-    def estimate_mean(self, values: TargetValues, nan_reason: str) -> JSON:
+    def estimate_mean(self, values: TargetValues, nan_reason: str) -> JSONObject:
         """Estimate the mean of values that are known for all targets."""
         sums = self._sums_by_document(np.stack([values, np.ones(len(values))], axis=1))
         return self.bootstrap(ratio_of_sums(sums), len(sums), nan_reason)[0]
 
-    def estimate_share(self, mask: TargetMask, nan_reason: str) -> JSON:
+    def estimate_share(self, mask: TargetMask, nan_reason: str) -> JSONObject:
         """Estimate the share of targets that are in ``mask``."""
         estimate = self.estimate_mean(mask.astype(float), nan_reason)
         # If all targets agree, resamples have no variance, although other documents may differ.
@@ -65,7 +65,7 @@ class Population:
         covariate: TargetValues,
         denominator: TargetValues,
         nan_reason: str,
-    ) -> list[JSON]:
+    ) -> list[JSONObject]:
         """Estimate the sum of values over all targets, divided by the sum of ``denominator`` over all targets.
 
         The values are known for the sample only. A weighted linear regression on ``covariate`` predicts the values
@@ -118,7 +118,7 @@ class Population:
         return NO_SAMPLE if background.any() and not (background & is_measured).any() else None
 
     def _sums_by_document(self, values: Float[np.ndarray, "targets values"]) -> Sums:
-        return sums_by_document(self.columns.document[self.mask], values[self.mask])
+        return sums_by_document(self.columns.target_documents[self.mask], values[self.mask])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,22 +134,23 @@ class Divergences:
     num_ks: int
     bootstrap: Bootstrap
 
-    def recovered_shares(self, ks: Sequence[int], levels: Sequence[float]) -> JSON:
+    def recovered_shares(self, ks: Sequence[int], levels: Sequence[float]) -> JSONObject:
         """Estimate ``1 - KL(k) / KL(short)`` at each k, and the smallest k that reaches each level."""
 
         def compute_shares(totals: Totals) -> Float[np.ndarray, "resamples k"]:
             divergence_short, _, _, targets = totals[:, -4:].T[:, :, None]
             values = 1 - ratio(self._divergences_by_k(totals)[:, : self.num_ks], divergence_short)
-            return np.where(divergence_short > ROUNDING * targets, values, np.nan)
+            return np.where(divergence_short > MAX_ROUNDING_ERROR * targets, values, np.nan)
 
         return self._estimates(lambda counts: compute_shares(counts @ self.sums), ks, levels)
 
-    def shares_beyond_control(self, ks: Sequence[int], levels: Sequence[float]) -> JSON:
+    def shares_beyond_control(self, ks: Sequence[int], levels: Sequence[float]) -> JSONObject:
         """Estimate ``1 - KL(k) / KL(k of the control)`` at each k; the second sample is the control."""
 
         def compute_shares(totals: Totals) -> Float[np.ndarray, "resamples k"]:
             own_sums, control_sums = np.split(self._divergences_by_k(totals), 2, axis=1)
-            return np.where(control_sums > ROUNDING * totals[:, -1:], 1 - ratio(own_sums, control_sums), np.nan)
+            shares = 1 - ratio(own_sums, control_sums)
+            return np.where(control_sums > MAX_ROUNDING_ERROR * totals[:, -1:], shares, np.nan)
 
         return self._estimates(lambda counts: compute_shares(counts @ self.sums), ks, levels)
 
@@ -158,11 +159,11 @@ class Divergences:
         _, background, sample, _ = totals[:, -4:].T[:, :, None]
         return exact_sum + np.where(background > 0, background * ratio(weighted_sum, sample), 0.0)
 
-    def _estimates(self, shares: Statistic, ks: Sequence[int], levels: Sequence[float]) -> JSON:
-        documents = len(self.sums)
+    def _estimates(self, shares: Statistic, ks: Sequence[int], levels: Sequence[float]) -> JSONObject:
+        num_documents = len(self.sums)
         return {
-            "shares": self.bootstrap(shares, documents, NO_EFFECT),
-            "smallest_k": smallest_k(shares, ks, levels, documents, NO_EFFECT, self.bootstrap),
+            "shares": self.bootstrap(shares, num_documents, NO_EFFECT),
+            "smallest_k": smallest_k(shares, ks, levels, num_documents, NO_EFFECT, self.bootstrap),
         }
 
 

@@ -78,14 +78,14 @@ class RowColumns:
 
     def __init__(self, rows: Iterable[Mapping[str, Any]], ks: Sequence[int]) -> None:
         self.models: set[str] = set()
-        self.documents: dict[str, int] = {}
+        self.document_indices: dict[str, int] = {}
         self.kinds: dict[str, array[int]] = {}
         self.num_ks = len(ks)
         arrays: dict[tuple[str, ...], _SelectionArrays] = {}
-        values, document = array("d"), array("l")
+        values, target_documents = array("d"), array("l")
         for target, row in enumerate(rows):
             self.models.add(row["model"])
-            document.append(self.documents.setdefault(row["document"], len(self.documents)))
+            target_documents.append(self.document_indices.setdefault(row["document"], len(self.document_indices)))
             values.extend((row["loss_short"], row["divergence_short"], row["weight"]))
             for source in SOURCES:
                 values.extend(_source_values(row, source))
@@ -95,10 +95,10 @@ class RowColumns:
                 self._check_num_ks(target, selection)
                 name = tuple(selection[key] for key in GROUP_KEYS)
                 arrays.setdefault(name, _SelectionArrays()).add(target, selection, has_clear_gain=row["clear"])
-        if not document:
+        if not target_documents:
             raise SettingError("the study has no rows; measure at least one target")
-        self.document = np.array(document)
-        columns = np.array(values).reshape(len(document), -1).T
+        self.target_documents = np.array(target_documents)
+        columns = np.array(values).reshape(len(target_documents), -1).T
         self.loss_short, self.divergence_short, self.weight = columns[:3]
         self.sources = {
             source: SourceColumns(exists=exists > 0, loss=loss, has_lower_loss=lower > 0, has_higher_loss=higher > 0)
@@ -111,11 +111,11 @@ class RowColumns:
     @property
     def all_targets(self) -> TargetMask:
         """Mask that contains all targets of the rows."""
-        return np.ones(len(self.document), dtype=bool)
+        return np.ones(len(self.target_documents), dtype=bool)
 
     def kind_mask(self, kind: str) -> TargetMask:
         """Return the mask of the targets of one kind."""
-        mask = np.zeros(len(self.document), dtype=bool)
+        mask = np.zeros(len(self.target_documents), dtype=bool)
         mask[np.array(self.kinds[kind])] = True
         return mask
 
@@ -144,8 +144,8 @@ class RowColumns:
 def _source_values(row: Mapping[str, Any], source: str) -> tuple[float, float, float, float]:
     """Return the values of a row for the four fields of ``SourceColumns``, as floats."""
     if source == "own":
-        entry = {"loss": row["loss_long"], "gains": row["clear"], "loses": row["loses"]}
+        source_entry = {"loss": row["loss_long"], "gains": row["clear"], "loses": row["loses"]}
     else:
-        entry = row["controls"].get(source, {})
-    loss, has_lower_loss, has_higher_loss = (float(entry.get(name, 0)) for name in ("loss", "gains", "loses"))
-    return float(bool(entry)), loss, has_lower_loss, has_higher_loss
+        source_entry = row["controls"].get(source, {})
+    loss, has_lower_loss, has_higher_loss = (float(source_entry.get(name, 0)) for name in ("loss", "gains", "loses"))
+    return float(bool(source_entry)), loss, has_lower_loss, has_higher_loss

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,10 @@ Estimate = Mapping[str, Any]
 MAX_NAME_LENGTH = 40  # maximum length of a displayed model name
 
 
-def draw_scale(summaries: Sequence[Summary], parameters: Sequence[int], folder: Path) -> Path:
+def draw_scale(summaries: Sequence[Summary], num_parameters: Sequence[int], folder: Path) -> Path:
     """Draw the results of several models against their size. Write ``scale.png`` and ``scale.svg``.
 
-    ``parameters`` contains the number of parameters of each model. Return the path of the PNG.
+    ``num_parameters`` contains the number of parameters of each model. Return the path of the PNG.
     """
     ks = summaries[0]["ks"] if summaries else []
     if len(summaries) < 2 or any(summary["ks"] != ks for summary in summaries):
@@ -39,23 +40,24 @@ def draw_scale(summaries: Sequence[Summary], parameters: Sequence[int], folder: 
         raise SettingError(
             f"cannot compare {len(summaries)} summaries with k {all_ks}; use two or more summaries with the same k"
         )
-    order = sorted(range(len(summaries)), key=lambda index: parameters[index])
-    sizes, sorted_summaries = [parameters[index] for index in order], [summaries[index] for index in order]
+    sorted_indices = sorted(range(len(summaries)), key=lambda index: num_parameters[index])
+    sizes = [num_parameters[index] for index in sorted_indices]
+    sorted_summaries = [summaries[index] for index in sorted_indices]
     names = shorten_names([summary["model"] for summary in sorted_summaries])
-    figure, (left, right) = make_panels(10.0, 2, height=4.8 + 0.13 * len(names))
+    figure, (difference_axes, share_axes) = make_panels(10.0, 2, height=4.8 + 0.13 * len(names))
     shares = [_shares(summary) for summary in sorted_summaries]
-    estimates = [*_draw_differences(left, sizes, sorted_summaries), *(share for each in shares for share in each)]
+    differences = _draw_differences(difference_axes, sizes, sorted_summaries)
     for index, k in enumerate(ks):
         # Colors are ordered from dark to light, so the order of k is visible in grayscale.
         style = {"color": _color(index / max(1, len(ks) - 1)), "marker": "os^DvXP"[index % 7], "label": f"k = {k:,}"}
-        _draw_bars(right, sizes, [each[index] for each in shares], style, 1 - index / len(ks))
-    right.set_ylabel("prediction recovered by k far tokens\n1 - KL(k) / KL(short)")
-    for axes in (left, right):
+        _draw_bars(share_axes, sizes, [each[index] for each in shares], style, 1 - index / len(ks))
+    share_axes.set_ylabel("prediction recovered by k far tokens\n1 - KL(k) / KL(short)")
+    for axes in (difference_axes, share_axes):
         axes.legend(fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=4)
         _draw_sizes(axes, sizes, names)
     pairs = zip(names, sorted_summaries, strict=True)
     counts = ", ".join(f"{name} {summary['targets']:,} in {summary['documents']:,}" for name, summary in pairs)
-    set_title(figure, f"targets in documents: {counts}", interval_note(estimates))
+    set_title(figure, f"targets in documents: {counts}", interval_note([*differences, *chain(*shares)]))
     return save_figure(figure, folder, "scale")
 
 
@@ -75,12 +77,12 @@ def _draw_differences(axes: Any, sizes: Numbers, summaries: Sequence[Summary]) -
 
 
 def _shares(summary: Summary) -> Sequence[Estimate]:
-    own = own_selections(summary)
-    if not own:
+    own_groups = own_selections(summary)
+    if not own_groups:
         raise SettingError(
             f"{summary['model']} has no selection of own far tokens; use a measure other than random to compare models"
         )
-    shares: Sequence[Estimate] = own[0]["all_targets"]["prediction"]["shares"]
+    shares: Sequence[Estimate] = own_groups[0]["all_targets"]["prediction"]["shares"]
     return shares
 
 
@@ -89,8 +91,8 @@ def _draw_sizes(axes: Any, sizes: Sequence[int], names: Sequence[str]) -> None:
     axes.set(xscale="log", xlabel="model parameters (log scale)")
     low, high = axes.get_xlim()
     ticks = [digit * 10**power for power in range(15) for digit in ((1, 3) if high < 30 * low else (1,))]
-    visible = [tick for tick in ticks if low <= tick <= high]
-    axes.set_xticks(visible, [_format_size(tick) for tick in visible], fontsize=7)
+    visible_ticks = [tick for tick in ticks if low <= tick <= high]
+    axes.set_xticks(visible_ticks, [_format_size(tick) for tick in visible_ticks], fontsize=7)
     axes.minorticks_off()
     axes.grid(visible=False, axis="x")
     # Draw the highest name first, so that lower names cover its line.
@@ -99,9 +101,10 @@ def _draw_sizes(axes: Any, sizes: Sequence[int], names: Sequence[str]) -> None:
         # Models of equal size have numbers to distinguish their points.
         number = f"{index + 1}: " if sizes.count(size) > 1 else ""
         short_name = name if len(name) <= MAX_NAME_LENGTH else f"…{name[-MAX_NAME_LENGTH:]}"
-        side = int(size**2 > sizes[0] * sizes[-1])
-        line = {"arrowstyle": "-", "color": GREY, "linewidth": 0.6, "relpos": (side, 0), "shrinkA": 0, "shrinkB": 0}
-        style = {"ha": ("left", "right")[side], "arrowprops": line}
+        alignment_index = int(size**2 > sizes[0] * sizes[-1])
+        line_style = {"arrowstyle": "-", "color": GREY, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 0}
+        line_style["relpos"] = (alignment_index, 0)
+        style = {"ha": ("left", "right")[alignment_index], "arrowprops": line_style}
         annotate(axes, f"{number}{short_name} ({size:,})", (size, 1), (0, 3 + 9 * (len(names) - 1 - index)), **style)
 
 
@@ -111,11 +114,14 @@ def _format_size(number: int) -> str:
     return f"{number // 1000**power:,}{('', 'K', 'M', 'B')[power]}"
 
 
-def _draw_bars(axes: Any, x: Numbers, estimates: Sequence[Estimate], style: Mapping[str, Any], width: float) -> None:
+def _draw_bars(
+    axes: Any, x: Numbers, estimates: Sequence[Estimate], style: Mapping[str, Any], relative_width: float
+) -> None:
     """Draw values as a line and intervals as bars. Later series are narrower, so that all bars stay visible."""
     values, low, high = (extract_values(estimates, name) for name in ESTIMATE_KEYS)
-    axes.plot(x, values, linewidth=1 + width, markersize=4 + 5 * width, markerfacecolor="none", **style)
-    axes.vlines(x, low, high, color=style["color"], linewidth=1 + 6 * width, alpha=0.35)
+    sizes = {"linewidth": 1 + relative_width, "markersize": 4 + 5 * relative_width}
+    axes.plot(x, values, markerfacecolor="none", **sizes, **style)
+    axes.vlines(x, low, high, color=style["color"], linewidth=1 + 6 * relative_width, alpha=0.35)
     for index, (size, value) in enumerate(zip(x, values, strict=True)):
         if x.count(size) > 1 and not math.isnan(value):
             offset = (7 + 7 * (index - x.index(size)), -2)

@@ -30,7 +30,7 @@ Summary = Mapping[str, Any]
 Group = Mapping[str, Any]
 
 # Label, color, line style and marker by objective and source.
-LINES = {
+LINE_STYLES = {
     ("prediction", "own"): ("own text, prediction objective", GREEN, "-", "s"),
     ("target", "own"): ("own text, target objective", BLUE, "-", "o"),
     ("prediction", "other"): ("control: other text, prediction objective", PURPLE, "--", "^"),
@@ -39,7 +39,10 @@ LINES = {
     ("target", "elsewhere"): ("control: elsewhere in the document, target objective", GREY, ":", "d"),
     ("nothing", "own"): ("control: random tokens", GREY, "--", "X"),
 }
-MODES = {"strict": "strict: the model reads only near + k tokens", "masked": "masked: near tokens attend to k far ones"}
+MODE_TITLES = {
+    "strict": "strict: the model reads only near + k tokens",
+    "masked": "masked: near tokens attend to k far ones",
+}
 # Lower limit of the vertical axis. Without a limit, very low shares would flatten all lines.
 MIN_SHARE = -1.0
 
@@ -57,12 +60,13 @@ def draw_recovery(summary: Summary, folder: Path) -> Path:
         groups = [group for group in summary["groups"] if group["mode"] == mode]
         pairs = [pair for pair in summary["paired"] if pair["mode"] == mode]
         shares = [group["all_targets"]["prediction"]["shares"] for group in groups]
-        left, right = panels[2 * index : 2 * index + 2]
-        _draw_shares(left, summary["ks"], groups)
-        _draw_differences(right, summary, pairs)
+        share_axes, difference_axes = panels[2 * index : 2 * index + 2]
+        _draw_shares(share_axes, summary["ks"], groups)
+        _draw_differences(difference_axes, summary, pairs)
         estimates += [*chain(*shares), *chain(*(pair["difference"] for pair in pairs))]
-        for axes, title in ((left, "prediction recovered by k tokens"), (right, "own text minus control")):
-            axes.set_title(f"{title}\n{MODES.get(mode, mode)}", fontsize=9)
+        titles = ("prediction recovered by k tokens", "own text minus control")
+        for axes, title in zip((share_axes, difference_axes), titles, strict=True):
+            axes.set_title(f"{title}\n{MODE_TITLES.get(mode, mode)}", fontsize=9)
             axes.set_xscale("log", base=2)
             # The limits are necessary because a panel may have no lines.
             axes.set_xlim(0.85 * summary["ks"][0], summary["ks"][-1] / 0.85)
@@ -70,7 +74,7 @@ def draw_recovery(summary: Summary, folder: Path) -> Path:
             axes.set_xlabel("visible far tokens, k (log scale)")
             if axes.get_legend_handles_labels()[0]:
                 axes.legend(fontsize=7, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.16))
-        _annotate_clipped_points(left)
+        _annotate_clipped_points(share_axes)
     counts = f"all {format_count(summary['targets'], 'target')} ({summary['measured']:,} measured)"
     documents = f"in {format_count(summary['documents'], 'document')}"
     set_title(figure, f"{shorten_names([summary['model']])[0]}: {counts} {documents}", interval_note(estimates))
@@ -79,23 +83,23 @@ def draw_recovery(summary: Summary, folder: Path) -> Path:
 
 def _draw_shares(axes: Any, ks: Sequence[int], groups: Sequence[Group]) -> None:
     """Draw the recovered shares of the prediction."""
-    lowest = 0.0
+    min_share = 0.0
     for group in groups:
         shares = group["all_targets"]["prediction"]["shares"]
         _draw_line(axes, ks, shares, (group["knows"], group["from"]), group["measure"])
-        lowest = min([lowest, *(each for each in extract_values(shares, "value") if each >= MIN_SHARE)])
-    axes.set_ylim(lowest - 0.1, 1.1)
+        min_share = min([min_share, *(each for each in extract_values(shares, "value") if each >= MIN_SHARE)])
+    axes.set_ylim(min_share - 0.1, 1.1)
     axes.set_ylabel("1 - KL(k) / KL(short)\n(1: prediction with the whole context)")
 
 
 def _draw_differences(axes: Any, summary: Summary, pairs: Sequence[Mapping[str, Any]]) -> None:
     """Draw the loss with control tokens minus the loss with own tokens, at each k and for all far tokens (lines)."""
     axes.axhline(0, color=BLACK, linewidth=0.8)
-    for far in summary["far"]:
-        if far["own_minus"] is not None and far["own_minus"]["value"] is not None:
-            color = {"other": PURPLE}.get(far["from"], BLACK)
-            value, low, high = (extract_values([far["own_minus"]], name)[0] for name in ESTIMATE_KEYS)
-            label = f"all far tokens, minus {far['from']} (n={far['targets']:,})"
+    for source_result in summary["far"]:
+        if source_result["own_minus"] is not None and source_result["own_minus"]["value"] is not None:
+            color = {"other": PURPLE}.get(source_result["from"], BLACK)
+            value, low, high = (extract_values([source_result["own_minus"]], name)[0] for name in ESTIMATE_KEYS)
+            label = f"all far tokens, minus {source_result['from']} (n={source_result['targets']:,})"
             axes.axhline(value, color=color, linestyle="-.", linewidth=1, label=label)
             if not math.isnan(low):
                 axes.axhspan(low, high, color=color, alpha=0.07, linewidth=0)
@@ -109,12 +113,13 @@ def _draw_differences(axes: Any, summary: Summary, pairs: Sequence[Mapping[str, 
 def _draw_line(
     axes: Any, ks: Sequence[int], estimates: Sequence[Mapping[str, Any]], name: tuple[str, str], note: str
 ) -> None:
-    label, color, line, marker = LINES.get(name, (" ".join(name), BLACK, "-.", "d"))
+    label, color, line_style, marker = LINE_STYLES.get(name, (" ".join(name), BLACK, "-.", "d"))
     values, low, high = (extract_values(estimates, bound) for bound in ESTIMATE_KEYS)
     if all(map(math.isnan, values)):
         axes.plot([], [], color=color, label=f"{label} (undefined)")
         return
-    axes.plot(ks, values, line, color=color, marker=marker, markersize=4, linewidth=1.6, label=f"{label} ({note})")
+    label = f"{label} ({note})"
+    axes.plot(ks, values, line_style, color=color, marker=marker, markersize=4, linewidth=1.6, label=label)
     axes.fill_between(ks, low, high, color=color, alpha=0.15, linewidth=0)
     if len(ks) == 1:
         # A band at a single k has no width, so draw a bar.
@@ -123,17 +128,17 @@ def _draw_line(
 
 def _annotate_clipped_points(axes: Any) -> None:
     """Write the values of points outside the vertical limits at the edge, in the color of their line."""
-    lowest, highest = axes.get_ylim()
+    min_share, max_share = axes.get_ylim()
     num_labels = Counter[tuple[float, int]]()
     for line in axes.get_lines():
         for k, share in line.get_xydata().tolist():
             # Both comparisons are false for NaN.
-            if share < lowest or share > highest:
-                edge = int(share > highest)
-                offset = (0, (1 - 2 * edge) * (2 + 8 * num_labels[k, edge]))
-                style = {"ha": "center", "va": ("bottom", "top")[edge], "color": line.get_color()}
-                annotate(axes, f"{'▼▲'[edge]} {share:,.4g}", (k, edge), offset, **style)
-                num_labels[k, edge] += 1
+            if share < min_share or share > max_share:
+                is_above = int(share > max_share)
+                offset = (0, (1 - 2 * is_above) * (2 + 8 * num_labels[k, is_above]))
+                style = {"ha": "center", "va": ("bottom", "top")[is_above], "color": line.get_color()}
+                annotate(axes, f"{'▼▲'[is_above]} {share:,.4g}", (k, is_above), offset, **style)
+                num_labels[k, is_above] += 1
 
 
 def draw_distances(summary: Summary, folder: Path, *, near: int, far: int) -> Path:
@@ -143,12 +148,12 @@ def draw_distances(summary: Summary, folder: Path, *, near: int, far: int) -> Pa
     the uniform distribution.
     """
     figure, (axes,) = make_panels(7.0, 1)
-    own = own_selections(summary)
-    groups = [group for group in own if group["knows"] == own[0]["knows"] and group["distances"]["gain"]]
+    own_groups = own_selections(summary)
+    groups = [group for group in own_groups if group["knows"] == own_groups[0]["knows"] and group["distances"]["gain"]]
     for index, group in enumerate(groups):
-        distances, color, sizes = group["distances"], (BLUE, ORANGE)[index % 2], group["selected"]["own"]
-        targets = f"{format_count(sizes['targets'], 'target')} with a clear gain"
-        documents = f"in {format_count(sizes['documents'], 'document')}"
+        distances, color, sample_sizes = group["distances"], (BLUE, ORANGE)[index % 2], group["selected"]["own"]
+        targets = f"{format_count(sample_sizes['targets'], 'target')} with a clear gain"
+        documents = f"in {format_count(sample_sizes['documents'], 'document')}"
         tokens = f"{format_count(distances['chosen'], 'token')} selected for {targets} {documents}"
         shares = [each["gain_share"] for each in distances["bins"]]
         # Fill the first distribution, and draw the second distribution as a line.
@@ -167,8 +172,8 @@ def draw_distances(summary: Summary, folder: Path, *, near: int, far: int) -> Pa
         axes.axvline(median, **style, label=f"{group['mode']}: median {median:,}")
     if groups:
         bins = groups[0]["distances"]["bins"]
-        uniform = [max(0, min(each["to"], near + far) - max(each["from"], near + 1) + 1) / far for each in bins]
-        axes.stairs(uniform, _edges(bins), color=BLACK, linestyle="--", label="uniform over the far tokens")
+        uniform_shares = [max(0, min(each["to"], near + far) - max(each["from"], near + 1) + 1) / far for each in bins]
+        axes.stairs(uniform_shares, _edges(bins), color=BLACK, linestyle="--", label="uniform over the far tokens")
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(lambda distance, _: f"{distance:,.0f}")
         axes.legend(fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.14))

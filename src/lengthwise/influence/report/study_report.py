@@ -17,7 +17,7 @@ from lengthwise.influence.study import SUMMARY_FILE, InfluenceStudy
 
 PAGE_FILE = "influence.html"
 # Numbers of texts on the page, of tokens per text, and of tokens after the last target, limited for browsers.
-MAX_EXCERPTS, MAX_EXCERPT_TOKENS, TOKENS_AFTER = 12, 3000, 16
+MAX_EXCERPTS, MAX_EXCERPT_TOKENS, NUM_TOKENS_AFTER_TARGET = 12, 3000, 16
 
 
 @check_arguments
@@ -44,25 +44,27 @@ def report_study(study: InfluenceStudy, folder: StrPath) -> dict[str, Any]:
 
 def _read_rows(folder: Path) -> Iterator[dict[str, Any]]:
     with (folder / ROWS_FILE).open() as file:
-        for number, line in enumerate(file, start=1):
+        for line_number, line in enumerate(file, start=1):
             try:
                 yield parse_json(line)
             except ValueError:
                 raise RunFolderError(
-                    f"line {number} of {folder / ROWS_FILE} is not valid JSON; choose another --out"
+                    f"line {line_number} of {folder / ROWS_FILE} is not valid JSON; choose another --out"
                 ) from None
 
 
 def _choose_excerpts(study: InfluenceStudy, folder: Path) -> Mapping[str, tuple[int, Sequence[str]]]:
     """Map the names of the texts with the most selections to an excerpt: index of the first token, decoded tokens."""
-    settings, places = study.settings, dict[str, list[int]]()
+    settings, target_indices = study.settings, dict[str, list[int]]()
     for row in _read_rows(folder):
         if row["selections"]:
-            places.setdefault(row["document"], []).append(row["place"])
+            target_indices.setdefault(row["document"], []).append(row["place"])
     texts = {text.name: text.tokens for text in study.texts}
     excerpts = {}
-    for name in sorted(places, key=lambda name: -len(places[name]))[:MAX_EXCERPTS]:
-        first = max(0, places[name][0] - settings.context)
-        last = min(places[name][-1] + TOKENS_AFTER, first + max(MAX_EXCERPT_TOKENS, 2 * settings.context))
-        excerpts[name] = (first, [study.codec.token_text(int(token)) for token in texts[name][first : last + 1]])
+    for name in sorted(target_indices, key=lambda name: -len(target_indices[name]))[:MAX_EXCERPTS]:
+        first_index = max(0, target_indices[name][0] - settings.context)
+        max_tokens = max(MAX_EXCERPT_TOKENS, 2 * settings.context)
+        last_index = min(target_indices[name][-1] + NUM_TOKENS_AFTER_TARGET, first_index + max_tokens)
+        tokens = texts[name][first_index : last_index + 1].tolist()
+        excerpts[name] = (first_index, list(map(study.codec.token_text, tokens)))
     return excerpts

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from lengthwise.influence.report.answer_sentence import SHARE_LEVELS, answer
+from lengthwise.influence.report.answer_sentence import SHARE_LEVELS, compose_answer
 from lengthwise.influence.report.bootstrap import (
-    JSON,
     Bootstrap,
+    JSONObject,
     median,
     ratio_of_sums,
     sums_by_document,
@@ -31,7 +31,7 @@ NO_GAP = "far context does not lower the total loss, so there is nothing to reco
 
 def summarize(
     rows: Iterable[Mapping[str, Any]], ks: Sequence[int], *, seed: int = 0, num_resamples: int = 1000
-) -> JSON:
+) -> JSONObject:
     """Return the contents of ``summary.json`` from the rows of one model. Losses are in nats, distances in tokens.
 
     An estimate has the keys ``value``, ``low`` and ``high`` (95% interval over resampled documents), and ``reason``
@@ -43,8 +43,8 @@ def summarize(
     summary = {
         "model": next(iter(columns.models)),
         "ks": list(ks),
-        "targets": len(columns.document),
-        "documents": len(columns.documents),
+        "targets": len(columns.target_documents),
+        "documents": len(columns.document_indices),
         "measured": int((columns.weight > 0).sum()),
         "resamples": num_resamples,
         "loss_short": float(columns.loss_short.mean()),
@@ -54,10 +54,10 @@ def summarize(
         "paired": list(_compare_pairs(population, ks)),
         "kinds": [_summarize_kind(population, kind) for kind in sorted(columns.kinds)],
     }
-    return summary | {"answer": answer(summary)}
+    return summary | {"answer": compose_answer(summary)}
 
 
-def _summarize_source(population: Population, name: str) -> JSON:
+def _summarize_source(population: Population, name: str) -> JSONObject:
     """Summarize the effect of all far tokens of a source, over the targets that have such far tokens."""
     columns, source = population.columns, population.columns.sources[name]
     subpopulation = population.restrict(source.exists)
@@ -76,7 +76,7 @@ def _excess_loss(columns: RowColumns, source: str) -> TargetValues:
     return columns.sources[source].loss - columns.sources["own"].loss
 
 
-def _summarize_group(population: Population, name: tuple[str, ...], ks: Sequence[int]) -> JSON:
+def _summarize_group(population: Population, name: tuple[str, ...], ks: Sequence[int]) -> JSONObject:
     columns, sample = population.columns, population.columns.groups[name]
     source = columns.sources[name[GROUP_KEYS.index("from")]]
     subpopulation, gap = population.restrict(source.exists), columns.loss_short - columns.sources["own"].loss
@@ -100,7 +100,7 @@ def _summarize_group(population: Population, name: tuple[str, ...], ks: Sequence
     }
 
 
-def _undefined_prediction(reason: str, ks: Sequence[int]) -> JSON:
+def _undefined_prediction(reason: str, ks: Sequence[int]) -> JSONObject:
     return {
         "shares": undefined_estimates(len(ks), reason),
         "smallest_k": [
@@ -110,28 +110,30 @@ def _undefined_prediction(reason: str, ks: Sequence[int]) -> JSON:
     }
 
 
-def _summarize_recovered_loss(population: Population, sample: SelectionColumns, gap_source: str) -> JSON:
+def _summarize_recovered_loss(population: Population, sample: SelectionColumns, gap_source: str) -> JSONObject:
     """Summarize the share of the gain from a source that k far tokens recover, over targets with a clear gain."""
     columns, source = population.columns, population.columns.sources[gap_source]
     sample = sample.restrict(source.has_lower_loss)
     target, gap = sample.target, (columns.loss_short - source.loss)[sample.target]
     gain = columns.loss_short[target, None] - sample.losses
-    sums = sums_by_document(columns.document[target], np.concatenate([gain, gap[:, None]], axis=1))
+    sums = sums_by_document(columns.target_documents[target], np.concatenate([gain, gap[:, None]], axis=1))
     nan_reason = NO_GAP if len(target) else NO_CLEAR_TARGETS
     # The share of a single target requires a positive gap. The sums include all targets.
     has_gap = gap > 0
-    names, document = np.unique(columns.document[target][has_gap], return_inverse=True)
-    medians = [median(document, each) for each in (gain[has_gap] / gap[has_gap, None]).T]
+    unique_documents, document_indices = np.unique(columns.target_documents[target][has_gap], return_inverse=True)
+    medians = [median(document_indices, each) for each in (gain[has_gap] / gap[has_gap, None]).T]
     return {
         "targets": len(target),
         "documents": len(sums),
         "loss": population.bootstrap(ratio_of_sums(sums), len(sums), nan_reason),
-        "median": [population.bootstrap(each, len(names), nan_reason, len(document))[0] for each in medians],
+        "median": [
+            population.bootstrap(each, len(unique_documents), nan_reason, len(document_indices))[0] for each in medians
+        ],
         "without_gap": int((~has_gap).sum()),
     }
 
 
-def _compare_pairs(population: Population, ks: Sequence[int]) -> Iterator[JSON]:
+def _compare_pairs(population: Population, ks: Sequence[int]) -> Iterator[JSONObject]:
     """Compare selections of own far tokens with selections from other sources for the same targets."""
     columns = population.columns
     for (mode, objective, source, measure), control_sample in columns.groups.items():
@@ -161,12 +163,12 @@ def _compare_pairs(population: Population, ks: Sequence[int]) -> Iterator[JSON]:
 
 def _summarize_difference(
     population: Population, sample: SelectionColumns, difference: ValuesByK, gap_source: str
-) -> JSON:
+) -> JSONObject:
     """Summarize the mean difference over targets with a clear gain from a source."""
     has_gain = population.columns.sources[gap_source].has_lower_loss[sample.target]
     target = sample.target[has_gain]
     values = np.concatenate([difference[has_gain], np.ones((len(target), 1))], axis=1)
-    sums = sums_by_document(population.columns.document[target], values)
+    sums = sums_by_document(population.columns.target_documents[target], values)
     return {
         "targets": len(target),
         "documents": len(sums),
@@ -174,7 +176,7 @@ def _summarize_difference(
     }
 
 
-def _summarize_kind(population: Population, kind: str) -> JSON:
+def _summarize_kind(population: Population, kind: str) -> JSONObject:
     """Summarize the gain from far tokens for one kind of target."""
     columns, population = population.columns, population.restrict(population.columns.kind_mask(kind))
     return {

@@ -28,14 +28,14 @@ def _source_table(summary: Summary) -> SummaryTable:
     gap = summary["settings"]["rule"]["gap"]
     body = [
         [
-            SOURCE_LABELS[far["from"]],
-            f"{far['targets']:,}",
-            f"{far['documents']:,}",
-            *(format_estimate(far[name]) for name in ("gain", "gains", "loses")),
-            "" if far["own_minus"] is None else format_estimate(far["own_minus"]),
+            SOURCE_LABELS[source_result["from"]],
+            f"{source_result['targets']:,}",
+            f"{source_result['documents']:,}",
+            *(format_estimate(source_result[name]) for name in ("gain", "gains", "loses")),
+            "" if source_result["own_minus"] is None else format_estimate(source_result["own_minus"]),
         ]
-        for far in summary["far"]
-        if far["targets"]
+        for source_result in summary["far"]
+        if source_result["targets"]
     ]
     return SummaryTable(
         title=f"{summary['model']}: all far tokens compared with near tokens only, over all targets; loss with near "
