@@ -1,5 +1,6 @@
 """The ``list`` command, which prints the tables of names."""
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -39,7 +40,7 @@ def list_(
         for name, entries in TABLES.items()
     }
     rows["recipes"] = [
-        {"name": key, "summary": (entry.__doc__ or "").split("\n")[0], "paper": ""}
+        {"name": key, "summary": _summarize_docstring(entry.__doc__ or ""), "paper": ""}
         for key, entry in (*RECIPES.items(), *COMPARISONS.items())
     ]
     if kind is not None:
@@ -51,3 +52,9 @@ def list_(
         return
     for name, entries in rows.items():
         print_table(name, ["name", "summary", "paper"], [list(entry.values()) for entry in entries], wrap=True)
+
+
+def _summarize_docstring(docstring: str) -> str:
+    """Return the first line of a recipe's docstring without "Return the recipe for" or a similar start."""
+    words = re.sub(r"^Return (the recipe for |the |a )", "", docstring.split("\n", maxsplit=1)[0])
+    return words[:1].upper() + words[1:]
