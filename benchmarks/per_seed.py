@@ -20,7 +20,8 @@ def main() -> None:
     parser.add_argument("results", type=Path)
     rows = [json.loads(line) for line in parser.parse_args().results.read_text().splitlines()]
     lengths = {row["length"]: row["num_examples"] for row in rows}
-    print("| row | seed | IDs in training | steps | seconds | fitted |", *(f"{n:,} (n={k}) |" for n, k in lengths.items()))
+    columns = (f"{n:,} (n={k}) |" for n, k in lengths.items())
+    print("| row | seed | IDs in training | steps | seconds | fitted |", *columns)
     print("|---" * (6 + len(lengths)) + "|")
     for name, seed in dict.fromkeys((row["row"], row["seed"]) for row in rows):
         by_length = {row["length"]: row for row in rows if (row["row"], row["seed"]) == (name, seed)}

@@ -178,9 +178,7 @@ def test_a_stopped_language_model_resumes_to_the_same_weights(text, tmp_path):
 
 def test_a_task_graded_by_loss_has_no_fitted_step(text, tmp_path):
     assert train(text_experiment(text), tmp_path / "run", device="cpu").facts["fitted"] is None
-    with pytest.raises(
-        SettingError, match="text is graded by loss; leave out fit_every"
-    ):
+    with pytest.raises(SettingError, match="text is graded by loss; leave out fit_every"):
         train(text_experiment(text, fit_every=2), tmp_path / "other", device="cpu")
     assert not (tmp_path / "other").exists()
 
