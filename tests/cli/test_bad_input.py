@@ -57,11 +57,11 @@ def here(folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 # Values beyond the limits of any machine, and the advice in the error.
 HUGE = {
     "evaluate run --lengths 1000000000 --num-examples 1": "use a shorter length",
-    "evaluate run --lengths 99999999999999999999": "use a number below 2^53",
-    "train parity --batch-size 9223372036854775808 --out new": "use a number below 2^53",
+    "evaluate run --lengths 99999999999999999999": "use a number between -2^53 and 2^53",
+    "train parity --batch-size 9223372036854775808 --out new": "use a number between -2^53 and 2^53",
     "train parity --batch-size 1000000000000 --out new": "fewer examples at once",
-    "train parity --num-position-ids 4611686018427387904 --out new": "use a number below 2^53",
-    "train parity --steps 9223372036854775808 --out new": "use a number below 2^53",
+    "train parity --num-position-ids 4611686018427387904 --out new": "use a number between -2^53 and 2^53",
+    "train parity --steps 9223372036854775808 --out new": "use a number between -2^53 and 2^53",
     "train parity --train-lengths 1:1000000000 --out new": "use a shorter length",
     "prepare texts --vocabulary-size 2147483648 --out new": "use at most 1048576",
     f"train parity --out {'x' * 3000}": "File name too long",

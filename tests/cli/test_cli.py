@@ -526,7 +526,10 @@ INVALID: list[tuple[list[str], str]] = [
     (["compare", "parity", "--rows", "predicted/rotary"], "recipes cannot be combined with --task and --rows; use"),
     (["compare", "parity", "--task", "parity"], "recipes cannot be combined with --task and --rows; use only"),
     (["compare", "--task", "parity"], "no experiments to compare; add names of recipes (parity"),
-    (["compare", "--task", "parity", "--rows", "predicted"], "invalid row 'predicted'; use scheme/encoding, such as"),
+    (
+        ["compare", "--task", "parity", "--rows", "predicted"],
+        "invalid row 'predicted'; use a scheme and an encoding, such as",
+    ),
     (
         ["compare", "--task", "parity", "--rows", "predictd/rotary"],
         "unknown scheme 'predictd'; did you mean 'predicted'?",

@@ -597,7 +597,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         (
             lambda s=s, d_head=d_head: s().build(EncodingSize(d_model=2 * d_head, num_heads=2, d_head=d_head)),
             SettingError,
-            rf"d_head {d_head} is odd or too small, .* make d_model / num_heads even and at least 4",
+            rf"d_head {d_head} is odd or below 4, .* so that d_model / num_heads is even and at least 4",
         )
         for s, d_head in ((NTK, 2), (DynamicNTK, 5))
     ),

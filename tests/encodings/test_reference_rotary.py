@@ -127,7 +127,11 @@ def test_ntk_scores_use_a_base_enlarged_by_a_power_of_the_factor(largest, kind, 
 def test_ntk_slows_the_slowest_pair_by_the_factor_and_not_the_fastest():
     device = torch.device("cpu")
     plain, scaled = (
-        actual(device) for actual in (build_in_eval(NTK(factor=4.0)).plain, build_in_eval(NTK(factor=4.0)).scaled)
+        actual(device)
+        for actual in (
+            build_in_eval(NTK(factor=4.0)).plain_frequencies,
+            build_in_eval(NTK(factor=4.0)).scaled_frequencies,
+        )
     )
     assert (plain[0] / scaled[0]).item() == pytest.approx(1.0)
     assert (plain[-1] / scaled[-1]).item() == pytest.approx(4.0)
@@ -173,7 +177,7 @@ def test_scaled_angles_are_exact_for_large_ids(name, largest, kind, rng):
     module, ids = build_in_eval(SCALED[name]), sample_ids(rng, largest, kind)
     x = rng.standard_normal((2, 2, 7, D_HEAD)).astype(np.float32)
     turned = module.rotate(torch.from_numpy(x), torch.from_numpy(ids)).numpy()
-    frequencies = module.scaled(torch.device("cpu")).tolist()
+    frequencies = module.scaled_frequencies(torch.device("cpu")).tolist()
     for b, t, pair in np.ndindex(2, 7, D_HEAD // 2):
         factor = module.gain * cmath.exp(1j * float(ids[b, t]) * frequencies[pair])
         expected = (x[b, :, t, 2 * pair] + 1j * x[b, :, t, 2 * pair + 1]) * factor
@@ -208,7 +212,7 @@ def test_frequencies_and_gain_equal_those_of_transformers(kind, base, length, fa
     scaling = {"linear": LinearInterpolation, "yarn": YaRN}[kind](factor=factor, base=base)
     settings = replace(scaling, original_length=length) if kind == "yarn" else scaling
     module = settings.build(EncodingSize(d_model=2 * d_head, num_heads=2, d_head=d_head))
-    torch.testing.assert_close(module.scaled(torch.device("cpu")).float(), expected, rtol=1e-5, atol=0)
+    torch.testing.assert_close(module.scaled_frequencies(torch.device("cpu")).float(), expected, rtol=1e-5, atol=0)
     assert module.gain == pytest.approx(gain)
 
 
@@ -380,13 +384,15 @@ def test_scalings_equal_plain_rotary_when_nothing_is_scaled(settings, rng):
 
 def test_yarn_interpolates_all_slower_pairs_if_no_pair_completes_a_turn_in_training():
     module = YaRN(factor=4.0, original_length=2).build(EncodingSize(d_model=256, num_heads=2, d_head=128))
-    plain, scaled = (actual(torch.device("cpu")) for actual in (module.plain, module.scaled))
+    plain, scaled = (actual(torch.device("cpu")) for actual in (module.plain_frequencies, module.scaled_frequencies))
     torch.testing.assert_close(scaled[1:], plain[1:] / 4)
 
 
 def test_faster_angles_count_as_more_turns_in_the_yarn_ramp():
     faster, longer = YaRN(fastest=4.0, original_length=500), YaRN(original_length=2_000)
-    actual, reference = (build_in_eval(settings).scaled(torch.device("cpu")) for settings in (faster, longer))
+    actual, reference = (
+        build_in_eval(settings).scaled_frequencies(torch.device("cpu")) for settings in (faster, longer)
+    )
     torch.testing.assert_close(actual, 4 * reference)
 
 

@@ -393,7 +393,7 @@ def test_subsamples_do_not_exceed_the_training_size(length, rng):
     examples = task.sample(length=length, size=16, rng=np.random.default_rng(0))
     batch = to_batch(length, examples, Sequential().assign(examples, rng, training=False))
     queries = build_queries(task, examples, batch, sample_answers(batch, task.vocabulary.index("end"), rng))
-    assert interventions.apply(queries, rng).short.all()
+    assert interventions.apply(queries, rng).within_budget.all()
     subsamples, _ = interventions._subsample(queries, interventions.budget, rng)
     ids = interventions._with_train_ids(queries, subsamples).batch.position_ids
     assert 0 <= int(ids.min()) <= int(ids.max()) <= 42

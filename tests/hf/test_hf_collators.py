@@ -320,7 +320,11 @@ SETTINGS = [
     (Sequential(), {"padding_side": "top"}, r"invalid padding_side 'top'; use one of right, left"),
     (Sequential(), {"pack_to": 0}, r"invalid pack_to 0; use at least 1, or None"),
     (Sequential(), {"pad_to_multiple_of": -8}, r"invalid pad_to_multiple_of -8; use at least 1"),
-    (Sequential(), {"pack_to": 12, "pad_to_multiple_of": 8}, r"pack_to 12 is not a multiple of .* 8, .*; use"),
+    (
+        Sequential(),
+        {"pack_to": 12, "pad_to_multiple_of": 8},
+        r"pack_to 12 is not a multiple of .* 8, .*; set pack_to to a multiple of 8",
+    ),
     (
         Skipwise(num_position_ids=80),
         {"num_position_ids": 79},

@@ -453,7 +453,7 @@ def test_invalid_inputs_raise_an_error():
     model = shared_model("llama")
     with pytest.raises(SettingError, match=r"position_ids has 3 IDs for 9 tokens; calls with labels or packed"):
         model(TOKENS, None, IDS[:, :3], labels=TOKENS)
-    with pytest.raises(SettingError, match=r"attention_mask has 4 tokens, but the call and its cache have 9"):
+    with pytest.raises(SettingError, match=r"attention_mask has 4 columns, but the call and its cache have 9 tokens"):
         model(TOKENS, MASK[:, :4], IDS)
     with pytest.raises(SettingError, match=r"position_ids has 4 IDs for 9 prompt tokens; pass one ID per token"):
         run_generate(model, position_ids=IDS[:, :4])

@@ -108,7 +108,11 @@ def untyped_wrap(model, **options) -> PredictivePositionModel:
         ({"length_scaling": "log", "log_length_from": 0}, SettingError, r"^invalid log_length_from 0 with"),
         ({"head": None, "id_weight": 2.0}, SettingError, r"^head=None predicts no IDs, so id_weight and cond"),
         ({"head": None, "condition_on_token": False}, SettingError, r"^head=None predicts no IDs"),
-        ({"count_prompt_from": MAX_POSITIONS}, SettingError, rf"from {MAX_POSITIONS}; use 0 to {MAX_POSITIONS - 1}$"),
+        (
+            {"count_prompt_from": MAX_POSITIONS},
+            SettingError,
+            rf"from {MAX_POSITIONS}; use an ID from 0 to {MAX_POSITIONS - 1}$",
+        ),
         ({"count_prompt_from": -1}, SettingError, r"^invalid count_prompt_from -1"),
     ],
 )

@@ -36,8 +36,10 @@ def memorize(questions: Sequence[Question]) -> PreTrainedModel:
     """Train a model to memorize the answers; all questions must have the same number of tokens."""
     torch.manual_seed(0)
     model = tiny_model().train()
-    tokens = torch.tensor([each.context + each.answer for each in questions])
-    is_answer = torch.tensor([[False] * len(each.context) + [True] * len(each.answer) for each in questions])[:, 1:]
+    tokens = torch.tensor([each.context_tokens + each.answer_tokens for each in questions])
+    is_answer = torch.tensor(
+        [[False] * len(each.context_tokens) + [True] * len(each.answer_tokens) for each in questions]
+    )[:, 1:]
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     for _ in range(400):
         logits = model(input_ids=tokens, use_cache=False).logits[:, :-1]

@@ -291,7 +291,9 @@ def test_a_source_can_name_configuration_and_column_and_the_first_documents_are_
     assert [(each.name, each.text) for each in documents] == [("allenai/c4:train:0", "one")]
     assert [each.text for each in read_documents(["dataset:allenai/c4:::body"], max_documents=2)] == ["one", "three"]
     assert calls == [("allenai/c4", ("en",), {"streaming": True}), ("allenai/c4", (), {"streaming": True})]
-    with pytest.raises(TextError, match=r"^dataset:a:b:c:d:e has 5 parts; use dataset:NAME:SPLIT:CONFIG:COLUMN"):
+    with pytest.raises(
+        TextError, match=r"^dataset:a:b:c:d:e has 5 parts; use at most 4, as in dataset:NAME:SPLIT:CONFIG:COLUMN"
+    ):
         list(read_documents(["dataset:a:b:c:d:e"]))
     with pytest.raises(SettingError, match=r"^max_documents 0 is too small; use at least 1$"):
         list(read_documents(["dataset:a"], max_documents=0))

@@ -69,7 +69,8 @@ def test_sequences_start_at_every_token_that_leaves_room(text, rng):
     windows = {tuple(tokens) for tokens in text.sample(length=length, size=60, rng=rng).tokens.tolist()}
     assert windows == {tuple(whole[start : start + length + 1].tolist()) for start in range(3)}
     with pytest.raises(
-        SettingError, match=rf"length {len(whole)} needs {len(whole) + 1} tokens, but .* use at most {len(whole) - 1}"
+        SettingError,
+        match=rf"length {len(whole)} needs {len(whole) + 1} tokens, but .* use a length of at most {len(whole) - 1}",
     ):
         text.sample(length=len(whole), size=1, rng=rng)
 

@@ -534,8 +534,8 @@ VIOLATIONS = {
         lambda: good_case(predictor=position_free_head()),
         r"sets of placement 'local' are not equally likely",
     ),
-    "not position free": ((NoLocality,), good_case, r"TabularAttention .* needs a PositionFreeAttention"),
-    "odd": ((SquareOfRatio, LinearOfLargest), lambda: good_case(train_length=9), r"length 9 is odd .* use 8"),
+    "not position free": ((NoLocality,), good_case, r"TabularAttention reads distances .* use a PositionFreeAttention"),
+    "odd": ((SquareOfRatio, LinearOfLargest), lambda: good_case(train_length=9), r"length 9 is odd .* such as 8"),
     "no gap": ((ShortenedGaps,), good_case, r"length 12 .* span 2; .* at least 48 .*'heavy joints'"),
     "no floor": ((FloorCorrected,), lambda: good_case(loss=Leakage()), r"'leakage' has no floor"),
 }

@@ -168,7 +168,7 @@ FALSE_CHECKPOINTS = {
     ),
     "an extra tensor": (
         lambda tensors, facts: tensors.update(other=torch.zeros(1)),
-        r"\(other is float32 \(1,\), not missing\)",
+        r"\(tensor other is float32 \(1,\), not missing\)",
     ),
     "a step that is a string": (
         lambda tensors, facts: facts.update(step="9"),

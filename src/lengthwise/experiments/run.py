@@ -141,7 +141,7 @@ def _train_in_folder(
 
 
 def measure_fit(experiment: Experiment, decoder: Decoder, num_examples: int | None = None) -> LengthResult:
-    """Return exact match at the longest training length, on examples from a random stream of their own."""
+    """Return exact match at the longest training length, on examples from a separate random stream."""
     settings = EvaluationSettings(
         lengths=experiment.train_lengths[1:],
         num_examples=(NUM_FIT_EXAMPLES if num_examples is None else num_examples,),

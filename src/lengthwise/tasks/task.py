@@ -168,7 +168,7 @@ def default_lengths(task: HasLengths) -> tuple[int, ...]:
 
 
 def lengths_between(task: Task, shortest: int, longest: int) -> Sequence[int]:
-    """Return all task lengths from ``shortest`` to ``longest``, or ``[shortest]`` if there is none."""
+    """Return all task lengths from ``shortest`` to ``longest``, or ``[shortest]`` if no length is in this range."""
     if not isinstance(task, HasLengths):
         return range(shortest, longest + 1)
     return [length for length in task.available_lengths if shortest <= length <= longest] or [shortest]
