@@ -263,7 +263,7 @@ MALFORMED = {
         r"the coupling has 3 numbers; write 2, one for each token of the prompt \(1\) and of the response \(1\)"
     ),
     '{"prompt": "a", "response": "b", "coupling": [1, 1.0]}': r"invalid coupling number 1.0; use an integer from 0 to",
-    '{"prompt": "a", "response": "b", "coupling": [1, true]}': r"invalid coupling number true; use an integer from 0 to",
+    '{"prompt": "a", "response": "b", "coupling": [1, true]}': r"invalid coupling number true; use an integer from 0",
     '{"prompt": "a", "response": "b", "coupling": [-1, 1]}': r"invalid coupling number -1; use an integer from 0 to",
     '{"prompt": "a", "response": "b", "coupling": [1, 9999999999]}': r"invalid coupling number 9999999999; use",
     '{"prompt": "a", "response": "b", "coupling": [1, 1], "length": 0}': r"invalid length 0; use a positive integer",
