@@ -824,7 +824,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         TextError,
         r"corpus .* is not the corpus of .* \(its .* differs\); set --corpus to the corpus of the run",
     ),
-    (predict_ids_without_a_head, SettingError, r"no position head; train it with the scheme predicted"),
+    (predict_ids_without_a_head, SettingError, r"no position head; train it with the scheme 'predicted'"),
     (lambda: sampler(lengths=(0, 4)), SettingError, r"training length 0 is too small; lengths start at 1"),
     (lambda: sampler(lengths=(5, 4)), SettingError, r"training lengths 5:4 are reversed; put the smaller one first"),
     (lambda: sampler(batch_size=0), SettingError, r"batch size 0 is too small; use at least 1"),

@@ -146,7 +146,7 @@ def test_two_levels_add_the_vectors_of_both_ids(rng):
 def test_attention_is_a_softmax_over_keys_up_to_the_querys_token(
     queries, biased, chunk_elements, short, rng, *, graded, monkeypatch
 ):
-    monkeypatch.setattr("lengthwise.model.attention.MAX_SHORT_KEYS", short)
+    monkeypatch.setattr("lengthwise.model.attention.MAX_KEYS_FOR_PLAIN_ATTENTION", short)
     monkeypatch.setattr("lengthwise.model.attention.MAX_CHUNK_SCORES", chunk_elements)
     query, key, value = (rng.standard_normal((2, 3, seq, 4)).astype(np.float32) for seq in (queries, 7, 7))
     bias = rng.standard_normal((2, 3, queries, 7)).astype(np.float32) * biased
@@ -199,7 +199,7 @@ def test_attention_is_diluted_only_in_training(rng):
 
 
 def test_bias_chunks_cover_each_query_once(monkeypatch):
-    monkeypatch.setattr("lengthwise.model.attention.MAX_SHORT_KEYS", 0)
+    monkeypatch.setattr("lengthwise.model.attention.MAX_KEYS_FOR_PLAIN_ATTENTION", 0)
     monkeypatch.setattr("lengthwise.model.attention.MAX_CHUNK_SCORES", 2 * 3 * 7 * 2)
     chunks = []
 

@@ -58,7 +58,7 @@ def attend_with(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tens
 def test_gradients_of_attention_and_its_bias_equal_those_of_the_plain_formula(
     *, dtype, precision, queries, bias_batch, cut, short, elements, rng, monkeypatch
 ):
-    monkeypatch.setattr("lengthwise.model.attention.MAX_SHORT_KEYS", short)
+    monkeypatch.setattr("lengthwise.model.attention.MAX_KEYS_FOR_PLAIN_ATTENTION", short)
     monkeypatch.setattr("lengthwise.model.attention.MAX_CHUNK_SCORES", elements)
     # As in the decoder, the heads of a token are adjacent in memory.
     parts = [torch.from_numpy(rng.normal(size=(2, seq, 3, 4))).transpose(1, 2) for seq in (queries, 9, 9, queries)]
@@ -78,7 +78,7 @@ def test_gradients_of_attention_and_its_bias_equal_those_of_the_plain_formula(
 
 @pytest.mark.parametrize("elements", [1, 2 * 3 * 9 * 4, 1 << 20])
 def test_gradients_of_later_queries_without_a_bias_equal_those_of_the_plain_formula(elements, rng, monkeypatch):
-    monkeypatch.setattr("lengthwise.model.attention.MAX_SHORT_KEYS", 0)
+    monkeypatch.setattr("lengthwise.model.attention.MAX_KEYS_FOR_PLAIN_ATTENTION", 0)
     monkeypatch.setattr("lengthwise.model.attention.MAX_CHUNK_SCORES", elements)
     inputs = [torch.from_numpy(rng.normal(size=(2, 3, seq, 4))) for seq in (5, 9, 9)]
     upstream = torch.from_numpy(rng.normal(size=(2, 3, 5, 4)))
@@ -90,7 +90,7 @@ def test_gradients_of_later_queries_without_a_bias_equal_those_of_the_plain_form
 @pytest.mark.parametrize("queries", [1, 5, 9])
 @torch.no_grad()
 def test_attention_is_the_same_without_gradients(queries, rng, monkeypatch):
-    monkeypatch.setattr("lengthwise.model.attention.MAX_SHORT_KEYS", 0)
+    monkeypatch.setattr("lengthwise.model.attention.MAX_KEYS_FOR_PLAIN_ATTENTION", 0)
     monkeypatch.setattr("lengthwise.model.attention.MAX_CHUNK_SCORES", 2 * 3 * 9 * 4)
     query, key, value = (torch.from_numpy(rng.normal(size=(2, 3, seq, 4))) for seq in (queries, 9, 9))
     bias = torch.from_numpy(rng.normal(size=(2, 3, queries, 9)))

@@ -200,9 +200,9 @@ class CustomEncoding(EncodingSettings):
     name = "custom"
     module: ClassVar[Callable[[EncodingSize], Any]]
 
-    def build(self, size: EncodingSize) -> Any:
+    def build(self, decoder_size: EncodingSize) -> Any:
         """Return the module of the class."""
-        return self.module(size)
+        return self.module(decoder_size)
 
 
 def building(module: Callable[[EncodingSize], Any]) -> CustomEncoding:
@@ -398,7 +398,7 @@ class Zero(EncodingSettings):
 
     name = "zero"
 
-    def build(self, size: EncodingSize) -> Encoding:
+    def build(self, decoder_size: EncodingSize) -> Encoding:
         """Return a module without weights."""
         return ZeroBias()
 

@@ -100,7 +100,8 @@ def texts_of(rng: np.random.Generator, *, repeats: bool) -> list[TokenizedDocume
 def test_no_evidence_for_a_model_that_ignores_far_tokens(repeats, rng, tmp_path):
     summary = answer(Votes(()), texts_of(rng, repeats=repeats), tmp_path / "out")
     assert summary["answer"]["sentence"] == (
-        "There is no evidence that planted uses far tokens. The difference in loss between other and own text is "
+        "There is no evidence that planted uses far tokens. The difference in loss between another text and the "
+        "original text is "
         "0.000 nats per target (95% interval 0.000 to 0.000)."
     )
     assert summary["groups"][0]["all_targets"]["prediction"]["shares"][0]["value"] is None

@@ -423,8 +423,8 @@ def test_answer_sentence_gives_the_number_of_far_tokens():
     sentence, least, most = answer_of(rows([1.0, 0.5, 0.1], [2.0, 2.0, 2.0]))
     assert sentence == (
         "tiny uses about 3 to 4 far tokens: 4 selected tokens recover 95% of the effect of far context on its "
-        "predictions, after subtraction of the effect of another text. The difference in loss between other and own "
-        "text is 1.000 nats per target (95% interval 1.000 to 1.000)."
+        "predictions, after subtracting the effect of far tokens from another text. The difference in loss "
+        "between another text and the original text is 1.000 nats per target (95% interval 1.000 to 1.000)."
     )
     assert (least, most) == (3, 4)
     # The effect of another text is subtracted.
@@ -435,11 +435,15 @@ def test_answer_sentence_gives_the_number_of_far_tokens():
     assert sentence.startswith("tiny uses about 1 far token: 1 selected token recovers")
     few, least, most = answer_of(rows([0.1, 0.0, 0.0], [2.0, 2.0, 2.0], documents="abc"))
     assert few.startswith(
-        "There is no evidence that tiny uses far tokens. The difference in loss between other and own text is "
+        "There is no evidence that tiny uses far tokens. The difference in loss between another text and the "
+        "original text is "
         "1.000 nats per target (fewer"
     )
     alone = [{**each, "selections": each["selections"][:1]} for each in rows([0.1, 0.0, 0.0], [2.0, 2.0, 2.0])]
-    assert "on its predictions, not corrected for the effect of another text. The diff" in answer_of(alone)[0]
+    assert (
+        "on its predictions, not corrected for the effect of far tokens from another text. The diff"
+        in answer_of(alone)[0]
+    )
     without = [{**each, "selections": []} for each in alone]
     assert answer_of(without)[0].startswith("tiny uses far tokens, but their number was not measured. The diff")
 

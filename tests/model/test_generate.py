@@ -159,7 +159,7 @@ def test_missing_ids_raise_an_error_if_the_decoder_predicts_none():
     decoder, batch = decoder_and_batch(small_experiment(scheme=Coupled(num_position_ids=48)))
     text = (
         r"^got IDs for 2 of 3 new tokens but this decoder predicts no IDs; "
-        r"pass the IDs of all new tokens, or train with the scheme predicted$"
+        r"pass the IDs of all new tokens, or train with the scheme 'predicted'$"
     )
     with pytest.raises(SettingError, match=text):
         generate(decoder, batch.tokens[:, :7], batch.position_ids[:, :, :9], end=3, max_new_tokens=3)

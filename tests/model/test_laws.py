@@ -18,7 +18,7 @@ from tests.support.cases import (
 from lengthwise.core.errors import PositionIDError, PositionRangeError, UnsupportedTaskError
 from lengthwise.core.randomness import stream
 from lengthwise.encodings import ENCODINGS, Encoding, EncodingSettings, EncodingSize, Learned
-from lengthwise.model.attention import MAX_SHORT_KEYS
+from lengthwise.model.attention import MAX_KEYS_FOR_PLAIN_ATTENTION
 from lengthwise.model.attention_weights import WEIGHT_FUNCTIONS
 from lengthwise.model.decoder import Cache, Decoder
 from lengthwise.positions import SCHEMES
@@ -114,7 +114,7 @@ def assert_cache_equals_one_pass(decoder: Decoder, batch: Batch, monkeypatch: py
         whole, _ = decoder(batch.tokens, batch.position_ids)
         answers, _ = decoder(batch.tokens, batch.position_ids, query_start=prompt - 1)
         # Decoding switches from the short form of attention to the fused one.
-        monkeypatch.setattr("lengthwise.model.attention.MAX_SHORT_KEYS", prompt + 2)
+        monkeypatch.setattr("lengthwise.model.attention.MAX_KEYS_FOR_PLAIN_ATTENTION", prompt + 2)
         cached = prefill_in_pieces(decoder, batch, [prompt, *[1] * (batch.tokens.shape[1] - prompt)])
         monkeypatch.undo()
     assert_same(whole, trained)
@@ -180,7 +180,7 @@ def test_cached_decoding_equals_training_for_every_task_of_a_scheme(task, scheme
 
 @over_encodings
 @over_tasks
-@pytest.mark.parametrize("seq", [9, MAX_SHORT_KEYS + 9])
+@pytest.mark.parametrize("seq", [9, MAX_KEYS_FOR_PLAIN_ATTENTION + 9])
 @torch.no_grad()
 def test_causality_follows_token_indexes_when_ids_repeat_and_fall(encoding, task, length, seq, rng):
     num_levels = 1 if (task, length) == PLAIN else 2
@@ -200,7 +200,7 @@ def test_prefill_in_pieces_and_query_chunks_equal_one_pass(weights, encoding, mo
         with torch.no_grad():
             whole, _ = decoder(batch.tokens, batch.position_ids)
             # The chunked form of attention, with one query per chunk.
-            monkeypatch.setattr("lengthwise.model.attention.MAX_SHORT_KEYS", 0)
+            monkeypatch.setattr("lengthwise.model.attention.MAX_KEYS_FOR_PLAIN_ATTENTION", 0)
             monkeypatch.setattr("lengthwise.model.attention.MAX_CHUNK_SCORES", 1)
             for sizes in ([seq], [1] * seq, [seq // 2, 2, seq - seq // 2 - 2]):
                 assert_same(prefill_in_pieces(decoder, batch, sizes), whole)
@@ -213,7 +213,7 @@ def test_prefill_in_pieces_and_query_chunks_equal_one_pass(weights, encoding, mo
 def test_cached_decoding_of_long_sequences_equals_one_pass(encoding):
     # With default settings; the small settings of the other tests have little effect on large IDs.
     for settings, scheme in product((ENCODINGS[encoding](), small_encoding(encoding)), ("coupled", "sequential")):
-        batch = batch_of(scheme, Parity(), MAX_SHORT_KEYS // 2 + 3)
+        batch = batch_of(scheme, Parity(), MAX_KEYS_FOR_PLAIN_ATTENTION // 2 + 3)
         assert batch is not None
         decoder = decoder_for(settings, Parity(), batch)
         whole, _ = decoder(batch.tokens, batch.position_ids)
@@ -374,7 +374,7 @@ def test_gradients_are_the_same_in_the_short_and_the_chunked_form_of_attention(e
         for parameter in decoder.encoding.parameters():
             parameter.data = parameter.data.abs() + 0.05
         short = gradients(decoder, batch)
-        monkeypatch.setattr("lengthwise.model.attention.MAX_SHORT_KEYS", 0)
+        monkeypatch.setattr("lengthwise.model.attention.MAX_KEYS_FOR_PLAIN_ATTENTION", 0)
         monkeypatch.setattr("lengthwise.model.attention.MAX_CHUNK_SCORES", 1)
         for name, gradient in gradients(decoder, batch).items():
             torch.testing.assert_close(gradient, short[name], atol=1e-5, rtol=1e-4)

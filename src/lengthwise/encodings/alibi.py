@@ -48,6 +48,6 @@ class ALiBi(EncodingSettings):
     real_valued: ClassVar[bool] = True
     shift_invariant: ClassVar[bool] = True
 
-    def build(self, size: EncodingSize) -> Encoding:
+    def build(self, decoder_size: EncodingSize) -> Encoding:
         """Return the module with one slope per head."""
-        return ALiBiEncoding(size.num_heads)
+        return ALiBiEncoding(decoder_size.num_heads)

@@ -66,6 +66,6 @@ class DAPE(EncodingSettings):
         check_types(self)
         check_mlp_width(self.mlp_width)
 
-    def build(self, size: EncodingSize) -> Encoding:
+    def build(self, decoder_size: EncodingSize) -> Encoding:
         """Return the module; its network processes each key separately."""
-        return DAPEEncoding(size.num_heads, self.mlp_width, kernel_size=1)
+        return DAPEEncoding(decoder_size.num_heads, self.mlp_width, kernel_size=1)

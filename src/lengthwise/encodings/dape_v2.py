@@ -33,6 +33,6 @@ class DAPEv2(EncodingSettings):
         if self.kernel_size < 1 or self.kernel_size % 2 == 0:
             raise SettingError(f"kernel_size {self.kernel_size} is not positive and odd; use an odd number such as 3")
 
-    def build(self, size: EncodingSize) -> Encoding:
+    def build(self, decoder_size: EncodingSize) -> Encoding:
         """Return the module; its network processes windows of ``kernel_size`` adjacent keys."""
-        return DAPEEncoding(size.num_heads, self.mlp_width, self.kernel_size)
+        return DAPEEncoding(decoder_size.num_heads, self.mlp_width, self.kernel_size)

@@ -66,7 +66,7 @@ class DynamicNTK(EncodingSettings):
         check_scaling(self.base, self.fastest, self.factor)
         check_original_length(self.original_length)
 
-    def build(self, size: EncodingSize) -> Encoding:
+    def build(self, decoder_size: EncodingSize) -> Encoding:
         """Return the module, without parameters; raise ``SettingError`` unless ``d_head`` is even and at least 4."""
-        check_two_pairs(size.d_head)
+        check_two_pairs(decoder_size.d_head)
         return DynamicNTKEncoding(self)

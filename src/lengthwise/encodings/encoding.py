@@ -109,6 +109,6 @@ class EncodingSettings(Protocol):
         """Upper limit of the IDs, exclusive; ``None`` if the encoding accepts any ID."""
         return None
 
-    def build(self, size: EncodingSize) -> Encoding:
+    def build(self, decoder_size: EncodingSize) -> Encoding:
         """Return a module for the given sizes; raise ``SettingError`` for sizes that it does not support."""
         ...

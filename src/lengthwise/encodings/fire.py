@@ -85,6 +85,6 @@ class FIRE(EncodingSettings):
         if self.threshold <= 0:
             raise SettingError(f"threshold {self.threshold} is not positive; use a number above 0")
 
-    def build(self, size: EncodingSize) -> Encoding:
+    def build(self, decoder_size: EncodingSize) -> Encoding:
         """Return the module with one output per head."""
-        return FIREEncoding(size.num_heads, self.threshold)
+        return FIREEncoding(decoder_size.num_heads, self.threshold)

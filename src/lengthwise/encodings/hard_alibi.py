@@ -54,12 +54,12 @@ class HardALiBi(EncodingSettings):
         if self.num_masked_heads is not None and self.num_masked_heads < 1:
             raise SettingError(f"num_masked_heads {self.num_masked_heads} is too small; use at least 1 head")
 
-    def build(self, size: EncodingSize) -> Encoding:
+    def build(self, decoder_size: EncodingSize) -> Encoding:
         """Return the module with one window per head; raise ``SettingError`` for too many masked heads."""
-        num_masked = size.num_heads // 2 if self.num_masked_heads is None else self.num_masked_heads
-        if not 1 <= num_masked <= size.num_heads:
+        num_masked = decoder_size.num_heads // 2 if self.num_masked_heads is None else self.num_masked_heads
+        if not 1 <= num_masked <= decoder_size.num_heads:
             raise SettingError(
-                f"hard_alibi cannot mask {num_masked} of {size.num_heads} heads; "
-                f"set num_masked_heads to at least 1 and at most {size.num_heads}"
+                f"hard_alibi cannot mask {num_masked} of {decoder_size.num_heads} heads; "
+                f"set num_masked_heads to at least 1 and at most {decoder_size.num_heads}"
             )
-        return HardALiBiEncoding(size.num_heads, num_masked)
+        return HardALiBiEncoding(decoder_size.num_heads, num_masked)

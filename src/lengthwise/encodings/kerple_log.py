@@ -44,6 +44,6 @@ class KERPLELog(EncodingSettings):
     real_valued: ClassVar[bool] = True
     shift_invariant: ClassVar[bool] = True
 
-    def build(self, size: EncodingSize) -> Encoding:
+    def build(self, decoder_size: EncodingSize) -> Encoding:
         """Return the module, with parameters initialized as in the paper's code."""
-        return KERPLELogEncoding(size.num_heads)
+        return KERPLELogEncoding(decoder_size.num_heads)

@@ -45,6 +45,6 @@ class KERPLEPower(EncodingSettings):
     real_valued: ClassVar[bool] = True
     shift_invariant: ClassVar[bool] = True
 
-    def build(self, size: EncodingSize) -> Encoding:
+    def build(self, decoder_size: EncodingSize) -> Encoding:
         """Return the module, with parameters initialized as in the paper's code."""
-        return KERPLEPowerEncoding(size.num_heads)
+        return KERPLEPowerEncoding(decoder_size.num_heads)

@@ -41,6 +41,6 @@ class Learned(EncodingSettings):
         if self.num_position_ids < 1:
             raise SettingError(f"num_position_ids {self.num_position_ids} is too small; use at least 1 position ID")
 
-    def build(self, size: EncodingSize) -> Encoding:
+    def build(self, decoder_size: EncodingSize) -> Encoding:
         """Return the module with normally distributed initial vectors."""
-        return LearnedEncoding(self.num_position_ids, size.d_model)
+        return LearnedEncoding(self.num_position_ids, decoder_size.d_model)

@@ -18,14 +18,16 @@ class LevelEncoding(nn.Module):
     The levels apply their ``adjust`` hooks one after another.
     """
 
-    def __init__(self, settings: EncodingSettings, size: EncodingSize, num_levels: int) -> None:
+    def __init__(self, settings: EncodingSettings, decoder_size: EncodingSize, num_levels: int) -> None:
         super().__init__()
-        if size.d_head % num_levels:
+        if decoder_size.d_head % num_levels:
             raise SettingError(
-                f"d_head {size.d_head} is not a multiple of the {num_levels} coupling levels; choose d_model and "
-                f"num_heads so that d_model / num_heads is a multiple of {num_levels}"
+                f"d_head {decoder_size.d_head} is not a multiple of the {num_levels} coupling levels; choose d_model "
+                f"and num_heads so that d_model / num_heads is a multiple of {num_levels}"
             )
-        level_size = EncodingSize(d_model=size.d_model, num_heads=size.num_heads, d_head=size.d_head // num_levels)
+        level_size = EncodingSize(
+            d_model=decoder_size.d_model, num_heads=decoder_size.num_heads, d_head=decoder_size.d_head // num_levels
+        )
         self.levels = nn.ModuleList(_build_level(settings, level_size) for _ in range(num_levels))
         self.reads_ids = any(level.reads_ids for level in self._encodings())
         self.has_bias = any(level.has_bias for level in self._encodings())
@@ -84,8 +86,8 @@ class LevelEncoding(nn.Module):
         return [level for level in self.levels if isinstance(level, Encoding)]
 
 
-def _build_level(settings: EncodingSettings, size: EncodingSize) -> Encoding:
-    encoding: object = settings.build(size)
+def _build_level(settings: EncodingSettings, decoder_size: EncodingSize) -> Encoding:
+    encoding: object = settings.build(decoder_size)
     if not isinstance(encoding, Encoding):
         raise SettingError(
             f"build of encoding {settings.name} returned an object of type {type(encoding).__name__}; "

@@ -19,7 +19,7 @@ class LinearInterpolation(ScaledRotary):
     summary: ClassVar[str] = "rotary that divides IDs by a factor (position interpolation)"
     paper: ClassVar[str] = "Chen et al. 2023 (arXiv 2306.15595)"
 
-    def build(self, size: EncodingSize) -> Encoding:
+    def build(self, decoder_size: EncodingSize) -> Encoding:
         """Return the module, without parameters; raise ``SettingError`` for an odd ``d_head``."""
-        check_even_width(size.d_head)
-        return self.build_scaled(size.d_head, base=self.base, fastest=self.fastest / self.factor)
+        check_even_width(decoder_size.d_head)
+        return self.build_scaled(decoder_size.d_head, base=self.base, fastest=self.fastest / self.factor)

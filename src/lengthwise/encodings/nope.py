@@ -16,6 +16,6 @@ class NoPE(EncodingSettings):
     real_valued: ClassVar[bool] = True
     shift_invariant: ClassVar[bool] = True
 
-    def build(self, size: EncodingSize) -> Encoding:
+    def build(self, decoder_size: EncodingSize) -> Encoding:
         """Return the identity encoding, without parameters."""
         return Encoding()

@@ -15,8 +15,8 @@ class NTK(ScaledRotary):
     summary: ClassVar[str] = "rotary with a larger base for longer sequences (NTK-aware)"
     paper: ClassVar[str] = "bloc97 2023, in Peng et al. 2024 (arXiv 2309.00071)"
 
-    def build(self, size: EncodingSize) -> Encoding:
+    def build(self, decoder_size: EncodingSize) -> Encoding:
         """Return the module, without parameters; raise ``SettingError`` unless ``d_head`` is even and at least 4."""
-        check_two_pairs(size.d_head)
-        base = self.base * self.factor ** (size.d_head / (size.d_head - 2))
-        return self.build_scaled(size.d_head, base=base, fastest=self.fastest)
+        check_two_pairs(decoder_size.d_head)
+        base = self.base * self.factor ** (decoder_size.d_head / (decoder_size.d_head - 2))
+        return self.build_scaled(decoder_size.d_head, base=base, fastest=self.fastest)

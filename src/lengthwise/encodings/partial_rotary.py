@@ -51,9 +51,9 @@ class PartialRotary(EncodingSettings):
         if not 0 < self.share <= 1:
             raise SettingError(f"share {self.share} is out of range; use a number above 0 and at most 1")
 
-    def build(self, size: EncodingSize) -> Encoding:
+    def build(self, decoder_size: EncodingSize) -> Encoding:
         """Return the module, without parameters; raise ``SettingError`` unless ``share * d_head`` is even."""
-        num_components = self.share * size.d_head
+        num_components = self.share * decoder_size.d_head
         num_rotated_components = round(num_components)
         if (
             num_rotated_components < 2
@@ -61,7 +61,8 @@ class PartialRotary(EncodingSettings):
             or abs(num_rotated_components - num_components) > 1e-6
         ):
             raise SettingError(
-                f"share {self.share} of d_head {size.d_head} is {num_components:g} components, but rotary needs pairs; "
+                f"share {self.share} of d_head {decoder_size.d_head} is {num_components:g} components, but rotary "
+                "needs pairs; "
                 "choose a share so that share * d_head is even and at least 2"
             )
         return PartialRotaryEncoding(num_rotated_components, self.base, self.fastest)

@@ -83,7 +83,7 @@ class Rotary(EncodingSettings):
         check_types(self)
         check_rotary_base(self.base, self.fastest)
 
-    def build(self, size: EncodingSize) -> Encoding:
+    def build(self, decoder_size: EncodingSize) -> Encoding:
         """Return the module, without parameters; raise ``SettingError`` for an odd ``d_head``."""
-        check_even_width(size.d_head)
+        check_even_width(decoder_size.d_head)
         return RotaryEncoding(self.base, self.fastest)

@@ -37,6 +37,6 @@ class Sinusoidal(EncodingSettings):
     paper: ClassVar[str] = "Vaswani et al. 2017 (arXiv 1706.03762)"
     real_valued: ClassVar[bool] = True
 
-    def build(self, size: EncodingSize) -> Encoding:
+    def build(self, decoder_size: EncodingSize) -> Encoding:
         """Return the module, without parameters."""
         return SinusoidalEncoding()

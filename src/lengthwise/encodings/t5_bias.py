@@ -71,6 +71,6 @@ class T5Bias(EncodingSettings):
                 f"set max_distance to at least {self.num_buckets // 2 + 1}"
             )
 
-    def build(self, size: EncodingSize) -> Encoding:
+    def build(self, decoder_size: EncodingSize) -> Encoding:
         """Return the module with small random biases."""
-        return T5BiasEncoding(size.num_heads, self.num_buckets, self.max_distance)
+        return T5BiasEncoding(decoder_size.num_heads, self.num_buckets, self.max_distance)

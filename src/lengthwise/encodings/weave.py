@@ -64,7 +64,7 @@ class Weave(EncodingSettings):
             if getattr(self, setting_name) < 1:
                 raise SettingError(f"{setting_name} {getattr(self, setting_name)} is too small; use at least 1 ID")
 
-    def build(self, size: EncodingSize) -> Encoding:
+    def build(self, decoder_size: EncodingSize) -> Encoding:
         """Return the module, without parameters; raise ``SettingError`` for an odd ``d_head``."""
-        check_even_width(size.d_head)
+        check_even_width(decoder_size.d_head)
         return WeaveEncoding(self)

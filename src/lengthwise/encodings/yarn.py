@@ -57,12 +57,12 @@ class YaRN(EncodingSettings):
                 "use beta_fast > beta_slow > 0"
             )
 
-    def build(self, size: EncodingSize) -> Encoding:
+    def build(self, decoder_size: EncodingSize) -> Encoding:
         """Return the module, without parameters; raise ``SettingError`` for an odd ``d_head``."""
-        check_even_width(size.d_head)
+        check_even_width(decoder_size.d_head)
         return ScaledRotaryEncoding(
-            partial(rotary_frequencies, size.d_head, self.base, self.fastest),
-            partial(yarn_frequencies, self, size.d_head),
+            partial(rotary_frequencies, decoder_size.d_head, self.base, self.fastest),
+            partial(yarn_frequencies, self, decoder_size.d_head),
             in_training=self.in_training,
             gain=0.1 * math.log(self.factor) + 1,
         )

@@ -177,7 +177,7 @@ def draw(rows: Rows, folder: Path, title: str) -> Path:
     for row in sorted(rows, key=lambda row: tasks.index(str(row["task"]))):
         panels.setdefault((str(row["task"]), row.get("variant")), []).append({**row, "row": label_of(row)})
     # The legend has one line per label.
-    height = max(4.8 if len(panels) == 1 else 3.6, *(1.2 + 0.2 * len(group_rows(each)) for each in panels.values()))
+    height = max(4.8 if len(panels) == 1 else 3.6, *(1.2 + 0.2 * len(group_rows(rows)) for rows in panels.values()))
     num_columns = 1 if len(panels) < MIN_PANELS_FOR_TWO_COLUMNS else 2
     num_panel_rows = math.ceil(len(panels) / num_columns)
     figure = Figure(figsize=(9 * num_columns, height * num_panel_rows), layout="constrained")

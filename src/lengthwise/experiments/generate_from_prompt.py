@@ -30,10 +30,10 @@ class Completion:
 
 @check_arguments
 def generate_from_prompt(run: Run, prompt: str, max_new_tokens: int | None = None) -> Completion:
-    """Generate at most as many tokens after a prompt as the expected answer has, and at most ``max_new_tokens``.
+    """Generate the response to a prompt, up to the length of the expected answer or ``max_new_tokens``.
 
-    If the answer is unknown, as in running text, the task sets the first limit. A run that predicts IDs receives only
-    the IDs of the prompt, and ``correct`` includes the predicted IDs.
+    The smaller limit applies. If the answer is unknown, as in running text, the task defines the first limit. A run
+    that predicts IDs receives only the IDs of the prompt, and ``correct`` includes the predicted IDs.
     """
     task, decoder = run.experiment.task, run.decoder
     examples = task.from_prompt(prompt)

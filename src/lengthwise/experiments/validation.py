@@ -93,7 +93,7 @@ def check_settings(experiment: Experiment) -> None:
         raise SettingError(f"fit_every needs exact match, but {task.name} is graded by loss; leave out fit_every")
     if training.scheduled_sampling and not scheme.predicts_ids:
         raise SettingError(
-            f"scheduled_sampling needs predicted IDs, but {scheme.name} predicts no IDs; use the scheme predicted"
+            f"scheduled_sampling needs predicted IDs, but {scheme.name} predicts no IDs; use the scheme 'predicted'"
         )
 
 

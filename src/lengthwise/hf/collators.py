@@ -206,7 +206,7 @@ class PositionCollator:
             "labels": layout.place(labels, UNSCORED),
         }
         if self.scheme.predicts_ids:
-            position_labels = [np.where(each.id_scored[0], each.position_ids[0, 0], UNSCORED) for each in assignments]
+            position_labels = [np.where(item.id_scored[0], item.position_ids[0, 0], UNSCORED) for item in assignments]
             batch["position_labels"] = layout.place(position_labels, UNSCORED)
         if self.pack_to is not None:
             batch["attention_mask"] = causal_mask(is_token, sequence_ids=sequence_ids, dtype=self.dtype)

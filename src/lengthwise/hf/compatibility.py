@@ -73,7 +73,7 @@ def check_compatibility(study_model: NextTokenModel, model: PreTrainedModel) -> 
     name = study_model.name
     if isinstance(model, IDGenerationMixin):
         raise ModelError(
-            f"{name} is a wrapped model or predicts its position IDs, but a study needs IDs that count up; use "
+            f"{name} is a wrapped model or predicts its position IDs, but a study needs consecutive IDs; use "
             "a causal model without a wrapper, or the run folder that the model was exported from"
         )
     layer_types = set(getattr(model.config.get_text_config(), "layer_types", None) or [])

@@ -74,12 +74,11 @@ def import_hf(folder: StrPath, out: StrPath) -> None:
     if not isinstance(model, LengthwiseForCausalLM):
         raise RunFolderError(f"{folder} is not an exported run; use a folder written by export --format hf")
     if not model.config.run:
-        raise RunFolderError(f"{folder} does not contain the run that it was exported from; export the run again")
+        raise RunFolderError(f"{folder} has no run data in its config.json; export the run again")
     description, files, facts = (model.config.run[key] for key in ("experiment", "files", "facts"))
     if outside_files := [name for name in files if Path(name).name != name]:
         raise RunFolderError(
-            f"{folder} names a file outside the new run folder ({outside_files[0]}), which import does not write; "
-            "export the run again"
+            f"{folder} lists the file {outside_files[0]}, which is outside the run folder; export the run again"
         )
     with atomic_folder(out) as run:
         write_description(run, RUN_FOLDER, description, {name: content.encode() for name, content in files.items()})

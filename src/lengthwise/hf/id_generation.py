@@ -21,10 +21,10 @@ class IDGenerationMixin(GenerationMixin):
     """Mixin for greedy decoding, sampling and beam search with predicted IDs; each hypothesis has its own IDs.
 
     ``generate(input_ids, position_ids=...)`` accepts IDs of the prompt, or of the prompt and the first new tokens. By
-    default, prompt IDs count up from ``config.first_default_prompt_id``. If this property is None, a call without
-    ``position_ids`` raises ``SettingError``.
-    With ``return_dict_in_generate=True``, the output also contains ``position_ids``. The ID of the last token is -1,
-    because it is not predicted yet. Padding after the end of a sequence has arbitrary IDs.
+    default, prompt IDs are consecutive from ``config.first_default_prompt_id``. If this property is None, a call
+    without ``position_ids`` raises ``SettingError``. With ``return_dict_in_generate=True``, the output also contains
+    ``position_ids``. The ID of the last token is -1, because it is not predicted yet. Padding after the end of a
+    sequence has arbitrary IDs.
     """
 
     @property
@@ -60,8 +60,8 @@ class IDGenerationMixin(GenerationMixin):
         if first_id is None:
             raise SettingError(
                 "position_ids are missing, and this model has no default prompt IDs; pass position_ids, for example "
-                "from PositionCollator.prompts, or set config.count_prompt_from=0 if prompt IDs count up from 0 in "
-                "training"
+                "from PositionCollator.prompts, or set config.count_prompt_from=0 if prompt IDs are consecutive from 0 "
+                "in training"
             )
         return count_ids(tokens, attention_mask) + first_id
 

@@ -178,7 +178,7 @@ class EvaluateByLength(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Measure a training run that was stopped before its last step."""
+        """Measure exact match if training stopped before the last step."""
         self.measure(state)
 
     def measure(self, state: TrainerState) -> list[dict[str, Any]]:
@@ -219,7 +219,7 @@ def grade_batch(model: Any, batch: Mapping[str, Tensor], *, decode: str = "force
 
     ``forced`` predicts each token and ID from the correct previous tokens and IDs, in one forward pass. If each prompt
     has one correct answer, greedy decoding is exact if and only if all predictions are correct. ``free`` generates
-    greedily, with predicted IDs or IDs that count up. Raises ``SettingError`` for a model that does not support this.
+    greedily, with predicted or consecutive IDs. Raises ``SettingError`` for a model that does not support this.
     """
     device = device_of(model)
     inputs = {name: values.to(device) for name, values in batch.items()}
@@ -252,7 +252,7 @@ def _grade_free(model: Any, base_model: Any, inputs: dict[str, Tensor], accepts_
         prompt_ids = ids[rows, :length]
         if not accepts_ids and bool((prompt_ids != torch.arange(length, device=device_of(model))).any()):
             raise SettingError(
-                "decode='free' needs a model that predicts IDs, or prompt IDs that count up from 0; wrap the model "
+                "decode='free' needs a model that predicts IDs, or consecutive prompt IDs from 0; wrap the model "
                 "(PredictivePositionModel.wrap), or use decode='forced'"
             )
         with _greedy_decoding(base_model):

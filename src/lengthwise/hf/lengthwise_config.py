@@ -30,7 +30,7 @@ DIGEST_FIELDS = (
     "count_prompt_from",
     "run",
 )
-# Number of prompts per length from which `find_first_default_prompt_id` determines whether IDs count up.
+# Number of prompts per length from which `find_first_default_prompt_id` determines whether IDs are consecutive.
 NUM_PROMPTS = 16
 
 
@@ -41,9 +41,9 @@ class LengthwiseConfig(PreTrainedConfig):
     """Settings of a `Decoder`, and the run that it was exported from.
 
     ``symbols`` is the vocabulary in the order of the tokens. ``run`` contains the experiment, the facts and the files
-    of a run folder, for `import_hf`; it is None if the
-    decoder does not come from a run. ``belongs_to`` is the digest of these fields and of
-    the saved weights. ``count_prompt_from`` is the first prompt ID if evaluation IDs count up, and None otherwise.
+    of a run folder, for `import_hf`; it is None if the decoder does not come from a run. ``belongs_to`` is the digest
+    of these fields and of the saved weights. ``count_prompt_from`` is the first prompt ID if evaluation IDs are
+    consecutive, and None otherwise.
     """
 
     model_type = "lengthwise"
@@ -80,7 +80,7 @@ class LengthwiseConfig(PreTrainedConfig):
 
     @property
     def first_default_prompt_id(self) -> int | None:
-        """Default ID of the first prompt token; the next IDs count up. None if the caller must pass the prompt IDs."""
+        """Default first ID of consecutive prompt IDs; None if the caller must pass the prompt IDs."""
         return self.count_prompt_from
 
 
@@ -122,9 +122,9 @@ def decoder_from_config(config: LengthwiseConfig) -> Decoder:
 
 
 def find_first_default_prompt_id(experiment: Experiment) -> int | None:
-    """Return the ID of the first prompt token if evaluation IDs of all prompts count up from it; otherwise None.
+    """Return the first prompt ID if all evaluation prompts have consecutive IDs from it; otherwise None.
 
-    If the decoder does not predict IDs, the IDs of the response must also count up.
+    If the decoder does not predict IDs, the IDs of the response must also be consecutive.
     """
     scheme = experiment.scheme
     if isinstance(experiment.encoding, NoPE) and not scheme.predicts_ids:

@@ -49,7 +49,7 @@ class LengthwiseForCausalLM(ModelCardMixin, PrecisionMixin, IDGenerationMixin, P
     config_class = LengthwiseConfig
     config: LengthwiseConfig
     base_model_prefix = "decoder"
-    card_kind: ClassVar[str] = "Decoder trained for length generalization"
+    model_description: ClassVar[str] = "Decoder trained for length generalization"
     main_input_name = "input_ids"
     # `Trainer` must not pass the number of labels, because the loss is the mean over a batch.
     accepts_loss_kwargs = False
@@ -172,8 +172,8 @@ class LengthwiseForCausalLM(ModelCardMixin, PrecisionMixin, IDGenerationMixin, P
         if not self.decoder.predicts_ids:
             if self.config.first_default_prompt_id is None:
                 raise SettingError(
-                    "this decoder predicts no IDs, and its IDs in training do not count up; pass position_ids for all "
-                    "tokens, including the tokens to generate"
+                    "this decoder predicts no IDs, and its IDs in training are not consecutive; pass position_ids for "
+                    "all tokens, including the tokens to generate"
                 )
             return _drop_single_level(last_ids + 1)
         if past_key_values.prompts is None:
@@ -205,8 +205,8 @@ class LengthwiseForCausalLM(ModelCardMixin, PrecisionMixin, IDGenerationMixin, P
             return NO_HOOKS
         if self.decoder.settings.previous_token_mix:
             raise SettingError(
-                "this decoder mixes each token with the previous token, even with padding; pass prompts of one length, "
-                "without an attention_mask"
+                "this decoder mixes each token with the previous token, even if that token is padding; pass prompts of "
+                "equal length without an attention_mask"
             )
         num_new, num_cached = tokens.shape[1], 0 if cache is None else cache.num_tokens
         is_hidden = ~attention_mask.bool()[:, None].expand(-1, num_new, -1).clone()

@@ -45,7 +45,7 @@ DEFAULT_IDS_SENTENCE = "Without `position_ids`, prompts get the position IDs {fi
 class ModelCardMixin(PreTrainedModel):
     """Mixin that registers the model type, writes a model card, and rejects weights that do not match the options."""
 
-    card_kind: ClassVar[str]
+    model_description: ClassVar[str]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -87,7 +87,7 @@ class ModelCardMixin(PreTrainedModel):
         card_file = folder / CARD_FILE
         text = card_file.read_text(encoding="utf-8") if card_file.is_file() else DEFAULT_CARD_SENTENCE
         if DEFAULT_CARD_SENTENCE in text:
-            text = CARD_HEADER.format(kind=self.card_kind) + body
+            text = CARD_HEADER.format(kind=self.model_description) + body
         elif self.config.model_type not in text:
             text = text.rstrip("\n") + "\n\n" + body
         card_file.write_text(text, encoding="utf-8")

@@ -131,7 +131,7 @@ def expand_ids(position_ids: Shaped[Tensor, "*level rows ids"], batch_size: int)
 
 
 def count_ids(tokens: Int[Tensor, "batch new"], attention_mask: Tensor | None) -> Int[Tensor, "batch new"]:
-    """Return IDs that count up from 0 at the first token of each sequence, as in `transformers`."""
+    """Return consecutive IDs from 0 at the first token of each sequence, as in `transformers`."""
     if attention_mask is not None and attention_mask.ndim != 2:
         raise SettingError("a 4-D attention_mask does not mark the first token of a sequence; pass position_ids too")
     is_token = torch.ones_like(tokens) if attention_mask is None else attention_mask

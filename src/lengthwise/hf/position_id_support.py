@@ -30,7 +30,7 @@ def check_position_id_support(model: PreTrainedModel) -> None:
     """Raise ``ModelError`` unless the model supports a position head.
 
     Unsupported models include classes outside `transformers`, models on several devices, models that count positions
-    themselves, attention windows by token index, and experts balanced by the attention mask.
+    themselves, attention windows by token index, and a load-balancing loss that depends on the attention mask.
     """
     _check_class(model)
     config = model.config.get_text_config()
@@ -43,7 +43,7 @@ def check_position_id_support(model: PreTrainedModel) -> None:
         )
     if getattr(config, "output_router_logits", False):
         raise ModelError(
-            f"{name} balances its experts by the attention mask, which a wrapper changes; set "
+            f"the load-balancing loss of {name} depends on the attention mask, which the wrapper changes; set "
             "output_router_logits=False in its configuration"
         )
     rope_type = str((getattr(config, "rope_parameters", None) or {}).get("rope_type", "default"))

@@ -62,8 +62,8 @@ class PredictivePositionConfig(PreTrainedConfig):
     - ``condition_on_token``: predict the ID of a token from the embedding of this token too.
     - ``id_weight``: weight of the ID loss. If a trainer passes the number of token labels in a step, both losses are
       divided by this number, so the ID loss counts less if a step has fewer ID labels than token labels.
-    - ``count_prompt_from``: first default prompt ID. Without ``position_ids``, prompt IDs count up from this ID. With
-      None, a model with a head requires ``position_ids``, and a model without a head counts from 0.
+    - ``count_prompt_from``: first default prompt ID. Without ``position_ids``, prompt IDs are consecutive from this ID.
+      With None, a model with a head requires ``position_ids``, and a model without a head counts from 0.
     """
 
     model_type = "predictive_position"

@@ -60,7 +60,7 @@ class PredictivePositionModel(
     config_class = PredictivePositionConfig
     config: PredictivePositionConfig
     base_model_prefix = "model"
-    card_kind: ClassVar[str] = "Causal language model that predicts its position IDs"
+    model_description: ClassVar[str] = "Causal language model that predicts its position IDs"
     main_input_name = "input_ids"
     supports_gradient_checkpointing = True
     _supports_sdpa = True

@@ -41,7 +41,7 @@ class Question:
 
 
 class TextModel:
-    """Causal `transformers` model for evaluation in plain text. Its position IDs count up from 0.
+    """Causal `transformers` model for evaluation in plain text. Its position IDs are consecutive, from 0.
 
     Layers of any type are supported. Raises ``ModelError`` for a model that is not causal or predicts position IDs.
     """
@@ -106,8 +106,8 @@ class TextModel:
         batch: list[Question] = []
         for question in questions:
             larger_batch = [*batch, question]
-            seq = max(each.seq for each in larger_batch)
-            min_context_length = min(len(each.context_tokens) for each in larger_batch)
+            seq = max(member.seq for member in larger_batch)
+            min_context_length = min(len(member.context_tokens) for member in larger_batch)
             num_logits = (seq - min_context_length) * self.vocabulary_size
             if batch and len(larger_batch) * max(seq / MAX_FORWARD_TOKENS, num_logits / MAX_FORWARD_LOGITS) > 1:
                 yield batch
@@ -118,8 +118,8 @@ class TextModel:
 
     @torch.no_grad()
     def _grade_forced(self, batch: list[Question]) -> Grades:
-        first_logit_index = min(len(each.context_tokens) for each in batch) - 1
-        num_input_tokens = max(each.seq for each in batch) - 1
+        first_logit_index = min(len(question.context_tokens) for question in batch) - 1
+        num_input_tokens = max(question.seq for question in batch) - 1
         tokens = torch.zeros(len(batch), num_input_tokens, dtype=torch.int64)
         # Padding is on the right, where causal attention hides it.
         mask = torch.zeros_like(tokens)
@@ -140,10 +140,10 @@ class TextModel:
         targets, is_answer_token = _stack_answers(batch)
         predicted_tokens = torch.full_like(targets, -1)
         is_text_correct = torch.zeros(len(batch), dtype=torch.bool)
-        min_context_length = min(len(each.context_tokens) for each in batch)
+        min_context_length = min(len(question.context_tokens) for question in batch)
         # Contexts of one length need no padding.
-        for length in sorted({len(each.context_tokens) for each in batch}):
-            rows = [row for row, each in enumerate(batch) if len(each.context_tokens) == length]
+        for length in sorted({len(question.context_tokens) for question in batch}):
+            rows = [row for row, question in enumerate(batch) if len(question.context_tokens) == length]
             for row, generated_tokens in zip(rows, self._generate([batch[row] for row in rows]), strict=True):
                 columns = slice(length - min_context_length, length - min_context_length + len(generated_tokens))
                 max_tokens = predicted_tokens.shape[1] - columns.start
@@ -155,9 +155,9 @@ class TextModel:
 
     def _generate(self, batch: list[Question]) -> list[list[int]]:
         """Return the tokens generated after each context, up to the first newline."""
-        context_tokens = torch.tensor([each.context_tokens for each in batch], device=device_of(self.model))
+        context_tokens = torch.tensor([question.context_tokens for question in batch], device=device_of(self.model))
         # An answer has at most as many tokens as bytes.
-        max_new_tokens = max(len(self.codec.decode(each.answer_tokens).encode()) for each in batch)
+        max_new_tokens = max(len(self.codec.decode(question.answer_tokens).encode()) for question in batch)
         if self.num_positions is not None:
             max_new_tokens = min(max_new_tokens, self.num_positions - context_tokens.shape[1])
         greedy_settings = {"do_sample": False, "num_beams": 1, "pad_token_id": 0}
@@ -194,10 +194,10 @@ class TextModel:
     ) -> Grades:
         tokens = [token for token in predicted_tokens.unique().tolist() if token >= 0]
         newline_tokens = [token for token in tokens if "\n" in self.codec.token_text(token)]
-        min_context_length = min(len(each.context_tokens) for each in batch)
-        answer_columns = torch.tensor([len(each.context_tokens) - min_context_length for each in batch])
+        min_context_length = min(len(question.context_tokens) for question in batch)
+        answer_columns = torch.tensor([len(question.context_tokens) - min_context_length for question in batch])
         columns = torch.arange(targets.shape[1])
-        last_answer_columns = answer_columns + torch.tensor([len(each.answer_tokens) - 1 for each in batch])
+        last_answer_columns = answer_columns + torch.tensor([len(question.answer_tokens) - 1 for question in batch])
         return Grades(
             token_correct=predicted_tokens == targets,
             id_correct=torch.ones_like(is_answer_token),
@@ -236,7 +236,10 @@ class _NewlineStoppingCriterion(StoppingCriteria):
 
 def _stack_answers(batch: list[Question]) -> tuple[Int[Tensor, "batch answer"], Bool[Tensor, "batch answer"]]:
     """Return the answer tokens (-1 elsewhere) and their mask. Column 0 follows the shortest context of the batch."""
-    min_context_length, max_length = min(len(each.context_tokens) for each in batch), max(each.seq for each in batch)
+    min_context_length, max_length = (
+        min(len(question.context_tokens) for question in batch),
+        max(question.seq for question in batch),
+    )
     targets = torch.full((len(batch), max_length - min_context_length), -1)
     for row, question in enumerate(batch):
         columns = slice(len(question.context_tokens) - min_context_length, question.seq - min_context_length)

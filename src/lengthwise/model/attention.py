@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 # Up to this number of keys, plain matrix products are faster than the fused kernel on a CPU (benchmarks/speed.md).
-MAX_SHORT_KEYS = 64
+MAX_KEYS_FOR_PLAIN_ATTENTION = 64
 # Maximum number of scores per chunk of queries, for implementations that store scores. On a CPU, this number is a few
 # times the cache size of a core (benchmarks/encoding_speed.py). On a GPU, it is large enough to use all cores.
 MAX_CHUNK_SCORES = 1 << 19
@@ -41,7 +41,7 @@ def attend(
     """
     num_queries, num_keys = query.shape[2], key.shape[2]
     on_cpu = query.device.type == "cpu"
-    if num_keys <= MAX_SHORT_KEYS and on_cpu:
+    if num_keys <= MAX_KEYS_FOR_PLAIN_ATTENTION and on_cpu:
         return _attend_short(query, key, value, bias)
     if bias is None and num_queries in (1, num_keys):
         return scaled_dot_product_attention(query, key, value, is_causal=num_queries > 1)

@@ -216,7 +216,7 @@ class Decoder(nn.Module):
     def position_heads(self) -> list[PositionHead]:
         """Return the position head of each level; raise ``SettingError`` if the decoder has none."""
         if not self.predicts_ids:
-            raise SettingError("this decoder has no position head; train it with the scheme predicted")
+            raise SettingError("this decoder has no position head; train it with the scheme 'predicted'")
         return [head for head in self.heads if isinstance(head, PositionHead)]
 
     def embed_tokens(self, tokens: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch seq d_model"]:

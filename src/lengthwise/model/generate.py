@@ -37,7 +37,7 @@ def generate(
     if num_new_ids < max_new_tokens and not decoder.predicts_ids:
         raise SettingError(
             f"got IDs for {num_new_ids} of {max_new_tokens} new tokens but this decoder predicts no IDs; "
-            "pass the IDs of all new tokens, or train with the scheme predicted"
+            "pass the IDs of all new tokens, or train with the scheme 'predicted'"
         )
     lengths = torch.full((len(prompt),), prompt_length, device=prompt.device)
     prompt_ids = position_ids[:, :, :prompt_length]

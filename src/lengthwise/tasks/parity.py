@@ -20,9 +20,9 @@ COUPLINGS = ("next", "same", "none")
 class Parity:
     """Layout ``b_1 .. b_n = 0 s_1 .. s_n end`` with ``s_i = b_1 xor .. xor b_i``; the prompt ends with the ``0``.
 
-    With ``coupling="next"``, ``s_i`` has the ID of ``b_{i+1}``. The next step needs this bit, so the ID distance is 0
-    for all gaps between IDs. With ``"same"``, ``s_i`` has the ID of ``b_i`` (Cho et al. 2024, arXiv 2405.20671). With
-    ``"none"``, the task declares no coupling. Each answer depends on one bit and one running parity: k = 2.
+    With ``coupling="next"``, ``s_i`` has the ID of ``b_{i+1}``. The next step needs this bit, so the ID distance is 0,
+    regardless of the random gaps. With ``"same"``, ``s_i`` has the ID of ``b_i`` (Cho et al. 2024, arXiv 2405.20671).
+    With ``"none"``, the task declares no coupling. Each answer depends on one bit and one running parity: k = 2.
     """
 
     coupling: str = "next"

@@ -82,5 +82,5 @@ def _find_length(metadata: Mapping[str, Any], name: str | None) -> int | None:
 
 def _collapse_range(difficulty: Any) -> Any:
     """Return the common value of a range with equal ends; return other difficulties unchanged."""
-    is_single = isinstance(difficulty, list | tuple) and len(set(difficulty)) == 1
-    return difficulty[0] if is_single else difficulty
+    has_single_value = isinstance(difficulty, list | tuple) and len(set(difficulty)) == 1
+    return difficulty[0] if has_single_value else difficulty

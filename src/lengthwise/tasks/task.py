@@ -178,4 +178,6 @@ def nearest_length(task: Task, length: int) -> int:
     """Return the largest task length up to ``length``, or the smallest task length if all are larger."""
     if not isinstance(task, HasLengths):
         return length
-    return max((each for each in task.available_lengths if each <= length), default=task.available_lengths[0])
+    return max(
+        (available for available in task.available_lengths if available <= length), default=task.available_lengths[0]
+    )

@@ -136,10 +136,12 @@ def check_test_lengths(max_train_length: int, lengths: Sequence[int]) -> None:
 
 def _verdict_at(risk: Risk, bounds: Sequence[BoundValue], assumptions: Sequence[Assumption]) -> str:
     """Return a sentence with the guaranteed risk at one length, or with the conditions that fail."""
-    proved_bounds = [each for each in bounds if each.length == risk.length and each.bound not in PROBABILISTIC_BOUNDS]
-    values = [(each.value, each.title) for each in proved_bounds if each.value is not None]
+    proved_bounds = [
+        bound for bound in bounds if bound.length == risk.length and bound.bound not in PROBABILISTIC_BOUNDS
+    ]
+    values = [(bound.value, bound.title) for bound in proved_bounds if bound.value is not None]
     if not values:
-        failed_names = " and ".join(each.name for each in assumptions if not each.holds)
+        failed_names = " and ".join(assumption.name for assumption in assumptions if not assumption.holds)
         reason = f"missing: {failed_names}" if failed_names else "the conditions of every bound fail, as listed"
         return f"No risk is guaranteed at length {risk.length} ({reason})."
     min_bound, title = min(values)
@@ -161,7 +163,8 @@ def _estimate_risks(law: Planted, predictor: Predictor, length: int, seed: int) 
     with suppress(SettingError):
         posterior = bayes_attention(law, length)
     estimates = [
-        estimate_risk(law, each, length, LOSS, stream(seed, "certify", length)) for each in (predictor, posterior)
+        estimate_risk(law, rated_predictor, length, LOSS, stream(seed, "certify", length))
+        for rated_predictor in (predictor, posterior)
     ]
     return Risk(length=length, found=estimates[0], posterior=estimates[1])
 
@@ -237,18 +240,18 @@ def _build_case(law: Planted, predictor: Predictor, train_length: int) -> Callab
 
 def _evaluate_bounds(case: Extrapolation) -> Iterator[BoundValue]:
     for name, bound in BOUNDS.items():
-        value, refused = None, None
+        value, unavailable_reason = None, None
         try:
             value = _evaluate_bound(bound(), case)
         except (BoundError, SettingError) as error:
-            refused = str(error)
+            unavailable_reason = str(error)
         yield BoundValue(
             bound=name,
             title=name,
             provenance=bound.provenance,
             length=case.test_length,
             value=value,
-            refused=refused,
+            refused=unavailable_reason,
         )
 
 

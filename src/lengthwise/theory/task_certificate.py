@@ -63,10 +63,17 @@ def certify_task(task: Task, *, trained: int, lengths: Sequence[int], seed: int 
     structures = tuple(measure_structure(task, length, seed) for length in sorted({trained, *lengths}))
     train_structure, *test_structures = structures
     assumptions = (
-        _assume_constant("sparsity", "growing k", "tokens per answer", [(each.length, each.k) for each in structures]),
-        _assume_constant(TOKEN_LOCALITY, "growing gap", "tokens", [(each.length, each.reach) for each in structures]),
         _assume_constant(
-            "locality in coupled IDs", "growing gap", "IDs", [(each.length, each.id_reach) for each in structures]
+            "sparsity", "growing k", "tokens per answer", [(structure.length, structure.k) for structure in structures]
+        ),
+        _assume_constant(
+            TOKEN_LOCALITY, "growing gap", "tokens", [(structure.length, structure.reach) for structure in structures]
+        ),
+        _assume_constant(
+            "locality in coupled IDs",
+            "growing gap",
+            "IDs",
+            [(structure.length, structure.id_reach) for structure in structures],
         ),
         _assume_regular(train_structure, test_structures),
         *coupled_conditions(task, seed),
@@ -78,7 +85,9 @@ def certify_task(task: Task, *, trained: int, lengths: Sequence[int], seed: int 
 
 def _verdict(task: Task, assumptions: Sequence[Assumption]) -> str:
     # Proposition 4.4 does not need locality in token indexes.
-    failed_names = [each.name for each in assumptions if each.name != TOKEN_LOCALITY and each.holds is False]
+    failed_names = [
+        assumption.name for assumption in assumptions if assumption.name != TOKEN_LOCALITY and assumption.holds is False
+    ]
     if failed_names:
         return (
             f"Nothing is guaranteed for {task.name} beyond training: the data violate conditions of proposition 4.4 "
@@ -135,7 +144,7 @@ def _assume_constant(
 
 def _assume_regular(train_structure: Structure, test_structures: Sequence[Structure]) -> Assumption:
     """Build the assumption that every set of coupled IDs at longer lengths also occurs in training."""
-    new_shapes = {shape for each in test_structures for shape in each.shapes} - set(train_structure.shapes)
+    new_shapes = {shape for structure in test_structures for shape in structure.shapes} - set(train_structure.shapes)
     if not train_structure.shapes:
         finding = "no coupling"
     else:

@@ -53,11 +53,11 @@ class Context:
     @property
     def shape(self) -> tuple[int, ...]:
         """The planted IDs minus the smallest planted ID."""
-        return tuple(each - self.planted[0] for each in self.planted)
+        return tuple(token_id - self.planted[0] for token_id in self.planted)
 
     def window(self, start: int, shape: tuple[int, ...]) -> tuple[SuperToken, ...]:
         """Return the super-tokens at the IDs ``start + offset`` for each offset in ``shape``."""
-        return tuple(self.super_tokens[start + each] for each in shape)
+        return tuple(self.super_tokens[start + offset] for offset in shape)
 
 
 def coupled_conditions(task: Task, seed: int) -> tuple[Assumption, ...]:
@@ -73,7 +73,7 @@ def coupled_conditions(task: Task, seed: int) -> tuple[Assumption, ...]:
         ("uniform start", "rare shape", _describe_unequal_starts),
         ("realizability", "growing k", _describe_witness_failure),
     )
-    lengths = sorted({each.answer_id[0] for each in contexts})
+    lengths = sorted({context.answer_id[0] for context in contexts})
     not_refuted = f"not refuted by {NUM_EXAMPLES} examples of lengths {', '.join(map(str, lengths))}"
     assumptions = []
     for name, counterexample, test in tests:
@@ -106,8 +106,10 @@ def _sample_contexts(task: Task, seed: int) -> tuple[list[Context], str | None]:
             ids = examples.coupling[0, example, :index]
             planted = np.unique(ids[planted_tokens(examples.support[example, index], index)]) - ids.min()
             super_tokens: list[list[int]] = [[] for _ in range(int(np.ptp(ids)) + 1)]
-            for each, token in zip((ids - ids.min()).tolist(), examples.tokens[example, :index].tolist(), strict=True):
-                super_tokens[each].append(token)
+            for token_id, token in zip(
+                (ids - ids.min()).tolist(), examples.tokens[example, :index].tolist(), strict=True
+            ):
+                super_tokens[token_id].append(token)
             contexts.append(
                 Context(
                     answer_id=(length, int(answer_numbers[example, index])),
@@ -116,7 +118,7 @@ def _sample_contexts(task: Task, seed: int) -> tuple[list[Context], str | None]:
                     label=int(examples.tokens[example, index]),
                 )
             )
-        if len({each.answer_id[0] for each in contexts}) == NUM_LENGTHS:
+        if len({context.answer_id[0] for context in contexts}) == NUM_LENGTHS:
             break
     return contexts, None if contexts else f"no examples of lengths up to {MAX_LENGTH}"
 
@@ -134,39 +136,42 @@ def _describe_answer(answer_id: tuple[int, int]) -> str:
 def _describe_unequal_sizes(contexts: Sequence[Context]) -> str | None:
     """Describe a context in which two IDs have different numbers of tokens, or return None."""
     expected_size = len(contexts[0].super_tokens[contexts[0].planted[0]])
-    for each in contexts:
-        for token_id, tokens in enumerate(each.super_tokens):
+    for context in contexts:
+        for token_id, tokens in enumerate(context.super_tokens):
             if len(tokens) != expected_size:
-                answer = _describe_answer(each.answer_id)
+                answer = _describe_answer(context.answer_id)
                 return f"{answer}: one ID has {expected_size} tokens and ID {token_id} has {len(tokens)}"
     return None
 
 
 def _describe_dependence(contexts: Sequence[Context]) -> str | None:
     """Describe background super-tokens with different distributions or a dependence, or return None."""
-    for (answer_id, planted), group in _group_by(contexts, lambda each: (each.answer_id, each.planted)):
+    for (answer_id, planted), group in _group_by(contexts, lambda context: (context.answer_id, context.planted)):
         answer = _describe_answer(answer_id)
-        num_ids = min(len(each.super_tokens) for each in group)
+        num_ids = min(len(context.super_tokens) for context in group)
         background_ids = [token_id for token_id in range(num_ids) if token_id not in planted]
         for token_id, other_id in combinations(background_ids, 2):
             if _are_different(
-                [each.super_tokens[token_id] for each in group], [each.super_tokens[other_id] for each in group]
+                [context.super_tokens[token_id] for context in group],
+                [context.super_tokens[other_id] for context in group],
             ):
                 return f"{answer}: the super-tokens at IDs {token_id} and {other_id} have different distributions"
-            if _are_dependent([(each.super_tokens[token_id], each.super_tokens[other_id]) for each in group]):
+            if _are_dependent([(context.super_tokens[token_id], context.super_tokens[other_id]) for context in group]):
                 return f"{answer}: the super-tokens at IDs {token_id} and {other_id} depend on each other"
         for token_id in background_ids:
-            if _are_dependent([(each.super_tokens[token_id], (each.window(0, planted), each.label)) for each in group]):
+            if _are_dependent(
+                [(context.super_tokens[token_id], (context.window(0, planted), context.label)) for context in group]
+            ):
                 return f"{answer}: the super-token at ID {token_id} depends on the planted super-tokens or the answer"
     return None
 
 
 def _describe_different_laws(contexts: Sequence[Context]) -> str | None:
     """Describe two starts at which planted super-tokens of one shape have different distributions, or return None."""
-    for _, group in _group_by(contexts, lambda each: each.shape):
+    for _, group in _group_by(contexts, lambda context: context.shape):
         samples = [
-            (key, [(each.window(0, each.planted), each.label) for each in members])
-            for key, members in _group_by(group, lambda each: (each.answer_id, each.planted[0]))
+            (key, [(context.window(0, context.planted), context.label) for context in members])
+            for key, members in _group_by(group, lambda context: (context.answer_id, context.planted[0]))
         ]
         (first_answer_id, first_start), first_sample = samples[0]
         for (answer_id, start), sample in samples[1:]:
@@ -180,12 +185,12 @@ def _describe_different_laws(contexts: Sequence[Context]) -> str | None:
 
 def _describe_unequal_starts(contexts: Sequence[Context]) -> str | None:
     """Describe a length at which contexts have different sizes or starts are not uniform, or return None."""
-    for length, group in _group_by(contexts, lambda each: each.answer_id[0]):
-        sizes = {len(each.super_tokens) for each in group}
+    for length, group in _group_by(contexts, lambda context: context.answer_id[0]):
+        sizes = {len(context.super_tokens) for context in group}
         if len(sizes) > 1:
             return f"length {length}: contexts have {min(sizes)} to {max(sizes)} IDs"
-        for shape, members in _group_by(group, lambda each: each.shape):
-            starts = Counter(each.planted[0] for each in members)
+        for shape, members in _group_by(group, lambda context: context.shape):
+            starts = Counter(context.planted[0] for context in members)
             possible_starts = range(sizes.copy().pop() - shape[-1])
             expected_count = len(members) / len(possible_starts)
             chi_square = sum((starts[start] - expected_count) ** 2 / expected_count for start in possible_starts)
@@ -202,23 +207,23 @@ def _describe_witness_failure(contexts: Sequence[Context]) -> str | None:
 
     The scores are the odds that super-tokens are planted; the values are the distributions of their answers.
     """
-    shapes = {each.shape for each in contexts}
+    shapes = {context.shape for context in contexts}
     occurrences: Counter[Hashable] = Counter()
     planted: defaultdict[Hashable, Counter[int]] = defaultdict(Counter)
-    for each in contexts:
-        planted[each.shape, each.window(0, each.planted)][each.label] += 1
-        occurrences.update(_count_windows(each, shapes))
+    for context in contexts:
+        planted[context.shape, context.window(0, context.planted)][context.label] += 1
+        occurrences.update(_count_windows(context, shapes))
     total_risk = 0.0
-    for each in contexts:
+    for context in contexts:
         total_score = correct_score = 0.0
-        for key, num_occurrences in _count_windows(each, shapes).items():
+        for key, num_occurrences in _count_windows(context, shapes).items():
             if key in planted:
                 num_planted = planted[key].total()
                 odds = num_planted / max(occurrences[key] - num_planted, math.exp(-MAX_LOG_SCORE))
                 score = num_occurrences * min(odds, math.exp(MAX_LOG_SCORE))
                 total_score, correct_score = (
                     total_score + score,
-                    correct_score + score * planted[key][each.label] / num_planted,
+                    correct_score + score * planted[key][context.label] / num_planted,
                 )
         total_risk += 1 - correct_score / total_score
     risk = total_risk / len(contexts)
@@ -239,14 +244,14 @@ def _count_windows(context: Context, shapes: Iterable[tuple[int, ...]]) -> Count
 def _group_by(contexts: Sequence[Context], key: Callable[[Context], Key]) -> Iterator[tuple[Key, list[Context]]]:
     """Yield the contexts with equal keys, in the order of their first occurrence."""
     groups: defaultdict[Key, list[Context]] = defaultdict(list)
-    for each in contexts:
-        groups[key(each)].append(each)
+    for context in contexts:
+        groups[key(context)].append(context)
     yield from groups.items()
 
 
 def _are_different(first: Sequence[Hashable], second: Sequence[Hashable]) -> bool:
     """Return True if two samples clearly have different distributions."""
-    return _are_dependent([(0, each) for each in first] + [(1, each) for each in second])
+    return _are_dependent([(0, value) for value in first] + [(1, value) for value in second])
 
 
 def _are_dependent(pairs: Sequence[tuple[Hashable, Hashable]]) -> bool:

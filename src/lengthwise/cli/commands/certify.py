@@ -46,7 +46,9 @@ def certify(
     task: options.TaskName = None,
     scheme: options.SchemeName = None,
     encoding: options.EncodingName = None,
-    steps: Annotated[int, options.integer("Number of optimization steps that fit an attention head to a law.")] = 1000,
+    steps: Annotated[
+        int, options.integer("Number of optimization steps for fitting an attention head to a planted law.")
+    ] = 1000,
     seed: Annotated[int, options.integer("Random seed for fitting and sampling.")] = 0,
     out: Annotated[Path | None, typer.Option("--out", help="Output folder for certificate.json and a figure.")] = None,
     as_json: options.JsonFlag = False,

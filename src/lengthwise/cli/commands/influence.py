@@ -91,7 +91,10 @@ def influence(
         ),
     ] = None,
     background_fraction: Annotated[
-        float, typer.Option(help="Fraction of the targets without a clear gain to measure with selected far tokens.")
+        float,
+        typer.Option(
+            help="Of the targets without a clear gain, the fraction that is also measured with selected far tokens."
+        ),
     ] = 0.1,
     targets: Annotated[str, typer.Option(help="Number of target tokens, or all.")] = "500",
     max_document_tokens: Annotated[

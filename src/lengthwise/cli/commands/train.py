@@ -27,7 +27,7 @@ def train_(
         int | None, options.integer("Number of examples per training step.", show_default="set by the recipe")
     ] = None,
     num_position_ids: Annotated[
-        int | None, options.integer("Number of position IDs; must exceed the largest ID of the longest test.")
+        int | None, options.integer("Number of position IDs; must exceed the largest ID of the longest test sequence.")
     ] = None,
     head: Annotated[str | None, typer.Option(help="Position head: pointer, rank, increment, search or class.")] = None,
     corpus: options.CorpusFolder = None,

@@ -93,7 +93,7 @@ def measure_intervention_causes(
 def _correct_fractions(
     results: InterventionResults, mask: Bool[np.ndarray, " answers"], *, count_wrong: bool = False
 ) -> tuple[float, float, float]:
-    """Return three fractions of all answers: in ``mask`` and correct under an intervention.
+    """Return, for each of three interventions, the fraction of all answers that are in ``mask`` and correct under it.
 
     The interventions are fewer tokens, training IDs, and both if neither one alone is sufficient. ``count_wrong``
     counts wrong answers instead of correct answers.

@@ -35,14 +35,14 @@ def measure_range_shifts(model: ProbedModel, errors: list[Queries]) -> Iterator[
     trained_distance = model.trained_distance
     assert trained_distance is not None, "a finished run has a trained distance"
     largest_ids, distances, id_spans = [], [], []
-    for each in errors:
-        ids = each.batch.position_ids.numpy().astype(np.float64)
+    for queries in errors:
+        ids = queries.batch.position_ids.numpy().astype(np.float64)
         id_spans.append(np.ptp(ids, axis=-1).max(axis=0))
-        if (support := each.examples.support) is not None:
-            example_indices = np.arange(len(each.answer))
+        if (support := queries.examples.support) is not None:
+            example_indices = np.arange(len(queries.answer))
             largest_id, distance = _support_range(ids, support)
-            largest_ids.append(largest_id[example_indices, each.answer])
-            distances.append(distance[example_indices, each.answer])
+            largest_ids.append(largest_id[example_indices, queries.answer])
+            distances.append(distance[example_indices, queries.answer])
     quantities = (
         ("ID in the support of an answer", model.id_range[1], largest_ids),
         ("distance of an answer to its support", _max_train_support_distance(model) if distances else 0, distances),

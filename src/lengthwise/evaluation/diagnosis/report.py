@@ -26,16 +26,16 @@ def tables(diagnosis: Diagnosis) -> Iterator[Table]:
         return
     yield _first_error_table(diagnosis.failures, diagnosis.length)
     shift_rows = [
-        [each.quantity, f"{each.train_max:g}", f"{each.test_max:g}", f"{each.fraction_beyond:.2f}"]
-        for each in diagnosis.range_shifts
+        [shift.quantity, f"{shift.train_max:g}", f"{shift.test_max:g}", f"{shift.fraction_beyond:.2f}"]
+        for shift in diagnosis.range_shifts
     ]
     header = ["maximum", "training", "failed examples", "fraction beyond"]
     yield "IDs and distances of failed examples", header, shift_rows
     cause_rows = []
-    for each in diagnosis.causes:
-        fractions = (each.repair_rate, each.break_rate, each.exact_match)
+    for cause in diagnosis.causes:
+        fractions = (cause.repair_rate, cause.break_rate, cause.exact_match)
         fraction_texts = ["-" if value is None else f"{value:.2f}" for value in fractions]
-        cause_rows.append([each.name, each.intervention, *fraction_texts, str(each.num_errors)])
+        cause_rows.append([cause.name, cause.intervention, *fraction_texts, str(cause.num_errors)])
     yield "causes", ["cause", "intervention", "errors repaired", "right answers broken", "exact match", "n"], cause_rows
 
 
@@ -60,10 +60,12 @@ def _head_names(diagnosis: Diagnosis) -> list[str]:
 
 def _length_table(diagnosis: Diagnosis) -> Table:
     body = []
-    for each in diagnosis.by_length:
-        interval = f"{each.low:.3f}-{each.high:.3f}"
-        mass_texts = [f"{mass:.3f}" for mass in each.support_mass]
-        body.append([f"{each.length:,}", str(each.num_examples), f"{each.exact_match:.3f}", interval, *mass_texts])
+    for result in diagnosis.by_length:
+        interval = f"{result.low:.3f}-{result.high:.3f}"
+        mass_texts = [f"{mass:.3f}" for mass in result.support_mass]
+        body.append(
+            [f"{result.length:,}", str(result.num_examples), f"{result.exact_match:.3f}", interval, *mass_texts]
+        )
     if diagnosis.failures is not None and diagnosis.heads:
         body.append(["first errors", "", "", "", *(f"{mass:.3f}" for mass in diagnosis.support_mass_at_errors)])
     title = "exact match, and attention on the support" if diagnosis.heads else "exact match"
@@ -99,10 +101,10 @@ def write_report(diagnosis: Diagnosis, folder: Path) -> Path:
 
 
 def _draw_support_mass(diagnosis: Diagnosis, axes: Any) -> None:
-    lengths = [each.length for each in diagnosis.by_length]
-    axes.plot(lengths, [each.exact_match for each in diagnosis.by_length], "ko-", label="exact match")
+    lengths = [result.length for result in diagnosis.by_length]
+    axes.plot(lengths, [result.exact_match for result in diagnosis.by_length], "ko-", label="exact match")
     for index, name in enumerate(_head_names(diagnosis)):
-        masses = [each.support_mass[index] for each in diagnosis.by_length]
+        masses = [result.support_mass[index] for result in diagnosis.by_length]
         axes.plot(lengths, masses, "s--", label=f"attention, {name}")
     min_length, max_length = diagnosis.train_lengths
     axes.axvspan(min_length, max_length, color="0.9", label=f"trained on {min_length}-{max_length}")

@@ -31,8 +31,8 @@ def mean_support_mass(model: ProbedModel, length: int) -> Float[np.ndarray, "lay
 def support_mass_at_errors(model: ProbedModel, errors: list[Queries]) -> Float[np.ndarray, "layers heads"]:
     """Return the mean support mass of each head over the first errors; 0 for a task without support."""
     masses, num_remaining = [], NUM_ANSWERS
-    for each in errors:
-        selected_queries = each.first(num_remaining)
+    for queries in errors:
+        selected_queries = queries.first(num_remaining)
         if selected_queries.examples.support is not None and len(selected_queries.answer):
             masses.append(
                 support_mass(

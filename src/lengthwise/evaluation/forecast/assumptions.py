@@ -50,9 +50,11 @@ def measure_assumptions(
     )
     holds = needs.k is not None and k <= MAX_TOKENS
     yield Assumption(name="sparsity", holds=holds, found=result, counterexample="growing k")
-    reach, id_reach, num_ids = _measure_support_spans(model, queries)
-    result = f"the tokens of an answer span {id_reach:g} of {num_ids:g} IDs and {reach} tokens (declared by the task)"
-    yield Assumption(name="locality in IDs", holds=4 * id_reach <= num_ids, found=result, counterexample="growing gap")
+    token_span, id_span, num_ids = _measure_support_spans(model, queries)
+    result = (
+        f"the tokens of an answer span {id_span:g} of {num_ids:g} IDs and {token_span} tokens (declared by the task)"
+    )
+    yield Assumption(name="locality in IDs", holds=4 * id_span <= num_ids, found=result, counterexample="growing gap")
     result = f"accuracy {fidelity.whole:.3f}, {fidelity.half:.3f} on a half and {fidelity.quarter:.3f} on a quarter"
     holds = fidelity.max_accuracy_change <= MAX_ACCURACY_CHANGE
     yield Assumption(name="deletion", holds=holds, found=result, counterexample="unbounded reach")
@@ -68,13 +70,13 @@ def _measure_support_spans(model: ProbedModel, queries: Queries) -> tuple[int, f
     """
     separators = [model.task.vocabulary.index(symbol) for symbol in model.task.separators]
     tokens, ids = queries.batch.tokens.numpy(), queries.batch.position_ids.numpy()
-    reach, id_reach = 0, 0.0
+    token_span, id_span = 0, 0.0
     for query, (support, last_index) in enumerate(zip(queries.support, queries.last_index.tolist(), strict=True)):
         # The support of a query includes separators, which determine segments; the answer does not depend on them.
         indices = np.append(support[~np.isin(tokens[query, support], separators)], last_index)
-        reach = max(reach, int(np.ptp(indices)) + 1)
-        id_reach = max(id_reach, min(float(np.ptp(level[query, indices])) for level in ids) + 1)
-    return reach, id_reach, float(np.ptp(ids, axis=-1).max()) + 1
+        token_span = max(token_span, int(np.ptp(indices)) + 1)
+        id_span = max(id_span, min(float(np.ptp(level[query, indices])) for level in ids) + 1)
+    return token_span, id_span, float(np.ptp(ids, axis=-1).max()) + 1
 
 
 def _check_id_coverage(model: ProbedModel, max_length: int) -> Assumption:

@@ -174,7 +174,7 @@ def _verdict_sentences(certificate: RunCertificate) -> Iterator[str]:
     else:
         yield f"No length beyond the training maximum {max_train_length} is predicted to reach {ACCURACY_THRESHOLD}."
     yield f"Limit: {horizon.limited_by}."
-    if any(each.num_answers > 1 for each in certificate.forecasts):
+    if any(forecast.num_answers > 1 for forecast in certificate.forecasts):
         yield _exact_match_sentence(certificate.forecasts, horizon.exact, max_train_length)
     if certificate.abstentions:
         lengths = ", ".join(map(str, certificate.abstentions))
@@ -188,7 +188,9 @@ def _exact_match_sentence(forecasts: tuple[Forecast, ...], exact_length: int, ma
         if exact_length > max_train_length
         else ""
     )
-    undecided_forecasts = [each for each in forecasts if each.exact_low < ACCURACY_THRESHOLD <= each.exact_high]
+    undecided_forecasts = [
+        forecast for forecast in forecasts if forecast.exact_low < ACCURACY_THRESHOLD <= forecast.exact_high
+    ]
     if not undecided_forecasts:
         return f"{horizon_text or f'Predicted exact match is below {ACCURACY_THRESHOLD} at all tested lengths'}."
     first_undecided = undecided_forecasts[0]

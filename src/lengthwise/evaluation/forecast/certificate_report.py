@@ -33,8 +33,8 @@ def to_json(certificate: Certificate) -> dict[str, Any]:
     """Convert a certificate to JSON values, without the fitted predictor and without the set shapes of a task."""
     document = asdict(certificate)
     document.pop("predictor", None)
-    for each in document.get("structures", ()):
-        each.pop("shapes")
+    for structure in document.get("structures", ()):
+        structure.pop("shapes")
     document["verdict"] = verdict(certificate)
     return non_finite_to_null(document)
 
@@ -50,8 +50,13 @@ def tables(certificate: Certificate) -> list[Table]:
         "assumptions",
         ["assumption", "holds", "measurement", "failure without it (see counterexamples in docs/theory.md)"],
         [
-            [each.name, _HOLDS_TEXT[each.holds], each.found, _POSSIBLE_FAILURES[each.counterexample]]
-            for each in certificate.assumptions
+            [
+                assumption.name,
+                _HOLDS_TEXT[assumption.holds],
+                assumption.found,
+                _POSSIBLE_FAILURES[assumption.counterexample],
+            ]
+            for assumption in certificate.assumptions
         ],
     )
     if isinstance(certificate, TaskCertificate):
@@ -65,27 +70,30 @@ def _forecast_table(certificate: RunCertificate) -> Table:
     header = ["length", "accuracy per token", "exact match", "with IDs only", "with token count only", "leakage"]
     body = [
         [
-            str(each.length),
-            f"{each.low:.2f} to {each.high:.2f}",
-            f"{each.exact_low:.2f} to {each.exact_high:.2f}",
-            *("-" if accuracy is None else f"{accuracy:.2f}" for accuracy in (each.ids_only, each.token_count_only)),
-            f"{each.leakage:.2f}",
+            str(forecast.length),
+            f"{forecast.low:.2f} to {forecast.high:.2f}",
+            f"{forecast.exact_low:.2f} to {forecast.exact_high:.2f}",
+            *(
+                "-" if accuracy is None else f"{accuracy:.2f}"
+                for accuracy in (forecast.ids_only, forecast.token_count_only)
+            ),
+            f"{forecast.leakage:.2f}",
         ]
-        for each in certificate.forecasts
+        for forecast in certificate.forecasts
     ]
     body += [[str(length), reason, "", "", "", ""] for length, reason in certificate.abstentions.items()]
     return f"predicted accuracy beyond length {certificate.train_lengths[1]}, with 90% intervals", header, body
 
 
 def _risk_table(certificate: LawCertificate) -> Table:
-    predictions = {each.length: each for each in certificate.predictions}
+    predictions = {prediction.length: prediction for prediction in certificate.predictions}
     body = []
     for risk in certificate.risks:
         prediction = predictions.get(risk.length)
         valid_bounds = [
-            (each.value, each.title)
-            for each in certificate.bounds
-            if each.length == risk.length and each.value is not None and each.bound not in PROBABILISTIC_BOUNDS
+            (bound.value, bound.title)
+            for bound in certificate.bounds
+            if bound.length == risk.length and bound.value is not None and bound.bound not in PROBABILISTIC_BOUNDS
         ]
         tightest_bound = min(valid_bounds, default=None)
         body.append(
@@ -104,11 +112,11 @@ def _risk_table(certificate: LawCertificate) -> Table:
 
 
 def _bound_table(certificate: LawCertificate) -> Table:
-    lengths = sorted({each.length for each in certificate.bounds})
+    lengths = sorted({bound.length for bound in certificate.bounds})
     by_name: dict[str, dict[int, str]] = {}
-    for each in certificate.bounds:
-        text = _format_number(each.value) if each.refused is None else each.refused
-        by_name.setdefault(f"{each.title} ({each.provenance})", {})[each.length] = text
+    for bound in certificate.bounds:
+        text = _format_number(bound.value) if bound.refused is None else bound.refused
+        by_name.setdefault(f"{bound.title} ({bound.provenance})", {})[bound.length] = text
     body = []
     for name, values in by_name.items():
         # The reason for a missing bound appears only in the first column.
@@ -138,17 +146,21 @@ def write_report(certificate: Certificate, folder: Path) -> Path:
 
 
 def _draw_law(certificate: LawCertificate, axes: Any) -> None:
-    lengths = [each.length for each in certificate.risks]
-    axes.plot(lengths, [each.found.risk for each in certificate.risks], "ko-", label="risk of the fitted head")
-    axes.plot(lengths, [each.posterior.risk for each in certificate.risks], "k:", label="true posterior")
+    lengths = [risk.length for risk in certificate.risks]
+    axes.plot(lengths, [risk.found.risk for risk in certificate.risks], "ko-", label="risk of the fitted head")
+    axes.plot(lengths, [risk.posterior.risk for risk in certificate.risks], "k:", label="true posterior")
     for name, quantity in (("predicted", "odds"), ("secant", "secant")):
-        points = [(each.length, getattr(each, quantity)) for each in certificate.predictions if each.refused is None]
-        axes.plot(*zip(*points, strict=True) if points else ([], []), "--", label=name)
-    for name in dict.fromkeys(each.title for each in certificate.bounds):
         points = [
-            (each.length, each.value)
-            for each in certificate.bounds
-            if each.title == name and each.value is not None and 0 < each.value < math.inf
+            (prediction.length, getattr(prediction, quantity))
+            for prediction in certificate.predictions
+            if prediction.refused is None
+        ]
+        axes.plot(*zip(*points, strict=True) if points else ([], []), "--", label=name)
+    for name in dict.fromkeys(bound.title for bound in certificate.bounds):
+        points = [
+            (bound.length, bound.value)
+            for bound in certificate.bounds
+            if bound.title == name and bound.value is not None and 0 < bound.value < math.inf
         ]
         if points:
             axes.plot(*zip(*points, strict=True), marker=".", linewidth=0.8, label=name)
@@ -158,11 +170,11 @@ def _draw_law(certificate: LawCertificate, axes: Any) -> None:
 
 
 def _draw_task_reach(certificate: TaskCertificate, axes: Any) -> None:
-    lengths = [each.length for each in certificate.structures]
+    lengths = [structure.length for structure in certificate.structures]
     for label, values in (
-        ("tokens per answer", [each.k for each in certificate.structures]),
-        ("reach in tokens", [each.reach for each in certificate.structures]),
-        ("reach in coupled IDs", [each.id_reach for each in certificate.structures]),
+        ("tokens per answer", [structure.k for structure in certificate.structures]),
+        ("reach in tokens", [structure.reach for structure in certificate.structures]),
+        ("reach in coupled IDs", [structure.id_reach for structure in certificate.structures]),
     ):
         if None not in values:
             axes.plot(lengths, values, "o-", label=label)
@@ -171,12 +183,17 @@ def _draw_task_reach(certificate: TaskCertificate, axes: Any) -> None:
 
 
 def _draw_run(certificate: RunCertificate, axes: Any) -> None:
-    lengths = [each.length for each in certificate.forecasts]
-    low, high = [each.low for each in certificate.forecasts], [each.high for each in certificate.forecasts]
+    lengths = [forecast.length for forecast in certificate.forecasts]
+    low, high = (
+        [forecast.low for forecast in certificate.forecasts],
+        [forecast.high for forecast in certificate.forecasts],
+    )
     axes.fill_between(lengths, low, high, alpha=0.2, label="interval")
-    axes.plot(lengths, [each.accuracy for each in certificate.forecasts], "o-", label="predicted")
-    axes.plot(lengths, [each.ids_only for each in certificate.forecasts], ":", label="with IDs only")
-    axes.plot(lengths, [each.token_count_only for each in certificate.forecasts], "--", label="with token count only")
+    axes.plot(lengths, [forecast.accuracy for forecast in certificate.forecasts], "o-", label="predicted")
+    axes.plot(lengths, [forecast.ids_only for forecast in certificate.forecasts], ":", label="with IDs only")
+    axes.plot(
+        lengths, [forecast.token_count_only for forecast in certificate.forecasts], "--", label="with token count only"
+    )
     axes.plot([certificate.train_lengths[1]], [certificate.fidelity.whole], "ks", label="longest training length")
     axes.set_ylim(-0.02, 1.02)
     axes.set_ylabel("accuracy per answer token")

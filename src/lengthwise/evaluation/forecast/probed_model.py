@@ -80,7 +80,7 @@ class ProbedModel:
     def subsample(self, queries: Queries, length: int, budget: int) -> Subsample:
         """Return ``NUM_SUBSAMPLES`` subsamples of each query."""
         rng = stream(self.seed, "forecast draws", length, budget)
-        support = [each for each in queries.support for _ in range(NUM_SUBSAMPLES)]
+        support = [indices for indices in queries.support for _ in range(NUM_SUBSAMPLES)]
         return subsample(support, np.repeat(queries.last_index, NUM_SUBSAMPLES), budget, rng)
 
     def query(self, queries: Queries, subsample: Subsample) -> QueryResult:
@@ -111,5 +111,7 @@ def measure_fidelity(model: ProbedModel, queries: Queries, budget: int) -> Fidel
         upweight_distractors(queries.support, queries.last_index, 1.0),
         *(model.subsample(queries, model.max_train_length, budget // divisor) for divisor in (2, 4)),
     ]
-    whole, half, quarter = (float(model.query(queries, each).correct.mean()) for each in subsamples)
-    return Fidelity(whole=whole, half=half, quarter=quarter)
+    full_accuracy, half_accuracy, quarter_accuracy = (
+        float(model.query(queries, selection).correct.mean()) for selection in subsamples
+    )
+    return Fidelity(whole=full_accuracy, half=half_accuracy, quarter=quarter_accuracy)

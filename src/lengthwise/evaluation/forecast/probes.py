@@ -40,10 +40,10 @@ def measure_required_tokens(decoder: Decoder, queries: Queries) -> RequiredToken
     This method does not detect duplicated information, because hiding one copy has no effect.
     """
     results = [_measure_query(decoder, queries, query) for query in range(len(queries.answer))]
-    known_results = [each for each in results if each is not None]
+    known_results = [result for result in results if result is not None]
     if len(known_results) < QUANTILE * len(results):
         return RequiredTokens(k=None, reach=None, id_reach=None)
-    k, reach, id_reach = (np.quantile(each, QUANTILE, method="higher") for each in zip(*known_results, strict=True))
+    k, reach, id_reach = (np.quantile(values, QUANTILE, method="higher") for values in zip(*known_results, strict=True))
     return RequiredTokens(k=int(k), reach=int(reach), id_reach=float(id_reach))
 
 

@@ -90,7 +90,9 @@ def split_into_pieces(
         _divide_into_blocks(tokens, np.arange(end + 1), budget, BLOCK_SIZE, int(rng.integers(BLOCK_SIZE)))
         for tokens, end in zip(support, last_index.tolist(), strict=True)
     ]
-    num_required = max(1, *(-(-len(each.optional_blocks) // max(1, each.num_sampled)) for each in blocks_per_query))
+    num_required = max(
+        1, *(-(-len(blocks.optional_blocks) // max(1, blocks.num_sampled)) for blocks in blocks_per_query)
+    )
     num_pieces = min(max_pieces, num_required)
     subsamples: list[_SampledTokens] = []
     for blocks in blocks_per_query:
@@ -173,7 +175,7 @@ def _with_neighbors(support: Int[np.ndarray, " _"], end: int) -> Int[np.ndarray,
 def _stack_subsamples(subsamples: list[_SampledTokens]) -> Subsample:
     longest = max(len(indices) for indices, *_ in subsamples)
     indices, weights, conditional_weights, blocks = (
-        np.stack([np.pad(each[part], (0, longest - len(each[part])), mode="edge") for each in subsamples])
+        np.stack([np.pad(arrays[part], (0, longest - len(arrays[part])), mode="edge") for arrays in subsamples])
         for part in range(4)
     )
     return Subsample(

@@ -42,7 +42,7 @@ def experiment_for(task: str | Task, scheme: str, encoding: str | None = None) -
     """
     name = task if isinstance(task, str) else task.name
     base_experiment = next(
-        (each for each in (build_recipe() for build_recipe in RECIPES.values()) if each.task.name == name), None
+        (recipe for recipe in (build_recipe() for build_recipe in RECIPES.values()) if recipe.task.name == name), None
     )
     if base_experiment is None or not isinstance(task, str):
         custom_task = load_task(task) if isinstance(task, str) else task

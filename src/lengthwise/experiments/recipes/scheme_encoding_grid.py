@@ -13,7 +13,7 @@ from lengthwise.positions import SCHEMES, PositionScheme
 from lengthwise.tasks import Addition, Copy, Parity, Task
 from lengthwise.training.trainer import TrainingSettings
 
-# Number of IDs, enough for the tokens of the longest test; every table states it.
+# Number of IDs, enough for the tokens of the longest test sequence; every table states it.
 NUM_POSITION_IDS = 4096
 MAX_GAPS = 10
 # Test lengths, as multiples of the longest training length.
@@ -87,7 +87,7 @@ def _build_grid(task_name: str, pairs: Iterable[tuple[str, str]]) -> dict[str, E
 
 def _build_scheme(name: str) -> PositionScheme:
     settings = {"num_position_ids": NUM_POSITION_IDS, "max_gaps": MAX_GAPS}
-    setting_names = {part.name for part in fields(SCHEMES[name])}  # type: ignore[arg-type]
+    setting_names = {setting_field.name for setting_field in fields(SCHEMES[name])}  # type: ignore[arg-type]
     return SCHEMES[name](**{setting: value for setting, value in settings.items() if setting in setting_names})
 
 

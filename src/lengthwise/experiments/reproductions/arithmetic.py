@@ -44,7 +44,10 @@ RECIPE_NAMES = {
 
 def _build_experiments() -> dict[str, Experiment]:
     recipes = {label: recipe(name) for label, name in RECIPE_NAMES.items()}
-    experiments = {label: replace(each, evaluation=EVALUATIONS[each.task.name]) for label, each in recipes.items()}
+    experiments = {
+        label: replace(experiment, evaluation=EVALUATIONS[experiment.task.name])
+        for label, experiment in recipes.items()
+    }
     long_experiment = replace(experiments["addition, carries written, PPC"], evaluation=LONG_EVALUATION)
     assert isinstance(long_experiment.scheme, Predicted)
     long_experiment = replace(

@@ -58,7 +58,7 @@ def _extract_reading(run: Run, rows: Rows) -> Mapping[str, Any]:
         if failures is None
         else {"token": failures.token, "ID": failures.id, "end": failures.end_too_early + failures.end_too_late},
         "repaired": {SAVED_CAUSE_NAMES.get(cause.name, cause.name): cause.repair_rate for cause in diagnosis.causes},
-        "mass": {str(each.length): max(each.support_mass, default=0.0) for each in diagnosis.by_length},
+        "mass": {str(result.length): max(result.support_mass, default=0.0) for result in diagnosis.by_length},
         "limited_by": diagnosis.limited_by,
     }
 

@@ -34,7 +34,7 @@ class GrowthFactor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossGrowth:
-    """Growth of the far loss with one more bit in training, with one more bit in the test, and with the near loss.
+    """Growth factors of the far loss per additional training bit and test bit, and its exponent in the near loss.
 
     The far loss is proportional to ``near_loss ** power``. With a power of 0, it does not depend on the near loss.
     """
@@ -72,7 +72,7 @@ def _factor_with_interval(
     value = float(np.exp(estimate[index]))
     if not resamples:
         return GrowthFactor(value=value, interval=None)
-    low, high = np.quantile([each[index] for each in resamples], [0.025, 0.975])
+    low, high = np.quantile([coefficients[index] for coefficients in resamples], [0.025, 0.975])
     return GrowthFactor(value=value, interval=(float(np.exp(low)), float(np.exp(high))))
 
 

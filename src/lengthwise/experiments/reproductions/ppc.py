@@ -133,7 +133,9 @@ class _DecodingCounts:
         self.examples += (num_examples := len(forced_grades.scored))
         self.forced_exact += num_examples - len(forced_errors)
         self.free_exact += num_examples - len(free_errors)
-        self.same_first_error += sum(forced_errors.get(each) == free_errors.get(each) for each in range(num_examples))
+        self.same_first_error += sum(
+            forced_errors.get(example) == free_errors.get(example) for example in range(num_examples)
+        )
         for example, column in forced_errors.items():
             scored = forced_grades.scored[example, column + 1 :]
             self.later_tokens += int(scored.sum())

@@ -36,7 +36,7 @@ def _extract_reading(run: Run, rows: Rows) -> Mapping[str, Any]:
     """Return the support mass of the best head at each length, and the limiting cause."""
     diagnosis = diagnose_run(run, max(row["length"] for row in rows), num_examples=NUM_EXAMPLES)
     return {
-        "mass": {str(each.length): max(each.support_mass, default=0.0) for each in diagnosis.by_length},
+        "mass": {str(result.length): max(result.support_mass, default=0.0) for result in diagnosis.by_length},
         "limited_by": diagnosis.limited_by,
     }
 
@@ -45,7 +45,9 @@ def _build_tables(rows: Rows, readings: Rows) -> list[Table]:
     lengths = sorted({int(length) for reading in readings for length in reading["mass"]})
     body = []
     for reading in readings:
-        masses = [f"{reading['mass'][str(each)]:.3f}" if str(each) in reading["mass"] else "-" for each in lengths]
+        masses = [
+            f"{reading['mass'][str(length)]:.3f}" if str(length) in reading["mass"] else "-" for length in lengths
+        ]
         body.append([reading["row"], str(reading["seed"]), *masses, reading["limited_by"]])
     title = "attention of the best head on the support, by length, and the limiting cause"
     return [(title, ["row", "seed", *(f"{length:,}" for length in lengths), "limited by"], body)]

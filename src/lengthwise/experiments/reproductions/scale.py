@@ -20,7 +20,7 @@ MODEL_SIZES = ((1, 32), (1, 64), (1, 128), (2, 64), (4, 64))
 # Fractions of the recipe's training steps.
 STEP_FRACTIONS = (0.25, 0.5, 1.0)
 # Minimum exact match at which a test length counts toward the reach of a run.
-REACH_THRESHOLD = 0.9
+EXACT_MATCH_THRESHOLD = 0.9
 # Task, size and budget by label.
 SETTINGS = {
     f"{name}, {size[0]} x {size[1]}, {budget:g} of the steps": (name, size, budget)
@@ -67,7 +67,8 @@ def _extract_reading(run: Run, rows: Rows) -> Mapping[str, Any]:
     """Return the number of weights, the training FLOPs, whether the run fits its training lengths, and its reach.
 
     Training uses six FLOPs per weight and token, without attention. The reach is a test length divided by the longest
-    training length: the longest one up to which exact match is at least ``REACH_THRESHOLD`` on every task variant.
+    training length. This test length is the longest one up to which exact match is at least ``EXACT_MATCH_THRESHOLD``
+    on every task variant.
     """
     experiment = run.experiment
     min_train_length, max_train_length = experiment.train_lengths
@@ -80,7 +81,7 @@ def _extract_reading(run: Run, rows: Rows) -> Mapping[str, Any]:
     num_tokens = run.facts["steps"] * experiment.training.batch_size * sum(token_counts) / len(token_counts)
     lengths = sorted({row["length"] for row in rows})
     exact_match = {length: min(row["exact_match"] for row in rows if row["length"] == length) for length in lengths}
-    first_failure = next((length for length in lengths if exact_match[length] < REACH_THRESHOLD), None)
+    first_failure = next((length for length in lengths if exact_match[length] < EXACT_MATCH_THRESHOLD), None)
     exact_lengths = [length for length in lengths if first_failure is None or length < first_failure]
     return {
         "weights": num_weights,
@@ -111,12 +112,12 @@ def _size_table(task: str, readings: Rows) -> Table:
             seed_readings = [
                 reading for reading in readings if _settings_of(reading) == (task, (num_layers, d_model), step_fraction)
             ]
-            reach_by_seed = ", ".join(_reach_text(reading) for reading in seed_readings)
+            reach_by_seed = ", ".join(_format_max_length(reading) for reading in seed_readings)
             flops = sum(reading["flops"] for reading in seed_readings) / max(len(seed_readings), 1)
             row_cells.append(f"{reach_by_seed}\n({flops:.1e} FLOPs)" if seed_readings else "-")
             row_cells[1] = f"{seed_readings[0]['weights']:,}" if seed_readings else row_cells[1]
         body.append(row_cells)
-    title = f"{task}: reach in training lengths at exact match {REACH_THRESHOLD} or more, by seed"
+    title = f"{task}: reach in training lengths at exact match {EXACT_MATCH_THRESHOLD} or more, by seed"
     return (
         title,
         ["layers x width", "weights", *(f"{step_fraction:g} of the steps" for step_fraction in STEP_FRACTIONS)],
@@ -124,7 +125,7 @@ def _size_table(task: str, readings: Rows) -> Table:
     )
 
 
-def _reach_text(reading: Mapping[str, Any]) -> str:
+def _format_max_length(reading: Mapping[str, Any]) -> str:
     return f"{reading['reached']:g}x" if reading["fits"] else f"{reading['reached']:g}x (does not fit)"
 
 
@@ -204,7 +205,7 @@ def _draw_figure(rows: Rows, readings: Rows, folder: Path, title: str) -> Path:
         axes.set(xscale="log", yscale="log", xlabel="training FLOPs", title=task)
         # Label only the powers of ten, because labels of minor ticks would overlap.
         axes.xaxis.set_minor_formatter(NullFormatter())
-        axes.set_ylabel(f"reach in training lengths, exact match {REACH_THRESHOLD} or more")
+        axes.set_ylabel(f"reach in training lengths, exact match {EXACT_MATCH_THRESHOLD} or more")
         axes.grid(alpha=0.3)
     for step_fraction, marker in MARKERS.items():
         axes.plot([], [], marker, color="gray", label=f"{step_fraction:g} of the steps, one point per seed")

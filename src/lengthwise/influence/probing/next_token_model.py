@@ -88,12 +88,12 @@ class NextTokenModel(Protocol):
     ) -> Float[Tensor, " states"]:
         """Return the gradient of ``objective`` with respect to ``log_gates``.
 
-        Every layer adds ``log_gates`` to the attention scores of the near tokens on each state.
+        Every layer adds ``log_gates`` to the attention scores from the near tokens to the states.
         """
         ...
 
     def attention_weights(
         self, states: Any, near_tokens: Int[Tensor, " near"], position_ids: Int[Tensor, " near"]
     ) -> Float[Tensor, " states"]:
-        """Return the attention weights of the last near token on each state, averaged over layers and heads."""
+        """Return the attention weights from the last near token to each state, averaged over layers and heads."""
         ...

@@ -20,8 +20,14 @@ def compose_answer(summary: Summary) -> dict[str, Any]:
     unknown). ``sentence`` is the text of the answer.
     """
     model = summary["model"]
-    differences = {each["from"]: each["own_minus"] for each in summary["far"] if each["own_minus"] is not None}
-    evidence_sentence = f"The difference in loss between other and own text is {format_nats(differences['other'])}."
+    differences = {
+        source_result["from"]: source_result["own_minus"]
+        for source_result in summary["far"]
+        if source_result["own_minus"] is not None
+    }
+    evidence_sentence = (
+        f"The difference in loss between another text and the original text is {format_nats(differences['other'])}."
+    )
     if not _is_positive(differences["other"]):
         sentence = f"There is no evidence that {model} uses far tokens. {evidence_sentence}"
         return {"shown": False, "at_least": None, "at_most": None, "sentence": sentence}
@@ -31,7 +37,7 @@ def compose_answer(summary: Summary) -> dict[str, Any]:
         evidence_sentence += (
             f" The difference from elsewhere in the same document is not clear: {format_nats(difference)}."
         )
-    (gain,) = (each["gain"] for each in summary["far"] if each["from"] == "own")
+    (gain,) = (source_result["gain"] for source_result in summary["far"] if source_result["from"] == "own")
     if gain["high"] is not None and gain["high"] < -MIN_DIFFERENCE:
         evidence_sentence += f" However, far tokens increase the loss: the gain is {format_nats(gain)}."
     return {
@@ -51,7 +57,7 @@ def _number_of_tokens(summary: Summary) -> tuple[int | None, int | None, str]:
     prediction, correction_phrase = _recovered_prediction(summary)
     if prediction is None:
         return None, None, "far tokens, but their number was not measured"
-    (sufficient_level,) = (each for each in prediction["smallest_k"] if each["share"] == SUFFICIENT_SHARE)
+    (sufficient_level,) = (level for level in prediction["smallest_k"] if level["share"] == SUFFICIENT_SHARE)
     ks = summary["ks"]
     if sufficient_level["k"] is None and not sufficient_level["beyond"]:
         return None, None, f"far tokens, but their number is unknown: {sufficient_level['reason']}"
@@ -69,19 +75,21 @@ def _number_of_tokens(summary: Summary) -> tuple[int | None, int | None, str]:
 
 def _recovered_prediction(summary: Summary) -> tuple[Estimate | None, str]:
     """Return the shares of the prediction that k tokens recover, and a phrase about the correction of the shares."""
-    pairs = sorted((each for each in summary["paired"] if each["against"] == "other"), key=_sort_key)
+    pairs = sorted((pair for pair in summary["paired"] if pair["against"] == "other"), key=_sort_key)
     own_groups = own_selections(summary)
     if pairs:
-        return pairs[0]["prediction"], ", after subtraction of the effect of another text"
+        return pairs[0]["prediction"], ", after subtracting the effect of far tokens from another text"
     if own_groups:
-        return own_groups[0]["all_targets"]["prediction"], ", not corrected for the effect of another text"
+        return own_groups[0]["all_targets"][
+            "prediction"
+        ], ", not corrected for the effect of far tokens from another text"
     return None, ""
 
 
 def own_selections(summary: Summary) -> list[Estimate]:
     """Return the groups with own far tokens, except random tokens; strict mode and the prediction objective first."""
     return sorted(
-        (each for each in summary["groups"] if each["from"] == "own" and each["knows"] != "nothing"), key=_sort_key
+        (group for group in summary["groups"] if group["from"] == "own" and group["knows"] != "nothing"), key=_sort_key
     )
 
 

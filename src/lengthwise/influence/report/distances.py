@@ -35,7 +35,8 @@ class Distances:
                 {
                     "from": first,
                     "to": last,
-                    "count_share": sum(self.counts.get(each, 0) for each in range(first, last + 1)) / total_count,
+                    "count_share": sum(self.counts.get(distance, 0) for distance in range(first, last + 1))
+                    / total_count,
                     "gain_share": None if total_gain == 0 else self._total_gain(first, last) / total_gain,
                 }
                 for first, last in self._bins()
@@ -43,11 +44,11 @@ class Distances:
         }
 
     def _total_gain(self, first: int, last: int) -> float:
-        return math.fsum(self.gains.get(each, 0.0) for each in range(first, last + 1))
+        return math.fsum(self.gains.get(distance, 0.0) for distance in range(first, last + 1))
 
     def _quantile(self, gain: float) -> int | None:
         cumulative_gain = 0.0
-        for distance in sorted(each for each, gain in self.gains.items() if gain):
+        for distance in sorted(distance for distance, gain in self.gains.items() if gain):
             cumulative_gain += self.gains[distance]
             # Because of rounding, a sum in a different order may be slightly smaller than the total gain.
             if cumulative_gain >= gain * (1 - 1e-12):
@@ -58,7 +59,7 @@ class Distances:
         """Yield the first and last distance of each bin, in increasing order."""
         if self.counts:
             first_bin, last_bin = (
-                int(BINS_PER_OCTAVE * math.log2(each)) for each in (min(self.counts), max(self.counts))
+                int(BINS_PER_OCTAVE * math.log2(distance)) for distance in (min(self.counts), max(self.counts))
             )
             for index in range(first_bin, last_bin + 1):
                 first_distance, end_distance = (math.ceil(2 ** (edge / BINS_PER_OCTAVE)) for edge in (index, index + 1))

@@ -17,7 +17,7 @@ ESTIMATE_KEYS = ("value", "low", "high")
 
 def extract_values(estimates: Sequence[Mapping[str, Any]], key: str) -> Numbers:
     """Return ``value``, ``low`` or ``high`` (``key``) of each estimate. Missing numbers are NaN, drawn as gaps."""
-    return [math.nan if each[key] is None else each[key] for each in estimates]
+    return [math.nan if estimate[key] is None else estimate[key] for estimate in estimates]
 
 
 def annotate(axes: Any, text: str, point: Numbers, offset: Numbers, **style: Any) -> None:
@@ -31,9 +31,9 @@ def shorten_names(models: Sequence[str]) -> list[str]:
     """Return the shortest endings of the model paths that distinguish all models."""
     parts = [PurePath(model).parts for model in models]
     num_parts = 1
-    while len({each[-num_parts:] for each in parts}) < len(set(parts)):
+    while len({path_parts[-num_parts:] for path_parts in parts}) < len(set(parts)):
         num_parts += 1
-    return [str(PurePath(*each[-num_parts:])) for each in parts]
+    return [str(PurePath(*path_parts[-num_parts:])) for path_parts in parts]
 
 
 def format_count(number: int, noun: str) -> str:
@@ -74,5 +74,5 @@ def save_figure(figure: Any, folder: Path, name: str) -> Path:
 
 def interval_note(estimates: Sequence[Mapping[str, Any]]) -> str:
     """Return the part of a title that describes the intervals."""
-    has_intervals = any(each["low"] is not None for each in estimates)
+    has_intervals = any(estimate["low"] is not None for estimate in estimates)
     return "95% intervals over documents" if has_intervals else "no intervals: too few documents"

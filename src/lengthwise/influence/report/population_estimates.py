@@ -91,7 +91,7 @@ class Population:
                 return reason
         expanded_samples = [self._expand_sample(sample, sample.divergences) for sample in samples]
         _, background, weight = expanded_samples[0]
-        values_by_target = np.concatenate([each for each, _, _ in expanded_samples], axis=1)
+        values_by_target = np.concatenate([values for values, _, _ in expanded_samples], axis=1)
         factors = np.stack([np.ones(len(weight)), background, weight], axis=1)
         scalars = np.concatenate([factors * self.columns.divergence_short[:, None], factors[:, :1]], axis=1)
         columns = [~background[:, None] * values_by_target, weight[:, None] * values_by_target, scalars]

@@ -50,7 +50,7 @@ def draw_scale(summaries: Sequence[Summary], num_parameters: Sequence[int], fold
     for index, k in enumerate(ks):
         # Colors are ordered from dark to light, so the order of k is visible in grayscale.
         style = {"color": _color(index / max(1, len(ks) - 1)), "marker": "os^DvXP"[index % 7], "label": f"k = {k:,}"}
-        _draw_bars(share_axes, sizes, [each[index] for each in shares], style, 1 - index / len(ks))
+        _draw_bars(share_axes, sizes, [model_shares[index] for model_shares in shares], style, 1 - index / len(ks))
     share_axes.set_ylabel("prediction recovered by k far tokens\n1 - KL(k) / KL(short)")
     for axes in (difference_axes, share_axes):
         axes.legend(fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=4)
@@ -66,8 +66,13 @@ def _draw_differences(axes: Any, sizes: Numbers, summaries: Sequence[Summary]) -
     axes.axhline(0, color=BLACK, linewidth=0.8)
     all_estimates = []
     for index, (source, color) in enumerate((("other", PURPLE), ("elsewhere", GREEN))):
-        estimates = [each["own_minus"] for summary in summaries for each in summary["far"] if each["from"] == source]
-        if any(each["value"] is not None for each in estimates):
+        estimates = [
+            source_result["own_minus"]
+            for summary in summaries
+            for source_result in summary["far"]
+            if source_result["from"] == source
+        ]
+        if any(estimate["value"] is not None for estimate in estimates):
             label = {"other": "minus another text", "elsewhere": "minus elsewhere in the document"}[source]
             style = {"color": color, "marker": "os"[index], "linestyle": "-:"[index], "label": label}
             _draw_bars(axes, sizes, estimates, style, 1 - index / 2)

@@ -87,7 +87,7 @@ def _draw_shares(axes: Any, ks: Sequence[int], groups: Sequence[Group]) -> None:
     for group in groups:
         shares = group["all_targets"]["prediction"]["shares"]
         _draw_line(axes, ks, shares, (group["knows"], group["from"]), group["measure"])
-        min_share = min([min_share, *(each for each in extract_values(shares, "value") if each >= MIN_SHARE)])
+        min_share = min([min_share, *(share for share in extract_values(shares, "value") if share >= MIN_SHARE)])
     axes.set_ylim(min_share - 0.1, 1.1)
     axes.set_ylabel("1 - KL(k) / KL(short)\n(1: prediction with the whole context)")
 
@@ -155,7 +155,7 @@ def draw_distances(summary: Summary, folder: Path, *, near: int, far: int) -> Pa
         targets = f"{format_count(sample_sizes['targets'], 'target')} with a clear gain"
         documents = f"in {format_count(sample_sizes['documents'], 'document')}"
         tokens = f"{format_count(distances['chosen'], 'token')} selected for {targets} {documents}"
-        shares = [each["gain_share"] for each in distances["bins"]]
+        shares = [distance_bin["gain_share"] for distance_bin in distances["bins"]]
         # Fill the first distribution, and draw the second distribution as a line.
         axes.stairs(
             shares,
@@ -166,13 +166,16 @@ def draw_distances(summary: Summary, folder: Path, *, near: int, far: int) -> Pa
             linewidth=2,
             label=f"{group['mode']}, {group['knows']} objective: {tokens}",
         )
-        (median,) = (each["distance"] for each in distances["quantiles"] if each["share"] == 0.5)
+        (median,) = (quantile["distance"] for quantile in distances["quantiles"] if quantile["share"] == 0.5)
         # The dashes are shifted so that both lines are visible if the medians are equal.
         style = {"color": color, "linestyle": (2 * index, (2, 2))}
         axes.axvline(median, **style, label=f"{group['mode']}: median {median:,}")
     if groups:
         bins = groups[0]["distances"]["bins"]
-        uniform_shares = [max(0, min(each["to"], near + far) - max(each["from"], near + 1) + 1) / far for each in bins]
+        uniform_shares = [
+            max(0, min(distance_bin["to"], near + far) - max(distance_bin["from"], near + 1) + 1) / far
+            for distance_bin in bins
+        ]
         axes.stairs(uniform_shares, _edges(bins), color=BLACK, linestyle="--", label="uniform over the far tokens")
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(lambda distance, _: f"{distance:,.0f}")
@@ -187,4 +190,4 @@ def draw_distances(summary: Summary, folder: Path, *, near: int, far: int) -> Pa
 
 def _edges(bins: Sequence[Mapping[str, Any]]) -> list[float]:
     # Edges between whole numbers, so that a bin with one distance has a width.
-    return [bins[0]["from"] - 0.5, *(each["to"] + 0.5 for each in bins)]
+    return [bins[0]["from"] - 0.5, *(distance_bin["to"] + 0.5 for distance_bin in bins)]

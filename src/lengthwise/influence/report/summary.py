@@ -121,13 +121,14 @@ def _summarize_recovered_loss(population: Population, sample: SelectionColumns, 
     # The share of a single target requires a positive gap. The sums include all targets.
     has_gap = gap > 0
     unique_documents, document_indices = np.unique(columns.target_documents[target][has_gap], return_inverse=True)
-    medians = [median(document_indices, each) for each in (gain[has_gap] / gap[has_gap, None]).T]
+    medians = [median(document_indices, shares) for shares in (gain[has_gap] / gap[has_gap, None]).T]
     return {
         "targets": len(target),
         "documents": len(sums),
         "loss": population.bootstrap(ratio_of_sums(sums), len(sums), nan_reason),
         "median": [
-            population.bootstrap(each, len(unique_documents), nan_reason, len(document_indices))[0] for each in medians
+            population.bootstrap(statistic, len(unique_documents), nan_reason, len(document_indices))[0]
+            for statistic in medians
         ],
         "without_gap": int((~has_gap).sum()),
     }

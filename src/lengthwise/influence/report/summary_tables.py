@@ -110,7 +110,7 @@ def _row_labels(group: Mapping[str, Any], source: str) -> list[str]:
 
 
 def _interval_note(sources: Sequence[Mapping[str, Any]]) -> str:
-    has_intervals = any(each["gain"]["low"] is not None for each in sources)
+    has_intervals = any(source["gain"]["low"] is not None for source in sources)
     return "; 95% intervals over texts in brackets" if has_intervals else ""
 
 

@@ -53,7 +53,7 @@ class Planted:
                 f"{len(self.labels)} label distributions; give each tuple one probability and one label distribution"
             )
         self._check_tuples()
-        entries = [f"planted tuple {each}" for each in self.tuples]
+        entries = [f"planted tuple {planted_tuple}" for planted_tuple in self.tuples]
         check_distribution(self.probabilities, entries, "the probabilities of the planted tuples")
 
     def _check_tuples(self) -> None:
@@ -198,7 +198,8 @@ class Planted:
 
     def _format_tuple_examples(self) -> str:
         return " or ".join(
-            "".join(ascii_letters[token] for token in each) for each in self.with_possible_tuples.tuples[:3]
+            "".join(ascii_letters[token] for token in planted_tuple)
+            for planted_tuple in self.with_possible_tuples.tuples[:3]
         )
 
     def _lay_out(

@@ -63,7 +63,9 @@ def read_documents(
         raise SettingError(f"max_documents {max_documents} is too small; use at least 1")
     copy_filter = _CopyFilter({} if digests is None else digests)
     for name in names:
-        documents = (each for each in _read_source(name, is_streamed=max_documents is not None) if each.text.strip())
+        documents = (
+            document for document in _read_source(name, is_streamed=max_documents is not None) if document.text.strip()
+        )
         yield from copy_filter.remove_copies(name, islice(documents, max_documents))
     copy_filter.warn_about_copies()
 

@@ -83,7 +83,9 @@ class CoupledPlacement:
         sets, probability = self.placement.law(length * self.tokens_per_id).sets()
         by_shape: dict[tuple[int, ...], Float[np.ndarray, " length"]] = {}
         for ids, set_probability in zip(self._find_ids(length, sets), probability, strict=True):
-            by_shape.setdefault(tuple(int(each) for each in ids - ids[0]), np.zeros(length))[ids[0]] += set_probability
+            by_shape.setdefault(tuple(int(offset) for offset in ids - ids[0]), np.zeros(length))[ids[0]] += (
+                set_probability
+            )
         return ShapeLaw(shapes=np.array(list(by_shape)), probability=np.array(list(by_shape.values())))
 
     def sample(self, length: int, size: int, rng: np.random.Generator) -> Int[np.ndarray, "size k"]:
@@ -92,7 +94,7 @@ class CoupledPlacement:
 
     def _find_ids(self, length: int, sets: Int[np.ndarray, "sets tokens"]) -> Int[np.ndarray, "sets k"]:
         ids = self.coupling(length * self.tokens_per_id)[sets]
-        return np.array([_unique_ids(each, self.k) for each in ids])
+        return np.array([_unique_ids(row, self.k) for row in ids])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -113,10 +115,10 @@ class CoupledAttention:
     default: Float[np.ndarray, " outputs"]
 
     def __post_init__(self) -> None:
-        offsets = [tuple(each) for each in self.offsets.tolist()]
-        for each in offsets:
-            if min(each) != 0 or offsets.count(each) > 1:
-                raise SettingError(f"invalid offsets {each}; list each row of offsets once, with a minimum of 0")
+        offsets = [tuple(offset_row) for offset_row in self.offsets.tolist()]
+        for offset_row in offsets:
+            if min(offset_row) != 0 or offsets.count(offset_row) > 1:
+                raise SettingError(f"invalid offsets {offset_row}; list each row of offsets once, with a minimum of 0")
         # The constructor checks the shapes and the values of the tables.
         TabularAttention(
             num_tokens=self.num_tokens,
@@ -173,7 +175,7 @@ def super_token_attention(attention: CoupledAttention, length: int) -> TabularAt
     """
     tokens_by_id = group_by_id(attention.coupling(length))
     k = len(np.unique(attention.offsets[0]))
-    shapes = sorted({tuple(_unique_ids(each, k).tolist()) for each in attention.offsets})
+    shapes = sorted({tuple(_unique_ids(offset_row, k).tolist()) for offset_row in attention.offsets})
     tuples = _list_tuples(attention.num_tokens, tokens_by_id.shape[1] * k)
     tables = []
     for shape in shapes:
@@ -209,7 +211,7 @@ def super_token_law(law: Planted, coupling: Coupling, length: int) -> Planted:
         background=tuple(background[_list_tuples(law.num_tokens, tokens_per_id)].prod(axis=1).tolist()),
         tuples=tuple(tuple((code // radix_powers % num_super_tokens).tolist()) for code in possible_codes),
         probabilities=tuple(probability[possible_codes].tolist()),
-        labels=tuple(tuple(each) for each in (joint_law[possible_codes] / probability[possible_codes, None]).tolist()),
+        labels=tuple(tuple(row) for row in (joint_law[possible_codes] / probability[possible_codes, None]).tolist()),
         placement=CoupledPlacement(placement=law.placement, coupling=coupling, tokens_per_id=tokens_per_id, k=k),
     )
 
@@ -230,7 +232,7 @@ def _planted_super_tokens(
         codes = law.tuple_codes(tuples[:, columns])
         background = background_law[np.delete(tuples, columns, axis=1)].prod(axis=1)
         table = (law.tuple_law[codes] * background)[:, None] * law.label_law[codes]
-        key = tuple(int(each) for each in planted_ids)
+        key = tuple(int(planted_id) for planted_id in planted_ids)
         tables[key] = tables.get(key, zeros) + set_probability * table
     first_key = next(iter(tables))
     for key, table in tables.items():

@@ -106,7 +106,7 @@ class ChainScores(nn.Module):
         return torch.where(is_excluded, LOG_ZERO, scores)
 
     def _link_scores(self, tokens: Int[Tensor, "batch seq"], power: float) -> Float[Tensor, "gaps batch seq links"]:
-        """Return the score of the link to each token for every gap; links from before the first token are arbitrary."""
+        """Return link scores by gap; the scores of links that would start before the first token are arbitrary."""
         seq, max_gap = tokens.shape[1], self.max_gap
         if self.links is None:
             return self.tokens.new_zeros(1, 1, 1, 1).expand(max_gap, *tokens.shape, len(self.tokens) - 1)
@@ -236,7 +236,7 @@ class WindowScores(nn.Module):
         sets = self._list_candidate_sets(order, position_ids.gather(1, order))
         is_inside = sets[..., -1] < seq
         sets = sets.clamp(max=seq - 1)
-        tuples, ids = (each.gather(1, sets.flatten(1)).view_as(sets) for each in (tokens, position_ids))
+        tuples, ids = (sequence.gather(1, sets.flatten(1)).view_as(sets) for sequence in (tokens, position_ids))
         shapes, is_listed = self._find_shape_indexes(ids)
         log_products = self._log_products(values, shapes, self._encode_tuples(tuples), inputs.power)
         log_products = torch.where((is_inside & is_listed)[..., None], log_products, LOG_ZERO)

@@ -154,12 +154,12 @@ class JointWeight:
     The last axis of ``swap_ratio`` and ``log_crossing`` has two entries: a joint on the left of the run with the
     planted set, and a joint on its right. ``swap_ratio`` is the largest ratio of the scores of two sets that differ
     only in tokens beyond the joint. ``log_crossing`` is the log of the largest total score of the sets that cross the
-    joint. ``log_planted`` is the log score of the planted set. Derived here.
+    joint. ``log_planted_score`` is the log score of the planted set. Derived here.
     """
 
     swap_ratio: Float[np.ndarray, "tuples 2"]
     log_crossing: Float[np.ndarray, "tuples 2"]
-    log_planted: Float[np.ndarray, "shapes tuples"]
+    log_planted_score: Float[np.ndarray, "shapes tuples"]
 
     def kappa_from_swaps(self, joints: Joints) -> Float[np.ndarray, " tuples"]:
         """Return kappa from ``swap_ratio``: each set that crosses a joint has a partner set in the full sequence."""
@@ -168,7 +168,7 @@ class JointWeight:
     def kappa_from_planted_score(self, joints: Joints) -> Float[np.ndarray, "shapes tuples"]:
         """Return kappa from the planted score: 1 plus the total score across the joints relative to that score."""
         with np.errstate(over="ignore", invalid="ignore"):
-            relative_weight = np.exp(self.log_crossing[None] - self.log_planted[:, :, None])  # shapes tuples 2
+            relative_weight = np.exp(self.log_crossing[None] - self.log_planted_score[:, :, None])  # shapes tuples 2
         # If no set crosses, the weight is 0, even relative to a planted score of 0.
         relative_weight = np.where(self.log_crossing == -np.inf, 0.0, relative_weight)
         return np.asarray(1 + np.where(joints, relative_weight, 0.0).sum(axis=2))
@@ -194,7 +194,7 @@ def joint_weight(law: Planted, predictor: TabularAttention, shapes: Int[np.ndarr
     return JointWeight(
         swap_ratio=np.array(side_weights)[:, :, 0],
         log_crossing=np.array(side_weights)[:, :, 1],
-        log_planted=np.array(
+        log_planted_score=np.array(
             [log_scores_by_shape.get(tuple(shape), zero_log_scores)[codes] for shape in shapes.tolist()]
         ),
     )

@@ -232,7 +232,9 @@ def predict(law: Planted, predictor: Predictor, train_length: int, length: int, 
         return Prediction(length=length, refused="without a span, the risks at training lengths are not exact")
     train_lengths = range((train_length + 1) // 2, train_length + 1)
     matching_lengths = [
-        each for each in train_lengths if each >= law.min_length and _has_same_placement(law.placement, each, length)
+        train_length
+        for train_length in train_lengths
+        if train_length >= law.min_length and _has_same_placement(law.placement, train_length, length)
     ]
     if len(matching_lengths) < 2:
         return Prediction(

@@ -176,7 +176,7 @@ class KnownScores:
     provenance: ClassVar[str] = "derived here"
 
     def value(self, case: Extrapolation) -> float:
-        """Return the bound by enumeration; raises ``SettingError`` for too many sequences of the training length."""
+        """Compute the bound by enumeration. Raises ``SettingError`` for too many sequences of the training length."""
         expected_counts, bound = count_summands(case, self.cover), 0.0
         total_sequences = len(expected_counts) * num_sequences(case.law, case.train_length)
         if total_sequences > MAX_SEQUENCES:

@@ -123,7 +123,7 @@ def _integration_range(chain: TokenChain, shape_laws: Sequence[ShapeLaw]) -> tup
     finite_log_scores = chain.log_scores[np.isfinite(chain.log_scores)]
     if not len(finite_log_scores):
         return 0.0, 0.0, 0.0
-    max_num_sets = max(each.length for each in shape_laws) * len(chain.shapes)
+    max_num_sets = max(shape_law.length for shape_law in shape_laws) * len(chain.shapes)
     return (
         float(np.log(FIRST_EXPONENT / max_num_sets) - finite_log_scores.max()),
         float(np.log(LAST_EXPONENT) - finite_log_scores.min()),

@@ -162,7 +162,7 @@ def chain_totals(
     starts = range(0, len(log_s), block_size)
     blocks = [_totals_for_block(chain, insertion, shape_laws, log_s[start : start + block_size]) for start in starts]
     return Totals(
-        *(np.concatenate([getattr(block, each) for block in blocks], axis=2) for each in ("value", "derivative"))
+        *(np.concatenate([getattr(block, name) for block in blocks], axis=2) for name in ("value", "derivative"))
     )
 
 
