@@ -327,14 +327,14 @@ def test_a_misleading_token_in_one_piece_lowers_the_prediction(fitted, monkeypat
 def test_pieces_that_disagree_are_inconclusive(fitted, monkeypatch):
     monkeypatch.setattr(ProbedModel, "query", misleading_query(0.625))
     with pytest.raises(
-        InconclusiveError, match=r"cannot tell .*: 1\.00 .* by the mean of \d+ pieces and 0\.38 in every piece"
+        InconclusiveError, match=r"cannot predict .*: 1\.00 .* by the mean of \d+ pieces and 0\.38 in every piece"
     ):
         predict(*fitted, 60)
 
 
 def test_low_coverage_is_inconclusive(fitted, monkeypatch):
     monkeypatch.setattr(prediction, "MAX_PIECES", 4)
-    with pytest.raises(InconclusiveError, match=r"cannot tell .*: 4 pieces .* cover only 0\.\d\d of a sequence"):
+    with pytest.raises(InconclusiveError, match=r"cannot predict .*: 4 pieces, .* cover only 0\.\d\d of a sequence"):
         predict(*fitted, 60)
 
 
@@ -528,7 +528,7 @@ def test_predictions_separate_a_run_that_extrapolates_from_one_that_fails(tmp_pa
     # The run fails just beyond training, and its pieces disagree.
     assert measured < 0.9
     assert not failed.forecasts
-    assert failed.abstentions[40].startswith("cannot tell the accuracy: ")
+    assert failed.abstentions[40].startswith("cannot predict the accuracy at length 40: ")
     for length in (24, 40):
         assert diagnose_run(near, length).limited_by.startswith(f"limited by {certificate.UNTRAINED_IDS}")
 

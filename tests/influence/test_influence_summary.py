@@ -673,7 +673,7 @@ def test_scale_figure_rejects_one_model_or_different_ks(tmp_path):
     with pytest.raises(SettingError, match="cannot compare 2 summaries with k 1,2,4; 3; use two or more"):
         draw_scale([summary_of(0.4, 0.6, 0.9), other], [10, 20], tmp_path)
     nothing = summarize([row(selections=[selection((1.0, 1.0, 1.0), knows="nothing", measure="random")])], KS)
-    with pytest.raises(SettingError, match="tiny has no selection of own far tokens; use a measure"):
+    with pytest.raises(SettingError, match="tiny has no results for far tokens of the same text, except random"):
         draw_scale([nothing, nothing], [10, 20], tmp_path)
 
 

@@ -515,7 +515,7 @@ VIOLATIONS = {
     "k grows": (
         NEED_LOCAL,
         lambda: good_case(law=replace(good_case().law, placement=Growing()), train_length=8),
-        r"length 13 plants 3 tokens instead of 2.*'growing k'",
+        r"length 13 contain 3 planted tokens instead of 2.*'growing k'",
     ),
     "loss not linear": (NEED_LINEAR, lambda: good_case(loss=Distance()), r"'norm' is not linear.*'canceling errors'"),
     "no probabilities": (

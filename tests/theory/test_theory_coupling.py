@@ -241,7 +241,7 @@ INVALID = {
     ),
     "no room": (
         lambda: super_token_attention(random_attention([[0, 5]], couple_halves, stream(0)), 8),
-        r"IDs \(0, 5\) do not fit the 4 IDs of this length; use a longer length",
+        r"\(0, 5\) from its first ID needs 6 IDs, but sequences of this length have only 4; use a longer length",
     ),
     "another order": (
         lambda: super_token_attention(random_attention([[0, 1]], reversed_halfway, stream(0)), 12),

@@ -270,7 +270,7 @@ class Tally:
             self.kinds[kind] += 1
 
     def result(self, length: int, decode: str, distance: int | float) -> LengthResult:
-        """Return the result of the length; ``wall_s`` is 0 until the caller replaces it."""
+        """Return the result of all examples, which have length ``length``; the caller sets ``wall_s`` (seconds)."""
         low, high = wilson_interval(self.num_exact, self.num_examples)
         first_error = None
         if self.first_error_indices:

@@ -99,7 +99,7 @@ def _import_class(kind: str, name: str) -> type[Any]:
         ) from None
     if not isinstance(cls, type) or not hasattr(cls, "name"):
         raise SettingError(
-            f"{kind} '{name}' is not a class of kind '{kind}'; use module:Name of a class with the attribute 'name'"
+            f"{kind} '{name}' is not a class with the attribute 'name'; use module:Name, where Name is such a class"
         )
     if missing_members := _missing_members(kind, cls):
         raise SettingError(

@@ -69,7 +69,10 @@ class LengthwiseForCausalLM(ModelCardMixin, PrecisionMixin, IDGenerationMixin, P
 
     @classmethod
     def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
-        """Load as in `transformers`. Raises ``ModelError`` if weights and configuration were not saved together."""
+        """Load a saved model, with the same arguments as in `transformers`.
+
+        Raises ``ModelError`` if the weights and the configuration of the model were not saved together.
+        """
         model, loading_info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
         # Offloaded weights have no digest.
         is_in_memory = not any(weight.is_meta for weight in model.parameters())

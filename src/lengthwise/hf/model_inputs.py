@@ -86,8 +86,9 @@ def build_prompt_mask(
 ) -> Bool[Tensor, "batch new"]:
     """Return a mask that is True at the prompt tokens of a call.
 
-    ``prompt_mask`` decides if it is given. With ``labels``, the prompt ends before the first label of each text. With
-    neither, all tokens are prompt tokens if the cache is empty, and no tokens otherwise. Padding is not in the prompt.
+    If ``prompt_mask`` is given, it marks the prompt tokens. Otherwise, if ``labels`` are given, the prompt of each text
+    contains the tokens before its first label. If neither is given, all tokens are prompt tokens if the cache is empty,
+    and no token is a prompt token if the cache contains tokens. Padding tokens are never prompt tokens.
     """
     if prompt_mask is not None:
         is_prompt = prompt_mask.bool()

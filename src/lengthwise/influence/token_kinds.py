@@ -29,16 +29,17 @@ def token_kinds(
     tokens: Integer[np.ndarray, " seq"] | None = None,
     next_texts: Sequence[str] = (),
 ) -> list[str]:
-    """Return the kinds of a target, in the order of ``KINDS``.
+    """Return the kinds of a target token, in the order of ``KINDS``.
 
-    ``texts`` contains the decoded tokens of the context (the last ``near`` are near), then the decoded target.
-    ``next_texts`` contains the decoded next tokens. ``tokens`` contains the IDs of context and target, because several
-    tokens may have the same text. If ``tokens`` is set, ``texts`` needs only the last ``NUM_NEIGHBORS`` context tokens
-    and the target.
+    ``texts`` contains the text of each context token, then the text of the target. ``next_texts`` contains the texts of
+    the tokens after the target. ``tokens`` contains the vocabulary index of each context token and of the target,
+    because several tokens may have the same text. If ``tokens`` is given, ``texts`` needs only the last
+    ``NUM_NEIGHBORS`` context tokens and the target.
 
-    The n-gram kinds describe the n-gram that ends with the target. For example, a bigram is ``repeated_near_2`` if
-    another occurrence ends in the near context, ``repeated_far_2`` if the others are all in the far context, and
-    ``new_2`` if there are no others.
+    The last ``near`` context tokens are the near context, and all earlier tokens are the far context. The n-gram kinds
+    describe the n-gram that ends with the target. For example, the kind is ``repeated_near_2`` if the same bigram also
+    ends in the near context, ``repeated_far_2`` if it occurs earlier but ends only in the far context, and ``new_2`` if
+    it does not occur earlier.
     """
     if tokens is None:
         vocabulary: dict[str, int] = {}

@@ -65,10 +65,13 @@ def measure_intervention_causes(
     *,
     beyond_training: bool,
 ) -> Iterator[Cause]:
-    """Yield three causes (number of tokens, IDs, both), measured on first errors, with correct answers as a control.
+    """Yield one cause of errors for each of three interventions: fewer tokens, training IDs, and both together.
 
-    ``beyond_training`` is True if some IDs or distances exceed the training maximum. The rates exclude first errors
-    that subsampling alone repairs, and correct answers that it breaks.
+    ``error_results`` contains the results of the interventions on first errors. ``correct_results`` contains their
+    results on correct answers, as a control. The repair rate of a cause is the fraction of first errors that its
+    intervention corrects. The break rate is the fraction of correct answers that its intervention makes wrong. Both
+    exclude answers that subsampling alone changes. ``beyond_training`` is True if some IDs or distances exceed the
+    largest ones in training.
     """
     repair_rates = _correct_fractions(error_results, ~error_results.subsample_only)
     break_rates = (

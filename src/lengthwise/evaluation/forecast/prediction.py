@@ -69,8 +69,8 @@ def predict(model: ProbedModel, train_queries: Queries, budget: int, fidelity: F
     num_pieces = len(pieces.last_column) // len(queries.answer)
     if coverage < MIN_COVERAGE:
         raise InconclusiveError(
-            f"cannot tell the accuracy: {MAX_PIECES} pieces with as many tokens as a training "
-            f"sequence cover only {coverage:.2f} of a sequence; evaluate the run at this length"
+            f"cannot predict the accuracy at length {length}: {MAX_PIECES} pieces, each with as many tokens as a "
+            f"training sequence, cover only {coverage:.2f} of a sequence; evaluate the run at this length"
         )
     weighted_result = model.query(queries, pieces)
     unweighted_result = model.query(queries, pieces.unweighted())
@@ -82,7 +82,7 @@ def predict(model: ProbedModel, train_queries: Queries, budget: int, fidelity: F
     high = min(high, attainable_accuracy(model.task, queries))
     if high - low > MAX_WIDTH:
         raise InconclusiveError(
-            f"cannot tell the accuracy: {mean:.2f} of the answers are right by the mean of "
+            f"cannot predict the accuracy at length {length}: {mean:.2f} of the answers are right by the mean of "
             f"{num_pieces} pieces and {every_piece:.2f} in every piece, so its interval is {low:.2f} to {high:.2f}; "
             "evaluate the run at this length"
         )

@@ -48,9 +48,10 @@ def measure_required_tokens(decoder: Decoder, queries: Queries) -> RequiredToken
 
 
 def _measure_query(decoder: Decoder, queries: Queries, query: int) -> tuple[int, int, float] | None:
-    """Return the number of sufficient tokens, and their span in tokens and in IDs up to the token before the answer.
+    """Return how many tokens the decoder needs for the answer of a query, and the span of these tokens.
 
-    Return None if ``MAX_TOKENS`` tokens are not sufficient.
+    The span includes the token before the answer. It is returned twice: in tokens, and in IDs on the level with the
+    smallest span. Return None if the ``MAX_TOKENS`` tokens with the largest effect are not sufficient.
     """
     batch, answer = queries.batch.select(slice(query, query + 1)), int(queries.answer[query])
     tokens, ids = batch.tokens[:, :answer], batch.position_ids[:, :, :answer]

@@ -28,7 +28,10 @@ COLORS = ("#2471a3", "#c0392b", "#1e8449", "#b9770e", "#7d3c98")
 
 @dataclass(frozen=True, slots=True)
 class _Variation:
-    """Experiments that differ only in the maximum number of flagged bits in training; ``name`` ends their labels."""
+    """Experiments that differ only in the maximum number of flagged bits in training.
+
+    The label of each experiment ends with ``name``.
+    """
 
     name: str
     train_bits: tuple[int, ...]

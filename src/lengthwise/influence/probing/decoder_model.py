@@ -96,7 +96,10 @@ class DecoderModel:
     def log_probs_with_prefix(
         self, states: Cache | None, tokens: Int[Tensor, "batch seq"], position_ids: Int[Tensor, "batch seq"]
     ) -> Float[Tensor, "batch vocab"]:
-        """Return the log-probabilities of the token after each sequence, which continues the tokens of ``states``."""
+        """Return the log-probabilities (nats) of the next token after each sequence in ``tokens``.
+
+        Each sequence follows the prefix tokens that produced ``states``.
+        """
         cache = None if states is None else _expand(states, len(tokens))
         hidden, _ = self.decoder(tokens.to(self.device), position_ids.to(self.device), cache)
         return self._last_log_probs(hidden)

@@ -62,7 +62,10 @@ class NextTokenModel(Protocol):
     def log_probs_with_prefix(
         self, states: Any, tokens: Int[Tensor, "batch seq"], position_ids: Int[Tensor, "batch seq"]
     ) -> Float[Tensor, "batch vocab"]:
-        """Return the log-probabilities of the token after each sequence, which continues the tokens of ``states``."""
+        """Return the log-probabilities (nats) of the next token after each sequence in ``tokens``.
+
+        Each sequence follows the prefix tokens that produced ``states``.
+        """
         ...
 
     def log_probs_with_mask(

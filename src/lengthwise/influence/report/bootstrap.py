@@ -124,7 +124,10 @@ def smallest_k(
     nan_reason: str,
     bootstrap: Bootstrap,
 ) -> list[JSONObject]:
-    """Return the smallest of ``ks`` at which the shares reach each level; ``beyond`` is True if no k does."""
+    """Return, for each level, the smallest of ``ks`` at which the share is at least the level.
+
+    ``beyond`` is True if the share is below the level for all ``ks``.
+    """
 
     def statistic(counts: Counts) -> Float[np.ndarray, "resamples levels"]:
         values = shares(counts)

@@ -85,7 +85,8 @@ def _shares(summary: Summary) -> Sequence[Estimate]:
     own_groups = own_selections(summary)
     if not own_groups:
         raise SettingError(
-            f"{summary['model']} has no selection of own far tokens; use a measure other than random to compare models"
+            f"the study of {summary['model']} has no results for far tokens of the same text, except random tokens; "
+            "repeat the study with a measure other than random"
         )
     shares: Sequence[Estimate] = own_groups[0]["all_targets"]["prediction"]["shares"]
     return shares

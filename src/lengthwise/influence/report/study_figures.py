@@ -127,7 +127,7 @@ def _draw_line(
 
 
 def _annotate_clipped_points(axes: Any) -> None:
-    """Write the values of points outside the vertical limits at the edge, in the color of their line."""
+    """Write the value of each point above or below the plot at its upper or lower edge, in the color of the line."""
     min_share, max_share = axes.get_ylim()
     num_labels = Counter[tuple[float, int]]()
     for line in axes.get_lines():

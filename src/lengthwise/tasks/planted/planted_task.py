@@ -119,7 +119,11 @@ class Planted:
 
     @cached_property
     def label_law(self) -> Float[np.ndarray, "codes labels"]:
-        """Label probabilities of each tuple, indexed by its code; the mean over ``tuples`` for all other tuples."""
+        """Probability of each label for each tuple of k tokens, indexed by the code of the tuple.
+
+        Tuples that are not in ``tuples`` have the mean label probabilities over ``tuples``, weighted by
+        ``probabilities``.
+        """
         check_num_tuples(self.num_tokens**self.k, f"{self.k} of {self.num_tokens} tokens")
         label_probabilities = np.array(self.labels)
         law = np.tile(np.array(self.probabilities) @ label_probabilities, (self.num_tokens**self.k, 1))

@@ -195,7 +195,9 @@ def super_token_attention(attention: CoupledAttention, length: int) -> TabularAt
 
 
 def super_token_law(law: Planted, coupling: Coupling, length: int) -> Planted:
-    """Return the planted law of the super-tokens in sequences from ``law``. Derived here.
+    """Return the planted law of the super-tokens in sequences from ``law``.
+
+    This law is derived here and is not in the paper.
 
     Raises ``SettingError`` if, at ``length`` tokens, IDs have different numbers of tokens, sets have different numbers
     of IDs, or the distribution of planted super-tokens depends on their IDs.
@@ -261,7 +263,8 @@ def _find_token_order(
     num_starts = len(tokens_by_id) - shape[-1]
     if num_starts < 1:
         raise SettingError(
-            f"IDs {tuple(shape)} do not fit the {len(tokens_by_id)} IDs of this length; use a longer length"
+            f"a set of IDs at distances {tuple(shape)} from its first ID needs {shape[-1] + 1} IDs, but sequences "
+            f"of this length have only {len(tokens_by_id)}; use a longer length"
         )
     orders = [np.argsort(tokens_by_id[start + np.array(shape)].ravel()) for start in range(num_starts)]
     for order in orders:

@@ -111,8 +111,8 @@ class Extrapolation:
             k = self.law.placement.law(length).shapes.shape[1]
             if k != self.law.k:
                 raise BoundError(
-                    f"length {length} plants {k} tokens instead of {self.law.k}; use a placement with the same number "
-                    "at all lengths (see counterexample 'growing k')"
+                    f"sequences of length {length} contain {k} planted tokens instead of {self.law.k}; use a placement "
+                    "with the same number of planted tokens at all lengths (see counterexample 'growing k')"
                 )
 
     def check_linear(self) -> None:

@@ -193,7 +193,7 @@ class _Operator:
         self.powers: dict[tuple[int, ...], list[tuple[DualNumbers, DualNumbers]]] = {}
 
     def total(self, planted: Int[np.ndarray, " k"], probability: Float[np.ndarray, " starts"]) -> DualNumbers:
-        """Return the operator of a full sequence, summed over all starts of the planted set by their probability."""
+        """Return the operator of a full sequence: a sum over all starts of the planted set, weighted by probability."""
         without_planted = self._identity(np.eye(1, self.chain.num_states))
         with_planted = without_planted.multiply(np.zeros(len(self.insertion.weights)))
         change_indexes = np.flatnonzero(np.diff(probability)) + 1
