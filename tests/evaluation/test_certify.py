@@ -13,7 +13,7 @@ from lengthwise.evaluation.forecast.certificate_report import tables
 from lengthwise.tasks import Addition, Copy, MultiAddition, Parity, Planted, Reverse
 from lengthwise.tasks.planted.placement import ByLength, Local, Subsets
 from lengthwise.theory.attention.tabular import TabularAttention
-from lengthwise.theory.bounds import MinimaxSquareOfSpans, SquareOfLength, SquareOfSpans
+from lengthwise.theory.bounds import MinimaxQuadraticInSpansBound, QuadraticInLengthBound, QuadraticInSpansBound
 from lengthwise.theory.bounds.extrapolation import Extrapolation
 from lengthwise.theory.bounds.linear_loss import LargestRatio, LinearGrowth, WindowCover
 from lengthwise.theory.planted_law_certificate import certify_law
@@ -96,7 +96,7 @@ def test_a_failed_condition_is_in_the_assumptions(placement, missing):
     found = certify_law(law, trained=(3, 8), lengths=(10,), steps=5)
     assert [each.name for each in found.assumptions if not each.holds] == missing
     refused = {each.bound for each in found.bounds if each.value is None}
-    bounds = (SquareOfLength, SquareOfSpans, MinimaxSquareOfSpans, LargestRatio)
+    bounds = (QuadraticInLengthBound, QuadraticInSpansBound, MinimaxQuadraticInSpansBound, LargestRatio)
     assert not missing or {each.name for each in bounds} <= refused
 
 
@@ -164,7 +164,13 @@ def test_a_tuple_of_probability_zero_and_score_zero_leaves_kappa_finite(recwarn)
     )
     case = Extrapolation(law=law, predictor=head, train_length=8, test_length=12, loss=TotalVariation())
     assert all(np.isfinite(each).all() for each in case.joint_weight.kappa_by_joints().values())
-    for bound in (SquareOfLength, SquareOfSpans, MinimaxSquareOfSpans, LinearGrowth, WindowCover):
+    for bound in (
+        QuadraticInLengthBound,
+        QuadraticInSpansBound,
+        MinimaxQuadraticInSpansBound,
+        LinearGrowth,
+        WindowCover,
+    ):
         assert np.isfinite(bound().value(case))
     assert not recwarn.list
 

@@ -16,7 +16,7 @@ from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.evaluation.forecast import assumptions, certificate, prediction, probes
 from lengthwise.evaluation.forecast.certificate import certify_decoder, run_verdict
 from lengthwise.evaluation.forecast.prediction import Forecast, InconclusiveError, attainable_accuracy, predict
-from lengthwise.evaluation.forecast.probed_model import Fidelity, ProbedModel
+from lengthwise.evaluation.forecast.probed_model import ProbedModel, SubsampleAccuracy
 from lengthwise.evaluation.forecast.sparse_queries import Queries, QueryResult, query_decoder, sample_queries
 from lengthwise.evaluation.forecast.subsampling import (
     BLOCK_SIZE,
@@ -240,14 +240,17 @@ def test_a_decoder_that_does_not_fit_gets_no_prediction():
 
 def test_a_run_with_right_tokens_but_few_exact_examples_does_not_fit():
     few = replace(probed_model(Parity(), small_decoder("rotary", Parity())), fitted=0.3)
-    found = assumptions.check_fit(few, Fidelity(whole=0.95, half=0.95, quarter=0.95))
+    found = assumptions.check_fit(few, SubsampleAccuracy(whole=0.95, half=0.95, quarter=0.95))
     assert not found.holds
     assert found.found == "exact match 0.300; 0.950 of the answer tokens are right at length 6, without the end token"
 
 
 def assumptions_of(task, scheme, **known) -> dict[str, Assumption]:
     model = replace(probed_model(task, small_decoder("rotary", task), scheme=scheme), **known)
-    needs, fidelity = probes.RequiredTokens(k=1, reach=2, id_reach=2.0), Fidelity(whole=1.0, half=1.0, quarter=1.0)
+    needs, fidelity = (
+        probes.RequiredTokens(k=1, reach=2, id_reach=2.0),
+        SubsampleAccuracy(whole=1.0, half=1.0, quarter=1.0),
+    )
     found = assumptions.measure_assumptions(model, model.queries(6, 32), needs, fidelity, 24)
     return {each.name: each for each in found}
 
@@ -313,7 +316,12 @@ def fitted(monkeypatch):
     task = SparseParity()
     model = probed_model(task, small_decoder("nope", task))
     train_queries = model.queries(6)
-    return model, train_queries, train_queries.batch.tokens.shape[1], Fidelity(whole=1.0, half=1.0, quarter=1.0)
+    return (
+        model,
+        train_queries,
+        train_queries.batch.tokens.shape[1],
+        SubsampleAccuracy(whole=1.0, half=1.0, quarter=1.0),
+    )
 
 
 def test_a_misleading_token_in_one_piece_lowers_the_prediction(fitted, monkeypatch):
@@ -445,7 +453,7 @@ def test_a_length_beyond_the_encoding_does_not_affect_other_lengths(monkeypatch)
     [(0.95, 0.8, "1.00 of the answers are right on all tokens and 0.80 on a part of them"), (0.95, 0.92, None)],
 )
 def test_low_fidelity_of_subsampling_prevents_predictions(half, quarter, reason):
-    refusal = certificate._refusal_reason(Fidelity(whole=1.0, half=half, quarter=quarter))
+    refusal = certificate._refusal_reason(SubsampleAccuracy(whole=1.0, half=half, quarter=quarter))
     assert refusal is None if reason is None else refusal is not None and reason in refusal
 
 

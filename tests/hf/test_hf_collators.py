@@ -374,7 +374,10 @@ def test_for_model_raises_an_error_for_unsupported_models(tokenizer):
     with pytest.raises(SettingError, match=r"^pack_to 17 exceeds the attention window of 16 tokens in mistral, .* 16$"):
         make(mistral, Sequential(), tokenizer, pack_to=17)
     for model, message in (
-        (flash, r'^llama uses the attention flash_attention_2, .*; call model.set_attn_implementation\("sdpa"\)$'),
+        (
+            flash,
+            r"^llama uses the attention implementation 'flash_attention_2', .*set_attn_implementation\(\"sdpa\"\)$",
+        ),
         (BloomConfig(), r"^bloom has no max_position_embeddings, so"),
         (torch.nn.Linear(1, 1), r"^Linear is not a transformers model; pass a model or its configuration$"),
     ):

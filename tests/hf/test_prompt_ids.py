@@ -70,7 +70,9 @@ def test_generate_takes_a_batch_of_prompts_and_no_training_batch():
 def test_training_without_an_id_loss_raises_an_error():
     base, tokenizer = causal_model(CONFIGS["llama"]()), byte_level_tokenizer(has_start=True)
     tokenizer.pad_token = "<s>"
-    with pytest.raises(ModelError, match=r"needs a model that predicts IDs, but llama does not, .* wrap it first"):
+    with pytest.raises(
+        ModelError, match=r"needs a model that predicts IDs, but llama predicts no IDs .* wrap it first"
+    ):
         PositionCollator.for_model(base, Predicted(num_position_ids=64), tokenizer)
     PositionCollator.for_model(base, Coupled(num_position_ids=64), tokenizer)
     PositionCollator.for_model(wrap_model("llama"), Predicted(num_position_ids=64), tokenizer)

@@ -430,7 +430,7 @@ def test_context_longer_than_the_positions_of_the_model_raises(model):
 
 def test_single_text_raises_for_lack_of_another_text(model, tmp_path):
     message = error_of(study_of(model, texts=documents(number=1)), tmp_path / "out")
-    assert "no text except text 0 has 10 tokens, but a study needs far tokens of another text" in message
+    assert "no text except text 0 has at least 10 tokens, but a study needs far tokens of another text" in message
     # Another piece of the text does not count.
     pieces = study_of(model, replace(SMALL, max_document_tokens=20), texts=documents(number=1))
     assert "no text except text 0 has 10 tokens" in error_of(pieces, tmp_path / "pieces")

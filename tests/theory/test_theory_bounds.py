@@ -17,16 +17,16 @@ from lengthwise.theory.attention.tabular import PositionFreeAttention, TabularAt
 from lengthwise.theory.bounds import (
     BOUNDS,
     DifferenceBound,
-    LinearOfLargest,
-    MinimaxSquareOfSpans,
-    SquareOfLength,
-    SquareOfRatio,
-    SquareOfSpans,
+    LinearGrowthOfLargestRisk,
+    MinimaxQuadraticInSpansBound,
+    QuadraticInLengthBound,
+    QuadraticInLengthRatioBound,
+    QuadraticInSpansBound,
 )
 from lengthwise.theory.bounds.conditions import BoundError
 from lengthwise.theory.bounds.extrapolation import Extrapolation
 from lengthwise.theory.bounds.linear_loss import (
-    FloorCorrected,
+    LabelNoiseCorrected,
     LargestRatio,
     LinearGrowth,
     LinearGrowthOfMean,
@@ -44,9 +44,9 @@ from lengthwise.theory.risk.exact_risk import Distance, Leakage, TotalVariation,
 from lengthwise.theory.risk.laplace_risk import laplace_risk, laplace_risks
 
 ROUNDING = 1e-12
-PUBLISHED = (SquareOfLength, SquareOfSpans, MinimaxSquareOfSpans, SquareOfRatio)
+PUBLISHED = (QuadraticInLengthBound, QuadraticInSpansBound, MinimaxQuadraticInSpansBound, QuadraticInLengthRatioBound)
 # Bounds that also hold for the norm loss.
-NORM = (*PUBLISHED, LinearOfLargest, DifferenceBound)
+NORM = (*PUBLISHED, LinearGrowthOfLargestRisk, DifferenceBound)
 # Regime, tokens, k, span, training length, test length: all small enough to enumerate.
 SMALL = (
     ("clean", 3, 1, 1, 4, 7),
@@ -93,7 +93,7 @@ def count_valid(sizes, seeds):
             case = random_case(regime, numbers, seed)
             valid = bounds_with_value(case, APPLICABLE)
             valid += bounds_with_value(replace(case, loss=Distance()), NORM)
-            valid += bounds_with_value(replace(case, loss=Leakage()), APPLICABLE - {*NORM, FloorCorrected})
+            valid += bounds_with_value(replace(case, loss=Leakage()), APPLICABLE - {*NORM, LabelNoiseCorrected})
             for bound in valid:
                 counts[bound] += 1
     return counts
@@ -179,7 +179,7 @@ MANY = dict(zip(SMALL, (300, 150, 50, 50, 50, 150, 50), strict=True))
 def test_no_bound_is_below_the_exact_risk_in_hundreds_of_instances(sizes):
     counts = count_valid([sizes], range(MANY[sizes]))
     assert counts[WindowCover] == 2 * MANY[sizes]
-    assert counts[SquareOfLength] == 2 * MANY[sizes]
+    assert counts[QuadraticInLengthBound] == 2 * MANY[sizes]
     assert min(counts[bound] for bound in APPLICABLE - not_applicable(sizes)) >= MANY[sizes]
 
 
@@ -192,7 +192,7 @@ def test_bounds_are_ordered_as_in_their_proofs():
         assert ratio <= LinearGrowth().value(case)
         by_length, by_spans, minimax, by_ratio = (bound().value(case) for bound in PUBLISHED)
         assert minimax <= by_spans <= by_length
-        assert LinearOfLargest().value(case) <= by_ratio
+        assert LinearGrowthOfLargestRisk().value(case) <= by_ratio
 
 
 def single(background, planted, shapes=((0,),)):
@@ -226,11 +226,11 @@ def test_closed_forms_have_their_stated_values_if_all_factors_are_known():
     risk = {length: 1e-3 * (length - 1) / (1 + 1e-3 * (length - 1)) for length in range(4, 9)}
     average, largest = np.mean(list(risk.values())), risk[8]
     expected = {
-        SquareOfLength: 3 * 8 * 22 * 8 * 22**2 * average,
-        SquareOfSpans: 3 * 8 * 22 * 8 * 22**2 * average,
-        MinimaxSquareOfSpans: 3 * 8 * 22 * 22**2 * largest,
-        SquareOfRatio: 48 * (22 / 8) ** 2 * largest,
-        LinearOfLargest: 48 * 22 / 8 * largest,
+        QuadraticInLengthBound: 3 * 8 * 22 * 8 * 22**2 * average,
+        QuadraticInSpansBound: 3 * 8 * 22 * 8 * 22**2 * average,
+        MinimaxQuadraticInSpansBound: 3 * 8 * 22 * 22**2 * largest,
+        QuadraticInLengthRatioBound: 48 * (22 / 8) ** 2 * largest,
+        LinearGrowthOfLargestRisk: 48 * 22 / 8 * largest,
         SingleTokens: 3 * largest,
         SingleTokenGroups: 1 - (1 - largest) ** 3,
         LinearGrowth: 16 * 22 / 8 * largest,
@@ -457,10 +457,10 @@ def with_values_above_one(case):
     return replace(case, predictor=replace(case.predictor, values=case.predictor.values * 2))
 
 
-COVER = (WindowCover, WorstRisks, LargestRatio, ProportionalWindowCover, FloorCorrected)
+COVER = (WindowCover, WorstRisks, LargestRatio, ProportionalWindowCover, LabelNoiseCorrected)
 WHITE_BOX = (KnownScores, SampledKnownScores)
 NEED_KAPPA = (*NORM, *COVER, LinearGrowth)
-NEED_ROOM = (*PUBLISHED, LinearOfLargest, LinearGrowth, LinearGrowthOfMean, ShortenedGaps)
+NEED_ROOM = (*PUBLISHED, LinearGrowthOfLargestRisk, LinearGrowth, LinearGrowthOfMean, ShortenedGaps)
 NEED_LOCAL = (*NEED_KAPPA, *WHITE_BOX, ShortenedGaps, LinearGrowthOfMean)
 
 
@@ -481,7 +481,7 @@ VIOLATIONS = {
         NO_KAPPA,
     ),
     "eta infinite": (
-        (*PUBLISHED, LinearOfLargest, LinearGrowth, LargestRatio),
+        (*PUBLISHED, LinearGrowthOfLargestRisk, LinearGrowth, LargestRatio),
         lambda: shifted_case(12),
         LACKS,
     ),
@@ -523,11 +523,15 @@ VIOLATIONS = {
         lambda: with_values_above_one(good_case()),
         r"lies outside 0 to 1.*'canceling errors'",
     ),
-    "not single": ((SingleTokens, SingleTokenGroups), good_case, r"2 planted tokens: this bound needs k = 1"),
+    "not single": (
+        (SingleTokens, SingleTokenGroups),
+        good_case,
+        r"the law has 2 planted tokens, but this bound needs k = 1",
+    ),
     "no whole number": (
         (SingleTokenGroups,),
         lambda: random_case("mixed", (2, 1, 1, 8, 10), seed=0),
-        r"8 and 10 give no integer number of groups; test at length 8",
+        r"but the lengths are 10 and 8; test at length 8",
     ),
     "sets not uniform": (
         (NoLocality,),
@@ -535,9 +539,13 @@ VIOLATIONS = {
         r"sets of placement 'local' are not equally likely",
     ),
     "not position free": ((NoLocality,), good_case, r"TabularAttention reads distances .* use a PositionFreeAttention"),
-    "odd": ((SquareOfRatio, LinearOfLargest), lambda: good_case(train_length=9), r"length 9 is odd .* such as 8"),
+    "odd": (
+        (QuadraticInLengthRatioBound, LinearGrowthOfLargestRisk),
+        lambda: good_case(train_length=9),
+        r"length 9 is odd .* such as 8",
+    ),
     "no gap": ((ShortenedGaps,), good_case, r"length 12 .* span 2; .* at least 48 .*'heavy joints'"),
-    "no floor": ((FloorCorrected,), lambda: good_case(loss=Leakage()), r"'leakage' has no floor"),
+    "no label noise": ((LabelNoiseCorrected,), lambda: good_case(loss=Leakage()), r"'leakage' has no label noise"),
 }
 
 

@@ -234,7 +234,7 @@ def test_the_push_forward_multiplies_by_the_factors_of_joints_and_tuples(rng):
 
 def test_scores_of_the_wrong_number_or_above_all_bounds_raise():
     settings = {"num_tokens": 2, "k": 2, "default": np.zeros(2)}
-    with pytest.raises(SettingError, match=r"3 scores do not fit tuples of 2 out of 2 tokens; pass 4"):
+    with pytest.raises(SettingError, match=r"got 3 scores for tuples of length 2 over 2 tokens; pass 4"):
         PositionFreeAttention(log_scores=np.zeros(3), values=np.zeros((3, 2)), **settings)
     with pytest.raises(SettingError, match="a log score is NaN or infinity"):
         PositionFreeAttention(log_scores=np.full(4, np.inf), values=np.zeros((4, 2)), **settings)

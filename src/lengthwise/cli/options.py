@@ -133,7 +133,8 @@ def override_evaluation(
 def experiments_from_names(names: list[str], task: str | None, rows: str | None) -> dict[str, Experiment]:
     """Return experiments by label.
 
-    ``names`` are recipes or one comparison. Otherwise, ``rows`` are pairs ``scheme/encoding`` for ``task``.
+    ``names`` are recipes or one comparison. If ``names`` is empty, ``rows`` contains pairs ``scheme/encoding`` for
+    ``task``.
     """
     labels = None if rows is None else split_names(rows)
     if len(names) == 1 and names[0] in COMPARISONS and task is None:

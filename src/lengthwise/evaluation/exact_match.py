@@ -169,7 +169,10 @@ def warn_untrained_distance(
 
 
 def _training_advice(scheme: PositionScheme, distance: int | float) -> str:
-    """Return how to train with larger ID distances: longer sequences or, for a scheme with gaps, more IDs or steps."""
+    """Return advice for training with larger ID distances, as the words that follow "train" in a message.
+
+    A scheme without gaps needs longer sequences, or gaps. A scheme with gaps needs more IDs, or more steps.
+    """
     limit = scheme.num_position_ids
     if limit is None or not getattr(scheme, "max_gaps", 0):
         return "on longer sequences, or with gaps between IDs (max_gaps of skipwise, coupled or predicted)"

@@ -191,7 +191,7 @@ class _LossTally:
         self.largest_distance = max(self.largest_distance, largest_distance(batch))
 
     def result(self, length: int, wall_s: float) -> ContextLoss:
-        """Return the result of the length; the interval treats all windows of a document as one cluster."""
+        """Return the result for ``length``; the interval treats all windows of a document as one cluster."""
         losses = np.stack(self.losses)
         _, document_numbers = np.unique(self.documents, return_inverse=True)
         document_losses = np.bincount(document_numbers, weights=losses.sum(axis=1))

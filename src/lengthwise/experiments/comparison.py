@@ -286,10 +286,10 @@ def _overlap_warnings(rows: list[dict[str, Any]]) -> list[str]:
 
 def _distance_warnings(rows: list[dict[str, Any]]) -> list[str]:
     """Return a warning for each label with a test ID distance beyond the training maximum of its run."""
-    untrained_rows = [row for row in rows if row["largest_distance"] > row["trained_distance"]]
+    rows_beyond_trained_distance = [row for row in rows if row["largest_distance"] > row["trained_distance"]]
     messages = []
-    for label in dict.fromkeys(map(label_of, untrained_rows)):
-        label_rows = [row for row in untrained_rows if label_of(row) == label]
+    for label in dict.fromkeys(map(label_of, rows_beyond_trained_distance)):
+        label_rows = [row for row in rows_beyond_trained_distance if label_of(row) == label]
         lengths = ", ".join(f"{length:,}" for length in sorted({row["length"] for row in label_rows}))
         max_distance = max(row["largest_distance"] for row in label_rows)
         messages.append(

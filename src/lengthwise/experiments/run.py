@@ -61,8 +61,9 @@ class Run:
     facts: dict[str, Any]
 
     def __repr__(self) -> str:
-        parts = (self.experiment.task, self.experiment.scheme, self.experiment.encoding)
-        return f"Run({str(self.folder)!r}, {'/'.join(part.name for part in parts)}, {self.facts['steps']:,} steps)"
+        components = (self.experiment.task, self.experiment.scheme, self.experiment.encoding)
+        names = "/".join(component.name for component in components)
+        return f"Run({str(self.folder)!r}, {names}, {self.facts['steps']:,} steps)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,7 +42,7 @@ def narrowest_window(config: Any) -> int | None:
     return min((int(window) for window in windows if window), default=None)
 
 
-def full_context_setting(config: Any) -> str:
+def full_attention_advice(config: Any) -> str:
     """Return the configuration settings that enable full attention in every layer, as text for an error message."""
     if (layers := getattr(config, "layer_types", None)) is not None:
         return f"layer_types=['full_attention'] * {len(layers)}"

@@ -68,7 +68,7 @@ class LengthwiseConfig(PreTrainedConfig):
     eos_token_id: int | None = None
     pad_token_id: int | None = None
 
-    def digest_with(self, weights: str) -> str:
+    def combine_digest(self, weights: str) -> str:
         """Return a digest that combines the fields in ``DIGEST_FIELDS`` with the digest of the weights."""
         fields = {name: getattr(self, name) for name in DIGEST_FIELDS} | {"weights": weights}
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()

@@ -84,7 +84,7 @@ class LengthwiseForCausalLM(ModelCardMixin, PrecisionMixin, IDGenerationMixin, P
         return (model, loading_info) if output_loading_info else model
 
     def _digest(self, weights: Mapping[str, Tensor]) -> str:
-        return self.config.digest_with(weights_digest(weights))
+        return self.config.combine_digest(weights_digest(weights))
 
     @can_return_tuple
     def forward(  # noqa: PLR0913, PLR0917

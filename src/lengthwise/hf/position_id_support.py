@@ -9,7 +9,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from lengthwise.core.errors import LengthwiseError, ModelError, SettingError
 from lengthwise.hf.causal_lm import CausalLM
-from lengthwise.hf.compatibility import FULL_ATTENTION, WINDOWED_ATTENTION, full_context_setting, narrowest_window
+from lengthwise.hf.compatibility import FULL_ATTENTION, WINDOWED_ATTENTION, full_attention_advice, narrowest_window
 from lengthwise.hf.id_generation import IDGenerationMixin
 from lengthwise.hf.model_parts import (
     MASK_ATTENTIONS,
@@ -39,7 +39,7 @@ def check_position_id_support(model: PreTrainedModel) -> None:
     if window := narrowest_window(config):
         raise ModelError(
             f"{name} attends to the last {window} tokens by token index, regardless of their IDs; use full attention "
-            f"({full_context_setting(config)} in its configuration), or choose another model"
+            f"({full_attention_advice(config)} in its configuration), or choose another model"
         )
     if getattr(config, "output_router_logits", False):
         raise ModelError(
@@ -182,9 +182,9 @@ def check_id_prediction(config: Any, scheme: PositionScheme) -> None:
     """Raise ``ModelError`` if the scheme needs predicted IDs, but the model predicts no IDs."""
     if scheme.predicts_ids and not getattr(config, "predicts_ids", False):
         raise ModelError(
-            f"{scheme.name} needs a model that predicts IDs, but {getattr(config, 'model_type', 'this model')} does "
-            "not, so it would train without an ID loss; wrap it first (PredictivePositionModel.wrap(model)), or use a "
-            "scheme without predicted IDs, such as Coupled"
+            f"{scheme.name} needs a model that predicts IDs, but {getattr(config, 'model_type', 'this model')} "
+            "predicts no IDs and would train without an ID loss; wrap it first (PredictivePositionModel.wrap(model)), "
+            "or use a scheme without predicted IDs, such as Coupled"
         )
 
 
@@ -196,8 +196,8 @@ def position_id_limit(config: PreTrainedConfig, pack_to: int | None) -> int:
     attention = getattr(config, "_attn_implementation", None)
     if attention not in (None, *MASK_ATTENTIONS):
         raise ModelError(
-            f"{config.model_type} uses the attention {attention}, which ignores the mask or treats jumps of the IDs as "
-            'text boundaries; call model.set_attn_implementation("sdpa")'
+            f"{config.model_type} uses the attention implementation '{attention}', which ignores the mask or treats "
+            'gaps in the IDs as text boundaries; call model.set_attn_implementation("sdpa")'
         )
     text_config = config.get_text_config()
     limit = getattr(text_config, "max_position_embeddings", None)

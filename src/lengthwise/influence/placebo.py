@@ -33,8 +33,8 @@ class PlaceboSampler:
         for name in {target.text.name for target in targets}:
             if not self._num_other_starts(name):
                 raise SettingError(
-                    f"no text except {name} has {self.far} tokens, but a study needs far tokens of another text; "
-                    "add texts (five or more for intervals), or use a smaller --far"
+                    f"no text except {name} has at least {self.far} tokens, but a study needs far tokens of another "
+                    "text; add texts (five or more for intervals), or use a smaller --far"
                 )
 
     def sample_other_document(self, target: Target, rng: np.random.Generator) -> FarTokens:

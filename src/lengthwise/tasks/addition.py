@@ -193,7 +193,11 @@ class _Layout:
         return places
 
     def coupling(self) -> Int[np.ndarray, "batch seq"]:
-        """Return the coupling: the significance of an operand digit, or of the next digit for a token of the sum."""
+        """Return the coupling of each token.
+
+        The coupling of an operand digit is its significance. The coupling of ``=`` and of each digit of the sum is the
+        significance of the next digit of the sum.
+        """
         is_descending = self.task.order == "most"
         plus_group = np.zeros_like(self.max_digits) if is_descending else self.max_digits + 1
         groups = np.where(self.index == self.plus_index, plus_group, self.max_digits + 2)

@@ -15,7 +15,7 @@ from lengthwise.tasks.task_inputs import check_sizes, parse_symbols
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _SymbolString:
+class _RepeatSymbolsTask:
     """Base class of tasks that repeat the symbols of the prompt in the response.
 
     The ID of each response token is the ID of the next symbol. The last response token has the ID of ``=``. Each answer
@@ -84,7 +84,7 @@ class _SymbolString:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Copy(_SymbolString):
+class Copy(_RepeatSymbolsTask):
     """Layout ``x_1 .. x_n = > x_1 .. x_n end`` over ``num_symbols`` symbols; the prompt ends with the ``>``."""
 
     name: ClassVar[str] = "copy"
@@ -93,7 +93,7 @@ class Copy(_SymbolString):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reverse(_SymbolString):
+class Reverse(_RepeatSymbolsTask):
     """Layout ``= x_1 .. x_n > x_n .. x_1 end`` over ``num_symbols`` symbols; the prompt ends with the ``>``."""
 
     name: ClassVar[str] = "reverse"

@@ -38,14 +38,14 @@ class JSONLTable:
     coupling: Int[np.ndarray, " tokens"] | None
 
     @cached_property
-    def by_length(self) -> Mapping[int, Int[np.ndarray, " records_of_length"]]:
+    def records_by_length(self) -> Mapping[int, Int[np.ndarray, " records_of_length"]]:
         """Record indexes per length, in order of increasing length."""
         order = np.argsort(self.lengths, kind="stable")
         lengths, first_indexes = np.unique(self.lengths[order], return_index=True)
         return dict(zip(lengths.tolist(), np.split(order, first_indexes[1:]), strict=True))
 
     @cached_property
-    def unique_by_length(self) -> Mapping[int, Int[np.ndarray, " records_of_length"]]:
+    def unique_records_by_length(self) -> Mapping[int, Int[np.ndarray, " records_of_length"]]:
         """Record indexes per length without repeated pairs of prompt and response."""
         first_records: dict[tuple[int, int, bytes], int] = {}
         for record, (start, end) in enumerate(pairwise(self.starts.tolist())):
@@ -56,7 +56,7 @@ class JSONLTable:
             )
             first_records.setdefault(record_content, record)
         unique_records = np.fromiter(first_records.values(), dtype=np.int64)
-        return {length: records[np.isin(records, unique_records)] for length, records in self.by_length.items()}
+        return {length: records[np.isin(records, unique_records)] for length, records in self.records_by_length.items()}
 
     @cached_property
     def is_descending(self) -> bool:

@@ -86,21 +86,21 @@ class JSONLTask:
     @property
     def available_lengths(self) -> tuple[int, ...]:
         """Lengths with records, in increasing order."""
-        return tuple(self._table.by_length)
+        return tuple(self._table.records_by_length)
 
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
         """Sample records uniformly with replacement."""
         check_sizes(self.name, length, size)
-        records = self._select_records(length, self._table.by_length)
+        records = self._select_records(length, self._table.records_by_length)
         return self._lay_out(self._table, records[rng.integers(0, len(records), size=size)])
 
     def num_records(self, length: int) -> int:
         """Return the number of distinct records of a length; equal prompts with equal responses count once."""
-        return len(self._select_records(length, self._table.unique_by_length))
+        return len(self._select_records(length, self._table.unique_records_by_length))
 
     def records_at(self, length: int, indices: Int[np.ndarray, " batch"]) -> Examples:
         """Return the distinct records of a length at these indexes in file order."""
-        return self._lay_out(self._table, self._select_records(length, self._table.unique_by_length)[indices])
+        return self._lay_out(self._table, self._select_records(length, self._table.unique_records_by_length)[indices])
 
     def from_prompt(self, prompt: str) -> Examples:
         """Parse tokens with spaces between them, or a record in the format of the file.
@@ -197,8 +197,10 @@ class JSONLTask:
         with open(self.file, "rb") as lines:
             return read_table(lines, self._label, symbols)
 
-    def _select_records(self, length: int, by_length: Mapping[int, Any]) -> Int[np.ndarray, " records_of_length"]:
-        records: np.ndarray | None = by_length.get(length)
+    def _select_records(
+        self, length: int, records_by_length: Mapping[int, Any]
+    ) -> Int[np.ndarray, " records_of_length"]:
+        records: np.ndarray | None = records_by_length.get(length)
         if records is None:
             raise SettingError(f"{self._label} has no records of length {length}; use one of {self._length_ranges}")
         return records

@@ -107,7 +107,7 @@ class HasSource(Protocol):
     """Protocol for a task with examples from user files."""
 
     def source(self) -> Mapping[str, str]:
-        """Return the path and the SHA-256 digest of the source, or an empty mapping without a source."""
+        """Return the path and the SHA-256 digest of the source, or an empty mapping if the task has no source."""
         ...
 
 

@@ -94,11 +94,11 @@ def certify_law(
     test lengths that are not above the training lengths.
     """
     _check_lengths(law, trained, lengths)
-    law, longest = law.with_possible_tuples, trained[1]
+    law, max_train_length = law.with_possible_tuples, trained[1]
     predictor = fit_tables(law, trained, steps, seed)
-    all_lengths = sorted({longest, *lengths})
+    all_lengths = sorted({max_train_length, *lengths})
     risks = tuple(_estimate_risks(law, predictor, length, seed) for length in all_lengths)
-    case = _build_case(law, predictor, longest)
+    case = _build_case(law, predictor, max_train_length)
     assumptions = tuple(_list_assumptions(case(all_lengths[-1])))
     bounds = tuple(bound for length in all_lengths[1:] for bound in _evaluate_bounds(case(length)))
     return LawCertificate(
@@ -106,20 +106,21 @@ def certify_law(
         assumptions=assumptions,
         risks=risks,
         bounds=bounds,
-        predictions=tuple(predict(law, predictor, longest, length, LOSS) for length in all_lengths[1:]),
+        predictions=tuple(predict(law, predictor, max_train_length, length, LOSS) for length in all_lengths[1:]),
         verdict=" ".join(_verdict_at(risk, bounds, assumptions) for risk in risks[1:]),
         predictor=predictor,
     )
 
 
 def _check_lengths(law: Planted, trained: tuple[int, int], lengths: Sequence[int]) -> None:
-    shortest, longest = trained
-    if not law.min_length <= shortest <= longest:
+    min_train_length, max_train_length = trained
+    if not law.min_length <= min_train_length <= max_train_length:
         raise SettingError(
-            f"invalid training lengths {shortest}:{longest}: this law needs {law.min_length} tokens or more, and "
-            f"the shortest length comes first; use --train-lengths {law.min_length}:{max(16, longest)}"
+            f"invalid training lengths {min_train_length}:{max_train_length}: this law needs {law.min_length} tokens "
+            "or more, and the shortest length comes first; use --train-lengths "
+            f"{law.min_length}:{max(16, max_train_length)}"
         )
-    check_test_lengths(longest, lengths)
+    check_test_lengths(max_train_length, lengths)
 
 
 def check_test_lengths(max_train_length: int, lengths: Sequence[int]) -> None:
@@ -170,7 +171,7 @@ def _estimate_risks(law: Planted, predictor: Predictor, length: int, seed: int) 
 
 
 def _list_assumptions(case: Extrapolation) -> Iterator[Assumption]:
-    law, longest = case.law, case.train_length
+    law, max_train_length = case.law, case.train_length
     span = law.placement.span
     yield Assumption(name="sparsity", holds=True, found=f"k = {law.k} at every length", counterexample="growing k")
     span_finding = "no span" if span is None else f"planted sets have a span of at most {span} tokens"
@@ -186,8 +187,8 @@ def _list_assumptions(case: Extrapolation) -> Iterator[Assumption]:
     )
     yield Assumption(
         name="training length",
-        holds=span is not None and longest >= 4 * span,
-        found=f"L = {longest}" + ("" if span is None else f", 4 w = {4 * span}"),
+        holds=span is not None and max_train_length >= 4 * span,
+        found=f"L = {max_train_length}" + ("" if span is None else f", 4 w = {4 * span}"),
         counterexample="unbounded reach",
     )
     yield _check_regularity(case, span)

@@ -22,12 +22,13 @@ Shape = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Structure:
-    """Largest sizes of the token sets that the answers of a task depend on, at one length.
+    """Sizes and shapes of the token sets that the answers of a task depend on, at one length.
 
-    ``answers`` is the largest number of answers per example. Sets include the token before the answer. ``k`` is the
-    largest number of tokens in a set, and ``reach`` is the largest span in tokens. ``id_reach`` is the largest span in
-    coupled IDs on any level; it is None without coupling. ``num_ids`` is the number of IDs. ``shapes`` counts the sets
-    by their IDs on each level, minus the smallest ID.
+    Every set includes the token before the answer. ``answers`` is the largest number of answers per example. ``k`` is
+    the largest number of tokens in a set, and ``reach`` is the largest span of a set in tokens. ``id_reach`` is the
+    largest span of a set in coupled IDs on any level. ``num_ids`` is the number of IDs from the smallest to the largest
+    coupled ID of the examples, on the level with the widest range. Without a coupling, both are None. ``shapes`` counts
+    the sets by shape: on each level, the IDs of the set minus its smallest ID.
     """
 
     length: int

@@ -21,7 +21,7 @@ STAGE_START = 1.0
 
 @dataclass(slots=True)
 class Progress:
-    """Progress of a training run, saved in its checkpoints; ``belongs_to`` is the digest of its experiment."""
+    """Progress of a training run, saved in its checkpoints; ``belongs_to`` is the digest of the run's experiment."""
 
     belongs_to: str = ""
     step: int = 0

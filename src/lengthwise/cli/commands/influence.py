@@ -79,8 +79,8 @@ def influence(
     rule: Annotated[
         str,
         typer.Option(
-            help="Rule for targets with a clear gain from far tokens: gap (gain above --gap), or longppl (gain above 2 "
-            "nats and loss below 2 nats)."
+            help="Rule that decides whether a target has a clear gain from far tokens: gap (gain above --gap), or "
+            "longppl (gain above 2 nats and loss below 2 nats)."
         ),
     ] = "gap",
     gap: Annotated[
@@ -93,7 +93,7 @@ def influence(
     background_fraction: Annotated[
         float,
         typer.Option(
-            help="Of the targets without a clear gain, the fraction that is also measured with selected far tokens."
+            help="Fraction of the targets without a clear gain that are also measured with selected far tokens."
         ),
     ] = 0.1,
     targets: Annotated[str, typer.Option(help="Number of target tokens, or all.")] = "500",
@@ -101,7 +101,7 @@ def influence(
         int | None, options.integer("Maximum number of tokens per document; longer documents are split.")
     ] = None,
     sink: Annotated[int, options.integer("Number of initial tokens that stay visible as attention sinks.")] = 0,
-    kind: Annotated[str | None, typer.Option(help="Kind of held-out text to measure, for a run.")] = None,
+    kind: Annotated[str | None, typer.Option(help="Kind of held-out text to measure. Only for run folders.")] = None,
     compare_model: Annotated[
         list[str] | None,
         typer.Option(help="Another model to measure on the same texts; repeat the flag for more models."),
@@ -126,7 +126,8 @@ def influence(
 ) -> None:
     """Measure the number of far tokens that a model needs to predict the next token.
 
-    It compares predictions from near tokens, from near and k selected far tokens, and from near and all far tokens.
+    The command compares predictions from three contexts: near tokens; near tokens and k selected far tokens; near
+    tokens and all far tokens.
     """
     settings = InfluenceSettings(
         near=near,

@@ -47,10 +47,10 @@ class Diagnosis:
     """Failures of a run at a length, with their causes.
 
     ``by_length`` covers the longest training length, its doublings (or the nearest available lengths) and ``length``.
-    ``heads`` contains the (layer, head) pairs, counted from 0, with at least half the support mass of the best head at
-    the longest training length. If no example fails, ``failures`` is None, and there are no range shifts and causes.
-    ``skip_reason`` is the reason why there are no interventions and no ``subsampling_control``. ``limited_by`` is a
-    sentence with the result.
+    ``heads`` contains the (layer, head) pairs, counted from 0, with at least half the support attention of the best
+    head at the longest training length. If no example fails, ``failures`` is None, and there are no range shifts and
+    causes. ``skip_reason`` is the reason why there are no interventions and no ``subsampling_control``.
+    ``limited_by`` is a sentence with the result.
     """
 
     length: int
@@ -75,8 +75,9 @@ class Diagnosis:
 def diagnose(model: ProbedModel, length: int, *, num_examples: int = NUM_EXAMPLES) -> Diagnosis:
     """Find the causes of failures at a length, on the examples of ``evaluate_by_length`` with the same seed.
 
-    Each intervention reevaluates the first errors of at most ``MAX_QUERIES`` failed examples. If it repairs an error,
-    it removes the cause of the error. For a task without support, the function skips the interventions that need it.
+    Each intervention reevaluates the first errors of at most ``MAX_QUERIES`` failed examples. An intervention that
+    repairs an error identifies the cause of the error. For a task without support, the function skips the interventions
+    that need it.
     """
     lengths, doubled_length = {model.max_train_length, length}, 2 * model.max_train_length
     while doubled_length < length:

@@ -1,4 +1,4 @@
-"""Support mass: the attention weight from the token before an answer to the tokens that the answer depends on."""
+"""Support attention (``support_mass``): attention from the token before an answer to the answer's support."""
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ NUM_ANSWERS = 64
 
 
 def mean_support_mass(model: ProbedModel, length: int) -> Float[np.ndarray, "layers heads"]:
-    """Return the mean support mass of each head over sampled answers at a length; 0 for a task without support."""
+    """Return the mean support attention of each head over sampled answers at a length; 0 for a task without support."""
     rng = stream(model.seed, "diagnosis attention", length)
     end_token = model.task.vocabulary.index("end")
     masses = []
@@ -29,7 +29,7 @@ def mean_support_mass(model: ProbedModel, length: int) -> Float[np.ndarray, "lay
 
 
 def support_mass_at_errors(model: ProbedModel, errors: list[Queries]) -> Float[np.ndarray, "layers heads"]:
-    """Return the mean support mass of each head over the first errors; 0 for a task without support."""
+    """Return the mean support attention of each head over the first errors; 0 for a task without support."""
     masses, num_remaining = [], NUM_ANSWERS
     for queries in errors:
         selected_queries = queries.first(num_remaining)
@@ -47,7 +47,7 @@ def support_mass_at_errors(model: ProbedModel, errors: list[Queries]) -> Float[n
 def support_mass(
     decoder: Decoder, batch: Batch, answer: Int[np.ndarray, " batch"], support: Int[np.ndarray, "batch seq k"]
 ) -> Float[np.ndarray, "answers layers heads"]:
-    """Return the support mass of one answer per example; ``answer`` contains the token indexes of the answers.
+    """Return the support attention of one answer per example; ``answer`` contains the token indexes of the answers.
 
     The support excludes the token before the answer, because the decoder reads it without attention. The result omits
     answers whose support contains only this token.

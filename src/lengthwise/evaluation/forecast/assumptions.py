@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 
 from lengthwise.core.errors import LengthwiseError
-from lengthwise.evaluation.forecast.probed_model import Fidelity, ProbedModel
+from lengthwise.evaluation.forecast.probed_model import ProbedModel, SubsampleAccuracy
 from lengthwise.evaluation.forecast.probes import MAX_TOKENS, RequiredTokens
 from lengthwise.evaluation.forecast.sparse_queries import Queries
 from lengthwise.theory.planted_law_certificate import Assumption
@@ -26,7 +26,7 @@ MAX_ACCURACY_CHANGE = 0.1
 MAX_TOTAL_VARIATION = 0.1
 
 
-def check_fit(model: ProbedModel, fidelity: Fidelity) -> Assumption:
+def check_fit(model: ProbedModel, fidelity: SubsampleAccuracy) -> Assumption:
     """Check that accuracy and, if known, exact match at the longest training length reach ``ACCURACY_THRESHOLD``."""
     result = (
         f"{fidelity.whole:.3f} of the answer tokens are right at length {model.max_train_length}, without the end token"
@@ -39,7 +39,7 @@ def check_fit(model: ProbedModel, fidelity: Fidelity) -> Assumption:
 
 
 def measure_assumptions(
-    model: ProbedModel, queries: Queries, needs: RequiredTokens, fidelity: Fidelity, max_length: int
+    model: ProbedModel, queries: Queries, needs: RequiredTokens, fidelity: SubsampleAccuracy, max_length: int
 ) -> Iterator[Assumption]:
     """Yield the assumptions in the order of docs/theory.md; ``queries`` must have the longest training length."""
     k = measure_structure(model.task, model.max_train_length, model.seed).k

@@ -12,7 +12,7 @@ from lengthwise.evaluation.forecast.assumptions import (
     measure_assumptions,
 )
 from lengthwise.evaluation.forecast.prediction import Forecast, InconclusiveError, predict
-from lengthwise.evaluation.forecast.probed_model import Fidelity, ProbedModel, measure_fidelity
+from lengthwise.evaluation.forecast.probed_model import ProbedModel, SubsampleAccuracy, measure_subsample_accuracy
 from lengthwise.evaluation.forecast.probes import RequiredTokens, measure_required_tokens
 from lengthwise.theory.planted_law_certificate import Assumption
 
@@ -48,7 +48,7 @@ class RunCertificate:
 
     train_lengths: tuple[int, int]
     fitted: float | None
-    fidelity: Fidelity
+    fidelity: SubsampleAccuracy
     needs: RequiredTokens | None
     assumptions: tuple[Assumption, ...]
     forecasts: tuple[Forecast, ...]
@@ -68,7 +68,7 @@ def certify_decoder(model: ProbedModel, lengths: Sequence[int]) -> RunCertificat
     model.decoder.eval()
     train_queries = model.queries(model.max_train_length)
     budget = train_queries.batch.tokens.shape[1]
-    fidelity = measure_fidelity(model, train_queries, budget)
+    fidelity = measure_subsample_accuracy(model, train_queries, budget)
     fit = check_fit(model, fidelity)
     queries = model.queries(model.max_train_length, NUM_PROBE_QUERIES) if fit.holds else None
     needs = None if queries is None else measure_required_tokens(model.decoder, queries)
@@ -113,7 +113,7 @@ def _check_request(model: ProbedModel, lengths: Sequence[int]) -> None:
         raise SettingError(obstacle)
 
 
-def _refusal_reason(fidelity: Fidelity) -> str | None:
+def _refusal_reason(fidelity: SubsampleAccuracy) -> str | None:
     if fidelity.max_accuracy_change > MAX_ACCURACY_CHANGE:
         return (
             "this run reads more tokens than its answers depend on; at the longest training length, "

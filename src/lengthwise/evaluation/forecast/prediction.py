@@ -6,7 +6,7 @@ import numpy as np
 
 from lengthwise.core.errors import LengthwiseError
 from lengthwise.core.intervals import wilson_interval
-from lengthwise.evaluation.forecast.probed_model import NUM_QUERIES, Fidelity, ProbedModel
+from lengthwise.evaluation.forecast.probed_model import NUM_QUERIES, ProbedModel, SubsampleAccuracy
 from lengthwise.evaluation.forecast.sparse_queries import Queries
 from lengthwise.evaluation.forecast.subsampling import upweight_distractors
 from lengthwise.tasks import Planted, Task
@@ -62,7 +62,9 @@ class Forecast:
     exact_high: float
 
 
-def predict(model: ProbedModel, train_queries: Queries, budget: int, fidelity: Fidelity, length: int) -> Forecast:
+def predict(
+    model: ProbedModel, train_queries: Queries, budget: int, fidelity: SubsampleAccuracy, length: int
+) -> Forecast:
     """Predict the accuracy at a length from pieces of ``budget`` tokens, or raise ``InconclusiveError``."""
     queries = model.queries(length)
     pieces, coverage = model.pieces(queries, length, budget, MAX_PIECES)

@@ -89,7 +89,7 @@ class ProbedModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fidelity:
+class SubsampleAccuracy:
     """Accuracy at the longest training length on full sequences, and on a half and a quarter of their tokens.
 
     A subsample always contains the support and its neighbors. In short sequences, these may be more than a quarter.
@@ -105,7 +105,7 @@ class Fidelity:
         return max(abs(self.whole - self.half), abs(self.whole - self.quarter))
 
 
-def measure_fidelity(model: ProbedModel, queries: Queries, budget: int) -> Fidelity:
+def measure_subsample_accuracy(model: ProbedModel, queries: Queries, budget: int) -> SubsampleAccuracy:
     """Measure the accuracy on full sequences of ``budget`` tokens, and on a half and a quarter of their tokens."""
     subsamples = [
         upweight_distractors(queries.support, queries.last_index, 1.0),
@@ -114,4 +114,4 @@ def measure_fidelity(model: ProbedModel, queries: Queries, budget: int) -> Fidel
     full_accuracy, half_accuracy, quarter_accuracy = (
         float(model.query(queries, selection).correct.mean()) for selection in subsamples
     )
-    return Fidelity(whole=full_accuracy, half=half_accuracy, quarter=quarter_accuracy)
+    return SubsampleAccuracy(whole=full_accuracy, half=half_accuracy, quarter=quarter_accuracy)

@@ -60,7 +60,7 @@ def experiment_for(task: str | Task, scheme: str, encoding: str | None = None) -
 
 
 def _with_task_lengths(experiment: Experiment) -> Experiment:
-    """For a task with a limited set of lengths (a file), train on all of them and evaluate at some of them."""
+    """Set the training and evaluation lengths from the lengths that are available in a task file."""
     task = experiment.task
     if not isinstance(task, HasLengths):
         return experiment

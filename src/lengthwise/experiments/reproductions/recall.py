@@ -33,7 +33,7 @@ def _build_experiments() -> dict[str, Experiment]:
 
 
 def _extract_reading(run: Run, rows: Rows) -> Mapping[str, Any]:
-    """Return the support mass of the best head at each length, and the limiting cause."""
+    """Return the support attention of the best head at each length, and the limiting cause."""
     diagnosis = diagnose_run(run, max(row["length"] for row in rows), num_examples=NUM_EXAMPLES)
     return {
         "mass": {str(result.length): max(result.support_mass, default=0.0) for result in diagnosis.by_length},

@@ -32,19 +32,21 @@ MARKERS = {0.25: "v", 0.5: "s", 1.0: "o"}
 
 
 def _build_experiments() -> dict[str, Experiment]:
-    parity_tests = EvaluationSettings(
+    parity_evaluation = EvaluationSettings(
         lengths=(20, 40, 200, 2000, 20_000), num_examples=(256, 256, 256, 64, 4), stop_at_zero=True
     )
-    chain_tests = EvaluationSettings(lengths=(16, 32, 160, 1600), num_examples=(256, 256, 256, 32), stop_at_zero=True)
-    bit_tests = EvaluationSettings(
+    chain_evaluation = EvaluationSettings(
+        lengths=(16, 32, 160, 1600), num_examples=(256, 256, 256, 32), stop_at_zero=True
+    )
+    bit_evaluation = EvaluationSettings(
         lengths=(50, 100, 200, 500),
         num_examples=(512,),
         variants=tuple(f"flagged-{num_bits}" for num_bits in (1, 2, 4, 6)),
     )
     base_experiments = {
-        "parity": replace(recipe("parity"), evaluation=parity_tests),
-        "variables": replace(recipe("variable_assignment"), evaluation=chain_tests),
-        "sparse parity": replace(sparse_parity_up_to(6), evaluation=bit_tests),
+        "parity": replace(recipe("parity"), evaluation=parity_evaluation),
+        "variables": replace(recipe("variable_assignment"), evaluation=chain_evaluation),
+        "sparse parity": replace(sparse_parity_up_to(6), evaluation=bit_evaluation),
     }
     return {
         label: _resize(base_experiments[name], *size, step_fraction)

@@ -40,7 +40,7 @@ class InfluenceMeasure(Protocol):
 
 
 def top_k(scorer: SubsetScorer, gains: Float[np.ndarray, " candidates"], k: int) -> TokenRanking:
-    """Return the k candidates with the largest gains. Of equal gains, the earlier token comes first."""
+    """Return the k candidates with the largest gains. Ties are broken in favor of the earlier token."""
     sorted_positions = np.argsort(-gains, kind="stable")[:k]
     return TokenRanking(
         indices=tuple(int(index) for index in scorer.candidates[sorted_positions]),

@@ -80,9 +80,9 @@ def _raise_on_deviation(
         for deviation, tolerance in deviations():
             # The comparison is also false for NaN.
             if not deviation.nats <= tolerance:
-                size_text = f" ({deviation.nats:.2g} nats; rounding can cause {tolerance:.2g})"
+                deviation_text = f" ({deviation.nats:.2g} nats; rounding can cause {tolerance:.2g})"
                 raise ModelError(
-                    f"{problem}: {deviation.description}{size_text if math.isfinite(deviation.nats) else ''}; "
+                    f"{problem}: {deviation.description}{deviation_text if math.isfinite(deviation.nats) else ''}; "
                     f"{deviation.advice}"
                 )
     except torch.OutOfMemoryError:

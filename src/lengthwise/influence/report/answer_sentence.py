@@ -16,8 +16,8 @@ MIN_DIFFERENCE = 1e-4
 def compose_answer(summary: Summary) -> dict[str, Any]:
     """Return the answer to the question of how many far tokens the model uses.
 
-    ``shown`` is True if there is evidence that it uses any. ``at_least`` and ``at_most`` bound their number (None:
-    unknown). ``sentence`` is the text of the answer.
+    ``shown`` is True if there is evidence that the model uses far tokens. ``at_least`` and ``at_most`` are bounds on
+    the number of far tokens that it uses (None: unknown). ``sentence`` is the answer as text.
     """
     model = summary["model"]
     differences = {

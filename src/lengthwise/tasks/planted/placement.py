@@ -49,7 +49,7 @@ class Placement(Protocol):
 
     @property
     def span(self) -> int | None:
-        """Maximum of ``max S - min S + 1`` over all sets and lengths, or None if it is unbounded."""
+        """Maximum of ``max S - min S + 1`` over all planted sets S at all lengths; None if there is no maximum."""
         ...
 
     @property

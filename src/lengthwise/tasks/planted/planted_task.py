@@ -119,10 +119,9 @@ class Planted:
 
     @cached_property
     def label_law(self) -> Float[np.ndarray, "codes labels"]:
-        """Probability of each label for each tuple of k tokens, indexed by the code of the tuple.
+        """Label probabilities of every possible tuple, indexed by its code.
 
-        Tuples that are not in ``tuples`` have the mean label probabilities over ``tuples``, weighted by
-        ``probabilities``.
+        Tuples that are not in ``tuples`` get the mean over ``tuples``, weighted by ``probabilities``.
         """
         check_num_tuples(self.num_tokens**self.k, f"{self.k} of {self.num_tokens} tokens")
         label_probabilities = np.array(self.labels)

@@ -41,7 +41,7 @@ class ProductScores(nn.Module):
         self.tokens = nn.Parameter(INIT_STD * torch.randn(k, num_tokens))
 
     def sum_by_last_token(self, values: Values, inputs: AttentionInputs) -> Float[Tensor, "batch seq outputs"]:
-        """Return ``log sum g(S, x_S) h(x_S)`` over the sets that end at each token; ``LOG_ZERO`` without a set."""
+        """Return ``log sum g(S, x_S) h(x_S)`` over sets that end at each token; ``LOG_ZERO`` if no set ends there."""
         sums = inputs.starts[None, :, None, None].expand(len(inputs.tokens), -1, 1, 1) * inputs.power
         token_scores = functional.embedding(inputs.tokens, inputs.power * self.tokens.T)  # batch seq k
         for tuple_index in range(len(self.tokens)):
@@ -77,7 +77,7 @@ class ChainScores(nn.Module):
         return (len(self.tokens) - 1) * self.max_gap + 1 > self.span
 
     def sum_by_last_token(self, values: Values, inputs: AttentionInputs) -> Float[Tensor, "batch seq outputs"]:
-        """Return ``log sum g(S, x_S) h(x_S)`` over the sets that end at each token; ``LOG_ZERO`` without a set."""
+        """Return ``log sum g(S, x_S) h(x_S)`` over sets that end at each token; ``LOG_ZERO`` if no set ends there."""
         tokens, power = inputs.tokens, inputs.power
         sums = inputs.starts[None, :, None, None].expand(len(tokens), -1, 1, 1) * power
         if self.span_excludes_sets:
@@ -122,7 +122,7 @@ class ChainScores(nn.Module):
     def _advance(
         self, sums: Float[Tensor, "batch seq offsets states"], link: Float[Tensor, "gaps batch seq"]
     ) -> Float[Tensor, "batch seq offsets states"]:
-        """Return log sums over the tuples that end before each token, including the link to that token."""
+        """Return, for each token, the log sum over partial sets that end before it, including their links to it."""
         seq, offsets = sums.shape[1:3]
         padded = functional.pad(
             sums, (0, 0, self.max_gap if self.span_excludes_sets else 0, 0, self.max_gap, 0), value=LOG_ZERO
@@ -188,7 +188,7 @@ class WindowScores(nn.Module):
         self.register_buffer("shapes", torch.from_numpy(shapes), persistent=False)
 
     def sum_by_last_token(self, values: Values, inputs: AttentionInputs) -> Float[Tensor, "batch seq outputs"]:
-        """Return ``log sum g(S, x_S) h(x_S)`` over the sets that end at each token; ``LOG_ZERO`` without a set."""
+        """Return ``log sum g(S, x_S) h(x_S)`` over sets that end at each token; ``LOG_ZERO`` if no set ends there."""
         if inputs.position_ids is not None:
             return self._sum_coupled(values, inputs, inputs.position_ids)
         tokens = inputs.tokens

@@ -82,8 +82,8 @@ class PositionFreeAttention:
     def __post_init__(self) -> None:
         if self.k < 1 or len(self.log_scores) != self.num_tokens**self.k:
             raise SettingError(
-                f"{len(self.log_scores)} scores do not fit tuples of {self.k} out of {self.num_tokens} tokens; pass "
-                f"{self.num_tokens ** max(self.k, 1)} scores and a k of at least 1"
+                f"got {len(self.log_scores)} scores for tuples of length {self.k} over {self.num_tokens} tokens; pass "
+                f"{self.num_tokens ** max(self.k, 1)} scores, and use k >= 1"
             )
         _check_log_scores(self.log_scores)
 

@@ -15,7 +15,7 @@ from lengthwise.theory.bounds.linear_loss import (
     INFINITE_KAPPA_MESSAGE,
     IRREGULARITY_MESSAGE,
     Bound,
-    FloorCorrected,
+    LabelNoiseCorrected,
     LargestRatio,
     LinearGrowth,
     LinearGrowthOfMean,
@@ -42,7 +42,7 @@ def _published_factor(case: Extrapolation) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SquareOfLength:
+class QuadraticInLengthBound:
     """Bound ``3 kappa eta_L eta_N L N^2 delta`` on the risk at test length N, for training length L >= 4 spans.
 
     Delta is the average risk over the lengths L/2 .. L. The constants eta measure the irregularity of the placement.
@@ -57,7 +57,7 @@ class SquareOfLength:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SquareOfSpans:
+class QuadraticInSpansBound:
     """Bound ``3 kappa eta_L eta_N L (N / w)^2 delta`` on the risk at test length N, with the span w.
 
     Delta is the average risk over the lengths L/2 .. L. The training length L must be at least 4 w.
@@ -72,7 +72,7 @@ class SquareOfSpans:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MinimaxSquareOfSpans:
+class MinimaxQuadraticInSpansBound:
     """Bound ``3 kappa eta_L eta_N (N / w)^2 delta`` with the largest risk delta over the lengths L/2 .. L."""
 
     name: ClassVar[str] = "Theorem 4.3 for minimax training, factor (N / w)^2"
@@ -84,7 +84,7 @@ class MinimaxSquareOfSpans:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SquareOfRatio:
+class QuadraticInLengthRatioBound:
     """Bound ``48 kappa rho0 (N / L)^2 delta`` with the largest risk delta over L/2 .. L.
 
     The constant rho0 (see ``StartUniformity``) is near 1 if the start of the planted set is nearly uniform.
@@ -94,12 +94,15 @@ class SquareOfRatio:
     provenance: ClassVar[str] = "reconstructed"
 
     def value(self, case: Extrapolation) -> float:
-        """Return ``N / L`` times ``LinearOfLargest``; it ignores that each start is less probable at longer lengths."""
-        return LinearOfLargest().value(case) * case.test_length / case.train_length
+        """Return ``N / L`` times ``LinearGrowthOfLargestRisk``.
+
+        The bound ignores that each start is less probable at longer lengths.
+        """
+        return LinearGrowthOfLargestRisk().value(case) * case.test_length / case.train_length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LinearOfLargest:
+class LinearGrowthOfLargestRisk:
     """Bound ``48 kappa rho0 (N / L) delta`` with the largest risk delta over L/2 .. L, for even training lengths L."""
 
     name: ClassVar[str] = "linear in N / L, several training lengths"
@@ -156,11 +159,11 @@ class DifferenceBound:
 BOUNDS: dict[str, type[Bound]] = {
     bound.name: bound
     for bound in (
-        SquareOfLength,
-        SquareOfSpans,
-        MinimaxSquareOfSpans,
-        SquareOfRatio,
-        LinearOfLargest,
+        QuadraticInLengthBound,
+        QuadraticInSpansBound,
+        MinimaxQuadraticInSpansBound,
+        QuadraticInLengthRatioBound,
+        LinearGrowthOfLargestRisk,
         DifferenceBound,
         WindowCover,
         WorstRisks,
@@ -172,7 +175,7 @@ BOUNDS: dict[str, type[Bound]] = {
         LinearGrowth,
         LinearGrowthOfMean,
         ProportionalWindowCover,
-        FloorCorrected,
+        LabelNoiseCorrected,
         NoLocality,
         ShortenedGaps,
     )
@@ -186,5 +189,5 @@ COVER_BOUNDS = (
     KnownScores,
     SampledKnownScores,
     ProportionalWindowCover,
-    FloorCorrected,
+    LabelNoiseCorrected,
 )

@@ -29,7 +29,7 @@ from lengthwise.theory.risk.exact_risk import (
     TotalVariation,
     enumerated_risk,
 )
-from lengthwise.theory.risk.growth_curves import FAR_LENGTH, fit_odds, limit_risk, secant
+from lengthwise.theory.risk.growth_curves import ASYMPTOTIC_LENGTH, fit_odds, limit_risk, secant
 from lengthwise.theory.risk.laplace_risk import laplace_risks
 
 MIN_LIMIT_RISK = 1e-12
@@ -255,5 +255,5 @@ def predict(law: Planted, predictor: Predictor, train_length: int, length: int, 
 
 
 def _has_same_placement(placement: Placement, train_length: int, length: int) -> bool:
-    """Return True if starts are uniform and shapes equally distributed at both lengths and at ``FAR_LENGTH``."""
-    return fit_uniform_starts(placement, [train_length, length, FAR_LENGTH]).rho0 <= 1 + RHO0_TOLERANCE
+    """Return True if starts are uniform and shapes equally distributed at both lengths and at ``ASYMPTOTIC_LENGTH``."""
+    return fit_uniform_starts(placement, [train_length, length, ASYMPTOTIC_LENGTH]).rho0 <= 1 + RHO0_TOLERANCE

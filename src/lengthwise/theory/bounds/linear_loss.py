@@ -144,7 +144,9 @@ def _check_single_token_case(case: Extrapolation) -> None:
     case.check_sparsity()
     check_train_length(case.train_length, case.test_length, 1, 2)
     if case.law.k != 1:
-        raise BoundError(f"{case.law.k} planted tokens: this bound needs k = 1; use the bound '{WindowCover.name}'")
+        raise BoundError(
+            f"the law has {case.law.k} planted tokens, but this bound needs k = 1; use the bound '{WindowCover.name}'"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +175,8 @@ class SingleTokenGroups:
         num_groups, remainder = divmod(case.test_length - 1, case.train_length - 1)
         if remainder:
             raise BoundError(
-                f"lengths {case.train_length} and {case.test_length} give no integer number of groups; test at length "
+                "(test length - 1) must be a multiple of (training length - 1), but the lengths are "
+                f"{case.test_length} and {case.train_length}; test at length "
                 f"{num_groups * (case.train_length - 1) + 1}, or use the bound '{SingleTokens.name}'"
             )
         return float(1 - (1 - case.risk(case.train_length)) ** num_groups)
@@ -212,7 +215,7 @@ class LinearGrowthOfMean:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FloorCorrected:
+class LabelNoiseCorrected:
     """Variant of ``WindowCover`` that counts the error e_z of the planted set once instead of once per piece.
 
     The bound is ``E e_z + sum_S Q_N(S) sum_J kappa_J (r_L - e_z A_L)``, where ``A_L`` is the mean attention weight of
@@ -227,7 +230,8 @@ class FloorCorrected:
         mass = kappa_weighted_mass(case, GridCover)
         if not isinstance(case.loss, TotalVariation):
             raise BoundError(
-                f"loss '{case.loss.name}' has no floor to correct, because the planted set has no error; use loss 'tv'"
+                f"loss '{case.loss.name}' has no label noise to correct, because its error on the planted set is 0; "
+                "use loss 'tv'"
             )
         index_of = {tuple(shape): index for index, shape in enumerate(case.attention.shapes.tolist())}
         planted_error = np.zeros((len(case.shapes), len(case.tuple_probabilities)))

@@ -1,4 +1,4 @@
-"""Growth curves of the risk with the length, with intervals, horizons and exact limits."""
+"""Growth curves of the risk as a function of length, with intervals, horizons and exact limits."""
 
 import math
 from collections.abc import Sequence
@@ -18,18 +18,18 @@ from lengthwise.theory.risk.laplace_risk import placement_risks
 # The largest number of iterations of the weighted fit.
 MAX_ITERATIONS = 20
 # The shape distribution at this length approximates the distribution at very large lengths.
-FAR_LENGTH = 1 << 14
+ASYMPTOTIC_LENGTH = 1 << 14
 
 RiskSequence = Sequence[float] | Float[np.ndarray, " lengths"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OddsLaw:
-    """Growth curve ``R(N) = (a + b N) / (1 + c N)`` of the risk R at length N, with the limit ``b / c``.
+    """Risk as a function of length N, ``R(N) = (a + b N) / (1 + c N)``, with the limit ``b / c``.
 
     ``parameters`` are a, b, c with their ``covariance``. ``degrees_of_freedom`` is the number of lengths minus the
-    number of fitted parameters. With the limit 1, the odds ``R / (1 - R)`` are linear in the length. The curve is exact
-    if all background sets have equal weights. It is not a bound, because the risk of some laws has another form.
+    number of fitted parameters. If the limit is 1, the odds ``R / (1 - R)`` are linear in the length. The curve is
+    exact if all background sets have equal weights. It is not a bound, because the risk of some laws has another form.
     Derived here.
     """
 
@@ -140,7 +140,7 @@ class _ConstantPredictor:
 
 def _interior_placement(law: Planted, attention: TabularAttention) -> ShapeLaw:
     """Return a placement with one start per shape, far enough from both ends that all overlapping sets fit."""
-    long_law = law.placement.law(FAR_LENGTH)
+    long_law = law.placement.law(ASYMPTOTIC_LENGTH)
     margin = attention.span - 1
     probability = np.zeros((len(long_law.shapes), int(long_law.shapes[:, -1].max()) + 1 + 2 * margin))
     probability[:, margin] = long_law.probability.sum(axis=1)

@@ -73,11 +73,11 @@ def placement_risks(
 
 
 def laplace_log_loss(law: Planted, attention: TabularAttention, length: int) -> float:
-    """Return the exact log loss ``E[-log f_y]`` in nats, to about 1e-12, with the predicted label probability f_y.
+    """Return the exact log loss ``E[-log f_y]`` in nats, where f_y is the predicted probability of the label y.
 
-    It is infinite if f_y may be 0. Uses ``log(a / a_y) = int_0^inf (exp(-s a_y) - exp(-s a)) ds / s``. Here a is the
-    sum of all scores, and a_y is the sum of scores times values of label y. Raises the same errors as ``laplace_risk``.
-    Derived here.
+    The numerical error is about 1e-12. The loss is infinite if f_y is 0 with a probability above 0. The computation
+    uses ``log(a / a_y) = int_0^inf (exp(-s a_y) - exp(-s a)) ds / s``, where a is the sum of all scores and a_y is the
+    sum of scores times values of label y. Raises the same errors as ``laplace_risk``. Derived here.
     """
     shape_laws = _shape_laws(law, [length])
     _check_output_probabilities(law, attention)
