@@ -113,29 +113,29 @@ def experiment_digest(folder: Path) -> str:
             raise RunFolderError(
                 f"{folder / name} has changed since training (its digest differs); restore the original"
             )
-    parts = {key: tree[key] for key in ("experiment", "files") if key in tree}
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    digested_entries = {key: tree[key] for key in ("experiment", "files") if key in tree}
+    return hashlib.sha256(json.dumps(digested_entries, sort_keys=True).encode()).hexdigest()
 
 
-def _read_description_file(folder: Path, kind: FolderKind) -> dict[str, Any]:
+def _read_description_file(folder: Path, folder_kind: FolderKind) -> dict[str, Any]:
     """Read a description file; raise ``RunFolderError`` if it is missing or damaged."""
     try:
-        tree: dict[str, Any] = parse_json((folder / kind.file).read_bytes())
-        for key, value in {kind.key: tree.get(kind.key), "files": tree.get("files", {})}.items():
+        tree: dict[str, Any] = parse_json((folder / folder_kind.file).read_bytes())
+        for key, value in {folder_kind.key: tree.get(folder_kind.key), "files": tree.get("files", {})}.items():
             if not isinstance(value, dict):
                 raise ValueError(f"it has no object {key}")
         return tree
     except (OSError, ValueError) as error:
         raise RunFolderError(
-            f"{folder / kind.file} cannot be read ({error}); repeat the {kind.name} in another folder"
+            f"{folder / folder_kind.file} cannot be read ({error}); repeat the {folder_kind.name} in another folder"
         ) from None
 
 
-def _check_equal(folder: Path, kind: FolderKind, saved_tree: Any, requested_tree: Any) -> None:
+def _check_equal(folder: Path, folder_kind: FolderKind, saved_tree: Any, requested_tree: Any) -> None:
     if value_names := sorted(_differences(saved_tree, requested_tree)):
         differences = ", ".join(value_names[:3]) + (f" and {len(value_names) - 3} more" if len(value_names) > 3 else "")
         raise RunFolderError(
-            f"{folder} contains another {kind.name} (different values: {differences}); choose another --out"
+            f"{folder} contains another {folder_kind.name} (different values: {differences}); choose another --out"
         )
 
 
@@ -165,13 +165,13 @@ def read_model(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         raise RunFolderError(
             f"{folder} has no {MODEL} because training is unfinished; run train --resume --out {folder}"
         )
-    tensors, facts = load_tensors(folder / MODEL)
-    if facts.pop(EXPERIMENT_DIGEST_KEY, None) != experiment_digest(folder):
+    tensors, training_facts = load_tensors(folder / MODEL)
+    if training_facts.pop(EXPERIMENT_DIGEST_KEY, None) != experiment_digest(folder):
         raise RunFolderError(
             f"{folder / MODEL} does not belong to {folder / EXPERIMENT}, or one of them has changed; "
             "restore the original files, or train the run again"
         )
-    return tensors, facts
+    return tensors, training_facts
 
 
 def write_model(folder: Path, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> None:

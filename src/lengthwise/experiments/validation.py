@@ -48,11 +48,11 @@ def prepare_training(experiment: Experiment) -> PreparedTraining:
     batches = check_scheme(experiment)
     batch = build_sampler(experiment, (max_train_length, max_train_length)).batch(0)
     num_ids = experiment.scheme.num_position_ids or int(batch.position_ids.max()) + 1
-    limit = experiment.encoding.num_position_ids
-    if limit is not None and num_ids > limit:
+    max_num_ids = experiment.encoding.num_position_ids
+    if max_num_ids is not None and num_ids > max_num_ids:
         raise PositionRangeError(
-            f"training uses IDs up to {num_ids - 1} but encoding {experiment.encoding.name} has only {limit} IDs; "
-            f"set its num_position_ids to at least {num_ids}"
+            f"training uses IDs up to {num_ids - 1} but encoding {experiment.encoding.name} has only {max_num_ids} "
+            f"IDs; set its num_position_ids to at least {num_ids}"
         )
     select_variants(experiment.task, experiment.evaluation)
     decoder = build_decoder(experiment)
@@ -121,26 +121,27 @@ def _check_assignment(scheme: PositionScheme, examples: Examples, assignment: An
             f"scheme {scheme.name} returns {_type_name(assignment)}; return an Assignment, "
             "such as score_all_answers(examples, position_ids)"
         )
-    size, seq = examples.tokens.shape
+    batch_size, seq = examples.tokens.shape
     ids: Any = assignment.position_ids
     if not isinstance(ids, np.ndarray):
         raise PositionIDError(
             f"scheme {scheme.name} returns IDs as {_type_name(ids)}; return a NumPy array with axes {ID_AXES}"
         )
-    if ids.ndim != 3 or ids.shape[1:] != (size, seq) or not len(ids):
+    if ids.ndim != 3 or ids.shape[1:] != (batch_size, seq) or not len(ids):
         raise PositionIDError(
-            f"scheme {scheme.name} returns IDs of shape {ids.shape} for tokens of shape {(size, seq)}; "
-            f"return an array with axes {ID_AXES}, here {(1, size, seq)} for one level"
+            f"scheme {scheme.name} returns IDs of shape {ids.shape} for tokens of shape {(batch_size, seq)}; "
+            f"return an array with axes {ID_AXES}, here {(1, batch_size, seq)} for one level"
         )
     if ids.dtype.kind not in ("if" if scheme.real_valued else "i") or ids.dtype.itemsize > 8:
         types = "signed integers or floats" if scheme.real_valued else "signed integers, or set real_valued = True"
         raise PositionIDError(f"scheme {scheme.name} returns IDs of type {ids.dtype}; return {types}")
     for name in ("token_scored", "id_scored"):
         mask: Any = getattr(assignment, name)
-        if not isinstance(mask, np.ndarray) or mask.dtype != bool or mask.shape != (size, seq):
+        if not isinstance(mask, np.ndarray) or mask.dtype != bool or mask.shape != (batch_size, seq):
             mask_description = f"{mask.dtype} {mask.shape}" if isinstance(mask, np.ndarray) else _type_name(mask)
             raise PositionIDError(
-                f"scheme {scheme.name} returns {name} as {mask_description}; return booleans of shape {(size, seq)}"
+                f"scheme {scheme.name} returns {name} as {mask_description}; return booleans of shape "
+                f"{(batch_size, seq)}"
             )
 
 
@@ -148,10 +149,10 @@ def _check_values(scheme: PositionScheme, ids: Real[np.ndarray, "level batch seq
     invalid_ids = ids[~((ids >= 0) & (ids < np.inf))]
     if invalid_ids.size:
         raise PositionIDError(f"scheme {scheme.name} returns ID {invalid_ids[0]}; return finite IDs of at least 0")
-    limit = scheme.num_position_ids
-    if training and limit is not None and ids.max() >= limit:
+    num_scheme_ids = scheme.num_position_ids
+    if training and num_scheme_ids is not None and ids.max() >= num_scheme_ids:
         raise PositionRangeError(
-            f"scheme {scheme.name} returns ID {ids.max()} in training, but its num_position_ids is {limit}; "
+            f"scheme {scheme.name} returns ID {ids.max()} in training, but its num_position_ids is {num_scheme_ids}; "
             "return smaller IDs or increase num_position_ids"
         )
 
@@ -172,7 +173,7 @@ def _check_hooks(encoding: Encoding, decoder: Decoder, ids: Real[Tensor, "size s
     d_head = d_model // num_heads // len(decoder.encoding.levels)
     # Distinct sizes reveal swapped axes.
     batch_size, num_queries, num_keys = islice(
-        (size for size in count(3) if size not in (num_heads, 2 * num_heads, d_model, d_head)), 3
+        (axis_size for axis_size in count(3) if axis_size not in (num_heads, 2 * num_heads, d_model, d_head)), 3
     )
     ids = ids[torch.arange(batch_size) % ids.shape[0]][:, torch.arange(num_keys) % ids.shape[1]]
     query_ids = ids[:, num_keys - num_queries :]
@@ -198,11 +199,11 @@ def _check_hooks(encoding: Encoding, decoder: Decoder, ids: Real[Tensor, "size s
         _call_hook(encoding, "adjust", (torch.ones(score_shape), query_ids, ids, is_visible), score_shape)
 
 
-def _call_hook(encoding: Encoding, hook: str, arguments: tuple[Tensor, ...], shape: tuple[int, ...]) -> None:
+def _call_hook(encoding: Encoding, hook: str, arguments: tuple[Tensor, ...], expected_shape: tuple[int, ...]) -> None:
     """Call a hook and check the shape and dtype of its result."""
     label = f"{type(encoding).__name__}.{hook}"
-    shapes = " and ".join(str(tuple(part.shape)) for part in arguments)
-    expected_axes = f"({RESULT_AXES.get(hook, 'batch, heads, query, key')}), here {shape}"
+    argument_shapes = " and ".join(str(tuple(argument.shape)) for argument in arguments)
+    expected_axes = f"({RESULT_AXES.get(hook, 'batch, heads, query, key')}), here {expected_shape}"
     try:
         result = getattr(encoding, hook)(*arguments)
     except LengthwiseError:
@@ -212,22 +213,22 @@ def _call_hook(encoding: Encoding, hook: str, arguments: tuple[Tensor, ...], sha
         frame = traceback.extract_tb(error.__traceback__)[:2][-1]
         cause = str(error).split("\n")[0]
         location = f"{type(error).__name__}: {cause}, {Path(frame.filename).name} line {frame.lineno}"
-        raise SettingError(f"{label} fails on inputs of shape {shapes} ({location}); fix this hook") from error
+        raise SettingError(f"{label} fails on inputs of shape {argument_shapes} ({location}); fix this hook") from error
     if not isinstance(result, Tensor):
         raise SettingError(
-            f"{label} returns {_type_name(result)} for inputs of shape {shapes}; return a tensor with "
+            f"{label} returns {_type_name(result)} for inputs of shape {argument_shapes}; return a tensor with "
             f"axes {expected_axes}"
         )
     # A bias may broadcast over the batch and the heads.
     num_broadcast_axes = 2 if hook == "bias" else 0
     axis_matches = [
-        size == expected_size or (size == 1 and axis < num_broadcast_axes)
-        for axis, (size, expected_size) in enumerate(zip(result.shape, shape, strict=False))
+        axis_size == expected_size or (axis_size == 1 and axis < num_broadcast_axes)
+        for axis, (axis_size, expected_size) in enumerate(zip(result.shape, expected_shape, strict=False))
     ]
-    if result.dim() != len(shape) or not all(axis_matches):
+    if result.dim() != len(expected_shape) or not all(axis_matches):
         broadcast_advice = ", or size 1 to broadcast over batch or heads" if num_broadcast_axes else ""
         raise SettingError(
-            f"{label} returns a tensor of shape {tuple(result.shape)} for inputs of shape {shapes}; "
+            f"{label} returns a tensor of shape {tuple(result.shape)} for inputs of shape {argument_shapes}; "
             f"return axes {expected_axes}{broadcast_advice}"
         )
     if not result.is_floating_point() or (hook == "embed" and result.dtype != arguments[0].dtype):

@@ -36,7 +36,7 @@ def run_in_processes(
     with (
         _report_lost_worker(),
         ProcessPoolExecutor(workers, spawn_context, _initialize_worker) as pool,
-        catch_interrupts() as stop,
+        catch_interrupts() as was_interrupted,
         _hide_script(jobs),
     ):
         # Submit one job per worker, because a pool cannot cancel queued jobs.
@@ -51,7 +51,7 @@ def run_in_processes(
                     return _stop_workers()
                 on_result(job, result)
                 futures |= {pool.submit(run_job, job): job for job in islice(job_queue, 1)}
-            if stop():
+            if was_interrupted():
                 return _stop_workers()
     return True
 

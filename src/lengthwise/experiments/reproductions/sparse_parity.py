@@ -181,8 +181,8 @@ def _draw_by_length(axes: Any, rows: Rows, label: str) -> None:
     test_bits = {num_bits for num_bits in _test_bits(rows) if num_bits <= MAX_BITS_BY_LABEL[label]}
     cells = {length: cell for length in _test_lengths(rows) if (cell := _select_rows(rows, label, length, test_bits))}
     color = COLORS[TRAIN_BITS.index(MAX_BITS_BY_LABEL[label])]
-    means = [pool_seeds(cell)[0] for cell in cells.values()]
-    axes.plot(list(cells), means, "-o", color=color, label=str(MAX_BITS_BY_LABEL[label]))
+    mean_exact_match = [pool_seeds(cell)[0] for cell in cells.values()]
+    axes.plot(list(cells), mean_exact_match, "-o", color=color, label=str(MAX_BITS_BY_LABEL[label]))
     seed_means = [
         [pool_seeds([row for row in cell if row["seed"] == seed])[0] for seed in {row["seed"] for row in cell}]
         for cell in cells.values()
@@ -192,14 +192,14 @@ def _draw_by_length(axes: Any, rows: Rows, label: str) -> None:
 
 def _draw_heat_map(axes: Any, rows: Rows, labels: list[str], length: int) -> Any:
     bit_counts = _test_bits([row for row in rows if label_of(row) in labels])
-    values = [
+    exact_match_rows = [
         [
             pool_seeds(cell)[0] if (cell := _select_rows(rows, label, length, {num_bits})) else nan
             for num_bits in bit_counts
         ]
         for label in labels
     ]
-    image = axes.imshow(values, vmin=0.5, vmax=1.0, cmap="viridis", aspect="auto")
+    image = axes.imshow(exact_match_rows, vmin=0.5, vmax=1.0, cmap="viridis", aspect="auto")
     axes.set_xticks(range(len(bit_counts)), map(str, bit_counts))
     axes.set_yticks(range(len(labels)), [str(MAX_BITS_BY_LABEL[label]) for label in labels])
     return image
