@@ -158,13 +158,14 @@ class PositionCollator:
         if not isinstance(config, PreTrainedConfig):
             raise ModelError(f"{type(model).__name__} is not a transformers model; pass a model or its configuration")
         check_id_prediction(config, scheme)
-        limit = position_id_limit(config, pack_to)
+        max_num_ids = position_id_limit(config, pack_to)
         if isinstance(model, PreTrainedModel) and not isinstance(model, IDGenerationMixin):
             check_uses_position_ids(model)
-        if not beyond_trained and scheme.num_position_ids is not None and scheme.num_position_ids > limit:
+        if not beyond_trained and scheme.num_position_ids is not None and scheme.num_position_ids > max_num_ids:
             raise PositionRangeError(
                 f"{scheme.name} assigns IDs below {scheme.num_position_ids}, but {config.model_type} supports IDs "
-                f"below {limit}; set the scheme's num_position_ids to at most {limit}, or pass beyond_trained=True"
+                f"below {max_num_ids}; set the scheme's num_position_ids to at most {max_num_ids}, or pass "
+                "beyond_trained=True"
             )
         if tokenizer.pad_token_id is None:
             raise ModelError(
@@ -174,7 +175,7 @@ class PositionCollator:
         return cls(
             scheme,
             int(tokenizer.pad_token_id),
-            num_position_ids=None if beyond_trained else limit,
+            num_position_ids=None if beyond_trained else max_num_ids,
             padding_side=tokenizer.padding_side,
             pack_to=pack_to,
             pad_to_multiple_of=pad_to_multiple_of,
@@ -185,7 +186,7 @@ class PositionCollator:
         """Collate tokenized examples into a batch."""
         if not features:
             raise FeatureError("the batch is empty; pass at least one example")
-        examples = [self._read_example(number, feature) for number, feature in enumerate(features)]
+        examples = [self._read_example(index, feature) for index, feature in enumerate(features)]
         assignments = self._assign(examples)
         labels = [
             np.where(example.is_answer & assignment.token_scored[0], example.labels, UNSCORED)
@@ -224,17 +225,17 @@ class PositionCollator:
         prompts = {"attention_mask": (layout.sequence_ids >= 0).long()}
         for name, fill_value in (("input_ids", self.pad_token_id), ("position_ids", 0)):
             rows = zip(batch[name].numpy(), batch["attention_mask"].numpy(), prompt_lengths, strict=True)
-            prompts[name] = layout.place([values[mask == 1][:length] for values, mask, length in rows], fill_value)
+            prompts[name] = layout.place([cells[mask == 1][:length] for cells, mask, length in rows], fill_value)
         return prompts
 
-    def _read_example(self, number: int, feature: Mapping[str, Any]) -> TokenizedExample:
+    def _read_example(self, index: int, feature: Mapping[str, Any]) -> TokenizedExample:
         try:
             example = read_example(feature, self.scheme.needs)
         except FeatureError as error:
-            raise FeatureError(f"example {number} of the batch: {error}") from None
+            raise FeatureError(f"example {index} of the batch: {error}") from None
         if self.pack_to is not None and len(example.tokens) > self.pack_to:
             raise FeatureError(
-                f"example {number} of the batch: {len(example.tokens)} tokens exceed pack_to {self.pack_to}; "
+                f"example {index} of the batch: {len(example.tokens)} tokens exceed pack_to {self.pack_to}; "
                 "truncate or drop the example, or raise pack_to"
             )
         return example
@@ -245,33 +246,33 @@ class PositionCollator:
         lengths = np.array([len(example.tokens) for example in examples])
         assignments: dict[int, Assignment] = {}
         for length in np.unique(lengths):
-            numbers = np.flatnonzero(lengths == length).tolist()
-            assignment = self._assign_one_length([examples[number] for number in numbers], numbers, rng)
-            for row, number in enumerate(numbers):
+            indices = np.flatnonzero(lengths == length).tolist()
+            assignment = self._assign_one_length([examples[index] for index in indices], indices, rng)
+            for row, index in enumerate(indices):
                 row_slice = slice(row, row + 1)
                 ids = assignment.position_ids[:, row_slice]
                 if self.num_position_ids is not None and ids.max() >= self.num_position_ids:
                     raise PositionRangeError(
-                        f"example {number} of the batch: its position IDs reach {ids.max()}, but the limit is "
+                        f"example {index} of the batch: its position IDs reach {ids.max()}, but the limit is "
                         f"{self.num_position_ids - 1}; shorten the example, or raise num_position_ids if the model "
                         "supports larger IDs"
                     )
                 token_scored, id_scored = assignment.token_scored[row_slice], assignment.id_scored[row_slice]
-                assignments[number] = Assignment(position_ids=ids, token_scored=token_scored, id_scored=id_scored)
-        return [assignments[number] for number in range(len(examples))]
+                assignments[index] = Assignment(position_ids=ids, token_scored=token_scored, id_scored=id_scored)
+        return [assignments[index] for index in range(len(examples))]
 
     def _assign_one_length(
-        self, examples: Sequence[TokenizedExample], numbers: Sequence[int], rng: np.random.Generator
+        self, examples: Sequence[TokenizedExample], indices: Sequence[int], rng: np.random.Generator
     ) -> Assignment:
         try:
             assignment = self.scheme.assign(self._stack_examples(examples), rng, training=self.training)
         except LengthwiseError:
             # Find the example that fails.
-            for number, example in zip(numbers, examples, strict=True):
+            for index, example in zip(indices, examples, strict=True):
                 try:
                     self.scheme.assign(self._stack_examples([example]), rng, training=self.training)
                 except LengthwiseError as error:
-                    raise type(error)(f"example {number} of the batch: {error}") from None
+                    raise type(error)(f"example {index} of the batch: {error}") from None
             raise
         if len(assignment.position_ids) != 1:
             raise UnsupportedTaskError(
@@ -285,8 +286,8 @@ class PositionCollator:
         prompt_lengths = np.where(is_answer.any(axis=1), is_answer.argmax(axis=1), is_answer.shape[1])
         scheme_data: dict[str, Any] = {}
         if self.scheme.needs is not None:
-            values = np.stack([example.scheme_column for example in examples if example.scheme_column is not None])
-            scheme_data[self.scheme.needs] = values[None] if self.scheme.needs == "coupling" else values
+            columns = np.stack([example.scheme_column for example in examples if example.scheme_column is not None])
+            scheme_data[self.scheme.needs] = columns[None] if self.scheme.needs == "coupling" else columns
         tokens = np.stack([example.tokens for example in examples])
         return Examples(tokens=tokens, prompt_length=prompt_lengths, is_answer=is_answer, **scheme_data)
 

@@ -100,13 +100,13 @@ def groups_of_spans(spans: Sequence[Any], offsets: Sequence[Any], *, truncated: 
         (token_start[:, None] < span_end) & (token_end[:, None] > span_start) & (token_end > token_start)[:, None]
     )
     has_span = overlaps.any(axis=1)
-    lowest_group = np.where(overlaps, span_group, GROUP_LIMIT).min(axis=1, initial=GROUP_LIMIT)
-    highest_group = np.where(overlaps, span_group, -1).max(axis=1, initial=-1)
-    if (has_conflict := has_span & (lowest_group < highest_group)).any():
+    lowest_span_group = np.where(overlaps, span_group, GROUP_LIMIT).min(axis=1, initial=GROUP_LIMIT)
+    highest_span_group = np.where(overlaps, span_group, -1).max(axis=1, initial=-1)
+    if (has_conflict := has_span & (lowest_span_group < highest_span_group)).any():
         token = int(has_conflict.argmax())
         raise FeatureError(
             f"token {token} (characters {token_start[token]} to {token_end[token]}) belongs to the groups "
-            f"{lowest_group[token]} and {highest_group[token]}; change the spans, or insert a space between "
+            f"{lowest_span_group[token]} and {highest_span_group[token]}; change the spans, or insert a space between "
             "them in the text"
         )
     text_end = token_end.max(initial=0)
@@ -125,9 +125,9 @@ def groups_of_spans(spans: Sequence[Any], offsets: Sequence[Any], *, truncated: 
             f"no token contains a character of the span {span_start[span]} to {span_end[span]} (group "
             f"{span_group[span]}); move the span to characters that the tokenizer keeps"
         )
-    token_index = np.arange(len(highest_group))
+    token_index = np.arange(len(highest_span_group))
     last_span = np.maximum.accumulate(np.where(has_span, token_index, -1))
-    return np.where(last_span < 0, token_index, highest_group[last_span] + token_index - last_span).tolist()
+    return np.where(last_span < 0, token_index, highest_span_group[last_span] + token_index - last_span).tolist()
 
 
 def _check_offsets(token_start: Int[np.ndarray, " seq"], token_end: Int[np.ndarray, " seq"]) -> None:
@@ -162,10 +162,10 @@ def _check_spans(
 def _read_token_values(feature: Mapping[str, Any], name: str, seq: int) -> Int[np.ndarray, " seq"] | None:
     if feature.get(name) is None:
         return None
-    values = to_integers(name, feature[name])
-    if len(values) != seq:
-        raise FeatureError(f"{name} has {len(values)} values for {seq} tokens; give one value per token")
-    return values
+    token_values = to_integers(name, feature[name])
+    if len(token_values) != seq:
+        raise FeatureError(f"{name} has {len(token_values)} values for {seq} tokens; give one value per token")
+    return token_values
 
 
 def _build_answer_mask(
@@ -188,20 +188,22 @@ def _build_answer_mask(
 
 
 def _read_scheme_column(feature: Mapping[str, Any], name: str, seq: int) -> Int[np.ndarray, " seq"]:
-    values = _read_token_values(feature, name, seq)
-    if values is None and name == "coupling" and feature.get("spans") is not None:
+    scheme_column = _read_token_values(feature, name, seq)
+    if scheme_column is None and name == "coupling" and feature.get("spans") is not None:
         offsets = feature.get("offset_mapping")
         if offsets is None:
             raise FeatureError("spans need an offset_mapping; tokenize with return_offsets_mapping=True")
         if len(offsets) != seq:
             raise FeatureError(f"offset_mapping has {len(offsets)} pairs for {seq} tokens; give one pair per token")
-        values = np.array(groups_of_spans(feature["spans"], offsets))
-    if values is None:
+        scheme_column = np.array(groups_of_spans(feature["spans"], offsets))
+    if scheme_column is None:
         alternative = ", or spans with an offset_mapping" if name == "coupling" else ""
         raise FeatureError(
             f"the column {name} is missing; add it with one integer per token{alternative}, keep it with "
             "remove_unused_columns=False, or use a scheme that needs no column"
         )
-    if (is_invalid := (values < 0) | (values >= GROUP_LIMIT)).any():
-        raise FeatureError(f"invalid {name} {values[is_invalid.argmax()]}; use integers from 0 to {GROUP_LIMIT - 1}")
-    return values
+    if (is_invalid := (scheme_column < 0) | (scheme_column >= GROUP_LIMIT)).any():
+        raise FeatureError(
+            f"invalid {name} {scheme_column[is_invalid.argmax()]}; use integers from 0 to {GROUP_LIMIT - 1}"
+        )
+    return scheme_column

@@ -41,7 +41,7 @@ def export_hf(run: StrPath, out: StrPath, *, overrides: Mapping[str, Any] | None
     from lengthwise.hf.tokenization import symbol_tokenizer, tokenizer_from_json  # noqa: PLC0415
 
     run, out = Path(run), Path(out)
-    experiment, (tensors, facts) = read_experiment(run, overrides=overrides), read_model(run)
+    experiment, (tensors, training_facts) = read_experiment(run, overrides=overrides), read_model(run)
     if type(experiment.encoding) not in ENCODINGS.values():
         raise ModelError(
             f"the custom encoding {experiment.encoding.name} cannot be exported; export a run with one of: "
@@ -51,7 +51,9 @@ def export_hf(run: StrPath, out: StrPath, *, overrides: Mapping[str, Any] | None
     description = read_description(run, RUN_FOLDER)
     run_files = experiment.task.run_files() if isinstance(experiment.task, HasRunFiles) else {}
     files = {name: content.decode() for name, content in run_files.items()}
-    model = LengthwiseForCausalLM(build_config(experiment, {"experiment": description, "facts": facts, "files": files}))
+    model = LengthwiseForCausalLM(
+        build_config(experiment, {"experiment": description, "facts": training_facts, "files": files})
+    )
     model.decoder.load_state_dict(tensors)
     symbols = experiment.task.vocabulary
     tokenizer = tokenizer_from_json(files[TOKENIZER_FILE]) if TOKENIZER_FILE in files else symbol_tokenizer(symbols)
@@ -75,14 +77,14 @@ def import_hf(folder: StrPath, out: StrPath) -> None:
         raise RunFolderError(f"{folder} is not an exported run; use a folder written by export --format hf")
     if not model.config.run:
         raise RunFolderError(f"{folder} has no run data in its config.json; export the run again")
-    description, files, facts = (model.config.run[key] for key in ("experiment", "files", "facts"))
+    description, files, training_facts = (model.config.run[key] for key in ("experiment", "files", "facts"))
     if outside_files := [name for name in files if Path(name).name != name]:
         raise RunFolderError(
             f"{folder} lists the file {outside_files[0]}, which is outside the run folder; export the run again"
         )
     with atomic_folder(out) as run:
         write_description(run, RUN_FOLDER, description, {name: content.encode() for name, content in files.items()})
-        write_model(run, model.decoder.state_dict(), facts)
+        write_model(run, model.decoder.state_dict(), training_facts)
 
 
 @check_arguments

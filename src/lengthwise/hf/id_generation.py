@@ -110,13 +110,13 @@ class IDGenerationMixin(GenerationMixin):
         if num_cached == 0 and num_ids == 0:
             position_ids, num_ids = self.default_prompt_ids(tokens, attention_mask), tokens.shape[1]
         logits = []
-        ends = [*([num_ids] if num_ids else []), *range(num_ids + 1, tokens.shape[1] + 1)]
-        for start, end in zip([0, *ends], ends, strict=False):
-            piece = slice(start, end)
+        call_ends = [*([num_ids] if num_ids else []), *range(num_ids + 1, tokens.shape[1] + 1)]
+        for call_start, call_end in zip([0, *call_ends], call_ends, strict=False):
+            piece = slice(call_start, call_end)
             output = model(
                 tokens[:, piece],
-                None if attention_mask is None else attention_mask[:, : num_cached + end],
-                position_ids if start < num_ids else self.next_position_ids(position_cache, tokens[:, piece]),
+                None if attention_mask is None else attention_mask[:, : num_cached + call_end],
+                position_ids if call_start < num_ids else self.next_position_ids(position_cache, tokens[:, piece]),
                 past_key_values=position_cache,
                 prompt_mask=None if prompt_mask is None else prompt_mask[:, piece],
                 **kwargs,

@@ -152,9 +152,12 @@ def build_sequence_index(sequence_ids: Int[Tensor, "batch seq"]) -> SequenceInde
     rows = torch.arange(len(sequence_ids), device=sequence_ids.device)[:, None]
     text_key = (rows * (int(sequence_ids.max()) + 1) + sequence_ids).flatten()
     flat_indexes = (sequence_ids >= 0).flatten().nonzero()[:, 0]
-    _, text_number, counts = text_key[flat_indexes].unique_consecutive(return_inverse=True, return_counts=True)
-    column = torch.arange(len(flat_indexes), device=flat_indexes.device) - (counts.cumsum(0) - counts)[text_number]
-    index = torch.zeros(len(counts), int(counts.max()), dtype=torch.long, device=flat_indexes.device)
+    _, text_number, text_lengths = text_key[flat_indexes].unique_consecutive(return_inverse=True, return_counts=True)
+    column = (
+        torch.arange(len(flat_indexes), device=flat_indexes.device)
+        - (text_lengths.cumsum(0) - text_lengths)[text_number]
+    )
+    index = torch.zeros(len(text_lengths), int(text_lengths.max()), dtype=torch.long, device=flat_indexes.device)
     is_token = torch.zeros_like(index, dtype=torch.bool)
     index[text_number, column], is_token[text_number, column] = flat_indexes, True
     return SequenceIndex(index, is_token)

@@ -99,9 +99,9 @@ def evaluate_language_model(
     model = loading_module.load_text_model(name, device=pick_device(prompting.device), dtype=prompting.dtype)
     rows = []
     for variant, variant_task in tasks.items():
-        facts = {**task_fields(variant_task), "model": name, "seed": settings.seed, "variant": variant}
+        row_fields = {**task_fields(variant_task), "model": name, "seed": settings.seed, "variant": variant}
         for row in evaluate_texts(model, variant_task, settings, shots=prompting.shots, report=report):
-            rows.append({**facts, **row, "time": utc_timestamp()})
+            rows.append({**row_fields, **row, "time": utc_timestamp()})
             if out is not None:
                 append_rows(Path(out) / RESULTS, rows[-1:])
     return rows

@@ -135,14 +135,14 @@ class EvaluateByLength(TrainerCallback):
             check_id_prediction(trainer.model.config, collator.scheme)
         collator = replace(collator, training=False, pack_to=None)
         examples_by_length: dict[int, list[Mapping[str, Any]]] = {}
-        for number, example in enumerate(examples):
+        for example_number, example in enumerate(examples):
             if "length" not in example:
-                raise FeatureError(f"example {number} has no length; add a column length")
+                raise FeatureError(f"example {example_number} has no length; add a column length")
             examples_by_length.setdefault(int(example["length"]), []).append(example)
 
         def iter_batches(group_examples: list[Mapping[str, Any]]) -> Iterator[dict[str, Tensor]]:
-            for start in range(0, len(group_examples), batch_size):
-                yield collator(group_examples[start : start + batch_size])
+            for batch_start in range(0, len(group_examples), batch_size):
+                yield collator(group_examples[batch_start : batch_start + batch_size])
 
         extra_fields = {"scheme": collator.scheme.name, **(extra_fields or {})}
         batches_by_length = {

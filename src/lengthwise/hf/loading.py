@@ -59,12 +59,14 @@ def load_pretrained(name: str, *, device: torch.device | None = None, dtype: str
             raise ModelError(_describe_error(name, error)) from None
     model, loading_info = result
     if missing_weights := sorted(set(loading_info["missing_keys"])):
-        part = (
+        missing_part = (
             "a language-modelling head"
             if set(missing_weights) & set(HEAD_WEIGHTS)
             else f"weights such as {missing_weights[0]}"
         )
-        raise ModelError(f"{name} was saved without {part}; use a model with an architecture such as LlamaForCausalLM")
+        raise ModelError(
+            f"{name} was saved without {missing_part}; use a model with an architecture such as LlamaForCausalLM"
+        )
     model.eval()
     return model if device is None else model.to(device)
 

@@ -60,6 +60,6 @@ def _build_item(
     return {**item, "length": length, "task": task.name, "seed": seed}
 
 
-def _list_by_level(values: np.ndarray) -> list[Any]:
+def _list_by_level(values_by_level: np.ndarray) -> list[Any]:
     """Return a list with the value of each symbol, or one such list per level if there are several levels."""
-    return list(values.tolist()[0] if len(values) == 1 else values.tolist())
+    return list(values_by_level.tolist()[0] if len(values_by_level) == 1 else values_by_level.tolist())

@@ -16,17 +16,17 @@ class HFCodec:
         self.tokenizer, self.name = tokenizer, name
         tokens, tokens_with_special = (_tokenize_sample(tokenizer, special) for special in (False, True))
         # Some tokenizers also add a token at the end.
-        offsets = [
+        text_offsets = [
             index
             for index in range(len(tokens_with_special))
             if tokens_with_special[index : index + len(tokens)] == tokens
         ]
-        start = (
-            tokens_with_special[: offsets[0]]
-            if offsets
+        start_tokens = (
+            tokens_with_special[: text_offsets[0]]
+            if text_offsets
             else [token for token in tokens_with_special[:1] if token == tokenizer.bos_token_id]
         )
-        self.start: tuple[int, ...] = tuple(start)
+        self.start: tuple[int, ...] = tuple(start_tokens)
         self.token_text = lru_cache(maxsize=None)(self._token_text)
 
     def encode(self, text: str) -> Sequence[int]:
@@ -65,10 +65,10 @@ def symbol_tokenizer(symbols: Sequence[str]) -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.WordLevel({symbol: token for token, symbol in enumerate(symbols)}))
     if "end" in symbols:
         tokenizer.normalizer = normalizers.Replace("\n", " end ")
-    parts: list[pre_tokenizers.PreTokenizer] = [pre_tokenizers.WhitespaceSplit()]
+    splitting_steps: list[pre_tokenizers.PreTokenizer] = [pre_tokenizers.WhitespaceSplit()]
     if all(len(symbol) == 1 for symbol in symbols if symbol != "end"):
-        parts.append(pre_tokenizers.Split(Regex("end|."), "isolated"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(parts)
+        splitting_steps.append(pre_tokenizers.Split(Regex("end|."), "isolated"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(splitting_steps)
     # Put a space between symbols, but no space around a newline.
     space_decoders = [decoders.WordPiece(prefix=" ", cleanup=False), decoders.Fuse()]
     newline_decoders = [decoders.Replace(Regex("(?:^| )end(?= |$)"), "\n"), decoders.Replace("\n ", "\n")]
