@@ -31,14 +31,14 @@ def complete_blocks(folder: Path, size: int, num_rows: int) -> list[bytes]:
     """
     blocks: list[bytes] = []
     digests = _read_bytes(folder / DIGESTS_FILE).splitlines(keepends=True)
-    lines = iter(_read_bytes(folder / ROWS_FILE).splitlines(keepends=True))
+    remaining_rows = iter(_read_bytes(folder / ROWS_FILE).splitlines(keepends=True))
     for digest in digests if digests and digests[-1].endswith(b"\n") else digests[:-1]:
-        block = list(islice(lines, size))
+        block = list(islice(remaining_rows, size))
         blocks.append(b"".join(block))
         is_complete = len(block) == size or (len(blocks) - 1) * size + len(block) == num_rows
         if not is_complete or _digest_line(blocks[-1]) != digest:
             raise _mismatch_error(folder, len(blocks))
-    if sum(line.endswith(b"\n") for line in lines) > size:
+    if sum(row_line.endswith(b"\n") for row_line in remaining_rows) > size:
         raise _mismatch_error(folder, len(blocks) + 2)
     return blocks
 

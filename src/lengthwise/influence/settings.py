@@ -13,7 +13,7 @@ from lengthwise.influence.probing.subset_scoring import OBJECTIVES
 from lengthwise.influence.targets import GapRule
 
 # Controls: random own tokens, and the same search among far tokens of another text or from elsewhere in the text.
-CONTROLS = ("random", OTHER_SOURCE, ELSEWHERE_SOURCE)
+CONTROL_SELECTIONS = ("random", OTHER_SOURCE, ELSEWHERE_SOURCE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,30 +63,30 @@ class InfluenceSettings:
         self._check_names("mode", self.modes, MODES)
         self._check_names("objective", self.objectives, OBJECTIVES)
         if self.controls:
-            self._check_names("control", self.controls, CONTROLS)
+            self._check_names("control", self.controls, CONTROL_SELECTIONS)
 
     @property
     def context(self) -> int:
         """Number of tokens before a target, including the sink tokens."""
         return self.sink + self.far + self.near
 
-    def _check_names(self, kind: str, names: tuple[str, ...], options: tuple[str, ...]) -> None:
+    def _check_names(self, setting_name: str, names: tuple[str, ...], options: tuple[str, ...]) -> None:
         if not names:
-            raise SettingError(f"missing {kind}; use one or more of {', '.join(options)}")
+            raise SettingError(f"missing {setting_name}; use one or more of {', '.join(options)}")
         for name in names:
             if name not in options:
-                raise unknown_name(kind, name, options)
+                raise unknown_name(setting_name, name, options)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as JSON values. The measure is a dictionary with its name and settings."""
-        values = asdict(self)
-        values["measure"] = _measure_to_dict(self.measure)
-        return values
+        json_settings = asdict(self)
+        json_settings["measure"] = _measure_to_dict(self.measure)
+        return json_settings
 
 
 def _measure_to_dict(measure: InfluenceMeasure) -> dict[str, Any]:
-    values: dict[str, Any] = {"name": measure.name}
+    json_settings: dict[str, Any] = {"name": measure.name}
     for name in getattr(measure, "__slots__", ()):
         value = getattr(measure, name)
-        values[name] = _measure_to_dict(value) if isinstance(value, InfluenceMeasure) else value
-    return values
+        json_settings[name] = _measure_to_dict(value) if isinstance(value, InfluenceMeasure) else value
+    return json_settings

@@ -66,8 +66,8 @@ class InfluenceStudy:
                 UntrainedDistanceWarning,
                 stacklevel=2,
             )
-        for name, count in Counter(text.name for text in self.texts).items():
-            if count > 1:
+        for name, num_texts in Counter(text.name for text in self.texts).items():
+            if num_texts > 1:
                 raise SettingError(f"duplicate text name {name}; use a different name for each text")
         for name, original_name in _find_copies(self.texts).items():
             raise SettingError(
@@ -105,9 +105,9 @@ class InfluenceStudy:
 
     def block_starts(self, num_targets: int) -> range:
         """Return the index of the first target of each block in this part."""
-        part, num_parts = self.part
-        block = self.settings.block
-        return range((part - 1) * block, num_targets, num_parts * block)
+        part_number, num_parts = self.part
+        block_size = self.settings.block
+        return range((part_number - 1) * block_size, num_targets, num_parts * block_size)
 
     def claim(self, folder: Path, *, resume: bool) -> None:
         """Write the description of the study to a folder; with ``resume``, compare it with the stored description."""
@@ -157,19 +157,19 @@ def measure_influence(
             first_target_index: targets[first_target_index : first_target_index + settings.block]
             for first_target_index in study.block_starts(len(targets))
         }
-        total = sum(map(len, blocks.values()))
-        stored_blocks = complete_blocks(out, settings.block, total)
+        total_targets = sum(map(len, blocks.values()))
+        stored_blocks = complete_blocks(out, settings.block, total_targets)
         truncate_to(out, stored_blocks)
-        num_done = min(len(stored_blocks) * settings.block, total)
+        num_done = min(len(stored_blocks) * settings.block, total_targets)
         try:
-            if estimate is not None and num_done < total:
-                estimate(*estimate_seconds(evaluator, targets[: total - num_done]))
+            if estimate is not None and num_done < total_targets:
+                estimate(*estimate_seconds(evaluator, targets[: total_targets - num_done]))
             for first_target_index, block in list(blocks.items())[len(stored_blocks) :]:
                 rows = evaluator.rows(block, first_target_index)
                 append_block(out, rows)
                 num_done += len(rows)
                 if report is not None:
-                    report(num_done, total)
+                    report(num_done, total_targets)
         except StopRequestedError:
             return False
         return True

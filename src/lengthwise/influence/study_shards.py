@@ -51,15 +51,15 @@ def join_parts(study: InfluenceStudy, out: Path) -> list[int]:
     incomplete_parts = []
     with exclusive_lock(out, wait=True):
         for index in range(1, num_parts + 1):
-            part = replace(study, part=(index, num_parts))
-            folder, block_starts = part_folder(out, part.part), part.block_starts(num_targets)
+            part_study = replace(study, part=(index, num_parts))
+            folder, block_starts = part_folder(out, part_study.part), part_study.block_starts(num_targets)
             num_rows = sum(min(study.settings.block, num_targets - block_start) for block_start in block_starts)
             blocks = complete_blocks(folder, study.settings.block, num_rows)
             if len(blocks) < len(block_starts):
                 incomplete_parts.append(index)
                 continue
             if (folder / STUDY_FOLDER.file).is_file():
-                part.claim(folder, resume=True)
+                part_study.claim(folder, resume=True)
             blocks_by_start |= dict(zip(block_starts, blocks, strict=True))
         if not incomplete_parts:
             replace(study, part=(1, 1)).claim(out, resume=True)

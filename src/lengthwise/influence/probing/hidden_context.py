@@ -45,15 +45,15 @@ class WindowEvaluator:
 
     def _masked_predictions(self, visibility_masks: Bool[np.ndarray, "queries far"]) -> Iterator[Predictions]:
         """Yield the predictions in masked mode: near tokens do not attend to hidden tokens, but far tokens do."""
-        size, states = batch_size(self.model, 2 * len(self.near)), self.states
+        max_batch_size, states = batch_size(self.model, 2 * len(self.near)), self.states
         start_mask = np.ones((len(visibility_masks), len(self.window.start)), bool)
         masks = torch.from_numpy(np.concatenate([start_mask, visibility_masks], axis=1))
-        for batch_start in range(0, len(visibility_masks), size):
-            batch = masks[batch_start : batch_start + size]
+        for batch_start in range(0, len(visibility_masks), max_batch_size):
+            batch = masks[batch_start : batch_start + max_batch_size]
             yield from split_on_out_of_memory(
                 list(range(batch_start, batch_start + len(batch))),
                 (batch,),
-                lambda part: self.model.log_probs_with_mask(states, self.near, self.near_ids, part),
+                lambda mask_batch: self.model.log_probs_with_mask(states, self.near, self.near_ids, mask_batch),
             )
 
     def _strict_predictions(self, visibility_masks: Bool[np.ndarray, "queries far"]) -> Iterator[Predictions]:
@@ -84,9 +84,9 @@ class WindowEvaluator:
         states = self.model.prefill(self.tokens, self.position_ids, prefix)
         ids = torch.from_numpy(np.stack([prefix + masks[query, prefix:].nonzero()[0] for query in queries]))
         # Each sequence attends to a copy of the states.
-        size = batch_size(self.model, length + prefix // 8)
-        for batch_start in range(0, len(queries), size):
-            batch = slice(batch_start, batch_start + size)
+        max_batch_size = batch_size(self.model, length + prefix // 8)
+        for batch_start in range(0, len(queries), max_batch_size):
+            batch = slice(batch_start, batch_start + max_batch_size)
             yield from split_on_out_of_memory(
                 queries[batch],
                 (self.tokens[ids[batch]], ids[batch]),
@@ -103,9 +103,9 @@ def strict_log_probs(model: NextTokenModel, queries: Sequence[tuple[Window, Visi
     for index, (window, visibility_mask) in enumerate(queries):
         queries_by_length[len(window.start) + int(visibility_mask.sum()) + len(window.near)].append(index)
     for length, indices in sorted(queries_by_length.items()):
-        size = batch_size(model, length)
-        for batch_start in range(0, len(indices), size):
-            batch = indices[batch_start : batch_start + size]
+        max_batch_size = batch_size(model, length)
+        for batch_start in range(0, len(indices), max_batch_size):
+            batch = indices[batch_start : batch_start + max_batch_size]
             masks = [queries[index][0].expand(queries[index][1]) for index in batch]
             tokens = np.stack([queries[index][0].tokens[mask] for index, mask in zip(batch, masks, strict=True)])
             ids = np.stack([mask.nonzero()[0] for mask in masks])

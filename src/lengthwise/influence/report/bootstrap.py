@@ -38,8 +38,10 @@ class Bootstrap:
 
         ``num_values`` is the number of values per resample that the statistic keeps in memory.
         """
-        values = np.concatenate([statistic(counts) for counts in self.counts(num_documents, num_values)])
-        return [estimate(column, num_documents, nan_reason) for column in values.T]
+        resampled_values = np.concatenate(
+            [statistic(document_counts) for document_counts in self.counts(num_documents, num_values)]
+        )
+        return [estimate(column, num_documents, nan_reason) for column in resampled_values.T]
 
     def counts(self, num_documents: int, num_values: int) -> Iterator[Counts]:
         """Yield the number of copies of each document: first 1 for the original sample, then blocks of resamples."""
@@ -47,9 +49,11 @@ class Bootstrap:
         rng = stream(self.seed, "influence documents", num_documents)
         block_size = max(1, MAX_BLOCK_VALUES // max(num_documents, num_values, 1))
         for num_sampled in range(0, self.num_resamples if num_documents >= MIN_DOCUMENTS else 0, block_size):
-            shape = min(block_size, self.num_resamples - num_sampled), num_documents
-            samples = rng.integers(0, num_documents, size=shape) + num_documents * np.arange(shape[0])[:, None]
-            yield np.bincount(samples.ravel(), minlength=math.prod(shape)).reshape(shape)
+            block_shape = min(block_size, self.num_resamples - num_sampled), num_documents
+            samples = (
+                rng.integers(0, num_documents, size=block_shape) + num_documents * np.arange(block_shape[0])[:, None]
+            )
+            yield np.bincount(samples.ravel(), minlength=math.prod(block_shape)).reshape(block_shape)
 
 
 def estimate(values: Float[np.ndarray, " resamples"], num_documents: int, nan_reason: str) -> JSONObject:
@@ -97,7 +101,7 @@ def ratio(
 
 def ratio_of_sums(sums: Sums) -> Statistic:
     """Return a statistic that divides the sum of each column over documents by the sum of the last column."""
-    return lambda counts: ratio((totals := counts @ sums)[:, :-1], totals[:, -1:])
+    return lambda document_counts: ratio((totals := document_counts @ sums)[:, :-1], totals[:, -1:])
 
 
 def median(document_indices: Int[np.ndarray, " targets"], values: Float[np.ndarray, " targets"]) -> Statistic:
@@ -105,10 +109,10 @@ def median(document_indices: Int[np.ndarray, " targets"], values: Float[np.ndarr
     sorted_indices = values.argsort(kind="stable")
     sorted_values, sorted_documents = values[sorted_indices], document_indices[sorted_indices]
 
-    def statistic(counts: Counts) -> Float[np.ndarray, "resamples 1"]:
+    def statistic(document_counts: Counts) -> Float[np.ndarray, "resamples 1"]:
         if not len(sorted_values):
-            return np.full((len(counts), 1), math.nan)
-        cumulative_counts = counts[:, sorted_documents].cumsum(axis=1)
+            return np.full((len(document_counts), 1), math.nan)
+        cumulative_counts = document_counts[:, sorted_documents].cumsum(axis=1)
         # The median of an even number of values is the mean of the two middle values.
         middle_indices = [np.searchsorted(row, ((row[-1] + 1) // 2, row[-1] // 2 + 1)) for row in cumulative_counts]
         return sorted_values[np.array(middle_indices)].mean(axis=1, keepdims=True)
@@ -129,19 +133,19 @@ def smallest_k(
     ``beyond`` is True if the share is below the level for all ``ks``.
     """
 
-    def statistic(counts: Counts) -> Float[np.ndarray, "resamples levels"]:
-        values = shares(counts)
-        is_reached = values[:, :, None] >= np.array(levels)  # resamples k levels
+    def statistic(document_counts: Counts) -> Float[np.ndarray, "resamples levels"]:
+        share_values = shares(document_counts)
+        is_reached = share_values[:, :, None] >= np.array(levels)  # resamples k levels
         first_indices = np.where(is_reached.any(axis=1), is_reached.argmax(axis=1), len(ks))
-        return np.where(np.isnan(values).any(axis=1, keepdims=True), math.nan, first_indices)
+        return np.where(np.isnan(share_values).any(axis=1, keepdims=True), math.nan, first_indices)
 
     # The index after the largest k has no k.
-    k_by_index = dict(enumerate([*ks, None]))
+    k_of_index = dict(enumerate([*ks, None]))
     return [
-        {"share": level, "beyond": index_estimate["value"] == len(ks), "reason": index_estimate["reason"]}
+        {"share": share_level, "beyond": index_estimate["value"] == len(ks), "reason": index_estimate["reason"]}
         | {
-            key: k_by_index.get(index_estimate[bound])
-            for key, bound in (("k", "value"), ("low", "low"), ("high", "high"))
+            key: k_of_index.get(index_estimate[estimate_key])
+            for key, estimate_key in (("k", "value"), ("low", "low"), ("high", "high"))
         }
-        for level, index_estimate in zip(levels, bootstrap(statistic, num_documents, nan_reason), strict=True)
+        for share_level, index_estimate in zip(levels, bootstrap(statistic, num_documents, nan_reason), strict=True)
     ]

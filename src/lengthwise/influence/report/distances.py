@@ -33,18 +33,22 @@ class Distances:
             "quantiles": [{"share": share, "distance": self._quantile(share * total_gain)} for share in QUANTILES],
             "bins": [
                 {
-                    "from": first,
-                    "to": last,
-                    "count_share": sum(self.counts.get(distance, 0) for distance in range(first, last + 1))
+                    "from": first_distance,
+                    "to": last_distance,
+                    "count_share": sum(
+                        self.counts.get(distance, 0) for distance in range(first_distance, last_distance + 1)
+                    )
                     / total_count,
-                    "gain_share": None if total_gain == 0 else self._total_gain(first, last) / total_gain,
+                    "gain_share": None
+                    if total_gain == 0
+                    else self._total_gain(first_distance, last_distance) / total_gain,
                 }
-                for first, last in self._bins()
+                for first_distance, last_distance in self._bins()
             ],
         }
 
-    def _total_gain(self, first: int, last: int) -> float:
-        return math.fsum(self.gains.get(distance, 0.0) for distance in range(first, last + 1))
+    def _total_gain(self, first_distance: int, last_distance: int) -> float:
+        return math.fsum(self.gains.get(distance, 0.0) for distance in range(first_distance, last_distance + 1))
 
     def _quantile(self, gain: float) -> int | None:
         cumulative_gain = 0.0
@@ -61,8 +65,10 @@ class Distances:
             first_bin, last_bin = (
                 int(BINS_PER_OCTAVE * math.log2(distance)) for distance in (min(self.counts), max(self.counts))
             )
-            for index in range(first_bin, last_bin + 1):
-                first_distance, end_distance = (math.ceil(2 ** (edge / BINS_PER_OCTAVE)) for edge in (index, index + 1))
+            for bin_index in range(first_bin, last_bin + 1):
+                first_distance, end_distance = (
+                    math.ceil(2 ** (edge_index / BINS_PER_OCTAVE)) for edge_index in (bin_index, bin_index + 1)
+                )
                 # Bins at small distances may contain no whole number.
                 if first_distance < end_distance:
                     yield first_distance, end_distance - 1

@@ -45,8 +45,8 @@ def render_page(
         "kinds": list(targets.kinds),
         "notes": [*([answer] if answer else []), *targets.notes()],
         "documents": [
-            {"name": name, "start": start, "tokens": list(tokens), "targets": targets.sorted_targets(name)}
-            for name, (start, tokens) in excerpts.items()
+            {"name": name, "start": excerpt_start, "tokens": list(tokens), "targets": targets.sorted_targets(name)}
+            for name, (excerpt_start, tokens) in excerpts.items()
         ],
     }
     css, script = ((TEMPLATE_FOLDER / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
@@ -77,8 +77,8 @@ class _PageTargets:
     def add_row(self, row: Mapping[str, Any]) -> None:
         """Add a row to the page, or count its target as omitted."""
         self.model = row["model"]
-        start, tokens = self.excerpts.get(row["document"], (0, ()))
-        if not start <= row["place"] < start + len(tokens):
+        excerpt_start, tokens = self.excerpts.get(row["document"], (0, ()))
+        if not excerpt_start <= row["place"] < excerpt_start + len(tokens):
             self.num_outside += 1
         elif self.num_targets == self.max_targets:
             self.num_beyond_limit += 1
@@ -87,7 +87,7 @@ class _PageTargets:
             self.targets[row["document"]].append(
                 {name: row[name] for name in ("place", "loss_short", "loss_long", "divergence_short", "clear")}
                 | {"loss_other": row["controls"]["other"]["loss"]}
-                | {"kinds": [self.kinds.setdefault(kind, len(self.kinds)) for kind in row["kinds"]]}
+                | {"kinds": [self.kinds.setdefault(kind_name, len(self.kinds)) for kind_name in row["kinds"]]}
                 | {"selections": dict(map(self._selection, row["selections"]))}
             )
 
@@ -102,8 +102,13 @@ class _PageTargets:
 
     def notes(self) -> list[str]:
         """Return one line with the number of omitted targets, or no line if the page contains all targets."""
-        counts = {"outside the excerpts": self.num_outside, "beyond the limit of the page": self.num_beyond_limit}
-        omissions = [f"{number:,} targets {reason}" for reason, number in counts.items() if number]
+        omitted_counts = {
+            "outside the excerpts": self.num_outside,
+            "beyond the limit of the page": self.num_beyond_limit,
+        }
+        omissions = [
+            f"{num_omitted:,} targets {reason}" for reason, num_omitted in omitted_counts.items() if num_omitted
+        ]
         return [f"The page omits {' and '.join(omissions)}."] if omissions else []
 
 

@@ -82,7 +82,7 @@ class Population:
         weighted = [weighted_values, weighted_values * covariate[:, None]]
         columns = [~background[:, None] * values_by_target, *weighted, scalars]
         sums = self._sums_by_document(np.concatenate(columns, axis=1))
-        return self.bootstrap(lambda counts: _regression_ratio(counts @ sums), len(sums), nan_reason)
+        return self.bootstrap(lambda document_counts: _regression_ratio(document_counts @ sums), len(sums), nan_reason)
 
     def divergences(self, samples: Sequence[SelectionColumns]) -> "Divergences | str":
         """Return the divergences at each k for samples of the same targets, or the reason why they are undefined."""
@@ -91,7 +91,7 @@ class Population:
                 return reason
         expanded_samples = [self._expand_sample(sample, sample.divergences) for sample in samples]
         _, background, weight = expanded_samples[0]
-        values_by_target = np.concatenate([values for values, _, _ in expanded_samples], axis=1)
+        values_by_target = np.concatenate([sample_values for sample_values, _, _ in expanded_samples], axis=1)
         factors = np.stack([np.ones(len(weight)), background, weight], axis=1)
         scalars = np.concatenate([factors * self.columns.divergence_short[:, None], factors[:, :1]], axis=1)
         columns = [~background[:, None] * values_by_target, weight[:, None] * values_by_target, scalars]
@@ -99,11 +99,11 @@ class Population:
         return Divergences(sums=sums, num_ks=self.columns.num_ks, bootstrap=self.bootstrap)
 
     def _expand_sample(
-        self, sample: SelectionColumns, values: Float[np.ndarray, "measured k"]
+        self, sample: SelectionColumns, measured_values: Float[np.ndarray, "measured k"]
     ) -> tuple[Float[np.ndarray, "targets k"], TargetMask, TargetValues]:
         """Return the values of all targets (0 if not measured), the mask of background targets, and their weights."""
-        values_by_target = np.zeros((len(self.mask), values.shape[1]))
-        values_by_target[sample.target] = values
+        values_by_target = np.zeros((len(self.mask), measured_values.shape[1]))
+        values_by_target[sample.target] = measured_values
         values_by_target[~self.mask] = 0.0
         background = self.mask & (self.columns.weight != 1)
         return values_by_target, background, np.where(background, self.columns.weight, 0.0)
@@ -117,8 +117,8 @@ class Population:
         background = self.mask & (self.columns.weight != 1)
         return NO_SAMPLE if background.any() and not (background & is_measured).any() else None
 
-    def _sums_by_document(self, values: Float[np.ndarray, "targets values"]) -> Sums:
-        return sums_by_document(self.columns.target_documents[self.mask], values[self.mask])
+    def _sums_by_document(self, target_values: Float[np.ndarray, "targets values"]) -> Sums:
+        return sums_by_document(self.columns.target_documents[self.mask], target_values[self.mask])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,33 +137,33 @@ class Divergences:
     def recovered_shares(self, ks: Sequence[int], levels: Sequence[float]) -> JSONObject:
         """Estimate ``1 - KL(k) / KL(short)`` at each k, and the smallest k that reaches each level."""
 
-        def compute_shares(totals: Totals) -> Float[np.ndarray, "resamples k"]:
-            divergence_short, _, _, targets = totals[:, -4:].T[:, :, None]
-            values = 1 - ratio(self._divergences_by_k(totals)[:, : self.num_ks], divergence_short)
-            return np.where(divergence_short > MAX_ROUNDING_ERROR * targets, values, np.nan)
+        def compute_shares(column_totals: Totals) -> Float[np.ndarray, "resamples k"]:
+            divergence_short, _, _, targets = column_totals[:, -4:].T[:, :, None]
+            shares = 1 - ratio(self._divergences_by_k(column_totals)[:, : self.num_ks], divergence_short)
+            return np.where(divergence_short > MAX_ROUNDING_ERROR * targets, shares, np.nan)
 
-        return self._estimates(lambda counts: compute_shares(counts @ self.sums), ks, levels)
+        return self._estimates(lambda document_counts: compute_shares(document_counts @ self.sums), ks, levels)
 
     def shares_beyond_control(self, ks: Sequence[int], levels: Sequence[float]) -> JSONObject:
         """Estimate ``1 - KL(k) / KL(k of the control)`` at each k; the second sample is the control."""
 
-        def compute_shares(totals: Totals) -> Float[np.ndarray, "resamples k"]:
-            own_sums, control_sums = np.split(self._divergences_by_k(totals), 2, axis=1)
+        def compute_shares(column_totals: Totals) -> Float[np.ndarray, "resamples k"]:
+            own_sums, control_sums = np.split(self._divergences_by_k(column_totals), 2, axis=1)
             shares = 1 - ratio(own_sums, control_sums)
-            return np.where(control_sums > MAX_ROUNDING_ERROR * totals[:, -1:], shares, np.nan)
+            return np.where(control_sums > MAX_ROUNDING_ERROR * column_totals[:, -1:], shares, np.nan)
 
-        return self._estimates(lambda counts: compute_shares(counts @ self.sums), ks, levels)
+        return self._estimates(lambda document_counts: compute_shares(document_counts @ self.sums), ks, levels)
 
-    def _divergences_by_k(self, totals: Totals) -> Float[np.ndarray, "resamples k"]:
-        exact_sum, weighted_sum = np.split(totals[:, :-4], 2, axis=1)
-        _, background, sample, _ = totals[:, -4:].T[:, :, None]
+    def _divergences_by_k(self, column_totals: Totals) -> Float[np.ndarray, "resamples k"]:
+        exact_sum, weighted_sum = np.split(column_totals[:, :-4], 2, axis=1)
+        _, background, sample, _ = column_totals[:, -4:].T[:, :, None]
         return exact_sum + np.where(background > 0, background * ratio(weighted_sum, sample), 0.0)
 
-    def _estimates(self, shares: Statistic, ks: Sequence[int], levels: Sequence[float]) -> JSONObject:
+    def _estimates(self, share_statistic: Statistic, ks: Sequence[int], levels: Sequence[float]) -> JSONObject:
         num_documents = len(self.sums)
         return {
-            "shares": self.bootstrap(shares, num_documents, NO_EFFECT),
-            "smallest_k": smallest_k(shares, ks, levels, num_documents, NO_EFFECT, self.bootstrap),
+            "shares": self.bootstrap(share_statistic, num_documents, NO_EFFECT),
+            "smallest_k": smallest_k(share_statistic, ks, levels, num_documents, NO_EFFECT, self.bootstrap),
         }
 
 

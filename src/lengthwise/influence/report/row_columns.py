@@ -82,15 +82,15 @@ class RowColumns:
         self.kinds: dict[str, array[int]] = {}
         self.num_ks = len(ks)
         arrays: dict[tuple[str, ...], _SelectionArrays] = {}
-        values, target_documents = array("d"), array("l")
+        flat_values, target_documents = array("d"), array("l")
         for target, row in enumerate(rows):
             self.models.add(row["model"])
             target_documents.append(self.document_indices.setdefault(row["document"], len(self.document_indices)))
-            values.extend((row["loss_short"], row["divergence_short"], row["weight"]))
+            flat_values.extend((row["loss_short"], row["divergence_short"], row["weight"]))
             for source in SOURCES:
-                values.extend(_source_values(row, source))
-            for kind in row["kinds"]:
-                self.kinds.setdefault(kind, array("l")).append(target)
+                flat_values.extend(_source_values(row, source))
+            for target_kind in row["kinds"]:
+                self.kinds.setdefault(target_kind, array("l")).append(target)
             for selection in row["selections"]:
                 self._check_num_ks(target, selection)
                 name = tuple(selection[key] for key in GROUP_KEYS)
@@ -98,11 +98,15 @@ class RowColumns:
         if not target_documents:
             raise SettingError("the study has no rows; measure at least one target")
         self.target_documents = np.array(target_documents)
-        columns = np.array(values).reshape(len(target_documents), -1).T
+        columns = np.array(flat_values).reshape(len(target_documents), -1).T
         self.loss_short, self.divergence_short, self.weight = columns[:3]
         self.sources = {
-            source: SourceColumns(exists=exists > 0, loss=loss, has_lower_loss=lower > 0, has_higher_loss=higher > 0)
-            for source, (exists, loss, lower, higher) in zip(SOURCES, columns[3:].reshape(3, 4, -1), strict=True)
+            source: SourceColumns(
+                exists=exists > 0, loss=loss, has_lower_loss=has_lower > 0, has_higher_loss=has_higher > 0
+            )
+            for source, (exists, loss, has_lower, has_higher) in zip(
+                SOURCES, columns[3:].reshape(3, 4, -1), strict=True
+            )
         }
         self.groups = {name: group.columns(self.num_ks) for name, group in arrays.items()}
         self.distances = {name: group.distances for name, group in arrays.items()}

@@ -59,11 +59,11 @@ def draw_recovery(summary: Summary, folder: Path) -> Path:
     for index, mode in enumerate(modes):
         groups = [group for group in summary["groups"] if group["mode"] == mode]
         pairs = [pair for pair in summary["paired"] if pair["mode"] == mode]
-        shares = [group["all_targets"]["prediction"]["shares"] for group in groups]
+        shares_by_group = [group["all_targets"]["prediction"]["shares"] for group in groups]
         share_axes, difference_axes = panels[2 * index : 2 * index + 2]
         _draw_shares(share_axes, summary["ks"], groups)
         _draw_differences(difference_axes, summary, pairs)
-        estimates += [*chain(*shares), *chain(*(pair["difference"] for pair in pairs))]
+        estimates += [*chain(*shares_by_group), *chain(*(pair["difference"] for pair in pairs))]
         titles = ("prediction recovered by k tokens", "own text minus control")
         for axes, title in zip((share_axes, difference_axes), titles, strict=True):
             axes.set_title(f"{title}\n{MODE_TITLES.get(mode, mode)}", fontsize=9)
@@ -75,9 +75,9 @@ def draw_recovery(summary: Summary, folder: Path) -> Path:
             if axes.get_legend_handles_labels()[0]:
                 axes.legend(fontsize=7, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.16))
         _annotate_clipped_points(share_axes)
-    counts = f"all {format_count(summary['targets'], 'target')} ({summary['measured']:,} measured)"
+    target_counts = f"all {format_count(summary['targets'], 'target')} ({summary['measured']:,} measured)"
     documents = f"in {format_count(summary['documents'], 'document')}"
-    set_title(figure, f"{shorten_names([summary['model']])[0]}: {counts} {documents}", interval_note(estimates))
+    set_title(figure, f"{shorten_names([summary['model']])[0]}: {target_counts} {documents}", interval_note(estimates))
     return save_figure(figure, folder, "recovery")
 
 
@@ -98,11 +98,13 @@ def _draw_differences(axes: Any, summary: Summary, pairs: Sequence[Mapping[str, 
     for source_result in summary["far"]:
         if source_result["own_minus"] is not None and source_result["own_minus"]["value"] is not None:
             color = {"other": PURPLE}.get(source_result["from"], BLACK)
-            value, low, high = (extract_values([source_result["own_minus"]], name)[0] for name in ESTIMATE_KEYS)
+            mean_difference, interval_low, interval_high = (
+                extract_values([source_result["own_minus"]], name)[0] for name in ESTIMATE_KEYS
+            )
             label = f"all far tokens, minus {source_result['from']} (n={source_result['targets']:,})"
-            axes.axhline(value, color=color, linestyle="-.", linewidth=1, label=label)
-            if not math.isnan(low):
-                axes.axhspan(low, high, color=color, alpha=0.07, linewidth=0)
+            axes.axhline(mean_difference, color=color, linestyle="-.", linewidth=1, label=label)
+            if not math.isnan(interval_low):
+                axes.axhspan(interval_low, interval_high, color=color, alpha=0.07, linewidth=0)
     for pair in pairs:
         _draw_line(
             axes, summary["ks"], pair["difference"], (pair["knows"], pair["against"]), f"{pair['measure']}, paired"
@@ -114,16 +116,16 @@ def _draw_line(
     axes: Any, ks: Sequence[int], estimates: Sequence[Mapping[str, Any]], name: tuple[str, str], note: str
 ) -> None:
     label, color, line_style, marker = LINE_STYLES.get(name, (" ".join(name), BLACK, "-.", "d"))
-    values, low, high = (extract_values(estimates, bound) for bound in ESTIMATE_KEYS)
+    values, interval_lows, interval_highs = (extract_values(estimates, estimate_key) for estimate_key in ESTIMATE_KEYS)
     if all(map(math.isnan, values)):
         axes.plot([], [], color=color, label=f"{label} (undefined)")
         return
     label = f"{label} ({note})"
     axes.plot(ks, values, line_style, color=color, marker=marker, markersize=4, linewidth=1.6, label=label)
-    axes.fill_between(ks, low, high, color=color, alpha=0.15, linewidth=0)
+    axes.fill_between(ks, interval_lows, interval_highs, color=color, alpha=0.15, linewidth=0)
     if len(ks) == 1:
         # A band at a single k has no width, so draw a bar.
-        axes.vlines(ks, low, high, color=color, alpha=0.4, linewidth=3)
+        axes.vlines(ks, interval_lows, interval_highs, color=color, alpha=0.4, linewidth=3)
 
 
 def _annotate_clipped_points(axes: Any) -> None:
@@ -155,10 +157,10 @@ def draw_distances(summary: Summary, folder: Path, *, near: int, far: int) -> Pa
         targets = f"{format_count(sample_sizes['targets'], 'target')} with a clear gain"
         documents = f"in {format_count(sample_sizes['documents'], 'document')}"
         tokens = f"{format_count(distances['chosen'], 'token')} selected for {targets} {documents}"
-        shares = [distance_bin["gain_share"] for distance_bin in distances["bins"]]
+        gain_shares = [distance_bin["gain_share"] for distance_bin in distances["bins"]]
         # Fill the first distribution, and draw the second distribution as a line.
         axes.stairs(
-            shares,
+            gain_shares,
             _edges(distances["bins"]),
             fill=not index,
             color=color,

@@ -104,8 +104,8 @@ def _undefined_prediction(reason: str, ks: Sequence[int]) -> JSONObject:
     return {
         "shares": undefined_estimates(len(ks), reason),
         "smallest_k": [
-            {"share": level, "beyond": False, "reason": reason, "k": None, "low": None, "high": None}
-            for level in SHARE_LEVELS
+            {"share": share_level, "beyond": False, "reason": reason, "k": None, "low": None, "high": None}
+            for share_level in SHARE_LEVELS
         ],
     }
 
@@ -168,8 +168,8 @@ def _summarize_difference(
     """Summarize the mean difference over targets with a clear gain from a source."""
     has_gain = population.columns.sources[gap_source].has_lower_loss[sample.target]
     target = sample.target[has_gain]
-    values = np.concatenate([difference[has_gain], np.ones((len(target), 1))], axis=1)
-    sums = sums_by_document(population.columns.target_documents[target], values)
+    difference_columns = np.concatenate([difference[has_gain], np.ones((len(target), 1))], axis=1)
+    sums = sums_by_document(population.columns.target_documents[target], difference_columns)
     return {
         "targets": len(target),
         "documents": len(sums),
@@ -177,11 +177,11 @@ def _summarize_difference(
     }
 
 
-def _summarize_kind(population: Population, kind: str) -> JSONObject:
+def _summarize_kind(population: Population, target_kind: str) -> JSONObject:
     """Summarize the gain from far tokens for one kind of target."""
-    columns, population = population.columns, population.restrict(population.columns.kind_mask(kind))
+    columns, population = population.columns, population.restrict(population.columns.kind_mask(target_kind))
     return {
-        "kind": kind,
+        "kind": target_kind,
         **population.counts,
         "gains": population.estimate_share(columns.sources["own"].has_lower_loss, NO_TARGETS),
         "gains_other": population.estimate_share(columns.sources["other"].has_lower_loss, NO_TARGETS),

@@ -57,7 +57,7 @@ def _prediction_table(summary: Summary) -> SummaryTable:
     body = []
     for group in summary["groups"]:
         prediction = group["all_targets"]["prediction"]
-        smallest_ks = " / ".join(_format_k(level) for level in prediction["smallest_k"])
+        smallest_ks = " / ".join(_format_k(level_result) for level_result in prediction["smallest_k"])
         body.append([*_row_labels(group, group["from"]), *map(format_estimate, prediction["shares"]), smallest_ks])
     return SummaryTable(
         title="share of the prediction that k far tokens recover, 1 - KL(k) / KL(short), over all targets",
@@ -118,11 +118,11 @@ def format_estimate(estimate: Mapping[str, Any]) -> str:
     """Format an estimate with its interval, or as a dash if it has no value."""
     if estimate["value"] is None:
         return "-"
-    bounds = "" if estimate["low"] is None else f" [{estimate['low']:.3f}, {estimate['high']:.3f}]"
-    return f"{estimate['value']:.3f}{bounds}"
+    interval_text = "" if estimate["low"] is None else f" [{estimate['low']:.3f}, {estimate['high']:.3f}]"
+    return f"{estimate['value']:.3f}{interval_text}"
 
 
-def _format_k(level: Mapping[str, Any]) -> str:
-    if level["beyond"]:
+def _format_k(level_result: Mapping[str, Any]) -> str:
+    if level_result["beyond"]:
         return "more"
-    return "-" if level["k"] is None else str(level["k"])
+    return "-" if level_result["k"] is None else str(level_result["k"])
