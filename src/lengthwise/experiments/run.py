@@ -111,34 +111,38 @@ def _train_in_folder(
     out: Path,
     device: torch.device,
     report: Callable[[dict[str, Any]], None] | None,
-    stop: Callable[[], bool],
+    should_stop: Callable[[], bool],
 ) -> Run | None:
     """Train in a folder prepared by ``claim_run_folder``; if its run is finished, load the run instead."""
     if (out / MODEL).exists():
         # A damaged model file is rebuilt from the newest checkpoint.
         with suppress(RunFolderError):
-            return load_run(out, overrides={kind: getattr(experiment, kind) for kind in TABLES}, device=str(device))
+            return load_run(
+                out,
+                overrides={table_name: getattr(experiment, table_name) for table_name in TABLES},
+                device=str(device),
+            )
     decoder = prepared_training.decoder.to(device)
     trainer = Trainer(decoder, prepared_training.sampler, experiment.training, out, experiment_digest(out))
     trainer.restore()
     threshold, uses_loss = experiment.training.fit_threshold, select_evaluator(experiment.task).uses_loss
     if not trainer.run(
         report=report,
-        stop=stop,
+        stop=should_stop,
         is_fit=lambda: measure_fit(experiment, decoder).exact_match >= threshold,
         exact_match=None if uses_loss else lambda: measure_fit(experiment, decoder, NUM_PROGRESS_EXAMPLES).exact_match,
     ):
         return None
     progress = trainer.progress
-    facts = {
+    training_facts = {
         "steps": progress.step,
         "fitted": None if uses_loss else measure_fit(experiment, decoder).exact_match,
         "id_range": [progress.smallest_id, progress.largest_id],
         "trained_distance": progress.largest_distance,
         "train_s": round(progress.train_s, 3),
     }
-    write_model(out, decoder.state_dict(), facts)
-    return Run(folder=out, experiment=experiment, decoder=decoder.eval(), facts=facts)
+    write_model(out, decoder.state_dict(), training_facts)
+    return Run(folder=out, experiment=experiment, decoder=decoder.eval(), facts=training_facts)
 
 
 def measure_fit(experiment: Experiment, decoder: Decoder, num_examples: int | None = None) -> LengthResult:
@@ -161,8 +165,8 @@ def load_run(folder: StrPath, *, overrides: Mapping[str, Any] | None = None, dev
     """
     folder, torch_device = Path(folder), pick_device(device)
     experiment = read_experiment(folder, overrides=overrides)
-    tensors, facts = read_model(folder)
-    _check_facts(facts, folder / MODEL)
+    tensors, training_facts = read_model(folder)
+    _check_facts(training_facts, folder / MODEL)
     batches = check_scheme(experiment) if overrides else []
     decoder = build_decoder(experiment)
     if overrides:
@@ -178,13 +182,13 @@ def load_run(folder: StrPath, *, overrides: Mapping[str, Any] | None = None, dev
         raise RunFolderError(
             f"the weights in {folder / MODEL} do not fit the decoder in {EXPERIMENT}; train the run again"
         ) from None
-    return Run(folder=folder, experiment=experiment, decoder=decoder.to(torch_device).eval(), facts=facts)
+    return Run(folder=folder, experiment=experiment, decoder=decoder.to(torch_device).eval(), facts=training_facts)
 
 
-def _check_facts(facts: Mapping[str, Any], path: Path) -> None:
-    values = {name: tuple(value) if isinstance(value, list) else value for name, value in facts.items()}
+def _check_facts(training_facts: Mapping[str, Any], path: Path) -> None:
+    field_values = {name: tuple(value) if isinstance(value, list) else value for name, value in training_facts.items()}
     try:
-        check_values(TrainingFacts, values)
+        check_values(TrainingFacts, field_values)
     except SettingError as error:
         raise RunFolderError(f"{path} has invalid training facts ({error}); train the run again") from None
 

@@ -49,8 +49,8 @@ def _build_experiments() -> dict[str, Experiment]:
         "sparse parity": replace(sparse_parity_up_to(6), evaluation=bit_evaluation),
     }
     return {
-        label: _resize(base_experiments[name], *size, step_fraction)
-        for label, (name, size, step_fraction) in SETTINGS.items()
+        label: _resize(base_experiments[name], *model_size, step_fraction)
+        for label, (name, model_size, step_fraction) in SETTINGS.items()
     }
 
 
@@ -138,24 +138,24 @@ def _flops_table(task: str, readings: Rows) -> Table:
     """
     task_readings = [reading for reading in readings if _settings_of(reading)[0] == task]
     body = []
-    for power in sorted({_flops_bin(reading) for reading in task_readings}):
-        bin_readings = [reading for reading in task_readings if _flops_bin(reading) == power]
+    for flops_bin in sorted({_flops_bin(reading) for reading in task_readings}):
+        bin_readings = [reading for reading in task_readings if _flops_bin(reading) == flops_bin]
         all_settings = dict.fromkeys(map(_settings_of, bin_readings))
         mean_reach = {
             settings_key: _mean_reach([reading for reading in bin_readings if _settings_of(reading) == settings_key])
             for settings_key in all_settings
         }
         largest_reach = max(mean_reach.values())
-        sizes = [
-            f"{size[0]} x {size[1]} ({step_fraction:g})"
-            for (_, size, step_fraction), reach in mean_reach.items()
+        best_sizes = [
+            f"{model_size[0]} x {model_size[1]} ({step_fraction:g})"
+            for (_, model_size, step_fraction), reach in mean_reach.items()
             if reach == largest_reach
         ]
         body.append(
             [
-                f"{4.0**power:.1e} to {4.0 ** (power + 1):.1e}",
+                f"{4.0**flops_bin:.1e} to {4.0 ** (flops_bin + 1):.1e}",
                 str(len(all_settings)),
-                ", ".join(sizes),
+                ", ".join(best_sizes),
                 f"{largest_reach:.3g}x",
             ]
         )
@@ -182,7 +182,7 @@ def _draw_figure(rows: Rows, readings: Rows, folder: Path, title: str) -> Path:
     figure = Figure(figsize=(5.5 * len(tasks), 4.5), layout="constrained")
     for axes, task in zip(figure.subplots(1, len(tasks), squeeze=False)[0], tasks, strict=True):
         for size_index, (num_layers, d_model) in enumerate(MODEL_SIZES):
-            points = []
+            mean_points = []
             for step_fraction in STEP_FRACTIONS:
                 seed_readings = [
                     reading
@@ -190,7 +190,7 @@ def _draw_figure(rows: Rows, readings: Rows, folder: Path, title: str) -> Path:
                     if _settings_of(reading) == (task, (num_layers, d_model), step_fraction)
                 ]
                 if seed_readings:
-                    points.append(
+                    mean_points.append(
                         (
                             sum(reading["flops"] for reading in seed_readings) / len(seed_readings),
                             _mean_reach(seed_readings),
@@ -203,7 +203,7 @@ def _draw_figure(rows: Rows, readings: Rows, folder: Path, title: str) -> Path:
                     color=f"C{size_index}",
                     alpha=0.4,
                 )
-            axes.plot(*zip(*points, strict=True), "-", color=f"C{size_index}", label=f"{num_layers} x {d_model}")
+            axes.plot(*zip(*mean_points, strict=True), "-", color=f"C{size_index}", label=f"{num_layers} x {d_model}")
         axes.set(xscale="log", yscale="log", xlabel="training FLOPs", title=task)
         # Label only the powers of ten, because labels of minor ticks would overlap.
         axes.xaxis.set_minor_formatter(NullFormatter())
