@@ -14,7 +14,7 @@ from lengthwise.core.checkpoint import weights_digest
 from lengthwise.core.devices import forward_token_budget
 from lengthwise.hf.compatibility import check_compatibility, has_causal_mask_table, longest_context, rounding_error
 from lengthwise.hf.model_inputs import additive_mask, causal_mask
-from lengthwise.hf.model_parts import MASK_ATTENTIONS, device_of
+from lengthwise.hf.model_parts import ATTENTIONS_WITH_MASK, device_of
 
 # Number of queries per packed sequence. A larger number copies the keys less often, but masks more keys of other
 # queries. benchmarks/influence_speed.py measures the best value.
@@ -54,7 +54,7 @@ class CausalLM:
     """
 
     def __init__(self, model: PreTrainedModel, name: str | None = None) -> None:
-        if model.config._attn_implementation not in MASK_ATTENTIONS:
+        if model.config._attn_implementation not in ATTENTIONS_WITH_MASK:
             model.set_attn_implementation("sdpa")
         self.model = model.eval()
         self.name = name if name is not None else str(model.config.name_or_path or model.config.model_type)

@@ -139,8 +139,10 @@ class LengthwiseForCausalLM(ModelCardMixin, PrecisionMixin, IDGenerationMixin, P
             loss_of_tokens = token_loss(logits, shift_labels(labels), num_items_in_batch)
         if position_labels is not None and self.decoder.predicts_ids:
             targets = position_labels[None] if position_labels.dim() == 2 else position_labels
-            levels = zip(ids, targets, strict=True)
-            inputs = [HeadInputs(hidden, input_ids, level, is_prompt, target) for level, target in levels]
+            inputs = [
+                HeadInputs(hidden, input_ids, level_ids, is_prompt, level_targets)
+                for level_ids, level_targets in zip(ids, targets, strict=True)
+            ]
             loss_of_ids = self._position_loss(inputs, num_items_in_batch)
         return PredictivePositionOutput(
             loss=joint_loss(loss_of_tokens, loss_of_ids, self.config.id_weight),
@@ -154,13 +156,15 @@ class LengthwiseForCausalLM(ModelCardMixin, PrecisionMixin, IDGenerationMixin, P
     def _position_loss(self, inputs: list[HeadInputs], num_items: Tensor | int | None) -> IDLoss:
         """Return the ID loss, summed over the levels; each level has its own head."""
         embed = self.decoder.embed_tokens
-        levels = [
-            position_loss(head, embed, embed, level, num_items)
-            for head, level in zip(self.decoder.position_heads(), inputs, strict=True)
+        level_losses = [
+            position_loss(head, embed, embed, head_inputs, num_items)
+            for head, head_inputs in zip(self.decoder.position_heads(), inputs, strict=True)
         ]
-        loss = torch.stack([level.loss for level in levels]).sum()
-        level_ids = [level.predicted_ids for level in levels if level.predicted_ids is not None]
-        return IDLoss(loss, _drop_single_level(torch.stack(level_ids)) if level_ids else None)
+        loss = torch.stack([level_loss.loss for level_loss in level_losses]).sum()
+        predicted_ids = [
+            level_loss.predicted_ids for level_loss in level_losses if level_loss.predicted_ids is not None
+        ]
+        return IDLoss(loss, _drop_single_level(torch.stack(predicted_ids)) if predicted_ids else None)
 
     @property
     def num_position_heads(self) -> int:
@@ -181,13 +185,17 @@ class LengthwiseForCausalLM(ModelCardMixin, PrecisionMixin, IDGenerationMixin, P
             return _drop_single_level(last_ids + 1)
         if past_key_values.prompts is None:
             past_key_values.prompts = [
-                gather_prompts(head, self.decoder.embed_tokens, cached_tokens.tokens, level, cached_tokens.is_prompt)
-                for head, level in zip(
+                gather_prompts(
+                    head, self.decoder.embed_tokens, cached_tokens.tokens, level_ids, cached_tokens.is_prompt
+                )
+                for head, level_ids in zip(
                     self.decoder.position_heads(), _move_levels_first(cached_tokens.position_ids), strict=True
                 )
             ]
-        levels = self.decoder.next_ids(past_key_values.last_hidden(), last_ids, tokens, past_key_values.prompts)
-        return _drop_single_level(torch.stack([level.most_likely_ids().clamp(min=0) for level in levels]))
+        distributions = self.decoder.next_ids(past_key_values.last_hidden(), last_ids, tokens, past_key_values.prompts)
+        return _drop_single_level(
+            torch.stack([distribution.most_likely_ids().clamp(min=0) for distribution in distributions])
+        )
 
     def get_input_embeddings(self) -> nn.Module:
         """Raise ``NotImplementedError``: the embeddings are a parameter of the decoder."""

@@ -23,11 +23,11 @@ def causal_mask(
     ``num_cached`` keys are in the cache. The next ``num_queries`` keys (default: all other keys) are also queries.
     """
     num_keys = is_token.shape[1]
-    end = num_keys if num_queries is None else num_cached + num_queries
-    is_earlier = torch.ones(end - num_cached, num_keys, dtype=torch.bool, device=is_token.device).tril(num_cached)
+    query_end = num_keys if num_queries is None else num_cached + num_queries
+    is_earlier = torch.ones(query_end - num_cached, num_keys, dtype=torch.bool, device=is_token.device).tril(num_cached)
     visible = is_token[:, None, :] & is_earlier
     if sequence_ids is not None:
-        visible &= sequence_ids[:, num_cached:end, None] == sequence_ids[:, None, :]
+        visible &= sequence_ids[:, num_cached:query_end, None] == sequence_ids[:, None, :]
     # Padding attends to itself, because a softmax without keys is NaN.
     visible.diagonal(num_cached, 1, 2).fill_(True)
     return additive_mask(visible[:, None], dtype)

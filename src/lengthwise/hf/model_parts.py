@@ -13,7 +13,7 @@ from transformers.masking_utils import sdpa_mask
 from lengthwise.core.errors import ModelError
 
 # Attention implementations that accept any mask and do not infer text boundaries from the IDs.
-MASK_ATTENTIONS = ("sdpa", "eager")
+ATTENTIONS_WITH_MASK = ("sdpa", "eager")
 # Name of the attention implementation with log-length scaling.
 LOG_LENGTH_ATTENTION = "lengthwise_log"
 
@@ -36,7 +36,7 @@ def check_one_device(name: str, model: nn.Module) -> None:
 
 def use_mask_attention(model: PreTrainedModel) -> None:
     """Switch the model to sdpa attention, unless its current attention implementation accepts any mask."""
-    if model.config.get_text_config()._attn_implementation not in MASK_ATTENTIONS:
+    if model.config.get_text_config()._attn_implementation not in ATTENTIONS_WITH_MASK:
         model.set_attn_implementation("sdpa")
 
 
@@ -78,20 +78,22 @@ class PrecisionMixin(nn.Module):
     _keep_in_fp32_modules_strict: ClassVar[list[str]]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        parts = {name: self._modules[name] for name in self._keep_in_fp32_modules_strict if name in self._modules}
-        self._modules.update(dict.fromkeys(parts))
+        float32_modules = {
+            name: self._modules[name] for name in self._keep_in_fp32_modules_strict if name in self._modules
+        }
+        self._modules.update(dict.fromkeys(float32_modules))
         try:
             super()._apply(fn, recurse)
         finally:
-            self._modules.update(parts)
+            self._modules.update(float32_modules)
 
         def move_to_device(tensor: Tensor) -> Tensor:
             result = fn(tensor)
             return tensor.to(result.device) if result.dtype != tensor.dtype else result
 
-        for part in parts.values():
-            if part is not None and recurse:
-                part._apply(move_to_device)
+        for float32_module in float32_modules.values():
+            if float32_module is not None and recurse:
+                float32_module._apply(move_to_device)
         return self
 
 
@@ -169,8 +171,8 @@ def log_length_attention(
 def _count_visible_keys(query: Tensor, key: Tensor, mask: Tensor | None) -> Float[Tensor, "#batch 1 new 1"]:
     num_queries, num_keys = query.shape[2], key.shape[2]
     if mask is None:
-        counts = torch.arange(num_keys - num_queries + 1, num_keys + 1, device=query.device, dtype=torch.float32)
-        return counts.view(1, 1, num_queries, 1)
+        num_visible = torch.arange(num_keys - num_queries + 1, num_keys + 1, device=query.device, dtype=torch.float32)
+        return num_visible.view(1, 1, num_queries, 1)
     visible = mask if mask.dtype == torch.bool else mask == 0
     return visible.sum(dim=-1, keepdim=True).float()
 

@@ -12,7 +12,7 @@ from lengthwise.hf.causal_lm import CausalLM
 from lengthwise.hf.compatibility import FULL_ATTENTION, WINDOWED_ATTENTION, full_attention_advice, narrowest_window
 from lengthwise.hf.id_generation import IDGenerationMixin
 from lengthwise.hf.model_parts import (
-    MASK_ATTENTIONS,
+    ATTENTIONS_WITH_MASK,
     check_one_device,
     count_scaled_layers,
     device_of,
@@ -86,7 +86,7 @@ def _call_and_restore(model: PreTrainedModel, function: Callable[[], Any]) -> An
     """Call a function, then restore the model's modes and attention. Raises ``ModelError`` if the call fails."""
     config = model.config.get_text_config()
     attention = config._attn_implementation
-    training_modes = [(part, part.training) for part in model.modules()]
+    training_modes = [(submodule, submodule.training) for submodule in model.modules()]
     try:
         return function()
     except (ValueError, TypeError, LookupError, AttributeError, RuntimeError, ArithmeticError) as error:
@@ -98,8 +98,8 @@ def _call_and_restore(model: PreTrainedModel, function: Callable[[], Any]) -> An
             f"{first_line}); use a model such as Llama, Qwen, OLMo or GPT-NeoX"
         ) from None
     finally:
-        for part, training in training_modes:
-            part.training = training
+        for submodule, was_training in training_modes:
+            submodule.training = was_training
         if attention != model.config.get_text_config()._attn_implementation:
             model.set_attn_implementation(attention)
 
@@ -130,12 +130,16 @@ def check_position_table(model: PreTrainedModel, max_positions: int, num_positio
     Models that compute rotary angles have no such table.
     """
     token_embeddings = model.get_input_embeddings()
-    learned_sizes = [
-        len(part.weight) for part in model.modules() if isinstance(part, nn.Embedding) and part is not token_embeddings
+    learned_table_rows = [
+        len(submodule.weight)
+        for submodule in model.modules()
+        if isinstance(submodule, nn.Embedding) and submodule is not token_embeddings
     ]
     # Tables of angles, as in GPT-J.
-    computed_sizes = [len(table) for name, table in model.named_buffers() if name.endswith("embed_positions")]
-    has_table = any(max_positions <= size <= max_positions + SPARE_ROWS for size in learned_sizes + computed_sizes)
+    computed_table_rows = [len(table) for name, table in model.named_buffers() if name.endswith("embed_positions")]
+    has_table = any(
+        max_positions <= num_rows <= max_positions + SPARE_ROWS for num_rows in learned_table_rows + computed_table_rows
+    )
     if num_position_ids > max_positions and has_table:
         raise SettingError(
             f"num_position_ids {num_position_ids} exceeds the model's table of {max_positions} positions; use at most "
@@ -194,14 +198,14 @@ def position_id_limit(config: PreTrainedConfig, pack_to: int | None) -> int:
     Raises ``ModelError`` if its attention ignores the mask, or if its layers do not support packed rows (``pack_to``).
     """
     attention = getattr(config, "_attn_implementation", None)
-    if attention not in (None, *MASK_ATTENTIONS):
+    if attention not in (None, *ATTENTIONS_WITH_MASK):
         raise ModelError(
             f"{config.model_type} uses the attention implementation '{attention}', which ignores the mask or treats "
             'gaps in the IDs as text boundaries; call model.set_attn_implementation("sdpa")'
         )
     text_config = config.get_text_config()
-    limit = getattr(text_config, "max_position_embeddings", None)
-    if limit is None:
+    max_num_ids = getattr(text_config, "max_position_embeddings", None)
+    if max_num_ids is None:
         raise ModelError(
             f"{config.model_type} has no max_position_embeddings, so it may not support position IDs; use a model "
             "such as Llama, Qwen, Mistral, OLMo, GPT-NeoX or GPT-2"
@@ -218,4 +222,4 @@ def position_id_limit(config: PreTrainedConfig, pack_to: int | None) -> int:
             f"pack_to {pack_to} exceeds the attention window of {window} tokens in {config.model_type}, but a packed "
             f"mask would replace this window; use at most {window}"
         )
-    return int(limit)
+    return int(max_num_ids)
