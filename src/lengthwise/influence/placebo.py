@@ -40,9 +40,11 @@ class PlaceboSampler:
     def sample_other_document(self, target: Target, rng: np.random.Generator) -> FarTokens:
         """Sample far tokens from another document."""
         document_start, document_end = (self.start_offsets[index] for index in self.piece_ranges[target.text.name])
-        start = int(rng.integers(self._num_other_starts(target.text.name)))
+        far_start = int(rng.integers(self._num_other_starts(target.text.name)))
         # Skip the start indexes in the document of the target.
-        return self._far_tokens(start if start < document_start else start + int(document_end - document_start))
+        return self._far_tokens(
+            far_start if far_start < document_start else far_start + int(document_end - document_start)
+        )
 
     def sample_same_document(self, target: Target, rng: np.random.Generator) -> FarTokens | None:
         """Sample far tokens from the same document, outside the target's context. None if the document is too short."""
@@ -57,14 +59,14 @@ class PlaceboSampler:
         num_starts = (excluded_start - document_start) + (document_end - excluded_end)
         if num_starts == 0:
             return None
-        start = document_start + int(rng.integers(num_starts))
-        return self._far_tokens(start if start < excluded_start else start + excluded_end - excluded_start)
+        far_start = document_start + int(rng.integers(num_starts))
+        return self._far_tokens(far_start if far_start < excluded_start else far_start + excluded_end - excluded_start)
 
     def _num_other_starts(self, name: str) -> int:
         first_index, end_index = self.piece_ranges[name]
         return int(self.start_offsets[-1] - self.start_offsets[end_index] + self.start_offsets[first_index])
 
-    def _far_tokens(self, start: int) -> FarTokens:
-        text_index = int(np.searchsorted(self.start_offsets, start, side="right")) - 1
-        offset = start - int(self.start_offsets[text_index])
-        return self.texts[text_index].tokens[offset : offset + self.far].astype(np.int64)
+    def _far_tokens(self, far_start: int) -> FarTokens:
+        text_index = int(np.searchsorted(self.start_offsets, far_start, side="right")) - 1
+        far_offset = far_start - int(self.start_offsets[text_index])
+        return self.texts[text_index].tokens[far_offset : far_offset + self.far].astype(np.int64)

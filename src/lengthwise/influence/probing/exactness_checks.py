@@ -96,8 +96,8 @@ def _raise_on_deviation(
 
 def first_line(error: Exception) -> str:
     """Return the first line of an error message, at most 160 characters."""
-    lines = str(error).strip().splitlines()
-    return lines[0][:160] if lines else "no message"
+    message_lines = str(error).strip().splitlines()
+    return message_lines[0][:160] if message_lines else "no message"
 
 
 def _short_text_deviations(model: NextTokenModel) -> Iterator[tuple[Deviation, float]]:

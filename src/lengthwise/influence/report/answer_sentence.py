@@ -57,7 +57,9 @@ def _number_of_tokens(summary: Summary) -> tuple[int | None, int | None, str]:
     prediction, correction_phrase = _recovered_prediction(summary)
     if prediction is None:
         return None, None, "far tokens, but their number was not measured"
-    (sufficient_level,) = (level for level in prediction["smallest_k"] if level["share"] == SUFFICIENT_SHARE)
+    (sufficient_level,) = (
+        level_result for level_result in prediction["smallest_k"] if level_result["share"] == SUFFICIENT_SHARE
+    )
     ks = summary["ks"]
     if sufficient_level["k"] is None and not sufficient_level["beyond"]:
         return None, None, f"far tokens, but their number is unknown: {sufficient_level['reason']}"
