@@ -95,8 +95,8 @@ def _message_and_status(error: BaseException) -> tuple[str, int] | None:
 
 
 def _exit_with_message(message: str, status: int) -> None:
-    line = f"error: {' '.join(message.split())}" if status == 2 else message
-    print(escape(line), file=sys.stderr)
+    output_line = f"error: {' '.join(message.split())}" if status == 2 else message
+    print(escape(output_line), file=sys.stderr)
     sys.exit(status)
 
 

@@ -178,30 +178,30 @@ def _experiment_from_label(task: str | Task, label: str) -> Experiment:
 def parse_range(text: str) -> tuple[int, int]:
     """Parse a range of lengths such as ``1:20``; raise ``SettingError`` for another format."""
     try:
-        shortest, longest = (int(part) for part in text.split(":"))
+        shortest_length, longest_length = (int(number_text) for number_text in text.split(":"))
     except ValueError:
         raise SettingError(f"invalid range of lengths '{text}'; use shortest:longest, such as 1:20") from None
-    return shortest, longest
+    return shortest_length, longest_length
 
 
 def parse_integers(text: str, flag: str) -> tuple[int, ...]:
     """Parse comma-separated whole numbers such as ``20,200``."""
     try:
-        return tuple(int(part) for part in text.split(","))
+        return tuple(int(number_text) for number_text in text.split(","))
     except ValueError:
         raise SettingError(f"invalid {flag} '{text}'; use whole numbers separated by commas, such as 20,200") from None
 
 
 def split_names(text: str) -> tuple[str, ...]:
     """Split comma-separated names and strip spaces."""
-    return tuple(part.strip() for part in text.split(","))
+    return tuple(name.strip() for name in text.split(","))
 
 
 def reject_flags(reason: str, **flags: object) -> None:
     """Raise ``SettingError`` for the first flag that is not None; ``reason`` completes the message."""
-    for name, value in flags.items():
-        if value is not None:
-            raise SettingError(f"--{name} {value} {reason}; leave out --{name}")
+    for flag_name, flag_value in flags.items():
+        if flag_value is not None:
+            raise SettingError(f"--{flag_name} {flag_value} {reason}; leave out --{flag_name}")
 
 
 def parse_overrides(**names: str | None) -> dict[str, Any]:

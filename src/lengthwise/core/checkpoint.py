@@ -61,11 +61,13 @@ def _read_header_metadata(content: bytes) -> dict[str, str]:
 def check_tensors(path: Path, tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
     """Raise ``RunFolderError`` unless the tensors have the expected names, shapes and dtypes."""
     for name in sorted({*tensors, *expected}):
-        actual, required = (_describe_tensor(mapping.get(name)) for mapping in (tensors, expected))
-        if actual != required:
+        actual_description, required_description = (
+            _describe_tensor(tensors_by_name.get(name)) for tensors_by_name in (tensors, expected)
+        )
+        if actual_description != required_description:
             raise RunFolderError(
-                f"{path} belongs to another experiment (tensor {name} is {actual}, not {required}); "
-                "choose another --out"
+                f"{path} belongs to another experiment (tensor {name} is {actual_description}, not "
+                f"{required_description}); choose another --out"
             )
 
 

@@ -47,18 +47,18 @@ def clustered_interval(
     num_clusters = len(sums)
     if num_clusters < 2:
         return None, None
-    mean = sums.sum() / counts.sum()
-    variance = ((sums - mean * counts) ** 2).sum() * num_clusters / (num_clusters - 1)
+    mean_per_count = sums.sum() / counts.sum()
+    variance = ((sums - mean_per_count * counts) ** 2).sum() * num_clusters / (num_clusters - 1)
     margin = t_critical_value(num_clusters - 1) * math.sqrt(variance) / counts.sum()
-    return float(mean - margin), float(mean + margin)
+    return float(mean_per_count - margin), float(mean_per_count + margin)
 
 
 @cache
 def t_critical_value(degrees_of_freedom: int, confidence_level: float = 0.95) -> float:
     """Return the two-sided critical value of Student's t for a confidence level, to four digits."""
     # After the substitution t ~ tan(angle), the density is a power of the cosine.
-    angle = (np.arange(100_000) + 0.5) * (math.pi / 200_000)
-    cumulative_density = np.cumsum(np.cos(angle) ** (degrees_of_freedom - 1))
+    angles = (np.arange(100_000) + 0.5) * (math.pi / 200_000)
+    cumulative_density = np.cumsum(np.cos(angles) ** (degrees_of_freedom - 1))
     return math.sqrt(degrees_of_freedom) * math.tan(
-        angle[np.searchsorted(cumulative_density, confidence_level * cumulative_density[-1])]
+        angles[np.searchsorted(cumulative_density, confidence_level * cumulative_density[-1])]
     )

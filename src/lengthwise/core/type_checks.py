@@ -84,13 +84,13 @@ def check_value(
 
 
 def _flatten_tuple(value: Any) -> list[Any]:
-    return [item for part in value for item in _flatten_tuple(part)] if isinstance(value, tuple) else [value]
+    return [item for element in value for item in _flatten_tuple(element)] if isinstance(value, tuple) else [value]
 
 
 def _has_type(value: Any, annotation: Any, is_instance: Callable[[Any, Any], bool]) -> bool:
     origin, type_args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (types.UnionType, typing.Union):
-        return any(_has_type(value, part, is_instance) for part in type_args)
+        return any(_has_type(value, type_arg, is_instance) for type_arg in type_args)
     if origin is tuple:
         return isinstance(value, tuple) and _have_types(value, type_args, is_instance)
     if annotation is float:

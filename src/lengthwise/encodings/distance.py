@@ -30,5 +30,7 @@ def bias_by_distance(
     return _unflatten_pairs(bias_function(distance.flatten().float()), distance.shape)
 
 
-def _unflatten_pairs(bias: Float[Tensor, "heads pairs"], shape: torch.Size) -> Float[Tensor, "batch heads query key"]:
-    return bias.view(len(bias), *shape).transpose(0, 1)
+def _unflatten_pairs(
+    bias: Float[Tensor, "heads pairs"], distance_shape: torch.Size
+) -> Float[Tensor, "batch heads query key"]:
+    return bias.view(len(bias), *distance_shape).transpose(0, 1)

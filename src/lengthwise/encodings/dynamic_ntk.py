@@ -35,9 +35,9 @@ class DynamicNTKEncoding(PairwiseRotaryEncoding):
         largest_id = key_ids.double().cummax(dim=1).values[:, key_ids.shape[1] - query_ids.shape[1] :]
         visible_length = (largest_id + 1).clamp(min=self.original_length)
         base_growth = self.factor * visible_length / self.original_length - (self.factor - 1)
-        base = self.base * base_growth ** (d_head / (d_head - 2))
-        exponents = torch.arange(0, d_head, 2, dtype=torch.float64, device=base.device) / d_head
-        return self.fastest * base[..., None] ** -exponents[:, None, None, None]
+        scaled_base = self.base * base_growth ** (d_head / (d_head - 2))
+        exponents = torch.arange(0, d_head, 2, dtype=torch.float64, device=scaled_base.device) / d_head
+        return self.fastest * scaled_base[..., None] ** -exponents[:, None, None, None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

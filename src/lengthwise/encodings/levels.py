@@ -29,16 +29,16 @@ class LevelEncoding(nn.Module):
             d_model=decoder_size.d_model, num_heads=decoder_size.num_heads, d_head=decoder_size.d_head // num_levels
         )
         self.levels = nn.ModuleList(_build_level(settings, level_size) for _ in range(num_levels))
-        self.reads_ids = any(level.reads_ids for level in self._encodings())
-        self.has_bias = any(level.has_bias for level in self._encodings())
-        self.has_scores = any(level.has_scores for level in self._encodings())
+        self.reads_ids = any(level_encoding.reads_ids for level_encoding in self._encodings())
+        self.has_bias = any(level_encoding.has_bias for level_encoding in self._encodings())
+        self.has_scores = any(level_encoding.has_scores for level_encoding in self._encodings())
 
     def embed(
         self, x: Float[Tensor, "batch seq d_model"], position_ids: Real[Tensor, "level batch seq"]
     ) -> Float[Tensor, "batch seq d_model"]:
         """Return the token embeddings with the positions of all levels added."""
-        for level, level_ids in zip(self._encodings(), position_ids, strict=True):
-            x = level.embed(x, level_ids)
+        for level_encoding, level_ids in zip(self._encodings(), position_ids, strict=True):
+            x = level_encoding.embed(x, level_ids)
         return x
 
     def rotate(
@@ -47,10 +47,12 @@ class LevelEncoding(nn.Module):
         """Return rotated queries or keys; each level rotates its part of the components."""
         if len(self.levels) == 1:
             return self._encodings()[0].rotate(x, position_ids[0])
-        parts = x.chunk(len(self.levels), dim=-1)
+        components_by_level = x.chunk(len(self.levels), dim=-1)
         rotated = [
-            level.rotate(part, level_ids)
-            for level, part, level_ids in zip(self._encodings(), parts, position_ids, strict=True)
+            level_encoding.rotate(level_components, level_ids)
+            for level_encoding, level_components, level_ids in zip(
+                self._encodings(), components_by_level, position_ids, strict=True
+            )
         ]
         return torch.cat(rotated, dim=-1)
 
@@ -58,10 +60,10 @@ class LevelEncoding(nn.Module):
         self, query_ids: Real[Tensor, "level batch query"], key_ids: Real[Tensor, "level batch key"]
     ) -> Float[Tensor, "#batch heads query key"]:
         """Return the sum of the levels' biases."""
-        first_level, *other_levels = zip(self._encodings(), query_ids, key_ids, strict=True)
-        total_bias = first_level[0].bias(*first_level[1:])
-        for level, queries, keys in other_levels:
-            total_bias = total_bias + level.bias(queries, keys)
+        first_level_inputs, *other_level_inputs = zip(self._encodings(), query_ids, key_ids, strict=True)
+        total_bias = first_level_inputs[0].bias(*first_level_inputs[1:])
+        for level_encoding, level_query_ids, level_key_ids in other_level_inputs:
+            total_bias = total_bias + level_encoding.bias(level_query_ids, level_key_ids)
         return total_bias
 
     def scores(
@@ -73,17 +75,19 @@ class LevelEncoding(nn.Module):
         is_visible: Bool[Tensor, "query key"],
     ) -> Float[Tensor, "batch heads query key"]:
         """Return the sum of the levels' scores, scaled by ``1 / sqrt(d_head)`` and adjusted."""
-        parts_by_level = [part.chunk(len(self.levels), dim=-1) for part in (query, key)]
+        components_by_level = [vectors.chunk(len(self.levels), dim=-1) for vectors in (query, key)]
         scores = torch.zeros((), device=query.device)
-        for level, *level_inputs in zip(self._encodings(), *parts_by_level, query_ids, key_ids, strict=True):
-            scores = scores + level.scores(*level_inputs)
+        for level_encoding, *level_inputs in zip(
+            self._encodings(), *components_by_level, query_ids, key_ids, strict=True
+        ):
+            scores = scores + level_encoding.scores(*level_inputs)
         scores = scores / math.sqrt(query.shape[-1])
-        for level, queries, keys in zip(self._encodings(), query_ids, key_ids, strict=True):
-            scores = level.adjust(scores, queries, keys, is_visible)
+        for level_encoding, level_query_ids, level_key_ids in zip(self._encodings(), query_ids, key_ids, strict=True):
+            scores = level_encoding.adjust(scores, level_query_ids, level_key_ids, is_visible)
         return scores
 
     def _encodings(self) -> Sequence[Encoding]:
-        return [level for level in self.levels if isinstance(level, Encoding)]
+        return [level_encoding for level_encoding in self.levels if isinstance(level_encoding, Encoding)]
 
 
 def _build_level(settings: EncodingSettings, decoder_size: EncodingSize) -> Encoding:

@@ -18,5 +18,5 @@ class NTK(ScaledRotary):
     def build(self, decoder_size: EncodingSize) -> Encoding:
         """Return the module, without parameters; raise ``SettingError`` unless ``d_head`` is even and at least 4."""
         check_two_pairs(decoder_size.d_head)
-        base = self.base * self.factor ** (decoder_size.d_head / (decoder_size.d_head - 2))
-        return self.build_scaled(decoder_size.d_head, base=base, fastest=self.fastest)
+        scaled_base = self.base * self.factor ** (decoder_size.d_head / (decoder_size.d_head - 2))
+        return self.build_scaled(decoder_size.d_head, base=scaled_base, fastest=self.fastest)

@@ -69,13 +69,15 @@ class _PairwiseScores(torch.autograd.Function):
         """Return the scores of every query and key."""
         ctx.save_for_backward(query, key, distances, frequencies)
         scores = query.new_zeros(*query.shape[:3], key.shape[2])
-        for pair, (cos, sin) in enumerate(_cosines_and_sines(distances, frequencies)):
-            real, imaginary = (query[..., component, None] for component in (2 * pair, 2 * pair + 1))
-            key_real, key_imaginary = (
-                key[:, :, None, :, component].contiguous() for component in (2 * pair, 2 * pair + 1)
+        for pair_index, (cos, sin) in enumerate(_cosines_and_sines(distances, frequencies)):
+            query_real, query_imaginary = (
+                query[..., component, None] for component in (2 * pair_index, 2 * pair_index + 1)
             )
-            scores.addcmul_((real * key_real).addcmul_(imaginary, key_imaginary), cos)
-            scores.addcmul_((real * key_imaginary).addcmul_(imaginary, key_real, value=-1), sin)
+            key_real, key_imaginary = (
+                key[:, :, None, :, component].contiguous() for component in (2 * pair_index, 2 * pair_index + 1)
+            )
+            scores.addcmul_((query_real * key_real).addcmul_(query_imaginary, key_imaginary), cos)
+            scores.addcmul_((query_real * key_imaginary).addcmul_(query_imaginary, key_real, value=-1), sin)
         return scores
 
     @staticmethod
@@ -83,8 +85,8 @@ class _PairwiseScores(torch.autograd.Function):
         """Return the gradients of the queries and keys; the scores are linear in each of the two."""
         query, key, distances, frequencies = ctx.saved_tensors
         d_query, d_key = torch.empty_like(query), torch.empty_like(key)
-        for pair, (cos, sin) in enumerate(_cosines_and_sines(distances, frequencies)):
-            components = slice(2 * pair, 2 * pair + 2)
+        for pair_index, (cos, sin) in enumerate(_cosines_and_sines(distances, frequencies)):
+            components = slice(2 * pair_index, 2 * pair_index + 2)
             query_pair, key_pair = query[..., components], key[..., components]
             d_cos, d_sin = gradients[0] * cos, gradients[0] * sin
             d_query[..., components] = d_cos @ key_pair - d_sin @ _multiply_by_i(key_pair)
@@ -96,8 +98,8 @@ def _cosines_and_sines(distances: Tensor, frequencies: Tensor) -> Iterator[tuple
     """Yield the cosine and sine of the angles for every pair of components, of shape (batch, 1, query, key)."""
     for frequency in frequencies:
         num_turns = distances * (frequency / (2 * math.pi))  # batch query key
-        angle = (num_turns - num_turns.round()).float()[:, None] * (2 * math.pi)
-        yield angle.cos(), angle.sin()
+        angles = (num_turns - num_turns.round()).float()[:, None] * (2 * math.pi)
+        yield angles.cos(), angles.sin()
 
 
 def _multiply_by_i(x: Tensor) -> Tensor:

@@ -26,8 +26,8 @@ def rotate_pairs(
 ) -> Float[Tensor, "batch heads seq d_head"]:
     """Rotate each pair of adjacent components by ``ID * frequency`` radians."""
     # The angles are in double precision until the remainder, because float32 is inexact for large IDs.
-    angle = torch.remainder(position_ids[:, None, :, None] * frequencies, 2 * math.pi).float()
-    rotations = torch.complex(angle.cos(), angle.sin())  # batch 1 seq d_head/2
+    angles = torch.remainder(position_ids[:, None, :, None] * frequencies, 2 * math.pi).float()
+    rotations = torch.complex(angles.cos(), angles.sin())  # batch 1 seq d_head/2
     pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
     return torch.view_as_real(pairs * rotations).flatten(-2).to(x.dtype)
 

@@ -23,8 +23,8 @@ class SinusoidalEncoding(Encoding):
         d_model = x.shape[-1]
         exponents = torch.arange(0, d_model, 2, dtype=torch.float64, device=x.device) / d_model
         # The angles are in double precision until the remainder, because float32 is inexact for large IDs.
-        angle = torch.remainder(position_ids[:, :, None] * BASE**-exponents, 2 * math.pi).float()
-        sinusoids = torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(-2)[..., :d_model]
+        angles = torch.remainder(position_ids[:, :, None] * BASE**-exponents, 2 * math.pi).float()
+        sinusoids = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)[..., :d_model]
         return x + (sinusoids / math.sqrt(d_model)).to(x.dtype)
 
 

@@ -127,18 +127,18 @@ def iter_results(
     """Evaluate like ``evaluate_by_length``, and yield the result of each length when it is complete."""
     with eval_mode(decoder):
         end_token = task.vocabulary.index("end")
-        for index, length in enumerate(settings.lengths):
+        for length_index, length in enumerate(settings.lengths):
             start_time = time.perf_counter()
-            distance: int | float = 0
-            tally, num_examples = Tally(), count_examples(task, length, settings.num_examples_at(index))
+            max_distance: int | float = 0
+            tally, num_examples = Tally(), count_examples(task, length, settings.num_examples_at(length_index))
             for _, batch in iter_examples(task, scheme, length, num_examples, settings.seed):
                 check_id_range(decoder.check_ids.num_position_ids, batch, length)
-                distance = max(distance, largest_distance(batch))
+                max_distance = max(max_distance, largest_distance(batch))
                 tally.add(grade(decoder, batch, end=end_token, decode=settings.decode))
                 if report is not None:
                     report(length, tally.num_examples, num_examples)
-            result = tally.result(length, settings.decode, distance)
-            warn_untrained_distance(decoder, scheme, length, distance, trained_distance)
+            result = tally.result(length, settings.decode, max_distance)
+            warn_untrained_distance(decoder, scheme, length, max_distance, trained_distance)
             yield replace(result, wall_s=round(time.perf_counter() - start_time, 3))
             if settings.stop_at_zero and result.exact_match == 0:
                 break
@@ -173,10 +173,10 @@ def _training_advice(scheme: PositionScheme, distance: int | float) -> str:
 
     A scheme without gaps needs longer sequences, or gaps. A scheme with gaps needs more IDs, or more steps.
     """
-    limit = scheme.num_position_ids
-    if limit is None or not getattr(scheme, "max_gaps", 0):
+    num_position_ids = scheme.num_position_ids
+    if num_position_ids is None or not getattr(scheme, "max_gaps", 0):
         return "on longer sequences, or with gaps between IDs (max_gaps of skipwise, coupled or predicted)"
-    return f"with num_position_ids of at least {distance + 1}" if limit <= distance else "for more steps"
+    return f"with num_position_ids of at least {distance + 1}" if num_position_ids <= distance else "for more steps"
 
 
 def depends_on_id_distances(decoder: Decoder, scheme: PositionScheme) -> bool:
@@ -194,15 +194,15 @@ def iter_examples(
 ) -> Iterator[tuple[Examples, Batch]]:
     """Yield the evaluation examples with their IDs, at most ``FORWARD_TOKENS`` tokens at a time."""
     num_remaining = total
-    for block, examples in enumerate(iter_blocks(task, length, total, seed)):
-        assignment = scheme.assign(examples, stream(seed, "evaluation positions", length, block), training=False)
+    for block_index, examples in enumerate(iter_blocks(task, length, total, seed)):
+        assignment = scheme.assign(examples, stream(seed, "evaluation positions", length, block_index), training=False)
         batch = to_batch(length, examples, assignment)
-        size = min(len(examples), num_remaining)
-        num_remaining -= size
+        num_selected = min(len(examples), num_remaining)
+        num_remaining -= num_selected
         examples_per_pass = max(1, FORWARD_TOKENS // batch.tokens.shape[1])
-        for start in range(0, size, examples_per_pass):
-            indices = np.arange(start, min(start + examples_per_pass, size))
-            yield examples.select(indices), batch.select(indices)
+        for start in range(0, num_selected, examples_per_pass):
+            example_indices = np.arange(start, min(start + examples_per_pass, num_selected))
+            yield examples.select(example_indices), batch.select(example_indices)
 
 
 def iter_blocks(task: Task, length: int, total: int, seed: int) -> Iterator[Examples]:
@@ -215,10 +215,10 @@ def iter_blocks(task: Task, length: int, total: int, seed: int) -> Iterator[Exam
         for block_start in range(0, len(record_indices), EXAMPLES_PER_BLOCK):
             yield task.records_at(length, record_indices[block_start : block_start + EXAMPLES_PER_BLOCK])
         return
-    size = max(1, min(EXAMPLES_PER_BLOCK, BLOCK_TOKENS // length))
-    for block in range(-(-total // size)):
-        rng = stream(seed, "evaluation examples", length, block)
-        yield task.sample(length=length, size=size, rng=rng)
+    block_size = max(1, min(EXAMPLES_PER_BLOCK, BLOCK_TOKENS // length))
+    for block_index in range(-(-total // block_size)):
+        rng = stream(seed, "evaluation examples", length, block_index)
+        yield task.sample(length=length, size=block_size, rng=rng)
 
 
 def count_examples(task: Task, length: int, requested: int) -> int:
@@ -277,9 +277,9 @@ class Tally:
         low, high = wilson_interval(self.num_exact, self.num_examples)
         first_error = None
         if self.first_error_indices:
-            median = float(statistics.median(self.first_error_indices))
+            median_index = float(statistics.median(self.first_error_indices))
             first_error = FirstErrors(
-                median_index=median, **{kind: self.kinds[kind] for kind in ("token", "id", "end")}
+                median_index=median_index, **{kind: self.kinds[kind] for kind in ("token", "id", "end")}
             )
         return LengthResult(
             length=length,

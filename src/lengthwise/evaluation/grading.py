@@ -50,11 +50,13 @@ def first_errors(grades: Grades) -> list[tuple[int, int, str]]:
     token_errors = grades.token_errors
     errors = token_errors | grades.id_errors
     results = []
-    for example in errors.any(dim=1).nonzero()[:, 0].tolist():
-        column = int(errors[example].int().argmax())
+    for example_index in errors.any(dim=1).nonzero()[:, 0].tolist():
+        column = int(errors[example_index].int().argmax())
         # A token is predicted before its ID, so a wrong token is the first error of its column.
-        kind = "id" if not token_errors[example, column] else "end" if grades.end[example, column] else "token"
-        results.append((example, column, kind))
+        error_kind = (
+            "id" if not token_errors[example_index, column] else "end" if grades.end[example_index, column] else "token"
+        )
+        results.append((example_index, column, error_kind))
     return results
 
 
@@ -104,14 +106,15 @@ def _grade_forced(
             strict=True,
         )
         predicted_ids = [
-            torch.stack([level.most_likely_ids() for level in decoder.next_ids(*part, prompts)]) for part in chunks
+            torch.stack([level_prediction.most_likely_ids() for level_prediction in decoder.next_ids(*chunk, prompts)])
+            for chunk in chunks
         ]
         id_correct = (torch.cat(predicted_ids, dim=2) == ids[:, :, first_column:]).all(dim=0)
     return logits.argmax(dim=-1), id_correct, token_loss
 
 
 def _grade_free(
-    decoder: Decoder, batch: Batch, first_column: int, end: int
+    decoder: Decoder, batch: Batch, first_column: int, end_token: int
 ) -> tuple[Int[Tensor, "batch answer"], Bool[Tensor, "batch answer"]]:
     """Decode freely, and return predicted tokens and correct IDs; tokens after an early end count as errors."""
     predicted_tokens = torch.full_like(batch.tokens[:, first_column:], -1)
@@ -121,7 +124,7 @@ def _grade_free(
         prompt_ids = batch.position_ids[:, in_group, : prompt_length if decoder.predicts_ids else None]
         max_new_tokens = batch.tokens.shape[1] - prompt_length
         output = generate(
-            decoder, batch.tokens[in_group, :prompt_length], prompt_ids, end=end, max_new_tokens=max_new_tokens
+            decoder, batch.tokens[in_group, :prompt_length], prompt_ids, end=end_token, max_new_tokens=max_new_tokens
         )
         columns = slice(prompt_length - first_column, prompt_length - first_column + output.tokens.shape[1])
         predicted_tokens[in_group, columns] = output.tokens.masked_fill(~output.is_written, -1)

@@ -95,9 +95,9 @@ def iter_losses(
     """Evaluate like ``loss_by_context``, and yield the result of each length when it is complete."""
     all_windows, documents = _sample_windows(task, settings), task.held_out()
     with eval_mode(decoder):
-        for index, length in enumerate(settings.lengths):
+        for length_index, length in enumerate(settings.lengths):
             start_time = time.perf_counter()
-            windows = all_windows[: settings.num_examples_at(index)]
+            windows = all_windows[: settings.num_examples_at(length_index)]
             tally = _LossTally(task.token_bytes(), min(NUM_SCORED_TOKENS, *settings.lengths))
             for batch_windows, batch in _iter_batches(task, scheme, documents, windows, length, settings.seed):
                 check_id_range(decoder.check_ids.num_position_ids, batch, length)
@@ -121,10 +121,13 @@ def _sample_windows(task: GradedByLoss, settings: EvaluationSettings) -> list[_W
         )
     max_context, num_scored = max(settings.lengths), min(NUM_SCORED_TOKENS, *settings.lengths)
     windows, longest_document = [], 0
-    for index, document in enumerate(task.held_out()):
+    for document_index, document in enumerate(task.held_out()):
         document_length = len(document.tokens)
         longest_document = max(longest_document, document_length)
-        windows += [_Window(document=index, end=end) for end in range(max_context + 1, document_length + 1, num_scored)]
+        windows += [
+            _Window(document=document_index, end=end_index)
+            for end_index in range(max_context + 1, document_length + 1, num_scored)
+        ]
     if not windows:
         raise SettingError(
             f"length {max_context} needs {max_context + 1} tokens, but the longest held-out document has "
@@ -132,7 +135,7 @@ def _sample_windows(task: GradedByLoss, settings: EvaluationSettings) -> list[_W
             "documents (--corpus)"
         )
     permutation = stream(settings.seed, "evaluation windows").permutation(len(windows))
-    return [windows[index] for index in permutation]
+    return [windows[window_index] for window_index in permutation]
 
 
 def _iter_batches(

@@ -36,9 +36,9 @@ def pool_seeds(rows: Rows) -> tuple[float, float | None, float | None]:
     too, because all seeds use the same documents.
     """
     if uses_loss(rows):
-        value, low, high = (_perplexity([row[name] for row in rows]) for name in ("loss", "low", "high"))
-        assert value is not None
-        return value, low, high
+        perplexity, low, high = (_perplexity([row[loss_name] for row in rows]) for loss_name in ("loss", "low", "high"))
+        assert perplexity is not None
+        return perplexity, low, high
     num_examples = [int(row["num_examples"]) for row in rows]
     num_exact = [round(float(row["exact_match"]) * count) for row, count in zip(rows, num_examples, strict=True)]
     return (sum(num_exact) / sum(num_examples), *interval_over_models(num_exact, num_examples))
@@ -82,8 +82,8 @@ def table(rows: Rows, diverged: Sequence[str] = ()) -> tuple[list[str], list[lis
         runs = next(runs for runs in by_length.values() if runs)
         min_length, max_length = runs[0]["train_lengths"]
         min_id, max_id = min(row["id_range"][0] for row in runs), max(row["id_range"][1] for row in runs)
-        steps = sorted({int(row["steps"]) for row in runs})
-        step_range = "-".join(f"{step:,}" for step in dict.fromkeys((steps[0], steps[-1])))
+        step_counts = sorted({int(row["steps"]) for row in runs})
+        step_range = "-".join(f"{num_steps:,}" for num_steps in dict.fromkeys((step_counts[0], step_counts[-1])))
         fits = fit_status(runs) + (f", {diverged.count(label)} diverged" if label in diverged else "")
         cells = [f"{min_length}-{max_length}", f"{min_id:,}-{max_id:,}", step_range, fits]
         body.append([label, *cells, *(format_value(by_length[length]) for length in lengths)])
@@ -126,11 +126,11 @@ def length_table(rows: Rows) -> tuple[list[str], list[list[str]]]:
     return list(columns), [[cell(row) for cell in columns.values()] for row in rows]
 
 
-def _format_first_errors(errors: Mapping[str, Any] | None) -> str:
-    if errors is None:
+def _format_first_errors(error_counts: Mapping[str, Any] | None) -> str:
+    if error_counts is None:
         return "none"
-    kinds = ", ".join(f"{errors[kind]} {kind}" for kind in ("token", "id", "end") if errors[kind])
-    return f"{kinds}; median index {errors['median_index']:g}"
+    kinds_text = ", ".join(f"{error_counts[kind]} {kind}" for kind in ("token", "id", "end") if error_counts[kind])
+    return f"{kinds_text}; median index {error_counts['median_index']:g}"
 
 
 def fit_status(runs: Rows) -> str:
@@ -147,15 +147,15 @@ def format_value(rows: Rows) -> str:
     """Return exact match or perplexity as text, with its interval on a second line; a dash if there are no rows."""
     if not rows:
         return "-"
-    value, low, high = pool_seeds(rows)
-    interval = "-" if low is None or high is None else f"{low:.2f}-{high:.2f}"
-    return f"{value:.2f}\n{interval}" if uses_loss(rows) else f"{value:.3f}\n{interval}"
+    pooled_value, low, high = pool_seeds(rows)
+    interval_text = "-" if low is None or high is None else f"{low:.2f}-{high:.2f}"
+    return f"{pooled_value:.2f}\n{interval_text}" if uses_loss(rows) else f"{pooled_value:.3f}\n{interval_text}"
 
 
 def format_num_examples(rows: Rows, length: int) -> str:
     """Return the number of examples per seed at a length, as a range if rows differ."""
-    counts = sorted({int(row["num_examples"]) for row in rows if row["length"] == length})
-    return "-".join(str(number) for number in dict.fromkeys((counts[0], counts[-1])))
+    example_counts = sorted({int(row["num_examples"]) for row in rows if row["length"] == length})
+    return "-".join(str(count) for count in dict.fromkeys((example_counts[0], example_counts[-1])))
 
 
 def label_of(row: Mapping[str, Any]) -> str:
@@ -177,13 +177,17 @@ def draw(rows: Rows, folder: Path, title: str) -> Path:
     for row in sorted(rows, key=lambda row: tasks.index(str(row["task"]))):
         panels.setdefault((str(row["task"]), row.get("variant")), []).append({**row, "row": label_of(row)})
     # The legend has one line per label.
-    height = max(4.8 if len(panels) == 1 else 3.6, *(1.2 + 0.2 * len(group_rows(rows)) for rows in panels.values()))
+    panel_height = max(
+        4.8 if len(panels) == 1 else 3.6, *(1.2 + 0.2 * len(group_rows(rows)) for rows in panels.values())
+    )
     num_columns = 1 if len(panels) < MIN_PANELS_FOR_TWO_COLUMNS else 2
     num_panel_rows = math.ceil(len(panels) / num_columns)
-    figure = Figure(figsize=(9 * num_columns, height * num_panel_rows), layout="constrained")
-    for index, ((task, variant), panel_rows) in enumerate(panels.items()):
+    figure = Figure(figsize=(9 * num_columns, panel_height * num_panel_rows), layout="constrained")
+    for panel_index, ((task, variant), panel_rows) in enumerate(panels.items()):
         title_parts = [title, *([task.replace("_", " ")] if len(tasks) > 1 else []), *([variant] if variant else [])]
-        _draw_panel(figure.add_subplot(num_panel_rows, num_columns, index + 1), panel_rows, ": ".join(title_parts))
+        _draw_panel(
+            figure.add_subplot(num_panel_rows, num_columns, panel_index + 1), panel_rows, ": ".join(title_parts)
+        )
     figure.supxlabel("bands: range over seeds; bars: 95% interval of a single seed", fontsize=8)
     return save_figure(figure, folder)
 
@@ -193,17 +197,25 @@ def _draw_panel(axes: Any, rows: Rows, title: str) -> None:
     axes.axvspan(min_length, max_length, color="0.9", label=f"trained on {min_length}-{max_length}")
     by_label = group_rows(rows)
     axes.set_prop_cycle(color=_line_colors(len(by_label)))
-    for index, (label, by_length) in enumerate(by_label.items()):
-        points = {length: runs for length, runs in by_length.items() if runs}
-        values = [pool_seeds(runs)[0] for runs in points.values()]
-        fits = uses_loss(rows) or any(row["fitted"] >= FIT_THRESHOLD for runs in points.values() for row in runs)
-        style, marker = "-" if fits else ":", "osD^vPX"[index % 7]
+    for line_index, (label, by_length) in enumerate(by_label.items()):
+        runs_by_length = {length: runs for length, runs in by_length.items() if runs}
+        pooled_values = [pool_seeds(runs)[0] for runs in runs_by_length.values()]
+        fits = uses_loss(rows) or any(
+            row["fitted"] >= FIT_THRESHOLD for runs in runs_by_length.values() for row in runs
+        )
+        line_style, marker = "-" if fits else ":", "osD^vPX"[line_index % 7]
         line_label = label if fits else f"{label} (did not fit)"
         # The first label is on top, because it is usually the subject of the comparison.
         (curve,) = axes.plot(
-            list(points), values, style, marker=marker, markersize=4, label=line_label, zorder=10 - index
+            list(runs_by_length),
+            pooled_values,
+            line_style,
+            marker=marker,
+            markersize=4,
+            label=line_label,
+            zorder=10 - line_index,
         )
-        _draw_spread(axes, points, curve.get_color())
+        _draw_spread(axes, runs_by_length, curve.get_color())
     if uses_loss(rows):
         axes.set(xscale="log", xlabel="context length, tokens (log scale)", yscale="log", title=title)
         axes.set_ylabel("perplexity of held-out tokens (log scale)")
@@ -230,7 +242,7 @@ def _line_colors(num_colors: int) -> list[Any]:
     from matplotlib import colormaps  # noqa: PLC0415
 
     palette_size = 10 if num_colors < 10 else 20
-    colors = [colormaps[f"tab{palette_size}"](index) for index in range(palette_size)]
+    colors = [colormaps[f"tab{palette_size}"](color_index) for color_index in range(palette_size)]
     return [color for color in colors if max(color[:3]) - min(color[:3]) > 0.1]
 
 
@@ -246,7 +258,7 @@ def save_figure(figure: Any, folder: Path) -> Path:
 
 def _value_range(runs: Rows) -> tuple[float, float]:
     if len(runs) == 1:
-        value, low, high = pool_seeds(runs)
-        return (value, value) if low is None or high is None else (low, high)
-    values = [pool_seeds([row])[0] for row in runs]
-    return min(values), max(values)
+        pooled_value, low, high = pool_seeds(runs)
+        return (pooled_value, pooled_value) if low is None or high is None else (low, high)
+    seed_values = [pool_seeds([row])[0] for row in runs]
+    return min(seed_values), max(seed_values)

@@ -156,9 +156,9 @@ def _summarize(
     job_results = [(job, results[job.folder]) for job in jobs if job.folder in results]
     rows = [row for _, result in job_results for row in result.rows]
     diverged = [(job, result.diverged) for job, result in job_results if result.diverged is not None]
-    reasons = [f"{job}: {reason}" for job, reason in diverged]
+    divergence_messages = [f"{job}: {reason}" for job, reason in diverged]
     if is_complete and not rows:
-        raise DivergedError(f"all runs diverged, for example {reasons[0]}")
+        raise DivergedError(f"all runs diverged, for example {divergence_messages[0]}")
     labels = {name for name, each in experiments.items() if depends_on_id_distances(build_decoder(each), each.scheme)}
     distance_rows = [row for row in rows if label_of(row) in labels]
     write_rows(out / RESULTS, rows)
@@ -175,7 +175,7 @@ def _summarize(
             for job, reason in diverged
             for variant in job.experiment.evaluation.variants or (None,)
         ],
-        warnings=reasons + _overlap_warnings(rows) + _distance_warnings(distance_rows),
+        warnings=divergence_messages + _overlap_warnings(rows) + _distance_warnings(distance_rows),
         is_complete=is_complete,
     )
 
@@ -205,9 +205,9 @@ def check_experiments(experiments: Mapping[str, Experiment], labels: Iterable[st
 def _run_serially(pending_jobs: list[_Job], record_result: Callable[[_Job, _Result], None]) -> None:
     num_threads = torch.get_num_threads()
     try:
-        with catch_interrupts() as stop:
+        with catch_interrupts() as should_stop:
             for job in pending_jobs:
-                result = None if stop() else _run_job(job, stop)
+                result = None if should_stop() else _run_job(job, should_stop)
                 if result is None:
                     break
                 record_result(job, result)
@@ -227,23 +227,23 @@ def _describe_job_result(result: _Result) -> str:
 
 
 def _run_in_worker(job: _Job) -> _Result | None:
-    with catch_interrupts() as stop:
-        return _run_job(job, stop)
+    with catch_interrupts() as should_stop:
+        return _run_job(job, should_stop)
 
 
-def _run_job(job: _Job, stop: Callable[[], bool]) -> _Result | None:
+def _run_job(job: _Job, should_stop: Callable[[], bool]) -> _Result | None:
     """Train or resume a run, evaluate it, and return its rows; return None after an interruption."""
 
     def check_stop(*progress: int) -> None:
-        if stop():
+        if should_stop():
             raise _EvaluationStopped
 
     torch.set_num_threads(job.threads)
     try:
-        run = train(job.experiment, job.folder, resume=True, device=job.device, stop=stop)
+        run = train(job.experiment, job.folder, resume=True, device=job.device, stop=should_stop)
     except DivergedError as error:
         return _Result(rows=[], diverged=str(error))
-    if run is None or stop():
+    if run is None or should_stop():
         return None
     if (saved_result := _saved_result(job)) is None:
         with warnings.catch_warnings():

@@ -44,10 +44,10 @@ class Experiment:
     def __post_init__(self) -> None:
         check_types(self)
         for name in (*TABLES, *SETTINGS_CLASSES):
-            part = getattr(self, name)
-            if part is None or isinstance(part, type | str | int | float | dict):
+            settings_object = getattr(self, name)
+            if settings_object is None or isinstance(settings_object, type | str | int | float | dict):
                 raise SettingError(
-                    f"{name} {part!r} is not a settings object; use an instance, such as encoding=Rotary()"
+                    f"{name} {settings_object!r} is not a settings object; use an instance, such as encoding=Rotary()"
                 )
 
 
@@ -185,9 +185,13 @@ def to_dict(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         name_entry = {"name": getattr(value, "name", None)} if hasattr(type(value), "name") else {}
         # Fields with compare=False are locations, not settings.
-        return name_entry | {part.name: to_dict(getattr(value, part.name)) for part in fields(value) if part.compare}
+        return name_entry | {
+            settings_field.name: to_dict(getattr(value, settings_field.name))
+            for settings_field in fields(value)
+            if settings_field.compare
+        }
     if isinstance(value, tuple):
-        return [to_dict(part) for part in value]
+        return [to_dict(element) for element in value]
     return value
 
 
@@ -201,13 +205,15 @@ def from_dict(
     A task reads its saved files from ``folder``. Raises ``RunFolderError`` for invalid values.
     """
     overrides = {} if overrides is None else overrides
-    values: dict[str, Any] = {}
+    restored_fields: dict[str, Any] = {}
     try:
-        for part in fields(Experiment):
-            values[part.name] = _restore_part(part.name, tree[part.name], overrides)
-        if folder is not None and isinstance(values["task"], HasRunFiles):
-            values["task"] = values["task"].from_run_folder(folder)
-        return Experiment(**values)
+        for experiment_field in fields(Experiment):
+            restored_fields[experiment_field.name] = _restore_part(
+                experiment_field.name, tree[experiment_field.name], overrides
+            )
+        if folder is not None and isinstance(restored_fields["task"], HasRunFiles):
+            restored_fields["task"] = restored_fields["task"].from_run_folder(folder)
+        return Experiment(**restored_fields)
     except LengthwiseError:
         raise
     except (KeyError, TypeError, AttributeError) as error:
@@ -266,6 +272,6 @@ def _restore_settings(saved_settings: Mapping[str, Any]) -> dict[str, Any]:
 def _restore_value(name: str, value: Any) -> Any:
     """Restore one setting: JSON saves a tuple as a list, and a nested task or placement as an object."""
     if isinstance(value, list):
-        return tuple(_restore_value(name, part) for part in value)
+        return tuple(_restore_value(name, element) for element in value)
     is_entry = name in TABLES or (name in NESTED_TABLES and isinstance(value, Mapping))
     return _restore_entry(name, value) if is_entry else value

@@ -128,7 +128,7 @@ def generate_(
     )
     header = [
         "token",
-        *("ID" if len(ids_by_level) == 1 else f"ID {level}" for level in range(1, len(ids_by_level) + 1)),
+        *("ID" if len(ids_by_level) == 1 else f"ID {level_number}" for level_number in range(1, len(ids_by_level) + 1)),
     ]
     columns = [completion.tokens, *([str(position_id) for position_id in level_ids] for level_ids in ids_by_level)]
     print_table("generated", header, [list(row) for row in zip(*columns, strict=True)])

@@ -151,7 +151,7 @@ def influence(
     folders = (
         [out]
         if len(model_names) == 1
-        else [out / f"{index}-{Path(name).name}" for index, name in enumerate(model_names)]
+        else [out / f"{model_index}-{Path(name).name}" for model_index, name in enumerate(model_names)]
     )
     summaries: list[Mapping[str, Any]] = []
     for name, folder in zip(model_names, folders, strict=True):
@@ -176,9 +176,9 @@ def influence(
         return
     for table in (table for summary in summaries for table in summary_tables(summary)):
         print_table(table.title, table.header, table.body)
-    output_line = f"figure: {scale_figure}" if scale_figure is not None else f"page: {folders[0] / PAGE_FILE}"
-    for line in (output_line, *(summary["answer"]["sentence"] for summary in summaries)):
-        print_line(line)
+    file_line = f"figure: {scale_figure}" if scale_figure is not None else f"page: {folders[0] / PAGE_FILE}"
+    for output_line in (file_line, *(summary["answer"]["sentence"] for summary in summaries)):
+        print_line(output_line)
 
 
 def _limit_far(settings: InfluenceSettings, language_model: LanguageModel) -> InfluenceSettings:

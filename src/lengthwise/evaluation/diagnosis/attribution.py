@@ -124,10 +124,10 @@ def measure_id_and_end_causes(
             exact_match=sum(int(batch.tokens_correct.sum()) for batch in failures) / num_failures,
         )
     if counts.end_too_early + counts.end_too_late:
-        end = model.task.vocabulary.index("end")
-        masks = [grade_with_known_end(model.decoder, batch, end) for batch in failures]
+        end_token = model.task.vocabulary.index("end")
+        mask_pairs = [grade_with_known_end(model.decoder, batch, end_token) for batch in failures]
         repair_rate, exact_match = (
-            sum(int(mask_pair[mask_index].sum()) for mask_pair in masks) / num_failures for mask_index in range(2)
+            sum(int(mask_pair[mask_index].sum()) for mask_pair in mask_pairs) / num_failures for mask_index in range(2)
         )
         yield Cause(
             name=END_ERRORS,
@@ -177,15 +177,15 @@ def _main_cause(causes: tuple[Cause, ...]) -> str:
     return main_cause.name if main_cause.effect >= MAIN_FRACTION else "several causes"
 
 
-def _describe_main_error_kind(counts: FailureCounts, id_and_end_causes: tuple[Cause, ...]) -> str:
+def _describe_main_error_kind(failure_counts: FailureCounts, id_and_end_causes: tuple[Cause, ...]) -> str:
     """Describe the most frequent kind of first error, and the exact match after its correction."""
-    num_end_errors = counts.end_too_early + counts.end_too_late
-    max_count = max(counts.token, counts.id, num_end_errors)
-    if max_count == counts.token:
-        return f"wrong tokens ({counts.token} of {counts.num_failures} first errors)"
-    name = ID_ERRORS if max_count == counts.id else END_ERRORS
-    cause = next(cause for cause in id_and_end_causes if cause.name == name)
+    num_end_errors = failure_counts.end_too_early + failure_counts.end_too_late
+    max_count = max(failure_counts.token, failure_counts.id, num_end_errors)
+    if max_count == failure_counts.token:
+        return f"wrong tokens ({failure_counts.token} of {failure_counts.num_failures} first errors)"
+    error_name = ID_ERRORS if max_count == failure_counts.id else END_ERRORS
+    cause = next(cause for cause in id_and_end_causes if cause.name == error_name)
     return (
-        f"{name} ({max_count} of {counts.num_failures} first errors; exact match {cause.exact_match:.2f} with "
-        f"{cause.intervention})"
+        f"{error_name} ({max_count} of {failure_counts.num_failures} first errors; exact match {cause.exact_match:.2f} "
+        f"with {cause.intervention})"
     )

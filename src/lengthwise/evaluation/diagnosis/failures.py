@@ -57,11 +57,11 @@ def collect_failures(model: ProbedModel, length: int, num_examples: int) -> tupl
     Return the first errors of failed examples, and one random correct answer token of each example that has any.
     """
     model.decoder.eval()
-    end, rng = model.task.vocabulary.index("end"), stream(model.seed, "diagnosis right answers", length)
+    end_token, rng = model.task.vocabulary.index("end"), stream(model.seed, "diagnosis right answers", length)
     failures, correct_queries = [], []
     for examples, batch in iter_examples(model.task, model.scheme, length, num_examples, model.seed):
         check_id_range(model.decoder.check_ids.num_position_ids, batch, length)
-        grades = grade(model.decoder, batch, end=end, decode="forced")
+        grades = grade(model.decoder, batch, end=end_token, decode="forced")
         first_column = examples.prompt_length - grades.prompt_offset.numpy()
         # The end token is never sampled.
         is_correct = (grades.scored & ~grades.token_errors & ~grades.id_errors & ~grades.end).numpy()
@@ -72,15 +72,19 @@ def collect_failures(model: ProbedModel, length: int, num_examples: int) -> tupl
         errors = first_errors(grades)
         if not errors:
             continue
-        failed_indices, error_columns, kinds = (np.array(part) for part in zip(*errors, strict=True))
+        failed_indices, error_columns, error_kinds = (
+            np.array(error_values) for error_values in zip(*errors, strict=True)
+        )
         answer_index = error_columns + first_column[failed_indices]
-        end_kinds = np.where(examples.tokens[failed_indices, answer_index] == end, "end too late", "end too early")
+        end_kinds = np.where(
+            examples.tokens[failed_indices, answer_index] == end_token, "end too late", "end too early"
+        )
         failures.append(
             FailureBatch(
                 errors=build_queries(
                     model.task, examples.select(failed_indices), batch.select(failed_indices), answer_index
                 ),
-                kinds=tuple(np.where(kinds == "end", end_kinds, kinds).tolist()),
+                kinds=tuple(np.where(error_kinds == "end", end_kinds, error_kinds).tolist()),
                 tokens_correct=(~grades.token_errors.any(dim=1)).numpy()[failed_indices],
                 ids_correct=(~grades.id_errors.any(dim=1)).numpy()[failed_indices],
             )
@@ -107,11 +111,11 @@ def count_failures(model: ProbedModel, failures: list[FailureBatch]) -> FailureC
 
 
 def _error_propagation(model: ProbedModel, failures: list[FailureBatch]) -> float | None:
-    end, has_wrong_token, num_remaining = model.task.vocabulary.index("end"), [], MAX_NUM_DECODED
+    end_token, has_wrong_token, num_remaining = model.task.vocabulary.index("end"), [], MAX_NUM_DECODED
     for failure_batch in failures:
         id_errors = np.flatnonzero(np.array(failure_batch.kinds) == "id")[:num_remaining]
         if len(id_errors):
-            grades = grade(model.decoder, failure_batch.errors.batch.select(id_errors), end=end, decode="free")
+            grades = grade(model.decoder, failure_batch.errors.batch.select(id_errors), end=end_token, decode="free")
             has_wrong_token += grades.token_errors.any(dim=1).tolist()
             num_remaining -= len(id_errors)
     return float(np.mean(has_wrong_token)) if has_wrong_token else None

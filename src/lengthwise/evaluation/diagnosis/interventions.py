@@ -63,25 +63,25 @@ class Interventions:
     def apply_to_batches(self, batches: list[Queries], max_queries: int) -> InterventionResults:
         """Evaluate at most ``max_queries`` queries under each intervention."""
         results, num_remaining = [], max_queries
-        for index, queries in enumerate(batches):
+        for batch_index, queries in enumerate(batches):
             query_batch = queries.first(num_remaining)
             if not len(query_batch.answer):
                 break
-            rng = stream(self.model.seed, "diagnosis draws", queries.batch.length, index)
+            rng = stream(self.model.seed, "diagnosis draws", queries.batch.length, batch_index)
             results.append(self.apply(query_batch, rng))
             num_remaining -= len(query_batch.answer)
-        names = [field.name for field in fields(InterventionResults)]
+        result_names = [field.name for field in fields(InterventionResults)]
         return InterventionResults(
-            **{name: np.concatenate([getattr(result, name) for result in results]) for name in names}
+            **{name: np.concatenate([getattr(result, name) for result in results]) for name in result_names}
         )
 
     def measure_retention(self) -> float:
         """Return the fraction of correct answers at the longest training length that stay correct on half the units."""
         model, stays_correct = self.model, []
-        length, end = model.max_train_length, model.task.vocabulary.index("end")
+        length, end_token = model.max_train_length, model.task.vocabulary.index("end")
         rng = stream(model.seed, "diagnosis home", length)
         for examples, batch in iter_examples(model.task, model.scheme, length, NUM_TRAIN_EXAMPLES, model.seed):
-            queries = build_queries(model.task, examples, batch, sample_answers(batch, end, rng))
+            queries = build_queries(model.task, examples, batch, sample_answers(batch, end_token, rng))
             full_sequences = upweight_distractors(queries.support, queries.last_index, 1.0)
             half_sequences = self._subsample(queries, self.budget // 2, rng)[0].unweighted()
             is_retained = self._is_correct(self._with_train_ids(queries, half_sequences), half_sequences)
@@ -115,13 +115,15 @@ class Interventions:
         query_indices = np.repeat(np.arange(len(queries.answer)), NUM_SUBSAMPLES)
         repeated_queries = queries.select(query_indices)
         ids = repeated_queries.batch.position_ids.numpy().copy()
-        for index, last_index in enumerate(subsamples.last_column):
-            indices = subsamples.indices[index, : last_index + 1]
-            support = np.append(repeated_queries.support[index], indices[-1])
-            indices_by_distance = indices[np.abs(indices[:, None] - support).min(axis=1).argsort(kind="stable")]
-            train_ids = self.train_ids[query_indices[index] % len(self.train_ids)]
-            for level, level_ids in zip(ids[:, index], train_ids, strict=True):
-                level[:] = remap_ids(level, level[indices_by_distance], level_ids)
+        for subsample_index, last_index in enumerate(subsamples.last_column):
+            token_indices = subsamples.indices[subsample_index, : last_index + 1]
+            support = np.append(repeated_queries.support[subsample_index], token_indices[-1])
+            indices_by_distance = token_indices[
+                np.abs(token_indices[:, None] - support).min(axis=1).argsort(kind="stable")
+            ]
+            train_ids = self.train_ids[query_indices[subsample_index] % len(self.train_ids)]
+            for level_ids, level_train_ids in zip(ids[:, subsample_index], train_ids, strict=True):
+                level_ids[:] = remap_ids(level_ids, level_ids[indices_by_distance], level_train_ids)
         return replace(repeated_queries, batch=replace(repeated_queries.batch, position_ids=torch.from_numpy(ids)))
 
 
@@ -134,7 +136,7 @@ def build_interventions(model: ProbedModel) -> Interventions:
     return Interventions(
         model=model,
         budget=min(len(np.unique(units)) for units in coupling_units(examples)),
-        train_ids=[[np.unique(level) for level in ids[:, example]] for example in range(len(examples))],
+        train_ids=[[np.unique(level_ids) for level_ids in ids[:, example]] for example in range(len(examples))],
     )
 
 

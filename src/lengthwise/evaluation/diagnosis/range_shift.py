@@ -50,8 +50,8 @@ def measure_range_shifts(model: ProbedModel, errors: list[Queries]) -> Iterator[
     )
     for quantity, train_max, values_by_batch in quantities:
         if values_by_batch:
-            values, max_in_training = np.concatenate(values_by_batch), float(train_max)
-            fraction_beyond, test_max = float((values > max_in_training).mean()), float(values.max())
+            test_values, max_in_training = np.concatenate(values_by_batch), float(train_max)
+            fraction_beyond, test_max = float((test_values > max_in_training).mean()), float(test_values.max())
             yield RangeShift(
                 quantity=quantity, train_max=max_in_training, test_max=test_max, fraction_beyond=fraction_beyond
             )

@@ -61,10 +61,10 @@ def _head_names(diagnosis: Diagnosis) -> list[str]:
 def _length_table(diagnosis: Diagnosis) -> Table:
     body = []
     for result in diagnosis.by_length:
-        interval = f"{result.low:.3f}-{result.high:.3f}"
+        interval_text = f"{result.low:.3f}-{result.high:.3f}"
         mass_texts = [f"{mass:.3f}" for mass in result.support_mass]
         body.append(
-            [f"{result.length:,}", str(result.num_examples), f"{result.exact_match:.3f}", interval, *mass_texts]
+            [f"{result.length:,}", str(result.num_examples), f"{result.exact_match:.3f}", interval_text, *mass_texts]
         )
     if diagnosis.failures is not None and diagnosis.heads:
         body.append(["first errors", "", "", "", *(f"{mass:.3f}" for mass in diagnosis.support_mass_at_errors)])
@@ -72,16 +72,16 @@ def _length_table(diagnosis: Diagnosis) -> Table:
     return title, ["length", "n", "exact match", "95% interval", *_head_names(diagnosis)], body
 
 
-def _first_error_table(counts: FailureCounts, length: int) -> Table:
+def _first_error_table(failure_counts: FailureCounts, length: int) -> Table:
     header = ["failed", "token", "ID", "end too early", "end too late", "median index"]
-    propagation = counts.error_propagation
+    propagation = failure_counts.error_propagation
     cells = [
-        str(counts.num_failures),
-        str(counts.token),
-        str(counts.id) + ("" if propagation is None else f" ({propagation:.2f} lead to a wrong token)"),
-        str(counts.end_too_early),
-        str(counts.end_too_late),
-        f"{counts.median_index:g}",
+        str(failure_counts.num_failures),
+        str(failure_counts.token),
+        str(failure_counts.id) + ("" if propagation is None else f" ({propagation:.2f} lead to a wrong token)"),
+        str(failure_counts.end_too_early),
+        str(failure_counts.end_too_late),
+        f"{failure_counts.median_index:g}",
     ]
     return f"first errors at length {length}", header, [cells]
 
@@ -103,9 +103,9 @@ def write_report(diagnosis: Diagnosis, folder: Path) -> Path:
 def _draw_support_mass(diagnosis: Diagnosis, axes: Any) -> None:
     lengths = [result.length for result in diagnosis.by_length]
     axes.plot(lengths, [result.exact_match for result in diagnosis.by_length], "ko-", label="exact match")
-    for index, name in enumerate(_head_names(diagnosis)):
-        masses = [result.support_mass[index] for result in diagnosis.by_length]
-        axes.plot(lengths, masses, "s--", label=f"attention, {name}")
+    for head_index, head_name in enumerate(_head_names(diagnosis)):
+        masses = [result.support_mass[head_index] for result in diagnosis.by_length]
+        axes.plot(lengths, masses, "s--", label=f"attention, {head_name}")
     min_length, max_length = diagnosis.train_lengths
     axes.axvspan(min_length, max_length, color="0.9", label=f"trained on {min_length}-{max_length}")
     axes.set(xscale="log", xlabel="length (log scale)", ylabel="fraction", ylim=(-0.03, 1.03))
@@ -113,11 +113,11 @@ def _draw_support_mass(diagnosis: Diagnosis, axes: Any) -> None:
     axes.legend(fontsize=7)
 
 
-def _draw_first_errors(counts: FailureCounts | None, axes: Any) -> None:
+def _draw_first_errors(failure_counts: FailureCounts | None, axes: Any) -> None:
     axes.set(xlabel="relative index in the response", xlim=(0, 1))
-    if counts is None:
+    if failure_counts is None:
         axes.set_title("no failures", fontsize=9)
         return
-    axes.bar([(tenth + 0.5) / 10 for tenth in range(10)], counts.by_tenth, width=0.09)
+    axes.bar([(tenth + 0.5) / 10 for tenth in range(10)], failure_counts.by_tenth, width=0.09)
     axes.set(ylabel="examples")
-    axes.set_title(f"first errors of {counts.num_failures} examples", fontsize=9)
+    axes.set_title(f"first errors of {failure_counts.num_failures} examples", fontsize=9)

@@ -71,8 +71,8 @@ def support_mass(
         query_slice = slice(query_index, query_index + 1)
         decoder(tokens[:, query_slice], ids[:, :, query_slice], cache, hooks=AttentionHooks(on_weights=record_mass))
         masses.append(np.stack(layer_masses))
-    shape = (0, decoder.settings.num_layers, decoder.settings.num_heads)
-    return np.stack(masses) if masses else np.zeros(shape, dtype=np.float32)
+    empty_shape = (0, decoder.settings.num_layers, decoder.settings.num_heads)
+    return np.stack(masses) if masses else np.zeros(empty_shape, dtype=np.float32)
 
 
 def _mean_by_head(

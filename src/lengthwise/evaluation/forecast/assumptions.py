@@ -71,11 +71,11 @@ def _measure_support_spans(model: ProbedModel, queries: Queries) -> tuple[int, f
     separators = [model.task.vocabulary.index(symbol) for symbol in model.task.separators]
     tokens, ids = queries.batch.tokens.numpy(), queries.batch.position_ids.numpy()
     token_span, id_span = 0, 0.0
-    for query, (support, last_index) in enumerate(zip(queries.support, queries.last_index.tolist(), strict=True)):
+    for query_index, (support, last_index) in enumerate(zip(queries.support, queries.last_index.tolist(), strict=True)):
         # The support of a query includes separators, which determine segments; the answer does not depend on them.
-        indices = np.append(support[~np.isin(tokens[query, support], separators)], last_index)
-        token_span = max(token_span, int(np.ptp(indices)) + 1)
-        id_span = max(id_span, min(float(np.ptp(level[query, indices])) for level in ids) + 1)
+        token_indices = np.append(support[~np.isin(tokens[query_index, support], separators)], last_index)
+        token_span = max(token_span, int(np.ptp(token_indices)) + 1)
+        id_span = max(id_span, min(float(np.ptp(level_ids[query_index, token_indices])) for level_ids in ids) + 1)
     return token_span, id_span, float(np.ptp(ids, axis=-1).max()) + 1
 
 
@@ -86,14 +86,14 @@ def _check_id_coverage(model: ProbedModel, max_length: int) -> Assumption:
         result = f"encoding {model.encoding.name} reads no IDs"
         return Assumption(name=assumption_name, holds=True, found=result, counterexample="absolute positions")
     ids = model.queries(max_length, 1).batch.position_ids
-    min_id, max_id, distance = float(ids.min()), float(ids.max()), float((ids.amax(-1) - ids.amin(-1)).max())
+    min_id, max_id, max_distance = float(ids.min()), float(ids.max()), float((ids.amax(-1) - ids.amin(-1)).max())
     min_train_id, max_train_id = model.id_range
     result = f"IDs {min_id:g} to {max_id:g} at length {max_length}, {min_train_id:g} to {max_train_id:g} in training"
     holds = min_train_id <= min_id and max_id <= max_train_id
     max_train_distance = model.trained_distance
     if max_train_distance is not None:
-        result += f"; distances up to {distance:g}, {max_train_distance:g} in training"
-        holds = holds and (distance <= max_train_distance or model.scheme.random_at_evaluation)
+        result += f"; distances up to {max_distance:g}, {max_train_distance:g} in training"
+        holds = holds and (max_distance <= max_train_distance or model.scheme.random_at_evaluation)
     return Assumption(name=assumption_name, holds=holds, found=result, counterexample="absolute positions")
 
 
@@ -102,16 +102,16 @@ def _measure_relativity(model: ProbedModel, queries: Queries) -> Assumption:
     """Measure the mean total variation between predictions with the original IDs and with all IDs shifted."""
     batch, query_indices = queries.batch, torch.arange(len(queries.answer))
     last_index = torch.from_numpy(queries.last_index)
-    shift = int(batch.position_ids.max() - batch.position_ids.min()) + 1
+    id_shift = int(batch.position_ids.max() - batch.position_ids.min()) + 1
     predictions = []
-    for offset in (0, shift):
+    for id_offset in (0, id_shift):
         try:
-            hidden, _ = model.decoder(batch.tokens, batch.position_ids + offset)
+            hidden, _ = model.decoder(batch.tokens, batch.position_ids + id_offset)
         except LengthwiseError as error:
             return Assumption(name="relativity", holds=False, found=str(error), counterexample="absolute positions")
         predictions.append(model.decoder.token_logits(hidden[query_indices, last_index][:, None])[:, 0].softmax(dim=-1))
     total_variation = float((predictions[0] - predictions[1]).abs().sum(dim=-1).mean() / 2)
-    result = f"predictions change by {total_variation:.3f} (total variation) if all IDs increase by {shift}"
+    result = f"predictions change by {total_variation:.3f} (total variation) if all IDs increase by {id_shift}"
     return Assumption(
         name="relativity",
         holds=total_variation <= MAX_TOTAL_VARIATION,
@@ -130,8 +130,8 @@ def _compare_token_frequencies(model: ProbedModel, queries: Queries, max_length:
     def frequencies(queries: Queries) -> Float[np.ndarray, " vocab"]:
         tokens = queries.batch.tokens.numpy()
         is_before_answer = np.arange(tokens.shape[1]) < queries.answer[:, None]
-        counts = np.bincount(tokens[is_before_answer], minlength=vocabulary_size)
-        return np.asarray(counts / counts.sum())
+        token_counts = np.bincount(tokens[is_before_answer], minlength=vocabulary_size)
+        return np.asarray(token_counts / token_counts.sum())
 
     total_variation = float(np.abs(frequencies(queries) - frequencies(model.queries(max_length))).sum() / 2)
     result = (

@@ -115,18 +115,23 @@ def _bound_table(certificate: LawCertificate) -> Table:
     lengths = sorted({bound.length for bound in certificate.bounds})
     by_name: dict[str, dict[int, str]] = {}
     for bound in certificate.bounds:
-        text = _format_number(bound.value) if bound.refused is None else bound.refused
-        by_name.setdefault(f"{bound.title} ({bound.provenance})", {})[bound.length] = text
+        bound_text = _format_number(bound.value) if bound.refused is None else bound.refused
+        by_name.setdefault(f"{bound.title} ({bound.provenance})", {})[bound.length] = bound_text
     body = []
-    for name, values in by_name.items():
+    for bound_name, texts_by_length in by_name.items():
         # The reason for a missing bound appears only in the first column.
-        is_same_text = len(set(values.values())) == 1
-        body.append([name, *(values[length] if not is_same_text or length == lengths[0] else "" for length in lengths)])
+        is_same_text = len(set(texts_by_length.values())) == 1
+        body.append(
+            [
+                bound_name,
+                *(texts_by_length[length] if not is_same_text or length == lengths[0] else "" for length in lengths),
+            ]
+        )
     return "bounds", ["bound", *map(str, lengths)], body
 
 
-def _format_number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
+def _format_number(number: float | None) -> str:
+    return "-" if number is None else f"{number:.4g}"
 
 
 def write_report(certificate: Certificate, folder: Path) -> Path:
@@ -171,24 +176,24 @@ def _draw_law(certificate: LawCertificate, axes: Any) -> None:
 
 def _draw_task_reach(certificate: TaskCertificate, axes: Any) -> None:
     lengths = [structure.length for structure in certificate.structures]
-    for label, values in (
+    for line_label, quantities in (
         ("tokens per answer", [structure.k for structure in certificate.structures]),
         ("reach in tokens", [structure.reach for structure in certificate.structures]),
         ("reach in coupled IDs", [structure.id_reach for structure in certificate.structures]),
     ):
-        if None not in values:
-            axes.plot(lengths, values, "o-", label=label)
+        if None not in quantities:
+            axes.plot(lengths, quantities, "o-", label=line_label)
     axes.set_yscale("log")
     axes.set_ylabel("number of tokens or IDs")
 
 
 def _draw_run(certificate: RunCertificate, axes: Any) -> None:
     lengths = [forecast.length for forecast in certificate.forecasts]
-    low, high = (
+    low_accuracies, high_accuracies = (
         [forecast.low for forecast in certificate.forecasts],
         [forecast.high for forecast in certificate.forecasts],
     )
-    axes.fill_between(lengths, low, high, alpha=0.2, label="interval")
+    axes.fill_between(lengths, low_accuracies, high_accuracies, alpha=0.2, label="interval")
     axes.plot(lengths, [forecast.accuracy for forecast in certificate.forecasts], "o-", label="predicted")
     axes.plot(lengths, [forecast.ids_only for forecast in certificate.forecasts], ":", label="with IDs only")
     axes.plot(

@@ -80,8 +80,8 @@ class ProbedModel:
     def subsample(self, queries: Queries, length: int, budget: int) -> Subsample:
         """Return ``NUM_SUBSAMPLES`` subsamples of each query."""
         rng = stream(self.seed, "forecast draws", length, budget)
-        support = [indices for indices in queries.support for _ in range(NUM_SUBSAMPLES)]
-        return subsample(support, np.repeat(queries.last_index, NUM_SUBSAMPLES), budget, rng)
+        repeated_support = [token_indices for token_indices in queries.support for _ in range(NUM_SUBSAMPLES)]
+        return subsample(repeated_support, np.repeat(queries.last_index, NUM_SUBSAMPLES), budget, rng)
 
     def query(self, queries: Queries, subsample: Subsample) -> QueryResult:
         """Evaluate queries on subsamples with this decoder."""

@@ -39,21 +39,23 @@ def measure_required_tokens(decoder: Decoder, queries: Queries) -> RequiredToken
 
     This method does not detect duplicated information, because hiding one copy has no effect.
     """
-    results = [_measure_query(decoder, queries, query) for query in range(len(queries.answer))]
+    results = [_measure_query(decoder, queries, query_index) for query_index in range(len(queries.answer))]
     known_results = [result for result in results if result is not None]
     if len(known_results) < QUANTILE * len(results):
         return RequiredTokens(k=None, reach=None, id_reach=None)
-    k, reach, id_reach = (np.quantile(values, QUANTILE, method="higher") for values in zip(*known_results, strict=True))
-    return RequiredTokens(k=int(k), reach=int(reach), id_reach=float(id_reach))
+    k, token_reach, id_reach = (
+        np.quantile(query_values, QUANTILE, method="higher") for query_values in zip(*known_results, strict=True)
+    )
+    return RequiredTokens(k=int(k), reach=int(token_reach), id_reach=float(id_reach))
 
 
-def _measure_query(decoder: Decoder, queries: Queries, query: int) -> tuple[int, int, float] | None:
+def _measure_query(decoder: Decoder, queries: Queries, query_index: int) -> tuple[int, int, float] | None:
     """Return how many tokens the decoder needs for the answer of a query, and the span of these tokens.
 
     The span includes the token before the answer. It is returned twice: in tokens, and in IDs on the level with the
     smallest span. Return None if the ``MAX_TOKENS`` tokens with the largest effect are not sufficient.
     """
-    batch, answer = queries.batch.select(slice(query, query + 1)), int(queries.answer[query])
+    batch, answer = queries.batch.select(slice(query_index, query_index + 1)), int(queries.answer[query_index])
     tokens, ids = batch.tokens[:, :answer], batch.position_ids[:, :, :answer]
     target_token, last_index = int(batch.tokens[0, answer]), answer - 1
     always_visible = np.isin(tokens[0].numpy(), decoder.separators)
@@ -72,9 +74,9 @@ def _measure_query(decoder: Decoder, queries: Queries, query: int) -> tuple[int,
     if not is_sufficient.any():
         return None
     num_tokens = int(is_sufficient.argmax())
-    indices = np.append(ranked_tokens[:num_tokens], last_index)
-    spans = [float(np.ptp(level[indices])) for level in ids[:, 0].numpy()]
-    return num_tokens, int(last_index - indices.min()) + 1, min(spans) + 1
+    needed_indices = np.append(ranked_tokens[:num_tokens], last_index)
+    id_spans = [float(np.ptp(level_ids[needed_indices])) for level_ids in ids[:, 0].numpy()]
+    return num_tokens, int(last_index - needed_indices.min()) + 1, min(id_spans) + 1
 
 
 def _probabilities(

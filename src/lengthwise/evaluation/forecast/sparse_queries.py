@@ -75,12 +75,12 @@ class Queries:
 def build_queries(task: Task, examples: Examples, batch: Batch, answer: Int[np.ndarray, " queries"]) -> Queries:
     """Return queries for the answers at token indexes ``answer``, one per example, with their support."""
     separators = [task.vocabulary.index(symbol) for symbol in task.separators]
-    indices = []
-    for example, end in enumerate(answer.tolist()):
-        is_separator = np.isin(examples.tokens[example, :end], separators)
-        support = np.empty(0, dtype=int) if examples.support is None else examples.support[example, end]
-        indices.append(np.union1d(support[support >= 0], np.flatnonzero(is_separator)))
-    return Queries(examples=examples, batch=batch, answer=answer, support=indices)
+    support_indices = []
+    for example_index, answer_index in enumerate(answer.tolist()):
+        is_separator = np.isin(examples.tokens[example_index, :answer_index], separators)
+        support = np.empty(0, dtype=int) if examples.support is None else examples.support[example_index, answer_index]
+        support_indices.append(np.union1d(support[support >= 0], np.flatnonzero(is_separator)))
+    return Queries(examples=examples, batch=batch, answer=answer, support=support_indices)
 
 
 def sample_queries(task: Task, scheme: PositionScheme, length: int, num_queries: int, seed: int) -> Queries:
@@ -120,16 +120,16 @@ def query_decoder(decoder: Decoder, queries: Queries, subsample: Subsample) -> Q
     num_queries, num_heads = len(queries.answer), decoder.settings.num_heads
     num_subsamples = len(subsample.last_column) // num_queries
     queries_per_pass = max(1, MAX_SCORES // (subsample.indices.shape[1] ** 2 * num_heads * num_subsamples))
-    parts = [
+    batch_results = [
         _query_batch(
             decoder, queries, subsample, num_subsamples, slice(start, min(start + queries_per_pass, num_queries))
         )
         for start in range(0, num_queries, queries_per_pass)
     ]
-    leakages = [np.stack([layer.numpy() for layer in leakage]) for _, _, leakage in parts]
+    leakages = [np.stack([layer.numpy() for layer in leakage]) for _, _, leakage in batch_results]
     return QueryResult(
-        correct=np.concatenate([correct.numpy() for correct, _, _ in parts]),
-        correct_each=np.concatenate([correct_each.numpy() for _, correct_each, _ in parts]),
+        correct=np.concatenate([correct.numpy() for correct, _, _ in batch_results]),
+        correct_each=np.concatenate([correct_each.numpy() for _, correct_each, _ in batch_results]),
         leakage=np.concatenate(leakages, axis=1).mean(axis=1),
     )
 
@@ -141,8 +141,8 @@ def _query_batch(
     subsample = Subsample(**{field.name: getattr(subsample, field.name)[sequences] for field in fields(Subsample)})
     batch, num_queries = queries.batch.select(query_slice), query_slice.stop - query_slice.start
     answer, last_column = torch.from_numpy(queries.answer[query_slice]), torch.from_numpy(subsample.last_column)
-    support = [indices for indices in queries.support[query_slice] for _ in range(num_subsamples)]
-    in_support = np.stack([np.isin(*pair) for pair in zip(subsample.indices, support, strict=True)])
+    repeated_support = [token_indices for token_indices in queries.support[query_slice] for _ in range(num_subsamples)]
+    in_support = np.stack([np.isin(*pair) for pair in zip(subsample.indices, repeated_support, strict=True)])
     outside_support = torch.from_numpy(1.0 - in_support).float()
     leakage: list[Tensor] = []
     sequence_indices = torch.arange(num_queries * num_subsamples)
@@ -185,11 +185,14 @@ def _grade_ids(
     tokens = batch.tokens.gather(1, answer[:, None]).expand(-1, num_subsamples)
     prompts = decoder.read_prompt(batch.tokens, batch.position_ids, batch.prompt_length)
     predictions = decoder.next_ids(hidden, current_ids, tokens, prompts)
-    correct_each = torch.stack([level.most_likely_ids() for level in predictions])
+    correct_each = torch.stack([level_prediction.most_likely_ids() for level_prediction in predictions])
     # The subsamples of a query start from the same ID, so they have the same candidates.
     mean_predictions = [
-        NextIDs(log_probs=level.log_probs.mean(dim=1, keepdim=True), candidates=level.candidates[:, :1])
-        for level in predictions
+        NextIDs(
+            log_probs=level_prediction.log_probs.mean(dim=1, keepdim=True),
+            candidates=level_prediction.candidates[:, :1],
+        )
+        for level_prediction in predictions
     ]
-    mean_ids = torch.stack([level.most_likely_ids() for level in mean_predictions])
-    return (mean_ids == target_ids).all(dim=0)[:, 0], (correct_each == target_ids).all(dim=0)
+    ids_from_mean = torch.stack([level_prediction.most_likely_ids() for level_prediction in mean_predictions])
+    return (ids_from_mean == target_ids).all(dim=0)[:, 0], (correct_each == target_ids).all(dim=0)

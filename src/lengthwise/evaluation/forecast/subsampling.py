@@ -64,11 +64,13 @@ def subsample(
     has the layout of a shorter sequence. Blocks and the budget then count units. By default, each token is a unit.
     """
     subsamples = []
-    for query, (tokens, end) in enumerate(zip(support, last_index.tolist(), strict=True)):
-        token_units = np.arange(end + 1) if unit_ids is None else unit_ids[query, : end + 1]
+    for query_index, (support_tokens, query_last_index) in enumerate(zip(support, last_index.tolist(), strict=True)):
+        token_units = (
+            np.arange(query_last_index + 1) if unit_ids is None else unit_ids[query_index, : query_last_index + 1]
+        )
         # Block starts are random, so that no token is always the first of its block.
         block_offset = int(rng.integers(block_size)) if len(np.unique(token_units)) > budget else 0
-        blocks = _divide_into_blocks(tokens, token_units, budget, block_size, block_offset)
+        blocks = _divide_into_blocks(support_tokens, token_units, budget, block_size, block_offset)
         subsamples += blocks.select(rng.choice(blocks.optional_blocks, size=(1, blocks.num_sampled), replace=False))
     return _stack_subsamples(subsamples)
 
@@ -87,8 +89,10 @@ def split_into_pieces(
     of tokens that they cover (the minimum over queries).
     """
     blocks_per_query = [
-        _divide_into_blocks(tokens, np.arange(end + 1), budget, BLOCK_SIZE, int(rng.integers(BLOCK_SIZE)))
-        for tokens, end in zip(support, last_index.tolist(), strict=True)
+        _divide_into_blocks(
+            support_tokens, np.arange(query_last_index + 1), budget, BLOCK_SIZE, int(rng.integers(BLOCK_SIZE))
+        )
+        for support_tokens, query_last_index in zip(support, last_index.tolist(), strict=True)
     ]
     num_required = max(
         1, *(-(-len(blocks.optional_blocks) // max(1, blocks.num_sampled)) for blocks in blocks_per_query)
@@ -109,10 +113,12 @@ def upweight_distractors(
     token_indices = np.broadcast_to(np.arange(length), (len(last_index), length))
     indices, blocks = np.minimum(token_indices, last_index[:, None]), token_indices // BLOCK_SIZE
     weights = np.ones(token_indices.shape)
-    for query, (tokens, end) in enumerate(zip(support, last_index.tolist(), strict=True)):
-        is_distractor = ~np.isin(blocks[query], _with_neighbors(tokens, end) // BLOCK_SIZE)
-        if num_distractors := int(is_distractor[: end + 1].sum()):
-            weights[query, is_distractor] = (factor * (end + 1) - (end + 1 - num_distractors)) / num_distractors
+    for query_index, (support_tokens, query_last_index) in enumerate(zip(support, last_index.tolist(), strict=True)):
+        is_distractor = ~np.isin(blocks[query_index], _with_neighbors(support_tokens, query_last_index) // BLOCK_SIZE)
+        if num_distractors := int(is_distractor[: query_last_index + 1].sum()):
+            weights[query_index, is_distractor] = (
+                factor * (query_last_index + 1) - (query_last_index + 1 - num_distractors)
+            ) / num_distractors
     return Subsample(
         indices=indices,
         weights=weights,
@@ -137,16 +143,20 @@ class _Blocks:
 
     def select(self, samples: Int[np.ndarray, "subsamples sampled"]) -> list[_SampledTokens]:
         """Return the tokens of the required blocks and of each sample of optional blocks, with their weights."""
-        size = samples.shape[1]
-        weight = np.where(self.is_required, 1.0, len(self.optional_blocks) / max(1, size))
-        conditional_weight = np.where(self.is_required, 1.0, (len(self.optional_blocks) - 1) / max(1, size - 1))
+        num_sampled_blocks = samples.shape[1]
+        block_weight = np.where(self.is_required, 1.0, len(self.optional_blocks) / max(1, num_sampled_blocks))
+        conditional_block_weight = np.where(
+            self.is_required, 1.0, (len(self.optional_blocks) - 1) / max(1, num_sampled_blocks - 1)
+        )
         subsamples = []
-        for sample in samples:
+        for sampled_blocks in samples:
             is_included = self.is_required.copy()
-            is_included[sample] = True
-            indices = np.flatnonzero(is_included[self.block])
-            block = self.block[indices]
-            subsamples.append((indices, weight[block], conditional_weight[block], block))
+            is_included[sampled_blocks] = True
+            token_indices = np.flatnonzero(is_included[self.block])
+            token_blocks = self.block[token_indices]
+            subsamples.append(
+                (token_indices, block_weight[token_blocks], conditional_block_weight[token_blocks], token_blocks)
+            )
         return subsamples
 
 
@@ -168,15 +178,22 @@ def _divide_into_blocks(
     return _Blocks(block_numbers, is_required, optional_blocks, num_sampled)
 
 
-def _with_neighbors(support: Int[np.ndarray, " _"], end: int) -> Int[np.ndarray, "_ near"]:
-    return (np.append(support, end)[:, None] + np.arange(-NUM_NEIGHBORS, NUM_NEIGHBORS + 1)).clip(0, end)
+def _with_neighbors(support: Int[np.ndarray, " _"], last_index: int) -> Int[np.ndarray, "_ near"]:
+    return (np.append(support, last_index)[:, None] + np.arange(-NUM_NEIGHBORS, NUM_NEIGHBORS + 1)).clip(0, last_index)
 
 
 def _stack_subsamples(subsamples: list[_SampledTokens]) -> Subsample:
-    longest = max(len(indices) for indices, *_ in subsamples)
+    max_num_tokens = max(len(indices) for indices, *_ in subsamples)
     indices, weights, conditional_weights, blocks = (
-        np.stack([np.pad(arrays[part], (0, longest - len(arrays[part])), mode="edge") for arrays in subsamples])
-        for part in range(4)
+        np.stack(
+            [
+                np.pad(
+                    subsample_arrays[array_index], (0, max_num_tokens - len(subsample_arrays[array_index])), mode="edge"
+                )
+                for subsample_arrays in subsamples
+            ]
+        )
+        for array_index in range(4)
     )
     return Subsample(
         indices=indices,

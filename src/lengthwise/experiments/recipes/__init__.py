@@ -71,8 +71,14 @@ def _with_task_lengths(experiment: Experiment) -> Experiment:
 
 def _shared_settings(target_class: type[Any], source: Any) -> dict[str, Any]:
     """Return the settings of ``source`` that ``target_class`` also has."""
-    names = {part.name for part in fields(target_class)} if is_dataclass(target_class) else set()
-    return {part.name: getattr(source, part.name) for part in fields(source) if part.name in names}
+    target_names = (
+        {settings_field.name for settings_field in fields(target_class)} if is_dataclass(target_class) else set()
+    )
+    return {
+        settings_field.name: getattr(source, settings_field.name)
+        for settings_field in fields(source)
+        if settings_field.name in target_names
+    }
 
 
 def quick(experiment: Experiment) -> Experiment:

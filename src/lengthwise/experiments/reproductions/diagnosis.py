@@ -70,7 +70,9 @@ def _cause_names(readings: Rows) -> list[str]:
 def _build_tables(rows: Rows, readings: Rows) -> list[Table]:
     causes, body = _cause_names(readings), []
     for reading in readings:
-        errors = ", ".join(f"{number} {kind}" for kind, number in reading["first_errors"].items() if number)
+        errors_text = ", ".join(
+            f"{num_errors} {kind}" for kind, num_errors in reading["first_errors"].items() if num_errors
+        )
         repair_rates = [f"{reading['repaired'][name]:.2f}" if name in reading["repaired"] else "-" for name in causes]
         masses = list(reading["mass"].values())
         body.append(
@@ -79,7 +81,7 @@ def _build_tables(rows: Rows, readings: Rows) -> list[Table]:
                 str(reading["seed"]),
                 f"{reading['length']:,}",
                 f"{reading['exact_match']:.3f}",
-                errors or "none",
+                errors_text or "none",
                 *repair_rates,
                 f"{masses[0]:.2f}, {masses[-1]:.2f}",
                 reading["limited_by"],
@@ -99,11 +101,11 @@ def _draw_figure(rows: Rows, readings: Rows, folder: Path, title: str) -> Path:
     figure = Figure(figsize=(10, 1 + 1.7 * len(labels)), layout="constrained")
     for axes, label in zip(figure.subplots(len(labels), squeeze=False)[:, 0], labels, strict=True):
         label_readings = [reading for reading in readings if reading["row"] == label]
-        for index, name in enumerate(causes):
+        for cause_index, name in enumerate(causes):
             repair_rates = [reading["repaired"][name] for reading in label_readings if name in reading["repaired"]]
             if repair_rates:
-                axes.barh(index, sum(repair_rates) / len(repair_rates), color=f"C{index}", alpha=0.5)
-                axes.plot(repair_rates, [index] * len(repair_rates), "o", color=f"C{index}", markersize=4)
+                axes.barh(cause_index, sum(repair_rates) / len(repair_rates), color=f"C{cause_index}", alpha=0.5)
+                axes.plot(repair_rates, [cause_index] * len(repair_rates), "o", color=f"C{cause_index}", markersize=4)
         axes.set(
             xlim=(0, 1.02), ylim=(-0.6, len(causes) - 0.4), title=f"{label}, length {label_readings[0]['length']:,}"
         )

@@ -50,30 +50,34 @@ def fit_growth(loss_pairs: list[LossPair], rng: np.random.Generator) -> LossGrow
     The fit is a linear regression of the logarithm of the far loss on ``train_bits``, ``test_bits`` and the logarithm
     of the near loss, so the factors compare runs with equal near loss. The intervals resample seeds with replacement.
     """
-    estimate = _fit_coefficients(loss_pairs)
-    if estimate is None:
+    fitted_coefficients = _fit_coefficients(loss_pairs)
+    if fitted_coefficients is None:
         return None
     seeds = sorted({pair.seed for pair in loss_pairs})
-    resamples = []
+    resampled_coefficients = []
     for _ in range(NUM_RESAMPLES if len(seeds) > 2 else 0):
         resampled_pairs = [pair for seed in rng.choice(seeds, len(seeds)) for pair in loss_pairs if pair.seed == seed]
         if (coefficients := _fit_coefficients(resampled_pairs)) is not None:
-            resamples.append(coefficients)
+            resampled_coefficients.append(coefficients)
     return LossGrowth(
-        per_train_bit=_factor_with_interval(estimate, resamples, 1),
-        per_test_bit=_factor_with_interval(estimate, resamples, 2),
-        power=float(estimate[3]),
+        per_train_bit=_factor_with_interval(fitted_coefficients, resampled_coefficients, 1),
+        per_test_bit=_factor_with_interval(fitted_coefficients, resampled_coefficients, 2),
+        power=float(fitted_coefficients[3]),
     )
 
 
 def _factor_with_interval(
-    estimate: Float[np.ndarray, " 4"], resamples: list[Float[np.ndarray, " 4"]], index: int
+    fitted_coefficients: Float[np.ndarray, " 4"],
+    resampled_coefficients: list[Float[np.ndarray, " 4"]],
+    coefficient_index: int,
 ) -> GrowthFactor:
-    value = float(np.exp(estimate[index]))
-    if not resamples:
-        return GrowthFactor(value=value, interval=None)
-    low, high = np.quantile([coefficients[index] for coefficients in resamples], [0.025, 0.975])
-    return GrowthFactor(value=value, interval=(float(np.exp(low)), float(np.exp(high))))
+    factor = float(np.exp(fitted_coefficients[coefficient_index]))
+    if not resampled_coefficients:
+        return GrowthFactor(value=factor, interval=None)
+    log_low, log_high = np.quantile(
+        [coefficients[coefficient_index] for coefficients in resampled_coefficients], [0.025, 0.975]
+    )
+    return GrowthFactor(value=factor, interval=(float(np.exp(log_low)), float(np.exp(log_high))))
 
 
 def _fit_coefficients(loss_pairs: list[LossPair]) -> Float[np.ndarray, " 4"] | None:

@@ -28,17 +28,17 @@ NUM_SUBSAMPLED_ANSWERS, NUM_SUBSAMPLE_TOKENS = 64, 16
 def _build_experiments() -> dict[str, Experiment]:
     evaluation = EvaluationSettings(lengths=(20, 200, 2000, 20_000), num_examples=(512, 512, 64, 4), stop_at_zero=True)
     experiments = _ablations("parity", replace(recipe("parity"), evaluation=evaluation))
-    base = experiments["parity, pointer"]
-    scheme = base.scheme
+    base_experiment = experiments["parity, pointer"]
+    scheme = base_experiment.scheme
     assert isinstance(scheme, Predicted)
     # In a small range, training covers most IDs.
     small_range_scheme = replace(scheme, num_position_ids=round(0.1 * scheme.num_position_ids))
     near_evaluation = replace(evaluation, lengths=(20, 200, 2000), num_examples=(512, 512, 64))
     experiments["parity, class, learned IDs to 0.1x"] = _with_class_head(
-        replace(base, scheme=small_range_scheme, evaluation=near_evaluation)
+        replace(base_experiment, scheme=small_range_scheme, evaluation=near_evaluation)
     )
     # Couple each state with the last bit read, not with the next bit needed.
-    last_bit_experiment = replace(base, task=Parity(coupling="same"))
+    last_bit_experiment = replace(base_experiment, task=Parity(coupling="same"))
     experiments["parity, ID of the last bit"] = last_bit_experiment
     experiments["parity, ID of the last bit, no gaps"] = replace(
         last_bit_experiment, scheme=replace(scheme, max_gaps=0)
@@ -50,34 +50,37 @@ def _build_experiments() -> dict[str, Experiment]:
     return experiments
 
 
-def _ablations(name: str, base: Experiment) -> dict[str, Experiment]:
+def _ablations(name: str, base_experiment: Experiment) -> dict[str, Experiment]:
     """Return the ablations of PPC on a task; ``name`` is the start of their labels."""
-    experiments = {f"{name}, {head}": replace(base, decoder=replace(base.decoder, head=head)) for head in HEAD_NAMES}
-    for weight in (0.1, 10.0):
-        experiments[f"{name}, ID loss times {weight:g}"] = replace(
-            base, training=replace(base.training, id_weight=weight)
+    experiments = {
+        f"{name}, {head}": replace(base_experiment, decoder=replace(base_experiment.decoder, head=head))
+        for head in HEAD_NAMES
+    }
+    for id_weight in (0.1, 10.0):
+        experiments[f"{name}, ID loss times {id_weight:g}"] = replace(
+            base_experiment, training=replace(base_experiment.training, id_weight=id_weight)
         )
     for probability, fraction_name in ((0.5, "half"), (1.0, "all")):
         experiments[f"{name}, {fraction_name} on own IDs"] = replace(
-            base, training=replace(base.training, scheduled_sampling=probability)
+            base_experiment, training=replace(base_experiment.training, scheduled_sampling=probability)
         )
-    scheme = base.scheme
+    scheme = base_experiment.scheme
     assert isinstance(scheme, Predicted)
     for gaps in (0, 3):
-        experiments[f"{name}, gaps up to {gaps}"] = replace(base, scheme=replace(scheme, max_gaps=gaps))
+        experiments[f"{name}, gaps up to {gaps}"] = replace(base_experiment, scheme=replace(scheme, max_gaps=gaps))
     for factor in (0.1, 4):
         scaled_scheme = replace(scheme, num_position_ids=round(factor * scheme.num_position_ids))
-        experiments[f"{name}, IDs to {factor:g}x"] = replace(base, scheme=scaled_scheme)
+        experiments[f"{name}, IDs to {factor:g}x"] = replace(base_experiment, scheme=scaled_scheme)
     return experiments
 
 
-def _with_class_head(base: Experiment) -> Experiment:
+def _with_class_head(base_experiment: Experiment) -> Experiment:
     """Return the experiment with the class head and learned encoding: the head needs absolute IDs, not rotary."""
-    assert isinstance(base.scheme, Predicted)
+    assert isinstance(base_experiment.scheme, Predicted)
     return replace(
-        base,
-        encoding=Learned(num_position_ids=base.scheme.num_position_ids),
-        decoder=replace(base.decoder, head="class"),
+        base_experiment,
+        encoding=Learned(num_position_ids=base_experiment.scheme.num_position_ids),
+        decoder=replace(base_experiment.decoder, head="class"),
     )
 
 
@@ -85,11 +88,11 @@ def _extract_reading(run: Run, rows: Rows) -> Mapping[str, Any]:
     """Compare free decoding with teacher forcing, and predict from few tokens, at the shortest length with an error."""
     experiment = run.experiment
     lengths = {row["length"]: row["exact_match"] for row in rows if row["length"] <= MAX_DECODED_LENGTH}
-    length = next((length for length, exact in lengths.items() if exact < 1), max(lengths))
-    end, counts = experiment.task.vocabulary.index("end"), _DecodingCounts()
+    length = next((length for length, exact_match in lengths.items() if exact_match < 1), max(lengths))
+    end_token, decoding_counts = experiment.task.vocabulary.index("end"), _DecodingCounts()
     for _, batch in iter_examples(experiment.task, experiment.scheme, length, NUM_DECODED_EXAMPLES, 0):
-        counts.add(*(grade(run.decoder, batch, end=end, decode=decode) for decode in ("forced", "free")))
-    return {"length": length, **counts.fractions(), **_few_token_answers(run, length)}
+        decoding_counts.add(*(grade(run.decoder, batch, end=end_token, decode=decode) for decode in ("forced", "free")))
+    return {"length": length, **decoding_counts.fractions(), **_few_token_answers(run, length)}
 
 
 def _few_token_answers(run: Run, length: int) -> dict[str, float]:
@@ -101,7 +104,10 @@ def _few_token_answers(run: Run, length: int) -> dict[str, float]:
     model = probed_model_of(run, seed=0)
     queries = model.queries(length, NUM_SUBSAMPLED_ANSWERS)
     rng, last_index = stream(0, "answers read off a few tokens", length), queries.last_index
-    other_tokens = [rng.integers(0, end + 1, len(each)) for each, end in zip(queries.support, last_index, strict=True)]
+    other_tokens = [
+        rng.integers(0, query_last_index + 1, len(support_indices))
+        for support_indices, query_last_index in zip(queries.support, last_index, strict=True)
+    ]
     support_subsample = subsample(queries.support, last_index, NUM_SUBSAMPLE_TOKENS, rng, block_size=1).unweighted()
     other_subsample = subsample(other_tokens, last_index, NUM_SUBSAMPLE_TOKENS, rng, block_size=1).unweighted()
     other_queries = replace(queries, support=other_tokens)
@@ -137,10 +143,10 @@ class _DecodingCounts:
             forced_errors.get(example) == free_errors.get(example) for example in range(num_examples)
         )
         for example, column in forced_errors.items():
-            scored = forced_grades.scored[example, column + 1 :]
-            self.later_tokens += int(scored.sum())
-            self.forced_later_correct += int(forced_grades.token_correct[example, column + 1 :][scored].sum())
-            self.free_later_correct += int(free_grades.token_correct[example, column + 1 :][scored].sum())
+            is_scored = forced_grades.scored[example, column + 1 :]
+            self.later_tokens += int(is_scored.sum())
+            self.forced_later_correct += int(forced_grades.token_correct[example, column + 1 :][is_scored].sum())
+            self.free_later_correct += int(free_grades.token_correct[example, column + 1 :][is_scored].sum())
 
     def fractions(self) -> dict[str, float | None]:
         """Return the counts as fractions of all examples or of all later tokens (None if there are no later tokens)."""

@@ -23,12 +23,12 @@ def _build_experiments() -> dict[str, Experiment]:
     """Return three experiments per recall task: NoPE without and with log length scaling, and rotary with it."""
     evaluation = EvaluationSettings(lengths=(32, 64, 128, 512, 2048), num_examples=(512, 512, 512, 256, 64))
     experiments = {}
-    for kind, task in TASKS.items():
+    for task_label, task in TASKS.items():
         baseline = replace(recipe("recall"), task=task, evaluation=evaluation)
         log_scaled = replace(baseline, decoder=replace(baseline.decoder, length_scaling="log"))
-        experiments[kind] = baseline
-        experiments[f"{kind}, log scaling"] = log_scaled
-        experiments[f"{kind}, rotary, log scaling"] = replace(log_scaled, encoding=Rotary())
+        experiments[task_label] = baseline
+        experiments[f"{task_label}, log scaling"] = log_scaled
+        experiments[f"{task_label}, rotary, log scaling"] = replace(log_scaled, encoding=Rotary())
     return experiments
 
 

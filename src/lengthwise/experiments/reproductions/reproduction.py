@@ -152,8 +152,8 @@ def _collect_readings(
             if not (folder / COMPARISON_ROWS).exists():
                 continue
             if not (folder / READING_FILE).exists():
-                values = claim.read(load_run(folder, device=device), read_rows_with_digest(folder / COMPARISON_ROWS))
-                write_rows_with_digest(folder / READING_FILE, [{"row": label, "seed": seed, **values}])
+                reading = claim.read(load_run(folder, device=device), read_rows_with_digest(folder / COMPARISON_ROWS))
+                write_rows_with_digest(folder / READING_FILE, [{"row": label, "seed": seed, **reading}])
             readings += read_rows_with_digest(folder / READING_FILE)
     write_rows(out / READINGS_FILE, readings)
     return readings
@@ -164,7 +164,9 @@ def _limit_size(experiment: Experiment, preset: SizePreset) -> Experiment:
     if preset.max_steps is not None and training.steps > preset.max_steps:
         training = replace(training, steps=preset.max_steps)
     if preset.max_length is not None:
-        pairs = [(length, evaluation.num_examples_at(index)) for index, length in enumerate(evaluation.lengths)]
-        lengths, num_examples = zip(*(pair for pair in pairs if pair[0] <= preset.max_length), strict=True)
+        lengths_and_counts = [
+            (length, evaluation.num_examples_at(length_index)) for length_index, length in enumerate(evaluation.lengths)
+        ]
+        lengths, num_examples = zip(*(pair for pair in lengths_and_counts if pair[0] <= preset.max_length), strict=True)
         evaluation = replace(evaluation, lengths=lengths, num_examples=num_examples)
     return replace(experiment, training=training, evaluation=evaluation)
