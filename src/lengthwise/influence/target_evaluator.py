@@ -24,7 +24,7 @@ from lengthwise.influence.token_kinds import NUM_NEIGHBORS, token_kinds
 from lengthwise.tasks import TokenizedDocument
 
 # Number of decimal digits of a saved loss, the resolution of float32.
-LOSS_DIGITS = 6
+NUM_LOSS_DIGITS = 6
 LogProbs = Float[Tensor, " vocab"]
 
 
@@ -88,12 +88,14 @@ class TargetEvaluator:
     def rows(self, targets: Sequence[Target], first_target_index: int) -> list[dict[str, Any]]:
         """Return one result row per target. ``first_target_index`` is the index of ``targets[0]`` in the study."""
         contexts = self._full_contexts(targets, first_target_index)
-        rows = [self._row_without_selections(target, each) for target, each in zip(targets, contexts, strict=True)]
-        pairs = zip(contexts, rows, strict=True)
-        selections = [self._select_tokens(each) if row["weight"] else [] for each, row in pairs]
-        scores = self._score_selections([selection for each in selections for selection in each])
-        for row, each in zip(rows, selections, strict=True):
-            row["selections"] = [self._selection_entry(selection, next(scores)) for selection in each]
+        rows = [self._row_without_selections(*pair) for pair in zip(targets, contexts, strict=True)]
+        selections_by_target = [
+            self._select_tokens(target_contexts) if row["weight"] else []
+            for target_contexts, row in zip(contexts, rows, strict=True)
+        ]
+        scores = self._score_selections([selection for selections in selections_by_target for selection in selections])
+        for row, selections in zip(rows, selections_by_target, strict=True):
+            row["selections"] = [self._selection_entry(selection, next(scores)) for selection in selections]
         return rows
 
     def count_tokens(self, target: Target, counter: TokenCounter) -> tuple[int, int]:
@@ -107,17 +109,19 @@ class TargetEvaluator:
 
     def _full_contexts(self, targets: Sequence[Target], first_target_index: int) -> list[FullContexts]:
         windows = [self._windows_by_source(target, first_target_index + index) for index, target in enumerate(targets)]
-        own_windows = [each["own"] for each in windows]
+        own_windows = [windows_by_source["own"] for windows_by_source in windows]
         log_probs_short = dict(self._predictions([(window, window.visibility_mask([])) for window in own_windows]))
         log_probs_long = dict(self._predictions([(window, ~window.visibility_mask([])) for window in own_windows]))
         losses = [{"own": _loss(log_probs_long[index], window)} for index, window in enumerate(own_windows)]
-        control_windows = [(index, source) for index, each in enumerate(windows) for source in each if source != "own"]
+        control_windows = [
+            (index, source) for index, sources in enumerate(windows) for source in sources if source != "own"
+        ]
         queries = [
             (windows[index][source], ~own_windows[index].visibility_mask([])) for index, source in control_windows
         ]
         # Predictions have one number per entry of the vocabulary, so only the losses are stored.
-        for query, log_probs in self._predictions(queries):
-            index, source = control_windows[query]
+        for query_index, log_probs in self._predictions(queries):
+            index, source = control_windows[query_index]
             losses[index][source] = _loss(log_probs, own_windows[index])
         return [
             FullContexts(
@@ -143,8 +147,8 @@ class TargetEvaluator:
 
     def _predictions(self, queries: Sequence[tuple[Window, VisibilityMask]]) -> Iterator[tuple[int, LogProbs]]:
         """Yield the index and the log-probabilities of each query."""
-        for indices, log_probs in strict_log_probs(self.model, queries):
-            yield from zip(indices, log_probs, strict=True)
+        for query_indices, log_probs in strict_log_probs(self.model, queries):
+            yield from zip(query_indices, log_probs, strict=True)
 
     def _row_without_selections(self, target: Target, contexts: FullContexts) -> dict[str, Any]:
         """Return the result row of a target, except for the entry ``"selections"``."""
@@ -174,16 +178,16 @@ class TargetEvaluator:
 
     def _weight(self, target_index: int, *, is_clear: bool) -> float:
         """Return 1 / the probability that a target is sampled for selections, or 0 if the target is not sampled."""
-        fraction = self.settings.background_fraction
+        background_fraction = self.settings.background_fraction
         if is_clear:
             return 1.0
-        if fraction == 0 or stream(self.settings.seed, "rest", target_index).random() >= fraction:
+        if background_fraction == 0 or stream(self.settings.seed, "rest", target_index).random() >= background_fraction:
             return 0.0
-        return 1 / fraction
+        return 1 / background_fraction
 
     def _select_tokens(self, contexts: FullContexts) -> list[Selection]:
-        settings, seed, k = self.settings, self.settings.seed, self.settings.ks[-1]
-        sources = ["own", *(each for each in settings.controls if each in contexts.windows)]
+        settings, seed, max_k = self.settings, self.settings.seed, self.settings.ks[-1]
+        sources = ["own", *(control for control in settings.controls if control in contexts.windows)]
         evaluators = {source: WindowEvaluator(self.model, contexts.windows[source]) for source in sources}
         objectives: dict[str, Objective] = {
             "target": TargetLoss(contexts.windows["own"].target),
@@ -200,8 +204,8 @@ class TargetEvaluator:
                 candidates=np.arange(settings.far),
             )
             rankings = tuple(
-                measure.select(scorer, k, stream(seed, measure.name, source, contexts.target_index, index))
-                for index in range(num_rankings)
+                measure.select(scorer, max_k, stream(seed, measure.name, source, contexts.target_index, ranking_index))
+                for ranking_index in range(num_rankings)
             )
             return Selection(
                 contexts=contexts,
@@ -235,8 +239,9 @@ class TargetEvaluator:
             for mask in selection.visibility_masks(ks)
         ]
         scores_by_query = [(0.0, 0.0)] * len(strict_queries)
-        for query, log_probs in self._predictions([(each.evaluator.window, mask) for each, mask in strict_queries]):
-            scores_by_query[query] = strict_queries[query][0].contexts.score(log_probs)
+        queries = [(selection.evaluator.window, mask) for selection, mask in strict_queries]
+        for query_index, log_probs in self._predictions(queries):
+            scores_by_query[query_index] = strict_queries[query_index][0].contexts.score(log_probs)
         strict_scores = iter(scores_by_query)
         for selection in selections:
             masks = selection.visibility_masks(ks)
@@ -244,15 +249,15 @@ class TargetEvaluator:
                 scores = [next(strict_scores) for _ in masks]
             else:
                 scores = [(0.0, 0.0)] * len(masks)
-                for queries, batch in selection.evaluator.log_probs(np.stack(masks), selection.mode):
-                    for query, log_probs in zip(queries, batch, strict=True):
-                        scores[query] = selection.contexts.score(log_probs)
+                for mask_indices, mask_log_probs in selection.evaluator.log_probs(np.stack(masks), selection.mode):
+                    for query_index, log_probs in zip(mask_indices, mask_log_probs, strict=True):
+                        scores[query_index] = selection.contexts.score(log_probs)
             yield np.reshape(scores, (-1, len(ks), 2)).mean(axis=0).T
 
     def _selection_entry(self, selection: Selection, scores: Float[np.ndarray, "2 k"]) -> dict[str, Any]:
         window, ranking = selection.evaluator.window, selection.rankings[0]
         # Several random rankings have no common list of tokens.
-        tokens = zip(ranking.indices, ranking.gains, strict=True) if len(selection.rankings) == 1 else ()
+        selected_tokens = zip(ranking.indices, ranking.gains, strict=True) if len(selection.rankings) == 1 else ()
         num_context_tokens = window.num_far + len(window.near)
         losses, divergences = scores.tolist()
         return {
@@ -262,31 +267,31 @@ class TargetEvaluator:
             "measure": selection.measure,
             "chosen": [
                 {
-                    "distance": num_context_tokens - index,
-                    "text": self.token_text(int(window.far[index])),
+                    "distance": num_context_tokens - far_index,
+                    "text": self.token_text(int(window.far[far_index])),
                     "gain": _round(gain),
                 }
-                for index, gain in tokens
+                for far_index, gain in selected_tokens
             ],
             "losses": [_round(loss) for loss in losses],
             "divergences": [_round(divergence) for divergence in divergences],
         }
 
     def _target_kinds(self, target: Target) -> list[str]:
-        settings, tokens = self.settings, target.text.tokens
-        context = tokens[target.place - settings.context : target.place + 1]
+        settings, text_tokens = self.settings, target.text.tokens
+        context_tokens = text_tokens[target.place - settings.context : target.place + 1]
         previous_texts, next_texts = (
             [self.token_text(int(token)) for token in neighbor_tokens]
             for neighbor_tokens in (
-                context[-1 - NUM_NEIGHBORS :],
-                tokens[target.place + 1 : target.place + 1 + NUM_NEIGHBORS],
+                context_tokens[-1 - NUM_NEIGHBORS :],
+                text_tokens[target.place + 1 : target.place + 1 + NUM_NEIGHBORS],
             )
         )
-        return token_kinds(previous_texts, near=settings.near, tokens=context, next_texts=next_texts)
+        return token_kinds(previous_texts, near=settings.near, tokens=context_tokens, next_texts=next_texts)
 
 
-def _round(number: float) -> float:
-    return round(number, LOSS_DIGITS)
+def _round(nats: float) -> float:
+    return round(nats, NUM_LOSS_DIGITS)
 
 
 def _loss(log_probs: LogProbs, window: Window) -> float:

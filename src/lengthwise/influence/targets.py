@@ -73,12 +73,12 @@ def sample_targets(
         eligible_indices = np.sort(
             stream(seed, "targets").choice(num_all_eligible, size=num_targets, replace=False, shuffle=False)
         )
-    cumulative_counts = num_eligible.cumsum()
-    text_indices = np.searchsorted(cumulative_counts, eligible_indices, side="right")
+    cumulative_num_eligible = num_eligible.cumsum()
+    text_indices = np.searchsorted(cumulative_num_eligible, eligible_indices, side="right")
     return [
         Target(
             text=texts[text_index],
-            place=int(context + eligible_index - (cumulative_counts[text_index] - num_eligible[text_index])),
+            place=int(context + eligible_index - (cumulative_num_eligible[text_index] - num_eligible[text_index])),
         )
         for eligible_index, text_index in zip(eligible_indices, text_indices, strict=True)
     ]
@@ -87,5 +87,5 @@ def sample_targets(
 def split_texts(texts: Sequence[TokenizedDocument], max_tokens: int) -> Iterator[TokenizedDocument]:
     """Split texts into pieces of ``max_tokens`` tokens; the last piece of a text may be shorter."""
     for text in texts:
-        for first_token in range(0, len(text.tokens), max_tokens):
-            yield replace(text, tokens=text.tokens[first_token : first_token + max_tokens], start_index=first_token)
+        for piece_start in range(0, len(text.tokens), max_tokens):
+            yield replace(text, tokens=text.tokens[piece_start : piece_start + max_tokens], start_index=piece_start)

@@ -10,7 +10,7 @@ from jaxtyping import Integer
 NGRAM_LENGTHS = (1, 2, 3)
 # Number of tokens on each side of the target in which to find its word and the start of its sentence.
 NUM_NEIGHBORS = 24
-SENTENCE_ENDS = frozenset(".!?…。！？｡।॥۔؟")  # noqa: RUF001  (marks of several scripts)
+SENTENCE_END_MARKS = frozenset(".!?…。！？｡।॥۔؟")  # noqa: RUF001  (marks of several scripts)
 APOSTROPHES = frozenset("'’")  # noqa: RUF001
 QUOTES = frozenset("\"'`*_")
 
@@ -18,7 +18,7 @@ QUOTES = frozenset("\"'`*_")
 KINDS = (
     *("word_start", "continuation", "punctuation", "whitespace", "other"),
     *("newline", "digit", "name_like", "identifier", "partial_character"),
-    *(f"{place}_{n}" for n in NGRAM_LENGTHS for place in ("repeated_near", "repeated_far", "new")),
+    *(f"{repetition}_{n}" for n in NGRAM_LENGTHS for repetition in ("repeated_near", "repeated_far", "new")),
 )
 
 
@@ -71,31 +71,35 @@ def _is_word_character(character: str) -> bool:
 def _word_kinds(previous_text: str, text: str, next_text: str) -> Iterator[str]:
     """Yield the kinds that depend on the spelling and place of the word that contains the target."""
     passage = previous_text + text + next_text
-    start = end = len(previous_text) + next(
+    word_start = word_end = len(previous_text) + next(
         index for index, character in enumerate(text) if _is_word_character(character)
     )
-    while start and _joins_word(passage, start - 1):
-        start -= 1
-    while end < len(passage) and _joins_word(passage, end):
-        end += 1
-    word = passage[start:end]
-    yield "continuation" if start < len(previous_text) else "word_start"
+    while word_start and _joins_word(passage, word_start - 1):
+        word_start -= 1
+    while word_end < len(passage) and _joins_word(passage, word_end):
+        word_end += 1
+    word = passage[word_start:word_end]
+    yield "continuation" if word_start < len(previous_text) else "word_start"
     if any(character.isnumeric() for character in text) and not any(character.isalpha() for character in text):
         yield "digit"
     # A single capital is an initial or a pronoun, such as the English I, also in "I'm".
     capitalized = word[0].isupper() or word[0].istitle()
-    if capitalized and _is_word_character(word[1:2] or " ") and not _starts_sentence(passage[:start]):
+    if capitalized and _is_word_character(word[1:2] or " ") and not _starts_sentence(passage[:word_start]):
         yield "name_like"
     if _is_identifier(word):
         yield "identifier"
 
 
-def _joins_word(text: str, index: int) -> bool:
+def _joins_word(text: str, character_index: int) -> bool:
     """Return True for a word character, and for an apostrophe between two word characters."""
-    if text[index] in APOSTROPHES:
-        is_inside = 0 < index < len(text) - 1
-        return is_inside and _is_word_character(text[index - 1]) and _is_word_character(text[index + 1])
-    return _is_word_character(text[index])
+    if text[character_index] in APOSTROPHES:
+        is_inside = 0 < character_index < len(text) - 1
+        return (
+            is_inside
+            and _is_word_character(text[character_index - 1])
+            and _is_word_character(text[character_index + 1])
+        )
+    return _is_word_character(text[character_index])
 
 
 def _starts_sentence(previous_text: str) -> bool:
@@ -105,7 +109,7 @@ def _starts_sentence(previous_text: str) -> bool:
             return True
         category = unicodedata.category(character)
         if not (character.isspace() or character in QUOTES or category in {"Ps", "Pe", "Pi", "Pf"}):
-            return character in SENTENCE_ENDS
+            return character in SENTENCE_END_MARKS
     return True
 
 
@@ -117,15 +121,15 @@ def _is_identifier(word: str) -> bool:
     return "_" in word or camel_case or (word[0].isalpha() and any(character.isdecimal() for character in word))
 
 
-def _repetition(tokens: Integer[np.ndarray, " seq"], n: int, num_near: int) -> str:
+def _repetition(tokens: Integer[np.ndarray, " seq"], ngram_length: int, num_near_tokens: int) -> str:
     """Return ``repeated_near``, ``repeated_far`` or ``new`` for the n-gram that ends with the last token."""
-    ngram_start = len(tokens) - n
+    ngram_start = len(tokens) - ngram_length
     if ngram_start < 1:
         return "new"
-    matches = np.ones(ngram_start, dtype=bool)
-    for offset in range(n):
-        matches &= tokens[offset : ngram_start + offset] == tokens[ngram_start + offset]
-    match_starts = matches.nonzero()[0]
+    is_match = np.ones(ngram_start, dtype=bool)
+    for offset in range(ngram_length):
+        is_match &= tokens[offset : ngram_start + offset] == tokens[ngram_start + offset]
+    match_starts = is_match.nonzero()[0]
     if not len(match_starts):
         return "new"
-    return "repeated_near" if match_starts[-1] + n >= len(tokens) - num_near else "repeated_far"
+    return "repeated_near" if match_starts[-1] + ngram_length >= len(tokens) - num_near_tokens else "repeated_far"

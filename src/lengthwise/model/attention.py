@@ -53,12 +53,15 @@ def attend(
         output: Tensor = _ChunkedAttention.apply(query, key, value, *biases)  # type: ignore[no-untyped-call]
         return output
     chunk_outputs = []
-    for start, stop, chunk_keys in _chunks(key, num_queries):
-        mask = _causal_scores(stop - start, chunk_keys, query.device)
+    for start, stop, num_chunk_keys in _chunks(key, num_queries):
+        mask = _causal_scores(stop - start, num_chunk_keys, query.device)
         if bias is not None:
-            mask = mask + bias(start, stop, chunk_keys)
+            mask = mask + bias(start, stop, num_chunk_keys)
         chunk_output = scaled_dot_product_attention(
-            query[:, :, start:stop], key[:, :, :chunk_keys], value[:, :, :chunk_keys], attn_mask=mask.to(query.dtype)
+            query[:, :, start:stop],
+            key[:, :, :num_chunk_keys],
+            value[:, :, :num_chunk_keys],
+            attn_mask=mask.to(query.dtype),
         )
         chunk_outputs.append(chunk_output)
     return chunk_outputs[0] if len(chunk_outputs) == 1 else torch.cat(chunk_outputs, dim=2)
@@ -71,9 +74,9 @@ def future_mask(num_queries: int, num_keys: int, device: torch.device) -> Bool[T
 
 def _chunks(value: Float[Tensor, "batch heads key d_head"], num_queries: int) -> Iterator[tuple[int, int, int]]:
     """Yield the start and stop index of each chunk of queries, and the number of keys visible to its last query."""
-    batch, heads, num_keys, _ = value.shape
-    max_scores = MAX_CHUNK_SCORES if value.device.type == "cpu" else GPU_MAX_CHUNK_SCORES
-    chunk_size = max(1, max_scores // (batch * heads * num_keys))
+    batch_size, num_heads, num_keys, _ = value.shape
+    max_chunk_scores = MAX_CHUNK_SCORES if value.device.type == "cpu" else GPU_MAX_CHUNK_SCORES
+    chunk_size = max(1, max_chunk_scores // (batch_size * num_heads * num_keys))
     for start in range(0, num_queries, chunk_size):
         stop = min(start + chunk_size, num_queries)
         yield start, stop, num_keys - num_queries + stop
@@ -91,11 +94,13 @@ def _attend_short(
     value: Float[Tensor, "batch heads key d_head"],
     bias: BiasFunction | None,
 ) -> Float[Tensor, "batch heads query d_head"]:
-    batch, heads, num_queries, d_head = query.shape
+    batch_size, num_heads, num_queries, d_head = query.shape
     num_keys = key.shape[2]
     mask = _causal_scores(num_queries, num_keys, query.device)
     if bias is not None:
-        mask = (mask + bias(0, num_queries, num_keys)).expand(batch, heads, num_queries, num_keys).flatten(0, 1)
+        mask = (
+            (mask + bias(0, num_queries, num_keys)).expand(batch_size, num_heads, num_queries, num_keys).flatten(0, 1)
+        )
     mask = mask.to(query.dtype)
     scores = torch.baddbmm(mask, query.flatten(0, 1), key.flatten(0, 1).mT, alpha=1 / math.sqrt(d_head))
     return scores.softmax(dim=-1).bmm(value.flatten(0, 1)).view(query.shape)
@@ -111,21 +116,23 @@ class _ChunkedAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, *biases: Tensor) -> Tensor:
         """Return the attention output; ``biases`` is empty or contains one tensor per chunk of queries."""
-        batch, heads, num_queries, d_head = query.shape
+        batch_size, num_heads, num_queries, d_head = query.shape
         scaled_query = (query / math.sqrt(d_head)).flatten(0, 1)
         keys, values = key.flatten(0, 1), value.flatten(0, 1)
         output, chunk_weights = torch.empty_like(scaled_query), []
         for chunk_index, (start, stop, num_keys) in enumerate(_chunks(key, num_queries)):
-            size = stop - start
+            num_chunk_queries = stop - start
             scores = scaled_query[:, start:stop].bmm(keys[:, :num_keys].mT).float()
             if biases:
-                scores.view(batch, heads, size, num_keys).add_(biases[chunk_index])
-            scores[:, :, num_keys - size :].masked_fill_(future_mask(size, size, scores.device), -math.inf)
+                scores.view(batch_size, num_heads, num_chunk_queries, num_keys).add_(biases[chunk_index])
+            scores[:, :, num_keys - num_chunk_queries :].masked_fill_(
+                future_mask(num_chunk_queries, num_chunk_queries, scores.device), -math.inf
+            )
             weights = scores.softmax(dim=-1).to(value.dtype)
             output[:, start:stop] = weights.bmm(values[:, :num_keys])
             chunk_weights.append(weights)
         ctx.save_for_backward(scaled_query, keys, values, output, *chunk_weights)
-        ctx.heads, ctx.bias_shapes = (batch, heads), [bias.shape for bias in biases]
+        ctx.heads, ctx.bias_shapes = (batch_size, num_heads), [bias.shape for bias in biases]
         return output.view(query.shape)
 
     @staticmethod
@@ -136,7 +143,7 @@ class _ChunkedAttention(torch.autograd.Function):
         d_output = gradients[0].flatten(0, 1)
         gradient_dot_output = (d_output.float() * output).sum(dim=-1, keepdim=True)
         d_query = torch.empty_like(scaled_query)
-        d_key, d_value = (torch.zeros_like(part, dtype=torch.float32) for part in (keys, values))
+        d_key, d_value = (torch.zeros_like(tensor, dtype=torch.float32) for tensor in (keys, values))
         d_biases: list[Tensor | None] = [None] * len(ctx.bias_shapes)
         start = 0
         for chunk_index, weights in enumerate(chunk_weights):
@@ -151,8 +158,10 @@ class _ChunkedAttention(torch.autograd.Function):
                 d_biases[chunk_index] = d_bias.sum_to_size(ctx.bias_shapes[chunk_index])
             start = stop
         d_query = d_query / math.sqrt(scaled_query.shape[-1])
-        parts = (part.to(scaled_query.dtype).view(*ctx.heads, *part.shape[1:]) for part in (d_query, d_key, d_value))
-        return *parts, *d_biases
+        input_gradients = (
+            tensor.to(scaled_query.dtype).view(*ctx.heads, *tensor.shape[1:]) for tensor in (d_query, d_key, d_value)
+        )
+        return *input_gradients, *d_biases
 
 
 def attend_with_scores(
@@ -180,9 +189,11 @@ def dilute_attention(
     The shares of the sequences in a batch are spaced evenly from 0 to ``max_share``, with a different offset per head.
     ``attention_output`` belongs to the last tokens of each sequence.
     """
-    batch, heads, num_queries, _ = attention_output.shape
-    sequence_index, head_index = torch.arange(batch, device=value.device), torch.arange(heads, device=value.device)
-    shares = max_share * ((sequence_index[:, None] / batch + head_index / heads) % 1)[:, :, None, None].to(value.dtype)
+    batch_size, num_heads, num_queries, _ = attention_output.shape
+    sequence_index = torch.arange(batch_size, device=value.device)
+    head_index = torch.arange(num_heads, device=value.device)
+    fractions = (sequence_index[:, None] / batch_size + head_index / num_heads) % 1
+    shares = max_share * fractions[:, :, None, None].to(value.dtype)
     num_visible = torch.arange(1, value.shape[2] + 1, device=value.device)[:, None]
     mean_value = (value.cumsum(dim=2) / num_visible)[:, :, -num_queries:]
     return (1 - shares) * attention_output + shares * mean_value

@@ -47,18 +47,18 @@ class ScoreChunks:
 
     def bias(self, start: int, stop: int, num_keys: int) -> Float[Tensor, "#batch heads chunk num_keys"]:
         """Return the additive scores of queries ``start`` to ``stop`` for the first ``num_keys`` keys."""
-        ids = self.query_ids[:, :, start:stop], self.key_ids[:, :, :num_keys]
+        chunk_ids = self.query_ids[:, :, start:stop], self.key_ids[:, :, :num_keys]
         if self.score_bias is None:
-            return self.encoding.bias(*ids)
+            return self.encoding.bias(*chunk_ids)
         score_bias = self.score_bias[:, None, start:stop, :num_keys]
-        return self.encoding.bias(*ids) + score_bias if self.encoding.has_bias else score_bias
+        return self.encoding.bias(*chunk_ids) + score_bias if self.encoding.has_bias else score_bias
 
     def scores(
         self, start: int, stop: int, num_keys: int, visible: Tensor
     ) -> Float[Tensor, "batch heads chunk num_keys"]:
         """Return the scores of queries ``start`` to ``stop`` for the first ``num_keys`` keys, including the bias."""
-        ids = self.query_ids[:, :, start:stop], self.key_ids[:, :, :num_keys]
-        scores = self.encoding.scores(self.query[:, :, start:stop], self.key[:, :, :num_keys], *ids, visible)
+        chunk_ids = self.query_ids[:, :, start:stop], self.key_ids[:, :, :num_keys]
+        scores = self.encoding.scores(self.query[:, :, start:stop], self.key[:, :, :num_keys], *chunk_ids, visible)
         return scores + self.bias(start, stop, num_keys) if self.has_bias else scores
 
     def weights(self, weight_function: WeightFunction) -> Float[Tensor, "batch heads query key"]:

@@ -39,28 +39,28 @@ def generate(
             f"got IDs for {num_new_ids} of {max_new_tokens} new tokens but this decoder predicts no IDs; "
             "pass the IDs of all new tokens, or train with the scheme 'predicted'"
         )
-    lengths = torch.full((len(prompt),), prompt_length, device=prompt.device)
+    prompt_lengths = torch.full((len(prompt),), prompt_length, device=prompt.device)
     prompt_ids = position_ids[:, :, :prompt_length]
-    prompts = decoder.read_prompt(prompt, prompt_ids, lengths) if decoder.predicts_ids else None
+    level_prompts = decoder.read_prompt(prompt, prompt_ids, prompt_lengths) if decoder.predicts_ids else None
     new_tokens, new_ids, is_written = [], [], []
     is_unfinished = torch.ones(len(prompt), dtype=torch.bool, device=prompt.device)
     current_ids = prompt_ids[:, :, -1:]
     hidden, cache = decoder(prompt, prompt_ids)
-    for index in range(max_new_tokens):
+    for new_token_index in range(max_new_tokens):
         hidden = hidden[:, -1:]
-        token = decoder.token_logits(hidden).argmax(dim=-1)
-        if index < num_new_ids or prompts is None:
-            current_ids = position_ids[:, :, prompt_length + index : prompt_length + index + 1]
+        next_tokens = decoder.token_logits(hidden).argmax(dim=-1)
+        if new_token_index < num_new_ids or level_prompts is None:
+            current_ids = position_ids[:, :, prompt_length + new_token_index : prompt_length + new_token_index + 1]
         else:
-            next_ids = decoder.next_ids(hidden, current_ids, token, prompts)
-            current_ids = torch.stack([level.most_likely_ids() for level in next_ids])
-        new_tokens.append(token)
+            next_ids = decoder.next_ids(hidden, current_ids, next_tokens, level_prompts)
+            current_ids = torch.stack([level_next_ids.most_likely_ids() for level_next_ids in next_ids])
+        new_tokens.append(next_tokens)
         new_ids.append(current_ids)
         is_written.append(is_unfinished[:, None])
-        is_unfinished = is_unfinished & (token[:, 0] != end)
-        if not is_unfinished.any() or index + 1 == max_new_tokens:
+        is_unfinished = is_unfinished & (next_tokens[:, 0] != end)
+        if not is_unfinished.any() or new_token_index + 1 == max_new_tokens:
             break
-        hidden, cache = decoder(token, current_ids, cache)
+        hidden, cache = decoder(next_tokens, current_ids, cache)
     return Generation(
         tokens=torch.cat(new_tokens, dim=1),
         position_ids=torch.cat(new_ids, dim=2),

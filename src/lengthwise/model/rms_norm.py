@@ -13,20 +13,20 @@ class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Return ``x``, normalized over the last axis."""
-        scale = (torch.linalg.vector_norm(x, dim=-1, keepdim=True).square() / x.shape[-1] + eps).rsqrt()
-        ctx.save_for_backward(x, weight, scale)
+        inverse_rms = (torch.linalg.vector_norm(x, dim=-1, keepdim=True).square() / x.shape[-1] + eps).rsqrt()
+        ctx.save_for_backward(x, weight, inverse_rms)
         return nn.functional.rms_norm(x, (x.shape[-1],), weight, eps)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
         """Call LayerNorm's fused backward pass with mean 0, then undo its correction for the mean."""
-        x, weight, scale = ctx.saved_tensors
+        x, weight, inverse_rms = ctx.saved_tensors
         gradient = gradients[0].contiguous()
         width = x.shape[-1]
         d_x, d_weight, _ = torch.ops.aten.native_layer_norm_backward(
-            gradient, x, [width], torch.zeros_like(scale), scale, weight, None, [True, True, False]
+            gradient, x, [width], torch.zeros_like(inverse_rms), inverse_rms, weight, None, [True, True, False]
         )
-        mean_correction = (gradient @ weight)[..., None] * (scale / width)
+        mean_correction = (gradient @ weight)[..., None] * (inverse_rms / width)
         return d_x.add_(mean_correction), d_weight, None
 
 

@@ -28,6 +28,6 @@ class Abacus(RangedScheme):
         """Return the index of each digit within its number; training adds one random offset per sequence."""
         ids = require_places(examples)
         if training:
-            offsets = rng.integers(0, largest_shift(ids, self.num_position_ids) + 1, size=(len(examples), 1))
-            ids = np.where(ids > 0, ids + offsets, 0)
+            sequence_offsets = rng.integers(0, largest_shift(ids, self.num_position_ids) + 1, size=(len(examples), 1))
+            ids = np.where(ids > 0, ids + sequence_offsets, 0)
         return score_all_answers(examples, ids[None])

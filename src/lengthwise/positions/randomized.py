@@ -25,8 +25,8 @@ class Randomized(RangedScheme):
     def assign(self, examples: Examples, rng: np.random.Generator, *, training: bool) -> Assignment:
         """Return one random subset per sequence; raise ``PositionRangeError`` if a sequence is too long."""
         largest_shift(token_indexes(examples), self.num_position_ids)
-        size, seq = examples.tokens.shape
-        return score_all_answers(examples, sample_subsets(rng, self.num_position_ids, size, seq)[None])
+        batch_size, seq_length = examples.tokens.shape
+        return score_all_answers(examples, sample_subsets(rng, self.num_position_ids, batch_size, seq_length)[None])
 
 
 def sample_subsets(

@@ -74,8 +74,8 @@ def score_all_answers(examples: Examples, position_ids: Real[np.ndarray, "level 
 
 def token_indexes(examples: Examples) -> Int[np.ndarray, "level batch seq"]:
     """Return the token indexes 0, 1, 2, ... as IDs on one level."""
-    size, seq = examples.tokens.shape
-    return np.broadcast_to(np.arange(seq), (1, size, seq))
+    batch_size, seq_length = examples.tokens.shape
+    return np.broadcast_to(np.arange(seq_length), (1, batch_size, seq_length))
 
 
 def require_coupling(examples: Examples) -> Int[np.ndarray, "level batch seq"]:
@@ -101,10 +101,10 @@ def require_places(examples: Examples) -> Int[np.ndarray, "batch seq"]:
 def largest_shift(position_ids: Int[np.ndarray, "*level batch seq"], num_position_ids: int) -> int:
     """Return the largest shift that keeps all IDs in range; raise ``PositionRangeError`` for an ID out of range."""
     largest_id = int(position_ids.max())
-    shift = num_position_ids - 1 - largest_id
-    if shift < 0:
+    max_shift = num_position_ids - 1 - largest_id
+    if max_shift < 0:
         raise PositionRangeError(
             f"the sequence has ID {largest_id} but the largest ID of the scheme is {num_position_ids - 1}; "
             f"set num_position_ids to at least {largest_id + 1}"
         )
-    return shift
+    return max_shift

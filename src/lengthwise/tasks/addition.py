@@ -15,7 +15,7 @@ from lengthwise.tasks.task_inputs import check_sizes, parse_summands
 
 ORDERS = ("least", "most", "reversed_sum")
 SCRATCHPADS = ("none", "carry")
-PLUS, EQUALS, END = 10, 11, 12
+PLUS_TOKEN, EQUALS_TOKEN, END_TOKEN = 10, 11, 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +48,9 @@ class Addition:
 
     def __post_init__(self) -> None:
         check_types(self)
-        for setting, value, choices in (("order", self.order, ORDERS), ("scratchpad", self.scratchpad, SCRATCHPADS)):
-            if value not in choices:
-                raise SettingError(f"unknown {setting} '{value}' of addition; use one of {', '.join(choices)}")
+        for setting, choice, choices in (("order", self.order, ORDERS), ("scratchpad", self.scratchpad, SCRATCHPADS)):
+            if choice not in choices:
+                raise SettingError(f"unknown {setting} '{choice}' of addition; use one of {', '.join(choices)}")
         for setting, share in (("long_carry_share", self.long_carry_share), ("long_carry_from", self.long_carry_from)):
             if not 0 <= share <= 1:
                 raise SettingError(f"invalid {setting} {share}; use a number from 0 to 1")
@@ -74,9 +74,11 @@ class Addition:
         check_sizes(self.name, length, size)
         digits = rng.integers(0, 10, size=(2, size, length))
         b_lengths = rng.integers(1, length + 1, size=size) if self.unequal else np.full(size, length)
-        for operand, num_digits in enumerate((np.full(size, length), b_lengths)):
-            digits[operand, np.arange(size), num_digits - 1] = rng.integers(1 if length > 1 else 0, 10, size=size)
-            digits[operand][np.arange(length) >= num_digits[:, None]] = 0
+        for operand_index, num_operand_digits in enumerate((np.full(size, length), b_lengths)):
+            digits[operand_index, np.arange(size), num_operand_digits - 1] = rng.integers(
+                1 if length > 1 else 0, 10, size=size
+            )
+            digits[operand_index][np.arange(length) >= num_operand_digits[:, None]] = 0
         has_chain = rng.random(size) < self.long_carry_share
         self._plant_carries(digits, has_chain, rng)
         return self._lay_out(digits)
@@ -100,10 +102,10 @@ class Addition:
         self, digits: Int[np.ndarray, "2 batch length"], has_chain: Bool[np.ndarray, " batch"], rng: np.random.Generator
     ) -> None:
         """Rewrite the operands so that a carry starts at a random digit and runs through digit pairs with sum nine."""
-        _, size, length = digits.shape
+        _, batch_size, length = digits.shape
         min_chain_length = max(1, int(np.ceil(self.long_carry_from * length)))
-        chain_length = rng.integers(min_chain_length, length + 1, size=size)
-        chain_start = (rng.random(size) * (length - chain_length + 1)).astype(np.int64)
+        chain_length = rng.integers(min_chain_length, length + 1, size=batch_size)
+        chain_start = (rng.random(batch_size) * (length - chain_length + 1)).astype(np.int64)
         significance = np.arange(length)
         first_significance, end_significance = chain_start[:, None], (chain_start + chain_length)[:, None]
         is_start = has_chain[:, None] & (significance == first_significance)
@@ -117,15 +119,17 @@ class Addition:
         length = digits.shape[2]
         numbers, carries = _add_digits(digits)
         layout = _Layout(self, numbers, length)
-        tokens = np.full(layout.shape, END)
+        tokens = np.full(layout.shape, END_TOKEN)
         symbols = numbers.copy()
         if self.scratchpad == "carry":
-            symbols[2] += np.where(carries, END + 1, 0)
-        for number, values in enumerate(symbols):
-            significance, is_digit = layout.significance(number)
-            tokens = np.where(is_digit, np.take_along_axis(values, (significance - 1).clip(0, length), axis=1), tokens)
-        tokens = np.where(layout.index == layout.plus_index, PLUS, tokens)
-        tokens = np.where(layout.index == layout.equals_index, EQUALS, tokens)
+            symbols[2] += np.where(carries, END_TOKEN + 1, 0)
+        for number_index, number_symbols in enumerate(symbols):
+            significance, is_digit = layout.significance(number_index)
+            tokens = np.where(
+                is_digit, np.take_along_axis(number_symbols, (significance - 1).clip(0, length), axis=1), tokens
+            )
+        tokens = np.where(layout.index == layout.plus_index, PLUS_TOKEN, tokens)
+        tokens = np.where(layout.index == layout.equals_index, EQUALS_TOKEN, tokens)
         prompt_length = layout.equals_index + 1
         return Examples(
             tokens=tokens,
@@ -144,15 +148,15 @@ def _add_digits(
 
     The least significant digit is first.
     """
-    _, size, length = digits.shape
-    numbers = np.zeros((3, size, length + 1), dtype=np.int64)
+    _, batch_size, length = digits.shape
+    numbers = np.zeros((3, batch_size, length + 1), dtype=np.int64)
     numbers[:2, :, :length] = digits
-    carries = np.zeros((size, length + 1), dtype=np.bool_)
-    carry = np.zeros(size, dtype=np.int64)
+    carries = np.zeros((batch_size, length + 1), dtype=np.bool_)
+    carry = np.zeros(batch_size, dtype=np.int64)
     for place in range(length + 1):
-        total = numbers[0, :, place] + numbers[1, :, place] + carry
-        carry = total // 10
-        numbers[2, :, place] = total - 10 * carry
+        digit_sum = numbers[0, :, place] + numbers[1, :, place] + carry
+        carry = digit_sum // 10
+        numbers[2, :, place] = digit_sum - 10 * carry
         carries[:, place] = carry
     return numbers, carries
 
@@ -177,19 +181,19 @@ class _Layout:
         self.index = np.arange(int(self.end_index.max()) + 1)[None]
         self.shape = (len(self.plus_index), self.index.shape[1])
 
-    def significance(self, number: int) -> tuple[Int[np.ndarray, "batch seq"], Bool[np.ndarray, "batch seq"]]:
+    def significance(self, number_index: int) -> tuple[Int[np.ndarray, "batch seq"], Bool[np.ndarray, "batch seq"]]:
         """Return the significance of each digit of one of the three numbers, from 1, and a mask of these digits."""
-        place = self.index - self.number_starts[number]
-        count = self.num_digits[number]
-        is_descending = self.task.order == "most" or (self.task.order == "reversed_sum" and number < 2)
-        return (count - place if is_descending else place + 1), (place >= 0) & (place < count)
+        place = self.index - self.number_starts[number_index]
+        num_digits = self.num_digits[number_index]
+        is_descending = self.task.order == "most" or (self.task.order == "reversed_sum" and number_index < 2)
+        return (num_digits - place if is_descending else place + 1), (place >= 0) & (place < num_digits)
 
     def places(self) -> Int[np.ndarray, "batch seq"]:
         """Return the place of each digit in its number in writing order, from 1, or 0 outside numbers."""
         places = np.zeros(self.shape, dtype=np.int64)
-        for start, count in zip(self.number_starts, self.num_digits, strict=True):
-            place = self.index - start + 1
-            places += np.where((place >= 1) & (place <= count), place, 0)
+        for number_start, num_digits in zip(self.number_starts, self.num_digits, strict=True):
+            place = self.index - number_start + 1
+            places += np.where((place >= 1) & (place <= num_digits), place, 0)
         return places
 
     def coupling(self) -> Int[np.ndarray, "batch seq"]:
@@ -200,14 +204,16 @@ class _Layout:
         """
         is_descending = self.task.order == "most"
         plus_group = np.zeros_like(self.max_digits) if is_descending else self.max_digits + 1
-        groups = np.where(self.index == self.plus_index, plus_group, self.max_digits + 2)
-        groups = np.where(self.index == self.equals_index, self.max_digits if is_descending else 1, groups)
-        for number in range(3):
-            digit_groups, is_digit = self.significance(number)
-            if number == 2:
-                digit_groups = digit_groups - 1 if is_descending else np.minimum(digit_groups + 1, self.max_digits + 1)
-            groups = np.where(is_digit, digit_groups, groups)
-        return groups
+        group_ids = np.where(self.index == self.plus_index, plus_group, self.max_digits + 2)
+        group_ids = np.where(self.index == self.equals_index, self.max_digits if is_descending else 1, group_ids)
+        for number_index in range(3):
+            digit_group_ids, is_digit = self.significance(number_index)
+            if number_index == 2:
+                digit_group_ids = (
+                    digit_group_ids - 1 if is_descending else np.minimum(digit_group_ids + 1, self.max_digits + 1)
+                )
+            group_ids = np.where(is_digit, digit_group_ids, group_ids)
+        return group_ids
 
     def support(self) -> Int[np.ndarray, "batch seq k"] | None:
         """Return the token indexes that each answer depends on: operand digits and the preceding symbol."""
@@ -215,20 +221,24 @@ class _Layout:
             return None
         significance = self.index - self.equals_index
         is_answer = (significance >= 1) & (self.index <= self.end_index)
-        digits = [self._digit_index(number, significance) for number in range(2)]
+        digit_indexes = [self._digit_index(number_index, significance) for number_index in range(2)]
         # The end of the sum depends on the plus, which follows the last digit.
-        digits[0] = np.where(significance > self.max_digits, self.plus_index, digits[0])
-        previous_digits = [self._digit_index(number, significance - 1) for number in range(2)]
+        digit_indexes[0] = np.where(significance > self.max_digits, self.plus_index, digit_indexes[0])
+        previous_digit_indexes = [self._digit_index(number_index, significance - 1) for number_index in range(2)]
         previous_index = np.where(significance > 1, self.index - 1, -1)
         support_indexes = (
-            [*digits, previous_index]
+            [*digit_indexes, previous_index]
             if self.task.scratchpad == "carry"
-            else [*digits, *previous_digits, previous_index]
+            else [*digit_indexes, *previous_digit_indexes, previous_index]
         )
         return np.where(is_answer[..., None], np.stack(np.broadcast_arrays(*support_indexes), axis=-1), -1)
 
-    def _digit_index(self, number: int, significance: Int[np.ndarray, "batch seq"]) -> Int[np.ndarray, "batch seq"]:
+    def _digit_index(
+        self, number_index: int, significance: Int[np.ndarray, "batch seq"]
+    ) -> Int[np.ndarray, "batch seq"]:
         """Return the token index of the digit with this significance, or -1 if the number has no such digit."""
-        count = self.num_digits[number]
-        place = significance - 1 if self.task.order == "least" else count - significance
-        return np.where((significance >= 1) & (significance <= count), self.number_starts[number] + place, -1)
+        num_digits = self.num_digits[number_index]
+        place = significance - 1 if self.task.order == "least" else num_digits - significance
+        return np.where(
+            (significance >= 1) & (significance <= num_digits), self.number_starts[number_index] + place, -1
+        )

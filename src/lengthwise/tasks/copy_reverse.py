@@ -62,23 +62,25 @@ class _RepeatSymbolsTask:
 
     def _lay_out(self, symbols: Int[np.ndarray, "batch length"]) -> Examples:
         length = symbols.shape[1]
-        equals_token = np.full((len(symbols), 1), self.num_symbols)
-        index = np.arange(length)
-        response_order = index[::-1] if self.is_reversed else index
+        equals_tokens = np.full((len(symbols), 1), self.num_symbols)
+        symbol_index = np.arange(length)
+        response_order = symbol_index[::-1] if self.is_reversed else symbol_index
         # The = has the ID that follows the ID of the last symbol in reading order.
-        prompt = [equals_token, symbols] if self.is_reversed else [symbols, equals_token]
-        first_symbol = 1 if self.is_reversed else 0
-        tokens = np.concatenate([*prompt, equals_token + 1, symbols[:, response_order], equals_token + 2], axis=1)
-        source_indexes = np.append(response_order + first_symbol, 0 if self.is_reversed else length)
-        place = index + 1
-        prompt_places = [[0], place] if self.is_reversed else [place, [0]]
+        prompt_parts = [equals_tokens, symbols] if self.is_reversed else [symbols, equals_tokens]
+        first_symbol_index = 1 if self.is_reversed else 0
+        tokens = np.concatenate(
+            [*prompt_parts, equals_tokens + 1, symbols[:, response_order], equals_tokens + 2], axis=1
+        )
+        source_indexes = np.append(response_order + first_symbol_index, 0 if self.is_reversed else length)
+        places = symbol_index + 1
+        prompt_places = [[0], places] if self.is_reversed else [places, [0]]
         support = np.full((tokens.shape[1], 1), -1)
         support[length + 2 :, 0] = source_indexes
         return Examples.with_prompt_length(
             tokens,
             length + 2,
             coupling=np.concatenate([np.arange(length + 1), source_indexes, [length + 1]])[None, None] + 1,
-            places=np.concatenate([*prompt_places, [0], place, [0]])[None],
+            places=np.concatenate([*prompt_places, [0], places, [0]])[None],
             support=support[None],
         )
 

@@ -34,14 +34,14 @@ class Examples:
         support: Int[np.ndarray, "#batch seq k"] | None = None,
     ) -> "Examples":
         """Build a batch with prompts of equal length; all other tokens are answers. Arrays broadcast over the batch."""
-        shape = tokens.shape
+        tokens_shape = tokens.shape
         return cls(
             tokens=tokens,
             prompt_length=np.full(len(tokens), prompt_length),
-            is_answer=np.broadcast_to(np.arange(shape[1]) >= prompt_length, shape),
-            coupling=None if coupling is None else np.broadcast_to(coupling, (len(coupling), *shape)),
-            places=None if places is None else np.broadcast_to(places, shape),
-            support=None if support is None else np.broadcast_to(support, (*shape, support.shape[2])),
+            is_answer=np.broadcast_to(np.arange(tokens_shape[1]) >= prompt_length, tokens_shape),
+            coupling=None if coupling is None else np.broadcast_to(coupling, (len(coupling), *tokens_shape)),
+            places=None if places is None else np.broadcast_to(places, tokens_shape),
+            support=None if support is None else np.broadcast_to(support, (*tokens_shape, support.shape[2])),
         )
 
     def __len__(self) -> int:
@@ -51,8 +51,8 @@ class Examples:
     @property
     def response_end(self) -> Int[np.ndarray, " batch"]:
         """Token index of the end token of each sequence."""
-        seq = self.tokens.shape[1]
-        return seq - 1 - self.is_answer[:, ::-1].argmax(axis=1)
+        seq_length = self.tokens.shape[1]
+        return seq_length - 1 - self.is_answer[:, ::-1].argmax(axis=1)
 
     def select(self, indices: Int[np.ndarray, " subset"]) -> "Examples":
         """Return the sequences of the batch with these indices."""

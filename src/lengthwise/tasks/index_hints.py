@@ -55,8 +55,8 @@ class IndexHints:
         check_sizes(self.name, length, size)
         examples = self.task.sample(length=length, size=size, rng=rng)
         places = self._places(examples)
-        starts = rng.integers(0, self.num_hints - int(places.max()) + 1, size=size)
-        return self._with_hints(examples, places, starts)
+        first_hints = rng.integers(0, self.num_hints - int(places.max()) + 1, size=size)
+        return self._with_hints(examples, places, first_hints)
 
     def from_prompt(self, prompt: str) -> Examples:
         """Parse a prompt of ``task`` without hints."""
@@ -79,21 +79,23 @@ class IndexHints:
         return examples.places
 
     def _with_hints(
-        self, examples: Examples, places: Int[np.ndarray, "batch seq"], starts: Int[np.ndarray, " batch"]
+        self, examples: Examples, places: Int[np.ndarray, "batch seq"], first_hints: Int[np.ndarray, " batch"]
     ) -> Examples:
-        batch = np.arange(len(examples))
+        batch_index = np.arange(len(examples))
         has_hint = places > 0
         new_index = np.arange(places.shape[1]) + has_hint.cumsum(axis=1)
         # The answer starts with the hint of its first token.
-        prompt_length = new_index[batch, examples.prompt_length] - has_hint[batch, examples.prompt_length]
-        response_end = new_index[batch, examples.response_end]
-        index = np.arange(response_end.max() + 1)
-        tokens = np.full((len(examples), len(index)), self.task.vocabulary.index("end"))
-        row, token = np.nonzero(new_index <= response_end[:, None])
-        tokens[row, new_index[row, token]] = examples.tokens[row, token]
-        row, token = np.nonzero(has_hint)
-        tokens[row, new_index[row, token] - 1] = len(self.task.vocabulary) + starts[row] + places[row, token] - 1
-        is_answer = (index >= prompt_length[:, None]) & (index <= response_end[:, None])
+        prompt_length = new_index[batch_index, examples.prompt_length] - has_hint[batch_index, examples.prompt_length]
+        response_end = new_index[batch_index, examples.response_end]
+        output_index = np.arange(response_end.max() + 1)
+        tokens = np.full((len(examples), len(output_index)), self.task.vocabulary.index("end"))
+        row, token_index = np.nonzero(new_index <= response_end[:, None])
+        tokens[row, new_index[row, token_index]] = examples.tokens[row, token_index]
+        row, token_index = np.nonzero(has_hint)
+        tokens[row, new_index[row, token_index] - 1] = (
+            len(self.task.vocabulary) + first_hints[row] + places[row, token_index] - 1
+        )
+        is_answer = (output_index >= prompt_length[:, None]) & (output_index <= response_end[:, None])
         support = None if examples.support is None else _support(examples.support, new_index, has_hint, is_answer)
         return Examples(tokens=tokens, prompt_length=prompt_length, is_answer=is_answer, support=support)
 
@@ -107,16 +109,16 @@ def _support(
     """Return the support of ``task`` at the new token indexes, and the support of the hints."""
     max_sources = support.shape[2]
     new_support = np.full((*is_answer.shape, max(2, max_sources)), -1)
-    row, token = np.nonzero(new_index < is_answer.shape[1])
-    source_indexes = support[row, token]
-    new_support[row, new_index[row, token], :max_sources] = np.where(
+    row, token_index = np.nonzero(new_index < is_answer.shape[1])
+    source_indexes = support[row, token_index]
+    new_support[row, new_index[row, token_index], :max_sources] = np.where(
         source_indexes < 0, -1, new_index[row[:, None], source_indexes.clip(0)]
     )
-    row, token = np.nonzero(has_hint)
-    previous_hint = np.maximum.accumulate(np.where(has_hint, new_index - 1, -1), axis=1)[row, token - 1]
-    first_hint = new_index[np.arange(len(has_hint)), has_hint.argmax(axis=1)][row] - 1
-    is_later_hint, hint_index = is_answer[row, previous_hint], new_index[row, token] - 1
-    new_support[row, hint_index, 0] = np.where(is_later_hint, previous_hint, first_hint)
+    row, token_index = np.nonzero(has_hint)
+    previous_hint_index = np.maximum.accumulate(np.where(has_hint, new_index - 1, -1), axis=1)[row, token_index - 1]
+    first_hint_index = new_index[np.arange(len(has_hint)), has_hint.argmax(axis=1)][row] - 1
+    is_later_hint, hint_index = is_answer[row, previous_hint_index], new_index[row, token_index] - 1
+    new_support[row, hint_index, 0] = np.where(is_later_hint, previous_hint_index, first_hint_index)
     # The preceding token shows that the next hint is the first hint of the response.
     new_support[row, hint_index, 1] = np.where(is_later_hint, -1, hint_index - 1)
     return np.where(is_answer[..., None], new_support, -1)

@@ -40,40 +40,45 @@ class JSONLTable:
     @cached_property
     def records_by_length(self) -> Mapping[int, Int[np.ndarray, " records_of_length"]]:
         """Record indexes per length, in order of increasing length."""
-        order = np.argsort(self.lengths, kind="stable")
-        lengths, first_indexes = np.unique(self.lengths[order], return_index=True)
-        return dict(zip(lengths.tolist(), np.split(order, first_indexes[1:]), strict=True))
+        record_order = np.argsort(self.lengths, kind="stable")
+        unique_lengths, first_order_indexes = np.unique(self.lengths[record_order], return_index=True)
+        return dict(zip(unique_lengths.tolist(), np.split(record_order, first_order_indexes[1:]), strict=True))
 
     @cached_property
     def unique_records_by_length(self) -> Mapping[int, Int[np.ndarray, " records_of_length"]]:
         """Record indexes per length without repeated pairs of prompt and response."""
         first_records: dict[tuple[int, int, bytes], int] = {}
-        for record, (start, end) in enumerate(pairwise(self.starts.tolist())):
+        for record_index, (record_start, record_stop) in enumerate(pairwise(self.starts.tolist())):
             record_content = (
-                int(self.lengths[record]),
-                int(self.prompt_lengths[record]),
-                self.tokens[start:end].tobytes(),
+                int(self.lengths[record_index]),
+                int(self.prompt_lengths[record_index]),
+                self.tokens[record_start:record_stop].tobytes(),
             )
-            first_records.setdefault(record_content, record)
-        unique_records = np.fromiter(first_records.values(), dtype=np.int64)
-        return {length: records[np.isin(records, unique_records)] for length, records in self.records_by_length.items()}
+            first_records.setdefault(record_content, record_index)
+        unique_record_indexes = np.fromiter(first_records.values(), dtype=np.int64)
+        return {
+            length: record_indexes[np.isin(record_indexes, unique_record_indexes)]
+            for length, record_indexes in self.records_by_length.items()
+        }
 
     @cached_property
     def is_descending(self) -> bool:
         """True if the smallest coupling number of every record is the last, and not all numbers are equal."""
         if self.coupling is None:
             return False
-        last_numbers, record_starts = self.coupling[self.starts[1:] - 1], self.starts[:-1]
-        smallest_numbers, largest_numbers = (
+        last_coupling, record_starts = self.coupling[self.starts[1:] - 1], self.starts[:-1]
+        smallest_coupling, largest_coupling = (
             np.minimum.reduceat(self.coupling, record_starts),
             np.maximum.reduceat(self.coupling, record_starts),
         )
-        return bool((last_numbers == smallest_numbers).all() and (last_numbers < largest_numbers).any())
+        return bool((last_coupling == smallest_coupling).all() and (last_coupling < largest_coupling).any())
 
     def with_prompt(self, prompt: Int[np.ndarray, " prompt"]) -> Int[np.ndarray, " records_with_prompt"]:
         """Return the indexes of the records with this prompt."""
-        (records,) = np.nonzero(self.prompt_lengths == len(prompt))
-        return records[(self.tokens[self.starts[records, None] + np.arange(len(prompt))] == prompt).all(axis=1)]
+        (record_indexes,) = np.nonzero(self.prompt_lengths == len(prompt))
+        return record_indexes[
+            (self.tokens[self.starts[record_indexes, None] + np.arange(len(prompt))] == prompt).all(axis=1)
+        ]
 
 
 def read_table(lines: Iterable[bytes], name: str, symbols: Sequence[str] | None = None) -> JSONLTable:
@@ -83,13 +88,13 @@ def read_table(lines: Iterable[bytes], name: str, symbols: Sequence[str] | None 
     second case, a token that is not in ``symbols`` raises an error.
     """
     builder = _TableBuilder(symbols)
-    for number, line in enumerate(lines, start=1):
+    for line_number, line in enumerate(lines, start=1):
         if line.isspace():
             continue
         try:
             builder.add_record(line)
         except _RecordError as error:
-            raise TaskFileError(f"{name} line {number}: {error}") from None
+            raise TaskFileError(f"{name} line {line_number}: {error}") from None
     if not builder.lengths:
         raise TaskFileError(f"{name} has no records; write one per line, such as {EXAMPLE_RECORD}")
     return builder.build()
@@ -113,7 +118,7 @@ class _TableBuilder:
 
     def __init__(self, symbols: Sequence[str] | None) -> None:
         self.has_fixed_symbols = symbols is not None
-        self.token_ids = {symbol: token for token, symbol in enumerate(() if symbols is None else symbols)}
+        self.token_ids = {symbol: token_id for token_id, symbol in enumerate(() if symbols is None else symbols)}
         self.tokens, self.coupling = array("i"), array("i")
         self.starts, self.prompt_lengths, self.lengths = array("q", [0]), array("i"), array("i")
         self.has_coupling: bool | None = None
@@ -137,20 +142,20 @@ class _TableBuilder:
         self.lengths.append(length)
 
     def _token_id(self, word: str) -> int:
-        token = self.token_ids.get(word)
-        if token is None:
+        token_id = self.token_ids.get(word)
+        if token_id is None:
             if word in RESERVED_TOKENS:
-                part = "response" if word == END else "prompt"
+                record_key = "response" if word == END else "prompt"
                 raise _RecordError(
-                    f"the task adds the token '{word}' to every {part}; remove or rename this token in the record"
+                    f"the task adds the token '{word}' to every {record_key}; remove or rename this token in the record"
                 )
             if self.has_fixed_symbols:
                 raise _RecordError(
                     f"the token '{word}' is not one of the {len(self.token_ids)} tokens of the run; "
                     "remove the record, or train on a file with this token"
                 )
-            token = self.token_ids[word] = len(self.token_ids)
-        return token
+            token_id = self.token_ids[word] = len(self.token_ids)
+        return token_id
 
     def build(self) -> JSONLTable:
         return JSONLTable(
@@ -196,10 +201,10 @@ def _parse_coupling(record: Mapping[str, Any], num_prompt_tokens: int, num_respo
         return None
     if not isinstance(coupling, list):
         raise _RecordError(f"invalid coupling {_excerpt(coupling)}; use a list of integers")
-    for number in coupling:
-        if type(number) is not int or not 0 <= number < NUMBER_LIMIT:
+    for coupling_number in coupling:
+        if type(coupling_number) is not int or not 0 <= coupling_number < NUMBER_LIMIT:
             raise _RecordError(
-                f"invalid coupling number {_excerpt(number)}; use an integer from 0 to {NUMBER_LIMIT - 1}"
+                f"invalid coupling number {_excerpt(coupling_number)}; use an integer from 0 to {NUMBER_LIMIT - 1}"
             )
     if len(coupling) != num_prompt_tokens + num_response_tokens:
         raise _RecordError(
@@ -209,6 +214,6 @@ def _parse_coupling(record: Mapping[str, Any], num_prompt_tokens: int, num_respo
     return coupling
 
 
-def _excerpt(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 40 else f"{text[:40]}..."
+def _excerpt(json_value: Any) -> str:
+    json_text = json.dumps(json_value)
+    return json_text if len(json_text) <= 40 else f"{json_text[:40]}..."

@@ -91,8 +91,8 @@ class JSONLTask:
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
         """Sample records uniformly with replacement."""
         check_sizes(self.name, length, size)
-        records = self._select_records(length, self._table.records_by_length)
-        return self._lay_out(self._table, records[rng.integers(0, len(records), size=size)])
+        record_indexes = self._select_records(length, self._table.records_by_length)
+        return self._lay_out(self._table, record_indexes[rng.integers(0, len(record_indexes), size=size)])
 
     def num_records(self, length: int) -> int:
         """Return the number of distinct records of a length; equal prompts with equal responses count once."""
@@ -114,13 +114,16 @@ class JSONLTask:
         tokens = parse_symbols(words, self._symbols, self.name, "tokens of its file with spaces between them")
         # A run can be used without the file.
         if self.file is None or Path(self.file).exists():
-            records = self._table.with_prompt(tokens)
-            if len(records):
-                return self._lay_out(self._table, records[:1])
-        marks, end = len(self._symbols) + np.arange(2), len(self._symbols) + 2
-        padded = np.concatenate([tokens, marks, np.full(EXTRA_RESPONSE_TOKENS + len(tokens), end)])[None]
+            record_indexes = self._table.with_prompt(tokens)
+            if len(record_indexes):
+                return self._lay_out(self._table, record_indexes[:1])
+        mark_tokens, end_token = len(self._symbols) + np.arange(2), len(self._symbols) + 2
+        response_tokens = np.full(EXTRA_RESPONSE_TOKENS + len(tokens), end_token)
+        padded_tokens = np.concatenate([tokens, mark_tokens, response_tokens])[None]
         return Examples(
-            tokens=padded, prompt_length=np.array([len(tokens) + 2]), is_answer=np.zeros(padded.shape, dtype=bool)
+            tokens=padded_tokens,
+            prompt_length=np.array([len(tokens) + 2]),
+            is_answer=np.zeros(padded_tokens.shape, dtype=bool),
         )
 
     def variants(self) -> Mapping[str, Task]:
@@ -211,29 +214,33 @@ class JSONLTask:
 
     @property
     def _length_ranges(self) -> str:
-        groups = groupby(enumerate(self.available_lengths), lambda pair: pair[1] - pair[0])
-        ranges = [[length for _, length in group] for _, group in groups]
-        texts = [f"{lengths[0]}-{lengths[-1]}" if len(lengths) > 1 else str(lengths[0]) for lengths in ranges]
-        return ", ".join(texts if len(texts) <= 12 else [*texts[:6], "...", *texts[-6:]])
+        length_groups = groupby(enumerate(self.available_lengths), lambda pair: pair[1] - pair[0])
+        length_ranges = [[length for _, length in length_group] for _, length_group in length_groups]
+        range_texts = [
+            f"{lengths[0]}-{lengths[-1]}" if len(lengths) > 1 else str(lengths[0]) for lengths in length_ranges
+        ]
+        return ", ".join(range_texts if len(range_texts) <= 12 else [*range_texts[:6], "...", *range_texts[-6:]])
 
-    def _lay_out(self, table: JSONLTable, records: Int[np.ndarray, " batch"]) -> Examples:
-        record_start, prompt_length = table.starts[records, None], table.prompt_lengths[records, None]
-        response_length = table.starts[records + 1, None] - record_start - prompt_length
-        index = np.arange(int((prompt_length + response_length).max()) + 3)
-        is_prompt, mark_index, last_index = index < prompt_length, prompt_length, prompt_length + response_length + 1
-        is_response = (index > mark_index + 1) & (index <= last_index)
-        is_record_token, table_index = is_prompt | is_response, record_start + np.where(is_prompt, index, index - 2)
+    def _lay_out(self, table: JSONLTable, record_indexes: Int[np.ndarray, " batch"]) -> Examples:
+        record_start, prompt_length = table.starts[record_indexes, None], table.prompt_lengths[record_indexes, None]
+        response_length = table.starts[record_indexes + 1, None] - record_start - prompt_length
+        token_index = np.arange(int((prompt_length + response_length).max()) + 3)
+        mark_index, last_response_index = prompt_length, prompt_length + response_length + 1
+        is_prompt = token_index < prompt_length
+        is_response = (token_index > mark_index + 1) & (token_index <= last_response_index)
+        is_record_token = is_prompt | is_response
+        table_index = record_start + np.where(is_prompt, token_index, token_index - 2)
         tokens = np.full(is_record_token.shape, len(table.symbols) + 2)
         tokens[is_record_token] = table.tokens[table_index[is_record_token]]
-        tokens[index == mark_index] -= 2
-        tokens[index == mark_index + 1] -= 1
+        tokens[token_index == mark_index] -= 2
+        tokens[token_index == mark_index + 1] -= 1
         return Examples(
             tokens=tokens,
             prompt_length=prompt_length[:, 0].astype(np.int64) + 2,
-            is_answer=is_response | (index == last_index + 1),
+            is_answer=is_response | (token_index == last_response_index + 1),
             coupling=None
             if table.coupling is None
-            else self._coupling(table.coupling, record_start, mark_index, last_index, index)[None],
+            else self._coupling(table.coupling, record_start, mark_index, last_response_index, token_index)[None],
         )
 
     def _coupling(
@@ -241,20 +248,22 @@ class JSONLTask:
         coupling: Int[np.ndarray, " tokens"],
         record_start: Int[np.ndarray, "batch 1"],
         mark_index: Int[np.ndarray, "batch 1"],
-        last_index: Int[np.ndarray, "batch 1"],
-        index: Int[np.ndarray, " seq"],
+        last_response_index: Int[np.ndarray, "batch 1"],
+        token_index: Int[np.ndarray, " seq"],
     ) -> Int[np.ndarray, "batch seq"]:
         """Return the coupling; from the start token on, each token has the coupling number of the next token."""
-        has_number = (index != mark_index) & (index < last_index)
-        table_index = (record_start + np.where(index < mark_index, index, index - 1))[has_number]
-        groups = np.zeros(has_number.shape, dtype=np.int64)
+        has_number = (token_index != mark_index) & (token_index < last_response_index)
+        table_index = (record_start + np.where(token_index < mark_index, token_index, token_index - 1))[has_number]
+        coupling_numbers = np.zeros(has_number.shape, dtype=np.int64)
         # Increase the numbers by one, so that the mark can have a smaller number.
-        groups[has_number] = coupling[table_index] + 1
-        next_number = groups.max(axis=1, keepdims=True) + 1
-        previous_number = groups.min(axis=1, keepdims=True, where=has_number, initial=NUMBER_LIMIT) - 1
+        coupling_numbers[has_number] = coupling[table_index] + 1
+        number_above = coupling_numbers.max(axis=1, keepdims=True) + 1
+        number_below = coupling_numbers.min(axis=1, keepdims=True, where=has_number, initial=NUMBER_LIMIT) - 1
         # The number of the mark follows the number of the last prompt token in reading order.
-        mark_number = previous_number if self._metadata["falls"] else next_number
-        return np.where(has_number, groups, np.where(index > last_index, next_number + 1, mark_number))
+        mark_number = number_below if self._metadata["falls"] else number_above
+        return np.where(
+            has_number, coupling_numbers, np.where(token_index > last_response_index, number_above + 1, mark_number)
+        )
 
 
 def is_task_file(name: str) -> bool:
@@ -264,8 +273,8 @@ def is_task_file(name: str) -> bool:
 
 def _digest(file: str) -> str:
     try:
-        with open(file, "rb") as content:
-            return hashlib.file_digest(content, "sha256").hexdigest()
+        with open(file, "rb") as task_file:
+            return hashlib.file_digest(task_file, "sha256").hexdigest()
     except OSError as error:
         raise TaskFileError(
             f"{file} cannot be read ({error.strerror}); pass the path of a readable file to --task"
@@ -277,6 +286,10 @@ def _built_in_lines() -> Iterator[bytes]:
     rng = stream(0, "own rows")
     for length in BUILT_IN_LENGTHS:
         for _ in range(BUILT_IN_RECORDS):
-            prompt = [BUILT_IN_LETTERS[letter] for letter in rng.integers(0, len(BUILT_IN_LETTERS), size=length)]
-            places = list(range(1, length + 1))
-            yield json.dumps({"prompt": prompt, "response": prompt[::-1], "coupling": places + places[::-1]}).encode()
+            prompt = [
+                BUILT_IN_LETTERS[letter_index] for letter_index in rng.integers(0, len(BUILT_IN_LETTERS), size=length)
+            ]
+            coupling_numbers = list(range(1, length + 1))
+            yield json.dumps(
+                {"prompt": prompt, "response": prompt[::-1], "coupling": coupling_numbers + coupling_numbers[::-1]}
+            ).encode()

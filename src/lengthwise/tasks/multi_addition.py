@@ -13,7 +13,7 @@ from lengthwise.tasks.examples import Examples
 from lengthwise.tasks.task import Task
 from lengthwise.tasks.task_inputs import check_sizes, parse_summands
 
-PLUS, EQUALS, ROW_SIGN, END, DIGIT_WITH_CARRY, NO_CARRY = 10, 11, 12, 13, 14, 24
+PLUS_TOKEN, EQUALS_TOKEN, ROW_TOKEN, END_TOKEN, FIRST_DIGIT_WITH_CARRY, NO_CARRY_TOKEN = 10, 11, 12, 13, 14, 24
 # Numbers of operands, one per variant.
 OPERAND_COUNTS = (2, 5, 10, 15, 20)
 
@@ -73,82 +73,87 @@ class MultiAddition:
 
     def variants(self) -> Mapping[str, Task]:
         """Return one variant per number of operands."""
-        return {f"{count} operands": replace(self, operands=(count, count)) for count in OPERAND_COUNTS}
+        return {
+            f"{num_operands} operands": replace(self, operands=(num_operands, num_operands))
+            for num_operands in OPERAND_COUNTS
+        }
 
 
 def _lay_out(digits: Int[np.ndarray, "batch operand length"]) -> Examples:
-    size, num_operands, length = digits.shape
-    width = length + len(str(num_operands - 1))
-    padded_operands = np.zeros((size, num_operands, width), dtype=np.int64)
+    batch_size, num_operands, length = digits.shape
+    sum_width = length + len(str(num_operands - 1))
+    padded_operands = np.zeros((batch_size, num_operands, sum_width), dtype=np.int64)
     padded_operands[:, :, :length] = digits
-    signs = np.full((size, num_operands, 1), PLUS)
-    signs[:, -1] = EQUALS
-    prompt = np.concatenate([padded_operands, signs], axis=2).reshape(size, -1)
-    ends = np.full((size, num_operands - 1, 1), ROW_SIGN)
-    ends[:, -1] = END
-    response = np.concatenate([_steps(padded_operands), ends], axis=2).reshape(size, -1)
-    tokens = np.concatenate([prompt, np.full((size, 1), ROW_SIGN), response], axis=1)
+    sign_tokens = np.full((batch_size, num_operands, 1), PLUS_TOKEN)
+    sign_tokens[:, -1] = EQUALS_TOKEN
+    prompt = np.concatenate([padded_operands, sign_tokens], axis=2).reshape(batch_size, -1)
+    end_tokens = np.full((batch_size, num_operands - 1, 1), ROW_TOKEN)
+    end_tokens[:, -1] = END_TOKEN
+    response = np.concatenate([_steps(padded_operands), end_tokens], axis=2).reshape(batch_size, -1)
+    tokens = np.concatenate([prompt, np.full((batch_size, 1), ROW_TOKEN), response], axis=1)
     return Examples.with_prompt_length(
         tokens,
         prompt.shape[1] + 1,
-        coupling=_coupling(num_operands, width)[:, None],
-        places=_places(num_operands, width)[None],
-        support=_support(num_operands, width)[None],
+        coupling=_coupling(num_operands, sum_width)[:, None],
+        places=_places(num_operands, sum_width)[None],
+        support=_support(num_operands, sum_width)[None],
     )
 
 
 def _steps(padded_operands: Int[np.ndarray, "batch operand width"]) -> Int[np.ndarray, "batch row two_width"]:
     """Return the partial sums as pairs of tokens: a digit with its carry, then the carry."""
-    size, num_operands, width = padded_operands.shape
-    steps = np.zeros((size, num_operands - 1, width, 2), dtype=np.int64)
-    total = padded_operands[:, 0].copy()
+    batch_size, num_operands, sum_width = padded_operands.shape
+    steps = np.zeros((batch_size, num_operands - 1, sum_width, 2), dtype=np.int64)
+    partial_sum = padded_operands[:, 0].copy()
     for row in range(num_operands - 1):
-        carry = np.zeros(size, dtype=np.int64)
-        for place in range(width):
-            digit_sum = total[:, place] + padded_operands[:, row + 1, place] + carry
+        carry = np.zeros(batch_size, dtype=np.int64)
+        for place in range(sum_width):
+            digit_sum = partial_sum[:, place] + padded_operands[:, row + 1, place] + carry
             carry = digit_sum // 10
-            total[:, place] = digit_sum - 10 * carry
-            steps[:, row, place, 0] = total[:, place] + np.where(carry > 0, DIGIT_WITH_CARRY, 0)
-            steps[:, row, place, 1] = NO_CARRY + carry
-    return steps.reshape(size, num_operands - 1, 2 * width)
+            partial_sum[:, place] = digit_sum - 10 * carry
+            steps[:, row, place, 0] = partial_sum[:, place] + np.where(carry > 0, FIRST_DIGIT_WITH_CARRY, 0)
+            steps[:, row, place, 1] = NO_CARRY_TOKEN + carry
+    return steps.reshape(batch_size, num_operands - 1, 2 * sum_width)
 
 
-def _coupling(num_operands: int, width: int) -> Int[np.ndarray, "2 seq"]:
+def _coupling(num_operands: int, sum_width: int) -> Int[np.ndarray, "2 seq"]:
     """Return the place and the row of each token, both from 1; the first two operands belong to row 1."""
-    digit_places = range(1, width + 1)
-    pairs = []
+    digit_places = range(1, sum_width + 1)
+    places_and_rows = []
     for operand in range(num_operands):
         row = max(operand, 1)
         # The first sign does not end a row. It has the number of the last row, which no step uses.
-        pairs += [(place, row) for place in digit_places] + [(width + 1, row if operand > 0 else num_operands)]
-    pairs.append((1, 1))
+        places_and_rows += [(place, row) for place in digit_places] + [
+            (sum_width + 1, row if operand > 0 else num_operands)
+        ]
+    places_and_rows.append((1, 1))
     for row in range(1, num_operands):
         for place in digit_places:
-            pairs += [(place, row + 1), (place + 1, row)]
-        pairs.append((1, row + 1))
-    return np.array(pairs).T
+            places_and_rows += [(place, row + 1), (place + 1, row)]
+        places_and_rows.append((1, row + 1))
+    return np.array(places_and_rows).T
 
 
-def _places(num_operands: int, width: int) -> Int[np.ndarray, " seq"]:
+def _places(num_operands: int, sum_width: int) -> Int[np.ndarray, " seq"]:
     """Return the place of each digit in its number."""
-    digit_places = np.arange(1, width + 1)
-    operands = [*digit_places, 0] * num_operands
-    steps = [*np.stack([digit_places, np.zeros_like(digit_places)], axis=1).flatten(), 0] * (num_operands - 1)
-    return np.array([*operands, 0, *steps])
+    digit_places = np.arange(1, sum_width + 1)
+    operand_places = [*digit_places, 0] * num_operands
+    step_places = [*np.stack([digit_places, np.zeros_like(digit_places)], axis=1).flatten(), 0] * (num_operands - 1)
+    return np.array([*operand_places, 0, *step_places])
 
 
-def _support(num_operands: int, width: int) -> Int[np.ndarray, "seq 3"]:
+def _support(num_operands: int, sum_width: int) -> Int[np.ndarray, "seq 3"]:
     """Return the token indexes that each answer depends on, filled with -1."""
-    response_start = num_operands * (width + 1) + 1
-    support = np.full((response_start + (num_operands - 1) * (2 * width + 1), 3), -1)
-    index = response_start
+    response_start = num_operands * (sum_width + 1) + 1
+    support = np.full((response_start + (num_operands - 1) * (2 * sum_width + 1), 3), -1)
+    answer_index = response_start
     for row in range(num_operands - 1):
-        for place in range(width):
+        for place in range(sum_width):
             # The first row is the sum of two operands. Every other row adds an operand to the previous row.
-            previous_index = place if row == 0 else index - (2 * width + 1)
-            support[index] = ((row + 1) * (width + 1) + place, previous_index, index - 1)
-            support[index + 1, 0] = index
-            index += 2
-        support[index, 0] = (row + 1) * (width + 1) + width
-        index += 1
+            previous_index = place if row == 0 else answer_index - (2 * sum_width + 1)
+            support[answer_index] = ((row + 1) * (sum_width + 1) + place, previous_index, answer_index - 1)
+            support[answer_index + 1, 0] = answer_index
+            answer_index += 2
+        support[answer_index, 0] = (row + 1) * (sum_width + 1) + sum_width
+        answer_index += 1
     return support

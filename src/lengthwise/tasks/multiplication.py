@@ -13,10 +13,10 @@ from lengthwise.tasks.examples import Examples
 from lengthwise.tasks.task import Task
 from lengthwise.tasks.task_inputs import check_sizes, parse_symbols
 
-TIMES, EQUALS, ROW_SIGN, END, FIRST_PRODUCT = 10, 11, 12, 13, 14
+TIMES_TOKEN, EQUALS_TOKEN, ROW_TOKEN, END_TOKEN, FIRST_PRODUCT_TOKEN = 10, 11, 12, 13, 14
 # The largest product is 9 * 9 plus a carry of 9. The largest sum has an additional digit of 9.
 MAX_PRODUCT, MAX_SUM = 90, 99
-FIRST_SUM = FIRST_PRODUCT + MAX_PRODUCT + 1
+FIRST_SUM_TOKEN = FIRST_PRODUCT_TOKEN + MAX_PRODUCT + 1
 # Numbers of digits of the second factor, one per variant.
 DIGIT_COUNTS = (1, 2, 3, 5, 10)
 EXPECTED_FORMAT = "a product such as 57x68"
@@ -70,10 +70,10 @@ class Multiplication:
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
         """Sample digits uniformly, without leading zeros in numbers with several digits."""
         check_sizes(self.name, length, size)
-        counts = (length, length if self.digits is None else self.digits)
-        factors = [rng.integers(0, 10, size=(size, count)) for count in counts]
-        for factor, count in zip(factors, counts, strict=True):
-            factor[:, -1] = rng.integers(1 if count > 1 else 0, 10, size=size)
+        digit_counts = (length, length if self.digits is None else self.digits)
+        factors = [rng.integers(0, 10, size=(size, num_digits)) for num_digits in digit_counts]
+        for factor, num_digits in zip(factors, digit_counts, strict=True):
+            factor[:, -1] = rng.integers(1 if num_digits > 1 else 0, 10, size=size)
         return _lay_out(*factors)
 
     def from_prompt(self, prompt: str) -> Examples:
@@ -87,83 +87,85 @@ class Multiplication:
 
     def variants(self) -> Mapping[str, Task]:
         """Return one variant per number of digits of the second factor."""
-        return {f"{count} digits": replace(self, digits=count) for count in DIGIT_COUNTS}
+        return {f"{num_digits} digits": replace(self, digits=num_digits) for num_digits in DIGIT_COUNTS}
 
 
 def _lay_out(a: Int[np.ndarray, "batch length"], b: Int[np.ndarray, "batch digits"]) -> Examples:
     """Build examples from factors with the least significant digit first."""
-    (size, length), num_rows = a.shape, b.shape[1]
-    width = length + num_rows
+    (batch_size, length), num_rows = a.shape, b.shape[1]
+    product_width = length + num_rows
     padded_a = np.pad(a, ((0, 0), (0, num_rows)))
     reversed_b = b[:, ::-1]
-    times, equals, start, end = (np.full((size, 1), sign) for sign in (TIMES, EQUALS, ROW_SIGN, END))
-    ends = np.full((size, num_rows, 1), ROW_SIGN)
-    rows = np.concatenate([_steps(padded_a, reversed_b), ends], axis=2).reshape(size, -1)
+    times_tokens, equals_tokens, start_tokens, end_tokens = (
+        np.full((batch_size, 1), sign_token) for sign_token in (TIMES_TOKEN, EQUALS_TOKEN, ROW_TOKEN, END_TOKEN)
+    )
+    row_end_tokens = np.full((batch_size, num_rows, 1), ROW_TOKEN)
+    rows = np.concatenate([_steps(padded_a, reversed_b), row_end_tokens], axis=2).reshape(batch_size, -1)
     return Examples.with_prompt_length(
-        np.concatenate([padded_a, times, reversed_b, equals, start, rows, end], axis=1),
-        width + num_rows + 3,
-        coupling=_coupling(num_rows, width)[:, None],
-        places=_places(num_rows, width)[None],
-        support=_support(num_rows, width)[None],
+        np.concatenate([padded_a, times_tokens, reversed_b, equals_tokens, start_tokens, rows, end_tokens], axis=1),
+        product_width + num_rows + 3,
+        coupling=_coupling(num_rows, product_width)[:, None],
+        places=_places(num_rows, product_width)[None],
+        support=_support(num_rows, product_width)[None],
     )
 
 
 def _steps(a: Int[np.ndarray, "batch width"], b: Int[np.ndarray, "batch digits"]) -> Int[np.ndarray, "batch row steps"]:
     """Return the rows as alternating products and sums; the digits of ``b`` are in the order of the rows."""
-    size, width = a.shape
-    steps = np.zeros((size, b.shape[1], width, 2), dtype=np.int64)
+    batch_size, product_width = a.shape
+    steps = np.zeros((batch_size, b.shape[1], product_width, 2), dtype=np.int64)
     # Multiplication by ten moves the digits of a row by one place.
-    shifted_row = np.zeros((size, width + 1), dtype=np.int64)
+    shifted_row = np.zeros((batch_size, product_width + 1), dtype=np.int64)
     for row in range(b.shape[1]):
-        previous_row, carry = shifted_row.copy(), np.zeros(size, dtype=np.int64)
-        for place in range(width):
+        previous_row, carry = shifted_row.copy(), np.zeros(batch_size, dtype=np.int64)
+        for place in range(product_width):
             product = a[:, place] * b[:, row] + carry
-            total = product + previous_row[:, place]
-            carry = total // 10
-            shifted_row[:, place + 1] = total - 10 * carry
-            steps[:, row, place] = np.stack([FIRST_PRODUCT + product, FIRST_SUM + total], axis=1)
-    return steps.reshape(size, b.shape[1], 2 * width)
+            step_sum = product + previous_row[:, place]
+            carry = step_sum // 10
+            shifted_row[:, place + 1] = step_sum - 10 * carry
+            steps[:, row, place] = np.stack([FIRST_PRODUCT_TOKEN + product, FIRST_SUM_TOKEN + step_sum], axis=1)
+    return steps.reshape(batch_size, b.shape[1], 2 * product_width)
 
 
-def _coupling(num_rows: int, width: int) -> Int[np.ndarray, "2 seq"]:
+def _coupling(num_rows: int, product_width: int) -> Int[np.ndarray, "2 seq"]:
     """Return the place and the row of each token, from 1; tokens without a place or a row have 0."""
-    place, row = np.arange(1, width + 1), np.arange(1, num_rows + 1)
+    places, row_numbers = np.arange(1, product_width + 1), np.arange(1, num_rows + 1)
     prompt = np.concatenate(
         [
             # The sign after the last place ends the row. The sign after the last row ends the sequence.
-            np.stack([np.append(place, width + 1), np.zeros(width + 1, dtype=np.int64)]),
-            np.stack([np.append(np.zeros(num_rows, dtype=np.int64), 1), np.append(row, num_rows + 1)]),
+            np.stack([np.append(places, product_width + 1), np.zeros(product_width + 1, dtype=np.int64)]),
+            np.stack([np.append(np.zeros(num_rows, dtype=np.int64), 1), np.append(row_numbers, num_rows + 1)]),
             np.ones((2, 1), dtype=np.int64),
         ],
         axis=1,
     )
-    rows = np.ones((2, num_rows, 2 * width + 1), dtype=np.int64)
-    rows[0, :, :-1:2], rows[1, :, :-1:2] = place, row[:, None] - 1
-    rows[0, :, 1::2], rows[1, :, 1::2] = place + 1, row[:, None]
-    rows[1, :, -1] = row + 1
+    rows = np.ones((2, num_rows, 2 * product_width + 1), dtype=np.int64)
+    rows[0, :, :-1:2], rows[1, :, :-1:2] = places, row_numbers[:, None] - 1
+    rows[0, :, 1::2], rows[1, :, 1::2] = places + 1, row_numbers[:, None]
+    rows[1, :, -1] = row_numbers + 1
     return np.concatenate([prompt, rows.reshape(2, -1), [[1], [num_rows + 1]]], axis=1)
 
 
-def _places(num_rows: int, width: int) -> Int[np.ndarray, " seq"]:
+def _places(num_rows: int, product_width: int) -> Int[np.ndarray, " seq"]:
     """Return the place of each digit in its number; in a step, only the sum has a place."""
-    place = np.arange(1, width + 1)
-    row = np.append(np.stack([np.zeros_like(place), place], axis=1).flatten(), 0)
-    return np.concatenate([place, [0], place[:num_rows], [0, 0], np.tile(row, num_rows), [0]])
+    places = np.arange(1, product_width + 1)
+    row_places = np.append(np.stack([np.zeros_like(places), places], axis=1).flatten(), 0)
+    return np.concatenate([places, [0], places[:num_rows], [0, 0], np.tile(row_places, num_rows), [0]])
 
 
-def _support(num_rows: int, width: int) -> Int[np.ndarray, "seq 3"]:
+def _support(num_rows: int, product_width: int) -> Int[np.ndarray, "seq 3"]:
     """Return the token indexes that each answer depends on, filled with -1."""
-    response_start, row_width = width + num_rows + 3, 2 * width + 1
+    response_start, row_width = product_width + num_rows + 3, 2 * product_width + 1
     support = np.full((response_start + num_rows * row_width + 1, 3), -1)
     rows = support[response_start:-1].reshape(num_rows, row_width, 3)
     # Shape: row of the sum by place.
-    row, place = np.arange(num_rows)[:, None], np.arange(width)
+    row, place = np.arange(num_rows)[:, None], np.arange(product_width)
     product_index = response_start + row * row_width + 2 * place
     rows[:, :-1:2, 0] = place
-    rows[:, :-1:2, 1] = width + 1 + row
+    rows[:, :-1:2, 1] = product_width + 1 + row
     rows[:, :-1:2, 2] = np.where(place > 0, product_index - 1, -1)
     rows[:, 1::2, 0] = product_index
     rows[:, 1::2, 1] = np.where((row > 0) & (place > 0), product_index - row_width - 1, -1)
-    rows[:, -1, 0] = width
-    support[-1, 0] = width + 1 + num_rows
+    rows[:, -1, 0] = product_width
+    support[-1, 0] = product_width + 1 + num_rows
     return support

@@ -62,13 +62,15 @@ class Parity:
         return {}
 
     def _lay_out(self, bits: Int[np.ndarray, "batch length"]) -> Examples:
-        size, length = bits.shape
-        zero = np.zeros((size, 1), dtype=np.int64)
-        tokens = np.concatenate([bits, zero + 2, zero, np.bitwise_xor.accumulate(bits, axis=1), zero + 3], axis=1)
-        place = np.arange(1, length + 1)
+        batch_size, length = bits.shape
+        zero_tokens = np.zeros((batch_size, 1), dtype=np.int64)
+        tokens = np.concatenate(
+            [bits, zero_tokens + 2, zero_tokens, np.bitwise_xor.accumulate(bits, axis=1), zero_tokens + 3], axis=1
+        )
+        places = np.arange(1, length + 1)
         bit_offset = 1 if self.coupling == "next" else 0
         # The start token acts as s_0. No token uses the ID of the end token.
-        coupling_numbers = np.concatenate([place, [length + 1], np.arange(length + 1) + bit_offset, [length + 2]])
+        coupling_numbers = np.concatenate([places, [length + 1], np.arange(length + 1) + bit_offset, [length + 2]])
         answer_indexes = np.arange(length + 2, 2 * length + 2)
         support = np.full((2 * length + 3, 2), -1)
         support[answer_indexes, 0] = np.arange(length)
@@ -79,6 +81,6 @@ class Parity:
             tokens,
             length + 2,
             coupling=None if self.coupling == "none" else coupling_numbers[None, None],
-            places=np.concatenate([place, [0, 0], place, [0]])[None],
+            places=np.concatenate([places, [0, 0], places, [0]])[None],
             support=support[None],
         )

@@ -30,8 +30,8 @@ class Prompt:
 
     def select(self, select_rows: Callable[[Tensor], Tensor]) -> "Prompt":
         """Return prompts with ``select_rows`` applied to the batch axis of every tensor."""
-        names = (field.name for field in fields(self) if field.name != "has_padding")
-        tensors: dict[str, Any] = {name: select_rows(getattr(self, name)) for name in names}
+        tensor_names = (field.name for field in fields(self) if field.name != "has_padding")
+        tensors: dict[str, Any] = {name: select_rows(getattr(self, name)) for name in tensor_names}
         return replace(self, **tensors)
 
 
@@ -42,21 +42,23 @@ def read_prompt(
     prompt_length: Int[Tensor, " batch"],
 ) -> Prompt:
     """Return the prompts of a batch as the input of ``head``; each prompt is the first ``prompt_length`` tokens."""
-    max_length = int(prompt_length.max())
-    is_prompt = torch.arange(max_length, device=position_ids.device) < prompt_length[:, None]
+    max_prompt_length = int(prompt_length.max())
+    is_prompt = torch.arange(max_prompt_length, device=position_ids.device) < prompt_length[:, None]
     # The first ID of the prompt replaces the IDs of padding, so padding adds no distinct ID.
-    ids = torch.where(is_prompt, position_ids[:, :max_length], position_ids[:, :1])
-    sorted_ids, order = ids.sort(dim=1)
+    prompt_ids = torch.where(is_prompt, position_ids[:, :max_prompt_length], position_ids[:, :1])
+    sorted_ids, sorting_indices = prompt_ids.sort(dim=1)
     is_new_id = torch.zeros_like(sorted_ids)
     is_new_id[:, 1:] = (sorted_ids[:, 1:] != sorted_ids[:, :-1]).long()
     sorted_ranks = is_new_id.cumsum(dim=1)
-    padding_ids = torch.full((len(ids), int(sorted_ranks.max()) + 1), Prompt.PADDING_ID, device=ids.device)
+    padding_ids = torch.full(
+        (len(prompt_ids), int(sorted_ranks.max()) + 1), Prompt.PADDING_ID, device=prompt_ids.device
+    )
     distinct_ids = padding_ids.scatter(1, sorted_ranks, sorted_ids)
     return Prompt(
-        keys=head.keys(embeddings[:, :max_length], ids),
-        position_ids=ids,
+        keys=head.keys(embeddings[:, :max_prompt_length], prompt_ids),
+        position_ids=prompt_ids,
         is_prompt=is_prompt,
-        ranks=torch.zeros_like(ids).scatter(1, order, sorted_ranks),
+        ranks=torch.zeros_like(prompt_ids).scatter(1, sorting_indices, sorted_ranks),
         distinct_ids=distinct_ids,
         sharpness=prompt_length.add(1).log()[:, None, None],
         has_padding=not bool(is_prompt.all() & (distinct_ids[:, -1] != Prompt.PADDING_ID).all()),
@@ -72,8 +74,8 @@ class NextIDs:
 
     def most_likely_ids(self) -> Int[Tensor, "batch query"]:
         """Return the ID with the largest probability for each query."""
-        best_index = self.log_probs.argmax(dim=-1, keepdim=True)
-        return self.candidates.expand(self.log_probs.shape).gather(-1, best_index)[..., 0]
+        best_candidate_index = self.log_probs.argmax(dim=-1, keepdim=True)
+        return self.candidates.expand(self.log_probs.shape).gather(-1, best_candidate_index)[..., 0]
 
     def log_probability(
         self, ids: Int[Tensor, "batch query"]

@@ -81,7 +81,7 @@ class Pointer(PositionHead):
         )
 
     def _rotated_distance(
-        self, vector: Float[Tensor, " d_pointer"], position_ids: Int[Tensor, "batch seq"]
+        self, distance_vector: Float[Tensor, " d_pointer"], position_ids: Int[Tensor, "batch seq"]
     ) -> Float[Tensor, "batch seq d_pointer"]:
-        vectors = vector.expand(*position_ids.shape, -1)
-        return self.rotary.rotate(vectors[:, None], position_ids)[:, 0]
+        distance_vectors = distance_vector.expand(*position_ids.shape, -1)
+        return self.rotary.rotate(distance_vectors[:, None], position_ids)[:, 0]

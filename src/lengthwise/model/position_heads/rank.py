@@ -21,10 +21,10 @@ class Rank(OffsetHead):
         prompt: Prompt,
     ) -> NextIDs:
         """Return a distribution over the prompt's IDs at rank ``current rank + offset`` for all ``OFFSETS``."""
-        offsets = torch.tensor(self.OFFSETS, device=hidden.device)
-        ranks = torch.searchsorted(prompt.distinct_ids, current_ids.contiguous())[..., None] + offsets
+        rank_offsets = torch.tensor(self.OFFSETS, device=hidden.device)
+        ranks = torch.searchsorted(prompt.distinct_ids, current_ids.contiguous())[..., None] + rank_offsets
         max_rank = (prompt.distinct_ids != Prompt.PADDING_ID).sum(dim=1)[:, None, None] - 1
-        in_range = (ranks >= 0) & (ranks <= max_rank)
+        is_in_range = (ranks >= 0) & (ranks <= max_rank)
         candidates = prompt.distinct_ids.gather(1, ranks.clamp(min=0).minimum(max_rank).flatten(1)).view(ranks.shape)
-        scores = self.scores(hidden, next_embeddings).masked_fill(~in_range, -math.inf)
-        return NextIDs(log_probs=scores.log_softmax(dim=-1), candidates=candidates.masked_fill(~in_range, -1))
+        scores = self.scores(hidden, next_embeddings).masked_fill(~is_in_range, -math.inf)
+        return NextIDs(log_probs=scores.log_softmax(dim=-1), candidates=candidates.masked_fill(~is_in_range, -1))

@@ -20,11 +20,13 @@ def check_distribution(values: Sequence[float], entries: Sequence[str], descript
     for value, entry in zip(values, entries, strict=True):
         if not 0 <= value <= 1 + SUM_TOLERANCE:
             raise SettingError(f"{entry} has probability {value}; use a probability between 0 and 1")
-    total = float(np.sum(values))
-    if total == 0:
+    probability_sum = float(np.sum(values))
+    if probability_sum == 0:
         raise SettingError(f"{description} are all 0 or missing; use at least one positive probability")
-    if abs(total - 1) > SUM_TOLERANCE:
-        raise SettingError(f"{description} have the sum {total:.6g} instead of 1; divide them by {total:.6g}")
+    if abs(probability_sum - 1) > SUM_TOLERANCE:
+        raise SettingError(
+            f"{description} have the sum {probability_sum:.6g} instead of 1; divide them by {probability_sum:.6g}"
+        )
 
 
 def check_shapes(shapes: Sequence[Sequence[int]], max_span: int | None) -> None:

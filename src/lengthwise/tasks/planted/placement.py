@@ -31,8 +31,8 @@ class ShapeLaw:
 
     def sets(self) -> tuple[Int[np.ndarray, "sets k"], Float[np.ndarray, " sets"]]:
         """Return all sets with positive probability, as token indexes from 0, and their probabilities."""
-        shape, start = self.probability.nonzero()
-        return start[:, None] + self.shapes[shape], self.probability[shape, start]
+        shape_index, start_index = self.probability.nonzero()
+        return start_index[:, None] + self.shapes[shape_index], self.probability[shape_index, start_index]
 
 
 @runtime_checkable
