@@ -26,15 +26,15 @@ def reasoning_records(
     ``tokens`` splits a text into tokens; the default splits at whitespace. The first invalid item raises
     ``TaskFileError``.
     """
-    for number, item in enumerate(items, start=1):
+    for item_number, item in enumerate(items, start=1):
         try:
             record = {"prompt": list(tokens(item["question"])), "response": list(tokens(item["answer"]))}
             item_length = length(item) if callable(length) else _find_length(item.get("metadata", {}), length)
         except _ItemError as error:
-            raise TaskFileError(f"item {number} {error}") from None
+            raise TaskFileError(f"item {item_number} {error}") from None
         except (KeyError, TypeError, AttributeError) as error:
             raise TaskFileError(
-                f"invalid item {number} ({error!r}); use items with question, answer and metadata, such as the "
+                f"invalid item {item_number} ({error!r}); use items with question, answer and metadata, such as the "
                 "items of reasoning_gym.create_dataset"
             ) from None
         yield record if item_length is None else {**record, "length": item_length}
@@ -71,8 +71,8 @@ def _find_length(metadata: Mapping[str, Any], name: str | None) -> int | None:
         if not difficulty:
             return None
         (name,) = difficulty
-    values = {**{key: _collapse_range(value) for key, value in difficulty.items()}, **metadata}
-    value = values.get(name)
+    length_candidates = {**{key: _collapse_range(value) for key, value in difficulty.items()}, **metadata}
+    value = length_candidates.get(name)
     if type(value) is not int:
         raise _ItemError(
             f"has no integer '{name}' in its metadata; set length to another metadata key, or to a function of the item"

@@ -65,30 +65,30 @@ class Recall:
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
         """Sample places and keys of the pairs, their values, the fillers and the queries uniformly."""
         check_sizes(self.name, length, size)
-        pairs = min(self.num_pairs, length)
-        items = np.sort(sample_integers(pairs, length, size, rng), axis=1)
+        num_pairs = min(self.num_pairs, length)
+        pair_items = np.sort(sample_integers(num_pairs, length, size, rng), axis=1)
         # Each preceding pair shifts an item by one token.
-        key_indexes = items + np.arange(pairs)
-        text = self.num_keys + self.num_values + rng.integers(0, self.num_fillers, size=(size, length + pairs))
-        np.put_along_axis(text, key_indexes, sample_integers(pairs, self.num_keys, size, rng), axis=1)
-        values = self.num_keys + rng.integers(0, self.num_values, size=(size, pairs))
-        np.put_along_axis(text, key_indexes + 1, values, axis=1)
-        queries = sample_integers(min(self.num_queries, pairs), pairs, size, rng)
+        key_indexes = pair_items + np.arange(num_pairs)
+        text = self.num_keys + self.num_values + rng.integers(0, self.num_fillers, size=(size, length + num_pairs))
+        np.put_along_axis(text, key_indexes, sample_integers(num_pairs, self.num_keys, size, rng), axis=1)
+        value_ids = self.num_keys + rng.integers(0, self.num_values, size=(size, num_pairs))
+        np.put_along_axis(text, key_indexes + 1, value_ids, axis=1)
+        queries = sample_integers(min(self.num_queries, num_pairs), num_pairs, size, rng)
         return self._lay_out(text, np.take_along_axis(key_indexes, queries, axis=1))
 
     def from_prompt(self, prompt: str) -> Examples:
         """Parse a prompt such as ``f0 k3 v1 f2 = k3``: a text, ``=``, and the queried keys."""
         expected_format = "a text and its queries such as 'f0 k3 v1 f2 = k3'"
-        parts = [part.split() for part in prompt.removesuffix(">").split("=")]
-        if len(parts) != 2:
+        symbol_lists = [segment.split() for segment in prompt.removesuffix(">").split("=")]
+        if len(symbol_lists) != 2:
             raise PromptError(f"prompt '{prompt}' does not contain exactly one '='; write {expected_format}")
-        text = parse_symbols(parts[0], self.vocabulary[:-3], self.name, expected_format)
-        queries = parse_symbols(parts[1], self.vocabulary[: self.num_keys], self.name, expected_format)
+        text = parse_symbols(symbol_lists[0], self.vocabulary[:-3], self.name, expected_format)
+        queries = parse_symbols(symbol_lists[1], self.vocabulary[: self.num_keys], self.name, expected_format)
         is_key, is_value = text < self.num_keys, (text >= self.num_keys) & (text < self.num_keys + self.num_values)
         if is_key[-1] or not np.array_equal(np.append(False, is_key[:-1]), is_value):
             raise PromptError(f"'{prompt}' has a key without a value or a value without a key; write {expected_format}")
         key_indexes = [np.flatnonzero(text == query) for query in queries]
-        for query, matches in zip(parts[1], key_indexes, strict=True):
+        for query, matches in zip(symbol_lists[1], key_indexes, strict=True):
             if len(matches) != 1:
                 raise PromptError(
                     f"queried key '{query}' occurs {len(matches)} times in the text; write it exactly once"
@@ -101,20 +101,22 @@ class Recall:
 
     def _lay_out(self, text: Int[np.ndarray, "batch text"], key_indexes: Int[np.ndarray, "batch queries"]) -> Examples:
         """Build examples; ``key_indexes`` contains the token indexes of the queried keys."""
-        (size, length), num_queries = text.shape, key_indexes.shape[1]
-        separator_ids = np.full((size, 1), len(self.vocabulary) - 3)
+        (batch_size, length), num_queries = text.shape, key_indexes.shape[1]
+        separator_ids = np.full((batch_size, 1), len(self.vocabulary) - 3)
         queries, answers = (np.take_along_axis(text, key_indexes + offset, axis=1) for offset in (0, 1))
         tokens = np.concatenate([text, separator_ids, queries, separator_ids + 1, answers, separator_ids + 2], axis=1)
         prompt_length, query_indexes = length + num_queries + 2, np.arange(num_queries)
         # Every token except a value starts a group.
         is_value = (text >= self.num_keys) & (text < self.num_keys + self.num_values)
-        groups = np.cumsum(~is_value, axis=1)
-        groups_after_text = groups[:, -1:] + 1 + np.concatenate([[0], *[1 + query_indexes] * 2, [0, num_queries + 1]])
+        text_groups = np.cumsum(~is_value, axis=1)
+        groups_after_text = (
+            text_groups[:, -1:] + 1 + np.concatenate([[0], *[1 + query_indexes] * 2, [0, num_queries + 1]])
+        )
         support = np.full((*tokens.shape, 3), -1)
         support[:, prompt_length:-1, 0] = length + 1 + query_indexes
         support[:, prompt_length:-1, 1] = key_indexes
         support[:, prompt_length:-1, 2] = key_indexes + 1
         # The end token depends on the separator, which shares its ID with the last answer.
         support[:, -1, 0] = length
-        coupling = np.concatenate([groups, groups_after_text], axis=1)[None]
+        coupling = np.concatenate([text_groups, groups_after_text], axis=1)[None]
         return Examples.with_prompt_length(tokens, prompt_length, coupling=coupling, support=support)

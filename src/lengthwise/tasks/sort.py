@@ -67,10 +67,11 @@ class Sort:
         symbols = prompt.replace("=", " ").replace(">", " ").split()
         expected_format = f"values from 0 to {self.num_values - 1} such as 2 0 1"
         items = parse_symbols(symbols, self.vocabulary[:-3], self.name, expected_format)
-        counts = np.bincount(items)
-        if not self.repeats and counts.max() > 1:
+        item_counts = np.bincount(items)
+        if not self.repeats and item_counts.max() > 1:
             raise PromptError(
-                f"item '{counts.argmax()}' occurs {counts.max()} times; write each item once, or set repeats=True"
+                f"item '{item_counts.argmax()}' occurs {item_counts.max()} times; write each item once, "
+                "or set repeats=True"
             )
         return self._lay_out(items[None])
 
@@ -79,18 +80,18 @@ class Sort:
         return {}
 
     def _lay_out(self, items: Int[np.ndarray, "batch length"]) -> Examples:
-        size, length = items.shape
-        separator_ids = np.full((size, 1), self.num_values)
+        batch_size, length = items.shape
+        separator_ids = np.full((batch_size, 1), self.num_values)
         # A stable sort keeps the order of equal items.
-        order = items.argsort(axis=1, kind="stable")
-        sorted_items = np.take_along_axis(items, order, axis=1)
+        item_order = items.argsort(axis=1, kind="stable")
+        sorted_items = np.take_along_axis(items, item_order, axis=1)
         tokens = np.concatenate([items, separator_ids, separator_ids + 1, sorted_items, separator_ids + 2], axis=1)
         item_places = np.arange(1, length + 1)
-        prompt_groups = np.broadcast_to(np.arange(1, length + 2), (size, length + 1))
-        last_groups = np.broadcast_to([length + 1, length + 2], (size, 2))
+        prompt_groups = np.broadcast_to(np.arange(1, length + 2), (batch_size, length + 1))
+        last_groups = np.broadcast_to([length + 1, length + 2], (batch_size, 2))
         return Examples.with_prompt_length(
             tokens,
             length + 1,
-            coupling=np.concatenate([prompt_groups, order + 1, last_groups], axis=1)[None],
+            coupling=np.concatenate([prompt_groups, item_order + 1, last_groups], axis=1)[None],
             places=np.concatenate([item_places, [0, 0], item_places, [0]])[None],
         )

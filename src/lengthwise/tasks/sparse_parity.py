@@ -95,29 +95,31 @@ class SparseParity:
         return {f"flagged-{num_flagged}": self._with_num_flagged(num_flagged) for num_flagged in self.tested}
 
     def _with_num_flagged(self, num_flagged: int) -> Task:
-        window = None if self.window is None else max(self.window, num_flagged)
-        return replace(self, fewest=num_flagged, most=num_flagged, window=window, tested=())
+        window_size = None if self.window is None else max(self.window, num_flagged)
+        return replace(self, fewest=num_flagged, most=num_flagged, window=window_size, tested=())
 
-    def _sample_flags(self, length: int, size: int, rng: np.random.Generator) -> Bool[np.ndarray, "size length"]:
-        width = length if self.window is None else min(self.window, length)
-        num_flagged = rng.integers(min(self.fewest, length), min(self.most, length) + 1, size=size)
-        window_start = rng.integers(0, length - width + 1, size=size)[:, None]
-        places = np.arange(length)
+    def _sample_flags(self, length: int, batch_size: int, rng: np.random.Generator) -> Bool[np.ndarray, "size length"]:
+        window_width = length if self.window is None else min(self.window, length)
+        num_flagged = rng.integers(min(self.fewest, length), min(self.most, length) + 1, size=batch_size)
+        window_start = rng.integers(0, length - window_width + 1, size=batch_size)[:, None]
+        bit_places = np.arange(length)
         # Places outside the window are never flagged.
-        sort_keys = rng.random((size, length)) + ((places < window_start) | (places >= window_start + width))
+        sort_keys = rng.random((batch_size, length)) + (
+            (bit_places < window_start) | (bit_places >= window_start + window_width)
+        )
         return sort_keys.argsort(axis=1).argsort(axis=1) < num_flagged[:, None]
 
     def _is_flagged(self, tokens: Int[np.ndarray, "batch length"]) -> Bool[np.ndarray, "batch length"]:
         return tokens >= 2 if self.coding == "flags" else tokens < 2
 
     def _lay_out(self, tokens: Int[np.ndarray, "batch length"]) -> Examples:
-        size, length = tokens.shape
+        batch_size, length = tokens.shape
         is_flagged = self._is_flagged(tokens)
         parity = (is_flagged & (tokens % 2 == 1)).sum(axis=1, keepdims=True) % 2
-        separator_ids = np.full((size, 1), len(self.vocabulary) - 2)
-        support = np.full((size, length + 3, max(self.most, int(is_flagged.sum(axis=1).max()))), -1)
-        row, place = is_flagged.nonzero()
-        support[row, length + 1, is_flagged.cumsum(axis=1)[row, place] - 1] = place
+        separator_ids = np.full((batch_size, 1), len(self.vocabulary) - 2)
+        support = np.full((batch_size, length + 3, max(self.most, int(is_flagged.sum(axis=1).max()))), -1)
+        example_index, bit_index = is_flagged.nonzero()
+        support[example_index, length + 1, is_flagged.cumsum(axis=1)[example_index, bit_index] - 1] = bit_index
         # The end token depends on the separator, two tokens before it.
         support[:, length + 2, 0] = length
         sequences = np.concatenate([tokens, separator_ids, parity, separator_ids + 1], axis=1)

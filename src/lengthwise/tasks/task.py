@@ -153,10 +153,12 @@ def num_shared_records(task: HasRecords, other_task: HasRecords, length: int) ->
 
 def _list_record_keys(task: HasRecords, length: int) -> set[tuple[int, bytes]]:
     examples = task.records_at(length, np.arange(task.num_records(length)))
-    num_tokens = (examples.response_end + 1).tolist()
+    token_counts = (examples.response_end + 1).tolist()
     return {
-        (int(prompt_length), tokens[:count].astype(np.int64).tobytes())
-        for prompt_length, tokens, count in zip(examples.prompt_length, examples.tokens, num_tokens, strict=True)
+        (int(prompt_length), tokens[:token_count].astype(np.int64).tobytes())
+        for prompt_length, tokens, token_count in zip(
+            examples.prompt_length, examples.tokens, token_counts, strict=True
+        )
     }
 
 

@@ -43,14 +43,16 @@ def parse_symbols(
 
 def parse_summands(prompt: str, task: str, expected_format: str) -> Int[np.ndarray, "summand digits"]:
     """Return the digits of each number in a sum, least significant first, padded with zeros."""
-    parts = prompt.replace(" ", "").removesuffix("=").split("+")
-    if len(parts) < 2:
+    summands = prompt.replace(" ", "").removesuffix("=").split("+")
+    if len(summands) < 2:
         raise PromptError(f"invalid sum '{prompt}'; write a sum such as {expected_format}")
-    if "" in parts:
+    if "" in summands:
         raise PromptError(
-            f"number {parts.index('') + 1} of the sum '{prompt}' is missing; write a sum such as {expected_format}"
+            f"number {summands.index('') + 1} of the sum '{prompt}' is missing; write a sum such as {expected_format}"
         )
     alphabet = tuple(str(digit) for digit in range(10))
-    digit_rows = [parse_symbols(list(part), alphabet, task, f"a sum such as {expected_format}")[::-1] for part in parts]
+    digit_rows = [
+        parse_symbols(list(summand), alphabet, task, f"a sum such as {expected_format}")[::-1] for summand in summands
+    ]
     num_digits = max(map(len, digit_rows))
     return np.array([np.pad(digits, (0, num_digits - len(digits))) for digits in digit_rows])

@@ -84,27 +84,33 @@ class VariableAssignment:
             )
         depth = self._sample_depths(length, size, rng)
         names = sample_integers(length, self.num_names, size, rng)
-        values = self.num_names + rng.integers(0, self.num_values, size=(size, length, self.operands))
+        operand_ids = self.num_names + rng.integers(0, self.num_values, size=(size, length, self.operands))
         # In chain order, each variable leads to the next variable or to a value.
         successors = np.append(names[:, 1:], names[:, :1], axis=1)
-        values[:, :, 0] = np.where(self._mask_last_assignments(depth, length, rng), values[:, :, 0], successors)
-        order = sample_integers(length, length, size, rng)
+        operand_ids[:, :, 0] = np.where(
+            self._mask_last_assignments(depth, length, rng), operand_ids[:, :, 0], successors
+        )
+        assignment_order = sample_integers(length, length, size, rng)
         batch = np.arange(size)[:, None]
-        variables, operands = np.empty_like(names), np.empty_like(values)
-        variables[batch, order], operands[batch, order] = names, values
-        return self._lay_out(variables, operands, order[:, : depth.max()], depth)
+        variables, operands = np.empty_like(names), np.empty_like(operand_ids)
+        variables[batch, assignment_order], operands[batch, assignment_order] = names, operand_ids
+        return self._lay_out(variables, operands, assignment_order[:, : depth.max()], depth)
 
     def from_prompt(self, prompt: str) -> Examples:
         """Parse assignments in any order and a query, such as ``x1 = x2 x2 = v3 ? x1``."""
         constants = "".join(f" v{number}" for number in range(1, self.operands))
         expected_format = f"assignments and a query such as 'x1 = x2{constants} x2 = v3{constants} ? x1'"
-        parts = prompt.replace(">", " ").split("?")
-        width = self.operands + 2
-        if len(parts) != 2 or len(parts[1].split()) != 1:
+        prompt_parts = prompt.replace(">", " ").split("?")
+        block_width = self.operands + 2
+        if len(prompt_parts) != 2 or len(prompt_parts[1].split()) != 1:
             raise PromptError(f"'{prompt}' does not query exactly one variable; write {expected_format}")
-        symbols = parse_symbols(parts[0].split(), self.vocabulary[:-3], self.name, expected_format)
-        (query,) = parse_symbols(parts[1].split(), self.vocabulary[: self.num_names], self.name, expected_format)
-        blocks = symbols.reshape(-1, width) if len(symbols) % width == 0 else np.zeros((1, width), dtype=np.int64)
+        symbols = parse_symbols(prompt_parts[0].split(), self.vocabulary[:-3], self.name, expected_format)
+        (query,) = parse_symbols(prompt_parts[1].split(), self.vocabulary[: self.num_names], self.name, expected_format)
+        blocks = (
+            symbols.reshape(-1, block_width)
+            if len(symbols) % block_width == 0
+            else np.zeros((1, block_width), dtype=np.int64)
+        )
         is_value = (blocks >= self.num_names) & (blocks < self.num_names + self.num_values)
         has_sign = blocks[:, 1] == len(self.vocabulary) - 4
         if not has_sign.all() or (blocks[:, 0] >= self.num_names).any() or not is_value[:, 3:].all():
@@ -127,25 +133,30 @@ class VariableAssignment:
         """Return variants with a queried chain of a quarter, half or all assignments, if there are several chains."""
         if self.num_chains == 1:
             return {}
-        return {name: replace(self, depth=None, depth_shares=(share, share)) for name, share in DEPTH_SHARES.items()}
+        return {
+            name: replace(self, depth=None, depth_shares=(depth_share, depth_share))
+            for name, depth_share in DEPTH_SHARES.items()
+        }
 
-    def _sample_depths(self, length: int, size: int, rng: np.random.Generator) -> Int[np.ndarray, " size"]:
+    def _sample_depths(self, length: int, batch_size: int, rng: np.random.Generator) -> Int[np.ndarray, " size"]:
         if self.num_chains == 1:
-            return np.full(size, length)
+            return np.full(batch_size, length)
         if self.depth is not None:
-            return np.full(size, min(self.depth, length))
+            return np.full(batch_size, min(self.depth, length))
         min_depth, max_depth = (max(1, math.ceil(share * length)) for share in self.depth_shares)
-        return rng.integers(min_depth, max_depth + 1, size=size)
+        return rng.integers(min_depth, max_depth + 1, size=batch_size)
 
     def _mask_last_assignments(
         self, depth: Int[np.ndarray, " size"], length: int, rng: np.random.Generator
     ) -> Bool[np.ndarray, "size length"]:
         """Return a mask of the last assignment of each chain; the distractor chains end at random assignments."""
-        index, size = np.arange(length), len(depth)
-        may_be_last = (index >= depth[:, None]) & (index < length - 1)
-        num_cuts = rng.integers(0, max(1, self.num_chains - 1), size=size)[:, None]
-        rank = np.where(may_be_last, rng.random((size, length)), np.inf).argsort(axis=1).argsort(axis=1)
-        return (may_be_last & (rank < num_cuts)) | (index == depth[:, None] - 1) | (index == length - 1)
+        chain_index, batch_size = np.arange(length), len(depth)
+        may_be_last = (chain_index >= depth[:, None]) & (chain_index < length - 1)
+        num_cuts = rng.integers(0, max(1, self.num_chains - 1), size=batch_size)[:, None]
+        random_rank = np.where(may_be_last, rng.random((batch_size, length)), np.inf).argsort(axis=1).argsort(axis=1)
+        return (
+            (may_be_last & (random_rank < num_cuts)) | (chain_index == depth[:, None] - 1) | (chain_index == length - 1)
+        )
 
     def _lay_out(
         self,
@@ -155,21 +166,21 @@ class VariableAssignment:
         depth: Int[np.ndarray, " batch"],
     ) -> Examples:
         """Build examples; ``path`` has the prompt order of the queried chain, and padding from index ``depth``."""
-        size, length = variables.shape
-        sign, question, start = (len(self.vocabulary) - offset for offset in (4, 3, 2))
-        blocks = np.concatenate([variables[..., None], np.full((size, length, 1), sign), operands], axis=2)
-        query = variables[np.arange(size), path[:, 0]][:, None]
+        batch_size, length = variables.shape
+        sign_id, question_id, start_id = (len(self.vocabulary) - offset for offset in (4, 3, 2))
+        blocks = np.concatenate([variables[..., None], np.full((batch_size, length, 1), sign_id), operands], axis=2)
+        query = variables[np.arange(batch_size), path[:, 0]][:, None]
         ones = np.ones_like(query)
-        prompt = np.concatenate([blocks.reshape(size, -1), question * ones, query, start * ones], axis=1)
+        prompt = np.concatenate([blocks.reshape(batch_size, -1), question_id * ones, query, start_id * ones], axis=1)
         prompt_length = prompt.shape[1]
         response = self._build_response(blocks, path, depth, prompt_length)
         prompt_groups = np.append(np.repeat(np.arange(length) + 1, blocks.shape[2]), length + np.array([1, 2, 2]))
-        index = np.arange(prompt_length + response.tokens.shape[1])
+        token_index = np.arange(prompt_length + response.tokens.shape[1])
         return Examples(
             tokens=np.concatenate([prompt, response.tokens], axis=1),
-            prompt_length=np.full(size, prompt_length),
-            is_answer=(index >= prompt_length) & (index <= prompt_length + response.end[:, None]),
-            coupling=np.concatenate([np.tile(prompt_groups, (size, 1)), response.groups], axis=1)[None],
+            prompt_length=np.full(batch_size, prompt_length),
+            is_answer=(token_index >= prompt_length) & (token_index <= prompt_length + response.end[:, None]),
+            coupling=np.concatenate([np.tile(prompt_groups, (batch_size, 1)), response.groups], axis=1)[None],
             support=np.pad(response.support, ((0, 0), (prompt_length, 0), (0, 0)), constant_values=-1),
         )
 
@@ -180,35 +191,39 @@ class VariableAssignment:
         depth: Int[np.ndarray, " batch"],
         prompt_length: int,
     ) -> "_Response":
-        (size, length, width), batch, last_index = blocks.shape, np.arange(len(path)), depth - 1
+        (batch_size, length, block_width), batch, last_index = blocks.shape, np.arange(len(path)), depth - 1
         chain = blocks[batch[:, None], path]
         # Response indexes of the variables. If there are several operands, a sum follows the variable.
         stride = 1 if self.operands == 1 else 2
         variable_indexes = stride * np.arange(path.shape[1])
-        tokens = np.full((size, variable_indexes[-1] + 3), len(self.vocabulary) - 1)
+        tokens = np.full((batch_size, variable_indexes[-1] + 3), len(self.vocabulary) - 1)
         groups = np.full_like(tokens, length + 3)
         support = np.full((*tokens.shape, max(3, self.operands + 1)), -1)
         tokens[:, variable_indexes], groups[:, variable_indexes] = chain[:, :, 0], path + 1
         support[:, 0, 0] = prompt_length - 2
         # The token after a variable depends on this variable, and on the variable and first operand of its assignment.
-        sources = [np.broadcast_to(prompt_length + variable_indexes, path.shape), path * width, path * width + 2]
+        sources = [
+            np.broadcast_to(prompt_length + variable_indexes, path.shape),
+            path * block_width,
+            path * block_width + 2,
+        ]
         dependencies = np.stack(sources, axis=2)
         support[:, variable_indexes[1:], :3] = dependencies[:, :-1]
         if self.operands == 1:
             tokens[batch, depth], groups[batch, depth] = chain[batch, last_index, 2], length + 2
             support[batch, depth, :3] = dependencies[batch, last_index]
-            end, end_source = depth + 1, prompt_length + depth
+            end_index, end_source = depth + 1, prompt_length + depth
         else:
             constants = np.where(chain[:, :, 2:] < self.num_names, 0, chain[:, :, 2:] - self.num_names)
             tokens[:, variable_indexes + 1] = self.num_names + constants.sum(axis=2).cumsum(axis=1) % self.num_values
             groups[:, variable_indexes + 1] = path + 1
             support[:, variable_indexes + 1, : self.operands] = dependencies[:, :, 2:] + np.arange(self.operands)
             support[:, variable_indexes[1:] + 1, self.operands] = prompt_length + variable_indexes[:-1] + 1
-            end, end_source = 2 * depth, dependencies[batch, last_index, 2]
-        is_padding = np.arange(tokens.shape[1]) >= end[:, None]
+            end_index, end_source = 2 * depth, dependencies[batch, last_index, 2]
+        is_padding = np.arange(tokens.shape[1]) >= end_index[:, None]
         tokens[is_padding], groups[is_padding], support[is_padding] = len(self.vocabulary) - 1, length + 3, -1
-        support[batch, end, 0] = end_source
-        return _Response(tokens=tokens, groups=groups, support=support, end=end)
+        support[batch, end_index, 0] = end_source
+        return _Response(tokens=tokens, groups=groups, support=support, end=end_index)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,8 +43,8 @@ class Planted:
         check_types(self)
         if len(self.background) > len(ascii_letters):
             raise SettingError(f"the background has {len(self.background)} tokens; use at most {len(ascii_letters)}")
-        entries = [f"token {token} of the background" for token in range(len(self.background))]
-        check_distribution(self.background, entries, "the probabilities of the background")
+        entry_names = [f"token {token} of the background" for token in range(len(self.background))]
+        check_distribution(self.background, entry_names, "the probabilities of the background")
         if not self.tuples:
             raise SettingError(f"the planted task has no tuples; set tuples to at least one tuple of {self.k} tokens")
         if not len(self.tuples) == len(self.probabilities) == len(self.labels):
@@ -53,40 +53,46 @@ class Planted:
                 f"{len(self.labels)} label distributions; give each tuple one probability and one label distribution"
             )
         self._check_tuples()
-        entries = [f"planted tuple {planted_tuple}" for planted_tuple in self.tuples]
-        check_distribution(self.probabilities, entries, "the probabilities of the planted tuples")
+        entry_names = [f"planted tuple {planted_tuple}" for planted_tuple in self.tuples]
+        check_distribution(self.probabilities, entry_names, "the probabilities of the planted tuples")
 
     def _check_tuples(self) -> None:
-        for each, label_probabilities in zip(self.tuples, self.labels, strict=True):
-            if len(each) != self.placement.k:
+        for planted_tuple, label_probabilities in zip(self.tuples, self.labels, strict=True):
+            if len(planted_tuple) != self.placement.k:
                 raise SettingError(
-                    f"planted tuple {each} has {len(each)} tokens; use {self.k} tokens, as in the placement"
+                    f"planted tuple {planted_tuple} has {len(planted_tuple)} tokens; use {self.k} tokens, "
+                    "as in the placement"
                 )
-            if not all(0 <= token < len(self.background) for token in each):
+            if not all(0 <= token < len(self.background) for token in planted_tuple):
                 raise SettingError(
-                    f"planted tuple {each} has an invalid token; use tokens from 0 to {len(self.background) - 1}"
+                    f"planted tuple {planted_tuple} has an invalid token; use tokens from 0 to "
+                    f"{len(self.background) - 1}"
                 )
             if len(label_probabilities) != len(self.labels[0]):
                 raise SettingError(
-                    f"planted tuple {each} has {len(label_probabilities)} label probabilities; use "
+                    f"planted tuple {planted_tuple} has {len(label_probabilities)} label probabilities; use "
                     f"{len(self.labels[0])} label probabilities, as for the first tuple"
                 )
-            entries = [f"label {label} of planted tuple {each}" for label in range(len(label_probabilities))]
-            check_distribution(label_probabilities, entries, f"the label probabilities of planted tuple {each}")
+            entry_names = [
+                f"label {label} of planted tuple {planted_tuple}" for label in range(len(label_probabilities))
+            ]
+            check_distribution(
+                label_probabilities, entry_names, f"the label probabilities of planted tuple {planted_tuple}"
+            )
         if len(set(self.tuples)) < len(self.tuples):
             raise SettingError("tuples contains the same tuple twice; list each tuple once, with its total probability")
 
     @property
     def with_possible_tuples(self) -> "Planted":
         """Same distribution, without the tuples that have probability 0."""
-        indexes = [index for index, probability in enumerate(self.probabilities) if probability > 0]
-        if len(indexes) == len(self.tuples):
+        possible_indexes = [index for index, probability in enumerate(self.probabilities) if probability > 0]
+        if len(possible_indexes) == len(self.tuples):
             return self
         return replace(
             self,
-            tuples=tuple(self.tuples[index] for index in indexes),
-            probabilities=tuple(self.probabilities[index] for index in indexes),
-            labels=tuple(self.labels[index] for index in indexes),
+            tuples=tuple(self.tuples[index] for index in possible_indexes),
+            probabilities=tuple(self.probabilities[index] for index in possible_indexes),
+            labels=tuple(self.labels[index] for index in possible_indexes),
         )
 
     @property
@@ -158,8 +164,8 @@ class Planted:
         tokens = rng.choice(self.num_tokens, size=(size, length), p=self.background)
         np.put_along_axis(tokens, sets, np.array(self.tuples)[tuple_index], axis=1)
         # Select the first label whose cumulative probability exceeds a uniform number.
-        cumulative = np.cumsum(np.array(self.labels), axis=1)[tuple_index]
-        label = (rng.random(size)[:, None] >= cumulative[:, :-1]).sum(axis=1)
+        cumulative_probabilities = np.cumsum(np.array(self.labels), axis=1)[tuple_index]
+        label = (rng.random(size)[:, None] >= cumulative_probabilities[:, :-1]).sum(axis=1)
         return tokens, sets, label
 
     def from_prompt(self, prompt: str) -> Examples:
@@ -190,10 +196,10 @@ class Planted:
         background = np.array(self.background)
         set_tokens = tokens[:, sets]  # batch sets k
         background_weights = np.where(background == 0, 1.0, background)[set_tokens].prod(axis=2)
-        ratio = self.tuple_law[self.tuple_codes(set_tokens)] / background_weights
+        probability_ratio = self.tuple_law[self.tuple_codes(set_tokens)] / background_weights
         # A token with background probability 0 must be planted.
         is_possible = (background == 0)[tokens].sum(axis=1)[:, None] == (background == 0)[set_tokens].sum(axis=2)
-        return sets, np.where(is_possible, probability * ratio, 0.0)
+        return sets, np.where(is_possible, probability * probability_ratio, 0.0)
 
     def variants(self) -> Mapping[str, Task]:
         """Return an empty mapping: this task has no variants."""
@@ -211,12 +217,12 @@ class Planted:
         sets: Int[np.ndarray, "batch k"],
         label: Int[np.ndarray, " batch"],
     ) -> Examples:
-        size, length = tokens.shape
-        separator_ids = np.full((size, 1), self.num_tokens)
+        batch_size, length = tokens.shape
+        separator_ids = np.full((batch_size, 1), self.num_tokens)
         sequences = np.concatenate(
             [tokens, separator_ids, separator_ids + 1 + label[:, None], separator_ids + 1 + self.num_labels], axis=1
         )
-        support = np.full((size, length + 3, self.k), -1)
+        support = np.full((batch_size, length + 3, self.k), -1)
         support[:, length + 1] = sets
         # The end token depends on the separator, two tokens before it.
         support[:, length + 2, 0] = length

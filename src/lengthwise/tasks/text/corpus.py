@@ -56,10 +56,14 @@ class Corpus:
         if kind is None:
             return tokens
         self._check_kind(kind)
-        ends = self._document_ends(split)
-        starts = np.concatenate([[0], ends[:-1]])
-        (indexes,) = np.nonzero(np.array([entry.kind for entry in self.documents[split]]) == kind)
-        return tokens[starts[indexes[0]] : ends[indexes[-1]]] if len(indexes) else tokens[:0]
+        document_ends = self._document_ends(split)
+        document_starts = np.concatenate([[0], document_ends[:-1]])
+        (kind_indexes,) = np.nonzero(np.array([entry.kind for entry in self.documents[split]]) == kind)
+        return (
+            tokens[document_starts[kind_indexes[0]] : document_ends[kind_indexes[-1]]]
+            if len(kind_indexes)
+            else tokens[:0]
+        )
 
     def texts(self, split: str, kind: str | None = None) -> list[tuple[str, Tokens]]:
         """Return the name and the tokens, without end token, of each document of a split, or of one kind in it."""
@@ -67,8 +71,8 @@ class Corpus:
             self._check_kind(kind)
         tokens = self.tokens[split]()
         return [
-            (entry.name, tokens[end - 1 - entry.num_tokens : end - 1])
-            for entry, end in zip(self.documents[split], self._document_ends(split).tolist(), strict=True)
+            (entry.name, tokens[document_end - 1 - entry.num_tokens : document_end - 1])
+            for entry, document_end in zip(self.documents[split], self._document_ends(split).tolist(), strict=True)
             if kind in (None, entry.kind)
         ]
 
@@ -105,16 +109,16 @@ def open_corpus(folder: StrPath) -> Corpus:
     try:
         documents = {split: tuple(_read_entries(folder / f"{split}.jsonl")) for split in SPLITS}
         dtype = TOKEN_TYPES[metadata["token_type"]]
-        sizes = {split: int(metadata["splits"][split]["tokens"]) for split in SPLITS}
+        token_counts = {split: int(metadata["splits"][split]["tokens"]) for split in SPLITS}
         digests = {split: str(metadata["splits"][split]["sha256"]) for split in SPLITS}
         file_digests = {
             name: str(metadata["files"][name]) for name in (TOKENIZER_FILE, *(f"{split}.jsonl" for split in SPLITS))
         }
     except (KeyError, TypeError, ValueError, OSError) as error:
         raise TextError(f"corpus {folder} is damaged ({error!r}); prepare it again") from None
-    for split, size in sizes.items():
+    for split, token_count in token_counts.items():
         path, num_tokens = folder / f"{split}.tokens", sum(entry.num_tokens + 1 for entry in documents[split])
-        if num_tokens != size or not path.is_file() or path.stat().st_size != size * dtype.itemsize:
+        if num_tokens != token_count or not path.is_file() or path.stat().st_size != token_count * dtype.itemsize:
             raise TextError(f"{path} does not match {METADATA_FILE} and {split}.jsonl; prepare the corpus again")
     tokenizer = read_tokenizer(folder)
     for name, digest in file_digests.items():
@@ -178,10 +182,17 @@ def _read_tokens(path: Path, digest: str, *, dtype: np.dtype[Any], vocabulary_si
         tokens = np.memmap(path, dtype=dtype, mode="r") if file_status.st_size else np.empty(0, dtype)
     except (OSError, ValueError) as error:
         raise TextError(f"{path} cannot be read ({error}); prepare the corpus again") from None
-    key = (str(path), file_status.st_ino, file_status.st_mtime_ns, file_status.st_size, digest, vocabulary_size)
-    if key not in _VERIFIED_FILES:
+    file_identity = (
+        str(path),
+        file_status.st_ino,
+        file_status.st_mtime_ns,
+        file_status.st_size,
+        digest,
+        vocabulary_size,
+    )
+    if file_identity not in _VERIFIED_FILES:
         _verify_tokens(path, tokens, digest, vocabulary_size)
-        _VERIFIED_FILES.add(key)
+        _VERIFIED_FILES.add(file_identity)
     return tokens
 
 
@@ -192,9 +203,9 @@ _VERIFIED_FILES: set[tuple[str, int, int, int, str, int]] = set()
 def _verify_tokens(path: Path, tokens: Tokens, digest: str, vocabulary_size: int) -> None:
     content_digest, largest_token = hashlib.sha256(), -1
     for block_start in range(0, len(tokens), CHECK_BLOCK_SIZE):
-        block = tokens[block_start : block_start + CHECK_BLOCK_SIZE]
-        content_digest.update(block.tobytes())
-        largest_token = max(largest_token, int(block.max()))
+        token_block = tokens[block_start : block_start + CHECK_BLOCK_SIZE]
+        content_digest.update(token_block.tobytes())
+        largest_token = max(largest_token, int(token_block.max()))
     if content_digest.hexdigest() != digest:
         raise TextError(f"{path} does not match {METADATA_FILE} (its digest differs); prepare the corpus again")
     if largest_token >= vocabulary_size:

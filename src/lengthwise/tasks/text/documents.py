@@ -150,18 +150,18 @@ def _folder_documents(folder: Path) -> Iterator[Document]:
 
 def _list_files(folder: Path) -> Iterator[Path]:
     try:
-        entries = sorted(folder.iterdir())
+        paths = sorted(folder.iterdir())
     except OSError as error:
         raise TextError(f"{folder} cannot be read ({error.strerror}); use a readable folder, or remove it") from None
-    for entry in entries:
-        if entry.name.startswith(".") or entry.name in PACKAGE_FOLDERS:
+    for path in paths:
+        if path.name.startswith(".") or path.name in PACKAGE_FOLDERS:
             continue
-        if entry.is_dir():
+        if path.is_dir():
             # Do not follow links, because a link could point to a parent folder.
-            if not entry.is_symlink():
-                yield from _list_files(entry)
-        elif entry.name.lower().endswith(FOLDER_SUFFIXES) and entry.is_file():
-            yield entry
+            if not path.is_symlink():
+                yield from _list_files(path)
+        elif path.name.lower().endswith(FOLDER_SUFFIXES) and path.is_file():
+            yield path
 
 
 def _read_text(path: Path) -> str:

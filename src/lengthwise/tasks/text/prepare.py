@@ -70,12 +70,12 @@ def prepare_corpus(
         raise SettingError(f"invalid held-out share {held_out}; use 0 or more and less than 1, such as 0.1")
     check_output_folder(out)
     kinds = _select_held_out(_group_by_kind(sources), held_out, seed, report)
-    total = sum(len(kind.sizes) for kind in kinds.values())
+    num_documents = sum(len(kind.sizes) for kind in kinds.values())
     with atomic_folder(out) as folder, warnings.catch_warnings():
         # The first pass over the sources has already raised these warnings.
         warnings.simplefilter("ignore", SkippedTextWarning)
         tokenizer = _train_tokenizer(
-            _report_progress(_iterate_parts(kinds), "learning tokens", total, report), vocabulary_size
+            _report_progress(_iterate_parts(kinds), "learning tokens", num_documents, report), vocabulary_size
         )
         write_atomically(folder / TOKENIZER_FILE, tokenizer.content)
         metadata = with_digest(
@@ -85,7 +85,7 @@ def prepare_corpus(
                 "vocabulary_size": len(tokenizer.pieces),
                 "tokenizers": str(tokenizers_library().__version__),
                 **_write_tokens(
-                    _report_progress(_iterate_parts(kinds), "writing tokens", total, report), tokenizer, folder
+                    _report_progress(_iterate_parts(kinds), "writing tokens", num_documents, report), tokenizer, folder
                 ),
             }
         )
@@ -98,14 +98,14 @@ def corpus_table(metadata: Mapping[str, Any]) -> tuple[list[str], list[list[str]
     return ["kind", "documents", "bytes", "bytes per token", "train tokens", "held-out documents", "held-out tokens"], [
         [
             kind,
-            f"{sum(counts[split]['documents'] for split in SPLITS):,}",
-            f"{sum(counts[split]['bytes'] for split in SPLITS):,}",
-            f"{counts[TRAIN]['bytes'] / max(1, counts[TRAIN]['tokens']):.2f}",
-            f"{counts[TRAIN]['tokens']:,}",
-            f"{counts[HELD_OUT]['documents']:,}",
-            f"{counts[HELD_OUT]['tokens']:,}",
+            f"{sum(split_counts[split]['documents'] for split in SPLITS):,}",
+            f"{sum(split_counts[split]['bytes'] for split in SPLITS):,}",
+            f"{split_counts[TRAIN]['bytes'] / max(1, split_counts[TRAIN]['tokens']):.2f}",
+            f"{split_counts[TRAIN]['tokens']:,}",
+            f"{split_counts[HELD_OUT]['documents']:,}",
+            f"{split_counts[HELD_OUT]['tokens']:,}",
         ]
-        for kind, counts in metadata["kinds"].items()
+        for kind, split_counts in metadata["kinds"].items()
     ]
 
 
@@ -127,77 +127,81 @@ def _group_by_kind(sources: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _select_held_out(
-    by_kind: Mapping[str, Sequence[str]], held_out: float, seed: int, report: ProgressCallback
+    by_kind: Mapping[str, Sequence[str]], held_out_share: float, seed: int, report: ProgressCallback
 ) -> dict[str, _Kind]:
     """Read all sources once and select the held-out documents."""
     kinds, num_finished = {}, 0
     digests: dict[bytes, str] = {}
     for kind, sources in by_kind.items():
-        sizes: list[int] = []
+        document_sizes: list[int] = []
         for document in read_documents(sources, digests=digests):
-            sizes.append(len(document.text.encode()))
+            document_sizes.append(len(document.text.encode()))
             num_finished += 1
             report("reading", num_finished, None)
-        is_single = len(sizes) == 1 and held_out > 0
+        is_single = len(document_sizes) == 1 and held_out_share > 0
         rng = stream(seed, "held out", kind)
         kinds[kind] = _Kind(
             sources=tuple(sources),
-            sizes=tuple(sizes),
-            held_out=frozenset() if is_single or held_out == 0 else _sample_held_out(sizes, held_out, rng),
-            num_train_characters=_find_split_index(document.text, held_out) if is_single else None,
+            sizes=tuple(document_sizes),
+            held_out=frozenset()
+            if is_single or held_out_share == 0
+            else _sample_held_out(document_sizes, held_out_share, rng),
+            num_train_characters=_find_split_index(document.text, held_out_share) if is_single else None,
         )
     return kinds
 
 
-def _sample_held_out(sizes: Sequence[int], share: float, rng: np.random.Generator) -> frozenset[int]:
+def _sample_held_out(document_sizes: Sequence[int], held_out_share: float, rng: np.random.Generator) -> frozenset[int]:
     """Sample documents until they have this share of all bytes, but at least one document and never all documents."""
-    held_out: list[int] = []
-    for index in rng.permutation(len(sizes))[:-1].tolist():
-        if sum(sizes[held_out_index] for held_out_index in held_out) >= share * sum(sizes):
+    held_out_indexes: list[int] = []
+    for index in rng.permutation(len(document_sizes))[:-1].tolist():
+        if sum(document_sizes[held_out_index] for held_out_index in held_out_indexes) >= held_out_share * sum(
+            document_sizes
+        ):
             break
-        held_out.append(index)
-    return frozenset(held_out)
+        held_out_indexes.append(index)
+    return frozenset(held_out_indexes)
 
 
-def _find_split_index(text: str, share: float) -> int:
+def _find_split_index(text: str, held_out_share: float) -> int:
     """Return the index of the first held-out character, at the start of a line if possible."""
-    target_index = max(1, round(len(text) * (1 - share)))
+    target_index = max(1, round(len(text) * (1 - held_out_share)))
     line_start = text.find("\n", target_index) + 1
-    index = line_start if 0 < line_start < len(text) else target_index
-    if index >= len(text):
+    split_index = line_start if 0 < line_start < len(text) else target_index
+    if split_index >= len(text):
         raise TextError(f"a text of {len(text)} characters is too short to split; use more text, or --held-out 0")
-    return index
+    return split_index
 
 
 def _iterate_parts(kinds: Mapping[str, _Kind]) -> Iterator[CorpusPart]:
     """Yield the split, kind and document of each corpus part in order; raise ``TextError`` if texts have changed."""
     digests: dict[bytes, str] = {}
-    for name, kind in kinds.items():
-        sizes = []
-        for number, document in enumerate(read_documents(kind.sources, digests=digests)):
-            sizes.append(len(document.text.encode()))
+    for kind_name, kind in kinds.items():
+        document_sizes = []
+        for document_index, document in enumerate(read_documents(kind.sources, digests=digests)):
+            document_sizes.append(len(document.text.encode()))
             if kind.num_train_characters is None:
-                yield (HELD_OUT if number in kind.held_out else TRAIN), name, document
+                yield (HELD_OUT if document_index in kind.held_out else TRAIN), kind_name, document
                 continue
-            yield TRAIN, name, Document(name=document.name, text=document.text[: kind.num_train_characters])
+            yield TRAIN, kind_name, Document(name=document.name, text=document.text[: kind.num_train_characters])
             yield (
                 HELD_OUT,
-                name,
+                kind_name,
                 Document(name=f"{document.name} (end)", text=document.text[kind.num_train_characters :]),
             )
-        if tuple(sizes) != kind.sizes:
+        if tuple(document_sizes) != kind.sizes:
             raise TextError(f"the texts of {', '.join(kind.sources)} changed while they were read; prepare them again")
 
 
 def _report_progress(
-    parts: Iterator[CorpusPart], stage: str, total: int, report: ProgressCallback
+    corpus_parts: Iterator[CorpusPart], stage: str, num_documents: int, report: ProgressCallback
 ) -> Iterator[CorpusPart]:
-    for num_finished, part in enumerate(parts):
-        yield part
-        report(stage, min(num_finished + 1, total), total)
+    for num_finished, corpus_part in enumerate(corpus_parts):
+        yield corpus_part
+        report(stage, min(num_finished + 1, num_documents), num_documents)
 
 
-def _train_tokenizer(parts: Iterator[CorpusPart], vocabulary_size: int) -> BytePairTokenizer:
+def _train_tokenizer(corpus_parts: Iterator[CorpusPart], vocabulary_size: int) -> BytePairTokenizer:
     library = tokenizers_library()
     tokenizer = library.Tokenizer(library.models.BPE())
     tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -208,7 +212,7 @@ def _train_tokenizer(parts: Iterator[CorpusPart], vocabulary_size: int) -> ByteP
         initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    texts = (document.text for split, _, document in parts if split == TRAIN)
+    texts = (document.text for split, _, document in corpus_parts if split == TRAIN)
     tokenizer.train_from_iterator(texts, trainer=trainer)
     return BytePairTokenizer(tokenizer.to_str().encode(), TOKENIZER_FILE)
 
@@ -218,32 +222,32 @@ def token_type(vocabulary_size: int) -> np.dtype[Any]:
     return np.dtype("<u2" if vocabulary_size <= 1 << 16 else "<u4")
 
 
-def _write_tokens(parts: Iterator[CorpusPart], tokenizer: BytePairTokenizer, folder: Path) -> dict[str, Any]:
+def _write_tokens(corpus_parts: Iterator[CorpusPart], tokenizer: BytePairTokenizer, folder: Path) -> dict[str, Any]:
     """Write the tokens and documents of both splits, and return their metadata."""
     dtype = token_type(len(tokenizer.pieces))
-    totals = {split: {"documents": 0, "tokens": 0, "bytes": 0} for split in SPLITS}
+    split_totals = {split: {"documents": 0, "tokens": 0, "bytes": 0} for split in SPLITS}
     by_kind: dict[str, dict[str, dict[str, int]]] = {}
     digests = {split: hashlib.sha256() for split in SPLITS}
     list_digests = {split: hashlib.sha256() for split in SPLITS}
     with ExitStack() as stack:
         files = {split: stack.enter_context((folder / f"{split}.tokens").open("wb")) for split in SPLITS}
         document_lists = {split: stack.enter_context((folder / f"{split}.jsonl").open("wb")) for split in SPLITS}
-        for split, kind, document in parts:
+        for split, kind, document in corpus_parts:
             tokens = np.array([*tokenizer.encode(document.text), END], dtype=dtype)
             files[split].write(tokens.tobytes())
             digests[split].update(tokens.tobytes())
             entry = Entry(name=document.name, kind=kind, num_tokens=len(tokens) - 1)
-            line = json.dumps(asdict(entry)).encode() + b"\n"
-            document_lists[split].write(line)
-            list_digests[split].update(line)
-            kind_totals = by_kind.setdefault(kind, {split: dict.fromkeys(totals[TRAIN], 0) for split in SPLITS})
-            for counts in (totals[split], kind_totals[split]):
-                counts["documents"] += 1
-                counts["tokens"] += len(tokens)
-                counts["bytes"] += len(document.text.encode())
+            json_line = json.dumps(asdict(entry)).encode() + b"\n"
+            document_lists[split].write(json_line)
+            list_digests[split].update(json_line)
+            kind_totals = by_kind.setdefault(kind, {split: dict.fromkeys(split_totals[TRAIN], 0) for split in SPLITS})
+            for running_totals in (split_totals[split], kind_totals[split]):
+                running_totals["documents"] += 1
+                running_totals["tokens"] += len(tokens)
+                running_totals["bytes"] += len(document.text.encode())
     return {
         "token_type": dtype.str,
-        "splits": {split: {**totals[split], "sha256": digests[split].hexdigest()} for split in SPLITS},
+        "splits": {split: {**split_totals[split], "sha256": digests[split].hexdigest()} for split in SPLITS},
         "kinds": by_kind,
         "files": {
             TOKENIZER_FILE: hashlib.sha256(tokenizer.content).hexdigest(),

@@ -30,10 +30,12 @@ def parse_source(source: str) -> RecordSource:
     """Parse ``NAME[:SPLIT[:CONFIG[:COLUMN]]]``; raise ``TextError`` for more than four parts."""
     if Path(source).exists():
         return RecordSource(name=source)
-    name, *parts = source.split(":")
-    if len(parts) > 3:
-        raise TextError(f"{DATASET_PREFIX}{source} has {len(parts) + 1} parts; use at most 4, as in {SOURCE_FORMAT}")
-    split, config, column = parts + [""] * (3 - len(parts))
+    name, *optional_fields = source.split(":")
+    if len(optional_fields) > 3:
+        raise TextError(
+            f"{DATASET_PREFIX}{source} has {len(optional_fields) + 1} parts; use at most 4, as in {SOURCE_FORMAT}"
+        )
+    split, config, column = optional_fields + [""] * (3 - len(optional_fields))
     return RecordSource(name=name, split=split, config=config, column=column if column else DEFAULT_COLUMN)
 
 
@@ -92,8 +94,8 @@ def _dataset_records(source: RecordSource, *, is_streamed: bool) -> Iterator[tup
         if getattr(records, "column_names", None) and source.column in records.column_names:
             # Select the column, because other columns may be slow to decode.
             records = records.select_columns([source.column])  # noqa: PLW2901
-        for number, record in enumerate(records):
-            yield f"{source.name}:{split}:{number}", record
+        for record_index, record in enumerate(records):
+            yield f"{source.name}:{split}:{record_index}", record
 
 
 def _load_splits(source: RecordSource, *, is_streamed: bool) -> Mapping[str, Any]:

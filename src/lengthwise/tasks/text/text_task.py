@@ -77,8 +77,8 @@ class Text:
                 f"length {length} needs {length + 1} tokens, but this {self.split} text has {len(stream)}; "
                 f"use a length of at most {max(0, len(stream) - 1)}, or a larger corpus"
             )
-        starts = rng.integers(0, len(stream) - length, size=size)
-        return self.lay_out(stream[starts[:, None] + np.arange(length + 1)].astype(np.int64))
+        start_indexes = rng.integers(0, len(stream) - length, size=size)
+        return self.lay_out(stream[start_indexes[:, None] + np.arange(length + 1)].astype(np.int64))
 
     def from_prompt(self, prompt: str) -> Examples:
         """Tokenize the start of a text and append placeholders for a continuation; the example has no answers."""

@@ -37,11 +37,11 @@ class ByteTokenizer:
     @property
     def pieces(self) -> tuple[bytes, ...]:
         """Empty bytes for the end token, then each of the 256 bytes in order."""
-        return (b"", *(bytes([value]) for value in range(256)))
+        return (b"", *(bytes([byte_value]) for byte_value in range(256)))
 
     def encode(self, text: str) -> Sequence[int]:
         """Return the UTF-8 bytes as token IDs, each increased by 1."""
-        return [value + 1 for value in text.encode()]
+        return [byte_value + 1 for byte_value in text.encode()]
 
 
 class BytePairTokenizer:
@@ -97,10 +97,10 @@ def _decode_piece(text: str) -> bytes:
 
 def _build_byte_table() -> dict[str, int]:
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
-    unprintable = [value for value in range(256) if value not in printable]
+    unprintable = [byte_value for byte_value in range(256) if byte_value not in printable]
     # The file represents all other bytes by the characters from 256 on.
-    return {chr(value): value for value in printable} | {
-        chr(256 + index): value for index, value in enumerate(unprintable)
+    return {chr(byte_value): byte_value for byte_value in printable} | {
+        chr(256 + index): byte_value for index, byte_value in enumerate(unprintable)
     }
 
 
