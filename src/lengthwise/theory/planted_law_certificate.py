@@ -140,21 +140,21 @@ def _verdict_at(risk: Risk, bounds: Sequence[BoundValue], assumptions: Sequence[
     proved_bounds = [
         bound for bound in bounds if bound.length == risk.length and bound.bound not in PROBABILISTIC_BOUNDS
     ]
-    values = [(bound.value, bound.title) for bound in proved_bounds if bound.value is not None]
-    if not values:
+    proved_values = [(bound.value, bound.title) for bound in proved_bounds if bound.value is not None]
+    if not proved_values:
         failed_names = " and ".join(assumption.name for assumption in assumptions if not assumption.holds)
         reason = f"missing: {failed_names}" if failed_names else "the conditions of every bound fail, as listed"
         return f"No risk is guaranteed at length {risk.length} ({reason})."
-    min_bound, title = min(values)
+    min_bound, title = min(proved_values)
     if min_bound >= 1:
         return (
             f"No risk is guaranteed at length {risk.length}, because the smallest bound ({min_bound:.3g}) is at "
             "least 1."
         )
-    kind = "exact" if risk.found.how == "exact" else "sampled"
+    risk_method = "exact" if risk.found.how == "exact" else "sampled"
     return (
         f"At length {risk.length} the risk of this fitted head is guaranteed to be at most {min_bound:.3g} ({title}); "
-        f"its {kind} value is {risk.found.risk:.3g}."
+        f"its {risk_method} value is {risk.found.risk:.3g}."
     )
 
 

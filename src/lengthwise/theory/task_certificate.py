@@ -110,19 +110,19 @@ def measure_structure(task: Task, length: int, seed: int) -> Structure:
         )
     shapes: Counter[Shape] = Counter()
     k = reach = 0
-    for example, index in np.argwhere(examples.is_answer).tolist():
-        support = examples.support[example, index]
-        needed_tokens = np.unique(np.append(support[support >= 0], index - 1))
+    for example, answer_index in np.argwhere(examples.is_answer).tolist():
+        support = examples.support[example, answer_index]
+        needed_tokens = np.unique(np.append(support[support >= 0], answer_index - 1))
         k, reach = max(k, len(needed_tokens)), max(reach, int(np.ptp(needed_tokens)) + 1)
         if examples.coupling is not None:
-            ids = examples.coupling[:, example, planted_tokens(support, index)]
-            shapes[tuple(tuple(sorted(set((level - level.min()).tolist()))) for level in ids)] += 1
+            ids = examples.coupling[:, example, planted_tokens(support, answer_index)]
+            shapes[tuple(tuple(sorted(set((id_level - id_level.min()).tolist()))) for id_level in ids)] += 1
     return Structure(
         length=length,
         answers=int(examples.is_answer.sum(axis=1).max()),
         k=k,
         reach=reach,
-        id_reach=max(level[-1] + 1 for shape in shapes for level in shape) if shapes else None,
+        id_reach=max(id_level[-1] + 1 for shape in shapes for id_level in shape) if shapes else None,
         num_ids=None if examples.coupling is None else int(np.ptp(examples.coupling, axis=(1, 2)).max()) + 1,
         shapes=shapes,
     )
@@ -132,14 +132,14 @@ def _assume_constant(
     name: str, counterexample: str, unit: str, by_length: Sequence[tuple[int, int | None]]
 ) -> Assumption:
     """Build the assumption that a number is the same at every length, with ``found`` in units of ``unit``."""
-    values = {value for _, value in by_length}
-    holds = len(values) == 1 and None not in values
-    if None in values:
+    distinct_values = {measured_value for _, measured_value in by_length}
+    holds = len(distinct_values) == 1 and None not in distinct_values
+    if None in distinct_values:
         finding = "no coupling"
     elif holds:
-        finding = f"{values.pop()} {unit} at every length"
+        finding = f"{distinct_values.pop()} {unit} at every length"
     else:
-        finding = f"{unit}: " + ", ".join(f"{value} at {length}" for length, value in by_length)
+        finding = f"{unit}: " + ", ".join(f"{measured_value} at {length}" for length, measured_value in by_length)
     return Assumption(name=name, holds=holds, found=finding, counterexample=counterexample)
 
 

@@ -77,12 +77,12 @@ def coupled_conditions(task: Task, seed: int) -> tuple[Assumption, ...]:
     not_refuted = f"not refuted by {NUM_EXAMPLES} examples of lengths {', '.join(map(str, lengths))}"
     assumptions = []
     for name, counterexample, test in tests:
-        reason = test(contexts) if skip_reason is None else None
+        refutation = test(contexts) if skip_reason is None else None
         assumptions.append(
             Assumption(
                 name=name,
-                holds=None if reason is None else False,
-                found=reason or skip_reason or not_refuted,
+                holds=None if refutation is None else False,
+                found=refutation or skip_reason or not_refuted,
                 counterexample=counterexample,
             )
         )
@@ -102,20 +102,22 @@ def _sample_contexts(task: Task, seed: int) -> tuple[list[Context], str | None]:
         if len(examples.coupling) > 1:
             return [], f"the coupling has {len(examples.coupling)} levels, but the proposition is for one level"
         answer_numbers = examples.is_answer.cumsum(axis=1)
-        for example, index in np.argwhere(examples.is_answer).tolist():
-            ids = examples.coupling[0, example, :index]
-            planted = np.unique(ids[planted_tokens(examples.support[example, index], index)]) - ids.min()
+        for example, answer_index in np.argwhere(examples.is_answer).tolist():
+            ids = examples.coupling[0, example, :answer_index]
+            planted_ids = (
+                np.unique(ids[planted_tokens(examples.support[example, answer_index], answer_index)]) - ids.min()
+            )
             super_tokens: list[list[int]] = [[] for _ in range(int(np.ptp(ids)) + 1)]
             for token_id, token in zip(
-                (ids - ids.min()).tolist(), examples.tokens[example, :index].tolist(), strict=True
+                (ids - ids.min()).tolist(), examples.tokens[example, :answer_index].tolist(), strict=True
             ):
                 super_tokens[token_id].append(token)
             contexts.append(
                 Context(
-                    answer_id=(length, int(answer_numbers[example, index])),
+                    answer_id=(length, int(answer_numbers[example, answer_index])),
                     super_tokens=tuple(map(tuple, super_tokens)),
-                    planted=tuple(planted.tolist()),
-                    label=int(examples.tokens[example, index]),
+                    planted=tuple(planted_ids.tolist()),
+                    label=int(examples.tokens[example, answer_index]),
                 )
             )
         if len({context.answer_id[0] for context in contexts}) == NUM_LENGTHS:
@@ -135,32 +137,39 @@ def _describe_answer(answer_id: tuple[int, int]) -> str:
 
 def _describe_unequal_sizes(contexts: Sequence[Context]) -> str | None:
     """Describe a context in which two IDs have different numbers of tokens, or return None."""
-    expected_size = len(contexts[0].super_tokens[contexts[0].planted[0]])
+    expected_num_tokens = len(contexts[0].super_tokens[contexts[0].planted[0]])
     for context in contexts:
         for token_id, tokens in enumerate(context.super_tokens):
-            if len(tokens) != expected_size:
+            if len(tokens) != expected_num_tokens:
                 answer = _describe_answer(context.answer_id)
-                return f"{answer}: one ID has {expected_size} tokens and ID {token_id} has {len(tokens)}"
+                return f"{answer}: one ID has {expected_num_tokens} tokens and ID {token_id} has {len(tokens)}"
     return None
 
 
 def _describe_dependence(contexts: Sequence[Context]) -> str | None:
     """Describe background super-tokens with different distributions or a dependence, or return None."""
-    for (answer_id, planted), group in _group_by(contexts, lambda context: (context.answer_id, context.planted)):
+    for (answer_id, planted_ids), context_group in _group_by(
+        contexts, lambda context: (context.answer_id, context.planted)
+    ):
         answer = _describe_answer(answer_id)
-        num_ids = min(len(context.super_tokens) for context in group)
-        background_ids = [token_id for token_id in range(num_ids) if token_id not in planted]
+        num_ids = min(len(context.super_tokens) for context in context_group)
+        background_ids = [token_id for token_id in range(num_ids) if token_id not in planted_ids]
         for token_id, other_id in combinations(background_ids, 2):
             if _are_different(
-                [context.super_tokens[token_id] for context in group],
-                [context.super_tokens[other_id] for context in group],
+                [context.super_tokens[token_id] for context in context_group],
+                [context.super_tokens[other_id] for context in context_group],
             ):
                 return f"{answer}: the super-tokens at IDs {token_id} and {other_id} have different distributions"
-            if _are_dependent([(context.super_tokens[token_id], context.super_tokens[other_id]) for context in group]):
+            if _are_dependent(
+                [(context.super_tokens[token_id], context.super_tokens[other_id]) for context in context_group]
+            ):
                 return f"{answer}: the super-tokens at IDs {token_id} and {other_id} depend on each other"
         for token_id in background_ids:
             if _are_dependent(
-                [(context.super_tokens[token_id], (context.window(0, planted), context.label)) for context in group]
+                [
+                    (context.super_tokens[token_id], (context.window(0, planted_ids), context.label))
+                    for context in context_group
+                ]
             ):
                 return f"{answer}: the super-token at ID {token_id} depends on the planted super-tokens or the answer"
     return None
@@ -168,10 +177,12 @@ def _describe_dependence(contexts: Sequence[Context]) -> str | None:
 
 def _describe_different_laws(contexts: Sequence[Context]) -> str | None:
     """Describe two starts at which planted super-tokens of one shape have different distributions, or return None."""
-    for _, group in _group_by(contexts, lambda context: context.shape):
+    for _, context_group in _group_by(contexts, lambda context: context.shape):
         samples = [
-            (key, [(context.window(0, context.planted), context.label) for context in members])
-            for key, members in _group_by(group, lambda context: (context.answer_id, context.planted[0]))
+            (start_key, [(context.window(0, context.planted), context.label) for context in start_contexts])
+            for start_key, start_contexts in _group_by(
+                context_group, lambda context: (context.answer_id, context.planted[0])
+            )
         ]
         (first_answer_id, first_start), first_sample = samples[0]
         for (answer_id, start), sample in samples[1:]:
@@ -185,20 +196,20 @@ def _describe_different_laws(contexts: Sequence[Context]) -> str | None:
 
 def _describe_unequal_starts(contexts: Sequence[Context]) -> str | None:
     """Describe a length at which contexts have different sizes or starts are not uniform, or return None."""
-    for length, group in _group_by(contexts, lambda context: context.answer_id[0]):
-        sizes = {len(context.super_tokens) for context in group}
-        if len(sizes) > 1:
-            return f"length {length}: contexts have {min(sizes)} to {max(sizes)} IDs"
-        for shape, members in _group_by(group, lambda context: context.shape):
-            starts = Counter(context.planted[0] for context in members)
-            possible_starts = range(sizes.copy().pop() - shape[-1])
-            expected_count = len(members) / len(possible_starts)
-            chi_square = sum((starts[start] - expected_count) ** 2 / expected_count for start in possible_starts)
+    for length, context_group in _group_by(contexts, lambda context: context.answer_id[0]):
+        id_counts = {len(context.super_tokens) for context in context_group}
+        if len(id_counts) > 1:
+            return f"length {length}: contexts have {min(id_counts)} to {max(id_counts)} IDs"
+        for shape, shape_contexts in _group_by(context_group, lambda context: context.shape):
+            start_counts = Counter(context.planted[0] for context in shape_contexts)
+            possible_starts = range(id_counts.copy().pop() - shape[-1])
+            expected_count = len(shape_contexts) / len(possible_starts)
+            chi_square = sum((start_counts[start] - expected_count) ** 2 / expected_count for start in possible_starts)
             if (
                 chi_square
                 > len(possible_starts) + NUM_DEVIATIONS * math.sqrt(2 * len(possible_starts)) + STATISTIC_MARGIN
             ):
-                return f"length {length}: the counts of starts of planted IDs are {dict(sorted(starts.items()))}"
+                return f"length {length}: the counts of starts of planted IDs are {dict(sorted(start_counts.items()))}"
     return None
 
 
@@ -209,21 +220,21 @@ def _describe_witness_failure(contexts: Sequence[Context]) -> str | None:
     """
     shapes = {context.shape for context in contexts}
     occurrences: Counter[Hashable] = Counter()
-    planted: defaultdict[Hashable, Counter[int]] = defaultdict(Counter)
+    label_counts: defaultdict[Hashable, Counter[int]] = defaultdict(Counter)
     for context in contexts:
-        planted[context.shape, context.window(0, context.planted)][context.label] += 1
+        label_counts[context.shape, context.window(0, context.planted)][context.label] += 1
         occurrences.update(_count_windows(context, shapes))
     total_risk = 0.0
     for context in contexts:
         total_score = correct_score = 0.0
-        for key, num_occurrences in _count_windows(context, shapes).items():
-            if key in planted:
-                num_planted = planted[key].total()
-                odds = num_planted / max(occurrences[key] - num_planted, math.exp(-MAX_LOG_SCORE))
-                score = num_occurrences * min(odds, math.exp(MAX_LOG_SCORE))
+        for window_key, num_occurrences in _count_windows(context, shapes).items():
+            if window_key in label_counts:
+                num_planted = label_counts[window_key].total()
+                planted_odds = num_planted / max(occurrences[window_key] - num_planted, math.exp(-MAX_LOG_SCORE))
+                score = num_occurrences * min(planted_odds, math.exp(MAX_LOG_SCORE))
                 total_score, correct_score = (
                     total_score + score,
-                    correct_score + score * planted[key][context.label] / num_planted,
+                    correct_score + score * label_counts[window_key][context.label] / num_planted,
                 )
         total_risk += 1 - correct_score / total_score
     risk = total_risk / len(contexts)
@@ -241,17 +252,19 @@ def _count_windows(context: Context, shapes: Iterable[tuple[int, ...]]) -> Count
     )
 
 
-def _group_by(contexts: Sequence[Context], key: Callable[[Context], Key]) -> Iterator[tuple[Key, list[Context]]]:
+def _group_by(contexts: Sequence[Context], group_key: Callable[[Context], Key]) -> Iterator[tuple[Key, list[Context]]]:
     """Yield the contexts with equal keys, in the order of their first occurrence."""
-    groups: defaultdict[Key, list[Context]] = defaultdict(list)
+    context_groups: defaultdict[Key, list[Context]] = defaultdict(list)
     for context in contexts:
-        groups[key(context)].append(context)
-    yield from groups.items()
+        context_groups[group_key(context)].append(context)
+    yield from context_groups.items()
 
 
-def _are_different(first: Sequence[Hashable], second: Sequence[Hashable]) -> bool:
+def _are_different(first_sample: Sequence[Hashable], second_sample: Sequence[Hashable]) -> bool:
     """Return True if two samples clearly have different distributions."""
-    return _are_dependent([(0, value) for value in first] + [(1, value) for value in second])
+    return _are_dependent(
+        [(0, sample_value) for sample_value in first_sample] + [(1, sample_value) for sample_value in second_sample]
+    )
 
 
 def _are_dependent(pairs: Sequence[tuple[Hashable, Hashable]]) -> bool:
@@ -276,6 +289,7 @@ def _g_statistic(first_values: Sequence[Hashable], second_values: Sequence[Hasha
         Counter(second_values),
     )
     return 2 * sum(
-        count * math.log(count * len(first_values) / (first_counts[a] * second_counts[b]))
-        for (a, b), count in joint_counts.items()
+        pair_count
+        * math.log(pair_count * len(first_values) / (first_counts[first_value] * second_counts[second_value]))
+        for (first_value, second_value), pair_count in joint_counts.items()
     )

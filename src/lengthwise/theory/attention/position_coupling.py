@@ -94,7 +94,7 @@ class CoupledPlacement:
 
     def _find_ids(self, length: int, sets: Int[np.ndarray, "sets tokens"]) -> Int[np.ndarray, "sets k"]:
         ids = self.coupling(length * self.tokens_per_id)[sets]
-        return np.array([_unique_ids(row, self.k) for row in ids])
+        return np.array([_unique_ids(set_ids, self.k) for set_ids in ids])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -115,9 +115,9 @@ class CoupledAttention:
     default: Float[np.ndarray, " outputs"]
 
     def __post_init__(self) -> None:
-        offsets = [tuple(offset_row) for offset_row in self.offsets.tolist()]
-        for offset_row in offsets:
-            if min(offset_row) != 0 or offsets.count(offset_row) > 1:
+        offset_rows = [tuple(offset_row) for offset_row in self.offsets.tolist()]
+        for offset_row in offset_rows:
+            if min(offset_row) != 0 or offset_rows.count(offset_row) > 1:
                 raise SettingError(f"invalid offsets {offset_row}; list each row of offsets once, with a minimum of 0")
         # The constructor checks the shapes and the values of the tables.
         TabularAttention(
@@ -177,19 +177,19 @@ def super_token_attention(attention: CoupledAttention, length: int) -> TabularAt
     k = len(np.unique(attention.offsets[0]))
     shapes = sorted({tuple(_unique_ids(offset_row, k).tolist()) for offset_row in attention.offsets})
     tuples = _list_tuples(attention.num_tokens, tokens_by_id.shape[1] * k)
-    tables = []
+    shape_tables = []
     for shape in shapes:
-        order = _find_token_order(tokens_by_id, shape)
+        token_order = _find_token_order(tokens_by_id, shape)
         # The IDs of the tokens in the set, in token order.
-        ids = np.repeat(np.array(shape), tokens_by_id.shape[1])[order]
-        log_scores, values = attention.score_sets(tuples[:, order], ids)
+        ids = np.repeat(np.array(shape), tokens_by_id.shape[1])[token_order]
+        log_scores, values = attention.score_sets(tuples[:, token_order], ids)
         weights, _ = normalize_scores(log_scores)
-        tables.append((np.logaddexp.reduce(log_scores, axis=1), np.einsum("bs,bso->bo", weights, values)))
+        shape_tables.append((np.logaddexp.reduce(log_scores, axis=1), np.einsum("bs,bso->bo", weights, values)))
     return TabularAttention(
         num_tokens=attention.num_tokens ** tokens_by_id.shape[1],
         shapes=np.array(shapes),
-        log_scores=np.array([scores for scores, _ in tables]),
-        values=np.array([values for _, values in tables]),
+        log_scores=np.array([scores for scores, _ in shape_tables]),
+        values=np.array([values for _, values in shape_tables]),
         default=attention.default,
     )
 
@@ -226,31 +226,34 @@ def _planted_super_tokens(
     sets, probability = law.placement.law(length).sets()
     k = len(np.unique(ids[sets[0]]))
     tuples = _list_tuples(law.num_tokens, k * tokens_by_id.shape[1])
-    background_law, zeros = np.array(law.background), np.zeros((len(tuples), law.num_labels))
-    tables: dict[tuple[int, ...], np.ndarray] = {}
+    background_law, zero_law = np.array(law.background), np.zeros((len(tuples), law.num_labels))
+    joint_laws: dict[tuple[int, ...], np.ndarray] = {}
     for planted_set, set_probability in zip(sets, probability, strict=True):
         planted_ids = _unique_ids(ids[planted_set], k)
         columns = (tokens_by_id[planted_ids].ravel() == planted_set[:, None]).argmax(axis=1)
         codes = law.tuple_codes(tuples[:, columns])
         background = background_law[np.delete(tuples, columns, axis=1)].prod(axis=1)
-        table = (law.tuple_law[codes] * background)[:, None] * law.label_law[codes]
-        key = tuple(int(planted_id) for planted_id in planted_ids)
-        tables[key] = tables.get(key, zeros) + set_probability * table
-    first_key = next(iter(tables))
-    for key, table in tables.items():
-        if np.abs(table / table.sum() - tables[first_key] / tables[first_key].sum()).max() > ROUNDING:
+        joint_law = (law.tuple_law[codes] * background)[:, None] * law.label_law[codes]
+        id_tuple = tuple(int(planted_id) for planted_id in planted_ids)
+        joint_laws[id_tuple] = joint_laws.get(id_tuple, zero_law) + set_probability * joint_law
+    first_id_tuple = next(iter(joint_laws))
+    for id_tuple, joint_law in joint_laws.items():
+        if (
+            np.abs(joint_law / joint_law.sum() - joint_laws[first_id_tuple] / joint_laws[first_id_tuple].sum()).max()
+            > ROUNDING
+        ):
             raise SettingError(
-                f"planted super-tokens at IDs {key} and {first_key} have different distributions; choose a coupling "
-                "that places planted tokens at the same index of their super-tokens"
+                f"planted super-tokens at IDs {id_tuple} and {first_id_tuple} have different distributions; choose a "
+                "coupling that places planted tokens at the same index of their super-tokens"
             )
-    return k, tables[first_key] / tables[first_key].sum()
+    return k, joint_laws[first_id_tuple] / joint_laws[first_id_tuple].sum()
 
 
-def _unique_ids(ids: Int[np.ndarray, " tokens"], count: int) -> Int[np.ndarray, " k"]:
+def _unique_ids(ids: Int[np.ndarray, " tokens"], num_ids: int) -> Int[np.ndarray, " k"]:
     unique_ids = np.unique(ids)
-    if len(unique_ids) != count:
+    if len(unique_ids) != num_ids:
         raise SettingError(
-            f"one set has {len(unique_ids)} different IDs and another has {count}; use a coupling with the "
+            f"one set has {len(unique_ids)} different IDs and another has {num_ids}; use a coupling with the "
             "same number of IDs in all sets"
         )
     return unique_ids
@@ -266,14 +269,14 @@ def _find_token_order(
             f"a set of IDs at distances {tuple(shape)} from its first ID needs {shape[-1] + 1} IDs, but sequences "
             f"of this length have only {len(tokens_by_id)}; use a longer length"
         )
-    orders = [np.argsort(tokens_by_id[start + np.array(shape)].ravel()) for start in range(num_starts)]
-    for order in orders:
-        if not np.array_equal(order, orders[0]):
+    token_orders = [np.argsort(tokens_by_id[start + np.array(shape)].ravel()) for start in range(num_starts)]
+    for token_order in token_orders:
+        if not np.array_equal(token_order, token_orders[0]):
             raise SettingError(
                 f"tokens of IDs {tuple(shape)} change their order along the sequence; choose a coupling that "
                 "interleaves them in the same order everywhere"
             )
-    return orders[0]
+    return token_orders[0]
 
 
 def _list_tuples(num_tokens: int, k: int) -> Int[np.ndarray, "tuples k"]:

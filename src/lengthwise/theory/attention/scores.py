@@ -42,13 +42,14 @@ class ProductScores(nn.Module):
 
     def sum_by_last_token(self, values: Values, inputs: AttentionInputs) -> Float[Tensor, "batch seq outputs"]:
         """Return ``log sum g(S, x_S) h(x_S)`` over sets that end at each token; ``LOG_ZERO`` if no set ends there."""
-        sums = inputs.starts[None, :, None, None].expand(len(inputs.tokens), -1, 1, 1) * inputs.power
-        token_scores = functional.embedding(inputs.tokens, inputs.power * self.tokens.T)  # batch seq k
+        tokens = inputs.tokens
+        log_sums = inputs.starts[None, :, None, None].expand(len(tokens), -1, 1, 1) * inputs.power
+        token_scores = functional.embedding(tokens, inputs.power * self.tokens.T)  # batch seq k
         for tuple_index in range(len(self.tokens)):
             if tuple_index > 0:
-                sums = functional.pad(sums.logcumsumexp(1), (0, 0, 0, 0, 1, 0), value=LOG_ZERO)[:, :-1]
-            sums = values.extend_sums(tuple_index, sums + token_scores[:, :, None, tuple_index, None], inputs.tokens)
-        return sums[:, :, 0]
+                log_sums = functional.pad(log_sums.logcumsumexp(1), (0, 0, 0, 0, 1, 0), value=LOG_ZERO)[:, :-1]
+            log_sums = values.extend_sums(tuple_index, log_sums + token_scores[:, :, None, tuple_index, None], tokens)
+        return log_sums[:, :, 0]
 
     def log_scores(
         self, ids: Int[Tensor, "batch sets k"], tuples: Int[Tensor, "batch sets k"]
@@ -79,18 +80,18 @@ class ChainScores(nn.Module):
     def sum_by_last_token(self, values: Values, inputs: AttentionInputs) -> Float[Tensor, "batch seq outputs"]:
         """Return ``log sum g(S, x_S) h(x_S)`` over sets that end at each token; ``LOG_ZERO`` if no set ends there."""
         tokens, power = inputs.tokens, inputs.power
-        sums = inputs.starts[None, :, None, None].expand(len(tokens), -1, 1, 1) * power
+        log_sums = inputs.starts[None, :, None, None].expand(len(tokens), -1, 1, 1) * power
         if self.span_excludes_sets:
-            sums = functional.pad(sums, (0, 0, 0, self.span - 1), value=LOG_ZERO)
+            log_sums = functional.pad(log_sums, (0, 0, 0, self.span - 1), value=LOG_ZERO)
         token_scores = functional.embedding(tokens, power * self.tokens.T)  # batch seq k
-        links = self._link_scores(tokens, power)
+        link_scores = self._link_scores(tokens, power)
         for tuple_index in range(len(self.tokens)):
             if tuple_index > 0:
-                sums = self._advance(sums, links[..., tuple_index - 1])
+                log_sums = self._advance(log_sums, link_scores[..., tuple_index - 1])
             if tuple_index == len(self.tokens) - 1 and self.span_excludes_sets:
-                sums = sums.logsumexp(dim=2, keepdim=True)
-            sums = values.extend_sums(tuple_index, sums + token_scores[:, :, None, tuple_index, None], tokens)
-        return sums[:, :, 0]
+                log_sums = log_sums.logsumexp(dim=2, keepdim=True)
+            log_sums = values.extend_sums(tuple_index, log_sums + token_scores[:, :, None, tuple_index, None], tokens)
+        return log_sums[:, :, 0]
 
     def log_scores(
         self, ids: Int[Tensor, "batch sets k"], tuples: Int[Tensor, "batch sets k"]
@@ -120,19 +121,19 @@ class ChainScores(nn.Module):
         )
 
     def _advance(
-        self, sums: Float[Tensor, "batch seq offsets states"], link: Float[Tensor, "gaps batch seq"]
+        self, log_sums: Float[Tensor, "batch seq offsets states"], link_scores: Float[Tensor, "gaps batch seq"]
     ) -> Float[Tensor, "batch seq offsets states"]:
         """Return, for each token, the log sum over partial sets that end before it, including their links to it."""
-        seq, offsets = sums.shape[1:3]
+        seq, num_offsets = log_sums.shape[1:3]
         padded = functional.pad(
-            sums, (0, 0, self.max_gap if self.span_excludes_sets else 0, 0, self.max_gap, 0), value=LOG_ZERO
+            log_sums, (0, 0, self.max_gap if self.span_excludes_sets else 0, 0, self.max_gap, 0), value=LOG_ZERO
         )
         shifted_sums = []
         for shift in range(self.max_gap - 1, -1, -1):
             # Each step of the gap is one step of the offset from the first token.
             offset = shift if self.span_excludes_sets else 0
-            shifted_sums.append(padded[:, shift : shift + seq, offset : offset + offsets])
-        return (torch.stack(shifted_sums) + link[..., None, None]).logsumexp(dim=0)
+            shifted_sums.append(padded[:, shift : shift + seq, offset : offset + num_offsets])
+        return (torch.stack(shifted_sums) + link_scores[..., None, None]).logsumexp(dim=0)
 
 
 class TableScores(nn.Module):
@@ -191,78 +192,78 @@ class WindowScores(nn.Module):
         """Return ``log sum g(S, x_S) h(x_S)`` over sets that end at each token; ``LOG_ZERO`` if no set ends there."""
         if inputs.position_ids is not None:
             return self._sum_coupled(values, inputs, inputs.position_ids)
-        tokens = inputs.tokens
+        tokens, block_size = inputs.tokens, max(1, BLOCK // inputs.tokens.numel())
         window_tokens = functional.pad(tokens, (self.span - 1, 0)).unfold(1, self.span, 1)  # batch seq span
-        places = torch.arange(tokens.shape[1], device=tokens.device)[:, None]
-        total = None
-        for block in torch.split(torch.arange(len(self.shapes), device=tokens.device), max(1, BLOCK // tokens.numel())):
-            shapes = self.shapes[block]
-            first = places - shapes[:, -1]  # seq block
+        token_indexes = torch.arange(tokens.shape[1], device=tokens.device)[:, None]
+        log_total = None
+        for shape_block in torch.split(torch.arange(len(self.shapes), device=tokens.device), block_size):
+            shapes = self.shapes[shape_block]
+            set_start = token_indexes - shapes[:, -1]  # seq block
             codes = torch.zeros_like(tokens)[..., None]
             for offset in shapes.T:
                 codes = codes * self.num_tokens + window_tokens[..., self.span - 1 - shapes[:, -1] + offset]
-            log_products = self._log_products(values, block.expand_as(codes), codes, inputs.power)
-            starts = torch.where(first >= 0, inputs.power * inputs.starts[first.clamp(min=0)], LOG_ZERO)
-            block_sum = (log_products + starts[..., None]).logsumexp(dim=2)
-            total = block_sum if total is None else total.logaddexp(block_sum)
-        assert total is not None
-        return total
+            log_products = self._log_products(values, shape_block.expand_as(codes), codes, inputs.power)
+            start_scores = torch.where(set_start >= 0, inputs.power * inputs.starts[set_start.clamp(min=0)], LOG_ZERO)
+            block_sum = (log_products + start_scores[..., None]).logsumexp(dim=2)
+            log_total = block_sum if log_total is None else log_total.logaddexp(block_sum)
+        assert log_total is not None
+        return log_total
 
     def log_scores(
         self, ids: Int[Tensor, "batch sets k"], tuples: Int[Tensor, "batch sets k"]
     ) -> Float[Tensor, "batch sets"]:
         """Return ``log g`` of sets from their IDs and tokens; ``LOG_ZERO`` beyond the span."""
-        shapes, is_listed = self._find_shape_indexes(ids)
-        return torch.where(is_listed, self.scores(shapes, self._encode_tuples(tuples)), LOG_ZERO)
+        shape_indexes, is_listed = self._find_shape_indexes(ids)
+        return torch.where(is_listed, self.scores(shape_indexes, self._encode_tuples(tuples)), LOG_ZERO)
 
     def _log_products(
-        self, values: Values, shapes: Int[Tensor, "*shape"], codes: Int[Tensor, "*shape"], power: float
+        self, values: Values, shape_indexes: Int[Tensor, "*shape"], codes: Int[Tensor, "*shape"], power: float
     ) -> Float[Tensor, "*shape outputs"]:
         """Return ``log g^power h``; with fewer pairs of shape and tuple than sets, compute each pair only once."""
         num_codes = self.num_tokens ** self.shapes.shape[1]
         num_entries = len(self.shapes) * num_codes
         if num_entries >= codes.numel():
-            return power * self.scores(shapes, codes)[..., None] + values.log_values(codes, shapes)
-        entries = torch.arange(num_entries, device=codes.device)
-        table = power * self.scores(entries // num_codes, entries % num_codes)[..., None]
-        table = table + values.log_values(entries % num_codes, entries // num_codes)
-        return functional.embedding(shapes * num_codes + codes, table)
+            return power * self.scores(shape_indexes, codes)[..., None] + values.log_values(codes, shape_indexes)
+        table_entries = torch.arange(num_entries, device=codes.device)
+        log_table = power * self.scores(table_entries // num_codes, table_entries % num_codes)[..., None]
+        log_table = log_table + values.log_values(table_entries % num_codes, table_entries // num_codes)
+        return functional.embedding(shape_indexes * num_codes + codes, log_table)
 
     def _sum_coupled(
         self, values: Values, inputs: AttentionInputs, position_ids: Int[Tensor, "batch seq"]
     ) -> Float[Tensor, "batch seq outputs"]:
         tokens, seq = inputs.tokens, inputs.tokens.shape[1]
-        order = position_ids.argsort(dim=1, stable=True)
-        sets = self._list_candidate_sets(order, position_ids.gather(1, order))
+        id_order = position_ids.argsort(dim=1, stable=True)
+        sets = self._list_candidate_sets(id_order, position_ids.gather(1, id_order))
         is_inside = sets[..., -1] < seq
         sets = sets.clamp(max=seq - 1)
         tuples, ids = (sequence.gather(1, sets.flatten(1)).view_as(sets) for sequence in (tokens, position_ids))
-        shapes, is_listed = self._find_shape_indexes(ids)
-        log_products = self._log_products(values, shapes, self._encode_tuples(tuples), inputs.power)
+        shape_indexes, is_listed = self._find_shape_indexes(ids)
+        log_products = self._log_products(values, shape_indexes, self._encode_tuples(tuples), inputs.power)
         log_products = torch.where((is_inside & is_listed)[..., None], log_products, LOG_ZERO)
         return log_sum_by_bin(log_products, sets[..., -1], seq)
 
     def _list_candidate_sets(
-        self, order: Int[Tensor, "batch seq"], ids: Int[Tensor, "batch seq"]
+        self, id_order: Int[Tensor, "batch seq"], ids: Int[Tensor, "batch seq"]
     ) -> Int[Tensor, "batch sets k"]:
         """List each set that may fit the span once, as sorted token indexes; the index ``seq`` means no token.
 
-        ``ids`` are the sorted IDs, and ``order`` is the permutation that sorts them.
+        ``ids`` are the sorted IDs, and ``id_order`` is the permutation that sorts them.
         """
-        (batch, seq), k = order.shape, self.shapes.shape[1]
-        first = torch.searchsorted(ids, ids - self.span, right=True)
-        width = int((torch.arange(seq, device=ids.device) - first).max()) + 1
-        num_sets = batch * seq * comb(width - 1, k - 1)
+        (batch, seq), k = id_order.shape, self.shapes.shape[1]
+        window_starts = torch.searchsorted(ids, ids - self.span, right=True)
+        window_width = int((torch.arange(seq, device=ids.device) - window_starts).max()) + 1
+        num_sets = batch * seq * comb(window_width - 1, k - 1)
         if num_sets > MAX_COUPLED_SETS:
             raise SettingError(
-                f"{width} tokens within a span of {self.span} IDs make {num_sets:,} sets, more than the "
+                f"{window_width} tokens within a span of {self.span} IDs make {num_sets:,} sets, more than the "
                 f"{MAX_COUPLED_SETS:,} allowed; use a smaller span or batch, or a coupling with fewer tokens per ID"
             )
         member_indexes = np.array(
-            [(*others, width - 1) for others in combinations(range(width - 1), k - 1)], dtype=np.int64
+            [(*members, window_width - 1) for members in combinations(range(window_width - 1), k - 1)], dtype=np.int64
         )
-        window_indexes = functional.pad(order, (width - 1, 0), value=seq).unfold(1, width, 1)  # batch seq width
-        sets = window_indexes[..., torch.from_numpy(member_indexes.reshape(-1, k)).to(order.device)]
+        windows = functional.pad(id_order, (window_width - 1, 0), value=seq).unfold(1, window_width, 1)
+        sets = windows[..., torch.from_numpy(member_indexes.reshape(-1, k)).to(id_order.device)]
         return sets.sort(dim=-1).values.flatten(1, 2)
 
     def _find_shape_indexes(
@@ -274,9 +275,9 @@ class WindowScores(nn.Module):
         # Beyond the span, two shapes could have the same code.
         is_within_span = relative_ids.amax(dim=-1) < self.span
         codes = (relative_ids * radix_powers).sum(dim=-1).where(is_within_span, -1)
-        sorted_codes, order = (self.shapes * radix_powers).sum(dim=-1).sort()
-        index = torch.searchsorted(sorted_codes, codes).clamp(max=len(sorted_codes) - 1)
-        return order[index], sorted_codes[index] == codes
+        sorted_codes, shape_order = (self.shapes * radix_powers).sum(dim=-1).sort()
+        sorted_index = torch.searchsorted(sorted_codes, codes).clamp(max=len(sorted_codes) - 1)
+        return shape_order[sorted_index], sorted_codes[sorted_index] == codes
 
     def _encode_tuples(self, tuples: Int[Tensor, "batch sets k"]) -> Int[Tensor, "batch sets"]:
         radix_powers = self.num_tokens ** torch.arange(tuples.shape[-1] - 1, -1, -1, device=tuples.device)

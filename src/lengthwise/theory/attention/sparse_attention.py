@@ -118,10 +118,10 @@ class SparseFunctionalAttention(nn.Module):
         if all_prefixes and self.temperature is not None:
             raise SettingError("all_prefixes does not support a temperature; call the module on one prefix at a time")
         sums_by_token = self.sets.sum_by_last_token(self.values, self._build_inputs(tokens, position_ids))
-        sums = sums_by_token.logcumsumexp(dim=1) if all_prefixes else sums_by_token.logsumexp(dim=1)
+        log_sums = sums_by_token.logcumsumexp(dim=1) if all_prefixes else sums_by_token.logsumexp(dim=1)
         # Values sum to 1 over the outputs, so this sum is the sum of the scores. NaN remains NaN.
-        has_no_weight = sums.logsumexp(dim=-1, keepdim=True) <= ZERO_THRESHOLD
-        return torch.where(has_no_weight, self.default.log_softmax(dim=-1), sums.log_softmax(dim=-1))
+        has_no_weight = log_sums.logsumexp(dim=-1, keepdim=True) <= ZERO_THRESHOLD
+        return torch.where(has_no_weight, self.default.log_softmax(dim=-1), log_sums.log_softmax(dim=-1))
 
     def leakage(
         self,
@@ -131,9 +131,9 @@ class SparseFunctionalAttention(nn.Module):
     ) -> Float[Tensor, " batch"]:
         """Return one minus the attention weight of the planted token indexes, or 1 if no set has weight."""
         inputs = self._build_inputs(tokens, position_ids)
-        total = self.sets.sum_by_last_token(self.values, inputs).logsumexp(dim=(1, 2))
+        log_total = self.sets.sum_by_last_token(self.values, inputs).logsumexp(dim=(1, 2))
         planted_score = self._log_scores(inputs, planted_sets.sort(dim=-1).values[:, None])[:, 0]
-        return torch.where(total <= ZERO_THRESHOLD, 1.0, -torch.expm1((planted_score - total).clamp(max=0)))
+        return torch.where(log_total <= ZERO_THRESHOLD, 1.0, -torch.expm1((planted_score - log_total).clamp(max=0)))
 
     def log_weights(
         self, tokens: Int[Tensor, "batch seq"], position_ids: Int[Tensor, "batch seq"] | None = None
@@ -145,8 +145,8 @@ class SparseFunctionalAttention(nn.Module):
             placement = UniformShapes(num_planted=self.k, widest=self.span)
         sets = torch.from_numpy(placement.law(tokens.shape[1]).sets()[0]).to(tokens.device)
         scores = self._log_scores(inputs, sets.expand(len(tokens), -1, -1))
-        total = scores.logsumexp(dim=-1, keepdim=True)
-        return sets, torch.where(total <= ZERO_THRESHOLD, LOG_ZERO, scores - total)
+        log_total = scores.logsumexp(dim=-1, keepdim=True)
+        return sets, torch.where(log_total <= ZERO_THRESHOLD, LOG_ZERO, scores - log_total)
 
     def shapes(self) -> Int[np.ndarray, "shapes k"]:
         """Return the shapes (distances from the smallest ID) of ``scores``; raise ``SettingError`` if not local."""
@@ -172,8 +172,8 @@ class SparseFunctionalAttention(nn.Module):
             )
         double_module = deepcopy(self).double().cpu()
         scores = double_module.scores()
-        shape, codes = (torch.arange(size) for size in scores.shape)
-        values = double_module.values.log_values(codes.expand_as(scores), shape[:, None].expand_as(scores))
+        shape_indexes, codes = (torch.arange(axis_size) for axis_size in scores.shape)
+        values = double_module.values.log_values(codes.expand_as(scores), shape_indexes[:, None].expand_as(scores))
         return TabularAttention(
             num_tokens=self.num_tokens,
             shapes=self.shapes(),
@@ -201,7 +201,7 @@ class SparseFunctionalAttention(nn.Module):
             span=attention.span,
             by_shape=True,
         ).double()
-        shape_index_by_shape = {tuple(shape): index for index, shape in enumerate(module.shapes())}
+        shape_index_by_shape = {tuple(shape): shape_index for shape_index, shape in enumerate(module.shapes())}
         shape_indexes = [shape_index_by_shape[tuple(shape)] for shape in attention.shapes]
         assert isinstance(module.sets, WindowScores)
         assert isinstance(module.sets.scores, TableScores)
@@ -209,9 +209,9 @@ class SparseFunctionalAttention(nn.Module):
         logits = module.sets.scores.logits.detach().fill_(LOG_ZERO)
         logits[shape_indexes] = torch.from_numpy(np.maximum(attention.log_scores, LOG_ZERO))
         with np.errstate(divide="ignore"):
-            values = np.maximum(np.log(np.where(has_weight[..., None], attention.values, 1.0)), LOG_ZERO)
+            log_values = np.maximum(np.log(np.where(has_weight[..., None], attention.values, 1.0)), LOG_ZERO)
             module.default.copy_(torch.from_numpy(np.maximum(np.log(attention.default), LOG_ZERO)))
-        module.values.logits.detach()[shape_indexes] = torch.from_numpy(values)
+        module.values.logits.detach()[shape_indexes] = torch.from_numpy(log_values)
         return module
 
     def _log_scores(self, inputs: AttentionInputs, sets: Int[Tensor, "batch sets k"]) -> Float[Tensor, "batch sets"]:
@@ -233,9 +233,9 @@ class SparseFunctionalAttention(nn.Module):
             position_ids = torch.arange(seq, device=tokens.device).expand_as(tokens)
         if not self.relative and seq > self.num_places:
             raise SettingError(f"{seq} tokens exceed num_places {self.num_places}; set num_places to at least {seq}")
-        starts = self.default.new_zeros(seq) if self.relative else self.places[:seq]
+        start_scores = self.default.new_zeros(seq) if self.relative else self.places[:seq]
         power = 1.0 if self.temperature is None else self.temperature.power(seq)
-        return AttentionInputs(tokens=tokens, starts=starts, position_ids=position_ids, power=power)
+        return AttentionInputs(tokens=tokens, starts=start_scores, position_ids=position_ids, power=power)
 
     def _build_scores(self) -> WindowScores | ChainScores | ProductScores:
         if self.span is None:
@@ -259,9 +259,9 @@ class SparseFunctionalAttention(nn.Module):
 
     def _size_checks(self) -> tuple[tuple[bool, str], ...]:
         min_span = 1 if self.coupled else self.k
-        sizes = (self.num_tokens, self.k, self.num_outputs)
+        required_sizes = (self.num_tokens, self.k, self.num_outputs)
         return (
-            (min(sizes) < 1, f"num_tokens, k and num_outputs are {sizes}; set each to at least 1"),
+            (min(required_sizes) < 1, f"num_tokens, k and num_outputs are {required_sizes}; set each to at least 1"),
             (self.local and self.span is None, "a local attention needs a span; set span or local=False"),
             (
                 not self.local and self.span is not None,

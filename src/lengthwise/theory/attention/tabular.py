@@ -48,16 +48,16 @@ class TabularAttention:
     def sets(self, length: int) -> tuple[Int[np.ndarray, "sets k"], Int[np.ndarray, " sets"]]:
         """Return all sets that fit in ``length`` tokens, as token indexes from 0, and the shape index of each set."""
         is_start = np.arange(length) < (length - self.shapes[:, -1])[:, None]
-        shape, start = is_start.nonzero()
-        return start[:, None] + self.shapes[shape], shape
+        shape_index, start_index = is_start.nonzero()
+        return start_index[:, None] + self.shapes[shape_index], shape_index
 
     def score_sets(
         self, tokens: Int[np.ndarray, "batch length"]
     ) -> tuple[Int[np.ndarray, "sets k"], Float[np.ndarray, "batch sets"], Float[np.ndarray, "batch sets outputs"]]:
         """Return all sets that fit in the sequences, and the log score and the value of each set."""
-        sets, shape = self.sets(tokens.shape[1])
+        sets, shape_index = self.sets(tokens.shape[1])
         codes = tokens[:, sets] @ self.num_tokens ** np.arange(self.k - 1, -1, -1)
-        return sets, self.log_scores[shape, codes], self.values[shape, codes]
+        return sets, self.log_scores[shape_index, codes], self.values[shape_index, codes]
 
     def predict(self, tokens: Int[np.ndarray, "batch length"]) -> Float[np.ndarray, "batch outputs"]:
         """Return the weighted mean of the values, or the default if no set has weight."""
@@ -111,8 +111,8 @@ def normalize_scores(
         return log_scores, np.zeros(len(log_scores))
     max_log_scores = log_scores.max(axis=1, keepdims=True)
     scores = np.exp(log_scores - np.where(np.isfinite(max_log_scores), max_log_scores, 0.0))
-    total = scores.sum(axis=1)
-    return scores / np.where(total > 0, total, 1.0)[:, None], total
+    score_sum = scores.sum(axis=1)
+    return scores / np.where(score_sum > 0, score_sum, 1.0)[:, None], score_sum
 
 
 def weighted_mean(
@@ -121,8 +121,8 @@ def weighted_mean(
     default: Float[np.ndarray, " outputs"],
 ) -> Float[np.ndarray, "batch outputs"]:
     """Return the mean of the values weighted by scores, or the default if all scores of a sequence are 0."""
-    weights, total = normalize_scores(log_scores)
-    return np.where(total[:, None] > 0, np.einsum("bs,bso->bo", weights, values), default)
+    weights, score_sum = normalize_scores(log_scores)
+    return np.where(score_sum[:, None] > 0, np.einsum("bs,bso->bo", weights, values), default)
 
 
 def _check_log_scores(log_scores: np.ndarray) -> None:

@@ -84,21 +84,21 @@ def held_out_loss(module: SparseFunctionalAttention, law: Planted, *, length: in
 
 
 def _sample_loss(
-    module: SparseFunctionalAttention, law: Planted, length: int, size: int, rng: np.random.Generator
+    module: SparseFunctionalAttention, law: Planted, length: int, num_sequences: int, rng: np.random.Generator
 ) -> Float[Tensor, ""]:
-    tokens, _, labels = law.sample_arrays(length, size, rng)
+    tokens, _, labels = law.sample_arrays(length, num_sequences, rng)
     return functional.nll_loss(module(torch.from_numpy(tokens)), torch.from_numpy(labels))
 
 
-def _check_match(module: SparseFunctionalAttention, law: Planted, lengths: tuple[int, int], steps: int) -> None:
+def _check_match(module: SparseFunctionalAttention, law: Planted, lengths: tuple[int, int], num_steps: int) -> None:
     if (module.num_tokens, module.num_outputs) != (law.num_tokens, law.num_labels):
         raise SettingError(
             f"the attention has {module.num_tokens} tokens and {module.num_outputs} outputs, but the law has "
             f"{law.num_tokens} tokens and {law.num_labels} labels; build the attention with the numbers of the law"
         )
-    if lengths[0] > lengths[1] or steps < 1:
+    if lengths[0] > lengths[1] or num_steps < 1:
         raise SettingError(
-            f"invalid {steps} steps on lengths {lengths}; use at least 1 step, and lengths (shortest, longest)"
+            f"invalid {num_steps} steps on lengths {lengths}; use at least 1 step, and lengths (shortest, longest)"
         )
     check_length(law.placement, lengths[0])
 

@@ -80,8 +80,8 @@ class TableValues(nn.Module):
         self, codes: Int[Tensor, "*shape"], shapes: Int[Tensor, "*shape"]
     ) -> Float[Tensor, "*shape outputs"]:
         """Look up ``log h`` in the table."""
-        entries = codes if len(self.logits) == 1 else shapes * self.logits.shape[1] + codes
-        return functional.embedding(entries, self.logits.log_softmax(-1).flatten(0, 1))
+        table_entries = codes if len(self.logits) == 1 else shapes * self.logits.shape[1] + codes
+        return functional.embedding(table_entries, self.logits.log_softmax(-1).flatten(0, 1))
 
 
 class AutomatonValues(nn.Module):
@@ -95,10 +95,10 @@ class AutomatonValues(nn.Module):
         super().__init__()
         if num_states < 1:
             raise SettingError(f"num_states {num_states} is too small; use at least 1")
-        sizes = (1, *(num_states,) * (k - 1), num_outputs)
+        state_counts = (1, *(num_states,) * (k - 1), num_outputs)
         self.num_tokens = num_tokens
         self.steps = nn.ParameterList(
-            [torch.randn(num_tokens, num_inputs, num_next) for num_inputs, num_next in pairwise(sizes)]
+            [torch.randn(num_tokens, num_inputs, num_next) for num_inputs, num_next in pairwise(state_counts)]
         )
 
     def extend_sums(
@@ -112,10 +112,10 @@ class AutomatonValues(nn.Module):
     ) -> Float[Tensor, "*shape outputs"]:
         """Run the automaton on every tuple; shapes have no effect."""
         tuples = decode_tuples(codes.reshape(1, -1), self.num_tokens, len(self.steps))
-        sums = self.steps[0].new_zeros(1, codes.numel(), 1, 1)
+        log_sums = self.steps[0].new_zeros(1, codes.numel(), 1, 1)
         for tuple_index in range(len(self.steps)):
-            sums = self.extend_sums(tuple_index, sums, tuples[..., tuple_index])
-        return sums.view(*codes.shape, sums.shape[-1])
+            log_sums = self.extend_sums(tuple_index, log_sums, tuples[..., tuple_index])
+        return log_sums.view(*codes.shape, log_sums.shape[-1])
 
 
 def log_matmul(
@@ -132,15 +132,15 @@ def log_sum_by_bin(
     log_terms: Float[Tensor, "batch sets outputs"], bins: Int[Tensor, "batch sets"], size: int
 ) -> Float[Tensor, "batch size outputs"]:
     """Return the log of the sum of ``exp(log_terms)`` in each bin, and ``LOG_ZERO`` for empty bins."""
-    batch, _, outputs = log_terms.shape
-    index = bins[..., None].expand_as(log_terms)
-    max_terms = log_terms.new_full((batch, size, outputs), LOG_ZERO).scatter_reduce(
-        1, index, log_terms.detach(), "amax"
+    batch, _, num_outputs = log_terms.shape
+    bin_indexes = bins[..., None].expand_as(log_terms)
+    max_terms = log_terms.new_full((batch, size, num_outputs), LOG_ZERO).scatter_reduce(
+        1, bin_indexes, log_terms.detach(), "amax"
     )
-    total = log_terms.new_zeros(batch, size, outputs).scatter_add(
-        1, index, (log_terms - max_terms.gather(1, index)).exp()
+    scaled_sums = log_terms.new_zeros(batch, size, num_outputs).scatter_add(
+        1, bin_indexes, (log_terms - max_terms.gather(1, bin_indexes)).exp()
     )
-    return torch.where(total == 0, LOG_ZERO, max_terms + total.clamp(min=1).log())
+    return torch.where(scaled_sums == 0, LOG_ZERO, max_terms + scaled_sums.clamp(min=1).log())
 
 
 def decode_tuples(codes: Int[Tensor, "*shape"], num_tokens: int, k: int) -> Int[Tensor, "*shape k"]:

@@ -67,9 +67,9 @@ def regularity_ratio(placement: Placement, test_length: int, train_length: int) 
     the test length has probability 0 at some start of the training length.
     """
     shapes = planted_shapes(placement, [test_length])
-    _, high = _probability_range(placement, shapes, test_length)
-    low, _ = _probability_range(placement, shapes, train_length)
-    return float(safe_ratio(high, low).max())
+    _, max_test_probability = _probability_range(placement, shapes, test_length)
+    min_train_probability, _ = _probability_range(placement, shapes, train_length)
+    return float(safe_ratio(max_test_probability, min_train_probability).max())
 
 
 def regularity_constant(placement: Placement, length: int, span: int) -> float:
@@ -84,11 +84,13 @@ def regularity_constant(placement: Placement, length: int, span: int) -> float:
         raise SettingError(f"length {length} has no room for the span {span}; use a length of at least {span} tokens")
     lengths = range(span, length + 1)
     shapes = planted_shapes(placement, lengths)
-    low, high = _probability_range(placement, shapes, length)
+    min_probability, max_probability = _probability_range(placement, shapes, length)
     max_ratio = 1.0
     for other_length in lengths:
-        other_low, other_high = _probability_range(placement, shapes, other_length)
-        max_ratio = max(max_ratio, safe_ratio(high, other_low).max(), safe_ratio(other_high, low).max())
+        other_min, other_max = _probability_range(placement, shapes, other_length)
+        max_ratio = max(
+            max_ratio, safe_ratio(max_probability, other_min).max(), safe_ratio(other_max, min_probability).max()
+        )
     return float(max_ratio)
 
 
@@ -124,9 +126,12 @@ def fit_uniform_starts(placement: Placement, lengths: Iterable[int]) -> StartUni
             np.maximum(upper_factors, max_probability * num_starts),
         )
     ratio = float(safe_ratio(upper_factors, lower_factors).max())
-    total = float(upper_factors.sum())
+    upper_factor_sum = float(upper_factors.sum())
     return StartUniformity(
-        shapes=shapes, shape_law=upper_factors / total, lower_factor=total / ratio, upper_factor=total
+        shapes=shapes,
+        shape_law=upper_factors / upper_factor_sum,
+        lower_factor=upper_factor_sum / ratio,
+        upper_factor=upper_factor_sum,
     )
 
 

@@ -133,11 +133,11 @@ class Extrapolation:
     def check_probabilities(self) -> None:
         """Raise ``BoundError`` if a predictor value or its default is outside [0, 1], so a loss may be negative."""
         predictor = self.relative_predictor
-        for kind, values in (("value", predictor.values), ("default", predictor.default)):
-            if not ((values >= 0) & (values <= 1)).all():
+        for value_name, outputs in (("value", predictor.values), ("default", predictor.default)):
+            if not ((outputs >= 0) & (outputs <= 1)).all():
                 raise BoundError(
-                    f"a {kind} of the predictor lies outside 0 to 1, so losses may cancel; use values from 0 to 1 (see "
-                    "counterexample 'canceling errors')"
+                    f"a {value_name} of the predictor lies outside 0 to 1, so losses may cancel; use values from 0 to "
+                    "1 (see counterexample 'canceling errors')"
                 )
 
     def check_train_length(self, min_spans: int) -> int:
@@ -200,13 +200,13 @@ class Extrapolation:
         uniform_placement = Local(shapes=shapes, weights=(1 / len(shapes),) * len(shapes))
         risks_by_set = np.zeros((len(shapes), length, len(self.tuple_probabilities)))
         set_fits = shape_probabilities(uniform_placement, self.shapes, length) > 0
-        for index, (planted_tuple, labels) in enumerate(zip(self.law.tuples, self.law.labels, strict=True)):
+        for tuple_index, (planted_tuple, labels) in enumerate(zip(self.law.tuples, self.law.labels, strict=True)):
             single_tuple_law = replace(
                 self.law, tuples=(planted_tuple,), probabilities=(1.0,), labels=(labels,), placement=uniform_placement
             )
             risks = self.conditional_risk(single_tuple_law, self.predictor, length, loss)
             # Sets are sorted by shape, then by start.
-            risks_by_set[set_fits, index] = np.maximum(risks.risk, 0.0)
+            risks_by_set[set_fits, tuple_index] = np.maximum(risks.risk, 0.0)
         return risks_by_set
 
 

@@ -195,8 +195,8 @@ class LinearGrowth:
         case.check_train_length(4)
         constant_factor = 20 if case.train_length % 2 else 16
         rho0 = start_ratio(case, range(case.train_length, case.train_length + 1))
-        factor = constant_factor * largest_kappa(case) * rho0 * case.test_length / case.train_length
-        return factor * case.risk(case.train_length)
+        growth_factor = constant_factor * largest_kappa(case) * rho0 * case.test_length / case.train_length
+        return growth_factor * case.risk(case.train_length)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,8 +210,8 @@ class LinearGrowthOfMean:
         """Return the bound, which is above ``LinearGrowth`` at the training length with the smallest risk."""
         case.check_linear()
         case.check_train_length(8)
-        factor = 40 * largest_kappa(case) * start_ratio(case, case.train_lengths)
-        return factor * case.test_length / case.train_length * case.average_risk
+        growth_factor = 40 * largest_kappa(case) * start_ratio(case, case.train_lengths)
+        return growth_factor * case.test_length / case.train_length * case.average_risk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -175,8 +175,8 @@ class ProportionalCover:
     def _slice_distances(self, first_slice_width: int, max_distance: int) -> list[Interval]:
         """Divide the distances from the core, up to ``max_distance``, into the intervals that the slices claim."""
         slice_step = max(first_slice_width - self.span + 1, 1)
-        starts = range(first_slice_width, max_distance, slice_step)
-        return [(0, first_slice_width), *((start, min(start + slice_step, max_distance)) for start in starts)]
+        slice_starts = range(first_slice_width, max_distance, slice_step)
+        return [(0, first_slice_width), *((start, min(start + slice_step, max_distance)) for start in slice_starts)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -153,10 +153,10 @@ def count_summands(case: Extrapolation, cover_type: CoverType) -> dict[Summand, 
     cover = cover_type(test_length=case.test_length, train_length=case.train_length, span=case.span)
     set_probability = case.probability(case.test_length).sum(axis=2)
     expected_counts: dict[Summand, float] = defaultdict(float)
-    for start in np.flatnonzero(set_probability.any(axis=0)).tolist():
-        for piece in cover.pieces(start):
-            window, planted_index = to_window(piece), piece.index_of(start)
-            for shape, probability in zip(case.shapes.tolist(), set_probability[:, start].tolist(), strict=True):
+    for set_start in np.flatnonzero(set_probability.any(axis=0)).tolist():
+        for piece in cover.pieces(set_start):
+            window, planted_index = to_window(piece), piece.index_of(set_start)
+            for shape, probability in zip(case.shapes.tolist(), set_probability[:, set_start].tolist(), strict=True):
                 if probability > 0:
                     expected_counts[Summand(window, FixedSet(tuple(shape), planted_index))] += probability
     return expected_counts
@@ -229,10 +229,10 @@ class SampledKnownScores:
 
 
 def _sample_losses(
-    case: Extrapolation, summand: Summand, size: int, rng: np.random.Generator
+    case: Extrapolation, summand: Summand, num_samples: int, rng: np.random.Generator
 ) -> Float[np.ndarray, " size"]:
     law = summand.law(case.law)
-    tokens, sets, _ = law.sample_arrays(case.train_length, size, rng)
+    tokens, sets, _ = law.sample_arrays(case.train_length, num_samples, rng)
     labels = law.label_law[law.tuple_codes(np.take_along_axis(tokens, sets, axis=1))]
     return WindowLoss(summand.window, case.loss).evaluate(case.attention, tokens, sets, labels)
 

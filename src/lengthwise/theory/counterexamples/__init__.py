@@ -55,8 +55,8 @@ def _growing_k(length: int) -> Case:
 def _growing_gap(length: int) -> Case:
     gaps, witness_score = range(1, max(length, 2)), score_bit_pairs(range(1, 5))
 
-    def score(gap: int, first: int, second: int) -> float:
-        return witness_score(gap, first, second) + (gap >= 8 and first == second == FILLER)
+    def score(gap: int, first_token: int, second_token: int) -> float:
+        return witness_score(gap, first_token, second_token) + (gap >= 8 and first_token == second_token == FILLER)
 
     law, witness = pair_law(Halves()), pair_attention(score_bit_pairs(gaps), gaps)
     return Case(law=law, learned_head=pair_attention(score, gaps), witness_head=witness)
@@ -65,8 +65,10 @@ def _growing_gap(length: int) -> Case:
 def _unbounded_reach(length: int) -> Case:
     gaps, witness_score = range(1, max(length, 2)), score_bit_pairs([1])
 
-    def score(gap: int, first: int, second: int) -> float:
-        return witness_score(gap, first, second) + 1e3 * (gap >= 6 and first == second == FILLER)
+    def score(gap: int, first_token: int, second_token: int) -> float:
+        return witness_score(gap, first_token, second_token) + 1e3 * (
+            gap >= 6 and first_token == second_token == FILLER
+        )
 
     return Case(
         law=pair_law(ADJACENT_PLACEMENT),
@@ -87,8 +89,8 @@ def _absolute_positions(length: int) -> Case:
 def _new_background_token(length: int) -> Case:
     witness_score, distractor_probability = score_bit_pairs([1]), 0.0 if length <= 6 else 0.3
 
-    def score(gap: int, first: int, second: int) -> float:
-        return witness_score(gap, first, second) + 1e9 * (DISTRACTOR in (first, second))
+    def score(gap: int, first_token: int, second_token: int) -> float:
+        return witness_score(gap, first_token, second_token) + 1e9 * (DISTRACTOR in (first_token, second_token))
 
     return Case(
         law=pair_law(ADJACENT_PLACEMENT, background=(1 - distractor_probability, 0.0, 0.0, distractor_probability)),
@@ -126,8 +128,8 @@ def rare_shape(rare_probability: float = 0.01) -> Counterexample:
 def small_leak(filler_score: float = 1e-6) -> Counterexample:
     """Build the example of linear growth: each filler has ``filler_score``, and the planted token has score 1."""
     values = ((1.0, 0.0), (0.0, 1.0))
-    learned, witness = (single_attention((score, 1.0), values) for score in (filler_score, 0.0))
-    case = Case(law=CONSTANT_LAW, learned_head=learned, witness_head=witness)
+    learned_head, witness_head = (single_attention((score, 1.0), values) for score in (filler_score, 0.0))
+    case = Case(law=CONSTANT_LAW, learned_head=learned_head, witness_head=witness_head)
     return Counterexample(
         name="small leak",
         assumption="none: all assumptions hold, and the risk still grows",

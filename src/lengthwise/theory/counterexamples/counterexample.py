@@ -65,8 +65,10 @@ class Counterexample:
     def _risks(self, length: int) -> LengthRisks:
         case = self.build_case(length)
         heads = (case.learned_head, case.witness_head)
-        learned, witness = (enumerated_risk(case.law, head, length, self.loss).mean for head in heads)
-        return LengthRisks(length=length, in_training=length in self.train_lengths, learned=learned, witness=witness)
+        learned_risk, witness_risk = (enumerated_risk(case.law, head, length, self.loss).mean for head in heads)
+        return LengthRisks(
+            length=length, in_training=length in self.train_lengths, learned=learned_risk, witness=witness_risk
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +137,6 @@ def pair_law(placement: Placement, background: tuple[float, ...] = (1.0, 0.0, 0.
         background=background,
         tuples=BIT_PAIRS,
         probabilities=(0.25,) * 4,
-        labels=tuple((1.0, 0.0) if first == BITS[0] else (0.0, 1.0) for first, _ in BIT_PAIRS),
+        labels=tuple((1.0, 0.0) if first_bit == BITS[0] else (0.0, 1.0) for first_bit, _ in BIT_PAIRS),
         placement=placement,
     )

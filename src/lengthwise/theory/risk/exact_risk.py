@@ -139,10 +139,10 @@ def enumerated_risk(law: Planted, predictor: Predictor, length: int, loss: Loss)
             "shorter length, laplace_risk or sampled_risk"
         )
     risk = np.zeros(len(sets))
-    for index, planted in enumerate(sets):
-        for tokens, labels, sequence_probability in _enumerate_sequences(law, planted, length):
-            repeated_set = np.broadcast_to(planted, (len(tokens), law.k))
-            risk[index] += sequence_probability @ loss.evaluate(predictor, tokens, repeated_set, labels)
+    for set_index, planted_set in enumerate(sets):
+        for tokens, labels, sequence_probability in _enumerate_sequences(law, planted_set, length):
+            repeated_set = np.broadcast_to(planted_set, (len(tokens), law.k))
+            risk[set_index] += sequence_probability @ loss.evaluate(predictor, tokens, repeated_set, labels)
     return ConditionalRisk(sets=sets, probability=probability, risk=risk)
 
 
@@ -151,11 +151,13 @@ def num_sequences(law: Planted, length: int) -> int:
     return int((np.array(law.background) > 0).sum()) ** (length - law.k) * len(law.tuples)
 
 
-def _enumerate_sequences(law: Planted, planted: Int[np.ndarray, " k"], length: int) -> Iterator[tuple[np.ndarray, ...]]:
+def _enumerate_sequences(
+    law: Planted, planted_set: Int[np.ndarray, " k"], length: int
+) -> Iterator[tuple[np.ndarray, ...]]:
     """Yield blocks of all sequences with this planted set: their tokens, label probabilities, and probabilities."""
     background = np.array(law.background)
     possible_tokens = np.flatnonzero(background)
-    background_indexes = np.setdiff1d(np.arange(length), planted)
+    background_indexes = np.setdiff1d(np.arange(length), planted_set)
     total_sequences = len(possible_tokens) ** len(background_indexes)
     for block_start in range(0, total_sequences, BLOCK_SIZE):
         sequence_numbers = np.arange(block_start, min(block_start + BLOCK_SIZE, total_sequences))
@@ -168,7 +170,7 @@ def _enumerate_sequences(law: Planted, planted: Int[np.ndarray, " k"], length: i
         tokens[:, background_indexes] = possible_tokens[token_indexes]
         background_probability = background[tokens[:, background_indexes]].prod(axis=1)
         for planted_tuple, tuple_probability, labels in zip(law.tuples, law.probabilities, law.labels, strict=True):
-            tokens[:, planted] = planted_tuple
+            tokens[:, planted_set] = planted_tuple
             yield (
                 tokens,
                 np.broadcast_to(np.array(labels), (len(sequence_numbers), law.num_labels)),

@@ -59,10 +59,10 @@ class OddsLaw:
         if self.degrees_of_freedom < 1:
             return None, None
         gradient = np.array([1.0, length, -length * self.risk_at(length)]) / (1 + self.parameters[2] * length)
-        margin = t_critical_value(self.degrees_of_freedom) * math.sqrt(
+        risk_margin = t_critical_value(self.degrees_of_freedom) * math.sqrt(
             max(0.0, float(gradient @ self.covariance @ gradient))
         )
-        return max(0.0, self.risk_at(length) - margin), self.risk_at(length) + margin
+        return max(0.0, self.risk_at(length) - risk_margin), self.risk_at(length) + risk_margin
 
     def horizon(self, risk: float) -> float:
         """Return the length above which the curve exceeds ``risk``: infinite if it never does, 0 if it always does."""
@@ -141,9 +141,9 @@ class _ConstantPredictor:
 def _interior_placement(law: Planted, attention: TabularAttention) -> ShapeLaw:
     """Return a placement with one start per shape, far enough from both ends that all overlapping sets fit."""
     long_law = law.placement.law(ASYMPTOTIC_LENGTH)
-    margin = attention.span - 1
-    probability = np.zeros((len(long_law.shapes), int(long_law.shapes[:, -1].max()) + 1 + 2 * margin))
-    probability[:, margin] = long_law.probability.sum(axis=1)
+    start_margin = attention.span - 1
+    probability = np.zeros((len(long_law.shapes), int(long_law.shapes[:, -1].max()) + 1 + 2 * start_margin))
+    probability[:, start_margin] = long_law.probability.sum(axis=1)
     return ShapeLaw(shapes=long_law.shapes, probability=probability)
 
 
@@ -181,11 +181,11 @@ def _least_squares(
     parameters = np.zeros(3)
     for _ in range(MAX_ITERATIONS):
         denominators = 1 + max(0.0, float(parameters[2])) * length_array
-        previous, parameters = (
+        previous_parameters, parameters = (
             parameters,
             basis @ np.linalg.lstsq(design_matrix / denominators[:, None], risk_array / denominators)[0],
         )
-        if np.allclose(previous, parameters, rtol=1e-12, atol=0):
+        if np.allclose(previous_parameters, parameters, rtol=1e-12, atol=0):
             break
     final_denominators = 1 + max(0.0, float(parameters[2])) * length_array
     fitted_risks = (parameters[0] + parameters[1] * length_array) / final_denominators

@@ -71,8 +71,8 @@ def sampled_risk(
 def bernstein_interval(values: Float[np.ndarray, " size"], confidence: float = 0.95) -> tuple[float, float]:
     """Return the empirical Bernstein interval for the mean of values in [0, 1] (Maurer and Pontil 2009)."""
     _check_losses(values, confidence)
-    size, log_factor = len(values), math.log(4 / (1 - confidence))
-    margin = math.sqrt(2 * _variance(values) * log_factor / size) + 7 * log_factor / (3 * (size - 1))
+    num_values, log_factor = len(values), math.log(4 / (1 - confidence))
+    margin = math.sqrt(2 * _variance(values) * log_factor / num_values) + 7 * log_factor / (3 * (num_values - 1))
     return _clip_interval(float(values.mean()), margin)
 
 
@@ -82,25 +82,25 @@ def hoeffding_interval(values: Float[np.ndarray, " size"], confidence: float = 0
     return _clip_interval(float(values.mean()), math.sqrt(math.log(2 / (1 - confidence)) / (2 * len(values))))
 
 
-def _variance(values: Float[np.ndarray, " size"]) -> float:
-    if len(values) < 2:
+def _variance(losses: Float[np.ndarray, " size"]) -> float:
+    if len(losses) < 2:
         raise SettingError(
-            f"{len(values)} value has no variance; sample at least 2 sequences, or use hoeffding_interval()"
+            f"{len(losses)} value has no variance; sample at least 2 sequences, or use hoeffding_interval()"
         )
-    return float(values.var(ddof=1))
+    return float(losses.var(ddof=1))
 
 
 def _clip_interval(mean: float, margin: float) -> tuple[float, float]:
     return max(0.0, mean - margin), min(1.0, mean + margin)
 
 
-def _check_losses(values: Float[np.ndarray, " size"], confidence: float) -> None:
+def _check_losses(losses: Float[np.ndarray, " size"], confidence: float) -> None:
     if not 0 < confidence < 1:
         raise SettingError(f"invalid confidence {confidence}; use a number between 0 and 1, such as 0.95")
-    low, high = float(values.min()), float(values.max())
-    if not (low >= -LOSS_TOLERANCE and high <= 1 + LOSS_TOLERANCE):
+    min_loss, max_loss = float(losses.min()), float(losses.max())
+    if not (min_loss >= -LOSS_TOLERANCE and max_loss <= 1 + LOSS_TOLERANCE):
         raise SettingError(
-            f"losses from {low:.3g} to {high:.3g} lie outside [0, 1]; use SampledRisk.student_interval()"
+            f"losses from {min_loss:.3g} to {max_loss:.3g} lie outside [0, 1]; use SampledRisk.student_interval()"
         )
 
 

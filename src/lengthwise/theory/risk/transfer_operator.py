@@ -159,8 +159,11 @@ def chain_totals(
         len(insertion.weights) * num_states * len(chain.tokens) * (num_states if num_states <= MAX_DENSE_STATES else 1)
     )
     block_size = max(1, MAX_BLOCK_ENTRIES // num_entries)
-    starts = range(0, len(log_s), block_size)
-    blocks = [_totals_for_block(chain, insertion, shape_laws, log_s[start : start + block_size]) for start in starts]
+    block_starts = range(0, len(log_s), block_size)
+    blocks = [
+        _totals_for_block(chain, insertion, shape_laws, log_s[block_start : block_start + block_size])
+        for block_start in block_starts
+    ]
     return Totals(
         *(np.concatenate([getattr(block, name) for block in blocks], axis=2) for name in ("value", "derivative"))
     )
@@ -170,14 +173,14 @@ def _totals_for_block(
     chain: TokenChain, insertion: Insertion, shape_laws: Sequence[ShapeLaw], log_s: Float[np.ndarray, " s"]
 ) -> Totals:
     operator = _Operator(chain, insertion, log_s)
-    shape = (len(insertion.weights), len(shape_laws), len(log_s))
-    value, derivative = np.zeros(shape), np.zeros(shape)
-    for index, shape_law in enumerate(shape_laws):
-        for planted, probability in zip(shape_law.shapes, shape_law.probability, strict=True):
+    totals_shape = (len(insertion.weights), len(shape_laws), len(log_s))
+    value, derivative = np.zeros(totals_shape), np.zeros(totals_shape)
+    for law_index, shape_law in enumerate(shape_laws):
+        for planted_shape, probability in zip(shape_law.shapes, shape_law.probability, strict=True):
             if probability.any():
-                total = operator.total(planted, probability[: shape_law.length - planted[-1]])
-                value[:, index] += total.value.sum(axis=(2, 3))
-                derivative[:, index] += total.derivative.sum(axis=(2, 3))
+                total = operator.total(planted_shape, probability[: shape_law.length - planted_shape[-1]])
+                value[:, law_index] += total.value.sum(axis=(2, 3))
+                derivative[:, law_index] += total.derivative.sum(axis=(2, 3))
     return Totals(value, derivative)
 
 
@@ -207,7 +210,7 @@ class _Operator:
         self,
         without_planted: DualNumbers,
         with_planted: DualNumbers,
-        planted: Int[np.ndarray, " k"],
+        planted_shape: Int[np.ndarray, " k"],
         probability: float,
         num_starts: int,
     ) -> tuple[DualNumbers, DualNumbers]:
@@ -215,27 +218,29 @@ class _Operator:
         # A matrix product costs as much as one step for each state.
         if num_starts <= self.chain.num_states or self.chain.num_states > MAX_DENSE_STATES:
             for _ in range(num_starts):
-                with_planted = self._step(with_planted) + self._insert(without_planted, planted).multiply(probability)
+                with_planted = self._step(with_planted) + self._insert(without_planted, planted_shape).multiply(
+                    probability
+                )
                 without_planted = self._step(without_planted)
             return without_planted, with_planted
         for bit in range(num_starts.bit_length()):
             if num_starts >> bit & 1:
-                background_operator, inserted_operator = self._compute_power(planted, bit)
+                background_operator, inserted_operator = self._compute_power(planted_shape, bit)
                 with_planted = with_planted @ background_operator + (without_planted @ inserted_operator).multiply(
                     probability
                 )
                 without_planted = without_planted @ background_operator
         return without_planted, with_planted
 
-    def _compute_power(self, planted: Int[np.ndarray, " k"], bit: int) -> tuple[DualNumbers, DualNumbers]:
+    def _compute_power(self, planted_shape: Int[np.ndarray, " k"], bit: int) -> tuple[DualNumbers, DualNumbers]:
         """Return the operator of ``2 ** bit`` background tokens, without and with the planted set.
 
         The operator with the planted set is summed over ``2 ** bit`` consecutive starts of the set.
         """
-        powers = self.powers.setdefault(tuple(planted.tolist()), [])
+        powers = self.powers.setdefault(tuple(planted_shape.tolist()), [])
         if not powers:
             identity = self._identity(np.eye(self.chain.num_states))
-            powers.append((self._step(identity), self._insert(identity, planted)))
+            powers.append((self._step(identity), self._insert(identity, planted_shape)))
         while len(powers) <= bit:
             background_operator, inserted_operator = powers[-1]
             powers.append(
@@ -246,15 +251,17 @@ class _Operator:
             )
         return powers[bit]
 
-    def _insert(self, prefix: DualNumbers, planted: Int[np.ndarray, " k"]) -> DualNumbers:
+    def _insert(self, prefix: DualNumbers, planted_shape: Int[np.ndarray, " k"]) -> DualNumbers:
         """Append the planted tokens and the background tokens between them, summed over the planted tuples."""
-        last_cost = self.chain.cost(planted) if self.insertion.planted_is_free else self.cost
+        last_cost = self.chain.cost(planted_shape) if self.insertion.planted_is_free else self.cost
         inserted = prefix.multiply(np.zeros(len(self.insertion.weights)))
         for planted_tuple, weight in zip(self.insertion.tuples, self.insertion.weights.T, strict=True):
-            token_at = dict(zip(planted.tolist(), planted_tuple.tolist(), strict=True))
+            token_at = dict(zip(planted_shape.tolist(), planted_tuple.tolist(), strict=True))
             extended = prefix
-            for offset in range(planted[-1] + 1):
-                extended = self._step(extended, token_at.get(offset), last_cost if offset == planted[-1] else self.cost)
+            for offset in range(planted_shape[-1] + 1):
+                extended = self._step(
+                    extended, token_at.get(offset), last_cost if offset == planted_shape[-1] else self.cost
+                )
             inserted = inserted + extended.multiply(weight)
         return inserted
 
