@@ -433,7 +433,7 @@ def test_single_text_raises_for_lack_of_another_text(model, tmp_path):
     assert "no text except text 0 has at least 10 tokens, but a study needs far tokens of another text" in message
     # Another piece of the text does not count.
     pieces = study_of(model, replace(SMALL, max_document_tokens=20), texts=documents(number=1))
-    assert "no text except text 0 has 10 tokens" in error_of(pieces, tmp_path / "pieces")
+    assert "no text except text 0 has at least 10 tokens" in error_of(pieces, tmp_path / "pieces")
 
 
 def test_token_indexes_of_pieces_count_from_the_start_of_the_text(model, tmp_path):
