@@ -183,14 +183,16 @@ def test_train_prints_one_line_with_steps_exact_match_and_folder(runs, capsys):
 
 
 def test_train_flags_set_the_experiment(runs, capsys):
-    flags = "--task copy --scheme predicted --encoding alibi --head rank --steps 3 --batch-size 5"
+    flags = "--task copy --scheme predicted --encoding alibi --head rank --steps 3 --batch-size 5 --lengths-per-batch 2"
     ranges = "--num-position-ids 60 --train-lengths 2:6 --seed 1 --device cpu --out new --json"
     document = json.loads(output_of(["train", *flags.split(), *ranges.split()], capsys)[0])
     run = load_run(Path("new"), device="cpu")
     experiment = run.experiment
     assert document == {"folder": "new", **run.facts}
     assert (experiment.task.name, experiment.scheme.name, experiment.encoding.name) == ("copy", "predicted", "alibi")
-    assert (experiment.decoder.head, experiment.training.steps, experiment.training.batch_size) == ("rank", 3, 5)
+    training = experiment.training
+    assert (experiment.decoder.head, training.steps, training.batch_size) == ("rank", 3, 5)
+    assert training.lengths_per_batch == 2
     assert (experiment.scheme.num_position_ids, experiment.train_lengths, experiment.seed) == (60, (2, 6), 1)
 
 
@@ -401,6 +403,7 @@ INVALID: list[tuple[list[str], str]] = [
     ([*TRAIN, "--train-lengths", "abc"], "invalid range of lengths 'abc'; use shortest:longest"),
     ([*TRAIN, "--train-lengths", "3"], "invalid range of lengths '3'; use shortest:longest, such as 1:20"),
     ([*TRAIN, "--batch-size", "0"], "batch_size 0 is too small; use at least 1"),
+    ([*TRAIN, "--lengths-per-batch", "0"], "lengths_per_batch 0 is too small; use at least 1"),
     ([*TRAIN, "--steps", "0"], "steps 0 is too small; use at least 1"),
     ([*TRAIN, "--steps", "-5"], "steps -5 is too small; use at least 1"),
     ([*TRAIN, "--num-position-ids", "0"], "num_position_ids 0 is too small; use at least 1"),

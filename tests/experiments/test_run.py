@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import shutil
 import signal
 import warnings
 from collections.abc import Iterator
@@ -34,7 +35,7 @@ from lengthwise.experiments.experiment import Experiment, from_dict, to_dict
 from lengthwise.experiments.generate_from_prompt import generate_from_prompt
 from lengthwise.experiments.recipes import COMPARISONS, RECIPES, experiment_for, quick
 from lengthwise.experiments.run import Run, evaluate, load_run, train
-from lengthwise.experiments.run_folder import read_rows
+from lengthwise.experiments.run_folder import read_experiment, read_rows
 from lengthwise.model.generate import Generation
 from lengthwise.model.position_heads import POSITION_HEADS
 from lengthwise.positions import SCHEMES, Coupled, Predicted, Sequential, Skipwise
@@ -247,6 +248,20 @@ def test_an_experiment_saved_with_old_setting_names_is_restored():
     tree["training"]["own_ids"] = tree["training"].pop("scheduled_sampling")
     tree["evaluation"]["until_none"] = tree["evaluation"].pop("stop_at_zero")
     assert from_dict(tree) == experiment
+
+
+def test_a_run_without_a_saved_number_of_lengths_resumes_with_one_length_per_batch(tmp_path):
+    train(small_experiment(lengths_per_batch=1), tmp_path / "new", device="cpu")
+    train(small_experiment(lengths_per_batch=1), tmp_path / "old", device="cpu", stop=stop_after(5))
+    tree = json.loads((tmp_path / "old" / "experiment.json").read_text())
+    del tree["experiment"]["training"]["lengths_per_batch"]
+    (tmp_path / "old" / "experiment.json").write_text(json.dumps(tree))
+    # The checkpoints belong to the changed file only after training started with it.
+    shutil.rmtree(tmp_path / "old" / "checkpoints")
+    experiment = read_experiment(tmp_path / "old")
+    assert experiment.training.lengths_per_batch == 1
+    assert train(experiment, tmp_path / "old", resume=True, device="cpu") is not None
+    assert equal_tensors(run_weights(tmp_path / "old"), run_weights(tmp_path / "new"))
 
 
 def test_experiment_json_has_the_experiment_and_its_provenance(tmp_path):

@@ -146,7 +146,7 @@ def test_the_exported_model_has_the_training_loss(folders):
     position_labels = without_single_level(torch.where(batch.id_scored, batch.position_ids, -100))
     targets = {"position_labels": position_labels} if run.experiment.scheme.predicts_ids else {}
     output = model(batch.tokens, position_ids=without_single_level(batch.position_ids), labels=labels, **targets)
-    expected = answer_loss(run.decoder, batch, run.experiment.training.id_weight)
+    expected = answer_loss(run.decoder, [batch], run.experiment.training.id_weight)
     torch.testing.assert_close(output.loss, expected.loss)
 
 

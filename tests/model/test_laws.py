@@ -342,7 +342,7 @@ def test_the_last_hidden_state_depends_on_earlier_tokens_and_ids_but_not_their_o
 def gradients(decoder: Decoder, batch: Batch) -> dict[str, torch.Tensor]:
     """Return the gradient of the answer loss for every parameter that has one."""
     decoder.zero_grad()
-    answer_loss(decoder, batch, id_weight=1.0).loss.backward()
+    answer_loss(decoder, [batch], id_weight=1.0).loss.backward()
     return {name: each.grad for name, each in decoder.named_parameters() if each.grad is not None}
 
 

@@ -31,7 +31,7 @@ CUDA = torch.device("cuda")
 
 
 def batch_of(experiment):
-    return Sampler(task=experiment.task, scheme=experiment.scheme, lengths=(40, 40), batch_size=8, seed=3).batch(0)
+    return Sampler(task=experiment.task, scheme=experiment.scheme, lengths=(40, 40), batch_size=8, seed=3).batches(0)[0]
 
 
 @pytest.mark.parametrize("encoding", [name for name in ENCODINGS if name != "learned"])
@@ -50,7 +50,7 @@ def test_cuda_and_cpu_agree_in_float32(encoding):
 def test_cached_decoding_gives_the_hidden_states_of_one_pass_on_cuda(encoding, task):
     for length in (2, 40):
         scheme = small_scheme("multilevel")
-        batch = Sampler(task=task, scheme=scheme, lengths=(length, length), batch_size=4, seed=3).batch(0).to(CUDA)
+        batch = Sampler(task=task, scheme=scheme, lengths=(length, length), batch_size=4, seed=3).batches(0)[0].to(CUDA)
         decoder = small_decoder(encoding, task, num_levels=len(batch.position_ids)).to(CUDA)
         whole, _ = decoder(batch.tokens, batch.position_ids)
         prompt = int(batch.prompt_length.min())
@@ -70,7 +70,7 @@ def test_gradients_are_finite_in_bf16_on_cuda(head):
     experiment = replace(experiment, decoder=replace(experiment.decoder, head=head))
     decoder = build_decoder(experiment).to(CUDA)
     with torch.autocast("cuda", dtype=torch.bfloat16):
-        outcome = answer_loss(decoder, batch_of(experiment).to(CUDA), 1.0)
+        outcome = answer_loss(decoder, [batch_of(experiment).to(CUDA)], 1.0)
     outcome.loss.backward()
     assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in decoder.parameters())
 

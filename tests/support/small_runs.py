@@ -10,7 +10,7 @@ import torch
 from lengthwise.core.checkpoint import load_tensors
 from lengthwise.encodings import EncodingSettings, Rotary
 from lengthwise.evaluation.exact_match import EvaluationSettings
-from lengthwise.experiments.experiment import Experiment, build_decoder
+from lengthwise.experiments.experiment import Experiment, build_decoder, build_sampler
 from lengthwise.model.decoder import Decoder
 from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.positions import PositionScheme, Predicted
@@ -42,13 +42,7 @@ def small_experiment(
 
 def sampler_of(experiment: Experiment) -> Sampler:
     """Return the sampler of training batches of an experiment."""
-    return Sampler(
-        task=experiment.task,
-        scheme=experiment.scheme,
-        lengths=experiment.train_lengths,
-        batch_size=experiment.training.batch_size,
-        seed=experiment.seed,
-    )
+    return build_sampler(experiment, experiment.train_lengths)
 
 
 def trainer_of(experiment: Experiment, folder: Path) -> Trainer:

@@ -34,13 +34,13 @@ def test_a_batch_depends_on_its_step_and_seed_and_not_on_earlier_batches(scheme,
     if not supports_examples(scheme, task.sample(length=3, size=1, rng=stream(0))):
         return
     sampler = Sampler(task=task, scheme=small_scheme(scheme), lengths=(3, 9), batch_size=6, seed=3)
-    forward = [sampler.batch(step) for step in range(4)]
-    backward = [sampler.batch(step) for step in reversed(range(4))][::-1]
+    forward = [sampler.batches(step)[0] for step in range(4)]
+    backward = [sampler.batches(step)[0] for step in reversed(range(4))][::-1]
     for batch, again in zip(forward, backward, strict=True):
         for field in fields(batch):
             one, other = getattr(batch, field.name), getattr(again, field.name)
             assert one == other if field.name == "length" else torch.equal(one, other)
-    reseeded = [replace(sampler, seed=4).batch(step) for step in range(4)]
+    reseeded = [replace(sampler, seed=4).batches(step)[0] for step in range(4)]
     contents = {(batch.length, tuple(batch.tokens.flatten().tolist())) for batch in (*forward, *reseeded)}
     assert len(contents) == 8
 
@@ -53,12 +53,12 @@ def test_the_random_numbers_of_a_scheme_do_not_change_the_examples(scheme, task)
         return
     settings = {"task": task, "lengths": (3, 9), "batch_size": 6, "seed": 3}
     for step in range(3):
-        plain = Sampler(scheme=small_scheme("sequential"), **settings).batch(step)
-        assert torch.equal(Sampler(scheme=small_scheme(scheme), **settings).batch(step).tokens, plain.tokens)
+        plain = Sampler(scheme=small_scheme("sequential"), **settings).batches(step)[0]
+        assert torch.equal(Sampler(scheme=small_scheme(scheme), **settings).batches(step)[0].tokens, plain.tokens)
 
 
 def test_selecting_from_a_batch_selects_the_same_sequences_of_every_tensor():
-    batch = Sampler(task=Parity(), scheme=small_scheme("coupled"), lengths=(5, 5), batch_size=6, seed=0).batch(0)
+    batch = Sampler(task=Parity(), scheme=small_scheme("coupled"), lengths=(5, 5), batch_size=6, seed=0).batches(0)[0]
     part = batch.select(slice(1, 4))
     assert part.length == batch.length
     assert torch.equal(part.position_ids, batch.position_ids[:, 1:4])
@@ -68,7 +68,7 @@ def test_selecting_from_a_batch_selects_the_same_sequences_of_every_tensor():
 
 def test_training_lengths_cover_both_ends_of_their_range():
     sampler = Sampler(task=Parity(), scheme=small_scheme("sequential"), lengths=(2, 4), batch_size=1, seed=0)
-    assert {sampler.batch(step).length for step in range(40)} == {2, 3, 4}
+    assert {sampler.batches(step)[0].length for step in range(40)} == {2, 3, 4}
 
 
 @over_answered

@@ -39,7 +39,10 @@ from lengthwise.training.batch import Batch
 from lengthwise.training.loss import answer_loss, mix_predicted_ids
 from lengthwise.training.trainer import TrainingSettings
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "loss_curve.json"
+GOLDEN = {
+    number: Path(__file__).parents[1] / "golden" / name
+    for number, name in ((1, "loss_curve.json"), (4, "loss_curve_mixed_lengths.json"))
+}
 RAGGED = Addition(zero_padding=False, unequal=True)
 TWO_LEVELS = MultiAddition(operands=(2, 2))
 
@@ -347,7 +350,7 @@ def decoder_and_batch(experiment: Experiment, length: int = 4, size: int = 6) ->
     sampler = replace(sampler_of(experiment), lengths=(length, length), batch_size=size)
     decoder = build_decoder(experiment)
     randomize(decoder)
-    return decoder, sampler.batch(0)
+    return decoder, sampler.batches(0)[0]
 
 
 def answer_indexes(experiment: Experiment, batch: Batch) -> list[tuple[int, int]]:
@@ -408,7 +411,7 @@ def reference_id_losses(
 def test_the_loss_is_the_mean_cross_entropy_of_the_answer_tokens(task):
     experiment = small_experiment(task, Coupled(num_position_ids=48))
     decoder, batch = decoder_and_batch(experiment)
-    outcome = answer_loss(decoder, batch, id_weight=3.0)
+    outcome = answer_loss(decoder, [batch], id_weight=3.0)
     losses, correct = reference_token_losses(decoder, batch, answer_indexes(experiment, batch))
     assert outcome.loss.item() == pytest.approx(np.mean(losses), rel=1e-5)
     assert outcome.token_accuracy.item() == pytest.approx(correct)
@@ -421,7 +424,7 @@ def test_the_loss_is_the_mean_cross_entropy_of_the_answer_tokens(task):
 def test_the_loss_with_predicted_ids_adds_their_weighted_cross_entropy(head, task):
     experiment = small_experiment(task, head=head)
     decoder, batch = decoder_and_batch(experiment)
-    outcome = answer_loss(decoder, batch, id_weight=0.7)
+    outcome = answer_loss(decoder, [batch], id_weight=0.7)
     indexes = answer_indexes(experiment, batch)
     token_losses, _ = reference_token_losses(decoder, batch, indexes)
     id_losses, correct = reference_id_losses(decoder, batch, indexes)
@@ -479,7 +482,7 @@ def test_the_increment_heads_loss_leaves_out_and_reports_ids_after_a_gap(tmp_pat
         if index != ends[sequence]
     ]
     share = np.mean([step in Increment.OFFSETS for step in steps])
-    outcome = answer_loss(decoder, batch, id_weight=1.0)
+    outcome = answer_loss(decoder, [batch], id_weight=1.0)
     assert 0 < share < 1
     assert outcome.ids_in_reach.item() == pytest.approx(share)
     assert math.isfinite(outcome.loss.item())
@@ -493,7 +496,7 @@ def test_a_batch_with_only_unreachable_ids_has_a_finite_loss():
     experiment = small_experiment(head="increment")
     decoder, batch = decoder_and_batch(experiment)
     far = replace(batch, position_ids=7 * torch.arange(batch.tokens.shape[1]).expand_as(batch.position_ids).clone())
-    outcome = answer_loss(decoder, far, id_weight=1.0)
+    outcome = answer_loss(decoder, [far], id_weight=1.0)
     token_losses, _ = reference_token_losses(decoder, far, answer_indexes(experiment, far))
     assert outcome.ids_in_reach.item() == 0
     assert outcome.loss.item() == pytest.approx(np.mean(token_losses), rel=1e-5)
@@ -502,10 +505,10 @@ def test_a_batch_with_only_unreachable_ids_has_a_finite_loss():
 def test_targets_in_the_prompt_or_after_the_end_token_do_not_change_the_loss(monkeypatch):
     experiment = small_experiment(RAGGED, Coupled(num_position_ids=48))
     decoder, batch = decoder_and_batch(experiment)
-    before = answer_loss(decoder, batch, id_weight=1.0)
+    before = answer_loss(decoder, [batch], id_weight=1.0)
     # Only the targets change: the hidden states are those of the original tokens.
-    hidden, cache = decoder(batch.tokens[:, :-1], batch.position_ids[:, :, :-1])
-    monkeypatch.setattr(decoder, "forward", lambda *inputs, query_start: (hidden[:, query_start:], cache))
+    hidden, _ = decoder(batch.tokens[:, :-1], batch.position_ids[:, :, :-1])
+    monkeypatch.setattr(decoder, "forward_batches", lambda tokens, ids, starts: [hidden[:, starts[0] :]])
     answered = torch.zeros_like(batch.tokens, dtype=torch.bool)
     for sequence, index in answer_indexes(experiment, batch):
         answered[sequence, index] = True
@@ -513,11 +516,11 @@ def test_targets_in_the_prompt_or_after_the_end_token_do_not_change_the_loss(mon
     masked = replace(batch, tokens=torch.where(answered, batch.tokens, other))
     assert len(set(batch.prompt_length.tolist())) > 1
     assert not answered[:, -1].all()
-    after = answer_loss(decoder, masked, id_weight=1.0)
+    after = answer_loss(decoder, [masked], id_weight=1.0)
     assert torch.equal(after.loss, before.loss)
     assert torch.equal(after.token_accuracy, before.token_accuracy)
     wrong = replace(batch, tokens=torch.where(answered, other, batch.tokens))
-    assert not torch.equal(answer_loss(decoder, wrong, id_weight=1.0).loss, before.loss)
+    assert not torch.equal(answer_loss(decoder, [wrong], id_weight=1.0).loss, before.loss)
 
 
 @pytest.mark.parametrize("head", POSITION_HEADS)
@@ -533,8 +536,8 @@ def test_tokens_and_ids_after_the_end_token_do_not_change_the_loss(head):
         tokens=torch.where(fill, 3, batch.tokens),
         position_ids=torch.where(fill, 17, batch.position_ids),
     )
-    assert answer_loss(decoder, other, 1.0).loss.item() == pytest.approx(
-        answer_loss(decoder, batch, 1.0).loss.item(), rel=1e-6
+    assert answer_loss(decoder, [other], 1.0).loss.item() == pytest.approx(
+        answer_loss(decoder, [batch], 1.0).loss.item(), rel=1e-6
     )
 
 
@@ -549,11 +552,10 @@ def test_only_logits_of_answer_tokens_have_a_gradient(monkeypatch):
         return logits[0]
 
     monkeypatch.setattr(decoder, "token_logits", remember)
-    torch.autograd.backward(answer_loss(decoder, batch, id_weight=1.0).loss)
-    first = batch.tokens.shape[1] - logits[0].shape[1]
-    with_gradient = {
-        (sequence, index + first) for sequence, index in logits[0].grad.abs().sum(dim=-1).nonzero().tolist()
-    }
+    torch.autograd.backward(answer_loss(decoder, [batch], id_weight=1.0).loss)
+    gradients = logits[0].grad.abs().sum(dim=-1).view(len(batch.tokens), -1)
+    first = batch.tokens.shape[1] - gradients.shape[1]
+    with_gradient = {(sequence, index + first) for sequence, index in gradients.nonzero().tolist()}
     assert with_gradient == set(answer_indexes(experiment, batch))
 
 
@@ -571,7 +573,8 @@ def test_a_curriculum_advances_when_a_stage_is_learned_and_ends_with_the_task(un
     task = SparseParity(most=3)
     assert [stage.most for stage in task.stages()] == [1, 2, 3]
     trainer = trainer_of(small_experiment(task, Sequential(), stage_loss=100.0), tmp_path)
-    assert trainer.samplers[0].batch(0).tokens.shape == trainer.samplers[2].batch(0).tokens.shape
+    shapes = [[batch.tokens.shape for batch in sampler.batches(0)] for sampler in trainer.samplers]
+    assert shapes[0] == shapes[2]
     assert [sampler.task for sampler in trainer.samplers] == list(task.stages())
     trainer.run()
     assert trainer.progress.stage == 2
@@ -658,25 +661,26 @@ def test_bf16_trains_float32_weights_with_finite_gradients(tmp_path):
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
 def test_the_loss_in_bf16_is_close_to_that_in_float32():
     decoder, batch = decoder_and_batch(small_experiment())
-    exact = answer_loss(decoder, batch, 1.0).loss.item()
+    exact = answer_loss(decoder, [batch], 1.0).loss.item()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        rounded = answer_loss(decoder, batch, 1.0).loss.item()
+        rounded = answer_loss(decoder, [batch], 1.0).loss.item()
     assert rounded != exact
     assert rounded == pytest.approx(exact, rel=0.03)
 
 
-def loss_curve() -> list[dict[str, float]]:
+def loss_curve(lengths_per_batch: int) -> list[dict[str, float]]:
     """Return the rounded losses of a short run."""
     rows: list[dict[str, float]] = []
-    experiment = small_experiment(steps=10, batch_size=8)
+    experiment = small_experiment(steps=10, batch_size=8, lengths_per_batch=lengths_per_batch)
     with tempfile.TemporaryDirectory() as folder:
         trainer_of(experiment, Path(folder)).run(report=rows.append)
     return [{"step": row["step"], "loss": round(row["loss"], 6)} for row in rows]
 
 
-def test_the_loss_curve_is_the_golden_one():
-    golden = json.loads(GOLDEN.read_text())
-    curve = loss_curve()
+@pytest.mark.parametrize("lengths_per_batch", GOLDEN)
+def test_the_loss_curve_is_the_golden_one(lengths_per_batch):
+    golden = json.loads(GOLDEN[lengths_per_batch].read_text())
+    curve = loss_curve(lengths_per_batch)
     assert [row["step"] for row in curve] == [row["step"] for row in golden]
     assert [row["loss"] for row in curve] == pytest.approx([row["loss"] for row in golden], abs=1e-4)
 
@@ -734,4 +738,5 @@ def checkpoints(folder: Path) -> set[str]:
 
 if __name__ == "__main__" and sys.argv[1:] == ["--write"]:
     torch.set_num_threads(1)
-    GOLDEN.write_text(json.dumps(loss_curve(), indent=2) + "\n")
+    for number, path in GOLDEN.items():
+        path.write_text(json.dumps(loss_curve(number), indent=2) + "\n")

@@ -77,15 +77,16 @@ def override_training(
     experiment: Experiment,
     *,
     train_lengths: str | None = None,
-    steps: int | None = None,
-    batch_size: int | None = None,
     num_position_ids: int | None = None,
     head: str | None = None,
+    **training_settings: int | None,
 ) -> Experiment:
-    """Return the experiment with the values of the training flags; None keeps the value of the experiment."""
-    training = experiment.training
-    training = training if steps is None else replace(training, steps=steps)
-    training = training if batch_size is None else replace(training, batch_size=batch_size)
+    """Return the experiment with the values of the training flags; None keeps the value of the experiment.
+
+    ``training_settings`` are fields of ``TrainingSettings``.
+    """
+    changes: dict[str, Any] = {name: value for name, value in training_settings.items() if value is not None}
+    training = replace(experiment.training, **changes)
     scheme = experiment.scheme
     if num_position_ids is not None:
         if scheme.num_position_ids is None:

@@ -51,6 +51,8 @@ class Experiment:
                 )
 
 
+# Training settings that older runs did not save, with the values that they used.
+UNSAVED_TRAINING_SETTINGS: dict[str, Any] = {"lengths_per_batch": 1}
 # New names of settings that older runs saved with another name.
 RENAMED_SETTINGS = {"own_ids": "scheduled_sampling", "until_none": "stop_at_zero"}
 # Bytes per weight in training: the weight, its gradient and two moments of AdamW.
@@ -176,6 +178,7 @@ def build_sampler(experiment: Experiment, lengths: tuple[int, int]) -> Sampler:
         scheme=experiment.scheme,
         lengths=lengths,
         batch_size=experiment.training.batch_size,
+        lengths_per_batch=experiment.training.lengths_per_batch,
         seed=experiment.seed,
     )
 
@@ -195,6 +198,19 @@ def to_dict(value: Any) -> Any:
     return value
 
 
+def upgrade_saved_experiment(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a saved experiment with the current names of its settings, and with settings that it did not save."""
+    upgraded: dict[str, Any] = {
+        part: {RENAMED_SETTINGS.get(name, name): value for name, value in settings.items()}
+        if part in SETTINGS_CLASSES and isinstance(settings, Mapping)
+        else settings
+        for part, settings in tree.items()
+    }
+    if isinstance(upgraded.get("training"), Mapping):
+        upgraded["training"] = {**UNSAVED_TRAINING_SETTINGS, **upgraded["training"]}
+    return upgraded
+
+
 def from_dict(
     tree: Mapping[str, Any], *, overrides: Mapping[str, Any] | None = None, folder: Path | None = None
 ) -> Experiment:
@@ -206,10 +222,11 @@ def from_dict(
     """
     overrides = {} if overrides is None else overrides
     restored_fields: dict[str, Any] = {}
+    upgraded = upgrade_saved_experiment(tree)
     try:
         for experiment_field in fields(Experiment):
             restored_fields[experiment_field.name] = _restore_part(
-                experiment_field.name, tree[experiment_field.name], overrides
+                experiment_field.name, upgraded[experiment_field.name], overrides
             )
         if folder is not None and isinstance(restored_fields["task"], HasRunFiles):
             restored_fields["task"] = restored_fields["task"].from_run_folder(folder)
@@ -265,8 +282,7 @@ def _restore_entry(kind: str, saved_settings: Mapping[str, Any]) -> Any:
 
 def _restore_settings(saved_settings: Mapping[str, Any]) -> dict[str, Any]:
     """Restore settings from JSON values; a setting may be a task, a placement or a tuple of them."""
-    settings = {RENAMED_SETTINGS.get(name, name): value for name, value in saved_settings.items() if name != "name"}
-    return {name: _restore_value(name, value) for name, value in settings.items()}
+    return {name: _restore_value(name, value) for name, value in saved_settings.items() if name != "name"}
 
 
 def _restore_value(name: str, value: Any) -> Any:

@@ -16,7 +16,7 @@ from lengthwise.core.files import write_atomically
 from lengthwise.core.folder_lock import exclusive_lock
 from lengthwise.core.json_parsing import parse_json
 from lengthwise.core.provenance import provenance
-from lengthwise.experiments.experiment import Experiment, from_dict, to_dict
+from lengthwise.experiments.experiment import Experiment, from_dict, to_dict, upgrade_saved_experiment
 from lengthwise.tasks import HasRunFiles
 
 EXPERIMENT, MODEL, RESULTS = "experiment.json", "model.safetensors", "results.jsonl"
@@ -89,7 +89,9 @@ def claim_run_folder(folder: Path, experiment: Experiment, *, resume: bool) -> N
     """Write the experiment of a run and the files of its task into a folder, or compare them; see `claim_folder`."""
     task = experiment.task
     files = task.run_files if isinstance(task, HasRunFiles) else dict
-    claim_folder(folder, RUN_FOLDER, to_dict(experiment), resume=resume, files=files)
+    claim_folder(
+        folder, RUN_FOLDER, to_dict(experiment), resume=resume, normalize=upgrade_saved_experiment, files=files
+    )
 
 
 def read_description(folder: Path, kind: FolderKind) -> dict[str, Any]:

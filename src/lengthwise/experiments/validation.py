@@ -46,7 +46,7 @@ def prepare_training(experiment: Experiment) -> PreparedTraining:
     for length in experiment.train_lengths:
         experiment.task.sample(length=length, size=1, rng=stream(experiment.seed, "ends", length))
     batches = check_scheme(experiment)
-    batch = build_sampler(experiment, (max_train_length, max_train_length)).batch(0)
+    batch = build_sampler(experiment, (max_train_length, max_train_length)).batches(0)[0]
     num_ids = experiment.scheme.num_position_ids or int(batch.position_ids.max()) + 1
     max_num_ids = experiment.encoding.num_position_ids
     if max_num_ids is not None and num_ids > max_num_ids:

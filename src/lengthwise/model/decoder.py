@@ -1,7 +1,8 @@
 """Decoder with pre-norm blocks and one encoding; for PPC, it also has one position head per level."""
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -19,6 +20,7 @@ from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.model.position_heads import POSITION_HEADS, NextIDs, PositionHead, Prompt, read_prompt
 from lengthwise.model.position_id_check import IDCheck
 from lengthwise.model.rms_norm import RMSNorm
+from lengthwise.model.token_groups import TokenGroup, join_tokens, select_queries, split_queries, split_tokens
 
 
 @dataclass(slots=True)
@@ -56,37 +58,59 @@ class Block(nn.Module):
 
     def forward(
         self,
-        x: Float[Tensor, "batch seq d_model"],
-        position_ids: Real[Tensor, "level batch key"],
+        x: Float[Tensor, "token d_model"],
+        groups: Sequence[TokenGroup],
         encoding: LevelEncoding,
         past: tuple[Tensor, Tensor] | None,
-        query_start: int,
         hooks: AttentionHooks,
-    ) -> tuple[Float[Tensor, "batch query d_model"], Tensor, Tensor]:
-        """Return the hidden states from index ``query_start`` of ``x`` on, and the keys and values of all tokens.
+    ) -> tuple[Float[Tensor, "query d_model"], Tensor, Tensor]:
+        """Return the hidden states of the groups' queries, and the keys and values of the last group.
 
-        ``past`` contains the keys and values of earlier tokens, ``position_ids`` the IDs of earlier and new tokens.
+        ``past`` contains the keys and values of earlier tokens; it requires a single group.
         """
-        normalized, d_model, weight = self.attention_norm(x), x.shape[2], self.project.weight
+        normalized, d_model, weight = self.attention_norm(x), x.shape[1], self.project.weight
         split_heads = partial(rearrange, pattern="b s (part h d) -> part b h s d", h=self.settings.num_heads)
-        if query_start == 0:
-            query, key, value = split_heads(self.project(normalized), part=3)
+        if not any(group.query_start for group in groups):
+            projected = [split_heads(part, part=3) for part in split_tokens(self.project(normalized), groups)]
         else:
-            (query,) = split_heads(nn.functional.linear(normalized[:, query_start:], weight[:d_model]), part=1)
-            key, value = split_heads(nn.functional.linear(normalized, weight[d_model:]), part=2)
-        new_ids = position_ids[:, :, position_ids.shape[2] - x.shape[1] :]
-        query_ids, query, key = new_ids[:, :, query_start:], self.query_norm(query), self.key_norm(key)
-        if query_start == 0:
+            queries = nn.functional.linear(select_queries(normalized, groups), weight[:d_model])
+            keys_values = nn.functional.linear(normalized, weight[d_model:])
+            pairs = zip(split_queries(queries, groups), split_tokens(keys_values, groups), strict=True)
+            projected = [(*split_heads(query, part=1), *split_heads(pair, part=2)) for query, pair in pairs]
+        attended = []
+        for group, (raw_query, raw_key, new_value) in zip(groups, projected, strict=True):
+            query, key = self._rotate(raw_query, raw_key, group, encoding)
+            value = new_value
+            if past is not None:
+                key, value = torch.cat([past[0], key], dim=2), torch.cat([past[1], value], dim=2)
+            heads = self._attend(query, key, value, group.position_ids, encoding, hooks)
+            attended.append(rearrange(heads, "b h s d -> b s (h d)"))
+        x = select_queries(x, groups) + self.mix_heads(join_tokens(attended))
+        return x + self.narrow(nn.functional.gelu(self.widen(self.mlp_norm(x)))), key, value
+
+    def _rotate(self, query: Tensor, key: Tensor, group: TokenGroup, encoding: LevelEncoding) -> tuple[Tensor, Tensor]:
+        """Return normalized and rotated queries and keys, each (batch, heads, seq, d_head)."""
+        new_ids = group.position_ids[:, :, group.position_ids.shape[2] - group.seq :]
+        query, key = self.query_norm(query), self.key_norm(key)
+        if group.query_start == 0:
             # Rotate queries and keys together to compute the angles once; for one token, they dominate the time.
             query, key = encoding.rotate(torch.cat([query, key], dim=1), new_ids).chunk(2, dim=1)
-        else:
-            query, key = encoding.rotate(query, query_ids), encoding.rotate(key, new_ids)
-        if past is not None:
-            key, value = torch.cat([past[0], key], dim=2), torch.cat([past[1], value], dim=2)
-        length_factor = self._length_factor(query.shape[2], key.shape[2], hooks, x.device)
-        query = query * (self.log_temperature.exp() * length_factor)
+            return query, key
+        return encoding.rotate(query, new_ids[:, :, group.query_start :]), encoding.rotate(key, new_ids)
 
-        chunks = ScoreChunks(encoding, query, key, query_ids, position_ids, hooks.score_bias)
+    def _attend(
+        self,
+        query: Float[Tensor, "batch heads query d_head"],
+        key: Float[Tensor, "batch heads key d_head"],
+        value: Float[Tensor, "batch heads key d_head"],
+        key_ids: Real[Tensor, "level batch key"],
+        encoding: LevelEncoding,
+        hooks: AttentionHooks,
+    ) -> Float[Tensor, "batch heads query d_head"]:
+        length_factor = self._length_factor(query.shape[2], key.shape[2], hooks, query.device)
+        query = query * (self.log_temperature.exp() * length_factor)
+        query_ids = key_ids[:, :, key_ids.shape[2] - query.shape[2] :]
+        chunks = ScoreChunks(encoding, query, key, query_ids, key_ids, hooks.score_bias)
         weight_function = softmax if self.weight_function is None else self.weight_function
         if hooks.on_weights is not None:
             hooks.on_weights(chunks.weights(weight_function))
@@ -97,8 +121,7 @@ class Block(nn.Module):
             attended = attend(query.to(value.dtype), key.to(value.dtype), value, bias)
         if self.training and self.settings.dilution:
             attended = dilute_attention(attended, value, self.settings.dilution)
-        x = x[:, query_start:] + self.mix_heads(rearrange(attended, "b h s d -> b s (h d)"))
-        return x + self.narrow(nn.functional.gelu(self.widen(self.mlp_norm(x)))), key, value
+        return attended
 
     def _length_factor(
         self, num_queries: int, num_keys: int, hooks: AttentionHooks, device: torch.device
@@ -174,15 +197,43 @@ class Decoder(nn.Module):
             entries = torch.arange(len(keep_indices), device=keep_indices.device)[:, None]
             sequence = entries // (len(keep_indices) // len(tokens))
             x, new_cache.position_ids = x[sequence, keep_indices], new_cache.position_ids[:, sequence, keep_indices]
-        for layer, block in enumerate(self.blocks):
-            past = None if cache is None else (cache.keys[layer], cache.values[layer])
-            start = query_start if layer == len(self.blocks) - 1 else 0
-            x, key, value = block(x, new_cache.position_ids, self.encoding, past, start, hooks)
-            new_cache.keys.append(key)
-            new_cache.values.append(value)
-        return self.norm(x), new_cache
+        (hidden,) = self._run_blocks([x], [new_cache], [query_start], cache, hooks)
+        return hidden, new_cache
 
-    def token_logits(self, hidden: Float[Tensor, "batch seq d_model"]) -> Float[Tensor, "batch seq vocab"]:
+    def forward_batches(
+        self, tokens: Sequence[Int[Tensor, "_batch _seq"]], position_ids: Sequence[Tensor], query_starts: Sequence[int]
+    ) -> list[Float[Tensor, "_batch _query d_model"]]:
+        """Return the hidden states of several batches, the same as ``forward`` for each batch, but in less time."""
+        pairs = zip(tokens, position_ids, strict=True)
+        embedded = [self._embed(part, self.check_ids(part, ids), None) for part, ids in pairs]
+        xs, caches = zip(*embedded, strict=True)
+        return self._run_blocks(xs, caches, query_starts, None, NO_HOOKS)
+
+    def _run_blocks(
+        self,
+        xs: Sequence[Float[Tensor, "_batch _seq d_model"]],
+        caches: Sequence[Cache],
+        query_starts: Sequence[int],
+        past: Cache | None,
+        hooks: AttentionHooks,
+    ) -> list[Float[Tensor, "_batch _query d_model"]]:
+        """Return the hidden states of each group, and add the keys and values of the last group to its cache."""
+        groups = [
+            TokenGroup(size=x.shape[0], seq=x.shape[1], position_ids=cache.position_ids)
+            for x, cache in zip(xs, caches, strict=True)
+        ]
+        hidden = join_tokens(xs)
+        for layer, block in enumerate(self.blocks):
+            if layer == len(self.blocks) - 1:
+                starts = zip(groups, query_starts, strict=True)
+                groups = [replace(group, query_start=start) for group, start in starts]
+            layer_past = None if past is None else (past.keys[layer], past.values[layer])
+            hidden, key, value = block(hidden, groups, self.encoding, layer_past, hooks)
+            caches[-1].keys.append(key)
+            caches[-1].values.append(value)
+        return split_queries(self.norm(hidden), groups)
+
+    def token_logits(self, hidden: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch vocab"]:
         """Return the logits of the next token for each hidden state, in float32."""
         logits: Tensor = hidden @ self.embedding.T if self.output is None else self.output(hidden)
         return logits.float()

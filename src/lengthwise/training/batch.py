@@ -1,7 +1,8 @@
-"""Batches, and a sampler that reproduces the batch of any training step from the seed and the step."""
+"""Batches, and a sampler that reproduces the examples of any training step from the seed and the step."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -14,10 +15,16 @@ from lengthwise.positions import Assignment, PositionScheme
 from lengthwise.tasks import Task, lengths_between
 from lengthwise.tasks.examples import Examples
 
+# Largest share of fill in the tokens of a training step.
+MAX_FILL = 0.15
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Examples of one length with their position IDs, as tensors."""
+    """Examples with their position IDs, as tensors; ``length`` is the length of the longest example.
+
+    Shorter examples are filled on the right. Fill is never scored, and no other token depends on it.
+    """
 
     length: int
     tokens: Int[Tensor, "batch seq"]
@@ -57,11 +64,60 @@ def _tensor(array: np.ndarray) -> Tensor:
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
+def join_batches(parts: Sequence[Batch]) -> Batch:
+    """Join batches along the batch axis; fill repeats the last token and the last ID of each sequence.
+
+    The examples of each part are spread evenly over the batch, because scheduled sampling and dilution depend on the
+    index of an example.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    seq = max(part.tokens.shape[1] for part in parts)
+    places = torch.cat([(torch.arange(len(part.tokens)) + 0.5) / len(part.tokens) for part in parts])
+    order = places.argsort(stable=True)
+
+    def join(name: str) -> Tensor:
+        tensors = [getattr(part, name) for part in parts]
+        if name == "prompt_length":
+            return torch.cat(tensors)[order]
+        scored = tensors[0].dtype == torch.bool
+        filled = []
+        for tensor in tensors:
+            fill = tensor[..., -1:].expand(*tensor.shape[:-1], seq - tensor.shape[-1])
+            filled.append(torch.cat([tensor, torch.zeros_like(fill) if scored else fill], dim=-1))
+        return torch.cat(filled, dim=-2)[..., order, :]
+
+    tensors = {part.name: join(part.name) for part in fields(Batch) if part.name != "length"}
+    return Batch(length=max(part.length for part in parts), **tensors)
+
+
+def group_by_size(parts: Sequence[Batch], max_fill: float = MAX_FILL) -> list[Batch]:
+    """Join batches of similar token counts, as far as the share of fill in all tokens stays below ``max_fill``."""
+    groups = [[part] for part in sorted(parts, key=lambda part: part.tokens.shape[1])]
+    num_tokens = sum(part.tokens.numel() for part in parts)
+    fill = 0
+    while len(groups) > 1:
+        # Adjacent groups whose join adds the fewest fill tokens.
+        added, left = min((_added_fill(*pair), left) for left, pair in enumerate(pairwise(groups)))
+        if fill + added > max_fill * (num_tokens + fill + added):
+            break
+        fill += added
+        groups[left : left + 2] = [groups[left] + groups[left + 1]]
+    return [join_batches(group) for group in groups]
+
+
+def _added_fill(shorter: list[Batch], longer: list[Batch]) -> int:
+    growth = longer[-1].tokens.shape[1] - shorter[-1].tokens.shape[1]
+    return growth * sum(len(part.tokens) for part in shorter)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampler:
-    """Training batches of one length each, sampled uniformly from ``lengths``, both ends included.
+    """Training examples of lengths sampled uniformly from ``lengths``, both ends included.
 
-    Only lengths with examples are sampled. Raises ``SettingError`` for a range without lengths or an empty batch.
+    A step has ``batch_size`` examples of ``lengths_per_batch`` different lengths (or of all lengths, if there are
+    fewer). Only lengths with examples are sampled. Raises ``SettingError`` for a range without lengths or an empty
+    batch.
     """
 
     task: Task
@@ -69,6 +125,7 @@ class Sampler:
     lengths: tuple[int, int]
     batch_size: int
     seed: int
+    lengths_per_batch: int = 1
 
     def __post_init__(self) -> None:
         first, last = self.lengths
@@ -76,14 +133,25 @@ class Sampler:
             raise SettingError(f"training length {first} is too small; lengths start at 1")
         if last < first:
             raise SettingError(f"training lengths {first}:{last} are reversed; put the smaller one first")
-        if self.batch_size < 1:
-            raise SettingError(f"batch size {self.batch_size} is too small; use at least 1")
+        for name in ("batch_size", "lengths_per_batch"):
+            if getattr(self, name) < 1:
+                raise SettingError(f"{name.replace('_', ' ')} {getattr(self, name)} is too small; use at least 1")
 
-    def batch(self, step: int) -> Batch:
-        """Return the batch of a training step, the same on every call."""
+    def batches(self, step: int) -> list[Batch]:
+        """Return the examples of a training step, the same on every call, in batches of similar token counts."""
+        rng, id_rng = stream(self.seed, "training examples", step), stream(self.seed, "training positions", step)
+        parts = []
+        for length, size in self._sizes(rng):
+            examples = self.task.sample(length=length, size=size, rng=rng)
+            parts.append(to_batch(length, examples, self.scheme.assign(examples, id_rng, training=True)))
+        return group_by_size(parts)
+
+    def _sizes(self, rng: np.random.Generator) -> list[tuple[int, int]]:
+        """Return the lengths of a step, and the number of examples of each length."""
         lengths = lengths_between(self.task, *self.lengths)
-        rng = stream(self.seed, "training examples", step)
-        length = lengths[int(rng.integers(0, len(lengths)))]
-        examples = self.task.sample(length=length, size=self.batch_size, rng=rng)
-        assignment = self.scheme.assign(examples, stream(self.seed, "training positions", step), training=True)
-        return to_batch(length, examples, assignment)
+        num = min(self.lengths_per_batch, len(lengths), self.batch_size)
+        if num == 1:
+            return [(lengths[int(rng.integers(0, len(lengths)))], self.batch_size)]
+        sampled = rng.choice(len(lengths), size=num, replace=False)
+        size, remainder = divmod(self.batch_size, num)
+        return [(lengths[index], size + (rank < remainder)) for rank, index in enumerate(sampled.tolist())]

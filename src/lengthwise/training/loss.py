@@ -1,13 +1,15 @@
 """Loss of a batch: cross-entropy of the answer tokens and, for PPC, of their IDs."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
 from lengthwise.model.decoder import Decoder
 from lengthwise.model.position_heads import NextIDs
+from lengthwise.model.token_groups import join_tokens
 from lengthwise.training.batch import Batch
 
 
@@ -21,36 +23,53 @@ class AnswerLoss:
     ids_in_reach: Float[Tensor, ""]
 
 
-def answer_loss(decoder: Decoder, batch: Batch, id_weight: float, input_ids: Tensor | None = None) -> AnswerLoss:
+def answer_loss(
+    decoder: Decoder, batches: Sequence[Batch], id_weight: float, input_ids: Sequence[Tensor] | None = None
+) -> AnswerLoss:
     """Return the mean token cross-entropy plus, for PPC, ``id_weight`` times the mean ID cross-entropy.
 
-    ``input_ids`` are the IDs that the decoder reads, by default the correct IDs. The ID losses of all levels are added,
-    and an ID is correct if it is correct on all levels. The loss ignores IDs that are not among the candidates of the
-    head (an increment after a gap); ``ids_in_reach`` is the share of the remaining IDs.
+    The means are over all tokens of the batches, so they do not depend on how the examples are batched. ``input_ids``
+    are the IDs that the decoder reads, by default the correct IDs. The ID losses of all levels are added, and an ID is
+    correct if it is correct on all levels. The loss ignores IDs that are not among the candidates of the head (an
+    increment after a gap); ``ids_in_reach`` is the share of the remaining IDs.
     """
+    input_ids = [batch.position_ids for batch in batches] if input_ids is None else input_ids
     # Only responses are scored, and each starts after its prompt.
-    query_start = int(batch.prompt_length.min()) - 1
-    input_ids = batch.position_ids if input_ids is None else input_ids
-    hidden, _ = decoder(batch.tokens[:, :-1], input_ids[:, :, :-1], query_start=query_start)
-    targets = batch.tokens[:, query_start + 1 :]
-    scored = batch.token_scored[:, query_start + 1 :]
-    logits = decoder.token_logits(hidden)
-    token_losses = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
-    loss = _mean(token_losses.view(scored.shape), scored)
-    is_correct = (logits.detach().argmax(dim=-1) == targets).float()
+    query_starts = [int(batch.prompt_length.min()) - 1 for batch in batches]
+    hidden = decoder.forward_batches(
+        [batch.tokens[:, :-1] for batch in batches], [ids[:, :, :-1] for ids in input_ids], query_starts
+    )
+    targets = _join([batch.tokens[:, start + 1 :] for batch, start in zip(batches, query_starts, strict=True)])
+    scored = _join([batch.token_scored[:, start + 1 :] for batch, start in zip(batches, query_starts, strict=True)])
+    logits = decoder.token_logits(join_tokens(hidden))
+    loss = _mean(nn.functional.cross_entropy(logits, targets, reduction="none"), scored)
+    token_accuracy = _mean((logits.detach().argmax(dim=-1) == targets).float(), scored)
     id_accuracy = in_reach = torch.ones((), device=loss.device)
     if decoder.predicts_ids:
-        predictions = _predict_ids(decoder, batch, hidden, input_ids)
-        id_targets, id_scored = batch.position_ids[:, :, query_start + 1 :], batch.id_scored[:, query_start + 1 :]
-        id_correct = reachable = torch.ones_like(scored)
-        for next_ids, target in zip(predictions, id_targets, strict=True):
+        id_losses, id_accuracy, in_reach = _id_means(decoder, batches, hidden, input_ids)
+        for id_loss in id_losses:
+            loss = loss + id_weight * id_loss
+    return AnswerLoss(loss=loss, token_accuracy=token_accuracy, id_accuracy=id_accuracy, ids_in_reach=in_reach)
+
+
+def _id_means(
+    decoder: Decoder, batches: Sequence[Batch], hidden: Sequence[Tensor], input_ids: Sequence[Tensor]
+) -> tuple[list[Tensor], Tensor, Tensor]:
+    """Return the mean ID loss of each level, the mean accuracy of the IDs, and the share of IDs in reach."""
+    values = []
+    for batch, states, ids in zip(batches, hidden, input_ids, strict=True):
+        query_start = batch.tokens.shape[1] - 1 - states.shape[1]
+        targets, id_scored = batch.position_ids[:, :, query_start + 1 :], batch.id_scored[:, query_start + 1 :]
+        is_correct = in_reach = torch.ones_like(id_scored)
+        levels = []
+        for next_ids, target in zip(_predict_ids(decoder, batch, states, ids), targets, strict=True):
             log_probability, is_candidate = next_ids.log_probability(target)
-            loss = loss + id_weight * _mean(-log_probability, id_scored & is_candidate)
-            id_correct, reachable = id_correct & (next_ids.most_likely_ids() == target), reachable & is_candidate
-        id_accuracy, in_reach = _mean(id_correct.float(), id_scored), _mean(reachable.float(), id_scored)
-    return AnswerLoss(
-        loss=loss, token_accuracy=_mean(is_correct, scored), id_accuracy=id_accuracy, ids_in_reach=in_reach
-    )
+            levels += [-log_probability, id_scored & is_candidate]
+            is_correct, in_reach = is_correct & (next_ids.most_likely_ids() == target), in_reach & is_candidate
+        values.append([id_scored, is_correct.float(), in_reach.float(), *levels])
+    id_scored, is_correct, in_reach, *levels = [_join(parts) for parts in zip(*values, strict=True)]
+    losses = [_mean(*pair) for pair in zip(levels[::2], levels[1::2], strict=True)]
+    return losses, _mean(is_correct, id_scored), _mean(in_reach, id_scored)
 
 
 @torch.no_grad()
@@ -83,5 +102,9 @@ def _predict_ids(
     return decoder.next_ids(hidden, input_ids[:, :, query_start:-1], batch.tokens[:, query_start + 1 :], prompts)
 
 
-def _mean(values: Float[Tensor, "batch query"], where: Bool[Tensor, "batch query"]) -> Float[Tensor, ""]:
+def _join(parts: Sequence[Shaped[Tensor, "_batch _query"]]) -> Shaped[Tensor, " query"]:
+    return torch.cat([part.flatten() for part in parts])
+
+
+def _mean(values: Float[Tensor, " query"], where: Bool[Tensor, " query"]) -> Float[Tensor, ""]:
     return (values * where).sum() / where.sum().clamp(min=1)

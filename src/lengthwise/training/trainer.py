@@ -30,7 +30,7 @@ PRECISIONS = ("auto", "float32", "bf16")
 # Names of settings, a function that accepts their valid values, and the end of the error message for other values.
 ALLOWED: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
     (
-        ("steps", "batch_size", "log_every", "checkpoint_every"),
+        ("steps", "batch_size", "lengths_per_batch", "log_every", "checkpoint_every"),
         lambda number: number >= 1,
         "is too small; use at least 1",
     ),
@@ -51,6 +51,9 @@ ALLOWED: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
 class TrainingSettings:
     """Training budget and optimizer: AdamW with linear warm-up and linear decay to ``final_share`` of the rate.
 
+    The examples of a step have ``lengths_per_batch`` different lengths (or all training lengths, if there are fewer).
+    With one length per batch, most encodings do not fit tasks whose answers depend on the length.
+
     The loss is the token loss plus ``id_weight`` times the ID loss. ``scheduled_sampling`` is the share of each batch
     that reads predicted response IDs instead of the correct IDs (PPC only; Mihaylova and Martins 2019, arXiv
     1906.07651); 0 is teacher forcing.
@@ -66,6 +69,7 @@ class TrainingSettings:
 
     steps: int = 500
     batch_size: int = 64
+    lengths_per_batch: int = 1
     learning_rate: float = 3e-3
     betas: tuple[float, float] = (0.9, 0.98)
     weight_decay: float = 0.01
@@ -192,17 +196,17 @@ class Trainer:
         return False
 
     def step(self) -> AnswerLoss:
-        """Train on one batch with one optimizer update, and return the loss of the batch."""
+        """Train on the examples of one step with one optimizer update, and return their loss."""
         progress = self.progress
-        batch = self.samplers[progress.stage].batch(progress.step)
-        progress.update_id_range(batch.position_ids)
+        batches = self.samplers[progress.stage].batches(progress.step)
+        progress.update_id_range([batch.position_ids for batch in batches])
         for group in self.optimizer.param_groups:
             group["lr"] = self.settings.rate(progress.step, progress.end)
-        batch = batch.to(self.device)
+        batches = [batch.to(self.device) for batch in batches]
         with self._precision():
             share = self.settings.scheduled_sampling
-            input_ids = mix_predicted_ids(self.decoder, batch, share) if share else None
-            outcome = answer_loss(self.decoder, batch, self.settings.id_weight, input_ids)
+            input_ids = [mix_predicted_ids(self.decoder, batch, share) for batch in batches] if share else None
+            outcome = answer_loss(self.decoder, batches, self.settings.id_weight, input_ids)
         self.optimizer.zero_grad(set_to_none=True)
         torch.autograd.backward(outcome.loss)
         nn.utils.clip_grad_norm_(self.decoder.parameters(), self.settings.clip)

@@ -1,6 +1,7 @@
 """State of a training run: the content of a checkpoint, and checks of this content when training resumes."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -38,12 +39,14 @@ class Progress:
     sums: list[float] = field(default_factory=lambda: [0.0] * len(fields(AnswerLoss)))
     summed_steps: int = 0
 
-    def update_id_range(self, position_ids: Tensor) -> None:
+    def update_id_range(self, position_ids: Sequence[Tensor]) -> None:
         """Extend the range of training IDs, and the largest distance between two IDs of a sequence."""
-        smallest, largest = position_ids.amin(dim=-1), position_ids.amax(dim=-1)
-        self.smallest_id = smallest.min().item() if self.step == 0 else min(self.smallest_id, smallest.min().item())
-        self.largest_id = max(self.largest_id, largest.max().item())
-        self.largest_distance = max(self.largest_distance, (largest - smallest).max().item())
+        smallest = [ids.amin(dim=-1) for ids in position_ids]
+        largest = [ids.amax(dim=-1) for ids in position_ids]
+        self.smallest_id = min(self.smallest_id if self.step else math.inf, *(ids.min().item() for ids in smallest))
+        self.largest_id = max(self.largest_id, *(ids.max().item() for ids in largest))
+        distances = [(high - low).max().item() for low, high in zip(smallest, largest, strict=True)]
+        self.largest_distance = max(self.largest_distance, *distances)
 
 
 def read_progress(path: Path, facts: Mapping[str, Any], belongs_to: str, stages: int, steps: int) -> Progress:

@@ -26,6 +26,10 @@ def train_(
     batch_size: Annotated[
         int | None, options.integer("Number of examples per training step.", show_default="set by the recipe")
     ] = None,
+    lengths_per_batch: Annotated[
+        int | None,
+        options.integer("Number of different lengths per training step; 1 trains each step on one length."),
+    ] = None,
     num_position_ids: Annotated[
         int | None, options.integer("Number of position IDs; must exceed the largest ID of the longest test sequence.")
     ] = None,
@@ -52,6 +56,7 @@ def train_(
         train_lengths=train_lengths,
         steps=steps,
         batch_size=batch_size,
+        lengths_per_batch=lengths_per_batch,
         num_position_ids=num_position_ids,
         head=head,
     )
