@@ -23,7 +23,7 @@ def measure_batch_ms(task: str, scheme: str, repeats: int) -> tuple[float, int]:
     times = []
     for step in range(repeats):
         started = time.perf_counter()
-        batch = sampler.batch(step)
+        batch = sampler.batches(step)[0]
         times.append(time.perf_counter() - started)
     return 1e3 * statistics.median(times), batch.tokens.shape[1]
 

@@ -91,7 +91,7 @@ def measure_step(scheme: str, precision: str, repeats: int, device: torch.device
     )
     dtype = torch.float32 if precision == "float32" else torch.bfloat16
     # The loss reads hidden states from the last prompt token on.
-    num_queries = SEQ + 1 - int(sampler.batch(0).prompt_length[0])
+    num_queries = SEQ + 1 - int(sampler.batches(0)[0].prompt_length[0])
     all_products, executed = products(device, dtype, SEQ), products(device, dtype, num_queries)
 
     def multiply(pairs: list[tuple[torch.Tensor, torch.Tensor, int]]) -> None:
