@@ -62,21 +62,13 @@ def certify_task(task: Task, *, trained: int, lengths: Sequence[int], seed: int 
     """
     check_test_lengths(trained, lengths)
     structures = tuple(measure_structure(task, length, seed) for length in sorted({trained, *lengths}))
-    train_structure, *test_structures = structures
     assumptions = (
+        _assume_constant("sparsity", "growing k", "tokens per answer", [(each.length, each.k) for each in structures]),
+        _assume_constant(TOKEN_LOCALITY, "growing gap", "tokens", [(each.length, each.reach) for each in structures]),
         _assume_constant(
-            "sparsity", "growing k", "tokens per answer", [(structure.length, structure.k) for structure in structures]
+            "locality in coupled IDs", "growing gap", "IDs", [(each.length, each.id_reach) for each in structures]
         ),
-        _assume_constant(
-            TOKEN_LOCALITY, "growing gap", "tokens", [(structure.length, structure.reach) for structure in structures]
-        ),
-        _assume_constant(
-            "locality in coupled IDs",
-            "growing gap",
-            "IDs",
-            [(structure.length, structure.id_reach) for structure in structures],
-        ),
-        _assume_regular(train_structure, test_structures),
+        _assume_regular(structures[0], structures[1:]),
         *coupled_conditions(task, seed),
     )
     return TaskCertificate(
@@ -86,13 +78,11 @@ def certify_task(task: Task, *, trained: int, lengths: Sequence[int], seed: int 
 
 def _verdict(task: Task, assumptions: Sequence[Assumption]) -> str:
     # Proposition 4.4 does not need locality in token indexes.
-    failed_names = [
-        assumption.name for assumption in assumptions if assumption.name != TOKEN_LOCALITY and assumption.holds is False
-    ]
-    if failed_names:
+    failed = [each.name for each in assumptions if each.name != TOKEN_LOCALITY and each.holds is False]
+    if failed:
         return (
             f"Nothing is guaranteed for {task.name} beyond training: the data violate conditions of proposition 4.4 "
-            f"({'; '.join(failed_names)}). Measure trained runs with evaluate."
+            f"({'; '.join(failed)}). Measure trained runs with evaluate."
         )
     return (
         f"Nothing is guaranteed for {task.name} beyond training: no condition of proposition 4.4 was refuted, but "
@@ -112,8 +102,8 @@ def measure_structure(task: Task, length: int, seed: int) -> Structure:
     k = reach = 0
     for example, answer_index in np.argwhere(examples.is_answer).tolist():
         support = examples.support[example, answer_index]
-        needed_tokens = np.unique(np.append(support[support >= 0], answer_index - 1))
-        k, reach = max(k, len(needed_tokens)), max(reach, int(np.ptp(needed_tokens)) + 1)
+        needed = np.unique(np.append(support[support >= 0], answer_index - 1))
+        k, reach = max(k, len(needed)), max(reach, int(np.ptp(needed)) + 1)
         if examples.coupling is not None:
             ids = examples.coupling[:, example, planted_tokens(support, answer_index)]
             shapes[tuple(tuple(sorted(set((id_level - id_level.min()).tolist()))) for id_level in ids)] += 1
@@ -132,32 +122,29 @@ def _assume_constant(
     name: str, counterexample: str, unit: str, by_length: Sequence[tuple[int, int | None]]
 ) -> Assumption:
     """Build the assumption that a number is the same at every length, with ``found`` in units of ``unit``."""
-    distinct_values = {measured_value for _, measured_value in by_length}
-    holds = len(distinct_values) == 1 and None not in distinct_values
-    if None in distinct_values:
+    values = {value for _, value in by_length}
+    holds = len(values) == 1 and None not in values
+    if None in values:
         finding = "no coupling"
     elif holds:
-        finding = f"{distinct_values.pop()} {unit} at every length"
+        finding = f"{values.pop()} {unit} at every length"
     else:
-        finding = f"{unit}: " + ", ".join(f"{measured_value} at {length}" for length, measured_value in by_length)
+        finding = f"{unit}: " + ", ".join(f"{value} at {length}" for length, value in by_length)
     return Assumption(name=name, holds=holds, found=finding, counterexample=counterexample)
 
 
-def _assume_regular(train_structure: Structure, test_structures: Sequence[Structure]) -> Assumption:
+def _assume_regular(train: Structure, test_structures: Sequence[Structure]) -> Assumption:
     """Build the assumption that every set of coupled IDs at longer lengths also occurs in training."""
-    new_shapes = {shape for structure in test_structures for shape in structure.shapes} - set(train_structure.shapes)
-    if not train_structure.shapes:
+    new_shapes = {shape for structure in test_structures for shape in structure.shapes} - set(train.shapes)
+    if not train.shapes:
         finding = "no coupling"
+    elif new_shapes:
+        finding = f"{len(new_shapes)} of the sets at longer lengths do not occur in training"
     else:
-        num_new_shapes = len(new_shapes)
-        finding = (
-            f"{num_new_shapes} of the sets at longer lengths do not occur in training"
-            if num_new_shapes
-            else "no new set"
-        )
+        finding = "no new set"
     return Assumption(
         name="regularity in coupled IDs",
-        holds=bool(train_structure.shapes) and not new_shapes,
+        holds=bool(train.shapes) and not new_shapes,
         found=finding,
         counterexample="rare shape",
     )

@@ -65,7 +65,7 @@ def coupled_conditions(task: Task, seed: int) -> tuple[Assumption, ...]:
 
     ``holds`` is False with a reason in ``found`` if the examples refute the condition, otherwise None.
     """
-    contexts, skip_reason = _sample_contexts(task, seed)
+    contexts, skipped = _sample_contexts(task, seed)
     tests: tuple[tuple[str, str, Callable[[Sequence[Context]], str | None]], ...] = (
         ("equal numbers of tokens per ID", "new background token", _describe_unequal_sizes),
         ("independent super-tokens", "new background token", _describe_dependence),
@@ -77,15 +77,9 @@ def coupled_conditions(task: Task, seed: int) -> tuple[Assumption, ...]:
     not_refuted = f"not refuted by {NUM_EXAMPLES} examples of lengths {', '.join(map(str, lengths))}"
     assumptions = []
     for name, counterexample, test in tests:
-        refutation = test(contexts) if skip_reason is None else None
-        assumptions.append(
-            Assumption(
-                name=name,
-                holds=None if refutation is None else False,
-                found=refutation or skip_reason or not_refuted,
-                counterexample=counterexample,
-            )
-        )
+        refutation = test(contexts) if skipped is None else None
+        holds, found = None if refutation is None else False, refutation or skipped or not_refuted
+        assumptions.append(Assumption(name=name, holds=holds, found=found, counterexample=counterexample))
     return tuple(assumptions)
 
 
@@ -104,20 +98,18 @@ def _sample_contexts(task: Task, seed: int) -> tuple[list[Context], str | None]:
         answer_numbers = examples.is_answer.cumsum(axis=1)
         for example, answer_index in np.argwhere(examples.is_answer).tolist():
             ids = examples.coupling[0, example, :answer_index]
-            planted_ids = (
-                np.unique(ids[planted_tokens(examples.support[example, answer_index], answer_index)]) - ids.min()
-            )
-            super_tokens: list[list[int]] = [[] for _ in range(int(np.ptp(ids)) + 1)]
-            for token_id, token in zip(
-                (ids - ids.min()).tolist(), examples.tokens[example, :answer_index].tolist(), strict=True
-            ):
+            ids = ids - ids.min()
+            super_tokens: list[list[int]] = [[] for _ in range(int(ids.max()) + 1)]
+            *tokens, label = examples.tokens[example, : answer_index + 1].tolist()
+            for token_id, token in zip(ids.tolist(), tokens, strict=True):
                 super_tokens[token_id].append(token)
+            planted = np.unique(ids[planted_tokens(examples.support[example, answer_index], answer_index)])
             contexts.append(
                 Context(
                     answer_id=(length, int(answer_numbers[example, answer_index])),
                     super_tokens=tuple(map(tuple, super_tokens)),
-                    planted=tuple(planted_ids.tolist()),
-                    label=int(examples.tokens[example, answer_index]),
+                    planted=tuple(planted.tolist()),
+                    label=label,
                 )
             )
         if len({context.answer_id[0] for context in contexts}) == NUM_LENGTHS:
@@ -127,8 +119,8 @@ def _sample_contexts(task: Task, seed: int) -> tuple[list[Context], str | None]:
 
 def planted_tokens(support: Int[np.ndarray, " most"], index: int) -> Int[np.ndarray, " planted"]:
     """Return the indexes of tokens in ``support``, or of the token before the answer at ``index`` if it is empty."""
-    needed_tokens = support[support >= 0]
-    return needed_tokens if needed_tokens.size else np.array([index - 1])
+    needed = support[support >= 0]
+    return needed if needed.size else np.array([index - 1])
 
 
 def _describe_answer(answer_id: tuple[int, int]) -> str:
@@ -137,52 +129,43 @@ def _describe_answer(answer_id: tuple[int, int]) -> str:
 
 def _describe_unequal_sizes(contexts: Sequence[Context]) -> str | None:
     """Describe a context in which two IDs have different numbers of tokens, or return None."""
-    expected_num_tokens = len(contexts[0].super_tokens[contexts[0].planted[0]])
+    expected = len(contexts[0].super_tokens[contexts[0].planted[0]])
     for context in contexts:
         for token_id, tokens in enumerate(context.super_tokens):
-            if len(tokens) != expected_num_tokens:
+            if len(tokens) != expected:
                 answer = _describe_answer(context.answer_id)
-                return f"{answer}: one ID has {expected_num_tokens} tokens and ID {token_id} has {len(tokens)}"
+                return f"{answer}: one ID has {expected} tokens and ID {token_id} has {len(tokens)}"
     return None
 
 
 def _describe_dependence(contexts: Sequence[Context]) -> str | None:
     """Describe background super-tokens with different distributions or a dependence, or return None."""
-    for (answer_id, planted_ids), context_group in _group_by(
-        contexts, lambda context: (context.answer_id, context.planted)
-    ):
+    for (answer_id, planted_ids), group in _group_by(contexts, lambda context: (context.answer_id, context.planted)):
         answer = _describe_answer(answer_id)
-        num_ids = min(len(context.super_tokens) for context in context_group)
-        background_ids = [token_id for token_id in range(num_ids) if token_id not in planted_ids]
-        for token_id, other_id in combinations(background_ids, 2):
-            if _are_different(
-                [context.super_tokens[token_id] for context in context_group],
-                [context.super_tokens[other_id] for context in context_group],
-            ):
+        num_ids = min(len(context.super_tokens) for context in group)
+        samples = {
+            token_id: [context.super_tokens[token_id] for context in group]
+            for token_id in range(num_ids)
+            if token_id not in planted_ids
+        }
+        for token_id, other_id in combinations(samples, 2):
+            if _are_different(samples[token_id], samples[other_id]):
                 return f"{answer}: the super-tokens at IDs {token_id} and {other_id} have different distributions"
-            if _are_dependent(
-                [(context.super_tokens[token_id], context.super_tokens[other_id]) for context in context_group]
-            ):
+            if _are_dependent(list(zip(samples[token_id], samples[other_id], strict=True))):
                 return f"{answer}: the super-tokens at IDs {token_id} and {other_id} depend on each other"
-        for token_id in background_ids:
-            if _are_dependent(
-                [
-                    (context.super_tokens[token_id], (context.window(0, planted_ids), context.label))
-                    for context in context_group
-                ]
-            ):
+        outcomes = [(context.window(0, planted_ids), context.label) for context in group]
+        for token_id, sample in samples.items():
+            if _are_dependent(list(zip(sample, outcomes, strict=True))):
                 return f"{answer}: the super-token at ID {token_id} depends on the planted super-tokens or the answer"
     return None
 
 
 def _describe_different_laws(contexts: Sequence[Context]) -> str | None:
     """Describe two starts at which planted super-tokens of one shape have different distributions, or return None."""
-    for _, context_group in _group_by(contexts, lambda context: context.shape):
+    for _, group in _group_by(contexts, lambda context: context.shape):
         samples = [
-            (start_key, [(context.window(0, context.planted), context.label) for context in start_contexts])
-            for start_key, start_contexts in _group_by(
-                context_group, lambda context: (context.answer_id, context.planted[0])
-            )
+            (start, [(context.window(0, context.planted), context.label) for context in same_start])
+            for start, same_start in _group_by(group, lambda context: (context.answer_id, context.planted[0]))
         ]
         (first_answer_id, first_start), first_sample = samples[0]
         for (answer_id, start), sample in samples[1:]:
@@ -196,20 +179,17 @@ def _describe_different_laws(contexts: Sequence[Context]) -> str | None:
 
 def _describe_unequal_starts(contexts: Sequence[Context]) -> str | None:
     """Describe a length at which contexts have different sizes or starts are not uniform, or return None."""
-    for length, context_group in _group_by(contexts, lambda context: context.answer_id[0]):
-        id_counts = {len(context.super_tokens) for context in context_group}
-        if len(id_counts) > 1:
-            return f"length {length}: contexts have {min(id_counts)} to {max(id_counts)} IDs"
-        for shape, shape_contexts in _group_by(context_group, lambda context: context.shape):
-            start_counts = Counter(context.planted[0] for context in shape_contexts)
-            possible_starts = range(id_counts.copy().pop() - shape[-1])
-            expected_count = len(shape_contexts) / len(possible_starts)
-            chi_square = sum((start_counts[start] - expected_count) ** 2 / expected_count for start in possible_starts)
-            if (
-                chi_square
-                > len(possible_starts) + NUM_DEVIATIONS * math.sqrt(2 * len(possible_starts)) + STATISTIC_MARGIN
-            ):
-                return f"length {length}: the counts of starts of planted IDs are {dict(sorted(start_counts.items()))}"
+    for length, group in _group_by(contexts, lambda context: context.answer_id[0]):
+        sizes = {len(context.super_tokens) for context in group}
+        if len(sizes) > 1:
+            return f"length {length}: contexts have {min(sizes)} to {max(sizes)} IDs"
+        for shape, shape_contexts in _group_by(group, lambda context: context.shape):
+            starts = Counter(context.planted[0] for context in shape_contexts)
+            possible = range(sizes.copy().pop() - shape[-1])
+            expected = len(shape_contexts) / len(possible)
+            chi_square = sum((starts[start] - expected) ** 2 / expected for start in possible)
+            if chi_square > len(possible) + NUM_DEVIATIONS * math.sqrt(2 * len(possible)) + STATISTIC_MARGIN:
+                return f"length {length}: the counts of starts of planted IDs are {dict(sorted(starts.items()))}"
     return None
 
 
@@ -232,10 +212,8 @@ def _describe_witness_failure(contexts: Sequence[Context]) -> str | None:
                 num_planted = label_counts[window_key].total()
                 planted_odds = num_planted / max(occurrences[window_key] - num_planted, math.exp(-MAX_LOG_SCORE))
                 score = num_occurrences * min(planted_odds, math.exp(MAX_LOG_SCORE))
-                total_score, correct_score = (
-                    total_score + score,
-                    correct_score + score * label_counts[window_key][context.label] / num_planted,
-                )
+                total_score += score
+                correct_score += score * label_counts[window_key][context.label] / num_planted
         total_risk += 1 - correct_score / total_score
     risk = total_risk / len(contexts)
     if risk <= MAX_WITNESS_RISK:
@@ -245,51 +223,38 @@ def _describe_witness_failure(contexts: Sequence[Context]) -> str | None:
 
 def _count_windows(context: Context, shapes: Iterable[tuple[int, ...]]) -> Counter[Hashable]:
     """Count the tuples of super-tokens at all starts of each shape in a context."""
-    return Counter(
-        (shape, context.window(start, shape))
-        for shape in shapes
-        for start in range(len(context.super_tokens) - shape[-1])
-    )
+    num_ids = len(context.super_tokens)
+    return Counter((shape, context.window(start, shape)) for shape in shapes for start in range(num_ids - shape[-1]))
 
 
 def _group_by(contexts: Sequence[Context], group_key: Callable[[Context], Key]) -> Iterator[tuple[Key, list[Context]]]:
     """Yield the contexts with equal keys, in the order of their first occurrence."""
-    context_groups: defaultdict[Key, list[Context]] = defaultdict(list)
+    groups: defaultdict[Key, list[Context]] = defaultdict(list)
     for context in contexts:
-        context_groups[group_key(context)].append(context)
-    yield from context_groups.items()
+        groups[group_key(context)].append(context)
+    yield from groups.items()
 
 
 def _are_different(first_sample: Sequence[Hashable], second_sample: Sequence[Hashable]) -> bool:
     """Return True if two samples clearly have different distributions."""
-    return _are_dependent(
-        [(0, sample_value) for sample_value in first_sample] + [(1, sample_value) for sample_value in second_sample]
-    )
+    return _are_dependent([(0, value) for value in first_sample] + [(1, value) for value in second_sample])
 
 
 def _are_dependent(pairs: Sequence[tuple[Hashable, Hashable]]) -> bool:
     """Return True if the two entries of pairs are dependent: the G statistic is far above that of shuffled pairs."""
-    first_values, second_values = ([pair[index] for pair in pairs] for index in (0, 1))
+    first, second = ([pair[index] for pair in pairs] for index in (0, 1))
     rng = stream(0, "shuffles")
-    shuffled_statistics = [
-        _g_statistic(first_values, [second_values[index] for index in rng.permutation(len(pairs))])
-        for _ in range(NUM_SHUFFLES)
+    shuffled = [
+        _g_statistic(first, [second[index] for index in rng.permutation(len(pairs))]) for _ in range(NUM_SHUFFLES)
     ]
-    return bool(
-        _g_statistic(first_values, second_values)
-        > np.mean(shuffled_statistics) + NUM_DEVIATIONS * np.std(shuffled_statistics) + STATISTIC_MARGIN
-    )
+    threshold = np.mean(shuffled) + NUM_DEVIATIONS * np.std(shuffled) + STATISTIC_MARGIN
+    return bool(_g_statistic(first, second) > threshold)
 
 
 def _g_statistic(first_values: Sequence[Hashable], second_values: Sequence[Hashable]) -> float:
     """Return the G statistic: twice the sum over pairs of log(joint frequency / frequency if independent)."""
-    joint_counts, first_counts, second_counts = (
-        Counter(zip(first_values, second_values, strict=True)),
-        Counter(first_values),
-        Counter(second_values),
-    )
+    first_counts, second_counts = Counter(first_values), Counter(second_values)
     return 2 * sum(
-        pair_count
-        * math.log(pair_count * len(first_values) / (first_counts[first_value] * second_counts[second_value]))
-        for (first_value, second_value), pair_count in joint_counts.items()
+        count * math.log(count * len(first_values) / (first_counts[first] * second_counts[second]))
+        for (first, second), count in Counter(zip(first_values, second_values, strict=True)).items()
     )
