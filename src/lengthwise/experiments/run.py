@@ -117,11 +117,7 @@ def _train_in_folder(
     if (out / MODEL).exists():
         # A damaged model file is rebuilt from the newest checkpoint.
         with suppress(RunFolderError):
-            return load_run(
-                out,
-                overrides={table_name: getattr(experiment, table_name) for table_name in TABLES},
-                device=str(device),
-            )
+            return load_run(out, overrides={name: getattr(experiment, name) for name in TABLES}, device=str(device))
     decoder = prepared_training.decoder.to(device)
     trainer = Trainer(decoder, prepared_training.sampler, experiment.training, out, experiment_digest(out))
     trainer.restore()
@@ -234,13 +230,11 @@ def _iter_length_results(
 
 
 def _build_row(run: Run, result: LengthResult | ContextLoss, variant: str | None) -> dict[str, Any]:
-    experiment = run.experiment
-    head_entry = {"head": experiment.decoder.head} if experiment.scheme.predicts_ids else {}
-    overlap_entry = (
-        {"seen_in_training": _overlaps_training(run, result.length)} if isinstance(experiment.task, HasRecords) else {}
-    )
+    experiment, task = run.experiment, run.experiment.task
+    head = {"head": experiment.decoder.head} if experiment.scheme.predicts_ids else {}
+    overlap = {"seen_in_training": _overlaps_training(run, result.length)} if isinstance(task, HasRecords) else {}
     return {
-        **task_fields(experiment.task),
+        **task_fields(task),
         "scheme": experiment.scheme.name,
         "encoding": experiment.encoding.name,
         "seed": experiment.seed,
@@ -248,9 +242,9 @@ def _build_row(run: Run, result: LengthResult | ContextLoss, variant: str | None
         **asdict(result),
         "train_lengths": list(experiment.train_lengths),
         **{name: run.facts[name] for name in ("id_range", "trained_distance", "steps", "fitted", "train_s")},
-        **head_entry,
-        **record_fields(experiment.task, result.length),
-        **overlap_entry,
+        **head,
+        **record_fields(task, result.length),
+        **overlap,
         "time": utc_timestamp(),
     }
 
@@ -267,9 +261,6 @@ def _overlaps_training(run: Run, length: int) -> bool:
         return True
     with suppress(LengthwiseError):
         training_task = read_experiment(run.folder).task
-        return (
-            isinstance(task, HasRecords)
-            and isinstance(training_task, HasRecords)
-            and num_shared_records(task, training_task, length) > 0
-        )
+        if isinstance(task, HasRecords) and isinstance(training_task, HasRecords):
+            return num_shared_records(task, training_task, length) > 0
     return False

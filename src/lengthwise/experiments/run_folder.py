@@ -56,11 +56,9 @@ def claim_folder(
     """
     if folder.exists() and not folder.is_dir():
         raise RunFolderError(f"{folder} is a file, but a {kind.name} needs a folder; choose another --out")
-    for other_kind in (RUN_FOLDER, COMPARISON_FOLDER, STUDY_FOLDER):
-        if other_kind != kind and (folder / other_kind.file).exists():
-            raise RunFolderError(
-                f"{folder} already contains a {other_kind.name}; choose another --out for the {kind.name}"
-            )
+    for other in (RUN_FOLDER, COMPARISON_FOLDER, STUDY_FOLDER):
+        if other != kind and (folder / other.file).exists():
+            raise RunFolderError(f"{folder} already contains a {other.name}; choose another --out for the {kind.name}")
     if (folder / kind.file).exists():
         if not resume:
             raise RunFolderError(
@@ -87,11 +85,9 @@ def _file_digests(files: Mapping[str, bytes]) -> dict[str, str]:
 
 def claim_run_folder(folder: Path, experiment: Experiment, *, resume: bool) -> None:
     """Write the experiment of a run and the files of its task into a folder, or compare them; see `claim_folder`."""
-    task = experiment.task
+    task, description = experiment.task, to_dict(experiment)
     files = task.run_files if isinstance(task, HasRunFiles) else dict
-    claim_folder(
-        folder, RUN_FOLDER, to_dict(experiment), resume=resume, normalize=upgrade_saved_experiment, files=files
-    )
+    claim_folder(folder, RUN_FOLDER, description, resume=resume, normalize=upgrade_saved_experiment, files=files)
 
 
 def read_description(folder: Path, kind: FolderKind) -> dict[str, Any]:

@@ -138,10 +138,9 @@ def _check_assignment(scheme: PositionScheme, examples: Examples, assignment: An
     for name in ("token_scored", "id_scored"):
         mask: Any = getattr(assignment, name)
         if not isinstance(mask, np.ndarray) or mask.dtype != bool or mask.shape != (batch_size, seq):
-            mask_description = f"{mask.dtype} {mask.shape}" if isinstance(mask, np.ndarray) else _type_name(mask)
+            found = f"{mask.dtype} {mask.shape}" if isinstance(mask, np.ndarray) else _type_name(mask)
             raise PositionIDError(
-                f"scheme {scheme.name} returns {name} as {mask_description}; return booleans of shape "
-                f"{(batch_size, seq)}"
+                f"scheme {scheme.name} returns {name} as {found}; return booleans of shape {(batch_size, seq)}"
             )
 
 
@@ -172,29 +171,22 @@ def _check_hooks(encoding: Encoding, decoder: Decoder, ids: Real[Tensor, "size s
     num_heads, d_model = decoder.settings.num_heads, decoder.settings.d_model
     d_head = d_model // num_heads // len(decoder.encoding.levels)
     # Distinct sizes reveal swapped axes.
-    batch_size, num_queries, num_keys = islice(
-        (axis_size for axis_size in count(3) if axis_size not in (num_heads, 2 * num_heads, d_model, d_head)), 3
-    )
+    taken = (num_heads, 2 * num_heads, d_model, d_head)
+    batch_size, num_queries, num_keys = islice((size for size in count(3) if size not in taken), 3)
     ids = ids[torch.arange(batch_size) % ids.shape[0]][:, torch.arange(num_keys) % ids.shape[1]]
     query_ids = ids[:, num_keys - num_queries :]
     _call_hook(encoding, "embed", (torch.ones(batch_size, num_keys, d_model), ids), (batch_size, num_keys, d_model))
     for num_rotated_heads in (num_heads, 2 * num_heads):
         # The decoder rotates queries and keys in one call, except in the last block with few queries.
-        _call_hook(
-            encoding,
-            "rotate",
-            (torch.ones(batch_size, num_rotated_heads, num_keys, d_head), ids),
-            (batch_size, num_rotated_heads, num_keys, d_head),
-        )
+        shape = (batch_size, num_rotated_heads, num_keys, d_head)
+        _call_hook(encoding, "rotate", (torch.ones(shape), ids), shape)
     score_shape = (batch_size, num_heads, num_queries, num_keys)
     if encoding.has_bias:
         _call_hook(encoding, "bias", (query_ids, ids), score_shape)
     if encoding.has_scores:
-        queries_and_keys = (
-            torch.ones(batch_size, num_heads, num_queries, d_head),
-            torch.ones(batch_size, num_heads, num_keys, d_head),
-        )
-        _call_hook(encoding, "scores", (*queries_and_keys, query_ids, ids), score_shape)
+        queries = torch.ones(batch_size, num_heads, num_queries, d_head)
+        keys = torch.ones(batch_size, num_heads, num_keys, d_head)
+        _call_hook(encoding, "scores", (queries, keys, query_ids, ids), score_shape)
         is_visible = torch.ones(num_queries, num_keys, dtype=torch.bool).tril(num_keys - num_queries)
         _call_hook(encoding, "adjust", (torch.ones(score_shape), query_ids, ids, is_visible), score_shape)
 
@@ -202,8 +194,8 @@ def _check_hooks(encoding: Encoding, decoder: Decoder, ids: Real[Tensor, "size s
 def _call_hook(encoding: Encoding, hook: str, arguments: tuple[Tensor, ...], expected_shape: tuple[int, ...]) -> None:
     """Call a hook and check the shape and dtype of its result."""
     label = f"{type(encoding).__name__}.{hook}"
-    argument_shapes = " and ".join(str(tuple(argument.shape)) for argument in arguments)
-    expected_axes = f"({RESULT_AXES.get(hook, 'batch, heads, query, key')}), here {expected_shape}"
+    shapes = " and ".join(str(tuple(argument.shape)) for argument in arguments)
+    axes = f"({RESULT_AXES.get(hook, 'batch, heads, query, key')}), here {expected_shape}"
     try:
         result = getattr(encoding, hook)(*arguments)
     except LengthwiseError:
@@ -213,11 +205,10 @@ def _call_hook(encoding: Encoding, hook: str, arguments: tuple[Tensor, ...], exp
         frame = traceback.extract_tb(error.__traceback__)[:2][-1]
         cause = str(error).split("\n")[0]
         location = f"{type(error).__name__}: {cause}, {Path(frame.filename).name} line {frame.lineno}"
-        raise SettingError(f"{label} fails on inputs of shape {argument_shapes} ({location}); fix this hook") from error
+        raise SettingError(f"{label} fails on inputs of shape {shapes} ({location}); fix this hook") from error
     if not isinstance(result, Tensor):
         raise SettingError(
-            f"{label} returns {_type_name(result)} for inputs of shape {argument_shapes}; return a tensor with "
-            f"axes {expected_axes}"
+            f"{label} returns {_type_name(result)} for inputs of shape {shapes}; return a tensor with axes {axes}"
         )
     # A bias may broadcast over the batch and the heads.
     num_broadcast_axes = 2 if hook == "bias" else 0
@@ -228,8 +219,8 @@ def _call_hook(encoding: Encoding, hook: str, arguments: tuple[Tensor, ...], exp
     if result.dim() != len(expected_shape) or not all(axis_matches):
         broadcast_advice = ", or size 1 to broadcast over batch or heads" if num_broadcast_axes else ""
         raise SettingError(
-            f"{label} returns a tensor of shape {tuple(result.shape)} for inputs of shape {argument_shapes}; "
-            f"return axes {expected_axes}{broadcast_advice}"
+            f"{label} returns a tensor of shape {tuple(result.shape)} for inputs of shape {shapes}; "
+            f"return axes {axes}{broadcast_advice}"
         )
     if not result.is_floating_point() or (hook == "embed" and result.dtype != arguments[0].dtype):
         dtype = arguments[0].dtype if hook == "embed" else "a floating-point tensor"

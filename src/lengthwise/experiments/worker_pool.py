@@ -40,17 +40,15 @@ def run_in_processes(
         _hide_script(jobs),
     ):
         # Submit one job per worker, because a pool cannot cancel queued jobs.
-        job_queue = iter(jobs)
-        futures: dict[Future[Result | None], Job] = {
-            pool.submit(run_job, job): job for job in islice(job_queue, workers)
-        }
+        queue = iter(jobs)
+        futures: dict[Future[Result | None], Job] = {pool.submit(run_job, job): job for job in islice(queue, workers)}
         while futures:
             for future in wait(futures, timeout=0.5, return_when=FIRST_COMPLETED).done:
                 job, result = futures.pop(future), future.result()
                 if result is None:
                     return _stop_workers()
                 on_result(job, result)
-                futures |= {pool.submit(run_job, job): job for job in islice(job_queue, 1)}
+                futures |= {pool.submit(run_job, job): job for job in islice(queue, 1)}
             if was_interrupted():
                 return _stop_workers()
     return True
@@ -105,7 +103,6 @@ def _initialize_worker() -> None:
 
 
 def _end_with_parent() -> None:
-    """Wait for the parent process to end, then exit at once; results that are saved already remain."""
     parent_process = multiprocessing.parent_process()
     if parent_process is not None:
         connection.wait([parent_process.sentinel])

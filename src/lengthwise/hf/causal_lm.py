@@ -27,23 +27,18 @@ class ReadOnlyLayer(DynamicLayer):
     @classmethod
     def from_layer(cls, layer: Any, num_tokens: int) -> "ReadOnlyLayer":
         """Return a layer with the keys and values of the first ``num_tokens`` tokens of another layer."""
-        read_only_layer = cls()
-        read_only_layer.lazy_initialization(layer.keys, layer.values)
-        read_only_layer.keys, read_only_layer.values = (
-            layer.keys[..., :num_tokens, :],
-            layer.values[..., :num_tokens, :],
-        )
-        return read_only_layer
+        fixed = cls()
+        fixed.lazy_initialization(layer.keys, layer.values)
+        fixed.keys, fixed.values = (layer.keys[..., :num_tokens, :], layer.values[..., :num_tokens, :])
+        return fixed
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Return the stored keys and values, repeated for every row, followed by the new keys and values."""
         keys, values, batch = self.keys, self.values, len(key_states)
         assert keys is not None
         assert values is not None
-        return (
-            torch.cat([keys.expand(batch, -1, -1, -1), key_states], dim=-2),
-            torch.cat([values.expand(batch, -1, -1, -1), value_states], dim=-2),
-        )
+        keys, values = keys.expand(batch, -1, -1, -1), values.expand(batch, -1, -1, -1)
+        return torch.cat([keys, key_states], dim=-2), torch.cat([values, value_states], dim=-2)
 
 
 class CausalLM:
@@ -153,9 +148,8 @@ class CausalLM:
         seq, num_packs = len(near_tokens), -(-len(visibility_masks) // self.pack_size)
         num_copies = -(-len(visibility_masks) // num_packs)
         # Repeat the last row to fill the last pack.
-        visible_by_copy = visibility_masks[
-            torch.arange(num_packs * num_copies).clamp(max=len(visibility_masks) - 1)
-        ].view(num_packs, num_copies, -1)
+        rows = torch.arange(num_packs * num_copies).clamp(max=len(visibility_masks) - 1)
+        visible_by_copy = visibility_masks[rows].view(num_packs, num_copies, -1)
         near_mask = torch.block_diag(*[torch.ones(seq, seq, dtype=torch.bool).tril()] * num_copies)
         mask = torch.cat([visible_by_copy.repeat_interleave(seq, dim=1), near_mask.expand(num_packs, -1, -1)], dim=2)
         logits = self._logits(
@@ -194,16 +188,11 @@ class CausalLM:
         self, states: DynamicCache, near_tokens: Int[Tensor, " near"], position_ids: Int[Tensor, " near"]
     ) -> Float[Tensor, " states"]:
         """Return the attention weights of the last near token on the states, averaged over layers and heads."""
-        num_states, last_index = states.get_seq_length(), torch.tensor([len(near_tokens) - 1])
+        num_states, last = states.get_seq_length(), torch.tensor([len(near_tokens) - 1])
         mask = self._build_causal_mask(num_states, len(near_tokens))
         with self._eager_attention():
             output = self._forward(
-                near_tokens[None],
-                position_ids[None],
-                mask,
-                logit_indexes=last_index,
-                cache=states,
-                output_attentions=True,
+                near_tokens[None], position_ids[None], mask, logit_indexes=last, cache=states, output_attentions=True
             )
         weights = torch.stack([layer[0, :, -1, :num_states].float().mean(dim=0) for layer in output.attentions])
         return weights.mean(dim=0)

@@ -192,12 +192,8 @@ class PositionCollator:
             np.where(example.is_answer & assignment.token_scored[0], example.labels, UNSCORED)
             for example, assignment in zip(examples, assignments, strict=True)
         ]
-        layout = build_layout(
-            [len(example.tokens) for example in examples],
-            pack_to=self.pack_to,
-            pad_left=self.padding_side == "left",
-            multiple=self.pad_to_multiple_of,
-        )
+        lengths, pad_left = [len(example.tokens) for example in examples], self.padding_side == "left"
+        layout = build_layout(lengths, pack_to=self.pack_to, pad_left=pad_left, multiple=self.pad_to_multiple_of)
         sequence_ids = layout.sequence_ids
         is_token = sequence_ids >= 0
         batch = {

@@ -33,11 +33,8 @@ def narrowest_window(config: Any) -> int | None:
     if layer_types and not layer_types & WINDOWED_ATTENTION:
         return None
     # GPT-Neo stores its window in another setting.
-    names = (
-        (*WINDOW_SETTINGS, "window_size")
-        if "local" in (getattr(config, "attention_layers", None) or [])
-        else WINDOW_SETTINGS
-    )
+    has_local_layers = "local" in (getattr(config, "attention_layers", None) or [])
+    names = (*WINDOW_SETTINGS, "window_size") if has_local_layers else WINDOW_SETTINGS
     windows = (getattr(config, name, None) for name in names)
     return min((int(window) for window in windows if window), default=None)
 
@@ -62,10 +59,8 @@ def has_causal_mask_table(model: PreTrainedModel) -> bool:
 
     In a call to such a model, every token must have the same index as in its text, so tokens cannot be packed.
     """
-    num_positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    return any(
-        buffer.dtype == torch.bool and buffer.shape[-2:] == (num_positions, num_positions) for buffer in model.buffers()
-    )
+    size = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return any(buffer.dtype == torch.bool and buffer.shape[-2:] == (size, size) for buffer in model.buffers())
 
 
 def check_compatibility(study_model: NextTokenModel, model: PreTrainedModel) -> None:

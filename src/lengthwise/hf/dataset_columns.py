@@ -96,18 +96,16 @@ def groups_of_spans(spans: Sequence[Any], offsets: Sequence[Any], *, truncated: 
     _check_spans(span_start, span_end, span_group)
     _check_offsets(token_start, token_end)
     # A special token contains no characters, so it overlaps no span.
-    overlaps = (
-        (token_start[:, None] < span_end) & (token_end[:, None] > span_start) & (token_end > token_start)[:, None]
-    )
+    has_text = token_end > token_start
+    overlaps = (token_start[:, None] < span_end) & (token_end[:, None] > span_start) & has_text[:, None]
     has_span = overlaps.any(axis=1)
-    lowest_span_group = np.where(overlaps, span_group, GROUP_LIMIT).min(axis=1, initial=GROUP_LIMIT)
-    highest_span_group = np.where(overlaps, span_group, -1).max(axis=1, initial=-1)
-    if (has_conflict := has_span & (lowest_span_group < highest_span_group)).any():
+    lowest = np.where(overlaps, span_group, GROUP_LIMIT).min(axis=1, initial=GROUP_LIMIT)
+    highest = np.where(overlaps, span_group, -1).max(axis=1, initial=-1)
+    if (has_conflict := has_span & (lowest < highest)).any():
         token = int(has_conflict.argmax())
         raise FeatureError(
             f"token {token} (characters {token_start[token]} to {token_end[token]}) belongs to the groups "
-            f"{lowest_span_group[token]} and {highest_span_group[token]}; change the spans, or insert a space between "
-            "them in the text"
+            f"{lowest[token]} and {highest[token]}; change the spans, or insert a space between them in the text"
         )
     text_end = token_end.max(initial=0)
     if not truncated and (is_beyond := span_end > text_end).any():
@@ -117,7 +115,7 @@ def groups_of_spans(spans: Sequence[Any], offsets: Sequence[Any], *, truncated: 
             f"which ends at {text_end}; fix the span, or compute the column coupling of a truncated text with "
             "groups_of_spans(..., truncated=True)"
         )
-    is_inside = (span_start < text_end) & (span_end > token_start[token_end > token_start].min(initial=GROUP_LIMIT))
+    is_inside = (span_start < text_end) & (span_end > token_start[has_text].min(initial=GROUP_LIMIT))
     is_missed = ~overlaps.any(axis=0) & (is_inside | (not truncated))
     if is_missed.any():
         span = int(is_missed.argmax())
@@ -125,9 +123,9 @@ def groups_of_spans(spans: Sequence[Any], offsets: Sequence[Any], *, truncated: 
             f"no token contains a character of the span {span_start[span]} to {span_end[span]} (group "
             f"{span_group[span]}); move the span to characters that the tokenizer keeps"
         )
-    token_index = np.arange(len(highest_span_group))
+    token_index = np.arange(len(highest))
     last_span = np.maximum.accumulate(np.where(has_span, token_index, -1))
-    return np.where(last_span < 0, token_index, highest_span_group[last_span] + token_index - last_span).tolist()
+    return np.where(last_span < 0, token_index, highest[last_span] + token_index - last_span).tolist()
 
 
 def _check_offsets(token_start: Int[np.ndarray, " seq"], token_end: Int[np.ndarray, " seq"]) -> None:
@@ -188,22 +186,20 @@ def _build_answer_mask(
 
 
 def _read_scheme_column(feature: Mapping[str, Any], name: str, seq: int) -> Int[np.ndarray, " seq"]:
-    scheme_column = _read_token_values(feature, name, seq)
-    if scheme_column is None and name == "coupling" and feature.get("spans") is not None:
+    column = _read_token_values(feature, name, seq)
+    if column is None and name == "coupling" and feature.get("spans") is not None:
         offsets = feature.get("offset_mapping")
         if offsets is None:
             raise FeatureError("spans need an offset_mapping; tokenize with return_offsets_mapping=True")
         if len(offsets) != seq:
             raise FeatureError(f"offset_mapping has {len(offsets)} pairs for {seq} tokens; give one pair per token")
-        scheme_column = np.array(groups_of_spans(feature["spans"], offsets))
-    if scheme_column is None:
+        column = np.array(groups_of_spans(feature["spans"], offsets))
+    if column is None:
         alternative = ", or spans with an offset_mapping" if name == "coupling" else ""
         raise FeatureError(
             f"the column {name} is missing; add it with one integer per token{alternative}, keep it with "
             "remove_unused_columns=False, or use a scheme that needs no column"
         )
-    if (is_invalid := (scheme_column < 0) | (scheme_column >= GROUP_LIMIT)).any():
-        raise FeatureError(
-            f"invalid {name} {scheme_column[is_invalid.argmax()]}; use integers from 0 to {GROUP_LIMIT - 1}"
-        )
-    return scheme_column
+    if (is_invalid := (column < 0) | (column >= GROUP_LIMIT)).any():
+        raise FeatureError(f"invalid {name} {column[is_invalid.argmax()]}; use integers from 0 to {GROUP_LIMIT - 1}")
+    return column

@@ -41,7 +41,7 @@ def export_hf(run: StrPath, out: StrPath, *, overrides: Mapping[str, Any] | None
     from lengthwise.hf.tokenization import symbol_tokenizer, tokenizer_from_json  # noqa: PLC0415
 
     run, out = Path(run), Path(out)
-    experiment, (tensors, training_facts) = read_experiment(run, overrides=overrides), read_model(run)
+    experiment, (tensors, facts) = read_experiment(run, overrides=overrides), read_model(run)
     if type(experiment.encoding) not in ENCODINGS.values():
         raise ModelError(
             f"the custom encoding {experiment.encoding.name} cannot be exported; export a run with one of: "
@@ -51,9 +51,7 @@ def export_hf(run: StrPath, out: StrPath, *, overrides: Mapping[str, Any] | None
     description = read_description(run, RUN_FOLDER)
     run_files = experiment.task.run_files() if isinstance(experiment.task, HasRunFiles) else {}
     files = {name: content.decode() for name, content in run_files.items()}
-    model = LengthwiseForCausalLM(
-        build_config(experiment, {"experiment": description, "facts": training_facts, "files": files})
-    )
+    model = LengthwiseForCausalLM(build_config(experiment, {"experiment": description, "facts": facts, "files": files}))
     model.decoder.load_state_dict(tensors)
     symbols = experiment.task.vocabulary
     tokenizer = tokenizer_from_json(files[TOKENIZER_FILE]) if TOKENIZER_FILE in files else symbol_tokenizer(symbols)
@@ -113,14 +111,13 @@ def export_to_harness(task: Task, out: StrPath, settings: EvaluationSettings, *,
         paths = {split: str((out / file).absolute()) for split, (file, _) in splits.items()}
         files[f"{task.name}_{length}.yaml"] = _yaml(_task_config(task_name, task, length, texts, paths, shots))
     group_name = f"lengthwise_{task.name}"
-    files[f"{task.name}.yaml"] = _yaml(
-        {
-            "group": group_name,
-            "task": task_names,
-            "aggregate_metric_list": [{"metric": "exact_match", "weight_by_size": True, "filter_list": "line"}],
-            "metadata": {"version": task.version},
-        }
-    )
+    group = {
+        "group": group_name,
+        "task": task_names,
+        "aggregate_metric_list": [{"metric": "exact_match", "weight_by_size": True, "filter_list": "line"}],
+        "metadata": {"version": task.version},
+    }
+    files[f"{task.name}.yaml"] = _yaml(group)
     for file, content in files.items():
         write_atomically(out / file, content.encode())
     return group_name
@@ -129,6 +126,7 @@ def export_to_harness(task: Task, out: StrPath, settings: EvaluationSettings, *,
 def _task_config(
     name: str, task: Task, length: int, texts: Sequence[TextExample], paths: Mapping[str, str], shots: int
 ) -> dict[str, Any]:
+    max_bytes = max(len(text.response.encode()) for text in texts)
     fewshot_settings = {"fewshot_split": "shots", "num_fewshot": shots} if shots else {"num_fewshot": 0}
     return {
         "task": name,
@@ -142,11 +140,7 @@ def _task_config(
         "target_delimiter": " ",
         "fewshot_delimiter": "\n",
         # An answer has at most as many tokens as bytes.
-        "generation_kwargs": {
-            "until": ["\n"],
-            "do_sample": False,
-            "max_gen_toks": max(len(text.response.encode()) for text in texts),
-        },
+        "generation_kwargs": {"until": ["\n"], "do_sample": False, "max_gen_toks": max_bytes},
         "filter_list": [{"name": "line", "filter": [{"function": "remove_whitespace"}, {"function": "take_first"}]}],
         "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
         "metadata": {"version": task.version, "length": length},

@@ -160,23 +160,22 @@ class IDGenerationMixin(GenerationMixin):
         return inputs | self.step_inputs(tokens, past_key_values, attention_mask)
 
     def _step_ids(
-        self, tokens: Int[Tensor, "batch new"], num_cached: int, position_ids: Tensor | None, cache: PositionCache
+        self, tokens: Int[Tensor, "batch new"], num_cached: int, ids: Tensor | None, cache: PositionCache
     ) -> Tensor | None:
-        if position_ids is not None and position_ids.shape[-1] >= num_cached + tokens.shape[1]:
-            return position_ids[..., num_cached : num_cached + tokens.shape[1]]
-        if num_cached == 0 and position_ids is not None:
+        if ids is not None and ids.shape[-1] >= num_cached + tokens.shape[1]:
+            return ids[..., num_cached : num_cached + tokens.shape[1]]
+        if num_cached == 0 and ids is not None:
             raise SettingError(
-                f"position_ids has {position_ids.shape[-1]} IDs for {tokens.shape[1]} prompt tokens; pass one ID per "
-                "token"
+                f"position_ids has {ids.shape[-1]} IDs for {tokens.shape[1]} prompt tokens; pass one ID per token"
             )
         return self.next_position_ids(cache, tokens) if num_cached and tokens.shape[1] == 1 else None
 
     def _prepare_generation_config(self, *args: Any, **kwargs: Any) -> Any:
         settings, other_arguments = super()._prepare_generation_config(*args, **kwargs)
-        enabled_settings = [name for name in ASSISTED_DECODING_SETTINGS if getattr(settings, name, None)]
-        if enabled_settings:
-            names = ", ".join(enabled_settings)
-            raise SettingError(f"assisted decoding cannot predict the IDs of draft tokens; leave out {names}")
+        if names := [name for name in ASSISTED_DECODING_SETTINGS if getattr(settings, name, None)]:
+            raise SettingError(
+                f"assisted decoding cannot predict the IDs of draft tokens; leave out {', '.join(names)}"
+            )
         if getattr(settings, "guidance_scale", None) not in (None, 1):
             raise SettingError("guidance needs a second prompt, which has no position IDs; leave out guidance_scale")
         return settings, other_arguments

@@ -46,14 +46,11 @@ def check_known_arguments(names: Iterable[str], wrapped_model: nn.Module) -> Non
     """Reject arguments that the wrapped model would ignore."""
     if not names or torch.compiler.is_compiling():
         return
-    known_arguments = {
-        *inspect.signature(type(wrapped_model).forward).parameters,
-        *TransformersKwargs.__annotations__,
-        "return_dict",
-    }
-    if unknown_arguments := sorted(set(names) - known_arguments):
+    forward = type(wrapped_model).forward
+    known = {*inspect.signature(forward).parameters, *TransformersKwargs.__annotations__, "return_dict"}
+    if unknown := sorted(set(names) - known):
         raise SettingError(
-            f"unknown arguments {', '.join(unknown_arguments)}; leave them out (forward also accepts position_ids, "
+            f"unknown arguments {', '.join(unknown)}; leave them out (forward also accepts position_ids, "
             "labels, position_labels, sequence_ids and prompt_mask)"
         )
 

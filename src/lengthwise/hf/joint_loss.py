@@ -89,26 +89,18 @@ def position_loss(
             zero_loss = zero_loss + parameter.sum() * 0
         return IDLoss(zero_loss, predicted_ids)
     # Skip the columns without a labelled ID at the start and the end.
-    first_column, last_column = int(labelled_columns[0]), int(labelled_columns[-1]) + 1
+    first, last = int(labelled_columns[0]), int(labelled_columns[-1]) + 1
+    columns, next_columns = slice(first, last), slice(first + 1, last + 1)
     with head_precision(head, inputs.hidden.device):
         prompt = gather_prompts(head, embed, inputs.tokens, inputs.position_ids, inputs.is_prompt)
-        next_tokens = embed_next(inputs.tokens[:, first_column + 1 : last_column + 1])
-        next_ids = head(
-            inputs.hidden[:, first_column:last_column].float(),
-            inputs.position_ids[:, first_column:last_column],
-            next_tokens,
-            prompt,
-        )
-        log_probability, is_reachable = next_ids.log_probability(
-            inputs.position_labels[:, first_column + 1 : last_column + 1]
-        )
-    is_scored = has_label[:, first_column:last_column] & is_reachable
+        next_tokens = embed_next(inputs.tokens[:, next_columns])
+        next_ids = head(inputs.hidden[:, columns].float(), inputs.position_ids[:, columns], next_tokens, prompt)
+        log_probability, is_reachable = next_ids.log_probability(inputs.position_labels[:, next_columns])
+    is_scored = has_label[:, columns] & is_reachable
     if head.training and torch.is_grad_enabled() and not is_scored.any():
         warn_unreachable_ids(head)
     if predicted_ids is not None:
-        predicted_ids[:, first_column + 1 : last_column + 1] = torch.where(
-            has_label[:, first_column:last_column], next_ids.most_likely_ids(), -1
-        )
+        predicted_ids[:, next_columns] = torch.where(has_label[:, columns], next_ids.most_likely_ids(), -1)
     loss_sum = -(log_probability * is_scored).sum()
     return IDLoss(_mean_over_items(loss_sum, torch.where(is_scored, 0, UNSCORED), num_items), predicted_ids)
 
@@ -151,15 +143,12 @@ def build_sequence_index(sequence_ids: Int[Tensor, "batch seq"]) -> SequenceInde
     """Return the `SequenceIndex` of packed rows, in which ``sequence_ids`` is -1 at padding."""
     rows = torch.arange(len(sequence_ids), device=sequence_ids.device)[:, None]
     text_key = (rows * (int(sequence_ids.max()) + 1) + sequence_ids).flatten()
-    flat_indexes = (sequence_ids >= 0).flatten().nonzero()[:, 0]
-    _, text_number, text_lengths = text_key[flat_indexes].unique_consecutive(return_inverse=True, return_counts=True)
-    column = (
-        torch.arange(len(flat_indexes), device=flat_indexes.device)
-        - (text_lengths.cumsum(0) - text_lengths)[text_number]
-    )
-    index = torch.zeros(len(text_lengths), int(text_lengths.max()), dtype=torch.long, device=flat_indexes.device)
+    flat = (sequence_ids >= 0).flatten().nonzero()[:, 0]
+    _, text_number, text_lengths = text_key[flat].unique_consecutive(return_inverse=True, return_counts=True)
+    column = torch.arange(len(flat), device=flat.device) - (text_lengths.cumsum(0) - text_lengths)[text_number]
+    index = torch.zeros(len(text_lengths), int(text_lengths.max()), dtype=torch.long, device=flat.device)
     is_token = torch.zeros_like(index, dtype=torch.bool)
-    index[text_number, column], is_token[text_number, column] = flat_indexes, True
+    index[text_number, column], is_token[text_number, column] = flat, True
     return SequenceIndex(index, is_token)
 
 

@@ -121,10 +121,9 @@ def is_run(name: str) -> bool:
 def _import_loading_module(name: str) -> ModuleType:
     """Import the module that loads models. Raises ``UnknownNameError`` for a misspelled run, without a Hub request."""
     path = Path(name)
-    if "/" in name and not path.exists():
-        run_names = [str(experiment_file.parent) for experiment_file in path.parent.glob(f"*/{EXPERIMENT}")]
-        if run_names:
-            raise unknown_name("run", name, run_names)
+    is_missing = "/" in name and not path.exists()
+    if is_missing and (run_names := [str(file.parent) for file in path.parent.glob(f"*/{EXPERIMENT}")]):
+        raise unknown_name("run", name, run_names)
     try:
         # Importing `transformers` takes seconds, and it is an optional dependency.
         return import_module("lengthwise.hf.loading")

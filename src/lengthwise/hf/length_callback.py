@@ -104,17 +104,14 @@ class EvaluateByLength(TrainerCallback):
 
         if trainer.model is not None:
             check_id_prediction(trainer.model.config, scheme)
-        extra_fields = {**task_fields(task), "scheme": scheme.name}
-        batches_by_length = {
-            length: partial(iter_batches, index, length) for index, length in enumerate(settings.lengths)
-        }
+        batches = {length: partial(iter_batches, index, length) for index, length in enumerate(settings.lengths)}
         return cls(
             trainer,
-            batches_by_length,
+            batches,
             every_steps=every_steps,
             decode=settings.decode,
             stop_at_zero=settings.stop_at_zero,
-            extra_fields=extra_fields,
+            extra_fields={**task_fields(task), "scheme": scheme.name},
         )
 
     @classmethod
@@ -140,21 +137,14 @@ class EvaluateByLength(TrainerCallback):
                 raise FeatureError(f"example {example_number} has no length; add a column length")
             examples_by_length.setdefault(int(example["length"]), []).append(example)
 
-        def iter_batches(group_examples: list[Mapping[str, Any]]) -> Iterator[dict[str, Tensor]]:
-            for batch_start in range(0, len(group_examples), batch_size):
-                yield collator(group_examples[batch_start : batch_start + batch_size])
+        def iter_batches(group: list[Mapping[str, Any]]) -> Iterator[dict[str, Tensor]]:
+            for batch_start in range(0, len(group), batch_size):
+                yield collator(group[batch_start : batch_start + batch_size])
 
-        extra_fields = {"scheme": collator.scheme.name, **(extra_fields or {})}
-        batches_by_length = {
-            length: partial(iter_batches, group_examples) for length, group_examples in examples_by_length.items()
-        }
+        fields = {"scheme": collator.scheme.name, **(extra_fields or {})}
+        batches = {length: partial(iter_batches, group) for length, group in examples_by_length.items()}
         return cls(
-            trainer,
-            batches_by_length,
-            every_steps=every_steps,
-            decode=decode,
-            stop_at_zero=stop_at_zero,
-            extra_fields=extra_fields,
+            trainer, batches, every_steps=every_steps, decode=decode, stop_at_zero=stop_at_zero, extra_fields=fields
         )
 
     def on_train_begin(
@@ -244,8 +234,8 @@ def _grade_free(model: Any, base_model: Any, inputs: dict[str, Tensor], accepts_
     Tokens without a label are not graded.
     """
     tokens, ids = inputs["input_ids"], inputs["position_ids"]
-    generated_tokens = torch.full_like(tokens, -1)
-    generated_ids = torch.full_like(tokens, -1) if "position_labels" in inputs else None
+    new_tokens = torch.full_like(tokens, -1)
+    new_ids = torch.full_like(tokens, -1) if "position_labels" in inputs else None
     prompt_length = (inputs["labels"] != UNSCORED).int().argmax(dim=1)
     for length in prompt_length.unique().tolist():
         rows = prompt_length == length
@@ -264,12 +254,10 @@ def _grade_free(model: Any, base_model: Any, inputs: dict[str, Tensor], accepts_
                 pad_token_id=0,
                 return_dict_in_generate=True,
             )
-        generated_tokens[rows] = output.sequences
-        if generated_ids is not None:
-            generated_ids[rows] = output.position_ids
-    return _grade_predictions(
-        inputs, generated_tokens[:, 1:], None if generated_ids is None else generated_ids[:, 1:], None
-    )
+        new_tokens[rows] = output.sequences
+        if new_ids is not None:
+            new_ids[rows] = output.position_ids
+    return _grade_predictions(inputs, new_tokens[:, 1:], None if new_ids is None else new_ids[:, 1:], None)
 
 
 @contextmanager

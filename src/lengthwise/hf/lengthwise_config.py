@@ -150,8 +150,5 @@ def _sample_examples(experiment: Experiment) -> list[Examples]:
         # The files may be missing, and a few examples may not represent all examples.
         counts_up = experiment.scheme.needs is None and type(experiment.scheme) in SCHEMES.values()
         return [task.placeholder_example()] if counts_up else []
-    sample_lengths = sorted({lengths[0], lengths[len(lengths) // 2], lengths[-1]})
-    return [
-        task.sample(length=length, size=NUM_PROMPTS, rng=stream(experiment.seed, "prompts"))
-        for length in sample_lengths
-    ]
+    chosen = sorted({lengths[0], lengths[len(lengths) // 2], lengths[-1]})
+    return [task.sample(length=length, size=NUM_PROMPTS, rng=stream(experiment.seed, "prompts")) for length in chosen]

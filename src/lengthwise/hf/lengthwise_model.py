@@ -127,12 +127,9 @@ class LengthwiseForCausalLM(ModelCardMixin, PrecisionMixin, IDGenerationMixin, P
         is_prompt = build_prompt_mask(input_ids, attention_mask, cache, labels, prompt_mask)
         if cache is not None:
             _update_layers(cache, decoder_cache)
-            extends_prompt = prompt_mask is not None or labels is not None
-            cache.append(
-                CachedTokens(
-                    input_ids, _move_levels_last(ids), is_prompt, hidden.detach(), extends_prompt=extends_prompt
-                )
-            )
+            extends = prompt_mask is not None or labels is not None
+            cached_ids = _move_levels_last(ids)
+            cache.append(CachedTokens(input_ids, cached_ids, is_prompt, hidden.detach(), extends_prompt=extends))
         logits = self.decoder.token_logits(hidden if labels is not None else select_logits(hidden, logits_to_keep))
         loss_of_tokens = loss_of_ids = None
         if labels is not None:
@@ -156,14 +153,12 @@ class LengthwiseForCausalLM(ModelCardMixin, PrecisionMixin, IDGenerationMixin, P
     def _position_loss(self, inputs: list[HeadInputs], num_items: Tensor | int | None) -> IDLoss:
         """Return the ID loss, summed over the levels; each level has its own head."""
         embed = self.decoder.embed_tokens
-        level_losses = [
+        losses = [
             position_loss(head, embed, embed, head_inputs, num_items)
             for head, head_inputs in zip(self.decoder.position_heads(), inputs, strict=True)
         ]
-        loss = torch.stack([level_loss.loss for level_loss in level_losses]).sum()
-        predicted_ids = [
-            level_loss.predicted_ids for level_loss in level_losses if level_loss.predicted_ids is not None
-        ]
+        loss = torch.stack([level_loss.loss for level_loss in losses]).sum()
+        predicted_ids = [level_loss.predicted_ids for level_loss in losses if level_loss.predicted_ids is not None]
         return IDLoss(loss, _drop_single_level(torch.stack(predicted_ids)) if predicted_ids else None)
 
     @property
@@ -173,9 +168,10 @@ class LengthwiseForCausalLM(ModelCardMixin, PrecisionMixin, IDGenerationMixin, P
 
     def next_position_ids(self, past_key_values: PositionCache, tokens: Int[Tensor, "batch 1"]) -> Tensor:
         """Return the most likely ID of each new token on every level; without a position head, the last ID plus one."""
-        cached_tokens = past_key_values.all_tokens()
-        assert cached_tokens is not None
-        last_ids = _move_levels_first(cached_tokens.position_ids[:, -1:])
+        cached = past_key_values.all_tokens()
+        assert cached is not None
+        ids = _move_levels_first(cached.position_ids)
+        last_ids = ids[..., -1:]
         if not self.decoder.predicts_ids:
             if self.config.first_default_prompt_id is None:
                 raise SettingError(
@@ -185,17 +181,11 @@ class LengthwiseForCausalLM(ModelCardMixin, PrecisionMixin, IDGenerationMixin, P
             return _drop_single_level(last_ids + 1)
         if past_key_values.prompts is None:
             past_key_values.prompts = [
-                gather_prompts(
-                    head, self.decoder.embed_tokens, cached_tokens.tokens, level_ids, cached_tokens.is_prompt
-                )
-                for head, level_ids in zip(
-                    self.decoder.position_heads(), _move_levels_first(cached_tokens.position_ids), strict=True
-                )
+                gather_prompts(head, self.decoder.embed_tokens, cached.tokens, level_ids, cached.is_prompt)
+                for head, level_ids in zip(self.decoder.position_heads(), ids, strict=True)
             ]
-        distributions = self.decoder.next_ids(past_key_values.last_hidden(), last_ids, tokens, past_key_values.prompts)
-        return _drop_single_level(
-            torch.stack([distribution.most_likely_ids().clamp(min=0) for distribution in distributions])
-        )
+        levels = self.decoder.next_ids(past_key_values.last_hidden(), last_ids, tokens, past_key_values.prompts)
+        return _drop_single_level(torch.stack([level.most_likely_ids().clamp(min=0) for level in levels]))
 
     def get_input_embeddings(self) -> nn.Module:
         """Raise ``NotImplementedError``: the embeddings are a parameter of the decoder."""
@@ -223,9 +213,8 @@ class LengthwiseForCausalLM(ModelCardMixin, PrecisionMixin, IDGenerationMixin, P
         is_hidden = ~attention_mask.bool()[:, None].expand(-1, num_new, -1).clone()
         # Padding attends to itself, because a softmax without keys is NaN.
         is_hidden.diagonal(num_cached, 1, 2).fill_(False)
-        return AttentionHooks(
-            score_bias=torch.zeros(is_hidden.shape, device=tokens.device).masked_fill_(is_hidden, -torch.inf)
-        )
+        score_bias = torch.zeros(is_hidden.shape, device=tokens.device).masked_fill_(is_hidden, -torch.inf)
+        return AttentionHooks(score_bias=score_bias)
 
     def _decoder_cache(self, cache: PositionCache | None) -> DecoderCache | None:
         cached_tokens = None if cache is None else cache.all_tokens()

@@ -58,15 +58,9 @@ def load_pretrained(name: str, *, device: torch.device | None = None, dtype: str
         except Exception as error:  # a damaged file can raise any type of error
             raise ModelError(_describe_error(name, error)) from None
     model, loading_info = result
-    if missing_weights := sorted(set(loading_info["missing_keys"])):
-        missing_part = (
-            "a language-modelling head"
-            if set(missing_weights) & set(HEAD_WEIGHTS)
-            else f"weights such as {missing_weights[0]}"
-        )
-        raise ModelError(
-            f"{name} was saved without {missing_part}; use a model with an architecture such as LlamaForCausalLM"
-        )
+    if missing := sorted(set(loading_info["missing_keys"])):
+        part = "a language-modelling head" if set(missing) & set(HEAD_WEIGHTS) else f"weights such as {missing[0]}"
+        raise ModelError(f"{name} was saved without {part}; use a model with an architecture such as LlamaForCausalLM")
     model.eval()
     return model if device is None else model.to(device)
 

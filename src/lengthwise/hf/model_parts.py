@@ -78,22 +78,20 @@ class PrecisionMixin(nn.Module):
     _keep_in_fp32_modules_strict: ClassVar[list[str]]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        float32_modules = {
-            name: self._modules[name] for name in self._keep_in_fp32_modules_strict if name in self._modules
-        }
-        self._modules.update(dict.fromkeys(float32_modules))
+        kept = {name: self._modules[name] for name in self._keep_in_fp32_modules_strict if name in self._modules}
+        self._modules.update(dict.fromkeys(kept))
         try:
             super()._apply(fn, recurse)
         finally:
-            self._modules.update(float32_modules)
+            self._modules.update(kept)
 
         def move_to_device(tensor: Tensor) -> Tensor:
             result = fn(tensor)
             return tensor.to(result.device) if result.dtype != tensor.dtype else result
 
-        for float32_module in float32_modules.values():
-            if float32_module is not None and recurse:
-                float32_module._apply(move_to_device)
+        for module in kept.values():
+            if module is not None and recurse:
+                module._apply(move_to_device)
         return self
 
 

@@ -31,16 +31,12 @@ class CachedTokens:
         """Join the tokens of several calls. Hidden states before the last gap in the hidden states are dropped."""
         if len(pieces) == 1:
             return pieces[0]
-        incomplete_pieces = [
-            index for index, piece in enumerate(pieces) if piece.hidden.shape[1] < piece.tokens.shape[1]
-        ]
+        incomplete = [index for index, piece in enumerate(pieces) if piece.hidden.shape[1] < piece.tokens.shape[1]]
         return CachedTokens(
             tokens=torch.cat([piece.tokens for piece in pieces], dim=1),
             position_ids=torch.cat([piece.position_ids for piece in pieces], dim=1),
             is_prompt=torch.cat([piece.is_prompt for piece in pieces], dim=1),
-            hidden=torch.cat(
-                [piece.hidden for piece in pieces[incomplete_pieces[-1] if incomplete_pieces else 0 :]], dim=1
-            ),
+            hidden=torch.cat([piece.hidden for piece in pieces[incomplete[-1] if incomplete else 0 :]], dim=1),
         )
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "CachedTokens":

@@ -130,16 +130,12 @@ def check_position_table(model: PreTrainedModel, max_positions: int, num_positio
     Models that compute rotary angles have no such table.
     """
     token_embeddings = model.get_input_embeddings()
-    learned_table_rows = [
-        len(submodule.weight)
-        for submodule in model.modules()
-        if isinstance(submodule, nn.Embedding) and submodule is not token_embeddings
-    ]
+    tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    learned_rows = [len(table.weight) for table in tables if table is not token_embeddings]
     # Tables of angles, as in GPT-J.
-    computed_table_rows = [len(table) for name, table in model.named_buffers() if name.endswith("embed_positions")]
-    has_table = any(
-        max_positions <= num_rows <= max_positions + SPARE_ROWS for num_rows in learned_table_rows + computed_table_rows
-    )
+    computed_rows = [len(table) for name, table in model.named_buffers() if name.endswith("embed_positions")]
+    row_counts = learned_rows + computed_rows
+    has_table = any(max_positions <= num_rows <= max_positions + SPARE_ROWS for num_rows in row_counts)
     if num_position_ids > max_positions and has_table:
         raise SettingError(
             f"num_position_ids {num_position_ids} exceeds the model's table of {max_positions} positions; use at most "

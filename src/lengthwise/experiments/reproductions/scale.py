@@ -32,36 +32,26 @@ MARKERS = {0.25: "v", 0.5: "s", 1.0: "o"}
 
 
 def _build_experiments() -> dict[str, Experiment]:
-    parity_evaluation = EvaluationSettings(
+    parity = EvaluationSettings(
         lengths=(20, 40, 200, 2000, 20_000), num_examples=(256, 256, 256, 64, 4), stop_at_zero=True
     )
-    chain_evaluation = EvaluationSettings(
-        lengths=(16, 32, 160, 1600), num_examples=(256, 256, 256, 32), stop_at_zero=True
-    )
-    bit_evaluation = EvaluationSettings(
-        lengths=(50, 100, 200, 500),
-        num_examples=(512,),
-        variants=tuple(f"flagged-{num_bits}" for num_bits in (1, 2, 4, 6)),
-    )
-    base_experiments = {
-        "parity": replace(recipe("parity"), evaluation=parity_evaluation),
-        "variables": replace(recipe("variable_assignment"), evaluation=chain_evaluation),
-        "sparse parity": replace(sparse_parity_up_to(6), evaluation=bit_evaluation),
+    chains = EvaluationSettings(lengths=(16, 32, 160, 1600), num_examples=(256, 256, 256, 32), stop_at_zero=True)
+    variants = tuple(f"flagged-{num_bits}" for num_bits in (1, 2, 4, 6))
+    bits = EvaluationSettings(lengths=(50, 100, 200, 500), num_examples=(512,), variants=variants)
+    experiments = {
+        "parity": replace(recipe("parity"), evaluation=parity),
+        "variables": replace(recipe("variable_assignment"), evaluation=chains),
+        "sparse parity": replace(sparse_parity_up_to(6), evaluation=bits),
     }
-    return {
-        label: _resize(base_experiments[name], *model_size, step_fraction)
-        for label, (name, model_size, step_fraction) in SETTINGS.items()
-    }
+    return {label: _resize(experiments[name], *size, fraction) for label, (name, size, fraction) in SETTINGS.items()}
 
 
-def _resize(experiment: Experiment, num_layers: int, d_model: int, step_fraction: float) -> Experiment:
-    steps = round(step_fraction * experiment.training.steps)
+def _resize(experiment: Experiment, num_layers: int, d_model: int, fraction: float) -> Experiment:
+    training, steps = experiment.training, round(fraction * experiment.training.steps)
     return replace(
         experiment,
         decoder=replace(experiment.decoder, num_layers=num_layers, d_model=d_model, num_heads=d_model // 32),
-        training=replace(
-            experiment.training, steps=steps, cooldown_steps=min(experiment.training.cooldown_steps, steps // 2)
-        ),
+        training=replace(training, steps=steps, cooldown_steps=min(training.cooldown_steps, steps // 2)),
     )
 
 
@@ -73,13 +63,11 @@ def _extract_reading(run: Run, rows: Rows) -> Mapping[str, Any]:
     on every task variant.
     """
     experiment = run.experiment
-    min_train_length, max_train_length = experiment.train_lengths
+    shortest, longest = experiment.train_lengths
     num_weights = sum(weight.numel() for weight in run.decoder.parameters())
     rng = stream(experiment.seed, "tokens of a sequence")
-    token_counts = [
-        experiment.task.sample(length=length, size=1, rng=rng).tokens.shape[1]
-        for length in range(min_train_length, max_train_length + 1)
-    ]
+    examples = [experiment.task.sample(length=length, size=1, rng=rng) for length in range(shortest, longest + 1)]
+    token_counts = [example.tokens.shape[1] for example in examples]
     num_tokens = run.facts["steps"] * experiment.training.batch_size * sum(token_counts) / len(token_counts)
     lengths = sorted({row["length"] for row in rows})
     exact_match = {length: min(row["exact_match"] for row in rows if row["length"] == length) for length in lengths}
@@ -89,7 +77,7 @@ def _extract_reading(run: Run, rows: Rows) -> Mapping[str, Any]:
         "weights": num_weights,
         "flops": 6 * num_weights * num_tokens,
         "fits": run.facts["fitted"] >= FIT_THRESHOLD,
-        "reached": max(exact_lengths, default=0) / max_train_length,
+        "reached": max(exact_lengths, default=0) / longest,
     }
 
 
@@ -108,23 +96,18 @@ def _settings_of(reading: Mapping[str, Any]) -> tuple[str, tuple[int, int], floa
 def _size_table(task: str, readings: Rows) -> Table:
     """Return a table of the reach of every seed, with a row per model size and a column per training budget."""
     body = []
-    for num_layers, d_model in MODEL_SIZES:
-        row_cells = [f"{num_layers} x {d_model}", "-"]
-        for step_fraction in STEP_FRACTIONS:
-            seed_readings = [
-                reading for reading in readings if _settings_of(reading) == (task, (num_layers, d_model), step_fraction)
-            ]
+    for size in MODEL_SIZES:
+        row_cells = [f"{size[0]} x {size[1]}", "-"]
+        for fraction in STEP_FRACTIONS:
+            seed_readings = [reading for reading in readings if _settings_of(reading) == (task, size, fraction)]
             reach_by_seed = ", ".join(_format_max_length(reading) for reading in seed_readings)
             flops = sum(reading["flops"] for reading in seed_readings) / max(len(seed_readings), 1)
             row_cells.append(f"{reach_by_seed}\n({flops:.1e} FLOPs)" if seed_readings else "-")
             row_cells[1] = f"{seed_readings[0]['weights']:,}" if seed_readings else row_cells[1]
         body.append(row_cells)
     title = f"{task}: reach in training lengths at exact match {EXACT_MATCH_THRESHOLD} or more, by seed"
-    return (
-        title,
-        ["layers x width", "weights", *(f"{step_fraction:g} of the steps" for step_fraction in STEP_FRACTIONS)],
-        body,
-    )
+    budgets = [f"{fraction:g} of the steps" for fraction in STEP_FRACTIONS]
+    return title, ["layers x width", "weights", *budgets], body
 
 
 def _format_max_length(reading: Mapping[str, Any]) -> str:
@@ -140,25 +123,15 @@ def _flops_table(task: str, readings: Rows) -> Table:
     body = []
     for flops_bin in sorted({_flops_bin(reading) for reading in task_readings}):
         bin_readings = [reading for reading in task_readings if _flops_bin(reading) == flops_bin]
-        all_settings = dict.fromkeys(map(_settings_of, bin_readings))
         mean_reach = {
-            settings_key: _mean_reach([reading for reading in bin_readings if _settings_of(reading) == settings_key])
-            for settings_key in all_settings
+            settings: _mean_reach([reading for reading in bin_readings if _settings_of(reading) == settings])
+            for settings in dict.fromkeys(map(_settings_of, bin_readings))
         }
-        largest_reach = max(mean_reach.values())
-        best_sizes = [
-            f"{model_size[0]} x {model_size[1]} ({step_fraction:g})"
-            for (_, model_size, step_fraction), reach in mean_reach.items()
-            if reach == largest_reach
-        ]
-        body.append(
-            [
-                f"{4.0**flops_bin:.1e} to {4.0 ** (flops_bin + 1):.1e}",
-                str(len(all_settings)),
-                ", ".join(best_sizes),
-                f"{largest_reach:.3g}x",
-            ]
-        )
+        largest = max(mean_reach.values())
+        best = [settings[1:] for settings, reach in mean_reach.items() if reach == largest]
+        best_sizes = ", ".join(f"{size[0]} x {size[1]} ({fraction:g})" for size, fraction in best)
+        flops_range = f"{4.0**flops_bin:.1e} to {4.0 ** (flops_bin + 1):.1e}"
+        body.append([flops_range, str(len(mean_reach)), best_sizes, f"{largest:.3g}x"])
     title = f"{task}: size with the largest reach at equal training FLOPs (fraction of the steps)"
     return title, ["FLOPs", "sizes", "largest reach", "geometric mean"], body
 
@@ -181,36 +154,23 @@ def _draw_figure(rows: Rows, readings: Rows, folder: Path, title: str) -> Path:
     tasks = _tasks(readings)
     figure = Figure(figsize=(5.5 * len(tasks), 4.5), layout="constrained")
     for axes, task in zip(figure.subplots(1, len(tasks), squeeze=False)[0], tasks, strict=True):
-        for size_index, (num_layers, d_model) in enumerate(MODEL_SIZES):
+        for index, size in enumerate(MODEL_SIZES):
             mean_points = []
-            for step_fraction in STEP_FRACTIONS:
-                seed_readings = [
-                    reading
-                    for reading in readings
-                    if _settings_of(reading) == (task, (num_layers, d_model), step_fraction)
-                ]
+            for fraction in STEP_FRACTIONS:
+                seed_readings = [reading for reading in readings if _settings_of(reading) == (task, size, fraction)]
+                flops = [reading["flops"] for reading in seed_readings]
+                reach = [max(reading["reached"], 0.1) for reading in seed_readings]
                 if seed_readings:
-                    mean_points.append(
-                        (
-                            sum(reading["flops"] for reading in seed_readings) / len(seed_readings),
-                            _mean_reach(seed_readings),
-                        )
-                    )
-                axes.plot(
-                    [reading["flops"] for reading in seed_readings],
-                    [max(reading["reached"], 0.1) for reading in seed_readings],
-                    MARKERS[step_fraction],
-                    color=f"C{size_index}",
-                    alpha=0.4,
-                )
-            axes.plot(*zip(*mean_points, strict=True), "-", color=f"C{size_index}", label=f"{num_layers} x {d_model}")
+                    mean_points.append((sum(flops) / len(flops), _mean_reach(seed_readings)))
+                axes.plot(flops, reach, MARKERS[fraction], color=f"C{index}", alpha=0.4)
+            axes.plot(*zip(*mean_points, strict=True), "-", color=f"C{index}", label=f"{size[0]} x {size[1]}")
         axes.set(xscale="log", yscale="log", xlabel="training FLOPs", title=task)
         # Label only the powers of ten, because labels of minor ticks would overlap.
         axes.xaxis.set_minor_formatter(NullFormatter())
         axes.set_ylabel(f"reach in training lengths, exact match {EXACT_MATCH_THRESHOLD} or more")
         axes.grid(alpha=0.3)
-    for step_fraction, marker in MARKERS.items():
-        axes.plot([], [], marker, color="gray", label=f"{step_fraction:g} of the steps, one point per seed")
+    for fraction, marker in MARKERS.items():
+        axes.plot([], [], marker, color="gray", label=f"{fraction:g} of the steps, one point per seed")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", fontsize=8, title="layers x width")
     figure.suptitle(title)
     return save_figure(figure, folder)

@@ -30,9 +30,8 @@ def _variable_assignment_experiments() -> dict[str, Experiment]:
         stop_at_zero=True,
     )
     # An assignment has three tokens; following one adds a token.
-    experiments = with_baselines(
-        replace(recipe("variable_assignment"), evaluation=evaluation), steps_factor=3, ids_factor=4
-    )
+    base = replace(recipe("variable_assignment"), evaluation=evaluation)
+    experiments = with_baselines(base, steps_factor=3, ids_factor=4)
     ppc_experiment = experiments["predicted (PPC)"]
     for num_operands in (2, 3):
         task = VariableAssignment(operands=num_operands)
@@ -40,11 +39,9 @@ def _variable_assignment_experiments() -> dict[str, Experiment]:
         training = replace(ppc_experiment.training, steps=6000, fit_every=100, cooldown_steps=500)
         experiments[f"predicted (PPC), {num_operands} operands"] = replace(ppc_experiment, task=task, training=training)
     # A fixed depth needs the same number of assignments at every length.
-    fixed_depth_task = VariableAssignment(depth=CHAIN_DEPTH)
+    task, evaluation = VariableAssignment(depth=CHAIN_DEPTH), replace(evaluation, variants=())
     for label in ("predicted (PPC)", "rotary"):
-        experiments[f"{label}, depth {CHAIN_DEPTH}"] = replace(
-            experiments[label], task=fixed_depth_task, evaluation=replace(evaluation, variants=())
-        )
+        experiments[f"{label}, depth {CHAIN_DEPTH}"] = replace(experiments[label], task=task, evaluation=evaluation)
     return experiments
 
 

@@ -28,10 +28,7 @@ COLORS = ("#2471a3", "#c0392b", "#1e8449", "#b9770e", "#7d3c98")
 
 @dataclass(frozen=True, slots=True)
 class _Variation:
-    """Experiments that differ only in the maximum number of flagged bits in training.
-
-    The label of each experiment ends with ``name``.
-    """
+    """Experiments that differ only in the maximum number of flagged bits in training."""
 
     name: str
     train_bits: tuple[int, ...]
@@ -46,16 +43,14 @@ ROTARY, SKIPWISE = _Variation(", rotary", FEWER_TRAIN_BITS), _Variation(", rotar
 # ONLY_UNDILUTED differs from the plain runs only in the dilution.
 UNDILUTED, ONLY_UNDILUTED = _Variation(", undiluted", FEWER_TRAIN_BITS), _Variation(", undiluted alone", TRAIN_BITS[:1])
 VARIATIONS = (BASELINE, UNDILUTED, ONLY_UNDILUTED, LETTER_CODING, WINDOW, ROTARY, SKIPWISE, COUNT_WEIGHTS)
-MAX_BITS_BY_LABEL = {
-    variation.label(max_bits): max_bits for variation in VARIATIONS for max_bits in variation.train_bits
-}
+MAX_BITS_BY_LABEL = {variation.label(bits): bits for variation in VARIATIONS for bits in variation.train_bits}
 
 
 def _build_experiments() -> dict[str, Experiment]:
     return {
-        variation.label(max_bits): _build_experiment(variation, max_bits)
+        variation.label(bits): _build_experiment(variation, bits)
         for variation in VARIATIONS
-        for max_bits in variation.train_bits
+        for bits in variation.train_bits
     }
 
 
@@ -83,11 +78,9 @@ def _build_experiment(variation: _Variation, max_bits: int) -> Experiment:
 def _build_tables(rows: Rows, readings: Rows) -> list[Table]:
     """Return tables of exact match by number of flagged bits, and of the growth of the loss with length."""
     max_train_length = max(int(row["train_lengths"][1]) for row in rows)
-    near_length, *far_lengths = dict.fromkeys(
-        (min(_test_lengths(rows)), _figure_length(rows), max(_test_lengths(rows)))
-    )
-    heat_map_tables = [_exact_match_table(rows, length, max_train_length) for length in (near_length, *far_lengths)]
-    return heat_map_tables + [_growth_table(rows, near_length, far_length) for far_length in far_lengths]
+    near, *far_lengths = dict.fromkeys((min(_test_lengths(rows)), _figure_length(rows), max(_test_lengths(rows))))
+    heat_map_tables = [_exact_match_table(rows, length, max_train_length) for length in (near, *far_lengths)]
+    return heat_map_tables + [_growth_table(rows, near, far_length) for far_length in far_lengths]
 
 
 def _exact_match_table(rows: Rows, length: int, max_train_length: int) -> Table:
@@ -101,10 +94,10 @@ def _exact_match_table(rows: Rows, length: int, max_train_length: int) -> Table:
     return title, ["row", "seeds that fit", *map(str, _test_bits(rows))], body
 
 
-def _growth_table(rows: Rows, near_length: int, far_length: int) -> Table:
-    """Return a table of the growth of the loss from length ``near_length`` to ``far_length``.
+def _growth_table(rows: Rows, near: int, far: int) -> Table:
+    """Return a table of the growth of the loss from length ``near`` to ``far``.
 
-    It includes the runs and numbers of bits that fit at ``near_length``.
+    It includes the runs and numbers of bits that fit at ``near``.
     """
     body = []
     for variation in VARIATIONS:
@@ -112,13 +105,11 @@ def _growth_table(rows: Rows, near_length: int, far_length: int) -> Table:
         trained_rows = [row for row in rows if label_of(row) in labels and _num_bits(row) <= _train_bits(row)]
         if not trained_rows:
             continue
-        near_rows = {
-            (label_of(row), row["seed"], _num_bits(row)): row for row in trained_rows if row["length"] == near_length
-        }
+        near_rows = {(label_of(row), row["seed"], _num_bits(row)): row for row in trained_rows if row["length"] == near}
         pairs = [
             (near_rows[label_of(row), row["seed"], _num_bits(row)], row)
             for row in trained_rows
-            if row["length"] == far_length and row["answer_loss"] is not None
+            if row["length"] == far and row["answer_loss"] is not None
         ]
         fit_pairs = [pair for pair in pairs if min(pair[0]["exact_match"], pair[0]["fitted"]) >= FIT_THRESHOLD]
         loss_pairs = [
@@ -137,10 +128,8 @@ def _growth_table(rows: Rows, near_length: int, far_length: int) -> Table:
         else:
             factors = [_factor_text(growth.per_train_bit), _factor_text(growth.per_test_bit), f"{growth.power:.2f}"]
         body.append([f"up to K bits{variation.name}", f"{len(fit_pairs)} of {len(pairs)}", *factors])
-    title = (
-        f"growth of the loss at {far_length:,}, at equal loss at {near_length}: factors with 95% intervals over seeds"
-    )
-    factor_headers = ["factor per bit in training", "factor per bit in the test", f"power of the loss at {near_length}"]
+    title = f"growth of the loss at {far:,}, at equal loss at {near}: factors with 95% intervals over seeds"
+    factor_headers = ["factor per bit in training", "factor per bit in the test", f"power of the loss at {near}"]
     return title, ["rows", "cells that fit", *factor_headers], body
 
 
@@ -157,10 +146,10 @@ def _draw_figure(rows: Rows, readings: Rows, folder: Path, title: str) -> Path:
 
     far_length = _figure_length(rows)
     labels_by_variation = {
-        variation: [label for label in _labels(rows) if label in map(variation.label, variation.train_bits)]
+        variation: labels
         for variation in VARIATIONS
+        if (labels := [label for label in _labels(rows) if label in map(variation.label, variation.train_bits)])
     }
-    labels_by_variation = {variation: labels for variation, labels in labels_by_variation.items() if labels}
     figure = Figure(figsize=(13, 1 + 2.8 * len(labels_by_variation)), layout="constrained")
     panels = figure.subplots(len(labels_by_variation), 2, squeeze=False)
     for (length_axes, heat_map_axes), (variation, labels) in zip(panels, labels_by_variation.items(), strict=True):
@@ -193,10 +182,7 @@ def _draw_by_length(axes: Any, rows: Rows, label: str) -> None:
 def _draw_heat_map(axes: Any, rows: Rows, labels: list[str], length: int) -> Any:
     bit_counts = _test_bits([row for row in rows if label_of(row) in labels])
     exact_match_rows = [
-        [
-            pool_seeds(cell)[0] if (cell := _select_rows(rows, label, length, {num_bits})) else nan
-            for num_bits in bit_counts
-        ]
+        [pool_seeds(cell)[0] if (cell := _select_rows(rows, label, length, {bits})) else nan for bits in bit_counts]
         for label in labels
     ]
     image = axes.imshow(exact_match_rows, vmin=0.5, vmax=1.0, cmap="viridis", aspect="auto")
@@ -206,7 +192,6 @@ def _draw_heat_map(axes: Any, rows: Rows, labels: list[str], length: int) -> Any
 
 
 def _train_bits(row: Mapping[str, Any]) -> int:
-    """Return the maximum number of flagged bits in the training examples of the run that a row belongs to."""
     return MAX_BITS_BY_LABEL[label_of(row)]
 
 
@@ -219,7 +204,6 @@ def _test_lengths(rows: Rows) -> list[int]:
 
 
 def _figure_length(rows: Rows) -> int:
-    """Return ``FIGURE_LENGTH``, or the longest test length if the rows do not contain it."""
     return FIGURE_LENGTH if FIGURE_LENGTH in _test_lengths(rows) else max(_test_lengths(rows))
 
 
