@@ -169,10 +169,7 @@ def warn_untrained_distance(
 
 
 def _training_advice(scheme: PositionScheme, distance: int | float) -> str:
-    """Return advice for training with larger ID distances, as the words that follow "train" in a message.
-
-    A scheme without gaps needs longer sequences, or gaps. A scheme with gaps needs more IDs, or more steps.
-    """
+    """Return how to train with larger ID distances: longer sequences or gaps or, with gaps, more IDs or more steps."""
     num_position_ids = scheme.num_position_ids
     if num_position_ids is None or not getattr(scheme, "max_gaps", 0):
         return "on longer sequences, or with gaps between IDs (max_gaps of skipwise, coupled or predicted)"
@@ -217,8 +214,7 @@ def iter_blocks(task: Task, length: int, total: int, seed: int) -> Iterator[Exam
         return
     block_size = max(1, min(EXAMPLES_PER_BLOCK, BLOCK_TOKENS // length))
     for block_index in range(-(-total // block_size)):
-        rng = stream(seed, "evaluation examples", length, block_index)
-        yield task.sample(length=length, size=block_size, rng=rng)
+        yield task.sample(length=length, size=block_size, rng=stream(seed, "evaluation examples", length, block_index))
 
 
 def count_examples(task: Task, length: int, requested: int) -> int:
@@ -277,9 +273,9 @@ class Tally:
         low, high = wilson_interval(self.num_exact, self.num_examples)
         first_error = None
         if self.first_error_indices:
-            median_index = float(statistics.median(self.first_error_indices))
+            median = float(statistics.median(self.first_error_indices))
             first_error = FirstErrors(
-                median_index=median_index, **{kind: self.kinds[kind] for kind in ("token", "id", "end")}
+                median_index=median, **{kind: self.kinds[kind] for kind in ("token", "id", "end")}
             )
         return LengthResult(
             length=length,

@@ -50,11 +50,9 @@ def measure_range_shifts(model: ProbedModel, errors: list[Queries]) -> Iterator[
     )
     for quantity, train_max, values_by_batch in quantities:
         if values_by_batch:
-            test_values, max_in_training = np.concatenate(values_by_batch), float(train_max)
-            fraction_beyond, test_max = float((test_values > max_in_training).mean()), float(test_values.max())
-            yield RangeShift(
-                quantity=quantity, train_max=max_in_training, test_max=test_max, fraction_beyond=fraction_beyond
-            )
+            values, limit = np.concatenate(values_by_batch), float(train_max)
+            beyond, test_max = float((values > limit).mean()), float(values.max())
+            yield RangeShift(quantity=quantity, train_max=limit, test_max=test_max, fraction_beyond=beyond)
 
 
 def _support_range(

@@ -61,11 +61,9 @@ def _head_names(diagnosis: Diagnosis) -> list[str]:
 def _length_table(diagnosis: Diagnosis) -> Table:
     body = []
     for result in diagnosis.by_length:
-        interval_text = f"{result.low:.3f}-{result.high:.3f}"
-        mass_texts = [f"{mass:.3f}" for mass in result.support_mass]
-        body.append(
-            [f"{result.length:,}", str(result.num_examples), f"{result.exact_match:.3f}", interval_text, *mass_texts]
-        )
+        interval = f"{result.low:.3f}-{result.high:.3f}"
+        masses = [f"{mass:.3f}" for mass in result.support_mass]
+        body.append([f"{result.length:,}", str(result.num_examples), f"{result.exact_match:.3f}", interval, *masses])
     if diagnosis.failures is not None and diagnosis.heads:
         body.append(["first errors", "", "", "", *(f"{mass:.3f}" for mass in diagnosis.support_mass_at_errors)])
     title = "exact match, and attention on the support" if diagnosis.heads else "exact match"

@@ -32,14 +32,11 @@ def support_mass_at_errors(model: ProbedModel, errors: list[Queries]) -> Float[n
     """Return the mean support attention of each head over the first errors; 0 for a task without support."""
     masses, num_remaining = [], NUM_ANSWERS
     for queries in errors:
-        selected_queries = queries.first(num_remaining)
-        if selected_queries.examples.support is not None and len(selected_queries.answer):
-            masses.append(
-                support_mass(
-                    model.decoder, selected_queries.batch, selected_queries.answer, selected_queries.examples.support
-                )
-            )
-        num_remaining -= len(selected_queries.answer)
+        selected = queries.first(num_remaining)
+        answer, support = selected.answer, selected.examples.support
+        if support is not None and len(answer):
+            masses.append(support_mass(model.decoder, selected.batch, answer, support))
+        num_remaining -= len(answer)
     return _mean_by_head(model, masses)
 
 
@@ -54,23 +51,21 @@ def support_mass(
     """
     masses: list[Float[np.ndarray, "layers heads"]] = []
     for example, query_index in enumerate((answer - 1).tolist()):
-        key_indices = np.unique(support[example, query_index + 1])
-        key_indices = key_indices[(key_indices >= 0) & (key_indices != query_index)]
-        if not len(key_indices):
+        keys = np.unique(support[example, query_index + 1])
+        keys = keys[(keys >= 0) & (keys != query_index)]
+        if not len(keys):
             continue
-        layer_masses: list[Float[np.ndarray, " heads"]] = []
+        by_layer: list[Float[np.ndarray, " heads"]] = []
 
-        def record_mass(
-            weights: Tensor, key_indices: np.ndarray = key_indices, layer_masses: list[np.ndarray] = layer_masses
-        ) -> None:
-            layer_masses.append(weights[0, :, 0, key_indices].sum(dim=-1).numpy())
+        def record_mass(weights: Tensor, keys: np.ndarray = keys, by_layer: list[np.ndarray] = by_layer) -> None:
+            by_layer.append(weights[0, :, 0, keys].sum(dim=-1).numpy())
 
         tokens, ids = batch.tokens[example : example + 1], batch.position_ids[:, example : example + 1]
         # With a cache, only the weights of the last token are computed, so long sequences fit into memory.
         _, cache = decoder(tokens[:, :query_index], ids[:, :, :query_index]) if query_index else (None, None)
         query_slice = slice(query_index, query_index + 1)
         decoder(tokens[:, query_slice], ids[:, :, query_slice], cache, hooks=AttentionHooks(on_weights=record_mass))
-        masses.append(np.stack(layer_masses))
+        masses.append(np.stack(by_layer))
     empty_shape = (0, decoder.settings.num_layers, decoder.settings.num_heads)
     return np.stack(masses) if masses else np.zeros(empty_shape, dtype=np.float32)
 

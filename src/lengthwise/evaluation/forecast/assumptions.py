@@ -28,12 +28,10 @@ MAX_TOTAL_VARIATION = 0.1
 
 def check_fit(model: ProbedModel, fidelity: SubsampleAccuracy) -> Assumption:
     """Check that accuracy and, if known, exact match at the longest training length reach ``ACCURACY_THRESHOLD``."""
-    result = (
-        f"{fidelity.whole:.3f} of the answer tokens are right at length {model.max_train_length}, without the end token"
-    )
+    accuracy, length = fidelity.whole, model.max_train_length
+    result = f"{accuracy:.3f} of the answer tokens are right at length {length}, without the end token"
     if model.fitted is not None:
-        result = f"exact match {model.fitted:.3f}; {result}"
-    accuracy = fidelity.whole if model.fitted is None else min(fidelity.whole, model.fitted)
+        accuracy, result = min(accuracy, model.fitted), f"exact match {model.fitted:.3f}; {result}"
     holds = accuracy >= ACCURACY_THRESHOLD
     return Assumption(name="fits the training lengths", holds=holds, found=result, counterexample="canceling errors")
 
@@ -50,10 +48,8 @@ def measure_assumptions(
     )
     holds = needs.k is not None and k <= MAX_TOKENS
     yield Assumption(name="sparsity", holds=holds, found=result, counterexample="growing k")
-    token_span, id_span, num_ids = _measure_support_spans(model, queries)
-    result = (
-        f"the tokens of an answer span {id_span:g} of {num_ids:g} IDs and {token_span} tokens (declared by the task)"
-    )
+    reach, id_span, num_ids = _measure_support_spans(model, queries)
+    result = f"the tokens of an answer span {id_span:g} of {num_ids:g} IDs and {reach} tokens (declared by the task)"
     yield Assumption(name="locality in IDs", holds=4 * id_span <= num_ids, found=result, counterexample="growing gap")
     result = f"accuracy {fidelity.whole:.3f}, {fidelity.half:.3f} on a half and {fidelity.quarter:.3f} on a quarter"
     holds = fidelity.max_accuracy_change <= MAX_ACCURACY_CHANGE
@@ -112,12 +108,8 @@ def _measure_relativity(model: ProbedModel, queries: Queries) -> Assumption:
         predictions.append(model.decoder.token_logits(hidden[query_indices, last_index][:, None])[:, 0].softmax(dim=-1))
     total_variation = float((predictions[0] - predictions[1]).abs().sum(dim=-1).mean() / 2)
     result = f"predictions change by {total_variation:.3f} (total variation) if all IDs increase by {id_shift}"
-    return Assumption(
-        name="relativity",
-        holds=total_variation <= MAX_TOTAL_VARIATION,
-        found=result,
-        counterexample="absolute positions",
-    )
+    holds = total_variation <= MAX_TOTAL_VARIATION
+    return Assumption(name="relativity", holds=holds, found=result, counterexample="absolute positions")
 
 
 def _compare_token_frequencies(model: ProbedModel, queries: Queries, max_length: int) -> Assumption:
@@ -125,12 +117,11 @@ def _compare_token_frequencies(model: ProbedModel, queries: Queries, max_length:
 
     The comparison does not detect a new token that is rare at ``max_length``.
     """
-    vocabulary_size = len(model.task.vocabulary)
 
     def frequencies(queries: Queries) -> Float[np.ndarray, " vocab"]:
         tokens = queries.batch.tokens.numpy()
         is_before_answer = np.arange(tokens.shape[1]) < queries.answer[:, None]
-        token_counts = np.bincount(tokens[is_before_answer], minlength=vocabulary_size)
+        token_counts = np.bincount(tokens[is_before_answer], minlength=len(model.task.vocabulary))
         return np.asarray(token_counts / token_counts.sum())
 
     total_variation = float(np.abs(frequencies(queries) - frequencies(model.queries(max_length))).sum() / 2)
@@ -138,9 +129,5 @@ def _compare_token_frequencies(model: ProbedModel, queries: Queries, max_length:
         f"frequencies at length {max_length} differ by {total_variation:.3f} "
         f"(total variation; allowed: {MAX_TOTAL_VARIATION})"
     )
-    return Assumption(
-        name="same token frequencies",
-        holds=total_variation <= MAX_TOTAL_VARIATION,
-        found=result,
-        counterexample="new background token",
-    )
+    holds = total_variation <= MAX_TOTAL_VARIATION
+    return Assumption(name="same token frequencies", holds=holds, found=result, counterexample="new background token")

@@ -85,10 +85,8 @@ def certify_decoder(model: ProbedModel, lengths: Sequence[int]) -> RunCertificat
             if not isinstance(error, InconclusiveError):
                 # The scheme or the encoding does not support this length.
                 supported_lengths.remove(length)
-    max_supported_length = max([model.max_train_length, *supported_lengths])
-    assumptions = (
-        () if needs is None else measure_assumptions(model, train_queries, needs, fidelity, max_supported_length)
-    )
+    longest = max([model.max_train_length, *supported_lengths])
+    assumptions = () if needs is None else measure_assumptions(model, train_queries, needs, fidelity, longest)
     return RunCertificate(
         train_lengths=model.train_lengths,
         fitted=model.fitted,
@@ -128,20 +126,18 @@ def _find_longest_accurate_length(
     model: ProbedModel, predict_length: Callable[[int], Forecast], test_lengths: Sequence[int]
 ) -> Horizon:
     """Find the horizon among ``test_lengths`` and the doublings of the longest training length, in ascending order."""
-    accurate_length, exact_length, all_exact = model.max_train_length, model.max_train_length, True
+    longest, longest_exact, all_exact = model.max_train_length, model.max_train_length, True
     doublings = (model.max_train_length << exponent for exponent in range(1, NUM_DOUBLINGS + 1))
     for length in sorted({*test_lengths, *doublings}):
         try:
             forecast = predict_length(length)
         except LengthwiseError as error:
-            return Horizon(tokens=accurate_length, exact=exact_length, limited_by=f"at length {length}: {error}")
+            return Horizon(tokens=longest, exact=longest_exact, limited_by=f"at length {length}: {error}")
         if forecast.low < ACCURACY_THRESHOLD:
-            return Horizon(tokens=accurate_length, exact=exact_length, limited_by=_describe_limit(forecast))
-        accurate_length, all_exact = length, all_exact and forecast.exact_low >= ACCURACY_THRESHOLD
-        exact_length = length if all_exact else exact_length
-    return Horizon(
-        tokens=accurate_length, exact=exact_length, limited_by=f"{accurate_length} is the longest length tested"
-    )
+            return Horizon(tokens=longest, exact=longest_exact, limited_by=_describe_limit(forecast))
+        longest, all_exact = length, all_exact and forecast.exact_low >= ACCURACY_THRESHOLD
+        longest_exact = length if all_exact else longest_exact
+    return Horizon(tokens=longest, exact=longest_exact, limited_by=f"{longest} is the longest length tested")
 
 
 def _describe_limit(forecast: Forecast) -> str:
@@ -183,20 +179,14 @@ def _verdict_sentences(certificate: RunCertificate) -> Iterator[str]:
 
 def _exact_match_sentence(forecasts: tuple[Forecast, ...], exact_length: int, max_train_length: int) -> str:
     """Return a sentence about the length up to which exact match is high, and the first length that is undecided."""
-    horizon_text = (
-        f"Predicted exact match is at least {ACCURACY_THRESHOLD} up to length {exact_length}"
-        if exact_length > max_train_length
-        else ""
-    )
-    undecided_forecasts = [
-        forecast for forecast in forecasts if forecast.exact_low < ACCURACY_THRESHOLD <= forecast.exact_high
-    ]
-    if not undecided_forecasts:
-        return f"{horizon_text or f'Predicted exact match is below {ACCURACY_THRESHOLD} at all tested lengths'}."
-    first_undecided = undecided_forecasts[0]
+    reached = ""
+    if exact_length > max_train_length:
+        reached = f"Predicted exact match is at least {ACCURACY_THRESHOLD} up to length {exact_length}"
+    first = next((each for each in forecasts if each.exact_low < ACCURACY_THRESHOLD <= each.exact_high), None)
+    if first is None:
+        return f"{reached or f'Predicted exact match is below {ACCURACY_THRESHOLD} at all tested lengths'}."
     return (
-        f"{horizon_text}{'. ' if horizon_text else ''}Exact match at length {first_undecided.length} is undecided "
-        f"({first_undecided.exact_low:.2f} to {first_undecided.exact_high:.2f}): all {first_undecided.num_answers} "
-        f"answer tokens must be right, and the accuracy per token is {first_undecided.low:.2f} to "
-        f"{first_undecided.high:.2f}; use lengthwise evaluate."
+        f"{reached}{'. ' if reached else ''}Exact match at length {first.length} is undecided ({first.exact_low:.2f} "
+        f"to {first.exact_high:.2f}): all {first.num_answers} answer tokens must be right, and the accuracy per token "
+        f"is {first.low:.2f} to {first.high:.2f}; use lengthwise evaluate."
     )

@@ -50,13 +50,8 @@ def tables(certificate: Certificate) -> list[Table]:
         "assumptions",
         ["assumption", "holds", "measurement", "failure without it (see counterexamples in docs/theory.md)"],
         [
-            [
-                assumption.name,
-                _HOLDS_TEXT[assumption.holds],
-                assumption.found,
-                _POSSIBLE_FAILURES[assumption.counterexample],
-            ]
-            for assumption in certificate.assumptions
+            [each.name, _HOLDS_TEXT[each.holds], each.found, _POSSIBLE_FAILURES[each.counterexample]]
+            for each in certificate.assumptions
         ],
     )
     if isinstance(certificate, TaskCertificate):
@@ -68,19 +63,11 @@ def tables(certificate: Certificate) -> list[Table]:
 
 def _forecast_table(certificate: RunCertificate) -> Table:
     header = ["length", "accuracy per token", "exact match", "with IDs only", "with token count only", "leakage"]
-    body = [
-        [
-            str(forecast.length),
-            f"{forecast.low:.2f} to {forecast.high:.2f}",
-            f"{forecast.exact_low:.2f} to {forecast.exact_high:.2f}",
-            *(
-                "-" if accuracy is None else f"{accuracy:.2f}"
-                for accuracy in (forecast.ids_only, forecast.token_count_only)
-            ),
-            f"{forecast.leakage:.2f}",
-        ]
-        for forecast in certificate.forecasts
-    ]
+    body = []
+    for each in certificate.forecasts:
+        intervals = [f"{each.low:.2f} to {each.high:.2f}", f"{each.exact_low:.2f} to {each.exact_high:.2f}"]
+        accuracies = ["-" if value is None else f"{value:.2f}" for value in (each.ids_only, each.token_count_only)]
+        body.append([str(each.length), *intervals, *accuracies, f"{each.leakage:.2f}"])
     body += [[str(length), reason, "", "", "", ""] for length, reason in certificate.abstentions.items()]
     return f"predicted accuracy beyond length {certificate.train_lengths[1]}, with 90% intervals", header, body
 
@@ -89,24 +76,18 @@ def _risk_table(certificate: LawCertificate) -> Table:
     predictions = {prediction.length: prediction for prediction in certificate.predictions}
     body = []
     for risk in certificate.risks:
-        prediction = predictions.get(risk.length)
+        prediction, found = predictions.get(risk.length), risk.found
+        odds, secant = (None, None) if prediction is None else (prediction.odds, prediction.secant)
+        predicted = [_format_number(value) for value in (risk.posterior.risk, odds, secant)]
+        method = found.how if found.how == "exact" else f"{found.low:.4f} to {found.high:.4f}"
         valid_bounds = [
-            (bound.value, bound.title)
-            for bound in certificate.bounds
-            if bound.length == risk.length and bound.value is not None and bound.bound not in PROBABILISTIC_BOUNDS
+            (each.value, each.title)
+            for each in certificate.bounds
+            if each.length == risk.length and each.value is not None and each.bound not in PROBABILISTIC_BOUNDS
         ]
-        tightest_bound = min(valid_bounds, default=None)
-        body.append(
-            [
-                str(risk.length),
-                _format_number(risk.found.risk),
-                risk.found.how if risk.found.how == "exact" else f"{risk.found.low:.4f} to {risk.found.high:.4f}",
-                _format_number(risk.posterior.risk),
-                _format_number(None if prediction is None else prediction.odds),
-                _format_number(None if prediction is None else prediction.secant),
-                "-" if tightest_bound is None else f"{_format_number(tightest_bound[0])} ({tightest_bound[1]})",
-            ]
-        )
+        tightest = min(valid_bounds, default=None)
+        bound = "-" if tightest is None else f"{_format_number(tightest[0])} ({tightest[1]})"
+        body.append([str(risk.length), _format_number(found.risk), method, *predicted, bound])
     header = ["length", "risk", "method", "true posterior", "predicted", "secant", "tightest bound"]
     return f"head fitted on lengths {certificate.trained[0]} to {certificate.trained[1]}", header, body
 
@@ -118,15 +99,10 @@ def _bound_table(certificate: LawCertificate) -> Table:
         bound_text = _format_number(bound.value) if bound.refused is None else bound.refused
         by_name.setdefault(f"{bound.title} ({bound.provenance})", {})[bound.length] = bound_text
     body = []
-    for bound_name, texts_by_length in by_name.items():
+    for name, texts in by_name.items():
         # The reason for a missing bound appears only in the first column.
-        is_same_text = len(set(texts_by_length.values())) == 1
-        body.append(
-            [
-                bound_name,
-                *(texts_by_length[length] if not is_same_text or length == lengths[0] else "" for length in lengths),
-            ]
-        )
+        is_same = len(set(texts.values())) == 1
+        body.append([name, *("" if is_same and length != lengths[0] else texts[length] for length in lengths)])
     return "bounds", ["bound", *map(str, lengths)], body
 
 
@@ -155,11 +131,7 @@ def _draw_law(certificate: LawCertificate, axes: Any) -> None:
     axes.plot(lengths, [risk.found.risk for risk in certificate.risks], "ko-", label="risk of the fitted head")
     axes.plot(lengths, [risk.posterior.risk for risk in certificate.risks], "k:", label="true posterior")
     for name, quantity in (("predicted", "odds"), ("secant", "secant")):
-        points = [
-            (prediction.length, getattr(prediction, quantity))
-            for prediction in certificate.predictions
-            if prediction.refused is None
-        ]
+        points = [(each.length, getattr(each, quantity)) for each in certificate.predictions if each.refused is None]
         axes.plot(*zip(*points, strict=True) if points else ([], []), "--", label=name)
     for name in dict.fromkeys(bound.title for bound in certificate.bounds):
         points = [
@@ -188,17 +160,13 @@ def _draw_task_reach(certificate: TaskCertificate, axes: Any) -> None:
 
 
 def _draw_run(certificate: RunCertificate, axes: Any) -> None:
-    lengths = [forecast.length for forecast in certificate.forecasts]
-    low_accuracies, high_accuracies = (
-        [forecast.low for forecast in certificate.forecasts],
-        [forecast.high for forecast in certificate.forecasts],
-    )
-    axes.fill_between(lengths, low_accuracies, high_accuracies, alpha=0.2, label="interval")
-    axes.plot(lengths, [forecast.accuracy for forecast in certificate.forecasts], "o-", label="predicted")
-    axes.plot(lengths, [forecast.ids_only for forecast in certificate.forecasts], ":", label="with IDs only")
-    axes.plot(
-        lengths, [forecast.token_count_only for forecast in certificate.forecasts], "--", label="with token count only"
-    )
+    forecasts = certificate.forecasts
+    lengths = [forecast.length for forecast in forecasts]
+    low, high = [forecast.low for forecast in forecasts], [forecast.high for forecast in forecasts]
+    axes.fill_between(lengths, low, high, alpha=0.2, label="interval")
+    axes.plot(lengths, [forecast.accuracy for forecast in forecasts], "o-", label="predicted")
+    axes.plot(lengths, [forecast.ids_only for forecast in forecasts], ":", label="with IDs only")
+    axes.plot(lengths, [forecast.token_count_only for forecast in forecasts], "--", label="with token count only")
     axes.plot([certificate.train_lengths[1]], [certificate.fidelity.whole], "ks", label="longest training length")
     axes.set_ylim(-0.02, 1.02)
     axes.set_ylabel("accuracy per answer token")

@@ -74,60 +74,53 @@ def predict(
             f"cannot predict the accuracy at length {length}: {MAX_PIECES} pieces, each with as many tokens as a "
             f"training sequence, cover only {coverage:.2f} of a sequence; evaluate the run at this length"
         )
-    weighted_result = model.query(queries, pieces)
-    unweighted_result = model.query(queries, pieces.unweighted())
-    half_budget_accuracy = float(model.query(queries, model.subsample(queries, length, budget // 2)).correct.mean())
-    mean_accuracy = float(weighted_result.correct.mean())
-    every_piece_accuracy = float((weighted_result.correct & unweighted_result.correct_each.all(axis=1)).mean())
-    error_margin = MARGIN + ERROR_FACTOR * fidelity.max_accuracy_change + abs(mean_accuracy - half_budget_accuracy)
-    low_accuracy, high_accuracy = _accuracy_interval(mean_accuracy, every_piece_accuracy, error_margin, coverage)
-    high_accuracy = min(high_accuracy, attainable_accuracy(model.task, queries))
-    if high_accuracy - low_accuracy > MAX_WIDTH:
+    weighted, unweighted = model.query(queries, pieces), model.query(queries, pieces.unweighted())
+    half_budget = float(model.query(queries, model.subsample(queries, length, budget // 2)).correct.mean())
+    mean = float(weighted.correct.mean())
+    every_piece = float((weighted.correct & unweighted.correct_each.all(axis=1)).mean())
+    margin = MARGIN + ERROR_FACTOR * fidelity.max_accuracy_change + abs(mean - half_budget)
+    low, high = _accuracy_interval(mean, every_piece, margin, coverage)
+    high = min(high, attainable_accuracy(model.task, queries))
+    if high - low > MAX_WIDTH:
         raise InconclusiveError(
-            f"cannot predict the accuracy at length {length}: {mean_accuracy:.2f} of the answers are right by the "
-            f"mean of {num_pieces} pieces and {every_piece_accuracy:.2f} in every piece, so its interval is "
-            f"{low_accuracy:.2f} to {high_accuracy:.2f}; evaluate the run at this length"
+            f"cannot predict the accuracy at length {length}: {mean:.2f} of the answers are right by the mean of "
+            f"{num_pieces} pieces and {every_piece:.2f} in every piece, so its interval is {low:.2f} to {high:.2f}; "
+            "evaluate the run at this length"
         )
     length_ratio = queries.batch.tokens.shape[1] / budget
-    upweighted_tokens = upweight_distractors(train_queries.support, train_queries.last_index, length_ratio)
-    correct_when_diluted = model.query(train_queries, upweighted_tokens).correct[
-        (upweighted_tokens.weights > 1).any(axis=1)
-    ]
+    upweighted = upweight_distractors(train_queries.support, train_queries.last_index, length_ratio)
+    diluted = model.query(train_queries, upweighted).correct[(upweighted.weights > 1).any(axis=1)]
     num_answers = queries.max_answers(model.task.vocabulary.index("end"))
     end_accuracy = _end_accuracy(model, length, budget)
     return Forecast(
         length=length,
-        accuracy=min((mean_accuracy + every_piece_accuracy) / 2, high_accuracy),
-        low=low_accuracy,
-        high=high_accuracy,
-        mean=mean_accuracy,
-        every_piece=every_piece_accuracy,
-        half_budget=half_budget_accuracy,
+        accuracy=min((mean + every_piece) / 2, high),
+        low=low,
+        high=high,
+        mean=mean,
+        every_piece=every_piece,
+        half_budget=half_budget,
         num_pieces=num_pieces,
         coverage=coverage,
-        ids_only=float(unweighted_result.correct.mean()),
-        token_count_only=float(correct_when_diluted.mean()) if len(correct_when_diluted) else None,
-        leakage=float(weighted_result.leakage.min()),
+        ids_only=float(unweighted.correct.mean()),
+        token_count_only=float(diluted.mean()) if len(diluted) else None,
+        leakage=float(weighted.leakage.min()),
         num_answers=num_answers,
         end_accuracy=end_accuracy,
-        exact_low=max(0.0, 1 - num_answers * (1 - low_accuracy) - (1 - end_accuracy)),
+        exact_low=max(0.0, 1 - num_answers * (1 - low) - (1 - end_accuracy)),
         # All tokens of an exact example are correct, so exact match is at most the accuracy per token.
-        exact_high=high_accuracy,
+        exact_high=high,
     )
 
 
-def _accuracy_interval(
-    mean_accuracy: float, every_piece_accuracy: float, error_margin: float, coverage: float
-) -> tuple[float, float]:
-    """Return the interval from ``every_piece_accuracy`` to ``mean_accuracy``, extended by the margin.
+def _accuracy_interval(mean: float, every_piece: float, margin: float, coverage: float) -> tuple[float, float]:
+    """Return the interval from ``every_piece`` to ``mean``, extended by the margin.
 
     Tokens outside all pieces can also mislead, so the error rate at the lower end is divided by the coverage.
     """
-    every_piece_accuracy_low, _ = wilson_interval(round(every_piece_accuracy * NUM_QUERIES), NUM_QUERIES)
-    _, mean_accuracy_high = wilson_interval(round(mean_accuracy * NUM_QUERIES), NUM_QUERIES)
-    return max(0.0, 1 - (1 - every_piece_accuracy_low + error_margin) / coverage), min(
-        1.0, mean_accuracy_high + error_margin
-    )
+    every_piece_low, _ = wilson_interval(round(every_piece * NUM_QUERIES), NUM_QUERIES)
+    _, mean_high = wilson_interval(round(mean * NUM_QUERIES), NUM_QUERIES)
+    return max(0.0, 1 - (1 - every_piece_low + margin) / coverage), min(1.0, mean_high + margin)
 
 
 def _end_accuracy(model: ProbedModel, length: int, budget: int) -> float:

@@ -107,11 +107,7 @@ class SubsampleAccuracy:
 
 def measure_subsample_accuracy(model: ProbedModel, queries: Queries, budget: int) -> SubsampleAccuracy:
     """Measure the accuracy on full sequences of ``budget`` tokens, and on a half and a quarter of their tokens."""
-    subsamples = [
-        upweight_distractors(queries.support, queries.last_index, 1.0),
-        *(model.subsample(queries, model.max_train_length, budget // divisor) for divisor in (2, 4)),
-    ]
-    full_accuracy, half_accuracy, quarter_accuracy = (
-        float(model.query(queries, selection).correct.mean()) for selection in subsamples
-    )
-    return SubsampleAccuracy(whole=full_accuracy, half=half_accuracy, quarter=quarter_accuracy)
+    full = upweight_distractors(queries.support, queries.last_index, 1.0)
+    parts = (model.subsample(queries, model.max_train_length, budget // divisor) for divisor in (2, 4))
+    whole, half, quarter = (float(model.query(queries, tokens).correct.mean()) for tokens in (full, *parts))
+    return SubsampleAccuracy(whole=whole, half=half, quarter=quarter)

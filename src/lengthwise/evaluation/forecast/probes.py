@@ -43,10 +43,8 @@ def measure_required_tokens(decoder: Decoder, queries: Queries) -> RequiredToken
     known_results = [result for result in results if result is not None]
     if len(known_results) < QUANTILE * len(results):
         return RequiredTokens(k=None, reach=None, id_reach=None)
-    k, token_reach, id_reach = (
-        np.quantile(query_values, QUANTILE, method="higher") for query_values in zip(*known_results, strict=True)
-    )
-    return RequiredTokens(k=int(k), reach=int(token_reach), id_reach=float(id_reach))
+    k, reach, id_reach = (np.quantile(values, QUANTILE, method="higher") for values in zip(*known_results, strict=True))
+    return RequiredTokens(k=int(k), reach=int(reach), id_reach=float(id_reach))
 
 
 def _measure_query(decoder: Decoder, queries: Queries, query_index: int) -> tuple[int, int, float] | None:
@@ -57,23 +55,22 @@ def _measure_query(decoder: Decoder, queries: Queries, query_index: int) -> tupl
     """
     batch, answer = queries.batch.select(slice(query_index, query_index + 1)), int(queries.answer[query_index])
     tokens, ids = batch.tokens[:, :answer], batch.position_ids[:, :, :answer]
-    target_token, last_index = int(batch.tokens[0, answer]), answer - 1
+    target, last_index = int(batch.tokens[0, answer]), answer - 1
     always_visible = np.isin(tokens[0].numpy(), decoder.separators)
     always_visible[last_index] = True
     candidates = np.flatnonzero(~always_visible)
     single_token_masks = np.zeros((len(candidates) + 1, answer), dtype=bool)
     single_token_masks[np.arange(len(candidates)), candidates] = True
-    probabilities = _probabilities(decoder, tokens, ids, single_token_masks, target_token)
+    probabilities = _probabilities(decoder, tokens, ids, single_token_masks, target)
     ranked_tokens = candidates[np.argsort(probabilities[:-1], kind="stable")][:MAX_TOKENS]
     is_hidden = np.tile(~always_visible, (len(ranked_tokens) + 1, 1))
     for num_tokens in range(len(ranked_tokens)):
         is_hidden[num_tokens + 1 :, ranked_tokens[num_tokens]] = False
-    is_sufficient = (
-        _probabilities(decoder, tokens, ids, is_hidden, target_token) >= probabilities[-1] - MAX_PROBABILITY_DECREASE
-    )
-    if not is_sufficient.any():
+    min_probability = probabilities[-1] - MAX_PROBABILITY_DECREASE
+    sufficient = _probabilities(decoder, tokens, ids, is_hidden, target) >= min_probability
+    if not sufficient.any():
         return None
-    num_tokens = int(is_sufficient.argmax())
+    num_tokens = int(sufficient.argmax())
     needed_indices = np.append(ranked_tokens[:num_tokens], last_index)
     id_spans = [float(np.ptp(level_ids[needed_indices])) for level_ids in ids[:, 0].numpy()]
     return num_tokens, int(last_index - needed_indices.min()) + 1, min(id_spans) + 1
@@ -91,14 +88,12 @@ def _probabilities(
     masks_per_pass = max(1, MAX_SCORES // (num_tokens * num_tokens * decoder.settings.num_heads))
     probabilities = []
     for start in range(0, num_masks, masks_per_pass):
-        pass_masks = torch.from_numpy(is_hidden[start : start + masks_per_pass])
-        score_bias = torch.zeros(len(pass_masks), num_tokens, num_tokens).masked_fill(pass_masks[:, None], -math.inf)
+        masks = torch.from_numpy(is_hidden[start : start + masks_per_pass])
+        score_bias = torch.zeros(len(masks), num_tokens, num_tokens).masked_fill(masks[:, None], -math.inf)
         # A hidden token still attends to itself, because a softmax needs at least one key.
         score_bias.diagonal(dim1=1, dim2=2).zero_()
-        visible_counts = torch.arange(1.0, num_tokens + 1).expand(len(pass_masks), -1)
+        visible_counts = torch.arange(1.0, num_tokens + 1).expand(len(masks), -1)
         hooks = AttentionHooks(score_bias=score_bias, visible_counts=visible_counts)
-        hidden, _ = decoder(
-            tokens.expand(len(pass_masks), -1), position_ids.expand(-1, len(pass_masks), -1), hooks=hooks
-        )
+        hidden, _ = decoder(tokens.expand(len(masks), -1), position_ids.expand(-1, len(masks), -1), hooks=hooks)
         probabilities.append(decoder.token_logits(hidden[:, -1:])[:, 0].softmax(dim=-1)[:, target_token].numpy())
     return np.concatenate(probabilities)
