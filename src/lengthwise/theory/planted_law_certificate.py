@@ -94,66 +94,60 @@ def certify_law(
     test lengths that are not above the training lengths.
     """
     _check_lengths(law, trained, lengths)
-    law, max_train_length = law.with_possible_tuples, trained[1]
+    law, longest = law.with_possible_tuples, trained[1]
     predictor = fit_tables(law, trained, steps, seed)
-    all_lengths = sorted({max_train_length, *lengths})
-    risks = tuple(_estimate_risks(law, predictor, length, seed) for length in all_lengths)
-    case = _build_case(law, predictor, max_train_length)
-    assumptions = tuple(_list_assumptions(case(all_lengths[-1])))
-    bounds = tuple(bound for length in all_lengths[1:] for bound in _evaluate_bounds(case(length)))
+    every_length = sorted({longest, *lengths})
+    risks = tuple(_estimate_risks(law, predictor, length, seed) for length in every_length)
+    case = _build_case(law, predictor, longest)
+    assumptions = tuple(_list_assumptions(case(every_length[-1])))
+    bounds = tuple(bound for length in every_length[1:] for bound in _evaluate_bounds(case(length)))
     return LawCertificate(
         trained=trained,
         assumptions=assumptions,
         risks=risks,
         bounds=bounds,
-        predictions=tuple(predict(law, predictor, max_train_length, length, LOSS) for length in all_lengths[1:]),
+        predictions=tuple(predict(law, predictor, longest, length, LOSS) for length in every_length[1:]),
         verdict=" ".join(_verdict_at(risk, bounds, assumptions) for risk in risks[1:]),
         predictor=predictor,
     )
 
 
 def _check_lengths(law: Planted, trained: tuple[int, int], lengths: Sequence[int]) -> None:
-    min_train_length, max_train_length = trained
-    if not law.min_length <= min_train_length <= max_train_length:
+    shortest, longest = trained
+    if not law.min_length <= shortest <= longest:
         raise SettingError(
-            f"invalid training lengths {min_train_length}:{max_train_length}: this law needs {law.min_length} tokens "
+            f"invalid training lengths {shortest}:{longest}: this law needs {law.min_length} tokens "
             "or more, and the shortest length comes first; use --train-lengths "
-            f"{law.min_length}:{max(16, max_train_length)}"
+            f"{law.min_length}:{max(16, longest)}"
         )
-    check_test_lengths(max_train_length, lengths)
+    check_test_lengths(longest, lengths)
 
 
 def check_test_lengths(max_train_length: int, lengths: Sequence[int]) -> None:
     """Raise ``SettingError`` unless all lengths are above the longest training length."""
-    short_lengths = [length for length in lengths if length <= max_train_length]
     if not lengths:
         raise SettingError(f"no test lengths; use --lengths above {max_train_length}")
-    if short_lengths:
+    if short := [length for length in lengths if length <= max_train_length]:
         raise SettingError(
-            f"length {short_lengths[0]} is not above the longest training length {max_train_length}; use "
+            f"length {short[0]} is not above the longest training length {max_train_length}; use "
             f"--lengths above {max_train_length}"
         )
 
 
 def _verdict_at(risk: Risk, bounds: Sequence[BoundValue], assumptions: Sequence[Assumption]) -> str:
     """Return a sentence with the guaranteed risk at one length, or with the conditions that fail."""
-    proved_bounds = [
-        bound for bound in bounds if bound.length == risk.length and bound.bound not in PROBABILISTIC_BOUNDS
-    ]
-    proved_values = [(bound.value, bound.title) for bound in proved_bounds if bound.value is not None]
-    if not proved_values:
-        failed_names = " and ".join(assumption.name for assumption in assumptions if not assumption.holds)
-        reason = f"missing: {failed_names}" if failed_names else "the conditions of every bound fail, as listed"
+    proved = [each for each in bounds if each.length == risk.length and each.bound not in PROBABILISTIC_BOUNDS]
+    values = [(bound.value, bound.title) for bound in proved if bound.value is not None]
+    if not values:
+        failed = " and ".join(assumption.name for assumption in assumptions if not assumption.holds)
+        reason = f"missing: {failed}" if failed else "the conditions of every bound fail, as listed"
         return f"No risk is guaranteed at length {risk.length} ({reason})."
-    min_bound, title = min(proved_values)
-    if min_bound >= 1:
-        return (
-            f"No risk is guaranteed at length {risk.length}, because the smallest bound ({min_bound:.3g}) is at "
-            "least 1."
-        )
+    value, title = min(values)
+    if value >= 1:
+        return f"No risk is guaranteed at length {risk.length}, because the smallest bound ({value:.3g}) is at least 1."
     risk_method = "exact" if risk.found.how == "exact" else "sampled"
     return (
-        f"At length {risk.length} the risk of this fitted head is guaranteed to be at most {min_bound:.3g} ({title}); "
+        f"At length {risk.length} the risk of this fitted head is guaranteed to be at most {value:.3g} ({title}); "
         f"its {risk_method} value is {risk.found.risk:.3g}."
     )
 
@@ -163,21 +157,17 @@ def _estimate_risks(law: Planted, predictor: Predictor, length: int, seed: int) 
     posterior: Predictor = BayesPredictor(law)
     with suppress(SettingError):
         posterior = bayes_attention(law, length)
-    estimates = [
-        estimate_risk(law, rated_predictor, length, LOSS, stream(seed, "certify", length))
-        for rated_predictor in (predictor, posterior)
-    ]
-    return Risk(length=length, found=estimates[0], posterior=estimates[1])
+    found, posterior_risk = (
+        estimate_risk(law, head, length, LOSS, stream(seed, "certify", length)) for head in (predictor, posterior)
+    )
+    return Risk(length=length, found=found, posterior=posterior_risk)
 
 
 def _list_assumptions(case: Extrapolation) -> Iterator[Assumption]:
-    law, max_train_length = case.law, case.train_length
-    span = law.placement.span
+    law, span = case.law, case.law.placement.span
     yield Assumption(name="sparsity", holds=True, found=f"k = {law.k} at every length", counterexample="growing k")
-    span_finding = "no span" if span is None else f"planted sets have a span of at most {span} tokens"
-    yield Assumption(
-        name="locality of the data", holds=span is not None, found=span_finding, counterexample="growing gap"
-    )
+    found = "no span" if span is None else f"planted sets have a span of at most {span} tokens"
+    yield Assumption(name="locality of the data", holds=span is not None, found=found, counterexample="growing gap")
     is_local = isinstance(case.predictor, TabularAttention)
     yield Assumption(
         name="locality of the class",
@@ -187,13 +177,12 @@ def _list_assumptions(case: Extrapolation) -> Iterator[Assumption]:
     )
     yield Assumption(
         name="training length",
-        holds=span is not None and max_train_length >= 4 * span,
-        found=f"L = {max_train_length}" + ("" if span is None else f", 4 w = {4 * span}"),
+        holds=span is not None and case.train_length >= 4 * span,
+        found=f"L = {case.train_length}" + ("" if span is None else f", 4 w = {4 * span}"),
         counterexample="unbounded reach",
     )
     yield _check_regularity(case, span)
-    constructed_assumptions = (("relativity", "absolute positions"), ("one background", "new background token"))
-    for name, counterexample in constructed_assumptions:
+    for name, counterexample in (("relativity", "absolute positions"), ("one background", "new background token")):
         yield Assumption(name=name, holds=True, found="by construction", counterexample=counterexample)
     yield Assumption(name="linear loss", holds=True, found=f"'{case.loss.name}'", counterexample="canceling errors")
     yield _check_joints(case)
@@ -224,36 +213,30 @@ def _check_joints(case: Extrapolation) -> Assumption:
 
 def _build_case(law: Planted, predictor: Predictor, train_length: int) -> Callable[[int], Extrapolation]:
     """Return a cached function from a test length to the inputs of the bounds; it computes training risks only once."""
-    cached_conditional_risk: Callable[..., ConditionalRisk] = cache(
+    by_set: Callable[..., ConditionalRisk] = cache(
         lambda law, length, loss: conditional_risk(law, predictor, length, loss)
     )
-    cached_mean_risk: Callable[..., float] = cache(lambda law, length, loss: mean_risk(law, predictor, length, loss))
+    mean: Callable[..., float] = cache(lambda law, length, loss: mean_risk(law, predictor, length, loss))
     return lambda test_length: Extrapolation(
         law=law,
         predictor=predictor,
         train_length=train_length,
         test_length=test_length,
         loss=LOSS,
-        conditional_risk=lambda law, _, length, loss: cached_conditional_risk(law, length, loss),
-        mean_risk=lambda law, _, length, loss: cached_mean_risk(law, length, loss),
+        conditional_risk=lambda law, _, length, loss: by_set(law, length, loss),
+        mean_risk=lambda law, _, length, loss: mean(law, length, loss),
     )
 
 
 def _evaluate_bounds(case: Extrapolation) -> Iterator[BoundValue]:
     for name, bound in BOUNDS.items():
-        value, unavailable_reason = None, None
+        value = refused = None
         try:
             value = _evaluate_bound(bound(), case)
         except (BoundError, SettingError) as error:
-            unavailable_reason = str(error)
-        yield BoundValue(
-            bound=name,
-            title=name,
-            provenance=bound.provenance,
-            length=case.test_length,
-            value=value,
-            refused=unavailable_reason,
-        )
+            refused = str(error)
+        length, provenance = case.test_length, bound.provenance
+        yield BoundValue(bound=name, title=name, provenance=provenance, length=length, value=value, refused=refused)
 
 
 def _evaluate_bound(bound: Bound, case: Extrapolation) -> float:

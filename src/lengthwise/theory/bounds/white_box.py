@@ -19,7 +19,17 @@ from lengthwise.tasks.planted.planted_task import Planted
 from lengthwise.theory.attention.tabular import TabularAttention, normalize_scores
 from lengthwise.theory.bounds.extrapolation import Extrapolation
 from lengthwise.theory.bounds.sequence_cover import GridCover, Interval, Piece, ProportionalCover
-from lengthwise.theory.risk.exact_risk import Leakage, Loss, Predictor, enumerated_risk, num_sequences
+from lengthwise.theory.risk.exact_risk import (
+    Leakage,
+    Loss,
+    Losses,
+    Outputs,
+    PlantedSets,
+    Predictor,
+    Tokens,
+    enumerated_risk,
+    num_sequences,
+)
 
 CoverType = type[GridCover] | type[ProportionalCover]
 # The largest number of sequences, summed over all windows, of an exact bound.
@@ -71,13 +81,7 @@ class WindowLoss:
 
     name: ClassVar[str] = "window"
 
-    def evaluate(
-        self,
-        predictor: Predictor,
-        tokens: Int[np.ndarray, "batch length"],
-        planted: Int[np.ndarray, "batch k"],
-        labels: Float[np.ndarray, "batch outputs"],
-    ) -> Float[np.ndarray, " batch"]:
+    def evaluate(self, predictor: Predictor, tokens: Tokens, planted: PlantedSets, labels: Outputs) -> Losses:
         """Return the loss of each sequence.
 
         If no set has weight, it is the loss of the default output with ``claims_core``, and 0 otherwise.
@@ -177,18 +181,16 @@ class KnownScores:
 
     def value(self, case: Extrapolation) -> float:
         """Compute the bound by enumeration. Raises ``SettingError`` for too many sequences of the training length."""
-        expected_counts, bound = count_summands(case, self.cover), 0.0
-        total_sequences = len(expected_counts) * num_sequences(case.law, case.train_length)
+        counts, bound = count_summands(case, self.cover), 0.0
+        total_sequences = len(counts) * num_sequences(case.law, case.train_length)
         if total_sequences > MAX_SEQUENCES:
             raise SettingError(
-                f"{len(expected_counts)} windows of {case.train_length} tokens have {total_sequences:,} sequences, "
+                f"{len(counts)} windows of {case.train_length} tokens have {total_sequences:,} sequences, "
                 f"more than the {MAX_SEQUENCES:,} allowed; use a shorter training length, or SampledKnownScores"
             )
-        for summand, expected_count in expected_counts.items():
+        for summand, count in counts.items():
             loss = WindowLoss(summand.window, case.loss)
-            bound += (
-                expected_count * enumerated_risk(summand.law(case.law), case.attention, case.train_length, loss).mean
-            )
+            bound += count * enumerated_risk(summand.law(case.law), case.attention, case.train_length, loss).mean
         return bound
 
 
@@ -220,11 +222,8 @@ class SampledKnownScores:
         expected_counts = count_summands(case, self.cover)
         rng = stream(self.seed, "cut", case.train_length, case.test_length)
         total_count = sum(expected_counts.values())
-        sample_counts = rng.multinomial(self.num_samples, np.array(list(expected_counts.values())) / total_count)
-        losses = [
-            _sample_losses(case, summand, sample_count, rng)
-            for summand, sample_count in zip(expected_counts, sample_counts.tolist(), strict=True)
-        ]
+        sizes = rng.multinomial(self.num_samples, np.array(list(expected_counts.values())) / total_count).tolist()
+        losses = [_sample_losses(case, *sample, rng) for sample in zip(expected_counts, sizes, strict=True)]
         return total_count * bernstein_upper_bound(np.concatenate(losses), self.failure_probability)
 
 
@@ -242,8 +241,6 @@ def bernstein_upper_bound(values: Float[np.ndarray, " samples"], failure_probabi
 
     The mean exceeds the bound with probability at most ``failure_probability``.
     """
-    log_factor = log(2 / failure_probability)
+    size, log_factor = len(values), log(2 / failure_probability)
     variance = float(values.var(ddof=1))
-    return (
-        float(values.mean()) + sqrt(2 * variance * log_factor / len(values)) + 7 * log_factor / (3 * (len(values) - 1))
-    )
+    return float(values.mean()) + sqrt(2 * variance * log_factor / size) + 7 * log_factor / (3 * (size - 1))

@@ -47,16 +47,15 @@ def _growing_k(length: int) -> Case:
         placement=Local(shapes=(tuple(range(length)),), weights=(1.0,)),
     )
     # Each k has its own value function, and no training example determines the function for k = 7.
-    return Case(
-        law=law, learned_head=PrefixPredictor(predictor=ParityPredictor(), num_tokens=6), witness_head=ParityPredictor()
-    )
+    learned = PrefixPredictor(predictor=ParityPredictor(), num_tokens=6)
+    return Case(law=law, learned_head=learned, witness_head=ParityPredictor())
 
 
 def _growing_gap(length: int) -> Case:
     gaps, witness_score = range(1, max(length, 2)), score_bit_pairs(range(1, 5))
 
-    def score(gap: int, first_token: int, second_token: int) -> float:
-        return witness_score(gap, first_token, second_token) + (gap >= 8 and first_token == second_token == FILLER)
+    def score(gap: int, first: int, second: int) -> float:
+        return witness_score(gap, first, second) + (gap >= 8 and first == second == FILLER)
 
     law, witness = pair_law(Halves()), pair_attention(score_bit_pairs(gaps), gaps)
     return Case(law=law, learned_head=pair_attention(score, gaps), witness_head=witness)
@@ -65,46 +64,35 @@ def _growing_gap(length: int) -> Case:
 def _unbounded_reach(length: int) -> Case:
     gaps, witness_score = range(1, max(length, 2)), score_bit_pairs([1])
 
-    def score(gap: int, first_token: int, second_token: int) -> float:
-        return witness_score(gap, first_token, second_token) + 1e3 * (
-            gap >= 6 and first_token == second_token == FILLER
-        )
+    def score(gap: int, first: int, second: int) -> float:
+        return witness_score(gap, first, second) + 1e3 * (gap >= 6 and first == second == FILLER)
 
-    return Case(
-        law=pair_law(ADJACENT_PLACEMENT),
-        learned_head=pair_attention(score, gaps),
-        witness_head=pair_attention(witness_score, gaps),
-    )
+    learned, witness = (pair_attention(each, gaps) for each in (score, witness_score))
+    return Case(law=pair_law(ADJACENT_PLACEMENT), learned_head=learned, witness_head=witness)
 
 
 def _absolute_positions(length: int) -> Case:
-    adjacent_attention = pair_attention(score_bit_pairs([1]), [1])
-    return Case(
-        law=pair_law(ADJACENT_PLACEMENT),
-        learned_head=PrefixPredictor(predictor=adjacent_attention, num_tokens=6),
-        witness_head=adjacent_attention,
-    )
+    witness = pair_attention(score_bit_pairs([1]), [1])
+    learned = PrefixPredictor(predictor=witness, num_tokens=6)
+    return Case(law=pair_law(ADJACENT_PLACEMENT), learned_head=learned, witness_head=witness)
 
 
 def _new_background_token(length: int) -> Case:
     witness_score, distractor_probability = score_bit_pairs([1]), 0.0 if length <= 6 else 0.3
 
-    def score(gap: int, first_token: int, second_token: int) -> float:
-        return witness_score(gap, first_token, second_token) + 1e9 * (DISTRACTOR in (first_token, second_token))
+    def score(gap: int, first: int, second: int) -> float:
+        return witness_score(gap, first, second) + 1e9 * (DISTRACTOR in (first, second))
 
-    return Case(
-        law=pair_law(ADJACENT_PLACEMENT, background=(1 - distractor_probability, 0.0, 0.0, distractor_probability)),
-        learned_head=pair_attention(score, [1], num_tokens=4),
-        witness_head=pair_attention(witness_score, [1], num_tokens=4),
-    )
+    law = pair_law(ADJACENT_PLACEMENT, background=(1 - distractor_probability, 0.0, 0.0, distractor_probability))
+    learned, witness = (pair_attention(each, [1], num_tokens=4) for each in (score, witness_score))
+    return Case(law=law, learned_head=learned, witness_head=witness)
 
 
 def _canceling_errors(length: int) -> Case:
     # The planted value is five times too large, so the mean over five tokens is correct.
     learned = single_attention((1.0, 1.0), ((1.0, 0.0), (-4.0, 5.0)))
-    return Case(
-        law=CONSTANT_LAW, learned_head=learned, witness_head=single_attention((0.0, 1.0), ((1.0, 0.0), (0.0, 1.0)))
-    )
+    witness = single_attention((0.0, 1.0), ((1.0, 0.0), (0.0, 1.0)))
+    return Case(law=CONSTANT_LAW, learned_head=learned, witness_head=witness)
 
 
 def rare_shape(rare_probability: float = 0.01) -> Counterexample:

@@ -65,10 +65,9 @@ class Counterexample:
     def _risks(self, length: int) -> LengthRisks:
         case = self.build_case(length)
         heads = (case.learned_head, case.witness_head)
-        learned_risk, witness_risk = (enumerated_risk(case.law, head, length, self.loss).mean for head in heads)
-        return LengthRisks(
-            length=length, in_training=length in self.train_lengths, learned=learned_risk, witness=witness_risk
-        )
+        learned, witness = (enumerated_risk(case.law, head, length, self.loss).mean for head in heads)
+        in_training = length in self.train_lengths
+        return LengthRisks(length=length, in_training=in_training, learned=learned, witness=witness)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

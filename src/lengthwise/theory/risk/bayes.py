@@ -4,12 +4,23 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from lengthwise.core.errors import SettingError
 from lengthwise.tasks.planted.planted_task import Planted
 from lengthwise.theory.attention.tabular import TabularAttention, weighted_mean
-from lengthwise.theory.risk.exact_risk import Leakage, Loss, Predictor, TotalVariation, enumerated_risk
+from lengthwise.theory.risk.exact_risk import (
+    Leakage,
+    Loss,
+    Losses,
+    Outputs,
+    PlantedSets,
+    Predictor,
+    ScoredSets,
+    Tokens,
+    TotalVariation,
+    enumerated_risk,
+)
 from lengthwise.theory.risk.laplace_risk import laplace_log_loss, laplace_risk
 
 # The log score of each token that the background never produces; sets without these tokens get no weight.
@@ -25,13 +36,7 @@ class LogLoss:
 
     name: ClassVar[str] = "log"
 
-    def evaluate(
-        self,
-        predictor: Predictor,
-        tokens: Int[np.ndarray, "batch length"],
-        planted: Int[np.ndarray, "batch k"],
-        labels: Float[np.ndarray, "batch outputs"],
-    ) -> Float[np.ndarray, " batch"]:
+    def evaluate(self, predictor: Predictor, tokens: Tokens, planted: PlantedSets, labels: Outputs) -> Losses:
         """Return ``-sum_y K(y | z) log f_y(x)`` per sequence x with the planted tuple z.
 
         ``K(y | z)`` is the probability of label y in ``labels``; labels with probability 0 have no loss.
@@ -52,15 +57,13 @@ class BayesPredictor:
 
     law: Planted
 
-    def score_sets(
-        self, tokens: Int[np.ndarray, "batch length"]
-    ) -> tuple[Int[np.ndarray, "sets k"], Float[np.ndarray, "batch sets"], Float[np.ndarray, "batch sets outputs"]]:
+    def score_sets(self, tokens: Tokens) -> ScoredSets:
         """Return all sets that may be planted, with their log scores and their values (label probabilities)."""
         sets, weights = self.law.planted_set_weights(tokens)
         with np.errstate(divide="ignore"):
             return sets, np.log(weights), self.law.label_law[self.law.tuple_codes(tokens[:, sets])]
 
-    def predict(self, tokens: Int[np.ndarray, "batch length"]) -> Float[np.ndarray, "batch outputs"]:
+    def predict(self, tokens: Tokens) -> Outputs:
         """Return the posterior probabilities of the labels."""
         _, log_scores, values = self.score_sets(tokens)
         return weighted_mean(log_scores, values, _prior(self.law))
@@ -82,16 +85,13 @@ def bayes_attention(law: Planted, length: int) -> TabularAttention:
     placement = law.placement.law(length)
     start_probabilities = []
     for shape, probability in zip(placement.shapes, placement.probability, strict=True):
-        fitting_probabilities = probability[: max(length - int(shape[-1]), 0)]
-        if (
-            len(fitting_probabilities)
-            and fitting_probabilities.max() - fitting_probabilities.min() > 1e-12 * fitting_probabilities.max()
-        ):
+        fitting = probability[: max(length - int(shape[-1]), 0)]
+        if len(fitting) and np.ptp(fitting) > 1e-12 * fitting.max():
             raise SettingError(
                 f"sets of shape {tuple(shape.tolist())} have starts of unequal probability, which a relative attention "
                 "cannot represent; use BayesPredictor with enumerated_risk or sampled_risk"
             )
-        start_probabilities.append(fitting_probabilities[0] if len(fitting_probabilities) else 0.0)
+        start_probabilities.append(fitting[0] if len(fitting) else 0.0)
     with np.errstate(divide="ignore"):
         log_scores = np.log(np.array(start_probabilities))[:, None] + _log_ratio(law)
     has_score = np.isfinite(log_scores).any(axis=1)

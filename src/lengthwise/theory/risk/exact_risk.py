@@ -15,12 +15,19 @@ from lengthwise.theory.attention.tabular import normalize_scores
 MAX_SEQUENCES = 1 << 24
 BLOCK_SIZE = 1 << 14
 
+Tokens = Int[np.ndarray, "batch length"]
+PlantedSets = Int[np.ndarray, "batch k"]
+Outputs = Float[np.ndarray, "batch outputs"]
+Losses = Float[np.ndarray, " batch"]
+# The token indexes of all sets, with the log score and the value of each set in each sequence.
+ScoredSets = tuple[Int[np.ndarray, "sets k"], Float[np.ndarray, "batch sets"], Float[np.ndarray, "batch sets outputs"]]
+
 
 @runtime_checkable
 class Predictor(Protocol):
     """A function from token sequences to outputs, which are usually label probabilities."""
 
-    def predict(self, tokens: Int[np.ndarray, "batch length"]) -> Float[np.ndarray, "batch outputs"]:
+    def predict(self, tokens: Tokens) -> Outputs:
         """Return the output for each sequence."""
         ...
 
@@ -29,9 +36,7 @@ class Predictor(Protocol):
 class AttentionPredictor(Predictor, Protocol):
     """A predictor that exposes its scores and values for sets of tokens."""
 
-    def score_sets(
-        self, tokens: Int[np.ndarray, "batch length"]
-    ) -> tuple[Int[np.ndarray, "sets k"], Float[np.ndarray, "batch sets"], Float[np.ndarray, "batch sets outputs"]]:
+    def score_sets(self, tokens: Tokens) -> ScoredSets:
         """Return the token indexes of all sets, with the log score and the value of each set in each sequence."""
         ...
 
@@ -42,13 +47,7 @@ class Loss(Protocol):
 
     name: ClassVar[str]
 
-    def evaluate(
-        self,
-        predictor: Predictor,
-        tokens: Int[np.ndarray, "batch length"],
-        planted: Int[np.ndarray, "batch k"],
-        labels: Float[np.ndarray, "batch outputs"],
-    ) -> Float[np.ndarray, " batch"]:
+    def evaluate(self, predictor: Predictor, tokens: Tokens, planted: PlantedSets, labels: Outputs) -> Losses:
         """Return the expected loss of each sequence; ``labels`` are the label probabilities of the planted tuple."""
         ...
 
@@ -62,13 +61,7 @@ class TotalVariation:
 
     name: ClassVar[str] = "tv"
 
-    def evaluate(
-        self,
-        predictor: Predictor,
-        tokens: Int[np.ndarray, "batch length"],
-        planted: Int[np.ndarray, "batch k"],
-        labels: Float[np.ndarray, "batch outputs"],
-    ) -> Float[np.ndarray, " batch"]:
+    def evaluate(self, predictor: Predictor, tokens: Tokens, planted: PlantedSets, labels: Outputs) -> Losses:
         """Return ``sum_y K(y | z) (1 - f_y(x))`` per sequence x; ``labels`` are the probabilities ``K(y | z)``."""
         return np.asarray(1 - (predictor.predict(tokens) * labels).sum(axis=1))
 
@@ -79,13 +72,7 @@ class Distance:
 
     name: ClassVar[str] = "norm"
 
-    def evaluate(
-        self,
-        predictor: Predictor,
-        tokens: Int[np.ndarray, "batch length"],
-        planted: Int[np.ndarray, "batch k"],
-        labels: Float[np.ndarray, "batch outputs"],
-    ) -> Float[np.ndarray, " batch"]:
+    def evaluate(self, predictor: Predictor, tokens: Tokens, planted: PlantedSets, labels: Outputs) -> Losses:
         """Return ``|f(x) - K(. | z)|_1 / 2`` per sequence x; ``labels`` are the probabilities ``K(. | z)``."""
         return np.asarray(np.abs(predictor.predict(tokens) - labels).sum(axis=1) / 2)
 
@@ -96,13 +83,7 @@ class Leakage:
 
     name: ClassVar[str] = "leakage"
 
-    def evaluate(
-        self,
-        predictor: Predictor,
-        tokens: Int[np.ndarray, "batch length"],
-        planted: Int[np.ndarray, "batch k"],
-        labels: Float[np.ndarray, "batch outputs"],
-    ) -> Float[np.ndarray, " batch"]:
+    def evaluate(self, predictor: Predictor, tokens: Tokens, planted: PlantedSets, labels: Outputs) -> Losses:
         """Return the total attention weight of all sets except the planted set, per sequence."""
         assert isinstance(predictor, AttentionPredictor)
         sets, log_scores, _ = predictor.score_sets(tokens)
@@ -157,22 +138,16 @@ def _enumerate_sequences(
     """Yield blocks of all sequences with this planted set: their tokens, label probabilities, and probabilities."""
     background = np.array(law.background)
     possible_tokens = np.flatnonzero(background)
+    num_tokens = len(possible_tokens)
     background_indexes = np.setdiff1d(np.arange(length), planted_set)
-    total_sequences = len(possible_tokens) ** len(background_indexes)
+    total_sequences = num_tokens ** len(background_indexes)
+    place_values = num_tokens ** np.arange(len(background_indexes) - 1, -1, -1)
     for block_start in range(0, total_sequences, BLOCK_SIZE):
-        sequence_numbers = np.arange(block_start, min(block_start + BLOCK_SIZE, total_sequences))
-        token_indexes = (
-            sequence_numbers[:, None]
-            // len(possible_tokens) ** np.arange(len(background_indexes) - 1, -1, -1)
-            % len(possible_tokens)
-        )
-        tokens = np.zeros((len(sequence_numbers), length), dtype=np.int64)
-        tokens[:, background_indexes] = possible_tokens[token_indexes]
+        numbers = np.arange(block_start, min(block_start + BLOCK_SIZE, total_sequences))
+        tokens = np.zeros((len(numbers), length), dtype=np.int64)
+        tokens[:, background_indexes] = possible_tokens[numbers[:, None] // place_values % num_tokens]
         background_probability = background[tokens[:, background_indexes]].prod(axis=1)
         for planted_tuple, tuple_probability, labels in zip(law.tuples, law.probabilities, law.labels, strict=True):
             tokens[:, planted_set] = planted_tuple
-            yield (
-                tokens,
-                np.broadcast_to(np.array(labels), (len(sequence_numbers), law.num_labels)),
-                tuple_probability * background_probability,
-            )
+            repeated_labels = np.broadcast_to(np.array(labels), (len(numbers), law.num_labels))
+            yield tokens, repeated_labels, tuple_probability * background_probability

@@ -59,10 +59,9 @@ class OddsLaw:
         if self.degrees_of_freedom < 1:
             return None, None
         gradient = np.array([1.0, length, -length * self.risk_at(length)]) / (1 + self.parameters[2] * length)
-        risk_margin = t_critical_value(self.degrees_of_freedom) * math.sqrt(
-            max(0.0, float(gradient @ self.covariance @ gradient))
-        )
-        return max(0.0, self.risk_at(length) - risk_margin), self.risk_at(length) + risk_margin
+        variance = max(0.0, float(gradient @ self.covariance @ gradient))
+        margin = t_critical_value(self.degrees_of_freedom) * math.sqrt(variance)
+        return max(0.0, self.risk_at(length) - margin), self.risk_at(length) + margin
 
     def horizon(self, risk: float) -> float:
         """Return the length above which the curve exceeds ``risk``: infinite if it never does, 0 if it always does."""
@@ -169,32 +168,24 @@ def _check_curve(
 
 
 def _least_squares(
-    length_array: Float[np.ndarray, " lengths"],
-    risk_array: Float[np.ndarray, " lengths"],
-    basis: Float[np.ndarray, "3 basis"],
+    lengths: Float[np.ndarray, " lengths"], risks: Float[np.ndarray, " lengths"], basis: Float[np.ndarray, "3 basis"]
 ) -> OddsLaw:
     """Fit (a, b, c) as a combination of the columns of ``basis`` by iterated weighted least squares.
 
     The residuals of ``R (1 + c N) = a + b N`` are linear in the parameters; each iteration divides them by ``1 + c N``.
     """
-    design_matrix = np.stack([np.ones_like(length_array), length_array, -length_array * risk_array], axis=1) @ basis
+    design = np.stack([np.ones_like(lengths), lengths, -lengths * risks], axis=1) @ basis
     parameters = np.zeros(3)
     for _ in range(MAX_ITERATIONS):
-        denominators = 1 + max(0.0, float(parameters[2])) * length_array
-        previous_parameters, parameters = (
-            parameters,
-            basis @ np.linalg.lstsq(design_matrix / denominators[:, None], risk_array / denominators)[0],
-        )
-        if np.allclose(previous_parameters, parameters, rtol=1e-12, atol=0):
+        denominators = 1 + max(0.0, float(parameters[2])) * lengths
+        previous = parameters
+        parameters = basis @ np.linalg.lstsq(design / denominators[:, None], risks / denominators)[0]
+        if np.allclose(previous, parameters, rtol=1e-12, atol=0):
             break
-    final_denominators = 1 + max(0.0, float(parameters[2])) * length_array
-    fitted_risks = (parameters[0] + parameters[1] * length_array) / final_denominators
-    jacobian = (
-        np.stack([np.ones_like(length_array), length_array, -length_array * fitted_risks], axis=1)
-        @ basis
-        / final_denominators[:, None]
-    )
-    degrees_of_freedom = len(length_array) - basis.shape[1]
-    variance = float(((risk_array - fitted_risks) ** 2).sum()) / degrees_of_freedom if degrees_of_freedom else 0.0
+    scale = 1 + max(0.0, float(parameters[2])) * lengths
+    fitted = (parameters[0] + parameters[1] * lengths) / scale
+    jacobian = np.stack([np.ones_like(lengths), lengths, -lengths * fitted], axis=1) @ basis / scale[:, None]
+    num_free = len(lengths) - basis.shape[1]
+    variance = float(((risks - fitted) ** 2).sum()) / num_free if num_free else 0.0
     covariance = variance * basis @ np.linalg.pinv(jacobian.T @ jacobian) @ basis.T
-    return OddsLaw(parameters=parameters, covariance=covariance, degrees_of_freedom=degrees_of_freedom)
+    return OddsLaw(parameters=parameters, covariance=covariance, degrees_of_freedom=num_free)

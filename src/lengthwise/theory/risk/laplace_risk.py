@@ -64,10 +64,9 @@ def placement_risks(
     weights = np.where(label_index.ravel() == np.arange(len(default_costs))[:, None], np.array(law.probabilities), 0.0)
     insertion = Insertion(np.array(law.tuples), weights, planted_is_free=isinstance(loss, Leakage))
     chain = TokenChain.build(law, attention.shapes, attention.log_scores, costs)
-    log_s_start, log_s_end, log_s_underflow = _integration_range(chain, shape_laws)
-    totals = chain_totals(
-        chain, insertion, shape_laws, np.append(np.arange(log_s_start, log_s_end, LOG_STEP), log_s_underflow)
-    )
+    first, last, underflow = _integration_range(chain, shape_laws)
+    log_s = np.append(np.arange(first, last, LOG_STEP), underflow)
+    totals = chain_totals(chain, insertion, shape_laws, log_s)
     # At the last node, exp(-s a) is the probability that no set has weight; the output is then the default.
     return np.asarray(LOG_STEP * totals.derivative.sum(axis=(0, 2)) + default_costs @ totals.value[:, :, -1])
 
@@ -90,23 +89,18 @@ def _log_loss(law: Planted, attention: TabularAttention, shape_laws: list[ShapeL
     insertion = Insertion(np.array(law.tuples)[has_label], weights[:, has_label], planted_is_free=False)
     with np.errstate(divide="ignore"):
         log_values, default_loss = np.log(attention.values[:, :, label]), -float(np.log(attention.default[label]))
-    log_score_tables = (attention.log_scores + log_values, attention.log_scores)
     chains = [
-        TokenChain.build(law, attention.shapes, log_score_table, np.zeros((1, *log_score_table.shape)))
-        for log_score_table in log_score_tables
+        TokenChain.build(law, attention.shapes, log_scores, np.zeros((1, *log_scores.shape)))
+        for log_scores in (attention.log_scores + log_values, attention.log_scores)
     ]
-    integration_ranges = np.array([_integration_range(chain, shape_laws) for chain in chains])
-    log_s = np.append(
-        np.arange(integration_ranges[:, 0].min(), integration_ranges[:, 1].max(), LOG_STEP),
-        integration_ranges[:, 2].max(),
-    )
+    first, last, underflow = np.array([_integration_range(chain, shape_laws) for chain in chains]).T
+    log_s = np.append(np.arange(first.min(), last.max(), LOG_STEP), underflow.max())
     label_decay, total_decay = (chain_totals(chain, insertion, shape_laws, log_s).value[0, 0] for chain in chains)
     # The last node gives the probability of a sum of 0.
     if label_decay[-1] > total_decay[-1] * (1 + PROBABILITY_TOLERANCE):
         return np.inf
-    return LOG_STEP * float((label_decay - total_decay)[:-1].sum()) + (
-        float(total_decay[-1]) * default_loss if total_decay[-1] > 0 else 0.0
-    )
+    zero_sum_loss = float(total_decay[-1]) * default_loss if total_decay[-1] > 0 else 0.0
+    return LOG_STEP * float((label_decay - total_decay)[:-1].sum()) + zero_sum_loss
 
 
 def _shape_laws(law: Planted, lengths: Sequence[int]) -> list[ShapeLaw]:
@@ -120,14 +114,14 @@ def _shape_laws(law: Planted, lengths: Sequence[int]) -> list[ShapeLaw]:
 
 def _integration_range(chain: TokenChain, shape_laws: Sequence[ShapeLaw]) -> tuple[float, float, float]:
     """Return the first and the last log s of the integral, and a log s at which exp(-s a) is 0 unless a is 0."""
-    finite_log_scores = chain.log_scores[np.isfinite(chain.log_scores)]
-    if not len(finite_log_scores):
+    finite = chain.log_scores[np.isfinite(chain.log_scores)]
+    if not len(finite):
         return 0.0, 0.0, 0.0
     max_num_sets = max(shape_law.length for shape_law in shape_laws) * len(chain.shapes)
     return (
-        float(np.log(FIRST_EXPONENT / max_num_sets) - finite_log_scores.max()),
-        float(np.log(LAST_EXPONENT) - finite_log_scores.min()),
-        float(np.log(UNDERFLOW_EXPONENT) - finite_log_scores.min()),
+        float(np.log(FIRST_EXPONENT / max_num_sets) - finite.max()),
+        float(np.log(LAST_EXPONENT) - finite.min()),
+        float(np.log(UNDERFLOW_EXPONENT) - finite.min()),
     )
 
 

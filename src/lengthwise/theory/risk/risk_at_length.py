@@ -123,13 +123,12 @@ def conditional_risk(law: Planted, predictor: Predictor, length: int, loss: Loss
         return enumerated_risk(law, predictor, length, loss)
     placement = law.placement.law(length)
     sets, probability = placement.sets()
-    single_set_laws = [
+    set_laws = [
         ShapeLaw(shapes=placement.shapes[[shape]], probability=np.eye(1, length, start))
         for shape, start in np.argwhere(placement.probability).tolist()
     ]
-    return ConditionalRisk(
-        sets=sets, probability=probability, risk=placement_risks(law, predictor, single_set_laws, loss)
-    )
+    risk = placement_risks(law, predictor, set_laws, loss)
+    return ConditionalRisk(sets=sets, probability=probability, risk=risk)
 
 
 def mean_risk(law: Planted, predictor: Predictor, length: int, loss: Loss) -> float:

@@ -49,6 +49,10 @@ class DualNumbers:
         return DualNumbers(self.value * by_cost, self.derivative * by_cost)
 
 
+# The operators without and with the planted set.
+Pair = tuple[DualNumbers, DualNumbers]
+
+
 @dataclass(frozen=True, kw_only=True)
 class TokenChain:
     """Markov chain of tokens, whose state is the last ``span - 1`` tokens.
@@ -93,9 +97,8 @@ class TokenChain:
             for last_tokens in product(tokens, repeat=num_known)
         ]
         states = np.array(state_tuples, dtype=np.int64).reshape(len(state_tuples), state_length)
-        windows = np.concatenate(
-            [np.repeat(states, len(tokens), axis=0), np.tile(tokens, len(states))[:, None]], axis=1
-        ).reshape(len(states), len(tokens), state_length + 1)
+        windows = np.column_stack([np.repeat(states, len(tokens), axis=0), np.tile(tokens, len(states))])
+        windows = windows.reshape(len(states), len(tokens), state_length + 1)
         index_of = {tuple(state): index for index, state in enumerate(states.tolist())}
         successor = [[index_of[tuple(window[1:])] for window in state_windows] for state_windows in windows.tolist()]
         sets = windows[:, :, state_length - shapes[:, -1:] + shapes]  # states tokens shapes k
@@ -123,9 +126,7 @@ class TokenChain:
 
     def cost(self, free_shape: Int[np.ndarray, " k"] | None = None) -> Float[np.ndarray, "costs states tokens"]:
         """Return the mean cost of the sets that end at the next token; the set of ``free_shape`` has cost 0."""
-        has_cost = (
-            np.ones(len(self.shapes), dtype=bool) if free_shape is None else (self.shapes != free_shape).any(axis=1)
-        )
+        has_cost = slice(None) if free_shape is None else (self.shapes != free_shape).any(axis=1)
         score_share = np.exp(self.log_scores - np.where(np.isfinite(self.log_weight), self.log_weight, 0.0))
         return np.asarray((score_share * self.costs)[:, has_cost].sum(axis=1))
 
@@ -155,18 +156,14 @@ def chain_totals(
 ) -> Totals:
     """Compute the ``Totals`` for every distribution of the planted set in ``shape_laws`` and every s."""
     num_states = chain.num_states
-    num_entries = (
-        len(insertion.weights) * num_states * len(chain.tokens) * (num_states if num_states <= MAX_DENSE_STATES else 1)
-    )
-    block_size = max(1, MAX_BLOCK_ENTRIES // num_entries)
-    block_starts = range(0, len(log_s), block_size)
+    num_rows = num_states if num_states <= MAX_DENSE_STATES else 1
+    size = max(1, MAX_BLOCK_ENTRIES // (len(insertion.weights) * num_states * len(chain.tokens) * num_rows))
     blocks = [
-        _totals_for_block(chain, insertion, shape_laws, log_s[block_start : block_start + block_size])
-        for block_start in block_starts
+        _totals_for_block(chain, insertion, shape_laws, log_s[start : start + size])
+        for start in range(0, len(log_s), size)
     ]
-    return Totals(
-        *(np.concatenate([getattr(block, name) for block in blocks], axis=2) for name in ("value", "derivative"))
-    )
+    value, derivative = zip(*((block.value, block.derivative) for block in blocks), strict=True)
+    return Totals(np.concatenate(value, axis=2), np.concatenate(derivative, axis=2))
 
 
 def _totals_for_block(
@@ -193,62 +190,44 @@ class _Operator:
         self.exponent = np.exp(np.minimum(log_s[:, None, None] + chain.log_weight, MAX_LOG_EXPONENT))  # s states tokens
         self.decay = np.exp(-self.exponent)
         self.cost = chain.cost()
-        self.powers: dict[tuple[int, ...], list[tuple[DualNumbers, DualNumbers]]] = {}
+        self.powers: dict[tuple[int, ...], list[Pair]] = {}
 
     def total(self, planted: Int[np.ndarray, " k"], probability: Float[np.ndarray, " starts"]) -> DualNumbers:
         """Return the operator of a full sequence: a sum over all starts of the planted set, weighted by probability."""
         without_planted = self._identity(np.eye(1, self.chain.num_states))
-        with_planted = without_planted.multiply(np.zeros(len(self.insertion.weights)))
-        change_indexes = np.flatnonzero(np.diff(probability)) + 1
-        for equal_probabilities in np.split(probability, change_indexes):
-            without_planted, with_planted = self._add_starts(
-                without_planted, with_planted, planted, float(equal_probabilities[0]), len(equal_probabilities)
-            )
-        return with_planted
+        prefix = without_planted, without_planted.multiply(np.zeros(len(self.insertion.weights)))
+        for equal in np.split(probability, np.flatnonzero(np.diff(probability)) + 1):
+            prefix = self._add_starts(prefix, planted, float(equal[0]), len(equal))
+        return prefix[1]
 
-    def _add_starts(
-        self,
-        without_planted: DualNumbers,
-        with_planted: DualNumbers,
-        planted_shape: Int[np.ndarray, " k"],
-        probability: float,
-        num_starts: int,
-    ) -> tuple[DualNumbers, DualNumbers]:
+    def _add_starts(self, prefix: Pair, shape: Int[np.ndarray, " k"], probability: float, num_starts: int) -> Pair:
         """Extend both operators over ``num_starts`` consecutive starts that have the same probability."""
+        without, planted = prefix
         # A matrix product costs as much as one step for each state.
         if num_starts <= self.chain.num_states or self.chain.num_states > MAX_DENSE_STATES:
             for _ in range(num_starts):
-                with_planted = self._step(with_planted) + self._insert(without_planted, planted_shape).multiply(
-                    probability
-                )
-                without_planted = self._step(without_planted)
-            return without_planted, with_planted
+                planted = self._step(planted) + self._insert(without, shape).multiply(probability)
+                without = self._step(without)
+            return without, planted
         for bit in range(num_starts.bit_length()):
             if num_starts >> bit & 1:
-                background_operator, inserted_operator = self._compute_power(planted_shape, bit)
-                with_planted = with_planted @ background_operator + (without_planted @ inserted_operator).multiply(
-                    probability
-                )
-                without_planted = without_planted @ background_operator
-        return without_planted, with_planted
+                background, insertion = self._compute_power(shape, bit)
+                planted = planted @ background + (without @ insertion).multiply(probability)
+                without = without @ background
+        return without, planted
 
-    def _compute_power(self, planted_shape: Int[np.ndarray, " k"], bit: int) -> tuple[DualNumbers, DualNumbers]:
+    def _compute_power(self, shape: Int[np.ndarray, " k"], bit: int) -> Pair:
         """Return the operator of ``2 ** bit`` background tokens, without and with the planted set.
 
         The operator with the planted set is summed over ``2 ** bit`` consecutive starts of the set.
         """
-        powers = self.powers.setdefault(tuple(planted_shape.tolist()), [])
+        powers = self.powers.setdefault(tuple(shape.tolist()), [])
         if not powers:
             identity = self._identity(np.eye(self.chain.num_states))
-            powers.append((self._step(identity), self._insert(identity, planted_shape)))
+            powers.append((self._step(identity), self._insert(identity, shape)))
         while len(powers) <= bit:
-            background_operator, inserted_operator = powers[-1]
-            powers.append(
-                (
-                    background_operator @ background_operator,
-                    inserted_operator @ background_operator + background_operator @ inserted_operator,
-                )
-            )
+            background, insertion = powers[-1]
+            powers.append((background @ background, insertion @ background + background @ insertion))
         return powers[bit]
 
     def _insert(self, prefix: DualNumbers, planted_shape: Int[np.ndarray, " k"]) -> DualNumbers:
@@ -259,9 +238,8 @@ class _Operator:
             token_at = dict(zip(planted_shape.tolist(), planted_tuple.tolist(), strict=True))
             extended = prefix
             for offset in range(planted_shape[-1] + 1):
-                extended = self._step(
-                    extended, token_at.get(offset), last_cost if offset == planted_shape[-1] else self.cost
-                )
+                cost = last_cost if offset == planted_shape[-1] else self.cost
+                extended = self._step(extended, token_at.get(offset), cost)
             inserted = inserted + extended.multiply(weight)
         return inserted
 
@@ -290,11 +268,8 @@ def _sum_by_successor(
     flow: Float[np.ndarray, "costs s from states tokens"], successor: Int[np.ndarray, "states tokens"]
 ) -> Float[np.ndarray, "costs s from states"]:
     """Return the sum of ``flow`` over all states and tokens with the same successor state."""
-    successors = successor.ravel()
-    successor_order = successors.argsort(kind="stable")
-    reached_states, group_starts = np.unique(successors[successor_order], return_index=True)
+    order = successor.ravel().argsort(kind="stable")
+    reached, group_starts = np.unique(successor.ravel()[order], return_index=True)
     totals = np.zeros(flow.shape[:-1])
-    totals[..., reached_states] = np.add.reduceat(
-        flow.reshape(*flow.shape[:-2], -1)[..., successor_order], group_starts, axis=-1
-    )
+    totals[..., reached] = np.add.reduceat(flow.reshape(*flow.shape[:-2], -1)[..., order], group_starts, axis=-1)
     return totals
