@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-import typer
+from typer import Argument, Option
 
 from lengthwise.core.errors import SettingError, unknown_name
 from lengthwise.evaluation.exact_match import EvaluationSettings
@@ -30,34 +30,31 @@ def _number_parser(convert: Callable[[str], Number], description: str) -> Callab
 
 def integer(help_text: str, **option_settings: Any) -> Any:
     """Return a Typer option for a whole number with this help text."""
-    return typer.Option(
-        parser=_number_parser(int, "a whole number such as 20"), metavar="INT", help=help_text, **option_settings
-    )
+    parser = _number_parser(int, "a whole number such as 20")
+    return Option(parser=parser, metavar="INT", help=help_text, **option_settings)
 
 
 def fraction(help_text: str) -> Any:
     """Return a Typer option for a fraction with this help text."""
-    return typer.Option(parser=_number_parser(float, "a fraction such as 0.1"), metavar="FLOAT", help=help_text)
+    return Option(parser=_number_parser(float, "a fraction such as 0.1"), metavar="FLOAT", help=help_text)
 
 
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a trained run.")]
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print the results as one JSON document.")]
-DeviceName = Annotated[str, typer.Option(help="Device: auto, cpu or cuda.")]
-TaskName = Annotated[str | None, typer.Option("--task", help="Task: a name, module:Name or FILE.jsonl.")]
-SchemeName = Annotated[str | None, typer.Option("--scheme", help="Position scheme: a name or module:Name.")]
-EncodingName = Annotated[str | None, typer.Option("--encoding", help="Encoding: a name or module:Name.")]
-QuickFlag = Annotated[bool, typer.Option("--quick", help="Run at a tiny size to test the command.")]
-VariantNames = Annotated[str | None, typer.Option(help="Task variants to evaluate, such as uniform,carry.")]
-NumExamples = Annotated[
-    str | None, typer.Option(help="Number of examples per length: one number, or a list such as 512,64.")
-]
+RunFolder = Annotated[Path, Argument(metavar="RUN", help="Folder of a trained run.")]
+JsonFlag = Annotated[bool, Option("--json", help="Print the results as one JSON document.")]
+DeviceName = Annotated[str, Option(help="Device: auto, cpu or cuda.")]
+TaskName = Annotated[str | None, Option("--task", help="Task: a name, module:Name or FILE.jsonl.")]
+SchemeName = Annotated[str | None, Option("--scheme", help="Position scheme: a name or module:Name.")]
+EncodingName = Annotated[str | None, Option("--encoding", help="Encoding: a name or module:Name.")]
+QuickFlag = Annotated[bool, Option("--quick", help="Run at a tiny size to test the command.")]
+VariantNames = Annotated[str | None, Option(help="Task variants to evaluate, such as uniform,carry.")]
+NumExamples = Annotated[str | None, Option(help="Number of examples per length: one number, or a list such as 512,64.")]
 TrainLengthRange = Annotated[
-    str | None, typer.Option(help="Range of training lengths, such as 1:20.", show_default="set by the recipe")
+    str | None, Option(help="Range of training lengths, such as 1:20.", show_default="set by the recipe")
 ]
 ExampleSeed = Annotated[int, integer("Random seed for sampling examples.")]
 NumJobs = Annotated[int | None, integer("Number of parallel processes.", show_default="one per core")]
-OutputFolder = Annotated[Path, typer.Option(help="Output folder.")]
-CorpusFolder = Annotated[Path | None, typer.Option(help="Corpus folder from lengthwise prepare; requires --task text.")]
+OutputFolder = Annotated[Path, Option(help="Output folder.")]
+CorpusFolder = Annotated[Path | None, Option(help="Corpus folder from lengthwise prepare; requires --task text.")]
 
 
 def experiment_from_names(name: str | None, task: str | None, scheme: str | None, encoding: str | None) -> Experiment:
@@ -118,12 +115,11 @@ def override_evaluation(
     task: Task | None,
 ) -> EvaluationSettings:
     """Return the settings with the values of the evaluation flags; without ``lengths``, a JSONL ``task`` sets them."""
+    first_number = settings.num_examples[:1]
     if lengths is None and isinstance(task, HasLengths):
-        settings = replace(settings, lengths=default_lengths(task), num_examples=settings.num_examples[:1])
+        settings = replace(settings, lengths=default_lengths(task), num_examples=first_number)
     if lengths is not None:
-        settings = replace(
-            settings, lengths=parse_integers(lengths, "--lengths"), num_examples=settings.num_examples[:1]
-        )
+        settings = replace(settings, lengths=parse_integers(lengths, "--lengths"), num_examples=first_number)
     if num_examples is not None:
         settings = replace(settings, num_examples=parse_integers(num_examples, "--num-examples"))
     if variants is not None:

@@ -15,8 +15,7 @@ from lengthwise.core.errors import RunFolderError
 from lengthwise.core.files import write_atomically
 from lengthwise.core.json_parsing import parse_json
 
-# Approximate number of values per weight tensor in ``weights_digest``: all values of a smaller tensor, and fewer than
-# twice this number of a larger tensor.
+# Values per weight tensor in ``weights_digest``: all of a smaller tensor, fewer than twice this of a larger tensor.
 DIGEST_SAMPLES = 4096
 
 
@@ -24,9 +23,8 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[st
     """Save tensors, JSON metadata about them, and the SHA-256 digest of both."""
     cpu_tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     metadata_json = json.dumps(metadata, sort_keys=True)
-    write_atomically(
-        path, save(cpu_tensors, metadata={"facts": metadata_json, "sha256": _digest(cpu_tensors, metadata_json)})
-    )
+    header = {"facts": metadata_json, "sha256": _digest(cpu_tensors, metadata_json)}
+    write_atomically(path, save(cpu_tensors, metadata=header))
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -61,13 +59,10 @@ def _read_header_metadata(content: bytes) -> dict[str, str]:
 def check_tensors(path: Path, tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
     """Raise ``RunFolderError`` unless the tensors have the expected names, shapes and dtypes."""
     for name in sorted({*tensors, *expected}):
-        actual_description, required_description = (
-            _describe_tensor(tensors_by_name.get(name)) for tensors_by_name in (tensors, expected)
-        )
-        if actual_description != required_description:
+        actual, needed = (_describe_tensor(group.get(name)) for group in (tensors, expected))
+        if actual != needed:
             raise RunFolderError(
-                f"{path} belongs to another experiment (tensor {name} is {actual_description}, not "
-                f"{required_description}); choose another --out"
+                f"{path} belongs to another experiment (tensor {name} is {actual}, not {needed}); choose another --out"
             )
 
 
@@ -77,10 +72,8 @@ def weights_digest(weights: Mapping[str, Tensor]) -> str:
     for name, weight in sorted(weights.items()):
         digest.update(f"{name} {_describe_tensor(weight)}".encode())
         if weight.device.type != "meta":
-            flat_values = weight.detach().reshape(-1)
-            digest.update(
-                flat_values[:: max(1, flat_values.numel() // DIGEST_SAMPLES)].to("cpu", torch.float64).numpy().tobytes()
-            )
+            sample = weight.detach().reshape(-1)[:: max(1, weight.numel() // DIGEST_SAMPLES)]
+            digest.update(sample.to("cpu", torch.float64).numpy().tobytes())
     return digest.hexdigest()
 
 
@@ -90,8 +83,7 @@ def _describe_tensor(tensor: Tensor | None) -> str:
 
 def _digest(tensors: Mapping[str, Tensor], metadata_json: str) -> str:
     digest = hashlib.sha256(metadata_json.encode())
-    for name in sorted(tensors):
-        tensor = tensors[name]
+    for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         # View the tensor as bytes, because NumPy does not support some torch dtypes.
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())

@@ -41,12 +41,11 @@ def forward_token_budget(device: torch.device, d_model: int, num_heads: int) -> 
 
 def check_memory(num_bytes: int, purpose: str, solution: str) -> None:
     """Raise ``SettingError`` if an allocation needs more memory than the machine has; call this before allocating."""
-    available_bytes = machine_memory()
-    if available_bytes is not None and num_bytes > available_bytes:
+    memory = machine_memory()
+    if memory is not None and num_bytes > memory:
         needed_gib = f"{num_bytes / 2**30:,.0f}" if num_bytes < 2**60 else "over a billion"
         raise SettingError(
-            f"{purpose} needs at least {needed_gib} GiB, but the machine has {available_bytes / 2**30:,.0f} GiB; "
-            f"{solution}"
+            f"{purpose} needs at least {needed_gib} GiB, but the machine has {memory / 2**30:,.0f} GiB; {solution}"
         )
 
 

@@ -19,9 +19,7 @@ def catch_interrupts() -> Iterator[Callable[[], bool]]:
         received_signals.append(signal_number)
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    previous_handlers = {
-        signal_number: signal.signal(signal_number, handle_signal) for signal_number in (signal.SIGINT, signal.SIGTERM)
-    }
+    previous_handlers = {number: signal.signal(number, handle_signal) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield lambda: bool(received_signals)
     finally:

@@ -13,11 +13,8 @@ def wilson_interval(successes: int | float, trials: int, z_score: float = 1.9599
     success_fraction = successes / trials
     z_squared = z_score * z_score
     center = (success_fraction + z_squared / (2 * trials)) / (1 + z_squared / trials)
-    margin = (
-        z_score
-        / (1 + z_squared / trials)
-        * math.sqrt(success_fraction * (1 - success_fraction) / trials + z_squared / (4 * trials * trials))
-    )
+    variance = success_fraction * (1 - success_fraction) / trials + z_squared / (4 * trials * trials)
+    margin = z_score / (1 + z_squared / trials) * math.sqrt(variance)
     return max(0.0, center - margin), min(1.0, center + margin)
 
 
@@ -59,6 +56,5 @@ def t_critical_value(degrees_of_freedom: int, confidence_level: float = 0.95) ->
     # After the substitution t ~ tan(angle), the density is a power of the cosine.
     angles = (np.arange(100_000) + 0.5) * (math.pi / 200_000)
     cumulative_density = np.cumsum(np.cos(angles) ** (degrees_of_freedom - 1))
-    return math.sqrt(degrees_of_freedom) * math.tan(
-        angles[np.searchsorted(cumulative_density, confidence_level * cumulative_density[-1])]
-    )
+    index = np.searchsorted(cumulative_density, confidence_level * cumulative_density[-1])
+    return math.sqrt(degrees_of_freedom) * math.tan(angles[index])

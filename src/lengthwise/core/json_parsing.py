@@ -37,15 +37,11 @@ def parse_json(content: str | bytes, expected_type: type[Any] = dict) -> Any:
 
 
 def _check_depth(document: Any) -> None:
-    values_at_depth = [document]
+    values = [document]
     for _ in range(MAX_DEPTH):
-        containers = [value for value in values_at_depth if isinstance(value, dict | list)]
-        values_at_depth = [
-            value
-            for container in containers
-            for value in (container.values() if isinstance(container, dict) else container)
-        ]
-        if not values_at_depth:
+        containers = [value for value in values if isinstance(value, dict | list)]
+        values = [value for item in containers for value in (item.values() if isinstance(item, dict) else item)]
+        if not values:
             return
     raise ValueError(TOO_DEEP)
 

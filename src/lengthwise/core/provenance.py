@@ -37,14 +37,9 @@ def git_commit(root: Path) -> str | None:
         return None
     # Disable the hooks and the file system monitor of the repository.
     options = ["-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null"]
+    command = ["git", *options, "describe", "--always", "--dirty", "--abbrev=12"]
     try:
-        process = subprocess.run(
-            ["git", *options, "describe", "--always", "--dirty", "--abbrev=12"],
-            cwd=root,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        process = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return None
     return process.stdout.strip()

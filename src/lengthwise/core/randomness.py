@@ -13,5 +13,4 @@ def stream(seed: int, *purpose: str | int) -> np.random.Generator:
     # The repr of a NumPy integer differs from the repr of a Python integer.
     hashed_parts = [part if isinstance(part, str) else int(part) for part in (seed, *purpose)]
     digest = hashlib.sha256(repr(tuple(hashed_parts)).encode()).digest()
-    seed_words = np.frombuffer(digest, dtype="<u4")
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([int(seed_word) for seed_word in seed_words])))
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(np.frombuffer(digest, dtype="<u4").tolist())))

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float, Real
+from jaxtyping import Float
 from torch import Tensor
 
 from lengthwise.encodings.distance import distances
-from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
+from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize, KeyIDs, QueryIDs
 
 
 def alibi_slopes(num_heads: int) -> Float[Tensor, " heads"]:
@@ -30,9 +30,7 @@ class ALiBiEncoding(Encoding):
         super().__init__()
         self.register_buffer("slopes", alibi_slopes(num_heads), persistent=False)
 
-    def bias(
-        self, query_ids: Real[Tensor, "batch query"], key_ids: Real[Tensor, "batch key"]
-    ) -> Float[Tensor, "#batch heads query key"]:
+    def bias(self, query_ids: QueryIDs, key_ids: KeyIDs) -> Float[Tensor, "#batch heads query key"]:
         """Return the negative penalty of the absolute distance; a visible key can have a larger ID than the query."""
         distance = distances(query_ids, key_ids).abs().float()
         return -self.slopes[:, None, None] * distance[:, None]

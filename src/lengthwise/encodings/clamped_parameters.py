@@ -11,12 +11,10 @@ class _Clamp(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, parameter: Tensor, low: float, high: float) -> Tensor:
-        """Return the parameter clamped to the bounds."""
         return parameter.clamp(low, high)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        """Return the gradient of the output unchanged."""
         return gradients[0], None, None
 
 

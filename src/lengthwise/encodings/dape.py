@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Bool, Float, Real
+from jaxtyping import Bool
 from torch import Tensor, nn
 
 from lengthwise.core.errors import SettingError
 from lengthwise.core.type_checks import check_types
-from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
+from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize, KeyIDs, QueryIDs, Scores
 from lengthwise.encodings.kerple_log import KERPLELogEncoding
 
 
@@ -31,12 +31,8 @@ class DAPEEncoding(Encoding):
         self.narrow = nn.Conv2d(width, num_heads, kernel_shape, padding=padding)
 
     def adjust(
-        self,
-        scores: Float[Tensor, "batch heads query key"],
-        query_ids: Real[Tensor, "batch query"],
-        key_ids: Real[Tensor, "batch key"],
-        is_visible: Bool[Tensor, "query key"],
-    ) -> Float[Tensor, "batch heads query key"]:
+        self, scores: Scores, query_ids: QueryIDs, key_ids: KeyIDs, is_visible: Bool[Tensor, "query key"]
+    ) -> Scores:
         """Return the adjusted scores. In-place operations reduce the memory for the hidden channels."""
         bias = self.kerple.bias(query_ids, key_ids)
         channels = torch.cat([scores, bias], dim=1).masked_fill_(~is_visible, 0.0)

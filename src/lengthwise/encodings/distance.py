@@ -6,19 +6,19 @@ import torch
 from jaxtyping import Float, Real
 from torch import Tensor
 
+from lengthwise.encodings.encoding import KeyIDs, QueryIDs, Scores
 
-def distances(
-    query_ids: Real[Tensor, "batch query"], key_ids: Real[Tensor, "batch key"]
-) -> Real[Tensor, "batch query key"]:
+
+def distances(query_ids: QueryIDs, key_ids: KeyIDs) -> Real[Tensor, "batch query key"]:
     """Return the query's ID minus the key's ID; coupled IDs can give a negative distance to a visible key."""
     return query_ids[:, :, None] - key_ids[:, None, :]
 
 
 def bias_by_distance(
     bias_function: Callable[[Float[Tensor, " pairs"]], Float[Tensor, "heads pairs"]],
-    query_ids: Real[Tensor, "batch query"],
-    key_ids: Real[Tensor, "batch key"],
-) -> Float[Tensor, "batch heads query key"]:
+    query_ids: QueryIDs,
+    key_ids: KeyIDs,
+) -> Scores:
     """Return the value of ``bias_function`` at the signed ID distance of every query and key."""
     distance = distances(query_ids, key_ids)
     # Integer distances repeat, so a CPU computes each value once. On a GPU, reading the range would synchronize.
@@ -30,7 +30,5 @@ def bias_by_distance(
     return _unflatten_pairs(bias_function(distance.flatten().float()), distance.shape)
 
 
-def _unflatten_pairs(
-    bias: Float[Tensor, "heads pairs"], distance_shape: torch.Size
-) -> Float[Tensor, "batch heads query key"]:
+def _unflatten_pairs(bias: Float[Tensor, "heads pairs"], distance_shape: torch.Size) -> Scores:
     return bias.view(len(bias), *distance_shape).transpose(0, 1)

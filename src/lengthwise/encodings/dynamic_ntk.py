@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float, Real
+from jaxtyping import Float
 from torch import Tensor
 
 from lengthwise.core.type_checks import check_types
-from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
+from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize, KeyIDs, QueryIDs
 from lengthwise.encodings.pairwise_rotary import PairwiseRotaryEncoding
 from lengthwise.encodings.scaled_rotary import check_original_length, check_scaling, check_two_pairs
 
@@ -27,9 +27,7 @@ class DynamicNTKEncoding(PairwiseRotaryEncoding):
         self.factor = settings.factor
         self.original_length = settings.original_length
 
-    def frequencies(
-        self, d_head: int, query_ids: Real[Tensor, "batch query"], key_ids: Real[Tensor, "batch key"]
-    ) -> Float[Tensor, "pair #batch #query 1"]:
+    def frequencies(self, d_head: int, query_ids: QueryIDs, key_ids: KeyIDs) -> Float[Tensor, "pair #batch #query 1"]:
         """Return the radians per ID of every pair of components, for each query."""
         # The queries belong to the last keys, and each query sees the keys up to its own token.
         largest_id = key_ids.double().cummax(dim=1).values[:, key_ids.shape[1] - query_ids.shape[1] :]

@@ -18,6 +18,12 @@ class EncodingSize:
     d_head: int
 
 
+# Arguments and results of the hooks.
+QueryIDs = Real[Tensor, "batch query"]
+KeyIDs = Real[Tensor, "batch key"]
+Scores = Float[Tensor, "batch heads query key"]
+HeadVectors = Float[Tensor, "batch heads seq d_head"]
+TokenVectors = Float[Tensor, "batch seq d_model"]
 HOOKS = ("embed", "rotate", "bias", "scores", "adjust")
 
 
@@ -46,21 +52,15 @@ class Encoding(nn.Module):
         """True if the class overrides any hook; without hooks, the encoding does not use the IDs."""
         return any(getattr(type(self), hook) is not getattr(Encoding, hook) for hook in HOOKS)
 
-    def embed(
-        self, x: Float[Tensor, "batch seq d_model"], position_ids: Real[Tensor, "batch seq"]
-    ) -> Float[Tensor, "batch seq d_model"]:
+    def embed(self, x: TokenVectors, position_ids: Real[Tensor, "batch seq"]) -> TokenVectors:
         """Return the token embeddings ``x`` with position information added."""
         return x
 
-    def rotate(
-        self, x: Float[Tensor, "batch heads seq d_head"], position_ids: Real[Tensor, "batch seq"]
-    ) -> Float[Tensor, "batch heads seq d_head"]:
+    def rotate(self, x: HeadVectors, position_ids: Real[Tensor, "batch seq"]) -> HeadVectors:
         """Return the queries or keys ``x``, transformed according to their position IDs."""
         return x
 
-    def bias(
-        self, query_ids: Real[Tensor, "batch query"], key_ids: Real[Tensor, "batch key"]
-    ) -> Float[Tensor, "#batch heads query key"]:
+    def bias(self, query_ids: QueryIDs, key_ids: KeyIDs) -> Float[Tensor, "#batch heads query key"]:
         """Return additive attention scores for one chunk of queries; called only if ``has_bias`` is True."""
         raise NotImplementedError(f"{type(self).__name__} does not implement bias")
 
@@ -68,9 +68,9 @@ class Encoding(nn.Module):
         self,
         query: Float[Tensor, "batch heads query d_head"],
         key: Float[Tensor, "batch heads key d_head"],
-        query_ids: Real[Tensor, "batch query"],
-        key_ids: Real[Tensor, "batch key"],
-    ) -> Float[Tensor, "batch heads query key"]:
+        query_ids: QueryIDs,
+        key_ids: KeyIDs,
+    ) -> Scores:
         """Return unscaled scores of one chunk of rotated queries and keys; called only if ``has_scores`` is True.
 
         The last key and the last query belong to the same token, so query i of n cannot see the last n - 1 - i keys.
@@ -78,12 +78,8 @@ class Encoding(nn.Module):
         return query @ key.mT
 
     def adjust(
-        self,
-        scores: Float[Tensor, "batch heads query key"],
-        query_ids: Real[Tensor, "batch query"],
-        key_ids: Real[Tensor, "batch key"],
-        is_visible: Bool[Tensor, "query key"],
-    ) -> Float[Tensor, "batch heads query key"]:
+        self, scores: Scores, query_ids: QueryIDs, key_ids: KeyIDs, is_visible: Bool[Tensor, "query key"]
+    ) -> Scores:
         """Return adjusted attention scores, which must not depend on invisible keys. Requires ``has_scores = True``."""
         return scores
 

@@ -4,13 +4,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float, Real
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from lengthwise.core.errors import SettingError
 from lengthwise.core.type_checks import check_types
 from lengthwise.encodings.distance import bias_by_distance, distances
-from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
+from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize, KeyIDs, QueryIDs
 
 MLP_WIDTH = 32
 EPSILON = 1e-6
@@ -34,16 +34,13 @@ class FIREEncoding(Encoding):
         self.widen = nn.Linear(1, MLP_WIDTH)
         self.narrow = nn.Linear(MLP_WIDTH, num_heads)
 
-    def bias(
-        self, query_ids: Real[Tensor, "batch query"], key_ids: Real[Tensor, "batch key"]
-    ) -> Float[Tensor, "#batch heads query key"]:
+    def bias(self, query_ids: QueryIDs, key_ids: KeyIDs) -> Float[Tensor, "#batch heads query key"]:
         """Return the network's output for ``psi(d) / psi(max(L, p_query))``."""
         threshold = (self.stretch * self.threshold).abs()
         # If no ID exceeds the threshold, the bias depends only on the distance. On a GPU, this check would synchronize.
         if query_ids.device.type == "cpu" and bool((query_ids <= threshold).all()):
-            return bias_by_distance(
-                lambda distance: self._mlp(self._psi(distance) / (self._psi(threshold) + EPSILON)), query_ids, key_ids
-            )
+            scale = self._psi(threshold) + EPSILON
+            return bias_by_distance(lambda distance: self._mlp(self._psi(distance) / scale), query_ids, key_ids)
         normalizer = self._psi(torch.maximum(query_ids.float(), threshold)) + EPSILON
         return self._mlp(self._psi(distances(query_ids, key_ids).float()) / normalizer[:, :, None]).transpose(0, 1)
 

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float, Real
+from jaxtyping import Float
 from torch import Tensor
 
 from lengthwise.core.errors import SettingError
 from lengthwise.core.type_checks import check_types
 from lengthwise.encodings.distance import distances
-from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
+from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize, KeyIDs, QueryIDs
 
 
 class HardALiBiEncoding(Encoding):
@@ -26,9 +26,7 @@ class HardALiBiEncoding(Encoding):
         windows[:num_masked_heads] = torch.arange(1, num_masked_heads + 1)
         self.register_buffer("windows", windows, persistent=False)
 
-    def bias(
-        self, query_ids: Real[Tensor, "batch query"], key_ids: Real[Tensor, "batch key"]
-    ) -> Float[Tensor, "#batch heads query key"]:
+    def bias(self, query_ids: QueryIDs, key_ids: KeyIDs) -> Float[Tensor, "#batch heads query key"]:
         """Return 0 for keys within the window and minus infinity for other keys; the query's own token is visible."""
         distance = distances(query_ids, key_ids).abs().float()[:, None]
         return torch.where(distance < self.windows[:, None, None], 0.0, -math.inf)

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float, Real
+from jaxtyping import Float
 from torch import Tensor
 
 from lengthwise.encodings.clamped_parameters import clamp, clamped_parameter
 from lengthwise.encodings.distance import bias_by_distance
-from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
+from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize, KeyIDs, QueryIDs
 from lengthwise.encodings.kerple_log import MIN_PARAMETER
 
 # Upper limit of the power. For larger powers, the kernel is not conditionally positive definite.
@@ -27,9 +27,7 @@ class KERPLEPowerEncoding(Encoding):
         self.r1 = clamped_parameter(torch.rand(num_heads), MIN_PARAMETER, math.inf)
         self.r2 = clamped_parameter(2 * torch.rand(num_heads), MIN_PARAMETER, MAX_POWER)
 
-    def bias(
-        self, query_ids: Real[Tensor, "batch query"], key_ids: Real[Tensor, "batch key"]
-    ) -> Float[Tensor, "#batch heads query key"]:
+    def bias(self, query_ids: QueryIDs, key_ids: KeyIDs) -> Float[Tensor, "#batch heads query key"]:
         """Return the kernel of the absolute distance, as in the paper."""
         r1, r2 = clamp(self.r1, MIN_PARAMETER, math.inf)[:, None], clamp(self.r2, MIN_PARAMETER, MAX_POWER)[:, None]
         return bias_by_distance(lambda distance: -r1 * distance.abs() ** r2, query_ids, key_ids)

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor, nn
 
 from lengthwise.core.errors import SettingError
 from lengthwise.core.type_checks import check_types
-from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
+from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize, TokenVectors
 
 
 class LearnedEncoding(Encoding):
@@ -19,9 +19,7 @@ class LearnedEncoding(Encoding):
         super().__init__()
         self.vectors = nn.Parameter(0.02 * torch.randn(num_position_ids, d_model))
 
-    def embed(
-        self, x: Float[Tensor, "batch seq d_model"], position_ids: Int[Tensor, "batch seq"]
-    ) -> Float[Tensor, "batch seq d_model"]:
+    def embed(self, x: TokenVectors, position_ids: Int[Tensor, "batch seq"]) -> TokenVectors:
         """Return the sum of the token embeddings and the vectors of their IDs."""
         return x + nn.functional.embedding(position_ids, self.vectors)
 

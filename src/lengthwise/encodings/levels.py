@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from jaxtyping import Bool, Float, Real
 from torch import Tensor, nn
 
 from lengthwise.core.errors import SettingError
-from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
+from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize, HeadVectors, Scores, TokenVectors
 
 
 class LevelEncoding(nn.Module):
@@ -25,36 +26,24 @@ class LevelEncoding(nn.Module):
                 f"d_head {decoder_size.d_head} is not a multiple of the {num_levels} coupling levels; choose d_model "
                 f"and num_heads so that d_model / num_heads is a multiple of {num_levels}"
             )
-        level_size = EncodingSize(
-            d_model=decoder_size.d_model, num_heads=decoder_size.num_heads, d_head=decoder_size.d_head // num_levels
-        )
+        level_size = replace(decoder_size, d_head=decoder_size.d_head // num_levels)
         self.levels = nn.ModuleList(_build_level(settings, level_size) for _ in range(num_levels))
-        self.reads_ids = any(level_encoding.reads_ids for level_encoding in self._encodings())
-        self.has_bias = any(level_encoding.has_bias for level_encoding in self._encodings())
-        self.has_scores = any(level_encoding.has_scores for level_encoding in self._encodings())
+        self.reads_ids = any(level.reads_ids for level in self._encodings())
+        self.has_bias = any(level.has_bias for level in self._encodings())
+        self.has_scores = any(level.has_scores for level in self._encodings())
 
-    def embed(
-        self, x: Float[Tensor, "batch seq d_model"], position_ids: Real[Tensor, "level batch seq"]
-    ) -> Float[Tensor, "batch seq d_model"]:
+    def embed(self, x: TokenVectors, position_ids: Real[Tensor, "level batch seq"]) -> TokenVectors:
         """Return the token embeddings with the positions of all levels added."""
-        for level_encoding, level_ids in zip(self._encodings(), position_ids, strict=True):
-            x = level_encoding.embed(x, level_ids)
+        for level, level_ids in zip(self._encodings(), position_ids, strict=True):
+            x = level.embed(x, level_ids)
         return x
 
-    def rotate(
-        self, x: Float[Tensor, "batch heads seq d_head"], position_ids: Real[Tensor, "level batch seq"]
-    ) -> Float[Tensor, "batch heads seq d_head"]:
+    def rotate(self, x: HeadVectors, position_ids: Real[Tensor, "level batch seq"]) -> HeadVectors:
         """Return rotated queries or keys; each level rotates its part of the components."""
         if len(self.levels) == 1:
             return self._encodings()[0].rotate(x, position_ids[0])
-        components_by_level = x.chunk(len(self.levels), dim=-1)
-        rotated = [
-            level_encoding.rotate(level_components, level_ids)
-            for level_encoding, level_components, level_ids in zip(
-                self._encodings(), components_by_level, position_ids, strict=True
-            )
-        ]
-        return torch.cat(rotated, dim=-1)
+        levels = zip(self._encodings(), x.chunk(len(self.levels), dim=-1), position_ids, strict=True)
+        return torch.cat([level.rotate(components, level_ids) for level, components, level_ids in levels], dim=-1)
 
     def bias(
         self, query_ids: Real[Tensor, "level batch query"], key_ids: Real[Tensor, "level batch key"]
@@ -62,8 +51,8 @@ class LevelEncoding(nn.Module):
         """Return the sum of the levels' biases."""
         first_level_inputs, *other_level_inputs = zip(self._encodings(), query_ids, key_ids, strict=True)
         total_bias = first_level_inputs[0].bias(*first_level_inputs[1:])
-        for level_encoding, level_query_ids, level_key_ids in other_level_inputs:
-            total_bias = total_bias + level_encoding.bias(level_query_ids, level_key_ids)
+        for level, level_query_ids, level_key_ids in other_level_inputs:
+            total_bias = total_bias + level.bias(level_query_ids, level_key_ids)
         return total_bias
 
     def scores(
@@ -73,21 +62,19 @@ class LevelEncoding(nn.Module):
         query_ids: Real[Tensor, "level batch query"],
         key_ids: Real[Tensor, "level batch key"],
         is_visible: Bool[Tensor, "query key"],
-    ) -> Float[Tensor, "batch heads query key"]:
+    ) -> Scores:
         """Return the sum of the levels' scores, scaled by ``1 / sqrt(d_head)`` and adjusted."""
-        components_by_level = [vectors.chunk(len(self.levels), dim=-1) for vectors in (query, key)]
+        components = [vectors.chunk(len(self.levels), dim=-1) for vectors in (query, key)]
         scores = torch.zeros((), device=query.device)
-        for level_encoding, *level_inputs in zip(
-            self._encodings(), *components_by_level, query_ids, key_ids, strict=True
-        ):
-            scores = scores + level_encoding.scores(*level_inputs)
+        for level, *level_inputs in zip(self._encodings(), *components, query_ids, key_ids, strict=True):
+            scores = scores + level.scores(*level_inputs)
         scores = scores / math.sqrt(query.shape[-1])
-        for level_encoding, level_query_ids, level_key_ids in zip(self._encodings(), query_ids, key_ids, strict=True):
-            scores = level_encoding.adjust(scores, level_query_ids, level_key_ids, is_visible)
+        for level, level_query_ids, level_key_ids in zip(self._encodings(), query_ids, key_ids, strict=True):
+            scores = level.adjust(scores, level_query_ids, level_key_ids, is_visible)
         return scores
 
     def _encodings(self) -> Sequence[Encoding]:
-        return [level_encoding for level_encoding in self.levels if isinstance(level_encoding, Encoding)]
+        return [level for level in self.levels if isinstance(level, Encoding)]
 
 
 def _build_level(settings: EncodingSettings, decoder_size: EncodingSize) -> Encoding:

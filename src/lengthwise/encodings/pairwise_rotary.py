@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from jaxtyping import Float, Real
+from jaxtyping import Float
 from torch import Tensor
 
-from lengthwise.encodings.encoding import Encoding
+from lengthwise.encodings.encoding import Encoding, KeyIDs, QueryIDs, Scores
 from lengthwise.encodings.rotary import rotary_frequencies, rotate_pairs
 
 
@@ -27,15 +27,11 @@ class PairwiseRotaryEncoding(Encoding):
         self.fastest = fastest
         self.in_training = in_training
 
-    def distances(
-        self, query_ids: Real[Tensor, "batch query"], key_ids: Real[Tensor, "batch key"]
-    ) -> Float[Tensor, "batch query key"]:
+    def distances(self, query_ids: QueryIDs, key_ids: KeyIDs) -> Float[Tensor, "batch query key"]:
         """Return the ID distances that multiply the frequencies, in double precision."""
         return query_ids.double()[:, :, None] - key_ids.double()[:, None, :]
 
-    def frequencies(
-        self, d_head: int, query_ids: Real[Tensor, "batch query"], key_ids: Real[Tensor, "batch key"]
-    ) -> Float[Tensor, "pair #batch #query 1"]:
+    def frequencies(self, d_head: int, query_ids: QueryIDs, key_ids: KeyIDs) -> Float[Tensor, "pair #batch #query 1"]:
         """Return the radians per ID of every pair of components, in double precision."""
         return rotary_frequencies(d_head, self.base, self.fastest, query_ids.device)[:, None, None, None]
 
@@ -43,9 +39,9 @@ class PairwiseRotaryEncoding(Encoding):
         self,
         query: Float[Tensor, "batch heads query d_head"],
         key: Float[Tensor, "batch heads key d_head"],
-        query_ids: Real[Tensor, "batch query"],
-        key_ids: Real[Tensor, "batch key"],
-    ) -> Float[Tensor, "batch heads query key"]:
+        query_ids: QueryIDs,
+        key_ids: KeyIDs,
+    ) -> Scores:
         """Return the unscaled scores, summed over pairs of components."""
         d_head = query.shape[-1]
         if self.training and not self.in_training:
@@ -66,16 +62,12 @@ class _PairwiseScores(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, distances: Tensor, frequencies: Tensor) -> Tensor:
-        """Return the scores of every query and key."""
         ctx.save_for_backward(query, key, distances, frequencies)
         scores = query.new_zeros(*query.shape[:3], key.shape[2])
-        for pair_index, (cos, sin) in enumerate(_cosines_and_sines(distances, frequencies)):
-            query_real, query_imaginary = (
-                query[..., component, None] for component in (2 * pair_index, 2 * pair_index + 1)
-            )
-            key_real, key_imaginary = (
-                key[:, :, None, :, component].contiguous() for component in (2 * pair_index, 2 * pair_index + 1)
-            )
+        for pair, (cos, sin) in enumerate(_cosines_and_sines(distances, frequencies)):
+            components = (2 * pair, 2 * pair + 1)
+            query_real, query_imaginary = (query[..., component, None] for component in components)
+            key_real, key_imaginary = (key[:, :, None, :, component].contiguous() for component in components)
             scores.addcmul_((query_real * key_real).addcmul_(query_imaginary, key_imaginary), cos)
             scores.addcmul_((query_real * key_imaginary).addcmul_(query_imaginary, key_real, value=-1), sin)
         return scores

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float, Real
+from jaxtyping import Real
 from torch import Tensor
 
 from lengthwise.core.errors import SettingError
 from lengthwise.core.type_checks import check_types
-from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
+from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize, HeadVectors
 from lengthwise.encodings.rotary import check_rotary_base, rotary_frequencies, rotate_pairs
 
 
@@ -22,9 +22,7 @@ class PartialRotaryEncoding(Encoding):
         self.base = base
         self.fastest = fastest
 
-    def rotate(
-        self, x: Float[Tensor, "batch heads seq d_head"], position_ids: Real[Tensor, "batch seq"]
-    ) -> Float[Tensor, "batch heads seq d_head"]:
+    def rotate(self, x: HeadVectors, position_ids: Real[Tensor, "batch seq"]) -> HeadVectors:
         """Return queries or keys with the first components rotated."""
         frequencies = rotary_frequencies(self.num_rotated_components, self.base, self.fastest, x.device)
         rotated = rotate_pairs(x[..., : self.num_rotated_components], position_ids, frequencies)
@@ -54,15 +52,10 @@ class PartialRotary(EncodingSettings):
     def build(self, decoder_size: EncodingSize) -> Encoding:
         """Return the module, without parameters; raise ``SettingError`` unless ``share * d_head`` is even."""
         num_components = self.share * decoder_size.d_head
-        num_rotated_components = round(num_components)
-        if (
-            num_rotated_components < 2
-            or num_rotated_components % 2
-            or abs(num_rotated_components - num_components) > 1e-6
-        ):
+        num_rotated = round(num_components)
+        if num_rotated < 2 or num_rotated % 2 or abs(num_rotated - num_components) > 1e-6:
             raise SettingError(
                 f"share {self.share} of d_head {decoder_size.d_head} is {num_components:g} components, but rotary "
-                "needs pairs; "
-                "choose a share so that share * d_head is even and at least 2"
+                "needs pairs; choose a share so that share * d_head is even and at least 2"
             )
-        return PartialRotaryEncoding(num_rotated_components, self.base, self.fastest)
+        return PartialRotaryEncoding(num_rotated, self.base, self.fastest)

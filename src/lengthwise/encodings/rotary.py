@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lengthwise.core.errors import SettingError
 from lengthwise.core.type_checks import check_types
-from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
+from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize, HeadVectors
 
 
 def rotary_frequencies(d_head: int, base: float, fastest: float, device: torch.device) -> Float[Tensor, " pair"]:
@@ -20,10 +20,8 @@ def rotary_frequencies(d_head: int, base: float, fastest: float, device: torch.d
 
 
 def rotate_pairs(
-    x: Float[Tensor, "batch heads seq d_head"],
-    position_ids: Real[Tensor, "batch seq"],
-    frequencies: Float[Tensor, " d_head//2"],
-) -> Float[Tensor, "batch heads seq d_head"]:
+    x: HeadVectors, position_ids: Real[Tensor, "batch seq"], frequencies: Float[Tensor, " d_head//2"]
+) -> HeadVectors:
     """Rotate each pair of adjacent components by ``ID * frequency`` radians."""
     # The angles are in double precision until the remainder, because float32 is inexact for large IDs.
     angles = torch.remainder(position_ids[:, None, :, None] * frequencies, 2 * math.pi).float()
@@ -55,9 +53,7 @@ class RotaryEncoding(Encoding):
         self.base = base
         self.fastest = fastest
 
-    def rotate(
-        self, x: Float[Tensor, "batch heads seq d_head"], position_ids: Real[Tensor, "batch seq"]
-    ) -> Float[Tensor, "batch heads seq d_head"]:
+    def rotate(self, x: HeadVectors, position_ids: Real[Tensor, "batch seq"]) -> HeadVectors:
         """Return queries or keys with each pair of adjacent components rotated."""
         return rotate_pairs(x, position_ids, rotary_frequencies(x.shape[-1], self.base, self.fastest, x.device))
 

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from lengthwise.core.errors import SettingError
 from lengthwise.core.type_checks import check_types
-from lengthwise.encodings.encoding import Encoding, EncodingSettings
+from lengthwise.encodings.encoding import Encoding, EncodingSettings, HeadVectors
 from lengthwise.encodings.rotary import check_rotary_base, rotary_frequencies, rotate_pairs
 
 # Function from a device to the radians per ID of every pair of components, in double precision.
-FrequencyFunction = Callable[[torch.device], Float[Tensor, " pair"]]
+Frequencies = Callable[[torch.device], Float[Tensor, " pair"]]
 
 
 class ScaledRotaryEncoding(Encoding):
@@ -25,12 +25,7 @@ class ScaledRotaryEncoding(Encoding):
     """
 
     def __init__(
-        self,
-        plain_frequencies: FrequencyFunction,
-        scaled_frequencies: FrequencyFunction,
-        *,
-        in_training: bool,
-        gain: float = 1.0,
+        self, plain_frequencies: Frequencies, scaled_frequencies: Frequencies, *, in_training: bool, gain: float = 1.0
     ) -> None:
         super().__init__()
         self.plain_frequencies = plain_frequencies
@@ -38,9 +33,7 @@ class ScaledRotaryEncoding(Encoding):
         self.in_training = in_training
         self.gain = gain
 
-    def rotate(
-        self, x: Float[Tensor, "batch heads seq d_head"], position_ids: Real[Tensor, "batch seq"]
-    ) -> Float[Tensor, "batch heads seq d_head"]:
+    def rotate(self, x: HeadVectors, position_ids: Real[Tensor, "batch seq"]) -> HeadVectors:
         """Return queries or keys with each pair of adjacent components rotated."""
         if self.training and not self.in_training:
             return rotate_pairs(x, position_ids, self.plain_frequencies(x.device))

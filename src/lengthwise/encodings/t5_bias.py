@@ -34,17 +34,13 @@ class T5BiasEncoding(Encoding):
         self, query_ids: Int[Tensor, "batch query"], key_ids: Int[Tensor, "batch key"]
     ) -> Float[Tensor, "#batch heads query key"]:
         """Return the bias for the distance of every query and key."""
-        return bias_by_distance(
-            lambda distance: self.weights.index_select(1, self.buckets(distance)), query_ids, key_ids
-        )
+        return bias_by_distance(lambda offset: self.weights.index_select(1, self.buckets(offset)), query_ids, key_ids)
 
     def buckets(self, distance: Float[Tensor, " pairs"]) -> Int[Tensor, " pairs"]:
         """Return the bucket index of each distance. The buckets of negative distances follow the other buckets."""
         num_exact = self.num_buckets // 2
-        relative_distance = distance.abs().clamp(min=num_exact) / num_exact
-        log_bucket = (
-            torch.log(relative_distance) / math.log(self.max_distance / num_exact) * (self.num_buckets - num_exact)
-        )
+        log_distance = torch.log(distance.abs().clamp(min=num_exact) / num_exact)
+        log_bucket = log_distance / math.log(self.max_distance / num_exact) * (self.num_buckets - num_exact)
         bucket = torch.where(distance.abs() < num_exact, distance.abs().long(), num_exact + log_bucket.long())
         return bucket.clamp(max=self.num_buckets - 1) + (self.num_buckets - 1) * (distance < 0)
 

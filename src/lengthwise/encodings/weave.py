@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxtyping import Float, Real
+from jaxtyping import Float
 from torch import Tensor
 
 from lengthwise.core.errors import SettingError
 from lengthwise.core.type_checks import check_types
-from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
+from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize, KeyIDs, QueryIDs
 from lengthwise.encodings.pairwise_rotary import PairwiseRotaryEncoding
 from lengthwise.encodings.rotary import check_even_width, check_rotary_base
 
@@ -24,9 +24,7 @@ class WeaveEncoding(PairwiseRotaryEncoding):
         self.window = settings.window
         self.width = settings.width
 
-    def distances(
-        self, query_ids: Real[Tensor, "batch query"], key_ids: Real[Tensor, "batch key"]
-    ) -> Float[Tensor, "batch query key"]:
+    def distances(self, query_ids: QueryIDs, key_ids: KeyIDs) -> Float[Tensor, "batch query key"]:
         """Return the distances, which increase in steps beyond the window."""
         distance = super().distances(query_ids, key_ids)
         absolute_distance = distance.abs()

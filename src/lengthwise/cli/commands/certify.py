@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from lengthwise.cli import options
 from lengthwise.cli.terminal import print_json, print_line, print_table, show_status
@@ -22,23 +22,20 @@ from lengthwise.theory.task_certificate import TaskCertificate, certify_task
 # Default test lengths of a task, and default test lengths of a run as multiples of its longest training length.
 DEFAULT_LENGTHS = (64, 256)
 DEFAULT_MULTIPLES = (2, 4, 16)
-# Default longest training length of a task.
 DEFAULT_TRAIN_LENGTH = 20
 
 
 def certify(
     target: Annotated[
-        str, typer.Argument(metavar="TASK|FILE.json|RUN", help="Task, JSON file with a planted law, or run folder.")
+        str, Argument(metavar="TASK|FILE.json|RUN", help="Task, JSON file with a planted law, or run folder.")
     ],
     lengths: Annotated[
         str | None,
-        typer.Option(
-            help="Test lengths.", show_default="task or law: 64,256; run: 2, 4 and 16 times the training length"
-        ),
+        Option(help="Test lengths.", show_default="task or law: 64,256; run: 2, 4 and 16 times the training length"),
     ] = None,
     train_lengths: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="Range of training lengths of a task or law.",
             show_default="task: up to 20; law: up to 4 times its span, at least 16",
         ),
@@ -50,7 +47,7 @@ def certify(
         int, options.integer("Number of optimization steps for fitting an attention head to a planted law.")
     ] = 1000,
     seed: Annotated[int, options.integer("Random seed for fitting and sampling.")] = 0,
-    out: Annotated[Path | None, typer.Option("--out", help="Output folder for certificate.json and a figure.")] = None,
+    out: Annotated[Path | None, Option("--out", help="Output folder for certificate.json and a figure.")] = None,
     as_json: options.JsonFlag = False,
 ) -> None:
     """Check the assumptions of the theory for a task or a trained run, and predict accuracy at longer lengths."""
@@ -102,16 +99,9 @@ def _certify_task_or_law(
     task: Task, train_range: tuple[int, int] | None, lengths: tuple[int, ...], steps: int, seed: int
 ) -> LawCertificate | TaskCertificate:
     if isinstance(task, Planted):
-        return certify_law(
-            task,
-            trained=_law_lengths(task) if train_range is None else train_range,
-            lengths=lengths,
-            steps=steps,
-            seed=seed,
-        )
-    return certify_task(
-        task, trained=DEFAULT_TRAIN_LENGTH if train_range is None else train_range[1], lengths=lengths, seed=seed
-    )
+        return certify_law(task, trained=train_range or _law_lengths(task), lengths=lengths, steps=steps, seed=seed)
+    max_trained = DEFAULT_TRAIN_LENGTH if train_range is None else train_range[1]
+    return certify_task(task, trained=max_trained, lengths=lengths, seed=seed)
 
 
 def _law_lengths(law: Planted) -> tuple[int, int]:

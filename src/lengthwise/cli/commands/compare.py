@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from lengthwise.cli import options
 from lengthwise.cli.terminal import print_json, print_line, print_message, print_table, show_status
@@ -16,21 +16,19 @@ from lengthwise.experiments.recipes import quick
 
 def compare_(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="RECIPE...", help="Names of recipes, or one comparison such as demo.")
+        list[str] | None, Argument(metavar="RECIPE...", help="Names of recipes, or one comparison such as demo.")
     ] = None,
     task: options.TaskName = None,
     rows: Annotated[
         str | None,
-        typer.Option(
-            help="Rows to run, separated by commas: scheme/encoding with --task, or row labels of a comparison."
-        ),
+        Option(help="Rows to run, separated by commas: scheme/encoding with --task, or row labels of a comparison."),
     ] = None,
     train_lengths: options.TrainLengthRange = None,
     steps: Annotated[
         int | None, options.integer("Number of training steps per run.", show_default="set by the recipe")
     ] = None,
     lengths: Annotated[
-        str | None, typer.Option(help="Test lengths, such as 20,200,2000.", show_default="set by the recipe")
+        str | None, Option(help="Test lengths, such as 20,200,2000.", show_default="set by the recipe")
     ] = None,
     num_examples: options.NumExamples = None,
     variants: options.VariantNames = None,
@@ -60,6 +58,5 @@ def compare_(
     if as_json:
         print_json({"results": comparison.rows, "diverged": comparison.diverged, "figure": str(figure)})
         return
-    diverged_labels = [diverged_run["row"] for diverged_run in comparison.diverged]
-    print_table(table_title(comparison.rows), *table(comparison.rows, diverged_labels))
+    print_table(table_title(comparison.rows), *table(comparison.rows, [run["row"] for run in comparison.diverged]))
     print_line(f"figure: {figure}")

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from lengthwise.cli import options
 from lengthwise.cli.terminal import print_json, print_line, print_table, show_status
@@ -22,7 +22,7 @@ def diagnose(
     scheme: options.SchemeName = None,
     encoding: options.EncodingName = None,
     seed: options.ExampleSeed = 0,
-    out: Annotated[Path | None, typer.Option("--out", help="Output folder for diagnosis.json and a figure.")] = None,
+    out: Annotated[Path | None, Option("--out", help="Output folder for diagnosis.json and a figure.")] = None,
     as_json: options.JsonFlag = False,
 ) -> None:
     """Find the causes of failures at a length, from the first errors of examples and the effects of interventions.

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from lengthwise.cli import options
 from lengthwise.cli.terminal import ProgressLine, err_console, print_json, print_line, print_table
@@ -25,11 +25,11 @@ MODEL_SETTINGS = EvaluationSettings(lengths=(5, 10, 20), num_examples=(64,))
 
 def evaluate_(
     name: Annotated[
-        str, typer.Argument(metavar="RUN|MODEL", help="Run folder, model folder or model name on the Hugging Face Hub.")
+        str, Argument(metavar="RUN|MODEL", help="Run folder, model folder or model name on the Hugging Face Hub.")
     ],
     lengths: Annotated[
         str | None,
-        typer.Option(help="Test lengths, such as 20,200,2000.", show_default="set by the recipe or the JSONL file"),
+        Option(help="Test lengths, such as 20,200,2000.", show_default="set by the recipe or the JSONL file"),
     ] = None,
     num_examples: options.NumExamples = None,
     task: options.TaskName = None,
@@ -37,21 +37,15 @@ def evaluate_(
     encoding: options.EncodingName = None,
     variants: options.VariantNames = None,
     corpus: options.CorpusFolder = None,
-    decode: Annotated[
-        str, typer.Option(help="Decoding mode: forced (teacher forcing) or free (token by token).")
-    ] = "forced",
+    decode: Annotated[str, Option(help="Decoding mode: forced (teacher forcing) or free (token by token).")] = "forced",
     shots: Annotated[
         int | None,
         options.integer(
             "Number of solved examples before each question to a language model.", show_default=str(DEFAULT_NUM_SHOTS)
         ),
     ] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="Data type of a language model: float32, bfloat16 or float16.")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="Output folder for the results of a language model.")
-    ] = None,
+    dtype: Annotated[str | None, Option(help="Data type of a language model: float32, bfloat16 or float16.")] = None,
+    out: Annotated[Path | None, Option("--out", help="Output folder for the results of a language model.")] = None,
     seed: options.ExampleSeed = 0,
     device: options.DeviceName = "auto",
     as_json: options.JsonFlag = False,
@@ -63,9 +57,8 @@ def evaluate_(
     flags = {"lengths": lengths, "num_examples": num_examples, "variants": variants}
     if is_run(name):
         options.reject_flags("needs a model, not a run", shots=shots, dtype=dtype, out=out)
-        run = load_run(
-            Path(name), overrides=options.parse_overrides(task=task, scheme=scheme, encoding=encoding), device=device
-        )
+        overrides = options.parse_overrides(task=task, scheme=scheme, encoding=encoding)
+        run = load_run(Path(name), overrides=overrides, device=device)
         run = replace(run, experiment=options.override_corpus(run.experiment, corpus))
         replacement_task = None if task is None else run.experiment.task
         settings = options.override_evaluation(run.experiment.evaluation, **flags, task=replacement_task)
@@ -74,8 +67,9 @@ def evaluate_(
     else:
         options.reject_flags("needs a run, not a model", scheme=scheme, encoding=encoding, corpus=corpus)
         model_task = _load_model_task(name, task)
-        settings = options.override_evaluation(MODEL_SETTINGS, **flags, task=model_task)
-        settings = replace(settings, decode=decode, seed=seed)
+        settings = replace(
+            options.override_evaluation(MODEL_SETTINGS, **flags, task=model_task), decode=decode, seed=seed
+        )
         dtype_setting = {} if dtype is None else {"dtype": dtype}
         prompting = PromptingConfig(shots=DEFAULT_NUM_SHOTS if shots is None else shots, device=device, **dtype_setting)
         with ProgressLine(err_console) as progress:
@@ -89,7 +83,6 @@ def evaluate_(
 
 
 def _load_model_task(model: str, task: str | None) -> Task:
-    """Load the task with this name for a language model; raise ``SettingError`` if the name is None."""
     if task is None:
         raise SettingError(
             f"{model} is not a run folder (it has no {EXPERIMENT}), and a model needs a task; "
@@ -100,7 +93,7 @@ def _load_model_task(model: str, task: str | None) -> Task:
 
 def generate_(
     folder: options.RunFolder,
-    prompt: Annotated[str, typer.Option(help="Prompt in the format of the task, such as 0110 or 57+68.")],
+    prompt: Annotated[str, Option(help="Prompt in the format of the task, such as 0110 or 57+68.")],
     task: options.TaskName = None,
     scheme: options.SchemeName = None,
     encoding: options.EncodingName = None,
@@ -114,23 +107,18 @@ def generate_(
     """Generate the response to one prompt, and print its tokens with their position IDs."""
     if max_new_tokens is not None and max_new_tokens < 1:
         raise SettingError(f"invalid --max-new-tokens {max_new_tokens}; use at least 1 token")
-    run = load_run(
-        folder, overrides=options.parse_overrides(task=task, scheme=scheme, encoding=encoding), device=device
-    )
+    overrides = options.parse_overrides(task=task, scheme=scheme, encoding=encoding)
+    run = load_run(folder, overrides=overrides, device=device)
     completion = generate_from_prompt(run, prompt, max_new_tokens)
     if as_json:
         output = {"tokens": completion.tokens, "position_ids": completion.position_ids}
         print_json({**output, "right": completion.correct, "expected": completion.expected})
         return
     # The table has one column of IDs per level.
-    ids_by_level = (
-        completion.position_ids if isinstance(completion.position_ids[0], list) else [completion.position_ids]
-    )
-    header = [
-        "token",
-        *("ID" if len(ids_by_level) == 1 else f"ID {level_number}" for level_number in range(1, len(ids_by_level) + 1)),
-    ]
-    columns = [completion.tokens, *([str(position_id) for position_id in level_ids] for level_ids in ids_by_level)]
+    ids = completion.position_ids
+    levels = ids if isinstance(ids[0], list) else [ids]
+    header = ["token", *("ID" if len(levels) == 1 else f"ID {level + 1}" for level in range(len(levels)))]
+    columns = [completion.tokens, *([str(position_id) for position_id in level_ids] for level_ids in levels)]
     print_table("generated", header, [list(row) for row in zip(*columns, strict=True)])
     if completion.expected:
         verdict = {True: "correct", False: "incorrect", None: "correct so far"}[completion.correct]

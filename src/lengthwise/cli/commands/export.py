@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from lengthwise.cli import options
 from lengthwise.cli.terminal import print_json, print_line
@@ -19,11 +19,11 @@ FORMATS = ("hf", "run", "lm-eval")
 
 
 def export(
-    name: Annotated[str, typer.Argument(metavar="RUN|TASK", help="Run folder or exported model; for lm-eval, a task.")],
+    name: Annotated[str, Argument(metavar="RUN|TASK", help="Run folder or exported model; for lm-eval, a task.")],
     out: options.OutputFolder,
     output_format: Annotated[
         str,
-        typer.Option(
+        Option(
             "--format",
             help="Output format: hf (model for transformers), run (run folder, from an hf folder) or lm-eval "
             "(tasks for the evaluation harness).",
@@ -33,9 +33,9 @@ def export(
     scheme: options.SchemeName = None,
     encoding: options.EncodingName = None,
     lengths: Annotated[
-        str | None, typer.Option(help="Lengths of the examples.", show_default="5,10,20; for a JSONL file, its lengths")
+        str | None, Option(help="Lengths of the examples.", show_default="5,10,20; for a JSONL file, its lengths")
     ] = None,
-    num_examples: Annotated[str, typer.Option(help="Number of examples, or one number per length.")] = "64",
+    num_examples: Annotated[str, Option(help="Number of examples, or one number per length.")] = "64",
     shots: Annotated[int, options.integer("Number of solved examples before each question.")] = DEFAULT_NUM_SHOTS,
     seed: options.ExampleSeed = 0,
     as_json: options.JsonFlag = False,

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from lengthwise.cli import options
 from lengthwise.cli.terminal import ProgressLine, err_console, print_json, print_line, print_message, print_table
@@ -31,11 +31,11 @@ DEFAULT_SETTINGS = InfluenceSettings()
 
 def influence(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="Run folder, model folder or model name on the Hugging Face Hub.")
+        str, Argument(metavar="MODEL", help="Run folder, model folder or model name on the Hugging Face Hub.")
     ],
     texts: Annotated[
         list[str] | None,
-        typer.Argument(
+        Argument(
             metavar="[TEXT]...", help=f"Files, folders or {SOURCE_FORMAT}.", show_default="held-out text of the run"
         ),
     ] = None,
@@ -48,80 +48,72 @@ def influence(
             show_default=f"{DEFAULT_SETTINGS.far}, or fewer for a model with fewer positions",
         ),
     ] = None,
-    k: Annotated[
-        str, typer.Option("--k", help="Numbers k of far tokens to select, in increasing order.")
-    ] = "1,2,4,8,16",
-    measure: Annotated[str, typer.Option(help="Influence measure; see lengthwise list measures.")] = "greedy",
+    k: Annotated[str, Option("--k", help="Numbers k of far tokens to select, in increasing order.")] = "1,2,4,8,16",
+    measure: Annotated[str, Option(help="Influence measure; see lengthwise list measures.")] = "greedy",
     prefilter: Annotated[
-        float | None, typer.Option(help="Fraction of far tokens to preselect by gradient, such as 0.1.")
+        float | None, Option(help="Fraction of far tokens to preselect by gradient, such as 0.1.")
     ] = None,
     mode: Annotated[
         str,
-        typer.Option(
+        Option(
             help="Treatment of far tokens that are not selected: strict (removed from the input), masked (invisible to "
             "the near tokens) or strict,masked (both)."
         ),
     ] = "strict",
     objective: Annotated[
         str,
-        typer.Option(
+        Option(
             help="Objective of the selection: prediction (match the prediction from all tokens), target (minimize the "
             "loss of the target token) or prediction,target (both)."
         ),
     ] = "prediction",
     controls: Annotated[
         str,
-        typer.Option(
+        Option(
             help="Control selections: random (random far tokens), other (far tokens of another text), elsewhere (far "
             "tokens from elsewhere in the same document), or none."
         ),
     ] = "random,other",
     rule: Annotated[
         str,
-        typer.Option(
+        Option(
             help="Rule that decides whether a target has a clear gain from far tokens: gap (gain above --gap), or "
             "longppl (gain above 2 nats and loss below 2 nats)."
         ),
     ] = "gap",
     gap: Annotated[
         float | None,
-        typer.Option(
+        Option(
             help="Gain from far tokens, in nats, that a target must exceed for --rule gap.",
             show_default=f"{GapRule().gap}",
         ),
     ] = None,
     background_fraction: Annotated[
         float,
-        typer.Option(
-            help="Fraction of the targets without a clear gain that are also measured with selected far tokens."
-        ),
+        Option(help="Fraction of the targets without a clear gain that are also measured with selected far tokens."),
     ] = 0.1,
-    targets: Annotated[str, typer.Option(help="Number of target tokens, or all.")] = "500",
+    targets: Annotated[str, Option(help="Number of target tokens, or all.")] = "500",
     max_document_tokens: Annotated[
         int | None, options.integer("Maximum number of tokens per document; longer documents are split.")
     ] = None,
     sink: Annotated[int, options.integer("Number of initial tokens that stay visible as attention sinks.")] = 0,
-    kind: Annotated[str | None, typer.Option(help="Kind of held-out text to measure. Only for run folders.")] = None,
+    kind: Annotated[str | None, Option(help="Kind of held-out text to measure. Only for run folders.")] = None,
     compare_model: Annotated[
-        list[str] | None,
-        typer.Option(help="Another model to measure on the same texts; repeat the flag for more models."),
+        list[str] | None, Option(help="Another model to measure on the same texts; repeat the flag for more models.")
     ] = None,
     tokenizer: Annotated[
-        str | None, typer.Option(help="Folder or name of a tokenizer that replaces the tokenizer of the model.")
+        str | None, Option(help="Folder or name of a tokenizer that replaces the tokenizer of the model.")
     ] = None,
     dtype: Annotated[
-        str | None, typer.Option(help="Data type of a transformers model: float32, bfloat16 or float16.")
+        str | None, Option(help="Data type of a transformers model: float32, bfloat16 or float16.")
     ] = None,
     seed: Annotated[int, options.integer("Random seed for targets and random selections.")] = 0,
     part: Annotated[
-        str,
-        typer.Option(metavar="I/N", help="Part I of N to measure in this process; the last process joins all parts."),
+        str, Option(metavar="I/N", help="Part I of N to measure in this process; the last process joins all parts.")
     ] = "1/1",
     device: options.DeviceName = "auto",
-    out: Annotated[Path, typer.Option("--out", help="Output folder.")] = Path("runs/influence"),
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue after the last complete block of targets.")
-    ] = False,
+    out: Annotated[Path, Option("--out", help="Output folder.")] = Path("runs/influence"),
+    resume: Annotated[bool, Option("--resume", help="Continue after the last complete block of targets.")] = False,
     as_json: options.JsonFlag = False,
 ) -> None:
     """Measure the number of far tokens that a model needs to predict the next token.
@@ -145,25 +137,19 @@ def influence(
         seed=seed,
     )
     process_part = parse_part(part)
-    model_names = [model, *(compare_model if compare_model is not None else [])]
+    model_names = [model, *(compare_model or [])]
     for name in model_names:
         check_model_exists(name)
-    folders = (
-        [out]
-        if len(model_names) == 1
-        else [out / f"{model_index}-{Path(name).name}" for model_index, name in enumerate(model_names)]
-    )
+    subfolders = [out / f"{index}-{Path(name).name}" for index, name in enumerate(model_names)]
+    folders = [out] if len(model_names) == 1 else subfolders
     summaries: list[Mapping[str, Any]] = []
     for name, folder in zip(model_names, folders, strict=True):
-        language_model = load_language_model(name, tokenizer=tokenizer, device=device, dtype=dtype)
+        loaded = load_language_model(name, tokenizer=tokenizer, device=device, dtype=dtype)
         if far is None and len(model_names) == 1:
-            settings = _limit_far(settings, language_model)
+            settings = _limit_far(settings, loaded)
+        tokenized = _load_documents(loaded, texts, kind, documents)
         study = InfluenceStudy(
-            model=language_model.model,
-            codec=language_model.codec,
-            texts=_load_documents(language_model, texts, kind, documents),
-            settings=settings,
-            part=process_part,
+            model=loaded.model, codec=loaded.codec, texts=tokenized, settings=settings, part=process_part
         )
         summary = _run_study(study, folder, resume=resume)
         summaries += [] if summary is None else [summary]
@@ -197,9 +183,8 @@ def _load_documents(
         return without_copies(language_model.held_out(kind)[:documents])
     if kind is not None:
         raise SettingError(f"--kind {kind} applies only to the held-out text of a run; leave out --kind or TEXT")
-    tokenized = tokenize_documents(
-        language_model.codec, read_documents(texts, max_documents=documents), language_model.model.vocabulary_size
-    )
+    records = read_documents(texts, max_documents=documents)
+    tokenized = tokenize_documents(language_model.codec, records, language_model.model.vocabulary_size)
     return without_copies(list(tokenized))
 
 
@@ -220,7 +205,7 @@ def _run_study(study: InfluenceStudy, out: Path, *, resume: bool) -> dict[str, A
         return report_study(study, out)
     if missing_parts := join_parts(study, out):
         part_index, num_parts = study.part
-        missing_labels = ", ".join(f"{missing_part}/{num_parts}" for missing_part in missing_parts)
+        missing_labels = ", ".join(f"{missing}/{num_parts}" for missing in missing_parts)
         print_message(f"part {part_index}/{num_parts} is complete; missing parts: {missing_labels}")
         return None
     return report_study(replace(study, part=(1, 1)), out)
@@ -251,11 +236,11 @@ def _build_measure(name: str, prefilter: float | None) -> InfluenceMeasure:
 def _parse_gap_rule(name: str, gap: float | None) -> GapRule:
     if name not in RULES:
         raise unknown_name("rule", name, RULES)
-    if name == "longppl" and gap is not None:
+    if name == "gap":
+        return GapRule() if gap is None else GapRule(gap=gap)
+    if gap is not None:
         raise SettingError(f"rule longppl has a fixed gap of {LONGPPL_RULE.gap} nats; leave out --gap {gap}")
-    if name == "longppl":
-        return LONGPPL_RULE
-    return GapRule() if gap is None else GapRule(gap=gap)
+    return LONGPPL_RULE
 
 
 def _parse_num_targets(targets: str) -> int | None:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-import typer
+from typer import Argument
 
 from lengthwise.cli import options
 from lengthwise.cli.terminal import print_json, print_table
@@ -28,9 +28,7 @@ TABLES: dict[str, Mapping[str, Any]] = {
 def list_(
     kind: Annotated[
         str | None,
-        typer.Argument(
-            help="Table to print: tasks, schemes, encodings, measures, claims or recipes.", show_default="all"
-        ),
+        Argument(help="Table to print: tasks, schemes, encodings, measures, claims or recipes.", show_default="all"),
     ] = None,
     as_json: options.JsonFlag = False,
 ) -> None:

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-import typer
+from typer import Argument
 
 from lengthwise.cli import options
 from lengthwise.cli.terminal import ProgressLine, err_console, print_json, print_table
@@ -13,7 +13,7 @@ from lengthwise.tasks.text.text_records import SOURCE_FORMAT
 def prepare(
     texts: Annotated[
         list[str],
-        typer.Argument(
+        Argument(
             metavar="TEXT...", help=f"Files, folders or {SOURCE_FORMAT}; write KIND=TEXT to name the kind of a text."
         ),
     ],

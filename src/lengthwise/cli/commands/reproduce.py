@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from lengthwise.cli import options
 from lengthwise.cli.terminal import print_json, print_line, print_message, print_table, show_status
@@ -14,15 +14,15 @@ from lengthwise.experiments.reproductions.reproduction import FIRST_SEED
 
 
 def reproduce_(
-    claim: Annotated[str, typer.Argument(metavar="CLAIM", help="Name of a claim; see lengthwise list claims.")],
-    size: Annotated[str, typer.Option(help="Size: quick, laptop (minutes), full (hours) or gpu.")] = "laptop",
+    claim: Annotated[str, Argument(metavar="CLAIM", help="Name of a claim; see lengthwise list claims.")],
+    size: Annotated[str, Option(help="Size: quick, laptop (minutes), full (hours) or gpu.")] = "laptop",
     seeds: Annotated[int | None, options.integer("Number of seeds.", show_default="depends on the size")] = None,
     first_seed: Annotated[int, options.integer("First random seed.")] = FIRST_SEED,
     jobs: options.NumJobs = None,
     row: Annotated[
-        list[str] | None, typer.Option(help="Label of a row to run; repeat the flag for more rows.", show_default="all")
+        list[str] | None, Option(help="Label of a row to run; repeat the flag for more rows.", show_default="all")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Output folder.", show_default="runs/CLAIM-SIZE")] = None,
+    out: Annotated[Path | None, Option(help="Output folder.", show_default="runs/CLAIM-SIZE")] = None,
     as_json: options.JsonFlag = False,
 ) -> None:
     """Run the experiments of a claim, print tables and save a figure. After an interruption, repeat the command."""

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from lengthwise.cli import options
 from lengthwise.cli.terminal import ProgressLine, err_console, print_json, print_line
@@ -16,7 +16,7 @@ from lengthwise.experiments.run_folder import EXPERIMENT, read_experiment
 
 def train_(
     name: Annotated[
-        str | None, typer.Argument(metavar="[RECIPE]", help="Name of a recipe; use either a recipe or --task.")
+        str | None, Argument(metavar="[RECIPE]", help="Name of a recipe; use either a recipe or --task.")
     ] = None,
     task: options.TaskName = None,
     scheme: options.SchemeName = None,
@@ -27,20 +27,17 @@ def train_(
         int | None, options.integer("Number of examples per training step.", show_default="set by the recipe")
     ] = None,
     lengths_per_batch: Annotated[
-        int | None,
-        options.integer("Number of different lengths per training step; 1 trains each step on one length."),
+        int | None, options.integer("Number of different lengths per training step; 1 trains each step on one length.")
     ] = None,
     num_position_ids: Annotated[
         int | None, options.integer("Number of position IDs; must exceed the largest ID of the longest test sequence.")
     ] = None,
-    head: Annotated[str | None, typer.Option(help="Position head: pointer, rank, increment, search or class.")] = None,
+    head: Annotated[str | None, Option(help="Position head: pointer, rank, increment, search or class.")] = None,
     corpus: options.CorpusFolder = None,
     seed: Annotated[int | None, options.integer("Random seed for the data and the initial weights.")] = None,
     device: options.DeviceName = "auto",
-    out: Annotated[
-        Path | None, typer.Option("--out", help="Output folder.", show_default="runs/TASK-SCHEME-SEED")
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue from the newest checkpoint.")] = False,
+    out: Annotated[Path | None, Option("--out", help="Output folder.", show_default="runs/TASK-SCHEME-SEED")] = None,
+    resume: Annotated[bool, Option("--resume", help="Continue from the newest checkpoint.")] = False,
     use_quick: options.QuickFlag = False,
     as_json: options.JsonFlag = False,
 ) -> None:
@@ -61,28 +58,21 @@ def train_(
         head=head,
     )
     experiment = options.override_corpus(replace(experiment, seed=experiment.seed if seed is None else seed), corpus)
-    folder = (
-        out if out is not None else Path("runs") / f"{experiment.task.name}-{experiment.scheme.name}-{experiment.seed}"
-    )
+    run_name = f"{experiment.task.name}-{experiment.scheme.name}-{experiment.seed}"
+    folder = Path("runs") / run_name if out is None else out
     progress_line = ProgressLine(err_console, experiment.training.steps, max_train_length=experiment.train_lengths[1])
     with progress_line as progress, catch_interrupts() as should_stop:
         run = train(experiment, folder, resume=resume, device=device, report=progress.show_training, stop=should_stop)
     if run is None:
-        overrides = "".join(
-            f" --{kind} {value}" for kind, value in part_names.items() if value is not None and ":" in value
-        )
+        overrides = "".join(f" --{kind} {value}" for kind, value in part_names.items() if value and ":" in value)
         raise StoppedError(f"stopped and saved; continue with: lengthwise train --resume --out {folder}{overrides}")
     if as_json:
         print_json({"folder": str(folder), **run.facts})
         return
     smallest_id, largest_id = run.facts["id_range"]
-    train_exact_match = run.facts["fitted"]
-    exact_match_text = (
-        ""
-        if train_exact_match is None
-        else f"exact match {train_exact_match:.3f} at length {experiment.train_lengths[1]}; "
-    )
+    fit, length = run.facts["fitted"], experiment.train_lengths[1]
+    fit_text = "" if fit is None else f"exact match {fit:.3f} at length {length}; "
     print_line(
-        f"{run.facts['steps']} steps in {run.facts['train_s']:.0f} s; {exact_match_text}"
+        f"{run.facts['steps']} steps in {run.facts['train_s']:.0f} s; {fit_text}"
         f"training IDs {smallest_id:,} to {largest_id:,}; saved in {folder}"
     )

@@ -74,23 +74,18 @@ def measure_intervention_causes(
     largest ones in training.
     """
     repair_rates = _correct_fractions(error_results, ~error_results.subsample_only)
-    break_rates = (
-        (None,) * 3
-        if correct_results is None
-        else _correct_fractions(correct_results, correct_results.subsample_only, count_wrong=True)
-    )
+    break_rates: tuple[float | None, ...] = (None,) * 3
+    if correct_results is not None:
+        break_rates = _correct_fractions(correct_results, correct_results.subsample_only, count_wrong=True)
     interventions_by_cause = {
         DILUTED_ATTENTION: f"as many tokens as in training, IDs of length {length}",
         UNTRAINED_IDS if beyond_training else MORE_IDS: "training IDs, weight of all tokens",
         TOKENS_OR_IDS: "both changes, if neither one is sufficient",
     }
-    for (name, intervention), repair_rate, break_rate in zip(
-        interventions_by_cause.items(), repair_rates, break_rates, strict=True
-    ):
-        num_errors = len(error_results.both_changes)
-        yield Cause(
-            name=name, intervention=intervention, num_errors=num_errors, repair_rate=repair_rate, break_rate=break_rate
-        )
+    total = len(error_results.both_changes)
+    rates = zip(interventions_by_cause.items(), repair_rates, break_rates, strict=True)
+    for (name, change), repair_rate, break_rate in rates:
+        yield Cause(name=name, intervention=change, num_errors=total, repair_rate=repair_rate, break_rate=break_rate)
 
 
 def _correct_fractions(
@@ -103,39 +98,23 @@ def _correct_fractions(
     """
     masks = (results.fewer_tokens, results.trained_ids, results.both_changes)
     fewer_tokens, trained_ids, both_changes = ((~correct if count_wrong else correct) & mask for correct in masks)
-    return (
-        float(fewer_tokens.mean()),
-        float(trained_ids.mean()),
-        float((both_changes & ~fewer_tokens & ~trained_ids).mean()),
-    )
+    only_both = both_changes & ~fewer_tokens & ~trained_ids
+    return float(fewer_tokens.mean()), float(trained_ids.mean()), float(only_both.mean())
 
 
 def measure_id_and_end_causes(
     model: ProbedModel, failures: list[FailureBatch], counts: FailureCounts
 ) -> Iterator[Cause]:
     """Yield the cause "wrong IDs" if the decoder predicts IDs, and the cause "wrong end" if there are end errors."""
-    num_failures = counts.num_failures
+    total = counts.num_failures
     if model.decoder.predicts_ids:
-        yield Cause(
-            name=ID_ERRORS,
-            intervention="right IDs",
-            num_errors=num_failures,
-            repair_rate=counts.id / num_failures,
-            exact_match=sum(int(batch.tokens_correct.sum()) for batch in failures) / num_failures,
-        )
+        rate, exact = counts.id / total, sum(int(batch.tokens_correct.sum()) for batch in failures) / total
+        yield Cause(name=ID_ERRORS, intervention="right IDs", num_errors=total, repair_rate=rate, exact_match=exact)
     if counts.end_too_early + counts.end_too_late:
         end_token = model.task.vocabulary.index("end")
         mask_pairs = [grade_with_known_end(model.decoder, batch, end_token) for batch in failures]
-        repair_rate, exact_match = (
-            sum(int(mask_pair[mask_index].sum()) for mask_pair in mask_pairs) / num_failures for mask_index in range(2)
-        )
-        yield Cause(
-            name=END_ERRORS,
-            intervention="right ends",
-            num_errors=num_failures,
-            repair_rate=repair_rate,
-            exact_match=exact_match,
-        )
+        rate, exact = (sum(int(mask.sum()) for mask in masks) / total for masks in zip(*mask_pairs, strict=True))
+        yield Cause(name=END_ERRORS, intervention="right ends", num_errors=total, repair_rate=rate, exact_match=exact)
 
 
 def describe_limiting_cause(

@@ -90,26 +90,26 @@ def diagnose(model: ProbedModel, length: int, *, num_examples: int = NUM_EXAMPLE
     by_length: list[LengthSummary] = []
     failures: list[FailureBatch] = []
     correct_answers: list[Queries] = []
-    for tested_length, masses in mass_by_length.items():
-        failures, correct_answers = collect_failures(model, tested_length, num_examples)
-        num_graded = count_examples(model.task, tested_length, num_examples)
-        num_exact = num_graded - sum(len(batch.kinds) for batch in failures)
-        low, high = wilson_interval(num_exact, num_graded)
-        by_length.append(
-            LengthSummary(
-                length=tested_length,
-                num_examples=num_graded,
-                exact_match=num_exact / num_graded,
-                low=low,
-                high=high,
-                support_mass=tuple(float(masses[head]) for head in heads),
-            )
+    for tested, masses in mass_by_length.items():
+        failures, correct_answers = collect_failures(model, tested, num_examples)
+        total = count_examples(model.task, tested, num_examples)
+        num_exact = total - sum(len(batch.kinds) for batch in failures)
+        low, high = wilson_interval(num_exact, total)
+        head_masses = tuple(float(masses[head]) for head in heads)
+        summary = LengthSummary(
+            length=tested,
+            num_examples=total,
+            exact_match=num_exact / total,
+            low=low,
+            high=high,
+            support_mass=head_masses,
         )
-    test_summary = by_length[-1]
-    interval_text = f"exact match {test_summary.exact_match:.3f} ({test_summary.low:.3f} to {test_summary.high:.3f})"
+        by_length.append(summary)
+    last = by_length[-1]
+    interval_text = f"exact match {last.exact_match:.3f} ({last.low:.3f} to {last.high:.3f})"
     diagnosis = Diagnosis(
         length=length,
-        num_examples=test_summary.num_examples,
+        num_examples=last.num_examples,
         train_lengths=model.train_lengths,
         by_length=tuple(by_length),
         heads=heads,
@@ -146,20 +146,16 @@ def _with_causes(
     causes: tuple[Cause, ...] = ()
     if skip_reason is None:
         interventions = build_interventions(model)
-        error_results = interventions.apply_to_batches(errors, MAX_QUERIES)
+        on_errors = interventions.apply_to_batches(errors, MAX_QUERIES)
         control = SubsamplingControl(
-            repair_rate=float(error_results.subsample_only.mean()),
+            repair_rate=float(on_errors.subsample_only.mean()),
             retention=interventions.measure_retention(),
-            short_fraction=float(error_results.within_budget.mean()),
+            short_fraction=float(on_errors.within_budget.mean()),
         )
         correct_answers = [batch for batch in correct_answers if len(batch.answer)]
-        correct_results = interventions.apply_to_batches(correct_answers, MAX_QUERIES) if correct_answers else None
-        is_beyond_training = any(range_shift.fraction_beyond > 0 for range_shift in range_shifts)
-        causes = tuple(
-            measure_intervention_causes(
-                error_results, correct_results, diagnosis.length, beyond_training=is_beyond_training
-            )
-        )
+        on_correct = interventions.apply_to_batches(correct_answers, MAX_QUERIES) if correct_answers else None
+        beyond = any(shift.fraction_beyond > 0 for shift in range_shifts)
+        causes = tuple(measure_intervention_causes(on_errors, on_correct, diagnosis.length, beyond_training=beyond))
     masses = support_mass_at_errors(model, errors)
     return replace(
         diagnosis,

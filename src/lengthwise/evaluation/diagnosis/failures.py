@@ -66,27 +66,20 @@ def collect_failures(model: ProbedModel, length: int, num_examples: int) -> tupl
         # The end token is never sampled.
         is_correct = (grades.scored & ~grades.token_errors & ~grades.id_errors & ~grades.end).numpy()
         answer_index = (rng.random(is_correct.shape) * is_correct).argmax(axis=1) + first_column
-        correct_queries.append(
-            build_queries(model.task, examples, batch, answer_index).select(np.flatnonzero(is_correct.any(axis=1)))
-        )
+        queries = build_queries(model.task, examples, batch, answer_index)
+        correct_queries.append(queries.select(np.flatnonzero(is_correct.any(axis=1))))
         errors = first_errors(grades)
         if not errors:
             continue
-        failed_indices, error_columns, error_kinds = (
-            np.array(error_values) for error_values in zip(*errors, strict=True)
-        )
-        answer_index = error_columns + first_column[failed_indices]
-        end_kinds = np.where(
-            examples.tokens[failed_indices, answer_index] == end_token, "end too late", "end too early"
-        )
+        failed, columns, kinds = (np.array(values) for values in zip(*errors, strict=True))
+        answer_index = columns + first_column[failed]
+        end_kinds = np.where(examples.tokens[failed, answer_index] == end_token, "end too late", "end too early")
         failures.append(
             FailureBatch(
-                errors=build_queries(
-                    model.task, examples.select(failed_indices), batch.select(failed_indices), answer_index
-                ),
-                kinds=tuple(np.where(error_kinds == "end", end_kinds, error_kinds).tolist()),
-                tokens_correct=(~grades.token_errors.any(dim=1)).numpy()[failed_indices],
-                ids_correct=(~grades.id_errors.any(dim=1)).numpy()[failed_indices],
+                errors=build_queries(model.task, examples.select(failed), batch.select(failed), answer_index),
+                kinds=tuple(np.where(kinds == "end", end_kinds, kinds).tolist()),
+                tokens_correct=(~grades.token_errors.any(dim=1)).numpy()[failed],
+                ids_correct=(~grades.id_errors.any(dim=1)).numpy()[failed],
             )
         )
     return failures, correct_queries

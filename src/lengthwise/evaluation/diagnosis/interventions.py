@@ -51,12 +51,12 @@ class Interventions:
     def apply(self, queries: Queries, rng: np.random.Generator) -> InterventionResults:
         """Evaluate the queries under each intervention, on the same subsamples."""
         subsamples, within_budget = self._subsample(queries, self.budget, rng)
-        remapped_queries = self._with_train_ids(queries, subsamples)
+        remapped = self._with_train_ids(queries, subsamples)
         return InterventionResults(
             subsample_only=self._is_correct(queries, subsamples),
             fewer_tokens=self._is_correct(queries, subsamples.unweighted()),
-            trained_ids=self._is_correct(remapped_queries, subsamples),
-            both_changes=self._is_correct(remapped_queries, subsamples.unweighted()),
+            trained_ids=self._is_correct(remapped, subsamples),
+            both_changes=self._is_correct(remapped, subsamples.unweighted()),
             within_budget=within_budget,
         )
 
@@ -70,9 +70,9 @@ class Interventions:
             rng = stream(self.model.seed, "diagnosis draws", queries.batch.length, batch_index)
             results.append(self.apply(query_batch, rng))
             num_remaining -= len(query_batch.answer)
-        result_names = [field.name for field in fields(InterventionResults)]
+        names = [field.name for field in fields(InterventionResults)]
         return InterventionResults(
-            **{name: np.concatenate([getattr(result, name) for result in results]) for name in result_names}
+            **{name: np.concatenate([getattr(item, name) for item in results]) for name in names}
         )
 
     def measure_retention(self) -> float:
@@ -92,16 +92,13 @@ class Interventions:
         self, queries: Queries, budget: int, rng: np.random.Generator
     ) -> tuple[Subsample, Bool[np.ndarray, " queries"]]:
         """Return subsamples, and a mask of queries whose subsamples are all within the budget."""
-        repeated_queries = queries.select(np.repeat(np.arange(len(queries.answer)), NUM_SUBSAMPLES))
-        units = coupling_units(repeated_queries.examples)
+        repeated = queries.select(np.repeat(np.arange(len(queries.answer)), NUM_SUBSAMPLES))
+        units = coupling_units(repeated.examples)
         candidates = []
         for block_size in BLOCK_SIZES:
-            subsamples = subsample(
-                repeated_queries.support, repeated_queries.last_index, budget, rng, units, block_size
-            )
-            num_units = [
-                len(np.unique(unit_ids[indices])) for unit_ids, indices in zip(units, subsamples.indices, strict=True)
-            ]
+            subsamples = subsample(repeated.support, repeated.last_index, budget, rng, units, block_size)
+            unit_rows = zip(units, subsamples.indices, strict=True)
+            num_units = [len(np.unique(unit_ids[indices])) for unit_ids, indices in unit_rows]
             within_budget = np.asarray((np.array(num_units) <= budget).reshape(-1, NUM_SUBSAMPLES).all(axis=1))
             candidates.append((subsamples, within_budget))
         return next((candidate for candidate in candidates if candidate[1].all()), candidates[-1])
@@ -113,25 +110,23 @@ class Interventions:
     def _with_train_ids(self, queries: Queries, subsamples: Subsample) -> Queries:
         """Return one query per subsample, with training IDs that depend on the tokens of the subsample."""
         query_indices = np.repeat(np.arange(len(queries.answer)), NUM_SUBSAMPLES)
-        repeated_queries = queries.select(query_indices)
-        ids = repeated_queries.batch.position_ids.numpy().copy()
+        repeated = queries.select(query_indices)
+        ids = repeated.batch.position_ids.numpy().copy()
         for subsample_index, last_index in enumerate(subsamples.last_column):
             token_indices = subsamples.indices[subsample_index, : last_index + 1]
-            support = np.append(repeated_queries.support[subsample_index], token_indices[-1])
-            indices_by_distance = token_indices[
-                np.abs(token_indices[:, None] - support).min(axis=1).argsort(kind="stable")
-            ]
+            support = np.append(repeated.support[subsample_index], token_indices[-1])
+            distances = np.abs(token_indices[:, None] - support).min(axis=1)
+            indices_by_distance = token_indices[distances.argsort(kind="stable")]
             train_ids = self.train_ids[query_indices[subsample_index] % len(self.train_ids)]
             for level_ids, level_train_ids in zip(ids[:, subsample_index], train_ids, strict=True):
                 level_ids[:] = remap_ids(level_ids, level_ids[indices_by_distance], level_train_ids)
-        return replace(repeated_queries, batch=replace(repeated_queries.batch, position_ids=torch.from_numpy(ids)))
+        return replace(repeated, batch=replace(repeated.batch, position_ids=torch.from_numpy(ids)))
 
 
 def build_interventions(model: ProbedModel) -> Interventions:
     """Return interventions with the size and the IDs of sequences of the longest training length."""
-    examples, batch = next(
-        iter_examples(model.task, model.scheme, model.max_train_length, NUM_TRAIN_EXAMPLES, model.seed)
-    )
+    length = model.max_train_length
+    examples, batch = next(iter_examples(model.task, model.scheme, length, NUM_TRAIN_EXAMPLES, model.seed))
     ids = batch.position_ids.numpy()
     return Interventions(
         model=model,
