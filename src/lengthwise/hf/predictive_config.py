@@ -105,11 +105,10 @@ class PredictivePositionConfig(PreTrainedConfig):
             )
         # Keep the attributes that a trainer added to the configuration, as `transformers` does.
         known_keys = {config_field.name for config_field in fields(cls)} | EXTRA_ARGUMENTS
-        extra_attributes = {name: value for name, value in config_dict.items() if name not in known_keys}
         result = super().from_dict({name: value for name, value in config_dict.items() if name in known_keys}, **kwargs)
         config = result[0] if isinstance(result, tuple) else result
-        for name, value in extra_attributes.items():
-            setattr(config, name, value)
+        for name in sorted(config_dict.keys() - known_keys):
+            setattr(config, name, config_dict[name])
         return result
 
     @property

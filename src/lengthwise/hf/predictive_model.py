@@ -74,9 +74,8 @@ class PredictivePositionModel(
         self.model = AutoModelForCausalLM.from_config(config.text_config) if model is None else model
         text_config = self.model.config.get_text_config()
         d_model = text_config.hidden_size
-        self.position_head = (
-            None if config.head is None else POSITION_HEADS[config.head](d_model, config.num_position_ids)
-        )
+        head, num_ids = config.head, config.num_position_ids
+        self.position_head = None if head is None else POSITION_HEADS[head](d_model, num_ids)
         self.segment = Segment(d_model) if config.segments else None
         if config.length_scaling == "log":
             text_config.log_length_from = config.log_length_from
@@ -206,11 +205,11 @@ class PredictivePositionModel(
             head_inputs = head_inputs if sequence_ids is None else head_inputs.unpack(sequence_ids)
             head = active_module(self.position_head)
             loss_of_ids = position_loss(head, self._embed_for_head, self._embed_next, head_inputs, num_items_in_batch)
+        selects = selects_after_forward and labels is None
+        logits = select_logits(output.logits, logits_to_keep) if selects else output.logits
         return PredictivePositionOutput(
             loss=joint_loss(loss_of_tokens, loss_of_ids, self.config.id_weight),
-            logits=select_logits(output.logits, logits_to_keep)
-            if selects_after_forward and labels is None
-            else output.logits,
+            logits=logits,
             past_key_values=cache,
             hidden_states=output.hidden_states,
             attentions=output.attentions,

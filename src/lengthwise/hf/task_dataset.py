@@ -47,11 +47,7 @@ def _build_item(
     (text,) = format_examples(task, examples)
     # Padding after the end token belongs to no symbol.
     seq = int(examples.response_end[0]) + 1
-    item: dict[str, Any] = {
-        "prompt": text.prompt,
-        "response": text.response,
-        "spans": [list(span) for span in text.spans],
-    }
+    item: dict[str, Any] = {"prompt": text.prompt, "response": text.response, "spans": list(map(list, text.spans))}
     if examples.coupling is not None:
         item["coupling"] = _list_by_level(examples.coupling[:, 0, :seq])
     if scheme is not None:

@@ -8,14 +8,8 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from transformers import (
-    GenerationConfig,
-    LogitsProcessor,
-    LogitsProcessorList,
-    PreTrainedModel,
-    StoppingCriteria,
-    StoppingCriteriaList,
-)
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
+from transformers.generation.stopping_criteria import StoppingCriteria, StoppingCriteriaList
 
 from lengthwise.core.errors import ModelError
 from lengthwise.evaluation.grading import Grades
@@ -25,6 +19,8 @@ from lengthwise.hf.tokenization import HFCodec
 
 # Limits of one forward pass: input tokens, and logits (examples x answer tokens x vocabulary).
 MAX_FORWARD_TOKENS, MAX_FORWARD_LOGITS = 1 << 15, 1 << 27
+Answers = Int[Tensor, "batch answer"]
+AnswerMask = Bool[Tensor, "batch answer"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,12 +64,10 @@ class TextModel:
         Context and answer are tokenized together. If a token would contain characters of both, they are tokenized
         separately.
         """
-        context_tokens, all_tokens = (
-            [*self.codec.start, *self.codec.encode(text)] for text in (context, context + answer)
-        )
-        is_prefix = all_tokens[: len(context_tokens)] == context_tokens
-        answer_tokens = all_tokens[len(context_tokens) :] if is_prefix else self.codec.encode(answer)
-        question = Question(context_tokens=tuple(context_tokens), answer_tokens=tuple(answer_tokens))
+        prefix, tokens = ([*self.codec.start, *self.codec.encode(text)] for text in (context, context + answer))
+        is_prefix = tokens[: len(prefix)] == prefix
+        answer_tokens = tokens[len(prefix) :] if is_prefix else self.codec.encode(answer)
+        question = Question(context_tokens=tuple(prefix), answer_tokens=tuple(answer_tokens))
         text = self.codec.decode((question.context_tokens + question.answer_tokens)[len(self.codec.start) :]).strip(" ")
         # Some tokenizers add a space before every text, and some remove it.
         expected = (context + answer).strip(" ")
@@ -105,51 +99,48 @@ class TextModel:
     def _batches(self, questions: Sequence[Question]) -> Iterator[list[Question]]:
         batch: list[Question] = []
         for question in questions:
-            larger_batch = [*batch, question]
-            seq = max(member.seq for member in larger_batch)
-            min_context_length = min(len(member.context_tokens) for member in larger_batch)
-            num_logits = (seq - min_context_length) * self.vocabulary_size
-            if batch and len(larger_batch) * max(seq / MAX_FORWARD_TOKENS, num_logits / MAX_FORWARD_LOGITS) > 1:
+            larger = [*batch, question]
+            seq, shortest = max(member.seq for member in larger), min(len(member.context_tokens) for member in larger)
+            num_logits = (seq - shortest) * self.vocabulary_size
+            if batch and len(larger) * max(seq / MAX_FORWARD_TOKENS, num_logits / MAX_FORWARD_LOGITS) > 1:
                 yield batch
-                larger_batch = [question]
-            batch = larger_batch
+                larger = [question]
+            batch = larger
         if batch:
             yield batch
 
     @torch.no_grad()
     def _grade_forced(self, batch: list[Question]) -> Grades:
-        first_logit_index = min(len(question.context_tokens) for question in batch) - 1
-        num_input_tokens = max(question.seq for question in batch) - 1
-        tokens = torch.zeros(len(batch), num_input_tokens, dtype=torch.int64)
+        first = min(len(question.context_tokens) for question in batch) - 1
+        last = max(question.seq for question in batch) - 1
+        tokens = torch.zeros(len(batch), last, dtype=torch.int64)
         # Padding is on the right, where causal attention hides it.
         mask = torch.zeros_like(tokens)
         for row, question in enumerate(batch):
             tokens[row, : question.seq - 1] = torch.tensor((question.context_tokens + question.answer_tokens)[:-1])
             mask[row, : question.seq - 1] = 1
         device = device_of(self.model)
-        logits_to_keep = torch.arange(first_logit_index, num_input_tokens, device=device)
-        arguments = {"logits_to_keep": logits_to_keep} if self.has_logits_to_keep else {}
+        arguments = {"logits_to_keep": torch.arange(first, last, device=device)} if self.has_logits_to_keep else {}
         model: Any = self.model
         output = model(input_ids=tokens.to(device), attention_mask=mask.to(device), use_cache=False, **arguments)
-        logits = output.logits[:, first_logit_index - num_input_tokens :]
+        logits = output.logits[:, first - last :]
         self.check_not_nan(logits)
         return self._grade_predictions(batch, logits.argmax(dim=-1).cpu(), *_stack_answers(batch))
 
     @torch.no_grad()
     def _grade_free(self, batch: list[Question]) -> Grades:
         targets, is_answer_token = _stack_answers(batch)
-        predicted_tokens = torch.full_like(targets, -1)
+        predicted = torch.full_like(targets, -1)
         is_text_correct = torch.zeros(len(batch), dtype=torch.bool)
-        min_context_length = min(len(question.context_tokens) for question in batch)
+        shortest = min(len(question.context_tokens) for question in batch)
         # Contexts of one length need no padding.
         for length in sorted({len(question.context_tokens) for question in batch}):
             rows = [row for row, question in enumerate(batch) if len(question.context_tokens) == length]
-            for row, generated_tokens in zip(rows, self._generate([batch[row] for row in rows]), strict=True):
-                columns = slice(length - min_context_length, length - min_context_length + len(generated_tokens))
-                max_tokens = predicted_tokens.shape[1] - columns.start
-                predicted_tokens[row, columns] = torch.tensor(generated_tokens)[:max_tokens]
-                is_text_correct[row] = self._is_answer(batch[row], generated_tokens)
-        grades = self._grade_predictions(batch, predicted_tokens, targets, is_answer_token)
+            for row, generated in zip(rows, self._generate([batch[row] for row in rows]), strict=True):
+                columns = slice(length - shortest, length - shortest + len(generated))
+                predicted[row, columns] = torch.tensor(generated)[: predicted.shape[1] - columns.start]
+                is_text_correct[row] = self._is_answer(batch[row], generated)
+        grades = self._grade_predictions(batch, predicted, targets, is_answer_token)
         grades.token_correct[is_text_correct] = True
         return grades
 
@@ -177,34 +168,27 @@ class TextModel:
 
     def _is_answer(self, question: Question, generated_tokens: list[int]) -> bool:
         """Return True if the generated text, up to its newline, equals the answer."""
-        context = self.codec.decode(question.context_tokens)
-        expected, text = (
-            self.codec.decode((*question.context_tokens, *tokens))
-            for tokens in (question.answer_tokens, generated_tokens)
-        )
+        decode, context_tokens = self.codec.decode, question.context_tokens
+        context = decode(context_tokens)
+        expected, text = (decode((*context_tokens, *tokens)) for tokens in (question.answer_tokens, generated_tokens))
         first_line, newline, _ = text[len(context) :].partition("\n")
         return first_line + newline == expected[len(context) :]
 
     def _grade_predictions(
-        self,
-        batch: list[Question],
-        predicted_tokens: Int[Tensor, "batch answer"],
-        targets: Int[Tensor, "batch answer"],
-        is_answer_token: Bool[Tensor, "batch answer"],
+        self, batch: list[Question], predicted: Answers, targets: Answers, is_answer: AnswerMask
     ) -> Grades:
-        tokens = [token for token in predicted_tokens.unique().tolist() if token >= 0]
-        newline_tokens = [token for token in tokens if "\n" in self.codec.token_text(token)]
-        min_context_length = min(len(question.context_tokens) for question in batch)
-        answer_columns = torch.tensor([len(question.context_tokens) - min_context_length for question in batch])
+        tokens = [token for token in predicted.unique().tolist() if token >= 0]
+        newlines = [token for token in tokens if "\n" in self.codec.token_text(token)]
+        shortest = min(len(question.context_tokens) for question in batch)
+        answer_columns = torch.tensor([len(question.context_tokens) - shortest for question in batch])
         columns = torch.arange(targets.shape[1])
-        last_answer_columns = answer_columns + torch.tensor([len(question.answer_tokens) - 1 for question in batch])
+        last_columns = answer_columns + torch.tensor([len(question.answer_tokens) - 1 for question in batch])
         return Grades(
-            token_correct=predicted_tokens == targets,
-            id_correct=torch.ones_like(is_answer_token),
-            scored=is_answer_token,
-            id_scored=torch.zeros_like(is_answer_token),
-            end=(columns == last_answer_columns[:, None])
-            | torch.isin(predicted_tokens, torch.tensor(newline_tokens, dtype=torch.int64)),
+            token_correct=predicted == targets,
+            id_correct=torch.ones_like(is_answer),
+            scored=is_answer,
+            id_scored=torch.zeros_like(is_answer),
+            end=(columns == last_columns[:, None]) | torch.isin(predicted, torch.tensor(newlines, dtype=torch.int64)),
             prompt_offset=answer_columns,
         )
 
@@ -234,15 +218,12 @@ class _NewlineStoppingCriterion(StoppingCriteria):
         return self.is_done
 
 
-def _stack_answers(batch: list[Question]) -> tuple[Int[Tensor, "batch answer"], Bool[Tensor, "batch answer"]]:
+def _stack_answers(batch: list[Question]) -> tuple[Answers, AnswerMask]:
     """Return the answer tokens (-1 elsewhere) and their mask. Column 0 follows the shortest context of the batch."""
-    min_context_length, max_length = (
-        min(len(question.context_tokens) for question in batch),
-        max(question.seq for question in batch),
-    )
-    targets = torch.full((len(batch), max_length - min_context_length), -1)
+    start, end = min(len(question.context_tokens) for question in batch), max(question.seq for question in batch)
+    targets = torch.full((len(batch), end - start), -1)
     for row, question in enumerate(batch):
-        columns = slice(len(question.context_tokens) - min_context_length, question.seq - min_context_length)
+        columns = slice(len(question.context_tokens) - start, question.seq - start)
         targets[row, columns] = torch.tensor(question.answer_tokens)
     return targets, targets >= 0
 

@@ -14,19 +14,11 @@ class HFCodec:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
         self.tokenizer, self.name = tokenizer, name
-        tokens, tokens_with_special = (_tokenize_sample(tokenizer, special) for special in (False, True))
+        tokens, special = (_tokenize_sample(tokenizer, add_special_tokens) for add_special_tokens in (False, True))
         # Some tokenizers also add a token at the end.
-        text_offsets = [
-            index
-            for index in range(len(tokens_with_special))
-            if tokens_with_special[index : index + len(tokens)] == tokens
-        ]
-        start_tokens = (
-            tokens_with_special[: text_offsets[0]]
-            if text_offsets
-            else [token for token in tokens_with_special[:1] if token == tokenizer.bos_token_id]
-        )
-        self.start: tuple[int, ...] = tuple(start_tokens)
+        offsets = [index for index in range(len(special)) if special[index : index + len(tokens)] == tokens]
+        has_bos = special[:1] == [tokenizer.bos_token_id]
+        self.start: tuple[int, ...] = tuple(special[: offsets[0] if offsets else int(has_bos)])
         self.token_text = lru_cache(maxsize=None)(self._token_text)
 
     def encode(self, text: str) -> Sequence[int]:

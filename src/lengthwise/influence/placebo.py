@@ -39,19 +39,16 @@ class PlaceboSampler:
 
     def sample_other_document(self, target: Target, rng: np.random.Generator) -> FarTokens:
         """Sample far tokens from another document."""
-        document_start, document_end = (self.start_offsets[index] for index in self.piece_ranges[target.text.name])
+        first, end = (int(self.start_offsets[index]) for index in self.piece_ranges[target.text.name])
         far_start = int(rng.integers(self._num_other_starts(target.text.name)))
         # Skip the start indexes in the document of the target.
-        return self._far_tokens(
-            far_start if far_start < document_start else far_start + int(document_end - document_start)
-        )
+        return self._far_tokens(far_start if far_start < first else far_start + end - first)
 
     def sample_same_document(self, target: Target, rng: np.random.Generator) -> FarTokens | None:
         """Sample far tokens from the same document, outside the target's context. None if the document is too short."""
-        document_start, document_end = (int(self.start_offsets[index]) for index in self.piece_ranges[target.text.name])
-        text_index = next(
-            index for index in range(*self.piece_ranges[target.text.name]) if self.texts[index] is target.text
-        )
+        pieces = self.piece_ranges[target.text.name]
+        document_start, document_end = (int(self.start_offsets[index]) for index in pieces)
+        text_index = next(index for index in range(*pieces) if self.texts[index] is target.text)
         text_start, text_end = int(self.start_offsets[text_index]), int(self.start_offsets[text_index + 1])
         # Exclude start indexes from which far tokens would overlap the context or contain the target.
         excluded_start = max(text_start, min(text_end, text_start + target.place - self.near - 2 * self.far + 1))

@@ -47,10 +47,8 @@ class InfluenceStudy:
 
     def __post_init__(self) -> None:
         if not 1 <= self.part[0] <= self.part[1]:
-            num_parts = max(1, self.part[1])
-            raise SettingError(
-                f"invalid part {self.part[0]}/{self.part[1]}; use 1/{num_parts} to {num_parts}/{num_parts}"
-            )
+            part, n = f"{self.part[0]}/{self.part[1]}", max(1, self.part[1])
+            raise SettingError(f"invalid part {part}; use 1/{n} to {n}/{n}")
         model, near, far = self.model, self.settings.near, self.settings.far
         num_needed = len(self.codec.start) + self.settings.context
         if model.num_positions is not None and num_needed > model.num_positions:
@@ -105,8 +103,7 @@ class InfluenceStudy:
 
     def block_starts(self, num_targets: int) -> range:
         """Return the index of the first target of each block in this part."""
-        part_number, num_parts = self.part
-        block_size = self.settings.block
+        (part_number, num_parts), block_size = self.part, self.settings.block
         return range((part_number - 1) * block_size, num_targets, num_parts * block_size)
 
     def claim(self, folder: Path, *, resume: bool) -> None:
@@ -153,10 +150,7 @@ def measure_influence(
     with exclusive_lock(out):
         _check_version(out, resume=resume)
         study.claim(out, resume=resume)
-        blocks = {
-            first_target_index: targets[first_target_index : first_target_index + settings.block]
-            for first_target_index in study.block_starts(len(targets))
-        }
+        blocks = {start: targets[start : start + settings.block] for start in study.block_starts(len(targets))}
         total_targets = sum(map(len, blocks.values()))
         stored_blocks = complete_blocks(out, settings.block, total_targets)
         truncate_to(out, stored_blocks)
@@ -164,8 +158,8 @@ def measure_influence(
         try:
             if estimate is not None and num_done < total_targets:
                 estimate(*estimate_seconds(evaluator, targets[: total_targets - num_done]))
-            for first_target_index, block in list(blocks.items())[len(stored_blocks) :]:
-                rows = evaluator.rows(block, first_target_index)
+            for start, block in list(blocks.items())[len(stored_blocks) :]:
+                rows = evaluator.rows(block, start)
                 append_block(out, rows)
                 num_done += len(rows)
                 if report is not None:
@@ -223,8 +217,4 @@ def _digest_texts(texts: Sequence[TokenizedDocument]) -> dict[str, Any]:
     digest = hashlib.sha256()
     for text in texts:
         digest.update(text.name.encode() + b"\0" + text.tokens.astype("<i8").tobytes())
-    return {
-        "documents": len(texts),
-        "tokens": sum(len(text.tokens) for text in texts),
-        "sha256": digest.hexdigest(),
-    }
+    return {"documents": len(texts), "tokens": sum(len(text.tokens) for text in texts), "sha256": digest.hexdigest()}

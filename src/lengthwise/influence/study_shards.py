@@ -41,12 +41,9 @@ def check_parts(study: InfluenceStudy, out: Path) -> None:
 def join_parts(study: InfluenceStudy, out: Path) -> list[int]:
     """If all parts are complete, write their rows to one file, in the order of targets.
 
-    Return the indexes of incomplete parts, counted from 1.
-
-    Raises ``RunFolderError`` if a part belongs to another study.
+    Return the indexes of incomplete parts (from 1). Raises ``RunFolderError`` if a part belongs to another study.
     """
-    num_parts = study.part[1]
-    num_targets = len(study.targets(study.pieces()))
+    num_parts, num_targets = study.part[1], len(study.targets(study.pieces()))
     blocks_by_start: dict[int, bytes] = {}
     incomplete_parts = []
     with exclusive_lock(out, wait=True):

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -89,23 +90,20 @@ class TargetEvaluator:
         """Return one result row per target. ``first_target_index`` is the index of ``targets[0]`` in the study."""
         contexts = self._full_contexts(targets, first_target_index)
         rows = [self._row_without_selections(*pair) for pair in zip(targets, contexts, strict=True)]
-        selections_by_target = [
-            self._select_tokens(target_contexts) if row["weight"] else []
-            for target_contexts, row in zip(contexts, rows, strict=True)
-        ]
-        scores = self._score_selections([selection for selections in selections_by_target for selection in selections])
+        pairs = zip(contexts, rows, strict=True)
+        selections_by_target = [self._select_tokens(context) if row["weight"] else [] for context, row in pairs]
+        scores = self._score_selections(list(chain(*selections_by_target)))
         for row, selections in zip(rows, selections_by_target, strict=True):
             row["selections"] = [self._selection_entry(selection, next(scores)) for selection in selections]
         return rows
 
     def count_tokens(self, target: Target, counter: TokenCounter) -> tuple[int, int]:
         """Return the numbers of tokens that the model reads for a target: for full contexts, and for selections."""
-        initial_num_tokens = counter.num_tokens
+        start = counter.num_tokens
         (contexts,) = self._full_contexts([target], 0)
-        num_tokens_with_full = counter.num_tokens
-        for _ in self._score_selections(self._select_tokens(contexts)):
-            pass
-        return num_tokens_with_full - initial_num_tokens, counter.num_tokens - num_tokens_with_full
+        middle = counter.num_tokens
+        list(self._score_selections(self._select_tokens(contexts)))
+        return middle - start, counter.num_tokens - middle
 
     def _full_contexts(self, targets: Sequence[Target], first_target_index: int) -> list[FullContexts]:
         windows = [self._windows_by_source(target, first_target_index + index) for index, target in enumerate(targets)]
@@ -113,15 +111,11 @@ class TargetEvaluator:
         log_probs_short = dict(self._predictions([(window, window.visibility_mask([])) for window in own_windows]))
         log_probs_long = dict(self._predictions([(window, ~window.visibility_mask([])) for window in own_windows]))
         losses = [{"own": _loss(log_probs_long[index], window)} for index, window in enumerate(own_windows)]
-        control_windows = [
-            (index, source) for index, sources in enumerate(windows) for source in sources if source != "own"
-        ]
-        queries = [
-            (windows[index][source], ~own_windows[index].visibility_mask([])) for index, source in control_windows
-        ]
+        controls = [(index, source) for index, sources in enumerate(windows) for source in sources if source != "own"]
+        queries = [(windows[index][source], ~own_windows[index].visibility_mask([])) for index, source in controls]
         # Predictions have one number per entry of the vocabulary, so only the losses are stored.
         for query_index, log_probs in self._predictions(queries):
-            index, source = control_windows[query_index]
+            index, source = controls[query_index]
             losses[index][source] = _loss(log_probs, own_windows[index])
         return [
             FullContexts(
@@ -194,19 +188,14 @@ class TargetEvaluator:
             "prediction": Divergence(contexts.log_probs_long),
         }
 
-        def run_measure(
-            mode: str, objective: str, source: str, measure: InfluenceMeasure, num_rankings: int = 1
-        ) -> Selection:
+        def run_measure(mode: str, objective: str, source: str, measure: InfluenceMeasure, draws: int = 1) -> Selection:
             scorer = SubsetScorer(
                 evaluator=evaluators[source],
                 mode=mode,
                 objective=objectives.get(objective, objectives["target"]),
                 candidates=np.arange(settings.far),
             )
-            rankings = tuple(
-                measure.select(scorer, max_k, stream(seed, measure.name, source, contexts.target_index, ranking_index))
-                for ranking_index in range(num_rankings)
-            )
+            streams = (stream(seed, measure.name, source, contexts.target_index, draw) for draw in range(draws))
             return Selection(
                 contexts=contexts,
                 evaluator=evaluators[source],
@@ -214,7 +203,7 @@ class TargetEvaluator:
                 objective=objective,
                 source=source,
                 measure=measure.name,
-                rankings=rankings,
+                rankings=tuple(measure.select(scorer, max_k, rng) for rng in streams),
             )
 
         selections = [
@@ -224,20 +213,15 @@ class TargetEvaluator:
             for objective in settings.objectives
         ]
         if "random" in settings.controls:
-            selections += [
-                run_measure(mode, "nothing", "own", RandomChoice(), settings.random_draws) for mode in settings.modes
-            ]
+            draws = settings.random_draws
+            selections += [run_measure(mode, "nothing", "own", RandomChoice(), draws) for mode in settings.modes]
         return selections
 
     def _score_selections(self, selections: Sequence[Selection]) -> Iterator[Float[np.ndarray, "2 k"]]:
         """Yield the loss and divergence at each k for every selection. All strict selections share forward passes."""
         ks = self.settings.ks
-        strict_queries = [
-            (selection, mask)
-            for selection in selections
-            if selection.mode == "strict"
-            for mask in selection.visibility_masks(ks)
-        ]
+        strict = [selection for selection in selections if selection.mode == "strict"]
+        strict_queries = [(selection, mask) for selection in strict for mask in selection.visibility_masks(ks)]
         scores_by_query = [(0.0, 0.0)] * len(strict_queries)
         queries = [(selection.evaluator.window, mask) for selection, mask in strict_queries]
         for query_index, log_probs in self._predictions(queries):
@@ -258,36 +242,26 @@ class TargetEvaluator:
         window, ranking = selection.evaluator.window, selection.rankings[0]
         # Several random rankings have no common list of tokens.
         selected_tokens = zip(ranking.indices, ranking.gains, strict=True) if len(selection.rankings) == 1 else ()
-        num_context_tokens = window.num_far + len(window.near)
-        losses, divergences = scores.tolist()
+        seq, (losses, divergences) = window.num_far + len(window.near), scores.tolist()
         return {
             "mode": selection.mode,
             "knows": selection.objective,
             "from": selection.source,
             "measure": selection.measure,
             "chosen": [
-                {
-                    "distance": num_context_tokens - far_index,
-                    "text": self.token_text(int(window.far[far_index])),
-                    "gain": _round(gain),
-                }
-                for far_index, gain in selected_tokens
+                {"distance": seq - index, "text": self.token_text(int(window.far[index])), "gain": _round(gain)}
+                for index, gain in selected_tokens
             ],
             "losses": [_round(loss) for loss in losses],
             "divergences": [_round(divergence) for divergence in divergences],
         }
 
     def _target_kinds(self, target: Target) -> list[str]:
-        settings, text_tokens = self.settings, target.text.tokens
-        context_tokens = text_tokens[target.place - settings.context : target.place + 1]
-        previous_texts, next_texts = (
-            [self.token_text(int(token)) for token in neighbor_tokens]
-            for neighbor_tokens in (
-                context_tokens[-1 - NUM_NEIGHBORS :],
-                text_tokens[target.place + 1 : target.place + 1 + NUM_NEIGHBORS],
-            )
-        )
-        return token_kinds(previous_texts, near=settings.near, tokens=context_tokens, next_texts=next_texts)
+        settings, tokens, end = self.settings, target.text.tokens, target.place + 1
+        context = tokens[target.place - settings.context : end]
+        neighbors = context[-1 - NUM_NEIGHBORS :], tokens[end : end + NUM_NEIGHBORS]
+        previous_texts, next_texts = ([self.token_text(int(token)) for token in part] for part in neighbors)
+        return token_kinds(previous_texts, near=settings.near, tokens=context, next_texts=next_texts)
 
 
 def _round(nats: float) -> float:

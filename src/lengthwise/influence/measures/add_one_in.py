@@ -24,8 +24,6 @@ class AddOneIn:
 
     def select(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> TokenRanking:
         """Score the near tokens without and with each candidate."""
-        visibility_masks = np.stack(
-            [scorer.visibility_mask([])] + [scorer.visibility_mask([index]) for index in scorer.candidates.tolist()]
-        )
-        scores = scorer.scores(visibility_masks)
+        subsets = [[], *([index] for index in scorer.candidates.tolist())]
+        scores = scorer.scores(np.stack([scorer.visibility_mask(indices) for indices in subsets]))
         return top_k(scorer, scores[0] - scores[1:], k)

@@ -24,14 +24,12 @@ class Greedy:
 
     def select(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> TokenRanking:
         """Score every remaining candidate in each of k steps."""
-        indices: list[int] = []
-        gains: list[float] = []
-        remaining_indices = [int(index) for index in scorer.candidates.tolist()]
+        indices, gains, remaining = list[int](), list[float](), scorer.candidates.tolist()
         current_score = float(scorer.scores(scorer.visibility_mask([])[None])[0])
-        for _ in range(min(k, len(remaining_indices))):
-            scores = scorer.scores(np.stack([scorer.visibility_mask([*indices, index]) for index in remaining_indices]))
+        for _ in range(min(k, len(remaining))):
+            scores = scorer.scores(np.stack([scorer.visibility_mask([*indices, index]) for index in remaining]))
             best_index = int(scores.argmin())
-            indices.append(remaining_indices.pop(best_index))
+            indices.append(remaining.pop(best_index))
             gains.append(current_score - float(scores[best_index]))
             current_score = float(scores[best_index])
         return TokenRanking(indices=tuple(indices), gains=tuple(gains))

@@ -1,7 +1,6 @@
 """Adapter for the decoder of this package to the model interface of an influence study."""
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -12,11 +11,14 @@ from lengthwise.core.checkpoint import weights_digest
 from lengthwise.core.devices import forward_token_budget
 from lengthwise.core.errors import ModelError
 from lengthwise.influence.probing.exactness_checks import check_exactness
+from lengthwise.influence.probing.next_token_model import Batch, LogProbs, Near, ScoreFunction, StateValues
 from lengthwise.model.attention_scores import NO_HOOKS, AttentionHooks
 from lengthwise.model.decoder import Cache, Decoder
 
 # Effect of float32 rounding on a log-probability, in nats.
 ROUNDING_TOLERANCE = 1e-3
+# Keys and values of the tokens before a call, if there are any.
+States = Cache | None
 
 
 class DecoderModel:
@@ -27,11 +29,7 @@ class DecoderModel:
     """
 
     def __init__(
-        self,
-        decoder: Decoder,
-        name: str,
-        num_positions: int | None = None,
-        trained_distance: int | float | None = None,
+        self, decoder: Decoder, name: str, num_positions: int | None = None, trained_distance: int | float | None = None
     ) -> None:
         self.decoder, self.name, self.num_positions = decoder.eval(), name, num_positions
         self.trained_distance, self.dtype = trained_distance, str(decoder.embedding.dtype).removeprefix("torch.")
@@ -40,10 +38,10 @@ class DecoderModel:
         self.weights_digest = weights_digest(decoder.state_dict())
         self.device = decoder.embedding.device
         self.forward_tokens = forward_token_budget(self.device, decoder.embedding.shape[1], decoder.settings.num_heads)
+        counts_separators = decoder.segment is not None and bool(decoder.separators)
         leaks = {
             "previous_token_mix adds the previous token to each near token": decoder.previous_share is not None,
-            "segments count the separators before near tokens": decoder.segment is not None
-            and bool(decoder.separators),
+            "segments count the separators before near tokens": counts_separators,
         }
         for description, has_leak in leaks.items():
             if has_leak:
@@ -51,18 +49,14 @@ class DecoderModel:
         check_exactness(self)
 
     @torch.no_grad()
-    def log_probs(
-        self, tokens: Int[Tensor, "batch seq"], position_ids: Int[Tensor, "batch seq"]
-    ) -> Float[Tensor, "batch vocab"]:
+    def log_probs(self, tokens: Batch, position_ids: Batch) -> LogProbs:
         """Return the log-probabilities (nats) of the token after each sequence."""
         last_index = tokens.shape[1] - 1
         hidden, _ = self.decoder(tokens.to(self.device), position_ids.to(self.device), query_start=last_index)
         return self._last_log_probs(hidden)
 
     @torch.no_grad()
-    def losses(
-        self, tokens: Int[Tensor, "batch seq"], position_ids: Int[Tensor, "batch seq"], targets: Int[Tensor, "batch t"]
-    ) -> Float[Tensor, "batch t"]:
+    def losses(self, tokens: Batch, position_ids: Batch, targets: Int[Tensor, "batch t"]) -> Float[Tensor, "batch t"]:
         """Return the losses (nats) of ``targets``: the tokens that follow each of the last ``t`` tokens."""
         first_index = tokens.shape[1] - targets.shape[1]
         hidden, _ = self.decoder(tokens.to(self.device), position_ids.to(self.device), query_start=first_index)
@@ -85,7 +79,7 @@ class DecoderModel:
         return ROUNDING_TOLERANCE
 
     @torch.no_grad()
-    def prefill(self, tokens: Int[Tensor, " seq"], position_ids: Int[Tensor, " seq"], num_prefix: int) -> Cache | None:
+    def prefill(self, tokens: Int[Tensor, " seq"], position_ids: Int[Tensor, " seq"], num_prefix: int) -> States:
         """Return the keys and values of the first ``num_prefix`` tokens, or None if ``num_prefix`` is 0."""
         if num_prefix == 0:
             return None
@@ -93,9 +87,7 @@ class DecoderModel:
         return self.decoder(prefix_tokens.to(self.device), prefix_ids.to(self.device))[1]
 
     @torch.no_grad()
-    def log_probs_with_prefix(
-        self, states: Cache | None, tokens: Int[Tensor, "batch seq"], position_ids: Int[Tensor, "batch seq"]
-    ) -> Float[Tensor, "batch vocab"]:
+    def log_probs_with_prefix(self, states: States, tokens: Batch, position_ids: Batch) -> LogProbs:
         """Return the log-probabilities (nats) of the next token after each sequence in ``tokens``.
 
         Each sequence follows the prefix tokens that produced ``states``.
@@ -106,24 +98,15 @@ class DecoderModel:
 
     @torch.no_grad()
     def log_probs_with_mask(
-        self,
-        states: Cache | None,
-        near_tokens: Int[Tensor, " near"],
-        position_ids: Int[Tensor, " near"],
-        visibility_masks: Bool[Tensor, "batch states"],
-    ) -> Float[Tensor, "batch vocab"]:
+        self, states: States, near_tokens: Near, position_ids: Near, visibility_masks: Bool[Tensor, "batch states"]
+    ) -> LogProbs:
         """Return the log-probabilities of the token after ``near_tokens`` for each mask of visible states."""
-        score_bias = _score_bias(visibility_masks.to(self.device))
-        return self._log_probs_with_bias(states, near_tokens, position_ids, score_bias)
+        bias = _score_bias(visibility_masks.to(self.device))
+        return self._log_probs_with_bias(states, near_tokens, position_ids, bias)
 
     def gate_gradient(
-        self,
-        states: Cache | None,
-        near_tokens: Int[Tensor, " near"],
-        position_ids: Int[Tensor, " near"],
-        log_gates: Float[Tensor, " states"],
-        objective: Callable[[Float[Tensor, " vocab"]], Float[Tensor, ""]],
-    ) -> Float[Tensor, " states"]:
+        self, states: States, near_tokens: Near, position_ids: Near, log_gates: StateValues, objective: ScoreFunction
+    ) -> StateValues:
         """Return the gradient of ``objective`` with respect to gates on the attention scores of each state."""
         gates = log_gates.to(self.device).requires_grad_()
         with torch.enable_grad():
@@ -131,9 +114,7 @@ class DecoderModel:
             return torch.autograd.grad(objective(log_probs[0]), gates)[0]
 
     @torch.no_grad()
-    def attention_weights(
-        self, states: Cache | None, near_tokens: Int[Tensor, " near"], position_ids: Int[Tensor, " near"]
-    ) -> Float[Tensor, " states"]:
+    def attention_weights(self, states: States, near_tokens: Near, position_ids: Near) -> StateValues:
         """Return the attention weights of the last near token on each state, averaged over layers and heads."""
         layer_weights: list[Tensor] = []
 
@@ -145,24 +126,16 @@ class DecoderModel:
         return torch.stack(layer_weights).mean(dim=0)
 
     def _log_probs_with_bias(
-        self,
-        states: Cache | None,
-        near_tokens: Int[Tensor, " near"],
-        position_ids: Int[Tensor, " near"],
-        state_bias: Float[Tensor, "batch states"],
-    ) -> Float[Tensor, "batch vocab"]:
-        """Return the log-probabilities after the near tokens, with a bias on the attention scores of each state."""
+        self, states: States, near_tokens: Near, position_ids: Near, state_bias: Float[Tensor, "batch states"]
+    ) -> LogProbs:
         batch = len(state_bias)
         bias = torch.nn.functional.pad(state_bias, (0, len(near_tokens)))[:, None].expand(-1, len(near_tokens), -1)
-        hidden, _ = self.decoder(
-            near_tokens.to(self.device).expand(batch, -1),
-            position_ids.to(self.device).expand(batch, -1),
-            None if states is None else _expand(states, batch),
-            hooks=AttentionHooks(score_bias=bias),
-        )
+        tokens, ids = (values.to(self.device).expand(batch, -1) for values in (near_tokens, position_ids))
+        cache = None if states is None else _expand(states, batch)
+        hidden, _ = self.decoder(tokens, ids, cache, hooks=AttentionHooks(score_bias=bias))
         return self._last_log_probs(hidden)
 
-    def _last_log_probs(self, hidden: Float[Tensor, "batch seq d_model"]) -> Float[Tensor, "batch vocab"]:
+    def _last_log_probs(self, hidden: Float[Tensor, "batch seq d_model"]) -> LogProbs:
         return self.decoder.token_logits(hidden[:, -1:])[:, 0].log_softmax(dim=-1)
 
 

@@ -22,6 +22,9 @@ NUM_QUERIES, COMPARED_QUERY_INDICES = 16, (0, 1, 7, 15)
 # Errors that a model may raise if it expects masks, caches or IDs in a different format.
 CALL_ERRORS = (TypeError, ValueError, RuntimeError, LookupError, AttributeError, ArithmeticError)
 
+LogProbs = Float[Tensor, " vocab"]
+FarMask = Bool[np.ndarray, " far"]
+AttentionMask = Bool[Tensor, "seq seq"]
 DEFAULT_ADVICE = "choose another model"
 
 
@@ -35,6 +38,10 @@ class Deviation:
     description: str
     nats: float
     advice: str = DEFAULT_ADVICE
+
+
+# Deviations, each with its rounding tolerance in nats.
+Deviations = Iterator[tuple[Deviation, float]]
 
 
 def check_exactness(model: NextTokenModel) -> None:
@@ -56,7 +63,7 @@ def check_study(
     that only some studies need: masked hiding, gradients of gates, and attention weights.
     """
 
-    def deviations() -> Iterator[tuple[Deviation, float]]:
+    def deviations() -> Deviations:
         tokens = torch.from_numpy(window.tokens)
         tolerance, plain_log_probs = model.rounding_tolerance(tokens), model.plain_log_probs(tokens)
         evaluator = WindowEvaluator(model, window)
@@ -69,22 +76,18 @@ def check_study(
         if check_attention:
             yield _attention_deviation(evaluator), tolerance
 
-    window_sizes = f"near {len(window.near)} and far {window.num_far}"
-    _raise_on_deviation(model, f"{model.name} cannot be measured exactly with {window_sizes}", deviations)
+    sizes = f"near {len(window.near)} and far {window.num_far}"
+    _raise_on_deviation(model, f"{model.name} cannot be measured exactly with {sizes}", deviations)
 
 
-def _raise_on_deviation(
-    model: NextTokenModel, problem: str, deviations: Callable[[], Iterator[tuple[Deviation, float]]]
-) -> None:
+def _raise_on_deviation(model: NextTokenModel, problem: str, deviations: Callable[[], Deviations]) -> None:
     try:
         for deviation, tolerance in deviations():
             # The comparison is also false for NaN.
             if not deviation.nats <= tolerance:
-                deviation_text = f" ({deviation.nats:.2g} nats; rounding can cause {tolerance:.2g})"
-                raise ModelError(
-                    f"{problem}: {deviation.description}{deviation_text if math.isfinite(deviation.nats) else ''}; "
-                    f"{deviation.advice}"
-                )
+                size = f" ({deviation.nats:.2g} nats; rounding can cause {tolerance:.2g})"
+                size = size if math.isfinite(deviation.nats) else ""
+                raise ModelError(f"{problem}: {deviation.description}{size}; {deviation.advice}")
     except torch.OutOfMemoryError:
         raise
     except CALL_ERRORS as error:
@@ -96,11 +99,11 @@ def _raise_on_deviation(
 
 def first_line(error: Exception) -> str:
     """Return the first line of an error message, at most 160 characters."""
-    message_lines = str(error).strip().splitlines()
-    return message_lines[0][:160] if message_lines else "no message"
+    lines = str(error).strip().splitlines()
+    return lines[0][:160] if lines else "no message"
 
 
-def _short_text_deviations(model: NextTokenModel) -> Iterator[tuple[Deviation, float]]:
+def _short_text_deviations(model: NextTokenModel) -> Deviations:
     tokens = torch.arange(1, 9) % model.vocabulary_size
     ids = torch.tensor([0, 1, 2, 3, 5, 6, 8, 9])
     tolerance = model.rounding_tolerance(tokens)
@@ -132,9 +135,7 @@ def _visibility_masks(window: Window) -> Bool[np.ndarray, "queries far"]:
     return visibility_masks
 
 
-def _strict_deviations(
-    model: NextTokenModel, window: Window, plain_log_probs: Float[Tensor, " vocab"]
-) -> Iterator[Deviation]:
+def _strict_deviations(model: NextTokenModel, window: Window, plain_log_probs: LogProbs) -> Iterator[Deviation]:
     visibility_masks = _visibility_masks(window)[list(COMPARED_QUERY_INDICES)]
     log_probs = _stack_in_order(strict_log_probs(model, [(window, mask) for mask in visibility_masks]))
     attention_masks = [_strict_attention_mask(window, mask) for mask in visibility_masks]
@@ -173,12 +174,12 @@ def _masked_deviation(evaluator: WindowEvaluator) -> Deviation:
     )
 
 
-def _gate_deviation(evaluator: WindowEvaluator, plain_log_probs: Float[Tensor, " vocab"]) -> Deviation:
+def _gate_deviation(evaluator: WindowEvaluator, plain_log_probs: LogProbs) -> Deviation:
     target, states, predictions = evaluator.window.target, evaluator.states, []
     gates = torch.zeros(evaluator.num_prefix)
     advice = "use a measure without gradients, such as greedy without --prefilter"
 
-    def objective(log_probs: Float[Tensor, " vocab"]) -> Float[Tensor, ""]:
+    def objective(log_probs: LogProbs) -> Float[Tensor, ""]:
         predictions.append(log_probs.detach())
         return -log_probs[target]
 
@@ -206,13 +207,13 @@ def _attention_deviation(evaluator: WindowEvaluator) -> Deviation:
     )
 
 
-def _strict_attention_mask(window: Window, visibility_mask: Bool[np.ndarray, " far"]) -> Bool[Tensor, "seq seq"]:
+def _strict_attention_mask(window: Window, visibility_mask: FarMask) -> AttentionMask:
     """Return the attention mask (query, key) that hides far tokens from all other tokens."""
     visible_keys = torch.from_numpy(window.expand(visibility_mask))
     return visible_keys.expand(len(visible_keys), -1).tril() | torch.eye(len(visible_keys), dtype=torch.bool)
 
 
-def _masked_attention_mask(window: Window, visibility_mask: Bool[np.ndarray, " far"]) -> Bool[Tensor, "seq seq"]:
+def _masked_attention_mask(window: Window, visibility_mask: FarMask) -> AttentionMask:
     """Return the attention mask (query, key) that hides far tokens from the near tokens only."""
     mask = torch.ones(len(window.tokens), len(window.tokens), dtype=torch.bool).tril()
     mask[-len(window.near) :] &= torch.from_numpy(window.expand(visibility_mask))
@@ -225,22 +226,15 @@ def _stack_in_order(predictions: Iterator[Predictions]) -> Float[Tensor, "querie
 
 
 def _largest_difference(
-    model: NextTokenModel,
-    window: Window,
-    log_probs: Float[Tensor, "queries vocab"],
-    masks: list[Bool[Tensor, "seq seq"]],
+    model: NextTokenModel, window: Window, log_probs: Float[Tensor, "queries vocab"], masks: list[AttentionMask]
 ) -> float:
-    tokens = torch.from_numpy(window.tokens)
-    pairs = zip(log_probs, masks, strict=True)
+    tokens, target = torch.from_numpy(window.tokens), window.target
+    pairs = zip(log_probs, (model.plain_log_probs(tokens, mask) for mask in masks), strict=True)
     # NumPy's maximum, unlike Python's, returns NaN if any value is NaN.
-    return float(
-        np.max([max_difference(row, model.plain_log_probs(tokens, mask), window.target) for row, mask in pairs])
-    )
+    return float(np.max([max_difference(row, expected, target) for row, expected in pairs]))
 
 
-def max_difference(
-    log_probs: Float[Tensor, " vocab"], expected: Float[Tensor, " vocab"], target: int | None = None
-) -> float:
+def max_difference(log_probs: LogProbs, expected: LogProbs, target: int | None = None) -> float:
     """Return the largest difference (nats) between two predictions, for the target and the most likely tokens."""
     tokens = expected.topk(min(TOP_TOKENS, len(expected))).indices
     if target is not None:

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from math import ceil, sqrt
 from typing import Any
 
@@ -45,16 +45,14 @@ class WindowEvaluator:
 
     def _masked_predictions(self, visibility_masks: Bool[np.ndarray, "queries far"]) -> Iterator[Predictions]:
         """Yield the predictions in masked mode: near tokens do not attend to hidden tokens, but far tokens do."""
-        max_batch_size, states = batch_size(self.model, 2 * len(self.near)), self.states
+        predict = partial(self.model.log_probs_with_mask, self.states, self.near, self.near_ids)
+        max_batch_size = batch_size(self.model, 2 * len(self.near))
         start_mask = np.ones((len(visibility_masks), len(self.window.start)), bool)
         masks = torch.from_numpy(np.concatenate([start_mask, visibility_masks], axis=1))
         for batch_start in range(0, len(visibility_masks), max_batch_size):
             batch = masks[batch_start : batch_start + max_batch_size]
-            yield from split_on_out_of_memory(
-                list(range(batch_start, batch_start + len(batch))),
-                (batch,),
-                lambda mask_batch: self.model.log_probs_with_mask(states, self.near, self.near_ids, mask_batch),
-            )
+            queries = list(range(batch_start, batch_start + len(batch)))
+            yield from split_on_out_of_memory(queries, (batch,), predict)
 
     def _strict_predictions(self, visibility_masks: Bool[np.ndarray, "queries far"]) -> Iterator[Predictions]:
         """Yield the predictions of ``strict_log_probs``, up to twice as fast: queries share unhidden prefixes."""
@@ -62,36 +60,33 @@ class WindowEvaluator:
         seq = masks.shape[1]
         # With a larger step, the model reads fewer prefixes, but repeats more tokens after each prefix.
         prefix_step = max(1, ceil(seq / sqrt(len(visibility_masks) / 2)))
-        first_hidden_indices = np.where(masks.all(axis=1), seq - 1, masks.argmin(axis=1))
+        first_hidden = np.where(masks.all(axis=1), seq - 1, masks.argmin(axis=1))
         groups: dict[tuple[int, int], list[int]] = defaultdict(list)
-        prefixes = np.minimum(first_hidden_indices, seq - 1) // prefix_step * prefix_step
+        prefixes = np.minimum(first_hidden, seq - 1) // prefix_step * prefix_step
         for query, prefix in enumerate(prefixes.tolist()):
             groups[prefix, int(masks[query, prefix:].sum())].append(query)
-        ungrouped_queries: list[int] = []
+        ungrouped: list[int] = []
         for (prefix, length), queries in groups.items():
             if prefix * (len(queries) - 1) <= seq:
-                ungrouped_queries += queries
+                ungrouped += queries
             else:
                 yield from self._prefix_predictions(prefix, length, queries, masks)
-        windows_and_masks = [(self.window, visibility_masks[query]) for query in ungrouped_queries]
-        for indices, log_probs in strict_log_probs(self.model, windows_and_masks):
-            yield [ungrouped_queries[index] for index in indices], log_probs
+        ungrouped_masks = [(self.window, visibility_masks[query]) for query in ungrouped]
+        for indices, log_probs in strict_log_probs(self.model, ungrouped_masks):
+            yield [ungrouped[index] for index in indices], log_probs
 
     def _prefix_predictions(
         self, prefix: int, length: int, queries: list[int], masks: Bool[np.ndarray, "all seq"]
     ) -> Iterator[Predictions]:
         """Yield the predictions of queries that share a prefix and have ``length`` visible tokens after it."""
         states = self.model.prefill(self.tokens, self.position_ids, prefix)
+        predict = partial(self.model.log_probs_with_prefix, states)
         ids = torch.from_numpy(np.stack([prefix + masks[query, prefix:].nonzero()[0] for query in queries]))
         # Each sequence attends to a copy of the states.
         max_batch_size = batch_size(self.model, length + prefix // 8)
         for batch_start in range(0, len(queries), max_batch_size):
             batch = slice(batch_start, batch_start + max_batch_size)
-            yield from split_on_out_of_memory(
-                queries[batch],
-                (self.tokens[ids[batch]], ids[batch]),
-                lambda tokens, position_ids: self.model.log_probs_with_prefix(states, tokens, position_ids),
-            )
+            yield from split_on_out_of_memory(queries[batch], (self.tokens[ids[batch]], ids[batch]), predict)
 
 
 def strict_log_probs(model: NextTokenModel, queries: Sequence[tuple[Window, VisibilityMask]]) -> Iterator[Predictions]:

@@ -50,23 +50,17 @@ class TokenCounter:
 
     def __init__(self, model: NextTokenModel) -> None:
         self.num_tokens, self.vocabulary_size = 0, model.vocabulary_size
-        self.model = _replace_methods(
-            model,
-            {
-                "log_probs": lambda tokens, ids: self._uniform(tokens.numel(), len(tokens)),
-                "prefill": lambda tokens, ids, num_prefix: self._count(len(tokens), num_prefix),
-                "log_probs_with_prefix": lambda states, tokens, ids: self._uniform(tokens.numel(), len(tokens)),
-                "log_probs_with_mask": lambda states, near_tokens, ids, visibility_masks: self._uniform(
-                    len(near_tokens) * len(visibility_masks), len(visibility_masks)
-                ),
-                "gate_gradient": lambda states, near_tokens, ids, log_gates, objective: self._count(
-                    BACKWARD_COST * len(near_tokens), torch.zeros(len(log_gates))
-                ),
-                "attention_weights": lambda states, near_tokens, ids: self._count(
-                    len(near_tokens), torch.full((states,), 1 / states)
-                ),
-            },
-        )
+        methods: dict[str, Callable[..., Any]] = {
+            "log_probs": lambda tokens, ids: self._uniform(tokens.numel(), len(tokens)),
+            "prefill": lambda tokens, ids, num_prefix: self._count(len(tokens), num_prefix),
+            "log_probs_with_prefix": lambda states, tokens, ids: self._uniform(tokens.numel(), len(tokens)),
+            "log_probs_with_mask": lambda states, near, ids, masks: self._uniform(len(near) * len(masks), len(masks)),
+            "gate_gradient": lambda states, near, ids, log_gates, objective: self._count(
+                BACKWARD_COST * len(near), torch.zeros(len(log_gates))
+            ),
+            "attention_weights": lambda states, near, ids: self._count(len(near), torch.full((states,), 1 / states)),
+        }
+        self.model = _replace_methods(model, methods)
 
     def _count(self, num_tokens: int, result: Any) -> Any:
         self.num_tokens += num_tokens

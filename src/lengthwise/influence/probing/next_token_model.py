@@ -6,6 +6,14 @@ from typing import Any, Protocol, runtime_checkable
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+# Tokens or position IDs of sequences of equal length, and of the near tokens.
+Batch = Int[Tensor, "batch seq"]
+Near = Int[Tensor, " near"]
+LogProbs = Float[Tensor, "batch vocab"]
+StateValues = Float[Tensor, " states"]
+# Function of the log-probabilities of one prediction, such as its loss.
+ScoreFunction = Callable[[Float[Tensor, " vocab"]], Float[Tensor, ""]]
+
 
 @runtime_checkable
 class NextTokenModel(Protocol):
@@ -26,15 +34,11 @@ class NextTokenModel(Protocol):
     dtype: str
     forward_tokens: int
 
-    def log_probs(
-        self, tokens: Int[Tensor, "batch seq"], position_ids: Int[Tensor, "batch seq"]
-    ) -> Float[Tensor, "batch vocab"]:
+    def log_probs(self, tokens: Batch, position_ids: Batch) -> LogProbs:
         """Return the log-probabilities (nats) of the token after each of several independent sequences."""
         ...
 
-    def losses(
-        self, tokens: Int[Tensor, "batch seq"], position_ids: Int[Tensor, "batch seq"], targets: Int[Tensor, "batch t"]
-    ) -> Float[Tensor, "batch t"]:
+    def losses(self, tokens: Batch, position_ids: Batch, targets: Int[Tensor, "batch t"]) -> Float[Tensor, "batch t"]:
         """Return the losses (nats) of ``targets``: the tokens that follow each of the last ``t`` tokens."""
         ...
 
@@ -59,9 +63,7 @@ class NextTokenModel(Protocol):
         """
         ...
 
-    def log_probs_with_prefix(
-        self, states: Any, tokens: Int[Tensor, "batch seq"], position_ids: Int[Tensor, "batch seq"]
-    ) -> Float[Tensor, "batch vocab"]:
+    def log_probs_with_prefix(self, states: Any, tokens: Batch, position_ids: Batch) -> LogProbs:
         """Return the log-probabilities (nats) of the next token after each sequence in ``tokens``.
 
         Each sequence follows the prefix tokens that produced ``states``.
@@ -69,12 +71,8 @@ class NextTokenModel(Protocol):
         ...
 
     def log_probs_with_mask(
-        self,
-        states: Any,
-        near_tokens: Int[Tensor, " near"],
-        position_ids: Int[Tensor, " near"],
-        visibility_masks: Bool[Tensor, "batch states"],
-    ) -> Float[Tensor, "batch vocab"]:
+        self, states: Any, near_tokens: Near, position_ids: Near, visibility_masks: Bool[Tensor, "batch states"]
+    ) -> LogProbs:
         """Return the log-probabilities of the token after ``near_tokens`` for each of ``visibility_masks``.
 
         A mask is True for the states to which the near tokens attend.
@@ -82,21 +80,14 @@ class NextTokenModel(Protocol):
         ...
 
     def gate_gradient(
-        self,
-        states: Any,
-        near_tokens: Int[Tensor, " near"],
-        position_ids: Int[Tensor, " near"],
-        log_gates: Float[Tensor, " states"],
-        objective: Callable[[Float[Tensor, " vocab"]], Float[Tensor, ""]],
-    ) -> Float[Tensor, " states"]:
+        self, states: Any, near_tokens: Near, position_ids: Near, log_gates: StateValues, objective: ScoreFunction
+    ) -> StateValues:
         """Return the gradient of ``objective`` with respect to ``log_gates``.
 
         Every layer adds ``log_gates`` to the attention scores from the near tokens to the states.
         """
         ...
 
-    def attention_weights(
-        self, states: Any, near_tokens: Int[Tensor, " near"], position_ids: Int[Tensor, " near"]
-    ) -> Float[Tensor, " states"]:
+    def attention_weights(self, states: Any, near_tokens: Near, position_ids: Near) -> StateValues:
         """Return the attention weights from the last near token to each state, averaged over layers and heads."""
         ...

@@ -20,32 +20,20 @@ def compose_answer(summary: Summary) -> dict[str, Any]:
     the number of far tokens that it uses (None: unknown). ``sentence`` is the answer as text.
     """
     model = summary["model"]
-    differences = {
-        source_result["from"]: source_result["own_minus"]
-        for source_result in summary["far"]
-        if source_result["own_minus"] is not None
-    }
-    evidence_sentence = (
-        f"The difference in loss between another text and the original text is {format_nats(differences['other'])}."
-    )
-    if not _is_positive(differences["other"]):
-        sentence = f"There is no evidence that {model} uses far tokens. {evidence_sentence}"
+    sources = {source["from"]: source for source in summary["far"]}
+    gain, other = sources["own"]["gain"], sources["other"]["own_minus"]
+    evidence = f"The difference in loss between another text and the original text is {format_nats(other)}."
+    if not _is_positive(other):
+        sentence = f"There is no evidence that {model} uses far tokens. {evidence}"
         return {"shown": False, "at_least": None, "at_most": None, "sentence": sentence}
     at_least, at_most, number_phrase = _number_of_tokens(summary)
-    difference = differences.get("elsewhere")
-    if difference is not None and difference["value"] is not None and not _is_positive(difference):
-        evidence_sentence += (
-            f" The difference from elsewhere in the same document is not clear: {format_nats(difference)}."
-        )
-    (gain,) = (source_result["gain"] for source_result in summary["far"] if source_result["from"] == "own")
+    elsewhere = sources["elsewhere"]["own_minus"] if "elsewhere" in sources else None
+    if elsewhere is not None and elsewhere["value"] is not None and not _is_positive(elsewhere):
+        evidence += f" The difference from elsewhere in the same document is not clear: {format_nats(elsewhere)}."
     if gain["high"] is not None and gain["high"] < -MIN_DIFFERENCE:
-        evidence_sentence += f" However, far tokens increase the loss: the gain is {format_nats(gain)}."
-    return {
-        "shown": True,
-        "at_least": at_least,
-        "at_most": at_most,
-        "sentence": f"{model} uses {number_phrase}. {evidence_sentence}",
-    }
+        evidence += f" However, far tokens increase the loss: the gain is {format_nats(gain)}."
+    sentence = f"{model} uses {number_phrase}. {evidence}"
+    return {"shown": True, "at_least": at_least, "at_most": at_most, "sentence": sentence}
 
 
 def _is_positive(estimate: Estimate) -> bool:
@@ -57,22 +45,20 @@ def _number_of_tokens(summary: Summary) -> tuple[int | None, int | None, str]:
     prediction, correction_phrase = _recovered_prediction(summary)
     if prediction is None:
         return None, None, "far tokens, but their number was not measured"
-    (sufficient_level,) = (
-        level_result for level_result in prediction["smallest_k"] if level_result["share"] == SUFFICIENT_SHARE
-    )
+    (sufficient,) = (level for level in prediction["smallest_k"] if level["share"] == SUFFICIENT_SHARE)
     ks = summary["ks"]
-    if sufficient_level["k"] is None and not sufficient_level["beyond"]:
-        return None, None, f"far tokens, but their number is unknown: {sufficient_level['reason']}"
-    k_index = len(ks) - 1 if sufficient_level["beyond"] else ks.index(sufficient_level["k"])
+    if sufficient["k"] is None and not sufficient["beyond"]:
+        return None, None, f"far tokens, but their number is unknown: {sufficient['reason']}"
+    k_index = len(ks) - 1 if sufficient["beyond"] else ks.index(sufficient["k"])
     noun, verb = ("token", "recovers") if ks[k_index] == 1 else ("tokens", "recover")
     share_text = f"{prediction['shares'][k_index]['value']:.0%}"
-    selected_phrase = f"{ks[k_index]:,} selected {noun} {verb}"
-    recovery_phrase = f"{selected_phrase} {share_text} of the effect of far context on its predictions"
-    if sufficient_level["beyond"]:
-        return ks[-1] + 1, None, f"more than {ks[-1]:,} far {noun}: {recovery_phrase}{correction_phrase}"
-    at_least, at_most = (ks[k_index - 1] + 1 if k_index else 1), sufficient_level["k"]
+    selected = f"{ks[k_index]:,} selected {noun} {verb}"
+    recovery = f"{selected} {share_text} of the effect of far context on its predictions{correction_phrase}"
+    if sufficient["beyond"]:
+        return ks[-1] + 1, None, f"more than {ks[-1]:,} far {noun}: {recovery}"
+    at_least, at_most = (ks[k_index - 1] + 1 if k_index else 1), sufficient["k"]
     number_text = f"{at_most:,}" if at_least == at_most else f"{at_least:,} to {at_most:,}"
-    return at_least, at_most, f"about {number_text} far {noun}: {recovery_phrase}{correction_phrase}"
+    return at_least, at_most, f"about {number_text} far {noun}: {recovery}"
 
 
 def _recovered_prediction(summary: Summary) -> tuple[Estimate | None, str]:
@@ -81,18 +67,16 @@ def _recovered_prediction(summary: Summary) -> tuple[Estimate | None, str]:
     own_groups = own_selections(summary)
     if pairs:
         return pairs[0]["prediction"], ", after subtracting the effect of far tokens from another text"
-    if own_groups:
-        return own_groups[0]["all_targets"][
-            "prediction"
-        ], ", not corrected for the effect of far tokens from another text"
-    return None, ""
+    if not own_groups:
+        return None, ""
+    prediction = own_groups[0]["all_targets"]["prediction"]
+    return prediction, ", not corrected for the effect of far tokens from another text"
 
 
 def own_selections(summary: Summary) -> list[Estimate]:
     """Return the groups with own far tokens, except random tokens; strict mode and the prediction objective first."""
-    return sorted(
-        (group for group in summary["groups"] if group["from"] == "own" and group["knows"] != "nothing"), key=_sort_key
-    )
+    own_groups = (group for group in summary["groups"] if group["from"] == "own" and group["knows"] != "nothing")
+    return sorted(own_groups, key=_sort_key)
 
 
 def _sort_key(group: Estimate) -> tuple[bool, bool]:

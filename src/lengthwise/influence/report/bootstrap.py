@@ -18,7 +18,8 @@ MIN_DOCUMENTS = 5
 TOO_FEW_DOCUMENTS = f"fewer than {MIN_DOCUMENTS} documents, too few for an interval; measure more documents"
 
 Counts = Int[np.ndarray, "resamples documents"]
-Statistic = Callable[[Counts], Float[np.ndarray, "resamples values"]]
+Values = Float[np.ndarray, "resamples values"]
+Statistic = Callable[[Counts], Values]
 # Object of summary.json. An estimate has the keys value, low, high, and reason (the reason for a missing number).
 JSONObject = dict[str, Any]
 Sums = Float[np.ndarray, "documents values"]
@@ -38,10 +39,8 @@ class Bootstrap:
 
         ``num_values`` is the number of values per resample that the statistic keeps in memory.
         """
-        resampled_values = np.concatenate(
-            [statistic(document_counts) for document_counts in self.counts(num_documents, num_values)]
-        )
-        return [estimate(column, num_documents, nan_reason) for column in resampled_values.T]
+        values = np.concatenate([statistic(counts) for counts in self.counts(num_documents, num_values)])
+        return [estimate(column, num_documents, nan_reason) for column in values.T]
 
     def counts(self, num_documents: int, num_values: int) -> Iterator[Counts]:
         """Yield the number of copies of each document: first 1 for the original sample, then blocks of resamples."""
@@ -49,11 +48,9 @@ class Bootstrap:
         rng = stream(self.seed, "influence documents", num_documents)
         block_size = max(1, MAX_BLOCK_VALUES // max(num_documents, num_values, 1))
         for num_sampled in range(0, self.num_resamples if num_documents >= MIN_DOCUMENTS else 0, block_size):
-            block_shape = min(block_size, self.num_resamples - num_sampled), num_documents
-            samples = (
-                rng.integers(0, num_documents, size=block_shape) + num_documents * np.arange(block_shape[0])[:, None]
-            )
-            yield np.bincount(samples.ravel(), minlength=math.prod(block_shape)).reshape(block_shape)
+            shape = min(block_size, self.num_resamples - num_sampled), num_documents
+            samples = rng.integers(0, num_documents, size=shape) + num_documents * np.arange(shape[0])[:, None]
+            yield np.bincount(samples.ravel(), minlength=math.prod(shape)).reshape(shape)
 
 
 def estimate(values: Float[np.ndarray, " resamples"], num_documents: int, nan_reason: str) -> JSONObject:
@@ -85,15 +82,13 @@ def sums_by_document(
     document_indices: Int[np.ndarray, " targets"], values: Float[np.ndarray, "targets values"]
 ) -> Sums:
     """Return the sum of the values for each document that has targets."""
-    unique_documents, row_indices = np.unique(document_indices, return_inverse=True)
-    sums = np.zeros((len(unique_documents), values.shape[1]))
-    np.add.at(sums, row_indices, values)
+    documents, rows = np.unique(document_indices, return_inverse=True)
+    sums = np.zeros((len(documents), values.shape[1]))
+    np.add.at(sums, rows, values)
     return sums
 
 
-def ratio(
-    numerator: Float[np.ndarray, "resamples values"], denominator: Float[np.ndarray, "resamples _"]
-) -> Float[np.ndarray, "resamples values"]:
+def ratio(numerator: Values, denominator: Float[np.ndarray, "resamples _"]) -> Values:
     """Return the quotients, or NaN where the denominator is not positive."""
     denominator = np.broadcast_to(denominator, numerator.shape)
     return np.divide(numerator, denominator, out=np.full_like(numerator, math.nan), where=denominator > 0)
@@ -140,12 +135,9 @@ def smallest_k(
         return np.where(np.isnan(share_values).any(axis=1, keepdims=True), math.nan, first_indices)
 
     # The index after the largest k has no k.
-    k_of_index = dict(enumerate([*ks, None]))
+    k_of_index, keys = dict(enumerate([*ks, None])), (("k", "value"), ("low", "low"), ("high", "high"))
     return [
-        {"share": share_level, "beyond": index_estimate["value"] == len(ks), "reason": index_estimate["reason"]}
-        | {
-            key: k_of_index.get(index_estimate[estimate_key])
-            for key, estimate_key in (("k", "value"), ("low", "low"), ("high", "high"))
-        }
-        for share_level, index_estimate in zip(levels, bootstrap(statistic, num_documents, nan_reason), strict=True)
+        {"share": level, "beyond": index["value"] == len(ks), "reason": index["reason"]}
+        | {key: k_of_index.get(index[estimate_key]) for key, estimate_key in keys}
+        for level, index in zip(levels, bootstrap(statistic, num_documents, nan_reason), strict=True)
     ]

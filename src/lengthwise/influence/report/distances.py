@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 from lengthwise.core.errors import SettingError
@@ -31,24 +32,15 @@ class Distances:
             "chosen": total_count,
             "gain": total_gain,
             "quantiles": [{"share": share, "distance": self._quantile(share * total_gain)} for share in QUANTILES],
-            "bins": [
-                {
-                    "from": first_distance,
-                    "to": last_distance,
-                    "count_share": sum(
-                        self.counts.get(distance, 0) for distance in range(first_distance, last_distance + 1)
-                    )
-                    / total_count,
-                    "gain_share": None
-                    if total_gain == 0
-                    else self._total_gain(first_distance, last_distance) / total_gain,
-                }
-                for first_distance, last_distance in self._bins()
-            ],
+            "bins": [self._bin(first, last, total_count, total_gain) for first, last in self._bins()],
         }
 
-    def _total_gain(self, first_distance: int, last_distance: int) -> float:
-        return math.fsum(self.gains.get(distance, 0.0) for distance in range(first_distance, last_distance + 1))
+    def _bin(self, first: int, last: int, total_count: int, total_gain: float) -> dict[str, Any]:
+        distances = range(first, last + 1)
+        count = sum(self.counts.get(distance, 0) for distance in distances)
+        gain = math.fsum(self.gains.get(distance, 0.0) for distance in distances)
+        gain_share = None if total_gain == 0 else gain / total_gain
+        return {"from": first, "to": last, "count_share": count / total_count, "gain_share": gain_share}
 
     def _quantile(self, gain: float) -> int | None:
         cumulative_gain = 0.0
@@ -62,13 +54,7 @@ class Distances:
     def _bins(self) -> Iterator[tuple[int, int]]:
         """Yield the first and last distance of each bin, in increasing order."""
         if self.counts:
-            first_bin, last_bin = (
-                int(BINS_PER_OCTAVE * math.log2(distance)) for distance in (min(self.counts), max(self.counts))
-            )
-            for bin_index in range(first_bin, last_bin + 1):
-                first_distance, end_distance = (
-                    math.ceil(2 ** (edge_index / BINS_PER_OCTAVE)) for edge_index in (bin_index, bin_index + 1)
-                )
-                # Bins at small distances may contain no whole number.
-                if first_distance < end_distance:
-                    yield first_distance, end_distance - 1
+            first, last = (int(BINS_PER_OCTAVE * math.log2(bound)) for bound in (min(self.counts), max(self.counts)))
+            edges = [math.ceil(2 ** (index / BINS_PER_OCTAVE)) for index in range(first, last + 2)]
+            # Bins at small distances may contain no whole number.
+            yield from ((start, end - 1) for start, end in pairwise(edges) if start < end)

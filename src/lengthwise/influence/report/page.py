@@ -54,11 +54,7 @@ def render_page(
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     try:
         return environment.get_template("page.html").render(
-            css=css,
-            css_digest=_digest(css),
-            script=script,
-            script_digest=_digest(script),
-            study=study,
+            css=css, css_digest=_digest(css), script=script, script_digest=_digest(script), study=study
         )
     except ValueError:
         raise SettingError("a row contains a number that is not finite; repeat the study in float32") from None
@@ -102,13 +98,8 @@ class _PageTargets:
 
     def notes(self) -> list[str]:
         """Return one line with the number of omitted targets, or no line if the page contains all targets."""
-        omitted_counts = {
-            "outside the excerpts": self.num_outside,
-            "beyond the limit of the page": self.num_beyond_limit,
-        }
-        omissions = [
-            f"{num_omitted:,} targets {reason}" for reason, num_omitted in omitted_counts.items() if num_omitted
-        ]
+        omitted = {"outside the excerpts": self.num_outside, "beyond the limit of the page": self.num_beyond_limit}
+        omissions = [f"{number:,} targets {reason}" for reason, number in omitted.items() if number]
         return [f"The page omits {' and '.join(omissions)}."] if omissions else []
 
 

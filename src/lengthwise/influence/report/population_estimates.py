@@ -37,10 +37,7 @@ class Population:
     @property
     def counts(self) -> JSONObject:
         """Number of targets and documents."""
-        return {
-            "targets": int(self.mask.sum()),
-            "documents": len(np.unique(self.columns.target_documents[self.mask])),
-        }
+        return {"targets": int(self.mask.sum()), "documents": len(np.unique(self.columns.target_documents[self.mask]))}
 
     def restrict(self, mask: TargetMask) -> "Population":
         """Return the population of targets that are also in ``mask``."""
@@ -89,9 +86,9 @@ class Population:
         for sample in samples:
             if reason := self._missing_sample(sample):
                 return reason
-        expanded_samples = [self._expand_sample(sample, sample.divergences) for sample in samples]
-        _, background, weight = expanded_samples[0]
-        values_by_target = np.concatenate([sample_values for sample_values, _, _ in expanded_samples], axis=1)
+        expanded = [self._expand_sample(sample, sample.divergences) for sample in samples]
+        _, background, weight = expanded[0]
+        values_by_target = np.concatenate([values for values, _, _ in expanded], axis=1)
         factors = np.stack([np.ones(len(weight)), background, weight], axis=1)
         scalars = np.concatenate([factors * self.columns.divergence_short[:, None], factors[:, :1]], axis=1)
         columns = [~background[:, None] * values_by_target, weight[:, None] * values_by_target, scalars]
@@ -110,8 +107,7 @@ class Population:
 
     def _missing_sample(self, sample: SelectionColumns) -> str | None:
         is_measured = self.mask & (self.columns.weight > 0)
-        in_sample = np.zeros(len(self.mask), dtype=bool)
-        in_sample[sample.target] = True
+        in_sample = np.isin(np.arange(len(self.mask)), sample.target)
         if num_missing := int((is_measured & ~in_sample).sum()):
             return f"this selection is missing for {num_missing} of the measured targets"
         background = self.mask & (self.columns.weight != 1)

@@ -32,9 +32,8 @@ class SelectionColumns:
     def restrict(self, mask: TargetMask) -> "SelectionColumns":
         """Return the columns of the targets in ``mask``."""
         in_mask = mask[self.target]
-        return SelectionColumns(
-            target=self.target[in_mask], losses=self.losses[in_mask], divergences=self.divergences[in_mask]
-        )
+        target, losses, divergences = self.target[in_mask], self.losses[in_mask], self.divergences[in_mask]
+        return SelectionColumns(target=target, losses=losses, divergences=divergences)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,11 +65,8 @@ class _SelectionArrays:
             self.distances.add(token["distance"], token["gain"])
 
     def columns(self, num_ks: int) -> SelectionColumns:
-        return SelectionColumns(
-            target=np.array(self.target),
-            losses=np.array(self.losses).reshape(-1, num_ks),
-            divergences=np.array(self.divergences).reshape(-1, num_ks),
-        )
+        losses, divergences = (np.array(values).reshape(-1, num_ks) for values in (self.losses, self.divergences))
+        return SelectionColumns(target=np.array(self.target), losses=losses, divergences=divergences)
 
 
 class RowColumns:
@@ -100,13 +96,10 @@ class RowColumns:
         self.target_documents = np.array(target_documents)
         columns = np.array(flat_values).reshape(len(target_documents), -1).T
         self.loss_short, self.divergence_short, self.weight = columns[:3]
+        pairs = zip(SOURCES, columns[3:].reshape(3, 4, -1), strict=True)
         self.sources = {
-            source: SourceColumns(
-                exists=exists > 0, loss=loss, has_lower_loss=has_lower > 0, has_higher_loss=has_higher > 0
-            )
-            for source, (exists, loss, has_lower, has_higher) in zip(
-                SOURCES, columns[3:].reshape(3, 4, -1), strict=True
-            )
+            source: SourceColumns(exists=exists > 0, loss=loss, has_lower_loss=lower > 0, has_higher_loss=higher > 0)
+            for source, (exists, loss, lower, higher) in pairs
         }
         self.groups = {name: group.columns(self.num_ks) for name, group in arrays.items()}
         self.distances = {name: group.distances for name, group in arrays.items()}
@@ -140,16 +133,13 @@ class RowColumns:
         for group in self.groups.values():
             invalid[group.target[~np.isfinite(group.losses + group.divergences).all(axis=1)]] = True
         if invalid.any():
-            raise SettingError(
-                f"row {int(invalid.argmax()) + 1} has a loss that is not finite; repeat the study in float32"
-            )
+            row = int(invalid.argmax()) + 1
+            raise SettingError(f"row {row} has a loss that is not finite; repeat the study in float32")
 
 
 def _source_values(row: Mapping[str, Any], source: str) -> tuple[float, float, float, float]:
     """Return the values of a row for the four fields of ``SourceColumns``, as floats."""
-    if source == "own":
-        source_entry = {"loss": row["loss_long"], "gains": row["clear"], "loses": row["loses"]}
-    else:
-        source_entry = row["controls"].get(source, {})
-    loss, has_lower_loss, has_higher_loss = (float(source_entry.get(name, 0)) for name in ("loss", "gains", "loses"))
-    return float(bool(source_entry)), loss, has_lower_loss, has_higher_loss
+    own = {"loss": row["loss_long"], "gains": row["clear"], "loses": row["loses"]}
+    entry = own if source == "own" else row["controls"].get(source, {})
+    loss, has_lower_loss, has_higher_loss = (float(entry.get(name, 0)) for name in ("loss", "gains", "loses"))
+    return float(bool(entry)), loss, has_lower_loss, has_higher_loss

@@ -82,7 +82,6 @@ def draw_recovery(summary: Summary, folder: Path) -> Path:
 
 
 def _draw_shares(axes: Any, ks: Sequence[int], groups: Sequence[Group]) -> None:
-    """Draw the recovered shares of the prediction."""
     min_share = 0.0
     for group in groups:
         shares = group["all_targets"]["prediction"]["shares"]
@@ -95,20 +94,17 @@ def _draw_shares(axes: Any, ks: Sequence[int], groups: Sequence[Group]) -> None:
 def _draw_differences(axes: Any, summary: Summary, pairs: Sequence[Mapping[str, Any]]) -> None:
     """Draw the loss with control tokens minus the loss with own tokens, at each k and for all far tokens (lines)."""
     axes.axhline(0, color=BLACK, linewidth=0.8)
-    for source_result in summary["far"]:
-        if source_result["own_minus"] is not None and source_result["own_minus"]["value"] is not None:
-            color = {"other": PURPLE}.get(source_result["from"], BLACK)
-            mean_difference, interval_low, interval_high = (
-                extract_values([source_result["own_minus"]], name)[0] for name in ESTIMATE_KEYS
-            )
-            label = f"all far tokens, minus {source_result['from']} (n={source_result['targets']:,})"
-            axes.axhline(mean_difference, color=color, linestyle="-.", linewidth=1, label=label)
-            if not math.isnan(interval_low):
-                axes.axhspan(interval_low, interval_high, color=color, alpha=0.07, linewidth=0)
+    for source in summary["far"]:
+        if source["own_minus"] is not None and source["own_minus"]["value"] is not None:
+            color = {"other": PURPLE}.get(source["from"], BLACK)
+            mean, low, high = (extract_values([source["own_minus"]], name)[0] for name in ESTIMATE_KEYS)
+            label = f"all far tokens, minus {source['from']} (n={source['targets']:,})"
+            axes.axhline(mean, color=color, linestyle="-.", linewidth=1, label=label)
+            if not math.isnan(low):
+                axes.axhspan(low, high, color=color, alpha=0.07, linewidth=0)
     for pair in pairs:
-        _draw_line(
-            axes, summary["ks"], pair["difference"], (pair["knows"], pair["against"]), f"{pair['measure']}, paired"
-        )
+        name = pair["knows"], pair["against"]
+        _draw_line(axes, summary["ks"], pair["difference"], name, f"{pair['measure']}, paired")
     axes.set_ylabel("loss reduction by own tokens\n(nats per target, all targets)")
 
 
@@ -116,16 +112,16 @@ def _draw_line(
     axes: Any, ks: Sequence[int], estimates: Sequence[Mapping[str, Any]], name: tuple[str, str], note: str
 ) -> None:
     label, color, line_style, marker = LINE_STYLES.get(name, (" ".join(name), BLACK, "-.", "d"))
-    values, interval_lows, interval_highs = (extract_values(estimates, estimate_key) for estimate_key in ESTIMATE_KEYS)
+    values, lows, highs = (extract_values(estimates, estimate_key) for estimate_key in ESTIMATE_KEYS)
     if all(map(math.isnan, values)):
         axes.plot([], [], color=color, label=f"{label} (undefined)")
         return
     label = f"{label} ({note})"
     axes.plot(ks, values, line_style, color=color, marker=marker, markersize=4, linewidth=1.6, label=label)
-    axes.fill_between(ks, interval_lows, interval_highs, color=color, alpha=0.15, linewidth=0)
+    axes.fill_between(ks, lows, highs, color=color, alpha=0.15, linewidth=0)
     if len(ks) == 1:
         # A band at a single k has no width, so draw a bar.
-        axes.vlines(ks, interval_lows, interval_highs, color=color, alpha=0.4, linewidth=3)
+        axes.vlines(ks, lows, highs, color=color, alpha=0.4, linewidth=3)
 
 
 def _annotate_clipped_points(axes: Any) -> None:
@@ -157,27 +153,18 @@ def draw_distances(summary: Summary, folder: Path, *, near: int, far: int) -> Pa
         targets = f"{format_count(sample_sizes['targets'], 'target')} with a clear gain"
         documents = f"in {format_count(sample_sizes['documents'], 'document')}"
         tokens = f"{format_count(distances['chosen'], 'token')} selected for {targets} {documents}"
-        gain_shares = [distance_bin["gain_share"] for distance_bin in distances["bins"]]
+        label = f"{group['mode']}, {group['knows']} objective: {tokens}"
+        gain_shares, edges = [entry["gain_share"] for entry in distances["bins"]], _edges(distances["bins"])
         # Fill the first distribution, and draw the second distribution as a line.
-        axes.stairs(
-            gain_shares,
-            _edges(distances["bins"]),
-            fill=not index,
-            color=color,
-            alpha=0.6,
-            linewidth=2,
-            label=f"{group['mode']}, {group['knows']} objective: {tokens}",
-        )
+        axes.stairs(gain_shares, edges, fill=not index, color=color, alpha=0.6, linewidth=2, label=label)
         (median,) = (quantile["distance"] for quantile in distances["quantiles"] if quantile["share"] == 0.5)
         # The dashes are shifted so that both lines are visible if the medians are equal.
         style = {"color": color, "linestyle": (2 * index, (2, 2))}
         axes.axvline(median, **style, label=f"{group['mode']}: median {median:,}")
     if groups:
         bins = groups[0]["distances"]["bins"]
-        uniform_shares = [
-            max(0, min(distance_bin["to"], near + far) - max(distance_bin["from"], near + 1) + 1) / far
-            for distance_bin in bins
-        ]
+        overlaps = [min(entry["to"], near + far) - max(entry["from"], near + 1) + 1 for entry in bins]
+        uniform_shares = [max(0, overlap) / far for overlap in overlaps]
         axes.stairs(uniform_shares, _edges(bins), color=BLACK, linestyle="--", label="uniform over the far tokens")
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(lambda distance, _: f"{distance:,.0f}")

@@ -35,8 +35,7 @@ def report_study(study: InfluenceStudy, folder: StrPath) -> dict[str, Any]:
     write_atomically(folder / SUMMARY_FILE, json.dumps(summary, indent=2).encode() + b"\n")
     draw_recovery(summary, folder)
     draw_distances(summary, folder, near=settings.near, far=settings.far)
-    answer = summary["answer"]["sentence"]
-    excerpts = _choose_excerpts(study, folder)
+    excerpts, answer = _choose_excerpts(study, folder), summary["answer"]["sentence"]
     page = render_page(_read_rows(folder), excerpts, ks=settings.ks, near=settings.near, answer=answer)
     write_atomically(folder / PAGE_FILE, page.encode())
     return summary
@@ -48,9 +47,8 @@ def _read_rows(folder: Path) -> Iterator[dict[str, Any]]:
             try:
                 yield parse_json(line)
             except ValueError:
-                raise RunFolderError(
-                    f"line {line_number} of {folder / ROWS_FILE} is not valid JSON; choose another --out"
-                ) from None
+                problem = f"line {line_number} of {folder / ROWS_FILE} is not valid JSON"
+                raise RunFolderError(f"{problem}; choose another --out") from None
 
 
 def _choose_excerpts(study: InfluenceStudy, folder: Path) -> Mapping[str, tuple[int, Sequence[str]]]:
@@ -62,9 +60,8 @@ def _choose_excerpts(study: InfluenceStudy, folder: Path) -> Mapping[str, tuple[
     texts = {text.name: text.tokens for text in study.texts}
     excerpts = {}
     for name in sorted(target_indices, key=lambda name: -len(target_indices[name]))[:MAX_EXCERPTS]:
-        first_index = max(0, target_indices[name][0] - settings.context)
+        first = max(0, target_indices[name][0] - settings.context)
         max_tokens = max(MAX_EXCERPT_TOKENS, 2 * settings.context)
-        last_index = min(target_indices[name][-1] + NUM_TOKENS_AFTER_TARGET, first_index + max_tokens)
-        tokens = texts[name][first_index : last_index + 1].tolist()
-        excerpts[name] = (first_index, list(map(study.codec.token_text, tokens)))
+        last = min(target_indices[name][-1] + NUM_TOKENS_AFTER_TARGET, first + max_tokens)
+        excerpts[name] = (first, list(map(study.codec.token_text, texts[name][first : last + 1].tolist())))
     return excerpts

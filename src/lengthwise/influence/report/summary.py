@@ -93,21 +93,15 @@ def _summarize_group(population: Population, name: tuple[str, ...], ks: Sequence
             "loss": subpopulation.estimate_by_regression(sample, gain, gap, gap, NO_GAP),
             "gain": subpopulation.estimate_by_regression(sample, gain, gap, np.ones(len(gap)), NO_GAP),
         },
-        "selected": {
-            gap_source: _summarize_recovered_loss(population, sample, gap_source) for gap_source in ("own", "other")
-        },
+        "selected": {name: _summarize_recovered_loss(population, sample, name) for name in ("own", "other")},
         "distances": columns.distances[name].summary(),
     }
 
 
 def _undefined_prediction(reason: str, ks: Sequence[int]) -> JSONObject:
-    return {
-        "shares": undefined_estimates(len(ks), reason),
-        "smallest_k": [
-            {"share": share_level, "beyond": False, "reason": reason, "k": None, "low": None, "high": None}
-            for share_level in SHARE_LEVELS
-        ],
-    }
+    unknown = {"beyond": False, "reason": reason, "k": None, "low": None, "high": None}
+    smallest_k = [{"share": level, **unknown} for level in SHARE_LEVELS]
+    return {"shares": undefined_estimates(len(ks), reason), "smallest_k": smallest_k}
 
 
 def _summarize_recovered_loss(population: Population, sample: SelectionColumns, gap_source: str) -> JSONObject:
@@ -120,15 +114,14 @@ def _summarize_recovered_loss(population: Population, sample: SelectionColumns, 
     nan_reason = NO_GAP if len(target) else NO_CLEAR_TARGETS
     # The share of a single target requires a positive gap. The sums include all targets.
     has_gap = gap > 0
-    unique_documents, document_indices = np.unique(columns.target_documents[target][has_gap], return_inverse=True)
-    medians = [median(document_indices, shares) for shares in (gain[has_gap] / gap[has_gap, None]).T]
+    documents, indices = np.unique(columns.target_documents[target][has_gap], return_inverse=True)
+    medians = [median(indices, shares) for shares in (gain[has_gap] / gap[has_gap, None]).T]
     return {
         "targets": len(target),
         "documents": len(sums),
         "loss": population.bootstrap(ratio_of_sums(sums), len(sums), nan_reason),
         "median": [
-            population.bootstrap(statistic, len(unique_documents), nan_reason, len(document_indices))[0]
-            for statistic in medians
+            population.bootstrap(statistic, len(documents), nan_reason, len(indices))[0] for statistic in medians
         ],
         "without_gap": int((~has_gap).sum()),
     }
@@ -178,7 +171,6 @@ def _summarize_difference(
 
 
 def _summarize_kind(population: Population, target_kind: str) -> JSONObject:
-    """Summarize the gain from far tokens for one kind of target."""
     columns, population = population.columns, population.restrict(population.columns.kind_mask(target_kind))
     return {
         "kind": target_kind,

@@ -28,27 +28,19 @@ def _source_table(summary: Summary) -> SummaryTable:
     gap = summary["settings"]["rule"]["gap"]
     body = [
         [
-            SOURCE_LABELS[source_result["from"]],
-            f"{source_result['targets']:,}",
-            f"{source_result['documents']:,}",
-            *(format_estimate(source_result[name]) for name in ("gain", "gains", "loses")),
-            "" if source_result["own_minus"] is None else format_estimate(source_result["own_minus"]),
+            SOURCE_LABELS[source["from"]],
+            *(f"{source[name]:,}" for name in ("targets", "documents")),
+            *(format_estimate(source[name]) for name in ("gain", "gains", "loses")),
+            "" if source["own_minus"] is None else format_estimate(source["own_minus"]),
         ]
-        for source_result in summary["far"]
-        if source_result["targets"]
+        for source in summary["far"]
+        if source["targets"]
     ]
+    far_columns, gap_columns = ["far tokens", "targets", "texts", "gain, nats"], [f"gain > {gap}", f"gain < -{gap}"]
     return SummaryTable(
         title=f"{summary['model']}: all far tokens compared with near tokens only, over all targets; loss with near "
         f"tokens {summary['loss_short']:.3f} nats{_interval_note(summary['far'])}",
-        header=[
-            "far tokens",
-            "targets",
-            "texts",
-            "gain, nats",
-            f"gain > {gap}",
-            f"gain < -{gap}",
-            "own minus this gain",
-        ],
+        header=[*far_columns, *gap_columns, "own minus this gain"],
         body=body,
     )
 
