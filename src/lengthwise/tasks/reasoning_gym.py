@@ -12,11 +12,12 @@ from lengthwise.tasks.jsonl_table import SUFFIX, read_table
 
 Item = Mapping[str, Any]
 LengthSource = str | Callable[[Item], int]
+Splitter = Callable[[str], Sequence[str]]
 
 
 @check_arguments
 def reasoning_records(
-    items: Iterable[Item], *, length: LengthSource | None = None, tokens: Callable[[str], Sequence[str]] = str.split
+    items: Iterable[Item], *, length: LengthSource | None = None, tokens: Splitter = str.split
 ) -> Iterator[dict[str, Any]]:
     """Yield one record per item, with its ``question`` as ``prompt``, its ``answer`` as ``response``, and its length.
 
@@ -42,11 +43,7 @@ def reasoning_records(
 
 @check_arguments
 def write_reasoning_records(
-    items: Iterable[Item],
-    file: StrPath,
-    *,
-    length: LengthSource | None = None,
-    tokens: Callable[[str], Sequence[str]] = str.split,
+    items: Iterable[Item], file: StrPath, *, length: LengthSource | None = None, tokens: Splitter = str.split
 ) -> Path:
     """Write the records of ``reasoning_records`` to a task file; raise ``TaskFileError`` if a record is invalid."""
     file = Path(file)
@@ -71,8 +68,7 @@ def _find_length(metadata: Mapping[str, Any], name: str | None) -> int | None:
         if not difficulty:
             return None
         (name,) = difficulty
-    length_candidates = {**{key: _collapse_range(value) for key, value in difficulty.items()}, **metadata}
-    value = length_candidates.get(name)
+    value = {**{key: _collapse_range(value) for key, value in difficulty.items()}, **metadata}.get(name)
     if type(value) is not int:
         raise _ItemError(
             f"has no integer '{name}' in its metadata; set length to another metadata key, or to a function of the item"
@@ -82,5 +78,4 @@ def _find_length(metadata: Mapping[str, Any], name: str | None) -> int | None:
 
 def _collapse_range(difficulty: Any) -> Any:
     """Return the common value of a range with equal ends; return other difficulties unchanged."""
-    has_single_value = isinstance(difficulty, list | tuple) and len(set(difficulty)) == 1
-    return difficulty[0] if has_single_value else difficulty
+    return difficulty[0] if isinstance(difficulty, list | tuple) and len(set(difficulty)) == 1 else difficulty

@@ -102,21 +102,18 @@ class Recall:
     def _lay_out(self, text: Int[np.ndarray, "batch text"], key_indexes: Int[np.ndarray, "batch queries"]) -> Examples:
         """Build examples; ``key_indexes`` contains the token indexes of the queried keys."""
         (batch_size, length), num_queries = text.shape, key_indexes.shape[1]
-        separator_ids = np.full((batch_size, 1), len(self.vocabulary) - 3)
+        separator = np.full((batch_size, 1), len(self.vocabulary) - 3)
         queries, answers = (np.take_along_axis(text, key_indexes + offset, axis=1) for offset in (0, 1))
-        tokens = np.concatenate([text, separator_ids, queries, separator_ids + 1, answers, separator_ids + 2], axis=1)
+        tokens = np.concatenate([text, separator, queries, separator + 1, answers, separator + 2], axis=1)
         prompt_length, query_indexes = length + num_queries + 2, np.arange(num_queries)
         # Every token except a value starts a group.
         is_value = (text >= self.num_keys) & (text < self.num_keys + self.num_values)
         text_groups = np.cumsum(~is_value, axis=1)
-        groups_after_text = (
-            text_groups[:, -1:] + 1 + np.concatenate([[0], *[1 + query_indexes] * 2, [0, num_queries + 1]])
-        )
+        other_groups = text_groups[:, -1:] + 1 + np.concatenate([[0], *[1 + query_indexes] * 2, [0, num_queries + 1]])
         support = np.full((*tokens.shape, 3), -1)
-        support[:, prompt_length:-1, 0] = length + 1 + query_indexes
-        support[:, prompt_length:-1, 1] = key_indexes
-        support[:, prompt_length:-1, 2] = key_indexes + 1
+        for column, sources in enumerate((length + 1 + query_indexes, key_indexes, key_indexes + 1)):
+            support[:, prompt_length:-1, column] = sources
         # The end token depends on the separator, which shares its ID with the last answer.
         support[:, -1, 0] = length
-        coupling = np.concatenate([text_groups, groups_after_text], axis=1)[None]
+        coupling = np.concatenate([text_groups, other_groups], axis=1)[None]
         return Examples.with_prompt_length(tokens, prompt_length, coupling=coupling, support=support)

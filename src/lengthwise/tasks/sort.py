@@ -67,11 +67,10 @@ class Sort:
         symbols = prompt.replace("=", " ").replace(">", " ").split()
         expected_format = f"values from 0 to {self.num_values - 1} such as 2 0 1"
         items = parse_symbols(symbols, self.vocabulary[:-3], self.name, expected_format)
-        item_counts = np.bincount(items)
-        if not self.repeats and item_counts.max() > 1:
+        counts = np.bincount(items)
+        if not self.repeats and counts.max() > 1:
             raise PromptError(
-                f"item '{item_counts.argmax()}' occurs {item_counts.max()} times; write each item once, "
-                "or set repeats=True"
+                f"item '{counts.argmax()}' occurs {counts.max()} times; write each item once, or set repeats=True"
             )
         return self._lay_out(items[None])
 
@@ -89,9 +88,6 @@ class Sort:
         item_places = np.arange(1, length + 1)
         prompt_groups = np.broadcast_to(np.arange(1, length + 2), (batch_size, length + 1))
         last_groups = np.broadcast_to([length + 1, length + 2], (batch_size, 2))
-        return Examples.with_prompt_length(
-            tokens,
-            length + 1,
-            coupling=np.concatenate([prompt_groups, item_order + 1, last_groups], axis=1)[None],
-            places=np.concatenate([item_places, [0, 0], item_places, [0]])[None],
-        )
+        coupling = np.concatenate([prompt_groups, item_order + 1, last_groups], axis=1)[None]
+        places = np.concatenate([item_places, [0, 0], item_places, [0]])[None]
+        return Examples.with_prompt_length(tokens, length + 1, coupling=coupling, places=places)

@@ -99,14 +99,11 @@ class SparseParity:
         return replace(self, fewest=num_flagged, most=num_flagged, window=window_size, tested=())
 
     def _sample_flags(self, length: int, batch_size: int, rng: np.random.Generator) -> Bool[np.ndarray, "size length"]:
-        window_width = length if self.window is None else min(self.window, length)
+        width = length if self.window is None else min(self.window, length)
         num_flagged = rng.integers(min(self.fewest, length), min(self.most, length) + 1, size=batch_size)
-        window_start = rng.integers(0, length - window_width + 1, size=batch_size)[:, None]
-        bit_places = np.arange(length)
+        start, places = rng.integers(0, length - width + 1, size=batch_size)[:, None], np.arange(length)
         # Places outside the window are never flagged.
-        sort_keys = rng.random((batch_size, length)) + (
-            (bit_places < window_start) | (bit_places >= window_start + window_width)
-        )
+        sort_keys = rng.random((batch_size, length)) + ((places < start) | (places >= start + width))
         return sort_keys.argsort(axis=1).argsort(axis=1) < num_flagged[:, None]
 
     def _is_flagged(self, tokens: Int[np.ndarray, "batch length"]) -> Bool[np.ndarray, "batch length"]:

@@ -30,24 +30,19 @@ class Task(Protocol):
     @property
     def vocabulary(self) -> tuple[str, ...]:
         """Symbols in the order of their token IDs."""
-        ...
 
     @property
     def separators(self) -> tuple[str, ...]:
         """Symbols that end a segment; the response follows the last separator."""
-        ...
 
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
         """Sample ``size`` sequences; raise ``SettingError`` if ``length`` is below the smallest length of the task."""
-        ...
 
     def from_prompt(self, prompt: str) -> Examples:
         """Return one example with this prompt and its correct answer; raise ``PromptError`` for an invalid prompt."""
-        ...
 
     def variants(self) -> Mapping[str, "Task"]:
         """Return variants of the task for evaluation by name, with the same vocabulary; the mapping may be empty."""
-        ...
 
 
 @runtime_checkable
@@ -56,7 +51,6 @@ class HasStages(Protocol):
 
     def stages(self) -> Sequence[Task]:
         """Return tasks of increasing difficulty that end with the task itself and share its vocabulary."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,15 +68,12 @@ class GradedByLoss(Protocol):
 
     def token_bytes(self) -> Int[np.ndarray, " vocab"]:
         """Return the number of text bytes of each token ID."""
-        ...
 
     def held_out(self) -> Sequence[TokenizedDocument]:
         """Return documents that training never uses."""
-        ...
 
     def lay_out(self, tokens: Int[np.ndarray, "batch seq"]) -> Examples:
         """Return examples that each consist of one row of document tokens."""
-        ...
 
 
 @runtime_checkable
@@ -91,15 +82,12 @@ class HasRunFiles(Protocol):
 
     def run_files(self) -> Mapping[str, bytes]:
         """Return names and contents of the files to store in the run folder."""
-        ...
 
     def from_run_folder(self, folder: Path) -> Task:
         """Return a copy of the task that reads the stored files of this run folder."""
-        ...
 
     def placeholder_example(self) -> Examples:
         """Return one example with the same arrays as sampled examples, built only from the stored files."""
-        ...
 
 
 @runtime_checkable
@@ -108,7 +96,6 @@ class HasSource(Protocol):
 
     def source(self) -> Mapping[str, str]:
         """Return the path and the SHA-256 digest of the source, or an empty mapping if the task has no source."""
-        ...
 
 
 def task_fields(task: Task) -> dict[str, str]:
@@ -123,7 +110,6 @@ class HasLengths(Protocol):
     @property
     def available_lengths(self) -> tuple[int, ...]:
         """Lengths with examples, in increasing order."""
-        ...
 
 
 @runtime_checkable
@@ -132,11 +118,9 @@ class HasRecords(HasLengths, Protocol):
 
     def num_records(self, length: int) -> int:
         """Return the number of distinct records of a length; raise ``SettingError`` for a length without records."""
-        ...
 
     def records_at(self, length: int, indices: Int[np.ndarray, " batch"]) -> Examples:
         """Return the distinct records of a length at these indices, from 0 to ``num_records(length) - 1``."""
-        ...
 
 
 def record_fields(task: Task, length: int) -> dict[str, int]:
@@ -153,12 +137,10 @@ def num_shared_records(task: HasRecords, other_task: HasRecords, length: int) ->
 
 def _list_record_keys(task: HasRecords, length: int) -> set[tuple[int, bytes]]:
     examples = task.records_at(length, np.arange(task.num_records(length)))
-    token_counts = (examples.response_end + 1).tolist()
+    columns = (examples.prompt_length, examples.tokens, (examples.response_end + 1).tolist())
     return {
         (int(prompt_length), tokens[:token_count].astype(np.int64).tobytes())
-        for prompt_length, tokens, token_count in zip(
-            examples.prompt_length, examples.tokens, token_counts, strict=True
-        )
+        for prompt_length, tokens, token_count in zip(*columns, strict=True)
     }
 
 
@@ -180,6 +162,5 @@ def nearest_length(task: Task, length: int) -> int:
     """Return the largest task length up to ``length``, or the smallest task length if all are larger."""
     if not isinstance(task, HasLengths):
         return length
-    return max(
-        (available for available in task.available_lengths if available <= length), default=task.available_lengths[0]
-    )
+    lengths = task.available_lengths
+    return max((available for available in lengths if available <= length), default=lengths[0])

@@ -47,12 +47,9 @@ def parse_summands(prompt: str, task: str, expected_format: str) -> Int[np.ndarr
     if len(summands) < 2:
         raise PromptError(f"invalid sum '{prompt}'; write a sum such as {expected_format}")
     if "" in summands:
-        raise PromptError(
-            f"number {summands.index('') + 1} of the sum '{prompt}' is missing; write a sum such as {expected_format}"
-        )
-    alphabet = tuple(str(digit) for digit in range(10))
-    digit_rows = [
-        parse_symbols(list(summand), alphabet, task, f"a sum such as {expected_format}")[::-1] for summand in summands
-    ]
+        number = summands.index("") + 1
+        raise PromptError(f"number {number} of the sum '{prompt}' is missing; write a sum such as {expected_format}")
+    alphabet, expected = tuple(str(digit) for digit in range(10)), f"a sum such as {expected_format}"
+    digit_rows = [parse_symbols(list(summand), alphabet, task, expected)[::-1] for summand in summands]
     num_digits = max(map(len, digit_rows))
     return np.array([np.pad(digits, (0, num_digits - len(digits))) for digits in digit_rows])

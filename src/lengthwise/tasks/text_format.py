@@ -50,11 +50,9 @@ def format_examples(task: Task, examples: Examples) -> list[TextExample]:
     """Return each sequence as text; raise ``SettingError`` for tasks graded by loss and symbols with whitespace."""
     if isinstance(task, GradedByLoss):
         raise SettingError(f"task {task.name} is graded by loss and has no prompts; use a task with one correct answer")
-    vocabulary = task.vocabulary
-    texts = []
-    for tokens, prompt_length, response_end in zip(
-        examples.tokens, examples.prompt_length, examples.response_end, strict=True
-    ):
+    vocabulary, texts = task.vocabulary, []
+    columns = (examples.tokens, examples.prompt_length, examples.response_end)
+    for tokens, prompt_length, response_end in zip(*columns, strict=True):
         symbols = _decode_symbols(task, vocabulary, tokens[:response_end])
         response = "".join(f" {symbol}" for symbol in symbols[prompt_length:])
         texts.append(TextExample(prompt=" ".join(symbols[:prompt_length]), response=f"{response}\n"))

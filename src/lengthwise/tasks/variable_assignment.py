@@ -57,10 +57,9 @@ class VariableAssignment:
             raise SettingError(
                 f"invalid depth_shares {min_share} to {max_share}; use increasing shares above 0, up to 1"
             )
-        if self.depth is not None and self.depth < 1:
-            raise SettingError(
-                f"depth {self.depth} is too small; use at least 1, or None to sample it from depth_shares"
-            )
+        depth = self.depth
+        if depth is not None and depth < 1:
+            raise SettingError(f"depth {depth} is too small; use at least 1, or None to sample it from depth_shares")
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
@@ -87,30 +86,24 @@ class VariableAssignment:
         operand_ids = self.num_names + rng.integers(0, self.num_values, size=(size, length, self.operands))
         # In chain order, each variable leads to the next variable or to a value.
         successors = np.append(names[:, 1:], names[:, :1], axis=1)
-        operand_ids[:, :, 0] = np.where(
-            self._mask_last_assignments(depth, length, rng), operand_ids[:, :, 0], successors
-        )
-        assignment_order = sample_integers(length, length, size, rng)
-        batch = np.arange(size)[:, None]
+        is_last = self._mask_last_assignments(depth, length, rng)
+        operand_ids[:, :, 0] = np.where(is_last, operand_ids[:, :, 0], successors)
+        batch, order = np.arange(size)[:, None], sample_integers(length, length, size, rng)
         variables, operands = np.empty_like(names), np.empty_like(operand_ids)
-        variables[batch, assignment_order], operands[batch, assignment_order] = names, operand_ids
-        return self._lay_out(variables, operands, assignment_order[:, : depth.max()], depth)
+        variables[batch, order], operands[batch, order] = names, operand_ids
+        return self._lay_out(variables, operands, order[:, : depth.max()], depth)
 
     def from_prompt(self, prompt: str) -> Examples:
         """Parse assignments in any order and a query, such as ``x1 = x2 x2 = v3 ? x1``."""
         constants = "".join(f" v{number}" for number in range(1, self.operands))
         expected_format = f"assignments and a query such as 'x1 = x2{constants} x2 = v3{constants} ? x1'"
-        prompt_parts = prompt.replace(">", " ").split("?")
-        block_width = self.operands + 2
-        if len(prompt_parts) != 2 or len(prompt_parts[1].split()) != 1:
+        parts, width = [part.split() for part in prompt.replace(">", " ").split("?")], self.operands + 2
+        if len(parts) != 2 or len(parts[1]) != 1:
             raise PromptError(f"'{prompt}' does not query exactly one variable; write {expected_format}")
-        symbols = parse_symbols(prompt_parts[0].split(), self.vocabulary[:-3], self.name, expected_format)
-        (query,) = parse_symbols(prompt_parts[1].split(), self.vocabulary[: self.num_names], self.name, expected_format)
-        blocks = (
-            symbols.reshape(-1, block_width)
-            if len(symbols) % block_width == 0
-            else np.zeros((1, block_width), dtype=np.int64)
-        )
+        symbols = parse_symbols(parts[0], self.vocabulary[:-3], self.name, expected_format)
+        (query,) = parse_symbols(parts[1], self.vocabulary[: self.num_names], self.name, expected_format)
+        has_whole_blocks = len(symbols) % width == 0
+        blocks = symbols.reshape(-1, width) if has_whole_blocks else np.zeros((1, width), dtype=np.int64)
         is_value = (blocks >= self.num_names) & (blocks < self.num_names + self.num_values)
         has_sign = blocks[:, 1] == len(self.vocabulary) - 4
         if not has_sign.all() or (blocks[:, 0] >= self.num_names).any() or not is_value[:, 3:].all():
@@ -133,10 +126,7 @@ class VariableAssignment:
         """Return variants with a queried chain of a quarter, half or all assignments, if there are several chains."""
         if self.num_chains == 1:
             return {}
-        return {
-            name: replace(self, depth=None, depth_shares=(depth_share, depth_share))
-            for name, depth_share in DEPTH_SHARES.items()
-        }
+        return {name: replace(self, depth=None, depth_shares=(share, share)) for name, share in DEPTH_SHARES.items()}
 
     def _sample_depths(self, length: int, batch_size: int, rng: np.random.Generator) -> Int[np.ndarray, " size"]:
         if self.num_chains == 1:
@@ -150,13 +140,11 @@ class VariableAssignment:
         self, depth: Int[np.ndarray, " size"], length: int, rng: np.random.Generator
     ) -> Bool[np.ndarray, "size length"]:
         """Return a mask of the last assignment of each chain; the distractor chains end at random assignments."""
-        chain_index, batch_size = np.arange(length), len(depth)
-        may_be_last = (chain_index >= depth[:, None]) & (chain_index < length - 1)
+        index, batch_size = np.arange(length), len(depth)
+        may_be_last = (index >= depth[:, None]) & (index < length - 1)
         num_cuts = rng.integers(0, max(1, self.num_chains - 1), size=batch_size)[:, None]
         random_rank = np.where(may_be_last, rng.random((batch_size, length)), np.inf).argsort(axis=1).argsort(axis=1)
-        return (
-            (may_be_last & (random_rank < num_cuts)) | (chain_index == depth[:, None] - 1) | (chain_index == length - 1)
-        )
+        return (may_be_last & (random_rank < num_cuts)) | (index == depth[:, None] - 1) | (index == length - 1)
 
     def _lay_out(
         self,
@@ -202,12 +190,8 @@ class VariableAssignment:
         tokens[:, variable_indexes], groups[:, variable_indexes] = chain[:, :, 0], path + 1
         support[:, 0, 0] = prompt_length - 2
         # The token after a variable depends on this variable, and on the variable and first operand of its assignment.
-        sources = [
-            np.broadcast_to(prompt_length + variable_indexes, path.shape),
-            path * block_width,
-            path * block_width + 2,
-        ]
-        dependencies = np.stack(sources, axis=2)
+        previous = np.broadcast_to(prompt_length + variable_indexes, path.shape)
+        dependencies = np.stack([previous, path * block_width, path * block_width + 2], axis=2)
         support[:, variable_indexes[1:], :3] = dependencies[:, :-1]
         if self.operands == 1:
             tokens[batch, depth], groups[batch, depth] = chain[batch, last_index, 2], length + 2

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import compress
 from string import ascii_letters
 from typing import ClassVar
 
@@ -57,43 +58,34 @@ class Planted:
         check_distribution(self.probabilities, entry_names, "the probabilities of the planted tuples")
 
     def _check_tuples(self) -> None:
-        for planted_tuple, label_probabilities in zip(self.tuples, self.labels, strict=True):
-            if len(planted_tuple) != self.placement.k:
+        for planted, label_law in zip(self.tuples, self.labels, strict=True):
+            if len(planted) != self.k:
                 raise SettingError(
-                    f"planted tuple {planted_tuple} has {len(planted_tuple)} tokens; use {self.k} tokens, "
-                    "as in the placement"
+                    f"planted tuple {planted} has {len(planted)} tokens; use {self.k} tokens, as in the placement"
                 )
-            if not all(0 <= token < len(self.background) for token in planted_tuple):
+            if not all(0 <= token < self.num_tokens for token in planted):
                 raise SettingError(
-                    f"planted tuple {planted_tuple} has an invalid token; use tokens from 0 to "
-                    f"{len(self.background) - 1}"
+                    f"planted tuple {planted} has an invalid token; use tokens from 0 to {self.num_tokens - 1}"
                 )
-            if len(label_probabilities) != len(self.labels[0]):
+            if len(label_law) != self.num_labels:
                 raise SettingError(
-                    f"planted tuple {planted_tuple} has {len(label_probabilities)} label probabilities; use "
-                    f"{len(self.labels[0])} label probabilities, as for the first tuple"
+                    f"planted tuple {planted} has {len(label_law)} label probabilities; use "
+                    f"{self.num_labels} label probabilities, as for the first tuple"
                 )
-            entry_names = [
-                f"label {label} of planted tuple {planted_tuple}" for label in range(len(label_probabilities))
-            ]
-            check_distribution(
-                label_probabilities, entry_names, f"the label probabilities of planted tuple {planted_tuple}"
-            )
+            entry_names = [f"label {label} of planted tuple {planted}" for label in range(len(label_law))]
+            check_distribution(label_law, entry_names, f"the label probabilities of planted tuple {planted}")
         if len(set(self.tuples)) < len(self.tuples):
             raise SettingError("tuples contains the same tuple twice; list each tuple once, with its total probability")
 
     @property
     def with_possible_tuples(self) -> "Planted":
         """Same distribution, without the tuples that have probability 0."""
-        possible_indexes = [index for index, probability in enumerate(self.probabilities) if probability > 0]
-        if len(possible_indexes) == len(self.tuples):
+        is_possible = [probability > 0 for probability in self.probabilities]
+        if all(is_possible):
             return self
-        return replace(
-            self,
-            tuples=tuple(self.tuples[index] for index in possible_indexes),
-            probabilities=tuple(self.probabilities[index] for index in possible_indexes),
-            labels=tuple(self.labels[index] for index in possible_indexes),
-        )
+        tuples, labels = tuple(compress(self.tuples, is_possible)), tuple(compress(self.labels, is_possible))
+        probabilities = tuple(compress(self.probabilities, is_possible))
+        return replace(self, tuples=tuples, probabilities=probabilities, labels=labels)
 
     @property
     def k(self) -> int:
@@ -130,9 +122,8 @@ class Planted:
         Tuples that are not in ``tuples`` get the mean over ``tuples``, weighted by ``probabilities``.
         """
         check_num_tuples(self.num_tokens**self.k, f"{self.k} of {self.num_tokens} tokens")
-        label_probabilities = np.array(self.labels)
-        law = np.tile(np.array(self.probabilities) @ label_probabilities, (self.num_tokens**self.k, 1))
-        law[self.tuple_codes(np.array(self.tuples))] = label_probabilities
+        law = np.tile(np.array(self.probabilities) @ np.array(self.labels), (self.num_tokens**self.k, 1))
+        law[self.tuple_codes(np.array(self.tuples))] = self.labels
         return law
 
     def tuple_codes(self, tuples: Int[np.ndarray, "*many k"]) -> Int[np.ndarray, "*many"]:
@@ -152,8 +143,7 @@ class Planted:
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
         """Sample the sets, tuples, background tokens and labels."""
         check_sizes(self.name, length, size, min_length=self.min_length)
-        tokens, sets, label = self.sample_arrays(length, size, rng)
-        return self._lay_out(tokens, sets, label)
+        return self._lay_out(*self.sample_arrays(length, size, rng))
 
     def sample_arrays(
         self, length: int, size: int, rng: np.random.Generator
@@ -165,8 +155,7 @@ class Planted:
         np.put_along_axis(tokens, sets, np.array(self.tuples)[tuple_index], axis=1)
         # Select the first label whose cumulative probability exceeds a uniform number.
         cumulative_probabilities = np.cumsum(np.array(self.labels), axis=1)[tuple_index]
-        label = (rng.random(size)[:, None] >= cumulative_probabilities[:, :-1]).sum(axis=1)
-        return tokens, sets, label
+        return tokens, sets, (rng.random(size)[:, None] >= cumulative_probabilities[:, :-1]).sum(axis=1)
 
     def from_prompt(self, prompt: str) -> Examples:
         """Parse letters such as ``abcda``; the answer is the most probable label, its support the most probable set."""
@@ -206,10 +195,8 @@ class Planted:
         return {}
 
     def _format_tuple_examples(self) -> str:
-        return " or ".join(
-            "".join(ascii_letters[token] for token in planted_tuple)
-            for planted_tuple in self.with_possible_tuples.tuples[:3]
-        )
+        examples = self.with_possible_tuples.tuples[:3]
+        return " or ".join("".join(ascii_letters[token] for token in example) for example in examples)
 
     def _lay_out(
         self,
@@ -218,10 +205,9 @@ class Planted:
         label: Int[np.ndarray, " batch"],
     ) -> Examples:
         batch_size, length = tokens.shape
-        separator_ids = np.full((batch_size, 1), self.num_tokens)
-        sequences = np.concatenate(
-            [tokens, separator_ids, separator_ids + 1 + label[:, None], separator_ids + 1 + self.num_labels], axis=1
-        )
+        separator = np.full((batch_size, 1), self.num_tokens)
+        label_ids = separator + 1 + label[:, None]
+        sequences = np.concatenate([tokens, separator, label_ids, separator + 1 + self.num_labels], axis=1)
         support = np.full((batch_size, length + 3, self.k), -1)
         support[:, length + 1] = sets
         # The end token depends on the separator, two tokens before it.

@@ -56,14 +56,9 @@ class Corpus:
         if kind is None:
             return tokens
         self._check_kind(kind)
-        document_ends = self._document_ends(split)
-        document_starts = np.concatenate([[0], document_ends[:-1]])
-        (kind_indexes,) = np.nonzero(np.array([entry.kind for entry in self.documents[split]]) == kind)
-        return (
-            tokens[document_starts[kind_indexes[0]] : document_ends[kind_indexes[-1]]]
-            if len(kind_indexes)
-            else tokens[:0]
-        )
+        bounds = np.concatenate([[0], self._document_ends(split)])
+        indexes = [index for index, entry in enumerate(self.documents[split]) if entry.kind == kind]
+        return tokens[bounds[indexes[0]] : bounds[indexes[-1] + 1]] if indexes else tokens[:0]
 
     def texts(self, split: str, kind: str | None = None) -> list[tuple[str, Tokens]]:
         """Return the name and the tokens, without end token, of each document of a split, or of one kind in it."""
@@ -71,8 +66,8 @@ class Corpus:
             self._check_kind(kind)
         tokens = self.tokens[split]()
         return [
-            (entry.name, tokens[document_end - 1 - entry.num_tokens : document_end - 1])
-            for entry, document_end in zip(self.documents[split], self._document_ends(split).tolist(), strict=True)
+            (entry.name, tokens[end - 1 - entry.num_tokens : end - 1])
+            for entry, end in zip(self.documents[split], self._document_ends(split).tolist(), strict=True)
             if kind in (None, entry.kind)
         ]
 
@@ -87,19 +82,13 @@ class Corpus:
 def byte_corpus(texts: Mapping[str, Mapping[str, str]]) -> Corpus:
     """Return a byte-level corpus from ``texts[split][name]``; all texts have the kind ``text``."""
     tokenizer = ByteTokenizer()
-    token_ids = {split: {name: tokenizer.encode(text) for name, text in texts[split].items()} for split in SPLITS}
-    streams = {
-        split: np.array([token for tokens in documents.values() for token in (*tokens, END)], dtype=np.uint16)
-        for split, documents in token_ids.items()
-    }
-    return Corpus(
-        tokenizer=tokenizer,
-        documents={
-            split: tuple(Entry(name=name, kind="text", num_tokens=len(tokens)) for name, tokens in documents.items())
-            for split, documents in token_ids.items()
-        },
-        tokens={split: partial(np.asarray, stream) for split, stream in streams.items()},
-    )
+    entries, streams = {}, {}
+    for split in SPLITS:
+        token_ids = {name: tokenizer.encode(text) for name, text in texts[split].items()}
+        entries[split] = tuple(Entry(name=name, kind="text", num_tokens=len(ids)) for name, ids in token_ids.items())
+        stream = np.array([token for ids in token_ids.values() for token in (*ids, END)], dtype=np.uint16)
+        streams[split] = partial(np.asarray, stream)
+    return Corpus(tokenizer=tokenizer, documents=entries, tokens=streams)
 
 
 def open_corpus(folder: StrPath) -> Corpus:
@@ -111,9 +100,8 @@ def open_corpus(folder: StrPath) -> Corpus:
         dtype = TOKEN_TYPES[metadata["token_type"]]
         token_counts = {split: int(metadata["splits"][split]["tokens"]) for split in SPLITS}
         digests = {split: str(metadata["splits"][split]["sha256"]) for split in SPLITS}
-        file_digests = {
-            name: str(metadata["files"][name]) for name in (TOKENIZER_FILE, *(f"{split}.jsonl" for split in SPLITS))
-        }
+        files = (TOKENIZER_FILE, *(f"{split}.jsonl" for split in SPLITS))
+        file_digests = {name: str(metadata["files"][name]) for name in files}
     except (KeyError, TypeError, ValueError, OSError) as error:
         raise TextError(f"corpus {folder} is damaged ({error!r}); prepare it again") from None
     for split, token_count in token_counts.items():
@@ -122,10 +110,9 @@ def open_corpus(folder: StrPath) -> Corpus:
             raise TextError(f"{path} does not match {METADATA_FILE} and {split}.jsonl; prepare the corpus again")
     tokenizer = read_tokenizer(folder)
     for name, digest in file_digests.items():
-        if hashlib.sha256((folder / name).read_bytes()).hexdigest() != digest:
-            raise TextError(
-                f"{folder / name} does not match {METADATA_FILE} (its digest differs); prepare the corpus again"
-            )
+        path = folder / name
+        if hashlib.sha256(path.read_bytes()).hexdigest() != digest:
+            raise TextError(f"{path} does not match {METADATA_FILE} (its digest differs); prepare the corpus again")
     read_split = partial(_read_tokens, dtype=dtype, vocabulary_size=len(tokenizer.pieces))
     return Corpus(
         tokenizer=tokenizer,
@@ -177,22 +164,15 @@ def _read_entries(path: Path) -> list[Entry]:
 def _read_tokens(path: Path, digest: str, *, dtype: np.dtype[Any], vocabulary_size: int) -> Tokens:
     """Map the tokens of a file into memory; check them on the first read and after each change of the file."""
     try:
-        file_status = path.stat()
+        status = path.stat()
         # NumPy cannot map an empty file.
-        tokens = np.memmap(path, dtype=dtype, mode="r") if file_status.st_size else np.empty(0, dtype)
+        tokens = np.memmap(path, dtype=dtype, mode="r") if status.st_size else np.empty(0, dtype)
     except (OSError, ValueError) as error:
         raise TextError(f"{path} cannot be read ({error}); prepare the corpus again") from None
-    file_identity = (
-        str(path),
-        file_status.st_ino,
-        file_status.st_mtime_ns,
-        file_status.st_size,
-        digest,
-        vocabulary_size,
-    )
-    if file_identity not in _VERIFIED_FILES:
+    identity = (str(path), status.st_ino, status.st_mtime_ns, status.st_size, digest, vocabulary_size)
+    if identity not in _VERIFIED_FILES:
         _verify_tokens(path, tokens, digest, vocabulary_size)
-        _VERIFIED_FILES.add(file_identity)
+        _VERIFIED_FILES.add(identity)
     return tokens
 
 
@@ -202,10 +182,10 @@ _VERIFIED_FILES: set[tuple[str, int, int, int, str, int]] = set()
 
 def _verify_tokens(path: Path, tokens: Tokens, digest: str, vocabulary_size: int) -> None:
     content_digest, largest_token = hashlib.sha256(), -1
-    for block_start in range(0, len(tokens), CHECK_BLOCK_SIZE):
-        token_block = tokens[block_start : block_start + CHECK_BLOCK_SIZE]
-        content_digest.update(token_block.tobytes())
-        largest_token = max(largest_token, int(token_block.max()))
+    for start in range(0, len(tokens), CHECK_BLOCK_SIZE):
+        block = tokens[start : start + CHECK_BLOCK_SIZE]
+        content_digest.update(block.tobytes())
+        largest_token = max(largest_token, int(block.max()))
     if content_digest.hexdigest() != digest:
         raise TextError(f"{path} does not match {METADATA_FILE} (its digest differs); prepare the corpus again")
     if largest_token >= vocabulary_size:

@@ -63,9 +63,8 @@ def read_documents(
         raise SettingError(f"max_documents {max_documents} is too small; use at least 1")
     copy_filter = _CopyFilter({} if digests is None else digests)
     for name in names:
-        documents = (
-            document for document in _read_source(name, is_streamed=max_documents is not None) if document.text.strip()
-        )
+        all_documents = _read_source(name, is_streamed=max_documents is not None)
+        documents = (document for document in all_documents if document.text.strip())
         yield from copy_filter.remove_copies(name, islice(documents, max_documents))
     copy_filter.warn_about_copies()
 
@@ -90,9 +89,8 @@ class _CopyFilter:
         if num_new:
             return
         if len(self.copies) > num_earlier_copies:
-            raise TextError(
-                f"{source} has only copies of other texts, such as {self.copies[-1][1]}; remove this source"
-            )
+            original_name = self.copies[-1][1]
+            raise TextError(f"{source} has only copies of other texts, such as {original_name}; remove this source")
         raise TextError(
             f"{source} has no text; use a file with text, or a folder with files such as *{TEXT_SUFFIXES[0]}"
         )
@@ -100,13 +98,11 @@ class _CopyFilter:
     def warn_about_copies(self) -> None:
         if not self.copies:
             return
-        name, original_name = self.copies[0]
-        warnings.warn(
-            f"skipped {len(self.copies)} text(s) that are copies of other texts, such as {name}, a copy of "
-            f"{original_name}",
-            SkippedTextWarning,
-            stacklevel=3,
+        name, original = self.copies[0]
+        message = (
+            f"skipped {len(self.copies)} text(s) that are copies of other texts, such as {name}, a copy of {original}"
         )
+        warnings.warn(message, SkippedTextWarning, stacklevel=3)
 
 
 def _read_source(source: str, *, is_streamed: bool) -> Iterator[Document]:
@@ -129,7 +125,7 @@ def _record_documents(source: RecordSource, *, is_streamed: bool = False) -> Ite
 
 
 def _folder_documents(folder: Path) -> Iterator[Document]:
-    skipped_paths = []
+    skipped = []
     for path in _list_files(folder):
         if has_records(path):
             yield from _record_documents(RecordSource(name=str(path)))
@@ -137,15 +133,12 @@ def _folder_documents(folder: Path) -> Iterator[Document]:
         try:
             text = _read_text(path)
         except TextError:
-            skipped_paths.append(path)
+            skipped.append(path)
             continue
         yield Document(name=str(path), text=text)
-    if skipped_paths:
-        warnings.warn(
-            f"skipped {len(skipped_paths)} file(s) of {folder} that are not UTF-8 text, such as {skipped_paths[0]}",
-            SkippedTextWarning,
-            stacklevel=2,
-        )
+    if skipped:
+        message = f"skipped {len(skipped)} file(s) of {folder} that are not UTF-8 text, such as {skipped[0]}"
+        warnings.warn(message, SkippedTextWarning, stacklevel=2)
 
 
 def _list_files(folder: Path) -> Iterator[Path]:

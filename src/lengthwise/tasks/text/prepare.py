@@ -74,19 +74,17 @@ def prepare_corpus(
     with atomic_folder(out) as folder, warnings.catch_warnings():
         # The first pass over the sources has already raised these warnings.
         warnings.simplefilter("ignore", SkippedTextWarning)
-        tokenizer = _train_tokenizer(
-            _report_progress(_iterate_parts(kinds), "learning tokens", num_documents, report), vocabulary_size
-        )
+        parts = _report_progress(_iterate_parts(kinds), "learning tokens", num_documents, report)
+        tokenizer = _train_tokenizer(parts, vocabulary_size)
         write_atomically(folder / TOKENIZER_FILE, tokenizer.content)
+        parts = _report_progress(_iterate_parts(kinds), "writing tokens", num_documents, report)
         metadata = with_digest(
             {
                 "settings": {"vocabulary_size": vocabulary_size, "held_out": held_out, "seed": seed},
                 "sources": {name: list(kind.sources) for name, kind in kinds.items()},
                 "vocabulary_size": len(tokenizer.pieces),
                 "tokenizers": str(tokenizers_library().__version__),
-                **_write_tokens(
-                    _report_progress(_iterate_parts(kinds), "writing tokens", num_documents, report), tokenizer, folder
-                ),
+                **_write_tokens(parts, tokenizer, folder),
             }
         )
         write_atomically(folder / METADATA_FILE, json.dumps(metadata, indent=2).encode() + b"\n")
@@ -98,14 +96,12 @@ def corpus_table(metadata: Mapping[str, Any]) -> tuple[list[str], list[list[str]
     return ["kind", "documents", "bytes", "bytes per token", "train tokens", "held-out documents", "held-out tokens"], [
         [
             kind,
-            f"{sum(split_counts[split]['documents'] for split in SPLITS):,}",
-            f"{sum(split_counts[split]['bytes'] for split in SPLITS):,}",
-            f"{split_counts[TRAIN]['bytes'] / max(1, split_counts[TRAIN]['tokens']):.2f}",
-            f"{split_counts[TRAIN]['tokens']:,}",
-            f"{split_counts[HELD_OUT]['documents']:,}",
-            f"{split_counts[HELD_OUT]['tokens']:,}",
+            *(f"{sum(counts[split][unit] for split in SPLITS):,}" for unit in ("documents", "bytes")),
+            f"{counts[TRAIN]['bytes'] / max(1, counts[TRAIN]['tokens']):.2f}",
+            f"{counts[TRAIN]['tokens']:,}",
+            *(f"{counts[HELD_OUT][unit]:,}" for unit in ("documents", "tokens")),
         ]
-        for kind, split_counts in metadata["kinds"].items()
+        for kind, counts in metadata["kinds"].items()
     ]
 
 
@@ -127,45 +123,41 @@ def _group_by_kind(sources: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _select_held_out(
-    by_kind: Mapping[str, Sequence[str]], held_out_share: float, seed: int, report: ProgressCallback
+    by_kind: Mapping[str, Sequence[str]], share: float, seed: int, report: ProgressCallback
 ) -> dict[str, _Kind]:
     """Read all sources once and select the held-out documents."""
     kinds, num_finished = {}, 0
     digests: dict[bytes, str] = {}
     for kind, sources in by_kind.items():
-        document_sizes: list[int] = []
+        sizes: list[int] = []
         for document in read_documents(sources, digests=digests):
-            document_sizes.append(len(document.text.encode()))
+            sizes.append(len(document.text.encode()))
             num_finished += 1
             report("reading", num_finished, None)
-        is_single = len(document_sizes) == 1 and held_out_share > 0
+        is_single = len(sizes) == 1 and share > 0
         rng = stream(seed, "held out", kind)
         kinds[kind] = _Kind(
             sources=tuple(sources),
-            sizes=tuple(document_sizes),
-            held_out=frozenset()
-            if is_single or held_out_share == 0
-            else _sample_held_out(document_sizes, held_out_share, rng),
-            num_train_characters=_find_split_index(document.text, held_out_share) if is_single else None,
+            sizes=tuple(sizes),
+            held_out=frozenset() if is_single or share == 0 else _sample_held_out(sizes, share, rng),
+            num_train_characters=_find_split_index(document.text, share) if is_single else None,
         )
     return kinds
 
 
-def _sample_held_out(document_sizes: Sequence[int], held_out_share: float, rng: np.random.Generator) -> frozenset[int]:
+def _sample_held_out(sizes: Sequence[int], share: float, rng: np.random.Generator) -> frozenset[int]:
     """Sample documents until they have this share of all bytes, but at least one document and never all documents."""
-    held_out_indexes: list[int] = []
-    for index in rng.permutation(len(document_sizes))[:-1].tolist():
-        if sum(document_sizes[held_out_index] for held_out_index in held_out_indexes) >= held_out_share * sum(
-            document_sizes
-        ):
+    selected: list[int] = []
+    for index in rng.permutation(len(sizes))[:-1].tolist():
+        if sum(sizes[selected_index] for selected_index in selected) >= share * sum(sizes):
             break
-        held_out_indexes.append(index)
-    return frozenset(held_out_indexes)
+        selected.append(index)
+    return frozenset(selected)
 
 
-def _find_split_index(text: str, held_out_share: float) -> int:
+def _find_split_index(text: str, share: float) -> int:
     """Return the index of the first held-out character, at the start of a line if possible."""
-    target_index = max(1, round(len(text) * (1 - held_out_share)))
+    target_index = max(1, round(len(text) * (1 - share)))
     line_start = text.find("\n", target_index) + 1
     split_index = line_start if 0 < line_start < len(text) else target_index
     if split_index >= len(text):
@@ -177,28 +169,25 @@ def _iterate_parts(kinds: Mapping[str, _Kind]) -> Iterator[CorpusPart]:
     """Yield the split, kind and document of each corpus part in order; raise ``TextError`` if texts have changed."""
     digests: dict[bytes, str] = {}
     for kind_name, kind in kinds.items():
-        document_sizes = []
+        sizes, split_index = [], kind.num_train_characters
         for document_index, document in enumerate(read_documents(kind.sources, digests=digests)):
-            document_sizes.append(len(document.text.encode()))
-            if kind.num_train_characters is None:
+            name, text = document.name, document.text
+            sizes.append(len(text.encode()))
+            if split_index is None:
                 yield (HELD_OUT if document_index in kind.held_out else TRAIN), kind_name, document
                 continue
-            yield TRAIN, kind_name, Document(name=document.name, text=document.text[: kind.num_train_characters])
-            yield (
-                HELD_OUT,
-                kind_name,
-                Document(name=f"{document.name} (end)", text=document.text[kind.num_train_characters :]),
-            )
-        if tuple(document_sizes) != kind.sizes:
+            yield TRAIN, kind_name, Document(name=name, text=text[:split_index])
+            yield HELD_OUT, kind_name, Document(name=f"{name} (end)", text=text[split_index:])
+        if tuple(sizes) != kind.sizes:
             raise TextError(f"the texts of {', '.join(kind.sources)} changed while they were read; prepare them again")
 
 
 def _report_progress(
     corpus_parts: Iterator[CorpusPart], stage: str, num_documents: int, report: ProgressCallback
 ) -> Iterator[CorpusPart]:
-    for num_finished, corpus_part in enumerate(corpus_parts):
+    for num_finished, corpus_part in enumerate(corpus_parts, start=1):
         yield corpus_part
-        report(stage, min(num_finished + 1, num_documents), num_documents)
+        report(stage, min(num_finished, num_documents), num_documents)
 
 
 def _train_tokenizer(corpus_parts: Iterator[CorpusPart], vocabulary_size: int) -> BytePairTokenizer:

@@ -30,12 +30,10 @@ def parse_source(source: str) -> RecordSource:
     """Parse ``NAME[:SPLIT[:CONFIG[:COLUMN]]]``; raise ``TextError`` for more than four parts."""
     if Path(source).exists():
         return RecordSource(name=source)
-    name, *optional_fields = source.split(":")
-    if len(optional_fields) > 3:
-        raise TextError(
-            f"{DATASET_PREFIX}{source} has {len(optional_fields) + 1} parts; use at most 4, as in {SOURCE_FORMAT}"
-        )
-    split, config, column = optional_fields + [""] * (3 - len(optional_fields))
+    name, *parts = source.split(":")
+    if len(parts) > 3:
+        raise TextError(f"{DATASET_PREFIX}{source} has {len(parts) + 1} parts; use at most 4, as in {SOURCE_FORMAT}")
+    split, config, column = parts + [""] * (3 - len(parts))
     return RecordSource(name=name, split=split, config=config, column=column if column else DEFAULT_COLUMN)
 
 
@@ -47,25 +45,19 @@ def has_records(path: Path) -> bool:
 def read_texts(source: RecordSource, *, is_streamed: bool = False) -> Iterator[tuple[str, str]]:
     """Yield the name and text of each record, "" for null; ``is_streamed`` streams data sets from the hub."""
     path = Path(source.name)
-    records = (
-        _file_records(path)
-        if has_records(path) and path.is_file()
-        else _dataset_records(source, is_streamed=is_streamed)
-    )
-    for name, record in records:
-        if not isinstance(record, Mapping) or source.column not in record:
-            description = (
-                f"columns {', '.join(map(str, record))}" if isinstance(record, Mapping) else type(record).__name__
-            )
+    is_file = has_records(path) and path.is_file()
+    for name, record in _file_records(path) if is_file else _dataset_records(source, is_streamed=is_streamed):
+        is_mapping = isinstance(record, Mapping)
+        if not is_mapping or source.column not in record:
+            description = f"columns {', '.join(map(str, record))}" if is_mapping else type(record).__name__
             raise TextError(
                 f"{name} has no column '{source.column}' (it has {description}); set the text column with "
                 f"{SOURCE_FORMAT}, such as {DATASET_PREFIX}{source.name}:{source.split}:{source.config}:content"
             )
         text = record[source.column]
         if not isinstance(text, str | None):
-            raise TextError(
-                f"column '{source.column}' of {name} has type {type(text).__name__}; use a column of strings"
-            )
+            kind = type(text).__name__
+            raise TextError(f"column '{source.column}' of {name} has type {kind}; use a column of strings")
         yield name, "" if text is None else text
 
 
@@ -75,8 +67,7 @@ def _file_records(path: Path) -> Iterator[tuple[str, Any]]:
             is_list = file.read(1) == "["
             file.seek(0)
             if is_list:
-                records = parse_json(file.read(), list)
-                yield from ((f"{path}:{number}", record) for number, record in enumerate(records))
+                yield from ((f"{path}:{number}", record) for number, record in enumerate(parse_json(file.read(), list)))
                 return
             for number, line in enumerate(file, start=1):
                 if line.strip():

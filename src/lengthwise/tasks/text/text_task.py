@@ -85,12 +85,8 @@ class Text:
         tokens = np.array(self.tokenizer.encode(prompt), dtype=np.int64)
         if not len(tokens):
             raise PromptError("the prompt is empty; write some words to continue")
-        all_tokens = np.concatenate([tokens, np.full(CONTINUATION_TOKENS, END)])[None]
-        return Examples(
-            tokens=all_tokens,
-            prompt_length=np.array([len(tokens)]),
-            is_answer=np.zeros(all_tokens.shape, bool),
-        )
+        padded = np.concatenate([tokens, np.full(CONTINUATION_TOKENS, END)])[None]
+        return Examples(tokens=padded, prompt_length=np.array([len(tokens)]), is_answer=np.zeros(padded.shape, bool))
 
     def variants(self) -> Mapping[str, Task]:
         """Return one variant per kind of text, if there are several kinds."""
@@ -105,8 +101,7 @@ class Text:
 
     def held_out(self) -> list[TokenizedDocument]:
         """Return the held-out documents of ``kind``, or of all kinds."""
-        texts = self._corpus.texts(HELD_OUT, self.kind)
-        return [TokenizedDocument(name=name, tokens=tokens) for name, tokens in texts]
+        return [TokenizedDocument(name=name, tokens=ids) for name, ids in self._corpus.texts(HELD_OUT, self.kind)]
 
     def token_bytes(self) -> Int[np.ndarray, " vocab"]:
         """Return the number of text bytes of each token ID."""

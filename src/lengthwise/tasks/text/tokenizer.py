@@ -22,11 +22,9 @@ class Tokenizer(Protocol):
     @property
     def pieces(self) -> tuple[bytes, ...]:
         """Bytes of each token; the end token has no bytes."""
-        ...
 
     def encode(self, text: str) -> Sequence[int]:
         """Return the token IDs of a text, without an end token."""
-        ...
 
 
 class ByteTokenizer:
@@ -99,9 +97,8 @@ def _build_byte_table() -> dict[str, int]:
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
     unprintable = [byte_value for byte_value in range(256) if byte_value not in printable]
     # The file represents all other bytes by the characters from 256 on.
-    return {chr(byte_value): byte_value for byte_value in printable} | {
-        chr(256 + index): byte_value for index, byte_value in enumerate(unprintable)
-    }
+    characters = map(chr, (*printable, *range(256, 256 + len(unprintable))))
+    return dict(zip(characters, (*printable, *unprintable), strict=True))
 
 
 _BYTE_OF_CHARACTER = _build_byte_table()

@@ -83,9 +83,7 @@ class CoupledPlacement:
         sets, probability = self.placement.law(length * self.tokens_per_id).sets()
         by_shape: dict[tuple[int, ...], Float[np.ndarray, " length"]] = {}
         for ids, set_probability in zip(self._find_ids(length, sets), probability, strict=True):
-            by_shape.setdefault(tuple(int(offset) for offset in ids - ids[0]), np.zeros(length))[ids[0]] += (
-                set_probability
-            )
+            by_shape.setdefault(tuple((ids - ids[0]).tolist()), np.zeros(length))[ids[0]] += set_probability
         return ShapeLaw(shapes=np.array(list(by_shape)), probability=np.array(list(by_shape.values())))
 
     def sample(self, length: int, size: int, rng: np.random.Generator) -> Int[np.ndarray, "size k"]:
@@ -115,17 +113,14 @@ class CoupledAttention:
     default: Float[np.ndarray, " outputs"]
 
     def __post_init__(self) -> None:
-        offset_rows = [tuple(offset_row) for offset_row in self.offsets.tolist()]
-        for offset_row in offset_rows:
-            if min(offset_row) != 0 or offset_rows.count(offset_row) > 1:
-                raise SettingError(f"invalid offsets {offset_row}; list each row of offsets once, with a minimum of 0")
+        rows = [tuple(row) for row in self.offsets.tolist()]
+        for row in rows:
+            if min(row) != 0 or rows.count(row) > 1:
+                raise SettingError(f"invalid offsets {row}; list each row of offsets once, with a minimum of 0")
         # The constructor checks the shapes and the values of the tables.
+        scores, values, default = self.log_scores, self.values, self.default
         TabularAttention(
-            num_tokens=self.num_tokens,
-            shapes=self.offsets,
-            log_scores=self.log_scores,
-            values=self.values,
-            default=self.default,
+            num_tokens=self.num_tokens, shapes=self.offsets, log_scores=scores, values=values, default=default
         )
 
     def predict(self, tokens: Int[np.ndarray, "batch length"]) -> Float[np.ndarray, "batch outputs"]:
@@ -148,14 +143,13 @@ def group_by_id(ids: Int[np.ndarray, " length"]) -> Int[np.ndarray, "ids tokens_
     """Return the token indexes of each ID; raise ``SettingError`` if IDs have different numbers of tokens."""
     if len(ids) == 0 or ids.min() < 0:
         raise SettingError("the coupling returned no IDs or a negative ID; return IDs that count from 0, one per token")
-    token_counts = np.bincount(ids)
-    if token_counts.min() < token_counts.max():
+    counts = np.bincount(ids)
+    if counts.min() < counts.max():
         raise SettingError(
-            f"ID {token_counts.argmin()} has {token_counts.min()} tokens and ID {token_counts.argmax()} has "
-            f"{token_counts.max()}; "
+            f"ID {counts.argmin()} has {counts.min()} tokens and ID {counts.argmax()} has {counts.max()}; "
             "use a coupling with the same number of tokens per ID"
         )
-    return np.argsort(ids, kind="stable").reshape(len(token_counts), -1)
+    return np.argsort(ids, kind="stable").reshape(len(counts), -1)
 
 
 def to_super_tokens(
@@ -177,19 +171,19 @@ def super_token_attention(attention: CoupledAttention, length: int) -> TabularAt
     k = len(np.unique(attention.offsets[0]))
     shapes = sorted({tuple(_unique_ids(offset_row, k).tolist()) for offset_row in attention.offsets})
     tuples = _list_tuples(attention.num_tokens, tokens_by_id.shape[1] * k)
-    shape_tables = []
+    log_scores, values = [], []
     for shape in shapes:
         token_order = _find_token_order(tokens_by_id, shape)
         # The IDs of the tokens in the set, in token order.
         ids = np.repeat(np.array(shape), tokens_by_id.shape[1])[token_order]
-        log_scores, values = attention.score_sets(tuples[:, token_order], ids)
-        weights, _ = normalize_scores(log_scores)
-        shape_tables.append((np.logaddexp.reduce(log_scores, axis=1), np.einsum("bs,bso->bo", weights, values)))
+        set_scores, set_values = attention.score_sets(tuples[:, token_order], ids)
+        log_scores.append(np.logaddexp.reduce(set_scores, axis=1))
+        values.append(np.einsum("bs,bso->bo", normalize_scores(set_scores)[0], set_values))
     return TabularAttention(
         num_tokens=attention.num_tokens ** tokens_by_id.shape[1],
         shapes=np.array(shapes),
-        log_scores=np.array([scores for scores, _ in shape_tables]),
-        values=np.array([values for _, values in shape_tables]),
+        log_scores=np.array(log_scores),
+        values=np.array(values),
         default=attention.default,
     )
 
@@ -234,19 +228,16 @@ def _planted_super_tokens(
         codes = law.tuple_codes(tuples[:, columns])
         background = background_law[np.delete(tuples, columns, axis=1)].prod(axis=1)
         joint_law = (law.tuple_law[codes] * background)[:, None] * law.label_law[codes]
-        id_tuple = tuple(int(planted_id) for planted_id in planted_ids)
+        id_tuple = tuple(planted_ids.tolist())
         joint_laws[id_tuple] = joint_laws.get(id_tuple, zero_law) + set_probability * joint_law
-    first_id_tuple = next(iter(joint_laws))
+    first_ids, first_law = next((ids, joint_law / joint_law.sum()) for ids, joint_law in joint_laws.items())
     for id_tuple, joint_law in joint_laws.items():
-        if (
-            np.abs(joint_law / joint_law.sum() - joint_laws[first_id_tuple] / joint_laws[first_id_tuple].sum()).max()
-            > ROUNDING
-        ):
+        if np.abs(joint_law / joint_law.sum() - first_law).max() > ROUNDING:
             raise SettingError(
-                f"planted super-tokens at IDs {id_tuple} and {first_id_tuple} have different distributions; choose a "
+                f"planted super-tokens at IDs {id_tuple} and {first_ids} have different distributions; choose a "
                 "coupling that places planted tokens at the same index of their super-tokens"
             )
-    return k, joint_laws[first_id_tuple] / joint_laws[first_id_tuple].sum()
+    return k, first_law
 
 
 def _unique_ids(ids: Int[np.ndarray, " tokens"], num_ids: int) -> Int[np.ndarray, " k"]:
@@ -269,16 +260,14 @@ def _find_token_order(
             f"a set of IDs at distances {tuple(shape)} from its first ID needs {shape[-1] + 1} IDs, but sequences "
             f"of this length have only {len(tokens_by_id)}; use a longer length"
         )
-    token_orders = [np.argsort(tokens_by_id[start + np.array(shape)].ravel()) for start in range(num_starts)]
-    for token_order in token_orders:
-        if not np.array_equal(token_order, token_orders[0]):
-            raise SettingError(
-                f"tokens of IDs {tuple(shape)} change their order along the sequence; choose a coupling that "
-                "interleaves them in the same order everywhere"
-            )
-    return token_orders[0]
+    orders = [np.argsort(tokens_by_id[start + np.array(shape)].ravel()) for start in range(num_starts)]
+    if any(not np.array_equal(order, orders[0]) for order in orders):
+        raise SettingError(
+            f"tokens of IDs {tuple(shape)} change their order along the sequence; choose a coupling that "
+            "interleaves them in the same order everywhere"
+        )
+    return orders[0]
 
 
 def _list_tuples(num_tokens: int, k: int) -> Int[np.ndarray, "tuples k"]:
-    """Return all tuples of k tokens, sorted by code."""
     return np.array(list(product(range(num_tokens), repeat=k)))

@@ -97,11 +97,9 @@ class ChainScores(nn.Module):
         self, ids: Int[Tensor, "batch sets k"], tuples: Int[Tensor, "batch sets k"]
     ) -> Float[Tensor, "batch sets"]:
         """Return ``log g`` of sets from their IDs and tokens; ``LOG_ZERO`` beyond ``max_gap`` or the span."""
-        gaps = ids.diff(dim=-1)
-        scores = sum_token_scores(self.tokens, tuples)
+        gaps, scores = ids.diff(dim=-1), sum_token_scores(self.tokens, tuples)
         if self.links is not None:
-            link_indexes = torch.arange(gaps.shape[-1])
-            gap_indexes = gaps.clamp(1, self.max_gap) - 1
+            link_indexes, gap_indexes = torch.arange(gaps.shape[-1]), gaps.clamp(1, self.max_gap) - 1
             scores = scores + self.links[link_indexes, gap_indexes, tuples[..., :-1], tuples[..., 1:]].sum(dim=-1)
         is_excluded = (gaps > self.max_gap).any(dim=-1) | (ids[..., -1] - ids[..., 0] >= self.span)
         return torch.where(is_excluded, LOG_ZERO, scores)
@@ -112,25 +110,22 @@ class ChainScores(nn.Module):
         if self.links is None:
             return self.tokens.new_zeros(1, 1, 1, 1).expand(max_gap, *tokens.shape, len(self.tokens) - 1)
         padded = functional.pad(tokens, (max_gap, 0))
-        previous_tokens = torch.stack([padded[:, max_gap - gap : max_gap - gap + seq] for gap in range(1, max_gap + 1)])
+        previous = torch.stack([padded[:, max_gap - gap : max_gap - gap + seq] for gap in range(1, max_gap + 1)])
         gaps = torch.arange(max_gap, device=tokens.device)[:, None, None]
-        num_tokens = self.tokens.shape[1]
+        codes = (gaps * self.tokens.shape[1] + previous) * self.tokens.shape[1] + tokens
         # One look-up for all links, because the backward pass of each look-up is expensive.
-        return functional.embedding(
-            (gaps * num_tokens + previous_tokens) * num_tokens + tokens, power * self.links.flatten(1).T
-        )
+        return functional.embedding(codes, power * self.links.flatten(1).T)
 
     def _advance(
         self, log_sums: Float[Tensor, "batch seq offsets states"], link_scores: Float[Tensor, "gaps batch seq"]
     ) -> Float[Tensor, "batch seq offsets states"]:
         """Return, for each token, the log sum over partial sets that end before it, including their links to it."""
-        seq, num_offsets = log_sums.shape[1:3]
-        padded = functional.pad(
-            log_sums, (0, 0, self.max_gap if self.span_excludes_sets else 0, 0, self.max_gap, 0), value=LOG_ZERO
-        )
+        (seq, num_offsets), max_gap = log_sums.shape[1:3], self.max_gap
+        # Each step of the gap is one step of the offset from the first token.
+        max_offset = max_gap if self.span_excludes_sets else 0
+        padded = functional.pad(log_sums, (0, 0, max_offset, 0, max_gap, 0), value=LOG_ZERO)
         shifted_sums = []
-        for shift in range(self.max_gap - 1, -1, -1):
-            # Each step of the gap is one step of the offset from the first token.
+        for shift in range(max_gap - 1, -1, -1):
             offset = shift if self.span_excludes_sets else 0
             shifted_sums.append(padded[:, shift : shift + seq, offset : offset + num_offsets])
         return (torch.stack(shifted_sums) + link_scores[..., None, None]).logsumexp(dim=0)
@@ -224,9 +219,9 @@ class WindowScores(nn.Module):
         num_entries = len(self.shapes) * num_codes
         if num_entries >= codes.numel():
             return power * self.scores(shape_indexes, codes)[..., None] + values.log_values(codes, shape_indexes)
-        table_entries = torch.arange(num_entries, device=codes.device)
-        log_table = power * self.scores(table_entries // num_codes, table_entries % num_codes)[..., None]
-        log_table = log_table + values.log_values(table_entries % num_codes, table_entries // num_codes)
+        entries = torch.arange(num_entries, device=codes.device)
+        shapes, tuples = entries // num_codes, entries % num_codes
+        log_table = power * self.scores(shapes, tuples)[..., None] + values.log_values(tuples, shapes)
         return functional.embedding(shape_indexes * num_codes + codes, log_table)
 
     def _sum_coupled(
@@ -252,18 +247,16 @@ class WindowScores(nn.Module):
         """
         (batch, seq), k = id_order.shape, self.shapes.shape[1]
         window_starts = torch.searchsorted(ids, ids - self.span, right=True)
-        window_width = int((torch.arange(seq, device=ids.device) - window_starts).max()) + 1
-        num_sets = batch * seq * comb(window_width - 1, k - 1)
+        width = int((torch.arange(seq, device=ids.device) - window_starts).max()) + 1
+        num_sets = batch * seq * comb(width - 1, k - 1)
         if num_sets > MAX_COUPLED_SETS:
             raise SettingError(
-                f"{window_width} tokens within a span of {self.span} IDs make {num_sets:,} sets, more than the "
+                f"{width} tokens within a span of {self.span} IDs make {num_sets:,} sets, more than the "
                 f"{MAX_COUPLED_SETS:,} allowed; use a smaller span or batch, or a coupling with fewer tokens per ID"
             )
-        member_indexes = np.array(
-            [(*members, window_width - 1) for members in combinations(range(window_width - 1), k - 1)], dtype=np.int64
-        )
-        windows = functional.pad(id_order, (window_width - 1, 0), value=seq).unfold(1, window_width, 1)
-        sets = windows[..., torch.from_numpy(member_indexes.reshape(-1, k)).to(id_order.device)]
+        members = np.array([(*others, width - 1) for others in combinations(range(width - 1), k - 1)], dtype=np.int64)
+        windows = functional.pad(id_order, (width - 1, 0), value=seq).unfold(1, width, 1)
+        sets = windows[..., torch.from_numpy(members.reshape(-1, k)).to(id_order.device)]
         return sets.sort(dim=-1).values.flatten(1, 2)
 
     def _find_shape_indexes(

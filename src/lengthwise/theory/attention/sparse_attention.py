@@ -49,10 +49,9 @@ class Temperature:
     log_gap: float
 
     def __post_init__(self) -> None:
-        if self.train_length < 1 or self.log_gap <= 0:
-            raise SettingError(
-                f"invalid train_length {self.train_length} or log_gap {self.log_gap}; use positive numbers"
-            )
+        length, gap = self.train_length, self.log_gap
+        if length < 1 or gap <= 0:
+            raise SettingError(f"invalid train_length {length} or log_gap {gap}; use positive numbers")
 
     def power(self, length: int) -> float:
         """Return the power of the scores at a length."""
@@ -194,15 +193,10 @@ class SparseFunctionalAttention(nn.Module):
             raise SettingError(
                 "values or default are not distributions over the outputs; use values of at least 0 with a sum of 1"
             )
-        module = cls(
-            num_tokens=attention.num_tokens,
-            k=attention.k,
-            num_outputs=attention.values.shape[2],
-            span=attention.span,
-            by_shape=True,
-        ).double()
-        shape_index_by_shape = {tuple(shape): shape_index for shape_index, shape in enumerate(module.shapes())}
-        shape_indexes = [shape_index_by_shape[tuple(shape)] for shape in attention.shapes]
+        num_tokens, k, num_outputs = attention.num_tokens, attention.k, attention.values.shape[2]
+        module = cls(num_tokens=num_tokens, k=k, num_outputs=num_outputs, span=attention.span, by_shape=True).double()
+        index_by_shape = {tuple(shape): index for index, shape in enumerate(module.shapes())}
+        shape_indexes = [index_by_shape[tuple(shape)] for shape in attention.shapes]
         assert isinstance(module.sets, WindowScores)
         assert isinstance(module.sets.scores, TableScores)
         assert isinstance(module.values, TableValues)
@@ -260,20 +254,16 @@ class SparseFunctionalAttention(nn.Module):
     def _size_checks(self) -> tuple[tuple[bool, str], ...]:
         min_span = 1 if self.coupled else self.k
         required_sizes = (self.num_tokens, self.k, self.num_outputs)
+        has_span, relative, places = self.span is not None, self.relative, self.num_places
+        is_too_narrow = self.span is not None and self.span < min_span
         return (
             (min(required_sizes) < 1, f"num_tokens, k and num_outputs are {required_sizes}; set each to at least 1"),
-            (self.local and self.span is None, "a local attention needs a span; set span or local=False"),
+            (self.local and not has_span, "a local attention needs a span; set span or local=False"),
+            (not self.local and has_span, f"span {self.span} needs local=True; set local=True or remove span"),
+            (is_too_narrow, f"{self.k} tokens do not fit a span of {self.span}; use a span of at least {min_span}"),
             (
-                not self.local and self.span is not None,
-                f"span {self.span} needs local=True; set local=True or remove span",
-            ),
-            (
-                self.span is not None and self.span < min_span,
-                f"{self.k} tokens do not fit a span of {self.span}; use a span of at least {min_span}",
-            ),
-            (
-                self.relative != (self.num_places == 0),
-                f"num_places {self.num_places} is invalid with relative={self.relative}; use 0 only if relative",
+                relative != (places == 0),
+                f"num_places {places} is invalid with relative={relative}; use 0 only if relative",
             ),
         )
 

@@ -56,15 +56,13 @@ def fit_attention(
     """
     _check_match(module, law, lengths, steps)
     settings = FitSettings() if settings is None else settings
-    optimizer = torch.optim.AdamW(
-        module.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
-    )
+    rate, decay = settings.learning_rate, settings.weight_decay
+    optimizer = torch.optim.AdamW(module.parameters(), lr=rate, weight_decay=decay, fused=True)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    history = FitHistory(
-        length=stream(seed, "fit", "lengths").integers(lengths[0], lengths[1] + 1, size=steps), loss=np.zeros(steps)
-    )
+    step_lengths = stream(seed, "fit", "lengths").integers(lengths[0], lengths[1] + 1, size=steps)
+    history = FitHistory(length=step_lengths, loss=np.zeros(steps))
     rng = stream(seed, "fit", "sequences")
-    for step, length in enumerate(history.length):
+    for step, length in enumerate(step_lengths):
         loss = _sample_loss(module, law, int(length), settings.batch_size, rng)
         history.loss[step] = loss.item()
         if not np.isfinite(history.loss[step]):
@@ -129,9 +127,8 @@ def _to_position_free(module: SparseFunctionalAttention) -> PositionFreeAttentio
     tuples = torch.tensor(np.indices((module.num_tokens,) * module.k).reshape(module.k, -1).T.copy())
     token_indexes = torch.arange(module.k).expand(1, num_codes, -1)
     scores = double_module.sets.log_scores(token_indexes, tuples[None])[0]
-    values = double_module.values.log_values(
-        torch.arange(num_codes)[None], torch.zeros(1, num_codes, dtype=torch.long)
-    )[0]
+    codes = torch.arange(num_codes)[None]
+    values = double_module.values.log_values(codes, torch.zeros_like(codes))[0]
     return PositionFreeAttention(
         num_tokens=module.num_tokens,
         k=module.k,

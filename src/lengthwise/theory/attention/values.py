@@ -41,13 +41,11 @@ class Values(Protocol):
         self, tuple_index: int, sums: Float[Tensor, "batch seq offsets states"], tokens: Int[Tensor, "batch seq"]
     ) -> Float[Tensor, "batch seq offsets next_states"]:
         """Extend log sums over tuples by one token; after the last token, the states are the outputs."""
-        ...
 
     def log_values(
         self, codes: Int[Tensor, "*shape"], shapes: Int[Tensor, "*shape"]
     ) -> Float[Tensor, "*shape outputs"]:
         """Return ``log h`` for tuple codes and shape indexes."""
-        ...
 
 
 class TableValues(nn.Module):
@@ -71,10 +69,9 @@ class TableValues(nn.Module):
         if tuple_index < self.k - 1:
             is_token = functional.one_hot(tokens, self.num_tokens).bool()[:, :, None, None]
             return torch.where(is_token, sums[..., None], LOG_ZERO).flatten(-2)
-        token_log_values = rearrange(
-            self.logits[0].log_softmax(-1), "(prefixes v) outputs -> v (prefixes outputs)", v=self.num_tokens
-        )
-        return log_matmul(sums, functional.embedding(tokens, token_log_values))
+        log_values = self.logits[0].log_softmax(-1)
+        by_token = rearrange(log_values, "(prefixes v) outputs -> v (prefixes outputs)", v=self.num_tokens)
+        return log_matmul(sums, functional.embedding(tokens, by_token))
 
     def log_values(
         self, codes: Int[Tensor, "*shape"], shapes: Int[Tensor, "*shape"]
@@ -133,13 +130,9 @@ def log_sum_by_bin(
 ) -> Float[Tensor, "batch size outputs"]:
     """Return the log of the sum of ``exp(log_terms)`` in each bin, and ``LOG_ZERO`` for empty bins."""
     batch, _, num_outputs = log_terms.shape
-    bin_indexes = bins[..., None].expand_as(log_terms)
-    max_terms = log_terms.new_full((batch, size, num_outputs), LOG_ZERO).scatter_reduce(
-        1, bin_indexes, log_terms.detach(), "amax"
-    )
-    scaled_sums = log_terms.new_zeros(batch, size, num_outputs).scatter_add(
-        1, bin_indexes, (log_terms - max_terms.gather(1, bin_indexes)).exp()
-    )
+    indexes, zeros = bins[..., None].expand_as(log_terms), log_terms.new_zeros(batch, size, num_outputs)
+    max_terms = torch.full_like(zeros, LOG_ZERO).scatter_reduce(1, indexes, log_terms.detach(), "amax")
+    scaled_sums = zeros.scatter_add(1, indexes, (log_terms - max_terms.gather(1, indexes)).exp())
     return torch.where(scaled_sums == 0, LOG_ZERO, max_terms + scaled_sums.clamp(min=1).log())
 
 

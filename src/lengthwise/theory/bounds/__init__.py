@@ -94,10 +94,7 @@ class QuadraticInLengthRatioBound:
     provenance: ClassVar[str] = "reconstructed"
 
     def value(self, case: Extrapolation) -> float:
-        """Return ``N / L`` times ``LinearGrowthOfLargestRisk``.
-
-        The bound ignores that each start is less probable at longer lengths.
-        """
+        """Return ``N / L`` times ``LinearGrowthOfLargestRisk``, as if starts were equally probable at all lengths."""
         return LinearGrowthOfLargestRisk().value(case) * case.test_length / case.train_length
 
 
@@ -139,23 +136,20 @@ class DifferenceBound:
         """Return the bound, which uses risks at several lengths; see the counterexample 'canceling errors'."""
         case.check_loss()
         span = case.check_train_length(1)
-        window_length = case.train_length - case.train_length // 2 if self.window is None else self.window
-        chunk_length = case.train_length - window_length - span + 1 if self.chunk is None else self.chunk
-        num_tokens = window_length + chunk_length + span - 1
+        window = case.train_length - case.train_length // 2 if self.window is None else self.window
+        chunk = case.train_length - window - span + 1 if self.chunk is None else self.chunk
+        num_tokens = window + chunk + span - 1
         if num_tokens > case.train_length:
             raise BoundError(
-                f"window {window_length} and chunk {chunk_length} with span {span} make pieces of {num_tokens} "
+                f"window {window} and chunk {chunk} with span {span} make pieces of {num_tokens} "
                 f"tokens, more than the training length {case.train_length}; reduce window or chunk "
                 "(see counterexample 'unbounded reach')"
             )
-        cover = DifferenceCover(
-            test_length=case.test_length, window_length=window_length, chunk_length=chunk_length, span=span
-        )
-        factor_by_joints = {
-            joints: kappa * case.tuple_probabilities for joints, kappa in case.joint_weight.kappa_by_joints().items()
-        }
-        require_finite(float(factor_by_joints[True, True].max()), INFINITE_KAPPA_MESSAGE, "heavy joints")
-        piece_mass = compute_piece_mass(case.probability(case.test_length).sum(axis=2), cover, factor_by_joints)
+        cover = DifferenceCover(test_length=case.test_length, window_length=window, chunk_length=chunk, span=span)
+        kappas = case.joint_weight.kappa_by_joints()
+        factors = {joints: kappa * case.tuple_probabilities for joints, kappa in kappas.items()}
+        require_finite(float(factors[True, True].max()), INFINITE_KAPPA_MESSAGE, "heavy joints")
+        piece_mass = compute_piece_mass(case.probability(case.test_length).sum(axis=2), cover, factors)
         return sum(float((mass * case.risk_table(length, case.loss)).sum()) for length, mass in piece_mass.items())
 
 

@@ -85,13 +85,11 @@ def regularity_constant(placement: Placement, length: int, span: int) -> float:
     lengths = range(span, length + 1)
     shapes = planted_shapes(placement, lengths)
     min_probability, max_probability = _probability_range(placement, shapes, length)
-    max_ratio = 1.0
+    eta = 1.0
     for other_length in lengths:
         other_min, other_max = _probability_range(placement, shapes, other_length)
-        max_ratio = max(
-            max_ratio, safe_ratio(max_probability, other_min).max(), safe_ratio(other_max, min_probability).max()
-        )
-    return float(max_ratio)
+        eta = max(eta, safe_ratio(max_probability, other_min).max(), safe_ratio(other_max, min_probability).max())
+    return float(eta)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,22 +115,14 @@ def fit_uniform_starts(placement: Placement, lengths: Iterable[int]) -> StartUni
     """Return the ``StartUniformity`` with the smallest ``rho0`` that holds at all ``lengths``. Reconstructed."""
     lengths = list(lengths)
     shapes = planted_shapes(placement, lengths)
-    lower_factors, upper_factors = np.full(len(shapes), np.inf), np.zeros(len(shapes))
+    lower, upper = np.full(len(shapes), np.inf), np.zeros(len(shapes))
     for length in lengths:
         min_probability, max_probability = _probability_range(placement, shapes, length)
         num_starts = np.maximum(length - shapes[:, -1], 0)
-        lower_factors, upper_factors = (
-            np.minimum(lower_factors, min_probability * num_starts),
-            np.maximum(upper_factors, max_probability * num_starts),
-        )
-    ratio = float(safe_ratio(upper_factors, lower_factors).max())
-    upper_factor_sum = float(upper_factors.sum())
-    return StartUniformity(
-        shapes=shapes,
-        shape_law=upper_factors / upper_factor_sum,
-        lower_factor=upper_factor_sum / ratio,
-        upper_factor=upper_factor_sum,
-    )
+        lower = np.minimum(lower, min_probability * num_starts)
+        upper = np.maximum(upper, max_probability * num_starts)
+    ratio, total = float(safe_ratio(upper, lower).max()), float(upper.sum())
+    return StartUniformity(shapes=shapes, shape_law=upper / total, lower_factor=total / ratio, upper_factor=total)
 
 
 def _probability_range(
@@ -189,20 +179,17 @@ class JointWeight:
 
 def joint_weight(law: Planted, predictor: TabularAttention, shapes: Int[np.ndarray, "shapes k"]) -> JointWeight:
     """Compute ``JointWeight`` for all planted tuples; tokens beyond a joint are background tokens. Derived here."""
-    side_weights = [
-        [_compute_side_weight(law, predictor, planted_tuple, planted_on_right) for planted_on_right in (True, False)]
-        for planted_tuple in law.tuples
-    ]
-    log_scores_by_shape = dict(zip(map(tuple, predictor.shapes.tolist()), predictor.log_scores, strict=True))
-    zero_log_scores = np.full(predictor.log_scores.shape[1], -np.inf)
-    codes = law.tuple_codes(np.array(law.tuples))
-    return JointWeight(
-        swap_ratio=np.array(side_weights)[:, :, 0],
-        log_crossing=np.array(side_weights)[:, :, 1],
-        log_planted_score=np.array(
-            [log_scores_by_shape.get(tuple(shape), zero_log_scores)[codes] for shape in shapes.tolist()]
-        ),
+    side_weights = np.array(
+        [
+            [_compute_side_weight(law, predictor, planted, on_right) for on_right in (True, False)]
+            for planted in law.tuples
+        ]
     )
+    by_shape = dict(zip(map(tuple, predictor.shapes.tolist()), predictor.log_scores, strict=True))
+    zero, codes = np.full(predictor.log_scores.shape[1], -np.inf), law.tuple_codes(np.array(law.tuples))
+    planted_score = np.array([by_shape.get(tuple(shape), zero)[codes] for shape in shapes.tolist()])
+    swap_ratio, log_crossing = side_weights[:, :, 0], side_weights[:, :, 1]
+    return JointWeight(swap_ratio=swap_ratio, log_crossing=log_crossing, log_planted_score=planted_score)
 
 
 def _compute_side_weight(
@@ -227,12 +214,8 @@ def _compute_side_weight(
 
 def _compute_swap_ratio(log_scores: Float[np.ndarray, "beyond near"]) -> float:
     """Return the largest ratio of two scores that differ only in tokens beyond the joint, or 1 if both are 0."""
-    max_log_scores, min_log_scores = log_scores.max(axis=0), log_scores.min(axis=0)
+    largest, smallest = log_scores.max(axis=0), log_scores.min(axis=0)
+    is_positive = largest > -np.inf
     with np.errstate(over="ignore"):
-        return float(
-            np.exp(
-                max_log_scores - np.where(max_log_scores > -np.inf, min_log_scores, 0.0),
-                where=max_log_scores > -np.inf,
-                out=np.ones_like(max_log_scores),
-            ).max()
-        )
+        log_ratios = largest - np.where(is_positive, smallest, 0.0)
+        return float(np.exp(log_ratios, where=is_positive, out=np.ones_like(largest)).max())
