@@ -21,6 +21,8 @@ class EncodingSize:
 # Arguments and results of the hooks.
 QueryIDs = Real[Tensor, "batch query"]
 KeyIDs = Real[Tensor, "batch key"]
+QueryVectors = Float[Tensor, "batch heads query d_head"]
+KeyVectors = Float[Tensor, "batch heads key d_head"]
 Scores = Float[Tensor, "batch heads query key"]
 HeadVectors = Float[Tensor, "batch heads seq d_head"]
 TokenVectors = Float[Tensor, "batch seq d_model"]
@@ -64,13 +66,7 @@ class Encoding(nn.Module):
         """Return additive attention scores for one chunk of queries; called only if ``has_bias`` is True."""
         raise NotImplementedError(f"{type(self).__name__} does not implement bias")
 
-    def scores(
-        self,
-        query: Float[Tensor, "batch heads query d_head"],
-        key: Float[Tensor, "batch heads key d_head"],
-        query_ids: QueryIDs,
-        key_ids: KeyIDs,
-    ) -> Scores:
+    def scores(self, query: QueryVectors, key: KeyVectors, query_ids: QueryIDs, key_ids: KeyIDs) -> Scores:
         """Return unscaled scores of one chunk of rotated queries and keys; called only if ``has_scores`` is True.
 
         The last key and the last query belong to the same token, so query i of n cannot see the last n - 1 - i keys.

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lengthwise.encodings.encoding import Encoding, KeyIDs, QueryIDs, Scores
+from lengthwise.encodings.encoding import Encoding, KeyIDs, KeyVectors, QueryIDs, QueryVectors, Scores
 from lengthwise.encodings.rotary import rotary_frequencies, rotate_pairs
 
 
@@ -35,13 +35,7 @@ class PairwiseRotaryEncoding(Encoding):
         """Return the radians per ID of every pair of components, in double precision."""
         return rotary_frequencies(d_head, self.base, self.fastest, query_ids.device)[:, None, None, None]
 
-    def scores(
-        self,
-        query: Float[Tensor, "batch heads query d_head"],
-        key: Float[Tensor, "batch heads key d_head"],
-        query_ids: QueryIDs,
-        key_ids: KeyIDs,
-    ) -> Scores:
+    def scores(self, query: QueryVectors, key: KeyVectors, query_ids: QueryIDs, key_ids: KeyIDs) -> Scores:
         """Return the unscaled scores, summed over pairs of components."""
         d_head = query.shape[-1]
         if self.training and not self.in_training:

@@ -83,7 +83,6 @@ def certify(
 
 
 def _load_task_or_law(path: Path) -> Task:
-    """Return the task with this name, or the planted law in a JSON file."""
     if path.suffix != ".json":
         return load_task(str(path))
     try:

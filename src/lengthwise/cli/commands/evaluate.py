@@ -67,9 +67,8 @@ def evaluate_(
     else:
         options.reject_flags("needs a run, not a model", scheme=scheme, encoding=encoding, corpus=corpus)
         model_task = _load_model_task(name, task)
-        settings = replace(
-            options.override_evaluation(MODEL_SETTINGS, **flags, task=model_task), decode=decode, seed=seed
-        )
+        settings = options.override_evaluation(MODEL_SETTINGS, **flags, task=model_task)
+        settings = replace(settings, decode=decode, seed=seed)
         dtype_setting = {} if dtype is None else {"dtype": dtype}
         prompting = PromptingConfig(shots=DEFAULT_NUM_SHOTS if shots is None else shots, device=device, **dtype_setting)
         with ProgressLine(err_console) as progress:

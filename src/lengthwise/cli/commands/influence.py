@@ -136,7 +136,7 @@ def influence(
         sink=sink,
         seed=seed,
     )
-    process_part = parse_part(part)
+    shard = parse_part(part)
     model_names = [model, *(compare_model or [])]
     for name in model_names:
         check_model_exists(name)
@@ -148,9 +148,7 @@ def influence(
         if far is None and len(model_names) == 1:
             settings = _limit_far(settings, loaded)
         tokenized = _load_documents(loaded, texts, kind, documents)
-        study = InfluenceStudy(
-            model=loaded.model, codec=loaded.codec, texts=tokenized, settings=settings, part=process_part
-        )
+        study = InfluenceStudy(model=loaded.model, codec=loaded.codec, texts=tokenized, settings=settings, part=shard)
         summary = _run_study(study, folder, resume=resume)
         summaries += [] if summary is None else [summary]
     if len(summaries) < len(model_names):
@@ -168,7 +166,6 @@ def influence(
 
 
 def _limit_far(settings: InfluenceSettings, language_model: LanguageModel) -> InfluenceSettings:
-    """Reduce the default number of far tokens if the model supports fewer positions."""
     if language_model.model.num_positions is None:
         return settings
     max_far = language_model.model.num_positions - settings.near - settings.sink - len(language_model.codec.start)

@@ -28,17 +28,10 @@ def reproduce_(
     """Run the experiments of a claim, print tables and save a figure. After an interruption, repeat the command."""
     if claim not in CLAIMS:
         raise unknown_name("claim", claim, CLAIMS)
-    folder = Path("runs") / f"{claim}-{size}" if out is None else out
-    with show_status(f"{claim}, {size}, in {folder}"):
+    out = Path("runs") / f"{claim}-{size}" if out is None else out
+    with show_status(f"{claim}, {size}, in {out}"):
         result = reproduce(
-            CLAIMS[claim],
-            size,
-            folder,
-            num_seeds=seeds,
-            first_seed=first_seed,
-            jobs=jobs,
-            only=row,
-            report=print_message,
+            CLAIMS[claim], size, out, num_seeds=seeds, first_seed=first_seed, jobs=jobs, only=row, report=print_message
         )
     for warning in result.comparison.warnings:
         print_message(f"warning: {warning}")

@@ -67,11 +67,9 @@ def measure_intervention_causes(
 ) -> Iterator[Cause]:
     """Yield one cause of errors for each of three interventions: fewer tokens, training IDs, and both together.
 
-    ``error_results`` contains the results of the interventions on first errors. ``correct_results`` contains their
-    results on correct answers, as a control. The repair rate of a cause is the fraction of first errors that its
-    intervention corrects. The break rate is the fraction of correct answers that its intervention makes wrong. Both
-    exclude answers that subsampling alone changes. ``beyond_training`` is True if some IDs or distances exceed the
-    largest ones in training.
+    ``error_results`` are results on first errors, and ``correct_results`` on correct answers, as a control. The repair
+    and break rates exclude answers that subsampling alone changes. ``beyond_training`` is True if some IDs or distances
+    exceed the largest ones in training.
     """
     repair_rates = _correct_fractions(error_results, ~error_results.subsample_only)
     break_rates: tuple[float | None, ...] = (None,) * 3

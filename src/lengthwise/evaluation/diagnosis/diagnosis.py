@@ -93,16 +93,11 @@ def diagnose(model: ProbedModel, length: int, *, num_examples: int = NUM_EXAMPLE
     for tested, masses in mass_by_length.items():
         failures, correct_answers = collect_failures(model, tested, num_examples)
         total = count_examples(model.task, tested, num_examples)
-        num_exact = total - sum(len(batch.kinds) for batch in failures)
-        low, high = wilson_interval(num_exact, total)
+        exact = total - sum(len(batch.kinds) for batch in failures)
+        low, high = wilson_interval(exact, total)
         head_masses = tuple(float(masses[head]) for head in heads)
         summary = LengthSummary(
-            length=tested,
-            num_examples=total,
-            exact_match=num_exact / total,
-            low=low,
-            high=high,
-            support_mass=head_masses,
+            length=tested, num_examples=total, exact_match=exact / total, low=low, high=high, support_mass=head_masses
         )
         by_length.append(summary)
     last = by_length[-1]

@@ -71,9 +71,8 @@ class Interventions:
             results.append(self.apply(query_batch, rng))
             num_remaining -= len(query_batch.answer)
         names = [field.name for field in fields(InterventionResults)]
-        return InterventionResults(
-            **{name: np.concatenate([getattr(item, name) for item in results]) for name in names}
-        )
+        merged = {name: np.concatenate([getattr(result, name) for result in results]) for name in names}
+        return InterventionResults(**merged)
 
     def measure_retention(self) -> float:
         """Return the fraction of correct answers at the longest training length that stay correct on half the units."""
