@@ -50,13 +50,11 @@ def first_errors(grades: Grades) -> list[tuple[int, int, str]]:
     token_errors = grades.token_errors
     errors = token_errors | grades.id_errors
     results = []
-    for example_index in errors.any(dim=1).nonzero()[:, 0].tolist():
-        column = int(errors[example_index].int().argmax())
+    for example in errors.any(dim=1).nonzero()[:, 0].tolist():
+        column = int(errors[example].int().argmax())
         # A token is predicted before its ID, so a wrong token is the first error of its column.
-        error_kind = (
-            "id" if not token_errors[example_index, column] else "end" if grades.end[example_index, column] else "token"
-        )
-        results.append((example_index, column, error_kind))
+        kind = "id" if not token_errors[example, column] else "end" if grades.end[example, column] else "token"
+        results.append((example, column, kind))
     return results
 
 
@@ -106,8 +104,7 @@ def _grade_forced(
             strict=True,
         )
         predicted_ids = [
-            torch.stack([level_prediction.most_likely_ids() for level_prediction in decoder.next_ids(*chunk, prompts)])
-            for chunk in chunks
+            torch.stack([level.most_likely_ids() for level in decoder.next_ids(*chunk, prompts)]) for chunk in chunks
         ]
         id_correct = (torch.cat(predicted_ids, dim=2) == ids[:, :, first_column:]).all(dim=0)
     return logits.argmax(dim=-1), id_correct, token_loss
@@ -122,10 +119,8 @@ def _grade_free(
     for prompt_length in sorted(set(batch.prompt_length.tolist())):
         in_group = batch.prompt_length == prompt_length
         prompt_ids = batch.position_ids[:, in_group, : prompt_length if decoder.predicts_ids else None]
-        max_new_tokens = batch.tokens.shape[1] - prompt_length
-        output = generate(
-            decoder, batch.tokens[in_group, :prompt_length], prompt_ids, end=end_token, max_new_tokens=max_new_tokens
-        )
+        prompt, limit = batch.tokens[in_group, :prompt_length], batch.tokens.shape[1] - prompt_length
+        output = generate(decoder, prompt, prompt_ids, end=end_token, max_new_tokens=limit)
         columns = slice(prompt_length - first_column, prompt_length - first_column + output.tokens.shape[1])
         predicted_tokens[in_group, columns] = output.tokens.masked_fill(~output.is_written, -1)
         predicted_ids[:, in_group, columns] = output.position_ids.masked_fill(~output.is_written, -1)

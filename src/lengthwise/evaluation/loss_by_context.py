@@ -121,21 +121,17 @@ def _sample_windows(task: GradedByLoss, settings: EvaluationSettings) -> list[_W
         )
     max_context, num_scored = max(settings.lengths), min(NUM_SCORED_TOKENS, *settings.lengths)
     windows, longest_document = [], 0
-    for document_index, document in enumerate(task.held_out()):
+    for index, document in enumerate(task.held_out()):
         document_length = len(document.tokens)
         longest_document = max(longest_document, document_length)
-        windows += [
-            _Window(document=document_index, end=end_index)
-            for end_index in range(max_context + 1, document_length + 1, num_scored)
-        ]
+        windows += [_Window(document=index, end=end) for end in range(max_context + 1, document_length + 1, num_scored)]
     if not windows:
         raise SettingError(
             f"length {max_context} needs {max_context + 1} tokens, but the longest held-out document has "
             f"{longest_document} tokens; use lengths up to {max(0, longest_document - 1)}, or a corpus with longer "
             "documents (--corpus)"
         )
-    permutation = stream(settings.seed, "evaluation windows").permutation(len(windows))
-    return [windows[window_index] for window_index in permutation]
+    return [windows[index] for index in stream(settings.seed, "evaluation windows").permutation(len(windows))]
 
 
 def _iter_batches(
@@ -150,9 +146,7 @@ def _iter_batches(
     # Sampling uses blocks of a fixed size, so that IDs do not depend on memory.
     for block_start in range(0, len(windows), EXAMPLES_PER_BLOCK):
         block_windows = windows[block_start : block_start + EXAMPLES_PER_BLOCK]
-        sequences = [
-            documents[window.document].tokens[window.end - length - 1 : window.end] for window in block_windows
-        ]
+        sequences = [documents[each.document].tokens[each.end - length - 1 : each.end] for each in block_windows]
         examples = task.lay_out(np.stack(sequences).astype(np.int64))
         assignment = scheme.assign(examples, stream(seed, "evaluation positions", length, block_start), training=False)
         batch = to_batch(length, examples, assignment)

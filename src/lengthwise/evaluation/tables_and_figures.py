@@ -177,17 +177,14 @@ def draw(rows: Rows, folder: Path, title: str) -> Path:
     for row in sorted(rows, key=lambda row: tasks.index(str(row["task"]))):
         panels.setdefault((str(row["task"]), row.get("variant")), []).append({**row, "row": label_of(row)})
     # The legend has one line per label.
-    panel_height = max(
-        4.8 if len(panels) == 1 else 3.6, *(1.2 + 0.2 * len(group_rows(rows)) for rows in panels.values())
-    )
+    height = max(4.8 if len(panels) == 1 else 3.6, *(1.2 + 0.2 * len(group_rows(each)) for each in panels.values()))
     num_columns = 1 if len(panels) < MIN_PANELS_FOR_TWO_COLUMNS else 2
     num_panel_rows = math.ceil(len(panels) / num_columns)
-    figure = Figure(figsize=(9 * num_columns, panel_height * num_panel_rows), layout="constrained")
+    figure = Figure(figsize=(9 * num_columns, height * num_panel_rows), layout="constrained")
     for panel_index, ((task, variant), panel_rows) in enumerate(panels.items()):
         title_parts = [title, *([task.replace("_", " ")] if len(tasks) > 1 else []), *([variant] if variant else [])]
-        _draw_panel(
-            figure.add_subplot(num_panel_rows, num_columns, panel_index + 1), panel_rows, ": ".join(title_parts)
-        )
+        axes = figure.add_subplot(num_panel_rows, num_columns, panel_index + 1)
+        _draw_panel(axes, panel_rows, ": ".join(title_parts))
     figure.supxlabel("bands: range over seeds; bars: 95% interval of a single seed", fontsize=8)
     return save_figure(figure, folder)
 
@@ -197,25 +194,15 @@ def _draw_panel(axes: Any, rows: Rows, title: str) -> None:
     axes.axvspan(min_length, max_length, color="0.9", label=f"trained on {min_length}-{max_length}")
     by_label = group_rows(rows)
     axes.set_prop_cycle(color=_line_colors(len(by_label)))
-    for line_index, (label, by_length) in enumerate(by_label.items()):
-        runs_by_length = {length: runs for length, runs in by_length.items() if runs}
-        pooled_values = [pool_seeds(runs)[0] for runs in runs_by_length.values()]
-        fits = uses_loss(rows) or any(
-            row["fitted"] >= FIT_THRESHOLD for runs in runs_by_length.values() for row in runs
-        )
-        line_style, marker = "-" if fits else ":", "osD^vPX"[line_index % 7]
-        line_label = label if fits else f"{label} (did not fit)"
+    for index, (label, by_length) in enumerate(by_label.items()):
+        measured = {length: runs for length, runs in by_length.items() if runs}
+        values = [pool_seeds(runs)[0] for runs in measured.values()]
+        fits = uses_loss(rows) or any(row["fitted"] >= FIT_THRESHOLD for runs in measured.values() for row in runs)
+        style, marker = "-" if fits else ":", "osD^vPX"[index % 7]
+        name = label if fits else f"{label} (did not fit)"
         # The first label is on top, because it is usually the subject of the comparison.
-        (curve,) = axes.plot(
-            list(runs_by_length),
-            pooled_values,
-            line_style,
-            marker=marker,
-            markersize=4,
-            label=line_label,
-            zorder=10 - line_index,
-        )
-        _draw_spread(axes, runs_by_length, curve.get_color())
+        (curve,) = axes.plot(list(measured), values, style, marker=marker, markersize=4, label=name, zorder=10 - index)
+        _draw_spread(axes, measured, curve.get_color())
     if uses_loss(rows):
         axes.set(xscale="log", xlabel="context length, tokens (log scale)", yscale="log", title=title)
         axes.set_ylabel("perplexity of held-out tokens (log scale)")
@@ -227,12 +214,10 @@ def _draw_panel(axes: Any, rows: Rows, title: str) -> None:
 
 def _draw_spread(axes: Any, by_length: Mapping[int, Rows], color: Any) -> None:
     """Draw the range over seeds, or the interval of a single seed."""
-    seed_ranges = {length: _value_range(runs) for length, runs in by_length.items() if len(runs) > 1}
+    ranges = {length: _value_range(runs) for length, runs in by_length.items() if len(runs) > 1}
     intervals = {length: _value_range(runs) for length, runs in by_length.items() if len(runs) == 1}
-    if seed_ranges:
-        axes.fill_between(
-            list(seed_ranges), *zip(*seed_ranges.values(), strict=True), color=color, alpha=0.15, linewidth=0
-        )
+    if ranges:
+        axes.fill_between(list(ranges), *zip(*ranges.values(), strict=True), color=color, alpha=0.15, linewidth=0)
     if intervals:
         axes.vlines(list(intervals), *zip(*intervals.values(), strict=True), color=color, alpha=0.5, linewidth=1)
 

@@ -105,10 +105,9 @@ def compare(  # noqa: PLR0913  (each argument is a setting of the call)
     or another comparison, or if another process uses it.
     """
     reject_import_in_worker()
-    if num_seeds < 1:
-        raise SettingError(f"invalid num_seeds {num_seeds}; use at least 1")
-    if jobs is not None and jobs < 1:
-        raise SettingError(f"invalid jobs {jobs}; use at least 1")
+    for name, count in (("num_seeds", num_seeds), ("jobs", jobs)):
+        if count is not None and count < 1:
+            raise SettingError(f"invalid {name} {count}; use at least 1")
     out = Path(out)
     labels = experiments if only is None else only
     check_experiments(experiments, labels)
@@ -156,28 +155,20 @@ def _summarize(
     job_results = [(job, results[job.folder]) for job in jobs if job.folder in results]
     rows = [row for _, result in job_results for row in result.rows]
     diverged = [(job, result.diverged) for job, result in job_results if result.diverged is not None]
-    divergence_messages = [f"{job}: {reason}" for job, reason in diverged]
+    messages = [f"{job}: {reason}" for job, reason in diverged]
     if is_complete and not rows:
-        raise DivergedError(f"all runs diverged, for example {divergence_messages[0]}")
+        raise DivergedError(f"all runs diverged, for example {messages[0]}")
     labels = {name for name, each in experiments.items() if depends_on_id_distances(build_decoder(each), each.scheme)}
     distance_rows = [row for row in rows if label_of(row) in labels]
+    messages += _overlap_warnings(rows) + _distance_warnings(distance_rows)
+    diverged_rows = [
+        {"row": job.row_label(variant), **task_fields(each.task), "seed": each.seed, "reason": reason}
+        for job, reason in diverged
+        for each in [job.experiment]
+        for variant in each.evaluation.variants or (None,)
+    ]
     write_rows(out / RESULTS, rows)
-    return Comparison(
-        folder=out,
-        rows=rows,
-        diverged=[
-            {
-                "row": job.row_label(variant),
-                **task_fields(job.experiment.task),
-                "seed": job.experiment.seed,
-                "reason": reason,
-            }
-            for job, reason in diverged
-            for variant in job.experiment.evaluation.variants or (None,)
-        ],
-        warnings=divergence_messages + _overlap_warnings(rows) + _distance_warnings(distance_rows),
-        is_complete=is_complete,
-    )
+    return Comparison(folder=out, rows=rows, diverged=diverged_rows, warnings=messages, is_complete=is_complete)
 
 
 def check_experiments(experiments: Mapping[str, Experiment], labels: Iterable[str] = ()) -> None:

@@ -44,10 +44,10 @@ class Experiment:
     def __post_init__(self) -> None:
         check_types(self)
         for name in (*TABLES, *SETTINGS_CLASSES):
-            settings_object = getattr(self, name)
-            if settings_object is None or isinstance(settings_object, type | str | int | float | dict):
+            value = getattr(self, name)
+            if value is None or isinstance(value, type | str | int | float | dict):
                 raise SettingError(
-                    f"{name} {settings_object!r} is not a settings object; use an instance, such as encoding=Rotary()"
+                    f"{name} {value!r} is not a settings object; use an instance, such as encoding=Rotary()"
                 )
 
 
@@ -103,9 +103,9 @@ def _import_class(kind: str, name: str) -> type[Any]:
         raise SettingError(
             f"{kind} '{name}' is not a class with the attribute 'name'; use module:Name, where Name is such a class"
         )
-    if missing_members := _missing_members(kind, cls):
+    if missing := _missing_members(kind, cls):
         raise SettingError(
-            f"{kind} '{name}' lacks {', '.join(missing_members)}; add these members (see {CONTRACTS[kind].__name__})"
+            f"{kind} '{name}' lacks {', '.join(missing)}; add these members (see {CONTRACTS[kind].__name__})"
         )
     if TABLES[kind].get(cls.name, cls) is not cls:
         raise SettingError(f"{kind} '{name}' has the name '{cls.name}' of a built-in {kind}; choose another name")
@@ -124,12 +124,9 @@ def _import_class(kind: str, name: str) -> type[Any]:
 
 def _missing_members(kind: str, cls: type[Any]) -> list[str]:
     """Return the names of members of ``CONTRACTS[kind]`` that the class does not implement."""
-    contract = CONTRACTS[kind]
     # Only entries of a table need a summary and a paper.
-    optional_members = ("summary", "paper")
-    members = [
-        name for name in (*vars(contract), *contract.__annotations__) if name[0] != "_" and name not in optional_members
-    ]
+    contract, optional = CONTRACTS[kind], ("summary", "paper")
+    members = [name for name in (*vars(contract), *contract.__annotations__) if name[0] != "_" and name not in optional]
     required_methods = members if kind == "task" else ["assign", "build"]
     return [
         name
@@ -155,10 +152,8 @@ def build_decoder(experiment: Experiment) -> Decoder:
     """
     vocabulary, settings = experiment.task.vocabulary, experiment.decoder
     d_model = settings.d_model
-    num_weights = settings.num_layers * (4 + 2 * settings.mlp_factor) * d_model**2 + len(vocabulary) * d_model
-    check_memory(
-        BYTES_PER_WEIGHT * num_weights, f"a decoder of {num_weights:,} weights", "use a smaller num_layers or d_model"
-    )
+    size = settings.num_layers * (4 + 2 * settings.mlp_factor) * d_model**2 + len(vocabulary) * d_model
+    check_memory(BYTES_PER_WEIGHT * size, f"a decoder of {size:,} weights", "use a smaller num_layers or d_model")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(stream(experiment.seed, "initial weights").integers(2**63)))
         return Decoder(
@@ -188,11 +183,7 @@ def to_dict(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         name_entry = {"name": getattr(value, "name", None)} if hasattr(type(value), "name") else {}
         # Fields with compare=False are locations, not settings.
-        return name_entry | {
-            settings_field.name: to_dict(getattr(value, settings_field.name))
-            for settings_field in fields(value)
-            if settings_field.compare
-        }
+        return name_entry | {each.name: to_dict(getattr(value, each.name)) for each in fields(value) if each.compare}
     if isinstance(value, tuple):
         return [to_dict(element) for element in value]
     return value
@@ -221,16 +212,12 @@ def from_dict(
     A task reads its saved files from ``folder``. Raises ``RunFolderError`` for invalid values.
     """
     overrides = {} if overrides is None else overrides
-    restored_fields: dict[str, Any] = {}
     upgraded = upgrade_saved_experiment(tree)
     try:
-        for experiment_field in fields(Experiment):
-            restored_fields[experiment_field.name] = _restore_part(
-                experiment_field.name, upgraded[experiment_field.name], overrides
-            )
-        if folder is not None and isinstance(restored_fields["task"], HasRunFiles):
-            restored_fields["task"] = restored_fields["task"].from_run_folder(folder)
-        return Experiment(**restored_fields)
+        parts = {each.name: _restore_part(each.name, upgraded[each.name], overrides) for each in fields(Experiment)}
+        if folder is not None and isinstance(parts["task"], HasRunFiles):
+            parts["task"] = parts["task"].from_run_folder(folder)
+        return Experiment(**parts)
     except LengthwiseError:
         raise
     except (KeyError, TypeError, AttributeError) as error:
@@ -262,13 +249,9 @@ def _apply_override(override: Any, saved_settings: Mapping[str, Any]) -> Any:
     if not isinstance(override, type):
         return override
     # Pass only the settings that differ from the default, because a custom class may not accept them.
-    default_settings = json.loads(json.dumps(to_dict(override())))
-    changed_settings = {
-        name: value
-        for name, value in saved_settings.items()
-        if name in default_settings and value != default_settings[name]
-    }
-    return override(**_restore_settings(changed_settings))
+    defaults = json.loads(json.dumps(to_dict(override())))
+    changed = {name: value for name, value in saved_settings.items() if name in defaults and value != defaults[name]}
+    return override(**_restore_settings(changed))
 
 
 def _restore_entry(kind: str, saved_settings: Mapping[str, Any]) -> Any:

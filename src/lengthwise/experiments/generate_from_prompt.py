@@ -48,13 +48,9 @@ def generate_from_prompt(run: Run, prompt: str, max_new_tokens: int | None = Non
     prompt_length = int(batch.prompt_length[0])
     expected = batch.tokens[:, prompt_length:]
     token_limit = expected.shape[1] if max_new_tokens is None else min(expected.shape[1], max_new_tokens)
-    output = generate(
-        decoder,
-        batch.tokens[:, :prompt_length],
-        batch.position_ids[:, :, : prompt_length if decoder.predicts_ids else None],
-        end=task.vocabulary.index("end"),
-        max_new_tokens=token_limit,
-    )
+    prompt_tokens, end_token = batch.tokens[:, :prompt_length], task.vocabulary.index("end")
+    prompt_ids = batch.position_ids[:, :, : prompt_length if decoder.predicts_ids else None]
+    output = generate(decoder, prompt_tokens, prompt_ids, end=end_token, max_new_tokens=token_limit)
     num_generated = output.tokens.shape[1]
     correct: bool | None = torch.equal(output.tokens, expected[:, :num_generated])
     # The ID of the end token is never used.

@@ -119,17 +119,13 @@ def query_decoder(decoder: Decoder, queries: Queries, subsample: Subsample) -> Q
     """
     num_queries, num_heads = len(queries.answer), decoder.settings.num_heads
     num_subsamples = len(subsample.last_column) // num_queries
-    queries_per_pass = max(1, MAX_SCORES // (subsample.indices.shape[1] ** 2 * num_heads * num_subsamples))
-    batch_results = [
-        _query_batch(
-            decoder, queries, subsample, num_subsamples, slice(start, min(start + queries_per_pass, num_queries))
-        )
-        for start in range(0, num_queries, queries_per_pass)
-    ]
-    leakages = [np.stack([layer.numpy() for layer in leakage]) for _, _, leakage in batch_results]
+    per_pass = max(1, MAX_SCORES // (subsample.indices.shape[1] ** 2 * num_heads * num_subsamples))
+    slices = [slice(start, min(start + per_pass, num_queries)) for start in range(0, num_queries, per_pass)]
+    results = [_query_batch(decoder, queries, subsample, num_subsamples, query_slice) for query_slice in slices]
+    leakages = [np.stack([layer.numpy() for layer in leakage]) for _, _, leakage in results]
     return QueryResult(
-        correct=np.concatenate([correct.numpy() for correct, _, _ in batch_results]),
-        correct_each=np.concatenate([correct_each.numpy() for _, correct_each, _ in batch_results]),
+        correct=np.concatenate([correct.numpy() for correct, _, _ in results]),
+        correct_each=np.concatenate([correct_each.numpy() for _, correct_each, _ in results]),
         leakage=np.concatenate(leakages, axis=1).mean(axis=1),
     )
 
@@ -150,23 +146,15 @@ def _query_batch(
     def record_leakage(weights: Tensor) -> None:
         leakage.append((weights[sequence_indices, :, last_column] * outside_support[:, None]).sum(dim=-1))
 
-    hidden, _ = decoder(
-        batch.tokens,
-        batch.position_ids,
-        hooks=AttentionHooks(
-            score_bias=torch.from_numpy(subsample.score_bias()).float(),
-            visible_counts=torch.from_numpy(subsample.visible_counts).float(),
-            on_weights=record_leakage,
-        ),
-        keep_indices=torch.from_numpy(subsample.indices),
-    )
+    bias, counts = (torch.from_numpy(array).float() for array in (subsample.score_bias(), subsample.visible_counts))
+    hooks = AttentionHooks(score_bias=bias, visible_counts=counts, on_weights=record_leakage)
+    indices = torch.from_numpy(subsample.indices)
+    hidden, _ = decoder(batch.tokens, batch.position_ids, hooks=hooks, keep_indices=indices)
     hidden = hidden[sequence_indices, last_column].view(num_queries, num_subsamples, -1)
     target_token = batch.tokens.gather(1, answer[:, None])
     log_probs = decoder.token_logits(hidden).log_softmax(dim=-1)
-    correct, correct_each = (
-        log_probs.mean(dim=1).argmax(dim=-1) == target_token[:, 0],
-        log_probs.argmax(dim=-1) == target_token,
-    )
+    correct = log_probs.mean(dim=1).argmax(dim=-1) == target_token[:, 0]
+    correct_each = log_probs.argmax(dim=-1) == target_token
     if decoder.predicts_ids:
         id_correct, id_correct_each = _grade_ids(decoder, batch, hidden, answer)
         id_scored = batch.id_scored.gather(1, answer[:, None])
@@ -185,14 +173,11 @@ def _grade_ids(
     tokens = batch.tokens.gather(1, answer[:, None]).expand(-1, num_subsamples)
     prompts = decoder.read_prompt(batch.tokens, batch.position_ids, batch.prompt_length)
     predictions = decoder.next_ids(hidden, current_ids, tokens, prompts)
-    correct_each = torch.stack([level_prediction.most_likely_ids() for level_prediction in predictions])
+    correct_each = torch.stack([level.most_likely_ids() for level in predictions])
     # The subsamples of a query start from the same ID, so they have the same candidates.
     mean_predictions = [
-        NextIDs(
-            log_probs=level_prediction.log_probs.mean(dim=1, keepdim=True),
-            candidates=level_prediction.candidates[:, :1],
-        )
-        for level_prediction in predictions
+        NextIDs(log_probs=level.log_probs.mean(dim=1, keepdim=True), candidates=level.candidates[:, :1])
+        for level in predictions
     ]
-    ids_from_mean = torch.stack([level_prediction.most_likely_ids() for level_prediction in mean_predictions])
+    ids_from_mean = torch.stack([level.most_likely_ids() for level in mean_predictions])
     return (ids_from_mean == target_ids).all(dim=0)[:, 0], (correct_each == target_ids).all(dim=0)

@@ -39,10 +39,8 @@ class Subsample:
 
     def unweighted(self) -> "Subsample":
         """Return the same tokens with weight 1 each, as in a short sequence."""
-        unit_weights = np.ones_like(self.weights)
-        return replace(
-            self, weights=unit_weights, conditional_weights=unit_weights, visible_counts=unit_weights.cumsum(axis=1)
-        )
+        ones = np.ones_like(self.weights)
+        return replace(self, weights=ones, conditional_weights=ones, visible_counts=ones.cumsum(axis=1))
 
 
 def subsample(
@@ -64,10 +62,8 @@ def subsample(
     has the layout of a shorter sequence. Blocks and the budget then count units. By default, each token is a unit.
     """
     subsamples = []
-    for query_index, (support_tokens, query_last_index) in enumerate(zip(support, last_index.tolist(), strict=True)):
-        token_units = (
-            np.arange(query_last_index + 1) if unit_ids is None else unit_ids[query_index, : query_last_index + 1]
-        )
+    for query, (support_tokens, last) in enumerate(zip(support, last_index.tolist(), strict=True)):
+        token_units = np.arange(last + 1) if unit_ids is None else unit_ids[query, : last + 1]
         # Block starts are random, so that no token is always the first of its block.
         block_offset = int(rng.integers(block_size)) if len(np.unique(token_units)) > budget else 0
         blocks = _divide_into_blocks(support_tokens, token_units, budget, block_size, block_offset)
@@ -89,14 +85,10 @@ def split_into_pieces(
     of tokens that they cover (the minimum over queries).
     """
     blocks_per_query = [
-        _divide_into_blocks(
-            support_tokens, np.arange(query_last_index + 1), budget, BLOCK_SIZE, int(rng.integers(BLOCK_SIZE))
-        )
-        for support_tokens, query_last_index in zip(support, last_index.tolist(), strict=True)
+        _divide_into_blocks(tokens, np.arange(last + 1), budget, BLOCK_SIZE, int(rng.integers(BLOCK_SIZE)))
+        for tokens, last in zip(support, last_index.tolist(), strict=True)
     ]
-    num_required = max(
-        1, *(-(-len(blocks.optional_blocks) // max(1, blocks.num_sampled)) for blocks in blocks_per_query)
-    )
+    num_required = max(1, *(-(-len(each.optional_blocks) // max(1, each.num_sampled)) for each in blocks_per_query))
     num_pieces = min(max_pieces, num_required)
     subsamples: list[_SampledTokens] = []
     for blocks in blocks_per_query:
@@ -113,12 +105,10 @@ def upweight_distractors(
     token_indices = np.broadcast_to(np.arange(length), (len(last_index), length))
     indices, blocks = np.minimum(token_indices, last_index[:, None]), token_indices // BLOCK_SIZE
     weights = np.ones(token_indices.shape)
-    for query_index, (support_tokens, query_last_index) in enumerate(zip(support, last_index.tolist(), strict=True)):
-        is_distractor = ~np.isin(blocks[query_index], _with_neighbors(support_tokens, query_last_index) // BLOCK_SIZE)
-        if num_distractors := int(is_distractor[: query_last_index + 1].sum()):
-            weights[query_index, is_distractor] = (
-                factor * (query_last_index + 1) - (query_last_index + 1 - num_distractors)
-            ) / num_distractors
+    for query, (tokens, last) in enumerate(zip(support, last_index.tolist(), strict=True)):
+        is_distractor = ~np.isin(blocks[query], _with_neighbors(tokens, last) // BLOCK_SIZE)
+        if num_distractors := int(is_distractor[: last + 1].sum()):
+            weights[query, is_distractor] = (factor * (last + 1) - (last + 1 - num_distractors)) / num_distractors
     return Subsample(
         indices=indices,
         weights=weights,
@@ -143,36 +133,28 @@ class _Blocks:
 
     def select(self, samples: Int[np.ndarray, "subsamples sampled"]) -> list[_SampledTokens]:
         """Return the tokens of the required blocks and of each sample of optional blocks, with their weights."""
-        num_sampled_blocks = samples.shape[1]
-        block_weight = np.where(self.is_required, 1.0, len(self.optional_blocks) / max(1, num_sampled_blocks))
-        conditional_block_weight = np.where(
-            self.is_required, 1.0, (len(self.optional_blocks) - 1) / max(1, num_sampled_blocks - 1)
-        )
+        num_optional, num_sampled = len(self.optional_blocks), samples.shape[1]
+        weight = np.where(self.is_required, 1.0, num_optional / max(1, num_sampled))
+        conditional_weight = np.where(self.is_required, 1.0, (num_optional - 1) / max(1, num_sampled - 1))
         subsamples = []
         for sampled_blocks in samples:
             is_included = self.is_required.copy()
             is_included[sampled_blocks] = True
-            token_indices = np.flatnonzero(is_included[self.block])
-            token_blocks = self.block[token_indices]
-            subsamples.append(
-                (token_indices, block_weight[token_blocks], conditional_block_weight[token_blocks], token_blocks)
-            )
+            indices = np.flatnonzero(is_included[self.block])
+            blocks = self.block[indices]
+            subsamples.append((indices, weight[blocks], conditional_weight[blocks], blocks))
         return subsamples
 
 
 def _divide_into_blocks(
-    support: Int[np.ndarray, " _"],
-    token_units: Int[np.ndarray, " tokens"],
-    budget: int,
-    block_size: int,
-    block_offset: int,
+    support: Int[np.ndarray, " _"], units: Int[np.ndarray, " tokens"], budget: int, block_size: int, offset: int
 ) -> _Blocks:
     """Divide a sequence into blocks; a sequence within the budget is a single required block."""
-    if len(np.unique(token_units)) <= budget:
-        return _Blocks(np.zeros(len(token_units), dtype=int), np.ones(1, dtype=bool), np.zeros(0, dtype=int), 0)
-    block_numbers = (token_units + block_offset) // block_size
+    if len(np.unique(units)) <= budget:
+        return _Blocks(np.zeros(len(units), dtype=int), np.ones(1, dtype=bool), np.zeros(0, dtype=int), 0)
+    block_numbers = (units + offset) // block_size
     is_required = np.zeros(block_numbers.max() + 1, dtype=bool)
-    is_required[block_numbers[_with_neighbors(support, len(token_units) - 1)]] = True
+    is_required[block_numbers[_with_neighbors(support, len(units) - 1)]] = True
     optional_blocks = np.setdiff1d(block_numbers, np.flatnonzero(is_required))
     num_sampled = min(len(optional_blocks), max(2, budget // block_size - int(is_required.sum())))
     return _Blocks(block_numbers, is_required, optional_blocks, num_sampled)
@@ -183,17 +165,10 @@ def _with_neighbors(support: Int[np.ndarray, " _"], last_index: int) -> Int[np.n
 
 
 def _stack_subsamples(subsamples: list[_SampledTokens]) -> Subsample:
-    max_num_tokens = max(len(indices) for indices, *_ in subsamples)
+    max_tokens = max(len(indices) for indices, *_ in subsamples)
     indices, weights, conditional_weights, blocks = (
-        np.stack(
-            [
-                np.pad(
-                    subsample_arrays[array_index], (0, max_num_tokens - len(subsample_arrays[array_index])), mode="edge"
-                )
-                for subsample_arrays in subsamples
-            ]
-        )
-        for array_index in range(4)
+        np.stack([np.pad(array, (0, max_tokens - len(array)), mode="edge") for array in arrays])
+        for arrays in zip(*subsamples, strict=True)
     )
     return Subsample(
         indices=indices,

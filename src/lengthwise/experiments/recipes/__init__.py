@@ -41,22 +41,18 @@ def experiment_for(task: str | Task, scheme: str, encoding: str | None = None) -
     carry over if the new scheme or encoding has them.
     """
     name = task if isinstance(task, str) else task.name
-    base_experiment = next(
-        (recipe for recipe in (build_recipe() for build_recipe in RECIPES.values()) if recipe.task.name == name), None
-    )
-    if base_experiment is None or not isinstance(task, str):
+    base = next((recipe for recipe in (build() for build in RECIPES.values()) if recipe.task.name == name), None)
+    if base is None or not isinstance(task, str):
         custom_task = load_task(task) if isinstance(task, str) else task
-        base_experiment = _with_task_lengths(
-            replace(parity() if base_experiment is None else base_experiment, task=custom_task)
-        )
+        base = _with_task_lengths(replace(parity() if base is None else base, task=custom_task))
     scheme_class = look_up("scheme", scheme)
-    experiment = replace(base_experiment, scheme=scheme_class(**_shared_settings(scheme_class, base_experiment.scheme)))
-    if encoding is None or encoding == base_experiment.encoding.name:
+    experiment = replace(base, scheme=scheme_class(**_shared_settings(scheme_class, base.scheme)))
+    if encoding is None or encoding == base.encoding.name:
         return experiment
     encoding_class = look_up("encoding", encoding)
     if encoding_class is Learned and experiment.scheme.num_position_ids is not None:
         return replace(experiment, encoding=Learned(num_position_ids=experiment.scheme.num_position_ids))
-    return replace(experiment, encoding=encoding_class(**_shared_settings(encoding_class, base_experiment.encoding)))
+    return replace(experiment, encoding=encoding_class(**_shared_settings(encoding_class, base.encoding)))
 
 
 def _with_task_lengths(experiment: Experiment) -> Experiment:
@@ -71,14 +67,8 @@ def _with_task_lengths(experiment: Experiment) -> Experiment:
 
 def _shared_settings(target_class: type[Any], source: Any) -> dict[str, Any]:
     """Return the settings of ``source`` that ``target_class`` also has."""
-    target_names = (
-        {settings_field.name for settings_field in fields(target_class)} if is_dataclass(target_class) else set()
-    )
-    return {
-        settings_field.name: getattr(source, settings_field.name)
-        for settings_field in fields(source)
-        if settings_field.name in target_names
-    }
+    names = {each.name for each in fields(target_class)} if is_dataclass(target_class) else set()
+    return {each.name: getattr(source, each.name) for each in fields(source) if each.name in names}
 
 
 def quick(experiment: Experiment) -> Experiment:
@@ -88,17 +78,11 @@ def quick(experiment: Experiment) -> Experiment:
     # Some tasks have no examples of length 1, and a file has examples of some lengths only.
     min_length = min(experiment.train_lengths[0], 2) if available_lengths is None else available_lengths[0]
     lengths = (4, 8) if available_lengths is None else available_lengths[:2]
+    short = {"steps": 20, "batch_size": 8, "warmup_steps": 5, "log_every": 5, "checkpoint_every": 10}
+    cooldown_steps = min(experiment.training.cooldown_steps, 10)
     return replace(
         experiment,
-        training=replace(
-            experiment.training,
-            steps=20,
-            batch_size=8,
-            warmup_steps=5,
-            log_every=5,
-            checkpoint_every=10,
-            cooldown_steps=min(experiment.training.cooldown_steps, 10),
-        ),
+        training=replace(experiment.training, **short, cooldown_steps=cooldown_steps),
         evaluation=replace(experiment.evaluation, lengths=lengths, num_examples=(16,)),
         train_lengths=(min_length, nearest_length(task, 4)),
     )

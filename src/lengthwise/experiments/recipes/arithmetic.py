@@ -70,9 +70,8 @@ def multi_addition() -> Experiment:
 
 def multi_addition_given() -> Experiment:
     """Return the recipe for adding 2 to 5 numbers with coupled IDs on two levels instead of predicted IDs."""
-    return replace(
-        multi_addition(), scheme=MultiLevel(num_position_ids=MULTI_ADDITION_NUM_POSITION_IDS, max_gaps=LEVEL_MAX_GAPS)
-    )
+    scheme = MultiLevel(num_position_ids=MULTI_ADDITION_NUM_POSITION_IDS, max_gaps=LEVEL_MAX_GAPS)
+    return replace(multi_addition(), scheme=scheme)
 
 
 def multiplication() -> Experiment:
@@ -90,9 +89,8 @@ def multiplication() -> Experiment:
 
 def multiplication_given() -> Experiment:
     """Return the recipe for multiplication with coupled IDs on two levels instead of predicted IDs."""
-    return replace(
-        multiplication(), scheme=MultiLevel(num_position_ids=MULTIPLICATION_NUM_POSITION_IDS, max_gaps=LEVEL_MAX_GAPS)
-    )
+    scheme = MultiLevel(num_position_ids=MULTIPLICATION_NUM_POSITION_IDS, max_gaps=LEVEL_MAX_GAPS)
+    return replace(multiplication(), scheme=scheme)
 
 
 def sort() -> Experiment:

@@ -59,26 +59,23 @@ def _resize(num_layers: int, d_model: int, num_heads: int) -> Experiment:
 
 def context_length() -> dict[str, Experiment]:
     """Return a comparison of six encodings by perplexity at up to eight times the training context length."""
-    rotary_experiment = replace(
+    lengths = tuple(factor * COMPARISON_TRAIN_LENGTH for factor in LENGTH_FACTORS)
+    rotary = replace(
         language_model(),
         training=replace(language_model().training, steps=1000),
         train_lengths=(COMPARISON_TRAIN_LENGTH, COMPARISON_TRAIN_LENGTH),
-        evaluation=EvaluationSettings(
-            lengths=tuple(factor * COMPARISON_TRAIN_LENGTH for factor in LENGTH_FACTORS), num_examples=(512,)
-        ),
+        evaluation=EvaluationSettings(lengths=lengths, num_examples=(512,)),
     )
-    max_length = max(LENGTH_FACTORS) * COMPARISON_TRAIN_LENGTH
+    # Training uses plain rotary; the scaling applies at evaluation only.
+    yarn = YaRN(factor=float(max(LENGTH_FACTORS)), original_length=COMPARISON_TRAIN_LENGTH)
     return {
-        "rotary": rotary_experiment,
+        "rotary": rotary,
         # One gap gives two chunks, as in the paper. The token after the longest window needs the additional ID.
-        "rotary + PoSE": replace(rotary_experiment, scheme=Skipwise(num_position_ids=max_length + 1, max_gaps=1)),
-        # Training uses plain rotary; the scaling applies at evaluation only.
-        "rotary + YaRN": replace(
-            rotary_experiment, encoding=YaRN(factor=float(max(LENGTH_FACTORS)), original_length=COMPARISON_TRAIN_LENGTH)
-        ),
-        "ALiBi": replace(rotary_experiment, encoding=ALiBi()),
-        "FIRE": replace(rotary_experiment, encoding=FIRE()),
-        "NoPE": replace(rotary_experiment, encoding=NoPE()),
+        "rotary + PoSE": replace(rotary, scheme=Skipwise(num_position_ids=max(lengths) + 1, max_gaps=1)),
+        "rotary + YaRN": replace(rotary, encoding=yarn),
+        "ALiBi": replace(rotary, encoding=ALiBi()),
+        "FIRE": replace(rotary, encoding=FIRE()),
+        "NoPE": replace(rotary, encoding=NoPE()),
     }
 
 

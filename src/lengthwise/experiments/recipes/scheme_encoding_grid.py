@@ -71,13 +71,11 @@ def _build_grid(task_name: str, pairs: Iterable[tuple[str, str]]) -> dict[str, E
             stop_at_zero=True,
         ),
     )
-    num_train_ids = task.sample(
-        length=max_train_length, size=1, rng=stream(0, "tokens of the longest example")
-    ).tokens.shape[1]
+    example = task.sample(length=max_train_length, size=1, rng=stream(0, "tokens of the longest example"))
     experiments = {}
     for scheme_name, encoding_name in pairs:
         scheme = _build_scheme(scheme_name)
-        encoding = _build_encoding(encoding_name, scheme.num_position_ids or num_train_ids)
+        encoding = _build_encoding(encoding_name, scheme.num_position_ids or example.tokens.shape[1])
         # Without an encoding, IDs matter only to a head that predicts them.
         ignores_ids = encoding_name == "nope" and scheme_name not in ("sequential", "predicted")
         if not ignores_ids and (encoding.real_valued or not scheme.real_valued):

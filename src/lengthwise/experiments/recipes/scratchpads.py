@@ -68,9 +68,8 @@ def variable_assignment() -> Experiment:
 
 def variable_assignment_coupled() -> Experiment:
     """Return the recipe for variable assignment with coupled IDs instead of predicted IDs."""
-    return replace(
-        variable_assignment(), scheme=Coupled(num_position_ids=ASSIGNMENT_NUM_POSITION_IDS, max_gaps=MAX_GAPS)
-    )
+    scheme = Coupled(num_position_ids=ASSIGNMENT_NUM_POSITION_IDS, max_gaps=MAX_GAPS)
+    return replace(variable_assignment(), scheme=scheme)
 
 
 def with_baselines(ppc_experiment: Experiment, *, steps_factor: int = 5, ids_factor: int = 2) -> dict[str, Experiment]:
@@ -81,7 +80,7 @@ def with_baselines(ppc_experiment: Experiment, *, steps_factor: int = 5, ids_fac
     all their tokens have different IDs.
     """
     assert isinstance(ppc_experiment.scheme, Predicted)
-    num_position_ids, max_gaps = ppc_experiment.scheme.num_position_ids, ppc_experiment.scheme.max_gaps
+    num_ids, max_gaps = ppc_experiment.scheme.num_position_ids, ppc_experiment.scheme.max_gaps
     baseline = replace(
         ppc_experiment,
         scheme=Sequential(),
@@ -91,17 +90,15 @@ def with_baselines(ppc_experiment: Experiment, *, steps_factor: int = 5, ids_fac
     )
     return {
         "predicted (PPC)": ppc_experiment,
-        "coupled, IDs given": replace(
-            ppc_experiment, scheme=Coupled(num_position_ids=num_position_ids, max_gaps=max_gaps)
-        ),
-        "coupled, no gaps": replace(ppc_experiment, scheme=Coupled(num_position_ids=num_position_ids, max_gaps=0)),
+        "coupled, IDs given": replace(ppc_experiment, scheme=Coupled(num_position_ids=num_ids, max_gaps=max_gaps)),
+        "coupled, no gaps": replace(ppc_experiment, scheme=Coupled(num_position_ids=num_ids, max_gaps=0)),
         "NoPE": replace(baseline, encoding=NoPE()),
         "rotary": baseline,
-        "rotary + PoSE": replace(baseline, scheme=Skipwise(num_position_ids=ids_factor * num_position_ids)),
+        "rotary + PoSE": replace(baseline, scheme=Skipwise(num_position_ids=ids_factor * num_ids)),
         "ALiBi": replace(baseline, encoding=ALiBi()),
         "FIRE": replace(baseline, encoding=FIRE()),
-        "rotary, randomized": replace(baseline, scheme=Randomized(num_position_ids=ids_factor * num_position_ids)),
-        "rotary, random start": replace(baseline, scheme=RandomStart(num_position_ids=ids_factor * num_position_ids)),
+        "rotary, randomized": replace(baseline, scheme=Randomized(num_position_ids=ids_factor * num_ids)),
+        "rotary, random start": replace(baseline, scheme=RandomStart(num_position_ids=ids_factor * num_ids)),
     }
 
 

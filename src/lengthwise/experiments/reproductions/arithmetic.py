@@ -44,22 +44,17 @@ RECIPE_NAMES = {
 
 def _build_experiments() -> dict[str, Experiment]:
     recipes = {label: recipe(name) for label, name in RECIPE_NAMES.items()}
-    experiments = {
-        label: replace(experiment, evaluation=EVALUATIONS[experiment.task.name])
-        for label, experiment in recipes.items()
-    }
-    long_experiment = replace(experiments["addition, carries written, PPC"], evaluation=LONG_EVALUATION)
-    assert isinstance(long_experiment.scheme, Predicted)
-    long_experiment = replace(
-        long_experiment, scheme=replace(long_experiment.scheme, num_position_ids=LONG_NUM_POSITION_IDS)
-    )
+    experiments = {label: replace(each, evaluation=EVALUATIONS[each.task.name]) for label, each in recipes.items()}
+    long_sums = replace(experiments["addition, carries written, PPC"], evaluation=LONG_EVALUATION)
+    assert isinstance(long_sums.scheme, Predicted)
+    long_sums = replace(long_sums, scheme=replace(long_sums.scheme, num_position_ids=LONG_NUM_POSITION_IDS))
     # Running sums of 90 or more need at least three partial products, so products by two digits never train them.
-    three_digit_experiment = replace(
+    three_digits = replace(
         experiments["product, PPC"], task=Multiplication(digits=3), evaluation=THREE_DIGIT_EVALUATION
     )
     return experiments | {
-        "addition, carries written, PPC, IDs to 12,288": long_experiment,
-        "product by three digits, PPC": three_digit_experiment,
+        "addition, carries written, PPC, IDs to 12,288": long_sums,
+        "product by three digits, PPC": three_digits,
     }
 
 

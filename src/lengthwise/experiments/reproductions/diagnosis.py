@@ -70,23 +70,12 @@ def _cause_names(readings: Rows) -> list[str]:
 def _build_tables(rows: Rows, readings: Rows) -> list[Table]:
     causes, body = _cause_names(readings), []
     for reading in readings:
-        errors_text = ", ".join(
-            f"{num_errors} {kind}" for kind, num_errors in reading["first_errors"].items() if num_errors
-        )
+        errors = ", ".join(f"{count} {kind}" for kind, count in reading["first_errors"].items() if count)
         repair_rates = [f"{reading['repaired'][name]:.2f}" if name in reading["repaired"] else "-" for name in causes]
         masses = list(reading["mass"].values())
-        body.append(
-            [
-                reading["row"],
-                str(reading["seed"]),
-                f"{reading['length']:,}",
-                f"{reading['exact_match']:.3f}",
-                errors_text or "none",
-                *repair_rates,
-                f"{masses[0]:.2f}, {masses[-1]:.2f}",
-                reading["limited_by"],
-            ]
-        )
+        attention = f"{masses[0]:.2f}, {masses[-1]:.2f}"
+        start = [reading["row"], str(reading["seed"]), f"{reading['length']:,}", f"{reading['exact_match']:.3f}"]
+        body.append([*start, errors or "none", *repair_rates, attention, reading["limited_by"]])
     header = ["row", "seed", "length", "exact match", "first errors", *causes, "attention", "limited by"]
     title = "first errors, the fraction that each intervention repairs, and attention on the support, near and far"
     return [(title, header, body)]
@@ -100,15 +89,13 @@ def _draw_figure(rows: Rows, readings: Rows, folder: Path, title: str) -> Path:
     causes, labels = _cause_names(readings), list(dict.fromkeys(reading["row"] for reading in readings))
     figure = Figure(figsize=(10, 1 + 1.7 * len(labels)), layout="constrained")
     for axes, label in zip(figure.subplots(len(labels), squeeze=False)[:, 0], labels, strict=True):
-        label_readings = [reading for reading in readings if reading["row"] == label]
+        panel = [reading for reading in readings if reading["row"] == label]
         for cause_index, name in enumerate(causes):
-            repair_rates = [reading["repaired"][name] for reading in label_readings if name in reading["repaired"]]
+            repair_rates = [reading["repaired"][name] for reading in panel if name in reading["repaired"]]
             if repair_rates:
                 axes.barh(cause_index, sum(repair_rates) / len(repair_rates), color=f"C{cause_index}", alpha=0.5)
                 axes.plot(repair_rates, [cause_index] * len(repair_rates), "o", color=f"C{cause_index}", markersize=4)
-        axes.set(
-            xlim=(0, 1.02), ylim=(-0.6, len(causes) - 0.4), title=f"{label}, length {label_readings[0]['length']:,}"
-        )
+        axes.set(xlim=(0, 1.02), ylim=(-0.6, len(causes) - 0.4), title=f"{label}, length {panel[0]['length']:,}")
         axes.set_yticks(range(len(causes)), causes, fontsize=7)
     axes.set_xlabel("fraction of first errors repaired without this cause")
     figure.suptitle(title)

@@ -50,33 +50,29 @@ def fit_growth(loss_pairs: list[LossPair], rng: np.random.Generator) -> LossGrow
     The fit is a linear regression of the logarithm of the far loss on ``train_bits``, ``test_bits`` and the logarithm
     of the near loss, so the factors compare runs with equal near loss. The intervals resample seeds with replacement.
     """
-    fitted_coefficients = _fit_coefficients(loss_pairs)
-    if fitted_coefficients is None:
+    fitted = _fit_coefficients(loss_pairs)
+    if fitted is None:
         return None
     seeds = sorted({pair.seed for pair in loss_pairs})
-    resampled_coefficients = []
+    resampled = []
     for _ in range(NUM_RESAMPLES if len(seeds) > 2 else 0):
         resampled_pairs = [pair for seed in rng.choice(seeds, len(seeds)) for pair in loss_pairs if pair.seed == seed]
         if (coefficients := _fit_coefficients(resampled_pairs)) is not None:
-            resampled_coefficients.append(coefficients)
+            resampled.append(coefficients)
     return LossGrowth(
-        per_train_bit=_factor_with_interval(fitted_coefficients, resampled_coefficients, 1),
-        per_test_bit=_factor_with_interval(fitted_coefficients, resampled_coefficients, 2),
-        power=float(fitted_coefficients[3]),
+        per_train_bit=_factor_with_interval(fitted, resampled, 1),
+        per_test_bit=_factor_with_interval(fitted, resampled, 2),
+        power=float(fitted[3]),
     )
 
 
 def _factor_with_interval(
-    fitted_coefficients: Float[np.ndarray, " 4"],
-    resampled_coefficients: list[Float[np.ndarray, " 4"]],
-    coefficient_index: int,
+    fitted: Float[np.ndarray, " 4"], resampled: list[Float[np.ndarray, " 4"]], index: int
 ) -> GrowthFactor:
-    factor = float(np.exp(fitted_coefficients[coefficient_index]))
-    if not resampled_coefficients:
+    factor = float(np.exp(fitted[index]))
+    if not resampled:
         return GrowthFactor(value=factor, interval=None)
-    log_low, log_high = np.quantile(
-        [coefficients[coefficient_index] for coefficients in resampled_coefficients], [0.025, 0.975]
-    )
+    log_low, log_high = np.quantile([each[index] for each in resampled], [0.025, 0.975])
     return GrowthFactor(value=factor, interval=(float(np.exp(log_low)), float(np.exp(log_high))))
 
 

@@ -28,60 +28,52 @@ NUM_SUBSAMPLED_ANSWERS, NUM_SUBSAMPLE_TOKENS = 64, 16
 def _build_experiments() -> dict[str, Experiment]:
     evaluation = EvaluationSettings(lengths=(20, 200, 2000, 20_000), num_examples=(512, 512, 64, 4), stop_at_zero=True)
     experiments = _ablations("parity", replace(recipe("parity"), evaluation=evaluation))
-    base_experiment = experiments["parity, pointer"]
-    scheme = base_experiment.scheme
+    base = experiments["parity, pointer"]
+    scheme = base.scheme
     assert isinstance(scheme, Predicted)
     # In a small range, training covers most IDs.
-    small_range_scheme = replace(scheme, num_position_ids=round(0.1 * scheme.num_position_ids))
+    small_range = replace(scheme, num_position_ids=round(0.1 * scheme.num_position_ids))
     near_evaluation = replace(evaluation, lengths=(20, 200, 2000), num_examples=(512, 512, 64))
     experiments["parity, class, learned IDs to 0.1x"] = _with_class_head(
-        replace(base_experiment, scheme=small_range_scheme, evaluation=near_evaluation)
+        replace(base, scheme=small_range, evaluation=near_evaluation)
     )
     # Couple each state with the last bit read, not with the next bit needed.
-    last_bit_experiment = replace(base_experiment, task=Parity(coupling="same"))
-    experiments["parity, ID of the last bit"] = last_bit_experiment
-    experiments["parity, ID of the last bit, no gaps"] = replace(
-        last_bit_experiment, scheme=replace(scheme, max_gaps=0)
-    )
+    last_bit = replace(base, task=Parity(coupling="same"))
+    experiments["parity, ID of the last bit"] = last_bit
+    experiments["parity, ID of the last bit, no gaps"] = replace(last_bit, scheme=replace(scheme, max_gaps=0))
     evaluation = EvaluationSettings(lengths=(16, 32, 160, 1600), num_examples=(512, 512, 256, 64), stop_at_zero=True)
-    variables_experiment = replace(recipe("variable_assignment"), evaluation=evaluation)
-    experiments |= _ablations("variables", variables_experiment)
-    experiments["variables, class, learned IDs"] = _with_class_head(variables_experiment)
+    variables = replace(recipe("variable_assignment"), evaluation=evaluation)
+    experiments |= _ablations("variables", variables)
+    experiments["variables, class, learned IDs"] = _with_class_head(variables)
     return experiments
 
 
-def _ablations(name: str, base_experiment: Experiment) -> dict[str, Experiment]:
+def _ablations(name: str, base: Experiment) -> dict[str, Experiment]:
     """Return the ablations of PPC on a task; ``name`` is the start of their labels."""
-    experiments = {
-        f"{name}, {head}": replace(base_experiment, decoder=replace(base_experiment.decoder, head=head))
-        for head in HEAD_NAMES
-    }
+    experiments = {f"{name}, {head}": replace(base, decoder=replace(base.decoder, head=head)) for head in HEAD_NAMES}
     for id_weight in (0.1, 10.0):
         experiments[f"{name}, ID loss times {id_weight:g}"] = replace(
-            base_experiment, training=replace(base_experiment.training, id_weight=id_weight)
+            base, training=replace(base.training, id_weight=id_weight)
         )
-    for probability, fraction_name in ((0.5, "half"), (1.0, "all")):
-        experiments[f"{name}, {fraction_name} on own IDs"] = replace(
-            base_experiment, training=replace(base_experiment.training, scheduled_sampling=probability)
+    for probability, share in ((0.5, "half"), (1.0, "all")):
+        experiments[f"{name}, {share} on own IDs"] = replace(
+            base, training=replace(base.training, scheduled_sampling=probability)
         )
-    scheme = base_experiment.scheme
+    scheme = base.scheme
     assert isinstance(scheme, Predicted)
     for gaps in (0, 3):
-        experiments[f"{name}, gaps up to {gaps}"] = replace(base_experiment, scheme=replace(scheme, max_gaps=gaps))
+        experiments[f"{name}, gaps up to {gaps}"] = replace(base, scheme=replace(scheme, max_gaps=gaps))
     for factor in (0.1, 4):
         scaled_scheme = replace(scheme, num_position_ids=round(factor * scheme.num_position_ids))
-        experiments[f"{name}, IDs to {factor:g}x"] = replace(base_experiment, scheme=scaled_scheme)
+        experiments[f"{name}, IDs to {factor:g}x"] = replace(base, scheme=scaled_scheme)
     return experiments
 
 
-def _with_class_head(base_experiment: Experiment) -> Experiment:
+def _with_class_head(base: Experiment) -> Experiment:
     """Return the experiment with the class head and learned encoding: the head needs absolute IDs, not rotary."""
-    assert isinstance(base_experiment.scheme, Predicted)
-    return replace(
-        base_experiment,
-        encoding=Learned(num_position_ids=base_experiment.scheme.num_position_ids),
-        decoder=replace(base_experiment.decoder, head="class"),
-    )
+    assert isinstance(base.scheme, Predicted)
+    encoding = Learned(num_position_ids=base.scheme.num_position_ids)
+    return replace(base, encoding=encoding, decoder=replace(base.decoder, head="class"))
 
 
 def _extract_reading(run: Run, rows: Rows) -> Mapping[str, Any]:
@@ -105,8 +97,7 @@ def _few_token_answers(run: Run, length: int) -> dict[str, float]:
     queries = model.queries(length, NUM_SUBSAMPLED_ANSWERS)
     rng, last_index = stream(0, "answers read off a few tokens", length), queries.last_index
     other_tokens = [
-        rng.integers(0, query_last_index + 1, len(support_indices))
-        for support_indices, query_last_index in zip(queries.support, last_index, strict=True)
+        rng.integers(0, last + 1, len(support)) for support, last in zip(queries.support, last_index, strict=True)
     ]
     support_subsample = subsample(queries.support, last_index, NUM_SUBSAMPLE_TOKENS, rng, block_size=1).unweighted()
     other_subsample = subsample(other_tokens, last_index, NUM_SUBSAMPLE_TOKENS, rng, block_size=1).unweighted()
@@ -133,16 +124,14 @@ class _DecodingCounts:
 
     def add(self, forced_grades: Grades, free_grades: Grades) -> None:
         """Add a batch; later tokens are those after the first teacher-forced error of an example."""
-        forced_errors, free_errors = (
-            {example: column for example, column, _ in first_errors(grades)} for grades in (forced_grades, free_grades)
+        forced, free = (
+            {example: column for example, column, _ in first_errors(each)} for each in (forced_grades, free_grades)
         )
         self.examples += (num_examples := len(forced_grades.scored))
-        self.forced_exact += num_examples - len(forced_errors)
-        self.free_exact += num_examples - len(free_errors)
-        self.same_first_error += sum(
-            forced_errors.get(example) == free_errors.get(example) for example in range(num_examples)
-        )
-        for example, column in forced_errors.items():
+        self.forced_exact += num_examples - len(forced)
+        self.free_exact += num_examples - len(free)
+        self.same_first_error += sum(forced.get(example) == free.get(example) for example in range(num_examples))
+        for example, column in forced.items():
             is_scored = forced_grades.scored[example, column + 1 :]
             self.later_tokens += int(is_scored.sum())
             self.forced_later_correct += int(forced_grades.token_correct[example, column + 1 :][is_scored].sum())

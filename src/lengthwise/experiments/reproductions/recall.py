@@ -45,9 +45,8 @@ def _build_tables(rows: Rows, readings: Rows) -> list[Table]:
     lengths = sorted({int(length) for reading in readings for length in reading["mass"]})
     body = []
     for reading in readings:
-        masses = [
-            f"{reading['mass'][str(length)]:.3f}" if str(length) in reading["mass"] else "-" for length in lengths
-        ]
+        mass = reading["mass"]
+        masses = [f"{mass[str(length)]:.3f}" if str(length) in mass else "-" for length in lengths]
         body.append([reading["row"], str(reading["seed"]), *masses, reading["limited_by"]])
     title = "attention of the best head on the support, by length, and the limiting cause"
     return [(title, ["row", "seed", *(f"{length:,}" for length in lengths), "limited by"], body)]
