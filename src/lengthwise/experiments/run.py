@@ -250,10 +250,7 @@ def _build_row(run: Run, result: LengthResult | ContextLoss, variant: str | None
 
 
 def _overlaps_training(run: Run, length: int) -> bool:
-    """Return True if the evaluated task file shares records of this length with the training file.
-
-    If the training file is missing, the result is True only if both files have the same digest.
-    """
+    """Return True if the task shares records of this length with training; without its file, compare digests."""
     (min_train_length, max_train_length), task = run.experiment.train_lengths, run.experiment.task
     if not min_train_length <= length <= max_train_length:
         return False

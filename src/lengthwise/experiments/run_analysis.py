@@ -16,8 +16,7 @@ from lengthwise.experiments.validation import check_evaluation
 def certify_run(run: Run, lengths: Sequence[int], *, seed: int = 0) -> RunCertificate:
     """Check the assumptions of the theory on a run, and predict its accuracy at ``lengths``.
 
-    Raises ``SettingError`` for a task whose examples have no support, and for a decoder whose attention does not allow
-    subsampling.
+    Raises ``SettingError`` for a task whose examples have no support, or attention that does not allow subsampling.
     """
     return certify_decoder(probed_model_of(run, seed=seed), lengths)
 

@@ -97,10 +97,7 @@ def read_description(folder: Path, kind: FolderKind) -> dict[str, Any]:
 
 
 def experiment_digest(folder: Path) -> str:
-    """Return the SHA-256 digest of a run's experiment and of the files of its task.
-
-    Raises ``RunFolderError`` if one of these files is missing or has changed.
-    """
+    """Return the SHA-256 digest of a run and its task files; raise ``RunFolderError`` if one is missing or changed."""
     tree = _read_description_file(folder, RUN_FOLDER)
     for name, digest in tree.get("files", {}).items():
         try:
@@ -180,8 +177,7 @@ def write_model(folder: Path, tensors: Mapping[str, torch.Tensor], facts: Mappin
 def append_rows(path: Path, rows: Sequence[Mapping[str, Any]], *, skip_existing: bool = False) -> None:
     """Append result rows to a JSON-lines file; several processes may append to the same file.
 
-    ``skip_existing`` skips rows that the file already contains. If the last line in the file is
-    incomplete, the new rows start on a new line.
+    ``skip_existing`` skips rows that the file already contains. New rows never continue an incomplete last line.
     """
     with exclusive_lock(path.parent, wait=True):
         content = path.read_bytes() if path.exists() else b""

@@ -188,9 +188,9 @@ class PositionCollator:
             raise FeatureError("the batch is empty; pass at least one example")
         examples = [self._read_example(index, feature) for index, feature in enumerate(features)]
         assignments = self._assign(examples)
+        pairs = zip(examples, assignments, strict=True)
         labels = [
-            np.where(example.is_answer & assignment.token_scored[0], example.labels, UNSCORED)
-            for example, assignment in zip(examples, assignments, strict=True)
+            np.where(item.is_answer & assigned.token_scored[0], item.labels, UNSCORED) for item, assigned in pairs
         ]
         lengths, pad_left = [len(example.tokens) for example in examples], self.padding_side == "left"
         layout = build_layout(lengths, pack_to=self.pack_to, pad_left=pad_left, multiple=self.pad_to_multiple_of)

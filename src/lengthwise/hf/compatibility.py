@@ -55,10 +55,7 @@ def longest_context(config: Any) -> int | None:
 
 
 def has_causal_mask_table(model: PreTrainedModel) -> bool:
-    """Return True if the model stores a causal mask over token indexes, as GPT-Neo does.
-
-    In a call to such a model, every token must have the same index as in its text, so tokens cannot be packed.
-    """
+    """Return True if the model stores a causal mask over token indexes (GPT-Neo), so its tokens cannot be packed."""
     size = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return any(buffer.dtype == torch.bool and buffer.shape[-2:] == (size, size) for buffer in model.buffers())
 

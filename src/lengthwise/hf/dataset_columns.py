@@ -29,10 +29,7 @@ class TokenizedExample:
 
 
 def read_example(feature: Mapping[str, Any], scheme_column: str | None) -> TokenizedExample:
-    """Read the columns of an example. A column with the value None counts as missing.
-
-    Raises ``FeatureError`` for an invalid column.
-    """
+    """Read the columns of an example (None: missing); raise ``FeatureError`` for an invalid column."""
     if feature.get("input_ids") is None:
         raise FeatureError(
             f"input_ids are missing (columns: {', '.join(map(str, feature)) or 'none'}); tokenize the data set first, "

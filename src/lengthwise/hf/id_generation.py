@@ -154,14 +154,13 @@ class IDGenerationMixin(GenerationMixin):
             # The caller passed IDs for a chunk of a long prompt, or for new tokens after a cache.
             inputs["position_ids"] = position_ids
         else:
-            inputs["position_ids"] = self._step_ids(tokens, num_cached, position_ids, past_key_values)
+            inputs["position_ids"] = self._step_ids(tokens, position_ids, past_key_values)
         if is_first_iteration or num_cached == 0:
             return inputs | {"attention_mask": attention_mask}
         return inputs | self.step_inputs(tokens, past_key_values, attention_mask)
 
-    def _step_ids(
-        self, tokens: Int[Tensor, "batch new"], num_cached: int, ids: Tensor | None, cache: PositionCache
-    ) -> Tensor | None:
+    def _step_ids(self, tokens: Int[Tensor, "batch new"], ids: Tensor | None, cache: PositionCache) -> Tensor | None:
+        num_cached = cache.num_tokens
         if ids is not None and ids.shape[-1] >= num_cached + tokens.shape[1]:
             return ids[..., num_cached : num_cached + tokens.shape[1]]
         if num_cached == 0 and ids is not None:
@@ -172,10 +171,8 @@ class IDGenerationMixin(GenerationMixin):
 
     def _prepare_generation_config(self, *args: Any, **kwargs: Any) -> Any:
         settings, other_arguments = super()._prepare_generation_config(*args, **kwargs)
-        if names := [name for name in ASSISTED_DECODING_SETTINGS if getattr(settings, name, None)]:
-            raise SettingError(
-                f"assisted decoding cannot predict the IDs of draft tokens; leave out {', '.join(names)}"
-            )
+        if used := [name for name in ASSISTED_DECODING_SETTINGS if getattr(settings, name, None)]:
+            raise SettingError(f"assisted decoding cannot predict the IDs of draft tokens; leave out {', '.join(used)}")
         if getattr(settings, "guidance_scale", None) not in (None, 1):
             raise SettingError("guidance needs a second prompt, which has no position IDs; leave out guidance_scale")
         return settings, other_arguments
@@ -212,10 +209,7 @@ class IDGenerationMixin(GenerationMixin):
 
 
 def _restore_cached_ids(kwargs: dict[str, Any]) -> None:
-    """Replace missing ``position_ids`` by the cached IDs, and drop all IDs from the first -1 on.
-
-    ``generate`` returns the ID -1 for a token whose ID is not predicted yet.
-    """
+    """Replace missing ``position_ids`` by the cached IDs, and drop all IDs from the first -1 (not predicted yet) on."""
     ids, cache = kwargs.get("position_ids"), kwargs.get("past_key_values")
     if ids is None and isinstance(cache, PositionCache) and (cached_tokens := cache.all_tokens()) is not None:
         ids = cached_tokens.position_ids

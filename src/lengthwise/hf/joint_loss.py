@@ -13,7 +13,7 @@ from lengthwise.hf.dataset_columns import UNSCORED
 from lengthwise.hf.input_checks import warn_unreachable_ids
 from lengthwise.model.position_heads import PositionHead, Prompt, read_prompt
 
-EmbeddingFunction = Callable[[Tensor], Tensor]
+Embedder = Callable[[Tensor], Tensor]
 
 
 def shift_labels(labels: Int[Tensor, "batch seq"], sequence_ids: Tensor | None = None) -> Int[Tensor, "batch seq"]:
@@ -27,13 +27,10 @@ def shift_labels(labels: Int[Tensor, "batch seq"], sequence_ids: Tensor | None =
 def token_loss(
     logits: Float[Tensor, "batch seq vocab"], targets: Int[Tensor, "batch seq"], num_items: Tensor | int | None
 ) -> Float[Tensor, ""]:
-    """Return the cross-entropy (nats) of ``targets``, the shifted labels, summed and divided by ``num_items``.
-
-    If ``num_items`` is None, the divisor is the number of labels.
-    """
+    """Return the summed cross-entropy (nats) of the shifted labels, divided by ``num_items`` or their number."""
     targets, flat_logits = targets.flatten().to(logits.device), logits.flatten(0, 1).float()
     loss_sum = nn.functional.cross_entropy(flat_logits, targets, ignore_index=UNSCORED, reduction="sum")
-    return _mean_over_items(loss_sum, targets, num_items)
+    return _mean(loss_sum, targets, num_items)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +66,7 @@ class IDLoss:
 # The shapes of tensors depend on the labels, so ``torch.compile`` would recompile in every step.
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def position_loss(
-    head: PositionHead,
-    embed: EmbeddingFunction,
-    embed_next: EmbeddingFunction,
-    inputs: HeadInputs,
-    num_items: Tensor | int | None,
+    head: PositionHead, embed: Embedder, embed_next: Embedder, inputs: HeadInputs, num_items: Tensor | int | None
 ) -> IDLoss:
     """Return the cross-entropy (nats) of the IDs in ``position_labels``, except IDs that the head cannot predict.
 
@@ -84,9 +77,7 @@ def position_loss(
     predicted_ids = None if torch.is_grad_enabled() else torch.full_like(inputs.tokens, -1)
     if not len(labelled_columns):
         # Distributed training needs a gradient of every weight.
-        zero_loss = inputs.hidden.float().sum() * 0
-        for parameter in head.parameters():
-            zero_loss = zero_loss + parameter.sum() * 0
+        zero_loss = sum((weight.sum() * 0 for weight in head.parameters()), inputs.hidden.float().sum() * 0)
         return IDLoss(zero_loss, predicted_ids)
     # Skip the columns without a labelled ID at the start and the end.
     first, last = int(labelled_columns[0]), int(labelled_columns[-1]) + 1
@@ -102,7 +93,7 @@ def position_loss(
     if predicted_ids is not None:
         predicted_ids[:, next_columns] = torch.where(has_label[:, columns], next_ids.most_likely_ids(), -1)
     loss_sum = -(log_probability * is_scored).sum()
-    return IDLoss(_mean_over_items(loss_sum, torch.where(is_scored, 0, UNSCORED), num_items), predicted_ids)
+    return IDLoss(_mean(loss_sum, torch.where(is_scored, 0, UNSCORED), num_items), predicted_ids)
 
 
 def head_precision(head: PositionHead, device: torch.device) -> AbstractContextManager[Any]:
@@ -119,11 +110,9 @@ def joint_loss(loss_of_tokens: Tensor | None, loss_of_ids: IDLoss | None, id_wei
     return weighted_loss if loss_of_tokens is None else loss_of_tokens + weighted_loss
 
 
-def _mean_over_items(
-    loss_sum: Float[Tensor, ""], labels: Int[Tensor, "..."], num_items: Tensor | int | None
-) -> Float[Tensor, ""]:
+def _mean(total: Float[Tensor, ""], labels: Int[Tensor, "..."], num_items: Tensor | int | None) -> Float[Tensor, ""]:
     divisor = (labels != UNSCORED).sum().clamp(min=1) if num_items is None else num_items
-    return loss_sum / (divisor.to(loss_sum.device) if isinstance(divisor, Tensor) else divisor)
+    return total / (divisor.to(total.device) if isinstance(divisor, Tensor) else divisor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +143,7 @@ def build_sequence_index(sequence_ids: Int[Tensor, "batch seq"]) -> SequenceInde
 
 def gather_prompts(
     head: PositionHead,
-    embed: EmbeddingFunction,
+    embed: Embedder,
     tokens: Int[Tensor, "batch seq"],
     position_ids: Int[Tensor, "batch seq"],
     is_prompt: Bool[Tensor, "batch seq"],

@@ -104,14 +104,10 @@ class EvaluateByLength(TrainerCallback):
 
         if trainer.model is not None:
             check_id_prediction(trainer.model.config, scheme)
+        stop, fields = settings.stop_at_zero, {**task_fields(task), "scheme": scheme.name}
         batches = {length: partial(iter_batches, index, length) for index, length in enumerate(settings.lengths)}
         return cls(
-            trainer,
-            batches,
-            every_steps=every_steps,
-            decode=settings.decode,
-            stop_at_zero=settings.stop_at_zero,
-            extra_fields={**task_fields(task), "scheme": scheme.name},
+            trainer, batches, every_steps=every_steps, decode=settings.decode, stop_at_zero=stop, extra_fields=fields
         )
 
     @classmethod
@@ -174,8 +170,7 @@ class EvaluateByLength(TrainerCallback):
     def measure(self, state: TrainerState) -> list[dict[str, Any]]:
         """Measure the model once per step and return the rows.
 
-        Every process measures all examples, because sharded weights need all processes. Only the first process
-        writes the rows.
+        Every process measures all examples, because sharded weights need all processes; the first one writes the rows.
         """
         if self._last_step == state.global_step:
             return []
@@ -229,10 +224,7 @@ def _grade_forced(model: Any, inputs: dict[str, Tensor]) -> Grades:
 
 
 def _grade_free(model: Any, base_model: Any, inputs: dict[str, Tensor], accepts_ids: bool) -> Grades:
-    """Grade responses that the model generates; each ``generate`` call has all prompts of one length.
-
-    Tokens without a label are not graded.
-    """
+    """Grade generated responses, with one ``generate`` call per prompt length; unlabelled tokens are not graded."""
     tokens, ids = inputs["input_ids"], inputs["position_ids"]
     new_tokens = torch.full_like(tokens, -1)
     new_ids = torch.full_like(tokens, -1) if "position_labels" in inputs else None

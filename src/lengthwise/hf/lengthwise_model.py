@@ -69,10 +69,7 @@ class LengthwiseForCausalLM(ModelCardMixin, PrecisionMixin, IDGenerationMixin, P
 
     @classmethod
     def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
-        """Load a saved model, with the same arguments as in `transformers`.
-
-        Raises ``ModelError`` if the weights and the configuration of the model were not saved together.
-        """
+        """Load as in `transformers`; raise ``ModelError`` if weights and configuration were not saved together."""
         model, loading_info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
         # Offloaded weights have no digest.
         is_in_memory = not any(weight.is_meta for weight in model.parameters())
@@ -136,10 +133,8 @@ class LengthwiseForCausalLM(ModelCardMixin, PrecisionMixin, IDGenerationMixin, P
             loss_of_tokens = token_loss(logits, shift_labels(labels), num_items_in_batch)
         if position_labels is not None and self.decoder.predicts_ids:
             targets = position_labels[None] if position_labels.dim() == 2 else position_labels
-            inputs = [
-                HeadInputs(hidden, input_ids, level_ids, is_prompt, level_targets)
-                for level_ids, level_targets in zip(ids, targets, strict=True)
-            ]
+            levels = zip(ids, targets, strict=True)
+            inputs = [HeadInputs(hidden, input_ids, level, is_prompt, target) for level, target in levels]
             loss_of_ids = self._position_loss(inputs, num_items_in_batch)
         return PredictivePositionOutput(
             loss=joint_loss(loss_of_tokens, loss_of_ids, self.config.id_weight),
@@ -153,10 +148,8 @@ class LengthwiseForCausalLM(ModelCardMixin, PrecisionMixin, IDGenerationMixin, P
     def _position_loss(self, inputs: list[HeadInputs], num_items: Tensor | int | None) -> IDLoss:
         """Return the ID loss, summed over the levels; each level has its own head."""
         embed = self.decoder.embed_tokens
-        losses = [
-            position_loss(head, embed, embed, head_inputs, num_items)
-            for head, head_inputs in zip(self.decoder.position_heads(), inputs, strict=True)
-        ]
+        pairs = zip(self.decoder.position_heads(), inputs, strict=True)
+        losses = [position_loss(head, embed, embed, head_inputs, num_items) for head, head_inputs in pairs]
         loss = torch.stack([level_loss.loss for level_loss in losses]).sum()
         predicted_ids = [level_loss.predicted_ids for level_loss in losses if level_loss.predicted_ids is not None]
         return IDLoss(loss, _drop_single_level(torch.stack(predicted_ids)) if predicted_ids else None)
@@ -233,7 +226,6 @@ class LengthwiseForCausalLM(ModelCardMixin, PrecisionMixin, IDGenerationMixin, P
 
 
 def _update_layers(cache: PositionCache, decoder_cache: DecoderCache) -> None:
-    """Store the decoder's keys and values in the layers of a cache of `transformers`."""
     layers: Any = cache.layers
     for layer, key, value in zip(layers, decoder_cache.keys, decoder_cache.values, strict=True):
         if not hasattr(layer, "crop"):

@@ -95,10 +95,7 @@ def _check_folder(name: str) -> None:
 
 
 def _check_num_layers(folder: Path, config: PreTrainedConfig) -> None:
-    """Raise ``ValueError`` if the configuration has more layers than the weights have tensors.
-
-    Building so many layers could take too long.
-    """
+    """Raise ``ValueError`` for more layers than saved tensors, because building so many could take too long."""
     files = list(folder.glob("*.safetensors"))
     if not files:
         return

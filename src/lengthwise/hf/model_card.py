@@ -61,10 +61,7 @@ class ModelCardMixin(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
-        """Load a saved model, with the same arguments as in `transformers`.
-
-        Raises ``ModelError`` if the saved head or segment does not match the options.
-        """
+        """Load as in `transformers`; raise ``ModelError`` if the saved head or segment does not match the options."""
         result: Any = super().from_pretrained(*args, output_loading_info=True, **kwargs)
         model, loading_info = result
         for keys, verb in (("missing_keys", "has no"), ("unexpected_keys", "has")):

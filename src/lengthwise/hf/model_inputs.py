@@ -142,8 +142,5 @@ def count_ids(tokens: Int[Tensor, "batch new"], attention_mask: Tensor | None) -
 def select_logits(
     logits: Float[Tensor, "batch new features"], logits_to_keep: int | Tensor
 ) -> Float[Tensor, "batch kept features"]:
-    """Select tokens along the sequence axis.
-
-    An integer ``logits_to_keep`` keeps that many last tokens (0 keeps all); a tensor contains the indexes to keep.
-    """
+    """Select the last ``logits_to_keep`` tokens (0 keeps all), or the tokens at these indexes."""
     return logits[:, slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep]

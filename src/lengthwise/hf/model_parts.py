@@ -137,7 +137,6 @@ class EmbeddingMixin(nn.Module):
         return embeddings if self.segment is None else self.segment(embeddings, is_prompt)
 
     def _embed_for_head(self, tokens: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch seq d_model"]:
-        """Return token embeddings in the precision of a position head."""
         embeddings: Tensor = self.get_input_embeddings()(tokens)
         return embeddings.float()
 

@@ -125,10 +125,7 @@ def check_length_scaling(model: PreTrainedModel, previous_attention: str) -> Non
 
 
 def check_position_table(model: PreTrainedModel, max_positions: int, num_position_ids: int) -> None:
-    """Raise ``SettingError`` if ``num_position_ids`` exceeds a table with ``max_positions`` rows in the model.
-
-    Models that compute rotary angles have no such table.
-    """
+    """Raise ``SettingError`` for more IDs than the model has table rows; computed angles have no table."""
     token_embeddings = model.get_input_embeddings()
     tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
     learned_rows = [len(table.weight) for table in tables if table is not token_embeddings]
@@ -189,10 +186,7 @@ def check_id_prediction(config: Any, scheme: PositionScheme) -> None:
 
 
 def position_id_limit(config: PreTrainedConfig, pack_to: int | None) -> int:
-    """Return the number of position IDs that a model supports.
-
-    Raises ``ModelError`` if its attention ignores the mask, or if its layers do not support packed rows (``pack_to``).
-    """
+    """Return the model's number of position IDs; raise ``ModelError`` if it ignores masks or cannot pack rows."""
     attention = getattr(config, "_attn_implementation", None)
     if attention not in (None, *ATTENTIONS_WITH_MASK):
         raise ModelError(

@@ -115,10 +115,7 @@ def _format_max_length(reading: Mapping[str, Any]) -> str:
 
 
 def _flops_table(task: str, readings: Rows) -> Table:
-    """Return a table of the model sizes with the largest mean reach in each bin of training FLOPs.
-
-    The upper end of a bin is four times its lower end.
-    """
+    """Return a table of the sizes with the largest mean reach, by training FLOPs in bins of a factor of four."""
     task_readings = [reading for reading in readings if _settings_of(reading)[0] == task]
     body = []
     for flops_bin in sorted({_flops_bin(reading) for reading in task_readings}):

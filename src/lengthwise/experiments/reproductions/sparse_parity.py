@@ -47,11 +47,7 @@ MAX_BITS_BY_LABEL = {variation.label(bits): bits for variation in VARIATIONS for
 
 
 def _build_experiments() -> dict[str, Experiment]:
-    return {
-        variation.label(bits): _build_experiment(variation, bits)
-        for variation in VARIATIONS
-        for bits in variation.train_bits
-    }
+    return {kind.label(bits): _build_experiment(kind, bits) for kind in VARIATIONS for bits in kind.train_bits}
 
 
 def _build_experiment(variation: _Variation, max_bits: int) -> Experiment:
@@ -76,7 +72,6 @@ def _build_experiment(variation: _Variation, max_bits: int) -> Experiment:
 
 
 def _build_tables(rows: Rows, readings: Rows) -> list[Table]:
-    """Return tables of exact match by number of flagged bits, and of the growth of the loss with length."""
     max_train_length = max(int(row["train_lengths"][1]) for row in rows)
     near, *far_lengths = dict.fromkeys((min(_test_lengths(rows)), _figure_length(rows), max(_test_lengths(rows))))
     heat_map_tables = [_exact_match_table(rows, length, max_train_length) for length in (near, *far_lengths)]
@@ -95,10 +90,7 @@ def _exact_match_table(rows: Rows, length: int, max_train_length: int) -> Table:
 
 
 def _growth_table(rows: Rows, near: int, far: int) -> Table:
-    """Return a table of the growth of the loss from length ``near`` to ``far``.
-
-    It includes the runs and numbers of bits that fit at ``near``.
-    """
+    """Return the growth of the loss from ``near`` to ``far``, for runs and numbers of bits that fit at ``near``."""
     body = []
     for variation in VARIATIONS:
         labels = list(map(variation.label, variation.train_bits))
