@@ -8,19 +8,8 @@ from transformers import AutoModelForCausalLM, Cache, GenerationMixin, PreTraine
 from transformers.utils import can_return_tuple
 
 from lengthwise.core.errors import SettingError
+from lengthwise.hf import input_checks, model_parts
 from lengthwise.hf.id_generation import IDGenerationMixin
-from lengthwise.hf.input_checks import (
-    check_all_ids,
-    check_has_head,
-    check_id_training,
-    check_known_arguments,
-    check_log_attention,
-    check_no_embeddings,
-    check_no_replica,
-    check_range,
-    check_token_labels,
-    warn_frozen_head,
-)
 from lengthwise.hf.joint_loss import (
     HeadInputs,
     gather_prompts,
@@ -32,16 +21,7 @@ from lengthwise.hf.joint_loss import (
 )
 from lengthwise.hf.model_card import ModelCardMixin
 from lengthwise.hf.model_inputs import build_attention_mask, build_prompt_mask, expand_ids, select_logits
-from lengthwise.hf.model_parts import (
-    LOG_LENGTH_ATTENTION,
-    EmbeddingMixin,
-    InputCapture,
-    PrecisionMixin,
-    Segment,
-    active_module,
-    device_of,
-    use_mask_attention,
-)
+from lengthwise.hf.model_parts import LOG_LENGTH_ATTENTION, EmbeddingMixin, InputCapture, PrecisionMixin, Segment
 from lengthwise.hf.position_cache import CachedTokens, PositionCache
 from lengthwise.hf.position_id_support import check_length_scaling, check_position_id_support, check_position_table
 from lengthwise.hf.predictive_config import PredictivePositionConfig, PredictivePositionOutput, check_option_types
@@ -81,7 +61,7 @@ class PredictivePositionModel(
             text_config.log_length_from = config.log_length_from
             self.model.set_attn_implementation(LOG_LENGTH_ATTENTION)
         else:
-            use_mask_attention(self.model)
+            model_parts.use_mask_attention(self.model)
         self._output_layer_input = InputCapture()
         if model is not None:
             # Prevent `transformers` from initializing the weights of the model again.
@@ -135,7 +115,7 @@ class PredictivePositionModel(
             check_length_scaling(model, attention_name)
         wrapper.generation_config = model.generation_config
         # Move only the new modules; the model keeps its device and precision.
-        device = device_of(model)
+        device = model_parts.device_of(model)
         if wrapper.position_head is not None:
             wrapper.position_head.to(device)
         if wrapper.segment is not None:
@@ -167,13 +147,13 @@ class PredictivePositionModel(
         ``prompt_mask`` marks the tokens from which heads choose IDs. It defaults to the tokens before the first label,
         or, without labels, to all tokens of a call without cached tokens.
         """
-        check_no_embeddings(inputs_embeds)
+        input_checks.check_no_embeddings(inputs_embeds)
         self._check_call(labels, position_labels, kwargs)
         cache = self.open_cache(past_key_values, use_cache)
         position_ids = self._resolve_position_ids(input_ids, attention_mask, position_ids, cache, sequence_ids)
         num_ids = 0 if position_ids is None else position_ids.shape[1]
         if position_ids is None or num_ids < input_ids.shape[1]:
-            check_all_ids(num_ids, input_ids, labels, position_labels, sequence_ids)
+            input_checks.check_all_ids(num_ids, input_ids, labels, position_labels, sequence_ids)
             output = self.forward_token_by_token(input_ids, attention_mask, position_ids, cache, prompt_mask, **kwargs)
             output.logits = select_logits(output.logits, logits_to_keep)
             return output
@@ -203,7 +183,7 @@ class PredictivePositionModel(
         if position_labels is not None and self.position_head is not None:
             head_inputs = HeadInputs(hidden, input_ids, position_ids, is_prompt, position_labels)
             head_inputs = head_inputs if sequence_ids is None else head_inputs.unpack(sequence_ids)
-            head = active_module(self.position_head)
+            head = model_parts.active_module(self.position_head)
             loss_of_ids = position_loss(head, self._embed_for_head, self._embed_next, head_inputs, num_items_in_batch)
         selects = selects_after_forward and labels is None
         logits = select_logits(output.logits, logits_to_keep) if selects else output.logits
@@ -232,9 +212,11 @@ class PredictivePositionModel(
         if self.position_head is None:
             # Padding after the end of a sequence needs an ID, but this ID has no effect.
             pad_token = self.generation_config.pad_token_id
-            check_range(last_ids + 1 if pad_token is None else (last_ids + 1)[tokens != pad_token], max_id + 1)
+            input_checks.check_range(
+                last_ids + 1 if pad_token is None else (last_ids + 1)[tokens != pad_token], max_id + 1
+            )
             return (last_ids + 1).clamp(max=max_id)
-        head = active_module(self.position_head)
+        head = model_parts.active_module(self.position_head)
         hidden = past_key_values.last_hidden().float()
         with head_precision(head, hidden.device):
             if past_key_values.prompts is None:
@@ -274,21 +256,23 @@ class PredictivePositionModel(
             position_ids = self.default_prompt_ids(tokens, attention_mask)
         # A single ID after a cache is usually predicted; checking it would slow down generation.
         if position_ids is not None and (is_first_call or position_ids.shape[1] > 1):
-            check_range(position_ids, self.config.num_position_ids)
+            input_checks.check_range(position_ids, self.config.num_position_ids)
         return position_ids
 
     def _check_call(self, labels: Tensor | None, position_labels: Tensor | None, kwargs: dict[str, Any]) -> None:
-        check_no_replica(self)
-        check_known_arguments(kwargs, self.model)
-        check_log_attention(self.config.length_scaling, self.model.config.get_text_config()._attn_implementation)
-        check_has_head(self.num_position_heads, position_labels)
+        input_checks.check_no_replica(self)
+        input_checks.check_known_arguments(kwargs, self.model)
+        input_checks.check_log_attention(
+            self.config.length_scaling, self.model.config.get_text_config()._attn_implementation
+        )
+        input_checks.check_has_head(self.num_position_heads, position_labels)
         if not self.training:
             return
-        head = active_module(self.position_head)
-        check_id_training(head, labels, position_labels)
+        head = model_parts.active_module(self.position_head)
+        input_checks.check_id_training(head, labels, position_labels)
         if position_labels is not None:
-            check_token_labels(labels)
-            warn_frozen_head(head)
+            input_checks.check_token_labels(labels)
+            input_checks.warn_frozen_head(head)
 
     def set_attn_implementation(self, attn_implementation: Any, *args: Any, **kwargs: Any) -> None:
         """Set the attention implementation. Raises ``SettingError`` if it ignores ``length_scaling="log"``."""

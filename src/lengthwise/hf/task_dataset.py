@@ -34,13 +34,11 @@ def to_dataset(
         raise SettingError(
             f"invalid data set of {size} examples with {len(lengths)} lengths; use size 1 or more and at least 1 length"
         )
-    items = [_build_item(task, lengths, seed, index, scheme) for index in range(size)]
+    items = [_item(task, lengths, seed, index, scheme) for index in range(size)]
     return Dataset.from_dict({name: [item[name] for item in items] for name in items[0]})
 
 
-def _build_item(
-    task: Task, lengths: Sequence[int], seed: int, index: int, scheme: PositionScheme | None
-) -> dict[str, Any]:
+def _item(task: Task, lengths: Sequence[int], seed: int, index: int, scheme: PositionScheme | None) -> dict[str, Any]:
     rng = stream(seed, "data set examples", index)
     length = int(lengths[int(rng.integers(0, len(lengths)))])
     examples = task.sample(length=length, size=1, rng=rng)

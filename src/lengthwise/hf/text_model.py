@@ -125,7 +125,7 @@ class TextModel:
         output = model(input_ids=tokens.to(device), attention_mask=mask.to(device), use_cache=False, **arguments)
         logits = output.logits[:, first - last :]
         self.check_not_nan(logits)
-        return self._grade_predictions(batch, logits.argmax(dim=-1).cpu(), *_stack_answers(batch))
+        return self._grade_tokens(batch, logits.argmax(dim=-1).cpu(), *_stack_answers(batch))
 
     @torch.no_grad()
     def _grade_free(self, batch: list[Question]) -> Grades:
@@ -140,7 +140,7 @@ class TextModel:
                 columns = slice(length - shortest, length - shortest + len(generated))
                 predicted[row, columns] = torch.tensor(generated)[: predicted.shape[1] - columns.start]
                 is_text_correct[row] = self._is_answer(batch[row], generated)
-        grades = self._grade_predictions(batch, predicted, targets, is_answer_token)
+        grades = self._grade_tokens(batch, predicted, targets, is_answer_token)
         grades.token_correct[is_text_correct] = True
         return grades
 
@@ -174,9 +174,7 @@ class TextModel:
         first_line, newline, _ = text[len(context) :].partition("\n")
         return first_line + newline == expected[len(context) :]
 
-    def _grade_predictions(
-        self, batch: list[Question], predicted: Answers, targets: Answers, is_answer: AnswerMask
-    ) -> Grades:
+    def _grade_tokens(self, batch: list[Question], predicted: Answers, targets: Answers, scored: AnswerMask) -> Grades:
         tokens = [token for token in predicted.unique().tolist() if token >= 0]
         newlines = [token for token in tokens if "\n" in self.codec.token_text(token)]
         shortest = min(len(question.context_tokens) for question in batch)
@@ -185,9 +183,9 @@ class TextModel:
         last_columns = answer_columns + torch.tensor([len(question.answer_tokens) - 1 for question in batch])
         return Grades(
             token_correct=predicted == targets,
-            id_correct=torch.ones_like(is_answer),
-            scored=is_answer,
-            id_scored=torch.zeros_like(is_answer),
+            id_correct=torch.ones_like(scored),
+            scored=scored,
+            id_scored=torch.zeros_like(scored),
             end=(columns == last_columns[:, None]) | torch.isin(predicted, torch.tensor(newlines, dtype=torch.int64)),
             prompt_offset=answer_columns,
         )

@@ -53,9 +53,8 @@ class InfluenceSettings:
         if self.sink < 0:
             raise SettingError(f"invalid sink {self.sink}; use 0 or more tokens")
         if not self.ks or min(self.ks) < 1 or list(self.ks) != sorted(set(self.ks)):
-            raise SettingError(
-                f"invalid k {','.join(map(str, self.ks))}; use increasing numbers of far tokens, such as 1,2,4,8"
-            )
+            ks = ",".join(map(str, self.ks))
+            raise SettingError(f"invalid k {ks}; use increasing numbers of far tokens, such as 1,2,4,8")
         if self.ks[-1] > self.far:
             raise SettingError(f"k {self.ks[-1]} exceeds the {self.far} far tokens; use a smaller k, or a larger far")
         if not 0 <= self.background_fraction <= 1:
@@ -79,9 +78,7 @@ class InfluenceSettings:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as JSON values. The measure is a dictionary with its name and settings."""
-        json_settings = asdict(self)
-        json_settings["measure"] = _measure_to_dict(self.measure)
-        return json_settings
+        return asdict(self) | {"measure": _measure_to_dict(self.measure)}
 
 
 def _measure_to_dict(measure: InfluenceMeasure) -> dict[str, Any]:

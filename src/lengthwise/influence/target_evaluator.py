@@ -140,7 +140,6 @@ class TargetEvaluator:
         return windows
 
     def _predictions(self, queries: Sequence[tuple[Window, VisibilityMask]]) -> Iterator[tuple[int, LogProbs]]:
-        """Yield the index and the log-probabilities of each query."""
         for query_indices, log_probs in strict_log_probs(self.model, queries):
             yield from zip(query_indices, log_probs, strict=True)
 

@@ -129,10 +129,9 @@ def _short_text_deviations(model: NextTokenModel) -> Deviations:
 
 def _visibility_masks(window: Window) -> Bool[np.ndarray, "queries far"]:
     """Return visibility masks: all far tokens, no far tokens, and random subsets of increasing size."""
-    visible_shares = np.linspace(0, 1, NUM_QUERIES)[:, None]
-    visibility_masks = stream(0, "exactness").random((NUM_QUERIES, window.num_far)) < visible_shares
-    visibility_masks[0], visibility_masks[1] = True, False
-    return visibility_masks
+    masks = stream(0, "exactness").random((NUM_QUERIES, window.num_far)) < np.linspace(0, 1, NUM_QUERIES)[:, None]
+    masks[0], masks[1] = True, False
+    return masks
 
 
 def _strict_deviations(model: NextTokenModel, window: Window, plain_log_probs: LogProbs) -> Iterator[Deviation]:

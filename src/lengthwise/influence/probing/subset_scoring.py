@@ -86,11 +86,7 @@ class SubsetScorer:
         gates = torch.zeros(num_start + self.num_far)
         if context == "none":
             gates[num_start:] = -math.log(self.num_far)
-
-        def objective(log_probs: Float[Tensor, " vocab"]) -> Float[Tensor, ""]:
-            return self.objective(log_probs)
-
-        evaluator = self.evaluator
+        evaluator, objective = self.evaluator, self.objective
         gradient = evaluator.model.gate_gradient(evaluator.states, evaluator.near, evaluator.near_ids, gates, objective)
         return -gradient[num_start:].double().cpu().numpy()
 

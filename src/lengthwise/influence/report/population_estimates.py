@@ -17,7 +17,7 @@ from lengthwise.influence.report.bootstrap import (
     sums_by_document,
     undefined_estimates,
 )
-from lengthwise.influence.report.row_columns import RowColumns, SelectionColumns, TargetMask, TargetValues
+from lengthwise.influence.report.row_columns import RowColumns, SelectionColumns, TargetMask, TargetValues, ValuesByK
 
 NO_SAMPLE = "the study measured no target without a clear gain; use a background fraction above 0"
 NO_EFFECT = "far context does not change the predictions, so there is nothing to recover"
@@ -58,7 +58,7 @@ class Population:
     def estimate_by_regression(
         self,
         sample: SelectionColumns,
-        values: Float[np.ndarray, "measured k"],
+        values: ValuesByK,
         covariate: TargetValues,
         denominator: TargetValues,
         nan_reason: str,
@@ -96,7 +96,7 @@ class Population:
         return Divergences(sums=sums, num_ks=self.columns.num_ks, bootstrap=self.bootstrap)
 
     def _expand_sample(
-        self, sample: SelectionColumns, measured_values: Float[np.ndarray, "measured k"]
+        self, sample: SelectionColumns, measured_values: ValuesByK
     ) -> tuple[Float[np.ndarray, "targets k"], TargetMask, TargetValues]:
         """Return the values of all targets (0 if not measured), the mask of background targets, and their weights."""
         values_by_target = np.zeros((len(self.mask), measured_values.shape[1]))
@@ -161,6 +161,13 @@ class Divergences:
             "shares": self.bootstrap(share_statistic, num_documents, NO_EFFECT),
             "smallest_k": smallest_k(share_statistic, ks, levels, num_documents, NO_EFFECT, self.bootstrap),
         }
+
+
+def undefined_shares(reason: str, ks: Sequence[int], levels: Sequence[float]) -> JSONObject:
+    """Return shares without a value, for the same reason, in the format of the methods of ``Divergences``."""
+    unknown = {"beyond": False, "reason": reason, "k": None, "low": None, "high": None}
+    smallest_k = [{"share": level, **unknown} for level in levels]
+    return {"shares": undefined_estimates(len(ks), reason), "smallest_k": smallest_k}
 
 
 def _regression_ratio(sums: Totals) -> Float[np.ndarray, "resamples k"]:

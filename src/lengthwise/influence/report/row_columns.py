@@ -116,6 +116,10 @@ class RowColumns:
         mask[np.array(self.kinds[kind])] = True
         return mask
 
+    def excess_loss(self, source: str) -> TargetValues:
+        """Return the loss with far tokens of a source minus the loss with own far tokens."""
+        return self.sources[source].loss - self.sources["own"].loss
+
     def _check_num_ks(self, target: int, selection: Mapping[str, Any]) -> None:
         if len(selection["losses"]) != self.num_ks:
             raise SettingError(

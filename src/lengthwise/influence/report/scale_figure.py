@@ -7,22 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from lengthwise.core.errors import SettingError
+from lengthwise.influence.report import plotting
 from lengthwise.influence.report.answer_sentence import own_selections
-from lengthwise.influence.report.plotting import (
-    BLACK,
-    ESTIMATE_KEYS,
-    GREEN,
-    GREY,
-    PURPLE,
-    Numbers,
-    annotate,
-    extract_values,
-    interval_note,
-    make_panels,
-    save_figure,
-    set_title,
-    shorten_names,
-)
+from lengthwise.influence.report.plotting import BLACK, ESTIMATE_KEYS, GREEN, GREY, PURPLE, Numbers
 
 Summary = Mapping[str, Any]
 Estimate = Mapping[str, Any]
@@ -42,8 +29,8 @@ def draw_scale(summaries: Sequence[Summary], num_parameters: Sequence[int], fold
         )
     models = sorted(zip(num_parameters, summaries, strict=True), key=lambda model: model[0])
     sizes, summaries = [size for size, _ in models], [summary for _, summary in models]
-    names = shorten_names([summary["model"] for summary in summaries])
-    figure, (difference_axes, share_axes) = make_panels(10.0, 2, height=4.8 + 0.13 * len(names))
+    names = plotting.shorten_names([summary["model"] for summary in summaries])
+    figure, (difference_axes, share_axes) = plotting.make_panels(10.0, 2, height=4.8 + 0.13 * len(names))
     shares_by_model = [_shares(summary) for summary in summaries]
     differences = _draw_differences(difference_axes, sizes, summaries)
     for index, k in enumerate(ks):
@@ -56,8 +43,9 @@ def draw_scale(summaries: Sequence[Summary], num_parameters: Sequence[int], fold
         _draw_sizes(axes, sizes, names)
     pairs = zip(names, summaries, strict=True)
     target_counts = ", ".join(f"{name} {summary['targets']:,} in {summary['documents']:,}" for name, summary in pairs)
-    set_title(figure, f"targets in documents: {target_counts}", interval_note([*differences, *chain(*shares_by_model)]))
-    return save_figure(figure, folder, "scale")
+    note = plotting.interval_note([*differences, *chain(*shares_by_model)])
+    plotting.set_title(figure, f"targets in documents: {target_counts}", note)
+    return plotting.save_figure(figure, folder, "scale")
 
 
 def _draw_differences(axes: Any, sizes: Numbers, summaries: Sequence[Summary]) -> list[Estimate]:
@@ -106,20 +94,17 @@ def _draw_sizes(axes: Any, sizes: Sequence[int], names: Sequence[str]) -> None:
         line_style = {"arrowstyle": "-", "color": GREY, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 0}
         style = {"ha": ("left", "right")[side], "arrowprops": line_style | {"relpos": (side, 0)}}
         offset = (0, 3 + 9 * (len(names) - 1 - index))
-        annotate(axes, f"{number_prefix}{short_name} ({size:,})", (size, 1), offset, **style)
+        plotting.annotate(axes, f"{number_prefix}{short_name} ({size:,})", (size, 1), offset, **style)
 
 
 def _format_size(size: int) -> str:
-    """Format a round number in thousands, millions or billions."""
     power = min((len(str(size)) - 1) // 3, 3)
     return f"{size // 1000**power:,}{('', 'K', 'M', 'B')[power]}"
 
 
-def _draw_bars(
-    axes: Any, sizes: Numbers, estimates: Sequence[Estimate], style: Mapping[str, Any], width: float
-) -> None:
+def _draw_bars(axes: Any, sizes: Numbers, estimates: Sequence[Estimate], style: dict[str, Any], width: float) -> None:
     """Draw values as a line and intervals as bars. Later series are narrower, so that all bars stay visible."""
-    values, lows, highs = (extract_values(estimates, name) for name in ESTIMATE_KEYS)
+    values, lows, highs = (plotting.extract_values(estimates, name) for name in ESTIMATE_KEYS)
     axes.plot(sizes, values, markerfacecolor="none", linewidth=1 + width, markersize=4 + 5 * width, **style)
     axes.vlines(sizes, lows, highs, color=style["color"], linewidth=1 + 6 * width, alpha=0.35)
     for index, (size, value) in enumerate(zip(sizes, values, strict=True)):

@@ -7,24 +7,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from lengthwise.influence.report import plotting
 from lengthwise.influence.report.answer_sentence import own_selections
-from lengthwise.influence.report.plotting import (
-    BLACK,
-    BLUE,
-    ESTIMATE_KEYS,
-    GREEN,
-    GREY,
-    ORANGE,
-    PURPLE,
-    annotate,
-    extract_values,
-    format_count,
-    interval_note,
-    make_panels,
-    save_figure,
-    set_title,
-    shorten_names,
-)
+from lengthwise.influence.report.plotting import BLACK, BLUE, ESTIMATE_KEYS, GREEN, GREY, ORANGE, PURPLE
 
 Summary = Mapping[str, Any]
 Group = Mapping[str, Any]
@@ -54,7 +39,7 @@ def draw_recovery(summary: Summary, folder: Path) -> Path:
     shows the loss reduction by own far tokens compared with control tokens.
     """
     modes = list(dict.fromkeys(group["mode"] for group in summary["groups"])) or ["strict"]
-    figure, panels = make_panels(5.2 * 2 * len(modes), 2 * len(modes))
+    figure, panels = plotting.make_panels(5.2 * 2 * len(modes), 2 * len(modes))
     estimates: list[Mapping[str, Any]] = []
     for index, mode in enumerate(modes):
         groups = [group for group in summary["groups"] if group["mode"] == mode]
@@ -75,10 +60,11 @@ def draw_recovery(summary: Summary, folder: Path) -> Path:
             if axes.get_legend_handles_labels()[0]:
                 axes.legend(fontsize=7, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.16))
         _annotate_clipped_points(share_axes)
-    target_counts = f"all {format_count(summary['targets'], 'target')} ({summary['measured']:,} measured)"
-    documents = f"in {format_count(summary['documents'], 'document')}"
-    set_title(figure, f"{shorten_names([summary['model']])[0]}: {target_counts} {documents}", interval_note(estimates))
-    return save_figure(figure, folder, "recovery")
+    target_counts = f"all {plotting.format_count(summary['targets'], 'target')} ({summary['measured']:,} measured)"
+    documents = f"in {plotting.format_count(summary['documents'], 'document')}"
+    name, note = plotting.shorten_names([summary["model"]])[0], plotting.interval_note(estimates)
+    plotting.set_title(figure, f"{name}: {target_counts} {documents}", note)
+    return plotting.save_figure(figure, folder, "recovery")
 
 
 def _draw_shares(axes: Any, ks: Sequence[int], groups: Sequence[Group]) -> None:
@@ -86,7 +72,8 @@ def _draw_shares(axes: Any, ks: Sequence[int], groups: Sequence[Group]) -> None:
     for group in groups:
         shares = group["all_targets"]["prediction"]["shares"]
         _draw_line(axes, ks, shares, (group["knows"], group["from"]), group["measure"])
-        min_share = min([min_share, *(share for share in extract_values(shares, "value") if share >= MIN_SHARE)])
+        values = plotting.extract_values(shares, "value")
+        min_share = min([min_share, *(value for value in values if value >= MIN_SHARE)])
     axes.set_ylim(min_share - 0.1, 1.1)
     axes.set_ylabel("1 - KL(k) / KL(short)\n(1: prediction with the whole context)")
 
@@ -97,7 +84,7 @@ def _draw_differences(axes: Any, summary: Summary, pairs: Sequence[Mapping[str, 
     for source in summary["far"]:
         if source["own_minus"] is not None and source["own_minus"]["value"] is not None:
             color = {"other": PURPLE}.get(source["from"], BLACK)
-            mean, low, high = (extract_values([source["own_minus"]], name)[0] for name in ESTIMATE_KEYS)
+            mean, low, high = (plotting.extract_values([source["own_minus"]], name)[0] for name in ESTIMATE_KEYS)
             label = f"all far tokens, minus {source['from']} (n={source['targets']:,})"
             axes.axhline(mean, color=color, linestyle="-.", linewidth=1, label=label)
             if not math.isnan(low):
@@ -108,11 +95,9 @@ def _draw_differences(axes: Any, summary: Summary, pairs: Sequence[Mapping[str, 
     axes.set_ylabel("loss reduction by own tokens\n(nats per target, all targets)")
 
 
-def _draw_line(
-    axes: Any, ks: Sequence[int], estimates: Sequence[Mapping[str, Any]], name: tuple[str, str], note: str
-) -> None:
+def _draw_line(axes: Any, ks: Sequence[int], estimates: Sequence[Group], name: tuple[str, str], note: str) -> None:
     label, color, line_style, marker = LINE_STYLES.get(name, (" ".join(name), BLACK, "-.", "d"))
-    values, lows, highs = (extract_values(estimates, estimate_key) for estimate_key in ESTIMATE_KEYS)
+    values, lows, highs = (plotting.extract_values(estimates, estimate_key) for estimate_key in ESTIMATE_KEYS)
     if all(map(math.isnan, values)):
         axes.plot([], [], color=color, label=f"{label} (undefined)")
         return
@@ -135,7 +120,7 @@ def _annotate_clipped_points(axes: Any) -> None:
                 is_above = int(share > max_share)
                 offset = (0, (1 - 2 * is_above) * (2 + 8 * num_labels[k, is_above]))
                 style = {"ha": "center", "va": ("bottom", "top")[is_above], "color": line.get_color()}
-                annotate(axes, f"{'▼▲'[is_above]} {share:,.4g}", (k, is_above), offset, **style)
+                plotting.annotate(axes, f"{'▼▲'[is_above]} {share:,.4g}", (k, is_above), offset, **style)
                 num_labels[k, is_above] += 1
 
 
@@ -145,14 +130,14 @@ def draw_distances(summary: Summary, folder: Path, *, near: int, far: int) -> Pa
     The files are ``distances.png`` and ``distances.svg``. Bins have equal width on the log scale. The dashed line is
     the uniform distribution.
     """
-    figure, (axes,) = make_panels(7.0, 1)
+    figure, (axes,) = plotting.make_panels(7.0, 1)
     own_groups = own_selections(summary)
     groups = [group for group in own_groups if group["knows"] == own_groups[0]["knows"] and group["distances"]["gain"]]
     for index, group in enumerate(groups):
         distances, color, sample_sizes = group["distances"], (BLUE, ORANGE)[index % 2], group["selected"]["own"]
-        targets = f"{format_count(sample_sizes['targets'], 'target')} with a clear gain"
-        documents = f"in {format_count(sample_sizes['documents'], 'document')}"
-        tokens = f"{format_count(distances['chosen'], 'token')} selected for {targets} {documents}"
+        targets = f"{plotting.format_count(sample_sizes['targets'], 'target')} with a clear gain"
+        documents = f"in {plotting.format_count(sample_sizes['documents'], 'document')}"
+        tokens = f"{plotting.format_count(distances['chosen'], 'token')} selected for {targets} {documents}"
         label = f"{group['mode']}, {group['knows']} objective: {tokens}"
         gain_shares, edges = [entry["gain_share"] for entry in distances["bins"]], _edges(distances["bins"])
         # Fill the first distribution, and draw the second distribution as a line.
@@ -172,9 +157,9 @@ def draw_distances(summary: Summary, folder: Path, *, near: int, far: int) -> Pa
     else:
         axes.text(0.5, 0.5, "no selected token has a gain", ha="center", transform=axes.transAxes)
     axes.set(xlabel="distance to the target (tokens, log scale)", ylabel="share of the gain of selected tokens")
-    name = shorten_names([summary["model"]])[0]
-    set_title(figure, f"{name}: distances of selected tokens, near {near:,}, far {far:,}")
-    return save_figure(figure, folder, "distances")
+    name = plotting.shorten_names([summary["model"]])[0]
+    plotting.set_title(figure, f"{name}: distances of selected tokens, near {near:,}, far {far:,}")
+    return plotting.save_figure(figure, folder, "distances")
 
 
 def _edges(bins: Sequence[Mapping[str, Any]]) -> list[float]:

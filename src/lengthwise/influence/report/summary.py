@@ -6,23 +6,9 @@ from typing import Any
 import numpy as np
 
 from lengthwise.influence.report.answer_sentence import SHARE_LEVELS, compose_answer
-from lengthwise.influence.report.bootstrap import (
-    Bootstrap,
-    JSONObject,
-    median,
-    ratio_of_sums,
-    sums_by_document,
-    undefined_estimates,
-)
-from lengthwise.influence.report.population_estimates import Population
-from lengthwise.influence.report.row_columns import (
-    GROUP_KEYS,
-    SOURCES,
-    RowColumns,
-    SelectionColumns,
-    TargetValues,
-    ValuesByK,
-)
+from lengthwise.influence.report.bootstrap import Bootstrap, JSONObject, median, ratio_of_sums, sums_by_document
+from lengthwise.influence.report.population_estimates import Population, undefined_shares
+from lengthwise.influence.report.row_columns import GROUP_KEYS, SOURCES, RowColumns, SelectionColumns, ValuesByK
 
 NO_TARGETS = "no target has far tokens of this source"
 NO_CLEAR_TARGETS = "no target with a clear gain has this selection"
@@ -68,12 +54,8 @@ def _summarize_source(population: Population, name: str) -> JSONObject:
         "gains": subpopulation.estimate_share(source.has_lower_loss, NO_TARGETS),
         "loses": subpopulation.estimate_share(source.has_higher_loss, NO_TARGETS),
         # Mean of the paired differences in gain.
-        "own_minus": None if name == "own" else subpopulation.estimate_mean(_excess_loss(columns, name), NO_TARGETS),
+        "own_minus": None if name == "own" else subpopulation.estimate_mean(columns.excess_loss(name), NO_TARGETS),
     }
-
-
-def _excess_loss(columns: RowColumns, source: str) -> TargetValues:
-    return columns.sources[source].loss - columns.sources["own"].loss
 
 
 def _summarize_group(population: Population, name: tuple[str, ...], ks: Sequence[int]) -> JSONObject:
@@ -87,7 +69,7 @@ def _summarize_group(population: Population, name: tuple[str, ...], ks: Sequence
         "all_targets": {
             **subpopulation.counts,
             "measured": len(sample.target),
-            "prediction": _undefined_prediction(divergences, ks)
+            "prediction": undefined_shares(divergences, ks, SHARE_LEVELS)
             if isinstance(divergences, str)
             else divergences.recovered_shares(ks, SHARE_LEVELS),
             "loss": subpopulation.estimate_by_regression(sample, gain, gap, gap, NO_GAP),
@@ -96,12 +78,6 @@ def _summarize_group(population: Population, name: tuple[str, ...], ks: Sequence
         "selected": {name: _summarize_recovered_loss(population, sample, name) for name in ("own", "other")},
         "distances": columns.distances[name].summary(),
     }
-
-
-def _undefined_prediction(reason: str, ks: Sequence[int]) -> JSONObject:
-    unknown = {"beyond": False, "reason": reason, "k": None, "low": None, "high": None}
-    smallest_k = [{"share": level, **unknown} for level in SHARE_LEVELS]
-    return {"shares": undefined_estimates(len(ks), reason), "smallest_k": smallest_k}
 
 
 def _summarize_recovered_loss(population: Population, sample: SelectionColumns, gap_source: str) -> JSONObject:
@@ -138,19 +114,18 @@ def _compare_pairs(population: Population, ks: Sequence[int]) -> Iterator[JSONOb
         subpopulation, own_sample = population.restrict(exists), own_sample.restrict(exists)
         if not np.array_equal(own_sample.target, control_sample.target):
             continue
-        difference, covariate = control_sample.losses - own_sample.losses, _excess_loss(columns, source)
+        difference, covariate = control_sample.losses - own_sample.losses, columns.excess_loss(source)
         divergences, ones = subpopulation.divergences([own_sample, control_sample]), np.ones(len(covariate))
         yield {
             **{"mode": mode, "knows": objective, "measure": measure, "against": source},
             **subpopulation.counts,
             "measured": len(own_sample.target),
             "difference": subpopulation.estimate_by_regression(own_sample, difference, covariate, ones, NO_TARGETS),
-            "prediction": _undefined_prediction(divergences, ks)
+            "prediction": undefined_shares(divergences, ks, SHARE_LEVELS)
             if isinstance(divergences, str)
             else divergences.shares_beyond_control(ks, SHARE_LEVELS),
             "selected": {
-                gap_source: _summarize_difference(population, own_sample, difference, gap_source)
-                for gap_source in ("own", "other")
+                name: _summarize_difference(population, own_sample, difference, name) for name in ("own", "other")
             },
         }
 
@@ -163,11 +138,8 @@ def _summarize_difference(
     target = sample.target[has_gain]
     difference_columns = np.concatenate([difference[has_gain], np.ones((len(target), 1))], axis=1)
     sums = sums_by_document(population.columns.target_documents[target], difference_columns)
-    return {
-        "targets": len(target),
-        "documents": len(sums),
-        "difference": population.bootstrap(ratio_of_sums(sums), len(sums), NO_CLEAR_TARGETS),
-    }
+    estimates = population.bootstrap(ratio_of_sums(sums), len(sums), NO_CLEAR_TARGETS)
+    return {"targets": len(target), "documents": len(sums), "difference": estimates}
 
 
 def _summarize_kind(population: Population, target_kind: str) -> JSONObject:
@@ -177,5 +149,5 @@ def _summarize_kind(population: Population, target_kind: str) -> JSONObject:
         **population.counts,
         "gains": population.estimate_share(columns.sources["own"].has_lower_loss, NO_TARGETS),
         "gains_other": population.estimate_share(columns.sources["other"].has_lower_loss, NO_TARGETS),
-        "own_minus_other": population.estimate_mean(_excess_loss(columns, "other"), NO_TARGETS),
+        "own_minus_other": population.estimate_mean(columns.excess_loss("other"), NO_TARGETS),
     }
