@@ -42,14 +42,11 @@ class Recall:
         for setting in ("num_pairs", "num_queries", "num_keys", "num_values", "num_fillers"):
             if getattr(self, setting) < 1:
                 raise SettingError(f"{setting} {getattr(self, setting)} is too small; use at least 1")
-        if self.num_pairs > self.num_keys:
-            raise SettingError(
-                f"num_keys {self.num_keys} is too small for {self.num_pairs} pairs; use at least {self.num_pairs} keys"
-            )
-        if self.num_queries > self.num_pairs:
-            raise SettingError(
-                f"num_queries {self.num_queries} exceeds the {self.num_pairs} pairs; use at most {self.num_pairs}"
-            )
+        pairs = self.num_pairs
+        if pairs > self.num_keys:
+            raise SettingError(f"num_keys {self.num_keys} is too small for {pairs} pairs; use at least {pairs} keys")
+        if self.num_queries > pairs:
+            raise SettingError(f"num_queries {self.num_queries} exceeds the {pairs} pairs; use at most {pairs}")
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
@@ -88,11 +85,9 @@ class Recall:
         if is_key[-1] or not np.array_equal(np.append(False, is_key[:-1]), is_value):
             raise PromptError(f"'{prompt}' has a key without a value or a value without a key; write {expected_format}")
         key_indexes = [np.flatnonzero(text == query) for query in queries]
-        for query, matches in zip(symbol_lists[1], key_indexes, strict=True):
-            if len(matches) != 1:
-                raise PromptError(
-                    f"queried key '{query}' occurs {len(matches)} times in the text; write it exactly once"
-                )
+        for query, count in zip(symbol_lists[1], map(len, key_indexes), strict=True):
+            if count != 1:
+                raise PromptError(f"queried key '{query}' occurs {count} times in the text; write it exactly once")
         return self._lay_out(text[None], np.array(key_indexes).T)
 
     def variants(self) -> Mapping[str, Task]:

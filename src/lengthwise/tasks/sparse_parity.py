@@ -45,14 +45,13 @@ class SparseParity:
         check_types(self)
         if self.coding not in CODINGS:
             raise SettingError(f"unknown coding '{self.coding}' of {self.name}; use one of {', '.join(CODINGS)}")
-        if not 1 <= self.fewest <= self.most:
-            raise SettingError(f"invalid range fewest {self.fewest} to most {self.most}; use 1 <= fewest <= most")
+        fewest, most = self.fewest, self.most
+        if not 1 <= fewest <= most:
+            raise SettingError(f"invalid range fewest {fewest} to most {most}; use 1 <= fewest <= most")
         if not 1 <= self.num_letters <= len(ascii_lowercase):
             raise SettingError(f"invalid num_letters {self.num_letters}; use 1 to {len(ascii_lowercase)}")
-        if self.window is not None and self.window < self.most:
-            raise SettingError(
-                f"window {self.window} is too small for {self.most} flagged bits; use at least {self.most}"
-            )
+        if self.window is not None and self.window < most:
+            raise SettingError(f"window {self.window} is too small for {most} flagged bits; use at least {most}")
         if min(self.tested, default=1) < 1:
             raise SettingError(f"invalid number {min(self.tested)} of flagged bits in tested; use at least 1")
 
@@ -92,11 +91,11 @@ class SparseParity:
 
     def variants(self) -> Mapping[str, Task]:
         """Return one variant per number of flagged bits in ``tested``."""
-        return {f"flagged-{num_flagged}": self._with_num_flagged(num_flagged) for num_flagged in self.tested}
-
-    def _with_num_flagged(self, num_flagged: int) -> Task:
-        window_size = None if self.window is None else max(self.window, num_flagged)
-        return replace(self, fewest=num_flagged, most=num_flagged, window=window_size, tested=())
+        windows = {bits: None if self.window is None else max(self.window, bits) for bits in self.tested}
+        return {
+            f"flagged-{bits}": replace(self, fewest=bits, most=bits, window=window, tested=())
+            for bits, window in windows.items()
+        }
 
     def _sample_flags(self, length: int, batch_size: int, rng: np.random.Generator) -> Bool[np.ndarray, "size length"]:
         width = length if self.window is None else min(self.window, length)

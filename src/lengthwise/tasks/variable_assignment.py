@@ -54,9 +54,8 @@ class VariableAssignment:
                 raise SettingError(f"{setting} {getattr(self, setting)} is too small; use at least 1")
         min_share, max_share = self.depth_shares
         if not 0 < min_share <= max_share <= 1:
-            raise SettingError(
-                f"invalid depth_shares {min_share} to {max_share}; use increasing shares above 0, up to 1"
-            )
+            shares = f"{min_share} to {max_share}"
+            raise SettingError(f"invalid depth_shares {shares}; use increasing shares above 0, up to 1")
         depth = self.depth
         if depth is not None and depth < 1:
             raise SettingError(f"depth {depth} is too small; use at least 1, or None to sample it from depth_shares")

@@ -167,8 +167,9 @@ class Planted:
             )
         sets, weights = self.planted_set_weights(tokens)
         if weights.sum() == 0:
+            planted = [[ascii_letters[token] for token in row] for row in self.with_possible_tuples.tuples[:3]]
             raise PromptError(
-                f"prompt '{prompt}' has probability 0; write {self._format_tuple_examples()} in a shape of the "
+                f"prompt '{prompt}' has probability 0; write {' or '.join(map(''.join, planted))} in a shape of the "
                 "placement, and background letters at all other places"
             )
         label_scores = weights @ self.label_law[self.tuple_codes(tokens[0][sets])]
@@ -193,10 +194,6 @@ class Planted:
     def variants(self) -> Mapping[str, Task]:
         """Return an empty mapping: this task has no variants."""
         return {}
-
-    def _format_tuple_examples(self) -> str:
-        examples = self.with_possible_tuples.tuples[:3]
-        return " or ".join("".join(ascii_letters[token] for token in example) for example in examples)
 
     def _lay_out(
         self,

@@ -22,7 +22,6 @@ TRAIN, HELD_OUT = SPLITS = ("train", "held_out")
 Tokens = UInt[np.ndarray, " tokens"]
 # Allowed types of a token file. An object type would be unsafe, because it reads pointers from the file.
 TOKEN_TYPES = {name: np.dtype(name) for name in ("<u2", "<u4")}
-# Key of the digest in corpus.json.
 DIGEST_KEY = "sha256"
 # Number of tokens that the content check reads at once.
 CHECK_BLOCK_SIZE = 1 << 22

@@ -70,8 +70,6 @@ def read_documents(
 
 
 class _CopyFilter:
-    """Filter that removes copies of earlier texts by their digests."""
-
     def __init__(self, names_by_digest: dict[bytes, str]) -> None:
         self.names_by_digest, self.copies = names_by_digest, list[tuple[str, str]]()
 

@@ -125,7 +125,6 @@ def _group_by_kind(sources: Sequence[str]) -> dict[str, list[str]]:
 def _select_held_out(
     by_kind: Mapping[str, Sequence[str]], share: float, seed: int, report: ProgressCallback
 ) -> dict[str, _Kind]:
-    """Read all sources once and select the held-out documents."""
     kinds, num_finished = {}, 0
     digests: dict[bytes, str] = {}
     for kind, sources in by_kind.items():
@@ -136,11 +135,10 @@ def _select_held_out(
             report("reading", num_finished, None)
         is_single = len(sizes) == 1 and share > 0
         rng = stream(seed, "held out", kind)
+        held_out = frozenset[int]() if is_single or share == 0 else _sample_held_out(sizes, share, rng)
+        split_index = _find_split_index(document.text, share) if is_single else None
         kinds[kind] = _Kind(
-            sources=tuple(sources),
-            sizes=tuple(sizes),
-            held_out=frozenset() if is_single or share == 0 else _sample_held_out(sizes, share, rng),
-            num_train_characters=_find_split_index(document.text, share) if is_single else None,
+            sources=tuple(sources), sizes=tuple(sizes), held_out=held_out, num_train_characters=split_index
         )
     return kinds
 
@@ -212,12 +210,10 @@ def token_type(vocabulary_size: int) -> np.dtype[Any]:
 
 
 def _write_tokens(corpus_parts: Iterator[CorpusPart], tokenizer: BytePairTokenizer, folder: Path) -> dict[str, Any]:
-    """Write the tokens and documents of both splits, and return their metadata."""
     dtype = token_type(len(tokenizer.pieces))
     split_totals = {split: {"documents": 0, "tokens": 0, "bytes": 0} for split in SPLITS}
     by_kind: dict[str, dict[str, dict[str, int]]] = {}
-    digests = {split: hashlib.sha256() for split in SPLITS}
-    list_digests = {split: hashlib.sha256() for split in SPLITS}
+    digests, list_digests = ({split: hashlib.sha256() for split in SPLITS} for _ in range(2))
     with ExitStack() as stack:
         files = {split: stack.enter_context((folder / f"{split}.tokens").open("wb")) for split in SPLITS}
         document_lists = {split: stack.enter_context((folder / f"{split}.jsonl").open("wb")) for split in SPLITS}
@@ -230,10 +226,9 @@ def _write_tokens(corpus_parts: Iterator[CorpusPart], tokenizer: BytePairTokeniz
             document_lists[split].write(json_line)
             list_digests[split].update(json_line)
             kind_totals = by_kind.setdefault(kind, {split: dict.fromkeys(split_totals[TRAIN], 0) for split in SPLITS})
-            for running_totals in (split_totals[split], kind_totals[split]):
-                running_totals["documents"] += 1
-                running_totals["tokens"] += len(tokens)
-                running_totals["bytes"] += len(document.text.encode())
+            counts = {"documents": 1, "tokens": len(tokens), "bytes": len(document.text.encode())}
+            for totals in (split_totals[split], kind_totals[split]):
+                totals.update({unit: totals[unit] + count for unit, count in counts.items()})
     return {
         "token_type": dtype.str,
         "splits": {split: {**split_totals[split], "sha256": digests[split].hexdigest()} for split in SPLITS},

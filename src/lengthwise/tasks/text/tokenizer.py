@@ -49,8 +49,7 @@ class BytePairTokenizer:
     """
 
     def __init__(self, content: bytes, name: str) -> None:
-        self.name = name
-        self.content = content
+        self.name, self.content = name, content
         try:
             token_ids: dict[str, int] = parse_json(content)["model"]["vocab"]
             token_texts = sorted(token_ids, key=token_ids.__getitem__)

@@ -189,25 +189,23 @@ def super_token_attention(attention: CoupledAttention, length: int) -> TabularAt
 
 
 def super_token_law(law: Planted, coupling: Coupling, length: int) -> Planted:
-    """Return the planted law of the super-tokens in sequences from ``law``.
-
-    This law is derived here and is not in the paper.
+    """Return the planted law of the super-tokens in sequences from ``law``; derived here, not in the paper.
 
     Raises ``SettingError`` if, at ``length`` tokens, IDs have different numbers of tokens, sets have different numbers
     of IDs, or the distribution of planted super-tokens depends on their IDs.
     """
     k, joint_law = _planted_super_tokens(law, coupling, length)
-    probability = joint_law.sum(axis=1)
-    possible_codes = np.flatnonzero(probability)
+    codes = np.flatnonzero(joint_law.sum(axis=1))
+    probability = joint_law[codes].sum(axis=1)
     tokens_per_id = group_by_id(coupling(length)).shape[1]
     num_super_tokens = law.num_tokens**tokens_per_id
-    radix_powers = num_super_tokens ** np.arange(k - 1, -1, -1)
-    background = np.array(law.background)
+    digits = codes[:, None] // num_super_tokens ** np.arange(k - 1, -1, -1) % num_super_tokens
+    background = np.array(law.background)[_list_tuples(law.num_tokens, tokens_per_id)].prod(axis=1)
     return Planted(
-        background=tuple(background[_list_tuples(law.num_tokens, tokens_per_id)].prod(axis=1).tolist()),
-        tuples=tuple(tuple((code // radix_powers % num_super_tokens).tolist()) for code in possible_codes),
-        probabilities=tuple(probability[possible_codes].tolist()),
-        labels=tuple(tuple(row) for row in (joint_law[possible_codes] / probability[possible_codes, None]).tolist()),
+        background=tuple(background.tolist()),
+        tuples=tuple(map(tuple, digits.tolist())),
+        probabilities=tuple(probability.tolist()),
+        labels=tuple(map(tuple, (joint_law[codes] / probability[:, None]).tolist())),
         placement=CoupledPlacement(placement=law.placement, coupling=coupling, tokens_per_id=tokens_per_id, k=k),
     )
 
@@ -241,13 +239,11 @@ def _planted_super_tokens(
 
 
 def _unique_ids(ids: Int[np.ndarray, " tokens"], num_ids: int) -> Int[np.ndarray, " k"]:
-    unique_ids = np.unique(ids)
-    if len(unique_ids) != num_ids:
-        raise SettingError(
-            f"one set has {len(unique_ids)} different IDs and another has {num_ids}; use a coupling with the "
-            "same number of IDs in all sets"
-        )
-    return unique_ids
+    unique = np.unique(ids)
+    if len(unique) != num_ids:
+        difference = f"one set has {len(unique)} different IDs and another has {num_ids}"
+        raise SettingError(f"{difference}; use a coupling with the same number of IDs in all sets")
+    return unique
 
 
 def _find_token_order(

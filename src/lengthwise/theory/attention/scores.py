@@ -42,9 +42,9 @@ class ProductScores(nn.Module):
 
     def sum_by_last_token(self, values: Values, inputs: AttentionInputs) -> Float[Tensor, "batch seq outputs"]:
         """Return ``log sum g(S, x_S) h(x_S)`` over sets that end at each token; ``LOG_ZERO`` if no set ends there."""
-        tokens = inputs.tokens
-        log_sums = inputs.starts[None, :, None, None].expand(len(tokens), -1, 1, 1) * inputs.power
-        token_scores = functional.embedding(tokens, inputs.power * self.tokens.T)  # batch seq k
+        tokens, power = inputs.tokens, inputs.power
+        log_sums = inputs.starts[None, :, None, None].expand(len(tokens), -1, 1, 1) * power
+        token_scores = functional.embedding(tokens, power * self.tokens.T)  # batch seq k
         for tuple_index in range(len(self.tokens)):
             if tuple_index > 0:
                 log_sums = functional.pad(log_sums.logcumsumexp(1), (0, 0, 0, 0, 1, 0), value=LOG_ZERO)[:, :-1]
@@ -67,8 +67,7 @@ class ChainScores(nn.Module):
 
     def __init__(self, num_tokens: int, k: int, span: int, *, max_gap: int, use_links: bool = True) -> None:
         super().__init__()
-        self.span = span
-        self.max_gap = max_gap
+        self.span, self.max_gap = span, max_gap
         self.tokens = nn.Parameter(INIT_STD * torch.randn(k, num_tokens))
         self.links = nn.Parameter(INIT_STD * torch.randn(k - 1, max_gap, num_tokens, num_tokens)) if use_links else None
 
@@ -149,8 +148,7 @@ class PerceptronScores(nn.Module):
 
     def __init__(self, num_shapes: int, num_tokens: int, k: int, width: int = 32) -> None:
         super().__init__()
-        self.num_tokens = num_tokens
-        self.k = k
+        self.num_tokens, self.k = num_tokens, k
         self.shape = nn.Embedding(num_shapes, width)
         self.token = nn.Embedding(k * num_tokens, width)
         self.read = nn.Sequential(nn.GELU(), nn.Linear(width, width), nn.GELU(), nn.Linear(width, 1))
@@ -173,11 +171,10 @@ class WindowScores(nn.Module):
 
     def __init__(self, shapes: Int[np.ndarray, "shapes k"], num_tokens: int, scores: nn.Module) -> None:
         super().__init__()
-        self.num_tokens = num_tokens
-        self.span = int(shapes.max()) + 1
-        if max(len(shapes) * num_tokens ** shapes.shape[1], self.span ** shapes.shape[1]) > MAX_NUM_CODES:
+        self.num_tokens, self.span, k = num_tokens, int(shapes.max()) + 1, shapes.shape[1]
+        if max(len(shapes) * num_tokens**k, self.span**k) > MAX_NUM_CODES:
             raise SettingError(
-                f"the codes of {shapes.shape[1]}-token sets ({num_tokens} tokens, span {self.span}) exceed 64 bits; "
+                f"the codes of {k}-token sets ({num_tokens} tokens, span {self.span}) exceed 64 bits; "
                 "reduce num_tokens, k or span, or use score 'chain' or 'product' with value 'automaton'"
             )
         self.scores = scores
@@ -230,8 +227,7 @@ class WindowScores(nn.Module):
         tokens, seq = inputs.tokens, inputs.tokens.shape[1]
         id_order = position_ids.argsort(dim=1, stable=True)
         sets = self._list_candidate_sets(id_order, position_ids.gather(1, id_order))
-        is_inside = sets[..., -1] < seq
-        sets = sets.clamp(max=seq - 1)
+        is_inside, sets = sets[..., -1] < seq, sets.clamp(max=seq - 1)
         tuples, ids = (sequence.gather(1, sets.flatten(1)).view_as(sets) for sequence in (tokens, position_ids))
         shape_indexes, is_listed = self._find_shape_indexes(ids)
         log_products = self._log_products(values, shape_indexes, self._encode_tuples(tuples), inputs.power)

@@ -209,10 +209,9 @@ class SparseFunctionalAttention(nn.Module):
         return module
 
     def _log_scores(self, inputs: AttentionInputs, sets: Int[Tensor, "batch sets k"]) -> Float[Tensor, "batch sets"]:
-        ids = sets
-        if inputs.position_ids is not None:
-            ids = inputs.position_ids.gather(1, sets.flatten(1)).view_as(sets)
-        tuples = inputs.tokens.gather(1, sets.flatten(1)).view_as(sets)
+        position_ids, indexes = inputs.position_ids, sets.flatten(1)
+        ids = sets if position_ids is None else position_ids.gather(1, indexes).view_as(sets)
+        tuples = inputs.tokens.gather(1, indexes).view_as(sets)
         return inputs.power * (self.sets.log_scores(ids, tuples) + inputs.starts[sets[..., 0]])
 
     def _build_inputs(
@@ -268,7 +267,7 @@ class SparseFunctionalAttention(nn.Module):
         )
 
     def _combination_checks(self) -> tuple[tuple[bool, str], ...]:
-        lists_shapes = self.score in ("table", "mlp")
+        lists_shapes, gap = self.score in ("table", "mlp"), self.max_gap
         return (
             (
                 not self.local and self.score != "product",
@@ -283,7 +282,7 @@ class SparseFunctionalAttention(nn.Module):
                 "by_shape needs score 'table' or 'mlp' and value 'table'; change these or remove by_shape",
             ),
             (
-                self.max_gap is not None and (lists_shapes or not self.local or self.max_gap < 1),
-                f"invalid max_gap {self.max_gap}; use at least 1, with local and score 'chain' or 'product'",
+                gap is not None and (lists_shapes or not self.local or gap < 1),
+                f"invalid max_gap {gap}; use at least 1, with local and score 'chain' or 'product'",
             ),
         )

@@ -61,8 +61,7 @@ class TabularAttention:
 
     def predict(self, tokens: Int[np.ndarray, "batch length"]) -> Float[np.ndarray, "batch outputs"]:
         """Return the weighted mean of the values, or the default if no set has weight."""
-        _, log_scores, values = self.score_sets(tokens)
-        return weighted_mean(log_scores, values, self.default)
+        return weighted_mean(*self.score_sets(tokens)[1:], self.default)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,8 +98,7 @@ class PositionFreeAttention:
 
     def predict(self, tokens: Int[np.ndarray, "batch length"]) -> Float[np.ndarray, "batch outputs"]:
         """Return the weighted mean of the values, or the default if no set has weight."""
-        _, log_scores, values = self.score_sets(tokens)
-        return weighted_mean(log_scores, values, self.default)
+        return weighted_mean(*self.score_sets(tokens)[1:], self.default)
 
 
 def normalize_scores(
@@ -109,8 +107,8 @@ def normalize_scores(
     """Return the scores divided by their sum (0 if all are 0), and that sum relative to the largest score."""
     if log_scores.shape[1] == 0:
         return log_scores, np.zeros(len(log_scores))
-    max_log_scores = log_scores.max(axis=1, keepdims=True)
-    scores = np.exp(log_scores - np.where(np.isfinite(max_log_scores), max_log_scores, 0.0))
+    largest = log_scores.max(axis=1, keepdims=True)
+    scores = np.exp(log_scores - np.where(np.isfinite(largest), largest, 0.0))
     score_sum = scores.sum(axis=1)
     return scores / np.where(score_sum > 0, score_sum, 1.0)[:, None], score_sum
 

@@ -54,8 +54,7 @@ class TableValues(nn.Module):
     def __init__(self, num_tokens: int, k: int, num_outputs: int, num_shapes: int = 1) -> None:
         super().__init__()
         check_table_size(num_shapes * num_tokens**k, f"values of {k} of {num_tokens} tokens in {num_shapes} shapes")
-        self.num_tokens = num_tokens
-        self.k = k
+        self.num_tokens, self.k = num_tokens, k
         self.logits = nn.Parameter(INIT_STD * torch.randn(num_shapes, num_tokens**k, num_outputs))
 
     def extend_sums(
@@ -94,9 +93,7 @@ class AutomatonValues(nn.Module):
             raise SettingError(f"num_states {num_states} is too small; use at least 1")
         state_counts = (1, *(num_states,) * (k - 1), num_outputs)
         self.num_tokens = num_tokens
-        self.steps = nn.ParameterList(
-            [torch.randn(num_tokens, num_inputs, num_next) for num_inputs, num_next in pairwise(state_counts)]
-        )
+        self.steps = nn.ParameterList([torch.randn(num_tokens, *counts) for counts in pairwise(state_counts)])
 
     def extend_sums(
         self, tuple_index: int, sums: Float[Tensor, "batch seq offsets states"], tokens: Int[Tensor, "batch seq"]
@@ -120,9 +117,7 @@ def log_matmul(
 ) -> Float[Tensor, "batch seq offsets next_states"]:
     """Return ``log sum_state exp(sums[state] + steps[state, next])``; ``steps`` flattens both state axes into one."""
     by_state = rearrange(steps, "b s (states after) -> b s 1 states after", states=sums.shape[-1])
-    if sums.shape[-1] == 1:
-        return sums + by_state[..., 0, :]
-    return (sums[..., None] + by_state).logsumexp(dim=-2)
+    return sums + by_state[..., 0, :] if sums.shape[-1] == 1 else (sums[..., None] + by_state).logsumexp(dim=-2)
 
 
 def log_sum_by_bin(

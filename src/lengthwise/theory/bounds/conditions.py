@@ -50,10 +50,7 @@ def planted_shapes(placement: Placement, lengths: Iterable[int]) -> Int[np.ndarr
 def shape_probabilities(
     placement: Placement, shapes: Int[np.ndarray, "shapes k"], length: int
 ) -> Float[np.ndarray, "shapes length"]:
-    """Return the probability that a sequence of ``length`` tokens has its planted set in each shape at each start.
-
-    Shapes that the placement does not have at this length have probability 0.
-    """
+    """Return the probability of a planted set of each shape at each start, 0 for shapes that the length lacks."""
     law = placement.law(length)
     probability_by_shape = dict(zip(map(tuple, law.shapes.tolist()), law.probability, strict=True))
     return np.array([probability_by_shape.get(tuple(shape), np.zeros(length)) for shape in shapes.tolist()])
