@@ -3,7 +3,6 @@
 import difflib
 from collections.abc import Iterable
 
-# Maximum number of characters of a name in an error message.
 MAX_NAME_LENGTH = 120
 
 

@@ -50,9 +50,8 @@ def check_arguments(function: Callable[P, R]) -> Callable[P, R]:
 def check_types(settings: Any) -> None:
     """Raise ``SettingError`` for the first field that has the wrong type, is too large or is not finite.
 
-    The check covers numbers, strings, booleans, tuples of these, and None where it is allowed. Classes of other types
-    check their own values. An integer is valid for a float field, but True and False are not.
-    Call this function first in ``__post_init__``, before comparing values.
+    The check covers numbers, strings, booleans, None, and tuples of these; other types check their own values. An
+    integer is valid for a float field, but True and False are not. Call this function first in ``__post_init__``.
     """
     for field in fields(settings):
         check_value(field.name, getattr(settings, field.name), field.type)
@@ -121,10 +120,9 @@ def _is_instance(value: Any, annotation: Any) -> bool:
 
 def _have_types(values: tuple[Any, ...], annotations: tuple[Any, ...], is_instance: Callable[[Any, Any], bool]) -> bool:
     if annotations[1:] == (...,):
-        return all(_has_type(value, annotations[0], is_instance) for value in values)
-    return len(values) == len(annotations) and all(
-        _has_type(value, annotation, is_instance) for value, annotation in zip(values, annotations, strict=True)
-    )
+        annotations = annotations[:1] * len(values)
+    pairs = zip(values, annotations, strict=True)
+    return len(values) == len(annotations) and all(_has_type(*pair, is_instance) for pair in pairs)
 
 
 def _type_name(annotation: Any) -> str:

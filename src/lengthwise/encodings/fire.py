@@ -59,10 +59,8 @@ class FIREEncoding(Encoding):
             table_index = (torch.bucketize(x, kinks) * NUM_COPIES + copy_index).flatten()
         slopes = (self.narrow.weight * weight)[:, None].where(is_active, 0.0).sum(dim=-1)
         intercepts = (self.narrow.weight * bias)[:, None].where(is_active, 0.0).sum(dim=-1) + self.narrow.bias[:, None]
-        slope, intercept = (
-            table.repeat_interleave(NUM_COPIES, dim=1).index_select(1, table_index).view(len(table), *x.shape)
-            for table in (slopes, intercepts)
-        )
+        copies = (table.repeat_interleave(NUM_COPIES, dim=1) for table in (slopes, intercepts))
+        slope, intercept = (table.index_select(1, table_index).view(len(table), *x.shape) for table in copies)
         return slope * x + intercept
 
 

@@ -49,11 +49,9 @@ class LevelEncoding(nn.Module):
         self, query_ids: Real[Tensor, "level batch query"], key_ids: Real[Tensor, "level batch key"]
     ) -> Float[Tensor, "#batch heads query key"]:
         """Return the sum of the levels' biases."""
-        first_level_inputs, *other_level_inputs = zip(self._encodings(), query_ids, key_ids, strict=True)
-        total_bias = first_level_inputs[0].bias(*first_level_inputs[1:])
-        for level, level_query_ids, level_key_ids in other_level_inputs:
-            total_bias = total_bias + level.bias(level_query_ids, level_key_ids)
-        return total_bias
+        levels = zip(self._encodings(), query_ids, key_ids, strict=True)
+        biases = (level.bias(*level_ids) for level, *level_ids in levels)
+        return sum(biases, start=next(biases))
 
     def scores(
         self,

@@ -41,10 +41,8 @@ class PairwiseRotaryEncoding(Encoding):
         if self.training and not self.in_training:
             plain_frequencies = rotary_frequencies(d_head, self.base, self.fastest, query.device)
             return rotate_pairs(query, query_ids, plain_frequencies) @ rotate_pairs(key, key_ids, plain_frequencies).mT
-        frequencies = self.frequencies(d_head, query_ids, key_ids)
-        scores: Tensor = _PairwiseScores.apply(  # type: ignore[no-untyped-call]
-            query.float(), key.float(), self.distances(query_ids, key_ids), frequencies
-        )
+        inputs = (self.distances(query_ids, key_ids), self.frequencies(d_head, query_ids, key_ids))
+        scores: Tensor = _PairwiseScores.apply(query.float(), key.float(), *inputs)  # type: ignore[no-untyped-call]
         return scores
 
 

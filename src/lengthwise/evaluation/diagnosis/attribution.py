@@ -154,15 +154,14 @@ def _main_cause(causes: tuple[Cause, ...]) -> str:
     return main_cause.name if main_cause.effect >= MAIN_FRACTION else "several causes"
 
 
-def _describe_main_error_kind(failure_counts: FailureCounts, id_and_end_causes: tuple[Cause, ...]) -> str:
-    """Describe the most frequent kind of first error, and the exact match after its correction."""
-    num_end_errors = failure_counts.end_too_early + failure_counts.end_too_late
-    max_count = max(failure_counts.token, failure_counts.id, num_end_errors)
-    if max_count == failure_counts.token:
-        return f"wrong tokens ({failure_counts.token} of {failure_counts.num_failures} first errors)"
-    error_name = ID_ERRORS if max_count == failure_counts.id else END_ERRORS
+def _describe_main_error_kind(counts: FailureCounts, id_and_end_causes: tuple[Cause, ...]) -> str:
+    num_end_errors = counts.end_too_early + counts.end_too_late
+    max_count = max(counts.token, counts.id, num_end_errors)
+    if max_count == counts.token:
+        return f"wrong tokens ({counts.token} of {counts.num_failures} first errors)"
+    error_name = ID_ERRORS if max_count == counts.id else END_ERRORS
     cause = next(cause for cause in id_and_end_causes if cause.name == error_name)
     return (
-        f"{error_name} ({max_count} of {failure_counts.num_failures} first errors; exact match {cause.exact_match:.2f} "
+        f"{error_name} ({max_count} of {counts.num_failures} first errors; exact match {cause.exact_match:.2f} "
         f"with {cause.intervention})"
     )

@@ -63,7 +63,6 @@ def collect_failures(model: ProbedModel, length: int, num_examples: int) -> tupl
         check_id_range(model.decoder.check_ids.num_position_ids, batch, length)
         grades = grade(model.decoder, batch, end=end_token, decode="forced")
         first_column = examples.prompt_length - grades.prompt_offset.numpy()
-        # The end token is never sampled.
         is_correct = (grades.scored & ~grades.token_errors & ~grades.id_errors & ~grades.end).numpy()
         answer_index = (rng.random(is_correct.shape) * is_correct).argmax(axis=1) + first_column
         queries = build_queries(model.task, examples, batch, answer_index)
