@@ -29,10 +29,7 @@ PROBABILISTIC_BOUNDS = {SampledKnownScores.name}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assumption:
-    """A condition of the theory, the result of its test as text (``found``), and the name of a counterexample to it.
-
-    ``holds`` is None if it is unknown whether the condition holds.
-    """
+    """A condition, its test result as text (``found``), and a counterexample to it; ``holds`` is None if unknown."""
 
     name: str
     holds: bool | None
@@ -55,10 +52,7 @@ class Risk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundValue:
-    """The value of a bound at one length, or None with the reason in ``refused``.
-
-    ``bound`` and ``title`` are both the name of the bound.
-    """
+    """The value of a bound at one length, or None with the reason in ``refused``; ``title`` equals ``bound``."""
 
     bound: str
     title: str
@@ -70,10 +64,7 @@ class BoundValue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LawCertificate:
-    """Assumptions, exact risks, bounds and predictions for one fitted head, with a verdict.
-
-    ``risks`` holds the longest training length and the test lengths in increasing order.
-    """
+    """Certificate of one fitted head; ``risks`` are at the longest training length, then at the test lengths."""
 
     trained: tuple[int, int]
     assumptions: tuple[Assumption, ...]
@@ -135,7 +126,6 @@ def check_test_lengths(max_train_length: int, lengths: Sequence[int]) -> None:
 
 
 def _verdict_at(risk: Risk, bounds: Sequence[BoundValue], assumptions: Sequence[Assumption]) -> str:
-    """Return a sentence with the guaranteed risk at one length, or with the conditions that fail."""
     proved = [each for each in bounds if each.length == risk.length and each.bound not in PROBABILISTIC_BOUNDS]
     values = [(bound.value, bound.title) for bound in proved if bound.value is not None]
     if not values:

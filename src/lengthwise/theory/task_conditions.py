@@ -61,10 +61,7 @@ class Context:
 
 
 def coupled_conditions(task: Task, seed: int) -> tuple[Assumption, ...]:
-    """Test every condition of proposition 4.4 on examples of the task.
-
-    ``holds`` is False with a reason in ``found`` if the examples refute the condition, otherwise None.
-    """
+    """Test each condition of proposition 4.4 on examples; ``holds`` is False with a reason if refuted, else None."""
     contexts, skipped = _sample_contexts(task, seed)
     tests: tuple[tuple[str, str, Callable[[Sequence[Context]], str | None]], ...] = (
         ("equal numbers of tokens per ID", "new background token", _describe_unequal_sizes),
@@ -236,7 +233,6 @@ def _group_by(contexts: Sequence[Context], group_key: Callable[[Context], Key]) 
 
 
 def _are_different(first_sample: Sequence[Hashable], second_sample: Sequence[Hashable]) -> bool:
-    """Return True if two samples clearly have different distributions."""
     return _are_dependent([(0, value) for value in first_sample] + [(1, value) for value in second_sample])
 
 

@@ -62,10 +62,7 @@ class Extrapolation:
 
     @property
     def relative_predictor(self) -> TabularAttention | PositionFreeAttention:
-        """The predictor; raises ``BoundError`` if its class may depend on absolute positions.
-
-        Raises ``SettingError`` if the number of tokens or the set size differs from the law.
-        """
+        """The predictor; raises ``BoundError`` if it may read positions, ``SettingError`` if its sizes do not fit."""
         if not isinstance(self.predictor, (TabularAttention, PositionFreeAttention)):
             raise BoundError(
                 f"{type(self.predictor).__name__} may depend on absolute positions; use a TabularAttention (see "
@@ -197,16 +194,14 @@ class Extrapolation:
 
     def _risk_table(self, length: int, loss: Loss) -> Float[np.ndarray, "shapes length tuples"]:
         shapes = tuple(map(tuple, self.shapes.tolist()))
-        uniform_placement = Local(shapes=shapes, weights=(1 / len(shapes),) * len(shapes))
+        uniform = Local(shapes=shapes, weights=(1 / len(shapes),) * len(shapes))
         risks_by_set = np.zeros((len(shapes), length, len(self.tuple_probabilities)))
-        set_fits = shape_probabilities(uniform_placement, self.shapes, length) > 0
-        for tuple_index, (planted_tuple, labels) in enumerate(zip(self.law.tuples, self.law.labels, strict=True)):
-            single_tuple_law = replace(
-                self.law, tuples=(planted_tuple,), probabilities=(1.0,), labels=(labels,), placement=uniform_placement
-            )
-            risks = self.conditional_risk(single_tuple_law, self.predictor, length, loss)
+        set_fits = shape_probabilities(uniform, self.shapes, length) > 0
+        for index, (planted, labels) in enumerate(zip(self.law.tuples, self.law.labels, strict=True)):
+            law = replace(self.law, tuples=(planted,), probabilities=(1.0,), labels=(labels,), placement=uniform)
+            risks = self.conditional_risk(law, self.predictor, length, loss)
             # Sets are sorted by shape, then by start.
-            risks_by_set[set_fits, tuple_index] = np.maximum(risks.risk, 0.0)
+            risks_by_set[set_fits, index] = np.maximum(risks.risk, 0.0)
         return risks_by_set
 
 
@@ -230,28 +225,24 @@ def predict(law: Planted, predictor: Predictor, train_length: int, length: int, 
     """Predict the risk at ``length`` from the exact risks at the training lengths with the same shapes and starts."""
     if not isinstance(predictor, TabularAttention) or law.placement.span is None:
         return Prediction(length=length, refused="without a span, the risks at training lengths are not exact")
-    train_lengths = range((train_length + 1) // 2, train_length + 1)
-    matching_lengths = [
-        train_length
-        for train_length in train_lengths
-        if train_length >= law.min_length and _has_same_placement(law.placement, train_length, length)
-    ]
-    if len(matching_lengths) < 2:
+    shortest = (train_length + 1) // 2
+    candidates = range(max(shortest, law.min_length), train_length + 1)
+    lengths = [each for each in candidates if _has_same_placement(law.placement, each, length)]
+    if len(lengths) < 2:
         return Prediction(
             length=length,
-            refused=f"only {len(matching_lengths)} of the training lengths {train_lengths.start} to {train_length} "
+            refused=f"only {len(lengths)} of the training lengths {shortest} to {train_length} "
             f"have the same shapes and starts as length {length}; a curve needs 2",
         )
     try:
-        risks = laplace_risks(law, predictor, matching_lengths, loss)
+        risks = laplace_risks(law, predictor, lengths, loss)
     except SettingError as error:
         return Prediction(length=length, refused=str(error))
     # An odds law needs a positive limit, but a head without risk has limit 0.
-    odds_law = fit_odds(matching_lengths, risks, max(limit_risk(law, predictor), MIN_LIMIT_RISK))
-    low, high = odds_law.interval(length)
-    return Prediction(
-        length=length, odds=odds_law.risk_at(length), low=low, high=high, secant=secant(matching_lengths, risks, length)
-    )
+    curve = fit_odds(lengths, risks, max(limit_risk(law, predictor), MIN_LIMIT_RISK))
+    low, high = curve.interval(length)
+    secant_risk = secant(lengths, risks, length)
+    return Prediction(length=length, odds=curve.risk_at(length), low=low, high=high, secant=secant_risk)
 
 
 def _has_same_placement(placement: Placement, train_length: int, length: int) -> bool:

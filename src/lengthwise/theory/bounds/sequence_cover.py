@@ -6,6 +6,7 @@ sequences of its length, so its risk is a risk at a training length. Intervals a
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -15,6 +16,7 @@ from lengthwise.core.errors import SettingError
 from lengthwise.theory.bounds.conditions import BoundError, Joints, safe_ratio
 
 Interval = tuple[int, int]
+Atoms = Float[np.ndarray, " atoms"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +53,8 @@ class Piece:
 
     def mirror(self, length: int) -> "Piece":
         """Return the mirror image of the piece in the reversed sequence, which has ``length`` tokens."""
-        core, left, right, *runs = (
-            (length - end, length - start) for start, end in (self.core, self.right, self.left, *reversed(self.runs))
-        )
+        intervals = self.core, self.right, self.left, *reversed(self.runs)
+        core, left, right, *runs = ((length - end, length - start) for start, end in intervals)
         return Piece(runs=tuple(runs), core=core, left=left, right=right, claims_core=self.claims_core)
 
 
@@ -134,32 +135,27 @@ class ProportionalCover:
 
     def pieces(self, start: int) -> Sequence[Piece]:
         """Return the piece with the slices next to the core, then the pieces with slices further away from it."""
-        core_start = min(start, self.test_length - self.span)
-        core_end = core_start + self.span
-        num_before, num_after, num_others = core_start, self.test_length - core_end, self.train_length - self.span
+        start = min(start, self.test_length - self.span)
+        end = start + self.span
+        before, after, others = start, self.test_length - end, self.train_length - self.span
         # Minimize the number of pieces, then the distance from the proportions of the sequence.
-        target_width = num_others * num_before / max(num_before + num_after, 1)
-        left_widths = range(max(0, num_others - num_after), min(num_before, num_others) + 1)
-        left_width = min(
-            left_widths, key=lambda each: (self._count_pieces(each, num_before, num_after), abs(each - target_width))
-        )
-        right_width = num_others - left_width
-        left_slices = self._slice_distances(left_width, num_before)
-        right_slices = self._slice_distances(right_width, num_after)
+        target = others * before / max(before + after, 1)
+        widths = range(max(0, others - after), min(before, others) + 1)
+        left_width = min(widths, key=lambda width: (self._count_pieces(width, before, after), abs(width - target)))
+        right_width = others - left_width
+        slices = zip_longest(self._slice_distances(left_width, before), self._slice_distances(right_width, after))
         pieces = []
-        for index in range(max(len(left_slices), len(right_slices))):
+        for index, (left_slice, right_slice) in enumerate(slices):
             # A side without further slices repeats its nearest slice, which makes no joint.
-            left_slice = left_slices[index] if index < len(left_slices) else (left_width, left_width)
-            right_slice = right_slices[index] if index < len(right_slices) else (right_width, right_width)
+            left_near, left_far = left_slice or (left_width, left_width)
+            right_near, right_far = right_slice or (right_width, right_width)
+            left_run = (start - left_far, start - left_far + left_width)
+            right_run = (end + right_far - right_width, end + right_far)
             piece = Piece(
-                runs=merge_intervals(
-                    (core_start - left_slice[1], core_start - left_slice[1] + left_width),
-                    (core_start, core_end),
-                    (core_end + right_slice[1] - right_width, core_end + right_slice[1]),
-                ),
-                core=(core_start, core_end),
-                left=(core_start - left_slice[1], core_start - left_slice[0]),
-                right=(core_end + right_slice[0], core_end + right_slice[1]),
+                runs=merge_intervals(left_run, (start, end), right_run),
+                core=(start, end),
+                left=(start - left_far, start - left_near),
+                right=(end + right_near, end + right_far),
                 claims_core=index == 0,
             )
             pieces.append(piece)
@@ -172,11 +168,11 @@ class ProportionalCover:
             return self.test_length + 1
         return max(1 - (width - total) // (width - self.span + 1) if width < total else 1 for width, total in sides)
 
-    def _slice_distances(self, first_slice_width: int, max_distance: int) -> list[Interval]:
+    def _slice_distances(self, width: int, max_distance: int) -> list[Interval]:
         """Divide the distances from the core, up to ``max_distance``, into the intervals that the slices claim."""
-        slice_step = max(first_slice_width - self.span + 1, 1)
-        slice_starts = range(first_slice_width, max_distance, slice_step)
-        return [(0, first_slice_width), *((start, min(start + slice_step, max_distance)) for start in slice_starts)]
+        step = max(width - self.span + 1, 1)
+        later = ((start, min(start + step, max_distance)) for start in range(width, max_distance, step))
+        return [(0, width), *later]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,9 +180,8 @@ class DifferenceCover:
     """Cover for losses whose errors may cancel: sums and differences of piece errors give the error of the sequence.
 
     The core is a window of ``window_length`` tokens on a grid; chunks of ``chunk_length`` tokens divide the other
-    tokens. Each chunk gives one piece with the chunk and one without it. Their difference is the effect of the sets
-    that end in the chunk. The pieces claim no sets. Reconstructed from Golowich et al. 2025 (arXiv 2502.16792), theorem
-    4.3.
+    tokens. Each chunk gives one piece with it and one without it. Their difference is the effect of the sets that end
+    in the chunk. The pieces claim no sets. Reconstructed from Golowich et al. 2025 (arXiv 2502.16792), theorem 4.3.
     """
 
     test_length: int
@@ -215,12 +210,10 @@ class DifferenceCover:
         pieces = []
         for chunk_start in range(core_end, self.test_length, self.chunk_length):
             # The tokens before the chunk prevent local sets that cross from the chunk to the core.
-            run_start = max(chunk_start - self.span + 1, core_end)
+            first = max(chunk_start - self.span + 1, core_end)
             chunk_end = min(chunk_start + self.chunk_length, self.test_length)
-            pieces += [
-                Piece(runs=merge_intervals(core, (run_start, run_end)), core=core)
-                for run_end in (chunk_end, chunk_start)
-            ]
+            runs = (merge_intervals(core, (first, run_end)) for run_end in (chunk_end, chunk_start))
+            pieces += [Piece(runs=each, core=core) for each in runs]
         return pieces
 
 
@@ -266,16 +259,11 @@ class WorstCase:
     """Solution of ``worst_case``: the maximal value, the risk of each atom, and the price per unit of training risk."""
 
     value: float
-    risk: Float[np.ndarray, " atoms"]
+    risk: Atoms
     price: float
 
 
-def worst_case(
-    train_risk: float,
-    piece_mass: Float[np.ndarray, " atoms"],
-    train_mass: Float[np.ndarray, " atoms"],
-    max_loss: float = 1.0,
-) -> WorstCase:
+def worst_case(train_risk: float, piece_mass: Atoms, train_mass: Atoms, max_loss: float = 1.0) -> WorstCase:
     """Maximize ``sum piece_mass r`` over ``0 <= r <= max_loss`` with ``sum train_mass r <= train_risk``. Derived here.
 
     An atom is a planted set and tuple with risk r. This is a fractional knapsack (Neyman-Pearson lemma): atoms with the
@@ -289,12 +277,12 @@ def worst_case(
     if not (np.isfinite(piece_mass).all() and (piece_mass >= 0).all() and (train_mass >= 0).all()):
         raise SettingError("piece_mass or train_mass has a negative or infinite value; use finite values of at least 0")
     mass_ratio = safe_ratio(piece_mass, train_mass)
-    atom_order = np.argsort(-mass_ratio, kind="stable")
-    cost = train_mass[atom_order] * max_loss
+    order = np.argsort(-mass_ratio, kind="stable")
+    cost = train_mass[order] * max_loss
     earlier_cost = np.cumsum(cost) - cost
-    loss_share = np.clip(np.divide(train_risk - earlier_cost, cost, out=np.ones_like(cost), where=cost > 0), 0.0, 1.0)
+    share = np.clip(np.divide(train_risk - earlier_cost, cost, out=np.ones_like(cost), where=cost > 0), 0.0, 1.0)
     risk = np.zeros_like(piece_mass)
-    risk[atom_order] = loss_share * max_loss
-    partial_atoms = np.flatnonzero((loss_share < 1) & (cost > 0))
-    price = float(mass_ratio[atom_order[partial_atoms[0]]]) if len(partial_atoms) else 0.0
+    risk[order] = share * max_loss
+    partial = np.flatnonzero((share < 1) & (cost > 0))
+    price = float(mass_ratio[order[partial[0]]]) if len(partial) else 0.0
     return WorstCase(value=float(piece_mass @ risk), risk=risk, price=price)

@@ -82,10 +82,7 @@ class WindowLoss:
     name: ClassVar[str] = "window"
 
     def evaluate(self, predictor: Predictor, tokens: Tokens, planted: PlantedSets, labels: Outputs) -> Losses:
-        """Return the loss of each sequence.
-
-        If no set has weight, it is the loss of the default output with ``claims_core``, and 0 otherwise.
-        """
+        """Return the loss per sequence; without weights, that of the default with ``claims_core`` and 0 otherwise."""
         assert isinstance(predictor, TabularAttention)
         sets, log_scores, values = predictor.score_sets(tokens)
         is_inside = self.window.contains(sets)
@@ -227,9 +224,7 @@ class SampledKnownScores:
         return total_count * bernstein_upper_bound(np.concatenate(losses), self.failure_probability)
 
 
-def _sample_losses(
-    case: Extrapolation, summand: Summand, num_samples: int, rng: np.random.Generator
-) -> Float[np.ndarray, " size"]:
+def _sample_losses(case: Extrapolation, summand: Summand, num_samples: int, rng: np.random.Generator) -> Losses:
     law = summand.law(case.law)
     tokens, sets, _ = law.sample_arrays(case.train_length, num_samples, rng)
     labels = law.label_law[law.tuple_codes(np.take_along_axis(tokens, sets, axis=1))]
@@ -237,10 +232,7 @@ def _sample_losses(
 
 
 def bernstein_upper_bound(values: Float[np.ndarray, " samples"], failure_probability: float) -> float:
-    """Return an upper confidence bound on the mean of independent values in [0, 1].
-
-    The mean exceeds the bound with probability at most ``failure_probability``.
-    """
+    """Return a bound that the mean of independent values in [0, 1] exceeds with at most ``failure_probability``."""
     size, log_factor = len(values), log(2 / failure_probability)
     variance = float(values.var(ddof=1))
     return float(values.mean()) + sqrt(2 * variance * log_factor / size) + 7 * log_factor / (3 * (size - 1))

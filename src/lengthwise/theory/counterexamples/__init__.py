@@ -96,10 +96,7 @@ def _canceling_errors(length: int) -> Case:
 
 
 def rare_shape(rare_probability: float = 0.01) -> Counterexample:
-    """Build the counterexample without regularity: pairs at distance 2 are rarely planted in training, later always.
-
-    In training, the distance of the planted pair is 2 with probability ``rare_probability`` and 1 otherwise.
-    """
+    """Build the counterexample without regularity: distance 2 has ``rare_probability`` in training, and 1 later."""
     train_placement = Local(shapes=((0, 1), (0, 2)), weights=(1 - rare_probability, rare_probability))
     law = pair_law(ByLength(until=(6,), laws=(train_placement, Local(shapes=((0, 2),), weights=(1.0,)))))
     learned, witness = (pair_attention(score_bit_pairs(gaps), [1, 2]) for gaps in ([1], [1, 2]))
@@ -152,11 +149,9 @@ def heavy_joints(num_digits: int = 3, heavy_score: float = 1e9) -> Counterexampl
         labels=((1.0, 0.0),),
         placement=ADJACENT_PLACEMENT,
     )
-    case = Case(
-        law=law,
-        learned_head=attention_from_scores([(0, 1)], scores.reshape(1, -1), values.reshape(-1, 2), num_tokens),
-        witness_head=attention_from_scores([(0, 1)], witness_scores.reshape(1, -1), witness_values, num_tokens),
-    )
+    learned = attention_from_scores([(0, 1)], scores.reshape(1, -1), values.reshape(-1, 2), num_tokens)
+    witness = attention_from_scores([(0, 1)], witness_scores.reshape(1, -1), witness_values, num_tokens)
+    case = Case(law=law, learned_head=learned, witness_head=witness)
     return Counterexample(
         name="heavy joints",
         assumption="light joints: sets that cross a cut have a small share of the total score",

@@ -37,10 +37,7 @@ class LogLoss:
     name: ClassVar[str] = "log"
 
     def evaluate(self, predictor: Predictor, tokens: Tokens, planted: PlantedSets, labels: Outputs) -> Losses:
-        """Return ``-sum_y K(y | z) log f_y(x)`` per sequence x with the planted tuple z.
-
-        ``K(y | z)`` is the probability of label y in ``labels``; labels with probability 0 have no loss.
-        """
+        """Return ``-sum_y K(y | z) log f_y(x)`` per sequence x; ``labels`` are ``K(y | z)``, and zeros have no loss."""
         with np.errstate(divide="ignore"):
             log_probabilities = np.log(predictor.predict(tokens))
         return np.asarray(-(labels * np.where(labels > 0, log_probabilities, 0.0)).sum(axis=1))

@@ -132,14 +132,12 @@ def num_sequences(law: Planted, length: int) -> int:
     return int((np.array(law.background) > 0).sum()) ** (length - law.k) * len(law.tuples)
 
 
-def _enumerate_sequences(
-    law: Planted, planted_set: Int[np.ndarray, " k"], length: int
-) -> Iterator[tuple[np.ndarray, ...]]:
+def _enumerate_sequences(law: Planted, planted: Int[np.ndarray, " k"], length: int) -> Iterator[tuple[np.ndarray, ...]]:
     """Yield blocks of all sequences with this planted set: their tokens, label probabilities, and probabilities."""
     background = np.array(law.background)
     possible_tokens = np.flatnonzero(background)
     num_tokens = len(possible_tokens)
-    background_indexes = np.setdiff1d(np.arange(length), planted_set)
+    background_indexes = np.setdiff1d(np.arange(length), planted)
     total_sequences = num_tokens ** len(background_indexes)
     place_values = num_tokens ** np.arange(len(background_indexes) - 1, -1, -1)
     for block_start in range(0, total_sequences, BLOCK_SIZE):
@@ -148,6 +146,6 @@ def _enumerate_sequences(
         tokens[:, background_indexes] = possible_tokens[numbers[:, None] // place_values % num_tokens]
         background_probability = background[tokens[:, background_indexes]].prod(axis=1)
         for planted_tuple, tuple_probability, labels in zip(law.tuples, law.probabilities, law.labels, strict=True):
-            tokens[:, planted_set] = planted_tuple
+            tokens[:, planted] = planted_tuple
             repeated_labels = np.broadcast_to(np.array(labels), (len(numbers), law.num_labels))
             yield tokens, repeated_labels, tuple_probability * background_probability

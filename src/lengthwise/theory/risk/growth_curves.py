@@ -20,7 +20,8 @@ MAX_ITERATIONS = 20
 # The shape distribution at this length approximates the distribution at very large lengths.
 ASYMPTOTIC_LENGTH = 1 << 14
 
-RiskSequence = Sequence[float] | Float[np.ndarray, " lengths"]
+ByLength = Float[np.ndarray, " lengths"]
+RiskSequence = Sequence[float] | ByLength
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,13 +99,11 @@ def secant(lengths: Sequence[int], risks: RiskSequence, length: int) -> float:
     It is an upper bound if the risk is concave in the length, such as leakage with k = 1. This is not proved for k > 1.
     Derived here.
     """
-    length_array, risk_array = _check_curve(lengths, risks, min_lengths=2)
-    if length < length_array[-1]:
-        raise SettingError(
-            f"length {length} is below the longest measured length {int(length_array[-1])}; use a longer length"
-        )
-    slope = (risk_array[-1] - risk_array[0]) / (length_array[-1] - length_array[0])
-    return float(risk_array[-1] + (length - length_array[-1]) * slope)
+    x, y = _check_curve(lengths, risks, min_lengths=2)
+    if length < x[-1]:
+        raise SettingError(f"length {length} is below the longest measured length {int(x[-1])}; use a longer length")
+    slope = (y[-1] - y[0]) / (x[-1] - x[0])
+    return float(y[-1] + (length - x[-1]) * slope)
 
 
 def limit_risk(law: Planted, attention: TabularAttention, loss: Loss | None = None) -> float:
@@ -146,30 +145,22 @@ def _interior_placement(law: Planted, attention: TabularAttention) -> ShapeLaw:
     return ShapeLaw(shapes=long_law.shapes, probability=probability)
 
 
-def _check_curve(
-    lengths: Sequence[int], risks: RiskSequence, min_lengths: int
-) -> tuple[Float[np.ndarray, " lengths"], Float[np.ndarray, " lengths"]]:
+def _check_curve(lengths: Sequence[int], risks: RiskSequence, min_lengths: int) -> tuple[ByLength, ByLength]:
     """Return lengths and risks as arrays; raises ``SettingError`` for too few or unsorted lengths or infinite risks."""
-    length_array, risk_array = np.array(lengths, dtype=float), np.array(risks, dtype=float)
-    if len(length_array) != len(risk_array):
-        raise SettingError(
-            f"{len(risk_array)} risks do not match {len(length_array)} lengths; pass one risk per length"
-        )
-    if len(length_array) < min_lengths:
-        raise SettingError(
-            f"{len(length_array)} lengths do not determine the curve; measure at least {min_lengths} lengths"
-        )
-    if (np.diff(length_array) <= 0).any():
+    x, y = np.array(lengths, dtype=float), np.array(risks, dtype=float)
+    if len(x) != len(y):
+        raise SettingError(f"{len(y)} risks do not match {len(x)} lengths; pass one risk per length")
+    if len(x) < min_lengths:
+        raise SettingError(f"{len(x)} lengths do not determine the curve; measure at least {min_lengths} lengths")
+    if (np.diff(x) <= 0).any():
         raise SettingError(f"lengths {list(lengths)} do not increase; sort the lengths and list each length once")
-    if not np.isfinite(risk_array).all():
-        length = lengths[int(np.isfinite(risk_array).argmin())]
+    if not np.isfinite(y).all():
+        length = lengths[int(np.isfinite(y).argmin())]
         raise SettingError(f"the risk is NaN or infinite at length {length}; remove this risk and its length")
-    return length_array, risk_array
+    return x, y
 
 
-def _least_squares(
-    lengths: Float[np.ndarray, " lengths"], risks: Float[np.ndarray, " lengths"], basis: Float[np.ndarray, "3 basis"]
-) -> OddsLaw:
+def _least_squares(lengths: ByLength, risks: ByLength, basis: Float[np.ndarray, "3 basis"]) -> OddsLaw:
     """Fit (a, b, c) as a combination of the columns of ``basis`` by iterated weighted least squares.
 
     The residuals of ``R (1 + c N) = a + b N`` are linear in the parameters; each iteration divides them by ``1 + c N``.

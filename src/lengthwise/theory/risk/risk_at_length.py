@@ -106,10 +106,7 @@ def _check_losses(losses: Float[np.ndarray, " size"], confidence: float) -> None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RiskEstimate:
-    """A risk with the ends ``low`` and ``high`` of its 95% interval, which are equal to an exact risk.
-
-    ``how`` is the method: "exact" or the number of samples.
-    """
+    """A risk with its 95% interval (``low`` to ``high``, equal if exact); ``how`` is "exact" or names the sample."""
 
     risk: float
     low: float

@@ -27,20 +27,16 @@ MAX_LOG_EXPONENT = 700.0
 
 @dataclass(frozen=True, slots=True)
 class DualNumbers:
-    """Operators on distributions over states (``value``) and their derivatives by cost, for each s.
-
-    Products follow the product rule.
-    """
+    """Operators on distributions over states (``value``) and their derivatives by cost, for each s."""
 
     value: Float[np.ndarray, "#costs s from to"]
     derivative: Float[np.ndarray, "costs s from to"]
 
     def __matmul__(self, other: "DualNumbers") -> "DualNumbers":
-        """Apply this operator first and ``other`` second."""
+        """Apply this operator first and ``other`` second, by the product rule."""
         return DualNumbers(self.value @ other.value, self.derivative @ other.value + self.value @ other.derivative)
 
     def __add__(self, other: "DualNumbers") -> "DualNumbers":
-        """Add the values and the derivatives separately."""
         return DualNumbers(self.value + other.value, self.derivative + other.derivative)
 
     def multiply(self, weight: Float[np.ndarray, " costs"] | float) -> "DualNumbers":
@@ -77,10 +73,7 @@ class TokenChain:
         log_scores: Float[np.ndarray, "shapes codes"],
         costs: Float[np.ndarray, "costs shapes codes"],
     ) -> "TokenChain":
-        """Build the chain from the scores and costs of all sets, by shape and tuple code.
-
-        Raises ``SettingError`` for too many shapes, tokens or states.
-        """
+        """Build the chain from scores and costs by shape and tuple code; raises ``SettingError`` if it is too large."""
         background = np.array(law.background)
         tokens = np.union1d(np.flatnonzero(background), np.unique(law.tuples))
         state_length = int(shapes[:, -1].max())
@@ -133,10 +126,7 @@ class TokenChain:
 
 @dataclass(frozen=True, slots=True)
 class Insertion:
-    """Planted tuples with one probability per cost and tuple.
-
-    With ``planted_is_free``, the planted set itself has cost 0.
-    """
+    """Planted tuples with a probability per cost and tuple; with ``planted_is_free``, the planted set has cost 0."""
 
     tuples: Int[np.ndarray, "tuples k"]
     weights: Float[np.ndarray, "costs tuples"]
@@ -217,10 +207,7 @@ class _Operator:
         return without, planted
 
     def _compute_power(self, shape: Int[np.ndarray, " k"], bit: int) -> Pair:
-        """Return the operator of ``2 ** bit`` background tokens, without and with the planted set.
-
-        The operator with the planted set is summed over ``2 ** bit`` consecutive starts of the set.
-        """
+        """Return operators of ``2 ** bit`` tokens: all background, and a sum over as many starts of the planted set."""
         powers = self.powers.setdefault(tuple(shape.tolist()), [])
         if not powers:
             identity = self._identity(np.eye(self.chain.num_states))
