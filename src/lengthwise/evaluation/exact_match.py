@@ -273,10 +273,8 @@ class Tally:
         low, high = wilson_interval(self.num_exact, self.num_examples)
         first_error = None
         if self.first_error_indices:
-            median = float(statistics.median(self.first_error_indices))
-            first_error = FirstErrors(
-                median_index=median, **{kind: self.kinds[kind] for kind in ("token", "id", "end")}
-            )
+            median, kinds = float(statistics.median(self.first_error_indices)), self.kinds
+            first_error = FirstErrors(median_index=median, token=kinds["token"], id=kinds["id"], end=kinds["end"])
         return LengthResult(
             length=length,
             num_examples=self.num_examples,

@@ -28,8 +28,7 @@ from lengthwise.positions import PositionScheme
 from lengthwise.tasks import GradedByLoss, TokenizedDocument
 from lengthwise.training.batch import Batch, to_batch
 
-# Number of scored tokens at the end of each window. A larger number makes better use of a forward pass; a smaller
-# number keeps the context lengths of the scored tokens almost equal.
+# Scored tokens at the end of each window. More make better use of a forward pass; fewer have more equal contexts.
 NUM_SCORED_TOKENS = 32
 
 
@@ -179,7 +178,6 @@ class _LossTally:
         self.largest_distance: int | float = 0
 
     def add(self, decoder: Decoder, windows: list[_Window], batch: Batch) -> None:
-        """Score the windows of one batch, and add the results."""
         losses, correct = _score_batch(decoder, batch, self.num_scored)
         self.documents += [window.document for window in windows]
         self.losses += list(losses)

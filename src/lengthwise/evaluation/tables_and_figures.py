@@ -10,7 +10,6 @@ from lengthwise.core.intervals import interval_over_models
 
 Rows = Sequence[Mapping[str, Any]]
 FIT_THRESHOLD = 0.99
-# A figure with at least this many panels has two columns.
 MIN_PANELS_FOR_TWO_COLUMNS = 5
 
 
@@ -213,7 +212,6 @@ def _draw_panel(axes: Any, rows: Rows, title: str) -> None:
 
 
 def _draw_spread(axes: Any, by_length: Mapping[int, Rows], color: Any) -> None:
-    """Draw the range over seeds, or the interval of a single seed."""
     ranges = {length: _value_range(runs) for length, runs in by_length.items() if len(runs) > 1}
     intervals = {length: _value_range(runs) for length, runs in by_length.items() if len(runs) == 1}
     if ranges:

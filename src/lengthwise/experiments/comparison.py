@@ -74,7 +74,6 @@ class _Job:
         return f"{self.label}, seed {self.experiment.seed}"
 
     def row_label(self, variant: str | None) -> str:
-        """Return the label of the result rows of one variant of the task."""
         return self.label if variant is None else f"{self.label}, {variant}"
 
 
@@ -113,15 +112,9 @@ def compare(  # noqa: PLR0913  (each argument is a setting of the call)
     check_experiments(experiments, labels)
     num_cores = 1 if pick_device(device).type == "cuda" else os.cpu_count() or 1
     all_jobs = [
-        _Job(
-            label=label,
-            experiment=replace(experiment, seed=experiment.seed + seed),
-            folder=run_folder(out, label, experiment.seed + seed),
-            device=device,
-            threads=0,
-        )
+        _Job(label=label, experiment=each, folder=run_folder(out, label, each.seed), device=device, threads=0)
         for label, experiment in experiments.items()
-        for seed in range(num_seeds)
+        for each in (replace(experiment, seed=experiment.seed + seed) for seed in range(num_seeds))
     ]
     pending_jobs = [job for job in all_jobs if job.label in labels]
     num_workers = min(jobs if jobs is not None else num_cores, len(pending_jobs))
@@ -268,10 +261,8 @@ def _saved_result(job: _Job) -> _Result | None:
 
 
 def _overlap_warnings(rows: list[dict[str, Any]]) -> list[str]:
-    lengths = overlapping_lengths(rows)
-    warning = (
-        f"some or all records of length {lengths} were in the training data; {HELD_OUT_ADVICE} and evaluate each run"
-    )
+    lengths, advice = overlapping_lengths(rows), f"{HELD_OUT_ADVICE} and evaluate each run"
+    warning = f"some or all records of length {lengths} were in the training data; {advice}"
     return [warning] if lengths else []
 
 

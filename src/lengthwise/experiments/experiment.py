@@ -46,9 +46,8 @@ class Experiment:
         for name in (*TABLES, *SETTINGS_CLASSES):
             value = getattr(self, name)
             if value is None or isinstance(value, type | str | int | float | dict):
-                raise SettingError(
-                    f"{name} {value!r} is not a settings object; use an instance, such as encoding=Rotary()"
-                )
+                advice = "use an instance, such as encoding=Rotary()"
+                raise SettingError(f"{name} {value!r} is not a settings object; {advice}")
 
 
 # Training settings that older runs did not save, with the values that they used.
@@ -104,9 +103,8 @@ def _import_class(kind: str, name: str) -> type[Any]:
             f"{kind} '{name}' is not a class with the attribute 'name'; use module:Name, where Name is such a class"
         )
     if missing := _missing_members(kind, cls):
-        raise SettingError(
-            f"{kind} '{name}' lacks {', '.join(missing)}; add these members (see {CONTRACTS[kind].__name__})"
-        )
+        contract = CONTRACTS[kind].__name__
+        raise SettingError(f"{kind} '{name}' lacks {', '.join(missing)}; add these members (see {contract})")
     if TABLES[kind].get(cls.name, cls) is not cls:
         raise SettingError(f"{kind} '{name}' has the name '{cls.name}' of a built-in {kind}; choose another name")
     if not is_dataclass(cls):
@@ -123,7 +121,6 @@ def _import_class(kind: str, name: str) -> type[Any]:
 
 
 def _missing_members(kind: str, cls: type[Any]) -> list[str]:
-    """Return the names of members of ``CONTRACTS[kind]`` that the class does not implement."""
     # Only entries of a table need a summary and a paper.
     contract, optional = CONTRACTS[kind], ("summary", "paper")
     members = [name for name in (*vars(contract), *contract.__annotations__) if name[0] != "_" and name not in optional]
@@ -184,9 +181,7 @@ def to_dict(value: Any) -> Any:
         name_entry = {"name": getattr(value, "name", None)} if hasattr(type(value), "name") else {}
         # Fields with compare=False are locations, not settings.
         return name_entry | {each.name: to_dict(getattr(value, each.name)) for each in fields(value) if each.compare}
-    if isinstance(value, tuple):
-        return [to_dict(element) for element in value]
-    return value
+    return [to_dict(element) for element in value] if isinstance(value, tuple) else value
 
 
 def upgrade_saved_experiment(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -255,7 +250,6 @@ def _apply_override(override: Any, saved_settings: Mapping[str, Any]) -> Any:
 
 
 def _restore_entry(kind: str, saved_settings: Mapping[str, Any]) -> Any:
-    """Build a task, scheme, encoding or placement from its saved name and settings."""
     name, table = saved_settings["name"], NESTED_TABLES[kind]
     if name not in table:
         advice = f"pass --{kind} module:Name" if kind in TABLES else "pass --task module:Name of a task that builds it"
@@ -264,7 +258,6 @@ def _restore_entry(kind: str, saved_settings: Mapping[str, Any]) -> Any:
 
 
 def _restore_settings(saved_settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Restore settings from JSON values; a setting may be a task, a placement or a tuple of them."""
     return {name: _restore_value(name, value) for name, value in saved_settings.items() if name != "name"}
 
 

@@ -70,7 +70,6 @@ def _support_range(
 
 
 def _max_train_support_distance(model: ProbedModel) -> float:
-    """Return the largest ID distance between an answer and its support in training examples of the longest length."""
     rng = stream(model.seed, "diagnosis training", model.max_train_length)
     examples = model.task.sample(length=model.max_train_length, size=NUM_EXAMPLES, rng=rng)
     assert examples.support is not None

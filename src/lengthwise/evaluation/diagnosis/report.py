@@ -70,18 +70,13 @@ def _length_table(diagnosis: Diagnosis) -> Table:
     return title, ["length", "n", "exact match", "95% interval", *_head_names(diagnosis)], body
 
 
-def _first_error_table(failure_counts: FailureCounts, length: int) -> Table:
+def _first_error_table(failures: FailureCounts, length: int) -> Table:
     header = ["failed", "token", "ID", "end too early", "end too late", "median index"]
-    propagation = failure_counts.error_propagation
-    cells = [
-        str(failure_counts.num_failures),
-        str(failure_counts.token),
-        str(failure_counts.id) + ("" if propagation is None else f" ({propagation:.2f} lead to a wrong token)"),
-        str(failure_counts.end_too_early),
-        str(failure_counts.end_too_late),
-        f"{failure_counts.median_index:g}",
-    ]
-    return f"first errors at length {length}", header, [cells]
+    propagation = failures.error_propagation
+    note = "" if propagation is None else f" ({propagation:.2f} lead to a wrong token)"
+    ends = [str(failures.end_too_early), str(failures.end_too_late)]
+    cells = [str(failures.num_failures), str(failures.token), f"{failures.id}{note}", *ends]
+    return f"first errors at length {length}", header, [[*cells, f"{failures.median_index:g}"]]
 
 
 def write_report(diagnosis: Diagnosis, folder: Path) -> Path:

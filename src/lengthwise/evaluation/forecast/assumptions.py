@@ -19,8 +19,7 @@ from lengthwise.theory.task_certificate import measure_structure
 
 # Minimum accuracy at a length that counts as solved.
 ACCURACY_THRESHOLD = 0.9
-# Maximum change in accuracy if only a half or a quarter of the tokens remain, at the longest training length. After a
-# larger change, subsamples do not predict the accuracy on full sequences.
+# Maximum change in accuracy if a half or a quarter of the tokens remain; beyond it, subsamples predict no accuracy.
 MAX_ACCURACY_CHANGE = 0.1
 # Maximum total variation between two distributions that count as equal.
 MAX_TOTAL_VARIATION = 0.1
@@ -76,7 +75,6 @@ def _measure_support_spans(model: ProbedModel, queries: Queries) -> tuple[int, f
 
 
 def _check_id_coverage(model: ProbedModel, max_length: int) -> Assumption:
-    """Compare the IDs and ID distances at ``max_length`` with the training IDs and distances."""
     assumption_name = "IDs and distances seen in training"
     if not model.decoder.reads_ids:
         result = f"encoding {model.encoding.name} reads no IDs"

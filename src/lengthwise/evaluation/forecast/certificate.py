@@ -178,7 +178,6 @@ def _verdict_sentences(certificate: RunCertificate) -> Iterator[str]:
 
 
 def _exact_match_sentence(forecasts: tuple[Forecast, ...], exact_length: int, max_train_length: int) -> str:
-    """Return a sentence about the length up to which exact match is high, and the first length that is undecided."""
     reached = ""
     if exact_length > max_train_length:
         reached = f"Predicted exact match is at least {ACCURACY_THRESHOLD} up to length {exact_length}"

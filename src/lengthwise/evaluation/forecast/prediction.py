@@ -12,8 +12,7 @@ from lengthwise.evaluation.forecast.subsampling import upweight_distractors
 from lengthwise.tasks import Planted, Task
 from lengthwise.theory.risk.bayes import BayesPredictor
 
-# Margin on both sides of an interval: a constant plus a multiple of the subsampling error at the longest training
-# length. Both were tuned on runs that benchmarks/forecast.md does not use.
+# Margin of an interval: a constant, and a factor of the subsampling error; tuned on runs not in benchmarks/forecast.md.
 MARGIN, ERROR_FACTOR = 0.03, 3.0
 # Maximum number of pieces per sequence, and the fraction of the sequence that they must cover.
 MAX_PIECES, MIN_COVERAGE = 64, 0.9

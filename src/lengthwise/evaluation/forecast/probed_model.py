@@ -50,10 +50,8 @@ class ProbedModel:
     def subsampling_obstacle(self) -> str | None:
         """Reason why subsamples cannot represent full sequences; None if they can."""
         if self.task.sample(length=self.max_train_length, size=1, rng=stream(0)).support is None:
-            return (
-                f"task {self.task.name} does not declare which tokens its answers depend on (support); use a task with "
-                "support"
-            )
+            name = self.task.name
+            return f"task {name} does not declare which tokens its answers depend on (support); use a task with support"
         weights = self.decoder.settings.weights
         if weights != "softmax":
             return f"attention weights '{weights}' do not allow subsampling; train with weights 'softmax'"

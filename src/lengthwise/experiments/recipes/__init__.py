@@ -56,7 +56,6 @@ def experiment_for(task: str | Task, scheme: str, encoding: str | None = None) -
 
 
 def _with_task_lengths(experiment: Experiment) -> Experiment:
-    """Set the training and evaluation lengths from the lengths that are available in a task file."""
     task = experiment.task
     if not isinstance(task, HasLengths):
         return experiment
@@ -66,7 +65,6 @@ def _with_task_lengths(experiment: Experiment) -> Experiment:
 
 
 def _shared_settings(target_class: type[Any], source: Any) -> dict[str, Any]:
-    """Return the settings of ``source`` that ``target_class`` also has."""
     names = {each.name for each in fields(target_class)} if is_dataclass(target_class) else set()
     return {each.name: getattr(source, each.name) for each in fields(source) if each.name in names}
 
@@ -78,7 +76,7 @@ def quick(experiment: Experiment) -> Experiment:
     # Some tasks have no examples of length 1, and a file has examples of some lengths only.
     min_length = min(experiment.train_lengths[0], 2) if available_lengths is None else available_lengths[0]
     lengths = (4, 8) if available_lengths is None else available_lengths[:2]
-    short = {"steps": 20, "batch_size": 8, "warmup_steps": 5, "log_every": 5, "checkpoint_every": 10}
+    short: dict[str, Any] = {"steps": 20, "batch_size": 8, "warmup_steps": 5, "log_every": 5, "checkpoint_every": 10}
     cooldown_steps = min(experiment.training.cooldown_steps, 10)
     return replace(
         experiment,

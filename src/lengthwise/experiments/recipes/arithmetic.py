@@ -32,8 +32,7 @@ def addition() -> Experiment:
         task=Addition(),
         scheme=Predicted(num_position_ids=ADDITION_NUM_POSITION_IDS, max_gaps=ADDITION_MAX_GAPS),
         encoding=SHARP_ROTARY,
-        # A step attends to five tokens. Scores that grow with the length would change their weights, so length_scaling
-        # is "none".
+        # A step attends to five tokens; scores that grow with the length would change their weights.
         decoder=DecoderSettings(
             num_layers=1, d_model=128, num_heads=4, previous_token_mix=True, length_scaling="none", temperature=9.0
         ),

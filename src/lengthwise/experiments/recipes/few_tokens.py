@@ -64,8 +64,7 @@ def sparse_parity_up_to(
     return replace(
         sparse_parity(),
         task=SparseParity(most=max_bits, coding=coding, window=window, tested=test_bits),
-        # Without dilution in training, attention to the flagged bits fades beyond four times the training length for
-        # one seed in three.
+        # Without dilution, attention to flagged bits fades beyond 4 times the training length for one seed in three.
         decoder=replace(sparse_parity().decoder, d_model=128, num_heads=4, dilution=0.5),
         # The last stage has a small share of the examples, so its loss is more informative than exact match.
         training=TrainingSettings(

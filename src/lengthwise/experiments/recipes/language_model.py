@@ -19,6 +19,7 @@ LENGTH_FACTORS = (1, 2, 4, 8)
 
 def language_model() -> Experiment:
     """Return the recipe for a language model of medium size; ``--corpus`` sets the training text."""
+    lengths = (TRAIN_LENGTH // 4, TRAIN_LENGTH // 2, TRAIN_LENGTH)
     return Experiment(
         task=Text(),
         scheme=Sequential(),
@@ -29,9 +30,7 @@ def language_model() -> Experiment:
         ),
         training=TrainingSettings(steps=1500, batch_size=16, learning_rate=4e-3, weight_decay=0.1, warmup_steps=100),
         train_lengths=(TRAIN_LENGTH, TRAIN_LENGTH),
-        evaluation=EvaluationSettings(
-            lengths=(TRAIN_LENGTH // 4, TRAIN_LENGTH // 2, TRAIN_LENGTH), num_examples=(512,)
-        ),
+        evaluation=EvaluationSettings(lengths=lengths, num_examples=(512,)),
     )
 
 

@@ -23,7 +23,6 @@ MAX_STEPS = 2000
 # Scaling factor of YaRN beyond the training IDs, at evaluation only.
 YARN_FACTOR = 10.0
 
-# Columns and rows of the tables.
 SCHEME_NAMES = ("sequential", "skipwise", "randomized", "coupled", "predicted")
 ENCODING_NAMES = ("nope", "learned", "rotary", "yarn", "alibi", "t5", "kerple_log", "fire")
 ADDITION_ENCODINGS = ("nope", "rotary", "alibi", "fire")

@@ -113,13 +113,11 @@ def demo() -> dict[str, Experiment]:
 def parity_id_range() -> dict[str, Experiment]:
     """Return the comparison of parity recipes whose training IDs reach 0.1, 1 and 4 times the evaluation IDs."""
     evaluation = EvaluationSettings(lengths=(20, 200, 2000, 20_000), num_examples=(128, 128, 32, 4))
+    base = replace(parity(), evaluation=evaluation)
+    num_ids = {factor: round(factor * PARITY_NUM_POSITION_IDS) for factor in (0.1, 1, 4)}
     return {
-        f"IDs to {factor:g}x": replace(
-            parity(),
-            scheme=Predicted(num_position_ids=round(factor * PARITY_NUM_POSITION_IDS), max_gaps=MAX_GAPS),
-            evaluation=evaluation,
-        )
-        for factor in (0.1, 1, 4)
+        f"IDs to {factor:g}x": replace(base, scheme=Predicted(num_position_ids=size, max_gaps=MAX_GAPS))
+        for factor, size in num_ids.items()
     }
 
 

@@ -40,6 +40,7 @@ RECIPE_NAMES = {
     "sort, PPC": "sort",
     "sort, IDs given": "sort_given",
 }
+LAPTOP_LABELS = tuple(label for label in RECIPE_NAMES if label.endswith("PPC") and "carries" not in label)
 
 
 def _build_experiments() -> dict[str, Experiment]:
@@ -49,12 +50,10 @@ def _build_experiments() -> dict[str, Experiment]:
     assert isinstance(long_sums.scheme, Predicted)
     long_sums = replace(long_sums, scheme=replace(long_sums.scheme, num_position_ids=LONG_NUM_POSITION_IDS))
     # Running sums of 90 or more need at least three partial products, so products by two digits never train them.
-    three_digits = replace(
-        experiments["product, PPC"], task=Multiplication(digits=3), evaluation=THREE_DIGIT_EVALUATION
-    )
+    products = replace(experiments["product, PPC"], task=Multiplication(digits=3), evaluation=THREE_DIGIT_EVALUATION)
     return experiments | {
         "addition, carries written, PPC, IDs to 12,288": long_sums,
-        "product by three digits, PPC": three_digits,
+        "product by three digits, PPC": products,
     }
 
 
@@ -63,7 +62,5 @@ ARITHMETIC = Claim(
     summary="addition up to 100 times the training length and with more operands, multiplication, and sorting",
     paper="extends section 5.2; tasks of Cho et al. 2024 (arXiv 2405.20671) and 2025 (arXiv 2410.15787)",
     experiments=_build_experiments,
-    laptop=SizePreset(
-        num_seeds=1, labels=tuple(label for label in RECIPE_NAMES if label.endswith("PPC") and "carries" not in label)
-    ),
+    laptop=SizePreset(num_seeds=1, labels=LAPTOP_LABELS),
 )

@@ -48,7 +48,6 @@ def _build_experiments() -> dict[str, Experiment]:
 
 
 def _extract_reading(run: Run, rows: Rows) -> Mapping[str, Any]:
-    """Return the diagnosis of a run at its longest test length, as JSON values."""
     diagnosis = diagnose_run(run, max(row["length"] for row in rows), num_examples=NUM_EXAMPLES)
     failures = diagnosis.failures
     return {

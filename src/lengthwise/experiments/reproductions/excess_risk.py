@@ -60,15 +60,11 @@ def fit_growth(loss_pairs: list[LossPair], rng: np.random.Generator) -> LossGrow
         if (coefficients := _fit_coefficients(resampled_pairs)) is not None:
             resampled.append(coefficients)
     return LossGrowth(
-        per_train_bit=_factor_with_interval(fitted, resampled, 1),
-        per_test_bit=_factor_with_interval(fitted, resampled, 2),
-        power=float(fitted[3]),
+        per_train_bit=_factor(fitted, resampled, 1), per_test_bit=_factor(fitted, resampled, 2), power=float(fitted[3])
     )
 
 
-def _factor_with_interval(
-    fitted: Float[np.ndarray, " 4"], resampled: list[Float[np.ndarray, " 4"]], index: int
-) -> GrowthFactor:
+def _factor(fitted: Float[np.ndarray, " 4"], resampled: list[Float[np.ndarray, " 4"]], index: int) -> GrowthFactor:
     factor = float(np.exp(fitted[index]))
     if not resampled:
         return GrowthFactor(value=factor, interval=None)

@@ -19,6 +19,8 @@ from lengthwise.positions import Predicted
 from lengthwise.tasks import Parity
 
 HEAD_NAMES = ("pointer", "rank", "increment", "class")
+LAPTOP_NAMES = (*HEAD_NAMES, "gaps up to 0", "ID of the last bit", "all on own IDs")
+LAPTOP_LABELS = tuple(f"parity, {name}" for name in LAPTOP_NAMES)
 # Number of examples for free decoding and teacher forcing, and their maximum length.
 NUM_DECODED_EXAMPLES, MAX_DECODED_LENGTH = 32, 2000
 # Number of answers predicted from subsampled sequences, and approximate number of tokens per subsample.
@@ -34,9 +36,8 @@ def _build_experiments() -> dict[str, Experiment]:
     # In a small range, training covers most IDs.
     small_range = replace(scheme, num_position_ids=round(0.1 * scheme.num_position_ids))
     near_evaluation = replace(evaluation, lengths=(20, 200, 2000), num_examples=(512, 512, 64))
-    experiments["parity, class, learned IDs to 0.1x"] = _with_class_head(
-        replace(base, scheme=small_range, evaluation=near_evaluation)
-    )
+    covered = replace(base, scheme=small_range, evaluation=near_evaluation)
+    experiments["parity, class, learned IDs to 0.1x"] = _with_class_head(covered)
     # Couple each state with the last bit read, not with the next bit needed.
     last_bit = replace(base, task=Parity(coupling="same"))
     experiments["parity, ID of the last bit"] = last_bit
@@ -51,15 +52,11 @@ def _build_experiments() -> dict[str, Experiment]:
 def _ablations(name: str, base: Experiment) -> dict[str, Experiment]:
     """Return the ablations of PPC on a task; ``name`` is the start of their labels."""
     experiments = {f"{name}, {head}": replace(base, decoder=replace(base.decoder, head=head)) for head in HEAD_NAMES}
-    for id_weight in (0.1, 10.0):
-        experiments[f"{name}, ID loss times {id_weight:g}"] = replace(
-            base, training=replace(base.training, id_weight=id_weight)
-        )
-    for probability, share in ((0.5, "half"), (1.0, "all")):
-        experiments[f"{name}, {share} on own IDs"] = replace(
-            base, training=replace(base.training, scheduled_sampling=probability)
-        )
-    scheme = base.scheme
+    scheme, training = base.scheme, base.training
+    for weight in (0.1, 10.0):
+        experiments[f"{name}, ID loss times {weight:g}"] = replace(base, training=replace(training, id_weight=weight))
+    for rate, share in ((0.5, "half"), (1.0, "all")):
+        experiments[f"{name}, {share} on own IDs"] = replace(base, training=replace(training, scheduled_sampling=rate))
     assert isinstance(scheme, Predicted)
     for gaps in (0, 3):
         experiments[f"{name}, gaps up to {gaps}"] = replace(base, scheme=replace(scheme, max_gaps=gaps))
@@ -96,12 +93,10 @@ def _few_token_answers(run: Run, length: int) -> dict[str, float]:
     model = probed_model_of(run, seed=0)
     queries = model.queries(length, NUM_SUBSAMPLED_ANSWERS)
     rng, last_index = stream(0, "answers read off a few tokens", length), queries.last_index
-    other_tokens = [
-        rng.integers(0, last + 1, len(support)) for support, last in zip(queries.support, last_index, strict=True)
-    ]
+    others = [rng.integers(0, last + 1, len(each)) for each, last in zip(queries.support, last_index, strict=True)]
     support_subsample = subsample(queries.support, last_index, NUM_SUBSAMPLE_TOKENS, rng, block_size=1).unweighted()
-    other_subsample = subsample(other_tokens, last_index, NUM_SUBSAMPLE_TOKENS, rng, block_size=1).unweighted()
-    other_queries = replace(queries, support=other_tokens)
+    other_subsample = subsample(others, last_index, NUM_SUBSAMPLE_TOKENS, rng, block_size=1).unweighted()
+    other_queries = replace(queries, support=others)
     return {
         "tokens_before": float(queries.answer.mean()),
         "tokens_read": float((support_subsample.last_column + 1).mean()),
@@ -124,9 +119,7 @@ class _DecodingCounts:
 
     def add(self, forced_grades: Grades, free_grades: Grades) -> None:
         """Add a batch; later tokens are those after the first teacher-forced error of an example."""
-        forced, free = (
-            {example: column for example, column, _ in first_errors(each)} for each in (forced_grades, free_grades)
-        )
+        forced, free = ({row: column for row, column, _ in first_errors(each)} for each in (forced_grades, free_grades))
         self.examples += (num_examples := len(forced_grades.scored))
         self.forced_exact += num_examples - len(forced)
         self.free_exact += num_examples - len(free)
@@ -202,13 +195,7 @@ PPC = Claim(
     summary="PPC ablations: heads, ID loss weight, ID range and gaps, scheduled sampling, and kinds of errors",
     paper="section 5.2, and a reviewer's questions about it",
     experiments=_build_experiments,
-    laptop=SizePreset(
-        num_seeds=1,
-        labels=tuple(
-            f"parity, {name}" for name in (*HEAD_NAMES, "gaps up to 0", "ID of the last bit", "all on own IDs")
-        ),
-        max_length=2000,
-    ),
+    laptop=SizePreset(num_seeds=1, labels=LAPTOP_LABELS, max_length=2000),
     read=_extract_reading,
     tables=_build_tables,
 )

@@ -15,6 +15,7 @@ from lengthwise.experiments.run_analysis import diagnose_run
 from lengthwise.tasks import Recall
 
 TASKS = {"needle": Recall(num_pairs=1), "one of four": Recall(), "four of eight": Recall(num_pairs=8, num_queries=4)}
+LAPTOP_LABELS = ("needle", "needle, log scaling", "one of four, log scaling", "four of eight, log scaling")
 # Number of examples per diagnosis.
 NUM_EXAMPLES = 64
 
@@ -57,11 +58,7 @@ RECALL = Claim(
     summary="recall with one or several questions, up to 64 times the training length; dilution of attention",
     paper="a reviewer's question (k = 1); tasks of Arora et al. 2024 (arXiv 2312.04927)",
     experiments=_build_experiments,
-    laptop=SizePreset(
-        num_seeds=1,
-        labels=("needle", "needle, log scaling", "one of four, log scaling", "four of eight, log scaling"),
-        max_length=512,
-    ),
+    laptop=SizePreset(num_seeds=1, labels=LAPTOP_LABELS, max_length=512),
     read=_extract_reading,
     tables=_build_tables,
 )

@@ -108,25 +108,16 @@ def reproduce(  # noqa: PLR0913  (each argument is a setting of the call)
     out = Path(out)
     experiments, default_seeds = claim.experiments_at(size, first_seed)
     device = "cuda" if size == "gpu" else "cpu"
-    comparison = compare(
-        experiments,
-        out,
-        num_seeds=default_seeds if num_seeds is None else num_seeds,
-        jobs=jobs,
-        device=device,
-        only=claim.default_labels(size) if only is None else only,
-        report=report,
-    )
+    num_seeds = default_seeds if num_seeds is None else num_seeds
+    only = claim.default_labels(size) if only is None else only
+    comparison = compare(experiments, out, num_seeds=num_seeds, jobs=jobs, device=device, only=only, report=report)
     if not comparison.is_complete:
         return Reproduction(comparison=comparison, readings=[], tables=[], figure=None)
     rows = comparison.rows
     readings = _collect_readings(claim, experiments, rows, out, device)
-    return Reproduction(
-        comparison=comparison,
-        readings=readings,
-        tables=tables_of(claim, rows, readings, comparison.diverged),
-        figure=claim.draw(rows, readings, out, claim.name.replace("_", " ")),
-    )
+    tables = tables_of(claim, rows, readings, comparison.diverged)
+    figure = claim.draw(rows, readings, out, claim.name.replace("_", " "))
+    return Reproduction(comparison=comparison, readings=readings, tables=tables, figure=figure)
 
 
 def tables_of(claim: Claim, rows: Rows, readings: Rows, diverged: Rows = ()) -> list[Table]:
