@@ -23,12 +23,8 @@ class Target:
         """Return the window of ``sink + far + near`` tokens before the target; ``start`` precedes these tokens."""
         tokens = self.text.tokens[self.place - near - far - sink : self.place + 1].astype(np.int64)
         sink_tokens, far_tokens, near_tokens, target = np.split(tokens, [sink, sink + far, sink + far + near])
-        return Window(
-            start=np.concatenate([np.array(start, np.int64), sink_tokens]),
-            far=far_tokens,
-            near=near_tokens,
-            target=int(target[0]),
-        )
+        start_tokens = np.concatenate([np.array(start, np.int64), sink_tokens])
+        return Window(start=start_tokens, far=far_tokens, near=near_tokens, target=int(target[0]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,32 +52,24 @@ def sample_targets(
 ) -> list[Target]:
     """Sample uniformly among the tokens with at least ``context`` tokens before them.
 
-    ``num_targets`` is the number of targets; None means all. Targets are in text order. Raises ``SettingError`` if no
-    text is long enough.
+    ``num_targets=None`` means all. Targets are in text order. Raises ``SettingError`` if no text is long enough.
     """
-    num_eligible = np.array([max(0, len(text.tokens) - context) for text in texts])
-    num_all_eligible = int(num_eligible.sum())
-    if num_all_eligible == 0:
+    text_counts = np.array([max(0, len(text.tokens) - context) for text in texts])
+    num_eligible = int(text_counts.sum())
+    if num_eligible == 0:
         max_num_tokens = max((len(text.tokens) for text in texts), default=0)
         raise SettingError(
             f"the longest text has {max_num_tokens} tokens, but a target needs {context} tokens before it; "
             "use longer texts, or a smaller --near or --far"
         )
-    if num_targets is None or num_targets >= num_all_eligible:
-        eligible_indices = np.arange(num_all_eligible)
-    else:
-        eligible_indices = np.sort(
-            stream(seed, "targets").choice(num_all_eligible, size=num_targets, replace=False, shuffle=False)
-        )
-    cumulative_num_eligible = num_eligible.cumsum()
-    text_indices = np.searchsorted(cumulative_num_eligible, eligible_indices, side="right")
-    return [
-        Target(
-            text=texts[text_index],
-            place=int(context + eligible_index - (cumulative_num_eligible[text_index] - num_eligible[text_index])),
-        )
-        for eligible_index, text_index in zip(eligible_indices, text_indices, strict=True)
-    ]
+    selected = np.arange(num_eligible)
+    if num_targets is not None and num_targets < num_eligible:
+        rng = stream(seed, "targets")
+        selected = np.sort(rng.choice(num_eligible, size=num_targets, replace=False, shuffle=False))
+    cumulative_counts = text_counts.cumsum()
+    text_indices = np.searchsorted(cumulative_counts, selected, side="right")
+    places = context + selected - (cumulative_counts - text_counts)[text_indices]
+    return [Target(text=texts[index], place=int(place)) for index, place in zip(text_indices, places, strict=True)]
 
 
 def split_texts(texts: Sequence[TokenizedDocument], max_tokens: int) -> Iterator[TokenizedDocument]:

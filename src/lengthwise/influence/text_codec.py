@@ -20,11 +20,9 @@ class TextCodec(Protocol):
 
     def encode(self, text: str) -> Sequence[int]:
         """Return the token IDs of a text, without the start token."""
-        ...
 
     def token_text(self, token: int) -> str:
         """Return the text of a single token."""
-        ...
 
 
 class BytePairCodec:

@@ -1,11 +1,13 @@
 """Classification of target tokens by spelling and by repeated n-grams in the near and far context."""
 
-import unicodedata
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from unicodedata import category
 
 import numpy as np
 from jaxtyping import Integer
+
+TokenIndexes = Integer[np.ndarray, " seq"]
 
 NGRAM_LENGTHS = (1, 2, 3)
 # Number of tokens on each side of the target in which to find its word and the start of its sentence.
@@ -23,11 +25,7 @@ KINDS = (
 
 
 def token_kinds(
-    texts: Sequence[str],
-    *,
-    near: int,
-    tokens: Integer[np.ndarray, " seq"] | None = None,
-    next_texts: Sequence[str] = (),
+    texts: Sequence[str], *, near: int, tokens: TokenIndexes | None = None, next_texts: Sequence[str] = ()
 ) -> list[str]:
     """Return the kinds of a target token, in the order of ``KINDS``.
 
@@ -38,8 +36,7 @@ def token_kinds(
 
     The last ``near`` context tokens are the near context, and all earlier tokens are the far context. The n-gram kinds
     describe the n-gram that ends with the target. For example, the kind is ``repeated_near_2`` if the same bigram also
-    ends in the near context, ``repeated_far_2`` if it occurs earlier but ends only in the far context, and ``new_2`` if
-    it does not occur earlier.
+    ends in the near context, ``repeated_far_2`` if it ends earlier only in the far context, and ``new_2`` otherwise.
     """
     if tokens is None:
         vocabulary: dict[str, int] = {}
@@ -56,24 +53,21 @@ def token_kinds(
     elif text.isspace():
         kinds.add("whitespace")
     else:
-        is_punctuation = text and all(
-            character.isspace() or unicodedata.category(character)[0] in "PS" for character in text
-        )
+        is_punctuation = text and all(character.isspace() or category(character)[0] in "PS" for character in text)
         kinds.add("punctuation" if is_punctuation else "other")
     return [kind for kind in KINDS if kind in kinds]
 
 
 def _is_word_character(character: str) -> bool:
     # Vowel signs, which occur inside words, have the Unicode category of marks.
-    return character == "_" or character.isalnum() or unicodedata.category(character)[0] == "M"
+    return character == "_" or character.isalnum() or category(character)[0] == "M"
 
 
 def _word_kinds(previous_text: str, text: str, next_text: str) -> Iterator[str]:
     """Yield the kinds that depend on the spelling and place of the word that contains the target."""
     passage = previous_text + text + next_text
-    word_start = word_end = len(previous_text) + next(
-        index for index, character in enumerate(text) if _is_word_character(character)
-    )
+    first_index = next(index for index, character in enumerate(text) if _is_word_character(character))
+    word_start = word_end = len(previous_text) + first_index
     while word_start and _joins_word(passage, word_start - 1):
         word_start -= 1
     while word_end < len(passage) and _joins_word(passage, word_end):
@@ -90,16 +84,12 @@ def _word_kinds(previous_text: str, text: str, next_text: str) -> Iterator[str]:
         yield "identifier"
 
 
-def _joins_word(text: str, character_index: int) -> bool:
+def _joins_word(text: str, index: int) -> bool:
     """Return True for a word character, and for an apostrophe between two word characters."""
-    if text[character_index] in APOSTROPHES:
-        is_inside = 0 < character_index < len(text) - 1
-        return (
-            is_inside
-            and _is_word_character(text[character_index - 1])
-            and _is_word_character(text[character_index + 1])
-        )
-    return _is_word_character(text[character_index])
+    if text[index] in APOSTROPHES:
+        is_inside = 0 < index < len(text) - 1
+        return is_inside and _is_word_character(text[index - 1]) and _is_word_character(text[index + 1])
+    return _is_word_character(text[index])
 
 
 def _starts_sentence(previous_text: str) -> bool:
@@ -107,8 +97,7 @@ def _starts_sentence(previous_text: str) -> bool:
     for character in reversed(previous_text):
         if character.splitlines() != [character]:
             return True
-        category = unicodedata.category(character)
-        if not (character.isspace() or character in QUOTES or category in {"Ps", "Pe", "Pi", "Pf"}):
+        if not (character.isspace() or character in QUOTES or category(character) in {"Ps", "Pe", "Pi", "Pf"}):
             return character in SENTENCE_END_MARKS
     return True
 
@@ -121,7 +110,7 @@ def _is_identifier(word: str) -> bool:
     return "_" in word or camel_case or (word[0].isalpha() and any(character.isdecimal() for character in word))
 
 
-def _repetition(tokens: Integer[np.ndarray, " seq"], ngram_length: int, num_near_tokens: int) -> str:
+def _repetition(tokens: TokenIndexes, ngram_length: int, num_near_tokens: int) -> str:
     """Return ``repeated_near``, ``repeated_far`` or ``new`` for the n-gram that ends with the last token."""
     ngram_start = len(tokens) - ngram_length
     if ngram_start < 1:

@@ -20,6 +20,9 @@ GPU_MAX_CHUNK_SCORES = 1 << 24
 # padding the queries is faster than a mask.
 MAX_PADDING_RATIO = 5
 
+# One vector per query and one vector per key.
+QueryVectors = Float[Tensor, "batch heads query d_head"]
+KeyVectors = Float[Tensor, "batch heads key d_head"]
 # Function that returns the additive scores of queries ``start`` to ``stop`` for the first ``num_keys`` keys.
 BiasFunction = Callable[[int, int, int], Float[Tensor, "#batch heads query key"]]
 # Function that returns the scores of the same queries; the fourth argument is the mask of visible keys.
@@ -28,12 +31,7 @@ ScoreFunction = Callable[[int, int, int, Tensor], Float[Tensor, "batch heads que
 WeightFunction = Callable[[Float[Tensor, "batch heads query key"]], Float[Tensor, "batch heads query key"]]
 
 
-def attend(
-    query: Float[Tensor, "batch heads query d_head"],
-    key: Float[Tensor, "batch heads key d_head"],
-    value: Float[Tensor, "batch heads key d_head"],
-    bias: BiasFunction | None = None,
-) -> Float[Tensor, "batch heads query d_head"]:
+def attend(query: QueryVectors, key: KeyVectors, value: KeyVectors, bias: BiasFunction | None = None) -> QueryVectors:
     """Return the output of causal softmax attention; ``query`` has the queries of the last tokens of the sequence.
 
     Scores are divided by ``sqrt(d_head)``; ``bias(start, stop, num_keys)`` returns additive scores. The causal mask
@@ -50,21 +48,15 @@ def attend(
         return scaled_dot_product_attention(padded_query, key, value, is_causal=True)[:, :, num_keys - num_queries :]
     if on_cpu and torch.is_grad_enabled():
         biases = [] if bias is None else [bias(*chunk) for chunk in _chunks(key, num_queries)]
-        output: Tensor = _ChunkedAttention.apply(query, key, value, *biases)  # type: ignore[no-untyped-call]
-        return output
-    chunk_outputs = []
+        return _ChunkedAttention.apply(query, key, value, *biases)  # type: ignore[no-untyped-call]
+    outputs = []
     for start, stop, num_chunk_keys in _chunks(key, num_queries):
         mask = _causal_scores(stop - start, num_chunk_keys, query.device)
         if bias is not None:
             mask = mask + bias(start, stop, num_chunk_keys)
-        chunk_output = scaled_dot_product_attention(
-            query[:, :, start:stop],
-            key[:, :, :num_chunk_keys],
-            value[:, :, :num_chunk_keys],
-            attn_mask=mask.to(query.dtype),
-        )
-        chunk_outputs.append(chunk_output)
-    return chunk_outputs[0] if len(chunk_outputs) == 1 else torch.cat(chunk_outputs, dim=2)
+        queries, keys, values = query[:, :, start:stop], key[:, :, :num_chunk_keys], value[:, :, :num_chunk_keys]
+        outputs.append(scaled_dot_product_attention(queries, keys, values, attn_mask=mask.to(query.dtype)))
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
 
 
 def future_mask(num_queries: int, num_keys: int, device: torch.device) -> Bool[Tensor, "query key"]:
@@ -72,7 +64,7 @@ def future_mask(num_queries: int, num_keys: int, device: torch.device) -> Bool[T
     return torch.ones(num_queries, num_keys, dtype=torch.bool, device=device).triu(num_keys - num_queries + 1)
 
 
-def _chunks(value: Float[Tensor, "batch heads key d_head"], num_queries: int) -> Iterator[tuple[int, int, int]]:
+def _chunks(value: KeyVectors, num_queries: int) -> Iterator[tuple[int, int, int]]:
     """Yield the start and stop index of each chunk of queries, and the number of keys visible to its last query."""
     batch_size, num_heads, num_keys, _ = value.shape
     max_chunk_scores = MAX_CHUNK_SCORES if value.device.type == "cpu" else GPU_MAX_CHUNK_SCORES
@@ -88,21 +80,13 @@ def _causal_scores(num_queries: int, num_keys: int, device: torch.device) -> Flo
     return scores if num_queries == 1 else scores.masked_fill_(future_mask(num_queries, num_keys, device), -math.inf)
 
 
-def _attend_short(
-    query: Float[Tensor, "batch heads query d_head"],
-    key: Float[Tensor, "batch heads key d_head"],
-    value: Float[Tensor, "batch heads key d_head"],
-    bias: BiasFunction | None,
-) -> Float[Tensor, "batch heads query d_head"]:
+def _attend_short(query: QueryVectors, key: KeyVectors, value: KeyVectors, bias: BiasFunction | None) -> QueryVectors:
     batch_size, num_heads, num_queries, d_head = query.shape
     num_keys = key.shape[2]
     mask = _causal_scores(num_queries, num_keys, query.device)
     if bias is not None:
-        mask = (
-            (mask + bias(0, num_queries, num_keys)).expand(batch_size, num_heads, num_queries, num_keys).flatten(0, 1)
-        )
-    mask = mask.to(query.dtype)
-    scores = torch.baddbmm(mask, query.flatten(0, 1), key.flatten(0, 1).mT, alpha=1 / math.sqrt(d_head))
+        mask = (mask + bias(0, num_queries, num_keys)).expand(batch_size, num_heads, -1, -1).flatten(0, 1)
+    scores = torch.baddbmm(mask.to(query.dtype), query.flatten(0, 1), key.flatten(0, 1).mT, alpha=1 / math.sqrt(d_head))
     return scores.softmax(dim=-1).bmm(value.flatten(0, 1)).view(query.shape)
 
 
@@ -125,9 +109,8 @@ class _ChunkedAttention(torch.autograd.Function):
             scores = scaled_query[:, start:stop].bmm(keys[:, :num_keys].mT).float()
             if biases:
                 scores.view(batch_size, num_heads, num_chunk_queries, num_keys).add_(biases[chunk_index])
-            scores[:, :, num_keys - num_chunk_queries :].masked_fill_(
-                future_mask(num_chunk_queries, num_chunk_queries, scores.device), -math.inf
-            )
+            is_future = future_mask(num_chunk_queries, num_chunk_queries, scores.device)
+            scores[:, :, num_keys - num_chunk_queries :].masked_fill_(is_future, -math.inf)
             weights = scores.softmax(dim=-1).to(value.dtype)
             output[:, start:stop] = weights.bmm(values[:, :num_keys])
             chunk_weights.append(weights)
@@ -158,32 +141,25 @@ class _ChunkedAttention(torch.autograd.Function):
                 d_biases[chunk_index] = d_bias.sum_to_size(ctx.bias_shapes[chunk_index])
             start = stop
         d_query = d_query / math.sqrt(scaled_query.shape[-1])
-        input_gradients = (
-            tensor.to(scaled_query.dtype).view(*ctx.heads, *tensor.shape[1:]) for tensor in (d_query, d_key, d_value)
-        )
-        return *input_gradients, *d_biases
+        dtype = scaled_query.dtype
+        return *(
+            tensor.to(dtype).view(*ctx.heads, *tensor.shape[1:]) for tensor in (d_query, d_key, d_value)
+        ), *d_biases
 
 
 def attend_with_scores(
-    scores: ScoreFunction,
-    value: Float[Tensor, "batch heads key d_head"],
-    num_queries: int,
-    weight_function: WeightFunction,
-) -> Float[Tensor, "batch heads query d_head"]:
+    scores: ScoreFunction, value: KeyVectors, num_queries: int, weight_function: WeightFunction
+) -> QueryVectors:
     """Return the output of causal attention with these scores and weights, one chunk of queries at a time."""
-    chunk_outputs = []
+    outputs = []
     for start, stop, num_keys in _chunks(value, num_queries):
         is_future = future_mask(stop - start, num_keys, value.device)
         weights = weight_function(scores(start, stop, num_keys, ~is_future).masked_fill(is_future, -math.inf))
-        chunk_outputs.append(weights.to(value.dtype) @ value[:, :, :num_keys])
-    return chunk_outputs[0] if len(chunk_outputs) == 1 else torch.cat(chunk_outputs, dim=2)
+        outputs.append(weights.to(value.dtype) @ value[:, :, :num_keys])
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
 
 
-def dilute_attention(
-    attention_output: Float[Tensor, "batch heads query d_head"],
-    value: Float[Tensor, "batch heads key d_head"],
-    max_share: float,
-) -> Float[Tensor, "batch heads query d_head"]:
+def dilute_attention(attention_output: QueryVectors, value: KeyVectors, max_share: float) -> QueryVectors:
     """Replace a share of each head's output by the mean of all visible values, to simulate longer sequences.
 
     The shares of the sequences in a batch are spaced evenly from 0 to ``max_share``, with a different offset per head.

@@ -45,7 +45,7 @@ class ScoreChunks:
         """True if the encoding or a hook adds a bias to the scores."""
         return self.encoding.has_bias or self.score_bias is not None
 
-    def bias(self, start: int, stop: int, num_keys: int) -> Float[Tensor, "#batch heads chunk num_keys"]:
+    def bias(self, start: int, stop: int, num_keys: int) -> Float[Tensor, "#batch heads chunk key"]:
         """Return the additive scores of queries ``start`` to ``stop`` for the first ``num_keys`` keys."""
         chunk_ids = self.query_ids[:, :, start:stop], self.key_ids[:, :, :num_keys]
         if self.score_bias is None:
@@ -53,9 +53,7 @@ class ScoreChunks:
         score_bias = self.score_bias[:, None, start:stop, :num_keys]
         return self.encoding.bias(*chunk_ids) + score_bias if self.encoding.has_bias else score_bias
 
-    def scores(
-        self, start: int, stop: int, num_keys: int, visible: Tensor
-    ) -> Float[Tensor, "batch heads chunk num_keys"]:
+    def scores(self, start: int, stop: int, num_keys: int, visible: Tensor) -> Float[Tensor, "batch heads chunk key"]:
         """Return the scores of queries ``start`` to ``stop`` for the first ``num_keys`` keys, including the bias."""
         chunk_ids = self.query_ids[:, :, start:stop], self.key_ids[:, :, :num_keys]
         scores = self.encoding.scores(self.query[:, :, start:stop], self.key[:, :, :num_keys], *chunk_ids, visible)

@@ -35,8 +35,7 @@ def entmax(scores: Float[Tensor, "batch heads query key"], alpha: float) -> Floa
 
     # A constant shift does not change entmax, and large scores would make its threshold inexact.
     scores = scores.float() - scores.detach().float().amax(dim=-1, keepdim=True)
-    weights: Tensor = entmax15(scores, dim=-1) if alpha == 1.5 else entmax_bisect(scores, alpha, dim=-1)
-    return weights
+    return entmax15(scores, dim=-1) if alpha == 1.5 else entmax_bisect(scores, alpha, dim=-1)
 
 
 def scaled_sigmoid(scores: Float[Tensor, "batch heads query key"]) -> Float[Tensor, "batch heads query key"]:

@@ -25,8 +25,7 @@ class DecoderSettings:
     ``weights`` is the function from scores to attention weights. ``"entmax"`` (with ``entmax_alpha``; Peters et al.
     2019) sets most weights to 0, ``"top_k"`` (Gupta et al. 2021) is a softmax over the ``top_k`` largest scores, and
     ``"count"`` (Ramapuram et al. 2024) uses sigmoids that do not sum to 1, so a head can count. In training, a share of
-    attention between 0 and ``dilution`` is spread evenly over all visible keys. ``head`` is the name of the position
-    head for PPC.
+    attention between 0 and ``dilution`` is spread evenly over all visible keys. ``head`` names the PPC position head.
     """
 
     num_layers: int = 1
@@ -56,11 +55,8 @@ class DecoderSettings:
                 f"d_model {self.d_model} is not a multiple of num_heads {self.num_heads}; change one of them"
             )
         self._check_attention()
-        for setting, known_names in (
-            ("head", POSITION_HEADS),
-            ("length_scaling", LENGTH_SCALINGS),
-            ("weights", WEIGHT_FUNCTIONS),
-        ):
+        choices = {"head": POSITION_HEADS, "length_scaling": LENGTH_SCALINGS, "weights": WEIGHT_FUNCTIONS}
+        for setting, known_names in choices.items():
             if getattr(self, setting) not in known_names:
                 raise unknown_name(setting, getattr(self, setting), known_names)
         make_weight_function(self.weights, k=self.top_k, alpha=self.entmax_alpha)

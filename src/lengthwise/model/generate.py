@@ -42,7 +42,7 @@ def generate(
     prompt_lengths = torch.full((len(prompt),), prompt_length, device=prompt.device)
     prompt_ids = position_ids[:, :, :prompt_length]
     level_prompts = decoder.read_prompt(prompt, prompt_ids, prompt_lengths) if decoder.predicts_ids else None
-    new_tokens, new_ids, is_written = [], [], []
+    steps = []
     is_unfinished = torch.ones(len(prompt), dtype=torch.bool, device=prompt.device)
     current_ids = prompt_ids[:, :, -1:]
     hidden, cache = decoder(prompt, prompt_ids)
@@ -54,15 +54,10 @@ def generate(
         else:
             next_ids = decoder.next_ids(hidden, current_ids, next_tokens, level_prompts)
             current_ids = torch.stack([level_next_ids.most_likely_ids() for level_next_ids in next_ids])
-        new_tokens.append(next_tokens)
-        new_ids.append(current_ids)
-        is_written.append(is_unfinished[:, None])
+        steps.append((next_tokens, current_ids, is_unfinished[:, None]))
         is_unfinished = is_unfinished & (next_tokens[:, 0] != end)
         if not is_unfinished.any() or new_token_index + 1 == max_new_tokens:
             break
         hidden, cache = decoder(next_tokens, current_ids, cache)
-    return Generation(
-        tokens=torch.cat(new_tokens, dim=1),
-        position_ids=torch.cat(new_ids, dim=2),
-        is_written=torch.cat(is_written, dim=1),
-    )
+    tokens, ids, is_written = (torch.cat(parts, dim=-1) for parts in zip(*steps, strict=True))
+    return Generation(tokens=tokens, position_ids=ids, is_written=is_written)

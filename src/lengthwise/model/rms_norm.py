@@ -12,7 +12,6 @@ class _RMSNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Return ``x``, normalized over the last axis."""
         inverse_rms = (torch.linalg.vector_norm(x, dim=-1, keepdim=True).square() / x.shape[-1] + eps).rsqrt()
         ctx.save_for_backward(x, weight, inverse_rms)
         return nn.functional.rms_norm(x, (x.shape[-1],), weight, eps)
@@ -21,8 +20,7 @@ class _RMSNorm(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
         """Call LayerNorm's fused backward pass with mean 0, then undo its correction for the mean."""
         x, weight, inverse_rms = ctx.saved_tensors
-        gradient = gradients[0].contiguous()
-        width = x.shape[-1]
+        gradient, width = gradients[0].contiguous(), x.shape[-1]
         d_x, d_weight, _ = torch.ops.aten.native_layer_norm_backward(
             gradient, x, [width], torch.zeros_like(inverse_rms), inverse_rms, weight, None, [True, True, False]
         )
@@ -40,5 +38,4 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
         """Scale ``x`` to norm ``sqrt(width)`` and multiply it by the weights."""
-        normalized: Tensor = _RMSNorm.apply(x.float().contiguous(), self.weight, self.eps)  # type: ignore[no-untyped-call]
-        return normalized
+        return _RMSNorm.apply(x.float().contiguous(), self.weight, self.eps)  # type: ignore[no-untyped-call]

@@ -16,8 +16,7 @@ from lengthwise.tasks.examples import Examples
 class Coupled(GappedScheme):
     """Position coupling with one ID per token; training adds random gaps between groups of tokens with equal IDs.
 
-    At evaluation, the decoder receives the IDs of prompt and response. The published method has no gaps
-    (``max_gaps=0``).
+    At evaluation, the decoder receives the IDs of prompt and response. The paper has no gaps (``max_gaps=0``).
     """
 
     name: ClassVar[str] = "coupled"

@@ -46,19 +46,14 @@ def insert_gaps(
     Distances can have any size up to the full range, and all IDs are below ``num_position_ids``.
     """
     num_levels, batch_size, _ = group_ids.shape
-    level_max_shifts = [largest_shift(level_group_ids, num_position_ids) for level_group_ids in group_ids]
-    num_unused_ids = np.array(level_max_shifts)[:, None, None]
+    num_unused_ids = np.array([largest_shift(level_ids, num_position_ids) for level_ids in group_ids])[:, None, None]
     gaps_shape = (num_levels, batch_size, max_gaps)
-    largest_ids = group_ids.max(axis=-1)[..., None]
     has_gap = np.arange(max_gaps) < rng.integers(0, max_gaps + 1, size=(num_levels, batch_size, 1))
-    gap_fractions = np.where(has_gap, rng.random(gaps_shape), 0.0)
-    gap_sizes = gap_fractions / np.maximum(gap_fractions.sum(axis=-1, keepdims=True), 1.0) * num_unused_ids
-    gap_starts = (rng.random(gaps_shape) * largest_ids).astype(np.int64) + 1
-    gap_sizes = gap_sizes.astype(np.int64)
+    fractions = np.where(has_gap, rng.random(gaps_shape), 0.0)
+    gap_sizes = fractions / np.maximum(fractions.sum(axis=-1, keepdims=True), 1.0) * num_unused_ids
+    gap_starts = (rng.random(gaps_shape) * group_ids.max(axis=-1)[..., None]).astype(np.int64) + 1
     ids = group_ids.copy()
-    for gap_index in range(max_gaps):
-        ids += np.where(
-            group_ids >= gap_starts[..., gap_index : gap_index + 1], gap_sizes[..., gap_index : gap_index + 1], 0
-        )
+    for gap in range(max_gaps):
+        ids += np.where(group_ids >= gap_starts[..., [gap]], gap_sizes[..., [gap]].astype(np.int64), 0)
     max_shifts = num_position_ids - 1 - ids.max(axis=-1, keepdims=True)
     return ids + (rng.random((num_levels, batch_size, 1)) * (max_shifts + 1)).astype(np.int64)

@@ -10,8 +10,7 @@ from lengthwise.positions.gaps import GappedScheme
 class MultiLevel(GappedScheme):
     """Position coupling with one ID per token and level; training adds independent gaps and shifts to each level.
 
-    At evaluation, the decoder receives the IDs of prompt and response. On a task with one level, the IDs equal those of
-    ``coupled``.
+    At evaluation, the decoder receives the IDs of prompt and response. With one level, the IDs are as in ``coupled``.
     """
 
     name: ClassVar[str] = "multilevel"

@@ -48,7 +48,6 @@ class PositionScheme(Protocol):
 
     def assign(self, examples: Examples, rng: np.random.Generator, *, training: bool) -> Assignment:
         """Return IDs for a batch; raise ``UnsupportedTaskError`` or ``PositionRangeError`` for unsuitable examples."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,11 +64,9 @@ class RangedScheme(PositionScheme):
 
 def score_all_answers(examples: Examples, position_ids: Real[np.ndarray, "level batch seq"]) -> Assignment:
     """Return an assignment that scores all answer tokens and all response IDs except the ID of the end token."""
-    is_before_answer = np.zeros_like(examples.is_answer)
-    is_before_answer[:, :-1] = examples.is_answer[:, 1:]
-    return Assignment(
-        position_ids=position_ids, token_scored=examples.is_answer, id_scored=examples.is_answer & is_before_answer
-    )
+    id_scored = np.zeros_like(examples.is_answer)
+    id_scored[:, :-1] = examples.is_answer[:, :-1] & examples.is_answer[:, 1:]
+    return Assignment(position_ids=position_ids, token_scored=examples.is_answer, id_scored=id_scored)
 
 
 def token_indexes(examples: Examples) -> Int[np.ndarray, "level batch seq"]:
@@ -81,20 +78,16 @@ def token_indexes(examples: Examples) -> Int[np.ndarray, "level batch seq"]:
 def require_coupling(examples: Examples) -> Int[np.ndarray, "level batch seq"]:
     """Return the task's coupling; raise ``UnsupportedTaskError`` if it declares none."""
     if examples.coupling is None:
-        more_schemes = "" if examples.places is None else ", or abacus, which counts digits"
-        raise UnsupportedTaskError(
-            f"this task declares no coupling; use the scheme {UNIVERSAL_SCHEME_NAMES}{more_schemes}"
-        )
+        more = "" if examples.places is None else ", or abacus, which counts digits"
+        raise UnsupportedTaskError(f"this task declares no coupling; use the scheme {UNIVERSAL_SCHEME_NAMES}{more}")
     return examples.coupling
 
 
 def require_places(examples: Examples) -> Int[np.ndarray, "batch seq"]:
     """Return the task's places; raise ``UnsupportedTaskError`` if it declares none."""
     if examples.places is None:
-        more_schemes = "" if examples.coupling is None else ", or multilevel or predicted, which use its coupling"
-        raise UnsupportedTaskError(
-            f"this task declares no places; use the scheme {UNIVERSAL_SCHEME_NAMES}{more_schemes}"
-        )
+        more = "" if examples.coupling is None else ", or multilevel or predicted, which use its coupling"
+        raise UnsupportedTaskError(f"this task declares no places; use the scheme {UNIVERSAL_SCHEME_NAMES}{more}")
     return examples.places
 
 

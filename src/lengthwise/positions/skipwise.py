@@ -15,9 +15,8 @@ from lengthwise.tasks.examples import Examples
 class Skipwise(GappedScheme):
     """Consecutive IDs; training adds random gaps between chunks of any length, and a random shift.
 
-    In the paper's terms, ``max_gaps + 1`` is the maximum number of chunks, and ``num_position_ids`` is the target
-    window. Each sequence has a random number of gaps at random token indexes. Therefore, short training sequences
-    contain distances up to ``num_position_ids``. At evaluation, the ID is the token index.
+    In the paper's terms, ``max_gaps + 1`` is the maximum number of chunks, and ``num_position_ids`` the target window.
+    Short training sequences contain distances up to this window. At evaluation, the ID is the token index.
     """
 
     name: ClassVar[str] = "skipwise"

@@ -74,13 +74,10 @@ class Addition:
         check_sizes(self.name, length, size)
         digits = rng.integers(0, 10, size=(2, size, length))
         b_lengths = rng.integers(1, length + 1, size=size) if self.unequal else np.full(size, length)
-        for operand_index, num_operand_digits in enumerate((np.full(size, length), b_lengths)):
-            digits[operand_index, np.arange(size), num_operand_digits - 1] = rng.integers(
-                1 if length > 1 else 0, 10, size=size
-            )
-            digits[operand_index][np.arange(length) >= num_operand_digits[:, None]] = 0
-        has_chain = rng.random(size) < self.long_carry_share
-        self._plant_carries(digits, has_chain, rng)
+        for operand, num_digits in zip(digits, (np.full(size, length), b_lengths), strict=True):
+            operand[np.arange(size), num_digits - 1] = rng.integers(1 if length > 1 else 0, 10, size=size)
+            operand[np.arange(length) >= num_digits[:, None]] = 0
+        self._plant_carries(digits, rng)
         return self._lay_out(digits)
 
     def from_prompt(self, prompt: str) -> Examples:
@@ -98,18 +95,16 @@ class Addition:
             "unequal": replace(self, long_carry_share=0.0, unequal=True),
         }
 
-    def _plant_carries(
-        self, digits: Int[np.ndarray, "2 batch length"], has_chain: Bool[np.ndarray, " batch"], rng: np.random.Generator
-    ) -> None:
+    def _plant_carries(self, digits: Int[np.ndarray, "2 batch length"], rng: np.random.Generator) -> None:
         """Rewrite the operands so that a carry starts at a random digit and runs through digit pairs with sum nine."""
         _, batch_size, length = digits.shape
+        has_chain = rng.random((batch_size, 1)) < self.long_carry_share
         min_chain_length = max(1, int(np.ceil(self.long_carry_from * length)))
-        chain_length = rng.integers(min_chain_length, length + 1, size=batch_size)
-        chain_start = (rng.random(batch_size) * (length - chain_length + 1)).astype(np.int64)
+        chain_length = rng.integers(min_chain_length, length + 1, size=(batch_size, 1))
+        chain_start = (rng.random((batch_size, 1)) * (length - chain_length + 1)).astype(np.int64)
         significance = np.arange(length)
-        first_significance, end_significance = chain_start[:, None], (chain_start + chain_length)[:, None]
-        is_start = has_chain[:, None] & (significance == first_significance)
-        has_sum_nine = has_chain[:, None] & (significance > first_significance) & (significance < end_significance)
+        is_start = has_chain & (significance == chain_start)
+        has_sum_nine = has_chain & (significance > chain_start) & (significance < chain_start + chain_length)
         a, b = digits
         a[is_start] = np.maximum(a[is_start], 1)
         b[is_start] = 10 - a[is_start] + (rng.random(int(is_start.sum())) * a[is_start]).astype(np.int64)
@@ -125,9 +120,8 @@ class Addition:
             symbols[2] += np.where(carries, END_TOKEN + 1, 0)
         for number_index, number_symbols in enumerate(symbols):
             significance, is_digit = layout.significance(number_index)
-            tokens = np.where(
-                is_digit, np.take_along_axis(number_symbols, (significance - 1).clip(0, length), axis=1), tokens
-            )
+            number_tokens = np.take_along_axis(number_symbols, (significance - 1).clip(0, length), axis=1)
+            tokens = np.where(is_digit, number_tokens, tokens)
         tokens = np.where(layout.index == layout.plus_index, PLUS_TOKEN, tokens)
         tokens = np.where(layout.index == layout.equals_index, EQUALS_TOKEN, tokens)
         prompt_length = layout.equals_index + 1
@@ -144,10 +138,7 @@ class Addition:
 def _add_digits(
     digits: Int[np.ndarray, "2 batch length"],
 ) -> tuple[Int[np.ndarray, "3 batch width"], Bool[np.ndarray, "batch width"]]:
-    """Return the digits of the operands and the sum, each with ``length + 1`` digits, and the carries.
-
-    The least significant digit is first.
-    """
+    """Return ``length + 1`` digits of each operand and of the sum, least significant digit first, and the carries."""
     _, batch_size, length = digits.shape
     numbers = np.zeros((3, batch_size, length + 1), dtype=np.int64)
     numbers[:2, :, :length] = digits
@@ -166,9 +157,8 @@ class _Layout:
 
     def __init__(self, task: Addition, numbers: Int[np.ndarray, "3 batch width"], length: int) -> None:
         self.task = task
-        if task.zero_padding:
-            num_digits = np.full((3, numbers.shape[1], 1), length + 1)
-        else:
+        num_digits = np.full((3, numbers.shape[1], 1), length + 1)
+        if not task.zero_padding:
             # Count the digits without leading zeros, but keep a single zero.
             num_significant = length + 1 - (numbers[:, :, ::-1] != 0).argmax(axis=2)
             num_digits = np.where((numbers != 0).any(axis=2), num_significant, 1)[:, :, None]
@@ -189,7 +179,6 @@ class _Layout:
         return (num_digits - place if is_descending else place + 1), (place >= 0) & (place < num_digits)
 
     def places(self) -> Int[np.ndarray, "batch seq"]:
-        """Return the place of each digit in its number in writing order, from 1, or 0 outside numbers."""
         places = np.zeros(self.shape, dtype=np.int64)
         for number_start, num_digits in zip(self.number_starts, self.num_digits, strict=True):
             place = self.index - number_start + 1
@@ -197,22 +186,16 @@ class _Layout:
         return places
 
     def coupling(self) -> Int[np.ndarray, "batch seq"]:
-        """Return the coupling of each token.
-
-        The coupling of an operand digit is its significance. The coupling of ``=`` and of each digit of the sum is the
-        significance of the next digit of the sum.
-        """
+        """Return the significance of each operand digit and, for ``=`` and the sum, of the next digit of the sum."""
         is_descending = self.task.order == "most"
         plus_group = np.zeros_like(self.max_digits) if is_descending else self.max_digits + 1
         group_ids = np.where(self.index == self.plus_index, plus_group, self.max_digits + 2)
         group_ids = np.where(self.index == self.equals_index, self.max_digits if is_descending else 1, group_ids)
         for number_index in range(3):
-            digit_group_ids, is_digit = self.significance(number_index)
+            digit_ids, is_digit = self.significance(number_index)
             if number_index == 2:
-                digit_group_ids = (
-                    digit_group_ids - 1 if is_descending else np.minimum(digit_group_ids + 1, self.max_digits + 1)
-                )
-            group_ids = np.where(is_digit, digit_group_ids, group_ids)
+                digit_ids = digit_ids - 1 if is_descending else np.minimum(digit_ids + 1, self.max_digits + 1)
+            group_ids = np.where(is_digit, digit_ids, group_ids)
         return group_ids
 
     def support(self) -> Int[np.ndarray, "batch seq k"] | None:
@@ -221,24 +204,17 @@ class _Layout:
             return None
         significance = self.index - self.equals_index
         is_answer = (significance >= 1) & (self.index <= self.end_index)
-        digit_indexes = [self._digit_index(number_index, significance) for number_index in range(2)]
+        sources = [self._digit_index(number, significance) for number in range(2)]
         # The end of the sum depends on the plus, which follows the last digit.
-        digit_indexes[0] = np.where(significance > self.max_digits, self.plus_index, digit_indexes[0])
-        previous_digit_indexes = [self._digit_index(number_index, significance - 1) for number_index in range(2)]
-        previous_index = np.where(significance > 1, self.index - 1, -1)
-        support_indexes = (
-            [*digit_indexes, previous_index]
-            if self.task.scratchpad == "carry"
-            else [*digit_indexes, *previous_digit_indexes, previous_index]
-        )
-        return np.where(is_answer[..., None], np.stack(np.broadcast_arrays(*support_indexes), axis=-1), -1)
+        sources[0] = np.where(significance > self.max_digits, self.plus_index, sources[0])
+        if self.task.scratchpad != "carry":
+            sources += [self._digit_index(number, significance - 1) for number in range(2)]
+        sources.append(np.where(significance > 1, self.index - 1, -1))
+        return np.where(is_answer[..., None], np.stack(np.broadcast_arrays(*sources), axis=-1), -1)
 
-    def _digit_index(
-        self, number_index: int, significance: Int[np.ndarray, "batch seq"]
-    ) -> Int[np.ndarray, "batch seq"]:
+    def _digit_index(self, number: int, significance: Int[np.ndarray, "batch seq"]) -> Int[np.ndarray, "batch seq"]:
         """Return the token index of the digit with this significance, or -1 if the number has no such digit."""
-        num_digits = self.num_digits[number_index]
+        num_digits = self.num_digits[number]
         place = significance - 1 if self.task.order == "least" else num_digits - significance
-        return np.where(
-            (significance >= 1) & (significance <= num_digits), self.number_starts[number_index] + place, -1
-        )
+        is_digit = (significance >= 1) & (significance <= num_digits)
+        return np.where(is_digit, self.number_starts[number] + place, -1)

@@ -62,27 +62,21 @@ class _RepeatSymbolsTask:
 
     def _lay_out(self, symbols: Int[np.ndarray, "batch length"]) -> Examples:
         length = symbols.shape[1]
-        equals_tokens = np.full((len(symbols), 1), self.num_symbols)
+        equals = np.full((len(symbols), 1), self.num_symbols)
         symbol_index = np.arange(length)
         response_order = symbol_index[::-1] if self.is_reversed else symbol_index
         # The = has the ID that follows the ID of the last symbol in reading order.
-        prompt_parts = [equals_tokens, symbols] if self.is_reversed else [symbols, equals_tokens]
+        prompt_parts = [equals, symbols] if self.is_reversed else [symbols, equals]
         first_symbol_index = 1 if self.is_reversed else 0
-        tokens = np.concatenate(
-            [*prompt_parts, equals_tokens + 1, symbols[:, response_order], equals_tokens + 2], axis=1
-        )
+        tokens = np.concatenate([*prompt_parts, equals + 1, symbols[:, response_order], equals + 2], axis=1)
         source_indexes = np.append(response_order + first_symbol_index, 0 if self.is_reversed else length)
-        places = symbol_index + 1
-        prompt_places = [[0], places] if self.is_reversed else [places, [0]]
+        coupling = np.concatenate([np.arange(length + 1), source_indexes, [length + 1]])[None, None] + 1
+        string_places = symbol_index + 1
+        prompt_places = [[0], string_places] if self.is_reversed else [string_places, [0]]
+        places = np.concatenate([*prompt_places, [0], string_places, [0]])[None]
         support = np.full((tokens.shape[1], 1), -1)
         support[length + 2 :, 0] = source_indexes
-        return Examples.with_prompt_length(
-            tokens,
-            length + 2,
-            coupling=np.concatenate([np.arange(length + 1), source_indexes, [length + 1]])[None, None] + 1,
-            places=np.concatenate([*prompt_places, [0], places, [0]])[None],
-            support=support[None],
-        )
+        return Examples.with_prompt_length(tokens, length + 2, coupling=coupling, places=places, support=support[None])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,14 +45,12 @@ class Examples:
         )
 
     def __len__(self) -> int:
-        """Return the number of sequences."""
         return len(self.tokens)
 
     @property
     def response_end(self) -> Int[np.ndarray, " batch"]:
         """Token index of the end token of each sequence."""
-        seq_length = self.tokens.shape[1]
-        return seq_length - 1 - self.is_answer[:, ::-1].argmax(axis=1)
+        return self.tokens.shape[1] - 1 - self.is_answer[:, ::-1].argmax(axis=1)
 
     def select(self, indices: Int[np.ndarray, " subset"]) -> "Examples":
         """Return the sequences of the batch with these indices."""

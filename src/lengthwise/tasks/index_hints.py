@@ -22,9 +22,8 @@ class IndexHints:
     Prompt and response share ``start``. It is uniform over all values for which ``num_hints`` suffices, so training on
     short sequences covers every hint. The model also writes the hints of the response. In ``from_prompt``, the prompt
     has no hints and ``start`` is 0. Hints count in token order, so related symbols of prompt and response have equal
-    hints only if both have the same order. A hint depends on the previous hint. The first hint of the response depends
-    on the first hint of the prompt and on the preceding token. Other tokens have the support of ``task``, so k is at
-    least 2.
+    hints only if their order is the same. A hint depends on the previous hint; the first hint of the response depends
+    on the first hint of the prompt and on the preceding token. Other tokens have the support of ``task``: k >= 2.
     """
 
     task: Task = field(default_factory=Parity)
@@ -54,14 +53,12 @@ class IndexHints:
         """Sample examples of ``task``, then the number of the first hint of each example."""
         check_sizes(self.name, length, size)
         examples = self.task.sample(length=length, size=size, rng=rng)
-        places = self._places(examples)
-        first_hints = rng.integers(0, self.num_hints - int(places.max()) + 1, size=size)
-        return self._with_hints(examples, places, first_hints)
+        first_hints = rng.integers(0, self.num_hints - int(self._places(examples).max()) + 1, size=size)
+        return self._with_hints(examples, first_hints)
 
     def from_prompt(self, prompt: str) -> Examples:
         """Parse a prompt of ``task`` without hints."""
-        examples = self.task.from_prompt(prompt)
-        return self._with_hints(examples, self._places(examples), np.zeros(1, dtype=np.int64))
+        return self._with_hints(self.task.from_prompt(prompt), np.zeros(1, dtype=np.int64))
 
     def variants(self) -> Mapping[str, Task]:
         """Return the variants of ``task``, each with hints."""
@@ -78,10 +75,8 @@ class IndexHints:
             )
         return examples.places
 
-    def _with_hints(
-        self, examples: Examples, places: Int[np.ndarray, "batch seq"], first_hints: Int[np.ndarray, " batch"]
-    ) -> Examples:
-        batch_index = np.arange(len(examples))
+    def _with_hints(self, examples: Examples, first_hints: Int[np.ndarray, " batch"]) -> Examples:
+        places, batch_index = self._places(examples), np.arange(len(examples))
         has_hint = places > 0
         new_index = np.arange(places.shape[1]) + has_hint.cumsum(axis=1)
         # The answer starts with the hint of its first token.
@@ -89,12 +84,10 @@ class IndexHints:
         response_end = new_index[batch_index, examples.response_end]
         output_index = np.arange(response_end.max() + 1)
         tokens = np.full((len(examples), len(output_index)), self.task.vocabulary.index("end"))
-        row, token_index = np.nonzero(new_index <= response_end[:, None])
-        tokens[row, new_index[row, token_index]] = examples.tokens[row, token_index]
-        row, token_index = np.nonzero(has_hint)
-        tokens[row, new_index[row, token_index] - 1] = (
-            len(self.task.vocabulary) + first_hints[row] + places[row, token_index] - 1
-        )
+        row, column = np.nonzero(new_index <= response_end[:, None])
+        tokens[row, new_index[row, column]] = examples.tokens[row, column]
+        row, column = np.nonzero(has_hint)
+        tokens[row, new_index[row, column] - 1] = len(self.task.vocabulary) + first_hints[row] + places[row, column] - 1
         is_answer = (output_index >= prompt_length[:, None]) & (output_index <= response_end[:, None])
         support = None if examples.support is None else _support(examples.support, new_index, has_hint, is_answer)
         return Examples(tokens=tokens, prompt_length=prompt_length, is_answer=is_answer, support=support)
@@ -109,15 +102,14 @@ def _support(
     """Return the support of ``task`` at the new token indexes, and the support of the hints."""
     max_sources = support.shape[2]
     new_support = np.full((*is_answer.shape, max(2, max_sources)), -1)
-    row, token_index = np.nonzero(new_index < is_answer.shape[1])
-    source_indexes = support[row, token_index]
-    new_support[row, new_index[row, token_index], :max_sources] = np.where(
-        source_indexes < 0, -1, new_index[row[:, None], source_indexes.clip(0)]
-    )
-    row, token_index = np.nonzero(has_hint)
-    previous_hint_index = np.maximum.accumulate(np.where(has_hint, new_index - 1, -1), axis=1)[row, token_index - 1]
+    row, column = np.nonzero(new_index < is_answer.shape[1])
+    sources = support[row, column]
+    new_sources = np.where(sources < 0, -1, new_index[row[:, None], sources.clip(0)])
+    new_support[row, new_index[row, column], :max_sources] = new_sources
+    row, column = np.nonzero(has_hint)
+    previous_hint_index = np.maximum.accumulate(np.where(has_hint, new_index - 1, -1), axis=1)[row, column - 1]
     first_hint_index = new_index[np.arange(len(has_hint)), has_hint.argmax(axis=1)][row] - 1
-    is_later_hint, hint_index = is_answer[row, previous_hint_index], new_index[row, token_index] - 1
+    is_later_hint, hint_index = is_answer[row, previous_hint_index], new_index[row, column] - 1
     new_support[row, hint_index, 0] = np.where(is_later_hint, previous_hint_index, first_hint_index)
     # The preceding token shows that the next hint is the first hint of the response.
     new_support[row, hint_index, 1] = np.where(is_later_hint, -1, hint_index - 1)

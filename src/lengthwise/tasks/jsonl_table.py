@@ -48,44 +48,33 @@ class JSONLTable:
     def unique_records_by_length(self) -> Mapping[int, Int[np.ndarray, " records_of_length"]]:
         """Record indexes per length without repeated pairs of prompt and response."""
         first_records: dict[tuple[int, int, bytes], int] = {}
-        for record_index, (record_start, record_stop) in enumerate(pairwise(self.starts.tolist())):
-            record_content = (
-                int(self.lengths[record_index]),
-                int(self.prompt_lengths[record_index]),
-                self.tokens[record_start:record_stop].tobytes(),
-            )
-            first_records.setdefault(record_content, record_index)
-        unique_record_indexes = np.fromiter(first_records.values(), dtype=np.int64)
-        return {
-            length: record_indexes[np.isin(record_indexes, unique_record_indexes)]
-            for length, record_indexes in self.records_by_length.items()
-        }
+        for index, (start, stop) in enumerate(pairwise(self.starts.tolist())):
+            tokens = self.tokens[start:stop].tobytes()
+            first_records.setdefault((int(self.lengths[index]), int(self.prompt_lengths[index]), tokens), index)
+        unique = np.fromiter(first_records.values(), dtype=np.int64)
+        return {length: records[np.isin(records, unique)] for length, records in self.records_by_length.items()}
 
     @cached_property
     def is_descending(self) -> bool:
         """True if the smallest coupling number of every record is the last, and not all numbers are equal."""
         if self.coupling is None:
             return False
-        last_coupling, record_starts = self.coupling[self.starts[1:] - 1], self.starts[:-1]
-        smallest_coupling, largest_coupling = (
-            np.minimum.reduceat(self.coupling, record_starts),
-            np.maximum.reduceat(self.coupling, record_starts),
-        )
-        return bool((last_coupling == smallest_coupling).all() and (last_coupling < largest_coupling).any())
+        last, record_starts = self.coupling[self.starts[1:] - 1], self.starts[:-1]
+        smallest = np.minimum.reduceat(self.coupling, record_starts)
+        largest = np.maximum.reduceat(self.coupling, record_starts)
+        return bool((last == smallest).all() and (last < largest).any())
 
     def with_prompt(self, prompt: Int[np.ndarray, " prompt"]) -> Int[np.ndarray, " records_with_prompt"]:
         """Return the indexes of the records with this prompt."""
-        (record_indexes,) = np.nonzero(self.prompt_lengths == len(prompt))
-        return record_indexes[
-            (self.tokens[self.starts[record_indexes, None] + np.arange(len(prompt))] == prompt).all(axis=1)
-        ]
+        (records,) = np.nonzero(self.prompt_lengths == len(prompt))
+        prompts = self.tokens[self.starts[records, None] + np.arange(len(prompt))]
+        return records[(prompts == prompt).all(axis=1)]
 
 
 def read_table(lines: Iterable[bytes], name: str, symbols: Sequence[str] | None = None) -> JSONLTable:
     """Parse records; raise ``TaskFileError`` with the file and the line of the first invalid record.
 
-    Token IDs follow the order of appearance, or the order of ``symbols``, the token names of a trained run. In the
-    second case, a token that is not in ``symbols`` raises an error.
+    Token IDs follow the order of appearance or, for a trained run, of its ``symbols``, which must include every token.
     """
     builder = _TableBuilder(symbols)
     for line_number, line in enumerate(lines, start=1):
@@ -114,11 +103,9 @@ class _RecordError(Exception):
 
 
 class _TableBuilder:
-    """Builder that parses records and appends them to arrays."""
-
     def __init__(self, symbols: Sequence[str] | None) -> None:
         self.has_fixed_symbols = symbols is not None
-        self.token_ids = {symbol: token_id for token_id, symbol in enumerate(() if symbols is None else symbols)}
+        self.token_ids = {symbol: token_id for token_id, symbol in enumerate(symbols or ())}
         self.tokens, self.coupling = array("i"), array("i")
         self.starts, self.prompt_lengths, self.lengths = array("q", [0]), array("i"), array("i")
         self.has_coupling: bool | None = None
@@ -142,8 +129,7 @@ class _TableBuilder:
         self.lengths.append(length)
 
     def _token_id(self, word: str) -> int:
-        token_id = self.token_ids.get(word)
-        if token_id is None:
+        if word not in self.token_ids:
             if word in RESERVED_TOKENS:
                 record_key = "response" if word == END else "prompt"
                 raise _RecordError(
@@ -154,8 +140,8 @@ class _TableBuilder:
                     f"the token '{word}' is not one of the {len(self.token_ids)} tokens of the run; "
                     "remove the record, or train on a file with this token"
                 )
-            token_id = self.token_ids[word] = len(self.token_ids)
-        return token_id
+            self.token_ids[word] = len(self.token_ids)
+        return self.token_ids[word]
 
     def build(self) -> JSONLTable:
         return JSONLTable(
@@ -201,10 +187,10 @@ def _parse_coupling(record: Mapping[str, Any], num_prompt_tokens: int, num_respo
         return None
     if not isinstance(coupling, list):
         raise _RecordError(f"invalid coupling {_excerpt(coupling)}; use a list of integers")
-    for coupling_number in coupling:
-        if type(coupling_number) is not int or not 0 <= coupling_number < NUMBER_LIMIT:
+    for entry in coupling:
+        if type(entry) is not int or not 0 <= entry < NUMBER_LIMIT:
             raise _RecordError(
-                f"invalid coupling number {_excerpt(coupling_number)}; use an integer from 0 to {NUMBER_LIMIT - 1}"
+                f"invalid coupling number {_excerpt(entry)}; use an integer from 0 to {NUMBER_LIMIT - 1}"
             )
     if len(coupling) != num_prompt_tokens + num_response_tokens:
         raise _RecordError(

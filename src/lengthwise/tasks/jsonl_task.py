@@ -17,16 +17,7 @@ from lengthwise.core.json_parsing import parse_json
 from lengthwise.core.randomness import stream
 from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
-from lengthwise.tasks.jsonl_table import (
-    MARK,
-    NUMBER_LIMIT,
-    RESERVED_TOKENS,
-    START,
-    SUFFIX,
-    JSONLTable,
-    is_record,
-    read_table,
-)
+from lengthwise.tasks.jsonl_table import MARK, RESERVED_TOKENS, START, SUFFIX, JSONLTable, is_record, read_table
 from lengthwise.tasks.task import Task
 from lengthwise.tasks.task_inputs import check_sizes, parse_symbols
 
@@ -119,11 +110,9 @@ class JSONLTask:
                 return self._lay_out(self._table, record_indexes[:1])
         mark_tokens, end_token = len(self._symbols) + np.arange(2), len(self._symbols) + 2
         response_tokens = np.full(EXTRA_RESPONSE_TOKENS + len(tokens), end_token)
-        padded_tokens = np.concatenate([tokens, mark_tokens, response_tokens])[None]
+        padded = np.concatenate([tokens, mark_tokens, response_tokens])[None]
         return Examples(
-            tokens=padded_tokens,
-            prompt_length=np.array([len(tokens) + 2]),
-            is_answer=np.zeros(padded_tokens.shape, dtype=bool),
+            tokens=padded, prompt_length=np.array([len(tokens) + 2]), is_answer=np.zeros(padded.shape, dtype=bool)
         )
 
     def variants(self) -> Mapping[str, Task]:
@@ -185,8 +174,7 @@ class JSONLTask:
 
     @property
     def _symbols(self) -> tuple[str, ...]:
-        symbols: tuple[str, ...] = self._metadata["symbols"]
-        return symbols
+        return self._metadata["symbols"]
 
     @cached_property
     def _table(self) -> JSONLTable:
@@ -200,10 +188,8 @@ class JSONLTask:
         with open(self.file, "rb") as lines:
             return read_table(lines, self._label, symbols)
 
-    def _select_records(
-        self, length: int, records_by_length: Mapping[int, Any]
-    ) -> Int[np.ndarray, " records_of_length"]:
-        records: np.ndarray | None = records_by_length.get(length)
+    def _select_records(self, length: int, by_length: Mapping[int, Any]) -> Int[np.ndarray, " records_of_length"]:
+        records: np.ndarray | None = by_length.get(length)
         if records is None:
             raise SettingError(f"{self._label} has no records of length {length}; use one of {self._length_ranges}")
         return records
@@ -214,18 +200,17 @@ class JSONLTask:
 
     @property
     def _length_ranges(self) -> str:
-        length_groups = groupby(enumerate(self.available_lengths), lambda pair: pair[1] - pair[0])
-        length_ranges = [[length for _, length in length_group] for _, length_group in length_groups]
-        range_texts = [
-            f"{lengths[0]}-{lengths[-1]}" if len(lengths) > 1 else str(lengths[0]) for lengths in length_ranges
-        ]
-        return ", ".join(range_texts if len(range_texts) <= 12 else [*range_texts[:6], "...", *range_texts[-6:]])
+        groups = groupby(enumerate(self.available_lengths), lambda pair: pair[1] - pair[0])
+        ranges = [[length for _, length in group] for _, group in groups]
+        texts = [f"{lengths[0]}-{lengths[-1]}" if len(lengths) > 1 else str(lengths[0]) for lengths in ranges]
+        return ", ".join(texts if len(texts) <= 12 else [*texts[:6], "...", *texts[-6:]])
 
     def _lay_out(self, table: JSONLTable, record_indexes: Int[np.ndarray, " batch"]) -> Examples:
         record_start, prompt_length = table.starts[record_indexes, None], table.prompt_lengths[record_indexes, None]
         response_length = table.starts[record_indexes + 1, None] - record_start - prompt_length
         token_index = np.arange(int((prompt_length + response_length).max()) + 3)
         mark_index, last_response_index = prompt_length, prompt_length + response_length + 1
+        indexes = record_start, mark_index, last_response_index, token_index
         is_prompt = token_index < prompt_length
         is_response = (token_index > mark_index + 1) & (token_index <= last_response_index)
         is_record_token = is_prompt | is_response
@@ -238,9 +223,7 @@ class JSONLTask:
             tokens=tokens,
             prompt_length=prompt_length[:, 0].astype(np.int64) + 2,
             is_answer=is_response | (token_index == last_response_index + 1),
-            coupling=None
-            if table.coupling is None
-            else self._coupling(table.coupling, record_start, mark_index, last_response_index, token_index)[None],
+            coupling=None if table.coupling is None else self._coupling(table.coupling, *indexes)[None],
         )
 
     def _coupling(
@@ -254,16 +237,15 @@ class JSONLTask:
         """Return the coupling; from the start token on, each token has the coupling number of the next token."""
         has_number = (token_index != mark_index) & (token_index < last_response_index)
         table_index = (record_start + np.where(token_index < mark_index, token_index, token_index - 1))[has_number]
-        coupling_numbers = np.zeros(has_number.shape, dtype=np.int64)
+        numbers = np.zeros(has_number.shape, dtype=np.int64)
         # Increase the numbers by one, so that the mark can have a smaller number.
-        coupling_numbers[has_number] = coupling[table_index] + 1
-        number_above = coupling_numbers.max(axis=1, keepdims=True) + 1
-        number_below = coupling_numbers.min(axis=1, keepdims=True, where=has_number, initial=NUMBER_LIMIT) - 1
+        numbers[has_number] = coupling[table_index] + 1
+        number_above = numbers.max(axis=1, keepdims=True) + 1
+        number_below = numbers.min(axis=1, keepdims=True, where=has_number, initial=np.iinfo(np.int64).max) - 1
         # The number of the mark follows the number of the last prompt token in reading order.
         mark_number = number_below if self._metadata["falls"] else number_above
-        return np.where(
-            has_number, coupling_numbers, np.where(token_index > last_response_index, number_above + 1, mark_number)
-        )
+        added_numbers = np.where(token_index > last_response_index, number_above + 1, mark_number)
+        return np.where(has_number, numbers, added_numbers)
 
 
 def is_task_file(name: str) -> bool:
@@ -282,14 +264,10 @@ def _digest(file: str) -> str:
 
 
 def _built_in_lines() -> Iterator[bytes]:
-    """Yield the built-in records, in which the response is the prompt in reverse order."""
     rng = stream(0, "own rows")
     for length in BUILT_IN_LENGTHS:
         for _ in range(BUILT_IN_RECORDS):
-            prompt = [
-                BUILT_IN_LETTERS[letter_index] for letter_index in rng.integers(0, len(BUILT_IN_LETTERS), size=length)
-            ]
-            coupling_numbers = list(range(1, length + 1))
-            yield json.dumps(
-                {"prompt": prompt, "response": prompt[::-1], "coupling": coupling_numbers + coupling_numbers[::-1]}
-            ).encode()
+            prompt = [BUILT_IN_LETTERS[index] for index in rng.integers(0, len(BUILT_IN_LETTERS), size=length)]
+            numbers = list(range(1, length + 1))
+            record = {"prompt": prompt, "response": prompt[::-1], "coupling": numbers + numbers[::-1]}
+            yield json.dumps(record).encode()

@@ -14,7 +14,6 @@ from lengthwise.tasks.task import Task
 from lengthwise.tasks.task_inputs import check_sizes, parse_summands
 
 PLUS_TOKEN, EQUALS_TOKEN, ROW_TOKEN, END_TOKEN, FIRST_DIGIT_WITH_CARRY, NO_CARRY_TOKEN = 10, 11, 12, 13, 14, 24
-# Numbers of operands, one per variant.
 OPERAND_COUNTS = (2, 5, 10, 15, 20)
 
 
@@ -28,8 +27,7 @@ class MultiAddition:
 
     The two coupling levels (after Cho et al. 2025) are the place of a digit and the row. A digit has the IDs of the
     step that adds it. A carry and a ``>`` have the IDs of the digits that the next step adds. These two digits are at
-    ID distance 0 on both levels, for all gaps between IDs. An answer depends on at most two digits and the preceding
-    token: k = 3.
+    ID distance 0 on both levels, for all gaps. An answer depends on at most two digits and the preceding token: k = 3.
     """
 
     operands: tuple[int, int] = (2, 5)
@@ -73,10 +71,7 @@ class MultiAddition:
 
     def variants(self) -> Mapping[str, Task]:
         """Return one variant per number of operands."""
-        return {
-            f"{num_operands} operands": replace(self, operands=(num_operands, num_operands))
-            for num_operands in OPERAND_COUNTS
-        }
+        return {f"{count} operands": replace(self, operands=(count, count)) for count in OPERAND_COUNTS}
 
 
 def _lay_out(digits: Int[np.ndarray, "batch operand length"]) -> Examples:
@@ -91,12 +86,9 @@ def _lay_out(digits: Int[np.ndarray, "batch operand length"]) -> Examples:
     end_tokens[:, -1] = END_TOKEN
     response = np.concatenate([_steps(padded_operands), end_tokens], axis=2).reshape(batch_size, -1)
     tokens = np.concatenate([prompt, np.full((batch_size, 1), ROW_TOKEN), response], axis=1)
+    coupling, places, support = (rule(num_operands, sum_width) for rule in (_coupling, _places, _support))
     return Examples.with_prompt_length(
-        tokens,
-        prompt.shape[1] + 1,
-        coupling=_coupling(num_operands, sum_width)[:, None],
-        places=_places(num_operands, sum_width)[None],
-        support=_support(num_operands, sum_width)[None],
+        tokens, prompt.shape[1] + 1, coupling=coupling[:, None], places=places[None], support=support[None]
     )
 
 
@@ -123,9 +115,8 @@ def _coupling(num_operands: int, sum_width: int) -> Int[np.ndarray, "2 seq"]:
     for operand in range(num_operands):
         row = max(operand, 1)
         # The first sign does not end a row. It has the number of the last row, which no step uses.
-        places_and_rows += [(place, row) for place in digit_places] + [
-            (sum_width + 1, row if operand > 0 else num_operands)
-        ]
+        places_and_rows += [(place, row) for place in digit_places]
+        places_and_rows.append((sum_width + 1, row if operand > 0 else num_operands))
     places_and_rows.append((1, 1))
     for row in range(1, num_operands):
         for place in digit_places:
@@ -135,7 +126,6 @@ def _coupling(num_operands: int, sum_width: int) -> Int[np.ndarray, "2 seq"]:
 
 
 def _places(num_operands: int, sum_width: int) -> Int[np.ndarray, " seq"]:
-    """Return the place of each digit in its number."""
     digit_places = np.arange(1, sum_width + 1)
     operand_places = [*digit_places, 0] * num_operands
     step_places = [*np.stack([digit_places, np.zeros_like(digit_places)], axis=1).flatten(), 0] * (num_operands - 1)
@@ -143,7 +133,6 @@ def _places(num_operands: int, sum_width: int) -> Int[np.ndarray, " seq"]:
 
 
 def _support(num_operands: int, sum_width: int) -> Int[np.ndarray, "seq 3"]:
-    """Return the token indexes that each answer depends on, filled with -1."""
     response_start = num_operands * (sum_width + 1) + 1
     support = np.full((response_start + (num_operands - 1) * (2 * sum_width + 1), 3), -1)
     answer_index = response_start

@@ -17,7 +17,6 @@ TIMES_TOKEN, EQUALS_TOKEN, ROW_TOKEN, END_TOKEN, FIRST_PRODUCT_TOKEN = 10, 11, 1
 # The largest product is 9 * 9 plus a carry of 9. The largest sum has an additional digit of 9.
 MAX_PRODUCT, MAX_SUM = 90, 99
 FIRST_SUM_TOKEN = FIRST_PRODUCT_TOKEN + MAX_PRODUCT + 1
-# Numbers of digits of the second factor, one per variant.
 DIGIT_COUNTS = (1, 2, 3, 5, 10)
 EXPECTED_FORMAT = "a product such as 57x68"
 DIGITS = tuple(str(digit) for digit in range(10))
@@ -81,9 +80,8 @@ class Multiplication:
         factors = prompt.replace(" ", "").removesuffix("=").replace("*", "x").split("x")
         if len(factors) != 2 or "" in factors:
             raise PromptError(f"invalid product '{prompt}' of two numbers; write {EXPECTED_FORMAT}")
-        return _lay_out(
-            *(parse_symbols(list(factor), DIGITS, self.name, EXPECTED_FORMAT)[None, ::-1] for factor in factors)
-        )
+        a, b = (parse_symbols(list(factor), DIGITS, self.name, EXPECTED_FORMAT)[None, ::-1] for factor in factors)
+        return _lay_out(a, b)
 
     def variants(self) -> Mapping[str, Task]:
         """Return one variant per number of digits of the second factor."""
@@ -96,17 +94,13 @@ def _lay_out(a: Int[np.ndarray, "batch length"], b: Int[np.ndarray, "batch digit
     product_width = length + num_rows
     padded_a = np.pad(a, ((0, 0), (0, num_rows)))
     reversed_b = b[:, ::-1]
-    times_tokens, equals_tokens, start_tokens, end_tokens = (
-        np.full((batch_size, 1), sign_token) for sign_token in (TIMES_TOKEN, EQUALS_TOKEN, ROW_TOKEN, END_TOKEN)
-    )
+    times, equals, start, end = np.full((batch_size, 4), (TIMES_TOKEN, EQUALS_TOKEN, ROW_TOKEN, END_TOKEN)).T[..., None]
     row_end_tokens = np.full((batch_size, num_rows, 1), ROW_TOKEN)
     rows = np.concatenate([_steps(padded_a, reversed_b), row_end_tokens], axis=2).reshape(batch_size, -1)
+    tokens = np.concatenate([padded_a, times, reversed_b, equals, start, rows, end], axis=1)
+    coupling, places, support = (rule(num_rows, product_width) for rule in (_coupling, _places, _support))
     return Examples.with_prompt_length(
-        np.concatenate([padded_a, times_tokens, reversed_b, equals_tokens, start_tokens, rows, end_tokens], axis=1),
-        product_width + num_rows + 3,
-        coupling=_coupling(num_rows, product_width)[:, None],
-        places=_places(num_rows, product_width)[None],
-        support=_support(num_rows, product_width)[None],
+        tokens, product_width + num_rows + 3, coupling=coupling[:, None], places=places[None], support=support[None]
     )
 
 
@@ -130,20 +124,14 @@ def _steps(a: Int[np.ndarray, "batch width"], b: Int[np.ndarray, "batch digits"]
 def _coupling(num_rows: int, product_width: int) -> Int[np.ndarray, "2 seq"]:
     """Return the place and the row of each token, from 1; tokens without a place or a row have 0."""
     places, row_numbers = np.arange(1, product_width + 1), np.arange(1, num_rows + 1)
-    prompt = np.concatenate(
-        [
-            # The sign after the last place ends the row. The sign after the last row ends the sequence.
-            np.stack([np.append(places, product_width + 1), np.zeros(product_width + 1, dtype=np.int64)]),
-            np.stack([np.append(np.zeros(num_rows, dtype=np.int64), 1), np.append(row_numbers, num_rows + 1)]),
-            np.ones((2, 1), dtype=np.int64),
-        ],
-        axis=1,
-    )
+    # The sign after the last place ends the row. The sign after the last row ends the sequence.
+    a = np.stack([np.append(places, product_width + 1), np.zeros(product_width + 1, dtype=np.int64)])
+    b = np.stack([np.append(np.zeros(num_rows, dtype=np.int64), 1), np.append(row_numbers, num_rows + 1)])
     rows = np.ones((2, num_rows, 2 * product_width + 1), dtype=np.int64)
     rows[0, :, :-1:2], rows[1, :, :-1:2] = places, row_numbers[:, None] - 1
     rows[0, :, 1::2], rows[1, :, 1::2] = places + 1, row_numbers[:, None]
     rows[1, :, -1] = row_numbers + 1
-    return np.concatenate([prompt, rows.reshape(2, -1), [[1], [num_rows + 1]]], axis=1)
+    return np.concatenate([a, b, [[1], [1]], rows.reshape(2, -1), [[1], [num_rows + 1]]], axis=1)
 
 
 def _places(num_rows: int, product_width: int) -> Int[np.ndarray, " seq"]:
@@ -154,7 +142,6 @@ def _places(num_rows: int, product_width: int) -> Int[np.ndarray, " seq"]:
 
 
 def _support(num_rows: int, product_width: int) -> Int[np.ndarray, "seq 3"]:
-    """Return the token indexes that each answer depends on, filled with -1."""
     response_start, row_width = product_width + num_rows + 3, 2 * product_width + 1
     support = np.full((response_start + num_rows * row_width + 1, 3), -1)
     rows = support[response_start:-1].reshape(num_rows, row_width, 3)

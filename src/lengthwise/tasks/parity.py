@@ -63,24 +63,19 @@ class Parity:
 
     def _lay_out(self, bits: Int[np.ndarray, "batch length"]) -> Examples:
         batch_size, length = bits.shape
-        zero_tokens = np.zeros((batch_size, 1), dtype=np.int64)
-        tokens = np.concatenate(
-            [bits, zero_tokens + 2, zero_tokens, np.bitwise_xor.accumulate(bits, axis=1), zero_tokens + 3], axis=1
-        )
-        places = np.arange(1, length + 1)
+        zeros = np.zeros((batch_size, 1), dtype=np.int64)
+        running_parity = np.bitwise_xor.accumulate(bits, axis=1)
+        tokens = np.concatenate([bits, zeros + 2, zeros, running_parity, zeros + 3], axis=1)
+        bit_places = np.arange(1, length + 1)
         bit_offset = 1 if self.coupling == "next" else 0
         # The start token acts as s_0. No token uses the ID of the end token.
-        coupling_numbers = np.concatenate([places, [length + 1], np.arange(length + 1) + bit_offset, [length + 2]])
+        numbers = np.concatenate([bit_places, [length + 1], np.arange(length + 1) + bit_offset, [length + 2]])
+        coupling = None if self.coupling == "none" else numbers[None, None]
+        places = np.concatenate([bit_places, [0, 0], bit_places, [0]])[None]
         answer_indexes = np.arange(length + 2, 2 * length + 2)
         support = np.full((2 * length + 3, 2), -1)
         support[answer_indexes, 0] = np.arange(length)
         support[answer_indexes, 1] = answer_indexes - 1
         # The end token depends on the separator, which follows the last bit.
         support[-1, 0] = length
-        return Examples.with_prompt_length(
-            tokens,
-            length + 2,
-            coupling=None if self.coupling == "none" else coupling_numbers[None, None],
-            places=np.concatenate([places, [0, 0], places, [0]])[None],
-            support=support[None],
-        )
+        return Examples.with_prompt_length(tokens, length + 2, coupling=coupling, places=places, support=support[None])

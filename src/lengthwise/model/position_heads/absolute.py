@@ -1,10 +1,9 @@
 """Absolute head, a classifier over absolute ID values."""
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import nn
 
-from lengthwise.model.position_heads.head import NextIDs, PositionHead, Prompt
+from lengthwise.model.position_heads.head import IDs, NextIDs, PositionHead, Prompt, Vectors
 
 
 class Absolute(PositionHead):
@@ -15,13 +14,7 @@ class Absolute(PositionHead):
         self.from_hidden = nn.Linear(d_model, num_position_ids)
         self.from_next = nn.Linear(d_model, num_position_ids, bias=False)
 
-    def forward(
-        self,
-        hidden: Float[Tensor, "batch query d_model"],
-        current_ids: Int[Tensor, "batch query"],
-        next_embeddings: Float[Tensor, "batch query d_model"],
-        prompt: Prompt,
-    ) -> NextIDs:
+    def forward(self, hidden: Vectors, current_ids: IDs, next_embeddings: Vectors, prompt: Prompt) -> NextIDs:
         """Return a distribution over all IDs below ``num_position_ids``."""
         scores = (self.from_hidden(hidden) + self.from_next(next_embeddings)).float()
         candidates = torch.arange(scores.shape[-1], device=scores.device)[None, None]

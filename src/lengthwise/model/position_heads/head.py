@@ -8,6 +8,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+# One vector per token and one position ID per token.
+Vectors = Float[Tensor, "batch token d_model"]
+IDs = Int[Tensor, "batch token"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
@@ -36,10 +40,7 @@ class Prompt:
 
 
 def read_prompt(
-    head: "PositionHead",
-    embeddings: Float[Tensor, "batch seq d_model"],
-    position_ids: Int[Tensor, "batch seq"],
-    prompt_length: Int[Tensor, " batch"],
+    head: "PositionHead", embeddings: Vectors, position_ids: IDs, prompt_length: Int[Tensor, " batch"]
 ) -> Prompt:
     """Return the prompts of a batch as the input of ``head``; each prompt is the first ``prompt_length`` tokens."""
     max_prompt_length = int(prompt_length.max())
@@ -47,12 +48,9 @@ def read_prompt(
     # The first ID of the prompt replaces the IDs of padding, so padding adds no distinct ID.
     prompt_ids = torch.where(is_prompt, position_ids[:, :max_prompt_length], position_ids[:, :1])
     sorted_ids, sorting_indices = prompt_ids.sort(dim=1)
-    is_new_id = torch.zeros_like(sorted_ids)
-    is_new_id[:, 1:] = (sorted_ids[:, 1:] != sorted_ids[:, :-1]).long()
-    sorted_ranks = is_new_id.cumsum(dim=1)
-    padding_ids = torch.full(
-        (len(prompt_ids), int(sorted_ranks.max()) + 1), Prompt.PADDING_ID, device=prompt_ids.device
-    )
+    sorted_ranks = sorted_ids.diff(dim=1, prepend=sorted_ids[:, :1]).ne(0).cumsum(dim=1)
+    num_ranks = int(sorted_ranks.max()) + 1
+    padding_ids = torch.full((len(prompt_ids), num_ranks), Prompt.PADDING_ID, device=prompt_ids.device)
     distinct_ids = padding_ids.scatter(1, sorted_ranks, sorted_ids)
     return Prompt(
         keys=head.keys(embeddings[:, :max_prompt_length], prompt_ids),
@@ -77,31 +75,20 @@ class NextIDs:
         best_candidate_index = self.log_probs.argmax(dim=-1, keepdim=True)
         return self.candidates.expand(self.log_probs.shape).gather(-1, best_candidate_index)[..., 0]
 
-    def log_probability(
-        self, ids: Int[Tensor, "batch query"]
-    ) -> tuple[Float[Tensor, "batch query"], Bool[Tensor, "batch query"]]:
+    def log_probability(self, ids: IDs) -> tuple[Float[Tensor, "batch token"], Bool[Tensor, "batch token"]]:
         """Return the log-probability of each ID (0 if it is no candidate), and a mask of the candidates."""
         is_match = self.candidates == ids[..., None]
-        is_candidate = is_match.any(dim=-1)
-        return self.log_probs.masked_fill(~is_match, 0.0).sum(dim=-1), is_candidate
+        return self.log_probs.masked_fill(~is_match, 0.0).sum(dim=-1), is_match.any(dim=-1)
 
 
 class PositionHead(nn.Module):
     """Abstract predictor of the next ID from a token's hidden state, the token's ID and the next token's embedding."""
 
-    def keys(
-        self, embeddings: Float[Tensor, "batch prompt d_model"], position_ids: Int[Tensor, "batch prompt"]
-    ) -> Float[Tensor, "batch prompt d_key"]:
+    def keys(self, embeddings: Vectors, position_ids: IDs) -> Float[Tensor, "batch token d_key"]:
         """Return the keys of the prompt tokens; the default keys have width 0, for heads without keys."""
         return embeddings[..., :0]
 
-    def forward(
-        self,
-        hidden: Float[Tensor, "batch query d_model"],
-        current_ids: Int[Tensor, "batch query"],
-        next_embeddings: Float[Tensor, "batch query d_model"],
-        prompt: Prompt,
-    ) -> NextIDs:
+    def forward(self, hidden: Vectors, current_ids: IDs, next_embeddings: Vectors, prompt: Prompt) -> NextIDs:
         """Return the distribution over the next token's ID for each query."""
         raise NotImplementedError
 
@@ -111,9 +98,8 @@ def sum_by_id(
 ) -> Float[Tensor, "batch query rank"]:
     """Sum the probability mass of prompt tokens that have the same ID."""
     rank_probabilities = token_probabilities.new_zeros(*token_probabilities.shape[:2], prompt.distinct_ids.shape[1])
-    return rank_probabilities.scatter_add(
-        2, prompt.ranks[:, None].expand(token_probabilities.shape), token_probabilities
-    )
+    ranks = prompt.ranks[:, None].expand(token_probabilities.shape)
+    return rank_probabilities.scatter_add(2, ranks, token_probabilities)
 
 
 def distinct_id_distribution(probabilities: Float[Tensor, "batch query rank"], prompt: Prompt) -> NextIDs:

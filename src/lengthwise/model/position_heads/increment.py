@@ -3,23 +3,15 @@
 import math
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor
 
-from lengthwise.model.position_heads.head import NextIDs, Prompt
+from lengthwise.model.position_heads.head import IDs, NextIDs, Prompt, Vectors
 from lengthwise.model.position_heads.offset import OffsetHead
 
 
 class Increment(OffsetHead):
     """Classifier over offsets from the current ID. The loss ignores target IDs at any other offset."""
 
-    def forward(
-        self,
-        hidden: Float[Tensor, "batch query d_model"],
-        current_ids: Int[Tensor, "batch query"],
-        next_embeddings: Float[Tensor, "batch query d_model"],
-        prompt: Prompt,
-    ) -> NextIDs:
+    def forward(self, hidden: Vectors, current_ids: IDs, next_embeddings: Vectors, prompt: Prompt) -> NextIDs:
         """Return a distribution over the IDs ``current_ids + offset`` for all ``OFFSETS``."""
         candidates = current_ids[..., None] + torch.tensor(self.OFFSETS, device=hidden.device)
         scores = self.scores(hidden, next_embeddings).masked_fill(candidates < 0, -math.inf)

@@ -3,7 +3,7 @@
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lengthwise.model.position_heads.head import PositionHead
+from lengthwise.model.position_heads.head import PositionHead, Vectors
 
 
 class OffsetScores(nn.Module):
@@ -14,12 +14,9 @@ class OffsetScores(nn.Module):
         self.from_hidden = nn.Linear(d_model, num_offsets)
         self.from_next = nn.Linear(d_model, num_offsets, bias=False)
 
-    def forward(
-        self, hidden: Float[Tensor, "batch query d_model"], next_embeddings: Float[Tensor, "batch query d_model"]
-    ) -> Float[Tensor, "batch query offset"]:
+    def forward(self, hidden: Vectors, next_embeddings: Vectors) -> Float[Tensor, "batch token offset"]:
         """Return unnormalized scores in float32."""
-        scores: Tensor = self.from_hidden(hidden) + self.from_next(next_embeddings)
-        return scores.float()
+        return (self.from_hidden(hidden) + self.from_next(next_embeddings)).float()
 
 
 class OffsetHead(PositionHead):

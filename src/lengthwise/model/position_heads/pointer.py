@@ -3,11 +3,19 @@
 import math
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from lengthwise.encodings.rotary import RotaryEncoding
-from lengthwise.model.position_heads.head import NextIDs, PositionHead, Prompt, distinct_id_distribution, sum_by_id
+from lengthwise.model.position_heads.head import (
+    IDs,
+    NextIDs,
+    PositionHead,
+    Prompt,
+    Vectors,
+    distinct_id_distribution,
+    sum_by_id,
+)
 
 # Factor of the shift scores. Without it, they change too slowly at learning rates that suit weight matrices.
 SHIFT_SCALE = 10.0
@@ -17,8 +25,7 @@ class Pointer(PositionHead):
     """Softmax over prompt tokens; the head sums the probabilities of equal IDs and shifts them by -1, 0 or +1 ranks.
 
     The score of prompt token j is a rotary term between the current ID and the ID of j, plus a content term between
-    the next token and token j with its predecessor. The shift depends on the next token. Therefore, the predicted ID
-    can depend on content.
+    the next token and token j with its predecessor. The shift depends on the content of the next token.
     """
 
     def __init__(self, d_model: int, num_position_ids: int, d_pointer: int = 32) -> None:
@@ -35,29 +42,17 @@ class Pointer(PositionHead):
         for parameter in self.shift.parameters():
             nn.init.zeros_(parameter)
 
-    def keys(
-        self, embeddings: Float[Tensor, "batch prompt d_model"], position_ids: Int[Tensor, "batch prompt"]
-    ) -> Float[Tensor, "batch prompt d_key"]:
+    def keys(self, embeddings: Vectors, position_ids: IDs) -> Float[Tensor, "batch token d_key"]:
         """Return keys with a rotary part for the ID, then a content part for the token and its predecessor."""
         previous_embeddings = nn.functional.pad(embeddings, (0, 0, 1, 0))[:, :-1]
         content = nn.functional.normalize(self.content(embeddings) + self.predecessor(previous_embeddings), dim=-1)
-        return torch.cat([self._rotated_distance(self.distance[1], position_ids), content], dim=-1)
+        return torch.cat([self._rotate(self.distance[1], position_ids), content], dim=-1)
 
-    def forward(
-        self,
-        hidden: Float[Tensor, "batch query d_model"],
-        current_ids: Int[Tensor, "batch query"],
-        next_embeddings: Float[Tensor, "batch query d_model"],
-        prompt: Prompt,
-    ) -> NextIDs:
+    def forward(self, hidden: Vectors, current_ids: IDs, next_embeddings: Vectors, prompt: Prompt) -> NextIDs:
         """Return a distribution over the prompt's distinct IDs."""
-        query = torch.cat(
-            [
-                self.log_distance_gain.exp() * self._rotated_distance(self.distance[0], current_ids),
-                self.content_gain * nn.functional.normalize(self.content(next_embeddings), dim=-1),
-            ],
-            dim=-1,
-        )
+        distance = self.log_distance_gain.exp() * self._rotate(self.distance[0], current_ids)
+        content = self.content_gain * nn.functional.normalize(self.content(next_embeddings), dim=-1)
+        query = torch.cat([distance, content], dim=-1)
         scores = (prompt.sharpness * query) @ prompt.keys.mT
         if prompt.has_padding:
             scores = scores.masked_fill(~prompt.is_prompt[:, None], -math.inf)
@@ -65,23 +60,13 @@ class Pointer(PositionHead):
         return distinct_id_distribution(self._shift(sum_by_id(token_probabilities, prompt), next_embeddings), prompt)
 
     def _shift(
-        self,
-        rank_probabilities: Float[Tensor, "batch query rank"],
-        next_embeddings: Float[Tensor, "batch query d_model"],
-    ) -> Float[Tensor, "batch query rank"]:
+        self, probabilities: Float[Tensor, "batch token rank"], next_embeddings: Vectors
+    ) -> Float[Tensor, "batch token rank"]:
         """Shift the probabilities by -1, 0 or +1 ranks; a shift past the first or last rank loses the probability."""
-        down_probability, same_probability, up_probability = (
-            (SHIFT_SCALE * self.shift(next_embeddings)).softmax(dim=-1).split(1, dim=-1)
-        )
-        padded_probabilities = nn.functional.pad(rank_probabilities, (1, 1))
-        return (
-            same_probability * rank_probabilities
-            + up_probability * padded_probabilities[..., :-2]
-            + down_probability * padded_probabilities[..., 2:]
-        )
+        down, same, up = (SHIFT_SCALE * self.shift(next_embeddings)).softmax(dim=-1).split(1, dim=-1)
+        padded = nn.functional.pad(probabilities, (1, 1))
+        return same * probabilities + up * padded[..., :-2] + down * padded[..., 2:]
 
-    def _rotated_distance(
-        self, distance_vector: Float[Tensor, " d_pointer"], position_ids: Int[Tensor, "batch seq"]
-    ) -> Float[Tensor, "batch seq d_pointer"]:
-        distance_vectors = distance_vector.expand(*position_ids.shape, -1)
-        return self.rotary.rotate(distance_vectors[:, None], position_ids)[:, 0]
+    def _rotate(self, vector: Float[Tensor, " d_pointer"], position_ids: IDs) -> Float[Tensor, "batch token d_pointer"]:
+        vectors = vector.expand(*position_ids.shape, -1)
+        return self.rotary.rotate(vectors[:, None], position_ids)[:, 0]

@@ -3,23 +3,15 @@
 import math
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor
 
-from lengthwise.model.position_heads.head import NextIDs, Prompt
+from lengthwise.model.position_heads.head import IDs, NextIDs, Prompt, Vectors
 from lengthwise.model.position_heads.offset import OffsetHead
 
 
 class Rank(OffsetHead):
     """Classifier over rank offsets. It is fast, but its predictions cannot depend on the content of prompt tokens."""
 
-    def forward(
-        self,
-        hidden: Float[Tensor, "batch query d_model"],
-        current_ids: Int[Tensor, "batch query"],
-        next_embeddings: Float[Tensor, "batch query d_model"],
-        prompt: Prompt,
-    ) -> NextIDs:
+    def forward(self, hidden: Vectors, current_ids: IDs, next_embeddings: Vectors, prompt: Prompt) -> NextIDs:
         """Return a distribution over the prompt's IDs at rank ``current rank + offset`` for all ``OFFSETS``."""
         rank_offsets = torch.tensor(self.OFFSETS, device=hidden.device)
         ranks = torch.searchsorted(prompt.distinct_ids, current_ids.contiguous())[..., None] + rank_offsets

@@ -3,18 +3,25 @@
 import math
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from lengthwise.model.position_heads.head import NextIDs, PositionHead, Prompt, distinct_id_distribution, sum_by_id
+from lengthwise.model.position_heads.head import (
+    IDs,
+    NextIDs,
+    PositionHead,
+    Prompt,
+    Vectors,
+    distinct_id_distribution,
+    sum_by_id,
+)
 
 
 class Search(PositionHead):
     """Softmax over prompt tokens that depends only on their content; the head sums the probabilities of equal IDs.
 
-    The next token and the prompt tokens have different projections, so scores are asymmetric. Therefore, the head can
-    learn an order of tokens. The content term of the pointer head can only learn similarity. Equal tokens have equal
-    scores.
+    The next token and the prompt tokens have different projections, so scores are asymmetric, and the head can learn
+    an order of tokens. The content term of the pointer head can only learn similarity. Equal tokens score equally.
     """
 
     def __init__(self, d_model: int, num_position_ids: int, d_search: int = 64) -> None:
@@ -24,19 +31,11 @@ class Search(PositionHead):
         # An order needs a large range of scores. A small initial gain would make learning slow.
         self.log_gain = nn.Parameter(torch.tensor(math.log(100.0)))
 
-    def keys(
-        self, embeddings: Float[Tensor, "batch prompt d_model"], position_ids: Int[Tensor, "batch prompt"]
-    ) -> Float[Tensor, "batch prompt d_key"]:
+    def keys(self, embeddings: Vectors, position_ids: IDs) -> Float[Tensor, "batch token d_key"]:
         """Return normalized projections of the token embeddings; the keys do not depend on the IDs."""
         return nn.functional.normalize(self.key(embeddings), dim=-1)
 
-    def forward(
-        self,
-        hidden: Float[Tensor, "batch query d_model"],
-        current_ids: Int[Tensor, "batch query"],
-        next_embeddings: Float[Tensor, "batch query d_model"],
-        prompt: Prompt,
-    ) -> NextIDs:
+    def forward(self, hidden: Vectors, current_ids: IDs, next_embeddings: Vectors, prompt: Prompt) -> NextIDs:
         """Return a distribution over the prompt's distinct IDs."""
         query = nn.functional.normalize(self.query(next_embeddings), dim=-1)
         scores = (prompt.sharpness * self.log_gain.exp() * query) @ prompt.keys.mT

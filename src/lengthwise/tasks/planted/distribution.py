@@ -7,11 +7,9 @@ import numpy as np
 
 from lengthwise.core.errors import SettingError
 
-# Maximum number of shapes to enumerate.
 MAX_SHAPES = 200_000
 # Maximum number of tuples of k tokens in a table.
 MAX_TUPLES = 1 << 22
-# Tolerance of a sum of probabilities.
 SUM_TOLERANCE = 1e-9
 
 
@@ -20,26 +18,23 @@ def check_distribution(values: Sequence[float], entries: Sequence[str], descript
     for value, entry in zip(values, entries, strict=True):
         if not 0 <= value <= 1 + SUM_TOLERANCE:
             raise SettingError(f"{entry} has probability {value}; use a probability between 0 and 1")
-    probability_sum = float(np.sum(values))
-    if probability_sum == 0:
+    total = float(np.sum(values))
+    if total == 0:
         raise SettingError(f"{description} are all 0 or missing; use at least one positive probability")
-    if abs(probability_sum - 1) > SUM_TOLERANCE:
-        raise SettingError(
-            f"{description} have the sum {probability_sum:.6g} instead of 1; divide them by {probability_sum:.6g}"
-        )
+    if abs(total - 1) > SUM_TOLERANCE:
+        raise SettingError(f"{description} have the sum {total:.6g} instead of 1; divide them by {total:.6g}")
 
 
 def check_shapes(shapes: Sequence[Sequence[int]], max_span: int | None) -> None:
     """Raise ``SettingError`` unless the shapes are unique, valid and no wider than ``max_span`` tokens."""
     if not shapes or not shapes[0]:
         raise SettingError("the placement has no shape; use at least one shape such as (0, 1)")
+    k = len(shapes[0])
     for shape in shapes:
         if shape[0] != 0 or any(next_distance <= distance for distance, next_distance in pairwise(shape)):
             raise SettingError(f"invalid shape {tuple(shape)}; use distances from the first token such as (0, 1, 4)")
-        if len(shape) != len(shapes[0]):
-            raise SettingError(
-                f"shape {tuple(shape)} has {len(shape)} tokens; use {len(shapes[0])}, as in the first shape"
-            )
+        if len(shape) != k:
+            raise SettingError(f"shape {tuple(shape)} has {len(shape)} tokens; use {k}, as in the first shape")
         if max_span is not None and shape[-1] + 1 > max_span:
             raise SettingError(
                 f"shape {tuple(shape)} spans {shape[-1] + 1} tokens but widest is {max_span}; "

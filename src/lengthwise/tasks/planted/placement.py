@@ -45,25 +45,20 @@ class Placement(Protocol):
     @property
     def k(self) -> int:
         """Number of planted tokens per sequence."""
-        ...
 
     @property
     def span(self) -> int | None:
         """Maximum of ``max S - min S + 1`` over all planted sets S at all lengths; None if there is no maximum."""
-        ...
 
     @property
     def min_length(self) -> int:
         """Smallest length that can contain a set."""
-        ...
 
     def law(self, length: int) -> ShapeLaw:
         """Return the exact distribution; raise ``SettingError`` if no set fits or if there are too many sets."""
-        ...
 
     def sample(self, length: int, size: int, rng: np.random.Generator) -> Int[np.ndarray, "size k"]:
         """Sample sets as increasing token indexes."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,38 +118,45 @@ class Local:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UniformShapes:
-    """Random shape of ``num_planted`` tokens with a span of at most ``widest``; shape and first token are uniform."""
+class _PlantedTokens:
+    """Base class of placements with ``num_planted`` tokens, which fit into any length from ``num_planted`` on."""
 
     num_planted: int = 2
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        check_num_planted(self.num_planted)
+
+    @property
+    def k(self) -> int:
+        """Number of planted tokens per sequence."""
+        return self.num_planted
+
+    @property
+    def min_length(self) -> int:
+        """Smallest length that can contain a set, which equals the number of planted tokens."""
+        return self.num_planted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UniformShapes(_PlantedTokens):
+    """Random shape of ``num_planted`` tokens with a span of at most ``widest``; shape and first token are uniform."""
+
     widest: int = 3
 
     name: ClassVar[str] = "uniform_shape"
     summary: ClassVar[str] = "all shapes within a span with equal weight, at a uniform place"
 
     def __post_init__(self) -> None:
-        check_types(self)
-        check_num_planted(self.num_planted)
+        _PlantedTokens.__post_init__(self)
         if self.widest < self.num_planted:
-            raise SettingError(
-                f"widest {self.widest} is too small for {self.num_planted} tokens; use at least {self.num_planted}"
-            )
+            raise SettingError(f"widest {self.widest} is too small for {self.k} tokens; use at least {self.k}")
         check_num_shapes(comb(self.widest - 1, self.num_planted - 1), f"span {self.widest}")
-
-    @property
-    def k(self) -> int:
-        """Number of tokens of each shape."""
-        return self.num_planted
 
     @property
     def span(self) -> int:
         """Largest span of a shape: ``widest``, or 1 if only one token is planted."""
         return self.widest if self.num_planted > 1 else 1
-
-    @property
-    def min_length(self) -> int:
-        """Span of the narrowest shape, which equals the number of planted tokens."""
-        return self.num_planted
 
     def law(self, length: int) -> ShapeLaw:
         """Return the distribution over the shapes within the span."""
@@ -170,32 +172,16 @@ class UniformShapes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Subsets:
+class Subsets(_PlantedTokens):
     """Uniform distribution over all sets of k tokens, without locality (sparse parity)."""
-
-    num_planted: int = 2
 
     name: ClassVar[str] = "subsets"
     summary: ClassVar[str] = "all sets of k tokens with equal probability, at any distance"
-
-    def __post_init__(self) -> None:
-        check_types(self)
-        check_num_planted(self.num_planted)
-
-    @property
-    def k(self) -> int:
-        """Number of tokens of each set."""
-        return self.num_planted
 
     @property
     def span(self) -> int | None:
         """1 if only one token is planted; otherwise None, because the span has no upper bound."""
         return 1 if self.num_planted == 1 else None
-
-    @property
-    def min_length(self) -> int:
-        """Number of planted tokens per sequence."""
-        return self.num_planted
 
     def law(self, length: int) -> ShapeLaw:
         """Return the uniform distribution; raise ``SettingError`` if there are too many sets to enumerate."""
@@ -274,9 +260,7 @@ class ByLength:
         return self.laws[bisect_left(self.until, length)]
 
 
-PLACEMENTS: dict[str, type[Placement]] = {
-    placement.name: placement for placement in (Local, UniformShapes, Subsets, ByLength)
-}
+PLACEMENTS: dict[str, type[Placement]] = {kind.name: kind for kind in (Local, UniformShapes, Subsets, ByLength)}
 
 
 def check_length(placement: Placement, length: int) -> None:
