@@ -42,7 +42,7 @@ class PlaceboSampler:
         document_start, document_end = (int(self.start_offsets[index]) for index in self.piece_ranges[target.text.name])
         far_start = int(rng.integers(self._num_other_starts(target.text.name)))
         # Skip the start indexes in the document of the target.
-        return self._far_tokens(far_start + (document_end - document_start) * (far_start >= document_start))
+        return self._far_tokens(far_start if far_start < document_start else far_start + document_end - document_start)
 
     def sample_same_document(self, target: Target, rng: np.random.Generator) -> FarTokens | None:
         """Sample far tokens from the same document, outside the target's context. None if the document is too short."""
