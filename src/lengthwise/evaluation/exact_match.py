@@ -51,10 +51,9 @@ class EvaluationSettings:
             if min(values, default=1) < 1:
                 raise SettingError(f"invalid {name} {min(values)}; use at least 1")
         if len(self.num_examples) not in (1, len(self.lengths)):
-            raise SettingError(
-                f"num_examples has {len(self.num_examples)} values for {len(self.lengths)} lengths; "
-                "give one value for all lengths, or one value per length"
-            )
+            advice = "give one value for all lengths, or one value per length"
+            counts = f"{len(self.num_examples)} values for {len(self.lengths)} lengths"
+            raise SettingError(f"num_examples has {counts}; {advice}")
         if self.decode not in DECODE_MODES:
             raise SettingError(f"unknown decode mode '{self.decode}'; use {' or '.join(DECODE_MODES)}")
 

@@ -103,9 +103,8 @@ def _grade_forced(
             torch.split(targets, chunk_length, dim=1),
             strict=True,
         )
-        predicted_ids = [
-            torch.stack([level.most_likely_ids() for level in decoder.next_ids(*chunk, prompts)]) for chunk in chunks
-        ]
+        predictions = (decoder.next_ids(*chunk, prompts) for chunk in chunks)
+        predicted_ids = [torch.stack([level.most_likely_ids() for level in levels]) for levels in predictions]
         id_correct = (torch.cat(predicted_ids, dim=2) == ids[:, :, first_column:]).all(dim=0)
     return logits.argmax(dim=-1), id_correct, token_loss
 

@@ -163,8 +163,7 @@ def _score_batch(
     hidden, _ = decoder(batch.tokens[:, :-1], batch.position_ids[:, :, :-1], query_start=query_start)
     logits, targets = decoder.token_logits(hidden), batch.tokens[:, query_start + 1 :]
     losses: Tensor = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
-    correct = logits.argmax(dim=-1) == targets
-    return losses.view(targets.shape).double().cpu().numpy(), correct.cpu().numpy()
+    return losses.view(targets.shape).double().cpu().numpy(), (logits.argmax(dim=-1) == targets).cpu().numpy()
 
 
 class _LossTally:

@@ -174,9 +174,8 @@ def check_experiments(experiments: Mapping[str, Experiment], labels: Iterable[st
         first_label = folders.setdefault(to_folder_name(label), label)
         if not to_folder_name(label) or first_label != label:
             reason = f"equals the folder name of {first_label!r}" if to_folder_name(label) else "is empty"
-            raise SettingError(
-                f"invalid label {label!r}: its folder name {reason}; use labels that differ in letters or digits"
-            )
+            advice = "use labels that differ in letters or digits"
+            raise SettingError(f"invalid label {label!r}: its folder name {reason}; {advice}")
     for experiment in experiments.values():
         prepare_training(experiment)
         check_evaluation(experiment, experiment.evaluation)

@@ -99,18 +99,16 @@ def _import_class(kind: str, name: str) -> type[Any]:
             f"{kind} '{name}' cannot be imported ({error}); use module:Name of a class on the Python path"
         ) from None
     if not isinstance(cls, type) or not hasattr(cls, "name"):
-        raise SettingError(
-            f"{kind} '{name}' is not a class with the attribute 'name'; use module:Name, where Name is such a class"
-        )
+        advice = "use module:Name, where Name is such a class"
+        raise SettingError(f"{kind} '{name}' is not a class with the attribute 'name'; {advice}")
     if missing := _missing_members(kind, cls):
         contract = CONTRACTS[kind].__name__
         raise SettingError(f"{kind} '{name}' lacks {', '.join(missing)}; add these members (see {contract})")
     if TABLES[kind].get(cls.name, cls) is not cls:
         raise SettingError(f"{kind} '{name}' has the name '{cls.name}' of a built-in {kind}; choose another name")
     if not is_dataclass(cls):
-        raise SettingError(
-            f"{kind} '{name}' is not a dataclass, so its settings cannot be saved; add @dataclass(frozen=True)"
-        )
+        advice = "add @dataclass(frozen=True)"
+        raise SettingError(f"{kind} '{name}' is not a dataclass, so its settings cannot be saved; {advice}")
     try:
         cls()
     except TypeError as error:

@@ -84,8 +84,7 @@ def _check_id_coverage(model: ProbedModel, max_length: int) -> Assumption:
     min_train_id, max_train_id = model.id_range
     result = f"IDs {min_id:g} to {max_id:g} at length {max_length}, {min_train_id:g} to {max_train_id:g} in training"
     holds = min_train_id <= min_id and max_id <= max_train_id
-    max_train_distance = model.trained_distance
-    if max_train_distance is not None:
+    if (max_train_distance := model.trained_distance) is not None:
         result += f"; distances up to {max_distance:g}, {max_train_distance:g} in training"
         holds = holds and (max_distance <= max_train_distance or model.scheme.random_at_evaluation)
     return Assumption(name=assumption_name, holds=holds, found=result, counterexample="absolute positions")

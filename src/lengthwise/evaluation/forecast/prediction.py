@@ -124,8 +124,7 @@ def _accuracy_interval(mean: float, every_piece: float, margin: float, coverage:
 
 def _end_accuracy(model: ProbedModel, length: int, budget: int) -> float:
     """Return the fraction of end tokens that are correct in every piece; 1 for a task without end tokens."""
-    queries = model.end_queries(length)
-    if queries is None:
+    if (queries := model.end_queries(length)) is None:
         return 1.0
     pieces, _ = model.pieces(queries, length, budget, MAX_PIECES)
     return float(np.mean(model.query(queries, pieces.unweighted()).correct_each.all(axis=1)))

@@ -41,10 +41,9 @@ def _build_experiments() -> dict[str, Experiment]:
         "parity, PPC, no gaps": (PPC.experiments()["parity, gaps up to 0"], (20, 200)),
         "variables, PPC, 2 operands": (VARIABLE_ASSIGNMENT.experiments()["predicted (PPC), 2 operands"], (16, 160)),
     }
-    return {
-        label: replace(experiment, evaluation=EvaluationSettings(lengths=lengths, num_examples=(NUM_EXAMPLES,)))
-        for label, (experiment, lengths) in cases.items()
-    }
+    base = EvaluationSettings(num_examples=(NUM_EXAMPLES,))
+    settings = {label: replace(base, lengths=lengths) for label, (_, lengths) in cases.items()}
+    return {label: replace(experiment, evaluation=settings[label]) for label, (experiment, _) in cases.items()}
 
 
 def _extract_reading(run: Run, rows: Rows) -> Mapping[str, Any]:

@@ -50,8 +50,7 @@ def fit_growth(loss_pairs: list[LossPair], rng: np.random.Generator) -> LossGrow
     The fit is a linear regression of the logarithm of the far loss on ``train_bits``, ``test_bits`` and the logarithm
     of the near loss, so the factors compare runs with equal near loss. The intervals resample seeds with replacement.
     """
-    fitted = _fit_coefficients(loss_pairs)
-    if fitted is None:
+    if (fitted := _fit_coefficients(loss_pairs)) is None:
         return None
     seeds = sorted({pair.seed for pair in loss_pairs})
     resampled = []
