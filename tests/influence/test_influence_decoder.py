@@ -120,7 +120,7 @@ def test_recorded_weights_are_those_that_mix_the_values(options):
     block.project.register_forward_hook(lambda module, inputs, output: tensors.update(value=output[..., 64:]))
     decoder(TOKENS[None], IDS[None], hooks=AttentionHooks(on_weights=layers.append))
     value = tensors["value"].view(1, FAR + NEAR, 4, 8).transpose(1, 2)
-    expected = (layers[0] @ value).transpose(1, 2).reshape(1, FAR + NEAR, 32)
+    expected = (layers[0] @ value).transpose(1, 2).reshape(FAR + NEAR, 32)
     torch.testing.assert_close(tensors["heads"], expected, rtol=0, atol=1e-5)
 
 
