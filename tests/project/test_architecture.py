@@ -39,8 +39,14 @@ def imports(path: Path) -> list[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path} has a relative import in line {node.lineno}"
             assert node.module is not None
-            found.append(node.module)
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            found += [name if is_module(name) else node.module for name in names]
     return found
+
+
+def is_module(name: str) -> bool:
+    """Return True if the full name is a module of the package."""
+    return SOURCE.parent.joinpath(*name.split(".")).with_suffix(".py").is_file()
 
 
 IMPORTS = {path: imports(path) for path in MODULES}
