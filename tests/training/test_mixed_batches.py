@@ -204,9 +204,18 @@ def test_dilution_and_scheduled_sampling_ignore_the_content_of_fill():
     changed = Batch(**{**vars_of(joined), "tokens": tokens, "position_ids": ids})
     decoder = decoder_for("rotary", Parity(), 1, num_predicted_ids=NUM_POSITION_IDS, dilution=0.5)
     assert loss_and_gradients(decoder, [changed])[0] == pytest.approx(loss_and_gradients(decoder, [joined])[0])
-    mixed = [mix_predicted_ids(decoder, batch, 0.6).masked_fill(is_fill, 0) for batch in (joined, changed)]
+    mixed = [mix_predicted_ids(decoder, [batch], 0.6)[0].masked_fill(is_fill, 0) for batch in (joined, changed)]
     assert torch.equal(*mixed)
     assert not torch.equal(mixed[0], joined.position_ids.masked_fill(is_fill, 0))
+
+
+def test_scheduled_sampling_keeps_a_small_share_of_small_batches():
+    batches = [part.select(slice(0, 1)) for part in parts_of(Parity(), "predicted") * 5]
+    decoder = decoder_for("rotary", Parity(), 1, num_predicted_ids=NUM_POSITION_IDS)
+    mixed = mix_predicted_ids(decoder, batches, 0.3)
+    changed = [not torch.equal(ids, batch.position_ids) for ids, batch in zip(mixed, batches, strict=True)]
+    # 0.3 of ten examples, although 0.3 of each single example rounds to none.
+    assert sum(changed) == 3
 
 
 def test_batches_of_one_length_are_not_changed():

@@ -76,6 +76,7 @@ EXPERIMENTS = {
     "sequential": small_experiment(scheme=Sequential()),
     "ragged": small_experiment(RAGGED, log_every=5, checkpoint_every=3),
     "two levels": small_experiment(TWO_LEVELS),
+    "mixed lengths": small_experiment(lengths_per_batch=3, scheduled_sampling=0.3),
     # A new stage every few steps, after some steps on the first.
     "staged": small_experiment(SparseParity(most=6), Sequential(), stage_loss=1.02),
 }
@@ -440,7 +441,7 @@ def test_the_loss_with_predicted_ids_adds_their_weighted_cross_entropy(head, tas
 def test_mixed_ids_are_predicted_from_correct_ones_in_a_share_of_the_examples(share, task):
     experiment = small_experiment(task)
     decoder, batch = decoder_and_batch(experiment)
-    mixed = mix_predicted_ids(decoder, batch, share)
+    (mixed,) = mix_predicted_ids(decoder, [batch], share)
     changed = 0
     for sequence, index in (batch.id_scored | batch.token_scored).nonzero().tolist():
         correct = batch.position_ids[:, sequence, index]

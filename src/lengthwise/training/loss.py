@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -72,14 +73,20 @@ def _id_means(
     return losses, _mean(is_correct, id_scored), _mean(in_reach, id_scored)
 
 
-@torch.no_grad()
-def mix_predicted_ids(decoder: Decoder, batch: Batch, share: float) -> Int[Tensor, "level batch seq"]:
-    """Return the batch's IDs with predicted response IDs in the first ``share`` of its examples.
+def mix_predicted_ids(decoder: Decoder, batches: Sequence[Batch], share: float) -> list[Tensor]:
+    """Return the IDs of each batch, (level, batch, seq), with predicted response IDs in its first examples.
 
-    One forward pass predicts these IDs from the correct IDs: parallel scheduled sampling (Mihaylova and Martins 2019,
-    arXiv 1906.07651).
+    ``share`` is the share of such examples in all batches together. One forward pass per batch predicts these IDs from
+    the correct IDs: parallel scheduled sampling (Mihaylova and Martins 2019, arXiv 1906.07651).
     """
-    sampled = batch.select(slice(0, round(share * len(batch.tokens))))
+    ends = [round(share * total) for total in accumulate(len(batch.tokens) for batch in batches)]
+    counts = [end - start for start, end in pairwise([0, *ends])]
+    return [_replace_first_ids(decoder, batch, count) for batch, count in zip(batches, counts, strict=True)]
+
+
+@torch.no_grad()
+def _replace_first_ids(decoder: Decoder, batch: Batch, num_examples: int) -> Int[Tensor, "level batch seq"]:
+    sampled = batch.select(slice(0, num_examples))
     if not len(sampled.tokens):
         return batch.position_ids
     query_start = int(sampled.prompt_length.min()) - 1

@@ -52,7 +52,7 @@ class TrainingSettings:
     """Training budget and optimizer: AdamW with linear warm-up and linear decay to ``final_share`` of the rate.
 
     The examples of a step have ``lengths_per_batch`` different lengths (or all training lengths, if there are fewer).
-    With one length per batch, most encodings do not fit tasks whose answers depend on the length.
+    More lengths help sequential IDs to fit their training lengths (``benchmarks/mixed_lengths.md``).
 
     The loss is the token loss plus ``id_weight`` times the ID loss. ``scheduled_sampling`` is the share of each batch
     that reads predicted response IDs instead of the correct IDs (PPC only; Mihaylova and Martins 2019, arXiv
@@ -205,7 +205,7 @@ class Trainer:
         batches = [batch.to(self.device) for batch in batches]
         with self._precision():
             share = self.settings.scheduled_sampling
-            input_ids = [mix_predicted_ids(self.decoder, batch, share) for batch in batches] if share else None
+            input_ids = mix_predicted_ids(self.decoder, batches, share) if share else None
             outcome = answer_loss(self.decoder, batches, self.settings.id_weight, input_ids)
         self.optimizer.zero_grad(set_to_none=True)
         torch.autograd.backward(outcome.loss)
