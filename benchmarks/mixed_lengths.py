@@ -104,11 +104,13 @@ def measure_speed(num_steps: int) -> list[dict[str, object]]:
     return rows
 
 
-def measure_fit_curves(num_steps: int, seeds: tuple[int, ...]) -> list[dict[str, object]]:
+def measure_fit_curves(
+    num_steps: int, seeds: tuple[int, ...], lengths_per_batch: tuple[int, ...]
+) -> list[dict[str, object]]:
     """Return the exact match at the longest training length every tenth of the steps."""
     rows: list[dict[str, object]] = []
     for task_name, task in (("parity", Parity()), ("copy", Copy())):
-        for number in (1, 8):
+        for number in lengths_per_batch:
             for seed in seeds:
                 experiment = replace(
                     experiment_of(task, (1, 10), Sequential(), SIZES[0], lengths_per_batch=number, steps=num_steps),
@@ -145,11 +147,14 @@ def main() -> None:
     parser.add_argument("--speed-steps", type=int, default=60)
     parser.add_argument("--fit-steps", type=int, default=1000)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--fit-lengths-per-batch", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     rows = [] if arguments.part == "fit" else measure_speed(arguments.speed_steps)
-    rows += [] if arguments.part == "speed" else measure_fit_curves(arguments.fit_steps, tuple(arguments.seeds))
+    if arguments.part != "speed":
+        numbers = tuple(arguments.fit_lengths_per_batch)
+        rows += measure_fit_curves(arguments.fit_steps, tuple(arguments.seeds), numbers)
     facts = provenance()
     arguments.out.write_text("".join(json.dumps({**row, "provenance": facts}) + "\n" for row in rows))
 

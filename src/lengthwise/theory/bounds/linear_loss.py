@@ -16,13 +16,14 @@ from lengthwise.tasks.planted.placement import Subsets
 from lengthwise.theory.attention.tabular import PositionFreeAttention
 from lengthwise.theory.bounds.conditions import (
     BoundError,
+    Joints,
     check_train_length,
     fit_uniform_starts,
     require_finite,
     safe_ratio,
 )
 from lengthwise.theory.bounds.extrapolation import Extrapolation
-from lengthwise.theory.bounds.sequence_cover import GridCover, ProportionalCover, compute_piece_mass, worst_case
+from lengthwise.theory.bounds.sequence_cover import Cover, GridCover, ProportionalCover, compute_piece_mass, worst_case
 from lengthwise.theory.risk.exact_risk import Leakage, TotalVariation
 
 INFINITE_KAPPA_MESSAGE = (
@@ -61,14 +62,21 @@ def start_ratio(case: Extrapolation, lengths: range) -> float:
     return require_finite(rho0, IRREGULARITY_MESSAGE, "rare shape")
 
 
+def training_piece_mass(
+    case: Extrapolation, cover: Cover, factor: dict[Joints, Float[np.ndarray, "shapes tuples"]]
+) -> Float[np.ndarray, "shapes length tuples"]:
+    """Return ``compute_piece_mass`` with weights ``factor`` by joints, for a cover by pieces of the training length."""
+    weights = {joints: values * case.tuple_probabilities for joints, values in factor.items()}
+    return compute_piece_mass(case.probability(case.test_length).sum(axis=2), cover, weights)[case.train_length]
+
+
 def kappa_weighted_mass(case: Extrapolation, cover_type: CoverType) -> Float[np.ndarray, "shapes length tuples"]:
-    """Return ``compute_piece_mass`` with kappa as ``factor``, or raise ``BoundError`` if a condition fails."""
+    """Return ``training_piece_mass`` with kappa as ``factor``, or raise ``BoundError`` if a condition fails."""
     case.check_linear()
     cover = cover_type(test_length=case.test_length, train_length=case.train_length, span=case.span)
     kappas = case.joint_weight.kappa_by_joints()
     require_finite(float(kappas[True, True].max()), INFINITE_KAPPA_MESSAGE, "heavy joints")
-    weights = {joints: kappa * case.tuple_probabilities for joints, kappa in kappas.items()}
-    return compute_piece_mass(case.probability(case.test_length).sum(axis=2), cover, weights)[case.train_length]
+    return training_piece_mass(case, cover, kappas)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
