@@ -79,6 +79,7 @@ def test_training_and_comparing_into_a_locked_folder_write_nothing(locked_folder
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_rows_that_processes_append_concurrently_are_all_saved(tmp_path):
     path = tmp_path / "new" / "results.jsonl"
     commands = [[sys.executable, "-c", APPEND_ROWS, path, name] for name in "ab"]

@@ -119,6 +119,7 @@ def test_untrained_ids_are_the_limiting_cause(needle):
     assert ids.test_max > LARGEST
 
 
+@pytest.mark.slow
 def test_diluted_attention_is_the_limiting_cause(needle):
     """Flatter attention is still right at training lengths, but not with many more fillers."""
     run = needle()
@@ -208,6 +209,7 @@ def test_a_run_without_failures_has_no_causes(copying):
     assert (found.failures, found.causes, found.range_shifts, found.subsampling_control) == (None, (), (), None)
 
 
+@pytest.mark.slow
 def test_a_run_that_does_not_fit_is_limited_by_training(unfitted, capsys):
     found = diagnose_run(load_run(unfitted, device="cpu"), 8, num_examples=16)
     assert not found.fits
@@ -232,6 +234,7 @@ def test_a_task_without_support_gets_a_diagnosis_without_interventions(tmp_path)
     assert [each.quantity for each in found.range_shifts] == ["distance between any two tokens"]
 
 
+@pytest.mark.slow
 def test_weights_that_do_not_allow_subsampling_still_have_a_support_mass(tmp_path):
     experiment = small_experiment()
     decoder = replace(experiment.decoder, weights="top_k")
@@ -419,6 +422,7 @@ def test_the_distance_to_the_support_starts_at_the_token_before_the_answer():
     assert distance[0, 2] == 0
 
 
+@pytest.mark.slow
 def test_more_different_ids_are_a_cause_within_the_training_range(unfitted):
     """Coupled IDs of a longer sequence lie within those of training, but there are more of them."""
     found = diagnose_run(load_run(unfitted, device="cpu"), 8, num_examples=8)
@@ -426,6 +430,7 @@ def test_more_different_ids_are_a_cause_within_the_training_range(unfitted):
     assert MORE_IDS in causes(found)
 
 
+@pytest.mark.slow
 def test_the_command_writes_json_and_a_figure(unfitted, tmp_path, capsys):
     flags = ["diagnose", str(unfitted), "--length", "8", "--num-examples", "16"]
     cli.main([*flags, "--json", "--out", str(tmp_path / "out")])

@@ -179,6 +179,7 @@ def test_forced_and_free_decoding_have_the_same_first_error_in_every_example(nam
     assert any(error is not None for error in forced)
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize("head", POSITION_HEADS)
 def test_forced_and_free_decoding_have_the_same_first_error_without_trained_ids(head):
     experiment = small_experiment(RaggedCopy(), head=head, id_weight=0.0, **BUDGET)
@@ -190,6 +191,7 @@ def test_forced_and_free_decoding_have_the_same_first_error_without_trained_ids(
     assert {"id", "token"} <= {error[1] for error in forced if error is not None}
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize("name", ["given, ragged", "pointer", "class", "pointer, ragged prompts"])
 def test_results_by_length_agree_with_the_single_examples(name):
     experiment, decoder, length = undertrained(name)
@@ -221,6 +223,7 @@ def untimed(results: tuple[LengthResult, ...]) -> list[LengthResult]:
     return [replace(result, wall_s=0.0) for result in results]
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize("decode", ["forced", "free"])
 @pytest.mark.parametrize("name", ["given, ragged", "rank"])
 def test_results_do_not_depend_on_the_batch_size(name, decode, monkeypatch):

@@ -68,6 +68,7 @@ def test_the_mean_weighted_sum_over_subsamples_is_the_sum_over_all_tokens(rng):
     assert sums.std() > 1
 
 
+@pytest.mark.first(2)
 @pytest.mark.parametrize("budget", [60, 30, 22, 10])
 def test_the_mean_weight_visible_to_a_token_is_the_number_of_tokens_up_to_it(budget, rng):
     """Tested for tokens of sampled blocks, for tokens near the support, and for the last token."""
@@ -481,6 +482,7 @@ def test_models_that_do_not_allow_subsampling_raise_an_error(task, settings, enc
         certify_decoder(probed_model(task, decoder, encoding=ENCODINGS[encoding]()), [12])
 
 
+@pytest.mark.slow
 def test_the_command_reports_why_it_predicts_nothing_for_a_run(tmp_path, capsys):
     train(small_experiment(), tmp_path / "run")
     flags = ["certify", str(tmp_path / "run"), "--lengths", "8,6"]

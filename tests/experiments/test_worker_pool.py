@@ -107,11 +107,13 @@ def is_alive(process: int) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_a_lost_worker_ends_the_call_while_another_worker_is_idle():
     with pytest.raises(WorkerError):
         run_in_processes(die_late_or_idle, [1.0, 0.0], 2, lambda *done: None)
 
 
+@pytest.mark.slow
 def test_workers_end_with_their_parent(tmp_path):
     call = f"run_in_processes(write_number_and_wait, [{str(tmp_path)!r}] * 2, 2, print)"
     script = f"from test_worker_pool import *; {call}"

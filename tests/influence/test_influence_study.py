@@ -145,7 +145,7 @@ def test_sink_tokens_precede_the_far_tokens_and_are_always_visible(model, tmp_pa
         replace(SMALL, sink=-1)
 
 
-@pytest.mark.first(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("passes", [5, 0, 1, 30])
 def test_study_stops_before_the_next_pass_and_resumes_exactly(model, whole, passes, tmp_path):
     calls = []

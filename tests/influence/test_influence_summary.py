@@ -757,6 +757,7 @@ def test_model_names_do_not_overlap(tmp_path, monkeypatch):
     assert "runs/base 5 in 5" in figure.title()
 
 
+@pytest.mark.slow
 def test_legends_lie_below_the_data(tmp_path, monkeypatch):
     figure = RecordedFigure(monkeypatch)
     summaries = [summary_of(0.4, 0.6, 0.9, model=model, tokens=[(17, 3.0)]) for model in ("one", "other")]

@@ -294,6 +294,7 @@ def test_a_folder_that_appears_during_preparation_is_not_changed(texts):
     assert not list(texts.glob(".*"))
 
 
+@pytest.mark.slow
 def test_concurrent_preparations_leave_one_complete_corpus(texts):
     command = [
         sys.executable,
