@@ -17,6 +17,7 @@ def row(label: str = "PPC", length: int = 20, exact: float = 1.0, **changes: Any
     return {
         "row": label,
         "task": "parity",
+        "told": "scratchpad, ID range",
         "seed": 0,
         "length": length,
         "num_examples": 100,
@@ -100,9 +101,19 @@ def test_the_fit_status_counts_the_seeds_that_fit(fitted, status):
 
 def test_a_table_has_a_line_per_label_and_a_column_per_length():
     header, body = table(ROWS)
-    assert header == ["configuration", "trained on", "IDs in training", "steps", "fits", "20\nn=100", "2,000\nn=100"]
+    assert header == [
+        "configuration",
+        "told",
+        "trained on",
+        "IDs in training",
+        "steps",
+        "fits",
+        "20\nn=100",
+        "2,000\nn=100",
+    ]
     assert body[0] == [
         "PPC",
+        "scratchpad, ID range",
         "1-20",
         "3-2,047",
         "1,000",
@@ -110,9 +121,14 @@ def test_a_table_has_a_line_per_label_and_a_column_per_length():
         f"1.000\n{wilson_interval(100, 100)[0]:.2f}-1.00",
         "0.625\n0.00-1.00",
     ]
-    assert [line[4] for line in body] == ["2 of 2 seeds", "1 of 2 seeds", "did not fit (0.26)"]
-    assert body[2][3] == "500-501"
+    assert [line[5] for line in body] == ["2 of 2 seeds", "1 of 2 seeds", "did not fit (0.26)"]
+    assert body[2][4] == "500-501"
     assert body[2][-1] == "-"
+
+
+def test_a_row_of_an_earlier_version_has_a_dash_for_what_it_was_told():
+    old = {name: value for name, value in row("old").items() if name != "told"}
+    assert [line[1] for line in table([old, row("new", told="nothing"), {**old, "row": "new"}])[1]] == ["-", "nothing"]
 
 
 def test_a_column_header_has_the_range_of_examples_per_seed():
@@ -122,7 +138,7 @@ def test_a_column_header_has_the_range_of_examples_per_seed():
 
 def test_the_ids_met_cover_all_seeds():
     _, body = table([row(id_range=[7, 90]), row(seed=1, id_range=[9, 1200])])
-    assert body[0][2] == "7-1,200"
+    assert body[0][3] == "7-1,200"
 
 
 def test_a_cell_without_runs_is_a_dash():
@@ -134,10 +150,10 @@ def test_a_table_counts_diverged_seeds():
     header, body = table(ROWS, diverged=["PPC", "too fast", "too fast"])
     assert header == plain[0]
     assert [line[0] for line in body] == ["PPC", "NoPE", "ALiBi", "too fast"]
-    assert body[0][4] == f"{plain[1][0][4]}, 1 diverged"
-    assert body[0][:4] + body[0][5:] == plain[1][0][:4] + plain[1][0][5:]
+    assert body[0][5] == f"{plain[1][0][5]}, 1 diverged"
+    assert body[0][:5] + body[0][6:] == plain[1][0][:5] + plain[1][0][6:]
     assert body[1:3] == plain[1][1:]
-    assert body[3] == ["too fast", "-", "-", "-", "2 diverged", "-", "-"]
+    assert body[3] == ["too fast", "-", "-", "-", "-", "2 diverged", "-", "-"]
 
 
 def test_the_table_of_one_run_has_first_errors_by_length():

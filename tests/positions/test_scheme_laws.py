@@ -16,9 +16,22 @@ from tests.support.cases import (
 )
 
 from lengthwise.core.errors import UnsupportedTaskError
-from lengthwise.positions import SCHEMES, Abacus, Coupled, MultiLevel, Predicted, RandomFloats, Skipwise
+from lengthwise.positions import (
+    SCHEMES,
+    Abacus,
+    Coupled,
+    MultiLevel,
+    PositionScheme,
+    Predicted,
+    RandomFloats,
+    Sequential,
+    Skipwise,
+    describe_knowledge,
+    knowledge_of_scheme,
+)
 from lengthwise.positions.randomized import sample_subsets
 from lengthwise.tasks import (
+    TASKS,
     Addition,
     IndexHints,
     JSONLTask,
@@ -26,6 +39,7 @@ from lengthwise.tasks import (
     Parity,
     Planted,
     Recall,
+    Sort,
     SparseParity,
     Text,
     VariableAssignment,
@@ -338,3 +352,41 @@ def test_places_number_the_symbols_of_every_number_and_string_from_1(length, tas
 def test_tasks_without_numbers_and_strings_declare_no_places():
     without = IndexHints | Planted | Recall | JSONLTask | SparseParity | Text | VariableAssignment
     assert all((EXAMPLES[name].places is None) == isinstance(task, without) for name, task in TASK_VARIANTS.items())
+
+
+KNOWLEDGE = {
+    "sequential": (),
+    "random_start": ("ID range",),
+    "skipwise": ("ID range",),
+    "randomized": ("ID range",),
+    "random_floats": (),
+    "abacus": ("ID range", "digit places"),
+    "coupled": ("ID range", "coupling", "response IDs"),
+    "multilevel": ("ID range", "coupling", "response IDs"),
+    "predicted": ("ID range", "coupling"),
+}
+
+
+def test_every_scheme_names_the_knowledge_that_it_uses():
+    assert {name: knowledge_of_scheme(scheme()) for name, scheme in SCHEMES.items()} == KNOWLEDGE
+
+
+def test_the_scratchpads_of_tasks_are_named():
+    told = {name: describe_knowledge(task(), None) for name, task in TASKS.items()}
+    written = {"parity", "multi_addition", "variable_assignment", "multiplication"}
+    assert {name for name, knowledge in told.items() if knowledge == "scratchpad"} == written
+    assert {name for name, knowledge in told.items() if knowledge not in ("scratchpad", "nothing")} == {"index_hints"}
+    assert describe_knowledge(Addition(scratchpad="carry"), Predicted()) == "scratchpad, ID range, coupling"
+    assert describe_knowledge(IndexHints(), Sequential()) == "scratchpad, index hints"
+    assert describe_knowledge(IndexHints(task=Addition()), None) == "index hints"
+
+
+def test_custom_classes_have_a_default_knowledge():
+    class CoupledOnly(PositionScheme):
+        """Scheme that reads the coupling and has no range."""
+
+        name = "coupled_only"
+        needs = "coupling"
+
+    assert knowledge_of_scheme(CoupledOnly()) == ("coupling", "response IDs")
+    assert describe_knowledge(Sort(), None) == "nothing"

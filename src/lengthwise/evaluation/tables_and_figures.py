@@ -74,7 +74,7 @@ def table(rows: Rows, diverged: Sequence[str] = ()) -> tuple[list[str], list[lis
     """
     by_label = group_rows(rows)
     lengths = list(next(iter(by_label.values())))
-    header = ["configuration", "trained on", "IDs in training", "steps", "fits"]
+    header = ["configuration", "told", "trained on", "IDs in training", "steps", "fits"]
     header += [f"{length:,}\nn={format_num_examples(rows, length)}" for length in lengths]
     body = []
     for label, by_length in by_label.items():
@@ -84,10 +84,10 @@ def table(rows: Rows, diverged: Sequence[str] = ()) -> tuple[list[str], list[lis
         step_counts = sorted({int(row["steps"]) for row in runs})
         step_range = "-".join(f"{num_steps:,}" for num_steps in dict.fromkeys((step_counts[0], step_counts[-1])))
         fits = fit_status(runs) + (f", {diverged.count(label)} diverged" if label in diverged else "")
-        cells = [f"{min_length}-{max_length}", f"{min_id:,}-{max_id:,}", step_range, fits]
+        cells = [knowledge_of(runs), f"{min_length}-{max_length}", f"{min_id:,}-{max_id:,}", step_range, fits]
         body.append([label, *cells, *(format_value(by_length[length]) for length in lengths)])
     for label in dict.fromkeys(label for label in diverged if label not in by_label):
-        body.append([label, "-", "-", "-", f"{diverged.count(label)} diverged", *("-" for _ in lengths)])
+        body.append([label, "-", "-", "-", "-", f"{diverged.count(label)} diverged", *("-" for _ in lengths)])
     return header, body
 
 
@@ -130,6 +130,11 @@ def _format_first_errors(error_counts: Mapping[str, Any] | None) -> str:
         return "none"
     kinds_text = ", ".join(f"{error_counts[kind]} {kind}" for kind in ("token", "id", "end") if error_counts[kind])
     return f"{kinds_text}; median index {error_counts['median_index']:g}"
+
+
+def knowledge_of(rows: Rows) -> str:
+    """Return the field ``told`` of the rows of a label; a dash for rows of earlier versions without this field."""
+    return next((str(row["told"]) for row in rows if "told" in row), "-")
 
 
 def fit_status(runs: Rows) -> str:

@@ -42,6 +42,7 @@ from lengthwise.experiments.validation import (
     select_variants,
 )
 from lengthwise.model.decoder import Decoder
+from lengthwise.positions import describe_knowledge
 from lengthwise.tasks import HasRecords, Task, num_shared_records, record_fields, task_fields
 from lengthwise.training.trainer import Trainer
 
@@ -237,6 +238,7 @@ def _build_row(run: Run, result: LengthResult | ContextLoss, variant: str | None
         **task_fields(task),
         "scheme": experiment.scheme.name,
         "encoding": experiment.encoding.name,
+        "told": describe_knowledge(task, experiment.scheme),
         "seed": experiment.seed,
         "variant": variant,
         **asdict(result),

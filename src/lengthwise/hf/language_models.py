@@ -19,6 +19,7 @@ from lengthwise.experiments.validation import select_variants
 from lengthwise.influence.probing.decoder_model import DecoderModel
 from lengthwise.influence.probing.next_token_model import NextTokenModel
 from lengthwise.influence.text_codec import BytePairCodec, TextCodec
+from lengthwise.positions import describe_knowledge
 from lengthwise.tasks import Task, Text, TokenizedDocument, task_fields
 from lengthwise.tasks.text_format import DEFAULT_NUM_SHOTS
 
@@ -99,7 +100,9 @@ def evaluate_language_model(
     model = loading_module.load_text_model(name, device=pick_device(prompting.device), dtype=prompting.dtype)
     rows = []
     for variant, variant_task in tasks.items():
-        row_fields = {**task_fields(variant_task), "model": name, "seed": settings.seed, "variant": variant}
+        told = describe_knowledge(variant_task, None)
+        row_fields = {**task_fields(variant_task), "model": name, "told": told, "seed": settings.seed}
+        row_fields["variant"] = variant
         for row in evaluate_texts(model, variant_task, settings, shots=prompting.shots, report=report):
             rows.append({**row_fields, **row, "time": utc_timestamp()})
             if out is not None:

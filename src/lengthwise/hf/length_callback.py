@@ -22,7 +22,7 @@ from lengthwise.hf.id_generation import IDGenerationMixin
 from lengthwise.hf.input_checks import check_has_head
 from lengthwise.hf.model_parts import device_of
 from lengthwise.hf.position_id_support import check_id_prediction
-from lengthwise.positions import PositionScheme
+from lengthwise.positions import PositionScheme, describe_knowledge
 from lengthwise.tasks import Task, task_fields
 
 # Fields of a result row that a trainer does not provide; ``extra_fields`` may set them.
@@ -104,7 +104,8 @@ class EvaluateByLength(TrainerCallback):
 
         if trainer.model is not None:
             check_id_prediction(trainer.model.config, scheme)
-        stop, fields = settings.stop_at_zero, {**task_fields(task), "scheme": scheme.name}
+        stop, told = settings.stop_at_zero, describe_knowledge(task, scheme)
+        fields = {**task_fields(task), "scheme": scheme.name, "told": told}
         batches = {length: partial(iter_batches, index, length) for index, length in enumerate(settings.lengths)}
         return cls(
             trainer, batches, every_steps=every_steps, decode=settings.decode, stop_at_zero=stop, extra_fields=fields
@@ -137,7 +138,8 @@ class EvaluateByLength(TrainerCallback):
             for batch_start in range(0, len(group), batch_size):
                 yield collator(group[batch_start : batch_start + batch_size])
 
-        fields = {"scheme": collator.scheme.name, **(extra_fields or {})}
+        told = describe_knowledge(None, collator.scheme)
+        fields = {"scheme": collator.scheme.name, "told": told, **(extra_fields or {})}
         batches = {length: partial(iter_batches, group) for length, group in examples_by_length.items()}
         return cls(
             trainer, batches, every_steps=every_steps, decode=decode, stop_at_zero=stop_at_zero, extra_fields=fields

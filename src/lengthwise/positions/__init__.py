@@ -2,6 +2,7 @@
 
 from lengthwise.positions.abacus import Abacus
 from lengthwise.positions.coupled import Coupled
+from lengthwise.positions.knowledge import describe_knowledge, knowledge_of_scheme
 from lengthwise.positions.multilevel import MultiLevel
 from lengthwise.positions.predicted import Predicted
 from lengthwise.positions.random_floats import RandomFloats
@@ -29,5 +30,7 @@ __all__ = [
     "Randomized",
     "Sequential",
     "Skipwise",
+    "describe_knowledge",
+    "knowledge_of_scheme",
     "score_all_answers",
 ]

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Int
 from lengthwise.core.errors import PromptError, SettingError
 from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
-from lengthwise.tasks.task import Task
+from lengthwise.tasks.task import SCRATCHPAD, Task
 from lengthwise.tasks.task_inputs import check_sizes, parse_summands
 
 ORDERS = ("least", "most", "reversed_sum")
@@ -68,6 +68,11 @@ class Addition:
     def separators(self) -> tuple[str, ...]:
         """Signs ``+`` and ``=``, which follow the first and the second operand."""
         return ("+", "=")
+
+    @property
+    def knowledge(self) -> tuple[str, ...]:
+        """Kind ``"scratchpad"`` if the response contains carries; otherwise an empty tuple."""
+        return (SCRATCHPAD,) if self.scratchpad == "carry" else ()
 
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
         """Sample digits uniformly; the share ``long_carry_share`` of the examples has a carry chain."""

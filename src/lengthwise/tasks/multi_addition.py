@@ -10,7 +10,7 @@ from jaxtyping import Int
 from lengthwise.core.errors import SettingError
 from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
-from lengthwise.tasks.task import Task
+from lengthwise.tasks.task import SCRATCHPAD, Task
 from lengthwise.tasks.task_inputs import check_sizes, parse_summands
 
 PLUS_TOKEN, EQUALS_TOKEN, ROW_TOKEN, END_TOKEN, FIRST_DIGIT_WITH_CARRY, NO_CARRY_TOKEN = 10, 11, 12, 13, 14, 24
@@ -36,6 +36,7 @@ class MultiAddition:
     summary: ClassVar[str] = "sum of several numbers through written partial sums; two coupling levels"
     paper: ClassVar[str] = "Cho et al. 2025 (arXiv 2410.15787)"
     version: ClassVar[int] = 1
+    knowledge: ClassVar[tuple[str, ...]] = (SCRATCHPAD,)
 
     def __post_init__(self) -> None:
         check_types(self)

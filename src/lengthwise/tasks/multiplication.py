@@ -10,7 +10,7 @@ from jaxtyping import Int
 from lengthwise.core.errors import PromptError, SettingError
 from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
-from lengthwise.tasks.task import Task
+from lengthwise.tasks.task import SCRATCHPAD, Task
 from lengthwise.tasks.task_inputs import check_sizes, parse_symbols
 
 TIMES_TOKEN, EQUALS_TOKEN, ROW_TOKEN, END_TOKEN, FIRST_PRODUCT_TOKEN = 10, 11, 12, 13, 14
@@ -46,6 +46,7 @@ class Multiplication:
     summary: ClassVar[str] = "product of two numbers through written products and sums; two coupling levels"
     paper: ClassVar[str] = "Cho et al. 2025 (arXiv 2410.15787), the coupling of several levels; layout by lengthwise"
     version: ClassVar[int] = 1
+    knowledge: ClassVar[tuple[str, ...]] = (SCRATCHPAD,)
 
     def __post_init__(self) -> None:
         check_types(self)

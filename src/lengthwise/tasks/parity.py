@@ -10,7 +10,7 @@ from jaxtyping import Int
 from lengthwise.core.errors import SettingError
 from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
-from lengthwise.tasks.task import Task
+from lengthwise.tasks.task import SCRATCHPAD, Task
 from lengthwise.tasks.task_inputs import check_sizes, parse_symbols
 
 COUPLINGS = ("next", "same", "none")
@@ -31,6 +31,7 @@ class Parity:
     summary: ClassVar[str] = "running parity of a bit string, written step by step"
     paper: ClassVar[str] = "Golowich et al. 2025 (arXiv 2502.16792), section 5.2"
     version: ClassVar[int] = 1
+    knowledge: ClassVar[tuple[str, ...]] = (SCRATCHPAD,)
 
     def __post_init__(self) -> None:
         check_types(self)

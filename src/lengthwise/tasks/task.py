@@ -10,6 +10,8 @@ from jaxtyping import Int, Integer
 
 from lengthwise.tasks.examples import Examples
 
+# Kinds of knowledge in the sequences of a task, for the column ``told`` of result tables.
+SCRATCHPAD, INDEX_HINTS = "scratchpad", "index hints"
 # Number of lengths in an evaluation without explicit lengths.
 MAX_NUM_LENGTHS = 12
 
@@ -101,6 +103,20 @@ class HasSource(Protocol):
 def task_fields(task: Task) -> dict[str, str]:
     """Return the task fields of a result row: the name, and the path and digest of the source if the task has one."""
     return {"task": task.name, **(task.source() if isinstance(task, HasSource) else {})}
+
+
+@runtime_checkable
+class HasKnowledge(Protocol):
+    """Protocol for a task whose sequences contain knowledge in addition to the question and its answer."""
+
+    @property
+    def knowledge(self) -> tuple[str, ...]:
+        """Kinds of knowledge: ``"scratchpad"`` (intermediate results in the response) and ``"index hints"``."""
+
+
+def knowledge_of_task(task: Task) -> tuple[str, ...]:
+    """Return the kinds of knowledge in the sequences of a task; an empty tuple if the task declares none."""
+    return task.knowledge if isinstance(task, HasKnowledge) else ()
 
 
 @runtime_checkable

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Int
 from lengthwise.core.errors import PromptError, SettingError
 from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
-from lengthwise.tasks.task import Task
+from lengthwise.tasks.task import SCRATCHPAD, Task
 from lengthwise.tasks.task_inputs import check_sizes, parse_symbols, sample_integers
 
 DEPTH_SHARES = {"a quarter": 0.25, "half": 0.5, "all": 1.0}
@@ -46,6 +46,7 @@ class VariableAssignment:
     summary: ClassVar[str] = "follow a variable through assignments in random order, with a scratchpad"
     paper: ClassVar[str] = "Golowich et al. 2025 (arXiv 2502.16792), section 5.2; form reconstructed"
     version: ClassVar[int] = 1
+    knowledge: ClassVar[tuple[str, ...]] = (SCRATCHPAD,)
 
     def __post_init__(self) -> None:
         check_types(self)

@@ -13,7 +13,7 @@ from lengthwise.encodings import ENCODINGS
 from lengthwise.experiments.recipes import COMPARISONS, RECIPES
 from lengthwise.experiments.reproductions import CLAIMS
 from lengthwise.influence.measures import MEASURES
-from lengthwise.positions import SCHEMES
+from lengthwise.positions import SCHEMES, describe_knowledge
 from lengthwise.tasks import TASKS
 
 TABLES: dict[str, Mapping[str, Any]] = {
@@ -37,6 +37,8 @@ def list_(
         name: [{"name": key, "summary": entry.summary, "paper": entry.paper} for key, entry in entries.items()]
         for name, entries in TABLES.items()
     }
+    for row in rows["schemes"]:
+        row["told"] = describe_knowledge(None, SCHEMES[row["name"]]())
     rows["recipes"] = [
         {"name": key, "summary": _summarize_docstring(entry.__doc__ or ""), "paper": ""}
         for key, entry in (*RECIPES.items(), *COMPARISONS.items())
@@ -49,7 +51,7 @@ def list_(
         print_json(rows)
         return
     for name, entries in rows.items():
-        print_table(name, ["name", "summary", "paper"], [list(entry.values()) for entry in entries], wrap=True)
+        print_table(name, list(entries[0]), [list(entry.values()) for entry in entries], wrap=True)
 
 
 def _summarize_docstring(docstring: str) -> str:
