@@ -1,15 +1,23 @@
 """Tables and figures: values over seeds, fit status, order of rows, and the data of figures."""
 
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.collections import LineCollection, PolyCollection
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.text import Text
 
 from lengthwise.core.errors import RunFolderError
 from lengthwise.evaluation import tables_and_figures as report
 from lengthwise.evaluation.exact_match import wilson_interval
-from lengthwise.evaluation.tables_and_figures import draw, group_rows, length_table, pool_seeds, table
+from lengthwise.evaluation.figure_layout import spread
+from lengthwise.evaluation.result_rows import group_rows, pool_seeds
+from lengthwise.evaluation.tables_and_figures import draw, length_table, table
 
 
 def row(label: str = "PPC", length: int = 20, exact: float = 1.0, **changes: Any) -> dict[str, Any]:
@@ -172,30 +180,28 @@ def test_the_table_of_one_run_has_a_variant_column_only_for_variants():
     assert "variant" not in length_table([row()])[0]
 
 
-class PlotRecorder:
-    """Recorder of the calls to matplotlib."""
+def drawn(rows: list[dict[str, Any]], folder: Path, monkeypatch: pytest.MonkeyPatch, title: str = "parity") -> Figure:
+    """Return the figure that ``draw`` saves."""
+    figures = []
+    monkeypatch.setattr(report, "save_figure", lambda figure, folder: figures.append(figure) or folder)
+    draw(rows, folder, title)
+    return figures[0]
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.lines: dict[str, tuple[list[int], list[float], str]] = {}
-        self.bands: list[tuple[list[int], list[float], list[float]]] = []
-        plot, fill_between, vlines = Axes.plot, Axes.fill_between, Axes.vlines
-        self.bars = []
 
-        def record_plot(axes: Axes, x: Any, y: Any, style: str, **how: Any) -> Any:
-            self.lines[how["label"]] = (list(x), list(y), style)
-            return plot(axes, x, y, style, **how)
+def lines_of(axes: Axes) -> dict[str, Line2D]:
+    """Return the lines of a panel by label, without the strokes that connect labels with them."""
+    return {str(line.get_label()): line for line in axes.get_lines() if not str(line.get_label()).startswith("_")}
 
-        def record_band(axes: Axes, x: Any, low: Any, high: Any, **how: Any) -> Any:
-            self.bands.append((list(x), list(low), list(high)))
-            return fill_between(axes, x, low, high, **how)
 
-        def record_bars(axes: Axes, x: Any, low: Any, high: Any, **how: Any) -> Any:
-            self.bars.append((list(x), list(low), list(high)))
-            return vlines(axes, x, low, high, **how)
+def labels_of(axes: Axes) -> list[Text]:
+    """Return the labels beside a panel, without the name of the training range."""
+    return [text for text in axes.texts if not text.get_text().startswith("trained on")]
 
-        monkeypatch.setattr(Axes, "vlines", record_bars)
-        monkeypatch.setattr(Axes, "plot", record_plot)
-        monkeypatch.setattr(Axes, "fill_between", record_band)
+
+def bands_of(axes: Axes) -> list[set[tuple[float, float]]]:
+    """Return the corners of each band of a panel."""
+    bands = [each for each in axes.collections if isinstance(each, PolyCollection)]
+    return [{(float(x), float(y)) for x, y in each.get_paths()[0].vertices} for each in bands]
 
 
 def test_drawing_writes_both_files_and_returns_the_png_path(tmp_path):
@@ -206,58 +212,128 @@ def test_drawing_writes_both_files_and_returns_the_png_path(tmp_path):
     assert "</svg>" in (tmp_path / "figure.svg").read_text()
 
 
-def test_every_task_has_a_panel(tmp_path, monkeypatch):
-    figures = []
-    monkeypatch.setattr(report, "save_figure", lambda figure, folder: figures.append(figure) or folder)
-    draw([*ROWS, row("sorted", 10, 1.0, task="sort", train_lengths=[1, 10])], tmp_path, "arithmetic")
-    first, second = figures[0].axes
-    assert (first.get_title(), second.get_title()) == ("arithmetic: parity", "arithmetic: sort")
-    assert [text.get_text() for text in second.get_legend().get_texts()] == ["trained on 1-10", "sorted"]
+def test_every_task_has_a_panel_and_names_its_seeds_and_training_range(tmp_path, monkeypatch):
+    rows = [*ROWS, row("sorted", 10, 1.0, task="sort", train_lengths=[1, 10])]
+    first, second = drawn(rows, tmp_path, monkeypatch, "arithmetic").axes
+    titles = [axes.get_title(loc="left") for axes in (first, second)]
+    assert titles == ["arithmetic: parity, 2 seeds", "arithmetic: sort, 1 seed"]
+    assert [text.get_text() for text in second.texts] == ["trained on 1 to 10", "sorted"]
+    assert (first.get_legend(), second.get_legend()) == (None, None)
+    uneven = [row(), row("NoPE"), row("NoPE", seed=1)]
+    assert drawn(uneven, tmp_path, monkeypatch).axes[0].get_title(loc="left") == "parity, 1 to 2 seeds"
 
 
-def test_every_variant_has_a_panel_and_every_label_a_color(tmp_path, monkeypatch):
-    figures = []
-    monkeypatch.setattr(report, "save_figure", lambda figure, folder: figures.append(figure) or folder)
-    labels = [f"row {number}" for number in range(15)]
-    draw([row(f"{label}, {v}", variant=v) for v in ("plain", "carry") for label in labels], tmp_path, "addition")
-    assert [axes.get_title() for axes in figures[0].axes] == ["addition: plain", "addition: carry"]
-    for axes in figures[0].axes:
-        own = {line.get_label(): line.get_color() for line in axes.get_lines()}
-        assert list(own) == labels
-        assert len(set(own.values())) == 15
-    # A legend line is a fifth of an inch high, and the legend fits into the panel.
-    assert figures[0].get_size_inches()[1] == 2 * (1.2 + 0.2 * 15)
+def test_every_variant_has_a_panel_and_a_label_has_one_color(tmp_path, monkeypatch):
+    # The order of areas differs between the variants, so their panels have different lines.
+    values = {"plain": [0.1 * number for number in range(8)], "carry": [0.7 - 0.1 * number for number in range(8)]}
+    rows = [
+        row(f"row {number}, {variant}", length, exact, variant=variant)
+        for variant, exact_values in values.items()
+        for number, exact in enumerate(exact_values)
+        for length in (20, 200)
+    ]
+    figure = drawn(rows, tmp_path, monkeypatch, "addition")
+    assert [axes.get_title(loc="left") for axes in figure.axes] == [
+        "addition: plain, 1 seed",
+        "addition: carry, 1 seed",
+    ]
+    plain, carry = map(lines_of, figure.axes)
+    assert list(plain) == [f"row {number}" for number in (0, 3, 4, 5, 6, 7)]
+    assert list(carry) == [f"row {number}" for number in range(6)]
+    assert all(plain[label].get_color() == carry[label].get_color() for label in plain.keys() & carry.keys())
+    assert len({line.get_color() for line in (plain | carry).values()}) == 8
+    assert "2 more rows per panel" in figure.texts[0].get_text()
+
+
+def test_six_labels_remain_first_those_that_fit_then_those_with_the_largest_area(tmp_path, monkeypatch):
+    def line(label: str, far: float, fitted: float = 1.0) -> list[dict[str, Any]]:
+        return [row(label, length, exact, fitted=fitted) for length, exact in ((20, 1.0), (2000, far))]
+
+    rows = [*line("subject", 0.0, 0.5), *line("high but unfit", 0.9, 0.9), *line("low", 0.1)]
+    rows += [each for number in (2, 3, 4, 5, 6) for each in line(f"{number} tenths", number / 10)]
+    figure = drawn(rows, tmp_path, monkeypatch)
+    names = ["subject (did not fit)", *(f"{number} tenths" for number in (2, 3, 4, 5, 6))]
+    assert list(lines_of(figure.axes[0])) == names
+    assert sorted(text.get_text().replace("\n", " ") for text in labels_of(figure.axes[0])) == sorted(names)
+    assert figure.texts[0].get_text().replace("\n", " ").endswith("only in the table: 2 more rows.")
+    assert "only in the table" not in drawn(ROWS, tmp_path, monkeypatch).texts[0].get_text()
+
+
+LONG_LABELS = ["PPC", "rotary + PoSE, four layers and three times the training steps", *(f"row {n}" for n in range(8))]
+
+
+@pytest.mark.parametrize("ends", ["zero", "one", "spread"])
+@pytest.mark.parametrize("num_labels", [1, 3, 6, 10])
+@pytest.mark.parametrize("num_panels", [1, 6])
+def test_labels_are_inside_the_figure_and_never_overlap(num_panels, num_labels, ends, tmp_path, monkeypatch):
+    values = {"zero": [0.0] * 10, "one": [1.0] * 10, "spread": [number / 10 for number in range(10)]}[ends]
+    rows = [
+        row(label, length, values[number], variant=f"variant {panel}", seed=seed)
+        for panel in range(num_panels)
+        for number, label in enumerate(LONG_LABELS[:num_labels])
+        for length in (20, 40, 2000, 4000, 20_000)
+        for seed in (0, 1)
+    ]
+    figure = drawn([{**each, "fitted": each["seed"] * 0.5} for each in rows], tmp_path, monkeypatch, "a title " * 12)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    renderer = canvas.get_renderer()
+    width, height = (inches * figure.dpi for inches in figure.get_size_inches())
+    for axes in figure.axes:
+        texts = [*axes.texts, *(axes.title, axes._left_title, axes.xaxis.label, axes.yaxis.label), *figure.texts]
+        boxes = [text.get_window_extent(renderer) for text in (*texts, *axes.get_xticklabels()) if text.get_text()]
+        assert len(labels_of(axes)) == min(num_labels, 6)
+        assert all(text.get_fontsize() >= 9 for text in texts if text.get_text())
+        assert all(box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height for box in boxes)
+        assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
 
 
 def test_bands_show_the_range_over_seeds(tmp_path, monkeypatch):
-    plots = PlotRecorder(monkeypatch)
-    draw(ROWS, tmp_path, "parity")
-    assert plots.lines["PPC"] == ([20, 2000], [1.0, 0.625], "-")
-    assert plots.bands[0] == ([20, 2000], [1.0, 0.5], [1.0, 0.75])
+    figure = drawn(ROWS, tmp_path, monkeypatch)
+    line = lines_of(figure.axes[0])["PPC"]
+    assert (list(line.get_xdata()), list(line.get_ydata())) == ([20, 2000], [1.0, 0.625])
+    assert bands_of(figure.axes[0])[0] == {(20, 1.0), (2000, 0.5), (2000, 0.75)}
+    assert "bands: range from the lowest to the highest seed;" in figure.texts[0].get_text().replace("\n", " ")
 
 
-def test_a_length_with_a_single_seed_has_a_bar(tmp_path, monkeypatch):
-    plots = PlotRecorder(monkeypatch)
-    draw([row(exact=1.0), row(exact=0.5), row(length=2000, exact=0.5)], tmp_path, "parity")
+def test_bands_of_a_single_seed_show_its_interval(tmp_path, monkeypatch):
+    figure = drawn([row(exact=0.5), row(length=2000, exact=0.5)], tmp_path, monkeypatch)
     low, high = wilson_interval(50, 100)
-    assert plots.bands == [([20], [0.5], [1.0])]
-    assert plots.bars == [([2000], [low], [high])]
+    assert bands_of(figure.axes[0]) == [{(20, low), (20, high), (2000, low), (2000, high)}]
+    assert figure.texts[0].get_text() == "Bands: 95% interval over examples."
 
 
-def test_bars_show_the_interval_of_a_single_seed(tmp_path, monkeypatch):
-    plots = PlotRecorder(monkeypatch)
-    draw([row(exact=0.5)], tmp_path, "parity")
+def test_a_length_with_a_single_seed_has_the_interval_of_this_seed(tmp_path, monkeypatch):
+    figure = drawn([row(exact=1.0), row(exact=0.5), row(length=2000, exact=0.5)], tmp_path, monkeypatch)
     low, high = wilson_interval(50, 100)
-    assert plots.bars == [([20], [low], [high])]
-    assert plots.bands == []
+    assert bands_of(figure.axes[0]) == [{(20, 0.5), (20, 1.0), (2000, low), (2000, high)}]
+    assert "(95% interval over examples where there is one seed)" in figure.texts[0].get_text().replace("\n", " ")
+
+
+def test_a_label_with_a_single_length_has_a_bar(tmp_path, monkeypatch):
+    (axes,) = drawn([row(exact=0.5)], tmp_path, monkeypatch).axes
+    (bar,) = [each for each in axes.collections if isinstance(each, LineCollection)]
+    low, high = wilson_interval(50, 100)
+    assert bar.get_segments()[0].tolist() == [[20, low], [20, high]]
 
 
 def test_a_label_that_did_not_fit_is_dotted_and_lengths_without_runs_are_omitted(tmp_path, monkeypatch):
-    plots = PlotRecorder(monkeypatch)
-    draw(ROWS, tmp_path, "parity")
-    assert set(plots.lines) == {"PPC", "NoPE", "ALiBi (did not fit)"}
-    assert plots.lines["NoPE"][2] == "-"
-    assert plots.lines["ALiBi (did not fit)"] == ([20], [0.0], ":")
+    figure = drawn(ROWS, tmp_path, monkeypatch)
+    lines = lines_of(figure.axes[0])
+    assert {label: line.get_linestyle() for label, line in lines.items()} == {
+        "PPC": "-",
+        "NoPE": "-",
+        "ALiBi (did not fit)": ":",
+    }
+    assert list(lines["ALiBi (did not fit)"].get_xdata()) == [20]
+    assert "dotted: no seed fits the longest training length" in figure.texts[0].get_text().replace("\n", " ")
+
+
+def test_boxes_are_spread_as_near_as_possible_to_their_places():
+    assert spread([1.0, 5.0], [1.0, 1.0], 0.0, 6.0) == [1.0, 5.0]
+    assert spread([3.0, 3.0, 3.0], [1.0, 1.0, 1.0], 0.0, 6.0) == [2.0, 3.0, 4.0]
+    assert spread([0.0, 0.0, 5.0], [1.0, 2.0, 1.0], 0.0, 6.0) == [0.5, 2.0, 5.0]
+    assert spread([6.0, 6.0], [1.0, 2.0], 0.0, 6.0) == [3.5, 5.0]
 
 
 def test_a_missing_folder_raises_an_error(tmp_path):

@@ -1,51 +1,29 @@
 """Tables and figures of result rows: exact match by length, or perplexity by context length."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lengthwise.core.errors import RunFolderError
-from lengthwise.core.intervals import interval_over_models
-
-Rows = Sequence[Mapping[str, Any]]
-FIT_THRESHOLD = 0.99
-MIN_PANELS_FOR_TWO_COLUMNS = 5
-
-
-def group_rows(rows: Rows) -> dict[str, dict[int, Rows]]:
-    """Group result rows by label (the value of ``row``) and then by length; a group has one row per seed."""
-    labels = list(dict.fromkeys(str(row["row"]) for row in rows))
-    lengths = sorted({int(row["length"]) for row in rows})
-    return {
-        label: {length: [row for row in rows if row["row"] == label and row["length"] == length] for length in lengths}
-        for label in labels
-    }
-
-
-def uses_loss(rows: Rows) -> bool:
-    """Return True for rows with losses, False for rows with exact match; a table never contains both."""
-    return "loss" in rows[0]
-
-
-def pool_seeds(rows: Rows) -> tuple[float, float | None, float | None]:
-    """Return the exact match over the examples of all seeds, with its 95% interval (all seeds use the same examples).
-
-    For losses, return the perplexity of the mean loss over seeds. The bounds of its interval are means over seeds
-    too, because all seeds use the same documents.
-    """
-    if uses_loss(rows):
-        perplexity, low, high = (_perplexity([row[loss_name] for row in rows]) for loss_name in ("loss", "low", "high"))
-        assert perplexity is not None
-        return perplexity, low, high
-    num_examples = [int(row["num_examples"]) for row in rows]
-    num_exact = [round(float(row["exact_match"]) * count) for row, count in zip(rows, num_examples, strict=True)]
-    return (sum(num_exact) / sum(num_examples), *interval_over_models(num_exact, num_examples))
-
-
-def _perplexity(losses: Sequence[float | None]) -> float | None:
-    known_losses = [loss for loss in losses if loss is not None]
-    return math.exp(sum(known_losses) / len(known_losses)) if known_losses else None
+from lengthwise.evaluation.figure_layout import (
+    LineLabel,
+    assign_colors,
+    count_seeds,
+    label_lines,
+    make_panels,
+    save_figure,
+    set_length_axis,
+    set_logarithmic_values,
+)
+from lengthwise.evaluation.figure_lines import Line, select_lines
+from lengthwise.evaluation.result_rows import (
+    FIT_THRESHOLD,
+    Rows,
+    group_rows,
+    label_of,
+    pool_seeds,
+    uses_loss,
+    value_range,
+)
 
 
 def table_title(rows: Rows) -> str:
@@ -162,91 +140,64 @@ def format_num_examples(rows: Rows, length: int) -> str:
     return "-".join(str(count) for count in dict.fromkeys((example_counts[0], example_counts[-1])))
 
 
-def label_of(row: Mapping[str, Any]) -> str:
-    """Return the label of a row without its variant."""
-    label, variant = str(row["row"]), row.get("variant")
-    return label if variant is None else label.removesuffix(f", {variant}")
-
-
 def draw(rows: Rows, folder: Path, title: str) -> Path:
     """Draw exact match or perplexity by length into ``figure.png`` and ``figure.svg``, and return the first path.
 
-    Each task and variant has a panel. Bands show the range over seeds; bars show the 95% interval of a single seed.
+    Each task and variant has a panel with at most ``MAX_LINES`` lines. Bands show the range over seeds, or the 95%
+    interval of a single seed.
     """
-    # Importing matplotlib takes a second, and most commands draw no figure.
-    from matplotlib.figure import Figure  # noqa: PLC0415
-
     tasks = list(dict.fromkeys(str(row["task"]) for row in rows))
     panels: dict[tuple[str, str | None], list[Mapping[str, Any]]] = {}
     for row in sorted(rows, key=lambda row: tasks.index(str(row["task"]))):
         panels.setdefault((str(row["task"]), row.get("variant")), []).append({**row, "row": label_of(row)})
-    # The legend has one line per label.
-    height = max(4.8 if len(panels) == 1 else 3.6, *(1.2 + 0.2 * len(group_rows(each)) for each in panels.values()))
-    num_columns = 1 if len(panels) < MIN_PANELS_FOR_TWO_COLUMNS else 2
-    num_panel_rows = math.ceil(len(panels) / num_columns)
-    figure = Figure(figsize=(9 * num_columns, height * num_panel_rows), layout="constrained")
-    for panel_index, ((task, variant), panel_rows) in enumerate(panels.items()):
-        title_parts = [title, *([task.replace("_", " ")] if len(tasks) > 1 else []), *([variant] if variant else [])]
-        axes = figure.add_subplot(num_panel_rows, num_columns, panel_index + 1)
-        _draw_panel(axes, panel_rows, ": ".join(title_parts))
-    figure.supxlabel("bands: range over seeds; bars: 95% interval of a single seed", fontsize=8)
+    selections = {key: select_lines(panel_rows) for key, panel_rows in panels.items()}
+    titles, colors = [], []
+    for (task, variant), (lines, _) in selections.items():
+        names = [title, *([task.replace("_", " ")] if len(tasks) > 1 else []), *([variant] if variant else [])]
+        titles.append(f"{': '.join(names)}, {count_seeds([line.num_seeds for line in lines])}")
+        # A label has the same color in all panels of its task.
+        task_lines = [line.label for key, (each, _) in selections.items() if key[0] == task for line in each]
+        colors.append(assign_colors(task_lines, [line.label for line in lines]))
+    labels = [[line.name for line in lines] for lines, _ in selections.values()]
+    figure, all_axes = make_panels(titles, labels, _caption(rows, list(selections.values())))
+    for axes, colors_by_label, (key, (lines, _)) in zip(all_axes, colors, selections.items(), strict=True):
+        _draw_panel(axes, lines, colors_by_label, panels[key])
     return save_figure(figure, folder)
 
 
-def _draw_panel(axes: Any, rows: Rows, title: str) -> None:
-    min_length, max_length = rows[0]["train_lengths"]
-    axes.axvspan(min_length, max_length, color="0.9", label=f"trained on {min_length}-{max_length}")
-    by_label = group_rows(rows)
-    axes.set_prop_cycle(color=_line_colors(len(by_label)))
-    for index, (label, by_length) in enumerate(by_label.items()):
-        measured = {length: runs for length, runs in by_length.items() if runs}
-        values = [pool_seeds(runs)[0] for runs in measured.values()]
-        fits = uses_loss(rows) or any(row["fitted"] >= FIT_THRESHOLD for runs in measured.values() for row in runs)
-        style, marker = "-" if fits else ":", "osD^vPX"[index % 7]
-        name = label if fits else f"{label} (did not fit)"
+def _caption(rows: Rows, selections: Sequence[tuple[Sequence[Line], int]]) -> str:
+    lines = [line for panel_lines, _ in selections for line in panel_lines]
+    seed_counts = {len(runs) for line in lines for runs in line.runs.values()}
+    interval = f"95% interval over {'documents' if uses_loss(rows) else 'examples'}"
+    note = f" ({interval} where there is one seed)" if 1 in seed_counts else ""
+    seed_range = f"Lines: mean over seeds; bands: range from the lowest to the highest seed{note}"
+    texts = [f"Bands: {interval}" if seed_counts == {1} else seed_range]
+    if not all(line.fits for line in lines):
+        texts.append("dotted: no seed fits the longest training length")
+    counts = [num_omitted for _, num_omitted in selections]
+    if most := max(counts):
+        number = f"{most} more" if min(counts) == most else f"up to {most} more"
+        texts.append(f"only in the table: {number} {'row' if most == 1 else 'rows'}{' per panel' * (len(counts) > 1)}")
+    return "; ".join(texts) + "."
+
+
+def _draw_panel(axes: Any, lines: Sequence[Line], colors: Mapping[str, str], rows: Rows) -> None:
+    for index, line in enumerate(lines):
+        lengths, color, style = list(line.runs), colors[line.label], "-" if line.fits else ":"
+        marker = {"marker": "osD^vP"[index], "markersize": 4}
         # The first label is on top, because it is usually the subject of the comparison.
-        (curve,) = axes.plot(list(measured), values, style, marker=marker, markersize=4, label=name, zorder=10 - index)
-        _draw_spread(axes, measured, curve.get_color())
+        axes.plot(lengths, line.values, style, color=color, label=line.name, zorder=10 - index, **marker)
+        bands = [value_range(runs) for runs in line.runs.values()]
+        if len(bands) == 1:
+            axes.vlines(lengths, *zip(*bands, strict=True), color=color, alpha=0.5, linewidth=2)
+        else:
+            axes.fill_between(lengths, *zip(*bands, strict=True), color=color, alpha=0.15, linewidth=0)
+    train_lengths = rows[0]["train_lengths"]
+    set_length_axis(axes, {int(row["length"]) for row in rows}, train_lengths)
     if uses_loss(rows):
-        axes.set(xscale="log", xlabel="context length, tokens (log scale)", yscale="log", title=title)
-        axes.set_ylabel("perplexity of held-out tokens (log scale)")
+        set_logarithmic_values(axes, "perplexity (log scale)")
+        axes.set_xlabel("context length in tokens (log scale)")
     else:
-        axes.set(xscale="log", xlabel="length (log scale)", ylabel="exact match", ylim=(-0.03, 1.03), title=title)
-    axes.grid(alpha=0.3)
-    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=8, frameon=False)
-
-
-def _draw_spread(axes: Any, by_length: Mapping[int, Rows], color: Any) -> None:
-    ranges = {length: _value_range(runs) for length, runs in by_length.items() if len(runs) > 1}
-    intervals = {length: _value_range(runs) for length, runs in by_length.items() if len(runs) == 1}
-    if ranges:
-        axes.fill_between(list(ranges), *zip(*ranges.values(), strict=True), color=color, alpha=0.15, linewidth=0)
-    if intervals:
-        axes.vlines(list(intervals), *zip(*intervals.values(), strict=True), color=color, alpha=0.5, linewidth=1)
-
-
-def _line_colors(num_colors: int) -> list[Any]:
-    """Return the colors of a palette for ``num_colors`` lines, without gray, which marks the training range."""
-    from matplotlib import colormaps  # noqa: PLC0415
-
-    palette_size = 10 if num_colors < 10 else 20
-    colors = [colormaps[f"tab{palette_size}"](color_index) for color_index in range(palette_size)]
-    return [color for color in colors if max(color[:3]) - min(color[:3]) > 0.1]
-
-
-def save_figure(figure: Any, folder: Path) -> Path:
-    """Save ``figure.svg`` and ``figure.png`` to a folder, and return the path of ``figure.png``."""
-    try:
-        for extension in ("svg", "png"):
-            figure.savefig(folder / f"figure.{extension}", dpi=160)
-    except OSError as error:
-        raise RunFolderError(f"cannot save figures in {folder} ({error.strerror}); choose a writable folder") from None
-    return folder / "figure.png"
-
-
-def _value_range(runs: Rows) -> tuple[float, float]:
-    if len(runs) == 1:
-        pooled_value, low, high = pool_seeds(runs)
-        return (pooled_value, pooled_value) if low is None or high is None else (low, high)
-    seed_values = [pool_seeds([row])[0] for row in runs]
-    return min(seed_values), max(seed_values)
+        axes.set(ylim=(-0.03, 1.03), ylabel="exact match", xlabel="length (log scale)")
+    ends = [(line.name, colors[line.label], line.values[-1]) for line in lines]
+    label_lines(axes, [LineLabel(text=name, color=color, value=value) for name, color, value in ends])

@@ -24,7 +24,8 @@ from lengthwise.core.interruption import catch_interrupts
 from lengthwise.core.type_checks import check_arguments
 from lengthwise.evaluation.evaluator import HELD_OUT_ADVICE, check_row, overlapping_lengths, select_evaluator
 from lengthwise.evaluation.exact_match import depends_on_id_distances
-from lengthwise.evaluation.tables_and_figures import describe_result, label_of
+from lengthwise.evaluation.result_rows import label_of
+from lengthwise.evaluation.tables_and_figures import describe_result
 from lengthwise.experiments.experiment import Experiment, build_decoder, to_dict
 from lengthwise.experiments.run import iter_result_rows, train
 from lengthwise.experiments.run_folder import (

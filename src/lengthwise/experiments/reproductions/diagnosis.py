@@ -8,8 +8,9 @@ from typing import Any
 from lengthwise.encodings import NoPE, Rotary
 from lengthwise.evaluation.diagnosis.attribution import ID_ERRORS, MORE_IDS, TOKENS_OR_IDS
 from lengthwise.evaluation.exact_match import EvaluationSettings
+from lengthwise.evaluation.figure_layout import save_figure
 from lengthwise.evaluation.forecast.certificate import UNTRAINED_IDS
-from lengthwise.evaluation.tables_and_figures import Rows, save_figure
+from lengthwise.evaluation.result_rows import Rows
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes import COMPARISONS, recipe
 from lengthwise.experiments.reproductions.ppc import PPC

@@ -9,7 +9,7 @@ from lengthwise.encodings import Learned
 from lengthwise.evaluation.exact_match import EvaluationSettings, iter_examples
 from lengthwise.evaluation.forecast.subsampling import subsample
 from lengthwise.evaluation.grading import Grades, first_errors, grade
-from lengthwise.evaluation.tables_and_figures import Rows
+from lengthwise.evaluation.result_rows import Rows
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes import recipe
 from lengthwise.experiments.reproductions.reproduction import Claim, SizePreset, Table

@@ -6,7 +6,7 @@ from typing import Any
 
 from lengthwise.encodings import Rotary
 from lengthwise.evaluation.exact_match import EvaluationSettings
-from lengthwise.evaluation.tables_and_figures import Rows
+from lengthwise.evaluation.result_rows import Rows
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes import recipe
 from lengthwise.experiments.reproductions.reproduction import Claim, SizePreset, Table

@@ -8,7 +8,8 @@ from typing import Any
 from lengthwise.core.errors import unknown_name
 from lengthwise.core.files import StrPath
 from lengthwise.core.type_checks import check_arguments
-from lengthwise.evaluation.tables_and_figures import Rows, draw, table, table_title
+from lengthwise.evaluation.result_rows import Rows
+from lengthwise.evaluation.tables_and_figures import draw, table, table_title
 from lengthwise.experiments.comparison import COMPARISON_ROWS, Comparison, compare
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes import quick

@@ -8,7 +8,8 @@ from typing import Any
 
 from lengthwise.core.randomness import stream
 from lengthwise.evaluation.exact_match import EvaluationSettings
-from lengthwise.evaluation.tables_and_figures import FIT_THRESHOLD, Rows, save_figure
+from lengthwise.evaluation.figure_layout import save_figure
+from lengthwise.evaluation.result_rows import FIT_THRESHOLD, Rows
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes import recipe
 from lengthwise.experiments.recipes.few_tokens import sparse_parity_up_to

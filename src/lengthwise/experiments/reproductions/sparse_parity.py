@@ -8,7 +8,8 @@ from typing import Any
 
 from lengthwise.core.randomness import stream
 from lengthwise.encodings import Rotary
-from lengthwise.evaluation.tables_and_figures import FIT_THRESHOLD, Rows, label_of, pool_seeds, save_figure
+from lengthwise.evaluation.figure_layout import save_figure
+from lengthwise.evaluation.result_rows import FIT_THRESHOLD, Rows, label_of, pool_seeds
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes.few_tokens import TEST_BITS, sparse_parity_up_to
 from lengthwise.experiments.reproductions.excess_risk import GrowthFactor, LossPair, fit_growth

@@ -1,0 +1,60 @@
+"""Arithmetic of result rows: groups by label and length, values over seeds, and the fit of training lengths."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lengthwise.core.intervals import interval_over_models
+
+Rows = Sequence[Mapping[str, Any]]
+FIT_THRESHOLD = 0.99
+
+
+def group_rows(rows: Rows) -> dict[str, dict[int, Rows]]:
+    """Group result rows by label (the value of ``row``) and then by length; a group has one row per seed."""
+    labels = list(dict.fromkeys(str(row["row"]) for row in rows))
+    lengths = sorted({int(row["length"]) for row in rows})
+    return {
+        label: {length: [row for row in rows if row["row"] == label and row["length"] == length] for length in lengths}
+        for label in labels
+    }
+
+
+def uses_loss(rows: Rows) -> bool:
+    """Return True for rows with losses, False for rows with exact match; a table never contains both."""
+    return "loss" in rows[0]
+
+
+def pool_seeds(rows: Rows) -> tuple[float, float | None, float | None]:
+    """Return the exact match over the examples of all seeds, with its 95% interval (all seeds use the same examples).
+
+    For losses, return the perplexity of the mean loss over seeds. The bounds of its interval are means over seeds
+    too, because all seeds use the same documents.
+    """
+    if uses_loss(rows):
+        perplexity, low, high = (_perplexity([row[loss_name] for row in rows]) for loss_name in ("loss", "low", "high"))
+        assert perplexity is not None
+        return perplexity, low, high
+    num_examples = [int(row["num_examples"]) for row in rows]
+    num_exact = [round(float(row["exact_match"]) * count) for row, count in zip(rows, num_examples, strict=True)]
+    return (sum(num_exact) / sum(num_examples), *interval_over_models(num_exact, num_examples))
+
+
+def _perplexity(losses: Sequence[float | None]) -> float | None:
+    known_losses = [loss for loss in losses if loss is not None]
+    return math.exp(sum(known_losses) / len(known_losses)) if known_losses else None
+
+
+def label_of(row: Mapping[str, Any]) -> str:
+    """Return the label of a row without its variant."""
+    label, variant = str(row["row"]), row.get("variant")
+    return label if variant is None else label.removesuffix(f", {variant}")
+
+
+def value_range(runs: Rows) -> tuple[float, float]:
+    """Return the smallest and largest value over seeds, or the 95% interval of a single seed."""
+    if len(runs) == 1:
+        pooled_value, low, high = pool_seeds(runs)
+        return (pooled_value, pooled_value) if low is None or high is None else (low, high)
+    seed_values = [pool_seeds([row])[0] for row in runs]
+    return min(seed_values), max(seed_values)
