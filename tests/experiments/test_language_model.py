@@ -297,6 +297,7 @@ def row(label: str = "rotary", length: int = 256, loss: float = 3.0, **changes: 
     return {
         "row": label,
         "task": "text",
+        "told": "nothing",
         "seed": 0,
         "length": length,
         "shortest_context": length - 31,
@@ -326,7 +327,7 @@ def test_pooling_seeds_gives_the_perplexity_of_the_mean_loss():
 def test_the_table_of_a_comparison_has_perplexities():
     header, body = table([row(length=length, loss=loss) for length, loss in ((256, 3.0), (512, 2.5))])
     assert header[-2:] == ["256\nn=512", "512\nn=512"]
-    assert body == [["rotary", "256-256", "0-256", "800", "-", "20.09\n18.17-24.53", "12.18\n11.02-14.88"]]
+    assert body == [["rotary", "nothing", "256-256", "0-256", "800", "-", "20.09\n18.17-24.53", "12.18\n11.02-14.88"]]
     assert fit_status([row()]) == "-"
     assert table_title([row()]).startswith("perplexity by context length")
     assert describe_result([row(), row(length=512, loss=2.5)]) == "loss 2.500 at context length 512"

@@ -53,7 +53,7 @@ def make_panels(titles: Sequence[str], labels: Sequence[Collection[str]], captio
     caption_height = LINE_HEIGHT * (caption.count("\n") + 1) + 0.15
     total_height = sum(heights) + sum(tops) + bottom * len(titles) + caption_height
     width = FIGURE_WIDTH - LEFT_MARGIN - LABEL_GAP - RIGHT_MARGIN
-    width -= max(_label_width(label) for each in labels for label in each)
+    width -= max((_label_width(label) for each in labels for label in each), default=0.0)
     figure, panels, y = Figure(figsize=(FIGURE_WIDTH, total_height)), [], total_height
     for title, height, top in zip(titles, heights, tops, strict=True):
         y -= top + height
@@ -94,6 +94,8 @@ def label_lines(axes: Any, labels: Sequence[LineLabel]) -> None:
     The limits of the vertical axis must be final, because they determine the places. At equal heights, the first label
     is on top. A short stroke in the margin connects a label with its value.
     """
+    if not labels:
+        return
     box, (figure_width, figure_height) = axes.get_position(), axes.figure.get_size_inches()
     width, height = box.width * figure_width, box.height * figure_height
     points = axes.transData.transform([(axes.get_xlim()[0], label.value) for label in labels])
@@ -133,15 +135,15 @@ def spread(desired: Sequence[float], heights: Sequence[float], low: float, high:
     return [shift + start for shift, start in zip(shifts, starts, strict=True)]
 
 
-def set_length_axis(axes: Any, lengths: Collection[int], train_lengths: Sequence[int]) -> None:
-    """Set a logarithmic axis of the test lengths, and shade and name the training range.
+def set_length_axis(axes: Any, lengths: Collection[int], train_lengths: Sequence[int] | None) -> None:
+    """Set a logarithmic axis of the test lengths, and shade and name the training range, if there is one.
 
     Ticks are at test lengths whose labels do not overlap. The axis shows only a part of a long training range below
     the shortest test length.
     """
     from matplotlib.ticker import NullLocator  # noqa: PLC0415
 
-    min_length, max_length = train_lengths
+    min_length, max_length = (min(lengths), max(lengths)) if train_lengths is None else train_lengths
     low, high = max(min(min_length, *lengths), min(lengths) / 3), max(max_length, *lengths)
     ratio = max(high / low, 1.5)
     axes.set_xscale("log")
@@ -154,6 +156,8 @@ def set_length_axis(axes: Any, lengths: Collection[int], train_lengths: Sequence
             ticks.append(length)
     axes.set_xticks(ticks, [f"{length:,}" for length in ticks])
     axes.xaxis.set_minor_locator(NullLocator())
+    if train_lengths is None:
+        return
     # The edge shows a range of one length.
     axes.axvspan(max(min_length, low), max_length, facecolor="0.9", edgecolor="0.9", linewidth=2, zorder=0)
     shown = " to ".join(f"{length:,}" for length in dict.fromkeys(train_lengths))

@@ -1,7 +1,7 @@
 """Reports of a diagnosis: a JSON document, tables, sentences and a figure."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,14 @@ from typing import Any
 from lengthwise.core.files import write_atomically
 from lengthwise.evaluation.diagnosis.diagnosis import Diagnosis
 from lengthwise.evaluation.diagnosis.failures import FailureCounts
+from lengthwise.evaluation.figure_layout import (
+    LINE_COLORS,
+    MAX_LINES,
+    LineLabel,
+    label_lines,
+    make_panels,
+    set_length_axis,
+)
 
 DIAGNOSIS_FILE = "diagnosis.json"
 Table = tuple[str, list[str], list[list[str]]]
@@ -80,36 +88,43 @@ def _first_error_table(failures: FailureCounts, length: int) -> Table:
 
 def write_report(diagnosis: Diagnosis, folder: Path) -> Path:
     """Write diagnosis.json and figure.png to a folder, and return the path of the figure."""
-    # Importing matplotlib takes a second, and most commands draw no figure.
-    from matplotlib.figure import Figure  # noqa: PLC0415
-
     write_atomically(folder / DIAGNOSIS_FILE, json.dumps(to_json(diagnosis), indent=2).encode())
-    figure = Figure(figsize=(9, 4), layout="constrained")
-    mass_axes, error_axes = figure.subplots(1, 2)
-    _draw_support_mass(diagnosis, mass_axes)
-    _draw_first_errors(diagnosis.failures, error_axes)
+    heads = _select_heads(diagnosis)
+    names = [f"attention, {_head_names(diagnosis)[head]}" for head in heads]
+    num_omitted = len(diagnosis.heads) - len(heads)
+    caption = "Circles: exact match; squares: attention on the support."
+    caption += f" Only in the table: {num_omitted} more heads." if num_omitted else ""
+    failures = diagnosis.failures
+    titles = ["exact match, and attention on the support"]
+    titles += [] if failures is None else [f"first errors of {failures.num_failures} examples"]
+    figure, panels = make_panels(titles, [["exact match", *names], []][: len(titles)], caption)
+    _draw_support_mass(diagnosis, panels[0], dict(zip(heads, names, strict=True)))
+    if failures is not None:
+        _draw_first_errors(failures, panels[1])
     figure.savefig(folder / "figure.png", dpi=160)
     return folder / "figure.png"
 
 
-def _draw_support_mass(diagnosis: Diagnosis, axes: Any) -> None:
+def _select_heads(diagnosis: Diagnosis) -> list[int]:
+    """Return the indexes of the heads with the most attention on the support at the shortest length."""
+    mass = diagnosis.by_length[0].support_mass
+    ranked = sorted(range(len(diagnosis.heads)), key=lambda head_index: mass[head_index], reverse=True)
+    return sorted(ranked[: MAX_LINES - 1])
+
+
+def _draw_support_mass(diagnosis: Diagnosis, axes: Any, head_names: Mapping[int, str]) -> None:
     lengths = [result.length for result in diagnosis.by_length]
-    axes.plot(lengths, [result.exact_match for result in diagnosis.by_length], "ko-", label="exact match")
-    for head_index, head_name in enumerate(_head_names(diagnosis)):
-        masses = [result.support_mass[head_index] for result in diagnosis.by_length]
-        axes.plot(lengths, masses, "s--", label=f"attention, {head_name}")
-    min_length, max_length = diagnosis.train_lengths
-    axes.axvspan(min_length, max_length, color="0.9", label=f"trained on {min_length}-{max_length}")
-    axes.set(xscale="log", xlabel="length (log scale)", ylabel="fraction", ylim=(-0.03, 1.03))
-    axes.set_title("exact match, and attention on the support", fontsize=9)
-    axes.legend(fontsize=7)
+    exact_match = [result.exact_match for result in diagnosis.by_length]
+    lines = [("exact match", exact_match, "o-", "black")]
+    for (head_index, name), color in zip(head_names.items(), LINE_COLORS, strict=False):
+        lines.append((name, [result.support_mass[head_index] for result in diagnosis.by_length], "s--", color))
+    for name, values, style, color in lines:
+        axes.plot(lengths, values, style, color=color, label=name, markersize=4)
+    axes.set(xlabel="length (log scale)", ylabel="fraction", ylim=(-0.03, 1.03))
+    set_length_axis(axes, lengths, diagnosis.train_lengths)
+    label_lines(axes, [LineLabel(text=name, color=color, value=values[-1]) for name, values, _, color in lines])
 
 
-def _draw_first_errors(failure_counts: FailureCounts | None, axes: Any) -> None:
-    axes.set(xlabel="relative index in the response", xlim=(0, 1))
-    if failure_counts is None:
-        axes.set_title("no failures", fontsize=9)
-        return
-    axes.bar([(tenth + 0.5) / 10 for tenth in range(10)], failure_counts.by_tenth, width=0.09)
-    axes.set(ylabel="examples")
-    axes.set_title(f"first errors of {failure_counts.num_failures} examples", fontsize=9)
+def _draw_first_errors(failure_counts: FailureCounts, axes: Any) -> None:
+    axes.set(xlabel="relative index in the response", xlim=(0, 1), ylabel="examples")
+    axes.bar([(tenth + 0.5) / 10 for tenth in range(10)], failure_counts.by_tenth, width=0.09, color=LINE_COLORS[0])

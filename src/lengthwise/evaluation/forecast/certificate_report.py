@@ -2,17 +2,27 @@
 
 import json
 import math
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from lengthwise.core.files import write_atomically
 from lengthwise.core.json_parsing import non_finite_to_null
+from lengthwise.evaluation.figure_layout import (
+    LINE_COLORS,
+    MAX_LINES,
+    LineLabel,
+    label_lines,
+    make_panels,
+    set_length_axis,
+)
 from lengthwise.evaluation.forecast.certificate import RunCertificate, run_verdict
 from lengthwise.theory.planted_law_certificate import PROBABILISTIC_BOUNDS, LawCertificate
 from lengthwise.theory.task_certificate import TaskCertificate
 
 CERTIFICATE_FILE = "certificate.json"
+# Smaller risks are rounding errors of an exact 0 and would flatten all other curves of a figure.
+MIN_DRAWN_RISK = 1e-9
 Table = tuple[str, list[str], list[list[str]]]
 _HOLDS_TEXT = {True: "yes", False: "NO", None: "unknown"}
 # Possible failure if an assumption does not hold, by the name of its counterexample in docs/theory.md.
@@ -112,64 +122,108 @@ def _format_number(number: float | None) -> str:
 
 def write_report(certificate: Certificate, folder: Path) -> Path:
     """Write certificate.json and figure.png to a folder, and return the path of the figure."""
-    # Importing matplotlib takes a second, and most commands draw no figure.
-    from matplotlib.figure import Figure  # noqa: PLC0415
-
     write_atomically(folder / CERTIFICATE_FILE, json.dumps(to_json(certificate), indent=2).encode())
-    figure = Figure(figsize=(8, 4.8), layout="constrained")
-    axes = figure.subplots()
-    _PLOTTERS[type(certificate)](certificate, axes)
-    axes.set_xscale("log")
-    axes.set_xlabel("length")
-    axes.legend(fontsize=7)
+    plot = _PLOTS[type(certificate)](certificate)
+    figure, (axes,) = make_panels([plot.title], [[curve.name for curve in plot.curves]], plot.caption)
+    colors = dict(zip((curve.name for curve in plot.curves), LINE_COLORS, strict=False))
+    for curve in plot.curves:
+        axes.plot(*zip(*curve.points, strict=True), curve.style, color=colors[curve.name], markersize=4)
+    if isinstance(certificate, RunCertificate) and plot.curves:
+        forecasts = certificate.forecasts
+        bounds = [each.low for each in forecasts], [each.high for each in forecasts]
+        axes.fill_between([each.length for each in forecasts], *bounds, color=LINE_COLORS[0], alpha=0.2, linewidth=0)
+    axes.set(xlabel="length (log scale)", ylabel=plot.quantity)
+    if isinstance(certificate, RunCertificate):
+        axes.set_ylim(-0.03, 1.03)
+    else:
+        axes.set_yscale("log")
+        axes.set_ylim(bottom=max(axes.get_ylim()[0], MIN_DRAWN_RISK))
+    lengths = {length for curve in plot.curves for length, _ in curve.points}
+    if lengths:
+        set_length_axis(axes, lengths, plot.train_lengths)
+    ends = [(curve.name, float(curve.points[-1][1])) for curve in plot.curves]
+    label_lines(axes, [LineLabel(text=name, color=colors[name], value=value) for name, value in ends])
     figure.savefig(folder / "figure.png", dpi=160)
     return folder / "figure.png"
 
 
-def _draw_law(certificate: LawCertificate, axes: Any) -> None:
-    lengths = [risk.length for risk in certificate.risks]
-    axes.plot(lengths, [risk.found.risk for risk in certificate.risks], "ko-", label="risk of the fitted head")
-    axes.plot(lengths, [risk.posterior.risk for risk in certificate.risks], "k:", label="true posterior")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Curve:
+    """Curve of a figure: its name, its style, and its points (length and value)."""
+
+    name: str
+    points: list[tuple[int, int | float]]
+    style: str = "o-"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plot:
+    """Content of the figure of a certificate; ``quantity`` names the vertical axis."""
+
+    title: str
+    quantity: str
+    curves: list[_Curve]
+    train_lengths: tuple[int, int] | None
+    caption: str
+
+
+def _plot_law(certificate: LawCertificate) -> _Plot:
+    found = [(risk.length, risk.found.risk) for risk in certificate.risks]
+    posterior = [(risk.length, risk.posterior.risk) for risk in certificate.risks]
+    curves = [_Curve(name="risk of the fitted head", points=found)]
+    curves.append(_Curve(name="true posterior", points=posterior, style=":"))
     for name, quantity in (("predicted", "odds"), ("secant", "secant")):
         points = [(each.length, getattr(each, quantity)) for each in certificate.predictions if each.refused is None]
-        axes.plot(*zip(*points, strict=True) if points else ([], []), "--", label=name)
-    for name in dict.fromkeys(bound.title for bound in certificate.bounds):
-        points = [
-            (bound.length, bound.value)
-            for bound in certificate.bounds
-            if bound.title == name and bound.value is not None and 0 < bound.value < math.inf
-        ]
-        if points:
-            axes.plot(*zip(*points, strict=True), marker=".", linewidth=0.8, label=name)
-    axes.axhline(1, color="0.7", linewidth=0.8)
-    axes.set_yscale("log")
-    axes.set_ylabel("risk (total variation); bounds above 1 are vacuous")
+        curves.append(_Curve(name=name, points=points, style="--"))
+    bounds = [
+        _Curve(name=name, points=_bound_points(certificate, name), style=".-")
+        for name in dict.fromkeys(bound.title for bound in certificate.bounds)
+    ]
+    curves, bounds = [curve for curve in curves if curve.points], [bound for bound in bounds if bound.points]
+    tightest = sorted(bounds, key=lambda bound: bound.points[-1][1])[: MAX_LINES - len(curves)]
+    omitted = f" Only in the table: {len(bounds) - len(tightest)} more bounds." if len(bounds) > len(tightest) else ""
+    return _Plot(
+        title="risk by length",
+        quantity="risk (total variation, log scale)",
+        curves=curves + tightest,
+        train_lengths=certificate.trained,
+        caption=f"Small points: the tightest bounds at the longest length; bounds above 1 are vacuous.{omitted}",
+    )
 
 
-def _draw_task_reach(certificate: TaskCertificate, axes: Any) -> None:
-    lengths = [structure.length for structure in certificate.structures]
-    for line_label, quantities in (
-        ("tokens per answer", [structure.k for structure in certificate.structures]),
-        ("reach in tokens", [structure.reach for structure in certificate.structures]),
-        ("reach in coupled IDs", [structure.id_reach for structure in certificate.structures]),
+def _bound_points(certificate: LawCertificate, title: str) -> list[tuple[int, int | float]]:
+    bounds = [(bound.length, bound.value) for bound in certificate.bounds if bound.title == title]
+    return [(length, value) for length, value in bounds if value is not None and 0 < value < math.inf]
+
+
+def _plot_task_reach(certificate: TaskCertificate) -> _Plot:
+    curves = []
+    for name, quantity in (("tokens per answer", "k"), ("reach in tokens", "reach"), ("reach in IDs", "id_reach")):
+        points = [(each.length, getattr(each, quantity)) for each in certificate.structures]
+        if None not in (value for _, value in points):
+            curves.append(_Curve(name=name, points=points))
+    caption = "Reach: largest distance between an answer and a token that it depends on, in tokens or in coupled IDs."
+    quantity = "number of tokens or IDs (log scale)"
+    return _Plot(title="support by length", quantity=quantity, curves=curves, train_lengths=None, caption=caption)
+
+
+def _plot_run(certificate: RunCertificate) -> _Plot:
+    curves = [_Curve(name="predicted", points=[(each.length, each.accuracy) for each in certificate.forecasts])]
+    for name, quantity, style in (
+        ("with IDs only", "ids_only", ":"),
+        ("with token count only", "token_count_only", "--"),
     ):
-        if None not in quantities:
-            axes.plot(lengths, quantities, "o-", label=line_label)
-    axes.set_yscale("log")
-    axes.set_ylabel("number of tokens or IDs")
+        values = [(each.length, getattr(each, quantity)) for each in certificate.forecasts]
+        points = [(length, value) for length, value in values if value is not None]
+        curves.append(_Curve(name=name, points=points, style=style))
+    at_training = f"Accuracy at length {certificate.train_lengths[1]:,}: {certificate.fidelity.whole:.2f}."
+    return _Plot(
+        title="predicted accuracy by length",
+        quantity="accuracy per answer token",
+        curves=[curve for curve in curves if curve.points],
+        train_lengths=certificate.train_lengths,
+        caption=f"Band: 90% interval of the prediction. {at_training}",
+    )
 
 
-def _draw_run(certificate: RunCertificate, axes: Any) -> None:
-    forecasts = certificate.forecasts
-    lengths = [forecast.length for forecast in forecasts]
-    low, high = [forecast.low for forecast in forecasts], [forecast.high for forecast in forecasts]
-    axes.fill_between(lengths, low, high, alpha=0.2, label="interval")
-    axes.plot(lengths, [forecast.accuracy for forecast in forecasts], "o-", label="predicted")
-    axes.plot(lengths, [forecast.ids_only for forecast in forecasts], ":", label="with IDs only")
-    axes.plot(lengths, [forecast.token_count_only for forecast in forecasts], "--", label="with token count only")
-    axes.plot([certificate.train_lengths[1]], [certificate.fidelity.whole], "ks", label="longest training length")
-    axes.set_ylim(-0.02, 1.02)
-    axes.set_ylabel("accuracy per answer token")
-
-
-_PLOTTERS: dict[type, Any] = {LawCertificate: _draw_law, TaskCertificate: _draw_task_reach, RunCertificate: _draw_run}
+_PLOTS: dict[type, Any] = {LawCertificate: _plot_law, TaskCertificate: _plot_task_reach, RunCertificate: _plot_run}

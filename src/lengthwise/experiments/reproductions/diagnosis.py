@@ -1,5 +1,6 @@
 """Claim on diagnosis (a reviewers' question): the diagnoses of six runs whose causes of failure are known."""
 
+import textwrap
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +9,14 @@ from typing import Any
 from lengthwise.encodings import NoPE, Rotary
 from lengthwise.evaluation.diagnosis.attribution import ID_ERRORS, MORE_IDS, TOKENS_OR_IDS
 from lengthwise.evaluation.exact_match import EvaluationSettings
-from lengthwise.evaluation.figure_layout import save_figure
+from lengthwise.evaluation.figure_layout import (
+    FIGURE_WIDTH,
+    FONT_SIZE,
+    LINE_COLORS,
+    LINE_HEIGHT,
+    count_seeds,
+    save_figure,
+)
 from lengthwise.evaluation.forecast.certificate import UNTRAINED_IDS
 from lengthwise.evaluation.result_rows import Rows
 from lengthwise.experiments.experiment import Experiment
@@ -20,8 +28,8 @@ from lengthwise.experiments.reproductions.sparse_parity import SPARSE_PARITY
 from lengthwise.experiments.run import Run
 from lengthwise.experiments.run_analysis import diagnose_run
 
-# Number of examples per diagnosis.
-NUM_EXAMPLES = 256
+# Number of examples per diagnosis, and characters per line of a cause in the figure.
+NUM_EXAMPLES, CAUSE_CHARACTERS = 256, 34
 # Names of causes in saved readings that differ from the current names.
 SAVED_CAUSE_NAMES = {
     MORE_IDS: "more different IDs than training showed",
@@ -86,18 +94,26 @@ def _draw_figure(rows: Rows, readings: Rows, folder: Path, title: str) -> Path:
     from matplotlib.figure import Figure  # noqa: PLC0415
 
     causes, labels = _cause_names(readings), list(dict.fromkeys(reading["row"] for reading in readings))
-    figure = Figure(figsize=(10, 1 + 1.7 * len(labels)), layout="constrained")
-    for axes, label in zip(figure.subplots(len(labels), squeeze=False)[:, 0], labels, strict=True):
+    cause_texts = [textwrap.fill(cause, CAUSE_CHARACTERS) for cause in causes]
+    bar_height = 0.05 + LINE_HEIGHT * max(text.count("\n") + 1 for text in cause_texts)
+    panel_height = 0.55 + bar_height * len(causes)
+    figure = Figure(figsize=(FIGURE_WIDTH, 0.7 + panel_height * len(labels)), layout="constrained")
+    all_axes = figure.subplots(len(labels), squeeze=False)[:, 0]
+    for axes, label in zip(all_axes, labels, strict=True):
         panel = [reading for reading in readings if reading["row"] == label]
         for cause_index, name in enumerate(causes):
-            repair_rates = [reading["repaired"][name] for reading in panel if name in reading["repaired"]]
+            repair_rates, color = [reading["repaired"][name] for reading in panel if name in reading["repaired"]], "0.4"
             if repair_rates:
-                axes.barh(cause_index, sum(repair_rates) / len(repair_rates), color=f"C{cause_index}", alpha=0.5)
-                axes.plot(repair_rates, [cause_index] * len(repair_rates), "o", color=f"C{cause_index}", markersize=4)
-        axes.set(xlim=(0, 1.02), ylim=(-0.6, len(causes) - 0.4), title=f"{label}, length {panel[0]['length']:,}")
-        axes.set_yticks(range(len(causes)), causes, fontsize=7)
-    axes.set_xlabel("fraction of first errors repaired without this cause")
-    figure.suptitle(title)
+                axes.barh(cause_index, sum(repair_rates) / len(repair_rates), color=LINE_COLORS[cause_index], alpha=0.5)
+                axes.plot(repair_rates, [cause_index] * len(repair_rates), "o", color=color, markersize=4)
+        axes.set(xlim=(0, 1.02), ylim=(-0.6, len(causes) - 0.4))
+        panel_title = f"{label}, length {panel[0]['length']:,}, {count_seeds([len(panel)])}"
+        axes.set_title(panel_title, fontsize=FONT_SIZE, loc="left")
+        axes.set_yticks(range(len(causes)), cause_texts)
+        axes.tick_params(labelsize=FONT_SIZE)
+    x_label = "fraction of first errors that the intervention repairs\n(bars: mean; points: seeds)"
+    all_axes[-1].set_xlabel(x_label, fontsize=FONT_SIZE)
+    figure.suptitle(title, fontsize=FONT_SIZE + 1)
     return save_figure(figure, folder)
 
 

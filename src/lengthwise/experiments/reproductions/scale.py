@@ -8,7 +8,14 @@ from typing import Any
 
 from lengthwise.core.randomness import stream
 from lengthwise.evaluation.exact_match import EvaluationSettings
-from lengthwise.evaluation.figure_layout import save_figure
+from lengthwise.evaluation.figure_layout import (
+    LINE_COLORS,
+    LineLabel,
+    count_seeds,
+    label_lines,
+    make_panels,
+    save_figure,
+)
 from lengthwise.evaluation.result_rows import FIT_THRESHOLD, Rows
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes import recipe
@@ -30,6 +37,7 @@ SETTINGS = {
     for budget in STEP_FRACTIONS
 }
 MARKERS = {0.25: "v", 0.5: "s", 1.0: "o"}
+MARKER_NAMES = ("triangle", "square", "circle")
 
 
 def _build_experiments() -> dict[str, Experiment]:
@@ -144,34 +152,53 @@ def _mean_reach(readings: Rows) -> float:
 
 
 def _draw_figure(rows: Rows, readings: Rows, folder: Path, title: str) -> Path:
-    """Draw the reach of every run against its training FLOPs, with one panel per task."""
-    # Importing matplotlib takes a second, and most commands draw no figure.
-    from matplotlib.figure import Figure  # noqa: PLC0415
-    from matplotlib.ticker import NullFormatter  # noqa: PLC0415
-
-    tasks = _tasks(readings)
-    figure = Figure(figsize=(5.5 * len(tasks), 4.5), layout="constrained")
-    for axes, task in zip(figure.subplots(1, len(tasks), squeeze=False)[0], tasks, strict=True):
-        for index, size in enumerate(MODEL_SIZES):
-            mean_points = []
-            for fraction in STEP_FRACTIONS:
-                seed_readings = [reading for reading in readings if _settings_of(reading) == (task, size, fraction)]
-                flops = [reading["flops"] for reading in seed_readings]
-                reach = [max(reading["reached"], 0.1) for reading in seed_readings]
-                if seed_readings:
-                    mean_points.append((sum(flops) / len(flops), _mean_reach(seed_readings)))
-                axes.plot(flops, reach, MARKERS[fraction], color=f"C{index}", alpha=0.4)
-            axes.plot(*zip(*mean_points, strict=True), "-", color=f"C{index}", label=f"{size[0]} x {size[1]}")
-        axes.set(xscale="log", yscale="log", xlabel="training FLOPs", title=task)
-        # Label only the powers of ten, because labels of minor ticks would overlap.
-        axes.xaxis.set_minor_formatter(NullFormatter())
-        axes.set_ylabel(f"reach in training lengths, exact match {EXACT_MATCH_THRESHOLD} or more")
-        axes.grid(alpha=0.3)
-    for fraction, marker in MARKERS.items():
-        axes.plot([], [], marker, color="gray", label=f"{fraction:g} of the steps, one point per seed")
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", fontsize=8, title="layers x width")
-    figure.suptitle(title)
+    """Draw the reach of every run against its training FLOPs, with one panel per task and one line per size."""
+    by_task: dict[str, dict[tuple[int, int], list[Rows]]] = {task: {} for task in _tasks(readings)}
+    for task, by_size in by_task.items():
+        for size in MODEL_SIZES:
+            budgets = [
+                [reading for reading in readings if _settings_of(reading) == (task, size, fraction)]
+                for fraction in STEP_FRACTIONS
+            ]
+            if any(budgets):
+                by_size[size] = [budget for budget in budgets if budget]
+    num_seeds = {task: [len(each) for sizes in by_size.values() for each in sizes] for task, by_size in by_task.items()}
+    titles = [f"{title}: {task}, {count_seeds(num_seeds[task])}" for task in by_task]
+    markers = ", ".join(f"{name} {fraction:g}" for fraction, name in zip(STEP_FRACTIONS, MARKER_NAMES, strict=True))
+    caption = (
+        f"Labels: layers x width. Points: single runs by fraction of the training steps ({markers}). Lines: geometric "
+        f"mean over seeds. Reach: longest test length with exact match {EXACT_MATCH_THRESHOLD} or more, in training "
+        "lengths; 0 is drawn as 0.1."
+    )
+    figure, panels = make_panels(titles, [list(map(_size_label, sizes)) for sizes in by_task.values()], caption)
+    for axes, by_size in zip(panels, by_task.values(), strict=True):
+        _draw_task(axes, by_size)
     return save_figure(figure, folder)
+
+
+def _draw_task(axes: Any, by_size: Mapping[tuple[int, int], list[Rows]]) -> None:
+    from matplotlib.ticker import NullFormatter, NullLocator, StrMethodFormatter  # noqa: PLC0415
+
+    labels = []
+    for size, budgets in by_size.items():
+        color = LINE_COLORS[MODEL_SIZES.index(size)]
+        mean_flops = [sum(reading["flops"] for reading in budget) / len(budget) for budget in budgets]
+        mean_reach = [_mean_reach(budget) for budget in budgets]
+        axes.plot(mean_flops, mean_reach, "-", color=color)
+        for reading in (reading for budget in budgets for reading in budget):
+            marker, reach = MARKERS[_settings_of(reading)[2]], max(reading["reached"], 0.1)
+            axes.plot(reading["flops"], reach, marker, color=color, alpha=0.4)
+        labels.append(LineLabel(text=_size_label(size), color=color, value=mean_reach[-1]))
+    axes.set(xscale="log", yscale="log", xlabel="training FLOPs", ylabel="reach in training lengths")
+    # Label only the powers of ten, because labels of minor ticks would overlap.
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+    axes.yaxis.set_minor_locator(NullLocator())
+    label_lines(axes, labels)
+
+
+def _size_label(size: tuple[int, int]) -> str:
+    return f"{size[0]} x {size[1]}"
 
 
 SCALE = Claim(

@@ -8,7 +8,16 @@ from typing import Any
 
 from lengthwise.core.randomness import stream
 from lengthwise.encodings import Rotary
-from lengthwise.evaluation.figure_layout import save_figure
+from lengthwise.evaluation.figure_layout import (
+    FIGURE_WIDTH,
+    FONT_SIZE,
+    LINE_COLORS,
+    LineLabel,
+    count_seeds,
+    label_lines,
+    save_figure,
+    set_length_axis,
+)
 from lengthwise.evaluation.result_rows import FIT_THRESHOLD, Rows, label_of, pool_seeds
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes.few_tokens import TEST_BITS, sparse_parity_up_to
@@ -23,8 +32,6 @@ FEWER_TRAIN_BITS = TRAIN_BITS[:3]
 ALL_TEST_BITS = tuple(range(1, 17))
 # Length of the figure's heat maps: ten times the longest training length. The paper does not state its length.
 FIGURE_LENGTH = 500
-# Line color for each number of bits in training.
-COLORS = ("#2471a3", "#c0392b", "#1e8449", "#b9770e", "#7d3c98")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,33 +150,51 @@ def _draw_figure(rows: Rows, readings: Rows, folder: Path, title: str) -> Path:
         for variation in VARIATIONS
         if (labels := [label for label in _labels(rows) if label in map(variation.label, variation.train_bits)])
     }
-    figure = Figure(figsize=(13, 1 + 2.8 * len(labels_by_variation)), layout="constrained")
-    panels = figure.subplots(len(labels_by_variation), 2, squeeze=False)
+    num_panels = len(labels_by_variation)
+    height = 1.7 + 2.3 * num_panels
+    figure = Figure(figsize=(FIGURE_WIDTH, height))
+    sides = {"left": 0.09, "right": 0.97, "top": 1 - 0.8 / height, "bottom": 1.2 / height}
+    panels = figure.subplots(num_panels, 2, squeeze=False, gridspec_kw={**sides, "wspace": 0.38, "hspace": 0.65})
     for (length_axes, heat_map_axes), (variation, labels) in zip(panels, labels_by_variation.items(), strict=True):
-        for label in labels:
-            _draw_by_length(length_axes, rows, label)
-        name = f"up to K bits{variation.name}"
-        length_axes.set(xscale="log", xlabel="length (log scale)", ylabel="exact match", ylim=(-0.03, 1.03), title=name)
+        ends = [_draw_by_length(length_axes, rows, label) for label in labels]
+        train_lengths = next(row["train_lengths"] for row in rows if label_of(row) in labels)
+        length_axes.set(ylim=(-0.03, 1.03), xlabel="length (log scale)")
+        set_length_axis(length_axes, _test_lengths(rows), train_lengths)
+        label_lines(length_axes, ends)
         length_axes.grid(alpha=0.3)
-        length_axes.legend(fontsize=8, title="K", loc="lower left")
+        length_axes.set_title(f"up to K bits{variation.name}", fontsize=FONT_SIZE, pad=18, loc="left")
         image = _draw_heat_map(heat_map_axes, rows, labels, far_length)
-        heat_map_axes.set(xlabel="flagged bits", ylabel="K", title=f"{name}: length {far_length:,}")
-    figure.colorbar(image, ax=panels[:, 1], label="exact match, mean of seeds", shrink=0.5)
-    figure.suptitle(f"{title}; left: numbers of bits as in training, bands from the lowest to the highest seed")
+        heat_map_axes.set(xlabel="flagged bits", ylabel="K")
+        heat_map_axes.set_title(f"length {far_length:,}", fontsize=FONT_SIZE, loc="left")
+        for axes in (length_axes, heat_map_axes):
+            axes.tick_params(labelsize=FONT_SIZE)
+    color_bar = figure.colorbar(
+        image, cax=figure.add_axes((0.6, 0.62 / height, 0.37, 0.1 / height)), orientation="horizontal"
+    )
+    color_bar.ax.tick_params(labelsize=FONT_SIZE)
+    seeds = [len({row["seed"] for row in rows if label_of(row) == label}) for label in _labels(rows)]
+    caption = (
+        "Left: exact match by length, for numbers of bits as in training; labels: K; bands: range over seeds.\n"
+        "Right: exact match, mean over seeds (colors)."
+    )
+    figure.suptitle(f"{title}, {count_seeds(seeds)}", x=0.015, y=1 - 0.08 / height, ha="left", fontsize=FONT_SIZE + 1)
+    figure.text(0.015, 0.05 / height, caption, fontsize=FONT_SIZE, color="0.3", va="bottom")
     return save_figure(figure, folder)
 
 
-def _draw_by_length(axes: Any, rows: Rows, label: str) -> None:
+def _draw_by_length(axes: Any, rows: Rows, label: str) -> LineLabel:
+    """Draw the line and the band of one label, and return its text, color and last value."""
     test_bits = {num_bits for num_bits in _test_bits(rows) if num_bits <= MAX_BITS_BY_LABEL[label]}
     cells = {length: cell for length in _test_lengths(rows) if (cell := _select_rows(rows, label, length, test_bits))}
-    color = COLORS[TRAIN_BITS.index(MAX_BITS_BY_LABEL[label])]
+    color = LINE_COLORS[TRAIN_BITS.index(MAX_BITS_BY_LABEL[label])]
     mean_exact_match = [pool_seeds(cell)[0] for cell in cells.values()]
-    axes.plot(list(cells), mean_exact_match, "-o", color=color, label=str(MAX_BITS_BY_LABEL[label]))
+    axes.plot(list(cells), mean_exact_match, "-o", color=color, markersize=4)
     seed_means = [
         [pool_seeds([row for row in cell if row["seed"] == seed])[0] for seed in {row["seed"] for row in cell}]
         for cell in cells.values()
     ]
     axes.fill_between(list(cells), list(map(min, seed_means)), list(map(max, seed_means)), color=color, alpha=0.15)
+    return LineLabel(text=str(MAX_BITS_BY_LABEL[label]), color=color, value=mean_exact_match[-1])
 
 
 def _draw_heat_map(axes: Any, rows: Rows, labels: list[str], length: int) -> Any:
@@ -179,7 +204,9 @@ def _draw_heat_map(axes: Any, rows: Rows, labels: list[str], length: int) -> Any
         for label in labels
     ]
     image = axes.imshow(exact_match_rows, vmin=0.5, vmax=1.0, cmap="viridis", aspect="auto")
-    axes.set_xticks(range(len(bit_counts)), map(str, bit_counts))
+    # Labels of more than ten numbers would overlap.
+    step = 1 if len(bit_counts) <= 10 else 3
+    axes.set_xticks(range(0, len(bit_counts), step), map(str, bit_counts[::step]))
     axes.set_yticks(range(len(labels)), [str(MAX_BITS_BY_LABEL[label]) for label in labels])
     return image
 
