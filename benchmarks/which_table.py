@@ -12,11 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lengthwise.evaluation.tables_and_figures import FIT_THRESHOLD, pool_seeds
+from lengthwise.evaluation.figure_layout import FIGURE_WIDTH, FONT_SIZE, LINE_HEIGHT, count_seeds
+from lengthwise.evaluation.result_rows import FIT_THRESHOLD, pool_seeds
 from lengthwise.experiments.recipes.scheme_encoding_grid import ENCODING_NAMES, LENGTH_FACTORS, MAX_STEPS, SCHEME_NAMES
 from lengthwise.experiments.run_folder import read_rows
+from lengthwise.positions import SCHEMES, describe_knowledge
+from lengthwise.tasks import TASKS
 
 Rows = Sequence[Mapping[str, Any]]
 # Smallest exact match at the training length for which longer lengths are shown.
@@ -59,8 +63,9 @@ def format_cell(runs: Rows) -> str:
 
 
 def table_body(rows: Rows) -> list[list[str]]:
-    """Return the body of a table with one line per encoding and one column per scheme."""
-    body = []
+    """Return the body of a table with one line per encoding and one column per scheme; the first line is ``told``."""
+    task = TASKS[rows[0]["task"]]()
+    body = [["told", *(describe_knowledge(task, SCHEMES[scheme]()) for scheme in SCHEME_NAMES)]]
     for encoding in ENCODING_NAMES:
         by_scheme = [[row for row in rows if row["row"] == f"{scheme}/{encoding}"] for scheme in SCHEME_NAMES]
         if any(by_scheme):
@@ -70,34 +75,50 @@ def table_body(rows: Rows) -> list[list[str]]:
 
 def draw(by_task: Mapping[str, Rows]) -> None:
     """Draw one panel per task, with one line per encoding and five columns per scheme."""
-    figure = Figure(figsize=(13, 1.2 + 3.1 * len(by_task)), layout="constrained")
-    for axes, (task, rows) in zip(np.atleast_1d(figure.subplots(len(by_task), 1)), by_task.items(), strict=True):
-        encodings = [name for name in ENCODING_NAMES if any(row["row"].endswith(f"/{name}") for row in rows)]
-        values = np.full((len(encodings), len(SCHEME_NAMES) * len(LENGTH_FACTORS)), np.nan)
+    heights = [0.75 + LINE_HEIGHT * 1.4 * len(encodings_of(rows)) for rows in by_task.values()]
+    figure = Figure(figsize=(FIGURE_WIDTH, 1.1 + sum(heights)), layout="constrained")
+    all_axes = np.atleast_1d(figure.subplots(len(by_task), 1, height_ratios=heights))
+    for axes, (task, rows) in zip(all_axes, by_task.items(), strict=True):
+        image = draw_task(axes, rows)
+        seeds = count_seeds([len({row["seed"] for row in rows if row["row"] == label}) for label in labels_of(rows)])
+        axes.set_title(f"{task}, {seeds}", pad=18, loc="left", fontsize=FONT_SIZE + 1)
+    all_axes[-1].set_xlabel("test length, in longest training lengths", fontsize=FONT_SIZE)
+    bar = figure.colorbar(image, ax=figure.axes, orientation="horizontal", shrink=0.5, aspect=40)
+    bar.set_label("exact match, mean over seeds", fontsize=FONT_SIZE)
+    bar.ax.tick_params(labelsize=FONT_SIZE)
+    figure.savefig(FIGURE, dpi=160)
+
+
+def draw_task(axes: Axes, rows: Rows) -> Any:
+    """Draw the panel of one task, and return its image."""
+    encodings, num_factors = encodings_of(rows), len(LENGTH_FACTORS)
+    values = np.full((len(encodings), len(SCHEME_NAMES) * num_factors), np.nan)
+    for column, scheme in enumerate(SCHEME_NAMES):
+        middle = column * num_factors + (num_factors - 1) / 2
         for line, encoding in enumerate(encodings):
-            for column, scheme in enumerate(SCHEME_NAMES):
-                runs = [row for row in rows if row["row"] == f"{scheme}/{encoding}"]
-                if reason := missing_reason(runs):
-                    middle = column * len(LENGTH_FACTORS) + (len(LENGTH_FACTORS) - 1) / 2
-                    axes.text(
-                        middle, line, reason.partition(" (")[0], ha="center", va="center", fontsize=7, color="0.35"
-                    )
-                else:
-                    part = slice(column * len(LENGTH_FACTORS), (column + 1) * len(LENGTH_FACTORS))
-                    values[line, part] = [0.0 if value is None else value for value in exact_match_by_factor(runs)]
-        axes.set_facecolor("0.9")
-        image = axes.imshow(values, vmin=0, vmax=1, cmap="viridis", aspect="auto")
-        axes.set_yticks(range(len(encodings)), encodings)
-        axes.set_xticks(
-            range(values.shape[1]), [f"{factor}x" for factor in LENGTH_FACTORS] * len(SCHEME_NAMES), fontsize=7
-        )
-        for column, scheme in enumerate(SCHEME_NAMES):
-            middle = column * len(LENGTH_FACTORS) + (len(LENGTH_FACTORS) - 1) / 2
-            axes.text(middle, 1.02, scheme, ha="center", fontsize=9, transform=axes.get_xaxis_transform())
-            axes.axvline((column + 1) * len(LENGTH_FACTORS) - 0.5, color="white", linewidth=3)
-        axes.set_title(task, pad=16, loc="left")
-    figure.colorbar(image, ax=figure.axes, label="exact match", shrink=0.6)
-    figure.savefig(FIGURE, dpi=130)
+            runs = [row for row in rows if row["row"] == f"{scheme}/{encoding}"]
+            if reason := missing_reason(runs):
+                text = reason.partition(" (")[0]
+                axes.text(middle, line, text, ha="center", va="center", fontsize=FONT_SIZE, color="0.35")
+            else:
+                part = slice(column * num_factors, (column + 1) * num_factors)
+                values[line, part] = [0.0 if value is None else value for value in exact_match_by_factor(runs)]
+        axes.text(middle, 1.02, scheme, ha="center", fontsize=FONT_SIZE, transform=axes.get_xaxis_transform())
+        axes.axvline((column + 1) * num_factors - 0.5, color="white", linewidth=3)
+    axes.set_facecolor("0.9")
+    axes.set_yticks(range(len(encodings)), encodings, fontsize=FONT_SIZE)
+    axes.set_xticks(range(values.shape[1]), list(map(str, LENGTH_FACTORS)) * len(SCHEME_NAMES), fontsize=FONT_SIZE)
+    return axes.imshow(values, vmin=0, vmax=1, cmap="viridis", aspect="auto")
+
+
+def labels_of(rows: Rows) -> list[str]:
+    """Return the labels of the rows without repetition."""
+    return list(dict.fromkeys(row["row"] for row in rows))
+
+
+def encodings_of(rows: Rows) -> list[str]:
+    """Return the encodings that occur in the labels of the rows, in the order of the tables."""
+    return [name for name in ENCODING_NAMES if any(label.endswith(f"/{name}") for label in labels_of(rows))]
 
 
 def main(folders: list[Path]) -> None:
