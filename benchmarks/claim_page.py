@@ -1,25 +1,34 @@
 """Store the result rows of a claim and print the tables of its page.
 
-``python benchmarks/claim_page.py CLAIM`` prints the results of every seed and the tables of the claim as Markdown, and
-draws ``docs/CLAIM.png``. ``--add FOLDER`` first adds the results that ``lengthwise reproduce CLAIM`` wrote to a folder,
-with the commit, and replaces earlier results of the same run. ``--add-gpu FILE`` adds results from a ``gpu.jsonl`` that
-``make gpu`` wrote. Both flags can be repeated.
+``python benchmarks/claim_page.py CLAIM`` prints the tables of the claim as Markdown, draws ``docs/CLAIM.png``, and
+writes the results of every seed into ``benchmarks/results/CLAIM_per_seed.md``. A table has one line per label, with the
+median and the worst seed. ``--add FOLDER`` first adds the results that ``lengthwise reproduce CLAIM`` wrote to a
+folder, with the commit, and replaces earlier results of the same run. ``--add-gpu FILE`` adds results from a
+``gpu.jsonl`` that ``make gpu`` wrote. Both flags can be repeated.
+
+With the path of a file of result rows instead of a claim, such as ``runs/NAME/results.jsonl``, it prints only the
+tables of exact match and writes ``benchmarks/results/NAME_per_seed.md``.
 """
 
 import argparse
 import json
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lengthwise.evaluation.tables_and_figures import format_num_examples, label_of
+from lengthwise.evaluation.result_rows import label_of, pool_seeds, uses_loss
+from lengthwise.evaluation.tables_and_figures import format_num_examples, page_table
+from lengthwise.experiments.experiment import Experiment
+from lengthwise.experiments.recipes import COMPARISONS, RECIPES
 from lengthwise.experiments.reproductions import CLAIMS
-from lengthwise.experiments.reproductions.reproduction import READINGS_FILE, Claim, tables_of
+from lengthwise.experiments.reproductions.reproduction import READINGS_FILE, Claim
 from lengthwise.experiments.run_folder import COMPARISON, RESULTS, read_rows, write_rows
+from lengthwise.positions import describe_knowledge
 
 Rows = list[dict[str, Any]]
+STOP_NOTE = " ·: the evaluation of a seed stopped at a shorter length without an exact match; it counts as 0."
 RESULTS_FOLDER, FIGURES_FOLDER = Path("benchmarks/results"), Path("docs")
 
 
@@ -66,75 +75,106 @@ def _sort_rows(claim: Claim, rows: Rows) -> Rows:
     return sorted(rows, key=sort_key)
 
 
-def print_every_seed(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print one table per task, with one line per label and the exact match of every seed in each cell.
+def add_knowledge(rows: Rows, experiments: Mapping[str, Experiment]) -> Rows:
+    """Return the rows with the field ``told``, which rows of earlier versions lack; it follows from the experiments."""
+    told = {label: describe_knowledge(each.task, each.scheme) for label, each in experiments.items()}
+    return [{"told": told[label_of(row)], **row} if label_of(row) in told else row for row in rows]
 
-    Labels with different numbers of examples get separate tables.
-    """
+
+def known_experiments(name: str, rows: Rows) -> dict[str, Experiment]:
+    """Return the experiments of a claim or comparison by label, and the recipes that labels of the rows name."""
+    recipes = {label: RECIPES[label]() for label in map(label_of, rows) if label in RECIPES}
+    if name in CLAIMS:
+        return CLAIMS[name].experiments() | recipes
+    return (COMPARISONS[name]() if name in COMPARISONS else {}) | recipes
+
+
+def print_page_tables(rows: Rows, per_seed_file: Path) -> None:
+    """Print one table per task, with the median and the worst seed in each cell."""
     for task in dict.fromkeys(row["task"] for row in rows):
-        for group in _by_num_examples([row for row in rows if row["task"] == task]):
-            _print_seed_table(f"{task.replace('_', ' ')}: every seed", group)
+        task_rows = [row for row in rows if row["task"] == task]
+        header, body, num_omitted = page_table(task_rows)
+        quantity = "perplexity" if uses_loss(rows) else "exact match"
+        print_table(f"{task.replace('_', ' ')}: {quantity}, median / worst seed [its 95% interval]", header, body)
+        rest = f"{num_omitted} more rows and the values" if num_omitted else "Values"
+        link = f"[results/{per_seed_file.name}](results/{per_seed_file.name})"
+        stops = "" if not any("·" in cell for line in body for cell in line) else STOP_NOTE
+        print(f"\n{rest} of every seed: {link}.{stops}")
 
 
-def _by_num_examples(rows: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
-    """Group labels so that every length has one number of examples per group."""
-    groups: list[tuple[dict[int, int], list[Mapping[str, Any]]]] = []
-    for label in dict.fromkeys(row["row"] for row in rows):
-        runs = [row for row in rows if row["row"] == label]
-        numbers = {row["length"]: row["num_examples"] for row in runs}
-        for group_numbers, group in groups:
-            if all(group_numbers.get(length, number) == number for length, number in numbers.items()):
-                group_numbers.update(numbers)
-                group.extend(runs)
-                break
-        else:
-            groups.append((numbers, runs))
-    return [group for _, group in groups]
+def per_seed_lines(rows: Rows) -> Iterator[str]:
+    """Yield one Markdown table per task, with one line per label and seed."""
+    for task in dict.fromkeys(row["task"] for row in rows):
+        task_rows = [row for row in rows if row["task"] == task]
+        lengths = sorted({row["length"] for row in task_rows})
+        columns = [f"{length:,} (n={format_num_examples(task_rows, length)})" for length in lengths]
+        body = []
+        for label, seed in dict.fromkeys((row["row"], row["seed"]) for row in task_rows):
+            runs = {row["length"]: row for row in task_rows if (row["row"], row["seed"]) == (label, seed)}
+            facts = next(iter(runs.values()))
+            low_id, high_id = facts["id_range"]
+            fitted = "-" if facts["fitted"] is None else f"{facts['fitted']:.3f}"
+            cells = [facts.get("told", "-"), str(seed), f"{low_id:,}-{high_id:,}", f"{facts['steps']:,}"]
+            cells += [f"{facts['train_s']:.0f}", fitted]
+            body.append([label, *cells, *(seed_cell(runs[length]) if length in runs else "·" for length in lengths)])
+        header = ["row", "told", "seed", "IDs in training", "steps", "seconds", "fitted", *columns]
+        yield from table_lines(task.replace("_", " "), header, body)
 
 
-def _print_seed_table(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    lengths = sorted({row["length"] for row in rows})
-    body = []
-    for label in dict.fromkeys(row["row"] for row in rows):
-        runs = [row for row in rows if row["row"] == label]
-        by_seed = {row["seed"]: row for row in runs}
-        cells = []
-        for length in lengths:
-            values = {row["seed"]: row["exact_match"] for row in runs if row["length"] == length}
-            cells.append(" ".join(f"{values[seed]:.3f}" if seed in values else "·" for seed in by_seed))
-        seeds = f"{min(by_seed)}-{max(by_seed)}" if len(by_seed) > 1 else str(next(iter(by_seed)))
-        steps = " ".join(str(row["steps"]) for row in by_seed.values())
-        seconds = " ".join(f"{row['train_s']:.0f}" for row in by_seed.values())
-        fits = " ".join(f"{row['fitted']:.3f}" for row in by_seed.values())
-        body.append([label, seeds, steps, seconds, fits, *cells])
-    columns = [f"{length:,} (n={format_num_examples(rows, length)})" for length in lengths]
-    print_table(title, ["row", "seeds", "steps", "seconds", "fitted", *columns], body)
+def seed_cell(row: Mapping[str, Any]) -> str:
+    """Return exact match or perplexity with its interval, and the number of first errors of each kind."""
+    value, low, high = pool_seeds([row])
+    text = f"{value:.3f}" if low is None or high is None else f"{value:.3f} [{low:.2f}, {high:.2f}]"
+    first = row.get("first_error")
+    kinds = [f"{first[kind]} {kind}" for kind in ("token", "id", "end") if first[kind]] if first else []
+    return f"{text} ({', '.join(kinds)})" if kinds else text
+
+
+def table_lines(title: str, header: Iterable[str], body: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Yield the lines of a table as Markdown."""
+    names = [name.replace("\n", " ") for name in header]
+    yield from ("", f"**{title[0].upper()}{title[1:]}**", "", f"| {' | '.join(names)} |", f"{'|---' * len(names)}|")
+    for row in body:
+        yield f"| {' | '.join(cell.replace(chr(10), ' ') for cell in row)} |"
 
 
 def print_table(title: str, header: Iterable[str], body: Iterable[Sequence[str]]) -> None:
     """Print a table as Markdown."""
-    names = [name.replace("\n", " ") for name in header]
-    print(f"\n**{title[0].upper()}{title[1:]}**\n\n| {' | '.join(names)} |\n{'|---' * len(names)}|")
-    for row in body:
-        print("|", " | ".join(cell.replace("\n", " ") for cell in row), "|")
+    print("\n".join(table_lines(title, header, body)))
 
 
 def main() -> None:
-    """Add results, print the tables, and draw the figure."""
+    """Add results, print the tables, write the file of every seed, and draw the figure of a claim."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("claim", choices=CLAIMS)
+    parser.add_argument("source", help="name of a claim, or path of a file with result rows")
     parser.add_argument("--add", type=Path, action="append", default=[], help="output folder of lengthwise reproduce")
     parser.add_argument("--add-gpu", type=Path, action="append", default=[], help="gpu.jsonl file of make gpu")
     options = parser.parse_args()
-    claim = CLAIMS[options.claim]
-    for folder in options.add:
-        add_folder(claim, folder)
-    for path in options.add_gpu:
-        add_gpu_results(claim, path)
-    rows = read_rows(RESULTS_FOLDER / f"{claim.name}.jsonl")
+    claim = CLAIMS.get(options.source)
+    if claim is None:
+        path = Path(options.source)
+        if not path.is_file() or options.add or options.add_gpu:
+            parser.error(
+                f"{options.source} is not the claim of the added results or a file; claims: {', '.join(CLAIMS)}"
+            )
+        name = path.parent.name if path.name == RESULTS else path.stem
+    else:
+        path, name = RESULTS_FOLDER / f"{claim.name}.jsonl", claim.name
+        for folder in options.add:
+            add_folder(claim, folder)
+        for file in options.add_gpu:
+            add_gpu_results(claim, file)
+    rows = read_rows(path)
+    rows = add_knowledge(rows, known_experiments(name, rows))
+    per_seed_file = RESULTS_FOLDER / f"{name}_per_seed.md"
+    command = f"Generated by `python benchmarks/claim_page.py {options.source}`; do not edit."
+    note = "Values: exact match (or perplexity) [95% interval] (first errors by kind); ·: not measured."
+    per_seed_file.write_text("\n".join([command, "", note, *per_seed_lines(rows)]) + "\n")
+    print_page_tables(rows, per_seed_file)
+    if claim is None:
+        return
     readings = read_rows(RESULTS_FOLDER / f"{claim.name}_readings.jsonl")
-    print_every_seed(rows)
-    for title, header, body in tables_of(claim, rows, readings):
+    for title, header, body in claim.tables(rows, readings):
         print_table(title, header, body)
     with tempfile.TemporaryDirectory() as folder:
         figure = claim.draw(rows, readings, Path(folder), claim.name.replace("_", " "))

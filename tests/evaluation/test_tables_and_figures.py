@@ -1,5 +1,6 @@
 """Tables and figures: values over seeds, fit status, order of rows, and the data of figures."""
 
+import math
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,14 @@ from lengthwise.evaluation import tables_and_figures as report
 from lengthwise.evaluation.exact_match import wilson_interval
 from lengthwise.evaluation.figure_layout import spread
 from lengthwise.evaluation.result_rows import group_rows, pool_seeds
-from lengthwise.evaluation.tables_and_figures import draw, length_table, table
+from lengthwise.evaluation.tables_and_figures import (
+    SeedSummary,
+    draw,
+    length_table,
+    page_table,
+    summarize_seeds,
+    table,
+)
 
 
 def row(label: str = "PPC", length: int = 20, exact: float = 1.0, **changes: Any) -> dict[str, Any]:
@@ -162,6 +170,71 @@ def test_a_table_counts_diverged_seeds():
     assert body[0][:5] + body[0][6:] == plain[1][0][:5] + plain[1][0][6:]
     assert body[1:3] == plain[1][1:]
     assert body[3] == ["too fast", "-", "-", "-", "-", "2 diverged", "-", "-"]
+
+
+def test_the_summary_of_seeds_has_the_median_and_the_interval_of_the_worst_seed():
+    runs = [row(exact=exact, seed=seed) for seed, exact in enumerate((1.0, 0.5, 0.9, 0.98, 0.97))]
+    low, high = wilson_interval(50, 100)
+    assert summarize_seeds(runs) == SeedSummary(median=0.97, worst=0.5, low=low, high=high)
+    assert summarize_seeds(runs[:1]) == SeedSummary(median=1.0, worst=1.0, low=wilson_interval(100, 100)[0], high=1.0)
+    # Two seeds stopped at a shorter length, so two of seven values are 0.
+    assert summarize_seeds(runs, 2) == SeedSummary(median=0.9, worst=0.0, low=None, high=None)
+
+
+def test_the_worst_seed_of_losses_has_the_largest_perplexity():
+    runs = [{"loss": loss, "low": loss - 0.1, "high": loss + 0.1} for loss in (1.0, 3.0, 2.0)]
+    summary = summarize_seeds(runs)
+    assert (summary.median, summary.worst) == pytest.approx((math.exp(2.0), math.exp(3.0)))
+    assert (summary.low, summary.high) == pytest.approx((math.exp(2.9), math.exp(3.1)))
+
+
+def test_a_page_table_has_a_line_per_label_and_the_range_of_steps():
+    header, body, num_omitted = page_table(ROWS)
+    assert header == ["row", "told", "trained on", "steps", "fits", "20 (n=100)", "2,000 (n=100)"]
+    assert body[0] == [
+        *("PPC", "scratchpad, ID range", "1-20", "1,000", "2 of 2"),
+        *("1.000 / 1.000 [0.96, 1.00]", "0.625 / 0.500 [0.40, 0.60]"),
+    ]
+    assert [line[4] for line in body] == ["2 of 2", "1 of 2", "0 of 2"]
+    assert body[2][3] == "500-501"
+    # ALiBi is at 0 at the shorter length, and evaluation stopped there.
+    assert body[2][-1] == "·"
+    assert num_omitted == 0
+    assert page_table([row("once")])[1][0][-1] == "1.000 [0.96, 1.00]"
+
+
+def test_a_seed_that_stopped_counts_as_zero_and_other_missing_seeds_are_omitted():
+    def last_cell(missing_seed_at_20: float) -> str:
+        rows = [row(length=20, exact=missing_seed_at_20, seed=0), row(length=20, seed=1), row(length=40, seed=1)]
+        return page_table(rows)[1][0][-1]
+
+    assert last_cell(0.0) == "0.500 / ·"
+    assert last_cell(0.5) == "1.000 [0.96, 1.00]"
+
+
+def test_a_page_table_has_at_most_twelve_lines():
+    _, body, num_omitted = page_table([row(f"row {number}") for number in range(15)])
+    assert [line[0] for line in body] == [f"row {number}" for number in range(12)]
+    assert num_omitted == 3
+
+
+def test_a_page_table_with_many_variants_has_the_worst_variant_of_each_seed():
+    rows = [
+        row(f"row {number}, {variant}", length, exact, variant=variant, seed=seed)
+        for number in range(7)
+        for seed in (0, 1)
+        for variant, exact in (("plain", 1.0), ("carry", seed / 2))
+        for length in (20, 40)
+        # The evaluation of the carry variant of seed 0 stops at its exact match of 0.
+        if length == 20 or exact > 0
+    ]
+    _, body, num_omitted = page_table(rows)
+    assert [line[0] for line in body] == [f"row {number} (worst of 2 variants)" for number in range(7)]
+    assert body[0][-2:] == ["0.250 / 0.000 [0.00, 0.04]", "0.250 / ·"]
+    assert num_omitted == 0
+    # Only the variants of all seeds count.
+    one_more = row("row 0, unequal", 20, 0.1, variant="unequal", seed=1)
+    assert page_table([*rows, one_more])[1] == body
 
 
 def test_the_table_of_one_run_has_first_errors_by_length():

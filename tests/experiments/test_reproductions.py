@@ -116,6 +116,7 @@ def test_sparse_parity_tables_have_a_column_per_number_of_test_bits(tmp_path):
             "exact_match": 1.0 if number <= most else 0.5,
             "num_examples": 64,
             "seed": seed,
+            "told": "nothing",
             "fitted": 1.0 if seed == 0 else 0.9,
             "answer_loss": 0.1,
             "train_lengths": [20, 50],
@@ -127,10 +128,10 @@ def test_sparse_parity_tables_have_a_column_per_number_of_test_bits(tmp_path):
     ]
     short, far, furthest, *losses = claim.tables(rows, [])
     assert short[0] == "exact match at length 50, by number of flagged bits; training length up to 50"
-    assert far[1] == ["row", "seeds that fit", "4", "6"]
+    assert far[1] == ["row", "told", "seeds that fit", "4", "6"]
     assert far[2] == [
-        ["up to 4 bits", "1 of 2", "1.000", "0.500"],
-        ["up to 6 bits, rotary", "1 of 2", "1.000", "1.000"],
+        ["up to 4 bits", "nothing", "1 of 2", "1.000", "0.500"],
+        ["up to 6 bits, rotary", "nothing", "1 of 2", "1.000", "1.000"],
     ]
     assert furthest[0] == "exact match at length 5,000, by number of flagged bits; training length up to 50"
     assert [title for title, _, _ in losses] == [

@@ -58,3 +58,39 @@ def value_range(runs: Rows) -> tuple[float, float]:
         return (pooled_value, pooled_value) if low is None or high is None else (low, high)
     seed_values = [pool_seeds([row])[0] for row in runs]
     return min(seed_values), max(seed_values)
+
+
+def knowledge_of(rows: Rows) -> str:
+    """Return the field ``told`` of the rows of a label; a dash for rows of earlier versions without this field."""
+    return next((str(row["told"]) for row in rows if "told" in row), "-")
+
+
+def count_stopped(by_length: Mapping[int, Rows], length: int) -> int:
+    """Return the number of seeds without a row at this length whose last shorter length has an exact match of 0."""
+    seeds = {row["seed"] for row in by_length[length]}
+    last_rows = {row["seed"]: row for shorter in sorted(by_length) if shorter < length for row in by_length[shorter]}
+    return sum(row.get("exact_match") == 0 for seed, row in last_rows.items() if seed not in seeds)
+
+
+def merge_variants(rows: Rows) -> Rows:
+    """Return one row per label, seed and length: the row of the variant with the lowest exact match.
+
+    Only variants that all seeds of a label have in common count, and their number is appended to the label. Lengths are
+    omitted if the evaluation of a variant stopped before them.
+    """
+    if uses_loss(rows):
+        return rows
+    variants: dict[str, dict[int, set[str | None]]] = {}
+    groups: dict[tuple[str, int, int], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        variants.setdefault(label_of(row), {}).setdefault(row["seed"], set()).add(row.get("variant"))
+        groups.setdefault((label_of(row), row["seed"], row["length"]), []).append(row)
+    merged = []
+    for (label, _, _), group in groups.items():
+        common = set.intersection(*variants[label].values())
+        common_rows = [row for row in group if row.get("variant") in common]
+        if common_rows and len(common_rows) == len(common):
+            worst = min(common_rows, key=lambda row: float(row["exact_match"]))
+            name = label if len(common) == 1 else f"{label} (worst of {len(common)} variants)"
+            merged.append({**worst, "row": name, "variant": None})
+    return merged

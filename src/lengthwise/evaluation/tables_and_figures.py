@@ -1,7 +1,9 @@
 """Tables and figures of result rows: exact match by length, or perplexity by context length."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from lengthwise.evaluation.figure_layout import (
@@ -18,12 +20,18 @@ from lengthwise.evaluation.figure_lines import Line, select_lines
 from lengthwise.evaluation.result_rows import (
     FIT_THRESHOLD,
     Rows,
+    count_stopped,
     group_rows,
+    knowledge_of,
     label_of,
+    merge_variants,
     pool_seeds,
     uses_loss,
     value_range,
 )
+
+# Maximum number of lines of a table on a page.
+MAX_PAGE_LINES = 12
 
 
 def table_title(rows: Rows) -> str:
@@ -59,14 +67,78 @@ def table(rows: Rows, diverged: Sequence[str] = ()) -> tuple[list[str], list[lis
         runs = next(runs for runs in by_length.values() if runs)
         min_length, max_length = runs[0]["train_lengths"]
         min_id, max_id = min(row["id_range"][0] for row in runs), max(row["id_range"][1] for row in runs)
-        step_counts = sorted({int(row["steps"]) for row in runs})
-        step_range = "-".join(f"{num_steps:,}" for num_steps in dict.fromkeys((step_counts[0], step_counts[-1])))
         fits = fit_status(runs) + (f", {diverged.count(label)} diverged" if label in diverged else "")
-        cells = [knowledge_of(runs), f"{min_length}-{max_length}", f"{min_id:,}-{max_id:,}", step_range, fits]
+        cells = [knowledge_of(runs), f"{min_length}-{max_length}", f"{min_id:,}-{max_id:,}", _step_range(runs), fits]
         body.append([label, *cells, *(format_value(by_length[length]) for length in lengths)])
     for label in dict.fromkeys(label for label in diverged if label not in by_label):
         body.append([label, "-", "-", "-", "-", f"{diverged.count(label)} diverged", *("-" for _ in lengths)])
     return header, body
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeedSummary:
+    """Median over seeds, and the worst seed with its 95% interval, which is None if it is unknown."""
+
+    median: float
+    worst: float
+    low: float | None
+    high: float | None
+
+
+def summarize_seeds(rows: Rows, num_stopped: int = 0) -> SeedSummary:
+    """Return the median and the worst seed of the rows of one label at one length, or of perplexities for losses.
+
+    The interval of exact match is the Wilson interval over the examples of the worst seed. The evaluation of
+    ``num_stopped`` more seeds stopped at a shorter length without an exact match; they count as 0, without an interval.
+    """
+    results = [pool_seeds([row]) for row in rows]
+    select_worst = max if uses_loss(rows) else min
+    worst, low, high = select_worst(results, key=lambda result: result[0])
+    values = [value for value, _, _ in results] + [0.0] * num_stopped
+    if num_stopped:
+        return SeedSummary(median=median(values), worst=0.0, low=None, high=None)
+    return SeedSummary(median=median(values), worst=worst, low=low, high=high)
+
+
+def page_table(rows: Rows, max_lines: int = MAX_PAGE_LINES) -> tuple[list[str], list[list[str]], int]:
+    """Return a header, a body with one line per label, and the number of labels that exceed ``max_lines``.
+
+    A cell has the median over seeds and the worst seed with its interval. If the variants of a task lead to too many
+    lines, a line has the worst variant of each seed.
+    """
+    if len(group_rows(rows)) > max_lines:
+        rows = merge_variants(rows)
+    by_label = group_rows(rows)
+    lengths = list(next(iter(by_label.values())))
+    header = ["row", "told", "trained on", "steps", "fits"]
+    header += [f"{length:,} (n={format_num_examples(rows, length)})" for length in lengths]
+    body = []
+    for label, by_length in list(by_label.items())[:max_lines]:
+        runs = [row for each in by_length.values() for row in each]
+        fitted = {row["seed"]: row["fitted"] for row in runs}
+        num_fits = sum(value >= FIT_THRESHOLD for value in fitted.values() if value is not None)
+        fits = "-" if uses_loss(rows) else f"{num_fits} of {len(fitted)}"
+        cells = [knowledge_of(runs), "-".join(f"{length:,}" for length in runs[0]["train_lengths"]), _step_range(runs)]
+        body.append([label, *cells, fits, *(_format_summary(by_length, length) for length in lengths)])
+    return header, body, max(0, len(by_label) - max_lines)
+
+
+def _format_summary(by_length: Mapping[int, Rows], length: int) -> str:
+    """Return the text of a cell; a dot stands for seeds that stopped at a shorter length without an exact match."""
+    rows, num_stopped = by_length[length], count_stopped(by_length, length)
+    if not rows:
+        return "·" if num_stopped else "-"
+    summary, digits = summarize_seeds(rows, num_stopped), 2 if uses_loss(rows) else 3
+    if num_stopped:
+        return f"{summary.median:.{digits}f} / ·"
+    interval = "-" if summary.low is None or summary.high is None else f"[{summary.low:.2f}, {summary.high:.2f}]"
+    start = f"{summary.median:.{digits}f} / " if len(rows) > 1 else ""
+    return f"{start}{summary.worst:.{digits}f} {interval}"
+
+
+def _step_range(runs: Rows) -> str:
+    step_counts = [int(row["steps"]) for row in runs]
+    return "-".join(f"{count:,}" for count in dict.fromkeys((min(step_counts), max(step_counts))))
 
 
 def length_table(rows: Rows) -> tuple[list[str], list[list[str]]]:
@@ -108,11 +180,6 @@ def _format_first_errors(error_counts: Mapping[str, Any] | None) -> str:
         return "none"
     kinds_text = ", ".join(f"{error_counts[kind]} {kind}" for kind in ("token", "id", "end") if error_counts[kind])
     return f"{kinds_text}; median index {error_counts['median_index']:g}"
-
-
-def knowledge_of(rows: Rows) -> str:
-    """Return the field ``told`` of the rows of a label; a dash for rows of earlier versions without this field."""
-    return next((str(row["told"]) for row in rows if "told" in row), "-")
 
 
 def fit_status(runs: Rows) -> str:

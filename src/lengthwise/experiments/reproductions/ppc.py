@@ -9,7 +9,7 @@ from lengthwise.encodings import Learned
 from lengthwise.evaluation.exact_match import EvaluationSettings, iter_examples
 from lengthwise.evaluation.forecast.subsampling import subsample
 from lengthwise.evaluation.grading import Grades, first_errors, grade
-from lengthwise.evaluation.result_rows import Rows
+from lengthwise.evaluation.result_rows import Rows, knowledge_of
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes import recipe
 from lengthwise.experiments.reproductions.reproduction import Claim, SizePreset, Table
@@ -154,7 +154,7 @@ def _first_error_table(rows: Rows) -> Table:
         label_rows = [row for row in rows if row["row"] == label]
         rows_with_errors = [row for row in label_rows if row["first_error"] is not None]
         if not rows_with_errors:
-            body.append([label, "-", "0", "0", "0", "0", "1.000"])
+            body.append([label, knowledge_of(label_rows), "-", "0", "0", "0", "0", "1.000"])
             continue
         length = min(row["length"] for row in rows_with_errors)
         failed_rows = [row for row in rows_with_errors if row["length"] == length]
@@ -163,9 +163,11 @@ def _first_error_table(rows: Rows) -> Table:
         num_examples = sum(row["num_examples"] for row in length_rows)
         num_failed = sum(round((1 - row["exact_match"]) * row["num_examples"]) for row in length_rows)
         token_exact_match = sum(row["exact_tokens"] * row["num_examples"] for row in length_rows) / num_examples
-        body.append([label, f"{length:,}", f"{num_failed} of {num_examples}", *kind_counts, f"{token_exact_match:.3f}"])
+        failed = f"{num_failed} of {num_examples}"
+        told, exact_text = knowledge_of(label_rows), f"{token_exact_match:.3f}"
+        body.append([label, told, f"{length:,}", failed, *kind_counts, exact_text])
     title = "first errors at the shortest length with any error, over all seeds"
-    return title, ["row", "length", "failed", "token", "ID", "end", "tokens alone exact"], body
+    return title, ["row", "told", "length", "failed", "token", "ID", "end", "tokens alone exact"], body
 
 
 def _decoding_table(readings: Rows) -> Table:

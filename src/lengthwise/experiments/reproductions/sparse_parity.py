@@ -18,7 +18,7 @@ from lengthwise.evaluation.figure_layout import (
     save_figure,
     set_length_axis,
 )
-from lengthwise.evaluation.result_rows import FIT_THRESHOLD, Rows, label_of, pool_seeds
+from lengthwise.evaluation.result_rows import FIT_THRESHOLD, Rows, knowledge_of, label_of, pool_seeds
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes.few_tokens import TEST_BITS, sparse_parity_up_to
 from lengthwise.experiments.reproductions.excess_risk import GrowthFactor, LossPair, fit_growth
@@ -92,9 +92,10 @@ def _exact_match_table(rows: Rows, length: int, max_train_length: int) -> Table:
         fits_by_seed = {row["seed"]: row["fitted"] >= FIT_THRESHOLD for row in rows if label_of(row) == label}
         cells = [_select_rows(rows, label, length, {num_bits}) for num_bits in _test_bits(rows)]
         exact_match_cells = [f"{pool_seeds(cell)[0]:.3f}" if cell else "-" for cell in cells]
-        body.append([label, f"{sum(fits_by_seed.values())} of {len(fits_by_seed)}", *exact_match_cells])
+        told = knowledge_of([row for row in rows if label_of(row) == label])
+        body.append([label, told, f"{sum(fits_by_seed.values())} of {len(fits_by_seed)}", *exact_match_cells])
     title = f"exact match at length {length:,}, by number of flagged bits; training length up to {max_train_length}"
-    return title, ["row", "seeds that fit", *map(str, _test_bits(rows))], body
+    return title, ["row", "told", "seeds that fit", *map(str, _test_bits(rows))], body
 
 
 def _growth_table(rows: Rows, near: int, far: int) -> Table:
