@@ -1,9 +1,10 @@
 """Search settings for each encoding and for PPC with equal effort, then train the best settings on new seeds.
 
-``tune`` trains every method with every configuration of ``CONFIGURATIONS`` on one tuning seed, then the two best
-configurations of each method for twice the steps on two tuning seeds. The score is the exact match at the longest
-training length; longer lengths are not measured. ``publish`` trains the best configuration of each method on five new
-seeds and measures longer lengths. Finished rows are kept, so the script can be stopped and started again.
+Every method goes through the same rounds. ``first``: every configuration of ``CONFIGURATIONS`` on one tuning seed.
+``second``: the two best configurations and their combination, with twice the steps, on two tuning seeds. ``third``: the
+best of these with four times the steps, if it did not fit on both tuning seeds. The score is the exact match at the
+longest training length; longer lengths are not measured. ``publish`` trains the best configuration on five new seeds
+and measures longer lengths. Finished rows are kept, so the script can be stopped and started again.
 """
 
 import argparse
@@ -11,11 +12,12 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -33,36 +35,56 @@ from lengthwise.training.trainer import Trainer
 RESULTS = Path(__file__).parent / "results"
 TUNING_SEEDS, PUBLISHED_SEEDS = (100, 101), (0, 1, 2, 3, 4)
 LENGTHS_PER_BATCH = 8
+FIT_THRESHOLD = 0.99
 PPC = "predicted (PPC)"
-METHODS = ("rotary", "alibi", "t5", "kerple_log", "nope", "fire", PPC)
-# Decoder and training settings that each method is trained with.
+METHODS = ("rotary", "alibi", "t5", "nope", "kerple_log", "fire", PPC)
+# Changes of the base settings of a task: a number multiplies the setting, another value replaces it.
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
-    "2 layers": {"num_layers": 2},
-    "3 layers": {"num_layers": 3, "learning_rate": 2e-3},
-    "4 layers": {"num_layers": 4, "learning_rate": 2e-3},
-    "2 layers, d_model 128": {"num_layers": 2, "d_model": 128, "learning_rate": 2e-3},
-    "2 layers, previous token": {"num_layers": 2, "previous_token_mix": True},
-    "2 layers, log scaling": {"num_layers": 2, "length_scaling": "log"},
-    "2 layers, temperature 3": {"num_layers": 2, "temperature": 3.0},
-    "2 layers, batch 128": {"num_layers": 2, "batch_size": 128},
+    "base": {},
+    "one more layer": {"more_layers": 1, "learning_rate": 2 / 3},
+    "two more layers": {"more_layers": 2, "learning_rate": 2 / 3},
+    "6 layers": {"num_layers": 6, "learning_rate": 1 / 3},
+    "twice as wide": {"d_model": 2, "learning_rate": 2 / 3},
+    "a third of the learning rate": {"learning_rate": 1 / 3},
+    "previous token": {"previous_token_mix": True},
+    "log scaling": {"length_scaling": "log"},
+    "temperature 3": {"temperature": 3.0},
+    "twice the batch": {"batch_size": 2},
+    "curriculum": {"curriculum": True},
 }
-# The recipe of PPC, in addition to the configurations above.
+# The recipe of PPC before this sweep.
 PPC_CONFIGURATIONS = {
     **CONFIGURATIONS,
     "1 layer, log scaling, temperature 3": {"num_layers": 1, "length_scaling": "log", "temperature": 3.0},
 }
+# Joins the names of two configurations.
+AND = " + "
+FACTORS = ("learning_rate", "d_model", "batch_size")
 TRAINING_SETTINGS = ("learning_rate", "batch_size")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSweep:
-    """A task with its longest training length, longer test lengths and steps of the first round."""
+    """A task with its longest training length, longer test lengths, base settings and steps of the first round."""
 
     task: Task
     max_train_length: int
     test_lengths: tuple[int, ...]
     steps: int
     num_position_ids: int
+    base: Mapping[str, Any] = MappingProxyType(
+        {"num_layers": 2, "d_model": 64, "learning_rate": 3e-3, "batch_size": 64, "num_heads": 4}
+    )
+
+    def settings(self, configuration: str) -> dict[str, Any]:
+        """Return the decoder and training settings of a configuration, or of several joined by ``AND``."""
+        settings = {"temperature": 1.0, "length_scaling": "none", **self.base}
+        for name in configuration.split(AND):
+            changes = dict(PPC_CONFIGURATIONS[name])
+            settings["num_layers"] += changes.pop("more_layers", 0)
+            for setting, value in changes.items():
+                settings[setting] = type(settings[setting])(settings[setting] * value) if setting in FACTORS else value
+        return settings
 
 
 TASK_SWEEPS = {
@@ -95,20 +117,26 @@ class Job:
 def experiment_for_job(job: Job) -> lw.Experiment:
     """Return the experiment of a job."""
     sweep = TASK_SWEEPS[job.task]
-    settings = {**PPC_CONFIGURATIONS[job.configuration]}
-    training = {name: settings.pop(name) for name in TRAINING_SETTINGS if name in settings}
+    settings = sweep.settings(job.configuration)
+    settings.pop("curriculum", None)
+    training = {name: settings.pop(name) for name in TRAINING_SETTINGS}
     is_ppc = job.method == PPC
-    decoder = {"d_model": 64, "num_heads": 4, "temperature": 1.0, "length_scaling": "none", **settings}
     return lw.Experiment(
         task=sweep.task,
         scheme=Predicted(num_position_ids=sweep.num_position_ids, max_gaps=10) if is_ppc else Sequential(),
         # PPC needs to separate neighboring IDs; the other methods use their published settings.
         encoding=Rotary(base=100.0, fastest=3.0) if is_ppc else ENCODINGS[job.method](),
-        decoder=lw.DecoderSettings(**decoder),
+        decoder=lw.DecoderSettings(**settings),
         training=lw.TrainingSettings(steps=job.steps, lengths_per_batch=LENGTHS_PER_BATCH, **training),
         train_lengths=(1, sweep.max_train_length),
         seed=job.seed,
     )
+
+
+def train_lengths_at(job: Job, step: int, max_length: int) -> tuple[int, int]:
+    """Return the training lengths of a step: a curriculum starts with half of the lengths for half of the steps."""
+    has_curriculum = "curriculum" in job.configuration.split(AND)
+    return (1, max_length // 2) if has_curriculum and step < job.steps // 2 else (1, max_length)
 
 
 def run_job(job: Job) -> dict[str, Any]:
@@ -116,11 +144,15 @@ def run_job(job: Job) -> dict[str, Any]:
     torch.set_num_threads(1)
     experiment, sweep = experiment_for_job(job), TASK_SWEEPS[job.task]
     with tempfile.TemporaryDirectory() as folder:
-        sampler = build_sampler(experiment, experiment.train_lengths)
-        trainer = Trainer(build_decoder(experiment), sampler, experiment.training, Path(folder))
+        samplers = {
+            lengths: build_sampler(experiment, lengths)
+            for lengths in {train_lengths_at(job, step, sweep.max_train_length) for step in (0, job.steps)}
+        }
+        trainer = Trainer(build_decoder(experiment), next(iter(samplers.values())), experiment.training, Path(folder))
         start = time.process_time()
         trainer.decoder.train()
-        for _ in range(job.steps):
+        for step in range(job.steps):
+            trainer.sampler = samplers[train_lengths_at(job, step, sweep.max_train_length)]
             trainer.step()
         seconds = time.process_time() - start
     decoder = trainer.decoder.eval()
@@ -188,34 +220,57 @@ def main() -> None:
     path = arguments.out or RESULTS / f"fit_sweep_{arguments.task}.jsonl"
     steps, name = TASK_SWEEPS[arguments.task].steps, arguments.task
 
-    def configurations(method: str) -> dict[str, dict[str, Any]]:
-        return PPC_CONFIGURATIONS if method == PPC else CONFIGURATIONS
-
     def job(method: str, configuration: str, factor: int, seed: int, round_name: str) -> Job:
         return Job(
             task=name, method=method, configuration=configuration, steps=factor * steps, seed=seed, round=round_name
         )
 
-    first = [
-        job(method, each, 1, TUNING_SEEDS[0], "first")
-        for method in arguments.methods
-        for each in configurations(method)
-    ]
-    first_rows = run_jobs(first, path, arguments.workers)
-    second = [
-        job(method, each, 2, seed, "second")
-        for method in arguments.methods
-        for each in rank_configurations(first_rows, method)[:2]
-        for seed in TUNING_SEEDS
-    ]
-    second_rows = run_jobs(second, path, arguments.workers)
+    def run(jobs: Sequence[Job]) -> list[dict[str, Any]]:
+        return run_jobs(jobs, path, arguments.workers)
+
+    rows = run(
+        [
+            job(method, each, 1, TUNING_SEEDS[0], "first")
+            for method in arguments.methods
+            for each in (PPC_CONFIGURATIONS if method == PPC else CONFIGURATIONS)
+        ]
+    )
+    best = {method: rank_configurations(rows, method)[:2] for method in arguments.methods}
+    rows = run(
+        [
+            job(method, each, 2, seed, "second")
+            for method in arguments.methods
+            for each in dict.fromkeys([*best[method], combine(*best[method])])
+            for seed in TUNING_SEEDS
+        ]
+    )
+    winners = {method: rank_configurations(rows, method)[0] for method in arguments.methods}
+    factors = {}
+    for method, winner in winners.items():
+        fits = [row["fitted"] for row in rows if (row["method"], row["configuration"]) == (method, winner)]
+        factors[method] = 2 if min(fits) >= FIT_THRESHOLD else 4
+    run(
+        [
+            job(method, winners[method], 4, seed, "third")
+            for method, factor in factors.items()
+            if factor == 4
+            for seed in TUNING_SEEDS
+        ]
+    )
     published = [
-        job(method, rank_configurations(second_rows, method)[0], 2, seed, "publish")
-        for method in arguments.methods
+        job(method, winners[method], factor, seed, "publish")
+        for method, factor in factors.items()
         for seed in PUBLISHED_SEEDS
     ]
-    for row in run_jobs(published, path, arguments.workers):
+    for row in run(published):
         print(row["method"], row["configuration"], row["seed"], row["fitted"], row["exact_match"])
+
+
+def combine(first: str, second: str) -> str:
+    """Return the name of both configurations together; the first one wins where both change the same setting."""
+    if "base" in (first, second):
+        return first if second == "base" else second
+    return f"{second}{AND}{first}"
 
 
 if __name__ == "__main__":

@@ -192,7 +192,7 @@ def test_free_and_forced_decoding_have_the_same_exact_match(tmp_path):
     assert [row["num_examples"] for row in rows.measure(bare.state)] == [16, 8]
     coupled = EvaluateByLength.from_task(bare, Parity(), Coupled(), replace(SETTINGS, decode="free"))
     bare.state.global_step = 1
-    with pytest.raises(SettingError, match="decode='free' needs a model that predicts IDs, or prompt IDs that"):
+    with pytest.raises(SettingError, match="decode='free' needs a model that predicts IDs, or consecutive prompt IDs"):
         coupled.measure(bare.state)
 
 
