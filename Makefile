@@ -21,7 +21,7 @@ setup: .venv/installed
 	touch $@
 
 demo: .venv/package
-	$(BIN)/lengthwise compare demo --out runs/demo
+	$(BIN)/lengthwise compare demo --seeds 3 --out runs/demo
 
 test: setup
 	$(BIN)/python -m pytest -n 2 --dist worksteal

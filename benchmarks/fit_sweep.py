@@ -14,10 +14,9 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -29,7 +28,7 @@ from lengthwise.evaluation.exact_match import evaluate_by_length
 from lengthwise.experiments.experiment import build_decoder, build_sampler
 from lengthwise.experiments.run import measure_fit
 from lengthwise.positions import Predicted, Sequential
-from lengthwise.tasks import Copy, Parity, Task
+from lengthwise.tasks import Copy, Parity, Task, VariableAssignment
 from lengthwise.training.trainer import Trainer
 
 RESULTS = Path(__file__).parent / "results"
@@ -38,6 +37,8 @@ LENGTHS_PER_BATCH = 8
 FIT_THRESHOLD = 0.99
 PPC = "predicted (PPC)"
 METHODS = ("rotary", "alibi", "t5", "nope", "kerple_log", "fire", PPC)
+SMALL = {"num_layers": 2, "d_model": 64, "learning_rate": 3e-3, "batch_size": 64, "num_heads": 4}
+LARGE = {"num_layers": 3, "d_model": 128, "learning_rate": 1e-3, "batch_size": 128, "num_heads": 4}
 # Changes of the base settings of a task: a number multiplies the setting, another value replaces it.
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "base": {},
@@ -46,6 +47,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "6 layers": {"num_layers": 6, "learning_rate": 1 / 3},
     "twice as wide": {"d_model": 2, "learning_rate": 2 / 3},
     "a third of the learning rate": {"learning_rate": 1 / 3},
+    "half of the heads": {"num_heads": 0.5},
     "previous token": {"previous_token_mix": True},
     "log scaling": {"length_scaling": "log"},
     "temperature 3": {"temperature": 3.0},
@@ -59,7 +61,7 @@ PPC_CONFIGURATIONS = {
 }
 # Joins the names of two configurations.
 AND = " + "
-FACTORS = ("learning_rate", "d_model", "batch_size")
+FACTORS = ("learning_rate", "d_model", "num_heads", "batch_size")
 TRAINING_SETTINGS = ("learning_rate", "batch_size")
 
 
@@ -72,9 +74,7 @@ class TaskSweep:
     test_lengths: tuple[int, ...]
     steps: int
     num_position_ids: int
-    base: Mapping[str, Any] = MappingProxyType(
-        {"num_layers": 2, "d_model": 64, "learning_rate": 3e-3, "batch_size": 64, "num_heads": 4}
-    )
+    base: Mapping[str, Any] = field(default_factory=lambda: SMALL)
 
     def settings(self, configuration: str) -> dict[str, Any]:
         """Return the decoder and training settings of a configuration, or of several joined by ``AND``."""
@@ -92,7 +92,20 @@ TASK_SWEEPS = {
         task=Copy(), max_train_length=10, test_lengths=(11, 12, 15, 20, 100), steps=500, num_position_ids=20_480
     ),
     "parity": TaskSweep(
-        task=Parity(), max_train_length=10, test_lengths=(11, 12, 15, 20, 100), steps=750, num_position_ids=20_480
+        task=Parity(),
+        max_train_length=10,
+        test_lengths=(11, 12, 15, 20, 100),
+        steps=500,
+        num_position_ids=20_480,
+        base=LARGE,
+    ),
+    "variable_assignment": TaskSweep(
+        task=VariableAssignment(),
+        max_train_length=5,
+        test_lengths=(6, 8, 10, 50),
+        steps=600,
+        num_position_ids=2048,
+        base=LARGE,
     ),
 }
 

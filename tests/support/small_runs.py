@@ -27,8 +27,12 @@ def small_experiment(
     head: str = "pointer",
     **training: Any,
 ) -> Experiment:
-    """Return an experiment with 12 steps of a one-layer decoder on lengths up to 4."""
-    budget = {"steps": 12, "batch_size": 4, "warmup_steps": 3, "log_every": 2, "checkpoint_every": 4, **training}
+    """Return an experiment with 12 steps of a one-layer decoder on lengths up to 4.
+
+    Each step has one length, which takes less time than several; ``tests/training/test_mixed_batches.py`` has several.
+    """
+    budget = {"steps": 12, "batch_size": 4, "warmup_steps": 3, "log_every": 2, "checkpoint_every": 4}
+    budget |= {"lengths_per_batch": 1, **training}
     return Experiment(
         task=Parity() if task is None else task,
         scheme=Predicted(num_position_ids=48) if scheme is None else scheme,

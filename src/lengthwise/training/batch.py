@@ -125,7 +125,7 @@ class Sampler:
     lengths: tuple[int, int]
     batch_size: int
     seed: int
-    lengths_per_batch: int = 1
+    lengths_per_batch: int = 8
 
     def __post_init__(self) -> None:
         first, last = self.lengths

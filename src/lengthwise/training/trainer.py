@@ -52,7 +52,8 @@ class TrainingSettings:
     """Training budget and optimizer: AdamW with linear warm-up and linear decay to ``final_share`` of the rate.
 
     The examples of a step have ``lengths_per_batch`` different lengths (or all training lengths, if there are fewer).
-    More lengths help sequential IDs to fit their training lengths (``benchmarks/mixed_lengths.md``).
+    More lengths help sequential IDs to fit their training lengths, but a step takes longer; 1 trains every step on one
+    length (``benchmarks/mixed_lengths.md``).
 
     The loss is the token loss plus ``id_weight`` times the ID loss. ``scheduled_sampling`` is the share of each batch
     that reads predicted response IDs instead of the correct IDs (PPC only; Mihaylova and Martins 2019, arXiv
@@ -69,7 +70,7 @@ class TrainingSettings:
 
     steps: int = 500
     batch_size: int = 64
-    lengths_per_batch: int = 1
+    lengths_per_batch: int = 8
     learning_rate: float = 3e-3
     betas: tuple[float, float] = (0.9, 0.98)
     weight_decay: float = 0.01
