@@ -19,7 +19,7 @@ from rich.console import Console
 from tests.support.small_runs import equal_tensors, folder_contents, run_weights, training_facts
 
 from lengthwise.cli import app as cli
-from lengthwise.cli.terminal import ProgressLine
+from lengthwise.cli.terminal import ProgressLine, print_table
 from lengthwise.core.errors import UntrainedDistanceWarning
 from lengthwise.encodings import ENCODINGS, NoPE
 from lengthwise.experiments.recipes import COMPARISONS, RECIPES
@@ -703,3 +703,9 @@ def test_a_finished_progress_bar_in_a_file_ends_with_a_line_break():
         progress.show_targets(5, 5)
     assert output.getvalue().endswith("\n")
     assert "5/5" in output.getvalue()
+
+
+def test_no_cell_of_a_table_is_cut(capsys):
+    cells = [f"column {index} " + 10 * "x" for index in range(20)]
+    print_table("wide", cells, [cells])
+    assert capsys.readouterr().out.count(cells[-1]) == 2

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.status import Status
 from rich.table import Table
@@ -20,7 +21,8 @@ from lengthwise.core.json_parsing import non_finite_to_null
 LITERAL_OUTPUT: dict[str, Any] = {"markup": False, "emoji": False, "highlight": False}
 out_console = Console(soft_wrap=True, **LITERAL_OUTPUT)
 err_console = Console(stderr=True, soft_wrap=True, **LITERAL_OUTPUT)
-MIN_TABLE_WIDTH = 160
+# Measures the width of tables; wider than any of them.
+WIDE_CONSOLE = Console(width=10_000, **LITERAL_OUTPUT)
 # Control characters, direction marks and surrogates.
 ESCAPED_CATEGORIES = {"Cc", "Cf", "Cs"}
 
@@ -62,8 +64,8 @@ def print_table(title: str, header: list[str], body: list[list[str]], *, wrap: b
         table.add_column(escape(column), no_wrap=not wrap)
     for cells in body:
         table.add_row(*map(escape, cells))
-    # Tables of numbers never wrap, so that users can copy a table that is wider than the terminal.
-    width = None if wrap else max(out_console.width, MIN_TABLE_WIDTH)
+    # Tables of numbers never wrap and no cell is cut, so that users can copy a table that is wider than the terminal.
+    width = None if wrap else max(out_console.width, Measurement.get(WIDE_CONSOLE, WIDE_CONSOLE.options, table).maximum)
     Console(width=width, **LITERAL_OUTPUT).print(table)
 
 

@@ -138,8 +138,8 @@ def spread(desired: Sequence[float], heights: Sequence[float], low: float, high:
 def set_length_axis(axes: Any, lengths: Collection[int], train_lengths: Sequence[int] | None) -> None:
     """Set a logarithmic axis of the test lengths, and shade and name the training range, if there is one.
 
-    Ticks are at test lengths whose labels do not overlap. The axis shows only a part of a long training range below
-    the shortest test length.
+    Ticks are at test lengths whose labels do not overlap; the longest training length comes first. The axis shows only
+    a part of a long training range below the shortest test length.
     """
     from matplotlib.ticker import NullLocator  # noqa: PLC0415
 
@@ -150,9 +150,10 @@ def set_length_axis(axes: Any, lengths: Collection[int], train_lengths: Sequence
     axes.set_xlim(low / ratio**0.03, high * ratio**0.03)
     decade_width = axes.get_position().width * FIGURE_WIDTH / math.log10(ratio**1.06)
     ticks: list[int] = []
-    for length in sorted(lengths, reverse=True):
-        text_width = DIGIT_WIDTH * len(f"{length:,}{ticks[-1]:,}") / 2 + TICK_GAP if ticks else 0.0
-        if not ticks or decade_width * math.log10(ticks[-1] / length) >= text_width:
+    for length in sorted(lengths, key=lambda length: (length != max_length, -length)):
+        text_widths = [DIGIT_WIDTH * len(f"{length:,}{tick:,}") / 2 + TICK_GAP for tick in ticks]
+        distances = [decade_width * abs(math.log10(tick / length)) for tick in ticks]
+        if all(distance >= width for distance, width in zip(distances, text_widths, strict=True)):
             ticks.append(length)
     axes.set_xticks(ticks, [f"{length:,}" for length in ticks])
     axes.xaxis.set_minor_locator(NullLocator())

@@ -107,8 +107,8 @@ def demo() -> dict[str, Experiment]:
     The settings are the best ones of ``benchmarks/fit_sweep.py``, which searched with equal effort for each method.
     """
     evaluation = EvaluationSettings(
-        lengths=(5, 10, 12, 15, 20, 50, 200, 2000, 20_000),
-        num_examples=(512, 512, 512, 512, 512, 512, 128, 16, 1),
+        lengths=(5, 10, 12, 20, 50, 200, 2000, 20_000),
+        num_examples=(512, 512, 512, 512, 512, 128, 16, 1),
         stop_at_zero=True,
     )
     ppc_experiment = replace(
