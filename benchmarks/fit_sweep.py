@@ -165,7 +165,7 @@ def run_job(job: Job) -> dict[str, Any]:
         start = time.process_time()
         trainer.decoder.train()
         for step in range(job.steps):
-            trainer.sampler = samplers[train_lengths_at(job, step, sweep.max_train_length)]
+            trainer.samplers[0] = samplers[train_lengths_at(job, step, sweep.max_train_length)]
             trainer.step()
         seconds = time.process_time() - start
     decoder = trainer.decoder.eval()

@@ -19,6 +19,7 @@ from typing import Any
 
 import encoding_speed
 import influence_speed
+import mixed_lengths
 import numpy as np
 import torch
 from step_speed import measure_step
@@ -104,6 +105,11 @@ def measure_encoding_costs(seconds_left: float) -> dict[str, Any]:
     return {"rows": [encoding_speed.measure_encoding(encoding, 9, torch.device("cuda")) for encoding in ENCODINGS]}
 
 
+def measure_mixed_lengths(seconds_left: float) -> dict[str, Any]:
+    """Measure fill and time per token with one and with several lengths per training step."""
+    return {"results": mixed_lengths.measure_speed(60, "cuda")}
+
+
 def prepare_python_corpus() -> Path:
     """Prepare a corpus from the Python standard library, unless it exists, and return its folder."""
     folder = FOLDER / "corpus"
@@ -158,6 +164,7 @@ PARTS: dict[str, Part] = {
     "addition seed 2000": long_evaluation("addition", (100, 1000), (256, 256), 2000),
     "addition_coupled seed 2000": long_evaluation("addition_coupled", (100, 1000), (256, 256), 2000),
     "encoding costs": measure_encoding_costs,
+    "mixed lengths": measure_mixed_lengths,
     "influence cost": measure_influence_cost,
     "wrapper cost": measure_wrapper_cost,
     "multiplication seed 2000": long_evaluation("multiplication", (10, 100, 200), (512, 256, 64), 2000),
@@ -191,7 +198,15 @@ PARTS: dict[str, Part] = {
 
 
 # Timed parts run one at a time; the other parts train small models, so many of them run in parallel.
-EXCLUSIVE_PARTS = ("tests", "step_speed float32", "step_speed bf16", "encoding costs", "influence cost", "wrapper cost")
+EXCLUSIVE_PARTS = (
+    "tests",
+    "step_speed float32",
+    "step_speed bf16",
+    "encoding costs",
+    "mixed lengths",
+    "influence cost",
+    "wrapper cost",
+)
 WORKERS = max(1, min(14, (os.cpu_count() or 1) - 2))
 
 

@@ -1,8 +1,8 @@
 """Compare training steps with one length and with several lengths per batch.
 
-``speed`` measures the share of fill and the processor time per token that is not fill; steps of all settings alternate
-in one process with one thread. ``fit`` trains rotary encodings as published on short lengths, and measures exact match
-at the longest training length during training.
+``speed`` measures the share of fill and the time per token that is not fill (processor time on a CPU, wall time on a
+GPU); steps of all settings alternate in one process with one thread. ``fit`` trains rotary encodings as published on
+short lengths, and measures exact match at the longest training length during training.
 """
 
 import argparse
@@ -49,10 +49,10 @@ def experiment_of(
     )
 
 
-def trainer_of(experiment: lw.Experiment, folder: str) -> Trainer:
+def trainer_of(experiment: lw.Experiment, folder: str, device: str = "cpu") -> Trainer:
     """Return a trainer at step 0."""
     sampler = build_sampler(experiment, experiment.train_lengths)
-    return Trainer(build_decoder(experiment), sampler, experiment.training, Path(folder))
+    return Trainer(build_decoder(experiment).to(device), sampler, experiment.training, Path(folder))
 
 
 def count_tokens(batches: list[Batch]) -> tuple[int, int]:
@@ -61,7 +61,15 @@ def count_tokens(batches: list[Batch]) -> tuple[int, int]:
     return num_used, sum(batch.tokens.numel() for batch in batches)
 
 
-def measure_speed(num_steps: int) -> list[dict[str, object]]:
+def read_clock(device: str) -> float:
+    """Return the processor time on a CPU, or the wall time after all work of a GPU, in seconds."""
+    if device == "cpu":
+        return time.process_time()
+    torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def measure_speed(num_steps: int, device: str = "cpu") -> list[dict[str, object]]:
     """Return one row per task, scheme, size and number of lengths per batch."""
     rows: list[dict[str, object]] = []
     for task_name, (task, lengths) in TASKS.items():
@@ -69,16 +77,20 @@ def measure_speed(num_steps: int) -> list[dict[str, object]]:
             for size in SIZES:
                 with tempfile.TemporaryDirectory() as folder:
                     trainers = {
-                        number: trainer_of(experiment_of(task, lengths, scheme, size, lengths_per_batch=number), folder)
+                        number: trainer_of(
+                            experiment_of(task, lengths, scheme, size, lengths_per_batch=number), folder, device
+                        )
                         for number in LENGTHS_PER_BATCH
                     }
+                    for trainer in trainers.values():
+                        trainer.step()  # The first step is slower.
                     totals = {number: [0.0, 0, 0, 0] for number in LENGTHS_PER_BATCH}
                     for step in range(num_steps):
                         for number, trainer in trainers.items():
-                            start = time.process_time()
+                            start = read_clock(device)
                             trainer.step()
-                            seconds = time.process_time() - start
-                            batches = trainer.samplers[0].batches(step)
+                            seconds = read_clock(device) - start
+                            batches = trainer.samplers[0].batches(step + 1)
                             num_used, num_tokens = count_tokens(batches)
                             sums = (seconds, num_used, num_tokens, len(batches))
                             totals[number] = [total + value for total, value in zip(totals[number], sums, strict=True)]
