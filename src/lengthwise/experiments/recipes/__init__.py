@@ -76,7 +76,8 @@ def quick(experiment: Experiment) -> Experiment:
     # Some tasks have no examples of length 1, and a file has examples of some lengths only.
     min_length = min(experiment.train_lengths[0], 2) if available_lengths is None else available_lengths[0]
     lengths = (4, 8) if available_lengths is None else available_lengths[:2]
-    short: dict[str, Any] = {"steps": 20, "batch_size": 8, "warmup_steps": 5, "log_every": 5, "checkpoint_every": 10}
+    short: dict[str, Any] = {"steps": 20, "batch_size": 8, "lengths_per_batch": 1, "warmup_steps": 5}
+    short |= {"log_every": 5, "checkpoint_every": 10}
     cooldown_steps = min(experiment.training.cooldown_steps, 10)
     return replace(
         experiment,
