@@ -216,6 +216,7 @@ def test_the_command_ends_with_a_verdict_and_prints_no_empty_table(arguments, ca
     assert not re.search(r"┡.*\n└", printed)
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_json_document_and_writes_a_figure(tmp_path, capsys):
     path = tmp_path / "law.json"
     law = {

@@ -72,6 +72,7 @@ def die(number: int) -> int:
     os._exit(1)
 
 
+@pytest.mark.slow
 def test_every_job_runs_once():
     done: dict[int, int] = {}
     assert run_in_processes(double, [1, 2, 3], 2, done.__setitem__)

@@ -209,7 +209,7 @@ def output_of_code(code: str) -> list[str]:
 REGISTER = "from lengthwise.hf import LengthwiseForCausalLM, PredictivePositionModel"
 
 
-@pytest.mark.first(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("imports", [f"{REGISTER}; import transformers", f"import transformers; {REGISTER}"])
 def test_importing_the_model_classes_registers_their_model_types(folder, imports):
     code = f"{imports}; print(type(transformers.AutoModelForCausalLM.from_pretrained({str(folder)!r})).__name__, "

@@ -96,6 +96,7 @@ def texts_of(rng: np.random.Generator, *, repeats: bool) -> list[TokenizedDocume
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("repeats", [True, False])
 def test_no_evidence_for_a_model_that_ignores_far_tokens(repeats, rng, tmp_path):
     summary = answer(Votes(()), texts_of(rng, repeats=repeats), tmp_path / "out")

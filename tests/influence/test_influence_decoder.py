@@ -52,7 +52,7 @@ def in_one_pass(decoder: Decoder, visible: torch.Tensor) -> torch.Tensor:
     return decoder.token_logits(hidden[:, -1:])[0, 0].log_softmax(dim=-1)
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @over_encodings
 @over_options
 def test_hiding_cached_states_equals_one_masked_pass(encoding, options):
@@ -62,7 +62,7 @@ def test_hiding_cached_states_equals_one_masked_pass(encoding, options):
     torch.testing.assert_close(after(DecoderModel(decoder, encoding), visible), expected, rtol=0, atol=1e-4)
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @over_encodings
 @over_options
 def test_hiding_all_far_tokens_equals_a_pass_over_near_tokens(encoding, options):
@@ -92,7 +92,7 @@ def test_gate_gradient_equals_finite_differences_of_the_scores(encoding):
         assert float(gradient[index]) == pytest.approx(expected, abs=2e-3, rel=2e-2)
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @over_encodings
 @pytest.mark.parametrize("options", [options for name, options in OPTIONS.items() if name != "counting"])
 def test_attention_weights_sum_to_one_over_visible_keys(encoding, options):

@@ -215,7 +215,7 @@ def test_rows_have_all_selections_and_controls_of_the_settings(whole):
         assert row["weight"] in ((1.0,) if certain else (0.0, 2.0))
 
 
-@pytest.mark.first(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("stops", [(0, 2), (1,), (1, 1, 1)])
 def test_interrupted_study_writes_the_same_file(model, whole, stops, tmp_path):
     study, folder = study_of(model), tmp_path / "stopped"
@@ -233,7 +233,7 @@ def test_interrupted_study_writes_the_same_file(model, whole, stops, tmp_path):
     assert (folder / "influence.jsonl").read_bytes() == (whole / "influence.jsonl").read_bytes()
 
 
-@pytest.mark.first(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [300, 1, 5000, 9999])
 def test_incomplete_block_of_a_killed_study_is_written_again(model, whole, size, tmp_path):
     study, folder = study_of(model), tmp_path / "killed"

@@ -11,7 +11,7 @@ from tests.attacks.inputs import READERS, input_of, raises_error
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 # Attacks per kind; the kinds that take long are slow tests.
-FAST = {"types": 10}
+FAST = {"types": 4}
 SLOW = {"commands": 12, "kills": 6, "mutations": 32, "lies": 28, "disk": 10, "rights": 10, "pairs": 10, "workers": 3}
 
 

@@ -480,6 +480,7 @@ def test_experiment_for_accepts_a_task_object(file):
 QUICK = ["--quick", "--device", "cpu"]
 
 
+@pytest.mark.slow
 def test_the_command_line_trains_evaluates_and_compares_on_task_files(file, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os, "cpu_count", lambda: 1)

@@ -175,6 +175,7 @@ def test_a_step_has_the_number_of_lengths_in_the_settings(lengths_per_batch):
         assert max(counts.values()) - min(counts.values()) <= 1
 
 
+@pytest.mark.slow
 def test_every_length_is_sampled_equally_often():
     sampler = sampler_for(Parity(), (1, 6), batch_size=8, lengths_per_batch=4)
     counts: Counter[int] = Counter()
