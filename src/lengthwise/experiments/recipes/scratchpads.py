@@ -104,7 +104,8 @@ def with_baselines(ppc_experiment: Experiment, *, steps_factor: int = 5, ids_fac
 def demo() -> dict[str, Experiment]:
     """Return the comparison of PPC with common encodings on copying; all fit their training lengths of up to 10.
 
-    The settings are the best ones of ``benchmarks/fit_sweep.py``, which searched with equal effort for each method.
+    The encodings have the best settings of ``benchmarks/fit_sweep.py``. PPC was tuned further, also at long lengths
+    (``benchmarks/demo.md``).
     """
     evaluation = EvaluationSettings(
         lengths=(5, 10, 12, 20, 50, 200, 2000, 20_000),
