@@ -16,6 +16,7 @@ from tests.support.cases import (
 )
 
 from lengthwise.core.errors import UnsupportedTaskError
+from lengthwise.encodings import ENCODINGS
 from lengthwise.positions import (
     SCHEMES,
     Abacus,
@@ -379,6 +380,14 @@ def test_the_scratchpads_of_tasks_are_named():
     assert describe_knowledge(Addition(scratchpad="carry"), Predicted()) == "scratchpad, ID range, coupling"
     assert describe_knowledge(IndexHints(), Sequential()) == "scratchpad, index hints"
     assert describe_knowledge(IndexHints(task=Addition()), None) == "index hints"
+
+
+def test_encodings_with_a_factor_for_the_test_length_name_it():
+    scaled = {"rotary_linear", "rotary_ntk", "rotary_dynamic_ntk", "yarn"}
+    assert {name for name, encoding in ENCODINGS.items() if encoding.knowledge} == scaled
+    for name, encoding in ENCODINGS.items():
+        assert ("factor" in {part.name for part in fields(encoding)}) == (name in scaled)
+    assert describe_knowledge(Sort(), Sequential(), ENCODINGS["yarn"].knowledge) == "length factor"
 
 
 def test_custom_classes_have_a_default_knowledge():

@@ -10,7 +10,7 @@ from torch import Tensor
 from lengthwise.core.type_checks import check_types
 from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize, KeyIDs, QueryIDs
 from lengthwise.encodings.pairwise_rotary import PairwiseRotaryEncoding
-from lengthwise.encodings.scaled_rotary import check_original_length, check_scaling, check_two_pairs
+from lengthwise.encodings.scaled_rotary import LENGTH_FACTOR, check_original_length, check_scaling, check_two_pairs
 
 
 class DynamicNTKEncoding(PairwiseRotaryEncoding):
@@ -58,6 +58,7 @@ class DynamicNTK(EncodingSettings):
     paper: ClassVar[str] = "emozilla 2023, in Peng et al. 2024 (arXiv 2309.00071)"
     real_valued: ClassVar[bool] = True
     reads_order: ClassVar[bool] = True
+    knowledge: ClassVar[tuple[str, ...]] = LENGTH_FACTOR
 
     def __post_init__(self) -> None:
         check_types(self)

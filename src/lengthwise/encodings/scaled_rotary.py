@@ -14,6 +14,8 @@ from lengthwise.core.type_checks import check_types
 from lengthwise.encodings.encoding import Encoding, EncodingSettings, HeadVectors
 from lengthwise.encodings.rotary import check_rotary_base, rotary_frequencies, rotate_pairs
 
+# Knowledge of an encoding whose factor is the ratio of the test length to the training length.
+LENGTH_FACTOR = ("length factor",)
 # Function from a device to the radians per ID of every pair of components, in double precision.
 Frequencies = Callable[[torch.device], Float[Tensor, " pair"]]
 
@@ -77,6 +79,7 @@ class ScaledRotary(EncodingSettings):
 
     real_valued: ClassVar[bool] = True
     shift_invariant: ClassVar[bool] = True
+    knowledge: ClassVar[tuple[str, ...]] = LENGTH_FACTOR
 
     def __post_init__(self) -> None:
         check_types(self)

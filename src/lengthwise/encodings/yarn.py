@@ -13,7 +13,7 @@ from lengthwise.core.errors import SettingError
 from lengthwise.core.type_checks import check_types
 from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
 from lengthwise.encodings.rotary import check_even_width, rotary_frequencies
-from lengthwise.encodings.scaled_rotary import ScaledRotaryEncoding, check_original_length, check_scaling
+from lengthwise.encodings.scaled_rotary import LENGTH_FACTOR, ScaledRotaryEncoding, check_original_length, check_scaling
 
 # Minimum width of the ramp, to avoid a division by 0.
 MIN_RAMP_WIDTH = 0.001
@@ -46,6 +46,7 @@ class YaRN(EncodingSettings):
     paper: ClassVar[str] = "Peng et al. 2024 (arXiv 2309.00071)"
     real_valued: ClassVar[bool] = True
     shift_invariant: ClassVar[bool] = True
+    knowledge: ClassVar[tuple[str, ...]] = LENGTH_FACTOR
 
     def __post_init__(self) -> None:
         check_types(self)

@@ -7,13 +7,14 @@ ID_RANGE, COUPLING, RESPONSE_IDS, DIGIT_PLACES = "ID range", "coupling", "respon
 NOTHING = "nothing"
 
 
-def describe_knowledge(task: Task | None, scheme: PositionScheme | None) -> str:
-    """Return the kinds of knowledge of a task and a scheme, separated by commas; "nothing" if there are none.
+def describe_knowledge(task: Task | None, scheme: PositionScheme | None, of_encoding: tuple[str, ...] = ()) -> str:
+    """Return the kinds of knowledge of a task, a scheme and an encoding, separated by commas, or "nothing".
 
     None stands for an unknown task, or for a model with the position IDs of its own library.
     """
     task_kinds = () if task is None else knowledge_of_task(task)
-    return ", ".join(task_kinds + (() if scheme is None else knowledge_of_scheme(scheme))) or NOTHING
+    scheme_kinds = () if scheme is None else knowledge_of_scheme(scheme)
+    return ", ".join(task_kinds + scheme_kinds + of_encoding) or NOTHING
 
 
 def knowledge_of_scheme(scheme: PositionScheme) -> tuple[str, ...]:
