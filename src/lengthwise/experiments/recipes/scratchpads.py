@@ -1,12 +1,13 @@
-"""Recipes for parity, copy, reverse and variable assignment, and comparisons of PPC with baselines on parity."""
+"""Recipes for parity, copy, reverse and variable assignment, and the demo: PPC and common encodings on copying."""
 
 from dataclasses import replace
 
-from lengthwise.encodings import FIRE, ALiBi, NoPE, Rotary
+from lengthwise.encodings import Rotary
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.experiments.experiment import Experiment
+from lengthwise.experiments.recipes.fitted_encodings import COPY_ENCODINGS, compare_with_encodings
 from lengthwise.model.decoder_settings import DecoderSettings
-from lengthwise.positions import Coupled, Predicted, Randomized, RandomStart, Sequential, Skipwise
+from lengthwise.positions import Coupled, Predicted
 from lengthwise.tasks import Copy, Parity, Reverse, VariableAssignment
 from lengthwise.training.trainer import TrainingSettings
 
@@ -56,8 +57,9 @@ def variable_assignment() -> Experiment:
         task=VariableAssignment(),
         scheme=Predicted(num_position_ids=ASSIGNMENT_NUM_POSITION_IDS, max_gaps=MAX_GAPS),
         encoding=Rotary(base=100.0, fastest=3.0),
+        # One wide head separates 1,600 assignments better than four heads (benchmarks/variable_assignment.md).
         decoder=DecoderSettings(
-            num_layers=1, d_model=128, num_heads=4, previous_token_mix=True, tied_output=True, temperature=2.0
+            num_layers=1, d_model=128, num_heads=1, previous_token_mix=True, tied_output=True, temperature=2.0
         ),
         training=TrainingSettings(steps=1500),
         train_lengths=(1, 16),
@@ -69,36 +71,6 @@ def variable_assignment_coupled() -> Experiment:
     """Return the recipe for variable assignment with coupled IDs instead of predicted IDs."""
     scheme = Coupled(num_position_ids=ASSIGNMENT_NUM_POSITION_IDS, max_gaps=MAX_GAPS)
     return replace(variable_assignment(), scheme=scheme)
-
-
-def with_baselines(ppc_experiment: Experiment, *, steps_factor: int = 5, ids_factor: int = 2) -> dict[str, Experiment]:
-    """Return the PPC experiment with its baselines by label: coupled IDs and common encodings on the same task.
-
-    Common encodings have two layers and up to ``steps_factor`` times the steps; they stop when they fit the training
-    lengths. ``skipwise``, ``randomized`` and ``random_start`` have ``ids_factor`` times as many IDs as PPC, because
-    all their tokens have different IDs.
-    """
-    assert isinstance(ppc_experiment.scheme, Predicted)
-    num_ids, max_gaps = ppc_experiment.scheme.num_position_ids, ppc_experiment.scheme.max_gaps
-    baseline = replace(
-        ppc_experiment,
-        scheme=Sequential(),
-        encoding=Rotary(),  # with the published angles
-        decoder=replace(ppc_experiment.decoder, num_layers=2),
-        training=replace(ppc_experiment.training, steps=steps_factor * ppc_experiment.training.steps, fit_every=100),
-    )
-    return {
-        "predicted (PPC)": ppc_experiment,
-        "coupled, IDs given": replace(ppc_experiment, scheme=Coupled(num_position_ids=num_ids, max_gaps=max_gaps)),
-        "coupled, no gaps": replace(ppc_experiment, scheme=Coupled(num_position_ids=num_ids, max_gaps=0)),
-        "NoPE": replace(baseline, encoding=NoPE()),
-        "rotary": baseline,
-        "rotary + PoSE": replace(baseline, scheme=Skipwise(num_position_ids=ids_factor * num_ids)),
-        "ALiBi": replace(baseline, encoding=ALiBi()),
-        "FIRE": replace(baseline, encoding=FIRE()),
-        "rotary, randomized": replace(baseline, scheme=Randomized(num_position_ids=ids_factor * num_ids)),
-        "rotary, random start": replace(baseline, scheme=RandomStart(num_position_ids=ids_factor * num_ids)),
-    }
 
 
 def demo() -> dict[str, Experiment]:
@@ -121,23 +93,7 @@ def demo() -> dict[str, Experiment]:
         train_lengths=(1, 10),
         evaluation=evaluation,
     )
-    plain = DecoderSettings(num_layers=2, d_model=64, num_heads=4, length_scaling="none", temperature=1.0)
-    rotary = replace(
-        ppc_experiment,
-        scheme=Sequential(),
-        encoding=Rotary(),  # with the published angles
-        decoder=plain,
-        training=TrainingSettings(steps=1000),
-    )
-    with_previous_token = replace(
-        rotary, decoder=replace(plain, previous_token_mix=True), training=TrainingSettings(steps=1500)
-    )
-    return {
-        "predicted (PPC)": ppc_experiment,
-        "rotary": rotary,
-        "ALiBi": replace(with_previous_token, encoding=ALiBi()),
-        "NoPE": replace(with_previous_token, encoding=NoPE()),
-    }
+    return compare_with_encodings(ppc_experiment, COPY_ENCODINGS)
 
 
 def parity_id_range() -> dict[str, Experiment]:

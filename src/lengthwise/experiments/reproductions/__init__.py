@@ -2,14 +2,14 @@
 
 from lengthwise.experiments.reproductions.arithmetic import ARITHMETIC
 from lengthwise.experiments.reproductions.diagnosis import DIAGNOSIS
+from lengthwise.experiments.reproductions.encoding_comparisons import ADDITION, PARITY, VARIABLE_ASSIGNMENT
 from lengthwise.experiments.reproductions.ppc import PPC
 from lengthwise.experiments.reproductions.recall import RECALL
 from lengthwise.experiments.reproductions.reproduction import SIZES, Claim, Reproduction, reproduce
 from lengthwise.experiments.reproductions.scale import SCALE
-from lengthwise.experiments.reproductions.scratchpads import PARITY, VARIABLE_ASSIGNMENT
 from lengthwise.experiments.reproductions.sparse_parity import SPARSE_PARITY
 
-ALL = (SPARSE_PARITY, PARITY, VARIABLE_ASSIGNMENT, ARITHMETIC, RECALL, SCALE, PPC, DIAGNOSIS)
+ALL = (SPARSE_PARITY, PARITY, VARIABLE_ASSIGNMENT, ADDITION, ARITHMETIC, RECALL, SCALE, PPC, DIAGNOSIS)
 CLAIMS: dict[str, Claim] = {claim.name: claim for claim in ALL}
 
 __all__ = ["CLAIMS", "SIZES", "Claim", "Reproduction", "reproduce"]

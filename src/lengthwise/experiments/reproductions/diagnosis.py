@@ -21,9 +21,9 @@ from lengthwise.evaluation.forecast.certificate import UNTRAINED_IDS
 from lengthwise.evaluation.result_rows import Rows
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes import COMPARISONS, recipe
+from lengthwise.experiments.reproductions.encoding_comparisons import VARIABLE_ASSIGNMENT
 from lengthwise.experiments.reproductions.ppc import PPC
 from lengthwise.experiments.reproductions.reproduction import Claim, SizePreset, Table
-from lengthwise.experiments.reproductions.scratchpads import VARIABLE_ASSIGNMENT
 from lengthwise.experiments.reproductions.sparse_parity import SPARSE_PARITY
 from lengthwise.experiments.run import Run
 from lengthwise.experiments.run_analysis import diagnose_run

@@ -1,0 +1,81 @@
+"""Comparisons of PPC with common encodings, each with its own settings, which fit the training lengths of the task."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from lengthwise.encodings import ALiBi, EncodingSettings, NoPE, Rotary
+from lengthwise.experiments.experiment import Experiment
+from lengthwise.model.decoder_settings import DecoderSettings
+from lengthwise.positions import Coupled, Predicted, Randomized, RandomStart, Sequential, Skipwise
+from lengthwise.training.trainer import TrainingSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FittedEncoding:
+    """Common encoding with the settings that ``benchmarks/fit_sweep.py`` found for a task."""
+
+    encoding: EncodingSettings
+    decoder: DecoderSettings
+    training: TrainingSettings
+
+
+# The base settings of the search. Rotary has the published angles.
+SMALL = DecoderSettings(num_layers=2, d_model=64, num_heads=4, length_scaling="none", temperature=1.0)
+SMALL_WITH_PREVIOUS_TOKEN = replace(SMALL, previous_token_mix=True)
+LARGE = DecoderSettings(num_layers=3, d_model=128, num_heads=4, length_scaling="none", temperature=1.0)
+
+# The best settings of the search for copying up to 10 symbols.
+COPY_ENCODINGS = {
+    "rotary": FittedEncoding(
+        encoding=Rotary(), decoder=replace(SMALL, num_heads=2), training=TrainingSettings(steps=1000)
+    ),
+    "ALiBi": FittedEncoding(
+        encoding=ALiBi(), decoder=SMALL_WITH_PREVIOUS_TOKEN, training=TrainingSettings(steps=1000, batch_size=128)
+    ),
+    "NoPE": FittedEncoding(encoding=NoPE(), decoder=SMALL_WITH_PREVIOUS_TOKEN, training=TrainingSettings(steps=1500)),
+}
+PARITY_ENCODINGS = ADDITION_ENCODINGS = ASSIGNMENT_ENCODINGS = {
+    "rotary": FittedEncoding(
+        encoding=Rotary(),
+        decoder=replace(LARGE, num_layers=4),
+        training=TrainingSettings(steps=500, learning_rate=2e-3 / 3, batch_size=128),
+    ),
+}
+
+
+def compare_with_encodings(
+    ppc_experiment: Experiment, fitted_encodings: Mapping[str, FittedEncoding]
+) -> dict[str, Experiment]:
+    """Return the PPC experiment and the same task with common encodings and sequential IDs, by label."""
+    encodings = {
+        label: replace(
+            ppc_experiment,
+            scheme=Sequential(),
+            encoding=fitted.encoding,
+            decoder=fitted.decoder,
+            training=fitted.training,
+        )
+        for label, fitted in fitted_encodings.items()
+    }
+    return {"predicted (PPC)": ppc_experiment, **encodings}
+
+
+def compare_with_schemes(
+    ppc_experiment: Experiment, rotary_experiment: Experiment, *, ids_factor: int
+) -> dict[str, Experiment]:
+    """Return other position schemes by label: coupled IDs with the settings of PPC, the others with those of rotary.
+
+    ``skipwise``, ``randomized`` and ``random_start`` have ``ids_factor`` times as many IDs as PPC, because all their
+    tokens have different IDs.
+    """
+    assert isinstance(ppc_experiment.scheme, Predicted)
+    num_ids, max_gaps = ppc_experiment.scheme.num_position_ids, ppc_experiment.scheme.max_gaps
+    coupled = Coupled(num_position_ids=num_ids, max_gaps=max_gaps)
+    num_own_ids = ids_factor * num_ids
+    return {
+        "coupled, IDs given": replace(ppc_experiment, scheme=coupled),
+        "coupled, no gaps": replace(ppc_experiment, scheme=replace(coupled, max_gaps=0)),
+        "rotary + PoSE": replace(rotary_experiment, scheme=Skipwise(num_position_ids=num_own_ids)),
+        "rotary, randomized": replace(rotary_experiment, scheme=Randomized(num_position_ids=num_own_ids)),
+        "rotary, random start": replace(rotary_experiment, scheme=RandomStart(num_position_ids=num_own_ids)),
+    }

@@ -1,0 +1,95 @@
+"""Claims that compare PPC with coupled IDs and with common encodings that fit the same training lengths."""
+
+from dataclasses import replace
+
+from lengthwise.evaluation.exact_match import EvaluationSettings
+from lengthwise.experiments.experiment import Experiment
+from lengthwise.experiments.recipes import recipe
+from lengthwise.experiments.recipes.fitted_encodings import (
+    ADDITION_ENCODINGS,
+    ASSIGNMENT_ENCODINGS,
+    PARITY_ENCODINGS,
+    compare_with_encodings,
+    compare_with_schemes,
+)
+from lengthwise.experiments.reproductions.reproduction import Claim, SizePreset
+from lengthwise.tasks import VariableAssignment
+
+# Labels that a laptop trains in minutes.
+LAPTOP_LABELS = ("predicted (PPC)", "coupled, IDs given", "rotary")
+# Fixed depth of the queried chain.
+CHAIN_DEPTH = 4
+
+
+def _parity_experiments() -> dict[str, Experiment]:
+    evaluation = EvaluationSettings(
+        lengths=(10, 12, 20, 100, 2000, 20_000), num_examples=(512, 512, 512, 512, 64, 4), stop_at_zero=True
+    )
+    ppc_experiment = replace(recipe("parity"), train_lengths=(1, 10), evaluation=evaluation)
+    experiments = compare_with_encodings(ppc_experiment, PARITY_ENCODINGS)
+    return experiments | compare_with_schemes(ppc_experiment, experiments["rotary"], ids_factor=2)
+
+
+def _addition_experiments() -> dict[str, Experiment]:
+    evaluation = EvaluationSettings(
+        lengths=(5, 6, 10, 50, 1000),
+        num_examples=(512, 512, 512, 512, 64),
+        variants=("uniform", "carry", "unequal"),
+        stop_at_zero=True,
+    )
+    ppc_experiment = replace(recipe("addition"), train_lengths=(1, 5), evaluation=evaluation)
+    experiments = compare_with_encodings(ppc_experiment, ADDITION_ENCODINGS)
+    # Two operands and a sum have three tokens for each digit.
+    experiments |= compare_with_schemes(ppc_experiment, experiments["rotary"], ids_factor=3)
+    longer = replace(ppc_experiment, train_lengths=(1, 10))
+    return experiments | {"predicted (PPC), up to 10 digits": longer}
+
+
+def _assignment_experiments() -> dict[str, Experiment]:
+    evaluation = EvaluationSettings(
+        lengths=(5, 6, 10, 50, 500),
+        num_examples=(512, 512, 512, 512, 64),
+        variants=("a quarter", "half", "all"),
+        stop_at_zero=True,
+    )
+    base = recipe("variable_assignment")
+    ppc_experiment = replace(base, train_lengths=(1, 5), evaluation=evaluation)
+    experiments = compare_with_encodings(ppc_experiment, ASSIGNMENT_ENCODINGS)
+    # An assignment has three tokens; following one adds a token.
+    experiments |= compare_with_schemes(ppc_experiment, experiments["rotary"], ids_factor=4)
+    evaluation = replace(evaluation, lengths=(16, 32, 160, 1600), num_examples=(512, 512, 512, 64))
+    up_to_16 = replace(base, evaluation=evaluation)
+    experiments["predicted (PPC), up to 16"] = up_to_16
+    experiments["coupled, IDs given, up to 16"] = replace(recipe("variable_assignment_coupled"), evaluation=evaluation)
+    for num_operands in (2, 3):
+        # With three operands, 2,000 steps fit only a quarter of the sequences.
+        training = replace(base.training, steps=6000, fit_every=100, cooldown_steps=500)
+        task = VariableAssignment(operands=num_operands)
+        experiments[f"predicted (PPC), {num_operands} operands"] = replace(up_to_16, task=task, training=training)
+    # A fixed depth needs the same number of assignments at every length.
+    task, evaluation = VariableAssignment(depth=CHAIN_DEPTH), replace(evaluation, variants=())
+    experiments[f"predicted (PPC), depth {CHAIN_DEPTH}"] = replace(up_to_16, task=task, evaluation=evaluation)
+    return experiments
+
+
+PARITY = Claim(
+    name="parity_scratchpad",
+    summary="parity with scratchpad to 2,000 times the length: PPC, coupled IDs and other position methods that fit",
+    paper="section 5.2",
+    experiments=_parity_experiments,
+    laptop=SizePreset(num_seeds=2, labels=LAPTOP_LABELS),
+)
+ADDITION = Claim(
+    name="addition",
+    summary="addition to 200 times the length: PPC, coupled IDs and other position methods that fit",
+    paper="extends section 5.2; task of Cho et al. 2024 (arXiv 2405.20671)",
+    experiments=_addition_experiments,
+    laptop=SizePreset(num_seeds=1, labels=LAPTOP_LABELS),
+)
+VARIABLE_ASSIGNMENT = Claim(
+    name="variable_assignment",
+    summary="variable assignment with scratchpad to 100 times the length: content-dependent IDs, by chain depth",
+    paper="section 5.2",
+    experiments=_assignment_experiments,
+    laptop=SizePreset(num_seeds=1, labels=LAPTOP_LABELS, max_length=160),
+)
