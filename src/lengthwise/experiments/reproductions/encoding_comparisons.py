@@ -32,7 +32,7 @@ def _parity_experiments() -> dict[str, Experiment]:
 
 def _addition_experiments() -> dict[str, Experiment]:
     evaluation = EvaluationSettings(
-        lengths=(5, 6, 10, 50, 1000),
+        lengths=(5, 6, 10, 100, 1000),
         num_examples=(512, 512, 512, 512, 64),
         variants=("uniform", "carry", "unequal"),
         stop_at_zero=True,
