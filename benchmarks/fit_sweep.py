@@ -94,8 +94,8 @@ class TaskSweep:
 TASK_SWEEPS = {
     "copy": TaskSweep(task=Copy(), max_train_length=10, steps=500, num_position_ids=20_480, base=SMALL),
     "parity": TaskSweep(task=Parity(), max_train_length=10, steps=250, num_position_ids=20_480),
-    "addition": TaskSweep(task=Addition(), max_train_length=5, steps=250, num_position_ids=2048),
-    "variable_assignment": TaskSweep(task=VariableAssignment(), max_train_length=5, steps=250, num_position_ids=2048),
+    "addition": TaskSweep(task=Addition(), max_train_length=3, steps=300, num_position_ids=2048),
+    "variable_assignment": TaskSweep(task=VariableAssignment(), max_train_length=5, steps=400, num_position_ids=2048),
 }
 
 
@@ -216,7 +216,7 @@ def rank_configurations(rows: Sequence[dict[str, Any]], method: str) -> list[str
 
 
 def main() -> None:
-    """Run the rounds of one task, and print the rows of the best configuration of each method."""
+    """Run the rounds of one task, and print the best configuration of each method."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("task", choices=TASK_SWEEPS)
     parser.add_argument("--methods", nargs="+", default=DEFAULT_METHODS, choices=METHODS)
@@ -254,8 +254,19 @@ def main() -> None:
     winning_rows = [row for row in rows if row["configuration"] == winners[row["method"]]]
     unfit = dict.fromkeys(row["method"] for row in winning_rows if row["fitted"] < FIT_THRESHOLD)
     rows = run([job(method, winners[method], THIRD, seed, "third") for method in unfit for seed in TUNING_SEEDS])
-    for row in [*(row for row in winning_rows if row["method"] not in unfit), *rows]:
-        print(row["method"], row["configuration"], row["steps"], row["seed"], row["fitted"], row["process_s"])
+    print_table([*(row for row in winning_rows if row["method"] not in unfit), *rows])
+
+
+def print_table(rows: Sequence[dict[str, Any]]) -> None:
+    """Print the best configuration of each method as Markdown, with exact match on every tuning seed."""
+    print(f"| method | best configuration | steps | {' | '.join(f'seed {seed}' for seed in TUNING_SEEDS)} | seconds |")
+    print("|---" * (len(TUNING_SEEDS) + 4) + "|")
+    for method in dict.fromkeys(row["method"] for row in rows):
+        runs = {row["seed"]: row for row in rows if row["method"] == method}
+        fits = " | ".join(f"{runs[seed]['fitted']:.3f}" for seed in TUNING_SEEDS)
+        seconds = max(row["process_s"] for row in runs.values())
+        first = runs[TUNING_SEEDS[0]]
+        print(f"| {method} | {first['configuration']} | {first['steps']:,} | {fits} | {seconds:.0f} |")
 
 
 def combine(first: str, second: str) -> str:

@@ -32,12 +32,12 @@ def _parity_experiments() -> dict[str, Experiment]:
 
 def _addition_experiments() -> dict[str, Experiment]:
     evaluation = EvaluationSettings(
-        lengths=(5, 6, 10, 100, 1000),
+        lengths=(3, 4, 10, 100, 1000),
         num_examples=(512, 512, 512, 512, 64),
         variants=("uniform", "carry", "unequal"),
         stop_at_zero=True,
     )
-    ppc_experiment = replace(recipe("addition"), train_lengths=(1, 5), evaluation=evaluation)
+    ppc_experiment = replace(recipe("addition"), train_lengths=(1, 3), evaluation=evaluation)
     experiments = compare_with_encodings(ppc_experiment, ADDITION_ENCODINGS)
     # Two operands and a sum have three tokens for each digit.
     experiments |= compare_with_schemes(ppc_experiment, experiments["rotary"], ids_factor=3)
@@ -81,7 +81,7 @@ PARITY = Claim(
 )
 ADDITION = Claim(
     name="addition",
-    summary="addition to 200 times the length: PPC, coupled IDs and other position methods that fit",
+    summary="addition to 300 times the length: PPC, coupled IDs and other position methods that fit",
     paper="extends section 5.2; task of Cho et al. 2024 (arXiv 2405.20671)",
     experiments=_addition_experiments,
     laptop=SizePreset(num_seeds=1, labels=LAPTOP_LABELS),
