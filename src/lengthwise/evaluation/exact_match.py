@@ -61,6 +61,12 @@ class EvaluationSettings:
         """Return the number of examples at ``lengths[index]``."""
         return self.num_examples[index if len(self.num_examples) > 1 else 0]
 
+    def up_to(self, max_length: int) -> "EvaluationSettings":
+        """Return the settings without the lengths above ``max_length``."""
+        kept = [index for index, length in enumerate(self.lengths) if length <= max_length]
+        lengths = tuple(self.lengths[index] for index in kept)
+        return replace(self, lengths=lengths, num_examples=tuple(self.num_examples_at(index) for index in kept))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstErrors:

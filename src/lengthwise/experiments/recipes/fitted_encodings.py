@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from lengthwise.encodings import ALiBi, EncodingSettings, NoPE, Rotary
+from lengthwise.encodings import ALiBi, EncodingSettings, Learned, NoPE, Rotary, Sinusoidal
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.positions import Coupled, Predicted, Randomized, RandomStart, Sequential, Skipwise
@@ -12,11 +12,15 @@ from lengthwise.training.trainer import TrainingSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedEncoding:
-    """Common encoding with the settings that ``benchmarks/fit_sweep.py`` found for a task."""
+    """Common encoding with the settings that ``benchmarks/fit_sweep.py`` found for a task.
+
+    ``max_test_length`` is the longest test length that the encoding has position IDs for (None: any length).
+    """
 
     encoding: EncodingSettings
     decoder: DecoderSettings
     training: TrainingSettings
+    max_test_length: int | None = None
 
 
 # The base settings of the search. Rotary has the published angles.
@@ -34,30 +38,39 @@ COPY_ENCODINGS = {
     ),
     "NoPE": FittedEncoding(encoding=NoPE(), decoder=SMALL_WITH_PREVIOUS_TOKEN, training=TrainingSettings(steps=1500)),
 }
-PARITY_ENCODINGS = ADDITION_ENCODINGS = ASSIGNMENT_ENCODINGS = {
-    "rotary": FittedEncoding(
-        encoding=Rotary(),
-        decoder=replace(LARGE, num_layers=4),
-        training=TrainingSettings(steps=500, learning_rate=2e-3 / 3, batch_size=128),
+
+# The best settings of the search for parity of up to 10 bits.
+FOUR_LAYERS = replace(LARGE, num_layers=4)
+LARGE_TRAINING = TrainingSettings(steps=500, learning_rate=2e-3 / 3, batch_size=128)
+PARITY_ENCODINGS = {
+    "rotary": FittedEncoding(encoding=Rotary(), decoder=FOUR_LAYERS, training=LARGE_TRAINING),
+    "sinusoidal": FittedEncoding(encoding=Sinusoidal(), decoder=FOUR_LAYERS, training=LARGE_TRAINING),
+    "learned": FittedEncoding(
+        encoding=Learned(),
+        decoder=LARGE,
+        training=TrainingSettings(steps=1500, learning_rate=1e-3, batch_size=128),
+        max_test_length=100,
     ),
 }
+ADDITION_ENCODINGS = ASSIGNMENT_ENCODINGS = PARITY_ENCODINGS
 
 
 def compare_with_encodings(
     ppc_experiment: Experiment, fitted_encodings: Mapping[str, FittedEncoding]
 ) -> dict[str, Experiment]:
     """Return the PPC experiment and the same task with common encodings and sequential IDs, by label."""
-    encodings = {
-        label: replace(
+    experiments = {"predicted (PPC)": ppc_experiment}
+    for label, fitted in fitted_encodings.items():
+        evaluation, max_length = ppc_experiment.evaluation, fitted.max_test_length
+        experiments[label] = replace(
             ppc_experiment,
             scheme=Sequential(),
             encoding=fitted.encoding,
             decoder=fitted.decoder,
             training=fitted.training,
+            evaluation=evaluation if max_length is None else evaluation.up_to(max_length),
         )
-        for label, fitted in fitted_encodings.items()
-    }
-    return {"predicted (PPC)": ppc_experiment, **encodings}
+    return experiments
 
 
 def compare_with_schemes(
@@ -65,13 +78,17 @@ def compare_with_schemes(
 ) -> dict[str, Experiment]:
     """Return other position schemes by label: coupled IDs with the settings of PPC, the others with those of rotary.
 
-    ``skipwise``, ``randomized`` and ``random_start`` have ``ids_factor`` times as many IDs as PPC, because all their
+    The others have up to three times the steps of rotary, and stop when they fit. ``skipwise``, ``randomized`` and ``random_start`` have ``ids_factor`` times as many IDs as PPC, because all their
     tokens have different IDs.
     """
     assert isinstance(ppc_experiment.scheme, Predicted)
     num_ids, max_gaps = ppc_experiment.scheme.num_position_ids, ppc_experiment.scheme.max_gaps
     coupled = Coupled(num_position_ids=num_ids, max_gaps=max_gaps)
-    num_own_ids = ids_factor * num_ids
+    num_own_ids, rotary_training = ids_factor * num_ids, rotary_experiment.training
+    training = replace(
+        rotary_training, steps=3 * rotary_training.steps, fit_every=100, cooldown_steps=rotary_training.steps // 2
+    )
+    rotary_experiment = replace(rotary_experiment, training=training)
     return {
         "coupled, IDs given": replace(ppc_experiment, scheme=coupled),
         "coupled, no gaps": replace(ppc_experiment, scheme=replace(coupled, max_gaps=0)),

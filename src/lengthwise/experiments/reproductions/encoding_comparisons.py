@@ -41,13 +41,14 @@ def _addition_experiments() -> dict[str, Experiment]:
     experiments = compare_with_encodings(ppc_experiment, ADDITION_ENCODINGS)
     # Two operands and a sum have three tokens for each digit.
     experiments |= compare_with_schemes(ppc_experiment, experiments["rotary"], ids_factor=3)
-    longer = replace(ppc_experiment, train_lengths=(1, 10))
+    evaluation = replace(evaluation, lengths=(10, 100, 1000), num_examples=(512, 512, 64))
+    longer = replace(ppc_experiment, train_lengths=(1, 10), evaluation=evaluation)
     return experiments | {"predicted (PPC), up to 10 digits": longer}
 
 
 def _assignment_experiments() -> dict[str, Experiment]:
     evaluation = EvaluationSettings(
-        lengths=(5, 6, 10, 50, 500),
+        lengths=(5, 6, 16, 160, 1600),
         num_examples=(512, 512, 512, 512, 64),
         variants=("a quarter", "half", "all"),
         stop_at_zero=True,
@@ -57,7 +58,7 @@ def _assignment_experiments() -> dict[str, Experiment]:
     experiments = compare_with_encodings(ppc_experiment, ASSIGNMENT_ENCODINGS)
     # An assignment has three tokens; following one adds a token.
     experiments |= compare_with_schemes(ppc_experiment, experiments["rotary"], ids_factor=4)
-    evaluation = replace(evaluation, lengths=(16, 32, 160, 1600), num_examples=(512, 512, 512, 64))
+    evaluation = replace(evaluation, lengths=(16, 160, 1600), num_examples=(512, 512, 64))
     up_to_16 = replace(base, evaluation=evaluation)
     experiments["predicted (PPC), up to 16"] = up_to_16
     experiments["coupled, IDs given, up to 16"] = replace(recipe("variable_assignment_coupled"), evaluation=evaluation)

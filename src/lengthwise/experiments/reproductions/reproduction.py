@@ -156,7 +156,5 @@ def _limit_size(experiment: Experiment, preset: SizePreset) -> Experiment:
     if preset.max_steps is not None and training.steps > preset.max_steps:
         training = replace(training, steps=preset.max_steps)
     if preset.max_length is not None:
-        pairs = [(length, evaluation.num_examples_at(index)) for index, length in enumerate(evaluation.lengths)]
-        lengths, num_examples = zip(*(pair for pair in pairs if pair[0] <= preset.max_length), strict=True)
-        evaluation = replace(evaluation, lengths=lengths, num_examples=num_examples)
+        evaluation = evaluation.up_to(preset.max_length)
     return replace(experiment, training=training, evaluation=evaluation)
