@@ -78,8 +78,8 @@ def compare_with_schemes(
 ) -> dict[str, Experiment]:
     """Return other position schemes by label: coupled IDs with the settings of PPC, the others with those of rotary.
 
-    The others have up to three times the steps of rotary, and stop when they fit. ``skipwise``, ``randomized`` and ``random_start`` have ``ids_factor`` times as many IDs as PPC, because all their
-    tokens have different IDs.
+    The others have up to three times the steps of rotary, and stop when they fit. ``skipwise``, ``randomized`` and
+    ``random_start`` have ``ids_factor`` times as many IDs as PPC, because all their tokens have different IDs.
     """
     assert isinstance(ppc_experiment.scheme, Predicted)
     num_ids, max_gaps = ppc_experiment.scheme.num_position_ids, ppc_experiment.scheme.max_gaps
