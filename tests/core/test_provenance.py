@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lengthwise.core.provenance import git_commit, utc_timestamp
+from lengthwise.core.provenance import SOURCE_ROOT, git_commit, provenance, utc_timestamp
 
 PROJECT = '[project]\nname = "{}"\n'
 
@@ -64,3 +64,11 @@ def test_the_time_is_in_utc():
     time = datetime.fromisoformat(json.loads(json.dumps(utc_timestamp())))
     assert time.tzinfo == UTC
     assert abs(datetime.now(UTC) - time) < timedelta(minutes=5)
+
+
+def test_provenance_looks_for_the_commit_in_the_folder_of_this_project():
+    project = Path(__file__).resolve().parents[2]
+    assert project == SOURCE_ROOT
+    assert provenance()["commit"] == git_commit(project)
+    # A source archive has no commit.
+    assert (git_commit(project) is not None) == (project / ".git").exists()

@@ -428,3 +428,13 @@ INVALID_SETTINGS: list[tuple[Callable[[], object], str]] = [
 def test_invalid_settings_raise_an_error(build, text):
     with pytest.raises(SettingError, match=text):
         build()
+
+
+def test_up_to_drops_longer_lengths_with_their_numbers_of_examples():
+    settings = EvaluationSettings(lengths=(5, 50, 20), num_examples=(1, 2, 3))
+    assert settings.up_to(20) == replace(settings, lengths=(5, 20), num_examples=(1, 3))
+    assert settings.up_to(50) == settings
+    same_number = EvaluationSettings(lengths=(5, 50), num_examples=(7,))
+    assert same_number.up_to(49) == replace(same_number, lengths=(5,))
+    with pytest.raises(SettingError, match="lengths is empty"):
+        settings.up_to(4)

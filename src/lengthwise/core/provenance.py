@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+# Folder of the clone: src/lengthwise/core/provenance.py is three folders below it.
+SOURCE_ROOT = Path(__file__).resolve().parents[3]
 PACKAGES = ("lengthwise", "torch", "numpy", "safetensors")
 
 
@@ -18,7 +20,7 @@ def provenance() -> dict[str, Any]:
     """Return versions, commit and hardware as JSON values; ``commit`` is None outside a clone of lengthwise."""
     return {
         "versions": {"python": platform.python_version(), **{name: _package_version(name) for name in PACKAGES}},
-        "commit": git_commit(Path(__file__).resolve().parents[2]),
+        "commit": git_commit(SOURCE_ROOT),
         "hardware": {
             "machine": platform.machine(),
             "cpus": os.cpu_count(),
