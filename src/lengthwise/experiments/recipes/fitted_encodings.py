@@ -52,7 +52,20 @@ PARITY_ENCODINGS = {
         max_test_length=100,
     ),
 }
-ADDITION_ENCODINGS = ASSIGNMENT_ENCODINGS = PARITY_ENCODINGS
+# The same decoder fits addition of up to 3 digits.
+ADDITION_TRAINING = replace(LARGE_TRAINING, steps=1200)
+ADDITION_ENCODINGS = {
+    "rotary": FittedEncoding(encoding=Rotary(), decoder=FOUR_LAYERS, training=ADDITION_TRAINING),
+    "sinusoidal": FittedEncoding(encoding=Sinusoidal(), decoder=FOUR_LAYERS, training=ADDITION_TRAINING),
+    "learned": FittedEncoding(encoding=Learned(), decoder=FOUR_LAYERS, training=ADDITION_TRAINING, max_test_length=100),
+}
+ASSIGNMENT_ENCODINGS = {
+    "rotary": FittedEncoding(
+        encoding=Rotary(),
+        decoder=LARGE,
+        training=TrainingSettings(steps=1200, learning_rate=1e-3, batch_size=128),
+    ),
+}
 
 
 def compare_with_encodings(
