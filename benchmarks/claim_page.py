@@ -77,10 +77,7 @@ def _sort_rows(claim: Claim, rows: Rows) -> Rows:
 
 def add_knowledge(rows: Rows, experiments: Mapping[str, Experiment]) -> Rows:
     """Return the rows with the field ``told``, which rows of earlier versions lack; it follows from the experiments."""
-    told = {
-        label: describe_knowledge(each.task, each.scheme, each.encoding.knowledge)
-        for label, each in experiments.items()
-    }
+    told = {label: describe_knowledge(each.task, each.scheme, each.encoding) for label, each in experiments.items()}
     return [{"told": told[label_of(row)], **row} if label_of(row) in told else row for row in rows]
 
 

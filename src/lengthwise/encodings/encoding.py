@@ -87,7 +87,6 @@ class EncodingSettings(Protocol):
     A subclass must set ``name``, and the other class variables if they differ from these defaults.
     ``real_valued``: IDs may be real numbers. ``shift_invariant``: a constant added to all IDs has no effect
     (according to the paper). ``reads_order``: scores depend on the token order as well as on the IDs.
-    ``knowledge``: entries of the column ``told`` for settings that describe the test (docs/schemes.md).
     """
 
     name: ClassVar[str]
@@ -96,7 +95,6 @@ class EncodingSettings(Protocol):
     real_valued: ClassVar[bool] = False
     shift_invariant: ClassVar[bool] = False
     reads_order: ClassVar[bool] = False
-    knowledge: ClassVar[tuple[str, ...]] = ()
 
     @property
     def num_position_ids(self) -> int | None:

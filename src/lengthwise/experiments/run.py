@@ -238,7 +238,7 @@ def _build_row(run: Run, result: LengthResult | ContextLoss, variant: str | None
         **task_fields(task),
         "scheme": experiment.scheme.name,
         "encoding": experiment.encoding.name,
-        "told": describe_knowledge(task, experiment.scheme, experiment.encoding.knowledge),
+        "told": describe_knowledge(task, experiment.scheme, experiment.encoding),
         "seed": experiment.seed,
         "variant": variant,
         **asdict(result),

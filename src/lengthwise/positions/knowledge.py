@@ -1,20 +1,19 @@
 """Kinds of knowledge that a method receives beyond the training data: the column ``told`` of result tables."""
 
 from lengthwise.positions.scheme import PositionScheme
-from lengthwise.tasks.task import Task, knowledge_of_task
+from lengthwise.tasks.task import Task, declared_knowledge
 
 ID_RANGE, COUPLING, RESPONSE_IDS, DIGIT_PLACES = "ID range", "coupling", "response IDs", "digit places"
 NOTHING = "nothing"
 
 
-def describe_knowledge(task: Task | None, scheme: PositionScheme | None, of_encoding: tuple[str, ...] = ()) -> str:
+def describe_knowledge(task: Task | None, scheme: PositionScheme | None, encoding: object = None) -> str:
     """Return the kinds of knowledge of a task, a scheme and an encoding, separated by commas, or "nothing".
 
     None stands for an unknown task, or for a model with the position IDs of its own library.
     """
-    task_kinds = () if task is None else knowledge_of_task(task)
     scheme_kinds = () if scheme is None else knowledge_of_scheme(scheme)
-    return ", ".join(task_kinds + scheme_kinds + of_encoding) or NOTHING
+    return ", ".join(declared_knowledge(task) + scheme_kinds + declared_knowledge(encoding)) or NOTHING
 
 
 def knowledge_of_scheme(scheme: PositionScheme) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from lengthwise.core.errors import SettingError, UnsupportedTaskError
 from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
 from lengthwise.tasks.parity import Parity
-from lengthwise.tasks.task import INDEX_HINTS, Task, knowledge_of_task
+from lengthwise.tasks.task import INDEX_HINTS, Task, declared_knowledge
 from lengthwise.tasks.task_inputs import check_sizes
 
 
@@ -52,7 +52,7 @@ class IndexHints:
     @property
     def knowledge(self) -> tuple[str, ...]:
         """Kinds of knowledge of ``task``, then ``"index hints"``."""
-        return (*knowledge_of_task(self.task), INDEX_HINTS)
+        return (*declared_knowledge(self.task), INDEX_HINTS)
 
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
         """Sample examples of ``task``, then the number of the first hint of each example."""

@@ -107,16 +107,16 @@ def task_fields(task: Task) -> dict[str, str]:
 
 @runtime_checkable
 class HasKnowledge(Protocol):
-    """Protocol for a task whose sequences contain knowledge in addition to the question and its answer."""
+    """Protocol for a task or an encoding that declares knowledge beyond the training data, for the column ``told``."""
 
     @property
     def knowledge(self) -> tuple[str, ...]:
-        """Kinds of knowledge: ``"scratchpad"`` (intermediate results in the response) and ``"index hints"``."""
+        """Kinds of knowledge: ``scratchpad``, ``index hints`` or ``length factor`` (docs/schemes.md)."""
 
 
-def knowledge_of_task(task: Task) -> tuple[str, ...]:
-    """Return the kinds of knowledge in the sequences of a task; an empty tuple if the task declares none."""
-    return task.knowledge if isinstance(task, HasKnowledge) else ()
+def declared_knowledge(declarer: object) -> tuple[str, ...]:
+    """Return the kinds of knowledge that a task or an encoding declares; an empty tuple if it declares none."""
+    return declarer.knowledge if isinstance(declarer, HasKnowledge) else ()
 
 
 @runtime_checkable
