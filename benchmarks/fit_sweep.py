@@ -95,7 +95,10 @@ TASK_SWEEPS = {
     "copy": TaskSweep(task=Copy(), max_train_length=10, steps=500, num_position_ids=20_480, base=SMALL),
     "parity": TaskSweep(task=Parity(), max_train_length=10, steps=250, num_position_ids=20_480),
     "addition": TaskSweep(task=Addition(), max_train_length=3, steps=300, num_position_ids=2048),
-    "variable_assignment": TaskSweep(task=VariableAssignment(), max_train_length=5, steps=400, num_position_ids=2048),
+    # With 2,048 names, most training time goes into learning the names: rotary is exact on 2% after 400 steps.
+    "variable_assignment": TaskSweep(
+        task=VariableAssignment(num_names=256), max_train_length=5, steps=200, num_position_ids=2048
+    ),
 }
 
 

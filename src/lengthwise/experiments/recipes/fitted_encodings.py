@@ -28,15 +28,16 @@ SMALL = DecoderSettings(num_layers=2, d_model=64, num_heads=4, length_scaling="n
 SMALL_WITH_PREVIOUS_TOKEN = replace(SMALL, previous_token_mix=True)
 LARGE = DecoderSettings(num_layers=3, d_model=128, num_heads=4, length_scaling="none", temperature=1.0)
 
-# The best settings of the search for copying up to 10 symbols; NoPE has half of the steps of its last round.
+# The best settings of the search for copying up to 10 symbols. ALiBi has half as many steps again: with 1,000 steps, it
+# fitted on 2 of 5 new seeds.
 COPY_ENCODINGS = {
     "rotary": FittedEncoding(
         encoding=Rotary(), decoder=replace(SMALL, num_heads=2), training=TrainingSettings(steps=1000)
     ),
     "ALiBi": FittedEncoding(
-        encoding=ALiBi(), decoder=SMALL_WITH_PREVIOUS_TOKEN, training=TrainingSettings(steps=1000, batch_size=128)
+        encoding=ALiBi(), decoder=SMALL_WITH_PREVIOUS_TOKEN, training=TrainingSettings(steps=1500, batch_size=128)
     ),
-    "NoPE": FittedEncoding(encoding=NoPE(), decoder=SMALL_WITH_PREVIOUS_TOKEN, training=TrainingSettings(steps=1500)),
+    "NoPE": FittedEncoding(encoding=NoPE(), decoder=SMALL_WITH_PREVIOUS_TOKEN, training=TrainingSettings(steps=3000)),
 }
 
 # The best settings of the search for parity of up to 10 bits.
