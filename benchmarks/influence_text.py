@@ -1,17 +1,22 @@
 """Print the tables of benchmarks/influence_text.md with ``python benchmarks/influence_text.py FOLDER...``.
 
-Each FOLDER is the ``--out`` folder of a study. The default is all folders in ``results/influence_text``.
+Each FOLDER is the ``--out`` folder of a study. The default is all folders in ``results/influence_text``. ``--figure``
+draws ``recovery.png`` of each study to ``docs/NAME.png`` instead, where NAME is the name of its folder.
 """
 
+import argparse
 import json
-import sys
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from lengthwise.influence.report.answer_sentence import compose_answer
+from lengthwise.influence.report.study_figures import draw_recovery
 from lengthwise.influence.report.summary_tables import format_estimate, summary_tables
 
 STUDIES = Path(__file__).parent / "results" / "influence_text"
+FIGURES = Path("docs")
 
 
 def lines(folder: Path) -> Iterator[str]:
@@ -39,10 +44,25 @@ def markdown(header: list[str], body: list[list[str]]) -> list[str]:
     return [f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *body)]
 
 
+def draw(folder: Path) -> None:
+    """Draw the figure of one study from its summary."""
+    path = FIGURES / f"{folder.name}.png"
+    with TemporaryDirectory() as drawings:
+        shutil.copyfile(draw_recovery(json.loads((folder / "summary.json").read_text()), Path(drawings)), path)
+    print(f"wrote {path}")
+
+
 def main() -> None:
-    """Print the tables of each folder."""
-    for folder in map(Path, sys.argv[1:] or sorted(map(str, STUDIES.iterdir()))):
-        print("\n".join(lines(folder)))
+    """Print the tables of each folder, or draw its figure."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folders", nargs="*", type=Path, default=sorted(STUDIES.iterdir()))
+    parser.add_argument("--figure", action="store_true", help="Draw the figures without printing the tables.")
+    options = parser.parse_args()
+    for folder in options.folders:
+        if options.figure:
+            draw(folder)
+        else:
+            print("\n".join(lines(folder)))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from matplotlib.text import Text
 from lengthwise.core.errors import RunFolderError
 from lengthwise.evaluation import tables_and_figures as report
 from lengthwise.evaluation.exact_match import wilson_interval
-from lengthwise.evaluation.figure_layout import spread
+from lengthwise.evaluation.figure_layout import LineLabel, label_lines, make_panels, set_length_axis, spread
 from lengthwise.evaluation.result_rows import group_rows, pool_seeds
 from lengthwise.evaluation.tables_and_figures import (
     SeedSummary,
@@ -359,6 +359,29 @@ def test_labels_are_inside_the_figure_and_never_overlap(num_panels, num_labels, 
         assert all(text.get_fontsize() >= 9 for text in texts if text.get_text())
         assert all(box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height for box in boxes)
         assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
+
+
+def test_panels_in_two_columns_do_not_overlap():
+    titles = ["a title of a panel " * number for number in (1, 3, 2)]
+    figure, panels = make_panels(titles, [["first line", "second line"]] * 3, "A caption.", num_columns=2)
+    for axes in panels:
+        axes.set(xlabel="length", ylabel="exact match")
+        set_length_axis(axes, [2, 4, 8], (1, 2))
+        label_lines(axes, [LineLabel(text=text, color="black", value=1.0) for text in ("first line", "second line")])
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    left, right, below = boxes = [axes.get_tightbbox(canvas.get_renderer()) for axes in panels]
+    assert left.x1 < right.x0
+    assert below.y1 < min(left.y0, right.y0)
+    assert below.y0 > figure.texts[0].get_window_extent().y1
+    assert all(box.x0 >= 0 and box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1 for box in boxes)
+    # Panels of a row have the same height, although their titles differ in height.
+    assert panels[0].get_position().y0 == panels[1].get_position().y0
+
+
+def test_dollar_signs_in_titles_and_captions_are_no_formulas():
+    figure, _ = make_panels([r"$\no$ formula"], [[]], r"$\no$ formula")
+    FigureCanvasAgg(figure).draw()
 
 
 def test_bands_show_the_range_over_seeds(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.text import Text
+from matplotlib.text import Annotation, Text
 
 from lengthwise.core.errors import RunFolderError, SettingError
 from lengthwise.core.randomness import stream
@@ -579,13 +579,18 @@ class RecordedFigure:
         return self.figure
 
     def title(self) -> str:
-        """Return the title without line breaks."""
+        """Return the title above or the caption below all panels, without line breaks."""
         (heading,) = self.figure.texts
         return heading.get_text().replace("\n", " ")
 
     def notes(self, panel: int = 0) -> list[str]:
         """Return the annotations of a panel."""
-        return [each.get_text() for each in self.figure.axes[panel].texts]
+        return [each.get_text() for each in self.figure.axes[panel].texts if isinstance(each, Annotation)]
+
+    def labels(self, panel: int = 0) -> list[str]:
+        """Return the labels beside a panel without line breaks."""
+        texts = [each for each in self.figure.axes[panel].texts if not isinstance(each, Annotation)]
+        return [each.get_text().replace("\n", " ") for each in texts]
 
 
 def summary_of(*shares: float, model: str = "tiny", tokens: Sequence[tuple[int, float]] = ()) -> dict[str, Any]:
@@ -609,31 +614,40 @@ def test_recovery_figure_has_bands_and_dashed_controls(tmp_path, monkeypatch):
     assert path == tmp_path / "recovery.png"
     assert path.read_bytes().startswith(b"\x89PNG")
     assert "</svg>" in (tmp_path / "recovery.svg").read_text()
-    x, y, style = figure.lines["own text, prediction objective (greedy)"]
+    x, y, style = figure.lines["own text, by prediction"]
     assert (x, style) == ([1, 2, 4], "-")
     assert y == pytest.approx([0.4, 0.6, 0.9])
-    assert figure.lines["control: random tokens (random)"] == ([1, 2, 4], [0.0, 0.0, 0.0], "--")
-    x, y, style = figure.lines["control: other text, prediction objective (greedy, paired)"]
+    assert figure.lines["random tokens, own text"] == ([1, 2, 4], [0.0, 0.0, 0.0], "--")
+    # The line of the second panel, which replaces the line of the first panel with the same label.
+    x, y, style = figure.lines["other text, by prediction"]
     assert (x, style) == ([1, 2, 4], "--")
     assert y == pytest.approx([0.9, 1.1, 1.4])
     # Equal documents have intervals of zero width.
     low, high = figure.spans[0][1:]
     assert low == high == pytest.approx([0.4, 0.6, 0.9])
-    labels = [text.get_text() for text in figure.figure.axes[1].get_legend().get_texts()]
-    assert "all far tokens, minus other (n=5)" in labels
+    assert sorted(figure.labels()) == [
+        "other text, by prediction",
+        "own text, by prediction",
+        "random tokens, own text",
+    ]
+    assert sorted(figure.labels(1)) == ["other text, all far tokens", "other text, by prediction"]
+    assert [axes.get_legend() for axes in figure.figure.axes] == [None] * 4
+    assert "objective that selects the k tokens, with the measure greedy." in figure.title()
 
 
-def test_undefined_share_appears_in_the_legend_only(tmp_path, monkeypatch):
+def test_undefined_share_appears_in_the_caption_only(tmp_path, monkeypatch):
     figure = RecordedFigure(monkeypatch)
     draw_recovery(summarize([row(document=name, divergence_short=0.0) for name in "ab"], KS), tmp_path)
-    assert figure.lines == {"own text, target objective (undefined)": ([], [], "")}
+    assert figure.lines == {}
+    assert figure.labels() == []
+    assert figure.title().endswith("Undefined: own text, by target.")
 
 
 def test_missing_intervals_leave_a_gap_and_a_note_in_the_title(tmp_path, monkeypatch):
     figure = RecordedFigure(monkeypatch)
     draw_recovery(summarize([row()], KS), tmp_path)
     assert all(map(math.isnan, figure.spans[0][1] + figure.spans[0][2]))
-    assert figure.title() == "tiny: all 1 target (1 measured) in 1 document no intervals: too few documents"
+    assert figure.title().startswith("All 1 target (1 measured); no intervals: too few documents.")
 
 
 def test_distance_figure_shows_gain_and_the_uniform_distribution(tmp_path, monkeypatch):
@@ -704,8 +718,8 @@ def test_all_text_lies_inside_the_figure(path, tmp_path, monkeypatch):
     for draw in drawings:
         draw()
         figure, page = recorded.laid_out(), recorded.figure.bbox
-        inner = [each for axes in figure.axes for each in (*axes.texts, axes.get_legend())]
-        for each in (*figure.texts, *inner):
+        inner = [each for axes in figure.axes for each in (*axes.texts, axes._left_title, axes.get_legend())]
+        for each in filter(None, (*figure.texts, *inner)):
             box = each.get_window_extent()
             assert page.x0 <= box.x0 <= box.x1 <= page.x1, each
             assert page.y0 <= box.y0 <= box.y1 <= page.y1, each
@@ -715,7 +729,13 @@ def test_titles_use_the_last_part_of_the_model_path(tmp_path, monkeypatch):
     figure = RecordedFigure(monkeypatch)
     summary = summary_of(0.4, 0.6, 0.9, model="/home/me/runs/small")
     draw_recovery(summary, tmp_path)
-    assert figure.title() == "small: all 5 targets (5 measured) in 5 documents 95% intervals over documents"
+    assert [axes.get_title(loc="left").replace("\n", " ") for axes in figure.figure.axes] == [
+        "small: prediction recovered by k far tokens (strict), 5 documents",
+        "small: loss with control minus own text (strict), 5 documents",
+        "small: prediction recovered by k far tokens (masked), 5 documents",
+        "small: loss with control minus own text (masked), 5 documents",
+    ]
+    assert figure.title().startswith("All 5 targets (5 measured); 95% intervals over documents.")
     draw_distances(summary, tmp_path, near=16, far=64)
     assert figure.title() == "small: distances of selected tokens, near 16, far 64"
 
@@ -757,12 +777,26 @@ def test_model_names_do_not_overlap(tmp_path, monkeypatch):
     assert "runs/base 5 in 5" in figure.title()
 
 
+def test_recovery_figure_has_six_lines_and_names_the_number_of_omitted_lines(tmp_path, monkeypatch):
+    figure = RecordedFigure(monkeypatch)
+    names = [(objective, source) for source in ("own", "other", "elsewhere") for objective in ("prediction", "target")]
+    selections = [selection((2.5, 2.0, 1.2), knows=knows, **{"from": source}) for knows, source in names]
+    selections.append(selection((2.5, 2.0, 1.2), knows="nothing", measure="random"))
+    controls = {name: {"loss": 2.9, "gains": False, "loses": False} for name in ("other", "elsewhere")}
+    rows = [row(document=name, selections=selections, controls=controls) for name in "abcde"]
+    rows.append(row(document="f", selections=[*selections[:4], selections[-1]]))
+    draw_recovery(summarize(rows, KS), tmp_path)
+    assert len(figure.labels()) == len(figure.labels(1)) == 6
+    assert "elsewhere in the document, by target" not in figure.labels()
+    assert "elsewhere in the document, all far tokens (n=5)" in figure.labels(1)
+    assert figure.title().endswith("Only in the table: 1 more line.")
+
+
 @pytest.mark.slow
 def test_legends_lie_below_the_data(tmp_path, monkeypatch):
     figure = RecordedFigure(monkeypatch)
     summaries = [summary_of(0.4, 0.6, 0.9, model=model, tokens=[(17, 3.0)]) for model in ("one", "other")]
     drawings: list[Callable[[], Path]] = [
-        lambda: draw_recovery(summaries[0], tmp_path),
         lambda: draw_distances(summaries[0], tmp_path, near=16, far=64),
         lambda: draw_scale(summaries, [10, 20], tmp_path),
     ]

@@ -1,4 +1,4 @@
-"""Layout of figures: panels of one width below each other, each line with a label at its right end.
+"""Layout of figures: panels of one width in one or more columns, each line with a label at its right end.
 
 All sizes suit a figure that is shown 600 pixels wide.
 """
@@ -15,8 +15,8 @@ from lengthwise.core.errors import RunFolderError
 # Sizes in inches. Text of FONT_SIZE points is about 11 pixels high if the figure is 600 pixels wide.
 FIGURE_WIDTH, LEFT_MARGIN, LABEL_GAP, RIGHT_MARGIN = 7.0, 0.75, 0.3, 0.1
 FONT_SIZE, LINE_HEIGHT = 9, 9 * 1.25 / 72
-# Maximum number of characters in a line of a label, a title and a caption.
-LABEL_CHARACTERS, TITLE_CHARACTERS, CAPTION_CHARACTERS = 26, 72, 98
+# Maximum number of characters in a line of a label, a title (by number of columns) and a caption.
+LABEL_CHARACTERS, TITLE_CHARACTERS, CAPTION_CHARACTERS = 26, {1: 72, 2: 42}, 98
 MAX_LINES = 6
 # Dark colors, because labels have the color of their line.
 LINE_COLORS = (
@@ -36,37 +36,48 @@ class LineLabel:
     value: float
 
 
-def make_panels(titles: Sequence[str], labels: Sequence[Collection[str]], caption: str) -> tuple[Any, list[Any]]:
-    """Return a figure and its panels below each other, with a title each, and with a caption below the last panel.
+def make_panels(
+    titles: Sequence[str], labels: Sequence[Collection[str]], caption: str, *, num_columns: int = 1
+) -> tuple[Any, list[Any]]:
+    """Return a figure and its panels row by row, with a title each, and with a caption below the last row.
 
-    ``labels`` has the line labels of each panel, which determine the right margin and the minimum height of a panel.
+    ``num_columns`` is 1 or 2. ``labels`` has the line labels of each panel, which determine the right margin and the
+    minimum height of a panel.
     """
     # Importing matplotlib takes a second, and most commands draw no figure.
     from matplotlib.figure import Figure  # noqa: PLC0415
 
-    titles = [textwrap.fill(title, TITLE_CHARACTERS) for title in titles]
+    titles = [textwrap.fill(title, TITLE_CHARACTERS[num_columns]) for title in titles]
     caption = textwrap.fill(caption, CAPTION_CHARACTERS)
-    min_height = {1: 3.4, 2: 2.4, 3: 2.2}.get(len(titles), 1.8)
-    heights = [max(min_height, sum(map(_label_height, each))) for each in labels]
+    starts = range(0, len(titles), num_columns)
+    min_height = {1: 3.4, 2: 2.4, 3: 2.2}.get(len(titles), 1.8) if num_columns == 1 else 1.4
+    label_heights = [sum(map(_label_height, each)) for each in labels]
+    heights = [max(min_height, *label_heights[start : start + num_columns]) for start in starts]
     # The name of the training range is between title and panel, the ticks and the name of the axis are below.
-    tops, bottom = [0.4 + LINE_HEIGHT * (title.count("\n") + 1) for title in titles], 0.55
+    title_lines = [max(title.count("\n") + 1 for title in titles[start : start + num_columns]) for start in starts]
+    tops, bottom = [0.4 + LINE_HEIGHT * lines for lines in title_lines], 0.55
     caption_height = LINE_HEIGHT * (caption.count("\n") + 1) + 0.15
-    total_height = sum(heights) + sum(tops) + bottom * len(titles) + caption_height
-    width = FIGURE_WIDTH - LEFT_MARGIN - LABEL_GAP - RIGHT_MARGIN
-    width -= max((_label_width(label) for each in labels for label in each), default=0.0)
+    total_height = sum(heights) + sum(tops) + bottom * len(starts) + caption_height
+    column_width = FIGURE_WIDTH / num_columns
+    label_margin = max((LABEL_GAP + _label_width(label) for each in labels for label in each), default=0.0)
+    width = column_width - LEFT_MARGIN - RIGHT_MARGIN - label_margin
     figure, panels, y = Figure(figsize=(FIGURE_WIDTH, total_height)), [], total_height
-    for title, height, top in zip(titles, heights, tops, strict=True):
+    for start, height, top in zip(starts, heights, tops, strict=True):
         y -= top + height
-        box = (LEFT_MARGIN / FIGURE_WIDTH, y / total_height, width / FIGURE_WIDTH, height / total_height)
-        axes = figure.add_axes(box)
-        axes.set_title(title, loc="left", x=0.1 / width - LEFT_MARGIN / width, fontsize=FONT_SIZE + 1, pad=20)
-        axes.tick_params(labelsize=FONT_SIZE)
-        axes.grid(alpha=0.3)
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.label.set_fontsize(FONT_SIZE)
-        panels.append(axes)
+        for column, title in enumerate(titles[start : start + num_columns]):
+            left = LEFT_MARGIN + column * column_width
+            size = (width / FIGURE_WIDTH, height / total_height)
+            axes = figure.add_axes((left / FIGURE_WIDTH, y / total_height, *size))
+            title_style: dict[str, Any] = {"loc": "left", "fontsize": FONT_SIZE + 1, "pad": 20, "parse_math": False}
+            axes.set_title(title, x=0.1 / width - LEFT_MARGIN / width, **title_style)
+            axes.tick_params(labelsize=FONT_SIZE)
+            axes.grid(alpha=0.3)
+            for axis in (axes.xaxis, axes.yaxis):
+                axis.label.set_fontsize(FONT_SIZE)
+            panels.append(axes)
         y -= bottom
-    figure.text(0.1 / FIGURE_WIDTH, 0.08 / total_height, caption, fontsize=FONT_SIZE, color="0.3", va="bottom")
+    caption_style: dict[str, Any] = {"fontsize": FONT_SIZE, "color": "0.3", "va": "bottom", "parse_math": False}
+    figure.text(0.1 / FIGURE_WIDTH, 0.08 / total_height, caption, **caption_style)
     return figure, panels
 
 

@@ -24,7 +24,7 @@ def annotate(axes: Any, text: str, point: Numbers, offset: Numbers, **style: Any
     """Write small text at a point (x in data units, y as a fraction of the panel) plus an offset in points."""
     coordinates = {"xycoords": axes.get_xaxis_transform(), "textcoords": "offset points"}
     text_box = {"facecolor": "white", "linewidth": 0, "pad": 0.5}
-    axes.annotate(text, point, offset, fontsize=7, parse_math=False, bbox=text_box, **coordinates, **style)
+    axes.annotate(text, point, offset, parse_math=False, bbox=text_box, **coordinates, **{"fontsize": 7, **style})
 
 
 def shorten_names(models: Sequence[str]) -> list[str]:

@@ -3,110 +3,158 @@
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from lengthwise.evaluation.figure_layout import FONT_SIZE, LINE_COLORS, MAX_LINES, LineLabel, label_lines, make_panels
 from lengthwise.influence.report import plotting
 from lengthwise.influence.report.answer_sentence import own_selections
-from lengthwise.influence.report.plotting import BLACK, BLUE, ESTIMATE_KEYS, GREEN, GREY, ORANGE, PURPLE
+from lengthwise.influence.report.plotting import BLACK, BLUE, ESTIMATE_KEYS, ORANGE
 
 Summary = Mapping[str, Any]
 Group = Mapping[str, Any]
 
-# Label, color, line style and marker by objective and source.
+# Label, color, line style and marker by objective and source. If a panel has too many lines, the last are omitted.
 LINE_STYLES = {
-    ("prediction", "own"): ("own text, prediction objective", GREEN, "-", "s"),
-    ("target", "own"): ("own text, target objective", BLUE, "-", "o"),
-    ("prediction", "other"): ("control: other text, prediction objective", PURPLE, "--", "^"),
-    ("target", "other"): ("control: other text, target objective", ORANGE, "--", "v"),
-    ("prediction", "elsewhere"): ("control: elsewhere in the document, prediction objective", BLACK, ":", "P"),
-    ("target", "elsewhere"): ("control: elsewhere in the document, target objective", GREY, ":", "d"),
-    ("nothing", "own"): ("control: random tokens", GREY, "--", "X"),
+    ("prediction", "own"): ("own text, by prediction", LINE_COLORS[0], "-", "s"),
+    ("target", "own"): ("own text, by target", LINE_COLORS[5], "-", "o"),
+    ("prediction", "other"): ("other text, by prediction", LINE_COLORS[1], "--", "^"),
+    ("target", "other"): ("other text, by target", LINE_COLORS[4], "--", "v"),
+    ("nothing", "own"): ("random tokens, own text", LINE_COLORS[8], "--", "X"),
+    ("prediction", "elsewhere"): ("elsewhere in the document, by prediction", LINE_COLORS[3], ":", "P"),
+    ("target", "elsewhere"): ("elsewhere in the document, by target", LINE_COLORS[7], ":", "d"),
 }
-MODE_TITLES = {
-    "strict": "strict: the model reads only near + k tokens",
-    "masked": "masked: near tokens attend to k far ones",
+# Label and color of the line of all far tokens by source.
+SOURCE_STYLES = {
+    "other": ("other text, all far tokens", LINE_COLORS[6]),
+    "elsewhere": ("elsewhere in the document, all far tokens", BLACK),
+}
+MODE_NOTES = {
+    "strict": "Strict: the model reads only near + k tokens",
+    "masked": "Masked: near tokens attend to k far ones",
 }
 # Lower limit of the vertical axis. Without a limit, very low shares would flatten all lines.
 MIN_SHARE = -1.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Line:
+    """Line of a panel; a line without a marker has a single estimate for all k."""
+
+    label: str
+    color: str
+    style: str
+    marker: str
+    estimates: Sequence[Mapping[str, Any]]
+
+    @property
+    def defined_values(self) -> list[float]:
+        """Values of the estimates that are not missing."""
+        return [value for value in plotting.extract_values(self.estimates, "value") if not math.isnan(value)]
+
+
 def draw_recovery(summary: Summary, folder: Path) -> Path:
     """Draw the effect of k far tokens as ``recovery.png`` and ``recovery.svg``. Return the path of the PNG.
 
-    For each mode, the left panel shows the recovered share of the prediction with the whole context. The right panel
+    For each mode, the first panel shows the recovered share of the prediction with the whole context. The second panel
     shows the loss reduction by own far tokens compared with control tokens.
     """
     modes = list(dict.fromkeys(group["mode"] for group in summary["groups"])) or ["strict"]
-    figure, panels = plotting.make_panels(5.2 * 2 * len(modes), 2 * len(modes))
-    estimates: list[Mapping[str, Any]] = []
-    for index, mode in enumerate(modes):
-        groups = [group for group in summary["groups"] if group["mode"] == mode]
-        pairs = [pair for pair in summary["paired"] if pair["mode"] == mode]
-        shares_by_group = [group["all_targets"]["prediction"]["shares"] for group in groups]
-        share_axes, difference_axes = panels[2 * index : 2 * index + 2]
-        _draw_shares(share_axes, summary["ks"], groups)
-        _draw_differences(difference_axes, summary, pairs)
-        estimates += [*chain(*shares_by_group), *chain(*(pair["difference"] for pair in pairs))]
-        titles = ("prediction recovered by k tokens", "own text minus control")
-        for axes, title in zip((share_axes, difference_axes), titles, strict=True):
-            axes.set_title(f"{title}\n{MODE_TITLES.get(mode, mode)}", fontsize=9)
-            axes.set_xscale("log", base=2)
-            # The limits are necessary because a panel may have no lines.
-            axes.set_xlim(0.85 * summary["ks"][0], summary["ks"][-1] / 0.85)
-            axes.set_xticks(summary["ks"], [f"{k:,}" for k in summary["ks"]])
-            axes.set_xlabel("visible far tokens, k (log scale)")
-            if axes.get_legend_handles_labels()[0]:
-                axes.legend(fontsize=7, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.16))
-        _annotate_clipped_points(share_axes)
-    target_counts = f"all {plotting.format_count(summary['targets'], 'target')} ({summary['measured']:,} measured)"
-    documents = f"in {plotting.format_count(summary['documents'], 'document')}"
-    name, note = plotting.shorten_names([summary["model"]])[0], plotting.interval_note(estimates)
-    plotting.set_title(figure, f"{name}: {target_counts} {documents}", note)
+    name = plotting.shorten_names([summary["model"]])[0]
+    documents = plotting.format_count(summary["documents"], "document")
+    titles, lines_by_panel = [], []
+    for mode in modes:
+        ending = f"{f' ({mode})' if len(modes) > 1 else ''}, {documents}"
+        titles.append(f"{name}: prediction recovered by k far tokens{ending}")
+        titles.append(f"{name}: loss with control minus own text{ending}")
+        lines_by_panel += [_share_lines(summary, mode), _difference_lines(summary, mode)]
+    drawn_lines = [[line for line in lines if line.defined_values][:MAX_LINES] for lines in lines_by_panel]
+    labels = [[line.label for line in lines] for lines in drawn_lines]
+    figure, panels = make_panels(titles, labels, _caption(summary, modes, list(chain(*lines_by_panel)), labels))
+    for index, (axes, lines) in enumerate(zip(panels, drawn_lines, strict=True)):
+        _draw_panel(axes, summary["ks"], lines, is_difference=index % 2 == 1)
     return plotting.save_figure(figure, folder, "recovery")
 
 
-def _draw_shares(axes: Any, ks: Sequence[int], groups: Sequence[Group]) -> None:
-    min_share = 0.0
-    for group in groups:
-        shares = group["all_targets"]["prediction"]["shares"]
-        _draw_line(axes, ks, shares, (group["knows"], group["from"]), group["measure"])
-        values = plotting.extract_values(shares, "value")
-        min_share = min([min_share, *(value for value in values if value >= MIN_SHARE)])
-    axes.set_ylim(min_share - 0.1, 1.1)
-    axes.set_ylabel("1 - KL(k) / KL(short)\n(1: prediction with the whole context)")
+def _share_lines(summary: Summary, mode: str) -> list[_Line]:
+    """Return a line per selection of tokens in the order of ``LINE_STYLES``."""
+    groups = [group for group in summary["groups"] if group["mode"] == mode]
+    lines = [
+        _styled_line((group["knows"], group["from"]), group["all_targets"]["prediction"]["shares"]) for group in groups
+    ]
+    labels = [label for label, *_ in LINE_STYLES.values()]
+    return sorted(lines, key=lambda line: labels.index(line.label))
 
 
-def _draw_differences(axes: Any, summary: Summary, pairs: Sequence[Mapping[str, Any]]) -> None:
-    """Draw the loss with control tokens minus the loss with own tokens, at each k and for all far tokens (lines)."""
-    axes.axhline(0, color=BLACK, linewidth=0.8)
+def _difference_lines(summary: Summary, mode: str) -> list[_Line]:
+    """Return a line per control: all far tokens of another source, and k selected tokens."""
+    lines = []
     for source in summary["far"]:
         if source["own_minus"] is not None and source["own_minus"]["value"] is not None:
-            color = {"other": PURPLE}.get(source["from"], BLACK)
-            mean, low, high = (plotting.extract_values([source["own_minus"]], name)[0] for name in ESTIMATE_KEYS)
-            label = f"all far tokens, minus {source['from']} (n={source['targets']:,})"
-            axes.axhline(mean, color=color, linestyle="-.", linewidth=1, label=label)
-            if not math.isnan(low):
-                axes.axhspan(low, high, color=color, alpha=0.07, linewidth=0)
-    for pair in pairs:
-        name = pair["knows"], pair["against"]
-        _draw_line(axes, summary["ks"], pair["difference"], name, f"{pair['measure']}, paired")
-    axes.set_ylabel("loss reduction by own tokens\n(nats per target, all targets)")
+            label, color = SOURCE_STYLES[source["from"]]
+            label += "" if source["targets"] == summary["targets"] else f" (n={source['targets']:,})"
+            lines.append(_Line(label=label, color=color, style="-.", marker="", estimates=[source["own_minus"]]))
+    pairs = [pair for pair in summary["paired"] if pair["mode"] == mode]
+    return lines + [_styled_line((pair["knows"], pair["against"]), pair["difference"]) for pair in pairs]
 
 
-def _draw_line(axes: Any, ks: Sequence[int], estimates: Sequence[Group], name: tuple[str, str], note: str) -> None:
-    label, color, line_style, marker = LINE_STYLES.get(name, (" ".join(name), BLACK, "-.", "d"))
-    values, lows, highs = (plotting.extract_values(estimates, estimate_key) for estimate_key in ESTIMATE_KEYS)
-    if all(map(math.isnan, values)):
-        axes.plot([], [], color=color, label=f"{label} (undefined)")
+def _styled_line(name: tuple[str, str], estimates: Sequence[Mapping[str, Any]]) -> _Line:
+    label, color, style, marker = LINE_STYLES[name]
+    return _Line(label=label, color=color, style=style, marker=marker, estimates=estimates)
+
+
+def _caption(summary: Summary, modes: Sequence[str], lines: Sequence[_Line], labels: Sequence[Sequence[str]]) -> str:
+    counts = f"All {plotting.format_count(summary['targets'], 'target')} ({summary['measured']:,} measured)"
+    interval_note = plotting.interval_note([estimate for line in lines for estimate in line.estimates])
+    measures = dict.fromkeys(group["measure"] for group in summary["groups"] if group["knows"] != "nothing")
+    selection = f", with the measure {' or '.join(measures)}" if measures else ""
+    sentences = [
+        f"{counts}; {interval_note}",
+        "Recovered share: 1 - KL(k) / KL(short); 1 is the prediction with the whole context",
+        f"By prediction, by target: the objective that selects the k tokens{selection}",
+        *(MODE_NOTES[mode] for mode in modes),
+    ]
+    undefined = dict.fromkeys(line.label for line in lines if not line.defined_values)
+    sentences += [f"Undefined: {'; '.join(undefined)}"] if undefined else []
+    num_omitted = sum(bool(line.defined_values) for line in lines) - sum(map(len, labels))
+    sentences += [f"Only in the table: {plotting.format_count(num_omitted, 'more line')}"] if num_omitted else []
+    return " ".join(f"{sentence}." for sentence in sentences)
+
+
+def _draw_panel(axes: Any, ks: Sequence[int], lines: Sequence[_Line], *, is_difference: bool) -> None:
+    for line in lines:
+        _draw_line(axes, ks, line)
+    axes.set_xscale("log", base=2)
+    # The limits are necessary because a panel may have no lines.
+    axes.set_xlim(0.85 * ks[0], ks[-1] / 0.85)
+    axes.set_xticks(ks, [f"{k:,}" for k in ks])
+    axes.set_xlabel("visible far tokens, k (log scale)")
+    if is_difference:
+        axes.axhline(0, color=BLACK, linewidth=0.8)
+        axes.set_ylabel("nats per target")
+    else:
+        shares = [share for line in lines for share in line.defined_values if share >= MIN_SHARE]
+        axes.set(ylim=(min([0.0, *shares]) - 0.1, 1.1), ylabel="recovered share")
+        _annotate_clipped_points(axes)
+    ends = [(line.label, line.color, line.defined_values[-1]) for line in lines]
+    label_lines(axes, [LineLabel(text=label, color=color, value=value) for label, color, value in ends])
+
+
+def _draw_line(axes: Any, ks: Sequence[int], line: _Line) -> None:
+    values, lows, highs = (plotting.extract_values(line.estimates, key) for key in ESTIMATE_KEYS)
+    if not line.marker:
+        axes.axhline(values[0], color=line.color, linestyle=line.style, linewidth=1)
+        if not math.isnan(lows[0]):
+            axes.axhspan(lows[0], highs[0], color=line.color, alpha=0.07, linewidth=0)
         return
-    label = f"{label} ({note})"
-    axes.plot(ks, values, line_style, color=color, marker=marker, markersize=4, linewidth=1.6, label=label)
-    axes.fill_between(ks, lows, highs, color=color, alpha=0.15, linewidth=0)
+    style = {"color": line.color, "marker": line.marker, "markersize": 4, "linewidth": 1.6}
+    axes.plot(ks, values, line.style, label=line.label, **style)
+    axes.fill_between(ks, lows, highs, color=line.color, alpha=0.15, linewidth=0)
     if len(ks) == 1:
         # A band at a single k has no width, so draw a bar.
-        axes.vlines(ks, lows, highs, color=color, alpha=0.4, linewidth=3)
+        axes.vlines(ks, lows, highs, color=line.color, alpha=0.4, linewidth=3)
 
 
 def _annotate_clipped_points(axes: Any) -> None:
@@ -118,8 +166,13 @@ def _annotate_clipped_points(axes: Any) -> None:
             # Both comparisons are false for NaN.
             if share < min_share or share > max_share:
                 is_above = int(share > max_share)
-                offset = (0, (1 - 2 * is_above) * (2 + 8 * num_labels[k, is_above]))
-                style = {"ha": "center", "va": ("bottom", "top")[is_above], "color": line.get_color()}
+                offset = (0, (1 - 2 * is_above) * (2 + 10 * num_labels[k, is_above]))
+                style = {
+                    "ha": "center",
+                    "va": ("bottom", "top")[is_above],
+                    "color": line.get_color(),
+                    "fontsize": FONT_SIZE,
+                }
                 plotting.annotate(axes, f"{'▼▲'[is_above]} {share:,.4g}", (k, is_above), offset, **style)
                 num_labels[k, is_above] += 1
 
