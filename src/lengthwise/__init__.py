@@ -23,6 +23,7 @@ from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.model.position_heads import POSITION_HEADS
 from lengthwise.positions import SCHEMES, Assignment, PositionScheme, score_all_answers
 from lengthwise.tasks import TASKS, Task
+from lengthwise.tasks.coupling.found_coupling import find_coupling
 from lengthwise.tasks.examples import Examples
 from lengthwise.tasks.text.prepare import prepare_corpus
 from lengthwise.theory.task_certificate import certify_task
@@ -58,6 +59,7 @@ __all__ = [
     "evaluate",
     "evaluate_language_model",
     "experiment_for",
+    "find_coupling",
     "generate_from_prompt",
     "load_language_model",
     "load_run",

@@ -119,7 +119,7 @@ def own_modules():
 
 
 # Pages whose commands read what the reader has: files of their own.
-WITH_FILES = {"your_own", "language_model", "hugging_face"}
+WITH_FILES = {"your_own", "language_model", "hugging_face", "couple"}
 
 
 @pytest.mark.slow
@@ -292,6 +292,16 @@ def test_the_tutorial_finds_what_it_says(tmp_path, monkeypatch):
         # The longest length is missing where nothing was exact before.
         longest = exact[max(exact)]
         assert longest >= 0.99 if scheme == "predicted" else longest <= 0.5
+
+
+def test_the_page_of_couplings_leads_from_a_file_to_a_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (script,) = blocks("python", DOCS["couple"])
+    exec(compile(script, "couple.md", "exec"), {})
+    run_commands(quickly(commands_of(DOCS["couple"])), tmp_path)
+    text = capsys.readouterr().out
+    assert "every answer depends on 2 tokens: prompt token first + place; the previous answer" in text
+    assert "ID range" in text
 
 
 @pytest.mark.parametrize("name", ["README", "your_own"])

@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 
 from lengthwise.cli.commands.certify import certify
 from lengthwise.cli.commands.compare import compare_
+from lengthwise.cli.commands.couple import couple
 from lengthwise.cli.commands.diagnose import diagnose
 from lengthwise.cli.commands.evaluate import evaluate_, generate_
 from lengthwise.cli.commands.export import export
@@ -52,7 +53,7 @@ app = typer.Typer(
 
 
 COMMANDS: tuple[Callable[..., None], ...] = (
-    *(list_, prepare, train_, evaluate_, compare_, generate_),
+    *(list_, prepare, couple, train_, evaluate_, compare_, generate_),
     *(influence, certify, diagnose, reproduce_, export),
 )
 for command in COMMANDS:

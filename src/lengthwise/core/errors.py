@@ -54,6 +54,10 @@ class TaskFileError(LengthwiseError):
     """Error for a task file that is missing, has changed or has an invalid record; the message gives the line."""
 
 
+class CouplingError(LengthwiseError):
+    """Error for examples whose coupling cannot be found; the message gives the reason."""
+
+
 class FeatureError(LengthwiseError):
     """Error for an invalid row of a tokenized data set; in a batch, the message gives the index of the row."""
 

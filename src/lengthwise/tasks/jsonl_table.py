@@ -27,7 +27,8 @@ NUMBER_LIMIT = 1 << 30
 class JSONLTable:
     """Records of a task file; ``tokens[starts[i] : starts[i + 1]]`` has the prompt and the response of record i.
 
-    ``symbols`` has the names of the tokens. ``coupling`` has one number per token; it is None without a coupling.
+    ``symbols`` has the names of the tokens. ``coupling`` has one number per level and token; it is None without a
+    coupling. ``added_coupling`` has the numbers of ``<mark>`` and ``end``, if the records set them.
     """
 
     symbols: tuple[str, ...]
@@ -35,7 +36,8 @@ class JSONLTable:
     starts: Int[np.ndarray, " starts"]
     prompt_lengths: Int[np.ndarray, " records"]
     lengths: Int[np.ndarray, " records"]
-    coupling: Int[np.ndarray, " tokens"] | None
+    coupling: Int[np.ndarray, "level tokens"] | None
+    added_coupling: Int[np.ndarray, "level records 2"] | None = None
 
     @cached_property
     def records_by_length(self) -> Mapping[int, Int[np.ndarray, " records_of_length"]]:
@@ -55,14 +57,30 @@ class JSONLTable:
         return {length: records[np.isin(records, unique)] for length, records in self.records_by_length.items()}
 
     @cached_property
-    def is_descending(self) -> bool:
-        """True if the smallest coupling number of every record is the last, and not all numbers are equal."""
+    def descending_levels(self) -> tuple[bool, ...]:
+        """Levels on which ``<mark>`` has a number below all others.
+
+        Without a number in the records, ``<mark>`` is below if the smallest number of every record is the last.
+        """
         if self.coupling is None:
+            return ()
+        if self.added_coupling is not None:
+            return tuple((self.added_coupling[:, :, 0] == 0).all(axis=1).tolist())
+        last, record_starts = self.coupling[:, self.starts[1:] - 1], self.starts[:-1]
+        smallest = np.minimum.reduceat(self.coupling, record_starts, axis=1)
+        largest = np.maximum.reduceat(self.coupling, record_starts, axis=1)
+        return tuple(((last == smallest).all(axis=1) & (last < largest).any(axis=1)).tolist())
+
+    @cached_property
+    def has_counting_prompts(self) -> bool:
+        """True if the coupling of every prompt is 1, 2, 3, ..., and ``<mark>`` has the next number or 0."""
+        if self.coupling is None or self.added_coupling is None:
             return False
-        last, record_starts = self.coupling[self.starts[1:] - 1], self.starts[:-1]
-        smallest = np.minimum.reduceat(self.coupling, record_starts)
-        largest = np.maximum.reduceat(self.coupling, record_starts)
-        return bool((last == smallest).all() and (last < largest).any())
+        place = np.arange(len(self.tokens)) - np.repeat(self.starts[:-1], np.diff(self.starts)) + 1
+        is_prompt = place <= np.repeat(self.prompt_lengths, np.diff(self.starts))
+        counts = (self.coupling[:, is_prompt] == place[is_prompt]).all()
+        marks = np.where(np.array(self.descending_levels)[:, None], 0, self.prompt_lengths + 1)
+        return bool(counts and (self.added_coupling[:, :, 0] == marks).all())
 
     def with_prompt(self, prompt: Int[np.ndarray, " prompt"]) -> Int[np.ndarray, " records_with_prompt"]:
         """Return the indexes of the records with this prompt."""
@@ -106,27 +124,38 @@ class _TableBuilder:
     def __init__(self, symbols: Sequence[str] | None) -> None:
         self.has_fixed_symbols = symbols is not None
         self.token_ids = {symbol: token_id for token_id, symbol in enumerate(symbols or ())}
-        self.tokens, self.coupling = array("i"), array("i")
+        self.tokens = array("i")
+        self.levels: list[array[int]] = []
         self.starts, self.prompt_lengths, self.lengths = array("q", [0]), array("i"), array("i")
-        self.has_coupling: bool | None = None
+        # Number of coupling levels, and True if the coupling has numbers for <mark> and end.
+        self.form: tuple[int, bool] | None = None
 
     def add_record(self, line: bytes) -> None:
         record = _parse_record(line)
         prompt, response = _parse_tokens(record, "prompt"), _parse_tokens(record, "response")
         coupling = _parse_coupling(record, len(prompt), len(response))
-        if self.has_coupling is None:
-            self.has_coupling = coupling is not None
-        elif self.has_coupling != (coupling is not None):
-            problem = f"the record has {'no' if self.has_coupling else 'a'} coupling, unlike the records before it"
-            raise _RecordError(f"{problem}; add a coupling to all records or remove it from all")
+        self._check_form(coupling, len(prompt) + len(response))
         length = record.get("length", len(prompt))
         if type(length) is not int or not 1 <= length < NUMBER_LIMIT:
             raise _RecordError(f"invalid length {_excerpt(length)}; use a positive integer, or leave the length out")
         self.tokens.extend([self._token_id(word) for word in (*prompt, *response)])
-        self.coupling.extend(coupling or ())
+        for level, numbers in zip(self.levels, coupling, strict=True):
+            level.extend(numbers)
         self.starts.append(len(self.tokens))
         self.prompt_lengths.append(len(prompt))
         self.lengths.append(length)
+
+    def _check_form(self, coupling: list[list[int]], num_tokens: int) -> None:
+        form = (len(coupling), bool(coupling) and len(coupling[0]) > num_tokens)
+        if self.form is None:
+            self.form = form
+            self.levels = [array("i") for _ in coupling]
+        elif bool(self.form[0]) != bool(coupling):
+            problem = f"the record has {'a' if coupling else 'no'} coupling, unlike the records before it"
+            raise _RecordError(f"{problem}; add a coupling to all records or remove it from all")
+        elif form != self.form:
+            forms = f"{_describe_form(form)}, but {_describe_form(self.form)} in the records before it"
+            raise _RecordError(f"the coupling has {forms}; use the same form in all records")
 
     def _token_id(self, word: str) -> int:
         if word not in self.token_ids:
@@ -144,14 +173,33 @@ class _TableBuilder:
         return self.token_ids[word]
 
     def build(self) -> JSONLTable:
+        coupling, added = self._split_coupling()
         return JSONLTable(
             symbols=tuple(self.token_ids),
             tokens=np.array(self.tokens),
             starts=np.array(self.starts, dtype=np.int64),
             prompt_lengths=np.array(self.prompt_lengths),
             lengths=np.array(self.lengths),
-            coupling=np.array(self.coupling) if self.has_coupling else None,
+            coupling=coupling,
+            added_coupling=added,
         )
+
+    def _split_coupling(
+        self,
+    ) -> tuple[Int[np.ndarray, "level tokens"] | None, Int[np.ndarray, "level records 2"] | None]:
+        """Return the numbers of the records' tokens, and of ``<mark>`` and ``end`` if the records have them."""
+        if not self.levels:
+            return None, None
+        numbers = np.array(self.levels, dtype=np.int64)
+        if self.form is None or not self.form[1]:
+            return numbers, None
+        # Each record before has two more numbers than tokens.
+        record_starts = np.array(self.starts[:-1]) + 2 * np.arange(len(self.lengths))
+        marks = record_starts + np.array(self.prompt_lengths)
+        ends = np.array(self.starts[1:]) + 2 * np.arange(len(self.lengths)) + 1
+        is_token = np.ones(numbers.shape[1], dtype=bool)
+        is_token[marks] = is_token[ends] = False
+        return numbers[:, is_token], np.stack([numbers[:, marks], numbers[:, ends]], axis=-1)
 
 
 def _parse_record(line: bytes) -> dict[str, Any]:
@@ -181,23 +229,43 @@ def _parse_tokens(record: Mapping[str, Any], key: str) -> list[str]:
     return words
 
 
-def _parse_coupling(record: Mapping[str, Any], num_prompt_tokens: int, num_response_tokens: int) -> list[int] | None:
+def _parse_coupling(record: Mapping[str, Any], num_prompt_tokens: int, num_response_tokens: int) -> list[list[int]]:
+    """Return the numbers by level; an empty list without a coupling."""
     coupling = record.get("coupling")
     if coupling is None:
-        return None
+        return []
     if not isinstance(coupling, list):
-        raise _RecordError(f"invalid coupling {_excerpt(coupling)}; use a list of integers")
-    for entry in coupling:
+        raise _RecordError(f"invalid coupling {_excerpt(coupling)}; use a list of integers, or one list per level")
+    levels = coupling if coupling and isinstance(coupling[0], list) else [coupling]
+    num_tokens = num_prompt_tokens + num_response_tokens
+    for level in levels:
+        _check_level(level)
+        if len(level) not in (num_tokens, num_tokens + 2):
+            raise _RecordError(
+                f"the coupling has {len(level)} numbers; write {num_tokens}, one for each token of the prompt "
+                f"({num_prompt_tokens}) and of the response ({num_response_tokens}), or {num_tokens + 2} "
+                "with numbers for <mark> and end"
+            )
+        if len(level) != len(levels[0]):
+            raise _RecordError(
+                f"the levels of the coupling have {len(levels[0])} and {len(level)} numbers; use the same number"
+            )
+    return levels
+
+
+def _check_level(level: object) -> None:
+    if not isinstance(level, list):
+        raise _RecordError(f"invalid coupling level {_excerpt(level)}; use a list of integers for every level")
+    for entry in level:
         if type(entry) is not int or not 0 <= entry < NUMBER_LIMIT:
             raise _RecordError(
                 f"invalid coupling number {_excerpt(entry)}; use an integer from 0 to {NUMBER_LIMIT - 1}"
             )
-    if len(coupling) != num_prompt_tokens + num_response_tokens:
-        raise _RecordError(
-            f"the coupling has {len(coupling)} numbers; write {num_prompt_tokens + num_response_tokens}, one for each "
-            f"token of the prompt ({num_prompt_tokens}) and of the response ({num_response_tokens})"
-        )
-    return coupling
+
+
+def _describe_form(form: tuple[int, bool]) -> str:
+    levels = "1 level" if form[0] == 1 else f"{form[0]} levels"
+    return f"{levels} {'with' if form[1] else 'without'} numbers for <mark> and end"
 
 
 def _excerpt(json_value: Any) -> str:

@@ -16,7 +16,9 @@ from lengthwise.core.errors import SettingError, TaskFileError
 from lengthwise.core.json_parsing import parse_json
 from lengthwise.core.randomness import stream
 from lengthwise.core.type_checks import check_types
+from lengthwise.tasks.coupling.pointers import couple, parse_rule
 from lengthwise.tasks.examples import Examples
+from lengthwise.tasks.jsonl_layout import RecordLayout, counting_coupling
 from lengthwise.tasks.jsonl_table import MARK, RESERVED_TOKENS, START, SUFFIX, JSONLTable, is_record, read_table
 from lengthwise.tasks.task import Task
 from lengthwise.tasks.task_inputs import check_sizes, parse_symbols
@@ -36,6 +38,8 @@ class JSONLTask:
     ``length``. Without a file, the task reverses built-in strings of letters. ``digest`` is the SHA-256 of the file
     when the task was created. ``run_folder`` is the folder of a run whose token IDs the task uses; it is never saved.
 
+    ``rule`` is a coupling that ``find_coupling`` has found; it couples records without a coupling.
+
     In a coupling, a response token has the same number as the prompt tokens that it depends on. The ID of each token
     from ``<start>`` on is the number of the next token, so the required prompt tokens are at ID distance 0. The last
     token has the ID of ``<mark>``, an extra number. This number is below all other numbers if the coupling of the
@@ -44,6 +48,7 @@ class JSONLTask:
 
     file: str | None = None
     digest: str | None = None
+    rule: tuple[str, ...] = ()
     run_folder: str | None = field(default=None, compare=False, repr=False)
 
     name: ClassVar[str] = "rows"
@@ -79,6 +84,12 @@ class JSONLTask:
         """Lengths with records, in increasing order."""
         return tuple(self._table.records_by_length)
 
+    @property
+    def coupling_rule(self) -> tuple[str, ...]:
+        """Texts of the found rule that couples the records; empty without such a rule."""
+        rule: tuple[str, ...] = self._metadata["rule"]
+        return rule
+
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
         """Sample records uniformly with replacement."""
         check_sizes(self.name, length, size)
@@ -111,9 +122,14 @@ class JSONLTask:
         mark_tokens, end_token = len(self._symbols) + np.arange(2), len(self._symbols) + 2
         response_tokens = np.full(EXTRA_RESPONSE_TOKENS + len(tokens), end_token)
         padded = np.concatenate([tokens, mark_tokens, response_tokens])[None]
-        return Examples(
-            tokens=padded, prompt_length=np.array([len(tokens) + 2]), is_answer=np.zeros(padded.shape, dtype=bool)
+        levels, counts = self._metadata["falls"], self._metadata["counts"]
+        examples = Examples(
+            tokens=padded,
+            prompt_length=np.array([len(tokens) + 2]),
+            is_answer=np.zeros(padded.shape, dtype=bool),
+            coupling=counting_coupling(len(tokens), padded.shape[1], levels) if counts else None,
         )
+        return self._apply_rule(examples)
 
     def variants(self) -> Mapping[str, Task]:
         """Return an empty mapping: this task has no variants."""
@@ -121,13 +137,14 @@ class JSONLTask:
 
     def placeholder_example(self) -> Examples:
         """Return a record with one prompt token and one response token, and a coupling if the run has a coupling."""
+        levels = self._metadata["falls"]
         table = JSONLTable(
             symbols=self._symbols,
             tokens=np.zeros(2, dtype=np.int64),
             starts=np.array([0, 2]),
             prompt_lengths=np.array([1]),
             lengths=np.array([1]),
-            coupling=np.zeros(2, dtype=np.int64) if self._metadata["coupled"] else None,
+            coupling=np.zeros((len(levels), 2), dtype=np.int64) if levels else None,
         )
         return self._lay_out(table, np.array([0]))
 
@@ -157,20 +174,13 @@ class JSONLTask:
 
     @cached_property
     def _metadata(self) -> Mapping[str, Any]:
+        """Token names, direction of each coupling level (``falls``), True if all prompts count (``counts``), rule."""
         if self.run_folder is None:
             table = self._table
-            return {"symbols": table.symbols, "coupled": table.coupling is not None, "falls": table.is_descending}
-        path = Path(self.run_folder) / RUN_FILE
-        try:
-            metadata = parse_json(path.read_bytes())
-            symbols, is_coupled, is_descending = tuple(metadata["symbols"]), metadata["coupled"], metadata["falls"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise TaskFileError(f"{path} cannot be read ({error!r}); train the run again") from None
-        if not all(isinstance(symbol, str) for symbol in symbols) or {type(is_coupled), type(is_descending)} != {bool}:
-            raise TaskFileError(
-                f"{path} cannot be read (it has invalid token names or an invalid coupling entry); train the run again"
-            )
-        return {"symbols": symbols, "coupled": is_coupled, "falls": is_descending}
+            levels = table.descending_levels
+            counts = table.has_counting_prompts
+            return {"symbols": table.symbols, "falls": levels, "counts": counts, "rule": self.rule}
+        return _read_metadata(Path(self.run_folder) / RUN_FILE)
 
     @property
     def _symbols(self) -> tuple[str, ...]:
@@ -206,51 +216,37 @@ class JSONLTask:
         return ", ".join(texts if len(texts) <= 12 else [*texts[:6], "...", *texts[-6:]])
 
     def _lay_out(self, table: JSONLTable, record_indexes: Int[np.ndarray, " batch"]) -> Examples:
-        record_start, prompt_length = table.starts[record_indexes, None], table.prompt_lengths[record_indexes, None]
-        response_length = table.starts[record_indexes + 1, None] - record_start - prompt_length
-        token_index = np.arange(int((prompt_length + response_length).max()) + 3)
-        mark_index, last_response_index = prompt_length, prompt_length + response_length + 1
-        indexes = record_start, mark_index, last_response_index, token_index
-        is_prompt = token_index < prompt_length
-        is_response = (token_index > mark_index + 1) & (token_index <= last_response_index)
-        is_record_token = is_prompt | is_response
-        table_index = record_start + np.where(is_prompt, token_index, token_index - 2)
-        tokens = np.full(is_record_token.shape, len(table.symbols) + 2)
-        tokens[is_record_token] = table.tokens[table_index[is_record_token]]
-        tokens[token_index == mark_index] -= 2
-        tokens[token_index == mark_index + 1] -= 1
-        return Examples(
-            tokens=tokens,
-            prompt_length=prompt_length[:, 0].astype(np.int64) + 2,
-            is_answer=is_response | (token_index == last_response_index + 1),
-            coupling=None if table.coupling is None else self._coupling(table.coupling, *indexes)[None],
-        )
+        examples = RecordLayout(table=table, records=record_indexes).examples(self._metadata["falls"])
+        return self._apply_rule(examples)
 
-    def _coupling(
-        self,
-        coupling: Int[np.ndarray, " tokens"],
-        record_start: Int[np.ndarray, "batch 1"],
-        mark_index: Int[np.ndarray, "batch 1"],
-        last_response_index: Int[np.ndarray, "batch 1"],
-        token_index: Int[np.ndarray, " seq"],
-    ) -> Int[np.ndarray, "batch seq"]:
-        """Return the coupling; from the start token on, each token has the coupling number of the next token."""
-        has_number = (token_index != mark_index) & (token_index < last_response_index)
-        table_index = (record_start + np.where(token_index < mark_index, token_index, token_index - 1))[has_number]
-        numbers = np.zeros(has_number.shape, dtype=np.int64)
-        # Increase the numbers by one, so that the mark can have a smaller number.
-        numbers[has_number] = coupling[table_index] + 1
-        number_above = numbers.max(axis=1, keepdims=True) + 1
-        number_below = numbers.min(axis=1, keepdims=True, where=has_number, initial=np.iinfo(np.int64).max) - 1
-        # The number of the mark follows the number of the last prompt token in reading order.
-        mark_number = number_below if self._metadata["falls"] else number_above
-        added_numbers = np.where(token_index > last_response_index, number_above + 1, mark_number)
-        return np.where(has_number, numbers, added_numbers)
+    def _apply_rule(self, examples: Examples) -> Examples:
+        rule = self.coupling_rule
+        if not rule or examples.coupling is not None:
+            return examples
+        return replace(examples, coupling=couple(parse_rule(rule), examples))
 
 
 def is_task_file(name: str) -> bool:
     """Return True if the name of a task is the path of a JSONL file."""
     return name.endswith(SUFFIX)
+
+
+def _read_metadata(path: Path) -> Mapping[str, Any]:
+    try:
+        metadata = parse_json(path.read_bytes())
+        symbols, falls, counts = tuple(metadata["symbols"]), metadata["falls"], metadata.get("counts", False)
+        if isinstance(falls, bool):
+            # Files before several levels have one direction, also without a coupling.
+            falls = [falls] if metadata["coupled"] is True else []
+        rule = tuple(metadata.get("rule", ()))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise TaskFileError(f"{path} cannot be read ({error!r}); train the run again") from None
+    has_flags = isinstance(falls, list) and all(type(each) is bool for each in [*falls, counts])
+    if not all(isinstance(symbol, str) for symbol in (*symbols, *rule)) or not has_flags:
+        raise TaskFileError(
+            f"{path} cannot be read (it has invalid token names or an invalid coupling entry); train the run again"
+        )
+    return {"symbols": symbols, "falls": tuple(falls), "counts": counts, "rule": rule}
 
 
 def _digest(file: str) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
-from lengthwise.core.errors import unknown_name
+from lengthwise.core.errors import SettingError, unknown_name
 from lengthwise.core.type_checks import check_arguments
 from lengthwise.encodings import Learned
 from lengthwise.experiments.experiment import Experiment, load_task, look_up
@@ -16,8 +16,11 @@ from lengthwise.experiments.recipes.scheme_encoding_grid import COMPARISONS as G
 from lengthwise.experiments.recipes.scratchpads import COMPARISONS as PARITY_COMPARISONS
 from lengthwise.experiments.recipes.scratchpads import RECIPES as SCRATCHPADS
 from lengthwise.experiments.recipes.scratchpads import parity
-from lengthwise.tasks import HasLengths, Task, default_lengths, nearest_length
+from lengthwise.tasks import HasLengths, JSONLTask, Task, default_lengths, nearest_length
+from lengthwise.tasks.coupling.found_coupling import find_coupling
 
+# Name of the scheme predicted with a coupling that is found in the records of a file.
+DISCOVERED = "discovered"
 RECIPES: dict[str, Callable[[], Experiment]] = {
     recipe.__name__: recipe for recipe in (*SCRATCHPADS, *ARITHMETIC, *FEW_TOKENS, *LANGUAGE_MODELS)
 }
@@ -38,8 +41,11 @@ def experiment_for(task: str | Task, scheme: str, encoding: str | None = None) -
     """Return the recipe of a task with another scheme and encoding, given by name or ``module:Name``.
 
     ``task`` is a name, the path of a JSONL file, or a task. Settings of the recipe (ID range, gaps, rotary angles)
-    carry over if the new scheme or encoding has them.
+    carry over if the new scheme or encoding has them. The scheme ``discovered`` is ``predicted`` with a coupling that
+    is found in the records of a JSONL file.
     """
+    if scheme == DISCOVERED:
+        task, scheme = _with_found_coupling(task), "predicted"
     name = task if isinstance(task, str) else task.name
     base = next((recipe for recipe in (build() for build in RECIPES.values()) if recipe.task.name == name), None)
     if base is None or not isinstance(task, str):
@@ -53,6 +59,16 @@ def experiment_for(task: str | Task, scheme: str, encoding: str | None = None) -
     if encoding_class is Learned and experiment.scheme.num_position_ids is not None:
         return replace(experiment, encoding=Learned(num_position_ids=experiment.scheme.num_position_ids))
     return replace(experiment, encoding=encoding_class(**_shared_settings(encoding_class, base.encoding)))
+
+
+def _with_found_coupling(task: str | Task) -> JSONLTask:
+    loaded_task = load_task(task) if isinstance(task, str) else task
+    if not isinstance(loaded_task, JSONLTask):
+        raise SettingError(
+            f"scheme {DISCOVERED} needs a task file, not task {loaded_task.name}; write one with: "
+            f"lengthwise couple {loaded_task.name} --out FILE.jsonl"
+        )
+    return replace(loaded_task, rule=find_coupling(loaded_task).rule.texts)
 
 
 def _with_task_lengths(experiment: Experiment) -> Experiment:

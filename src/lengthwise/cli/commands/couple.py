@@ -1,0 +1,65 @@
+"""The ``couple`` command, which finds the tokens that each answer depends on."""
+
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+from typer import Argument, Option
+
+from lengthwise.cli import options
+from lengthwise.cli.terminal import print_json, print_line, print_table, show_status
+from lengthwise.core.errors import SettingError
+from lengthwise.experiments.experiment import load_task
+from lengthwise.tasks import HasRecords, JSONLTask, Task, is_task_file
+from lengthwise.tasks.coupling.dependence import MAX_TOKENS
+from lengthwise.tasks.coupling.found_coupling import DEFAULT_LENGTHS, SAMPLES_PER_LENGTH, find_coupling
+from lengthwise.tasks.coupling.record_files import write_coupled_records, write_sampled_records
+from lengthwise.tasks.coupling.report import describe_coupling, example_table
+
+
+def couple(
+    source: Annotated[str, Argument(metavar="FILE.jsonl|TASK", help="File of prompts and responses, or task.")],
+    out: Annotated[Path | None, Option("--out", help="File for the records with their coupling.")] = None,
+    lengths: Annotated[
+        str | None, Option(help="Lengths to read, such as 2,3,4.", show_default="file: all; task: 2 to 8")
+    ] = None,
+    num_examples: Annotated[
+        int, options.integer("Number of examples per length that a task samples.")
+    ] = SAMPLES_PER_LENGTH,
+    max_tokens: Annotated[int, options.integer("Largest number of tokens that an answer may depend on.")] = MAX_TOKENS,
+    seed: Annotated[int, options.integer("Random seed.")] = 0,
+    as_json: options.JsonFlag = False,
+) -> None:
+    """Find which earlier tokens each answer depends on, and the position IDs for PPC that follow from this."""
+    if out is not None and not is_task_file(str(out)):
+        raise SettingError(f"--out {out} is not a task file; use a name that ends in .jsonl")
+    parsed_lengths = None if lengths is None else options.parse_integers(lengths, "--lengths")
+    with tempfile.TemporaryDirectory() as folder:
+        task = load_task(source)
+        if not isinstance(task, JSONLTask):
+            task = _sample_records(task, parsed_lengths, num_examples, seed, Path(folder) / "records.jsonl")
+        with show_status("searching for the tokens that each answer depends on"):
+            found = find_coupling(task, parsed_lengths, max_tokens=max_tokens, seed=seed)
+        vocabulary, first_length = task.vocabulary, task.available_lengths[min(2, len(task.available_lengths) - 1)]
+        example = task.records_at(first_length, np.array([0]))
+        num_records = None if out is None else write_coupled_records(task, found, out)
+    if as_json:
+        print_json({**asdict(found), "rule": found.rule.texts, "records": num_records})
+        return
+    for line in describe_coupling(found, vocabulary):
+        print_line(line)
+    header = ["index", "token", *(f"ID {level + 1}" for level in range(found.num_levels))]
+    print_table("one example: prompt, <mark>, <start>, response", header, example_table(found, example, vocabulary))
+    if out is not None:
+        print_line(f"{num_records:,} records with their coupling: {out}")
+
+
+def _sample_records(task: Task, lengths: tuple[int, ...] | None, num_examples: int, seed: int, path: Path) -> JSONLTask:
+    """Return a task file with sampled examples of a task."""
+    if isinstance(task, HasRecords):
+        raise SettingError(f"task {task.name} has no sampler; use a file")
+    lengths = tuple(DEFAULT_LENGTHS) if lengths is None else lengths
+    write_sampled_records(task, path, lengths, num_per_length=num_examples, seed=seed)
+    return JSONLTask(file=str(path)).read()

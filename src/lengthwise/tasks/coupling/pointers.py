@@ -1,0 +1,126 @@
+"""Pointers: the prompt tokens that each step needs next, one per level.
+
+Prompt tokens that an earlier step needed are in reach already and need no pointer.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from lengthwise.tasks.coupling.addresses import Address, MatchAddress, parse_address
+from lengthwise.tasks.coupling.answer_steps import NO_TOKEN, AnswerSteps, answer_steps
+from lengthwise.tasks.coupling.phases import divide
+from lengthwise.tasks.examples import Examples
+
+# Index of a step that needs no prompt token of a level.
+NO_POINTER = -2
+RISING, FALLING = "rising", "falling"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PointerRule:
+    """Rule for the pointers of all levels, with texts of addresses.
+
+    ``division`` is the division of the answers into phases. ``levels`` has, for each level and phase, the addresses of
+    the pointer; the first one inside the prompt counts. On levels that ``falls`` marks, pointers can move in front of
+    the first prompt token.
+    """
+
+    division: str
+    levels: tuple[tuple[tuple[str, ...], ...], ...]
+    falls: tuple[bool, ...]
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Form of the rule in saved files: the division, then one text per level."""
+        return (self.division, *(_level_text(*each) for each in zip(self.levels, self.falls, strict=True)))
+
+    def index(self, steps: AnswerSteps) -> Int[np.ndarray, "level step"]:
+        """Return the prompt index that each step needs; ``NO_TOKEN`` is the place before the first prompt token."""
+        phases = divide(steps, self.division)
+        pointers = []
+        for level in self.levels:
+            pointer = np.full(len(steps), NO_POINTER)
+            for phase, texts in enumerate(level):
+                mask = phases.phase == phase
+                phase_steps, place = steps.where(mask), phases.place[mask]
+                located = [pointer_index(parse_address(text), phase_steps, place) for text in texts]
+                pointer[mask] = _first_inside(located, phase_steps)
+            pointers.append(_hold(pointer, steps))
+        return np.stack(pointers)
+
+
+def parse_rule(texts: Sequence[str]) -> PointerRule:
+    """Return the rule of its texts; raise ``SettingError`` for an invalid text."""
+    division, *level_texts = texts
+    levels, falls = [], []
+    for text in level_texts:
+        direction, _, phases = text.partition(": ")
+        levels.append(tuple(tuple(filter(None, phase.split(" or "))) for phase in phases.split("; ")))
+        falls.append(direction == FALLING)
+    for level in levels:
+        for phase in level:
+            for address in phase:
+                parse_address(address)
+    return PointerRule(division=division, levels=tuple(levels), falls=tuple(falls))
+
+
+def _level_text(level: Sequence[Sequence[str]], falls: bool) -> str:
+    return f"{FALLING if falls else RISING}: {'; '.join(' or '.join(phase) for phase in level)}"
+
+
+def pointer_index(address: Address, steps: AnswerSteps, place: Int[np.ndarray, " step"]) -> Int[np.ndarray, " step"]:
+    """Return the index of an address; beyond the ends of the prompt, the places next to its first and last token."""
+    index = address.locate(steps, place)
+    if isinstance(address, MatchAddress):
+        # Without a match, there is no direction.
+        return np.where((index >= 0) & (index < steps.prompt_length - 1), index, NO_POINTER)
+    return np.clip(index, NO_TOKEN, steps.prompt_length - 2)
+
+
+def _first_inside(pointers: Sequence[Int[np.ndarray, " step"]], steps: AnswerSteps) -> Int[np.ndarray, " step"]:
+    result = np.full(len(steps), NO_POINTER)
+    for pointer in pointers:
+        result = np.where(
+            (result == NO_POINTER) | ~is_inside(result, steps) & is_inside(pointer, steps), pointer, result
+        )
+    return result
+
+
+def is_inside(pointer: Int[np.ndarray, " step"], steps: AnswerSteps) -> Bool[np.ndarray, " step"]:
+    """Return True for pointers at a prompt token before the last two."""
+    return (pointer >= 0) & (pointer < steps.prompt_length - 2)
+
+
+def _hold(pointer: Int[np.ndarray, " step"], steps: AnswerSteps) -> Int[np.ndarray, " step"]:
+    """Let steps without a pointer point at what the next step with a pointer needs, or after the prompt."""
+    step = np.arange(len(pointer))
+    next_step = np.minimum.accumulate(np.where(pointer == NO_POINTER, len(pointer), step)[::-1])[::-1]
+    has_next = next_step < len(pointer)
+    next_step = np.where(has_next, next_step, step)
+    has_next &= steps.sequence[next_step] == steps.sequence
+    return np.where(has_next, pointer[next_step], steps.prompt_length - 2)
+
+
+def couple(rule: PointerRule, examples: Examples) -> Int[np.ndarray, "level batch seq"]:
+    """Return the coupling of examples: the prompt counts, and each token from the start token on has a pointer.
+
+    The token before an answer has the number of the prompt token that the answer needs. On falling levels, the token
+    before the start token has a number below those of the other prompt tokens. Without answers, only the prompt has
+    numbers.
+    """
+    steps, (batch_size, seq) = answer_steps(examples), examples.tokens.shape
+    coupling = np.zeros((len(rule.levels), batch_size, seq), dtype=np.int64)
+    token_index, mark = np.arange(seq), steps.prompt_lengths[:, None] - 2
+    sequence = np.arange(batch_size)
+    for level, (index, falls) in enumerate(zip(rule.index(steps), rule.falls, strict=True)):
+        numbers = np.where(token_index < mark, token_index + 2, 0)
+        numbers[sequence, mark[:, 0]] = 1 if falls else mark[:, 0] + 2
+        is_below = (index == NO_TOKEN) | (falls & (index == mark[steps.sequence, 0]))
+        numbers[steps.sequence, steps.prompt_length - 1 + steps.number] = np.where(is_below, 1, index + 2)
+        # No token uses the ID of the end token.
+        is_after_end = token_index >= examples.response_end[:, None]
+        coupling[level] = np.where(is_after_end, numbers.max(axis=1, keepdims=True) + 1, numbers)
+    return coupling

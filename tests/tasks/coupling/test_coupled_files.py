@@ -1,0 +1,164 @@
+"""Task files with a found coupling: written records, runs, and prompts without a coupling."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tests.cli.test_cli import error_of, output_of
+from tests.support.small_runs import small_experiment
+from tests.tasks.test_jsonl_task import reversals, without_coupling, write_records
+
+from lengthwise.core.errors import SettingError, TaskFileError, UnsupportedTaskError
+from lengthwise.evaluation.exact_match import EvaluationSettings
+from lengthwise.experiments.generate_from_prompt import generate_from_prompt
+from lengthwise.experiments.recipes import experiment_for
+from lengthwise.experiments.run import evaluate, load_run, train
+from lengthwise.positions import Predicted, Sequential, describe_knowledge
+from lengthwise.tasks import JSONLTask
+from lengthwise.tasks.coupling.found_coupling import find_coupling
+
+# The last prompt token of a task file is <mark>.
+RULE = ("one", "falling: prompt last -1 -1")
+COUPLED_RECORD = {
+    "prompt": "1 2 + 3 4",
+    "response": "4 6",
+    "coupling": [[1, 2, 3, 4, 5, 6, 1, 2, 3], [1, 2, 3, 4, 5, 6, 4, 5, 6]],
+    "length": 2,
+}
+
+
+@pytest.fixture
+def bare_file(tmp_path):
+    """Task file with reversed letters and no coupling."""
+    return write_records(tmp_path / "rows.jsonl", without_coupling(reversals(range(1, 7), count=40)))
+
+
+def test_two_levels_with_numbers_for_mark_and_end_become_the_ids_of_the_next_tokens(tmp_path):
+    task = JSONLTask(file=str(write_records(tmp_path / "rows.jsonl", [COUPLED_RECORD])))
+    examples = task.records_at(2, np.array([0]))
+    # 1 2 + 3 4 <mark> <start> 4 6 end
+    assert examples.coupling[:, 0].tolist() == [[2, 3, 4, 5, 6, 7, 2, 3, 4, 8], [2, 3, 4, 5, 6, 7, 5, 6, 7, 8]]
+
+
+def test_a_prompt_alone_counts_if_all_prompts_of_the_file_count(tmp_path):
+    task = JSONLTask(file=str(write_records(tmp_path / "rows.jsonl", [COUPLED_RECORD])))
+    examples = task.from_prompt("4 4 + 1 1")
+    assert examples.coupling[:, 0, :6].tolist() == [[2, 3, 4, 5, 6, 7]] * 2
+    single = {**COUPLED_RECORD, "coupling": [[1, 1, 1, 1, 1, 2, 1, 1, 2]]}
+    other = JSONLTask(file=str(write_records(tmp_path / "other.jsonl", [single])))
+    assert other.from_prompt("4 4 + 1 1").coupling is None
+
+
+FAULTY_COUPLINGS = {
+    "[[1, 1], 2]": r"invalid coupling level 2; use a list of integers for every level",
+    "[[1, 1], [1, 1, 1, 1]]": r"the levels of the coupling have 2 and 4 numbers; use the same number",
+    "[[1, 1, 1]]": r"the coupling has 3 numbers; write 2, .* or 4 with numbers for <mark> and end",
+}
+
+
+@pytest.mark.parametrize("coupling", FAULTY_COUPLINGS)
+def test_a_faulty_coupling_with_levels_raises_an_error(coupling, tmp_path):
+    record = f'{{"prompt": "a", "response": "b", "coupling": {coupling}}}'
+    with pytest.raises(TaskFileError, match=rf"line 1: {FAULTY_COUPLINGS[coupling]}"):
+        JSONLTask(file=str(write_records(tmp_path / "rows.jsonl", [record]))).read()
+
+
+def test_all_records_need_couplings_of_the_same_form(tmp_path):
+    records = [{"prompt": "a", "response": "b", "coupling": [1, 1]}, {**COUPLED_RECORD}]
+    message = (
+        r"line 2: the coupling has 2 levels with numbers for <mark> and end, but 1 level without numbers for <mark> "
+        r"and end in the records before it; use the same form in all records"
+    )
+    with pytest.raises(TaskFileError, match=message):
+        JSONLTask(file=str(write_records(tmp_path / "rows.jsonl", records))).read()
+
+
+def test_couple_writes_the_coupling_that_the_rule_gives(bare_file, tmp_path, capsys):
+    out = tmp_path / "coupled.jsonl"
+    text = output_of(["couple", str(bare_file), "--out", str(out)], capsys)[0]
+    assert "every answer depends on 1 token: prompt token '<mark>' - place -1" in text
+    assert "pointers: 1" in text
+    task, coupled_task = JSONLTask(file=str(bare_file), rule=RULE), JSONLTask(file=str(out))
+    for length in task.available_lengths:
+        indexes = np.arange(task.num_records(length))
+        examples, coupled = task.records_at(length, indexes), coupled_task.records_at(length, indexes)
+        assert np.array_equal(examples.coupling, coupled.coupling)
+    first = json.loads(out.read_text().splitlines()[0])
+    assert first["coupling"] == [[1, 0, 1, 0]]
+
+
+def test_couple_reads_a_built_in_task_and_prints_json(capsys):
+    document = json.loads(
+        output_of(["couple", "copy", "--num-examples", "60", "--lengths", "2,3,4,5", "--json"], capsys)[0]
+    )
+    assert document["rule"] == ["one", "rising: prompt first +1 +0"]
+    assert (document["num_tokens"], document["accuracy"], document["checked_lengths"]) == (1, 1.0, [5])
+
+
+def test_couple_reports_refusals_and_invalid_names(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    letters = [
+        {"prompt": rng.choice(list("ab"), length).tolist(), "response": rng.choice(list("ab"), length).tolist()}
+        for length in (3, 4, 5)
+        for _ in range(60)
+    ]
+    file = write_records(tmp_path / "random.jsonl", letters)
+    assert "no set of few tokens explains the answers" in error_of(["couple", str(file), "--max-tokens", "2"], capsys)
+    assert "use a name that ends in .jsonl" in error_of(
+        ["couple", str(file), "--out", str(tmp_path / "rows.json")], capsys
+    )
+
+
+def test_the_scheme_discovered_trains_on_a_file_and_tests_on_another_one(bare_file, tmp_path, capsys):
+    output_of(
+        ["train", "--task", str(bare_file), "--scheme", "discovered", "--quick", "--out", str(tmp_path / "run")], capsys
+    )
+    test_file = write_records(tmp_path / "test.jsonl", without_coupling(reversals([9], seed=1)))
+    run = load_run(tmp_path / "run", overrides={"task": JSONLTask(file=str(test_file))})
+    assert run.experiment.task.coupling_rule == RULE
+    (row,) = evaluate(run, EvaluationSettings(lengths=(9,), num_examples=(4,)))
+    assert (row["scheme"], row["told"]) == ("predicted", "ID range")
+    # Nothing is known about the prompt: neither its answer nor its coupling.
+    answer = generate_from_prompt(run, "a b c c b a a", max_new_tokens=3)
+    assert (len(answer.position_ids), answer.correct) == (3, None)
+
+
+def test_the_scheme_discovered_needs_a_task_file():
+    with pytest.raises(SettingError, match=r"needs a task file, not task parity; write one with: lengthwise couple"):
+        experiment_for("parity", "discovered")
+
+
+def test_discovered_settings_carry_the_found_rule(bare_file):
+    experiment = experiment_for(str(bare_file), "discovered")
+    assert experiment.task.rule == find_coupling(JSONLTask(file=str(bare_file))).rule.texts == RULE
+    assert isinstance(experiment.scheme, Predicted)
+
+
+def test_a_found_coupling_counts_as_told_nothing(bare_file):
+    task = JSONLTask(file=str(bare_file))
+    assert describe_knowledge(task, Predicted()) == "ID range, coupling"
+    assert describe_knowledge(replace(task, rule=RULE), Predicted()) == "ID range"
+
+
+def test_an_invalid_rule_raises_an_error(bare_file):
+    task = JSONLTask(file=str(bare_file), rule=("one", "rising: prompt first"))
+    with pytest.raises(SettingError, match=r"invalid address 'prompt first'; use a coupling that lengthwise couple"):
+        task.sample(length=2, size=1, rng=np.random.default_rng(0))
+
+
+def test_a_run_with_a_rule_can_resume_and_loads_without_its_file(bare_file, tmp_path):
+    task = JSONLTask(file=str(bare_file), rule=RULE)
+    run = train(small_experiment(task, Predicted(num_position_ids=64)), tmp_path / "run", device="cpu")
+    assert run is not None
+    bare_file.unlink()
+    loaded = load_run(tmp_path / "run", device="cpu")
+    assert loaded.experiment.task.rule == RULE
+    assert generate_from_prompt(loaded, "a b b").correct is None
+
+
+def test_a_file_without_coupling_and_rule_still_needs_a_coupling(bare_file, tmp_path):
+    task = JSONLTask(file=str(bare_file))
+    with pytest.raises(UnsupportedTaskError):
+        train(small_experiment(task, Predicted(num_position_ids=64)), tmp_path / "run", device="cpu")
+    assert train(small_experiment(task, Sequential()), tmp_path / "run", device="cpu") is not None

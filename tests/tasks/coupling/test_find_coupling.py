@@ -1,0 +1,189 @@
+"""Tests of the coupling that is found from examples: right rules, and refusals with a reason."""
+
+import json
+from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+from lengthwise.core.errors import CouplingError
+from lengthwise.core.randomness import stream
+from lengthwise.tasks import Addition, Copy, JSONLTask, Parity, Reverse, Sort, VariableAssignment
+from lengthwise.tasks.coupling.found_coupling import find_coupling
+from lengthwise.tasks.coupling.pointers import couple, parse_rule
+
+EXAMPLES = {
+    "parity": (Parity(), range(1, 9), 60, ("prompt first +1 +0", "answer 1")),
+    "copy": (Copy(), range(1, 8), 100, ("prompt first +1 +0",)),
+    "reverse": (Reverse(), range(1, 8), 100, ("prompt last -1 +0",)),
+    "addition with carries": (
+        Addition(scratchpad="carry"),
+        range(1, 7),
+        400,
+        ("prompt first +1 +0", "answer 1", "prompt #10.0 +1 +1"),
+    ),
+    "addition": (
+        Addition(),
+        range(1, 8),
+        300,
+        ("prompt first +1 +0", "answer 1", "prompt first +1 -1", "prompt #10.0 +1 +0", "prompt #10.0 +1 +1"),
+    ),
+    "variable assignment": (
+        VariableAssignment(num_names=16),
+        range(2, 6),
+        150,
+        ("prompt last +1 +0", "match answer 1 before 26 +2"),
+    ),
+}
+
+
+@cache
+def found_in_examples(name):
+    """Return the coupling found in the examples of a task, which several tests use."""
+    task, lengths, num_examples, _ = EXAMPLES[name]
+    return find_coupling(task, tuple(lengths), num_per_length=num_examples)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_found_addresses_are_those_of_the_task(name):
+    found = found_in_examples(name)
+    assert set(found.phases[0][1]) == set(EXAMPLES[name][3])
+    assert len(found.phases) == 1
+    assert found.accuracy == found.checked_accuracy == 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParityWithoutCoupling(Parity):
+    """Parity whose examples have neither coupling, places nor support."""
+
+    def sample(self, *, length, size, rng):  # noqa: D102
+        examples = super().sample(length=length, size=size, rng=rng)
+        return replace(examples, coupling=None, places=None, support=None)
+
+
+def test_the_declared_coupling_and_support_are_never_read():
+    lengths = (1, 2, 3, 4, 5, 6)
+    bare = find_coupling(ParityWithoutCoupling(), lengths, num_per_length=40)
+    assert bare == find_coupling(Parity(), lengths, num_per_length=40)
+
+
+def test_pointers_of_addition_move_through_both_operands():
+    found = found_in_examples("addition")
+    examples = Addition().sample(length=3, size=1, rng=stream(0))
+    # Prompt: three digits, a leading 0, +, three digits, a leading 0, =.
+    assert couple(found.rule, examples)[:, 0].tolist() == [
+        [2, 3, 4, 5, 6, 7, 8, 9, 10, 2, 3, 4, 5, 6, 11],
+        [2, 3, 4, 5, 6, 7, 8, 9, 10, 7, 8, 9, 10, 10, 11],
+    ]
+
+
+def test_pointers_of_reversing_end_before_the_first_token():
+    task = Reverse()
+    found = find_coupling(task, (1, 2, 3, 4, 5), num_per_length=60)
+    assert found.rule.falls == (False,)
+    rows = JSONLTask()
+    found = find_coupling(rows, (1, 2, 3, 4, 5))
+    assert found.rule.falls == (True,)
+    examples = rows.records_at(3, np.array([0]))
+    assert couple(found.rule, examples)[0, 0].tolist() == [2, 3, 4, 1, 4, 3, 2, 1, 5]
+
+
+def test_a_rule_is_restored_from_its_texts():
+    found = found_in_examples("variable assignment")
+    assert parse_rule(found.rule.texts) == found.rule
+    assert parse_rule(json.loads(json.dumps(found.rule.texts))) == found.rule
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answers(Copy):
+    """Copy task whose response a subclass replaces."""
+
+    def sample(self, *, length, size, rng):  # noqa: D102
+        examples = super().sample(length=length, size=size, rng=rng)
+        tokens = examples.tokens.copy()
+        response = slice(length + 2, 2 * length + 2)
+        tokens[:, response] = self.respond(tokens[:, :length], tokens[:, response], rng)
+        return replace(examples, tokens=tokens)
+
+
+class RandomAnswers(Answers):
+    """Random responses."""
+
+    def respond(self, prompt, response, rng):  # noqa: D102
+        return rng.integers(0, self.num_symbols, size=response.shape)
+
+
+class NoisyCopy(Answers):
+    """Copy with 2% of random symbols."""
+
+    def respond(self, prompt, response, rng):  # noqa: D102
+        is_wrong = rng.random(response.shape) < 0.02
+        return np.where(is_wrong, rng.integers(0, self.num_symbols, size=response.shape), response)
+
+
+class LateShift(Answers):
+    """Copy; at length 6 and above, the symbol 7 becomes an 8."""
+
+    def respond(self, prompt, response, rng):  # noqa: D102
+        return np.where((response == 7) & (prompt.shape[1] > 5), 8, response)
+
+
+class CopyOfDoubledPrompt(Answers):
+    """Copy of a prompt whose symbols all equal the first, so that every address explains the answers."""
+
+    def sample(self, *, length, size, rng):  # noqa: D102
+        examples = super().sample(length=length, size=size, rng=rng)
+        tokens = examples.tokens.copy()
+        symbols = np.r_[0:length, length + 2 : 2 * length + 2]
+        tokens[:, symbols] = tokens[:, :1]
+        return replace(examples, tokens=tokens)
+
+    def respond(self, prompt, response, rng):  # noqa: D102
+        return response
+
+
+def test_random_answers_are_refused():
+    with pytest.raises(CouplingError, match=r"^no set of few tokens explains the answers: the best one, "):
+        find_coupling(RandomAnswers(num_symbols=3), (2, 3, 4, 5), num_per_length=100, max_tokens=2)
+
+
+def test_noise_is_reported_and_does_not_change_the_rule():
+    found = find_coupling(NoisyCopy(), tuple(range(2, 9)), num_per_length=200)
+    assert found.phases[0][1] == ("prompt first +1 +0",)
+    assert 0.97 < found.accuracy < 0.995
+
+
+def test_a_rule_that_fails_at_the_longest_lengths_is_refused():
+    with pytest.raises(
+        CouplingError, match=r"^the rule of the shorter lengths is wrong for [89]\.\d% of the answers at le"
+    ):
+        find_coupling(LateShift(), (2, 3, 4, 5, 6), num_per_length=100, max_tokens=1)
+
+
+def test_examples_of_one_length_are_refused():
+    with pytest.raises(CouplingError, match=r"all examples have length 4; use examples of at least two lengths"):
+        find_coupling(Copy(), (4,), num_per_length=100)
+
+
+def test_sorting_is_refused():
+    with pytest.raises(CouplingError):
+        find_coupling(Sort(num_values=8), (2, 3, 4, 5), num_per_length=100, max_tokens=3)
+
+
+def test_two_explanations_are_refused():
+    with pytest.raises(CouplingError, match=r"two sets of tokens explain every answer equally well: .*, or .*; add"):
+        find_coupling(CopyOfDoubledPrompt(), (2, 3, 4, 5, 6), num_per_length=100)
+
+
+def test_repeated_examples_do_not_count_as_evidence(tmp_path):
+    rng = stream(1)
+    records = [
+        {"prompt": [f"x{rng.integers(50)}" for _ in range(length)], "response": [f"y{rng.integers(50)}"]}
+        for length in (3, 4, 5)
+        for _ in range(20)
+    ]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records for _ in range(10)))
+    with pytest.raises(CouplingError):
+        find_coupling(JSONLTask(file=str(path)))
