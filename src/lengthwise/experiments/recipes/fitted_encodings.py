@@ -65,7 +65,7 @@ ADDITION_ENCODINGS = {
 ASSIGNMENT_TRAINING = TrainingSettings(steps=400, learning_rate=1e-3, batch_size=256)
 ASSIGNMENT_ENCODINGS = {
     "rotary": FittedEncoding(encoding=Rotary(), decoder=LARGE, training=ASSIGNMENT_TRAINING),
-    "learned": FittedEncoding(encoding=Learned(), decoder=LARGE, training=ASSIGNMENT_TRAINING, max_test_length=160),
+    "learned": FittedEncoding(encoding=Learned(), decoder=LARGE, training=ASSIGNMENT_TRAINING, max_test_length=100),
     "ALiBi": FittedEncoding(
         encoding=ALiBi(),
         decoder=replace(LARGE, previous_token_mix=True),
