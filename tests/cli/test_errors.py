@@ -696,7 +696,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (
         lambda: DecoderSettings(head="pointr"),
         UnknownNameError,
-        r"unknown head 'pointr'; did you mean 'pointer'\? known: class, increment, pointer, rank, search",
+        r"unknown head 'pointr'; did you mean 'pointer'\? known: class, increment, pointer, rank, search, wide_pointer",
     ),
     (
         lambda: DecoderSettings(length_scaling="lg"),

@@ -136,7 +136,7 @@ def test_an_improbable_target_has_finite_gradients(name):
     assert all(parameter.grad.isfinite().all() for parameter in head.parameters())
 
 
-@pytest.mark.parametrize("name", ["pointer", "rank", "search"])
+@pytest.mark.parametrize("name", ["pointer", "wide_pointer", "rank", "search"])
 @torch.no_grad()
 def test_heads_that_read_the_prompt_predict_only_its_ids(name):
     next_ids = predict(build(name))
@@ -146,7 +146,7 @@ def test_heads_that_read_the_prompt_predict_only_its_ids(name):
         assert set(candidates[sequence].flatten().tolist()) <= known
 
 
-@pytest.mark.parametrize("name", ["pointer", "rank", "increment", "search"])
+@pytest.mark.parametrize("name", ["pointer", "wide_pointer", "rank", "increment", "search"])
 @torch.no_grad()
 def test_shifting_all_ids_shifts_the_predicted_ids(name):
     head = build(name)
@@ -189,23 +189,24 @@ def brute_force_pointer(
     moves = np.exp(
         10.0 * (weights["shift.weight"] @ NEXT_EMBEDDINGS[sequence, query].double().numpy() + weights["shift.bias"])
     )
-    down, stay, up = moves / moves.sum()
+    shares = moves / moves.sum()
     probabilities = dict.fromkeys(distinct, 0.0)
     for j, prompt_id in enumerate(ids):
         rank = distinct.index(prompt_id)
-        for move, share in ((-1, down), (0, stay), (1, up)):
+        for move, share in enumerate(shares, start=-head.max_shift):
             if 0 <= rank + move < len(distinct):
                 probabilities[distinct[rank + move]] += share * mass[j]
     return mass, probabilities
 
 
+@pytest.mark.parametrize("name", ["pointer", "wide_pointer"])
 @torch.no_grad()
-def test_the_pointer_equals_a_double_loop():
-    head = build("pointer")
+def test_the_pointer_equals_a_double_loop(name):
+    head = build(name)
     assert isinstance(head, Pointer)
     head.content_gain.fill_(1.5)
     head.shift.weight.mul_(0.2)
-    head.shift.bias.copy_(torch.tensor([-0.1, 0.2, 0.05]))
+    head.shift.bias.copy_(torch.linspace(-0.1, 0.2, 2 * head.max_shift + 1))
     next_ids = predict(head)
     for sequence, query in np.ndindex(*CURRENT_IDS.shape):
         _, expected = brute_force_pointer(head, sequence, query, int(CURRENT_IDS[sequence, query]))
@@ -326,7 +327,8 @@ def test_predicted_ids_depend_on_the_next_token(name):
 def test_a_fill_value_is_never_predicted(name):
     head = build(name)
     if isinstance(head, Pointer):
-        head.shift.bias.copy_(torch.tensor([-100.0, -100.0, 0.0]))
+        head.shift.bias.fill_(-100.0)
+        head.shift.bias[-1] = 0.0
     next_ids = predict(head)
     assert (next_ids.candidates != Prompt.PADDING_ID).all()
     assert (next_ids.most_likely_ids() >= 0).all()

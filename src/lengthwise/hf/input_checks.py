@@ -146,8 +146,8 @@ def warn_unreachable_ids(head: PositionHead) -> None:
     """Warn that the head cannot predict any ID in ``position_labels``, so the ID loss of the batch is 0."""
     warnings.warn(
         f"the head {type(head).__name__} cannot predict any of the IDs in position_labels, so it learns nothing "
-        "from this batch; the heads pointer, rank and search choose among the IDs of the prompt, which prompt_mask "
-        "marks, or which ends before the first label",
+        "from this batch; the heads pointer, wide_pointer, rank and search choose among the IDs of the prompt, which "
+        "prompt_mask marks, or which ends before the first label",
         UnreachableIDsWarning,
         stacklevel=3,
     )

@@ -32,7 +32,9 @@ def train_(
     num_position_ids: Annotated[
         int | None, options.integer("Number of position IDs; must exceed the largest ID of the longest test sequence.")
     ] = None,
-    head: Annotated[str | None, Option(help="Position head: pointer, rank, increment, search or class.")] = None,
+    head: Annotated[
+        str | None, Option(help="Position head: pointer, wide_pointer, rank, increment, search or class.")
+    ] = None,
     corpus: options.CorpusFolder = None,
     seed: Annotated[int | None, options.integer("Random seed for the data and the initial weights.")] = None,
     device: options.DeviceName = "auto",

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
-from lengthwise.core.errors import SettingError, unknown_name
+from lengthwise.core.errors import unknown_name
 from lengthwise.core.type_checks import check_arguments
 from lengthwise.encodings import Learned
 from lengthwise.experiments.experiment import Experiment, load_task, look_up
@@ -16,11 +16,9 @@ from lengthwise.experiments.recipes.scheme_encoding_grid import COMPARISONS as G
 from lengthwise.experiments.recipes.scratchpads import COMPARISONS as PARITY_COMPARISONS
 from lengthwise.experiments.recipes.scratchpads import RECIPES as SCRATCHPADS
 from lengthwise.experiments.recipes.scratchpads import parity
-from lengthwise.tasks import HasLengths, JSONLTask, Task, default_lengths, nearest_length
-from lengthwise.tasks.coupling.found_coupling import find_coupling
+from lengthwise.experiments.recipes.task_file import DISCOVERED, with_found_coupling
+from lengthwise.tasks import HasLengths, Task, default_lengths, nearest_length
 
-# Name of the scheme predicted with a coupling that is found in the records of a file.
-DISCOVERED = "discovered"
 RECIPES: dict[str, Callable[[], Experiment]] = {
     recipe.__name__: recipe for recipe in (*SCRATCHPADS, *ARITHMETIC, *FEW_TOKENS, *LANGUAGE_MODELS)
 }
@@ -45,7 +43,7 @@ def experiment_for(task: str | Task, scheme: str, encoding: str | None = None) -
     is found in the records of a JSONL file.
     """
     if scheme == DISCOVERED:
-        task, scheme = _with_found_coupling(task), "predicted"
+        return _with_encoding(with_found_coupling(load_task(task) if isinstance(task, str) else task), encoding)
     name = task if isinstance(task, str) else task.name
     base = next((recipe for recipe in (build() for build in RECIPES.values()) if recipe.task.name == name), None)
     if base is None or not isinstance(task, str):
@@ -53,22 +51,17 @@ def experiment_for(task: str | Task, scheme: str, encoding: str | None = None) -
         base = _with_task_lengths(replace(parity() if base is None else base, task=custom_task))
     scheme_class = look_up("scheme", scheme)
     experiment = replace(base, scheme=scheme_class(**_shared_settings(scheme_class, base.scheme)))
-    if encoding is None or encoding == base.encoding.name:
+    return _with_encoding(experiment, encoding)
+
+
+def _with_encoding(experiment: Experiment, encoding: str | None) -> Experiment:
+    """Return the experiment with another encoding, which keeps the settings of the former one that it also has."""
+    if encoding is None or encoding == experiment.encoding.name:
         return experiment
     encoding_class = look_up("encoding", encoding)
     if encoding_class is Learned and experiment.scheme.num_position_ids is not None:
         return replace(experiment, encoding=Learned(num_position_ids=experiment.scheme.num_position_ids))
-    return replace(experiment, encoding=encoding_class(**_shared_settings(encoding_class, base.encoding)))
-
-
-def _with_found_coupling(task: str | Task) -> JSONLTask:
-    loaded_task = load_task(task) if isinstance(task, str) else task
-    if not isinstance(loaded_task, JSONLTask):
-        raise SettingError(
-            f"scheme {DISCOVERED} needs a task file, not task {loaded_task.name}; write one with: "
-            f"lengthwise couple {loaded_task.name} --out FILE.jsonl"
-        )
-    return replace(loaded_task, rule=find_coupling(loaded_task).rule.texts)
+    return replace(experiment, encoding=encoding_class(**_shared_settings(encoding_class, experiment.encoding)))
 
 
 def _with_task_lengths(experiment: Experiment) -> Experiment:

@@ -3,12 +3,13 @@
 from lengthwise.model.position_heads.absolute import Absolute
 from lengthwise.model.position_heads.head import NextIDs, PositionHead, Prompt, read_prompt
 from lengthwise.model.position_heads.increment import Increment
-from lengthwise.model.position_heads.pointer import Pointer
+from lengthwise.model.position_heads.pointer import Pointer, WidePointer
 from lengthwise.model.position_heads.rank import Rank
 from lengthwise.model.position_heads.search import Search
 
 POSITION_HEADS: dict[str, type[PositionHead]] = {
     "pointer": Pointer,
+    "wide_pointer": WidePointer,
     "rank": Rank,
     "increment": Increment,
     "search": Search,
@@ -25,5 +26,6 @@ __all__ = [
     "Prompt",
     "Rank",
     "Search",
+    "WidePointer",
     "read_prompt",
 ]

@@ -1,6 +1,7 @@
-"""Pointer head, which predicts the ID of a prompt token, or the next smaller or larger distinct ID."""
+"""Pointer heads, which predict the ID of a prompt token, or a distinct ID a few ranks below or above it."""
 
 import math
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -28,6 +29,8 @@ class Pointer(PositionHead):
     the next token and token j with its predecessor. The shift depends on the content of the next token.
     """
 
+    max_shift: ClassVar[int] = 1
+
     def __init__(self, d_model: int, num_position_ids: int, d_pointer: int = 32) -> None:
         super().__init__()
         # Large frequencies and a small base help the rotary term to separate adjacent IDs.
@@ -38,7 +41,7 @@ class Pointer(PositionHead):
         self.log_distance_gain = nn.Parameter(torch.tensor(math.log(3.0)))
         # A gain of 0 would become negative in training: the next ID is often not the ID of an equal prompt token.
         self.content_gain = nn.Parameter(torch.tensor(3.0))
-        self.shift = nn.Linear(d_model, 3)
+        self.shift = nn.Linear(d_model, 2 * self.max_shift + 1)
         for parameter in self.shift.parameters():
             nn.init.zeros_(parameter)
 
@@ -62,11 +65,23 @@ class Pointer(PositionHead):
     def _shift(
         self, probabilities: Float[Tensor, "batch token rank"], next_embeddings: Vectors
     ) -> Float[Tensor, "batch token rank"]:
-        """Shift the probabilities by -1, 0 or +1 ranks; a shift past the first or last rank loses the probability."""
-        down, same, up = (SHIFT_SCALE * self.shift(next_embeddings)).softmax(dim=-1).split(1, dim=-1)
-        padded = nn.functional.pad(probabilities, (1, 1))
-        return same * probabilities + up * padded[..., :-2] + down * padded[..., 2:]
+        """Shift the probabilities by ranks; a shift past the first or last rank loses the probability."""
+        widest = self.max_shift
+        shares = (SHIFT_SCALE * self.shift(next_embeddings)).softmax(dim=-1).split(1, dim=-1)
+        padded = nn.functional.pad(probabilities, (widest, widest))
+        num_ranks = probabilities.shape[-1]
+        shifted = shares[widest] * probabilities
+        for shift in range(1, widest + 1):
+            shifted = shifted + shares[widest + shift] * padded[..., widest - shift : widest - shift + num_ranks]
+            shifted = shifted + shares[widest - shift] * padded[..., widest + shift : widest + shift + num_ranks]
+        return shifted
 
     def _rotate(self, vector: Float[Tensor, " d_pointer"], position_ids: IDs) -> Float[Tensor, "batch token d_pointer"]:
         vectors = vector.expand(*position_ids.shape, -1)
         return self.rotary.rotate(vectors[:, None], position_ids)[:, 0]
+
+
+class WidePointer(Pointer):
+    """Pointer head with shifts of up to three ranks, for pointers that skip prompt tokens or stand beside a match."""
+
+    max_shift: ClassVar[int] = 3

@@ -63,7 +63,19 @@ def _newest(line: Sequence[LocatedAddress], steps: AnswerSteps, place: Int[np.nd
 def _free_level(
     pointer: Int[np.ndarray, " step"], levels: Sequence[Int[np.ndarray, " step"]], steps: AnswerSteps
 ) -> int:
-    """Return the first level that never points at a prompt token in the same step, or a new level."""
-    inside = is_inside(pointer, steps)
-    free = [not (inside & is_inside(level, steps)).any() for level in levels]
+    """Return the first level that the pointer can share, or a new level.
+
+    Two pointers share a level if they never point at a prompt token in the same step, and one of them does so at most
+    once per response. Pointers that take turns stay apart, because a pointer that jumps is hard to predict.
+    """
+    free = [
+        not (is_inside(pointer, steps) & is_inside(level, steps)).any()
+        and min(_max_uses(pointer, steps), _max_uses(level, steps)) <= 1
+        for level in levels
+    ]
     return free.index(True) if any(free) else len(levels)
+
+
+def _max_uses(pointer: Int[np.ndarray, " step"], steps: AnswerSteps) -> int:
+    """Return the largest number of steps of a sequence that point at a prompt token."""
+    return int(np.bincount(steps.sequence[is_inside(pointer, steps)], minlength=1).max())

@@ -44,9 +44,17 @@ class Attempt:
     rules: tuple[PhaseRule, ...]
     closest: SearchResult
 
+    @property
+    def is_ambiguous(self) -> bool:
+        """True if two sets of tokens explain the answers of a phase."""
+        return any(rule.alternatives for rule in self.rules)
+
 
 def search_rules(steps: AnswerSteps, *, max_tokens: int = MAX_TOKENS, seed: int = 0) -> list[Attempt]:
-    """Return all attempts, from simple to complex, up to the first one that explains all answers."""
+    """Return all attempts, from simple to complex, up to the first one that explains all answers in only one way.
+
+    If all explanations are ambiguous, the first one of them is the last attempt.
+    """
     attempts: list[Attempt] = []
     matches: list[LocatedAddress] = []
     for with_matches in (False, True):
@@ -54,9 +62,9 @@ def search_rules(steps: AnswerSteps, *, max_tokens: int = MAX_TOKENS, seed: int 
             matches = without_duplicates(locate(each, steps, steps.number) for each in iter_match_addresses(steps))
         for division in DIVISIONS:
             attempts.append(_attempt(steps, divide(steps, division), matches, max_tokens, seed))
-            if attempts[-1].rules:
+            if attempts[-1].rules and not attempts[-1].is_ambiguous:
                 return attempts
-    return attempts
+    return [*attempts, *[attempt for attempt in attempts if attempt.rules][:1]]
 
 
 def _attempt(

@@ -1,0 +1,154 @@
+"""Measure found couplings: against the declared support of built-in tasks, and on twelve tasks from files.
+
+``support``: for every answer, compare the tokens of the found rule with the tokens that the task declares. The start
+token is not counted, because it is the same in all sequences, so no example can show whether an answer depends on it.
+``files``: write rows of twelve tasks that the package does not have, and find their coupling or the reason against it.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from benchmarks.coupling_tasks import FILE_TASKS
+
+from lengthwise.core.errors import CouplingError
+from lengthwise.core.provenance import provenance
+from lengthwise.core.randomness import stream
+from lengthwise.tasks import (
+    Addition,
+    Copy,
+    JSONLTask,
+    MultiAddition,
+    Multiplication,
+    Parity,
+    Reverse,
+    Sort,
+    Task,
+    VariableAssignment,
+)
+from lengthwise.tasks.coupling.addresses import MatchAddress
+from lengthwise.tasks.coupling.answer_steps import AnswerSteps, answer_steps, join_steps
+from lengthwise.tasks.coupling.finder import Attempt, search_rules
+from lengthwise.tasks.coupling.found_coupling import find_coupling
+
+RESULTS = Path(__file__).parent / "results" / "coupling.jsonl"
+# Task, lengths and examples per length.
+BUILT_IN: dict[str, tuple[Task, Sequence[int], int]] = {
+    "parity": (Parity(), range(1, 9), 100),
+    "copy": (Copy(), range(1, 9), 100),
+    "reverse": (Reverse(), range(1, 9), 100),
+    "addition with written carries": (Addition(scratchpad="carry"), range(1, 8), 500),
+    "addition": (Addition(), range(1, 8), 1000),
+    "variable assignment": (VariableAssignment(num_names=64), range(2, 8), 500),
+    "variable assignment, 2 operands": (VariableAssignment(num_names=64, operands=2), range(2, 8), 2000),
+    "several operands": (MultiAddition(), range(1, 5), 2000),
+    "multiplication": (Multiplication(), range(1, 5), 2000),
+    "sort": (Sort(), range(2, 8), 500),
+}
+FILE_LENGTHS, ROWS_PER_LENGTH = range(2, 11), 300
+
+
+def found_support(steps: AnswerSteps, attempt: Attempt) -> list[set[int]]:
+    """Return the token indexes that the rule reads for each step, without the start token."""
+    found: list[set[int]] = [set() for _ in range(len(steps))]
+    for rule in attempt.rules:
+        numbers = np.flatnonzero(rule.mask)
+        phase_steps = steps.where(rule.mask)
+        for located in rule.addresses:
+            indexes = [located.index]
+            if isinstance(located.address, MatchAddress):
+                # A look-up also reads its key and the match.
+                has_match = located.index >= 0
+                key, match = located.address.key_index(phase_steps), located.address.match(phase_steps)
+                indexes += [key, np.where(has_match, match, -1)]
+            for index in indexes:
+                for number, token_index, start in zip(numbers, index, phase_steps.prompt_length - 1, strict=True):
+                    if token_index >= 0 and token_index != start:
+                        found[number].add(int(token_index))
+    return found
+
+
+def measure_support(name: str) -> dict[str, Any]:
+    """Compare the found with the declared support of a built-in task."""
+    task, lengths, num_per_length = BUILT_IN[name]
+    rng, started = stream(0, "coupling benchmark"), time.perf_counter()
+    parts, declared = [], {}
+    for length in lengths:
+        examples = task.sample(length=length, size=num_per_length, rng=rng)
+        parts.append(answer_steps(examples, length))
+        if examples.support is not None:
+            for tokens, support in zip(parts[-1].tokens, examples.support, strict=True):
+                declared[tuple(tokens[tokens >= 0].tolist())] = support
+    steps = join_steps(parts)
+    attempt = search_rules(steps)[-1]
+    row = {"part": "support", "task": name, "examples": len(steps.tokens), "answers": len(steps)}
+    row |= {
+        "seconds": round(time.perf_counter() - started, 1),
+        "found": bool(attempt.rules and not attempt.is_ambiguous),
+    }
+    if not row["found"] or not declared:
+        return row
+    end = task.vocabulary.index("end")
+    row |= compare_support(steps, attempt, declared, steps.target != end)
+    with_end = compare_support(steps, attempt, declared, np.ones(len(steps), dtype=bool))
+    return row | {f"{name}_with_end": value for name, value in with_end.items()}
+
+
+def compare_support(
+    steps: AnswerSteps, attempt: Attempt, declared: dict[tuple[int, ...], Any], is_counted: np.ndarray
+) -> dict[str, float]:
+    """Return the precision and the recall of the found support for the counted steps."""
+    right = num_found = num_declared = 0
+    for step, found in enumerate(found_support(steps, attempt)):
+        if not is_counted[step]:
+            continue
+        sequence = steps.tokens[steps.sequence[step]]
+        start = int(steps.prompt_lengths[steps.sequence[step]]) - 1
+        support = declared[tuple(sequence[sequence >= 0].tolist())][start + 1 + steps.number[step]]
+        expected = {int(index) for index in support if index >= 0} - {start}
+        right += len(found & expected)
+        num_found, num_declared = num_found + len(found), num_declared + len(expected)
+    return {"precision": right / num_found, "recall": right / num_declared}
+
+
+def measure_file(name: str, path: Path) -> dict[str, Any]:
+    """Write the rows of a task, and find their coupling."""
+    rng = stream(0, "coupling files", name)
+    records = []
+    for length in FILE_LENGTHS:
+        for _ in range(ROWS_PER_LENGTH):
+            prompt, response = FILE_TASKS[name](rng, length)
+            records.append({"prompt": prompt, "response": response, "length": length})
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    started, row = time.perf_counter(), {"part": "files", "task": name, "examples": len(records)}
+    try:
+        found = find_coupling(JSONLTask(file=str(path)).read())
+    except CouplingError as error:
+        return row | {"seconds": round(time.perf_counter() - started, 1), "found": False, "reason": str(error)}
+    row |= {"seconds": round(time.perf_counter() - started, 1), "found": True, "k": found.num_tokens}
+    return row | {"addresses": found.phases, "rule": found.rule.texts}
+
+
+def main() -> None:
+    """Measure both parts, write the rows, and print them."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    rows, facts = [], provenance()
+    for name in BUILT_IN:
+        rows.append(measure_support(name))
+        print(rows[-1], flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        for name in FILE_TASKS:
+            rows.append(measure_file(name, Path(folder) / "rows.jsonl"))
+            print(rows[-1], flush=True)
+    arguments.out.write_text("".join(json.dumps({**row, "provenance": facts}) + "\n" for row in rows))
+
+
+if __name__ == "__main__":
+    main()
