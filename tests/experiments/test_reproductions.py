@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from lengthwise.core.errors import UnknownNameError
+from lengthwise.core.randomness import stream
+from lengthwise.encodings import Learned
 from lengthwise.evaluation.diagnosis import diagnosis as diagnosis_module
 from lengthwise.evaluation.diagnosis import support_mass
 from lengthwise.evaluation.tables_and_figures import label_of
@@ -17,6 +19,7 @@ from lengthwise.experiments.comparison import check_experiments
 from lengthwise.experiments.reproductions import CLAIMS, SIZES, diagnosis, recall, reproduce
 from lengthwise.experiments.reproductions.excess_risk import LossPair, fit_growth
 from lengthwise.experiments.reproductions.reproduction import FIRST_SEED
+from lengthwise.positions import Sequential
 
 # The cheapest claim at its quick size; the others run in make slow.
 CHEAPEST = "parity_scratchpad"
@@ -99,6 +102,18 @@ def test_first_seed_and_num_seeds_select_the_seeds(tmp_path):
 @over_claims
 def test_every_experiment_of_a_claim_passes_the_checks_before_training(claim):
     check_experiments(claim.experiments_at("full")[0])
+
+
+@over_claims
+def test_learned_positions_have_an_id_for_every_token_of_the_longest_test(claim):
+    for experiment in claim.experiments().values():
+        if isinstance(experiment.encoding, Learned) and isinstance(experiment.scheme, Sequential):
+            task, length = experiment.task, max(experiment.evaluation.lengths)
+            tokens = max(
+                each.sample(length=length, size=1, rng=stream(0)).tokens.shape[1]
+                for each in (task, *task.variants().values())
+            )
+            assert tokens <= experiment.encoding.num_position_ids
 
 
 def test_an_unknown_size_raises_an_error_with_the_known_sizes(tmp_path):

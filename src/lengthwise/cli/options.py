@@ -43,7 +43,9 @@ RunFolder = Annotated[Path, Argument(metavar="RUN", help="Folder of a trained ru
 JsonFlag = Annotated[bool, Option("--json", help="Print the results as one JSON document.")]
 DeviceName = Annotated[str, Option(help="Device: auto, cpu or cuda.")]
 TaskName = Annotated[str | None, Option("--task", help="Task: a name, module:Name or FILE.jsonl.")]
-SchemeName = Annotated[str | None, Option("--scheme", help="Position scheme: a name or module:Name.")]
+SchemeName = Annotated[
+    str | None, Option("--scheme", help="Position scheme: a name, module:Name, or discovered for a FILE.jsonl.")
+]
 EncodingName = Annotated[str | None, Option("--encoding", help="Encoding: a name or module:Name.")]
 QuickFlag = Annotated[bool, Option("--quick", help="Run at a tiny size to test the command.")]
 VariantNames = Annotated[str | None, Option(help="Task variants to evaluate, such as uniform,carry.")]

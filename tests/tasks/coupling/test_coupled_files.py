@@ -111,9 +111,9 @@ def test_couple_reports_refusals_and_invalid_names(tmp_path, capsys):
 
 
 def test_the_scheme_discovered_trains_on_a_file_and_tests_on_another_one(bare_file, tmp_path, capsys):
-    output_of(
-        ["train", "--task", str(bare_file), "--scheme", "discovered", "--quick", "--out", str(tmp_path / "run")], capsys
-    )
+    command = ["train", "--task", str(bare_file), "--scheme", "discovered", "--quick", "--out", str(tmp_path / "run")]
+    assert "found a coupling in the records" in output_of(command, capsys)[1]
+    assert "20 steps" in output_of([*command, "--resume"], capsys)[0]
     test_file = write_records(tmp_path / "test.jsonl", without_coupling(reversals([9], seed=1)))
     run = load_run(tmp_path / "run", overrides={"task": JSONLTask(file=str(test_file))})
     assert run.experiment.task.coupling_rule == RULE

@@ -7,9 +7,10 @@ from typing import Annotated
 from typer import Argument, Option
 
 from lengthwise.cli import options
-from lengthwise.cli.terminal import ProgressLine, err_console, print_json, print_line
+from lengthwise.cli.terminal import ProgressLine, err_console, print_json, print_line, print_message
 from lengthwise.core.interruption import StoppedError, catch_interrupts
 from lengthwise.experiments.recipes import quick
+from lengthwise.experiments.recipes.task_file import DISCOVERED
 from lengthwise.experiments.run import train
 from lengthwise.experiments.run_folder import EXPERIMENT, read_experiment
 
@@ -46,9 +47,13 @@ def train_(
     """Train a recipe, or a task with a position scheme and an encoding."""
     part_names = {"task": task, "scheme": scheme, "encoding": encoding}
     if resume and out is not None and name is None and (task is None or (out / EXPERIMENT).is_file()):
-        experiment = read_experiment(out, overrides=options.parse_overrides(**part_names))
+        # A run with a found coupling keeps its file and its rule.
+        overrides = {"encoding": encoding} if scheme == DISCOVERED else part_names
+        experiment = read_experiment(out, overrides=options.parse_overrides(**overrides))
     else:
         experiment = options.experiment_from_names(name, task, scheme, encoding)
+    if scheme == DISCOVERED and not resume:
+        print_message(f"found a coupling in the records; lengthwise couple {task} describes it")
     # The flags override the settings of --quick.
     experiment = options.override_training(
         quick(experiment) if use_quick else experiment,
@@ -66,8 +71,8 @@ def train_(
     with progress_line as progress, catch_interrupts() as should_stop:
         run = train(experiment, folder, resume=resume, device=device, report=progress.show_training, stop=should_stop)
     if run is None:
-        overrides = "".join(f" --{kind} {value}" for kind, value in part_names.items() if value and ":" in value)
-        raise StoppedError(f"stopped and saved; continue with: lengthwise train --resume --out {folder}{overrides}")
+        flags = "".join(f" --{kind} {value}" for kind, value in part_names.items() if value and ":" in value)
+        raise StoppedError(f"stopped and saved; continue with: lengthwise train --resume --out {folder}{flags}")
     if as_json:
         print_json({"folder": str(folder), **run.facts})
         return
