@@ -10,6 +10,7 @@ from lengthwise.core.errors import CouplingError
 from lengthwise.core.randomness import stream
 from lengthwise.tasks.coupling.answer_steps import AnswerSteps, answer_steps, join_steps
 from lengthwise.tasks.coupling.dependence import MAX_TOKENS, MIN_COPY_SHARE, MIN_COVERAGE
+from lengthwise.tasks.coupling.describe_address import describe_address
 from lengthwise.tasks.coupling.find_pointers import find_pointers
 from lengthwise.tasks.coupling.finder import Attempt, PhaseRule, search_rules
 from lengthwise.tasks.coupling.pointers import PointerRule
@@ -74,7 +75,7 @@ def find_coupling(
         raise CouplingError(_explain_failure(attempts, len(steps.tokens)))
     for rule in attempt.rules:
         if rule.alternatives:
-            raise CouplingError(_explain_ambiguity(rule))
+            raise CouplingError(_explain_ambiguity(rule, task.vocabulary))
     checked_lengths, checked_accuracy, checked_share = _check_longest(steps, attempt)
     if checked_share < MIN_CHECKED_SHARE:
         raise CouplingError(
@@ -135,9 +136,10 @@ def _explain_failure(attempts: Sequence[Attempt], num_sequences: int) -> str:
     )
 
 
-def _explain_ambiguity(rule: PhaseRule) -> str:
+def _explain_ambiguity(rule: PhaseRule, vocabulary: Sequence[str]) -> str:
     first, second = (
-        " and ".join(each.address.text for each in found) for found in (rule.addresses, rule.alternatives[0])
+        " and ".join(describe_address(each.address, vocabulary) for each in found)
+        for found in (rule.addresses, rule.alternatives[0])
     )
     return (
         f"two sets of tokens explain {rule.name} equally well: {first}, or {second}; add examples in which they differ"

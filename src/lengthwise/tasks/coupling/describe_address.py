@@ -1,0 +1,38 @@
+"""Addresses in words, for reports and error messages."""
+
+from collections.abc import Sequence
+
+from lengthwise.tasks.coupling.addresses import FIRST, LAST, Address, AnswerAddress, MatchAddress, PromptAddress
+from lengthwise.tasks.coupling.answer_steps import ANYWHERE
+from lengthwise.tasks.jsonl_table import MARK
+
+
+def describe_address(address: Address, vocabulary: Sequence[str]) -> str:
+    """Return the address in words; places count from 0."""
+    if isinstance(address, AnswerAddress):
+        return "the previous answer" if address.lag == 1 else f"the answer {address.lag} steps before"
+    if isinstance(address, MatchAddress):
+        kind, number = address.key.split()
+        key = "the previous answer" if kind == "answer" else "the last prompt token"
+        if int(number) > (1 if kind == "answer" else 0):
+            key = f"the answer {number} steps before" if kind == "answer" else f"prompt token {number} from the end"
+        context = "" if address.side == ANYWHERE else f" {address.side} '{vocabulary[address.context]}'"
+        return f"the prompt token {address.offset:+d} from the first one equal to {key}{context}"
+    return f"prompt token {_describe_anchor(address.anchor, vocabulary)}{_describe_move(address)}"
+
+
+def _describe_anchor(anchor: str, vocabulary: Sequence[str]) -> str:
+    if anchor == FIRST:
+        return "first"
+    if anchor == LAST:
+        # In a task file, the last prompt token before the start token is the mark.
+        return f"'{MARK}'" if MARK in vocabulary else "last"
+    token, occurrence = (int(part) for part in anchor[1:].split("."))
+    name = f"'{vocabulary[token]}'"
+    return name if occurrence == 0 else f"{name} (number {occurrence + 1})"
+
+
+def _describe_move(address: PromptAddress) -> str:
+    factor = "" if abs(address.slope) == 1 else f"{abs(address.slope)} x "
+    move = "" if address.slope == 0 else f" {'+' if address.slope > 0 else '-'} {factor}place"
+    return f"{move}{f' {address.offset:+d}' if address.offset else ''}"
