@@ -1,7 +1,8 @@
 """Measure found couplings: against the declared support of built-in tasks, and on twelve tasks from files.
 
 ``support``: for every answer, compare the tokens of the found rule with the tokens that the task declares. The start
-token is not counted, because it is the same in all sequences, so no example can show whether an answer depends on it.
+token and other tokens that are the same in all sequences at a step are not counted, because no example can show whether
+an answer depends on them.
 ``files``: write rows of twelve tasks that the package does not have, and find their coupling or the reason against it.
 """
 
@@ -10,6 +11,7 @@ import json
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,11 +68,21 @@ def found_support(steps: AnswerSteps, attempt: Attempt) -> list[set[int]]:
                 has_match = located.index >= 0
                 key, match = located.address.key_index(phase_steps), located.address.match(phase_steps)
                 indexes += [key, np.where(has_match, match, -1)]
-            for index in indexes:
+            for index in map(partial(without_constant_tokens, phase_steps), indexes):
                 for number, token_index, start in zip(numbers, index, phase_steps.prompt_length - 1, strict=True):
                     if token_index >= 0 and token_index != start:
                         found[number].add(int(token_index))
     return found
+
+
+def without_constant_tokens(steps: AnswerSteps, index: np.ndarray) -> np.ndarray:
+    """Return the indexes without those at which all sequences have the same token at the same step."""
+    index, tokens = index.copy(), steps.token_at(index)
+    for number in np.unique(steps.number):
+        mask = steps.number == number
+        if len(np.unique(tokens[mask])) == 1:
+            index[mask] = -1
+    return index
 
 
 def measure_support(name: str) -> dict[str, Any]:
