@@ -47,9 +47,9 @@ BUILT_IN: dict[str, tuple[Task, Sequence[int], int]] = {
     "addition with written carries": (Addition(scratchpad="carry"), range(1, 8), 500),
     "addition": (Addition(), range(1, 8), 1000),
     "variable assignment": (VariableAssignment(num_names=64), range(2, 8), 500),
-    "variable assignment, 2 operands": (VariableAssignment(num_names=64, operands=2), range(2, 8), 2000),
-    "several operands": (MultiAddition(), range(1, 5), 2000),
-    "multiplication": (Multiplication(), range(1, 5), 2000),
+    "variable assignment, 2 operands": (VariableAssignment(num_names=64, operands=2), range(2, 8), 500),
+    "several operands": (MultiAddition(), range(1, 5), 500),
+    "multiplication": (Multiplication(), range(1, 5), 500),
     "sort": (Sort(), range(2, 8), 500),
 }
 FILE_LENGTHS, ROWS_PER_LENGTH = range(2, 11), 300

@@ -162,7 +162,7 @@ def test_a_rule_that_fails_at_the_longest_lengths_is_refused():
 
 
 def test_examples_of_one_length_are_refused():
-    with pytest.raises(CouplingError, match=r"all examples have length 4; use examples of at least two lengths"):
+    with pytest.raises(CouplingError, match=r"all examples have the same length; use examples of at least two lengths"):
         find_coupling(Copy(), (4,), num_per_length=100)
 
 
@@ -187,3 +187,101 @@ def test_repeated_examples_do_not_count_as_evidence(tmp_path):
     path.write_text("".join(json.dumps(record) + "\n" for record in records for _ in range(10)))
     with pytest.raises(CouplingError):
         find_coupling(JSONLTask(file=str(path)))
+
+
+def couple_rows(tmp_path, sample, lengths, count=100, **settings):
+    """Return the coupling found in rows that ``sample(rng, length)`` returns as prompt and response."""
+    rng, path = stream(5), tmp_path / "rows.jsonl"
+    rows = [(length, *sample(rng, length)) for length in lengths for _ in range(count)]
+    path.write_text("".join(json.dumps({"prompt": p, "response": r, "length": length}) + "\n" for length, p, r in rows))
+    return find_coupling(JSONLTask(file=str(path)), **settings)
+
+
+def letters(rng, count, alphabet="abc"):
+    """Return random letters."""
+    return rng.choice(list(alphabet), size=count).tolist()
+
+
+def test_answers_that_ignore_the_prompt_are_refused(tmp_path):
+    with pytest.raises(CouplingError, match=r"^the answers do not depend on the prompt, so no prompt token needs"):
+        couple_rows(tmp_path, lambda rng, n: (letters(rng, n), ["y"]), (2, 3, 4))
+
+
+def test_responses_of_one_token_are_searched_without_empty_phases(tmp_path):
+    def middle(rng, n):
+        prompt = letters(rng, n)
+        return prompt, [prompt[n // 2]]
+
+    with pytest.raises(CouplingError):
+        couple_rows(tmp_path, middle, (1, 2, 3, 4, 5), max_tokens=2)
+
+
+def test_end_tokens_do_not_pass_the_check_for_the_other_answers(tmp_path):
+    def payload_parity(rng, n):
+        bits, payload = letters(rng, n, "01"), letters(rng, int(rng.integers(1, 7)), "abcd")
+        return [*bits, "|", *payload], [["even", "odd"][bits.count("1") % 2]]
+
+    # Four tokens explain the parity of up to four bits, but no answer at length 4 has tokens of shorter examples.
+    with pytest.raises(CouplingError, match=r"^(too few examples to check the rule of the first|two sets|no set)"):
+        couple_rows(tmp_path, payload_parity, (1, 2, 3, 4), count=150)
+
+
+def test_a_token_that_names_the_row_explains_nothing(tmp_path):
+    def tagged(rng, n):
+        bits, parity = letters(rng, n, "01"), None
+        parity = ["even", "odd"][bits.count("1") % 2]
+        return [*bits, "|", f"row{rng.integers(10**9)}"], [parity] * n
+
+    with pytest.raises(CouplingError):
+        couple_rows(tmp_path, tagged, (2, 3, 4, 5, 6), max_tokens=2)
+
+
+def test_a_division_without_addresses_for_one_explanation_does_not_decide(tmp_path):
+    def copied_twice(rng, n):
+        upper = letters(rng, n, "ABCD")
+        fillers = letters(rng, n, "uvw")
+        pairs = [symbol for pair in zip(upper, fillers, strict=True) for symbol in pair]
+        return [*(symbol.lower() for symbol in upper), "|", *pairs], [f"{symbol}!" for symbol in upper]
+
+    with pytest.raises(CouplingError, match=r"^two sets of tokens explain every (later )?answer equally well"):
+        couple_rows(tmp_path, copied_twice, range(2, 8))
+
+
+def test_another_rule_in_a_few_longest_rows_is_refused(tmp_path):
+    def change(rng, n):
+        prompt = letters(rng, n, "abcdef")
+        return prompt, prompt if n < 7 else [prompt[0]] * n
+
+    rng, path = stream(6), tmp_path / "rows.jsonl"
+    rows = [(n, *change(rng, n)) for n in range(2, 8) for _ in range(100 if n < 7 else 4)]
+    path.write_text("".join(json.dumps({"prompt": p, "response": r, "length": n}) + "\n" for n, p, r in rows))
+    with pytest.raises(CouplingError, match=r"the rule of the shorter lengths is wrong for \d\d\.\d% .* at length 7"):
+        find_coupling(JSONLTask(file=str(path)), max_tokens=1)
+
+
+def test_an_answer_token_that_the_rule_never_predicts_is_refused(tmp_path):
+    def rare_mark(rng, n):
+        prompt = letters(rng, n, "abcdefgh")
+        marked = [i >= 2 and prompt[i - 2] == "a" and prompt[i - 1] == "b" for i in range(n)]
+        return prompt, ["x" if mark else letter for mark, letter in zip(marked, prompt, strict=True)]
+
+    with pytest.raises(CouplingError, match=r"but only 0% of the answers 'x'; they depend on other tokens"):
+        couple_rows(tmp_path, rare_mark, range(2, 9), count=200, max_tokens=1)
+
+
+def test_prompts_of_one_size_are_refused(tmp_path):
+    def last_three(rng, n):
+        prompt = letters(rng, 5)
+        return prompt, prompt[-3:]
+
+    with pytest.raises(CouplingError, match=r"all examples have the same number of prompt tokens; use examples of at"):
+        couple_rows(tmp_path, last_three, (2, 3, 4))
+
+
+def test_a_token_is_preferred_to_an_offset_as_anchor(tmp_path):
+    def second_operand(rng, n):
+        text = letters(rng, n)
+        return [letters(rng, 1)[0], "+", *text], text
+
+    found = couple_rows(tmp_path, second_operand, range(2, 7))
+    assert found.phases[0][1][0].startswith("prompt #")

@@ -21,7 +21,7 @@ NUM_LAGS = 2
 MAX_ANCHOR_COUNT = 4
 # Upper limit of tokens that can stand next to a match.
 MAX_CONTEXT_TOKENS = 4
-MATCH_COST = 20
+MATCH_COST = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +43,9 @@ class PromptAddress:
     @property
     def cost(self) -> int:
         """Order of addresses from simple to complex."""
-        occurrence = 0 if self.anchor in (FIRST, LAST) else 1 + int(self.anchor.split(".")[1])
-        return occurrence + SLOPES.index(self.slope) + abs(self.offset)
+        # A token as anchor is simpler than an offset: the number of tokens before it can change.
+        occurrence = 0 if self.anchor in (FIRST, LAST) else 1 + 2 * int(self.anchor.split(".")[1])
+        return occurrence + 2 * SLOPES.index(self.slope) + 2 * abs(self.offset)
 
     def locate(self, steps: AnswerSteps, place: Int[np.ndarray, " step"]) -> Int[np.ndarray, " step"]:
         """Return the indexes; they can lie outside the prompt."""
@@ -77,7 +78,7 @@ class AnswerAddress:
     @property
     def cost(self) -> int:
         """Order of addresses from simple to complex."""
-        return self.lag - 1
+        return 2 * (self.lag - 1)
 
     def locate(self, steps: AnswerSteps, place: Int[np.ndarray, " step"]) -> Int[np.ndarray, " step"]:
         """Return the indexes; ``NO_TOKEN`` before the start token."""

@@ -67,9 +67,14 @@ class DependenceSearch:
     """Search over sets of addresses of one group of steps."""
 
     def __init__(
-        self, addresses: Sequence[LocatedAddress], target: Int[np.ndarray, " step"], rng: np.random.Generator
+        self,
+        addresses: Sequence[LocatedAddress],
+        target: Int[np.ndarray, " step"],
+        sequence: Int[np.ndarray, " step"],
+        rng: np.random.Generator,
     ) -> None:
-        """Number the tokens at each address and the answers."""
+        """Number the tokens at each address and the answers; ``sequence`` is the sequence of each step."""
+        self.sequence = sequence
         self.addresses, self.target_tokens = addresses, target
         self.codes = [np.unique(address.tokens, return_inverse=True)[1] for address in addresses]
         self.target = np.unique(target, return_inverse=True)[1]
@@ -98,6 +103,7 @@ class DependenceSearch:
                 # Sets grow from the best smaller sets, so they do not improve later either.
                 break
             enough = [each for each in frontier if each.coverage >= MIN_COVERAGE and 1 - each.accuracy <= max_error]
+            enough = [each for each in enough if self._share_in_several_sequences(each) >= MIN_COVERAGE]
             if not enough:
                 if accepted:
                     break
@@ -107,6 +113,9 @@ class DependenceSearch:
             accepted = tuple(each for each in enough if each.accuracy >= best - 0.1 * (1 - best) - 1e-9)
             if best == 1:
                 break
+        accepted = tuple({each.addresses: each for each in map(self._prune, accepted)}.values())
+        smallest = min((len(each.addresses) for each in accepted), default=0)
+        accepted = tuple(each for each in accepted if len(each.addresses) == smallest)
         return SearchResult(
             explanations=self._simplest_first(accepted),
             closest=closest,
@@ -131,6 +140,28 @@ class DependenceSearch:
         right, covered = agreement(_combine(codes), target, copies)
         accuracy = right / covered if covered else 0.0
         return Explanation(addresses=addresses, accuracy=accuracy, coverage=covered / len(target))
+
+    def _share_in_several_sequences(self, explanation: Explanation) -> float:
+        """Return the share of the answers whose tokens occur in at least two sequences, or that are copies.
+
+        Answers of one sequence do not confirm each other: a token that names the sequence would explain all of them.
+        """
+        codes = np.unique(_combine([self.codes[address] for address in explanation.addresses]), return_inverse=True)[1]
+        pairs = np.unique(codes.astype(np.int64) * (int(self.sequence.max()) + 1) + self.sequence)
+        num_sequences = np.bincount(pairs // (int(self.sequence.max()) + 1))
+        is_confirmed = num_sequences[codes] > 1
+        if len(explanation.addresses) == 1:
+            is_confirmed |= self.addresses[explanation.addresses[0]].tokens == self.target_tokens
+        return float(is_confirmed.mean())
+
+    def _prune(self, explanation: Explanation) -> Explanation:
+        """Return the explanation without addresses that do not make it more accurate."""
+        for address in explanation.addresses:
+            rest = tuple(each for each in explanation.addresses if each != address)
+            smaller = self.measure(rest) if rest else None
+            if smaller is not None and smaller.score >= explanation.score and smaller.accuracy >= explanation.accuracy:
+                return self._prune(smaller)
+        return explanation
 
     def _candidates(self, frontier: Iterable[Explanation], size: int) -> list[tuple[int, ...]]:
         indexes = range(len(self.addresses))

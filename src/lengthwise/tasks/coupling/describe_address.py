@@ -12,13 +12,21 @@ def describe_address(address: Address, vocabulary: Sequence[str]) -> str:
     if isinstance(address, AnswerAddress):
         return "the previous answer" if address.lag == 1 else f"the answer {address.lag} steps before"
     if isinstance(address, MatchAddress):
-        kind, number = address.key.split()
-        key = "the previous answer" if kind == "answer" else "the last prompt token"
-        if int(number) > (1 if kind == "answer" else 0):
-            key = f"the answer {number} steps before" if kind == "answer" else f"prompt token {number} from the end"
+        key = _describe_key(address.key, vocabulary)
         context = "" if address.side == ANYWHERE else f" {address.side} '{vocabulary[address.context]}'"
         return f"the prompt token {address.offset:+d} from the first one equal to {key}{context}"
     return f"prompt token {_describe_anchor(address.anchor, vocabulary)}{_describe_move(address)}"
+
+
+def _describe_key(key: str, vocabulary: Sequence[str]) -> str:
+    kind, text = key.split()
+    # In a task file, the mark is the last prompt token before the start token.
+    number = int(text) - (kind == "answer" or MARK in vocabulary)
+    if number < 0:
+        return f"'{MARK}'"
+    if kind == "answer":
+        return "the previous answer" if number == 0 else f"the answer {text} steps before"
+    return "the last prompt token" if number == 0 else f"the prompt token {number} before the last"
 
 
 def _describe_anchor(anchor: str, vocabulary: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ from lengthwise.tasks.coupling.addresses import (
 )
 from lengthwise.tasks.coupling.answer_steps import AnswerSteps
 from lengthwise.tasks.coupling.dependence import MAX_TOKENS, DependenceSearch, Explanation, SearchResult
-from lengthwise.tasks.coupling.phases import DIVISIONS, Phases, divide
+from lengthwise.tasks.coupling.phases import DIVISIONS, FIRST_APART, Phases, divide
 
 # Share of steps with equal tokens from which two addresses count as the same.
 SAME_TOKENS = 0.999
@@ -53,18 +53,27 @@ class Attempt:
 def search_rules(steps: AnswerSteps, *, max_tokens: int = MAX_TOKENS, seed: int = 0) -> list[Attempt]:
     """Return all attempts, from simple to complex, up to the first one that explains all answers in only one way.
 
-    If all explanations are ambiguous, the first one of them is the last attempt.
+    If two sets of tokens explain the answers, only a separate rule for the first answer can decide between them: other
+    divisions may have no address for one of the sets. Without a decision, the ambiguous attempt is the last one.
     """
     attempts: list[Attempt] = []
     matches: list[LocatedAddress] = []
+    ambiguous: Attempt | None = None
     for with_matches in (False, True):
         if with_matches:
             matches = without_duplicates(locate(each, steps, steps.number) for each in iter_match_addresses(steps))
         for division in DIVISIONS:
-            attempts.append(_attempt(steps, divide(steps, division), matches, max_tokens, seed))
+            phases = divide(steps, division)
+            if len(np.unique(phases.phase)) < len(phases.names) or (ambiguous and division != FIRST_APART):
+                continue
+            attempts.append(_attempt(steps, phases, matches, max_tokens, seed))
             if attempts[-1].rules and not attempts[-1].is_ambiguous:
                 return attempts
-    return [*attempts, *[attempt for attempt in attempts if attempt.rules][:1]]
+            if attempts[-1].rules and ambiguous is None:
+                ambiguous = attempts[-1]
+        if ambiguous is not None:
+            return [*attempts, ambiguous]
+    return attempts
 
 
 def _attempt(
@@ -75,7 +84,8 @@ def _attempt(
     for number, name in enumerate(phases.names):
         mask = phases.phase == number
         addresses = without_duplicates(located.where(mask) for located in (*fixed, *matches))
-        search = DependenceSearch(addresses, steps.target[mask], stream(seed, "coupling search", number))
+        rng = stream(seed, "coupling search", number)
+        search = DependenceSearch(addresses, steps.target[mask], steps.sequence[mask], rng)
         result = search.run(max_tokens)
         if not result.explanations:
             return Attempt(phases=phases, rules=(), closest=result)

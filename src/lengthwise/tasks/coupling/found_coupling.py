@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Int
 
 from lengthwise.core.errors import CouplingError
 from lengthwise.core.randomness import stream
 from lengthwise.tasks.coupling.answer_steps import AnswerSteps, answer_steps, join_steps
-from lengthwise.tasks.coupling.dependence import MAX_TOKENS, MIN_COPY_SHARE, MIN_COVERAGE
+from lengthwise.tasks.coupling.checks import check_answer_tokens, check_longest_lengths
+from lengthwise.tasks.coupling.dependence import MAX_TOKENS, MIN_COVERAGE
 from lengthwise.tasks.coupling.describe_address import describe_address
 from lengthwise.tasks.coupling.find_pointers import find_pointers
 from lengthwise.tasks.coupling.finder import Attempt, PhaseRule, search_rules
@@ -19,12 +19,6 @@ from lengthwise.tasks.task import HasRecords, Task
 # Number of sequences per length that a task with a sampler draws, and upper limit for a file.
 SAMPLES_PER_LENGTH, MAX_RECORDS = 500, 20_000
 DEFAULT_LENGTHS = range(2, 9)
-# Share of the lengths, the longest ones, that check the rule.
-CHECKED_LENGTHS = 0.25
-# Largest share of wrong predictions at the checked lengths, beyond that at the other lengths.
-MAX_MORE_ERRORS = 0.01
-# Smallest share of the answers at the checked lengths with tokens that the shorter examples have.
-MIN_CHECKED_SHARE = 0.25
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,19 +70,13 @@ def find_coupling(
     for rule in attempt.rules:
         if rule.alternatives:
             raise CouplingError(_explain_ambiguity(rule, task.vocabulary))
-    checked_lengths, checked_accuracy, checked_share = _check_longest(steps, attempt)
-    if checked_share < MIN_CHECKED_SHARE:
-        raise CouplingError(
-            f"too few examples to check the rule: the shorter examples have the tokens of only {checked_share:.0%} of "
-            f"the answers at length {checked_lengths[0]} and above; use more than {len(steps.tokens):,} examples"
-        )
+    if not any(located.is_prompt for rule in attempt.rules for located in rule.addresses):
+        raise CouplingError("the answers do not depend on the prompt, so no prompt token needs a position ID")
+    for rule in attempt.rules:
+        check_answer_tokens(rule, steps, task.vocabulary)
+    checked_lengths, checked_accuracy = check_longest_lengths(steps, attempt)
     weights = [rule.mask.sum() for rule in attempt.rules]
     accuracy = float(np.average([rule.explanation.accuracy for rule in attempt.rules], weights=weights))
-    if 1 - checked_accuracy > 1 - accuracy + MAX_MORE_ERRORS:
-        raise CouplingError(
-            f"the rule of the shorter lengths is wrong for {1 - checked_accuracy:.1%} of the answers at length "
-            f"{checked_lengths[0]} and above; check whether the same rule makes all answers"
-        )
     return FoundCoupling(
         rule=find_pointers(steps, attempt),
         phases=tuple((rule.name, tuple(each.address.text for each in rule.addresses)) for rule in attempt.rules),
@@ -144,38 +132,3 @@ def _explain_ambiguity(rule: PhaseRule, vocabulary: Sequence[str]) -> str:
     return (
         f"two sets of tokens explain {rule.name} equally well: {first}, or {second}; add examples in which they differ"
     )
-
-
-def _check_longest(steps: AnswerSteps, attempt: Attempt) -> tuple[tuple[int, ...], float, float]:
-    """Return the checked lengths, the share of right predictions by shorter examples, and the share of predictions."""
-    lengths = np.unique(steps.lengths)
-    num_checked = max(1, round(CHECKED_LENGTHS * len(lengths)))
-    if num_checked >= len(lengths):
-        raise CouplingError(f"all examples have length {lengths[0]}; use examples of at least two lengths")
-    checked = lengths[-num_checked:]
-    right = covered = num_checked_answers = 0
-    for rule in attempt.rules:
-        is_checked = (steps.length >= checked[0])[rule.mask]
-        tokens = np.stack([each.tokens for each in rule.addresses] or [np.zeros(rule.mask.sum(), dtype=np.int64)])
-        rule_right, rule_covered = _predict(tokens, steps.target[rule.mask], is_checked)
-        right, covered = right + rule_right, covered + rule_covered
-        num_checked_answers += int(is_checked.sum())
-    return tuple(checked.tolist()), right / max(covered, 1), covered / max(num_checked_answers, 1)
-
-
-def _predict(
-    tokens: Int[np.ndarray, "address step"], target: Int[np.ndarray, " step"], is_checked: np.ndarray
-) -> tuple[int, int]:
-    """Return the number of right and of all predictions for checked steps whose tokens occur in the other steps."""
-    _, codes = np.unique(tokens, axis=1, return_inverse=True)
-    codes = codes.ravel()
-    num_answers = int(target.max()) + 1
-    counts = np.zeros((int(codes.max()) + 1, num_answers), dtype=np.int32)
-    np.add.at(counts, (codes[~is_checked], target[~is_checked]), 1)
-    is_known = counts.sum(axis=1)[codes] > 0
-    prediction = counts.argmax(axis=1)[codes]
-    if len(tokens) == 1 and (tokens[0] == target)[~is_checked].mean() >= MIN_COPY_SHARE / 2:
-        # A new token is copied, like the others.
-        prediction, is_known = np.where(is_known, prediction, tokens[0]), np.ones_like(is_known)
-    is_counted = is_checked & is_known
-    return int((prediction == target)[is_counted].sum()), int(is_counted.sum())

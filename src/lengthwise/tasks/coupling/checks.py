@@ -1,0 +1,99 @@
+"""Checks of a found rule before it is used: at the longest lengths, and for every kind of answer."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from lengthwise.core.errors import CouplingError
+from lengthwise.tasks.coupling.answer_steps import AnswerSteps
+from lengthwise.tasks.coupling.dependence import MIN_COPY_SHARE
+from lengthwise.tasks.coupling.finder import Attempt, PhaseRule
+
+# Share of the lengths, the longest ones, that check the rule.
+CHECKED_SHARE = 0.25
+# Largest share of wrong predictions at a checked length, beyond that of the rule, and standard errors added to it.
+MAX_MORE_ERRORS, NUM_STANDARD_ERRORS = 0.01, 3
+# Smallest share of the answers of a phase at the checked lengths with tokens that shorter examples have.
+MIN_KNOWN_SHARE = 0.25
+# An answer token with at least this many answers must be predicted in at least this share of them.
+MIN_ANSWERS, MIN_RIGHT_SHARE = 20, 0.5
+
+
+def check_longest_lengths(steps: AnswerSteps, attempt: Attempt) -> tuple[tuple[int, ...], float]:
+    """Return the checked lengths, and the share of their answers that the shorter examples predict right.
+
+    Raises ``CouplingError`` if a rule has too few known answers or too many errors at one of these lengths.
+    """
+    if len(np.unique(steps.prompt_lengths)) == 1 or len(np.unique(steps.lengths)) == 1:
+        kind = "length" if len(np.unique(steps.lengths)) == 1 else "number of prompt tokens"
+        raise CouplingError(f"all examples have the same {kind}; use examples of at least two lengths")
+    lengths = np.unique(steps.lengths)
+    checked = lengths[-max(1, round(CHECKED_SHARE * len(lengths))) :]
+    num_right = num_known = 0
+    for rule in attempt.rules:
+        length = steps.length[rule.mask]
+        is_checked = length >= checked[0]
+        if not is_checked.any() or (rule.explanation.accuracy == 1 and not rule.addresses):
+            continue
+        is_right, is_known = _predict(rule, steps.target[rule.mask], is_checked)
+        known_share = is_known.mean()
+        if known_share < MIN_KNOWN_SHARE:
+            raise CouplingError(
+                f"too few examples to check the rule of {rule.name}: the shorter examples have the tokens of only "
+                f"{known_share:.0%} of these answers at length {checked[0]} and above; use more than "
+                f"{len(steps.tokens):,} examples"
+            )
+        for checked_length in checked.tolist():
+            _check_errors(rule, checked_length, is_right[is_known & (length[is_checked] == checked_length)])
+        num_right, num_known = num_right + int(is_right[is_known].sum()), num_known + int(is_known.sum())
+    return tuple(checked.tolist()), num_right / max(num_known, 1)
+
+
+def check_answer_tokens(rule: PhaseRule, steps: AnswerSteps, vocabulary: Sequence[str]) -> None:
+    """Raise ``CouplingError`` if the rule nearly always fails for one of the answer tokens; noise affects all alike."""
+    if rule.explanation.accuracy == 1:
+        return
+    target = steps.target[rule.mask]
+    is_right, is_known = _predict(rule, target, None)
+    for token in np.unique(target):
+        is_token = is_known & (target == token)
+        if is_token.sum() >= MIN_ANSWERS and is_right[is_token].mean() < MIN_RIGHT_SHARE:
+            raise CouplingError(
+                f"the best rule explains {rule.explanation.accuracy:.1%} of the answers, but only "
+                f"{is_right[is_token].mean():.0%} of the answers '{vocabulary[token]}'; they depend on other tokens"
+            )
+
+
+def _check_errors(rule: PhaseRule, length: int, is_right: Bool[np.ndarray, " answer"]) -> None:
+    if not len(is_right):
+        return
+    expected_error = 1 - rule.explanation.accuracy + MAX_MORE_ERRORS
+    limit = expected_error + NUM_STANDARD_ERRORS * float(np.sqrt(expected_error / len(is_right)))
+    error = 1 - is_right.mean()
+    if error > limit:
+        raise CouplingError(
+            f"the rule of the shorter lengths is wrong for {error:.1%} of the answers at length {length}; "
+            "check whether the same rule makes all answers"
+        )
+
+
+def _predict(
+    rule: PhaseRule, target: Int[np.ndarray, " step"], is_checked: Bool[np.ndarray, " step"] | None
+) -> tuple[Bool[np.ndarray, " checked"], Bool[np.ndarray, " checked"]]:
+    """Return which checked answers the table of the other answers predicts right, and which have tokens that it has.
+
+    Without ``is_checked``, the table of all answers predicts all answers.
+    """
+    tokens = np.stack([each.tokens for each in rule.addresses]) if rule.addresses else np.zeros((1, len(target)), int)
+    is_checked = np.zeros(len(target), dtype=bool) if is_checked is None else is_checked
+    codes = np.unique(tokens, axis=1, return_inverse=True)[1].ravel()
+    counts = np.zeros((int(codes.max()) + 1, int(target.max()) + 1), dtype=np.int32)
+    np.add.at(counts, (codes[~is_checked], target[~is_checked]), 1)
+    is_known = counts.sum(axis=1)[codes] > 0
+    prediction = counts.argmax(axis=1)[codes]
+    if len(tokens) == 1 and (tokens[0] == target)[~is_checked].mean() >= MIN_COPY_SHARE / 2:
+        # A new token is copied, like the others.
+        prediction, is_known = np.where(is_known, prediction, tokens[0]), np.ones_like(is_known)
+    counted = is_checked if is_checked.any() else ~is_checked
+    return (prediction == target)[counted], is_known[counted]
