@@ -4,6 +4,7 @@
 token and other tokens that are the same in all sequences at a step are not counted, because no example can show whether
 an answer depends on them.
 ``files``: write rows of twelve tasks that the package does not have, and find their coupling or the reason against it.
+Without names of tasks, the script measures all of them; a new row replaces the former one of its task.
 """
 
 import argparse
@@ -21,6 +22,7 @@ from benchmarks.coupling_tasks import FILE_TASKS
 from lengthwise.core.errors import CouplingError
 from lengthwise.core.provenance import provenance
 from lengthwise.core.randomness import stream
+from lengthwise.experiments.run_folder import read_rows, write_rows
 from lengthwise.tasks import (
     Addition,
     Copy,
@@ -149,17 +151,16 @@ def measure_file(name: str, path: Path) -> dict[str, Any]:
 def main() -> None:
     """Measure both parts, write the rows, and print them."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("tasks", nargs="*", metavar="TASK", help=f"one of {', '.join([*BUILT_IN, *FILE_TASKS])}")
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    rows, facts = [], provenance()
-    for name in BUILT_IN:
-        rows.append(measure_support(name))
-        print(rows[-1], flush=True)
+    facts = provenance()
     with tempfile.TemporaryDirectory() as folder:
-        for name in FILE_TASKS:
-            rows.append(measure_file(name, Path(folder) / "rows.jsonl"))
-            print(rows[-1], flush=True)
-    arguments.out.write_text("".join(json.dumps({**row, "provenance": facts}) + "\n" for row in rows))
+        for name in arguments.tasks or [*BUILT_IN, *FILE_TASKS]:
+            row = measure_support(name) if name in BUILT_IN else measure_file(name, Path(folder) / "rows.jsonl")
+            print(row, flush=True)
+            rows = [each for each in read_rows(arguments.out) if each["task"] != name]
+            write_rows(arguments.out, [*rows, {**row, "provenance": facts}])
 
 
 if __name__ == "__main__":

@@ -580,7 +580,7 @@ INVALID: list[tuple[list[str], str]] = [
     (["diagnose", "run"], "--length"),
     (["diagnose", "run", "--length", "many"], "'many'"),
     (["evaluate", "run", "unfinished"], "unfinished"),
-    (["trian"], "'trian'; did you mean 'train'? known: certify, compare, diagnose, evaluate"),
+    (["trian"], "'trian'; did you mean 'train'? known: certify, compare, couple, diagnose, evaluate"),
     (["--verbose"], "--verbose"),
     ([], "command"),
 ]

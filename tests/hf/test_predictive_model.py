@@ -284,7 +284,7 @@ def test_the_last_logits_depend_on_tokens_before_a_jump(architecture):
 def test_gradients_are_finite_if_all_tokens_are_labelled(head):
     model, inputs = wrap_model("llama", head=head).train(), make_batch()
     # Without a prompt, these heads have no IDs to choose among.
-    needs_prompt = head in ("pointer", "rank", "search")
+    needs_prompt = head in ("pointer", "wide_pointer", "rank", "search")
     with pytest.warns(UnreachableIDsWarning, match=r"prompt_mask") if needs_prompt else nullcontext():
         output = model(**inputs | {"labels": inputs["input_ids"], "position_labels": inputs["position_ids"]})
     output.loss.backward()

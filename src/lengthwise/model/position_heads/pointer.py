@@ -85,3 +85,9 @@ class WidePointer(Pointer):
     """Pointer head with shifts of up to three ranks, for pointers that skip prompt tokens or stand beside a match."""
 
     max_shift: ClassVar[int] = 3
+
+    def __init__(self, d_model: int, num_position_ids: int, d_pointer: int = 32) -> None:
+        super().__init__(d_model, num_position_ids, d_pointer)
+        # With equal shares, many IDs would have exactly the same probability before training.
+        with torch.no_grad():
+            self.shift.bias -= 0.1 * torch.arange(-self.max_shift, self.max_shift + 1).abs()

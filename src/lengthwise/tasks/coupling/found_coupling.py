@@ -7,6 +7,7 @@ import numpy as np
 
 from lengthwise.core.errors import CouplingError
 from lengthwise.core.randomness import stream
+from lengthwise.core.type_checks import check_arguments
 from lengthwise.tasks.coupling.answer_steps import AnswerSteps, answer_steps, join_steps
 from lengthwise.tasks.coupling.checks import check_answer_tokens, check_longest_lengths
 from lengthwise.tasks.coupling.dependence import MAX_TOKENS, MIN_COVERAGE
@@ -47,6 +48,7 @@ class FoundCoupling:
         return len(self.rule.levels)
 
 
+@check_arguments
 def find_coupling(
     task: Task,
     lengths: Sequence[int] | None = None,
