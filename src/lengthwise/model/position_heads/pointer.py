@@ -90,4 +90,4 @@ class WidePointer(Pointer):
         super().__init__(d_model, num_position_ids, d_pointer)
         # With equal shares, many IDs would have exactly the same probability before training.
         with torch.no_grad():
-            self.shift.bias -= 0.1 * torch.arange(-self.max_shift, self.max_shift + 1).abs()
+            self.shift.bias.copy_(-0.1 * torch.arange(-self.max_shift, self.max_shift + 1).abs())
