@@ -38,7 +38,7 @@ class JSONLTask:
     ``length``. Without a file, the task reverses built-in strings of letters. ``digest`` is the SHA-256 of the file
     when the task was created. ``run_folder`` is the folder of a run whose token IDs the task uses; it is never saved.
 
-    ``rule`` is a coupling that ``find_coupling`` has found; it couples records without a coupling.
+    ``rule`` is a coupling that ``find_coupling`` has found; it replaces the coupling of the records.
 
     In a coupling, a response token has the same number as the prompt tokens that it depends on. The ID of each token
     from ``<start>`` on is the number of the next token, so the required prompt tokens are at ID distance 0. The last
@@ -221,7 +221,7 @@ class JSONLTask:
 
     def _apply_rule(self, examples: Examples) -> Examples:
         rule = self.coupling_rule
-        if not rule or examples.coupling is not None:
+        if not rule:
             return examples
         return replace(examples, coupling=couple(parse_rule(rule), examples))
 

@@ -142,6 +142,20 @@ def test_a_found_coupling_counts_as_told_nothing(bare_file):
     assert describe_knowledge(replace(task, rule=RULE), Predicted()) == "ID range"
 
 
+def test_a_rule_replaces_the_coupling_of_the_records(tmp_path):
+    # Otherwise, the result rows would say that nobody supplied the coupling that the run used.
+    given = write_records(
+        tmp_path / "given.jsonl", [{"prompt": "a b c", "response": "c b a", "coupling": [7, 7, 7, 7, 7, 7]}]
+    )
+    examples = JSONLTask(file=str(given), rule=RULE).records_at(3, np.array([0]))
+    assert examples.coupling[:, 0].tolist() == [[2, 3, 4, 1, 4, 3, 2, 1, 5]]
+
+
+def test_invalid_settings_and_tasks_with_several_answers_raise_an_error(capsys):
+    assert "max_tokens 0 is too small; use at least 1" in error_of(["couple", "copy", "--max-tokens", "0"], capsys)
+    assert "task text has several valid answers per prompt" in error_of(["couple", "text"], capsys)
+
+
 def test_an_invalid_rule_raises_an_error(bare_file):
     task = JSONLTask(file=str(bare_file), rule=("one", "rising: prompt first"))
     with pytest.raises(SettingError, match=r"invalid address 'prompt first'; use a coupling that lengthwise couple"):

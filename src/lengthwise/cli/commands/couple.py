@@ -12,9 +12,14 @@ from lengthwise.cli import options
 from lengthwise.cli.terminal import print_json, print_line, print_table, show_status
 from lengthwise.core.errors import SettingError
 from lengthwise.experiments.experiment import load_task
-from lengthwise.tasks import HasRecords, JSONLTask, Task, is_task_file
+from lengthwise.tasks import JSONLTask, Task, is_task_file
 from lengthwise.tasks.coupling.dependence import MAX_TOKENS
-from lengthwise.tasks.coupling.found_coupling import DEFAULT_LENGTHS, SAMPLES_PER_LENGTH, find_coupling
+from lengthwise.tasks.coupling.found_coupling import (
+    DEFAULT_LENGTHS,
+    SAMPLES_PER_LENGTH,
+    check_single_answers,
+    find_coupling,
+)
 from lengthwise.tasks.coupling.record_files import write_coupled_records, write_sampled_records
 from lengthwise.tasks.coupling.report import describe_coupling, example_table
 
@@ -58,8 +63,7 @@ def couple(
 
 def _sample_records(task: Task, lengths: tuple[int, ...] | None, num_examples: int, seed: int, path: Path) -> JSONLTask:
     """Return a task file with sampled examples of a task."""
-    if isinstance(task, HasRecords):
-        raise SettingError(f"task {task.name} has no sampler; use a file")
+    check_single_answers(task)
     lengths = tuple(DEFAULT_LENGTHS) if lengths is None else lengths
     write_sampled_records(task, path, lengths, num_per_length=num_examples, seed=seed)
     return JSONLTask(file=str(path)).read()

@@ -59,7 +59,6 @@ class SearchResult:
 
     explanations: tuple[Explanation, ...]
     closest: Explanation
-    base_accuracy: float
     too_sparse: Explanation | None = None
 
 
@@ -88,7 +87,7 @@ class DependenceSearch:
         constant = Explanation(addresses=(), accuracy=self.base_accuracy, coverage=1.0)
         frontier, closest = [constant], constant
         if self.base_accuracy == 1:
-            return SearchResult(explanations=(constant,), closest=constant, base_accuracy=1.0)
+            return SearchResult(explanations=(constant,), closest=constant)
         accepted: tuple[Explanation, ...] = ()
         too_sparse: Explanation | None = None
         best_accuracy = self.base_accuracy
@@ -119,7 +118,6 @@ class DependenceSearch:
         return SearchResult(
             explanations=self._simplest_first(accepted),
             closest=closest,
-            base_accuracy=self.base_accuracy,
             too_sparse=too_sparse,
         )
 

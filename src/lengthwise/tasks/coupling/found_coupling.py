@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lengthwise.core.errors import CouplingError
+from lengthwise.core.errors import CouplingError, SettingError
 from lengthwise.core.randomness import stream
 from lengthwise.core.type_checks import check_arguments
 from lengthwise.tasks.coupling.answer_steps import AnswerSteps, answer_steps, join_steps
@@ -15,7 +15,7 @@ from lengthwise.tasks.coupling.describe_address import describe_address
 from lengthwise.tasks.coupling.find_pointers import find_pointers
 from lengthwise.tasks.coupling.finder import Attempt, PhaseRule, search_rules
 from lengthwise.tasks.coupling.pointers import PointerRule
-from lengthwise.tasks.task import HasRecords, Task
+from lengthwise.tasks.task import GradedByLoss, HasRecords, Task
 
 # Number of sequences per length that a task with a sampler draws, and upper limit for a file.
 SAMPLES_PER_LENGTH, MAX_RECORDS = 500, 20_000
@@ -64,6 +64,9 @@ def find_coupling(
     ``max_tokens`` tokens explains the answers, if two sets explain them equally well, if there are too few examples, or
     if the rule fails at the longest lengths.
     """
+    if max_tokens < 1:
+        raise SettingError(f"max_tokens {max_tokens} is too small; use at least 1")
+    check_single_answers(task)
     steps = _draw_steps(task, lengths, num_per_length, seed)
     attempts = search_rules(steps, max_tokens=max_tokens, seed=seed)
     attempt = attempts[-1]
@@ -90,6 +93,12 @@ def find_coupling(
         checked_lengths=checked_lengths,
         checked_accuracy=checked_accuracy,
     )
+
+
+def check_single_answers(task: Task) -> None:
+    """Raise ``SettingError`` for a task with several valid answers, because no rule can predict them."""
+    if isinstance(task, GradedByLoss):
+        raise SettingError(f"task {task.name} has several valid answers per prompt; use a task with one correct answer")
 
 
 def _draw_steps(task: Task, lengths: Sequence[int] | None, num_per_length: int, seed: int) -> AnswerSteps:

@@ -17,14 +17,14 @@ def describe_coupling(found: FoundCoupling, vocabulary: Sequence[str]) -> list[s
         lines.append(f"{name} depends on {len(texts)} token{'s' * (len(texts) != 1)}: {'; '.join(tokens)}")
     lines.append(
         f"confirmed: {found.confirmed:.1%} of the answers have another answer with the same tokens; "
-        f"{found.accuracy:.1%} of these agree"
+        f"{found.accuracy:.2%} of these agree"
     )
     first, last = found.checked_lengths[0], found.checked_lengths[-1]
     lengths = f"length {first}" if first == last else f"lengths {first} to {last}"
     lines.append(f"checked: the shorter examples predict {found.checked_accuracy:.1%} of the answers at {lengths}")
     if found.accuracy < 1:
         lines.append(
-            f"not explained: {1 - found.accuracy:.1%} of the answers; the rows have errors, or some answers depend on "
+            f"not explained: {1 - found.accuracy:.2%} of the answers; the rows have errors, or some answers depend on "
             "more tokens"
         )
     lines.append(f"pointers: {found.num_levels}; the prompt tokens count 1, 2, 3, ... on every level")
