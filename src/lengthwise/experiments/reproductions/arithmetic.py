@@ -25,6 +25,10 @@ EVALUATIONS = {
 # The longest test has 10,000 digits, which are about 50,000 tokens.
 LONG_EVALUATION = replace(EVALUATIONS["addition"], lengths=(10, 100, 1000, 10_000), num_examples=(512, 512, 64, 4))
 LONG_NUM_POSITION_IDS = 12_288
+LONG_PRODUCT_EVALUATION = EvaluationSettings(
+    lengths=(10, 100, 1000), num_examples=(512, 256, 16), variants=("2 digits",)
+)
+LONG_PRODUCT_NUM_POSITION_IDS = 2048
 THREE_DIGIT_EVALUATION = EvaluationSettings(
     lengths=(10, 40, 100), num_examples=(512, 256, 64), variants=("2 digits", "3 digits", "5 digits", "10 digits")
 )
@@ -46,15 +50,24 @@ LAPTOP_LABELS = tuple(label for label in RECIPE_NAMES if label.endswith("PPC") a
 def _build_experiments() -> dict[str, Experiment]:
     recipes = {label: recipe(name) for label, name in RECIPE_NAMES.items()}
     experiments = {label: replace(each, evaluation=EVALUATIONS[each.task.name]) for label, each in recipes.items()}
-    long_sums = replace(experiments["addition, carries written, PPC"], evaluation=LONG_EVALUATION)
-    assert isinstance(long_sums.scheme, Predicted)
-    long_sums = replace(long_sums, scheme=replace(long_sums.scheme, num_position_ids=LONG_NUM_POSITION_IDS))
+    long_sums = replace(
+        _with_ids(experiments["addition, carries written, PPC"], LONG_NUM_POSITION_IDS), evaluation=LONG_EVALUATION
+    )
+    long_products = replace(
+        _with_ids(experiments["product, PPC"], LONG_PRODUCT_NUM_POSITION_IDS), evaluation=LONG_PRODUCT_EVALUATION
+    )
     # Running sums of 90 or more need at least three partial products, so products by two digits never train them.
     products = replace(experiments["product, PPC"], task=Multiplication(digits=3), evaluation=THREE_DIGIT_EVALUATION)
     return experiments | {
         "addition, carries written, PPC, IDs to 12,288": long_sums,
+        "product, PPC, IDs to 2,048": long_products,
         "product by three digits, PPC": products,
     }
+
+
+def _with_ids(experiment: Experiment, num_position_ids: int) -> Experiment:
+    assert isinstance(experiment.scheme, Predicted)
+    return replace(experiment, scheme=replace(experiment.scheme, num_position_ids=num_position_ids))
 
 
 ARITHMETIC = Claim(
