@@ -38,7 +38,7 @@ from lengthwise.tasks import (
 from lengthwise.tasks.coupling.addresses import MatchAddress
 from lengthwise.tasks.coupling.answer_steps import AnswerSteps, answer_steps, join_steps
 from lengthwise.tasks.coupling.finder import Attempt, search_rules
-from lengthwise.tasks.coupling.found_coupling import find_coupling
+from lengthwise.tasks.coupling.found_coupling import SAMPLES_IN_PARTS, find_coupling
 
 RESULTS = Path(__file__).parent / "results" / "coupling.jsonl"
 # Task, lengths and examples per length.
@@ -92,8 +92,9 @@ def measure_support(name: str) -> dict[str, Any]:
     task, lengths, num_per_length = BUILT_IN[name]
     rng, started = stream(0, "coupling benchmark"), time.perf_counter()
     parts, declared = [], {}
-    for length in lengths:
-        examples = task.sample(length=length, size=num_per_length, rng=rng)
+    # A task can draw a number, such as that of the operands, once per call of sample.
+    for length in [each for each in lengths for _ in range(SAMPLES_IN_PARTS)]:
+        examples = task.sample(length=length, size=num_per_length // SAMPLES_IN_PARTS, rng=rng)
         parts.append(answer_steps(examples, length))
         if examples.support is not None:
             for tokens, support in zip(parts[-1].tokens, examples.support, strict=True):

@@ -9,8 +9,10 @@ import pytest
 
 from lengthwise.core.errors import CouplingError
 from lengthwise.core.randomness import stream
-from lengthwise.tasks import Addition, Copy, JSONLTask, Parity, Reverse, Sort, VariableAssignment
+from lengthwise.tasks import Addition, Copy, JSONLTask, MultiAddition, Parity, Reverse, Sort, VariableAssignment
+from lengthwise.tasks.coupling.answer_steps import answer_steps, join_steps
 from lengthwise.tasks.coupling.found_coupling import find_coupling
+from lengthwise.tasks.coupling.phases import divide, iter_divisions
 from lengthwise.tasks.coupling.pointers import couple, parse_rule
 
 EXAMPLES = {
@@ -174,6 +176,38 @@ def test_sorting_is_refused():
 def test_two_explanations_are_refused():
     with pytest.raises(CouplingError, match=r"two sets of tokens explain every answer equally well: .*, or .*; add"):
         find_coupling(CopyOfDoubledPrompt(), (2, 3, 4, 5, 6), num_per_length=100)
+
+
+def test_lines_of_a_response_are_recognized():
+    task = MultiAddition(operands=(3, 3))
+    parts = [answer_steps(task.sample(length=length, size=20, rng=stream(3)), length) for length in (1, 2, 3)]
+    steps = join_steps(parts)
+    end_of_line = task.vocabulary.index(">")
+    assert (f"lines {end_of_line} 1", f"lines {end_of_line} 2") in iter_divisions(steps)
+    phases = divide(steps, f"lines {end_of_line} 2")
+    # Two lines with two answers for each digit of the padded sum, then the end of the line.
+    two_digits = steps.length == 1
+    assert phases.line_width[two_digits].tolist() == [5] * two_digits.sum()
+    assert phases.line[two_digits][:10].tolist() == [0] * 5 + [1] * 5
+    assert phases.place[two_digits][:10].tolist() == [0, 0, 1, 1, 2] * 2
+    assert phases.phase[two_digits][:10].tolist() == [0, 1, 0, 1, 0, 2, 3, 2, 3, 2]
+
+
+def test_random_symbols_do_not_make_lines():
+    steps = join_steps([answer_steps(Copy().sample(length=4, size=100, rng=stream(4)), 4)])
+    assert not any(division.startswith("lines") for group in iter_divisions(steps) for division in group)
+
+
+@pytest.mark.slow
+def test_responses_with_lines_are_refused_with_the_tokens_that_they_need():
+    message = (
+        r"the response has lines, and pointers cannot move from line to line; give the coupling\. .*"
+        r"answer 1 of every 2 in the later lines: the previous answer, the answer at the same place in the previous "
+        r"line, prompt token '\+' \(with the number of the line\) \+ place \+1; "
+        r"answer 2 of every 2 in the later lines: the previous answer"
+    )
+    with pytest.raises(CouplingError, match=message):
+        find_coupling(MultiAddition(), (1, 2, 3), num_per_length=300)
 
 
 def test_repeated_examples_do_not_count_as_evidence(tmp_path):

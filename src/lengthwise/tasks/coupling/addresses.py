@@ -9,11 +9,18 @@ from jaxtyping import Bool, Int
 
 from lengthwise.core.errors import SettingError
 from lengthwise.tasks.coupling.answer_steps import AFTER, ANYWHERE, BEFORE, NO_TOKEN, AnswerSteps
+from lengthwise.tasks.coupling.phases import Phases
 
 FIRST, LAST = "first", "last"
+# Occurrence of an anchor token whose number is that of the line.
+LINE = "line"
 # Slopes and offsets of addresses that move through the prompt, from simple to complex.
 SLOPES = (1, -1, 0, 2, -2)
 OFFSETS = (0, 1, -1, 2, -2, 3, -3)
+# Slopes of addresses that move from line to line.
+LINE_SLOPES = (1, -1)
+# Largest distance to the answer in the same column of the previous line.
+MAX_COLUMN_DISTANCE = 3
 MATCH_OFFSETS = (1, -1, 2, -2, 3)
 # Number of preceding answers, in addition to the number of phases.
 NUM_LAGS = 2
@@ -26,42 +33,54 @@ MATCH_COST = 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptAddress:
-    """Prompt token at ``anchor + slope * place + offset``.
+    """Prompt token at ``anchor + slope * place + line_slope * line + offset``.
 
-    ``anchor`` is ``first``, ``last`` (the token before the start token) or ``#TOKEN.N`` (occurrence N of a token).
+    ``anchor`` is ``first``, ``last`` (the token before the start token), ``#TOKEN.N`` (occurrence N of a token) or
+    ``#TOKEN.line`` (the occurrence with the number of the line).
     """
 
     anchor: str
     slope: int
     offset: int
+    line_slope: int = 0
 
     @property
     def text(self) -> str:
-        """Form of the address in saved files, such as ``prompt first +1 -2``."""
-        return f"prompt {self.anchor} {self.slope:+d} {self.offset:+d}"
+        """Form of the address in saved files, such as ``prompt first +1 -2``; a slope over lines comes last."""
+        line_slope = f" {self.line_slope:+d}" if self.line_slope else ""
+        return f"prompt {self.anchor} {self.slope:+d} {self.offset:+d}{line_slope}"
 
     @property
     def cost(self) -> int:
         """Order of addresses from simple to complex."""
         # A token as anchor is simpler than an offset: the number of tokens before it can change.
-        occurrence = 0 if self.anchor in (FIRST, LAST) else 1 + 2 * int(self.anchor.split(".")[1])
-        return occurrence + 2 * SLOPES.index(self.slope) + 2 * abs(self.offset)
+        number = "0" if self.anchor in (FIRST, LAST) or self.moves_with_lines else self.anchor.split(".")[1]
+        occurrence = 0 if self.anchor in (FIRST, LAST) else 1 + 2 * int(number)
+        return occurrence + 2 * SLOPES.index(self.slope) + 2 * abs(self.offset) + 2 * abs(self.line_slope)
 
-    def locate(self, steps: AnswerSteps, place: Int[np.ndarray, " step"]) -> Int[np.ndarray, " step"]:
+    @property
+    def moves_with_lines(self) -> bool:
+        """True if the anchor is another token in each line."""
+        return self.anchor.endswith(f".{LINE}")
+
+    def locate(self, steps: AnswerSteps, phases: Phases) -> Int[np.ndarray, " step"]:
         """Return the indexes; they can lie outside the prompt."""
-        return self._anchor_index(steps) + self.slope * place + self.offset
+        anchor = self._anchor_index(steps, phases)
+        return anchor + self.slope * phases.place + self.line_slope * phases.line + self.offset
 
-    def _anchor_index(self, steps: AnswerSteps) -> Int[np.ndarray, " step"]:
+    def _anchor_index(self, steps: AnswerSteps, phases: Phases) -> Int[np.ndarray, " step"]:
         if self.anchor == FIRST:
             return np.zeros(len(steps), dtype=np.int64)
         if self.anchor == LAST:
             return steps.prompt_length - 2
-        token, occurrence = (int(part) for part in self.anchor[1:].split("."))
-        is_token = steps.is_prompt & (steps.tokens == token)
+        token, number = self.anchor[1:].split(".")
+        is_token = steps.is_prompt & (steps.tokens == int(token))
+        order = np.argsort(~is_token, axis=1, kind="stable")
+        occurrence = phases.line if number == LINE else np.full(len(steps), int(number))
         # An anchor that is missing in a prompt is after its last token.
-        order = np.argsort(~is_token, axis=1, kind="stable")[:, occurrence]
-        index = np.where(is_token.sum(axis=1) > occurrence, order, steps.prompt_lengths)
-        return index[steps.sequence]
+        is_missing = occurrence >= is_token.sum(axis=1)[steps.sequence]
+        index = order[steps.sequence, np.minimum(occurrence, order.shape[1] - 1)]
+        return np.where(is_missing, steps.prompt_length, index)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,9 +99,37 @@ class AnswerAddress:
         """Order of addresses from simple to complex."""
         return 2 * (self.lag - 1)
 
-    def locate(self, steps: AnswerSteps, place: Int[np.ndarray, " step"]) -> Int[np.ndarray, " step"]:
+    def locate(self, steps: AnswerSteps, phases: Phases) -> Int[np.ndarray, " step"]:
         """Return the indexes; ``NO_TOKEN`` before the start token."""
+        return self.index(steps)
+
+    def index(self, steps: AnswerSteps) -> Int[np.ndarray, " step"]:
+        """Return the indexes; they do not depend on phases."""
         return np.where(steps.number >= self.lag - 1, steps.prompt_length + steps.number - self.lag, NO_TOKEN)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineAddress:
+    """Answer token ``offset`` tokens after the same column of the previous line."""
+
+    offset: int
+
+    @property
+    def text(self) -> str:
+        """Form of the address in saved files, such as ``line -1``."""
+        return f"line {self.offset:+d}"
+
+    @property
+    def cost(self) -> int:
+        """Order of addresses from simple to complex."""
+        return 1 + 2 * abs(self.offset)
+
+    def locate(self, steps: AnswerSteps, phases: Phases) -> Int[np.ndarray, " step"]:
+        """Return the indexes; ``NO_TOKEN`` in the first line, and beyond the ends of the previous line."""
+        column = steps.number - phases.line * phases.line_width + self.offset
+        is_inside = (phases.line > 0) & (column >= 0) & (column < phases.line_width)
+        index = steps.prompt_length + steps.number - phases.line_width + self.offset
+        return np.where(is_inside, index, NO_TOKEN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +155,7 @@ class MatchAddress:
         """Order of addresses from simple to complex."""
         return MATCH_COST + int(self.key.split()[1]) + abs(self.offset) + (self.side != ANYWHERE)
 
-    def locate(self, steps: AnswerSteps, place: Int[np.ndarray, " step"]) -> Int[np.ndarray, " step"]:
+    def locate(self, steps: AnswerSteps, phases: Phases) -> Int[np.ndarray, " step"]:
         """Return the indexes; ``NO_TOKEN`` without a match."""
         match = self.match(steps)
         return np.where(match >= 0, match + self.offset, NO_TOKEN)
@@ -118,7 +165,7 @@ class MatchAddress:
         kind, number = self.key.split()
         if kind == "prompt":
             return steps.prompt_length - 2 - int(number)
-        return AnswerAddress(lag=int(number)).locate(steps, steps.number)
+        return AnswerAddress(lag=int(number)).index(steps)
 
     def match(self, steps: AnswerSteps) -> Int[np.ndarray, " step"]:
         """Return the index of the first match of the key."""
@@ -129,8 +176,9 @@ class MatchAddress:
         return np.where(match == key_index, NO_TOKEN, match)
 
 
+ANSWER_ADDRESSES = (AnswerAddress, LineAddress)
 # Rules that give the index of one earlier token for each step.
-Address = PromptAddress | AnswerAddress | MatchAddress
+Address = PromptAddress | AnswerAddress | LineAddress | MatchAddress
 
 
 def parse_address(text: str) -> Address:
@@ -138,9 +186,12 @@ def parse_address(text: str) -> Address:
     kind, *parts = text.split()
     try:
         if kind == "prompt":
-            return PromptAddress(anchor=parts[0], slope=int(parts[1]), offset=int(parts[2]))
+            line_slope = int(parts[3]) if len(parts) > 3 else 0
+            return PromptAddress(anchor=parts[0], slope=int(parts[1]), offset=int(parts[2]), line_slope=line_slope)
         if kind == "answer":
             return AnswerAddress(lag=int(parts[0]))
+        if kind == "line":
+            return LineAddress(offset=int(parts[0]))
         return MatchAddress(
             key=f"{parts[0]} {int(parts[1])}", side=parts[2], context=int(parts[3]), offset=int(parts[4])
         )
@@ -148,20 +199,36 @@ def parse_address(text: str) -> Address:
         raise SettingError(f"invalid address '{text}'; use a coupling that lengthwise couple has found") from None
 
 
-def iter_fixed_addresses(steps: AnswerSteps, num_phases: int) -> Iterator[Address]:
-    """Yield addresses that depend only on the number of an answer."""
+def iter_fixed_addresses(steps: AnswerSteps, phases: Phases) -> Iterator[Address]:
+    """Yield addresses that depend only on the number of an answer, and on its line."""
     for anchor in _anchors(steps):
         for slope in SLOPES:
             for offset in OFFSETS:
                 yield PromptAddress(anchor=anchor, slope=slope, offset=offset)
-    for lag in range(1, NUM_LAGS + num_phases + 1):
+    for lag in range(1, NUM_LAGS + len(phases.names) + 1):
         yield AnswerAddress(lag=lag)
+    if phases.has_lines:
+        yield from _iter_line_addresses(steps)
+
+
+def _iter_line_addresses(steps: AnswerSteps) -> Iterator[Address]:
+    """Yield addresses that move from line to line."""
+    for anchor in _anchors(steps):
+        for line_slope in LINE_SLOPES:
+            for offset in OFFSETS:
+                yield PromptAddress(anchor=anchor, slope=0, offset=offset, line_slope=line_slope)
+    for token in _common_tokens(steps):
+        for slope in (1, -1, 0):
+            for offset in OFFSETS:
+                yield PromptAddress(anchor=f"#{token}.{LINE}", slope=slope, offset=offset)
+    for offset in range(-MAX_COLUMN_DISTANCE, MAX_COLUMN_DISTANCE + 1):
+        yield LineAddress(offset=offset)
 
 
 def iter_match_addresses(steps: AnswerSteps) -> Iterator[Address]:
     """Yield addresses near the first match of an earlier token."""
     contexts = [(ANYWHERE, 0)]
-    for token in _context_tokens(steps):
+    for token in _common_tokens(steps)[:MAX_CONTEXT_TOKENS]:
         contexts += [(BEFORE, token), (AFTER, token)]
     for side, context in contexts:
         for key in ("answer 1", "answer 2", "prompt 0", "prompt 1"):
@@ -185,17 +252,17 @@ class LocatedAddress:
     @property
     def is_prompt(self) -> bool:
         """False for an address of an answer."""
-        return not isinstance(self.address, AnswerAddress)
+        return not isinstance(self.address, ANSWER_ADDRESSES)
 
     def where(self, mask: Bool[np.ndarray, " step"]) -> "LocatedAddress":
         """Return the address for the steps of a mask."""
         return LocatedAddress(address=self.address, index=self.index[mask], tokens=self.tokens[mask])
 
 
-def locate(address: Address, steps: AnswerSteps, place: Int[np.ndarray, " step"]) -> LocatedAddress:
+def locate(address: Address, steps: AnswerSteps, phases: Phases) -> LocatedAddress:
     """Return the address with its index and token at each step."""
-    index = address.locate(steps, place)
-    if not isinstance(address, AnswerAddress):
+    index = address.locate(steps, phases)
+    if not isinstance(address, ANSWER_ADDRESSES):
         index = np.where((index >= 0) & (index < steps.prompt_length - 1), index, NO_TOKEN)
     return LocatedAddress(address=address, index=index, tokens=steps.token_at(index))
 
@@ -219,9 +286,6 @@ def _anchors(steps: AnswerSteps) -> list[str]:
     return anchors
 
 
-def _context_tokens(steps: AnswerSteps) -> list[int]:
-    """Return tokens that every prompt contains."""
-    tokens = [
-        token for token in range(steps.num_tokens) if (steps.is_prompt & (steps.tokens == token)).any(axis=1).all()
-    ]
-    return tokens[:MAX_CONTEXT_TOKENS]
+def _common_tokens(steps: AnswerSteps) -> list[int]:
+    """Return the tokens that every prompt contains."""
+    return [token for token in range(steps.num_tokens) if (steps.is_prompt & (steps.tokens == token)).any(axis=1).all()]

@@ -2,7 +2,16 @@
 
 from collections.abc import Sequence
 
-from lengthwise.tasks.coupling.addresses import FIRST, LAST, Address, AnswerAddress, MatchAddress, PromptAddress
+from lengthwise.tasks.coupling.addresses import (
+    FIRST,
+    LAST,
+    LINE,
+    Address,
+    AnswerAddress,
+    LineAddress,
+    MatchAddress,
+    PromptAddress,
+)
 from lengthwise.tasks.coupling.answer_steps import ANYWHERE
 from lengthwise.tasks.jsonl_table import MARK
 
@@ -11,6 +20,8 @@ def describe_address(address: Address, vocabulary: Sequence[str]) -> str:
     """Return the address in words; places count from 0."""
     if isinstance(address, AnswerAddress):
         return "the previous answer" if address.lag == 1 else f"the answer {address.lag} steps before"
+    if isinstance(address, LineAddress):
+        return f"the answer {_describe_column(address.offset)} in the previous line"
     if isinstance(address, MatchAddress):
         key = _describe_key(address.key, vocabulary)
         context = "" if address.side == ANYWHERE else f" {address.side} '{vocabulary[address.context]}'"
@@ -35,12 +46,21 @@ def _describe_anchor(anchor: str, vocabulary: Sequence[str]) -> str:
     if anchor == LAST:
         # In a task file, the last prompt token before the start token is the mark.
         return f"'{MARK}'" if MARK in vocabulary else "last"
-    token, occurrence = (int(part) for part in anchor[1:].split("."))
-    name = f"'{vocabulary[token]}'"
-    return name if occurrence == 0 else f"{name} (number {occurrence + 1})"
+    token, occurrence = anchor[1:].split(".")
+    name = f"'{vocabulary[int(token)]}'"
+    if occurrence == LINE:
+        return f"{name} (with the number of the line)"
+    return name if occurrence == "0" else f"{name} (number {int(occurrence) + 1})"
+
+
+def _describe_column(offset: int) -> str:
+    if offset == 0:
+        return "at the same place"
+    return f"{abs(offset)} tokens {'after' if offset > 0 else 'before'} the same place"
 
 
 def _describe_move(address: PromptAddress) -> str:
     factor = "" if abs(address.slope) == 1 else f"{abs(address.slope)} x "
     move = "" if address.slope == 0 else f" {'+' if address.slope > 0 else '-'} {factor}place"
-    return f"{move}{f' {address.offset:+d}' if address.offset else ''}"
+    line_move = f" {'+' if address.line_slope > 0 else '-'} line" if address.line_slope else ""
+    return f"{move}{line_move}{f' {address.offset:+d}' if address.offset else ''}"

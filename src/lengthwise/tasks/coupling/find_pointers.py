@@ -8,6 +8,7 @@ from jaxtyping import Int
 from lengthwise.tasks.coupling.addresses import Address, LocatedAddress
 from lengthwise.tasks.coupling.answer_steps import NO_TOKEN, AnswerSteps
 from lengthwise.tasks.coupling.finder import Attempt
+from lengthwise.tasks.coupling.phases import Phases
 from lengthwise.tasks.coupling.pointers import NO_POINTER, PointerRule, is_inside, pointer_index
 
 # Addresses of one step at most this far apart, always at the same distance, share a pointer.
@@ -20,11 +21,11 @@ def find_pointers(steps: AnswerSteps, attempt: Attempt) -> PointerRule:
     levels: list[list[list[Address]]] = []
     located: list[Int[np.ndarray, " step"]] = []
     for phase, rule in enumerate(attempt.rules):
-        phase_steps, place = steps.where(rule.mask), attempt.phases.place[rule.mask]
+        phase_steps, phases = steps.where(rule.mask), attempt.phases.where(rule.mask)
         for line in _lines([each for each in rule.addresses if each.is_prompt]):
-            address = _newest(line, phase_steps, place)
+            address = _newest(line, phase_steps, phases)
             index = np.full(len(steps), NO_POINTER)
-            index[rule.mask] = pointer_index(address, phase_steps, place)
+            index[rule.mask] = pointer_index(address, phase_steps, phases)
             level = _free_level(index, located, steps)
             if level == len(levels):
                 levels.append([[] for _ in range(num_phases)])
@@ -52,9 +53,9 @@ def _lines(addresses: Sequence[LocatedAddress]) -> list[list[LocatedAddress]]:
     return lines
 
 
-def _newest(line: Sequence[LocatedAddress], steps: AnswerSteps, place: Int[np.ndarray, " step"]) -> Address:
+def _newest(line: Sequence[LocatedAddress], steps: AnswerSteps, phases: Phases) -> Address:
     """Return the address of a line that reaches new tokens first."""
-    indexes = [each.address.locate(steps, place) for each in line]
+    indexes = [each.address.locate(steps, phases) for each in line]
     moves = (indexes[0][1:] - indexes[0][:-1])[steps.sequence[1:] == steps.sequence[:-1]]
     direction = -1 if moves.sum() < 0 else 1
     return line[int(np.argmax([direction * index.sum() for index in indexes]))].address

@@ -1,5 +1,6 @@
 """Find the tokens that each answer depends on, from examples alone."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,10 +17,12 @@ from lengthwise.tasks.coupling.addresses import (
 )
 from lengthwise.tasks.coupling.answer_steps import AnswerSteps
 from lengthwise.tasks.coupling.dependence import MAX_TOKENS, DependenceSearch, Explanation, SearchResult
-from lengthwise.tasks.coupling.phases import DIVISIONS, FIRST_APART, Phases, divide
+from lengthwise.tasks.coupling.phases import FIRST_APART, ONE, Phases, divide, iter_divisions
 
 # Share of steps with equal tokens from which two addresses count as the same.
 SAME_TOKENS = 0.999
+# A token can follow from another one if the other address has at most this number of tokens per step.
+MAX_TOKEN_SHARE = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,28 +52,40 @@ class Attempt:
         """True if two sets of tokens explain the answers of a phase."""
         return any(rule.alternatives for rule in self.rules)
 
+    @property
+    def num_errors(self) -> float:
+        """Number of answers that the rules predict wrong; infinite without rules."""
+        if not self.rules:
+            return math.inf
+        return sum((1 - rule.explanation.accuracy) * int(rule.mask.sum()) for rule in self.rules)
+
 
 def search_rules(steps: AnswerSteps, *, max_tokens: int = MAX_TOKENS, seed: int = 0) -> list[Attempt]:
     """Return all attempts, from simple to complex, up to the first one that explains all answers in only one way.
 
-    If two sets of tokens explain the answers, only a separate rule for the first answer can decide between them: other
-    divisions may have no address for one of the sets. Without a decision, the ambiguous attempt is the last one.
+    Of several divisions into the same lines, the one with the fewest errors counts. If two sets of tokens explain the
+    answers, only a separate rule for the first answer can decide between them: other divisions may have no address for
+    one of the sets. Without a decision, the ambiguous attempt is the last one.
     """
     attempts: list[Attempt] = []
     matches: list[LocatedAddress] = []
     ambiguous: Attempt | None = None
     for with_matches in (False, True):
         if with_matches:
-            matches = without_duplicates(locate(each, steps, steps.number) for each in iter_match_addresses(steps))
-        for division in DIVISIONS:
-            phases = divide(steps, division)
-            if len(np.unique(phases.phase)) < len(phases.names) or (ambiguous and division != FIRST_APART):
+            matches = without_duplicates(
+                locate(each, steps, divide(steps, ONE)) for each in iter_match_addresses(steps)
+            )
+        for group in iter_divisions(steps):
+            divisions = [each for each in group if ambiguous is None or each == FIRST_APART]
+            phases = [each for each in (divide(steps, division) for division in divisions) if each.is_complete]
+            if not phases:
                 continue
-            attempts.append(_attempt(steps, phases, matches, max_tokens, seed))
-            if attempts[-1].rules and not attempts[-1].is_ambiguous:
-                return attempts
-            if attempts[-1].rules and ambiguous is None:
-                ambiguous = attempts[-1]
+            attempts += [_attempt(steps, each, matches, max_tokens, seed) for each in phases]
+            best = min(attempts[-len(phases) :], key=lambda attempt: attempt.num_errors)
+            if best.rules and not best.is_ambiguous:
+                return [*attempts, best]
+            if best.rules and ambiguous is None:
+                ambiguous = best
         if ambiguous is not None:
             return [*attempts, ambiguous]
     return attempts
@@ -79,7 +94,7 @@ def search_rules(steps: AnswerSteps, *, max_tokens: int = MAX_TOKENS, seed: int 
 def _attempt(
     steps: AnswerSteps, phases: Phases, matches: Sequence[LocatedAddress], max_tokens: int, seed: int
 ) -> Attempt:
-    fixed = [locate(each, steps, phases.place) for each in iter_fixed_addresses(steps, len(phases.names))]
+    fixed = [locate(each, steps, phases) for each in iter_fixed_addresses(steps, phases)]
     rules: list[PhaseRule] = []
     for number, name in enumerate(phases.names):
         mask = phases.phase == number
@@ -107,7 +122,24 @@ def _rule(
 
 
 def _is_same(first: Sequence[LocatedAddress], second: Sequence[LocatedAddress]) -> bool:
-    """Return True if every address of one set has the tokens of an address of the other set."""
+    """Return True if every address of the first set has the tokens of an address of the second set.
+
+    An answer token can also follow from another answer token, such as a carry from a digit with its carry.
+    """
     return len(first) == len(second) and all(
-        any((located.tokens == other.tokens).mean() >= SAME_TOKENS for other in second) for located in first
+        any(_has_same_tokens(located, other) or _follows(located, other) for other in second) for located in first
     )
+
+
+def _has_same_tokens(first: LocatedAddress, second: LocatedAddress) -> bool:
+    return float((first.tokens == second.tokens).mean()) >= SAME_TOKENS
+
+
+def _follows(first: LocatedAddress, second: LocatedAddress) -> bool:
+    """Return True if each answer token at the second address always comes with the same one at the first address."""
+    if first.is_prompt or second.is_prompt:
+        return False
+    num_tokens = len(np.unique(second.tokens))
+    num_pairs = np.unique(np.stack([first.tokens, second.tokens]), axis=1).shape[1]
+    # Tokens that rarely occur twice say nothing.
+    return num_pairs == num_tokens <= MAX_TOKEN_SHARE * len(second.tokens)

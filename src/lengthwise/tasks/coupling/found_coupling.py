@@ -19,6 +19,8 @@ from lengthwise.tasks.task import GradedByLoss, HasRecords, Task
 
 # Number of sequences per length that a task with a sampler draws, and upper limit for a file.
 SAMPLES_PER_LENGTH, MAX_RECORDS = 500, 20_000
+# Number of calls that draw these sequences.
+SAMPLES_IN_PARTS = 10
 DEFAULT_LENGTHS = range(2, 9)
 
 
@@ -80,6 +82,8 @@ def find_coupling(
     for rule in attempt.rules:
         check_answer_tokens(rule, steps, task.vocabulary)
     checked_lengths, checked_accuracy = check_longest_lengths(steps, attempt)
+    if attempt.phases.has_lines:
+        raise CouplingError(_explain_lines(attempt, task.vocabulary))
     weights = [rule.mask.sum() for rule in attempt.rules]
     accuracy = float(np.average([rule.explanation.accuracy for rule in attempt.rules], weights=weights))
     return FoundCoupling(
@@ -112,8 +116,15 @@ def _draw_steps(task: Task, lengths: Sequence[int] | None, num_per_length: int, 
             parts.append(answer_steps(task.records_at(length, np.sort(order)), length))
         return join_steps(parts)
     lengths = DEFAULT_LENGTHS if lengths is None else lengths
+    # A task can draw a number, such as that of the operands, once per call of sample.
+    sizes = [len(part) for part in np.array_split(np.arange(num_per_length), SAMPLES_IN_PARTS)]
     return join_steps(
-        [answer_steps(task.sample(length=length, size=num_per_length, rng=rng), length) for length in lengths]
+        [
+            answer_steps(task.sample(length=length, size=size, rng=rng), length)
+            for length in lengths
+            for size in sizes
+            if size
+        ]
     )
 
 
@@ -132,6 +143,17 @@ def _explain_failure(attempts: Sequence[Attempt], num_sequences: int) -> str:
     return (
         f"no set of few tokens explains the answers: the best one, of {len(closest.addresses)} tokens, predicts "
         f"{closest.accuracy:.1%} of them; write intermediate results into the responses, or give the coupling"
+    )
+
+
+def _explain_lines(attempt: Attempt, vocabulary: Sequence[str]) -> str:
+    rules = (
+        f"{rule.name}: {', '.join(describe_address(each.address, vocabulary) for each in rule.addresses) or 'none'}"
+        for rule in attempt.rules
+    )
+    return (
+        "the response has lines, and pointers cannot move from line to line; give the coupling. The answers depend on "
+        f"these tokens: {'; '.join(rules)}"
     )
 
 

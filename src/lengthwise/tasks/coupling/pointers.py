@@ -11,7 +11,7 @@ from jaxtyping import Bool, Int
 
 from lengthwise.tasks.coupling.addresses import Address, MatchAddress, parse_address
 from lengthwise.tasks.coupling.answer_steps import NO_TOKEN, AnswerSteps, answer_steps
-from lengthwise.tasks.coupling.phases import divide
+from lengthwise.tasks.coupling.phases import Phases, divide
 from lengthwise.tasks.examples import Examples
 
 # Index of a step that needs no prompt token of a level.
@@ -45,8 +45,8 @@ class PointerRule:
             pointer = np.full(len(steps), NO_POINTER)
             for phase, texts in enumerate(level):
                 mask = phases.phase == phase
-                phase_steps, place = steps.where(mask), phases.place[mask]
-                located = [pointer_index(parse_address(text), phase_steps, place) for text in texts]
+                phase_steps, places = steps.where(mask), phases.where(mask)
+                located = [pointer_index(parse_address(text), phase_steps, places) for text in texts]
                 pointer[mask] = _first_inside(located, phase_steps)
             pointers.append(_hold(pointer, steps))
         return np.stack(pointers)
@@ -71,9 +71,9 @@ def _level_text(level: Sequence[Sequence[str]], falls: bool) -> str:
     return f"{FALLING if falls else RISING}: {'; '.join(' or '.join(phase) for phase in level)}"
 
 
-def pointer_index(address: Address, steps: AnswerSteps, place: Int[np.ndarray, " step"]) -> Int[np.ndarray, " step"]:
+def pointer_index(address: Address, steps: AnswerSteps, phases: Phases) -> Int[np.ndarray, " step"]:
     """Return the index of an address; beyond the ends of the prompt, the places next to its first and last token."""
-    index = address.locate(steps, place)
+    index = address.locate(steps, phases)
     if isinstance(address, MatchAddress):
         # Without a match, there is no direction.
         return np.where((index >= 0) & (index < steps.prompt_length - 1), index, NO_POINTER)
