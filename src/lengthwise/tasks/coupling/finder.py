@@ -53,19 +53,19 @@ class Attempt:
         return any(rule.alternatives for rule in self.rules)
 
     @property
-    def num_errors(self) -> float:
-        """Number of answers that the rules predict wrong; infinite without rules."""
+    def num_unexplained(self) -> float:
+        """Number of answers that the rules predict wrong, or that nothing confirms; infinite without rules."""
         if not self.rules:
             return math.inf
-        return sum((1 - rule.explanation.accuracy) * int(rule.mask.sum()) for rule in self.rules)
+        return sum((1 - rule.explanation.score) * int(rule.mask.sum()) for rule in self.rules)
 
 
 def search_rules(steps: AnswerSteps, *, max_tokens: int = MAX_TOKENS, seed: int = 0) -> list[Attempt]:
     """Return all attempts, from simple to complex, up to the first one that explains all answers in only one way.
 
-    Of several divisions into the same lines, the one with the fewest errors counts. If two sets of tokens explain the
-    answers, only a separate rule for the first answer can decide between them: other divisions may have no address for
-    one of the sets. Without a decision, the ambiguous attempt is the last one.
+    Of several divisions into the same lines, the one that explains the most answers counts. If two sets of tokens
+    explain the answers, only a separate rule for the first answer can decide between them: other divisions may have no
+    address for one of the sets. Without a decision, the ambiguous attempt is the last one.
     """
     attempts: list[Attempt] = []
     matches: list[LocatedAddress] = []
@@ -81,7 +81,7 @@ def search_rules(steps: AnswerSteps, *, max_tokens: int = MAX_TOKENS, seed: int 
             if not phases:
                 continue
             attempts += [_attempt(steps, each, matches, max_tokens, seed) for each in phases]
-            best = min(attempts[-len(phases) :], key=lambda attempt: attempt.num_errors)
+            best = min(attempts[-len(phases) :], key=lambda attempt: attempt.num_unexplained)
             if best.rules and not best.is_ambiguous:
                 return [*attempts, best]
             if best.rules and ambiguous is None:
