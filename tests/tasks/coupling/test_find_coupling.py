@@ -183,7 +183,8 @@ def test_lines_of_a_response_are_recognized():
     parts = [answer_steps(task.sample(length=length, size=20, rng=stream(3)), length) for length in (1, 2, 3)]
     steps = join_steps(parts)
     end_of_line = task.vocabulary.index(">")
-    assert (f"lines {end_of_line} 1", f"lines {end_of_line} 2") in iter_divisions(steps)
+    lines = (f"lines {end_of_line} 1", f"lines {end_of_line} 2")
+    assert ("period 2", "period 3", *lines) in iter_divisions(steps)
     phases = divide(steps, f"lines {end_of_line} 2")
     # Two lines with two answers for each digit of the padded sum, then the end of the line.
     two_digits = steps.length == 1
@@ -319,3 +320,12 @@ def test_a_token_is_preferred_to_an_offset_as_anchor(tmp_path):
 
     found = couple_rows(tmp_path, second_operand, range(2, 7))
     assert found.phases[0][1][0].startswith("prompt #")
+
+
+def test_groups_that_pointers_can_follow_are_not_refused_as_lines(tmp_path):
+    def pairs(rng, n):
+        text = letters(rng, 2 * n, "abcdef")
+        return text, [symbol for i in range(n) for symbol in (text[2 * i], text[2 * i + 1], ";")]
+
+    found = couple_rows(tmp_path, pairs, range(2, 8))
+    assert [texts[:1] for _, texts in found.phases[:2]] == [("prompt first +2 +0",), ("prompt first +2 +1",)]

@@ -63,9 +63,9 @@ class Attempt:
 def search_rules(steps: AnswerSteps, *, max_tokens: int = MAX_TOKENS, seed: int = 0) -> list[Attempt]:
     """Return all attempts, from simple to complex, up to the first one that explains all answers in only one way.
 
-    Of several divisions into the same lines, the one that explains the most answers counts. If two sets of tokens
-    explain the answers, only a separate rule for the first answer can decide between them: other divisions may have no
-    address for one of the sets. Without a decision, the ambiguous attempt is the last one.
+    Of the divisions of a group, the one that explains the most answers counts. If two sets of tokens explain the
+    answers, only a separate rule for the first answer can decide between them: other divisions may have no address for
+    one of the sets. Without a decision, the ambiguous attempt is the last one.
     """
     attempts: list[Attempt] = []
     matches: list[LocatedAddress] = []

@@ -47,13 +47,16 @@ class Phases:
 
 
 def iter_divisions(steps: AnswerSteps) -> Iterator[tuple[str, ...]]:
-    """Yield groups of divisions of the answers into phases, from simple to complex."""
+    """Yield groups of divisions of the answers into phases, from simple to complex; those of a group compete."""
     yield (ONE,)
     yield (FIRST_APART,)
-    for token in _line_ends(steps):
-        yield tuple(f"lines {token} {period}" for period in range(1, MAX_LINE_PERIOD + 1))
-    for period in range(2, MAX_PERIOD + 1):
-        yield (f"period {period}",)
+    periods = tuple(f"period {period}" for period in range(2, MAX_PERIOD + 1))
+    lines = [f"lines {token} {period}" for token in _line_ends(steps) for period in range(1, MAX_LINE_PERIOD + 1)]
+    if lines:
+        # With lines, a wrong period can explain most answers, so all of these divisions compete.
+        yield (*periods, *lines)
+    else:
+        yield from ((period,) for period in periods)
 
 
 def divide(steps: AnswerSteps, division: str) -> Phases:
