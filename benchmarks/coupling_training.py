@@ -94,7 +94,7 @@ def measure(name: str, seed: int, folder: Path) -> list[dict[str, Any]]:
     loaded = lw.load_run(folder / "run", overrides={"task": JSONLTask(file=str(test_file))}, device="cpu")
     num_examples = tuple(NUM_TEST_ROWS if length <= MEDIUM_LENGTH else NUM_LONG_ROWS for length in task.test_lengths)
     rows = lw.evaluate(loaded, lw.EvaluationSettings(lengths=tuple(task.test_lengths), num_examples=num_examples))
-    facts = {"find_s": round(found - start, 1), "train_s": round(trained - found, 1), "rule": run.experiment.task.rule}
+    facts = {"find_s": round(found - start, 1), "train_s": round(trained - found, 1), "rule": experiment.scheme.rule}
     kept = ("length", "num_examples", "exact_match", "exact_tokens", "id_accuracy", "low", "high", "fitted", "told")
     return [{"task": name, "seed": seed, **{key: row[key] for key in kept}, **facts} for row in rows]
 

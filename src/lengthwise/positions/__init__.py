@@ -2,6 +2,7 @@
 
 from lengthwise.positions.abacus import Abacus
 from lengthwise.positions.coupled import Coupled
+from lengthwise.positions.discovered import Discovered
 from lengthwise.positions.knowledge import describe_knowledge, knowledge_of_scheme
 from lengthwise.positions.multilevel import MultiLevel
 from lengthwise.positions.predicted import Predicted
@@ -14,7 +15,18 @@ from lengthwise.positions.skipwise import Skipwise
 
 SCHEMES: dict[str, type[PositionScheme]] = {
     scheme.name: scheme
-    for scheme in (Sequential, RandomStart, Skipwise, Randomized, RandomFloats, Abacus, Coupled, MultiLevel, Predicted)
+    for scheme in (
+        Sequential,
+        RandomStart,
+        Skipwise,
+        Randomized,
+        RandomFloats,
+        Abacus,
+        Coupled,
+        MultiLevel,
+        Predicted,
+        Discovered,
+    )
 }
 
 __all__ = [
@@ -22,6 +34,7 @@ __all__ = [
     "Abacus",
     "Assignment",
     "Coupled",
+    "Discovered",
     "MultiLevel",
     "PositionScheme",
     "Predicted",

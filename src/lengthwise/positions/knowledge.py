@@ -1,7 +1,7 @@
 """Kinds of knowledge that a method receives beyond the training data: the column ``told`` of result tables."""
 
 from lengthwise.positions.scheme import PositionScheme
-from lengthwise.tasks.task import HasCouplingRule, Task, declared_knowledge
+from lengthwise.tasks.task import Task, declared_knowledge
 
 ID_RANGE, COUPLING, RESPONSE_IDS, DIGIT_PLACES = "ID range", "coupling", "response IDs", "digit places"
 NOTHING = "nothing"
@@ -13,9 +13,6 @@ def describe_knowledge(task: Task | None, scheme: PositionScheme | None, encodin
     None stands for an unknown task, or for a model with the position IDs of its own library.
     """
     scheme_kinds = () if scheme is None else knowledge_of_scheme(scheme)
-    if isinstance(task, HasCouplingRule) and task.coupling_rule:
-        # The coupling was found in the training data.
-        scheme_kinds = tuple(kind for kind in scheme_kinds if kind != COUPLING)
     return ", ".join(declared_knowledge(task) + scheme_kinds + declared_knowledge(encoding)) or NOTHING
 
 

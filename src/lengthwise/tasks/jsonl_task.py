@@ -16,7 +16,6 @@ from lengthwise.core.errors import SettingError, TaskFileError
 from lengthwise.core.json_parsing import parse_json
 from lengthwise.core.randomness import stream
 from lengthwise.core.type_checks import check_types
-from lengthwise.tasks.coupling.pointers import couple, parse_rule
 from lengthwise.tasks.examples import Examples
 from lengthwise.tasks.jsonl_layout import RecordLayout, counting_coupling
 from lengthwise.tasks.jsonl_table import MARK, RESERVED_TOKENS, START, SUFFIX, JSONLTable, is_record, read_table
@@ -38,8 +37,6 @@ class JSONLTask:
     ``length``. Without a file, the task reverses built-in strings of letters. ``digest`` is the SHA-256 of the file
     when the task was created. ``run_folder`` is the folder of a run whose token IDs the task uses; it is never saved.
 
-    ``rule`` is a coupling that ``find_coupling`` has found; it replaces the coupling of the records.
-
     In a coupling, a response token has the same number as the prompt tokens that it depends on. The ID of each token
     from ``<start>`` on is the number of the next token, so the required prompt tokens are at ID distance 0. The last
     token has the ID of ``<mark>``, an extra number. This number is below all other numbers if the coupling of the
@@ -48,7 +45,6 @@ class JSONLTask:
 
     file: str | None = None
     digest: str | None = None
-    rule: tuple[str, ...] = ()
     run_folder: str | None = field(default=None, compare=False, repr=False)
 
     name: ClassVar[str] = "rows"
@@ -84,12 +80,6 @@ class JSONLTask:
         """Lengths with records, in increasing order."""
         return tuple(self._table.records_by_length)
 
-    @property
-    def coupling_rule(self) -> tuple[str, ...]:
-        """Texts of the found rule that couples the records; empty without such a rule."""
-        rule: tuple[str, ...] = self._metadata["rule"]
-        return rule
-
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
         """Sample records uniformly with replacement."""
         check_sizes(self.name, length, size)
@@ -123,13 +113,12 @@ class JSONLTask:
         response_tokens = np.full(EXTRA_RESPONSE_TOKENS + len(tokens), end_token)
         padded = np.concatenate([tokens, mark_tokens, response_tokens])[None]
         levels, counts = self._metadata["falls"], self._metadata["counts"]
-        examples = Examples(
+        return Examples(
             tokens=padded,
             prompt_length=np.array([len(tokens) + 2]),
             is_answer=np.zeros(padded.shape, dtype=bool),
             coupling=counting_coupling(len(tokens), padded.shape[1], levels) if counts else None,
         )
-        return self._apply_rule(examples)
 
     def variants(self) -> Mapping[str, Task]:
         """Return an empty mapping: this task has no variants."""
@@ -174,12 +163,11 @@ class JSONLTask:
 
     @cached_property
     def _metadata(self) -> Mapping[str, Any]:
-        """Token names, direction of each coupling level (``falls``), True if all prompts count (``counts``), rule."""
+        """Token names, direction of each coupling level (``falls``), True if all prompts count (``counts``)."""
         if self.run_folder is None:
             table = self._table
-            levels = table.descending_levels
-            counts = table.has_counting_prompts
-            return {"symbols": table.symbols, "falls": levels, "counts": counts, "rule": self.rule}
+            falls, counts = table.descending_levels, table.has_counting_prompts
+            return {"symbols": table.symbols, "falls": falls, "counts": counts}
         return _read_metadata(Path(self.run_folder) / RUN_FILE)
 
     @property
@@ -216,14 +204,7 @@ class JSONLTask:
         return ", ".join(texts if len(texts) <= 12 else [*texts[:6], "...", *texts[-6:]])
 
     def _lay_out(self, table: JSONLTable, record_indexes: Int[np.ndarray, " batch"]) -> Examples:
-        examples = RecordLayout(table=table, records=record_indexes).examples(self._metadata["falls"])
-        return self._apply_rule(examples)
-
-    def _apply_rule(self, examples: Examples) -> Examples:
-        rule = self.coupling_rule
-        if not rule:
-            return examples
-        return replace(examples, coupling=couple(parse_rule(rule), examples))
+        return RecordLayout(table=table, records=record_indexes).examples(self._metadata["falls"])
 
 
 def is_task_file(name: str) -> bool:
@@ -238,15 +219,14 @@ def _read_metadata(path: Path) -> Mapping[str, Any]:
         if isinstance(falls, bool):
             # Files before several levels have one direction, also without a coupling.
             falls = [falls] if metadata["coupled"] is True else []
-        rule = tuple(metadata.get("rule", ()))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise TaskFileError(f"{path} cannot be read ({error!r}); train the run again") from None
     has_flags = isinstance(falls, list) and all(type(each) is bool for each in [*falls, counts])
-    if not all(isinstance(symbol, str) for symbol in (*symbols, *rule)) or not has_flags:
+    if not all(isinstance(symbol, str) for symbol in symbols) or not has_flags:
         raise TaskFileError(
             f"{path} cannot be read (it has invalid token names or an invalid coupling entry); train the run again"
         )
-    return {"symbols": symbols, "falls": tuple(falls), "counts": counts, "rule": rule}
+    return {"symbols": symbols, "falls": tuple(falls), "counts": counts}
 
 
 def _digest(file: str) -> str:

@@ -120,15 +120,6 @@ def declared_knowledge(declarer: object) -> tuple[str, ...]:
 
 
 @runtime_checkable
-class HasCouplingRule(Protocol):
-    """Protocol for a task whose coupling can come from a rule that was found in its examples."""
-
-    @property
-    def coupling_rule(self) -> tuple[str, ...]:
-        """Texts of the rule; empty without a rule, for example with a given coupling."""
-
-
-@runtime_checkable
 class HasLengths(Protocol):
     """Protocol for a task that has examples only at certain lengths."""
 

@@ -1,7 +1,6 @@
 """Task files with a found coupling: written records, runs, and prompts without a coupling."""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.experiments.generate_from_prompt import generate_from_prompt
 from lengthwise.experiments.recipes import experiment_for
 from lengthwise.experiments.run import evaluate, load_run, train
-from lengthwise.positions import Predicted, Sequential, describe_knowledge
+from lengthwise.positions import Discovered, Predicted, Sequential, describe_knowledge
 from lengthwise.tasks import JSONLTask
 from lengthwise.tasks.coupling.found_coupling import find_coupling
 
@@ -79,11 +78,11 @@ def test_couple_writes_the_coupling_that_the_rule_gives(bare_file, tmp_path, cap
     text = output_of(["couple", str(bare_file), "--out", str(out)], capsys)[0]
     assert "every answer depends on 1 token: prompt token '<mark>' - place -1" in text
     assert "pointers: 1" in text
-    task, coupled_task = JSONLTask(file=str(bare_file), rule=RULE), JSONLTask(file=str(out))
+    task, coupled_task, scheme = JSONLTask(file=str(bare_file)), JSONLTask(file=str(out)), Discovered(rule=RULE)
     for length in task.available_lengths:
         indexes = np.arange(task.num_records(length))
         examples, coupled = task.records_at(length, indexes), coupled_task.records_at(length, indexes)
-        assert np.array_equal(examples.coupling, coupled.coupling)
+        assert np.array_equal(scheme.group_ids(examples), coupled.coupling)
     first = json.loads(out.read_text().splitlines()[0])
     assert first["coupling"] == [[1, 0, 1, 0]]
 
@@ -112,34 +111,34 @@ def test_couple_reports_refusals_and_invalid_names(tmp_path, capsys):
 
 def test_the_scheme_discovered_trains_on_a_file_and_tests_on_another_one(bare_file, tmp_path, capsys):
     command = ["train", "--task", str(bare_file), "--scheme", "discovered", "--quick", "--out", str(tmp_path / "run")]
-    assert "found a coupling in the records" in output_of(command, capsys)[1]
+    assert "found a coupling in the examples" in output_of(command, capsys)[1]
     assert "20 steps" in output_of([*command, "--resume"], capsys)[0]
     test_file = write_records(tmp_path / "test.jsonl", without_coupling(reversals([9], seed=1)))
     run = load_run(tmp_path / "run", overrides={"task": JSONLTask(file=str(test_file))})
-    assert run.experiment.task.coupling_rule == RULE
+    assert run.experiment.scheme.rule == RULE
     (row,) = evaluate(run, EvaluationSettings(lengths=(9,), num_examples=(4,)))
-    assert (row["scheme"], row["told"]) == ("predicted", "ID range")
+    assert (row["scheme"], row["told"]) == ("discovered", "ID range")
     # Nothing is known about the prompt: neither its answer nor its coupling.
     answer = generate_from_prompt(run, "a b c c b a a", max_new_tokens=3)
     assert answer.tokens
     assert answer.correct is None
 
 
-def test_the_scheme_discovered_needs_a_task_file():
-    with pytest.raises(SettingError, match=r"needs a task file, not task parity; write one with: lengthwise couple"):
-        experiment_for("parity", "discovered")
+def test_the_scheme_discovered_finds_the_coupling_of_a_built_in_task():
+    experiment = experiment_for("copy", "discovered")
+    assert experiment.scheme.rule == ("one", "rising: prompt first +1 +0")
+    assert experiment.scheme.num_position_ids == experiment_for("copy", "predicted").scheme.num_position_ids
 
 
 def test_discovered_settings_carry_the_found_rule(bare_file):
     experiment = experiment_for(str(bare_file), "discovered")
-    assert experiment.task.rule == find_coupling(JSONLTask(file=str(bare_file))).rule.texts == RULE
-    assert isinstance(experiment.scheme, Predicted)
+    assert experiment.scheme.rule == find_coupling(JSONLTask(file=str(bare_file))).rule.texts == RULE
 
 
 def test_a_found_coupling_counts_as_told_nothing(bare_file):
     task = JSONLTask(file=str(bare_file))
     assert describe_knowledge(task, Predicted()) == "ID range, coupling"
-    assert describe_knowledge(replace(task, rule=RULE), Predicted()) == "ID range"
+    assert describe_knowledge(task, Discovered(rule=RULE)) == "ID range"
 
 
 def test_a_rule_replaces_the_coupling_of_the_records(tmp_path):
@@ -147,8 +146,8 @@ def test_a_rule_replaces_the_coupling_of_the_records(tmp_path):
     given = write_records(
         tmp_path / "given.jsonl", [{"prompt": "a b c", "response": "c b a", "coupling": [7, 7, 7, 7, 7, 7]}]
     )
-    examples = JSONLTask(file=str(given), rule=RULE).records_at(3, np.array([0]))
-    assert examples.coupling[:, 0].tolist() == [[2, 3, 4, 1, 4, 3, 2, 1, 5]]
+    examples = JSONLTask(file=str(given)).records_at(3, np.array([0]))
+    assert Discovered(rule=RULE).group_ids(examples)[:, 0].tolist() == [[2, 3, 4, 1, 4, 3, 2, 1, 5]]
 
 
 def test_invalid_settings_and_tasks_with_several_answers_raise_an_error(capsys):
@@ -156,19 +155,18 @@ def test_invalid_settings_and_tasks_with_several_answers_raise_an_error(capsys):
     assert "task text has several valid answers per prompt" in error_of(["couple", "text"], capsys)
 
 
-def test_an_invalid_rule_raises_an_error(bare_file):
-    task = JSONLTask(file=str(bare_file), rule=("one", "rising: prompt first"))
+def test_an_invalid_rule_raises_an_error():
     with pytest.raises(SettingError, match=r"invalid address 'prompt first'; use a coupling that lengthwise couple"):
-        task.sample(length=2, size=1, rng=np.random.default_rng(0))
+        Discovered(rule=("one", "rising: prompt first"))
 
 
 def test_a_run_with_a_rule_can_resume_and_loads_without_its_file(bare_file, tmp_path):
-    task = JSONLTask(file=str(bare_file), rule=RULE)
-    run = train(small_experiment(task, Predicted(num_position_ids=64)), tmp_path / "run", device="cpu")
+    task = JSONLTask(file=str(bare_file))
+    run = train(small_experiment(task, Discovered(num_position_ids=64, rule=RULE)), tmp_path / "run", device="cpu")
     assert run is not None
     bare_file.unlink()
     loaded = load_run(tmp_path / "run", device="cpu")
-    assert loaded.experiment.task.rule == RULE
+    assert loaded.experiment.scheme.rule == RULE
     assert generate_from_prompt(loaded, "a b b").correct is None
 
 

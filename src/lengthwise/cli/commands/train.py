@@ -10,9 +10,9 @@ from lengthwise.cli import options
 from lengthwise.cli.terminal import ProgressLine, err_console, print_json, print_line, print_message
 from lengthwise.core.interruption import StoppedError, catch_interrupts
 from lengthwise.experiments.recipes import quick
-from lengthwise.experiments.recipes.task_file import DISCOVERED
 from lengthwise.experiments.run import train
 from lengthwise.experiments.run_folder import EXPERIMENT, read_experiment
+from lengthwise.positions import Discovered
 
 
 def train_(
@@ -47,13 +47,11 @@ def train_(
     """Train a recipe, or a task with a position scheme and an encoding."""
     part_names = {"task": task, "scheme": scheme, "encoding": encoding}
     if resume and out is not None and name is None and (task is None or (out / EXPERIMENT).is_file()):
-        # A run with a found coupling keeps its file and its rule.
-        overrides = {"encoding": encoding} if scheme == DISCOVERED else part_names
-        experiment = read_experiment(out, overrides=options.parse_overrides(**overrides))
+        experiment = read_experiment(out, overrides=options.parse_overrides(**part_names))
     else:
         experiment = options.experiment_from_names(name, task, scheme, encoding)
-    if scheme == DISCOVERED and not resume:
-        print_message(f"found a coupling in the records; lengthwise couple {task} describes it")
+    if scheme == Discovered.name and not resume:
+        print_message(f"found a coupling in the examples; lengthwise couple {task} describes it")
     # The flags override the settings of --quick.
     experiment = options.override_training(
         quick(experiment) if use_quick else experiment,

@@ -10,13 +10,14 @@ from lengthwise.encodings import Learned
 from lengthwise.experiments.experiment import Experiment, load_task, look_up
 from lengthwise.experiments.recipes.arithmetic import RECIPES as ARITHMETIC
 from lengthwise.experiments.recipes.few_tokens import RECIPES as FEW_TOKENS
+from lengthwise.experiments.recipes.found_coupling import with_found_coupling
 from lengthwise.experiments.recipes.language_model import COMPARISONS as CONTEXT_LENGTHS
 from lengthwise.experiments.recipes.language_model import RECIPES as LANGUAGE_MODELS
 from lengthwise.experiments.recipes.scheme_encoding_grid import COMPARISONS as GRIDS
 from lengthwise.experiments.recipes.scratchpads import COMPARISONS as PARITY_COMPARISONS
 from lengthwise.experiments.recipes.scratchpads import RECIPES as SCRATCHPADS
 from lengthwise.experiments.recipes.scratchpads import parity
-from lengthwise.experiments.recipes.task_file import DISCOVERED, with_found_coupling
+from lengthwise.positions import Discovered
 from lengthwise.tasks import HasLengths, Task, default_lengths, nearest_length
 
 RECIPES: dict[str, Callable[[], Experiment]] = {
@@ -39,16 +40,16 @@ def experiment_for(task: str | Task, scheme: str, encoding: str | None = None) -
     """Return the recipe of a task with another scheme and encoding, given by name or ``module:Name``.
 
     ``task`` is a name, the path of a JSONL file, or a task. Settings of the recipe (ID range, gaps, rotary angles)
-    carry over if the new scheme or encoding has them. The scheme ``discovered`` is ``predicted`` with a coupling that
-    is found in the records of a JSONL file.
+    carry over if the new scheme or encoding has them. The scheme ``discovered`` searches for a coupling
+    in examples of the task, and replaces the decoder and the training of the recipe.
     """
-    if scheme == DISCOVERED:
-        return _with_encoding(with_found_coupling(load_task(task) if isinstance(task, str) else task), encoding)
     name = task if isinstance(task, str) else task.name
     base = next((recipe for recipe in (build() for build in RECIPES.values()) if recipe.task.name == name), None)
     if base is None or not isinstance(task, str):
         custom_task = load_task(task) if isinstance(task, str) else task
         base = _with_task_lengths(replace(parity() if base is None else base, task=custom_task))
+    if scheme == Discovered.name:
+        return _with_encoding(with_found_coupling(base), encoding)
     scheme_class = look_up("scheme", scheme)
     experiment = replace(base, scheme=scheme_class(**_shared_settings(scheme_class, base.scheme)))
     return _with_encoding(experiment, encoding)

@@ -20,6 +20,9 @@ from lengthwise.model.position_heads.head import (
 
 # Factor of the shift scores. Without it, they change too slowly at learning rates that suit weight matrices.
 SHIFT_SCALE = 10.0
+# Initial score of the gate of the content term. With an open gate, a head can learn a coincidence of short examples,
+# such as "after 0, the next bracket opens", where a step of one prompt token would be right at every length.
+GATE_SCORE = -2.0
 
 
 class Pointer(PositionHead):
@@ -54,13 +57,18 @@ class Pointer(PositionHead):
     def forward(self, hidden: Vectors, current_ids: IDs, next_embeddings: Vectors, prompt: Prompt) -> NextIDs:
         """Return a distribution over the prompt's distinct IDs."""
         distance = self.log_distance_gain.exp() * self._rotate(self.distance[0], current_ids)
-        content = self.content_gain * nn.functional.normalize(self.content(next_embeddings), dim=-1)
+        content = nn.functional.normalize(self.content(next_embeddings), dim=-1)
+        content = self._content_gain(next_embeddings) * content
         query = torch.cat([distance, content], dim=-1)
         scores = (prompt.sharpness * query) @ prompt.keys.mT
         if prompt.has_padding:
             scores = scores.masked_fill(~prompt.is_prompt[:, None], -math.inf)
         token_probabilities = scores.softmax(dim=-1)
         return distinct_id_distribution(self._shift(sum_by_id(token_probabilities, prompt), next_embeddings), prompt)
+
+    def _content_gain(self, next_embeddings: Vectors) -> Float[Tensor, "*gain"]:
+        """Return a gain per next token, or one for all of them."""
+        return self.content_gain
 
     def _shift(
         self, probabilities: Float[Tensor, "batch token rank"], next_embeddings: Vectors
@@ -82,7 +90,11 @@ class Pointer(PositionHead):
 
 
 class WidePointer(Pointer):
-    """Pointer head with shifts of up to three ranks, for pointers that skip prompt tokens or stand beside a match."""
+    """Pointer head with shifts of up to three ranks, for pointers that skip prompt tokens or stand beside a match.
+
+    The next token also opens or closes a gate of the content term, which is almost closed before training. So a pointer
+    that moves by distance does not learn to search for content.
+    """
 
     max_shift: ClassVar[int] = 3
 
@@ -91,3 +103,9 @@ class WidePointer(Pointer):
         # With equal shares, many IDs would have exactly the same probability before training.
         with torch.no_grad():
             self.shift.bias.copy_(-0.1 * torch.arange(-self.max_shift, self.max_shift + 1).abs())
+        self.gate = nn.Linear(d_model, 1)
+        nn.init.zeros_(self.gate.weight)
+        nn.init.constant_(self.gate.bias, GATE_SCORE / SHIFT_SCALE)
+
+    def _content_gain(self, next_embeddings: Vectors) -> Float[Tensor, "*gain"]:
+        return self.content_gain * (SHIFT_SCALE * self.gate(next_embeddings)).sigmoid()
