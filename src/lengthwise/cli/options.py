@@ -44,7 +44,7 @@ JsonFlag = Annotated[bool, Option("--json", help="Print the results as one JSON 
 DeviceName = Annotated[str, Option(help="Device: auto, cpu or cuda.")]
 TaskName = Annotated[str | None, Option("--task", help="Task: a name, module:Name or FILE.jsonl.")]
 SchemeName = Annotated[
-    str | None, Option("--scheme", help="Position scheme: a name, module:Name, or discovered for a FILE.jsonl.")
+    str | None, Option("--scheme", help="Position scheme: a name, module:Name, or discovered, which finds a coupling.")
 ]
 EncodingName = Annotated[str | None, Option("--encoding", help="Encoding: a name or module:Name.")]
 QuickFlag = Annotated[bool, Option("--quick", help="Run at a tiny size to test the command.")]

@@ -7,7 +7,7 @@ from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes import recipe
 from lengthwise.experiments.reproductions.reproduction import Claim, SizePreset
 from lengthwise.positions import Predicted
-from lengthwise.tasks import Multiplication
+from lengthwise.tasks import Multiplication, Sort
 
 # A length is a number of digits, or a number of items for sort.
 EVALUATIONS = {
@@ -32,6 +32,8 @@ LONG_PRODUCT_NUM_POSITION_IDS = 2048
 THREE_DIGIT_EVALUATION = EvaluationSettings(
     lengths=(10, 40, 100), num_examples=(512, 256, 64), variants=("2 digits", "3 digits", "5 digits", "10 digits")
 )
+# With 64 values, a list without repeats has at most 64 items.
+LONG_SORT_EVALUATION = EvaluationSettings(lengths=(10, 40, 64, 100), num_examples=(512,))
 # Name of the recipe by label.
 RECIPE_NAMES = {
     "addition, PPC": "addition",
@@ -58,10 +60,19 @@ def _build_experiments() -> dict[str, Experiment]:
     )
     # Running sums of 90 or more need at least three partial products, so products by two digits never train them.
     products = replace(experiments["product, PPC"], task=Multiplication(digits=3), evaluation=THREE_DIGIT_EVALUATION)
+    sort = experiments["sort, PPC"]
+    long_sort = replace(
+        sort,
+        task=Sort(num_values=128),
+        decoder=replace(sort.decoder, d_model=128),
+        training=replace(sort.training, steps=8000),
+        evaluation=LONG_SORT_EVALUATION,
+    )
     return experiments | {
         "addition, carries written, PPC, IDs to 12,288": long_sums,
         "product, PPC, IDs to 2,048": long_products,
         "product by three digits, PPC": products,
+        "sort of 128 values, PPC": long_sort,
     }
 
 
