@@ -384,7 +384,7 @@ INVALID: list[tuple[list[str], str]] = [
     (["train", "--task", "adition"], "unknown task 'adition'; did you mean 'addition'? known: addition, copy"),
     (
         [*TRAIN, "--scheme", "couple"],
-        "unknown scheme 'couple'; did you mean 'coupled'? known: abacus, coupled, multilevel, predicted",
+        "unknown scheme 'couple'; did you mean 'coupled'? known: abacus, coupled, discovered, multilevel",
     ),
     (
         [*TRAIN, "--encoding", "rotar"],

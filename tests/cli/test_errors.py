@@ -528,7 +528,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         (
             lambda n=n: assign(n, coupling="none"),
             UnsupportedTaskError,
-            r"declares no coupling; use the scheme sequential, .* or random_floats, or abacus, which counts digits",
+            r"declares no coupling; use the scheme sequential, .* or discovered, or abacus, which counts digits",
         )
         for n in ("coupled", "multilevel", "predicted")
     ),
@@ -759,7 +759,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (
         require_missing_places,
         UnsupportedTaskError,
-        r"declares no places; use the scheme sequential, .* or random_floats, or multilevel or predicted, which",
+        r"declares no places; use the scheme sequential, .* or discovered, or multilevel or predicted, which",
     ),
     (
         couple_on_two_levels,

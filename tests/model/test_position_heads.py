@@ -171,7 +171,11 @@ def brute_force_pointer(
     length = int(PROMPT_LENGTH[sequence])
     ids = POSITION_IDS[sequence, :length].tolist()
     tokens = EMBEDDINGS[sequence].double().numpy()
-    target = weights["content.weight"] @ NEXT_EMBEDDINGS[sequence, query].double().numpy()
+    next_token = NEXT_EMBEDDINGS[sequence, query].double().numpy()
+    target = weights["content.weight"] @ next_token
+    gate = 1.0
+    if "gate.weight" in weights:
+        gate = 1 / (1 + math.exp(-10.0 * (weights["gate.weight"][0] @ next_token + weights["gate.bias"][0])))
     own, other = (vector[0::2] + 1j * vector[1::2] for vector in weights["distance"])
     pairs = len(own)
     scores = []
@@ -182,13 +186,11 @@ def brute_force_pointer(
         apart = current_id - ids[j]
         turns = [np.exp(1j * apart * 3.0 * 100.0 ** (-i / pairs)) for i in range(pairs)]
         distance = sum((own[i] * np.conj(other[i]) * turns[i]).real for i in range(pairs))
-        score = math.exp(weights["log_distance_gain"]) * distance + weights["content_gain"] * content
+        score = math.exp(weights["log_distance_gain"]) * distance + weights["content_gain"] * gate * content
         scores.append(score * math.log(length + 1))
     mass = np.exp(scores) / np.exp(scores).sum()
     distinct = sorted(set(ids))
-    moves = np.exp(
-        10.0 * (weights["shift.weight"] @ NEXT_EMBEDDINGS[sequence, query].double().numpy() + weights["shift.bias"])
-    )
+    moves = np.exp(10.0 * (weights["shift.weight"] @ next_token + weights["shift.bias"]))
     shares = moves / moves.sum()
     probabilities = dict.fromkeys(distinct, 0.0)
     for j, prompt_id in enumerate(ids):
@@ -206,6 +208,9 @@ def test_the_pointer_equals_a_double_loop(name):
     assert isinstance(head, Pointer)
     head.content_gain.fill_(1.5)
     head.shift.weight.mul_(0.2)
+    if name == "wide_pointer":
+        head.gate.weight.normal_(std=0.1)
+        head.gate.bias.fill_(0.05)
     head.shift.bias.copy_(torch.linspace(-0.1, 0.2, 2 * head.max_shift + 1))
     next_ids = predict(head)
     for sequence, query in np.ndindex(*CURRENT_IDS.shape):

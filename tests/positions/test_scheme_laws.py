@@ -87,11 +87,24 @@ over_ranges = pytest.mark.parametrize(
 def groups_of(scheme: str, examples: Examples) -> np.ndarray:
     """Return the numbers whose order and ties the IDs must keep: the part that a scheme reads, or token indexes."""
     needs = SCHEMES[scheme].needs
+    if scheme == "discovered":
+        return counting_prompt_with_one_pointer(examples)
     if needs is None:
         return np.broadcast_to(np.arange(examples.tokens.shape[1]), (1, *examples.tokens.shape))
     groups = getattr(examples, needs)
     assert groups is not None
     return groups if needs == "coupling" else groups[None]
+
+
+def counting_prompt_with_one_pointer(examples: Examples) -> np.ndarray:
+    """Return the numbers of the default rule of the scheme discovered, token by token."""
+    numbers = np.zeros((1, *examples.tokens.shape), dtype=np.int64)
+    for row, start, end in zip(numbers[0], examples.prompt_length - 1, examples.response_end, strict=True):
+        row[:start] = np.arange(start) + 2
+        # The pointer stops at the last prompt token before the start token.
+        row[start:end] = np.minimum(np.arange(end - start), start - 1) + 2
+        row[end:] = row.max() + 1
+    return numbers
 
 
 def examples_with_coupling(groups: np.ndarray) -> Examples:
@@ -366,6 +379,7 @@ KNOWLEDGE = {
     "coupled": ("ID range", "coupling", "response IDs"),
     "multilevel": ("ID range", "coupling", "response IDs"),
     "predicted": ("ID range", "coupling"),
+    "discovered": ("ID range",),
 }
 
 

@@ -10,8 +10,8 @@ from lengthwise.core.errors import PositionRangeError, SettingError, Unsupported
 from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
 
-# Schemes that depend only on the number of tokens, and therefore support every task.
-UNIVERSAL_SCHEME_NAMES = "sequential, random_start, skipwise, randomized or random_floats"
+# Schemes that read no declaration of a task, and therefore support every task.
+UNIVERSAL_SCHEME_NAMES = "sequential, random_start, skipwise, randomized, random_floats or discovered"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
