@@ -329,3 +329,64 @@ def test_groups_that_pointers_can_follow_are_not_refused_as_lines(tmp_path):
 
     found = couple_rows(tmp_path, pairs, range(2, 8))
     assert [texts[:1] for _, texts in found.phases[:2]] == [("prompt first +2 +0",), ("prompt first +2 +1",)]
+
+
+def unless(num_before):
+    """Return a function that copies letters, but swaps a and b after this many letters a."""
+
+    def sample(rng, length):
+        text = letters(rng, length)
+        swapped = {"a": "b", "b": "a", "c": "a"}
+        return text, [
+            swapped[letter] if i >= num_before and set(text[i - num_before : i]) == {"a"} else letter
+            for i, letter in enumerate(text)
+        ]
+
+    return sample
+
+
+@pytest.mark.parametrize("num_before", [2, 3])
+def test_tokens_that_matter_only_together_are_found(num_before, tmp_path):
+    # The errors of the copying rule, 2% to 5% of the answers, would pass as noise.
+    found = couple_rows(tmp_path, unless(num_before), range(3, 11), count=300)
+    assert {address for _, addresses in found.phases for address in addresses} == {
+        f"prompt first +1 {-before:+d}" for before in range(num_before + 1)
+    }
+    assert found.accuracy == 1
+
+
+def test_errors_that_depend_on_tokens_are_no_noise(tmp_path):
+    message = (
+        r"the best rule explains 9\d.\d% of the answers, and the other answers are not noise: their share depends on "
+        r"(prompt token|the answer) .* and .*; add examples, or write intermediate results"
+    )
+    with pytest.raises(CouplingError, match=message):
+        couple_rows(tmp_path, unless(3), range(3, 11), count=300, max_tokens=2)
+
+
+def noisy_parities(rng, length):
+    """Return bits and running parities, of which 2% are wrong; the next one continues from the right parity."""
+    bits = letters(rng, length, "01")
+    parities = np.cumsum([int(bit) for bit in bits]) % 2
+    return bits, [str(parity ^ (rng.random() < 0.02)) for parity in parities.tolist()]
+
+
+def noisy_letters(rng, length):
+    """Return letters and a copy in which 5% of the letters a are wrong."""
+    text = letters(rng, length)
+    return text, ["b" if letter == "a" and rng.random() < 0.05 else letter for letter in text]
+
+
+def noisy_rows(rng, length):
+    """Return letters and a copy, or in 2% of the rows other letters."""
+    text = letters(rng, length)
+    return text, text if rng.random() > 0.02 else letters(rng, length)
+
+
+@pytest.mark.parametrize("sample", [noisy_parities, noisy_letters, noisy_rows])
+def test_noise_that_is_not_uniform_is_still_noise(sample, tmp_path):
+    found = couple_rows(tmp_path, sample, range(3, 11), count=300)
+    # Of noisy parities, more tokens predict more, but the pointer stays the same.
+    assert found.num_levels == 1
+    assert found.rule.texts[1].endswith("prompt first +1 +0")
+    assert 0.9 < found.accuracy < 1

@@ -8,6 +8,7 @@ from jaxtyping import Bool, Int
 from lengthwise.core.errors import CouplingError
 from lengthwise.tasks.coupling.answer_steps import AnswerSteps
 from lengthwise.tasks.coupling.dependence import MIN_COPY_SHARE
+from lengthwise.tasks.coupling.describe_address import describe_address
 from lengthwise.tasks.coupling.finder import Attempt, PhaseRule
 
 # Share of the lengths, the longest ones, that check the rule.
@@ -45,7 +46,7 @@ def check_longest_lengths(steps: AnswerSteps, attempt: Attempt) -> tuple[tuple[i
                 f"{len(steps.tokens):,} examples"
             )
         for checked_length in checked.tolist():
-            _check_errors(rule, checked_length, is_right[is_known & (length[is_checked] == checked_length)])
+            _check_length(rule, checked_length, is_right[is_known & (length[is_checked] == checked_length)])
         num_right, num_known = num_right + int(is_right[is_known].sum()), num_known + int(is_known.sum())
     return tuple(checked.tolist()), num_right / max(num_known, 1)
 
@@ -65,7 +66,18 @@ def check_answer_tokens(rule: PhaseRule, steps: AnswerSteps, vocabulary: Sequenc
             )
 
 
-def _check_errors(rule: PhaseRule, length: int, is_right: Bool[np.ndarray, " answer"]) -> None:
+def check_errors(rule: PhaseRule, vocabulary: Sequence[str]) -> None:
+    """Raise ``CouplingError`` if the errors of the rule depend on tokens, so that they are no noise."""
+    if not rule.error_addresses:
+        return
+    first, second = (describe_address(each.address, vocabulary) for each in rule.error_addresses)
+    raise CouplingError(
+        f"the best rule explains {rule.explanation.accuracy:.1%} of the answers, and the other answers are not noise: "
+        f"their share depends on {first} and {second}; add examples, or write intermediate results into the responses"
+    )
+
+
+def _check_length(rule: PhaseRule, length: int, is_right: Bool[np.ndarray, " answer"]) -> None:
     if not len(is_right):
         return
     expected_error = 1 - rule.explanation.accuracy + MAX_MORE_ERRORS

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Int
 
 from lengthwise.tasks.coupling.addresses import LocatedAddress
+from lengthwise.tasks.coupling.error_pattern import find_error_pattern
 
 MAX_TOKENS = 6
 # All sets up to this size are compared. Larger ones grow from the best smaller sets, while the accuracy improves.
@@ -55,11 +56,13 @@ class SearchResult:
     """Equally good explanations of the smallest size, simplest first; the tuple can be empty.
 
     ``closest`` is the set with the best score. ``too_sparse`` is an accurate set that too few answers confirm.
+    ``error_addresses`` are two addresses whose tokens change the error rate of the first explanation.
     """
 
     explanations: tuple[Explanation, ...]
     closest: Explanation
     too_sparse: Explanation | None = None
+    error_addresses: tuple[int, ...] = ()
 
 
 class DependenceSearch:
@@ -77,6 +80,7 @@ class DependenceSearch:
         self.addresses, self.target_tokens = addresses, target
         self.codes = [np.unique(address.tokens, return_inverse=True)[1] for address in addresses]
         self.target = np.unique(target, return_inverse=True)[1]
+        self.rng = rng
         order = rng.permutation(len(target))
         self.pair_sample, self.set_sample = order[:PAIR_STEPS], order[:SET_STEPS]
         self.base_accuracy = float(np.bincount(self.target).max() / len(target))
@@ -93,33 +97,64 @@ class DependenceSearch:
         best_accuracy = self.base_accuracy
         for size in range(1, max_tokens + 1):
             frontier = self._best_sets(self._candidates(frontier, size), size)
-            if accepted and not self._has_fewer_errors(frontier, accepted):
+            enough = self._confirmed(frontier, max_error)
+            if accepted and not (enough and self._has_fewer_errors(frontier, accepted)):
                 break
             closest = max([closest, *frontier], key=lambda each: each.score)
             best_before = best_accuracy
-            best_accuracy = max((each.accuracy for each in frontier if each.coverage >= MIN_SAMPLE_COVERAGE), default=0)
+            best_accuracy = _best_accuracy(frontier)
             if not accepted and size > EXHAUSTIVE_SIZE and best_accuracy < best_before + MIN_GAIN:
                 # Sets grow from the best smaller sets, so they do not improve later either.
                 break
-            enough = [each for each in frontier if each.coverage >= MIN_COVERAGE and 1 - each.accuracy <= max_error]
-            enough = [each for each in enough if self._share_in_several_sequences(each) >= MIN_COVERAGE]
             if not enough:
-                if accepted:
-                    break
                 too_sparse = too_sparse or self._accurate_but_sparse(frontier, max_error)
                 continue
-            best = max(each.accuracy for each in enough)
-            accepted = tuple(each for each in enough if each.accuracy >= best - 0.1 * (1 - best) - 1e-9)
-            if best == 1:
+            accepted = _most_accurate(enough)
+            if _best_accuracy(accepted) == 1:
                 break
-        accepted = tuple({each.addresses: each for each in map(self._prune, accepted)}.values())
-        smallest = min((len(each.addresses) for each in accepted), default=0)
-        accepted = tuple(each for each in accepted if len(each.addresses) == smallest)
+        if not accepted:
+            return SearchResult(explanations=(), closest=closest, too_sparse=too_sparse)
+        return self._result(self._with_tokens_of_errors(accepted[0], max_tokens) or accepted, closest)
+
+    def _result(self, accepted: Sequence[Explanation], closest: Explanation) -> SearchResult:
+        pruned = {each.addresses: each for each in map(self._prune, accepted)}.values()
+        smallest = min(len(each.addresses) for each in pruned)
+        explanations = self._simplest_first(tuple(each for each in pruned if len(each.addresses) == smallest))
         return SearchResult(
-            explanations=self._simplest_first(accepted),
+            explanations=explanations,
             closest=closest,
-            too_sparse=too_sparse,
+            error_addresses=self._error_pattern(explanations[0], only_first=True),
         )
+
+    def _error_pattern(self, explanation: Explanation, *, only_first: bool) -> tuple[int, ...]:
+        """Return the two addresses whose tokens change the error rate of an explanation; empty without such tokens."""
+        if explanation.accuracy == 1 or not explanation.addresses:
+            return ()
+        codes = np.unique(_combine([self.codes[address] for address in explanation.addresses]), return_inverse=True)[1]
+        counts = np.zeros((int(codes.max()) + 1, int(self.target.max()) + 1), dtype=np.int32)
+        np.add.at(counts, (codes, self.target), 1)
+        is_wrong = counts.argmax(axis=1)[codes] != self.target
+        return find_error_pattern(self.codes, codes, is_wrong, self.sequence, self.rng, only_first=only_first)
+
+    def _with_tokens_of_errors(self, explanation: Explanation, max_tokens: int) -> tuple[Explanation, ...]:
+        """Return an explanation with two or three more tokens that the errors depend on; empty if none is better.
+
+        Larger sets grow by one token at a time, so they miss tokens that only matter together.
+        """
+        pair = self._error_pattern(explanation, only_first=False)
+        larger = {*explanation.addresses, *pair}
+        if not pair or len(larger) > max_tokens:
+            return ()
+        more = [larger | {index} for index in range(len(self.addresses))] if len(larger) < max_tokens else [larger]
+        measured = [self.measure(tuple(sorted(each))) for each in {frozenset(each) for each in more}]
+        errors = FEWER_ERRORS * (1 - explanation.accuracy)
+        better = self._confirmed(measured, errors)
+        best = max((each.accuracy for each in better), default=0.0)
+        return tuple(each for each in better if each.accuracy == best)
+
+    def _confirmed(self, explanations: Iterable[Explanation], max_error: float) -> list[Explanation]:
+        enough = [each for each in explanations if each.coverage >= MIN_COVERAGE and 1 - each.accuracy <= max_error]
+        return [each for each in enough if self._share_in_several_sequences(each) >= MIN_COVERAGE]
 
     def _accurate_but_sparse(self, frontier: Sequence[Explanation], max_error: float) -> Explanation | None:
         min_coverage = MIN_CONFIRMED / len(self.target)
@@ -229,6 +264,15 @@ def _combine(codes: Sequence[Int[np.ndarray, " step"]]) -> Int[np.ndarray, " ste
             limit = int(combined.max()) + 1
         combined, limit = combined * size + code, limit * size
     return combined
+
+
+def _most_accurate(explanations: Sequence[Explanation]) -> tuple[Explanation, ...]:
+    best = max(each.accuracy for each in explanations)
+    return tuple(each for each in explanations if each.accuracy >= best - 0.1 * (1 - best) - 1e-9)
+
+
+def _best_accuracy(explanations: Iterable[Explanation]) -> float:
+    return max((each.accuracy for each in explanations if each.coverage >= MIN_SAMPLE_COVERAGE), default=0.0)
 
 
 def _keep_best(explanations: list[Explanation], number: int) -> list[Explanation]:

@@ -27,13 +27,17 @@ MAX_TOKEN_SHARE = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseRule:
-    """Addresses that determine the answers of one phase, and other sets that explain them equally well."""
+    """Addresses that determine the answers of one phase, and other sets that explain them equally well.
+
+    ``error_addresses`` are two addresses whose tokens change the error rate, so the errors are not random.
+    """
 
     name: str
     mask: Bool[np.ndarray, " step"]
     addresses: tuple[LocatedAddress, ...]
     explanation: Explanation
     alternatives: tuple[tuple[LocatedAddress, ...], ...]
+    error_addresses: tuple[LocatedAddress, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +122,7 @@ def _rule(
         addresses=sets[0],
         explanation=result.explanations[0],
         alternatives=tuple(each for each in sets[1:] if not _is_same(sets[0], each)),
+        error_addresses=tuple(addresses[index] for index in result.error_addresses),
     )
 
 

@@ -9,7 +9,7 @@ from lengthwise.core.errors import CouplingError, SettingError
 from lengthwise.core.randomness import stream
 from lengthwise.core.type_checks import check_arguments
 from lengthwise.tasks.coupling.answer_steps import AnswerSteps, answer_steps, join_steps
-from lengthwise.tasks.coupling.checks import check_answer_tokens, check_longest_lengths
+from lengthwise.tasks.coupling.checks import check_answer_tokens, check_errors, check_longest_lengths
 from lengthwise.tasks.coupling.dependence import MAX_TOKENS, MIN_COVERAGE
 from lengthwise.tasks.coupling.describe_address import describe_address
 from lengthwise.tasks.coupling.find_pointers import find_pointers
@@ -81,6 +81,7 @@ def find_coupling(
         raise CouplingError("the answers do not depend on the prompt, so no prompt token needs a position ID")
     for rule in attempt.rules:
         check_answer_tokens(rule, steps, task.vocabulary)
+        check_errors(rule, task.vocabulary)
     checked_lengths, checked_accuracy = check_longest_lengths(steps, attempt)
     if attempt.phases.has_lines:
         raise CouplingError(_explain_lines(attempt, task.vocabulary))
