@@ -119,7 +119,9 @@ def compare(  # noqa: PLR0913  (each argument is a setting of the call)
     ]
     pending_jobs = [job for job in all_jobs if job.label in labels]
     num_workers = min(jobs if jobs is not None else num_cores, len(pending_jobs))
-    pending_jobs = [replace(job, threads=max(1, num_cores // num_workers)) for job in pending_jobs]
+    # OMP_NUM_THREADS can set a smaller number of threads.
+    num_threads = max(1, min(num_cores // num_workers, torch.get_num_threads()))
+    pending_jobs = [replace(job, threads=num_threads) for job in pending_jobs]
     results: dict[Path, _Result] = {}
 
     def record_result(job: _Job, result: _Result) -> None:
