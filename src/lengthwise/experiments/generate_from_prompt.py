@@ -41,7 +41,8 @@ def generate_from_prompt(run: Run, prompt: str, max_new_tokens: int | None = Non
     if not has_answer and required_field is not None and getattr(examples, required_field) is None:
         raise PromptError(
             f"scheme {run.experiment.scheme.name} needs the {required_field} of prompt '{prompt}', which is unknown; "
-            "use a prompt with a known answer (for a JSONL file, a whole record), or train with another scheme"
+            "use a prompt with a known answer (for a JSONL file, a whole record), or train with another scheme, "
+            "such as discovered"
         )
     assignment = run.experiment.scheme.assign(examples, stream(0, "generate"), training=False)
     batch = to_batch(examples.tokens.shape[1], examples, assignment).to(next(decoder.parameters()).device)

@@ -82,16 +82,6 @@ class RecordLayout:
         return np.where(has_number, numbers, added_numbers)
 
 
-def counting_coupling(
-    prompt_length: int, seq: int, descending_levels: tuple[bool, ...]
-) -> Int[np.ndarray, "level 1 seq"]:
-    """Return the coupling of a prompt that counts; the tokens from the start token on have no number yet."""
-    numbers = np.zeros((len(descending_levels), 1, seq), dtype=np.int64)
-    numbers[:, :, :prompt_length] = np.arange(prompt_length) + 2
-    numbers[:, :, prompt_length] = np.where(np.array(descending_levels)[:, None], 1, prompt_length + 2)
-    return numbers
-
-
 def _smallest(
     numbers: Int[np.ndarray, "batch seq"], has_number: Bool[np.ndarray, "batch seq"]
 ) -> Int[np.ndarray, "batch 1"]:

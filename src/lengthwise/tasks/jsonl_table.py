@@ -71,17 +71,6 @@ class JSONLTable:
         largest = np.maximum.reduceat(self.coupling, record_starts, axis=1)
         return tuple(((last == smallest).all(axis=1) & (last < largest).any(axis=1)).tolist())
 
-    @cached_property
-    def has_counting_prompts(self) -> bool:
-        """True if the coupling of every prompt is 1, 2, 3, ..., and ``<mark>`` has the next number or 0."""
-        if self.coupling is None or self.added_coupling is None:
-            return False
-        place = np.arange(len(self.tokens)) - np.repeat(self.starts[:-1], np.diff(self.starts)) + 1
-        is_prompt = place <= np.repeat(self.prompt_lengths, np.diff(self.starts))
-        counts = (self.coupling[:, is_prompt] == place[is_prompt]).all()
-        marks = np.where(np.array(self.descending_levels)[:, None], 0, self.prompt_lengths + 1)
-        return bool(counts and (self.added_coupling[:, :, 0] == marks).all())
-
     def with_prompt(self, prompt: Int[np.ndarray, " prompt"]) -> Int[np.ndarray, " records_with_prompt"]:
         """Return the indexes of the records with this prompt."""
         (records,) = np.nonzero(self.prompt_lengths == len(prompt))

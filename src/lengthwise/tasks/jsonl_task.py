@@ -17,7 +17,7 @@ from lengthwise.core.json_parsing import parse_json
 from lengthwise.core.randomness import stream
 from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
-from lengthwise.tasks.jsonl_layout import RecordLayout, counting_coupling
+from lengthwise.tasks.jsonl_layout import RecordLayout
 from lengthwise.tasks.jsonl_table import MARK, RESERVED_TOKENS, START, SUFFIX, JSONLTable, is_record, read_table
 from lengthwise.tasks.task import Task
 from lengthwise.tasks.task_inputs import check_sizes, parse_symbols
@@ -112,12 +112,10 @@ class JSONLTask:
         mark_tokens, end_token = len(self._symbols) + np.arange(2), len(self._symbols) + 2
         response_tokens = np.full(EXTRA_RESPONSE_TOKENS + len(tokens), end_token)
         padded = np.concatenate([tokens, mark_tokens, response_tokens])[None]
-        levels, counts = self._metadata["falls"], self._metadata["counts"]
         return Examples(
             tokens=padded,
             prompt_length=np.array([len(tokens) + 2]),
             is_answer=np.zeros(padded.shape, dtype=bool),
-            coupling=counting_coupling(len(tokens), padded.shape[1], levels) if counts else None,
         )
 
     def variants(self) -> Mapping[str, Task]:
@@ -163,11 +161,9 @@ class JSONLTask:
 
     @cached_property
     def _metadata(self) -> Mapping[str, Any]:
-        """Token names, direction of each coupling level (``falls``), True if all prompts count (``counts``)."""
+        """Token names, and the direction of each coupling level (``falls``)."""
         if self.run_folder is None:
-            table = self._table
-            falls, counts = table.descending_levels, table.has_counting_prompts
-            return {"symbols": table.symbols, "falls": falls, "counts": counts}
+            return {"symbols": self._table.symbols, "falls": self._table.descending_levels}
         return _read_metadata(Path(self.run_folder) / RUN_FILE)
 
     @property
@@ -215,18 +211,18 @@ def is_task_file(name: str) -> bool:
 def _read_metadata(path: Path) -> Mapping[str, Any]:
     try:
         metadata = parse_json(path.read_bytes())
-        symbols, falls, counts = tuple(metadata["symbols"]), metadata["falls"], metadata.get("counts", False)
+        symbols, falls = tuple(metadata["symbols"]), metadata["falls"]
         if isinstance(falls, bool):
             # Files before several levels have one direction, also without a coupling.
             falls = [falls] if metadata["coupled"] is True else []
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise TaskFileError(f"{path} cannot be read ({error!r}); train the run again") from None
-    has_flags = isinstance(falls, list) and all(type(each) is bool for each in [*falls, counts])
+    has_flags = isinstance(falls, list) and all(type(each) is bool for each in falls)
     if not all(isinstance(symbol, str) for symbol in symbols) or not has_flags:
         raise TaskFileError(
             f"{path} cannot be read (it has invalid token names or an invalid coupling entry); train the run again"
         )
-    return {"symbols": symbols, "falls": tuple(falls), "counts": counts}
+    return {"symbols": symbols, "falls": tuple(falls)}
 
 
 def _digest(file: str) -> str:

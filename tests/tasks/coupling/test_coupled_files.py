@@ -1,6 +1,7 @@
 """Task files with a found coupling: written records, runs, and prompts without a coupling."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -40,13 +41,10 @@ def test_two_levels_with_numbers_for_mark_and_end_become_the_ids_of_the_next_tok
     assert examples.coupling[:, 0].tolist() == [[2, 3, 4, 5, 6, 7, 2, 3, 4, 8], [2, 3, 4, 5, 6, 7, 5, 6, 7, 8]]
 
 
-def test_a_prompt_alone_counts_if_all_prompts_of_the_file_count(tmp_path):
+def test_a_prompt_alone_has_no_coupling_in_a_file_with_couplings(tmp_path):
+    # The ID of the start token would be unknown.
     task = JSONLTask(file=str(write_records(tmp_path / "rows.jsonl", [COUPLED_RECORD])))
-    examples = task.from_prompt("4 4 + 1 1")
-    assert examples.coupling[:, 0, :6].tolist() == [[2, 3, 4, 5, 6, 7]] * 2
-    single = {**COUPLED_RECORD, "coupling": [[1, 1, 1, 1, 1, 2, 1, 1, 2]]}
-    other = JSONLTask(file=str(write_records(tmp_path / "other.jsonl", [single])))
-    assert other.from_prompt("4 4 + 1 1").coupling is None
+    assert task.from_prompt("4 4 + 1 1").coupling is None
 
 
 FAULTY_COUPLINGS = {
@@ -118,7 +116,7 @@ def test_the_scheme_discovered_trains_on_a_file_and_tests_on_another_one(bare_fi
     assert run.experiment.scheme.rule == RULE
     (row,) = evaluate(run, EvaluationSettings(lengths=(9,), num_examples=(4,)))
     assert (row["scheme"], row["told"]) == ("discovered", "ID range")
-    # Nothing is known about the prompt: neither its answer nor its coupling.
+    # Nothing is known about the prompt: neither its answer nor its coupling. The pointer starts at its last token.
     answer = generate_from_prompt(run, "a b c c b a a", max_new_tokens=3)
     assert answer.tokens
     assert answer.correct is None
@@ -148,6 +146,31 @@ def test_a_rule_replaces_the_coupling_of_the_records(tmp_path):
     )
     examples = JSONLTask(file=str(given)).records_at(3, np.array([0]))
     assert Discovered(rule=RULE).group_ids(examples)[:, 0].tolist() == [[2, 3, 4, 1, 4, 3, 2, 1, 5]]
+
+
+RULES = {
+    "one": RULE,
+    "first apart": ("first", "rising: prompt first +1 +1; prompt first +1 +0"),
+    # Level 1 of the first step has what the second step needs.
+    "in turn": ("period 2", "rising: prompt first +1 +0; ", "rising: ; prompt last -1 -1"),
+    "a match of the prompt": ("first", "rising: ; match prompt 0 anywhere 0 +1"),
+    "a match of an answer": ("first", "rising: ; match answer 1 anywhere 0 +1"),
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_an_unknown_prompt_has_the_ids_of_the_same_prompt_with_its_answers(name, tmp_path):
+    scheme, prompts = Discovered(rule=RULES[name]), ["a b", "f e d c b a", "b b a c c h g a"]
+    records = [{"prompt": prompt, "response": prompt[::-1]} for prompt in prompts]
+    task = JSONLTask(file=str(write_records(tmp_path / "rows.jsonl", records)))
+    for prompt in prompts:
+        known = task.from_prompt(prompt)
+        end = int(known.prompt_length[0])
+        tokens = np.where(np.arange(known.tokens.shape[1]) < end, known.tokens, task.vocabulary.index("end"))
+        unknown = replace(known, tokens=tokens, is_answer=np.zeros_like(known.is_answer))
+        expected = scheme.group_ids(known)[:, :, :end]
+        assert np.array_equal(scheme.group_ids(unknown)[:, :, :end], expected)
+        assert expected.min() >= 1
 
 
 def test_invalid_settings_and_tasks_with_several_answers_raise_an_error(capsys):

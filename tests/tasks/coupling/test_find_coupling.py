@@ -390,3 +390,25 @@ def test_noise_that_is_not_uniform_is_still_noise(sample, tmp_path):
     assert found.num_levels == 1
     assert found.rule.texts[1].endswith("prompt first +1 +0")
     assert 0.9 < found.accuracy < 1
+
+
+def look_up(layout):
+    """Return a function that writes a table of letters and digits, and a key at a place of the layout."""
+
+    def sample(rng, length):
+        keys = rng.permutation(list("abcdefghij"))[:length].tolist()
+        values = letters(rng, length, "0123456789")
+        table = [symbol for pair in zip(keys, values, strict=True) for symbol in pair]
+        chosen = int(rng.integers(length))
+        parts = {"table": table, "key": [keys[chosen]]}
+        return [symbol for part in layout.split() for symbol in parts.get(part, [part])], [values[chosen]]
+
+    return sample
+
+
+@pytest.mark.parametrize(
+    ("layout", "key"), [("table key", "prompt 1"), ("table ? key = =", "prompt 3"), ("key : table", "first 0")]
+)
+def test_the_key_of_a_look_up_is_found_beside_constant_tokens(layout, key, tmp_path):
+    found = couple_rows(tmp_path, look_up(layout), range(2, 10), count=150)
+    assert found.phases[0][1] == (f"match {key} anywhere 0 +1",)

@@ -29,6 +29,8 @@ MAX_ANCHOR_COUNT = 4
 # Upper limit of tokens that can stand next to a match.
 MAX_CONTEXT_TOKENS = 4
 MATCH_COST = 40
+# Number of prompt tokens at either end that can be a key, among these many tokens.
+NUM_LAST_KEYS, NUM_FIRST_KEYS, MAX_KEY_DISTANCE = 2, 1, 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,8 +138,9 @@ class LineAddress:
 class MatchAddress:
     """Prompt token ``offset`` tokens after the first match of an earlier token, the key.
 
-    ``key`` is ``answer N`` (N steps before) or ``prompt N`` (the last prompt token but N). A match is the first equal
-    prompt token that stands ``side`` (before or after) ``context``, or anywhere.
+    ``key`` is ``answer N`` (N steps before), ``prompt N`` (the last prompt token but N) or ``first N`` (the first one
+    but N). A match is the first equal prompt token that stands ``side`` (before or after) ``context``, or anywhere. The
+    match of a key ``first N`` stands after the key.
     """
 
     key: str
@@ -155,6 +158,11 @@ class MatchAddress:
         """Order of addresses from simple to complex."""
         return MATCH_COST + int(self.key.split()[1]) + abs(self.offset) + (self.side != ANYWHERE)
 
+    @property
+    def reads_answers(self) -> bool:
+        """True if the key is an answer token."""
+        return self.key.startswith("answer")
+
     def locate(self, steps: AnswerSteps, phases: Phases) -> Int[np.ndarray, " step"]:
         """Return the indexes; ``NO_TOKEN`` without a match."""
         match = self.match(steps)
@@ -165,12 +173,16 @@ class MatchAddress:
         kind, number = self.key.split()
         if kind == "prompt":
             return steps.prompt_length - 2 - int(number)
+        if kind == "first":
+            return np.full(len(steps), int(number))
         return AnswerAddress(lag=int(number)).index(steps)
 
     def match(self, steps: AnswerSteps) -> Int[np.ndarray, " step"]:
         """Return the index of the first match of the key."""
         key_index = self.key_index(steps)
-        first = steps.first_occurrences(self.side, self.context)
+        kind, number = self.key.split()
+        start = int(number) + 1 if kind == "first" else 0
+        first = steps.first_occurrences(self.side, self.context, start)
         key = steps.token_at(key_index)
         match = np.where(key >= 0, first[steps.sequence, key], NO_TOKEN)
         return np.where(match == key_index, NO_TOKEN, match)
@@ -231,9 +243,25 @@ def iter_match_addresses(steps: AnswerSteps) -> Iterator[Address]:
     for token in _common_tokens(steps)[:MAX_CONTEXT_TOKENS]:
         contexts += [(BEFORE, token), (AFTER, token)]
     for side, context in contexts:
-        for key in ("answer 1", "answer 2", "prompt 0", "prompt 1"):
+        for key in ("answer 1", "answer 2", *_prompt_keys(steps)):
             for offset in MATCH_OFFSETS:
                 yield MatchAddress(key=key, side=side, context=context, offset=offset)
+
+
+def _prompt_keys(steps: AnswerSteps) -> list[str]:
+    """Return the keys at both ends of the prompt whose tokens differ between prompts."""
+    keys: list[str] = []
+    for kind, limit in (("prompt", NUM_LAST_KEYS), ("first", NUM_FIRST_KEYS)):
+        candidates = [
+            f"{kind} {number}" for number in range(min(MAX_KEY_DISTANCE, int(steps.prompt_lengths.min()) - 1))
+        ]
+        keys += [key for key in candidates if _varies(key, steps)][:limit]
+    return keys
+
+
+def _varies(key: str, steps: AnswerSteps) -> bool:
+    address = MatchAddress(key=key, side=ANYWHERE, context=0, offset=0)
+    return len(np.unique(steps.token_at(address.key_index(steps)))) > 1
 
 
 @dataclass(frozen=True, kw_only=True)

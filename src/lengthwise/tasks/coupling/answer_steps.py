@@ -11,6 +11,9 @@ from lengthwise.tasks.examples import Examples
 
 # Token of a step without a token at an address, for example after the end of the prompt.
 NO_TOKEN = -1
+# Number of steps for unknown answers: as many as answers can take turns, since a step without a pointer points at what
+# a later one needs.
+NUM_UNKNOWN_STEPS = 3
 # Sides of a context token, and no context token.
 BEFORE, AFTER, ANYWHERE = "before", "after", "anywhere"
 
@@ -28,7 +31,7 @@ class AnswerSteps:
     lengths: Int[np.ndarray, " sequence"]
     sequence: Int[np.ndarray, " step"]
     number: Int[np.ndarray, " step"]
-    _occurrences: dict[tuple[str, int], Int[np.ndarray, "sequence token"]] = field(
+    _occurrences: dict[tuple[str, int, int], Int[np.ndarray, "sequence token"]] = field(
         default_factory=dict, repr=False, compare=False
     )
 
@@ -64,13 +67,13 @@ class AnswerSteps:
         """Return the token at an index of each step's sequence; ``NO_TOKEN`` for a negative index."""
         return np.where(index < 0, NO_TOKEN, self.tokens[self.sequence, np.maximum(index, 0)])
 
-    def first_occurrences(self, side: str, context: int) -> Int[np.ndarray, "sequence token"]:
-        """Return the first index of each token in each prompt; ``NO_TOKEN`` without one.
+    def first_occurrences(self, side: str, context: int, start: int = 0) -> Int[np.ndarray, "sequence token"]:
+        """Return the first index from ``start`` on of each token in each prompt; ``NO_TOKEN`` without one.
 
         Only tokens directly before or after the token ``context`` count, unless ``side`` is ``ANYWHERE``.
         """
-        if (side, context) not in self._occurrences:
-            matches, is_context = self.is_prompt, self.tokens == context
+        if (side, context, start) not in self._occurrences:
+            matches, is_context = self.is_prompt & (np.arange(self.tokens.shape[1]) >= start), self.tokens == context
             if side == BEFORE:
                 matches = matches & np.pad(is_context, ((0, 0), (0, 1)))[:, 1:]
             elif side == AFTER:
@@ -79,8 +82,8 @@ class AnswerSteps:
             for index in range(matches.shape[1] - 1, -1, -1):
                 (sequences,) = np.nonzero(matches[:, index])
                 first[sequences, self.tokens[sequences, index]] = index
-            self._occurrences[side, context] = first
-        return self._occurrences[side, context]
+            self._occurrences[side, context, start] = first
+        return self._occurrences[side, context, start]
 
     def where(self, mask: np.ndarray) -> "AnswerSteps":
         """Return the steps of a mask, with all sequences."""
@@ -95,9 +98,10 @@ class AnswerSteps:
 
 
 def answer_steps(examples: Examples, length: int = 0) -> AnswerSteps:
-    """Return the answers of all examples, which have this length; none if the answers are unknown."""
+    """Return the answers of all examples, which have this length; of unknown answers, the first steps."""
     seq = np.arange(examples.tokens.shape[1])
-    counts = np.where(examples.is_answer.any(axis=1), examples.response_end + 1 - examples.prompt_length, 0)
+    num_unknown = np.minimum(NUM_UNKNOWN_STEPS, len(seq) - examples.prompt_length)
+    counts = np.where(examples.is_answer.any(axis=1), examples.response_end + 1 - examples.prompt_length, num_unknown)
     is_known = seq < (examples.prompt_length + counts)[:, None]
     sequence = np.repeat(np.arange(len(examples)), counts)
     return AnswerSteps(

@@ -31,6 +31,8 @@ def describe_address(address: Address, vocabulary: Sequence[str]) -> str:
 
 def _describe_key(key: str, vocabulary: Sequence[str]) -> str:
     kind, text = key.split()
+    if kind == "first":
+        return "the first prompt token" if text == "0" else f"the prompt token {text} after the first"
     # In a task file, the mark is the last prompt token before the start token.
     number = int(text) - (kind == "answer" or MARK in vocabulary)
     if number < 0:

@@ -16,7 +16,7 @@ from lengthwise.tasks.coupling.addresses import (
     without_duplicates,
 )
 from lengthwise.tasks.coupling.answer_steps import AnswerSteps
-from lengthwise.tasks.coupling.dependence import MAX_TOKENS, DependenceSearch, Explanation, SearchResult
+from lengthwise.tasks.coupling.dependence import FEWER_ERRORS, MAX_TOKENS, DependenceSearch, Explanation, SearchResult
 from lengthwise.tasks.coupling.phases import FIRST_APART, ONE, Phases, divide, iter_divisions
 
 # Share of steps with equal tokens from which two addresses count as the same.
@@ -57,6 +57,16 @@ class Attempt:
         return any(rule.alternatives for rule in self.rules)
 
     @property
+    def has_errors(self) -> bool:
+        """True if a rule predicts an answer wrong."""
+        return any(rule.explanation.accuracy < 1 for rule in self.rules)
+
+    @property
+    def num_tokens(self) -> int:
+        """Largest number of tokens that a rule has."""
+        return max(len(rule.addresses) for rule in self.rules)
+
+    @property
     def num_unexplained(self) -> float:
         """Number of answers that the rules predict wrong, or that nothing confirms; infinite without rules."""
         if not self.rules:
@@ -68,31 +78,44 @@ def search_rules(steps: AnswerSteps, *, max_tokens: int = MAX_TOKENS, seed: int 
     """Return all attempts, from simple to complex, up to the first one that explains all answers in only one way.
 
     Of the divisions of a group, the one that explains the most answers counts. If two sets of tokens explain the
-    answers, only a separate rule for the first answer can decide between them: other divisions may have no address for
-    one of the sets. Without a decision, the ambiguous attempt is the last one.
+    answers, only a separate rule for the first answer, or one with fewer tokens that looks something up, can decide
+    between them: other divisions may have no address for one of the sets. Without a decision, the ambiguous attempt is
+    the last one. Look-ups also compete with a rule that predicts some answers wrong.
     """
     attempts: list[Attempt] = []
-    matches: list[LocatedAddress] = []
+    fixed = _search_divisions(steps, [], attempts, max_tokens, seed)
+    if fixed is not None and not fixed.is_ambiguous and not fixed.has_errors:
+        return [*attempts, fixed]
+    matches = without_duplicates(locate(each, steps, divide(steps, ONE)) for each in iter_match_addresses(steps))
+    num_tokens = fixed.num_tokens - 1 if fixed is not None and fixed.is_ambiguous else max_tokens
+    found = _search_divisions(steps, matches, attempts, num_tokens, seed) if matches and num_tokens else None
+    best = found if fixed is None or (found is not None and _is_better(found, fixed)) else fixed
+    return attempts if best is None else [*attempts, best]
+
+
+def _is_better(found: Attempt, fixed: Attempt) -> bool:
+    """Return True for an attempt with look-ups that decides, or that leaves few of the answers unexplained."""
+    is_right = fixed.is_ambiguous or found.num_unexplained < FEWER_ERRORS * fixed.num_unexplained
+    return is_right and not found.is_ambiguous
+
+
+def _search_divisions(
+    steps: AnswerSteps, matches: Sequence[LocatedAddress], attempts: list[Attempt], max_tokens: int, seed: int
+) -> Attempt | None:
+    """Add attempts with all divisions; return the first one with only one explanation, or else an ambiguous one."""
     ambiguous: Attempt | None = None
-    for with_matches in (False, True):
-        if with_matches:
-            matches = without_duplicates(
-                locate(each, steps, divide(steps, ONE)) for each in iter_match_addresses(steps)
-            )
-        for group in iter_divisions(steps):
-            divisions = [each for each in group if ambiguous is None or each == FIRST_APART]
-            phases = [each for each in (divide(steps, division) for division in divisions) if each.is_complete]
-            if not phases:
-                continue
-            attempts += [_attempt(steps, each, matches, max_tokens, seed) for each in phases]
-            best = min(attempts[-len(phases) :], key=lambda attempt: attempt.num_unexplained)
-            if best.rules and not best.is_ambiguous:
-                return [*attempts, best]
-            if best.rules and ambiguous is None:
-                ambiguous = best
-        if ambiguous is not None:
-            return [*attempts, ambiguous]
-    return attempts
+    for group in iter_divisions(steps):
+        divisions = [each for each in group if ambiguous is None or each == FIRST_APART]
+        phases = [each for each in (divide(steps, division) for division in divisions) if each.is_complete]
+        if not phases:
+            continue
+        attempts += [_attempt(steps, each, matches, max_tokens, seed) for each in phases]
+        best = min(attempts[-len(phases) :], key=lambda attempt: attempt.num_unexplained)
+        if best.rules and not best.is_ambiguous:
+            return best
+        if best.rules and ambiguous is None:
+            ambiguous = best
+    return ambiguous
 
 
 def _attempt(

@@ -42,13 +42,14 @@ class PointerRule:
         phases = divide(steps, self.division)
         pointers = []
         for level in self.levels:
-            pointer = np.full(len(steps), NO_POINTER)
+            pointer, is_early = np.full(len(steps), NO_POINTER), np.ones(len(steps), dtype=bool)
             for phase, texts in enumerate(level):
-                mask = phases.phase == phase
+                mask, addresses = phases.phase == phase, [parse_address(text) for text in texts]
                 phase_steps, places = steps.where(mask), phases.where(mask)
-                located = [pointer_index(parse_address(text), phase_steps, places) for text in texts]
+                located = [pointer_index(address, phase_steps, places) for address in addresses]
                 pointer[mask] = _first_inside(located, phase_steps)
-            pointers.append(_hold(pointer, steps))
+                is_early[mask] = not any(isinstance(each, MatchAddress) and each.reads_answers for each in addresses)
+            pointers.append(_hold(pointer, is_early, steps))
         return np.stack(pointers)
 
 
@@ -94,22 +95,29 @@ def is_inside(pointer: Int[np.ndarray, " step"], steps: AnswerSteps) -> Bool[np.
     return (pointer >= 0) & (pointer < steps.prompt_length - 2)
 
 
-def _hold(pointer: Int[np.ndarray, " step"], steps: AnswerSteps) -> Int[np.ndarray, " step"]:
-    """Let steps without a pointer point at what the next step with a pointer needs, or after the prompt."""
+def _hold(
+    pointer: Int[np.ndarray, " step"], is_early: Bool[np.ndarray, " step"], steps: AnswerSteps
+) -> Int[np.ndarray, " step"]:
+    """Let steps without a pointer point at what the next step with a pointer needs, or after the prompt.
+
+    Only pointers that are known early count, which do not depend on the answers.
+    """
     step = np.arange(len(pointer))
-    next_step = np.minimum.accumulate(np.where(pointer == NO_POINTER, len(pointer), step)[::-1])[::-1]
+    is_known = (pointer != NO_POINTER) & is_early
+    next_step = np.minimum.accumulate(np.where(is_known, step, len(pointer))[::-1])[::-1]
     has_next = next_step < len(pointer)
     next_step = np.where(has_next, next_step, step)
     has_next &= steps.sequence[next_step] == steps.sequence
-    return np.where(has_next, pointer[next_step], steps.prompt_length - 2)
+    held = np.where(has_next, pointer[next_step], steps.prompt_length - 2)
+    return np.where(pointer == NO_POINTER, held, pointer)
 
 
 def couple(rule: PointerRule, examples: Examples) -> Int[np.ndarray, "level batch seq"]:
     """Return the coupling of examples: the prompt counts, and each token from the start token on has a pointer.
 
     The token before an answer has the number of the prompt token that the answer needs. On falling levels, the token
-    before the start token has a number below those of the other prompt tokens. Without answers, only the prompt has
-    numbers.
+    before the start token has a number below those of the other prompt tokens. If the answers are unknown, the numbers
+    end with that of the start token, which depends only on the prompt.
     """
     steps, (batch_size, seq) = answer_steps(examples), examples.tokens.shape
     coupling = np.zeros((len(rule.levels), batch_size, seq), dtype=np.int64)

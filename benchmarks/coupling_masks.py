@@ -1,0 +1,154 @@
+"""Compare found tokens with the reference attention masks of AttentionSpan (Spiegel et al. 2025, arXiv 2503.01909).
+
+AttentionSpan states for each answer which prompt tokens it needs. The samplers below write its formats, and the masks
+follow ``generate_attention_labels`` of https://github.com/michalspiegel/AttentionSpan at commit 0bc5b4c (string
+reversal, long addition, value assignment with one symbol, long multiplication, flip-flop with one register).
+``recall``: share of the mask in the found prompt tokens. ``precision``: share of the found prompt tokens in the mask.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from benchmarks.coupling import found_support
+
+from lengthwise.core.provenance import provenance
+from lengthwise.core.randomness import stream
+from lengthwise.experiments.run_folder import write_rows
+from lengthwise.tasks import JSONLTask
+from lengthwise.tasks.coupling.answer_steps import answer_steps, join_steps
+from lengthwise.tasks.coupling.finder import search_rules
+
+RESULTS = Path(__file__).parent / "results" / "coupling_masks.jsonl"
+# Prompt, response, and the prompt indexes that the mask has for each response token.
+Sample = tuple[list[str], list[str], list[set[int]]]
+LENGTHS = range(1, 8)
+
+
+def digits(number: int, width: int) -> list[str]:
+    """Return the digits, least significant first, padded with zeros."""
+    return list(str(number)[::-1].ljust(width, "0"))
+
+
+def string_reversal(rng: np.random.Generator, length: int) -> Sample:
+    """Return a string and its reverse; each answer has one token of the string."""
+    text = rng.choice(list("abcdefgh"), length).tolist()
+    return [*text, "="], text[::-1], [{length - 1 - i} for i in range(length)]
+
+
+def long_addition(num_numbers: int) -> Callable[[np.random.Generator, int], Sample]:
+    """Return a sampler of sums; the mask has the digits at the same place, and no token for the carry."""
+
+    def sample(rng: np.random.Generator, length: int) -> Sample:
+        numbers = rng.integers(10 ** (length - 1), 10**length, size=num_numbers).tolist()
+        width = length + 1
+        prompt = [symbol for number in numbers for symbol in (*digits(number, width), "+")]
+        masks = [{j * (width + 1) + i for j in range(num_numbers)} for i in range(width)]
+        return [*prompt[:-1], "="], digits(sum(numbers), width), masks
+
+    return sample
+
+
+def value_assignment(rng: np.random.Generator, length: int) -> Sample:
+    """Return a table and one key; the mask has the key, its place in the table, and its value."""
+    keys = rng.permutation(list("ABCDEFGHIJ"))[: length + 1].tolist()
+    values = rng.choice(list("0123456789"), len(keys)).tolist()
+    chosen = int(rng.integers(len(keys)))
+    prompt = [symbol for pair in zip(keys, values, strict=True) for symbol in pair]
+    return [*prompt, " ", keys[chosen], "="], [values[chosen]], [{2 * chosen, 2 * chosen + 1, len(prompt) + 1}]
+
+
+def long_multiplication(rng: np.random.Generator, length: int) -> Sample:
+    """Return two numbers and their partial products; the mask has digit j of the first and digit i of the second.
+
+    Digit j of partial product i needs digit j - i of the first number, so the mask is not right for i > 0.
+    """
+    width = 2 * length
+    first, second = sorted(rng.integers(10 ** (length - 1), 10**length, size=2).tolist(), reverse=True)
+    rows = [first * int(digit) * 10**i for i, digit in enumerate(digits(second, width))]
+    response, masks = [], []
+    for i, row in enumerate(rows):
+        response += [*digits(row, width), "+"]
+        masks += [{j, width + 1 + i} for j in range(width)] + [set()]
+    return [*digits(first, width), "*", *digits(second, width), "="], response[:-1], masks[:-1]
+
+
+def flip_flop(rng: np.random.Generator, length: int) -> Sample:
+    """Return commands and the bit of the register; the mask has the last write and all later flips."""
+    prompt: list[str] = []
+    bit, mask = 0, set[int]()
+    for command, value in zip(rng.choice(list("wif"), length + 2), rng.choice(list("01"), length + 2), strict=True):
+        index = len(prompt)
+        prompt += [str(command), str(value)]
+        if command == "w":
+            bit, mask = int(value), {index, index + 1}
+        elif command == "f":
+            bit, mask = 1 - bit, mask | {index}
+    return [*prompt, "r"], [str(bit)], [mask]
+
+
+TASKS: dict[str, tuple[Callable[[np.random.Generator, int], Sample], Sequence[int], int]] = {
+    "string reversal": (string_reversal, LENGTHS, 300),
+    "long addition, 2 numbers": (long_addition(2), LENGTHS, 1000),
+    "long addition, 3 numbers": (long_addition(3), LENGTHS, 3000),
+    "value assignment, one symbol": (value_assignment, LENGTHS, 300),
+    "long multiplication": (long_multiplication, range(1, 5), 500),
+    "flip-flop, one register": (flip_flop, LENGTHS, 300),
+}
+
+
+def measure(name: str, path: Path) -> dict[str, Any]:
+    """Find the tokens that each answer needs, and compare them with the mask."""
+    sample, lengths, count = TASKS[name]
+    rng, masks = stream(0, "masks", name), {}
+    with path.open("w") as file:
+        for length in lengths:
+            for _ in range(count):
+                prompt, response, mask = sample(rng, length)
+                masks[(*prompt, "<mark>", "<start>", *response, "end")] = mask
+                file.write(json.dumps({"prompt": prompt, "response": response, "length": length}) + "\n")
+    task = JSONLTask(file=str(path)).read()
+    parts = [task.records_at(length, np.arange(task.num_records(length))) for length in task.available_lengths]
+    steps = join_steps([answer_steps(each, length) for each, length in zip(parts, lengths, strict=True)])
+    started = time.perf_counter()
+    attempt = search_rules(steps)[-1]
+    row = {"task": name, "examples": len(steps.tokens), "seconds": round(time.perf_counter() - started, 1)}
+    if not attempt.rules or attempt.is_ambiguous:
+        return row | {"found": False}
+    num_right = num_found = num_mask = num_equal = num_steps = 0
+    for step, tokens in enumerate(found_support(steps, attempt)):
+        sequence = steps.tokens[steps.sequence[step]]
+        mask = masks[tuple(task.vocabulary[token] for token in sequence[sequence >= 0])]
+        if steps.number[step] >= len(mask):
+            continue
+        prompt_length = int(steps.prompt_lengths[steps.sequence[step]]) - 2
+        found, expected = {each for each in tokens if each < prompt_length}, mask[steps.number[step]]
+        num_right, num_found = num_right + len(found & expected), num_found + len(found)
+        num_mask, num_steps = num_mask + len(expected), num_steps + 1
+        num_equal += found == expected
+    addresses = {rule.name: [each.address.text for each in rule.addresses] for rule in attempt.rules}
+    shares = {"precision": num_right / num_found, "recall": num_right / num_mask, "equal": num_equal / num_steps}
+    return row | {"found": True, **shares, "addresses": addresses}
+
+
+def main() -> None:
+    """Measure all tasks, write the rows, and print them."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("tasks", nargs="*", metavar="TASK", help=f"one of {', '.join(TASKS)}")
+    arguments = parser.parse_args()
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name in arguments.tasks or TASKS:
+            rows.append({**measure(name, Path(folder) / "rows.jsonl"), "provenance": provenance()})
+            print({key: value for key, value in rows[-1].items() if key != "provenance"}, flush=True)
+    if not arguments.tasks:
+        write_rows(RESULTS, rows)
+
+
+if __name__ == "__main__":
+    main()
