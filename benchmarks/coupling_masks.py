@@ -1,9 +1,12 @@
-"""Compare found tokens with the reference attention masks of AttentionSpan (Spiegel et al. 2025, arXiv 2503.01909).
+"""Compare found prompt tokens with two outside statements of which prompt tokens an answer needs.
 
-AttentionSpan states for each answer which prompt tokens it needs. The samplers below write its formats, and the masks
-follow ``generate_attention_labels`` of https://github.com/michalspiegel/AttentionSpan at commit 0bc5b4c (string
-reversal, long addition, value assignment with one symbol, long multiplication, flip-flop with one register).
-``recall``: share of the mask in the found prompt tokens. ``precision``: share of the found prompt tokens in the mask.
+* AttentionSpan (Spiegel et al. 2025, arXiv 2503.01909) has a reference attention mask for each answer. The samplers
+  below write its formats, and the masks follow ``generate_attention_labels`` of
+  https://github.com/michalspiegel/AttentionSpan at commit 0bc5b4c.
+* Position coupling (Cho et al. 2024, arXiv 2405.20671) gives each answer the position of a prompt token: ``src/data``
+  of https://github.com/HanseulJo/position-coupling at commit 01dd272 (copy, parity with scratchpad).
+
+``recall``: share of the stated tokens that are found. ``precision``: share of the found prompt tokens that are stated.
 """
 
 import argparse
@@ -41,17 +44,12 @@ def string_reversal(rng: np.random.Generator, length: int) -> Sample:
     return [*text, "="], text[::-1], [{length - 1 - i} for i in range(length)]
 
 
-def long_addition(num_numbers: int) -> Callable[[np.random.Generator, int], Sample]:
-    """Return a sampler of sums; the mask has the digits at the same place, and no token for the carry."""
-
-    def sample(rng: np.random.Generator, length: int) -> Sample:
-        numbers = rng.integers(10 ** (length - 1), 10**length, size=num_numbers).tolist()
-        width = length + 1
-        prompt = [symbol for number in numbers for symbol in (*digits(number, width), "+")]
-        masks = [{j * (width + 1) + i for j in range(num_numbers)} for i in range(width)]
-        return [*prompt[:-1], "="], digits(sum(numbers), width), masks
-
-    return sample
+def long_addition(rng: np.random.Generator, length: int) -> Sample:
+    """Return a sum of two numbers; the mask has both digits at the same place, and no token for the carry."""
+    first, second = rng.integers(10 ** (length - 1), 10**length, size=2).tolist()
+    width = length + 1
+    masks = [{i, width + 1 + i} for i in range(width)]
+    return [*digits(first, width), "+", *digits(second, width), "="], digits(first + second, width), masks
 
 
 def value_assignment(rng: np.random.Generator, length: int) -> Sample:
@@ -92,13 +90,33 @@ def flip_flop(rng: np.random.Generator, length: int) -> Sample:
     return [*prompt, "r"], [str(bit)], [mask]
 
 
+def copy(rng: np.random.Generator, length: int) -> Sample:
+    """Return digits and a copy; each answer has the position of the same digit."""
+    text = rng.choice(list("0123456789"), length).tolist()
+    return [*text, "="], text, [{i} for i in range(length)]
+
+
+def parity(rng: np.random.Generator, length: int) -> Sample:
+    """Return bits and their running parity; the token before each answer has the position of its bit."""
+    bits = rng.integers(0, 2, size=length)
+    return [*map(str, bits.tolist()), "="], [*map(str, (np.cumsum(bits) % 2).tolist())], [{i} for i in range(length)]
+
+
+def reversed_parity(rng: np.random.Generator, length: int) -> Sample:
+    """Return bits and the running parity from the last bit on; the positions fall."""
+    prompt, response, _ = parity(rng, length)
+    return [*prompt[:-1][::-1], "="], response, [{length - 1 - i} for i in range(length)]
+
+
 TASKS: dict[str, tuple[Callable[[np.random.Generator, int], Sample], Sequence[int], int]] = {
     "string reversal": (string_reversal, LENGTHS, 300),
-    "long addition, 2 numbers": (long_addition(2), LENGTHS, 1000),
-    "long addition, 3 numbers": (long_addition(3), LENGTHS, 3000),
+    "long addition, two numbers": (long_addition, LENGTHS, 1000),
     "value assignment, one symbol": (value_assignment, LENGTHS, 300),
     "long multiplication": (long_multiplication, range(1, 5), 500),
     "flip-flop, one register": (flip_flop, LENGTHS, 300),
+    "copy": (copy, LENGTHS, 300),
+    "parity with scratchpad": (parity, LENGTHS, 300),
+    "parity with reversed scratchpad": (reversed_parity, LENGTHS, 300),
 }
 
 

@@ -14,11 +14,11 @@ from transformers import BloomConfig, PreTrainedTokenizerFast
 from lengthwise.core.errors import FeatureError, LengthwiseError, ModelError, PositionRangeError, SettingError
 from lengthwise.hf.collators import PositionCollator, pack_first_fit
 from lengthwise.hf.model_inputs import causal_mask
-from lengthwise.positions import SCHEMES, Coupled, PositionScheme, Randomized, Sequential, Skipwise
+from lengthwise.positions import SCHEMES, Coupled, Discovered, PositionScheme, Randomized, Sequential, Skipwise
 
 RANGE = 64
 LENGTHS = (7, 12, 7, 3, 9, 12, 5)
-SUPPORTED_SCHEMES = [name for name, scheme in SCHEMES.items() if not scheme.real_valued]
+SUPPORTED_SCHEMES = [name for name, scheme in SCHEMES.items() if not scheme.real_valued and name != "discovered"]
 over_schemes = pytest.mark.parametrize("name", SUPPORTED_SCHEMES)
 over_training = pytest.mark.parametrize("training", [True, False])
 over_models = pytest.mark.parametrize("model", ["llama", "gpt_neox"])
@@ -315,6 +315,7 @@ class TwoIDs(Sequential):
 
 
 SETTINGS = [
+    (Discovered(), {}, r"the rule of discovered counts the tokens of its task, .* lengthwise couple FILE.jsonl --out"),
     (small_scheme("random_floats"), {}, r"random_floats assigns real-valued IDs, .*; use the scheme randomized"),
     (support_scheme(), {}, r"mine needs support, which no data set column provides; use a scheme that needs one of"),
     (Sequential(), {"padding_side": "top"}, r"invalid padding_side 'top'; use one of right, left"),

@@ -18,7 +18,7 @@ from lengthwise.hf.model_parts import (
     device_of,
     use_mask_attention,
 )
-from lengthwise.positions import PositionScheme
+from lengthwise.positions import Discovered, PositionScheme
 
 # Extra rows that a position table may have for padding.
 SPARE_ROWS = 2
@@ -160,6 +160,11 @@ def check_scheme(scheme: PositionScheme, num_position_ids: int | None) -> None:
     if scheme.real_valued:
         raise SettingError(
             f"{scheme.name} assigns real-valued IDs, but transformers models accept integers; use the scheme randomized"
+        )
+    if isinstance(scheme, Discovered):
+        raise SettingError(
+            "the rule of discovered counts the tokens of its task, not those of a tokenizer; write the coupling into a "
+            "file with lengthwise couple FILE.jsonl --out COUPLED.jsonl, and use this file with the scheme predicted"
         )
     if scheme.needs is not None and scheme.needs not in SCHEME_COLUMNS:
         raise SettingError(
