@@ -178,9 +178,25 @@ def test_invalid_settings_and_tasks_with_several_answers_raise_an_error(capsys):
     assert "task text has several valid answers per prompt" in error_of(["couple", "text"], capsys)
 
 
-def test_an_invalid_rule_raises_an_error():
-    with pytest.raises(SettingError, match=r"invalid address 'prompt first'; use a coupling that lengthwise couple"):
-        Discovered(rule=("one", "rising: prompt first"))
+INVALID_RULES = {
+    (): "invalid division ''",
+    ("period x", "rising: prompt first +1 +0"): "invalid division 'period x'",
+    ("one",): "has no level",
+    ("one", "prompt first +1 +0"): "invalid level 'prompt first",
+    ("period 2", "rising: prompt first +1 +0"): "invalid level 'rising: prompt first",
+    ("one", "rising: prompt first"): "invalid address 'prompt first'",
+    ("one", "rising: prompt foo +1 +0"): "invalid address 'prompt foo",
+    ("one", "rising: prompt #x.y +1 +0"): "invalid address 'prompt #x.y",
+    ("one", "rising: match foo 1 anywhere 0 +1"): "invalid address 'match foo 1",
+    ("one", "rising: match answer 1 near 0 +1"): "invalid address 'match answer 1 near",
+    ("one", "rising: march first +1 +0"): "invalid address 'march",
+}
+
+
+@pytest.mark.parametrize("rule", INVALID_RULES)
+def test_an_invalid_rule_raises_an_error(rule):
+    with pytest.raises(SettingError, match=f"{INVALID_RULES[rule]}.*; use a coupling that lengthwise couple"):
+        Discovered(rule=rule)
 
 
 def test_a_run_with_a_rule_can_resume_and_loads_without_its_file(bare_file, tmp_path):

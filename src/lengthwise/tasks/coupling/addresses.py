@@ -9,7 +9,7 @@ from jaxtyping import Bool, Int
 
 from lengthwise.core.errors import SettingError
 from lengthwise.tasks.coupling.answer_steps import AFTER, ANYWHERE, BEFORE, NO_TOKEN, AnswerSteps
-from lengthwise.tasks.coupling.phases import Phases
+from lengthwise.tasks.coupling.phases import ADVICE, Phases
 
 FIRST, LAST = "first", "last"
 # Occurrence of an anchor token whose number is that of the line.
@@ -29,6 +29,7 @@ MAX_ANCHOR_COUNT = 4
 # Upper limit of tokens that can stand next to a match.
 MAX_CONTEXT_TOKENS = 4
 MATCH_COST = 40
+KEY_KINDS = ("answer", "prompt", "first")
 # Number of prompt tokens at either end that can be a key, among these many tokens.
 NUM_LAST_KEYS, NUM_FIRST_KEYS, MAX_KEY_DISTANCE = 2, 1, 8
 
@@ -195,20 +196,27 @@ Address = PromptAddress | AnswerAddress | LineAddress | MatchAddress
 
 def parse_address(text: str) -> Address:
     """Return the address of its text; raise ``SettingError`` for an invalid text."""
-    kind, *parts = text.split()
+    kind, *parts = text.split() or [""]
     try:
-        if kind == "prompt":
+        if kind == "prompt" and _is_anchor(parts[0]):
             line_slope = int(parts[3]) if len(parts) > 3 else 0
             return PromptAddress(anchor=parts[0], slope=int(parts[1]), offset=int(parts[2]), line_slope=line_slope)
         if kind == "answer":
             return AnswerAddress(lag=int(parts[0]))
         if kind == "line":
             return LineAddress(offset=int(parts[0]))
-        return MatchAddress(
-            key=f"{parts[0]} {int(parts[1])}", side=parts[2], context=int(parts[3]), offset=int(parts[4])
-        )
+        if kind == "match" and parts[0] in KEY_KINDS and parts[2] in (BEFORE, AFTER, ANYWHERE):
+            key = f"{parts[0]} {int(parts[1])}"
+            return MatchAddress(key=key, side=parts[2], context=int(parts[3]), offset=int(parts[4]))
+        raise ValueError
     except (ValueError, IndexError):
-        raise SettingError(f"invalid address '{text}'; use a coupling that lengthwise couple has found") from None
+        raise SettingError(f"invalid address '{text}'; {ADVICE}") from None
+
+
+def _is_anchor(text: str) -> bool:
+    token, _, occurrence = text[1:].partition(".")
+    is_token = text.startswith("#") and token.isdecimal() and (occurrence.isdecimal() or occurrence == LINE)
+    return is_token or text in (FIRST, LAST)
 
 
 def iter_fixed_addresses(steps: AnswerSteps, phases: Phases) -> Iterator[Address]:

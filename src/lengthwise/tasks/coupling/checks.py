@@ -70,7 +70,10 @@ def check_errors(rule: PhaseRule, vocabulary: Sequence[str]) -> None:
     """Raise ``CouplingError`` if the errors of the rule depend on tokens, so that they are no noise."""
     if not rule.error_addresses:
         return
-    first, second = (describe_address(each.address, vocabulary) for each in rule.error_addresses)
+    first, second = (
+        f"the number of the answer modulo {each}" if isinstance(each, int) else describe_address(each, vocabulary)
+        for each in rule.error_addresses
+    )
     raise CouplingError(
         f"the best rule explains {rule.explanation.accuracy:.1%} of the answers, and the other answers are not noise: "
         f"their share depends on {first} and {second}; add examples, or write intermediate results into the responses"

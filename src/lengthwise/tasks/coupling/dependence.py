@@ -56,7 +56,8 @@ class SearchResult:
     """Equally good explanations of the smallest size, simplest first; the tuple can be empty.
 
     ``closest`` is the set with the best score. ``too_sparse`` is an accurate set that too few answers confirm.
-    ``error_addresses`` are two addresses whose tokens change the error rate of the first explanation.
+    ``error_addresses`` are two addresses whose tokens change the error rate of the first explanation (see
+    ``find_error_pattern``).
     """
 
     explanations: tuple[Explanation, ...]
@@ -142,7 +143,7 @@ class DependenceSearch:
         Larger sets grow by one token at a time, so they miss tokens that only matter together.
         """
         pair = self._error_pattern(explanation, only_first=False)
-        larger = {*explanation.addresses, *pair}
+        larger = {*explanation.addresses, *(index for index in pair if index < len(self.addresses))}
         if not pair or len(larger) > max_tokens:
             return ()
         more = [larger | {index} for index in range(len(self.addresses))] if len(larger) < max_tokens else [larger]

@@ -10,9 +10,15 @@ from jaxtyping import Bool, Float, Int
 MAX_WRONG, MAX_RIGHT, MIN_WRONG = 2000, 4000, 20
 # Pairs of tokens with fewer expected errors than this say too little.
 MIN_EXPECTED = 2.0
-# Standard deviations of the chi-square statistic above its mean. Dependences on three or four tokens have 80 to 500,
-# noise up to 20: tens of thousands of pairs are compared, and short examples with noise are less often duplicates.
+# Standard deviations of the chi-square statistic above its mean. Dependences on three or four tokens have 60 to 700,
+# noise up to 25: tens of thousands of pairs are compared, and short examples with noise are less often duplicates.
 NUM_DEVIATIONS = 40.0
+# A sequence with at least this share of wrong answers is wrong as a whole.
+WRONG_SEQUENCE_SHARE = 1 / 3
+# Rates of errors need this many answers with the same tokens of the rule, on average.
+MIN_STRATUM_SIZE = 10
+# Rules can alternate between answers: the number of an answer modulo these numbers counts as an address.
+PERIODS = (2, 3)
 
 
 def find_error_pattern(
@@ -27,32 +33,51 @@ def find_error_pattern(
     """Return the indexes of the two addresses whose tokens change the error rate most; empty if errors look random.
 
     ``codes`` has the tokens at each address, and ``rule_code`` those of the rule, numbered from 0. Errors may be more
-    frequent for some tokens of the rule, or at some places of the response. Among steps with the same tokens of the
-    rule at the same place, random errors depend on no other token. With ``only_first``, only the first error of each
-    sequence counts, because a wrong answer can make later ones wrong.
+    frequent for some tokens of the rule. Among steps with the same tokens of the rule, random errors depend on no other
+    token. With ``only_first``, only the first error of each sequence counts, because a wrong answer can make later ones
+    wrong, and sequences that are wrong as a whole do not count. Indexes after those of ``codes`` stand for the number
+    of an answer modulo ``PERIODS``.
     """
     starts = np.flatnonzero(np.diff(sequence, prepend=-1))
     sizes = np.diff(np.r_[starts, len(sequence)])
-    num_wrong_before = np.cumsum(is_wrong) - is_wrong
-    is_counted = (not only_first) | (num_wrong_before == np.repeat(num_wrong_before[starts], sizes))
+    number = np.arange(len(sequence)) - np.repeat(starts, sizes)
+    is_counted = _up_to_first_error(is_wrong, starts, sizes) if only_first else np.ones(len(sequence), dtype=bool)
     wrong, right = (rng.permutation(np.flatnonzero(is_counted & mask)) for mask in (is_wrong, ~is_wrong))
     if len(wrong) < MIN_WRONG:
         return ()
     sample = np.concatenate([wrong[:MAX_WRONG], right[:MAX_RIGHT]])
-    # If whole responses are wrong, the first error is early.
-    place = np.arange(len(sequence)) - np.repeat(starts, sizes)
-    stratum = np.unique(np.stack([rule_code, place])[:, sample], axis=1, return_inverse=True)[1].ravel()
     error = is_wrong[sample].astype(float)
-    rate = (np.bincount(stratum, weights=error) / np.bincount(stratum))[stratum]
-    sampled = [np.unique(each[sample], return_inverse=True)[1] for each in codes]
+    rate = _expected_rate(rule_code[sample], error)
+    periods = [number % period for period in PERIODS]
+    sampled = [np.unique(each[sample], return_inverse=True)[1] for each in (*codes, *periods)]
     num_codes = [int(each.max()) + 1 for each in sampled]
     best = NUM_DEVIATIONS
     pair: tuple[int, ...] = ()
-    for first, second in combinations(range(len(codes)), 2):
+    for first, second in combinations(range(len(sampled)), 2):
         deviation = _deviation(sampled[first] * num_codes[second] + sampled[second], error - rate, rate * (1 - rate))
         if deviation > best:
             best, pair = deviation, (first, second)
     return pair
+
+
+def _up_to_first_error(
+    is_wrong: Bool[np.ndarray, " step"], starts: Int[np.ndarray, " sequence"], sizes: Int[np.ndarray, " sequence"]
+) -> Bool[np.ndarray, " step"]:
+    num_wrong_before = np.cumsum(is_wrong) - is_wrong
+    share = np.add.reduceat(is_wrong, starts) / sizes
+    is_wrong_sequence = np.repeat((share >= WRONG_SEQUENCE_SHARE) & (sizes > 2), sizes)
+    return (num_wrong_before == np.repeat(num_wrong_before[starts], sizes)) & ~is_wrong_sequence
+
+
+def _expected_rate(
+    rule_code: Int[np.ndarray, " step"], error: Float[np.ndarray, " step"]
+) -> Float[np.ndarray, " step"]:
+    """Return the error rate of the steps with the same tokens of the rule, or of all steps if these are few."""
+    stratum = np.unique(rule_code, return_inverse=True)[1]
+    if len(error) < MIN_STRATUM_SIZE * (int(stratum.max()) + 1):
+        return np.full(len(error), error.mean())
+    rate: np.ndarray = (np.bincount(stratum, weights=error) / np.bincount(stratum))[stratum]
+    return rate
 
 
 def _deviation(

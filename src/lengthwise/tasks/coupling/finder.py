@@ -9,6 +9,7 @@ from jaxtyping import Bool
 
 from lengthwise.core.randomness import stream
 from lengthwise.tasks.coupling.addresses import (
+    Address,
     LocatedAddress,
     iter_fixed_addresses,
     iter_match_addresses,
@@ -17,6 +18,7 @@ from lengthwise.tasks.coupling.addresses import (
 )
 from lengthwise.tasks.coupling.answer_steps import AnswerSteps
 from lengthwise.tasks.coupling.dependence import FEWER_ERRORS, MAX_TOKENS, DependenceSearch, Explanation, SearchResult
+from lengthwise.tasks.coupling.error_pattern import PERIODS
 from lengthwise.tasks.coupling.phases import FIRST_APART, ONE, Phases, divide, iter_divisions
 
 # Share of steps with equal tokens from which two addresses count as the same.
@@ -29,7 +31,8 @@ MAX_TOKEN_SHARE = 0.1
 class PhaseRule:
     """Addresses that determine the answers of one phase, and other sets that explain them equally well.
 
-    ``error_addresses`` are two addresses whose tokens change the error rate, so the errors are not random.
+    ``error_addresses`` are two addresses whose tokens change the error rate, so the errors are not random. A number N
+    stands for the number of the answer modulo N.
     """
 
     name: str
@@ -37,7 +40,7 @@ class PhaseRule:
     addresses: tuple[LocatedAddress, ...]
     explanation: Explanation
     alternatives: tuple[tuple[LocatedAddress, ...], ...]
-    error_addresses: tuple[LocatedAddress, ...]
+    error_addresses: tuple[Address | int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,9 +60,9 @@ class Attempt:
         return any(rule.alternatives for rule in self.rules)
 
     @property
-    def has_errors(self) -> bool:
-        """True if a rule predicts an answer wrong."""
-        return any(rule.explanation.accuracy < 1 for rule in self.rules)
+    def has_error_pattern(self) -> bool:
+        """True if a rule has errors that are not random."""
+        return any(rule.error_addresses for rule in self.rules)
 
     @property
     def num_tokens(self) -> int:
@@ -80,11 +83,11 @@ def search_rules(steps: AnswerSteps, *, max_tokens: int = MAX_TOKENS, seed: int 
     Of the divisions of a group, the one that explains the most answers counts. If two sets of tokens explain the
     answers, only a separate rule for the first answer, or one with fewer tokens that looks something up, can decide
     between them: other divisions may have no address for one of the sets. Without a decision, the ambiguous attempt is
-    the last one. Look-ups also compete with a rule that predicts some answers wrong.
+    the last one. Look-ups also compete with a rule whose errors are not random.
     """
     attempts: list[Attempt] = []
     fixed = _search_divisions(steps, [], attempts, max_tokens, seed)
-    if fixed is not None and not fixed.is_ambiguous and not fixed.has_errors:
+    if fixed is not None and not fixed.is_ambiguous and not fixed.has_error_pattern:
         return [*attempts, fixed]
     matches = without_duplicates(locate(each, steps, divide(steps, ONE)) for each in iter_match_addresses(steps))
     num_tokens = fixed.num_tokens - 1 if fixed is not None and fixed.is_ambiguous else max_tokens
@@ -93,17 +96,21 @@ def search_rules(steps: AnswerSteps, *, max_tokens: int = MAX_TOKENS, seed: int 
     return attempts if best is None else [*attempts, best]
 
 
-def _is_better(found: Attempt, fixed: Attempt) -> bool:
-    """Return True for an attempt with look-ups that decides, or that leaves few of the answers unexplained."""
-    is_right = fixed.is_ambiguous or found.num_unexplained < FEWER_ERRORS * fixed.num_unexplained
+def _is_better(found: Attempt, simple: Attempt) -> bool:
+    """Return True for an attempt that decides, or that leaves far fewer errors than a simpler one."""
+    is_right = simple.is_ambiguous or found.num_unexplained < FEWER_ERRORS * simple.num_unexplained
     return is_right and not found.is_ambiguous
 
 
 def _search_divisions(
     steps: AnswerSteps, matches: Sequence[LocatedAddress], attempts: list[Attempt], max_tokens: int, seed: int
 ) -> Attempt | None:
-    """Add attempts with all divisions; return the first one with only one explanation, or else an ambiguous one."""
+    """Add attempts with all divisions; return the first one with only one explanation, or else an ambiguous one.
+
+    Further divisions compete with a rule whose errors are not random.
+    """
     ambiguous: Attempt | None = None
+    with_errors: Attempt | None = None
     for group in iter_divisions(steps):
         divisions = [each for each in group if ambiguous is None or each == FIRST_APART]
         phases = [each for each in (divide(steps, division) for division in divisions) if each.is_complete]
@@ -111,11 +118,15 @@ def _search_divisions(
             continue
         attempts += [_attempt(steps, each, matches, max_tokens, seed) for each in phases]
         best = min(attempts[-len(phases) :], key=lambda attempt: attempt.num_unexplained)
-        if best.rules and not best.is_ambiguous:
-            return best
-        if best.rules and ambiguous is None:
+        if with_errors is not None:
+            with_errors = best if best.rules and _is_better(best, with_errors) else with_errors
+        elif best.rules and not best.is_ambiguous:
+            if not best.has_error_pattern:
+                return best
+            with_errors = best
+        elif best.rules and ambiguous is None:
             ambiguous = best
-    return ambiguous
+    return with_errors or ambiguous
 
 
 def _attempt(
@@ -145,7 +156,10 @@ def _rule(
         addresses=sets[0],
         explanation=result.explanations[0],
         alternatives=tuple(each for each in sets[1:] if not _is_same(sets[0], each)),
-        error_addresses=tuple(addresses[index] for index in result.error_addresses),
+        error_addresses=tuple(
+            addresses[index].address if index < len(addresses) else PERIODS[index - len(addresses)]
+            for index in result.error_addresses
+        ),
     )
 
 

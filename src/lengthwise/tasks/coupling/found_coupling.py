@@ -163,6 +163,12 @@ def _explain_ambiguity(rule: PhaseRule, vocabulary: Sequence[str]) -> str:
         " and ".join(describe_address(each.address, vocabulary) for each in found)
         for found in (rule.addresses, rule.alternatives[0])
     )
+    if rule.explanation.accuracy < 1:
+        return (
+            f"no set of few tokens explains the answers: several sets of {len(rule.addresses)} tokens predict "
+            f"{rule.explanation.accuracy:.1%} of {rule.name}, for example {first}; write intermediate results into the "
+            "responses, or give the coupling"
+        )
     return (
         f"two sets of tokens explain {rule.name} equally well: {first}, or {second}; add examples in which they differ"
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Bool, Int
 
+from lengthwise.core.errors import SettingError
 from lengthwise.tasks.coupling.answer_steps import AnswerSteps
 
 ONE, FIRST_APART = "one", "first"
@@ -13,6 +14,10 @@ ONE, FIRST_APART = "one", "first"
 MAX_PERIOD, MAX_LINE_PERIOD = 3, 2
 # Smallest share of the sequences that have the last token of a line in their response.
 MIN_LINE_SHARE = 0.5
+
+
+# End of the messages for texts that no found coupling has.
+ADVICE = "use a coupling that lengthwise couple has found"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +62,14 @@ def iter_divisions(steps: AnswerSteps) -> Iterator[tuple[str, ...]]:
         yield (*periods, *lines)
     else:
         yield from ((period,) for period in periods)
+
+
+def number_of_phases(division: str) -> int:
+    """Return the number of phases of a division that pointers can follow; raise ``SettingError`` for another text."""
+    numbers = {ONE: 1, FIRST_APART: 2} | {f"period {period}": period for period in range(2, MAX_PERIOD + 1)}
+    if division not in numbers:
+        raise SettingError(f"invalid division '{division}' of a found coupling; {ADVICE}")
+    return numbers[division]
 
 
 def divide(steps: AnswerSteps, division: str) -> Phases:

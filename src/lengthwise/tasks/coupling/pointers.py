@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Int
 
+from lengthwise.core.errors import SettingError
 from lengthwise.tasks.coupling.addresses import Address, MatchAddress, parse_address
 from lengthwise.tasks.coupling.answer_steps import NO_TOKEN, AnswerSteps, answer_steps
-from lengthwise.tasks.coupling.phases import Phases, divide
+from lengthwise.tasks.coupling.phases import ADVICE, Phases, divide, number_of_phases
 from lengthwise.tasks.examples import Examples
 
 # Index of a step that needs no prompt token of a level.
@@ -55,16 +56,19 @@ class PointerRule:
 
 def parse_rule(texts: Sequence[str]) -> PointerRule:
     """Return the rule of its texts; raise ``SettingError`` for an invalid text."""
-    division, *level_texts = texts
+    division, *level_texts = texts or ("",)
+    num_phases = number_of_phases(division)
     levels, falls = [], []
     for text in level_texts:
         direction, _, phases = text.partition(": ")
         levels.append(tuple(tuple(filter(None, phase.split(" or "))) for phase in phases.split("; ")))
         falls.append(direction == FALLING)
-    for level in levels:
-        for phase in level:
-            for address in phase:
-                parse_address(address)
+        if direction not in (RISING, FALLING) or len(levels[-1]) != num_phases:
+            raise SettingError(f"invalid level '{text}' of a found coupling; {ADVICE}")
+    for address in (address for level in levels for phase in level for address in phase):
+        parse_address(address)
+    if not levels:
+        raise SettingError(f"the coupling {tuple(texts)} has no level; {ADVICE}")
     return PointerRule(division=division, levels=tuple(levels), falls=tuple(falls))
 
 
