@@ -131,7 +131,7 @@ def test_diluted_attention_is_the_limiting_cause(needle):
     assert found.limited_by.startswith("limited by attention diluted by more tokens")
     assert [each.length for each in found.by_length] == [8, 16, 32, 64, 128, 256, 512]
     (mass,) = zip(*(each.support_mass for each in found.by_length), strict=True)
-    assert mass[0] > 0.7
+    assert mass[0] > 0.6
     assert mass[-1] < 0.3
     assert found.support_mass_at_errors[0] < mass[-2]
 

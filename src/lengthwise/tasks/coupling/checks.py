@@ -16,7 +16,7 @@ CHECKED_SHARE = 0.25
 # Largest share of wrong predictions at a checked length, beyond that of the rule, and standard errors added to it.
 MAX_MORE_ERRORS, NUM_STANDARD_ERRORS = 0.01, 3
 # Smallest share of the answers of a phase at the checked lengths with tokens that shorter examples have.
-MIN_KNOWN_SHARE = 0.25
+MIN_KNOWN_SHARE = 0.5
 # An answer token with at least this many answers must be predicted in at least this share of them.
 MIN_ANSWERS, MIN_RIGHT_SHARE = 20, 0.5
 

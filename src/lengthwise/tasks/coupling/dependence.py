@@ -23,8 +23,9 @@ PAIR_STEPS, SET_STEPS, BEAM = 4000, 20_000, 24
 MIN_COVERAGE = 0.5
 # The same in a sample, which confirms fewer answers than all steps.
 MIN_SAMPLE_COVERAGE = 0.2
-# Largest error rate of an explanation, as a share of the error rate of the most frequent answer.
-MAX_RELATIVE_ERROR = 0.1
+# Largest error rate of an explanation, as a share of the error rate of the most frequent answer. Many tokens can
+# approximate a rule that no few tokens determine, so sets of at least MANY_TOKENS tokens need fewer errors.
+MAX_RELATIVE_ERROR, MANY_TOKENS, MAX_RELATIVE_ERROR_OF_MANY = 0.1, 4, 0.05
 # Number of confirmed answers that make a set with low coverage worth a mention.
 MIN_CONFIRMED = 100
 # An extension that leaves less than this share of the errors shows a dependence on one more token, not noise.
@@ -88,7 +89,6 @@ class DependenceSearch:
 
     def run(self, max_tokens: int) -> SearchResult:
         """Return the smallest sets that explain the answers."""
-        max_error = MAX_RELATIVE_ERROR * (1 - self.base_accuracy)
         constant = Explanation(addresses=(), accuracy=self.base_accuracy, coverage=1.0)
         frontier, closest = [constant], constant
         if self.base_accuracy == 1:
@@ -98,6 +98,7 @@ class DependenceSearch:
         best_accuracy = self.base_accuracy
         for size in range(1, max_tokens + 1):
             frontier = self._best_sets(self._candidates(frontier, size), size)
+            max_error = self._max_error(size)
             enough = self._confirmed(frontier, max_error)
             if accepted and not (enough and self._has_fewer_errors(frontier, accepted)):
                 break
@@ -152,6 +153,10 @@ class DependenceSearch:
         better = self._confirmed(measured, errors)
         best = max((each.accuracy for each in better), default=0.0)
         return tuple(each for each in better if each.accuracy == best)
+
+    def _max_error(self, size: int) -> float:
+        share = MAX_RELATIVE_ERROR if size < MANY_TOKENS else MAX_RELATIVE_ERROR_OF_MANY
+        return share * (1 - self.base_accuracy)
 
     def _confirmed(self, explanations: Iterable[Explanation], max_error: float) -> list[Explanation]:
         enough = [each for each in explanations if each.coverage >= MIN_COVERAGE and 1 - each.accuracy <= max_error]
