@@ -535,7 +535,7 @@ def test_predictions_separate_a_run_that_extrapolates_from_one_that_fails(tmp_pa
     measured = evaluate(near, EvaluationSettings(lengths=(40,), num_examples=(256,)))[0]["token_accuracy"]
     assert failed.horizon is not None
     assert failed.horizon.tokens == 20
-    # The run fails just beyond training. The forecast contains the measurement, or there is none.
+    # The run fails just beyond training. If there is a forecast, its interval contains the measured accuracy.
     assert measured < 0.9
     assert all(each.low <= measured <= each.high for each in failed.forecasts)
     reason = failed.abstentions.get(40, "cannot predict the accuracy at length 40: ")

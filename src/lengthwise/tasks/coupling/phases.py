@@ -14,8 +14,6 @@ ONE, FIRST_APART = "one", "first"
 MAX_PERIOD, MAX_LINE_PERIOD = 3, 2
 # Smallest share of the sequences that have the last token of a line in their response.
 MIN_LINE_SHARE = 0.5
-
-
 # End of the messages for texts that no found coupling has.
 ADVICE = "use a coupling that lengthwise couple has found"
 
