@@ -9,7 +9,7 @@ from tests.cli.test_cli import error_of, output_of
 from tests.support.small_runs import small_experiment
 from tests.tasks.test_jsonl_task import reversals, without_coupling, write_records
 
-from lengthwise.core.errors import SettingError, TaskFileError, UnsupportedTaskError
+from lengthwise.core.errors import PromptError, SettingError, TaskFileError, UnsupportedTaskError
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.experiments.generate_from_prompt import generate_from_prompt
 from lengthwise.experiments.recipes import experiment_for
@@ -171,6 +171,16 @@ def test_an_unknown_prompt_has_the_ids_of_the_same_prompt_with_its_answers(name,
         expected = scheme.group_ids(known)[:, :, :end]
         assert np.array_equal(scheme.group_ids(unknown)[:, :, :end], expected)
         assert expected.min() >= 1
+
+
+def test_a_prompt_without_the_token_that_the_rule_counts_from_raises_an_error(tmp_path):
+    records = [{"prompt": "a + b", "response": "b"}, {"prompt": "a b", "response": "b"}]
+    task = JSONLTask(file=str(write_records(tmp_path / "rows.jsonl", records)))
+    plus = task.vocabulary.index("+")
+    scheme = Discovered(rule=("one", f"rising: prompt #{plus}.0 +1 +1"))
+    assert scheme.group_ids(task.from_prompt("a + b"))[0, 0, 4] == 4
+    with pytest.raises(PromptError, match=r"a prompt has fewer than 1 tokens with the number 1, from which the found"):
+        scheme.group_ids(task.from_prompt("a b"))
 
 
 def test_invalid_settings_and_tasks_with_several_answers_raise_an_error(capsys):

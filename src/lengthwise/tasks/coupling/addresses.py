@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 from jaxtyping import Bool, Int
 
-from lengthwise.core.errors import SettingError
+from lengthwise.core.errors import PromptError, SettingError
 from lengthwise.tasks.coupling.answer_steps import AFTER, ANYWHERE, BEFORE, NO_TOKEN, AnswerSteps
 from lengthwise.tasks.coupling.phases import ADVICE, Phases
 
@@ -80,8 +80,13 @@ class PromptAddress:
         is_token = steps.is_prompt & (steps.tokens == int(token))
         order = np.argsort(~is_token, axis=1, kind="stable")
         occurrence = phases.line if number == LINE else np.full(len(steps), int(number))
-        # An anchor that is missing in a prompt is after its last token.
         is_missing = occurrence >= is_token.sum(axis=1)[steps.sequence]
+        if number != LINE and is_missing.any():
+            raise PromptError(
+                f"a prompt has fewer than {int(number) + 1} tokens with the number {token}, from which the found "
+                "coupling counts; use prompts in the format of the training examples"
+            )
+        # An anchor of a line can be missing; it is then after the last token.
         index = order[steps.sequence, np.minimum(occurrence, order.shape[1] - 1)]
         return np.where(is_missing, steps.prompt_length, index)
 
