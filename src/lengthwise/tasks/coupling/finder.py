@@ -8,11 +8,10 @@ import numpy as np
 from jaxtyping import Bool
 
 from lengthwise.core.randomness import stream
+from lengthwise.tasks.coupling.address_candidates import iter_fixed_addresses, iter_match_addresses
 from lengthwise.tasks.coupling.addresses import (
     Address,
     LocatedAddress,
-    iter_fixed_addresses,
-    iter_match_addresses,
     locate,
     without_duplicates,
 )
