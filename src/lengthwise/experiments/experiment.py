@@ -20,6 +20,7 @@ from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.model.decoder import Decoder
 from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.positions import SCHEMES, PositionScheme, Predicted
+from lengthwise.positions.scheme import HasLevels
 from lengthwise.tasks import PLACEMENTS, TASKS, HasRunFiles, JSONLTask, Parity, Task, is_task_file
 from lengthwise.training.batch import Sampler
 from lengthwise.training.trainer import TrainingSettings
@@ -133,6 +134,8 @@ def _missing_members(kind: str, cls: type[Any]) -> list[str]:
 def num_levels(experiment: Experiment) -> int:
     """Return the number of ID levels that the scheme assigns to the tokens of the task."""
     rng, task = stream(experiment.seed, "levels"), experiment.task
+    if isinstance(experiment.scheme, HasLevels):
+        return experiment.scheme.num_levels
     if isinstance(task, HasRunFiles):
         examples = task.placeholder_example()
     else:

@@ -16,6 +16,7 @@ from lengthwise.experiments.experiment import Experiment, build_entry, num_level
 from lengthwise.model.decoder import Decoder
 from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.positions import SCHEMES
+from lengthwise.positions.scheme import HasLevels
 from lengthwise.tasks import HasRunFiles
 from lengthwise.tasks.examples import Examples
 
@@ -148,7 +149,9 @@ def _sample_examples(experiment: Experiment) -> list[Examples]:
     task, lengths = experiment.task, experiment.train_lengths
     if isinstance(task, HasRunFiles):
         # The files may be missing, and a few examples may not represent all examples.
-        counts_up = experiment.scheme.needs is None and type(experiment.scheme) in SCHEMES.values()
+        scheme = experiment.scheme
+        # The placeholder does not have the tokens that a found rule counts from.
+        counts_up = scheme.needs is None and type(scheme) in SCHEMES.values() and not isinstance(scheme, HasLevels)
         return [task.placeholder_example()] if counts_up else []
     chosen = sorted({lengths[0], lengths[len(lengths) // 2], lengths[-1]})
     return [task.sample(length=length, size=NUM_PROMPTS, rng=stream(experiment.seed, "prompts")) for length in chosen]

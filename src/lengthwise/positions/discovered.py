@@ -38,6 +38,11 @@ class Discovered(GappedScheme):
         """The parsed rule; ``SettingError`` for an invalid one."""
         return parse_rule(self.rule)
 
+    @property
+    def num_levels(self) -> int:
+        """Number of ID levels, one per pointer."""
+        return len(self.pointer_rule.levels)
+
     def group_ids(self, examples: Examples) -> Int[np.ndarray, "level batch seq"]:
         """Return the IDs without gaps that the rule gives."""
         return couple(self.pointer_rule, examples)

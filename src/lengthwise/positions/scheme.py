@@ -50,6 +50,15 @@ class PositionScheme(Protocol):
         """Return IDs for a batch; raise ``UnsupportedTaskError`` or ``PositionRangeError`` for unsuitable examples."""
 
 
+@runtime_checkable
+class HasLevels(Protocol):
+    """Protocol for a scheme that knows its number of ID levels without an example."""
+
+    @property
+    def num_levels(self) -> int:
+        """Number of ID levels."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RangedScheme(PositionScheme):
     """Abstract scheme with training IDs below ``num_position_ids``, which must be at least 1."""
