@@ -26,6 +26,7 @@ from lengthwise.experiments.run_folder import read_rows, write_rows
 from lengthwise.tasks import (
     Addition,
     Copy,
+    IndexHints,
     JSONLTask,
     MultiAddition,
     Multiplication,
@@ -38,7 +39,7 @@ from lengthwise.tasks import (
 from lengthwise.tasks.coupling.addresses import MatchAddress
 from lengthwise.tasks.coupling.answer_steps import AnswerSteps, answer_steps, join_steps
 from lengthwise.tasks.coupling.finder import Attempt, search_rules
-from lengthwise.tasks.coupling.found_coupling import SAMPLES_IN_PARTS, find_coupling
+from lengthwise.tasks.coupling.found_coupling import SAMPLES_IN_PARTS, find_coupling_in_examples
 
 RESULTS = Path(__file__).parent / "results" / "coupling.jsonl"
 # Task, lengths and examples per length.
@@ -52,6 +53,7 @@ BUILT_IN: dict[str, tuple[Task, Sequence[int], int]] = {
     "variable assignment, 2 operands": (VariableAssignment(num_names=64, operands=2), range(2, 8), 500),
     "several operands": (MultiAddition(), range(1, 5), 500),
     "multiplication": (Multiplication(), range(1, 5), 500),
+    "index hints": (IndexHints(num_hints=32), range(1, 9), 500),
     "sort": (Sort(), range(2, 8), 500),
 }
 FILE_LENGTHS, ROWS_PER_LENGTH = range(2, 11), 300
@@ -142,7 +144,7 @@ def measure_file(name: str, path: Path) -> dict[str, Any]:
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     started, row = time.perf_counter(), {"part": "files", "task": name, "examples": len(records)}
     try:
-        found = find_coupling(JSONLTask(file=str(path)).read())
+        found = find_coupling_in_examples(JSONLTask(file=str(path)).read())
     except CouplingError as error:
         return row | {"seconds": round(time.perf_counter() - started, 1), "found": False, "reason": str(error)}
     row |= {"seconds": round(time.perf_counter() - started, 1), "found": True, "k": found.num_tokens}

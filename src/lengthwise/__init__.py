@@ -8,6 +8,7 @@ from lengthwise.core.errors import LengthwiseError, UntrainedDistanceWarning
 from lengthwise.encodings import ENCODINGS, Encoding, EncodingSettings, EncodingSize
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.experiments.comparison import compare
+from lengthwise.experiments.coupling_methods import find_coupling
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.generate_from_prompt import generate_from_prompt
 from lengthwise.experiments.recipes import RECIPES, experiment_for, quick, recipe
@@ -23,7 +24,6 @@ from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.model.position_heads import POSITION_HEADS
 from lengthwise.positions import SCHEMES, Assignment, PositionScheme, score_all_answers
 from lengthwise.tasks import TASKS, Task
-from lengthwise.tasks.coupling.found_coupling import find_coupling
 from lengthwise.tasks.examples import Examples
 from lengthwise.tasks.text.prepare import prepare_corpus
 from lengthwise.theory.task_certificate import certify_task

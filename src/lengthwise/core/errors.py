@@ -58,6 +58,10 @@ class CouplingError(LengthwiseError):
     """Error for examples whose coupling cannot be found; the message gives the reason."""
 
 
+class TooFewExamplesError(CouplingError):
+    """Error for examples that are too few to find a coupling or to check it."""
+
+
 class FeatureError(LengthwiseError):
     """Error for an invalid row of a tokenized data set; in a batch, the message gives the index of the row."""
 

@@ -12,11 +12,11 @@ from tests.tasks.test_jsonl_task import reversals, without_coupling, write_recor
 from lengthwise.core.errors import PromptError, SettingError, TaskFileError, UnsupportedTaskError
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.experiments.generate_from_prompt import generate_from_prompt
-from lengthwise.experiments.recipes import experiment_for
+from lengthwise.experiments.recipes import experiment_for, quick
 from lengthwise.experiments.run import evaluate, load_run, train
 from lengthwise.positions import Discovered, Predicted, Sequential, describe_knowledge
 from lengthwise.tasks import JSONLTask
-from lengthwise.tasks.coupling.found_coupling import find_coupling
+from lengthwise.tasks.coupling.found_coupling import find_coupling_in_examples as find_coupling
 
 # The last prompt token of a task file is <mark>.
 RULE = ("one", "falling: prompt last -1 -1")
@@ -120,6 +120,19 @@ def test_the_scheme_discovered_trains_on_a_file_and_tests_on_another_one(bare_fi
     answer = generate_from_prompt(run, "a b c c b a a", max_new_tokens=3)
     assert answer.tokens
     assert answer.correct is None
+
+
+def test_a_file_whose_rule_counts_from_a_token_is_trained_on(tmp_path):
+    rng = np.random.default_rng(0)
+    records = []
+    for length in [each for each in range(1, 6) for _ in range(40)]:
+        first, second = rng.choice(list("abc"), size=(2, length))
+        records.append({"prompt": [*first, "|", *second], "response": second.tolist(), "length": length})
+    experiment = experiment_for(str(write_records(tmp_path / "rows.jsonl", records)), "discovered")
+    assert "#" in experiment.scheme.rule[1]
+    run = train(quick(experiment), tmp_path / "run", device="cpu")
+    assert experiment.scheme.num_levels == 1
+    assert generate_from_prompt(run, "a b | c a", max_new_tokens=2).tokens
 
 
 def test_the_scheme_discovered_finds_the_coupling_of_a_built_in_task():

@@ -11,7 +11,7 @@ from lengthwise.core.errors import CouplingError
 from lengthwise.core.randomness import stream
 from lengthwise.tasks import Addition, Copy, JSONLTask, MultiAddition, Parity, Reverse, Sort, VariableAssignment
 from lengthwise.tasks.coupling.answer_steps import answer_steps, join_steps
-from lengthwise.tasks.coupling.found_coupling import find_coupling
+from lengthwise.tasks.coupling.found_coupling import find_coupling_in_examples as find_coupling
 from lengthwise.tasks.coupling.phases import divide, iter_divisions
 from lengthwise.tasks.coupling.pointers import couple, parse_rule
 
@@ -158,7 +158,7 @@ def test_noise_is_reported_and_does_not_change_the_rule():
 
 def test_a_rule_that_fails_at_the_longest_lengths_is_refused():
     with pytest.raises(
-        CouplingError, match=r"^the rule of the shorter lengths is wrong for [89]\.\d% of the answers at le"
+        CouplingError, match=r"^the rule of the other examples is wrong for [89]\.\d% of the answers at le"
     ):
         find_coupling(LateShift(), (2, 3, 4, 5, 6), num_per_length=100, max_tokens=1)
 
@@ -290,7 +290,7 @@ def test_another_rule_in_a_few_longest_rows_is_refused(tmp_path):
     rng, path = stream(6), tmp_path / "rows.jsonl"
     rows = [(n, *change(rng, n)) for n in range(2, 8) for _ in range(100 if n < 7 else 4)]
     path.write_text("".join(json.dumps({"prompt": p, "response": r, "length": n}) + "\n" for n, p, r in rows))
-    with pytest.raises(CouplingError, match=r"the rule of the shorter lengths is wrong for \d\d\.\d% .* at length 7"):
+    with pytest.raises(CouplingError, match=r"the rule of the other examples is wrong for \d\d\.\d% .* at length 7"):
         find_coupling(JSONLTask(file=str(path)), max_tokens=1)
 
 

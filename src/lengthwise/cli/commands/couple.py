@@ -3,25 +3,24 @@
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from typer import Argument, Option
 
 from lengthwise.cli import options
-from lengthwise.cli.terminal import print_json, print_line, print_table, show_status
+from lengthwise.cli.terminal import print_json, print_line, print_message, print_table, show_status
 from lengthwise.core.errors import SettingError
+from lengthwise.experiments.coupling_methods import AUTO, METHODS, find_coupling
 from lengthwise.experiments.experiment import load_task
-from lengthwise.tasks import JSONLTask, Task, is_task_file
+from lengthwise.tasks import JSONLTask, is_task_file
 from lengthwise.tasks.coupling.dependence import MAX_TOKENS
-from lengthwise.tasks.coupling.found_coupling import (
-    DEFAULT_LENGTHS,
-    SAMPLES_PER_LENGTH,
-    check_single_answers,
-    find_coupling,
-)
-from lengthwise.tasks.coupling.record_files import write_coupled_records, write_sampled_records
+from lengthwise.tasks.coupling.found_coupling import SAMPLES_PER_LENGTH
+from lengthwise.tasks.coupling.record_files import sample_task_file, write_coupled_records
 from lengthwise.tasks.coupling.report import describe_coupling, example_table
+
+# Training steps per line of progress.
+STEPS_PER_LINE = 100
 
 
 def couple(
@@ -33,6 +32,7 @@ def couple(
     num_examples: Annotated[
         int, options.integer("Number of examples per length that a task samples.")
     ] = SAMPLES_PER_LENGTH,
+    method: Annotated[str, Option(help=f"One of {', '.join(METHODS)}.")] = AUTO,
     max_tokens: Annotated[int, options.integer("Largest number of tokens that an answer may depend on.")] = MAX_TOKENS,
     seed: Annotated[int, options.integer("Random seed.")] = 0,
     as_json: options.JsonFlag = False,
@@ -44,9 +44,11 @@ def couple(
     with tempfile.TemporaryDirectory() as folder:
         task = load_task(source)
         if not isinstance(task, JSONLTask):
-            task = _sample_records(task, parsed_lengths, num_examples, seed, Path(folder) / "records.jsonl")
+            task = sample_task_file(task, parsed_lengths, num_examples, seed, Path(folder) / "records.jsonl")
         with show_status("searching for the tokens that each answer depends on"):
-            found = find_coupling(task, parsed_lengths, max_tokens=max_tokens, seed=seed)
+            found = find_coupling(
+                task, parsed_lengths, method=method, max_tokens=max_tokens, seed=seed, report=_report_training
+            )
         vocabulary, first_length = task.vocabulary, task.available_lengths[min(2, len(task.available_lengths) - 1)]
         example = task.records_at(first_length, np.array([0]))
         num_records = None if out is None else write_coupled_records(task, found, out)
@@ -61,9 +63,6 @@ def couple(
         print_line(f"{num_records:,} records with their coupling: {out}")
 
 
-def _sample_records(task: Task, lengths: tuple[int, ...] | None, num_examples: int, seed: int, path: Path) -> JSONLTask:
-    """Return a task file with sampled examples of a task."""
-    check_single_answers(task)
-    lengths = tuple(DEFAULT_LENGTHS) if lengths is None else lengths
-    write_sampled_records(task, path, lengths, num_per_length=num_examples, seed=seed)
-    return JSONLTask(file=str(path)).read()
+def _report_training(row: dict[str, Any]) -> None:
+    if row["step"] % STEPS_PER_LINE == 0:
+        print_message(f"training a model on the shortest examples: step {row['step']:,}, loss {row['loss']:.3f}")

@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 
+from lengthwise.experiments.coupling_methods import find_coupling
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes.arithmetic import SHARP_ROTARY
 from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.positions import Discovered
 from lengthwise.tasks import JSONLTask
-from lengthwise.tasks.coupling.found_coupling import find_coupling
 from lengthwise.training.trainer import TrainingSettings
 
 # Number of IDs for a task file, whose longest test is unknown.
@@ -35,5 +35,5 @@ def with_found_coupling(experiment: Experiment) -> Experiment:
             length_scaling="none",
             temperature=9.0,
         ),
-        training=TrainingSettings(steps=1000, batch_size=128, weight_decay=0.1),
+        training=TrainingSettings(steps=4000, batch_size=128, weight_decay=0.1, fit_every=100, cooldown_steps=800),
     )

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Bool, Int
 
-from lengthwise.core.errors import CouplingError
+from lengthwise.core.errors import CouplingError, TooFewExamplesError
 from lengthwise.tasks.coupling.answer_steps import AnswerSteps
 from lengthwise.tasks.coupling.dependence import MIN_COPY_SHARE
 from lengthwise.tasks.coupling.describe_address import describe_address
@@ -30,25 +30,35 @@ def check_longest_lengths(steps: AnswerSteps, attempt: Attempt) -> tuple[tuple[i
         kind = "length" if len(np.unique(steps.lengths)) == 1 else "number of prompt tokens"
         raise CouplingError(f"all examples have the same {kind}; use examples of at least two lengths")
     lengths = np.unique(steps.lengths)
-    checked = lengths[-max(1, round(CHECKED_SHARE * len(lengths))) :]
+    first_checked = lengths[-max(1, round(CHECKED_SHARE * len(lengths)))]
+    return check_steps(steps, attempt, steps.length >= first_checked)
+
+
+def check_steps(
+    steps: AnswerSteps, attempt: Attempt, is_checked: Bool[np.ndarray, " step"]
+) -> tuple[tuple[int, ...], float]:
+    """Return the lengths of the checked steps, and the share of their answers that the other steps predict right.
+
+    Raises ``CouplingError`` if a rule has too few known answers, or too many errors at one of these lengths.
+    """
+    checked_lengths = np.unique(steps.length[is_checked]).tolist()
     num_right = num_known = 0
     for rule in attempt.rules:
-        length = steps.length[rule.mask]
-        is_checked = length >= checked[0]
-        if not is_checked.any() or (rule.explanation.accuracy == 1 and not rule.addresses):
+        is_checked_here, length = is_checked[rule.mask], steps.length[rule.mask]
+        if not is_checked_here.any() or (rule.explanation.accuracy == 1 and not rule.addresses):
             continue
-        is_right, is_known = _predict(rule, steps.target[rule.mask], is_checked)
+        is_right, is_known = _predict(rule, steps.target[rule.mask], is_checked_here)
         known_share = is_known.mean()
         if known_share < MIN_KNOWN_SHARE:
-            raise CouplingError(
-                f"too few examples to check the rule of {rule.name}: the shorter examples have the tokens of only "
-                f"{known_share:.0%} of these answers at length {checked[0]} and above; use more than "
+            raise TooFewExamplesError(
+                f"too few examples to check the rule of {rule.name}: the other examples have the tokens of only "
+                f"{known_share:.0%} of these answers at length {checked_lengths[0]} and above; use more than "
                 f"{len(steps.tokens):,} examples"
             )
-        for checked_length in checked.tolist():
-            _check_length(rule, checked_length, is_right[is_known & (length[is_checked] == checked_length)])
+        for checked_length in checked_lengths:
+            _check_length(rule, checked_length, is_right[is_known & (length[is_checked_here] == checked_length)])
         num_right, num_known = num_right + int(is_right[is_known].sum()), num_known + int(is_known.sum())
-    return tuple(checked.tolist()), num_right / max(num_known, 1)
+    return tuple(checked_lengths), num_right / max(num_known, 1)
 
 
 def check_answer_tokens(rule: PhaseRule, steps: AnswerSteps, vocabulary: Sequence[str]) -> None:
@@ -88,7 +98,7 @@ def _check_length(rule: PhaseRule, length: int, is_right: Bool[np.ndarray, " ans
     error = 1 - is_right.mean()
     if error > limit:
         raise CouplingError(
-            f"the rule of the shorter lengths is wrong for {error:.1%} of the answers at length {length}; "
+            f"the rule of the other examples is wrong for {error:.1%} of the answers at length {length}; "
             "check whether the same rule makes all answers"
         )
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Bool
@@ -74,6 +74,16 @@ class Attempt:
         if not self.rules:
             return math.inf
         return sum((1 - rule.explanation.score) * int(rule.mask.sum()) for rule in self.rules)
+
+    def at(self, steps: AnswerSteps) -> "Attempt":
+        """Return the attempt with the addresses of other steps."""
+        phases = divide(steps, self.phases.division)
+        rules = []
+        for number, rule in enumerate(self.rules):
+            mask = phases.phase == number
+            addresses = tuple(locate(each.address, steps, phases).where(mask) for each in rule.addresses)
+            rules.append(replace(rule, mask=mask, addresses=addresses, alternatives=()))
+        return replace(self, phases=phases, rules=tuple(rules))
 
 
 def search_rules(steps: AnswerSteps, *, max_tokens: int = MAX_TOKENS, seed: int = 0) -> list[Attempt]:

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lengthwise.core.errors import CouplingError, SettingError
+from lengthwise.core.errors import CouplingError, SettingError, TooFewExamplesError
 from lengthwise.core.randomness import stream
 from lengthwise.core.type_checks import check_arguments
 from lengthwise.tasks.coupling.answer_steps import AnswerSteps, answer_steps, join_steps
-from lengthwise.tasks.coupling.checks import check_answer_tokens, check_errors, check_longest_lengths
+from lengthwise.tasks.coupling.checks import check_answer_tokens, check_errors, check_longest_lengths, check_steps
 from lengthwise.tasks.coupling.dependence import MAX_TOKENS, MIN_COVERAGE
 from lengthwise.tasks.coupling.describe_address import describe_address
 from lengthwise.tasks.coupling.find_pointers import find_pointers
@@ -22,6 +22,7 @@ SAMPLES_PER_LENGTH, MAX_RECORDS = 500, 20_000
 # Number of calls that draw these sequences.
 SAMPLES_IN_PARTS = 10
 DEFAULT_LENGTHS = range(2, 9)
+DEPENDENCE, MODEL = "dependence", "model"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +32,8 @@ class FoundCoupling:
     ``phases`` has the name and the addresses of each group of answers. ``num_tokens`` is the largest number of tokens
     that an answer depends on (k). ``confirmed`` is the share of answers that other answers with the same tokens
     confirm, and ``accuracy`` the share of these that agree. ``checked_accuracy`` is the share of the answers at
-    ``checked_lengths``, the longest ones, that the shorter examples predict right.
+    ``checked_lengths``, the longest ones, that the shorter examples predict right. With the method ``model``, the
+    examples are prompts with the answers of a model, and all examples of the task check the rule.
     """
 
     rule: PointerRule
@@ -43,6 +45,7 @@ class FoundCoupling:
     confirmed: float
     checked_lengths: tuple[int, ...]
     checked_accuracy: float
+    method: str = DEPENDENCE
 
     @property
     def num_levels(self) -> int:
@@ -51,7 +54,7 @@ class FoundCoupling:
 
 
 @check_arguments
-def find_coupling(
+def find_coupling_in_examples(
     task: Task,
     lengths: Sequence[int] | None = None,
     *,
@@ -59,32 +62,34 @@ def find_coupling(
     max_tokens: int = MAX_TOKENS,
     seed: int = 0,
 ) -> FoundCoupling:
-    """Find which earlier tokens each answer of a task depends on, and a rule for its coupling.
+    """Find a rule for the coupling of a task by functional dependence; see ``find_coupling``."""
+    steps = draw_steps(task, lengths, num_per_length, seed)
+    return explain_steps(steps, task.vocabulary, max_tokens=max_tokens, seed=seed)
 
-    The function reads prompts and responses only, never the task's own coupling. ``num_per_length`` is the number of
-    examples that a task with a sampler draws. Raises ``CouplingError`` with a reason if no set of at most
-    ``max_tokens`` tokens explains the answers, if two sets explain them equally well, if there are too few examples, or
-    if the rule fails at the longest lengths.
+
+def explain_steps(
+    steps: AnswerSteps,
+    vocabulary: Sequence[str],
+    *,
+    records: AnswerSteps | None = None,
+    max_tokens: int = MAX_TOKENS,
+    seed: int = 0,
+) -> FoundCoupling:
+    """Find and check the rule that explains the answers of ``steps``.
+
+    If a model has written these answers, ``records`` has the examples that it was trained on and longer ones; they
+    check the rule. Otherwise, the longest examples check it.
     """
-    if max_tokens < 1:
-        raise SettingError(f"max_tokens {max_tokens} is too small; use at least 1")
-    check_single_answers(task)
-    steps = _draw_steps(task, lengths, num_per_length, seed)
-    attempts = search_rules(steps, max_tokens=max_tokens, seed=seed)
-    attempt = attempts[-1]
-    if not attempt.rules:
-        raise CouplingError(_explain_failure(attempts, len(steps.tokens)))
-    for rule in attempt.rules:
-        if rule.alternatives:
-            raise CouplingError(_explain_ambiguity(rule, task.vocabulary))
-    if not any(located.is_prompt for rule in attempt.rules for located in rule.addresses):
-        raise CouplingError("the answers do not depend on the prompt, so no prompt token needs a position ID")
-    for rule in attempt.rules:
-        check_answer_tokens(rule, steps, task.vocabulary)
-        check_errors(rule, task.vocabulary)
-    checked_lengths, checked_accuracy = check_longest_lengths(steps, attempt)
+    attempt = _search(steps, vocabulary, max_tokens, seed)
+    if records is None:
+        checked_lengths, checked_accuracy = check_longest_lengths(steps, attempt)
+    else:
+        all_steps = join_steps([records, steps])
+        checked_lengths, checked_accuracy = check_steps(
+            all_steps, attempt.at(all_steps), all_steps.sequence < len(records.tokens)
+        )
     if attempt.phases.has_lines:
-        raise CouplingError(_explain_lines(attempt, task.vocabulary))
+        raise CouplingError(_explain_lines(attempt, vocabulary))
     weights = [rule.mask.sum() for rule in attempt.rules]
     accuracy = float(np.average([rule.explanation.accuracy for rule in attempt.rules], weights=weights))
     return FoundCoupling(
@@ -97,7 +102,27 @@ def find_coupling(
         confirmed=float(np.average([rule.explanation.coverage for rule in attempt.rules], weights=weights)),
         checked_lengths=checked_lengths,
         checked_accuracy=checked_accuracy,
+        method=DEPENDENCE if records is None else MODEL,
     )
+
+
+def _search(steps: AnswerSteps, vocabulary: Sequence[str], max_tokens: int, seed: int) -> Attempt:
+    """Return the only explanation of the answers; raise ``CouplingError`` with a reason without one."""
+    if max_tokens < 1:
+        raise SettingError(f"max_tokens {max_tokens} is too small; use at least 1")
+    attempts = search_rules(steps, max_tokens=max_tokens, seed=seed)
+    attempt = attempts[-1]
+    if not attempt.rules:
+        raise _explain_failure(attempts, len(steps.tokens))
+    for rule in attempt.rules:
+        if rule.alternatives:
+            raise CouplingError(_explain_ambiguity(rule, vocabulary))
+    if not any(located.is_prompt for rule in attempt.rules for located in rule.addresses):
+        raise CouplingError("the answers do not depend on the prompt, so no prompt token needs a position ID")
+    for rule in attempt.rules:
+        check_answer_tokens(rule, steps, vocabulary)
+        check_errors(rule, vocabulary)
+    return attempt
 
 
 def check_single_answers(task: Task) -> None:
@@ -106,7 +131,9 @@ def check_single_answers(task: Task) -> None:
         raise SettingError(f"task {task.name} has several valid answers per prompt; use a task with one correct answer")
 
 
-def _draw_steps(task: Task, lengths: Sequence[int] | None, num_per_length: int, seed: int) -> AnswerSteps:
+def draw_steps(task: Task, lengths: Sequence[int] | None, num_per_length: int, seed: int) -> AnswerSteps:
+    """Return the answers of the examples of a task: all records of a file (up to a limit), or sampled examples."""
+    check_single_answers(task)
     rng = stream(seed, "find coupling")
     if isinstance(task, HasRecords):
         lengths = task.available_lengths if lengths is None else lengths
@@ -129,19 +156,19 @@ def _draw_steps(task: Task, lengths: Sequence[int] | None, num_per_length: int, 
     )
 
 
-def _explain_failure(attempts: Sequence[Attempt], num_sequences: int) -> str:
+def _explain_failure(attempts: Sequence[Attempt], num_sequences: int) -> CouplingError:
     sparse = [attempt.closest.too_sparse for attempt in attempts if attempt.closest.too_sparse is not None]
     if sparse:
         best = max(sparse, key=lambda explanation: explanation.coverage)
         factor = int(np.ceil(MIN_COVERAGE / best.coverage))
-        return (
+        return TooFewExamplesError(
             f"too few examples: {len(best.addresses)} tokens may explain the answers, but only {best.coverage:.0%} of "
             f"the answers have another answer with the same tokens to confirm it; use about {factor} times as many as "
             f"{num_sequences:,} examples"
         )
     best_attempt = max(attempts, key=lambda attempt: attempt.closest.closest.score)
     closest = best_attempt.closest.closest
-    return (
+    return CouplingError(
         f"no set of few tokens explains the answers: the best one, of {len(closest.addresses)} tokens, predicts "
         f"{closest.accuracy:.1%} of them; write intermediate results into the responses, or give the coupling"
     )

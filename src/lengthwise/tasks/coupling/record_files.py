@@ -9,25 +9,42 @@ import numpy as np
 
 from lengthwise.core.files import write_atomically
 from lengthwise.core.randomness import stream
-from lengthwise.tasks.coupling.found_coupling import FoundCoupling
+from lengthwise.tasks.coupling.found_coupling import DEFAULT_LENGTHS, FoundCoupling, check_single_answers
 from lengthwise.tasks.coupling.pointers import couple
+from lengthwise.tasks.examples import Examples
+from lengthwise.tasks.jsonl_table import MARK, START
 from lengthwise.tasks.jsonl_task import JSONLTask
 from lengthwise.tasks.task import Task
 
 
-def write_sampled_records(
-    task: Task, path: Path, lengths: Iterable[int], *, num_per_length: int, seed: int = 0
+def sample_task_file(
+    task: Task, lengths: Sequence[int] | None, num_per_length: int, seed: int, path: Path
+) -> JSONLTask:
+    """Write sampled examples of a task as records without a coupling, and return the task of this file."""
+    check_single_answers(task)
+    rng = stream(seed, "sampled records")
+    lengths = DEFAULT_LENGTHS if lengths is None else lengths
+    groups = [(length, task.sample(length=length, size=num_per_length, rng=rng)) for length in lengths]
+    write_records(path, groups, task.vocabulary, num_layout_tokens=0)
+    return JSONLTask(file=str(path)).read()
+
+
+def write_records(
+    path: Path,
+    groups: Iterable[tuple[int, Examples]],
+    vocabulary: Sequence[str],
+    *,
+    num_layout_tokens: int = len((MARK, START)),
 ) -> None:
-    """Write examples of a task as records without a coupling."""
-    vocabulary, rng = np.array(task.vocabulary, dtype=object), stream(seed, "sampled records")
-    records = []
-    for length in lengths:
-        examples = task.sample(length=length, size=num_per_length, rng=rng)
+    """Write examples of each length as records without a coupling, except the last tokens of their prompts."""
+    names, records = np.array(vocabulary, dtype=object), []
+    for length, examples in groups:
         for tokens, prompt_length, end in zip(
             examples.tokens, examples.prompt_length, examples.response_end, strict=True
         ):
-            names = vocabulary[tokens[:end]].tolist()
-            records.append({"prompt": names[:prompt_length], "response": names[prompt_length:], "length": length})
+            texts = names[tokens[:end]].tolist()
+            prompt, response = texts[: prompt_length - num_layout_tokens], texts[prompt_length:]
+            records.append({"prompt": prompt, "response": response, "length": length})
     _write(records, path)
 
 
@@ -46,7 +63,7 @@ def write_coupled_records(task: JSONLTask, found: FoundCoupling, path: Path) -> 
             zip(examples.tokens, examples.prompt_length, examples.response_end, strict=True)
         ):
             names = vocabulary[tokens[:end]].tolist()
-            record = {"prompt": names[: prompt_length - 2], "response": names[prompt_length:]}
+            record = {"prompt": names[: prompt_length - len((MARK, START))], "response": names[prompt_length:]}
             records.append(record | {"coupling": coupling[:, index, :end].tolist(), "length": length})
     _write(records, path)
     return len(records)

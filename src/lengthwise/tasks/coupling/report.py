@@ -4,14 +4,15 @@ from collections.abc import Sequence
 
 from lengthwise.tasks.coupling.addresses import parse_address
 from lengthwise.tasks.coupling.describe_address import describe_address
-from lengthwise.tasks.coupling.found_coupling import FoundCoupling
+from lengthwise.tasks.coupling.found_coupling import MODEL, FoundCoupling
 from lengthwise.tasks.coupling.pointers import couple
 from lengthwise.tasks.examples import Examples
 
 
 def describe_coupling(found: FoundCoupling, vocabulary: Sequence[str]) -> list[str]:
     """Return the rule and its evidence as lines of text."""
-    lines = [f"{found.num_sequences:,} examples, {found.num_answers:,} answers (with the end tokens)"]
+    source = ", answered by a model" if found.method == MODEL else ""
+    lines = [f"{found.num_sequences:,} examples{source}, {found.num_answers:,} answers (with the end tokens)"]
     for name, texts in found.phases:
         tokens = [describe_address(parse_address(text), vocabulary) for text in texts]
         lines.append(f"{name} depends on {len(texts)} token{'s' * (len(texts) != 1)}: {'; '.join(tokens)}")
@@ -21,7 +22,10 @@ def describe_coupling(found: FoundCoupling, vocabulary: Sequence[str]) -> list[s
     )
     first, last = found.checked_lengths[0], found.checked_lengths[-1]
     lengths = f"length {first}" if first == last else f"lengths {first} to {last}"
-    lines.append(f"checked: the shorter examples predict {found.checked_accuracy:.1%} of the answers at {lengths}")
+    checking, source = (
+        ("the model's examples", " of the file") if found.method == MODEL else ("the shorter examples", "")
+    )
+    lines.append(f"checked: {checking} predict {found.checked_accuracy:.1%} of the answers{source} at {lengths}")
     if found.accuracy < 1:
         lines.append(
             f"not explained: {1 - found.accuracy:.2%} of the answers; the rows have errors, or some answers depend on "

@@ -1,0 +1,70 @@
+"""Find the coupling of a task with a method: from the examples alone, or from the answers of a model."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from lengthwise.core.errors import SettingError, TooFewExamplesError
+from lengthwise.core.type_checks import check_arguments
+from lengthwise.experiments.model_answers import draw_model_steps
+from lengthwise.tasks import JSONLTask, Task
+from lengthwise.tasks.coupling.dependence import MAX_TOKENS
+from lengthwise.tasks.coupling.found_coupling import (
+    DEPENDENCE,
+    MODEL,
+    SAMPLES_PER_LENGTH,
+    FoundCoupling,
+    draw_steps,
+    explain_steps,
+    find_coupling_in_examples,
+)
+from lengthwise.tasks.coupling.record_files import sample_task_file
+
+AUTO = "auto"
+METHODS = (AUTO, DEPENDENCE, MODEL)
+
+
+@check_arguments
+def find_coupling(  # noqa: PLR0913
+    task: Task,
+    lengths: Sequence[int] | None = None,
+    *,
+    method: str = AUTO,
+    num_per_length: int = SAMPLES_PER_LENGTH,
+    max_tokens: int = MAX_TOKENS,
+    seed: int = 0,
+    report: Callable[[dict[str, Any]], None] | None = None,
+) -> FoundCoupling:
+    """Find which earlier tokens each answer of a task depends on, and a rule for its coupling.
+
+    The function reads prompts and responses only, never the task's own coupling. ``num_per_length`` is the number of
+    examples that a task with a sampler draws. ``method`` is one of:
+
+    - ``dependence``: the same tokens must always come with the same answer.
+    - ``model``: a plain decoder is trained on the shortest examples, and answers new prompts. The search then reads
+      these prompts and answers, and the rule must predict the task's own examples. ``report`` receives the metrics of
+      the training.
+    - ``auto``: ``dependence``, then ``model`` if there are too few examples.
+
+    Raises ``CouplingError`` with a reason if no set of at most ``max_tokens`` tokens explains the answers, if two sets
+    explain them equally well, if there are too few examples, or if the rule fails at the longest lengths.
+    """
+    if method not in METHODS:
+        raise SettingError(f"method '{method}' is unknown; choose one of {', '.join(METHODS)}")
+    if method != MODEL:
+        try:
+            return find_coupling_in_examples(
+                task, lengths, num_per_length=num_per_length, max_tokens=max_tokens, seed=seed
+            )
+        except TooFewExamplesError:
+            # A task with a sampler can draw more examples, which is faster than a model.
+            if method == DEPENDENCE or not isinstance(task, JSONLTask):
+                raise
+    records = draw_steps(task, lengths, num_per_length, seed)
+    with TemporaryDirectory() as folder:
+        if not isinstance(task, JSONLTask):
+            task = sample_task_file(task, lengths, num_per_length, seed, Path(folder) / "records.jsonl")
+            records = draw_steps(task, lengths, num_per_length, seed)
+        steps = draw_model_steps(task, lengths, seed=seed, report=report)
+        return explain_steps(steps, task.vocabulary, records=records, max_tokens=max_tokens, seed=seed)

@@ -1,0 +1,176 @@
+"""Answers of a model to new prompts: a plain decoder learns the shortest examples of a task, then answers new ones."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int
+
+from lengthwise.core.errors import CouplingError
+from lengthwise.core.randomness import stream
+from lengthwise.encodings import Rotary
+from lengthwise.experiments.experiment import Experiment
+from lengthwise.experiments.run import Run, train
+from lengthwise.model.decoder_settings import DecoderSettings
+from lengthwise.model.generate import generate
+from lengthwise.positions import Sequential
+from lengthwise.tasks import JSONLTask
+from lengthwise.tasks.coupling.answer_steps import AnswerSteps, answer_steps, join_steps
+from lengthwise.tasks.coupling.record_files import write_records
+from lengthwise.tasks.examples import Examples
+from lengthwise.training.batch import to_batch
+from lengthwise.training.trainer import TrainingSettings
+
+# Number of lengths, the shortest ones, that the model learns, and number of new prompts of each.
+NUM_LENGTHS, NUM_PROMPTS = 4, 1500
+# Share of the examples that the model does not train on, and smallest share of these that it must answer right.
+HELD_OUT_SHARE, MIN_EXACT_MATCH = 0.2, 0.95
+# Smallest probability of every token of an answer that counts.
+MIN_PROBABILITY = 0.9
+DECODER = DecoderSettings(num_layers=3, d_model=128, num_heads=4, length_scaling="none", temperature=1.0)
+TRAINING = TrainingSettings(steps=4000, batch_size=128, learning_rate=1e-3, fit_every=100, cooldown_steps=200)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOfExamples:
+    """Run of a model with its own token IDs; ``own_ids`` has those of the task's tokens, -1 for unknown ones."""
+
+    run: Run
+    own_ids: Int[np.ndarray, " token"]
+
+    def answer(self, prompts: Int[np.ndarray, "batch prompt"], max_new_tokens: int) -> Examples:
+        """Return the prompts, of known tokens, with the answers that end and whose tokens are all probable."""
+        task_ids = np.zeros(len(self.run.experiment.task.vocabulary), dtype=np.int64)
+        task_ids[self.own_ids[self.own_ids >= 0]] = np.flatnonzero(self.own_ids >= 0)
+        own_end = int(self.own_ids[-1])
+        prompts = self.own_ids[prompts]
+        prompts = prompts[(prompts >= 0).all(axis=1)]
+        empty = np.full((len(prompts), max_new_tokens), own_end)
+        examples = Examples.with_prompt_length(np.concatenate([prompts, empty], axis=1), prompts.shape[1])
+        assignment = self.run.experiment.scheme.assign(examples, stream(0, "model answers"), training=False)
+        batch = to_batch(examples.tokens.shape[1], examples, assignment)
+        decoder = self.run.decoder
+        with torch.no_grad():
+            new = generate(
+                decoder,
+                batch.tokens[:, : prompts.shape[1]],
+                batch.position_ids,
+                end=own_end,
+                max_new_tokens=max_new_tokens,
+            )
+            written = torch.cat([batch.tokens[:, : prompts.shape[1]], new.tokens], dim=1)
+            hidden, _ = decoder(written, batch.position_ids[:, :, : written.shape[1]])
+            probabilities = decoder.token_logits(hidden[:, prompts.shape[1] - 1 : -1]).softmax(-1).amax(-1)
+        is_written = new.is_written.numpy()
+        is_sure = ((probabilities >= MIN_PROBABILITY).numpy() | ~is_written).all(axis=1)
+        has_end = ((new.tokens == own_end).numpy() & is_written).any(axis=1)
+        kept = is_sure & has_end
+        is_answer = np.concatenate([np.zeros_like(prompts, dtype=bool), is_written], axis=1)
+        return Examples(
+            tokens=task_ids[written.numpy()][kept],
+            prompt_length=np.full(int(kept.sum()), prompts.shape[1]),
+            is_answer=is_answer[kept],
+        )
+
+
+def draw_model_steps(
+    task: JSONLTask,
+    lengths: Sequence[int] | None,
+    *,
+    seed: int = 0,
+    report: Callable[[dict[str, Any]], None] | None = None,
+) -> AnswerSteps:
+    """Train a plain decoder on the shortest examples of a task file, and return its answers to new prompts.
+
+    A new prompt has, at each place, the token of a random example of the same length. Raises ``CouplingError`` if the
+    model answers fewer than ``MIN_EXACT_MATCH`` of the examples that it was not trained on.
+    """
+    rng = stream(seed, "model answers")
+    lengths = sorted(task.available_lengths if lengths is None else lengths)[:NUM_LENGTHS]
+    groups = {length: _shuffled(task, length, rng) for length in lengths}
+    with TemporaryDirectory() as folder:
+        model = _train(task, groups, Path(folder), seed, report)
+    exact_match, num_held_out = _measure(model, groups)
+    if exact_match < MIN_EXACT_MATCH:
+        raise CouplingError(
+            f"a model that was trained on the lengths {', '.join(map(str, lengths))} answers {exact_match:.0%} of "
+            f"{num_held_out:,} other examples of these lengths right, which is less than {MIN_EXACT_MATCH:.0%}; add "
+            "examples of these lengths"
+        )
+    parts = []
+    for length, examples in groups.items():
+        num_copies = -(-NUM_PROMPTS // len(examples))
+        for prompts in _by_prompt_length(examples):
+            copies = np.tile(prompts.tokens[:, : int(prompts.prompt_length[0])], (num_copies, 1))
+            answered = model.answer(rng.permuted(copies, axis=0), _max_new_tokens(examples))
+            if len(answered):
+                parts.append(answer_steps(answered, length))
+    return join_steps(parts)
+
+
+def _shuffled(task: JSONLTask, length: int, rng: np.random.Generator) -> Examples:
+    return task.records_at(length, rng.permutation(task.num_records(length)))
+
+
+def _split(examples: Examples) -> tuple[Examples, Examples]:
+    """Return the training examples and the held-out examples."""
+    num_held_out = max(1, round(HELD_OUT_SHARE * len(examples)))
+    return examples.select(np.arange(num_held_out, len(examples))), examples.select(np.arange(num_held_out))
+
+
+def _train(
+    task: JSONLTask,
+    groups: dict[int, Examples],
+    folder: Path,
+    seed: int,
+    report: Callable[[dict[str, Any]], None] | None,
+) -> ModelOfExamples:
+    path = folder / "training.jsonl"
+    write_records(path, [(length, _split(examples)[0]) for length, examples in groups.items()], task.vocabulary)
+    own_task = JSONLTask(file=str(path)).read()
+    experiment = Experiment(
+        task=own_task,
+        scheme=Sequential(),
+        encoding=Rotary(),
+        decoder=DECODER,
+        training=TRAINING,
+        train_lengths=(min(groups), max(groups)),
+        seed=seed,
+    )
+    run = train(experiment, folder / "run", device="cpu", report=report)
+    assert run is not None
+    index = {name: number for number, name in enumerate(own_task.vocabulary)}
+    return ModelOfExamples(
+        run=replace(run, decoder=run.decoder.eval()),
+        own_ids=np.array([index.get(name, -1) for name in task.vocabulary]),
+    )
+
+
+def _measure(model: ModelOfExamples, groups: dict[int, Examples]) -> tuple[float, int]:
+    """Return the share of the held-out examples that the model answers right, and their number."""
+    num_right = num_examples = 0
+    for examples in groups.values():
+        for held_out in _by_prompt_length(_split(examples)[1]):
+            prompts = held_out.tokens[:, : int(held_out.prompt_length[0])]
+            expected = {_key(held_out, row) for row in range(len(held_out))}
+            answered = model.answer(prompts, _max_new_tokens(examples))
+            num_right += len(expected & {_key(answered, row) for row in range(len(answered))})
+            num_examples += len(expected)
+    return num_right / num_examples, num_examples
+
+
+def _key(examples: Examples, row: int) -> bytes:
+    return examples.tokens[row, : examples.response_end[row] + 1].astype(np.int64).tobytes()
+
+
+def _max_new_tokens(examples: Examples) -> int:
+    return int((examples.response_end + 1 - examples.prompt_length).max())
+
+
+def _by_prompt_length(examples: Examples) -> Iterator[Examples]:
+    for prompt_length in np.unique(examples.prompt_length):
+        yield examples.select(np.flatnonzero(examples.prompt_length == prompt_length))

@@ -1,0 +1,87 @@
+"""Tests of couplings that are found with the answers of a model."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tests.tasks.test_jsonl_task import write_records
+
+import lengthwise as lw
+from lengthwise.core.errors import CouplingError, SettingError, TooFewExamplesError
+from lengthwise.experiments import coupling_methods, model_answers
+from lengthwise.tasks import JSONLTask, Parity
+from lengthwise.tasks.coupling.answer_steps import answer_steps, join_steps
+from lengthwise.tasks.coupling.found_coupling import DEPENDENCE, MODEL, explain_steps
+
+RULE = ("one", "rising: prompt first +1 +0")
+
+
+def parity_steps(lengths, size, shift=0):
+    """Return answers of parity; with a shift, the last answer of each sequence is wrong."""
+    parts = []
+    for length in lengths:
+        examples = Parity().sample(length=length, size=size, rng=np.random.default_rng(length + shift))
+        tokens = examples.tokens.copy()
+        if shift:
+            tokens[:, -2] = 1 - tokens[:, -2]
+        parts.append(answer_steps(replace(examples, tokens=tokens), length))
+    return join_steps(parts)
+
+
+def test_the_answers_of_a_model_give_the_rule_and_the_records_check_it():
+    found = explain_steps(parity_steps((2, 3, 4, 5), 200), Parity().vocabulary, records=parity_steps((3, 8), 4))
+    assert found.rule.texts == RULE
+    assert (found.method, found.checked_lengths, found.checked_accuracy) == (MODEL, (3, 8), 1.0)
+
+
+def test_records_that_follow_another_rule_refuse_the_rule_of_a_model():
+    steps, records = parity_steps((2, 3, 4, 5), 200), parity_steps((7, 8), 40, shift=1)
+    with pytest.raises(CouplingError, match=r"the rule of the other examples is wrong for \d+\.\d% .* at length 7"):
+        explain_steps(steps, Parity().vocabulary, records=records)
+
+
+def test_auto_asks_a_model_only_if_the_examples_are_too_few(tmp_path, monkeypatch):
+    records = [{"prompt": "a b c"[: 2 * n - 1], "response": "a b c"[: 2 * n - 1]} for n in (1, 2, 3)]
+    task = JSONLTask(file=str(write_records(tmp_path / "rows.jsonl", records)))
+    asked = []
+
+    def refuse(*args, error=TooFewExamplesError, **settings):
+        raise error("reason")
+
+    def ask(*args, **settings):
+        asked.append(args)
+        raise CouplingError("the model does not fit")
+
+    monkeypatch.setattr(coupling_methods, "draw_model_steps", ask)
+    monkeypatch.setattr(coupling_methods, "find_coupling_in_examples", refuse)
+    with pytest.raises(CouplingError, match="the model does not fit"):
+        lw.find_coupling(task)
+    with pytest.raises(TooFewExamplesError, match="reason"):
+        lw.find_coupling(task, method=DEPENDENCE)
+    # A task with a sampler can draw more examples.
+    with pytest.raises(TooFewExamplesError, match="reason"):
+        lw.find_coupling(Parity())
+    assert len(asked) == 1
+    monkeypatch.setattr(coupling_methods, "find_coupling_in_examples", lambda *a, **s: refuse(error=CouplingError))
+    with pytest.raises(CouplingError, match="reason"):
+        lw.find_coupling(task)
+    assert len(asked) == 1
+
+
+def test_an_unknown_method_raises_an_error():
+    with pytest.raises(SettingError, match=r"method 'guess' is unknown; choose one of auto, dependence, model"):
+        lw.find_coupling(Parity(), method="guess")
+
+
+def test_a_model_that_does_not_fit_its_examples_is_refused(monkeypatch):
+    monkeypatch.setattr(model_answers, "TRAINING", replace(model_answers.TRAINING, steps=2, cooldown_steps=1))
+    with pytest.raises(CouplingError, match=r"trained on the lengths 2, 3, 4, 5 answers \d+% of \d+ other examples"):
+        lw.find_coupling(Parity(), method=MODEL, num_per_length=40)
+
+
+@pytest.mark.slow
+def test_a_model_finds_the_rule_of_parity():
+    found = lw.find_coupling(Parity(), method=MODEL, num_per_length=200)
+    assert found.rule.texts == RULE
+    assert found.method == MODEL
+    assert found.checked_lengths == (2, 3, 4, 5, 6, 7, 8)
