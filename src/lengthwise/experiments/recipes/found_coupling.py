@@ -35,5 +35,7 @@ def with_found_coupling(experiment: Experiment) -> Experiment:
             length_scaling="none",
             temperature=9.0,
         ),
-        training=TrainingSettings(steps=4000, batch_size=128, weight_decay=0.1, fit_every=100, cooldown_steps=800),
+        training=TrainingSettings(
+            steps=4000, batch_size=128, learning_rate=2e-3, weight_decay=0.1, fit_every=100, cooldown_steps=800
+        ),
     )
