@@ -24,9 +24,11 @@ TASKS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "parity": ((20, 200, 2000), (256, 64, 16)),
     "copy": ((20, 200, 1000), (256, 64, 16)),
     "reverse": ((20, 200, 1000), (256, 64, 16)),
-    "addition": ((10, 100, 400), (256, 64, 16)),
-    "variable_assignment": ((16, 64, 160), (256, 64, 16)),
+    "addition": ((10, 100, 1000), (256, 64, 16)),
+    "variable_assignment": ((16, 160, 1600), (256, 64, 16)),
 }
+# Numbers of IDs for prompts that count every token; a coupling by hand gives several tokens the same ID.
+NUM_POSITION_IDS = {"addition": 4096, "variable_assignment": 8192}
 FORMS = {"by hand": "predicted", "found": "discovered"}
 
 
@@ -36,6 +38,9 @@ def measure(name: str, form: str, seed: int, folder: Path) -> list[dict[str, Any
     lengths, num_examples = TASKS[name]
     start = time.perf_counter()
     experiment = replace(lw.experiment_for(name, FORMS[form]), seed=seed)
+    if form == "found" and name in NUM_POSITION_IDS:
+        scheme = replace(experiment.scheme, num_position_ids=NUM_POSITION_IDS[name])
+        experiment = replace(experiment, scheme=scheme)
     found = time.perf_counter()
     run = lw.train(experiment, folder / "run", device="cpu")
     trained = time.perf_counter()

@@ -75,7 +75,7 @@ def test_an_unknown_method_raises_an_error():
 
 def test_a_model_that_does_not_fit_its_examples_is_refused(monkeypatch):
     monkeypatch.setattr(model_answers, "TRAINING", replace(model_answers.TRAINING, steps=2, cooldown_steps=1))
-    with pytest.raises(CouplingError, match=r"trained on the lengths 2, 3, 4, 5 answers \d+% of \d+ other examples"):
+    with pytest.raises(CouplingError, match=r"trained on the lengths 2 to 8 answers \d+% of \d+ other examples"):
         lw.find_coupling(Parity(), method=MODEL, num_per_length=40)
 
 

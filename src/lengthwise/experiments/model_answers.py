@@ -25,8 +25,10 @@ from lengthwise.tasks.examples import Examples
 from lengthwise.training.batch import to_batch
 from lengthwise.training.trainer import TrainingSettings
 
-# Number of lengths, the shortest ones, that the model learns, and number of new prompts of each.
-NUM_LENGTHS, NUM_PROMPTS = 4, 1500
+# The model learns at least this many lengths, the shortest ones, and more until it has this many examples.
+MIN_LENGTHS, MIN_EXAMPLES = 4, 1000
+# Number of new prompts of each length.
+NUM_PROMPTS = 1500
 # Share of the examples that the model does not train on, and smallest share of these that it must answer right.
 HELD_OUT_SHARE, MIN_EXACT_MATCH = 0.2, 0.95
 # Smallest probability of every token of an answer that counts.
@@ -90,14 +92,13 @@ def draw_model_steps(
     model answers fewer than ``MIN_EXACT_MATCH`` of the examples that it was not trained on.
     """
     rng = stream(seed, "model answers")
-    lengths = sorted(task.available_lengths if lengths is None else lengths)[:NUM_LENGTHS]
-    groups = {length: _shuffled(task, length, rng) for length in lengths}
+    groups = _shortest(task, sorted(task.available_lengths if lengths is None else lengths), rng)
     with TemporaryDirectory() as folder:
         model = _train(task, groups, Path(folder), seed, report)
     exact_match, num_held_out = _measure(model, groups)
     if exact_match < MIN_EXACT_MATCH:
         raise CouplingError(
-            f"a model that was trained on the lengths {', '.join(map(str, lengths))} answers {exact_match:.0%} of "
+            f"a model that was trained on the lengths {min(groups)} to {max(groups)} answers {exact_match:.0%} of "
             f"{num_held_out:,} other examples of these lengths right, which is less than {MIN_EXACT_MATCH:.0%}; add "
             "examples of these lengths"
         )
@@ -112,8 +113,14 @@ def draw_model_steps(
     return join_steps(parts)
 
 
-def _shuffled(task: JSONLTask, length: int, rng: np.random.Generator) -> Examples:
-    return task.records_at(length, rng.permutation(task.num_records(length)))
+def _shortest(task: JSONLTask, lengths: Sequence[int], rng: np.random.Generator) -> dict[int, Examples]:
+    """Return the examples of the shortest lengths in random order."""
+    groups: dict[int, Examples] = {}
+    for length in lengths:
+        if len(groups) >= MIN_LENGTHS and sum(map(len, groups.values())) >= MIN_EXAMPLES:
+            break
+        groups[length] = task.records_at(length, rng.permutation(task.num_records(length)))
+    return groups
 
 
 def _split(examples: Examples) -> tuple[Examples, Examples]:
