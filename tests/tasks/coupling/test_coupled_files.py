@@ -1,6 +1,7 @@
 """Task files with a found coupling: written records, runs, and prompts without a coupling."""
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -17,6 +18,8 @@ from lengthwise.experiments.run import evaluate, load_run, train
 from lengthwise.positions import Discovered, Predicted, Sequential, describe_knowledge
 from lengthwise.tasks import JSONLTask
 from lengthwise.tasks.coupling.found_coupling import find_coupling_in_examples as find_coupling
+from lengthwise.tasks.coupling.pointers import parse_rule
+from lengthwise.tasks.coupling.report import describe_conditions
 
 # The last prompt token of a task file is <mark>.
 RULE = ("one", "falling: prompt last -1 -1")
@@ -83,6 +86,19 @@ def test_couple_writes_the_coupling_that_the_rule_gives(bare_file, tmp_path, cap
         assert np.array_equal(scheme.group_ids(examples), coupled.coupling)
     first = json.loads(out.read_text().splitlines()[0])
     assert first["coupling"] == [[1, 0, 1, 0]]
+
+
+def test_couple_measures_sparsity_and_locality_at_several_lengths(bare_file):
+    task = JSONLTask(file=str(bare_file)).read()
+    found = find_coupling(task)
+    sparsity, locality = describe_conditions(task, found)
+    assert sparsity.startswith("sparsity: at most 2 needed tokens per answer, with the token before it, at the lengths")
+    assert locality.startswith("locality: at most 0 IDs between a needed token and the token before the answer")
+    # A pointer that moves forward is ever farther from the tokens that reversing needs.
+    wrong = replace(found, rule=parse_rule(("one", "rising: prompt first +1 +0")))
+    _, locality, warning = describe_conditions(task, wrong)
+    assert re.match(r"locality: at most \d+, \d+, \d+ IDs", locality)
+    assert warning == "the distance grows with the length, so do not expect correct answers at longer lengths"
 
 
 def test_couple_reads_a_built_in_task_and_prints_json(capsys):

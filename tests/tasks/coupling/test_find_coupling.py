@@ -412,3 +412,14 @@ def look_up(layout):
 def test_the_key_of_a_look_up_is_found_beside_constant_tokens(layout, key, tmp_path):
     found = couple_rows(tmp_path, look_up(layout), range(2, 10), count=150)
     assert found.phases[0][1] == (f"match {key} anywhere 0 +1",)
+
+
+@pytest.mark.parametrize("name", ["parity", "copy", "reverse"])
+def test_the_found_coupling_is_the_declared_one_up_to_a_constant(name):
+    task = EXAMPLES[name][0]
+    rule = parse_rule(found_in_examples(name).rule.texts)
+    for length in (1, 2, 7):
+        examples = task.sample(length=length, size=8, rng=stream(0, "same coupling", length))
+        difference = couple(rule, examples)[0] - examples.coupling[0]
+        # No token reads the ID of the end token.
+        assert len(np.unique(difference[:, :-1])) == 1

@@ -17,7 +17,7 @@ from lengthwise.tasks import JSONLTask, is_task_file
 from lengthwise.tasks.coupling.dependence import MAX_TOKENS
 from lengthwise.tasks.coupling.found_coupling import SAMPLES_PER_LENGTH
 from lengthwise.tasks.coupling.record_files import sample_task_file, write_coupled_records
-from lengthwise.tasks.coupling.report import describe_coupling, example_table
+from lengthwise.tasks.coupling.report import describe_conditions, describe_coupling, example_table
 
 # Training steps per line of progress.
 STEPS_PER_LINE = 100
@@ -51,11 +51,12 @@ def couple(
             )
         vocabulary, first_length = task.vocabulary, task.available_lengths[min(2, len(task.available_lengths) - 1)]
         example = task.records_at(first_length, np.array([0]))
+        conditions = describe_conditions(task, found, seed)
         num_records = None if out is None else write_coupled_records(task, found, out)
     if as_json:
-        print_json({**asdict(found), "rule": found.rule.texts, "records": num_records})
+        print_json({**asdict(found), "rule": found.rule.texts, "conditions": conditions, "records": num_records})
         return
-    for line in describe_coupling(found, vocabulary):
+    for line in (*describe_coupling(found, vocabulary), *conditions):
         print_line(line)
     header = ["index", "token", *(f"ID {level + 1}" for level in range(found.num_levels))]
     print_table("one example: prompt, <mark>, <start>, response", header, example_table(found, example, vocabulary))

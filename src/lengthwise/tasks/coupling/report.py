@@ -2,11 +2,17 @@
 
 from collections.abc import Sequence
 
+from lengthwise.core.randomness import stream
 from lengthwise.tasks.coupling.addresses import parse_address
 from lengthwise.tasks.coupling.describe_address import describe_address
 from lengthwise.tasks.coupling.found_coupling import MODEL, FoundCoupling
+from lengthwise.tasks.coupling.found_task import FoundTask, measure_conditions
 from lengthwise.tasks.coupling.pointers import couple
 from lengthwise.tasks.examples import Examples
+from lengthwise.tasks.jsonl_task import JSONLTask
+
+# Largest growth of the distances from short to long examples: short examples do not have all distances.
+MAX_GROWTH = 3
 
 
 def describe_coupling(found: FoundCoupling, vocabulary: Sequence[str]) -> list[str]:
@@ -33,6 +39,27 @@ def describe_coupling(found: FoundCoupling, vocabulary: Sequence[str]) -> list[s
         )
     lines.append(f"pointers: {found.num_levels}; the prompt tokens count 1, 2, 3, ... on every level")
     return lines
+
+
+def describe_conditions(task: JSONLTask, found: FoundCoupling, seed: int = 0) -> list[str]:
+    """Return whether sparsity and locality hold at the shortest, the middle and the longest length of a file."""
+    lengths = task.available_lengths
+    chosen = sorted({lengths[0], lengths[len(lengths) // 2], lengths[-1]})
+    found_task = FoundTask(task=task, found=found)
+    measured = [measure_conditions(found_task, length, stream(seed, "conditions", length)) for length in chosen]
+    (num_tokens, distances), where = zip(*measured, strict=True), f"at the lengths {', '.join(map(str, chosen))}"
+    lines = [
+        f"sparsity: at most {_values(num_tokens)} needed tokens per answer, with the token before it, {where}",
+        f"locality: at most {_values(distances)} IDs between a needed token and the token before the answer, {where}",
+    ]
+    if max(distances) > max(distances[:1]) + MAX_GROWTH:
+        lines.append("the distance grows with the length, so do not expect correct answers at longer lengths")
+    return lines
+
+
+def _values(values: Sequence[int]) -> str:
+    """Return one number, or all if they differ."""
+    return str(values[0]) if len(set(values)) == 1 else ", ".join(map(str, values))
 
 
 def example_table(found: FoundCoupling, examples: Examples, vocabulary: Sequence[str]) -> list[list[str]]:
