@@ -23,8 +23,8 @@ from lengthwise.hf.text_evaluation import evaluate_texts
 from lengthwise.model.decoder import Decoder
 from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.model.generate import generate
-from lengthwise.positions import Predicted, Sequential
-from lengthwise.tasks import MultiAddition, Parity
+from lengthwise.positions import Discovered, Predicted, Sequential
+from lengthwise.tasks import Addition, MultiAddition, Parity
 from lengthwise.tasks.text_format import format_examples
 from lengthwise.training.batch import to_batch
 from lengthwise.training.loss import answer_loss
@@ -255,3 +255,33 @@ def test_import_writes_no_file_outside_the_run_folder(folder, tmp_path):
     ):
         import_hf(tmp_path / "hf", tmp_path / "in" / "run")
     assert not (tmp_path / "in").exists()
+
+
+FOUND_RULES = {
+    "parity": (Parity(), ("one", "rising: prompt first +1 +0")),
+    "addition": (Addition(), ("one", "rising: prompt first +1 +0", "rising: prompt #10.0 +1 +1")),
+}
+
+
+@pytest.mark.parametrize("name", FOUND_RULES)
+def test_a_model_with_a_found_rule_needs_no_prompt_ids(name, tmp_path):
+    task, rule = FOUND_RULES[name]
+    scheme = Discovered(rule=rule, num_position_ids=64)
+    assert train(small_experiment(task, scheme, head="wide_pointer"), tmp_path / "run") is not None
+    export_hf(tmp_path / "run", tmp_path / "hf")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "hf").eval()
+    assert "prompts get the position IDs of the rule" in (tmp_path / "hf" / "README.md").read_text()
+    batch = batch_of(load_run(tmp_path / "run").experiment)
+    length = int(batch.prompt_length[0])
+    prompts, ids = batch.tokens[:, :length], without_single_level(batch.position_ids[..., :length])
+    assert torch.equal(model.default_prompt_ids(prompts, None), ids)
+    settings = {"max_new_tokens": 4, "do_sample": False}
+    tokens = model.generate(prompts, attention_mask=torch.ones_like(prompts), **settings)
+    assert torch.equal(
+        tokens, model.generate(prompts, position_ids=ids, attention_mask=torch.ones_like(prompts), **settings)
+    )
+    # Padding on the left changes no ID.
+    padded = torch.nn.functional.pad(prompts, (2, 0))
+    mask = torch.nn.functional.pad(torch.ones_like(prompts), (2, 0))
+    assert torch.equal(model.default_prompt_ids(padded, mask)[..., 2:], ids)
+    assert not model.default_prompt_ids(padded, mask)[..., :2].any()

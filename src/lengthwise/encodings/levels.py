@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from einops import rearrange
 from jaxtyping import Bool, Float, Real
 from torch import Tensor, nn
 
@@ -15,18 +16,17 @@ from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSi
 class LevelEncoding(nn.Module):
     """Encoding for IDs with a leading level axis (multi-level coupling, arXiv 2410.15787).
 
-    Embeddings, biases and scores are sums over all levels. Each level rotates an equal part of a head's components.
-    The levels apply their ``adjust`` hooks one after another.
+    By default, a head reads all levels: biases and scores are sums over the levels, each level rotates an equal part of
+    a head's components, and the levels apply their ``adjust`` hooks one after another. With ``one_per_head``, head
+    number h reads only the level h modulo the number of levels. Embeddings are always sums over all levels.
     """
 
-    def __init__(self, settings: EncodingSettings, decoder_size: EncodingSize, num_levels: int) -> None:
+    def __init__(
+        self, settings: EncodingSettings, decoder_size: EncodingSize, num_levels: int, *, one_per_head: bool = False
+    ) -> None:
         super().__init__()
-        if decoder_size.d_head % num_levels:
-            raise SettingError(
-                f"d_head {decoder_size.d_head} is not a multiple of the {num_levels} coupling levels; choose d_model "
-                f"and num_heads so that d_model / num_heads is a multiple of {num_levels}"
-            )
-        level_size = replace(decoder_size, d_head=decoder_size.d_head // num_levels)
+        self.one_per_head = one_per_head and num_levels > 1
+        level_size = _level_size(decoder_size, num_levels, self.one_per_head)
         self.levels = nn.ModuleList(_build_level(settings, level_size) for _ in range(num_levels))
         self.reads_ids = any(level.reads_ids for level in self._encodings())
         self.has_bias = any(level.has_bias for level in self._encodings())
@@ -42,16 +42,16 @@ class LevelEncoding(nn.Module):
         """Return rotated queries or keys; each level rotates its part of the components."""
         if len(self.levels) == 1:
             return self._encodings()[0].rotate(x, position_ids[0])
-        levels = zip(self._encodings(), x.chunk(len(self.levels), dim=-1), position_ids, strict=True)
-        return torch.cat([level.rotate(components, level_ids) for level, components, level_ids in levels], dim=-1)
+        levels = zip(self._encodings(), self._split(x), position_ids, strict=True)
+        return self._join([level.rotate(part, level_ids) for level, part, level_ids in levels])
 
     def bias(
         self, query_ids: Real[Tensor, "level batch query"], key_ids: Real[Tensor, "level batch key"]
     ) -> Float[Tensor, "#batch heads query key"]:
-        """Return the sum of the levels' biases."""
+        """Return the sum of the levels' biases, or each head's bias by its level."""
         levels = zip(self._encodings(), query_ids, key_ids, strict=True)
-        biases = (level.bias(*level_ids) for level, *level_ids in levels)
-        return sum(biases, start=next(biases))
+        biases = [level.bias(*level_ids) for level, *level_ids in levels]
+        return self._join(biases) if self.one_per_head else sum(biases[1:], start=biases[0])
 
     def scores(
         self,
@@ -61,18 +61,51 @@ class LevelEncoding(nn.Module):
         key_ids: Real[Tensor, "level batch key"],
         is_visible: Bool[Tensor, "query key"],
     ) -> Scores:
-        """Return the sum of the levels' scores, scaled by ``1 / sqrt(d_head)`` and adjusted."""
-        components = [vectors.chunk(len(self.levels), dim=-1) for vectors in (query, key)]
-        scores = torch.zeros((), device=query.device)
-        for level, *level_inputs in zip(self._encodings(), *components, query_ids, key_ids, strict=True):
-            scores = scores + level.scores(*level_inputs)
-        scores = scores / math.sqrt(query.shape[-1])
-        for level, level_query_ids, level_key_ids in zip(self._encodings(), query_ids, key_ids, strict=True):
+        """Return the scores of each head, scaled by ``1 / sqrt(d_head)`` and adjusted."""
+        parts = zip(self._encodings(), self._split(query), self._split(key), query_ids, key_ids, strict=True)
+        levels = [level.scores(*level_inputs) for level, *level_inputs in parts]
+        scale = math.sqrt(query.shape[-1])
+        ids = list(zip(query_ids, key_ids, strict=True))
+        if self.one_per_head:
+            adjusted = [
+                level.adjust(scores / scale, level_query_ids, level_key_ids, is_visible)
+                for level, scores, (level_query_ids, level_key_ids) in zip(self._encodings(), levels, ids, strict=True)
+            ]
+            return self._join(adjusted)
+        scores = sum(levels, start=torch.zeros((), device=query.device)) / scale
+        for level, (level_query_ids, level_key_ids) in zip(self._encodings(), ids, strict=True):
             scores = level.adjust(scores, level_query_ids, level_key_ids, is_visible)
         return scores
 
+    def _split(self, x: HeadVectors) -> Sequence[Tensor]:
+        """Return the part of each level: heads, or components of all heads."""
+        if self.one_per_head:
+            return list(rearrange(x, "b (h l) s d -> l b h s d", l=len(self.levels)))
+        return x.chunk(len(self.levels), dim=-1)
+
+    def _join(self, parts: Sequence[Tensor]) -> Tensor:
+        return (
+            rearrange(list(parts), "l b h ... -> b (h l) ...") if self.one_per_head else torch.cat(list(parts), dim=-1)
+        )
+
     def _encodings(self) -> Sequence[Encoding]:
         return [level for level in self.levels if isinstance(level, Encoding)]
+
+
+def _level_size(size: EncodingSize, num_levels: int, one_per_head: bool) -> EncodingSize:
+    if one_per_head:
+        if size.num_heads % num_levels:
+            raise SettingError(
+                f"num_heads {size.num_heads} is not a multiple of the {num_levels} coupling levels, but each head "
+                "reads one level; change num_heads, or set level_per_head=False"
+            )
+        return replace(size, num_heads=size.num_heads // num_levels)
+    if size.d_head % num_levels:
+        raise SettingError(
+            f"d_head {size.d_head} is not a multiple of the {num_levels} coupling levels; choose d_model "
+            f"and num_heads so that d_model / num_heads is a multiple of {num_levels}"
+        )
+    return replace(size, d_head=size.d_head // num_levels)
 
 
 def _build_level(settings: EncodingSettings, decoder_size: EncodingSize) -> Encoding:

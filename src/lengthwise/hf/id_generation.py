@@ -22,9 +22,9 @@ class IDGenerationMixin(GenerationMixin):
 
     ``generate(input_ids, position_ids=...)`` accepts IDs of the prompt, or of the prompt and the first new tokens. By
     default, prompt IDs are consecutive from ``config.first_default_prompt_id``. If this property is None, a call
-    without ``position_ids`` raises ``SettingError``. With ``return_dict_in_generate=True``, the output also contains
-    ``position_ids``. The ID of the last token is -1, because it is not predicted yet. Padding after the end of a
-    sequence has arbitrary IDs.
+    without ``position_ids`` raises ``SettingError``, unless the model has a found rule for its prompts. With
+    ``return_dict_in_generate=True``, the output also contains ``position_ids``. The ID of the last token is -1, because
+    it is not predicted yet. Padding after the end of a sequence has arbitrary IDs.
     """
 
     @property

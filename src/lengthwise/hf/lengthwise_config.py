@@ -15,7 +15,7 @@ from lengthwise.encodings import NoPE
 from lengthwise.experiments.experiment import Experiment, build_entry, num_levels, to_dict
 from lengthwise.model.decoder import Decoder
 from lengthwise.model.decoder_settings import DecoderSettings
-from lengthwise.positions import SCHEMES
+from lengthwise.positions import SCHEMES, Discovered
 from lengthwise.positions.scheme import HasLevels
 from lengthwise.tasks import HasRunFiles
 from lengthwise.tasks.examples import Examples
@@ -78,6 +78,12 @@ class LengthwiseConfig(PreTrainedConfig):
     def predicts_ids(self) -> bool:
         """True if the decoder has position heads."""
         return self.num_predicted_ids is not None
+
+    @property
+    def prompt_scheme(self) -> Discovered | None:
+        """Scheme whose rule gives the default prompt IDs, or None."""
+        settings = (self.run or {}).get("experiment", {}).get("scheme", {})
+        return build_entry("scheme", settings) if settings.get("name") == Discovered.name else None
 
     @property
     def first_default_prompt_id(self) -> int | None:

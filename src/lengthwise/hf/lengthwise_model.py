@@ -35,6 +35,7 @@ from lengthwise.hf.model_inputs import build_prompt_mask, expand_ids, select_log
 from lengthwise.hf.model_parts import PrecisionMixin
 from lengthwise.hf.position_cache import CachedTokens, PositionCache
 from lengthwise.hf.predictive_config import PredictivePositionOutput
+from lengthwise.hf.prompt_rule import prompt_ids_by_rule
 from lengthwise.model.attention_scores import NO_HOOKS, AttentionHooks
 from lengthwise.model.decoder import Cache as DecoderCache
 
@@ -158,6 +159,13 @@ class LengthwiseForCausalLM(ModelCardMixin, PrecisionMixin, IDGenerationMixin, P
     def num_position_heads(self) -> int:
         """Number of position heads: one per level, or 0."""
         return len(self.decoder.heads)
+
+    def default_prompt_ids(self, tokens: Int[Tensor, "batch new"], attention_mask: Tensor | None) -> Tensor:
+        """Return the IDs by the run's found rule, if it has one, or else consecutive IDs."""
+        scheme = self.config.prompt_scheme
+        if scheme is None:
+            return super().default_prompt_ids(tokens, attention_mask)
+        return _drop_single_level(prompt_ids_by_rule(scheme, tokens, attention_mask))
 
     def next_position_ids(self, past_key_values: PositionCache, tokens: Int[Tensor, "batch 1"]) -> Tensor:
         """Return the most likely ID of each new token on every level; without a position head, the last ID plus one."""

@@ -39,6 +39,7 @@ model = AutoModelForCausalLM.from_pretrained("PATH_OR_NAME")
 Do not load this model with another class, such as `LlamaForCausalLM`. It would drop weights and give wrong answers.
 """
 REQUIRED_IDS_SENTENCE = "`generate` needs the `position_ids` of the prompt, assigned as in training."
+RULE_IDS_SENTENCE = "Without `position_ids`, prompts get the position IDs of the rule found in the training data."
 DEFAULT_IDS_SENTENCE = "Without `position_ids`, prompts get the position IDs {first}, {first} + 1, {first} + 2, ..."
 
 
@@ -77,12 +78,17 @@ class ModelCardMixin(PreTrainedModel):
         self._write_card(Path(working_dir))
         return super()._upload_modified_files(working_dir, *args, **kwargs)
 
-    def _write_card(self, folder: Path) -> None:
+    def _describe_prompt_ids(self) -> str:
+        if getattr(self.config, "prompt_scheme", None) is not None:
+            return RULE_IDS_SENTENCE
         first_id = self.config.first_default_prompt_id
+        return REQUIRED_IDS_SENTENCE if first_id is None else DEFAULT_IDS_SENTENCE.format(first=first_id)
+
+    def _write_card(self, folder: Path) -> None:
         body = CARD_BODY.format(
             model_type=self.config.model_type,
             model_class=type(self).__name__,
-            prompt_ids=REQUIRED_IDS_SENTENCE if first_id is None else DEFAULT_IDS_SENTENCE.format(first=first_id),
+            prompt_ids=self._describe_prompt_ids(),
         )
         card_file = folder / CARD_FILE
         text = card_file.read_text(encoding="utf-8") if card_file.is_file() else DEFAULT_CARD_SENTENCE

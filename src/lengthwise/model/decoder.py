@@ -163,7 +163,7 @@ class Decoder(nn.Module):
         self.embedding = nn.Parameter(torch.randn(vocabulary_size, d_model) / math.sqrt(d_model))
         self.segment = nn.Parameter(torch.zeros(len(separators) + 1, d_model)) if settings.segments else None
         self.previous_share = nn.Parameter(torch.zeros(d_model)) if settings.previous_token_mix else None
-        self.encoding = LevelEncoding(encoding, size, num_levels)
+        self.encoding = LevelEncoding(encoding, size, num_levels, one_per_head=settings.level_per_head)
         self.predicts_ids = num_predicted_ids is not None
         self.reads_ids = self.predicts_ids or self.encoding.reads_ids
         self.blocks = nn.ModuleList(Block(settings) for _ in range(settings.num_layers))

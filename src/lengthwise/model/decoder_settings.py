@@ -26,6 +26,7 @@ class DecoderSettings:
     2019) sets most weights to 0, ``"top_k"`` (Gupta et al. 2021) is a softmax over the ``top_k`` largest scores, and
     ``"count"`` (Ramapuram et al. 2024) uses sigmoids that do not sum to 1, so a head can count. In training, a share of
     attention between 0 and ``dilution`` is spread evenly over all visible keys. ``head`` names the PPC position head.
+    With several ID levels, each head reads all levels, or only one of them with ``level_per_head``.
     """
 
     num_layers: int = 1
@@ -42,6 +43,7 @@ class DecoderSettings:
     segments: bool = True
     tied_output: bool = False
     head: str = "pointer"
+    level_per_head: bool = False
 
     def __post_init__(self) -> None:
         check_types(self)

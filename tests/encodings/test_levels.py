@@ -1,0 +1,52 @@
+"""Tests of heads that read only one of several ID levels."""
+
+import pytest
+import torch
+from tests.support.cases import small_decoder, small_encoding
+
+from lengthwise.core.errors import SettingError
+from lengthwise.encodings import ENCODINGS
+from lengthwise.model.attention_scores import AttentionHooks
+from lengthwise.tasks import Parity
+
+# Their IDs change the embeddings, which all heads read, or no weight at all among so few tokens.
+LEFT_OUT = ("learned", "sinusoidal", "nope", "hard_alibi")
+
+
+def decoder_of(name, **settings):
+    options = {"num_heads": 4, "level_per_head": True, "length_scaling": "none", "previous_token_mix": False}
+    return small_decoder(small_encoding(name), Parity(), num_levels=2, **(options | settings))
+
+
+@pytest.mark.parametrize("name", [name for name in ENCODINGS if name not in LEFT_OUT])
+@torch.no_grad()
+def test_a_head_reads_the_ids_of_its_level_only(name, rng):
+    decoder = decoder_of(name)
+    tokens = torch.from_numpy(rng.integers(0, 2, size=(1, 9)))
+    ids = torch.from_numpy(rng.permuted(range(9), axis=0)[None, None].repeat(2, axis=0))
+    changed = torch.stack([ids[0], ids[1].flip(-1)])
+    found = []
+    for each in (ids, changed):
+        layers: list[torch.Tensor] = []
+        decoder(tokens, each, hooks=AttentionHooks(on_weights=layers.append))
+        found.append(layers[0])
+    difference = (found[0] - found[1]).abs().amax(dim=(0, 2, 3))
+    assert (difference[::2] < 1e-6).all()
+    assert (difference[1::2] > 1e-4).all()
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+@torch.no_grad()
+def test_cached_decoding_equals_one_pass_with_a_level_per_head(name, rng):
+    decoder = decoder_of(name)
+    tokens = torch.from_numpy(rng.integers(0, 2, size=(2, 9)))
+    ids = torch.from_numpy(rng.integers(0, 9, size=(2, 2, 9)))
+    whole, _ = decoder(tokens, ids)
+    first, cache = decoder(tokens[:, :5], ids[:, :, :5])
+    last, _ = decoder(tokens[:, 5:], ids[:, :, 5:], cache)
+    torch.testing.assert_close(torch.cat([first, last], dim=1), whole, atol=1e-5, rtol=0)
+
+
+def test_heads_that_cannot_share_the_levels_raise_an_error():
+    with pytest.raises(SettingError, match=r"num_heads 1 is not a multiple of the 2 coupling levels, .* change num_h"):
+        decoder_of("rotary", num_heads=1)
