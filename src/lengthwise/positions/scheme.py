@@ -56,7 +56,7 @@ class HasLevels(Protocol):
 
     @property
     def num_levels(self) -> int:
-        """Number of ID levels."""
+        """Number of ID levels of all examples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

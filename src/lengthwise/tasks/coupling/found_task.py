@@ -34,12 +34,12 @@ class FoundTask:
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
-        """Tokens of the file."""
+        """Tokens of the file, as in ``task``."""
         return self.task.vocabulary
 
     @property
     def separators(self) -> tuple[str, ...]:
-        """Separators of the file."""
+        """Separators of the file, as in ``task``."""
         return self.task.separators
 
     @property
@@ -48,7 +48,7 @@ class FoundTask:
         return tuple(self.task.available_lengths)
 
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
-        """Sample records of a length."""
+        """Sample records of a length, with coupling and support."""
         return self._with_rule(self.task.sample(length=length, size=size, rng=rng))
 
     def from_prompt(self, prompt: str) -> Examples:
@@ -56,7 +56,7 @@ class FoundTask:
         return self._with_rule(self.task.from_prompt(prompt))
 
     def variants(self) -> Mapping[str, Task]:
-        """Return no variants."""
+        """Return an empty mapping: this task has no variants."""
         return {}
 
     def _with_rule(self, examples: Examples) -> Examples:
