@@ -56,13 +56,14 @@ def main() -> None:
     """Measure all tasks, forms and seeds that have no row yet, and print the rows."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("tasks", nargs="*", metavar="TASK", help=f"one of {', '.join(TASKS)}")
+    parser.add_argument("--forms", nargs="+", choices=FORMS, default=list(FORMS))
     parser.add_argument("--first-seed", type=int, default=9200)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     for name in arguments.tasks or TASKS:
         for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
-            for form in FORMS:
+            for form in arguments.forms:
                 # Read again, because another process can measure other tasks at the same time.
                 done = read_rows(arguments.out) if arguments.out.exists() else []
                 if (name, form, seed) in {(row["task"], row["form"], row["seed"]) for row in done}:

@@ -1,5 +1,6 @@
 """Settings for PPC with a coupling that is found in examples of the task."""
 
+import math
 from dataclasses import replace
 
 from lengthwise.experiments.coupling_methods import find_coupling
@@ -8,10 +9,13 @@ from lengthwise.experiments.recipes.arithmetic import SHARP_ROTARY
 from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.positions import Discovered
 from lengthwise.tasks import JSONLTask
+from lengthwise.tasks.coupling.found_coupling import DEPENDENCE
 from lengthwise.training.trainer import TrainingSettings
 
 # Number of IDs for a task file, whose longest test is unknown.
 NUM_POSITION_IDS = 4096
+# Smallest number of heads, and number of components of each.
+MIN_HEADS, HEAD_SIZE = 4, 32
 
 
 def with_found_coupling(experiment: Experiment) -> Experiment:
@@ -19,19 +23,18 @@ def with_found_coupling(experiment: Experiment) -> Experiment:
     num_position_ids = experiment.scheme.num_position_ids
     if num_position_ids is None or isinstance(experiment.task, JSONLTask):
         num_position_ids = NUM_POSITION_IDS
+    rule = find_coupling(experiment.task, method=DEPENDENCE).rule
+    # Each head attends by the distance to one pointer, and all pointers have equally many heads.
+    num_heads = len(rule.levels) * math.ceil(MIN_HEADS / len(rule.levels))
     return replace(
         experiment,
-        scheme=Discovered(
-            rule=find_coupling(experiment.task).rule.texts, num_position_ids=num_position_ids, max_gaps=10
-        ),
+        scheme=Discovered(rule=rule.texts, num_position_ids=num_position_ids, max_gaps=10),
         encoding=SHARP_ROTARY,
-        # A head attends by the distance to one pointer, so several pointers need several heads. With a smaller MLP,
-        # addition does not fit on some seeds (benchmarks/coupling.md).
         decoder=DecoderSettings(
             num_layers=1,
-            d_model=128,
-            num_heads=4,
-            mlp_factor=8,
+            d_model=num_heads * HEAD_SIZE,
+            num_heads=num_heads,
+            level_per_head=True,
             head="wide_pointer",
             previous_token_mix=True,
             length_scaling="none",
