@@ -653,6 +653,11 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         r"d_head 8 is not a multiple of the 3 coupling levels; choose d_model and num_heads so",
     ),
     (
+        lambda: LevelEncoding(Rotary(), EncodingSize(d_model=16, num_heads=2, d_head=8), 3, one_per_head=True),
+        SettingError,
+        r"num_heads 2 is not a multiple of the 3 coupling levels, but each head reads one level; change num_heads, or",
+    ),
+    (
         build_no_encoding,
         SettingError,
         r"build of encoding nope returned an object of type NoneType; return an instance of a subclass of Encoding",

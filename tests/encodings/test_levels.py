@@ -4,7 +4,6 @@ import pytest
 import torch
 from tests.support.cases import small_decoder, small_encoding
 
-from lengthwise.core.errors import SettingError
 from lengthwise.encodings import ENCODINGS
 from lengthwise.model.attention_scores import AttentionHooks
 from lengthwise.tasks import Parity
@@ -45,8 +44,3 @@ def test_cached_decoding_equals_one_pass_with_a_level_per_head(name, rng):
     first, cache = decoder(tokens[:, :5], ids[:, :, :5])
     last, _ = decoder(tokens[:, 5:], ids[:, :, 5:], cache)
     torch.testing.assert_close(torch.cat([first, last], dim=1), whole, atol=1e-5, rtol=0)
-
-
-def test_heads_that_cannot_share_the_levels_raise_an_error():
-    with pytest.raises(SettingError, match=r"num_heads 1 is not a multiple of the 2 coupling levels, .* change num_h"):
-        decoder_of("rotary", num_heads=1)

@@ -294,6 +294,7 @@ def test_the_tutorial_finds_what_it_says(tmp_path, monkeypatch):
         assert longest >= 0.99 if scheme == "predicted" else longest <= 0.5
 
 
+@pytest.mark.slow
 def test_the_page_of_couplings_leads_from_a_file_to_a_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (script,) = blocks("python", DOCS["couple"])

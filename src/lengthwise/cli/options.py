@@ -7,6 +7,7 @@ from typing import Annotated, Any, TypeVar
 
 from typer import Argument, Option
 
+from lengthwise.cli.terminal import print_search_progress
 from lengthwise.core.errors import SettingError, unknown_name
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.experiments.experiment import Experiment, load_task, resolve_override
@@ -69,7 +70,7 @@ def experiment_from_names(name: str | None, task: str | None, scheme: str | None
         return recipe(name)
     if task is None:
         raise SettingError(f"no experiment to train; add the name of a recipe ({', '.join(RECIPES)}) or --task")
-    return experiment_for(task, "predicted" if scheme is None else scheme, encoding)
+    return experiment_for(task, "predicted" if scheme is None else scheme, encoding, report=print_search_progress)
 
 
 def override_training(
@@ -171,7 +172,7 @@ def _load_recipe(name: str) -> Experiment:
 def _experiment_from_label(task: str | Task, label: str) -> Experiment:
     if label.count("/") != 1:
         raise SettingError(f"invalid row '{label}'; use a scheme and an encoding, such as predicted/rotary")
-    return experiment_for(task, *label.split("/"))
+    return experiment_for(task, *label.split("/"), report=print_search_progress)
 
 
 def parse_range(text: str) -> tuple[int, int]:

@@ -25,6 +25,8 @@ err_console = Console(stderr=True, soft_wrap=True, **LITERAL_OUTPUT)
 WIDE_CONSOLE = Console(width=10_000, **LITERAL_OUTPUT)
 # Control characters, direction marks and surrogates.
 ESCAPED_CATEGORIES = {"Cc", "Cf", "Cs"}
+# Training steps per line of progress of a search.
+STEPS_PER_LINE = 100
 
 
 def escape(text: str) -> str:
@@ -45,6 +47,12 @@ def print_line(line: str) -> None:
 def print_message(line: str) -> None:
     """Print a message to standard error."""
     err_console.print(escape(line))
+
+
+def print_search_progress(row: dict[str, Any]) -> None:
+    """Print some of the metrics of the model that the search for a coupling trains."""
+    if row["step"] % STEPS_PER_LINE == 0:
+        print_message(f"training a model on the shortest examples: step {row['step']:,}, loss {row['loss']:.3f}")
 
 
 def show_status(line: str) -> Status:

@@ -3,13 +3,13 @@
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from typer import Argument, Option
 
 from lengthwise.cli import options
-from lengthwise.cli.terminal import print_json, print_line, print_message, print_table, show_status
+from lengthwise.cli.terminal import print_json, print_line, print_search_progress, print_table, show_status
 from lengthwise.core.errors import SettingError
 from lengthwise.experiments.coupling_methods import AUTO, METHODS, find_coupling
 from lengthwise.experiments.experiment import load_task
@@ -18,9 +18,6 @@ from lengthwise.tasks.coupling.dependence import MAX_TOKENS
 from lengthwise.tasks.coupling.found_coupling import SAMPLES_PER_LENGTH
 from lengthwise.tasks.coupling.record_files import sample_task_file, write_coupled_records
 from lengthwise.tasks.coupling.report import describe_conditions, describe_coupling, example_table
-
-# Training steps per line of progress.
-STEPS_PER_LINE = 100
 
 
 def couple(
@@ -47,7 +44,7 @@ def couple(
             task = sample_task_file(task, parsed_lengths, num_examples, seed, Path(folder) / "records.jsonl")
         with show_status("searching for the tokens that each answer depends on"):
             found = find_coupling(
-                task, parsed_lengths, method=method, max_tokens=max_tokens, seed=seed, report=_report_training
+                task, parsed_lengths, method=method, max_tokens=max_tokens, seed=seed, report=print_search_progress
             )
         vocabulary, first_length = task.vocabulary, task.available_lengths[min(2, len(task.available_lengths) - 1)]
         example = task.records_at(first_length, np.array([0]))
@@ -62,8 +59,3 @@ def couple(
     print_table("one example: prompt, <mark>, <start>, response", header, example_table(found, example, vocabulary))
     if out is not None:
         print_line(f"{num_records:,} records with their coupling: {out}")
-
-
-def _report_training(row: dict[str, Any]) -> None:
-    if row["step"] % STEPS_PER_LINE == 0:
-        print_message(f"training a model on the shortest examples: step {row['step']:,}, loss {row['loss']:.3f}")

@@ -36,12 +36,18 @@ def recipe(name: str) -> Experiment:
 
 
 @check_arguments
-def experiment_for(task: str | Task, scheme: str, encoding: str | None = None) -> Experiment:
+def experiment_for(
+    task: str | Task,
+    scheme: str,
+    encoding: str | None = None,
+    *,
+    report: Callable[[dict[str, Any]], None] | None = None,
+) -> Experiment:
     """Return the recipe of a task with another scheme and encoding, given by name or ``module:Name``.
 
     ``task`` is a name, the path of a JSONL file, or a task. Settings of the recipe (ID range, gaps, rotary angles)
-    carry over if the new scheme or encoding has them. The scheme ``discovered`` searches for a coupling
-    in examples of the task, and replaces the decoder and the training of the recipe.
+    carry over if the new scheme or encoding has them. The scheme ``discovered`` searches for a coupling in examples of
+    the task (see ``find_coupling``, which uses ``report``), and replaces the decoder and the training of the recipe.
     """
     name = task if isinstance(task, str) else task.name
     base = next((recipe for recipe in (build() for build in RECIPES.values()) if recipe.task.name == name), None)
@@ -49,7 +55,7 @@ def experiment_for(task: str | Task, scheme: str, encoding: str | None = None) -
         custom_task = load_task(task) if isinstance(task, str) else task
         base = _with_task_lengths(replace(parity() if base is None else base, task=custom_task))
     if scheme == Discovered.name:
-        return _with_encoding(with_found_coupling(base), encoding)
+        return _with_encoding(with_found_coupling(base, report), encoding)
     scheme_class = look_up("scheme", scheme)
     experiment = replace(base, scheme=scheme_class(**_shared_settings(scheme_class, base.scheme)))
     return _with_encoding(experiment, encoding)

@@ -1,7 +1,9 @@
 """Settings for PPC with a coupling that is found in examples of the task."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from lengthwise.experiments.coupling_methods import find_coupling
 from lengthwise.experiments.experiment import Experiment
@@ -9,7 +11,6 @@ from lengthwise.experiments.recipes.arithmetic import SHARP_ROTARY
 from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.positions import Discovered
 from lengthwise.tasks import JSONLTask
-from lengthwise.tasks.coupling.found_coupling import DEPENDENCE
 from lengthwise.training.trainer import TrainingSettings
 
 # Number of IDs for a task file, whose longest test is unknown.
@@ -18,12 +19,12 @@ NUM_POSITION_IDS = 4096
 MIN_HEADS, HEAD_SIZE = 4, 32
 
 
-def with_found_coupling(experiment: Experiment) -> Experiment:
+def with_found_coupling(experiment: Experiment, report: Callable[[dict[str, Any]], None] | None = None) -> Experiment:
     """Return an experiment with a coupling that is found in its task; raise ``CouplingError`` if none is found."""
     num_position_ids = experiment.scheme.num_position_ids
     if num_position_ids is None or isinstance(experiment.task, JSONLTask):
         num_position_ids = NUM_POSITION_IDS
-    rule = find_coupling(experiment.task, method=DEPENDENCE).rule
+    rule = find_coupling(experiment.task, report=report).rule
     # Each head attends by the distance to one pointer, and all pointers have equally many heads.
     num_heads = len(rule.levels) * math.ceil(MIN_HEADS / len(rule.levels))
     return replace(
