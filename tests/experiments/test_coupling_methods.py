@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.tasks.coupling.test_find_coupling import CopyOfDoubledPrompt
 from tests.tasks.test_jsonl_task import write_records
 
 import lengthwise as lw
-from lengthwise.core.errors import CouplingError, SettingError, TooFewExamplesError
+from lengthwise.core.errors import AmbiguousCouplingError, CouplingError, SettingError, TooFewExamplesError
 from lengthwise.experiments import coupling_methods, model_answers
 from lengthwise.tasks import JSONLTask, Parity
 from lengthwise.tasks.coupling.answer_steps import answer_steps, join_steps
@@ -66,6 +67,12 @@ def test_auto_asks_a_model_only_if_the_examples_are_too_few(tmp_path, monkeypatc
     with pytest.raises(CouplingError, match="reason"):
         lw.find_coupling(task)
     assert len(asked) == 1
+
+
+def test_no_model_decides_between_two_explanations(monkeypatch):
+    monkeypatch.setattr(coupling_methods, "draw_model_steps", lambda *args, **settings: pytest.fail("asked"))
+    with pytest.raises(AmbiguousCouplingError, match="two sets of tokens explain every answer equally well"):
+        lw.find_coupling(CopyOfDoubledPrompt(), (2, 3, 4, 5, 6), method=MODEL, num_per_length=100)
 
 
 def test_an_unknown_method_raises_an_error():

@@ -58,6 +58,10 @@ class CouplingError(LengthwiseError):
     """Error for examples whose coupling cannot be found; the message gives the reason."""
 
 
+class AmbiguousCouplingError(CouplingError):
+    """Error for examples that two different couplings explain equally well."""
+
+
 class TooFewExamplesError(CouplingError):
     """Error for examples that are too few to find a coupling or to check it."""
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from lengthwise.core.errors import SettingError, TooFewExamplesError
+from lengthwise.core.errors import AmbiguousCouplingError, CouplingError, SettingError, TooFewExamplesError
 from lengthwise.core.type_checks import check_arguments
 from lengthwise.experiments.model_answers import draw_model_steps
 from lengthwise.tasks import JSONLTask, Task
@@ -44,7 +44,7 @@ def find_coupling(  # noqa: PLR0913
     - ``dependence``: the same tokens must always come with the same answer.
     - ``model``: a plain decoder is trained on the shortest examples, and answers new prompts. The search then reads
       these prompts and answers, and the rule must predict the task's own examples. ``report`` receives the metrics of
-      the training.
+      the training. If two sets of tokens explain the examples equally well, no model is asked.
     - ``auto``: ``dependence``, then ``model`` if there are too few examples.
 
     Raises ``CouplingError`` with a reason if no set of at most ``max_tokens`` tokens explains the answers, if two sets
@@ -52,15 +52,20 @@ def find_coupling(  # noqa: PLR0913
     """
     if method not in METHODS:
         raise SettingError(f"method '{method}' is unknown; choose one of {', '.join(METHODS)}")
-    if method != MODEL:
-        try:
-            return find_coupling_in_examples(
-                task, lengths, num_per_length=num_per_length, max_tokens=max_tokens, seed=seed
-            )
-        except TooFewExamplesError:
-            # A task with a sampler can draw more examples, which is faster than a model.
-            if method == DEPENDENCE or not isinstance(task, JSONLTask):
-                raise
+    try:
+        found = find_coupling_in_examples(
+            task, lengths, num_per_length=num_per_length, max_tokens=max_tokens, seed=seed
+        )
+        if method != MODEL:
+            return found
+    except AmbiguousCouplingError:
+        # A model would prefer one of the explanations, for no reason that the examples give.
+        raise
+    except CouplingError as error:
+        # A task with a sampler can draw more examples, which is faster than a model.
+        may_ask = isinstance(error, TooFewExamplesError) and isinstance(task, JSONLTask)
+        if method == DEPENDENCE or (method == AUTO and not may_ask):
+            raise
     records = draw_steps(task, lengths, num_per_length, seed)
     with TemporaryDirectory() as folder:
         if not isinstance(task, JSONLTask):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lengthwise.core.errors import CouplingError, SettingError, TooFewExamplesError
+from lengthwise.core.errors import AmbiguousCouplingError, CouplingError, SettingError, TooFewExamplesError
 from lengthwise.core.randomness import stream
 from lengthwise.core.type_checks import check_arguments
 from lengthwise.tasks.coupling.answer_steps import AnswerSteps, answer_steps, join_steps
@@ -116,7 +116,7 @@ def _search(steps: AnswerSteps, vocabulary: Sequence[str], max_tokens: int, seed
         raise _explain_failure(attempts, len(steps.tokens))
     for rule in attempt.rules:
         if rule.alternatives:
-            raise CouplingError(_explain_ambiguity(rule, vocabulary))
+            raise _explain_ambiguity(rule, vocabulary)
     if not any(located.is_prompt for rule in attempt.rules for located in rule.addresses):
         raise CouplingError("the answers do not depend on the prompt, so no prompt token needs a position ID")
     for rule in attempt.rules:
@@ -185,17 +185,17 @@ def _explain_lines(attempt: Attempt, vocabulary: Sequence[str]) -> str:
     )
 
 
-def _explain_ambiguity(rule: PhaseRule, vocabulary: Sequence[str]) -> str:
+def _explain_ambiguity(rule: PhaseRule, vocabulary: Sequence[str]) -> CouplingError:
     first, second = (
         " and ".join(describe_address(each.address, vocabulary) for each in found)
         for found in (rule.addresses, rule.alternatives[0])
     )
     if rule.explanation.accuracy < 1:
-        return (
+        return CouplingError(
             f"no set of few tokens explains the answers: several sets of {len(rule.addresses)} tokens predict "
             f"{rule.explanation.accuracy:.1%} of {rule.name}, for example {first}; write intermediate results into the "
             "responses, or give the coupling"
         )
-    return (
+    return AmbiguousCouplingError(
         f"two sets of tokens explain {rule.name} equally well: {first}, or {second}; add examples in which they differ"
     )
