@@ -369,4 +369,4 @@ def test_the_demo_ends_well_from_a_clean_clone(tmp_path):
     )
     assert ended.returncode == 0, ended.stderr[-2000:]
     assert (tmp_path / "clone/runs/demo/figure.png").exists()
-    assert "predicted (PPC)" in ended.stdout
+    assert "discovered (PPC)" in ended.stdout

@@ -77,7 +77,7 @@ def compare_with_encodings(
     ppc_experiment: Experiment, fitted_encodings: Mapping[str, FittedEncoding]
 ) -> dict[str, Experiment]:
     """Return the PPC experiment and the same task with common encodings and sequential IDs, by label."""
-    experiments = {"predicted (PPC)": ppc_experiment}
+    experiments = {f"{ppc_experiment.scheme.name} (PPC)": ppc_experiment}
     for label, fitted in fitted_encodings.items():
         evaluation, max_length = ppc_experiment.evaluation, fitted.max_test_length
         experiments[label] = replace(

@@ -4,10 +4,11 @@ from dataclasses import replace
 
 from lengthwise.encodings import Rotary
 from lengthwise.evaluation.exact_match import EvaluationSettings
+from lengthwise.experiments.coupling_methods import find_coupling
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes.fitted_encodings import COPY_ENCODINGS, compare_with_encodings
 from lengthwise.model.decoder_settings import DecoderSettings
-from lengthwise.positions import Coupled, Predicted
+from lengthwise.positions import Coupled, Discovered, Predicted
 from lengthwise.tasks import Copy, Parity, Reverse, VariableAssignment
 from lengthwise.training.trainer import TrainingSettings
 
@@ -84,8 +85,11 @@ def demo() -> dict[str, Experiment]:
     """Return the comparison of PPC with common encodings on copying; all fit their training lengths of up to 10.
 
     The encodings have the best settings of ``benchmarks/fit_sweep.py``. PPC was tuned further, also at long lengths
-    (``benchmarks/demo.md``).
+    (``benchmarks/demo.md``). Its coupling is found in examples of the task.
     """
+    scheme = Discovered(
+        rule=find_coupling(Copy()).rule.texts, num_position_ids=PARITY_NUM_POSITION_IDS, max_gaps=MAX_GAPS
+    )
     evaluation = EvaluationSettings(
         lengths=(5, 10, 12, 20, 50, 200, 2000, 20_000),
         num_examples=(512, 512, 512, 512, 512, 128, 16, 1),
@@ -94,6 +98,7 @@ def demo() -> dict[str, Experiment]:
     ppc_experiment = replace(
         parity(),
         task=Copy(),
+        scheme=scheme,
         # With a head dimension of 32 or 64, 1 of 4 tuning seeds fails at 20,000 symbols; with 128, none.
         decoder=DecoderSettings(num_layers=1, d_model=128, num_heads=1),
         training=TrainingSettings(steps=1200, learning_rate=2e-3, weight_decay=0.1),
