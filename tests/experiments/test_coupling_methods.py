@@ -13,6 +13,7 @@ from lengthwise.experiments import coupling_methods, model_answers
 from lengthwise.tasks import JSONLTask, Parity
 from lengthwise.tasks.coupling.answer_steps import answer_steps, join_steps
 from lengthwise.tasks.coupling.found_coupling import DEPENDENCE, MODEL, explain_steps
+from lengthwise.tasks.examples import Examples
 
 RULE = ("one", "rising: prompt first +1 +0")
 
@@ -29,16 +30,52 @@ def parity_steps(lengths, size, shift=0):
     return join_steps(parts)
 
 
+def separated_steps(lengths, size, constant):
+    """Return answers that copy a prompt token, then write a separator; it follows the token unless it is constant."""
+    parts, rng = [], np.random.default_rng(0)
+    for length in lengths:
+        letters = rng.integers(0, 3, size=(size, length))
+        separators = np.full_like(letters, 4) if constant else 4 + letters % 2
+        response = np.stack([letters, separators], axis=2).reshape(size, -1)
+        ends = [np.full((size, 1), token) for token in (3, 3, 6)]
+        tokens = np.concatenate([letters, *ends[:2], response, ends[2]], axis=1)
+        parts.append(answer_steps(Examples.with_prompt_length(tokens, length + 2), length))
+    return join_steps(parts)
+
+
 def test_the_answers_of_a_model_give_the_rule_and_the_records_check_it():
     found = explain_steps(parity_steps((2, 3, 4, 5), 200), Parity().vocabulary, records=parity_steps((3, 8), 4))
     assert found.rule.texts == RULE
-    assert (found.method, found.checked_lengths, found.checked_accuracy) == (MODEL, (3, 8), 1.0)
+    assert (found.method, found.checked_lengths, found.checked_accuracy) == (MODEL, (8,), 1.0)
 
 
 def test_records_that_follow_another_rule_refuse_the_rule_of_a_model():
     steps, records = parity_steps((2, 3, 4, 5), 200), parity_steps((7, 8), 40, shift=1)
     with pytest.raises(CouplingError, match=r"the rule of the other examples is wrong for \d+\.\d% .* at length 7"):
         explain_steps(steps, Parity().vocabulary, records=records)
+
+
+def test_one_wrong_record_refuses_the_rule_of_a_model():
+    steps, records = parity_steps((2, 3, 4, 5), 200), parity_steps((3, 8), 40)
+    wrong = records.tokens.copy()
+    wrong[-1, records.prompt_lengths[-1]] = 1 - wrong[-1, records.prompt_lengths[-1]]
+    with pytest.raises(CouplingError, match=r"the rule of the other examples is wrong for 0\.\d% .* at length 8"):
+        explain_steps(steps, Parity().vocabulary, records=replace(records, tokens=wrong))
+
+
+def test_constant_answers_of_a_model_are_checked_too():
+    # Every second answer is a constant in the model's answers, but not in the records.
+    steps, records = separated_steps((2, 3, 4, 5), 200, constant=True), separated_steps((3, 8), 40, constant=False)
+    with pytest.raises(CouplingError, match=r"the rule of the other examples is wrong for \d+\.\d% of the answers"):
+        explain_steps(steps, tuple("0123456"), records=records)
+
+
+def test_a_model_needs_records_of_several_lengths():
+    steps = parity_steps((2, 3, 4, 5), 200)
+    with pytest.raises(CouplingError, match=r"all examples have the same length; use examples of at least two"):
+        explain_steps(steps, Parity().vocabulary, records=parity_steps((8,), 40))
+    with pytest.raises(TooFewExamplesError, match=r"no examples are longer than those that the model learned; add"):
+        explain_steps(steps, Parity().vocabulary, records=parity_steps((4, 5), 8))
 
 
 def test_auto_asks_a_model_only_if_the_examples_are_too_few(tmp_path, monkeypatch):
@@ -82,7 +119,7 @@ def test_an_unknown_method_raises_an_error():
 
 def test_a_model_that_does_not_fit_its_examples_is_refused(monkeypatch):
     monkeypatch.setattr(model_answers, "TRAINING", replace(model_answers.TRAINING, steps=2, cooldown_steps=1))
-    with pytest.raises(CouplingError, match=r"trained on the lengths 2 to 8 answers \d+% of \d+ other examples"):
+    with pytest.raises(CouplingError, match=r"trained on the lengths 2 to 6 answers \d+% of \d+ other examples"):
         lw.find_coupling(Parity(), method=MODEL, num_per_length=40)
 
 
@@ -91,4 +128,4 @@ def test_a_model_finds_the_rule_of_parity():
     found = lw.find_coupling(Parity(), method=MODEL, num_per_length=200)
     assert found.rule.texts == RULE
     assert found.method == MODEL
-    assert found.checked_lengths == (2, 3, 4, 5, 6, 7, 8)
+    assert found.checked_lengths == (7, 8)

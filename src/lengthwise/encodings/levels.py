@@ -27,6 +27,7 @@ class LevelEncoding(nn.Module):
         super().__init__()
         self.one_per_head = one_per_head and num_levels > 1
         level_size = _level_size(decoder_size, num_levels, self.one_per_head)
+        self.heads_per_level = level_size.num_heads
         self.levels = nn.ModuleList(_build_level(settings, level_size) for _ in range(num_levels))
         self.reads_ids = any(level.reads_ids for level in self._encodings())
         self.has_bias = any(level.has_bias for level in self._encodings())
@@ -51,7 +52,11 @@ class LevelEncoding(nn.Module):
         """Return the sum of the levels' biases, or each head's bias by its level."""
         levels = zip(self._encodings(), query_ids, key_ids, strict=True)
         biases = [level.bias(*level_ids) for level, *level_ids in levels]
-        return self._join(biases) if self.one_per_head else sum(biases[1:], start=biases[0])
+        if self.one_per_head:
+            # An encoding can have one bias for all heads or sequences.
+            batch_size = max(len(bias) for bias in biases)
+            return self._join([bias.expand(batch_size, self.heads_per_level, -1, -1) for bias in biases])
+        return sum(biases[1:], start=biases[0])
 
     def scores(
         self,

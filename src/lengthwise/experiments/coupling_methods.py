@@ -52,6 +52,7 @@ def find_coupling(  # noqa: PLR0913
     """
     if method not in METHODS:
         raise SettingError(f"method '{method}' is unknown; choose one of {', '.join(METHODS)}")
+    reason = ""
     try:
         found = find_coupling_in_examples(
             task, lengths, num_per_length=num_per_length, max_tokens=max_tokens, seed=seed
@@ -66,10 +67,23 @@ def find_coupling(  # noqa: PLR0913
         may_ask = isinstance(error, TooFewExamplesError) and isinstance(task, JSONLTask)
         if method == DEPENDENCE or (method == AUTO and not may_ask):
             raise
-    records = draw_steps(task, lengths, num_per_length, seed)
+        reason = f"{error}. Asking a model failed, too: " if method == AUTO else ""
     with TemporaryDirectory() as folder:
         if not isinstance(task, JSONLTask):
             task = sample_task_file(task, lengths, num_per_length, seed, Path(folder) / "records.jsonl")
-            records = draw_steps(task, lengths, num_per_length, seed)
-        steps = draw_model_steps(task, lengths, seed=seed, report=report)
-        return explain_steps(steps, task.vocabulary, records=records, max_tokens=max_tokens, seed=seed)
+        try:
+            return _ask_model(task, lengths, max_tokens, seed, report)
+        except CouplingError as error:
+            raise type(error)(f"{reason}{error}") from None
+
+
+def _ask_model(
+    task: JSONLTask,
+    lengths: Sequence[int] | None,
+    max_tokens: int,
+    seed: int,
+    report: Callable[[dict[str, Any]], None] | None,
+) -> FoundCoupling:
+    records = draw_steps(task, lengths, SAMPLES_PER_LENGTH, seed)
+    steps = draw_model_steps(task, lengths, seed=seed, report=report)
+    return explain_steps(steps, task.vocabulary, records=records, max_tokens=max_tokens, seed=seed)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from jaxtyping import Int
 
-from lengthwise.core.errors import CouplingError
+from lengthwise.core.errors import CouplingError, TooFewExamplesError
 from lengthwise.core.randomness import stream
 from lengthwise.encodings import Rotary
 from lengthwise.experiments.experiment import Experiment
@@ -25,14 +25,19 @@ from lengthwise.tasks.examples import Examples
 from lengthwise.training.batch import to_batch
 from lengthwise.training.trainer import TrainingSettings
 
-# The model learns at least this many lengths, the shortest ones, and more until it has this many examples.
-MIN_LENGTHS, MIN_EXAMPLES = 4, 1000
+# The model learns at least this many lengths, the shortest ones, and more until it has this many examples. It never
+# learns the longest lengths, which check the rule: this share of all lengths, and at least one.
+MIN_LENGTHS, MIN_EXAMPLES, CHECKED_SHARE = 4, 1000, 0.25
+# Shorter lengths with fewer examples are left out.
+MIN_PER_LENGTH = 4
 # Number of new prompts of each length.
 NUM_PROMPTS = 1500
 # Share of the examples that the model does not train on, and smallest share of these that it must answer right.
 HELD_OUT_SHARE, MIN_EXACT_MATCH = 0.2, 0.95
 # Smallest probability of every token of an answer that counts.
 MIN_PROBABILITY = 0.9
+# Smallest share of the new prompts of a length with such an answer.
+MIN_SURE_SHARE = 0.25
 DECODER = DecoderSettings(num_layers=3, d_model=128, num_heads=4, length_scaling="none", temperature=1.0)
 TRAINING = TrainingSettings(steps=4000, batch_size=128, learning_rate=1e-3, fit_every=100, cooldown_steps=200)
 
@@ -104,22 +109,35 @@ def draw_model_steps(
         )
     parts = []
     for length, examples in groups.items():
+        num_prompts = num_sure = 0
         num_copies = -(-NUM_PROMPTS // len(examples))
         for prompts in _by_prompt_length(examples):
             copies = np.tile(prompts.tokens[:, : int(prompts.prompt_length[0])], (num_copies, 1))
             answered = model.answer(rng.permuted(copies, axis=0), _max_new_tokens(examples))
+            num_prompts, num_sure = num_prompts + len(copies), num_sure + len(answered)
             if len(answered):
                 parts.append(answer_steps(answered, length))
+        if num_sure < MIN_SURE_SHARE * num_prompts:
+            raise CouplingError(
+                f"the model is sure of only {num_sure / num_prompts:.0%} of its answers to new prompts of length "
+                f"{length}, although it answers the examples right; give the coupling, or add examples"
+            )
     return join_steps(parts)
 
 
 def _shortest(task: JSONLTask, lengths: Sequence[int], rng: np.random.Generator) -> dict[int, Examples]:
-    """Return the examples of the shortest lengths in random order."""
+    """Return the examples of the shortest lengths in random order; raise ``TooFewExamplesError`` if there are few."""
     groups: dict[int, Examples] = {}
-    for length in lengths:
+    for length in lengths[: -max(1, round(CHECKED_SHARE * len(lengths)))]:
         if len(groups) >= MIN_LENGTHS and sum(map(len, groups.values())) >= MIN_EXAMPLES:
             break
-        groups[length] = task.records_at(length, rng.permutation(task.num_records(length)))
+        if task.num_records(length) >= MIN_PER_LENGTH:
+            groups[length] = task.records_at(length, rng.permutation(task.num_records(length)))
+    if len(groups) < 2:
+        raise TooFewExamplesError(
+            f"too few examples for a model: {len(groups)} of the shorter lengths have at least {MIN_PER_LENGTH} "
+            "distinct examples; use at least two such lengths, and a longer one"
+        )
     return groups
 
 

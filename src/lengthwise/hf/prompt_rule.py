@@ -7,6 +7,7 @@ from torch import Tensor
 
 from lengthwise.core.errors import SettingError
 from lengthwise.core.randomness import stream
+from lengthwise.hf.input_checks import check_left_padding
 from lengthwise.positions import Discovered
 from lengthwise.tasks.coupling.answer_steps import NUM_UNKNOWN_STEPS
 from lengthwise.tasks.examples import Examples
@@ -21,7 +22,11 @@ def prompt_ids_by_rule(
     """
     if attention_mask is not None and attention_mask.ndim != 2:
         raise SettingError("a 4-D attention_mask does not mark the first token of a prompt; pass position_ids too")
-    counts = [tokens.shape[1]] * len(tokens) if attention_mask is None else attention_mask.sum(dim=1).tolist()
+    counts = [tokens.shape[1]] * len(tokens)
+    if attention_mask is not None:
+        mask = attention_mask.bool()
+        check_left_padding(mask)
+        counts = mask.sum(dim=1).tolist()
     ids = np.zeros((scheme.num_levels, *tokens.shape), dtype=np.int64)
     for row, count in enumerate(counts):
         prompt = tokens[row, tokens.shape[1] - count :].cpu().numpy()

@@ -92,13 +92,14 @@ def test_couple_measures_sparsity_and_locality_at_several_lengths(bare_file):
     task = JSONLTask(file=str(bare_file)).read()
     found = find_coupling(task)
     sparsity, locality = describe_conditions(task, found)
-    assert sparsity.startswith("sparsity: at most 2 needed tokens per answer, with the token before it, at the lengths")
-    assert locality.startswith("locality: at most 0 IDs between a needed token and the token before the answer")
+    assert sparsity.startswith("sparsity: an answer needs 2 tokens, with the token before it, at the lengths 1, 4, 6")
+    assert locality.startswith("locality: the largest ID distance of a needed token is 0 at the lengths 1, 4, 6")
     # A pointer that moves forward is ever farther from the tokens that reversing needs.
     wrong = replace(found, rule=parse_rule(("one", "rising: prompt first +1 +0")))
     _, locality, warning = describe_conditions(task, wrong)
-    assert re.match(r"locality: at most \d+, \d+, \d+ IDs", locality)
-    assert warning == "the distance grows with the length, so do not expect correct answers at longer lengths"
+    assert re.match(r"locality: .* is 0, \d+, \d+ at the lengths 1, 4, 6", locality)
+    assert warning == "these numbers grow with the length, so do not expect correct answers at longer lengths"
+    assert "nobody can say whether these numbers grow" in describe_conditions(task, wrong, (3, 6))[-1]
 
 
 def test_couple_reads_a_built_in_task_and_prints_json(capsys):

@@ -15,7 +15,7 @@ from lengthwise.experiments.coupling_methods import AUTO, METHODS, find_coupling
 from lengthwise.experiments.experiment import load_task
 from lengthwise.tasks import JSONLTask, is_task_file
 from lengthwise.tasks.coupling.dependence import MAX_TOKENS
-from lengthwise.tasks.coupling.found_coupling import SAMPLES_PER_LENGTH
+from lengthwise.tasks.coupling.found_coupling import DEPENDENCE, SAMPLES_PER_LENGTH
 from lengthwise.tasks.coupling.record_files import sample_task_file, write_coupled_records
 from lengthwise.tasks.coupling.report import describe_conditions, describe_coupling, example_table
 
@@ -41,15 +41,18 @@ def couple(
     with tempfile.TemporaryDirectory() as folder:
         task = load_task(source)
         if not isinstance(task, JSONLTask):
+            # A sampled file can have more examples, which is faster than a model.
+            method = DEPENDENCE if method == AUTO else method
             task = sample_task_file(task, parsed_lengths, num_examples, seed, Path(folder) / "records.jsonl")
         with show_status("searching for the tokens that each answer depends on"):
             found = find_coupling(
                 task, parsed_lengths, method=method, max_tokens=max_tokens, seed=seed, report=print_search_progress
             )
-        vocabulary, first_length = task.vocabulary, task.available_lengths[min(2, len(task.available_lengths) - 1)]
+        lengths_read = sorted(task.available_lengths if parsed_lengths is None else parsed_lengths)
+        vocabulary, first_length = task.vocabulary, lengths_read[min(2, len(lengths_read) - 1)]
         example = task.records_at(first_length, np.array([0]))
-        conditions = describe_conditions(task, found, seed)
-        num_records = None if out is None else write_coupled_records(task, found, out)
+        conditions = describe_conditions(task, found, parsed_lengths, seed)
+        num_records = None if out is None else write_coupled_records(task, found, lengths_read, out)
     if as_json:
         print_json({**asdict(found), "rule": found.rule.texts, "conditions": conditions, "records": num_records})
         return

@@ -1,6 +1,7 @@
 """Checks of a found rule before it is used: at the longest lengths, and for every kind of answer."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Int
@@ -21,44 +22,60 @@ MIN_KNOWN_SHARE = 0.5
 MIN_ANSWERS, MIN_RIGHT_SHARE = 20, 0.5
 
 
-def check_longest_lengths(steps: AnswerSteps, attempt: Attempt) -> tuple[tuple[int, ...], float]:
-    """Return the checked lengths, and the share of their answers that the shorter examples predict right.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """Checked lengths, share of their answers with known tokens, and share of these that are predicted right."""
 
-    Raises ``CouplingError`` if a rule has too few known answers or too many errors at one of these lengths.
-    """
+    lengths: tuple[int, ...]
+    known: float
+    accuracy: float
+
+
+def check_several_lengths(steps: AnswerSteps) -> None:
+    """Raise ``CouplingError`` if all examples have the same length, because the rule must hold at all lengths."""
     if len(np.unique(steps.prompt_lengths)) == 1 or len(np.unique(steps.lengths)) == 1:
         kind = "length" if len(np.unique(steps.lengths)) == 1 else "number of prompt tokens"
         raise CouplingError(f"all examples have the same {kind}; use examples of at least two lengths")
+
+
+def check_longest_lengths(steps: AnswerSteps, attempt: Attempt) -> Check:
+    """Check that the shorter examples predict the answers of the longest ones."""
+    check_several_lengths(steps)
     lengths = np.unique(steps.lengths)
     first_checked = lengths[-max(1, round(CHECKED_SHARE * len(lengths)))]
     return check_steps(steps, attempt, steps.length >= first_checked)
 
 
 def check_steps(
-    steps: AnswerSteps, attempt: Attempt, is_checked: Bool[np.ndarray, " step"]
-) -> tuple[tuple[int, ...], float]:
-    """Return the lengths of the checked steps, and the share of their answers that the other steps predict right.
+    steps: AnswerSteps, attempt: Attempt, is_checked: Bool[np.ndarray, " step"], *, allows_noise: bool = True
+) -> Check:
+    """Check that the other steps predict the answers of the checked steps.
 
-    Raises ``CouplingError`` if a rule has too few known answers, or too many errors at one of these lengths.
+    Raises ``CouplingError`` if a rule has too few known answers overall or at the longest length, or too many errors
+    at one of the lengths (without ``allows_noise``: any error).
     """
     checked_lengths = np.unique(steps.length[is_checked]).tolist()
-    num_right = num_known = 0
+    num_right = num_known = num_checked = 0
     for rule in attempt.rules:
         is_checked_here, length = is_checked[rule.mask], steps.length[rule.mask]
-        if not is_checked_here.any() or (rule.explanation.accuracy == 1 and not rule.addresses):
+        if not is_checked_here.any():
             continue
         is_right, is_known = _predict(rule, steps.target[rule.mask], is_checked_here)
-        known_share = is_known.mean()
-        if known_share < MIN_KNOWN_SHARE:
-            raise TooFewExamplesError(
-                f"too few examples to check the rule of {rule.name}: the other examples have the tokens of only "
-                f"{known_share:.0%} of these answers at length {checked_lengths[0]} and above; use more than "
-                f"{len(steps.tokens):,} examples"
-            )
+        lengths_here = length[is_checked_here]
+        for lengths in (checked_lengths, [int(lengths_here.max())]):
+            known_share = is_known[lengths_here >= lengths[0]].mean()
+            if known_share < MIN_KNOWN_SHARE:
+                raise TooFewExamplesError(
+                    f"too few examples to check the rule of {rule.name}: the other examples have the tokens of only "
+                    f"{known_share:.0%} of these answers at length {lengths[0]} and above; add examples"
+                )
         for checked_length in checked_lengths:
-            _check_length(rule, checked_length, is_right[is_known & (length[is_checked_here] == checked_length)])
+            is_right_here = is_right[is_known & (lengths_here == checked_length)]
+            _check_length(rule, checked_length, is_right_here, allows_noise=allows_noise)
         num_right, num_known = num_right + int(is_right[is_known].sum()), num_known + int(is_known.sum())
-    return tuple(checked_lengths), num_right / max(num_known, 1)
+        num_checked += len(is_known)
+    accuracy = num_right / max(num_known, 1)
+    return Check(lengths=tuple(checked_lengths), known=num_known / max(num_checked, 1), accuracy=accuracy)
 
 
 def check_answer_tokens(rule: PhaseRule, steps: AnswerSteps, vocabulary: Sequence[str]) -> None:
@@ -90,13 +107,13 @@ def check_errors(rule: PhaseRule, vocabulary: Sequence[str]) -> None:
     )
 
 
-def _check_length(rule: PhaseRule, length: int, is_right: Bool[np.ndarray, " answer"]) -> None:
+def _check_length(rule: PhaseRule, length: int, is_right: Bool[np.ndarray, " answer"], *, allows_noise: bool) -> None:
     if not len(is_right):
         return
     expected_error = 1 - rule.explanation.accuracy + MAX_MORE_ERRORS
     limit = expected_error + NUM_STANDARD_ERRORS * float(np.sqrt(expected_error / len(is_right)))
     error = 1 - is_right.mean()
-    if error > limit:
+    if error > (limit if allows_noise else 0):
         raise CouplingError(
             f"the rule of the other examples is wrong for {error:.1%} of the answers at length {length}; "
             "check whether the same rule makes all answers"

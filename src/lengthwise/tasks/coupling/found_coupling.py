@@ -5,11 +5,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lengthwise.core.errors import AmbiguousCouplingError, CouplingError, SettingError, TooFewExamplesError
+from lengthwise.core.errors import AmbiguousCouplingError, CouplingError, PromptError, SettingError, TooFewExamplesError
 from lengthwise.core.randomness import stream
 from lengthwise.core.type_checks import check_arguments
 from lengthwise.tasks.coupling.answer_steps import AnswerSteps, answer_steps, join_steps
-from lengthwise.tasks.coupling.checks import check_answer_tokens, check_errors, check_longest_lengths, check_steps
+from lengthwise.tasks.coupling.checks import (
+    Check,
+    check_answer_tokens,
+    check_errors,
+    check_longest_lengths,
+    check_several_lengths,
+    check_steps,
+)
 from lengthwise.tasks.coupling.dependence import MAX_TOKENS, MIN_COVERAGE
 from lengthwise.tasks.coupling.describe_address import describe_address
 from lengthwise.tasks.coupling.find_pointers import find_pointers
@@ -31,9 +38,10 @@ class FoundCoupling:
 
     ``phases`` has the name and the addresses of each group of answers. ``num_tokens`` is the largest number of tokens
     that an answer depends on (k). ``confirmed`` is the share of answers that other answers with the same tokens
-    confirm, and ``accuracy`` the share of these that agree. ``checked_accuracy`` is the share of the answers at
-    ``checked_lengths``, the longest ones, that the shorter examples predict right. With the method ``model``, the
-    examples are prompts with the answers of a model, and all examples of the task check the rule.
+    confirm, and ``accuracy`` the share of these that agree. The shorter examples know the tokens of the share
+    ``checked_known`` of the answers at ``checked_lengths``, the longest ones, and predict the share
+    ``checked_accuracy`` of these right. With the method ``model``, the examples are prompts with the answers of a
+    model, and the examples of the task at lengths that the model has not learned check the rule.
     """
 
     rule: PointerRule
@@ -44,6 +52,7 @@ class FoundCoupling:
     accuracy: float
     confirmed: float
     checked_lengths: tuple[int, ...]
+    checked_known: float
     checked_accuracy: float
     method: str = DEPENDENCE
 
@@ -82,12 +91,11 @@ def explain_steps(
     """
     attempt = _search(steps, vocabulary, max_tokens, seed)
     if records is None:
-        checked_lengths, checked_accuracy = check_longest_lengths(steps, attempt)
+        check = check_longest_lengths(steps, attempt)
     else:
-        all_steps = join_steps([records, steps])
-        checked_lengths, checked_accuracy = check_steps(
-            all_steps, attempt.at(all_steps), all_steps.sequence < len(records.tokens)
-        )
+        check_several_lengths(steps)
+        check_several_lengths(records)
+        check = _check_records(records, steps, attempt)
     if attempt.phases.has_lines:
         raise CouplingError(_explain_lines(attempt, vocabulary))
     weights = [rule.mask.sum() for rule in attempt.rules]
@@ -100,8 +108,9 @@ def explain_steps(
         num_answers=len(steps),
         accuracy=accuracy,
         confirmed=float(np.average([rule.explanation.coverage for rule in attempt.rules], weights=weights)),
-        checked_lengths=checked_lengths,
-        checked_accuracy=checked_accuracy,
+        checked_lengths=check.lengths,
+        checked_known=check.known,
+        checked_accuracy=check.accuracy,
         method=DEPENDENCE if records is None else MODEL,
     )
 
@@ -123,6 +132,21 @@ def _search(steps: AnswerSteps, vocabulary: Sequence[str], max_tokens: int, seed
         check_answer_tokens(rule, steps, vocabulary)
         check_errors(rule, vocabulary)
     return attempt
+
+
+def _check_records(records: AnswerSteps, steps: AnswerSteps, attempt: Attempt) -> Check:
+    """Check that the rule of a model's answers has no error in the records; return the check at new lengths."""
+    all_steps = join_steps([records, steps])
+    try:
+        at_all = attempt.at(all_steps)
+    except PromptError as error:
+        raise CouplingError(f"the rule of the model's answers does not fit all examples: {error}") from None
+    is_record = all_steps.sequence < len(records.tokens)
+    check_steps(all_steps, at_all, is_record, allows_noise=False)
+    is_new = is_record & (all_steps.length > int(steps.lengths.max()))
+    if not is_new.any():
+        raise TooFewExamplesError("no examples are longer than those that the model learned; add longer examples")
+    return check_steps(all_steps, at_all, is_new, allows_noise=False)
 
 
 def check_single_answers(task: Task) -> None:

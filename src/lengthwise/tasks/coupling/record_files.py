@@ -48,14 +48,14 @@ def write_records(
     _write(records, path)
 
 
-def write_coupled_records(task: JSONLTask, found: FoundCoupling, path: Path) -> int:
-    """Write the records of a task file with their coupling, one list per level, and return their number.
+def write_coupled_records(task: JSONLTask, found: FoundCoupling, lengths: Sequence[int], path: Path) -> int:
+    """Write the records of these lengths with their coupling, one list per level, and return their number.
 
     A list has the numbers of the prompt tokens, ``<mark>``, the response tokens and ``end``. The number of a response
     token is that of the prompt token it depends on.
     """
     vocabulary, records = np.array(task.vocabulary, dtype=object), []
-    for length in task.available_lengths:
+    for length in lengths:
         examples = task.records_at(length, np.arange(task.num_records(length)))
         # Each token from the start token on has the number of the next token.
         coupling = couple(found.rule, examples) - 1

@@ -11,8 +11,8 @@ from lengthwise.tasks.coupling.pointers import couple
 from lengthwise.tasks.examples import Examples
 from lengthwise.tasks.jsonl_task import JSONLTask
 
-# Largest growth of the distances from short to long examples: short examples do not have all distances.
-MAX_GROWTH = 3
+# Largest growth of a number from the middle to the longest length, and lengths that show growth.
+MAX_GROWTH, MIN_LENGTHS_OF_GROWTH = 2, 3
 
 
 def describe_coupling(found: FoundCoupling, vocabulary: Sequence[str]) -> list[str]:
@@ -28,10 +28,11 @@ def describe_coupling(found: FoundCoupling, vocabulary: Sequence[str]) -> list[s
     )
     first, last = found.checked_lengths[0], found.checked_lengths[-1]
     lengths = f"length {first}" if first == last else f"lengths {first} to {last}"
-    checking, source = (
-        ("the model's examples", " of the file") if found.method == MODEL else ("the shorter examples", "")
+    others = "the answers of the model" if found.method == MODEL else "the shorter examples"
+    lines.append(
+        f"checked: {others} have the tokens of {found.checked_known:.0%} of the answers at {lengths}, and predict "
+        f"{found.checked_accuracy:.1%} of these right"
     )
-    lines.append(f"checked: {checking} predict {found.checked_accuracy:.1%} of the answers{source} at {lengths}")
     if found.accuracy < 1:
         lines.append(
             f"not explained: {1 - found.accuracy:.2%} of the answers; the rows have errors, or some answers depend on "
@@ -41,20 +42,30 @@ def describe_coupling(found: FoundCoupling, vocabulary: Sequence[str]) -> list[s
     return lines
 
 
-def describe_conditions(task: JSONLTask, found: FoundCoupling, seed: int = 0) -> list[str]:
-    """Return whether sparsity and locality hold at the shortest, the middle and the longest length of a file."""
-    lengths = task.available_lengths
+def describe_conditions(
+    task: JSONLTask, found: FoundCoupling, lengths: Sequence[int] | None = None, seed: int = 0
+) -> list[str]:
+    """Return whether sparsity and locality hold at the shortest, the middle and the longest of the lengths."""
+    lengths = sorted(task.available_lengths if lengths is None else lengths)
     chosen = sorted({lengths[0], lengths[len(lengths) // 2], lengths[-1]})
     found_task = FoundTask(task=task, found=found)
     measured = [measure_conditions(found_task, length, stream(seed, "conditions", length)) for length in chosen]
     (num_tokens, distances), where = zip(*measured, strict=True), f"at the lengths {', '.join(map(str, chosen))}"
     lines = [
-        f"sparsity: at most {_values(num_tokens)} needed tokens per answer, with the token before it, {where}",
-        f"locality: at most {_values(distances)} IDs between a needed token and the token before the answer, {where}",
+        f"sparsity: an answer needs {_values(num_tokens)} tokens, with the token before it, {where}",
+        f"locality: the largest ID distance of a needed token is {_values(distances)} {where}",
     ]
-    if max(distances) > max(distances[:1]) + MAX_GROWTH:
-        lines.append("the distance grows with the length, so do not expect correct answers at longer lengths")
+    if len(chosen) < MIN_LENGTHS_OF_GROWTH:
+        lines.append("with fewer than three lengths, nobody can say whether these numbers grow; add lengths")
+    elif _grows(distances) or _grows(num_tokens):
+        lines.append("these numbers grow with the length, so do not expect correct answers at longer lengths")
     return lines
+
+
+def _grows(values: Sequence[int]) -> bool:
+    """Return True if a number rises twice, or rises much at the end; very short examples lack some distances."""
+    short, middle, long = values
+    return long > middle > short or long > middle + MAX_GROWTH
 
 
 def _values(values: Sequence[int]) -> str:
