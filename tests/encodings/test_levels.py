@@ -34,6 +34,15 @@ def test_a_head_reads_the_ids_of_its_level_only(name, rng):
     assert (difference[1::2] > 1e-4).all()
 
 
+@torch.no_grad()
+def test_one_bias_for_all_heads_and_sequences_is_enough(rng):
+    decoder = decoder_of("alibi")
+    for level in decoder.encoding.levels:
+        level.bias = lambda query_ids, key_ids: -(query_ids[:1, None, :, None] - key_ids[:1, None, None]).abs().float()
+    hidden, _ = decoder(torch.zeros(2, 5, dtype=torch.long), torch.from_numpy(rng.integers(0, 9, size=(2, 2, 5))))
+    assert hidden.shape[:2] == (2, 5)
+
+
 @pytest.mark.parametrize("name", ENCODINGS)
 @torch.no_grad()
 def test_cached_decoding_equals_one_pass_with_a_level_per_head(name, rng):
