@@ -10,7 +10,7 @@ from tests.tasks.test_jsonl_task import write_records
 import lengthwise as lw
 from lengthwise.core.errors import AmbiguousCouplingError, CouplingError, SettingError, TooFewExamplesError
 from lengthwise.experiments import coupling_methods, model_answers
-from lengthwise.tasks import JSONLTask, Parity
+from lengthwise.tasks import Copy, JSONLTask, Parity
 from lengthwise.tasks.coupling.answer_steps import answer_steps, join_steps
 from lengthwise.tasks.coupling.found_coupling import DEPENDENCE, MODEL, explain_steps
 from lengthwise.tasks.examples import Examples
@@ -124,8 +124,8 @@ def test_a_model_that_does_not_fit_its_examples_is_refused(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_model_finds_the_rule_of_parity():
-    found = lw.find_coupling(Parity(), method=MODEL, num_per_length=200)
+def test_a_model_finds_the_rule_of_copying():
+    found = lw.find_coupling(Copy(), method=MODEL, num_per_length=300)
     assert found.rule.texts == RULE
     assert found.method == MODEL
-    assert found.checked_lengths == (7, 8)
+    assert found.checked_lengths == (6, 7, 8)
