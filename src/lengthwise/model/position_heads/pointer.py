@@ -64,14 +64,15 @@ class Pointer(PositionHead):
         if prompt.has_padding:
             scores = scores.masked_fill(~prompt.is_prompt[:, None], -math.inf)
         token_probabilities = scores.softmax(dim=-1)
-        return distinct_id_distribution(self._shift(sum_by_id(token_probabilities, prompt), next_embeddings), prompt)
+        shifted = self._shift(sum_by_id(token_probabilities, prompt), next_embeddings, prompt)
+        return distinct_id_distribution(shifted, prompt)
 
     def _content_gain(self, next_embeddings: Vectors) -> Float[Tensor, "*gain"]:
         """Return a gain per next token, or one for all of them."""
         return self.content_gain
 
     def _shift(
-        self, probabilities: Float[Tensor, "batch token rank"], next_embeddings: Vectors
+        self, probabilities: Float[Tensor, "batch token rank"], next_embeddings: Vectors, prompt: Prompt
     ) -> Float[Tensor, "batch token rank"]:
         """Shift the probabilities by ranks; a shift past the first or last rank loses the probability."""
         widest = self.max_shift
@@ -93,7 +94,8 @@ class WidePointer(Pointer):
     """Pointer head with shifts of up to three ranks, for pointers that skip prompt tokens or stand beside a match.
 
     The next token also opens or closes a gate of the content term, which is almost closed before training. So a pointer
-    that moves by distance does not learn to search for content.
+    that moves by distance does not learn to search for content. A shift past the first or last ID ends there, so a
+    pointer that moves on at every step stays at the end of the prompt.
     """
 
     max_shift: ClassVar[int] = 3
@@ -109,3 +111,21 @@ class WidePointer(Pointer):
 
     def _content_gain(self, next_embeddings: Vectors) -> Float[Tensor, "*gain"]:
         return self.content_gain * (SHIFT_SCALE * self.gate(next_embeddings)).sigmoid()
+
+    def _shift(
+        self, probabilities: Float[Tensor, "batch token rank"], next_embeddings: Vectors, prompt: Prompt
+    ) -> Float[Tensor, "batch token rank"]:
+        """Shift the probabilities by ranks; a shift past the first or last rank ends there."""
+        is_rank = prompt.distinct_ids != Prompt.PADDING_ID
+        shifted = super()._shift(probabilities, next_embeddings, prompt) * is_rank[:, None]
+        shares = (SHIFT_SCALE * self.shift(next_embeddings)).softmax(dim=-1)
+        widest = self.max_shift
+        below = sum(
+            (shares[..., widest - shift] * probabilities[..., :shift].sum(dim=-1) for shift in range(1, widest + 1)),
+            start=torch.zeros_like(shares[..., 0]),
+        )
+        above = (1 - shifted.sum(dim=-1) - below).clamp_min(0)
+        last = is_rank.sum(dim=-1) - 1
+        shifted[..., 0] += below
+        index = last[:, None, None].expand(*shifted.shape[:2], 1)
+        return shifted.scatter_add(2, index, above[..., None])
