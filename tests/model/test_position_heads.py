@@ -196,10 +196,8 @@ def brute_force_pointer(
     for j, prompt_id in enumerate(ids):
         rank = distinct.index(prompt_id)
         for move, share in enumerate(shares, start=-head.max_shift):
-            target_rank = rank + move
-            if "gate.weight" in weights:
-                # The wide pointer stays at the ends of the prompt.
-                target_rank = min(max(target_rank, 0), len(distinct) - 1)
+            # The wide pointer stays at the ends of the prompt.
+            target_rank = min(max(rank + move, 0), len(distinct) - 1) if "gate.weight" in weights else rank + move
             if 0 <= target_rank < len(distinct):
                 probabilities[distinct[target_rank]] += share * mass[j]
     return mass, probabilities
