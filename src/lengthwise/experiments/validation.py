@@ -19,7 +19,7 @@ from lengthwise.evaluation.evaluator import check_evaluation_settings, select_ev
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.experiments.experiment import Experiment, build_decoder, build_sampler, to_dict
 from lengthwise.model.decoder import Decoder
-from lengthwise.positions import Assignment, PositionScheme
+from lengthwise.positions import Assignment, Discovered, PositionScheme
 from lengthwise.tasks import HasStages, Task, nearest_length
 from lengthwise.tasks.examples import Examples
 from lengthwise.training.batch import Batch, Sampler, to_batch
@@ -91,6 +91,11 @@ def check_settings(experiment: Experiment) -> None:
         raise SettingError(f"stage_loss needs a task with stages, but {task.name} has no stages; leave out stage_loss")
     if training.fit_every is not None and select_evaluator(task).uses_loss:
         raise SettingError(f"fit_every needs exact match, but {task.name} is graded by loss; leave out fit_every")
+    if isinstance(scheme, Discovered) and max(scheme.pointer_rule.named_tokens, default=0) >= len(task.vocabulary):
+        raise SettingError(
+            f"the rule of scheme {scheme.name} names token number {max(scheme.pointer_rule.named_tokens)}, but task "
+            f"{task.name} has only {len(task.vocabulary)} tokens; find the coupling of this task with lengthwise couple"
+        )
     if training.scheduled_sampling and not scheme.predicts_ids:
         raise SettingError(
             f"scheduled_sampling needs predicted IDs, but {scheme.name} predicts no IDs; use the scheme 'predicted'"

@@ -49,8 +49,7 @@ def experiment_for(
     carry over if the new scheme or encoding has them. The scheme ``discovered`` searches for a coupling in examples of
     the task (see ``find_coupling``, which uses ``report``), and replaces the decoder and the training of the recipe.
     """
-    name = task if isinstance(task, str) else task.name
-    base = next((recipe for recipe in (build() for build in RECIPES.values()) if recipe.task.name == name), None)
+    base = _base_recipe(task if isinstance(task, str) else task.name, scheme)
     if base is None or not isinstance(task, str):
         custom_task = load_task(task) if isinstance(task, str) else task
         base = _with_task_lengths(replace(parity() if base is None else base, task=custom_task))
@@ -59,6 +58,14 @@ def experiment_for(
     scheme_class = look_up("scheme", scheme)
     experiment = replace(base, scheme=scheme_class(**_shared_settings(scheme_class, base.scheme)))
     return _with_encoding(experiment, encoding)
+
+
+def _base_recipe(task: str, scheme: str) -> Experiment | None:
+    """Return the first recipe of a task with the scheme, or else the first whose coupling is not a found rule."""
+    recipes = [recipe for recipe in (build() for build in RECIPES.values()) if recipe.task.name == task]
+    same_scheme = [recipe for recipe in recipes if recipe.scheme.name == scheme]
+    declared = [recipe for recipe in recipes if recipe.scheme.name != Discovered.name]
+    return next(iter((*same_scheme, *declared)), None)
 
 
 def _with_encoding(experiment: Experiment, encoding: str | None) -> Experiment:

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from lengthwise.encodings import Rotary
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.experiments.experiment import Experiment
+from lengthwise.experiments.recipes.found_coupling import SHARP_ROTARY, with_rule
 from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.positions import Coupled, MultiLevel, Predicted
 from lengthwise.tasks import Addition, MultiAddition, Multiplication, Sort
@@ -22,12 +22,21 @@ LEVEL_MAX_GAPS = 5
 # Enough IDs for lists much longer than the number of distinct values.
 SORT_NUM_POSITION_IDS = 512
 SORT_MAX_GAPS = 10
-# Fast angles separate neighboring IDs: a carry depends on neighboring digits.
-SHARP_ROTARY = Rotary(base=100.0, fastest=3.0)
+# Found in examples of the task: one pointer follows the first number, and one the second
+# (tests/experiments/test_recipes.py).
+ADDITION_RULE = ("one", "rising: prompt first +1 +0", "rising: prompt #10.0 +1 +1")
 
 
 def addition() -> Experiment:
-    """Return the recipe for adding two numbers of up to 10 digits with PPC, without writing carries."""
+    """Return the recipe for adding two numbers of up to 10 digits with PPC, without writing carries.
+
+    The coupling was found in examples of the task: the prompt counts 1, 2, 3, and an answer has two IDs.
+    """
+    return with_rule(addition_by_hand(), ADDITION_RULE, num_position_ids=2 * ADDITION_NUM_POSITION_IDS)
+
+
+def addition_by_hand() -> Experiment:
+    """Return the recipe for addition with PPC on the coupling of the task: the digits of a place share one ID."""
     return Experiment(
         task=Addition(),
         scheme=Predicted(num_position_ids=ADDITION_NUM_POSITION_IDS, max_gaps=ADDITION_MAX_GAPS),
@@ -45,12 +54,14 @@ def addition() -> Experiment:
 
 def addition_coupled() -> Experiment:
     """Return the recipe for adding two numbers with coupled IDs instead of predicted IDs."""
-    return replace(addition(), scheme=Coupled(num_position_ids=ADDITION_NUM_POSITION_IDS, max_gaps=ADDITION_MAX_GAPS))
+    return replace(
+        addition_by_hand(), scheme=Coupled(num_position_ids=ADDITION_NUM_POSITION_IDS, max_gaps=ADDITION_MAX_GAPS)
+    )
 
 
 def addition_carry() -> Experiment:
     """Return the recipe for adding two numbers with PPC, with the carry written next to each digit."""
-    return replace(addition(), task=Addition(scratchpad="carry"))
+    return replace(addition_by_hand(), task=Addition(scratchpad="carry"))
 
 
 def multi_addition() -> Experiment:
@@ -115,6 +126,7 @@ def sort_given() -> Experiment:
 
 RECIPES = (
     addition,
+    addition_by_hand,
     addition_coupled,
     addition_carry,
     multi_addition,

@@ -1,18 +1,20 @@
 """Settings for PPC with a coupling that is found in examples of the task."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from lengthwise.encodings import Rotary
 from lengthwise.experiments.coupling_methods import find_coupling
 from lengthwise.experiments.experiment import Experiment
-from lengthwise.experiments.recipes.arithmetic import SHARP_ROTARY
 from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.positions import Discovered
 from lengthwise.tasks import JSONLTask
 from lengthwise.training.trainer import TrainingSettings
 
+# Fast angles separate neighboring IDs, such as those of the digits that make a carry.
+SHARP_ROTARY = Rotary(base=100.0, fastest=3.0)
 # Number of IDs for a task file, whose longest test is unknown.
 NUM_POSITION_IDS = 4096
 # Smallest number of heads, and number of components of each.
@@ -25,11 +27,17 @@ def with_found_coupling(experiment: Experiment, report: Callable[[dict[str, Any]
     if num_position_ids is None or isinstance(experiment.task, JSONLTask):
         num_position_ids = NUM_POSITION_IDS
     rule = find_coupling(experiment.task, report=report).rule
+    return with_rule(experiment, rule.texts, num_position_ids=num_position_ids)
+
+
+def with_rule(experiment: Experiment, rule: Sequence[str], *, num_position_ids: int) -> Experiment:
+    """Return an experiment with a found coupling; ``rule`` has the texts of ``PointerRule.texts``."""
+    scheme = Discovered(rule=tuple(rule), num_position_ids=num_position_ids, max_gaps=10)
     # Each head attends by the distance to one pointer, and all pointers have equally many heads.
-    num_heads = len(rule.levels) * math.ceil(MIN_HEADS / len(rule.levels))
+    num_heads = scheme.num_levels * math.ceil(MIN_HEADS / scheme.num_levels)
     return replace(
         experiment,
-        scheme=Discovered(rule=rule.texts, num_position_ids=num_position_ids, max_gaps=10),
+        scheme=scheme,
         encoding=SHARP_ROTARY,
         decoder=DecoderSettings(
             num_layers=1,

@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from lengthwise.encodings import Rotary
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.experiments.coupling_methods import find_coupling
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes.fitted_encodings import COPY_ENCODINGS, compare_with_encodings
+from lengthwise.experiments.recipes.found_coupling import SHARP_ROTARY, with_rule
 from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.positions import Coupled, Discovered, Predicted
 from lengthwise.tasks import Copy, Parity, Reverse, VariableAssignment
@@ -18,13 +18,17 @@ PARITY_NUM_POSITION_IDS, COPY_NUM_POSITION_IDS, ASSIGNMENT_NUM_POSITION_IDS = 20
 MAX_GAPS = 10
 
 
+# Found in examples of the task. An answer points to the symbol after the one that it matches; 2058 is the symbol "=".
+ASSIGNMENT_RULE = ("one", "rising: prompt last +1 +0 or match answer 1 before 2058 +2")
+
+
 def parity() -> Experiment:
     """Return the recipe for the parity of up to 20 bits with a scratchpad and PPC."""
     return Experiment(
         task=Parity(),
         scheme=Predicted(num_position_ids=PARITY_NUM_POSITION_IDS, max_gaps=MAX_GAPS),
         # Fast angles separate neighboring IDs: 8 of 8 tuning seeds fit, 4 of 8 with the published angles.
-        encoding=Rotary(base=100.0, fastest=3.0),
+        encoding=SHARP_ROTARY,
         decoder=DecoderSettings(num_layers=1, d_model=64, num_heads=2),
         training=TrainingSettings(steps=1000, weight_decay=0.1),
         train_lengths=(1, 20),
@@ -53,11 +57,19 @@ def reverse() -> Experiment:
 
 
 def variable_assignment() -> Experiment:
-    """Return the recipe for following a variable through up to 16 assignments with a scratchpad and PPC."""
+    """Return the recipe for following a variable through up to 16 assignments with a scratchpad and PPC.
+
+    The coupling was found in examples of the task: an answer has the ID of the token after the one that it matches.
+    """
+    return with_rule(variable_assignment_by_hand(), ASSIGNMENT_RULE, num_position_ids=4 * ASSIGNMENT_NUM_POSITION_IDS)
+
+
+def variable_assignment_by_hand() -> Experiment:
+    """Return the recipe for variable assignment with PPC on the coupling of the task: two tokens share one ID."""
     return Experiment(
         task=VariableAssignment(),
         scheme=Predicted(num_position_ids=ASSIGNMENT_NUM_POSITION_IDS, max_gaps=MAX_GAPS),
-        encoding=Rotary(base=100.0, fastest=3.0),
+        encoding=SHARP_ROTARY,
         # As for addition, one wide head and scores that do not grow with the length; with a log factor, 1 of 5 seeds
         # had 0.63 at 1,600 assignments (benchmarks/variable_assignment.md).
         decoder=DecoderSettings(
@@ -78,7 +90,7 @@ def variable_assignment() -> Experiment:
 def variable_assignment_coupled() -> Experiment:
     """Return the recipe for variable assignment with coupled IDs instead of predicted IDs."""
     scheme = Coupled(num_position_ids=ASSIGNMENT_NUM_POSITION_IDS, max_gaps=MAX_GAPS)
-    return replace(variable_assignment(), scheme=scheme)
+    return replace(variable_assignment_by_hand(), scheme=scheme)
 
 
 def demo() -> dict[str, Experiment]:
@@ -119,5 +131,14 @@ def parity_id_range() -> dict[str, Experiment]:
     }
 
 
-RECIPES = (parity, parity_rank, parity_coupled, copy, reverse, variable_assignment, variable_assignment_coupled)
+RECIPES = (
+    parity,
+    parity_rank,
+    parity_coupled,
+    copy,
+    reverse,
+    variable_assignment,
+    variable_assignment_by_hand,
+    variable_assignment_coupled,
+)
 COMPARISONS = {"demo": demo, "parity_id_range": parity_id_range}

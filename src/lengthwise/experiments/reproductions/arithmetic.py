@@ -36,7 +36,7 @@ THREE_DIGIT_EVALUATION = EvaluationSettings(
 LONG_SORT_EVALUATION = EvaluationSettings(lengths=(10, 40, 64, 100), num_examples=(512,))
 # Name of the recipe by label.
 RECIPE_NAMES = {
-    "addition, PPC": "addition",
+    "addition, PPC": "addition_by_hand",
     "addition, IDs given": "addition_coupled",
     "addition, carries written, PPC": "addition_carry",
     "several numbers, PPC": "multi_addition",

@@ -39,13 +39,14 @@ def _addition_experiments() -> dict[str, Experiment]:
         variants=("uniform", "carry", "unequal"),
         stop_at_zero=True,
     )
-    ppc_experiment = replace(recipe("addition"), train_lengths=(1, 3), evaluation=evaluation)
+    ppc_experiment = replace(recipe("addition_by_hand"), train_lengths=(1, 3), evaluation=evaluation)
     experiments = compare_with_encodings(ppc_experiment, ADDITION_ENCODINGS)
     # Two operands and a sum have three tokens for each digit.
     experiments |= compare_with_schemes(ppc_experiment, experiments["rotary"], ids_factor=3)
     evaluation = replace(evaluation, lengths=(10, 100, 1000), num_examples=(512, 512, 64))
     longer = replace(ppc_experiment, train_lengths=(1, 10), evaluation=evaluation)
-    return experiments | {"predicted (PPC), up to 10 digits": longer}
+    experiments["predicted (PPC), up to 10 digits"] = longer
+    return experiments | {"discovered (PPC), up to 10 digits": replace(recipe("addition"), evaluation=evaluation)}
 
 
 def _assignment_experiments() -> dict[str, Experiment]:
@@ -55,7 +56,7 @@ def _assignment_experiments() -> dict[str, Experiment]:
         variants=("a quarter", "half", "all"),
         stop_at_zero=True,
     )
-    base = recipe("variable_assignment")
+    base = recipe("variable_assignment_by_hand")
     # With fewer names, common encodings fit in minutes.
     few_names = VariableAssignment(num_names=NUM_NAMES)
     # Trained on 5 assignments, PPC is better at 160 with a log factor (benchmarks/variable_assignment.md).
@@ -67,6 +68,7 @@ def _assignment_experiments() -> dict[str, Experiment]:
     evaluation = replace(evaluation, lengths=(16, 160, 1600), num_examples=(512, 512, 64))
     up_to_16 = replace(base, evaluation=evaluation)
     experiments["predicted (PPC), up to 16"] = up_to_16
+    experiments["discovered (PPC), up to 16"] = replace(recipe("variable_assignment"), evaluation=evaluation)
     experiments["coupled, IDs given, up to 16"] = replace(recipe("variable_assignment_coupled"), evaluation=evaluation)
     for num_operands in (2, 3):
         # With three operands, 2,000 steps fit only a quarter of the sequences.

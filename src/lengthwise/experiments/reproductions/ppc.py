@@ -43,7 +43,7 @@ def _build_experiments() -> dict[str, Experiment]:
     experiments["parity, ID of the last bit"] = last_bit
     experiments["parity, ID of the last bit, no gaps"] = replace(last_bit, scheme=replace(scheme, max_gaps=0))
     evaluation = EvaluationSettings(lengths=(16, 32, 160, 1600), num_examples=(512, 512, 256, 64), stop_at_zero=True)
-    variables = replace(recipe("variable_assignment"), evaluation=evaluation)
+    variables = replace(recipe("variable_assignment_by_hand"), evaluation=evaluation)
     experiments |= _ablations("variables", variables)
     experiments["variables, class, learned IDs"] = _with_class_head(variables)
     return experiments

@@ -48,6 +48,11 @@ class PromptAddress:
         return occurrence + 2 * SLOPES.index(self.slope) + 2 * abs(self.offset) + 2 * abs(self.line_slope)
 
     @property
+    def named_token(self) -> int | None:
+        """Number of the token that the address names, if any."""
+        return int(self.anchor[1:].split(".")[0]) if self.anchor.startswith("#") else None
+
+    @property
     def moves_with_lines(self) -> bool:
         """True if the anchor is another token in each line."""
         return self.anchor.endswith(f".{LINE}")
@@ -149,6 +154,11 @@ class MatchAddress:
     def cost(self) -> int:
         """Order of addresses from simple to complex."""
         return MATCH_COST + int(self.key.split()[1]) + abs(self.offset) + (self.side != ANYWHERE)
+
+    @property
+    def named_token(self) -> int | None:
+        """Number of the token that the address names, if any."""
+        return None if self.side == ANYWHERE else self.context
 
     @property
     def reads_answers(self) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from lengthwise.core.errors import SettingError
-from lengthwise.tasks.coupling.addresses import Address, MatchAddress, parse_address
+from lengthwise.tasks.coupling.addresses import Address, MatchAddress, PromptAddress, parse_address
 from lengthwise.tasks.coupling.answer_steps import NO_TOKEN, AnswerSteps, answer_steps
 from lengthwise.tasks.coupling.phases import ADVICE, Phases, divide, number_of_phases
 from lengthwise.tasks.examples import Examples
@@ -37,6 +37,13 @@ class PointerRule:
     def texts(self) -> tuple[str, ...]:
         """Form of the rule in saved files: the division, then one text per level."""
         return (self.division, *(_level_text(*each) for each in zip(self.levels, self.falls, strict=True)))
+
+    @property
+    def named_tokens(self) -> set[int]:
+        """Numbers of the tokens that the rule names; the tokens of another vocabulary have other numbers."""
+        addresses = [parse_address(text) for level in self.levels for phase in level for text in phase]
+        tokens = [each.named_token for each in addresses if isinstance(each, PromptAddress | MatchAddress)]
+        return {token for token in tokens if token is not None}
 
     def index(self, steps: AnswerSteps) -> Int[np.ndarray, "level step"]:
         """Return the prompt index that each step needs; ``NO_TOKEN`` is the place before the first prompt token."""
