@@ -23,6 +23,7 @@ def alibi_slopes(num_heads: int) -> Float[Tensor, " heads"]:
 class ALiBiEncoding(Encoding):
     """Scores ``score - slope * |p_query - p_key|`` with a fixed slope per head."""
 
+    by_distance = True
     has_bias = True
     slopes: Tensor
 

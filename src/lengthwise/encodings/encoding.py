@@ -35,8 +35,11 @@ class Encoding(nn.Module):
     A subclass overrides one or more of the hooks ``embed``, ``rotate``, ``bias``, ``scores`` and ``adjust``.
     ``has_bias``: attention adds ``bias`` to the scores and can use the fused kernel. ``has_scores``: the encoding
     computes or changes the scores (``scores``, ``adjust``), so attention stores them, one chunk of queries at a time.
+    ``by_distance``: the score of a query and a key depends on IDs only through the difference of their two IDs, so
+    evaluation can leave out keys that are provably too far.
     """
 
+    by_distance: ClassVar[bool] = False
     has_bias: ClassVar[bool] = False
     has_scores: ClassVar[bool] = False
 

@@ -19,6 +19,7 @@ MIN_PARAMETER = 0.01
 class KERPLELogEncoding(Encoding):
     """Scores ``score - r1 * log(1 + r2 * |p_query - p_key|)`` with learned positive r1 and r2 per head."""
 
+    by_distance = True
     has_bias = True
 
     def __init__(self, num_heads: int) -> None:

@@ -20,6 +20,7 @@ MAX_POWER = 2.0
 class KERPLEPowerEncoding(Encoding):
     """Scores ``score - r1 * |p_query - p_key|^r2`` with learned r1 > 0 and 0 < r2 <= 2 per head."""
 
+    by_distance = True
     has_bias = True
 
     def __init__(self, num_heads: int) -> None:

@@ -33,6 +33,15 @@ class LevelEncoding(nn.Module):
         self.has_bias = any(level.has_bias for level in self._encodings())
         self.has_scores = any(level.has_scores for level in self._encodings())
 
+    @property
+    def by_distance(self) -> bool:
+        """True if the scores of each head depend on the IDs only through their distances on one level."""
+        return all(level.by_distance for level in self._encodings()) and (len(self.levels) == 1 or self.one_per_head)
+
+    def heads_of(self, level: int) -> slice:
+        """Return the heads that read the IDs of a level."""
+        return slice(level, None, len(self.levels)) if self.one_per_head else slice(None)
+
     def embed(self, x: TokenVectors, position_ids: Real[Tensor, "level batch seq"]) -> TokenVectors:
         """Return the token embeddings with the positions of all levels added."""
         for level, level_ids in zip(self._encodings(), position_ids, strict=True):

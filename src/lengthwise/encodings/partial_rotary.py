@@ -16,6 +16,8 @@ from lengthwise.encodings.rotary import check_rotary_base, rotary_frequencies, r
 class PartialRotaryEncoding(Encoding):
     """Rotation of pair i of the first r components by ``p * fastest * base^(-2i / r)`` radians at ID p."""
 
+    by_distance = True
+
     def __init__(self, num_rotated_components: int, base: float, fastest: float) -> None:
         super().__init__()
         self.num_rotated_components = num_rotated_components

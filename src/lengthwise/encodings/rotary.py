@@ -48,6 +48,8 @@ def check_even_width(d_head: int) -> None:
 class RotaryEncoding(Encoding):
     """Rotation of pair i of a head by ``p * fastest * base^(-2i / d_head)`` radians at ID p."""
 
+    by_distance = True
+
     def __init__(self, base: float = 10_000.0, fastest: float = 1.0) -> None:
         super().__init__()
         self.base = base

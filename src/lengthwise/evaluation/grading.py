@@ -8,13 +8,15 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from lengthwise.core.errors import DivergedError
+from lengthwise.model.attention_scores import AttentionHooks
 from lengthwise.model.decoder import Decoder
 from lengthwise.model.generate import generate
+from lengthwise.model.near_attention import NearAttention
 from lengthwise.training.batch import Batch
 
 DECODE_MODES = ("forced", "free")
-# Maximum number of ID candidates per chunk. A chunk fits into the CPU cache, which is several times faster than memory.
-ID_CHUNK_ELEMENTS = 1 << 19
+# Sequences with more tokens use ``NearAttention`` if the decoder allows it, which has the same result.
+MAX_DENSE_TOKENS = 1 << 13
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +87,13 @@ def grade(decoder: Decoder, batch: Batch, *, end: int, decode: str) -> Grades:
 def _grade_forced(
     decoder: Decoder, batch: Batch, first_column: int
 ) -> tuple[Int[Tensor, "batch answer"], Bool[Tensor, "batch answer"], Float[Tensor, "batch answer"]]:
-    hidden, _ = decoder(batch.tokens[:, :-1], batch.position_ids[:, :, :-1], query_start=first_column - 1)
+    near = NearAttention() if batch.tokens.shape[1] > MAX_DENSE_TOKENS and decoder.allows_near_attention else None
+    hidden, _ = decoder(
+        batch.tokens[:, :-1],
+        batch.position_ids[:, :, :-1],
+        query_start=first_column - 1,
+        hooks=AttentionHooks(near=near),
+    )
     targets = batch.tokens[:, first_column:]
     logits = decoder.token_logits(hidden)
     token_loss = cross_entropy(logits.mT, targets, reduction="none")
@@ -96,16 +104,8 @@ def _grade_forced(
     if decoder.predicts_ids:
         ids = batch.position_ids
         prompts = decoder.read_prompt(batch.tokens, ids, batch.prompt_length)
-        chunk_length = max(1, ID_CHUNK_ELEMENTS // prompts[0].position_ids.numel())
-        chunks = zip(
-            torch.split(hidden, chunk_length, dim=1),
-            torch.split(ids[:, :, first_column - 1 : -1], chunk_length, dim=2),
-            torch.split(targets, chunk_length, dim=1),
-            strict=True,
-        )
-        predictions = (decoder.next_ids(*chunk, prompts) for chunk in chunks)
-        predicted_ids = [torch.stack([level.most_likely_ids() for level in levels]) for levels in predictions]
-        id_correct = (torch.cat(predicted_ids, dim=2) == ids[:, :, first_column:]).all(dim=0)
+        predicted_ids = decoder.most_likely_ids(hidden, ids[:, :, first_column - 1 : -1], targets, prompts)
+        id_correct = (predicted_ids == ids[:, :, first_column:]).all(dim=0)
     return logits.argmax(dim=-1), id_correct, token_loss
 
 

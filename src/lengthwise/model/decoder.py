@@ -17,6 +17,7 @@ from lengthwise.model.attention import attend, attend_with_scores, dilute_attent
 from lengthwise.model.attention_scores import NO_HOOKS, AttentionHooks, LengthScale, ScoreChunks
 from lengthwise.model.attention_weights import make_weight_function, softmax
 from lengthwise.model.decoder_settings import DecoderSettings
+from lengthwise.model.near_attention import LayerInputs
 from lengthwise.model.position_heads import POSITION_HEADS, NextIDs, PositionHead, Prompt, read_prompt
 from lengthwise.model.position_id_check import IDCheck
 from lengthwise.model.rms_norm import RMSNorm
@@ -83,7 +84,13 @@ class Block(nn.Module):
             value = new_value
             if past is not None:
                 key, value = torch.cat([past[0], key], dim=2), torch.cat([past[1], value], dim=2)
-            heads = self._attend(query, key, value, group.position_ids, encoding, hooks)
+            if hooks.near is None:
+                heads = self._attend(query, key, value, group.position_ids, encoding, hooks)
+            else:
+                unrotated = self.query_norm(raw_query), self.key_norm(raw_key)
+                scales = self._scales(query.shape[2], key.shape[2], hooks, x.device)
+                inputs = LayerInputs(split_tokens(x, groups)[0], *unrotated, query, key, value, scales)
+                heads = hooks.near.attend(inputs, encoding, group.position_ids)
             attended.append(rearrange(heads, "b h s d -> b s (h d)"))
         x = select_queries(x, groups) + self.mix_heads(join_tokens(attended))
         return x + self.narrow(nn.functional.gelu(self.widen(self.mlp_norm(x)))), key, value
@@ -107,8 +114,7 @@ class Block(nn.Module):
         encoding: LevelEncoding,
         hooks: AttentionHooks,
     ) -> Float[Tensor, "batch heads query d_head"]:
-        length_factor = self._length_factor(query.shape[2], key.shape[2], hooks, query.device)
-        query = query * (self.log_temperature.exp() * length_factor)
+        query = query * self._scales(query.shape[2], key.shape[2], hooks, query.device)
         query_ids = key_ids[:, :, key_ids.shape[2] - query.shape[2] :]
         chunks = ScoreChunks(encoding, query, key, query_ids, key_ids, hooks.score_bias)
         weight_function = softmax if self.weight_function is None else self.weight_function
@@ -122,6 +128,12 @@ class Block(nn.Module):
         if self.training and self.settings.dilution:
             attended = dilute_attention(attended, value, self.settings.dilution)
         return attended
+
+    def _scales(
+        self, num_queries: int, num_keys: int, hooks: AttentionHooks, device: torch.device
+    ) -> Float[Tensor, "*batch heads #query 1"]:
+        """Return the factor of each query's scores: the temperature times the factor for the length."""
+        return self.log_temperature.exp() * self._length_factor(num_queries, num_keys, hooks, device)
 
     def _length_factor(
         self, num_queries: int, num_keys: int, hooks: AttentionHooks, device: torch.device
@@ -233,6 +245,13 @@ class Decoder(nn.Module):
             caches[-1].values.append(value)
         return split_queries(self.norm(hidden), groups)
 
+    @property
+    def allows_near_attention(self) -> bool:
+        """True if ``NearAttention`` can replace the attention: one layer, softmax, and scores by ID distance."""
+        first = self.blocks[0]
+        uses_softmax = isinstance(first, Block) and first.weight_function is None
+        return len(self.blocks) == 1 and uses_softmax and self.encoding.by_distance and not self.encoding.has_scores
+
     def token_logits(self, hidden: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch vocab"]:
         """Return the logits of the next token for each hidden state, in float32."""
         logits: Tensor = hidden @ self.embedding.T if self.output is None else self.output(hidden)
@@ -263,6 +282,18 @@ class Decoder(nn.Module):
         embeddings = self.embed_tokens(next_tokens)
         levels = zip(self.position_heads(), current_ids, prompts, strict=True)
         return [head(hidden, ids, embeddings, prompt) for head, ids, prompt in levels]
+
+    def most_likely_ids(
+        self,
+        hidden: Float[Tensor, "batch query d_model"],
+        current_ids: Int[Tensor, "level batch query"],
+        next_tokens: Int[Tensor, "batch query"],
+        prompts: list[Prompt],
+    ) -> Int[Tensor, "level batch query"]:
+        """Return the most likely ID of each next token on each level; the arguments are those of ``next_ids``."""
+        embeddings = self.embed_tokens(next_tokens)
+        levels = zip(self.position_heads(), current_ids, prompts, strict=True)
+        return torch.stack([head.most_likely_ids(hidden, ids, embeddings, prompt) for head, ids, prompt in levels])
 
     def position_heads(self) -> list[PositionHead]:
         """Return the position head of each level; raise ``SettingError`` if the decoder has none."""

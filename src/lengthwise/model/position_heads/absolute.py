@@ -19,3 +19,7 @@ class Absolute(PositionHead):
         scores = (self.from_hidden(hidden) + self.from_next(next_embeddings)).float()
         candidates = torch.arange(scores.shape[-1], device=scores.device)[None, None]
         return NextIDs(log_probs=scores.log_softmax(dim=-1), candidates=candidates)
+
+    def num_scores(self, prompt: Prompt) -> int:
+        """Return the number of IDs of all queries at one index."""
+        return len(prompt.position_ids) * self.from_hidden.out_features

@@ -3,7 +3,7 @@
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lengthwise.model.position_heads.head import PositionHead, Vectors
+from lengthwise.model.position_heads.head import PositionHead, Prompt, Vectors
 
 
 class OffsetScores(nn.Module):
@@ -27,3 +27,7 @@ class OffsetHead(PositionHead):
     def __init__(self, d_model: int, num_position_ids: int) -> None:
         super().__init__()
         self.scores = OffsetScores(d_model, len(self.OFFSETS))
+
+    def num_scores(self, prompt: Prompt) -> int:
+        """Return the number of offsets of all queries at one index."""
+        return len(prompt.position_ids) * len(self.OFFSETS)

@@ -1,14 +1,25 @@
 """Pointer heads, which predict the ID of a prompt token, or a distinct ID a few ranks below or above it."""
 
 import math
+from collections.abc import Callable
+from operator import itemgetter
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from lengthwise.encodings.rotary import RotaryEncoding
+from lengthwise.model.near_keys import (
+    FarKeys,
+    bound_far_keys,
+    far_distances,
+    max_per_id,
+    number_rows,
+    read_near_keys,
+)
 from lengthwise.model.position_heads.head import (
+    CHUNK_SCORES,
     IDs,
     NextIDs,
     PositionHead,
@@ -18,6 +29,8 @@ from lengthwise.model.position_heads.head import (
     sum_by_id,
 )
 
+# In longer prompts, queries read the tokens with near IDs, which has the same result.
+MAX_DENSE_PROMPT = 1 << 12
 # Factor of the shift scores. Without it, they change too slowly at learning rates that suit weight matrices.
 SHIFT_SCALE = 10.0
 # Initial score of the gate of the content term. With an open gate, a head can learn a coincidence of short examples,
@@ -56,16 +69,79 @@ class Pointer(PositionHead):
 
     def forward(self, hidden: Vectors, current_ids: IDs, next_embeddings: Vectors, prompt: Prompt) -> NextIDs:
         """Return a distribution over the prompt's distinct IDs."""
-        distance = self.log_distance_gain.exp() * self._rotate(self.distance[0], current_ids)
-        content = nn.functional.normalize(self.content(next_embeddings), dim=-1)
-        content = self._content_gain(next_embeddings) * content
-        query = torch.cat([distance, content], dim=-1)
-        scores = (prompt.sharpness * query) @ prompt.keys.mT
-        if prompt.has_padding:
-            scores = scores.masked_fill(~prompt.is_prompt[:, None], -math.inf)
-        token_probabilities = scores.softmax(dim=-1)
+        token_probabilities = self._scores(current_ids, next_embeddings, prompt).softmax(dim=-1)
         shifted = self._shift(sum_by_id(token_probabilities, prompt), next_embeddings, prompt)
         return distinct_id_distribution(shifted, prompt)
+
+    def most_likely_ids(self, hidden: Vectors, current_ids: IDs, next_embeddings: Vectors, prompt: Prompt) -> IDs:
+        """Return the most likely ID of each query; in a long prompt, queries read the tokens with near IDs."""
+        if prompt.position_ids.shape[1] <= MAX_DENSE_PROMPT or prompt.has_padding:
+            return super().most_likely_ids(hidden, current_ids, next_embeddings, prompt)
+        rows = []
+        for row in range(len(hidden)):
+            select: Callable[[Tensor], Tensor] = itemgetter(slice(row, row + 1))
+            inputs = select(hidden), select(current_ids), select(next_embeddings)
+            row_prompt = prompt.select(select)
+            ids, unfinished = self._near_ids(*inputs, row_prompt)
+            if len(unfinished):
+                few_hidden, few_ids, few_embeddings = (each[:, unfinished] for each in inputs)
+                ids[:, unfinished] = super().most_likely_ids(few_hidden, few_ids, few_embeddings, row_prompt)
+            rows.append(ids)
+        return torch.cat(rows)
+
+    def _near_ids(
+        self, hidden: Vectors, current_ids: IDs, next_embeddings: Vectors, prompt: Prompt
+    ) -> tuple[IDs, Int[Tensor, " query"]]:
+        """Return the most likely ID of each query, and the queries that need all tokens of the prompt instead."""
+        ids = torch.zeros_like(current_ids)
+        contents, first_queries = number_rows(next_embeddings[0])
+        scales = prompt.sharpness[0].expand(1, len(contents))
+        far = self._bound_far_tokens(current_ids, next_embeddings[:, first_queries], prompt)
+
+        def read(queries: Tensor, tokens: Tensor) -> Tensor:
+            if not len(tokens):
+                return torch.full((1, len(queries)), -math.inf, device=queries.device)
+            near, inputs = prompt.near(tokens), (current_ids[:, queries], next_embeddings[:, queries])
+            ids[:, queries] = self(hidden[:, queries], *inputs, near).most_likely_ids()
+            return self._scores(*inputs, near).logsumexp(dim=-1)
+
+        def omitted(width_index: int, queries: Tensor, log_weights: Tensor) -> Tensor:
+            return far.omitted(width_index, contents[queries], scales[:, queries], log_weights)
+
+        # The tokens that a shift can reach must be near, too.
+        margin = self.max_shift * max_per_id(prompt.position_ids[0])
+        return ids, read_near_keys(current_ids[0], prompt.position_ids[0], read, omitted, margin=margin).unfinished
+
+    def _bound_far_tokens(
+        self, current_ids: IDs, next_embeddings: Float[Tensor, "1 content d_model"], prompt: Prompt
+    ) -> FarKeys:
+        """Compare all different next tokens with all different prompt tokens, at all ID distances."""
+        all_ids = torch.cat([current_ids[0], prompt.position_ids[0]])
+        reach = int(all_ids.max() - all_ids.min())
+        distances = reach + far_distances(reach).to(all_ids.device)
+        zero = torch.full_like(distances[:1], reach)
+        rotated_key = self._rotate(self.distance[1], zero[None])[0, 0]
+        by_distance = torch.cat(
+            [self._distance_query(chunk[None])[0] @ rotated_key for chunk in torch.split(distances, CHUNK_SCORES)]
+        )
+        content_keys = prompt.keys[0, :, self.distance.shape[1] :]
+        _, first_tokens = number_rows(content_keys)
+        by_content = (self._content_query(next_embeddings)[0] @ content_keys[first_tokens].mT).amax(dim=1)
+        scores = by_content[:, None] + by_distance
+        return bound_far_keys(scores[None], None, prompt.sharpness[0], max_per_id(prompt.position_ids[0]))
+
+    def _scores(
+        self, current_ids: IDs, next_embeddings: Vectors, prompt: Prompt
+    ) -> Float[Tensor, "batch token prompt"]:
+        query = torch.cat([self._distance_query(current_ids), self._content_query(next_embeddings)], dim=-1)
+        scores = (prompt.sharpness * query) @ prompt.keys.mT
+        return scores.masked_fill(~prompt.is_prompt[:, None], -math.inf) if prompt.has_padding else scores
+
+    def _distance_query(self, current_ids: IDs) -> Float[Tensor, "batch token d_pointer"]:
+        return self.log_distance_gain.exp() * self._rotate(self.distance[0], current_ids)
+
+    def _content_query(self, next_embeddings: Vectors) -> Float[Tensor, "batch token d_pointer"]:
+        return self._content_gain(next_embeddings) * nn.functional.normalize(self.content(next_embeddings), dim=-1)
 
     def _content_gain(self, next_embeddings: Vectors) -> Float[Tensor, "*gain"]:
         """Return a gain per next token, or one for all of them."""

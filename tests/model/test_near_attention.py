@@ -1,0 +1,205 @@
+"""Near attention equals dense attention, and what it leaves out is below its bound."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from lengthwise.encodings import ENCODINGS, ALiBi, Encoding, EncodingSize, Rotary, T5Bias
+from lengthwise.model import near_attention, near_keys
+from lengthwise.model.attention_scores import AttentionHooks
+from lengthwise.model.decoder import Decoder
+from lengthwise.model.decoder_settings import DecoderSettings
+from lengthwise.model.near_attention import NearAttention
+from lengthwise.model.near_keys import FarKeys, bound_far_keys, far_distances, number_rows, read_near_keys
+from lengthwise.model.position_heads import Pointer, WidePointer, pointer, read_prompt
+
+SHARP = Rotary(base=100.0, fastest=3.0)
+SEQ, QUERY_START, VOCABULARY = 160, 80, 5
+SETTINGS = DecoderSettings(num_layers=1, d_model=32, num_heads=2, temperature=6.0)
+
+
+@pytest.fixture(autouse=True)
+def _small_widths(monkeypatch):
+    """Let short sequences have far keys."""
+    monkeypatch.setattr(near_keys, "WIDTHS", (4, 8, 16))
+
+
+def coupled_ids(num_levels: int, *, falls: bool = False) -> torch.Tensor:
+    """Return IDs of two sequences whose second half repeats those of the first half."""
+    counting = torch.arange(1, QUERY_START + 1)
+    answers = counting.flip(0) if falls else counting
+    ids = torch.stack([torch.cat([counting, answers]), torch.cat([counting, counting])])
+    return torch.stack([ids, ids + 1])[:num_levels]
+
+
+def random_decoder(encoding=SHARP, num_levels=1, **settings) -> Decoder:
+    """Return a decoder whose layers all have an effect."""
+    decoder = Decoder(
+        replace(SETTINGS, level_per_head=num_levels > 1, **settings),
+        encoding,
+        vocabulary_size=VOCABULARY,
+        separators=(0,),
+        num_levels=num_levels,
+    )
+    for parameter in decoder.parameters():
+        if parameter.dim() >= 2 and not parameter.any():
+            torch.nn.init.normal_(parameter, std=0.2)
+    return decoder.eval()
+
+
+@torch.no_grad()
+def both(decoder: Decoder, ids: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, NearAttention]:
+    """Return the hidden states of dense and of near attention, and the latter."""
+    near = NearAttention()
+    dense, _ = decoder(tokens, ids, query_start=QUERY_START)
+    return dense, decoder(tokens, ids, query_start=QUERY_START, hooks=AttentionHooks(near=near))[0], near
+
+
+def random_tokens(num_tokens: int = VOCABULARY) -> torch.Tensor:
+    """Return two sequences of few different tokens."""
+    return torch.randint(num_tokens, (2, SEQ))
+
+
+@pytest.mark.parametrize("falls", [False, True])
+@pytest.mark.parametrize("scaling", ["none", "log", "learned"])
+@pytest.mark.parametrize("encoding", [SHARP, ALiBi(), T5Bias()], ids=lambda each: each.name)
+@pytest.mark.parametrize("num_levels", [1, 2])
+def test_near_attention_equals_dense_attention(num_levels, encoding, scaling, falls):
+    for temperature in (0.5, 6.0, 60.0):
+        decoder = random_decoder(encoding, num_levels, length_scaling=scaling, temperature=temperature)
+        dense, near_output, near = both(decoder, coupled_ids(num_levels, falls=falls), random_tokens())
+        torch.testing.assert_close(near_output, dense, rtol=0, atol=2e-5 * max(1, temperature / 6))
+        assert near.omitted <= near_keys.MAX_OMITTED
+
+
+def test_sharp_attention_leaves_out_far_keys_and_flat_attention_reads_all():
+    tokens, ids = random_tokens(2), coupled_ids(1)
+    sharp = random_decoder(temperature=60.0, previous_token_mix=False)
+    for block in sharp.blocks:
+        # Queries equal keys, so the best key of a query is the one with its ID.
+        block.project.weight.data[:32] = block.project.weight.data[32:64]
+    # Without the token, all scores depend on the ID alone.
+    sharp.embedding.data[:] = sharp.embedding.data[0]
+    sharp.segment.data.zero_()
+    *_, near = both(sharp, ids, tokens)
+    assert near.num_dense == 0
+    assert 0 <= near.omitted <= near_keys.MAX_OMITTED
+    *_, near = both(random_decoder(temperature=0.1), ids, tokens)
+    assert near.num_dense == 2 * (SEQ - QUERY_START)
+    assert near.omitted == 0
+
+
+def test_a_far_key_that_looks_near_is_read():
+    # One pair of components turns fully every 40 IDs, so a key at this distance has the score of one at distance 0.
+    decoder = random_decoder(Rotary(base=2.0, fastest=2 * math.pi / 40), d_model=2, num_heads=1, temperature=200.0)
+    dense, near_output, near = both(decoder, coupled_ids(1), random_tokens(2))
+    torch.testing.assert_close(near_output, dense, rtol=0, atol=1e-3)
+    assert near.num_dense > 0
+
+
+def test_many_different_tokens_are_read_densely(monkeypatch):
+    monkeypatch.setattr(near_attention, "MAX_CONTENT_PAIRS", 3)
+    dense, near_output, near = both(random_decoder(), coupled_ids(1), random_tokens())
+    torch.testing.assert_close(near_output, dense, rtol=0, atol=2e-5)
+    assert near.num_dense == 2 * (SEQ - QUERY_START)
+
+
+def test_few_unfinished_queries_read_all_keys_one_group_at_a_time(monkeypatch):
+    monkeypatch.setattr(near_attention, "MAX_SINGLE_SHARE", 1.0)
+    monkeypatch.setattr(near_attention, "SCORES_PER_CHUNK", 3 * SEQ)
+    dense, near_output, near = both(random_decoder(temperature=0.1), coupled_ids(1), random_tokens())
+    torch.testing.assert_close(near_output, dense, rtol=0, atol=2e-5)
+    assert near.num_dense == 2 * (SEQ - QUERY_START)
+
+
+def test_the_bound_is_above_the_omitted_weight_and_close_to_it():
+    num_ids, scale = 100, torch.tensor([[3.0, 3.5, 4.0]])
+    distances = far_distances(num_ids)
+    scores = torch.randn(1, 2, len(distances))
+    far = bound_far_keys(scores, None, scale, max_keys_per_id=2)
+    contents = torch.tensor([0, 1, 1])
+    bounds = far.omitted(1, contents, scale, torch.zeros(1, 3))
+    is_far = distances.abs() > near_keys.WIDTHS[1]
+    actual = torch.stack(
+        [
+            2 * (factor * scores[0, content, is_far]).exp().sum()
+            for factor, content in zip(scale[0], contents, strict=True)
+        ]
+    )
+    assert (bounds >= actual).all()
+    assert (bounds <= 2 * actual).all()
+
+
+def test_a_query_without_a_near_key_is_unfinished():
+    far = FarKeys(log_totals=torch.full((1, 3, 2, 1), -100.0), scales=torch.ones(1, 2))
+
+    def read(queries, keys):
+        return torch.full((1, len(queries)), 0.0 if len(keys) else -math.inf)
+
+    def omitted(width_index, queries, log_weights):
+        return far.omitted(width_index, torch.zeros_like(queries), torch.ones(1, len(queries)), log_weights)
+
+    for query_id, unfinished in ((50, [0]), (3, [])):
+        reading = read_near_keys(torch.tensor([query_id]), torch.arange(5), read, omitted)
+        assert reading.unfinished.tolist() == unfinished
+
+
+def test_rows_have_equal_numbers_only_if_they_are_equal():
+    rows = torch.tensor([[1.0, 2.0], [2.0, 1.0], [1.0, 2.0], [0.0, 0.0]])
+    numbers, first = number_rows(rows)
+    assert numbers[0] == numbers[2]
+    assert len(set(numbers.tolist())) == 3
+    assert torch.equal(rows[first][numbers], rows)
+
+
+@pytest.mark.parametrize("head_class", [Pointer, WidePointer])
+@pytest.mark.parametrize("gain", [0.1, 3.0, 30.0])
+@torch.no_grad()
+def test_a_pointer_that_reads_near_tokens_predicts_the_same_ids(gain, head_class, monkeypatch):
+    head = head_class(8, 1000).eval()
+    head.shift.weight.data.normal_(std=0.5)
+    head.log_distance_gain.data.fill_(math.log(gain))
+    embeddings = torch.randn(4, 8)
+    prompt_tokens, next_tokens = torch.randint(4, (2, QUERY_START)), torch.randint(4, (2, 50))
+    prompt_ids = torch.arange(QUERY_START).expand(2, -1) // 2
+    prompt = read_prompt(head, embeddings[prompt_tokens], prompt_ids, torch.tensor([QUERY_START, QUERY_START]))
+    current_ids, hidden = torch.randint(QUERY_START // 2, (2, 50)), torch.randn(2, 50, 8)
+    arguments = hidden, current_ids, embeddings[next_tokens], prompt
+    dense = head.most_likely_ids(*arguments)
+    assert torch.equal(dense, head(*arguments).most_likely_ids())
+    monkeypatch.setattr(pointer, "MAX_DENSE_PROMPT", 1)
+    assert torch.equal(head.most_likely_ids(*arguments), dense)
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+@torch.no_grad()
+def test_scores_of_an_encoding_that_is_by_distance_depend_on_one_distance(name, rng):
+    encoding = ENCODINGS[name]().build(EncodingSize(d_model=16, num_heads=2, d_head=8)).eval()
+    assert isinstance(encoding, Encoding)
+    if not encoding.by_distance:
+        return
+    assert not encoding.has_scores
+    x, query, key = torch.randn(1, 6, 16), torch.randn(1, 2, 6, 8), torch.randn(1, 2, 6, 8)
+    ids = torch.from_numpy(rng.integers(0, 500, (1, 6)))
+    assert encoding.embed(x, ids) is x
+
+    def scores(query, key, query_ids, key_ids):
+        result = encoding.rotate(query, query_ids) @ encoding.rotate(key, key_ids).mT
+        return result + encoding.bias(query_ids, key_ids) if encoding.has_bias else result
+
+    together = scores(query, key, ids, ids)
+    for i in range(6):
+        for j in range(6):
+            # A large shift, and no other token.
+            alone = scores(
+                query[:, :, i : i + 1], key[:, :, j : j + 1], ids[:, i : i + 1] + 9000, ids[:, j : j + 1] + 9000
+            )
+            torch.testing.assert_close(alone[..., 0, 0], together[..., i, j], rtol=1e-4, atol=1e-4)
+
+
+def test_encodings_by_distance_are_those_without_a_length_or_a_table():
+    size = EncodingSize(d_model=16, num_heads=2, d_head=8)
+    names = {name for name in ENCODINGS if ENCODINGS[name]().build(size).by_distance}
+    assert names == {"rotary", "partial_rotary", "alibi", "t5", "kerple_log", "kerple_power"}
