@@ -1,6 +1,8 @@
 """Selection of the compute device, and checks of the available memory."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -11,6 +13,8 @@ from lengthwise.core.errors import DeviceError, SettingError, unknown_name
 DEVICES = ("auto", "cpu", "cuda")
 # Number of tokens per forward pass on a CPU, and maximum number on an accelerator.
 NUM_CPU_TOKENS, MAX_NUM_TOKENS = 1 << 11, 1 << 16
+# Narrower models train on one thread: several threads would mostly wait for each other (benchmarks/speed.md).
+WIDE_MODEL = 256
 # Assumptions of the memory estimate: the sequence length, and the number of activations per token and unit of width.
 ASSUMED_LENGTH, ACTIVATIONS_PER_UNIT = 4096, 20
 # Memory limit of a container in bytes.
@@ -24,6 +28,28 @@ def pick_device(name: str = "auto") -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise DeviceError("torch cannot use device 'cuda' on this machine; use --device cpu or auto")
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def training_threads(d_model: int, threads: int | None = None) -> int:
+    """Return the number of CPU threads for training: ``threads``, or one for a model narrower than ``WIDE_MODEL``.
+
+    Wider models and a set ``OMP_NUM_THREADS`` use the number that torch has chosen.
+    """
+    if threads is not None and threads < 1:
+        raise SettingError(f"invalid number of threads {threads}; use at least 1")
+    is_chosen = d_model >= WIDE_MODEL or "OMP_NUM_THREADS" in os.environ
+    return threads or (torch.get_num_threads() if is_chosen else 1)
+
+
+@contextmanager
+def use_threads(threads: int) -> Iterator[None]:
+    """Let torch use this number of CPU threads, and restore the number on exit."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def forward_token_budget(device: torch.device, d_model: int, num_heads: int) -> int:

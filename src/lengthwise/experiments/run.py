@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from lengthwise.core.devices import pick_device
+from lengthwise.core.devices import pick_device, training_threads, use_threads
 from lengthwise.core.errors import LengthwiseError, RunFolderError, SettingError, TrainingOverlapWarning
 from lengthwise.core.files import StrPath
 from lengthwise.core.folder_lock import exclusive_lock
@@ -84,16 +84,19 @@ class TrainingFacts:
 
 
 @check_arguments
-def train(
+def train(  # noqa: PLR0913
     experiment: Experiment,
     out: StrPath,
     *,
     resume: bool = False,
     device: str = "auto",
+    threads: int | None = None,
     report: Callable[[dict[str, Any]], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Run | None:
     """Train a run into the folder ``out``; return None if ``stop`` returned True. ``resume`` continues a stopped run.
+
+    ``threads`` is the number of CPU threads; by default, it depends on the size of the model (``training_threads``).
 
     Raises ``RunFolderError`` if the folder contains a run (with ``resume``: a run of another experiment), or if another
     process trains into it. Raises ``DivergedError`` if the loss is not finite; the log of the earlier steps remains.
@@ -101,7 +104,8 @@ def train(
     """
     out, torch_device = Path(out), pick_device(device)
     prepared_training = prepare_training(experiment)
-    with exclusive_lock(out):
+    num_threads = training_threads(experiment.decoder.d_model, threads)
+    with use_threads(num_threads), exclusive_lock(out):
         claim_run_folder(out, experiment, resume=resume)
         return _train_in_folder(experiment, prepared_training, out, torch_device, report, stop)
 

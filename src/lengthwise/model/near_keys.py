@@ -20,7 +20,7 @@ MAX_OMITTED = 2.0**-25
 ROUNDING = 0.01
 # Maximum number of pairs of a different query and a different key, before their IDs enter. All of them are compared at
 # all distances.
-MAX_CONTENT_PAIRS = 1024
+MAX_CONTENT_PAIRS = 4096
 # Number of queries that read their near keys at once.
 NEAR_QUERIES = 256
 # Number of scales at which the omitted weight is computed.

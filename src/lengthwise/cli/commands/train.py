@@ -8,6 +8,7 @@ from typer import Argument, Option
 
 from lengthwise.cli import options
 from lengthwise.cli.terminal import ProgressLine, err_console, print_json, print_line, print_message
+from lengthwise.core.devices import training_threads
 from lengthwise.core.interruption import StoppedError, catch_interrupts
 from lengthwise.experiments.recipes import quick
 from lengthwise.experiments.run import train
@@ -39,6 +40,9 @@ def train_(
     corpus: options.CorpusFolder = None,
     seed: Annotated[int | None, options.integer("Random seed for the data and the initial weights.")] = None,
     device: options.DeviceName = "auto",
+    threads: Annotated[
+        int | None, options.integer("Number of CPU threads.", show_default="1 for narrow models, else chosen by torch")
+    ] = None,
     out: Annotated[Path | None, Option("--out", help="Output folder.", show_default="runs/TASK-SCHEME-SEED")] = None,
     resume: Annotated[bool, Option("--resume", help="Continue from the newest checkpoint.")] = False,
     use_quick: options.QuickFlag = False,
@@ -67,17 +71,28 @@ def train_(
     folder = Path("runs") / run_name if out is None else out
     progress_line = ProgressLine(err_console, experiment.training.steps, max_train_length=experiment.train_lengths[1])
     with progress_line as progress, catch_interrupts() as should_stop:
-        run = train(experiment, folder, resume=resume, device=device, report=progress.show_training, stop=should_stop)
+        run = train(
+            experiment,
+            folder,
+            resume=resume,
+            device=device,
+            threads=threads,
+            report=progress.show_training,
+            stop=should_stop,
+        )
     if run is None:
         flags = "".join(f" --{kind} {value}" for kind, value in part_names.items() if value and ":" in value)
         raise StoppedError(f"stopped and saved; continue with: lengthwise train --resume --out {folder}{flags}")
     if as_json:
         print_json({"folder": str(folder), **run.facts})
         return
+    num_threads = training_threads(experiment.decoder.d_model, threads)
+    on_cpu = next(run.decoder.parameters()).device.type == "cpu"
+    place = f"{num_threads} thread{'s' if num_threads > 1 else ''}" if on_cpu else "a GPU"
     smallest_id, largest_id = run.facts["id_range"]
     fit, length = run.facts["fitted"], experiment.train_lengths[1]
     fit_text = "" if fit is None else f"exact match {fit:.3f} at length {length}; "
     print_line(
-        f"{run.facts['steps']} steps in {run.facts['train_s']:.0f} s; {fit_text}"
+        f"{run.facts['steps']} steps in {run.facts['train_s']:.0f} s on {place}; {fit_text}"
         f"training IDs {smallest_id:,} to {largest_id:,}; saved in {folder}"
     )

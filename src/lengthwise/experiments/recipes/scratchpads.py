@@ -14,6 +14,7 @@ from lengthwise.training.trainer import TrainingSettings
 
 # Enough IDs for 20,000 bits and their separator, 2,000 symbols, and 2,000 assignments with the question.
 PARITY_NUM_POSITION_IDS, COPY_NUM_POSITION_IDS, ASSIGNMENT_NUM_POSITION_IDS = 20_480, 4096, 2048
+LONG_NUM_POSITION_IDS = 2**20
 # With many gaps, each example contains all ID distances. With three gaps, 1 of 5 seeds failed at 2,000 bits.
 MAX_GAPS = 10
 
@@ -39,6 +40,25 @@ def parity() -> Experiment:
 def parity_rank() -> Experiment:
     """Return the recipe for parity with the rank head, which predicts IDs at a lower cost than the pointer head."""
     return replace(parity(), decoder=replace(parity().decoder, head="rank"))
+
+
+def parity_long() -> Experiment:
+    """Return the recipe for the parity of up to a million bits, trained on up to 20 (``benchmarks/million_tokens.md``).
+
+    One wide head separates a million IDs: with two heads of 32, some far IDs get scores close to those of near ones.
+    """
+    return replace(
+        parity(),
+        scheme=Predicted(num_position_ids=LONG_NUM_POSITION_IDS, max_gaps=MAX_GAPS),
+        decoder=DecoderSettings(num_layers=1, d_model=128, num_heads=1, head="rank"),
+        training=TrainingSettings(steps=1200, learning_rate=2e-3, weight_decay=0.1),
+        evaluation=EvaluationSettings(lengths=(20, 2000, 100_000), num_examples=(512, 64, 1)),
+    )
+
+
+def copy_long() -> Experiment:
+    """Return the recipe for copying up to a million symbols, trained on up to 20."""
+    return replace(parity_long(), task=Copy())
 
 
 def parity_coupled() -> Experiment:
@@ -134,8 +154,10 @@ def parity_id_range() -> dict[str, Experiment]:
 RECIPES = (
     parity,
     parity_rank,
+    parity_long,
     parity_coupled,
     copy,
+    copy_long,
     reverse,
     variable_assignment,
     variable_assignment_by_hand,

@@ -1,0 +1,98 @@
+"""Measure the time, the memory and the exact match of long evaluations: from a thousand tokens to a million.
+
+Each run trains a recipe (``parity_long`` or ``copy_long``) on at most 20 bits or symbols, then evaluates single
+sequences, from short to long. Up to ``MAX_DENSE_LENGTH``, dense attention must predict the same tokens. Finished rows
+are kept in ``results/million_tokens.jsonl``; the script prints them and the exponent of time and memory.
+"""
+
+import argparse
+import resource
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+
+import lengthwise as lw
+from lengthwise.core.provenance import provenance
+from lengthwise.evaluation.exact_match import iter_examples
+from lengthwise.experiments.run_folder import append_rows, read_rows
+from lengthwise.model.attention_scores import NO_HOOKS, AttentionHooks
+from lengthwise.model.near_attention import NearAttention
+
+RESULTS = Path(__file__).parent / "results" / "million_tokens.jsonl"
+# A sequence has about twice as many tokens.
+LENGTHS = (500, 2000, 8000, 32_000, 128_000, 500_000)
+MAX_DENSE_LENGTH = 20_000
+# Shorter evaluations are dominated by constant time.
+MIN_FIT_LENGTH = 8000
+
+
+def measure(recipe: str, seed: int, folder: Path) -> Iterator[dict[str, Any]]:
+    """Train a recipe, and yield one result row per length."""
+    torch.set_num_threads(1)
+    experiment = replace(lw.recipe(recipe), seed=seed)
+    run = lw.train(experiment, folder / "run", device="cpu")
+    assert run is not None
+    for length in LENGTHS:
+        before = time.process_time()
+        (row,) = lw.evaluate(run, lw.EvaluationSettings(lengths=(length,), num_examples=(1,), seed=seed))
+        kept = {key: row[key] for key in ("length", "exact_match", "exact_tokens", "id_accuracy", "fitted", "told")}
+        used = {"cpu_s": round(time.process_time() - before, 2), "wall_s": row["wall_s"], "train_s": row["train_s"]}
+        memory = {"peak_gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2)}
+        yield {"recipe": recipe, "seed": seed, **kept, **used, **memory, **compare_with_dense(run, length, seed)}
+
+
+@torch.no_grad()
+def compare_with_dense(run: lw.Run, length: int, seed: int) -> dict[str, Any]:
+    """Return whether dense attention predicts the same tokens, and the largest difference of two logits."""
+    if length > MAX_DENSE_LENGTH:
+        return {}
+    run.decoder.eval()
+    ((_, batch),) = iter_examples(run.experiment.task, run.experiment.scheme, length, 1, seed)
+    start, near = int(batch.prompt_length[0]) - 1, NearAttention()
+    logits = []
+    for hooks in (NO_HOOKS, AttentionHooks(near=near)):
+        inputs = batch.tokens[:, :-1], batch.position_ids[:, :, :-1]
+        logits.append(run.decoder.token_logits(run.decoder(*inputs, query_start=start, hooks=hooks)[0]))
+    difference = float((logits[0] - logits[1]).abs().max())
+    same = bool((logits[0].argmax(-1) == logits[1].argmax(-1)).all())
+    bounds = {"omitted_weight": near.omitted, "dense_queries": near.num_dense}
+    return {"same_as_dense": same, "logit_difference": difference, **bounds}
+
+
+def exponent(rows: list[dict[str, Any]], key: str) -> float:
+    """Return the slope of ``log(value)`` against ``log(length)``."""
+    points = [(row["length"], row[key]) for row in rows if row["length"] >= MIN_FIT_LENGTH]
+    lengths, values = np.log(np.array(points)).T
+    return float(np.polyfit(lengths, values, 1)[0])
+
+
+def main() -> None:
+    """Measure all recipes and seeds that have no row yet, and print the rows and the exponents."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("recipes", nargs="*", default=["parity_long", "copy_long"])
+    parser.add_argument("--first-seed", type=int, default=9000)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    done = read_rows(arguments.out) if arguments.out.exists() else []
+    for recipe in arguments.recipes:
+        for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
+            rows = [row for row in done if (row["recipe"], row["seed"]) == (recipe, seed)]
+            if not rows:
+                with TemporaryDirectory() as folder:
+                    rows = list(measure(recipe, seed, Path(folder)))
+                append_rows(arguments.out, [{**row, "provenance": provenance()} for row in rows])
+            print(*rows, sep="\n")
+            print(
+                recipe, seed, *(f"{key}: length^{exponent(rows, key):.2f}" for key in ("cpu_s", "peak_gib")), flush=True
+            )
+
+
+if __name__ == "__main__":
+    main()
