@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 import torch
 from jaxtyping import Float, Int, Real
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from lengthwise.encodings.levels import LevelEncoding
 from lengthwise.model.attention import attend
@@ -99,11 +100,11 @@ class _Sequence:
         heads = self.encoding.heads_of(level)
         query, key, value = self.query[heads], self.inputs.key[heads], self.inputs.value[heads]
 
-        def read(queries: Tensor, keys: Tensor | slice) -> Tensor:
+        def read(queries: Tensor, keys: Tensor) -> Tensor:
             scores = (query[:, queries] / math.sqrt(query.shape[-1])) @ key[:, keys].mT
             if self.encoding.has_bias:
                 scores = scores + self.encoding.bias(self.query_ids[..., queries], self.key_ids[..., keys])[0, heads]
-            scores = scores.masked_fill(self.indices[keys] > self.first_query + queries[:, None], -math.inf)
+            scores = scores.masked_fill(keys > self.first_query + queries[:, None], -math.inf)
             log_weights = scores.logsumexp(dim=-1)
             output[heads, queries] = (scores - log_weights[..., None]).exp() @ value[:, keys]
             return log_weights
@@ -116,7 +117,11 @@ class _Sequence:
             self._attend_densely(heads, reading.unfinished, output)
         else:
             for chunk in torch.split(reading.unfinished, max(1, SCORES_PER_CHUNK // key.shape[1])):
-                read(chunk, slice(None))
+                mask: Tensor = self.indices <= self.first_query + chunk[:, None]
+                if self.encoding.has_bias:
+                    bias = self.encoding.bias(self.query_ids[..., chunk], self.key_ids)[0, heads]
+                    mask = bias.masked_fill(~mask, -math.inf)
+                output[heads, chunk] = scaled_dot_product_attention(query[:, chunk], key, value, attn_mask=mask)
         return reading.omitted, num_dense
 
     def _attend_densely(self, heads: slice, queries: Int[Tensor, " query"], output: Tensor) -> None:
