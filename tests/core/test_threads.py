@@ -32,11 +32,17 @@ def test_a_number_that_the_user_gives_counts(monkeypatch):
         training_threads(8, 0)
 
 
-def test_the_number_is_restored_after_an_error():
-    before = torch.get_num_threads()
-    with pytest.raises(ValueError, match="inside"), use_threads(2):
+def fail_with_threads() -> None:
+    """Raise an error while two threads are set."""
+    with use_threads(2):
         assert torch.get_num_threads() == 2
         raise ValueError("inside")
+
+
+def test_the_number_is_restored_after_an_error():
+    before = torch.get_num_threads()
+    with pytest.raises(ValueError, match="inside"):
+        fail_with_threads()
     assert torch.get_num_threads() == before
 
 

@@ -20,7 +20,6 @@ from lengthwise.core.intervals import wilson_interval
 from lengthwise.core.randomness import stream
 from lengthwise.encodings import ALiBi, Learned, NoPE, Rotary
 from lengthwise.evaluation import exact_match as evaluation
-from lengthwise.evaluation import grading
 from lengthwise.evaluation.exact_match import (
     EvaluationSettings,
     LengthResult,
@@ -31,6 +30,7 @@ from lengthwise.evaluation.grading import Grades, grade
 from lengthwise.experiments.experiment import Experiment, build_decoder
 from lengthwise.model.decoder import Decoder
 from lengthwise.model.position_heads import POSITION_HEADS
+from lengthwise.model.position_heads import head as position_head
 from lengthwise.positions import Abacus, Coupled, Predicted, RandomStart, Sequential, Skipwise
 from lengthwise.tasks import Addition, Copy, Parity, Task
 from lengthwise.tasks.examples import Examples
@@ -242,7 +242,7 @@ def test_results_do_not_depend_on_the_batch_size(name, decode, monkeypatch):
     )
     for tokens, elements in ((1, 1), (40, 100), (10**9, 1)):
         monkeypatch.setattr(evaluation, "FORWARD_TOKENS", tokens)
-        monkeypatch.setattr(grading, "ID_CHUNK_ELEMENTS", elements)
+        monkeypatch.setattr(position_head, "CHUNK_SCORES", elements)
         again, same_losses = results()
         assert again == usual
         # The rounding of a sum depends on the batch size.

@@ -7,6 +7,10 @@ import pytest
 import torch
 
 from lengthwise.encodings import ENCODINGS, ALiBi, Encoding, EncodingSize, Rotary, T5Bias
+from lengthwise.evaluation import grading
+from lengthwise.evaluation.exact_match import EvaluationSettings, evaluate_by_length
+from lengthwise.experiments.experiment import build_decoder
+from lengthwise.experiments.recipes import quick, recipe
 from lengthwise.model import near_attention, near_keys
 from lengthwise.model.attention_scores import AttentionHooks
 from lengthwise.model.decoder import Decoder
@@ -17,6 +21,7 @@ from lengthwise.model.position_heads import Pointer, WidePointer, pointer, read_
 
 SHARP = Rotary(base=100.0, fastest=3.0)
 SEQ, QUERY_START, VOCABULARY = 160, 80, 5
+ATTEND = NearAttention.attend
 SETTINGS = DecoderSettings(num_layers=1, d_model=32, num_heads=2, temperature=6.0)
 
 
@@ -203,3 +208,26 @@ def test_encodings_by_distance_are_those_without_a_length_or_a_table():
     size = EncodingSize(d_model=16, num_heads=2, d_head=8)
     names = {name for name in ENCODINGS if ENCODINGS[name]().build(size).by_distance}
     assert names == {"rotary", "partial_rotary", "alibi", "t5", "kerple_log", "kerple_power"}
+
+
+def test_a_long_evaluation_has_the_same_result_and_says_what_it_omitted(monkeypatch):
+    experiment = quick(recipe("parity_rank"))
+    decoder = build_decoder(experiment)
+    settings = EvaluationSettings(lengths=(30,), num_examples=(4,))
+    (dense,) = evaluate_by_length(decoder, experiment.task, experiment.scheme, settings)
+    monkeypatch.setattr(grading, "MAX_DENSE_TOKENS", 1)
+    used = []
+    monkeypatch.setattr(NearAttention, "attend", lambda *given: used.append(1) or ATTEND(*given))
+    (near,) = evaluate_by_length(decoder, experiment.task, experiment.scheme, settings)
+    assert used
+    assert dense.omitted_weight == 0 <= near.omitted_weight <= near_keys.MAX_OMITTED
+    changes = {"wall_s": 0.0, "omitted_weight": 0.0, "answer_loss": None}
+    assert replace(near, **changes) == replace(dense, **changes)
+    assert near.answer_loss == pytest.approx(dense.answer_loss, rel=1e-5)
+
+
+def test_decoders_with_other_attention_stay_dense():
+    assert random_decoder().allows_near_attention
+    for settings in ({"num_layers": 2}, {"weights": "entmax"}, {"encoding": ENCODINGS["dape"]()}):
+        assert not random_decoder(**settings).allows_near_attention
+    assert not Decoder(SETTINGS, SHARP, vocabulary_size=2, num_levels=2).allows_near_attention

@@ -9,7 +9,7 @@ import reprlib
 import types
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from typing import Any, ParamSpec, TypeVar
 
 from lengthwise.core.errors import SettingError
@@ -58,9 +58,14 @@ def check_types(settings: Any) -> None:
 
 
 def check_values(dataclass_type: type, values: Mapping[str, Any]) -> None:
-    """Raise ``SettingError`` unless each field of a dataclass has a value that ``check_types`` accepts."""
+    """Raise ``SettingError`` unless each field of a dataclass has a value that ``check_types`` accepts.
+
+    A field with a default can be missing, for example in rows of an earlier version.
+    """
     for field in fields(dataclass_type):
         if field.name not in values:
+            if field.default is not MISSING:
+                continue
             raise SettingError(f"{field.name} is missing")
         check_value(field.name, values[field.name], field.type)
 

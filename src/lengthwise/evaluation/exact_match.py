@@ -84,7 +84,8 @@ class LengthResult:
 
     ``low`` and ``high`` bound the 95% Wilson interval of ``exact_match``. ``exact_tokens`` ignores IDs. ``answer_loss``
     is the mean teacher-forced loss of answer tokens (nats per token; None for free decoding). ``largest_distance`` is
-    the largest difference between two IDs of one example.
+    the largest difference between two IDs of one example. ``omitted_weight`` bounds the attention weight that an answer
+    of a long sequence has left out (``NearAttention``); it is lost in rounding.
     """
 
     length: int
@@ -100,6 +101,7 @@ class LengthResult:
     first_error: FirstErrors | None
     largest_distance: int | float
     wall_s: float
+    omitted_weight: float = 0.0
 
 
 def evaluate_by_length(
@@ -253,12 +255,14 @@ class Tally:
         self.num_examples = self.num_exact = self.num_exact_tokens = 0
         self.num_tokens = self.num_correct_tokens = self.num_ids = self.num_correct_ids = 0
         self.total_loss: float | None = 0.0
+        self.omitted_weight = 0.0
         self.first_error_indices: list[int] = []
         self.kinds: Counter[str] = Counter()
 
     def add(self, grades: Grades) -> None:
         """Add the grades of one batch."""
         self.num_examples += len(grades.scored)
+        self.omitted_weight = max(self.omitted_weight, grades.omitted_weight)
         self.num_exact += int((~(grades.token_errors | grades.id_errors).any(dim=1)).sum())
         self.num_exact_tokens += int((~grades.token_errors.any(dim=1)).sum())
         self.num_tokens += int(grades.scored.sum())
@@ -294,4 +298,5 @@ class Tally:
             first_error=first_error,
             largest_distance=distance,
             wall_s=0.0,
+            omitted_weight=self.omitted_weight,
         )

@@ -26,6 +26,7 @@ class Grades:
     ``scored`` and ``id_scored`` are masks of the tokens and IDs that count (see ``Batch``). ``end`` marks target or
     predicted end tokens. ``prompt_offset`` is the column of the first token after the prompt of each example.
     ``token_loss`` is the loss of the correct token (nats); None for free decoding, where the preceding tokens differ.
+    ``omitted_weight`` bounds the attention weight that ``NearAttention`` has left out.
     """
 
     token_correct: Bool[Tensor, "batch answer"]
@@ -35,6 +36,7 @@ class Grades:
     end: Bool[Tensor, "batch answer"]
     prompt_offset: Int[Tensor, " batch"]
     token_loss: Float[Tensor, "batch answer"] | None = None
+    omitted_weight: float = 0.0
 
     @property
     def token_errors(self) -> Bool[Tensor, "batch answer"]:
@@ -68,9 +70,9 @@ def grade(decoder: Decoder, batch: Batch, *, end: int, decode: str) -> Grades:
     """
     batch = batch.to(next(decoder.parameters()).device)
     first_column = int(batch.prompt_length.min())
-    targets, token_loss = batch.tokens[:, first_column:], None
+    targets, token_loss, near = batch.tokens[:, first_column:], None, _near_attention(decoder, batch)
     if decode == "forced":
-        predicted_tokens, id_correct, token_loss = _grade_forced(decoder, batch, first_column)
+        predicted_tokens, id_correct, token_loss = _grade_forced(decoder, batch, first_column, near)
     else:
         predicted_tokens, id_correct = _grade_free(decoder, batch, first_column, end)
     return Grades(
@@ -81,13 +83,20 @@ def grade(decoder: Decoder, batch: Batch, *, end: int, decode: str) -> Grades:
         end=(predicted_tokens == end) | (targets == end),
         prompt_offset=batch.prompt_length - first_column,
         token_loss=token_loss,
+        omitted_weight=0.0 if near is None else near.omitted,
     )
 
 
+def _near_attention(decoder: Decoder, batch: Batch) -> NearAttention | None:
+    """Return near attention for long sequences, if the decoder allows it."""
+    is_long = batch.tokens.shape[1] > MAX_DENSE_TOKENS
+    is_allowed = decoder.allows_near_attention and not batch.position_ids.is_floating_point()
+    return NearAttention() if is_long and is_allowed else None
+
+
 def _grade_forced(
-    decoder: Decoder, batch: Batch, first_column: int
+    decoder: Decoder, batch: Batch, first_column: int, near: NearAttention | None
 ) -> tuple[Int[Tensor, "batch answer"], Bool[Tensor, "batch answer"], Float[Tensor, "batch answer"]]:
-    near = NearAttention() if batch.tokens.shape[1] > MAX_DENSE_TOKENS and decoder.allows_near_attention else None
     hidden, _ = decoder(
         batch.tokens[:, :-1],
         batch.position_ids[:, :, :-1],

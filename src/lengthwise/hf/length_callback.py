@@ -186,7 +186,7 @@ class EvaluateByLength(TrainerCallback):
                 tally.add(grade_batch(model, batch, decode=self.decode))
             result = asdict(tally.result(length, self.decode, 0))
             result["wall_s"] = round(time.perf_counter() - start_time, 3)
-            del result["largest_distance"]
+            del result["largest_distance"], result["omitted_weight"]
             progress = {"steps": state.global_step, "epoch": state.epoch, "seed": self.trainer.args.seed}
             rows.append({**DEFAULT_FIELDS, **progress, **self.extra_fields, **result})
             if self.stop_at_zero and result["exact_match"] == 0:

@@ -13,7 +13,7 @@ from lengthwise.tasks import Task, record_fields
 from lengthwise.tasks.text_format import DEFAULT_NUM_SHOTS, format_examples, sample_shots
 
 # Keys of `LengthResult` that rows leave out or replace, because plain text has no scheme.
-OMITTED_RESULT_KEYS = ("exact_tokens", "id_accuracy", "answer_loss", "largest_distance", "wall_s")
+OMITTED_RESULT_KEYS = ("exact_tokens", "id_accuracy", "answer_loss", "largest_distance", "wall_s", "omitted_weight")
 
 
 def evaluate_texts(
