@@ -6,8 +6,9 @@ from typing import Any
 
 from lengthwise.core.type_checks import check_values
 from lengthwise.encodings import EncodingSettings
-from lengthwise.evaluation.exact_match import EvaluationSettings, LengthResult, check_lengths, iter_results
+from lengthwise.evaluation.exact_match import EvaluationSettings, check_lengths, iter_results
 from lengthwise.evaluation.loss_by_context import ContextLoss, check_contexts, iter_losses
+from lengthwise.evaluation.tally import LengthResult
 from lengthwise.positions import PositionScheme
 from lengthwise.tasks import GradedByLoss, Task
 

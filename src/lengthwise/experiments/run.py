@@ -17,8 +17,9 @@ from lengthwise.core.provenance import utc_timestamp
 from lengthwise.core.randomness import stream
 from lengthwise.core.type_checks import check_arguments, check_values
 from lengthwise.evaluation.evaluator import HELD_OUT_ADVICE, ResultIterator, overlapping_lengths, select_evaluator
-from lengthwise.evaluation.exact_match import EvaluationSettings, LengthResult, evaluate_by_length
+from lengthwise.evaluation.exact_match import EvaluationSettings, evaluate_by_length
 from lengthwise.evaluation.loss_by_context import ContextLoss
+from lengthwise.evaluation.tally import LengthResult
 from lengthwise.experiments.experiment import TABLES, Experiment, build_decoder, to_dict
 from lengthwise.experiments.run_folder import (
     EXPERIMENT,

@@ -13,8 +13,9 @@ from torch import Tensor
 from transformers import GenerationConfig, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from lengthwise.core.errors import FeatureError, SettingError, UnsupportedTaskError, unknown_name
-from lengthwise.evaluation.exact_match import EvaluationSettings, Tally, iter_examples
+from lengthwise.evaluation.exact_match import EvaluationSettings, iter_examples
 from lengthwise.evaluation.grading import DECODE_MODES, Grades
+from lengthwise.evaluation.tally import Tally
 from lengthwise.experiments.run_folder import RESULTS, append_rows
 from lengthwise.hf.collators import PositionCollator
 from lengthwise.hf.dataset_columns import UNSCORED

@@ -7,7 +7,8 @@ from typing import Any
 
 from lengthwise.core.errors import ModelError, SettingError
 from lengthwise.core.randomness import stream
-from lengthwise.evaluation.exact_match import EvaluationSettings, Tally, count_examples, iter_blocks
+from lengthwise.evaluation.exact_match import EvaluationSettings, count_examples, iter_blocks
+from lengthwise.evaluation.tally import Tally
 from lengthwise.hf.text_model import Question, TextModel
 from lengthwise.tasks import Task, record_fields
 from lengthwise.tasks.text_format import DEFAULT_NUM_SHOTS, format_examples, sample_shots
