@@ -42,7 +42,7 @@ from lengthwise.experiments.run import Run, load_run, train
 from lengthwise.experiments.run_analysis import diagnose_run, probed_model_of
 from lengthwise.model.attention_scores import AttentionHooks
 from lengthwise.model.decoder_settings import DecoderSettings
-from lengthwise.model.position_heads import NextIDs
+from lengthwise.model.position_heads import NextIDs, PositionHead
 from lengthwise.positions import Predicted, Sequential
 from lengthwise.tasks import Addition, Copy, Parity, Recall
 from lengthwise.training.batch import to_batch
@@ -136,7 +136,7 @@ def test_diluted_attention_is_the_limiting_cause(needle):
     assert found.support_mass_at_errors[0] < mass[-2]
 
 
-class OneOff(torch.nn.Module):
+class OneOff(PositionHead):
     """A position head that predicts the next ID in long prompts, measured by tokens or by distinct IDs."""
 
     def __init__(self, head, measure) -> None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.support.cases import randomize, small_encoding
+from tests.support.cases import randomize, small_decoder, small_encoding
 from tests.support.small_runs import small_experiment
 
 from lengthwise.core.errors import SettingError
@@ -12,9 +12,13 @@ from lengthwise.core.randomness import stream
 from lengthwise.encodings import ENCODINGS
 from lengthwise.evaluation.grading import grade
 from lengthwise.experiments.experiment import Experiment, build_decoder
+from lengthwise.model import generate as generation
+from lengthwise.model.attention_weights import WEIGHT_FUNCTIONS
 from lengthwise.model.decoder import Decoder
+from lengthwise.model.decoder_settings import LENGTH_SCALINGS
 from lengthwise.model.generate import generate
 from lengthwise.model.position_heads import POSITION_HEADS
+from lengthwise.model.token_step import TokenStep
 from lengthwise.positions import Coupled, MultiLevel, Predicted
 from lengthwise.tasks import Addition, MultiAddition, Parity
 from lengthwise.training.batch import Batch, to_batch
@@ -163,3 +167,156 @@ def test_missing_ids_raise_an_error_if_the_decoder_predicts_none():
     )
     with pytest.raises(SettingError, match=text):
         generate(decoder, batch.tokens[:, :7], batch.position_ids[:, :, :9], end=3, max_new_tokens=3)
+
+
+def steps_after_prompt(decoder: Decoder, batch: Batch) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Return the hidden states of the answer's tokens from steps with reserved memory, and from the decoder."""
+    length, num_tokens = int(batch.prompt_length[0]), batch.tokens.shape[1]
+    _, expected_cache = decoder(batch.tokens[:, :length], batch.position_ids[:, :, :length])
+    cache, step = expected_cache.reserve(num_tokens - length), TokenStep(decoder)
+    hidden, expected = [], []
+    for index in range(length, num_tokens):
+        token, ids = batch.tokens[:, index, None], batch.position_ids[:, :, index, None]
+        result, cache = step(token, ids, cache)
+        expected_result, expected_cache = decoder(token, ids, expected_cache)
+        hidden.append(result)
+        expected.append(expected_result)
+    assert torch.equal(cache.position_ids, expected_cache.position_ids)
+    return hidden, expected
+
+
+@torch.no_grad()
+def assert_steps_equal_decoder(decoder: Decoder, task: Parity | MultiAddition) -> None:
+    examples = task.sample(length=3, size=4, rng=stream(0, "examples"))
+    scheme = MultiLevel(num_position_ids=48)
+    batch = to_batch(3, examples, scheme.assign(examples, stream(0, "IDs"), training=True))
+    for result, expected in zip(*steps_after_prompt(decoder, batch), strict=True):
+        torch.testing.assert_close(result, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_a_token_step_equals_the_decoder_for_every_encoding(encoding):
+    for task, num_levels, level_per_head in ((Parity(), 1, False), (TWO_LEVELS, 2, False), (TWO_LEVELS, 2, True)):
+        settings = small_encoding(encoding, share=0.5)
+        decoder = small_decoder(settings, task, num_levels=num_levels, num_heads=4, level_per_head=level_per_head)
+        assert_steps_equal_decoder(decoder, task)
+
+
+@pytest.mark.parametrize("scaling", LENGTH_SCALINGS)
+@pytest.mark.parametrize("weights", WEIGHT_FUNCTIONS)
+def test_a_token_step_equals_the_decoder_for_every_weight_function_and_length_scaling(weights, scaling):
+    if weights == "entmax":
+        pytest.importorskip("entmax")
+    assert_steps_equal_decoder(small_decoder("rotary", Parity(), weights=weights, length_scaling=scaling), Parity())
+
+
+def test_a_token_step_equals_the_decoder_with_diluted_attention_in_training_mode():
+    assert_steps_equal_decoder(small_decoder("rotary", Parity(), dilution=0.5).train(), Parity())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("head", POSITION_HEADS)
+def test_ids_from_the_terms_of_the_vocabulary_equal_those_from_embeddings(head):
+    decoder, batch = decoder_and_batch(small_experiment(TWO_LEVELS, head=head))
+    length = int(batch.prompt_length[0])
+    hidden, _ = decoder(batch.tokens, batch.position_ids)
+    prompts = decoder.read_prompt(batch.tokens, batch.position_ids, batch.prompt_length)
+    inputs = (hidden[:, length : length + 1], batch.position_ids[:, :, length : length + 1], batch.tokens[:, -1:])
+    pairs = zip(TokenStep(decoder).next_ids(*inputs, prompts), decoder.next_ids(*inputs, prompts), strict=True)
+    for level, expected in pairs:
+        torch.testing.assert_close(level.log_probs, expected.log_probs, atol=1e-5, rtol=1e-5)
+        assert torch.equal(level.candidates, expected.candidates)
+
+
+@torch.no_grad()
+def test_a_step_with_reserved_memory_keeps_the_earlier_keys_where_they_are():
+    decoder, batch = decoder_and_batch(small_experiment())
+    _, cache = decoder(batch.tokens[:, :5], batch.position_ids[:, :, :5])
+    reserved = cache.reserve(2)
+    _, extended = TokenStep(decoder)(batch.tokens[:, 5:6], batch.position_ids[:, :, 5:6], reserved)
+    for before, after in zip(reserved.keys + reserved.values, extended.keys + extended.values, strict=True):
+        assert after.data_ptr() == before.data_ptr()
+        assert (before.shape[2], after.shape[2]) == (5, 6)
+
+
+@torch.no_grad()
+def test_selected_sequences_of_a_cache_continue_like_a_cache_of_these_sequences():
+    decoder, batch = decoder_and_batch(small_experiment(TWO_LEVELS))
+    rows = torch.tensor([7, 2])
+    prefix, prefix_ids = batch.tokens[:, :5], batch.position_ids[:, :, :5]
+    next_inputs = batch.tokens[rows, 5:6], batch.position_ids[:, rows, 5:6]
+    _, cache = decoder(prefix, prefix_ids)
+    _, expected_cache = decoder(prefix[rows], prefix_ids[:, rows])
+    expected, _ = decoder(*next_inputs, expected_cache)
+    for selected in (cache.reserve(3).select(rows), cache.select(rows).reserve(1)):
+        hidden, extended = decoder(*next_inputs, selected)
+        torch.testing.assert_close(hidden, expected, atol=1e-5, rtol=0)
+        assert torch.equal(extended.position_ids, batch.position_ids[:, rows, :6])
+
+
+def frequent_token(tokens: torch.Tensor) -> int:
+    """Return a token after which a few of the sequences are unfinished for some steps."""
+    counts = [(int((tokens == token).any(dim=1).sum()), token) for token in tokens.unique().tolist()]
+    return max(pair for pair in counts if pair[0] < len(tokens))[1]
+
+
+@pytest.mark.parametrize(("share", "interval"), [(0.0, 1), (0.5, 1), (2.0, 1), (0.0, 4), (0.5, 3)])
+@over_levels
+def test_a_batch_decodes_like_single_sequences_with_or_without_finished_ones(task, share, interval, monkeypatch):
+    monkeypatch.setattr(generation, "MIN_FINISHED_SHARE", share)
+    monkeypatch.setitem(generation.SEARCH_INTERVALS, "cpu", interval)
+    decoder, batch = decoder_and_batch(small_experiment(task), size=24)
+    length, new = int(batch.prompt_length[0]), 12
+    prompt, ids = batch.tokens[:, :length], batch.position_ids[:, :, :length]
+    end = frequent_token(generate(decoder, prompt, ids, end=NEVER, max_new_tokens=new).tokens)
+    sizes = []
+    step = TokenStep.__call__
+
+    def count_sequences(self: TokenStep, tokens: torch.Tensor, *inputs: object) -> object:
+        sizes.append(len(tokens))
+        return step(self, tokens, *inputs)
+
+    monkeypatch.setattr(TokenStep, "__call__", count_sequences)
+    together = generate(decoder, prompt, ids, end=end, max_new_tokens=new)
+    assert (min(sizes) < len(prompt)) == (share <= 1)
+    assert len({int(count) for count in together.is_written.sum(dim=1)}) > 1
+    for row in range(len(prompt)):
+        alone = generate(decoder, prompt[row, None], ids[:, row, None], end=end, max_new_tokens=new)
+        count = alone.tokens.shape[1]
+        assert torch.equal(together.tokens[row, :count], alone.tokens[0])
+        assert torch.equal(together.position_ids[:, row, :count], alone.position_ids[:, 0])
+        assert together.is_written[row].sum() == count == alone.is_written.sum()
+        assert (together.tokens[row, count:] == end).all()
+        assert (together.position_ids[:, row, count:] == 0).all()
+
+
+def test_the_ids_of_finished_sequences_are_always_valid(monkeypatch):
+    monkeypatch.setattr(generation, "MIN_FINISHED_SHARE", 2.0)
+    decoder, batch = decoder_and_batch(small_experiment(head="increment"), size=24)
+    length = int(batch.prompt_length[0])
+    prompt, ids = batch.tokens[:, :length], batch.position_ids[:, :, :length]
+    end = frequent_token(generate(decoder, prompt, ids, end=NEVER, max_new_tokens=12).tokens)
+    finished_ids, is_finished = [], torch.zeros(len(prompt), dtype=torch.bool)
+    step = TokenStep.__call__
+
+    def record_ids(self: TokenStep, tokens: torch.Tensor, position_ids: torch.Tensor, cache: object) -> object:
+        finished_ids.extend(position_ids[:, is_finished].flatten().tolist())
+        is_finished.logical_or_(tokens[:, 0] == end)
+        return step(self, tokens, position_ids, cache)
+
+    monkeypatch.setattr(TokenStep, "__call__", record_ids)
+    generate(decoder, prompt, ids, end=end, max_new_tokens=12)
+    assert len(finished_ids) > 12
+    assert set(finished_ids) == {0}
+
+
+@pytest.mark.parametrize("encoding", ["rotary", "weave"])
+def test_a_decoder_can_train_after_generation(encoding):
+    # A base that no other test uses, so that generation is the first to compute these frequencies.
+    settings = small_encoding(encoding, base=9_876.0, in_training=True)
+    decoder, batch = decoder_and_batch(small_experiment(Parity(), Coupled(num_position_ids=48), settings))
+    new = generate(decoder, batch.tokens[:, :4], batch.position_ids[:, :, :8], end=NEVER, max_new_tokens=4)
+    assert not any(tensor.is_inference() for tensor in (new.tokens, new.position_ids, new.is_written))
+    hidden, _ = decoder.train()(batch.tokens, batch.position_ids)
+    hidden.sum().backward()
+    assert decoder.embedding.grad is not None

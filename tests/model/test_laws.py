@@ -20,7 +20,8 @@ from lengthwise.core.randomness import stream
 from lengthwise.encodings import ENCODINGS, Encoding, EncodingSettings, EncodingSize, Learned
 from lengthwise.model.attention import MAX_KEYS_FOR_PLAIN_ATTENTION
 from lengthwise.model.attention_weights import WEIGHT_FUNCTIONS
-from lengthwise.model.decoder import Cache, Decoder
+from lengthwise.model.cache import Cache
+from lengthwise.model.decoder import Decoder
 from lengthwise.positions import SCHEMES
 from lengthwise.tasks import TASKS, MultiAddition, Parity, Task
 from lengthwise.training.batch import Batch, to_batch

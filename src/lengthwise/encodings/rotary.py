@@ -1,5 +1,6 @@
 """Rotary encoding (RoPE, Su et al. 2021): rotation of queries and keys by angles proportional to the ID."""
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,10 +14,13 @@ from lengthwise.core.type_checks import check_types
 from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize, HeadVectors
 
 
+@functools.lru_cache(maxsize=256)
 def rotary_frequencies(d_head: int, base: float, fastest: float, device: torch.device) -> Float[Tensor, " pair"]:
     """Return ``fastest * base^(-2i / d_head)`` radians per ID for pair i, in double precision."""
-    exponents = torch.arange(0, d_head, 2, dtype=torch.float64, device=device) / d_head
-    return fastest * base**-exponents
+    # A tensor from inference mode would be invalid in a later backward pass.
+    with torch.inference_mode(False):
+        exponents = torch.arange(0, d_head, 2, dtype=torch.float64, device=device) / d_head
+        return fastest * base**-exponents
 
 
 def rotate_pairs(

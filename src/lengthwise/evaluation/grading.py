@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from lengthwise.core.errors import DivergedError
-from lengthwise.model.attention_scores import AttentionHooks
+from lengthwise.model.attention_scores import NO_HOOKS, AttentionHooks
 from lengthwise.model.decoder import Decoder
 from lengthwise.model.generate import generate
 from lengthwise.model.near_attention import NearAttention
@@ -101,7 +101,7 @@ def _grade_forced(
         batch.tokens[:, :-1],
         batch.position_ids[:, :, :-1],
         query_start=first_column - 1,
-        hooks=AttentionHooks(near=near),
+        hooks=NO_HOOKS if near is None else AttentionHooks(near=near),
     )
     targets = batch.tokens[:, first_column:]
     logits = decoder.token_logits(hidden)

@@ -37,7 +37,7 @@ from lengthwise.hf.position_cache import CachedTokens, PositionCache
 from lengthwise.hf.predictive_config import PredictivePositionOutput
 from lengthwise.hf.prompt_rule import prompt_ids_by_rule
 from lengthwise.model.attention_scores import NO_HOOKS, AttentionHooks
-from lengthwise.model.decoder import Cache as DecoderCache
+from lengthwise.model.cache import Cache as DecoderCache
 
 
 class LengthwiseForCausalLM(ModelCardMixin, PrecisionMixin, IDGenerationMixin, PreTrainedModel, GenerationMixin):

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -16,23 +16,13 @@ from lengthwise.encodings.levels import LevelEncoding
 from lengthwise.model.attention import attend, attend_with_scores, dilute_attention
 from lengthwise.model.attention_scores import NO_HOOKS, AttentionHooks, LengthScale, ScoreChunks
 from lengthwise.model.attention_weights import make_weight_function, softmax
+from lengthwise.model.cache import Cache, ExtendLayer
 from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.model.near_attention import LayerInputs
 from lengthwise.model.position_heads import POSITION_HEADS, NextIDs, PositionHead, Prompt, read_prompt
 from lengthwise.model.position_id_check import IDCheck
 from lengthwise.model.rms_norm import RMSNorm
 from lengthwise.model.token_groups import TokenGroup, join_tokens, select_queries, split_queries, split_tokens
-
-
-@dataclass(slots=True)
-class Cache:
-    """State of cached decoding, with the IDs of all previous tokens, and their keys and values in each layer."""
-
-    position_ids: Real[Tensor, "level batch seq"]
-    last_embedding: Float[Tensor, "batch 1 d_model"]
-    num_separators: Int[Tensor, "batch 1"]
-    keys: list[Float[Tensor, "batch heads seq d_head"]] = field(default_factory=list)
-    values: list[Float[Tensor, "batch heads seq d_head"]] = field(default_factory=list)
 
 
 class Block(nn.Module):
@@ -62,12 +52,12 @@ class Block(nn.Module):
         x: Float[Tensor, "token d_model"],
         groups: Sequence[TokenGroup],
         encoding: LevelEncoding,
-        past: tuple[Tensor, Tensor] | None,
+        extend: ExtendLayer | None,
         hooks: AttentionHooks,
     ) -> tuple[Float[Tensor, "query d_model"], Tensor, Tensor]:
         """Return the hidden states of the groups' queries, and the keys and values of the last group.
 
-        ``past`` contains the keys and values of earlier tokens; it requires a single group.
+        ``extend`` adds the keys and values of earlier tokens; it requires a single group.
         """
         normalized, d_model, weight = self.attention_norm(x), x.shape[1], self.project.weight
         split_heads = partial(rearrange, pattern="b s (part h d) -> part b h s d", h=self.settings.num_heads)
@@ -82,13 +72,14 @@ class Block(nn.Module):
         for group, (raw_query, raw_key, new_value) in zip(groups, projected, strict=True):
             query, key = self._rotate(raw_query, raw_key, group, encoding)
             value = new_value
-            if past is not None:
-                key, value = torch.cat([past[0], key], dim=2), torch.cat([past[1], value], dim=2)
+            if extend is not None:
+                key, value = extend(key, value)
+            length_factor = self.length_factor(query.shape[2], key.shape[2], hooks, query.device)
+            scales = self.log_temperature.exp() * length_factor
             if hooks.near is None:
-                heads = self._attend(query, key, value, group.position_ids, encoding, hooks)
+                heads = self.attend(query * scales, key, value, group.position_ids, encoding, hooks)
             else:
                 unrotated = self.query_norm(raw_query), self.key_norm(raw_key)
-                scales = self._scales(query.shape[2], key.shape[2], hooks, x.device)
                 inputs = LayerInputs(split_tokens(x, groups)[0], *unrotated, query, key, value, scales)
                 heads = hooks.near.attend(inputs, encoding, group.position_ids)
             attended.append(rearrange(heads, "b h s d -> b s (h d)"))
@@ -105,7 +96,7 @@ class Block(nn.Module):
             return query, key
         return encoding.rotate(query, new_ids[:, :, group.query_start :]), encoding.rotate(key, new_ids)
 
-    def _attend(
+    def attend(
         self,
         query: Float[Tensor, "batch heads query d_head"],
         key: Float[Tensor, "batch heads key d_head"],
@@ -114,7 +105,10 @@ class Block(nn.Module):
         encoding: LevelEncoding,
         hooks: AttentionHooks,
     ) -> Float[Tensor, "batch heads query d_head"]:
-        query = query * self._scales(query.shape[2], key.shape[2], hooks, query.device)
+        """Return the output of attention for queries that are multiplied by the temperature and the length factor."""
+        if hooks is NO_HOOKS and not (encoding.has_bias or encoding.has_scores or self.weight_function):
+            attended = attend(query.to(value.dtype), key.to(value.dtype), value)
+            return self._dilute(attended, value)
         query_ids = key_ids[:, :, key_ids.shape[2] - query.shape[2] :]
         chunks = ScoreChunks(encoding, query, key, query_ids, key_ids, hooks.score_bias)
         weight_function = softmax if self.weight_function is None else self.weight_function
@@ -125,19 +119,17 @@ class Block(nn.Module):
         else:
             bias = chunks.bias if chunks.has_bias else None
             attended = attend(query.to(value.dtype), key.to(value.dtype), value, bias)
+        return self._dilute(attended, value)
+
+    def _dilute(self, attended: Tensor, value: Tensor) -> Tensor:
         if self.training and self.settings.dilution:
-            attended = dilute_attention(attended, value, self.settings.dilution)
+            return dilute_attention(attended, value, self.settings.dilution)
         return attended
 
-    def _scales(
-        self, num_queries: int, num_keys: int, hooks: AttentionHooks, device: torch.device
-    ) -> Float[Tensor, "*batch heads #query 1"]:
-        """Return the factor of each query's scores: the temperature times the factor for the length."""
-        return self.log_temperature.exp() * self._length_factor(num_queries, num_keys, hooks, device)
-
-    def _length_factor(
+    def length_factor(
         self, num_queries: int, num_keys: int, hooks: AttentionHooks, device: torch.device
     ) -> Float[Tensor, "*batch heads seq 1"] | Float[Tensor, "seq 1"] | float:
+        """Return the factor of the last queries' scores for their numbers of visible keys."""
         if self.settings.length_scaling == "none":
             return 1.0
         num_visible = torch.arange(num_keys - num_queries + 1, num_keys + 1, device=device)
@@ -204,7 +196,7 @@ class Decoder(nn.Module):
         only hidden states from index ``query_start`` on, which must be 0 with ``hooks``. After the embeddings, the
         decoder keeps only the tokens at ``keep_indices``, which increase; several rows may belong to one sequence.
         """
-        x, new_cache = self._embed(tokens, self.check_ids(tokens, position_ids), cache)
+        x, new_cache = self.embed(tokens, self.check_ids(tokens, position_ids), cache)
         if keep_indices is not None:
             entries = torch.arange(len(keep_indices), device=keep_indices.device)[:, None]
             sequence = entries // (len(keep_indices) // len(tokens))
@@ -217,7 +209,7 @@ class Decoder(nn.Module):
     ) -> list[Float[Tensor, "_batch _query d_model"]]:
         """Return the hidden states of several batches, the same as ``forward`` for each batch, but in less time."""
         pairs = zip(tokens, position_ids, strict=True)
-        embedded = [self._embed(part, self.check_ids(part, ids), None) for part, ids in pairs]
+        embedded = [self.embed(part, self.check_ids(part, ids), None) for part, ids in pairs]
         xs, caches = zip(*embedded, strict=True)
         return self._run_blocks(xs, caches, query_starts, None, NO_HOOKS)
 
@@ -239,8 +231,8 @@ class Decoder(nn.Module):
             if layer == len(self.blocks) - 1:
                 starts = zip(groups, query_starts, strict=True)
                 groups = [replace(group, query_start=start) for group, start in starts]
-            layer_past = None if past is None else (past.keys[layer], past.values[layer])
-            hidden, key, value = block(hidden, groups, self.encoding, layer_past, hooks)
+            extend = None if past is None else partial(past.extend_layer, layer)
+            hidden, key, value = block(hidden, groups, self.encoding, extend, hooks)
             caches[-1].keys.append(key)
             caches[-1].values.append(value)
         return split_queries(self.norm(hidden), groups)
@@ -305,9 +297,10 @@ class Decoder(nn.Module):
         """Return the token embeddings, without positions and segments."""
         return nn.functional.embedding(tokens, self.embedding)
 
-    def _embed(
+    def embed(
         self, tokens: Int[Tensor, "batch seq"], position_ids: Real[Tensor, "level batch seq"], cache: Cache | None
     ) -> tuple[Float[Tensor, "batch seq d_model"], Cache]:
+        """Return the input of the first block, and the extended cache without keys and values."""
         x = embeddings = self.embed_tokens(tokens)
         previous = x.new_zeros(x[:, :1].shape) if cache is None else cache.last_embedding
         num_separators = torch.zeros_like(tokens[:, :1]) if cache is None else cache.num_separators
@@ -318,5 +311,7 @@ class Decoder(nn.Module):
         if self.segment is not None:
             x = x + nn.functional.embedding(segments, self.segment)
         x = self.encoding.embed(x, position_ids)
-        all_ids = position_ids if cache is None else torch.cat([cache.position_ids, position_ids], dim=2)
-        return x, Cache(all_ids, embeddings[:, -1:], segments[:, -1:])
+        if cache is None:
+            return x, Cache(position_ids, embeddings[:, -1:], segments[:, -1:])
+        all_ids = cache.extend_ids(position_ids)
+        return x, Cache(all_ids, embeddings[:, -1:], segments[:, -1:], buffers=cache.buffers)

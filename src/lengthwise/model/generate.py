@@ -3,20 +3,57 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Int, Real
+from jaxtyping import Bool, Float, Int, Real
 from torch import Tensor
 
 from lengthwise.core.errors import SettingError
+from lengthwise.model.cache import Cache
 from lengthwise.model.decoder import Decoder
+from lengthwise.model.position_heads import Prompt
+from lengthwise.model.token_step import TokenStep
+
+# Number of steps between searches for finished sequences, by device. On a GPU, a search waits for all earlier steps.
+SEARCH_INTERVALS = {"cpu": 1, "cuda": 8}
+# Share of finished sequences from which a copy of the unfinished ones takes less time than decoding all of them.
+MIN_FINISHED_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """New tokens after each prompt, with their position IDs; ``is_written`` is False after the end token."""
+    """New tokens after each prompt, with their position IDs; ``is_written`` is False after the end token.
+
+    After the end token, tokens are end tokens and IDs are 0.
+    """
 
     tokens: Int[Tensor, "batch new"]
     position_ids: Real[Tensor, "level batch new"]
     is_written: Bool[Tensor, "batch new"]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Unfinished:
+    """Sequences that decoding continues: their rows in the batch, and the state after their last token.
+
+    Some may have reached the end token since the last call of ``select``.
+    """
+
+    rows: Int[Tensor, " sequence"]
+    is_finished: Bool[Tensor, " sequence"]
+    hidden: Float[Tensor, "sequence 1 d_model"]
+    cache: Cache
+    prompts: list[Prompt]
+
+    def predict_ids(self, step: TokenStep, tokens: Int[Tensor, "sequence 1"]) -> Int[Tensor, "level sequence 1"]:
+        """Return the most likely IDs of the next tokens; the IDs of finished sequences are 0, always a valid ID."""
+        levels = step.next_ids(self.hidden, self.cache.position_ids[:, :, -1:], tokens, self.prompts)
+        ids = torch.stack([level.most_likely_ids() for level in levels])
+        return ids.masked_fill_(self.is_finished[:, None], 0)
+
+    def select(self, indices: Int[Tensor, " selected"]) -> None:
+        """Remove all sequences except those at ``indices``."""
+        self.rows, self.is_finished = self.rows[indices], self.is_finished[indices]
+        self.hidden, self.cache = self.hidden[indices], self.cache.select(indices)
+        self.prompts = [prompt.select(lambda tensor: tensor[indices]) for prompt in self.prompts]
 
 
 @torch.no_grad()
@@ -39,25 +76,66 @@ def generate(
             f"got IDs for {num_new_ids} of {max_new_tokens} new tokens but this decoder predicts no IDs; "
             "pass the IDs of all new tokens, or train with the scheme 'predicted'"
         )
-    prompt_lengths = torch.full((len(prompt),), prompt_length, device=prompt.device)
-    prompt_ids = position_ids[:, :, :prompt_length]
-    level_prompts = decoder.read_prompt(prompt, prompt_ids, prompt_lengths) if decoder.predicts_ids else None
-    steps = []
-    is_unfinished = torch.ones(len(prompt), dtype=torch.bool, device=prompt.device)
-    current_ids = prompt_ids[:, :, -1:]
-    hidden, cache = decoder(prompt, prompt_ids)
-    for new_token_index in range(max_new_tokens):
-        hidden = hidden[:, -1:]
-        next_tokens = decoder.token_logits(hidden).argmax(dim=-1)
-        if new_token_index < num_new_ids or level_prompts is None:
-            current_ids = position_ids[:, :, prompt_length + new_token_index : prompt_length + new_token_index + 1]
+    tokens = prompt.new_full((len(prompt), max_new_tokens), end)
+    ids = position_ids.new_zeros(len(position_ids), len(prompt), max_new_tokens)
+    _decode(decoder, prompt, position_ids, tokens, ids, end)
+    is_end = tokens == end
+    is_written = is_end.cumsum(dim=1) - is_end.long() == 0
+    num_steps = int(is_written.any(dim=0).sum())
+    return Generation(
+        tokens=tokens.masked_fill(~is_written, end)[:, :num_steps],
+        position_ids=ids.masked_fill(~is_written, 0)[:, :, :num_steps],
+        is_written=is_written[:, :num_steps],
+    )
+
+
+@torch.inference_mode()
+def _decode(
+    decoder: Decoder,
+    prompt: Int[Tensor, "batch prompt"],
+    known_ids: Real[Tensor, "level batch known"],
+    new_tokens: Int[Tensor, "batch new"],
+    new_ids: Real[Tensor, "level batch new"],
+    end: int,
+) -> None:
+    """Write the tokens and IDs of ``generate`` into two tensors, which may contain anything after the end token."""
+    state, step = _start(decoder, prompt, known_ids[:, :, : prompt.shape[1]], new_tokens.shape[1]), TokenStep(decoder)
+    search_interval = SEARCH_INTERVALS.get(prompt.device.type, 1)
+    for index in range(new_tokens.shape[1]):
+        tokens = decoder.token_logits(state.hidden).argmax(dim=-1)
+        if prompt.shape[1] + index < known_ids.shape[2]:
+            ids = known_ids[:, :, prompt.shape[1] + index].index_select(1, state.rows)[:, :, None]
         else:
-            next_ids = decoder.next_ids(hidden, current_ids, next_tokens, level_prompts)
-            current_ids = torch.stack([level_next_ids.most_likely_ids() for level_next_ids in next_ids])
-        steps.append((next_tokens, current_ids, is_unfinished[:, None]))
-        is_unfinished = is_unfinished & (next_tokens[:, 0] != end)
-        if not is_unfinished.any() or new_token_index + 1 == max_new_tokens:
+            ids = state.predict_ids(step, tokens)
+        new_tokens[:, index].index_copy_(0, state.rows, tokens[:, 0])
+        new_ids[:, :, index].index_copy_(1, state.rows, ids[:, :, 0].to(new_ids.dtype))
+        state.is_finished |= tokens[:, 0] == end
+        if index + 1 == new_tokens.shape[1]:
             break
-        hidden, cache = decoder(next_tokens, current_ids, cache)
-    tokens, ids, is_written = (torch.cat(parts, dim=-1) for parts in zip(*steps, strict=True))
-    return Generation(tokens=tokens, position_ids=ids, is_written=is_written)
+        if index % search_interval == 0 and state.is_finished.any():
+            unfinished = (~state.is_finished).nonzero()[:, 0]
+            if len(unfinished) == 0:
+                break
+            if len(unfinished) <= (1 - MIN_FINISHED_SHARE) * len(state.rows):
+                state.select(unfinished)
+                tokens, ids = tokens[unfinished], ids[:, unfinished]
+        state.hidden, state.cache = step(tokens, ids, state.cache)
+
+
+def _start(
+    decoder: Decoder,
+    prompt: Int[Tensor, "batch prompt"],
+    prompt_ids: Real[Tensor, "level batch prompt"],
+    max_new_tokens: int,
+) -> _Unfinished:
+    """Return the state of all sequences after the prompt."""
+    (batch_size, prompt_length), device = prompt.shape, prompt.device
+    hidden, cache = decoder(prompt, prompt_ids, query_start=prompt_length - 1)
+    lengths = torch.full((batch_size,), prompt_length, device=device)
+    return _Unfinished(
+        rows=torch.arange(batch_size, device=device),
+        is_finished=torch.zeros(batch_size, dtype=torch.bool, device=device),
+        hidden=hidden,
+        cache=cache.reserve(max_new_tokens),
+        prompts=decoder.read_prompt(prompt, prompt_ids, lengths) if decoder.predicts_ids else [],
+    )

@@ -13,7 +13,8 @@ from lengthwise.core.errors import ModelError
 from lengthwise.influence.probing.exactness_checks import check_exactness
 from lengthwise.influence.probing.next_token_model import Batch, LogProbs, Near, ScoreFunction, StateValues
 from lengthwise.model.attention_scores import NO_HOOKS, AttentionHooks
-from lengthwise.model.decoder import Cache, Decoder
+from lengthwise.model.cache import Cache
+from lengthwise.model.decoder import Decoder
 
 # Effect of float32 rounding on a log-probability, in nats.
 ROUNDING_TOLERANCE = 1e-3

@@ -119,6 +119,19 @@ class PositionHead(nn.Module):
         inputs = (torch.split(each, chunk_length, dim=1) for each in (hidden, current_ids, next_embeddings))
         return torch.cat([self(*chunk, prompt).most_likely_ids() for chunk in zip(*inputs, strict=True)], dim=1)
 
+    def token_terms(self, next_embeddings: Vectors) -> Float[Tensor, "batch token width"]:
+        """Return the input of ``predict`` that depends only on the next token; by default, its embedding.
+
+        Decoding computes these terms once for the whole vocabulary.
+        """
+        return next_embeddings
+
+    def predict(
+        self, hidden: Vectors, current_ids: IDs, terms: Float[Tensor, "batch token width"], prompt: Prompt
+    ) -> NextIDs:
+        """Return the same distribution as ``forward``, from the ``token_terms`` of the next token."""
+        return self(hidden, current_ids, terms, prompt)
+
 
 def sum_by_id(
     token_probabilities: Float[Tensor, "batch query prompt"], prompt: Prompt

@@ -69,9 +69,33 @@ class Pointer(PositionHead):
 
     def forward(self, hidden: Vectors, current_ids: IDs, next_embeddings: Vectors, prompt: Prompt) -> NextIDs:
         """Return a distribution over the prompt's distinct IDs."""
-        token_probabilities = self._scores(current_ids, next_embeddings, prompt).softmax(dim=-1)
-        shifted = self._shift(sum_by_id(token_probabilities, prompt), next_embeddings, prompt)
-        return distinct_id_distribution(shifted, prompt)
+        return self._predict(current_ids, self._content(next_embeddings), self._shares(next_embeddings), prompt)
+
+    def token_terms(self, next_embeddings: Vectors) -> Float[Tensor, "batch token width"]:
+        """Return the content part of the query, and the share of each shift."""
+        return torch.cat([self._content(next_embeddings), self._shares(next_embeddings)], dim=-1)
+
+    def predict(
+        self, hidden: Vectors, current_ids: IDs, terms: Float[Tensor, "batch token width"], prompt: Prompt
+    ) -> NextIDs:
+        """Return a distribution over the prompt's distinct IDs."""
+        content, shares = terms.tensor_split((self.content.out_features,), dim=-1)
+        return self._predict(current_ids, content, shares, prompt)
+
+    def _predict(
+        self,
+        current_ids: IDs,
+        content: Float[Tensor, "batch token d_pointer"],
+        shares: Float[Tensor, "batch token shift"],
+        prompt: Prompt,
+    ) -> NextIDs:
+        token_probabilities = self._scores(current_ids, content, prompt).softmax(dim=-1)
+        return distinct_id_distribution(self._shift(sum_by_id(token_probabilities, prompt), shares, prompt), prompt)
+
+    def _content(self, next_embeddings: Vectors) -> Float[Tensor, "batch token d_pointer"]:
+        """Return the content part of the query."""
+        content = nn.functional.normalize(self.content(next_embeddings), dim=-1)
+        return self._content_gain(next_embeddings) * content
 
     def most_likely_ids(self, hidden: Vectors, current_ids: IDs, next_embeddings: Vectors, prompt: Prompt) -> IDs:
         """Return the most likely ID of each query; in a long prompt, queries read the tokens with near IDs."""
@@ -103,7 +127,7 @@ class Pointer(PositionHead):
                 return torch.full((1, len(queries)), -math.inf, device=queries.device)
             near, inputs = prompt.near(tokens), (current_ids[:, queries], next_embeddings[:, queries])
             ids[:, queries] = self(hidden[:, queries], *inputs, near).most_likely_ids()
-            return self._scores(*inputs, near).logsumexp(dim=-1)
+            return self._scores(inputs[0], self._content(inputs[1]), near).logsumexp(dim=-1)
 
         def omitted(width_index: int, queries: Tensor, log_weights: Tensor) -> Tensor:
             return far.omitted(width_index, contents[queries], scales[:, queries], log_weights)
@@ -122,37 +146,42 @@ class Pointer(PositionHead):
         zero = torch.full_like(distances[:1], reach)
         rotated_key = self._rotate(self.distance[1], zero[None])[0, 0]
         by_distance = torch.cat(
-            [self._distance_query(chunk[None])[0] @ rotated_key for chunk in torch.split(distances, CHUNK_SCORES)]
+            [self._distance(chunk[None])[0] @ rotated_key for chunk in torch.split(distances, CHUNK_SCORES)]
         )
         content_keys = prompt.keys[0, :, self.distance.shape[1] :]
         _, first_tokens = number_rows(content_keys)
-        by_content = (self._content_query(next_embeddings)[0] @ content_keys[first_tokens].mT).amax(dim=1)
+        by_content = (self._content(next_embeddings)[0] @ content_keys[first_tokens].mT).amax(dim=1)
         scores = by_content[:, None] + by_distance
         return bound_far_keys(scores[None], None, prompt.sharpness[0], max_per_id(prompt.position_ids[0]))
 
     def _scores(
-        self, current_ids: IDs, next_embeddings: Vectors, prompt: Prompt
+        self, current_ids: IDs, content: Float[Tensor, "batch token d_pointer"], prompt: Prompt
     ) -> Float[Tensor, "batch token prompt"]:
-        query = torch.cat([self._distance_query(current_ids), self._content_query(next_embeddings)], dim=-1)
+        query = torch.cat([self._distance(current_ids), content], dim=-1)
         scores = (prompt.sharpness * query) @ prompt.keys.mT
         return scores.masked_fill(~prompt.is_prompt[:, None], -math.inf) if prompt.has_padding else scores
 
-    def _distance_query(self, current_ids: IDs) -> Float[Tensor, "batch token d_pointer"]:
+    def _distance(self, current_ids: IDs) -> Float[Tensor, "batch token d_pointer"]:
+        """Return the distance part of the query."""
         return self.log_distance_gain.exp() * self._rotate(self.distance[0], current_ids)
-
-    def _content_query(self, next_embeddings: Vectors) -> Float[Tensor, "batch token d_pointer"]:
-        return self._content_gain(next_embeddings) * nn.functional.normalize(self.content(next_embeddings), dim=-1)
 
     def _content_gain(self, next_embeddings: Vectors) -> Float[Tensor, "*gain"]:
         """Return a gain per next token, or one for all of them."""
         return self.content_gain
 
+    def _shares(self, next_embeddings: Vectors) -> Float[Tensor, "batch token shift"]:
+        """Return the share of the probability that moves by each number of ranks."""
+        return (SHIFT_SCALE * self.shift(next_embeddings)).softmax(dim=-1)
+
     def _shift(
-        self, probabilities: Float[Tensor, "batch token rank"], next_embeddings: Vectors, prompt: Prompt
+        self,
+        probabilities: Float[Tensor, "batch token rank"],
+        all_shares: Float[Tensor, "batch token shift"],
+        prompt: Prompt,
     ) -> Float[Tensor, "batch token rank"]:
         """Shift the probabilities by ranks; a shift past the first or last rank loses the probability."""
         widest = self.max_shift
-        shares = (SHIFT_SCALE * self.shift(next_embeddings)).softmax(dim=-1).split(1, dim=-1)
+        shares = torch.split(all_shares, 1, dim=-1)
         padded = nn.functional.pad(probabilities, (widest, widest))
         num_ranks = probabilities.shape[-1]
         shifted = shares[widest] * probabilities
@@ -189,16 +218,21 @@ class WidePointer(Pointer):
         return self.content_gain * (SHIFT_SCALE * self.gate(next_embeddings)).sigmoid()
 
     def _shift(
-        self, probabilities: Float[Tensor, "batch token rank"], next_embeddings: Vectors, prompt: Prompt
+        self,
+        probabilities: Float[Tensor, "batch token rank"],
+        all_shares: Float[Tensor, "batch token shift"],
+        prompt: Prompt,
     ) -> Float[Tensor, "batch token rank"]:
         """Shift the probabilities by ranks; a shift past the first or last rank ends there."""
         is_rank = prompt.distinct_ids != Prompt.PADDING_ID
-        shifted = super()._shift(probabilities, next_embeddings, prompt) * is_rank[:, None]
-        shares = (SHIFT_SCALE * self.shift(next_embeddings)).softmax(dim=-1)
+        shifted = super()._shift(probabilities, all_shares, prompt) * is_rank[:, None]
         widest = self.max_shift
         below = sum(
-            (shares[..., widest - shift] * probabilities[..., :shift].sum(dim=-1) for shift in range(1, widest + 1)),
-            start=torch.zeros_like(shares[..., 0]),
+            (
+                all_shares[..., widest - shift] * probabilities[..., :shift].sum(dim=-1)
+                for shift in range(1, widest + 1)
+            ),
+            start=torch.zeros_like(all_shares[..., 0]),
         )
         above = (1 - shifted.sum(dim=-1) - below).clamp_min(0)
         last = is_rank.sum(dim=-1) - 1

@@ -1,0 +1,93 @@
+"""Cache of cached decoding: position IDs, keys and values of all previous tokens."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import torch
+from jaxtyping import Float, Int, Real
+from torch import Tensor
+
+# Function that adds the keys and values of new tokens to those of one layer, and returns those of all tokens.
+ExtendLayer = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class Buffers:
+    """Memory for the IDs, keys and values of a fixed number of tokens, so that a step copies no earlier token."""
+
+    position_ids: Real[Tensor, "level batch capacity"]
+    keys: list[Float[Tensor, "batch heads capacity d_head"]]
+    values: list[Float[Tensor, "batch heads capacity d_head"]]
+
+
+@dataclass(slots=True)
+class Cache:
+    """State of cached decoding, with the IDs of all previous tokens, and their keys and values in each layer.
+
+    A pass returns a new cache and leaves this one unchanged. With ``buffers`` (see ``reserve``), both share memory, so
+    only one continuation of a cache is valid.
+    """
+
+    position_ids: Real[Tensor, "level batch seq"]
+    last_embedding: Float[Tensor, "batch 1 d_model"]
+    num_separators: Int[Tensor, "batch 1"]
+    keys: list[Float[Tensor, "batch heads seq d_head"]] = field(default_factory=list)
+    values: list[Float[Tensor, "batch heads seq d_head"]] = field(default_factory=list)
+    buffers: Buffers | None = None
+
+    def extend_ids(self, new_ids: Real[Tensor, "level batch new"]) -> Real[Tensor, "level batch seq_new"]:
+        """Return the IDs of the cached tokens and the new tokens."""
+        return _append(self.position_ids, new_ids, None if self.buffers is None else self.buffers.position_ids)
+
+    def extend_layer(
+        self, layer: int, key: Float[Tensor, "batch heads new d_head"], value: Float[Tensor, "batch heads new d_head"]
+    ) -> tuple[Float[Tensor, "batch heads seq_new d_head"], Float[Tensor, "batch heads seq_new d_head"]]:
+        """Return the keys and values of the cached tokens and the new tokens in one layer."""
+        past_key, past_value, buffers = self.keys[layer], self.values[layer], self.buffers
+        if buffers is None:
+            return _append(past_key, key, None), _append(past_value, value, None)
+        return _append(past_key, key, buffers.keys[layer]), _append(past_value, value, buffers.values[layer])
+
+    def reserve(self, num_tokens: int) -> "Cache":
+        """Return a copy with memory for ``num_tokens`` more tokens; a pass with more tokens is invalid."""
+        return self._with_buffers(num_tokens, lambda tensor, axis: tensor)
+
+    def select(self, rows: Int[Tensor, " selected"]) -> "Cache":
+        """Return a copy with only these sequences, and with memory for as many more tokens as before."""
+        spare = 0 if self.buffers is None else self.buffers.position_ids.shape[2] - self.position_ids.shape[2]
+        return self._with_buffers(spare, lambda tensor, axis: tensor.index_select(axis, rows))
+
+    def _with_buffers(self, spare: int, select_rows: Callable[[Tensor, int], Tensor]) -> "Cache":
+        """Return a copy in new buffers with room for ``spare`` more tokens; ``select_rows`` receives the batch axis."""
+        seq = self.position_ids.shape[2]
+        keys, values = (
+            [_copy_with_room(select_rows(tensor, 0), spare) for tensor in tensors]
+            for tensors in (self.keys, self.values)
+        )
+        ids = _copy_with_room(select_rows(self.position_ids, 1), spare)
+        return replace(
+            self,
+            position_ids=ids[:, :, :seq],
+            last_embedding=select_rows(self.last_embedding, 0),
+            num_separators=select_rows(self.num_separators, 0),
+            keys=[key[:, :, :seq] for key in keys],
+            values=[value[:, :, :seq] for value in values],
+            buffers=Buffers(ids, keys, values),
+        )
+
+
+def _append(past: Tensor, new: Tensor, buffer: Tensor | None) -> Tensor:
+    """Return ``past`` followed by ``new`` along axis 2; a buffer already contains ``past``."""
+    if buffer is None:
+        return torch.cat([past, new], dim=2)
+    start, stop = past.shape[2], past.shape[2] + new.shape[2]
+    buffer[:, :, start:stop] = new
+    return buffer[:, :, :stop]
+
+
+def _copy_with_room(tensor: Tensor, spare: int) -> Tensor:
+    """Return a tensor with ``spare`` more places along axis 2, and the values of ``tensor`` in the first places."""
+    seq = tensor.shape[2]
+    buffer = tensor.new_empty(*tensor.shape[:2], seq + spare, *tensor.shape[3:])
+    buffer[:, :, :seq] = tensor
+    return buffer
