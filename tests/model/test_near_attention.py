@@ -39,13 +39,14 @@ def coupled_ids(num_levels: int, *, falls: bool = False) -> torch.Tensor:
     return torch.stack([ids, ids + 1])[:num_levels]
 
 
-def random_decoder(encoding=SHARP, num_levels=1, **settings) -> Decoder:
+def random_decoder(encoding=SHARP, num_levels=1, num_predicted_ids=None, **settings) -> Decoder:
     """Return a decoder whose layers all have an effect."""
     decoder = Decoder(
         replace(SETTINGS, level_per_head=num_levels > 1, **settings),
         encoding,
         vocabulary_size=VOCABULARY,
         separators=(0,),
+        num_predicted_ids=num_predicted_ids,
         num_levels=num_levels,
     )
     for parameter in decoder.parameters():
@@ -111,6 +112,13 @@ def test_many_different_tokens_are_read_densely(monkeypatch):
     assert near.num_dense == 2 * (SEQ - QUERY_START)
 
 
+def test_a_short_sequence_has_no_far_keys(monkeypatch):
+    monkeypatch.setattr(near_keys, "WIDTHS", (SEQ,))
+    dense, near_output, near = both(random_decoder(temperature=0.1), coupled_ids(1), random_tokens())
+    torch.testing.assert_close(near_output, dense, rtol=0, atol=2e-5)
+    assert (near.num_dense, near.omitted) == (0, 0.0)
+
+
 def test_few_unfinished_queries_read_all_keys_one_group_at_a_time(monkeypatch):
     monkeypatch.setattr(near_attention, "MAX_SINGLE_SHARE", 1.0)
     monkeypatch.setattr(near_attention, "SCORES_PER_CHUNK", 3 * SEQ)
@@ -121,7 +129,8 @@ def test_few_unfinished_queries_read_all_keys_one_group_at_a_time(monkeypatch):
 
 def test_the_bound_is_above_the_omitted_weight_and_close_to_it():
     num_ids, scale = 100, torch.tensor([[3.0, 3.5, 4.0]])
-    distances = far_distances(num_ids)
+    distances = torch.cat(list(far_distances(num_ids, 30)))
+    assert sorted(distances.abs().tolist()) == sorted(2 * list(range(near_keys.WIDTHS[0] + 1, num_ids + 1)))
     scores = torch.randn(1, 2, len(distances))
     far = bound_far_keys(scores, None, scale, max_keys_per_id=2)
     contents = torch.tensor([0, 1, 1])

@@ -160,17 +160,15 @@ class _Sequence:
         ids = self.key_ids[level]
         reach = int(ids.max() - ids.min())
         num_levels, (num_heads, num_contents, d_head) = len(self.key_ids), queries.shape
-        distances = far_distances(reach).to(ids.device)
         key_ids = torch.full((num_levels, 1, keys.shape[1]), reach, device=ids.device)
         rotated_keys = self.encoding.rotate(keys[None], key_ids)[0] / math.sqrt(d_head)
-        scores, biases = [], []
-        for chunk in torch.split(distances, max(1, SCORES_PER_CHUNK // (num_heads * num_contents * keys.shape[1]))):
-            query_ids = (reach + chunk).expand(num_levels, num_contents, -1)
-            moved = queries.transpose(0, 1)[:, :, None].expand(-1, -1, len(chunk), -1)
+        scores, biases = [queries.new_zeros(num_heads, num_contents, 0)[heads]], []
+        for distances in far_distances(reach, SCORES_PER_CHUNK // (num_heads * num_contents * keys.shape[1])):
+            query_ids = (reach + distances.to(ids.device)).expand(num_levels, num_contents, -1)
+            moved = queries.transpose(0, 1)[:, :, None].expand(-1, -1, len(distances), -1)
             rotated = self.encoding.rotate(moved, query_ids)
             scores.append(torch.einsum("chsd,hkd->hcks", rotated[:, heads], rotated_keys[heads]).amax(dim=2))
             if self.encoding.has_bias:
                 biases.append(self.encoding.bias(query_ids[:, :1], key_ids[:, :, :1])[0, heads, :, 0])
         bias = torch.cat(biases, dim=1) if biases else None
-        far_scores = torch.cat(scores, dim=2) if scores else queries.new_zeros(num_heads, num_contents, 0)[heads]
-        return bound_far_keys(far_scores, bias, self.scales[heads], max_per_id(ids[0]))
+        return bound_far_keys(torch.cat(scores, dim=2), bias, self.scales[heads], max_per_id(ids[0]))

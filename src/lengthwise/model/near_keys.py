@@ -5,7 +5,7 @@ lost in rounding. Queries for which it never is are left to the caller.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -61,10 +61,11 @@ class FarKeys:
         return (log_total - log_weights + ROUNDING).exp().amax(dim=0)
 
 
-def far_distances(max_distance: int) -> Int[Tensor, " distance"]:
-    """Return all signed ID distances from beyond the first of ``WIDTHS`` to ``max_distance``, by size."""
-    sizes = torch.arange(WIDTHS[0] + 1, max_distance + 1)
-    return torch.stack([sizes, -sizes], dim=1).flatten()
+def far_distances(max_distance: int, chunk_size: int) -> Iterator[Int[Tensor, " distance"]]:
+    """Yield all signed ID distances from beyond the first of ``WIDTHS`` to ``max_distance`` by size, in chunks."""
+    for start in range(WIDTHS[0] + 1, max_distance + 1, max(1, chunk_size // 2)):
+        sizes = torch.arange(start, min(start + max(1, chunk_size // 2), max_distance + 1))
+        yield torch.stack([sizes, -sizes], dim=1).flatten()
 
 
 def bound_far_keys(

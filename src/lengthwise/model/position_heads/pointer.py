@@ -142,16 +142,15 @@ class Pointer(PositionHead):
         """Compare all different next tokens with all different prompt tokens, at all ID distances."""
         all_ids = torch.cat([current_ids[0], prompt.position_ids[0]])
         reach = int(all_ids.max() - all_ids.min())
-        distances = reach + far_distances(reach).to(all_ids.device)
-        zero = torch.full_like(distances[:1], reach)
-        rotated_key = self._rotate(self.distance[1], zero[None])[0, 0]
-        by_distance = torch.cat(
-            [self._distance(chunk[None])[0] @ rotated_key for chunk in torch.split(distances, CHUNK_SCORES)]
-        )
+        rotated_key = self._rotate(self.distance[1], torch.full_like(current_ids[:, :1], reach))[0, 0]
+        by_distance = [rotated_key[:0]]
+        for distances in far_distances(reach, CHUNK_SCORES):
+            query_ids = reach + distances.to(all_ids.device)
+            by_distance.append(self._distance(query_ids[None])[0] @ rotated_key)
         content_keys = prompt.keys[0, :, self.distance.shape[1] :]
         _, first_tokens = number_rows(content_keys)
         by_content = (self._content(next_embeddings)[0] @ content_keys[first_tokens].mT).amax(dim=1)
-        scores = by_content[:, None] + by_distance
+        scores = by_content[:, None] + torch.cat(by_distance)
         return bound_far_keys(scores[None], None, prompt.sharpness[0], max_per_id(prompt.position_ids[0]))
 
     def _scores(

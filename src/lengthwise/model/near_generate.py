@@ -1,0 +1,206 @@
+"""Greedy decoding of a long sequence in time linear in its length: draft tokens from near keys, then check them.
+
+A draft step reads only the keys whose IDs are near that of the current token. A pass of ``NearAttention`` over the
+whole sequence then checks a block of drafted tokens and IDs. All before the first difference is the greedy continuation
+that dense attention would give; decoding goes on from there.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from lengthwise.model.attention_scores import AttentionHooks
+from lengthwise.model.cache import Cache
+from lengthwise.model.decoder import Decoder
+from lengthwise.model.near_attention import NearAttention
+from lengthwise.model.near_keys import WIDTHS, max_per_id
+
+# Number of drafted tokens before the first check; each later block has twice as many, up to a maximum.
+FIRST_BLOCK, MAX_BLOCK = 256, 1 << 15
+# Number of failed checks after which drafting does not pay.
+MAX_FAILED_CHECKS = 8
+# Number of further prompt tokens on both sides of the near ones that a position head reads.
+MARGIN = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NearGeneration:
+    """Tokens and IDs after the prompt, up to and with the end token or the limit."""
+
+    tokens: Int[Tensor, " new"]
+    position_ids: Int[Tensor, "level new"]
+
+
+def allows_near_generation(decoder: Decoder, position_ids: Tensor) -> bool:
+    """Return whether ``generate_near`` works for a decoder and these IDs."""
+    return decoder.allows_near_attention and decoder.predicts_ids and not position_ids.is_floating_point()
+
+
+@torch.no_grad()
+def generate_near(
+    decoder: Decoder,
+    prompt: Int[Tensor, "1 prompt"],
+    prompt_ids: Int[Tensor, "level 1 prompt"],
+    *,
+    end: int,
+    max_new_tokens: int,
+) -> NearGeneration | None:
+    """Continue one prompt by predicted tokens and IDs; return None if the drafts fail too often.
+
+    The decoder must satisfy ``allows_near_generation``.
+    """
+    sequence = _Sequence(decoder, prompt, prompt_ids, max_new_tokens)
+    block, failed_checks, checked = FIRST_BLOCK, 0, prompt.shape[1]
+    while failed_checks <= MAX_FAILED_CHECKS:
+        hidden = sequence.check(checked)
+        failed_checks += sequence.num_rejected > 0
+        is_complete = sequence.ends_with(end) or sequence.length == sequence.capacity
+        if not is_complete:
+            sequence.append_checked(hidden)
+            checked = sequence.length
+            is_complete = sequence.ends_with(end) or sequence.length == sequence.capacity
+        if is_complete:
+            return sequence.continuation()
+        sequence.draft(block, end)
+        block = min(2 * block, MAX_BLOCK)
+    return None
+
+
+class _Sequence:
+    """Prompt and continuation, with the keys and values of their tokens."""
+
+    def __init__(
+        self, decoder: Decoder, prompt: Int[Tensor, "1 prompt"], prompt_ids: Int[Tensor, "level 1 prompt"], room: int
+    ) -> None:
+        self.decoder, self.prompt_length = decoder, prompt.shape[1]
+        self.length, self.capacity = self.prompt_length, self.prompt_length + room
+        self.tokens = torch.nn.functional.pad(prompt, (0, room))
+        self.ids = torch.nn.functional.pad(prompt_ids, (0, room))
+        self.prompts = decoder.read_prompt(prompt, prompt_ids, torch.tensor([self.prompt_length], device=prompt.device))
+        self.indexes = [_IDIndex(level_ids[0]) for level_ids in prompt_ids]
+        self.cache: Cache | None = None
+        self.num_rejected = 0
+
+    def check(self, checked: int) -> Float[Tensor, "1 1 d_model"]:
+        """Drop the tokens from the first wrong one on, and return the hidden state of the last token that is kept.
+
+        The tokens before ``checked`` are known to be right.
+        """
+        tokens, ids = self.tokens[:, : self.length], self.ids[..., : self.length]
+        hooks = AttentionHooks(near=NearAttention())
+        hidden, self.cache = self.decoder(tokens, ids, query_start=checked - 1, hooks=hooks)
+        drafted, states = tokens[:, checked:], hidden[:, :-1]
+        is_right = self.decoder.token_logits(states).argmax(dim=-1) == drafted
+        if drafted.shape[1]:
+            predicted = self.decoder.most_likely_ids(states, ids[..., checked - 1 : -1], drafted, self.prompts)
+            is_right &= (predicted == ids[..., checked:]).all(dim=0)
+        num_right = int(is_right[0].long().cumprod(dim=0).sum())
+        self.num_rejected = self.length - checked - num_right
+        self.length = checked + num_right
+        return hidden[:, num_right : num_right + 1]
+
+    def append_checked(self, hidden: Float[Tensor, "1 1 d_model"]) -> None:
+        """Append the most likely token and its most likely IDs."""
+        token = self.decoder.token_logits(hidden).argmax(dim=-1)
+        last_ids = self.ids[..., self.length - 1 : self.length]
+        self._append(token, self.decoder.most_likely_ids(hidden, last_ids, token, self.prompts))
+
+    def draft(self, num_tokens: int, end: int) -> None:
+        """Append up to ``num_tokens`` tokens that are probably right."""
+        assert self.cache is not None
+        room = self.capacity - self.cache.keys[0].shape[2]
+        keys, values = (
+            torch.nn.functional.pad(each, (0, 0, 0, room)) for each in (self.cache.keys[0], self.cache.values[0])
+        )
+        for index, level in zip(self.indexes, self.ids[:, 0, : self.length - 1], strict=True):
+            index.reset(level[self.prompt_length :].tolist())
+        before = self.tokens[:, : self.length - 1]
+        separators = torch.tensor(self.decoder.separators, device=before.device)
+        last_embedding = self.decoder.embed_tokens(before[:, -1:])
+        num_separators = torch.isin(before, separators).sum(dim=1, keepdim=True).clamp(max=len(separators))
+        for _ in range(min(num_tokens, self.capacity - self.length)):
+            if self.ends_with(end):
+                break
+            last = self.length - 1
+            token, ids = self.tokens[:, last : last + 1], self.ids[..., last : last + 1]
+            near = self._near_keys(ids[:, 0, 0].tolist())
+            cache = Cache(self.ids[..., near], last_embedding, num_separators, [keys[:, :, near]], [values[:, :, near]])
+            hooks = AttentionHooks(visible_counts=torch.tensor([[float(self.length)]], device=token.device))
+            hidden, extended = self.decoder(token, ids, cache, hooks=hooks)
+            keys[:, :, last], values[:, :, last] = extended.keys[0][:, :, -1], extended.values[0][:, :, -1]
+            last_embedding, num_separators = extended.last_embedding, extended.num_separators
+            next_token = self.decoder.token_logits(hidden).argmax(dim=-1)
+            self._append(next_token, self._draft_ids(hidden, ids, next_token))
+
+    def ends_with(self, end: int) -> bool:
+        """Return whether the last token is the end token, after the prompt."""
+        return self.length > self.prompt_length and int(self.tokens[0, self.length - 1]) == end
+
+    def continuation(self) -> NearGeneration:
+        """Return the tokens and IDs after the prompt."""
+        new = slice(self.prompt_length, self.length)
+        return NearGeneration(tokens=self.tokens[0, new], position_ids=self.ids[:, 0, new])
+
+    def _append(self, token: Int[Tensor, "1 1"], ids: Int[Tensor, "level 1 1"]) -> None:
+        self.tokens[:, self.length], self.ids[..., self.length] = token[:, 0], ids[..., 0]
+        self.length += 1
+
+    def _near_keys(self, ids: list[int]) -> Int[Tensor, " near"]:
+        """Return the indexes of the tokens before the last one whose IDs are near, on any level."""
+        last = self.length - 1
+        for index, level_id in zip(self.indexes, self.ids[:, 0, last].tolist(), strict=True):
+            index.add(level_id, last)
+        near = {key for index, level_id in zip(self.indexes, ids, strict=True) for key in index.near(level_id)} - {last}
+        return torch.tensor(sorted(near), device=self.tokens.device)
+
+    def _draft_ids(
+        self, hidden: Float[Tensor, "1 1 d_model"], ids: Int[Tensor, "level 1 1"], next_token: Int[Tensor, "1 1"]
+    ) -> Int[Tensor, "level 1 1"]:
+        """Return the most likely IDs if a head reads only the prompt tokens with near IDs."""
+        embedding, predicted = self.decoder.embed_tokens(next_token), []
+        for head, index, level_ids, prompt in zip(
+            self.decoder.position_heads(), self.indexes, ids, self.prompts, strict=True
+        ):
+            near = index.near_prompt(int(level_ids))
+            near_prompt = prompt.near(near) if len(near) else prompt
+            predicted.append(head(hidden, level_ids, embedding, near_prompt).most_likely_ids())
+        return torch.stack(predicted)
+
+
+class _IDIndex:
+    """Indexes of the tokens by their ID on one level."""
+
+    def __init__(self, prompt_ids: Int[Tensor, " prompt"]) -> None:
+        self.sorted_ids, self.order = prompt_ids.sort(stable=True)
+        self.prompt_length, self.margin = len(prompt_ids), MARGIN * max_per_id(prompt_ids)
+        self.written: dict[int, list[int]] = defaultdict(list)
+
+    def reset(self, ids: list[int]) -> None:
+        """Forget the tokens after the prompt, and add tokens with these IDs."""
+        self.written.clear()
+        for index, level_id in enumerate(ids):
+            self.add(level_id, self.prompt_length + index)
+
+    def add(self, level_id: int, index: int) -> None:
+        """Add a token after the prompt."""
+        if index >= self.prompt_length:
+            self.written[level_id].append(index)
+
+    def near(self, level_id: int) -> list[int]:
+        """Return the indexes of the tokens whose ID differs by at most the first of ``WIDTHS``."""
+        first, last = self._range(level_id)
+        nearby = range(level_id - WIDTHS[0], level_id + WIDTHS[0] + 1)
+        return self.order[first:last].tolist() + [index for each in nearby for index in self.written.get(each, ())]
+
+    def near_prompt(self, level_id: int) -> Int[Tensor, " token"]:
+        """Return the indexes of the prompt tokens with near IDs, and some more on both sides, sorted by ID."""
+        first, last = self._range(level_id)
+        return self.order[max(0, first - self.margin) : last + self.margin]
+
+    def _range(self, level_id: int) -> tuple[int, int]:
+        ends = torch.tensor([level_id - WIDTHS[0], level_id + WIDTHS[0] + 1], device=self.sorted_ids.device)
+        first, last = torch.searchsorted(self.sorted_ids, ends).tolist()
+        return first, last
