@@ -55,6 +55,7 @@ bench: setup
 	$(BIN)/python benchmarks/theory_speed.py
 	$(BIN)/python benchmarks/hf_overhead.py --size small
 	$(PIP) -e '.[bench]'
+	$(BIN)/python benchmarks/peer_speed.py
 	$(BIN)/python benchmarks/influence_speed.py
 
 # Creates no environment and installs nothing: the machine may be offline.

@@ -4,7 +4,9 @@ import pytest
 import torch
 from tests.support.cases import small_decoder, small_encoding
 
-from lengthwise.encodings import ENCODINGS
+from lengthwise.encodings import ENCODINGS, EncodingSize
+from lengthwise.encodings.levels import LevelEncoding
+from lengthwise.encodings.rotary import RotaryEncoding
 from lengthwise.model.attention_scores import AttentionHooks
 from lengthwise.tasks import Parity
 
@@ -53,3 +55,27 @@ def test_cached_decoding_equals_one_pass_with_a_level_per_head(name, rng):
     first, cache = decoder(tokens[:, :5], ids[:, :, :5])
     last, _ = decoder(tokens[:, 5:], ids[:, :, 5:], cache)
     torch.testing.assert_close(torch.cat([first, last], dim=1), whole, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("num_queries", [1, 4, 9])
+@pytest.mark.parametrize("options", [{"num_levels": 1}, {"num_levels": 2}, {"num_levels": 2, "one_per_head": True}])
+@pytest.mark.parametrize("name", ENCODINGS)
+@torch.no_grad()
+def test_queries_and_keys_rotate_together_as_they_rotate_alone(name, options, num_queries, rng):
+    size = EncodingSize(d_model=64, num_heads=4, d_head=16)
+    encoding = LevelEncoding(small_encoding(name), size, **options)
+    ids = torch.from_numpy(rng.integers(0, 9, size=(options["num_levels"], 2, 9)))
+    query, key = torch.randn(2, 4, num_queries, 16), torch.randn(2, 4, 9, 16)
+    both = encoding.rotate_both(query, key, ids)
+    torch.testing.assert_close(both, (encoding.rotate(query, ids[:, :, 9 - num_queries :]), encoding.rotate(key, ids)))
+
+
+def test_a_subclass_with_its_own_rotation_rotates_queries_and_keys_by_it():
+    class Reversed(RotaryEncoding):
+        def rotate(self, x, position_ids):
+            return super().rotate(x, -position_ids)
+
+    query, key, ids = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 5, 4), torch.arange(5)[None]
+    encoding = Reversed()
+    expected = encoding.rotate(query, ids[:, 2:]), encoding.rotate(key, ids)
+    torch.testing.assert_close(encoding.rotate_both(query, key, ids), expected)

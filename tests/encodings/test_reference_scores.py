@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from lengthwise.encodings import DAPE, ENCODINGS, DAPEv2, EncodingSettings, EncodingSize
 from lengthwise.model.attention import attend
+from lengthwise.model.attention_scores import LengthScale
 from lengthwise.model.attention_weights import entmax, make_weight_function, top_k
-from lengthwise.model.decoder import DecoderSettings, LengthScale
+from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.tasks import Parity
 
 SIZE = EncodingSize(d_model=12, num_heads=2, d_head=6)
@@ -346,11 +347,11 @@ def test_queries_are_scaled_by_the_number_of_visible_keys_with_and_without_a_cac
         assert abs(power - 1).min() > 1e-3
     queries_seen = []
 
-    def record(query: Tensor, key: Tensor, value: Tensor, bias: object) -> Tensor:
+    def record(query: Tensor, key: Tensor, value: Tensor, bias: object = None) -> Tensor:
         queries_seen.append(query)
         return attend(query, key, value, bias)
 
-    monkeypatch.setattr("lengthwise.model.decoder.attend", record)
+    monkeypatch.setattr("lengthwise.model.block.attend", record)
     plain(tokens, ids)
     _, cache = scaled(tokens[:, :4], ids[:, :, :4])
     scaled(tokens[:, 4:], ids[:, :, 4:], cache)

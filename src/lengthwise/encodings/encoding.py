@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
+import torch
 from jaxtyping import Bool, Float, Real
 from torch import Tensor, nn
 
@@ -46,6 +47,9 @@ class Encoding(nn.Module):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Raise ``SettingError`` if a subclass overrides a hook but does not set the flag of this hook."""
         super().__init_subclass__(**kwargs)
+        if "rotate" in vars(cls) and "rotate_both" not in vars(cls):
+            # An inherited method could ignore the new rotation.
+            cls.rotate_both = Encoding.rotate_both  # type: ignore[method-assign]
         for hook, flag in (("bias", "has_bias"), ("scores", "has_scores"), ("adjust", "has_scores")):
             if getattr(cls, hook) is not getattr(Encoding, hook) and not getattr(cls, flag):
                 raise SettingError(
@@ -64,6 +68,18 @@ class Encoding(nn.Module):
     def rotate(self, x: HeadVectors, position_ids: Real[Tensor, "batch seq"]) -> HeadVectors:
         """Return the queries or keys ``x``, transformed according to their position IDs."""
         return x
+
+    def rotate_both(self, query: QueryVectors, key: KeyVectors, key_ids: KeyIDs) -> tuple[QueryVectors, KeyVectors]:
+        """Return ``rotate`` of queries and keys; the queries belong to the last tokens of the keys.
+
+        A subclass can override this method to compute the angles of queries and keys only once.
+        """
+        num_queries, num_keys = query.shape[2], key.shape[2]
+        if num_queries == num_keys:
+            # Rotate queries and keys together to compute the angles once; for one token, they dominate the time.
+            query, key = self.rotate(torch.cat([query, key], dim=1), key_ids).chunk(2, dim=1)
+            return query, key
+        return self.rotate(query, key_ids[:, num_keys - num_queries :]), self.rotate(key, key_ids)
 
     def bias(self, query_ids: QueryIDs, key_ids: KeyIDs) -> Float[Tensor, "#batch heads query key"]:
         """Return additive attention scores for one chunk of queries; called only if ``has_bias`` is True."""

@@ -10,7 +10,16 @@ from jaxtyping import Bool, Float, Real
 from torch import Tensor, nn
 
 from lengthwise.core.errors import SettingError
-from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize, HeadVectors, Scores, TokenVectors
+from lengthwise.encodings.encoding import (
+    Encoding,
+    EncodingSettings,
+    EncodingSize,
+    HeadVectors,
+    KeyVectors,
+    QueryVectors,
+    Scores,
+    TokenVectors,
+)
 
 
 class LevelEncoding(nn.Module):
@@ -54,6 +63,16 @@ class LevelEncoding(nn.Module):
             return self._encodings()[0].rotate(x, position_ids[0])
         levels = zip(self._encodings(), self._split(x), position_ids, strict=True)
         return self._join([level.rotate(part, level_ids) for level, part, level_ids in levels])
+
+    def rotate_both(
+        self, query: QueryVectors, key: KeyVectors, key_ids: Real[Tensor, "level batch key"]
+    ) -> tuple[QueryVectors, KeyVectors]:
+        """Return rotated queries and keys; the queries belong to the last tokens of the keys."""
+        if len(self.levels) == 1:
+            return self._encodings()[0].rotate_both(query, key, key_ids[0])
+        levels = zip(self._encodings(), self._split(query), self._split(key), key_ids, strict=True)
+        queries, keys = zip(*(level.rotate_both(*level_inputs) for level, *level_inputs in levels), strict=True)
+        return self._join(queries), self._join(keys)
 
     def bias(
         self, query_ids: Real[Tensor, "level batch query"], key_ids: Real[Tensor, "level batch key"]

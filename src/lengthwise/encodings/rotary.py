@@ -6,12 +6,20 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float, Real
+from jaxtyping import Complex, Float, Real
 from torch import Tensor
 
 from lengthwise.core.errors import SettingError
 from lengthwise.core.type_checks import check_types
-from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize, HeadVectors
+from lengthwise.encodings.encoding import (
+    Encoding,
+    EncodingSettings,
+    EncodingSize,
+    HeadVectors,
+    KeyIDs,
+    KeyVectors,
+    QueryVectors,
+)
 
 
 @functools.lru_cache(maxsize=256)
@@ -27,9 +35,20 @@ def rotate_pairs(
     x: HeadVectors, position_ids: Real[Tensor, "batch seq"], frequencies: Float[Tensor, " d_head//2"]
 ) -> HeadVectors:
     """Rotate each pair of adjacent components by ``ID * frequency`` radians."""
+    return multiply_pairs(x, pair_rotations(position_ids, frequencies))
+
+
+def pair_rotations(
+    position_ids: Real[Tensor, "batch seq"], frequencies: Float[Tensor, " pair"]
+) -> Complex[Tensor, "batch 1 seq pair"]:
+    """Return the rotations by ``ID * frequency`` radians as complex numbers of size 1."""
     # The angles are in double precision until the remainder, because float32 is inexact for large IDs.
     angles = torch.remainder(position_ids[:, None, :, None] * frequencies, 2 * math.pi).float()
-    rotations = torch.complex(angles.cos(), angles.sin())  # batch 1 seq d_head/2
+    return torch.complex(angles.cos(), angles.sin())
+
+
+def multiply_pairs(x: HeadVectors, rotations: Complex[Tensor, "batch 1 seq d_head//2"]) -> HeadVectors:
+    """Multiply each pair of adjacent components, as a complex number, by a rotation."""
     pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
     return torch.view_as_real(pairs * rotations).flatten(-2).to(x.dtype)
 
@@ -61,7 +80,17 @@ class RotaryEncoding(Encoding):
 
     def rotate(self, x: HeadVectors, position_ids: Real[Tensor, "batch seq"]) -> HeadVectors:
         """Return queries or keys with each pair of adjacent components rotated."""
-        return rotate_pairs(x, position_ids, rotary_frequencies(x.shape[-1], self.base, self.fastest, x.device))
+        return multiply_pairs(x, self._rotations(x, position_ids))
+
+    def rotate_both(self, query: QueryVectors, key: KeyVectors, key_ids: KeyIDs) -> tuple[QueryVectors, KeyVectors]:
+        """Return rotated queries and keys; the queries belong to the last tokens of the keys."""
+        rotations = self._rotations(key, key_ids)
+        return multiply_pairs(query, rotations[:, :, key.shape[2] - query.shape[2] :]), multiply_pairs(key, rotations)
+
+    def _rotations(
+        self, x: HeadVectors, position_ids: Real[Tensor, "batch seq"]
+    ) -> Complex[Tensor, "batch 1 seq d_head//2"]:
+        return pair_rotations(position_ids, rotary_frequencies(x.shape[-1], self.base, self.fastest, x.device))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,139 +6,20 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from einops import rearrange
 from jaxtyping import Float, Int, Real
 from torch import Tensor, nn
 
 from lengthwise.core.errors import SettingError
 from lengthwise.encodings import EncodingSettings, EncodingSize
 from lengthwise.encodings.levels import LevelEncoding
-from lengthwise.model.attention import attend, attend_with_scores, dilute_attention
-from lengthwise.model.attention_scores import NO_HOOKS, AttentionHooks, LengthScale, ScoreChunks
-from lengthwise.model.attention_weights import make_weight_function, softmax
-from lengthwise.model.cache import Cache, ExtendLayer
+from lengthwise.model.attention_scores import NO_HOOKS, AttentionHooks
+from lengthwise.model.block import Block
+from lengthwise.model.cache import Cache
 from lengthwise.model.decoder_settings import DecoderSettings
-from lengthwise.model.near_attention import LayerInputs
 from lengthwise.model.position_heads import POSITION_HEADS, NextIDs, PositionHead, Prompt, read_prompt
 from lengthwise.model.position_id_check import IDCheck
 from lengthwise.model.rms_norm import RMSNorm
-from lengthwise.model.token_groups import TokenGroup, join_tokens, select_queries, split_queries, split_tokens
-
-
-class Block(nn.Module):
-    """Attention with normalized queries and keys, then an MLP; the initial outputs of both are zero."""
-
-    def __init__(self, settings: DecoderSettings) -> None:
-        super().__init__()
-        d_model, d_head = settings.d_model, settings.d_model // settings.num_heads
-        self.settings = settings
-        self.attention_norm = RMSNorm(d_model)
-        self.project = nn.Linear(d_model, 3 * d_model, bias=False)
-        self.query_norm = RMSNorm(d_head)
-        self.key_norm = RMSNorm(d_head)
-        self.log_temperature = nn.Parameter(torch.full((settings.num_heads, 1, 1), math.log(settings.temperature)))
-        self.length_scale = LengthScale(settings.num_heads) if settings.length_scaling == "learned" else None
-        self.weight_function = make_weight_function(settings.weights, k=settings.top_k, alpha=settings.entmax_alpha)
-        self.mix_heads = nn.Linear(d_model, d_model, bias=False)
-        self.mlp_norm = RMSNorm(d_model)
-        self.widen = nn.Linear(d_model, settings.mlp_factor * d_model)
-        self.narrow = nn.Linear(settings.mlp_factor * d_model, d_model)
-        for output in (self.mix_heads, self.narrow):
-            nn.init.zeros_(output.weight)
-        nn.init.zeros_(self.narrow.bias)
-
-    def forward(
-        self,
-        x: Float[Tensor, "token d_model"],
-        groups: Sequence[TokenGroup],
-        encoding: LevelEncoding,
-        extend: ExtendLayer | None,
-        hooks: AttentionHooks,
-    ) -> tuple[Float[Tensor, "query d_model"], Tensor, Tensor]:
-        """Return the hidden states of the groups' queries, and the keys and values of the last group.
-
-        ``extend`` adds the keys and values of earlier tokens; it requires a single group.
-        """
-        normalized, d_model, weight = self.attention_norm(x), x.shape[1], self.project.weight
-        split_heads = partial(rearrange, pattern="b s (part h d) -> part b h s d", h=self.settings.num_heads)
-        if not any(group.query_start for group in groups):
-            projected = [split_heads(part, part=3) for part in split_tokens(self.project(normalized), groups)]
-        else:
-            queries = nn.functional.linear(select_queries(normalized, groups), weight[:d_model])
-            keys_values = nn.functional.linear(normalized, weight[d_model:])
-            pairs = zip(split_queries(queries, groups), split_tokens(keys_values, groups), strict=True)
-            projected = [(*split_heads(query, part=1), *split_heads(pair, part=2)) for query, pair in pairs]
-        attended = []
-        for group, (raw_query, raw_key, new_value) in zip(groups, projected, strict=True):
-            query, key = self._rotate(raw_query, raw_key, group, encoding)
-            value = new_value
-            if extend is not None:
-                key, value = extend(key, value)
-            length_factor = self.length_factor(query.shape[2], key.shape[2], hooks, query.device)
-            scales = self.log_temperature.exp() * length_factor
-            if hooks.near is None:
-                heads = self.attend(query * scales, key, value, group.position_ids, encoding, hooks)
-            else:
-                unrotated = self.query_norm(raw_query), self.key_norm(raw_key)
-                inputs = LayerInputs(split_tokens(x, groups)[0], *unrotated, query, key, value, scales)
-                heads = hooks.near.attend(inputs, encoding, group.position_ids)
-            attended.append(rearrange(heads, "b h s d -> b s (h d)"))
-        x = select_queries(x, groups) + self.mix_heads(join_tokens(attended))
-        return x + self.narrow(nn.functional.gelu(self.widen(self.mlp_norm(x)))), key, value
-
-    def _rotate(self, query: Tensor, key: Tensor, group: TokenGroup, encoding: LevelEncoding) -> tuple[Tensor, Tensor]:
-        """Return normalized and rotated queries and keys, each (batch, heads, seq, d_head)."""
-        new_ids = group.position_ids[:, :, group.position_ids.shape[2] - group.seq :]
-        query, key = self.query_norm(query), self.key_norm(key)
-        if group.query_start == 0:
-            # Rotate queries and keys together to compute the angles once; for one token, they dominate the time.
-            query, key = encoding.rotate(torch.cat([query, key], dim=1), new_ids).chunk(2, dim=1)
-            return query, key
-        return encoding.rotate(query, new_ids[:, :, group.query_start :]), encoding.rotate(key, new_ids)
-
-    def attend(
-        self,
-        query: Float[Tensor, "batch heads query d_head"],
-        key: Float[Tensor, "batch heads key d_head"],
-        value: Float[Tensor, "batch heads key d_head"],
-        key_ids: Real[Tensor, "level batch key"],
-        encoding: LevelEncoding,
-        hooks: AttentionHooks,
-    ) -> Float[Tensor, "batch heads query d_head"]:
-        """Return the output of attention for queries that are multiplied by the temperature and the length factor."""
-        if hooks is NO_HOOKS and not (encoding.has_bias or encoding.has_scores or self.weight_function):
-            attended = attend(query.to(value.dtype), key.to(value.dtype), value)
-            return self._dilute(attended, value)
-        query_ids = key_ids[:, :, key_ids.shape[2] - query.shape[2] :]
-        chunks = ScoreChunks(encoding, query, key, query_ids, key_ids, hooks.score_bias)
-        weight_function = softmax if self.weight_function is None else self.weight_function
-        if hooks.on_weights is not None:
-            hooks.on_weights(chunks.weights(weight_function))
-        if encoding.has_scores or self.weight_function is not None:
-            attended = attend_with_scores(chunks.scores, value, query.shape[2], weight_function)
-        else:
-            bias = chunks.bias if chunks.has_bias else None
-            attended = attend(query.to(value.dtype), key.to(value.dtype), value, bias)
-        return self._dilute(attended, value)
-
-    def _dilute(self, attended: Tensor, value: Tensor) -> Tensor:
-        if self.training and self.settings.dilution:
-            return dilute_attention(attended, value, self.settings.dilution)
-        return attended
-
-    def length_factor(
-        self, num_queries: int, num_keys: int, hooks: AttentionHooks, device: torch.device
-    ) -> Float[Tensor, "*batch heads seq 1"] | Float[Tensor, "seq 1"] | float:
-        """Return the factor of the last queries' scores for their numbers of visible keys."""
-        if self.settings.length_scaling == "none":
-            return 1.0
-        num_visible = torch.arange(num_keys - num_queries + 1, num_keys + 1, device=device)
-        if hooks.visible_counts is not None:
-            num_visible = hooks.visible_counts[:, None]
-        elif hooks.score_bias is not None:
-            num_visible = (num_visible - hooks.score_bias.isneginf().tril(num_keys - num_queries).sum(dim=-1))[:, None]
-        log_num_keys = (num_visible + 1).log()[..., None]
-        return log_num_keys if self.length_scale is None else self.length_scale(log_num_keys)
+from lengthwise.model.token_groups import TokenGroup, join_tokens, split_queries
 
 
 class Decoder(nn.Module):
@@ -256,8 +137,9 @@ class Decoder(nn.Module):
         prompt_length: Int[Tensor, " batch"],
     ) -> list[Prompt]:
         """Return the prompts of each level in the form that ``next_ids`` requires; call this once per batch."""
-        embeddings = self.embed_tokens(tokens)
-        pairs = zip(self.position_heads(), position_ids, strict=True)
+        max_prompt_length = int(prompt_length.max())
+        embeddings = self.embed_tokens(tokens[:, :max_prompt_length])
+        pairs = zip(self.position_heads(), position_ids[:, :, :max_prompt_length], strict=True)
         return [read_prompt(head, embeddings, ids, prompt_length) for head, ids in pairs]
 
     def next_ids(

@@ -6,8 +6,9 @@ from torch import Tensor
 from torch.nn.functional import embedding, gelu, linear, rms_norm
 
 from lengthwise.model.attention_scores import NO_HOOKS
+from lengthwise.model.block import Block
 from lengthwise.model.cache import Cache
-from lengthwise.model.decoder import Block, Decoder
+from lengthwise.model.decoder import Decoder
 from lengthwise.model.position_heads import NextIDs, Prompt
 
 

@@ -127,9 +127,11 @@ class Trainer:
         self.device = next(decoder.parameters()).device
         # The sums are on the device, so that adding to them does not synchronize.
         self.sums = torch.zeros(len(fields(AnswerLoss)), dtype=torch.float64, device=self.device)
+        # The list saves a search through all modules in every step.
+        self.parameters = list(decoder.parameters())
         matrices: list[nn.Parameter] = []
         others: list[nn.Parameter] = []
-        for parameter in decoder.parameters():
+        for parameter in self.parameters:
             # No weight decay for parameters of shape (heads, 1, 1): it would flatten the attention of the heads.
             (matrices if sum(size > 1 for size in parameter.shape) >= 2 else others).append(parameter)
         groups: list[dict[str, Any]] = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
@@ -208,9 +210,10 @@ class Trainer:
             share = self.settings.scheduled_sampling
             input_ids = mix_predicted_ids(self.decoder, batches, share) if share else None
             outcome = answer_loss(self.decoder, batches, self.settings.id_weight, input_ids)
-        self.optimizer.zero_grad(set_to_none=True)
+        for parameter in self.parameters:
+            parameter.grad = None
         torch.autograd.backward(outcome.loss)
-        nn.utils.clip_grad_norm_(self.decoder.parameters(), self.settings.clip)
+        nn.utils.clip_grad_norm_(self.parameters, self.settings.clip, foreach=True)
         self.optimizer.step()
         self.sums += torch.stack([getattr(outcome, part.name).detach().double() for part in fields(outcome)])
         progress.step += 1

@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from lengthwise.encodings.rotary import RotaryEncoding
+from lengthwise.model.linear import Linear
 from lengthwise.model.near_keys import (
     FarKeys,
     bound_far_keys,
@@ -52,8 +53,8 @@ class Pointer(PositionHead):
         # Large frequencies and a small base help the rotary term to separate adjacent IDs.
         self.rotary = RotaryEncoding(base=100.0, fastest=3.0)
         self.distance = nn.Parameter(torch.full((2, d_pointer), 1 / math.sqrt(d_pointer)))
-        self.content = nn.Linear(d_model, d_pointer, bias=False)
-        self.predecessor = nn.Linear(d_model, d_pointer, bias=False)
+        self.content = Linear(d_model, d_pointer, bias=False)
+        self.predecessor = Linear(d_model, d_pointer, bias=False)
         self.log_distance_gain = nn.Parameter(torch.tensor(math.log(3.0)))
         # A gain of 0 would become negative in training: the next ID is often not the ID of an equal prompt token.
         self.content_gain = nn.Parameter(torch.tensor(3.0))
