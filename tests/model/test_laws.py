@@ -1,6 +1,7 @@
 """Laws of all encodings with all schemes, in training, in one pass and in cached decoding."""
 
 import functools
+import math
 from dataclasses import dataclass, field, replace
 from itertools import product
 
@@ -380,3 +381,18 @@ def test_gradients_are_the_same_in_the_short_and_the_chunked_form_of_attention(e
         for name, gradient in gradients(decoder, batch).items():
             torch.testing.assert_close(gradient, short[name], atol=1e-5, rtol=1e-4)
         monkeypatch.undo()
+
+
+@over_encodings
+@torch.no_grad()
+def test_evaluation_sharpness_equals_a_larger_temperature_in_evaluation_only(encoding):
+    task, batch = supported_batches("predicted")[0]
+    sharpened = decoder_for(encoding, task, batch, temperature=2.0, evaluation_sharpness=3.0)
+    soft, sharp = (decoder_for(encoding, task, batch, temperature=2.0) for _ in range(2))
+    for decoder in (soft, sharp):
+        decoder.load_state_dict(sharpened.state_dict())
+    for block in sharp.blocks:
+        block.log_temperature += math.log(3.0)
+    for training, other in ((True, soft), (False, sharp)):
+        hidden = [each.train(training)(batch.tokens, batch.position_ids)[0] for each in (sharpened, other)]
+        assert_same(*hidden)

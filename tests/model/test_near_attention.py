@@ -68,6 +68,7 @@ def random_tokens(num_tokens: int = VOCABULARY) -> torch.Tensor:
     return torch.randint(num_tokens, (2, SEQ))
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("falls", [False, True])
 @pytest.mark.parametrize("scaling", ["none", "log", "learned"])
 @pytest.mark.parametrize("encoding", [SHARP, ALiBi(), T5Bias()], ids=lambda each: each.name)

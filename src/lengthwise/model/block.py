@@ -71,7 +71,7 @@ class Block(nn.Module):
             if extend is not None:
                 key, value = extend(key, value)
             length_factor = self.length_factor(query.shape[2], key.shape[2], hooks, query.device)
-            scales = self.log_temperature.exp() * length_factor
+            scales = self.temperature() * length_factor
             if hooks.near is None:
                 heads = self.attend(query * scales, key, value, group.position_ids, encoding, hooks)
             else:
@@ -81,6 +81,11 @@ class Block(nn.Module):
             attended.append(rearrange(heads, "b h s d -> b s (h d)"))
         x = select_queries(x, groups) + self.mix_heads(join_tokens(attended))
         return x + self.narrow(nn.functional.gelu(self.widen(self.mlp_norm(x)))), key, value
+
+    def temperature(self) -> Float[Tensor, "heads 1 1"]:
+        """Return the factor of each head's scores, which is larger outside of training by ``evaluation_sharpness``."""
+        learned = self.log_temperature.exp()
+        return learned if self.training else learned * self.settings.evaluation_sharpness
 
     def _rotate(self, query: Tensor, key: Tensor, group: TokenGroup, encoding: LevelEncoding) -> tuple[Tensor, Tensor]:
         """Return normalized and rotated queries and keys, each (batch, heads, seq, d_head)."""
