@@ -52,7 +52,7 @@ def parity_long() -> Experiment:
         parity(),
         scheme=Predicted(num_position_ids=LONG_NUM_POSITION_IDS, max_gaps=MAX_GAPS),
         decoder=DecoderSettings(
-            num_layers=1, d_model=128, num_heads=1, head="rank", temperature=0.5, evaluation_sharpness=4.0
+            num_layers=1, d_model=128, num_heads=1, head="rank", temperature=0.5, evaluation_sharpness=8.0
         ),
         training=TrainingSettings(steps=2000, learning_rate=2e-3, weight_decay=0.1, fit_every=100, cooldown_steps=400),
         evaluation=EvaluationSettings(lengths=(20, 2000, 100_000), num_examples=(512, 64, 1)),
