@@ -54,7 +54,7 @@ def parity_long() -> Experiment:
         decoder=DecoderSettings(
             num_layers=1, d_model=128, num_heads=1, head="rank", temperature=0.5, evaluation_sharpness=8.0
         ),
-        training=TrainingSettings(steps=2000, learning_rate=2e-3, weight_decay=0.1, fit_every=100, cooldown_steps=400),
+        training=TrainingSettings(steps=3000, learning_rate=2e-3, weight_decay=0.1, fit_every=100, cooldown_steps=1200),
         evaluation=EvaluationSettings(lengths=(20, 2000, 100_000), num_examples=(512, 64, 1)),
     )
 
