@@ -14,8 +14,8 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
 from lengthwise.core.errors import RunFolderError
+from lengthwise.core.intervals import wilson_interval
 from lengthwise.evaluation import tables_and_figures as report
-from lengthwise.evaluation.exact_match import wilson_interval
 from lengthwise.evaluation.figure_layout import LineLabel, label_lines, make_panels, set_length_axis, spread
 from lengthwise.evaluation.result_rows import group_rows, pool_seeds
 from lengthwise.evaluation.tables_and_figures import (
