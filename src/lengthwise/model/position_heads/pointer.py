@@ -227,15 +227,15 @@ class WidePointer(Pointer):
         is_rank = prompt.distinct_ids != Prompt.PADDING_ID
         shifted = super()._shift(probabilities, all_shares, prompt) * is_rank[:, None]
         widest = self.max_shift
-        below = sum(
-            (
-                all_shares[..., widest - shift] * probabilities[..., :shift].sum(dim=-1)
-                for shift in range(1, widest + 1)
-            ),
-            start=torch.zeros_like(all_shares[..., 0]),
-        )
-        above = (1 - shifted.sum(dim=-1) - below).clamp_min(0)
         last = is_rank.sum(dim=-1) - 1
+        # The probabilities of the last ranks, from the last one backwards; a prompt can have fewer ranks.
+        indices = last[:, None] - torch.arange(widest, device=last.device)
+        ends = probabilities.gather(2, indices.clamp_min(0)[:, None].expand(*probabilities.shape[:2], -1))
+        ends = ends.masked_fill(indices[:, None] < 0, 0.0)
+        below = above = torch.zeros_like(all_shares[..., 0])
+        for shift in range(1, widest + 1):
+            below = below + all_shares[..., widest - shift] * probabilities[..., :shift].sum(dim=-1)
+            above = above + all_shares[..., widest + shift] * ends[..., :shift].sum(dim=-1)
         shifted[..., 0] += below
         index = last[:, None, None].expand(*shifted.shape[:2], 1)
         return shifted.scatter_add(2, index, above[..., None])
