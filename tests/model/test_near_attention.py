@@ -107,10 +107,29 @@ def test_a_far_key_that_looks_near_is_read():
 
 
 def test_many_different_tokens_are_read_densely(monkeypatch):
-    monkeypatch.setattr(near_attention, "MAX_CONTENT_PAIRS", 3)
+    monkeypatch.setattr(near_keys, "MAX_CONTENT_PAIRS", 3)
     dense, near_output, near = both(random_decoder(), coupled_ids(1), random_tokens())
     torch.testing.assert_close(near_output, dense, rtol=0, atol=2e-5)
     assert near.num_dense == 2 * (SEQ - QUERY_START)
+
+
+@torch.no_grad()
+def test_ids_that_are_far_apart_are_read_densely():
+    # A table of all distances would need terabytes.
+    ids = coupled_ids(1) * 2**40
+    dense, near_output, near = both(random_decoder(), ids, random_tokens())
+    torch.testing.assert_close(near_output, dense, rtol=0, atol=2e-5)
+    assert near.num_dense == 2 * (SEQ - QUERY_START)
+
+
+@torch.no_grad()
+def test_a_pointer_reads_ids_that_are_far_apart_densely(monkeypatch):
+    head, prompt_ids = Pointer(8, 1000).eval(), torch.arange(QUERY_START)[None] * 2**40
+    prompt = read_prompt(head, torch.randn(1, QUERY_START, 8), prompt_ids, torch.tensor([QUERY_START]))
+    arguments = torch.randn(1, 5, 8), prompt_ids[:, :5], torch.randn(1, 5, 8), prompt
+    dense = head.most_likely_ids(*arguments)
+    monkeypatch.setattr(pointer, "MAX_DENSE_PROMPT", 1)
+    assert torch.equal(head.most_likely_ids(*arguments), dense)
 
 
 def test_a_short_sequence_has_no_far_keys(monkeypatch):

@@ -16,10 +16,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from lengthwise.encodings.levels import LevelEncoding
 from lengthwise.model.attention import attend
 from lengthwise.model.near_keys import (
-    MAX_CONTENT_PAIRS,
     FarKeys,
     NearReading,
     bound_far_keys,
+    can_bound,
     far_distances,
     max_per_id,
     number_rows,
@@ -139,7 +139,8 @@ class _Sequence:
         """Return the bound of the omitted weight for ``read_near_keys``."""
         query_contents, first_queries = number_rows(self.inputs.x[self.first_query :])
         _, first_keys = number_rows(self.inputs.x)
-        if len(first_queries) * len(first_keys) > MAX_CONTENT_PAIRS:
+        num_queries, reach = len(first_queries) * len(self.inputs.query), self._reach(level)
+        if not can_bound(num_queries, len(first_keys), reach):
             return None
         scales = self.scales[heads]
         far = self._bound(
@@ -149,6 +150,11 @@ class _Sequence:
             width_index, query_contents[queries], scales[:, queries], log_weights
         )
 
+    def _reach(self, level: int) -> int:
+        """Return the largest distance of two IDs."""
+        ids = self.key_ids[level]
+        return int(ids.max() - ids.min())
+
     def _bound(
         self,
         level: int,
@@ -157,8 +163,7 @@ class _Sequence:
         keys: Float[Tensor, "heads key_content d_head"],
     ) -> FarKeys:
         """Compare all different queries and keys at all distances."""
-        ids = self.key_ids[level]
-        reach = int(ids.max() - ids.min())
+        ids, reach = self.key_ids[level], self._reach(level)
         num_levels, (num_heads, num_contents, d_head) = len(self.key_ids), queries.shape
         key_ids = torch.full((num_levels, 1, keys.shape[1]), reach, device=ids.device)
         rotated_keys = self.encoding.rotate(keys[None], key_ids)[0] / math.sqrt(d_head)

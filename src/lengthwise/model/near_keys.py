@@ -21,6 +21,8 @@ ROUNDING = 0.01
 # Maximum number of pairs of a different query and a different key, before their IDs enter. All of them are compared at
 # all distances.
 MAX_CONTENT_PAIRS = 4096
+# Maximum number of scores in a comparison of different queries at all distances, which are in memory at once.
+MAX_FAR_SCORES = 1 << 28
 # Number of queries that read their near keys at once.
 NEAR_QUERIES = 256
 # Number of scales at which the omitted weight is computed.
@@ -59,6 +61,11 @@ class FarKeys:
         # A sum of exp(scale * score) is convex in the scale, so its maximum is at one end of an interval.
         log_total = torch.maximum(totals[rows, upper - 1, contents], totals[rows, upper, contents])
         return (log_total - log_weights + ROUNDING).exp().amax(dim=0)
+
+
+def can_bound(num_queries: int, num_keys: int, max_distance: int) -> bool:
+    """Return whether a comparison of different queries (of all heads) and keys at all distances is small enough."""
+    return num_queries * num_keys <= MAX_CONTENT_PAIRS and 2 * max_distance * num_queries <= MAX_FAR_SCORES
 
 
 def far_distances(max_distance: int, chunk_size: int) -> Iterator[Int[Tensor, " distance"]]:

@@ -14,6 +14,7 @@ from lengthwise.model.linear import Linear
 from lengthwise.model.near_keys import (
     FarKeys,
     bound_far_keys,
+    can_bound,
     far_distances,
     max_per_id,
     number_rows,
@@ -121,6 +122,8 @@ class Pointer(PositionHead):
         ids = torch.zeros_like(current_ids)
         contents, first_queries = number_rows(next_embeddings[0])
         scales = prompt.sharpness[0].expand(1, len(contents))
+        if not can_bound(len(first_queries), 1, self._reach(current_ids, prompt)):
+            return ids, torch.arange(len(contents), device=ids.device)
         far = self._bound_far_tokens(current_ids, next_embeddings[:, first_queries], prompt)
 
         def read(queries: Tensor, tokens: Tensor) -> Tensor:
@@ -137,16 +140,21 @@ class Pointer(PositionHead):
         margin = self.max_shift * max_per_id(prompt.position_ids[0])
         return ids, read_near_keys(current_ids[0], prompt.position_ids[0], read, omitted, margin=margin).unfinished
 
+    @staticmethod
+    def _reach(current_ids: IDs, prompt: Prompt) -> int:
+        """Return the largest distance of two IDs of a single sequence."""
+        ids = torch.cat([current_ids[0], prompt.position_ids[0]])
+        return int(ids.max() - ids.min())
+
     def _bound_far_tokens(
         self, current_ids: IDs, next_embeddings: Float[Tensor, "1 content d_model"], prompt: Prompt
     ) -> FarKeys:
         """Compare all different next tokens with all different prompt tokens, at all ID distances."""
-        all_ids = torch.cat([current_ids[0], prompt.position_ids[0]])
-        reach = int(all_ids.max() - all_ids.min())
+        reach = self._reach(current_ids, prompt)
         rotated_key = self._rotate(self.distance[1], torch.full_like(current_ids[:, :1], reach))[0, 0]
         by_distance = [rotated_key[:0]]
         for distances in far_distances(reach, CHUNK_SCORES):
-            query_ids = reach + distances.to(all_ids.device)
+            query_ids = reach + distances.to(current_ids.device)
             by_distance.append(self._distance(query_ids[None])[0] @ rotated_key)
         content_keys = prompt.keys[0, :, self.distance.shape[1] :]
         _, first_tokens = number_rows(content_keys)
