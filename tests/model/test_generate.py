@@ -260,6 +260,7 @@ def frequent_token(tokens: torch.Tensor) -> int:
     return max(pair for pair in counts if pair[0] < len(tokens))[1]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(("share", "interval"), [(0.0, 1), (0.5, 1), (2.0, 1), (0.0, 4), (0.5, 3)])
 @over_levels
 def test_a_batch_decodes_like_single_sequences_with_or_without_finished_ones(task, share, interval, monkeypatch):

@@ -12,7 +12,7 @@ from lengthwise.model import near_generate, near_keys
 from lengthwise.model.generate import generate
 from lengthwise.model.position_heads import POSITION_HEADS
 
-PROMPT, NEW, END = 24, 24, 1
+PROMPT, NEW, END = 20, 10, 1
 HEADS = [name for name in POSITION_HEADS if name != "class"]
 
 
