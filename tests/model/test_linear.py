@@ -4,9 +4,16 @@ import pytest
 import torch
 from torch.nn.functional import linear as torch_linear
 
+from lengthwise.model import linear as linear_module
 from lengthwise.model.linear import HAS_BOTH_LIBRARIES, MIN_MULTIPLICATIONS, Linear, linear
 
 needs_both_libraries = pytest.mark.skipif(not HAS_BOTH_LIBRARIES, reason="this build of PyTorch has only one library")
+
+
+@pytest.fixture(autouse=True)
+def with_avx512(monkeypatch):
+    """Use oneDNN as on a processor with AVX-512; its results are the same on every processor."""
+    monkeypatch.setattr(linear_module, "PREFERS_ONEDNN", True)
 
 
 def random_leaf(*shape, dtype=torch.float32):
@@ -39,6 +46,13 @@ def test_a_large_product_uses_onednn_and_a_small_one_does_not():
     rows = MIN_MULTIPLICATIONS // 64**2
     assert "Product" in layer(torch.randn(rows, 64)).grad_fn.next_functions[0][0].name()
     assert "Product" not in layer(torch.randn(rows - 1, 64)).grad_fn.name()
+
+
+@needs_both_libraries
+def test_without_avx512_products_use_the_library_of_torch(monkeypatch):
+    monkeypatch.setattr(linear_module, "PREFERS_ONEDNN", False)
+    x, weight = random_leaf(1024, 64), random_leaf(64, 64)
+    assert "Product" not in linear(x, weight).grad_fn.name()
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])

@@ -1,4 +1,4 @@
-"""Linear layer whose large float32 products use oneDNN on x86 processors, for faster training steps."""
+"""Linear layer whose large float32 products use oneDNN on processors with AVX-512, for faster training steps."""
 
 from typing import Any
 
@@ -7,8 +7,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-# Builds of PyTorch with MKL compute float32 products with it. On AMD processors, oneDNN takes half the time of MKL
-# (benchmarks/speed.md), because MKL does not use AVX-512 there.
+# Builds of PyTorch with MKL compute float32 products with it. On AMD processors with AVX-512, oneDNN takes half the
+# time of MKL (benchmarks/speed.md), because MKL does not use AVX-512 there. Without AVX-512, MKL takes less time.
+PREFERS_ONEDNN = "AVX512" in torch.backends.cpu.get_cpu_capability()
 HAS_BOTH_LIBRARIES = (
     torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
     and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
@@ -41,6 +42,7 @@ def linear(
 def _suits_onednn(x: Tensor, weight: Tensor) -> bool:
     return (
         HAS_BOTH_LIBRARIES
+        and PREFERS_ONEDNN
         and x.numel() * len(weight) >= MIN_MULTIPLICATIONS
         and x.device.type == "cpu"
         and x.dtype == weight.dtype == torch.float32
