@@ -678,9 +678,9 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     ),
     (lambda: DecoderSettings(num_layers=1001), SettingError, r"num_layers 1001 takes too long .* use at most 1000"),
     (
-        lambda: DecoderSettings(evaluation_sharpness=0.0),
+        lambda: DecoderSettings(sharpness=0.0),
         SettingError,
-        r"evaluation_sharpness 0.0 is not positive; use a number above 0",
+        r"sharpness 0.0 is not positive; use a number above 0",
     ),
     (
         lambda: DecoderSettings(temperature=-1.0),

@@ -385,14 +385,15 @@ def test_gradients_are_the_same_in_the_short_and_the_chunked_form_of_attention(e
 
 @over_encodings
 @torch.no_grad()
-def test_evaluation_sharpness_equals_a_larger_temperature_in_evaluation_only(encoding):
+def test_sharpness_equals_a_larger_temperature(encoding):
     task, batch = supported_batches("predicted")[0]
-    sharpened = decoder_for(encoding, task, batch, temperature=2.0, evaluation_sharpness=3.0)
-    soft, sharp = (decoder_for(encoding, task, batch, temperature=2.0) for _ in range(2))
-    for decoder in (soft, sharp):
-        decoder.load_state_dict(sharpened.state_dict())
-    for block in sharp.blocks:
-        block.log_temperature += math.log(3.0)
-    for training, other in ((True, soft), (False, sharp)):
-        hidden = [each.train(training)(batch.tokens, batch.position_ids)[0] for each in (sharpened, other)]
-        assert_same(*hidden)
+    sharpened = decoder_for(encoding, task, batch, temperature=2.0, sharpness=9.0)
+    for training, share, factor in ((True, 0.0, 1.0), (True, 0.5, 3.0), (True, 1.0, 9.0), (False, 0.0, 9.0)):
+        hotter = decoder_for(encoding, task, batch, temperature=2.0)
+        hotter.load_state_dict(sharpened.state_dict())
+        for block in hotter.blocks:
+            block.log_temperature += math.log(factor)
+        sharpened.sharpen(share)
+        hidden = [each.train(training)(batch.tokens, batch.position_ids)[0] for each in (sharpened, hotter)]
+        # The factors are rounded in a different order.
+        torch.testing.assert_close(*hidden, atol=1e-3, rtol=0)

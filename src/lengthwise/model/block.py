@@ -33,6 +33,8 @@ class Block(nn.Module):
         self.query_norm = RMSNorm(d_head)
         self.key_norm = RMSNorm(d_head)
         self.log_temperature = nn.Parameter(torch.full((settings.num_heads, 1, 1), math.log(settings.temperature)))
+        # Grows in training, see ``Decoder.sharpen``.
+        self.training_sharpness = 1.0
         self.length_scale = LengthScale(settings.num_heads) if settings.length_scaling == "learned" else None
         self.weight_function = make_weight_function(settings.weights, k=settings.top_k, alpha=settings.entmax_alpha)
         self.mix_heads = Linear(d_model, d_model, bias=False)
@@ -83,9 +85,8 @@ class Block(nn.Module):
         return x + self.narrow(nn.functional.gelu(self.widen(self.mlp_norm(x)))), key, value
 
     def temperature(self) -> Float[Tensor, "heads 1 1"]:
-        """Return the factor of each head's scores, which is larger outside of training by ``evaluation_sharpness``."""
-        learned = self.log_temperature.exp()
-        return learned if self.training else learned * self.settings.evaluation_sharpness
+        """Return the factor of each head's scores: the learned one times the sharpness."""
+        return self.log_temperature.exp() * (self.training_sharpness if self.training else self.settings.sharpness)
 
     def _rotate(self, query: Tensor, key: Tensor, group: TokenGroup, encoding: LevelEncoding) -> tuple[Tensor, Tensor]:
         """Return normalized and rotated queries and keys, each (batch, heads, seq, d_head)."""
