@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from tests.model.test_near_attention import QUERY_START, coupled_ids, random_decoder, random_tokens
 from tests.support.cases import small_decoder, small_scheme
 from tests.support.causal_models import CONFIGS, causal_model
 from tests.support.small_runs import small_experiment
@@ -19,6 +20,12 @@ from lengthwise.influence.probing.hidden_context import MODES, WindowEvaluator
 from lengthwise.influence.probing.subset_scoring import SubsetScorer, TargetLoss
 from lengthwise.influence.probing.window import Window
 from lengthwise.influence.short_context import short_context_losses
+from lengthwise.model import generate as generation
+from lengthwise.model import near_attention, near_generate, near_keys
+from lengthwise.model.attention_scores import AttentionHooks
+from lengthwise.model.generate import generate
+from lengthwise.model.near_attention import NearAttention
+from lengthwise.model.position_heads import pointer
 from lengthwise.tasks import MultiAddition, Parity
 from lengthwise.training.batch import Sampler
 from lengthwise.training.loss import answer_loss
@@ -83,6 +90,50 @@ def test_evaluation_gives_the_same_on_cuda_and_cpu(decode, tmp_path):
     here = evaluate_by_length(run.decoder, experiment.task, experiment.scheme, settings)
     there = evaluate_by_length(run.decoder.to(CUDA), experiment.task, experiment.scheme, settings)
     assert [row.exact_match for row in here] == [row.exact_match for row in there]
+
+
+@pytest.fixture
+def _near_in_short_sequences(monkeypatch):
+    """Let short sequences have far keys, and several chunks of queries."""
+    for module in (near_keys, near_generate):
+        monkeypatch.setattr(module, "WIDTHS", (4, 8, 16))
+    monkeypatch.setattr(near_keys, "GPU_NEAR_QUERIES", 32)
+    monkeypatch.setattr(near_attention, "GPU_SCORES_PER_CHUNK", 1 << 10)
+    monkeypatch.setattr(near_generate, "FIRST_BLOCK", 4)
+    for module in (generation, pointer):
+        monkeypatch.setattr(module, "MAX_DENSE_PROMPT", 1)
+
+
+@pytest.mark.usefixtures("_near_in_short_sequences")
+@pytest.mark.parametrize("max_single_share", [0.0, 1.0])
+@pytest.mark.parametrize("encoding", ["rotary", "alibi"])
+@pytest.mark.parametrize("temperature", [0.3, 60.0])
+@torch.no_grad()
+def test_near_attention_is_the_same_on_cuda_and_cpu(temperature, encoding, max_single_share, monkeypatch):
+    # Queries that near keys do not suffice for read all keys: together, or in small groups.
+    monkeypatch.setattr(near_attention, "MAX_SINGLE_SHARE", max_single_share)
+    decoder = random_decoder(ENCODINGS[encoding](), temperature=temperature)
+    tokens, ids, hidden = random_tokens(), coupled_ids(1), []
+    for device in (torch.device("cpu"), CUDA):
+        near = NearAttention()
+        inputs, hooks = (tokens.to(device), ids.to(device)), AttentionHooks(near=near)
+        hidden.append(decoder.to(device)(*inputs, query_start=QUERY_START, hooks=hooks)[0].cpu())
+        assert near.omitted <= near_keys.MAX_OMITTED
+    torch.testing.assert_close(hidden[1], hidden[0], rtol=0, atol=2e-5 * max(1, temperature))
+
+
+@pytest.mark.usefixtures("_near_in_short_sequences")
+@pytest.mark.parametrize("head", ["rank", "pointer", "wide_pointer"])
+@pytest.mark.parametrize("temperature", [0.3, 20.0])
+def test_near_decoding_is_the_same_on_cuda_and_cpu(temperature, head):
+    decoder = random_decoder(num_predicted_ids=100, head=head, temperature=temperature)
+    prompt, ids = torch.randint(2, 5, (2, 60)), torch.arange(1, 61).expand(1, 2, -1)
+    here, there = (
+        generate(decoder.to(device), prompt.to(device), ids.to(device), end=1, max_new_tokens=40)
+        for device in (torch.device("cpu"), CUDA)
+    )
+    assert torch.equal(there.tokens.cpu(), here.tokens)
+    assert torch.equal(there.position_ids.cpu(), here.position_ids)
 
 
 def test_training_resumes_on_cuda(tmp_path):

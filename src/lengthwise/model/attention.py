@@ -46,7 +46,7 @@ def attend(query: QueryVectors, key: KeyVectors, value: KeyVectors, bias: BiasFu
         return _attend_short(query, key, value, bias)
     if bias is None and num_queries in (1, num_keys):
         return scaled_dot_product_attention(query, key, value, is_causal=num_queries > 1)
-    if bias is None and on_cpu and not torch.is_grad_enabled() and MAX_PADDING_RATIO * num_queries > num_keys:
+    if bias is None and not torch.is_grad_enabled() and MAX_PADDING_RATIO * num_queries > num_keys:
         padded_query = pad(query, (0, 0, num_keys - num_queries, 0))
         return scaled_dot_product_attention(padded_query, key, value, is_causal=True)[:, :, num_keys - num_queries :]
     if on_cpu and torch.is_grad_enabled():

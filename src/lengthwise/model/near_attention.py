@@ -11,7 +11,6 @@ from dataclasses import dataclass, fields
 import torch
 from jaxtyping import Float, Int, Real
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from lengthwise.encodings.levels import LevelEncoding
 from lengthwise.model.attention import attend
@@ -28,8 +27,10 @@ from lengthwise.model.near_keys import (
 
 # Up to this share of all queries reads all keys in small groups; more queries use dense attention.
 MAX_SINGLE_SHARE = 0.1
-# Maximum number of scores per product of queries at different distances with all different keys.
+# Maximum number of scores per product of queries at different distances with all different keys, and of single queries
+# with all keys. On a GPU, it is large enough to use many cores.
 SCORES_PER_CHUNK = 1 << 24
+GPU_SCORES_PER_CHUNK = 1 << 26
 
 
 @dataclass(slots=True)
@@ -101,12 +102,15 @@ class _Sequence:
         query, key, value = self.query[heads], self.inputs.key[heads], self.inputs.value[heads]
 
         def read(queries: Tensor, keys: Tensor) -> Tensor:
-            scores = (query[:, queries] / math.sqrt(query.shape[-1])) @ key[:, keys].mT
+            return read_from(queries, keys, key[:, keys], value[:, keys])
+
+        def read_from(queries: Tensor, indices: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+            scores = (query[:, queries] / math.sqrt(query.shape[-1])) @ keys.mT
             if self.encoding.has_bias:
-                scores = scores + self.encoding.bias(self.query_ids[..., queries], self.key_ids[..., keys])[0, heads]
-            scores = scores.masked_fill(keys > self.first_query + queries[:, None], -math.inf)
+                scores = scores + self.encoding.bias(self.query_ids[..., queries], self.key_ids[..., indices])[0, heads]
+            scores = scores.masked_fill(indices > self.first_query + queries[:, None], -math.inf)
             log_weights = scores.logsumexp(dim=-1)
-            output[heads, queries] = (scores - log_weights[..., None]).exp() @ value[:, keys]
+            output[heads, queries] = (scores - log_weights[..., None]).exp() @ values
             return log_weights
 
         omitted, num_queries = self._omitted(level, heads), query.shape[1]
@@ -116,13 +120,12 @@ class _Sequence:
         if (num_dense := len(reading.unfinished)) > MAX_SINGLE_SHARE * num_queries:
             self._attend_densely(heads, reading.unfinished, output)
         else:
-            for chunk in torch.split(reading.unfinished, max(1, SCORES_PER_CHUNK // key.shape[1])):
-                mask: Tensor = self.indices <= self.first_query + chunk[:, None]
-                if self.encoding.has_bias:
-                    bias = self.encoding.bias(self.query_ids[..., chunk], self.key_ids)[0, heads]
-                    mask = bias.masked_fill(~mask, -math.inf)
-                output[heads, chunk] = scaled_dot_product_attention(query[:, chunk], key, value, attn_mask=mask)
+            for chunk in torch.split(reading.unfinished, max(1, self._scores_per_chunk() // key[..., 0].numel())):
+                read_from(chunk, self.indices, key, value)
         return reading.omitted, num_dense
+
+    def _scores_per_chunk(self) -> int:
+        return SCORES_PER_CHUNK if self.indices.device.type == "cpu" else GPU_SCORES_PER_CHUNK
 
     def _attend_densely(self, heads: slice, queries: Int[Tensor, " query"], output: Tensor) -> None:
         """Let many queries read all keys, with dense attention of all queries."""

@@ -3,8 +3,12 @@
 A draft step reads only the keys whose IDs are near that of the current token. A pass of ``NearAttention`` over the
 whole sequence then checks a block of drafted tokens and IDs. All before the first difference is the greedy continuation
 that dense attention would give; decoding goes on from there.
+
+Drafts are made on the CPU, also for a decoder on a GPU. A step of one token is too small for a GPU: most of its time
+would be the start of operations and the transfer of indexes. The GPU runs the checks.
 """
 
+import copy
 from collections import defaultdict
 from dataclasses import dataclass
 
@@ -70,17 +74,20 @@ def generate_near(
 
 
 class _Sequence:
-    """Prompt and continuation, with the keys and values of their tokens."""
+    """Prompt and continuation on the CPU, with the keys and values of their tokens on the device of the decoder."""
 
     def __init__(
         self, decoder: Decoder, prompt: Int[Tensor, "1 prompt"], prompt_ids: Int[Tensor, "level 1 prompt"], room: int
     ) -> None:
-        self.decoder, self.prompt_length = decoder, prompt.shape[1]
+        self.decoder, self.device, self.prompt_length = decoder, prompt.device, prompt.shape[1]
+        self.drafter = decoder if self.device.type == "cpu" else copy.deepcopy(decoder).to("cpu")
         self.length, self.capacity = self.prompt_length, self.prompt_length + room
-        self.tokens = torch.nn.functional.pad(prompt, (0, room))
-        self.ids = torch.nn.functional.pad(prompt_ids, (0, room))
-        self.prompts = decoder.read_prompt(prompt, prompt_ids, torch.tensor([self.prompt_length], device=prompt.device))
-        self.indexes = [_IDIndex(level_ids[0]) for level_ids in prompt_ids]
+        self.tokens = torch.nn.functional.pad(prompt.cpu(), (0, room))
+        self.ids = torch.nn.functional.pad(prompt_ids.cpu(), (0, room))
+        lengths = torch.tensor([self.prompt_length], device=self.device)
+        self.prompts = decoder.read_prompt(prompt, prompt_ids, lengths)
+        self.draft_prompts = [each.select(lambda tensor: tensor.cpu()) for each in self.prompts]
+        self.indexes = [_IDIndex(level_ids[0]) for level_ids in prompt_ids.cpu()]
         self.cache: Cache | None = None
         self.num_rejected = 0
 
@@ -89,7 +96,8 @@ class _Sequence:
 
         The tokens before ``checked`` are known to be right.
         """
-        tokens, ids = self.tokens[:, : self.length], self.ids[..., : self.length]
+        tokens = self.tokens[:, : self.length].to(self.device)
+        ids = self.ids[..., : self.length].to(self.device)
         hooks = AttentionHooks(near=NearAttention())
         hidden, self.cache = self.decoder(tokens, ids, query_start=checked - 1, hooks=hooks)
         drafted, states = tokens[:, checked:], hidden[:, :-1]
@@ -105,7 +113,7 @@ class _Sequence:
     def append_checked(self, hidden: Float[Tensor, "1 1 d_model"]) -> None:
         """Append the most likely token and its most likely IDs."""
         token = self.decoder.token_logits(hidden).argmax(dim=-1)
-        last_ids = self.ids[..., self.length - 1 : self.length]
+        last_ids = self.ids[..., self.length - 1 : self.length].to(self.device)
         self._append(token, self.decoder.most_likely_ids(hidden, last_ids, token, self.prompts))
 
     def draft(self, num_tokens: int, end: int) -> None:
@@ -113,13 +121,13 @@ class _Sequence:
         assert self.cache is not None
         room = self.capacity - self.cache.keys[0].shape[2]
         keys, values = (
-            torch.nn.functional.pad(each, (0, 0, 0, room)) for each in (self.cache.keys[0], self.cache.values[0])
+            torch.nn.functional.pad(each.cpu(), (0, 0, 0, room)) for each in (self.cache.keys[0], self.cache.values[0])
         )
         for index, level in zip(self.indexes, self.ids[:, 0, : self.length - 1], strict=True):
             index.reset(level[self.prompt_length :].tolist())
         before = self.tokens[:, : self.length - 1]
-        separators = torch.tensor(self.decoder.separators, device=before.device)
-        last_embedding = self.decoder.embed_tokens(before[:, -1:])
+        separators = torch.tensor(self.drafter.separators)
+        last_embedding = self.drafter.embed_tokens(before[:, -1:])
         num_separators = torch.isin(before, separators).sum(dim=1, keepdim=True).clamp(max=len(separators))
         for _ in range(min(num_tokens, self.capacity - self.length)):
             if self.ends_with(end):
@@ -128,11 +136,11 @@ class _Sequence:
             token, ids = self.tokens[:, last : last + 1], self.ids[..., last : last + 1]
             near = self._near_keys(ids[:, 0, 0].tolist())
             cache = Cache(self.ids[..., near], last_embedding, num_separators, [keys[:, :, near]], [values[:, :, near]])
-            hooks = AttentionHooks(visible_counts=torch.tensor([[float(self.length)]], device=token.device))
-            hidden, extended = self.decoder(token, ids, cache, hooks=hooks)
+            hooks = AttentionHooks(visible_counts=torch.tensor([[float(self.length)]]))
+            hidden, extended = self.drafter(token, ids, cache, hooks=hooks)
             keys[:, :, last], values[:, :, last] = extended.keys[0][:, :, -1], extended.values[0][:, :, -1]
             last_embedding, num_separators = extended.last_embedding, extended.num_separators
-            next_token = self.decoder.token_logits(hidden).argmax(dim=-1)
+            next_token = self.drafter.token_logits(hidden).argmax(dim=-1)
             self._append(next_token, self._draft_ids(hidden, ids, next_token))
 
     def ends_with(self, end: int) -> bool:
@@ -142,7 +150,8 @@ class _Sequence:
     def continuation(self) -> NearGeneration:
         """Return the tokens and IDs after the prompt."""
         new = slice(self.prompt_length, self.length)
-        return NearGeneration(tokens=self.tokens[0, new], position_ids=self.ids[:, 0, new])
+        tokens, position_ids = self.tokens[0, new].to(self.device), self.ids[:, 0, new].to(self.device)
+        return NearGeneration(tokens=tokens, position_ids=position_ids)
 
     def _append(self, token: Int[Tensor, "1 1"], ids: Int[Tensor, "level 1 1"]) -> None:
         self.tokens[:, self.length], self.ids[..., self.length] = token[:, 0], ids[..., 0]
@@ -154,15 +163,15 @@ class _Sequence:
         for index, level_id in zip(self.indexes, self.ids[:, 0, last].tolist(), strict=True):
             index.add(level_id, last)
         near = {key for index, level_id in zip(self.indexes, ids, strict=True) for key in index.near(level_id)} - {last}
-        return torch.tensor(sorted(near), device=self.tokens.device)
+        return torch.tensor(sorted(near))
 
     def _draft_ids(
         self, hidden: Float[Tensor, "1 1 d_model"], ids: Int[Tensor, "level 1 1"], next_token: Int[Tensor, "1 1"]
     ) -> Int[Tensor, "level 1 1"]:
         """Return the most likely IDs if a head reads only the prompt tokens with near IDs."""
-        embedding, predicted = self.decoder.embed_tokens(next_token), []
+        embedding, predicted = self.drafter.embed_tokens(next_token), []
         for head, index, level_ids, prompt in zip(
-            self.decoder.position_heads(), self.indexes, ids, self.prompts, strict=True
+            self.drafter.position_heads(), self.indexes, ids, self.draft_prompts, strict=True
         ):
             near = index.near_prompt(int(level_ids))
             near_prompt = prompt.near(near) if len(near) else prompt
@@ -171,7 +180,7 @@ class _Sequence:
 
 
 class _IDIndex:
-    """Indexes of the tokens by their ID on one level."""
+    """Indexes of the tokens by their ID on one level, on the CPU."""
 
     def __init__(self, prompt_ids: Int[Tensor, " prompt"]) -> None:
         self.sorted_ids, self.order = prompt_ids.sort(stable=True)
@@ -201,6 +210,6 @@ class _IDIndex:
         return self.order[max(0, first - self.margin) : last + self.margin]
 
     def _range(self, level_id: int) -> tuple[int, int]:
-        ends = torch.tensor([level_id - WIDTHS[0], level_id + WIDTHS[0] + 1], device=self.sorted_ids.device)
+        ends = torch.tensor([level_id - WIDTHS[0], level_id + WIDTHS[0] + 1])
         first, last = torch.searchsorted(self.sorted_ids, ends).tolist()
         return first, last

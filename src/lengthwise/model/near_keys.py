@@ -23,8 +23,9 @@ ROUNDING = 0.01
 MAX_CONTENT_PAIRS = 4096
 # Maximum number of scores in a comparison of different queries at all distances, which are in memory at once.
 MAX_FAR_SCORES = 1 << 28
-# Number of queries that read their near keys at once.
+# Number of queries that read their near keys at once. On a GPU, it is large enough to use many cores.
 NEAR_QUERIES = 256
+GPU_NEAR_QUERIES = 1024
 # Number of scales at which the omitted weight is computed.
 NUM_SCALES = 9
 
@@ -135,17 +136,23 @@ def read_near_keys(
     """
     sorted_key_ids, keys = key_ids.sort(stable=True)
     queries, largest = query_ids.argsort(stable=True), 0.0
+    chunk_size = NEAR_QUERIES if query_ids.device.type == "cpu" else GPU_NEAR_QUERIES
     for width_index, width in enumerate(WIDTHS):
         if not len(queries):
             break
-        enough = []
-        for chunk in torch.split(queries, NEAR_QUERIES):
-            ends = query_ids[chunk[[0, -1]]] + torch.tensor([-width, width + 1], device=chunk.device)
-            first, last = torch.searchsorted(sorted_key_ids, ends).tolist()
-            share = omitted(width_index, chunk, read(chunk, keys[max(0, first - margin) : last + margin]))
-            enough.append(is_enough := _is_small(share))
-            largest = max(largest, float(share[is_enough].max()) if is_enough.any() else 0.0)
-        queries = queries[~torch.cat(enough)]
+        # One search for all chunks, because the result of a search waits for the GPU.
+        starts = torch.arange(0, len(queries), chunk_size, device=queries.device)
+        ends = (starts + chunk_size - 1).clamp(max=len(queries) - 1)
+        lowest, highest = query_ids[queries[starts]] - width, query_ids[queries[ends]] + width + 1
+        firsts, lasts = torch.searchsorted(sorted_key_ids, torch.stack([lowest, highest])).tolist()
+        shares = [
+            omitted(width_index, chunk, read(chunk, keys[max(0, first - margin) : last + margin]))
+            for chunk, first, last in zip(torch.split(queries, chunk_size), firsts, lasts, strict=True)
+        ]
+        share = torch.cat(shares)
+        is_enough = _is_small(share)
+        largest = max(largest, float(share.masked_fill(~is_enough, 0.0).max()))
+        queries = queries[~is_enough]
     return NearReading(omitted=largest, unfinished=queries)
 
 

@@ -94,8 +94,10 @@ class NextIDs:
         return self.log_probs.masked_fill(~is_match, 0.0).sum(dim=-1), is_match.any(dim=-1)
 
 
-# Maximum number of scores per chunk. A chunk fits into the CPU cache, which is several times faster than memory.
+# Maximum number of scores per chunk. A chunk fits into the CPU cache, which is several times faster than memory. On a
+# GPU, it is large enough to use all cores.
 CHUNK_SCORES = 1 << 19
+GPU_CHUNK_SCORES = 1 << 24
 
 
 class PositionHead(nn.Module):
@@ -115,7 +117,8 @@ class PositionHead(nn.Module):
 
     def most_likely_ids(self, hidden: Vectors, current_ids: IDs, next_embeddings: Vectors, prompt: Prompt) -> IDs:
         """Return the ID with the largest probability for each query, with little memory; for evaluation."""
-        chunk_length = max(1, CHUNK_SCORES // self.num_scores(prompt))
+        chunk_scores = CHUNK_SCORES if hidden.device.type == "cpu" else GPU_CHUNK_SCORES
+        chunk_length = max(1, chunk_scores // self.num_scores(prompt))
         inputs = (torch.split(each, chunk_length, dim=1) for each in (hidden, current_ids, next_embeddings))
         return torch.cat([self(*chunk, prompt).most_likely_ids() for chunk in zip(*inputs, strict=True)], dim=1)
 
