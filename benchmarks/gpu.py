@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import encoding_speed
+import gpu_speed
 import influence_speed
+import million_tokens
 import mixed_lengths
 import numpy as np
 import torch
@@ -29,6 +31,7 @@ from lengthwise.core.provenance import provenance
 from lengthwise.encodings import ENCODINGS
 from lengthwise.experiments.recipes.language_model import context_length
 from lengthwise.experiments.recipes.scheme_encoding_grid import remaining_pairs_grid
+from lengthwise.experiments.recipes.scratchpads import demo
 from lengthwise.experiments.reproductions import CLAIMS, Claim
 from lengthwise.experiments.run_folder import append_rows, read_rows, run_folder
 from lengthwise.influence.measures import LeaveOneOut
@@ -64,6 +67,31 @@ def run_gpu_tests(seconds_left: float) -> dict[str, Any]:
 def step_speed(scheme: str, precision: str) -> Part:
     """Measure a training step and its matrix products."""
     return lambda seconds_left: dict(measure_step(scheme, precision, 60, torch.device("cuda")))
+
+
+def speed_target(needed_s: float, measure: Callable[[], dict[str, Any]]) -> Part:
+    """Measure a target of ``gpu_speed`` if there is enough time left for it."""
+
+    def part(seconds_left: float) -> dict[str, Any]:
+        if seconds_left < needed_s:
+            raise TimeoutError
+        return measure()
+
+    return part
+
+
+def million_token_evaluation(recipe: str, decode: str) -> Part:
+    """Train a recipe in float32, as on a CPU, and evaluate single sequences of up to a million tokens."""
+    base = replace(lw.recipe(recipe), seed=9000)
+    experiment = replace(base, training=replace(base.training, precision="float32"))
+    lengths = million_tokens.LENGTHS[decode]
+
+    def measure() -> dict[str, Any]:
+        run = lw.train(experiment, FOLDER / f"{recipe}-{experiment.seed}", resume=True, device="cuda")
+        assert run is not None
+        return gpu_speed.long_evaluation(recipe, run, decode, lengths)
+
+    return speed_target(240, measure)
 
 
 def long_evaluation(recipe: str, lengths: tuple[int, ...], num_examples: tuple[int, ...], seed: int) -> Part:
@@ -155,18 +183,32 @@ def measure_wrapper_cost(seconds_left: float) -> dict[str, Any]:
     return {"returncode": process.returncode, "table": process.stdout.splitlines(), "last": process.stderr[-500:]}
 
 
-PARTS: dict[str, Part] = {
+CUDA = torch.device("cuda")
+# Timed parts run one at a time; the other parts train small models, so many of them run in parallel.
+EXCLUSIVE_PARTS: dict[str, Part] = {
     "tests": run_gpu_tests,
     "step_speed float32": step_speed("coupled", "float32"),
     "step_speed bf16": step_speed("coupled", "bf16"),
-    "parity seed 2000": long_evaluation("parity", (2000, 20_000, 100_000), (512, 64, 4), 2000),
-    "parity_rank seed 2000": long_evaluation("parity_rank", (2000, 20_000, 100_000), (512, 64, 4), 2000),
-    "addition seed 2000": long_evaluation("addition", (100, 1000), (256, 256), 2000),
-    "addition_coupled seed 2000": long_evaluation("addition_coupled", (100, 1000), (256, 256), 2000),
+    "training step": speed_target(120, lambda: gpu_speed.training_steps(50, CUDA)),
+    "125M decoder": speed_target(120, lambda: gpu_speed.large_step(gpu_speed.DECODER_125M, 20, CUDA)),
+    "decoding": speed_target(240, lambda: gpu_speed.free_decoding(512, 3, CUDA)),
+    "eight seeds": speed_target(240, lambda: gpu_speed.parallel_seeds(demo()["discovered (PPC)"], 8, 2, CUDA)),
+    **{
+        f"long evaluation {recipe} {decode}": million_token_evaluation(recipe, decode)
+        for recipe in ("parity_long", "copy_long")
+        for decode in million_tokens.LENGTHS
+    },
     "encoding costs": measure_encoding_costs,
     "mixed lengths": measure_mixed_lengths,
     "influence cost": measure_influence_cost,
     "wrapper cost": measure_wrapper_cost,
+}
+PARTS: dict[str, Part] = {
+    **EXCLUSIVE_PARTS,
+    "parity seed 2000": long_evaluation("parity", (2000, 20_000, 100_000), (512, 64, 4), 2000),
+    "parity_rank seed 2000": long_evaluation("parity_rank", (2000, 20_000, 100_000), (512, 64, 4), 2000),
+    "addition seed 2000": long_evaluation("addition", (100, 1000), (256, 256), 2000),
+    "addition_coupled seed 2000": long_evaluation("addition_coupled", (100, 1000), (256, 256), 2000),
     "multiplication seed 2000": long_evaluation("multiplication", (10, 100, 200), (512, 256, 64), 2000),
     "sort seed 2000": long_evaluation("sort", (10, 40, 64), (512, 512, 512), 2000),
     "multi_addition seed 2000": long_evaluation("multi_addition", (5, 10, 20, 30), (256, 256, 64, 64), 2000),
@@ -195,18 +237,6 @@ PARTS: dict[str, Part] = {
         for label, experiment in remaining_pairs_grid(task).items()
     },
 }
-
-
-# Timed parts run one at a time; the other parts train small models, so many of them run in parallel.
-EXCLUSIVE_PARTS = (
-    "tests",
-    "step_speed float32",
-    "step_speed bf16",
-    "encoding costs",
-    "mixed lengths",
-    "influence cost",
-    "wrapper cost",
-)
 WORKERS = max(1, min(14, (os.cpu_count() or 1) - 2))
 
 
@@ -236,6 +266,9 @@ def run_part(name: str, deadline: float) -> dict[str, Any] | None:
     except Exception as error:  # The other parts continue if one part fails.
         print(f"{name} failed: {error!r}", file=sys.stderr, flush=True)
         return None
+    finally:
+        # Other processes need the memory that this one has cached.
+        torch.cuda.empty_cache()
     return {"part": name, "wall_s": round(time.monotonic() - started, 1), **row, **provenance()}
 
 

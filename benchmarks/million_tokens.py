@@ -9,7 +9,7 @@ exponents of time and memory.
 import argparse
 import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -33,22 +33,34 @@ MAX_DENSE_LENGTH = 20_000
 MIN_FIT_LENGTH = 8000
 
 
-def measure(recipe: str, seed: int, folder: Path) -> Iterator[dict[str, Any]]:
-    """Train a recipe, and yield one result row per length."""
+def measure(recipe: str, run: lw.Run, lengths: Mapping[str, Sequence[int]]) -> Iterator[dict[str, Any]]:
+    """Yield one result row of a run of a recipe per decode mode and length."""
     torch.set_num_threads(1)
-    experiment = replace(lw.recipe(recipe), seed=seed)
-    run = lw.train(experiment, folder / "run", device="cpu")
-    assert run is not None
     kept_keys = ("length", "decode", "exact_match", "exact_tokens", "id_accuracy", "fitted", "told", "omitted_weight")
-    for decode, length in ((decode, length) for decode, lengths in LENGTHS.items() for length in lengths):
+    seed, device = run.experiment.seed, next(run.decoder.parameters()).device
+    for decode, length in ((mode, length) for mode, values in lengths.items() for length in values):
         before = time.process_time()
+        reset_peak(device)
         settings = lw.EvaluationSettings(lengths=(length,), num_examples=(1,), seed=seed, decode=decode)
         (row,) = lw.evaluate(run, settings)
         kept = {key: row[key] for key in kept_keys}
         used = {"cpu_s": round(time.process_time() - before, 2), "wall_s": row["wall_s"], "train_s": row["train_s"]}
-        memory = {"peak_gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2)}
+        memory = {"peak_gib": round(peak_bytes(device) / 2**30, 2)}
         comparison = compare_with_dense(run, length, seed) if decode == "forced" else {}
         yield {"recipe": recipe, "seed": seed, **kept, **used, **memory, **comparison}
+
+
+def reset_peak(device: torch.device) -> None:
+    """Forget the peak memory of a GPU; the peak of a process on a CPU remains."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak_bytes(device: torch.device) -> int:
+    """Return the peak memory of the GPU since its last reset, or of this process on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 2**10
 
 
 @torch.no_grad()
@@ -57,7 +69,8 @@ def compare_with_dense(run: lw.Run, length: int, seed: int) -> dict[str, Any]:
     if length > MAX_DENSE_LENGTH:
         return {}
     run.decoder.eval()
-    ((_, batch),) = iter_examples(run.experiment.task, run.experiment.scheme, length, 1, seed)
+    device = next(run.decoder.parameters()).device
+    batch = next(iter_examples(run.experiment.task, run.experiment.scheme, length, 1, seed))[1].to(device)
     start, near = int(batch.prompt_length[0]) - 1, NearAttention()
     logits = []
     for hooks in (NO_HOOKS, AttentionHooks(near=near)):
@@ -89,7 +102,9 @@ def main() -> None:
             rows = [row for row in done if (row["recipe"], row["seed"]) == (recipe, seed)]
             if not rows:
                 with TemporaryDirectory() as folder:
-                    rows = list(measure(recipe, seed, Path(folder)))
+                    run = lw.train(replace(lw.recipe(recipe), seed=seed), Path(folder) / "run", device="cpu", threads=1)
+                    assert run is not None
+                    rows = list(measure(recipe, run, LENGTHS))
                 append_rows(arguments.out, [{**row, "provenance": provenance()} for row in rows])
             print(*rows, sep="\n")
             for decode, key in (("forced", "cpu_s"), ("forced", "peak_gib"), ("free", "cpu_s")):
