@@ -335,6 +335,7 @@ def test_six_labels_remain_first_those_that_fit_then_those_with_the_largest_area
 LONG_LABELS = ["PPC", "rotary + PoSE, four layers and three times the training steps", *(f"row {n}" for n in range(8))]
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("ends", ["zero", "one", "spread"])
 @pytest.mark.parametrize("num_labels", [1, 3, 6, 10])
 @pytest.mark.parametrize("num_panels", [1, 6])

@@ -63,6 +63,7 @@ def test_one_wrong_record_refuses_the_rule_of_a_model():
         explain_steps(steps, Parity().vocabulary, records=replace(records, tokens=wrong))
 
 
+@pytest.mark.slow
 def test_constant_answers_of_a_model_are_checked_too():
     # Every second answer is a constant in the model's answers, but not in the records.
     steps, records = separated_steps((2, 3, 4, 5), 200, constant=True), separated_steps((3, 8), 40, constant=False)

@@ -249,7 +249,8 @@ def test_invalid_input_prints_one_line_and_changes_no_file(arguments, text, tmp_
 
 
 def test_experiment_for_starts_from_the_recipe_of_the_task():
-    for task in ("parity", "copy", "reverse", "addition", "multi_addition"):
+    assert experiment_for("addition", "predicted") == RECIPES["addition_by_hand"]()
+    for task in ("parity", "copy", "reverse", "multi_addition"):
         scheme = RECIPES[task]().scheme.name
         assert experiment_for(task, scheme) == RECIPES[task]()
     assert experiment_for("text", "sequential") == RECIPES["language_model"]()

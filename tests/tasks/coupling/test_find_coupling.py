@@ -9,6 +9,7 @@ import pytest
 
 from lengthwise.core.errors import CouplingError
 from lengthwise.core.randomness import stream
+from lengthwise.experiments.recipes.scratchpads import ASSIGNMENT_RULE
 from lengthwise.tasks import Addition, Copy, JSONLTask, MultiAddition, Parity, Reverse, Sort, VariableAssignment
 from lengthwise.tasks.coupling.answer_steps import answer_steps, join_steps
 from lengthwise.tasks.coupling.found_coupling import find_coupling_in_examples as find_coupling
@@ -47,6 +48,7 @@ def found_in_examples(name):
     return find_coupling(task, tuple(lengths), num_per_length=num_examples)
 
 
+@pytest.mark.first(4)
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_the_found_addresses_are_those_of_the_task(name):
     found = found_in_examples(name)
@@ -70,6 +72,7 @@ def test_the_declared_coupling_and_support_are_never_read():
     assert bare == find_coupling(Parity(), lengths, num_per_length=40)
 
 
+@pytest.mark.slow
 def test_pointers_of_addition_move_through_both_operands():
     found = found_in_examples("addition")
     examples = Addition().sample(length=3, size=1, rng=stream(0))
@@ -92,9 +95,10 @@ def test_pointers_of_reversing_end_before_the_first_token():
 
 
 def test_a_rule_is_restored_from_its_texts():
-    found = found_in_examples("variable assignment")
+    found = found_in_examples("reverse")
     assert parse_rule(found.rule.texts) == found.rule
     assert parse_rule(json.loads(json.dumps(found.rule.texts))) == found.rule
+    assert parse_rule(ASSIGNMENT_RULE).texts == ASSIGNMENT_RULE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,6 +172,7 @@ def test_examples_of_one_length_are_refused():
         find_coupling(Copy(), (4,), num_per_length=100)
 
 
+@pytest.mark.slow
 def test_sorting_is_refused():
     with pytest.raises(CouplingError):
         find_coupling(Sort(num_values=8), (2, 3, 4, 5), num_per_length=100, max_tokens=3)
@@ -294,6 +299,7 @@ def test_another_rule_in_a_few_longest_rows_is_refused(tmp_path):
         find_coupling(JSONLTask(file=str(path)), max_tokens=1)
 
 
+@pytest.mark.slow
 def test_an_answer_token_that_the_rule_never_predicts_is_refused(tmp_path):
     def rare_mark(rng, n):
         prompt = letters(rng, n, "abcdefgh")
@@ -322,6 +328,7 @@ def test_a_token_is_preferred_to_an_offset_as_anchor(tmp_path):
     assert found.phases[0][1][0].startswith("prompt #")
 
 
+@pytest.mark.slow
 def test_groups_that_pointers_can_follow_are_not_refused_as_lines(tmp_path):
     def pairs(rng, n):
         text = letters(rng, 2 * n, "abcdef")
@@ -355,6 +362,7 @@ def test_tokens_that_matter_only_together_are_found(num_before, tmp_path):
     assert found.accuracy == 1
 
 
+@pytest.mark.slow
 def test_errors_that_depend_on_tokens_are_no_noise(tmp_path):
     message = (
         r"the best rule explains 9\d.\d% of the answers, and the other answers are not noise: their share depends on "
@@ -383,7 +391,8 @@ def noisy_rows(rng, length):
     return text, text if rng.random() > 0.02 else letters(rng, length)
 
 
-@pytest.mark.parametrize("sample", [noisy_parities, noisy_letters, noisy_rows])
+@pytest.mark.first(2)
+@pytest.mark.parametrize("sample", [noisy_letters, noisy_rows, noisy_parities])
 def test_noise_that_is_not_uniform_is_still_noise(sample, tmp_path):
     found = couple_rows(tmp_path, sample, range(3, 11), count=300)
     # Of noisy parities, more tokens predict more, but the pointer stays the same.
@@ -406,6 +415,7 @@ def look_up(layout):
     return sample
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("layout", "key"), [("table key", "prompt 1"), ("table ? key = =", "prompt 3"), ("key : table", "first 0")]
 )
