@@ -678,11 +678,6 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     ),
     (lambda: DecoderSettings(num_layers=1001), SettingError, r"num_layers 1001 takes too long .* use at most 1000"),
     (
-        lambda: DecoderSettings(sharpness=0.0),
-        SettingError,
-        r"sharpness 0.0 is not positive; use a number above 0",
-    ),
-    (
         lambda: DecoderSettings(temperature=-1.0),
         SettingError,
         r"temperature -1.0 is not positive; use a number above 0",

@@ -1,7 +1,6 @@
 """Laws of all encodings with all schemes, in training, in one pass and in cached decoding."""
 
 import functools
-import math
 from dataclasses import dataclass, field, replace
 from itertools import product
 
@@ -381,19 +380,3 @@ def test_gradients_are_the_same_in_the_short_and_the_chunked_form_of_attention(e
         for name, gradient in gradients(decoder, batch).items():
             torch.testing.assert_close(gradient, short[name], atol=1e-5, rtol=1e-4)
         monkeypatch.undo()
-
-
-@over_encodings
-@torch.no_grad()
-def test_sharpness_equals_a_larger_temperature(encoding):
-    task, batch = supported_batches("predicted")[0]
-    sharpened = decoder_for(encoding, task, batch, temperature=2.0, sharpness=9.0)
-    for training, share, factor in ((True, 0.0, 1.0), (True, 0.5, 3.0), (True, 1.0, 9.0), (False, 0.0, 9.0)):
-        hotter = decoder_for(encoding, task, batch, temperature=2.0)
-        hotter.load_state_dict(sharpened.state_dict())
-        for block in hotter.blocks:
-            block.log_temperature += math.log(factor)
-        sharpened.sharpen(share)
-        hidden = [each.train(training)(batch.tokens, batch.position_ids)[0] for each in (sharpened, hotter)]
-        # The factors are rounded in a different order.
-        torch.testing.assert_close(*hidden, atol=1e-3, rtol=0)

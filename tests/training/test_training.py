@@ -278,19 +278,6 @@ def test_the_learning_rate_rises_to_its_maximum_and_falls_to_its_final_share(set
     assert budget.rate(step) == pytest.approx(rate, abs=1e-12)
 
 
-def test_attention_becomes_sharper_in_training_up_to_the_sharpness_of_evaluation(tmp_path):
-    experiment = small_experiment(steps=11)
-    experiment = replace(experiment, decoder=replace(experiment.decoder, sharpness=4.0))
-    trainer, factors = trainer_of(experiment, tmp_path), []
-    for _ in range(11):
-        trainer.step()
-        factors.append(trainer.decoder.blocks[0].training_sharpness)
-    steps = torch.arange(11)
-    expected = 4.0 ** ((steps / 11 - 0.3) / 0.4).clamp(0, 1)
-    assert factors == pytest.approx(expected.tolist(), rel=1e-6)
-    assert (factors[0], factors[-1]) == (1.0, 4.0)
-
-
 def test_the_logged_learning_rate_equals_that_of_the_optimizer(tmp_path):
     experiment = small_experiment(steps=4, log_every=1)
     trainer = trainer_of(experiment, tmp_path)

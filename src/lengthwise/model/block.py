@@ -33,8 +33,6 @@ class Block(nn.Module):
         self.query_norm = RMSNorm(d_head)
         self.key_norm = RMSNorm(d_head)
         self.log_temperature = nn.Parameter(torch.full((settings.num_heads, 1, 1), math.log(settings.temperature)))
-        # Grows in training, see ``Decoder.sharpen``.
-        self.training_sharpness = 1.0
         self.length_scale = LengthScale(settings.num_heads) if settings.length_scaling == "learned" else None
         self.weight_function = make_weight_function(settings.weights, k=settings.top_k, alpha=settings.entmax_alpha)
         self.mix_heads = Linear(d_model, d_model, bias=False)
@@ -73,7 +71,7 @@ class Block(nn.Module):
             if extend is not None:
                 key, value = extend(key, value)
             length_factor = self.length_factor(query.shape[2], key.shape[2], hooks, query.device)
-            scales = self.temperature() * length_factor
+            scales = self.log_temperature.exp() * length_factor
             if hooks.near is None:
                 heads = self.attend(query * scales, key, value, group.position_ids, encoding, hooks)
             else:
@@ -83,10 +81,6 @@ class Block(nn.Module):
             attended.append(rearrange(heads, "b h s d -> b s (h d)"))
         x = select_queries(x, groups) + self.mix_heads(join_tokens(attended))
         return x + self.narrow(nn.functional.gelu(self.widen(self.mlp_norm(x)))), key, value
-
-    def temperature(self) -> Float[Tensor, "heads 1 1"]:
-        """Return the factor of each head's scores: the learned one times the sharpness."""
-        return self.log_temperature.exp() * (self.training_sharpness if self.training else self.settings.sharpness)
 
     def _rotate(self, query: Tensor, key: Tensor, group: TokenGroup, encoding: LevelEncoding) -> tuple[Tensor, Tensor]:
         """Return normalized and rotated queries and keys, each (batch, heads, seq, d_head)."""

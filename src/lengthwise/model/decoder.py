@@ -118,11 +118,6 @@ class Decoder(nn.Module):
             caches[-1].values.append(value)
         return split_queries(self.norm(hidden), groups)
 
-    def sharpen(self, share: float) -> None:
-        """Set the sharpness in training to ``settings.sharpness`` to the power of ``share``, which is 0 to 1."""
-        for block in self.blocks:
-            block.training_sharpness = self.settings.sharpness**share
-
     @property
     def allows_near_attention(self) -> bool:
         """True if ``NearAttention`` can replace the attention: one layer, softmax, and scores by ID distance."""

@@ -28,8 +28,7 @@ class DecoderSettings:
     attention between 0 and ``dilution`` is spread evenly over all visible keys. ``head`` names the PPC position head.
     With several ID levels, each head reads all levels, or only one of them with ``level_per_head``.
 
-    ``temperature`` is the initial factor of the scores, which is learned. ``sharpness`` is another factor, which grows
-    from 1 during training: soft attention is easier to learn, and sharp attention stays exact beside many more tokens.
+    ``temperature`` is the initial factor of the scores, which is learned.
     """
 
     num_layers: int = 1
@@ -37,7 +36,6 @@ class DecoderSettings:
     num_heads: int = 2
     mlp_factor: int = 4
     temperature: float = 3.0
-    sharpness: float = 1.0
     length_scaling: str = "log"
     weights: str = "softmax"
     entmax_alpha: float = 1.5
@@ -68,9 +66,8 @@ class DecoderSettings:
         make_weight_function(self.weights, k=self.top_k, alpha=self.entmax_alpha)
 
     def _check_attention(self) -> None:
-        for setting in ("temperature", "sharpness"):
-            if getattr(self, setting) <= 0:
-                raise SettingError(f"{setting} {getattr(self, setting)} is not positive; use a number above 0")
+        if self.temperature <= 0:
+            raise SettingError(f"temperature {self.temperature} is not positive; use a number above 0")
         if not 0 <= self.dilution < 1:
             raise SettingError(f"dilution {self.dilution} is out of range; use 0 or more and less than 1")
         if self.dilution and self.weights == "count":

@@ -68,5 +68,5 @@ class TokenStep:
 
 def _query_key_weight(block: Block) -> Float[Tensor, "query_key_heads 1 d_head"]:
     """Return the weights of the norms of all heads' queries and keys; those of the queries include the temperature."""
-    query_weight = block.query_norm.weight * block.temperature()
+    query_weight = block.query_norm.weight * block.log_temperature.exp()
     return torch.cat([query_weight, block.key_norm.weight.expand(query_weight.shape)])

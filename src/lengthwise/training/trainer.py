@@ -27,8 +27,6 @@ ROWS_PER_EXACT_MATCH = 4
 # Number of steps in the average that the running loss of a stage approximates.
 STAGE_LOSS_WINDOW = 20
 PRECISIONS = ("auto", "float32", "bf16")
-# Shares of the steps between which attention becomes sharper.
-SHARPENING = (0.3, 0.7)
 # Names of settings, a function that accepts their valid values, and the end of the error message for other values.
 ALLOWED: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
     (
@@ -109,11 +107,6 @@ class TrainingSettings:
         end = self.steps if end is None else end
         remaining = min(1.0, (end - step) / max(1, self.cooldown_steps or self.steps - self.warmup_steps))
         return self.learning_rate * (self.final_share + (1 - self.final_share) * remaining)
-
-    def sharpening(self, step: int) -> float:
-        """Return the progress of the sharpness at a step, from 0 to 1 (see ``Decoder.sharpen``)."""
-        start, stop = SHARPENING
-        return min(1.0, max(0.0, (step / self.steps - start) / (stop - start)))
 
 
 class Trainer:
@@ -210,7 +203,6 @@ class Trainer:
         progress = self.progress
         batches = self.samplers[progress.stage].batches(progress.step)
         progress.update_id_range([batch.position_ids for batch in batches])
-        self.decoder.sharpen(self.settings.sharpening(progress.step))
         for group in self.optimizer.param_groups:
             group["lr"] = self.settings.rate(progress.step, progress.end)
         batches = [batch.to(self.device) for batch in batches]

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from lengthwise.encodings import KERPLEPower
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.experiments.coupling_methods import find_coupling
 from lengthwise.experiments.experiment import Experiment
@@ -45,14 +46,16 @@ def parity_rank() -> Experiment:
 def parity_long() -> Experiment:
     """Return the recipe for the parity of up to a million bits, trained on up to 20 (``benchmarks/million_tokens.md``).
 
-    Heads of 64 components separate a million IDs: with 32, some far IDs get scores close to those of near ones.
-    Attention is soft at first, and 8 times sharper at the end: one wide head that starts sharp does not always fit.
+    Scores fall with a learned power of the ID distance and do not grow with the length, so a query reads only near IDs
+    at every length. Rotary scores of some far IDs are close to those of near ones.
     """
     return replace(
         parity(),
         scheme=Predicted(num_position_ids=LONG_NUM_POSITION_IDS, max_gaps=MAX_GAPS),
-        decoder=DecoderSettings(num_layers=1, d_model=128, num_heads=2, head="rank", sharpness=8.0),
-        training=TrainingSettings(steps=1500, learning_rate=2e-3, weight_decay=0.1),
+        encoding=KERPLEPower(),
+        decoder=DecoderSettings(
+            num_layers=1, d_model=64, num_heads=2, head="rank", length_scaling="none", temperature=1.0
+        ),
         evaluation=EvaluationSettings(lengths=(20, 2000, 100_000), num_examples=(512, 64, 1)),
     )
 
