@@ -35,10 +35,11 @@ from peer_experiments import (
     sampler_of,
     shape_of,
 )
-from peer_models import gpt_neox_model, gpt_neox_steps
+from peer_models import Shape, gpt_neox_model, gpt_neox_steps
 from peer_trainer import TRAINER, times_with_trainer
 from peer_x_transformers import x_transformers_steps
 from rounds import Functions, fastest, row, time_in_rounds
+from step_speed import StepShape, multiply, products
 
 from lengthwise.core.provenance import provenance
 from lengthwise.evaluation.grading import grade
@@ -49,6 +50,8 @@ from lengthwise.training.batch import Batch
 EXACT_MATCH_TOKENS, FREE_TOKENS, NUM_GRADED, FREE_SEQUENCES = (100, 1000), (100, 500), 16, (1, 64)
 # Lengths of the sampled batches: 43 and 1,003 tokens.
 SAMPLED_LENGTHS = (20, 500)
+# The matrix products of a step, without the rest of it.
+PRODUCTS = "products of lengthwise"
 RESULTS = Path(__file__).parent / "results" / "peer_speed.jsonl"
 
 
@@ -70,9 +73,20 @@ def training_steps(rounds: int, sizes: Sequence[str] = tuple(SIZES)) -> Iterator
             ):
                 settings[peer] = fastest(steps, 5)
                 functions[peer] = steps[settings[peer]]
+            functions[PRODUCTS] = _products(batch, shape)
             settings[TRAINER] = attention = settings["GPT-NeoX loop"]
             times = times_with_trainer(functions, gpt_neox_model(shape, attention=attention), batch, rounds)
             yield row("training step", size, times, settings)
+
+
+def _products(batch: Batch, shape: Shape) -> Callable[[], object]:
+    """Return a function that computes only the matrix products of a step of lengthwise, the limit of its speed."""
+    seq = batch.tokens.shape[1] - 1
+    step = StepShape(
+        batch=len(batch.tokens), seq=seq, layers=shape.num_layers, d_model=shape.d_model, heads=shape.d_model // 32
+    )
+    num_queries = seq + 1 - int(batch.prompt_length[0])
+    return partial(multiply, products(step, torch.device("cpu"), torch.float32, num_queries))
 
 
 def exact_match(rounds: int) -> Iterator[dict[str, Any]]:

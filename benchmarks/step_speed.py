@@ -10,8 +10,8 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -22,47 +22,67 @@ from lengthwise.experiments.experiment import build_decoder
 from lengthwise.training.batch import Sampler
 from lengthwise.training.trainer import Trainer
 
-BATCH, SEQ, LAYERS, D_MODEL, HEADS = 100, 44, 2, 128, 4
+Product = tuple[torch.Tensor, torch.Tensor, int]
 RESULTS = Path(__file__).parent / "results" / "step_speed.jsonl"
 
 
-def products(
-    device: torch.device, dtype: torch.dtype, num_queries: int
-) -> list[tuple[torch.Tensor, torch.Tensor, int]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepShape:
+    """Shape of a training step; ``seq`` is the number of input tokens of each of ``batch`` sequences."""
+
+    batch: int
+    seq: int
+    layers: int
+    d_model: int
+    heads: int
+
+
+MEASURED = StepShape(batch=100, seq=44, layers=2, d_model=128, heads=4)
+
+
+def products(shape: StepShape, device: torch.device, dtype: torch.dtype, num_queries: int) -> list[Product]:
     """Return the operands and the count of every matrix product of a step, for forward and both gradients.
 
-    ``num_queries`` is the number of token indexes at which the last layer computes hidden states, at most ``SEQ``.
+    ``num_queries`` is the number of token indexes at which the last layer computes hidden states, at most ``seq``.
     """
+    d_model, heads = shape.d_model, shape.batch * shape.heads
 
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, device=device, dtype=dtype)
 
     pairs = []
     for last in (False, True):
-        queries, count = (num_queries, 1) if last else (SEQ, LAYERS - 1)
-        rows, tokens = BATCH * queries, BATCH * SEQ
+        queries, count = (num_queries, 1) if last else (shape.seq, shape.layers - 1)
+        rows, tokens = shape.batch * queries, shape.batch * shape.seq
         attention_inputs = (
-            [(tokens, D_MODEL, 3 * D_MODEL)]
-            if queries == SEQ
-            else [(rows, D_MODEL, D_MODEL), (tokens, D_MODEL, 2 * D_MODEL)]
+            [(tokens, d_model, 3 * d_model)]
+            if queries == shape.seq
+            else [(rows, d_model, d_model), (tokens, d_model, 2 * d_model)]
         )
         for size, inputs, outputs in (
             *attention_inputs,
-            (rows, D_MODEL, D_MODEL),
-            (rows, D_MODEL, 4 * D_MODEL),
-            (rows, 4 * D_MODEL, D_MODEL),
+            (rows, d_model, d_model),
+            (rows, d_model, 4 * d_model),
+            (rows, 4 * d_model, d_model),
         ):
             x, y, weight = random(size, inputs), random(size, outputs), random(outputs, inputs)
             pairs += [(x, weight.T, count), (y, weight, count), (y.T, x, count)]
-        query = random(BATCH * HEADS, queries, D_MODEL // HEADS)
-        key = random(BATCH * HEADS, SEQ, D_MODEL // HEADS)
-        scores = random(BATCH * HEADS, queries, SEQ)
+        query = random(heads, queries, d_model // shape.heads)
+        key = random(heads, shape.seq, d_model // shape.heads)
+        scores = random(heads, queries, shape.seq)
         # Forward and two gradients of the scores, and of the weighted sum of values.
         pairs += [(query, key.mT, 2 * count), (scores, key, 2 * count), (scores.mT, query, 2 * count)]
     return pairs
 
 
-def count_flop(pairs: list[tuple[torch.Tensor, torch.Tensor, int]]) -> int:
+def multiply(pairs: Sequence[Product]) -> None:
+    """Compute all products."""
+    for left, right, count in pairs:
+        for _ in range(count):
+            left @ right
+
+
+def count_flop(pairs: Sequence[Product]) -> int:
     """Return the number of multiplications and additions of all products."""
     return sum(2 * left.numel() * right.shape[-1] * count for left, right, count in pairs)
 
@@ -83,21 +103,20 @@ def measure_step(scheme: str, precision: str, repeats: int, device: torch.device
     base = lw.experiment_for("parity", scheme)
     experiment = replace(
         base,
-        decoder=replace(base.decoder, num_layers=LAYERS, d_model=D_MODEL, num_heads=HEADS),
-        training=replace(base.training, batch_size=BATCH, steps=1_000_000, precision=precision),
+        decoder=replace(base.decoder, num_layers=MEASURED.layers, d_model=MEASURED.d_model, num_heads=MEASURED.heads),
+        training=replace(base.training, batch_size=MEASURED.batch, steps=1_000_000, precision=precision),
     )
     sampler = Sampler(
-        task=experiment.task, scheme=experiment.scheme, lengths=(21, 21), batch_size=BATCH, seed=experiment.seed
+        task=experiment.task,
+        scheme=experiment.scheme,
+        lengths=(21, 21),
+        batch_size=MEASURED.batch,
+        seed=experiment.seed,
     )
     dtype = torch.float32 if precision == "float32" else torch.bfloat16
     # The loss reads hidden states from the last prompt token on.
-    num_queries = SEQ + 1 - int(sampler.batches(0)[0].prompt_length[0])
-    all_products, executed = products(device, dtype, SEQ), products(device, dtype, num_queries)
-
-    def multiply(pairs: list[tuple[torch.Tensor, torch.Tensor, int]]) -> None:
-        for left, right, count in pairs:
-            for _ in range(count):
-                left @ right
+    num_queries = MEASURED.seq + 1 - int(sampler.batches(0)[0].prompt_length[0])
+    all_products, executed = (products(MEASURED, device, dtype, size) for size in (MEASURED.seq, num_queries))
 
     step_times, all_times, executed_times = [], [], []
     with tempfile.TemporaryDirectory() as folder:
