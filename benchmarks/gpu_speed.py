@@ -41,7 +41,7 @@ from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.training.batch import Batch
 from lengthwise.training.trainer import Trainer, TrainingSettings
 
-MIN_SPEEDUP, MIN_PRODUCT_SHARE, MAX_EXPONENT, MAX_SEED_RATIO = 5.0, 0.45, 1.2, 2.0
+MIN_SPEEDUP, MIN_PRODUCT_SHARE, MAX_EXPONENT, MAX_SEED_RATIO = 5.0, 0.45, 1.15, 2.0
 # Number of new tokens of free decoding.
 DECODED_TOKENS = (100, 500)
 # Products per measurement of the matrix rate, and rounds before the measurement of large steps.
