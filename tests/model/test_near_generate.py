@@ -84,3 +84,23 @@ def test_a_trained_run_continues_a_long_prompt_with_few_checks(calls, monkeypatc
     assert torch.equal(near.tokens, dense.tokens)
     assert torch.equal(near.position_ids, dense.position_ids)
     assert calls == [True]
+
+
+def test_blocks_double_until_a_draft_is_wrong(monkeypatch):
+    # All keys are near, so all drafts are right, except for one that is changed.
+    monkeypatch.setattr(near_generate, "WIDTHS", (1000,))
+    monkeypatch.setattr(near_generate, "FIRST_BLOCK", 2)
+    blocks = []
+    actual = near_generate._Sequence.draft
+
+    def draft(sequence, num_tokens, end):
+        blocks.append(num_tokens)
+        actual(sequence, num_tokens, end)
+        if len(blocks) == 3:
+            sequence.tokens[0, sequence.length - 1] += 1
+
+    monkeypatch.setattr(near_generate._Sequence, "draft", draft)
+    decoder = random_decoder(SHARP, num_predicted_ids=200, temperature=1.0)
+    prompt, ids = torch.randint(2, 5, (1, PROMPT)), torch.arange(1, PROMPT + 1)[None, None]
+    assert near_generate.generate_near(decoder, prompt, ids, end=-1, max_new_tokens=60) is not None
+    assert blocks[:5] == [2, 4, 8, 2, 4]

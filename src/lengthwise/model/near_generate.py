@@ -22,8 +22,9 @@ from lengthwise.model.decoder import Decoder
 from lengthwise.model.near_attention import NearAttention
 from lengthwise.model.near_keys import WIDTHS, max_per_id
 
-# Number of drafted tokens before the first check; each later block has twice as many, up to a maximum.
-FIRST_BLOCK, MAX_BLOCK = 256, 1 << 15
+# Number of drafted tokens before the first check. Each later block has twice as many, so that all checks together take
+# time linear in the length.
+FIRST_BLOCK = 256
 # Number of failed checks after which drafting does not pay.
 MAX_FAILED_CHECKS = 8
 # Number of further prompt tokens on both sides of the near ones that a position head reads.
@@ -60,7 +61,8 @@ def generate_near(
     block, failed_checks, checked = FIRST_BLOCK, 0, prompt.shape[1]
     while failed_checks <= MAX_FAILED_CHECKS:
         hidden = sequence.check(checked)
-        failed_checks += sequence.num_rejected > 0
+        if sequence.num_rejected:
+            failed_checks, block = failed_checks + 1, FIRST_BLOCK
         is_complete = sequence.ends_with(end) or sequence.length == sequence.capacity
         if not is_complete:
             sequence.append_checked(hidden)
@@ -69,7 +71,7 @@ def generate_near(
         if is_complete:
             return sequence.continuation()
         sequence.draft(block, end)
-        block = min(2 * block, MAX_BLOCK)
+        block *= 2
     return None
 
 
