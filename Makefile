@@ -56,6 +56,8 @@ bench: setup
 	$(BIN)/python benchmarks/hf_overhead.py --size small
 	$(PIP) -e '.[bench]'
 	$(BIN)/python benchmarks/peer_speed.py
+	$(BIN)/python benchmarks/stacked_seeds.py
+	$(BIN)/python benchmarks/speedrun.py
 	$(BIN)/python benchmarks/influence_speed.py
 
 # Creates no environment and installs nothing: the machine may be offline.
