@@ -27,7 +27,7 @@ from lengthwise.model.near_attention import NearAttention
 
 RESULTS = Path(__file__).parent / "results" / "million_tokens.jsonl"
 # A sequence has about twice as many tokens.
-LENGTHS = {"forced": (500, 2000, 8000, 32_000, 128_000, 500_000), "free": (12_500, 25_000, 50_000)}
+LENGTHS = {"forced": (500, 2000, 8000, 20_000, 32_000, 128_000, 500_000), "free": (12_500, 25_000, 50_000)}
 MAX_DENSE_LENGTH = 20_000
 # Shorter evaluations are dominated by constant time.
 MIN_FIT_LENGTH = 8000
