@@ -37,6 +37,7 @@ from lengthwise.encodings import (
     Encoding,
     EncodingSize,
     HardALiBi,
+    KERPLEPower,
     Learned,
     LinearInterpolation,
     NoPE,
@@ -558,6 +559,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     ),
     (lambda: Rotary(base=1.0), SettingError, r"base 1.0 or fastest 1.0 is too small; use base > 1 and fastest > 0"),
     (lambda: Rotary(fastest=0.0), SettingError, r"base 10000.0 or fastest 0.0 is too small; use base > 1 and"),
+    (lambda: KERPLEPower(min_power=0.0), SettingError, r"kerple_power min_power 0.0 is out of range; use 0.01 to 2.0"),
     (lambda: HardALiBi(num_masked_heads=0), SettingError, r"num_masked_heads 0 is too small; use at least 1 head"),
     *(
         (

@@ -46,13 +46,13 @@ def parity_rank() -> Experiment:
 def parity_long() -> Experiment:
     """Return the recipe for the parity of up to a million bits, trained on up to 20 (``benchmarks/million_tokens.md``).
 
-    Scores fall with a learned power of the ID distance and do not grow with the length, so a query reads only near IDs
-    at every length. Rotary scores of some far IDs are close to those of near ones.
+    Scores fall with a learned power of the ID distance, at least linearly, and do not grow with the length, so a query
+    reads only near IDs at every length. Rotary scores of some far IDs are close to those of near ones.
     """
     return replace(
         parity(),
         scheme=Predicted(num_position_ids=LONG_NUM_POSITION_IDS, max_gaps=MAX_GAPS),
-        encoding=KERPLEPower(),
+        encoding=KERPLEPower(min_power=1.0),
         decoder=DecoderSettings(
             num_layers=1, d_model=64, num_heads=2, head="rank", length_scaling="none", temperature=1.0
         ),
