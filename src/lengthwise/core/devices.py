@@ -1,12 +1,15 @@
 """Selection of the compute device, and checks of the available memory."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
+from jaxtyping import Int
+from torch import Tensor
 
 from lengthwise.core.errors import DeviceError, SettingError, unknown_name
 
@@ -28,6 +31,21 @@ def pick_device(name: str = "auto") -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise DeviceError("torch cannot use device 'cuda' on this machine; use --device cpu or auto")
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+@lru_cache(maxsize=256)
+def constant_tensor(values: tuple[int, ...], device: torch.device) -> Int[Tensor, " value"]:
+    """Return a tensor of whole numbers that nobody may change; each is copied to a GPU only once."""
+    # A tensor from inference mode would be invalid in a later backward pass.
+    with torch.inference_mode(False):
+        return torch.tensor(values, dtype=torch.int64, device=device)
+
+
+@cache
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function compiled by ``torch.compile``; all callers share its compiled forms."""
+    function_compiled: Callable[..., Any] = torch.compile(function)
+    return function_compiled
 
 
 def training_threads(d_model: int, threads: int | None = None) -> int:

@@ -12,7 +12,8 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 # Up to this number of keys, plain matrix products are faster than the fused kernel on a CPU (benchmarks/speed.md).
 MAX_KEYS_FOR_PLAIN_ATTENTION = 64
-# From this number of heads in all sequences together, they are faster for one query with any number of keys.
+# From this number of heads in all sequences together, they are faster for one query with any number of keys, because a
+# fused kernel of a GPU computes whole blocks of queries.
 MIN_HEADS_FOR_PLAIN_ATTENTION = 64
 # Maximum number of scores per chunk of queries, for implementations that store scores. On a CPU, this number is a few
 # times the cache size of a core (benchmarks/encoding_speed.py). On a GPU, it is large enough to use all cores.
@@ -42,7 +43,7 @@ def attend(query: QueryVectors, key: KeyVectors, value: KeyVectors, bias: BiasFu
     num_queries, num_keys = query.shape[2], key.shape[2]
     on_cpu = query.device.type == "cpu"
     has_many_heads = num_queries == 1 and len(query) * query.shape[1] >= MIN_HEADS_FOR_PLAIN_ATTENTION
-    if on_cpu and (has_many_heads or num_keys <= MAX_KEYS_FOR_PLAIN_ATTENTION):
+    if has_many_heads or (on_cpu and num_keys <= MAX_KEYS_FOR_PLAIN_ATTENTION):
         return _attend_short(query, key, value, bias)
     if bias is None and num_queries in (1, num_keys):
         return scaled_dot_product_attention(query, key, value, is_causal=num_queries > 1)

@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int, Real
+from jaxtyping import Bool, Int, Real
 from torch import Tensor
 
 from lengthwise.core.errors import SettingError
-from lengthwise.model.cache import Cache
 from lengthwise.model.decoder import Decoder
+from lengthwise.model.decoding_state import DecodingState
 from lengthwise.model.near_generate import allows_near_generation, generate_near
-from lengthwise.model.position_heads import Prompt
+from lengthwise.model.recorded_decoding import MIN_RECORDED_TOKENS, RecordedDecoding, allows_recording
 from lengthwise.model.token_step import TokenStep
 
 # Longer prompts are continued with ``generate_near`` if the decoder allows it, which has the same result.
@@ -31,32 +31,6 @@ class Generation:
     tokens: Int[Tensor, "batch new"]
     position_ids: Real[Tensor, "level batch new"]
     is_written: Bool[Tensor, "batch new"]
-
-
-@dataclass(slots=True, kw_only=True)
-class _Unfinished:
-    """Sequences that decoding continues: their rows in the batch, and the state after their last token.
-
-    Some may have reached the end token since the last call of ``select``.
-    """
-
-    rows: Int[Tensor, " sequence"]
-    is_finished: Bool[Tensor, " sequence"]
-    hidden: Float[Tensor, "sequence 1 d_model"]
-    cache: Cache
-    prompts: list[Prompt]
-
-    def predict_ids(self, step: TokenStep, tokens: Int[Tensor, "sequence 1"]) -> Int[Tensor, "level sequence 1"]:
-        """Return the most likely IDs of the next tokens; the IDs of finished sequences are 0, always a valid ID."""
-        levels = step.next_ids(self.hidden, self.cache.position_ids[:, :, -1:], tokens, self.prompts)
-        ids = torch.stack([level.most_likely_ids() for level in levels])
-        return ids.masked_fill_(self.is_finished[:, None], 0)
-
-    def select(self, indices: Int[Tensor, " selected"]) -> None:
-        """Remove all sequences except those at ``indices``."""
-        self.rows, self.is_finished = self.rows[indices], self.is_finished[indices]
-        self.hidden, self.cache = self.hidden[indices], self.cache.select(indices)
-        self.prompts = [prompt.select(lambda tensor: tensor[indices]) for prompt in self.prompts]
 
 
 @torch.no_grad()
@@ -125,14 +99,21 @@ def _decode(
     end: int,
 ) -> None:
     """Write the tokens and IDs of ``generate`` into two tensors, which may contain anything after the end token."""
-    state, step = _start(decoder, prompt, known_ids[:, :, : prompt.shape[1]], new_tokens.shape[1]), TokenStep(decoder)
+    prompt_length, max_new_tokens = prompt.shape[1], new_tokens.shape[1]
+    num_known = known_ids.shape[2] - prompt_length
+    state = _start(decoder, prompt, known_ids[:, :, :prompt_length], max_new_tokens)
+    if _is_recorded(decoder, prompt, num_known, max_new_tokens):
+        following = known_ids[:, :, prompt_length : prompt_length + max_new_tokens] if num_known else None
+        RecordedDecoding(decoder, state, following, new_tokens, new_ids, end).run()
+        return
+    step = TokenStep(decoder)
     search_interval = SEARCH_INTERVALS.get(prompt.device.type, 1)
     for index in range(new_tokens.shape[1]):
         tokens = decoder.token_logits(state.hidden).argmax(dim=-1)
         if prompt.shape[1] + index < known_ids.shape[2]:
             ids = known_ids[:, :, prompt.shape[1] + index].index_select(1, state.rows)[:, :, None]
         else:
-            ids = state.predict_ids(step, tokens)
+            ids = state.predict_ids(step, state.cache.position_ids[:, :, -1:], tokens)
         new_tokens[:, index].index_copy_(0, state.rows, tokens[:, 0])
         new_ids[:, :, index].index_copy_(1, state.rows, ids[:, :, 0].to(new_ids.dtype))
         state.is_finished |= tokens[:, 0] == end
@@ -148,17 +129,24 @@ def _decode(
         state.hidden, state.cache = step(tokens, ids, state.cache)
 
 
+def _is_recorded(decoder: Decoder, prompt: Tensor, num_known: int, max_new_tokens: int) -> bool:
+    """Return True if a recorded step takes less time: on a GPU, if all or no IDs are known."""
+    has_one_kind = num_known == 0 or num_known >= max_new_tokens
+    is_long = max_new_tokens >= MIN_RECORDED_TOKENS
+    return prompt.device.type == "cuda" and has_one_kind and is_long and allows_recording(decoder)
+
+
 def _start(
     decoder: Decoder,
     prompt: Int[Tensor, "batch prompt"],
     prompt_ids: Real[Tensor, "level batch prompt"],
     max_new_tokens: int,
-) -> _Unfinished:
+) -> DecodingState:
     """Return the state of all sequences after the prompt."""
     (batch_size, prompt_length), device = prompt.shape, prompt.device
     hidden, cache = decoder(prompt, prompt_ids, query_start=prompt_length - 1)
     lengths = torch.full((batch_size,), prompt_length, device=device)
-    return _Unfinished(
+    return DecodingState(
         rows=torch.arange(batch_size, device=device),
         is_finished=torch.zeros(batch_size, dtype=torch.bool, device=device),
         hidden=hidden,

@@ -5,7 +5,7 @@ from jaxtyping import Float, Int, Real
 from torch import Tensor
 from torch.nn.functional import embedding, gelu, linear, rms_norm
 
-from lengthwise.model.attention_scores import NO_HOOKS
+from lengthwise.model.attention_scores import NO_HOOKS, AttentionHooks
 from lengthwise.model.block import Block
 from lengthwise.model.cache import Cache
 from lengthwise.model.decoder import Decoder
@@ -27,7 +27,11 @@ class TokenStep:
         self.heads = [(head, head.token_terms(decoder.embedding[None])[0]) for head in heads]
 
     def __call__(
-        self, tokens: Int[Tensor, "batch 1"], position_ids: Real[Tensor, "level batch 1"], cache: Cache
+        self,
+        tokens: Int[Tensor, "batch 1"],
+        position_ids: Real[Tensor, "level batch 1"],
+        cache: Cache,
+        hooks: AttentionHooks = NO_HOOKS,
     ) -> tuple[Float[Tensor, "batch 1 d_model"], Cache]:
         """Return the hidden states of ``tokens``, and the extended cache; see ``Decoder.forward``."""
         decoder, settings = self.decoder, self.decoder.settings
@@ -43,9 +47,10 @@ class TokenStep:
             new_cache.keys.append(key)
             new_cache.values.append(value)
             if layer == 0 or settings.length_scaling == "learned":
-                length_factor = block.length_factor(1, key.shape[2], NO_HOOKS, x.device)
+                length_factor = block.length_factor(1, key.shape[2], hooks, x.device)
             query = query * length_factor
-            attended = block.attend(query, key, value, new_cache.position_ids, decoder.encoding, NO_HOOKS)
+            ids = position_ids, new_cache.position_ids
+            attended = block.attend(query, key, value, ids, decoder.encoding, hooks)
             x = x + linear(attended.flatten(1), block.mix_heads.weight)
             normalized = rms_norm(x.float(), x.shape[1:], block.mlp_norm.weight, block.mlp_norm.eps)
             wide = gelu(linear(normalized, block.widen.weight, block.widen.bias))

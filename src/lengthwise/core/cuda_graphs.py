@@ -1,0 +1,41 @@
+"""Recording of GPU work as CUDA graphs, which take less time to start than the single kernels."""
+
+import gc
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+import torch
+
+Result = TypeVar("Result")
+
+
+@runtime_checkable
+class Graph(Protocol):
+    """Recorded work, such as a ``torch.cuda.CUDAGraph``."""
+
+    def replay(self) -> None:
+        """Run the work."""
+
+    def pool(self) -> Any:
+        """Return the memory pool, which other graphs can use, too."""
+
+
+def record(function: Callable[[], Result], pool: Any = None) -> tuple[Graph, Result]:
+    """Record the GPU work of a function without running it, and return the graph and the result.
+
+    The function may not wait for the GPU. A replay of the graph writes the values of the result, whose memory comes
+    from ``pool``, the memory pool of another graph.
+    """
+    graph = torch.cuda.CUDAGraph()
+    # Freeing the memory of another graph during a recording would make the recording invalid.
+    gc.collect()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        # Other threads may use the GPU in the meantime.
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            result = function()
+    finally:
+        if was_enabled:
+            gc.enable()
+    return graph, result

@@ -1,0 +1,124 @@
+"""Greedy decoding on a GPU with a step that is recorded once as a CUDA graph."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float, Int, Real
+from torch import Tensor
+
+from lengthwise.core.cuda_graphs import record
+from lengthwise.model.attention_scores import AttentionHooks
+from lengthwise.model.cache import Cache
+from lengthwise.model.decoder import Decoder
+from lengthwise.model.decoding_state import DecodingState
+from lengthwise.model.token_step import TokenStep
+
+# Decoding of fewer tokens takes less time than a recording.
+MIN_RECORDED_TOKENS = 32
+# Number of steps between searches for the end of all sequences; a search waits for the GPU.
+SEARCH_INTERVAL = 32
+
+
+def allows_recording(decoder: Decoder) -> bool:
+    """Return True if a bias can hide unused memory from attention: softmax attention whose scores are products."""
+    settings = decoder.settings
+    return settings.weights == "softmax" and not decoder.encoding.has_scores
+
+
+@dataclass(slots=True, kw_only=True)
+class FixedCache(Cache):
+    """Cache whose tensors always have room for all tokens; new tokens are written at ``index``, which has one element.
+
+    Unused memory contains zeros.
+    """
+
+    index: Int[Tensor, "1"]
+
+    def extend_ids(self, new_ids: Real[Tensor, "level batch 1"]) -> Real[Tensor, "level batch capacity"]:
+        """Write the IDs of the new tokens and return all IDs."""
+        return self.position_ids.index_copy_(2, self.index, new_ids.to(self.position_ids.dtype))
+
+    def extend_layer(
+        self, layer: int, key: Float[Tensor, "batch heads 1 d_head"], value: Float[Tensor, "batch heads 1 d_head"]
+    ) -> tuple[Float[Tensor, "batch heads capacity d_head"], Float[Tensor, "batch heads capacity d_head"]]:
+        """Write the keys and values of the new tokens in one layer, and return all of them."""
+        keys, values = self.keys[layer], self.values[layer]
+        return keys.index_copy_(2, self.index, key.to(keys.dtype)), values.index_copy_(
+            2, self.index, value.to(values.dtype)
+        )
+
+    def hooks(self) -> AttentionHooks:
+        """Return hooks that hide unused memory from a query at ``index``."""
+        places = torch.arange(self.position_ids.shape[2], device=self.index.device)
+        bias = torch.zeros(places.shape, device=places.device).masked_fill(places > self.index, -torch.inf)
+        visible_counts = (self.index + 1).float().expand(self.position_ids.shape[1], 1)
+        return AttentionHooks(score_bias=bias[None, None], visible_counts=visible_counts)
+
+
+def _with_room(tensor: Tensor, capacity: int) -> Tensor:
+    """Return a copy with ``capacity`` places along axis 2, of which the new ones are zeros."""
+    padded = tensor.new_zeros(*tensor.shape[:2], capacity, *tensor.shape[3:])
+    padded[:, :, : tensor.shape[2]] = tensor
+    return padded
+
+
+class RecordedDecoding:
+    """Decoding of a batch of prompts in steps whose tensors keep their shapes and places in memory."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        state: DecodingState,
+        known_ids: Real[Tensor, "level batch new"] | None,
+        new_tokens: Int[Tensor, "batch new"],
+        new_ids: Real[Tensor, "level batch new"],
+        end: int,
+    ) -> None:
+        """Start after the prompts, and write into ``new_tokens`` and ``new_ids``.
+
+        Without ``known_ids``, the position heads predict the IDs of the new tokens.
+        """
+        self.decoder, self.token_step = decoder, TokenStep(decoder)
+        self.known_ids, self.new_tokens, self.new_ids, self.end = known_ids, new_tokens, new_ids, end
+        prompt_length = state.cache.position_ids.shape[2]
+        capacity = prompt_length + new_tokens.shape[1]
+        cache = FixedCache(
+            position_ids=_with_room(state.cache.position_ids, capacity),
+            last_embedding=state.cache.last_embedding.clone(),
+            num_separators=state.cache.num_separators.clone(),
+            keys=[_with_room(keys, capacity) for keys in state.cache.keys],
+            values=[_with_room(values, capacity) for values in state.cache.values],
+            index=torch.full((1,), prompt_length, device=new_tokens.device),
+        )
+        self.state, self.cache = replace(state, hidden=state.hidden.clone(), cache=cache), cache
+        self.current_ids = state.cache.position_ids[:, :, -1:].clone()
+        self.new_index = torch.zeros_like(cache.index)
+
+    def step(self) -> None:
+        """Write the next token of every sequence, and update the state in place."""
+        state, cache = self.state, self.cache
+        tokens = self.decoder.token_logits(state.hidden).argmax(dim=-1)
+        if self.known_ids is None:
+            ids = state.predict_ids(self.token_step, self.current_ids, tokens)
+        else:
+            ids = self.known_ids.index_select(2, self.new_index)
+        self.new_tokens.index_copy_(1, self.new_index, tokens)
+        self.new_ids.index_copy_(2, self.new_index, ids.to(self.new_ids.dtype))
+        state.is_finished |= tokens[:, 0] == self.end
+        hidden, new_cache = self.token_step(tokens, ids, cache, cache.hooks())
+        state.hidden.copy_(hidden)
+        self.current_ids.copy_(ids)
+        cache.last_embedding.copy_(new_cache.last_embedding)
+        cache.num_separators.copy_(new_cache.num_separators)
+        cache.index += 1
+        self.new_index += 1
+
+    def run(self) -> None:
+        """Decode until all sequences have an end token or the maximum number of new tokens; needs a GPU."""
+        # The first step initializes libraries, which a recording must not contain.
+        self.step()
+        graph, _ = record(self.step)
+        for step in range(1, self.new_tokens.shape[1]):
+            graph.replay()
+            if step % SEARCH_INTERVAL == 0 and bool(self.state.is_finished.all()):
+                break
