@@ -27,7 +27,7 @@ from lengthwise.tasks import TASKS, Task
 from lengthwise.tasks.examples import Examples
 from lengthwise.tasks.text.prepare import prepare_corpus
 from lengthwise.theory.task_certificate import certify_task
-from lengthwise.training.trainer import TrainingSettings
+from lengthwise.training.training_settings import TrainingSettings
 
 __all__ = [
     "ENCODINGS",

@@ -26,7 +26,7 @@ from lengthwise.tasks import TASKS, Parity
 from lengthwise.tasks.reasoning_gym import reasoning_records, write_reasoning_records
 from lengthwise.tasks.text.documents import read_documents
 from lengthwise.theory.planted_law_certificate import certify_law
-from lengthwise.training.trainer import TrainingSettings
+from lengthwise.training.training_settings import TrainingSettings
 
 SETTINGS = (TrainingSettings, DecoderSettings, EvaluationSettings, InfluenceSettings, Experiment)
 TABLE_CLASSES = (*TASKS.values(), *SCHEMES.values(), *ENCODINGS.values())

@@ -46,7 +46,7 @@ from lengthwise.model.position_heads import NextIDs, PositionHead
 from lengthwise.positions import Predicted, Sequential
 from lengthwise.tasks import Addition, Copy, Parity, Recall
 from lengthwise.training.batch import to_batch
-from lengthwise.training.trainer import TrainingSettings
+from lengthwise.training.training_settings import TrainingSettings
 
 # One key and its value among equal fillers.
 NEEDLE = Recall(num_pairs=1, num_keys=1, num_values=4, num_fillers=1)

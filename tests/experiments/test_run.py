@@ -41,7 +41,7 @@ from lengthwise.model.position_heads import POSITION_HEADS
 from lengthwise.positions import SCHEMES, Coupled, Predicted, Sequential, Skipwise
 from lengthwise.tasks import PLACEMENTS, TASKS, Addition, IndexHints, MultiAddition, Parity, Placement, Planted
 from lengthwise.tasks.planted.placement import ByLength, Local, Subsets
-from lengthwise.training.trainer import TrainingSettings
+from lengthwise.training.training_settings import TrainingSettings
 
 SETTINGS = EvaluationSettings(lengths=(2, 4), num_examples=(16, 20))
 RESULT = {"length", "num_examples", "decode", "exact_match", "exact_tokens", "low", "high", "first_error", "wall_s"}

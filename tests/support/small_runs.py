@@ -16,7 +16,8 @@ from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.positions import PositionScheme, Predicted
 from lengthwise.tasks import Parity, Task
 from lengthwise.training.batch import Sampler
-from lengthwise.training.trainer import Trainer, TrainingSettings
+from lengthwise.training.trainer import Trainer
+from lengthwise.training.training_settings import TrainingSettings
 
 
 def small_experiment(

@@ -37,7 +37,7 @@ from lengthwise.positions import Coupled, Sequential
 from lengthwise.tasks import Addition, MultiAddition, Parity, SparseParity
 from lengthwise.training.batch import Batch
 from lengthwise.training.loss import answer_loss, mix_predicted_ids
-from lengthwise.training.trainer import TrainingSettings
+from lengthwise.training.training_settings import TrainingSettings
 
 GOLDEN = {
     number: Path(__file__).parents[1] / "golden" / name

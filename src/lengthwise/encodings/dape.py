@@ -1,5 +1,6 @@
 """DAPE (Zheng et al. 2024): a small network adjusts attention scores, based on the scores of all heads."""
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,6 +12,14 @@ from lengthwise.core.errors import SettingError
 from lengthwise.core.type_checks import check_types
 from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize, KeyIDs, QueryIDs, Scores
 from lengthwise.encodings.kerple_log import KERPLELogEncoding
+
+
+def full_precision(device: torch.device) -> AbstractContextManager[None]:
+    """Return a context in which a GPU does not round the inputs of convolutions to 10 bits, its default (TF32)."""
+    if device.type == "cpu":
+        return nullcontext()
+    flags: AbstractContextManager[None] = torch.backends.cudnn.flags(enabled=True, allow_tf32=False)
+    return flags
 
 
 class DAPEEncoding(Encoding):
@@ -36,8 +45,9 @@ class DAPEEncoding(Encoding):
         """Return the adjusted scores. In-place operations reduce the memory for the hidden channels."""
         bias = self.kerple.bias(query_ids, key_ids)
         channels = torch.cat([scores, bias], dim=1).masked_fill_(~is_visible, 0.0)
-        hidden = nn.functional.leaky_relu(self.widen(channels).masked_fill_(~is_visible, 0.0), inplace=True)
-        return scores + bias + self.narrow(hidden)
+        with full_precision(scores.device):
+            hidden = nn.functional.leaky_relu(self.widen(channels).masked_fill_(~is_visible, 0.0), inplace=True)
+            return scores + bias + self.narrow(hidden)
 
 
 def check_mlp_width(mlp_width: int) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Complex, Float, Real
+from jaxtyping import Float, Real
 from torch import Tensor
 
 from lengthwise.core.errors import SettingError
@@ -40,17 +40,23 @@ def rotate_pairs(
 
 def pair_rotations(
     position_ids: Real[Tensor, "batch seq"], frequencies: Float[Tensor, " pair"]
-) -> Complex[Tensor, "batch 1 seq pair"]:
-    """Return the rotations by ``ID * frequency`` radians as complex numbers of size 1."""
+) -> Float[Tensor, "batch 1 seq pair 2"]:
+    """Return the cosines and sines of the angles ``ID * frequency``, in radians."""
     # The angles are in double precision until the remainder, because float32 is inexact for large IDs.
     angles = torch.remainder(position_ids[:, None, :, None] * frequencies, 2 * math.pi).float()
-    return torch.complex(angles.cos(), angles.sin())
+    return torch.stack([angles.cos(), angles.sin()], dim=-1)
 
 
-def multiply_pairs(x: HeadVectors, rotations: Complex[Tensor, "batch 1 seq d_head//2"]) -> HeadVectors:
+def multiply_pairs(x: HeadVectors, rotations: Float[Tensor, "batch 1 seq d_head//2 2"]) -> HeadVectors:
     """Multiply each pair of adjacent components, as a complex number, by a rotation."""
-    pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
-    return torch.view_as_real(pairs * rotations).flatten(-2).to(x.dtype)
+    pairs = x.float().reshape(*x.shape[:-1], -1, 2)
+    if torch.compiler.is_compiling():
+        # torch.compile generates no code for complex numbers.
+        (real, imaginary), (cos, sin) = pairs.unbind(-1), rotations.unbind(-1)
+        rotated = torch.stack([real * cos - imaginary * sin, real * sin + imaginary * cos], dim=-1)
+    else:
+        rotated = torch.view_as_real(torch.view_as_complex(pairs) * torch.view_as_complex(rotations))
+    return rotated.flatten(-2).to(x.dtype)
 
 
 def check_rotary_base(base: float, fastest: float) -> None:
@@ -89,8 +95,10 @@ class RotaryEncoding(Encoding):
 
     def _rotations(
         self, x: HeadVectors, position_ids: Real[Tensor, "batch seq"]
-    ) -> Complex[Tensor, "batch 1 seq d_head//2"]:
-        return pair_rotations(position_ids, rotary_frequencies(x.shape[-1], self.base, self.fastest, x.device))
+    ) -> Float[Tensor, "batch 1 seq d_head//2 2"]:
+        # torch.compile warns about cached functions.
+        compute = rotary_frequencies.__wrapped__ if torch.compiler.is_compiling() else rotary_frequencies
+        return pair_rotations(position_ids, compute(x.shape[-1], self.base, self.fastest, x.device))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from lengthwise.positions import SCHEMES, PositionScheme, Predicted
 from lengthwise.positions.scheme import HasLevels
 from lengthwise.tasks import PLACEMENTS, TASKS, HasRunFiles, JSONLTask, Parity, Task, is_task_file
 from lengthwise.training.batch import Sampler
-from lengthwise.training.trainer import TrainingSettings
+from lengthwise.training.training_settings import TrainingSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from lengthwise.tasks.coupling.answer_steps import AnswerSteps, answer_steps, jo
 from lengthwise.tasks.coupling.record_files import write_records
 from lengthwise.tasks.examples import Examples
 from lengthwise.training.batch import to_batch
-from lengthwise.training.trainer import TrainingSettings
+from lengthwise.training.training_settings import TrainingSettings
 
 # The model learns at least this many lengths, the shortest ones, and more until it has this many examples. It never
 # learns the longest lengths, which check the rule: this share of all lengths, and at least one.

@@ -66,14 +66,18 @@ class Block(nn.Module):
             projected = [(*split_heads(query, part=1), *split_heads(pair, part=2)) for query, pair in pairs]
         attended = []
         for group, (raw_query, raw_key, new_value) in zip(groups, projected, strict=True):
-            query, key = self._rotate(raw_query, raw_key, group, encoding)
+            num_queries, num_keys = raw_query.shape[2], group.position_ids.shape[2]
+            scales = self.log_temperature.exp() * self.length_factor(num_queries, num_keys, hooks, x.device)
+            # On a GPU, queries are multiplied together with the weights of their norm, so they are read only once.
+            is_scaled = x.device.type != "cpu" and hooks.near is None
+            query, key = self._rotate(raw_query, raw_key, group, encoding, scales if is_scaled else None)
             value = new_value
             if extend is not None:
                 key, value = extend(key, value)
-            length_factor = self.length_factor(query.shape[2], key.shape[2], hooks, query.device)
-            scales = self.log_temperature.exp() * length_factor
             if hooks.near is None:
-                heads = self.attend(query * scales, key, value, group.position_ids, encoding, hooks)
+                ids = group.position_ids[:, :, num_keys - num_queries :], group.position_ids
+                scaled_query = query if is_scaled else query * scales
+                heads = self.attend(scaled_query, key, value, ids, encoding, hooks)
             else:
                 unrotated = self.query_norm(raw_query), self.key_norm(raw_key)
                 inputs = LayerInputs(split_tokens(x, groups)[0], *unrotated, query, key, value, scales)
@@ -82,26 +86,30 @@ class Block(nn.Module):
         x = select_queries(x, groups) + self.mix_heads(join_tokens(attended))
         return x + self.narrow(nn.functional.gelu(self.widen(self.mlp_norm(x)))), key, value
 
-    def _rotate(self, query: Tensor, key: Tensor, group: TokenGroup, encoding: LevelEncoding) -> tuple[Tensor, Tensor]:
-        """Return normalized and rotated queries and keys, each (batch, heads, seq, d_head)."""
+    def _rotate(
+        self, query: Tensor, key: Tensor, group: TokenGroup, encoding: LevelEncoding, scales: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return normalized, rotated queries, multiplied by ``scales``, and keys: (batch, heads, seq, d_head) each."""
         new_ids = group.position_ids[:, :, group.position_ids.shape[2] - group.seq :]
-        return encoding.rotate_both(self.query_norm(query), self.key_norm(key), new_ids)
+        return encoding.rotate_both(self.query_norm(query, scales), self.key_norm(key), new_ids)
 
     def attend(
         self,
         query: Float[Tensor, "batch heads query d_head"],
         key: Float[Tensor, "batch heads key d_head"],
         value: Float[Tensor, "batch heads key d_head"],
-        key_ids: Real[Tensor, "level batch key"],
+        ids: tuple[Real[Tensor, "level batch query"], Real[Tensor, "level batch key"]],
         encoding: LevelEncoding,
         hooks: AttentionHooks,
     ) -> Float[Tensor, "batch heads query d_head"]:
-        """Return the output of attention for queries that are multiplied by the temperature and the length factor."""
+        """Return the output of attention for queries that are multiplied by the temperature and the length factor.
+
+        ``ids`` has the IDs of the queries and those of the keys.
+        """
         if hooks is NO_HOOKS and not (encoding.has_bias or encoding.has_scores or self.weight_function):
             attended = attend(query.to(value.dtype), key.to(value.dtype), value)
             return self._dilute(attended, value)
-        query_ids = key_ids[:, :, key_ids.shape[2] - query.shape[2] :]
-        chunks = ScoreChunks(encoding, query, key, query_ids, key_ids, hooks.score_bias)
+        chunks = ScoreChunks(encoding, query, key, *ids, hooks.score_bias)
         weight_function = softmax if self.weight_function is None else self.weight_function
         if hooks.on_weights is not None:
             hooks.on_weights(chunks.weights(weight_function))

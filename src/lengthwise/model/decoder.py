@@ -1,7 +1,7 @@
 """Decoder with pre-norm blocks and one encoding; for PPC, it also has one position head per level."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int, Real
 from torch import Tensor, nn
 
+from lengthwise.core.devices import compiled, constant_tensor
 from lengthwise.core.errors import SettingError
 from lengthwise.encodings import EncodingSettings, EncodingSize
 from lengthwise.encodings.levels import LevelEncoding
@@ -16,6 +17,7 @@ from lengthwise.model.attention_scores import NO_HOOKS, AttentionHooks
 from lengthwise.model.block import Block
 from lengthwise.model.cache import Cache
 from lengthwise.model.decoder_settings import DecoderSettings
+from lengthwise.model.embedding import look_up
 from lengthwise.model.position_heads import POSITION_HEADS, NextIDs, PositionHead, Prompt, read_prompt
 from lengthwise.model.position_id_check import IDCheck
 from lengthwise.model.rms_norm import RMSNorm
@@ -44,6 +46,8 @@ class Decoder(nn.Module):
         size = EncodingSize(d_model=d_model, num_heads=settings.num_heads, d_head=d_model // settings.num_heads)
         self.settings = settings
         self.separators = separators
+        # True: ``forward_batches`` and the loss of its tokens are compiled, for the training of large models on a GPU.
+        self.compiles_training = False
         self.check_ids = IDCheck(encoding.name, num_levels, encoding.num_position_ids, encoding.real_valued)
         self.embedding = nn.Parameter(torch.randn(vocabulary_size, d_model) / math.sqrt(d_model))
         self.segment = nn.Parameter(torch.zeros(len(separators) + 1, d_model)) if settings.segments else None
@@ -92,7 +96,8 @@ class Decoder(nn.Module):
         pairs = zip(tokens, position_ids, strict=True)
         embedded = [self.embed(part, self.check_ids(part, ids), None) for part, ids in pairs]
         xs, caches = zip(*embedded, strict=True)
-        return self._run_blocks(xs, caches, query_starts, None, NO_HOOKS)
+        run = compiled(Block.forward) if self.compiles_training else Block.__call__
+        return self._run_blocks(xs, caches, query_starts, None, NO_HOOKS, run)
 
     def _run_blocks(
         self,
@@ -101,8 +106,12 @@ class Decoder(nn.Module):
         query_starts: Sequence[int],
         past: Cache | None,
         hooks: AttentionHooks,
+        run: Callable[..., tuple[Tensor, Tensor, Tensor]] = Block.__call__,
     ) -> list[Float[Tensor, "_batch _query d_model"]]:
-        """Return the hidden states of each group, and add the keys and values of the last group to its cache."""
+        """Return the hidden states of each group, and add the keys and values of the last group to its cache.
+
+        ``run`` calls a block with its arguments.
+        """
         groups = [
             TokenGroup(size=x.shape[0], seq=x.shape[1], position_ids=cache.position_ids)
             for x, cache in zip(xs, caches, strict=True)
@@ -113,7 +122,7 @@ class Decoder(nn.Module):
                 starts = zip(groups, query_starts, strict=True)
                 groups = [replace(group, query_start=start) for group, start in starts]
             extend = None if past is None else partial(past.extend_layer, layer)
-            hidden, key, value = block(hidden, groups, self.encoding, extend, hooks)
+            hidden, key, value = run(block, hidden, groups, self.encoding, extend, hooks)
             caches[-1].keys.append(key)
             caches[-1].values.append(value)
         return split_queries(self.norm(hidden), groups)
@@ -135,12 +144,16 @@ class Decoder(nn.Module):
         tokens: Int[Tensor, "batch seq"],
         position_ids: Int[Tensor, "level batch seq"],
         prompt_length: Int[Tensor, " batch"],
+        max_prompt_length: int | None = None,
     ) -> list[Prompt]:
-        """Return the prompts of each level in the form that ``next_ids`` requires; call this once per batch."""
-        max_prompt_length = int(prompt_length.max())
-        embeddings = self.embed_tokens(tokens[:, :max_prompt_length])
-        pairs = zip(self.position_heads(), position_ids[:, :, :max_prompt_length], strict=True)
-        return [read_prompt(head, embeddings, ids, prompt_length) for head, ids in pairs]
+        """Return the prompts of each level in the form that ``next_ids`` requires; call this once per batch.
+
+        If ``max_prompt_length`` is given, no prompt may be longer, and a GPU does not have to wait for any number.
+        """
+        stop = int(prompt_length.max()) if max_prompt_length is None else max_prompt_length
+        embeddings = self.embed_tokens(tokens[:, :stop])
+        pairs = zip(self.position_heads(), position_ids[:, :, :stop], strict=True)
+        return [read_prompt(head, embeddings, ids, prompt_length, max_prompt_length) for head, ids in pairs]
 
     def next_ids(
         self,
@@ -177,7 +190,7 @@ class Decoder(nn.Module):
 
     def embed_tokens(self, tokens: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch seq d_model"]:
         """Return the token embeddings, without positions and segments."""
-        return nn.functional.embedding(tokens, self.embedding)
+        return look_up(self.embedding, tokens)
 
     def embed(
         self, tokens: Int[Tensor, "batch seq"], position_ids: Real[Tensor, "level batch seq"], cache: Cache | None
@@ -188,10 +201,10 @@ class Decoder(nn.Module):
         num_separators = torch.zeros_like(tokens[:, :1]) if cache is None else cache.num_separators
         if self.previous_share is not None:
             x = x + self.previous_share * torch.cat([previous, embeddings[:, :-1]], dim=1)
-        is_separator = torch.isin(tokens, torch.tensor(self.separators, device=tokens.device))
+        is_separator = torch.isin(tokens, constant_tensor(self.separators, tokens.device))
         segments = (num_separators + is_separator.cumsum(dim=1)).clamp(max=len(self.separators))
         if self.segment is not None:
-            x = x + nn.functional.embedding(segments, self.segment)
+            x = x + look_up(self.segment, segments)
         x = self.encoding.embed(x, position_ids)
         if cache is None:
             return x, Cache(position_ids, embeddings[:, -1:], segments[:, -1:])

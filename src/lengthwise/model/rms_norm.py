@@ -36,9 +36,16 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width))
         self.eps = torch.finfo(torch.float32).eps
 
-    def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
-        """Scale ``x`` to norm ``sqrt(width)`` and multiply it by the weights."""
+    def forward(self, x: Float[Tensor, "*batch width"], gain: Tensor | None = None) -> Float[Tensor, "*batch width"]:
+        """Scale ``x`` to norm ``sqrt(width)``, and multiply it by the weights and by a gain."""
         x = x.float().contiguous()
+        if x.device.type != "cpu":
+            # A GPU computes the gradient of the weights in less time if it is not a part of the fused backward pass.
+            weight = self.weight if gain is None else self.weight * gain
+            return nn.functional.rms_norm(x, (x.shape[-1],), None, self.eps) * weight
+        return self._normalize(x) if gain is None else self._normalize(x) * gain
+
+    def _normalize(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
         if not torch.is_grad_enabled():
             # One token takes less time without the tensors that only the backward pass needs.
             return nn.functional.rms_norm(x, (x.shape[-1],), self.weight, self.eps)

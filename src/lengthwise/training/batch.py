@@ -1,8 +1,9 @@
 """Batches, and a sampler that reproduces the examples of any training step from the seed and the step."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +24,8 @@ MAX_FILL = 0.15
 class Batch:
     """Examples with their position IDs, as tensors; ``length`` is the length of the longest example.
 
-    Shorter examples are filled on the right. Fill is never scored, and no other token depends on it.
+    Shorter examples are filled on the right. Fill is never scored, and no other token depends on it. If
+    ``prompt_range`` is set, all prompt lengths are in this range, both ends included, so nobody has to read them.
     """
 
     length: int
@@ -32,19 +34,30 @@ class Batch:
     prompt_length: Int[Tensor, " batch"]
     token_scored: Bool[Tensor, "batch seq"]
     id_scored: Bool[Tensor, "batch seq"]
+    prompt_range: tuple[int, int] | None = None
 
     def to(self, device: torch.device) -> "Batch":
         """Return the batch on another device."""
-        return self._map(lambda tensor: tensor.to(device, non_blocking=True))
+        moved = self.map_tensors(lambda tensor: tensor.to(device, non_blocking=True))
+        # Reading the lengths on a GPU would wait for all earlier work.
+        return moved if device.type == "cpu" else replace(moved, prompt_range=self.find_prompt_range())
+
+    def find_prompt_range(self) -> tuple[int, int]:
+        """Return ``prompt_range``, or the smallest and largest prompt length if it is not set."""
+        return self.prompt_range or (int(self.prompt_length.min()), int(self.prompt_length.max()))
 
     def select(self, indices: slice | Int[np.ndarray, " some"]) -> "Batch":
         """Return the examples at ``indices`` of the batch axis."""
         # Tensors with three axes have a leading level axis.
-        return self._map(lambda tensor: tensor[indices] if tensor.dim() < 3 else tensor[:, indices])
+        return self.map_tensors(lambda tensor: tensor[indices] if tensor.dim() < 3 else tensor[:, indices])
 
-    def _map(self, change: Callable[[Tensor], Tensor]) -> "Batch":
-        tensors = {part.name: change(getattr(self, part.name)) for part in fields(self) if part.name != "length"}
-        return Batch(length=self.length, **tensors)
+    def map_tensors(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+        """Return a batch with ``change`` applied to every tensor."""
+        tensors: dict[str, Any] = {name: change(getattr(self, name)) for name in TENSORS}
+        return replace(self, **tensors)
+
+
+TENSORS = tuple(part.name for part in fields(Batch) if part.name not in ("length", "prompt_range"))
 
 
 def to_batch(length: int, examples: Examples, assignment: Assignment) -> Batch:
@@ -87,7 +100,7 @@ def join_batches(parts: Sequence[Batch]) -> Batch:
             filled.append(torch.cat([tensor, torch.zeros_like(fill) if scored else fill], dim=-1))
         return torch.cat(filled, dim=-2)[..., order, :]
 
-    tensors = {part.name: join(part.name) for part in fields(Batch) if part.name != "length"}
+    tensors: dict[str, Any] = {name: join(name) for name in TENSORS}
     return Batch(length=max(part.length for part in parts), **tensors)
 
 

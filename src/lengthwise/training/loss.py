@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
+from lengthwise.core.devices import compiled
 from lengthwise.model.decoder import Decoder
 from lengthwise.model.position_heads import NextIDs
 from lengthwise.model.token_groups import join_tokens
@@ -36,21 +37,29 @@ def answer_loss(
     """
     input_ids = [batch.position_ids for batch in batches] if input_ids is None else input_ids
     # Only responses are scored, and each starts after its prompt.
-    query_starts = [int(batch.prompt_length.min()) - 1 for batch in batches]
+    query_starts = [batch.find_prompt_range()[0] - 1 for batch in batches]
     hidden = decoder.forward_batches(
         [batch.tokens[:, :-1] for batch in batches], [ids[:, :, :-1] for ids in input_ids], query_starts
     )
     targets = _join([batch.tokens[:, start + 1 :] for batch, start in zip(batches, query_starts, strict=True)])
     scored = _join([batch.token_scored[:, start + 1 :] for batch, start in zip(batches, query_starts, strict=True)])
-    logits = decoder.token_logits(join_tokens(hidden))
-    loss = _mean(nn.functional.cross_entropy(logits, targets, reduction="none"), scored)
-    token_accuracy = _mean((logits.detach().argmax(dim=-1) == targets).float(), scored)
+    means = compiled(_token_means) if decoder.compiles_training else _token_means
+    loss, token_accuracy = means(decoder, join_tokens(hidden), targets, scored)
     id_accuracy = in_reach = torch.ones((), device=loss.device)
     if decoder.predicts_ids:
         id_losses, id_accuracy, in_reach = _id_means(decoder, batches, hidden, input_ids)
         for id_loss in id_losses:
             loss = loss + id_weight * id_loss
     return AnswerLoss(loss=loss, token_accuracy=token_accuracy, id_accuracy=id_accuracy, ids_in_reach=in_reach)
+
+
+def _token_means(
+    decoder: Decoder, hidden: Float[Tensor, "query d_model"], targets: Int[Tensor, " query"], scored: Tensor
+) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    """Return the mean loss and accuracy of the scored tokens."""
+    logits = decoder.token_logits(hidden)
+    loss = _mean(nn.functional.cross_entropy(logits, targets, reduction="none"), scored)
+    return loss, _mean((logits.detach().argmax(dim=-1) == targets).float(), scored)
 
 
 def _id_means(
@@ -89,7 +98,7 @@ def _replace_first_ids(decoder: Decoder, batch: Batch, num_examples: int) -> Int
     sampled = batch.select(slice(0, num_examples))
     if not len(sampled.tokens):
         return batch.position_ids
-    query_start = int(sampled.prompt_length.min()) - 1
+    query_start = sampled.find_prompt_range()[0] - 1
     hidden, _ = decoder(sampled.tokens[:, :-1], sampled.position_ids[:, :, :-1], query_start=query_start)
     mixed, id_scored = batch.position_ids.clone(), sampled.id_scored[:, query_start + 1 :]
     for level, next_ids in enumerate(_predict_ids(decoder, sampled, hidden, sampled.position_ids)):
@@ -104,7 +113,8 @@ def _predict_ids(
     decoder: Decoder, batch: Batch, hidden: Float[Tensor, "batch query d_model"], input_ids: Tensor
 ) -> list[NextIDs]:
     """Return the predicted IDs of the tokens after ``hidden``, which ends at the second-to-last token."""
-    prompts = decoder.read_prompt(batch.tokens, batch.position_ids, batch.prompt_length)
+    max_prompt_length = None if batch.prompt_range is None else batch.prompt_range[1]
+    prompts = decoder.read_prompt(batch.tokens, batch.position_ids, batch.prompt_length, max_prompt_length)
     query_start = batch.tokens.shape[1] - 1 - hidden.shape[1]
     return decoder.next_ids(hidden, input_ids[:, :, query_start:-1], batch.tokens[:, query_start + 1 :], prompts)
 

@@ -1,112 +1,33 @@
-"""Trainer that can stop and resume at any step, and its settings."""
+"""Trainer that can stop and resume at any step."""
 
 import json
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lengthwise.core.checkpoint import load_tensors, save_tensors
-from lengthwise.core.errors import DivergedError, RunFolderError, SettingError
-from lengthwise.core.type_checks import check_types
+from lengthwise.core.errors import DivergedError, RunFolderError
 from lengthwise.model.decoder import Decoder
 from lengthwise.tasks import HasStages
-from lengthwise.training.batch import Sampler
+from lengthwise.training.batch import Batch, Sampler
 from lengthwise.training.loss import AnswerLoss, answer_loss, mix_predicted_ids
+from lengthwise.training.prefetch import Prefetcher
+from lengthwise.training.step_recorder import StepRecorder, compilation_pays
+from lengthwise.training.training_settings import TrainingSettings
 from lengthwise.training.training_state import STAGE_START, Progress, load_training, read_progress, training_tensors
 
 # Number of logged rows per measurement of exact match.
 ROWS_PER_EXACT_MATCH = 4
 # Number of steps in the average that the running loss of a stage approximates.
 STAGE_LOSS_WINDOW = 20
-PRECISIONS = ("auto", "float32", "bf16")
-# Names of settings, a function that accepts their valid values, and the end of the error message for other values.
-ALLOWED: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
-    (
-        ("steps", "batch_size", "lengths_per_batch", "log_every", "checkpoint_every"),
-        lambda number: number >= 1,
-        "is too small; use at least 1",
-    ),
-    (("learning_rate", "clip"), lambda number: number > 0, "is not positive; use a number above 0"),
-    (("betas",), lambda betas: all(0 <= beta < 1 for beta in betas), "are out of range; use 0 or more and less than 1"),
-    (
-        ("scheduled_sampling", "final_share", "fit_threshold"),
-        lambda share: 0 <= share <= 1,
-        "is out of range; use 0 to 1",
-    ),
-    (("weight_decay", "id_weight", "warmup_steps"), lambda number: number >= 0, "is negative; use 0 or more"),
-    (("fit_every",), lambda steps: steps is None or steps >= 1, "is too small; use at least 1, or None"),
-    (("stage_loss",), lambda loss: loss is None or loss > 0, "is not positive; use a number above 0, or None"),
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingSettings:
-    """Training budget and optimizer: AdamW with linear warm-up and linear decay to ``final_share`` of the rate.
-
-    The examples of a step have ``lengths_per_batch`` different lengths (or all training lengths, if there are fewer).
-    More lengths help sequential IDs to fit their training lengths, but a step takes longer; 1 trains every step on one
-    length (``benchmarks/mixed_lengths.md``).
-
-    The loss is the token loss plus ``id_weight`` times the ID loss. ``scheduled_sampling`` is the share of each batch
-    that reads predicted response IDs instead of the correct IDs (PPC only; Mihaylova and Martins 2019, arXiv
-    1906.07651); 0 is teacher forcing.
-
-    If ``fit_every`` is set, exact match at the longest training length is measured every ``fit_every`` steps, and
-    training ends once it reaches ``fit_threshold``. If ``cooldown_steps`` is set, training then continues for this
-    number of steps, and the learning rate decays only in these steps.
-
-    ``stage_loss`` enables a curriculum for tasks with stages, from easy to hard: the next stage starts once the running
-    loss (mean over about ``STAGE_LOSS_WINDOW`` steps, in nats) is below ``stage_loss``. ``fit_every`` applies only to
-    the last stage. Raises ``SettingError`` for a value of the wrong type or out of range.
-    """
-
-    steps: int = 500
-    batch_size: int = 64
-    lengths_per_batch: int = 8
-    learning_rate: float = 3e-3
-    betas: tuple[float, float] = (0.9, 0.98)
-    weight_decay: float = 0.01
-    warmup_steps: int = 50
-    final_share: float = 0.02
-    clip: float = 1.0
-    id_weight: float = 1.0
-    scheduled_sampling: float = 0.0
-    log_every: int = 25
-    checkpoint_every: int = 250
-    fit_every: int | None = None
-    fit_threshold: float = 0.99
-    cooldown_steps: int = 0
-    stage_loss: float | None = None
-    precision: str = "auto"
-
-    def __post_init__(self) -> None:
-        check_types(self)
-        for names, is_allowed, error in ALLOWED:
-            for name in names:
-                if not is_allowed(value := getattr(self, name)):
-                    raise SettingError(f"{name} {value} {error}")
-        if not 0 <= self.cooldown_steps <= self.steps:
-            raise SettingError(
-                f"cooldown_steps {self.cooldown_steps} is out of range; use 0 to {self.steps}, the number of steps"
-            )
-        if self.precision not in PRECISIONS:
-            raise SettingError(f"precision '{self.precision}' is unknown; choose one of {', '.join(PRECISIONS)}")
-
-    def rate(self, step: int, end: int | None = None) -> float:
-        """Return the learning rate of a step; steps count from 0, and training ends before step ``end``."""
-        if step < self.warmup_steps:
-            return self.learning_rate * (step + 1) / self.warmup_steps
-        end = self.steps if end is None else end
-        remaining = min(1.0, (end - step) / max(1, self.cooldown_steps or self.steps - self.warmup_steps))
-        return self.learning_rate * (self.final_share + (1 - self.final_share) * remaining)
 
 
 class Trainer:
@@ -135,9 +56,20 @@ class Trainer:
             # No weight decay for parameters of shape (heads, 1, 1): it would flatten the attention of the heads.
             (matrices if sum(size > 1 for size in parameter.shape) >= 2 else others).append(parameter)
         groups: list[dict[str, Any]] = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
+        on_gpu = self.device.type == "cuda"
         self.optimizer = torch.optim.AdamW(
-            groups, lr=settings.learning_rate, betas=settings.betas, weight_decay=settings.weight_decay, fused=True
+            groups,
+            # A recorded step reads the rate from the GPU.
+            lr=torch.tensor(settings.learning_rate, device=self.device) if on_gpu else settings.learning_rate,
+            betas=settings.betas,
+            weight_decay=settings.weight_decay,
+            fused=True,
+            capturable=on_gpu,
         )
+        num_parameters = sum(parameter.numel() for parameter in self.parameters)
+        self.recorder = StepRecorder(self.update, num_parameters) if on_gpu else None
+        self.prefetcher = Prefetcher(self._prepare)
+        decoder.compiles_training = on_gpu and compilation_pays(sampler, settings.steps, num_parameters)
 
     def run(
         self,
@@ -201,11 +133,22 @@ class Trainer:
     def step(self) -> AnswerLoss:
         """Train on the examples of one step with one optimizer update, and return their loss."""
         progress = self.progress
-        batches = self.samplers[progress.stage].batches(progress.step)
+        batches = self.prefetcher.get(progress.stage, progress.step)
         progress.update_id_range([batch.position_ids for batch in batches])
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.settings.rate(progress.step, progress.end)
-        batches = [batch.to(self.device) for batch in batches]
+        self._set_rate(self.settings.rate(progress.step, progress.end))
+        if self.recorder is not None:
+            outcome = self.recorder.step(batches, self.device)
+            self.prefetcher.start(progress.stage, progress.step + 1)
+        else:
+            outcome = self.update([batch.to(self.device) for batch in batches])
+        progress.step += 1
+        progress.summed_steps += 1
+        if progress.stage < len(self.samplers) - 1:
+            self._promote(outcome.loss.item())
+        return outcome
+
+    def update(self, batches: Sequence[Batch]) -> AnswerLoss:
+        """Update the weights once, add to ``sums``, and return the loss of the batches before the update."""
         with self._precision():
             share = self.settings.scheduled_sampling
             input_ids = mix_predicted_ids(self.decoder, batches, share) if share else None
@@ -215,12 +158,21 @@ class Trainer:
         torch.autograd.backward(outcome.loss)
         nn.utils.clip_grad_norm_(self.parameters, self.settings.clip, foreach=True)
         self.optimizer.step()
-        self.sums += torch.stack([getattr(outcome, part.name).detach().double() for part in fields(outcome)])
-        progress.step += 1
-        progress.summed_steps += 1
-        if progress.stage < len(self.samplers) - 1:
-            self._promote(outcome.loss.item())
+        outcome = AnswerLoss(**{part.name: getattr(outcome, part.name).detach() for part in fields(outcome)})
+        self.sums += torch.stack([getattr(outcome, part.name).double() for part in fields(outcome)])
         return outcome
+
+    def _prepare(self, stage: int, step: int) -> list[Batch]:
+        """Return the batches of a step, on the CPU."""
+        batches = self.samplers[stage].batches(step)
+        return batches if self.recorder is None else self.recorder.prepare(batches)
+
+    def _set_rate(self, rate: float) -> None:
+        for group in self.optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
 
     def _promote(self, loss: float) -> None:
         """Update the running loss, and move to the next stage if it is low enough."""

@@ -8,7 +8,7 @@ from lengthwise.experiments.recipes.found_coupling import SHARP_ROTARY, with_rul
 from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.positions import Coupled, MultiLevel, Predicted
 from lengthwise.tasks import Addition, MultiAddition, Multiplication, Sort
-from lengthwise.training.trainer import TrainingSettings
+from lengthwise.training.training_settings import TrainingSettings
 
 # Enough IDs for more than 1,000 digits.
 ADDITION_NUM_POSITION_IDS = 2048

@@ -8,7 +8,7 @@ from lengthwise.experiments.experiment import Experiment
 from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.positions import Sequential
 from lengthwise.tasks import Planted, Recall, SparseParity
-from lengthwise.training.trainer import TrainingSettings
+from lengthwise.training.training_settings import TrainingSettings
 
 # Numbers of flagged bits in the test variants; some exceed the numbers in training.
 TEST_BITS = (1, 2, 4, 6, 8, 10, 12, 16)

@@ -7,7 +7,7 @@ from lengthwise.encodings import ALiBi, EncodingSettings, Learned, NoPE, Rotary,
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.positions import Coupled, Predicted, Randomized, RandomStart, Sequential, Skipwise
-from lengthwise.training.trainer import TrainingSettings
+from lengthwise.training.training_settings import TrainingSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

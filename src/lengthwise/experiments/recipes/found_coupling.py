@@ -11,7 +11,7 @@ from lengthwise.experiments.experiment import Experiment
 from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.positions import Discovered
 from lengthwise.tasks import JSONLTask
-from lengthwise.training.trainer import TrainingSettings
+from lengthwise.training.training_settings import TrainingSettings
 
 # Fast angles separate neighboring IDs, such as those of the digits that make a carry.
 SHARP_ROTARY = Rotary(base=100.0, fastest=3.0)

@@ -8,7 +8,7 @@ from lengthwise.experiments.experiment import Experiment
 from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.positions import Sequential, Skipwise
 from lengthwise.tasks import Text
-from lengthwise.training.trainer import TrainingSettings
+from lengthwise.training.training_settings import TrainingSettings
 
 # Context length of training, enough for 256 far tokens and 32 near tokens.
 TRAIN_LENGTH = 320

@@ -11,7 +11,7 @@ from lengthwise.experiments.experiment import Experiment
 from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.positions import SCHEMES, PositionScheme
 from lengthwise.tasks import Addition, Copy, Parity, Task
-from lengthwise.training.trainer import TrainingSettings
+from lengthwise.training.training_settings import TrainingSettings
 
 # Number of IDs, enough for the tokens of the longest test sequence; every table states it.
 NUM_POSITION_IDS = 4096

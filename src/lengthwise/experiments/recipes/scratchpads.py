@@ -11,7 +11,7 @@ from lengthwise.experiments.recipes.found_coupling import SHARP_ROTARY, with_rul
 from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.positions import Coupled, Discovered, Predicted
 from lengthwise.tasks import Copy, Parity, Reverse, VariableAssignment
-from lengthwise.training.trainer import TrainingSettings
+from lengthwise.training.training_settings import TrainingSettings
 
 # Enough IDs for 20,000 bits and their separator, 2,000 symbols, and 2,000 assignments with the question.
 PARITY_NUM_POSITION_IDS, COPY_NUM_POSITION_IDS, ASSIGNMENT_NUM_POSITION_IDS = 20_480, 4096, 2048

@@ -53,26 +53,36 @@ class Prompt:
 
 
 def read_prompt(
-    head: "PositionHead", embeddings: Vectors, position_ids: IDs, prompt_length: Int[Tensor, " batch"]
+    head: "PositionHead",
+    embeddings: Vectors,
+    position_ids: IDs,
+    prompt_length: Int[Tensor, " batch"],
+    max_prompt_length: int | None = None,
 ) -> Prompt:
-    """Return the prompts of a batch as the input of ``head``; each prompt is the first ``prompt_length`` tokens."""
-    max_prompt_length = int(prompt_length.max())
-    is_prompt = torch.arange(max_prompt_length, device=position_ids.device) < prompt_length[:, None]
+    """Return the prompts of a batch as the input of ``head``; each prompt is the first ``prompt_length`` tokens.
+
+    If ``max_prompt_length`` is given, the sizes of all tensors follow from it, with more padding than necessary.
+    """
+    width = int(prompt_length.max()) if max_prompt_length is None else max_prompt_length
+    is_prompt = torch.arange(width, device=position_ids.device) < prompt_length[:, None]
     # The first ID of the prompt replaces the IDs of padding, so padding adds no distinct ID.
-    prompt_ids = torch.where(is_prompt, position_ids[:, :max_prompt_length], position_ids[:, :1])
+    prompt_ids = torch.where(is_prompt, position_ids[:, :width], position_ids[:, :1])
     sorted_ids, sorting_indices = prompt_ids.sort(dim=1)
     sorted_ranks = sorted_ids.diff(dim=1, prepend=sorted_ids[:, :1]).ne(0).cumsum(dim=1)
-    num_ranks = int(sorted_ranks.max()) + 1
+    num_ranks = int(sorted_ranks.max()) + 1 if max_prompt_length is None else width
     padding_ids = torch.full((len(prompt_ids), num_ranks), Prompt.PADDING_ID, device=prompt_ids.device)
     distinct_ids = padding_ids.scatter(1, sorted_ranks, sorted_ids)
+    has_padding = max_prompt_length is not None or not bool(
+        is_prompt.all() & (distinct_ids[:, -1] != Prompt.PADDING_ID).all()
+    )
     return Prompt(
-        keys=head.keys(embeddings[:, :max_prompt_length], prompt_ids),
+        keys=head.keys(embeddings[:, :width], prompt_ids),
         position_ids=prompt_ids,
         is_prompt=is_prompt,
         ranks=torch.zeros_like(prompt_ids).scatter(1, sorting_indices, sorted_ranks),
         distinct_ids=distinct_ids,
         sharpness=prompt_length.add(1).log()[:, None, None],
-        has_padding=not bool(is_prompt.all() & (distinct_ids[:, -1] != Prompt.PADDING_ID).all()),
+        has_padding=has_padding,
     )
 
 

@@ -2,8 +2,7 @@
 
 import math
 
-import torch
-
+from lengthwise.core.devices import constant_tensor
 from lengthwise.model.position_heads.head import IDs, NextIDs, Prompt, Vectors
 from lengthwise.model.position_heads.offset import OffsetHead
 
@@ -13,6 +12,6 @@ class Increment(OffsetHead):
 
     def forward(self, hidden: Vectors, current_ids: IDs, next_embeddings: Vectors, prompt: Prompt) -> NextIDs:
         """Return a distribution over the IDs ``current_ids + offset`` for all ``OFFSETS``."""
-        candidates = current_ids[..., None] + torch.tensor(self.OFFSETS, device=hidden.device)
+        candidates = current_ids[..., None] + constant_tensor(self.OFFSETS, hidden.device)
         scores = self.scores(hidden, next_embeddings).masked_fill(candidates < 0, -math.inf)
         return NextIDs(log_probs=scores.log_softmax(dim=-1), candidates=candidates)

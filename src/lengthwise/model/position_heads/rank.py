@@ -4,6 +4,7 @@ import math
 
 import torch
 
+from lengthwise.core.devices import constant_tensor
 from lengthwise.model.position_heads.head import IDs, NextIDs, Prompt, Vectors
 from lengthwise.model.position_heads.offset import OffsetHead
 
@@ -13,7 +14,7 @@ class Rank(OffsetHead):
 
     def forward(self, hidden: Vectors, current_ids: IDs, next_embeddings: Vectors, prompt: Prompt) -> NextIDs:
         """Return a distribution over the prompt's IDs at rank ``current rank + offset`` for all ``OFFSETS``."""
-        rank_offsets = torch.tensor(self.OFFSETS, device=hidden.device)
+        rank_offsets = constant_tensor(self.OFFSETS, hidden.device)
         ranks = torch.searchsorted(prompt.distinct_ids, current_ids.contiguous())[..., None] + rank_offsets
         max_rank = (prompt.distinct_ids != Prompt.PADDING_ID).sum(dim=1)[:, None, None] - 1
         is_in_range = (ranks >= 0) & (ranks <= max_rank)
