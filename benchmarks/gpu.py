@@ -91,7 +91,7 @@ def million_token_evaluation(recipe: str, decode: str) -> Part:
         assert run is not None
         return gpu_speed.long_evaluation(recipe, run, decode, lengths)
 
-    return speed_target(240, measure)
+    return speed_target(60, measure)
 
 
 def long_evaluation(recipe: str, lengths: tuple[int, ...], num_examples: tuple[int, ...], seed: int) -> Part:
@@ -186,18 +186,18 @@ def measure_wrapper_cost(seconds_left: float) -> dict[str, Any]:
 CUDA = torch.device("cuda")
 # Timed parts run one at a time; the other parts train small models, so many of them run in parallel.
 EXCLUSIVE_PARTS: dict[str, Part] = {
-    "tests": run_gpu_tests,
-    "step_speed float32": step_speed("coupled", "float32"),
-    "step_speed bf16": step_speed("coupled", "bf16"),
     "training step": speed_target(120, lambda: gpu_speed.training_steps(50, CUDA)),
     "125M decoder": speed_target(120, lambda: gpu_speed.large_step(gpu_speed.DECODER_125M, 20, CUDA)),
-    "decoding": speed_target(240, lambda: gpu_speed.free_decoding(512, 3, CUDA)),
-    "eight seeds": speed_target(240, lambda: gpu_speed.parallel_seeds(demo()["discovered (PPC)"], 8, 2, CUDA)),
+    "decoding": speed_target(120, lambda: gpu_speed.free_decoding(512, 3, CUDA)),
+    "eight seeds": speed_target(120, lambda: gpu_speed.parallel_seeds(demo()["discovered (PPC)"], 8, 2, CUDA)),
+    "tests": run_gpu_tests,
     **{
         f"long evaluation {recipe} {decode}": million_token_evaluation(recipe, decode)
         for recipe in ("parity_long", "copy_long")
         for decode in million_tokens.LENGTHS
     },
+    "step_speed float32": step_speed("coupled", "float32"),
+    "step_speed bf16": step_speed("coupled", "bf16"),
     "encoding costs": measure_encoding_costs,
     "mixed lengths": measure_mixed_lengths,
     "influence cost": measure_influence_cost,

@@ -39,7 +39,8 @@ from lengthwise.experiments.worker_pool import run_in_processes
 from lengthwise.model.decoder import Decoder
 from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.training.batch import Batch
-from lengthwise.training.trainer import Trainer, TrainingSettings
+from lengthwise.training.trainer import Trainer
+from lengthwise.training.training_settings import TrainingSettings
 
 MIN_SPEEDUP, MIN_PRODUCT_SHARE, MAX_EXPONENT, MAX_SEED_RATIO = 5.0, 0.45, 1.15, 2.0
 # Number of new tokens of free decoding.

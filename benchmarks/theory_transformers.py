@@ -47,7 +47,7 @@ from lengthwise.theory.risk.exact_risk import TotalVariation
 from lengthwise.theory.risk.growth_curves import fit_odds, limit_risk
 from lengthwise.theory.risk.laplace_risk import laplace_risks
 from lengthwise.training.batch import to_batch
-from lengthwise.training.trainer import TrainingSettings
+from lengthwise.training.training_settings import TrainingSettings
 
 RESULTS = Path(__file__).parent / "results" / "theory_transformers.jsonl"
 # A function that trains an experiment in a folder of this name.

@@ -29,6 +29,7 @@ from lengthwise.model.position_heads import pointer
 from lengthwise.tasks import MultiAddition, Parity
 from lengthwise.training.batch import Sampler
 from lengthwise.training.loss import answer_loss
+from lengthwise.training.trainer import Trainer
 
 pytestmark = [
     pytest.mark.gpu,
@@ -209,3 +210,75 @@ def test_a_wrapped_model_writes_the_same_on_cuda_and_cpu(scaling):
         assert torch.equal(sequences, expected[0])
         if options.get("use_cache", True):
             assert torch.equal(position_ids, expected[1])
+
+
+def trainer_on_cuda(experiment, folder):
+    sampler = Sampler(
+        task=experiment.task, scheme=experiment.scheme, lengths=experiment.train_lengths, batch_size=8, seed=3
+    )
+    torch.manual_seed(0)
+    return Trainer(build_decoder(experiment).to(CUDA), sampler, experiment.training, folder)
+
+
+def losses_of(trainer, step):
+    return [step(trainer._prepare(0, index)).loss.item() for index in range(6)]
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"encoding": name} for name in ENCODINGS if name != "learned"),
+        *({"head": name} for name in lw.POSITION_HEADS),
+        {"scheme": "coupled"},
+        {"scheduled_sampling": 0.5},
+    ],
+    ids=str,
+)
+def test_recorded_steps_have_the_losses_of_the_same_steps_without_a_recording(change, precision, tmp_path):
+    encoding, scheme = change.get("encoding", "rotary"), change.get("scheme", "predicted")
+    experiment = lw.experiment_for("parity", scheme, encoding)
+    sampling = change.get("scheduled_sampling", 0.0)
+    experiment = replace(
+        experiment,
+        training=replace(experiment.training, precision=precision, scheduled_sampling=sampling),
+        decoder=replace(experiment.decoder, head=change.get("head", "pointer")),
+        train_lengths=(20, 20),
+    )
+    recorded, plain = trainer_on_cuda(experiment, tmp_path), trainer_on_cuda(experiment, tmp_path)
+    losses = losses_of(recorded, lambda batches: recorded.recorder.step(batches, CUDA))
+    expected = losses_of(plain, lambda batches: plain.update([batch.to(CUDA) for batch in batches]))
+    assert all(recorded.recorder.recordings.values())
+    np.testing.assert_allclose(losses, expected, rtol=1e-4 if precision == "float32" else 2e-2)
+
+
+@pytest.mark.parametrize("scheme", ["predicted", "coupled"])
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@torch.no_grad()
+def test_recorded_decoding_writes_the_tokens_of_plain_steps(encoding, scheme, monkeypatch):
+    scheme = small_scheme(scheme)
+    batch = Sampler(task=Parity(), scheme=scheme, lengths=(20, 20), batch_size=4, seed=3).batches(0)[0].to(CUDA)
+    limit = 48 if scheme.predicts_ids else None
+    decoder = small_decoder(encoding, Parity(), num_predicted_ids=limit).to(CUDA)
+    prompt = int(batch.prompt_length[0])
+    ids = batch.position_ids if limit is None else batch.position_ids[:, :, :prompt]
+    written = []
+    for min_tokens in (1, 1 << 30):
+        monkeypatch.setattr(generation, "MIN_RECORDED_TOKENS", min_tokens)
+        count = batch.tokens.shape[1] - prompt
+        written.append(generate(decoder, batch.tokens[:, :prompt], ids, end=1, max_new_tokens=count))
+    assert torch.equal(written[0].tokens, written[1].tokens)
+    assert torch.equal(written[0].position_ids, written[1].position_ids)
+    assert torch.equal(written[0].is_written, written[1].is_written)
+
+
+def test_compiled_steps_have_the_losses_of_plain_steps(tmp_path):
+    experiment = replace(lw.experiment_for("parity", "predicted"), train_lengths=(20, 20))
+    experiment = replace(experiment, training=replace(experiment.training, precision="float32"))
+    losses = []
+    for compiles in (False, True):
+        trainer = trainer_on_cuda(experiment, tmp_path)
+        trainer.decoder.compiles_training = compiles
+        batches = [trainer.samplers[0].batches(index)[0].to(CUDA) for index in range(4)]
+        losses.append([trainer.update([batch]).loss.item() for batch in batches])
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-3)
