@@ -133,9 +133,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     # vmap does not map the fused normalization, which has its own backward pass.
-    with patch.object(
-        RMSNorm, "forward", lambda self, x: nn.functional.rms_norm(x, x.shape[-1:], self.weight, self.eps)
-    ):
+    with patch.object(RMSNorm, "_normalize", plain_norm):
         result = measure(options.rounds, options.length)
     for clock in ("median_cpu_ms", "min_cpu_ms"):
         print(clock, result[clock])

@@ -14,7 +14,7 @@ class Graph(Protocol):
     """Recorded work, such as a ``torch.cuda.CUDAGraph``."""
 
     def replay(self) -> None:
-        """Run the work."""
+        """Run the recorded work once more."""
 
     def pool(self) -> Any:
         """Return the memory pool, which other graphs can use, too."""

@@ -1,0 +1,16 @@
+"""Convolutions of DAPE in full precision on a GPU."""
+
+import torch
+
+from lengthwise.encodings.dape import full_precision
+
+
+def test_convolutions_on_a_gpu_are_not_rounded_and_other_code_keeps_its_setting():
+    cudnn = torch.backends.cudnn
+    before = (cudnn.enabled, cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic)
+    with full_precision(torch.device("cuda")):
+        assert cudnn.enabled
+        assert not cudnn.allow_tf32
+    assert (cudnn.enabled, cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic) == before
+    with full_precision(torch.device("cpu")):
+        assert cudnn.allow_tf32 == before[1]
