@@ -7,6 +7,7 @@ import torch
 from tests.support.cases import small_decoder, small_scheme
 
 from lengthwise.encodings import ENCODINGS
+from lengthwise.model import recorded_decoding
 from lengthwise.model.generate import _start, generate
 from lengthwise.model.position_heads import POSITION_HEADS
 from lengthwise.model.recorded_decoding import RecordedDecoding, allows_recording
@@ -19,7 +20,13 @@ CASES = [
 ]
 
 
-def check_recorded_steps(decoder, scheme):
+def run_steps(decoding, count):
+    """Write all tokens."""
+    for _ in range(count):
+        decoding.step()
+
+
+def check_recorded_steps(decoder, scheme, run=run_steps):
     """Assert that recorded steps write what ``generate`` writes."""
     sampler = Sampler(task=Parity(), scheme=small_scheme(scheme), lengths=(9, 9), batch_size=4, seed=3)
     batch = sampler.batches(0)[0]
@@ -31,9 +38,7 @@ def check_recorded_steps(decoder, scheme):
     with torch.inference_mode():
         state = _start(decoder, prompt, ids[:, :, : prompt.shape[1]], count)
         known = ids[:, :, prompt.shape[1] :] if num_known else None
-        decoding = RecordedDecoding(decoder, state, known, tokens, new_ids, end)
-        for _ in range(count):
-            decoding.step()
+        run(RecordedDecoding(decoder, state, known, tokens, new_ids, end), count)
     written, size = expected.is_written, expected.tokens.shape[1]
     assert torch.equal(tokens[:, :size][written], expected.tokens[written])
     assert torch.equal(new_ids[:, :, :size][:, written], expected.position_ids[:, written])
@@ -52,6 +57,15 @@ def test_recorded_steps_count_separators():
     decoder.separators = tuple(range(100))
     decoder.segment = torch.nn.Parameter(2 * torch.randn(len(decoder.separators) + 1, decoder.settings.d_model))
     check_recorded_steps(decoder, "coupled")
+
+
+def test_steps_that_cannot_be_recorded_write_the_same_without_a_recording(monkeypatch):
+    def record(function):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(recorded_decoding, "record", record)
+    with pytest.warns(UserWarning, match="decoding is slower, because its steps cannot be recorded: operation not"):
+        check_recorded_steps(small_decoder("rotary", Parity()), "coupled", lambda decoding, count: decoding.run())
 
 
 def test_decoders_with_other_attention_weights_are_not_recorded():

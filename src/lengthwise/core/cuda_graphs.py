@@ -27,8 +27,7 @@ def record(function: Callable[[], Result], pool: Any = None) -> tuple[Graph, Res
     from ``pool``, the memory pool of another graph.
     """
     graph = torch.cuda.CUDAGraph()
-    # Freeing the memory of another graph during a recording would make the recording invalid.
-    gc.collect()
+    # If Python freed another graph during a recording, the recording would be invalid.
     was_enabled = gc.isenabled()
     gc.disable()
     try:

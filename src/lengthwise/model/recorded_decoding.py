@@ -1,5 +1,7 @@
 """Greedy decoding on a GPU with a step that is recorded once as a CUDA graph."""
 
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -117,8 +119,16 @@ class RecordedDecoding:
         """Decode until all sequences have an end token or the maximum number of new tokens; needs a GPU."""
         # The first step initializes libraries, which a recording must not contain.
         self.step()
-        graph, _ = record(self.step)
+        next_step = self._record()
         for step in range(1, self.new_tokens.shape[1]):
-            graph.replay()
+            next_step()
             if step % SEARCH_INTERVAL == 0 and bool(self.state.is_finished.all()):
                 break
+
+    def _record(self) -> Callable[[], None]:
+        """Record a step and return its replay, or warn and return the step if PyTorch cannot record it."""
+        try:
+            return record(self.step)[0].replay
+        except RuntimeError as error:
+            warnings.warn(f"decoding is slower, because its steps cannot be recorded: {error}", stacklevel=2)
+            return self.step
