@@ -209,7 +209,7 @@ def run_command(arguments: list[str], output: Path, size: int = 2, before: Calla
 def test_only_the_first_process_prints(tmp_path):
     codes, (first, other) = run_command(command(tmp_path / "run"), tmp_path)
     assert codes == [0, 0]
-    assert "20 steps in 0 s on 2 processes with 1 thread; exact match" in re.sub(r"in \d s", "in 0 s", first)
+    assert "20 steps in 0 s on 2 processes with 1 thread each; exact match" in re.sub(r"in \d s", "in 0 s", first)
     assert other == ""
 
 

@@ -91,11 +91,11 @@ def train_(
     on_cpu = next(run.decoder.parameters()).device.type == "cpu"
     place = f"{num_threads} thread{'s' if num_threads > 1 else ''}" if on_cpu else "a GPU"
     num_processes = read_launch().size
-    processes = f"{num_processes} processes with " if num_processes > 1 else ""
+    place = f"{num_processes} processes with {place} each" if num_processes > 1 else place
     smallest_id, largest_id = run.facts["id_range"]
     fit, length = run.facts["fitted"], experiment.train_lengths[1]
     fit_text = "" if fit is None else f"exact match {fit:.3f} at length {length}; "
     print_line(
-        f"{run.facts['steps']} steps in {run.facts['train_s']:.0f} s on {processes}{place}; {fit_text}"
+        f"{run.facts['steps']} steps in {run.facts['train_s']:.0f} s on {place}; {fit_text}"
         f"training IDs {smallest_id:,} to {largest_id:,}; saved in {folder}"
     )
