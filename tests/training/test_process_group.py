@@ -110,6 +110,21 @@ def test_the_losses_and_gradients_of_shares_add_up_to_those_of_all_examples(name
     assert (gradient - expected_gradient).norm() <= 2e-6 * expected_gradient.norm()
 
 
+@pytest.mark.parametrize("size", [2, 5])
+def test_the_mixed_ids_of_shares_are_those_of_all_examples(size):
+    experiment = replace(EXPERIMENTS["diluted"], decoder=replace(DILUTED.decoder, dilution=0.9))
+    decoder = build_decoder(experiment).train()
+    for parameter in decoder.parameters():
+        torch.nn.init.normal_(parameter, std=1.0)
+    batches = sampler_of(experiment).batches(0)
+    expected = mix_predicted_ids(decoder, batches, 0.8)
+    assert not all(torch.equal(ids, batch.position_ids) for ids, batch in zip(expected, batches, strict=True))
+    for rank in range(size):
+        shares = [batch.take_share(rank, size) for batch in batches]
+        for ids, share, whole in zip(mix_predicted_ids(decoder, shares, 0.8), shares, expected, strict=True):
+            assert torch.equal(ids[:, : len(share.find_places())], whole[:, list(share.find_places())])
+
+
 def rows(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
@@ -168,7 +183,9 @@ def test_a_run_continues_with_another_number_of_processes(sizes, tmp_path):
         assert train(experiment, tmp_path / "run", device="cpu", stop=stop) is None
 
     def resume(rank: int) -> None:
-        assert train(experiment, tmp_path / "run", device="cpu", resume=True) is not None
+        # The other processes may be on machines without this folder.
+        out = tmp_path / ("run" if rank == 0 else "unused")
+        assert train(experiment, out, device="cpu", resume=True) is not None
 
     assert run_processes(stop_early, sizes[0]) == [0] * sizes[0]
     assert [path.name for path in (tmp_path / "run/checkpoints").iterdir()].count("step-00000007.safetensors") == 1
