@@ -17,6 +17,7 @@ from tests.support.cases import smallest_length
 
 import lengthwise
 from lengthwise.core.errors import (
+    DeviceError,
     LengthwiseError,
     PositionIDError,
     PositionRangeError,
@@ -26,6 +27,7 @@ from lengthwise.core.errors import (
     TextError,
     UnknownNameError,
     UnsupportedTaskError,
+    WorkerError,
     unknown_name,
 )
 from lengthwise.encodings import (
@@ -84,6 +86,13 @@ from lengthwise.tasks import (
 from lengthwise.tasks.planted.placement import ByLength, Local, Subsets, UniformShapes
 from lengthwise.tasks.text.prepare import prepare_corpus
 from lengthwise.training.batch import Sampler
+from lengthwise.training.process_group import (
+    Launch,
+    ProcessGroup,
+    join_processes,
+    read_launch,
+    reject_several_processes,
+)
 
 SOURCE = Path(lengthwise.__file__).parent
 # Files whose every raise statement has a case below; errors of the excluded files have their own tests.
@@ -94,6 +103,7 @@ COVERED = (
     "model/*.py",
     "model/position_heads/*.py",
     "training/batch.py",
+    "training/process_group.py",
 )
 EXCLUDED = {"jsonl_table.py", "reasoning_gym.py", "text_format.py"}
 
@@ -142,6 +152,43 @@ def couple_on_two_levels() -> None:
 
 def require_missing_places() -> None:
     require_places(replace(Parity().sample(length=2, size=1, rng=np.random.default_rng(0)), places=None))
+
+
+def launch_environment(**changes: str) -> dict[str, str]:
+    """Return the variables of the second of two processes."""
+    names = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    return {**names, **changes}
+
+
+def compare_in_several_processes() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in launch_environment().items():
+            patch.setenv(name, value)
+        reject_several_processes("compare")
+
+
+def join_with_one_gpu() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "device_count", lambda: 1)
+        join_processes(Launch(rank=1, local_rank=1, size=2), "cuda")
+
+
+def fail_in_another_process() -> None:
+    def gather(errors: list[Exception | None], error: Exception | None) -> None:
+        errors[:] = [SettingError("length 0 is too short; use at least 1"), error]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.distributed, "all_gather_object", gather)
+        ProcessGroup(rank=1, size=2).together(lambda: None)
+
+
+def lose_another_process() -> None:
+    def fail(tensor: torch.Tensor) -> None:
+        raise RuntimeError("Connection closed by peer [127.0.0.1]:1\nframes")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.distributed, "all_reduce", fail)
+        ProcessGroup(rank=0, size=2).add([torch.ones(2)])
 
 
 def use_entmax_without_the_library() -> None:
@@ -835,6 +882,33 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (lambda: sampler(lengths=(0, 4)), SettingError, r"training length 0 is too small; lengths start at 1"),
     (lambda: sampler(lengths=(5, 4)), SettingError, r"training lengths 5:4 are reversed; put the smaller one first"),
     (lambda: sampler(batch_size=0), SettingError, r"batch size 0 is too small; use at least 1"),
+    (
+        lambda: read_launch(launch_environment(RANK="two")),
+        SettingError,
+        r"RANK=two, LOCAL_RANK=1, WORLD_SIZE=2, .*; start several processes with torchrun, or unset WORLD_SIZE$",
+    ),
+    (
+        lambda: read_launch(launch_environment(RANK="2")),
+        SettingError,
+        r"^invalid environment variables RANK=2, LOCAL_RANK=1, WORLD_SIZE=2, ",
+    ),
+    (lambda: read_launch(launch_environment(MASTER_PORT="")), SettingError, r"MASTER_PORT=; start several processes"),
+    (
+        compare_in_several_processes,
+        SettingError,
+        r"^compare runs in one process, but a launcher has started 2; only train uses several$",
+    ),
+    (
+        join_with_one_gpu,
+        DeviceError,
+        r"this machine has 1 for at least 2 processes; use --nproc-per-node 1, or --device cpu$",
+    ),
+    (fail_in_another_process, SettingError, r"^length 0 is too short; use at least 1$"),
+    (
+        lose_another_process,
+        WorkerError,
+        r"another process of this run \(Connection closed by peer \[127.0.0.1\]:1\); fix its error, and continue with",
+    ),
 ]
 
 

@@ -509,7 +509,7 @@ def test_targets_in_the_prompt_or_after_the_end_token_do_not_change_the_loss(mon
     before = answer_loss(decoder, [batch], id_weight=1.0)
     # Only the targets change: the hidden states are those of the original tokens.
     hidden, _ = decoder(batch.tokens[:, :-1], batch.position_ids[:, :, :-1])
-    monkeypatch.setattr(decoder, "forward_batches", lambda tokens, ids, starts: [hidden[:, starts[0] :]])
+    monkeypatch.setattr(decoder, "forward_batches", lambda tokens, ids, starts, places: [hidden[:, starts[0] :]])
     answered = torch.zeros_like(batch.tokens, dtype=torch.bool)
     for sequence, index in answer_indexes(experiment, batch):
         answered[sequence, index] = True

@@ -2,8 +2,10 @@
 
 import os
 import sys
+import time
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -21,7 +23,7 @@ from lengthwise.cli.commands.list_tables import list_
 from lengthwise.cli.commands.prepare import prepare
 from lengthwise.cli.commands.reproduce import reproduce_
 from lengthwise.cli.commands.train import train_
-from lengthwise.cli.terminal import escape, print_message
+from lengthwise.cli.terminal import discard_output, escape, print_message
 from lengthwise.core.errors import (
     LengthwiseError,
     SkippedTextWarning,
@@ -31,6 +33,10 @@ from lengthwise.core.errors import (
     unknown_name,
 )
 from lengthwise.core.interruption import StoppedError
+from lengthwise.training.process_group import Launch, read_launch, reject_several_processes
+
+# Time in which the first process of a machine reports an error, so that the launcher ends the others.
+REPORT_S = 10.0
 
 
 class CommandGroup(TyperGroup):
@@ -40,6 +46,8 @@ class CommandGroup(TyperGroup):
         """Return the command named by the first argument; raise ``SettingError`` if it does not exist."""
         if args[0] not in self.commands and not args[0].startswith("-"):
             raise unknown_name("command", args[0], self.commands)
+        if args[0] != "train":
+            reject_several_processes(args[0])
         return super().resolve_command(ctx, args)
 
 
@@ -61,12 +69,19 @@ for command in COMMANDS:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command. The exit status is 0 on success, 2 for invalid input and 1 for other failures."""
+    """Run a command. The exit status is 0 on success, 2 for invalid input and 1 for other failures.
+
+    Of several processes that train together, only the first prints. An error of another process is printed if the
+    first process does not fail, too.
+    """
     warnings.showwarning = _show_warning
+    launch = Launch()
     try:
+        launch = read_launch()
         # A command returns None, and an interruption returns a status.
-        if app(args=arguments, standalone_mode=False):
-            raise KeyboardInterrupt
+        with discard_output() if launch.rank > 0 else nullcontext():
+            if app(args=arguments, standalone_mode=False):
+                raise KeyboardInterrupt
     except BrokenPipeError:
         # The reader closed the pipe. Redirect stdout, because Python fails again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -75,6 +90,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         message_and_status = _message_and_status(error)
         if message_and_status is None:
             raise
+        if launch.local_rank > 0:
+            _leave_report_to_first_process(error)
         _exit_with_message(*message_and_status)
 
 
@@ -93,6 +110,13 @@ def _message_and_status(error: BaseException) -> tuple[str, int] | None:
         return "out of memory; use shorter lengths, smaller batches or fewer examples", 1
     # Errors of the argument parser have their own message.
     return (error.format_message(), 2) if hasattr(error, "format_message") else None
+
+
+def _leave_report_to_first_process(error: BaseException) -> None:
+    """Exit after an interruption, or wait until the launcher ends this process because of the first one's error."""
+    if isinstance(error, StoppedError | KeyboardInterrupt):
+        sys.exit(1)
+    time.sleep(REPORT_S)
 
 
 def _exit_with_message(message: str, status: int) -> None:

@@ -4,7 +4,11 @@ The functions print paths, tokens and texts literally, without markup, and escap
 """
 
 import json
+import os
 import unicodedata
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -27,6 +31,13 @@ WIDE_CONSOLE = Console(width=10_000, **LITERAL_OUTPUT)
 ESCAPED_CATEGORIES = {"Cc", "Cf", "Cs"}
 # Training steps per line of progress of a search.
 STEPS_PER_LINE = 100
+
+
+@contextmanager
+def discard_output() -> Iterator[None]:
+    """Discard the standard output and the standard error of this process."""
+    with Path(os.devnull).open("w") as null, redirect_stdout(null), redirect_stderr(null):
+        yield
 
 
 def escape(text: str) -> str:

@@ -42,6 +42,7 @@ from lengthwise.experiments.run_folder import (
 from lengthwise.experiments.validation import check_evaluation, prepare_training
 from lengthwise.experiments.worker_pool import reject_import_in_worker, run_in_processes
 from lengthwise.tasks import task_fields
+from lengthwise.training.process_group import reject_several_processes
 
 COMPARISON_ROWS = "compared.jsonl"
 
@@ -105,6 +106,7 @@ def compare(  # noqa: PLR0913  (each argument is a setting of the call)
     or another comparison, or if another process uses it.
     """
     reject_import_in_worker()
+    reject_several_processes("compare")
     for name, count in (("num_seeds", num_seeds), ("jobs", jobs)):
         if count is not None and count < 1:
             raise SettingError(f"invalid {name} {count}; use at least 1")

@@ -2,12 +2,10 @@
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from lengthwise.core.devices import pick_device, training_threads, use_threads
 from lengthwise.core.errors import LengthwiseError, RunFolderError, SettingError, TrainingOverlapWarning
@@ -35,7 +33,6 @@ from lengthwise.experiments.run_folder import (
     write_model,
 )
 from lengthwise.experiments.validation import (
-    PreparedTraining,
     check_encoding,
     check_evaluation,
     check_scheme,
@@ -45,6 +42,7 @@ from lengthwise.experiments.validation import (
 from lengthwise.model.decoder import Decoder
 from lengthwise.positions import describe_knowledge
 from lengthwise.tasks import HasRecords, Task, num_shared_records, record_fields, task_fields
+from lengthwise.training.process_group import join_processes, read_launch
 from lengthwise.training.trainer import Trainer
 
 # Number of examples that decide whether a run fits its training lengths.
@@ -102,49 +100,70 @@ def train(  # noqa: PLR0913
     Raises ``RunFolderError`` if the folder contains a run (with ``resume``: a run of another experiment), or if another
     process trains into it. Raises ``DivergedError`` if the loss is not finite; the log of the earlier steps remains.
     Errors in the experiment are raised before any file is written.
+
+    If ``torchrun`` has started several processes, all of them call this function with the same arguments and train the
+    run together. Only the first process writes files and calls ``report``. ``stop`` in any process stops all.
     """
     out, torch_device = Path(out), pick_device(device)
-    prepared_training = prepare_training(experiment)
+    processes = join_processes(read_launch(), torch_device.type)
+    prepared_training = processes.together(lambda: prepare_training(experiment))
     num_threads = training_threads(experiment.decoder.d_model, threads)
-    with use_threads(num_threads), exclusive_lock(out):
-        claim_run_folder(out, experiment, resume=resume)
-        return _train_in_folder(experiment, prepared_training, out, torch_device, report, stop)
+    with use_threads(num_threads), ExitStack() as stack:
+        processes.on_first(lambda: stack.enter_context(exclusive_lock(out)))
+        processes.on_first(lambda: claim_run_folder(out, experiment, resume=resume))
+        saved_run = processes.on_first(lambda: _load_saved_run(experiment, out))
+        if saved_run is not None:
+            return replace(saved_run, decoder=saved_run.decoder.to(torch_device))
+        decoder = prepared_training.decoder.to(torch_device)
+        digest = processes.on_first(lambda: experiment_digest(out))
+        trainer = Trainer(decoder, prepared_training.sampler, experiment.training, out, digest, processes)
+        return _train_in_folder(experiment, trainer, report if processes.rank == 0 else None, stop)
 
 
 def _train_in_folder(
     experiment: Experiment,
-    prepared_training: PreparedTraining,
-    out: Path,
-    device: torch.device,
+    trainer: Trainer,
     report: Callable[[dict[str, Any]], None] | None,
     should_stop: Callable[[], bool],
 ) -> Run | None:
-    """Train in a folder prepared by ``claim_run_folder``; if its run is finished, load the run instead."""
-    if (out / MODEL).exists():
-        # A damaged model file is rebuilt from the newest checkpoint.
-        with suppress(RunFolderError):
-            return load_run(out, overrides={name: getattr(experiment, name) for name in TABLES}, device=str(device))
-    decoder = prepared_training.decoder.to(device)
-    trainer = Trainer(decoder, prepared_training.sampler, experiment.training, out, experiment_digest(out))
+    """Train in a folder prepared by ``claim_run_folder``, from its newest checkpoint on."""
+    decoder, processes, progress_examples = trainer.decoder, trainer.processes, NUM_PROGRESS_EXAMPLES
     trainer.restore()
     threshold, uses_loss = experiment.training.fit_threshold, select_evaluator(experiment.task).uses_loss
+    measures_match = not uses_loss and processes.rank == 0
     if not trainer.run(
         report=report,
         stop=should_stop,
         is_fit=lambda: measure_fit(experiment, decoder).exact_match >= threshold,
-        exact_match=None if uses_loss else lambda: measure_fit(experiment, decoder, NUM_PROGRESS_EXAMPLES).exact_match,
+        exact_match=(lambda: measure_fit(experiment, decoder, progress_examples).exact_match)
+        if measures_match
+        else None,
     ):
         return None
     progress = trainer.progress
-    training_facts = {
-        "steps": progress.step,
-        "fitted": None if uses_loss else measure_fit(experiment, decoder).exact_match,
-        "id_range": [progress.smallest_id, progress.largest_id],
-        "trained_distance": progress.largest_distance,
-        "train_s": round(progress.train_s, 3),
-    }
-    write_model(out, decoder.state_dict(), training_facts)
-    return Run(folder=out, experiment=experiment, decoder=decoder.eval(), facts=training_facts)
+
+    def finish() -> dict[str, Any]:
+        training_facts = {
+            "steps": progress.step,
+            "fitted": None if uses_loss else measure_fit(experiment, decoder).exact_match,
+            "id_range": [progress.smallest_id, progress.largest_id],
+            "trained_distance": progress.largest_distance,
+            "train_s": round(progress.train_s, 3),
+        }
+        write_model(trainer.folder, decoder.state_dict(), training_facts)
+        return training_facts
+
+    training_facts = processes.on_first(finish)
+    return Run(folder=trainer.folder, experiment=experiment, decoder=decoder.eval(), facts=training_facts)
+
+
+def _load_saved_run(experiment: Experiment, out: Path) -> Run | None:
+    """Return the finished run in a folder, on the CPU; None if it is unfinished or its model is damaged."""
+    if (out / MODEL).exists():
+        # A damaged model file is rebuilt from the newest checkpoint.
+        with suppress(RunFolderError):
+            return load_run(out, overrides={name: getattr(experiment, name) for name in TABLES}, device="cpu")
+    return None
 
 
 def measure_fit(experiment: Experiment, decoder: Decoder, num_examples: int | None = None) -> LengthResult:

@@ -163,16 +163,20 @@ def attend_with_scores(
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
 
 
-def dilute_attention(attention_output: QueryVectors, value: KeyVectors, max_share: float) -> QueryVectors:
+def dilute_attention(
+    attention_output: QueryVectors, value: KeyVectors, max_share: float, places: range | None = None
+) -> QueryVectors:
     """Replace a share of each head's output by the mean of all visible values, to simulate longer sequences.
 
     The shares of the sequences in a batch are spaced evenly from 0 to ``max_share``, with a different offset per head.
-    ``attention_output`` belongs to the last tokens of each sequence.
+    ``attention_output`` belongs to the last tokens of each sequence. ``places`` are the indexes of the sequences in
+    their whole batch, if they are only a share of it; see ``TokenGroup``.
     """
     batch_size, num_heads, num_queries, _ = attention_output.shape
-    sequence_index = torch.arange(batch_size, device=value.device)
+    places = range(batch_size) if places is None else places
+    sequence_index = torch.arange(places.start, places.stop, places.step, device=value.device)
     head_index = torch.arange(num_heads, device=value.device)
-    fractions = (sequence_index[:, None] / batch_size + head_index / num_heads) % 1
+    fractions = (sequence_index[:, None] / places.stop + head_index / num_heads) % 1
     shares = max_share * fractions[:, :, None, None].to(value.dtype)
     num_visible = torch.arange(1, value.shape[2] + 1, device=value.device)[:, None]
     mean_value = (value.cumsum(dim=2) / num_visible)[:, :, -num_queries:]

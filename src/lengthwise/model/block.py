@@ -78,6 +78,8 @@ class Block(nn.Module):
                 ids = group.position_ids[:, :, num_keys - num_queries :], group.position_ids
                 scaled_query = query if is_scaled else query * scales
                 heads = self.attend(scaled_query, key, value, ids, encoding, hooks)
+                if self.training and self.settings.dilution:
+                    heads = dilute_attention(heads, value, self.settings.dilution, group.places)
             else:
                 unrotated = self.query_norm(raw_query), self.key_norm(raw_key)
                 inputs = LayerInputs(split_tokens(x, groups)[0], *unrotated, query, key, value, scales)
@@ -107,23 +109,15 @@ class Block(nn.Module):
         ``ids`` has the IDs of the queries and those of the keys.
         """
         if hooks is NO_HOOKS and not (encoding.has_bias or encoding.has_scores or self.weight_function):
-            attended = attend(query.to(value.dtype), key.to(value.dtype), value)
-            return self._dilute(attended, value)
+            return attend(query.to(value.dtype), key.to(value.dtype), value)
         chunks = ScoreChunks(encoding, query, key, *ids, hooks.score_bias)
         weight_function = softmax if self.weight_function is None else self.weight_function
         if hooks.on_weights is not None:
             hooks.on_weights(chunks.weights(weight_function))
         if encoding.has_scores or self.weight_function is not None:
-            attended = attend_with_scores(chunks.scores, value, query.shape[2], weight_function)
-        else:
-            bias = chunks.bias if chunks.has_bias else None
-            attended = attend(query.to(value.dtype), key.to(value.dtype), value, bias)
-        return self._dilute(attended, value)
-
-    def _dilute(self, attended: Tensor, value: Tensor) -> Tensor:
-        if self.training and self.settings.dilution:
-            return dilute_attention(attended, value, self.settings.dilution)
-        return attended
+            return attend_with_scores(chunks.scores, value, query.shape[2], weight_function)
+        bias = chunks.bias if chunks.has_bias else None
+        return attend(query.to(value.dtype), key.to(value.dtype), value, bias)
 
     def length_factor(
         self, num_queries: int, num_keys: int, hooks: AttentionHooks, device: torch.device

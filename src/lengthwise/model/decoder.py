@@ -86,45 +86,58 @@ class Decoder(nn.Module):
             entries = torch.arange(len(keep_indices), device=keep_indices.device)[:, None]
             sequence = entries // (len(keep_indices) // len(tokens))
             x, new_cache.position_ids = x[sequence, keep_indices], new_cache.position_ids[:, sequence, keep_indices]
-        (hidden,) = self._run_blocks([x], [new_cache], [query_start], cache, hooks)
+        group = TokenGroup(
+            size=x.shape[0], seq=x.shape[1], position_ids=new_cache.position_ids, query_start=query_start
+        )
+        (hidden,) = self._run_blocks([x], [group], new_cache, cache, hooks)
         return hidden, new_cache
 
     def forward_batches(
-        self, tokens: Sequence[Int[Tensor, "_batch _seq"]], position_ids: Sequence[Tensor], query_starts: Sequence[int]
+        self,
+        tokens: Sequence[Int[Tensor, "_batch _seq"]],
+        position_ids: Sequence[Tensor],
+        query_starts: Sequence[int],
+        places: Sequence[range | None] | None = None,
     ) -> list[Float[Tensor, "_batch _query d_model"]]:
-        """Return the hidden states of several batches, the same as ``forward`` for each batch, but in less time."""
+        """Return the hidden states of several batches, the same as ``forward`` for each batch, but in less time.
+
+        ``places`` are the indexes of each batch's sequences in a larger batch, if they are a share of it; see
+        ``TokenGroup``.
+        """
         pairs = zip(tokens, position_ids, strict=True)
         embedded = [self.embed(part, self.check_ids(part, ids), None) for part, ids in pairs]
         xs, caches = zip(*embedded, strict=True)
+        places = [None] * len(xs) if places is None else places
+        groups = [
+            TokenGroup(
+                size=x.shape[0], seq=x.shape[1], position_ids=cache.position_ids, query_start=start, places=place
+            )
+            for x, cache, start, place in zip(xs, caches, query_starts, places, strict=True)
+        ]
         run = compiled(Block.forward) if self.compiles_training else Block.__call__
-        return self._run_blocks(xs, caches, query_starts, None, NO_HOOKS, run)
+        return self._run_blocks(xs, groups, caches[-1], None, NO_HOOKS, run)
 
     def _run_blocks(
         self,
         xs: Sequence[Float[Tensor, "_batch _seq d_model"]],
-        caches: Sequence[Cache],
-        query_starts: Sequence[int],
+        groups: Sequence[TokenGroup],
+        cache: Cache,
         past: Cache | None,
         hooks: AttentionHooks,
         run: Callable[..., tuple[Tensor, Tensor, Tensor]] = Block.__call__,
     ) -> list[Float[Tensor, "_batch _query d_model"]]:
-        """Return the hidden states of each group, and add the keys and values of the last group to its cache.
+        """Return the hidden states of each group, and add the keys and values of the last group to ``cache``.
 
         ``run`` calls a block with its arguments.
         """
-        groups = [
-            TokenGroup(size=x.shape[0], seq=x.shape[1], position_ids=cache.position_ids)
-            for x, cache in zip(xs, caches, strict=True)
-        ]
         hidden = join_tokens(xs)
+        whole_groups = [replace(group, query_start=0) for group in groups]
         for layer, block in enumerate(self.blocks):
-            if layer == len(self.blocks) - 1:
-                starts = zip(groups, query_starts, strict=True)
-                groups = [replace(group, query_start=start) for group, start in starts]
+            layer_groups = groups if layer == len(self.blocks) - 1 else whole_groups
             extend = None if past is None else partial(past.extend_layer, layer)
-            hidden, key, value = run(block, hidden, groups, self.encoding, extend, hooks)
-            caches[-1].keys.append(key)
-            caches[-1].values.append(value)
+            hidden, key, value = run(block, hidden, layer_groups, self.encoding, extend, hooks)
+            cache.keys.append(key)
+            cache.values.append(value)
         return split_queries(self.norm(hidden), groups)
 
     @property

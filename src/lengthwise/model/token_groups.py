@@ -13,13 +13,15 @@ class TokenGroup:
     """Sequences with equal numbers of tokens.
 
     ``position_ids`` has the IDs of earlier (cached) and new tokens. ``query_start`` is the first token whose hidden
-    state the last block computes.
+    state the last block computes. ``places`` are the indexes of the sequences in their whole batch, whose size is
+    ``places.stop``; None means that they are the whole batch.
     """
 
     size: int
     seq: int
     position_ids: Real[Tensor, "level batch key"]
     query_start: int = 0
+    places: range | None = None
 
     @property
     def num_queries(self) -> int:

@@ -26,6 +26,7 @@ class Batch:
 
     Shorter examples are filled on the right. Fill is never scored, and no other token depends on it. If
     ``prompt_range`` is set, all prompt lengths are in this range, both ends included, so nobody has to read them.
+    ``places`` is set for the share of a batch that one of several processes trains on; see ``take_share``.
     """
 
     length: int
@@ -35,6 +36,7 @@ class Batch:
     token_scored: Bool[Tensor, "batch seq"]
     id_scored: Bool[Tensor, "batch seq"]
     prompt_range: tuple[int, int] | None = None
+    places: range | None = None
 
     def to(self, device: torch.device) -> "Batch":
         """Return the batch on another device."""
@@ -49,7 +51,27 @@ class Batch:
     def select(self, indices: slice | Int[np.ndarray, " some"]) -> "Batch":
         """Return the examples at ``indices`` of the batch axis."""
         # Tensors with three axes have a leading level axis.
-        return self.map_tensors(lambda tensor: tensor[indices] if tensor.dim() < 3 else tensor[:, indices])
+        selected = self.map_tensors(lambda tensor: tensor[indices] if tensor.dim() < 3 else tensor[:, indices])
+        return selected if self.places is None else replace(selected, places=None)
+
+    def take_share(self, index: int, num_shares: int) -> "Batch":
+        """Return every ``num_shares``-th example from ``index`` on, with its place in the whole batch.
+
+        Scheduled sampling and dilution depend on the place. A share without examples has one that is not scored.
+        """
+        total = len(self.tokens)
+        if places := range(index, total, num_shares):
+            return replace(self.select(slice(index, None, num_shares)), places=places)
+        return replace(
+            self.select(slice(0, 1)),
+            token_scored=torch.zeros_like(self.token_scored[:1]),
+            id_scored=torch.zeros_like(self.id_scored[:1]),
+            places=range(0, total, total),
+        )
+
+    def find_places(self) -> range:
+        """Return the indexes of the examples in the whole batch, whose size is the ``stop`` of this range."""
+        return range(len(self.tokens)) if self.places is None else self.places
 
     def map_tensors(self, change: Callable[[Tensor], Tensor]) -> "Batch":
         """Return a batch with ``change`` applied to every tensor."""
@@ -57,7 +79,7 @@ class Batch:
         return replace(self, **tensors)
 
 
-TENSORS = tuple(part.name for part in fields(Batch) if part.name not in ("length", "prompt_range"))
+TENSORS = tuple(part.name for part in fields(Batch) if part.name not in ("length", "prompt_range", "places"))
 
 
 def to_batch(length: int, examples: Examples, assignment: Assignment) -> Batch:

@@ -13,6 +13,10 @@ from lengthwise.model.decoder import Decoder
 from lengthwise.model.position_heads import NextIDs
 from lengthwise.model.token_groups import join_tokens
 from lengthwise.training.batch import Batch
+from lengthwise.training.process_group import ONE_PROCESS, ProcessGroup
+
+# Sum of some values, and their number.
+Total = tuple[Float[Tensor, ""], Int[Tensor, ""]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +30,11 @@ class AnswerLoss:
 
 
 def answer_loss(
-    decoder: Decoder, batches: Sequence[Batch], id_weight: float, input_ids: Sequence[Tensor] | None = None
+    decoder: Decoder,
+    batches: Sequence[Batch],
+    id_weight: float,
+    input_ids: Sequence[Tensor] | None = None,
+    processes: ProcessGroup = ONE_PROCESS,
 ) -> AnswerLoss:
     """Return the mean token cross-entropy plus, for PPC, ``id_weight`` times the mean ID cross-entropy.
 
@@ -34,38 +42,52 @@ def answer_loss(
     are the IDs that the decoder reads, by default the correct IDs. The ID losses of all levels are added, and an ID is
     correct if it is correct on all levels. The loss ignores IDs that are not among the candidates of the head (an
     increment after a gap); ``ids_in_reach`` is the share of the remaining IDs.
+
+    With several ``processes``, the batches are one process's share. The result is this share's part of each value: the
+    sums over the share, divided by the numbers of tokens in all shares. The parts of all processes add up to the value
+    of one process with all examples.
     """
     input_ids = [batch.position_ids for batch in batches] if input_ids is None else input_ids
     # Only responses are scored, and each starts after its prompt.
     query_starts = [batch.find_prompt_range()[0] - 1 for batch in batches]
     hidden = decoder.forward_batches(
-        [batch.tokens[:, :-1] for batch in batches], [ids[:, :, :-1] for ids in input_ids], query_starts
+        [batch.tokens[:, :-1] for batch in batches],
+        [ids[:, :, :-1] for ids in input_ids],
+        query_starts,
+        [batch.places for batch in batches],
     )
     targets = _join([batch.tokens[:, start + 1 :] for batch, start in zip(batches, query_starts, strict=True)])
     scored = _join([batch.token_scored[:, start + 1 :] for batch, start in zip(batches, query_starts, strict=True)])
-    means = compiled(_token_means) if decoder.compiles_training else _token_means
-    loss, token_accuracy = means(decoder, join_tokens(hidden), targets, scored)
-    id_accuracy = in_reach = torch.ones((), device=loss.device)
+    token_totals = compiled(_token_totals) if decoder.compiles_training else _token_totals
+    totals = token_totals(decoder, join_tokens(hidden), targets, scored)
     if decoder.predicts_ids:
-        id_losses, id_accuracy, in_reach = _id_means(decoder, batches, hidden, input_ids)
-        for id_loss in id_losses:
-            loss = loss + id_weight * id_loss
+        totals += _id_totals(decoder, batches, hidden, input_ids)
+    counts = processes.add_counts([count for _, count in totals])
+    loss, token_accuracy, *id_means = [
+        total / count.clamp(min=1) for (total, _), count in zip(totals, counts, strict=True)
+    ]
+    if not decoder.predicts_ids:
+        # One process contributes the constant.
+        id_means = [torch.full((), float(processes.rank == 0), device=loss.device)] * 2
+    id_accuracy, in_reach, *id_losses = id_means
+    for id_loss in id_losses:
+        loss = loss + id_weight * id_loss
     return AnswerLoss(loss=loss, token_accuracy=token_accuracy, id_accuracy=id_accuracy, ids_in_reach=in_reach)
 
 
-def _token_means(
+def _token_totals(
     decoder: Decoder, hidden: Float[Tensor, "query d_model"], targets: Int[Tensor, " query"], scored: Tensor
-) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-    """Return the mean loss and accuracy of the scored tokens."""
+) -> list[Total]:
+    """Return the totals of the loss and of the correct tokens, over the scored tokens."""
     logits = decoder.token_logits(hidden)
-    loss = _mean(nn.functional.cross_entropy(logits, targets, reduction="none"), scored)
-    return loss, _mean((logits.detach().argmax(dim=-1) == targets).float(), scored)
+    loss = _total(nn.functional.cross_entropy(logits, targets, reduction="none"), scored)
+    return [loss, _total((logits.detach().argmax(dim=-1) == targets).float(), scored)]
 
 
-def _id_means(
+def _id_totals(
     decoder: Decoder, batches: Sequence[Batch], hidden: Sequence[Tensor], input_ids: Sequence[Tensor]
-) -> tuple[list[Tensor], Tensor, Tensor]:
-    """Return the mean ID loss of each level, the mean accuracy of the IDs, and the share of IDs in reach."""
+) -> list[Total]:
+    """Return the totals of the correct IDs, of the IDs in reach, and of the ID loss of each level."""
     values = []
     for batch, states, ids in zip(batches, hidden, input_ids, strict=True):
         query_start = batch.tokens.shape[1] - 1 - states.shape[1]
@@ -78,8 +100,8 @@ def _id_means(
             is_correct, in_reach = is_correct & (next_ids.most_likely_ids() == target), in_reach & is_candidate
         values.append([id_scored, is_correct.float(), in_reach.float(), *levels])
     id_scored, is_correct, in_reach, *levels = [_join(parts) for parts in zip(*values, strict=True)]
-    losses = [_mean(*pair) for pair in zip(levels[::2], levels[1::2], strict=True)]
-    return losses, _mean(is_correct, id_scored), _mean(in_reach, id_scored)
+    losses = [_total(*pair) for pair in zip(levels[::2], levels[1::2], strict=True)]
+    return [_total(is_correct, id_scored), _total(in_reach, id_scored), *losses]
 
 
 def mix_predicted_ids(decoder: Decoder, batches: Sequence[Batch], share: float) -> list[Tensor]:
@@ -88,18 +110,23 @@ def mix_predicted_ids(decoder: Decoder, batches: Sequence[Batch], share: float) 
     ``share`` is the share of such examples in all batches together. One forward pass per batch predicts these IDs from
     the correct IDs: parallel scheduled sampling (Mihaylova and Martins 2019, arXiv 1906.07651).
     """
-    ends = [round(share * total) for total in accumulate(len(batch.tokens) for batch in batches)]
+    ends = [round(share * total) for total in accumulate(batch.find_places().stop for batch in batches)]
     counts = [end - start for start, end in pairwise([0, *ends])]
     return [_replace_first_ids(decoder, batch, count) for batch, count in zip(batches, counts, strict=True)]
 
 
 @torch.no_grad()
 def _replace_first_ids(decoder: Decoder, batch: Batch, num_examples: int) -> Int[Tensor, "level batch seq"]:
-    sampled = batch.select(slice(0, num_examples))
-    if not len(sampled.tokens):
+    places = batch.find_places()
+    # The examples of this share that are among the first of the whole batch.
+    sampled_places = range(places.start, num_examples, places.step)
+    if not sampled_places:
         return batch.position_ids
+    sampled = batch.select(slice(0, len(sampled_places)))
     query_start = sampled.find_prompt_range()[0] - 1
-    hidden, _ = decoder(sampled.tokens[:, :-1], sampled.position_ids[:, :, :-1], query_start=query_start)
+    (hidden,) = decoder.forward_batches(
+        [sampled.tokens[:, :-1]], [sampled.position_ids[:, :, :-1]], [query_start], [sampled_places]
+    )
     mixed, id_scored = batch.position_ids.clone(), sampled.id_scored[:, query_start + 1 :]
     for level, next_ids in enumerate(_predict_ids(decoder, sampled, hidden, sampled.position_ids)):
         correct = sampled.position_ids[level, :, query_start + 1 :]
@@ -123,5 +150,5 @@ def _join(parts: Sequence[Shaped[Tensor, "_batch _query"]]) -> Shaped[Tensor, " 
     return torch.cat([part.flatten() for part in parts])
 
 
-def _mean(values: Float[Tensor, " query"], where: Bool[Tensor, " query"]) -> Float[Tensor, ""]:
-    return (values * where).sum() / where.sum().clamp(min=1)
+def _total(values: Float[Tensor, " query"], where: Bool[Tensor, " query"]) -> Total:
+    return (values * where).sum(), where.sum()

@@ -3,12 +3,13 @@
 import json
 import math
 import os
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor, nn
@@ -20,9 +21,17 @@ from lengthwise.tasks import HasStages
 from lengthwise.training.batch import Batch, Sampler
 from lengthwise.training.loss import AnswerLoss, answer_loss, mix_predicted_ids
 from lengthwise.training.prefetch import Prefetcher
+from lengthwise.training.process_group import ONE_PROCESS, ProcessGroup
 from lengthwise.training.step_recorder import StepRecorder, compilation_pays
 from lengthwise.training.training_settings import TrainingSettings
-from lengthwise.training.training_state import STAGE_START, Progress, load_training, read_progress, training_tensors
+from lengthwise.training.training_state import (
+    STAGE_START,
+    Progress,
+    add_optimizer_state,
+    load_training,
+    read_progress,
+    training_tensors,
+)
 
 # Number of logged rows per measurement of exact match.
 ROWS_PER_EXACT_MATCH = 4
@@ -34,10 +43,20 @@ class Trainer:
     """Trainer of a decoder; a resumed run ends with the same weights as an uninterrupted one (bitwise on a CPU)."""
 
     def __init__(
-        self, decoder: Decoder, sampler: Sampler, settings: TrainingSettings, folder: Path, belongs_to: str = ""
+        self,
+        decoder: Decoder,
+        sampler: Sampler,
+        settings: TrainingSettings,
+        folder: Path,
+        belongs_to: str = "",
+        processes: ProcessGroup = ONE_PROCESS,
     ) -> None:
-        """Initialize the trainer; ``restore`` rejects checkpoints whose experiment is not ``belongs_to``."""
+        """Initialize the trainer; ``restore`` rejects checkpoints whose experiment is not ``belongs_to``.
+
+        Only the first of several ``processes`` uses the folder. The others need ``restore`` before ``run``.
+        """
         self.decoder = decoder
+        self.processes = processes
         self.settings = settings
         stages = (
             sampler.task.stages() if settings.stage_loss is not None and isinstance(sampler.task, HasStages) else ()
@@ -67,7 +86,9 @@ class Trainer:
             capturable=on_gpu,
         )
         num_parameters = sum(parameter.numel() for parameter in self.parameters)
-        self.recorder = StepRecorder(self.update, num_parameters) if on_gpu else None
+        # A recording cannot contain the messages between processes.
+        is_recorded = on_gpu and processes.size == 1
+        self.recorder = StepRecorder(self.update, num_parameters) if is_recorded else None
         self.prefetcher = Prefetcher(self._prepare)
         decoder.compiles_training = on_gpu and compilation_pays(sampler, settings.steps, num_parameters)
 
@@ -85,11 +106,13 @@ class Trainer:
         ``token_accuracy``, ``id_accuracy``, ``ids_in_reach``) and their means over all steps since the previous row
         (``mean_loss`` and so on). Every ``ROWS_PER_EXACT_MATCH`` rows and at the last step, the row also has
         ``exact_match``. Raises ``DivergedError`` if the loss is infinite or NaN at a logged row or a checkpoint.
+
+        With several processes, ``stop()`` in any process stops all after the same step. ``is_fit`` is called only in
+        the first process.
         """
         settings, progress = self.settings, self.progress
         self.decoder.train()
-        # Unbuffered, so that other processes can read each row immediately.
-        with (self.folder / "metrics.jsonl").open("ab", buffering=0) as metrics:
+        with self._open_metrics() as metrics:
             # Delete the rows after the newest checkpoint, because training logs them again.
             metrics.seek(metrics.truncate(min(progress.metrics_bytes, metrics.tell())))
             while not progress.finished:
@@ -105,30 +128,44 @@ class Trainer:
                     progress.end = min(settings.steps, progress.step + settings.cooldown_steps)
                 progress.finished = progress.step >= (settings.steps if progress.end is None else progress.end)
                 progress.train_s += time.perf_counter() - started
-                stopped = stop() and not progress.finished
+                stopped = self.processes.any(stop()) and not progress.finished
                 if stopped or progress.finished or progress.step % settings.checkpoint_every == 0:
                     self._check_loss(outcome)
                     os.fsync(metrics.fileno())
                     progress.metrics_bytes = metrics.tell()
-                    self._save()
+                    self.processes.on_first(self._save)
                 if stopped:
                     return False
         return True
 
     def restore(self) -> bool:
-        """Restore the newest complete checkpoint; return False if there is no checkpoint."""
+        """Restore the newest complete checkpoint; return False if there is no checkpoint.
+
+        All processes get the state of the first.
+        """
+        is_restored, self.progress = self.processes.on_first(self._read_newest_checkpoint)
+        if self.processes.size > 1:
+            add_optimizer_state(self.decoder, self.optimizer)
+            self.processes.copy_from_first(list(training_tensors(self.decoder, self.optimizer).values()))
+        self.sums.copy_(torch.tensor(self.progress.sums, dtype=self.sums.dtype))
+        return is_restored
+
+    def _read_newest_checkpoint(self) -> tuple[bool, Progress]:
         for path in sorted((self.folder / "checkpoints").glob("step-*.safetensors"), reverse=True):
             try:
                 tensors, facts = load_tensors(path)
             except RunFolderError:
                 continue
-            self.progress = read_progress(
-                path, facts, self.progress.belongs_to, len(self.samplers), self.settings.steps
-            )
+            progress = read_progress(path, facts, self.progress.belongs_to, len(self.samplers), self.settings.steps)
             load_training(path, tensors, self.decoder, self.optimizer)
-            self.sums.copy_(torch.tensor(self.progress.sums, dtype=self.sums.dtype))
-            return True
-        return False
+            return True, progress
+        return False, self.progress
+
+    def _open_metrics(self) -> IO[bytes]:
+        if self.processes.rank > 0:
+            return tempfile.TemporaryFile(buffering=0)
+        # Unbuffered, so that other processes can read each row immediately.
+        return (self.folder / "metrics.jsonl").open("ab", buffering=0)
 
     def step(self) -> AnswerLoss:
         """Train on the examples of one step with one optimizer update, and return their loss."""
@@ -140,6 +177,8 @@ class Trainer:
             outcome = self.recorder.step(batches, self.device)
             self.prefetcher.start(progress.stage, progress.step + 1)
         else:
+            if self.processes.size > 1:
+                batches = [batch.take_share(self.processes.rank, self.processes.size) for batch in batches]
             outcome = self.update([batch.to(self.device) for batch in batches])
         progress.step += 1
         progress.summed_steps += 1
@@ -152,15 +191,16 @@ class Trainer:
         with self._precision():
             share = self.settings.scheduled_sampling
             input_ids = mix_predicted_ids(self.decoder, batches, share) if share else None
-            outcome = answer_loss(self.decoder, batches, self.settings.id_weight, input_ids)
+            outcome = answer_loss(self.decoder, batches, self.settings.id_weight, input_ids, self.processes)
         for parameter in self.parameters:
             parameter.grad = None
         torch.autograd.backward(outcome.loss)
+        values = [getattr(outcome, part.name).detach() for part in fields(outcome)]
+        self.processes.add([*(each.grad for each in self.parameters if each.grad is not None), *values])
         nn.utils.clip_grad_norm_(self.parameters, self.settings.clip, foreach=True)
         self.optimizer.step()
-        outcome = AnswerLoss(**{part.name: getattr(outcome, part.name).detach() for part in fields(outcome)})
-        self.sums += torch.stack([getattr(outcome, part.name).double() for part in fields(outcome)])
-        return outcome
+        self.sums += torch.stack([value.double() for value in values])
+        return AnswerLoss(**dict(zip([part.name for part in fields(outcome)], values, strict=True)))
 
     def _prepare(self, stage: int, step: int) -> list[Batch]:
         """Return the batches of a step, on the CPU."""
@@ -217,7 +257,7 @@ class Trainer:
         if every is None or self.progress.step % every or self.progress.stage < len(self.samplers) - 1:
             return False
         self.decoder.eval()
-        fit = is_fit()
+        fit = self.processes.on_first(is_fit)
         self.decoder.train()
         return fit
 

@@ -83,6 +83,14 @@ def training_tensors(decoder: nn.Module, optimizer: torch.optim.Optimizer) -> di
     return tensors
 
 
+def add_optimizer_state(decoder: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Add the initial state of AdamW for every parameter without state, as its first step would."""
+    for parameter in decoder.parameters():
+        if not optimizer.state.get(parameter):
+            zeros = torch.zeros((), device=parameter.device), torch.zeros_like(parameter), torch.zeros_like(parameter)
+            optimizer.state[parameter] = dict(zip(OPTIMIZER_STATE, zeros, strict=True))
+
+
 def load_training(
     path: Path, tensors: Mapping[str, Tensor], decoder: nn.Module, optimizer: torch.optim.Optimizer
 ) -> None:

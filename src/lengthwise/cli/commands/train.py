@@ -14,6 +14,7 @@ from lengthwise.experiments.recipes import quick
 from lengthwise.experiments.run import train
 from lengthwise.experiments.run_folder import EXPERIMENT, read_experiment
 from lengthwise.positions import Discovered
+from lengthwise.training.process_group import read_launch
 
 
 def train_(
@@ -89,6 +90,8 @@ def train_(
     num_threads = training_threads(experiment.decoder.d_model, threads)
     on_cpu = next(run.decoder.parameters()).device.type == "cpu"
     place = f"{num_threads} thread{'s' if num_threads > 1 else ''}" if on_cpu else "a GPU"
+    num_processes = read_launch().size
+    place = f"{num_processes} processes with {place} each" if num_processes > 1 else place
     smallest_id, largest_id = run.facts["id_range"]
     fit, length = run.facts["fitted"], experiment.train_lengths[1]
     fit_text = "" if fit is None else f"exact match {fit:.3f} at length {length}; "
