@@ -318,8 +318,8 @@ def test_training_into_the_folder_of_another_run_raises_an_error(tmp_path):
     before = folder_contents(tmp_path)
     with pytest.raises(RunFolderError, match=r"already contains a run; add --resume to continue it, or choose another"):
         train(small_experiment(), tmp_path, device="cpu")
-    with pytest.raises(RunFolderError, match=r"contains another run \(different values: training.steps\); choose"):
-        train(small_experiment(steps=13), tmp_path, device="cpu", resume=True)
+    with pytest.raises(RunFolderError, match=r"contains another run \(different values: training.clip\); choose"):
+        train(small_experiment(clip=2.0), tmp_path, device="cpu", resume=True)
     assert folder_contents(tmp_path) == before
 
 

@@ -21,19 +21,20 @@ from lengthwise.evaluation.exact_match import EvaluationSettings, evaluate_by_le
 from lengthwise.evaluation.loss_by_context import ContextLoss
 from lengthwise.evaluation.tally import LengthResult
 from lengthwise.experiments.experiment import TABLES, Experiment, build_decoder, to_dict
+from lengthwise.experiments.run_extension import claim_or_extend, read_extensions
 from lengthwise.experiments.run_folder import (
     EXPERIMENT,
     MODEL,
     RESULTS,
     RUN_FOLDER,
     append_rows,
-    claim_run_folder,
     experiment_digest,
     read_description,
     read_experiment,
     read_model,
     write_model,
 )
+from lengthwise.experiments.run_start import load_start, read_start_model
 from lengthwise.experiments.validation import (
     PreparedTraining,
     check_encoding,
@@ -90,6 +91,7 @@ def train(  # noqa: PLR0913
     out: StrPath,
     *,
     resume: bool = False,
+    start: StrPath | Run | None = None,
     device: str = "auto",
     threads: int | None = None,
     report: Callable[[dict[str, Any]], None] | None = None,
@@ -97,17 +99,28 @@ def train(  # noqa: PLR0913
 ) -> Run | None:
     """Train a run into the folder ``out``; return None if ``stop`` returned True. ``resume`` continues a stopped run.
 
+    With ``resume`` and an experiment that only has more training steps, the run continues from its newest checkpoint
+    with the learning rates of the new number of steps. The former run moves to ``out/earlier``.
+
+    ``start`` is a finished run, or its folder, whose weights the new run begins with. Its optimizer, its steps and its
+    learning rate begin anew. The decoder settings, the encoding and the vocabulary of both runs must be equal.
+
     ``threads`` is the number of CPU threads; by default, it depends on the size of the model (``training_threads``).
 
     Raises ``RunFolderError`` if the folder contains a run (with ``resume``: a run of another experiment), or if another
-    process trains into it. Raises ``DivergedError`` if the loss is not finite; the log of the earlier steps remains.
-    Errors in the experiment are raised before any file is written.
+    process trains into it. Raises ``SettingError`` for a setting that differs from ``start``. Raises ``DivergedError``
+    if the loss is not finite; the log of the earlier steps remains. Errors in the experiment are raised before any file
+    is written.
     """
     out, torch_device = Path(out), pick_device(device)
     prepared_training = prepare_training(experiment)
+    start_model = None
+    if start is not None:
+        folder, source = (start.folder, start.experiment) if isinstance(start, Run) else (Path(start), None)
+        start_model = read_start_model(folder, experiment, prepared_training.decoder, source)
     num_threads = training_threads(experiment.decoder.d_model, threads)
     with use_threads(num_threads), exclusive_lock(out):
-        claim_run_folder(out, experiment, resume=resume)
+        claim_or_extend(out, experiment, resume=resume, start=start_model)
         return _train_in_folder(experiment, prepared_training, out, torch_device, report, stop)
 
 
@@ -119,14 +132,15 @@ def _train_in_folder(
     report: Callable[[dict[str, Any]], None] | None,
     should_stop: Callable[[], bool],
 ) -> Run | None:
-    """Train in a folder prepared by ``claim_run_folder``; if its run is finished, load the run instead."""
+    """Train in a folder prepared by ``claim_or_extend``; if its run is finished, load the run instead."""
     if (out / MODEL).exists():
         # A damaged model file is rebuilt from the newest checkpoint.
         with suppress(RunFolderError):
             return load_run(out, overrides={name: getattr(experiment, name) for name in TABLES}, device=str(device))
+    load_start(out, prepared_training.decoder)
     decoder = prepared_training.decoder.to(device)
     trainer = Trainer(decoder, prepared_training.sampler, experiment.training, out, experiment_digest(out))
-    trainer.restore()
+    trainer.restore([extension.belongs_to for extension in read_extensions(out)])
     threshold, uses_loss = experiment.training.fit_threshold, select_evaluator(experiment.task).uses_loss
     if not trainer.run(
         report=report,

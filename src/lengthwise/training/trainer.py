@@ -4,7 +4,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lengthwise.core.checkpoint import load_tensors, save_tensors
-from lengthwise.core.errors import DivergedError, RunFolderError
+from lengthwise.core.checkpoint import save_tensors
+from lengthwise.core.errors import DivergedError
 from lengthwise.model.decoder import Decoder
 from lengthwise.tasks import HasStages
 from lengthwise.training.batch import Batch, Sampler
@@ -22,7 +22,16 @@ from lengthwise.training.loss import AnswerLoss, answer_loss, mix_predicted_ids
 from lengthwise.training.prefetch import Prefetcher
 from lengthwise.training.step_recorder import StepRecorder, compilation_pays
 from lengthwise.training.training_settings import TrainingSettings
-from lengthwise.training.training_state import STAGE_START, Progress, load_training, read_progress, training_tensors
+from lengthwise.training.training_state import (
+    CHECKPOINTS,
+    METRICS,
+    STAGE_START,
+    Progress,
+    iter_checkpoints,
+    load_training,
+    read_progress,
+    training_tensors,
+)
 
 # Number of logged rows per measurement of exact match.
 ROWS_PER_EXACT_MATCH = 4
@@ -89,7 +98,7 @@ class Trainer:
         settings, progress = self.settings, self.progress
         self.decoder.train()
         # Unbuffered, so that other processes can read each row immediately.
-        with (self.folder / "metrics.jsonl").open("ab", buffering=0) as metrics:
+        with (self.folder / METRICS).open("ab", buffering=0) as metrics:
             # Delete the rows after the newest checkpoint, because training logs them again.
             metrics.seek(metrics.truncate(min(progress.metrics_bytes, metrics.tell())))
             while not progress.finished:
@@ -115,16 +124,18 @@ class Trainer:
                     return False
         return True
 
-    def restore(self) -> bool:
-        """Restore the newest complete checkpoint; return False if there is no checkpoint."""
-        for path in sorted((self.folder / "checkpoints").glob("step-*.safetensors"), reverse=True):
-            try:
-                tensors, facts = load_tensors(path)
-            except RunFolderError:
-                continue
-            self.progress = read_progress(
-                path, facts, self.progress.belongs_to, len(self.samplers), self.settings.steps
-            )
+    def restore(self, earlier: Collection[str] = ()) -> bool:
+        """Restore the newest complete checkpoint; return False if there is no checkpoint.
+
+        ``earlier`` contains the digests of experiments that this run extends. A checkpoint of such an experiment
+        continues with the schedule of this run, also if the earlier run had ended.
+        """
+        belongs_to = self.progress.belongs_to
+        for path, tensors, facts in iter_checkpoints(self.folder):
+            accepted = (belongs_to, *earlier)
+            self.progress = read_progress(path, facts, accepted, len(self.samplers), self.settings.steps)
+            if self.progress.belongs_to != belongs_to:
+                self.progress = replace(self.progress, belongs_to=belongs_to, end=None, finished=False)
             load_training(path, tensors, self.decoder, self.optimizer)
             self.sums.copy_(torch.tensor(self.progress.sums, dtype=self.sums.dtype))
             return True
@@ -224,7 +235,7 @@ class Trainer:
     def _save(self) -> None:
         tensors = training_tensors(self.decoder, self.optimizer)
         self.progress.sums = self.sums.tolist()
-        checkpoints = self.folder / "checkpoints"
+        checkpoints = self.folder / CHECKPOINTS
         save_tensors(checkpoints / f"step-{self.progress.step:08d}.safetensors", tensors, asdict(self.progress))
         # Keep the previous checkpoint too, in case the newest one gets damaged.
         for old in sorted(checkpoints.glob("step-*.safetensors"))[:-2]:
