@@ -9,6 +9,7 @@ from lengthwise.core.checkpoint import check_tensors, load_tensors
 from lengthwise.core.errors import SettingError
 from lengthwise.experiments.experiment import TABLES, Experiment, num_levels, to_dict
 from lengthwise.experiments.run_folder import (
+    EXPERIMENT,
     MODEL,
     RUN_FOLDER,
     START,
@@ -76,6 +77,8 @@ def decoder_settings(experiment: Experiment) -> dict[str, Any]:
 
 def _custom_classes(folder: Path, experiment: Experiment) -> dict[str, Any]:
     """Return the custom classes of an experiment that a saved run also uses, because loading imports no code."""
+    if not (folder / EXPERIMENT).is_file():
+        return {}
     saved = read_description(folder, RUN_FOLDER)
     names = {kind: saved[kind].get("name") for kind in TABLES if isinstance(saved.get(kind), dict)}
     parts = {kind: getattr(experiment, kind) for kind in names}
