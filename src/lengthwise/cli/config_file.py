@@ -14,7 +14,7 @@ from lengthwise.core.json_parsing import parse_json
 from lengthwise.experiments.experiment import TABLES
 from lengthwise.experiments.setting_changes import SettingChange
 
-# Settings that also have a flag of their own.
+# Flags that set one setting.
 FLAG_SETTINGS = {
     "train_lengths": "train_lengths",
     "steps": "training.steps",

@@ -46,11 +46,12 @@ def read_start_model(folder: Path, experiment: Experiment, decoder: Decoder, sou
                 f"{folder} has {name} {reprlib.repr(old)}, but the new run has {reprlib.repr(new)}; use the value of "
                 f"{folder}, or train without --from"
             )
+    check_tensors(folder / MODEL, tensors, decoder.state_dict())
     content = (folder / MODEL).read_bytes()
     origin = {
         "run": str(folder.absolute()),
         "sha256": hashlib.sha256(content).hexdigest(),
-        "steps": training_facts["steps"],
+        "steps": training_facts.get("steps"),
     }
     return StartModel(content=content, origin=origin)
 
@@ -68,8 +69,8 @@ def decoder_settings(experiment: Experiment) -> dict[str, Any]:
     parts = {"decoder": experiment.decoder, "encoding": experiment.encoding}
     return {
         **{f"{part}.{name}": value for part, settings in parts.items() for name, value in to_dict(settings).items()},
-        "vocabulary": experiment.task.vocabulary,
-        "separators": experiment.task.separators,
+        "vocabulary": tuple(experiment.task.vocabulary),
+        "separators": tuple(experiment.task.separators),
         "predicts_ids": experiment.scheme.predicts_ids,
         "num_levels": num_levels(experiment),
     }
