@@ -13,8 +13,9 @@ from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.generate_from_prompt import generate_from_prompt
 from lengthwise.experiments.recipes import RECIPES, experiment_for, quick, recipe
 from lengthwise.experiments.reproductions import reproduce
-from lengthwise.experiments.run import Run, evaluate, load_run, train
+from lengthwise.experiments.run import Run, load_run, train
 from lengthwise.experiments.run_analysis import certify_run, diagnose_run
+from lengthwise.experiments.run_evaluation import evaluate
 from lengthwise.hf.language_models import evaluate_language_model, load_language_model
 from lengthwise.influence.measures import MEASURES
 from lengthwise.influence.report.study_report import report_study

@@ -460,7 +460,7 @@ INVALID: list[tuple[list[str], str]] = [
         ["train", "--resume", "--out", "empty"],
         "empty is not a run folder (it has no experiment.json); pass a run folder",
     ),
-    (["train", "--resume", "--out", "run", "--steps", "99"], "contains another run (different values: training.steps"),
+    (["train", "--resume", "--out", "run", "--steps", "9"], "run is a run of 20 steps, more than 9; use more than 20"),
     (["train", "--resume", "--out", "run", "--encoding", "nope"], "run contains another run (different values: "),
     (
         ["train", "--resume", "--out", "run", "--task", "copy", "--scheme", "sequential"],

@@ -16,6 +16,7 @@ import torch
 from tests.support.cases import smallest_length
 
 import lengthwise
+from lengthwise.cli.config_file import parse_assignment, part_names, read_changes, read_config
 from lengthwise.core.errors import (
     DeviceError,
     LengthwiseError,
@@ -50,6 +51,8 @@ from lengthwise.encodings import (
     YaRN,
 )
 from lengthwise.encodings.levels import LevelEncoding
+from lengthwise.experiments.experiment import Experiment
+from lengthwise.experiments.setting_changes import change_settings
 from lengthwise.model.decoder import Decoder
 from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.model.generate import generate
@@ -104,6 +107,8 @@ COVERED = (
     "model/position_heads/*.py",
     "training/batch.py",
     "training/process_group.py",
+    "experiments/setting_changes.py",
+    "cli/config_file.py",
 )
 EXCLUDED = {"jsonl_table.py", "reasoning_gym.py", "text_format.py"}
 
@@ -239,6 +244,115 @@ def read_changed_file() -> None:
 def build_no_encoding() -> None:
     settings = type("Mine", (NoPE,), {"build": lambda self, size: None})()
     LevelEncoding(settings, EncodingSize(d_model=16, num_heads=2, d_head=8), num_levels=1)
+
+
+def change(*assignments: str, task: Any = None) -> Experiment:
+    """Change settings of the default experiment, or of the experiment with this task."""
+    experiment = Experiment() if task is None else Experiment(task=task)
+    return change_settings(experiment, [parse_assignment(assignment) for assignment in assignments])
+
+
+def change_from_file(name: str, content: str) -> Experiment:
+    """Change settings of the default experiment by a file in a temporary folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / name
+        path.write_text(content)
+        return change_settings(Experiment(), read_config(path))
+
+
+SETTING_CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
+    (
+        lambda: parse_assignment("training.steps"),
+        SettingError,
+        r"^invalid --set training.steps; use NAME=VALUE, such as --set training.learning_rate=1e-3$",
+    ),
+    (
+        lambda: read_changes(None, ["training.steps=5", "seed=1"], steps=7, seed=None),
+        SettingError,
+        r"^--set training.steps=5 and --steps 7 set the same setting; use only one of them$",
+    ),
+    (
+        lambda: change("training.lerning_rate=1"),
+        UnknownNameError,
+        r"^--set training.lerning_rate=1: unknown setting of training 'lerning_rate'; did you mean 'learning_rate'\? k",
+    ),
+    (
+        lambda: change("trainin.steps=1"),
+        UnknownNameError,
+        r"^--set trainin.steps=1: unknown setting of experiment 'trainin'; did you mean 'training'\? known: decoder, e",
+    ),
+    (
+        lambda: change("training.learning_rate=high"),
+        SettingError,
+        r"^--set training.learning_rate=high: learning_rate 'high' has the wrong type; use a number$",
+    ),
+    (
+        lambda: change("training.steps=0", "training.clip=2"),
+        SettingError,
+        r"^--set training.steps=0: steps 0 is too small; use at least 1$",
+    ),
+    (
+        lambda: change("decoder.d_model=10", "decoder.num_heads=4", "decoder.segments=false"),
+        SettingError,
+        r"^--set decoder.d_model=10, --set decoder.num_heads=4: d_model 10 is not a multiple of num_heads 4; change",
+    ),
+    (
+        lambda: change("training.steps.x=0"),
+        SettingError,
+        r"^--set training.steps.x=0: steps is a single setting without 'x'; use only steps$",
+    ),
+    (
+        lambda: change("encoding=nope"),
+        SettingError,
+        r"^--set encoding=nope: encoding is a group of settings \(base, fastest\); use a name such as encoding.SETTING"
+        r", or --encoding to choose another encoding$",
+    ),
+    (
+        lambda: change("task.name=copy"),
+        SettingError,
+        r"^--set task.name=copy: the task is 'parity', not 'copy'; use --task to choose another task$",
+    ),
+    (
+        lambda: change("task.placement.name=subsets", task=Planted()),
+        SettingError,
+        r"^--set task.placement.name=subsets: the placement is '\w+', not 'subsets'; use the same name$",
+    ),
+    (
+        lambda: change('task.placement.laws=[{"name": "locl"}]', task=Planted(placement=ByLength())),
+        UnknownNameError,
+        r"^--set task.placement.laws=.*: unknown saved laws 'locl'",
+    ),
+    (
+        lambda: change_from_file("config.toml", "seed = 3\n\n[training]\nlerning_rate = 0.1\n"),
+        UnknownNameError,
+        r"config.toml line 4: unknown setting of training 'lerning_rate'; did you mean 'learning_rate'\?",
+    ),
+    (
+        lambda: change_from_file("config.yaml", ""),
+        SettingError,
+        r"^--config .*config.yaml is not a .toml or .json file; use a file with one of these endings$",
+    ),
+    (
+        lambda: read_config(Path("nowhere.toml")),
+        SettingError,
+        r"^--config nowhere.toml cannot be read \(No such file or directory\); use a readable file$",
+    ),
+    (
+        lambda: change_from_file("config.toml", "[training]\nsteps 5\n"),
+        SettingError,
+        r"config.toml is not valid TOML \(.*line 2.*\); fix the file$",
+    ),
+    (
+        lambda: change_from_file("config.json", '{"training":\n {"steps": 5,}}'),
+        SettingError,
+        r"config.json is not valid JSON \(.*line 2.*\); fix the file$",
+    ),
+    (
+        lambda: part_names([parse_assignment("task.name=my_tasks:Mine")], task=None, scheme=None, encoding=None),
+        SettingError,
+        r"^--set task.name=my_tasks:Mine: unknown task 'my_tasks:Mine'; use --task for a custom task, or one of add",
+    ),
+]
 
 
 FIRST_LENGTHS = {name: smallest_length(task()) for name, task in TASKS.items()}
@@ -417,6 +531,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         for n, first in FIRST_LENGTHS.items()
     ),
     *PLANTED_CASES,
+    *SETTING_CASES,
     (lambda: Parity(coupling="nxt"), SettingError, r"unknown coupling 'nxt' of parity; use one of next, same, none"),
     (lambda: Copy(num_symbols=0), SettingError, r"num_symbols 0 is too small; use at least 1"),
     (lambda: Reverse(num_symbols=-2), SettingError, r"num_symbols -2 is too small; use at least 1"),

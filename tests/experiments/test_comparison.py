@@ -24,7 +24,8 @@ from lengthwise.experiments import comparison as comparison_module
 from lengthwise.experiments import run as run_module
 from lengthwise.experiments.comparison import COMPARISON_ROWS, Comparison, compare
 from lengthwise.experiments.experiment import Experiment
-from lengthwise.experiments.run import NUM_FIT_EXAMPLES, evaluate, load_run
+from lengthwise.experiments.run import NUM_FIT_EXAMPLES, load_run
+from lengthwise.experiments.run_evaluation import evaluate
 from lengthwise.experiments.run_folder import write_rows_with_digest
 from lengthwise.positions import Sequential
 from lengthwise.tasks import Addition

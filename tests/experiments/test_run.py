@@ -34,7 +34,8 @@ from lengthwise.experiments import run as run_module
 from lengthwise.experiments.experiment import Experiment, from_dict, to_dict
 from lengthwise.experiments.generate_from_prompt import generate_from_prompt
 from lengthwise.experiments.recipes import COMPARISONS, RECIPES, experiment_for, quick
-from lengthwise.experiments.run import Run, evaluate, load_run, train
+from lengthwise.experiments.run import Run, load_run, train
+from lengthwise.experiments.run_evaluation import evaluate
 from lengthwise.experiments.run_folder import read_experiment, read_rows
 from lengthwise.model.generate import Generation
 from lengthwise.model.position_heads import POSITION_HEADS
@@ -318,8 +319,8 @@ def test_training_into_the_folder_of_another_run_raises_an_error(tmp_path):
     before = folder_contents(tmp_path)
     with pytest.raises(RunFolderError, match=r"already contains a run; add --resume to continue it, or choose another"):
         train(small_experiment(), tmp_path, device="cpu")
-    with pytest.raises(RunFolderError, match=r"contains another run \(different values: training.steps\); choose"):
-        train(small_experiment(steps=13), tmp_path, device="cpu", resume=True)
+    with pytest.raises(RunFolderError, match=r"contains another run \(different values: training.clip\); choose"):
+        train(small_experiment(clip=2.0), tmp_path, device="cpu", resume=True)
     assert folder_contents(tmp_path) == before
 
 

@@ -15,7 +15,8 @@ from lengthwise.core.randomness import stream
 from lengthwise.encodings import ALiBi, NoPE
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.experiments.experiment import Experiment
-from lengthwise.experiments.run import evaluate, load_run, train
+from lengthwise.experiments.run import load_run, train
+from lengthwise.experiments.run_evaluation import evaluate
 from lengthwise.experiments.run_folder import EXPERIMENT, read_experiment, read_model
 from lengthwise.hf.export import export_hf, import_hf
 from lengthwise.hf.loading import load_text_model

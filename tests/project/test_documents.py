@@ -119,7 +119,7 @@ def own_modules():
 
 
 # Pages whose commands read what the reader has: files of their own.
-WITH_FILES = {"your_own", "language_model", "hugging_face", "couple"}
+WITH_FILES = {"your_own", "language_model", "hugging_face", "couple", "train"}
 
 
 @pytest.mark.slow
@@ -303,6 +303,26 @@ def test_the_page_of_couplings_leads_from_a_file_to_a_run(tmp_path, monkeypatch,
     text = capsys.readouterr().out
     assert "every answer depends on 2 tokens: prompt token first + place; the previous answer" in text
     assert "ID range" in text
+
+
+@pytest.mark.slow
+def test_runs_are_configured_extended_and_fine_tuned_as_the_page_says(tmp_path, capsys):
+    (settings,) = blocks("toml", DOCS["train"])
+    (tmp_path / "settings.toml").write_text(settings)
+    run_commands(quickly(commands_of(DOCS["train"])), tmp_path)
+    runs = {name: lw.load_run(tmp_path / "runs" / name) for name in ("from-file", "parity-extended", "parity-longer")}
+    training = runs["from-file"].experiment.training
+    assert (training.learning_rate, training.betas, training.clip) == (1e-3, (0.9, 0.95), 0.5)
+    assert [run.facts["steps"] for run in runs.values()] == [20, 300, 100]
+    assert lw.load_run(tmp_path / "runs/parity-extended/earlier/200-steps").facts["steps"] == 200
+    assert runs["parity-longer"].experiment.train_lengths == (1, 24)
+    # The error of the page.
+    (tmp_path / "settings.toml").write_text(settings.replace("learning_rate", "lerning_rate"))
+    (error,) = blocks("text", DOCS["train"])
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        run_commands(["lengthwise train parity --config settings.toml"], tmp_path)
+    assert capsys.readouterr().err.startswith(error.removesuffix("...\n"))
 
 
 @pytest.mark.parametrize("name", ["README", "your_own"])

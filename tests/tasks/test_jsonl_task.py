@@ -30,7 +30,8 @@ from lengthwise.evaluation.exact_match import EvaluationSettings, evaluate_by_le
 from lengthwise.experiments.experiment import Experiment, build_decoder, from_dict, to_dict
 from lengthwise.experiments.generate_from_prompt import generate_from_prompt
 from lengthwise.experiments.recipes import experiment_for, quick
-from lengthwise.experiments.run import evaluate, load_run, train
+from lengthwise.experiments.run import load_run, train
+from lengthwise.experiments.run_evaluation import evaluate
 from lengthwise.experiments.run_folder import read_experiment
 from lengthwise.positions import Coupled, Predicted, Sequential
 from lengthwise.tasks import HasLengths, HasRunFiles, JSONLTask, Parity, Task, default_lengths

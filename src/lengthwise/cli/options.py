@@ -57,6 +57,17 @@ TrainLengthRange = Annotated[
 ExampleSeed = Annotated[int, integer("Random seed for sampling examples.")]
 NumJobs = Annotated[int | None, integer("Number of parallel processes.", show_default="one per core")]
 OutputFolder = Annotated[Path, Option(help="Output folder.")]
+Assignments = Annotated[
+    list[str] | None,
+    Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="A setting by its name in experiment.json, such as training.learning_rate=1e-3; repeatable.",
+    ),
+]
+ConfigFile = Annotated[
+    Path | None, Option("--config", help="TOML or JSON file with settings, named as in experiment.json.")
+]
 CorpusFolder = Annotated[Path | None, Option(help="Corpus folder from lengthwise prepare; requires --task text.")]
 
 

@@ -27,9 +27,12 @@ from lengthwise.evaluation.exact_match import depends_on_id_distances
 from lengthwise.evaluation.result_rows import label_of
 from lengthwise.evaluation.tables_and_figures import describe_result
 from lengthwise.experiments.experiment import Experiment, build_decoder, to_dict
-from lengthwise.experiments.run import iter_result_rows, train
+from lengthwise.experiments.run import train
+from lengthwise.experiments.run_evaluation import iter_result_rows
+from lengthwise.experiments.run_extension import check_run_folder
 from lengthwise.experiments.run_folder import (
     COMPARISON_FOLDER,
+    COMPARISON_ROWS,
     RESULTS,
     append_rows,
     claim_folder,
@@ -43,8 +46,6 @@ from lengthwise.experiments.validation import check_evaluation, prepare_training
 from lengthwise.experiments.worker_pool import reject_import_in_worker, run_in_processes
 from lengthwise.tasks import task_fields
 from lengthwise.training.process_group import reject_several_processes
-
-COMPARISON_ROWS = "compared.jsonl"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,6 +228,8 @@ def _run_job(job: _Job, should_stop: Callable[[], bool]) -> _Result | None:
             raise _EvaluationStopped
 
     torch.set_num_threads(job.threads)
+    # A run of fewer steps would be extended, but all runs of a comparison have one schedule.
+    check_run_folder(job.folder, job.experiment)
     try:
         run = train(job.experiment, job.folder, resume=True, device=job.device, stop=should_stop)
     except DivergedError as error:

@@ -1,47 +1,37 @@
-"""Training, loading and evaluation of a run."""
+"""Training and loading of a run."""
 
-import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from lengthwise.core.devices import pick_device, training_threads, use_threads
-from lengthwise.core.errors import LengthwiseError, RunFolderError, SettingError, TrainingOverlapWarning
+from lengthwise.core.errors import RunFolderError, SettingError
 from lengthwise.core.files import StrPath
 from lengthwise.core.folder_lock import exclusive_lock
-from lengthwise.core.provenance import utc_timestamp
 from lengthwise.core.randomness import stream
 from lengthwise.core.type_checks import check_arguments, check_values
-from lengthwise.evaluation.evaluator import HELD_OUT_ADVICE, ResultIterator, overlapping_lengths, select_evaluator
+from lengthwise.evaluation.evaluator import select_evaluator
 from lengthwise.evaluation.exact_match import EvaluationSettings, evaluate_by_length
-from lengthwise.evaluation.loss_by_context import ContextLoss
 from lengthwise.evaluation.tally import LengthResult
-from lengthwise.experiments.experiment import TABLES, Experiment, build_decoder, to_dict
+from lengthwise.experiments.experiment import TABLES, Experiment, build_decoder
+from lengthwise.experiments.run_extension import claim_or_extend, read_extensions
 from lengthwise.experiments.run_folder import (
     EXPERIMENT,
     MODEL,
-    RESULTS,
-    RUN_FOLDER,
-    append_rows,
-    claim_run_folder,
     experiment_digest,
-    read_description,
     read_experiment,
     read_model,
     write_model,
 )
+from lengthwise.experiments.run_start import load_start, read_start_model
 from lengthwise.experiments.validation import (
     check_encoding,
-    check_evaluation,
     check_scheme,
     prepare_training,
-    select_variants,
 )
 from lengthwise.model.decoder import Decoder
-from lengthwise.positions import describe_knowledge
-from lengthwise.tasks import HasRecords, Task, num_shared_records, record_fields, task_fields
 from lengthwise.training.process_group import join_processes, read_launch
 from lengthwise.training.trainer import Trainer
 
@@ -88,6 +78,7 @@ def train(  # noqa: PLR0913
     out: StrPath,
     *,
     resume: bool = False,
+    start: StrPath | Run | None = None,
     device: str = "auto",
     threads: int | None = None,
     report: Callable[[dict[str, Any]], None] | None = None,
@@ -95,11 +86,18 @@ def train(  # noqa: PLR0913
 ) -> Run | None:
     """Train a run into the folder ``out``; return None if ``stop`` returned True. ``resume`` continues a stopped run.
 
+    With ``resume`` and an experiment that only has more training steps, the run continues from its newest checkpoint
+    with the learning rates of the new number of steps. The former run moves to ``out/earlier``.
+
+    ``start`` is a finished run, or its folder, whose weights the new run begins with. Its optimizer, its steps and its
+    learning rate begin anew. The decoder settings, the encoding and the vocabulary of both runs must be equal.
+
     ``threads`` is the number of CPU threads; by default, it depends on the size of the model (``training_threads``).
 
     Raises ``RunFolderError`` if the folder contains a run (with ``resume``: a run of another experiment), or if another
-    process trains into it. Raises ``DivergedError`` if the loss is not finite; the log of the earlier steps remains.
-    Errors in the experiment are raised before any file is written.
+    process trains into it. Raises ``SettingError`` for a setting that differs from ``start``. Raises ``DivergedError``
+    if the loss is not finite; the log of the earlier steps remains. Errors in the experiment are raised before any file
+    is written.
 
     If ``torchrun`` has started several processes, all of them call this function with the same arguments and train the
     run together. Only the first process writes files and calls ``report``. ``stop`` in any process stops all.
@@ -107,16 +105,28 @@ def train(  # noqa: PLR0913
     out, torch_device = Path(out), pick_device(device)
     processes = join_processes(read_launch(), torch_device.type)
     prepared_training = processes.together(lambda: prepare_training(experiment))
+    decoder = prepared_training.decoder
+
+    def claim() -> None:
+        start_model = None
+        if start is not None:
+            folder, source = (start.folder, start.experiment) if isinstance(start, Run) else (Path(start), None)
+            start_model = read_start_model(folder, experiment, decoder, source)
+        stack.enter_context(exclusive_lock(out))
+        claim_or_extend(out, experiment, resume=resume, start=start_model)
+
     num_threads = training_threads(experiment.decoder.d_model, threads)
     with use_threads(num_threads), ExitStack() as stack:
-        processes.on_first(lambda: stack.enter_context(exclusive_lock(out)))
-        processes.on_first(lambda: claim_run_folder(out, experiment, resume=resume))
+        processes.on_first(claim)
         saved_run = processes.on_first(lambda: _load_saved_run(experiment, out))
         if saved_run is not None:
             return replace(saved_run, decoder=saved_run.decoder.to(torch_device))
-        decoder = prepared_training.decoder.to(torch_device)
+        # The other processes get the weights of the first.
+        processes.on_first(lambda: load_start(out, decoder))
         digest = processes.on_first(lambda: experiment_digest(out))
-        trainer = Trainer(decoder, prepared_training.sampler, experiment.training, out, digest, processes)
+        trainer = Trainer(
+            decoder.to(torch_device), prepared_training.sampler, experiment.training, out, digest, processes
+        )
         return _train_in_folder(experiment, trainer, report if processes.rank == 0 else None, stop)
 
 
@@ -126,9 +136,9 @@ def _train_in_folder(
     report: Callable[[dict[str, Any]], None] | None,
     should_stop: Callable[[], bool],
 ) -> Run | None:
-    """Train in a folder prepared by ``claim_run_folder``, from its newest checkpoint on."""
+    """Train in a folder prepared by ``claim_or_extend``, from its newest checkpoint on."""
     decoder, processes, progress_examples = trainer.decoder, trainer.processes, NUM_PROGRESS_EXAMPLES
-    trainer.restore()
+    trainer.restore([extension.belongs_to for extension in processes.on_first(lambda: read_extensions(trainer.folder))])
     threshold, uses_loss = experiment.training.fit_threshold, select_evaluator(experiment.task).uses_loss
     measures_match = not uses_loss and processes.rank == 0
     if not trainer.run(
@@ -212,78 +222,3 @@ def _check_facts(training_facts: Mapping[str, Any], path: Path) -> None:
         check_values(TrainingFacts, field_values)
     except SettingError as error:
         raise RunFolderError(f"{path} has invalid training facts ({error}); train the run again") from None
-
-
-@check_arguments
-def evaluate(
-    run: Run, settings: EvaluationSettings, *, report: Callable[[int, int, int], None] | None = None
-) -> list[dict[str, Any]]:
-    """Evaluate a run by length, on each task variant in ``settings``, and append the rows to its ``results.jsonl``.
-
-    A row has exact match at one length, or loss by context length if the task is graded by loss. The function saves
-    each row immediately, so an interrupted evaluation loses no complete row.
-    """
-    rows = []
-    for row in iter_result_rows(run, settings, report=report):
-        append_rows(run.folder / RESULTS, [row])
-        rows.append(row)
-    if lengths_in_training := overlapping_lengths(rows):
-        warnings.warn(
-            f"some or all records of length {lengths_in_training} were in the training data; {HELD_OUT_ADVICE}",
-            TrainingOverlapWarning,
-            stacklevel=2,
-        )
-    return rows
-
-
-def iter_result_rows(
-    run: Run, settings: EvaluationSettings, *, report: Callable[[int, int, int], None] | None = None
-) -> Iterator[dict[str, Any]]:
-    """Yield the result rows of ``evaluate`` one by one; invalid settings raise an error before the first row."""
-    check_evaluation(run.experiment, settings)
-    for variant, task in select_variants(run.experiment.task, settings).items():
-        for result in _iter_length_results(run, task, settings, report):
-            yield _build_row(run, result, variant)
-
-
-def _iter_length_results(
-    run: Run, task: Task, settings: EvaluationSettings, report: Callable[[int, int, int], None] | None
-) -> ResultIterator:
-    trained_distance = run.facts["trained_distance"]
-    measure = select_evaluator(task).measure
-    return measure(run.decoder, task, run.experiment.scheme, settings, trained_distance=trained_distance, report=report)
-
-
-def _build_row(run: Run, result: LengthResult | ContextLoss, variant: str | None) -> dict[str, Any]:
-    experiment, task = run.experiment, run.experiment.task
-    head = {"head": experiment.decoder.head} if experiment.scheme.predicts_ids else {}
-    overlap = {"seen_in_training": _overlaps_training(run, result.length)} if isinstance(task, HasRecords) else {}
-    return {
-        **task_fields(task),
-        "scheme": experiment.scheme.name,
-        "encoding": experiment.encoding.name,
-        "told": describe_knowledge(task, experiment.scheme, experiment.encoding),
-        "seed": experiment.seed,
-        "variant": variant,
-        **asdict(result),
-        "train_lengths": list(experiment.train_lengths),
-        **{name: run.facts[name] for name in ("id_range", "trained_distance", "steps", "fitted", "train_s")},
-        **head,
-        **record_fields(task, result.length),
-        **overlap,
-        "time": utc_timestamp(),
-    }
-
-
-def _overlaps_training(run: Run, length: int) -> bool:
-    """Return True if the task shares records of this length with training; without its file, compare digests."""
-    (min_train_length, max_train_length), task = run.experiment.train_lengths, run.experiment.task
-    if not min_train_length <= length <= max_train_length:
-        return False
-    if read_description(run.folder, RUN_FOLDER)["task"].get("digest") == to_dict(task).get("digest"):
-        return True
-    with suppress(LengthwiseError):
-        training_task = read_experiment(run.folder).task
-        if isinstance(task, HasRecords) and isinstance(training_task, HasRecords):
-            return num_shared_records(task, training_task, length) > 0
-    return False

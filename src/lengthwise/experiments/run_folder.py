@@ -17,10 +17,14 @@ from lengthwise.core.folder_lock import exclusive_lock
 from lengthwise.core.json_parsing import parse_json
 from lengthwise.core.provenance import provenance
 from lengthwise.experiments.experiment import Experiment, from_dict, to_dict, upgrade_saved_experiment
-from lengthwise.tasks import HasRunFiles
+from lengthwise.tasks import HasRunFiles, Task
 
 EXPERIMENT, MODEL, RESULTS = "experiment.json", "model.safetensors", "results.jsonl"
+# Copy of the model whose weights a run starts from.
+START = "start.safetensors"
 COMPARISON, STUDY = "comparison.json", "influence.json"
+# Result rows of a run for its comparison.
+COMPARISON_ROWS = "compared.jsonl"
 # Keys of the experiment digest in a model and in a checkpoint, and of the digest of result rows.
 EXPERIMENT_DIGEST_KEY, ROWS_DIGEST_KEY = "belongs_to", "sha256"
 
@@ -39,6 +43,14 @@ COMPARISON_FOLDER = FolderKind(name="comparison", file=COMPARISON, key="comparis
 STUDY_FOLDER = FolderKind(name="study", file=STUDY, key="study")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartModel:
+    """Model file whose weights a run starts from, and its ``origin``: path, digest and steps as JSON values."""
+
+    content: bytes
+    origin: dict[str, Any]
+
+
 def claim_folder(
     folder: Path,
     kind: FolderKind,
@@ -54,28 +66,42 @@ def claim_folder(
     write, by name. Raises ``RunFolderError`` if the path is a file, or if the folder has a description of another kind,
     a different description, or any description without ``resume``.
     """
-    if folder.exists() and not folder.is_dir():
-        raise RunFolderError(f"{folder} is a file, but a {kind.name} needs a folder; choose another --out")
-    for other in (RUN_FOLDER, COMPARISON_FOLDER, STUDY_FOLDER):
-        if other != kind and (folder / other.file).exists():
-            raise RunFolderError(f"{folder} already contains a {other.name}; choose another --out for the {kind.name}")
+    _check_kind(folder, kind)
     if (folder / kind.file).exists():
         if not resume:
             raise RunFolderError(
                 f"{folder} already contains a {kind.name}; add --resume to continue it, or choose another --out"
             )
-        tree = _read_description_file(folder, kind)
+        tree = read_description_file(folder, kind)
         _check_equal(folder, kind, normalize(tree[kind.key]), normalize(json.loads(json.dumps(description))))
         _check_equal(folder, kind, tree.get("files", {}), _file_digests(files()))
         return
     write_description(folder, kind, description, files())
 
 
-def write_description(folder: Path, kind: FolderKind, description: Any, files: Mapping[str, bytes]) -> None:
-    """Write the description and the task's files into an empty folder."""
+def _check_kind(folder: Path, kind: FolderKind) -> None:
+    """Raise ``RunFolderError`` if the path is a file, or if the folder has a description of another kind."""
+    if folder.exists() and not folder.is_dir():
+        raise RunFolderError(f"{folder} is a file, but a {kind.name} needs a folder; choose another --out")
+    for other in (RUN_FOLDER, COMPARISON_FOLDER, STUDY_FOLDER):
+        if other != kind and (folder / other.file).exists():
+            raise RunFolderError(f"{folder} already contains a {other.name}; choose another --out for the {kind.name}")
+
+
+def write_description(
+    folder: Path, kind: FolderKind, description: Any, files: Mapping[str, bytes], **more_provenance: Any
+) -> None:
+    """Write the files of a run and the description into an empty folder; the description makes the folder complete."""
     for name, content in files.items():
         write_atomically(folder / name, content)
-    tree = {kind.key: description, **({"files": _file_digests(files)} if files else {}), "provenance": provenance()}
+    file_digests = {"files": _file_digests(files)} if files else {}
+    write_description_file(
+        folder, kind, {kind.key: description, **file_digests, "provenance": {**provenance(), **more_provenance}}
+    )
+
+
+def write_description_file(folder: Path, kind: FolderKind, tree: Mapping[str, Any]) -> None:
+    """Write the tree of a description file: the description, the digests of the files, and the provenance."""
     write_atomically(folder / kind.file, json.dumps(tree, indent=2).encode() + b"\n")
 
 
@@ -83,36 +109,66 @@ def _file_digests(files: Mapping[str, bytes]) -> dict[str, str]:
     return {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
 
 
-def claim_run_folder(folder: Path, experiment: Experiment, *, resume: bool) -> None:
-    """Write the experiment of a run and the files of its task into a folder, or compare them; see `claim_folder`."""
-    task, description = experiment.task, to_dict(experiment)
-    files = task.run_files if isinstance(task, HasRunFiles) else dict
+def claim_run_folder(folder: Path, experiment: Experiment, *, resume: bool, start: StartModel | None = None) -> None:
+    """Write the experiment of a run and its files into a folder, or compare them; see `claim_folder`.
+
+    A run that starts from another run's weights keeps a copy of them. It resumes with and without ``start``.
+    """
+    claim_run_description(folder, experiment.task, to_dict(experiment), resume=resume, start=start)
+
+
+def claim_run_description(
+    folder: Path, task: Task, description: Any, *, resume: bool, start: StartModel | None = None
+) -> None:
+    """Do the same as ``claim_run_folder``, for an experiment of ``task`` that is already in its saved form."""
+    exists = (folder / EXPERIMENT).exists()
+
+    def files() -> dict[str, bytes]:
+        task_files = task.run_files() if isinstance(task, HasRunFiles) else {}
+        if start is not None:
+            return {**task_files, START: start.content}
+        return {**task_files, **(read_start_file(folder) if exists else {})}
+
+    if start is not None and not exists:
+        _check_kind(folder, RUN_FOLDER)
+        write_description(folder, RUN_FOLDER, description, files(), start=start.origin)
+        return
     claim_folder(folder, RUN_FOLDER, description, resume=resume, normalize=upgrade_saved_experiment, files=files)
+
+
+def read_start_file(folder: Path) -> dict[str, bytes]:
+    """Return the name and content of the model that a run starts from, or an empty mapping if it has no such model."""
+    digests = read_description_file(folder, RUN_FOLDER).get("files", {})
+    return {START: _read_file(folder, START, digests[START])} if START in digests else {}
 
 
 def read_description(folder: Path, kind: FolderKind) -> dict[str, Any]:
     """Return the description that ``claim_folder`` wrote to a folder."""
-    description: dict[str, Any] = _read_description_file(folder, kind)[kind.key]
+    description: dict[str, Any] = read_description_file(folder, kind)[kind.key]
     return description
 
 
 def experiment_digest(folder: Path) -> str:
     """Return the SHA-256 digest of a run and its task files; raise ``RunFolderError`` if one is missing or changed."""
-    tree = _read_description_file(folder, RUN_FOLDER)
+    tree = read_description_file(folder, RUN_FOLDER)
     for name, digest in tree.get("files", {}).items():
-        try:
-            content = (folder / Path(name).name).read_bytes()
-        except OSError as error:
-            raise RunFolderError(f"{folder / name} cannot be read ({error.strerror}); train the run again") from None
-        if hashlib.sha256(content).hexdigest() != digest:
-            raise RunFolderError(
-                f"{folder / name} has changed since training (its digest differs); restore the original"
-            )
+        _read_file(folder, name, digest)
     digested_entries = {key: tree[key] for key in ("experiment", "files") if key in tree}
     return hashlib.sha256(json.dumps(digested_entries, sort_keys=True).encode()).hexdigest()
 
 
-def _read_description_file(folder: Path, folder_kind: FolderKind) -> dict[str, Any]:
+def _read_file(folder: Path, name: str, digest: str) -> bytes:
+    """Return the content of a file that belongs to a run; raise ``RunFolderError`` if it is missing or changed."""
+    try:
+        content = (folder / Path(name).name).read_bytes()
+    except OSError as error:
+        raise RunFolderError(f"{folder / name} cannot be read ({error.strerror}); train the run again") from None
+    if hashlib.sha256(content).hexdigest() != digest:
+        raise RunFolderError(f"{folder / name} has changed since training (its digest differs); restore the original")
+    return content
+
+
+def read_description_file(folder: Path, folder_kind: FolderKind) -> dict[str, Any]:
     """Read a description file; raise ``RunFolderError`` if it is missing or damaged."""
     try:
         tree: dict[str, Any] = parse_json((folder / folder_kind.file).read_bytes())

@@ -5,7 +5,7 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -14,8 +14,8 @@ from typing import IO, Any
 import torch
 from torch import Tensor, nn
 
-from lengthwise.core.checkpoint import load_tensors, save_tensors
-from lengthwise.core.errors import DivergedError, RunFolderError
+from lengthwise.core.checkpoint import save_tensors
+from lengthwise.core.errors import DivergedError
 from lengthwise.model.decoder import Decoder
 from lengthwise.tasks import HasStages
 from lengthwise.training.batch import Batch, Sampler
@@ -25,9 +25,12 @@ from lengthwise.training.process_group import ONE_PROCESS, ProcessGroup
 from lengthwise.training.step_recorder import StepRecorder, compilation_pays
 from lengthwise.training.training_settings import TrainingSettings
 from lengthwise.training.training_state import (
+    CHECKPOINTS,
+    METRICS,
     STAGE_START,
     Progress,
     add_optimizer_state,
+    iter_checkpoints,
     load_training,
     read_progress,
     training_tensors,
@@ -138,25 +141,26 @@ class Trainer:
                     return False
         return True
 
-    def restore(self) -> bool:
+    def restore(self, earlier: Collection[str] = ()) -> bool:
         """Restore the newest complete checkpoint; return False if there is no checkpoint.
 
-        All processes get the state of the first.
+        ``earlier`` contains the digests of experiments that this run extends. A checkpoint of such an experiment
+        continues with the schedule of this run, also if the earlier run had ended. All processes get the state of the
+        first.
         """
-        is_restored, self.progress = self.processes.on_first(self._read_newest_checkpoint)
+        is_restored, self.progress = self.processes.on_first(lambda: self._read_newest_checkpoint(earlier))
         if self.processes.size > 1:
             add_optimizer_state(self.decoder, self.optimizer)
             self.processes.copy_from_first(list(training_tensors(self.decoder, self.optimizer).values()))
         self.sums.copy_(torch.tensor(self.progress.sums, dtype=self.sums.dtype))
         return is_restored
 
-    def _read_newest_checkpoint(self) -> tuple[bool, Progress]:
-        for path in sorted((self.folder / "checkpoints").glob("step-*.safetensors"), reverse=True):
-            try:
-                tensors, facts = load_tensors(path)
-            except RunFolderError:
-                continue
-            progress = read_progress(path, facts, self.progress.belongs_to, len(self.samplers), self.settings.steps)
+    def _read_newest_checkpoint(self, earlier: Collection[str]) -> tuple[bool, Progress]:
+        belongs_to = self.progress.belongs_to
+        for path, tensors, facts in iter_checkpoints(self.folder):
+            progress = read_progress(path, facts, (belongs_to, *earlier), len(self.samplers), self.settings.steps)
+            if progress.belongs_to != belongs_to:
+                progress = replace(progress, belongs_to=belongs_to, end=None, finished=False)
             load_training(path, tensors, self.decoder, self.optimizer)
             return True, progress
         return False, self.progress
@@ -165,7 +169,7 @@ class Trainer:
         if self.processes.rank > 0:
             return tempfile.TemporaryFile(buffering=0)
         # Unbuffered, so that other processes can read each row immediately.
-        return (self.folder / "metrics.jsonl").open("ab", buffering=0)
+        return (self.folder / METRICS).open("ab", buffering=0)
 
     def step(self) -> AnswerLoss:
         """Train on the examples of one step with one optimizer update, and return their loss."""
@@ -264,7 +268,7 @@ class Trainer:
     def _save(self) -> None:
         tensors = training_tensors(self.decoder, self.optimizer)
         self.progress.sums = self.sums.tolist()
-        checkpoints = self.folder / "checkpoints"
+        checkpoints = self.folder / CHECKPOINTS
         save_tensors(checkpoints / f"step-{self.progress.step:08d}.safetensors", tensors, asdict(self.progress))
         # Keep the previous checkpoint too, in case the newest one gets damaged.
         for old in sorted(checkpoints.glob("step-*.safetensors"))[:-2]:

@@ -1,7 +1,7 @@
 """State of a training run: the content of a checkpoint, and checks of this content when training resumes."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -9,11 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lengthwise.core.checkpoint import check_tensors
+from lengthwise.core.checkpoint import check_tensors, load_tensors
 from lengthwise.core.errors import RunFolderError, SettingError
 from lengthwise.core.type_checks import check_types
 from lengthwise.training.loss import AnswerLoss
 
+# Folder of the checkpoints in a run folder, and file of the logged rows.
+CHECKPOINTS, METRICS = "checkpoints", "metrics.jsonl"
 # State of AdamW for each parameter.
 OPTIMIZER_STATE = ("step", "exp_avg", "exp_avg_sq")
 # Initial running loss of a stage, in nats.
@@ -49,8 +51,23 @@ class Progress:
         self.largest_distance = max(self.largest_distance, *distances)
 
 
-def read_progress(path: Path, facts: Mapping[str, Any], belongs_to: str, stages: int, steps: int) -> Progress:
-    """Return the progress in a checkpoint's facts; raise ``RunFolderError`` if they are invalid for this run."""
+def iter_checkpoints(folder: Path) -> Iterator[tuple[Path, dict[str, Tensor], dict[str, Any]]]:
+    """Yield the path, tensors and facts of each complete checkpoint in a run folder, the newest first."""
+    for path in sorted((folder / CHECKPOINTS).glob("step-*.safetensors"), reverse=True):
+        try:
+            tensors, facts = load_tensors(path)
+        except RunFolderError:
+            continue
+        yield path, tensors, facts
+
+
+def read_progress(
+    path: Path, facts: Mapping[str, Any], belongs_to: Collection[str], stages: int, steps: int
+) -> Progress:
+    """Return the progress in a checkpoint's facts; raise ``RunFolderError`` if they are invalid for this run.
+
+    ``belongs_to`` contains the digests of the experiments whose checkpoints the run accepts.
+    """
     progress = Progress()
     names = {part.name for part in fields(progress)}
     try:
@@ -67,7 +84,7 @@ def read_progress(path: Path, facts: Mapping[str, Any], belongs_to: str, stages:
             raise SettingError(f"invalid sums {sums!r}")
     except SettingError as error:
         raise RunFolderError(f"{path} has invalid training facts ({error}); delete it to resume without it") from None
-    if progress.belongs_to != belongs_to:
+    if progress.belongs_to not in belongs_to:
         raise RunFolderError(f"{path} belongs to another experiment; train that one, or choose another --out")
     return progress
 

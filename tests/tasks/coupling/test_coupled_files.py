@@ -14,7 +14,8 @@ from lengthwise.core.errors import PromptError, SettingError, TaskFileError, Uns
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.experiments.generate_from_prompt import generate_from_prompt
 from lengthwise.experiments.recipes import experiment_for, quick
-from lengthwise.experiments.run import evaluate, load_run, train
+from lengthwise.experiments.run import load_run, train
+from lengthwise.experiments.run_evaluation import evaluate
 from lengthwise.positions import Discovered, Predicted, Sequential, describe_knowledge
 from lengthwise.tasks import JSONLTask
 from lengthwise.tasks.coupling.found_coupling import find_coupling_in_examples as find_coupling

@@ -2,16 +2,18 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
 from lengthwise.cli import options
+from lengthwise.cli.config_file import read_changes
 from lengthwise.cli.terminal import print_json, print_line, print_message, print_table, show_status
 from lengthwise.core.interruption import StoppedError
 from lengthwise.evaluation.tables_and_figures import draw, table, table_title
 from lengthwise.experiments.comparison import compare
 from lengthwise.experiments.recipes import quick
+from lengthwise.experiments.setting_changes import change_settings
 
 
 def compare_(
@@ -33,8 +35,10 @@ def compare_(
     num_examples: options.NumExamples = None,
     variants: options.VariantNames = None,
     corpus: options.CorpusFolder = None,
+    assignments: options.Assignments = None,
+    config: options.ConfigFile = None,
     seeds: Annotated[int, options.integer("Number of seeds per row.")] = 1,
-    seed: Annotated[int, options.integer("First random seed.")] = 0,
+    seed: Annotated[int | None, options.integer("First random seed.", show_default="0")] = None,
     jobs: options.NumJobs = None,
     device: options.DeviceName = "auto",
     out: options.OutputFolder = Path("runs/compare"),
@@ -43,11 +47,18 @@ def compare_(
 ) -> None:
     """Train and evaluate several experiments, and print one table and one figure."""
     experiments = options.experiments_from_names(names or [], task, rows)
+    named_settings: dict[str, Any] = {"lengths": lengths, "num_examples": num_examples, "variants": variants}
+    changes = read_changes(
+        config, assignments, train_lengths=train_lengths, steps=steps, corpus=corpus, seed=seed, **named_settings
+    )
     for label, experiment in experiments.items():
-        base_experiment = quick(experiment) if use_quick else experiment
+        base_experiment = replace(quick(experiment) if use_quick else experiment, seed=0)
+        base_experiment = change_settings(base_experiment, changes)
         base_experiment = options.override_training(base_experiment, train_lengths=train_lengths, steps=steps)
-        evaluation = options.override_evaluation(base_experiment.evaluation, lengths, num_examples, variants, task=None)
-        experiments[label] = options.override_corpus(replace(base_experiment, evaluation=evaluation, seed=seed), corpus)
+        evaluation = options.override_evaluation(base_experiment.evaluation, **named_settings, task=None)
+        first_seed = base_experiment.seed if seed is None else seed
+        base_experiment = replace(base_experiment, evaluation=evaluation, seed=first_seed)
+        experiments[label] = options.override_corpus(base_experiment, corpus)
     with show_status(f"{len(experiments) * seeds} runs in {out}"):
         comparison = compare(experiments, out, num_seeds=seeds, jobs=jobs, device=device, report=print_message)
     for warning in comparison.warnings:

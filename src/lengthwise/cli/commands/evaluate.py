@@ -13,7 +13,8 @@ from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.evaluation.tables_and_figures import length_table
 from lengthwise.experiments.experiment import load_task
 from lengthwise.experiments.generate_from_prompt import generate_from_prompt
-from lengthwise.experiments.run import evaluate, load_run
+from lengthwise.experiments.run import load_run
+from lengthwise.experiments.run_evaluation import evaluate
 from lengthwise.experiments.run_folder import EXPERIMENT
 from lengthwise.hf.language_models import PromptingConfig, evaluate_language_model, is_run
 from lengthwise.tasks import Task

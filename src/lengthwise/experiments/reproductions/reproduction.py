@@ -10,11 +10,17 @@ from lengthwise.core.files import StrPath
 from lengthwise.core.type_checks import check_arguments
 from lengthwise.evaluation.result_rows import Rows
 from lengthwise.evaluation.tables_and_figures import draw, table, table_title
-from lengthwise.experiments.comparison import COMPARISON_ROWS, Comparison, compare
+from lengthwise.experiments.comparison import Comparison, compare
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes import quick
 from lengthwise.experiments.run import Run, load_run
-from lengthwise.experiments.run_folder import read_rows_with_digest, run_folder, write_rows, write_rows_with_digest
+from lengthwise.experiments.run_folder import (
+    COMPARISON_ROWS,
+    read_rows_with_digest,
+    run_folder,
+    write_rows,
+    write_rows_with_digest,
+)
 
 # A table: title, header and body.
 Table = tuple[str, list[str], list[list[str]]]

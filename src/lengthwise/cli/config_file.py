@@ -1,0 +1,148 @@
+"""Settings of experiments on the command line: ``--set NAME=VALUE`` and configuration files."""
+
+import ast
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from lengthwise.core.errors import SettingError
+from lengthwise.core.json_parsing import parse_json
+from lengthwise.experiments.experiment import TABLES
+from lengthwise.experiments.setting_changes import SettingChange
+
+# Flags that set one setting.
+FLAG_SETTINGS = {
+    "train_lengths": "train_lengths",
+    "steps": "training.steps",
+    "batch_size": "training.batch_size",
+    "lengths_per_batch": "training.lengths_per_batch",
+    "num_position_ids": "scheme.num_position_ids",
+    "head": "decoder.head",
+    "corpus": "task.corpus",
+    "lengths": "evaluation.lengths",
+    "num_examples": "evaluation.num_examples",
+    "variants": "evaluation.variants",
+    "seed": "seed",
+}
+JSON_TOKENS = re.compile(r'("(?:[^"\\]|\\.)*")(\s*:)?|[{}\[\]]')
+TOML_TABLE = re.compile(r"\s*\[+([^\[\]]+)\]+")
+TOML_KEY = re.compile(r"""\s*([\w."' -]+?)\s*=""")
+
+
+def read_changes(config: Path | None, assignments: Sequence[str] | None, **flags: object) -> list[SettingChange]:
+    """Return the changes of a configuration file, then those of ``--set``; ``flags`` are other flags by name.
+
+    Raises ``SettingError`` if ``--set`` and a flag that is not None set the same setting.
+    """
+    assigned = [parse_assignment(assignment) for assignment in assignments or ()]
+    for change in assigned:
+        for flag, value in flags.items():
+            if value is not None and change.path == FLAG_SETTINGS[flag]:
+                name = flag.replace("_", "-")
+                raise SettingError(f"{change.source} and --{name} {value} set the same setting; use only one of them")
+    return [*(read_config(config) if config is not None else ()), *assigned]
+
+
+def parse_assignment(text: str) -> SettingChange:
+    """Parse ``NAME=VALUE``; the value is JSON (``1e-3``, ``[1, 20]``, ``null``), a Python literal or a plain text."""
+    path, separator, value = text.partition("=")
+    source = f"--set {text}"
+    if not separator or not path.strip():
+        raise SettingError(f"invalid {source}; use NAME=VALUE, such as --set training.learning_rate=1e-3")
+    return SettingChange(path=path.strip(), value=_parse_value(value.strip()), source=source)
+
+
+def _parse_value(text: str) -> Any:
+    with suppress(ValueError):
+        return parse_json(text, object)
+    with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+        return ast.literal_eval(text)
+    return text
+
+
+def read_config(path: Path) -> list[SettingChange]:
+    """Read a TOML or JSON file with the names of ``experiment.json``; raise ``SettingError`` if it is not readable."""
+    if path.suffix not in (".toml", ".json"):
+        raise SettingError(f"--config {path} is not a .toml or .json file; use a file with one of these endings")
+    try:
+        text = path.read_text(encoding="utf-8")
+        tree = tomllib.loads(text) if path.suffix == ".toml" else parse_json(text)
+        lines = _toml_lines(text) if path.suffix == ".toml" else _json_lines(text)
+    except OSError as error:
+        raise SettingError(f"--config {path} cannot be read ({error.strerror}); use a readable file") from None
+    except (ValueError, RecursionError) as error:
+        raise SettingError(f"--config {path} is not valid {path.suffix[1:].upper()} ({error}); fix the file") from None
+    return [
+        SettingChange(path=".".join(keys), value=value, source=f"{path} line {_line_of(keys, lines)}")
+        for keys, value in _settings(tree)
+    ]
+
+
+def part_names(changes: Sequence[SettingChange], **names: str | None) -> dict[str, str | None]:
+    """Return the names of task, scheme and encoding: the given name, or the built-in name among the changes."""
+    named = {change.path.removesuffix(".name"): change for change in changes if change.path.endswith(".name")}
+    for kind in TABLES:
+        if names[kind] is None and kind in named:
+            names[kind] = _built_in_name(kind, named[kind])
+    return names
+
+
+def _built_in_name(kind: str, change: SettingChange) -> str:
+    """Return the name of an entry of a table; a file never decides which code runs."""
+    if not isinstance(change.value, str) or change.value not in TABLES[kind]:
+        raise SettingError(
+            f"{change.source}: unknown {kind} {change.value!r:.40}; use --{kind} for a custom {kind}, or one of "
+            + ", ".join(sorted(TABLES[kind]))
+        )
+    return change.value
+
+
+def _settings(tree: Mapping[str, Any], keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield the keys and the value of each setting in nested tables; an empty table is a value."""
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from _settings(value, (*keys, key))
+        else:
+            yield (*keys, key), value
+
+
+def _line_of(keys: tuple[str, ...], lines: Mapping[tuple[str, ...], int]) -> int:
+    """Return the line of a setting, or of the innermost table around it whose line is known."""
+    return next((lines[keys[:size]] for size in range(len(keys), 0, -1) if keys[:size] in lines), 1)
+
+
+def _json_lines(text: str) -> dict[tuple[str, ...], int]:
+    """Return the line of each key in valid JSON, by its path."""
+    lines: dict[tuple[str, ...], int] = {}
+    parents: list[str] = []
+    key = ""
+    for token in JSON_TOKENS.finditer(text):
+        if token[2]:
+            key = json.loads(token[1])
+            lines[(*parents[1:], key)] = text.count("\n", 0, token.start()) + 1
+        elif token[0] in ("{", "["):
+            parents.append(key)
+        elif token[0] in ("}", "]"):
+            parents.pop()
+    return lines
+
+
+def _toml_lines(text: str) -> dict[tuple[str, ...], int]:
+    """Return the line of each table and key in valid TOML, by its path; inline tables count as one key."""
+    lines: dict[tuple[str, ...], int] = {}
+    table: tuple[str, ...] = ()
+    for number, line in enumerate(text.splitlines(), start=1):
+        if header := TOML_TABLE.match(line):
+            table = _toml_path(header[1])
+            lines[table] = number
+        elif key := TOML_KEY.match(line):
+            lines[(*table, *_toml_path(key[1]))] = number
+    return lines
+
+
+def _toml_path(text: str) -> tuple[str, ...]:
+    return tuple(part.strip().strip("\"'") for part in text.split("."))
