@@ -1,7 +1,7 @@
 """Training, loading and evaluation of a run."""
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from lengthwise.evaluation.exact_match import EvaluationSettings, evaluate_by_le
 from lengthwise.evaluation.loss_by_context import ContextLoss
 from lengthwise.evaluation.tally import LengthResult
 from lengthwise.experiments.experiment import TABLES, Experiment, build_decoder, to_dict
+from lengthwise.experiments.progress_reports import AUTO, TrainingReports
 from lengthwise.experiments.run_folder import (
     EXPERIMENT,
     MODEL,
@@ -92,23 +93,27 @@ def train(  # noqa: PLR0913
     resume: bool = False,
     device: str = "auto",
     threads: int | None = None,
-    report: Callable[[dict[str, Any]], None] | None = None,
+    report: Callable[[dict[str, Any]], None] | str | None = AUTO,
+    trackers: Sequence[str] = (),
     stop: Callable[[], bool] = lambda: False,
 ) -> Run | None:
     """Train a run into the folder ``out``; return None if ``stop`` returned True. ``resume`` continues a stopped run.
 
     ``threads`` is the number of CPU threads; by default, it depends on the size of the model (``training_threads``).
+    ``report`` receives each row of ``metrics.jsonl``; by default, progress is visible in terminals and notebooks, and
+    None turns this off. ``trackers`` are names in ``TRACKERS``, such as ``"tensorboard"``.
 
     Raises ``RunFolderError`` if the folder contains a run (with ``resume``: a run of another experiment), or if another
     process trains into it. Raises ``DivergedError`` if the loss is not finite; the log of the earlier steps remains.
     Errors in the experiment are raised before any file is written.
     """
     out, torch_device = Path(out), pick_device(device)
+    reports = TrainingReports(report=report, trackers=trackers)
     prepared_training = prepare_training(experiment)
     num_threads = training_threads(experiment.decoder.d_model, threads)
     with use_threads(num_threads), exclusive_lock(out):
         claim_run_folder(out, experiment, resume=resume)
-        return _train_in_folder(experiment, prepared_training, out, torch_device, report, stop)
+        return _train_in_folder(experiment, prepared_training, out, torch_device, reports, stop)
 
 
 def _train_in_folder(
@@ -116,7 +121,7 @@ def _train_in_folder(
     prepared_training: PreparedTraining,
     out: Path,
     device: torch.device,
-    report: Callable[[dict[str, Any]], None] | None,
+    reports: TrainingReports,
     should_stop: Callable[[], bool],
 ) -> Run | None:
     """Train in a folder prepared by ``claim_run_folder``; if its run is finished, load the run instead."""
@@ -128,22 +133,26 @@ def _train_in_folder(
     trainer = Trainer(decoder, prepared_training.sampler, experiment.training, out, experiment_digest(out))
     trainer.restore()
     threshold, uses_loss = experiment.training.fit_threshold, select_evaluator(experiment.task).uses_loss
-    if not trainer.run(
-        report=report,
-        stop=should_stop,
-        is_fit=lambda: measure_fit(experiment, decoder).exact_match >= threshold,
-        exact_match=None if uses_loss else lambda: measure_fit(experiment, decoder, NUM_PROGRESS_EXAMPLES).exact_match,
-    ):
-        return None
-    progress = trainer.progress
-    training_facts = {
-        "steps": progress.step,
-        "fitted": None if uses_loss else measure_fit(experiment, decoder).exact_match,
-        "id_range": [progress.smallest_id, progress.largest_id],
-        "trained_distance": progress.largest_distance,
-        "train_s": round(progress.train_s, 3),
-    }
-    write_model(out, decoder.state_dict(), training_facts)
+    with reports.open(out, experiment, first_step=trainer.progress.step + 1) as report:
+        if not trainer.run(
+            report=report,
+            stop=should_stop,
+            is_fit=lambda: measure_fit(experiment, decoder).exact_match >= threshold,
+            exact_match=None
+            if uses_loss
+            else lambda: measure_fit(experiment, decoder, NUM_PROGRESS_EXAMPLES).exact_match,
+        ):
+            return None
+        progress = trainer.progress
+        training_facts = {
+            "steps": progress.step,
+            "fitted": None if uses_loss else measure_fit(experiment, decoder).exact_match,
+            "id_range": [progress.smallest_id, progress.largest_id],
+            "trained_distance": progress.largest_distance,
+            "train_s": round(progress.train_s, 3),
+        }
+        # Saved before the trackers are closed, because that can wait for a network.
+        write_model(out, decoder.state_dict(), training_facts)
     return Run(folder=out, experiment=experiment, decoder=decoder.eval(), facts=training_facts)
 
 

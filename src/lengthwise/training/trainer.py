@@ -24,6 +24,7 @@ from lengthwise.training.step_recorder import StepRecorder, compilation_pays
 from lengthwise.training.training_settings import TrainingSettings
 from lengthwise.training.training_state import STAGE_START, Progress, load_training, read_progress, training_tensors
 
+METRICS = "metrics.jsonl"
 # Number of logged rows per measurement of exact match.
 ROWS_PER_EXACT_MATCH = 4
 # Number of steps in the average that the running loss of a stage approximates.
@@ -89,7 +90,7 @@ class Trainer:
         settings, progress = self.settings, self.progress
         self.decoder.train()
         # Unbuffered, so that other processes can read each row immediately.
-        with (self.folder / "metrics.jsonl").open("ab", buffering=0) as metrics:
+        with (self.folder / METRICS).open("ab", buffering=0) as metrics:
             # Delete the rows after the newest checkpoint, because training logs them again.
             metrics.seek(metrics.truncate(min(progress.metrics_bytes, metrics.tell())))
             while not progress.finished:

@@ -38,6 +38,7 @@ def compare_(
     jobs: options.NumJobs = None,
     device: options.DeviceName = "auto",
     out: options.OutputFolder = Path("runs/compare"),
+    tracker: options.TrackerNames = None,
     use_quick: options.QuickFlag = False,
     as_json: options.JsonFlag = False,
 ) -> None:
@@ -49,7 +50,15 @@ def compare_(
         evaluation = options.override_evaluation(base_experiment.evaluation, lengths, num_examples, variants, task=None)
         experiments[label] = options.override_corpus(replace(base_experiment, evaluation=evaluation, seed=seed), corpus)
     with show_status(f"{len(experiments) * seeds} runs in {out}"):
-        comparison = compare(experiments, out, num_seeds=seeds, jobs=jobs, device=device, report=print_message)
+        comparison = compare(
+            experiments,
+            out,
+            num_seeds=seeds,
+            jobs=jobs,
+            device=device,
+            report=print_message,
+            trackers=() if tracker is None else tracker,
+        )
     for warning in comparison.warnings:
         print_message(f"warning: {warning}")
     if not comparison.is_complete:

@@ -7,9 +7,10 @@ from typing import Annotated
 from typer import Argument, Option
 
 from lengthwise.cli import options
-from lengthwise.cli.terminal import ProgressLine, err_console, print_json, print_line, print_message
+from lengthwise.cli.terminal import print_json, print_line, print_message
 from lengthwise.core.devices import training_threads
 from lengthwise.core.interruption import StoppedError, catch_interrupts
+from lengthwise.core.progress_line import ProgressLine, err_console
 from lengthwise.experiments.recipes import quick
 from lengthwise.experiments.run import train
 from lengthwise.experiments.run_folder import EXPERIMENT, read_experiment
@@ -45,6 +46,7 @@ def train_(
     ] = None,
     out: Annotated[Path | None, Option("--out", help="Output folder.", show_default="runs/TASK-SCHEME-SEED")] = None,
     resume: Annotated[bool, Option("--resume", help="Continue from the newest checkpoint.")] = False,
+    tracker: options.TrackerNames = None,
     use_quick: options.QuickFlag = False,
     as_json: options.JsonFlag = False,
 ) -> None:
@@ -78,6 +80,7 @@ def train_(
             device=device,
             threads=threads,
             report=progress.show_training,
+            trackers=() if tracker is None else tracker,
             stop=should_stop,
         )
     if run is None:
