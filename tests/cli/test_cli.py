@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,10 @@ from rich.console import Console
 from tests.support.small_runs import equal_tensors, folder_contents, run_weights, training_facts
 
 from lengthwise.cli import app as cli
-from lengthwise.cli.terminal import ProgressLine, print_table
+from lengthwise.cli.terminal import print_table
+from lengthwise.core import progress_line
 from lengthwise.core.errors import UntrainedDistanceWarning
+from lengthwise.core.progress_line import ProgressLine
 from lengthwise.encodings import ENCODINGS, NoPE
 from lengthwise.experiments.recipes import COMPARISONS, RECIPES
 from lengthwise.experiments.run import load_run
@@ -697,12 +700,22 @@ def test_the_training_progress_shows_means_and_the_latest_exact_match():
     assert "mean loss 1.5000  tokens 0.750  IDs 0.625  exact match 0.375 at length 20" in output.getvalue()
 
 
-def test_a_finished_progress_bar_in_a_file_ends_with_a_line_break():
+def test_a_finished_progress_bar_in_a_terminal_ends_with_a_line_break():
     output = io.StringIO()
-    with ProgressLine(Console(file=output)) as progress:
+    with ProgressLine(Console(file=output, force_terminal=True, width=100)) as progress:
         progress.show_targets(5, 5)
-    assert output.getvalue().endswith("\n")
-    assert "5/5" in output.getvalue()
+    assert "\n" in output.getvalue()[output.getvalue().rindex("5/5") :]
+
+
+def test_without_a_terminal_progress_is_a_plain_line_every_few_seconds(monkeypatch):
+    times = iter([0.0, 0.0, 4.0, 11.0, 11.0, 12.0, 13.0, 13.0])
+    monkeypatch.setattr(progress_line, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    output = io.StringIO()
+    with ProgressLine(Console(file=output, width=20)) as progress:
+        for num_done in range(1, 6):
+            progress.show_preparation("reading [bold]a\tlong name", 1000 * num_done, 9000)
+    # At 0, 4, 11, 12 and 13 seconds; the last state is always printed.
+    assert output.getvalue().splitlines() == [f"reading [bold]a\\tlong name  {num},000/9,000" for num in (1, 3, 5)]
 
 
 def test_no_cell_of_a_table_is_cut(capsys):

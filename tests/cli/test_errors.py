@@ -23,6 +23,7 @@ from lengthwise.core.errors import (
     PositionIDError,
     PositionRangeError,
     PromptError,
+    RunFolderError,
     SettingError,
     TaskFileError,
     TextError,
@@ -52,7 +53,9 @@ from lengthwise.encodings import (
 )
 from lengthwise.encodings.levels import LevelEncoding
 from lengthwise.experiments.experiment import Experiment
+from lengthwise.experiments.progress_reports import TrainingReports
 from lengthwise.experiments.setting_changes import change_settings
+from lengthwise.experiments.trackers import TRACKERS, check_trackers, open_trackers
 from lengthwise.model.decoder import Decoder
 from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.model.generate import generate
@@ -126,6 +129,21 @@ def sample(task: str, length: int, size: int) -> None:
 
 def sampler(lengths: tuple[int, int] = (1, 4), batch_size: int = 2) -> None:
     Sampler(task=Parity(), scheme=Sequential(), lengths=lengths, batch_size=batch_size, seed=0)
+
+
+def check_missing_tracker() -> None:
+    """Use a tracker whose library is not installed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(TRACKERS, "missing_library", TRACKERS["wandb"])
+        check_trackers(["missing_library"])
+
+
+def read_damaged_trackers() -> None:
+    """Continue a run whose file of trackers has an invalid entry."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "trackers.json").write_text('{"id": 3, "trackers": []}')
+        with open_trackers(["wandb"], Path(folder), {}, 1):
+            pytest.fail("the damaged file was read")
 
 
 def predict_ids_without_a_head() -> None:
@@ -992,6 +1010,26 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         train_on_another_corpus,
         TextError,
         r"corpus .* is not the corpus of .* \(its .* differs\); set --corpus to the corpus of the run",
+    ),
+    (
+        lambda: check_trackers(["tensorbord"]),
+        UnknownNameError,
+        r"^unknown tracker 'tensorbord'; did you mean 'tensorboard'\? known: tensorboard, trackio, wandb$",
+    ),
+    (
+        check_missing_tracker,
+        SettingError,
+        r"^tracker 'missing_library' needs the .* library; run pip install 'lengthwise\[missing_library\]'$",
+    ),
+    (
+        read_damaged_trackers,
+        RunFolderError,
+        r"trackers.json cannot be read \(it has no string id or .* trackers\); delete it to start a new tracked run$",
+    ),
+    (
+        lambda: TrainingReports(report="none"),
+        SettingError,
+        r"^invalid report 'none'; use a function, 'auto' for progress in terminals, or None$",
     ),
     (predict_ids_without_a_head, SettingError, r"no position head; train it with the scheme 'predicted'"),
     (lambda: sampler(lengths=(0, 4)), SettingError, r"training length 0 is too small; lengths start at 1"),

@@ -1,7 +1,9 @@
 """Locks on a folder: a second process raises an error or waits, and no record is lost."""
 
+import errno
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 
 import pytest
@@ -9,6 +11,7 @@ from tests.support.small_runs import small_experiment
 
 from lengthwise.core import folder_lock
 from lengthwise.core.errors import RunFolderError
+from lengthwise.core.files import atomic_folder
 from lengthwise.core.folder_lock import exclusive_lock
 from lengthwise.experiments.comparison import compare
 from lengthwise.experiments.run import train
@@ -50,8 +53,53 @@ def test_the_lock_of_a_process_that_dies_is_released(locked_folder):
         exclusive_lock(folder).__enter__()
     holder.kill()
     holder.wait()
+    assert (folder / folder_lock.LOCK_FILE).exists()
     with exclusive_lock(folder):
         pass
+    assert list(folder.iterdir()) == []
+
+
+def test_a_process_that_waits_for_a_folder_gets_an_error_if_it_is_moved(locked_folder, tmp_path_factory, monkeypatch):
+    folder, _ = locked_folder
+    errors, is_waiting, acquire = [], threading.Event(), folder_lock.FileLock.acquire
+
+    def report_and_acquire(*arguments, **settings):
+        is_waiting.set()
+        return acquire(*arguments, **settings)
+
+    def wait_for_lock():
+        try:
+            with exclusive_lock(folder, wait=True):
+                pass
+        except RunFolderError as error:
+            errors.append(str(error))
+
+    waiting = threading.Thread(target=wait_for_lock)
+    monkeypatch.setattr(folder_lock.FileLock, "acquire", report_and_acquire)
+    waiting.start()
+    assert is_waiting.wait(timeout=30)
+    folder.rename(tmp_path_factory.mktemp("other") / "elsewhere")
+    waiting.join(timeout=30)
+    assert errors == [f"another process moved or deleted {folder}; run the command again"]
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOLCK, "No locks available"), NotImplementedError()])
+def test_a_file_system_without_locks_gives_no_protection(error, tmp_path, monkeypatch):
+    def acquire(*arguments, **settings):
+        raise error
+
+    monkeypatch.setattr(folder_lock.FileLock, "acquire", acquire)
+    with exclusive_lock(tmp_path / "new", wait=True):
+        (tmp_path / "new" / "file").write_text("written")
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["file"]
+
+
+def test_the_lock_of_a_folder_that_is_renamed_afterwards_leaves_no_file(tmp_path):
+    with atomic_folder(tmp_path / "whole") as folder:
+        (folder / "file").write_text("content")
+        with pytest.raises(RunFolderError, match=r"writing into .*whole; wait"), atomic_folder(tmp_path / "whole"):
+            pytest.fail("two processes write the same folder")
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == ["whole", "whole/file"]
 
 
 def test_waiting_for_a_folder_that_is_moved_raises_an_error(tmp_path, monkeypatch):
@@ -76,7 +124,7 @@ def test_training_and_comparing_into_a_locked_folder_write_nothing(locked_folder
         train(short, folder)
     with pytest.raises(RunFolderError, match="another process is writing"):
         compare({"small": short}, folder)
-    assert list(folder.iterdir()) == []
+    assert [path.name for path in folder.iterdir()] == [folder_lock.LOCK_FILE]
 
 
 @pytest.mark.slow

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from lengthwise.core.provenance import SOURCE_ROOT, git_commit, provenance, utc_timestamp
+from lengthwise.core import provenance as provenance_module
+from lengthwise.core.provenance import SOURCE_ROOT, git_commit, installed_commit, provenance, utc_timestamp
 
 PROJECT = '[project]\nname = "{}"\n'
 
@@ -58,6 +59,34 @@ def test_a_repository_with_a_damaged_project_file_has_no_commit(content, tmp_pat
     root = repository(tmp_path)
     (root / "pyproject.toml").write_text(content)
     assert git_commit(root) is None
+
+
+def install(folder: Path, direct_url: str | None) -> Path:
+    """Write the metadata that pip writes into site-packages."""
+    metadata = folder / "lengthwise-0.1.0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.4\nName: lengthwise\nVersion: 0.1.0\n")
+    if direct_url is not None:
+        (metadata / "direct_url.json").write_text(direct_url)
+    return folder
+
+
+def test_a_package_installed_from_a_repository_has_the_commit_of_its_installation(tmp_path, monkeypatch):
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    url = {"url": "https://example.org/lengthwise.git", "vcs_info": {"vcs": "git", "commit_id": commit}}
+    folder = install(tmp_path / "site-packages", json.dumps(url))
+    assert installed_commit(folder) == commit[:12]
+    monkeypatch.setattr(provenance_module, "PACKAGE_PARENT", folder)
+    # A clone has its own commit.
+    assert provenance()["commit"] == git_commit(SOURCE_ROOT)
+    monkeypatch.setattr(provenance_module, "SOURCE_ROOT", tmp_path)
+    assert provenance()["commit"] == commit[:12]
+
+
+@pytest.mark.parametrize("direct_url", [None, "", "[]", "3", '{"url": "file:///src", "dir_info": {"editable": true}}'])
+def test_a_package_installed_from_elsewhere_has_no_commit(direct_url, tmp_path):
+    assert installed_commit(install(tmp_path, direct_url)) is None
+    assert installed_commit(tmp_path / "empty") is None
 
 
 def test_the_time_is_in_utc():

@@ -24,9 +24,9 @@ from tests.support.small_runs import (
 )
 
 from lengthwise.cli import app as cli
-from lengthwise.cli.terminal import ProgressLine
 from lengthwise.core.checkpoint import load_tensors, save_tensors
 from lengthwise.core.errors import LengthwiseError, PositionRangeError, RunFolderError, UnknownNameError
+from lengthwise.core.progress_line import ProgressLine
 from lengthwise.encodings import ENCODINGS, Learned, NoPE, Rotary
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.experiments import generate_from_prompt as prompt_module

@@ -272,7 +272,7 @@ def test_a_second_preparation_into_the_same_folder_raises_an_error(texts):
     def meanwhile(stage: str, done: int, total: int | None) -> None:
         # Between any two documents of the first preparation.
         if stage != "reading":
-            with pytest.raises(RunFolderError, match=r"another process is writing into .*corpus.unfinished; wait"):
+            with pytest.raises(RunFolderError, match=r"another process is writing into .*corpus; wait"):
                 prepare(seed=1)
 
     first = prepare(report=meanwhile)

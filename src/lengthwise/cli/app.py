@@ -23,16 +23,18 @@ from lengthwise.cli.commands.list_tables import list_
 from lengthwise.cli.commands.prepare import prepare
 from lengthwise.cli.commands.reproduce import reproduce_
 from lengthwise.cli.commands.train import train_
-from lengthwise.cli.terminal import discard_output, escape, print_message
+from lengthwise.cli.terminal import discard_output, print_message
 from lengthwise.core.errors import (
     LengthwiseError,
     SkippedTextWarning,
+    TrackerWarning,
     TrainingOverlapWarning,
     UntrainedDistanceWarning,
     shorten_name,
     unknown_name,
 )
 from lengthwise.core.interruption import StoppedError
+from lengthwise.core.progress_line import escape
 from lengthwise.training.process_group import Launch, read_launch, reject_several_processes
 
 # Time in which the first process of a machine reports an error, so that the launcher ends the others.
@@ -126,5 +128,5 @@ def _exit_with_message(message: str, status: int) -> None:
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *location: Any, **options: Any) -> None:
-    if issubclass(category, UntrainedDistanceWarning | TrainingOverlapWarning | SkippedTextWarning):
+    if issubclass(category, UntrainedDistanceWarning | TrainingOverlapWarning | SkippedTextWarning | TrackerWarning):
         print_message(f"warning: {message}")

@@ -56,6 +56,10 @@ TrainLengthRange = Annotated[
 ]
 ExampleSeed = Annotated[int, integer("Random seed for sampling examples.")]
 NumJobs = Annotated[int | None, integer("Number of parallel processes.", show_default="one per core")]
+TrackerNames = Annotated[
+    list[str] | None,
+    Option("--tracker", help="Also send the metrics to tensorboard, trackio or wandb; repeat the flag for several."),
+]
 OutputFolder = Annotated[Path, Option(help="Output folder.")]
 Assignments = Annotated[
     list[str] | None,

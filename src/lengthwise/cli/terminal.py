@@ -5,30 +5,23 @@ The functions print paths, tokens and texts literally, without markup, and escap
 
 import json
 import os
-import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console
 from rich.measure import Measurement
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
 from lengthwise.core.json_parsing import non_finite_to_null
+from lengthwise.core.progress_line import LITERAL_OUTPUT, err_console, escape
 
-# Results go to standard output; progress, warnings and errors go to standard error.
-LITERAL_OUTPUT: dict[str, Any] = {"markup": False, "emoji": False, "highlight": False}
 out_console = Console(soft_wrap=True, **LITERAL_OUTPUT)
-err_console = Console(stderr=True, soft_wrap=True, **LITERAL_OUTPUT)
 # Measures the width of tables; wider than any of them.
 WIDE_CONSOLE = Console(width=10_000, **LITERAL_OUTPUT)
-# Control characters, direction marks and surrogates.
-ESCAPED_CATEGORIES = {"Cc", "Cf", "Cs"}
 # Training steps per line of progress of a search.
 STEPS_PER_LINE = 100
 
@@ -38,16 +31,6 @@ def discard_output() -> Iterator[None]:
     """Discard the standard output and the standard error of this process."""
     with Path(os.devnull).open("w") as null, redirect_stdout(null), redirect_stderr(null):
         yield
-
-
-def escape(text: str) -> str:
-    """Replace all control characters except line breaks by escape sequences."""
-    return "".join(
-        character
-        if character == "\n" or unicodedata.category(character) not in ESCAPED_CATEGORIES
-        else character.encode("unicode_escape").decode()
-        for character in text
-    )
 
 
 def print_line(line: str) -> None:
@@ -86,58 +69,3 @@ def print_table(title: str, header: list[str], body: list[list[str]], *, wrap: b
     # Tables of numbers never wrap and no cell is cut, so that users can copy a table that is wider than the terminal.
     width = None if wrap else max(out_console.width, Measurement.get(WIDE_CONSOLE, WIDE_CONSOLE.options, table).maximum)
     Console(width=width, **LITERAL_OUTPUT).print(table)
-
-
-class ProgressLine:
-    """Context manager that shows a progress bar with a description and the remaining time."""
-
-    def __init__(self, console: Console, num_total: int | None = None, *, max_train_length: int | None = None) -> None:
-        self.max_train_length = max_train_length
-        self.exact_match = ""
-        self.progress = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("time left"),
-            TimeRemainingColumn(),
-            console=console,
-        )
-        self.task_id = self.progress.add_task("starting", total=num_total)
-
-    def __enter__(self) -> "ProgressLine":
-        return self
-
-    def __exit__(
-        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        # An error removes the bar, and Progress.stop would print a blank line.
-        self.progress.live.transient = error is not None
-        was_visible = self.progress.live.is_started and error is None
-        self.progress.live.stop()
-        if was_visible and not self.progress.console.is_interactive:
-            # In a file, the last state of the bar has no line break.
-            self.progress.console.print()
-
-    def show_training(self, row: dict[str, Any]) -> None:
-        """Show a row of ``metrics.jsonl``: mean loss and accuracies since the last row, and the latest exact match."""
-        if "exact_match" in row:
-            self.exact_match = f"  exact match {row['exact_match']:.3f} at length {self.max_train_length}"
-        accuracies = f"tokens {row['mean_token_accuracy']:.3f}  IDs {row['mean_id_accuracy']:.3f}"
-        self._update(f"mean loss {row['mean_loss']:.4f}  {accuracies}{self.exact_match}", row["step"])
-
-    def show_preparation(self, stage: str, num_done: int, num_total: int | None) -> None:
-        """Show the number of documents that one stage of corpus preparation has processed."""
-        self._update(stage, num_done, num_total)
-
-    def show_targets(self, num_done: int, num_total: int) -> None:
-        """Show the number of completed targets of an influence study."""
-        self._update("targets", num_done, num_total)
-
-    def show_examples(self, length: int, num_done: int, num_total: int) -> None:
-        """Show the number of completed examples at a length."""
-        self._update(f"length {length:,}", num_done, num_total)
-
-    def _update(self, description: str, num_done: int, num_total: int | None = None) -> None:
-        self.progress.start()
-        # A total of None does not change the current total.
-        self.progress.update(self.task_id, completed=num_done, total=num_total, description=description)

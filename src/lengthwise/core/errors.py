@@ -94,6 +94,10 @@ class TrainingOverlapWarning(UserWarning):
     """Warning about an evaluation on task-file records that the run was trained on."""
 
 
+class TrackerWarning(UserWarning):
+    """Warning about a tracker that failed; the training continues without it."""
+
+
 class SkippedTextWarning(UserWarning):
     """Warning about skipped files, which are not text or are copies of other texts."""
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from lengthwise.core.errors import RunFolderError
-from lengthwise.core.folder_lock import exclusive_lock
+from lengthwise.core.folder_lock import LOCK_FILE, exclusive_lock
 
 # Public functions accept a path as str or Path.
 StrPath = str | os.PathLike[str]
@@ -44,10 +44,11 @@ def atomic_folder(out: Path) -> Iterator[Path]:
     out = out.absolute()
     check_output_folder(out)
     temporary_path = out.with_name(f".{out.name}{TEMPORARY_SUFFIX}")
-    with exclusive_lock(temporary_path):
+    # The temporary folder is renamed, so the lock file is beside it.
+    with exclusive_lock(out, file=temporary_path.with_name(f"{temporary_path.name}{LOCK_FILE}")):
         try:
             temporary_path.mkdir(parents=True, exist_ok=True)
-            # Delete the files of a killed process, but keep the folder, because the lock applies to it.
+            # Delete the files of a killed process.
             for stale_path in temporary_path.iterdir():
                 shutil.rmtree(stale_path) if stale_path.is_dir() else stale_path.unlink()
             yield temporary_path

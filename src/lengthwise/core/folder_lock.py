@@ -5,60 +5,63 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from lengthwise.core.errors import RunFolderError
 
-try:
-    import fcntl
-except ImportError:  # Windows has no fcntl, so folders are not locked there.
-    fcntl = None  # type: ignore[assignment]
+# This file exists only while a process holds the lock, or after such a process was killed.
+LOCK_FILE = ".lock"
 
 
 @contextmanager
-def exclusive_lock(folder: Path, *, wait: bool = False) -> Iterator[None]:
+def exclusive_lock(folder: Path, *, wait: bool = False, file: Path | None = None) -> Iterator[None]:
     """Lock a folder against writes of other processes; create the folder if it does not exist.
 
-    If another process holds the lock, raises ``RunFolderError``, or waits for the lock if ``wait`` is True. File
-    systems that do not support folder locks (NFS, CIFS) give no protection.
+    If another process holds the lock, raises ``RunFolderError``, or waits for the lock if ``wait`` is True. ``file`` is
+    the lock file (default: a file in the folder). A folder that is not writable, or whose file system supports no
+    locks, gets no protection; a later write raises the error.
     """
-    descriptor = _open_folder(folder)
+    lock = FileLock(folder / LOCK_FILE if file is None else file)
+    lock_folder = Path(lock.lock_file).parent
+    status = _create_folder(lock_folder)
+    if status is not None:
+        _acquire_lock(lock, folder, wait=wait)
+        _check_not_moved(lock, lock_folder, status)
     try:
-        if descriptor is not None:
-            _acquire_lock(descriptor, folder, wait=wait)
-            _check_not_moved(descriptor, folder)
         yield
     finally:
-        if descriptor is not None:
-            # A child process with the same descriptor must not keep the lock.
+        if lock.is_locked:
+            # Delete the file before the release, because another process can lock it afterwards. On Windows, where an
+            # open file cannot be deleted, the release deletes it.
             with suppress(OSError):
-                fcntl.flock(descriptor, fcntl.LOCK_UN)
-            os.close(descriptor)
+                Path(lock.lock_file).unlink()
+            lock.release()
 
 
-def _open_folder(folder: Path) -> int | None:
-    """Create and open a folder; return its descriptor, or None if this fails. A later write then raises the error."""
-    if fcntl is None:
-        return None
+def _create_folder(folder: Path) -> os.stat_result | None:
+    """Create a folder and return its status, or None if this fails. A later write then raises the error."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        return os.open(folder, os.O_RDONLY)
+        return folder.stat()
     except OSError:
         return None
 
 
-def _check_not_moved(descriptor: int, folder: Path) -> None:
-    """Raise ``RunFolderError`` if the path no longer leads to the open folder, because the lock then has no effect."""
-    with suppress(OSError):
-        if os.path.samestat(os.fstat(descriptor), folder.stat()):
-            return
-    raise RunFolderError(f"another process moved or deleted {folder}; run the command again")
-
-
-def _acquire_lock(descriptor: int, folder: Path, *, wait: bool) -> None:
+def _acquire_lock(lock: FileLock, folder: Path, *, wait: bool) -> None:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
+        lock.acquire(blocking=wait)
+    except Timeout:
         raise RunFolderError(
             f"another process is writing into {folder}; wait until it ends, or choose another --out"
         ) from None
-    except OSError:
+    except (OSError, NotImplementedError):
         return
+
+
+def _check_not_moved(lock: FileLock, folder: Path, status: os.stat_result) -> None:
+    """Raise ``RunFolderError`` if the path no longer leads to the same folder, because the lock then has no effect."""
+    with suppress(OSError):
+        if os.path.samestat(status, folder.stat()):
+            return
+    lock.release()
+    raise RunFolderError(f"another process moved or deleted {folder}; run the command again")

@@ -1,4 +1,8 @@
-"""Confidence intervals of accuracies, and of means over clusters such as documents."""
+"""Confidence intervals of accuracies, and of means over clusters such as documents.
+
+SciPy has the Wilson interval and Student's t too, but importing it takes 0.8 s in every process that evaluates, it
+needs 140 MB on the disk, and its Wilson interval accepts no fractional number of successes (``interval_over_models``).
+"""
 
 import math
 from collections.abc import Sequence

@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from lengthwise.evaluation.exact_match import depends_on_id_distances
 from lengthwise.evaluation.result_rows import label_of
 from lengthwise.evaluation.tables_and_figures import describe_result
 from lengthwise.experiments.experiment import Experiment, build_decoder, to_dict
+from lengthwise.experiments.progress_reports import AUTO, line_report
 from lengthwise.experiments.run import train
 from lengthwise.experiments.run_evaluation import iter_result_rows
 from lengthwise.experiments.run_extension import check_run_folder
@@ -42,6 +43,7 @@ from lengthwise.experiments.run_folder import (
     write_rows,
     write_rows_with_digest,
 )
+from lengthwise.experiments.trackers import check_trackers
 from lengthwise.experiments.validation import check_evaluation, prepare_training
 from lengthwise.experiments.worker_pool import reject_import_in_worker, run_in_processes
 from lengthwise.tasks import task_fields
@@ -72,6 +74,7 @@ class _Job:
     folder: Path
     device: str
     threads: int
+    trackers: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.label}, seed {self.experiment.seed}"
@@ -97,21 +100,25 @@ def compare(  # noqa: PLR0913  (each argument is a setting of the call)
     jobs: int | None = None,
     device: str = "auto",
     only: Collection[str] | None = None,
-    report: Callable[[str], None] | None = None,
+    report: Callable[[str], None] | str | None = AUTO,
+    trackers: Sequence[str] = (),
 ) -> Comparison:
     """Train and evaluate every experiment with ``num_seeds`` seeds, starting at the seed of the experiment.
 
     Repeat the call to continue after an interruption; complete runs are not repeated. ``jobs`` is the number of
     parallel processes (default: one per core); a single job uses this process. ``only`` contains the labels to train
-    (default: all); results of other labels come from earlier calls. Raises ``RunFolderError`` if ``out`` contains a run
-    or another comparison, or if another process uses it.
+    (default: all); results of other labels come from earlier calls. ``report`` receives a line per finished run; by
+    default, the lines are visible in terminals and notebooks. ``trackers`` receive the metrics of each run (``train``).
+
+    Raises ``RunFolderError`` if ``out`` contains a run or another comparison, or if another process uses it.
     """
     reject_import_in_worker()
     reject_several_processes("compare")
     for name, count in (("num_seeds", num_seeds), ("jobs", jobs)):
         if count is not None and count < 1:
             raise SettingError(f"invalid {name} {count}; use at least 1")
-    out = Path(out)
+    out, report_line = Path(out), line_report(report)
+    check_trackers(trackers)
     labels = experiments if only is None else only
     check_experiments(experiments, labels)
     num_cores = 1 if pick_device(device).type == "cuda" else os.cpu_count() or 1
@@ -124,13 +131,13 @@ def compare(  # noqa: PLR0913  (each argument is a setting of the call)
     num_workers = min(jobs if jobs is not None else num_cores, len(pending_jobs))
     # OMP_NUM_THREADS can set a smaller number of threads.
     num_threads = max(1, min(num_cores // num_workers, torch.get_num_threads()))
-    pending_jobs = [replace(job, threads=num_threads) for job in pending_jobs]
+    pending_jobs = [replace(job, threads=num_threads, trackers=tuple(trackers)) for job in pending_jobs]
     results: dict[Path, _Result] = {}
 
     def record_result(job: _Job, result: _Result) -> None:
         results[job.folder] = result
-        if report is not None:
-            report(f"[{len(results)}/{len(pending_jobs)}] {job}: {_describe_job_result(result)}")
+        if report_line is not None:
+            report_line(f"[{len(results)}/{len(pending_jobs)}] {job}: {_describe_job_result(result)}")
 
     with exclusive_lock(out):
         settings = {label: to_dict(experiment) for label, experiment in experiments.items()}
@@ -231,7 +238,15 @@ def _run_job(job: _Job, should_stop: Callable[[], bool]) -> _Result | None:
     # A run of fewer steps would be extended, but all runs of a comparison have one schedule.
     check_run_folder(job.folder, job.experiment)
     try:
-        run = train(job.experiment, job.folder, resume=True, device=job.device, stop=should_stop)
+        run = train(
+            job.experiment,
+            job.folder,
+            resume=True,
+            device=job.device,
+            report=None,
+            trackers=job.trackers,
+            stop=should_stop,
+        )
     except DivergedError as error:
         return _Result(rows=[], diverged=str(error))
     if run is None or should_stop():

@@ -1,6 +1,6 @@
 """Training and loading of a run."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +16,7 @@ from lengthwise.evaluation.evaluator import select_evaluator
 from lengthwise.evaluation.exact_match import EvaluationSettings, evaluate_by_length
 from lengthwise.evaluation.tally import LengthResult
 from lengthwise.experiments.experiment import TABLES, Experiment, build_decoder
+from lengthwise.experiments.progress_reports import AUTO, TrainingReports
 from lengthwise.experiments.run_extension import claim_or_extend, read_extensions
 from lengthwise.experiments.run_folder import (
     EXPERIMENT,
@@ -39,6 +40,7 @@ from lengthwise.training.trainer import Trainer
 NUM_FIT_EXAMPLES = 256
 # Number of examples for the exact match in progress reports.
 NUM_PROGRESS_EXAMPLES = 32
+NO_REPORTS = TrainingReports(report=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +83,8 @@ def train(  # noqa: PLR0913
     start: StrPath | Run | None = None,
     device: str = "auto",
     threads: int | None = None,
-    report: Callable[[dict[str, Any]], None] | None = None,
+    report: Callable[[dict[str, Any]], None] | str | None = AUTO,
+    trackers: Sequence[str] = (),
     stop: Callable[[], bool] = lambda: False,
 ) -> Run | None:
     """Train a run into the folder ``out``; return None if ``stop`` returned True. ``resume`` continues a stopped run.
@@ -93,6 +96,8 @@ def train(  # noqa: PLR0913
     learning rate begin anew. The decoder settings, the encoding and the vocabulary of both runs must be equal.
 
     ``threads`` is the number of CPU threads; by default, it depends on the size of the model (``training_threads``).
+    ``report`` receives each row of ``metrics.jsonl``; by default, progress is visible in terminals and notebooks, and
+    None turns this off. ``trackers`` are names in ``TRACKERS``, such as ``"tensorboard"``.
 
     Raises ``RunFolderError`` if the folder contains a run (with ``resume``: a run of another experiment), or if another
     process trains into it. Raises ``SettingError`` for a setting that differs from ``start``. Raises ``DivergedError``
@@ -104,6 +109,8 @@ def train(  # noqa: PLR0913
     """
     out, torch_device = Path(out), pick_device(device)
     processes = join_processes(read_launch(), torch_device.type)
+    # Only the first process reports.
+    reports = TrainingReports(report=report, trackers=trackers) if processes.rank == 0 else NO_REPORTS
     prepared_training = processes.together(lambda: prepare_training(experiment))
     decoder = prepared_training.decoder
 
@@ -127,13 +134,13 @@ def train(  # noqa: PLR0913
         trainer = Trainer(
             decoder.to(torch_device), prepared_training.sampler, experiment.training, out, digest, processes
         )
-        return _train_in_folder(experiment, trainer, report if processes.rank == 0 else None, stop)
+        return _train_in_folder(experiment, trainer, reports, stop)
 
 
 def _train_in_folder(
     experiment: Experiment,
     trainer: Trainer,
-    report: Callable[[dict[str, Any]], None] | None,
+    reports: TrainingReports,
     should_stop: Callable[[], bool],
 ) -> Run | None:
     """Train in a folder prepared by ``claim_or_extend``, from its newest checkpoint on."""
@@ -141,18 +148,9 @@ def _train_in_folder(
     trainer.restore([extension.belongs_to for extension in processes.on_first(lambda: read_extensions(trainer.folder))])
     threshold, uses_loss = experiment.training.fit_threshold, select_evaluator(experiment.task).uses_loss
     measures_match = not uses_loss and processes.rank == 0
-    if not trainer.run(
-        report=report,
-        stop=should_stop,
-        is_fit=lambda: measure_fit(experiment, decoder).exact_match >= threshold,
-        exact_match=(lambda: measure_fit(experiment, decoder, progress_examples).exact_match)
-        if measures_match
-        else None,
-    ):
-        return None
-    progress = trainer.progress
 
     def finish() -> dict[str, Any]:
+        progress = trainer.progress
         training_facts = {
             "steps": progress.step,
             "fitted": None if uses_loss else measure_fit(experiment, decoder).exact_match,
@@ -163,7 +161,18 @@ def _train_in_folder(
         write_model(trainer.folder, decoder.state_dict(), training_facts)
         return training_facts
 
-    training_facts = processes.on_first(finish)
+    with reports.open(trainer.folder, experiment, first_step=trainer.progress.step + 1) as report:
+        if not trainer.run(
+            report=report,
+            stop=should_stop,
+            is_fit=lambda: measure_fit(experiment, decoder).exact_match >= threshold,
+            exact_match=(lambda: measure_fit(experiment, decoder, progress_examples).exact_match)
+            if measures_match
+            else None,
+        ):
+            return None
+        # The model is saved before the trackers are closed, because that can wait for a network.
+        training_facts = processes.on_first(finish)
     return Run(folder=trainer.folder, experiment=experiment, decoder=decoder.eval(), facts=training_facts)
 
 

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -98,6 +99,8 @@ def _hide_script(jobs: Iterable[Any]) -> Iterator[None]:
 def _initialize_worker() -> None:
     """Ignore SIGINT and SIGTERM between jobs, because a worker that dies with the queue lock would block the others."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    # One line, without the line of source code that Python adds.
+    warnings.formatwarning = lambda message, *location, **options: f"warning: {message}\n"
     for signal_number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signal_number, signal.SIG_IGN)
 

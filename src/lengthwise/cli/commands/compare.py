@@ -42,6 +42,7 @@ def compare_(
     jobs: options.NumJobs = None,
     device: options.DeviceName = "auto",
     out: options.OutputFolder = Path("runs/compare"),
+    tracker: options.TrackerNames = None,
     use_quick: options.QuickFlag = False,
     as_json: options.JsonFlag = False,
 ) -> None:
@@ -60,7 +61,15 @@ def compare_(
         base_experiment = replace(base_experiment, evaluation=evaluation, seed=first_seed)
         experiments[label] = options.override_corpus(base_experiment, corpus)
     with show_status(f"{len(experiments) * seeds} runs in {out}"):
-        comparison = compare(experiments, out, num_seeds=seeds, jobs=jobs, device=device, report=print_message)
+        comparison = compare(
+            experiments,
+            out,
+            num_seeds=seeds,
+            jobs=jobs,
+            device=device,
+            report=print_message,
+            trackers=() if tracker is None else tracker,
+        )
     for warning in comparison.warnings:
         print_message(f"warning: {warning}")
     if not comparison.is_complete:

@@ -7,8 +7,9 @@ from typing import Annotated
 from typer import Argument, Option
 
 from lengthwise.cli import options
-from lengthwise.cli.terminal import ProgressLine, err_console, print_json, print_line, print_table
+from lengthwise.cli.terminal import print_json, print_line, print_table
 from lengthwise.core.errors import SettingError
+from lengthwise.core.progress_line import ProgressLine, err_console
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.evaluation.tables_and_figures import length_table
 from lengthwise.experiments.experiment import load_task

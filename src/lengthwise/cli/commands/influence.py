@@ -8,9 +8,10 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from lengthwise.cli import options
-from lengthwise.cli.terminal import ProgressLine, err_console, print_json, print_line, print_message, print_table
+from lengthwise.cli.terminal import print_json, print_line, print_message, print_table
 from lengthwise.core.errors import SettingError, unknown_name
 from lengthwise.core.interruption import StoppedError, catch_interrupts
+from lengthwise.core.progress_line import ProgressLine, err_console
 from lengthwise.hf.language_models import LanguageModel, check_model_exists, load_language_model
 from lengthwise.influence.measures import MEASURES, InfluenceMeasure, Screened
 from lengthwise.influence.report.scale_figure import draw_scale

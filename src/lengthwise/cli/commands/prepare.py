@@ -5,7 +5,8 @@ from typing import Annotated
 from typer import Argument
 
 from lengthwise.cli import options
-from lengthwise.cli.terminal import ProgressLine, err_console, print_json, print_table
+from lengthwise.cli.terminal import print_json, print_table
+from lengthwise.core.progress_line import ProgressLine, err_console
 from lengthwise.tasks.text.prepare import corpus_table, prepare_corpus
 from lengthwise.tasks.text.text_records import SOURCE_FORMAT
 

@@ -9,9 +9,10 @@ from typer import Argument, Option
 
 from lengthwise.cli import options
 from lengthwise.cli.config_file import part_names, read_changes
-from lengthwise.cli.terminal import ProgressLine, err_console, print_json, print_line, print_message
+from lengthwise.cli.terminal import print_json, print_line, print_message
 from lengthwise.core.devices import training_threads
 from lengthwise.core.interruption import StoppedError, catch_interrupts
+from lengthwise.core.progress_line import ProgressLine, err_console
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes import quick
 from lengthwise.experiments.run import Run, train
@@ -58,6 +59,7 @@ def train_(
         Path | None,
         Option("--from", metavar="RUN", help="Finished run whose weights and settings the new run starts with."),
     ] = None,
+    tracker: options.TrackerNames = None,
     use_quick: options.QuickFlag = False,
     as_json: options.JsonFlag = False,
 ) -> None:
@@ -89,6 +91,7 @@ def train_(
             device=device,
             threads=threads,
             report=progress.show_training,
+            trackers=() if tracker is None else tracker,
             stop=should_stop,
         )
     if run is None:

@@ -12,6 +12,7 @@ from lengthwise.evaluation.result_rows import Rows
 from lengthwise.evaluation.tables_and_figures import draw, table, table_title
 from lengthwise.experiments.comparison import Comparison, compare
 from lengthwise.experiments.experiment import Experiment
+from lengthwise.experiments.progress_reports import AUTO
 from lengthwise.experiments.recipes import quick
 from lengthwise.experiments.run import Run, load_run
 from lengthwise.experiments.run_folder import (
@@ -104,13 +105,14 @@ def reproduce(  # noqa: PLR0913  (each argument is a setting of the call)
     first_seed: int = FIRST_SEED,
     jobs: int | None = None,
     only: Collection[str] | None = None,
-    report: Callable[[str], None] | None = None,
+    report: Callable[[str], None] | str | None = AUTO,
 ) -> Reproduction:
     """Train and evaluate the experiments of a claim at one of ``SIZES``; repeat the call to continue after a stop.
 
     ``gpu`` runs the full size on a CUDA device; the other sizes run on the CPU. Seeds start at ``first_seed``; their
     default number depends on the size. ``only`` contains the labels to run in this call (default: the labels of the
-    size). The result also includes the runs of earlier calls. Raises ``UnknownNameError`` for an unknown size or label.
+    size). The result also includes the runs of earlier calls. ``report`` has the same meaning as in ``compare``. Raises
+    ``UnknownNameError`` for an unknown size or label.
     """
     out = Path(out)
     experiments, default_seeds = claim.experiments_at(size, first_seed)

@@ -1,0 +1,101 @@
+"""Progress of long computations: a bar in a terminal, and plain lines elsewhere."""
+
+import time
+import unicodedata
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+# Texts of users are printed literally, without markup.
+LITERAL_OUTPUT: dict[str, Any] = {"markup": False, "emoji": False, "highlight": False}
+# Progress, warnings and errors go to standard error; results go to standard output.
+err_console = Console(stderr=True, soft_wrap=True, **LITERAL_OUTPUT)
+# Control characters, direction marks and surrogates.
+ESCAPED_CATEGORIES = {"Cc", "Cf", "Cs"}
+# Smallest time between two plain lines of progress, in seconds.
+SECONDS_PER_LINE = 10.0
+
+
+def escape(text: str) -> str:
+    """Replace all control characters except line breaks by escape sequences."""
+    return "".join(
+        character
+        if character == "\n" or unicodedata.category(character) not in ESCAPED_CATEGORIES
+        else character.encode("unicode_escape").decode()
+        for character in text
+    )
+
+
+class ProgressLine:
+    """Context manager that shows a progress bar with a description and the remaining time.
+
+    A file, a pipe or a notebook cannot show a bar that changes. There, the first and the last state and a state every
+    ``SECONDS_PER_LINE`` are plain lines.
+    """
+
+    def __init__(self, console: Console, num_total: int | None = None, *, max_train_length: int | None = None) -> None:
+        self.console = console
+        self.has_bar = console.is_terminal and not console.is_jupyter
+        self.num_total = num_total
+        self.max_train_length = max_train_length
+        self.exact_match = ""
+        self.unprinted_line = ""
+        self.last_print_time = -SECONDS_PER_LINE
+        self.progress = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("time left"),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self.task_id = self.progress.add_task("starting", total=num_total)
+
+    def __enter__(self) -> "ProgressLine":
+        return self
+
+    def __exit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._print_line(self.unprinted_line)
+        # An error removes the bar, and Progress.stop would print a blank line.
+        self.progress.live.transient = error is not None
+        self.progress.live.stop()
+
+    def show_training(self, row: dict[str, Any]) -> None:
+        """Show a row of ``metrics.jsonl``: mean loss and accuracies since the last row, and the latest exact match."""
+        if "exact_match" in row:
+            self.exact_match = f"  exact match {row['exact_match']:.3f} at length {self.max_train_length}"
+        accuracies = f"tokens {row['mean_token_accuracy']:.3f}  IDs {row['mean_id_accuracy']:.3f}"
+        self._update(f"mean loss {row['mean_loss']:.4f}  {accuracies}{self.exact_match}", row["step"])
+
+    def show_preparation(self, stage: str, num_done: int, num_total: int | None) -> None:
+        """Show the number of documents that one stage of corpus preparation has processed."""
+        self._update(stage, num_done, num_total)
+
+    def show_targets(self, num_done: int, num_total: int) -> None:
+        """Show the number of completed targets of an influence study."""
+        self._update("targets", num_done, num_total)
+
+    def show_examples(self, length: int, num_done: int, num_total: int) -> None:
+        """Show the number of completed examples at a length."""
+        self._update(f"length {length:,}", num_done, num_total)
+
+    def _update(self, description: str, num_done: int, num_total: int | None = None) -> None:
+        self.num_total = self.num_total if num_total is None else num_total
+        if self.has_bar:
+            self.progress.start()
+            # A total of None does not change the current total.
+            self.progress.update(self.task_id, completed=num_done, total=num_total, description=description)
+            return
+        line = f"{description}  {num_done:,}" + ("" if self.num_total is None else f"/{self.num_total:,}")
+        is_due = time.monotonic() - self.last_print_time >= SECONDS_PER_LINE
+        self.unprinted_line = "" if is_due else line
+        self._print_line(line if is_due else "")
+
+    def _print_line(self, line: str) -> None:
+        if line:
+            self.last_print_time = time.monotonic()
+            self.console.print(escape(line), soft_wrap=True, **LITERAL_OUTPUT)

@@ -1,0 +1,242 @@
+"""Trackers, which show the metrics of a run in TensorBoard, trackio or Weights & Biases; their libraries are optional.
+
+A tracker never stops a training: its first error becomes a warning, and training continues without it.
+"""
+
+import json
+import sys
+import uuid
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
+
+from lengthwise.core.errors import RunFolderError, SettingError, TrackerWarning, shorten_name, unknown_name
+from lengthwise.core.files import write_atomically
+from lengthwise.core.json_parsing import parse_json
+from lengthwise.training.training_state import METRICS
+
+# Has the ID of the tracked run and the names of its trackers, so that a resumed run continues there.
+TRACKED_RUN = "trackers.json"
+PROJECT = "lengthwise"
+# Weights & Biases waits this long for the network at the end of a run; `wandb sync` sends the rest.
+FINISH_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrackedRun:
+    """Run as trackers see it, with a name for people, a unique ID, and the settings of its experiment.
+
+    ``first_step`` is the first step of this training. ``tracked_step`` is the last step in the tracker, which is larger
+    if a process was killed after its newest checkpoint; 0 for a new tracker.
+    """
+
+    folder: Path
+    name: str
+    id: str
+    settings: Mapping[str, Any]
+    first_step: int
+    tracked_step: int
+
+
+class Tracker(Protocol):
+    """Open connection to a tracker, which receives the metrics of logged steps."""
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Add the metrics of a step; steps that the tracker already has are not added again."""
+
+    def close(self) -> None:
+        """Send everything and close the connection."""
+
+
+class TensorBoardTracker:
+    """TensorBoard files in the folder ``tensorboard`` of the run."""
+
+    def __init__(self, run: TrackedRun) -> None:
+        from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415  (an optional dependency)
+
+        # Steps after the checkpoint replace those of a killed process.
+        self.writer: Any = SummaryWriter(str(run.folder / "tensorboard"), purge_step=run.first_step)
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Write the metrics of a step to the disk."""
+        for name, value in metrics.items():
+            self.writer.add_scalar(name, value, step)
+        # A killed process would lose the rows before its checkpoint.
+        self.writer.flush()
+
+    def close(self) -> None:
+        """Close the file of this training."""
+        self.writer.close()
+
+
+class TrackioTracker:
+    """Run in the local trackio project ``lengthwise``, or in the Space that ``TRACKIO_SPACE_ID`` names."""
+
+    def __init__(self, run: TrackedRun) -> None:
+        import trackio  # noqa: PLC0415  (an optional dependency)
+
+        self.tracked_step = run.tracked_step
+        self.library = trackio
+        # Trackio identifies runs by name.
+        name = f"{run.name} {run.id}"
+        self.run = trackio.init(project=PROJECT, name=name, config=dict(run.settings), resume="allow", embed=False)
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Add the metrics of a step to a queue, which a thread of trackio saves."""
+        if step > self.tracked_step:
+            self.run.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        """Wait until all steps are saved."""
+        self.library.finish()
+
+
+class WandbTracker:
+    """Run of Weights & Biases, in the project ``lengthwise``; ``WANDB_MODE=offline`` needs no account."""
+
+    def __init__(self, run: TrackedRun) -> None:
+        import wandb  # noqa: PLC0415  (an optional dependency)
+
+        self.tracked_step = run.tracked_step
+        self.run = wandb.init(
+            project=PROJECT,
+            id=run.id,
+            name=run.name,
+            dir=str(run.folder),
+            config=dict(run.settings),
+            resume="allow",
+            reinit="create_new",
+            settings=wandb.Settings(console="off", finish_timeout=FINISH_TIMEOUT_S),
+        )
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Pass the metrics of a step to the process of wandb."""
+        if step > self.tracked_step:
+            self.run.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        """Wait until all steps are saved and, if there is a network, sent."""
+        self.run.finish()
+
+
+TRACKERS: dict[str, Callable[[TrackedRun], Tracker]] = {
+    "tensorboard": TensorBoardTracker,
+    "trackio": TrackioTracker,
+    "wandb": WandbTracker,
+}
+
+
+def check_trackers(names: Iterable[str]) -> None:
+    """Raise ``UnknownNameError`` for an unknown tracker, and ``SettingError`` if its library is not installed."""
+    for name in names:
+        if name not in TRACKERS:
+            raise unknown_name("tracker", name, TRACKERS)
+        if find_spec(name) is None:
+            raise SettingError(f"tracker '{name}' needs the {name} library; run pip install 'lengthwise[{name}]'")
+
+
+@contextmanager
+def open_trackers(
+    names: Sequence[str], folder: Path, settings: Mapping[str, Any], first_step: int
+) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Yield a function that passes a row of ``metrics.jsonl`` to the trackers with these names.
+
+    ``first_step`` is the first step of this training, after the checkpoint. Call this function before the training
+    deletes the rows after the checkpoint. Raises ``RunFolderError`` if the file ``trackers.json`` is damaged.
+    """
+    trackers = [_GuardedTracker(name, run) for name, run in _tracked_runs(names, folder, settings, first_step).items()]
+
+    def log(row: dict[str, Any]) -> None:
+        metrics = {name: value for name, value in row.items() if name != "step"}
+        for tracker in trackers:
+            tracker.log(metrics, row["step"])
+
+    try:
+        yield log
+    finally:
+        for tracker in trackers:
+            tracker.close()
+
+
+class _GuardedTracker:
+    """Tracker whose first error becomes a warning and ends its use; its output goes to standard error."""
+
+    def __init__(self, name: str, run: TrackedRun) -> None:
+        self.name = name
+        self.tracker: Tracker | None = None
+        with self._guard():
+            self.tracker = TRACKERS[name](run)
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Pass the metrics of a step to the tracker."""
+        with self._guard():
+            if self.tracker is not None:
+                self.tracker.log(metrics, step)
+
+    def close(self) -> None:
+        """Close the connection of the tracker."""
+        with self._guard():
+            if self.tracker is not None:
+                self.tracker.close()
+
+    @contextmanager
+    def _guard(self) -> Iterator[None]:
+        try:
+            # Standard output is for results.
+            with redirect_stdout(sys.stderr):
+                yield
+        except Exception as error:
+            self.tracker = None
+            reason = shorten_name(" ".join(f"{type(error).__name__}: {error}".split()))
+            message = f"tracker {self.name} failed ({reason}); training continues without it"
+            warnings.warn(message, TrackerWarning, stacklevel=2)
+
+
+def _tracked_runs(
+    names: Sequence[str], folder: Path, settings: Mapping[str, Any], first_step: int
+) -> dict[str, TrackedRun]:
+    """Return the run for each tracker, with the ID in the file ``TRACKED_RUN``; create or complete this file."""
+    run_id, known_names = _read_tracked_run(folder / TRACKED_RUN)
+    all_names = list(dict.fromkeys([*known_names, *names]))
+    if all_names != known_names:
+        write_atomically(folder / TRACKED_RUN, json.dumps({"id": run_id, "trackers": all_names}).encode() + b"\n")
+    last_step = _last_logged_step(folder / METRICS)
+    return {
+        name: TrackedRun(
+            folder=folder,
+            name="/".join(folder.absolute().parts[-2:]),
+            id=run_id,
+            settings=settings,
+            first_step=first_step,
+            tracked_step=last_step if name in known_names else 0,
+        )
+        for name in names
+    }
+
+
+def _read_tracked_run(path: Path) -> tuple[str, list[str]]:
+    """Return the ID and the trackers of a run; a new ID if the run has no trackers yet."""
+    if not path.exists():
+        # Not the digest of the experiment: the same experiment can be trained again in another folder.
+        return uuid.uuid4().hex[:12], []
+    try:
+        tree = parse_json(path.read_bytes())
+        run_id, names = tree.get("id"), tree.get("trackers")
+        if not isinstance(run_id, str) or not isinstance(names, list):
+            raise ValueError("it has no string id or no list trackers")
+        return run_id, names
+    except (OSError, ValueError) as error:
+        raise RunFolderError(f"{path} cannot be read ({error}); delete it to start a new tracked run") from None
+
+
+def _last_logged_step(path: Path) -> int:
+    """Return the step of the last complete row of ``metrics.jsonl``, or 0."""
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    for line in reversed(lines):
+        with suppress(ValueError, KeyError):
+            return int(parse_json(line)["step"])
+    return 0
