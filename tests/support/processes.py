@@ -34,7 +34,7 @@ def run_processes(function: Callable[[int], Any], size: int = 2) -> list[int]:
     """
     context, port = multiprocessing.get_context("fork"), free_port()
     processes = [
-        context.Process(target=_run, args=(function, rank, launch_environment(rank, size, port)))
+        context.Process(target=_run, args=(function, rank, launch_environment(rank, size, port)), daemon=True)
         for rank in range(size)
     ]
     for process in processes:
