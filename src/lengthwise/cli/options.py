@@ -56,6 +56,10 @@ TrainLengthRange = Annotated[
 ]
 ExampleSeed = Annotated[int, integer("Random seed for sampling examples.")]
 NumJobs = Annotated[int | None, integer("Number of parallel processes.", show_default="one per core")]
+ExecutorName = Annotated[str, Option("--executor", help="Place of the runs: local, or ray for a cluster of ray.")]
+ClusterAddress = Annotated[
+    str | None, Option("--address", help="Address of a ray cluster.", show_default="a new cluster on this machine")
+]
 OutputFolder = Annotated[Path, Option(help="Output folder.")]
 CorpusFolder = Annotated[Path | None, Option(help="Corpus folder from lengthwise prepare; requires --task text.")]
 

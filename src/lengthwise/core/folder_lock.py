@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from lengthwise.core.errors import RunFolderError
+from lengthwise.core.errors import FolderInUseError, RunFolderError
 
 try:
     import fcntl
@@ -17,7 +17,7 @@ except ImportError:  # Windows has no fcntl, so folders are not locked there.
 def exclusive_lock(folder: Path, *, wait: bool = False) -> Iterator[None]:
     """Lock a folder against writes of other processes; create the folder if it does not exist.
 
-    If another process holds the lock, raises ``RunFolderError``, or waits for the lock if ``wait`` is True. File
+    If another process holds the lock, raises ``FolderInUseError``, or waits for the lock if ``wait`` is True. File
     systems that do not support folder locks (NFS, CIFS) give no protection.
     """
     descriptor = _open_folder(folder)
@@ -57,7 +57,7 @@ def _acquire_lock(descriptor: int, folder: Path, *, wait: bool) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
-        raise RunFolderError(
+        raise FolderInUseError(
             f"another process is writing into {folder}; wait until it ends, or choose another --out"
         ) from None
     except OSError:

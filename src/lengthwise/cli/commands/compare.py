@@ -36,6 +36,8 @@ def compare_(
     seeds: Annotated[int, options.integer("Number of seeds per row.")] = 1,
     seed: Annotated[int, options.integer("First random seed.")] = 0,
     jobs: options.NumJobs = None,
+    executor: options.ExecutorName = "local",
+    address: options.ClusterAddress = None,
     device: options.DeviceName = "auto",
     out: options.OutputFolder = Path("runs/compare"),
     use_quick: options.QuickFlag = False,
@@ -49,7 +51,16 @@ def compare_(
         evaluation = options.override_evaluation(base_experiment.evaluation, lengths, num_examples, variants, task=None)
         experiments[label] = options.override_corpus(replace(base_experiment, evaluation=evaluation, seed=seed), corpus)
     with show_status(f"{len(experiments) * seeds} runs in {out}"):
-        comparison = compare(experiments, out, num_seeds=seeds, jobs=jobs, device=device, report=print_message)
+        comparison = compare(
+            experiments,
+            out,
+            num_seeds=seeds,
+            jobs=jobs,
+            device=device,
+            executor=executor,
+            address=address,
+            report=print_message,
+        )
     for warning in comparison.warnings:
         print_message(f"warning: {warning}")
     if not comparison.is_complete:
