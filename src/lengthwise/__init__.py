@@ -15,6 +15,7 @@ from lengthwise.experiments.recipes import RECIPES, experiment_for, quick, recip
 from lengthwise.experiments.reproductions import reproduce
 from lengthwise.experiments.run import Run, evaluate, load_run, train
 from lengthwise.experiments.run_analysis import certify_run, diagnose_run
+from lengthwise.experiments.sweep import sweep
 from lengthwise.hf.language_models import evaluate_language_model, load_language_model
 from lengthwise.influence.measures import MEASURES
 from lengthwise.influence.report.study_report import report_study
@@ -70,6 +71,7 @@ __all__ = [
     "report_study",
     "reproduce",
     "score_all_answers",
+    "sweep",
     "train",
 ]
 

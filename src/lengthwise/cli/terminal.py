@@ -4,6 +4,7 @@ The functions print paths, tokens and texts literally, without markup, and escap
 """
 
 import json
+import time
 import unicodedata
 from types import TracebackType
 from typing import Any
@@ -25,6 +26,8 @@ err_console = Console(stderr=True, soft_wrap=True, **LITERAL_OUTPUT)
 WIDE_CONSOLE = Console(width=10_000, **LITERAL_OUTPUT)
 # Control characters, direction marks and surrogates.
 ESCAPED_CATEGORIES = {"Cc", "Cf", "Cs"}
+# Period of the steps that the estimate of the time left uses, in seconds.
+SHORT_PERIOD_S, WHOLE_PERIOD_S = 30.0, 1e9
 # Training steps per line of progress of a search.
 STEPS_PER_LINE = 100
 
@@ -80,7 +83,15 @@ def print_table(title: str, header: list[str], body: list[list[str]], *, wrap: b
 class ProgressLine:
     """Context manager that shows a progress bar with a description and the remaining time."""
 
-    def __init__(self, console: Console, num_total: int | None = None, *, max_train_length: int | None = None) -> None:
+    def __init__(
+        self,
+        console: Console,
+        num_total: int | None = None,
+        *,
+        max_train_length: int | None = None,
+        whole_average: bool = False,
+    ) -> None:
+        """Initialize the bar; ``whole_average`` estimates the time left from all steps, and not only the last ones."""
         self.max_train_length = max_train_length
         self.exact_match = ""
         self.progress = Progress(
@@ -90,7 +101,10 @@ class ProgressLine:
             TextColumn("time left"),
             TimeRemainingColumn(),
             console=console,
+            speed_estimate_period=WHOLE_PERIOD_S if whole_average else SHORT_PERIOD_S,
         )
+        # Time and number of finished runs of the first call of show_runs.
+        self.first_runs: tuple[float, int] | None = None
         self.task_id = self.progress.add_task("starting", total=num_total)
 
     def __enter__(self) -> "ProgressLine":
@@ -121,6 +135,19 @@ class ProgressLine:
     def show_targets(self, num_done: int, num_total: int) -> None:
         """Show the number of completed targets of an influence study."""
         self._update("targets", num_done, num_total)
+
+    def show_runs(self, num_done: int, num_total: int, line: str) -> None:
+        """Show the number of finished runs; without a terminal, print a line for each run, with the time left."""
+        if self.progress.console.is_interactive:
+            self._update("runs", num_done, num_total)
+            return
+        self.first_runs = (time.monotonic(), num_done) if self.first_runs is None else self.first_runs
+        first_time, num_first = self.first_runs
+        time_left = ""
+        if num_first < num_done < num_total:
+            seconds_per_run = (time.monotonic() - first_time) / (num_done - num_first)
+            time_left = f"; about {(num_total - num_done) * seconds_per_run / 60:,.0f} min left"
+        print_message(f"[{num_done}/{num_total}] {line}{time_left}")
 
     def show_examples(self, length: int, num_done: int, num_total: int) -> None:
         """Show the number of completed examples at a length."""

@@ -20,9 +20,12 @@ from lengthwise.experiments.experiment import Experiment, from_dict, to_dict, up
 from lengthwise.tasks import HasRunFiles
 
 EXPERIMENT, MODEL, RESULTS = "experiment.json", "model.safetensors", "results.jsonl"
-COMPARISON, STUDY = "comparison.json", "influence.json"
+COMPARISON, STUDY, SWEEP = "comparison.json", "influence.json", "sweep.json"
 # Keys of the experiment digest in a model and in a checkpoint, and of the digest of result rows.
 EXPERIMENT_DIGEST_KEY, ROWS_DIGEST_KEY = "belongs_to", "sha256"
+
+# Number of hexadecimal digits of the digest in a folder name.
+NAME_DIGEST_LENGTH = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +40,7 @@ class FolderKind:
 RUN_FOLDER = FolderKind(name="run", file=EXPERIMENT, key="experiment")
 COMPARISON_FOLDER = FolderKind(name="comparison", file=COMPARISON, key="comparison")
 STUDY_FOLDER = FolderKind(name="study", file=STUDY, key="study")
+SWEEP_FOLDER = FolderKind(name="sweep", file=SWEEP, key="sweep")
 
 
 def claim_folder(
@@ -56,7 +60,7 @@ def claim_folder(
     """
     if folder.exists() and not folder.is_dir():
         raise RunFolderError(f"{folder} is a file, but a {kind.name} needs a folder; choose another --out")
-    for other in (RUN_FOLDER, COMPARISON_FOLDER, STUDY_FOLDER):
+    for other in (RUN_FOLDER, COMPARISON_FOLDER, STUDY_FOLDER, SWEEP_FOLDER):
         if other != kind and (folder / other.file).exists():
             raise RunFolderError(f"{folder} already contains a {other.name}; choose another --out for the {kind.name}")
     if (folder / kind.file).exists():
@@ -227,6 +231,13 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
             f"{path} line {len(rows) + 1} is damaged ({error}); delete this line, or the whole file"
         ) from None
     return rows
+
+
+def content_folder_name(experiment: Experiment) -> str:
+    """Return a folder name that depends only on the settings of the experiment, its seed included."""
+    parts = (experiment.task.name, experiment.scheme.name, experiment.encoding.name)
+    digest = hashlib.sha256(json.dumps(to_dict(experiment), sort_keys=True).encode()).hexdigest()
+    return f"{to_folder_name('-'.join(parts))}-seed-{experiment.seed}-{digest[:NAME_DIGEST_LENGTH]}"
 
 
 def run_folder(out: Path, label: str, seed: int) -> Path:
