@@ -2,6 +2,7 @@
 
 import logging
 import os
+import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ Result = TypeVar("Result")
 MAX_RETRIES = 5
 # Memory for objects in a new cluster, in bytes; jobs and results are small.
 OBJECT_STORE_BYTES = 100 * 2**20
+SHARED_FILE_PREFIX = ".shared-"
 # Seconds between two checks for Ctrl-C.
 WAIT_S = 0.5
 # Seconds that a stopped job has to save its state.
@@ -75,7 +77,9 @@ class RayExecutor:
         with _connection(ray, self.address), _shared_file(self.folder) as shared_file:
             _check_nodes(ray, shared_file)
             # Only a lost worker or node is repeated; an exception of the job is its result.
-            task = ray.remote(num_cpus=self.threads, num_gpus=self.num_gpus, max_retries=MAX_RETRIES)(_run_on_node)
+            environment = {"env_vars": {"PYTHONPATH": os.pathsep.join(_import_folders())}}
+            resources = {"num_cpus": self.threads, "num_gpus": self.num_gpus, "runtime_env": environment}
+            task = ray.remote(max_retries=MAX_RETRIES, **resources)(_run_on_node)
             queue, running = iter(jobs), {}
 
             def submit(next_jobs: Iterable[Job]) -> None:
@@ -107,6 +111,12 @@ def import_ray() -> Any:
     return ray
 
 
+def _import_folders() -> list[str]:
+    """Return the import path without the Python installation; it can contain the folder of a sweep file."""
+    installed = (sys.prefix, sys.base_prefix)
+    return [folder for folder in sys.path if folder and not folder.startswith(installed)]
+
+
 @contextmanager
 def _connection(ray: Any, address: str | None) -> Iterator[None]:
     """Connect to a cluster, unless this process is connected already, and disconnect on exit."""
@@ -128,9 +138,12 @@ def _connection(ray: Any, address: str | None) -> Iterator[None]:
 
 @contextmanager
 def _shared_file(folder: Path) -> Iterator[SharedFile]:
-    """Write a file with random content that every node must see, and delete it on exit."""
+    """Write a file with a random name and content that every node must see, and delete it on exit."""
+    for stale_path in folder.glob(f"{SHARED_FILE_PREFIX}*"):
+        # A killed driver has left it; only one driver at a time uses the folder.
+        stale_path.unlink(missing_ok=True)
     content = uuid.uuid4().hex
-    shared_file = SharedFile(path=folder / f".shared-{content}", content=content.encode())
+    shared_file = SharedFile(path=folder / f"{SHARED_FILE_PREFIX}{content}", content=content.encode())
     write_atomically(shared_file.path, shared_file.content)
     try:
         yield shared_file

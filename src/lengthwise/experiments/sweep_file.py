@@ -177,9 +177,10 @@ def _import_file(path: Path) -> Any:
     try:
         module = importlib.import_module(path.stem)
     except Exception as error:
-        line = traceback.extract_tb(error.__traceback__)[-1].lineno
-        message = f"{type(error).__name__}: {error}"
-        raise SettingError(f"sweep file {path} raises {message} (line {line}); correct the file") from None
+        frames = traceback.extract_tb(error.__traceback__)
+        place = next((f" in line {frame.lineno}" for frame in reversed(frames) if frame.filename == str(path)), "")
+        message = f"{type(error).__name__}{place}: {' '.join(str(error).split())}"
+        raise SettingError(f"sweep file {path} raises {message}; correct the file") from None
     if Path(module.__file__ or "").resolve() != path:
         raise SettingError(f"sweep file {path} has the name of another module; use another file name")
     return module

@@ -53,5 +53,5 @@ def sweep_(
     elif comparison.rows:
         print_table(table_title(comparison.rows), *table(comparison.rows, [run["row"] for run in comparison.diverged]))
         print_line(f"rows: {out / RESULTS}")
-    if num_lost := len(comparison.diverged) + len(comparison.failed):
-        raise FailedRunsError(f"{num_lost} runs diverged or failed; repeat the command to train them again")
+    if comparison.diverged or comparison.failed:
+        raise FailedRunsError("some runs diverged or failed (see the warnings); repeat the command to train them again")
