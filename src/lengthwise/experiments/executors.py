@@ -61,10 +61,28 @@ class LocalExecutor:
         jobs: Sequence[Job],
         on_result: Callable[[Job, Result | WorkerError], None],
     ) -> bool:
-        """Run jobs; see ``Executor.run``. Raises ``WorkerError`` if a worker process dies."""
+        """Run jobs; see ``Executor.run``.
+
+        After the loss of a worker process, unfinished jobs start again in new processes. Raises ``WorkerError`` if a
+        worker dies before any other job finishes.
+        """
         if self.workers == 1:
             return _run_serially(run_job, jobs, on_result)
-        return run_in_processes(partial(_run_in_worker, run_job), jobs, self.workers, on_result)
+        waiting = list(jobs)
+
+        def record_result(job: Job, result: Result) -> None:
+            waiting.remove(job)
+            on_result(job, result)
+
+        while True:
+            num_waiting = len(waiting)
+            try:
+                return run_in_processes(partial(_run_in_worker, run_job), tuple(waiting), self.workers, record_result)
+            except WorkerError:
+                if len(waiting) == num_waiting:
+                    raise
+                # One of the first jobs was in the lost worker, so it starts last.
+                waiting[:] = waiting[self.workers :] + waiting[: self.workers]
 
 
 def select_executor(
