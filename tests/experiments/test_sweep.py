@@ -6,9 +6,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from tests.support.small_runs import folder_contents, small_experiment
@@ -16,7 +16,7 @@ from tests.support.small_runs import folder_contents, small_experiment
 from lengthwise.cli import app as cli
 from lengthwise.core.errors import RunFolderError, WorkerError
 from lengthwise.core.folder_lock import exclusive_lock
-from lengthwise.encodings import ALiBi, NoPE
+from lengthwise.encodings import ALiBi, NoPE, Rotary
 from lengthwise.experiments import run as run_module
 from lengthwise.experiments.comparison import compare
 from lengthwise.experiments.executors import LocalExecutor
@@ -27,6 +27,7 @@ from lengthwise.experiments.run_folder import content_folder_name
 from lengthwise.experiments.sweep import sweep
 from lengthwise.experiments.sweep_file import read_sweep_file
 from lengthwise.positions import Predicted, Sequential
+from lengthwise.tasks import JSONLTask
 from lengthwise.training.trainer import Trainer
 
 EXPERIMENTS = {
@@ -106,9 +107,10 @@ def test_the_rows_of_a_sweep_equal_those_of_a_comparison(tmp_path):
 def test_a_repeated_sweep_trains_nothing(tmp_path, monkeypatch):
     first = small_sweep(tmp_path)
     before = folder_contents(tmp_path)
-    folders = trained_folders(monkeypatch)
-    assert small_sweep(tmp_path).rows == first.rows
+    folders, reports = trained_folders(monkeypatch), []
+    assert small_sweep(tmp_path, report=lambda *progress: reports.append(progress)).rows == first.rows
     assert folders == set()
+    assert reports == [(4, 4, "runs are finished")]
     assert folder_contents(tmp_path) == before
 
 
@@ -323,6 +325,30 @@ def test_every_path_of_an_experiment_is_a_setting(tmp_path):
     assert len(paths) > 30
     source = read_sweep_file(write_sweep(tmp_path, {"base": {"task": "parity", **paths}}))
     assert list(source.experiments.values()) == [experiment]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MyRotary(Rotary):
+    """Custom encoding for the test below."""
+
+    name: ClassVar[str] = "my_rotary"
+
+
+def test_custom_classes_and_task_files_have_settings_too(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a b", "response": "b a"}\n{"prompt": "a", "response": "a"}\n')
+    file = str(tmp_path / "rows.jsonl")
+    base = {"task": file, "scheme": "sequential", "encoding": "test_sweep:MyRotary"}
+    document = {"base": base, "grid": {"encoding.base": [50.0], "training.steps": [5]}}
+    (experiment,) = read_sweep_file(write_sweep(tmp_path, document)).experiments.values()
+    # The other settings are those of the recipe for files.
+    assert experiment.encoding == MyRotary(base=50.0, fastest=3.0)
+    (unchanged,) = read_sweep_file(write_sweep(tmp_path, {**document, "grid": {}})).experiments.values()
+    (longer,) = read_sweep_file(
+        write_sweep(tmp_path, {**document, "grid": {"training.steps": [5]}})
+    ).experiments.values()
+    assert longer.encoding == unchanged.encoding == MyRotary(base=100.0, fastest=3.0)
+    assert isinstance(experiment.task, JSONLTask)
+    assert (experiment.task.file, experiment.training.steps) == (file, 5)
 
 
 PYTHON_SWEEP = """
