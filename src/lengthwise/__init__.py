@@ -16,6 +16,7 @@ from lengthwise.experiments.reproductions import reproduce
 from lengthwise.experiments.run import Run, load_run, train
 from lengthwise.experiments.run_analysis import certify_run, diagnose_run
 from lengthwise.experiments.run_evaluation import evaluate
+from lengthwise.experiments.sweep import sweep
 from lengthwise.hf.language_models import evaluate_language_model, load_language_model
 from lengthwise.influence.measures import MEASURES
 from lengthwise.influence.report.study_report import report_study
@@ -71,6 +72,7 @@ __all__ = [
     "report_study",
     "reproduce",
     "score_all_answers",
+    "sweep",
     "train",
 ]
 

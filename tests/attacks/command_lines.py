@@ -45,7 +45,8 @@ PATHS = (
 POOLS = (NUMBERS, WORDS, NAMES, UNUSUAL, PATHS)
 # Option values that keep a valid command short.
 SMALL = {"steps": "2", "num_examples": "4", "lengths": "4,8", "size": "quick"}
-SMALL |= {"targets": "4", "seeds": "1", "jobs": "1"}
+SMALL |= {"targets": "4", "seeds": "1", "jobs": "1", "workers": "1"}
+GRID = '{"base": {"task": "parity", "scheme": "sequential", "training.steps": 2}, "grid": {"encoding": ["nope"]}}'
 # Valid arguments of each command.
 ARGUMENTS = {
     "list": ("tasks", "recipes"),
@@ -53,6 +54,7 @@ ARGUMENTS = {
     "train": ("parity", "addition_coupled"),
     "evaluate": ("run", "rows", "plain"),
     "compare": ("parity", "demo"),
+    "sweep": ("grid.json", "run", "missing.py"),
     "generate": ("run", "plain"),
     "influence": ("hf", "run"),
     "certify": ("run", "parity"),
@@ -72,6 +74,7 @@ def make() -> None:
     Path("run").rename("plain")
     make_corpus(0)
     Path("parity").rename("run")
+    Path("grid.json").write_text(GRID)
     os.mkfifo("fifo")
 
 

@@ -1,11 +1,12 @@
 """Errors that users can cause: one line with the invalid value, the limit and the change to make."""
 
 import ast
+import json
 import math
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from tests.support.cases import smallest_length
+from tests.support.small_runs import small_experiment
 
 import lengthwise
 from lengthwise.cli.config_file import parse_assignment, part_names, read_changes, read_config
@@ -55,6 +57,8 @@ from lengthwise.encodings.levels import LevelEncoding
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.progress_reports import TrainingReports
 from lengthwise.experiments.setting_changes import change_settings
+from lengthwise.experiments.sweep import sweep
+from lengthwise.experiments.sweep_file import read_sweep_file
 from lengthwise.experiments.trackers import TRACKERS, check_trackers, open_trackers
 from lengthwise.model.decoder import Decoder
 from lengthwise.model.decoder_settings import DecoderSettings
@@ -112,6 +116,8 @@ COVERED = (
     "training/process_group.py",
     "experiments/setting_changes.py",
     "cli/config_file.py",
+    "experiments/sweep*.py",
+    "experiments/executors.py",
 )
 EXCLUDED = {"jsonl_table.py", "reasoning_gym.py", "text_format.py"}
 
@@ -257,6 +263,26 @@ def read_changed_file() -> None:
         task = JSONLTask(file=str(file))
         file.write_text('{"prompt": "a", "response": "c"}')
         task.read()
+
+
+def read_sweep(document: Any, name: str = "grid.json") -> None:
+    """Read a sweep file with this JSON document, or with this text."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / name
+        path.write_text(document if isinstance(document, str) else json.dumps(document))
+        import_path, modules = list(sys.path), set(sys.modules)
+        try:
+            read_sweep_file(path)
+        finally:
+            sys.path[:] = import_path
+            for module in set(sys.modules) - modules:
+                del sys.modules[module]
+
+
+def sweep_nothing(experiments: Any, **settings: Any) -> None:
+    """Start a sweep that has an invalid setting."""
+    with tempfile.TemporaryDirectory() as folder:
+        sweep(experiments, Path(folder) / "out", device="cpu", **settings)
 
 
 def build_no_encoding() -> None:
@@ -1062,6 +1088,126 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         WorkerError,
         r"another process of this run \(Connection closed by peer \[127.0.0.1\]:1\); fix its error, and continue with",
     ),
+    (
+        lambda: sweep_nothing({}),
+        SettingError,
+        r"^the sweep has no experiments; pass a dict with at least one experiment$",
+    ),
+    (
+        lambda: sweep_nothing({"a": small_experiment(), "b": small_experiment()}),
+        SettingError,
+        r"^experiments 'a' and 'b' are equal; remove one of them$",
+    ),
+    (
+        lambda: sweep_nothing({"a": small_experiment()}, executor="rya"),
+        UnknownNameError,
+        r"^unknown executor 'rya'; did you mean 'ray'\? known: local, ray$",
+    ),
+    (
+        lambda: sweep_nothing({"a": small_experiment()}, workers=0),
+        SettingError,
+        r"^invalid number of workers 0; use at least 1$",
+    ),
+    (
+        lambda: sweep_nothing({"a": small_experiment()}, address="10.0.0.1:6379"),
+        SettingError,
+        r"^address '10.0.0.1:6379' needs the executor 'ray'; use executor 'ray', or leave out the address$",
+    ),
+    (
+        lambda: sweep_nothing({"a": small_experiment()}, seeds=[1, 1]),
+        SettingError,
+        r"^the sweep has invalid seeds \[1, 1\]; use a number of seeds such as 3, or a list of different seeds such as",
+    ),
+    (
+        lambda: read_sweep("{}", "grid.toml"),
+        SettingError,
+        r"grid.toml has an unknown ending; use a file that ends in .json or .py$",
+    ),
+    (
+        lambda: read_sweep_file(Path("nowhere.json")),
+        SettingError,
+        r"^sweep file nowhere.json cannot be read \(No such file or directory\); pass an existing file$",
+    ),
+    (
+        lambda: read_sweep("[1, "),
+        SettingError,
+        r"grid.json is invalid \(.*\); use an object with the keys base, grid and seeds$",
+    ),
+    (
+        lambda: read_sweep({"base": {"task": "parity"}, "gird": {}}),
+        UnknownNameError,
+        r"^unknown key in .*grid.json 'gird'; did you mean 'grid'\? known: base, grid, seeds$",
+    ),
+    (
+        lambda: read_sweep({}),
+        SettingError,
+        r'grid.json has no object base; add one such as "base": {"task": "parity"}$',
+    ),
+    (
+        lambda: read_sweep({"base": {"task": "parity"}, "grid": {"encoding": []}}),
+        SettingError,
+        r'grid.json has an invalid grid; use lists such as "grid": {"encoding": \["rotary", "alibi"\]}$',
+    ),
+    (
+        lambda: read_sweep({"base": {"task": "parity"}, "grid": {"training.steps": list(range(1, 10_002))}}),
+        SettingError,
+        r"^the grid in .*grid.json has 10,001 experiments; use at most 10,000$",
+    ),
+    (
+        lambda: read_sweep({"base": {"task": "parity"}, "seeds": -1}),
+        SettingError,
+        r"grid.json has invalid seeds -1; use a number of seeds such as 3, or a list of different seeds such as",
+    ),
+    (
+        lambda: read_sweep({"base": {"task": "parity"}, "grid": {"training.lerning_rate": [1]}}),
+        SettingError,
+        r"grid.json, lerning_rate=1: unknown setting of training 'lerning_rate'; did you mean 'learning_rate'\? ",
+    ),
+    (
+        lambda: read_sweep({"base": {"task": "parity"}, "grid": {"training.steps": [0]}}),
+        SettingError,
+        r"grid.json, steps=0: steps 0 is too small; use at least 1$",
+    ),
+    (
+        lambda: read_sweep({"base": {"task": "parity", "scheme": {"num_position_ids": 9}}}),
+        SettingError,
+        r"grid.json, base: invalid value of scheme; use names and values as in the experiment.json of a run$",
+    ),
+    (
+        lambda: read_sweep({"base": {"task": "parity"}, "grid": {"seed": [1, 2]}}),
+        SettingError,
+        r"grid.json, seed=1: a seed is not a setting of the grid; use the key seeds$",
+    ),
+    (
+        lambda: read_sweep({"base": {"task": "parity"}, "grid": {"encoding": ["rotary", "rotary"]}}),
+        SettingError,
+        r"^the grid in .*grid.json contains encoding=rotary twice; use different values in each list$",
+    ),
+    (
+        lambda: read_sweep({"base": {"task": "parity", "recipe": "parity"}}),
+        SettingError,
+        r"grid.json, base: recipe 'parity' sets the task; leave out the recipe or the task$",
+    ),
+    (
+        lambda: read_sweep({"base": {"scheme": "predicted"}}),
+        SettingError,
+        r"grid.json, base: the experiment has no task; add the name of a task or of a recipe to base$",
+    ),
+    (
+        lambda: read_sweep("EXPERIMENTS = {'a': 1}", "one_number.py"),
+        SettingError,
+        r"one_number.py defines no valid EXPERIMENTS; define a dict from labels to lengthwise.Experiment$",
+    ),
+    (
+        lambda: read_sweep("x = 1\nraise ValueError('no')", "no_experiment.py"),
+        SettingError,
+        r"no_experiment.py raises ValueError in line 2: no; correct the file$",
+    ),
+    (
+        lambda: read_sweep("EXPERIMENTS = {}", "json.py"),
+        SettingError,
+        r"json.py has the name of another module; use another file name$",
+    ),
 ]
 
 
@@ -1080,6 +1226,14 @@ def raise_lines(path: Path) -> set[tuple[str, int]]:
     return {(str(path), line) for text, line in statements if not text.startswith("NotImplementedError")}
 
 
+def places_of(error: BaseException | None) -> Iterator[tuple[str, int | None]]:
+    """Yield the place that raised an error, and the places of the errors that it replaces."""
+    while error is not None:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        yield frame.filename, frame.lineno
+        error = error.__context__
+
+
 def test_every_raise_of_the_covered_layers_has_a_case():
     files = [path for pattern in COVERED for path in SOURCE.glob(pattern) if path.name not in EXCLUDED]
     expected = set().union(*map(raise_lines, files))
@@ -1088,8 +1242,7 @@ def test_every_raise_of_the_covered_layers_has_a_case():
         try:
             call()
         except LengthwiseError as error:
-            frame = traceback.extract_tb(error.__traceback__)[-1]
-            reached.add((frame.filename, frame.lineno))
+            reached |= set(places_of(error))
     assert len(expected) > 20
     assert expected - reached == set()
 

@@ -20,9 +20,9 @@ from lengthwise.core.errors import DivergedError, PositionRangeError, RunFolderE
 from lengthwise.encodings import Learned, NoPE
 from lengthwise.evaluation import exact_match as evaluation
 from lengthwise.evaluation.exact_match import EvaluationSettings
-from lengthwise.experiments import comparison as comparison_module
+from lengthwise.experiments import jobs as jobs_module
 from lengthwise.experiments import run as run_module
-from lengthwise.experiments.comparison import COMPARISON_ROWS, Comparison, compare
+from lengthwise.experiments.comparison import Comparison, compare
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.run import NUM_FIT_EXAMPLES, load_run
 from lengthwise.experiments.run_evaluation import evaluate
@@ -148,14 +148,14 @@ def test_another_evaluation_of_a_run_does_not_change_the_comparison(tmp_path):
 
 
 def test_a_worker_that_outlives_its_parent_adds_no_duplicate_rows(tmp_path, monkeypatch):
-    measure = comparison_module.iter_result_rows
+    measure = jobs_module.iter_result_rows
 
     def measure_twice(run: Any, *arguments: Any, **settings: Any) -> list[dict[str, Any]]:
         rows = list(measure(run, *arguments, **settings))
         write_rows_with_digest(run.folder / COMPARISON_ROWS, rows)
         return rows
 
-    monkeypatch.setattr(comparison_module, "iter_result_rows", measure_twice)
+    monkeypatch.setattr(jobs_module, "iter_result_rows", measure_twice)
     comparison = compare({"PPC": EXPERIMENTS["PPC"]}, tmp_path, num_seeds=1, jobs=1)
     monkeypatch.undo()
     assert len(comparison.rows) == len(EXPERIMENTS["PPC"].evaluation.lengths)

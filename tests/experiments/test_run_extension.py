@@ -25,9 +25,10 @@ from lengthwise.experiments import run as run_module
 from lengthwise.experiments import run_extension
 from lengthwise.experiments.comparison import compare
 from lengthwise.experiments.experiment import Experiment
+from lengthwise.experiments.folder_names import run_folder
 from lengthwise.experiments.run import load_run, train
 from lengthwise.experiments.run_evaluation import evaluate
-from lengthwise.experiments.run_folder import read_rows, run_folder
+from lengthwise.experiments.run_folder import read_rows
 from lengthwise.positions import Sequential
 from lengthwise.tasks import SparseParity
 

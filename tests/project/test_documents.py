@@ -114,12 +114,12 @@ def own_modules():
     path = list(sys.path)
     yield
     sys.path[:] = path
-    for name in ("mine", "my_tasks"):
+    for name in ("mine", "my_tasks", "widths"):
         sys.modules.pop(name, None)
 
 
 # Pages whose commands read what the reader has: files of their own.
-WITH_FILES = {"your_own", "language_model", "hugging_face", "couple", "train"}
+WITH_FILES = {"your_own", "language_model", "hugging_face", "couple", "train", "sweep"}
 
 
 @pytest.mark.slow
@@ -323,6 +323,18 @@ def test_runs_are_configured_extended_and_fine_tuned_as_the_page_says(tmp_path, 
     with pytest.raises(SystemExit):
         run_commands(["lengthwise train parity --config settings.toml"], tmp_path)
     assert capsys.readouterr().err.startswith(error.removesuffix("...\n"))
+
+
+@pytest.mark.slow
+def test_the_sweeps_of_the_page_run(tmp_path, monkeypatch, capsys, own_modules):
+    monkeypatch.chdir(tmp_path)
+    (grid,), (script,) = blocks("json", DOCS["sweep"]), blocks("python", DOCS["sweep"])
+    assert grid == (ROOT / "docs/sweep.json").read_text()
+    (tmp_path / "sweep.json").write_text(grid)
+    (tmp_path / "widths.py").write_text(script)
+    run_commands(commands_of(DOCS["sweep"]), tmp_path)
+    assert len({path.name for path in (tmp_path / "runs/grid").glob("parity-*")}) == 8
+    assert len(results(tmp_path / "runs/widths")) == 8
 
 
 @pytest.mark.parametrize("name", ["README", "your_own"])

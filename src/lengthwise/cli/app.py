@@ -22,6 +22,7 @@ from lengthwise.cli.commands.influence import influence
 from lengthwise.cli.commands.list_tables import list_
 from lengthwise.cli.commands.prepare import prepare
 from lengthwise.cli.commands.reproduce import reproduce_
+from lengthwise.cli.commands.sweep import sweep_
 from lengthwise.cli.commands.train import train_
 from lengthwise.cli.terminal import discard_output, print_message
 from lengthwise.core.errors import (
@@ -63,7 +64,7 @@ app = typer.Typer(
 
 
 COMMANDS: tuple[Callable[..., None], ...] = (
-    *(list_, prepare, couple, train_, evaluate_, compare_, generate_),
+    *(list_, prepare, couple, train_, evaluate_, compare_, sweep_, generate_),
     *(influence, certify, diagnose, reproduce_, export),
 )
 for command in COMMANDS:

@@ -60,6 +60,10 @@ TrackerNames = Annotated[
     list[str] | None,
     Option("--tracker", help="Also send the metrics to tensorboard, trackio or wandb; repeat the flag for several."),
 ]
+ExecutorName = Annotated[str, Option("--executor", help="Place of the runs: local, or ray for a cluster of ray.")]
+ClusterAddress = Annotated[
+    str | None, Option("--address", help="Address of a ray cluster.", show_default="a new cluster on this machine")
+]
 OutputFolder = Annotated[Path, Option(help="Output folder.")]
 Assignments = Annotated[
     list[str] | None,

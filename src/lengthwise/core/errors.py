@@ -38,6 +38,10 @@ class RunFolderError(LengthwiseError):
     """Error for a folder that is missing, damaged or not writable, is not a run, or belongs to another run."""
 
 
+class FolderInUseError(RunFolderError):
+    """Error for a folder that another process is writing into."""
+
+
 class DeviceError(LengthwiseError):
     """Error for a device that is not available on this machine."""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from lengthwise.core.errors import RunFolderError
+from lengthwise.core.errors import FolderInUseError, RunFolderError
 
 # This file exists only while a process holds the lock, or after such a process was killed.
 LOCK_FILE = ".lock"
@@ -17,8 +17,8 @@ LOCK_FILE = ".lock"
 def exclusive_lock(folder: Path, *, wait: bool = False, file: Path | None = None) -> Iterator[None]:
     """Lock a folder against writes of other processes; create the folder if it does not exist.
 
-    If another process holds the lock, raises ``RunFolderError``, or waits for the lock if ``wait`` is True. ``file`` is
-    the lock file (default: a file in the folder). A folder that is not writable, or whose file system supports no
+    If another process holds the lock, raises ``FolderInUseError``, or waits for the lock if ``wait`` is True. ``file``
+    is the lock file (default: a file in the folder). A folder that is not writable, or whose file system supports no
     locks, gets no protection; a later write raises the error.
     """
     lock = FileLock(folder / LOCK_FILE if file is None else file)
@@ -51,7 +51,7 @@ def _acquire_lock(lock: FileLock, folder: Path, *, wait: bool) -> None:
     try:
         lock.acquire(blocking=wait)
     except Timeout:
-        raise RunFolderError(
+        raise FolderInUseError(
             f"another process is writing into {folder}; wait until it ends, or choose another --out"
         ) from None
     except (OSError, NotImplementedError):

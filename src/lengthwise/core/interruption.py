@@ -10,6 +10,10 @@ class StoppedError(Exception):
     """Exception for a computation that was interrupted after it saved its state."""
 
 
+class FailedRunsError(StoppedError):
+    """Exception for runs that failed while the other runs finished; all results are saved."""
+
+
 @contextmanager
 def catch_interrupts() -> Iterator[Callable[[], bool]]:
     """Yield a function that returns True after Ctrl-C or SIGTERM; a second Ctrl-C raises ``KeyboardInterrupt``."""

@@ -16,6 +16,8 @@ err_console = Console(stderr=True, soft_wrap=True, **LITERAL_OUTPUT)
 ESCAPED_CATEGORIES = {"Cc", "Cf", "Cs"}
 # Smallest time between two plain lines of progress, in seconds.
 SECONDS_PER_LINE = 10.0
+# Period of the steps that the estimate of the time left uses, in seconds.
+SHORT_PERIOD_S, WHOLE_PERIOD_S = 30.0, 1e9
 
 
 def escape(text: str) -> str:
@@ -35,7 +37,15 @@ class ProgressLine:
     ``SECONDS_PER_LINE`` are plain lines.
     """
 
-    def __init__(self, console: Console, num_total: int | None = None, *, max_train_length: int | None = None) -> None:
+    def __init__(
+        self,
+        console: Console,
+        num_total: int | None = None,
+        *,
+        max_train_length: int | None = None,
+        whole_average: bool = False,
+    ) -> None:
+        """Initialize the bar; ``whole_average`` estimates the time left from all steps, and not only the last ones."""
         self.console = console
         self.has_bar = console.is_terminal and not console.is_jupyter
         self.num_total = num_total
@@ -50,7 +60,10 @@ class ProgressLine:
             TextColumn("time left"),
             TimeRemainingColumn(),
             console=console,
+            speed_estimate_period=WHOLE_PERIOD_S if whole_average else SHORT_PERIOD_S,
         )
+        # Time and number of finished runs of the first call of show_runs.
+        self.first_runs: tuple[float, int] | None = None
         self.task_id = self.progress.add_task("starting", total=num_total)
 
     def __enter__(self) -> "ProgressLine":
@@ -78,6 +91,19 @@ class ProgressLine:
     def show_targets(self, num_done: int, num_total: int) -> None:
         """Show the number of completed targets of an influence study."""
         self._update("targets", num_done, num_total)
+
+    def show_runs(self, num_done: int, num_total: int, line: str) -> None:
+        """Show the number of finished runs; without a bar, print a line for each run, with the time left."""
+        if self.has_bar:
+            self._update("runs", num_done, num_total)
+            return
+        self.first_runs = (time.monotonic(), num_done) if self.first_runs is None else self.first_runs
+        first_time, num_first = self.first_runs
+        time_left = ""
+        if num_first < num_done < num_total:
+            seconds_per_run = (time.monotonic() - first_time) / (num_done - num_first)
+            time_left = f"; about {(num_total - num_done) * seconds_per_run / 60:,.0f} min left"
+        self._print_line(f"[{num_done}/{num_total}] {line}{time_left}")
 
     def show_examples(self, length: int, num_done: int, num_total: int) -> None:
         """Show the number of completed examples at a length."""

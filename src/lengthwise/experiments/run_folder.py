@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +21,8 @@ from lengthwise.tasks import HasRunFiles, Task
 EXPERIMENT, MODEL, RESULTS = "experiment.json", "model.safetensors", "results.jsonl"
 # Copy of the model whose weights a run starts from.
 START = "start.safetensors"
-COMPARISON, STUDY = "comparison.json", "influence.json"
-# Result rows of a run for its comparison.
+COMPARISON, STUDY, SWEEP = "comparison.json", "influence.json", "sweep.json"
+# Result rows of a run for its comparison or sweep.
 COMPARISON_ROWS = "compared.jsonl"
 # Keys of the experiment digest in a model and in a checkpoint, and of the digest of result rows.
 EXPERIMENT_DIGEST_KEY, ROWS_DIGEST_KEY = "belongs_to", "sha256"
@@ -41,6 +40,7 @@ class FolderKind:
 RUN_FOLDER = FolderKind(name="run", file=EXPERIMENT, key="experiment")
 COMPARISON_FOLDER = FolderKind(name="comparison", file=COMPARISON, key="comparison")
 STUDY_FOLDER = FolderKind(name="study", file=STUDY, key="study")
+SWEEP_FOLDER = FolderKind(name="sweep", file=SWEEP, key="sweep")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ def _check_kind(folder: Path, kind: FolderKind) -> None:
     """Raise ``RunFolderError`` if the path is a file, or if the folder has a description of another kind."""
     if folder.exists() and not folder.is_dir():
         raise RunFolderError(f"{folder} is a file, but a {kind.name} needs a folder; choose another --out")
-    for other in (RUN_FOLDER, COMPARISON_FOLDER, STUDY_FOLDER):
+    for other in (RUN_FOLDER, COMPARISON_FOLDER, STUDY_FOLDER, SWEEP_FOLDER):
         if other != kind and (folder / other.file).exists():
             raise RunFolderError(f"{folder} already contains a {other.name}; choose another --out for the {kind.name}")
 
@@ -283,13 +283,3 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
             f"{path} line {len(rows) + 1} is damaged ({error}); delete this line, or the whole file"
         ) from None
     return rows
-
-
-def run_folder(out: Path, label: str, seed: int) -> Path:
-    """Return the folder of the run with this label and seed in a comparison."""
-    return out / to_folder_name(label) / f"seed-{seed}"
-
-
-def to_folder_name(label: str) -> str:
-    """Convert a label to a folder name of lower-case letters, digits and hyphens."""
-    return re.sub(r"[\W_]+", "-", label.lower()).strip("-")

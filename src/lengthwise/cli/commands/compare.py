@@ -40,6 +40,8 @@ def compare_(
     seeds: Annotated[int, options.integer("Number of seeds per row.")] = 1,
     seed: Annotated[int | None, options.integer("First random seed.", show_default="0")] = None,
     jobs: options.NumJobs = None,
+    executor: options.ExecutorName = "local",
+    address: options.ClusterAddress = None,
     device: options.DeviceName = "auto",
     out: options.OutputFolder = Path("runs/compare"),
     tracker: options.TrackerNames = None,
@@ -67,6 +69,8 @@ def compare_(
             num_seeds=seeds,
             jobs=jobs,
             device=device,
+            executor=executor,
+            address=address,
             report=print_message,
             trackers=() if tracker is None else tracker,
         )

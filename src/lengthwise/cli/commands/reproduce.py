@@ -19,6 +19,8 @@ def reproduce_(
     seeds: Annotated[int | None, options.integer("Number of seeds.", show_default="depends on the size")] = None,
     first_seed: Annotated[int, options.integer("First random seed.")] = FIRST_SEED,
     jobs: options.NumJobs = None,
+    executor: options.ExecutorName = "local",
+    address: options.ClusterAddress = None,
     row: Annotated[
         list[str] | None, Option(help="Label of a row to run; repeat the flag for more rows.", show_default="all")
     ] = None,
@@ -31,7 +33,16 @@ def reproduce_(
     out = Path("runs") / f"{claim}-{size}" if out is None else out
     with show_status(f"{claim}, {size}, in {out}"):
         result = reproduce(
-            CLAIMS[claim], size, out, num_seeds=seeds, first_seed=first_seed, jobs=jobs, only=row, report=print_message
+            CLAIMS[claim],
+            size,
+            out,
+            num_seeds=seeds,
+            first_seed=first_seed,
+            jobs=jobs,
+            executor=executor,
+            address=address,
+            only=row,
+            report=print_message,
         )
     for warning in result.comparison.warnings:
         print_message(f"warning: {warning}")

@@ -53,10 +53,25 @@ def experiment_for(
     if base is None or not isinstance(task, str):
         custom_task = load_task(task) if isinstance(task, str) else task
         base = _with_task_lengths(replace(parity() if base is None else base, task=custom_task))
+    return with_parts(base, scheme, encoding, report=report)
+
+
+def with_parts(
+    experiment: Experiment,
+    scheme: str | None = None,
+    encoding: str | None = None,
+    *,
+    report: Callable[[dict[str, Any]], None] | None = None,
+) -> Experiment:
+    """Return the experiment with another scheme and encoding; see ``experiment_for`` for the settings that they keep.
+
+    None keeps the scheme or the encoding of the experiment.
+    """
     if scheme == Discovered.name:
-        return _with_encoding(with_found_coupling(base, report), encoding)
-    scheme_class = look_up("scheme", scheme)
-    experiment = replace(base, scheme=scheme_class(**_shared_settings(scheme_class, base.scheme)))
+        experiment = with_found_coupling(experiment, report)
+    elif scheme is not None:
+        scheme_class = look_up("scheme", scheme)
+        experiment = replace(experiment, scheme=scheme_class(**_shared_settings(scheme_class, experiment.scheme)))
     return _with_encoding(experiment, encoding)
 
 

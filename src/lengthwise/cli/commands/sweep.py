@@ -1,0 +1,58 @@
+"""The ``sweep`` command, which trains and evaluates a grid of experiments."""
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+from lengthwise.cli import options
+from lengthwise.cli.terminal import print_json, print_line, print_message, print_table
+from lengthwise.core.interruption import FailedRunsError, StoppedError
+from lengthwise.core.progress_line import ProgressLine, err_console
+from lengthwise.evaluation.tables_and_figures import table, table_title
+from lengthwise.experiments.run_folder import RESULTS
+from lengthwise.experiments.sweep import sweep
+
+
+def sweep_(
+    file: Annotated[
+        Path, Argument(metavar="SWEEP", help="Sweep file: a JSON file with a grid, or a Python file with EXPERIMENTS.")
+    ],
+    executor: options.ExecutorName = "local",
+    address: options.ClusterAddress = None,
+    workers: Annotated[
+        int | None,
+        options.integer("Number of runs at the same time.", show_default="one per core; with ray, one per CPU"),
+    ] = None,
+    seeds: Annotated[
+        int | None,
+        options.integer("Number of seeds, instead of the seeds of the file.", show_default="set by the file"),
+    ] = None,
+    device: options.DeviceName = "auto",
+    out: Annotated[Path, Option("--out", help="Output folder.")] = Path("runs/sweep"),
+    as_json: options.JsonFlag = False,
+) -> None:
+    """Train and evaluate a grid of experiments and seeds. After an interruption, repeat the command."""
+    with ProgressLine(err_console, whole_average=True) as progress:
+        comparison = sweep(
+            file,
+            out,
+            seeds=seeds,
+            executor=executor,
+            address=address,
+            workers=workers,
+            device=device,
+            report=progress.show_runs,
+        )
+    for warning in comparison.warnings:
+        print_message(f"warning: {warning}")
+    if not comparison.is_complete:
+        raise StoppedError("stopped, and all progress is saved; repeat the command to continue")
+    if as_json:
+        facts = {"diverged": comparison.diverged, "failed": comparison.failed, "folder": str(out)}
+        print_json({"results": comparison.rows, **facts})
+    elif comparison.rows:
+        print_table(table_title(comparison.rows), *table(comparison.rows, [run["row"] for run in comparison.diverged]))
+        print_line(f"rows: {out / RESULTS}")
+    if comparison.diverged or comparison.failed:
+        raise FailedRunsError("some runs diverged or failed (see the warnings); repeat the command to train them again")
