@@ -261,6 +261,24 @@ def test_trackio_has_each_step_of_a_resumed_run_once(tmp_path):
     assert json.loads(run_script(READ_TRACKIO, folder=tmp_path)) == logged_losses(tmp_path / "run")
 
 
+@pytest.mark.slow
+def test_metrics_that_trackio_cannot_save_give_a_warning(tmp_path):
+    pytest.importorskip("trackio")
+    (tmp_path / "trackio").write_text("a file, not a folder")
+    arguments = [sys.executable, "-m", "lengthwise", "train", "parity", "--quick", "--tracker", "trackio", "--json"]
+    process = subprocess.run(
+        [*arguments, "--device", "cpu", "--out", str(tmp_path / "run")],
+        env=os.environ | {"TRACKIO_DIR": str(tmp_path / "trackio" / "inner")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(process.stdout)["steps"] == 20
+    assert (
+        len([line for line in process.stderr.splitlines() if line.startswith("warning: tracker trackio failed")]) == 1
+    )
+
+
 def wandb_records(path: Path) -> Iterator[bytes]:
     """Yield the records of a file of wandb, which has the format of a LevelDB log after 7 bytes."""
     content, position, record = path.read_bytes(), 7, b""

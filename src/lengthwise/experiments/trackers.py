@@ -78,9 +78,10 @@ class TrackioTracker:
 
     def __init__(self, run: TrackedRun) -> None:
         import trackio  # noqa: PLC0415  (an optional dependency)
+        from trackio.sqlite_storage import SQLiteStorage  # noqa: PLC0415
 
         self.tracked_step = run.tracked_step
-        self.library = trackio
+        self.library, self.storage = trackio, SQLiteStorage
         # Trackio identifies runs by name.
         name = f"{run.name} {run.id}"
         self.run = trackio.init(project=PROJECT, name=name, config=dict(run.settings), resume="allow", embed=False)
@@ -89,10 +90,15 @@ class TrackioTracker:
         """Add the metrics of a step to a queue, which a thread of trackio saves."""
         if step > self.tracked_step:
             self.run.log(dict(metrics), step=step)
+            self.tracked_step = step
 
     def close(self) -> None:
-        """Wait until all steps are saved."""
+        """Wait until all steps are saved; raise ``OSError`` if local steps are missing, because trackio does not."""
         self.library.finish()
+        saved_step = self.storage.get_max_step_for_run(PROJECT, self.run.name, run_id=self.run.id)
+        # A run in a Space has a URL and no local steps.
+        if self.run.url is None and saved_step != self.tracked_step:
+            raise OSError(f"trackio saved steps up to {saved_step}, not {self.tracked_step}")
 
 
 class WandbTracker:
