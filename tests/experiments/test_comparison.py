@@ -26,7 +26,7 @@ from lengthwise.experiments.comparison import Comparison, compare
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.run import NUM_FIT_EXAMPLES, load_run
 from lengthwise.experiments.run_evaluation import evaluate
-from lengthwise.experiments.run_folder import write_rows_with_digest
+from lengthwise.experiments.run_folder import COMPARISON_ROWS, write_rows_with_digest
 from lengthwise.positions import Sequential
 from lengthwise.tasks import Addition
 from lengthwise.training.trainer import Trainer

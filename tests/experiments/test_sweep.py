@@ -24,6 +24,7 @@ from lengthwise.experiments.experiment import to_dict
 from lengthwise.experiments.folder_names import content_folder_name
 from lengthwise.experiments.jobs import Job, run_job
 from lengthwise.experiments.recipes import experiment_for, recipe
+from lengthwise.experiments.run_folder import COMPARISON_ROWS
 from lengthwise.experiments.sweep import sweep
 from lengthwise.experiments.sweep_file import read_sweep_file
 from lengthwise.positions import Predicted, Sequential

@@ -1,4 +1,4 @@
-"""Names of run folders."""
+"""Names of the folders in which runs are saved."""
 
 import hashlib
 import json

@@ -81,7 +81,8 @@ class TrackioTracker:
         from trackio.sqlite_storage import SQLiteStorage  # noqa: PLC0415
 
         self.tracked_step = run.tracked_step
-        self.library, self.storage = trackio, SQLiteStorage
+        self.library: Any = trackio
+        self.storage = SQLiteStorage
         # Trackio identifies runs by name.
         name = f"{run.name} {run.id}"
         self.run = trackio.init(project=PROJECT, name=name, config=dict(run.settings), resume="allow", embed=False)

@@ -5,6 +5,7 @@ from jaxtyping import Float, Int, Real
 from torch import Tensor
 from torch.nn.functional import embedding, gelu, linear, rms_norm
 
+from lengthwise.model.attention import dilute_attention
 from lengthwise.model.attention_scores import NO_HOOKS, AttentionHooks
 from lengthwise.model.block import Block
 from lengthwise.model.cache import Cache
@@ -51,6 +52,8 @@ class TokenStep:
             query = query * length_factor
             ids = position_ids, new_cache.position_ids
             attended = block.attend(query, key, value, ids, decoder.encoding, hooks)
+            if block.training and settings.dilution:
+                attended = dilute_attention(attended, value, settings.dilution)
             x = x + linear(attended.flatten(1), block.mix_heads.weight)
             normalized = rms_norm(x.float(), x.shape[1:], block.mlp_norm.weight, block.mlp_norm.eps)
             wide = gelu(linear(normalized, block.widen.weight, block.widen.bias))
