@@ -101,7 +101,6 @@ from lengthwise.training.process_group import (
     ProcessGroup,
     join_processes,
     read_launch,
-    reject_several_processes,
 )
 
 SOURCE = Path(lengthwise.__file__).parent
@@ -189,11 +188,12 @@ def launch_environment(**changes: str) -> dict[str, str]:
     return {**names, **changes}
 
 
-def compare_in_several_processes() -> None:
-    with pytest.MonkeyPatch.context() as patch:
+def in_several_processes(function: Callable[..., object]) -> None:
+    """Call a function for many experiments, as if a launcher had started two processes."""
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
         for name, value in launch_environment().items():
             patch.setenv(name, value)
-        reject_several_processes("compare")
+        function({"a": small_experiment()}, Path(folder) / "out", device="cpu")
 
 
 def join_with_one_gpu() -> None:
@@ -1072,10 +1072,13 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         r"^invalid environment variables RANK=2, LOCAL_RANK=1, WORLD_SIZE=2, ",
     ),
     (lambda: read_launch(launch_environment(MASTER_PORT="")), SettingError, r"MASTER_PORT=; start several processes"),
-    (
-        compare_in_several_processes,
-        SettingError,
-        r"^compare runs in one process, but a launcher has started 2; only train uses several$",
+    *(
+        (
+            lambda function=function: in_several_processes(function),
+            SettingError,
+            rf"^{function.__name__} runs in one process, but a launcher has started 2; only train uses several$",
+        )
+        for function in (lengthwise.compare, lengthwise.sweep)
     ),
     (
         join_with_one_gpu,

@@ -16,6 +16,7 @@ from lengthwise.experiments.jobs import Job, JobResult, run_job, saved_result
 from lengthwise.experiments.run_folder import RESULTS, SWEEP_FOLDER, claim_folder, write_rows
 from lengthwise.experiments.sweep_file import SweepFile, check_seeds, read_sweep_file
 from lengthwise.experiments.worker_pool import reject_import_in_worker
+from lengthwise.training.process_group import reject_several_processes
 
 # Version of the layout of a sweep folder.
 LAYOUT = {"layout": 1}
@@ -49,6 +50,7 @@ def sweep(  # noqa: PLR0913  (each argument is a setting of the call)
     ``RunFolderError`` if ``out`` contains a run, comparison or study, or if another process uses it.
     """
     reject_import_in_worker()
+    reject_several_processes("sweep")
     source = (
         SweepFile(experiments=experiments) if isinstance(experiments, Mapping) else read_sweep_file(Path(experiments))
     )
