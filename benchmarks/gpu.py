@@ -181,7 +181,9 @@ def measure_wrapper_cost(seconds_left: float) -> dict[str, Any]:
     """Measure the overhead of PPC in models of transformers with ``hf_overhead.py``."""
     command = [sys.executable, "benchmarks/hf_overhead.py", "--rounds", "3", "--size", "larger"]
     process = subprocess.run(command, capture_output=True, text=True, timeout=seconds_left, check=False)
-    return {"returncode": process.returncode, "table": process.stdout.splitlines(), "last": process.stderr[-500:]}
+    if process.returncode != 0:
+        raise RuntimeError(f"hf_overhead.py ended with status {process.returncode}: {process.stderr[-500:]}")
+    return {"table": process.stdout.splitlines()}
 
 
 CUDA = torch.device("cuda")
