@@ -141,7 +141,7 @@ def measure_file(name: str, path: Path) -> dict[str, Any]:
         for _ in range(ROWS_PER_LENGTH):
             prompt, response = FILE_TASKS[name](rng, length)
             records.append({"prompt": prompt, "response": response, "length": length})
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
     started, row = time.perf_counter(), {"part": "files", "task": name, "examples": len(records)}
     try:
         found = find_coupling_in_examples(JSONLTask(file=str(path)).read())

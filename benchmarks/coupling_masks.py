@@ -124,7 +124,7 @@ def measure(name: str, path: Path) -> dict[str, Any]:
     """Find the tokens that each answer needs, and compare them with the mask."""
     sample, lengths, count = TASKS[name]
     rng, masks = stream(0, "masks", name), {}
-    with path.open("w") as file:
+    with path.open("w", encoding="utf-8") as file:
         for length in lengths:
             for _ in range(count):
                 prompt, response, mask = sample(rng, length)

@@ -72,7 +72,7 @@ TASKS = {
 
 def write_rows(path: Path, task: FileTask, lengths: Sequence[int], count: int, rng: np.random.Generator) -> None:
     """Write rows of the given lengths without a coupling."""
-    with path.open("w") as file:
+    with path.open("w", encoding="utf-8") as file:
         for length in lengths:
             for _ in range(count):
                 prompt, response = task.sample(rng, length)

@@ -16,18 +16,20 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 import transformers  # noqa: F401  (imported before the forks, so that no attack has to import it)
-from tests.attacks import command_lines, kills, lies, machine, mutations
+from tests.attacks import command_lines, kills, launches, lies, machine, mutations
 
 from lengthwise.core.provenance import provenance, utc_timestamp
 from lengthwise.experiments.run_folder import append_rows
 
 RESULTS = Path(__file__).parent / "results" / "faults.jsonl"
+# Number of kills per kind of work that uses several processes.
+LAUNCHED = {"ray": 50, "sweep": 60, "together": 90, "workers": 20}
 # Number of attacks per kind. The longest kinds come first; all kinds take 15 minutes on two cores.
 ATTACKS = {
+    **{name: (partial(launches.attack, name), number) for name, number in LAUNCHED.items()},
     "kills": (kills.attack, 195),
     "commands": (command_lines.attack, 1000),
     "mutations": (mutations.attack, 480),
-    "workers": (kills.attack_workers, 9),
     "lies": (lies.attack, 420),
     "disk": (machine.attack_disk, 44),
     "pairs": (machine.attack_pairs, 33),

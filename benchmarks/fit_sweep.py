@@ -185,7 +185,7 @@ def run_jobs(jobs: Sequence[Job], path: Path, num_workers: int) -> list[dict[str
         for future in as_completed(futures):
             row = {**future.result(), "provenance": facts}
             rows[futures[future].key] = row
-            with path.open("a") as file:
+            with path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
             print({name: value for name, value in row.items() if name != "provenance"}, flush=True)
     return [rows[job.key] for job in jobs]
@@ -194,7 +194,7 @@ def run_jobs(jobs: Sequence[Job], path: Path, num_workers: int) -> list[dict[str
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the finished rows."""
     if path.exists():
-        yield from (json.loads(line) for line in path.read_text().splitlines())
+        yield from (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
 
 
 def rank_configurations(rows: Sequence[dict[str, Any]], method: str) -> list[str]:

@@ -249,7 +249,7 @@ def merge_results(out: Path) -> Path:
 
 def print_table(file: Path) -> None:
     """Print one line per model, task and positions; each column lists the seeds in order."""
-    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     for name, task in TASKS.items():
         print(f"\n**{name}**, trained on at most {task.train_length}\n")
         columns = [f"{length:,} (n={number})" for length, number in zip(task.lengths, task.num_examples, strict=True)]

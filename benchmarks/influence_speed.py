@@ -260,7 +260,7 @@ def print_peak(kind: str) -> None:
     """Print the peak memory in bytes after loading the model, minus the memory of the loaded model (Linux only)."""
     lm, (window,) = random_model(), random_windows(1)
     # Reset the peak that building the model caused.
-    Path("/proc/self/clear_refs").write_text("5")
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
     before = memory_in_use("VmRSS")
     if kind == "plain":
         with torch.no_grad():
@@ -272,7 +272,9 @@ def print_peak(kind: str) -> None:
 
 def memory_in_use(field: str) -> int:
     """Return a memory field of ``/proc/self/status`` in bytes."""
-    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+    (line,) = (
+        line for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines() if line.startswith(field)
+    )
     return int(line.split()[1]) * 1024
 
 

@@ -44,7 +44,7 @@ def resident_memory() -> int:
     """Return the resident memory of this process in bytes, without free memory of the C library."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -54,7 +54,9 @@ def run_round(folder: Path) -> None:
     os.chdir(folder)
     Path("texts").mkdir()
     for number in range(8):
-        Path(f"texts/{number}.txt").write_text("".join(SENTENCE.format(number * 100 + line) for line in range(40)))
+        Path(f"texts/{number}.txt").write_text(
+            "".join(SENTENCE.format(number * 100 + line) for line in range(40)), encoding="utf-8"
+        )
     for arguments in COMMANDS:
         output = io.StringIO()
         try:

@@ -22,13 +22,8 @@ from typing import Any
 
 import matplotlib.pyplot  # noqa: F401
 import torch._dynamo  # noqa: F401
-import transformers.generation
 import transformers.models.llama.modeling_llama  # noqa: F401
 
-import lengthwise.hf.lengthwise_model
-import lengthwise.hf.loading
-import lengthwise.hf.task_dataset
-import lengthwise.hf.text_evaluation
 import lengthwise.hf.tokenization  # noqa: F401
 from lengthwise.cli import app as cli
 from lengthwise.core.errors import LengthwiseError
@@ -86,6 +81,10 @@ class Tally:
         """Count an attack."""
         self.number += 1
         self.errors += outcome.status == 2
+        self.report(attack, faults, outcome)
+
+    def report(self, attack: str, faults: Sequence[str], outcome: Outcome) -> None:
+        """Record faults, if there are any, without counting an attack."""
         if faults:
             output = (outcome.err or outcome.out)[-1500:]
             self.faults.append({"attack": attack, "faults": list(faults), "printed": output})

@@ -74,7 +74,7 @@ def make() -> None:
     Path("run").rename("plain")
     make_corpus(0)
     Path("parity").rename("run")
-    Path("grid.json").write_text(GRID)
+    Path("grid.json").write_text(GRID, encoding="utf-8")
     os.mkfifo("fifo")
 
 

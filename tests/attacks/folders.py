@@ -59,7 +59,7 @@ def make_jsonl(seed: int) -> None:
         {"prompt": [*word], "response": [*word[::-1]], "coupling": [*range(len(word)), *range(len(word))[::-1]]}
         for word in (WORDS[::-1] if seed else WORDS)
     ]
-    Path("rows.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    Path("rows.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
     task = JSONLTask(file="rows.jsonl")
     lw.train(replace(small_experiment(task), train_lengths=(1, 4), seed=seed), "run", device="cpu")
     Path("rows.jsonl").rename("test.jsonl")

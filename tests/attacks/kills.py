@@ -1,17 +1,12 @@
 """SIGKILL at random times: the repeated command must give the same result and leave no temporary files."""
 
-import os
-import random
-import signal
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.attacks import attack as attacking
-from tests.attacks.attack import Tally, copy_of, leftovers, rng_of, run, send_signal, untimed
+from tests.attacks.attack import Tally, copy_of, leftovers, rng_of, run, untimed
 from tests.attacks.folders import make_corpus, make_run, make_text, measure, parity
 from tests.support.small_runs import small_experiment
 
@@ -67,14 +62,14 @@ def evaluated_result(folder: Path) -> Any:
     return rows[:2], rows[-len(lengths) :]
 
 
-def compare(jobs: int = 1) -> None:
+def compare() -> None:
     """Compare three experiments."""
     experiments = {
         "PPC": parity(0),
         "rank": small_experiment(head="rank"),
         "increment": small_experiment(head="increment"),
     }
-    lw.compare(experiments, "both", num_seeds=1, jobs=jobs, device="cpu")
+    lw.compare(experiments, "both", num_seeds=1, jobs=1, device="cpu")
 
 
 def compared_result(folder: Path) -> Any:
@@ -165,65 +160,3 @@ def _reference(victim: Victim, scratch: Path) -> tuple[Path, Any, float]:
     assert outcome.status == 0, outcome.err
     assert not leftovers(work)
     return begin, victim.result(work), outcome.seconds
-
-
-def attack_workers(number: int, seed: int, scratch: Path) -> Tally:
-    """Kill the parent, a worker, or all processes of a comparison: no orphans, and the same rows afterwards."""
-    tally, victim = Tally("kills of workers"), replace(VICTIMS[2], work=partial(compare, 2))
-    # One reference for all: another number of threads would change the last digits.
-    begin, expected, _ = _reference(victim, scratch)
-    for each in range(number):
-        rng, folder = rng_of(seed, "worker", each), copy_of(begin, scratch / "work")
-        target, after = ("parent", "worker", "all")[each % 3], rng.uniform(2.0, 9.0)
-        status, faults = _kill_one_of(victim.work, folder, scratch, target, after, rng)
-        again = run(victim.work, folder, seconds=120)
-        faults += again.faults(allowed=(0,)) or _differences(victim, folder, expected)
-        tally.add(f"{each}: {target} after {after:.1f} s (status {status})", faults, again)
-    return tally
-
-
-def _kill_one_of(
-    work: Callable[[], Any], folder: Path, scratch: Path, target: str, after: float, rng: random.Random
-) -> tuple[int, list[str]]:
-    """Kill processes of a comparison; return the status of the parent and its faults."""
-    outputs = {name: scratch / name for name in ("out", "err")}
-    parent = os.fork()
-    if not parent:
-        attacking.be_child(work, folder, outputs)
-    time.sleep(after)
-    workers = [process for process in in_session(parent) if _is_worker(process)]
-    if target == "all":
-        send_signal(parent, signal.SIGKILL)
-    else:
-        os.kill(rng.choice(workers) if workers and target == "worker" else parent, signal.SIGKILL)
-    _, status = os.waitpid(parent, 0)
-    until = time.monotonic() + 15
-    while (left := in_session(parent)) and time.monotonic() < until:
-        time.sleep(0.1)
-    for process in left:
-        os.kill(process, signal.SIGKILL)
-    faults = [f"leaves {len(left)} processes"] if left else []
-    if "Traceback" in (output := outputs["err"].read_text(errors="replace")):
-        faults.append(f"prints a traceback: {output[-800:]}")
-    return os.waitstatus_to_exitcode(status), faults
-
-
-def _is_worker(process: int) -> bool:
-    """Return True for a worker, and False for the resource tracker of Python."""
-    try:
-        return b"spawn_main" in Path(f"/proc/{process}/cmdline").read_bytes()
-    except OSError:
-        return False
-
-
-def in_session(leader: int) -> list[int]:
-    """Return the live processes in the session of a process."""
-    processes = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, _, _, session = path.read_text().rpartition(")")[2].split()[:4]
-        except OSError:
-            continue
-        if int(session) == leader and state != "Z":
-            processes.append(int(path.parent.name))
-    return processes

@@ -54,7 +54,7 @@ def change(tree: Tree, rng: random.Random) -> tuple[Tree, str]:
 
 
 def _json(path: Path) -> Tree:
-    tree: Tree = json.loads(path.read_text())
+    tree: Tree = json.loads(path.read_text(encoding="utf-8"))
     return tree
 
 

@@ -49,7 +49,7 @@ def test_setting_every_saved_value_again_changes_nothing(name):
     tree = json.loads(json.dumps(to_dict(experiment)))
     changes = [SettingChange(path=key, value=value, source=key) for key, value in tree.items()]
     assert change_settings(experiment, changes) == experiment
-    Path("config.json").write_text(json.dumps(tree))
+    Path("config.json").write_text(json.dumps(tree), encoding="utf-8")
     assert change_settings(experiment, read_config(Path("config.json"))) == experiment
 
 
@@ -109,7 +109,7 @@ def test_a_change_keeps_fields_that_are_not_saved():
 
 
 def test_the_last_assignment_wins_and_assignments_win_over_the_file():
-    Path("config.toml").write_text("seed = 1\n[training]\nsteps = 2\nclip = 3.0\n")
+    Path("config.toml").write_text("seed = 1\n[training]\nsteps = 2\nclip = 3.0\n", encoding="utf-8")
     changes = read_changes(Path("config.toml"), ["training.steps=4", "training.steps=5"], steps=None)
     experiment = change_settings(Experiment(), changes)
     assert (experiment.seed, experiment.training.steps, experiment.training.clip) == (1, 5, 3.0)
@@ -160,7 +160,7 @@ LINES = {
 
 @pytest.mark.parametrize(("name", "content", "column"), [("a.toml", TOML, 0), ("b.json", JSON, 1)])
 def test_a_file_sets_settings_and_its_lines_are_known(name, content, column):
-    Path(name).write_text(content)
+    Path(name).write_text(content, encoding="utf-8")
     changes = read_config(Path(name))
     assert {change.path: change.source for change in changes} == {
         path: f"{name} line {lines[column]}" for path, lines in LINES.items()
@@ -176,9 +176,9 @@ def test_a_file_sets_settings_and_its_lines_are_known(name, content, column):
 
 
 def test_an_inline_table_and_an_unknown_empty_table_are_named_by_their_line():
-    Path("a.toml").write_text("seed = 1\ntraining = { steps = 7, clipp = 1 }\n")
+    Path("a.toml").write_text("seed = 1\ntraining = { steps = 7, clipp = 1 }\n", encoding="utf-8")
     assert "a.toml line 2: unknown setting of training 'clipp'" in config_error("a.toml")
-    Path("a.toml").write_text("seed = 1\n\n[trainin]\n")
+    Path("a.toml").write_text("seed = 1\n\n[trainin]\n", encoding="utf-8")
     assert "a.toml line 3: unknown setting of experiment 'trainin'" in config_error("a.toml")
 
 
@@ -190,7 +190,7 @@ def config_error(name: str) -> str:
 
 @pytest.mark.parametrize("value", ["1979-05-27", "nan", "inf", "[[1]]", "99999999999999999999", "{a = 1}"])
 def test_a_toml_value_of_another_type_raises_an_error_with_its_line(value):
-    Path("a.toml").write_text(f"[training]\nsteps = {value}\n")
+    Path("a.toml").write_text(f"[training]\nsteps = {value}\n", encoding="utf-8")
     assert "a.toml line 2: steps" in config_error("a.toml")
 
 
@@ -203,7 +203,8 @@ def test_a_damaged_file_raises_a_one_line_error(name, text):
 
 def test_train_uses_the_file_then_set_then_the_flags(capsys):
     Path("config.toml").write_text(
-        "[task]\nname = 'copy'\n[scheme]\nname = 'sequential'\n[training]\nsteps = 9\nclip = 3.0\nbatch_size = 3\n"
+        "[task]\nname = 'copy'\n[scheme]\nname = 'sequential'\n[training]\nsteps = 9\nclip = 3.0\nbatch_size = 3\n",
+        encoding="utf-8",
     )
     flags = ["--config", "config.toml", "--set", "training.clip=4", "--steps", "2", "--set", "decoder.d_model=16"]
     output_of(["train", *flags, *QUICK, "--out", "run"], capsys)
@@ -222,7 +223,9 @@ def test_train_uses_the_file_then_set_then_the_flags(capsys):
 
 
 def test_compare_sets_settings_of_every_row(capsys):
-    Path("config.json").write_text('{"seed": 5, "training": {"steps": 9}, "evaluation": {"lengths": [3]}}')
+    Path("config.json").write_text(
+        '{"seed": 5, "training": {"steps": 9}, "evaluation": {"lengths": [3]}}', encoding="utf-8"
+    )
     rows = ["--task", "parity", "--rows", "predicted/rotary,sequential/nope", "--jobs", "1"]
     flags = ["--config", "config.json", "--set", "training.steps=2", "--set", "evaluation.num_examples=[4]"]
     document = json.loads(output_of(["compare", *rows, *flags, *QUICK, "--out", "new", "--json"], capsys)[0])

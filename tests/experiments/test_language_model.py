@@ -86,14 +86,14 @@ def test_prepare_prints_a_row_per_kind(capsys):
 
 def test_prepare_json_is_one_document_with_the_facts_of_the_corpus(capsys):
     document = json.loads(output_of(["prepare", "tales", "--vocabulary-size", "280", "--out", "new", "--json"], capsys))
-    assert document == {"folder": "new", **json.loads(Path("new/corpus.json").read_text())}
+    assert document == {"folder": "new", **json.loads(Path("new/corpus.json").read_text(encoding="utf-8"))}
     assert document["settings"] == {"vocabulary_size": 280, "held_out": 0.1, "seed": 0}
 
 
 @pytest.mark.filterwarnings("always::lengthwise.core.errors.SkippedTextWarning")
 def test_prepare_warns_about_skipped_files(capsys):
     Path("more").mkdir()
-    Path("more/good.txt").write_text("some text\n" * 9)
+    Path("more/good.txt").write_text("some text\n" * 9, encoding="utf-8")
     Path("more/bad.txt").write_bytes(b"\xff")
     cli.main(["prepare", "more", "--out", "new"])
     warnings = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
@@ -105,7 +105,7 @@ def test_a_run_saves_the_absolute_path_of_its_corpus(folders, capsys):
         output_of(["train", "language_model", *QUICK, "--corpus", "corpus", "--out", "new", "--json"], capsys)
     )
     assert document["fitted"] is None
-    saved = json.loads(Path("new/experiment.json").read_text())["experiment"]["task"]
+    saved = json.loads(Path("new/experiment.json").read_text(encoding="utf-8"))["experiment"]["task"]
     assert saved == {"name": "text", "corpus": str(Path("corpus").absolute()), "split": "train", "kind": None}
     assert (Path("new") / "tokenizer.json").read_bytes() == (folders / "corpus/tokenizer.json").read_bytes()
 
@@ -179,7 +179,7 @@ def test_compare_prints_and_draws_perplexities(folders, capsys):
     flags = ["compare", "--task", "text", "--rows", rows, "--corpus", "corpus", *QUICK, "--lengths", "4,40"]
     out = output_of([*flags, "--num-examples", "6", "--jobs", "1", "--out", "new"], capsys)
     assert out.startswith("perplexity by context length")
-    found = [json.loads(line) for line in Path("new/results.jsonl").read_text().splitlines()]
+    found = [json.loads(line) for line in Path("new/results.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [(row["row"], row["length"]) for row in found] == [
         (row, length) for row in rows.split(",") for length in (4, 40)
     ]

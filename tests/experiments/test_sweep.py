@@ -280,7 +280,8 @@ def test_a_grid_contains_every_combination(tmp_path):
             {"scheme": [{"name": "predicted", "num_position_ids": 64}]},
             {
                 'scheme={"name": "predicted", "num_position_ids": 64}': replace(
-                    recipe("parity"), scheme=Predicted(num_position_ids=64)
+                    recipe("parity"),
+                    scheme=replace(recipe("parity").scheme, num_position_ids=64),  # type: ignore[type-var]
                 )
             },
         ),

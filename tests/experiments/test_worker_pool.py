@@ -104,7 +104,7 @@ def die_late_or_idle(seconds: float) -> float:
 def is_alive(process: int) -> bool:
     """Return True if a process exists and is not a zombie."""
     with suppress(OSError):
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
     return False
 
 

@@ -282,7 +282,7 @@ def test_push_to_hub_uploads_the_saved_model(tmp_path, monkeypatch):
 
     class Card:
         def save(self, path):
-            Path(path).write_text("card")
+            Path(path).write_text("card", encoding="utf-8")
 
     def upload(self, folder, name, **options):
         shutil.copytree(folder, tmp_path / "hub")

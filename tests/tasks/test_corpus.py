@@ -157,7 +157,7 @@ def test_the_only_document_of_a_kind_is_split_after_a_line_and_its_end_is_held_o
     folder = prepare(["letter/only.txt", "code"], held_out=0.25)
     ((name, start),) = split_texts(folder, TRAIN, "letter").items()
     ((end_name, end),) = split_texts(folder, HELD_OUT, "letter").items()
-    assert start + end == Path("letter/only.txt").read_text()
+    assert start + end == Path("letter/only.txt").read_text(encoding="utf-8")
     assert (name, end_name) == ("letter/only.txt", "letter/only.txt (end)")
     assert start.endswith("\n")
     assert 0.2 < len(end) / len(start + end) <= 0.25
@@ -165,9 +165,9 @@ def test_the_only_document_of_a_kind_is_split_after_a_line_and_its_end_is_held_o
 
 def test_the_tokenizer_does_not_depend_on_held_out_text(texts):
     first = prepare(["letter/only.txt"], held_out=0.5)
-    text = Path("letter/only.txt").read_text()
+    text = Path("letter/only.txt").read_text(encoding="utf-8")
     cut = len(split_texts(first, TRAIN)["letter/only.txt"])
-    Path("letter/only.txt").write_text(text[:cut] + "q" * (len(text) - cut - 1) + "\n")
+    Path("letter/only.txt").write_text(text[:cut] + "q" * (len(text) - cut - 1) + "\n", encoding="utf-8")
     second = prepare(["letter/only.txt"], "other", held_out=0.5)
     assert (first / "tokenizer.json").read_bytes() == (second / "tokenizer.json").read_bytes()
     assert split_texts(first, HELD_OUT) != split_texts(second, HELD_OUT)
@@ -186,7 +186,7 @@ def test_the_kind_of_a_source_is_its_prefix_or_the_name_of_its_folder(texts):
     )
     assert facts["sources"] == {"tales": ["prose"], "code": ["code/part_1.py", "code/part_2.py"], "a": ["letter"]}
     Path("a=b").mkdir()
-    Path("a=b/c.txt").write_text("some text\n" * 9)
+    Path("a=b/c.txt").write_text("some text\n" * 9, encoding="utf-8")
     assert list(prepare_corpus(["a=b"], Path("d"), vocabulary_size=300)["kinds"]) == ["a=b"]
 
 
@@ -286,7 +286,7 @@ def test_a_second_preparation_into_the_same_folder_raises_an_error(texts):
 def test_a_folder_that_appears_during_preparation_is_not_changed(texts):
     def meanwhile(stage: str, done: int, total: int | None) -> None:
         Path("corpus").mkdir(exist_ok=True)
-        Path("corpus/mine").write_text("mine")
+        Path("corpus/mine").write_text("mine", encoding="utf-8")
 
     with pytest.raises(RunFolderError, match="corpus already exists and is not an empty folder; choose another --out"):
         prepare(report=meanwhile)
@@ -363,7 +363,7 @@ INVALID: dict[str, tuple[dict[str, Any], type[LengthwiseError], str]] = {
 
 @pytest.mark.parametrize("name", INVALID)
 def test_invalid_settings_raise_a_one_line_error_and_write_nothing(name, texts):
-    Path("short.txt").write_text("x")
+    Path("short.txt").write_text("x", encoding="utf-8")
     settings, error, text = INVALID[name]
     before = folder_contents(texts)
     with pytest.raises(error, match=text) as caught:

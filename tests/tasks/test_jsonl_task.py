@@ -45,7 +45,7 @@ COUPLED = Coupled(num_position_ids=64)
 def write_records(path: Path, records: Iterable[Record | str]) -> Path:
     """Write one line per record; strings are written unchanged."""
     lines = (each if isinstance(each, str) else json.dumps(each) for each in records)
-    path.write_text("".join(f"{line}\n" for line in lines))
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return path
 
 

@@ -29,7 +29,7 @@ STEPS_PER_LINE = 100
 @contextmanager
 def discard_output() -> Iterator[None]:
     """Discard the standard output and the standard error of this process."""
-    with Path(os.devnull).open("w") as null, redirect_stdout(null), redirect_stderr(null):
+    with Path(os.devnull).open("w", encoding="utf-8") as null, redirect_stdout(null), redirect_stderr(null):
         yield
 
 

@@ -101,6 +101,6 @@ def machine_memory() -> int | None:
     except (AttributeError, ValueError, OSError):
         return None
     try:
-        return min(total_bytes, int(CONTAINER_LIMIT_FILE.read_text()))
+        return min(total_bytes, int(CONTAINER_LIMIT_FILE.read_text(encoding="utf-8")))
     except (OSError, ValueError):
         return total_bytes

@@ -74,7 +74,7 @@ def utc_timestamp() -> str:
 
 def _is_lengthwise_project(pyproject_path: Path) -> bool:
     try:
-        return bool(tomllib.loads(pyproject_path.read_text())["project"]["name"] == "lengthwise")
+        return bool(tomllib.loads(pyproject_path.read_text(encoding="utf-8"))["project"]["name"] == "lengthwise")
     except (OSError, ValueError, KeyError, TypeError):
         return False
 

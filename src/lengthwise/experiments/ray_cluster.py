@@ -2,6 +2,7 @@
 
 import logging
 import os
+import platform
 import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -43,7 +44,7 @@ class SharedFile:
             is_shared = False
         if not is_shared:
             raise RunFolderError(
-                f"node {os.uname().nodename} does not see the files in {self.path.parent}; choose an --out on a file "
+                f"node {platform.node()} does not see the files in {self.path.parent}; choose an --out on a file "
                 "system that all nodes share, under the same path"
             )
 

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lengthwise.core.errors import LengthwiseError, RunFolderError, SettingError, unknown_name
+from lengthwise.core.errors import LengthwiseError, SettingError, unknown_name
 from lengthwise.core.json_parsing import parse_json
-from lengthwise.experiments.experiment import TABLES, Experiment, from_dict, to_dict
+from lengthwise.experiments.experiment import TABLES, Experiment
 from lengthwise.experiments.recipes import experiment_for, recipe, with_parts
+from lengthwise.experiments.setting_changes import SettingChange, change_settings
 
 KEYS = ("base", "grid", "seeds")
 # Settings whose value can be a name, as on the command line.
@@ -79,15 +80,19 @@ def _grid_experiments(path: Path, base: Mapping[str, Any], grid: Mapping[str, li
     starts: dict[str, Experiment] = {}
     for values in itertools.product(*grid.values()):
         choice = dict(zip(grid, values, strict=True))
-        settings = {**base, **choice}
-        names = {key: settings.pop(key) for key in NAMED_PARTS if isinstance(settings.get(key), str)}
+        place, settings = f"{path}, {_label(choice) or 'base'}", {**base, **choice}
+        if "seed" in settings:
+            raise SettingError(f"{place}: a seed is not a setting of the grid; use the key seeds")
+        names = {kind: name for kind in NAMED_PARTS if (name := _name_of(settings.get(kind))) is not None}
         key = json.dumps(names)
-        try:
-            if key not in starts:
-                starts[key] = _start(names)
-            experiment = _with_settings(starts[key], settings)
-        except LengthwiseError as error:
-            raise SettingError(f"{path}, {_label(choice) or 'base'}: {error}") from None
+        if key not in starts:
+            starts[key] = _start(names, place)
+        changes = [
+            SettingChange(path=name, value=value, source=place)
+            for name, value in settings.items()
+            if name not in NAMED_PARTS or not isinstance(value, str)
+        ]
+        experiment = change_settings(starts[key], changes)
         label = _label(choice) or "/".join(getattr(experiment, kind).name for kind in TABLES)
         if label in experiments:
             raise SettingError(f"the grid in {path} contains {label} twice; use different values in each list")
@@ -95,50 +100,25 @@ def _grid_experiments(path: Path, base: Mapping[str, Any], grid: Mapping[str, li
     return experiments
 
 
-def _start(names: Mapping[str, str]) -> Experiment:
+def _name_of(value: Any) -> str | None:
+    """Return the name of a part that is given as a name, or as an object with its name and settings."""
+    name = value.get("name") if isinstance(value, dict) else value
+    return name if isinstance(name, str) else None
+
+
+def _start(names: Mapping[str, str], place: str) -> Experiment:
     """Return the experiment with these names of a recipe or of a task, and of a scheme and an encoding."""
     scheme, encoding = names.get("scheme"), names.get("encoding")
     if "recipe" in names and "task" in names:
-        raise SettingError(f"recipe '{names['recipe']}' sets the task; leave out the recipe or the task")
-    if "recipe" in names:
-        return with_parts(recipe(names["recipe"]), scheme, encoding)
-    if "task" not in names:
-        raise SettingError("the experiment has no task; add the name of a task or of a recipe to base")
-    return experiment_for(names["task"], "predicted" if scheme is None else scheme, encoding)
-
-
-def _with_settings(start: Experiment, settings: Mapping[str, Any]) -> Experiment:
-    """Return the experiment with other settings, given by their paths in ``experiment.json``."""
-    if not settings:
-        return start
-    tree = json.loads(json.dumps(to_dict(start)))
-    for path, value in settings.items():
-        if path == "seed":
-            raise SettingError("a seed is not a setting of the grid; use the key seeds")
-        _set(tree, path, value)
-    # The JSON form has no locations of files and no custom classes, so keep the parts and the classes of the start.
-    changed = {path.partition(".")[0] for path in settings}
-    overrides = {kind: getattr(start, kind) for kind in TABLES if kind not in changed}
-    overrides |= {kind: type(getattr(start, kind)) for kind in TABLES if kind in changed and kind not in settings}
+        raise SettingError(f"{place}: recipe '{names['recipe']}' sets the task; leave out the recipe or the task")
+    if "recipe" not in names and "task" not in names:
+        raise SettingError(f"{place}: the experiment has no task; add the name of a task or of a recipe to base")
     try:
-        return from_dict(tree, overrides=overrides)
-    except RunFolderError:
-        advice = "use names and values as in the experiment.json of a run"
-        raise SettingError(f"invalid value of {' or '.join(settings)}; {advice}") from None
-
-
-def _set(tree: dict[str, Any], path: str, value: Any) -> None:
-    """Set a nested value by its path, such as ``training.learning_rate``."""
-    *parents, last = path.split(".")
-    node: Any = tree
-    for depth, name in enumerate((*parents, last)):
-        known_names = node if isinstance(node, dict) else {}
-        if name not in known_names:
-            place = ".".join(parents[:depth]) or "an experiment"
-            raise unknown_name(f"setting of {place}", name, [known for known in known_names if known != "name"])
-        if depth == len(parents):
-            node[name] = value
-        node = node[name]
+        if "recipe" in names:
+            return with_parts(recipe(names["recipe"]), scheme, encoding)
+        return experiment_for(names["task"], "predicted" if scheme is None else scheme, encoding)
+    except LengthwiseError as error:
+        raise type(error)(f"{place}: {error}") from None
 
 
 def _label(choice: Mapping[str, Any]) -> str:

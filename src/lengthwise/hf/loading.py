@@ -11,7 +11,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.utils import logging
 
 # These imports register the model types with the Auto classes.
-import lengthwise.hf.lengthwise_model
 import lengthwise.hf.predictive_model  # noqa: F401
 from lengthwise.core.errors import ModelError, unknown_name
 from lengthwise.hf.causal_lm import CausalLM
