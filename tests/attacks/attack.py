@@ -22,8 +22,13 @@ from typing import Any
 
 import matplotlib.pyplot  # noqa: F401
 import torch._dynamo  # noqa: F401
+import transformers.generation  # noqa: F401
 import transformers.models.llama.modeling_llama  # noqa: F401
 
+import lengthwise.hf.lengthwise_model  # noqa: F401
+import lengthwise.hf.loading  # noqa: F401
+import lengthwise.hf.task_dataset  # noqa: F401
+import lengthwise.hf.text_evaluation  # noqa: F401
 import lengthwise.hf.tokenization  # noqa: F401
 from lengthwise.cli import app as cli
 from lengthwise.core.errors import LengthwiseError

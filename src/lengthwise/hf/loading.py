@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.utils import logging
 
 # These imports register the model types with the Auto classes.
+import lengthwise.hf.lengthwise_model  # noqa: F401
 import lengthwise.hf.predictive_model  # noqa: F401
 from lengthwise.core.errors import ModelError, unknown_name
 from lengthwise.hf.causal_lm import CausalLM
