@@ -1,5 +1,6 @@
 """What every test shares; lengthwise is not imported: its annotations are checked only if the plugin comes first."""
 
+import sys
 from collections import defaultdict
 
 import numpy as np
@@ -25,6 +26,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for index, case in enumerate(cases):
             if index not in kept:
                 case.add_marker(pytest.mark.slow)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip tests that need Linux on other systems; docs/systems.md lists what differs."""
+    if sys.platform != "linux" and item.get_closest_marker("linux") is not None:
+        pytest.skip("needs fork, /proc or the signals of Linux")
 
 
 @pytest.fixture

@@ -324,6 +324,7 @@ files.write_atomically(Path(sys.argv[1]), b"half")
 """
 
 
+@pytest.mark.linux
 def test_the_next_write_removes_the_leftovers_of_a_killed_write(tmp_path):
     path = tmp_path / "file"
     process = subprocess.run([sys.executable, "-c", KILLED, str(path)], check=False)

@@ -43,6 +43,7 @@ def test_a_package_inside_the_repository_of_its_user_has_no_commit(tmp_path):
     assert git_commit(root / "src") is None
 
 
+@pytest.mark.linux
 def test_reading_the_commit_runs_no_hook_of_the_repository(tmp_path):
     root, marker = repository(tmp_path), tmp_path / "ran"
     hook = root / "monitor"

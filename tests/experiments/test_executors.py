@@ -74,6 +74,7 @@ def finished_models(folder: Path) -> dict[Path, int]:
 
 
 @pytest.mark.slow
+@pytest.mark.linux
 @pytest.mark.parametrize("executor", ["local", "ray"])
 def test_a_sweep_continues_after_its_process_is_killed(executor, tmp_path):
     with start(tmp_path, executor) as process:

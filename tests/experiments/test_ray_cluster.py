@@ -26,12 +26,15 @@ EXPERIMENTS = {
     "NoPE": small_experiment(scheme=Sequential(), encoding=NoPE(), steps=60, checkpoint_every=10),
 }
 # The sources of ray 2.60 open files and sockets that they do not close.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::ResourceWarning",
-    "ignore::pytest.PytestUnraisableExceptionWarning",
-    "ignore::FutureWarning",
-    "ignore::DeprecationWarning",
-)
+pytestmark = [
+    pytest.mark.linux,
+    pytest.mark.filterwarnings(
+        "ignore::ResourceWarning",
+        "ignore::pytest.PytestUnraisableExceptionWarning",
+        "ignore::FutureWarning",
+        "ignore::DeprecationWarning",
+    ),
+]
 
 
 def untimed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -1,7 +1,6 @@
 """Runs: saving and loading, the fields of result rows, generation from a prompt, and interruption by Ctrl-C."""
 
 import json
-import os
 import shlex
 import shutil
 import signal
@@ -465,7 +464,7 @@ def interrupt_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
 
     def report(self: ProgressLine, row: dict[str, Any]) -> None:
         if row["step"] == step:
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(ProgressLine, "show_training", report)
 
@@ -500,8 +499,8 @@ def test_ctrl_c_saves_the_run_and_prints_the_command_that_resumes_it(tmp_path, m
 @pytest.mark.usefixtures("_ctrl_c_interrupts")
 def test_a_second_ctrl_c_exits_immediately_with_status_1(tmp_path, monkeypatch, capsys):
     def report(self: ProgressLine, row: dict[str, Any]) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(ProgressLine, "show_training", report)
     with pytest.raises(SystemExit) as exit_info:
@@ -515,7 +514,7 @@ def test_ctrl_c_during_evaluation_exits_with_status_1(tmp_path, monkeypatch, cap
     trained(tmp_path)
 
     def report(self: ProgressLine, length: int, done: int, total: int) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(ProgressLine, "show_examples", report)
     with pytest.raises(SystemExit) as exit_info:

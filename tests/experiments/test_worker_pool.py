@@ -115,6 +115,7 @@ def test_a_lost_worker_ends_the_call_while_another_worker_is_idle():
 
 
 @pytest.mark.slow
+@pytest.mark.linux
 def test_workers_end_with_their_parent(tmp_path):
     call = f"run_in_processes(write_number_and_wait, [{str(tmp_path)!r}] * 2, 2, print)"
     script = f"from test_worker_pool import *; {call}"

@@ -12,9 +12,22 @@ from tests.attacks.inputs import READERS, input_of, raises_error
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 # Attacks per kind; the kinds that take long are slow tests.
 FAST = {"types": 4}
-SLOW = {"commands": 12, "kills": 6, "mutations": 32, "lies": 28, "disk": 10, "rights": 10, "pairs": 10, "workers": 3}
+SLOW = {
+    "commands": 12,
+    "kills": 6,
+    "mutations": 32,
+    "lies": 28,
+    "disk": 10,
+    "rights": 10,
+    "pairs": 10,
+    "workers": 3,
+    "sweep": 2,
+    "ray": 2,
+    "together": 6,
+}
 
 
+@pytest.mark.linux
 @pytest.mark.parametrize("kind", [*FAST, *(pytest.param(kind, marks=pytest.mark.slow) for kind in SLOW)])
 def test_a_sample_of_attacks_finds_no_fault(kind):
     number = {**FAST, **SLOW}[kind]

@@ -39,7 +39,10 @@ from lengthwise.training.loss import answer_loss, mix_predicted_ids
 from lengthwise.training.process_group import Launch, ProcessGroup, join_processes, read_launch
 from lengthwise.training.trainer import Trainer
 
-pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+pytestmark = [
+    pytest.mark.linux,
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+]
 
 TOLERANCE = 1e-5
 MIXED = {"batch_size": 13, "lengths_per_batch": 3}
