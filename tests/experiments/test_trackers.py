@@ -16,10 +16,13 @@ from lengthwise.cli import app as cli
 from lengthwise.core.errors import TrackerWarning
 from lengthwise.experiments import run as run_module
 from lengthwise.experiments.comparison import compare
+from lengthwise.experiments.folder_names import content_folder_name
 from lengthwise.experiments.run import train
 from lengthwise.experiments.run_folder import read_rows
+from lengthwise.experiments.sweep import sweep
 from lengthwise.experiments.trackers import TRACKERS, TrackedRun
 
+SWEEP = Path(__file__).parents[2] / "docs" / "sweep.json"
 # Stands for the library of a tracker, which must be installed.
 FAKE = "json"
 
@@ -150,12 +153,24 @@ def test_the_model_is_saved_before_a_tracker_can_wait_for_its_network(tmp_path, 
         train(small_experiment(steps=2), tmp_path, device="cpu", trackers=[FAKE])
 
 
+TWO_EXPERIMENTS = {"one": small_experiment(steps=2), "other": small_experiment(steps=2, batch_size=2)}
+
+
 def test_every_run_of_a_comparison_is_tracked(received, tmp_path):
-    experiments = {"one": small_experiment(steps=2), "other": small_experiment(steps=2, batch_size=2)}
-    compare(experiments, tmp_path, jobs=1, device="cpu", trackers=[FAKE])
+    compare(TWO_EXPERIMENTS, tmp_path, jobs=1, device="cpu", trackers=[FAKE])
     runs = [call for call in received if isinstance(call, TrackedRun)]
     assert [run.name for run in runs] == ["one/seed-0", "other/seed-0"]
     assert received.count("closed") == 2
+
+
+def test_every_run_of_a_sweep_is_tracked(received, tmp_path):
+    sweep(TWO_EXPERIMENTS, tmp_path / "all", workers=1, device="cpu", trackers=[FAKE])
+    names = [f"all/{content_folder_name(experiment)}" for experiment in TWO_EXPERIMENTS.values()]
+    assert sorted(call.name for call in received if isinstance(call, TrackedRun)) == sorted(names)
+    assert received.count("closed") == 2
+    before = len(received)
+    sweep(TWO_EXPERIMENTS, tmp_path / "all", workers=1, device="cpu", trackers=[FAKE])
+    assert len(received) == before
 
 
 def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
@@ -206,10 +221,10 @@ def test_the_flag_tracks_a_run_and_keeps_standard_output_for_json(tmp_path, caps
     assert scalars(folder)["loss"]
 
 
-@pytest.mark.parametrize("command", ["train", "compare"])
+@pytest.mark.parametrize("command", ["train parity --quick", "compare parity --quick", f"sweep {SWEEP}"])
 def test_an_unknown_tracker_is_an_error_before_anything_is_written(command, tmp_path, capsys):
     with pytest.raises(SystemExit) as exit_info:
-        cli.main([command, "parity", "--quick", "--tracker", "wanbd", "--out", str(tmp_path / "run")])
+        cli.main([*command.split(), "--tracker", "wanbd", "--out", str(tmp_path / "run")])
     assert exit_info.value.code == 2
     text = "error: unknown tracker 'wanbd'; did you mean 'wandb'? known: tensorboard, trackio, wandb"
     assert capsys.readouterr().err.splitlines() == [text]

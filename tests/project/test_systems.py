@@ -56,7 +56,9 @@ def test_the_workflow_covers_the_supported_versions_and_systems():
     assert f"Python {matrix['python'][0]} to {matrix['python'][-1]}" in page
     tools = "\n".join(step.get("run", "") for step in workflow["jobs"]["tests"]["steps"])
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    checks = re.findall(r"^\t\$\(BIN\)/(.*)$", makefile[makefile.index("check:") : makefile.index("slow:")], re.MULTILINE)
+    checks = re.findall(
+        r"^\t\$\(BIN\)/(.*)$", makefile[makefile.index("check:") : makefile.index("slow:")], re.MULTILINE
+    )
     assert checks
     assert [check for check in checks if check not in tools] == []
     assert Path(ROOT / workflow["jobs"]["tests"]["env"]["PIP_CONSTRAINT"]).is_file()

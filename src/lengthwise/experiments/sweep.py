@@ -15,6 +15,7 @@ from lengthwise.experiments.folder_names import content_folder_name
 from lengthwise.experiments.jobs import Job, JobResult, run_job, saved_result
 from lengthwise.experiments.run_folder import RESULTS, SWEEP_FOLDER, claim_folder, write_rows
 from lengthwise.experiments.sweep_file import SweepFile, check_seeds, read_sweep_file
+from lengthwise.experiments.trackers import check_trackers
 from lengthwise.experiments.worker_pool import reject_import_in_worker
 from lengthwise.training.process_group import reject_several_processes
 
@@ -33,6 +34,7 @@ def sweep(  # noqa: PLR0913  (each argument is a setting of the call)
     workers: int | None = None,
     device: str = "auto",
     report: Callable[[int, int, str], None] | None = None,
+    trackers: Sequence[str] = (),
 ) -> Comparison:
     """Train and evaluate every experiment with every seed; ``experiments`` is a dict by label, or a sweep file.
 
@@ -43,7 +45,7 @@ def sweep(  # noqa: PLR0913  (each argument is a setting of the call)
     ``executor`` is ``local`` for ``workers`` processes on this machine (default: one per core), or ``ray`` for the
     cluster at ``address`` (default: a new cluster on this machine), whose nodes must all see ``out``. Each run uses one
     CPU thread, so both executors give the same rows. ``report`` receives the number of finished runs, the number of
-    all runs and a line of text.
+    all runs and a line of text. ``trackers`` receive the metrics of each run (``train``).
 
     A run that fails stops no other run; ``failed`` and ``diverged`` of the result contain the reasons. Raises
     ``SettingError`` for invalid settings before any file is written, ``WorkerError`` if the workers cannot start, and
@@ -57,6 +59,7 @@ def sweep(  # noqa: PLR0913  (each argument is a setting of the call)
     if not source.experiments:
         raise SettingError("the sweep has no experiments; pass a dict with at least one experiment")
     check_settings_of_all(source.experiments)
+    check_trackers(trackers)
     out = Path(out)
     jobs = _jobs(source, source.seeds if seeds is None else check_seeds(seeds, "the sweep"), out, device)
     pool = select_executor(executor, address=address, workers=workers, num_jobs=len(jobs), device=device, folder=out)
@@ -71,7 +74,8 @@ def sweep(  # noqa: PLR0913  (each argument is a setting of the call)
 
         if report is not None:
             report(len(results), len(jobs), "runs are finished")
-        pending_jobs = starting_order([job for job in jobs if job.folder not in results], pool)
+        pending_jobs = [replace(job, trackers=tuple(trackers)) for job in jobs if job.folder not in results]
+        pending_jobs = starting_order(pending_jobs, pool)
         is_complete = not pending_jobs or pool.run(_run_and_catch, pending_jobs, record_result)
         comparison = summarize(out, jobs, results, is_complete=is_complete)
         write_rows(out / RESULTS, comparison.rows)

@@ -29,6 +29,7 @@ def sweep_(
         options.integer("Number of seeds, instead of the seeds of the file.", show_default="set by the file"),
     ] = None,
     device: options.DeviceName = "auto",
+    tracker: options.TrackerNames = None,
     out: Annotated[Path, Option("--out", help="Output folder.")] = Path("runs/sweep"),
     as_json: options.JsonFlag = False,
 ) -> None:
@@ -43,6 +44,7 @@ def sweep_(
             workers=workers,
             device=device,
             report=progress.show_runs,
+            trackers=() if tracker is None else tracker,
         )
     for warning in comparison.warnings:
         print_message(f"warning: {warning}")
