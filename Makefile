@@ -38,7 +38,7 @@ check: setup
 	$(BIN)/pip-licenses --summary
 
 slow: setup
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow --durations 40
 
 # Attacks on files, processes and the command line, in 15 minutes: see benchmarks/faults.md.
 faults: setup

@@ -17,7 +17,7 @@ from lengthwise.core.errors import RunFolderError
 from lengthwise.core.intervals import wilson_interval
 from lengthwise.evaluation import tables_and_figures as report
 from lengthwise.evaluation.figure_layout import LineLabel, label_lines, make_panels, set_length_axis, spread
-from lengthwise.evaluation.result_rows import group_rows, pool_seeds
+from lengthwise.evaluation.result_rows import group_rows, longest_exact_length, pool_seeds
 from lengthwise.evaluation.tables_and_figures import (
     SeedSummary,
     draw,
@@ -437,3 +437,18 @@ def test_a_missing_folder_raises_an_error(tmp_path):
     missing = tmp_path / "missing"
     with pytest.raises(RunFolderError, match=rf"cannot save figures in {missing} \(.*\); choose a writable folder"):
         draw(ROWS, Path(missing), "parity")
+
+
+@pytest.mark.parametrize(
+    ("values", "longest"),
+    [
+        ({2: [1.0], 4: [1.0], 8: [1.0]}, 8),
+        ({2: [1.0], 4: [0.89], 8: [1.0]}, 2),
+        ({2: [0.9], 4: [0.9, 0.5]}, 2),
+        ({2: [0.0]}, 0),
+    ],
+    ids=["all", "a gap ends it", "the worst variant counts", "none"],
+)
+def test_the_longest_exact_length_ends_before_the_first_length_below_the_threshold(values, longest):
+    rows = [{"length": length, "exact_match": value} for length, each in values.items() for value in each]
+    assert longest_exact_length(rows[::-1], 0.9) == longest

@@ -60,6 +60,19 @@ def value_range(runs: Rows) -> tuple[float, float]:
     return min(seed_values), max(seed_values)
 
 
+def longest_exact_length(rows: Rows, threshold: float) -> int:
+    """Return the longest test length of a run up to which every length and variant has at least this exact match.
+
+    Returns 0 if the shortest test length has less.
+    """
+    longest = 0
+    for length in sorted({int(row["length"]) for row in rows}):
+        if min(row["exact_match"] for row in rows if row["length"] == length) < threshold:
+            break
+        longest = length
+    return longest
+
+
 def knowledge_of(rows: Rows) -> str:
     """Return the field ``told`` of the rows of a label; a dash for rows of earlier versions without this field."""
     return next((str(row["told"]) for row in rows if "told" in row), "-")

@@ -16,7 +16,7 @@ from lengthwise.evaluation.figure_layout import (
     make_panels,
     save_figure,
 )
-from lengthwise.evaluation.result_rows import FIT_THRESHOLD, Rows
+from lengthwise.evaluation.result_rows import FIT_THRESHOLD, Rows, longest_exact_length
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes import recipe
 from lengthwise.experiments.recipes.few_tokens import sparse_parity_up_to
@@ -78,15 +78,11 @@ def _extract_reading(run: Run, rows: Rows) -> Mapping[str, Any]:
     examples = [experiment.task.sample(length=length, size=1, rng=rng) for length in range(shortest, longest + 1)]
     token_counts = [example.tokens.shape[1] for example in examples]
     num_tokens = run.facts["steps"] * experiment.training.batch_size * sum(token_counts) / len(token_counts)
-    lengths = sorted({row["length"] for row in rows})
-    exact_match = {length: min(row["exact_match"] for row in rows if row["length"] == length) for length in lengths}
-    first_failure = next((length for length in lengths if exact_match[length] < EXACT_MATCH_THRESHOLD), None)
-    exact_lengths = [length for length in lengths if first_failure is None or length < first_failure]
     return {
         "weights": num_weights,
         "flops": 6 * num_weights * num_tokens,
         "fits": run.facts["fitted"] >= FIT_THRESHOLD,
-        "reached": max(exact_lengths, default=0) / longest,
+        "reached": longest_exact_length(rows, EXACT_MATCH_THRESHOLD) / longest,
     }
 
 
