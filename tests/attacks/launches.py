@@ -241,7 +241,7 @@ def _end_orphans(leaders: Sequence[int], marker: bytes, ignored: tuple[bytes, ..
         if not left or time.monotonic() > until:
             break
         time.sleep(0.1)
-    names = [_command_of(process)[:60] for process in left]
+    names = [_command_of(process)[:300].replace(b"\0", b" ").strip().decode() for process in left]
     for process in left:
         _kill(process)
     return [f"leaves {len(left)} processes: {names}"] if left else []

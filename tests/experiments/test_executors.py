@@ -47,6 +47,30 @@ def test_jobs_start_again_after_the_loss_of_a_worker(tmp_path):
     assert results == {job: job for job in ("one", "two", "three")}
 
 
+def lose(folder: Path, job: str, should_stop: Callable[[], bool]) -> str:
+    """Add a line to a file and kill the worker, except for the job ``good``."""
+    with (folder / "starts").open("a", encoding="utf-8") as file:
+        file.write(f"{job}\n")
+    if job != "good":
+        os._exit(1)
+    return job
+
+
+@pytest.mark.slow
+def test_jobs_that_kill_their_workers_run_one_at_a_time_and_do_not_stop_another(tmp_path):
+    results: dict[str, Any] = {}
+    jobs = ["bad", "worse", "good"]
+    with pytest.raises(WorkerError, match="a worker process died"):
+        LocalExecutor(workers=2, threads=1).run(partial(lose, tmp_path), jobs, results.__setitem__)
+    assert results == {"good": "good"}
+    # Without a job that finishes, three losses alone end the call.
+    starts = tmp_path / "starts"
+    starts.unlink()
+    with pytest.raises(WorkerError):
+        LocalExecutor(workers=2, threads=1).run(partial(lose, tmp_path), [f"bad {n}" for n in range(9)], print)
+    assert 4 <= len(starts.read_text(encoding="utf-8").splitlines()) <= 5
+
+
 SWEEP = """
 import lengthwise as lw
 from tests.support.small_runs import small_experiment

@@ -33,9 +33,12 @@ def exclusive_lock(folder: Path, *, wait: bool = False, file: Path | None = None
         if lock.is_locked:
             # Delete the file before the release, because another process can lock it afterwards. On Windows, where an
             # open file cannot be deleted, the release deletes it.
-            with suppress(OSError):
-                Path(lock.lock_file).unlink()
-            lock.release()
+            try:
+                with suppress(OSError):
+                    Path(lock.lock_file).unlink()
+            finally:
+                # Also after Ctrl-C in this moment, because the process may continue.
+                lock.release()
 
 
 def _create_folder(folder: Path) -> os.stat_result | None:

@@ -18,6 +18,8 @@ from lengthwise.experiments.worker_pool import run_in_processes
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 EXECUTORS = ("local", "ray")
+# Number of jobs in a row that may kill their only worker.
+MAX_LOSSES = 3
 
 
 @runtime_checkable
@@ -63,26 +65,33 @@ class LocalExecutor:
     ) -> bool:
         """Run jobs; see ``Executor.run``.
 
-        After the loss of a worker process, unfinished jobs start again in new processes. Raises ``WorkerError`` if a
-        worker dies before any other job finishes.
+        After the loss of a worker process, unfinished jobs start again in new processes. After a loss before any job
+        finishes, they run one at a time. Raises ``WorkerError`` once ``MAX_LOSSES`` such jobs in a row, or all jobs
+        that are left, have killed their worker.
         """
         if self.workers == 1:
             return _run_serially(run_job, jobs, on_result)
-        waiting = list(jobs)
+        waiting, workers, num_losses = list(jobs), self.workers, 0
 
         def record_result(job: Job, result: Result) -> None:
+            nonlocal num_losses
             waiting.remove(job)
+            num_losses = 0
             on_result(job, result)
 
         while True:
             num_waiting = len(waiting)
             try:
-                return run_in_processes(partial(_run_in_worker, run_job), tuple(waiting), self.workers, record_result)
+                return run_in_processes(partial(_run_in_worker, run_job), tuple(waiting), workers, record_result)
             except WorkerError:
-                if len(waiting) == num_waiting:
-                    raise
+                if workers == 1:
+                    num_losses += 1
+                    if num_losses >= min(MAX_LOSSES, len(waiting)):
+                        raise
                 # One of the first jobs was in the lost worker, so it starts last.
-                waiting[:] = waiting[self.workers :] + waiting[: self.workers]
+                waiting[:] = waiting[workers:] + waiting[:workers]
+                if len(waiting) == num_waiting:
+                    workers = 1
 
 
 def select_executor(
