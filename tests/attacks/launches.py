@@ -29,8 +29,9 @@ from lengthwise.experiments.run_folder import read_rows
 MARKER = "LENGTHWISE_ATTACK"
 # Time limits in seconds: for survivors to end after a kill, and for the work to finish without one.
 END_S, WORK_S = 20.0, 180.0
-# Processes of ray that end by themselves a minute after their node is lost, and the time limit for it.
-AGENTS, AGENTS_END_S = (b"ray::DashboardAgent", b"ray::RuntimeEnvAgent"), 90.0
+# Parts of the commands of ray's own processes, which run no job and notice the loss of their node only after a minute,
+# and the time limit for it.
+RAY_PROCESSES, RAY_END_S = (b"ray::DashboardAgent", b"ray::RuntimeEnvAgent", b"/ray/"), 90.0
 # After so many kills, the work may finish.
 KILLS_PER_WORK = 12
 
@@ -137,7 +138,7 @@ def attack(name: str, number: int, seed: int, scratch: Path) -> Tally:
         outcome = _outcome_of(attempt)
         tally.report(f"work {num_works} after {num_kills} kills", _differences(folder, expected, finished), outcome)
         num_works += 1
-    tally.report("the end", _end_orphans([], marker, (), AGENTS_END_S), _outcome_of(attempt))
+    tally.report("the end", _end_orphans([], marker, (), RAY_END_S), _outcome_of(attempt))
     return tally
 
 
@@ -185,7 +186,7 @@ def _attempt(launch: Launch, folder: Path, marker: bytes, rng: random.Random, nu
         for leader in set(leaders) - set(statuses):
             _kill(leader)
         _wait_for(leaders, statuses, END_S)
-    faults += _end_orphans(leaders, marker, AGENTS, END_S)
+    faults += _end_orphans(leaders, marker, RAY_PROCESSES, END_S)
     printed = "".join(output.read_text(errors="replace") for _, output in starts)
     for _, output in starts:
         output.unlink()
@@ -237,11 +238,12 @@ def _end_orphans(leaders: Sequence[int], marker: bytes, ignored: tuple[bytes, ..
     """Wait until no process is left; kill what is left then, and return the fault."""
     until = time.monotonic() + seconds
     while True:
-        left = [each for each in _processes(leaders, marker) if not _command_of(each).startswith(ignored)]
+        commands = {process: _command_of(process) for process in _processes(leaders, marker)}
+        left = [each for each, command in commands.items() if not any(part in command for part in ignored)]
         if not left or time.monotonic() > until:
             break
         time.sleep(0.1)
-    names = [_command_of(process)[:300].replace(b"\0", b" ").strip().decode() for process in left]
+    names = [commands[process][:300].replace(b"\0", b" ").strip().decode() for process in left]
     for process in left:
         _kill(process)
     return [f"leaves {len(left)} processes: {names}"] if left else []
@@ -255,7 +257,7 @@ def _kill(process: int) -> None:
 def _is_worker(process: int) -> bool:
     """Return True for a worker of a pool or of ray, and False for other processes that these libraries start."""
     command = _command_of(process)
-    return b"spawn_main" in command or (command.startswith(b"ray::") and not command.startswith(AGENTS))
+    return b"spawn_main" in command or (command.startswith(b"ray::") and not command.startswith(RAY_PROCESSES))
 
 
 def _command_of(process: int) -> bytes:
