@@ -1163,7 +1163,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     ),
     (
         lambda: read_sweep({"base": {"task": "parity"}, "grid": {"training.lerning_rate": [1]}}),
-        SettingError,
+        UnknownNameError,
         r"grid.json, lerning_rate=1: unknown setting of training 'lerning_rate'; did you mean 'learning_rate'\? ",
     ),
     (
@@ -1172,9 +1172,14 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         r"grid.json, steps=0: steps 0 is too small; use at least 1$",
     ),
     (
-        lambda: read_sweep({"base": {"task": "parity", "scheme": {"num_position_ids": 9}}}),
+        lambda: read_sweep({"base": {"task": "parity", "scheme": {"num_position_ids": "9"}}}),
         SettingError,
-        r"grid.json, base: invalid value of scheme; use names and values as in the experiment.json of a run$",
+        r"grid.json, base: num_position_ids '9' has the wrong type; use a whole number$",
+    ),
+    (
+        lambda: read_sweep({"base": {"task": "parity", "scheme": "predictd"}}),
+        UnknownNameError,
+        r"grid.json, base: unknown scheme 'predictd'; did you mean 'predicted'\? ",
     ),
     (
         lambda: read_sweep({"base": {"task": "parity"}, "grid": {"seed": [1, 2]}}),
