@@ -6,6 +6,7 @@ import pytest
 
 from lengthwise.cli import app as cli
 from lengthwise.core.errors import SettingError
+from lengthwise.evaluation.forecast.certificate_report import tables
 from lengthwise.tasks import Planted
 from lengthwise.tasks.planted.placement import Local, Subsets
 from lengthwise.theory.counterexample_certificate import certify_counterexample
@@ -110,6 +111,8 @@ def test_flags_that_do_not_fit_a_counterexample_print_one_line(flags, line, caps
     ids=["marked", "subsets", "ambiguous"],
 )
 def test_the_certificate_of_a_law_checks_realizability(law, holds, found):
-    realizability = certify_law(law, trained=(3, 4), lengths=(6,), steps=2).realizability
-    assert realizability.holds is holds
-    assert realizability.found.startswith(found)
+    certificate = certify_law(law, trained=(3, 4), lengths=(6,), steps=2)
+    assert certificate.realizability.holds is holds
+    assert certificate.realizability.found.startswith(found)
+    _, _, rows = tables(certificate)[0]
+    assert rows[-1][:2] == ["realizability", {True: "yes", False: "NO", None: "unknown"}[holds]]
