@@ -57,7 +57,7 @@ ARGUMENTS = {
     "sweep": ("grid.json", "run", "missing.py"),
     "generate": ("run", "plain"),
     "influence": ("hf", "run"),
-    "certify": ("run", "parity"),
+    "certify": ("run", "parity", "growing gap"),
     "diagnose": ("run", "plain"),
     "reproduce": ("parity_ppc",),
     "export": ("run", "plain", "hf", "parity"),

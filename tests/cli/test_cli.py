@@ -30,6 +30,7 @@ from lengthwise.experiments.run import load_run
 from lengthwise.positions import SCHEMES, Assignment, PositionScheme, Sequential
 from lengthwise.tasks import TASKS, Parity, Task
 from lengthwise.tasks.examples import Examples
+from lengthwise.theory.counterexamples import COUNTEREXAMPLES
 
 QUICK = ["--quick", "--device", "cpu"]
 
@@ -161,6 +162,7 @@ TABLES: dict[str, Any] = {
     "tasks": TASKS,
     "schemes": SCHEMES,
     "encodings": ENCODINGS,
+    "counterexamples": COUNTEREXAMPLES,
     "recipes": {**RECIPES, **COMPARISONS},
 }
 
@@ -570,7 +572,7 @@ INVALID: list[tuple[list[str], str]] = [
     ),
     (
         ["list", "taks"],
-        "unknown table 'taks'; did you mean 'tasks'? known: claims, encodings, measures, recipes, schemes, tasks",
+        "'taks'; did you mean 'tasks'? known: claims, counterexamples, encodings, measures, recipes, schemes, tasks",
     ),
     # Errors of the argument parser.
     ([*TRAIN, "--steps", "x"], "'x'"),

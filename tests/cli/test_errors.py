@@ -95,6 +95,10 @@ from lengthwise.tasks import (
 )
 from lengthwise.tasks.planted.placement import ByLength, Local, Subsets, UniformShapes
 from lengthwise.tasks.text.prepare import prepare_corpus
+from lengthwise.theory.risk.bayes import bayes_attention
+from lengthwise.theory.risk.exact_erm import exact_erm, training_lengths
+from lengthwise.theory.risk.exact_risk import TotalVariation
+from lengthwise.theory.risk.realizability import check_realizability
 from lengthwise.training.batch import Sampler
 from lengthwise.training.process_group import (
     Launch,
@@ -117,6 +121,8 @@ COVERED = (
     "cli/config_file.py",
     "experiments/sweep*.py",
     "experiments/executors.py",
+    "theory/risk/exact_erm.py",
+    "theory/risk/realizability.py",
 )
 EXCLUDED = {"jsonl_table.py", "reasoning_gym.py", "text_format.py"}
 
@@ -407,6 +413,33 @@ def pair(gap: int) -> Local:
     return Local(shapes=((0, gap),), weights=(1.0,))
 
 
+def minimize(num_heads: int, objective: str) -> None:
+    """Minimize the risk over copies of the posterior of the default law."""
+    exact_erm(Planted(), [bayes_attention(Planted(), 8)] * num_heads, (8,), TotalVariation(), objective)
+
+
+def check_witness(placement: Local, lengths: tuple[int, ...] = (8,), **settings: Any) -> None:
+    """Check a witness of the default law that is the posterior of a law with this placement."""
+    check_realizability(Planted(), bayes_attention(Planted(placement=placement, **settings), 8), lengths)
+
+
+THEORY_CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
+    (lambda: minimize(1, "mean"), UnknownNameError, r"unknown objective 'mean'; known: averaged, minimax$"),
+    (lambda: minimize(0, "averaged"), SettingError, r"invalid 0 predictors and 1 lengths; use at least 1 of each$"),
+    (lambda: training_lengths(0), SettingError, r"invalid longest training length 0; use 1 or more$"),
+    (lambda: check_witness(pair(1), ()), SettingError, r"no lengths to check the witness at; use at least one length,"),
+    (
+        lambda: check_witness(pair(6)),
+        SettingError,
+        r"a span of 7 tokens, .* class with span 3; use a witness with a span of at most 3 tokens$",
+    ),
+    (
+        lambda: check_witness(pair(1), background=(0.5, 0.5, 0.0, 0.0, 0.0)),
+        SettingError,
+        r"witness reads sets of 2 of 5 tokens, but the law plants 2 of 4; use a witness with the set size and",
+    ),
+]
+
 PLANTED_CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (
         lambda: Planted(background=(0.5, 0.6, 0.0, -0.1)),
@@ -574,6 +607,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         (lambda n=n, first=first: sample(n, first, 0), SettingError, r"size 0 is too small; use at least 1")
         for n, first in FIRST_LENGTHS.items()
     ),
+    *THEORY_CASES,
     *PLANTED_CASES,
     *SETTING_CASES,
     (lambda: Parity(coupling="nxt"), SettingError, r"unknown coupling 'nxt' of parity; use one of next, same, none"),

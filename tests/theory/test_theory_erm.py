@@ -2,15 +2,17 @@
 
 import numpy as np
 import pytest
-from tests.support.exact_erm import exact_erm, exact_risks, training_lengths
 from tests.support.planted_laws import random_attention, random_law, single_tokens
 
 from lengthwise.core.errors import SettingError, UnknownNameError
 from lengthwise.tasks.planted.placement import ByLength, Local, Subsets
 from lengthwise.tasks.planted.planted_task import Planted
 from lengthwise.theory.attention.tabular import TabularAttention
+from lengthwise.theory.counterexamples import COUNTEREXAMPLES
 from lengthwise.theory.risk.bayes import BayesPredictor
+from lengthwise.theory.risk.exact_erm import exact_erm, exact_risks, training_lengths
 from lengthwise.theory.risk.exact_risk import Distance, Leakage, TotalVariation, enumerated_risk
+from lengthwise.theory.risk.laplace_risk import laplace_risks
 
 
 def test_training_lengths_are_the_upper_half_of_all_lengths():
@@ -81,6 +83,16 @@ def test_attentions_are_compared_at_lengths_too_long_to_enumerate(rng):
     assert minimizer.best == 1
     assert exact_risks(random_law(rng, 3, 2, 3), random_attention(rng, 3, 2, 3), [300], Leakage()).shape == (1,)
     assert minimizer.objective == pytest.approx([0.999 / 1.999, 999e-6 / 1.000999], rel=1e-10)
+
+
+def test_a_head_with_a_wide_span_is_compared_by_enumeration():
+    case = COUNTEREXAMPLES["unbounded reach"].build_case(9)
+    with pytest.raises(SettingError, match=r"span 9 and 3 tokens make .* scores, more than"):
+        laplace_risks(case.law, case.learned_head, [9], TotalVariation())
+    minimizer = exact_erm(case.law, [case.learned_head, case.witness_head], training_lengths(6), TotalVariation())
+    assert minimizer.ties == (0, 1)
+    expected = enumerated_risk(case.law, case.learned_head, 9, TotalVariation()).mean
+    assert exact_risks(case.law, case.learned_head, [9], TotalVariation()) == pytest.approx([expected])
 
 
 def test_any_predictor_and_any_placement_can_be_compared(rng):

@@ -18,6 +18,7 @@ from lengthwise.theory.bounds.linear_loss import Bound, largest_kappa
 from lengthwise.theory.bounds.white_box import SampledKnownScores
 from lengthwise.theory.risk.bayes import BayesPredictor, bayes_attention
 from lengthwise.theory.risk.exact_risk import ConditionalRisk, Predictor, TotalVariation
+from lengthwise.theory.risk.realizability import Realizability, find_realizability
 from lengthwise.theory.risk.risk_at_length import RiskEstimate, conditional_risk, estimate_risk, mean_risk
 
 LOSS = TotalVariation()
@@ -64,10 +65,14 @@ class BoundValue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LawCertificate:
-    """Certificate of one fitted head; ``risks`` are at the longest training length, then at the test lengths."""
+    """Certificate of one fitted head; ``risks`` are at the longest training length, then at the test lengths.
+
+    ``realizability`` covers these lengths and the shortest training length. No bound requires it.
+    """
 
     trained: tuple[int, int]
     assumptions: tuple[Assumption, ...]
+    realizability: Realizability
     risks: tuple[Risk, ...]
     bounds: tuple[BoundValue, ...]
     predictions: tuple[Prediction, ...]
@@ -95,6 +100,7 @@ def certify_law(
     return LawCertificate(
         trained=trained,
         assumptions=assumptions,
+        realizability=find_realizability(law, (trained[0], *every_length)),
         risks=risks,
         bounds=bounds,
         predictions=tuple(predict(law, predictor, longest, length, LOSS) for length in every_length[1:]),

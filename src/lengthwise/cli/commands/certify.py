@@ -16,6 +16,8 @@ from lengthwise.experiments.experiment import build_entry, load_task
 from lengthwise.experiments.run import load_run
 from lengthwise.experiments.run_analysis import certify_run
 from lengthwise.tasks import Planted, Task
+from lengthwise.theory.counterexample_certificate import certify_counterexample
+from lengthwise.theory.counterexamples import COUNTEREXAMPLES
 from lengthwise.theory.planted_law_certificate import LawCertificate, certify_law
 from lengthwise.theory.task_certificate import TaskCertificate, certify_task
 
@@ -27,11 +29,18 @@ DEFAULT_TRAIN_LENGTH = 20
 
 def certify(
     target: Annotated[
-        str, Argument(metavar="TASK|FILE.json|RUN", help="Task, JSON file with a planted law, or run folder.")
+        str,
+        Argument(
+            metavar="TASK|FILE.json|RUN|COUNTEREXAMPLE",
+            help="Task, JSON file with a planted law, run folder, or counterexample (lengthwise list counterexamples).",
+        ),
     ],
     lengths: Annotated[
         str | None,
-        Option(help="Test lengths.", show_default="task or law: 64,256; run: 2, 4 and 16 times the training length"),
+        Option(
+            help="Test lengths.",
+            show_default="task or law: 64,256; run: 2, 4 and 16 times the training length; counterexample: its own",
+        ),
     ] = None,
     train_lengths: Annotated[
         str | None,
@@ -50,7 +59,10 @@ def certify(
     out: Annotated[Path | None, Option("--out", help="Output folder for certificate.json and a figure.")] = None,
     as_json: options.JsonFlag = False,
 ) -> None:
-    """Check the assumptions of the theory for a task or a trained run, and predict accuracy at longer lengths."""
+    """Check the assumptions of the theory for a task or a trained run, and predict accuracy at longer lengths.
+
+    For a counterexample, compute the exact risks of its two heads.
+    """
     part_names = {"task": task, "scheme": scheme, "encoding": encoding}
     parsed_lengths = None if lengths is None else options.parse_integers(lengths, "--lengths")
     target_path = Path(target)
@@ -64,10 +76,7 @@ def certify(
         compute_certificate: Callable[[], Certificate] = partial(certify_run, run, test_lengths, seed=seed)
     else:
         options.reject_flags("needs a run folder", **part_names)
-        task_or_law, test_lengths = _load_task_or_law(target_path), parsed_lengths or DEFAULT_LENGTHS
-        name = task_or_law.name
-        train_range = None if train_lengths is None else options.parse_range(train_lengths)
-        compute_certificate = partial(_certify_task_or_law, task_or_law, train_range, test_lengths, steps, seed)
+        name, compute_certificate = _prepare(target, train_lengths, parsed_lengths, steps, seed)
     with show_status(f"certifying {target}"):
         certificate = compute_certificate()
     if as_json:
@@ -92,6 +101,19 @@ def _load_task_or_law(path: Path) -> Task:
             f"'{path}' cannot be read as JSON ({error}); use a JSON file with the settings of a planted law"
         ) from None
     return build_entry("task", {"name": "planted", **law_settings})
+
+
+def _prepare(
+    target: str, train_lengths: str | None, lengths: tuple[int, ...] | None, steps: int, seed: int
+) -> tuple[str, Callable[[], Certificate]]:
+    """Return the name of the task, and a function that computes the certificate of a counterexample, task or law."""
+    if target in COUNTEREXAMPLES:
+        options.reject_flags("applies to a task or a law", **{"train-lengths": train_lengths})
+        return Planted.name, partial(certify_counterexample, COUNTEREXAMPLES[target], lengths)
+    task_or_law = _load_task_or_law(Path(target))
+    train_range = None if train_lengths is None else options.parse_range(train_lengths)
+    test_lengths = lengths or DEFAULT_LENGTHS
+    return task_or_law.name, partial(_certify_task_or_law, task_or_law, train_range, test_lengths, steps, seed)
 
 
 def _certify_task_or_law(

@@ -15,6 +15,7 @@ from lengthwise.experiments.reproductions import CLAIMS
 from lengthwise.influence.measures import MEASURES
 from lengthwise.positions import SCHEMES, describe_knowledge
 from lengthwise.tasks import TASKS
+from lengthwise.theory.counterexamples import COUNTEREXAMPLES
 
 TABLES: dict[str, Mapping[str, Any]] = {
     "tasks": TASKS,
@@ -22,17 +23,21 @@ TABLES: dict[str, Mapping[str, Any]] = {
     "encodings": ENCODINGS,
     "measures": MEASURES,
     "claims": CLAIMS,
+    "counterexamples": COUNTEREXAMPLES,
 }
 
 
 def list_(
     kind: Annotated[
         str | None,
-        Argument(help="Table to print: tasks, schemes, encodings, measures, claims or recipes.", show_default="all"),
+        Argument(
+            help="Table to print: tasks, schemes, encodings, measures, claims, counterexamples or recipes.",
+            show_default="all",
+        ),
     ] = None,
     as_json: options.JsonFlag = False,
 ) -> None:
-    """List tasks, schemes, encodings, measures, claims and recipes, with a summary and the paper of each entry."""
+    """List tasks, schemes, encodings, measures, claims, counterexamples and recipes, with summary and paper."""
     rows: dict[str, list[dict[str, str]]] = {
         name: [{"name": key, "summary": entry.summary, "paper": entry.paper} for key, entry in entries.items()]
         for name, entries in TABLES.items()

@@ -17,6 +17,7 @@ from lengthwise.evaluation.figure_layout import (
     set_length_axis,
 )
 from lengthwise.evaluation.forecast.certificate import RunCertificate, run_verdict
+from lengthwise.theory.counterexample_certificate import CounterexampleCertificate
 from lengthwise.theory.planted_law_certificate import PROBABILISTIC_BOUNDS, LawCertificate
 from lengthwise.theory.task_certificate import TaskCertificate
 
@@ -36,7 +37,7 @@ _POSSIBLE_FAILURES = {
     "canceling errors": "errors cancel at the training length",
     "heavy joints": "tokens across a cut mislead",
 }
-Certificate = LawCertificate | TaskCertificate | RunCertificate
+Certificate = LawCertificate | TaskCertificate | RunCertificate | CounterexampleCertificate
 
 
 def to_json(certificate: Certificate) -> dict[str, Any]:
@@ -55,7 +56,12 @@ def verdict(certificate: Certificate) -> str:
 
 
 def tables(certificate: Certificate) -> list[Table]:
-    """Return the table of assumptions, followed by the tables of risks and bounds, or of predictions."""
+    """Return the table of assumptions, followed by the tables of risks and bounds, or of predictions.
+
+    A counterexample has one table of risks.
+    """
+    if isinstance(certificate, CounterexampleCertificate):
+        return [_counterexample_table(certificate)]
     assumptions = (
         "assumptions",
         ["assumption", "holds", "measurement", "failure without it (see counterexamples in docs/theory.md)"],
@@ -68,7 +74,21 @@ def tables(certificate: Certificate) -> list[Table]:
         return [assumptions]
     if isinstance(certificate, RunCertificate):
         return [assumptions, *([_forecast_table(certificate)] if certificate.refusal is None else [])]
+    realizability = certificate.realizability
+    failure = "delta is not 0; bounds use the measured risk"
+    assumptions[2].append(["realizability", _HOLDS_TEXT[realizability.holds], realizability.found, failure])
     return [assumptions, _risk_table(certificate), _bound_table(certificate)]
+
+
+def _counterexample_table(certificate: CounterexampleCertificate) -> Table:
+    objectives = [f"{value:.3g}" for value in (certificate.learned_objective, certificate.witness_objective)]
+    body = [
+        [str(each.length), "yes" if each.in_training else "no", f"{each.learned:.3g}", f"{each.witness:.3g}"]
+        for each in certificate.risks
+    ]
+    title = f"counterexample '{certificate.counterexample}', violated assumption: {certificate.assumption}"
+    header = ["length", "in training", "risk of the learned head", "risk of the witness"]
+    return title, header, [*body, ["training objective", "", *objectives]]
 
 
 def _forecast_table(certificate: RunCertificate) -> Table:
@@ -226,4 +246,25 @@ def _plot_run(certificate: RunCertificate) -> _Plot:
     )
 
 
-_PLOTS: dict[type, Any] = {LawCertificate: _plot_law, TaskCertificate: _plot_task_reach, RunCertificate: _plot_run}
+def _plot_counterexample(certificate: CounterexampleCertificate) -> _Plot:
+    curves = [
+        _Curve(
+            name=head, points=[(each.length, max(getattr(each, head), MIN_DRAWN_RISK)) for each in certificate.risks]
+        )
+        for head in ("learned", "witness")
+    ]
+    return _Plot(
+        title=f"counterexample: {certificate.counterexample}",
+        quantity="exact risk (log scale)",
+        curves=curves,
+        train_lengths=(min(certificate.train_lengths), max(certificate.train_lengths)),
+        caption=f"Risks below {MIN_DRAWN_RISK:g} are drawn at {MIN_DRAWN_RISK:g}.",
+    )
+
+
+_PLOTS: dict[type, Any] = {
+    LawCertificate: _plot_law,
+    TaskCertificate: _plot_task_reach,
+    RunCertificate: _plot_run,
+    CounterexampleCertificate: _plot_counterexample,
+}

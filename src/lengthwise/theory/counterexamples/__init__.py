@@ -26,6 +26,8 @@ from lengthwise.theory.counterexamples.counterexample import (
 )
 from lengthwise.theory.risk.exact_risk import Distance
 
+# Source of the examples that the paper does not have.
+DERIVED_HERE = "derived here"
 ADJACENT_PLACEMENT = Local(shapes=((0, 1),), weights=(1.0,))
 # One planted token that is always the same, with a constant label.
 CONSTANT_LAW = Planted(
@@ -121,6 +123,7 @@ def small_leak(filler_score: float = 1e-6) -> Counterexample:
         train_lengths=(2, 3, 4, 5),
         test_lengths=(10, 25),
         build_case=lambda length: case,
+        paper=DERIVED_HERE,
     )
 
 
@@ -158,6 +161,7 @@ def heavy_joints(num_digits: int = 3, heavy_score: float = 1e9) -> Counterexampl
         train_lengths=tuple(range(2, num_digits + 2)),
         test_lengths=(num_digits + 2,),
         build_case=lambda length: case,
+        paper=DERIVED_HERE,
     )
 
 

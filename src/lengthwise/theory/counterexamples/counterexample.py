@@ -53,6 +53,12 @@ class Counterexample:
     test_lengths: tuple[int, ...]
     build_case: Callable[[int], Case]
     loss: Loss = field(default_factory=TotalVariation)
+    paper: str = "Golowich et al. 2025 (arXiv 2502.16792), appendix C.2, reconstructed"
+
+    @property
+    def summary(self) -> str:
+        """Assumption that does not hold, in words."""
+        return f"violated assumption: {self.assumption}"
 
     def run(self, lengths: Iterable[int] | None = None) -> list[LengthRisks]:
         """Return the exact risks in increasing order of length; the default is all training and test lengths.
