@@ -161,28 +161,22 @@ def _is_coupled(distances: Real[np.ndarray, "level keys"]) -> Bool[np.ndarray, "
 
 def sentences(picture: Picture) -> Iterator[str]:
     """Yield sentences that describe a picture: the example, its links, and the predictions of the run."""
-    ids = "training IDs" if picture.training else "evaluation IDs"
-    yield (
-        f"{picture.task} of length {picture.length} with {picture.scheme} ({ids}, seed {picture.seed}): "
-        f"{picture.prompt_length} prompt tokens, {len(picture.answers)} answers"
-    )
+    kind = "training" if picture.training else "evaluation"
+    yield f"{picture.task}, length {picture.length}, scheme {picture.scheme}, {kind} IDs, seed {picture.seed}"
     links = [link for answer in picture.answers for link in answer.links]
-    if picture.links_from == EQUAL_IDS:
-        yield (
-            "the task declares no support; "
-            + ("links lead to tokens with the ID of the token before the answer" if links else "there are no links")
-        )
-    else:
+    if picture.links_from == SUPPORT:
         most = max((len(answer.links) for answer in picture.answers), default=0)
         farthest = max((max(link.id_distance) for link in links), default=0)
-        yield (
-            f"an answer depends on at most {most} token{'s' * (most != 1)}; their largest ID distance from the token "
-            f"before the answer is {format_number(farthest)}"
-        )
-    yield from _run_sentences(picture)
+        yield f"sparsity: an answer needs at most {most} token{'s' * (most != 1)}"
+        yield f"locality: the largest ID distance of a needed token is {format_number(farthest)}"
+    else:
+        yield "the task does not declare which tokens its answers need"
+        if links:
+            yield "each link leads to a token with the ID of the token before the answer"
+    yield from _run_sentences(picture, bool(links))
 
 
-def _run_sentences(picture: Picture) -> Iterator[str]:
+def _run_sentences(picture: Picture, has_links: bool) -> Iterator[str]:
     head, predictions = picture.attention_head, [answer.prediction for answer in picture.answers if answer.prediction]
     if head is None:
         return
@@ -190,11 +184,9 @@ def _run_sentences(picture: Picture) -> Iterator[str]:
     ids = f" and {sum(ids_correct)} of {len(ids_correct)} IDs" if ids_correct else ""
     num_correct = sum(each.token_correct for each in predictions)
     yield f"the run predicts {num_correct} of {len(predictions)} tokens{ids} correctly"
-    has_links = any(answer.links for answer in picture.answers)
-    yield (
-        f"attention of layer {head.layer}, head {head.head}: its largest weight on "
-        f"{'a linked token' if has_links else 'an earlier token'} is {head.weight:.2f} on average"
-    )
+    strongest = "link" if has_links else "earlier token"
+    where = f"layer {head.layer}, head {head.head}"
+    yield f"attention of {where}: on average {head.weight:.2f} on its strongest {strongest}"
 
 
 def format_number(number: float) -> str:

@@ -128,13 +128,10 @@ def _draw_tokens(svg: Element, picture: Picture, layout: Layout) -> None:
     box_width, titles = layout.column_width - COLUMN_GAP, _token_titles(picture)
     for number, line in enumerate(layout.lines):
         top, is_prompt = layout.line_tops[number], line.start < picture.prompt_length
-        label_x = MARGIN
-        _add_text(
-            svg, "prompt" if is_prompt else "response", label_x, top + INDEX_HEIGHT + BOX_HEIGHT / 2, "line muted"
-        )
+        _add_text(svg, "prompt" if is_prompt else "response", MARGIN, top + INDEX_HEIGHT + BOX_HEIGHT / 2, "line muted")
         rows = label_rows(picture)
         for label, y in rows[: len(picture.position_ids)] if is_prompt else rows:
-            _add_text(svg, label, label_x, top + y, "line muted")
+            _add_text(svg, label, MARGIN, top + y, "line muted")
         for token in line:
             group, x, center = _add(svg, "g"), layout.left(token), layout.center(token)
             _add(group, "title", titles[token])

@@ -57,11 +57,11 @@ class Layout:
         """Width of the drawing."""
         return max(MIN_WIDTH, 2 * MARGIN + LABEL_WIDTH + self.column_width * max(map(len, self.lines)))
 
-    @property
-    def line_height(self) -> float:
-        """Height of a line of tokens, without arcs."""
-        rows = INDEX_HEIGHT + BOX_HEIGHT + ID_HEIGHT * len(level_labels(self.picture))
-        return rows + (0 if self.picture.attention_head is None else 2 * PREDICTION_HEIGHT)
+    def line_height(self, number: int) -> float:
+        """Return the height of a line of tokens, without arcs; only the response has predictions."""
+        rows = INDEX_HEIGHT + BOX_HEIGHT + ID_HEIGHT * len(self.picture.position_ids)
+        is_prompt = self.lines[number].start < self.picture.prompt_length
+        return rows + (0 if is_prompt or self.picture.attention_head is None else 2 * PREDICTION_HEIGHT)
 
     @cached_property
     def line_tops(self) -> list[float]:
@@ -72,15 +72,15 @@ class Layout:
                 line = self.line_of[answer]
                 arcs[line] = max(arcs[line], arc_height(answer - key) + ARC_GAP)
         tops, y = [], self.top
-        for height in arcs:
+        for number, height in enumerate(arcs):
             tops.append(y + height)
-            y += height + self.line_height + LINE_GAP
+            y += height + self.line_height(number) + LINE_GAP
         return tops
 
     @property
     def bottom(self) -> float:
         """Vertical coordinate below the last line."""
-        return self.line_tops[-1] + self.line_height
+        return self.line_tops[-1] + self.line_height(len(self.lines) - 1)
 
     @cached_property
     def pairs(self) -> list[tuple[int, int]]:
@@ -102,7 +102,7 @@ class Layout:
         y, end_y = (self.line_tops[self.line_of[token]] for token in (key, answer))
         if self.line_of[key] == self.line_of[answer]:
             return f"M{x:g} {y:g}Q{(x + end_x) / 2:g} {y - 2 * arc_height(answer - key):g} {end_x:g} {end_y:g}"
-        y += self.line_height
+        y += self.line_height(self.line_of[key])
         middle = (y + end_y) / 2
         return f"M{x:g} {y:g}C{x:g} {middle:g} {end_x:g} {middle:g} {end_x:g} {end_y:g}"
 
