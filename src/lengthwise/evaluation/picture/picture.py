@@ -28,7 +28,7 @@ class Link:
     """Earlier token that an answer depends on, and its ID distance from the token before the answer on each level."""
 
     index: int
-    id_distance: tuple[float, ...]
+    id_distance: tuple[int | float, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class Prediction:
 
     token: str
     token_correct: bool
-    position_ids: tuple[float, ...] | None
+    position_ids: tuple[int | float, ...] | None
     id_correct: bool | None
     attention: tuple[float, ...]
 
@@ -90,7 +90,7 @@ class Picture:
     training: bool
     prompt_length: int
     tokens: tuple[str, ...]
-    position_ids: tuple[tuple[float, ...], ...]
+    position_ids: tuple[tuple[int | float, ...], ...]
     links_from: str
     answers: tuple[Answer, ...]
     encoding: str | None = None
@@ -189,7 +189,7 @@ def _run_sentences(picture: Picture, has_links: bool) -> Iterator[str]:
     yield f"attention of {where}: on average {head.weight:.2f} on its strongest {strongest}"
 
 
-def format_number(number: float) -> str:
+def format_number(number: int | float) -> str:
     """Return an ID or an ID distance as text, with one decimal if it is real-valued."""
     return f"{number:.1f}" if isinstance(number, float) else str(number)
 

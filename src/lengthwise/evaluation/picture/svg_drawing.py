@@ -26,6 +26,7 @@ from lengthwise.evaluation.picture.svg_layout import (
     INDEX_HEIGHT,
     MARGIN,
     Layout,
+    Number,
     label_rows,
 )
 
@@ -103,7 +104,7 @@ def _add(parent: Element, tag: str, text: str | None = None, **attributes: str) 
     return element
 
 
-def _add_text(parent: Element, text: str, x: float, y: float, kind: str = "") -> None:
+def _add_text(parent: Element, text: str, x: Number, y: Number, kind: str = "") -> None:
     _add(parent, "text", text, x=f"{x:g}", y=f"{y + BASELINE:g}", **({"class": kind} if kind else {}))
 
 
@@ -150,7 +151,7 @@ def _draw_tokens(svg: Element, picture: Picture, layout: Layout) -> None:
                 _draw_prediction(group, answers[token].prediction, center, [top + y for _, y in rows[-2:]])
 
 
-def _draw_id(group: Element, text: str, number: int | None, place: tuple[float, float], width: float) -> None:
+def _draw_id(group: Element, text: str, number: int | None, place: tuple[Number, Number], width: Number) -> None:
     """Draw an ID in the color of its group, or without a color if no other token has this ID."""
     x, y = place
     color = {"class": "id"} if number is None else {"class": "id", "style": f"fill:{group_color(number)}"}
@@ -159,7 +160,7 @@ def _draw_id(group: Element, text: str, number: int | None, place: tuple[float, 
     _add_text(group, text, x + width / 2, y, "" if number is None else "group")
 
 
-def _draw_prediction(group: Element, prediction: Prediction | None, x: float, ys: list[float]) -> None:
+def _draw_prediction(group: Element, prediction: Prediction | None, x: Number, ys: list[Number]) -> None:
     """Draw the predicted token and ID, with an exclamation mark if they are wrong."""
     if prediction is None:
         return

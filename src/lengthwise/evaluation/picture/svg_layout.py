@@ -10,7 +10,9 @@ from rich.cells import cell_len
 from lengthwise.evaluation.picture.labels import level_labels, token_label
 from lengthwise.evaluation.picture.picture import Picture, format_number, join_numbers
 
-MARGIN, LABEL_WIDTH, MAX_WIDTH, MIN_WIDTH = 16, 74, 880, 700
+# Coordinate or size in pixels.
+Number = int | float
+MARGIN, LABEL_WIDTH, MAX_WIDTH, MIN_WIDTH = 16, 74, 880, 600
 # Width of a character of the tokens, and smallest width of a column.
 CHARACTER_WIDTH, MIN_COLUMN_WIDTH, COLUMN_GAP = 8, 38, 6
 INDEX_HEIGHT, BOX_HEIGHT, ID_HEIGHT, PREDICTION_HEIGHT = 14, 26, 18, 16
@@ -24,10 +26,10 @@ class Layout:
     """Lines of tokens; the prompt and the response start a line each. ``top`` is the space for the title."""
 
     picture: Picture
-    top: float
+    top: Number
 
     @cached_property
-    def column_width(self) -> float:
+    def column_width(self) -> Number:
         """Width of a column with its gap."""
         texts = [token_label(token) for token in self.picture.tokens]
         texts += [format_number(each) for ids in self.picture.position_ids for each in ids]
@@ -53,18 +55,18 @@ class Layout:
         return [number for number, line in enumerate(self.lines) for _ in line]
 
     @property
-    def width(self) -> float:
+    def width(self) -> Number:
         """Width of the drawing."""
         return max(MIN_WIDTH, 2 * MARGIN + LABEL_WIDTH + self.column_width * max(map(len, self.lines)))
 
-    def line_height(self, number: int) -> float:
+    def line_height(self, number: int) -> Number:
         """Return the height of a line of tokens, without arcs; only the response has predictions."""
         rows = INDEX_HEIGHT + BOX_HEIGHT + ID_HEIGHT * len(self.picture.position_ids)
         is_prompt = self.lines[number].start < self.picture.prompt_length
         return rows + (0 if is_prompt or self.picture.attention_head is None else 2 * PREDICTION_HEIGHT)
 
     @cached_property
-    def line_tops(self) -> list[float]:
+    def line_tops(self) -> list[Number]:
         """Vertical coordinate of the index row of each line."""
         arcs = [0.0] * len(self.lines)
         for key, answer in self.pairs:
@@ -78,7 +80,7 @@ class Layout:
         return tops
 
     @property
-    def bottom(self) -> float:
+    def bottom(self) -> Number:
         """Vertical coordinate below the last line."""
         return self.line_tops[-1] + self.line_height(len(self.lines) - 1)
 
@@ -87,12 +89,12 @@ class Layout:
         """Token indexes of each link: the earlier token, and the answer."""
         return [(link.index, answer.index) for answer in self.picture.answers for link in answer.links]
 
-    def left(self, token: int) -> float:
+    def left(self, token: int) -> Number:
         """Return the left side of the box of a token."""
         column = token - self.lines[self.line_of[token]].start
         return MARGIN + LABEL_WIDTH + self.column_width * column
 
-    def center(self, token: int) -> float:
+    def center(self, token: int) -> Number:
         """Return the horizontal center of the box of a token."""
         return self.left(token) + (self.column_width - COLUMN_GAP) / 2
 
@@ -107,12 +109,12 @@ class Layout:
         return f"M{x:g} {y:g}C{x:g} {middle:g} {end_x:g} {middle:g} {end_x:g} {end_y:g}"
 
 
-def arc_height(num_columns: int) -> float:
+def arc_height(num_columns: int) -> Number:
     """Return the height of an arc over this number of columns."""
     return min(MAX_ARC_HEIGHT, round(12 * math.sqrt(num_columns)))
 
 
-def label_rows(picture: Picture) -> Sequence[tuple[str, float]]:
+def label_rows(picture: Picture) -> Sequence[tuple[str, Number]]:
     """Return the labels of the rows below the boxes, with the distance of their centers from the top of a line."""
     y, rows = INDEX_HEIGHT + BOX_HEIGHT, []
     for label in level_labels(picture):

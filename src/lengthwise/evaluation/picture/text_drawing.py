@@ -82,7 +82,7 @@ def _distance_label(answer: Answer, rank: int) -> str:
     return "-" if answer.kind(link) == PREVIOUS else join_numbers(link.id_distance)
 
 
-def _id_cell(position_id: float, number: int | None) -> Text:
+def _id_cell(position_id: int | float, number: int | None) -> Text:
     return Text(format_number(position_id), "" if number is None else f"#000000 on {group_color(number)}")
 
 
