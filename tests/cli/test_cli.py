@@ -587,7 +587,7 @@ INVALID: list[tuple[list[str], str]] = [
     (["show", "parity"], "--length"),
     (["show", "parity", "--length", "5", "--out", "picture.png"], "'picture.png' is not an SVG file; use a name that"),
     (["show", "parity", "--length", "5", "--encoding", "nope"], "--encoding nope needs a run folder; leave out"),
-    (["show", "parity", "--length", "900"], "has 1,803 tokens, and a picture has at most 256; use a shorter length"),
+    (["show", "parity", "--length", "900"], "has 1,803 tokens, and a picture has at most 128; use a shorter length"),
     (["show", "recal", "--length", "5"], "unknown task 'recal'; did you mean 'recall'?"),
     (["evaluate", "run", "unfinished"], "unfinished"),
     (["trian"], "'trian'; did you mean 'train'? known: certify, compare, couple, diagnose, evaluate"),

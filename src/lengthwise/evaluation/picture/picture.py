@@ -17,7 +17,7 @@ from lengthwise.tasks.examples import Examples
 from lengthwise.training.batch import Batch, to_batch
 
 # Longer sequences have too many links for a readable picture.
-MAX_TOKENS = 256
+MAX_TOKENS = 128
 SUPPORT, EQUAL_IDS = "support", "equal IDs"
 # Kinds of links: to the token before the answer, to a token with the IDs of that token, and to any other token.
 PREVIOUS, COUPLED, FAR = "previous", "coupled", "far"

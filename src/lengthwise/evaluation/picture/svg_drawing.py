@@ -64,6 +64,8 @@ text{fill:#f0f6fc}
 TEXT_LINE_HEIGHT, TEXT_WIDTH, SAMPLE_WIDTH = 18, 7.8, 34
 # Width of the band of attention weight 1.
 BAND_WIDTH = 12
+# Largest number of bands per answer.
+MAX_BANDS = 3
 # Distance from the middle of a line of text to its baseline.
 BASELINE = 4.5
 # Characters that XML 1.0 does not allow, after control characters and surrogates are escaped.
@@ -111,10 +113,10 @@ def _add_text(parent: Element, text: str, x: Number, y: Number, kind: str = "") 
 def _draw_links(svg: Element, picture: Picture, layout: Layout) -> None:
     """Draw bands of attention, and the links above them; tokens are drawn later and cover both."""
     for answer in picture.answers:
-        weights = () if answer.prediction is None else answer.prediction.attention
-        for key, weight in enumerate(weights):
-            # The query reads itself without attention.
-            if weight >= MIN_WEIGHT and key != answer.index - 1:
+        # The query reads itself without attention.
+        weights = () if answer.prediction is None else answer.prediction.attention[:-1]
+        for key, weight in sorted(enumerate(weights), key=lambda pair: -pair[1])[:MAX_BANDS]:
+            if weight >= MIN_WEIGHT:
                 stroke = {"style": f"stroke-width:{BAND_WIDTH * min(weight, 1):g}"}
                 _add(svg, "path", d=layout.path(key, answer.index), **{"class": "attention", **stroke})
     for answer in picture.answers:
@@ -126,7 +128,7 @@ def _draw_links(svg: Element, picture: Picture, layout: Layout) -> None:
 
 def _draw_tokens(svg: Element, picture: Picture, layout: Layout) -> None:
     colors, answers = picture.color_numbers(), {answer.index: answer for answer in picture.answers}
-    box_width, titles = layout.column_width - COLUMN_GAP, _token_titles(picture)
+    box_width = layout.column_width - COLUMN_GAP
     for number, line in enumerate(layout.lines):
         top, is_prompt = layout.line_tops[number], line.start < picture.prompt_length
         _add_text(svg, "prompt" if is_prompt else "response", MARGIN, top + INDEX_HEIGHT + BOX_HEIGHT / 2, "line muted")
@@ -134,44 +136,47 @@ def _draw_tokens(svg: Element, picture: Picture, layout: Layout) -> None:
         for label, y in rows[: len(picture.position_ids)] if is_prompt else rows:
             _add_text(svg, label, MARGIN, top + y, "line muted")
         for token in line:
-            group, x, center = _add(svg, "g"), layout.left(token), layout.center(token)
-            _add(group, "title", titles[token])
-            _add_text(group, str(token), center, top + INDEX_HEIGHT / 2, "small")
+            x, center = layout.left(token), layout.center(token)
+            _add_text(svg, str(token), center, top + INDEX_HEIGHT / 2, "small")
             place = {
                 "x": f"{x:g}",
                 "y": f"{top + INDEX_HEIGHT:g}",
                 "width": f"{box_width:g}",
                 "height": f"{BOX_HEIGHT}",
             }
-            _add(group, "rect", rx="4", **{"class": "box answer" if token in answers else "box", **place})
-            _add_text(group, token_label(picture.tokens[token]), center, top + INDEX_HEIGHT + BOX_HEIGHT / 2)
+            _add(svg, "rect", rx="4", **{"class": "box answer" if token in answers else "box", **place})
+            _add_text(svg, token_label(picture.tokens[token]), center, top + INDEX_HEIGHT + BOX_HEIGHT / 2)
             for level, ids in enumerate(picture.position_ids):
-                _draw_id(group, format_number(ids[token]), colors[level][token], (x, top + rows[level][1]), box_width)
+                _draw_id(svg, format_number(ids[token]), colors[level][token], (x, top + rows[level][1]), box_width)
             if token in answers:
-                _draw_prediction(group, answers[token].prediction, center, [top + y for _, y in rows[-2:]])
+                _draw_prediction(
+                    svg, answers[token].prediction, center, [top + y for _, y in rows[len(picture.position_ids) :]]
+                )
 
 
-def _draw_id(group: Element, text: str, number: int | None, place: tuple[Number, Number], width: Number) -> None:
+def _draw_id(svg: Element, text: str, number: int | None, place: tuple[Number, Number], width: Number) -> None:
     """Draw an ID in the color of its group, or without a color if no other token has this ID."""
     x, y = place
     color = {"class": "id"} if number is None else {"class": "id", "style": f"fill:{group_color(number)}"}
     size = {"width": f"{width:g}", "height": f"{ID_HEIGHT - 2}"}
-    _add(group, "rect", x=f"{x:g}", y=f"{y - ID_HEIGHT / 2 + 1:g}", rx="3", **size, **color)
-    _add_text(group, text, x + width / 2, y, "" if number is None else "group")
+    _add(svg, "rect", x=f"{x:g}", y=f"{y - ID_HEIGHT / 2 + 1:g}", rx="3", **size, **color)
+    _add_text(svg, text, x + width / 2, y, "" if number is None else "group")
 
 
-def _draw_prediction(group: Element, prediction: Prediction | None, x: Number, ys: list[Number]) -> None:
+def _draw_prediction(svg: Element, prediction: Prediction | None, x: Number, ys: list[Number]) -> None:
     """Draw the predicted token and ID, with an exclamation mark if they are wrong."""
     if prediction is None:
         return
     ids = join_numbers(prediction.position_ids or ())
     shown = [(token_label(prediction.token), prediction.token_correct), (ids, prediction.id_correct is not False)]
-    for (text, is_correct), y in zip(shown, ys, strict=True):
-        _add_text(group, text if is_correct else f"!{text}", x, y, "" if is_correct else "wrong")
+    # A run that predicts no IDs has no row for them.
+    for (text, is_correct), y in zip(shown, ys, strict=False):
+        if text:
+            _add_text(svg, text if is_correct else f"!{text}", x, y, "" if is_correct else "wrong")
 
 
 def _token_titles(picture: Picture) -> list[str]:
-    """Return a description of each token, which a mouse shows and a screen reader reads."""
+    """Return a description of each token for screen readers."""
     answers = {answer.index: answer for answer in picture.answers}
     titles = []
     for index, token in enumerate(picture.tokens):

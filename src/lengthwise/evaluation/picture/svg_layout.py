@@ -121,5 +121,7 @@ def label_rows(picture: Picture) -> Sequence[tuple[str, Number]]:
         rows.append((label, y + ID_HEIGHT / 2))
         y += ID_HEIGHT
     if picture.attention_head is not None:
-        rows += [("predicts", y + PREDICTION_HEIGHT / 2), ("its ID", y + 1.5 * PREDICTION_HEIGHT)]
+        rows.append(("predicts", y + PREDICTION_HEIGHT / 2))
+    if any(answer.prediction is not None and answer.prediction.position_ids for answer in picture.answers):
+        rows.append(("its ID", y + 1.5 * PREDICTION_HEIGHT))
     return rows
