@@ -51,12 +51,12 @@ class Layout:
 
     @cached_property
     def line_of(self) -> list[int]:
-        """Line of each token."""
+        """Number of the line of each token, from 0."""
         return [number for number, line in enumerate(self.lines) for _ in line]
 
     @property
     def width(self) -> Number:
-        """Width of the drawing."""
+        """Width of the drawing with its margins."""
         return max(MIN_WIDTH, 2 * MARGIN + LABEL_WIDTH + self.column_width * max(map(len, self.lines)))
 
     def line_height(self, number: int) -> Number:
