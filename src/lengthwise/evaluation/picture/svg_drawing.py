@@ -57,7 +57,7 @@ text{fill:#f0f6fc}
 .box{fill:#151b23}
 .answer,path{stroke:#f0f6fc}
 .previous{stroke:#656c76}
-.attention{stroke:#56b4e9}
+.attention{stroke:#56b4e9;stroke-opacity:.55}
 }
 """
 # Width of a character of the sentences, on average.
