@@ -16,6 +16,7 @@ from lengthwise.experiments.reproductions import reproduce
 from lengthwise.experiments.run import Run, load_run, train
 from lengthwise.experiments.run_analysis import certify_run, diagnose_run
 from lengthwise.experiments.run_evaluation import evaluate
+from lengthwise.experiments.show import show
 from lengthwise.experiments.sweep import sweep
 from lengthwise.hf.language_models import evaluate_language_model, load_language_model
 from lengthwise.influence.measures import MEASURES
@@ -72,6 +73,7 @@ __all__ = [
     "report_study",
     "reproduce",
     "score_all_answers",
+    "show",
     "sweep",
     "train",
 ]

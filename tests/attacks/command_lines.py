@@ -59,6 +59,7 @@ ARGUMENTS = {
     "influence": ("hf", "run"),
     "certify": ("run", "parity", "growing gap"),
     "diagnose": ("run", "plain"),
+    "show": ("run", "rows", "parity", "rows.jsonl"),
     "reproduce": ("parity_ppc",),
     "export": ("run", "plain", "hf", "parity"),
 }

@@ -43,6 +43,7 @@ WRITERS: dict[str, Call] = {
     "import": lambda: import_hf("hf", "imported"),
     "certify": ("certify", "run", "--lengths", "8", "--out", "certified"),
     "diagnose": ("diagnose", "run", "--length", "8", "--num-examples", "4", "--out", "diagnosed"),
+    "show": ("show", "run", "--length", "8", "--out", "shown.svg"),
     "lm-eval": ("export", "parity", "--format", "lm-eval", "--lengths", "4", "--num-examples", "4", "--out", "harness"),
 }
 

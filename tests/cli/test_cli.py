@@ -376,7 +376,9 @@ def test_compare_json_is_one_document_with_results_and_figure(runs, capsys):
     assert Path(document["figure"]).is_file()
 
 
-@pytest.mark.parametrize("verb", ["list", "prepare", "train", "evaluate", "compare", "generate", "certify", "diagnose"])
+@pytest.mark.parametrize(
+    "verb", ["list", "prepare", "train", "evaluate", "compare", "generate", "certify", "diagnose", "show"]
+)
 def test_every_command_has_help(verb, capsys):
     out, err = output_of([verb, "--help"], capsys)
     assert "Usage" in out
@@ -584,6 +586,11 @@ INVALID: list[tuple[list[str], str]] = [
     (["generate", "run"], "--prompt"),
     (["diagnose", "run"], "--length"),
     (["diagnose", "run", "--length", "many"], "'many'"),
+    (["show", "parity"], "--length"),
+    (["show", "parity", "--length", "5", "--out", "picture.png"], "'picture.png' is not an SVG file; use a name that"),
+    (["show", "parity", "--length", "5", "--encoding", "nope"], "--encoding nope needs a run folder; leave out"),
+    (["show", "parity", "--length", "900"], "has 1,803 tokens, and a picture has at most 128; use a shorter length"),
+    (["show", "recal", "--length", "5"], "unknown task 'recal'; did you mean 'recall'?"),
     (["evaluate", "run", "unfinished"], "unfinished"),
     (["trian"], "'trian'; did you mean 'train'? known: certify, compare, couple, diagnose, evaluate"),
     (["--verbose"], "--verbose"),

@@ -22,6 +22,7 @@ from lengthwise.cli.commands.influence import influence
 from lengthwise.cli.commands.list_tables import list_
 from lengthwise.cli.commands.prepare import prepare
 from lengthwise.cli.commands.reproduce import reproduce_
+from lengthwise.cli.commands.show import show_
 from lengthwise.cli.commands.sweep import sweep_
 from lengthwise.cli.commands.train import train_
 from lengthwise.cli.terminal import discard_output, print_message
@@ -65,7 +66,7 @@ app = typer.Typer(
 
 COMMANDS: tuple[Callable[..., None], ...] = (
     *(list_, prepare, couple, train_, evaluate_, compare_, sweep_, generate_),
-    *(influence, certify, diagnose, reproduce_, export),
+    *(show_, influence, certify, diagnose, reproduce_, export),
 )
 for command in COMMANDS:
     app.command(command.__name__.rstrip("_"))(command)

@@ -69,3 +69,8 @@ def print_table(title: str, header: list[str], body: list[list[str]], *, wrap: b
     # Tables of numbers never wrap and no cell is cut, so that users can copy a table that is wider than the terminal.
     width = None if wrap else max(out_console.width, Measurement.get(WIDE_CONSOLE, WIDE_CONSOLE.options, table).maximum)
     Console(width=width, **LITERAL_OUTPUT).print(table)
+
+
+def print_text(line: Text) -> None:
+    """Print a line with styles to standard output; its text must have no control characters."""
+    out_console.print(line)
