@@ -74,6 +74,7 @@ def test_a_rank_correlation_depends_only_on_the_order_and_is_undefined_for_a_con
     np.testing.assert_allclose(rank_correlation(documents, np.exp(first), second**3)(counts), values)
     np.testing.assert_allclose(rank_correlation(documents, -first, second)(counts), -values)
     assert np.isnan(rank_correlation(documents, np.ones(40), second)(counts)).all()
+    assert np.isnan(partial_rank_correlation(documents, first, second, 2 * first)(counts)).all()
 
 
 def planted_targets(seed, effect):

@@ -28,7 +28,7 @@ TRAIN_LENGTH, LENGTH_FACTORS = 128, (1, 2, 4, 8)
 # The last eighth of the training context is near. Numbers of selected far tokens; the largest is the main one.
 NEAR_FRACTION, KS = 8, (1, 2, 4)
 # Number of targets per run; all runs measure the same ones.
-NUM_TARGETS = 1000
+NUM_TARGETS = 400
 BOOTSTRAP = Bootstrap(seed=0, num_resamples=1000)
 # If the intervals of all seeds lie within this distance of 0, a relation is negligible.
 NEGLIGIBLE = 0.1
@@ -213,7 +213,7 @@ SPARSITY_IN_TEXT = Claim(
     summary="language models: the share that few far tokens recover, and the change of the loss in longer contexts",
     paper="Golowich et al. 2025 (arXiv 2502.16792), experiments on natural language",
     experiments=_build_experiments,
-    laptop=SizePreset(num_seeds=3, max_steps=500),
+    laptop=SizePreset(num_seeds=3, max_steps=400),
     full=SizePreset(num_seeds=3),
     read=_extract_reading,
     tables=_build_tables,
