@@ -5,9 +5,6 @@ from jaxtyping import Float, Int
 
 from lengthwise.influence.report.bootstrap import Counts, Statistic, ratio
 
-# Unexplained variance that rounding can cause.
-ROUNDING = 1e-12
-
 Documents = Int[np.ndarray, " targets"]
 Variable = Float[np.ndarray, " targets"]
 Weights = Float[np.ndarray, "resamples targets"]
@@ -41,8 +38,7 @@ def partial_rank_correlation(documents: Documents, first: Variable, second: Vari
         both = _correlation(first_ranks, second_ranks, weights)
         first_given, second_given = (_correlation(ranks, given_ranks, weights) for ranks in (first_ranks, second_ranks))
         unexplained = (1 - first_given**2) * (1 - second_given**2)
-        explained = unexplained <= ROUNDING
-        return np.where(explained, np.nan, ratio(both - first_given * second_given, np.sqrt(np.abs(unexplained))))
+        return ratio(both - first_given * second_given, np.sqrt(unexplained))
 
     return statistic
 
