@@ -161,7 +161,7 @@ def _other_seed_table(by_row: Mapping[str, Rows]) -> Table:
             cells += _middle_and_worst(estimates)
         body.append(cells)
     names = ("share and change", "shares", "changes")
-    header = ["row", *(f"{name}, {place}" for name in names for place in ("median", "worst"))]
+    header = ["row", *(f"{name}, {place}" for name in names for place in ("median", "largest"))]
     return "rank correlation of two values of the same target in two seeds", header, body
 
 
@@ -180,7 +180,7 @@ def _kind_table(by_row: Mapping[str, Rows]) -> Table:
 
 
 def _middle_and_worst(estimates: list[JSONObject]) -> tuple[str, str]:
-    """Return the lower median and the largest estimate, which supports the claim least; dashes if all are undefined."""
+    """Return the lower median and the largest estimate (the worst for the claim); dashes if all are undefined."""
     known = sorted((each for each in estimates if each["value"] is not None), key=lambda each: float(each["value"]))
     return (format_estimate(known[(len(known) - 1) // 2]), format_estimate(known[-1])) if known else ("-", "-")
 
