@@ -22,9 +22,9 @@ from lengthwise.evaluation.result_rows import label_of, pool_seeds, uses_loss
 from lengthwise.evaluation.tables_and_figures import format_num_examples, page_table
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes import COMPARISONS, RECIPES
-from lengthwise.experiments.reproductions import CLAIMS
 from lengthwise.experiments.reproductions.reproduction import READINGS_FILE, Claim
 from lengthwise.experiments.run_folder import COMPARISON, RESULTS, read_rows, write_rows
+from lengthwise.influence.claims import CLAIMS
 from lengthwise.positions import describe_knowledge
 
 Rows = list[dict[str, Any]]

@@ -60,6 +60,7 @@ from lengthwise.experiments.setting_changes import change_settings
 from lengthwise.experiments.sweep import sweep
 from lengthwise.experiments.sweep_file import read_sweep_file
 from lengthwise.experiments.trackers import TRACKERS, check_trackers, open_trackers
+from lengthwise.influence.extrapolation.paired_contexts import ContextSettings
 from lengthwise.model.decoder import Decoder
 from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.model.generate import generate
@@ -123,6 +124,7 @@ COVERED = (
     "experiments/executors.py",
     "theory/risk/exact_erm.py",
     "theory/risk/realizability.py",
+    "influence/extrapolation/*.py",
 )
 EXCLUDED = {"jsonl_table.py", "reasoning_gym.py", "text_format.py"}
 
@@ -1244,6 +1246,16 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         lambda: read_sweep("x = 1\nraise ValueError('no')", "no_experiment.py"),
         SettingError,
         r"no_experiment.py raises ValueError in line 2: no; correct the file$",
+    ),
+    (
+        lambda: ContextSettings(lengths=(64, 32), near=8, ks=(1,), num_targets=10),
+        SettingError,
+        r"^invalid context lengths 64, 32; use two or more increasing lengths, first the trained length$",
+    ),
+    (
+        lambda: ContextSettings(lengths=(32, 64), near=32, ks=(1,), num_targets=10),
+        SettingError,
+        r"^invalid near 32; use at least 1 and fewer than the 32 tokens of the first context length$",
     ),
     (
         lambda: read_sweep("EXPERIMENTS = {}", "json.py"),

@@ -16,7 +16,7 @@ from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.experiments.run import load_run
 from lengthwise.experiments.run_folder import EXPERIMENT, RESULTS, append_rows
 from lengthwise.experiments.validation import select_variants
-from lengthwise.influence.probing.decoder_model import DecoderModel
+from lengthwise.influence.probing.decoder_model import wrap_run
 from lengthwise.influence.probing.next_token_model import NextTokenModel
 from lengthwise.influence.text_codec import BytePairCodec, TextCodec
 from lengthwise.positions import describe_knowledge
@@ -141,6 +141,4 @@ def _load_run(name: str, tokenizer: str | None, device: str) -> LanguageModel:
         raise ModelError(f"{name} was trained on {task.name}, not on text; use a run of the task text")
     if tokenizer is not None:
         raise ModelError(f"the run {name} has its own tokenizer; leave out --tokenizer")
-    trained_distance = run.facts["trained_distance"] if run.decoder.reads_ids else None
-    model = DecoderModel(run.decoder, name, run.experiment.encoding.num_position_ids, trained_distance)
-    return LanguageModel(model=model, codec=BytePairCodec(task.tokenizer), task=task)
+    return LanguageModel(model=wrap_run(run, name), codec=BytePairCodec(task.tokenizer), task=task)

@@ -11,7 +11,7 @@ from lengthwise.cli.terminal import print_json, print_table
 from lengthwise.core.errors import unknown_name
 from lengthwise.encodings import ENCODINGS
 from lengthwise.experiments.recipes import COMPARISONS, RECIPES
-from lengthwise.experiments.reproductions import CLAIMS
+from lengthwise.influence.claims import CLAIMS
 from lengthwise.influence.measures import MEASURES
 from lengthwise.positions import SCHEMES, describe_knowledge
 from lengthwise.tasks import TASKS

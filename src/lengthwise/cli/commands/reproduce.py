@@ -1,5 +1,6 @@
 """The ``reproduce`` command, which runs the experiments of a claim."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -9,8 +10,9 @@ from lengthwise.cli import options
 from lengthwise.cli.terminal import print_json, print_line, print_message, print_table, show_status
 from lengthwise.core.errors import unknown_name
 from lengthwise.core.interruption import StoppedError
-from lengthwise.experiments.reproductions import CLAIMS, reproduce
+from lengthwise.experiments.reproductions import reproduce
 from lengthwise.experiments.reproductions.reproduction import FIRST_SEED
+from lengthwise.influence.claims import CLAIMS
 
 
 def reproduce_(
@@ -21,6 +23,7 @@ def reproduce_(
     jobs: options.NumJobs = None,
     executor: options.ExecutorName = "local",
     address: options.ClusterAddress = None,
+    corpus: options.CorpusFolder = None,
     row: Annotated[
         list[str] | None, Option(help="Label of a row to run; repeat the flag for more rows.", show_default="all")
     ] = None,
@@ -30,10 +33,11 @@ def reproduce_(
     """Run the experiments of a claim, print tables and save a figure. After an interruption, repeat the command."""
     if claim not in CLAIMS:
         raise unknown_name("claim", claim, CLAIMS)
+    experiments = {label: options.override_corpus(each, corpus) for label, each in CLAIMS[claim].experiments().items()}
     out = Path("runs") / f"{claim}-{size}" if out is None else out
     with show_status(f"{claim}, {size}, in {out}"):
         result = reproduce(
-            CLAIMS[claim],
+            replace(CLAIMS[claim], experiments=lambda: experiments),
             size,
             out,
             num_seeds=seeds,

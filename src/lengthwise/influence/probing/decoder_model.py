@@ -10,6 +10,7 @@ from torch import Tensor
 from lengthwise.core.checkpoint import weights_digest
 from lengthwise.core.devices import forward_token_budget
 from lengthwise.core.errors import ModelError
+from lengthwise.experiments.run import Run
 from lengthwise.influence.probing.exactness_checks import check_exactness
 from lengthwise.influence.probing.next_token_model import Batch, LogProbs, Near, ScoreFunction, StateValues
 from lengthwise.model.attention_scores import NO_HOOKS, AttentionHooks
@@ -138,6 +139,12 @@ class DecoderModel:
 
     def _last_log_probs(self, hidden: Float[Tensor, "batch seq d_model"]) -> LogProbs:
         return self.decoder.token_logits(hidden[:, -1:])[:, 0].log_softmax(dim=-1)
+
+
+def wrap_run(run: Run, name: str) -> DecoderModel:
+    """Return the decoder of a run as a model with this name. Raises ``ModelError`` if hidden tokens have an effect."""
+    trained_distance = run.facts["trained_distance"] if run.decoder.reads_ids else None
+    return DecoderModel(run.decoder, name, run.experiment.encoding.num_position_ids, trained_distance)
 
 
 def _score_bias(visibility_mask: Bool[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:

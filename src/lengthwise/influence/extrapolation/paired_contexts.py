@@ -1,0 +1,143 @@
+"""Measurement of the same target tokens in two ways: recovery by few far tokens, and losses in longer contexts."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+from torch import Tensor
+
+from lengthwise.core.errors import SettingError
+from lengthwise.influence.measures.screened import Screened
+from lengthwise.influence.probing.exactness_checks import check_study
+from lengthwise.influence.probing.hidden_context import strict_log_probs
+from lengthwise.influence.probing.next_token_model import NextTokenModel
+from lengthwise.influence.probing.subset_scoring import Divergence
+from lengthwise.influence.settings import InfluenceSettings
+from lengthwise.influence.target_evaluator import TargetEvaluator
+from lengthwise.influence.targets import Target, sample_targets
+from lengthwise.influence.text_codec import TextCodec
+from lengthwise.tasks import TokenizedDocument
+
+LogProbs = Float[Tensor, " vocab"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextSettings:
+    """Settings of the measurement; ``lengths`` are context lengths in increasing order, first the trained length.
+
+    The last ``near`` tokens before a target are always visible. Of the other tokens of the first context, the ``ks``
+    most influential ones are visible in turn. ``seed`` determines the ``num_targets`` targets.
+    """
+
+    lengths: tuple[int, ...]
+    near: int
+    ks: tuple[int, ...]
+    num_targets: int
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if len(self.lengths) < 2 or list(self.lengths) != sorted(set(self.lengths)):
+            raise SettingError(
+                f"invalid context lengths {', '.join(map(str, self.lengths))}; use two or more increasing lengths, "
+                "first the trained length"
+            )
+        if not 1 <= self.near < self.lengths[0]:
+            raise SettingError(
+                f"invalid near {self.near}; use at least 1 and fewer than the {self.lengths[0]} tokens of the first "
+                "context length"
+            )
+
+    @property
+    def influence(self) -> InfluenceSettings:
+        """Settings of the influence measurement in the first context, with selected far tokens for every target."""
+        return InfluenceSettings(
+            near=self.near,
+            far=self.lengths[0] - self.near,
+            ks=self.ks,
+            measure=Screened(),
+            controls=(),
+            background_fraction=1.0,
+            num_targets=self.num_targets,
+            seed=self.seed,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairedTarget:
+    """Values of one target; losses and divergences are in nats.
+
+    ``divergence_short`` is the divergence from the prediction in the first context to the prediction from near tokens.
+    ``divergences_k`` and ``losses_k`` have one value per k: near tokens and k selected far tokens. ``losses`` has one
+    value per context length. ``drifts`` has the divergence from the prediction in the first context for each longer
+    context.
+    """
+
+    document: str
+    place: int
+    kinds: tuple[str, ...]
+    loss_short: float
+    divergence_short: float
+    losses_k: tuple[float, ...]
+    divergences_k: tuple[float, ...]
+    losses: tuple[float, ...]
+    drifts: tuple[float, ...]
+
+    @property
+    def changes(self) -> tuple[float, ...]:
+        """Loss in each longer context minus the loss in the first context."""
+        return tuple(loss - self.losses[0] for loss in self.losses[1:])
+
+
+def measure_paired_targets(
+    model: NextTokenModel, codec: TextCodec, texts: Sequence[TokenizedDocument], settings: ContextSettings
+) -> list[PairedTarget]:
+    """Measure random targets that have the longest context before them in their own text.
+
+    Every context of a target ends just before it, so all values belong to the same token. Raises ``SettingError`` if
+    no text is long enough, or if only one text is.
+    """
+    influence = settings.influence
+    targets = sample_targets(texts, context=settings.lengths[-1], num_targets=settings.num_targets, seed=settings.seed)
+    evaluator = TargetEvaluator(model=model, texts=texts, settings=influence, token_text=codec.token_text)
+    evaluator.placebo_sampler.check_other_documents(targets)
+    check_study(model, targets[0].window(influence.near, influence.far), check_gates=True)
+    results = []
+    for start in range(0, len(targets), influence.block):
+        block = targets[start : start + influence.block]
+        rows = evaluator.rows(block, start)
+        for row, (losses, drifts) in zip(rows, _context_scores(model, block, settings.lengths), strict=True):
+            (selection,) = row["selections"]
+            results.append(
+                PairedTarget(
+                    document=row["document"],
+                    place=row["place"],
+                    kinds=tuple(row["kinds"]),
+                    loss_short=row["loss_short"],
+                    divergence_short=row["divergence_short"],
+                    losses_k=tuple(selection["losses"]),
+                    divergences_k=tuple(selection["divergences"]),
+                    losses=losses,
+                    drifts=drifts,
+                )
+            )
+    return results
+
+
+def _context_scores(
+    model: NextTokenModel, targets: Sequence[Target], lengths: Sequence[int]
+) -> Iterator[tuple[tuple[float, ...], tuple[float, ...]]]:
+    """Yield the losses of each target in contexts of ``lengths`` tokens, and the drifts from the first prediction."""
+    windows = [target.window(length, 0) for target in targets for length in lengths]
+    queries = [(window, np.zeros(0, dtype=bool)) for window in windows]
+    log_probs: dict[int, LogProbs] = {}
+    for query_indices, batch_log_probs in strict_log_probs(model, queries):
+        log_probs.update(zip(query_indices, batch_log_probs, strict=True))
+    for index, target in enumerate(targets):
+        predictions = [log_probs[index * len(lengths) + offset] for offset in range(len(lengths))]
+        token = int(target.text.tokens[target.place])
+        drift = Divergence(predictions[0])
+        yield (
+            tuple(float(-prediction[token]) for prediction in predictions),
+            tuple(max(float(drift(prediction)), 0.0) for prediction in predictions[1:]),
+        )
