@@ -40,9 +40,10 @@ check: setup
 slow: setup
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow --durations 40
 
-# Attacks on files, processes and the command line, in 15 minutes: see benchmarks/faults.md.
+# Attacks on files, processes and the command line, in about half an hour: see benchmarks/faults.md.
 faults: setup
 	$(BIN)/python benchmarks/faults.py
+	$(BIN)/python benchmarks/sweep_nodes.py
 
 # A million inputs for the readers of files and prompts.
 fuzz: setup

@@ -24,7 +24,7 @@ from lengthwise.experiments.run_folder import append_rows
 RESULTS = Path(__file__).parent / "results" / "faults.jsonl"
 # Number of kills per kind of work that uses several processes.
 LAUNCHED = {"ray": 50, "sweep": 60, "together": 90, "workers": 20}
-# Number of attacks per kind. The longest kinds come first; all kinds take 15 minutes on two cores.
+# Number of attacks per kind. The longest kinds come first; all kinds take half an hour on two cores.
 ATTACKS = {
     **{name: (partial(launches.attack, name), number) for name, number in LAUNCHED.items()},
     "kills": (kills.attack, 195),

@@ -28,7 +28,7 @@ from lengthwise.experiments.run_folder import read_rows
 # A process has this variable if it or one of its parents was started by an attack.
 MARKER = "LENGTHWISE_ATTACK"
 # Time limits in seconds: for survivors to end after a kill, and for the work to finish without one.
-END_S, WORK_S = 20.0, 180.0
+END_S, WORK_S = 20.0, 400.0
 # Parts of the commands of ray's own processes, which run no job and notice the loss of their node only after a minute,
 # and the time limit for it.
 RAY_PROCESSES, RAY_END_S = (b"ray::DashboardAgent", b"ray::RuntimeEnvAgent", b"/ray/"), 90.0
