@@ -1,6 +1,7 @@
 # Needs make, git and python3 >= 3.11; everything else comes into .venv.
 PYTHON ?= python3
 GPU_PYTHON ?= python3
+DEMO_SEEDS ?= 3
 BUDGET_S ?= 540
 BIN := .venv/bin
 
@@ -21,7 +22,7 @@ setup: .venv/installed
 	touch $@
 
 demo: .venv/package
-	$(BIN)/lengthwise compare demo --seeds 3 --out runs/demo
+	$(BIN)/lengthwise compare demo --seeds $(DEMO_SEEDS) --out runs/demo
 
 test: setup
 	$(BIN)/python -m pytest -n 2 --dist worksteal
