@@ -7,6 +7,7 @@ import signal
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -268,7 +269,7 @@ def test_experiment_json_has_the_experiment_and_its_provenance(tmp_path):
     trained(tmp_path)
     saved = json.loads((tmp_path / "experiment.json").read_text())
     assert from_dict(saved["experiment"]) == small_experiment()
-    assert saved["provenance"]["versions"]["torch"] == torch.__version__
+    assert saved["provenance"]["versions"]["torch"] == metadata.version("torch")
     assert set(saved["provenance"]) == {"versions", "commit", "hardware"}
     assert saved["provenance"]["hardware"]["threads"] == torch.get_num_threads()
 
