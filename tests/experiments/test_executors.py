@@ -68,7 +68,8 @@ def test_jobs_that_kill_their_workers_run_one_at_a_time_and_do_not_stop_another(
     starts.unlink()
     with pytest.raises(WorkerError):
         LocalExecutor(workers=2, threads=1).run(partial(lose, tmp_path), [f"bad {n}" for n in range(9)], print)
-    assert 4 <= len(starts.read_text(encoding="utf-8").splitlines()) <= 5
+    # Two together, then each of them alone; the next two together, and one of them alone.
+    assert 5 <= len(starts.read_text(encoding="utf-8").splitlines()) <= 7
 
 
 SWEEP = """

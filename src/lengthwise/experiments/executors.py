@@ -65,13 +65,13 @@ class LocalExecutor:
     ) -> bool:
         """Run jobs; see ``Executor.run``.
 
-        After the loss of a worker process, unfinished jobs start again in new processes. After a loss before any job
-        finishes, they run one at a time. Raises ``WorkerError`` once ``MAX_LOSSES`` such jobs in a row, or all jobs
-        that are left, have killed their worker.
+        After the loss of a worker process, unfinished jobs start again in new processes. If no job had finished, those
+        that were running start one at a time. Raises ``WorkerError`` once ``MAX_LOSSES`` such jobs in a row, or all
+        jobs that are left, have killed their worker.
         """
         if self.workers == 1:
             return _run_serially(run_job, jobs, on_result)
-        waiting, workers, num_losses = list(jobs), self.workers, 0
+        waiting, num_suspects, num_losses = list(jobs), 0, 0
 
         def record_result(job: Job, result: Result) -> None:
             nonlocal num_losses
@@ -79,19 +79,26 @@ class LocalExecutor:
             num_losses = 0
             on_result(job, result)
 
-        while True:
+        while waiting:
+            # The suspects are the first jobs; one of them was in the lost worker.
+            batch, workers = (waiting[:num_suspects], 1) if num_suspects else (waiting, self.workers)
             num_waiting = len(waiting)
             try:
-                return run_in_processes(partial(_run_in_worker, run_job), tuple(waiting), workers, record_result)
+                if not run_in_processes(partial(_run_in_worker, run_job), tuple(batch), workers, record_result):
+                    return False
+                num_suspects = 0
             except WorkerError:
-                if workers == 1:
-                    num_losses += 1
-                    if num_losses >= min(MAX_LOSSES, len(waiting)):
-                        raise
-                # One of the first jobs was in the lost worker, so it starts last.
+                num_finished = num_waiting - len(waiting)
+                if not num_suspects and not num_finished:
+                    num_suspects = self.workers
+                    continue
+                num_losses += bool(num_suspects)
+                if waiting and num_losses >= min(MAX_LOSSES, len(waiting)):
+                    raise
+                num_suspects = max(0, num_suspects - num_finished - 1)
+                # A job that may kill its worker again starts last.
                 waiting[:] = waiting[workers:] + waiting[:workers]
-                if len(waiting) == num_waiting:
-                    workers = 1
+        return True
 
 
 def select_executor(
