@@ -177,9 +177,10 @@ def _attempt(launch: Launch, folder: Path, marker: bytes, rng: random.Random, nu
             break
         target = rng.choice(("leader", "worker", "worker", "all"))
         victims = _victims(target, [leader for leader in leaders if leader not in statuses], marker, rng)
-        for process in victims:
-            _kill(process)
-        killed.append(f"{target} ({len(victims)} processes)")
+        # A process can end by itself before its signal.
+        num_killed = sum(map(_kill, victims))
+        if num_killed:
+            killed.append(f"{target} ({num_killed} processes)")
         lost_leader = target == "all" or any(process in leaders for process in victims)
     if not _wait_for(leaders, statuses, END_S if lost_leader else WORK_S):
         faults.append(f"hangs after {killed[-1] if killed else 'no kill'}")
@@ -249,9 +250,12 @@ def _end_orphans(leaders: Sequence[int], marker: bytes, ignored: tuple[bytes, ..
     return [f"leaves {len(left)} processes: {names}"] if left else []
 
 
-def _kill(process: int) -> None:
+def _kill(process: int) -> bool:
+    """Kill a process; return False if it has ended by itself."""
     with suppress(ProcessLookupError):
         os.kill(process, signal.SIGKILL)
+        return True
+    return False
 
 
 def _is_worker(process: int) -> bool:
