@@ -1,5 +1,7 @@
 """What only a CUDA device can show; make gpu runs these, without beartype."""
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -14,6 +16,7 @@ import lengthwise as lw
 from lengthwise.encodings import ENCODINGS
 from lengthwise.evaluation.exact_match import evaluate_by_length
 from lengthwise.experiments.experiment import build_decoder
+from lengthwise.experiments.run_folder import read_rows
 from lengthwise.hf.causal_lm import CausalLM
 from lengthwise.influence.probing.decoder_model import DecoderModel
 from lengthwise.influence.probing.hidden_context import MODES, WindowEvaluator
@@ -282,3 +285,14 @@ def test_compiled_steps_have_the_losses_of_plain_steps(tmp_path):
         batches = [trainer.samplers[0].batches(index)[0].to(CUDA) for index in range(4)]
         losses.append([trainer.update([batch]).loss.item() for batch in batches])
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-3)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_two_gpus_train_the_run_of_one(tmp_path):
+    command = ["train", "parity", "--quick", "--set", "training.precision=float32", "--device", "cuda"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "lengthwise"]
+    subprocess.run([*launcher, *command, "--out", "two"], cwd=tmp_path, check=True)
+    subprocess.run([sys.executable, "-m", "lengthwise", *command, "--out", "one"], cwd=tmp_path, check=True)
+    one, two = (read_rows(tmp_path / name / "metrics.jsonl") for name in ("one", "two"))
+    assert len(one) > 0
+    assert [row["loss"] for row in two] == pytest.approx([row["loss"] for row in one], abs=1e-4)
