@@ -72,7 +72,7 @@ def _select_head(
     if not masks.any():
         masks = _earlier_keys(masks, links)
     peaks = (weights * masks)[:, :, masks.any(dim=-1)].amax(dim=-1)
-    # Without any mask, there is one head as good as another.
+    # Without links and earlier tokens, all heads are equally good.
     means = peaks.mean(dim=-1).nan_to_num()
     layer, head = divmod(int(means.argmax()), means.shape[1])
     return AttentionHead(layer=layer, head=head, weight=round(float(means[layer, head]), WEIGHT_DECIMALS))
