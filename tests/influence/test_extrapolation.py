@@ -142,6 +142,10 @@ def test_kinds_split_the_targets_and_few_targets_have_no_correlation():
         "newline": 90,
     }
     assert kinds["word_start"]["change"]["high"] < 0
+    # Targets without a share have a change too.
+    assert {name: each["all_targets"] for name, each in kinds.items()} == dict.fromkeys(kinds, 120)
+    changes = [each.changes[-1] for each in targets if "newline" in each.kinds]
+    assert kinds["newline"]["mean_change"]["value"] == pytest.approx(np.mean(changes))
     few = summarize_relation(targets[1:30], SETTINGS, BOOTSTRAP)["change"][-1]
     assert few == {"value": None, "low": None, "high": None, "reason": "fewer than 30 targets; measure more targets"}
 

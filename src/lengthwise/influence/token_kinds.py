@@ -15,11 +15,12 @@ NUM_NEIGHBORS = 24
 SENTENCE_END_MARKS = frozenset(".!?…。！？｡।॥۔؟")  # noqa: RUF001  (marks of several scripts)
 APOSTROPHES = frozenset("'’")  # noqa: RUF001
 QUOTES = frozenset("\"'`*_")
+BLANKS = " \t"
 
-# A token has one of the first five kinds, any of the next five, and for each n-gram length one of the last three.
+# A token has one of the first five kinds, any of the next seven, and for each n-gram length one of the last three.
 KINDS = (
     *("word_start", "continuation", "punctuation", "whitespace", "other"),
-    *("newline", "digit", "name_like", "identifier", "partial_character"),
+    *("newline", "indentation", "closing_bracket", "digit", "name_like", "identifier", "partial_character"),
     *(f"{repetition}_{n}" for n in NGRAM_LENGTHS for repetition in ("repeated_near", "repeated_far", "new")),
 )
 
@@ -41,15 +42,13 @@ def token_kinds(
     if tokens is None:
         vocabulary: dict[str, int] = {}
         tokens = np.array([vocabulary.setdefault(text, len(vocabulary)) for text in texts])
-    text = texts[-1]
-    kinds = {f"{_repetition(tokens, n, near)}_{n}" for n in NGRAM_LENGTHS}
-    if text.splitlines() not in ([text], []):
-        kinds.add("newline")
+    text, previous_text = texts[-1], "".join(texts[-1 - NUM_NEIGHBORS : -1])
+    kinds = {f"{_repetition(tokens, n, near)}_{n}" for n in NGRAM_LENGTHS} | set(_layout_kinds(previous_text, text))
     # A token with only some bytes of a character decodes to a replacement character or half of a surrogate pair.
     if any(character == "\N{REPLACEMENT CHARACTER}" or "\ud800" <= character <= "\udfff" for character in text):
         kinds |= {"other", "partial_character"}
     elif any(_is_word_character(character) for character in text):
-        kinds |= set(_word_kinds("".join(texts[-1 - NUM_NEIGHBORS : -1]), text, "".join(next_texts[:NUM_NEIGHBORS])))
+        kinds |= set(_word_kinds(previous_text, text, "".join(next_texts[:NUM_NEIGHBORS])))
     elif text.isspace():
         kinds.add("whitespace")
     else:
@@ -61,6 +60,22 @@ def token_kinds(
 def _is_word_character(character: str) -> bool:
     # Vowel signs, which occur inside words, have the Unicode category of marks.
     return character == "_" or character.isalnum() or category(character)[0] == "M"
+
+
+def _layout_kinds(previous_text: str, text: str) -> Iterator[str]:
+    """Yield the kinds of the lines and brackets that the target ends, indents or closes."""
+    if any(map(_ends_line, text)):
+        yield "newline"
+    passage = previous_text + text
+    blank_indexes = (index for index in range(len(previous_text), len(passage)) if passage[index] in BLANKS)
+    if any(_ends_line(passage[:index].rstrip(BLANKS)[-1:]) for index in blank_indexes):
+        yield "indentation"
+    if category(text.lstrip()[:1] or " ") == "Pe":
+        yield "closing_bracket"
+
+
+def _ends_line(character: str) -> bool:
+    return character.splitlines() not in ([character], [])
 
 
 def _word_kinds(previous_text: str, text: str, next_text: str) -> Iterator[str]:
@@ -95,7 +110,7 @@ def _joins_word(text: str, index: int) -> bool:
 def _starts_sentence(previous_text: str) -> bool:
     """Return True if a sentence or line starts after this text, ignoring quotes and brackets."""
     for character in reversed(previous_text):
-        if character.splitlines() != [character]:
+        if _ends_line(character):
             return True
         if not (character.isspace() or character in QUOTES or category(character) in {"Ps", "Pe", "Pi", "Pf"}):
             return character in SENTENCE_END_MARKS

@@ -80,6 +80,7 @@ def _build_tables(rows: Rows, readings: Rows) -> list[Table]:
         _label_table(by_row),
         _other_seed_table(by_row),
         _kind_table(by_row),
+        _change_table(by_row),
     ]
 
 
@@ -166,17 +167,32 @@ def _other_seed_table(by_row: Mapping[str, Rows]) -> Table:
 
 
 def _kind_table(by_row: Mapping[str, Rows]) -> Table:
+    return "by kind of target: median / worst seed", *_tabulate_kinds(by_row, "targets", "change")
+
+
+def _change_table(by_row: Mapping[str, Rows]) -> Table:
+    """Build the table of mean changes, over all targets of a kind."""
+    reading = next(iter(by_row.values()))[0]
+    title = (
+        f"change of the loss from context {reading['lengths'][0]:,} to {reading['lengths'][-1]:,} by kind of target, "
+        "nats: median / worst seed"
+    )
+    return title, *_tabulate_kinds(by_row, "all_targets", "mean_change")
+
+
+def _tabulate_kinds(by_row: Mapping[str, Rows], count: str, estimate: str) -> tuple[list[str], list[list[str]]]:
+    """Return the header and the lines of a table with one estimate per kind and row label."""
     found = [{kind["kind"]: kind for kind in reading["kinds"]} for readings in by_row.values() for reading in readings]
     body = []
     for name in dict.fromkeys(name for kinds in found for name in kinds):
-        counts = [kinds[name]["targets"] for kinds in found if name in kinds]
+        counts = [kinds[name][count] for kinds in found if name in kinds]
         cells = [name, f"{min(counts):,} to {max(counts):,}"]
         for readings in by_row.values():
             kinds = [kind for reading in readings for kind in reading["kinds"] if kind["kind"] == name]
-            middle, worst = _middle_and_worst([kind["change"] for kind in kinds])
+            middle, worst = _middle_and_worst([kind[estimate] for kind in kinds])
             cells.append(f"{middle} / {worst}")
         body.append(cells)
-    return "by kind of target: median / worst seed", ["kind", "targets", *by_row], body
+    return ["kind", "targets", *by_row], body
 
 
 def _middle_and_worst(estimates: list[JSONObject]) -> tuple[str, str]:

@@ -81,7 +81,8 @@ def summarize_relation(targets: Sequence[PairedTarget], settings: ContextSetting
     (the reason for a missing number). ``change`` has one estimate per longer context, all other correlations are for
     the longest. ``partial`` removes the effect of all far tokens (``TargetColumns.effect``), ``permuted`` uses the
     shares in random order, and ``drift`` uses the change of the prediction instead of the loss. ``first_k`` uses the
-    smallest k, and ``gain`` the share of the lower loss. ``columns`` has the values of every target.
+    smallest k, and ``gain`` the share of the lower loss. ``kinds`` has the correlation of the ``targets`` of each kind
+    with a share, and the mean change of ``all_targets`` of this kind. ``columns`` has the values of every target.
     """
     columns = target_columns(targets)
     used, share = columns.is_used, columns.shares[:, -1]
@@ -102,7 +103,7 @@ def summarize_relation(targets: Sequence[PairedTarget], settings: ContextSetting
         "with_gain": int(columns.has_gain.sum()),
         "documents": len(np.unique(columns.documents[used])),
         "mean_share": float(share[used].mean()) if used.any() else None,
-        "mean_change": [_estimate_mean(columns, bootstrap, change) for change in columns.changes.T],
+        "mean_change": [_estimate_mean(columns.documents, bootstrap, change) for change in columns.changes.T],
         "change": [correlate(used, share, change) for change in columns.changes.T],
         "partial": _estimate(columns, bootstrap, used, given_effect),
         "permuted": correlate(used, permuted, longest),
@@ -110,9 +111,15 @@ def summarize_relation(targets: Sequence[PairedTarget], settings: ContextSetting
         "first_k": correlate(used, columns.shares[:, 0], longest),
         "gain": correlate(columns.has_gain, columns.gain_share, longest),
         "kinds": [
-            {"kind": kind, "targets": int(mask.sum()), "change": correlate(mask, share, longest)}
+            {
+                "kind": kind,
+                "targets": int((used & mask).sum()),
+                "change": correlate(used & mask, share, longest),
+                "all_targets": int(mask.sum()),
+                "mean_change": _estimate_mean(columns.documents[mask], bootstrap, longest[mask]),
+            }
             for kind in KINDS
-            if (mask := used & np.array([kind in target.kinds for target in targets])).any()
+            if (mask := np.array([kind in target.kinds for target in targets])).any()
         ],
         "columns": {
             "document": columns.documents.tolist(),
@@ -156,6 +163,10 @@ def _estimate_subset(
     return bootstrap(make_statistic(indices), len(names), NO_VARIATION, len(indices))[0]
 
 
-def _estimate_mean(columns: TargetColumns, bootstrap: Bootstrap, values: Values) -> JSONObject:
-    sums = sums_by_document(columns.documents, np.stack([values, np.ones(len(values))], axis=1))
+def _estimate_mean(documents: Int[np.ndarray, " targets"], bootstrap: Bootstrap, values: Values) -> JSONObject:
+    """Return the estimated mean of the values of some targets."""
+    if len(documents) < MIN_TARGETS:
+        return undefined_estimates(1, TOO_FEW_TARGETS)[0]
+    _, indices = np.unique(documents, return_inverse=True)
+    sums = sums_by_document(indices, np.stack([values, np.ones(len(values))], axis=1))
     return bootstrap(ratio_of_sums(sums), len(sums), NO_VARIATION)[0]
