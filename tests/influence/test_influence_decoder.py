@@ -8,6 +8,7 @@ import torch
 import lengthwise as lw
 from lengthwise.core.errors import ModelError
 from lengthwise.encodings import ENCODINGS
+from lengthwise.encodings.encoding import Encoding, EncodingSettings
 from lengthwise.influence.probing.decoder_model import DecoderModel
 from lengthwise.model.attention_scores import AttentionHooks
 from lengthwise.model.decoder import Decoder
@@ -129,6 +130,35 @@ def test_encoding_that_reads_neighboring_scores_raises():
         ModelError, match=r"convolved cannot .* exactly: hidden tokens change the prediction \(0\.21 nats.*; choose"
     ):
         DecoderModel(decoder_of(READS_NEIGHBORS, OPTIONS["plain"]), "convolved")
+
+
+class KeyCounter(Encoding):
+    """Encoding whose scores fall with the number of later keys that the query matches, also if these are hidden."""
+
+    has_scores = True
+
+    def scores(self, query, key, query_ids, key_ids):
+        """Return scores that depend on the keys between the query and each key."""
+        scores = query @ key.mT
+        num_queries, num_keys = scores.shape[2:]
+        matches = (scores > 0) & torch.ones(num_queries, num_keys, dtype=torch.bool).tril(num_keys - num_queries)
+        return scores - matches.flip(-1).cumsum(dim=-1).flip(-1)
+
+
+class CountedKeys(EncodingSettings):
+    """Settings of ``KeyCounter``."""
+
+    name = "counted_keys"
+
+    def build(self, decoder_size):
+        """Return the encoding."""
+        return KeyCounter()
+
+
+def test_encoding_that_counts_hidden_keys_raises(monkeypatch):
+    monkeypatch.setitem(ENCODINGS, "counted_keys", CountedKeys)
+    with pytest.raises(ModelError, match=r"counter cannot .* exactly: hidden tokens change the prediction .*; choose"):
+        DecoderModel(decoder_of("counted_keys", OPTIONS["plain"]), "counter")
 
 
 def test_options_that_carry_earlier_tokens_raise():
