@@ -10,7 +10,7 @@ from jaxtyping import Integer
 TokenIndexes = Integer[np.ndarray, " seq"]
 
 NGRAM_LENGTHS = (1, 2, 3)
-# Number of tokens on each side of the target in which to find its word and the start of its sentence.
+# Number of tokens on each side of the target in which to find its word and the start of its sentence or line.
 NUM_NEIGHBORS = 24
 SENTENCE_END_MARKS = frozenset(".!?…。！？｡।॥۔؟")  # noqa: RUF001  (marks of several scripts)
 APOSTROPHES = frozenset("'’")  # noqa: RUF001
@@ -38,6 +38,8 @@ def token_kinds(
     The last ``near`` context tokens are the near context, and all earlier tokens are the far context. The n-gram kinds
     describe the n-gram that ends with the target. For example, the kind is ``repeated_near_2`` if the same bigram also
     ends in the near context, ``repeated_far_2`` if it ends earlier only in the far context, and ``new_2`` otherwise.
+    The kind ``indentation`` means that the target contains spaces or tabs at the start of a line, and
+    ``closing_bracket`` that it starts with a closing bracket, after any spaces.
     """
     if tokens is None:
         vocabulary: dict[str, int] = {}

@@ -22,7 +22,7 @@ from lengthwise.influence.token_kinds import KINDS
 
 # A share is defined only if far tokens change the prediction (nats), or lower the loss, by at least this amount.
 MIN_DIVERGENCE, MIN_GAIN = 0.02, 0.1
-# A rank correlation of fewer targets is not computed.
+# A rank correlation or mean of fewer targets is not computed.
 MIN_TARGETS = 30
 TOO_FEW_TARGETS = f"fewer than {MIN_TARGETS} targets; measure more targets"
 NO_VARIATION = "all values of a variable are equal"
@@ -164,9 +164,5 @@ def _estimate_subset(
 
 
 def _estimate_mean(documents: Int[np.ndarray, " targets"], bootstrap: Bootstrap, values: Values) -> JSONObject:
-    """Return the estimated mean of the values of some targets."""
-    if len(documents) < MIN_TARGETS:
-        return undefined_estimates(1, TOO_FEW_TARGETS)[0]
-    _, indices = np.unique(documents, return_inverse=True)
-    sums = sums_by_document(indices, np.stack([values, np.ones(len(values))], axis=1))
-    return bootstrap(ratio_of_sums(sums), len(sums), NO_VARIATION)[0]
+    columns = np.stack([values, np.ones(len(values))], axis=1)
+    return _estimate_subset(documents, bootstrap, lambda indices: ratio_of_sums(sums_by_document(indices, columns)))
