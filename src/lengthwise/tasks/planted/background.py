@@ -108,7 +108,7 @@ class Markov:
         return tokens
 
     def held_out(self) -> "Markov":
-        """Return the chain itself."""
+        """Return the same chain, because a chain has no held-out part."""
         return self
 
     def log_ratios(self, max_gap: int) -> Float[np.ndarray, "gaps tokens tokens"]:
