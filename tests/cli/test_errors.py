@@ -83,6 +83,7 @@ from lengthwise.tasks import (
     Copy,
     IndexHints,
     JSONLTask,
+    Markov,
     MultiAddition,
     Multiplication,
     Parity,
@@ -624,6 +625,16 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (lambda: SparseParity(num_letters=0), SettingError, r"invalid num_letters 0; use 1 to 26"),
     (lambda: SparseParity(window=3), SettingError, r"window 3 is too small for 4 flagged bits; use at least 4"),
     (lambda: SparseParity(tested=(2, 0)), SettingError, r"invalid number 0 of flagged bits in tested; use at least 1"),
+    (
+        lambda: SparseParity(background=Markov()),
+        SettingError,
+        r"background 'markov' needs letters; set coding to letters",
+    ),
+    (
+        lambda: SparseParity(coding="letters", background=Markov()),
+        SettingError,
+        r"background 'markov' has 2 tokens but num_letters is 8; use the same number",
+    ),
     (
         lambda: SparseParity().from_prompt("0110"),
         PromptError,

@@ -26,7 +26,7 @@ from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.model.generate import generate
 from lengthwise.positions import Discovered, Predicted, Sequential
 from lengthwise.tasks import Addition, MultiAddition, Parity
-from lengthwise.tasks.text_format import format_examples
+from lengthwise.tasks.text_format import PromptFormat, format_examples
 from lengthwise.training.batch import to_batch
 from lengthwise.training.loss import answer_loss
 
@@ -100,7 +100,8 @@ def test_a_run_with_counted_ids_has_the_same_results_in_plain_text(tmp_path):
     settings = EvaluationSettings(lengths=(2, 4), num_examples=(32,))
     model = load_text_model(str(tmp_path / "hf"))
     same = ("length", "exact_match", "token_accuracy", "first_error")
-    for mine, texts in zip(evaluate(run, settings), evaluate_texts(model, Parity(), settings, shots=0), strict=True):
+    text_rows = evaluate_texts(model, Parity(), settings, prompts=PromptFormat(shots=0))
+    for mine, texts in zip(evaluate(run, settings), text_rows, strict=True):
         assert {name: texts[name] for name in same} == {name: mine[name] for name in same}
         assert 0 < mine["token_accuracy"] < 1
 

@@ -14,14 +14,15 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from lengthwise.core.errors import ModelError, SettingError
 from lengthwise.evaluation.exact_match import EvaluationSettings, iter_examples
-from lengthwise.hf import text_evaluation, text_model
+from lengthwise.hf import text_model
 from lengthwise.hf.loading import load_text_model
+from lengthwise.hf.questions import QuestionWriter
 from lengthwise.hf.text_evaluation import evaluate_texts
 from lengthwise.hf.text_model import TextModel
 from lengthwise.hf.tokenization import HFCodec
 from lengthwise.positions import Sequential
 from lengthwise.tasks import Addition, Copy, Parity
-from lengthwise.tasks.text_format import format_examples
+from lengthwise.tasks.text_format import PromptFormat, format_examples
 
 LENGTH, NUMBER = 4, 12
 SETTINGS = EvaluationSettings(lengths=(LENGTH,), num_examples=(NUMBER,))
@@ -29,9 +30,8 @@ SETTINGS = EvaluationSettings(lengths=(LENGTH,), num_examples=(NUMBER,))
 
 def questions(model, task, *, shots=0, settings=SETTINGS):
     """Return the questions of evaluation at its first length."""
-    blocks = text_evaluation._iter_questions(
-        model, task, settings.lengths[0], settings.num_examples[0], settings.seed, shots
-    )
+    writer = QuestionWriter(model, task, PromptFormat(shots=shots), settings.seed)
+    blocks = writer.questions(settings.lengths[0], settings.num_examples[0])
     return [question for block in blocks for question in block]
 
 
@@ -44,7 +44,7 @@ def half_memorized():
 @pytest.mark.parametrize("decode", ["forced", "free"])
 def test_a_model_with_all_answers_has_exact_match_one(decode):
     model = byte_text_model(memorize(questions(byte_text_model(), Copy(), shots=1)))
-    (row,) = evaluate_texts(model, Copy(), replace(SETTINGS, decode=decode), shots=1)
+    (row,) = evaluate_texts(model, Copy(), replace(SETTINGS, decode=decode), prompts=PromptFormat(shots=1))
     assert (row["exact_match"], row["token_accuracy"], row["first_error"]) == (1.0, 1.0, None)
     assert (row["length"], row["num_examples"], row["decode"], row["shots"]) == (LENGTH, NUMBER, decode, 1)
 
@@ -55,13 +55,14 @@ def test_nan_predictions_raise_an_error(decode):
     with torch.no_grad():
         model.model.get_output_embeddings().weight[7] = torch.nan
     with pytest.raises(ModelError, match=r"predicts NaN, perhaps from an overflow of half precision; use another"):
-        list(evaluate_texts(model, Copy(), replace(SETTINGS, decode=decode), shots=0))
+        list(evaluate_texts(model, Copy(), replace(SETTINGS, decode=decode), prompts=PromptFormat(shots=0)))
 
 
 def test_forced_and_free_decoding_have_the_same_exact_match(half_memorized):
     model = byte_text_model(half_memorized)
     forced, free = (
-        next(evaluate_texts(model, Copy(), replace(SETTINGS, decode=decode), shots=0)) for decode in ("forced", "free")
+        next(evaluate_texts(model, Copy(), replace(SETTINGS, decode=decode), prompts=PromptFormat(shots=0)))
+        for decode in ("forced", "free")
     )
     assert 0.5 <= forced["exact_match"] < 1
     assert free["exact_match"] == forced["exact_match"]
@@ -97,7 +98,7 @@ def test_logits_are_computed_at_answers_only(monkeypatch):
 def test_generation_settings_of_the_model_are_ignored(half_memorized):
     half_memorized.generation_config.repetition_penalty = 9.0
     model = byte_text_model(half_memorized)
-    (row,) = evaluate_texts(model, Copy(), replace(SETTINGS, decode="free"), shots=0)
+    (row,) = evaluate_texts(model, Copy(), replace(SETTINGS, decode="free"), prompts=PromptFormat(shots=0))
     assert row["exact_match"] >= 0.5
 
 
@@ -175,9 +176,9 @@ def test_a_tokenizer_that_loses_text_raises_an_error():
 def test_a_length_beyond_the_positions_raises_an_error_before_measuring():
     settings = replace(SETTINGS, lengths=(2, 199))
     with pytest.raises(ModelError, match=r"^length 199 with 0 shots gives a text of 801 tokens, but tiny has 600 p"):
-        next(evaluate_texts(byte_text_model(), Copy(), settings, shots=0))
+        next(evaluate_texts(byte_text_model(), Copy(), settings, prompts=PromptFormat(shots=0)))
     with pytest.raises(SettingError, match=r"^invalid number of shots -1; use 0 or more$"):
-        next(evaluate_texts(byte_text_model(), Copy(), SETTINGS, shots=-1))
+        next(evaluate_texts(byte_text_model(), Copy(), SETTINGS, prompts=PromptFormat(shots=-1)))
 
 
 @pytest.mark.parametrize("kind", UNSUPPORTED)
@@ -187,7 +188,9 @@ def test_models_without_hidden_keys_are_measured(kind, decode):
     config.vocab_size = 257
     model = byte_text_model(causal_model(config))
     assert model.num_positions is None
-    rows = evaluate_texts(model, Parity(), replace(SETTINGS, num_examples=(3,), decode=decode), shots=1)
+    rows = evaluate_texts(
+        model, Parity(), replace(SETTINGS, num_examples=(3,), decode=decode), prompts=PromptFormat(shots=1)
+    )
     assert [row["num_examples"] for row in rows] == [3]
 
 

@@ -119,7 +119,7 @@ def own_modules():
 
 
 # Pages whose commands read what the reader has: files of their own.
-WITH_FILES = {"your_own", "language_model", "hugging_face", "couple", "train", "sweep"}
+WITH_FILES = {"your_own", "language_model", "hugging_face", "couple", "train", "sweep", "needles"}
 
 
 @pytest.mark.slow
@@ -161,6 +161,22 @@ def test_models_and_data_of_others_are_used_as_the_page_says(tmp_path, monkeypat
     assert [line.split()[1:] for line in lines if line.startswith("'='")] == [[str(len(lines) // 2)] * 2]
     exec(compile(rows, "hugging_face.md", "exec"), {})
     assert capsys.readouterr().out == "(2, 3)\n"
+
+
+@pytest.mark.slow
+def test_needles_are_found_as_the_page_says(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(with_model(tmp_path))
+    (tmp_path / "manual").mkdir()
+    draw = random.Random(0)
+    for number in range(6):
+        words = (draw.choice(["def", "return", "the", "of", "value", "name"]) for _ in range(700))
+        (tmp_path / "manual" / f"{number}.md").write_text(" ".join(words))
+    # At most 600 positions; the numbers of examples are those of the reader.
+    commands = [
+        f"{command} --num-examples 4" if "evaluate" in command else command for command in commands_of(DOCS["needles"])
+    ]
+    run_commands(quickly(commands), tmp_path)
+    assert capsys.readouterr().out.count("text tokens") == 3
 
 
 def section(title):

@@ -21,7 +21,17 @@ from lengthwise.model.decoder import Decoder
 from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.positions import SCHEMES, PositionScheme, Predicted
 from lengthwise.positions.scheme import HasLevels
-from lengthwise.tasks import PLACEMENTS, TASKS, HasRunFiles, JSONLTask, Parity, Task, is_task_file
+from lengthwise.tasks import (
+    BACKGROUNDS,
+    PLACEMENTS,
+    TASKS,
+    HasPlaceholder,
+    HasRunFiles,
+    JSONLTask,
+    Parity,
+    Task,
+    is_task_file,
+)
 from lengthwise.training.batch import Sampler
 from lengthwise.training.training_settings import TrainingSettings
 
@@ -60,7 +70,12 @@ BYTES_PER_WEIGHT = 16
 # Classes by saved name. A custom class (module:Name) must be passed again when the run is loaded.
 TABLES: dict[str, Mapping[str, type[Any]]] = {"task": TASKS, "scheme": SCHEMES, "encoding": ENCODINGS}
 # Settings that contain an entry of a table or a tuple of entries (a task within a task, the laws of a placement).
-NESTED_TABLES: dict[str, Mapping[str, type[Any]]] = {**TABLES, "placement": PLACEMENTS, "laws": PLACEMENTS}
+NESTED_TABLES: dict[str, Mapping[str, type[Any]]] = {
+    **TABLES,
+    "placement": PLACEMENTS,
+    "laws": PLACEMENTS,
+    "background": BACKGROUNDS,
+}
 CONTRACTS: dict[str, type[Any]] = {"task": Task, "scheme": PositionScheme, "encoding": EncodingSettings}
 SETTINGS_CLASSES: dict[str, type[Any]] = {
     "decoder": DecoderSettings,
@@ -136,7 +151,7 @@ def num_levels(experiment: Experiment) -> int:
     rng, task = stream(experiment.seed, "levels"), experiment.task
     if isinstance(experiment.scheme, HasLevels):
         return experiment.scheme.num_levels
-    if isinstance(task, HasRunFiles):
+    if isinstance(task, HasPlaceholder):
         examples = task.placeholder_example()
     else:
         examples = task.sample(length=experiment.train_lengths[0], size=1, rng=rng)

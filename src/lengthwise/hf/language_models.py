@@ -21,7 +21,7 @@ from lengthwise.influence.probing.next_token_model import NextTokenModel
 from lengthwise.influence.text_codec import BytePairCodec, TextCodec
 from lengthwise.positions import describe_knowledge
 from lengthwise.tasks import Task, Text, TokenizedDocument, task_fields
-from lengthwise.tasks.text_format import DEFAULT_NUM_SHOTS
+from lengthwise.tasks.text_format import PromptFormat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,10 +49,9 @@ class LanguageModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PromptingConfig:
-    """Number of examples before each prompt, and the device and precision of a `transformers` model."""
+class PromptingConfig(PromptFormat):
+    """Format of the prompts, and the device and precision of a `transformers` model."""
 
-    shots: int = DEFAULT_NUM_SHOTS
     device: str = "auto"
     dtype: str = "float32"
 
@@ -103,7 +102,7 @@ def evaluate_language_model(
         told = describe_knowledge(variant_task, None)
         row_fields = {**task_fields(variant_task), "model": name, "told": told, "seed": settings.seed}
         row_fields["variant"] = variant
-        for row in evaluate_texts(model, variant_task, settings, shots=prompting.shots, report=report):
+        for row in evaluate_texts(model, variant_task, settings, prompts=prompting, report=report):
             rows.append({**row_fields, **row, "time": utc_timestamp()})
             if out is not None:
                 append_rows(Path(out) / RESULTS, rows[-1:])

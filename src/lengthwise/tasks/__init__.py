@@ -7,6 +7,7 @@ from lengthwise.tasks.jsonl_task import JSONLTask, is_task_file
 from lengthwise.tasks.multi_addition import MultiAddition
 from lengthwise.tasks.multiplication import Multiplication
 from lengthwise.tasks.parity import Parity
+from lengthwise.tasks.planted.background import BACKGROUNDS, Background, Markov, NaturalText
 from lengthwise.tasks.planted.placement import PLACEMENTS, Placement
 from lengthwise.tasks.planted.planted_task import Planted
 from lengthwise.tasks.recall import Recall
@@ -15,6 +16,7 @@ from lengthwise.tasks.sparse_parity import SparseParity
 from lengthwise.tasks.task import (
     GradedByLoss,
     HasLengths,
+    HasPlaceholder,
     HasRecords,
     HasRunFiles,
     HasStages,
@@ -39,19 +41,24 @@ TASKS: dict[str, type[Task]] = {
 }
 
 __all__ = [
+    "BACKGROUNDS",
     "PLACEMENTS",
     "TASKS",
     "Addition",
+    "Background",
     "Copy",
     "GradedByLoss",
     "HasLengths",
+    "HasPlaceholder",
     "HasRecords",
     "HasRunFiles",
     "HasStages",
     "IndexHints",
     "JSONLTask",
+    "Markov",
     "MultiAddition",
     "Multiplication",
+    "NaturalText",
     "Parity",
     "Placement",
     "Planted",

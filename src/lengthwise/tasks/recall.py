@@ -1,7 +1,7 @@
 """Recall: find the values of some keys in a text of fillers and key-value pairs."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -91,8 +91,8 @@ class Recall:
         return self._lay_out(text[None], np.array(key_indexes).T)
 
     def variants(self) -> Mapping[str, Task]:
-        """Return an empty mapping: this task has no variants."""
-        return {}
+        """Return ``needle``: a text with a single pair."""
+        return {"needle": replace(self, num_pairs=1, num_queries=1)}
 
     def _lay_out(self, text: Int[np.ndarray, "batch text"], key_indexes: Int[np.ndarray, "batch queries"]) -> Examples:
         """Build examples; ``key_indexes`` contains the token indexes of the queried keys."""

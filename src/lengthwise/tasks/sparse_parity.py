@@ -12,6 +12,7 @@ from jaxtyping import Bool, Int
 from lengthwise.core.errors import PromptError, SettingError
 from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
+from lengthwise.tasks.planted.background import Background, source_of
 from lengthwise.tasks.task import Task
 from lengthwise.tasks.task_inputs import check_sizes, parse_symbols
 
@@ -26,7 +27,8 @@ class SparseParity:
     bits are ``0`` and ``1``, and other tokens are one of ``num_letters`` letters. The number of flagged bits is uniform
     from ``fewest`` to ``most``, but at most the length. Their places are uniform, or within a random window of
     ``window`` tokens. The answer depends on all flagged bits: k is their number. ``tested`` lists the number of flagged
-    bits of each variant.
+    bits of each variant. Letters are independent and uniform, or the ``num_letters`` tokens of ``background``: a Markov
+    chain or a natural text, of which the variants use the held-out part.
     """
 
     fewest: int = 1
@@ -35,6 +37,7 @@ class SparseParity:
     num_letters: int = 8
     window: int | None = None
     tested: tuple[int, ...] = (1, 4)
+    background: Background | None = None
 
     name: ClassVar[str] = "sparse_parity"
     summary: ClassVar[str] = "parity of a few flagged bits among many tokens, without a scratchpad"
@@ -54,6 +57,17 @@ class SparseParity:
             raise SettingError(f"window {self.window} is too small for {most} flagged bits; use at least {most}")
         if min(self.tested, default=1) < 1:
             raise SettingError(f"invalid number {min(self.tested)} of flagged bits in tested; use at least 1")
+        if self.background is not None:
+            self._check_background(self.background)
+
+    def _check_background(self, background: Background) -> None:
+        if self.coding != "letters":
+            raise SettingError(f"background '{background.name}' needs letters; set coding to letters")
+        if background.num_tokens != self.num_letters:
+            raise SettingError(
+                f"background '{background.name}' has {background.num_tokens} tokens but num_letters is "
+                f"{self.num_letters}; use the same number"
+            )
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
@@ -73,7 +87,10 @@ class SparseParity:
         bits = rng.integers(0, 2, size=(size, length))
         if self.coding == "flags":
             return self._lay_out(bits + 2 * is_flagged)
-        letters = rng.integers(0, self.num_letters, size=(size, length))
+        if self.background is None:
+            letters = rng.integers(0, self.num_letters, size=(size, length))
+        else:
+            letters = self.background.sample(length, size, rng)
         return self._lay_out(np.where(is_flagged, bits, 2 + letters))
 
     def from_prompt(self, prompt: str) -> Examples:
@@ -92,10 +109,19 @@ class SparseParity:
     def variants(self) -> Mapping[str, Task]:
         """Return one variant per number of flagged bits in ``tested``."""
         windows = {bits: None if self.window is None else max(self.window, bits) for bits in self.tested}
+        background = None if self.background is None else self.background.held_out()
         return {
-            f"flagged-{bits}": replace(self, fewest=bits, most=bits, window=window, tested=())
+            f"flagged-{bits}": replace(self, fewest=bits, most=bits, window=window, tested=(), background=background)
             for bits, window in windows.items()
         }
+
+    def source(self) -> Mapping[str, str]:
+        """Return the path and digest of a natural text; an empty mapping for other backgrounds."""
+        return source_of(self.background)
+
+    def placeholder_example(self) -> Examples:
+        """Return one example with the arrays of sampled examples, without reading a text."""
+        return self._lay_out(np.zeros((1, 1), dtype=np.int64))
 
     def _sample_flags(self, length: int, batch_size: int, rng: np.random.Generator) -> Bool[np.ndarray, "size length"]:
         width = length if self.window is None else min(self.window, length)

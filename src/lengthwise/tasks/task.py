@@ -79,6 +79,14 @@ class GradedByLoss(Protocol):
 
 
 @runtime_checkable
+class HasPlaceholder(Protocol):
+    """Protocol for a task whose examples need a file that a run does not store."""
+
+    def placeholder_example(self) -> Examples:
+        """Return one example with the same arrays as sampled examples, without reading the file."""
+
+
+@runtime_checkable
 class HasRunFiles(Protocol):
     """Protocol for a task that reads user files and copies the data that a run needs into the run folder."""
 

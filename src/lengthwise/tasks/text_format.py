@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Int
 
 from lengthwise.core.errors import SettingError
+from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
 from lengthwise.tasks.task import GradedByLoss, Task
 
@@ -16,6 +17,27 @@ END_SYMBOL = "end"
 DEFAULT_NUM_SHOTS = 4
 # Maximum number of batches to sample for shots before raising an error.
 MAX_SHOT_BATCHES = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptFormat:
+    """Format of the prompts of a language model.
+
+    ``shots`` solved examples precede each prompt, one per line. They show the format of the task. They have
+    ``shot_length``, or by default the length of the prompt, and their prompts differ from the test prompt. With
+    ``in_tokens``, test lengths are numbers of tokens of the whole text.
+    """
+
+    shots: int = DEFAULT_NUM_SHOTS
+    shot_length: int | None = None
+    in_tokens: bool = False
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        if self.shots < 0:
+            raise SettingError(f"invalid number of shots {self.shots}; use 0 or more")
+        if self.shot_length is not None and self.shot_length < 1:
+            raise SettingError(f"invalid shot length {self.shot_length}; use at least 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

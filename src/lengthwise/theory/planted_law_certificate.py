@@ -86,9 +86,10 @@ def certify_law(
     """Fit a sparse functional attention on lengths ``trained`` (inclusive), and certify its risk at longer ``lengths``.
 
     Risks are exact if the law has a span or few sequences, and sampled otherwise. If a condition of a bound fails, the
-    certificate gives the reason. Raises ``SettingError`` for training lengths that are too short for the law, and for
-    test lengths that are not above the training lengths.
+    certificate gives the reason. Raises ``SettingError`` for dependent background tokens, for training lengths that are
+    too short for the law, and for test lengths that are not above the training lengths.
     """
+    law.check_independent()
     _check_lengths(law, trained, lengths)
     law, longest = law.with_possible_tuples, trained[1]
     predictor = fit_tables(law, trained, steps, seed)

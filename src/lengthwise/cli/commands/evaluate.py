@@ -46,6 +46,13 @@ def evaluate_(
             "Number of solved examples before each question to a language model.", show_default=str(DEFAULT_NUM_SHOTS)
         ),
     ] = None,
+    shot_length: Annotated[
+        int | None,
+        options.integer("Length of the solved examples.", show_default="the length of the question"),
+    ] = None,
+    in_tokens: Annotated[
+        bool, Option("--in-tokens", help="Read --lengths as numbers of tokens of the text for a language model.")
+    ] = False,
     dtype: Annotated[str | None, Option(help="Data type of a language model: float32, bfloat16 or float16.")] = None,
     out: Annotated[Path | None, Option("--out", help="Output folder for the results of a language model.")] = None,
     seed: options.ExampleSeed = 0,
@@ -58,7 +65,8 @@ def evaluate_(
     """
     flags = {"lengths": lengths, "num_examples": num_examples, "variants": variants}
     if is_run(name):
-        options.reject_flags("needs a model, not a run", shots=shots, dtype=dtype, out=out)
+        model_flags = {"shots": shots, "shot-length": shot_length, "in-tokens": in_tokens or None}
+        options.reject_flags("needs a model, not a run", **model_flags, dtype=dtype, out=out)
         overrides = options.parse_overrides(task=task, scheme=scheme, encoding=encoding)
         run = load_run(Path(name), overrides=overrides, device=device)
         run = replace(run, experiment=options.override_corpus(run.experiment, corpus))
@@ -71,8 +79,13 @@ def evaluate_(
         model_task = _load_model_task(name, task)
         settings = options.override_evaluation(MODEL_SETTINGS, **flags, task=model_task)
         settings = replace(settings, decode=decode, seed=seed)
-        dtype_setting = {} if dtype is None else {"dtype": dtype}
-        prompting = PromptingConfig(shots=DEFAULT_NUM_SHOTS if shots is None else shots, device=device, **dtype_setting)
+        prompting = PromptingConfig(
+            shots=DEFAULT_NUM_SHOTS if shots is None else shots,
+            shot_length=shot_length,
+            in_tokens=in_tokens,
+            device=device,
+            dtype="float32" if dtype is None else dtype,
+        )
         with ProgressLine(err_console) as progress:
             rows = evaluate_language_model(
                 name, model_task, settings, prompting=prompting, out=out, report=progress.show_examples

@@ -9,7 +9,7 @@ from lengthwise.core.intervals import wilson_interval
 from lengthwise.evaluation.forecast.probed_model import NUM_QUERIES, ProbedModel, SubsampleAccuracy
 from lengthwise.evaluation.forecast.sparse_queries import Queries
 from lengthwise.evaluation.forecast.subsampling import upweight_distractors
-from lengthwise.tasks import Planted, Task
+from lengthwise.tasks import NaturalText, Planted, Task
 from lengthwise.theory.risk.bayes import BayesPredictor
 
 # Margin of an interval: a constant, and a factor of the subsampling error; tuned on runs not in benchmarks/forecast.md.
@@ -134,9 +134,10 @@ def attainable_accuracy(task: Task, queries: Queries) -> float:
     """Return an upper limit of the accuracy that the best predictor reaches on a new sample of as many queries.
 
     The best predictor of a planted law returns the most probable label given the full prompt. The limit is 1 for other
-    tasks, subclasses of ``Planted`` (which may sample differently) and laws with an unlimited span (too many sets).
+    tasks, subclasses of ``Planted`` (which may sample differently), laws with an unlimited span (too many sets) and
+    natural texts (unknown probabilities).
     """
-    if type(task) is not Planted or task.placement.span is None:
+    if type(task) is not Planted or task.placement.span is None or isinstance(task.background, NaturalText):
         return 1.0
     tokens = queries.batch.tokens[:, : queries.batch.length].numpy()
     label_probabilities = BayesPredictor(task).predict(tokens).max(axis=1)

@@ -13,8 +13,10 @@ from jaxtyping import Float, Int
 from lengthwise.core.errors import PromptError, SettingError
 from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
+from lengthwise.tasks.planted.background import Background, NaturalText, source_of
 from lengthwise.tasks.planted.distribution import check_distribution, check_num_tuples
 from lengthwise.tasks.planted.placement import Local, Placement
+from lengthwise.tasks.planted.sequence_law import SequenceLaw, sequence_law
 from lengthwise.tasks.task import Task
 from lengthwise.tasks.task_inputs import check_sizes, parse_symbols
 
@@ -25,11 +27,13 @@ class Planted:
 
     A set S of token indexes is sampled from ``placement``, and independently a tuple Z of k tokens from ``tuples`` with
     ``probabilities``. The tokens at the indexes S are the tokens of Z in order. All other tokens are independent with
-    probabilities ``background``. The label y has the probabilities in the row of ``labels`` for Z. Tokens are numbers
-    below ``len(background)``. A token with background probability 0 occurs only as a planted token.
+    probabilities ``background``, or the tokens of a ``Background`` (a Markov chain or a natural text) at the same
+    indexes. The label y has the probabilities in the row of ``labels`` for Z. Tokens are numbers below ``num_tokens``.
+    A token with background probability 0 occurs only as a planted token. With a natural text, the variant ``held-out``
+    uses the part of the text that training never uses.
     """
 
-    background: tuple[float, ...] = (0.5, 0.5, 0.0, 0.0)
+    background: tuple[float, ...] | Background = (0.5, 0.5, 0.0, 0.0)
     tuples: tuple[tuple[int, ...], ...] = ((2, 2), (2, 3), (3, 2), (3, 3))
     probabilities: tuple[float, ...] = (0.25, 0.25, 0.25, 0.25)
     labels: tuple[tuple[float, ...], ...] = ((1.0, 0.0), (0.0, 1.0), (0.0, 1.0), (1.0, 0.0))
@@ -42,10 +46,11 @@ class Planted:
 
     def __post_init__(self) -> None:
         check_types(self)
-        if len(self.background) > len(ascii_letters):
-            raise SettingError(f"the background has {len(self.background)} tokens; use at most {len(ascii_letters)}")
-        entry_names = [f"token {token} of the background" for token in range(len(self.background))]
-        check_distribution(self.background, entry_names, "the probabilities of the background")
+        if self.num_tokens > len(ascii_letters):
+            raise SettingError(f"the background has {self.num_tokens} tokens; use at most {len(ascii_letters)}")
+        if isinstance(self.background, tuple):
+            entry_names = [f"token {token} of the background" for token in range(self.num_tokens)]
+            check_distribution(self.background, entry_names, "the probabilities of the background")
         if not self.tuples:
             raise SettingError(f"the planted task has no tuples; set tuples to at least one tuple of {self.k} tokens")
         if not len(self.tuples) == len(self.probabilities) == len(self.labels):
@@ -100,7 +105,22 @@ class Planted:
     @property
     def num_tokens(self) -> int:
         """Number of different input tokens x."""
-        return len(self.background)
+        return len(self.background) if isinstance(self.background, tuple) else self.background.num_tokens
+
+    @property
+    def independent_background(self) -> Float[np.ndarray, " tokens"]:
+        """Probability of each token of an independent background; raises ``SettingError`` for another background."""
+        self.check_independent()
+        return np.array(self.background)
+
+    def check_independent(self) -> None:
+        """Raise ``SettingError`` unless the background tokens are independent."""
+        if not isinstance(self.background, tuple):
+            raise SettingError(
+                f"this computation needs independent background tokens, but the background is "
+                f"'{self.background.name}'; use a tuple of probabilities as background, or enumerated_risk or "
+                "sampled_risk"
+            )
 
     @property
     def num_labels(self) -> int:
@@ -151,7 +171,10 @@ class Planted:
         """Sample input tokens, planted sets (token indexes from 0) and labels as arrays."""
         sets = self.placement.sample(length, size, rng)
         tuple_index = rng.choice(len(self.tuples), size=size, p=self.probabilities)
-        tokens = rng.choice(self.num_tokens, size=(size, length), p=self.background)
+        if isinstance(self.background, tuple):
+            tokens = rng.choice(self.num_tokens, size=(size, length), p=self.background)
+        else:
+            tokens = self.background.sample(length, size, rng)
         np.put_along_axis(tokens, sets, np.array(self.tuples)[tuple_index], axis=1)
         # Select the first label whose cumulative probability exceeds a uniform number.
         cumulative_probabilities = np.cumsum(np.array(self.labels), axis=1)[tuple_index]
@@ -178,22 +201,34 @@ class Planted:
     def planted_set_weights(
         self, tokens: Int[np.ndarray, "batch length"]
     ) -> tuple[Int[np.ndarray, "sets k"], Float[np.ndarray, "batch sets"]]:
-        """Return all sets S with positive probability, and the ratios ``P(x, S) / prod mu'(x_i)``.
+        """Return all sets S with positive probability, and the ratios ``P(x, S) / c(x)``.
 
-        ``mu'`` is ``background`` with 0 replaced by 1. The product is over all tokens of the sequence x.
+        ``c(x)`` is ``SequenceLaw.reference``. Raises ``SettingError`` for a natural text, whose probabilities are
+        unknown.
         """
         sets, probability = self.placement.law(tokens.shape[1]).sets()
-        background = np.array(self.background)
-        set_tokens = tokens[:, sets]  # batch sets k
-        background_weights = np.where(background == 0, 1.0, background)[set_tokens].prod(axis=2)
-        probability_ratio = self.tuple_law[self.tuple_codes(set_tokens)] / background_weights
-        # A token with background probability 0 must be planted.
-        is_possible = (background == 0)[tokens].sum(axis=1)[:, None] == (background == 0)[set_tokens].sum(axis=2)
-        return sets, np.where(is_possible, probability * probability_ratio, 0.0)
+        weights = probability * self.tuple_law[self.tuple_codes(tokens[:, sets])]
+        return sets, weights * self.sequence_law.background_ratios(tokens, sets)
+
+    @property
+    def sequence_law(self) -> SequenceLaw:
+        """Probabilities of background sequences; raises ``SettingError`` for a natural text."""
+        return sequence_law(self.background)
 
     def variants(self) -> Mapping[str, Task]:
-        """Return an empty mapping: this task has no variants."""
+        """Return ``held-out`` for a natural text; other backgrounds have no variants."""
+        if isinstance(self.background, NaturalText):
+            return {"held-out": replace(self, background=self.background.held_out())}
         return {}
+
+    def source(self) -> Mapping[str, str]:
+        """Return the path and digest of a natural text; an empty mapping for other backgrounds."""
+        return source_of(self.background)
+
+    def placeholder_example(self) -> Examples:
+        """Return one example with the arrays of sampled examples, without reading a text."""
+        sets = np.arange(self.k)[None]
+        return self._lay_out(np.zeros((1, max(self.k, self.min_length)), dtype=np.int64), sets, np.zeros(1, np.int64))
 
     def _lay_out(
         self,

@@ -200,7 +200,7 @@ def super_token_law(law: Planted, coupling: Coupling, length: int) -> Planted:
     tokens_per_id = group_by_id(coupling(length)).shape[1]
     num_super_tokens = law.num_tokens**tokens_per_id
     digits = codes[:, None] // num_super_tokens ** np.arange(k - 1, -1, -1) % num_super_tokens
-    background = np.array(law.background)[_list_tuples(law.num_tokens, tokens_per_id)].prod(axis=1)
+    background = law.independent_background[_list_tuples(law.num_tokens, tokens_per_id)].prod(axis=1)
     return Planted(
         background=tuple(background.tolist()),
         tuples=tuple(map(tuple, digits.tolist())),
@@ -218,7 +218,7 @@ def _planted_super_tokens(
     sets, probability = law.placement.law(length).sets()
     k = len(np.unique(ids[sets[0]]))
     tuples = _list_tuples(law.num_tokens, k * tokens_by_id.shape[1])
-    background_law, zero_law = np.array(law.background), np.zeros((len(tuples), law.num_labels))
+    background_law, zero_law = law.independent_background, np.zeros((len(tuples), law.num_labels))
     joint_laws: dict[tuple[int, ...], np.ndarray] = {}
     for planted_set, set_probability in zip(sets, probability, strict=True):
         planted_ids = _unique_ids(ids[planted_set], k)

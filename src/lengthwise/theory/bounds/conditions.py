@@ -193,7 +193,7 @@ def _compute_side_weight(
     law: Planted, predictor: TabularAttention, planted_tuple: tuple[int, ...], planted_on_right: bool
 ) -> tuple[float, float]:
     """Return ``swap_ratio`` and ``log_crossing`` of one planted tuple, for a joint on one side of the planted run."""
-    background = np.flatnonzero(np.array(law.background) > 0)
+    background = np.flatnonzero(law.independent_background > 0)
     near_tokens = np.union1d(background, planted_tuple)
     swap_ratio, log_crossing = 1.0, -np.inf
     for shape, scores in zip(predictor.shapes, predictor.log_scores, strict=True):

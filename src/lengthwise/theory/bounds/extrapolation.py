@@ -57,6 +57,8 @@ class Extrapolation:
     mean_risk: MeanRiskFunction | None = None
 
     def __post_init__(self) -> None:
+        # The proofs and the scores of sets that cross a joint need independent background tokens.
+        self.law.check_independent()
         # Drop tuples that are never planted: they have no risk, and their scores must not affect kappa.
         object.__setattr__(self, "law", self.law.with_possible_tuples)
 

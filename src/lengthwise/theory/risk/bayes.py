@@ -122,7 +122,7 @@ def _prior(law: Planted) -> Float[np.ndarray, " outputs"]:
 
 def _log_ratio(law: Planted) -> Float[np.ndarray, " codes"]:
     """Return ``log(Qvoc(z) / mu(z))`` for every tuple z; a factor of mu that is 0 adds ``MARKER_SCORE``."""
-    background = np.array(law.background)
+    background = law.independent_background
     log_background = np.where(background > 0, np.log(np.where(background > 0, background, 1.0)), -MARKER_SCORE)
     tuples = np.indices((law.num_tokens,) * law.k).reshape(law.k, -1)
     with np.errstate(divide="ignore"):

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from lengthwise.core.errors import SettingError
+from lengthwise.tasks.planted.background import Markov
 from lengthwise.tasks.planted.planted_task import Planted
 from lengthwise.theory.attention.tabular import normalize_scores
 
@@ -129,13 +130,18 @@ def enumerated_risk(law: Planted, predictor: Predictor, length: int, loss: Loss)
 
 def num_sequences(law: Planted, length: int) -> int:
     """Return the number of possible sequences of ``length`` tokens if the indexes of the planted set are given."""
-    return int((np.array(law.background) > 0).sum()) ** (length - law.k) * len(law.tuples)
+    return len(_possible_tokens(law)) ** (length - law.k) * len(law.tuples)
+
+
+def _possible_tokens(law: Planted) -> Int[np.ndarray, " tokens"]:
+    """Return the tokens that the background can contain."""
+    background = law.background
+    return np.flatnonzero(background.stationary if isinstance(background, Markov) else law.independent_background)
 
 
 def _enumerate_sequences(law: Planted, planted: Int[np.ndarray, " k"], length: int) -> Iterator[tuple[np.ndarray, ...]]:
     """Yield blocks of all sequences with this planted set: their tokens, label probabilities, and probabilities."""
-    background = np.array(law.background)
-    possible_tokens = np.flatnonzero(background)
+    possible_tokens, sequence_law = _possible_tokens(law), law.sequence_law
     num_tokens = len(possible_tokens)
     background_indexes = np.setdiff1d(np.arange(length), planted)
     total_sequences = num_tokens ** len(background_indexes)
@@ -144,7 +150,10 @@ def _enumerate_sequences(law: Planted, planted: Int[np.ndarray, " k"], length: i
         numbers = np.arange(block_start, min(block_start + BLOCK_SIZE, total_sequences))
         tokens = np.zeros((len(numbers), length), dtype=np.int64)
         tokens[:, background_indexes] = possible_tokens[numbers[:, None] // place_values % num_tokens]
-        background_probability = background[tokens[:, background_indexes]].prod(axis=1)
+        # The planted tokens do not matter here. A possible token keeps the reference positive.
+        tokens[:, planted] = possible_tokens[0]
+        ratios = sequence_law.background_ratios(tokens, planted[None])[:, 0]
+        background_probability = ratios * sequence_law.reference(tokens)
         for planted_tuple, tuple_probability, labels in zip(law.tuples, law.probabilities, law.labels, strict=True):
             tokens[:, planted] = planted_tuple
             repeated_labels = np.broadcast_to(np.array(labels), (len(numbers), law.num_labels))

@@ -116,7 +116,7 @@ def limit_risk(law: Planted, attention: TabularAttention, loss: Loss | None = No
     loss = TotalVariation() if loss is None else loss
     code_tuples = np.indices((attention.num_tokens,) * attention.k).reshape(attention.k, -1)
     with np.errstate(divide="ignore"):
-        log_set_weights = attention.log_scores + np.log(np.array(law.background))[code_tuples].sum(axis=0)
+        log_set_weights = attention.log_scores + np.log(law.independent_background)[code_tuples].sum(axis=0)
     if np.isneginf(log_set_weights).all():
         return float(placement_risks(law, attention, [_interior_placement(law, attention)], loss)[0])
     if isinstance(loss, Leakage):

@@ -74,7 +74,7 @@ class TokenChain:
         costs: Float[np.ndarray, "costs shapes codes"],
     ) -> "TokenChain":
         """Build the chain from scores and costs by shape and tuple code; raises ``SettingError`` if it is too large."""
-        background = np.array(law.background)
+        background = law.independent_background
         tokens = np.union1d(np.flatnonzero(background), np.unique(law.tuples))
         state_length = int(shapes[:, -1].max())
         num_scores = len(shapes) * len(tokens) ** (state_length + 1)

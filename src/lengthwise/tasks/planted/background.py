@@ -1,0 +1,257 @@
+"""Backgrounds of planted tasks with dependent tokens: a Markov chain, and a natural text."""
+
+import hashlib
+import sysconfig
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import ClassVar, Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from lengthwise.core.errors import SettingError, TextError
+from lengthwise.core.type_checks import check_types
+from lengthwise.tasks.planted.distribution import check_distribution
+from lengthwise.tasks.text.built_in_texts import HELD_OUT_TEXTS, TRAIN_TEXTS
+from lengthwise.tasks.text.corpus import HELD_OUT, METADATA_FILE, SPLITS, TRAIN, Corpus, byte_corpus, open_corpus
+
+# A text file is divided into a training part and a held-out part of this share.
+HELD_OUT_SHARE = 0.2
+# Prefix of the path of a file in Python's standard library.
+STANDARD_LIBRARY = "stdlib:"
+
+
+@runtime_checkable
+class Background(Protocol):
+    """Distribution of the background tokens, which planted tokens then replace."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+
+    @property
+    def num_background(self) -> int:
+        """Number of different tokens that the background contains; they are numbered from 0."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of different tokens, including those that occur only as planted tokens."""
+
+    def sample(self, length: int, size: int, rng: np.random.Generator) -> Int[np.ndarray, "size length"]:
+        """Sample sequences of background tokens."""
+
+    def held_out(self) -> "Background":
+        """Return the background of the tests: a natural text has parts that training never uses."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Markov:
+    """Markov chain of order 1 that starts in its stationary distribution.
+
+    ``transitions[a][b]`` is the probability that token b follows token a. Planted tokens replace tokens of the chain
+    and do not change the other tokens. The ``num_marks`` tokens after those of the matrix occur only as planted tokens.
+    """
+
+    transitions: tuple[tuple[float, ...], ...] = ((0.9, 0.1), (0.1, 0.9))
+    num_marks: int = 0
+
+    name: ClassVar[str] = "markov"
+    summary: ClassVar[str] = "a Markov chain of order 1 with a stationary start"
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        check_marks(self.num_marks)
+        size = len(self.transitions)
+        for token, row in enumerate(self.transitions):
+            if len(row) != size:
+                raise SettingError(f"row {token} of transitions has {len(row)} numbers; use {size}, one per token")
+            check_distribution(row, [f"transition {token} to {other}" for other in range(size)], f"row {token}")
+        # The eigenvalue 1 has as many dimensions as there are stationary distributions.
+        num_stationary = size - int(np.linalg.matrix_rank(np.eye(size) - np.array(self.transitions), tol=1e-9))
+        if num_stationary != 1:
+            raise SettingError(
+                f"transitions have {num_stationary} stationary distributions instead of 1; "
+                "use a matrix in which one group of tokens can be reached from every token"
+            )
+
+    @property
+    def num_background(self) -> int:
+        """Number of rows of the matrix."""
+        return len(self.transitions)
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of rows of the matrix, plus the marks."""
+        return len(self.transitions) + self.num_marks
+
+    @property
+    def stationary(self) -> Float[np.ndarray, " tokens"]:
+        """Stationary distribution over all tokens; marks have probability 0."""
+        size = self.num_background
+        equations = np.vstack([np.eye(size) - np.array(self.transitions).T, np.ones(size)])
+        solution = np.linalg.lstsq(equations, np.append(np.zeros(size), 1.0), rcond=None)[0].clip(0.0)
+        # Rounding leaves tiny probabilities of tokens that the chain leaves forever.
+        solution[solution < 1e-12] = 0.0
+        return np.append(solution / solution.sum(), np.zeros(self.num_marks))
+
+    def sample(self, length: int, size: int, rng: np.random.Generator) -> Int[np.ndarray, "size length"]:
+        """Sample the first token from the stationary distribution, then each token from the row of the one before."""
+        cumulative = np.cumsum(np.array(self.transitions), axis=1)
+        uniform, tokens = rng.random((size, length)), np.zeros((size, length), dtype=np.int64)
+        last_token = self.num_background - 1
+        start = np.searchsorted(np.cumsum(self.stationary)[: last_token + 1], uniform[:, 0], side="right")
+        tokens[:, 0] = start.clip(max=last_token)
+        for index in range(1, length):
+            rows = cumulative[tokens[:, index - 1], :-1]
+            tokens[:, index] = (uniform[:, index, None] >= rows).sum(axis=1)
+        return tokens
+
+    def held_out(self) -> "Markov":
+        """Return the same chain, because a chain has no held-out part."""
+        return self
+
+    def log_ratios(self, max_gap: int) -> Float[np.ndarray, "gaps tokens tokens"]:
+        """Return ``log(P_g(a, b) / pi(b))`` for gaps g of 1 to ``max_gap`` tokens; -inf if it is impossible.
+
+        ``P_g`` is the probability that b is g tokens after a, and pi is the stationary distribution.
+        """
+        stationary = self.stationary[: self.num_background]
+        ratios = np.full((max_gap, self.num_tokens, self.num_tokens), -np.inf)
+        power = np.eye(self.num_background)
+        for gap in range(max_gap):
+            power = power @ np.array(self.transitions)
+            with np.errstate(divide="ignore", invalid="ignore"):
+                values = np.where(stationary > 0, np.log(power) - np.log(stationary), -np.inf)
+            ratios[gap, : self.num_background, : self.num_background] = values
+        return ratios
+
+
+@dataclass(frozen=True, kw_only=True)
+class NaturalText:
+    """Consecutive tokens of a natural text; each sequence starts at a uniform token.
+
+    ``corpus`` is a folder of ``lengthwise prepare`` or a text file, whose tokens are its bytes; ``stdlib:PATH`` is a
+    file of Python's standard library. The default is a few built-in pages. The ``num_frequent - 1`` most frequent
+    tokens of the training split are tokens 0, 1, ..., and all other tokens of the text are token ``num_frequent - 1``.
+    The ``num_marks`` tokens after it occur only as planted tokens. Sequences are sampled from ``split``, and only from
+    ``kind`` if it is set. ``corpus_sha256`` is the digest of the file, or of the metadata of the folder; by default it
+    is computed. A run saves it, so that sampling raises ``TextError`` if the text has changed.
+    """
+
+    num_frequent: int = 26
+    num_marks: int = 0
+    corpus: str | None = None
+    kind: str | None = None
+    split: str = TRAIN
+    corpus_sha256: str | None = None
+
+    name: ClassVar[str] = "natural"
+    summary: ClassVar[str] = "consecutive tokens of a corpus or a text file"
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        check_marks(self.num_marks)
+        if self.num_frequent < 2:
+            raise SettingError(f"num_frequent {self.num_frequent} is too small; use at least 2")
+        if self.split not in SPLITS:
+            raise SettingError(f"unknown split '{self.split}' of the background; use one of {', '.join(SPLITS)}")
+        if self.corpus is not None and self.corpus_sha256 is None:
+            object.__setattr__(self, "corpus_sha256", _digest(self.corpus))
+
+    @property
+    def num_background(self) -> int:
+        """Number of frequent tokens, including the one for all other tokens of the text."""
+        return self.num_frequent
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of frequent tokens, plus the marks."""
+        return self.num_frequent + self.num_marks
+
+    def sample(self, length: int, size: int, rng: np.random.Generator) -> Int[np.ndarray, "size length"]:
+        """Sample windows of consecutive tokens; raise ``TextError`` if the text is shorter than ``length``."""
+        text = self.tokens()
+        if len(text) < length:
+            raise TextError(
+                f"the {self.split} split of the background has only {len(text):,} tokens, fewer than the length "
+                f"{length:,}; use a longer text or shorter lengths"
+            )
+        starts = rng.integers(0, len(text) - length + 1, size=size)
+        return text[starts[:, None] + np.arange(length)]
+
+    def held_out(self) -> "NaturalText":
+        """Return the background with the held-out split."""
+        return replace(self, split=HELD_OUT)
+
+    def tokens(self) -> Int[np.ndarray, " tokens"]:
+        """Return all tokens of the split, by rank of their frequency; raise ``TextError`` if the text has changed."""
+        if self.corpus is not None and _digest(self.corpus) != self.corpus_sha256:
+            raise TextError(
+                f"the background {self.corpus} has changed since the task was defined (its digest differs); restore "
+                "it, or train a new run"
+            )
+        return _ranked_tokens(self.corpus, self.corpus_sha256, self.kind, self.split, self.num_frequent)
+
+    def source(self) -> Mapping[str, str]:
+        """Return the path and the digest of the text; an empty mapping for the built-in pages."""
+        if self.corpus is None or self.corpus_sha256 is None:
+            return {}
+        return {"corpus": self.corpus, "corpus_sha256": self.corpus_sha256}
+
+
+BACKGROUNDS: dict[str, type[Background]] = {kind.name: kind for kind in (Markov, NaturalText)}
+
+
+def check_marks(num_marks: int) -> None:
+    """Raise ``SettingError`` for a negative number of marks."""
+    if num_marks < 0:
+        raise SettingError(f"invalid num_marks {num_marks}; use 0 or more")
+
+
+def source_of(background: object) -> Mapping[str, str]:
+    """Return the source of a natural text; an empty mapping for other backgrounds."""
+    return background.source() if isinstance(background, NaturalText) else {}
+
+
+@lru_cache(maxsize=8)
+def _ranked_tokens(
+    corpus: str | None, digest: str | None, kind: str | None, split: str, num_frequent: int
+) -> Int[np.ndarray, " tokens"]:
+    """Return the tokens of a split; token r is the one with rank r in the training split, and the last is the rest."""
+    texts = _open(corpus)
+    counts = np.bincount(np.asarray(texts.stream(TRAIN, kind)), minlength=len(texts.tokenizer.pieces))
+    ranks = np.empty(len(counts), dtype=np.int64)
+    ranks[np.argsort(-counts, kind="stable")] = np.arange(len(counts))
+    return np.asarray(np.minimum(ranks, num_frequent - 1)[np.asarray(texts.stream(split, kind))])
+
+
+def _open(corpus: str | None) -> Corpus:
+    if corpus is None:
+        return byte_corpus({TRAIN: TRAIN_TEXTS, HELD_OUT: HELD_OUT_TEXTS})
+    path = _path_of(corpus)
+    if path.is_dir():
+        return open_corpus(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise TextError(f"the background {corpus} is no UTF-8 text ({error}); use a text file") from None
+    border = round((1 - HELD_OUT_SHARE) * len(text))
+    return byte_corpus({TRAIN: {path.name: text[:border]}, HELD_OUT: {path.name: text[border:]}})
+
+
+def _digest(corpus: str) -> str:
+    path = _path_of(corpus)
+    path = path / METADATA_FILE if path.is_dir() else path
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise TextError(
+            f"the background {corpus} cannot be read ({error.strerror}); use a text file, or a folder of lengthwise "
+            "prepare"
+        ) from None
+
+
+def _path_of(corpus: str) -> Path:
+    is_standard, name = corpus.startswith(STANDARD_LIBRARY), corpus.removeprefix(STANDARD_LIBRARY)
+    return Path(sysconfig.get_paths()["stdlib"], name) if is_standard else Path(name)

@@ -1,0 +1,176 @@
+"""Tests of recall in language models: lengths in tokens, short shots, and models that find needles."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from tests.cli.test_cli import error_of, output_of
+from tests.hf.test_text_evaluation import TOKENIZERS
+from tests.support.causal_models import CONFIGS, causal_model
+from tests.support.text_models import byte_text_model, byte_tokenizer, tiny_model
+
+from lengthwise.core.errors import SettingError
+from lengthwise.core.randomness import stream
+from lengthwise.evaluation.exact_match import EvaluationSettings
+from lengthwise.hf import PromptingConfig, symbol_tokenizer
+from lengthwise.hf.language_models import evaluate_language_model
+from lengthwise.hf.questions import QuestionWriter
+from lengthwise.hf.text_evaluation import evaluate_texts
+from lengthwise.hf.text_model import TextModel
+from lengthwise.hf.tokenization import HFCodec
+from lengthwise.tasks import Planted, Recall
+from lengthwise.tasks.text_format import PromptFormat, format_examples
+
+NEEDLE = Recall(num_pairs=1)
+# Texts of the trained models, in items.
+LONGEST = 8
+
+
+def writer(task=NEEDLE, model=None, **prompts) -> QuestionWriter:
+    model = byte_text_model() if model is None else model
+    return QuestionWriter(model, task, PromptFormat(**prompts), 0)
+
+
+def sizes(questions) -> list[int]:
+    return [question.seq for block in questions for question in block]
+
+
+@pytest.mark.parametrize("limit", [60, 133, 400, 5_000])
+@pytest.mark.parametrize(
+    ("task", "prompts"),
+    [(NEEDLE, {"shots": 0}), (Recall(), {"shots": 2}), (NEEDLE, {"shots": 1, "shot_length": 2}), (Planted(), {})],
+)
+def test_a_length_in_tokens_is_an_upper_bound_of_every_text(task, prompts, limit):
+    model = byte_text_model()
+    model.num_positions = None
+    asked = writer(task, model, **prompts)
+    length = asked.find_length(limit, 9)
+    assert max(sizes(asked.questions(length, 9))) <= limit
+    # It is nearly the longest: one tenth more items do not fit.
+    assert max(sizes(asked.questions(1 + round(1.1 * length), 9))) > limit
+
+
+def test_a_length_in_tokens_depends_on_the_tokenizer():
+    codecs = {"bytes": HFCodec(byte_tokenizer(), "bytes"), "symbols": HFCodec(symbol_tokenizer(NEEDLE.vocabulary), "s")}
+    found = {
+        name: writer(model=TextModel(tiny_model(), codec, name), shots=0).find_length(106, 5)
+        for name, codec in codecs.items()
+    }
+    # A text of L items has L + 6 symbols with its answer and end.
+    assert found["symbols"] == 100
+    assert found["bytes"] < 40
+
+
+def test_rows_have_the_largest_number_of_tokens():
+    settings = EvaluationSettings(lengths=(90, 200), num_examples=(5,))
+    rows = list(evaluate_texts(byte_text_model(), NEEDLE, settings, prompts=PromptFormat(shots=0, in_tokens=True)))
+    for limit, row in zip((90, 200), rows, strict=True):
+        assert row["text_tokens"] == max(sizes(writer(shots=0).questions(row["length"], 5)))
+        assert limit - 12 < row["text_tokens"] <= limit
+
+
+def test_shots_have_their_own_length():
+    (block,) = writer(shots=3, shot_length=2).questions(30, 4)
+    for question in block:
+        *shots, prompt = byte_text_model().codec.decode(question.context_tokens[1:]).split("\n")
+        assert [line.index("=") < 15 for line in shots] == [True] * 3
+        assert len(prompt.split("=")[0].split()) == 31
+
+
+def test_impossible_prompts_raise_an_error():
+    with pytest.raises(SettingError, match=r"^length 9 in tokens is too short, because the shortest text of recall "):
+        writer(shots=0).find_length(9, 1)
+    with pytest.raises(SettingError, match=r"^invalid shot length 0; use at least 1$"):
+        PromptFormat(shot_length=0)
+
+
+def test_the_needle_of_recall_has_one_pair():
+    needle = Recall().variants()["needle"]
+    assert needle == NEEDLE
+    assert needle.vocabulary == Recall().vocabulary
+
+
+def tokens_of(tokenizer, examples) -> list[list[int]]:
+    return [tokenizer(text.prompt + text.response)["input_ids"] for text in format_examples(NEEDLE, examples)]
+
+
+@pytest.fixture(scope="module", params=["llama", "gpt_neox"])
+def trained(request, tmp_path_factory):
+    """Train a tiny model to find the needle, as in the tutorial: one token per symbol, loss on answers."""
+    tokenizer = symbol_tokenizer(NEEDLE.vocabulary)
+    config = CONFIGS[request.param]()
+    config.vocab_size, config.max_position_embeddings = len(tokenizer), 256
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config).train()
+    optimizer, rng = torch.optim.Adam(model.parameters(), lr=5e-3), np.random.default_rng(0)
+    for _ in range(150):
+        examples = NEEDLE.sample(length=int(rng.integers(2, LONGEST + 1)), size=64, rng=rng)
+        tokens = torch.tensor(tokens_of(tokenizer, examples))
+        logits = model(input_ids=tokens, attention_mask=torch.ones_like(tokens)).logits[:, -3:-1]
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, -2:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    folder = tmp_path_factory.mktemp(request.param) / "model"
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+SETTINGS = EvaluationSettings(lengths=(LONGEST + 6,), num_examples=(64,))
+
+
+@pytest.mark.parametrize("decode", ["forced", "free"])
+def test_a_trained_model_finds_needles(trained, decode):
+    prompting = PromptingConfig(shots=0, in_tokens=True, device="cpu")
+    (row,) = evaluate_language_model(str(trained), NEEDLE, replace(SETTINGS, decode=decode), prompting=prompting)
+    assert row["exact_match"] >= 0.95
+    assert (row["length"], row["text_tokens"]) == (LONGEST, LONGEST + 6)
+    assert row["low"] < row["exact_match"] <= row["high"] + 1e-9
+
+
+def test_a_random_model_finds_no_needle(trained):
+    config = transformers.AutoConfig.from_pretrained(trained)
+    model = TextModel(causal_model(config), HFCodec(transformers.AutoTokenizer.from_pretrained(trained), "m"), "m")
+    (row,) = evaluate_texts(model, NEEDLE, SETTINGS, prompts=PromptFormat(shots=0, in_tokens=True))
+    assert row["exact_match"] <= 0.1
+
+
+def test_the_answer_follows_the_value_in_the_text(trained):
+    # With an explicit mask, the first item reaches the answer; the model copies a value that was changed there.
+    model = TextModel(
+        transformers.AutoModelForCausalLM.from_pretrained(trained),
+        HFCodec(transformers.AutoTokenizer.from_pretrained(trained), "m"),
+        "m",
+    )
+    values = [f"v{number}" for number in range(8)]
+    questions = [model.tokenize_question(f"k3 {v} f1 f2 f0 f5 f1 = k3 >", f" {v}\n") for v in values]
+    (grades,) = model.grade(questions, decode="forced")
+    assert grades.token_correct.float().mean() >= 0.9
+
+
+@pytest.mark.parametrize("kind", [kind for kind in TOKENIZERS if kind != "space first"])
+def test_recall_keeps_its_text_in_merging_tokenizers(kind):
+    model = TextModel(tiny_model(), TOKENIZERS[kind], "tiny")
+    (block,) = writer(model=model, shots=1).questions(6, 5)
+    for question, text in zip(block, format_examples(NEEDLE, NEEDLE.sample(**sample_of(6))), strict=False):
+        decoded = model.codec.decode(question.context_tokens + question.answer_tokens)
+        assert decoded.split("\n")[1] + "\n" == text.prompt + text.response
+
+
+def sample_of(length):
+    return {"length": length, "size": 16, "rng": stream(0, "evaluation examples", length, 0)}
+
+
+def test_needles_from_the_command_line(trained, capsys):
+    command = ["evaluate", str(trained), "--task", "recall", "--variants", "needle", "--shots", "0", "--in-tokens"]
+    command += ["--lengths", "14", "--num-examples", "20", "--device", "cpu"]
+    (row,) = json.loads(output_of([*command, "--json"], capsys)[0])["results"]
+    assert (row["variant"], row["text_tokens"]) == ("needle", 14)
+    assert row["exact_match"] >= 0.9
+    assert "text tokens" in output_of(command, capsys)[0]
+    assert "length 5 in tokens is too short" in error_of([*command, "--lengths", "5"], capsys)
+    assert "invalid shot length 0; use at least 1" in error_of([*command, "--shot-length", "0"], capsys)
