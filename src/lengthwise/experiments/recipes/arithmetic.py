@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from lengthwise.encodings import KERPLEPower
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes.found_coupling import SHARP_ROTARY, with_rule
@@ -71,8 +72,12 @@ def addition_trace() -> Experiment:
     return replace(
         addition_by_hand(),
         task=Addition(scratchpad="trace"),
-        # As for parity, a query needs only one token, so sharper scores in longer sequences do no harm.
-        decoder=DecoderSettings(num_layers=1, d_model=64, num_heads=2),
+        # As for parity of a million tokens, a token reads only one other token, at ID distance 0. With rotary scores,
+        # far digits change the tokens of long sums.
+        encoding=KERPLEPower(min_power=1.0),
+        decoder=DecoderSettings(
+            num_layers=1, d_model=64, num_heads=2, head="rank", length_scaling="none", temperature=1.0
+        ),
         training=TrainingSettings(steps=1000, weight_decay=0.1),
         train_lengths=(1, 5),
         evaluation=EvaluationSettings(lengths=(5, 100), num_examples=(256,), variants=("uniform", "carry", "unequal")),
