@@ -78,7 +78,7 @@ def addition_trace() -> Experiment:
         decoder=DecoderSettings(
             num_layers=1, d_model=64, num_heads=2, head="rank", length_scaling="none", temperature=1.0
         ),
-        training=TrainingSettings(steps=1000, weight_decay=0.1),
+        training=TrainingSettings(steps=1500, weight_decay=0.1),
         train_lengths=(1, 5),
         evaluation=EvaluationSettings(lengths=(5, 100), num_examples=(256,), variants=("uniform", "carry", "unequal")),
     )
