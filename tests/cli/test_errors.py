@@ -683,6 +683,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         r"assigns a variable twice; assign each variable once",
     ),
     (lambda: Sort(num_values=0), SettingError, r"num_values 0 is too small; use at least 1"),
+    (lambda: Sort(narrow_share=2.0), SettingError, r"invalid narrow_share 2.0; use a number from 0 to 1"),
     (
         lambda: Sort(num_values=4).sample(length=5, size=1, rng=np.random.default_rng(0)),
         SettingError,
@@ -711,7 +712,11 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         SettingError,
         r"unknown order 'up' of addition; use one of least, most, reversed_sum",
     ),
-    (lambda: Addition(scratchpad="all"), SettingError, r"unknown scratchpad 'all' of addition; use one of none, carry"),
+    (
+        lambda: Addition(scratchpad="all"),
+        SettingError,
+        r"unknown scratchpad 'all' of addition; use one of none, carry, trace",
+    ),
     (lambda: Addition(long_carry_share=1.5), SettingError, r"invalid long_carry_share 1.5; use a number from 0 to 1"),
     (lambda: Addition(long_carry_from=-0.5), SettingError, r"invalid long_carry_from -0.5; use a number from 0 to 1"),
     (
@@ -739,6 +744,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         SettingError,
         r"invalid range of operands \(3, 2\); use a minimum of at least 2 and a maximum not below it",
     ),
+    (lambda: Multiplication(nines_share=-1.0), SettingError, r"invalid nines_share -1.0; use a number from 0 to 1"),
     (
         lambda: Multiplication(digits=0),
         SettingError,

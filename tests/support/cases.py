@@ -15,6 +15,7 @@ from lengthwise.tasks import (
     Addition,
     Copy,
     GradedByLoss,
+    Multiplication,
     Parity,
     Planted,
     Recall,
@@ -33,9 +34,9 @@ ADDITION_VARIANTS = {
         order=order, scratchpad=scratchpad, zero_padding=padded, unequal=unequal
     )
     for order, scratchpad, padded, unequal in product(
-        ("least", "most", "reversed_sum"), ("none", "carry"), (True, False), (False, True)
+        ("least", "most", "reversed_sum"), ("none", "carry", "trace"), (True, False), (False, True)
     )
-    if (order, scratchpad) != ("most", "carry")
+    if order != "most" or scratchpad == "none"
 }
 
 TASK_VARIANTS: dict[str, Task] = {
@@ -51,6 +52,8 @@ TASK_VARIANTS: dict[str, Task] = {
     "variable_assignment-one": VariableAssignment(num_chains=1),
     "variable_assignment-shallow": VariableAssignment(depth=2, num_chains=3, num_names=20),
     "sort-repeats": Sort(num_values=5, repeats=True),
+    "sort-narrow": Sort(narrow_share=0.5),
+    "multiplication-trace": Multiplication(digits=3, trace=True, nines_share=0.5),
     **ADDITION_VARIANTS,
 }
 

@@ -74,8 +74,13 @@ def expected_addition(task: Addition, prompt: list[str]) -> list[str]:
     for number, reverse in enumerate((least_first[0], least_first[0], least_first[1])):
         digits[number] = digits[number][::-1] if reverse else digits[number]
     total = list(digits[2])
-    if task.scratchpad == "carry":
+    if task.scratchpad != "none":
         total = [f"{digit}c" if carries_out(a, b, place) else digit for place, digit in enumerate(total)]
+    if task.scratchpad == "trace":
+        # Before the digit at a place: the digit of the first operand plus the carry from the place below.
+        carries = [place > 0 and carries_out(a, b, place - 1) for place in range(len(total))]
+        reads = [f"r{a // 10**place % 10 + carry}" for place, carry in enumerate(carries)]
+        total = [symbol for step in zip(reads, total, strict=True) for symbol in step]
     return [*digits[0], "+", *digits[1], "=", *total, "end"]
 
 
@@ -102,9 +107,10 @@ def expected_multiplication(task: Multiplication, prompt: list[str]) -> list[str
         for place in range(len(first)):
             power = 10**place
             carried = (shifted % power + digit * (a % power)) // power
-            product = digit * (a // power % 10) + carried
-            tens, ones = divmod(product + shifted // power % 10, 10)
-            symbols += [f"{product:02}", f"{ones}c{tens}"]
+            product, above = digit * (a // power % 10), shifted // power % 10
+            tens, ones = divmod(product + above + carried, 10)
+            step = [f"{product:02}", f"+{product + above:02}"] if task.trace else [f"{product + carried:02}"]
+            symbols += [*step, f"{ones}c{tens}"]
         symbols.append(">")
     return [*symbols, "end"]
 
@@ -272,7 +278,7 @@ def test_a_parsed_sum_has_the_answer_of_python(sum_of, task):
     examples = task.from_prompt(sum_of)
     answer = decode_tokens(task, examples.tokens[0, examples.is_answer[0]])
     assert answer.pop() == "end"
-    digits = "".join(symbol.removesuffix("c") for symbol in answer)
+    digits = "".join(symbol.removesuffix("c") for symbol in answer if not symbol.startswith("r"))
     a, b = map(int, sum_of.replace("=", "").split("+"))
     assert int(digits if task.order == "most" else digits[::-1]) == a + b
     assert task.zero_padding or len(digits) == len(str(a + b))

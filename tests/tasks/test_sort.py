@@ -40,3 +40,24 @@ def test_values_repeat_only_with_the_setting_repeats(rng):
 def test_a_parsed_list_has_the_answer_of_python(prompt):
     examples = Sort().from_prompt(prompt)
     assert decode_tokens(Sort(), examples.tokens[0]) == ["17", "4", "33", "=", ">", "4", "17", "33", "end"]
+
+
+@pytest.mark.parametrize("repeats", [False, True])
+def test_narrow_lists_have_values_from_a_window_of_at_most_twice_their_length(repeats, rng):
+    task = Sort(num_values=100, repeats=repeats, narrow_share=1.0)
+    items = task.sample(length=10, size=2_000, rng=rng).tokens[:, :10]
+    widths = np.ptp(items, axis=1) + 1
+    assert widths.max() <= 20
+    assert (items.min(), items.max()) == (0, 99)
+    if not repeats:
+        assert widths.min() == 10
+    share = np.mean(
+        np.ptp(Sort(num_values=100, narrow_share=0.3).sample(length=10, size=2_000, rng=rng).tokens[:, :10], axis=1)
+        < 20
+    )
+    assert 0.25 < share < 0.35
+
+
+def test_a_list_longer_than_a_window_of_all_values_has_repeats_only(rng):
+    items = Sort(num_values=5, repeats=True, narrow_share=1.0).sample(length=12, size=50, rng=rng).tokens[:, :12]
+    assert set(np.unique(items)) == set(range(5))

@@ -97,6 +97,19 @@ def expected_rows(task: JSONLTask, symbols: list[str]) -> Expected:
     return one_level(*range(1, count + 1), 0, *range(count, -1, -1), count + 1), None
 
 
+def expected_sum_trace(
+    a: dict[int, int], b: dict[int, int], plus: int, equals: int, end: int
+) -> tuple[dict[int, int], dict[int, set[int]]]:
+    """Return the group and the support of each token of a trace, which reads a digit of ``a``, then one of ``b``."""
+    longest, groups, needs = max(len(a), len(b)), {}, {}
+    for index in range(equals + 1, end + 1):
+        digit, is_second = (index - equals + 1) // 2, (index - equals) % 2 == 0
+        read = plus if digit > longest else (b if is_second else a).get(digit)
+        groups[index] = min(digit, longest) + 1 if is_second else digit
+        needs[index] = {each for each in (read, index - 1) if each not in (None, equals)}
+    return groups | {end: longest + 2}, needs
+
+
 def by_significance(first: int, count: int, least_first: bool) -> dict[int, int]:
     """Return the token index of each digit of a number, by significance from 1."""
     return {place if least_first else count + 1 - place: first + place - 1 for place in range(1, count + 1)}
@@ -111,11 +124,14 @@ def expected_digits(task: Addition, plus: int, equals: int, end: int) -> Expecte
     numbers = {index: digit for number in (a, b) for digit, index in number.items()}
     # A reader reaches the sign after the last digit.
     numbers |= {plus: 0 if falling else longest + 1, equals: longest if falling else 1, end: longest + 2}
+    if task.scratchpad == "trace":
+        groups_of, needs = expected_sum_trace(a, b, plus, equals, end)
+        return one_level(*((numbers | groups_of)[index] for index in range(end + 1))), needs
     numbers |= {index: digit - 1 if falling else min(digit, longest) + 1 for digit, index in total.items()}
     groups = one_level(*(numbers[index] for index in range(end + 1)))
     if falling:
         return groups, None
-    needs: dict[int, set[int]] = {}
+    needs = {}
     for digit, index in enumerate(range(equals + 1, end + 1), start=1):
         sources = [a.get(digit), b.get(digit)] if digit <= longest else [plus]
         sources += [index - 1] if digit > 1 else []
@@ -163,23 +179,26 @@ def expected_multi_addition(task: MultiAddition, symbols: list[str]) -> Expected
 
 
 @lru_cache
-def expected_products(count: int, width: int) -> Expected:
+def expected_products(count: int, width: int, trace: bool) -> Expected:
     steps: list[Step] = [(("a", place), (place, 0), []) for place in range(1, width + 1)]
     steps.append((("x",), (width + 1, 0), []))
     steps += [(("b", row), (0, row), []) for row in range(1, count + 1)]
     steps += [(("=",), (1, count + 1), []), ((">", 0), (1, 1), [])]
     for row in range(1, count + 1):
         for place in range(1, width + 1):
-            below, product = ("sum", row - 1, place - 1), ("product", row, place)
-            steps.append((product, (place, row - 1), [("a", place), ("b", row), ("sum", row, place - 1)]))
-            steps.append((("sum", row, place), (place + 1, row), [product, below]))
+            below, product, carry = ("sum", row - 1, place - 1), ("product", row, place), ("sum", row, place - 1)
+            factors, partial = [("a", place), ("b", row)], ("partial", row, place)
+            steps.append((product, (place, row - 1), factors if trace else [*factors, carry]))
+            if trace:
+                steps.append((partial, (place, row), [product, below]))
+            steps.append((("sum", row, place), (place + 1, row), [partial, carry] if trace else [product, below]))
         steps.append(((">", row), (1, row + 1), [("x",)]))
     return expected_steps([*steps, (("end",), (1, count + 1), [("=",)])])
 
 
 def expected_multiplication(task: Multiplication, symbols: list[str]) -> Expected:
     times = symbols.index("x")
-    return expected_products(symbols.index("=") - times - 1, times)
+    return expected_products(symbols.index("=") - times - 1, times, task.trace)
 
 
 def expected_index_hints(task: IndexHints, symbols: list[str]) -> Expected:

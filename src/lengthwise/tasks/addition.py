@@ -1,4 +1,4 @@
-"""Addition of two numbers, either plain or with the carry written next to each digit."""
+"""Addition of two numbers: plain, with written carries, or with a trace of each digit that is read."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -14,8 +14,8 @@ from lengthwise.tasks.task import SCRATCHPAD, Task
 from lengthwise.tasks.task_inputs import check_sizes, parse_summands
 
 ORDERS = ("least", "most", "reversed_sum")
-SCRATCHPADS = ("none", "carry")
-PLUS_TOKEN, EQUALS_TOKEN, END_TOKEN = 10, 11, 12
+SCRATCHPADS = ("none", "carry", "trace")
+PLUS_TOKEN, EQUALS_TOKEN, END_TOKEN, FIRST_DIGIT_WITH_CARRY, FIRST_READ_TOKEN = 10, 11, 12, 13, 23
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,11 +27,14 @@ class Addition:
     ``zero_padding`` writes all three numbers with ``length + 1`` digits, so that every carry has a place.
     ``scratchpad="carry"`` writes each digit and its carry as one symbol, such as ``3c``. Each answer then depends on
     k = 3 tokens, or on k = 5 without a scratchpad. For ``order="most"``, the support is unbounded.
+    ``scratchpad="trace"`` also writes, before each digit, the previous carry plus the digit of ``a``, such as ``r9``.
+    Each answer then depends on the token before it and on one digit: k = 2.
     ``long_carry_share`` is the share of examples with a carry chain of random length. ``long_carry_from`` is the
     minimum length of the chain as a share of the digits. ``unequal=True`` samples the number of digits of ``b``.
 
     Coupling (after Cho et al. 2024): the ID of a digit is its significance. A token of the sum has the ID of the digits
-    that the next token depends on. The last digit of the sum has the ID of the ``+``.
+    that the next token depends on. The last digit of the sum has the ID of the ``+``. A token such as ``r9`` has the ID
+    of the digit of ``b`` that is added to it.
     """
 
     order: str = "least"
@@ -54,15 +57,18 @@ class Addition:
         for setting, share in (("long_carry_share", self.long_carry_share), ("long_carry_from", self.long_carry_from)):
             if not 0 <= share <= 1:
                 raise SettingError(f"invalid {setting} {share}; use a number from 0 to 1")
-        if self.scratchpad == "carry" and self.order == "most":
-            raise SettingError("scratchpad 'carry' does not support order 'most'; use order 'least' or 'reversed_sum'")
+        if self.scratchpad != "none" and self.order == "most":
+            raise SettingError(
+                f"scratchpad '{self.scratchpad}' does not support order 'most'; use order 'least' or 'reversed_sum'"
+            )
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
-        """Digits, signs, the end token, and digits with a carry if there is a scratchpad."""
+        """Digits, signs, the end token, digits with a carry if there is a scratchpad, and the tokens of a trace."""
         digits = tuple(str(digit) for digit in range(10))
-        digits_with_carry = tuple(f"{digit}c" for digit in digits) if self.scratchpad == "carry" else ()
-        return (*digits, "+", "=", "end", *digits_with_carry)
+        digits_with_carry = tuple(f"{digit}c" for digit in digits) if self.scratchpad != "none" else ()
+        reads = tuple(f"r{number}" for number in range(11)) if self.scratchpad == "trace" else ()
+        return (*digits, "+", "=", "end", *digits_with_carry, *reads)
 
     @property
     def separators(self) -> tuple[str, ...]:
@@ -72,7 +78,7 @@ class Addition:
     @property
     def knowledge(self) -> tuple[str, ...]:
         """Kind ``"scratchpad"`` if the response contains carries; otherwise an empty tuple."""
-        return (SCRATCHPAD,) if self.scratchpad == "carry" else ()
+        return (SCRATCHPAD,) if self.scratchpad != "none" else ()
 
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
         """Sample digits uniformly; the share ``long_carry_share`` of the examples has a carry chain."""
@@ -121,12 +127,16 @@ class Addition:
         layout = _Layout(self, numbers, length)
         tokens = np.full(layout.shape, END_TOKEN)
         symbols = numbers.copy()
-        if self.scratchpad == "carry":
-            symbols[2] += np.where(carries, END_TOKEN + 1, 0)
+        if self.scratchpad != "none":
+            symbols[2] += np.where(carries, FIRST_DIGIT_WITH_CARRY, 0)
         for number_index, number_symbols in enumerate(symbols):
             significance, is_digit = layout.significance(number_index)
             number_tokens = np.take_along_axis(number_symbols, (significance - 1).clip(0, length), axis=1)
             tokens = np.where(is_digit, number_tokens, tokens)
+        significance, is_read = layout.reads()
+        read_tokens = FIRST_READ_TOKEN + numbers[0] + np.pad(carries, ((0, 0), (1, 0)))[:, :-1]
+        read_tokens = np.take_along_axis(read_tokens, (significance - 1).clip(0, length), axis=1)
+        tokens = np.where(is_read, read_tokens, tokens)
         tokens = np.where(layout.index == layout.plus_index, PLUS_TOKEN, tokens)
         tokens = np.where(layout.index == layout.equals_index, EQUALS_TOKEN, tokens)
         prompt_length = layout.equals_index + 1
@@ -168,9 +178,10 @@ class _Layout:
             num_significant = length + 1 - (numbers[:, :, ::-1] != 0).argmax(axis=2)
             num_digits = np.where((numbers != 0).any(axis=2), num_significant, 1)[:, :, None]
         self.num_digits = num_digits
+        self.tokens_per_digit = (1, 1, 2 if task.scratchpad == "trace" else 1)
         self.plus_index = num_digits[0]
         self.equals_index = self.plus_index + 1 + num_digits[1]
-        self.end_index = self.equals_index + 1 + num_digits[2]
+        self.end_index = self.equals_index + 1 + self.tokens_per_digit[2] * num_digits[2]
         self.number_starts = (np.zeros_like(self.plus_index), self.plus_index + 1, self.equals_index + 1)
         self.max_digits = np.maximum(num_digits[0], num_digits[1])
         self.index = np.arange(int(self.end_index.max()) + 1)[None]
@@ -178,16 +189,27 @@ class _Layout:
 
     def significance(self, number_index: int) -> tuple[Int[np.ndarray, "batch seq"], Bool[np.ndarray, "batch seq"]]:
         """Return the significance of each digit of one of the three numbers, from 1, and a mask of these digits."""
-        place = self.index - self.number_starts[number_index]
+        place, is_last_token = self._place(number_index)
         num_digits = self.num_digits[number_index]
         is_descending = self.task.order == "most" or (self.task.order == "reversed_sum" and number_index < 2)
-        return (num_digits - place if is_descending else place + 1), (place >= 0) & (place < num_digits)
+        is_digit = (place >= 0) & (place < num_digits) & is_last_token
+        return (num_digits - place if is_descending else place + 1), is_digit
+
+    def reads(self) -> tuple[Int[np.ndarray, "batch seq"], Bool[np.ndarray, "batch seq"]]:
+        """Return the significance of the digit that each token of a trace adds, from 1, and a mask of these tokens."""
+        place, is_last_token = self._place(2)
+        return place + 1, (place >= 0) & (place < self.num_digits[2]) & ~is_last_token
+
+    def _place(self, number_index: int) -> tuple[Int[np.ndarray, "batch seq"], Bool[np.ndarray, "batch seq"]]:
+        """Return the place of each token in one of the numbers, from 0, and whether it is the last one of its place."""
+        place, token = np.divmod(self.index - self.number_starts[number_index], self.tokens_per_digit[number_index])
+        return place, token == self.tokens_per_digit[number_index] - 1
 
     def places(self) -> Int[np.ndarray, "batch seq"]:
         places = np.zeros(self.shape, dtype=np.int64)
-        for number_start, num_digits in zip(self.number_starts, self.num_digits, strict=True):
-            place = self.index - number_start + 1
-            places += np.where((place >= 1) & (place <= num_digits), place, 0)
+        for number_index in range(3):
+            place, is_last_token = self._place(number_index)
+            places += np.where((place >= 0) & (place < self.num_digits[number_index]) & is_last_token, place + 1, 0)
         return places
 
     def coupling(self) -> Int[np.ndarray, "batch seq"]:
@@ -201,20 +223,25 @@ class _Layout:
             if number_index == 2:
                 digit_ids = digit_ids - 1 if is_descending else np.minimum(digit_ids + 1, self.max_digits + 1)
             group_ids = np.where(is_digit, digit_ids, group_ids)
-        return group_ids
+        read_ids, is_read = self.reads()
+        return np.where(is_read, read_ids, group_ids)
 
     def support(self) -> Int[np.ndarray, "batch seq k"] | None:
         """Return the token indexes that each answer depends on: operand digits and the preceding symbol."""
         if self.task.order == "most":
             return None
-        significance = self.index - self.equals_index
+        place, is_last_token = self._place(2)
+        significance = place + 1
         is_answer = (significance >= 1) & (self.index <= self.end_index)
         sources = [self._digit_index(number, significance) for number in range(2)]
+        if self.task.scratchpad == "trace":
+            # A token reads one digit: first that of ``a``, then that of ``b``.
+            sources = [np.where(is_last_token, sources[1], sources[0])]
         # The end of the sum depends on the plus, which follows the last digit.
         sources[0] = np.where(significance > self.max_digits, self.plus_index, sources[0])
-        if self.task.scratchpad != "carry":
+        if self.task.scratchpad == "none":
             sources += [self._digit_index(number, significance - 1) for number in range(2)]
-        sources.append(np.where(significance > 1, self.index - 1, -1))
+        sources.append(np.where(self.index > self.equals_index + 1, self.index - 1, -1))
         return np.where(is_answer[..., None], np.stack(np.broadcast_arrays(*sources), axis=-1), -1)
 
     def _digit_index(self, number: int, significance: Int[np.ndarray, "batch seq"]) -> Int[np.ndarray, "batch seq"]:

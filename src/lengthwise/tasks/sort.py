@@ -19,7 +19,9 @@ class Sort:
     """Layout ``x_1 .. x_n = > y_1 .. y_n end`` over ``num_values`` values; the prompt ends with the ``=``.
 
     ``repeats`` allows equal items. Position heads that read only tokens cannot determine which of the equal items is
-    next. Without repeats, a list has at most ``num_values`` items.
+    next. Without repeats, a list has at most ``num_values`` items. ``narrow_share`` is the share of lists whose items
+    come from a random window of values, which is at most twice as wide as the list is long. So values that are next to
+    each other in a long sorted list also meet in short ones.
 
     The ID of an item is its place in the list. ``>`` and each item of the response have the ID of the item that follows
     in the response; equal items keep the order of the list. The last item has the ID of ``=``. The response IDs contain
@@ -29,6 +31,7 @@ class Sort:
 
     num_values: int = 64
     repeats: bool = False
+    narrow_share: float = 0.0
 
     name: ClassVar[str] = "sort"
     summary: ClassVar[str] = "write the items of a list in ascending order"
@@ -39,6 +42,8 @@ class Sort:
         check_types(self)
         if self.num_values < 1:
             raise SettingError(f"num_values {self.num_values} is too small; use at least 1")
+        if not 0 <= self.narrow_share <= 1:
+            raise SettingError(f"invalid narrow_share {self.narrow_share}; use a number from 0 to 1")
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
@@ -51,16 +56,21 @@ class Sort:
         return ("=",)
 
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
-        """Sample values uniformly, without replacement unless ``repeats`` is set."""
+        """Sample values uniformly from all values or a window, without replacement unless ``repeats`` is set."""
         check_sizes(self.name, length, size)
         if self.repeats:
-            return self._lay_out(rng.integers(0, self.num_values, size=(size, length)))
+            items = rng.integers(0, self.num_values, size=(size, length))
+            first, last = self._windows(length, size, rng)
+            return self._lay_out(first + items % (last - first))
         if length > self.num_values:
             raise SettingError(
                 f"length {length} exceeds the {self.num_values} different values of sort; "
                 "use a shorter length, a larger num_values, or repeats=True"
             )
-        return self._lay_out(rng.random((size, self.num_values)).argsort(axis=1)[:, :length])
+        order = rng.random((size, self.num_values))
+        first, last = self._windows(length, size, rng)
+        values = np.arange(self.num_values)
+        return self._lay_out(np.where((values >= first) & (values < last), order, 1.0).argsort(axis=1)[:, :length])
 
     def from_prompt(self, prompt: str) -> Examples:
         """Parse values such as ``17 4 33``."""
@@ -77,6 +87,19 @@ class Sort:
     def variants(self) -> Mapping[str, Task]:
         """Return an empty mapping: this task has no variants."""
         return {}
+
+    def _windows(
+        self, length: int, size: int, rng: np.random.Generator
+    ) -> tuple[Int[np.ndarray, "batch 1"], Int[np.ndarray, "batch 1"]]:
+        """Return the first value of each list's window, and the value after its last one."""
+        widths = np.full((size, 1), self.num_values)
+        if not self.narrow_share:
+            return np.zeros_like(widths), widths
+        is_narrow = rng.random((size, 1)) < self.narrow_share
+        narrow_widths = np.minimum(rng.integers(length, 2 * length + 1, size=(size, 1)), self.num_values)
+        widths = np.where(is_narrow, narrow_widths, widths)
+        first = rng.integers(0, self.num_values - widths + 1)
+        return first, first + widths
 
     def _lay_out(self, items: Int[np.ndarray, "batch length"]) -> Examples:
         batch_size, length = items.shape

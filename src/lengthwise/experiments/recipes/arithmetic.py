@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from lengthwise.encodings import KERPLEPower
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes.found_coupling import SHARP_ROTARY, with_rule
@@ -19,6 +20,8 @@ MULTI_ADDITION_NUM_POSITION_IDS = 64
 # Number of IDs per level (digits and partial products), enough for 250 digits.
 MULTIPLICATION_NUM_POSITION_IDS = 256
 LEVEL_MAX_GAPS = 5
+# Number of IDs per level, enough for 1,000 digits with a trace.
+TRACE_NUM_POSITION_IDS = 2048
 # Enough IDs for lists much longer than the number of distinct values.
 SORT_NUM_POSITION_IDS = 512
 SORT_MAX_GAPS = 10
@@ -64,6 +67,23 @@ def addition_carry() -> Experiment:
     return replace(addition_by_hand(), task=Addition(scratchpad="carry"))
 
 
+def addition_trace() -> Experiment:
+    """Return the recipe for adding two numbers of up to 5 digits with PPC and a trace of each digit read."""
+    return replace(
+        addition_by_hand(),
+        task=Addition(scratchpad="trace"),
+        # As for parity of a million tokens, a token reads only one other token, at ID distance 0. With rotary scores,
+        # far digits change the tokens of long sums.
+        encoding=KERPLEPower(min_power=1.0),
+        decoder=DecoderSettings(
+            num_layers=1, d_model=64, num_heads=2, head="rank", length_scaling="none", temperature=1.0
+        ),
+        training=TrainingSettings(steps=1500, weight_decay=0.1),
+        train_lengths=(1, 5),
+        evaluation=EvaluationSettings(lengths=(5, 100), num_examples=(256,), variants=("uniform", "carry", "unequal")),
+    )
+
+
 def multi_addition() -> Experiment:
     """Return the recipe for adding 2 to 5 numbers of up to 5 digits with PPC on two ID levels (digit and operand)."""
     return Experiment(
@@ -98,6 +118,18 @@ def multiplication() -> Experiment:
     )
 
 
+def multiplication_trace() -> Experiment:
+    """Return the recipe for multiplying up to 10 digits by 2 digits with PPC and a trace of three tokens per step."""
+    return replace(
+        multiplication(),
+        task=Multiplication(trace=True, nines_share=0.3),
+        scheme=Predicted(num_position_ids=TRACE_NUM_POSITION_IDS, max_gaps=LEVEL_MAX_GAPS),
+        decoder=DecoderSettings(num_layers=1, d_model=64, num_heads=2),
+        training=TrainingSettings(steps=1200),
+        evaluation=EvaluationSettings(lengths=(10, 100), num_examples=(256, 64), variants=("1 digits", "2 digits")),
+    )
+
+
 def multiplication_given() -> Experiment:
     """Return the recipe for multiplication with coupled IDs on two levels instead of predicted IDs."""
     scheme = MultiLevel(num_position_ids=MULTIPLICATION_NUM_POSITION_IDS, max_gaps=LEVEL_MAX_GAPS)
@@ -119,6 +151,18 @@ def sort() -> Experiment:
     )
 
 
+def sort_narrow() -> Experiment:
+    """Return the recipe for sorting up to 20 of 128 values with PPC; half of the training lists are narrow."""
+    return replace(
+        sort(),
+        task=Sort(num_values=128, narrow_share=0.5),
+        decoder=DecoderSettings(num_layers=1, d_model=128, num_heads=2, head="search"),
+        training=TrainingSettings(steps=1500, batch_size=128),
+        train_lengths=(1, 20),
+        evaluation=EvaluationSettings(lengths=(20, 100), num_examples=(256,)),
+    )
+
+
 def sort_given() -> Experiment:
     """Return the recipe for sorting with coupled IDs, which contain the sorted order; the decoder only copies items."""
     return replace(sort(), scheme=Coupled(num_position_ids=SORT_NUM_POSITION_IDS, max_gaps=SORT_MAX_GAPS))
@@ -129,10 +173,13 @@ RECIPES = (
     addition_by_hand,
     addition_coupled,
     addition_carry,
+    addition_trace,
     multi_addition,
     multi_addition_given,
     multiplication,
+    multiplication_trace,
     multiplication_given,
     sort,
+    sort_narrow,
     sort_given,
 )

@@ -1,6 +1,7 @@
 """Claims of the paper and extensions of them, each with the experiments that reproduce it."""
 
 from lengthwise.experiments.reproductions.arithmetic import ARITHMETIC
+from lengthwise.experiments.reproductions.arithmetic_traces import ARITHMETIC_TRACES
 from lengthwise.experiments.reproductions.background import BACKGROUND
 from lengthwise.experiments.reproductions.diagnosis import DIAGNOSIS
 from lengthwise.experiments.reproductions.encoding_comparisons import ADDITION, PARITY, VARIABLE_ASSIGNMENT
@@ -11,7 +12,20 @@ from lengthwise.experiments.reproductions.scale import SCALE
 from lengthwise.experiments.reproductions.sparse_parity import SPARSE_PARITY
 from lengthwise.experiments.reproductions.training_length import TRAINING_LENGTH
 
-ALL = (SPARSE_PARITY, PARITY, VARIABLE_ASSIGNMENT, ADDITION, ARITHMETIC, RECALL, SCALE, TRAINING_LENGTH, PPC, DIAGNOSIS)
-CLAIMS: dict[str, Claim] = {claim.name: claim for claim in (*ALL, BACKGROUND)}
+ALL = (
+    SPARSE_PARITY,
+    PARITY,
+    VARIABLE_ASSIGNMENT,
+    ADDITION,
+    ARITHMETIC,
+    ARITHMETIC_TRACES,
+    RECALL,
+    BACKGROUND,
+    SCALE,
+    TRAINING_LENGTH,
+    PPC,
+    DIAGNOSIS,
+)
+CLAIMS: dict[str, Claim] = {claim.name: claim for claim in ALL}
 
 __all__ = ["CLAIMS", "SIZES", "Claim", "Reproduction", "reproduce"]
