@@ -6,11 +6,12 @@ from lengthwise.experiments.reproductions.encoding_comparisons import ADDITION, 
 from lengthwise.experiments.reproductions.ppc import PPC
 from lengthwise.experiments.reproductions.recall import RECALL
 from lengthwise.experiments.reproductions.reproduction import SIZES, Claim, Reproduction, reproduce
+from lengthwise.experiments.reproductions.rivals import RIVALS_CLAIM
 from lengthwise.experiments.reproductions.scale import SCALE
 from lengthwise.experiments.reproductions.sparse_parity import SPARSE_PARITY
 from lengthwise.experiments.reproductions.training_length import TRAINING_LENGTH
 
 ALL = (SPARSE_PARITY, PARITY, VARIABLE_ASSIGNMENT, ADDITION, ARITHMETIC, RECALL, SCALE, TRAINING_LENGTH, PPC, DIAGNOSIS)
-CLAIMS: dict[str, Claim] = {claim.name: claim for claim in ALL}
+CLAIMS: dict[str, Claim] = {claim.name: claim for claim in (*ALL, RIVALS_CLAIM)}
 
 __all__ = ["CLAIMS", "SIZES", "Claim", "Reproduction", "reproduce"]
