@@ -84,7 +84,9 @@ class LevelEncoding(nn.Module):
         levels = zip(self._encodings(), position_ids, strict=True)
         return [level.annotate(hidden, level_ids, layer) for level, level_ids in levels]
 
-    def append(self, x: HeadVectors, annotations: Sequence[Annotations]) -> Float[Tensor, "batch heads seq d_extended"]:
+    def append(
+        self, x: HeadVectors, annotations: Sequence[Float[Tensor, "batch _heads seq _extra"]]
+    ) -> Float[Tensor, "batch heads seq d_extended"]:
         """Return rotated queries or keys with the annotations of their tokens; each level has its part of both."""
         return self._join([torch.cat(pair, dim=-1) for pair in zip(self._split(x), annotations, strict=True)])
 
