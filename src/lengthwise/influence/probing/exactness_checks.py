@@ -119,8 +119,14 @@ def _short_text_deviations(model: NextTokenModel) -> Deviations:
     all_visible_mask, none_visible_mask = torch.ones(1, 5, dtype=torch.bool), torch.zeros(1, 5, dtype=torch.bool)
     first_two_visible_mask = torch.tensor([[True, True, False, False, False]])
     batch = predict_with_mask(torch.cat([all_visible_mask, none_visible_mask, first_two_visible_mask]))
+    # Other hidden tokens between the visible tokens and the near tokens.
+    other_tokens = tokens.clone()
+    other_tokens[2:5] = (tokens[2:5] + 1) % model.vocabulary_size
+    other_states = model.prefill(other_tokens, ids, 5)
+    other = model.log_probs_with_mask(other_states, tokens[near_slice], ids[near_slice], first_two_visible_mask)
     for description, log_probs, expected_log_probs in (
         ("hidden tokens change the prediction", batch[1], predict_in_one_pass([5, 6, 7])),
+        ("hidden tokens change the prediction", batch[2], other[0]),
         ("predictions after cached tokens differ from one pass", batch[0], predict_in_one_pass(list(range(8)))),
         ("queries of one batch change each other", batch[2], predict_with_mask(first_two_visible_mask)[0]),
     ):
