@@ -55,7 +55,8 @@ RIVALS: dict[str, tuple[EncodingSettings, dict[str, Any]]] = {
     "CoPE": (CoPE(), {}),
     "looped NoPE": (NoPE(), {"num_layers": 1, "loops": 4, "previous_token_mix": True}),
 }
-# Learning rates of rows that do not fit with that of their task, from a search on other seeds (benchmarks/rivals.md).
+# Learning rates of rows that do not fit with that of their task, from a search on other seeds
+# (benchmarks/rivals_tuning.py).
 LEARNING_RATES: dict[str, dict[str, float]] = {"copy": {}, "parity": {}}
 # Steps without positions after training with rotary (DroPE), and the label of these results.
 DROPPED_STEPS, DROPPED = 200, "DroPE"
@@ -119,13 +120,12 @@ def _measure_step(experiment: Experiment) -> dict[str, float]:
     The smallest of several measurements is the one that other programs on the machine disturb least.
     """
     rotary = rival_experiments(experiment.task.name, {})[f"{experiment.task.name}, rotary"]
-    short = {"steps": TIMED_STEPS, "fit_every": None, "cooldown_steps": 0}
     times: dict[str, list[float]] = {"step_ms": [], "rotary_step_ms": []}
     for _ in range(TIMED_ROUNDS):
         for name, timed in zip(times, (experiment, rotary), strict=True):
             with tempfile.TemporaryDirectory() as folder:
-                quick_run = replace(timed, training=replace(timed.training, **short))
-                run = train(quick_run, Path(folder) / "run", device="cpu", report=None)
+                training = replace(timed.training, steps=TIMED_STEPS, fit_every=None, cooldown_steps=0)
+                run = train(replace(timed, training=training), Path(folder) / "run", device="cpu", report=None)
                 assert run is not None
                 times[name].append(1000 * run.facts["train_s"] / TIMED_STEPS)
     return {name: min(values) for name, values in times.items()}
