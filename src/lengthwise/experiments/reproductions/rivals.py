@@ -179,7 +179,7 @@ def _draw_figure(rows: Rows, readings: Rows, folder: Path, title: str) -> Path:
             axes.plot([0.5, min(reached)], [height] * 2, "-", color=color, alpha=0.5)
             axes.plot(reached, [height] * len(reached), "o", color=color, alpha=0.4, markersize=5)
             axes.plot([min(reached)], [height], "o", color=color, markersize=9)
-            labels.append(LineLabel(text=name, color=color, value=height))
+            labels.append(LineLabel(text=name, color=color, value=float(height)))
         axes.set(xscale="log", xlabel="reach in training lengths", yticks=[], ylim=(0.5, len(names[task]) + 0.5))
         ticks = (1, 2, 5, 10, 100)
         axes.set_xticks(ticks, [f"{tick}x" for tick in ticks])
