@@ -115,11 +115,15 @@ def _read_reach(run: Run, rows: Rows) -> dict[str, Any]:
 
 
 def _measure_step(experiment: Experiment) -> dict[str, float]:
-    """Return the milliseconds of a training step, and those of the rotary row of its task, measured in turn.
+    """Return the milliseconds of a training step, and those of the rotary row on the same batches, measured in turn.
 
     The smallest of several measurements is the one that other programs on the machine disturb least.
     """
     rotary = rival_experiments(experiment.task.name, {})[f"{experiment.task.name}, rotary"]
+    # PPC has other batches than the rotary row.
+    batch_size, lengths_per_batch = experiment.training.batch_size, experiment.training.lengths_per_batch
+    same_batches = replace(rotary.training, batch_size=batch_size, lengths_per_batch=lengths_per_batch)
+    rotary = replace(rotary, training=same_batches, train_lengths=experiment.train_lengths)
     times: dict[str, list[float]] = {"step_ms": [], "rotary_step_ms": []}
     for _ in range(TIMED_ROUNDS):
         for name, timed in zip(times, (experiment, rotary), strict=True):
