@@ -38,6 +38,7 @@ from lengthwise.encodings import (
     DAPE,
     FIRE,
     NTK,
+    CoPE,
     DAPEv2,
     DynamicNTK,
     Encoding,
@@ -48,11 +49,14 @@ from lengthwise.encodings import (
     LinearInterpolation,
     NoPE,
     PartialRotary,
+    RePo,
     Rotary,
+    SelectiveRotary,
     T5Bias,
     Weave,
     YaRN,
 )
+from lengthwise.encodings.encoding import FLAGS
 from lengthwise.encodings.levels import LevelEncoding
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.progress_reports import TrainingReports
@@ -596,7 +600,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
             SettingError,
             rf"Mine overrides {hook} but {flag} is False; set {flag} = True in the class",
         )
-        for hook, flag in (("bias", "has_bias"), ("scores", "has_scores"), ("adjust", "has_scores"))
+        for hook, flag in FLAGS.items()
     ),
     *(
         (
@@ -900,6 +904,22 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         (lambda s=s: s(mlp_width=0), SettingError, r"mlp_width 0 is too small; use at least 1 hidden unit")
         for s in (DAPE, DAPEv2)
     ),
+    (lambda: RePo(width=0), SettingError, r"width 0 is too small; use at least 1 hidden unit"),
+    (
+        lambda: RePo(rotary_share=1.0),
+        SettingError,
+        r"rotary_share 1.0 is out of range; use 0 or more and less than 1",
+    ),
+    (lambda: CoPE(num_positions=1), SettingError, r"num_positions 1 is too small; use at least 2"),
+    *(
+        (lambda s=s: SelectiveRotary(**{s: 0}), SettingError, rf"{s} 0 is too small; use at least 1")
+        for s in ("rank", "kernel_size")
+    ),
+    (
+        lambda: lengthwise.DecoderSettings(num_layers=10, loops=101),
+        SettingError,
+        r"^101 loops over 10 blocks are more than 1000 passes; use fewer loops$",
+    ),
     *(
         (
             lambda size=size: DAPEv2(kernel_size=size),
@@ -929,7 +949,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
             SettingError,
             rf"^{s} {came} is too small; use at least 1$",
         )
-        for s in ("num_layers", "d_model", "num_heads", "mlp_factor", "top_k")
+        for s in ("num_layers", "loops", "d_model", "num_heads", "mlp_factor", "top_k")
         for came in (0, -8)
     ),
     (

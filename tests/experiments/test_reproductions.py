@@ -16,7 +16,7 @@ from lengthwise.evaluation.diagnosis import support_mass
 from lengthwise.evaluation.tables_and_figures import label_of
 from lengthwise.experiments import run as run_module
 from lengthwise.experiments.comparison import check_experiments
-from lengthwise.experiments.reproductions import CLAIMS, SIZES, diagnosis, recall, reproduce
+from lengthwise.experiments.reproductions import CLAIMS, SIZES, diagnosis, recall, reproduce, rivals
 from lengthwise.experiments.reproductions.excess_risk import LossPair, fit_growth
 from lengthwise.experiments.reproductions.reproduction import FIRST_SEED
 from lengthwise.positions import Sequential
@@ -31,6 +31,8 @@ def small_numbers(monkeypatch):
     # One thread, because another process may use the other core.
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
     monkeypatch.setattr(run_module, "NUM_FIT_EXAMPLES", 16)
+    monkeypatch.setattr(rivals, "TIMED_STEPS", 1)
+    monkeypatch.setattr(rivals, "TIMED_ROUNDS", 1)
     for module in (recall, diagnosis):
         monkeypatch.setattr(module, "NUM_EXAMPLES", 4)
     monkeypatch.setattr(diagnosis_module, "MAX_QUERIES", 2)
@@ -119,6 +121,42 @@ def test_learned_positions_have_an_id_for_every_token_of_the_longest_test(claim)
 def test_an_unknown_size_raises_an_error_with_the_known_sizes(tmp_path):
     with pytest.raises(UnknownNameError, match="unknown size 'big'; known: full, gpu, laptop, quick"):
         reproduce(CLAIMS["parity_scratchpad"], "big", tmp_path)
+
+
+def rival_reading(row: str, seed: int, reached: float, **values: object) -> dict[str, object]:
+    """Return a reading of the claim on rivals."""
+    costs = {"step_ms": 6.0, "rotary_step_ms": 4.0, "steps": 500, "fitted": 1.0, "told": "nothing"}
+    return {"row": row, "seed": seed, "reached": reached, **costs, **values}
+
+
+def test_the_table_of_rivals_has_the_worst_seed_and_a_row_for_drope():
+    dropped = {"told": "nothing", "steps": 200, "fitted": 0.5, "reached": 0.0}
+    readings = [
+        rival_reading("copy, rotary", 0, 1.2, dropped=dropped),
+        rival_reading("copy, rotary", 1, 1.0, steps=700, dropped={**dropped, "reached": 1.5, "fitted": 1.0}),
+        rival_reading("copy, RePo", 0, 2.0, fitted=0.9),
+    ]
+    ((_, header, body),) = CLAIMS["rivals"].tables([], readings)
+    assert all(len(row) == len(header) for row in body)
+    assert body == [
+        ["copy, rotary", "nothing", "500-700", "2 of 2", "1x", "1.2x, 1x", "1.50"],
+        ["copy, DroPE", "nothing", "200", "1 of 2", "0x", "0x, 1.5x", "1.50"],
+        ["copy, RePo", "nothing", "500", "0 of 1", "2x", "2x", "1.50"],
+    ]
+
+
+def test_rivals_have_the_decoder_and_budget_of_their_task_except_loops_and_ppc():
+    experiments = CLAIMS["rivals"].experiments()
+    for task in ("copy", "parity"):
+        rows = {label: each for label, each in experiments.items() if label.startswith(f"{task}, ")}
+        assert len(rows) == 9
+        base = rows[f"{task}, rotary"]
+        for label, experiment in rows.items():
+            if not label.endswith("PPC"):
+                assert experiment.training.steps == base.training.steps
+                assert experiment.decoder.d_model == base.decoder.d_model
+                assert experiment.decoder.num_passes == 4 or experiment.decoder.num_layers == base.decoder.num_layers
+            assert experiment.train_lengths == (1, 10)
 
 
 def test_sparse_parity_tables_have_a_column_per_number_of_test_bits(tmp_path):

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lengthwise.core.errors import LengthwiseError, PositionIDError, PositionRangeError, SettingError
 from lengthwise.encodings import ENCODINGS, Encoding, EncodingSettings, EncodingSize, NoPE
+from lengthwise.encodings.encoding import FLAGS
 from lengthwise.experiments.experiment import Experiment, build_decoder
 from lengthwise.experiments.run import load_run, train
 from lengthwise.experiments.validation import check_encoding, check_scheme
@@ -212,7 +213,7 @@ def building(module: Callable[[EncodingSize], Any]) -> CustomEncoding:
 
 def with_hook(hook: str, result: Callable[..., Any]) -> CustomEncoding:
     """Return an encoding with one custom hook."""
-    flag = {"bias": "has_bias", "scores": "has_scores", "adjust": "has_scores"}.get(hook)
+    flag = FLAGS.get(hook)
     methods: dict[str, Any] = {hook: lambda self, *arguments: result(*arguments)} | (
         {} if flag is None else {flag: True}
     )
@@ -299,6 +300,11 @@ CUSTOM_ENCODINGS: dict[str, tuple[EncodingSettings, str]] = {
     "a hook with too few arguments": (
         with_hook("bias", lambda q: q),
         r"^Mine.bias fails on inputs of shape .* \(TypeError: .* takes 1 positional argument but 2 were given, ",
+    ),
+    "annotations of one head": (
+        with_hook("annotate", lambda hidden, ids, layer: hidden[:, None]),
+        r"^Mine.annotate returns a tensor of shape \(3, 1, 6, 16\) for inputs of shape \(3, 6, 16\) and \(3, 6\); "
+        r"return axes \(batch, heads, seq, extra\), here \(3, 2, 6, extra\)$",
     ),
     "scores of one head": (
         with_hook("scores", lambda q, k, q_ids, k_ids: (q @ k.mT)[:, :1]),

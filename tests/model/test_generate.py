@@ -194,6 +194,13 @@ def assert_steps_equal_decoder(decoder: Decoder, task: Parity | MultiAddition) -
         torch.testing.assert_close(result, expected, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("encoding", ["rotary", "repo", "selective_rotary"])
+@pytest.mark.parametrize("num_layers", [1, 2])
+def test_a_token_step_of_a_looped_decoder_equals_the_decoder(num_layers, encoding):
+    decoder = small_decoder(encoding, Parity(), num_layers=num_layers, loops=3)
+    assert_steps_equal_decoder(decoder, Parity())
+
+
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_a_token_step_equals_the_decoder_for_every_encoding(encoding):
     for task, num_levels, level_per_head in ((Parity(), 1, False), (TWO_LEVELS, 2, False), (TWO_LEVELS, 2, True)):

@@ -15,13 +15,14 @@ import pytest
 import transformers
 import typer
 from tests.project.test_architecture import ROOMS
+from tests.support.small_runs import small_experiment
 from tests.support.text_models import byte_tokenizer, tiny_model
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 import lengthwise as lw
 from lengthwise.cli import app as cli
 from lengthwise.encodings import ENCODINGS
-from lengthwise.positions import SCHEMES
+from lengthwise.positions import SCHEMES, Sequential
 from lengthwise.tasks import TASKS
 
 ROOT = Path(__file__).parents[2]
@@ -364,6 +365,16 @@ def test_what_a_class_of_ones_own_is_made_of_is_public():
     contracts = {"Encoding", "EncodingSettings", "EncodingSize", "PositionScheme", "Assignment", "Task", "Examples"}
     assert contracts | {"score_all_answers", "UntrainedDistanceWarning", "LengthwiseError"} <= set(lw.__all__)
     assert all(hasattr(lw, name) for name in lw.__all__)
+
+
+def test_drope_continues_a_rotary_run_as_the_page_says(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lw.train(small_experiment(scheme=Sequential(), steps=60), "runs/rotary", report=None)
+    (script,) = blocks("python", DOCS["encodings"])
+    exec(compile(script, "encodings.md", "exec"), {})
+    dropped = lw.load_run("runs/dropped")
+    assert (dropped.experiment.encoding.name, dropped.facts["steps"]) == ("nope", 50)
+    assert Path("runs/dropped/start.safetensors").read_bytes() == Path("runs/rotary/model.safetensors").read_bytes()
 
 
 @pytest.mark.parametrize(("page", "table"), [("schemes", SCHEMES), ("encodings", ENCODINGS)])

@@ -1,6 +1,7 @@
 """Encodings add position IDs to the decoder. Each encoding has its own file; ``ENCODINGS`` lists all encodings."""
 
 from lengthwise.encodings.alibi import ALiBi
+from lengthwise.encodings.cope import CoPE
 from lengthwise.encodings.dape import DAPE
 from lengthwise.encodings.dape_v2 import DAPEv2
 from lengthwise.encodings.dynamic_ntk import DynamicNTK
@@ -14,7 +15,10 @@ from lengthwise.encodings.linear_interpolation import LinearInterpolation
 from lengthwise.encodings.nope import NoPE
 from lengthwise.encodings.ntk import NTK
 from lengthwise.encodings.partial_rotary import PartialRotary
+from lengthwise.encodings.pope import PoPE
+from lengthwise.encodings.repo import RePo
 from lengthwise.encodings.rotary import Rotary
+from lengthwise.encodings.selective_rotary import SelectiveRotary
 from lengthwise.encodings.sinusoidal import Sinusoidal
 from lengthwise.encodings.t5_bias import T5Bias
 from lengthwise.encodings.weave import Weave
@@ -33,6 +37,10 @@ ENCODINGS: dict[str, type[EncodingSettings]] = {
         DynamicNTK,
         YaRN,
         Weave,
+        PoPE,
+        RePo,
+        SelectiveRotary,
+        CoPE,
         ALiBi,
         HardALiBi,
         KERPLELog,
@@ -50,6 +58,7 @@ __all__ = [
     "FIRE",
     "NTK",
     "ALiBi",
+    "CoPE",
     "DAPEv2",
     "DynamicNTK",
     "Encoding",
@@ -62,7 +71,10 @@ __all__ = [
     "LinearInterpolation",
     "NoPE",
     "PartialRotary",
+    "PoPE",
+    "RePo",
     "Rotary",
+    "SelectiveRotary",
     "Sinusoidal",
     "T5Bias",
     "Weave",

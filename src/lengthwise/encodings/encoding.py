@@ -12,11 +12,12 @@ from lengthwise.core.errors import SettingError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodingSize:
-    """Decoder sizes that an encoding needs: decoder width, number of heads and head width."""
+    """Decoder sizes that an encoding needs: decoder width, number of heads, head width and number of blocks."""
 
     d_model: int
     num_heads: int
     d_head: int
+    num_layers: int = 1
 
 
 # Arguments and results of the hooks.
@@ -27,20 +28,25 @@ KeyVectors = Float[Tensor, "batch heads key d_head"]
 Scores = Float[Tensor, "batch heads query key"]
 HeadVectors = Float[Tensor, "batch heads seq d_head"]
 TokenVectors = Float[Tensor, "batch seq d_model"]
-HOOKS = ("embed", "rotate", "bias", "scores", "adjust")
+Annotations = Float[Tensor, "batch heads seq extra"]
+HOOKS = ("embed", "rotate", "annotate", "bias", "scores", "adjust")
+# Class variables that must be True if a class overrides a hook.
+FLAGS = {"annotate": "has_annotations", "bias": "has_bias", "scores": "has_scores", "adjust": "has_scores"}
 
 
 class Encoding(nn.Module):
     """Base class of encodings, without any effect on the decoder.
 
-    A subclass overrides one or more of the hooks ``embed``, ``rotate``, ``bias``, ``scores`` and ``adjust``.
-    ``has_bias``: attention adds ``bias`` to the scores and can use the fused kernel. ``has_scores``: the encoding
-    computes or changes the scores (``scores``, ``adjust``), so attention stores them, one chunk of queries at a time.
-    ``by_distance``: the score of a query and a key depends on IDs only through the difference of their two IDs, so
-    evaluation can leave out keys that are provably too far.
+    A subclass overrides one or more of the hooks ``embed``, ``rotate``, ``annotate``, ``bias``, ``scores`` and
+    ``adjust``. ``has_bias``: attention adds ``bias`` to the scores and can use the fused kernel. ``has_scores``: the
+    encoding computes or changes the scores (``scores``, ``adjust``), so attention stores them, one chunk of queries at
+    a time. ``has_annotations``: ``scores`` needs values that ``annotate`` computes from the hidden states of each
+    token. ``by_distance``: the score of a query and a key depends on IDs only through the difference of their two IDs,
+    so evaluation can leave out keys that are provably too far.
     """
 
     by_distance: ClassVar[bool] = False
+    has_annotations: ClassVar[bool] = False
     has_bias: ClassVar[bool] = False
     has_scores: ClassVar[bool] = False
 
@@ -50,7 +56,7 @@ class Encoding(nn.Module):
         if "rotate" in vars(cls) and "rotate_both" not in vars(cls):
             # An inherited method could ignore the new rotation.
             cls.rotate_both = Encoding.rotate_both  # type: ignore[method-assign]
-        for hook, flag in (("bias", "has_bias"), ("scores", "has_scores"), ("adjust", "has_scores")):
+        for hook, flag in FLAGS.items():
             if getattr(cls, hook) is not getattr(Encoding, hook) and not getattr(cls, flag):
                 raise SettingError(
                     f"{cls.__name__} overrides {hook} but {flag} is False; set {flag} = True in the class"
@@ -58,7 +64,7 @@ class Encoding(nn.Module):
 
     @property
     def reads_ids(self) -> bool:
-        """True if the class overrides any hook; without hooks, the encoding does not use the IDs."""
+        """True if the class overrides any hook; a subclass whose hooks do not use the IDs returns False."""
         return any(getattr(type(self), hook) is not getattr(Encoding, hook) for hook in HOOKS)
 
     def embed(self, x: TokenVectors, position_ids: Real[Tensor, "batch seq"]) -> TokenVectors:
@@ -81,6 +87,14 @@ class Encoding(nn.Module):
             return query, key
         return self.rotate(query, key_ids[:, num_keys - num_queries :]), self.rotate(key, key_ids)
 
+    def annotate(self, hidden: TokenVectors, position_ids: Real[Tensor, "batch seq"], layer: int) -> Annotations:
+        """Return values of each token, in at least float32; called only if ``has_annotations`` is True.
+
+        ``hidden`` is the normalized input of the attention in block number ``layer``. The values follow the rotated
+        components of the token's queries and keys, are cached with the keys, and reach ``scores`` unchanged.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not implement annotate")
+
     def bias(self, query_ids: QueryIDs, key_ids: KeyIDs) -> Float[Tensor, "#batch heads query key"]:
         """Return additive attention scores for one chunk of queries; called only if ``has_bias`` is True."""
         raise NotImplementedError(f"{type(self).__name__} does not implement bias")
@@ -88,7 +102,8 @@ class Encoding(nn.Module):
     def scores(self, query: QueryVectors, key: KeyVectors, query_ids: QueryIDs, key_ids: KeyIDs) -> Scores:
         """Return unscaled scores of one chunk of rotated queries and keys; called only if ``has_scores`` is True.
 
-        The last key and the last query belong to the same token, so query i of n cannot see the last n - 1 - i keys.
+        With ``has_annotations``, the last components of each query and key are those of ``annotate``. The last key and
+        the last query belong to the same token, so query i of n cannot see the last n - 1 - i keys.
         """
         return query @ key.mT
 

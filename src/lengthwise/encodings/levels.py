@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from lengthwise.core.errors import SettingError
 from lengthwise.encodings.encoding import (
+    Annotations,
     Encoding,
     EncodingSettings,
     EncodingSize,
@@ -37,8 +38,10 @@ class LevelEncoding(nn.Module):
         self.one_per_head = one_per_head and num_levels > 1
         level_size = _level_size(decoder_size, num_levels, self.one_per_head)
         self.heads_per_level = level_size.num_heads
+        self.d_head = decoder_size.d_head
         self.levels = nn.ModuleList(_build_level(settings, level_size) for _ in range(num_levels))
         self.reads_ids = any(level.reads_ids for level in self._encodings())
+        self.has_annotations = any(level.has_annotations for level in self._encodings())
         self.has_bias = any(level.has_bias for level in self._encodings())
         self.has_scores = any(level.has_scores for level in self._encodings())
 
@@ -74,6 +77,19 @@ class LevelEncoding(nn.Module):
         queries, keys = zip(*(level.rotate_both(*level_inputs) for level, *level_inputs in levels), strict=True)
         return self._join(queries), self._join(keys)
 
+    def annotate(
+        self, hidden: TokenVectors, position_ids: Real[Tensor, "level batch seq"], layer: int
+    ) -> list[Annotations]:
+        """Return the values of each token on each level, which ``append`` adds to its queries and keys."""
+        levels = zip(self._encodings(), position_ids, strict=True)
+        return [level.annotate(hidden, level_ids, layer) for level, level_ids in levels]
+
+    def append(
+        self, x: HeadVectors, annotations: Sequence[Float[Tensor, "batch _heads seq _extra"]]
+    ) -> Float[Tensor, "batch heads seq d_extended"]:
+        """Return rotated queries or keys with the annotations of their tokens; each level has its part of both."""
+        return self._join([torch.cat(pair, dim=-1) for pair in zip(self._split(x), annotations, strict=True)])
+
     def bias(
         self, query_ids: Real[Tensor, "level batch query"], key_ids: Real[Tensor, "level batch key"]
     ) -> Float[Tensor, "#batch heads query key"]:
@@ -88,8 +104,8 @@ class LevelEncoding(nn.Module):
 
     def scores(
         self,
-        query: Float[Tensor, "batch heads query d_head"],
-        key: Float[Tensor, "batch heads key d_head"],
+        query: Float[Tensor, "batch heads query d_extended"],
+        key: Float[Tensor, "batch heads key d_extended"],
         query_ids: Real[Tensor, "level batch query"],
         key_ids: Real[Tensor, "level batch key"],
         is_visible: Bool[Tensor, "query key"],
@@ -97,7 +113,7 @@ class LevelEncoding(nn.Module):
         """Return the scores of each head, scaled by ``1 / sqrt(d_head)`` and adjusted."""
         parts = zip(self._encodings(), self._split(query), self._split(key), query_ids, key_ids, strict=True)
         levels = [level.scores(*level_inputs) for level, *level_inputs in parts]
-        scale = math.sqrt(query.shape[-1])
+        scale = math.sqrt(self.d_head)
         ids = list(zip(query_ids, key_ids, strict=True))
         if self.one_per_head:
             adjusted = [

@@ -43,11 +43,16 @@ def pair_rotations(
 ) -> Float[Tensor, "batch 1 seq pair 2"]:
     """Return the cosines and sines of the angles ``ID * frequency``, in radians."""
     # The angles are in double precision until the remainder, because float32 is inexact for large IDs.
-    angles = torch.remainder(position_ids[:, None, :, None] * frequencies, 2 * math.pi).float()
+    return angle_rotations(position_ids[:, None, :, None] * frequencies)
+
+
+def angle_rotations(angles: Float[Tensor, "batch #heads seq pair"]) -> Float[Tensor, "batch #heads seq pair 2"]:
+    """Return the cosines and sines of angles in radians, without full turns, in float32."""
+    angles = torch.remainder(angles, 2 * math.pi).float()
     return torch.stack([angles.cos(), angles.sin()], dim=-1)
 
 
-def multiply_pairs(x: HeadVectors, rotations: Float[Tensor, "batch 1 seq d_head//2 2"]) -> HeadVectors:
+def multiply_pairs(x: HeadVectors, rotations: Float[Tensor, "batch #heads seq d_head//2 2"]) -> HeadVectors:
     """Multiply each pair of adjacent components, as a complex number, by a rotation."""
     pairs = x.float().reshape(*x.shape[:-1], -1, 2)
     if torch.compiler.is_compiling():

@@ -130,7 +130,7 @@ def starting_order(jobs: Sequence[Job], pool: Executor) -> list[Job]:
     """Return the jobs with the longest first if several run at the same time, so that no worker is idle at the end."""
 
     def duration(job: Job) -> int:
-        return job.experiment.training.steps * job.experiment.decoder.num_layers
+        return job.experiment.training.steps * job.experiment.decoder.num_passes
 
     return list(jobs) if pool.workers == 1 else sorted(jobs, key=duration, reverse=True)
 

@@ -26,7 +26,11 @@ from lengthwise.training.batch import Batch, Sampler, to_batch
 
 ID_AXES = "(level, batch, seq)"
 # Axes of a hook's result, unless it is a score or bias.
-RESULT_AXES = {"embed": "batch, seq, d_model", "rotate": "batch, heads, seq, d_head"}
+RESULT_AXES = {
+    "embed": "batch, seq, d_model",
+    "rotate": "batch, heads, seq, d_head",
+    "annotate": "batch, heads, seq, extra",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,19 +192,28 @@ def _check_hooks(encoding: Encoding, decoder: Decoder, ids: Real[Tensor, "size s
     score_shape = (batch_size, num_heads, num_queries, num_keys)
     if encoding.has_bias:
         _call_hook(encoding, "bias", (query_ids, ids), score_shape)
+    queries = torch.ones(batch_size, num_heads, num_queries, d_head)
+    keys = torch.ones(batch_size, num_heads, num_keys, d_head)
+    if encoding.has_annotations:
+        hidden = torch.ones(batch_size, num_keys, d_model)
+        expected_shape = (batch_size, num_heads, num_keys, None)
+        annotations = _call_hook(encoding, "annotate", (hidden, ids, 0), expected_shape)
+        keys = torch.cat([keys, annotations], dim=-1)
+        queries = torch.cat([queries, annotations[:, :, num_keys - num_queries :]], dim=-1)
     if encoding.has_scores:
-        queries = torch.ones(batch_size, num_heads, num_queries, d_head)
-        keys = torch.ones(batch_size, num_heads, num_keys, d_head)
         _call_hook(encoding, "scores", (queries, keys, query_ids, ids), score_shape)
         is_visible = torch.ones(num_queries, num_keys, dtype=torch.bool).tril(num_keys - num_queries)
         _call_hook(encoding, "adjust", (torch.ones(score_shape), query_ids, ids, is_visible), score_shape)
 
 
-def _call_hook(encoding: Encoding, hook: str, arguments: tuple[Tensor, ...], expected_shape: tuple[int, ...]) -> None:
-    """Call a hook and check the shape and dtype of its result."""
+def _call_hook(
+    encoding: Encoding, hook: str, arguments: tuple[Any, ...], expected_shape: tuple[int | None, ...]
+) -> Tensor:
+    """Call a hook, check the shape and dtype of its result, and return it; a size of None may have any value."""
     label = f"{type(encoding).__name__}.{hook}"
-    shapes = " and ".join(str(tuple(argument.shape)) for argument in arguments)
-    axes = f"({RESULT_AXES.get(hook, 'batch, heads, query, key')}), here {expected_shape}"
+    shapes = " and ".join(str(tuple(argument.shape)) for argument in arguments if isinstance(argument, Tensor))
+    shape_text = str(expected_shape).replace("None", "extra")
+    axes = f"({RESULT_AXES.get(hook, 'batch, heads, query, key')}), here {shape_text}"
     try:
         result = getattr(encoding, hook)(*arguments)
     except LengthwiseError:
@@ -218,7 +231,7 @@ def _call_hook(encoding: Encoding, hook: str, arguments: tuple[Tensor, ...], exp
     # A bias may broadcast over the batch and the heads.
     num_broadcast_axes = 2 if hook == "bias" else 0
     axis_matches = [
-        axis_size == expected_size or (axis_size == 1 and axis < num_broadcast_axes)
+        expected_size in (axis_size, None) or (axis_size == 1 and axis < num_broadcast_axes)
         for axis, (axis_size, expected_size) in enumerate(zip(result.shape, expected_shape, strict=False))
     ]
     if result.dim() != len(expected_shape) or not all(axis_matches):
@@ -230,6 +243,7 @@ def _call_hook(encoding: Encoding, hook: str, arguments: tuple[Tensor, ...], exp
     if not result.is_floating_point() or (hook == "embed" and result.dtype != arguments[0].dtype):
         dtype = arguments[0].dtype if hook == "embed" else "a floating-point tensor"
         raise SettingError(f"{label} returns a tensor of dtype {result.dtype}; return {dtype}")
+    return result
 
 
 def _type_name(value: object) -> str:

@@ -107,7 +107,7 @@ def build_config(experiment: Experiment, run: dict[str, Any]) -> LengthwiseConfi
         run=run,
         vocab_size=len(vocabulary),
         hidden_size=settings.d_model,
-        num_hidden_layers=settings.num_layers,
+        num_hidden_layers=settings.num_passes,
         num_attention_heads=settings.num_heads,
         eos_token_id=end_token,
         pad_token_id=end_token,

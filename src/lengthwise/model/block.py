@@ -24,10 +24,11 @@ from lengthwise.model.token_groups import TokenGroup, join_tokens, select_querie
 class Block(nn.Module):
     """Attention with normalized queries and keys, then an MLP; the initial outputs of both are zero."""
 
-    def __init__(self, settings: DecoderSettings) -> None:
+    def __init__(self, settings: DecoderSettings, layer: int) -> None:
         super().__init__()
         d_model, d_head = settings.d_model, settings.d_model // settings.num_heads
         self.settings = settings
+        self.layer = layer
         self.attention_norm = RMSNorm(d_model)
         self.project = Linear(d_model, 3 * d_model, bias=False)
         self.query_norm = RMSNorm(d_head)
@@ -65,19 +66,18 @@ class Block(nn.Module):
             pairs = zip(split_queries(queries, groups), split_tokens(keys_values, groups), strict=True)
             projected = [(*split_heads(query, part=1), *split_heads(pair, part=2)) for query, pair in pairs]
         attended = []
-        for group, (raw_query, raw_key, new_value) in zip(groups, projected, strict=True):
+        hidden_parts = split_tokens(normalized, groups)
+        for group, hidden, (raw_query, raw_key, new_value) in zip(groups, hidden_parts, projected, strict=True):
             num_queries, num_keys = raw_query.shape[2], group.position_ids.shape[2]
             scales = self.log_temperature.exp() * self.length_factor(num_queries, num_keys, hooks, x.device)
-            # On a GPU, queries are multiplied together with the weights of their norm, so they are read only once.
-            is_scaled = x.device.type != "cpu" and hooks.near is None
-            query, key = self._rotate(raw_query, raw_key, group, encoding, scales if is_scaled else None)
+            known_scales = scales if hooks.near is None else None
+            query, key = self._rotate(raw_query, raw_key, hidden, group, encoding, known_scales)
             value = new_value
             if extend is not None:
                 key, value = extend(key, value)
             if hooks.near is None:
                 ids = group.position_ids[:, :, num_keys - num_queries :], group.position_ids
-                scaled_query = query if is_scaled else query * scales
-                heads = self.attend(scaled_query, key, value, ids, encoding, hooks)
+                heads = self.attend(query, key, value, ids, encoding, hooks)
                 if self.training and self.settings.dilution:
                     heads = dilute_attention(heads, value, self.settings.dilution, group.places)
             else:
@@ -89,16 +89,34 @@ class Block(nn.Module):
         return x + self.narrow(nn.functional.gelu(self.widen(self.mlp_norm(x)))), key, value
 
     def _rotate(
-        self, query: Tensor, key: Tensor, group: TokenGroup, encoding: LevelEncoding, scales: Tensor | None
+        self,
+        query: Tensor,
+        key: Tensor,
+        hidden: Tensor,
+        group: TokenGroup,
+        encoding: LevelEncoding,
+        scales: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """Return normalized, rotated queries, multiplied by ``scales``, and keys: (batch, heads, seq, d_head) each."""
+        """Return normalized, rotated, annotated queries, multiplied by ``scales``, and keys.
+
+        Both have shape (batch, heads, seq, d_extended); without annotations, the last axis is ``d_head``.
+        """
         new_ids = group.position_ids[:, :, group.position_ids.shape[2] - group.seq :]
-        return encoding.rotate_both(self.query_norm(query, scales), self.key_norm(key), new_ids)
+        # On a GPU, queries are multiplied together with the weights of their norm, so they are read only once.
+        norm_scales = scales if query.device.type != "cpu" else None
+        query, key = encoding.rotate_both(self.query_norm(query, norm_scales), self.key_norm(key), new_ids)
+        if norm_scales is None and scales is not None:
+            query = query * scales
+        if not encoding.has_annotations:
+            return query, key
+        annotations = encoding.annotate(hidden, new_ids, self.layer)
+        query_annotations = [values[:, :, values.shape[2] - query.shape[2] :] for values in annotations]
+        return encoding.append(query, query_annotations), encoding.append(key, annotations)
 
     def attend(
         self,
-        query: Float[Tensor, "batch heads query d_head"],
-        key: Float[Tensor, "batch heads key d_head"],
+        query: Float[Tensor, "batch heads query d_extended"],
+        key: Float[Tensor, "batch heads key d_extended"],
         value: Float[Tensor, "batch heads key d_head"],
         ids: tuple[Real[Tensor, "level batch query"], Real[Tensor, "level batch key"]],
         encoding: LevelEncoding,

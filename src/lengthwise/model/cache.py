@@ -16,7 +16,7 @@ class Buffers:
     """Memory for the IDs, keys and values of a fixed number of tokens, so that a step copies no earlier token."""
 
     position_ids: Real[Tensor, "level batch capacity"]
-    keys: list[Float[Tensor, "batch heads capacity d_head"]]
+    keys: list[Float[Tensor, "batch heads capacity d_key"]]
     values: list[Float[Tensor, "batch heads capacity d_head"]]
 
 
@@ -31,7 +31,7 @@ class Cache:
     position_ids: Real[Tensor, "level batch seq"]
     last_embedding: Float[Tensor, "batch 1 d_model"]
     num_separators: Int[Tensor, "batch 1"]
-    keys: list[Float[Tensor, "batch heads seq d_head"]] = field(default_factory=list)
+    keys: list[Float[Tensor, "batch heads seq d_key"]] = field(default_factory=list)
     values: list[Float[Tensor, "batch heads seq d_head"]] = field(default_factory=list)
     buffers: Buffers | None = None
 
@@ -40,8 +40,8 @@ class Cache:
         return _append(self.position_ids, new_ids, None if self.buffers is None else self.buffers.position_ids)
 
     def extend_layer(
-        self, layer: int, key: Float[Tensor, "batch heads new d_head"], value: Float[Tensor, "batch heads new d_head"]
-    ) -> tuple[Float[Tensor, "batch heads seq_new d_head"], Float[Tensor, "batch heads seq_new d_head"]]:
+        self, layer: int, key: Float[Tensor, "batch heads new d_key"], value: Float[Tensor, "batch heads new d_head"]
+    ) -> tuple[Float[Tensor, "batch heads seq_new d_key"], Float[Tensor, "batch heads seq_new d_head"]]:
         """Return the keys and values of the cached tokens and the new tokens in one layer."""
         past_key, past_value, buffers = self.keys[layer], self.values[layer], self.buffers
         if buffers is None:

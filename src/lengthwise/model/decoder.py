@@ -43,7 +43,8 @@ class Decoder(nn.Module):
     ) -> None:
         super().__init__()
         d_model = settings.d_model
-        size = EncodingSize(d_model=d_model, num_heads=settings.num_heads, d_head=d_model // settings.num_heads)
+        d_head, num_layers = d_model // settings.num_heads, settings.num_layers
+        size = EncodingSize(d_model=d_model, num_heads=settings.num_heads, d_head=d_head, num_layers=num_layers)
         self.settings = settings
         self.separators = separators
         # True: ``forward_batches`` and the loss of its tokens are compiled, for the training of large models on a GPU.
@@ -55,7 +56,7 @@ class Decoder(nn.Module):
         self.encoding = LevelEncoding(encoding, size, num_levels, one_per_head=settings.level_per_head)
         self.predicts_ids = num_predicted_ids is not None
         self.reads_ids = self.predicts_ids or self.encoding.reads_ids
-        self.blocks = nn.ModuleList(Block(settings) for _ in range(settings.num_layers))
+        self.blocks = nn.ModuleList(Block(settings, layer) for layer in range(num_layers))
         self.norm = RMSNorm(d_model)
         self.output = None if settings.tied_output else nn.Linear(d_model, vocabulary_size, bias=False)
         self.heads = nn.ModuleList(
@@ -130,22 +131,32 @@ class Decoder(nn.Module):
 
         ``run`` calls a block with its arguments.
         """
-        hidden = join_tokens(xs)
+        hidden = embedded = join_tokens(xs)
         whole_groups = [replace(group, query_start=0) for group in groups]
-        for layer, block in enumerate(self.blocks):
-            layer_groups = groups if layer == len(self.blocks) - 1 else whole_groups
-            extend = None if past is None else partial(past.extend_layer, layer)
-            hidden, key, value = run(block, hidden, layer_groups, self.encoding, extend, hooks)
+        for index, block in enumerate(self.passes):
+            pass_groups = groups if index == len(self.passes) - 1 else whole_groups
+            extend = None if past is None else partial(past.extend_layer, index)
+            if self.starts_loop(index):
+                hidden = hidden + embedded
+            hidden, key, value = run(block, hidden, pass_groups, self.encoding, extend, hooks)
             cache.keys.append(key)
             cache.values.append(value)
         return split_queries(self.norm(hidden), groups)
 
     @property
+    def passes(self) -> list[Block]:
+        """Block of each pass; a looped decoder passes through its blocks several times."""
+        return [block for block in self.blocks if isinstance(block, Block)] * self.settings.loops
+
+    def starts_loop(self, index: int) -> bool:
+        """Return True if the pass ``index`` starts a loop after the first, whose input includes the embeddings."""
+        return index > 0 and index % len(self.blocks) == 0
+
+    @property
     def allows_near_attention(self) -> bool:
-        """True if ``NearAttention`` can replace the attention: one layer, softmax, and scores by ID distance."""
-        first = self.blocks[0]
-        uses_softmax = isinstance(first, Block) and first.weight_function is None
-        return len(self.blocks) == 1 and uses_softmax and self.encoding.by_distance and not self.encoding.has_scores
+        """True if ``NearAttention`` can replace the attention: one pass, softmax, and scores by ID distance."""
+        uses_softmax = self.passes[0].weight_function is None
+        return len(self.passes) == 1 and uses_softmax and self.encoding.by_distance and not self.encoding.has_scores
 
     def token_logits(self, hidden: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch vocab"]:
         """Return the logits of the next token for each hidden state, in float32."""

@@ -28,10 +28,15 @@ class DecoderSettings:
     attention between 0 and ``dilution`` is spread evenly over all visible keys. ``head`` names the PPC position head.
     With several ID levels, each head reads all levels, or only one of them with ``level_per_head``.
 
+    The blocks run ``loops`` times one after another with the same weights (Fan et al. 2024, arXiv 2409.15647). Each
+    loop after the first receives the output of the loop before plus the embeddings. The paper chooses the number of
+    loops by length; here it is the same for all lengths.
+
     ``temperature`` is the initial factor of the scores, which is learned.
     """
 
     num_layers: int = 1
+    loops: int = 1
     d_model: int = 64
     num_heads: int = 2
     mlp_factor: int = 4
@@ -49,11 +54,15 @@ class DecoderSettings:
 
     def __post_init__(self) -> None:
         check_types(self)
-        for setting in ("num_layers", "d_model", "num_heads", "mlp_factor", "top_k"):
+        for setting in ("num_layers", "loops", "d_model", "num_heads", "mlp_factor", "top_k"):
             if getattr(self, setting) < 1:
                 raise SettingError(f"{setting} {getattr(self, setting)} is too small; use at least 1")
         if self.num_layers > MAX_LAYERS:
             raise SettingError(f"num_layers {self.num_layers} takes too long to build; use at most {MAX_LAYERS}")
+        if self.num_passes > MAX_LAYERS:
+            raise SettingError(
+                f"{self.loops} loops over {self.num_layers} blocks are more than {MAX_LAYERS} passes; use fewer loops"
+            )
         if self.d_model % self.num_heads:
             raise SettingError(
                 f"d_model {self.d_model} is not a multiple of num_heads {self.num_heads}; change one of them"
@@ -64,6 +73,11 @@ class DecoderSettings:
             if getattr(self, setting) not in known_names:
                 raise unknown_name(setting, getattr(self, setting), known_names)
         make_weight_function(self.weights, k=self.top_k, alpha=self.entmax_alpha)
+
+    @property
+    def num_passes(self) -> int:
+        """Number of passes through a block: each of the ``loops`` goes through all ``num_layers`` blocks."""
+        return self.num_layers * self.loops
 
     def _check_attention(self) -> None:
         if self.temperature <= 0:

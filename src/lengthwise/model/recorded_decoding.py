@@ -41,8 +41,8 @@ class FixedCache(Cache):
         return self.position_ids.index_copy_(2, self.index, new_ids.to(self.position_ids.dtype))
 
     def extend_layer(
-        self, layer: int, key: Float[Tensor, "batch heads 1 d_head"], value: Float[Tensor, "batch heads 1 d_head"]
-    ) -> tuple[Float[Tensor, "batch heads capacity d_head"], Float[Tensor, "batch heads capacity d_head"]]:
+        self, layer: int, key: Float[Tensor, "batch heads 1 d_key"], value: Float[Tensor, "batch heads 1 d_head"]
+    ) -> tuple[Float[Tensor, "batch heads capacity d_key"], Float[Tensor, "batch heads capacity d_head"]]:
         """Write the keys and values of the new tokens in one layer, and return all of them."""
         keys, values = self.keys[layer], self.values[layer]
         return keys.index_copy_(2, self.index, key.to(keys.dtype)), values.index_copy_(

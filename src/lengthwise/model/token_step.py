@@ -22,8 +22,7 @@ class TokenStep:
 
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
-        blocks = [block for block in decoder.blocks if isinstance(block, Block)]
-        self.layers = [(block, _query_key_weight(block)) for block in blocks]
+        self.passes = [(block, _query_key_weight(block)) for block in decoder.passes]
         heads = decoder.position_heads() if decoder.predicts_ids else []
         self.heads = [(head, head.token_terms(decoder.embedding[None])[0]) for head in heads]
 
@@ -38,18 +37,24 @@ class TokenStep:
         decoder, settings = self.decoder, self.decoder.settings
         embedded, new_cache = decoder.embed(tokens, decoder.check_ids(tokens, position_ids), cache)
         x = embedded[:, 0]
-        for layer, (block, norm_weight) in enumerate(self.layers):
+        for index, (block, norm_weight) in enumerate(self.passes):
+            if decoder.starts_loop(index):
+                x = x + embedded[:, 0]
             normalized = rms_norm(x.float(), x.shape[1:], block.attention_norm.weight, block.attention_norm.eps)
             heads = linear(normalized, block.project.weight).view(len(x), 3 * settings.num_heads, 1, -1)
             query_key, new_value = heads.tensor_split((2 * settings.num_heads,), dim=1)
             query_key = rms_norm(query_key.float(), query_key.shape[-1:], None, block.query_norm.eps) * norm_weight
             query, new_key = decoder.encoding.rotate(query_key, position_ids).chunk(2, dim=1)
-            key, value = cache.extend_layer(layer, new_key, new_value)
+            if index == 0 or settings.length_scaling == "learned":
+                num_keys = new_cache.position_ids.shape[2]
+                length_factor = block.length_factor(1, num_keys, hooks, x.device)
+            query = query * length_factor
+            if decoder.encoding.has_annotations:
+                annotations = decoder.encoding.annotate(normalized[:, None], position_ids, block.layer)
+                query, new_key = (decoder.encoding.append(part, annotations) for part in (query, new_key))
+            key, value = cache.extend_layer(index, new_key, new_value)
             new_cache.keys.append(key)
             new_cache.values.append(value)
-            if layer == 0 or settings.length_scaling == "learned":
-                length_factor = block.length_factor(1, key.shape[2], hooks, x.device)
-            query = query * length_factor
             ids = position_ids, new_cache.position_ids
             attended = block.attend(query, key, value, ids, decoder.encoding, hooks)
             if block.training and settings.dilution:

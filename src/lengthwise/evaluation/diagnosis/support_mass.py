@@ -66,7 +66,7 @@ def support_mass(
         query_slice = slice(query_index, query_index + 1)
         decoder(tokens[:, query_slice], ids[:, :, query_slice], cache, hooks=AttentionHooks(on_weights=record_mass))
         masses.append(np.stack(by_layer))
-    empty_shape = (0, decoder.settings.num_layers, decoder.settings.num_heads)
+    empty_shape = (0, decoder.settings.num_passes, decoder.settings.num_heads)
     return np.stack(masses) if masses else np.zeros(empty_shape, dtype=np.float32)
 
 
@@ -74,5 +74,5 @@ def _mean_by_head(
     model: ProbedModel, masses: list[Float[np.ndarray, "_ layers heads"]]
 ) -> Float[np.ndarray, "layers heads"]:
     settings = model.decoder.settings
-    all_masses = np.concatenate([np.zeros((0, settings.num_layers, settings.num_heads)), *masses])
+    all_masses = np.concatenate([np.zeros((0, settings.num_passes, settings.num_heads)), *masses])
     return np.asarray(all_masses.mean(axis=0)) if len(all_masses) else np.zeros(all_masses.shape[1:])

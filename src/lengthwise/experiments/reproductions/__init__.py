@@ -8,6 +8,7 @@ from lengthwise.experiments.reproductions.encoding_comparisons import ADDITION, 
 from lengthwise.experiments.reproductions.ppc import PPC
 from lengthwise.experiments.reproductions.recall import RECALL
 from lengthwise.experiments.reproductions.reproduction import SIZES, Claim, Reproduction, reproduce
+from lengthwise.experiments.reproductions.rivals import RIVALS_CLAIM
 from lengthwise.experiments.reproductions.scale import SCALE
 from lengthwise.experiments.reproductions.sparse_parity import SPARSE_PARITY
 from lengthwise.experiments.reproductions.training_length import TRAINING_LENGTH
@@ -21,6 +22,7 @@ ALL = (
     ARITHMETIC_TRACES,
     RECALL,
     BACKGROUND,
+    RIVALS_CLAIM,
     SCALE,
     TRAINING_LENGTH,
     PPC,

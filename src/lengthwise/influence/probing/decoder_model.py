@@ -26,9 +26,9 @@ States = Cache | None
 class DecoderModel:
     """Trained decoder as a ``NextTokenModel``. Raises ``ModelError`` if hidden tokens would have an effect.
 
-    Hidden tokens have an effect if an encoding mixes the scores of neighboring keys (DAPE V2) or counts keys, or if
-    embeddings depend on earlier tokens. Options that depend on the number of tokens, such as length scaling, count
-    visible tokens only.
+    Hidden tokens have an effect if an encoding mixes the scores of neighboring keys (DAPE V2) or counts keys (CoPE,
+    Selective RoPE), or if embeddings depend on earlier tokens. Options that depend on the number of tokens, such as
+    length scaling, count visible tokens only.
     """
 
     def __init__(

@@ -1,0 +1,121 @@
+"""Selective RoPE (Movahedi et al. 2025): rotary by angles that grow by an input-dependent step at each token."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from einops import rearrange
+from jaxtyping import Float, Real
+from torch import Tensor, nn
+from torch.nn.functional import conv1d, pad
+
+from lengthwise.core.errors import SettingError
+from lengthwise.core.type_checks import check_types
+from lengthwise.encodings.encoding import (
+    Annotations,
+    Encoding,
+    EncodingSettings,
+    EncodingSize,
+    KeyIDs,
+    KeyVectors,
+    QueryIDs,
+    QueryVectors,
+    Scores,
+    TokenVectors,
+)
+from lengthwise.encodings.rotary import (
+    angle_rotations,
+    check_even_width,
+    check_rotary_base,
+    multiply_pairs,
+    rotary_frequencies,
+)
+
+
+class SelectiveRotaryEncoding(Encoding):
+    """Rotation of pair i at token t by ``theta_i * (u_1 + ... + u_t)``, with a step u per token, head and pair.
+
+    A step is a causal convolution of projected hidden states, with separate weights per head and pair. The projections
+    are annotations, so cached keys contain them, and ``scores`` computes the sums of all tokens.
+    """
+
+    has_annotations = True
+    has_scores = True
+
+    def __init__(self, settings: "SelectiveRotary", size: EncodingSize) -> None:
+        super().__init__()
+        self.base = settings.base
+        self.fastest = settings.fastest
+        self.num_heads = size.num_heads
+        num_steps = size.num_heads * size.d_head // 2
+        self.projections = nn.ModuleList(
+            nn.Sequential(
+                nn.Linear(size.d_model, settings.rank, bias=False), nn.Linear(settings.rank, num_steps, bias=False)
+            )
+            for _ in range(size.num_layers)
+        )
+        bound = settings.kernel_size**-0.5
+        self.kernel = nn.Parameter(torch.empty(num_steps, 1, settings.kernel_size).uniform_(-bound, bound))
+
+    @property
+    def reads_ids(self) -> bool:
+        """False, because angles depend only on hidden states and the token order."""
+        return False
+
+    def annotate(self, hidden: TokenVectors, position_ids: Real[Tensor, "batch seq"], layer: int) -> Annotations:
+        """Return the projected hidden states of each head, one component per pair."""
+        with torch.autocast(hidden.device.type, enabled=False):
+            projected: Tensor = self.projections[layer](hidden.float())
+        return rearrange(projected, "b s (h pair) -> b h s pair", h=self.num_heads)
+
+    def scores(self, query: QueryVectors, key: KeyVectors, query_ids: QueryIDs, key_ids: KeyIDs) -> Scores:
+        """Return the unscaled scores of rotated queries and keys; the queries belong to the last keys."""
+        # The width of a head and half of it.
+        d_head = key.shape[-1] // 3 * 2
+        rotations = angle_rotations(self._angles(key[..., d_head:]))
+        query_rotations = rotations[:, :, key.shape[2] - query.shape[2] :]
+        query_vectors, key_vectors = (part[..., :d_head].float().contiguous() for part in (query, key))
+        return multiply_pairs(query_vectors, query_rotations) @ multiply_pairs(key_vectors, rotations).mT
+
+    def _angles(self, projected: Annotations) -> Float[Tensor, "batch heads seq pair"]:
+        """Return the angles of all tokens in radians, in double precision."""
+        num_pairs = projected.shape[-1]
+        channels = pad(rearrange(projected, "b h s pair -> b (h pair) s"), (self.kernel.shape[-1] - 1, 0))
+        with torch.autocast(projected.device.type, enabled=False):
+            steps = conv1d(channels.double(), self.kernel.double(), groups=len(self.kernel))
+        frequencies = rotary_frequencies(2 * num_pairs, self.base, self.fastest, projected.device)
+        return rearrange(steps.cumsum(dim=-1), "b (h pair) s -> b h s pair", pair=num_pairs) * frequencies
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelectiveRotary(EncodingSettings):
+    """Selective RoPE with a projection of rank ``rank`` per block and a convolution over ``kernel_size`` tokens.
+
+    The projection, the convolution without activation, the sum and the frequencies follow the default settings of the
+    authors' public code. It has one convolution per block, and here all blocks share one. The optional gate and bias of
+    that code are not included. ``base`` and ``fastest`` are those of ``Rotary``.
+    """
+
+    rank: int = 16
+    kernel_size: int = 4
+    base: float = 10_000.0
+    fastest: float = 1.0
+
+    name: ClassVar[str] = "selective_rotary"
+    summary: ClassVar[str] = "rotary by sums of angles that depend on the hidden states of all earlier tokens"
+    paper: ClassVar[str] = "Movahedi et al. 2025 (arXiv 2511.17388)"
+    real_valued: ClassVar[bool] = True
+    shift_invariant: ClassVar[bool] = True
+    reads_order: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        check_rotary_base(self.base, self.fastest)
+        for setting_name in ("rank", "kernel_size"):
+            if getattr(self, setting_name) < 1:
+                raise SettingError(f"{setting_name} {getattr(self, setting_name)} is too small; use at least 1")
+
+    def build(self, decoder_size: EncodingSize) -> Encoding:
+        """Return the module; raise ``SettingError`` for an odd ``d_head``."""
+        check_even_width(decoder_size.d_head)
+        return SelectiveRotaryEncoding(self, decoder_size)
