@@ -57,6 +57,7 @@ def only_row(batch: Batch, row: int) -> Batch:
         length=batch.length,
         tokens=batch.tokens,
         position_ids=batch.position_ids,
+        example_length=batch.example_length,
         prompt_length=batch.prompt_length,
         token_scored=batch.token_scored & mask,
         id_scored=batch.id_scored & mask,

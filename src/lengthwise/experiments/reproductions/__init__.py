@@ -3,6 +3,7 @@
 from lengthwise.experiments.reproductions.arithmetic import ARITHMETIC
 from lengthwise.experiments.reproductions.diagnosis import DIAGNOSIS
 from lengthwise.experiments.reproductions.encoding_comparisons import ADDITION, PARITY, VARIABLE_ASSIGNMENT
+from lengthwise.experiments.reproductions.minimax import MINIMAX
 from lengthwise.experiments.reproductions.ppc import PPC
 from lengthwise.experiments.reproductions.recall import RECALL
 from lengthwise.experiments.reproductions.reproduction import SIZES, Claim, Reproduction, reproduce
@@ -10,7 +11,19 @@ from lengthwise.experiments.reproductions.scale import SCALE
 from lengthwise.experiments.reproductions.sparse_parity import SPARSE_PARITY
 from lengthwise.experiments.reproductions.training_length import TRAINING_LENGTH
 
-ALL = (SPARSE_PARITY, PARITY, VARIABLE_ASSIGNMENT, ADDITION, ARITHMETIC, RECALL, SCALE, TRAINING_LENGTH, PPC, DIAGNOSIS)
+ALL = (
+    SPARSE_PARITY,
+    PARITY,
+    VARIABLE_ASSIGNMENT,
+    ADDITION,
+    ARITHMETIC,
+    RECALL,
+    SCALE,
+    TRAINING_LENGTH,
+    MINIMAX,
+    PPC,
+    DIAGNOSIS,
+)
 CLAIMS: dict[str, Claim] = {claim.name: claim for claim in ALL}
 
 __all__ = ["CLAIMS", "SIZES", "Claim", "Reproduction", "reproduce"]
