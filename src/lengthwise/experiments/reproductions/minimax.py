@@ -31,7 +31,7 @@ from lengthwise.experiments.run_evaluation import iter_result_rows
 TILTS = (0.0, 10.0, 1000.0)
 TRAIN_LENGTHS = (1, 10)
 # Fewer steps than in the recipes, so that the longest test does not limit PPC.
-PPC_STEPS = 600
+PPC_STEPS = 800
 EVALUATION = EvaluationSettings(
     lengths=(10, 12, 14, 16, 18, 20, 22, 25, 30, 40, 60, 100, 200, 500, 1000, 2000),
     num_examples=(*[512] * 9, *[256] * 3, 128, 64, 32, 16),
