@@ -174,6 +174,7 @@ def _draw_figure(rows: Rows, readings: Rows, folder: Path, title: str) -> Path:
                 axes.plot([index] * len(values), values, "o", color=color, alpha=0.4)
             labels.append(LineLabel(text=method.partition(", ")[2], color=color, value=worst[-1]))
         axes.set_xticks(range(len(TILTS)), [f"{tilt:g}" for tilt in TILTS])
+        axes.set_xlim(-0.2, len(TILTS) - 0.8)
         axes.set_xlabel("tilt toward the worst length")
         set_logarithmic_values(axes, "test length reached")
         label_lines(axes, labels)
