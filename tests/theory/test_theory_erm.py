@@ -72,7 +72,7 @@ def test_the_two_objectives_may_have_different_minimizers():
     ("until", "is_reversed", "averaged_risk", "minimax_risk"), [(4, False, 0.5, 0.3), (3, True, 0.0, 0.3)]
 )
 def test_either_objective_may_have_the_smaller_risk_at_longer_lengths(until, is_reversed, averaged_risk, minimax_risk):
-    # The longer length has the pairs of the worst training length, or those of the others (benchmarks/minimax.md).
+    # The longer length has the pairs of the worst training length, or those of the others.
     law, predictors = pairs_further_apart_after(until), [reader(1.0, 0.5), reader(0.7, 0.7)]
     if is_reversed:
         law = replace(law, placement=ByLength(until=(until,), laws=law.placement.laws[::-1]))

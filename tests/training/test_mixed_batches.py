@@ -175,7 +175,8 @@ def test_a_step_has_the_number_of_lengths_in_the_settings(lengths_per_batch):
         # The prompt of parity has as many tokens as bits, and one separator.
         prompts = torch.cat([batch.prompt_length for batch in sampler.batches(step)])
         lengths = torch.cat([batch.example_length for batch in sampler.batches(step)])
-        assert torch.equal(lengths, prompts - 1)
+        # The prompt also has a begin token and a separator.
+        assert torch.equal(lengths, prompts - 2)
         counts = Counter(prompts.tolist())
         assert len(prompts) == 20
         assert len(counts) == min(lengths_per_batch, 10)
