@@ -201,6 +201,7 @@ def random_batch(vocabulary_size: int, batch_size: int, num_tokens: int) -> Batc
         length=num_tokens,
         tokens=torch.randint(vocabulary_size, (batch_size, num_tokens), generator=generator),
         position_ids=torch.arange(num_tokens).expand(1, batch_size, -1),
+        example_length=torch.full((batch_size,), num_tokens),
         prompt_length=torch.ones(batch_size, dtype=torch.int64),
         token_scored=scored,
         id_scored=torch.zeros_like(scored),

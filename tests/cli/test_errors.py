@@ -64,6 +64,7 @@ from lengthwise.experiments.setting_changes import change_settings
 from lengthwise.experiments.sweep import sweep
 from lengthwise.experiments.sweep_file import read_sweep_file
 from lengthwise.experiments.trackers import TRACKERS, check_trackers, open_trackers
+from lengthwise.experiments.validation import check_settings
 from lengthwise.influence.extrapolation.paired_contexts import ContextSettings
 from lengthwise.model.decoder import Decoder
 from lengthwise.model.decoder_settings import DecoderSettings
@@ -318,6 +319,12 @@ def change_from_file(name: str, content: str) -> Experiment:
 
 
 SETTING_CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
+    (
+        lambda: check_settings(small_experiment(length_tilt=2.0)),
+        SettingError,
+        r"^length_tilt 2 has no effect, because every step has one length; use several training lengths, and at least "
+        r"2 for lengths_per_batch and batch_size, or length_tilt 0$",
+    ),
     (
         lambda: parse_assignment("training.steps"),
         SettingError,

@@ -67,7 +67,7 @@ def batch_of(scheme: str, task: Task, length: int) -> Batch | None:
     ]
     joined = {
         name: torch.cat([getattr(half, name) for half in halves], dim=1 if name == "position_ids" else 0)
-        for name in ("tokens", "position_ids", "prompt_length", "token_scored", "id_scored")
+        for name in ("tokens", "position_ids", "example_length", "prompt_length", "token_scored", "id_scored")
     }
     return Batch(length=length, **joined)
 

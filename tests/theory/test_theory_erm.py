@@ -1,5 +1,7 @@
 """Exact empirical risk minimization over a finite class of predictors."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from tests.support.planted_laws import random_attention, random_law, single_tokens
@@ -64,6 +66,19 @@ def test_the_two_objectives_may_have_different_minimizers():
     law, predictors = pairs_further_apart_after(4), [reader(1.0, 0.5), reader(0.7, 0.7)]
     assert exact_erm(law, predictors, (3, 4, 5), TotalVariation(), "averaged").best == 0
     assert exact_erm(law, predictors, (3, 4, 5), TotalVariation(), "minimax").best == 1
+
+
+@pytest.mark.parametrize(
+    ("until", "is_reversed", "averaged_risk", "minimax_risk"), [(4, False, 0.5, 0.3), (3, True, 0.0, 0.3)]
+)
+def test_either_objective_may_have_the_smaller_risk_at_longer_lengths(until, is_reversed, averaged_risk, minimax_risk):
+    # The longer length has the pairs of the worst training length, or those of the others.
+    law, predictors = pairs_further_apart_after(until), [reader(1.0, 0.5), reader(0.7, 0.7)]
+    if is_reversed:
+        law = replace(law, placement=ByLength(until=(until,), laws=law.placement.laws[::-1]))
+    for objective, expected in (("averaged", averaged_risk), ("minimax", minimax_risk)):
+        best = exact_erm(law, predictors, (3, 4, 5), TotalVariation(), objective).best
+        assert exact_risks(law, predictors[best], [20], TotalVariation())[0] == pytest.approx(expected, abs=1e-12)
 
 
 def test_predictors_that_differ_only_at_longer_lengths_are_ties():

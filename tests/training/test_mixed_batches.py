@@ -57,6 +57,7 @@ def only_row(batch: Batch, row: int) -> Batch:
         length=batch.length,
         tokens=batch.tokens,
         position_ids=batch.position_ids,
+        example_length=batch.example_length,
         prompt_length=batch.prompt_length,
         token_scored=batch.token_scored & mask,
         id_scored=batch.id_scored & mask,
@@ -173,6 +174,9 @@ def test_a_step_has_the_number_of_lengths_in_the_settings(lengths_per_batch):
     for step in range(5):
         # The prompt of parity has as many tokens as bits, and one separator.
         prompts = torch.cat([batch.prompt_length for batch in sampler.batches(step)])
+        lengths = torch.cat([batch.example_length for batch in sampler.batches(step)])
+        # The prompt also has a begin token and a separator.
+        assert torch.equal(lengths, prompts - 2)
         counts = Counter(prompts.tolist())
         assert len(prompts) == 20
         assert len(counts) == min(lengths_per_batch, 10)

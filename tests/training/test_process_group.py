@@ -56,6 +56,7 @@ EXPERIMENTS = {
     "predicted": small_experiment(**MIXED, scheduled_sampling=0.4),
     "two levels": small_experiment(MultiAddition(operands=(2, 2)), **MIXED),
     "increment": small_experiment(head="increment", **MIXED),
+    "tilted": small_experiment(**MIXED, length_tilt=3.0),
     "one example": small_experiment(batch_size=1),
     "stages": small_experiment(SparseParity(most=6), scheme=Sequential(), stage_loss=1.02, **MIXED),
 }

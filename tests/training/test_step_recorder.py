@@ -75,12 +75,14 @@ def losses_of(trainer, steps, recorder=None):
     return losses
 
 
+@pytest.mark.parametrize("tilt", [0.0, 3.0])
 @pytest.mark.parametrize("sampling", [0.0, 0.5])
 @pytest.mark.parametrize("scheme", [None, COUPLED], ids=["predicted", "coupled"])
-def test_recorded_steps_have_the_losses_of_plain_steps(scheme, sampling, graphs, tmp_path):
+def test_recorded_steps_have_the_losses_of_plain_steps(scheme, sampling, tilt, graphs, tmp_path):
     if scheme is not None and sampling:
         pytest.skip("only predicted IDs are sampled")
     options = {"batch_size": 8, "lengths_per_batch": 2, "scheduled_sampling": sampling, "precision": "float32"}
+    options |= {"length_tilt": tilt}
     experiment = replace(small_experiment(scheme=scheme, **options), train_lengths=(1, 12))
     trainer, plain = trainer_of(experiment, tmp_path), trainer_of(experiment, tmp_path)
     recorder = StepRecorder(trainer.update, 1)

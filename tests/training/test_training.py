@@ -77,6 +77,7 @@ EXPERIMENTS = {
     "ragged": small_experiment(RAGGED, log_every=5, checkpoint_every=3),
     "two levels": small_experiment(TWO_LEVELS),
     "mixed lengths": small_experiment(lengths_per_batch=3, scheduled_sampling=0.3),
+    "tilted": small_experiment(lengths_per_batch=3, length_tilt=3.0),
     # A new stage every few steps, after some steps on the first.
     "staged": small_experiment(SparseParity(most=6), Sequential(), stage_loss=1.02),
 }

@@ -20,7 +20,7 @@ from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.experiments.experiment import Experiment, build_decoder, build_sampler, to_dict
 from lengthwise.model.decoder import Decoder
 from lengthwise.positions import Assignment, Discovered, PositionScheme
-from lengthwise.tasks import HasStages, Task, nearest_length
+from lengthwise.tasks import HasStages, Task, lengths_between, nearest_length
 from lengthwise.tasks.examples import Examples
 from lengthwise.training.batch import Batch, Sampler, to_batch
 
@@ -103,6 +103,14 @@ def check_settings(experiment: Experiment) -> None:
     if training.scheduled_sampling and not scheme.predicts_ids:
         raise SettingError(
             f"scheduled_sampling needs predicted IDs, but {scheme.name} predicts no IDs; use the scheme 'predicted'"
+        )
+    num_lengths = min(
+        training.lengths_per_batch, training.batch_size, len(lengths_between(task, *experiment.train_lengths))
+    )
+    if training.length_tilt and num_lengths == 1:
+        raise SettingError(
+            f"length_tilt {training.length_tilt:g} has no effect, because every step has one length; "
+            "use several training lengths, and at least 2 for lengths_per_batch and batch_size, or length_tilt 0"
         )
 
 

@@ -24,14 +24,16 @@ MAX_FILL = 0.15
 class Batch:
     """Examples with their position IDs, as tensors; ``length`` is the length of the longest example.
 
-    Shorter examples are filled on the right. Fill is never scored, and no other token depends on it. If
-    ``prompt_range`` is set, all prompt lengths are in this range, both ends included, so nobody has to read them.
+    ``example_length`` contains the length of each example. Shorter examples are filled on the right. Fill is never
+    scored, and no other token depends on it. If ``prompt_range`` is set, all prompt lengths are in this range, both
+    ends included, so nobody has to read them.
     ``places`` is set for the share of a batch that one of several processes trains on; see ``take_share``.
     """
 
     length: int
     tokens: Int[Tensor, "batch seq"]
     position_ids: Real[Tensor, "level batch seq"]
+    example_length: Int[Tensor, " batch"]
     prompt_length: Int[Tensor, " batch"]
     token_scored: Bool[Tensor, "batch seq"]
     id_scored: Bool[Tensor, "batch seq"]
@@ -88,6 +90,7 @@ def to_batch(length: int, examples: Examples, assignment: Assignment) -> Batch:
         length=length,
         tokens=_tensor(examples.tokens),
         position_ids=_tensor(assignment.position_ids),
+        example_length=torch.full((len(examples.tokens),), length),
         prompt_length=_tensor(examples.prompt_length),
         token_scored=_tensor(assignment.token_scored),
         id_scored=_tensor(assignment.id_scored),
@@ -113,7 +116,7 @@ def join_batches(parts: Sequence[Batch]) -> Batch:
 
     def join(name: str) -> Tensor:
         tensors = [getattr(part, name) for part in parts]
-        if name == "prompt_length":
+        if tensors[0].dim() == 1:
             return torch.cat(tensors)[order]
         scored = tensors[0].dtype == torch.bool
         filled = []

@@ -1,7 +1,8 @@
 """Loss of a batch: cross-entropy of the answer tokens and, for PPC, of their IDs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, pairwise
 
 import torch
@@ -13,10 +14,13 @@ from lengthwise.model.decoder import Decoder
 from lengthwise.model.position_heads import NextIDs
 from lengthwise.model.token_groups import join_tokens
 from lengthwise.training.batch import Batch
+from lengthwise.training.length_tilt import LengthTilt
 from lengthwise.training.process_group import ONE_PROCESS, ProcessGroup
 
-# Sum of some values, and their number.
-Total = tuple[Float[Tensor, ""], Int[Tensor, ""]]
+# Sum of some values, and their number, or these two for each length.
+Total = tuple[Float[Tensor, "*length"], Int[Tensor, "*length"]]
+# Function that adds all values, or those of each length.
+Sum = Callable[[Shaped[Tensor, " query"]], Shaped[Tensor, "*length"]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +39,11 @@ def answer_loss(
     id_weight: float,
     input_ids: Sequence[Tensor] | None = None,
     processes: ProcessGroup = ONE_PROCESS,
+    tilt: LengthTilt | None = None,
 ) -> AnswerLoss:
     """Return the mean token cross-entropy plus, for PPC, ``id_weight`` times the mean ID cross-entropy.
+
+    With a ``tilt``, the loss is tilted toward the lengths with a larger loss.
 
     The means are over all tokens of the batches, so they do not depend on how the examples are batched. ``input_ids``
     are the IDs that the decoder reads, by default the correct IDs. The ID losses of all levels are added, and an ID is
@@ -58,13 +65,20 @@ def answer_loss(
     )
     targets = _join([batch.tokens[:, start + 1 :] for batch, start in zip(batches, query_starts, strict=True)])
     scored = _join([batch.token_scored[:, start + 1 :] for batch, start in zip(batches, query_starts, strict=True)])
+    add: Sum = Tensor.sum
+    if tilt is not None:
+        lengths = [
+            batch.example_length[:, None].expand(-1, each.shape[1]) for batch, each in zip(batches, hidden, strict=True)
+        ]
+        add = partial(tilt.sum_by_length, lengths=_join(lengths))
     token_totals = compiled(_token_totals) if decoder.compiles_training else _token_totals
-    totals = token_totals(decoder, join_tokens(hidden), targets, scored)
+    totals = token_totals(decoder, join_tokens(hidden), targets, scored, add)
     if decoder.predicts_ids:
-        totals += _id_totals(decoder, batches, hidden, input_ids)
+        totals += _id_totals(decoder, batches, hidden, input_ids, add)
     counts = processes.add_counts([count for _, count in totals])
+    numbers = counts if tilt is None else [count.sum() for count in counts]
     loss, token_accuracy, *id_means = [
-        total / count.clamp(min=1) for (total, _), count in zip(totals, counts, strict=True)
+        total / number.clamp(min=1) for (total, _), number in zip(totals, numbers, strict=True)
     ]
     if not decoder.predicts_ids:
         # One process contributes the constant.
@@ -72,20 +86,23 @@ def answer_loss(
     id_accuracy, in_reach, *id_losses = id_means
     for id_loss in id_losses:
         loss = loss + id_weight * id_loss
+    if tilt is not None:
+        loss = tilt.loss(loss, counts[0], processes)
+        token_accuracy, id_accuracy, in_reach = token_accuracy.sum(), id_accuracy.sum(), in_reach.sum()
     return AnswerLoss(loss=loss, token_accuracy=token_accuracy, id_accuracy=id_accuracy, ids_in_reach=in_reach)
 
 
 def _token_totals(
-    decoder: Decoder, hidden: Float[Tensor, "query d_model"], targets: Int[Tensor, " query"], scored: Tensor
+    decoder: Decoder, hidden: Float[Tensor, "query d_model"], targets: Int[Tensor, " query"], scored: Tensor, add: Sum
 ) -> list[Total]:
     """Return the totals of the loss and of the correct tokens, over the scored tokens."""
     logits = decoder.token_logits(hidden)
-    loss = _total(nn.functional.cross_entropy(logits, targets, reduction="none"), scored)
-    return [loss, _total((logits.detach().argmax(dim=-1) == targets).float(), scored)]
+    loss = _total(nn.functional.cross_entropy(logits, targets, reduction="none"), scored, add)
+    return [loss, _total((logits.detach().argmax(dim=-1) == targets).float(), scored, add)]
 
 
 def _id_totals(
-    decoder: Decoder, batches: Sequence[Batch], hidden: Sequence[Tensor], input_ids: Sequence[Tensor]
+    decoder: Decoder, batches: Sequence[Batch], hidden: Sequence[Tensor], input_ids: Sequence[Tensor], add: Sum
 ) -> list[Total]:
     """Return the totals of the correct IDs, of the IDs in reach, and of the ID loss of each level."""
     values = []
@@ -100,8 +117,8 @@ def _id_totals(
             is_correct, in_reach = is_correct & (next_ids.most_likely_ids() == target), in_reach & is_candidate
         values.append([id_scored, is_correct.float(), in_reach.float(), *levels])
     id_scored, is_correct, in_reach, *levels = [_join(parts) for parts in zip(*values, strict=True)]
-    losses = [_total(*pair) for pair in zip(levels[::2], levels[1::2], strict=True)]
-    return [_total(is_correct, id_scored), _total(in_reach, id_scored), *losses]
+    losses = [_total(*pair, add) for pair in zip(levels[::2], levels[1::2], strict=True)]
+    return [_total(is_correct, id_scored, add), _total(in_reach, id_scored, add), *losses]
 
 
 def mix_predicted_ids(decoder: Decoder, batches: Sequence[Batch], share: float) -> list[Tensor]:
@@ -150,5 +167,5 @@ def _join(parts: Sequence[Shaped[Tensor, "_batch _query"]]) -> Shaped[Tensor, " 
     return torch.cat([part.flatten() for part in parts])
 
 
-def _total(values: Float[Tensor, " query"], where: Bool[Tensor, " query"]) -> Total:
-    return (values * where).sum(), where.sum()
+def _total(values: Float[Tensor, " query"], where: Bool[Tensor, " query"], add: Sum) -> Total:
+    return add(values * where), add(where)

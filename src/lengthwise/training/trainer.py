@@ -19,6 +19,7 @@ from lengthwise.core.errors import DivergedError
 from lengthwise.model.decoder import Decoder
 from lengthwise.tasks import HasStages
 from lengthwise.training.batch import Batch, Sampler
+from lengthwise.training.length_tilt import LengthTilt
 from lengthwise.training.loss import AnswerLoss, answer_loss, mix_predicted_ids
 from lengthwise.training.prefetch import Prefetcher
 from lengthwise.training.process_group import ONE_PROCESS, ProcessGroup
@@ -65,6 +66,8 @@ class Trainer:
             sampler.task.stages() if settings.stage_loss is not None and isinstance(sampler.task, HasStages) else ()
         )
         self.samplers = [replace(sampler, task=task) for task in stages] or [sampler]
+        tilt = settings.length_tilt
+        self.tilt = LengthTilt(tilt=tilt, max_length=sampler.lengths[1]) if tilt else None
         self.folder = folder
         self.progress = Progress(belongs_to=belongs_to)
         self.device = next(decoder.parameters()).device
@@ -195,7 +198,8 @@ class Trainer:
         with self._precision():
             share = self.settings.scheduled_sampling
             input_ids = mix_predicted_ids(self.decoder, batches, share) if share else None
-            outcome = answer_loss(self.decoder, batches, self.settings.id_weight, input_ids, self.processes)
+            id_weight = self.settings.id_weight
+            outcome = answer_loss(self.decoder, batches, id_weight, input_ids, self.processes, self.tilt)
         for parameter in self.parameters:
             parameter.grad = None
         torch.autograd.backward(outcome.loss)

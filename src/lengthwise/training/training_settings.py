@@ -22,7 +22,11 @@ ALLOWED: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
         lambda share: 0 <= share <= 1,
         "is out of range; use 0 to 1",
     ),
-    (("weight_decay", "id_weight", "warmup_steps"), lambda number: number >= 0, "is negative; use 0 or more"),
+    (
+        ("weight_decay", "id_weight", "length_tilt", "warmup_steps"),
+        lambda number: number >= 0,
+        "is negative; use 0 or more",
+    ),
     (("fit_every",), lambda steps: steps is None or steps >= 1, "is too small; use at least 1, or None"),
     (("stage_loss",), lambda loss: loss is None or loss > 0, "is not positive; use a number above 0, or None"),
 )
@@ -38,7 +42,8 @@ class TrainingSettings:
 
     The loss is the token loss plus ``id_weight`` times the ID loss. ``scheduled_sampling`` is the share of each batch
     that reads predicted response IDs instead of the correct IDs (PPC only; Mihaylova and Martins 2019, arXiv
-    1906.07651); 0 is teacher forcing.
+    1906.07651); 0 is teacher forcing. ``length_tilt`` weights the lengths of a step by their loss: 0 takes the mean
+    over all tokens, and a large value the worst length (``LengthTilt``).
 
     If ``fit_every`` is set, exact match at the longest training length is measured every ``fit_every`` steps, and
     training ends once it reaches ``fit_threshold``. If ``cooldown_steps`` is set, training then continues for this
@@ -59,6 +64,7 @@ class TrainingSettings:
     final_share: float = 0.02
     clip: float = 1.0
     id_weight: float = 1.0
+    length_tilt: float = 0.0
     scheduled_sampling: float = 0.0
     log_every: int = 25
     checkpoint_every: int = 250

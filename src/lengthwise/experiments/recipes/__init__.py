@@ -114,7 +114,9 @@ def quick(experiment: Experiment) -> Experiment:
     # Some tasks have no examples of length 1, and a file has examples of some lengths only.
     min_length = min(experiment.train_lengths[0], 2) if available_lengths is None else available_lengths[0]
     lengths = (4, 8) if available_lengths is None else available_lengths[:2]
-    short: dict[str, Any] = {"steps": 20, "batch_size": 8, "lengths_per_batch": 1, "warmup_steps": 5}
+    # One length per step takes less time, but a tilt over lengths needs two.
+    lengths_per_batch = 2 if experiment.training.length_tilt else 1
+    short: dict[str, Any] = {"steps": 20, "batch_size": 8, "warmup_steps": 5, "lengths_per_batch": lengths_per_batch}
     short |= {"log_every": 5, "checkpoint_every": 10}
     cooldown_steps = min(experiment.training.cooldown_steps, 10)
     return replace(

@@ -5,6 +5,7 @@ from lengthwise.experiments.reproductions.arithmetic_traces import ARITHMETIC_TR
 from lengthwise.experiments.reproductions.background import BACKGROUND
 from lengthwise.experiments.reproductions.diagnosis import DIAGNOSIS
 from lengthwise.experiments.reproductions.encoding_comparisons import ADDITION, PARITY, VARIABLE_ASSIGNMENT
+from lengthwise.experiments.reproductions.minimax import MINIMAX
 from lengthwise.experiments.reproductions.ppc import PPC
 from lengthwise.experiments.reproductions.recall import RECALL
 from lengthwise.experiments.reproductions.reproduction import SIZES, Claim, Reproduction, reproduce
@@ -25,6 +26,7 @@ ALL = (
     RIVALS_CLAIM,
     SCALE,
     TRAINING_LENGTH,
+    MINIMAX,
     PPC,
     DIAGNOSIS,
 )

@@ -1,0 +1,62 @@
+"""Tables of the claim on the minimax objective: pairs of one seed, intervals, and verdicts."""
+
+import math
+
+import pytest
+
+from lengthwise.experiments.reproductions.minimax import MINIMAX, TILTS
+
+
+def readings(reach_by_tilt: dict[float, list[int]]) -> list[dict[str, object]]:
+    return [
+        {
+            "row": f"copy, PPC, tilt {tilt:g}",
+            "seed": seed,
+            "tilt": tilt,
+            "fits": reached > 0,
+            "reached": reached,
+            "mean_loss": 0.01,
+            "worst_loss": 0.02,
+            "worst_length": 10,
+        }
+        for tilt, reach in reach_by_tilt.items()
+        for seed, reached in enumerate(reach)
+    ]
+
+
+def test_every_step_of_every_experiment_has_all_training_lengths():
+    for label, experiment in MINIMAX.experiments().items():
+        first, last = experiment.train_lengths
+        assert experiment.training.lengths_per_batch == last - first + 1
+        assert label.endswith(f"tilt {experiment.training.length_tilt:g}")
+        assert experiment.training.length_tilt in TILTS
+
+
+@pytest.mark.parametrize(
+    ("tilted", "verdict"),
+    [
+        ([20, 40, 30], "no, equal on every seed"),
+        ([40, 84, 57], "yes"),
+        ([10, 19, 16], "no, less far"),
+        ([10, 80, 30], "cannot be told"),
+        ([0, 0, 0], "no, less far"),
+    ],
+)
+def test_a_tilt_is_compared_with_the_average_of_the_same_seed(tilted, verdict):
+    average = [20, 40, 30]
+    (_, _, (row, other)), _ = MINIMAX.tables([], readings({0.0: average, 1000.0: tilted}))
+    assert row == ["copy, PPC, tilt 0", "20, 40, 30", "-", "-"]
+    ratio = math.prod(max(1, one) / each for one, each in zip(tilted, average, strict=True)) ** (1 / 3)
+    assert other[2].startswith(f"{ratio:.2f} [")
+    assert other[3] == verdict
+
+
+def test_one_seed_is_not_a_comparison():
+    (_, _, (_, other)), _ = MINIMAX.tables([], readings({0.0: [20], 10.0: [40]}))
+    assert other == ["copy, PPC, tilt 10", "40", "2.00", "cannot be told from one seed"]
+
+
+def test_runs_that_do_not_fit_are_marked_and_losses_are_listed_by_seed():
+    (_, _, (_, other)), (_, _, losses) = MINIMAX.tables([], readings({0.0: [20, 30], 10.0: [0, 30]}))
+    assert other[1] == "0 (does not fit), 30"
+    assert losses[1] == ["copy, PPC, tilt 10", "0.01, 0.01", "0.02, 0.02", "10, 10"]
