@@ -1,5 +1,6 @@
 """Independent implementation of all tasks: the sequence after each prompt, one symbol at a time."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +16,7 @@ from lengthwise.tasks import (
     JSONLTask,
     MultiAddition,
     Multiplication,
+    MultiQueryRecall,
     Parity,
     Planted,
     Recall,
@@ -140,6 +142,14 @@ def expected_recall(task: Recall, prompt: list[str]) -> list[str]:
     return [*text, "=", *queries, ">", *(value_of[query] for query in queries), "end"]
 
 
+def expected_multi_query_recall(task: MultiQueryRecall, prompt: list[str]) -> list[str]:
+    text, *queries = " ".join(prompt[:-1]).split(" ? ")
+    pairs = [pair.split() for pair in re.findall(r"[s0-9 ]+: [s0-9 ]+", text)]
+    value_of = {" ".join(pair[: task.key_length]): pair[task.key_length + 1 :] for pair in pairs}
+    assert len(value_of) == len(pairs) == max(1, int(task.density * len(text.split())) // task.pair_width)
+    return [*prompt, *(symbol for query in queries for symbol in ("?", *value_of[query])), "end"]
+
+
 def expected_variable_assignment(task: VariableAssignment, prompt: list[str]) -> list[str]:
     width, (query, _) = task.operands + 2, prompt[-2:]
     blocks = [prompt[first : first + width] for first in range(0, len(prompt) - 3, width)]
@@ -177,6 +187,7 @@ ORACLES = {
     "planted": expected_planted,
     "sparse_parity": expected_sparse_parity,
     "recall": expected_recall,
+    "multi_query_recall": expected_multi_query_recall,
     "variable_assignment": expected_variable_assignment,
     "rows": expected_rows,
     "sort": expected_sort,

@@ -11,6 +11,7 @@ from lengthwise.encodings.kerple_log import KERPLELog
 from lengthwise.encodings.kerple_power import KERPLEPower
 from lengthwise.encodings.learned import Learned
 from lengthwise.encodings.linear_interpolation import LinearInterpolation
+from lengthwise.encodings.nape import NAPE
 from lengthwise.encodings.nope import NoPE
 from lengthwise.encodings.ntk import NTK
 from lengthwise.encodings.partial_rotary import PartialRotary
@@ -35,6 +36,7 @@ ENCODINGS: dict[str, type[EncodingSettings]] = {
         Weave,
         ALiBi,
         HardALiBi,
+        NAPE,
         KERPLELog,
         KERPLEPower,
         T5Bias,
@@ -48,6 +50,7 @@ __all__ = [
     "DAPE",
     "ENCODINGS",
     "FIRE",
+    "NAPE",
     "NTK",
     "ALiBi",
     "DAPEv2",
