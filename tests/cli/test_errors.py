@@ -710,17 +710,17 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (
         lambda: MultiQueryRecall().from_prompt("s0 : s1 _ ? s0"),
         PromptError,
-        r"'s0 : s1 _ \? s0' is not a text of pairs, blanks and queries; write 's0 s1 : s2 s3 _ \? s0 s1'",
+        r"'s0 : s1 _ \? s0' is not a text of pairs and blanks with 1 to 4 queries; write 's0 s1 : s2 s3 _ \? s0 s1'",
     ),
     (
         lambda: MultiQueryRecall(key_length=1, value_length=1).from_prompt("s0 : s1 : s2 ? s0"),
         PromptError,
-        r"is not a text of pairs, blanks and queries; write 's0 : s1 _ \? s0'",
+        r"is not a text of pairs and blanks with 1 to 4 queries; write 's0 : s1 _ \? s0'",
     ),
     (
         lambda: MultiQueryRecall().from_prompt("s0 s1 : s2 s3 _"),
         PromptError,
-        r"is not a text of pairs, blanks and queries; write 's0 s1 : s2 s3 _ \? s0 s1'",
+        r"is not a text of pairs and blanks with 1 to 4 queries; write 's0 s1 : s2 s3 _ \? s0 s1'",
     ),
     (
         lambda: MultiQueryRecall().from_prompt("s0 s1 : s2 s3 ? s0 s4"),

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -143,11 +144,14 @@ def expected_recall(task: Recall, prompt: list[str]) -> list[str]:
 
 
 def expected_multi_query_recall(task: MultiQueryRecall, prompt: list[str]) -> list[str]:
-    text, *queries = " ".join(prompt[:-1]).split(" ? ")
+    text, *queries = re.split(r" \?\d* ", " ".join(prompt[:-1]))
     pairs = [pair.split() for pair in re.findall(r"[s0-9 ]+: [s0-9 ]+", text)]
     value_of = {" ".join(pair[: task.key_length]): pair[task.key_length + 1 :] for pair in pairs}
     assert len(value_of) == len(pairs) == max(1, int(task.density * len(text.split())) // task.pair_width)
-    return [*prompt, *(symbol for query in queries for symbol in ("?", *value_of[query])), "end"]
+    marks = [symbol for symbol in prompt if symbol.startswith("?")]
+    assert marks == [f"?{number}" if task.numbered else "?" for number in range(1, task.num_queries + 1)]
+    response = [[mark, *value_of[query]] for mark, query in zip(marks, queries, strict=True)]
+    return [*prompt, *chain(*response), "end"]
 
 
 def expected_variable_assignment(task: VariableAssignment, prompt: list[str]) -> list[str]:

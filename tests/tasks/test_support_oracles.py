@@ -226,8 +226,8 @@ def expected_recall(task: Recall, symbols: list[str]) -> Expected:
 
 def expected_multi_query_recall(task: MultiQueryRecall, symbols: list[str]) -> Expected:
     start, width = symbols.index(">"), task.key_length
-    query_marks = [index for index, symbol in enumerate(symbols[:start]) if symbol == "?"]
-    answer_marks = [index for index, symbol in enumerate(symbols) if symbol == "?" and index > start]
+    query_marks = [index for index, symbol in enumerate(symbols[:start]) if symbol[0] == "?"]
+    answer_marks = [index for index, symbol in enumerate(symbols) if symbol[0] == "?" and index > start]
     needs = {symbols.index("end"): {query_marks[-1]}}
     for mark, answer_mark in zip(query_marks, answer_marks, strict=True):
         query = symbols[mark + 1 : mark + 1 + width]

@@ -1,5 +1,6 @@
 """Recall with several queries over pairs of several tokens, whose number grows with the length (MQMTAR)."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -21,7 +22,8 @@ class MultiQueryRecall:
     This is multi-query multi-token associative recall. ``length`` is the number of tokens of the text, which has at
     least one pair. Pairs fill up to the share ``density`` of the text, so their number grows with its length; blanks
     fill the rest. All keys of a text are different. A key consists of ``key_length`` and a value of ``value_length`` of
-    ``num_symbols`` symbols. Each of the ``num_queries`` queries is one of the keys, and may occur twice.
+    ``num_symbols`` symbols. Each of the ``num_queries`` queries is one of the keys, and may occur twice. With
+    ``numbered``, the marks before queries and values are ``?1``, ``?2``, ..., so that no model has to count them.
 
     A token of an answer depends on the query, the key in the text and the same token of its value.
     """
@@ -31,6 +33,7 @@ class MultiQueryRecall:
     value_length: int = 2
     num_symbols: int = 64
     density: float = 0.8
+    numbered: bool = False
 
     name: ClassVar[str] = "multi_query_recall"
     summary: ClassVar[str] = "find the values of several keys of several tokens; longer texts have more pairs"
@@ -47,13 +50,14 @@ class MultiQueryRecall:
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
-        """Symbols of keys and values, blank, colon, query mark, start token and end token."""
-        return (*(f"s{number}" for number in range(self.num_symbols)), "_", ":", "?", ">", "end")
+        """Symbols of keys and values, blank, colon, query marks, start token and end token."""
+        marks = tuple(f"?{number + 1}" for number in range(self.num_queries)) if self.numbered else ("?",)
+        return (*(f"s{number}" for number in range(self.num_symbols)), "_", ":", *marks, ">", "end")
 
     @property
     def separators(self) -> tuple[str, ...]:
-        """Symbols ``?`` and ``>``, which precede each query, the response and each value."""
-        return ("?", ">")
+        """Start token ``>``, which precedes the response."""
+        return (">",)
 
     @property
     def pair_width(self) -> int:
@@ -79,15 +83,16 @@ class MultiQueryRecall:
         return self._lay_out(text, np.take_along_axis(starts, queries, axis=1))
 
     def from_prompt(self, prompt: str) -> Examples:
-        """Parse a prompt such as ``_ s1 s2 : s3 s4 _ ? s1 s2``: a text, and ``?`` before each query."""
+        """Parse a prompt such as ``_ s1 s2 : s3 s4 _ ? s1 s2``: a text, and a mark before each query."""
         numbers = [f"s{number % self.num_symbols}" for number in range(self.key_length + self.value_length)]
         query = " ".join(numbers[: self.key_length])
         expected_format = f"'{query} : {' '.join(numbers[self.key_length :])} _ ? {query}'"
-        text_part, *query_parts = prompt.removesuffix(">").split("?")
-        text = parse_symbols(text_part.split(), self.vocabulary[:-3], self.name, expected_format)
+        text_part, *query_parts = re.split(r"\?\d*", prompt.removesuffix(">"))
+        text = parse_symbols(text_part.split(), self.vocabulary[: self.num_symbols + 2], self.name, expected_format)
         starts = np.flatnonzero(text == self.num_symbols + 1) - self.key_length
-        if not query_parts or not self._has_pairs_at(text, starts):
-            raise PromptError(f"'{prompt}' is not a text of pairs, blanks and queries; write {expected_format}")
+        if not 1 <= len(query_parts) <= self.num_queries or not self._has_pairs_at(text, starts):
+            advice = f"1 to {self.num_queries} queries; write {expected_format}"
+            raise PromptError(f"'{prompt}' is not a text of pairs and blanks with {advice}")
         keys = text[starts[:, None] + np.arange(self.key_length)]
         query_starts = []
         for part in query_parts:
@@ -115,14 +120,15 @@ class MultiQueryRecall:
     def _lay_out(self, text: Int[np.ndarray, "batch text"], starts: Int[np.ndarray, "batch query"]) -> Examples:
         """Build examples; ``starts`` contains the token index of the first symbol of each queried key."""
         (size, length), num_queries = text.shape, starts.shape[1]
-        marks = np.full((size, num_queries, 1), self.num_symbols + 2)
+        mark_numbers = np.arange(num_queries) if self.numbered else np.zeros(num_queries, dtype=int)
+        marks = np.broadcast_to(self.num_symbols + 2 + mark_numbers[:, None], (size, num_queries, 1))
         key_places = starts[:, :, None] + np.arange(self.key_length)
         value_places = starts[:, :, None] + self.key_length + 1 + np.arange(self.value_length)
         queries, answers = (
             np.concatenate([marks, text[np.arange(size)[:, None, None], places]], axis=2).reshape(size, -1)
             for places in (key_places, value_places)
         )
-        signs = marks[:, 0] + np.array([1, 2])
+        signs = np.broadcast_to(len(self.vocabulary) + np.array([-2, -1]), (size, 2))
         tokens = np.concatenate([text, queries, signs[:, :1], answers, signs[:, 1:]], axis=1)
         prompt_length, query_width = length + queries.shape[1] + 1, self.key_length + 1
         mark_places = length + query_width * np.arange(num_queries)[:, None]
