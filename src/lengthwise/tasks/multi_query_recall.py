@@ -115,7 +115,7 @@ class MultiQueryRecall:
         for start in starts:
             expected[max(0, start) : max(0, start) + len(pair)] = pair
         has_all_symbols = is_symbol.sum() == len(starts) * (self.key_length + self.value_length)
-        return has_all_symbols and np.array_equal(np.where(is_symbol, 0, text), expected[: len(text)])
+        return bool(has_all_symbols) and np.array_equal(np.where(is_symbol, 0, text), expected[: len(text)])
 
     def _lay_out(self, text: Int[np.ndarray, "batch text"], starts: Int[np.ndarray, "batch query"]) -> Examples:
         """Build examples; ``starts`` contains the token index of the first symbol of each queried key."""

@@ -8,7 +8,7 @@ from lengthwise.encodings import DAPEv2, EncodingSettings, KERPLELog, Rotary, We
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.evaluation.result_rows import FIT_THRESHOLD, Rows, longest_exact_length
 from lengthwise.experiments.experiment import Experiment
-from lengthwise.experiments.recipes.fitted_encodings import SMALL_WITH_PREVIOUS_TOKEN
+from lengthwise.experiments.recipes.fitted_encodings import FOUR_LAYERS, LARGE_TRAINING, SMALL_WITH_PREVIOUS_TOKEN
 from lengthwise.experiments.reproductions.reproduction import Claim, SizePreset, Table
 from lengthwise.experiments.run import Run
 from lengthwise.model.decoder_settings import DecoderSettings
@@ -24,7 +24,7 @@ EXACT_MATCH_THRESHOLD = 0.9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _FittedTask:
-    """Task with the longest training length and the settings with which rotary and KERPLE (log) fit it."""
+    """Task with the longest training length, and settings for all encodings that let rotary fit a longer one."""
 
     task: Task
     train_length: int
@@ -32,12 +32,12 @@ class _FittedTask:
     training: TrainingSettings
 
 
-UNTIL_FIT = TrainingSettings(steps=2000, fit_every=100, cooldown_steps=200)
-DEEP = replace(SMALL_WITH_PREVIOUS_TOKEN, num_layers=4)
+COPY_TRAINING = TrainingSettings(steps=3000, fit_every=100, cooldown_steps=200)
+DEEP_TRAINING = replace(LARGE_TRAINING, steps=1500, fit_every=50, cooldown_steps=100)
 TASKS = {
-    "copy": _FittedTask(task=Copy(), train_length=10, decoder=SMALL_WITH_PREVIOUS_TOKEN, training=UNTIL_FIT),
-    "parity": _FittedTask(task=Parity(), train_length=5, decoder=DEEP, training=UNTIL_FIT),
-    "addition": _FittedTask(task=Addition(), train_length=2, decoder=DEEP, training=UNTIL_FIT),
+    "copy": _FittedTask(task=Copy(), train_length=10, decoder=SMALL_WITH_PREVIOUS_TOKEN, training=COPY_TRAINING),
+    "parity": _FittedTask(task=Parity(), train_length=5, decoder=FOUR_LAYERS, training=DEEP_TRAINING),
+    "addition": _FittedTask(task=Addition(), train_length=2, decoder=FOUR_LAYERS, training=DEEP_TRAINING),
 }
 
 
