@@ -19,6 +19,8 @@ from lengthwise.training.training_settings import TrainingSettings
 # Test lengths in training lengths, and the number of examples at each.
 MULTIPLES = (1.0, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0)
 NUM_EXAMPLES = (512, 512, 512, 512, 256, 256, 64)
+# Width of the steps of weave in IDs; its window is the longest training length.
+WEAVE_WIDTH = 20
 EXACT_MATCH_THRESHOLD = 0.9
 
 
@@ -47,10 +49,10 @@ def _build_experiments() -> dict[str, Experiment]:
     for name, fitted in TASKS.items():
         length = fitted.train_length
         lengths = tuple(dict.fromkeys(round(multiple * length) for multiple in MULTIPLES))
-        # Weave keeps the first half of the training distances, so that few tokens share a step.
+        # The steps keep the distances of the longest test within those of training.
         encodings: dict[str, EncodingSettings] = {
             "rotary": Rotary(),
-            "rotary, weave": Weave(window=length, width=int(MULTIPLES[-1])),
+            "rotary, weave": Weave(window=length, width=WEAVE_WIDTH),
             "KERPLE (log)": KERPLELog(),
             "DAPE V2": DAPEv2(),
         }
