@@ -228,7 +228,7 @@ def expected_multi_query_recall(task: MultiQueryRecall, symbols: list[str]) -> E
     start, width = symbols.index(">"), task.key_length
     query_marks = [index for index, symbol in enumerate(symbols[:start]) if symbol[0] == "?"]
     answer_marks = [index for index, symbol in enumerate(symbols) if symbol[0] == "?" and index > start]
-    needs = {symbols.index("end"): {query_marks[-1]}}
+    needs = {symbols.index("end"): {start}}
     for mark, answer_mark in zip(query_marks, answer_marks, strict=True):
         query = symbols[mark + 1 : mark + 1 + width]
         (key,) = (index for index in range(start) if symbols[index : index + width + 1] == [*query, ":"])

@@ -137,8 +137,8 @@ class MultiQueryRecall:
         needs = support[:, prompt_length:-1].reshape(size, num_queries, self.value_length + 1, -1)
         needs[:, :, 1:, :-1] = np.concatenate([query_places, key_places], axis=2)[:, :, None]
         needs[:, :, 1:, -1] = value_places
-        # The number of queries decides about each query mark and the end token.
+        # A mark before a value copies the mark of its query, and the end token follows once the queries end.
         needs[:, :, 0, 0] = mark_places[:, 0]
         support[:, prompt_length:-1] = needs.reshape(size, answers.shape[1], -1)
-        support[:, -1, 0] = mark_places[-1]
+        support[:, -1, 0] = prompt_length - 1
         return Examples.with_prompt_length(tokens, prompt_length, support=support)
