@@ -80,7 +80,7 @@ def weaves(trained_distance: int) -> dict[str, Weave]:
 def _extract_reading(run: Run, rows: Rows) -> Mapping[str, Any]:
     """Return the longest training length, the steps, whether the run fits, and its reach in training lengths.
 
-    The reading of a rotary run also has its results with weave, which needs no training of its own.
+    The reading of a rotary run also has its results with weave, which needs no more training.
     """
     longest = run.experiment.train_lengths[1]
     reading = {
