@@ -37,6 +37,7 @@ from lengthwise.core.errors import (
 from lengthwise.encodings import (
     DAPE,
     FIRE,
+    NAPE,
     NTK,
     CoPE,
     DAPEv2,
@@ -91,6 +92,7 @@ from lengthwise.tasks import (
     Markov,
     MultiAddition,
     Multiplication,
+    MultiQueryRecall,
     Parity,
     Planted,
     Recall,
@@ -719,6 +721,36 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (lambda: Recall().from_prompt("k1 f1 v2 = k1"), PromptError, r"has a key without a value or a value without"),
     (lambda: Recall().from_prompt("k1 v1 = k2"), PromptError, r"queried key 'k2' occurs 0 times in the text; write"),
     (
+        lambda: MultiQueryRecall(value_length=0),
+        SettingError,
+        r"value_length 0 is too small; use at least 1",
+    ),
+    (
+        lambda: MultiQueryRecall(density=0.0),
+        SettingError,
+        r"density 0.0 is out of range; use more than 0 and at most 1",
+    ),
+    (
+        lambda: MultiQueryRecall().from_prompt("s0 : s1 _ ? s0"),
+        PromptError,
+        r"'s0 : s1 _ \? s0' is not a text of pairs and blanks with 1 to 4 queries; write 's0 s1 : s2 s3 _ \? s0 s1'",
+    ),
+    (
+        lambda: MultiQueryRecall(key_length=1, value_length=1).from_prompt("s0 : s1 : s2 ? s0"),
+        PromptError,
+        r"is not a text of pairs and blanks with 1 to 4 queries; write 's0 : s1 _ \? s0'",
+    ),
+    (
+        lambda: MultiQueryRecall().from_prompt("s0 s1 : s2 s3 _"),
+        PromptError,
+        r"is not a text of pairs and blanks with 1 to 4 queries; write 's0 s1 : s2 s3 _ \? s0 s1'",
+    ),
+    (
+        lambda: MultiQueryRecall().from_prompt("s0 s1 : s2 s3 ? s0 s4"),
+        PromptError,
+        r"query 's0 s4' occurs 0 times as a key; write it exactly once",
+    ),
+    (
         lambda: Addition(order="up"),
         SettingError,
         r"unknown order 'up' of addition; use one of least, most, reversed_sum",
@@ -830,6 +862,12 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (lambda: Rotary(base=1.0), SettingError, r"base 1.0 or fastest 1.0 is too small; use base > 1 and fastest > 0"),
     (lambda: Rotary(fastest=0.0), SettingError, r"base 10000.0 or fastest 0.0 is too small; use base > 1 and"),
     (lambda: KERPLEPower(min_power=0.0), SettingError, r"kerple_power min_power 0.0 is out of range; use 0.01 to 2.0"),
+    (lambda: NAPE(num_alibi_heads=0), SettingError, r"num_alibi_heads 0 is too small; use at least 1 head"),
+    (
+        lambda: NAPE(num_alibi_heads=3).build(EncodingSize(d_model=8, num_heads=2, d_head=4)),
+        SettingError,
+        r"nape cannot have 3 ALiBi heads among 2; set num_alibi_heads to at most 2",
+    ),
     (lambda: HardALiBi(num_masked_heads=0), SettingError, r"num_masked_heads 0 is too small; use at least 1 head"),
     *(
         (

@@ -10,8 +10,8 @@ from lengthwise.encodings.rotary import RotaryEncoding
 from lengthwise.model.attention_scores import AttentionHooks
 from lengthwise.tasks import Parity
 
-# Their IDs change the embeddings, which all heads read, or no weight at all among so few tokens.
-LEFT_OUT = ("learned", "sinusoidal", "nope", "hard_alibi", "cope", "selective_rotary")
+# Their IDs change the embeddings, which all heads read, or no weight of some or all heads among so few tokens.
+LEFT_OUT = ("learned", "sinusoidal", "nope", "nape", "hard_alibi", "cope", "selective_rotary")
 
 
 def decoder_of(name, **settings):

@@ -15,6 +15,7 @@ from transformers.models.t5.modeling_t5 import T5Attention
 from lengthwise.encodings import (
     ENCODINGS,
     FIRE,
+    NAPE,
     ALiBi,
     EncodingSize,
     HardALiBi,
@@ -37,7 +38,7 @@ with warnings.catch_warnings():
 HEADS = 4
 SIZE = EncodingSize(d_model=16, num_heads=HEADS, d_head=4)
 LEARNED_BIASES = ("kerple_log", "kerple_power", "t5", "fire")
-BIASES = ("alibi", "hard_alibi", *LEARNED_BIASES)
+BIASES = ("alibi", "hard_alibi", "nape", *LEARNED_BIASES)
 
 # Kinds of IDs: small IDs that repeat and fall, IDs too far apart for a table of distances, and real IDs.
 IDS = {
@@ -162,6 +163,20 @@ def test_hard_alibi_hides_keys_at_least_h_plus_1_ids_away_from_head_h(num_masked
 
     query_ids, key_ids = sample_ids(kind, rng)
     assert np.array_equal(bias_of(module, query_ids, key_ids), pair_by_pair(value, query_ids, key_ids))
+
+
+@over_ids
+@pytest.mark.parametrize("num_alibi_heads", [None, 1, 3, 4])
+def test_nape_has_slope_1_over_h_plus_1_in_its_alibi_heads_and_no_bias_in_the_others(num_alibi_heads, kind, rng):
+    module = NAPE(num_alibi_heads=num_alibi_heads).build(SIZE)
+    first = HEADS // 2 if num_alibi_heads is None else num_alibi_heads
+
+    def value(head: int, own: float, other: float) -> float:
+        return -abs(own - other) / (head + 1) if head < first else 0.0
+
+    query_ids, key_ids = sample_ids(kind, rng)
+    expected = pair_by_pair(value, query_ids, key_ids)
+    np.testing.assert_allclose(bias_of(module, query_ids, key_ids), expected, rtol=1e-6)
 
 
 def with_parameters_beyond_bounds(settings) -> Encoding:

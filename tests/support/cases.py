@@ -16,6 +16,7 @@ from lengthwise.tasks import (
     Copy,
     GradedByLoss,
     Multiplication,
+    MultiQueryRecall,
     Parity,
     Planted,
     Recall,
@@ -48,6 +49,9 @@ TASK_VARIANTS: dict[str, Task] = {
     "reverse-2": Reverse(num_symbols=2),
     "sparse_parity-letters": SparseParity(coding="letters", window=5),
     "recall-asked": Recall(num_queries=3),
+    "multi_query_recall-dense": MultiQueryRecall(
+        num_symbols=3, key_length=1, value_length=3, density=1.0, numbered=True
+    ),
     "variable_assignment-sums": VariableAssignment(operands=3),
     "variable_assignment-one": VariableAssignment(num_chains=1),
     "variable_assignment-shallow": VariableAssignment(depth=2, num_chains=3, num_names=20),

@@ -1,6 +1,8 @@
 """Independent implementation of all tasks: the sequence after each prompt, one symbol at a time."""
 
+import re
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from lengthwise.tasks import (
     JSONLTask,
     MultiAddition,
     Multiplication,
+    MultiQueryRecall,
     Parity,
     Planted,
     Recall,
@@ -146,6 +149,17 @@ def expected_recall(task: Recall, prompt: list[str]) -> list[str]:
     return [*text, "=", *queries, ">", *(value_of[query] for query in queries), "end"]
 
 
+def expected_multi_query_recall(task: MultiQueryRecall, prompt: list[str]) -> list[str]:
+    text, *queries = re.split(r" \?\d* ", " ".join(prompt[:-1]))
+    pairs = [pair.split() for pair in re.findall(r"[s0-9 ]+: [s0-9 ]+", text)]
+    value_of = {" ".join(pair[: task.key_length]): pair[task.key_length + 1 :] for pair in pairs}
+    assert len(value_of) == len(pairs) == max(1, int(task.density * len(text.split())) // task.pair_width)
+    marks = [symbol for symbol in prompt if symbol.startswith("?")]
+    assert marks == [f"?{number}" if task.numbered else "?" for number in range(1, task.num_queries + 1)]
+    response = [[mark, *value_of[query]] for mark, query in zip(marks, queries, strict=True)]
+    return [*prompt, *chain(*response), "end"]
+
+
 def expected_variable_assignment(task: VariableAssignment, prompt: list[str]) -> list[str]:
     width, (query, _) = task.operands + 2, prompt[-2:]
     blocks = [prompt[first : first + width] for first in range(0, len(prompt) - 3, width)]
@@ -183,6 +197,7 @@ ORACLES = {
     "planted": expected_planted,
     "sparse_parity": expected_sparse_parity,
     "recall": expected_recall,
+    "multi_query_recall": expected_multi_query_recall,
     "variable_assignment": expected_variable_assignment,
     "rows": expected_rows,
     "sort": expected_sort,

@@ -21,6 +21,7 @@ from lengthwise.tasks import (
     JSONLTask,
     MultiAddition,
     Multiplication,
+    MultiQueryRecall,
     Parity,
     Planted,
     Recall,
@@ -242,6 +243,21 @@ def expected_recall(task: Recall, symbols: list[str]) -> Expected:
     return groups, needs
 
 
+def expected_multi_query_recall(task: MultiQueryRecall, symbols: list[str]) -> Expected:
+    start, width = symbols.index(">"), task.key_length
+    query_marks = [index for index, symbol in enumerate(symbols[:start]) if symbol[0] == "?"]
+    answer_marks = [index for index, symbol in enumerate(symbols) if symbol[0] == "?" and index > start]
+    needs = {symbols.index("end"): {start}}
+    for mark, answer_mark in zip(query_marks, answer_marks, strict=True):
+        query = symbols[mark + 1 : mark + 1 + width]
+        (key,) = (index for index in range(start) if symbols[index : index + width + 1] == [*query, ":"])
+        needs[answer_mark] = {mark}
+        for place in range(task.value_length):
+            read = {mark + 1 + offset for offset in range(width)} | {key + offset for offset in range(width)}
+            needs[answer_mark + 1 + place] = read | {key + width + 1 + place}
+    return None, needs
+
+
 def expected_variable_assignment(task: VariableAssignment, symbols: list[str]) -> Expected:
     width, mark, end = task.operands + 2, symbols.index("?"), symbols.index("end")
     query, start, query_group = mark + 1, mark + 2, mark // width + 1
@@ -276,6 +292,7 @@ ORACLES: dict[str, Callable[..., Expected]] = {
     "planted": expected_planted,
     "sparse_parity": expected_sparse_parity,
     "recall": expected_recall,
+    "multi_query_recall": expected_multi_query_recall,
     "variable_assignment": expected_variable_assignment,
     "rows": expected_rows,
     "sort": expected_sort,

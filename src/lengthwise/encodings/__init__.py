@@ -12,6 +12,7 @@ from lengthwise.encodings.kerple_log import KERPLELog
 from lengthwise.encodings.kerple_power import KERPLEPower
 from lengthwise.encodings.learned import Learned
 from lengthwise.encodings.linear_interpolation import LinearInterpolation
+from lengthwise.encodings.nape import NAPE
 from lengthwise.encodings.nope import NoPE
 from lengthwise.encodings.ntk import NTK
 from lengthwise.encodings.partial_rotary import PartialRotary
@@ -43,6 +44,7 @@ ENCODINGS: dict[str, type[EncodingSettings]] = {
         CoPE,
         ALiBi,
         HardALiBi,
+        NAPE,
         KERPLELog,
         KERPLEPower,
         T5Bias,
@@ -56,6 +58,7 @@ __all__ = [
     "DAPE",
     "ENCODINGS",
     "FIRE",
+    "NAPE",
     "NTK",
     "ALiBi",
     "CoPE",

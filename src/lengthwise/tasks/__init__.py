@@ -5,6 +5,7 @@ from lengthwise.tasks.copy_reverse import Copy, Reverse
 from lengthwise.tasks.index_hints import IndexHints
 from lengthwise.tasks.jsonl_task import JSONLTask, is_task_file
 from lengthwise.tasks.multi_addition import MultiAddition
+from lengthwise.tasks.multi_query_recall import MultiQueryRecall
 from lengthwise.tasks.multiplication import Multiplication
 from lengthwise.tasks.parity import Parity
 from lengthwise.tasks.planted.background import BACKGROUNDS, Background, Markov, NaturalText
@@ -36,7 +37,7 @@ TASKS: dict[str, type[Task]] = {
     task.name: task
     for task in (
         *(Parity, Copy, Reverse, Addition, MultiAddition, VariableAssignment, Multiplication, IndexHints),
-        *(Text, Planted, SparseParity, Recall, JSONLTask, Sort),
+        *(Text, Planted, SparseParity, Recall, JSONLTask, Sort, MultiQueryRecall),
     )
 }
 
@@ -57,6 +58,7 @@ __all__ = [
     "JSONLTask",
     "Markov",
     "MultiAddition",
+    "MultiQueryRecall",
     "Multiplication",
     "NaturalText",
     "Parity",

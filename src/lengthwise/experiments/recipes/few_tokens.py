@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 
-from lengthwise.encodings import NoPE
+from lengthwise.encodings import NAPE, NoPE
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.positions import Sequential
-from lengthwise.tasks import Planted, Recall, SparseParity
+from lengthwise.tasks import MultiQueryRecall, Planted, Recall, SparseParity
 from lengthwise.training.training_settings import TrainingSettings
 
 # Numbers of flagged bits in the test variants; some exceed the numbers in training.
@@ -38,6 +38,25 @@ def recall() -> Experiment:
         training=TrainingSettings(steps=3000, weight_decay=0.1, fit_every=100, cooldown_steps=300),
         train_lengths=(4, 32),
         evaluation=EvaluationSettings(lengths=(32, 64, 128, 512), num_examples=(512,)),
+    )
+
+
+def multi_query_recall() -> Experiment:
+    """Return the recipe for recalling the values of four keys in texts of 32 to 64 tokens, full of pairs (MQMTAR).
+
+    The lengths are those of the paper. The model is much smaller, and has not fitted yet
+    (``benchmarks/recall_attention.md``).
+    """
+    return Experiment(
+        task=MultiQueryRecall(),
+        scheme=Sequential(),
+        encoding=NAPE(),
+        decoder=DecoderSettings(
+            num_layers=2, d_model=64, num_heads=2, previous_token_mix=True, length_scaling="none", temperature=1.0
+        ),
+        training=TrainingSettings(steps=20_000, weight_decay=0.1, fit_every=100, cooldown_steps=300),
+        train_lengths=(32, 64),
+        evaluation=EvaluationSettings(lengths=(64, 128, 256, 1024), num_examples=(256,)),
     )
 
 
@@ -89,4 +108,4 @@ def sparse_parity_8() -> Experiment:
     return sparse_parity_up_to(8)
 
 
-RECIPES = (planted, sparse_parity, sparse_parity_8, recall)
+RECIPES = (planted, sparse_parity, sparse_parity_8, recall, multi_query_recall)
