@@ -46,9 +46,10 @@ faults: setup
 	$(BIN)/python benchmarks/faults.py
 	$(BIN)/python benchmarks/sweep_nodes.py
 
-# A million inputs for the readers of files and prompts.
+# A million inputs for the readers of files and prompts, and three times the random laws of `make slow` for the bounds.
 fuzz: setup
 	$(BIN)/python benchmarks/fuzz.py
+	MORE_INSTANCES=3 $(BIN)/python -m pytest -n 2 -m slow tests/theory/test_theory_bounds.py
 
 bench: setup
 	$(BIN)/python benchmarks/step_speed.py

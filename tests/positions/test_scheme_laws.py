@@ -37,6 +37,7 @@ from lengthwise.tasks import (
     IndexHints,
     JSONLTask,
     Multiplication,
+    MultiQueryRecall,
     Parity,
     Planted,
     Recall,
@@ -358,14 +359,15 @@ def test_places_number_the_symbols_of_every_number_and_string_from_1(length, tas
             # Signs end a number or string; start tokens, carries and products are not symbols of it.
             is_sign = symbol in ("+", "x", "=", ">", "end") or index == examples.prompt_length[example] - 1
             is_product = isinstance(task, Multiplication) and len(symbol) == 2
-            is_symbol = not is_sign and not is_product and symbol not in (".", "c")
+            is_partial_sum = symbol[0] in "+r" and symbol[1:].isdigit()
+            is_symbol = not (is_sign or is_product or is_partial_sum or symbol in (".", "c"))
             place = 0 if is_sign else place + is_symbol
             expected.append(place if is_symbol else 0)
         assert places.tolist() == expected
 
 
 def test_tasks_without_numbers_and_strings_declare_no_places():
-    without = IndexHints | Planted | Recall | JSONLTask | SparseParity | Text | VariableAssignment
+    without = IndexHints | MultiQueryRecall | Planted | Recall | JSONLTask | SparseParity | Text | VariableAssignment
     assert all((EXAMPLES[name].places is None) == isinstance(task, without) for name, task in TASK_VARIANTS.items())
 
 
