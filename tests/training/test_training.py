@@ -706,7 +706,7 @@ train(experiment, Path(sys.argv[1]), resume=True, device="cpu")
 @pytest.mark.slow
 def test_a_run_killed_at_random_moments_ends_like_an_uninterrupted_one(tmp_path):
     script = tmp_path / "long_run.py"
-    script.write_text(LONG_RUN.format(tests=str(Path(__file__).parents[2]), steps=3000))
+    script.write_text(LONG_RUN.format(tests=str(Path(__file__).parents[2]), steps=1500))
     draw = random.Random(0)
 
     def start(folder: Path) -> subprocess.Popen[bytes]:
@@ -714,7 +714,7 @@ def test_a_run_killed_at_random_moments_ends_like_an_uninterrupted_one(tmp_path)
 
     killed = tmp_path / "killed"
     newest = []
-    for attempt in range(20):
+    for attempt in range(10):
         before = checkpoints(killed)
         process = start(killed)
         if attempt % 4 == 0:
@@ -727,7 +727,7 @@ def test_a_run_killed_at_random_moments_ends_like_an_uninterrupted_one(tmp_path)
         process.kill()
         assert process.wait() == -9, "the run ended before it was killed: raise its steps"
         newest.append(max(checkpoints(killed), default=""))
-    assert len(set(newest)) > 10
+    assert len(set(newest)) > 5
     assert start(killed).wait() == 0
     assert start(tmp_path / "whole").wait() == 0
     assert same_run(killed, tmp_path / "whole")
