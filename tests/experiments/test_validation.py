@@ -16,7 +16,7 @@ from lengthwise.encodings.encoding import FLAGS
 from lengthwise.experiments.experiment import Experiment, build_decoder
 from lengthwise.experiments.run import load_run, train
 from lengthwise.experiments.validation import check_encoding, check_scheme
-from lengthwise.positions import SCHEMES, Assignment, Coupled, PositionScheme, Sequential, score_all_answers
+from lengthwise.positions import SCHEMES, Assignment, Coupled, PositionScheme, Predicted, Sequential, score_all_answers
 from lengthwise.tasks import MultiAddition
 from lengthwise.tasks.examples import Examples
 from lengthwise.training.trainer import Trainer
@@ -368,6 +368,16 @@ def test_hooks_are_checked_on_every_level(tmp_path):
 def test_every_listed_encoding_passes_the_check(encoding, heads):
     experiment = small_experiment(scheme=Coupled(num_position_ids=48), encoding=ENCODINGS[encoding]())
     experiment = replace(experiment, decoder=replace(experiment.decoder, d_model=8 * heads, num_heads=heads))
+    check_encoding(build_decoder(experiment), check_scheme(experiment))
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_every_listed_encoding_passes_the_check_with_a_level_per_head(encoding):
+    experiment = small_experiment(
+        MultiAddition(operands=(2, 2)), scheme=Predicted(num_position_ids=48), encoding=ENCODINGS[encoding]()
+    )
+    decoder = replace(experiment.decoder, d_model=32, num_heads=4, level_per_head=True)
+    experiment = replace(experiment, decoder=decoder)
     check_encoding(build_decoder(experiment), check_scheme(experiment))
 
 

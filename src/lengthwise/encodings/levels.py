@@ -36,10 +36,9 @@ class LevelEncoding(nn.Module):
     ) -> None:
         super().__init__()
         self.one_per_head = one_per_head and num_levels > 1
-        level_size = _level_size(decoder_size, num_levels, self.one_per_head)
-        self.heads_per_level = level_size.num_heads
+        self.level_size = _level_size(decoder_size, num_levels, self.one_per_head)
         self.d_head = decoder_size.d_head
-        self.levels = nn.ModuleList(_build_level(settings, level_size) for _ in range(num_levels))
+        self.levels = nn.ModuleList(_build_level(settings, self.level_size) for _ in range(num_levels))
         self.reads_ids = any(level.reads_ids for level in self._encodings())
         self.has_annotations = any(level.has_annotations for level in self._encodings())
         self.has_bias = any(level.has_bias for level in self._encodings())
@@ -99,7 +98,7 @@ class LevelEncoding(nn.Module):
         if self.one_per_head:
             # An encoding can have one bias for all heads or sequences.
             batch_size = max(len(bias) for bias in biases)
-            return self._join([bias.expand(batch_size, self.heads_per_level, -1, -1) for bias in biases])
+            return self._join([bias.expand(batch_size, self.level_size.num_heads, -1, -1) for bias in biases])
         return sum(biases[1:], start=biases[0])
 
     def scores(

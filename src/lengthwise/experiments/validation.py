@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lengthwise.core.errors import LengthwiseError, PositionIDError, PositionRangeError, SettingError, unknown_name
 from lengthwise.core.randomness import stream
-from lengthwise.encodings import Encoding
+from lengthwise.encodings import Encoding, EncodingSize
 from lengthwise.evaluation.evaluator import check_evaluation_settings, select_evaluator
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.experiments.experiment import Experiment, build_decoder, build_sampler, to_dict
@@ -180,13 +180,12 @@ def check_encoding(decoder: Decoder, batches: list[Batch]) -> None:
     ids = decoder.check_ids(batches[0].tokens, batches[0].position_ids)
     for encoding, level_ids in zip(decoder.encoding.levels, ids, strict=True):
         assert isinstance(encoding, Encoding)
-        _check_hooks(encoding, decoder, level_ids)
+        _check_hooks(encoding, decoder.encoding.level_size, level_ids)
 
 
 @torch.no_grad()
-def _check_hooks(encoding: Encoding, decoder: Decoder, ids: Real[Tensor, "size seq"]) -> None:
-    num_heads, d_model = decoder.settings.num_heads, decoder.settings.d_model
-    d_head = d_model // num_heads // len(decoder.encoding.levels)
+def _check_hooks(encoding: Encoding, size: EncodingSize, ids: Real[Tensor, "size seq"]) -> None:
+    num_heads, d_model, d_head = size.num_heads, size.d_model, size.d_head
     # Distinct sizes reveal swapped axes.
     taken = (num_heads, 2 * num_heads, d_model, d_head)
     batch_size, num_queries, num_keys = islice((size for size in count(3) if size not in taken), 3)
