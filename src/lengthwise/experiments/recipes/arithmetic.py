@@ -159,7 +159,7 @@ def sort_narrow() -> Experiment:
         sort(),
         task=Sort(num_values=128, narrow_share=0.5),
         decoder=DecoderSettings(num_layers=1, d_model=128, num_heads=2, head="search"),
-        training=TrainingSettings(steps=1500, batch_size=128),
+        training=TrainingSettings(steps=3500, batch_size=128),
         train_lengths=(1, 20),
         evaluation=EvaluationSettings(lengths=(20, 100), num_examples=(256,)),
     )
