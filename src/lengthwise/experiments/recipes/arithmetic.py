@@ -124,10 +124,9 @@ def multiplication_trace() -> Experiment:
         multiplication(),
         task=Multiplication(trace=True, nines_share=0.3),
         scheme=Predicted(num_position_ids=TRACE_NUM_POSITION_IDS, max_gaps=LEVEL_MAX_GAPS),
-        # With rotary scores, far digits change the tokens of long products, as they do for sums.
-        encoding=KERPLEPower(min_power=1.0),
-        decoder=DecoderSettings(num_layers=1, d_model=128, num_heads=4, length_scaling="none", temperature=1.0),
-        training=TrainingSettings(steps=1000),
+        # Scores by distance, as for sums, hide the digits of the second factor, which are far on the level of places.
+        decoder=DecoderSettings(num_layers=1, d_model=64, num_heads=2),
+        training=TrainingSettings(steps=1200),
         evaluation=EvaluationSettings(lengths=(10, 100), num_examples=(256, 64), variants=("1 digits", "2 digits")),
     )
 
