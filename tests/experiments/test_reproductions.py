@@ -75,6 +75,7 @@ def test_a_second_call_at_the_quick_size_trains_nothing(claim, tmp_path):
     assert [path.stat().st_mtime_ns for path in sorted(tmp_path.rglob("model.safetensors"))] == steps
 
 
+@pytest.mark.first(5)
 @over_claims
 def test_every_size_is_a_subset_of_the_full_size_with_seeds_not_used_for_tuning(claim):
     full, _ = claim.experiments_at("full")
@@ -101,6 +102,7 @@ def test_first_seed_and_num_seeds_select_the_seeds(tmp_path):
     assert [warning.split(":")[0] for warning in result.comparison.warnings] == ["up to 4 bits, rotary"]
 
 
+@pytest.mark.first(5)
 @over_claims
 def test_every_experiment_of_a_claim_passes_the_checks_before_training(claim):
     check_experiments(claim.experiments_at("full")[0])

@@ -123,6 +123,7 @@ def trained(request, tmp_path_factory):
 SETTINGS = EvaluationSettings(lengths=(LONGEST + 6,), num_examples=(64,))
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("decode", ["forced", "free"])
 def test_a_trained_model_finds_needles(trained, decode):
     prompting = PromptingConfig(shots=0, in_tokens=True, device="cpu")

@@ -201,6 +201,7 @@ def test_a_token_step_of_a_looped_decoder_equals_the_decoder(num_layers, encodin
     assert_steps_equal_decoder(decoder, Parity())
 
 
+@pytest.mark.first(8)
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_a_token_step_equals_the_decoder_for_every_encoding(encoding):
     for task, num_levels, level_per_head in ((Parity(), 1, False), (TWO_LEVELS, 2, False), (TWO_LEVELS, 2, True)):
