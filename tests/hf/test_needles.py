@@ -21,7 +21,7 @@ from lengthwise.hf.questions import QuestionWriter
 from lengthwise.hf.text_evaluation import evaluate_texts
 from lengthwise.hf.text_model import TextModel
 from lengthwise.hf.tokenization import HFCodec
-from lengthwise.tasks import Planted, Recall
+from lengthwise.tasks import Addition, Planted, Recall
 from lengthwise.tasks.text_format import PromptFormat, format_examples
 
 NEEDLE = Recall(num_pairs=1)
@@ -83,6 +83,17 @@ def test_shots_have_their_own_length():
 def test_impossible_prompts_raise_an_error():
     with pytest.raises(SettingError, match=r"^length 9 in tokens is too short, because the shortest text of recall "):
         writer(shots=0).find_length(9, 1)
+
+
+def test_a_limit_that_only_some_of_the_shortest_texts_fit_is_too_short():
+    # Some sums of two digits have one digit, and others two.
+    asked = writer(Addition(zero_padding=False), shots=0)
+    texts = sizes(asked.questions(1, 64))
+    most = max(texts)
+    assert min(texts) < most
+    with pytest.raises(SettingError, match=rf"has up to {most} tokens; use at least {most}"):
+        asked.find_length(most - 1, 64)
+    assert asked.find_length(most, 64) == 1
     with pytest.raises(SettingError, match=r"^invalid shot length 0; use at least 1$"):
         PromptFormat(shot_length=0)
 

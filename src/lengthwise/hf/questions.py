@@ -39,12 +39,12 @@ class QuestionWriter:
             raise SettingError(
                 f"the file of {self.task.name} has only some lengths; leave out --in-tokens and use its own lengths"
             )
-        fitting = self.task.min_length if isinstance(self.task, Planted) else 1
-        smallest, too_long = self._max_tokens(fitting, 1), 2 * fitting
+        shortest = self.task.min_length if isinstance(self.task, Planted) else 1
+        smallest, fitting, too_long = self._max_tokens(shortest, num_examples), shortest, 2 * shortest
         if smallest > num_tokens:
             raise SettingError(
                 f"length {num_tokens} in tokens is too short, because the shortest text of {self.task.name} with "
-                f"{self.prompts.shots} shots has {smallest} tokens; use at least {smallest}, or fewer --shots"
+                f"{self.prompts.shots} shots has up to {smallest} tokens; use at least {smallest}, or fewer --shots"
             )
         while self._max_tokens(too_long, 1) <= num_tokens:
             fitting, too_long = too_long, 2 * too_long
@@ -53,7 +53,7 @@ class QuestionWriter:
             fitting, too_long = (middle, too_long) if self._max_tokens(middle, 1) <= num_tokens else (fitting, middle)
         # The first example fits. Others can have more tokens.
         while (largest := self._max_tokens(fitting, num_examples)) > num_tokens:
-            fitting = min(fitting - 1, fitting * num_tokens // largest)
+            fitting = max(shortest, min(fitting - 1, fitting * num_tokens // largest))
         return fitting
 
     def _max_tokens(self, length: int, num_examples: int) -> int:
