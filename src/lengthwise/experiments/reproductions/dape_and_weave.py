@@ -6,9 +6,10 @@ from typing import Any
 
 from lengthwise.encodings import DAPEv2, EncodingSettings, KERPLELog, Rotary, Weave
 from lengthwise.evaluation.exact_match import EvaluationSettings, evaluate_by_length
-from lengthwise.evaluation.result_rows import FIT_THRESHOLD, Rows, longest_exact_length
+from lengthwise.evaluation.result_rows import Rows
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes.fitted_encodings import FOUR_LAYERS, LARGE_TRAINING, SMALL_WITH_PREVIOUS_TOKEN
+from lengthwise.experiments.reproductions.reach import EXACT_MATCH_THRESHOLD, format_reach, read_reach
 from lengthwise.experiments.reproductions.reproduction import Claim, SizePreset, Table
 from lengthwise.experiments.run import Run, load_run
 from lengthwise.model.decoder_settings import DecoderSettings
@@ -19,7 +20,6 @@ from lengthwise.training.training_settings import TrainingSettings
 # Test lengths in training lengths, and the number of examples at each.
 MULTIPLES = (1.0, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0)
 NUM_EXAMPLES = (512, 512, 512, 512, 256, 256, 64)
-EXACT_MATCH_THRESHOLD = 0.9
 # Base encodings and DAPE V2; weave is an evaluation of the rotary runs.
 ENCODINGS: dict[str, EncodingSettings] = {"rotary": Rotary(), "KERPLE (log)": KERPLELog(), "DAPE V2": DAPEv2()}
 # Width of the steps of weave in IDs, and a width beyond every distance of a test.
@@ -82,13 +82,7 @@ def _extract_reading(run: Run, rows: Rows) -> Mapping[str, Any]:
 
     The reading of a rotary run also has its results with weave, which needs no more training.
     """
-    longest = run.experiment.train_lengths[1]
-    reading = {
-        "trained_on": longest,
-        "steps": run.facts["steps"],
-        "fits": run.facts["fitted"] >= FIT_THRESHOLD,
-        "reached": longest_exact_length(rows, EXACT_MATCH_THRESHOLD) / longest,
-    }
+    reading = read_reach(run, rows)
     if not isinstance(run.experiment.encoding, Rotary):
         return reading
     return {**reading, "weave": _evaluate_with_weave(run)}
@@ -112,15 +106,11 @@ def _build_tables(rows: Rows, readings: Rows) -> list[Table]:
         cells = []
         for name in TASKS:
             runs = [reading for reading in readings if reading["row"] == f"{name}, {encoding}"]
-            cells.append(", ".join(map(_format_reach, runs)) or "-")
+            cells.append(", ".join(map(format_reach, runs)) or "-")
         body.append([encoding, *cells])
     columns = [f"{name}, up to {fitted.train_length}" for name, fitted in TASKS.items()]
     title = f"reach in training lengths at exact match {EXACT_MATCH_THRESHOLD} or more, by seed"
     return [(title, ["encoding", *columns], body), _weave_table(readings)]
-
-
-def _format_reach(reading: Mapping[str, Any]) -> str:
-    return f"{reading['reached']:g}x" + ("" if reading["fits"] else " (does not fit)")
 
 
 def _weave_table(readings: Rows) -> Table:

@@ -1,16 +1,15 @@
 """Claim on recall by attention option and encoding, with one query, and with several queries in fuller texts."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from lengthwise.encodings import NAPE, ALiBi, DAPEv2, EncodingSettings, NoPE, Rotary, Weave
 from lengthwise.evaluation.exact_match import EvaluationSettings
-from lengthwise.evaluation.result_rows import FIT_THRESHOLD, Rows, longest_exact_length
+from lengthwise.evaluation.result_rows import Rows
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes import recipe
+from lengthwise.experiments.reproductions.reach import EXACT_MATCH_THRESHOLD, format_reach, read_reach
 from lengthwise.experiments.reproductions.reproduction import Claim, SizePreset, Table
-from lengthwise.experiments.run import Run
 
 # Test lengths in training lengths, and the number of examples at each.
 MULTIPLES = (1, 4, 16, 64, 256, 1024)
@@ -18,7 +17,6 @@ NUM_EXAMPLES = (512, 256, 128, 32, 4, 2)
 # Longest test of options that compute a bias or store all scores: its time grows with the square of the length.
 MAX_MULTIPLE_WITH_SCORES = 256
 MAX_LAPTOP_MULTIPLE = 64
-EXACT_MATCH_THRESHOLD = 0.9
 # Recipe by task; the first task is that of the laptop size.
 RECIPES = {"one of four": "recall", "MQMTAR": "multi_query_recall"}
 # Weave keeps the distances of the longest test within those of training.
@@ -59,21 +57,12 @@ def _build_experiments() -> dict[str, Experiment]:
     return experiments
 
 
-def _extract_reading(run: Run, rows: Rows) -> Mapping[str, Any]:
-    """Return the steps, whether the run fits, and its reach in training lengths."""
-    return {
-        "steps": run.facts["steps"],
-        "fits": run.facts["fitted"] >= FIT_THRESHOLD,
-        "reached": longest_exact_length(rows, EXACT_MATCH_THRESHOLD) / run.experiment.train_lengths[1],
-    }
-
-
 def _build_tables(rows: Rows, readings: Rows) -> list[Table]:
     """Return the reach of every seed by option."""
     body = []
     for label in dict.fromkeys(reading["row"] for reading in readings):
         runs = [reading for reading in readings if reading["row"] == label]
-        cells = [f"{run['reached']:g}x" + ("" if run["fits"] else " (does not fit)") for run in runs]
+        cells = [format_reach(run) for run in runs]
         body.append([label, ", ".join(f"{run['steps']:,}" for run in runs), ", ".join(cells)])
     title = f"reach in training lengths at exact match {EXACT_MATCH_THRESHOLD} or more, by seed"
     return [(title, ["row", "steps", "reach"], body)]
@@ -90,6 +79,6 @@ RECALL_ATTENTION = Claim(
         max_length=MAX_LAPTOP_MULTIPLE * recipe("recall").train_lengths[1],
     ),
     full=SizePreset(num_seeds=3),
-    read=_extract_reading,
+    read=read_reach,
     tables=_build_tables,
 )

@@ -15,11 +15,11 @@ from lengthwise.evaluation.figure_layout import (
     save_figure,
     set_logarithmic_values,
 )
-from lengthwise.evaluation.result_rows import FIT_THRESHOLD, Rows, longest_exact_length
+from lengthwise.evaluation.result_rows import Rows
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes.scratchpads import demo
+from lengthwise.experiments.reproductions.reach import EXACT_MATCH_THRESHOLD, format_reach, read_reach
 from lengthwise.experiments.reproductions.reproduction import Claim, SizePreset, Table
-from lengthwise.experiments.run import Run
 
 # Longest training lengths; the comparison ``demo`` has 10.
 TRAIN_LENGTHS = (5, 10, 20, 40)
@@ -28,8 +28,6 @@ MULTIPLES = (1.0, 1.2, 1.5, 2.0, 3.0, 5.0, 10.0, 100.0)
 NUM_EXAMPLES = (512, 512, 512, 512, 256, 256, 64, 16)
 # Steps after which training ends without fitting, in steps of the demo; and steps of training beyond fitting.
 MAX_STEPS, MORE_STEPS = 3, 4
-# Minimum exact match at which a test length counts toward the reach of a run.
-EXACT_MATCH_THRESHOLD = 0.9
 BEYOND = f"{MORE_STEPS} times the steps"
 # PPC, and the common encoding that reaches furthest in the demo.
 LAPTOP_METHODS = ("discovered (PPC)", "ALiBi")
@@ -56,17 +54,6 @@ def _with_length(experiment: Experiment, length: int) -> Experiment:
     return replace(experiment, train_lengths=(1, length), evaluation=evaluation)
 
 
-def _extract_reading(run: Run, rows: Rows) -> Mapping[str, Any]:
-    """Return the longest training length, the steps, whether the run fits, and its reach in training lengths."""
-    longest = run.experiment.train_lengths[1]
-    return {
-        "trained_on": longest,
-        "steps": run.facts["steps"],
-        "fits": run.facts["fitted"] >= FIT_THRESHOLD,
-        "reached": longest_exact_length(rows, EXACT_MATCH_THRESHOLD) / longest,
-    }
-
-
 def _method_of(reading: Mapping[str, Any]) -> str:
     return str(reading["row"]).rpartition(", ")[0]
 
@@ -76,7 +63,7 @@ def _build_tables(rows: Rows, readings: Rows) -> list[Table]:
     columns = [f"up to {length}" for length in TRAIN_LENGTHS] + [BEYOND]
     body = []
     for method in dict.fromkeys(map(_method_of, readings)):
-        cells = [", ".join(map(_format_reach, _select(readings, f"{method}, {column}"))) or "-" for column in columns]
+        cells = [", ".join(map(format_reach, _select(readings, f"{method}, {column}"))) or "-" for column in columns]
         body.append([method, *cells])
     title = f"reach in training lengths at exact match {EXACT_MATCH_THRESHOLD} or more, by seed"
     return [(title, ["method", *columns], body)]
@@ -84,10 +71,6 @@ def _build_tables(rows: Rows, readings: Rows) -> list[Table]:
 
 def _select(readings: Rows, label: str) -> Rows:
     return [reading for reading in readings if reading["row"] == label]
-
-
-def _format_reach(reading: Mapping[str, Any]) -> str:
-    return f"{reading['reached']:g}x" + ("" if reading["fits"] else " (does not fit)")
 
 
 def _draw_figure(rows: Rows, readings: Rows, folder: Path, title: str) -> Path:
@@ -127,7 +110,7 @@ TRAINING_LENGTH = Claim(
         num_seeds=1, labels=tuple(f"{method}, up to {length}" for method in LAPTOP_METHODS for length in TRAIN_LENGTHS)
     ),
     full=SizePreset(num_seeds=3),
-    read=_extract_reading,
+    read=read_reach,
     tables=_build_tables,
     draw=_draw_figure,
 )
