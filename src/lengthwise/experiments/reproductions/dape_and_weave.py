@@ -132,7 +132,10 @@ DAPE_AND_WEAVE = Claim(
     summary="reach of DAPE V2 and weave on copying, parity and addition, beside KERPLE (log) and rotary",
     paper="Zheng et al. 2024 (arXiv 2410.04798); Ma et al. 2024 (arXiv 2410.15859)",
     experiments=_build_experiments,
-    laptop=SizePreset(num_seeds=1),
+    # Addition takes as long as the other two tasks together.
+    laptop=SizePreset(
+        num_seeds=1, labels=tuple(f"{task}, {name}" for task in ("copy", "parity") for name in ENCODINGS)
+    ),
     full=SizePreset(num_seeds=3),
     read=_extract_reading,
     tables=_build_tables,

@@ -187,7 +187,7 @@ MINIMAX = Claim(
     paper="review of Theorem 4.3; tilted losses of Li et al. 2021 (arXiv 2007.01162)",
     experiments=_build_experiments,
     laptop=SizePreset(
-        num_seeds=2,
+        num_seeds=1,
         labels=tuple(
             _label(method, tilt)
             for method in ("copy, PPC", "copy, ALiBi", "parity, PPC", "parity, rotary")

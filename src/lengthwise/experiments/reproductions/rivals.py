@@ -197,7 +197,7 @@ RIVALS_CLAIM = Claim(
     summary="PPC beside RePo, PoPE, Selective RoPE, CoPE, DroPE, partial rotary and loops: reach, cost, what was told",
     paper="Li et al. 2025 (arXiv 2512.14391) and others",
     experiments=_build_experiments,
-    laptop=SizePreset(num_seeds=1),
+    laptop=SizePreset(num_seeds=1, labels=tuple(rival_experiments("copy", {}))),
     full=SizePreset(num_seeds=3),
     read=_extract_reading,
     tables=_build_tables,
