@@ -108,6 +108,7 @@ def with_random_untrained_ids(run: Run) -> Run:
     return replace(run, experiment=experiment, decoder=decoder)
 
 
+@pytest.mark.slow
 def test_untrained_ids_are_the_limiting_cause(needle):
     found = diagnose_run(with_random_untrained_ids(needle()), 32, num_examples=24)
     assert found.fits
@@ -150,7 +151,7 @@ class OneOff(PositionHead):
         return NextIDs(log_probs=ids.log_probs.roll(int(is_long), dims=-1), candidates=ids.candidates)
 
 
-@pytest.mark.first(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("measure", "limit"),
     [

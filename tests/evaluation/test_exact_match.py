@@ -168,7 +168,7 @@ def parts_of(grades: Grades) -> list[torch.Tensor]:
     return [grades.token_correct, grades.id_correct, grades.scored, grades.id_scored, grades.end]
 
 
-@pytest.mark.first(5)
+@pytest.mark.first(2)
 @pytest.mark.parametrize("name", UNDERTRAINED)
 def test_forced_and_free_decoding_have_the_same_first_error_in_every_example(name):
     experiment, decoder, length = undertrained(name)
@@ -179,7 +179,7 @@ def test_forced_and_free_decoding_have_the_same_first_error_in_every_example(nam
     assert any(error is not None for error in forced)
 
 
-@pytest.mark.first(3)
+@pytest.mark.first(1)
 @pytest.mark.parametrize("head", POSITION_HEADS)
 def test_forced_and_free_decoding_have_the_same_first_error_without_trained_ids(head):
     experiment = small_experiment(RaggedCopy(), head=head, id_weight=0.0, **BUDGET)
@@ -223,7 +223,7 @@ def untimed(results: tuple[LengthResult, ...]) -> list[LengthResult]:
     return [replace(result, wall_s=0.0) for result in results]
 
 
-@pytest.mark.first(3)
+@pytest.mark.first(1)
 @pytest.mark.parametrize("decode", ["forced", "free"])
 @pytest.mark.parametrize("name", ["given, ragged", "rank"])
 def test_results_do_not_depend_on_the_batch_size(name, decode, monkeypatch):

@@ -83,6 +83,7 @@ def one_at_a_time(decoder: Decoder, tokens: tuple[int, ...], scored: int) -> lis
     return losses
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize(
     "encoding", [None, ALiBi(), YaRN(factor=4.0, original_length=16)], ids=["rotary", "alibi", "yarn"]
 )

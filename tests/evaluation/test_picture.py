@@ -73,7 +73,7 @@ def svg_texts(picture) -> list[str]:
     return [each.text or "" for each in ElementTree.fromstring(draw_svg(picture)).iter(f"{SVG}text")]
 
 
-@pytest.mark.first(5)
+@pytest.mark.first(3)
 @pytest.mark.parametrize("name", TASKS)
 def test_a_picture_shows_the_first_evaluation_example_of_a_task_and_what_its_answers_need(name):
     task = TASKS[name]()

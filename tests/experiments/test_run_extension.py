@@ -71,6 +71,7 @@ EXPERIMENTS = {
 }
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_with_a_constant_learning_rate_an_extended_run_equals_the_longer_run(name, tmp_path):
     experiment = EXPERIMENTS[name]

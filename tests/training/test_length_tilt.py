@@ -133,7 +133,7 @@ class Share(ProcessGroup):
                 tensor.copy_(self.totals[len(self.recorded) - 1])
 
 
-@pytest.mark.first(4)
+@pytest.mark.first(1)
 @pytest.mark.parametrize("size", [2, 5, 20])
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_the_tilted_losses_and_gradients_of_processes_add_up_to_those_of_one(name, size):

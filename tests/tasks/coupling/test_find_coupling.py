@@ -256,6 +256,7 @@ def test_responses_of_one_token_are_searched_without_empty_phases(tmp_path):
         couple_rows(tmp_path, middle, (1, 2, 3, 4, 5), max_tokens=2)
 
 
+@pytest.mark.slow
 def test_end_tokens_do_not_pass_the_check_for_the_other_answers(tmp_path):
     def payload_parity(rng, n):
         bits, payload = letters(rng, n, "01"), letters(rng, int(rng.integers(1, 7)), "abcd")
@@ -266,6 +267,7 @@ def test_end_tokens_do_not_pass_the_check_for_the_other_answers(tmp_path):
         couple_rows(tmp_path, payload_parity, (1, 2, 3, 4), count=150)
 
 
+@pytest.mark.slow
 def test_a_token_that_names_the_row_explains_nothing(tmp_path):
     def tagged(rng, n):
         bits, parity = letters(rng, n, "01"), None
@@ -352,6 +354,7 @@ def unless(num_before):
     return sample
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("num_before", [2, 3])
 def test_tokens_that_matter_only_together_are_found(num_before, tmp_path):
     # The errors of the copying rule, 2% to 5% of the answers, would pass as noise.
@@ -415,6 +418,7 @@ def look_up(layout):
     return sample
 
 
+@pytest.mark.first(1)
 @pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("layout", "key"), [("table key", "prompt 1"), ("table ? key = =", "prompt 3"), ("key : table", "first 0")]
