@@ -185,11 +185,10 @@ def wrap_run(run: Run, name: str) -> DecoderModel:
     assert isinstance(task, GradedByLoss)
 
     def assign(tokens: WindowTokens) -> WindowIDs:
-        # Schemes with random IDs assign the same IDs to all windows of equal length.
+        # A scheme with random IDs assigns the same IDs to all windows of equal length.
         rng = stream(0, "influence positions")
-        return torch.from_numpy(
-            scheme.assign(task.lay_out(tokens[None].numpy()), rng, training=False).position_ids[:, 0].copy()
-        )
+        assignment = scheme.assign(task.lay_out(tokens[None].numpy()), rng, training=False)
+        return torch.from_numpy(assignment.position_ids[:, 0].copy())
 
     return DecoderModel(run.decoder, name, run.experiment.encoding.num_position_ids, trained_distance, assign)
 
