@@ -19,10 +19,10 @@ from lengthwise.tasks.text.tokenizer import END
 
 @pytest.fixture(name="text", scope="module")
 def build_text(tmp_path_factory):
-    """Return the task with a corpus in which the token of a blank line contains two newlines."""
+    """Return the task with a corpus in which a token contains a newline and the indentation of the next line."""
     folder = tmp_path_factory.mktemp("corpora")
     for name in "ab":
-        (folder / f"{name}.txt").write_text(f"the bird {name}\n\nsees the house\n" * 40)
+        (folder / f"{name}.txt").write_text(f"the bird {name}\n    sees\n" * 40)
     prepare_corpus([str(folder)], folder / "corpus", vocabulary_size=290, held_out=0.5)
     return Text(corpus=str(folder / "corpus"), structure=True)
 
@@ -43,8 +43,7 @@ def lines_by_loop(pieces):
 def test_the_coupling_is_the_place_in_the_line_and_the_number_of_the_line(text, rng):
     pieces = text.tokenizer.pieces
     newlines = np.array([token for token, piece in enumerate(pieces) if b"\n" in piece])
-    # A token with two newlines ends one line only.
-    assert {len(pieces[token]) for token in newlines} >= {1, 2}
+    assert {pieces[token] for token in newlines} >= {b"\n", b"\n   "}
     tokens = rng.integers(0, len(pieces), size=(40, 60))
     tokens = np.where(rng.random(tokens.shape) < 0.1, rng.choice(np.append(newlines, END), tokens.shape), tokens)
     for examples in (text.lay_out(tokens), text.sample(length=50, size=20, rng=rng)):
