@@ -59,6 +59,11 @@ def _build_experiments() -> dict[str, Experiment]:
 
 def _extract_reading(run: Run, rows: Rows) -> Mapping[str, Any]:
     """Measure the same targets in every run, and return the correlations of the run."""
+    return measure_run(run)
+
+
+def measure_run(run: Run, kind: str | None = None) -> JSONObject:
+    """Return the correlations of a run of the claim, over all targets or over as many targets of one kind."""
     experiment, task = run.experiment, run.experiment.task
     assert isinstance(task, Text)
     train_length = experiment.train_lengths[1]
@@ -68,6 +73,7 @@ def _extract_reading(run: Run, rows: Rows) -> Mapping[str, Any]:
         near=near,
         ks=tuple(k for k in KS if k <= train_length - near),
         num_targets=NUM_TARGETS,
+        kind=kind,
     )
     codec = BytePairCodec(task.tokenizer)
     targets = measure_paired_targets(wrap_run(run, str(run.folder)), codec, task.held_out(), settings)
