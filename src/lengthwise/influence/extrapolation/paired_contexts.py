@@ -43,7 +43,7 @@ class ContextSettings:
     kind: str | None = None
 
     def __post_init__(self) -> None:
-        if self.kind not in (None, *KINDS):
+        if self.kind is not None and self.kind not in KINDS:
             raise unknown_name("kind of token", self.kind, KINDS)
         if len(self.lengths) < 2 or list(self.lengths) != sorted(set(self.lengths)):
             raise SettingError(

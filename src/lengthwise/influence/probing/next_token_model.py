@@ -8,9 +8,12 @@ from torch import Tensor
 
 # Tokens of a window, of sequences of equal length, and of the near tokens; each with its position IDs, which have one
 # array per level if the model has several levels.
-WindowTokens, WindowIDs = Int[Tensor, " seq"], Real[Tensor, "*level seq"]
-Batch, BatchIDs = Int[Tensor, "batch seq"], Real[Tensor, "batch *level seq"]
-Near, NearIDs = Int[Tensor, " near"], Real[Tensor, "*level near"]
+WindowTokens = Int[Tensor, " seq"]
+WindowIDs = Real[Tensor, "*level seq"]
+Batch = Int[Tensor, "batch seq"]
+BatchIDs = Real[Tensor, "batch *level seq"]
+Near = Int[Tensor, " near"]
+NearIDs = Real[Tensor, "*level near"]
 LogProbs = Float[Tensor, "batch vocab"]
 StateValues = Float[Tensor, " states"]
 # Function of the log-probabilities of one prediction, such as its loss.
