@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from tests.support.cases import smallest_length
+from tests.support.planted_model import PlantedModel, additive_log_prob
 from tests.support.small_runs import small_experiment
 
 import lengthwise
@@ -66,7 +67,8 @@ from lengthwise.experiments.sweep import sweep
 from lengthwise.experiments.sweep_file import read_sweep_file
 from lengthwise.experiments.trackers import TRACKERS, check_trackers, open_trackers
 from lengthwise.experiments.validation import check_settings
-from lengthwise.influence.extrapolation.paired_contexts import ContextSettings
+from lengthwise.influence.extrapolation.paired_contexts import ContextSettings, measure_paired_targets
+from lengthwise.influence.text_codec import BytePairCodec
 from lengthwise.model.decoder import Decoder
 from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.model.generate import generate
@@ -1338,6 +1340,21 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         lambda: ContextSettings(lengths=(32, 64), near=32, ks=(1,), num_targets=10),
         SettingError,
         r"^invalid near 32; use at least 1 and fewer than the 32 tokens of the first context length$",
+    ),
+    (
+        lambda: ContextSettings(lengths=(32, 64), near=8, ks=(1,), num_targets=10, kind="closing_brackets"),
+        UnknownNameError,
+        r"^unknown kind of token 'closing_brackets'; did you mean 'closing_bracket'\?",
+    ),
+    (
+        lambda: measure_paired_targets(
+            PlantedModel(additive_log_prob({}), num_far=1),
+            BytePairCodec(Text().tokenizer),
+            Text().held_out(),
+            ContextSettings(lengths=(32, 600), near=8, ks=(1,), num_targets=100, kind="digit"),
+        ),
+        SettingError,
+        r"^the texts have only \d+ targets of kind digit, but .* 100; use a smaller num_targets, or more texts$",
     ),
     (
         lambda: read_sweep("EXPERIMENTS = {}", "json.py"),

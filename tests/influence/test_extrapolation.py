@@ -22,6 +22,8 @@ from lengthwise.influence.extrapolation.rank_correlation import partial_rank_cor
 from lengthwise.influence.extrapolation.relation import MIN_DIVERGENCE, correlate_columns, summarize_relation
 from lengthwise.influence.probing.decoder_model import DecoderModel
 from lengthwise.influence.report.bootstrap import Bootstrap
+from lengthwise.influence.target_evaluator import TargetEvaluator
+from lengthwise.influence.targets import sample_targets
 from lengthwise.influence.text_codec import BytePairCodec
 from lengthwise.tasks import Text
 
@@ -221,6 +223,22 @@ def test_a_text_shorter_than_the_longest_context_is_an_error(model):
         measure_paired_targets(model, CODEC, Text().held_out(), replace(SETTINGS, lengths=(12, 5000)))
 
 
+def test_targets_of_one_kind_are_a_random_sample_of_all_targets_of_this_kind(model):
+    texts, settings = Text().held_out(), replace(SETTINGS, lengths=(12, 300), num_targets=6, kind="continuation")
+    evaluator = TargetEvaluator(model=model, texts=texts, settings=settings.influence, token_text=CODEC.token_text)
+    candidates = sample_targets(texts, context=300, num_targets=None, seed=0)
+    expected = [(each.text.name, each.place) for each in candidates if "continuation" in evaluator.target_kinds(each)]
+    found = [(each.document, each.place) for each in measure_paired_targets(model, CODEC, texts, settings)]
+    assert len(set(found)) == 6
+    # The sample is in text order, but its targets are not the first ones.
+    assert found == [each for each in expected if each in found] != expected[:6]
+    assert {document for document, _ in found} == {text.name for text in texts}
+    with pytest.raises(
+        SettingError, match=rf"have only {len(expected)} targets of kind continuation, but num_targets is"
+    ):
+        measure_paired_targets(model, CODEC, texts, replace(settings, num_targets=len(expected) + 1))
+
+
 def estimates(*bounds):
     return [{"value": (low + high) / 2, "low": low, "high": high, "reason": None} for low, high in bounds]
 
@@ -269,7 +287,7 @@ def test_the_claim_runs_at_the_quick_size_and_measures_a_run_once(tmp_path, monk
     assert {(reading["row"], reading["measured"]) for reading in result.readings} == {(label, 60) for label in labels}
     assert all(len(row) == len(header) for _, header, body in result.tables for row in body)
     by_title = {title: body for title, _, body in result.tables}
-    assert [len(body) for body in by_title.values()][:4] == [5, 10, 10, 5]
+    assert [len(body) for body in by_title.values()][:4] == [6, 12, 12, 6]
     # Two held-out documents are too few for an interval.
     assert {row[-1] for title, body in by_title.items() if "answer" in title for row in body} == {
         "cannot be told: no interval"

@@ -38,6 +38,10 @@ class PlantedModel:
         self.target_log_prob, self.num_far = target_log_prob, num_far
         self.num_queries = 0
 
+    def assign_ids(self, tokens: Tensor) -> Tensor:
+        """Return the token indexes."""
+        return torch.arange(len(tokens))
+
     def log_probs(self, tokens: Tensor, position_ids: Tensor) -> Tensor:
         """Return the log-probabilities, with the far tokens that occur in the position IDs visible."""
         visible = torch.zeros(len(tokens), self.num_far)

@@ -128,7 +128,9 @@ def test_the_run_folder_of_the_tokenizer_is_not_saved(text):
     assert loaded_task.run_folder == text.corpus
     assert loaded_task == text
     assert (
-        to_dict(loaded_task) == to_dict(text) == {"name": "text", "corpus": text.corpus, "split": "train", "kind": None}
+        to_dict(loaded_task)
+        == to_dict(text)
+        == {"name": "text", "corpus": text.corpus, "split": "train", "kind": None, "structure": False}
     )
     assert from_dict(to_dict(Experiment(task=loaded_task))).task == text
 

@@ -63,6 +63,8 @@ class Experiment:
 
 # Training settings that older runs did not save, with the values that they used.
 UNSAVED_TRAINING_SETTINGS: dict[str, Any] = {"lengths_per_batch": 1}
+# Settings of a task, by its name, that older runs did not save.
+UNSAVED_TASK_SETTINGS: dict[str, dict[str, Any]] = {"text": {"structure": False}}
 # New names of settings that older runs saved with another name.
 RENAMED_SETTINGS = {"own_ids": "scheduled_sampling", "until_none": "stop_at_zero"}
 # Bytes per weight in training: the weight, its gradient and two moments of AdamW.
@@ -210,6 +212,8 @@ def upgrade_saved_experiment(tree: Mapping[str, Any]) -> dict[str, Any]:
     }
     if isinstance(upgraded.get("training"), Mapping):
         upgraded["training"] = {**UNSAVED_TRAINING_SETTINGS, **upgraded["training"]}
+    if isinstance(upgraded.get("task"), Mapping):
+        upgraded["task"] = {**UNSAVED_TASK_SETTINGS.get(str(upgraded["task"].get("name")), {}), **upgraded["task"]}
     return upgraded
 
 

@@ -66,6 +66,10 @@ class CausalLM:
         self.pack_size = 1 if has_causal_mask_table(model) else PACK_SIZE
         check_compatibility(self, model)
 
+    def assign_ids(self, tokens: Int[Tensor, " seq"]) -> Int[Tensor, " seq"]:
+        """Return the token indexes as the position IDs of all tokens of a window."""
+        return torch.arange(len(tokens))
+
     @torch.no_grad()
     def log_probs(
         self, tokens: Int[Tensor, "batch seq"], position_ids: Int[Tensor, "batch seq"]
@@ -98,7 +102,7 @@ class CausalLM:
         if mask is None:
             logits = self.model(input_ids=tokens[None].to(device), use_cache=False).logits
         else:
-            position_ids, last_index = torch.arange(len(tokens))[None], torch.tensor([len(tokens) - 1])
+            position_ids, last_index = self.assign_ids(tokens)[None], torch.tensor([len(tokens) - 1])
             score_mask = additive_mask(mask[None, None].to(device), self.model.dtype)
             logits = self._logits(tokens[None], position_ids, score_mask, logit_indexes=last_index)
         return logits[0, -1].float().log_softmax(dim=-1)

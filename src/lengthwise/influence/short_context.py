@@ -28,7 +28,7 @@ def short_context_losses(
     num_windows = batch_size(model, near + stride, num_predictions=stride)
     for starts, num_scored in _window_batches(len(tokens) - near, stride, num_windows):
         batch = torch.from_numpy(np.stack([tokens[start : start + near + num_scored] for start in starts])).long()
-        ids = torch.arange(near + num_scored - 1).expand(len(batch), -1)
+        ids = torch.stack([model.assign_ids(context) for context in batch[:, :-1]])
         batch_losses = model.losses(batch[:, :-1], ids, batch[:, near:]).cpu().double().numpy()
         for start, window_losses in zip(starts, batch_losses, strict=True):
             losses[start : start + num_scored] = window_losses

@@ -155,7 +155,7 @@ class TargetEvaluator:
             "place": target.text.start_index + target.place,
             "target": window.target,
             "text": self.token_text(window.target),
-            "kinds": self._target_kinds(target),
+            "kinds": self.target_kinds(target),
             "loss_short": _round(loss_short),
             "loss_long": _round(losses["own"]),
             "divergence_short": _round(divergence),
@@ -255,7 +255,8 @@ class TargetEvaluator:
             "divergences": [_round(divergence) for divergence in divergences],
         }
 
-    def _target_kinds(self, target: Target) -> list[str]:
+    def target_kinds(self, target: Target) -> list[str]:
+        """Return the kinds of a target, in the order of ``KINDS``."""
         settings, tokens, end = self.settings, target.text.tokens, target.place + 1
         context = tokens[target.place - settings.context : end]
         neighbors = context[-1 - NUM_NEIGHBORS :], tokens[end : end + NUM_NEIGHBORS]

@@ -20,7 +20,7 @@ from lengthwise.influence.probing.decoder_model import wrap_run
 from lengthwise.influence.report.bootstrap import Bootstrap, JSONObject
 from lengthwise.influence.report.summary_tables import format_estimate
 from lengthwise.influence.text_codec import BytePairCodec
-from lengthwise.positions import Skipwise
+from lengthwise.positions import MultiLevel, Skipwise
 from lengthwise.tasks import Text
 
 # Context length of training, and test lengths as multiples of it.
@@ -35,7 +35,7 @@ NEGLIGIBLE = 0.1
 
 
 def _build_experiments() -> dict[str, Experiment]:
-    """Return small language models with five ways to encode positions, trained on the same text."""
+    """Return small language models with six ways to encode positions, trained on the same text."""
     base, lengths = recipe("language_model_small"), tuple(factor * TRAIN_LENGTH for factor in LENGTH_FACTORS)
     rotary = replace(
         base,
@@ -47,6 +47,10 @@ def _build_experiments() -> dict[str, Experiment]:
         "rotary": rotary,
         # One gap gives two chunks, as in the paper. The token after the longest window needs the additional ID.
         "rotary + PoSE": replace(rotary, scheme=Skipwise(num_position_ids=max(lengths) + 1, max_gaps=1)),
+        # The IDs are the place of each token in its line and the number of its line, also with one gap in training.
+        "coupled by structure": replace(
+            rotary, task=Text(structure=True), scheme=MultiLevel(num_position_ids=max(lengths) + 1, max_gaps=1)
+        ),
         "ALiBi": replace(rotary, encoding=ALiBi()),
         "KERPLE": replace(rotary, encoding=KERPLELog()),
         "NoPE": replace(rotary, encoding=NoPE()),
@@ -55,6 +59,11 @@ def _build_experiments() -> dict[str, Experiment]:
 
 def _extract_reading(run: Run, rows: Rows) -> Mapping[str, Any]:
     """Measure the same targets in every run, and return the correlations of the run."""
+    return measure_run(run)
+
+
+def measure_run(run: Run, kind: str | None = None) -> JSONObject:
+    """Return the correlations of a run of the claim, over all targets or over as many targets of one kind."""
     experiment, task = run.experiment, run.experiment.task
     assert isinstance(task, Text)
     train_length = experiment.train_lengths[1]
@@ -64,6 +73,7 @@ def _extract_reading(run: Run, rows: Rows) -> Mapping[str, Any]:
         near=near,
         ks=tuple(k for k in KS if k <= train_length - near),
         num_targets=NUM_TARGETS,
+        kind=kind,
     )
     codec = BytePairCodec(task.tokenizer)
     targets = measure_paired_targets(wrap_run(run, str(run.folder)), codec, task.held_out(), settings)

@@ -2,12 +2,15 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 
 import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from lengthwise.core.errors import SettingError
+from lengthwise.core.errors import SettingError, unknown_name
+from lengthwise.core.randomness import stream
 from lengthwise.influence.measures.screened import Screened
 from lengthwise.influence.probing.exactness_checks import check_study
 from lengthwise.influence.probing.hidden_context import strict_log_probs
@@ -17,6 +20,7 @@ from lengthwise.influence.settings import InfluenceSettings
 from lengthwise.influence.target_evaluator import TargetEvaluator
 from lengthwise.influence.targets import Target, sample_targets
 from lengthwise.influence.text_codec import TextCodec
+from lengthwise.influence.token_kinds import KINDS
 from lengthwise.tasks import TokenizedDocument
 
 LogProbs = Float[Tensor, " vocab"]
@@ -27,7 +31,8 @@ class ContextSettings:
     """Settings of the measurement; ``lengths`` are context lengths in increasing order, first the trained length.
 
     The last ``near`` tokens before a target are always visible. Of the other tokens of the first context, the ``ks``
-    most influential ones are visible in turn. ``seed`` determines the ``num_targets`` targets.
+    most influential ones are visible in turn. ``seed`` determines the ``num_targets`` targets, which are all of one
+    ``kind`` of ``KINDS`` if it is set.
     """
 
     lengths: tuple[int, ...]
@@ -35,8 +40,11 @@ class ContextSettings:
     ks: tuple[int, ...]
     num_targets: int
     seed: int = 0
+    kind: str | None = None
 
     def __post_init__(self) -> None:
+        if self.kind is not None and self.kind not in KINDS:
+            raise unknown_name("kind of token", self.kind, KINDS)
         if len(self.lengths) < 2 or list(self.lengths) != sorted(set(self.lengths)):
             raise SettingError(
                 f"invalid context lengths {', '.join(map(str, self.lengths))}; use two or more increasing lengths, "
@@ -95,11 +103,11 @@ def measure_paired_targets(
     """Measure random targets that have the longest context before them in their own text.
 
     Every context of a target ends just before it, so all values belong to the same token. Raises ``SettingError`` if
-    no text is long enough, or if only one text is.
+    no text is long enough, if only one text is, or if there are fewer targets of ``kind`` than ``num_targets``.
     """
     influence = settings.influence
-    targets = sample_targets(texts, context=settings.lengths[-1], num_targets=settings.num_targets, seed=settings.seed)
     evaluator = TargetEvaluator(model=model, texts=texts, settings=influence, token_text=codec.token_text)
+    targets = _sample(evaluator, settings)
     evaluator.placebo_sampler.check_other_documents(targets)
     check_study(model, targets[0].window(influence.near, influence.far), check_gates=True)
     results = []
@@ -122,6 +130,23 @@ def measure_paired_targets(
                 )
             )
     return results
+
+
+def _sample(evaluator: TargetEvaluator, settings: ContextSettings) -> Sequence[Target]:
+    """Sample targets uniformly, or only targets of the kind in the settings, in text order."""
+    sample = partial(sample_targets, evaluator.texts, context=settings.lengths[-1], seed=settings.seed)
+    if settings.kind is None:
+        return sample(num_targets=settings.num_targets)
+    candidates = sample(num_targets=None)
+    order = stream(settings.seed, "targets of a kind").permutation(len(candidates)).tolist()
+    of_kind = (index for index in order if settings.kind in evaluator.target_kinds(candidates[index]))
+    selected = sorted(islice(of_kind, settings.num_targets))
+    if len(selected) < settings.num_targets:
+        raise SettingError(
+            f"the texts have only {len(selected)} targets of kind {settings.kind}, but num_targets is "
+            f"{settings.num_targets}; use a smaller num_targets, or more texts"
+        )
+    return [candidates[index] for index in selected]
 
 
 def _context_scores(

@@ -1,39 +1,61 @@
 """Adapter for the decoder of this package to the model interface of an influence study."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Real
 from torch import Tensor
 
 from lengthwise.core.checkpoint import weights_digest
 from lengthwise.core.devices import forward_token_budget
 from lengthwise.core.errors import ModelError
+from lengthwise.core.randomness import stream
 from lengthwise.experiments.run import Run
 from lengthwise.influence.probing.exactness_checks import check_exactness
-from lengthwise.influence.probing.next_token_model import Batch, LogProbs, Near, ScoreFunction, StateValues
+from lengthwise.influence.probing.next_token_model import (
+    Batch,
+    BatchIDs,
+    LogProbs,
+    Near,
+    NearIDs,
+    ScoreFunction,
+    StateValues,
+    WindowIDs,
+    WindowTokens,
+)
 from lengthwise.model.attention_scores import NO_HOOKS, AttentionHooks
 from lengthwise.model.cache import Cache
 from lengthwise.model.decoder import Decoder
+from lengthwise.tasks import GradedByLoss
 
 # Effect of float32 rounding on a log-probability, in nats.
 ROUNDING_TOLERANCE = 1e-3
 # Keys and values of the tokens before a call, if there are any.
 States = Cache | None
+# Function of the tokens of a window that returns their position IDs.
+IDAssignment = Callable[[WindowTokens], WindowIDs]
 
 
 class DecoderModel:
     """Trained decoder as a ``NextTokenModel``. Raises ``ModelError`` if hidden tokens would have an effect.
 
+    ``assign`` returns the position IDs of a window; by default, they are the token indexes.
     Hidden tokens have an effect if an encoding mixes the scores of neighboring keys (DAPE V2) or counts keys (CoPE,
     Selective RoPE), or if embeddings depend on earlier tokens. Options that depend on the number of tokens, such as
     length scaling, count visible tokens only.
     """
 
     def __init__(
-        self, decoder: Decoder, name: str, num_positions: int | None = None, trained_distance: int | float | None = None
+        self,
+        decoder: Decoder,
+        name: str,
+        num_positions: int | None = None,
+        trained_distance: int | float | None = None,
+        assign: IDAssignment = lambda tokens: torch.arange(len(tokens)),
     ) -> None:
+        self.assign = assign
         self.decoder, self.name, self.num_positions = decoder.eval(), name, num_positions
         self.trained_distance, self.dtype = trained_distance, str(decoder.embedding.dtype).removeprefix("torch.")
         self.vocabulary_size = len(decoder.embedding)
@@ -51,64 +73,70 @@ class DecoderModel:
                 raise ModelError(f"{name} cannot be measured exactly: {description}; train without this option")
         check_exactness(self)
 
+    def assign_ids(self, tokens: WindowTokens) -> WindowIDs:
+        """Return the position IDs of all tokens of a window."""
+        return self.assign(tokens)
+
     @torch.no_grad()
-    def log_probs(self, tokens: Batch, position_ids: Batch) -> LogProbs:
+    def log_probs(self, tokens: Batch, position_ids: BatchIDs) -> LogProbs:
         """Return the log-probabilities (nats) of the token after each sequence."""
         last_index = tokens.shape[1] - 1
-        hidden, _ = self.decoder(tokens.to(self.device), position_ids.to(self.device), query_start=last_index)
+        hidden, _ = self.decoder(tokens.to(self.device), self._decoder_ids(position_ids), query_start=last_index)
         return self._last_log_probs(hidden)
 
     @torch.no_grad()
-    def losses(self, tokens: Batch, position_ids: Batch, targets: Int[Tensor, "batch t"]) -> Float[Tensor, "batch t"]:
+    def losses(
+        self, tokens: Batch, position_ids: BatchIDs, targets: Int[Tensor, "batch t"]
+    ) -> Float[Tensor, "batch t"]:
         """Return the losses (nats) of ``targets``: the tokens that follow each of the last ``t`` tokens."""
         first_index = tokens.shape[1] - targets.shape[1]
-        hidden, _ = self.decoder(tokens.to(self.device), position_ids.to(self.device), query_start=first_index)
+        hidden, _ = self.decoder(tokens.to(self.device), self._decoder_ids(position_ids), query_start=first_index)
         logits, labels = self.decoder.token_logits(hidden), targets.to(self.device)
         losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
         return losses.view(targets.shape)
 
     @torch.no_grad()
     def plain_log_probs(
-        self, tokens: Int[Tensor, " seq"], mask: Bool[Tensor, "seq seq"] | None = None
+        self, tokens: WindowTokens, mask: Bool[Tensor, "seq seq"] | None = None
     ) -> Float[Tensor, " vocab"]:
         """Return the log-probabilities of the token after the sequence, from one pass with an optional mask."""
         hooks = NO_HOOKS if mask is None else AttentionHooks(score_bias=_score_bias(mask[None].to(self.device)))
-        ids = torch.arange(len(tokens), device=self.device)
-        hidden, _ = self.decoder(tokens[None].to(self.device), ids[None], hooks=hooks)
+        ids = self._decoder_ids(self.assign_ids(tokens)[None])
+        hidden, _ = self.decoder(tokens[None].to(self.device), ids, hooks=hooks)
         return self._last_log_probs(hidden)[0]
 
-    def rounding_tolerance(self, tokens: Int[Tensor, " seq"]) -> float:
+    def rounding_tolerance(self, tokens: WindowTokens) -> float:
         """Return the largest difference (nats) that rounding in float32 can cause."""
         return ROUNDING_TOLERANCE
 
     @torch.no_grad()
-    def prefill(self, tokens: Int[Tensor, " seq"], position_ids: Int[Tensor, " seq"], num_prefix: int) -> States:
+    def prefill(self, tokens: WindowTokens, position_ids: WindowIDs, num_prefix: int) -> States:
         """Return the keys and values of the first ``num_prefix`` tokens, or None if ``num_prefix`` is 0."""
         if num_prefix == 0:
             return None
-        prefix_tokens, prefix_ids = tokens[None, :num_prefix], position_ids[None, :num_prefix]
-        return self.decoder(prefix_tokens.to(self.device), prefix_ids.to(self.device))[1]
+        prefix_ids = self._decoder_ids(position_ids[None, ..., :num_prefix])
+        return self.decoder(tokens[None, :num_prefix].to(self.device), prefix_ids)[1]
 
     @torch.no_grad()
-    def log_probs_with_prefix(self, states: States, tokens: Batch, position_ids: Batch) -> LogProbs:
+    def log_probs_with_prefix(self, states: States, tokens: Batch, position_ids: BatchIDs) -> LogProbs:
         """Return the log-probabilities (nats) of the next token after each sequence in ``tokens``.
 
         Each sequence follows the prefix tokens that produced ``states``.
         """
         cache = None if states is None else _expand(states, len(tokens))
-        hidden, _ = self.decoder(tokens.to(self.device), position_ids.to(self.device), cache)
+        hidden, _ = self.decoder(tokens.to(self.device), self._decoder_ids(position_ids), cache)
         return self._last_log_probs(hidden)
 
     @torch.no_grad()
     def log_probs_with_mask(
-        self, states: States, near_tokens: Near, position_ids: Near, visibility_masks: Bool[Tensor, "batch states"]
+        self, states: States, near_tokens: Near, position_ids: NearIDs, visibility_masks: Bool[Tensor, "batch states"]
     ) -> LogProbs:
         """Return the log-probabilities of the token after ``near_tokens`` for each mask of visible states."""
         bias = _score_bias(visibility_masks.to(self.device))
         return self._log_probs_with_bias(states, near_tokens, position_ids, bias)
 
     def gate_gradient(
-        self, states: States, near_tokens: Near, position_ids: Near, log_gates: StateValues, objective: ScoreFunction
+        self, states: States, near_tokens: Near, position_ids: NearIDs, log_gates: StateValues, objective: ScoreFunction
     ) -> StateValues:
         """Return the gradient of ``objective`` with respect to gates on the attention scores of each state."""
         gates = log_gates.to(self.device).requires_grad_()
@@ -117,7 +145,7 @@ class DecoderModel:
             return torch.autograd.grad(objective(log_probs[0]), gates)[0]
 
     @torch.no_grad()
-    def attention_weights(self, states: States, near_tokens: Near, position_ids: Near) -> StateValues:
+    def attention_weights(self, states: States, near_tokens: Near, position_ids: NearIDs) -> StateValues:
         """Return the attention weights of the last near token on each state, averaged over layers and heads."""
         layer_weights: list[Tensor] = []
 
@@ -125,27 +153,44 @@ class DecoderModel:
             layer_weights.append(weights[0, :, -1, : -len(near_tokens)].mean(dim=0))
 
         hooks = AttentionHooks(on_weights=record_weights)
-        self.decoder(near_tokens[None].to(self.device), position_ids[None].to(self.device), states, hooks=hooks)
+        self.decoder(near_tokens[None].to(self.device), self._decoder_ids(position_ids[None]), states, hooks=hooks)
         return torch.stack(layer_weights).mean(dim=0)
 
     def _log_probs_with_bias(
-        self, states: States, near_tokens: Near, position_ids: Near, state_bias: Float[Tensor, "batch states"]
+        self, states: States, near_tokens: Near, position_ids: NearIDs, state_bias: Float[Tensor, "batch states"]
     ) -> LogProbs:
         batch = len(state_bias)
         bias = torch.nn.functional.pad(state_bias, (0, len(near_tokens)))[:, None].expand(-1, len(near_tokens), -1)
-        tokens, ids = (values.to(self.device).expand(batch, -1) for values in (near_tokens, position_ids))
+        tokens = near_tokens.to(self.device).expand(batch, -1)
+        ids = self._decoder_ids(position_ids.expand(batch, *position_ids.shape))
         cache = None if states is None else _expand(states, batch)
         hidden, _ = self.decoder(tokens, ids, cache, hooks=AttentionHooks(score_bias=bias))
         return self._last_log_probs(hidden)
+
+    def _decoder_ids(self, position_ids: BatchIDs) -> Real[Tensor, "*level batch seq"]:
+        """Return the IDs on the device of the decoder, with the level axis (if any) before the batch axis."""
+        return position_ids.movedim(0, -2).to(self.device)
 
     def _last_log_probs(self, hidden: Float[Tensor, "batch seq d_model"]) -> LogProbs:
         return self.decoder.token_logits(hidden[:, -1:])[:, 0].log_softmax(dim=-1)
 
 
 def wrap_run(run: Run, name: str) -> DecoderModel:
-    """Return the decoder of a run as a model with this name. Raises ``ModelError`` if hidden tokens have an effect."""
+    """Return the decoder of a run on text as a model with this name, and with the IDs of its scheme at evaluation.
+
+    Raises ``ModelError`` if hidden tokens have an effect.
+    """
     trained_distance = run.facts["trained_distance"] if run.decoder.reads_ids else None
-    return DecoderModel(run.decoder, name, run.experiment.encoding.num_position_ids, trained_distance)
+    task, scheme = run.experiment.task, run.experiment.scheme
+    assert isinstance(task, GradedByLoss)
+
+    def assign(tokens: WindowTokens) -> WindowIDs:
+        # A scheme with random IDs assigns the same IDs to all windows of equal length.
+        rng = stream(0, "influence positions")
+        assignment = scheme.assign(task.lay_out(tokens[None].numpy()), rng, training=False)
+        return torch.from_numpy(assignment.position_ids[:, 0].copy())
+
+    return DecoderModel(run.decoder, name, run.experiment.encoding.num_position_ids, trained_distance, assign)
 
 
 def _score_bias(visibility_mask: Bool[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:

@@ -59,7 +59,7 @@ def check_study(
 ) -> None:
     """Raise ``ModelError`` if the queries of a study disagree with plain passes over the whole window.
 
-    A plain pass uses no cache, and position IDs are equal to token indexes. The flags enable the checks of queries
+    A plain pass uses no cache, and the position IDs of the whole window. The flags enable the checks of queries
     that only some studies need: masked hiding, gradients of gates, and attention weights.
     """
 
@@ -105,16 +105,17 @@ def first_line(error: Exception) -> str:
 
 def _short_text_deviations(model: NextTokenModel) -> Deviations:
     tokens = torch.arange(1, 9) % model.vocabulary_size
-    ids = torch.tensor([0, 1, 2, 3, 5, 6, 8, 9])
+    # All levels have the same IDs.
+    ids = torch.tensor([0, 1, 2, 3, 5, 6, 8, 9]).expand(model.assign_ids(tokens).shape)
     tolerance = model.rounding_tolerance(tokens)
     near_slice = slice(5, 8)
     states = model.prefill(tokens, ids, 5)
 
     def predict_in_one_pass(indices: list[int]) -> Tensor:
-        return model.log_probs(tokens[None, indices], ids[None, indices])[0]
+        return model.log_probs(tokens[None, indices], ids[None, ..., indices])[0]
 
     def predict_with_mask(visibility_masks: Tensor) -> Tensor:
-        return model.log_probs_with_mask(states, tokens[near_slice], ids[near_slice], visibility_masks)
+        return model.log_probs_with_mask(states, tokens[near_slice], ids[..., near_slice], visibility_masks)
 
     all_visible_mask, none_visible_mask = torch.ones(1, 5, dtype=torch.bool), torch.zeros(1, 5, dtype=torch.bool)
     first_two_visible_mask = torch.tensor([[True, True, False, False, False]])
@@ -123,7 +124,7 @@ def _short_text_deviations(model: NextTokenModel) -> Deviations:
     other_tokens = tokens.clone()
     other_tokens[2:5] = (tokens[2:5] + 1) % model.vocabulary_size
     other_states = model.prefill(other_tokens, ids, 5)
-    other = model.log_probs_with_mask(other_states, tokens[near_slice], ids[near_slice], first_two_visible_mask)
+    other = model.log_probs_with_mask(other_states, tokens[near_slice], ids[..., near_slice], first_two_visible_mask)
     for description, log_probs, expected_log_probs in (
         ("hidden tokens change the prediction", batch[1], predict_in_one_pass([5, 6, 7])),
         ("hidden tokens change the prediction", batch[2], other[0]),

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int, Real
 from torch import Tensor
 
 from lengthwise.influence.probing.next_token_model import NextTokenModel
@@ -30,8 +30,8 @@ class WindowEvaluator:
     def __init__(self, model: NextTokenModel, window: Window) -> None:
         self.model, self.window = model, window
         self.tokens, self.num_prefix = torch.from_numpy(window.tokens), len(window.start) + window.num_far
-        self.position_ids = torch.arange(len(self.tokens))
-        self.near, self.near_ids = self.tokens[self.num_prefix :], self.position_ids[self.num_prefix :]
+        self.position_ids = model.assign_ids(self.tokens)
+        self.near, self.near_ids = self.tokens[self.num_prefix :], self.position_ids[..., self.num_prefix :]
 
     @cached_property
     def states(self) -> Any:
@@ -81,18 +81,21 @@ class WindowEvaluator:
         """Yield the predictions of queries that share a prefix and have ``length`` visible tokens after it."""
         states = self.model.prefill(self.tokens, self.position_ids, prefix)
         predict = partial(self.model.log_probs_with_prefix, states)
-        ids = torch.from_numpy(np.stack([prefix + masks[query, prefix:].nonzero()[0] for query in queries]))
+        suffix_masks = torch.from_numpy(masks[queries, prefix:])
+        tokens = torch.stack([self.tokens[prefix:][mask] for mask in suffix_masks])
+        ids = torch.stack([self.position_ids[..., prefix:][..., mask] for mask in suffix_masks])
         # Each sequence attends to a copy of the states.
         max_batch_size = batch_size(self.model, length + prefix // 8)
         for batch_start in range(0, len(queries), max_batch_size):
             batch = slice(batch_start, batch_start + max_batch_size)
-            yield from split_on_out_of_memory(queries[batch], (self.tokens[ids[batch]], ids[batch]), predict)
+            yield from split_on_out_of_memory(queries[batch], (tokens[batch], ids[batch]), predict)
 
 
 def strict_log_probs(model: NextTokenModel, queries: Sequence[tuple[Window, VisibilityMask]]) -> Iterator[Predictions]:
-    """Yield the predictions of a model that reads only the visible tokens of each window, with their position IDs.
+    """Yield the predictions of a model that reads only the visible tokens of each window.
 
-    The model does not read hidden tokens, so they cannot leak. Sequences of equal length share a forward pass.
+    The position IDs of a token are those in the whole window, so they do not depend on the mask. The model does not
+    read hidden tokens, so they cannot leak. Sequences of equal length share a forward pass.
     """
     queries_by_length: dict[int, list[int]] = defaultdict(list)
     for index, (window, visibility_mask) in enumerate(queries):
@@ -101,10 +104,16 @@ def strict_log_probs(model: NextTokenModel, queries: Sequence[tuple[Window, Visi
         max_batch_size = batch_size(model, length)
         for batch_start in range(0, len(indices), max_batch_size):
             batch = indices[batch_start : batch_start + max_batch_size]
-            masks = [queries[index][0].expand(queries[index][1]) for index in batch]
-            tokens = np.stack([queries[index][0].tokens[mask] for index, mask in zip(batch, masks, strict=True)])
-            ids = np.stack([mask.nonzero()[0] for mask in masks])
-            yield from split_on_out_of_memory(batch, (torch.from_numpy(tokens), torch.from_numpy(ids)), model.log_probs)
+            tokens, ids = zip(*(_visible_tokens(model, *queries[index]) for index in batch), strict=True)
+            yield from split_on_out_of_memory(batch, (torch.stack(tokens), torch.stack(ids)), model.log_probs)
+
+
+def _visible_tokens(
+    model: NextTokenModel, window: Window, visibility_mask: VisibilityMask
+) -> tuple[Int[Tensor, " visible"], Real[Tensor, "*level visible"]]:
+    """Return the visible tokens of a window, with their position IDs in the whole window."""
+    tokens, is_visible = torch.from_numpy(window.tokens), torch.from_numpy(window.expand(visibility_mask))
+    return tokens[is_visible], model.assign_ids(tokens)[..., is_visible]
 
 
 def batch_size(model: NextTokenModel, length: int, num_predictions: int = 1) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 
 from lengthwise.core.errors import PromptError, SettingError, TextError
 from lengthwise.core.type_checks import check_types
@@ -27,6 +27,7 @@ from lengthwise.tasks.text.corpus import (
     open_corpus,
     read_tokenizer,
 )
+from lengthwise.tasks.text.line_structure import couple_lines
 from lengthwise.tasks.text.tokenizer import END, ByteTokenizer, Tokenizer, format_piece
 
 # Number of tokens after a prompt that are reserved for the continuation.
@@ -40,12 +41,15 @@ class Text:
     A sequence starts at a random token; end tokens separate documents. ``corpus`` is a folder from ``prepare_corpus``;
     the default is a few built-in pages with one token per byte. Sequences are sampled from ``split``, and only from
     ``kind`` if it is set. There are several valid answers, so evaluation measures the loss on held-out documents.
+    With ``structure``, the coupling has two levels: the place of each token in its line, and the number of its line. A
+    line ends after a token that contains a newline, or after an end token, so the coupling follows from the tokens.
     ``run_folder`` is the folder of a run whose tokenizer the task uses; this field is never saved.
     """
 
     corpus: str | None = None
     split: str = TRAIN
     kind: str | None = None
+    structure: bool = False
     run_folder: str | None = field(default=None, compare=False, repr=False)
 
     name: ClassVar[str] = "text"
@@ -81,7 +85,10 @@ class Text:
         return self.lay_out(stream[start_indexes[:, None] + np.arange(length + 1)].astype(np.int64))
 
     def from_prompt(self, prompt: str) -> Examples:
-        """Tokenize the start of a text and append placeholders for a continuation; the example has no answers."""
+        """Tokenize the start of a text and append placeholders for a continuation.
+
+        The example has no answers and no coupling, because the lines of the continuation are unknown.
+        """
         tokens = np.array(self.tokenizer.encode(prompt), dtype=np.int64)
         if not len(tokens):
             raise PromptError("the prompt is empty; write some words to continue")
@@ -97,7 +104,12 @@ class Text:
         """Return sequences of consecutive tokens as examples."""
         is_answer = np.ones(tokens.shape, dtype=bool)
         is_answer[:, 0] = False
-        return Examples(tokens=tokens, prompt_length=np.ones(len(tokens), dtype=np.int64), is_answer=is_answer)
+        return Examples(
+            tokens=tokens,
+            prompt_length=np.ones(len(tokens), dtype=np.int64),
+            is_answer=is_answer,
+            coupling=couple_lines(self._ends_line[tokens]) if self.structure else None,
+        )
 
     def held_out(self) -> list[TokenizedDocument]:
         """Return the held-out documents of ``kind``, or of all kinds."""
@@ -135,6 +147,10 @@ class Text:
     def placeholder_example(self) -> Examples:
         """Return one example that consists of two tokens."""
         return self.lay_out(np.zeros((1, 2), dtype=np.int64))
+
+    @cached_property
+    def _ends_line(self) -> Bool[np.ndarray, " vocab"]:
+        return np.array([b"\n" in piece or not piece for piece in self.tokenizer.pieces])
 
     @cached_property
     def _corpus(self) -> Corpus:
