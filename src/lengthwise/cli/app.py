@@ -26,6 +26,7 @@ from lengthwise.cli.commands.reproduce import reproduce_
 from lengthwise.cli.commands.show import show_
 from lengthwise.cli.commands.sweep import sweep_
 from lengthwise.cli.commands.train import train_
+from lengthwise.cli.commands.watch import watch
 from lengthwise.cli.terminal import discard_output, print_line, print_message
 from lengthwise.core.errors import (
     LengthwiseError,
@@ -84,7 +85,7 @@ def print_help(
 
 COMMANDS: tuple[Callable[..., None], ...] = (
     *(list_, prepare, couple, train_, evaluate_, compare_, sweep_, generate_),
-    *(show_, influence, certify, diagnose, reproduce_, export),
+    *(show_, influence, certify, diagnose, reproduce_, export, watch),
 )
 for command in COMMANDS:
     app.command(command.__name__.rstrip("_"))(command)

@@ -5,7 +5,7 @@ The functions print paths, tokens and texts literally, without markup, and escap
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -64,18 +64,24 @@ def print_table(title: str, header: list[str], body: list[list[str]], *, wrap: b
 
     Without a terminal and the variable ``COLUMNS``, only tables with ``wrap=True`` wrap.
     """
-    header, body = [escape(column) for column in header], [[escape(cell) for cell in cells] for cells in body]
     has_width = out_console.is_terminal or "COLUMNS" in os.environ
     width = out_console.width if wrap or has_width else UNLIMITED_WIDTH
+    # The title may be longer than a narrow table.
+    print_line(title)
+    for table in make_tables(header, body, width):
+        Console(width=width, **LITERAL_OUTPUT).print(table)
+
+
+def make_tables(header: Sequence[str], body: Sequence[Sequence[str]], width: int) -> Iterator[Table]:
+    """Yield tables that are at most ``width`` characters wide and together have all columns."""
+    header, body = [escape(column) for column in header], [[escape(cell) for cell in cells] for cells in body]
     for group in group_columns(header, body, width):
-        # The title of a narrow table may be longer than the table.
-        print_line(title)
         table = Table()
         for index, column_width in zip(group.indices, group.widths, strict=True):
             table.add_column(header[index], width=column_width, overflow="fold")
         for cells in body:
             table.add_row(*(cells[index] for index in group.indices))
-        Console(width=width, **LITERAL_OUTPUT).print(table)
+        yield table
 
 
 def print_text(line: Text) -> None:
