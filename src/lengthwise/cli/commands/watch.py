@@ -34,7 +34,8 @@ def watch(
         print_states(states, {})
     else:
         try:
-            _show_live(folder) if out_console.is_terminal else _print_changes(folder)
+            show = _show_live if out_console.is_terminal else _print_changes
+            show(folder)
         except KeyboardInterrupt:
             return
 
