@@ -6,7 +6,8 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any
+from importlib import metadata
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -25,7 +26,8 @@ from lengthwise.cli.commands.reproduce import reproduce_
 from lengthwise.cli.commands.show import show_
 from lengthwise.cli.commands.sweep import sweep_
 from lengthwise.cli.commands.train import train_
-from lengthwise.cli.terminal import discard_output, print_message
+from lengthwise.cli.commands.watch import watch
+from lengthwise.cli.terminal import discard_output, print_line, print_message
 from lengthwise.core.errors import (
     LengthwiseError,
     SkippedTextWarning,
@@ -59,14 +61,31 @@ app = typer.Typer(
     name="lengthwise",
     help="Train transformers on short sequences, test them on long sequences, and find out why they fail or succeed.",
     cls=CommandGroup,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
 
+def _print_version(is_set: bool) -> None:
+    if is_set:
+        print_line(f"lengthwise {metadata.version('lengthwise')}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def print_help(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Train transformers on short sequences, test them on long sequences, and find out why they fail or succeed."""
+    if context.invoked_subcommand is None:
+        print_line(context.get_help())
+
+
 COMMANDS: tuple[Callable[..., None], ...] = (
     *(list_, prepare, couple, train_, evaluate_, compare_, sweep_, generate_),
-    *(show_, influence, certify, diagnose, reproduce_, export),
+    *(show_, influence, certify, diagnose, reproduce_, export, watch),
 )
 for command in COMMANDS:
     app.command(command.__name__.rstrip("_"))(command)

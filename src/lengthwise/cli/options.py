@@ -9,10 +9,12 @@ from typer import Argument, Option
 
 from lengthwise.cli.terminal import print_search_progress
 from lengthwise.core.errors import SettingError, unknown_name
+from lengthwise.encodings import ENCODINGS
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.experiments.experiment import Experiment, load_task, resolve_override
 from lengthwise.experiments.recipes import COMPARISONS, RECIPES, experiment_for, recipe
-from lengthwise.tasks import HasLengths, Task, Text, default_lengths, is_task_file
+from lengthwise.positions import SCHEMES
+from lengthwise.tasks import TASKS, HasLengths, Task, Text, default_lengths, is_task_file
 from lengthwise.tasks.text.corpus import open_corpus
 
 Number = TypeVar("Number", int, float)
@@ -43,12 +45,22 @@ def fraction(help_text: str) -> Any:
 RunFolder = Annotated[Path, Argument(metavar="RUN", help="Folder of a trained run.")]
 JsonFlag = Annotated[bool, Option("--json", help="Print the results as one JSON document.")]
 DeviceName = Annotated[str, Option(help="Device: auto, cpu or cuda.")]
-TaskName = Annotated[str | None, Option("--task", help="Task: a name, module:Name or FILE.jsonl.")]
-SchemeName = Annotated[
-    str | None, Option("--scheme", help="Position scheme: a name, module:Name, or discovered, which finds a coupling.")
+TaskName = Annotated[
+    str | None, Option("--task", help="Task: a name, module:Name or FILE.jsonl.", autocompletion=lambda: list(TASKS))
 ]
-EncodingName = Annotated[str | None, Option("--encoding", help="Encoding: a name or module:Name.")]
-QuickFlag = Annotated[bool, Option("--quick", help="Run at a tiny size to test the command.")]
+SchemeName = Annotated[
+    str | None,
+    Option(
+        "--scheme",
+        help="Position scheme: a name, module:Name, or discovered, which finds a coupling.",
+        autocompletion=lambda: list(SCHEMES),
+    ),
+]
+EncodingName = Annotated[
+    str | None,
+    Option("--encoding", help="Encoding: a name or module:Name.", autocompletion=lambda: list(ENCODINGS)),
+]
+QuickFlag = Annotated[bool, Option("--quick/--no-quick", help="Run at a tiny size to test the command.")]
 VariantNames = Annotated[str | None, Option(help="Task variants to evaluate, such as uniform,carry.")]
 NumExamples = Annotated[str | None, Option(help="Number of examples per length: one number, or a list such as 512,64.")]
 TrainLengthRange = Annotated[

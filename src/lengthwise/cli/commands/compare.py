@@ -12,13 +12,18 @@ from lengthwise.cli.terminal import print_json, print_line, print_message, print
 from lengthwise.core.interruption import StoppedError
 from lengthwise.evaluation.tables_and_figures import draw, table, table_title
 from lengthwise.experiments.comparison import compare
-from lengthwise.experiments.recipes import quick
+from lengthwise.experiments.recipes import COMPARISONS, RECIPES, quick
 from lengthwise.experiments.setting_changes import change_settings
 
 
 def compare_(
     names: Annotated[
-        list[str] | None, Argument(metavar="RECIPE...", help="Names of recipes, or one comparison such as demo.")
+        list[str] | None,
+        Argument(
+            metavar="RECIPE...",
+            help="Names of recipes, or one comparison such as demo.",
+            autocompletion=lambda: [*RECIPES, *COMPARISONS],
+        ),
     ] = None,
     task: options.TaskName = None,
     rows: Annotated[

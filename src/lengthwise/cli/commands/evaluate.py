@@ -125,9 +125,10 @@ def generate_(
     run = load_run(folder, overrides=overrides, device=device)
     completion = generate_from_prompt(run, prompt, max_new_tokens)
     if as_json:
-        output = {"tokens": completion.tokens, "position_ids": completion.position_ids}
+        output = {"prompt": prompt, "tokens": completion.tokens, "position_ids": completion.position_ids}
         print_json({**output, "right": completion.correct, "expected": completion.expected})
         return
+    print_line(f"prompt: {prompt}")
     # The table has one column of IDs per level.
     ids = completion.position_ids
     levels = ids if isinstance(ids[0], list) else [ids]

@@ -14,7 +14,7 @@ from lengthwise.core.devices import training_threads
 from lengthwise.core.interruption import StoppedError, catch_interrupts
 from lengthwise.core.progress_line import ProgressLine, err_console
 from lengthwise.experiments.experiment import Experiment
-from lengthwise.experiments.recipes import quick
+from lengthwise.experiments.recipes import RECIPES, quick
 from lengthwise.experiments.run import Run, train
 from lengthwise.experiments.run_folder import EXPERIMENT, read_experiment
 from lengthwise.experiments.setting_changes import change_settings
@@ -24,7 +24,12 @@ from lengthwise.training.process_group import read_launch
 
 def train_(
     name: Annotated[
-        str | None, Argument(metavar="[RECIPE]", help="Name of a recipe; use either a recipe or --task.")
+        str | None,
+        Argument(
+            metavar="[RECIPE]",
+            help="Name of a recipe; use either a recipe or --task.",
+            autocompletion=lambda: list(RECIPES),
+        ),
     ] = None,
     task: options.TaskName = None,
     scheme: options.SchemeName = None,
