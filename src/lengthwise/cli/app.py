@@ -21,6 +21,7 @@ from lengthwise.cli.commands.export import export
 from lengthwise.cli.commands.influence import influence
 from lengthwise.cli.commands.list_tables import list_
 from lengthwise.cli.commands.prepare import prepare
+from lengthwise.cli.commands.report import report
 from lengthwise.cli.commands.reproduce import reproduce_
 from lengthwise.cli.commands.show import show_
 from lengthwise.cli.commands.sweep import sweep_
@@ -66,7 +67,7 @@ app = typer.Typer(
 
 COMMANDS: tuple[Callable[..., None], ...] = (
     *(list_, prepare, couple, train_, evaluate_, compare_, sweep_, generate_),
-    *(show_, influence, certify, diagnose, reproduce_, export),
+    *(show_, influence, certify, diagnose, reproduce_, export, report),
 )
 for command in COMMANDS:
     app.command(command.__name__.rstrip("_"))(command)
