@@ -27,7 +27,7 @@ def study_charts(study: StudyRecord) -> list[Chart]:
 
 
 def study_page(study: StudyRecord, max_bytes: int) -> tuple[str, int] | None:
-    """Return a page of at most about ``max_bytes`` with the texts, and the number of omitted targets; None without texts.
+    """Return a page of at most about ``max_bytes`` with the texts, and the number of omitted targets, or None.
 
     Targets are omitted evenly over each text until the page is small enough, then whole texts.
     """
