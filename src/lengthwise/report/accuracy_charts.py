@@ -66,7 +66,7 @@ def accuracy_chart(title: str, rows: Rows) -> Chart:
     if len(labels) < len(lines):
         notes.append(f"The chart shows {len(labels)} of {len(lines):,} lines; the table and the heat map show all.")
     layout = {
-        "xaxis": axis("length (log scale)", log=True),
+        "xaxis": axis("length (log scale)", log=True, tickvals=sorted({int(row["length"]) for row in rows})),
         "yaxis": axis(value_name, log=uses_loss(rows), **({} if uses_loss(rows) else {"range": [-0.04, 1.06]})),
         "shapes": [_training_area(shortest_trained, longest_trained)],
     }

@@ -94,7 +94,7 @@ def _group_section(group: RunGroup, *, diagnose: bool) -> Section:
     return Section(
         title=f"{group.kind} {group.name}" if group.kind != "runs" else group.name,
         sentences=[
-            f"{len(labels):,} configurations, {len(group.runs):,} runs, {len(group.rows):,} result rows.",
+            f"Configurations: {len(labels):,}. Runs: {len(group.runs):,}. Result rows: {len(group.rows):,}.",
             *([f"Only in the table: {omitted} more tasks or variants."] if omitted > 0 else []),
         ],
         charts=[*charts, *([] if curves is None else [curves])],

@@ -26,7 +26,8 @@ function withTheme(trace, number) {
 
 function draw(number) {
   const { data, layout } = charts[number], states = switches(number);
-  const theme = { gridcolor: style("--line"), zerolinecolor: style("--line"), automargin: true };
+  const theme = { gridcolor: style("--line"), zerolinecolor: style("--line"), automargin: true,
+    exponentformat: "power" };
   const scaled = (axis, name) => {
     const type = name in states ? (states[name] ? "log" : "linear") : axis.type;
     const text = type === "log" ? axis.title.text : axis.title.text.replace(" (log scale)", "");
