@@ -38,18 +38,18 @@ def write_comparison(folder: Path, num_runs: int, num_seeds: int = 5) -> Path:
         run_folder = folder / f"configuration-{number // num_seeds}" / f"seed-{seed}"
         run_folder.mkdir(parents=True)
         experiment = {"task": {"name": "parity"}, "training": {"learning_rate": rate, "steps": 1000}, "seed": seed}
-        (run_folder / "experiment.json").write_text(json.dumps({"experiment": experiment}))
+        (run_folder / "experiment.json").write_text(json.dumps({"experiment": experiment}), encoding="utf-8")
         log = [{"step": 10 * step, "loss": float(np.exp(-step / 20))} for step in range(1, 101)]
         write_lines(run_folder / "metrics.jsonl", log)
         write_rows_with_digest(run_folder / "compared.jsonl", run_rows)
-    (folder / "comparison.json").write_text(json.dumps({"comparison": {}}))
+    (folder / "comparison.json").write_text(json.dumps({"comparison": {}}), encoding="utf-8")
     write_lines(folder / "results.jsonl", rows)
     return folder
 
 
 def write_lines(path: Path, rows: list[dict[str, object]]) -> None:
     """Write rows to a JSON-lines file."""
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
 def seconds_to_draw(page_file: Path) -> float:

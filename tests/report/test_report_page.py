@@ -36,12 +36,14 @@ class Page(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):
+        """Record a tag, and start a cell."""
         self.tags.append((tag, dict(attrs)))
         self.in_cell = tag in ("td", "th", "mark")
         if tag in ("td", "th"):
             self.cells.append("")
 
     def handle_data(self, data):
+        """Add text to the current cell."""
         if self.in_cell:
             self.cells[-1] += data.strip()
 
