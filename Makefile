@@ -14,7 +14,7 @@ setup: .venv/installed
 # The package alone: enough for the demo.
 .venv/package: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(PIP) -e .
+	$(PIP) -e '.[report]'
 	touch $@
 
 .venv/installed: .venv/package
@@ -23,6 +23,7 @@ setup: .venv/installed
 
 demo: .venv/package
 	$(BIN)/lengthwise compare demo --seeds $(DEMO_SEEDS) --out runs/demo
+	$(BIN)/lengthwise report runs/demo --out runs/demo/report.html
 
 test: setup
 	$(BIN)/python -m pytest -n 2 --dist worksteal

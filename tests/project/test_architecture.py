@@ -22,6 +22,7 @@ ROOMS = (
     "evaluation",
     "experiments",
     "influence",
+    "report",
     "hf",
     "cli",
 )

@@ -22,6 +22,7 @@ from lengthwise.cli.commands.export import export
 from lengthwise.cli.commands.influence import influence
 from lengthwise.cli.commands.list_tables import list_
 from lengthwise.cli.commands.prepare import prepare
+from lengthwise.cli.commands.report import report
 from lengthwise.cli.commands.reproduce import reproduce_
 from lengthwise.cli.commands.show import show_
 from lengthwise.cli.commands.sweep import sweep_
@@ -85,7 +86,7 @@ def print_help(
 
 COMMANDS: tuple[Callable[..., None], ...] = (
     *(list_, prepare, couple, train_, evaluate_, compare_, sweep_, generate_),
-    *(show_, influence, certify, diagnose, reproduce_, export, watch),
+    *(show_, influence, certify, diagnose, reproduce_, export, report, watch),
 )
 for command in COMMANDS:
     app.command(command.__name__.rstrip("_"))(command)
