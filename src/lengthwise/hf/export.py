@@ -12,10 +12,12 @@ from lengthwise.core.type_checks import check_arguments
 from lengthwise.encodings import ENCODINGS
 from lengthwise.evaluation.exact_match import EvaluationSettings, iter_blocks
 from lengthwise.experiments.run_folder import (
+    RESULTS,
     RUN_FOLDER,
     read_description,
     read_experiment,
     read_model,
+    read_rows,
     write_description,
     write_model,
 )
@@ -38,6 +40,8 @@ def export_hf(run: StrPath, out: StrPath, *, overrides: Mapping[str, Any] | None
     # Importing `transformers` takes seconds.
     from lengthwise.hf.lengthwise_config import build_config  # noqa: PLC0415
     from lengthwise.hf.lengthwise_model import LengthwiseForCausalLM  # noqa: PLC0415
+    from lengthwise.hf.model_card import CARD_FILE  # noqa: PLC0415
+    from lengthwise.hf.run_card import run_card  # noqa: PLC0415
     from lengthwise.hf.tokenization import symbol_tokenizer, tokenizer_from_json  # noqa: PLC0415
 
     run, out = Path(run), Path(out)
@@ -58,6 +62,8 @@ def export_hf(run: StrPath, out: StrPath, *, overrides: Mapping[str, Any] | None
     with atomic_folder(out) as folder:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+        card = run_card(experiment, facts, read_rows(run / RESULTS)) + model.describe_loading()
+        (folder / CARD_FILE).write_text(card, encoding="utf-8")
 
 
 @check_arguments
