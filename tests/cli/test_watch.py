@@ -8,8 +8,8 @@ import pytest
 from tests.support.small_runs import folder_contents
 
 from lengthwise.cli import app as cli
-from lengthwise.cli.commands import watch as watch_module
-from lengthwise.cli.commands.watch import Speedometer
+from lengthwise.cli import watch_display
+from lengthwise.cli.watch_display import Speedometer
 from lengthwise.experiments.run_states import STALE_S, read_run_states
 
 SETTINGS = {"seed": 3, "training": {"steps": 100}}
@@ -88,7 +88,7 @@ def test_without_a_terminal_a_line_is_printed_when_a_run_changes_until_ctrl_c(wa
         if len(calls) == 4:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(watch_module.time, "sleep", pause)
+    monkeypatch.setattr(watch_display.time, "sleep", pause)
     cli.main(["watch", str(watched)])
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["a", "b", "c", "d", "e", "e"]

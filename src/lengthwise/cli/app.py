@@ -9,7 +9,6 @@ from contextlib import nullcontext
 from importlib import metadata
 from typing import Annotated, Any
 
-import torch
 import typer
 from typer.core import TyperGroup
 
@@ -40,7 +39,7 @@ from lengthwise.core.errors import (
 )
 from lengthwise.core.interruption import StoppedError
 from lengthwise.core.progress_line import escape
-from lengthwise.training.process_group import Launch, read_launch, reject_several_processes
+from lengthwise.training.launch import Launch, read_launch, reject_several_processes
 
 # Time in which the first process of a machine reports an error, so that the launcher ends the others.
 REPORT_S = 10.0
@@ -130,7 +129,11 @@ def _message_and_status(error: BaseException) -> tuple[str, int] | None:
     if isinstance(error, OSError):
         name = "" if error.filename is None else f"{shorten_name(str(error.filename))}: "
         return f"{name}{error.strerror or error}; use another path", 2
-    if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+    if (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or "can't allocate memory" in str(error)
+    ):
         return "out of memory; use shorter lengths, smaller batches or fewer examples", 1
     # Errors of the argument parser have their own message.
     return (error.format_message(), 2) if hasattr(error, "format_message") else None

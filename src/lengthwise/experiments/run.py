@@ -33,7 +33,8 @@ from lengthwise.experiments.validation import (
     prepare_training,
 )
 from lengthwise.model.decoder import Decoder
-from lengthwise.training.process_group import join_processes, read_launch
+from lengthwise.training.launch import read_launch
+from lengthwise.training.process_group import join_processes
 from lengthwise.training.trainer import Trainer
 
 # Number of examples that decide whether a run fits its training lengths.

@@ -17,7 +17,7 @@ from lengthwise.experiments.run_folder import RESULTS, SWEEP_FOLDER, claim_folde
 from lengthwise.experiments.sweep_file import SweepFile, check_seeds, read_sweep_file
 from lengthwise.experiments.trackers import check_trackers
 from lengthwise.experiments.worker_pool import reject_import_in_worker
-from lengthwise.training.process_group import reject_several_processes
+from lengthwise.training.launch import reject_several_processes
 
 # Version of the layout of a sweep folder.
 LAYOUT = {"layout": 1}
