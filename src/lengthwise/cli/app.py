@@ -46,7 +46,14 @@ REPORT_S = 10.0
 
 
 class CommandGroup(TyperGroup):
-    """Group of commands; its error for an unknown command suggests the most similar name."""
+    """Group of commands; its error for an unknown command suggests the most similar name.
+
+    Without arguments, the group prints its help.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments of the group; no arguments mean ``--help``."""
+        return super().parse_args(ctx, args or ["--help"])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command named by the first argument; raise ``SettingError`` if it does not exist."""
@@ -65,22 +72,20 @@ app = typer.Typer(
 )
 
 
-def _print_version(is_set: bool) -> None:
+def _print_version(is_set: bool) -> bool:
     if is_set:
         print_line(f"lengthwise {metadata.version('lengthwise')}")
         raise typer.Exit
+    return is_set
 
 
-@app.callback(invoke_without_command=True)
-def print_help(
-    context: typer.Context,
+@app.callback()
+def add_options(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Train transformers on short sequences, test them on long sequences, and find out why they fail or succeed."""
-    if context.invoked_subcommand is None:
-        print_line(context.get_help())
 
 
 COMMANDS: tuple[Callable[..., None], ...] = (

@@ -169,7 +169,7 @@ def describe_run(run: Run, num_threads: int) -> str:
 
 def named_experiment(name: str | None, names: Mapping[str, str | None]) -> Experiment:
     """Return a recipe, or the experiment with these names of task, scheme and encoding."""
-    experiment = experiment_experiment_from_names(name, **names)
+    experiment = experiment_from_names(name, **names)
     if names["scheme"] == Discovered.name:
         print_message(f"found a coupling in the examples; lengthwise couple {names['task']} describes it")
     return experiment

@@ -37,7 +37,7 @@ def limit_far(settings: InfluenceSettings, language_model: LanguageModel) -> Inf
 def load_documents(
     language_model: LanguageModel, texts: list[str] | None, kind: str | None, documents: int | None
 ) -> list[TokenizedDocument]:
-    """Return the tokens of documents without copies, at most ``documents`` per text, or of the held-out text of a run."""
+    """Return documents without copies: at most ``documents`` per text, or the held-out text of a run."""
     if not texts:
         return without_copies(language_model.held_out(kind)[:documents])
     if kind is not None:

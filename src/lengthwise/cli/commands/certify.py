@@ -49,7 +49,7 @@ def certify(
     For a counterexample, compute the exact risks of its two heads.
     """
     from lengthwise.cli import certificates, experiment_options
-    from lengthwise.evaluation.forecast.certificate_report import tables, to_json, verdict, write_report
+    from lengthwise.evaluation.forecast.certificate_report import Certificate, tables, to_json, verdict, write_report
     from lengthwise.experiments.run import load_run
     from lengthwise.experiments.run_analysis import certify_run
 
@@ -65,7 +65,7 @@ def certify(
             multiple * max_train_length for multiple in certificates.DEFAULT_MULTIPLES
         )
         name = run.experiment.task.name
-        compute_certificate: Callable[[], certificates.Certificate] = partial(certify_run, run, test_lengths, seed=seed)
+        compute_certificate: Callable[[], Certificate] = partial(certify_run, run, test_lengths, seed=seed)
     else:
         options.reject_flags("needs a run folder", **part_names)
         name, compute_certificate = certificates.prepare_certificate(target, train_lengths, parsed_lengths, steps, seed)
