@@ -6,7 +6,6 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from importlib import metadata
 from typing import Annotated, Any
 
 import typer
@@ -74,6 +73,8 @@ app = typer.Typer(
 
 def _print_version(is_set: bool) -> bool:
     if is_set:
+        from importlib import metadata  # noqa: PLC0415  (a slow import)
+
         print_line(f"lengthwise {metadata.version('lengthwise')}")
         raise typer.Exit
     return is_set
