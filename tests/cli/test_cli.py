@@ -594,7 +594,6 @@ INVALID: list[tuple[list[str], str]] = [
     (["evaluate", "run", "unfinished"], "unfinished"),
     (["trian"], "'trian'; did you mean 'train'? known: certify, compare, couple, diagnose, evaluate"),
     (["--verbose"], "--verbose"),
-    ([], "command"),
 ]
 
 

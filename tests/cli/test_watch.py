@@ -5,12 +5,16 @@ import os
 import time
 
 import pytest
-from tests.support.small_runs import folder_contents
+from tests.support.small_runs import folder_contents, small_experiment
 
 from lengthwise.cli import app as cli
-from lengthwise.cli.commands import watch as watch_module
-from lengthwise.cli.commands.watch import Speedometer
+from lengthwise.cli import watch_display
+from lengthwise.cli.watch_display import Speedometer
+from lengthwise.core.errors import DivergedError
+from lengthwise.experiments.run import train
+from lengthwise.experiments.run_failure import record_failure
 from lengthwise.experiments.run_states import STALE_S, read_run_states
+from lengthwise.positions import Sequential
 
 SETTINGS = {"seed": 3, "training": {"steps": 100}}
 
@@ -40,14 +44,15 @@ def watched(tmp_path):
         os.utime(path, (past, past))
     write_run(tmp_path / "d", rows=ROWS)
     write_run(tmp_path / "e")
+    write_run(tmp_path / "f", rows=ROWS, files=["failure.json"])
     write_run(tmp_path / "a/earlier/10-steps", rows=ROWS)
     return tmp_path
 
 
 def test_each_run_has_its_state_steps_loss_and_results(watched):
     states = read_run_states(watched)
-    assert [state.name for state in states] == ["a", "b", "c", "d", "e"]
-    assert [state.state for state in states] == ["finished", "running", "stale", "stopped", "waiting"]
+    assert [state.name for state in states] == ["a", "b", "c", "d", "e", "f"]
+    assert [state.state for state in states] == ["finished", "running", "stale", "stopped", "waiting", "failed"]
     assert (states[0].step, states[0].num_steps, states[0].loss, states[0].exact_match) == (20, 100, 0.375, 0.25)
     assert states[0].results == {"8": 0.5}
 
@@ -58,6 +63,24 @@ def test_a_comparison_has_waiting_runs_before_their_folders_exist(tmp_path):
     write_run(tmp_path / "predicted-rotary/seed-3", rows=ROWS, files=["model.safetensors"])
     states = {state.name: state.state for state in read_run_states(tmp_path)}
     assert states == {"predicted-rotary/seed-3": "finished", "predicted-rotary/seed-4": "waiting"}
+
+
+def test_a_sweep_has_waiting_runs_before_their_folders_exist(tmp_path):
+    (tmp_path / "planned.json").write_text(json.dumps({"first": SETTINGS, "second": SETTINGS}))
+    write_run(tmp_path / "first", rows=ROWS, files=["model.safetensors"])
+    states = {state.name: (state.state, state.num_steps) for state in read_run_states(tmp_path)}
+    assert states == {"first": ("finished", 100), "second": ("waiting", 100)}
+
+
+def test_a_failed_run_has_its_error_until_it_is_trained_again(tmp_path):
+    with pytest.raises(DivergedError):
+        train(small_experiment(scheme=Sequential(), learning_rate=1e30, steps=4), tmp_path / "run")
+    assert [state.state for state in read_run_states(tmp_path)] == ["failed"]
+    failure = json.loads((tmp_path / "run/failure.json").read_text())
+    assert failure["error"] == "DivergedError"
+    assert failure["message"].startswith("training diverged: the loss is nan at step 4")
+    with record_failure(tmp_path / "run"):
+        assert not (tmp_path / "run/failure.json").exists()
 
 
 def test_incomplete_files_and_missing_folders_stop_nothing(watched):
@@ -72,10 +95,12 @@ def test_watch_once_prints_a_table_and_writes_nothing(watched, capsys):
     before = folder_contents(watched)
     cli.main(["watch", str(watched), "--once"])
     out = capsys.readouterr().out
-    assert all(word in out for word in ("finished", "running", "stale", "stopped", "waiting", "20/100", "8:0.500"))
+    assert all(
+        word in out for word in ("finished", "running", "stale", "stopped", "waiting", "failed", "20/100", "8:0.500")
+    )
     assert folder_contents(watched) == before
     cli.main(["watch", str(watched), "--json"])
-    assert len(json.loads(capsys.readouterr().out)["runs"]) == 5
+    assert len(json.loads(capsys.readouterr().out)["runs"]) == 6
 
 
 def test_without_a_terminal_a_line_is_printed_when_a_run_changes_until_ctrl_c(watched, capsys, monkeypatch):
@@ -88,10 +113,10 @@ def test_without_a_terminal_a_line_is_printed_when_a_run_changes_until_ctrl_c(wa
         if len(calls) == 4:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(watch_module.time, "sleep", pause)
+    monkeypatch.setattr(watch_display.time, "sleep", pause)
     cli.main(["watch", str(watched)])
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == ["a", "b", "c", "d", "e", "e"]
+    assert [line.split()[0] for line in lines] == ["a", "b", "c", "d", "e", "f", "e"]
     assert "5/100" in lines[-1]
 
 

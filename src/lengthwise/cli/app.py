@@ -6,10 +6,8 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from importlib import metadata
 from typing import Annotated, Any
 
-import torch
 import typer
 from typer.core import TyperGroup
 
@@ -40,14 +38,21 @@ from lengthwise.core.errors import (
 )
 from lengthwise.core.interruption import StoppedError
 from lengthwise.core.progress_line import escape
-from lengthwise.training.process_group import Launch, read_launch, reject_several_processes
+from lengthwise.training.launch import Launch, read_launch, reject_several_processes
 
 # Time in which the first process of a machine reports an error, so that the launcher ends the others.
 REPORT_S = 10.0
 
 
 class CommandGroup(TyperGroup):
-    """Group of commands; its error for an unknown command suggests the most similar name."""
+    """Group of commands; its error for an unknown command suggests the most similar name.
+
+    Without arguments, the group prints its help.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments of the group; no arguments mean ``--help``."""
+        return super().parse_args(ctx, args or ["--help"])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command named by the first argument; raise ``SettingError`` if it does not exist."""
@@ -66,22 +71,22 @@ app = typer.Typer(
 )
 
 
-def _print_version(is_set: bool) -> None:
+def _print_version(is_set: bool) -> bool:
     if is_set:
+        from importlib import metadata  # noqa: PLC0415  (a slow import)
+
         print_line(f"lengthwise {metadata.version('lengthwise')}")
         raise typer.Exit
+    return is_set
 
 
-@app.callback(invoke_without_command=True)
-def print_help(
-    context: typer.Context,
+@app.callback()
+def add_options(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Train transformers on short sequences, test them on long sequences, and find out why they fail or succeed."""
-    if context.invoked_subcommand is None:
-        print_line(context.get_help())
 
 
 COMMANDS: tuple[Callable[..., None], ...] = (
@@ -130,7 +135,11 @@ def _message_and_status(error: BaseException) -> tuple[str, int] | None:
     if isinstance(error, OSError):
         name = "" if error.filename is None else f"{shorten_name(str(error.filename))}: "
         return f"{name}{error.strerror or error}; use another path", 2
-    if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+    if (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or "can't allocate memory" in str(error)
+    ):
         return "out of memory; use shorter lengths, smaller batches or fewer examples", 1
     # Errors of the argument parser have their own message.
     return (error.format_message(), 2) if hasattr(error, "format_message") else None

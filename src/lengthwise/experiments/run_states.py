@@ -10,7 +10,8 @@ from lengthwise.core.folder_lock import LOCK_FILE
 from lengthwise.core.json_parsing import parse_json
 from lengthwise.experiments.folder_names import run_folder
 from lengthwise.experiments.run_extension import EARLIER
-from lengthwise.experiments.run_folder import COMPARISON, EXPERIMENT, MODEL, RESULTS
+from lengthwise.experiments.run_failure import FAILURE
+from lengthwise.experiments.run_folder import COMPARISON, EXPERIMENT, MODEL, PLANNED_RUNS, RESULTS
 from lengthwise.training.training_state import METRICS
 
 # Seconds without a new row after which a run that has a lock file counts as stale.
@@ -19,10 +20,11 @@ STALE_S = 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """State of one run: ``waiting``, ``running``, ``stale``, ``stopped`` or ``finished``.
+    """State of one run: ``waiting``, ``running``, ``stale``, ``stopped``, ``failed`` or ``finished``.
 
     ``stale`` is a run whose process holds the folder but has logged nothing for ``STALE_S`` seconds, or was killed.
-    ``stopped`` is an unfinished run without a process: it was interrupted, failed or diverged. ``exact_match`` is that
+    ``stopped`` is an unfinished run that was interrupted. The training of a ``failed`` run ended with an error.
+    A comparison or sweep knows its ``waiting`` runs. ``exact_match`` is that
     at the longest training length. ``results`` has the exact match, or the loss, by length and task variant.
     """
 
@@ -38,9 +40,11 @@ class RunState:
 def read_run_states(folder: Path) -> list[RunState]:
     """Return the states of all runs in a folder and its subfolders, sorted by name; the folder may be missing."""
     descriptions = {path.parent: _read_object(path).get("experiment") for path in _find(folder, EXPERIMENT)}
+    # Comparisons and sweeps know the runs that have not started.
     for path in _find(folder, COMPARISON):
-        # A comparison knows the runs that have not started.
-        descriptions = {**_planned_runs(path), **descriptions}
+        descriptions = {**_runs_of_comparison(path), **descriptions}
+    for path in _find(folder, PLANNED_RUNS):
+        descriptions = {**{path.parent / name: each for name, each in _read_object(path).items()}, **descriptions}
     names = {run: run.relative_to(folder).as_posix() for run in descriptions}
     return [_read_state(run, names[run], descriptions[run]) for run in sorted(names, key=names.__getitem__)]
 
@@ -54,7 +58,7 @@ def _find(folder: Path, file_name: str) -> list[Path]:
     return [path for path in paths if EARLIER not in path.relative_to(folder).parts]
 
 
-def _planned_runs(path: Path) -> dict[Path, Any]:
+def _runs_of_comparison(path: Path) -> dict[Path, Any]:
     comparison = _read_object(path).get("comparison", {})
     return {
         run_folder(path.parent, label, experiment["seed"] + seed): experiment
@@ -76,7 +80,9 @@ def _read_state(run: Path, name: str, experiment: Any) -> RunState:
         loss=last_row.get("mean_loss"),
         exact_match=matches[-1] if matches else None,
         results={
-            _result_name(row): row.get("exact_match", row.get("loss")) for row in _read_complete_rows(run / RESULTS)
+            _result_name(row): value
+            for row in _read_complete_rows(run / RESULTS)
+            if (value := row.get("exact_match", row.get("loss"))) is not None
         },
     )
 
@@ -86,6 +92,8 @@ def _state(run: Path, *, has_rows: bool) -> str:
         return "finished"
     if (run / LOCK_FILE).exists():
         return "running" if time.time() - _last_change(run) < STALE_S else "stale"
+    if (run / FAILURE).exists():
+        return "failed"
     return "stopped" if has_rows else "waiting"
 
 

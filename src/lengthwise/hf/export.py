@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lengthwise.core.defaults import DEFAULT_NUM_SHOTS
 from lengthwise.core.errors import ModelError, RunFolderError, SettingError
 from lengthwise.core.files import StrPath, atomic_folder, check_output_folder, write_atomically
 from lengthwise.core.randomness import stream
@@ -23,7 +24,7 @@ from lengthwise.experiments.run_folder import (
 )
 from lengthwise.tasks import HasRunFiles, Task
 from lengthwise.tasks.text.corpus import TOKENIZER_FILE
-from lengthwise.tasks.text_format import DEFAULT_NUM_SHOTS, TextExample, format_examples, sample_shots
+from lengthwise.tasks.text_format import TextExample, format_examples, sample_shots
 
 CONFIG_FILE = "config.json"
 # Number of examples per length from which lm-evaluation-harness samples its shots.

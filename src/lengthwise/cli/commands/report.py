@@ -7,7 +7,6 @@ from typer import Argument, Option
 
 from lengthwise.cli import options
 from lengthwise.cli.terminal import print_json, print_line, show_status
-from lengthwise.report.page import write_report
 
 
 def report(
@@ -22,6 +21,8 @@ def report(
     as_json: options.JsonFlag = False,
 ) -> None:
     """Write one page with the charts, tables and diagnoses of runs and studies; it opens without a network."""
+    from lengthwise.report.page import write_report
+
     with show_status(f"report of {len(folders)} folders"):
         counts = write_report(folders, out, diagnose=diagnosis)
     if as_json:
