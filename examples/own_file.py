@@ -1,6 +1,7 @@
 """Train on a JSONL file without a coupling, and test on a longer file.
 
 Each record of the file has the events of a door, and its states. The package finds which tokens an answer needs.
+In its output, `answer 1` is the answer one step before.
 Run `python examples/own_file.py`; `--quick` checks in seconds that it works, without good results.
 """
 
