@@ -7,14 +7,14 @@ BIN := .venv/bin
 
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup demo test coverage check slow faults fuzz bench gpu clean
+.PHONY: setup demo test coverage check slow release faults fuzz bench gpu clean
 
 setup: .venv/installed
 
 # The package alone: enough for the demo.
 .venv/package: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(PIP) -e .
+	$(PIP) -e '.[report]'
 	touch $@
 
 .venv/installed: .venv/package
@@ -23,6 +23,7 @@ setup: .venv/installed
 
 demo: .venv/package
 	$(BIN)/lengthwise compare demo --seeds $(DEMO_SEEDS) --out runs/demo
+	$(BIN)/lengthwise report runs/demo --out runs/demo/report.html
 
 test: setup
 	$(BIN)/python -m pytest -n 2 --dist worksteal
@@ -40,6 +41,10 @@ check: setup
 
 slow: setup
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow --durations 40
+
+# Builds the wheel and the sdist, and tries both in an empty environment.
+release: setup
+	.ci/release $(BIN)/python
 
 # Attacks on files, processes and the command line, in about half an hour: see benchmarks/faults.md.
 faults: setup

@@ -350,7 +350,7 @@ def test_generate_prints_each_token_with_its_id(runs, capsys):
     flags = ["generate", "run", "--prompt", "0110", "--device", "cpu"]
     document = json.loads(output_of([*flags, "--json"], capsys)[0])
     assert len(document["tokens"]) == len(document["position_ids"])
-    assert set(document) == {"tokens", "position_ids", "right", "expected"}
+    assert set(document) == {"prompt", "tokens", "position_ids", "right", "expected"}
     assert document["expected"] == ["0", "1", "0", "0", "end"]
     lines = output_of(flags, capsys)[0].splitlines()
     cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if line.count("│") == 3]
@@ -594,7 +594,6 @@ INVALID: list[tuple[list[str], str]] = [
     (["evaluate", "run", "unfinished"], "unfinished"),
     (["trian"], "'trian'; did you mean 'train'? known: certify, compare, couple, diagnose, evaluate"),
     (["--verbose"], "--verbose"),
-    ([], "command"),
 ]
 
 

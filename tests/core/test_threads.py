@@ -47,7 +47,7 @@ def test_the_number_is_restored_after_an_error():
 
 
 def test_waiting_threads_sleep_unless_the_user_decides_otherwise():
-    code = "import os, lengthwise.core; print(os.environ['OMP_WAIT_POLICY'])"
+    code = "import os, lengthwise; print(os.environ['OMP_WAIT_POLICY'])"
     for given, expected in (({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE")):
         environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"} | given
         process = subprocess.run(

@@ -15,7 +15,7 @@ import torch
 from tests.support.small_runs import folder_contents, small_experiment
 
 from lengthwise.cli import app as cli
-from lengthwise.cli import options
+from lengthwise.cli import experiment_options
 from lengthwise.core.errors import DivergedError, PositionRangeError, RunFolderError, SettingError, UnknownNameError
 from lengthwise.encodings import Learned, NoPE
 from lengthwise.evaluation import exact_match as evaluation
@@ -277,7 +277,9 @@ def test_an_error_is_raised_if_every_run_diverges(tmp_path):
 
 
 def test_the_command_line_prints_a_diverged_run(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(options, "experiments_from_names", lambda *names: {"too fast": DIVERGING, **EXPERIMENTS})
+    monkeypatch.setattr(
+        experiment_options, "experiments_from_names", lambda *names: {"too fast": DIVERGING, **EXPERIMENTS}
+    )
     flags = ["compare", "parity", "--jobs", "1", "--device", "cpu", "--out", str(tmp_path)]
     cli.main(flags)
     printed = capsys.readouterr()
@@ -414,8 +416,8 @@ def test_two_processes_give_the_same_rows_as_one(tmp_path, monkeypatch):
 
 
 def test_selected_rows_of_a_named_comparison_equal_those_of_the_whole():
-    whole = options.experiments_from_names(["which_copy"], None, None)
-    assert options.experiments_from_names(["which_copy"], None, "coupled/rotary, sequential/nope") == {
+    whole = experiment_options.experiments_from_names(["which_copy"], None, None)
+    assert experiment_options.experiments_from_names(["which_copy"], None, "coupled/rotary, sequential/nope") == {
         label: whole[label] for label in ("coupled/rotary", "sequential/nope")
     }
 

@@ -8,11 +8,12 @@ from tests.tasks.coupling.test_find_coupling import CopyOfDoubledPrompt
 from tests.tasks.test_jsonl_task import write_records
 
 import lengthwise as lw
+from lengthwise.core.defaults import DEPENDENCE, MODEL
 from lengthwise.core.errors import AmbiguousCouplingError, CouplingError, SettingError, TooFewExamplesError
 from lengthwise.experiments import coupling_methods, model_answers
 from lengthwise.tasks import Copy, JSONLTask, Parity
 from lengthwise.tasks.coupling.answer_steps import answer_steps, join_steps
-from lengthwise.tasks.coupling.found_coupling import DEPENDENCE, MODEL, explain_steps
+from lengthwise.tasks.coupling.found_coupling import explain_steps
 from lengthwise.tasks.examples import Examples
 
 RULE = ("one", "rising: prompt first +1 +0")

@@ -13,7 +13,7 @@ from tests.support.small_runs import folder_contents, small_experiment
 from tests.support.text_runs import small_corpus, text_experiment
 
 from lengthwise.cli import app as cli
-from lengthwise.cli.options import override_corpus
+from lengthwise.cli.experiment_options import override_corpus
 from lengthwise.core.errors import LengthwiseError, SettingError
 from lengthwise.encodings import NoPE
 from lengthwise.evaluation.tables_and_figures import (

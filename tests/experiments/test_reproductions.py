@@ -8,6 +8,7 @@ import os
 import numpy as np
 import pytest
 
+from lengthwise.core.defaults import FIRST_SEED
 from lengthwise.core.errors import UnknownNameError
 from lengthwise.core.randomness import stream
 from lengthwise.encodings import Learned
@@ -18,7 +19,6 @@ from lengthwise.experiments import run as run_module
 from lengthwise.experiments.comparison import check_experiments
 from lengthwise.experiments.reproductions import CLAIMS, SIZES, diagnosis, recall, reproduce, rivals
 from lengthwise.experiments.reproductions.excess_risk import LossPair, fit_growth
-from lengthwise.experiments.reproductions.reproduction import FIRST_SEED
 from lengthwise.positions import Sequential
 
 # The cheapest claim at its quick size; the others run in make slow.

@@ -25,6 +25,7 @@ from lengthwise.experiments.folder_names import content_folder_name
 from lengthwise.experiments.jobs import Job, run_job
 from lengthwise.experiments.recipes import experiment_for, recipe
 from lengthwise.experiments.run_folder import COMPARISON_ROWS
+from lengthwise.experiments.run_states import read_run_states
 from lengthwise.experiments.sweep import sweep
 from lengthwise.experiments.sweep_file import read_sweep_file
 from lengthwise.positions import Predicted, Sequential
@@ -115,6 +116,10 @@ def test_a_repeated_sweep_trains_nothing(tmp_path, monkeypatch):
     assert folder_contents(tmp_path) == before
 
 
+# Files of a sweep folder about its last call.
+REWRITTEN = ("planned.json", "results.jsonl")
+
+
 def test_another_sweep_trains_only_its_new_runs_and_changes_no_other_run(tmp_path, monkeypatch):
     small_sweep(tmp_path)
     before = folder_contents(tmp_path)
@@ -130,8 +135,8 @@ def test_another_sweep_trains_only_its_new_runs_and_changes_no_other_run(tmp_pat
         ("longer", 2),
     ]
     after = folder_contents(tmp_path)
-    assert {name: after[name] for name in before if name != "results.jsonl"} == {
-        name: content for name, content in before.items() if name != "results.jsonl"
+    assert {name: after[name] for name in before if name not in REWRITTEN} == {
+        name: content for name, content in before.items() if name not in REWRITTEN
     }
 
 
@@ -192,6 +197,7 @@ def test_failed_runs_are_reported_and_stop_no_other_run(tmp_path, monkeypatch):
     assert [run["row"] for run in swept.diverged] == ["too fast"]
     assert "NoPE, seed 0: ValueError: the disk is gone" in swept.warnings
     assert reports[1][2] == "NoPE, seed 0: ValueError: the disk is gone"
+    assert sorted(state.state for state in read_run_states(tmp_path)) == ["failed", "failed", "finished"]
 
 
 def test_a_lost_worker_is_a_failed_run(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ from tests.influence.test_influence_study import Letters
 from tests.support.planted_model import PlantedModel, additive_log_prob
 
 from lengthwise.cli import app as cli
-from lengthwise.cli.commands import influence
+from lengthwise.cli import influence_options
 from lengthwise.core.errors import SettingError, UnknownNameError
 from lengthwise.hf.language_models import LanguageModel
 from lengthwise.influence.measures import AttentionWeight, Greedy, LeaveOneOut, Screened
@@ -26,24 +26,24 @@ from lengthwise.influence.targets import LONGPPL_RULE, GapRule
     ],
 )
 def test_prefilter_wraps_exact_measures(name, prefilter, expected):
-    assert influence._build_measure(name, prefilter) == expected
+    assert influence_options.build_measure(name, prefilter) == expected
 
 
 def test_prefilter_rejects_measures_that_are_not_exact():
     with pytest.raises(SettingError, match=r"measure 'attention' computes no exact scores, .*leave out --prefilter"):
-        influence._build_measure("attention", 0.1)
+        influence_options.build_measure("attention", 0.1)
     with pytest.raises(UnknownNameError, match=r"unknown measure 'gredy'; did you mean 'greedy'"):
-        influence._build_measure("gredy", None)
+        influence_options.build_measure("gredy", None)
 
 
 def test_rules_by_name():
-    assert influence._parse_gap_rule("gap", 0.3) == GapRule(gap=0.3)
-    assert influence._parse_gap_rule("gap", None) == GapRule()
-    assert influence._parse_gap_rule("longppl", None) == LONGPPL_RULE
+    assert influence_options.parse_gap_rule("gap", 0.3) == GapRule(gap=0.3)
+    assert influence_options.parse_gap_rule("gap", None) == GapRule()
+    assert influence_options.parse_gap_rule("longppl", None) == LONGPPL_RULE
     with pytest.raises(SettingError, match=r"rule longppl has a fixed gap of 2.0 nats; leave out --gap 0.3"):
-        influence._parse_gap_rule("longppl", 0.3)
+        influence_options.parse_gap_rule("longppl", 0.3)
     with pytest.raises(UnknownNameError, match=r"unknown rule 'longpl'; did you mean 'longppl'"):
-        influence._parse_gap_rule("longpl", 0.3)
+        influence_options.parse_gap_rule("longpl", 0.3)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_default_far_fits_the_positions_of_the_model(positions, far):
     planted = PlantedModel(additive_log_prob({}), 10)
     planted.num_positions = positions
     loaded = LanguageModel(model=planted, codec=Letters())
-    assert influence._limit_far(InfluenceSettings(), loaded).far == far
+    assert influence_options.limit_far(InfluenceSettings(), loaded).far == far
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_default_far_fits_the_positions_of_the_model(positions, far):
     [(0.2, "1 seconds"), (119.0, "119 seconds"), (120.0, "2 minutes"), (7200.0, "2 hours"), (1e6, "12 days")],
 )
 def test_durations_use_the_largest_unit_with_a_value_of_two(seconds, text):
-    assert influence._format_duration(seconds) == text
+    assert influence_options.format_duration(seconds) == text
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ ROOMS = (
     "evaluation",
     "experiments",
     "influence",
+    "report",
     "hf",
     "cli",
 )
@@ -59,7 +60,7 @@ def violations(broken):
 
 def test_the_package_holds_the_rooms_and_nothing_else():
     names = {path.name for path in SOURCE.iterdir() if path.name != "__pycache__"}
-    assert names == {*ROOMS, "__init__.py", "__main__.py", "py.typed"}
+    assert names == {*ROOMS, "__init__.py", "__init__.pyi", "__main__.py", "py.typed"}
 
 
 @pytest.mark.parametrize("room", ROOMS)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from lengthwise.training.process_group import ADDRESS, COUNTS
+from lengthwise.training.launch import ADDRESS, COUNTS
 
 TIMEOUT_S = 120
 

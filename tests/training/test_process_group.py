@@ -35,8 +35,9 @@ from lengthwise.positions import Coupled, Sequential
 from lengthwise.tasks import Addition, MultiAddition, SparseParity
 from lengthwise.training import process_group
 from lengthwise.training.batch import Batch
+from lengthwise.training.launch import Launch, read_launch
 from lengthwise.training.loss import answer_loss, mix_predicted_ids
-from lengthwise.training.process_group import Launch, ProcessGroup, join_processes, read_launch
+from lengthwise.training.process_group import ProcessGroup, join_processes
 from lengthwise.training.trainer import Trainer
 
 pytestmark = [

@@ -6,9 +6,8 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Annotated, Any
 
-import torch
 import typer
 from typer.core import TyperGroup
 
@@ -21,11 +20,13 @@ from lengthwise.cli.commands.export import export
 from lengthwise.cli.commands.influence import influence
 from lengthwise.cli.commands.list_tables import list_
 from lengthwise.cli.commands.prepare import prepare
+from lengthwise.cli.commands.report import report
 from lengthwise.cli.commands.reproduce import reproduce_
 from lengthwise.cli.commands.show import show_
 from lengthwise.cli.commands.sweep import sweep_
 from lengthwise.cli.commands.train import train_
-from lengthwise.cli.terminal import discard_output, print_message
+from lengthwise.cli.commands.watch import watch
+from lengthwise.cli.terminal import discard_output, print_line, print_message
 from lengthwise.core.errors import (
     LengthwiseError,
     SkippedTextWarning,
@@ -37,14 +38,21 @@ from lengthwise.core.errors import (
 )
 from lengthwise.core.interruption import StoppedError
 from lengthwise.core.progress_line import escape
-from lengthwise.training.process_group import Launch, read_launch, reject_several_processes
+from lengthwise.training.launch import Launch, read_launch, reject_several_processes
 
 # Time in which the first process of a machine reports an error, so that the launcher ends the others.
 REPORT_S = 10.0
 
 
 class CommandGroup(TyperGroup):
-    """Group of commands; its error for an unknown command suggests the most similar name."""
+    """Group of commands; its error for an unknown command suggests the most similar name.
+
+    Without arguments, the group prints its help.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments of the group; no arguments mean ``--help``."""
+        return super().parse_args(ctx, args or ["--help"])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command named by the first argument; raise ``SettingError`` if it does not exist."""
@@ -59,14 +67,31 @@ app = typer.Typer(
     name="lengthwise",
     help="Train transformers on short sequences, test them on long sequences, and find out why they fail or succeed.",
     cls=CommandGroup,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
 
+def _print_version(is_set: bool) -> bool:
+    if is_set:
+        from importlib import metadata  # noqa: PLC0415  (a slow import)
+
+        print_line(f"lengthwise {metadata.version('lengthwise')}")
+        raise typer.Exit
+    return is_set
+
+
+@app.callback()
+def add_options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Train transformers on short sequences, test them on long sequences, and find out why they fail or succeed."""
+
+
 COMMANDS: tuple[Callable[..., None], ...] = (
     *(list_, prepare, couple, train_, evaluate_, compare_, sweep_, generate_),
-    *(show_, influence, certify, diagnose, reproduce_, export),
+    *(show_, influence, certify, diagnose, reproduce_, export, report, watch),
 )
 for command in COMMANDS:
     app.command(command.__name__.rstrip("_"))(command)
@@ -110,7 +135,11 @@ def _message_and_status(error: BaseException) -> tuple[str, int] | None:
     if isinstance(error, OSError):
         name = "" if error.filename is None else f"{shorten_name(str(error.filename))}: "
         return f"{name}{error.strerror or error}; use another path", 2
-    if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+    if (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or "can't allocate memory" in str(error)
+    ):
         return "out of memory; use shorter lengths, smaller batches or fewer examples", 1
     # Errors of the argument parser have their own message.
     return (error.format_message(), 2) if hasattr(error, "format_message") else None

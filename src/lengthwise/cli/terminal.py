@@ -5,23 +5,23 @@ The functions print paths, tokens and texts literally, without markup, and escap
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.measure import Measurement
 from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
+from lengthwise.cli.table_layout import group_columns
 from lengthwise.core.json_parsing import non_finite_to_null
 from lengthwise.core.progress_line import LITERAL_OUTPUT, err_console, escape
 
 out_console = Console(soft_wrap=True, **LITERAL_OUTPUT)
-# Measures the width of tables; wider than any of them.
-WIDE_CONSOLE = Console(width=10_000, **LITERAL_OUTPUT)
+# Width of tables that are not in a terminal, in characters; wider than any table.
+UNLIMITED_WIDTH = 10_000
 # Training steps per line of progress of a search.
 STEPS_PER_LINE = 100
 
@@ -60,15 +60,28 @@ def print_json(document: Any) -> None:
 
 
 def print_table(title: str, header: list[str], body: list[list[str]], *, wrap: bool = False) -> None:
-    """Print a table; with ``wrap=True``, long cells wrap at the width of the terminal."""
-    table = Table(title=escape(title), title_justify="left")
-    for column in header:
-        table.add_column(escape(column), no_wrap=not wrap)
-    for cells in body:
-        table.add_row(*map(escape, cells))
-    # Tables of numbers never wrap and no cell is cut, so that users can copy a table that is wider than the terminal.
-    width = None if wrap else max(out_console.width, Measurement.get(WIDE_CONSOLE, WIDE_CONSOLE.options, table).maximum)
-    Console(width=width, **LITERAL_OUTPUT).print(table)
+    """Print a table that fits the terminal: cells wrap between words, and columns that do not fit form a second table.
+
+    Without a terminal and the variable ``COLUMNS``, only tables with ``wrap=True`` wrap.
+    """
+    has_width = out_console.is_terminal or "COLUMNS" in os.environ
+    width = out_console.width if wrap or has_width else UNLIMITED_WIDTH
+    # The title may be longer than a narrow table.
+    print_line(title)
+    for table in make_tables(header, body, width):
+        Console(width=width, **LITERAL_OUTPUT).print(table)
+
+
+def make_tables(header: Sequence[str], body: Sequence[Sequence[str]], width: int) -> Iterator[Table]:
+    """Yield tables that are at most ``width`` characters wide and together have all columns."""
+    header, body = [escape(column) for column in header], [[escape(cell) for cell in cells] for cells in body]
+    for group in group_columns(header, body, width):
+        table = Table()
+        for index, column_width in zip(group.indices, group.widths, strict=True):
+            table.add_column(header[index], width=column_width, overflow="fold")
+        for cells in body:
+            table.add_row(*(cells[index] for index in group.indices))
+        yield table
 
 
 def print_text(line: Text) -> None:

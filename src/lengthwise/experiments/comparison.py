@@ -21,7 +21,7 @@ from lengthwise.experiments.run_folder import COMPARISON_FOLDER, RESULTS, claim_
 from lengthwise.experiments.trackers import check_trackers
 from lengthwise.experiments.validation import check_evaluation, prepare_training
 from lengthwise.experiments.worker_pool import reject_import_in_worker
-from lengthwise.training.process_group import reject_several_processes
+from lengthwise.training.launch import reject_several_processes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,24 +5,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from lengthwise.core.defaults import AUTO, COUPLING_METHODS, DEPENDENCE, MAX_COUPLED_TOKENS, MODEL, SAMPLES_PER_LENGTH
 from lengthwise.core.errors import AmbiguousCouplingError, CouplingError, SettingError, TooFewExamplesError
 from lengthwise.core.type_checks import check_arguments
 from lengthwise.experiments.model_answers import draw_model_steps
 from lengthwise.tasks import JSONLTask, Task
-from lengthwise.tasks.coupling.dependence import MAX_TOKENS
 from lengthwise.tasks.coupling.found_coupling import (
-    DEPENDENCE,
-    MODEL,
-    SAMPLES_PER_LENGTH,
     FoundCoupling,
     draw_steps,
     explain_steps,
     find_coupling_in_examples,
 )
 from lengthwise.tasks.coupling.record_files import sample_task_file
-
-AUTO = "auto"
-METHODS = (AUTO, DEPENDENCE, MODEL)
 
 
 @check_arguments
@@ -32,7 +26,7 @@ def find_coupling(  # noqa: PLR0913
     *,
     method: str = AUTO,
     num_per_length: int = SAMPLES_PER_LENGTH,
-    max_tokens: int = MAX_TOKENS,
+    max_tokens: int = MAX_COUPLED_TOKENS,
     seed: int = 0,
     report: Callable[[dict[str, Any]], None] | None = None,
 ) -> FoundCoupling:
@@ -50,8 +44,8 @@ def find_coupling(  # noqa: PLR0913
     Raises ``CouplingError`` with a reason if no set of at most ``max_tokens`` tokens explains the answers, if two sets
     explain them equally well, if there are too few examples, or if the rule fails at the longest lengths.
     """
-    if method not in METHODS:
-        raise SettingError(f"method '{method}' is unknown; choose one of {', '.join(METHODS)}")
+    if method not in COUPLING_METHODS:
+        raise SettingError(f"method '{method}' is unknown; choose one of {', '.join(COUPLING_METHODS)}")
     reason = ""
     try:
         found = find_coupling_in_examples(

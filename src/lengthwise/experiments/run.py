@@ -18,6 +18,7 @@ from lengthwise.evaluation.tally import LengthResult
 from lengthwise.experiments.experiment import TABLES, Experiment, build_decoder
 from lengthwise.experiments.progress_reports import AUTO, TrainingReports
 from lengthwise.experiments.run_extension import claim_or_extend, read_extensions
+from lengthwise.experiments.run_failure import record_failure
 from lengthwise.experiments.run_folder import (
     EXPERIMENT,
     MODEL,
@@ -33,7 +34,8 @@ from lengthwise.experiments.validation import (
     prepare_training,
 )
 from lengthwise.model.decoder import Decoder
-from lengthwise.training.process_group import join_processes, read_launch
+from lengthwise.training.launch import read_launch
+from lengthwise.training.process_group import join_processes
 from lengthwise.training.trainer import Trainer
 
 # Number of examples that decide whether a run fits its training lengths.
@@ -121,6 +123,7 @@ def train(  # noqa: PLR0913
             start_model = read_start_model(folder, experiment, decoder, source)
         stack.enter_context(exclusive_lock(out))
         claim_or_extend(out, experiment, resume=resume, start=start_model)
+        stack.enter_context(record_failure(out))
 
     num_threads = training_threads(experiment.decoder.d_model, threads)
     with use_threads(num_threads), ExitStack() as stack:

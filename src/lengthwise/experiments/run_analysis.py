@@ -3,8 +3,9 @@
 import copy
 from collections.abc import Sequence
 
+from lengthwise.core.defaults import DIAGNOSIS_EXAMPLES
 from lengthwise.core.type_checks import check_arguments
-from lengthwise.evaluation.diagnosis.diagnosis import NUM_EXAMPLES, Diagnosis, check_diagnosis, diagnose
+from lengthwise.evaluation.diagnosis.diagnosis import Diagnosis, check_diagnosis, diagnose
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.evaluation.forecast.certificate import RunCertificate, certify_decoder
 from lengthwise.evaluation.forecast.probed_model import ProbedModel
@@ -22,7 +23,7 @@ def certify_run(run: Run, lengths: Sequence[int], *, seed: int = 0) -> RunCertif
 
 
 @check_arguments
-def diagnose_run(run: Run, length: int, *, num_examples: int = NUM_EXAMPLES, seed: int = 0) -> Diagnosis:
+def diagnose_run(run: Run, length: int, *, num_examples: int = DIAGNOSIS_EXAMPLES, seed: int = 0) -> Diagnosis:
     """Find the causes of the failures of a run at ``length``, on the examples that ``evaluate`` uses with this seed.
 
     Raises ``SettingError`` for a length within the training lengths, and for a task graded by loss.

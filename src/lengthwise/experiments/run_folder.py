@@ -22,6 +22,8 @@ EXPERIMENT, MODEL, RESULTS = "experiment.json", "model.safetensors", "results.js
 # Copy of the model whose weights a run starts from.
 START = "start.safetensors"
 COMPARISON, STUDY, SWEEP = "comparison.json", "influence.json", "sweep.json"
+# Runs of the last call of a sweep.
+PLANNED_RUNS = "planned.json"
 # Result rows of a run for its comparison or sweep.
 COMPARISON_ROWS = "compared.jsonl"
 # Keys of the experiment digest in a model and in a checkpoint, and of the digest of result rows.

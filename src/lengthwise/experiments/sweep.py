@@ -1,23 +1,24 @@
 """Sweep over many experiments and seeds; the folder of each run is named by its content."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from lengthwise.core.errors import LengthwiseError, RunFolderError, SettingError, WorkerError
-from lengthwise.core.files import StrPath
+from lengthwise.core.files import StrPath, write_atomically
 from lengthwise.core.folder_lock import exclusive_lock
 from lengthwise.core.type_checks import check_arguments
 from lengthwise.experiments.comparison import Comparison, check_settings_of_all, starting_order, summarize
 from lengthwise.experiments.executors import select_executor
-from lengthwise.experiments.experiment import Experiment
+from lengthwise.experiments.experiment import Experiment, to_dict
 from lengthwise.experiments.folder_names import content_folder_name
 from lengthwise.experiments.jobs import Job, JobResult, run_job, saved_result
-from lengthwise.experiments.run_folder import RESULTS, SWEEP_FOLDER, claim_folder, write_rows
+from lengthwise.experiments.run_folder import PLANNED_RUNS, RESULTS, SWEEP_FOLDER, claim_folder, write_rows
 from lengthwise.experiments.sweep_file import SweepFile, check_seeds, read_sweep_file
 from lengthwise.experiments.trackers import check_trackers
 from lengthwise.experiments.worker_pool import reject_import_in_worker
-from lengthwise.training.process_group import reject_several_processes
+from lengthwise.training.launch import reject_several_processes
 
 # Version of the layout of a sweep folder.
 LAYOUT = {"layout": 1}
@@ -65,6 +66,8 @@ def sweep(  # noqa: PLR0913  (each argument is a setting of the call)
     pool = select_executor(executor, address=address, workers=workers, num_jobs=len(jobs), device=device, folder=out)
     with exclusive_lock(out):
         claim_folder(out, SWEEP_FOLDER, LAYOUT, resume=True)
+        planned_runs = {job.folder.name: to_dict(job.experiment) for job in jobs}
+        write_atomically(out / PLANNED_RUNS, json.dumps(planned_runs).encode() + b"\n")
         results = _saved_results(jobs)
 
         def record_result(job: Job, result: JobResult | WorkerError) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lengthwise.core.defaults import DEFAULT_NUM_SHOTS
 from lengthwise.core.errors import ModelError, RunFolderError, SettingError
 from lengthwise.core.files import StrPath, atomic_folder, check_output_folder, write_atomically
 from lengthwise.core.randomness import stream
@@ -12,16 +13,18 @@ from lengthwise.core.type_checks import check_arguments
 from lengthwise.encodings import ENCODINGS
 from lengthwise.evaluation.exact_match import EvaluationSettings, iter_blocks
 from lengthwise.experiments.run_folder import (
+    RESULTS,
     RUN_FOLDER,
     read_description,
     read_experiment,
     read_model,
+    read_rows,
     write_description,
     write_model,
 )
 from lengthwise.tasks import HasRunFiles, Task
 from lengthwise.tasks.text.corpus import TOKENIZER_FILE
-from lengthwise.tasks.text_format import DEFAULT_NUM_SHOTS, TextExample, format_examples, sample_shots
+from lengthwise.tasks.text_format import TextExample, format_examples, sample_shots
 
 CONFIG_FILE = "config.json"
 # Number of examples per length from which lm-evaluation-harness samples its shots.
@@ -38,6 +41,8 @@ def export_hf(run: StrPath, out: StrPath, *, overrides: Mapping[str, Any] | None
     # Importing `transformers` takes seconds.
     from lengthwise.hf.lengthwise_config import build_config  # noqa: PLC0415
     from lengthwise.hf.lengthwise_model import LengthwiseForCausalLM  # noqa: PLC0415
+    from lengthwise.hf.model_card import CARD_FILE  # noqa: PLC0415
+    from lengthwise.hf.run_card import run_card  # noqa: PLC0415
     from lengthwise.hf.tokenization import symbol_tokenizer, tokenizer_from_json  # noqa: PLC0415
 
     run, out = Path(run), Path(out)
@@ -58,6 +63,8 @@ def export_hf(run: StrPath, out: StrPath, *, overrides: Mapping[str, Any] | None
     with atomic_folder(out) as folder:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+        card = run_card(experiment, facts, read_rows(run / RESULTS)) + model.describe_loading()
+        (folder / CARD_FILE).write_text(card, encoding="utf-8")
 
 
 @check_arguments

@@ -84,12 +84,16 @@ class ModelCardMixin(PreTrainedModel):
         first_id = self.config.first_default_prompt_id
         return REQUIRED_IDS_SENTENCE if first_id is None else DEFAULT_IDS_SENTENCE.format(first=first_id)
 
-    def _write_card(self, folder: Path) -> None:
-        body = CARD_BODY.format(
+    def describe_loading(self) -> str:
+        """Return the section of the model card that explains how to load and use the model."""
+        return CARD_BODY.format(
             model_type=self.config.model_type,
             model_class=type(self).__name__,
             prompt_ids=self._describe_prompt_ids(),
         )
+
+    def _write_card(self, folder: Path) -> None:
+        body = self.describe_loading()
         card_file = folder / CARD_FILE
         text = card_file.read_text(encoding="utf-8") if card_file.is_file() else DEFAULT_CARD_SENTENCE
         if DEFAULT_CARD_SENTENCE in text:

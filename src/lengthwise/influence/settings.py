@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from lengthwise.core.defaults import FAR_TOKENS
 from lengthwise.core.errors import SettingError, unknown_name
 from lengthwise.core.type_checks import check_types
 from lengthwise.influence.measures.greedy import Greedy
@@ -29,7 +30,7 @@ class InfluenceSettings:
     """
 
     near: int = 64
-    far: int = 1024
+    far: int = FAR_TOKENS
     ks: tuple[int, ...] = (1, 2, 4, 8, 16)
     measure: InfluenceMeasure = field(default_factory=Greedy)
     modes: tuple[str, ...] = ("strict",)

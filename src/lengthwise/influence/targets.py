@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from lengthwise.core.defaults import CLEAR_GAP
 from lengthwise.core.errors import SettingError
 from lengthwise.core.randomness import stream
 from lengthwise.influence.probing.window import Window
@@ -31,7 +32,7 @@ class Target:
 class GapRule:
     """Rule for a clear gain: far context lowers the loss by more than ``gap``, to less than ``below`` nats (if set)."""
 
-    gap: float = 0.5
+    gap: float = CLEAR_GAP
     below: float | None = None
 
     def __post_init__(self) -> None:

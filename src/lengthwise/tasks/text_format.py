@@ -7,14 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int
 
+from lengthwise.core.defaults import DEFAULT_NUM_SHOTS
 from lengthwise.core.errors import SettingError
 from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
 from lengthwise.tasks.task import GradedByLoss, Task
 
 END_SYMBOL = "end"
-# Default number of shots, which are solved examples before each prompt.
-DEFAULT_NUM_SHOTS = 4
 # Maximum number of batches to sample for shots before raising an error.
 MAX_SHOT_BATCHES = 16
 

@@ -7,18 +7,18 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from lengthwise.cli import options
-from lengthwise.cli.config_file import read_changes
 from lengthwise.cli.terminal import print_json, print_line, print_message, print_table, show_status
 from lengthwise.core.interruption import StoppedError
-from lengthwise.evaluation.tables_and_figures import draw, table, table_title
-from lengthwise.experiments.comparison import compare
-from lengthwise.experiments.recipes import quick
-from lengthwise.experiments.setting_changes import change_settings
 
 
 def compare_(
     names: Annotated[
-        list[str] | None, Argument(metavar="RECIPE...", help="Names of recipes, or one comparison such as demo.")
+        list[str] | None,
+        Argument(
+            metavar="RECIPE...",
+            help="Names of recipes, or one comparison such as demo.",
+            autocompletion=options.complete_names("lengthwise.experiments.recipes", "RECIPES", "COMPARISONS"),
+        ),
     ] = None,
     task: options.TaskName = None,
     rows: Annotated[
@@ -49,7 +49,14 @@ def compare_(
     as_json: options.JsonFlag = False,
 ) -> None:
     """Train and evaluate several experiments, and print one table and one figure."""
-    experiments = options.experiments_from_names(names or [], task, rows)
+    from lengthwise.cli import experiment_options
+    from lengthwise.cli.config_file import read_changes
+    from lengthwise.evaluation.tables_and_figures import draw, table, table_title
+    from lengthwise.experiments.comparison import compare
+    from lengthwise.experiments.recipes import quick
+    from lengthwise.experiments.setting_changes import change_settings
+
+    experiments = experiment_options.experiments_from_names(names or [], task, rows)
     named_settings: dict[str, Any] = {"lengths": lengths, "num_examples": num_examples, "variants": variants}
     changes = read_changes(
         config, assignments, train_lengths=train_lengths, steps=steps, corpus=corpus, seed=seed, **named_settings
@@ -57,11 +64,13 @@ def compare_(
     for label, experiment in experiments.items():
         base_experiment = replace(quick(experiment) if use_quick else experiment, seed=0)
         base_experiment = change_settings(base_experiment, changes)
-        base_experiment = options.override_training(base_experiment, train_lengths=train_lengths, steps=steps)
-        evaluation = options.override_evaluation(base_experiment.evaluation, **named_settings, task=None)
+        base_experiment = experiment_options.override_training(
+            base_experiment, train_lengths=train_lengths, steps=steps
+        )
+        evaluation = experiment_options.override_evaluation(base_experiment.evaluation, **named_settings, task=None)
         first_seed = base_experiment.seed if seed is None else seed
         base_experiment = replace(base_experiment, evaluation=evaluation, seed=first_seed)
-        experiments[label] = options.override_corpus(base_experiment, corpus)
+        experiments[label] = experiment_options.override_corpus(base_experiment, corpus)
     with show_status(f"{len(experiments) * seeds} runs in {out}"):
         comparison = compare(
             experiments,

@@ -5,19 +5,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 from typer import Argument, Option
 
 from lengthwise.cli import options
 from lengthwise.cli.terminal import print_json, print_line, print_search_progress, print_table, show_status
+from lengthwise.core.defaults import AUTO, COUPLING_METHODS, DEPENDENCE, MAX_COUPLED_TOKENS, SAMPLES_PER_LENGTH
 from lengthwise.core.errors import SettingError
-from lengthwise.experiments.coupling_methods import AUTO, METHODS, find_coupling
-from lengthwise.experiments.experiment import load_task
-from lengthwise.tasks import JSONLTask, is_task_file
-from lengthwise.tasks.coupling.dependence import MAX_TOKENS
-from lengthwise.tasks.coupling.found_coupling import DEPENDENCE, SAMPLES_PER_LENGTH
-from lengthwise.tasks.coupling.record_files import sample_task_file, write_coupled_records
-from lengthwise.tasks.coupling.report import describe_conditions, describe_coupling, example_table
 
 
 def couple(
@@ -29,12 +22,22 @@ def couple(
     num_examples: Annotated[
         int, options.integer("Number of examples per length that a task samples.")
     ] = SAMPLES_PER_LENGTH,
-    method: Annotated[str, Option(help=f"One of {', '.join(METHODS)}.")] = AUTO,
-    max_tokens: Annotated[int, options.integer("Largest number of tokens that an answer may depend on.")] = MAX_TOKENS,
+    method: Annotated[str, Option(help=f"One of {', '.join(COUPLING_METHODS)}.")] = AUTO,
+    max_tokens: Annotated[
+        int, options.integer("Largest number of tokens that an answer may depend on.")
+    ] = MAX_COUPLED_TOKENS,
     seed: Annotated[int, options.integer("Random seed.")] = 0,
     as_json: options.JsonFlag = False,
 ) -> None:
     """Find which earlier tokens each answer depends on, and the position IDs for PPC that follow from this."""
+    import numpy as np
+
+    from lengthwise.experiments.coupling_methods import find_coupling
+    from lengthwise.experiments.experiment import load_task
+    from lengthwise.tasks import JSONLTask, is_task_file
+    from lengthwise.tasks.coupling.record_files import sample_task_file, write_coupled_records
+    from lengthwise.tasks.coupling.report import describe_conditions, describe_coupling, example_table
+
     if out is not None and not is_task_file(str(out)):
         raise SettingError(f"--out {out} is not a task file; use a name that ends in .jsonl")
     parsed_lengths = None if lengths is None else options.parse_integers(lengths, "--lengths")

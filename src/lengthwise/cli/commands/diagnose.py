@@ -7,17 +7,13 @@ from typer import Option
 
 from lengthwise.cli import options
 from lengthwise.cli.terminal import print_json, print_line, print_table, show_status
-from lengthwise.evaluation.diagnosis.diagnosis import NUM_EXAMPLES
-from lengthwise.evaluation.diagnosis.report import sentences, tables, to_json, write_report
-from lengthwise.experiments.run import load_run
-from lengthwise.experiments.run_analysis import diagnose_run
-from lengthwise.tasks import task_fields
+from lengthwise.core.defaults import DIAGNOSIS_EXAMPLES
 
 
 def diagnose(
     folder: options.RunFolder,
     length: Annotated[int, options.integer("Length to diagnose, larger than the training lengths.")],
-    num_examples: Annotated[int, options.integer("Number of examples per length.")] = NUM_EXAMPLES,
+    num_examples: Annotated[int, options.integer("Number of examples per length.")] = DIAGNOSIS_EXAMPLES,
     task: options.TaskName = None,
     scheme: options.SchemeName = None,
     encoding: options.EncodingName = None,
@@ -29,7 +25,15 @@ def diagnose(
 
     If the run was trained on a JSONL file, pass a file with longer examples as --task FILE.jsonl.
     """
-    run = load_run(folder, overrides=options.parse_overrides(task=task, scheme=scheme, encoding=encoding), device="cpu")
+    from lengthwise.cli import experiment_options
+    from lengthwise.evaluation.diagnosis.report import sentences, tables, to_json, write_report
+    from lengthwise.experiments.run import load_run
+    from lengthwise.experiments.run_analysis import diagnose_run
+    from lengthwise.tasks import task_fields
+
+    run = load_run(
+        folder, overrides=experiment_options.parse_overrides(task=task, scheme=scheme, encoding=encoding), device="cpu"
+    )
     with show_status(f"diagnosing {folder}"):
         diagnosis = diagnose_run(run, length, num_examples=num_examples, seed=seed)
     if as_json:

@@ -8,21 +8,9 @@ from typer import Argument, Option
 
 from lengthwise.cli import options
 from lengthwise.cli.terminal import print_json, print_line, print_table
+from lengthwise.core.defaults import DEFAULT_NUM_SHOTS
 from lengthwise.core.errors import SettingError
 from lengthwise.core.progress_line import ProgressLine, err_console
-from lengthwise.evaluation.exact_match import EvaluationSettings
-from lengthwise.evaluation.tables_and_figures import length_table
-from lengthwise.experiments.experiment import load_task
-from lengthwise.experiments.generate_from_prompt import generate_from_prompt
-from lengthwise.experiments.run import load_run
-from lengthwise.experiments.run_evaluation import evaluate
-from lengthwise.experiments.run_folder import EXPERIMENT
-from lengthwise.hf.language_models import PromptingConfig, evaluate_language_model, is_run
-from lengthwise.tasks import Task
-from lengthwise.tasks.text_format import DEFAULT_NUM_SHOTS
-
-# Default settings for language models. The lengths fit into any context window.
-MODEL_SETTINGS = EvaluationSettings(lengths=(5, 10, 20), num_examples=(64,))
 
 
 def evaluate_(
@@ -63,21 +51,27 @@ def evaluate_(
 
     Results of a run are saved in its folder. A language model needs --task, and reads the examples as plain text.
     """
+    from lengthwise.cli import experiment_options
+    from lengthwise.evaluation.tables_and_figures import length_table
+    from lengthwise.experiments.run import load_run
+    from lengthwise.experiments.run_evaluation import evaluate
+    from lengthwise.hf.language_models import PromptingConfig, evaluate_language_model, is_run
+
     flags = {"lengths": lengths, "num_examples": num_examples, "variants": variants}
     if is_run(name):
         model_flags = {"shots": shots, "shot-length": shot_length, "in-tokens": in_tokens or None}
         options.reject_flags("needs a model, not a run", **model_flags, dtype=dtype, out=out)
-        overrides = options.parse_overrides(task=task, scheme=scheme, encoding=encoding)
+        overrides = experiment_options.parse_overrides(task=task, scheme=scheme, encoding=encoding)
         run = load_run(Path(name), overrides=overrides, device=device)
-        run = replace(run, experiment=options.override_corpus(run.experiment, corpus))
+        run = replace(run, experiment=experiment_options.override_corpus(run.experiment, corpus))
         replacement_task = None if task is None else run.experiment.task
-        settings = options.override_evaluation(run.experiment.evaluation, **flags, task=replacement_task)
+        settings = experiment_options.override_evaluation(run.experiment.evaluation, **flags, task=replacement_task)
         with ProgressLine(err_console) as progress:
             rows = evaluate(run, replace(settings, decode=decode, seed=seed), report=progress.show_examples)
     else:
         options.reject_flags("needs a run, not a model", scheme=scheme, encoding=encoding, corpus=corpus)
-        model_task = _load_model_task(name, task)
-        settings = options.override_evaluation(MODEL_SETTINGS, **flags, task=model_task)
+        model_task = experiment_options.load_model_task(name, task)
+        settings = experiment_options.override_evaluation(experiment_options.MODEL_SETTINGS, **flags, task=model_task)
         settings = replace(settings, decode=decode, seed=seed)
         prompting = PromptingConfig(
             shots=DEFAULT_NUM_SHOTS if shots is None else shots,
@@ -96,15 +90,6 @@ def evaluate_(
     print_table(f"{name}, {decode}", *length_table(rows))
 
 
-def _load_model_task(model: str, task: str | None) -> Task:
-    if task is None:
-        raise SettingError(
-            f"{model} is not a run folder (it has no {EXPERIMENT}), and a model needs a task; "
-            "pass the output folder of lengthwise train, or add a task such as --task parity"
-        )
-    return load_task(task)
-
-
 def generate_(
     folder: options.RunFolder,
     prompt: Annotated[str, Option(help="Prompt in the format of the task, such as 0110 or 57+68.")],
@@ -119,15 +104,20 @@ def generate_(
     as_json: options.JsonFlag = False,
 ) -> None:
     """Generate the response to one prompt, and print its tokens with their position IDs."""
+    from lengthwise.cli import experiment_options
+    from lengthwise.experiments.generate_from_prompt import generate_from_prompt
+    from lengthwise.experiments.run import load_run
+
     if max_new_tokens is not None and max_new_tokens < 1:
         raise SettingError(f"invalid --max-new-tokens {max_new_tokens}; use at least 1 token")
-    overrides = options.parse_overrides(task=task, scheme=scheme, encoding=encoding)
+    overrides = experiment_options.parse_overrides(task=task, scheme=scheme, encoding=encoding)
     run = load_run(folder, overrides=overrides, device=device)
     completion = generate_from_prompt(run, prompt, max_new_tokens)
     if as_json:
-        output = {"tokens": completion.tokens, "position_ids": completion.position_ids}
+        output = {"prompt": prompt, "tokens": completion.tokens, "position_ids": completion.position_ids}
         print_json({**output, "right": completion.correct, "expected": completion.expected})
         return
+    print_line(f"prompt: {prompt}")
     # The table has one column of IDs per level.
     ids = completion.position_ids
     levels = ids if isinstance(ids[0], list) else [ids]

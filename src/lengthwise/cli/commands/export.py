@@ -7,11 +7,8 @@ from typer import Argument, Option
 
 from lengthwise.cli import options
 from lengthwise.cli.terminal import print_json, print_line
+from lengthwise.core.defaults import DEFAULT_NUM_SHOTS
 from lengthwise.core.errors import unknown_name
-from lengthwise.evaluation.exact_match import EvaluationSettings
-from lengthwise.experiments.experiment import load_task
-from lengthwise.hf.export import export_hf, export_to_harness, import_hf
-from lengthwise.tasks.text_format import DEFAULT_NUM_SHOTS
 
 # Default lengths of the examples, unless the task is a JSONL file.
 DEFAULT_LENGTHS = (5, 10, 20)
@@ -41,12 +38,18 @@ def export(
     as_json: options.JsonFlag = False,
 ) -> None:
     """Convert a run or a task to the format of another program."""
+    from lengthwise.cli import experiment_options
+    from lengthwise.evaluation.exact_match import EvaluationSettings
+    from lengthwise.experiments.experiment import load_task
+    from lengthwise.hf.export import export_hf, export_to_harness, import_hf
+
     if output_format not in FORMATS:
         raise unknown_name("format", output_format, FORMATS)
     part_names = {"task": task, "scheme": scheme, "encoding": encoding}
     if output_format == "hf":
-        export_hf(Path(name), out, overrides=options.parse_overrides(**part_names))
-        usage = f"import lengthwise; AutoModelForCausalLM.from_pretrained('{out}')"
+        export_hf(Path(name), out, overrides=experiment_options.parse_overrides(**part_names))
+        # Importing the class registers it with the Auto classes.
+        usage = f"from lengthwise.hf import LengthwiseForCausalLM; AutoModelForCausalLM.from_pretrained('{out}')"
     else:
         options.reject_flags("needs a run and --format hf", **part_names)
     if output_format == "run":
@@ -54,7 +57,7 @@ def export(
         usage = f"lengthwise evaluate {out}"
     if output_format == "lm-eval":
         harness_task, settings = load_task(name), EvaluationSettings(lengths=DEFAULT_LENGTHS, seed=seed)
-        settings = options.override_evaluation(settings, lengths, num_examples, None, task=harness_task)
+        settings = experiment_options.override_evaluation(settings, lengths, num_examples, None, task=harness_task)
         task_group = export_to_harness(harness_task, out, settings, shots=shots)
         usage = f"lm_eval --include_path {out} --tasks {task_group}"
     if as_json:

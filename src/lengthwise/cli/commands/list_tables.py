@@ -9,22 +9,6 @@ from typer import Argument
 from lengthwise.cli import options
 from lengthwise.cli.terminal import print_json, print_table
 from lengthwise.core.errors import unknown_name
-from lengthwise.encodings import ENCODINGS
-from lengthwise.experiments.recipes import COMPARISONS, RECIPES
-from lengthwise.influence.claims import CLAIMS
-from lengthwise.influence.measures import MEASURES
-from lengthwise.positions import SCHEMES, describe_knowledge
-from lengthwise.tasks import TASKS
-from lengthwise.theory.counterexamples import COUNTEREXAMPLES
-
-TABLES: dict[str, Mapping[str, Any]] = {
-    "tasks": TASKS,
-    "schemes": SCHEMES,
-    "encodings": ENCODINGS,
-    "measures": MEASURES,
-    "claims": CLAIMS,
-    "counterexamples": COUNTEREXAMPLES,
-}
 
 
 def list_(
@@ -38,9 +22,25 @@ def list_(
     as_json: options.JsonFlag = False,
 ) -> None:
     """List tasks, schemes, encodings, measures, claims, counterexamples and recipes, with summary and paper."""
+    from lengthwise.encodings import ENCODINGS
+    from lengthwise.experiments.recipes import COMPARISONS, RECIPES
+    from lengthwise.influence.claims import CLAIMS
+    from lengthwise.influence.measures import MEASURES
+    from lengthwise.positions import SCHEMES, describe_knowledge
+    from lengthwise.tasks import TASKS
+    from lengthwise.theory.counterexamples import COUNTEREXAMPLES
+
+    tables: dict[str, Mapping[str, Any]] = {
+        "tasks": TASKS,
+        "schemes": SCHEMES,
+        "encodings": ENCODINGS,
+        "measures": MEASURES,
+        "claims": CLAIMS,
+        "counterexamples": COUNTEREXAMPLES,
+    }
     rows: dict[str, list[dict[str, str]]] = {
         name: [{"name": key, "summary": entry.summary, "paper": entry.paper} for key, entry in entries.items()]
-        for name, entries in TABLES.items()
+        for name, entries in tables.items()
     }
     for row in rows["schemes"]:
         row["told"] = describe_knowledge(None, SCHEMES[row["name"]]())

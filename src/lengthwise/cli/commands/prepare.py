@@ -6,9 +6,8 @@ from typer import Argument
 
 from lengthwise.cli import options
 from lengthwise.cli.terminal import print_json, print_table
+from lengthwise.core.defaults import SOURCE_FORMAT
 from lengthwise.core.progress_line import ProgressLine, err_console
-from lengthwise.tasks.text.prepare import corpus_table, prepare_corpus
-from lengthwise.tasks.text.text_records import SOURCE_FORMAT
 
 
 def prepare(
@@ -25,6 +24,8 @@ def prepare(
     as_json: options.JsonFlag = False,
 ) -> None:
     """Build a corpus for language models, with a tokenizer, training tokens and held-out tokens."""
+    from lengthwise.tasks.text.prepare import corpus_table, prepare_corpus
+
     with ProgressLine(err_console) as progress:
         corpus_metadata = prepare_corpus(
             texts, out, vocabulary_size=vocabulary_size, held_out=held_out, seed=seed, report=progress.show_preparation

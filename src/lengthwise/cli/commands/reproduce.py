@@ -8,11 +8,9 @@ from typer import Argument, Option
 
 from lengthwise.cli import options
 from lengthwise.cli.terminal import print_json, print_line, print_message, print_table, show_status
+from lengthwise.core.defaults import FIRST_SEED
 from lengthwise.core.errors import unknown_name
 from lengthwise.core.interruption import StoppedError
-from lengthwise.experiments.reproductions import reproduce
-from lengthwise.experiments.reproductions.reproduction import FIRST_SEED
-from lengthwise.influence.claims import CLAIMS
 
 
 def reproduce_(
@@ -31,9 +29,15 @@ def reproduce_(
     as_json: options.JsonFlag = False,
 ) -> None:
     """Run the experiments of a claim, print tables and save a figure. After an interruption, repeat the command."""
+    from lengthwise.cli import experiment_options
+    from lengthwise.experiments.reproductions import reproduce
+    from lengthwise.influence.claims import CLAIMS
+
     if claim not in CLAIMS:
         raise unknown_name("claim", claim, CLAIMS)
-    experiments = {label: options.override_corpus(each, corpus) for label, each in CLAIMS[claim].experiments().items()}
+    experiments = {
+        label: experiment_options.override_corpus(each, corpus) for label, each in CLAIMS[claim].experiments().items()
+    }
     out = Path("runs") / f"{claim}-{size}" if out is None else out
     with show_status(f"{claim}, {size}, in {out}"):
         result = reproduce(

@@ -8,9 +8,6 @@ from typer import Argument, Option
 
 from lengthwise.cli import options
 from lengthwise.cli.terminal import out_console, print_json, print_line, print_search_progress, print_text
-from lengthwise.evaluation.picture.text_drawing import draw_text
-from lengthwise.experiments.run import load_run
-from lengthwise.experiments.show import show
 
 
 def show_(
@@ -32,8 +29,13 @@ def show_(
 
     Without --scheme, a task with a coupling has the scheme predicted, and any other task has sequential.
     """
+    from lengthwise.cli import experiment_options
+    from lengthwise.evaluation.picture.text_drawing import draw_text
+    from lengthwise.experiments.run import load_run
+    from lengthwise.experiments.show import show
+
     if Path(target).is_dir():
-        overrides = options.parse_overrides(task=task, scheme=scheme, encoding=encoding)
+        overrides = experiment_options.parse_overrides(task=task, scheme=scheme, encoding=encoding)
         run = load_run(target, overrides=overrides, device="cpu")
         picture = show(run, length, seed=seed, training=training, out=out)
     else:

@@ -9,9 +9,6 @@ from lengthwise.cli import options
 from lengthwise.cli.terminal import print_json, print_line, print_message, print_table
 from lengthwise.core.interruption import FailedRunsError, StoppedError
 from lengthwise.core.progress_line import ProgressLine, err_console
-from lengthwise.evaluation.tables_and_figures import table, table_title
-from lengthwise.experiments.run_folder import RESULTS
-from lengthwise.experiments.sweep import sweep
 
 
 def sweep_(
@@ -34,6 +31,10 @@ def sweep_(
     as_json: options.JsonFlag = False,
 ) -> None:
     """Train and evaluate a grid of experiments and seeds. After an interruption, repeat the command."""
+    from lengthwise.evaluation.tables_and_figures import table, table_title
+    from lengthwise.experiments.run_folder import RESULTS
+    from lengthwise.experiments.sweep import sweep
+
     with ProgressLine(err_console, whole_average=True) as progress:
         comparison = sweep(
             file,

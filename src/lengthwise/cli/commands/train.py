@@ -1,6 +1,5 @@
 """The ``train`` command, which trains one experiment."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,23 +7,19 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from lengthwise.cli import options
-from lengthwise.cli.config_file import part_names, read_changes
-from lengthwise.cli.terminal import print_json, print_line, print_message
-from lengthwise.core.devices import training_threads
+from lengthwise.cli.terminal import print_json, print_line
 from lengthwise.core.interruption import StoppedError, catch_interrupts
 from lengthwise.core.progress_line import ProgressLine, err_console
-from lengthwise.experiments.experiment import Experiment
-from lengthwise.experiments.recipes import quick
-from lengthwise.experiments.run import Run, train
-from lengthwise.experiments.run_folder import EXPERIMENT, read_experiment
-from lengthwise.experiments.setting_changes import change_settings
-from lengthwise.positions import Discovered
-from lengthwise.training.process_group import read_launch
 
 
 def train_(
     name: Annotated[
-        str | None, Argument(metavar="[RECIPE]", help="Name of a recipe; use either a recipe or --task.")
+        str | None,
+        Argument(
+            metavar="[RECIPE]",
+            help="Name of a recipe; use either a recipe or --task.",
+            autocompletion=options.complete_names("lengthwise.experiments.recipes", "RECIPES"),
+        ),
     ] = None,
     task: options.TaskName = None,
     scheme: options.SchemeName = None,
@@ -64,21 +59,33 @@ def train_(
     as_json: options.JsonFlag = False,
 ) -> None:
     """Train a recipe, or a task with a position scheme and an encoding."""
+    from lengthwise.cli import experiment_options
+    from lengthwise.cli.config_file import part_names, read_changes
+    from lengthwise.core.devices import training_threads
+    from lengthwise.experiments.recipes import quick
+    from lengthwise.experiments.run import train
+    from lengthwise.experiments.run_folder import read_experiment
+    from lengthwise.experiments.setting_changes import change_settings
+
     given_names = {"task": task, "scheme": scheme, "encoding": encoding}
     named_settings: dict[str, Any] = {
         **{"train_lengths": train_lengths, "steps": steps, "batch_size": batch_size, "head": head},
         **{"lengths_per_batch": lengths_per_batch, "num_position_ids": num_position_ids},
     }
     changes = read_changes(config, assignments, **named_settings, corpus=corpus, seed=seed)
-    saved_run = _saved_run(name, task, out if resume else None, start)
+    saved_run = experiment_options.saved_run(name, task, out if resume else None, start)
     if saved_run is not None:
-        experiment = read_experiment(saved_run, overrides=options.parse_overrides(**given_names))
+        experiment = read_experiment(saved_run, overrides=experiment_options.parse_overrides(**given_names))
     else:
-        experiment = _named_experiment(name, given_names if name is not None else part_names(changes, **given_names))
+        experiment = experiment_options.named_experiment(
+            name, given_names if name is not None else part_names(changes, **given_names)
+        )
     # The flags override --set, --set overrides the file, and all of them override the settings of --quick.
     experiment = change_settings(quick(experiment) if use_quick else experiment, changes)
-    experiment = options.override_training(experiment, **named_settings)
-    experiment = options.override_corpus(replace(experiment, seed=experiment.seed if seed is None else seed), corpus)
+    experiment = experiment_options.override_training(experiment, **named_settings)
+    experiment = experiment_options.override_corpus(
+        replace(experiment, seed=experiment.seed if seed is None else seed), corpus
+    )
     run_name = f"{experiment.task.name}-{experiment.scheme.name}-{experiment.seed}"
     folder = Path("runs") / run_name if out is None else out
     progress_line = ProgressLine(err_console, experiment.training.steps, max_train_length=experiment.train_lengths[1])
@@ -100,36 +107,4 @@ def train_(
     if as_json:
         print_json({"folder": str(folder), **run.facts})
         return
-    print_line(_describe(run, training_threads(experiment.decoder.d_model, threads)))
-
-
-def _describe(run: Run, num_threads: int) -> str:
-    """Return a line about a trained run."""
-    on_cpu = next(run.decoder.parameters()).device.type == "cpu"
-    place = f"{num_threads} thread{'s' if num_threads > 1 else ''}" if on_cpu else "a GPU"
-    num_processes = read_launch().size
-    place = f"{num_processes} processes with {place} each" if num_processes > 1 else place
-    smallest_id, largest_id = run.facts["id_range"]
-    fit, length = run.facts["fitted"], run.experiment.train_lengths[1]
-    fit_text = "" if fit is None else f"exact match {fit:.3f} at length {length}; "
-    return (
-        f"{run.facts['steps']} steps in {run.facts['train_s']:.0f} s on {place}; {fit_text}"
-        f"training IDs {smallest_id:,} to {largest_id:,}; saved in {run.folder}"
-    )
-
-
-def _named_experiment(name: str | None, names: Mapping[str, str | None]) -> Experiment:
-    """Return a recipe, or the experiment with these names of task, scheme and encoding."""
-    experiment = options.experiment_from_names(name, **names)
-    if names["scheme"] == Discovered.name:
-        print_message(f"found a coupling in the examples; lengthwise couple {names['task']} describes it")
-    return experiment
-
-
-def _saved_run(name: str | None, task: str | None, resumed: Path | None, start: Path | None) -> Path | None:
-    """Return the run folder with the settings of the experiment, or None if a recipe or flags name the experiment."""
-    if name is not None:
-        return None
-    if resumed is not None and (task is None or (resumed / EXPERIMENT).is_file()):
-        return resumed
-    return start
+    print_line(experiment_options.describe_run(run, training_threads(experiment.decoder.d_model, threads)))

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from lengthwise.core.defaults import DIAGNOSIS_EXAMPLES
 from lengthwise.core.errors import SettingError
 from lengthwise.core.intervals import wilson_interval
 from lengthwise.evaluation.diagnosis.attribution import (
@@ -23,8 +24,8 @@ from lengthwise.evaluation.forecast.probed_model import ProbedModel
 from lengthwise.evaluation.forecast.sparse_queries import Queries
 from lengthwise.tasks import GradedByLoss, HasLengths, Task, nearest_length
 
-# Default number of examples, and the maximum number of queries per intervention.
-NUM_EXAMPLES, MAX_QUERIES = 256, 128
+# Maximum number of queries per intervention.
+MAX_QUERIES = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +73,7 @@ class Diagnosis:
         return self.by_length[0].exact_match >= ACCURACY_THRESHOLD
 
 
-def diagnose(model: ProbedModel, length: int, *, num_examples: int = NUM_EXAMPLES) -> Diagnosis:
+def diagnose(model: ProbedModel, length: int, *, num_examples: int = DIAGNOSIS_EXAMPLES) -> Diagnosis:
     """Find the causes of failures at a length, on the examples of ``evaluate_by_length`` with the same seed.
 
     Each intervention reevaluates the first errors of at most ``MAX_QUERIES`` failed examples. An intervention that

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from lengthwise.core.defaults import FIRST_SEED
 from lengthwise.core.errors import unknown_name
 from lengthwise.core.files import StrPath
 from lengthwise.core.type_checks import check_arguments
@@ -21,8 +22,6 @@ from lengthwise.experiments.run_folder import COMPARISON_ROWS, read_rows_with_di
 # A table: title, header and body.
 Table = tuple[str, list[str], list[list[str]]]
 SIZES = ("quick", "laptop", "full", "gpu")
-# First seed of a reproduction; settings were tuned with smaller seeds.
-FIRST_SEED = 9000
 # Files of extracted values: one file in the folder of each run, and one file of all runs next to the results.
 READING_FILE, READINGS_FILE = "reading.jsonl", "readings.jsonl"
 

@@ -49,6 +49,11 @@ def render_page(
             for name, (excerpt_start, tokens) in excerpts.items()
         ],
     }
+    return render_study(study)
+
+
+def render_study(study: Mapping[str, Any]) -> str:
+    """Render the values that page.js reads. Raises ``SettingError`` if they contain a number that is not finite."""
     css, script = ((TEMPLATE_FOLDER / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     environment = Environment(loader=FileSystemLoader(TEMPLATE_FOLDER), autoescape=True, undefined=StrictUndefined)
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}

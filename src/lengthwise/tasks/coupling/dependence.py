@@ -14,7 +14,6 @@ from jaxtyping import Int
 from lengthwise.tasks.coupling.addresses import LocatedAddress
 from lengthwise.tasks.coupling.error_pattern import find_error_pattern
 
-MAX_TOKENS = 6
 # All sets up to this size are compared. Larger ones grow from the best smaller sets, while the accuracy improves.
 EXHAUSTIVE_SIZE, MIN_GAIN = 2, 0.002
 # Number of steps for a first comparison of pairs and of larger sets, and number of sets that are kept.

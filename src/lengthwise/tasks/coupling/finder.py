@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Bool
 
+from lengthwise.core.defaults import MAX_COUPLED_TOKENS
 from lengthwise.core.randomness import stream
 from lengthwise.tasks.coupling.address_candidates import iter_fixed_addresses, iter_match_addresses
 from lengthwise.tasks.coupling.addresses import (
@@ -16,7 +17,7 @@ from lengthwise.tasks.coupling.addresses import (
     without_duplicates,
 )
 from lengthwise.tasks.coupling.answer_steps import AnswerSteps
-from lengthwise.tasks.coupling.dependence import FEWER_ERRORS, MAX_TOKENS, DependenceSearch, Explanation, SearchResult
+from lengthwise.tasks.coupling.dependence import FEWER_ERRORS, DependenceSearch, Explanation, SearchResult
 from lengthwise.tasks.coupling.error_pattern import PERIODS
 from lengthwise.tasks.coupling.phases import FIRST_APART, ONE, Phases, divide, iter_divisions
 
@@ -86,7 +87,7 @@ class Attempt:
         return replace(self, phases=phases, rules=tuple(rules))
 
 
-def search_rules(steps: AnswerSteps, *, max_tokens: int = MAX_TOKENS, seed: int = 0) -> list[Attempt]:
+def search_rules(steps: AnswerSteps, *, max_tokens: int = MAX_COUPLED_TOKENS, seed: int = 0) -> list[Attempt]:
     """Return all attempts, from simple to complex, up to the first one that explains all answers in only one way.
 
     Of the divisions of a group, the one that explains the most answers counts. If two sets of tokens explain the

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lengthwise.core.defaults import DEPENDENCE, MAX_COUPLED_TOKENS, MODEL, SAMPLES_PER_LENGTH
 from lengthwise.core.errors import AmbiguousCouplingError, CouplingError, PromptError, SettingError, TooFewExamplesError
 from lengthwise.core.randomness import stream
 from lengthwise.core.type_checks import check_arguments
@@ -17,19 +18,18 @@ from lengthwise.tasks.coupling.checks import (
     check_several_lengths,
     check_steps,
 )
-from lengthwise.tasks.coupling.dependence import MAX_TOKENS, MIN_COVERAGE
+from lengthwise.tasks.coupling.dependence import MIN_COVERAGE
 from lengthwise.tasks.coupling.describe_address import describe_address
 from lengthwise.tasks.coupling.find_pointers import find_pointers
 from lengthwise.tasks.coupling.finder import Attempt, PhaseRule, search_rules
 from lengthwise.tasks.coupling.pointers import PointerRule
 from lengthwise.tasks.task import GradedByLoss, HasRecords, Task
 
-# Number of sequences per length that a task with a sampler draws, and upper limit for a file.
-SAMPLES_PER_LENGTH, MAX_RECORDS = 500, 20_000
-# Number of calls that draw these sequences.
+# Upper limit for the number of sequences of a file.
+MAX_RECORDS = 20_000
+# Number of calls that draw the sequences of a task with a sampler.
 SAMPLES_IN_PARTS = 10
 DEFAULT_LENGTHS = range(2, 9)
-DEPENDENCE, MODEL = "dependence", "model"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ def find_coupling_in_examples(
     lengths: Sequence[int] | None = None,
     *,
     num_per_length: int = SAMPLES_PER_LENGTH,
-    max_tokens: int = MAX_TOKENS,
+    max_tokens: int = MAX_COUPLED_TOKENS,
     seed: int = 0,
 ) -> FoundCoupling:
     """Find a rule for the coupling of a task by functional dependence; see ``find_coupling``."""
@@ -81,7 +81,7 @@ def explain_steps(
     vocabulary: Sequence[str],
     *,
     records: AnswerSteps | None = None,
-    max_tokens: int = MAX_TOKENS,
+    max_tokens: int = MAX_COUPLED_TOKENS,
     seed: int = 0,
 ) -> FoundCoupling:
     """Find and check the rule that explains the answers of ``steps``.

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 
+from lengthwise.core.defaults import MODEL
 from lengthwise.core.randomness import stream
 from lengthwise.tasks.coupling.addresses import parse_address
 from lengthwise.tasks.coupling.describe_address import describe_address
-from lengthwise.tasks.coupling.found_coupling import MODEL, FoundCoupling
+from lengthwise.tasks.coupling.found_coupling import FoundCoupling
 from lengthwise.tasks.coupling.found_task import FoundTask, measure_conditions
 from lengthwise.tasks.coupling.pointers import couple
 from lengthwise.tasks.examples import Examples

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from lengthwise.core.defaults import DATASET_PREFIX, SOURCE_FORMAT
 from lengthwise.core.errors import SettingError, SkippedTextWarning, TextError
 from lengthwise.core.type_checks import check_arguments
 from lengthwise.tasks.text.text_records import (
-    DATASET_PREFIX,
     RECORD_SUFFIXES,
-    SOURCE_FORMAT,
     RecordSource,
     has_records,
     parse_source,

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from lengthwise.core.defaults import DATASET_PREFIX
 from lengthwise.core.errors import SettingError, SkippedTextWarning, TextError
 from lengthwise.core.files import StrPath, atomic_folder, check_output_folder, write_atomically
 from lengthwise.core.randomness import stream
 from lengthwise.core.type_checks import check_arguments
 from lengthwise.tasks.text.corpus import HELD_OUT, METADATA_FILE, SPLITS, TOKENIZER_FILE, TRAIN, Entry, with_digest
 from lengthwise.tasks.text.documents import Document, read_documents
-from lengthwise.tasks.text.text_records import DATASET_PREFIX
 from lengthwise.tasks.text.tokenizer import END, END_TOKEN_TEXT, BytePairTokenizer, tokenizers_library
 
 # Minimum vocabulary: all bytes and the end token.

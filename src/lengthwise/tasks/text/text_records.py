@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lengthwise.core.defaults import DATASET_PREFIX, SOURCE_FORMAT
 from lengthwise.core.errors import TextError
 from lengthwise.core.json_parsing import parse_json
 
-DATASET_PREFIX, DEFAULT_COLUMN = "dataset:", "text"
-SOURCE_FORMAT = f"{DATASET_PREFIX}NAME:SPLIT:CONFIG:COLUMN"
+DEFAULT_COLUMN = "text"
 # Suffixes of files that contain one JSON object per line, or a list of JSON objects.
 RECORD_SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz", ".json.gz", ".json")
 

@@ -1,0 +1,73 @@
+from .core.errors import LengthwiseError, UntrainedDistanceWarning
+from .encodings import ENCODINGS, Encoding, EncodingSettings, EncodingSize
+from .evaluation.exact_match import EvaluationSettings
+from .experiments.comparison import compare
+from .experiments.coupling_methods import find_coupling
+from .experiments.experiment import Experiment
+from .experiments.generate_from_prompt import generate_from_prompt
+from .experiments.recipes import RECIPES, experiment_for, quick, recipe
+from .experiments.reproductions import reproduce
+from .experiments.run import Run, load_run, train
+from .experiments.run_analysis import certify_run, diagnose_run
+from .experiments.run_evaluation import evaluate
+from .experiments.show import show
+from .experiments.sweep import sweep
+from .hf.language_models import evaluate_language_model, load_language_model
+from .influence.measures import MEASURES
+from .influence.report.study_report import report_study
+from .influence.settings import InfluenceSettings
+from .influence.study import InfluenceStudy, measure_influence
+from .model.decoder_settings import DecoderSettings
+from .model.position_heads import POSITION_HEADS
+from .positions import SCHEMES, Assignment, PositionScheme, score_all_answers
+from .tasks import TASKS, Task
+from .tasks.examples import Examples
+from .tasks.text.prepare import prepare_corpus
+from .theory.task_certificate import certify_task
+from .training.training_settings import TrainingSettings
+
+__all__ = [
+    "ENCODINGS",
+    "MEASURES",
+    "POSITION_HEADS",
+    "RECIPES",
+    "SCHEMES",
+    "TASKS",
+    "Assignment",
+    "DecoderSettings",
+    "Encoding",
+    "EncodingSettings",
+    "EncodingSize",
+    "EvaluationSettings",
+    "Examples",
+    "Experiment",
+    "InfluenceSettings",
+    "InfluenceStudy",
+    "LengthwiseError",
+    "PositionScheme",
+    "Run",
+    "Task",
+    "TrainingSettings",
+    "UntrainedDistanceWarning",
+    "certify_run",
+    "certify_task",
+    "compare",
+    "diagnose_run",
+    "evaluate",
+    "evaluate_language_model",
+    "experiment_for",
+    "find_coupling",
+    "generate_from_prompt",
+    "load_language_model",
+    "load_run",
+    "measure_influence",
+    "prepare_corpus",
+    "quick",
+    "recipe",
+    "report_study",
+    "reproduce",
+    "score_all_answers",
+    "show",
+    "sweep",
+    "train",
+]

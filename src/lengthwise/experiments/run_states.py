@@ -1,0 +1,134 @@
+"""States of the runs in a folder, read without locks or writes while other processes train in it."""
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lengthwise.core.folder_lock import LOCK_FILE
+from lengthwise.core.json_parsing import parse_json
+from lengthwise.experiments.folder_names import run_folder
+from lengthwise.experiments.run_extension import EARLIER
+from lengthwise.experiments.run_failure import FAILURE
+from lengthwise.experiments.run_folder import COMPARISON, EXPERIMENT, MODEL, PLANNED_RUNS, RESULTS
+from lengthwise.training.training_state import METRICS
+
+# Seconds without a new row after which a run that has a lock file counts as stale.
+STALE_S = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunState:
+    """State of one run: ``waiting``, ``running``, ``stale``, ``stopped``, ``failed`` or ``finished``.
+
+    ``stale`` is a run whose process holds the folder but has logged nothing for ``STALE_S`` seconds, or was killed.
+    ``stopped`` is an unfinished run that was interrupted. The training of a ``failed`` run ended with an error.
+    A comparison or sweep knows its ``waiting`` runs. ``exact_match`` is that
+    at the longest training length. ``results`` has the exact match, or the loss, by length and task variant.
+    """
+
+    name: str
+    state: str
+    step: int
+    num_steps: int | None
+    loss: float | None
+    exact_match: float | None
+    results: dict[str, float]
+
+
+def read_run_states(folder: Path) -> list[RunState]:
+    """Return the states of all runs in a folder and its subfolders, sorted by name; the folder may be missing."""
+    descriptions = {path.parent: _read_object(path).get("experiment") for path in _find(folder, EXPERIMENT)}
+    # Comparisons and sweeps know the runs that have not started.
+    for path in _find(folder, COMPARISON):
+        descriptions = {**_runs_of_comparison(path), **descriptions}
+    for path in _find(folder, PLANNED_RUNS):
+        descriptions = {**{path.parent / name: each for name, each in _read_object(path).items()}, **descriptions}
+    names = {run: run.relative_to(folder).as_posix() for run in descriptions}
+    return [_read_state(run, names[run], descriptions[run]) for run in sorted(names, key=names.__getitem__)]
+
+
+def _find(folder: Path, file_name: str) -> list[Path]:
+    try:
+        paths = list(folder.rglob(file_name))
+    except OSError:
+        # A subfolder vanished during the search; the next call finds the others.
+        return []
+    return [path for path in paths if EARLIER not in path.relative_to(folder).parts]
+
+
+def _runs_of_comparison(path: Path) -> dict[Path, Any]:
+    comparison = _read_object(path).get("comparison", {})
+    return {
+        run_folder(path.parent, label, experiment["seed"] + seed): experiment
+        for label, experiment in comparison.get("experiments", {}).items()
+        for seed in range(comparison.get("num_seeds", 0))
+    }
+
+
+def _read_state(run: Path, name: str, experiment: Any) -> RunState:
+    rows = list(_read_complete_rows(run / METRICS))
+    last_row = rows[-1] if rows else {}
+    matches = [row["exact_match"] for row in rows if "exact_match" in row]
+    settings = experiment.get("training", {}) if isinstance(experiment, dict) else {}
+    return RunState(
+        name=name,
+        state=_state(run, has_rows=bool(rows)),
+        step=last_row.get("step", 0),
+        num_steps=settings.get("steps"),
+        loss=last_row.get("mean_loss"),
+        exact_match=matches[-1] if matches else None,
+        results={
+            _result_name(row): value
+            for row in _read_complete_rows(run / RESULTS)
+            if (value := row.get("exact_match", row.get("loss"))) is not None
+        },
+    )
+
+
+def _state(run: Path, *, has_rows: bool) -> str:
+    if (run / MODEL).exists():
+        return "finished"
+    if (run / LOCK_FILE).exists():
+        return "running" if time.time() - _last_change(run) < STALE_S else "stale"
+    if (run / FAILURE).exists():
+        return "failed"
+    return "stopped" if has_rows else "waiting"
+
+
+def _last_change(run: Path) -> float:
+    times = [0.0]
+    for path in (run / METRICS, run / EXPERIMENT, run / LOCK_FILE):
+        try:
+            times.append(path.stat().st_mtime)
+        except OSError:
+            continue
+    return max(times)
+
+
+def _result_name(row: Mapping[str, Any]) -> str:
+    variant = row.get("variant")
+    return f"{row.get('length', '?')}" + ("" if variant is None else f" {variant}")
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """Return the object of a JSON file, or an empty one if the file is missing or incomplete."""
+    try:
+        document: dict[str, Any] = parse_json(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return document
+
+
+def _read_complete_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a JSON-lines file; skip incomplete and damaged lines."""
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        try:
+            yield parse_json(line)
+        except ValueError:
+            continue

@@ -1,0 +1,154 @@
+"""Folders of a report: runs, comparisons, sweeps, claims and influence studies, read into plain records."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lengthwise.core.errors import RunFolderError
+from lengthwise.core.json_parsing import parse_json
+from lengthwise.evaluation.result_rows import Rows, label_of
+from lengthwise.experiments.reproductions.reproduction import READINGS_FILE
+from lengthwise.experiments.run_folder import (
+    COMPARISON_FOLDER,
+    COMPARISON_ROWS,
+    EXPERIMENT,
+    RESULTS,
+    RUN_FOLDER,
+    STUDY_FOLDER,
+    SWEEP_FOLDER,
+    read_description,
+    read_rows,
+    read_rows_with_digest,
+)
+from lengthwise.influence.report.study_report import PAGE_FILE
+from lengthwise.influence.study import SUMMARY_FILE
+
+# Values that every result row has, besides exact match or loss.
+ROW_KEYS = ("task", "seed", "length", "num_examples", "low", "high", "train_lengths", "id_range", "steps", "fitted")
+STUDY_DATA = re.compile(r'<script type="application/json" id="study">(.*?)</script>', re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """Run with its label in the report, its folder and its description."""
+
+    label: str
+    folder: Path
+    description: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunGroup:
+    """Runs with common charts: a comparison, a sweep, a claim, or all single runs of a report.
+
+    ``rows`` contains the result rows with their label (``row``). ``readings`` contains values of a claim by run.
+    """
+
+    name: str
+    kind: str
+    rows: Rows
+    runs: tuple[RunRecord, ...]
+    readings: Rows = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyRecord:
+    """Complete influence study: its summary, and the texts and targets of its page, or None without a page."""
+
+    name: str
+    summary: Mapping[str, Any]
+    texts: Mapping[str, Any] | None
+
+
+def read_folders(folders: Sequence[Path]) -> tuple[list[RunGroup], list[StudyRecord]]:
+    """Read the groups of runs and the studies of a report, in the order of their folders.
+
+    Single runs form one group. Raises ``RunFolderError`` for a folder that no command of lengthwise has written, for an
+    unfinished study, and for damaged files.
+    """
+    run_folders: list[Path] = []
+    groups: list[RunGroup] = []
+    studies: list[StudyRecord] = []
+    for folder in folders:
+        if (folder / RUN_FOLDER.file).is_file():
+            run_folders.append(folder)
+        elif (folder / COMPARISON_FOLDER.file).is_file() or (folder / SWEEP_FOLDER.file).is_file():
+            groups.append(_read_group(folder))
+        elif (folder / STUDY_FOLDER.file).is_file():
+            studies.append(_read_study(folder))
+        else:
+            problem = "has no files of a run" if folder.is_dir() else "is not a folder"
+            raise RunFolderError(
+                f"{folder} {problem}; pass an output folder of train, compare, sweep, reproduce or influence"
+            )
+    return [*_group_runs(run_folders), *groups], studies
+
+
+def _group_runs(folders: Sequence[Path]) -> Iterator[RunGroup]:
+    """Yield one group of all single runs; without runs, yield nothing."""
+    names = [folder.name for folder in folders]
+    runs: list[RunRecord] = []
+    rows: list[dict[str, Any]] = []
+    for folder in folders:
+        label = folder.name if names.count(folder.name) == 1 else str(folder)
+        runs.append(RunRecord(label=label, folder=folder, description=read_description(folder, RUN_FOLDER)))
+        # A later evaluation of the same length replaces the earlier one.
+        latest = {(row.get("task"), row.get("variant"), row.get("length")): row for row in read_rows(folder / RESULTS)}
+        rows += [{**row, "row": _row_label(label, row.get("variant"))} for row in latest.values()]
+        _check_rows(rows, folder / RESULTS)
+    if runs:
+        name = runs[0].label if len(runs) == 1 else f"{len(runs)} runs"
+        yield RunGroup(name=name, kind="run" if len(runs) == 1 else "runs", rows=rows, runs=tuple(runs))
+
+
+def _row_label(label: str, variant: str | None) -> str:
+    return label if variant is None else f"{label}, {variant}"
+
+
+def _read_group(folder: Path) -> RunGroup:
+    """Read a comparison, sweep or claim; a claim is a comparison with readings."""
+    rows, readings = read_rows(folder / RESULTS), read_rows(folder / READINGS_FILE)
+    _check_rows(rows, folder / RESULTS)
+    kind = SWEEP_FOLDER if (folder / SWEEP_FOLDER.file).is_file() else COMPARISON_FOLDER
+    read_description(folder, kind)
+    runs = tuple(_find_runs(folder, rows))
+    return RunGroup(name=folder.name, kind="claim" if readings else kind.name, rows=rows, runs=runs, readings=readings)
+
+
+def _find_runs(folder: Path, rows: Rows) -> Iterator[RunRecord]:
+    """Yield the runs in the subfolders; their label is that of the group's row with the same content."""
+    labels = {_content(row): label_of(row) for row in rows}
+    for path in sorted((*folder.glob(f"*/{EXPERIMENT}"), *folder.glob(f"*/*/{EXPERIMENT}"))):
+        run_rows = read_rows_with_digest(path.parent / COMPARISON_ROWS)
+        label = labels.get(_content(run_rows[0])) if run_rows else None
+        # Earlier calls of a sweep leave runs in its folder that the last call did not contain.
+        if label is not None:
+            yield RunRecord(label=label, folder=path.parent, description=read_description(path.parent, RUN_FOLDER))
+
+
+def _content(row: Mapping[str, Any]) -> str:
+    return json.dumps({name: value for name, value in row.items() if name != "row"}, sort_keys=True)
+
+
+def _check_rows(rows: Rows, path: Path) -> None:
+    """Raise ``RunFolderError`` for a row without a value that the charts need."""
+    for number, row in enumerate(rows, start=1):
+        needed = ("row", *ROW_KEYS, "loss" if "loss" in row else "exact_match")
+        if missing := [name for name in needed if name not in row]:
+            raise RunFolderError(f"{path} row {number} has no {missing[0]}; delete this row, or evaluate the run again")
+
+
+def _read_study(folder: Path) -> StudyRecord:
+    if not (folder / SUMMARY_FILE).is_file():
+        raise RunFolderError(f"the study in {folder} is unfinished; repeat its command with --resume")
+    page = folder / PAGE_FILE
+    try:
+        summary = parse_json((folder / SUMMARY_FILE).read_bytes())
+        found = STUDY_DATA.search(page.read_text(encoding="utf-8")) if page.is_file() else None
+        texts = None if found is None else parse_json(found.group(1).encode())
+    except ValueError as error:
+        raise RunFolderError(f"the summary or page in {folder} is damaged ({error}); repeat the study") from None
+    return StudyRecord(name=folder.name, summary=summary, texts=texts)

@@ -1,0 +1,96 @@
+"use strict";
+const charts = JSON.parse(document.getElementById("charts").textContent);
+const pages = JSON.parse(document.getElementById("texts").textContent);
+const isDark = matchMedia("(prefers-color-scheme: dark)");
+// Both sets have a contrast of at least 3:1 to their background.
+const COLORS = {
+  light: ["#1f5fa8", "#c0392b", "#1e7d32", "#7d3c98", "#b35900", "#00808a", "#c2187a", "#6b5b00", "#5d4037", "#1a237e"],
+  dark: ["#6cb0f5", "#ff8a7a", "#6fcf80", "#cf9bea", "#f5a04d", "#4cc9d4", "#ff86c3", "#d9c44a", "#c9a28f", "#a3adff"],
+};
+const color = (line) => COLORS[isDark.matches ? "dark" : "light"][line % 10];
+const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const plot = (number) => document.getElementById("chart-" + number);
+const controls = (number, kind) => document.querySelectorAll(`input[data-chart="${number}"][data-${kind}]`);
+
+function switches(number) {
+  return Object.fromEntries([...controls(number, "switch")].map((box) => [box.dataset.switch, box.checked]));
+}
+
+function withTheme(trace, number) {
+  if (typeof trace.meta !== "number") return trace;
+  const box = [...controls(number, "line")][trace.meta], isHidden = trace.name === "seeds" && !switches(number).seeds;
+  const paint = { color: color(trace.meta) };
+  return { ...trace, visible: box.checked && !isHidden, line: { ...trace.line, ...paint },
+    marker: { ...trace.marker, ...paint }, error_y: trace.error_y && { ...trace.error_y, ...paint } };
+}
+
+function draw(number) {
+  const { data, layout } = charts[number], states = switches(number);
+  const theme = { gridcolor: style("--line"), zerolinecolor: style("--line"), automargin: true,
+    exponentformat: "power" };
+  const scaled = (axis, name) => {
+    const type = name in states ? (states[name] ? "log" : "linear") : axis.type;
+    const text = type === "log" ? axis.title.text : axis.title.text.replace(" (log scale)", "");
+    return { ...theme, ...axis, type, title: { text } };
+  };
+  return Plotly.react(plot(number), data.map((trace) => withTheme(trace, number)), {
+    height: 360, margin: { l: 56, r: 16, t: 12, b: 48 }, showlegend: false, hovermode: "closest",
+    paper_bgcolor: "transparent", plot_bgcolor: "transparent", font: { color: style("--ink"), family: "system-ui, sans-serif" },
+    ...layout, xaxis: scaled(layout.xaxis, "log x"), yaxis: scaled(layout.yaxis, "log y"),
+    shapes: (layout.shapes || []).map((shape) => ({ ...shape, fillcolor: style("--area"), line: { width: 0 } })),
+  }, { displayModeBar: false, responsive: true });
+}
+
+function paintSwatches() {
+  for (const swatch of document.querySelectorAll(".swatch")) swatch.style.background = color(Number(swatch.dataset.color));
+}
+
+// All visible points of a chart, in the order of its traces.
+function points(number) {
+  return plot(number).data.flatMap((trace, curveNumber) => trace.visible === false ? []
+    : trace.type === "heatmap" ? trace.text.flatMap((row, y) => row.map((text, x) => ({ curveNumber, pointNumber: [y, x], text })))
+    : trace.text.map((text, pointNumber) => ({ curveNumber, pointNumber, text })));
+}
+
+const plain = (text) => new DOMParser().parseFromString(text.replaceAll("<br>", "; "), "text/html").body.textContent;
+const positions = new Map();
+
+function readPoint(event, number) {
+  const all = points(number), at = positions.get(number) ?? -1;
+  const next = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: all.length - 1 }[event.key];
+  if (next === undefined || !all[next]) return;
+  event.preventDefault();
+  positions.set(number, next);
+  const { text, ...point } = all[next];
+  Plotly.Fx.hover(plot(number), [point]);
+  document.getElementById("point-" + number).textContent = plain(text);
+}
+
+document.addEventListener("change", ({ target }) => {
+  if (!target.dataset.chart) return;
+  positions.delete(Number(target.dataset.chart));
+  draw(Number(target.dataset.chart));
+});
+isDark.addEventListener("change", () => { paintSwatches(); charts.forEach((chart, number) => draw(number)); });
+for (const details of document.querySelectorAll("details.texts")) {
+  details.addEventListener("toggle", () => {
+    if (details.querySelector("iframe")) return;
+    const frame = document.createElement("iframe");
+    frame.title = "texts with their influential tokens";
+    frame.setAttribute("sandbox", "allow-scripts");
+    frame.srcdoc = pages[Number(details.dataset.text)];
+    details.append(frame);
+  });
+}
+
+// One chart per task of the browser, so that the page answers between charts.
+async function drawAll() {
+  paintSwatches();
+  for (let number = 0; number < charts.length; number += 1) {
+    await draw(number);
+    plot(number).addEventListener("keydown", (event) => readPoint(event, number));
+    await new Promise((resolve) => setTimeout(resolve));
+  }
+  document.body.dataset.ready = charts.length;
+}
+drawAll();

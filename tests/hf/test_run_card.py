@@ -1,0 +1,65 @@
+"""Tests of the model card of an exported run."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import pytest
+from huggingface_hub import ModelCard
+from tests.support.small_runs import small_experiment
+
+from lengthwise.evaluation.exact_match import EvaluationSettings
+from lengthwise.experiments.run import load_run, train
+from lengthwise.experiments.run_evaluation import evaluate
+from lengthwise.hf.export import export_hf
+from lengthwise.hf.run_card import NO_RESULTS, run_card
+from lengthwise.tasks import Parity
+
+SETTINGS = EvaluationSettings(lengths=(4, 8), num_examples=(16, 8))
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("card") / "run"
+    assert train(small_experiment(), folder) is not None
+    return folder
+
+
+def test_the_card_of_a_run_has_its_settings_and_latest_results(run_folder, tmp_path):
+    run = load_run(run_folder)
+    evaluate(run, replace(SETTINGS, num_examples=(4, 4)))
+    rows = evaluate(run, SETTINGS)
+    export_hf(run_folder, tmp_path / "hf")
+    card = ModelCard.load(tmp_path / "hf" / "README.md")
+    results = [(each.dataset_args["length"], each.metric_type, each.metric_value) for each in card.data.eval_results]
+    assert results == [(row["length"], "exact_match", row["exact_match"]) for row in rows]
+    assert card.data.library_name == "lengthwise"
+    assert {"parity", "predicted", "rotary"} <= set(card.data.tags)
+    for row in rows:
+        assert f"| {row['length']} | {row['num_examples']} | {row['exact_match']:.3f} |" in card.text
+    assert "from lengthwise.hf import LengthwiseForCausalLM" in card.text
+    assert f"Lengths above {run.experiment.train_lengths[1]} were not in training" in card.text
+
+
+def test_rows_with_another_encoding_are_not_results_of_the_model(run_folder):
+    run = load_run(run_folder)
+    rows = [{**row, "encoding": "alibi"} for row in evaluate(run, SETTINGS)]
+    assert NO_RESULTS in run_card(run.experiment, run.facts, rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostileTask(Parity):
+    """Parity with a name that is markup in Markdown, HTML and YAML."""
+
+    name: ClassVar[str] = "a: |b\n--- <script>*x*"
+    summary: ClassVar[str] = "[link](javascript:alert) `code`"
+
+
+def test_markup_in_names_stays_text(run_folder):
+    run = load_run(run_folder)
+    text = run_card(replace(run.experiment, task=HostileTask()), run.facts, [])
+    card = ModelCard(text)
+    assert HostileTask.name in card.data.tags
+    assert "<script>" not in card.text
+    assert "[link](" not in card.text
+    lines = [line for line in card.text.splitlines() if line.startswith("| task")]
+    assert len(lines) == 1

@@ -1,0 +1,124 @@
+"""The page of a report: its numbers are those of the rows, hostile text stays text, and it loads no other file."""
+
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from lengthwise.core.errors import LengthwiseError, RunFolderError
+from lengthwise.report.page import write_report
+
+HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script>"
+
+
+def result_row(length, exact_match, seed=0, **more):
+    facts = {"task": "parity", "num_examples": 64, "low": 0.0, "high": 1.0, "train_lengths": [1, 10]}
+    facts |= {"id_range": [0, 99], "steps": 20, "fitted": 1.0, "variant": None}
+    return {**facts, "length": length, "exact_match": exact_match, "seed": seed, **more}
+
+
+def write_run(folder, rows, **settings):
+    folder.mkdir(parents=True)
+    experiment = {"task": {"name": "parity"}, "training": {"steps": 20, **settings}, "seed": 0}
+    (folder / "experiment.json").write_text(json.dumps({"experiment": experiment}))
+    (folder / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "metrics.jsonl").write_text(json.dumps({"step": 10, "loss": 1.25}) + "\n")
+    return folder
+
+
+class Page(HTMLParser):
+    """The tags of a page with their attributes, and the texts of its table cells."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.cells, self.in_cell = [], [], False
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        """Record a tag, and start a cell."""
+        self.tags.append((tag, dict(attrs)))
+        self.in_cell = tag in ("td", "th", "mark")
+        if tag in ("td", "th"):
+            self.cells.append("")
+
+    def handle_data(self, data):
+        """Add text to the current cell."""
+        if self.in_cell:
+            self.cells[-1] += data.strip()
+
+
+def page_of(tmp_path, *folders):
+    out = tmp_path / "report.html"
+    counts = write_report(list(folders), out, diagnose=False)
+    text = out.read_text()
+    assert counts["bytes"] == len(text.encode())
+    return text
+
+
+def charts_of(text):
+    return json.loads(re.search(r'<script type="application/json" id="charts">(.*?)</script>', text).group(1))
+
+
+def test_the_chart_and_the_table_have_the_numbers_of_the_rows(tmp_path):
+    text = page_of(tmp_path, write_run(tmp_path / "run", [result_row(20, 0.75), result_row(10, 1.0)]))
+    (line,) = charts_of(text)[0]["data"]
+    assert (line["x"], line["y"]) == ([10, 20], [1.0, 0.75])
+    assert "length 20: exact match 0.750" in line["text"][1]
+    assert "n = 64, seed 0" in line["text"][1]
+    assert {"0.750", "1.000"} <= set(Page(text).cells)
+
+
+def test_the_loss_curve_has_the_logged_losses(tmp_path):
+    text = page_of(tmp_path, write_run(tmp_path / "run", [result_row(20, 0.75)]))
+    (line,) = charts_of(text)[1]["data"]
+    assert (line["x"], line["y"]) == ([10], [1.25])
+
+
+def test_a_later_evaluation_replaces_an_earlier_one_of_the_same_length(tmp_path):
+    text = page_of(tmp_path, write_run(tmp_path / "run", [result_row(20, 0.25), result_row(20, 0.5)]))
+    assert charts_of(text)[0]["data"][0]["y"] == [0.5]
+
+
+def test_only_settings_that_differ_are_highlighted(tmp_path):
+    folders = [write_run(tmp_path / name, [result_row(20, 0.5)], clip=clip) for name, clip in (("a", 1.0), ("b", 2.5))]
+    text = page_of(tmp_path, *folders)
+    assert re.findall(r"<mark>(.*?)</mark>", text.split('<script type="application/json"')[0]) == ["2.5"]
+
+
+def test_hostile_text_stays_text(tmp_path):
+    run = write_run(tmp_path / "run", [result_row(20, 0.5, task=HOSTILE, variant=HOSTILE)], note=HOSTILE)
+    text = page_of(tmp_path, run)
+    tags = [tag for tag, _ in Page(text).tags]
+    assert "img" not in tags
+    # The two lists of values, the library and the script of the page.
+    assert tags.count("script") == 4
+    assert "<" not in charts_of(text)[0]["data"][0]["text"][0].replace("<br>", "")
+
+
+def test_the_page_loads_nothing_and_is_small(tmp_path):
+    text = page_of(tmp_path, write_run(tmp_path / "run", [result_row(20, 0.5)]))
+    links = [attributes.get(name) for _, attributes in Page(text).tags for name in ("src", "href", "action", "srcset")]
+    assert all(link.startswith("#") for link in links if link is not None)
+    assert "default-src 'none'" in text
+    assert len(text.encode()) < 8_000_000
+
+
+def check_message(folder, error, match):
+    with pytest.raises(error, match=match):
+        write_report([folder], folder / "report.html", diagnose=False)
+
+
+def test_other_folders_and_damaged_rows_raise_an_error(tmp_path):
+    check_message(tmp_path, RunFolderError, "has no files of a run; pass an output folder of train, compare")
+    check_message(tmp_path / "missing", RunFolderError, "missing is not a folder; pass an output folder")
+    run = write_run(tmp_path / "run", [{"row": "a", "task": "parity", "variant": None, "length": 3}])
+    check_message(run, RunFolderError, "results.jsonl row 1 has no seed; delete this row")
+    study = tmp_path / "study"
+    study.mkdir()
+    (study / "influence.json").write_text("{}")
+    check_message(study, RunFolderError, "is unfinished; repeat its command with --resume")
+    (study / "summary.json").write_text("{")
+    check_message(study, RunFolderError, "is damaged .*; repeat the study")
+    with pytest.raises(LengthwiseError, match="no folders; pass at least one output folder"):
+        write_report([], tmp_path / "report.html")
