@@ -44,6 +44,7 @@ slow: setup
 
 # Builds the wheel and the sdist, and tries both in an empty environment.
 release: setup
+	$(PIP) -e '.[release]'
 	.ci/release $(BIN)/python
 
 # Attacks on files, processes and the command line, in about half an hour: see benchmarks/faults.md.
