@@ -1,0 +1,24 @@
+"""Tests of what a release needs: one version, and a changelog in the form of Keep a Changelog."""
+
+import re
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+KINDS = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+
+
+def test_the_citation_has_the_version_of_the_package():
+    assert f"\nversion: {VERSION}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_the_changelog_has_dated_versions_and_known_kinds_of_changes():
+    _, *sections = re.split(r"^## ", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
+    versions = [section.partition("\n")[0] for section in sections]
+    assert versions[0] == "Unreleased"
+    assert all(re.fullmatch(r"\d+\.\d+\.\d+ - \d{4}-\d\d-\d\d", text) for text in versions[1:])
+    for section in sections:
+        kinds = re.findall(r"^### (.*)$", section, flags=re.MULTILINE)
+        assert set(kinds) <= KINDS
+        assert len(set(kinds)) == len(kinds)
