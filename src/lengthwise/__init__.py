@@ -21,7 +21,9 @@ _import_name, __dir__, __all__ = attach_stub(__name__, __file__)
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name or a subpackage; raise ``AttributeError`` for another name."""
+    """Import a public name or a subpackage, or read the version; raise ``AttributeError`` for another name."""
+    if name == "__version__":
+        return import_module("importlib.metadata").version(__name__)
     if name in __all__:
         return _import_name(name)
     if find_spec(f"{__name__}.{name}") is None:

@@ -26,6 +26,8 @@ from .tasks.text.prepare import prepare_corpus
 from .theory.task_certificate import certify_task
 from .training.training_settings import TrainingSettings
 
+__version__: str
+
 __all__ = [
     "ENCODINGS",
     "MEASURES",

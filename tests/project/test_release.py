@@ -4,6 +4,8 @@ import re
 import tomllib
 from pathlib import Path
 
+import lengthwise
+
 ROOT = Path(__file__).parents[2]
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 KINDS = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
@@ -11,6 +13,10 @@ KINDS = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
 
 def test_the_citation_has_the_version_of_the_package():
     assert f"\nversion: {VERSION}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_the_package_has_its_version():
+    assert lengthwise.__version__ == VERSION
 
 
 def test_the_changelog_has_dated_versions_and_known_kinds_of_changes():
