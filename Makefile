@@ -7,7 +7,7 @@ BIN := .venv/bin
 
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup demo test coverage check slow docs release faults fuzz bench gpu clean
+.PHONY: setup demo test coverage check slow release faults fuzz bench gpu clean
 
 setup: .venv/installed
 
@@ -41,10 +41,6 @@ check: setup
 
 slow: setup
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow --durations 40
-
-# The documentation site, in build/docs; a warning is an error.
-docs: setup
-	$(BIN)/mkdocs build --quiet
 
 # Builds the wheel and the sdist, and tries both in an empty environment.
 release: setup

@@ -123,7 +123,7 @@ def own_modules():
 
 
 # Pages whose commands read what the reader has: files of their own.
-WITH_FILES = {"your_own", "own_file", "language_model", "hugging_face", "couple", "train", "sweep", "needles"}
+WITH_FILES = {"your_own", "language_model", "hugging_face", "couple", "train", "sweep", "needles"}
 
 
 @pytest.mark.slow
@@ -332,24 +332,6 @@ def test_the_page_of_couplings_leads_from_a_file_to_a_run(tmp_path, monkeypatch,
     text = capsys.readouterr().out
     assert "every answer depends on 2 tokens: prompt token first + place; the previous answer" in text
     assert "ID range" in text
-
-
-@pytest.mark.slow
-def test_the_page_of_own_files_leads_from_a_file_to_a_diagnosis(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (script,) = blocks("python", DOCS["own_file"])
-    exec(compile(script, "own_file.md", "exec"), {})
-    run_commands(quickly(commands_of(DOCS["own_file"])), tmp_path)
-    text = capsys.readouterr().out
-    assert "every answer depends on" in text
-    assert "does not fit its training lengths" in text or "limited by" in text
-
-
-def test_the_python_example_of_the_first_page_runs(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (example,) = blocks("python", DOCS["start"])
-    exec(compile(example, "start.md", "exec"), {})
-    assert capsys.readouterr().out.startswith("[(4, ")
 
 
 @pytest.mark.slow
