@@ -64,14 +64,14 @@ def reference() -> dict[str, str]:
     return pages
 
 
-def _directive(value: Any, heading: str | None = None) -> str:
-    options = "" if heading is None else f'    options:\n      heading: "{heading}"\n'
-    return f"::: {value.__module__}.{value.__qualname__}\n{options}"
+def _directive(value: Any) -> str:
+    return f"::: {value.__module__}.{value.__qualname__}\n"
 
 
 def _table_entries(table: dict[str, Any]) -> Iterator[str]:
     for name, value in table.items():
-        yield _directive(value, f"{name}: {value.__name__}" if isinstance(value, type) else name)
+        heading = f"{name}: {value.__name__}" if isinstance(value, type) else name
+        yield f'{_directive(value)}    options:\n      heading: "{heading}"\n      members: false\n'
 
 
 def _public_page() -> str:
