@@ -7,7 +7,7 @@ BIN := .venv/bin
 
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup demo test coverage check slow release faults fuzz bench gpu clean
+.PHONY: setup demo test coverage check docs slow release faults fuzz bench gpu clean
 
 setup: .venv/installed
 
@@ -38,6 +38,10 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/deptry src
 	$(BIN)/pip-licenses --summary
+
+# The documentation site; a dead link is an error.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file docs/site/mkdocs.yml
 
 slow: setup
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow --durations 40

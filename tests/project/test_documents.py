@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 import transformers
 import typer
 from tests.project.test_architecture import ROOMS
@@ -83,6 +84,16 @@ def with_model(folder):
     return folder
 
 
+def write_texts(folder, **endings):
+    """Folders of six texts each, by name and file ending."""
+    draw = random.Random(0)
+    for name, ending in endings.items():
+        (folder / name).mkdir()
+        for number in range(6):
+            words = (draw.choice(["def", "return", "the", "of", "value", "name"]) for _ in range(700))
+            (folder / name / f"{number}.{ending}").write_text(" ".join(words))
+
+
 @pytest.mark.parametrize("page", ["README", *(name for name, text in DOCS.items() if commands_of(text))])
 def test_every_command_of_a_page_has_valid_arguments(page):
     program = typer.main.get_command(cli.app)
@@ -122,25 +133,99 @@ def own_modules():
         sys.modules.pop(name, None)
 
 
-# Pages whose commands read what the reader has: files of their own.
-WITH_FILES = {"your_own", "language_model", "hugging_face", "couple", "train", "sweep", "needles"}
+# Blocks that need files of the reader, a smaller size or a check of their own: the test that runs each of them.
+ROWS = "test_a_file_of_rows_is_trained_on_and_evaluated_by_length_as_the_page_says"
+TASK_CLASS = "test_a_task_of_ones_own_is_trained_and_evaluated_by_length_as_the_page_says"
+SCHEME = "test_a_scheme_and_an_encoding_of_ones_own_work_as_the_page_says"
+OF_OTHERS = "test_models_and_data_of_others_are_used_as_the_page_says"
+DATA_SET = "test_a_data_set_is_coupled_and_trained_on_as_the_page_says"
+SETTINGS = "test_the_settings_and_the_trainer_of_the_page_of_hugging_face_are_valid"
+COUPLINGS = "test_the_page_of_couplings_leads_from_a_file_to_a_run"
+LANGUAGE_MODEL = "test_a_language_model_is_made_of_texts_as_the_page_says"
+SWEEPS = "test_the_sweeps_of_the_page_run"
+RUN_BY = {
+    "couple": {"python": (COUPLINGS,), "console": (COUPLINGS,) * 3},
+    "encodings": {"python": ("test_drope_continues_a_rotary_run_as_the_page_says",)},
+    "hugging_face": {
+        "python": (
+            *("test_a_model_is_wrapped_as_the_page_says", SETTINGS, SETTINGS, DATA_SET, DATA_SET),
+            *(OF_OTHERS,) * 3,
+        ),
+        "console": (OF_OTHERS,) * 3,
+    },
+    "hugging_face_tutorial": {"python": ("test_the_tutorial_finds_what_it_says",) * 4},
+    "language_model": {"python": (LANGUAGE_MODEL,), "console": (LANGUAGE_MODEL,) * 3},
+    "needles": {"console": ("test_needles_are_found_as_the_page_says",) * 3},
+    "own_texts": {"console": ("test_own_texts_are_measured_as_the_page_says",) * 3},
+    "sweep": {"python": (SWEEPS,), "console": (SWEEPS,) * 2},
+    "theory": {"python": ("test_every_python_snippet_of_the_theory_page_gives_the_stated_output",) * 6},
+    "theory_for_readers": {"python": ("test_the_examples_of_the_page_give_the_stated_output",) * 6},
+    "train": {"console": ("test_runs_are_configured_extended_and_fine_tuned_as_the_page_says",) * 4},
+    "your_own": {
+        "python": (ROWS, ROWS, TASK_CLASS, SCHEME, SCHEME),
+        "console": (ROWS, ROWS, ROWS, TASK_CLASS, SCHEME, SCHEME),
+    },
+}
+
+
+def blocks_in_order(page):
+    """Every python and console block of a page that no other test runs."""
+    found = re.findall(r"```(python|console)\n(.*?)```", DOCS[page], flags=re.DOTALL)
+    return [(language, block) for language, block in found if language not in RUN_BY.get(page, {})]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name, text in DOCS.items() if commands_of(text) and name not in WITH_FILES])
-def test_every_command_of_a_page_runs_at_its_quick_size(name, tmp_path, capsys):
-    run_commands(quickly(commands_of(DOCS[name])), tmp_path)
+@pytest.mark.parametrize("page", [page for page in DOCS if blocks_in_order(page)])
+def test_every_block_of_a_page_runs_at_its_quick_size(page, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    for language, block in blocks_in_order(page):
+        if language == "python":
+            exec(compile(block, f"{page}.md", "exec"), names)
+        else:
+            run_commands(quickly([line.removeprefix("$ ") for line in block.splitlines()]), tmp_path)
+
+
+def test_every_block_that_the_pages_do_not_run_themselves_has_a_test():
+    tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    for page, by_language in RUN_BY.items():
+        for language, names in by_language.items():
+            assert len(names) == len(blocks(language, DOCS[page])), f"name a test for every {language} block of {page}"
+            assert all(f"def {name}(" in tests for name in names), page
+
+
+@pytest.mark.slow
+def test_own_texts_are_measured_as_the_page_says(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(with_model(tmp_path))
+    write_texts(tmp_path, manual="md")
+    run_commands(quickly(commands_of(DOCS["own_texts"])), tmp_path)
+    assert (tmp_path / "runs/own-texts/influence.html").exists()
+    assert (tmp_path / "runs/influence.html").exists()
+
+
+def test_exact_match_and_first_errors_need_no_decoding_as_the_page_says(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (example,) = blocks("python", DOCS["teacher_forcing"])
+    exec(compile(example, "teacher_forcing.md", "exec"), {})
+    forced, free = (line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert (forced[0], free[0]) == ("forced", "free")
+    assert forced[1] == free[1]
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_the_settings_and_the_trainer_of_the_page_of_hugging_face_are_valid(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    page: dict = {}
+    for example in blocks("python", DOCS["hugging_face"])[:3]:
+        exec(compile(example, "hugging_face.md", "exec"), page)
+    assert type(page["model"]).__name__ == "PredictivePositionModel"
+    assert page["JointSFTTrainer"].compute_loss is transformers.Trainer.compute_loss
 
 
 @pytest.mark.slow
 def test_a_language_model_is_made_of_texts_as_the_page_says(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    draw = random.Random(0)
-    for folder, ending in (("library", "py"), ("manual", "md")):
-        (tmp_path / folder).mkdir()
-        for number in range(6):
-            words = (draw.choice(["def", "return", "the", "of", "value", "name"]) for _ in range(700))
-            (tmp_path / folder / f"{number}.{ending}").write_text(" ".join(words))
+    write_texts(tmp_path, library="py", manual="md")
     run_commands(quickly(commands_of(DOCS["language_model"])), tmp_path)
     rows = [json.loads(line) for line in (tmp_path / "runs/language-model/results.jsonl").read_text().splitlines()]
     assert {row["variant"] for row in rows} == {"code", "prose"}
@@ -159,7 +244,10 @@ def test_models_and_data_of_others_are_used_as_the_page_says(tmp_path, monkeypat
     assert (row["task"], row["length"], row["shots"], row["decode"]) == ("addition", 5, 1, "free")
     assert (tmp_path / "runs/lm-eval/addition.yaml").exists()
     capsys.readouterr()
-    data, rows = blocks("python", DOCS["hugging_face"])[-2:]
+    *_, imported, data, rows = blocks("python", DOCS["hugging_face"])
+    page = {"AutoModelForCausalLM": transformers.AutoModelForCausalLM, "torch": torch}
+    exec(compile(imported, "hugging_face.md", "exec"), page)
+    assert page["output"].shape[1] > page["length"]
     exec(compile(data, "hugging_face.md", "exec"), {})
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[1:] for line in lines if line.startswith("'='")] == [[str(len(lines) // 2)] * 2]
@@ -170,11 +258,7 @@ def test_models_and_data_of_others_are_used_as_the_page_says(tmp_path, monkeypat
 @pytest.mark.slow
 def test_needles_are_found_as_the_page_says(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(with_model(tmp_path))
-    (tmp_path / "manual").mkdir()
-    draw = random.Random(0)
-    for number in range(6):
-        words = (draw.choice(["def", "return", "the", "of", "value", "name"]) for _ in range(700))
-        (tmp_path / "manual" / f"{number}.md").write_text(" ".join(words))
+    write_texts(tmp_path, manual="md")
     # At most 600 positions; the numbers of examples are those of the reader.
     commands = [
         f"{command} --num-examples 4" if "evaluate" in command else command for command in commands_of(DOCS["needles"])
