@@ -53,7 +53,7 @@ def hover(*lines: str) -> str:
     return "<br>".join(map(chart_text, lines))
 
 
-def line_trace(line: int, x: Sequence[float], y: Sequence[float | None], texts: Sequence[str]) -> dict[str, Any]:
+def line_trace(line: int, x: Sequence[int | float], y: Sequence[float | None], texts: Sequence[str]) -> dict[str, Any]:
     """Return a trace of the line with this index; ``texts`` contains the ``hover`` text of each point."""
     return {
         "type": "scatter",
