@@ -44,3 +44,9 @@ def rng() -> np.random.Generator:
 def _same_weights() -> None:
     """Modules draw their first weights from torch's own generator."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _unlimited_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables have no width limit, which the workers of pytest-xdist would set."""
+    monkeypatch.delenv("COLUMNS", raising=False)

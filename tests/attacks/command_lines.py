@@ -53,6 +53,7 @@ ARGUMENTS = {
     "prepare": ("tales", "kind=notes", "tales/0.txt"),
     "train": ("parity", "addition_coupled"),
     "evaluate": ("run", "rows", "plain"),
+    "couple": ("rows.jsonl", "parity"),
     "compare": ("parity", "demo"),
     "sweep": ("grid.json", "run", "missing.py"),
     "generate": ("run", "plain"),
@@ -62,6 +63,8 @@ ARGUMENTS = {
     "show": ("run", "rows", "parity", "rows.jsonl"),
     "reproduce": ("parity_ppc",),
     "export": ("run", "plain", "hf", "parity"),
+    "report": ("run", "rows", "plain"),
+    "watch": ("run", "rows"),
 }
 
 

@@ -175,7 +175,7 @@ def _draw_figure(rows: Rows, readings: Rows, folder: Path, title: str) -> Path:
             axes.plot(list(points), worst, "-", color=color)
             for index, values in points.items():
                 axes.plot([index] * len(values), values, "o", color=color, alpha=0.4)
-            labels.append(LineLabel(text=method.partition(", ")[2], color=color, value=worst[-1]))
+            labels.append(LineLabel(text=method.partition(", ")[2], color=color, value=float(worst[-1])))
         axes.set_xticks(range(len(TILTS)), [f"{tilt:g}" for tilt in TILTS])
         axes.set_xlim(-0.2, len(TILTS) - 0.8)
         axes.set_xlabel("tilt toward the worst length")
