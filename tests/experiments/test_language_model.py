@@ -106,7 +106,13 @@ def test_a_run_saves_the_absolute_path_of_its_corpus(folders, capsys):
     )
     assert document["fitted"] is None
     saved = json.loads(Path("new/experiment.json").read_text(encoding="utf-8"))["experiment"]["task"]
-    assert saved == {"name": "text", "corpus": str(Path("corpus").absolute()), "split": "train", "kind": None}
+    assert saved == {
+        "name": "text",
+        "corpus": str(Path("corpus").absolute()),
+        "split": "train",
+        "kind": None,
+        "structure": False,
+    }
     assert (Path("new") / "tokenizer.json").read_bytes() == (folders / "corpus/tokenizer.json").read_bytes()
 
 
