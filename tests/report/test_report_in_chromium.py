@@ -80,5 +80,9 @@ def test_no_serious_fault_of_accessibility_is_found(page):
 
 def test_a_phone_needs_no_horizontal_scrolling(page):
     page.set_viewport_size({"width": 390, "height": 844})
-    # Charts draw themselves again after a change of the width.
-    page.wait_for_function("document.documentElement.scrollWidth <= 390")
+    # Charts draw themselves again after a change of the width; the content policy forbids a waiting expression.
+    for _ in range(100):
+        if page.evaluate("document.documentElement.scrollWidth") <= 390:
+            break
+        page.wait_for_timeout(100)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
