@@ -239,7 +239,7 @@ SPARSITY_IN_TEXT = Claim(
     summary="language models: the share that few far tokens recover, and the change of the loss in longer contexts",
     paper="Golowich et al. 2025 (arXiv 2502.16792), experiments on natural language",
     experiments=_build_experiments,
-    laptop=SizePreset(num_seeds=3, max_steps=400),
+    laptop=SizePreset(num_seeds=1, max_steps=400),
     full=SizePreset(num_seeds=3),
     read=_extract_reading,
     tables=_build_tables,
