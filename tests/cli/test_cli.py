@@ -665,7 +665,7 @@ EXPERIMENT_DAMAGE: dict[str, tuple[Callable[[str], str], str]] = {
     "an unknown setting": (lambda text: text.replace('"d_model"', '"dmodel"'), "the saved experiment cannot be read"),
     "a setting of another kind": (
         lambda text: text.replace('"steps": 20', '"steps": "x"'),
-        "experiment cannot be read",
+        "the saved experiment has an invalid setting: steps 'x' has the wrong type; use a whole number; or train",
     ),
     "an unknown task": (lambda text: text.replace('"parity"', '"party"'), "unknown saved task 'party'"),
     "a class to import": (

@@ -233,6 +233,10 @@ def from_dict(
         if folder is not None and isinstance(parts["task"], HasRunFiles):
             parts["task"] = parts["task"].from_run_folder(folder)
         return Experiment(**parts)
+    except SettingError as error:
+        if overrides:
+            raise
+        raise RunFolderError(f"the saved experiment has an invalid setting: {error}; or train the run again") from None
     except LengthwiseError:
         raise
     except (KeyError, TypeError, AttributeError) as error:
