@@ -1,6 +1,8 @@
-"""Measure the page of a report: bytes, and seconds until Chromium has drawn it, for many runs.
+"""Measure the page of a report: bytes, and seconds until Chromium has drawn it, for many runs or many targets.
 
-The rows are generated. Usage: python benchmarks/report_size.py [--runs 1000] [--out FOLDER]
+The rows of the runs and the targets of the study are generated; the study has the summary of a measured one. Its page
+has all targets, more than ``lengthwise influence`` writes. Usage: python benchmarks/report_size.py [--runs 1000]
+[--targets 100000] [--out FOLDER]
 """
 
 import argparse
@@ -13,10 +15,15 @@ import numpy as np
 from playwright.sync_api import sync_playwright
 
 from lengthwise.core.intervals import wilson_interval
-from lengthwise.experiments.run_folder import write_rows_with_digest
+from lengthwise.experiments.run_folder import STUDY_FOLDER, write_rows_with_digest
+from lengthwise.influence.report.page import render_page
+from lengthwise.influence.report.study_report import PAGE_FILE
+from lengthwise.influence.study import SUMMARY_FILE
 from lengthwise.report.page import write_report
 
 LENGTHS = (10, 20, 40, 80, 160)
+SUMMARY = Path("benchmarks/results/influence_text/influence_prose/summary.json")
+NUM_DOCUMENTS, NUM_CHOSEN = 10, 16
 
 
 def write_comparison(folder: Path, num_runs: int, num_seeds: int = 5) -> Path:
@@ -47,6 +54,33 @@ def write_comparison(folder: Path, num_runs: int, num_seeds: int = 5) -> Path:
     return folder
 
 
+def write_study(folder: Path, num_targets: int) -> Path:
+    """Write a study of ``num_targets`` targets with 16 selected tokens each, in ten texts."""
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    num_tokens = num_targets // NUM_DOCUMENTS
+    tokens = [f"{word} " for word in rng.choice(["the", "model", "writes", "a", "longer", "answer"], num_tokens)]
+    excerpts = {f"text {number}": (0, tokens) for number in range(NUM_DOCUMENTS)}
+    rows = (target_row(name, place, rng) for name in excerpts for place in range(num_tokens))
+    page = render_page(rows, excerpts, ks=(1, 2, 4, 8, 16), near=32, max_targets=num_targets)
+    (folder / PAGE_FILE).write_text(page, encoding="utf-8")
+    shutil.copy(SUMMARY, folder / SUMMARY_FILE)
+    (folder / STUDY_FOLDER.file).write_text("{}", encoding="utf-8")
+    return folder
+
+
+def target_row(document: str, place: int, rng: np.random.Generator) -> dict[str, object]:
+    """Return the row of a target with random losses and distances."""
+    losses = np.sort(rng.exponential(size=6))[::-1].round(4).tolist()
+    distances = rng.integers(32, 1024, NUM_CHOSEN).tolist()
+    chosen = [{"distance": distance, "gain": 0.1234, "text": "model "} for distance in distances]
+    selection = {"mode": "strict", "objective": "prediction", "from": "own", "knows": "answer", "measure": "greedy"}
+    selection |= {"losses": losses[1:], "divergences": losses[1:], "chosen": chosen}
+    values = {"loss_short": losses[0], "loss_long": losses[-1], "divergence_short": losses[0], "clear": True}
+    row = {"model": "generated", "document": document, "place": place, "kinds": ["other"], "selections": [selection]}
+    return {**row, **values, "controls": {"other": {"loss": losses[0]}}}
+
+
 def write_lines(path: Path, rows: list[dict[str, object]]) -> None:
     """Write rows to a JSON-lines file."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
@@ -66,17 +100,23 @@ def seconds_to_draw(page_file: Path) -> float:
 
 
 def main() -> None:
-    """Write the page and print its size and time."""
+    """Write a page about runs and a page about a study, and print their size and time."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=1000)
+    parser.add_argument("--targets", type=int, default=100_000)
     parser.add_argument("--out", type=Path, default=Path("runs/report-size"))
     arguments = parser.parse_args()
-    folder = write_comparison(arguments.out / "comparison", arguments.runs)
+    measure(write_comparison(arguments.out / "comparison", arguments.runs), arguments.out / "runs.html")
+    measure(write_study(arguments.out / "study", arguments.targets), arguments.out / "study.html")
+
+
+def measure(folder: Path, page: Path) -> None:
+    """Write the page about a folder and print its size, and the seconds to write and to draw it."""
     start = time.perf_counter()
-    counts = write_report([folder], arguments.out / "report.html", diagnose=False)
+    counts = write_report([folder], page, diagnose=False)
     write_s = time.perf_counter() - start
-    draw_s = min(seconds_to_draw(arguments.out / "report.html") for _ in range(3))
-    print(json.dumps({**counts, "write_s": round(write_s, 2), "draw_s": round(draw_s, 2)}))
+    draw_s = sorted(seconds_to_draw(page) for _ in range(3))[1]
+    print(json.dumps({"page": page.name, **counts, "write_s": round(write_s, 2), "draw_s": round(draw_s, 2)}))
 
 
 if __name__ == "__main__":
