@@ -1,8 +1,12 @@
 """Tests of what a release needs: one version, and a changelog in the form of Keep a Changelog."""
 
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
+
+import pytest
 
 import lengthwise
 
@@ -28,3 +32,18 @@ def test_the_changelog_has_dated_versions_and_known_kinds_of_changes():
         kinds = re.findall(r"^### (.*)$", section, flags=re.MULTILINE)
         assert set(kinds) <= KINDS
         assert len(set(kinds)) == len(kinds)
+
+
+@pytest.mark.slow
+def test_a_type_checker_knows_the_type_of_every_public_name(tmp_path):
+    names = lengthwise.__all__
+    (tmp_path / "user.py").write_text(
+        "import lengthwise as lw\n" + "".join(f"reveal_type(lw.{each})\n" for each in names)
+    )
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), "user.py"]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    types = re.findall(r'Revealed type is "(.*)"', ran.stdout)
+    assert ran.returncode == 0, ran.stdout
+    assert len(types) == len(names)
+    untyped = [name for name, revealed in zip(names, types, strict=True) if revealed in ("Any", "builtins.object")]
+    assert not untyped
