@@ -100,8 +100,7 @@ def influence(
 ) -> None:
     """Measure the number of far tokens that a model needs to predict the next token.
 
-    The command compares predictions from three contexts: near tokens; near tokens and k selected far tokens; near
-    tokens and all far tokens.
+    It compares three contexts: near tokens, near and k selected far tokens, and all tokens.
     """
     from lengthwise.cli import influence_options
     from lengthwise.hf.language_models import check_model_exists, load_language_model
