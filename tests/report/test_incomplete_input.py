@@ -5,13 +5,16 @@ import math
 import os
 
 import pytest
+from tests.cli.test_cli import error_of
 from tests.report.test_report_page import Page, charts_of, page_of, result_row, write_run
 
 from lengthwise.core.errors import LengthwiseError
 from lengthwise.experiments.run_folder import write_rows_with_digest
-from lengthwise.report.chart import MAX_CELLS, Table, cut_labels, hover
+from lengthwise.report.chart import Table, cut_labels, hover
+from lengthwise.report.folders import StudyRecord
 from lengthwise.report.heat_map import heat_map
 from lengthwise.report.page import write_report
+from lengthwise.report.study_section import study_charts
 
 NAN, INF = math.nan, math.inf
 
@@ -103,6 +106,41 @@ def test_the_page_shows_the_waiting_runs_of_a_comparison(tmp_path):
     assert {"a/seed-0", "b/seed-0"} <= set(Page(text).cells)
 
 
+@pytest.mark.parametrize("content", [{"experiments": []}, {"experiments": {"a": 1}, "num_seeds": 1}], ids=str)
+def test_a_damaged_list_of_the_runs_of_a_comparison_leaves_out_waiting_runs(tmp_path, content):
+    run = write_run(tmp_path / "both" / "a" / "seed-0", [])
+    (run / "experiment.json").write_text(json.dumps({"experiment": {"seed": 0, "training": 1}}))
+    (tmp_path / "both" / "comparison.json").write_text(json.dumps({"comparison": content}))
+    assert "runs without results: 1 stopped." in page_of(tmp_path, tmp_path / "both")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("results.jsonl", '{"row": 1', "results.jsonl line 1 is damaged"),
+        ("results.jsonl", '{"task": 3}', "results.jsonl line 1 has an invalid task 3 instead of a string; delete this"),
+        ("metrics.jsonl", '{"step": 1, "lo\n{}\n', "metrics.jsonl line 1 is damaged"),
+        ("metrics.jsonl", '{"step": 1, "loss": "x"}\n', "metrics.jsonl line 1 has an invalid loss 'x' instead of a"),
+    ],
+    ids=["incomplete row", "wrong type", "incomplete step", "no number"],
+)
+def test_damaged_lines_end_the_command_with_one_line_and_status_2(tmp_path, capsys, name, content, message):
+    run = write_run(tmp_path / "run", [result_row(20, 0.75)])
+    (run / name).write_text(content)
+    assert message in error_of(["report", str(run), "--out", str(tmp_path / "page.html")], capsys)
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_shares_of_a_study_that_are_not_finite_are_left_out(tmp_path):
+    shares = [{"value": value, "low": None, "high": None} for value in (0.25, NAN, None)]
+    group = {"mode": "strict", "knows": "prediction", "from": "own", "measure": "gain"}
+    group |= {"all_targets": {"prediction": {"shares": shares}}, "distances": {"bins": [], "gain": 0.0}}
+    summary = {"ks": [1, 2, 4], "groups": [group]}
+    (chart,) = study_charts(StudyRecord(name="study", folder=tmp_path, summary=summary, texts=None))
+    assert chart.traces[0]["x"] == [1]
+    assert chart.notes[-1] == "The chart leaves out 1 shares that are not finite."
+
+
 def test_each_task_has_its_own_labels_value_and_training_area(tmp_path):
     rows = [result_row(20, 0.1 * index, task=f"task {index}", train_lengths=[1, 10 + index]) for index in range(3)]
     folders = [write_run(tmp_path / f"run-{index}", [row]) for index, row in enumerate(rows)]
@@ -189,9 +227,10 @@ def test_large_heat_maps_and_tables_name_what_they_leave_out():
     assert (len(chart.table.body), len(chart.table.header)) == (50, 201)
     (note,) = chart.notes
     assert "show the first 50 of 60 configurations and the shortest 200 of 202 lengths." in note
-    table = Table(title="", header=["a", "b"], body=[["x" * 400, "y"]] * MAX_CELLS)
-    assert len(table.lines) == MAX_CELLS // 2
-    assert table.lines[0][0] == "x" * 299 + "…"
+    table = Table(title="", header=["a", "b"], body=[["x" * 400, "y"]] * 50_000)
+    lines = table.lines
+    assert len(lines) == 25_000
+    assert lines[0][0] == "x" * 299 + "…"
     assert table.omission.startswith("The table shows the first 25,000 of 50,000 lines")
     assert Table(title="", header=["a"], body=[["b"]]).omission == ""
 

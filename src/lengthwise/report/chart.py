@@ -40,20 +40,21 @@ class Table:
     marked: frozenset[tuple[int, int]] = frozenset()
 
     @property
+    def num_lines(self) -> int:
+        """Return the number of lines that the page shows, with at most ``MAX_CELLS`` cells in total."""
+        return min(len(self.body), max(1, MAX_CELLS // max(1, len(self.header))))
+
+    @property
     def lines(self) -> list[list[str]]:
-        """Return the first lines of the table, with at most ``MAX_CELLS`` cells in total; long cells are cut."""
-        num_lines = max(1, MAX_CELLS // max(1, len(self.header)))
-        return [[cut_end(cell, MAX_CELL_LENGTH) for cell in cells] for cells in self.body[:num_lines]]
+        """Return the lines that the page shows; long cells are cut."""
+        return [[cut_end(cell, MAX_CELL_LENGTH) for cell in cells] for cells in self.body[: self.num_lines]]
 
     @property
     def omission(self) -> str:
         """Return a sentence about the omitted lines, or an empty string."""
-        num_lines = len(self.lines)
-        if num_lines == len(self.body):
+        if self.num_lines == len(self.body):
             return ""
-        return (
-            f"The table shows the first {num_lines:,} of {len(self.body):,} lines, which limits the size of the page."
-        )
+        return f"The table shows the first {self.num_lines:,} of {len(self.body):,} lines; the others are in the files."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,7 @@ from lengthwise.experiments.run_states import RunState, read_run_states
 from lengthwise.influence.report.study_report import PAGE_FILE
 from lengthwise.influence.study import SUMMARY_FILE
 from lengthwise.report.result_checks import check_rows
+from lengthwise.report.run_state_tables import select_unfinished
 
 STUDY_DATA = re.compile(r'<script type="application/json" id="study">(.*?)</script>', re.DOTALL)
 
@@ -46,7 +47,8 @@ class RunGroup:
     """Runs with common charts: a comparison, a sweep, a claim, or all single runs of a report.
 
     ``rows`` contains the result rows with their label (``row``), also rows with numbers that are not finite.
-    ``readings`` contains values of a claim by run. ``states`` contains the states of all runs in the folders.
+    ``readings`` contains values of a claim by run. ``states`` contains the states of unfinished runs and of runs
+    without results.
     """
 
     name: str
@@ -108,7 +110,8 @@ def _group_runs(folders: Sequence[Path]) -> Iterator[RunGroup]:
         check_rows(run_rows, folder / RESULTS)
         # A later evaluation of the same length replaces the earlier one.
         rows += {(row["task"], row.get("variant"), row["length"]): row for row in run_rows}.values()
-        states += [replace(state, name=label) for state in read_run_states(folder) if state.name == "."]
+        run_states = [replace(state, name=label) for state in read_run_states(folder) if state.name == "."]
+        states += select_unfinished(run_states, {label} if run_rows else {})
     if runs:
         name = runs[0].label if len(runs) == 1 else f"{len(runs)} runs"
         kind = "run" if len(runs) == 1 else "runs"
@@ -130,14 +133,16 @@ def _read_group(folder: Path) -> RunGroup:
     check_rows(rows, folder / RESULTS)
     kind = SWEEP_FOLDER if (folder / SWEEP_FOLDER.file).is_file() else COMPARISON_FOLDER
     read_description(folder, kind)
+    runs = tuple(_find_runs(folder, rows))
+    names_with_results = {run.folder.relative_to(folder).as_posix() for run in runs}
     order = {label: index for index, label in enumerate(dict.fromkeys(map(label_of, rows)))}
     return RunGroup(
         name=_folder_name(folder),
         kind="claim" if readings else kind.name,
         rows=rows,
-        runs=tuple(sorted(_find_runs(folder, rows), key=lambda run: order[run.label])),
+        runs=tuple(sorted(runs, key=lambda run: order[run.label])),
         readings=readings,
-        states=tuple(read_run_states(folder)),
+        states=tuple(select_unfinished(read_run_states(folder), names_with_results)),
     )
 
 

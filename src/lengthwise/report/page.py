@@ -162,7 +162,9 @@ def _study_section(study: StudyRecord, max_bytes: int) -> Section:
             f"{path} or its page has no value {error}; delete this file, and repeat the study"
         ) from None
     except (TypeError, ValueError, AttributeError, IndexError) as error:
-        raise RunFolderError(f"{path} or its page has an invalid value ({error}); repeat the study") from None
+        raise RunFolderError(
+            f"{path} or its page has an invalid value ({error}); delete this file, and repeat the study"
+        ) from None
 
 
 def _render(sections: Sequence[Section], plotly: str) -> str:

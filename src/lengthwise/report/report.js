@@ -7,8 +7,8 @@ const COLORS = {
   light: ["#1f5fa8", "#c0392b", "#1e7d32", "#7d3c98", "#b35900", "#00808a", "#c2187a", "#6b5b00", "#5d4037", "#1a237e"],
   dark: ["#6cb0f5", "#ff8a7a", "#6fcf80", "#cf9bea", "#f5a04d", "#4cc9d4", "#ff86c3", "#d9c44a", "#c9a28f", "#a3adff"],
 };
-// Smallest distance between two labels of an axis, in pixels.
-const MIN_TICK_GAP = 44;
+// Smallest distance between two labels of an axis, and the largest width of a narrow chart, in pixels.
+const MIN_TICK_GAP = 44, NARROW = 500;
 const color = (line) => COLORS[isDark.matches ? "dark" : "light"][line % 10];
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const plot = (number) => document.getElementById("chart-" + number);
@@ -19,7 +19,13 @@ function switches(number) {
 }
 
 function withTheme(trace, number) {
-  if (typeof trace.meta !== "number") return trace;
+  // Beside a heat map, the color bar would leave no room for the map on a phone.
+  const above = plot(number).clientWidth < NARROW
+    ? { orientation: "h", xref: "container", x: 0.5, len: 0.9, y: 1, yanchor: "bottom" } : {};
+  if (trace.type === "heatmap") {
+    const bar = { ...trace.colorbar, ...above };
+    return { ...trace, colorbar: { ...bar, title: { ...bar.title, side: "top" } } };
+  }
   const box = [...controls(number, "line")][trace.meta], isHidden = trace.name === "seeds" && !switches(number).seeds;
   const paint = { color: color(trace.meta) };
   return { ...trace, visible: box.checked && !isHidden, line: { ...trace.line, ...paint },
@@ -65,6 +71,7 @@ function nameParts(number) {
     if (name === undefined || label.querySelector("title")) continue;
     label.appendChild(document.createElementNS("http://www.w3.org/2000/svg", "title")).textContent = name;
   }
+  plot(number).style.minHeight = "auto";
   for (const part of plot(number).children) part.setAttribute("aria-hidden", "true");
 }
 

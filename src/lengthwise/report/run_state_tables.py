@@ -1,23 +1,27 @@
 """States of the runs of a report that are still training or have no results."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 from lengthwise.experiments.run_states import RunState
 from lengthwise.report.chart import Table
 
-# States of runs that can change, even if the run already has results.
+# States of runs that the page shows even if they have results.
 WORKING = ("running", "stale", "failed")
 
 
+def select_unfinished(states: Iterable[RunState], names_with_results: Container[str]) -> list[RunState]:
+    """Return the states of the runs that are still training or have no results in the report."""
+    return [state for state in states if state.name not in names_with_results or state.state in WORKING]
+
+
 def describe_states(states: Sequence[RunState]) -> tuple[list[str], list[Table]]:
-    """Return a sentence and a table of the runs that are still training or have no results, or nothing."""
-    listed = [state for state in states if not state.results or state.state in WORKING]
-    if not listed:
+    """Return a sentence and a table of unfinished runs and runs without results, or nothing for no states."""
+    if not states:
         return [], []
-    counts = "; ".join(f"{count:,} {name}" for name, count in Counter(map(_state_name, listed)).items())
-    body = [[state.name, _state_name(state), _step(state), _number(state.loss)] for state in listed]
+    counts = "; ".join(f"{count:,} {name}" for name, count in Counter(map(_state_name, states)).items())
+    body = [[state.name, _state_name(state), _step(state), _number(state.loss)] for state in states]
     table = Table(title="Unfinished runs and runs without results", header=["run", "state", "step", "loss"], body=body)
     return [f"Unfinished runs and runs without results: {counts}."], [table]
 
