@@ -16,6 +16,8 @@ from lengthwise.training.training_state import METRICS
 
 # Seconds without a new row after which a run that has a lock file counts as stale.
 STALE_S = 600.0
+# Maximum number of seeds of a comparison, because a damaged file can contain any number.
+MAX_SEEDS = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +70,7 @@ def _runs_of_comparison(path: Path) -> dict[Path, Any]:
         return {
             run_folder(path.parent, label, experiment["seed"] + seed): experiment
             for label, experiment in comparison.get("experiments", {}).items()
-            for seed in range(comparison.get("num_seeds", 0))
+            for seed in range(min(MAX_SEEDS, comparison.get("num_seeds", 0)))
         }
     except (AttributeError, KeyError, TypeError):
         return {}

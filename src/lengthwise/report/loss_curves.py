@@ -65,7 +65,7 @@ def _loss_chart(title: str, curves: Mapping[str, LossCurve]) -> Chart:
         trace["marker"]["maxdisplayed"] = MAX_SYMBOLS
         traces.append(trace)
         body += [[label, f"{step:,}", f"{loss:.4g}", str(count)] for step, (loss, count) in points]
-    ticks = {"tickvals": steps} if steps[-1] - steps[0] < MIN_STEPS else {}
+    ticks: dict[str, Any] = {"tickvals": steps} if steps[-1] - steps[0] < MIN_STEPS else {}
     return Chart(
         title=title,
         description=f"Line chart of the training loss against the training step, {len(curves)} lines.",

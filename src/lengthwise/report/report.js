@@ -21,7 +21,7 @@ function switches(number) {
 function withTheme(trace, number) {
   // Beside a heat map, the color bar would leave no room for the map on a phone.
   const above = plot(number).clientWidth < NARROW
-    ? { orientation: "h", xref: "container", x: 0.5, len: 0.9, y: 1, yanchor: "bottom" } : {};
+    ? { orientation: "h", x: 1, xanchor: "right", lenmode: "pixels", len: 180, y: 1, yanchor: "bottom" } : {};
   if (trace.type === "heatmap") {
     const bar = { ...trace.colorbar, ...above };
     return { ...trace, colorbar: { ...bar, title: { ...bar.title, side: "top" } } };
@@ -121,10 +121,16 @@ for (const details of document.querySelectorAll("details.texts")) {
 async function drawAll() {
   paintSwatches();
   for (let number = 0; number < charts.length; number += 1) {
-    await draw(number);
-    plot(number).on("plotly_afterplot", () => nameParts(number));
-    nameParts(number);
-    plot(number).addEventListener("keydown", (event) => readPoint(event, number));
+    try {
+      await draw(number);
+      plot(number).on("plotly_afterplot", () => nameParts(number));
+      nameParts(number);
+      plot(number).addEventListener("keydown", (event) => readPoint(event, number));
+    } catch (error) {
+      // The other charts are drawn.
+      console.error(error);
+      document.getElementById("point-" + number).textContent = "This chart cannot be drawn; the table has its numbers.";
+    }
     await new Promise((resolve) => setTimeout(resolve));
   }
   document.body.dataset.ready = charts.length;
