@@ -1,7 +1,7 @@
 """States of the runs in a folder, read without locks or writes while other processes train in it."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,8 +39,11 @@ class RunState:
     results: dict[str, float]
 
 
-def read_run_states(folder: Path) -> list[RunState]:
-    """Return the states of all runs in a folder and its subfolders, sorted by name; the folder may be missing."""
+def read_run_states(folder: Path, *, skip: Container[str] = ()) -> list[RunState]:
+    """Return the states of all runs in a folder and its subfolders, sorted by name; the folder may be missing.
+
+    The result leaves out the runs whose names are in ``skip``.
+    """
     descriptions = {path.parent: _read_object(path).get("experiment") for path in _find(folder, EXPERIMENT)}
     # Comparisons and sweeps know the runs that have not started.
     for path in _find(folder, COMPARISON):
@@ -51,7 +54,11 @@ def read_run_states(folder: Path) -> list[RunState]:
             **descriptions,
         }
     names = {run: run.relative_to(folder).as_posix() for run in descriptions}
-    return [_read_state(run, names[run], descriptions[run]) for run in sorted(names, key=names.__getitem__)]
+    return [
+        _read_state(run, names[run], descriptions[run])
+        for run in sorted(names, key=names.__getitem__)
+        if names[run] not in skip
+    ]
 
 
 def _find(folder: Path, file_name: str) -> list[Path]:

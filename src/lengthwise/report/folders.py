@@ -28,7 +28,7 @@ from lengthwise.experiments.run_states import RunState, read_run_states
 from lengthwise.influence.report.study_report import PAGE_FILE
 from lengthwise.influence.study import SUMMARY_FILE
 from lengthwise.report.result_checks import check_rows
-from lengthwise.report.run_state_tables import select_unfinished
+from lengthwise.report.run_state_tables import WORKING
 
 STUDY_DATA = re.compile(r'<script type="application/json" id="study">(.*?)</script>', re.DOTALL)
 
@@ -111,7 +111,7 @@ def _group_runs(folders: Sequence[Path]) -> Iterator[RunGroup]:
         # A later evaluation of the same length replaces the earlier one.
         rows += {(row["task"], row.get("variant"), row["length"]): row for row in run_rows}.values()
         run_states = [replace(state, name=label) for state in read_run_states(folder) if state.name == "."]
-        states += select_unfinished(run_states, {label} if run_rows else {})
+        states += [state for state in run_states if not run_rows or state.state in WORKING]
     if runs:
         name = runs[0].label if len(runs) == 1 else f"{len(runs)} runs"
         kind = "run" if len(runs) == 1 else "runs"
@@ -142,7 +142,7 @@ def _read_group(folder: Path) -> RunGroup:
         rows=rows,
         runs=tuple(sorted(runs, key=lambda run: order[run.label])),
         readings=readings,
-        states=tuple(select_unfinished(read_run_states(folder), names_with_results)),
+        states=tuple(read_run_states(folder, skip=names_with_results)),
     )
 
 

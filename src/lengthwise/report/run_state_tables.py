@@ -1,7 +1,7 @@
 """States of the runs of a report that are still training or have no results."""
 
 from collections import Counter
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from lengthwise.experiments.run_states import RunState
@@ -9,11 +9,6 @@ from lengthwise.report.chart import Table
 
 # States of runs that the page shows even if they have results.
 WORKING = ("running", "stale", "failed")
-
-
-def select_unfinished(states: Iterable[RunState], names_with_results: Container[str]) -> list[RunState]:
-    """Return the states of the runs that are still training or have no results in the report."""
-    return [state for state in states if state.name not in names_with_results or state.state in WORKING]
 
 
 def describe_states(states: Sequence[RunState]) -> tuple[list[str], list[Table]]:
