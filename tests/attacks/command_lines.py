@@ -95,7 +95,7 @@ def command(rng: random.Random) -> list[str]:
         elif name in SMALL:
             line += [parameter.opts[0], SMALL[name]]
         elif name == "out":
-            line += ["--out", f"out-{rng.randrange(3)}"]
+            line += ["--out", f"out-{rng.randrange(3)}" + (".html" if verb == "report" else "")]
         elif name == "form":
             line += ["--format", rng.choice(("hf", "run", "lm-eval"))]
     return line

@@ -85,6 +85,7 @@ from lengthwise.positions import (
     Skipwise,
 )
 from lengthwise.positions.scheme import require_places
+from lengthwise.report.page import write_report
 from lengthwise.tasks import (
     TASKS,
     Addition,
@@ -132,6 +133,7 @@ COVERED = (
     "theory/risk/exact_erm.py",
     "theory/risk/realizability.py",
     "influence/extrapolation/*.py",
+    "report/*.py",
 )
 EXCLUDED = {"jsonl_table.py", "reasoning_gym.py", "text_format.py"}
 
@@ -292,6 +294,28 @@ def read_sweep(document: Any, name: str = "grid.json") -> None:
             sys.path[:] = import_path
             for module in set(sys.modules) - modules:
                 del sys.modules[module]
+
+
+def report_on(files: dict[str, str], out: str = "page.html") -> None:
+    """Write a report of a folder with these files."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, content in files.items():
+            (Path(folder) / name).write_text(content)
+        write_report([folder], Path(folder) / out, diagnose=False)
+
+
+def report_on_row(**changes: Any) -> None:
+    """Write a report of a run whose only result row has these changes; None removes a value."""
+    row = {"task": "parity", "seed": 0, "length": 20, "num_examples": 64, "low": None, "high": None, "steps": 9}
+    row |= {"train_lengths": [1, 10], "fitted": 1.0, "exact_match": 0.5, **changes}
+    present = {name: value for name, value in row.items() if name not in changes or value is not None}
+    report_on({"experiment.json": '{"experiment": {"seed": 0}}', "results.jsonl": json.dumps(present)})
+
+
+def report_without_plotly() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "plotly.offline", None)
+        report_on({})
 
 
 def sweep_nothing(experiments: Any, **settings: Any) -> None:
@@ -1357,6 +1381,56 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         lambda: read_sweep("EXPERIMENTS = {}", "json.py"),
         SettingError,
         r"json.py has the name of another module; use another file name$",
+    ),
+    (
+        lambda: write_report([], "page.html"),
+        SettingError,
+        r"^a report of no folders; pass at least one output folder of train, compare or influence$",
+    ),
+    (
+        lambda: report_on({}, out="results.jsonl"),
+        SettingError,
+        r"^the page .*results.jsonl does not end in .html; use a name such as report.html$",
+    ),
+    (
+        report_without_plotly,
+        SettingError,
+        r"^a report needs the plotly library; run pip install 'lengthwise\[report\]'$",
+    ),
+    (
+        lambda: report_on({}),
+        RunFolderError,
+        r" has no files of a run; pass an output folder of train, compare, sweep, reproduce or influence$",
+    ),
+    (
+        lambda: report_on_row(seed=None),
+        RunFolderError,
+        r"results.jsonl line 1 has no seed; delete this line, or repeat the command that writes the file$",
+    ),
+    (
+        lambda: report_on_row(exact_match=1.5),
+        RunFolderError,
+        r"results.jsonl line 1 has an invalid exact_match 1.5 instead of a number from 0 to 1; delete this line, or ",
+    ),
+    (
+        lambda: report_on({"influence.json": "{}"}),
+        RunFolderError,
+        r"^the study in .* is unfinished; repeat its command with --resume$",
+    ),
+    (
+        lambda: report_on({"influence.json": "{}", "summary.json": "["}),
+        RunFolderError,
+        r"^the summary or page in .* is damaged \(.*\); repeat the study$",
+    ),
+    (
+        lambda: report_on({"influence.json": "{}", "summary.json": "{}"}),
+        RunFolderError,
+        r"summary.json or its page has no value 'targets'; delete this file, and repeat the study$",
+    ),
+    (
+        lambda: report_on({"influence.json": "{}", "summary.json": '{"targets": "9"}'}),
+        RunFolderError,
+        r"summary.json or its page has an invalid value \(.*\); delete this file, and repeat the study$",
     ),
 ]
 

@@ -113,7 +113,7 @@ def test_other_folders_and_damaged_rows_raise_an_error(tmp_path):
     check_message(tmp_path, RunFolderError, "has no files of a run; pass an output folder of train, compare")
     check_message(tmp_path / "missing", RunFolderError, "missing is not a folder; pass an output folder")
     run = write_run(tmp_path / "run", [{"row": "a", "task": "parity", "variant": None, "length": 3}])
-    check_message(run, RunFolderError, "results.jsonl row 1 has no seed; delete this row")
+    check_message(run, RunFolderError, "results.jsonl line 1 has no seed; delete this line")
     study = tmp_path / "study"
     study.mkdir()
     (study / "influence.json").write_text("{}")

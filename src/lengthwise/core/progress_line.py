@@ -22,6 +22,8 @@ SHORT_PERIOD_S, WHOLE_PERIOD_S = 30.0, 1e9
 
 def escape(text: str) -> str:
     """Replace all control characters except line breaks by escape sequences."""
+    if text.isprintable():
+        return text
     return "".join(
         character
         if character == "\n" or unicodedata.category(character) not in ESCAPED_CATEGORIES

@@ -273,9 +273,14 @@ def _encode_rows(rows: Sequence[Mapping[str, Any]]) -> list[bytes]:
     return [json.dumps(row).encode() + b"\n" for row in rows]
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Read the rows of a JSON-lines file; return an empty list if the file does not exist."""
-    lines = path.read_bytes().splitlines() if path.exists() else []
+def read_rows(path: Path, *, is_growing: bool = False) -> list[dict[str, Any]]:
+    """Read the rows of a JSON-lines file; return an empty list if the file does not exist.
+
+    ``is_growing`` skips an incomplete last line, which the process of a run is writing.
+    """
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    if is_growing and lines and not lines[-1].endswith(b"\n"):
+        lines.pop()
     rows: list[dict[str, Any]] = []
     try:
         for line in lines:

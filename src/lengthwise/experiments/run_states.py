@@ -1,7 +1,7 @@
 """States of the runs in a folder, read without locks or writes while other processes train in it."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from lengthwise.training.training_state import METRICS
 
 # Seconds without a new row after which a run that has a lock file counts as stale.
 STALE_S = 600.0
+# Maximum number of seeds of a comparison, because a damaged file can contain any number.
+MAX_SEEDS = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,16 +39,26 @@ class RunState:
     results: dict[str, float]
 
 
-def read_run_states(folder: Path) -> list[RunState]:
-    """Return the states of all runs in a folder and its subfolders, sorted by name; the folder may be missing."""
+def read_run_states(folder: Path, *, skip: Container[str] = ()) -> list[RunState]:
+    """Return the states of all runs in a folder and its subfolders, sorted by name; the folder may be missing.
+
+    The result leaves out the runs whose names are in ``skip``.
+    """
     descriptions = {path.parent: _read_object(path).get("experiment") for path in _find(folder, EXPERIMENT)}
     # Comparisons and sweeps know the runs that have not started.
     for path in _find(folder, COMPARISON):
         descriptions = {**_runs_of_comparison(path), **descriptions}
     for path in _find(folder, PLANNED_RUNS):
-        descriptions = {**{path.parent / name: each for name, each in _read_object(path).items()}, **descriptions}
+        descriptions = {
+            **{path.parent / Path(name).name: each for name, each in _read_object(path).items()},
+            **descriptions,
+        }
     names = {run: run.relative_to(folder).as_posix() for run in descriptions}
-    return [_read_state(run, names[run], descriptions[run]) for run in sorted(names, key=names.__getitem__)]
+    return [
+        _read_state(run, names[run], descriptions[run])
+        for run in sorted(names, key=names.__getitem__)
+        if names[run] not in skip
+    ]
 
 
 def _find(folder: Path, file_name: str) -> list[Path]:
@@ -59,24 +71,28 @@ def _find(folder: Path, file_name: str) -> list[Path]:
 
 
 def _runs_of_comparison(path: Path) -> dict[Path, Any]:
+    """Return the experiments of a comparison by run folder, or nothing if the comparison is damaged."""
     comparison = _read_object(path).get("comparison", {})
-    return {
-        run_folder(path.parent, label, experiment["seed"] + seed): experiment
-        for label, experiment in comparison.get("experiments", {}).items()
-        for seed in range(comparison.get("num_seeds", 0))
-    }
+    try:
+        return {
+            run_folder(path.parent, label, experiment["seed"] + seed): experiment
+            for label, experiment in comparison.get("experiments", {}).items()
+            for seed in range(min(MAX_SEEDS, comparison.get("num_seeds", 0)))
+        }
+    except (AttributeError, KeyError, TypeError):
+        return {}
 
 
 def _read_state(run: Path, name: str, experiment: Any) -> RunState:
     rows = list(_read_complete_rows(run / METRICS))
     last_row = rows[-1] if rows else {}
     matches = [row["exact_match"] for row in rows if "exact_match" in row]
-    settings = experiment.get("training", {}) if isinstance(experiment, dict) else {}
+    settings = experiment.get("training") if isinstance(experiment, dict) else None
     return RunState(
         name=name,
         state=_state(run, has_rows=bool(rows)),
         step=last_row.get("step", 0),
-        num_steps=settings.get("steps"),
+        num_steps=settings.get("steps") if isinstance(settings, dict) else None,
         loss=last_row.get("mean_loss"),
         exact_match=matches[-1] if matches else None,
         results={

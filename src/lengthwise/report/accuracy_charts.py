@@ -1,4 +1,4 @@
-"""Charts of result rows: exact match or perplexity against length, as lines and as a heat map."""
+"""Line charts of result rows: exact match or perplexity against length."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,20 +11,30 @@ from lengthwise.evaluation.result_rows import (
     uses_loss,
     value_range,
 )
-from lengthwise.report.chart import MAX_LINES, Chart, Table, axis, chart_text, error_bars, hover, line_trace
+from lengthwise.report.chart import (
+    MAX_LINES,
+    Chart,
+    Table,
+    axis,
+    error_bars,
+    hover,
+    interval_text,
+    line_trace,
+    number_text,
+)
 
 Lines = Mapping[str, Mapping[int, Rows]]
-# Height of a row of the heat map, and the limits of its height, in pixels.
-ROW_HEIGHT, MIN_HEIGHT, MAX_HEIGHT = 28, 200, 900
+# Maximum number of training ranges that a note lists.
+MAX_RANGES = 6
 
 
 def panels(rows: Rows) -> Iterator[tuple[str, Rows]]:
-    """Yield the title and the rows of each task and variant; each panel has its own charts."""
-    by_panel: dict[tuple[str, str | None], list[Mapping[str, Any]]] = {}
+    """Yield the title and the rows of each task, variant and kind of value; each panel has its own charts."""
+    by_panel: dict[tuple[str, str | None, bool], list[Mapping[str, Any]]] = {}
     for row in rows:
-        key = (str(row["task"]), row.get("variant"))
+        key = (str(row["task"]), row.get("variant"), "loss" in row)
         by_panel.setdefault(key, []).append({**row, "row": label_of(row)})
-    for (task, variant), panel_rows in by_panel.items():
+    for (task, variant, _), panel_rows in by_panel.items():
         yield task.replace("_", " ") + (f", {variant}" if variant else ""), panel_rows
 
 
@@ -54,25 +64,28 @@ def accuracy_chart(title: str, rows: Rows) -> Chart:
     """Return exact match or perplexity against length, one line per label: mean over seeds, bars for the range."""
     lines = group_lines(rows)
     labels = select_labels(lines)
-    value_name = "perplexity" if uses_loss(rows) else "exact match"
+    value_name = name_value(rows)
     traces = []
     for index, label in enumerate(labels):
         traces += list(_traces(index, label, lines[label], value_name))
-    longest, (shortest_trained, longest_trained) = max(int(row["length"]) for row in rows), rows[0]["train_lengths"]
+    lengths = sorted({int(row["length"]) for row in rows})
+    train_ranges = list(dict.fromkeys((int(row["train_lengths"][0]), int(row["train_lengths"][1])) for row in rows))
     notes = [
         f"Lines: mean over seeds. Bars: range from the lowest to the highest seed, or the 95% interval of a single "
-        f"seed. The shaded area contains the training lengths {shortest_trained:,} to {longest_trained:,}."
+        f"seed. {_describe_ranges(train_ranges)}"
     ]
     if len(labels) < len(lines):
-        notes.append(f"The chart shows {len(labels)} of {len(lines):,} lines; the table and the heat map show all.")
+        notes.append(
+            f"The chart shows {len(labels)} of {len(lines):,} lines; the heat map and the tables show the others."
+        )
     layout = {
-        "xaxis": axis("length (log scale)", log=True, tickvals=sorted({int(row["length"]) for row in rows})),
+        "xaxis": axis("length (log scale)", log=True, tickvals=lengths),
         "yaxis": axis(value_name, log=uses_loss(rows), **({} if uses_loss(rows) else {"range": [-0.04, 1.06]})),
-        "shapes": [_training_area(shortest_trained, longest_trained)],
+        "shapes": [_training_area(*each, opacity=1 / len(train_ranges)) for each in train_ranges[:MAX_RANGES]],
     }
     return Chart(
         title=f"{title}: {value_name} against length",
-        description=f"Line chart of {value_name} against length up to {longest:,}, {len(labels)} lines.",
+        description=f"Line chart of {value_name} against length up to {lengths[-1]:,}, {len(labels)} lines.",
         traces=traces,
         layout=layout,
         table=_value_table(title, lines, value_name),
@@ -82,8 +95,22 @@ def accuracy_chart(title: str, rows: Rows) -> Chart:
     )
 
 
-def _training_area(first: int, last: int) -> dict[str, Any]:
-    return {"type": "rect", "xref": "x", "yref": "paper", "x0": first, "x1": last, "y0": 0, "y1": 1, "layer": "below"}
+def name_value(rows: Rows) -> str:
+    """Return the name of the value that the charts of these rows show."""
+    return "perplexity" if uses_loss(rows) else "exact match"
+
+
+def _describe_ranges(train_ranges: Sequence[tuple[int, int]]) -> str:
+    texts = [f"{shortest:,} to {longest:,}" for shortest, longest in train_ranges[:MAX_RANGES]]
+    if len(train_ranges) == 1:
+        return f"The shaded area contains the training lengths {texts[0]}."
+    texts += [f"{len(train_ranges) - MAX_RANGES:,} more"] if len(train_ranges) > MAX_RANGES else []
+    return f"The shaded areas contain the training lengths, which differ between configurations: {'; '.join(texts)}."
+
+
+def _training_area(first: int, last: int, *, opacity: float) -> dict[str, Any]:
+    corners = {"x0": first, "x1": last, "y0": 0, "y1": 1}
+    return {"type": "rect", "xref": "x", "yref": "paper", **corners, "layer": "below", "opacity": max(0.4, opacity)}
 
 
 def _groups(lines: Lines) -> Iterator[Rows]:
@@ -95,25 +122,25 @@ def _traces(index: int, label: str, by_length: Mapping[int, Rows], value_name: s
     """Yield the line of a label and, if it has several seeds, the points of the seeds."""
     groups = list(by_length.values())
     values = [pool_seeds(rows)[0] for rows in groups]
-    texts = [hover(label, *_describe(rows, value_name)) for rows in groups]
+    texts = [hover(label, *describe_rows(rows, value_name)) for rows in groups]
     yield line_trace(index, list(by_length), values, texts) | {
         "error_y": error_bars(values, [value_range(rows) for rows in groups])
     }
     runs = [row for rows in groups if len(rows) > 1 for row in rows]
     if runs:
         seed_values = [pool_seeds([row])[0] for row in runs]
-        seed_texts = [hover(label, *_describe([row], value_name)) for row in runs]
+        seed_texts = [hover(label, *describe_rows([row], value_name)) for row in runs]
         points = line_trace(index, [int(row["length"]) for row in runs], seed_values, seed_texts)
         marker = {"symbol": f"{points['marker']['symbol']}-open", "size": 5}
         yield points | {"mode": "markers", "marker": marker, "name": "seeds"}
 
 
-def _describe(rows: Rows, value_name: str) -> Iterator[str]:
+def describe_rows(rows: Rows, value_name: str) -> Iterator[str]:
     """Yield the lines of a hover text: length, value, interval, number of examples, and seeds."""
     value, low, high = pool_seeds(rows)
-    yield f"length {rows[0]['length']:,}: {value_name} {value:.3f}"
+    yield f"length {rows[0]['length']:,}: {value_name} {number_text(value)}"
     if low is not None and high is not None:
-        yield f"95% interval {low:.3f} to {high:.3f}"
+        yield f"95% interval {interval_text(low, high)}"
     yield f"n = {_count(rows)}, {_seeds(rows)}"
 
 
@@ -133,74 +160,10 @@ def _value_table(title: str, lines: Lines, value_name: str) -> Table:
     for label, by_length in lines.items():
         for length, rows in by_length.items():
             value, low, high = pool_seeds(rows)
-            interval = "-" if low is None or high is None else f"{low:.3f} to {high:.3f}"
-            lowest, highest = value_range(rows)
-            seed_range = "-" if len(rows) == 1 else f"{lowest:.3f} to {highest:.3f}"
+            seed_range = "-" if len(rows) == 1 else interval_text(*value_range(rows))
             seeds = ", ".join(str(row["seed"]) for row in rows)
-            body.append([label, f"{length:,}", f"{value:.3f}", interval, seed_range, _count(rows), seeds])
+            body.append(
+                [label, f"{length:,}", number_text(value), interval_text(low, high), seed_range, _count(rows), seeds]
+            )
     header = ["configuration", "length", value_name, "95% interval", "range over seeds", "n", "seeds"]
     return Table(title=f"{title}: {value_name} by length", header=header, body=body)
-
-
-def heat_map(title: str, rows: Rows) -> Chart:
-    """Return exact match or perplexity of all labels, one row per label and one column per length."""
-    lines = group_lines(rows)
-    lengths = sorted({int(row["length"]) for row in rows})
-    value_name = "perplexity" if uses_loss(rows) else "exact match"
-    values = [[_value(by_length.get(length)) for length in lengths] for by_length in lines.values()]
-    texts = [
-        [
-            hover(label, *_describe(by_length[length], value_name))
-            if length in by_length
-            else hover(label, "no result")
-            for length in lengths
-        ]
-        for label, by_length in lines.items()
-    ]
-    limits: dict[str, float] = {} if uses_loss(rows) else {"zmin": 0.0, "zmax": 1.0}
-    trace = {
-        "type": "heatmap",
-        "z": [[None if value is None else round(value, 4) for value in row] for row in values],
-        "x": [f"{length:,}" for length in lengths],
-        "y": list(range(len(lines))),
-        "text": texts,
-        "hovertemplate": "%{text}<extra></extra>",
-        "colorscale": "Cividis",
-        "colorbar": {"title": {"text": value_name}, "thickness": 12},
-        "xgap": 1,
-        "ygap": 1 if len(lines) <= MAX_HEIGHT // ROW_HEIGHT else 0,
-        "meta": None,
-        **limits,
-    }
-    body = [
-        [label, *("-" if value is None else f"{value:.3f}" for value in row)]
-        for label, row in zip(lines, values, strict=True)
-    ]
-    table = Table(
-        title=f"{title}: {value_name} by length",
-        header=["configuration", *(f"{each:,}" for each in lengths)],
-        body=body,
-    )
-    return Chart(
-        title=f"{title}: {value_name} of all configurations",
-        description=f"Heat map of {value_name}: {len(lines):,} configurations and {len(lengths)} lengths.",
-        traces=[trace],
-        layout={
-            "xaxis": axis("length") | {"type": "category"},
-            "yaxis": axis("") | {"autorange": "reversed"} | _row_labels(list(lines)),
-            "height": min(MAX_HEIGHT, max(MIN_HEIGHT, ROW_HEIGHT * len(lines) + 120)),
-        },
-        table=table,
-    )
-
-
-def _value(rows: Rows | None) -> float | None:
-    return None if rows is None else pool_seeds(rows)[0]
-
-
-def _row_labels(labels: Sequence[str]) -> dict[str, Any]:
-    """Return the tick labels of a heat map; if its rows are too low for labels, only hovering shows them."""
-    if len(labels) > MAX_HEIGHT // ROW_HEIGHT:
-        return {"showticklabels": False}
-    names = [label if len(label) <= 28 else f"{label[:27]}…" for label in labels]
-    return {"tickvals": list(range(len(labels))), "ticktext": [chart_text(name) for name in names], "automargin": True}

@@ -1,14 +1,33 @@
 """Chart of a report: traces and layout for Plotly, and the same numbers as a table."""
 
 import html
+import math
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from lengthwise.core.json_parsing import non_finite_to_null
+from lengthwise.core.progress_line import escape
+
 # Maximum number of lines of a chart; more lines could not be told apart.
 MAX_LINES = 12
-# Shapes of the points, so that lines differ without colors too.
-SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star", "triangle-down")
+# Shapes of the points, so that lines differ without colors too, with their outline in the legend.
+SYMBOLS = {
+    "circle": "M-4 0A4 4 0 1 0 4 0A4 4 0 1 0-4 0Z",
+    "square": "M-4-4H4V4H-4Z",
+    "diamond": "M0-5L5 0L0 5L-5 0Z",
+    "triangle-up": "M0-5L5 4H-5Z",
+    "x": "M-4-2L-2-4L0-2L2-4L4-2L2 0L4 2L2 4L0 2L-2 4L-4 2L-2 0Z",
+    "star": "M0-5L1.4-1.6L5-1.5L2.2.7L3.1 4.2L0 2.2L-3.1 4.2L-2.2.7L-5-1.5L-1.4-1.6Z",
+    "triangle-down": "M0 5L5-4H-5Z",
+}
+# Maximum number of cells of a table, and of characters of a cell, which limit the size of the page.
+MAX_CELLS, MAX_CELL_LENGTH = 50_000, 300
+# Maximum number of characters of a name in a tick label, and in a line of a hover text.
+MAX_TICK_LENGTH, MAX_HOVER_LENGTH = 28, 60
+# Line break inside a name, which report.js does not read as the end of a value.
+SOFT_BREAK = "<br />"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,13 +39,30 @@ class Table:
     body: Sequence[Sequence[str]]
     marked: frozenset[tuple[int, int]] = frozenset()
 
+    @property
+    def num_lines(self) -> int:
+        """Return the number of lines that the page shows, with at most ``MAX_CELLS`` cells in total."""
+        return min(len(self.body), max(1, MAX_CELLS // max(1, len(self.header))))
+
+    @property
+    def lines(self) -> list[list[str]]:
+        """Return the lines that the page shows; long cells are cut."""
+        return [[cut_end(cell, MAX_CELL_LENGTH) for cell in cells] for cells in self.body[: self.num_lines]]
+
+    @property
+    def omission(self) -> str:
+        """Return a sentence about the omitted lines, or an empty string."""
+        if self.num_lines == len(self.body):
+            return ""
+        return f"The table shows the first {self.num_lines:,} of {len(self.body):,} lines; the others are in the files."
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
     """Chart with its title, a description for screen readers, notes below it, and its numbers as a table.
 
     The ``meta`` of a trace is the index of its line in ``lines``, or None. ``switches`` are the names of the switches
-    next to the chart: ``log x``, ``log y`` and ``seeds``.
+    next to the chart: ``log x``, ``log y`` and ``seeds``. ``tick_names`` maps tick labels to the texts that they cut.
     """
 
     title: str
@@ -37,20 +73,60 @@ class Chart:
     lines: Sequence[str] = ()
     switches: Sequence[str] = ()
     notes: Sequence[str] = field(default=())
+    tick_names: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the values that report.js reads."""
-        return {"data": list(self.traces), "layout": self.layout}
+        """Return the values that report.js reads; numbers that are not finite become null, which leaves a gap."""
+        values: dict[str, Any] = non_finite_to_null(
+            {"data": list(self.traces), "layout": self.layout, "ticks": self.tick_names}
+        )
+        return values
 
 
 def chart_text(text: str) -> str:
     """Escape a text for Plotly, which interprets some tags of HTML in labels."""
-    return html.escape(text, quote=False)
+    return html.escape(escape(text), quote=False)
 
 
 def hover(*lines: str) -> str:
-    """Return the text that is visible when the pointer is on a point, from unescaped lines."""
-    return "<br>".join(map(chart_text, lines))
+    """Return the text that is visible when the pointer is on a point, from unescaped lines; long lines wrap."""
+    wrapped = (textwrap.wrap(escape(line), MAX_HOVER_LENGTH) for line in lines)
+    return "<br>".join(SOFT_BREAK.join(map(chart_text, parts)) for parts in wrapped)
+
+
+def number_text(value: int | float | None) -> str:
+    """Return a number with three decimals, a large number in scientific notation, and a dash for no number."""
+    if value is None:
+        return "-"
+    return f"{value:.3e}" if math.isfinite(value) and abs(value) >= 1e6 else f"{value:.3f}"
+
+
+def interval_text(low: int | float | None, high: int | float | None) -> str:
+    """Return an interval, or a dash if it has no bounds."""
+    return "-" if low is None or high is None else f"{number_text(low)} to {number_text(high)}"
+
+
+def cut_end(text: str, length: int) -> str:
+    """Return a text of at most this length; an ellipsis replaces the end of a longer text."""
+    return text if len(text) <= length else f"{text[: length - 1]}…"
+
+
+def _cut_middle(text: str, length: int) -> str:
+    end = (length - 1) // 2
+    return text if len(text) <= length else f"{text[: length - 1 - end]}…{text[-end:]}"
+
+
+def _cut_start(text: str, length: int) -> str:
+    return text if len(text) <= length else f"…{text[1 - length :]}"
+
+
+def cut_labels(labels: Sequence[str]) -> list[str]:
+    """Return tick labels of at most ``MAX_TICK_LENGTH`` characters; different labels stay different."""
+    for cut in (cut_end, _cut_middle, _cut_start):
+        names = [cut(label, MAX_TICK_LENGTH) for label in labels]
+        if len(set(names)) == len(set(labels)):
+            return names
+    return [cut_end(f"{number}: {label}", MAX_TICK_LENGTH) for number, label in enumerate(labels, start=1)]
 
 
 def line_trace(line: int, x: Sequence[int | float], y: Sequence[float | None], texts: Sequence[str]) -> dict[str, Any]:
@@ -63,9 +139,19 @@ def line_trace(line: int, x: Sequence[int | float], y: Sequence[float | None], t
         "text": list(texts),
         "hovertemplate": "%{text}<extra></extra>",
         "meta": line,
-        "marker": {"symbol": SYMBOLS[line % len(SYMBOLS)], "size": 7},
-        "line": {"dash": "solid" if line < len(SYMBOLS) else "dash"},
+        "marker": {"symbol": symbol_name(line), "size": 7},
+        "line": {"dash": "dash" if is_dashed(line) else "solid"},
     }
+
+
+def symbol_name(line: int) -> str:
+    """Return the shape of the points of a line."""
+    return list(SYMBOLS)[line % len(SYMBOLS)]
+
+
+def is_dashed(line: int) -> bool:
+    """Return True for the lines after all shapes are in use once."""
+    return line >= len(SYMBOLS)
 
 
 def error_bars(y: Sequence[float], ranges: Sequence[tuple[float, float]]) -> dict[str, Any]:

@@ -1,9 +1,10 @@
 """Folders of a report: runs, comparisons, sweeps, claims and influence studies, read into plain records."""
 
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,12 @@ from lengthwise.experiments.run_folder import (
     read_rows,
     read_rows_with_digest,
 )
+from lengthwise.experiments.run_states import RunState, read_run_states
 from lengthwise.influence.report.study_report import PAGE_FILE
 from lengthwise.influence.study import SUMMARY_FILE
+from lengthwise.report.result_checks import check_rows
+from lengthwise.report.run_state_tables import WORKING
 
-# Values that every result row has, besides exact match or loss.
-ROW_KEYS = ("task", "seed", "length", "num_examples", "low", "high", "train_lengths", "id_range", "steps", "fitted")
 STUDY_DATA = re.compile(r'<script type="application/json" id="study">(.*?)</script>', re.DOTALL)
 
 
@@ -44,7 +46,9 @@ class RunRecord:
 class RunGroup:
     """Runs with common charts: a comparison, a sweep, a claim, or all single runs of a report.
 
-    ``rows`` contains the result rows with their label (``row``). ``readings`` contains values of a claim by run.
+    ``rows`` contains the result rows with their label (``row``), also rows with numbers that are not finite.
+    ``readings`` contains values of a claim by run. ``states`` contains the states of unfinished runs and of runs
+    without results.
     """
 
     name: str
@@ -52,6 +56,7 @@ class RunGroup:
     rows: Rows
     runs: tuple[RunRecord, ...]
     readings: Rows = ()
+    states: tuple[RunState, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +64,7 @@ class StudyRecord:
     """Complete influence study: its summary, and the texts and targets of its page, or None without a page."""
 
     name: str
+    folder: Path
     summary: Mapping[str, Any]
     texts: Mapping[str, Any] | None
 
@@ -66,13 +72,17 @@ class StudyRecord:
 def read_folders(folders: Sequence[Path]) -> tuple[list[RunGroup], list[StudyRecord]]:
     """Read the groups of runs and the studies of a report, in the order of their folders.
 
-    Single runs form one group. Raises ``RunFolderError`` for a folder that no command of lengthwise has written, for an
-    unfinished study, and for damaged files.
+    Single runs form one group. A folder that is passed twice, also by another path, counts once. Raises
+    ``RunFolderError`` for a folder that no command of lengthwise has written, for an unfinished study, and for damaged
+    files.
     """
     run_folders: list[Path] = []
     groups: list[RunGroup] = []
     studies: list[StudyRecord] = []
+    distinct_folders: dict[str, Path] = {}
     for folder in folders:
+        distinct_folders.setdefault(os.path.realpath(folder), folder)
+    for folder in distinct_folders.values():
         if (folder / RUN_FOLDER.file).is_file():
             run_folders.append(folder)
         elif (folder / COMPARISON_FOLDER.file).is_file() or (folder / SWEEP_FOLDER.file).is_file():
@@ -89,33 +99,51 @@ def read_folders(folders: Sequence[Path]) -> tuple[list[RunGroup], list[StudyRec
 
 def _group_runs(folders: Sequence[Path]) -> Iterator[RunGroup]:
     """Yield one group of all single runs; without runs, yield nothing."""
-    names = [folder.name for folder in folders]
+    names = list(map(_folder_name, folders))
     runs: list[RunRecord] = []
     rows: list[dict[str, Any]] = []
-    for folder in folders:
-        label = folder.name if names.count(folder.name) == 1 else str(folder)
+    states: list[RunState] = []
+    for folder, name in zip(folders, names, strict=True):
+        label = name if names.count(name) == 1 else str(folder)
         runs.append(RunRecord(label=label, folder=folder, description=read_description(folder, RUN_FOLDER)))
+        run_rows = [{**row, "row": _row_label(label, row.get("variant"))} for row in read_rows(folder / RESULTS)]
+        check_rows(run_rows, folder / RESULTS)
         # A later evaluation of the same length replaces the earlier one.
-        latest = {(row.get("task"), row.get("variant"), row.get("length")): row for row in read_rows(folder / RESULTS)}
-        rows += [{**row, "row": _row_label(label, row.get("variant"))} for row in latest.values()]
-        _check_rows(rows, folder / RESULTS)
+        rows += {(row["task"], row.get("variant"), row["length"]): row for row in run_rows}.values()
+        run_states = [replace(state, name=label) for state in read_run_states(folder) if state.name == "."]
+        states += [state for state in run_states if not run_rows or state.state in WORKING]
     if runs:
         name = runs[0].label if len(runs) == 1 else f"{len(runs)} runs"
-        yield RunGroup(name=name, kind="run" if len(runs) == 1 else "runs", rows=rows, runs=tuple(runs))
+        kind = "run" if len(runs) == 1 else "runs"
+        yield RunGroup(name=name, kind=kind, rows=rows, runs=tuple(runs), states=tuple(states))
 
 
-def _row_label(label: str, variant: str | None) -> str:
+def _folder_name(folder: Path) -> str:
+    """Return the name of a folder, also of a relative path such as ``.``."""
+    return folder.name if folder.name not in ("", "..") else Path(os.path.realpath(folder)).name
+
+
+def _row_label(label: str, variant: Any) -> str:
     return label if variant is None else f"{label}, {variant}"
 
 
 def _read_group(folder: Path) -> RunGroup:
     """Read a comparison, sweep or claim; a claim is a comparison with readings."""
     rows, readings = read_rows(folder / RESULTS), read_rows(folder / READINGS_FILE)
-    _check_rows(rows, folder / RESULTS)
+    check_rows(rows, folder / RESULTS)
     kind = SWEEP_FOLDER if (folder / SWEEP_FOLDER.file).is_file() else COMPARISON_FOLDER
     read_description(folder, kind)
     runs = tuple(_find_runs(folder, rows))
-    return RunGroup(name=folder.name, kind="claim" if readings else kind.name, rows=rows, runs=runs, readings=readings)
+    names_with_results = {run.folder.relative_to(folder).as_posix() for run in runs}
+    order = {label: index for index, label in enumerate(dict.fromkeys(map(label_of, rows)))}
+    return RunGroup(
+        name=_folder_name(folder),
+        kind="claim" if readings else kind.name,
+        rows=rows,
+        runs=tuple(sorted(runs, key=lambda run: order[run.label])),
+        readings=readings,
+        states=tuple(read_run_states(folder, skip=names_with_results)),
+    )
 
 
 def _find_runs(folder: Path, rows: Rows) -> Iterator[RunRecord]:
@@ -133,14 +161,6 @@ def _content(row: Mapping[str, Any]) -> str:
     return json.dumps({name: value for name, value in row.items() if name != "row"}, sort_keys=True)
 
 
-def _check_rows(rows: Rows, path: Path) -> None:
-    """Raise ``RunFolderError`` for a row without a value that the charts need."""
-    for number, row in enumerate(rows, start=1):
-        needed = ("row", *ROW_KEYS, "loss" if "loss" in row else "exact_match")
-        if missing := [name for name in needed if name not in row]:
-            raise RunFolderError(f"{path} row {number} has no {missing[0]}; delete this row, or evaluate the run again")
-
-
 def _read_study(folder: Path) -> StudyRecord:
     if not (folder / SUMMARY_FILE).is_file():
         raise RunFolderError(f"the study in {folder} is unfinished; repeat its command with --resume")
@@ -151,4 +171,4 @@ def _read_study(folder: Path) -> StudyRecord:
         texts = None if found is None else parse_json(found.group(1).encode())
     except ValueError as error:
         raise RunFolderError(f"the summary or page in {folder} is damaged ({error}); repeat the study") from None
-    return StudyRecord(name=folder.name, summary=summary, texts=texts)
+    return StudyRecord(name=_folder_name(folder), folder=folder, summary=summary, texts=texts)

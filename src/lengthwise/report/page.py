@@ -3,30 +3,36 @@
 import base64
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
-from lengthwise.core.errors import SettingError
+from lengthwise.core.errors import RunFolderError, SettingError
 from lengthwise.core.files import StrPath, write_atomically
+from lengthwise.core.progress_line import escape
 from lengthwise.core.type_checks import check_arguments
 from lengthwise.evaluation.result_rows import Rows
 from lengthwise.influence.report.page import TEMPLATE_FOLDER as STUDY_TEMPLATES
-from lengthwise.report.accuracy_charts import accuracy_chart, group_lines, heat_map, panels, select_labels
-from lengthwise.report.chart import Chart, Table
+from lengthwise.influence.study import SUMMARY_FILE
+from lengthwise.report.accuracy_charts import accuracy_chart, panels
+from lengthwise.report.chart import SYMBOLS, Chart, Table, interval_text, is_dashed, number_text, symbol_name
 from lengthwise.report.folders import RunGroup, StudyRecord, read_folders
-from lengthwise.report.loss_curves import loss_chart
+from lengthwise.report.heat_map import heat_map
+from lengthwise.report.loss_curves import loss_charts
+from lengthwise.report.result_checks import select_finite
 from lengthwise.report.run_diagnosis import DiagnosisSection, diagnose_group
+from lengthwise.report.run_state_tables import describe_states
 from lengthwise.report.setting_tables import setting_tables
 from lengthwise.report.study_section import study_charts, study_page, study_tables
 
 TEMPLATE_FOLDER = Path(__file__).parent
-# Maximum size of the texts of all studies, and maximum number of lines of a table, which limit the size of the page.
-MAX_TEXT_BYTES, MAX_TABLE_LINES = 1_500_000, 6000
+# Maximum size of the texts of all studies, which limits the size of the page.
+MAX_TEXT_BYTES = 1_500_000
 # Maximum number of tasks and variants of a group with charts.
 MAX_PANELS = 12
 
@@ -49,9 +55,11 @@ def write_report(folders: Sequence[StrPath], out: StrPath, *, diagnose: bool = T
     """Write a page about the folders to the file ``out``; return the numbers of runs, rows, studies and bytes.
 
     A folder is a run, comparison, sweep, claim or influence study. With ``diagnose``, a few runs of each group are
-    diagnosed at a length beyond training. Raises ``SettingError`` if the library plotly is not installed, and
-    ``RunFolderError`` for other folders and damaged files.
+    diagnosed at a length beyond training. Raises ``SettingError`` if ``out`` does not end in .html, which protects
+    other files, or if the library plotly is not installed, and ``RunFolderError`` for other folders and damaged files.
     """
+    if Path(out).suffix.lower() != ".html":
+        raise SettingError(f"the page {out} does not end in .html; use a name such as report.html")
     if not folders:
         raise SettingError("a report of no folders; pass at least one output folder of train, compare or influence")
     script = _plotly_script()
@@ -80,68 +88,89 @@ def _plotly_script() -> str:
 
 
 def _group_section(group: RunGroup, *, diagnose: bool) -> Section:
+    finite_rows, omissions = select_finite(group.rows)
+    all_panels = list(panels(finite_rows))
     charts: list[Chart] = []
-    all_panels = list(panels(group.rows))
+    drawn_labels: dict[str, None] = {}
     for title, rows in all_panels[:MAX_PANELS]:
         charts.append(accuracy_chart(title, rows))
+        drawn_labels |= dict.fromkeys(charts[-1].lines)
         if len({row["row"] for row in rows}) > 1:
             charts.append(heat_map(title, rows))
-    labels = dict.fromkeys(run.label for run in group.runs)
-    drawn_labels = select_labels(group_lines(all_panels[0][1])) if all_panels else list(labels)
-    curves = loss_chart(group.runs, drawn_labels)
-    omitted = len(all_panels) - MAX_PANELS
+    curves, omitted_losses = loss_charts(group.runs, list(drawn_labels))
+    states, state_tables = describe_states(group.states)
+    num_labels, num_omitted = len({run.label for run in group.runs}), len(all_panels) - MAX_PANELS
     tables = setting_tables(group.runs) if group.runs else []
     return Section(
         title=f"{group.kind} {group.name}" if group.kind != "runs" else group.name,
         sentences=[
-            f"Configurations: {len(labels):,}. Runs: {len(group.runs):,}. Result rows: {len(group.rows):,}.",
-            *([f"Only in the table: {omitted} more tasks or variants."] if omitted > 0 else []),
+            f"Configurations: {num_labels:,}. Runs: {len(group.runs):,}. Result rows: {len(group.rows):,}.",
+            *states,
+            *omissions,
+            *omitted_losses,
+            *([f"Only in the table: {num_omitted:,} more tasks or variants."] if num_omitted > 0 else []),
         ],
-        charts=[*charts, *([] if curves is None else [curves])],
-        tables=tables[:-1],
-        folded_tables=[*tables[-1:], *([_row_table(group.rows)] if group.rows else []), *_readings(group.readings)],
-        diagnoses=list(diagnose_group(group)) if diagnose else [],
+        charts=[*charts, *curves],
+        tables=[*state_tables, *tables[:-1]],
+        folded_tables=[*tables[-1:], *_row_tables(group.rows), *_readings(group.readings)],
+        diagnoses=list(diagnose_group(replace(group, rows=finite_rows))) if diagnose else [],
     )
 
 
-def _row_table(rows: Rows) -> Table:
+def _row_tables(rows: Rows) -> list[Table]:
+    """Return a table of the rows with exact match, and one of the rows with losses, without empty tables."""
+    losses = [row for row in rows if "loss" in row]
+    exact_matches = [row for row in rows if "loss" not in row]
+    tables = [_row_table("exact match", exact_matches), _row_table("loss", losses)]
+    return [table for table in tables if table.body]
+
+
+def _row_table(value_name: str, rows: Rows) -> Table:
     body = []
-    for row in rows[:MAX_TABLE_LINES]:
-        value = row["loss"] if "loss" in row else row["exact_match"]
-        interval = "-" if row["low"] is None or row["high"] is None else f"{row['low']:.3f} to {row['high']:.3f}"
-        cells = [f"{row['length']:,}", f"{row['num_examples']:,}", f"{value:.3f}", interval]
-        fit = "-" if row["fitted"] is None else f"{row['fitted']:.3f}"
+    for row in rows:
+        value = number_text(row[value_name.replace(" ", "_")])
+        cells = [f"{row['length']:,}", f"{row['num_examples']:,}", value, interval_text(row["low"], row["high"])]
+        fit = number_text(row["fitted"])
         body.append([str(row["row"]), str(row["task"]), str(row["seed"]), *cells, f"{row['steps']:,}", fit])
-    value_name = "loss" if "loss" in rows[0] else "exact match"
-    omitted = len(rows) - MAX_TABLE_LINES
-    title = f"All result rows (without {omitted:,} of {len(rows):,} rows)" if omitted > 0 else "All result rows"
     header = ["configuration", "task", "seed", "length", "n", value_name, "95% interval", "steps", "fit in training"]
-    return Table(title=title, header=header, body=body)
+    return Table(title=f"All result rows with {value_name}", header=header, body=body)
 
 
 def _readings(readings: Rows) -> list[Table]:
     """Return a table of the readings of a claim, without nested values."""
     names = [name for name in readings[0] if not isinstance(readings[0][name], list | dict)] if readings else []
-    body = [[f"{row.get(name, '-')}" for name in names] for row in readings[:MAX_TABLE_LINES]]
+    body = [[f"{row.get(name, '-')}" for name in names] for row in readings]
     return [Table(title="Readings of the claim", header=names, body=body)] if readings else []
 
 
 def _study_section(study: StudyRecord, max_bytes: int) -> Section:
-    texts = study_page(study, max_bytes)
-    notes = [f"{study.summary['targets']:,} targets in {study.summary['documents']:,} texts."]
-    if texts is not None and texts[1]:
-        notes.append(f"The texts below omit {texts[1]:,} more targets, which keeps the page small.")
-    return Section(
-        title=f"influence study {study.name}",
-        sentences=[study.summary["answer"]["sentence"], *notes],
-        charts=study_charts(study),
-        tables=study_tables(study),
-        texts=None if texts is None else texts[0],
-    )
+    path = study.folder / SUMMARY_FILE
+    try:
+        texts = study_page(study, max_bytes)
+        notes = [f"{study.summary['targets']:,} targets in {study.summary['documents']:,} texts."]
+        if texts is not None and texts[1]:
+            notes.append(f"The texts below omit {texts[1]:,} more targets, which keeps the page small.")
+        return Section(
+            title=f"influence study {study.name}",
+            sentences=[str(study.summary["answer"]["sentence"]), *notes],
+            charts=study_charts(study),
+            tables=study_tables(study),
+            texts=None if texts is None else texts[0],
+        )
+    except KeyError as error:
+        raise RunFolderError(
+            f"{path} or its page has no value {error}; delete this file, and repeat the study"
+        ) from None
+    except (TypeError, ValueError, AttributeError, IndexError) as error:
+        raise RunFolderError(
+            f"{path} or its page has an invalid value ({error}); delete this file, and repeat the study"
+        ) from None
 
 
 def _render(sections: Sequence[Section], plotly: str) -> str:
-    environment = Environment(loader=FileSystemLoader(TEMPLATE_FOLDER), autoescape=True, undefined=StrictUndefined)
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATE_FOLDER), autoescape=True, undefined=StrictUndefined, finalize=_printable
+    )
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     css, script = ((TEMPLATE_FOLDER / name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
     # The frame with the texts of a study also obeys the policy of this page.
@@ -149,20 +178,25 @@ def _render(sections: Sequence[Section], plotly: str) -> str:
     all_charts: list[Chart] = []
     for section in sections:
         all_charts += [*section.charts, *(each.chart for each in section.diagnoses if each.chart is not None)]
-    try:
-        return environment.get_template("report.html").render(
-            css=css,
-            plotly=plotly,
-            script=script,
-            digests=[_digest(each) for each in (plotly, script, study_script)],
-            sections=sections,
-            charts=[chart.to_json() for chart in all_charts],
-            texts=[section.texts for section in sections if section.texts is not None],
-            chart_numbers=count(),
-            text_numbers=count(),
-        )
-    except ValueError:
-        raise SettingError("a row contains a number that is not finite; evaluate the run in float32") from None
+    return environment.get_template("report.html").render(
+        css=css,
+        plotly=plotly,
+        script=script,
+        digests=[_digest(each) for each in (plotly, script, study_script)],
+        sections=sections,
+        charts=[chart.to_json() for chart in all_charts],
+        texts=[section.texts for section in sections if section.texts is not None],
+        symbols=SYMBOLS,
+        symbol_name=symbol_name,
+        is_dashed=is_dashed,
+        chart_numbers=count(),
+        text_numbers=count(),
+    )
+
+
+def _printable(value: Any) -> Any:
+    """Return a value of the template without control characters and bytes that are not UTF-8, as in the terminal."""
+    return escape(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _digest(text: str) -> str:

@@ -7,6 +7,8 @@ const COLORS = {
   light: ["#1f5fa8", "#c0392b", "#1e7d32", "#7d3c98", "#b35900", "#00808a", "#c2187a", "#6b5b00", "#5d4037", "#1a237e"],
   dark: ["#6cb0f5", "#ff8a7a", "#6fcf80", "#cf9bea", "#f5a04d", "#4cc9d4", "#ff86c3", "#d9c44a", "#c9a28f", "#a3adff"],
 };
+// Smallest distance between two labels of an axis, and the largest width of a narrow chart, in pixels.
+const MIN_TICK_GAP = 44, NARROW = 500;
 const color = (line) => COLORS[isDark.matches ? "dark" : "light"][line % 10];
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const plot = (number) => document.getElementById("chart-" + number);
@@ -17,7 +19,13 @@ function switches(number) {
 }
 
 function withTheme(trace, number) {
-  if (typeof trace.meta !== "number") return trace;
+  // Beside a heat map, the color bar would leave no room for the map on a phone.
+  const above = plot(number).clientWidth < NARROW
+    ? { orientation: "h", x: 1, xanchor: "right", lenmode: "pixels", len: 180, y: 1, yanchor: "bottom" } : {};
+  if (trace.type === "heatmap") {
+    const bar = { ...trace.colorbar, ...above };
+    return { ...trace, colorbar: { ...bar, title: { ...bar.title, side: "top" } } };
+  }
   const box = [...controls(number, "line")][trace.meta], isHidden = trace.name === "seeds" && !switches(number).seeds;
   const paint = { color: color(trace.meta) };
   return { ...trace, visible: box.checked && !isHidden, line: { ...trace.line, ...paint },
@@ -31,7 +39,9 @@ function draw(number) {
   const scaled = (axis, name) => {
     const type = name in states ? (states[name] ? "log" : "linear") : axis.type;
     const text = type === "log" ? axis.title.text : axis.title.text.replace(" (log scale)", "");
-    return { ...theme, ...axis, type, title: { text } };
+    const ticks = name === "log x" && axis.tickvals
+      ? { tickvals: spacedTicks(axis.tickvals, type, plot(number).clientWidth), tickformat: ",d" } : {};
+    return { ...theme, ...axis, ...ticks, type, title: { text } };
   };
   return Plotly.react(plot(number), data.map((trace) => withTheme(trace, number)), {
     height: 360, margin: { l: 56, r: 16, t: 12, b: 48 }, showlegend: false, hovermode: "closest",
@@ -41,8 +51,32 @@ function draw(number) {
   }, { displayModeBar: false, responsive: true });
 }
 
+// The first and the last value, and those between them whose labels fit into the width.
+function spacedTicks(values, type, width) {
+  const place = type === "log" ? Math.log : Number, last = values[values.length - 1];
+  const gap = (place(last) - place(values[0])) * MIN_TICK_GAP / Math.max(width, 2 * MIN_TICK_GAP);
+  const kept = [];
+  for (const value of values.slice(0, -1)) {
+    const isFar = !kept.length || place(value) - place(kept[kept.length - 1]) >= gap;
+    if (isFar && (!kept.length || place(last) - place(value) >= gap)) kept.push(value);
+  }
+  return [...kept, last];
+}
+
+// Cut labels have their full text as a tooltip. Screen readers read the points and the table, not the drawing.
+function nameParts(number) {
+  const names = charts[number].ticks;
+  for (const label of plot(number).querySelectorAll(".ytick text")) {
+    const name = names[label.textContent];
+    if (name === undefined || label.querySelector("title")) continue;
+    label.appendChild(document.createElementNS("http://www.w3.org/2000/svg", "title")).textContent = name;
+  }
+  plot(number).style.minHeight = "auto";
+  for (const part of plot(number).children) part.setAttribute("aria-hidden", "true");
+}
+
 function paintSwatches() {
-  for (const swatch of document.querySelectorAll(".swatch")) swatch.style.background = color(Number(swatch.dataset.color));
+  for (const swatch of document.querySelectorAll(".swatch")) swatch.style.color = color(Number(swatch.dataset.color));
 }
 
 // All visible points of a chart, in the order of its traces.
@@ -52,7 +86,7 @@ function points(number) {
     : trace.text.map((text, pointNumber) => ({ curveNumber, pointNumber, text })));
 }
 
-const plain = (text) => new DOMParser().parseFromString(text.replaceAll("<br>", "; "), "text/html").body.textContent;
+const plain = (text) => new DOMParser().parseFromString(text.replaceAll("<br />", " ").replaceAll("<br>", "; "), "text/html").body.textContent;
 const positions = new Map();
 
 function readPoint(event, number) {
@@ -87,8 +121,16 @@ for (const details of document.querySelectorAll("details.texts")) {
 async function drawAll() {
   paintSwatches();
   for (let number = 0; number < charts.length; number += 1) {
-    await draw(number);
-    plot(number).addEventListener("keydown", (event) => readPoint(event, number));
+    try {
+      await draw(number);
+      plot(number).on("plotly_afterplot", () => nameParts(number));
+      nameParts(number);
+      plot(number).addEventListener("keydown", (event) => readPoint(event, number));
+    } catch (error) {
+      // The other charts are drawn.
+      console.error(error);
+      document.getElementById("point-" + number).textContent = "This chart cannot be drawn; the table has its numbers.";
+    }
     await new Promise((resolve) => setTimeout(resolve));
   }
   document.body.dataset.ready = charts.length;

@@ -32,7 +32,7 @@ def diagnose_group(group: RunGroup) -> Iterator[DiagnosisSection]:
     num_sections = 0
     for label in dict.fromkeys(run.label for run in group.runs):
         run = next(each for each in group.runs if each.label == label)
-        seed = run.description["seed"]
+        seed = run.description.get("seed")
         rows = [row for row in group.rows if label_of(row) == label and row["seed"] == seed]
         length = _failing_length(rows)
         if length is None or not (run.folder / MODEL).is_file():
@@ -53,7 +53,7 @@ def _failing_length(rows: Rows) -> int | None:
 
 
 def _diagnose(run: RunRecord, length: int) -> DiagnosisSection:
-    title = f"{run.label}, seed {run.description['seed']}, at length {length:,}"
+    title = f"{run.label}, seed {run.description.get('seed')}, at length {length:,}"
     try:
         diagnosis = diagnose_run(load_run(run.folder, device="cpu"), length, num_examples=NUM_EXAMPLES)
     except LengthwiseError as error:
@@ -83,7 +83,7 @@ def _support_chart(diagnosis: Diagnosis, table: Table) -> Chart:
         description=f"Line chart of {table.title} against length, {len(lines)} lines.",
         traces=traces,
         layout={
-            "xaxis": axis("length (log scale)", log=True),
+            "xaxis": axis("length (log scale)", log=True, tickvals=sorted(set(lengths))),
             "yaxis": axis("fraction", range=[-0.04, 1.06]),
         },
         table=table,

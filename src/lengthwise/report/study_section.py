@@ -8,6 +8,7 @@ from lengthwise.influence.report.page import render_study
 from lengthwise.influence.report.summary_tables import SOURCE_LABELS, summary_tables
 from lengthwise.report.chart import MAX_LINES, Chart, Table, axis, error_bars, hover, line_trace
 from lengthwise.report.folders import StudyRecord
+from lengthwise.report.result_checks import is_finite
 
 Summary = Mapping[str, Any]
 
@@ -59,9 +60,11 @@ def _recovery_chart(summary: Summary) -> Chart | None:
     traces: list[dict[str, Any]] = []
     lines: list[str] = []
     body: list[list[str]] = []
+    num_omitted = 0
     for group in summary["groups"]:
         name, shares = _name(group), group["all_targets"]["prediction"]["shares"]
-        points = [(k, share) for k, share in zip(ks, shares, strict=True) if share["value"] is not None]
+        points = [(k, share) for k, share in zip(ks, shares, strict=True) if is_finite(share["value"])]
+        num_omitted += sum(share["value"] is not None for share in shares) - len(points)
         body += [[name, str(k), f"{share['value']:.3f}", _interval(share)] for k, share in points]
         if points and len(lines) < MAX_LINES:
             values = [share["value"] for _, share in points]
@@ -72,6 +75,9 @@ def _recovery_chart(summary: Summary) -> Chart | None:
     if not lines:
         return None
     title = "share of the prediction that k far tokens recover"
+    notes = ["1 - KL(k) / KL(short) over all targets. Bars: 95% interval over resampled documents."]
+    if num_omitted:
+        notes.append(f"The chart leaves out {num_omitted:,} shares that are not finite.")
     return Chart(
         title=title,
         description=f"Line chart of the {title}, {len(lines)} lines.",
@@ -80,7 +86,7 @@ def _recovery_chart(summary: Summary) -> Chart | None:
         table=Table(title=title, header=["selection", "k", "recovered share", "95% interval"], body=body),
         lines=lines,
         switches=("log x",),
-        notes=["1 - KL(k) / KL(short) over all targets. Bars: 95% interval over resampled documents."],
+        notes=notes,
     )
 
 
