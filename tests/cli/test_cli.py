@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +20,7 @@ from rich.console import Console
 from tests.support.small_runs import equal_tensors, folder_contents, run_weights, training_facts
 
 from lengthwise.cli import app as cli
+from lengthwise.cli.experiment_options import describe_run
 from lengthwise.cli.terminal import print_table
 from lengthwise.core import progress_line
 from lengthwise.core.errors import UntrainedDistanceWarning
@@ -185,6 +186,8 @@ def test_train_prints_one_line_with_steps_exact_match_and_folder(runs, capsys):
     assert out.endswith("saved in new\n")
     assert f"exact match {run.facts['fitted']:.3f} at length 4" in out
     assert run.experiment.seed == 3
+    ended_early = replace(run, facts={**run.facts, "steps": 5})
+    assert describe_run(ended_early, 1).startswith("5 of at most 20 steps in ")
 
 
 def test_train_flags_set_the_experiment(runs, capsys):
@@ -401,6 +404,17 @@ INVALID: list[tuple[list[str], str]] = [
     (["train", "parity", "--head", "pointr"], "unknown head 'pointr'; did you mean 'pointer'? known: class"),
     (["train", "parity", "--device", "cud"], "unknown device 'cud'; did you mean 'cuda'? known: auto, cpu, cuda"),
     (["train", "parity", "--device", "cuda"], "torch cannot use device 'cuda' on this machine; use"),
+    (["train", "--task", "words.csv"], "'words.csv' is not a task file; write one record per line, such as {"),
+    (["evaluate", "run", "--task", "words.csv"], "'words.csv' is not a task file; write one record per line"),
+    (
+        ["train", "words.jsonl", "--scheme", "discovered"],
+        "'words.jsonl' is a task file, not a recipe; use --task words",
+    ),
+    (["compare", "words.jsonl"], "'words.jsonl' is a task file, not a recipe; use --task words.jsonl"),
+    (
+        ["train", "sparse_parity", "--steps", "9"],
+        "training.cooldown_steps 300 is out of range; use 0 to 9, the number of steps (--set training.cooldown_steps=",
+    ),
     (["train"], "no experiment to train; add the name of a recipe (parity"),
     (["train", "demo"], "compare demo"),
     (["train", "parity", "--task", "parity"], "recipe 'parity' sets task, scheme and encoding; leave out"),
@@ -467,7 +481,10 @@ INVALID: list[tuple[list[str], str]] = [
         ["train", "--resume", "--out", "empty"],
         "empty is not a run folder (it has no experiment.json); pass a run folder",
     ),
-    (["train", "--resume", "--out", "run", "--steps", "9"], "run is a run of 20 steps, more than 9; use more than 20"),
+    (
+        ["train", "--resume", "--out", "run", "--steps", "9"],
+        "run is a run of up to 20 steps, more than 9; use more than 20",
+    ),
     (["train", "--resume", "--out", "run", "--encoding", "nope"], "run contains another run (different values: "),
     (
         ["train", "--resume", "--out", "run", "--task", "copy", "--scheme", "sequential"],

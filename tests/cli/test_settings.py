@@ -262,7 +262,7 @@ def test_train_extends_a_run_and_starts_a_run_from_its_weights(capsys):
         (["parity", "--from", "nowhere", "--out", "new"], "nowhere does not exist; pass a run folder"),
         (
             ["--resume", "--steps", "24", "--out", "run"],
-            "run is a run of 25 steps, more than 24; use more than 25 steps",
+            "run is a run of up to 25 steps, more than 24; use more than 25 steps",
         ),
     ):
         assert message in error_of(["train", *arguments, "--device", "cpu"], capsys)

@@ -228,7 +228,8 @@ def test_a_task_without_support_gets_a_diagnosis_without_interventions(tmp_path)
     found = diagnose_run(run, 8, num_examples=16)
     assert (
         found.skip_reason
-        == "task addition does not declare which tokens its answers depend on (support); use a task with support"
+        == "task addition does not declare which tokens its answers depend on (support); use a built-in task or a "
+        "class with support, because a task file has none"
     )
     assert (found.heads, found.support_mass_at_errors, found.subsampling_control) == ((), (), None)
     assert found.failures.num_failures == 16

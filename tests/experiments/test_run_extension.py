@@ -284,7 +284,7 @@ def test_an_extension_that_ends_before_a_write_loses_nothing(function, finished,
 ERRORS = {
     "fewer steps": (
         {"steps": 11},
-        r"is a run of 12 steps, more than 11; use more than 12 steps to extend it, or choose another --out$",
+        r"is a run of up to 12 steps, more than 11; use more than 12 steps to extend it, or choose another --out$",
     ),
     "more steps and another setting": (
         {"steps": 24, "clip": 2.0},

@@ -2,12 +2,17 @@
 
 import json
 import re
+from html import unescape
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import pytest
 
 from lengthwise.core.errors import LengthwiseError, RunFolderError
+from lengthwise.experiments.run_folder import MODEL
+from lengthwise.report import run_diagnosis
 from lengthwise.report.page import write_report
+from lengthwise.tasks import JSONLTask
 
 HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script>"
 
@@ -122,3 +127,13 @@ def test_other_folders_and_damaged_rows_raise_an_error(tmp_path):
     check_message(study, RunFolderError, "is damaged .*; repeat the study")
     with pytest.raises(LengthwiseError, match="no folders; pass at least one output folder"):
         write_report([], tmp_path / "report.html")
+
+
+def test_a_length_that_the_training_file_lacks_is_not_diagnosed_and_the_page_has_the_command(tmp_path, monkeypatch):
+    folder = write_run(tmp_path / "words", [result_row(5000, 0.5)])
+    (folder / MODEL).touch()
+    loaded_run = SimpleNamespace(experiment=SimpleNamespace(task=JSONLTask()))
+    monkeypatch.setattr(run_diagnosis, "load_run", lambda folder, device: loaded_run)
+    write_report([folder], tmp_path / "report.html")
+    command = f'lengthwise diagnose "{folder}" --task FILE.jsonl --length 5000'
+    assert command in unescape((tmp_path / "report.html").read_text())

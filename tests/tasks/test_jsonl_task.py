@@ -245,10 +245,10 @@ def test_training_samples_the_available_lengths_and_needs_both_ends_of_the_range
 
 GOOD = '{"prompt": "a b", "response": "b a", "coupling": [1, 2, 2, 1]}'
 MALFORMED = {
-    "a b": r"invalid record \(Expecting value.*\); write one JSON object such as \{\"prompt\": \"a b\", \"resp",
+    "a b": r"invalid record \(Expecting value.*\); write one JSON object per line, such as \{\"prompt",
     '{"prompt": "a b"': r"invalid record \(",
     "[" * 100_000: r"invalid record \(",
-    '["a b", "b a"]': r"invalid record \(it is a list, not an object\); write one JSON object such as",
+    '["a b", "b a"]': r"invalid record \(it is a list, not an object\); write one JSON object per line",
     "7": r"invalid record \(it is a number, not an object\)",
     '{"prompt": "a b"}': r'the record has no "response"; write one object such as',
     '{"response": "a b"}': r'the record has no "prompt"; write',
@@ -298,7 +298,7 @@ def test_a_coupling_only_in_later_records_raises_an_error_with_the_line(tmp_path
 def test_invalid_utf_8_and_an_empty_file_raise_an_error(tmp_path):
     path = tmp_path / "bad.jsonl"
     path.write_bytes(GOOD.encode() + b'\n{"prompt": "\xff", "response": "a"}\n')
-    with pytest.raises(TaskFileError, match=r"line 2: invalid record \(.*can't decode byte 0xff"):
+    with pytest.raises(TaskFileError, match=r"line 2: the text is not in UTF-8; save the file with the encoding UTF-8"):
         _ = JSONLTask(file=str(path)).vocabulary
     path.write_bytes(b"\n \n")
     with pytest.raises(TaskFileError, match=r"bad\.jsonl has no records; write one per line, such as \{\"prompt\""):
@@ -379,7 +379,8 @@ def test_a_run_generates_answers_without_its_file(file, tmp_path):
     assert (answer.expected, answer.correct) == ([], None)
     assert 1 <= len(answer.tokens) <= 5
     with pytest.raises(
-        PromptError, match=r"invalid symbol 'z' in a prompt of rows; write tokens of its file with spaces"
+        PromptError,
+        match=r"invalid symbol 'z' in a prompt of rows; write tokens of its file with spaces .*, such as c b a",
     ):
         generate_from_prompt(loaded, "a z")
     with pytest.raises(TaskFileError, match=r"rows\.jsonl cannot be read \(No such file"):

@@ -24,6 +24,8 @@ MODEL_SETTINGS = EvaluationSettings(lengths=(5, 10, 20), num_examples=(64,))
 
 def experiment_from_names(name: str | None, task: str | None, scheme: str | None, encoding: str | None) -> Experiment:
     """Return the recipe with this name, or the experiment with this task, scheme and encoding."""
+    if name is not None:
+        _refuse_task_file(name)
     if name is not None and (task, scheme, encoding) != (None, None, None):
         raise SettingError(f"recipe '{name}' sets task, scheme and encoding; leave out the recipe or these flags")
     if name in COMPARISONS:
@@ -121,7 +123,13 @@ def _comparison_row(experiments: Mapping[str, Experiment], label: str, compariso
     return experiments[label]
 
 
+def _refuse_task_file(name: str) -> None:
+    if is_task_file(name):
+        raise SettingError(f"'{name}' is a task file, not a recipe; use --task {name}")
+
+
 def _load_recipe(name: str) -> Experiment:
+    _refuse_task_file(name)
     if name in COMPARISONS:
         raise SettingError(
             f"comparison '{name}' cannot be combined with other names; use only one comparison, or only recipes"
@@ -161,8 +169,11 @@ def describe_run(run: Run, num_threads: int) -> str:
     smallest_id, largest_id = run.facts["id_range"]
     fit, length = run.facts["fitted"], run.experiment.train_lengths[1]
     fit_text = "" if fit is None else f"exact match {fit:.3f} at length {length}; "
+    steps, max_steps = run.facts["steps"], run.experiment.training.steps
+    # A run ends early once it fits.
+    steps_text = f"{steps}" if steps == max_steps else f"{steps} of at most {max_steps}"
     return (
-        f"{run.facts['steps']} steps in {run.facts['train_s']:.0f} s on {place}; {fit_text}"
+        f"{steps_text} steps in {run.facts['train_s']:.0f} s on {place}; {fit_text}"
         f"training IDs {smallest_id:,} to {largest_id:,}; saved in {run.folder}"
     )
 

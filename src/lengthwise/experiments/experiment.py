@@ -31,6 +31,7 @@ from lengthwise.tasks import (
     Parity,
     Task,
     is_task_file,
+    wrong_file_name,
 )
 from lengthwise.training.batch import Sampler
 from lengthwise.training.training_settings import TrainingSettings
@@ -90,6 +91,8 @@ def look_up(kind: str, name: str) -> type[Any]:
     """Return the class for a built-in name or ``module:Name``; ``UnknownNameError`` suggests the most similar name."""
     if ":" in name:
         return _import_class(kind, name)
+    if kind == "task" and Path(name).suffix:
+        raise wrong_file_name(name)
     if name not in TABLES[kind]:
         raise unknown_name(kind, name, TABLES[kind])
     return TABLES[kind][name]

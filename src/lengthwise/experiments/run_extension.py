@@ -106,8 +106,8 @@ def _extend(folder: Path, experiment: Experiment, start: StartModel | None) -> N
     claim_run_description(folder, experiment.task, earlier_description, resume=True, start=start)
     if steps < earlier_steps:
         raise RunFolderError(
-            f"{folder} is a run of {earlier_steps} steps, more than {steps}; use more than {earlier_steps} steps to "
-            "extend it, or choose another --out"
+            f"{folder} is a run of up to {earlier_steps} steps, more than {steps}; use more than {earlier_steps} "
+            "steps to extend it, or choose another --out"
         )
     extension = Extension(
         from_step=_newest_step(folder),

@@ -12,6 +12,7 @@ from lengthwise.experiments.run_analysis import diagnose_run
 from lengthwise.experiments.run_folder import MODEL
 from lengthwise.report.chart import MAX_LINES, Chart, Table, axis, error_bars, hover, line_trace
 from lengthwise.report.folders import RunGroup, RunRecord
+from lengthwise.tasks import HasLengths
 
 # Maximum number of runs of a group to diagnose, and of examples, because a report must not take minutes.
 MAX_RUNS, NUM_EXAMPLES = 3, 64
@@ -55,7 +56,15 @@ def _failing_length(rows: Rows) -> int | None:
 def _diagnose(run: RunRecord, length: int) -> DiagnosisSection:
     title = f"{run.label}, seed {run.description.get('seed')}, at length {length:,}"
     try:
-        diagnosis = diagnose_run(load_run(run.folder, device="cpu"), length, num_examples=NUM_EXAMPLES)
+        loaded_run = load_run(run.folder, device="cpu")
+        task = loaded_run.experiment.task
+        if isinstance(task, HasLengths) and length not in task.available_lengths:
+            command = f'lengthwise diagnose "{run.folder}" --task FILE.jsonl --length {length}'
+            advice = f"to diagnose it, pass the file with this length: {command}"
+            return DiagnosisSection(
+                title=title, sentences=[f"The training file has no records of this length; {advice}"]
+            )
+        diagnosis = diagnose_run(loaded_run, length, num_examples=NUM_EXAMPLES)
     except LengthwiseError as error:
         return DiagnosisSection(title=title, sentences=[f"no diagnosis: {error}"])
     # The first table has the numbers of the chart.

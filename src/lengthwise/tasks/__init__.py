@@ -3,7 +3,7 @@
 from lengthwise.tasks.addition import Addition
 from lengthwise.tasks.copy_reverse import Copy, Reverse
 from lengthwise.tasks.index_hints import IndexHints
-from lengthwise.tasks.jsonl_task import JSONLTask, is_task_file
+from lengthwise.tasks.jsonl_task import JSONLTask, is_task_file, wrong_file_name
 from lengthwise.tasks.multi_addition import MultiAddition
 from lengthwise.tasks.multi_query_recall import MultiQueryRecall
 from lengthwise.tasks.multiplication import Multiplication
@@ -79,4 +79,5 @@ __all__ = [
     "num_shared_records",
     "record_fields",
     "task_fields",
+    "wrong_file_name",
 ]

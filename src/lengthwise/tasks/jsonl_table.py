@@ -194,8 +194,12 @@ class _TableBuilder:
 def _parse_record(line: bytes) -> dict[str, Any]:
     try:
         record: dict[str, Any] = parse_json(line)
+    except UnicodeDecodeError:
+        raise _RecordError("the text is not in UTF-8; save the file with the encoding UTF-8") from None
     except ValueError as error:
-        raise _RecordError(f"invalid record ({error}); write one JSON object such as {EXAMPLE_RECORD}") from None
+        raise _RecordError(
+            f"invalid record ({error}); write one JSON object per line, such as {EXAMPLE_RECORD}"
+        ) from None
     for key in record:
         if key not in RECORD_KEYS:
             raise _RecordError(f"{unknown_name('key', key, RECORD_KEYS)}; rename or remove the key")

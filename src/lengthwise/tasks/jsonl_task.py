@@ -18,7 +18,16 @@ from lengthwise.core.randomness import stream
 from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
 from lengthwise.tasks.jsonl_layout import RecordLayout
-from lengthwise.tasks.jsonl_table import MARK, RESERVED_TOKENS, START, SUFFIX, JSONLTable, is_record, read_table
+from lengthwise.tasks.jsonl_table import (
+    EXAMPLE_RECORD,
+    MARK,
+    RESERVED_TOKENS,
+    START,
+    SUFFIX,
+    JSONLTable,
+    is_record,
+    read_table,
+)
 from lengthwise.tasks.task import Task
 from lengthwise.tasks.task_inputs import check_sizes, parse_symbols
 
@@ -103,7 +112,9 @@ class JSONLTask:
             return self._lay_out(read_table([prompt.encode()], "the prompt", self._symbols), np.array([0]))
         words = prompt.split()
         words = words[:-2] if words[-2:] == [MARK, START] else words
-        tokens = parse_symbols(words, self._symbols, self.name, "tokens of its file with spaces between them")
+        example = " ".join(self._symbols[:3])
+        expected_format = f"tokens of its file with spaces between them, such as {example}"
+        tokens = parse_symbols(words, self._symbols, self.name, expected_format)
         # A run can be used without the file.
         if self.file is None or Path(self.file).exists():
             record_indexes = self._table.with_prompt(tokens)
@@ -206,6 +217,12 @@ class JSONLTask:
 def is_task_file(name: str) -> bool:
     """Return True if the name of a task is the path of a JSONL file."""
     return name.endswith(SUFFIX)
+
+
+def wrong_file_name(name: str) -> TaskFileError:
+    """Return the error for a file of another format, such as a table of a spreadsheet program."""
+    advice = f"write one record per line, such as {EXAMPLE_RECORD}, to a file whose name ends in {SUFFIX}"
+    return TaskFileError(f"'{name}' is not a task file; {advice}")
 
 
 def _read_metadata(path: Path) -> Mapping[str, Any]:

@@ -95,8 +95,8 @@ def measure_structure(task: Task, length: int, seed: int) -> Structure:
     examples = task.sample(length=length, size=NUM_EXAMPLES, rng=stream(seed, "structure", length))
     if examples.support is None:
         raise SettingError(
-            f"task {task.name} does not declare which tokens its answers depend on (support); use a task that "
-            "declares them, or a planted law"
+            f"task {task.name} does not declare which tokens its answers depend on (support); use a built-in "
+            "task or a class with support, because a task file has none, or a planted law"
         )
     shapes: Counter[Shape] = Counter()
     k = reach = 0

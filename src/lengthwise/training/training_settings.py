@@ -82,7 +82,8 @@ class TrainingSettings:
                     raise SettingError(f"{name} {value} {error}")
         if not 0 <= self.cooldown_steps <= self.steps:
             raise SettingError(
-                f"cooldown_steps {self.cooldown_steps} is out of range; use 0 to {self.steps}, the number of steps"
+                f"training.cooldown_steps {self.cooldown_steps} is out of range; use 0 to {self.steps}, the number of "
+                f"steps (--set training.cooldown_steps={self.steps}), or more steps"
             )
         if self.precision not in PRECISIONS:
             raise SettingError(f"precision '{self.precision}' is unknown; choose one of {', '.join(PRECISIONS)}")

@@ -172,6 +172,17 @@ def test_examples_of_one_length_are_refused():
         find_coupling(Copy(), (4,), num_per_length=100)
 
 
+def test_texts_without_spaces_are_refused(tmp_path):
+    file = tmp_path / "words.jsonl"
+    file.write_text(
+        "".join(json.dumps({"prompt": text, "response": text[::-1]}) + "\n" for text in ("ab", "abc", "cab"))
+    )
+    with pytest.raises(
+        CouplingError, match=r'^100% of the prompts have only one token, .* symbols such as \["a", "b"\]'
+    ):
+        find_coupling(JSONLTask(file=str(file)))
+
+
 @pytest.mark.slow
 def test_sorting_is_refused():
     with pytest.raises(CouplingError):

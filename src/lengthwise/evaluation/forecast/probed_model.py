@@ -51,7 +51,10 @@ class ProbedModel:
         """Reason why subsamples cannot represent full sequences; None if they can."""
         if self.task.sample(length=self.max_train_length, size=1, rng=stream(0)).support is None:
             name = self.task.name
-            return f"task {name} does not declare which tokens its answers depend on (support); use a task with support"
+            return (
+                f"task {name} does not declare which tokens its answers depend on (support); use a built-in task or a "
+                "class with support, because a task file has none"
+            )
         weights = self.decoder.settings.weights
         if weights != "softmax":
             return f"attention weights '{weights}' do not allow subsampling; train with weights 'softmax'"

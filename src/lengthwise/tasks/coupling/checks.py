@@ -11,7 +11,10 @@ from lengthwise.tasks.coupling.answer_steps import AnswerSteps
 from lengthwise.tasks.coupling.dependence import MIN_COPY_SHARE
 from lengthwise.tasks.coupling.describe_address import describe_address
 from lengthwise.tasks.coupling.finder import Attempt, PhaseRule
+from lengthwise.tasks.jsonl_table import MARK, START
 
+# Largest share of prompts with one token.
+MAX_SINGLE_SHARE = 0.9
 # Share of the lengths, the longest ones, that check the rule.
 CHECKED_SHARE = 0.25
 # Largest share of wrong predictions at a checked length, beyond that of the rule, and standard errors added to it.
@@ -29,6 +32,16 @@ class Check:
     lengths: tuple[int, ...]
     known: float
     accuracy: float
+
+
+def check_prompt_tokens(steps: AnswerSteps) -> None:
+    """Raise ``CouplingError`` if nearly all prompts have one token, because texts without spaces were not split."""
+    share = (steps.prompt_lengths == len((MARK, START)) + 1).mean()
+    if share > MAX_SINGLE_SHARE:
+        raise CouplingError(
+            f"{share:.0%} of the prompts have only one token, because texts are split at spaces; write prompts and "
+            'responses as lists of symbols such as ["a", "b"], or with spaces between the symbols'
+        )
 
 
 def check_several_lengths(steps: AnswerSteps) -> None:

@@ -15,6 +15,7 @@ from lengthwise.tasks.coupling.checks import (
     check_answer_tokens,
     check_errors,
     check_longest_lengths,
+    check_prompt_tokens,
     check_several_lengths,
     check_steps,
 )
@@ -89,6 +90,7 @@ def explain_steps(
     If a model has written these answers, ``records`` has the examples that it was trained on and longer ones; they
     check the rule. Otherwise, the longest examples check it.
     """
+    check_prompt_tokens(steps)
     attempt = _search(steps, vocabulary, max_tokens, seed)
     if records is None:
         check = check_longest_lengths(steps, attempt)
