@@ -416,8 +416,8 @@ def test_two_processes_give_the_same_rows_as_one(tmp_path, monkeypatch):
 
 
 def test_selected_rows_of_a_named_comparison_equal_those_of_the_whole():
-    whole = experiment_options.experiments_from_names(["which_copy"], None, None)
-    assert experiment_options.experiments_from_names(["which_copy"], None, "coupled/rotary, sequential/nope") == {
+    whole = experiment_options.experiments_from_names(["which_copy"], None, None, None)
+    assert experiment_options.experiments_from_names(["which_copy"], None, "coupled/rotary, sequential/nope", None) == {
         label: whole[label] for label in ("coupled/rotary", "sequential/nope")
     }
 

@@ -1,6 +1,6 @@
 """Functions that convert the values of options to experiments and settings."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from lengthwise.experiments.experiment import Experiment, load_task, resolve_ove
 from lengthwise.experiments.recipes import COMPARISONS, RECIPES, experiment_for, recipe
 from lengthwise.experiments.run import Run
 from lengthwise.experiments.run_folder import EXPERIMENT
+from lengthwise.experiments.setting_changes import SettingChange, changed_train_lengths
 from lengthwise.positions import Discovered
 from lengthwise.tasks import HasLengths, Task, Text, default_lengths, is_task_file
 from lengthwise.tasks.text.corpus import open_corpus
@@ -22,8 +23,14 @@ from lengthwise.training.launch import read_launch
 MODEL_SETTINGS = EvaluationSettings(lengths=(5, 10, 20), num_examples=(64,))
 
 
-def experiment_from_names(name: str | None, task: str | None, scheme: str | None, encoding: str | None) -> Experiment:
-    """Return the recipe with this name, or the experiment with this task, scheme and encoding."""
+def experiment_from_names(
+    name: str | None,
+    task: str | None,
+    scheme: str | None,
+    encoding: str | None,
+    train_lengths: tuple[int, int] | None,
+) -> Experiment:
+    """Return the recipe with this name, or the experiment with this task, scheme, encoding and training lengths."""
     if name is not None:
         _refuse_task_file(name)
     if name is not None and (task, scheme, encoding) != (None, None, None):
@@ -34,7 +41,8 @@ def experiment_from_names(name: str | None, task: str | None, scheme: str | None
         return recipe(name)
     if task is None:
         raise SettingError(f"no experiment to train; add the name of a recipe ({', '.join(RECIPES)}) or --task")
-    return experiment_for(task, "predicted" if scheme is None else scheme, encoding, report=print_search_progress)
+    scheme = "predicted" if scheme is None else scheme
+    return experiment_for(task, scheme, encoding, train_lengths=train_lengths, report=print_search_progress)
 
 
 def override_training(
@@ -94,11 +102,13 @@ def override_evaluation(
     return settings
 
 
-def experiments_from_names(names: list[str], task: str | None, rows: str | None) -> dict[str, Experiment]:
+def experiments_from_names(
+    names: list[str], task: str | None, rows: str | None, train_lengths: tuple[int, int] | None
+) -> dict[str, Experiment]:
     """Return experiments by label.
 
     ``names`` are recipes or one comparison. If ``names`` is empty, ``rows`` contains pairs ``scheme/encoding`` for
-    ``task``.
+    ``task`` and ``train_lengths``.
     """
     labels = None if rows is None else options.split_names(rows)
     if len(names) == 1 and names[0] in COMPARISONS and task is None:
@@ -114,7 +124,7 @@ def experiments_from_names(names: list[str], task: str | None, rows: str | None)
         raise SettingError(f"no experiments to compare; add names of recipes ({known_names}), or --task and --rows")
     # All rows share one task object, so a JSONL file is read only once.
     shared_task = load_task(task) if is_task_file(task) else task
-    return {label: _experiment_from_label(shared_task, label) for label in labels}
+    return {label: _experiment_from_label(shared_task, label, train_lengths) for label in labels}
 
 
 def _comparison_row(experiments: Mapping[str, Experiment], label: str, comparison: str) -> Experiment:
@@ -139,10 +149,10 @@ def _load_recipe(name: str) -> Experiment:
     return recipe(name)
 
 
-def _experiment_from_label(task: str | Task, label: str) -> Experiment:
+def _experiment_from_label(task: str | Task, label: str, train_lengths: tuple[int, int] | None) -> Experiment:
     if label.count("/") != 1:
         raise SettingError(f"invalid row '{label}'; use a scheme and an encoding, such as predicted/rotary")
-    return experiment_for(task, *label.split("/"), report=print_search_progress)
+    return experiment_for(task, *label.split("/"), train_lengths=train_lengths, report=print_search_progress)
 
 
 def parse_overrides(**names: str | None) -> dict[str, Any]:
@@ -178,9 +188,16 @@ def describe_run(run: Run, num_threads: int) -> str:
     )
 
 
-def named_experiment(name: str | None, names: Mapping[str, str | None]) -> Experiment:
-    """Return a recipe, or the experiment with these names of task, scheme and encoding."""
-    experiment = experiment_from_names(name, **names)
+def read_train_lengths(flag: str | None, changes: Sequence[SettingChange]) -> tuple[int, int] | None:
+    """Return the training lengths of the flag, or else of the changes; None without any."""
+    return changed_train_lengths(changes) if flag is None else options.parse_range(flag)
+
+
+def named_experiment(
+    name: str | None, names: Mapping[str, str | None], train_lengths: tuple[int, int] | None
+) -> Experiment:
+    """Return a recipe, or the experiment with these names of task, scheme and encoding, and these training lengths."""
+    experiment = experiment_from_names(name, **names, train_lengths=train_lengths)
     if names["scheme"] == Discovered.name:
         print_message(f"found a coupling in the examples; lengthwise couple {names['task']} describes it")
     return experiment

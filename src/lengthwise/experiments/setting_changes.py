@@ -34,6 +34,15 @@ def change_settings(experiment: Experiment, changes: Sequence[SettingChange]) ->
     return changed
 
 
+def changed_train_lengths(changes: Sequence[SettingChange]) -> tuple[int, int] | None:
+    """Return the training lengths after the changes, or None if they set none; ``change_settings`` checks the value."""
+    values = [change.value for change in changes if change.path == "train_lengths"]
+    if not values or not isinstance(values[-1], list | tuple) or [type(each) for each in values[-1]] != [int, int]:
+        return None
+    shortest, longest = values[-1]
+    return shortest, longest
+
+
 def _change_group(group: Any, changes: Sequence[SettingChange], label: str) -> Any:
     """Return a dataclass with changed fields; ``label`` is its name in errors."""
     setting_fields = {each.name: each for each in fields(group) if each.compare}

@@ -15,7 +15,7 @@ from lengthwise.core.errors import LengthwiseError, SettingError, unknown_name
 from lengthwise.core.json_parsing import parse_json
 from lengthwise.experiments.experiment import TABLES, Experiment
 from lengthwise.experiments.recipes import experiment_for, recipe, with_parts
-from lengthwise.experiments.setting_changes import SettingChange, change_settings
+from lengthwise.experiments.setting_changes import SettingChange, change_settings, changed_train_lengths
 
 KEYS = ("base", "grid", "seeds")
 # Settings whose value can be a name, as on the command line.
@@ -84,14 +84,15 @@ def _grid_experiments(path: Path, base: Mapping[str, Any], grid: Mapping[str, li
         if "seed" in settings:
             raise SettingError(f"{place}: a seed is not a setting of the grid; use the key seeds")
         names = {kind: name for kind in NAMED_PARTS if (name := _name_of(settings.get(kind))) is not None}
-        key = json.dumps(names)
-        if key not in starts:
-            starts[key] = _start(names, place)
         changes = [
             SettingChange(path=name, value=value, source=place)
             for name, value in settings.items()
             if name not in NAMED_PARTS or not isinstance(value, str)
         ]
+        train_lengths = changed_train_lengths(changes)
+        key = json.dumps([names, train_lengths])
+        if key not in starts:
+            starts[key] = _start(names, train_lengths, place)
         experiment = change_settings(starts[key], changes)
         label = _label(choice) or "/".join(getattr(experiment, kind).name for kind in TABLES)
         if label in experiments:
@@ -106,7 +107,7 @@ def _name_of(value: Any) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def _start(names: Mapping[str, str], place: str) -> Experiment:
+def _start(names: Mapping[str, str], train_lengths: tuple[int, int] | None, place: str) -> Experiment:
     """Return the experiment with these names of a recipe or of a task, and of a scheme and an encoding."""
     scheme, encoding = names.get("scheme"), names.get("encoding")
     if "recipe" in names and "task" in names:
@@ -116,7 +117,8 @@ def _start(names: Mapping[str, str], place: str) -> Experiment:
     try:
         if "recipe" in names:
             return with_parts(recipe(names["recipe"]), scheme, encoding)
-        return experiment_for(names["task"], "predicted" if scheme is None else scheme, encoding)
+        scheme = "predicted" if scheme is None else scheme
+        return experiment_for(names["task"], scheme, encoding, train_lengths=train_lengths)
     except LengthwiseError as error:
         raise type(error)(f"{place}: {error}") from None
 

@@ -10,7 +10,14 @@ from tests.cli.test_cli import error_of, output_of
 from tests.support.small_runs import small_experiment
 from tests.tasks.test_jsonl_task import reversals, without_coupling, write_records
 
-from lengthwise.core.errors import PromptError, SettingError, TaskFileError, UnsupportedTaskError
+from lengthwise.core.errors import (
+    CouplingError,
+    LengthwiseError,
+    PromptError,
+    SettingError,
+    TaskFileError,
+    UnsupportedTaskError,
+)
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.experiments.generate_from_prompt import generate_from_prompt
 from lengthwise.experiments.recipes import experiment_for, quick
@@ -255,3 +262,16 @@ def test_a_file_without_coupling_and_rule_still_needs_a_coupling(bare_file, tmp_
     with pytest.raises(UnsupportedTaskError):
         train(small_experiment(task, Predicted(num_position_ids=64)), tmp_path / "run", device="cpu")
     assert train(small_experiment(task, Sequential()), tmp_path / "run", device="cpu") is not None
+
+
+def test_the_search_reads_the_records_of_a_file_with_training_lengths_only(tmp_path):
+    short = without_coupling(reversals(range(1, 7), count=40))
+    # A longer record repeats its prompt, so no rule explains all records.
+    long = [{**record, "response": record["prompt"]} for record in without_coupling(reversals(range(7, 11), count=40))]
+    file = str(write_records(tmp_path / "rows.jsonl", [*short, *long]))
+    alone = experiment_for(str(write_records(tmp_path / "short.jsonl", short)), "discovered").scheme
+    assert experiment_for(file, "discovered", train_lengths=(1, 6)).scheme == alone
+    with pytest.raises(CouplingError):
+        experiment_for(file, "discovered")
+    with pytest.raises(LengthwiseError, match="length 20"):
+        experiment_for(file, "discovered", train_lengths=(20, 30))

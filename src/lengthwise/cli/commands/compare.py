@@ -56,11 +56,12 @@ def compare_(
     from lengthwise.experiments.recipes import quick
     from lengthwise.experiments.setting_changes import change_settings
 
-    experiments = experiment_options.experiments_from_names(names or [], task, rows)
     named_settings: dict[str, Any] = {"lengths": lengths, "num_examples": num_examples, "variants": variants}
     changes = read_changes(
         config, assignments, train_lengths=train_lengths, steps=steps, corpus=corpus, seed=seed, **named_settings
     )
+    read_lengths = experiment_options.read_train_lengths(train_lengths, changes)
+    experiments = experiment_options.experiments_from_names(names or [], task, rows, read_lengths)
     for label, experiment in experiments.items():
         base_experiment = replace(quick(experiment) if use_quick else experiment, seed=0)
         base_experiment = change_settings(base_experiment, changes)

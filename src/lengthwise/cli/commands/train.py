@@ -78,7 +78,9 @@ def train_(
         experiment = read_experiment(saved_run, overrides=experiment_options.parse_overrides(**given_names))
     else:
         experiment = experiment_options.named_experiment(
-            name, given_names if name is not None else part_names(changes, **given_names)
+            name,
+            given_names if name is not None else part_names(changes, **given_names),
+            experiment_options.read_train_lengths(train_lengths, changes),
         )
     # The flags override --set, --set overrides the file, and all of them override the settings of --quick.
     experiment = change_settings(quick(experiment) if use_quick else experiment, changes)

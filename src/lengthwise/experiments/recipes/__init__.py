@@ -41,6 +41,7 @@ def experiment_for(
     scheme: str,
     encoding: str | None = None,
     *,
+    train_lengths: tuple[int, int] | None = None,
     report: Callable[[dict[str, Any]], None] | None = None,
 ) -> Experiment:
     """Return the recipe of a task with another scheme and encoding, given by name or ``module:Name``.
@@ -48,11 +49,14 @@ def experiment_for(
     ``task`` is a name, the path of a JSONL file, or a task. Settings of the recipe (ID range, gaps, rotary angles)
     carry over if the new scheme or encoding has them. The scheme ``discovered`` searches for a coupling in examples of
     the task (see ``find_coupling``, which uses ``report``), and replaces the decoder and the training of the recipe.
+    ``train_lengths`` replaces the training lengths; in a task file, the search reads the records of these lengths only.
     """
     base = _base_recipe(task if isinstance(task, str) else task.name, scheme)
     if base is None or not isinstance(task, str):
         custom_task = load_task(task) if isinstance(task, str) else task
         base = _with_task_lengths(replace(parity() if base is None else base, task=custom_task))
+    if train_lengths is not None:
+        base = replace(base, train_lengths=train_lengths)
     return with_parts(base, scheme, encoding, report=report)
 
 

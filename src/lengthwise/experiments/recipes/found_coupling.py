@@ -11,6 +11,7 @@ from lengthwise.experiments.experiment import Experiment
 from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.positions import Discovered
 from lengthwise.tasks import JSONLTask
+from lengthwise.tasks.task import lengths_between
 from lengthwise.training.training_settings import TrainingSettings
 
 # Fast angles separate neighboring IDs, such as those of the digits that make a carry.
@@ -22,11 +23,16 @@ MIN_HEADS, HEAD_SIZE = 4, 32
 
 
 def with_found_coupling(experiment: Experiment, report: Callable[[dict[str, Any]], None] | None = None) -> Experiment:
-    """Return an experiment with a coupling that is found in its task; raise ``CouplingError`` if none is found."""
+    """Return an experiment with a coupling that is found in its task; raise ``CouplingError`` if none is found.
+
+    In a task file, the search reads the records with training lengths only, so that longer records remain a test.
+    """
     num_position_ids = experiment.scheme.num_position_ids
-    if num_position_ids is None or isinstance(experiment.task, JSONLTask):
+    is_file = isinstance(experiment.task, JSONLTask)
+    if num_position_ids is None or is_file:
         num_position_ids = NUM_POSITION_IDS
-    rule = find_coupling(experiment.task, report=report).rule
+    lengths = lengths_between(experiment.task, *experiment.train_lengths) if is_file else None
+    rule = find_coupling(experiment.task, lengths, report=report).rule
     return with_rule(experiment, rule.texts, num_position_ids=num_position_ids)
 
 
