@@ -5,7 +5,7 @@ import math
 import os
 
 import pytest
-from tests.cli.test_cli import error_of
+from tests.cli.test_cli import error_of, output_of
 from tests.report.test_report_page import Page, charts_of, page_of, result_row, write_run
 
 from lengthwise.core.errors import LengthwiseError
@@ -251,3 +251,10 @@ def test_charts_pass_the_keys_of_screen_readers_to_the_page(tmp_path):
     plots = [attributes for _, attributes in tags if attributes.get("class") == "plot"]
     assert [plot["role"] for plot in plots] == ["application", "application"]
     assert all(plot["aria-label"].endswith("Use the arrow keys to read points.") for plot in plots)
+
+
+def test_the_command_names_runs_without_results(tmp_path, capsys):
+    run = write_run(tmp_path / "run", [])
+    lines = output_of(["report", str(run), "--out", str(tmp_path / "report.html")], capsys)[0].splitlines()
+    assert lines[0] == "runs: 1; result rows: 0; influence studies: 0"
+    assert lines[1].startswith("these runs have no results yet")

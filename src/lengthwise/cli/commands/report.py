@@ -28,5 +28,7 @@ def report(
     if as_json:
         print_json({"page": str(out), **counts})
         return
-    print_line(f"{counts['runs']:,} runs, {counts['rows']:,} result rows, {counts['studies']:,} influence studies")
+    print_line(f"runs: {counts['runs']:,}; result rows: {counts['rows']:,}; influence studies: {counts['studies']:,}")
+    if counts["runs"] and not counts["rows"]:
+        print_line("these runs have no results yet; lengthwise evaluate RUN adds accuracy by length")
     print_line(f"page: {out}")
