@@ -46,11 +46,12 @@ class RunningMaximum(lw.Task):
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--quick", action="store_true", help="train for a few steps only")
 parser.add_argument("--seed", type=int, default=0, help="seed of the weights and the examples")
+parser.add_argument("--out", default="runs/custom_task", help="folder of the run")
 options = parser.parse_args()
 experiment = replace(lw.experiment_for(RunningMaximum(), "predicted"), seed=options.seed)
 experiment = lw.quick(experiment) if options.quick else experiment
-run = lw.train(experiment, "runs/custom_task")
+run = lw.train(experiment, options.out)
 settings = lw.EvaluationSettings(lengths=(4, 8) if options.quick else (20, 40, 200), num_examples=(128,))
 for row in lw.evaluate(run, settings):
-    print(f"{row['length']:>4} digits: {row['exact_match']:.0%} of the lists of maxima are exact")
+    print(f"{row['length']:>4} digits: {row['exact_match']:.0%} of the answers are exact")
 print("Answer to 31415926:", " ".join(lw.generate_from_prompt(run, "31415926").tokens))

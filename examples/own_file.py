@@ -1,7 +1,7 @@
 """Train on a JSONL file without a coupling, and test on a longer file.
 
 Each record of the file has the events of a door, and its states. The package finds which tokens an answer needs.
-In its output, `answer 1` is the answer one step before.
+In its output, `prompt first +1 +0` is the event at the place of the answer, and `answer 1` is the previous answer.
 Run `python examples/own_file.py`; `--quick` checks in seconds that it works, without good results.
 """
 
@@ -36,18 +36,19 @@ def write_records(name: str, lengths: range, count: int, draw: random.Random) ->
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--quick", action="store_true", help="train for a few steps only")
 parser.add_argument("--seed", type=int, default=0, help="seed of the weights and the records")
+parser.add_argument("--out", default="runs/own_file", help="folder of the run")
 options = parser.parse_args()
 draw = random.Random(options.seed)
 write_records("short_logs.jsonl", range(1, 21), 100, draw)
 write_records("long_logs.jsonl", range(50, 201, 50), 32, draw)
 
 found = lw.find_coupling(JSONLTask(file="short_logs.jsonl"))
-print(f"Each state depends on {found.num_tokens} tokens:")
+print(f"Number of tokens that a state depends on: {found.num_tokens}")
 for answers, addresses in found.phases:
     print(f"  {answers}: {'; '.join(addresses)}")
 
 experiment = replace(lw.experiment_for("short_logs.jsonl", "discovered"), seed=options.seed)
-run = lw.train(lw.quick(experiment) if options.quick else experiment, "runs/own_file")
+run = lw.train(lw.quick(experiment) if options.quick else experiment, options.out)
 long_run = lw.load_run(run.folder, overrides={"task": JSONLTask(file="long_logs.jsonl")})
 settings = lw.EvaluationSettings(lengths=(50, 100, 200), num_examples=(4,) if options.quick else (32,))
 for row in lw.evaluate(long_run, settings):

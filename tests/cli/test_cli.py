@@ -316,6 +316,7 @@ def test_evaluate_prints_a_row_per_length_and_appends_it_to_the_results(runs, ca
     rows = [json.loads(line) for line in (runs / "run" / "results.jsonl").read_text().splitlines()]
     assert [(row["length"], row["num_examples"], row["decode"]) for row in rows] == [(2, 5, "forced"), (8, 7, "forced")]
     assert all(f"{row['exact_match']:.3f}" in out for row in rows)
+    assert out.splitlines()[0].strip() == "run, teacher forcing"
 
 
 def test_evaluate_json_is_one_document_with_the_result_rows(runs, capsys):

@@ -112,6 +112,7 @@ def test_a_task_certificate_has_the_structure_of_the_answers(task):
         "regularity in coupled IDs": True,
     }
     assert [each.id_reach for each in found.structures] == [1, 1, 1]
+    assert found.assumptions[2].found == "span in IDs: 1 at every length"
 
 
 @pytest.mark.slow

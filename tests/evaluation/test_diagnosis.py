@@ -30,6 +30,7 @@ from lengthwise.evaluation.diagnosis.interventions import (
     remap_ids,
 )
 from lengthwise.evaluation.diagnosis.range_shift import _support_range
+from lengthwise.evaluation.diagnosis.report import sentences
 from lengthwise.evaluation.diagnosis.support_mass import support_mass
 from lengthwise.evaluation.exact_match import EvaluationSettings, evaluate_by_length
 from lengthwise.evaluation.forecast.certificate import DILUTED_ATTENTION, UNTRAINED_IDS
@@ -282,6 +283,17 @@ def test_the_limiting_cause_has_the_largest_repair_rate(repair_rates, control_ra
     )
     control = SubsamplingControl(repair_rate=control_rate, retention=retention, short_fraction=short_fraction)
     assert describe_limiting_cause(FAILURES, (), candidates, control).startswith(limit)
+
+
+@pytest.mark.parametrize(("num_errors", "hint"), [(19, True), (20, False)])
+def test_a_diagnosis_of_few_errors_asks_for_more_examples(num_errors, hint):
+    cause = Cause(name=UNTRAINED_IDS, intervention="", num_errors=num_errors, repair_rate=0.8)
+    found = Diagnosis(
+        length=8, num_examples=32, train_lengths=(1, 4), by_length=(), heads=(), causes=(cause,), limited_by="limited"
+    )
+    *hints, last = sentences(found)
+    text = f"the fractions are rough, because only {num_errors} examples failed; increase --num-examples"
+    assert (hints, last) == ([text] * hint, "limited")
 
 
 def coin_flips(rng, number: int = 4000) -> InterventionResults:

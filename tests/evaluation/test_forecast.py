@@ -403,10 +403,10 @@ def forecast(length, accuracy, ids_only=1.0, token_count_only=1.0) -> Forecast:
 @pytest.mark.parametrize(
     ("accuracy", "test_lengths", "horizon", "limit"),
     [
-        ({}, [10], 6 << 4, "96 is the longest length tested"),
+        ({}, [10], 6 << 4, "96 is the longest length predicted"),
         # A failure between two doublings counts only at a test length.
         ({18: 0.5}, [18], 12, "at length 18: 0.50 with its IDs only, 1.00 with its number of tokens only"),
-        ({18: 0.5}, [], 6 << 4, "the longest length tested"),
+        ({18: 0.5}, [], 6 << 4, "the longest length predicted"),
         ({24: 0.8, 48: 1.0}, [], 12, "IDs or distances not seen in training (at length 24"),
     ],
 )

@@ -13,6 +13,8 @@ import nbclient
 import nbformat
 import pytest
 
+import lengthwise as lw
+
 ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
 NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
@@ -76,6 +78,27 @@ def test_the_cheapest_script_runs(tmp_path, monkeypatch, capsys):
     runpy.run_path(str(ROOT / "examples/custom_task.py"), run_name="__main__")
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["4", "8", "Answer"]
+
+
+def test_the_answer_to_the_exercise_about_another_task_is_right():
+    source = (ROOT / "examples/custom_task.py").read_text()
+    changed = source.replace("np.maximum.accumulate(digits, axis=1)", "np.cumsum(digits, axis=1) % 10")
+    assert changed != source
+    names = {"__name__": "sums"}
+    exec(compile(changed[: changed.index("parser = ")], "sums.py", "exec"), names)
+    (tokens,) = names["RunningMaximum"]().from_prompt("384").tokens.tolist()
+    assert tokens == [3, 8, 4, 10, 11, 3, 1, 5, 12]
+
+
+def test_the_answer_to_the_exercise_about_too_few_records_is_right(tmp_path, monkeypatch):
+    source = (ROOT / "examples/own_file.py").read_text()
+    changed = source.replace("range(1, 21), 100", "range(1, 6), 2")
+    assert changed != source
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["own_file.py", "--quick"])
+    message = "two sets of tokens explain every answer equally well: .* and the previous answer, or .* place -1;"
+    with pytest.raises(lw.LengthwiseError, match=message):
+        exec(compile(changed, "own_file.py", "exec"), {"__name__": "records"})
 
 
 @pytest.mark.slow

@@ -64,9 +64,14 @@ def certify_task(task: Task, *, trained: int, lengths: Sequence[int], seed: int 
     structures = tuple(measure_structure(task, length, seed) for length in sorted({trained, *lengths}))
     assumptions = (
         _assume_constant("sparsity", "growing k", "tokens per answer", [(each.length, each.k) for each in structures]),
-        _assume_constant(TOKEN_LOCALITY, "growing gap", "tokens", [(each.length, each.reach) for each in structures]),
         _assume_constant(
-            "locality in coupled IDs", "growing gap", "IDs", [(each.length, each.id_reach) for each in structures]
+            TOKEN_LOCALITY, "growing gap", "span in tokens", [(each.length, each.reach) for each in structures]
+        ),
+        _assume_constant(
+            "locality in coupled IDs",
+            "growing gap",
+            "span in IDs",
+            [(each.length, each.id_reach) for each in structures],
         ),
         _assume_regular(structures[0], structures[1:]),
         *coupled_conditions(task, seed),
@@ -127,7 +132,7 @@ def _assume_constant(
     if None in values:
         finding = "no coupling"
     elif holds:
-        finding = f"{values.pop()} {unit} at every length"
+        finding = f"{unit}: {values.pop()} at every length"
     else:
         finding = f"{unit}: " + ", ".join(f"{value} at {length}" for length, value in by_length)
     return Assumption(name=name, holds=holds, found=finding, counterexample=counterexample)

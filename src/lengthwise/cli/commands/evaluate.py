@@ -87,7 +87,8 @@ def evaluate_(
     if as_json:
         print_json({"results": rows})
         return
-    print_table(f"{name}, {decode}", *length_table(rows))
+    title = "teacher forcing" if decode == "forced" else "token by token"
+    print_table(f"{name}, {title}", *length_table(rows))
 
 
 def generate_(

@@ -19,6 +19,8 @@ from lengthwise.evaluation.figure_layout import (
 )
 
 DIAGNOSIS_FILE = "diagnosis.json"
+# With fewer first errors, other examples often give another cause.
+MIN_ERRORS = 20
 Table = tuple[str, list[str], list[list[str]]]
 
 
@@ -58,6 +60,8 @@ def sentences(diagnosis: Diagnosis) -> Iterator[str]:
             f"{diagnosis.train_lengths[1]}, {control.retention:.2f} of the right answers stay right on half of the "
             f"tokens; {control.short_fraction:.2f} of the first errors fit into a training sequence"
         )
+    if diagnosis.causes and (num_errors := diagnosis.causes[0].num_errors) < MIN_ERRORS:
+        yield f"the fractions are rough, because only {num_errors} examples failed; increase --num-examples"
     yield diagnosis.limited_by
 
 

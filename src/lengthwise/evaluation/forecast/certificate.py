@@ -137,7 +137,7 @@ def _find_longest_accurate_length(
             return Horizon(tokens=longest, exact=longest_exact, limited_by=_describe_limit(forecast))
         longest, all_exact = length, all_exact and forecast.exact_low >= ACCURACY_THRESHOLD
         longest_exact = length if all_exact else longest_exact
-    return Horizon(tokens=longest, exact=longest_exact, limited_by=f"{longest} is the longest length tested")
+    return Horizon(tokens=longest, exact=longest_exact, limited_by=f"{longest} is the longest length predicted")
 
 
 def _describe_limit(forecast: Forecast) -> str:

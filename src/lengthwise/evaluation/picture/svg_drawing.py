@@ -200,7 +200,7 @@ def _legend(picture: Picture) -> Iterator[tuple[str, dict[str, str], str]]:
     kinds = {answer.kind(link) for answer in picture.answers for link in answer.links}
     meanings = {
         COUPLED: "needed token at ID distance 0 from the token before the answer (coupled)",
-        FAR: "needed token at another ID distance",
+        FAR: "needed token at an ID distance above 0 from the token before the answer",
         PREVIOUS: "the token before the answer, which is needed, too",
     }
     yield from ((kind, {}, meaning) for kind, meaning in meanings.items() if kind in kinds)
