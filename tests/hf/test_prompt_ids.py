@@ -67,6 +67,11 @@ def test_generate_takes_a_batch_of_prompts_and_no_training_batch():
         run_generate(model, attention_mask=right, position_ids=IDS)
 
 
+def test_position_ids_in_a_list_raise_an_error():
+    with pytest.raises(SettingError, match=r"position_ids have the type list; use a tensor, such as torch.tensor"):
+        run_generate(wrap_model("llama"), position_ids=IDS.tolist())
+
+
 def test_a_collator_has_the_id_bound_of_the_wrapped_model():
     tokenizer = byte_level_tokenizer(has_start=True)
     tokenizer.pad_token = "<s>"

@@ -254,7 +254,7 @@ INVALID = [
     ([*COMMAND, "--dtype", "float8"], "unknown dtype 'float8'"),
     ([*COMMAND, "--variants", "carry"], "unknown variant 'carry': task parity has no variants"),
     (["evaluate", "model", "--task", "party"], "unknown task 'party'; did you mean 'parity'?"),
-    (["evaluate", "model", "--task", "text"], "task text is graded by loss and has no prompts"),
+    (["evaluate", "model", "--task", "text"], "not supported; measure its loss with and without distant tokens"),
     (["evaluate", "./nowhere", "--task", "parity"], "./nowhere does not exist; use a folder written by"),
 ]
 

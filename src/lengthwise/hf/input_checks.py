@@ -21,6 +21,13 @@ def check_no_embeddings(inputs_embeds: Tensor | None) -> None:
         raise SettingError("inputs_embeds is not supported, because position IDs depend on tokens; pass input_ids")
 
 
+def check_is_tensor(position_ids: Any) -> None:
+    """Reject position IDs in a list, which a pipeline would pass on."""
+    if position_ids is not None and not isinstance(position_ids, Tensor):
+        kind = type(position_ids).__name__
+        raise SettingError(f"position_ids have the type {kind}; use a tensor, such as torch.tensor([[0, 1, 1]])")
+
+
 def check_all_ids(num_ids: int, tokens: Int[Tensor, "batch new"], *targets: Tensor | None) -> None:
     """Reject a call in which tokens lack an ID and one of ``targets`` (labels or packed texts) is given."""
     if any(target is not None for target in targets):
