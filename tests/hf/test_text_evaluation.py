@@ -250,7 +250,7 @@ INVALID = [
     ([*COMMAND, "--corpus", "x"], "--corpus x needs a run, not a model"),
     ([*COMMAND, "--shots", "-1"], "invalid number of shots -1; use 0 or more"),
     ([*COMMAND, "--lengths", "0"], "invalid length 0"),
-    ([*COMMAND, "--lengths", "400"], "tokens, but model has 600 positions; use shorter lengths or fewer --shots"),
+    ([*COMMAND, "--lengths", "400"], "tokens, but model has 600 positions; use shorter lengths, fewer --shots or a"),
     ([*COMMAND, "--dtype", "float8"], "unknown dtype 'float8'"),
     ([*COMMAND, "--variants", "carry"], "unknown variant 'carry': task parity has no variants"),
     (["evaluate", "model", "--task", "party"], "unknown task 'party'; did you mean 'parity'?"),
