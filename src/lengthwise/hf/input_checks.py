@@ -150,11 +150,11 @@ def warn_frozen_head(head: nn.Module | None) -> None:
 
 
 def warn_unreachable_ids(head: PositionHead) -> None:
-    """Warn that the head cannot predict any ID in ``position_labels``, so the ID loss of the batch is 0."""
+    """Warn that the head cannot predict some IDs in ``position_labels``, so the ID loss leaves them out."""
     warnings.warn(
-        f"the head {type(head).__name__} cannot predict any of the IDs in position_labels, so it learns nothing "
-        "from this batch; the heads pointer, wide_pointer, rank and search choose among the IDs of the prompt, which "
-        "prompt_mask marks, or which ends before the first label",
+        f"the head {type(head).__name__} cannot predict some of the IDs in position_labels, so the ID loss leaves them "
+        "out and generate will not reach them; the heads pointer, wide_pointer, rank and search choose among the IDs "
+        "of the prompt, which prompt_mask marks, or which ends before the first label",
         UnreachableIDsWarning,
         stacklevel=3,
     )
