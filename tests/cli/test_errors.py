@@ -1400,7 +1400,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (
         lambda: report_on({}),
         RunFolderError,
-        r" has no files of a run; pass an output folder of train, compare, sweep, reproduce or influence$",
+        r" has no files of a run; pass an output folder of .* evaluate --out, or a Trainer with EvaluateByLength$",
     ),
     (
         lambda: report_on_row(seed=None),

@@ -35,6 +35,8 @@ def folders(tmp_path_factory) -> Path:
     small = {"vocab_size": 50, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     transformers.BertForMaskedLM(transformers.BertConfig(**small, intermediate_size=8)).save_pretrained(root / "bert")
     (root / "empty").mkdir()
+    (root / "trainer" / "checkpoint-2").mkdir(parents=True)
+    (root / "trainer" / "checkpoint-2" / "config.json").write_text("{}")
     (root / "damaged").mkdir()
     (root / "damaged" / "config.json").write_text("{")
     return root
@@ -53,6 +55,7 @@ def test_a_loaded_model_has_the_predictions_of_the_saved_one(folders):
     ("folder", "message"),
     [
         ("empty", r"contains no model \(no config.json\); use a folder written by save_pretrained"),
+        ("trainer", r"contains no model \(no config.json\); use a model in it, such as \S*checkpoint-2$"),
         ("missing", r"does not exist; use a folder written by save_pretrained, or a name on the Hub"),
         (
             "headless",

@@ -242,6 +242,9 @@ def test_invalid_arguments_raise_an_error(tmp_path):
     trainer = trainer_of(PredictivePositionModel.wrap(llama()), tmp_path)
     with pytest.raises(SettingError, match="got 2 token_ids for 4 symbols of parity; pass one token ID per"):
         EvaluateByLength.from_task(trainer, Parity(), SCHEME, SETTINGS, token_ids=[1, 2])
+    for unknown in (None, 5):
+        with pytest.raises(SettingError, match=r"no token of its own for (0, 1|1) of parity; use a tokenizer with one"):
+            EvaluateByLength.from_task(trainer, Parity(), SCHEME, SETTINGS, token_ids=[5, unknown, 7, 8])
     with pytest.raises(FeatureError, match="example 1 has no length; add a column length"):
         EvaluateByLength.from_examples(trainer, [{"length": 2}, {}], trainer.data_collator)
     with pytest.raises(SettingError, match="invalid every_steps 0; use at least 1, or None"):

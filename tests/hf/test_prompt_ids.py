@@ -8,11 +8,11 @@ import pytest
 import torch
 from tests.hf.test_hf_loading import byte_level_tokenizer
 from tests.hf.test_predictive_model import IDS, MASK, TOKENS, make_batch, wrap_model
-from tests.support.causal_models import CONFIGS, causal_model
+from tests.support.causal_models import CONFIGS, MAX_POSITIONS, causal_model
 from tests.support.small_runs import small_experiment
 from transformers import pipeline
 
-from lengthwise.core.errors import ModelError, SettingError
+from lengthwise.core.errors import ModelError, PositionRangeError, SettingError
 from lengthwise.encodings import NoPE, Rotary
 from lengthwise.hf import PositionCollator, PredictivePositionModel
 from lengthwise.hf.causal_lm import CausalLM
@@ -65,6 +65,22 @@ def test_generate_takes_a_batch_of_prompts_and_no_training_batch():
     assert not right[:, -1].all()
     with pytest.raises(SettingError, match=r"a prompt ends with padding, so generate would continue"):
         run_generate(model, attention_mask=right, position_ids=IDS)
+
+
+def test_position_ids_in_a_list_raise_an_error():
+    with pytest.raises(SettingError, match=r"position_ids have the type list; use a tensor, such as torch.tensor"):
+        run_generate(wrap_model("llama"), position_ids=IDS.tolist())
+
+
+def test_a_collator_has_the_id_bound_of_the_wrapped_model():
+    tokenizer = byte_level_tokenizer(has_start=True)
+    tokenizer.pad_token = "<s>"
+    for num_ids in (MAX_POSITIONS // 2, 2 * MAX_POSITIONS):
+        model = wrap_model("llama", num_position_ids=num_ids)
+        assert model.config.max_position_embeddings == num_ids
+        assert PositionCollator.for_model(model, Predicted(num_position_ids=num_ids), tokenizer)
+        with pytest.raises(PositionRangeError, match=f"supports IDs below {num_ids}; set the scheme's"):
+            PositionCollator.for_model(model, Predicted(num_position_ids=num_ids + 1), tokenizer)
 
 
 def test_training_without_an_id_loss_raises_an_error():

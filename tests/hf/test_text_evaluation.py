@@ -250,11 +250,11 @@ INVALID = [
     ([*COMMAND, "--corpus", "x"], "--corpus x needs a run, not a model"),
     ([*COMMAND, "--shots", "-1"], "invalid number of shots -1; use 0 or more"),
     ([*COMMAND, "--lengths", "0"], "invalid length 0"),
-    ([*COMMAND, "--lengths", "400"], "tokens, but model has 600 positions; use shorter lengths or fewer --shots"),
+    ([*COMMAND, "--lengths", "400"], "tokens, but model has 600 positions; use shorter lengths, fewer --shots or a"),
     ([*COMMAND, "--dtype", "float8"], "unknown dtype 'float8'"),
     ([*COMMAND, "--variants", "carry"], "unknown variant 'carry': task parity has no variants"),
     (["evaluate", "model", "--task", "party"], "unknown task 'party'; did you mean 'parity'?"),
-    (["evaluate", "model", "--task", "text"], "task text is graded by loss and has no prompts"),
+    (["evaluate", "model", "--task", "text"], "not supported; measure its loss with and without distant tokens"),
     (["evaluate", "./nowhere", "--task", "parity"], "./nowhere does not exist; use a folder written by"),
 ]
 

@@ -80,7 +80,7 @@ def test_default_far_fits_the_positions_of_the_model(positions, far):
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.2, "1 seconds"), (119.0, "119 seconds"), (120.0, "2 minutes"), (7200.0, "2 hours"), (1e6, "12 days")],
+    [(0.2, "1 second"), (119.0, "119 seconds"), (120.0, "2 minutes"), (7200.0, "2 hours"), (1e6, "12 days")],
 )
 def test_durations_use_the_largest_unit_with_a_value_of_two(seconds, text):
     assert influence_options.format_duration(seconds) == text

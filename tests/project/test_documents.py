@@ -23,7 +23,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 import lengthwise as lw
 from lengthwise.cli import app as cli
 from lengthwise.encodings import ENCODINGS
-from lengthwise.positions import SCHEMES, Sequential
+from lengthwise.hf import PositionCollator, PredictivePositionModel
+from lengthwise.positions import SCHEMES, Predicted, Sequential
 from lengthwise.tasks import TASKS
 
 ROOT = Path(__file__).parents[2]
@@ -148,7 +149,7 @@ RUN_BY = {
     "encodings": {"python": ("test_drope_continues_a_rotary_run_as_the_page_says",)},
     "hugging_face": {
         "python": (
-            *("test_a_model_is_wrapped_as_the_page_says", SETTINGS, SETTINGS, DATA_SET, DATA_SET),
+            *("test_a_model_is_wrapped_as_the_page_says", SETTINGS, SETTINGS, *(DATA_SET,) * 3),
             *(OF_OTHERS,) * 3,
         ),
         "console": (OF_OTHERS,) * 3,
@@ -371,6 +372,15 @@ def test_a_data_set_is_coupled_and_trained_on_as_the_page_says(tmp_path, monkeyp
     exec(compile(callback, "hugging_face.md", "exec"), page)
     rows = page["callback"].measure(page["trainer"].state)
     assert [(row["length"], row["num_examples"]) for row in rows] == [(2, 16), (3, 16)]
+    own = next(each for each in blocks("python", DOCS["hugging_face"]) if "from_examples" in each)
+    capsys.readouterr()
+    exec(compile(own, "hugging_face.md", "exec"), page)
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["6", "7", "8"]
+    # The model and the scheme of the page for PPC.
+    model = PredictivePositionModel.wrap(page["model"], segments=True, length_scaling="log")
+    scheme = Predicted(num_position_ids=model.config.num_position_ids, max_gaps=3)
+    batch = PositionCollator.for_model(model, scheme, page["tokenizer"])([row])
+    assert model(**batch).position_loss > 0
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")

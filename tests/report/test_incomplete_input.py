@@ -31,6 +31,38 @@ def write_comparison(folder, runs):
     return folder
 
 
+def write_evaluation(folder, *rows):
+    """Write results of models without a run, as ``evaluate --out`` and `EvaluateByLength` write them."""
+    folder.mkdir()
+    (folder / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def test_evaluations_of_models_without_a_run_share_a_section(tmp_path):
+    measured = {
+        "task": "parity",
+        "seed": 0,
+        "length": 5,
+        "num_examples": 8,
+        "exact_match": 0.5,
+        "low": 0.2,
+        "high": 0.8,
+    }
+    model = write_evaluation(tmp_path / "model", measured | {"shots": 0}, measured | {"shots": 1})
+    # The callback writes null for the training lengths, and no task for custom examples.
+    steps = [measured | {"train_lengths": None, "steps": step, "exact_match": step / 20} for step in (10, 20)]
+    trainer = write_evaluation(
+        tmp_path / "trainer", *steps, {name: value for name, value in steps[1].items() if name != "task"}
+    )
+    text = page_of(tmp_path, model, trainer)
+    lines = charts_of(text)[0]["data"]
+    assert [line["text"][0].split("<br>")[0] for line in lines] == ["model, shots 0", "model, shots 1", "trainer"]
+    assert [line["y"] for line in lines] == [[0.5], [0.5], [1.0]]
+    assert "Configurations: 3. Runs: 0. Result rows: 4." in text
+    assert "The training lengths are unknown." in text
+    assert "evaluations model, trainer" in text
+
+
 def write_metrics(run, *losses, end="\n"):
     lines = [json.dumps({"step": 10 * step, "loss": loss}) for step, loss in enumerate(losses, start=1)]
     (run / "metrics.jsonl").write_text("\n".join(lines) + end)

@@ -54,7 +54,8 @@ def run_study(study: InfluenceStudy, out: Path, *, resume: bool) -> dict[str, An
     with ProgressLine(err_console) as progress, catch_interrupts() as should_stop:
 
         def print_estimate(min_seconds: float, max_seconds: float) -> None:
-            print_message(f"estimated time: {format_duration(min_seconds)} to {format_duration(max_seconds)}")
+            bounds = dict.fromkeys(map(format_duration, (min_seconds, max_seconds)))
+            print_message(f"estimated time: {' to '.join(bounds)}")
 
         if not measure_influence(
             study, folder, resume=resume, report=progress.show_targets, stop=should_stop, estimate=print_estimate
@@ -83,7 +84,8 @@ def format_duration(seconds: float) -> str:
     """Format a duration in the largest unit that gives a value of at least 2, such as ``2 hours`` for 7200 seconds."""
     units = (("days", 86400), ("hours", 3600), ("minutes", 60), ("seconds", 1))
     unit_name, unit_seconds = next((unit for unit in units if seconds >= 2 * unit[1]), units[-1])
-    return f"{max(1, round(seconds / unit_seconds)):,} {unit_name}"
+    value = max(1, round(seconds / unit_seconds))
+    return f"{value:,} {unit_name}" if value > 1 else "1 second"
 
 
 def build_measure(name: str, prefilter: float | None) -> InfluenceMeasure:

@@ -21,6 +21,13 @@ def check_no_embeddings(inputs_embeds: Tensor | None) -> None:
         raise SettingError("inputs_embeds is not supported, because position IDs depend on tokens; pass input_ids")
 
 
+def check_is_tensor(position_ids: Any) -> None:
+    """Reject position IDs in a list, which a pipeline would pass on."""
+    if position_ids is not None and not isinstance(position_ids, Tensor):
+        kind = type(position_ids).__name__
+        raise SettingError(f"position_ids have the type {kind}; use a tensor, such as torch.tensor([[0, 1, 1]])")
+
+
 def check_all_ids(num_ids: int, tokens: Int[Tensor, "batch new"], *targets: Tensor | None) -> None:
     """Reject a call in which tokens lack an ID and one of ``targets`` (labels or packed texts) is given."""
     if any(target is not None for target in targets):
@@ -143,11 +150,11 @@ def warn_frozen_head(head: nn.Module | None) -> None:
 
 
 def warn_unreachable_ids(head: PositionHead) -> None:
-    """Warn that the head cannot predict any ID in ``position_labels``, so the ID loss of the batch is 0."""
+    """Warn that the head cannot predict some IDs in ``position_labels``, so the ID loss leaves them out."""
     warnings.warn(
-        f"the head {type(head).__name__} cannot predict any of the IDs in position_labels, so it learns nothing "
-        "from this batch; the heads pointer, wide_pointer, rank and search choose among the IDs of the prompt, which "
-        "prompt_mask marks, or which ends before the first label",
+        f"the head {type(head).__name__} cannot predict some of the IDs in position_labels, so the ID loss leaves them "
+        "out and generate will not reach them; the heads pointer, wide_pointer, rank and search choose among the IDs "
+        "of the prompt, which prompt_mask marks, or which ends before the first label",
         UnreachableIDsWarning,
         stacklevel=3,
     )

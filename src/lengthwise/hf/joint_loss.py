@@ -88,7 +88,7 @@ def position_loss(
         next_ids = head(inputs.hidden[:, columns].float(), inputs.position_ids[:, columns], next_tokens, prompt)
         log_probability, is_reachable = next_ids.log_probability(inputs.position_labels[:, next_columns])
     is_scored = has_label[:, columns] & is_reachable
-    if head.training and torch.is_grad_enabled() and not is_scored.any():
+    if head.training and torch.is_grad_enabled() and (is_scored != has_label[:, columns]).any():
         warn_unreachable_ids(head)
     if predicted_ids is not None:
         predicted_ids[:, next_columns] = torch.where(has_label[:, columns], next_ids.most_likely_ids(), -1)

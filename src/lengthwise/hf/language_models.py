@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from lengthwise.core.devices import pick_device
-from lengthwise.core.errors import ModelError, unknown_name
+from lengthwise.core.errors import ModelError, SettingError, unknown_name
 from lengthwise.core.files import StrPath
 from lengthwise.core.provenance import utc_timestamp
 from lengthwise.core.type_checks import check_arguments
@@ -20,7 +20,7 @@ from lengthwise.influence.probing.decoder_model import wrap_run
 from lengthwise.influence.probing.next_token_model import NextTokenModel
 from lengthwise.influence.text_codec import BytePairCodec, TextCodec
 from lengthwise.positions import describe_knowledge
-from lengthwise.tasks import Task, Text, TokenizedDocument, task_fields
+from lengthwise.tasks import GradedByLoss, Task, Text, TokenizedDocument, task_fields
 from lengthwise.tasks.text_format import PromptFormat
 
 
@@ -90,8 +90,14 @@ def evaluate_language_model(
 
     ``name`` is a folder written by ``save_pretrained``, or a name on the Hub. All variants in the settings are
     evaluated with ``lengthwise.hf.text_evaluation.evaluate_texts``. If ``out`` is set, each row is appended to
-    ``results.jsonl`` in this folder. Raises the same errors as ``load_language_model``.
+    ``results.jsonl`` in this folder. Raises the same errors as ``load_language_model``, and ``SettingError`` for a task
+    that is graded by loss.
     """
+    if isinstance(task, GradedByLoss):
+        raise SettingError(
+            f"{name} is not a run, so its loss on the task {task.name} is not supported; measure its loss with and "
+            f"without distant tokens with lengthwise influence {name} TEXT"
+        )
     prompting = PromptingConfig() if prompting is None else prompting
     tasks, loading_module = select_variants(task, settings), _import_loading_module(name)
     from lengthwise.hf.text_evaluation import evaluate_texts  # noqa: PLC0415

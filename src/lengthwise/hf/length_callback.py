@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 from transformers import GenerationConfig, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
@@ -71,20 +72,18 @@ class EvaluateByLength(TrainerCallback):
         scheme: PositionScheme,
         settings: EvaluationSettings,
         *,
-        token_ids: Sequence[int] | None = None,
+        token_ids: Sequence[int | None] | None = None,
         every_steps: int | None = None,
     ) -> "EvaluateByLength":
-        """Create a callback for the test examples of a task; ``token_ids`` has the model's token for each symbol."""
+        """Create a callback for the test examples of a task; ``token_ids`` has the model's token for each symbol.
+
+        Without ``token_ids``, the token of a symbol is its index in the vocabulary, as in `symbol_tokenizer`.
+        """
         if settings.variants:
             raise SettingError(
                 f"variants {', '.join(settings.variants)} are not supported; create one callback per variant"
             )
-        symbol_tokens = torch.arange(len(task.vocabulary)) if token_ids is None else torch.tensor(token_ids)
-        if len(symbol_tokens) != len(task.vocabulary):
-            raise SettingError(
-                f"got {len(symbol_tokens)} token_ids for {len(task.vocabulary)} symbols of {task.name}; pass one "
-                "token ID per symbol"
-            )
+        symbol_tokens = _symbol_tokens(task, token_ids)
 
         def iter_batches(index: int, length: int) -> Iterator[dict[str, Tensor]]:
             for _, batch in iter_examples(task, scheme, length, settings.num_examples_at(index), settings.seed):
@@ -199,6 +198,21 @@ class EvaluateByLength(TrainerCallback):
         self._latest = {f"eval_exact_match_{length}": value for length, value in exact_match.items()}
         self.trainer.log(dict(self._latest))
         return rows
+
+
+def _symbol_tokens(task: Task, token_ids: Sequence[int | None] | None) -> Int[Tensor, " symbols"]:
+    tokens = list(range(len(task.vocabulary))) if token_ids is None else list(token_ids)
+    if len(tokens) != len(task.vocabulary):
+        problem = f"got {len(tokens)} token_ids for {len(task.vocabulary)} symbols of {task.name}"
+        raise SettingError(f"{problem}; pass one token ID per symbol")
+    # Tokenizers return None, or the same unknown token, for symbols that they lack.
+    pairs = zip(task.vocabulary, tokens, strict=True)
+    if lacking := [symbol for symbol, token in pairs if token is None or tokens.count(token) > 1]:
+        raise SettingError(
+            f"token_ids has no token of its own for {', '.join(lacking[:5])} of {task.name}; use a tokenizer with one "
+            "token per symbol"
+        )
+    return torch.tensor(tokens)
 
 
 @torch.no_grad()

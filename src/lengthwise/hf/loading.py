@@ -89,7 +89,10 @@ def load_codec(name: str) -> HFCodec:
 def _check_folder(name: str) -> None:
     path = Path(name)
     if path.is_dir() and not (path / "config.json").is_file():
-        raise ModelError(f"{name} contains no model (no config.json); use a folder written by save_pretrained")
+        checkpoints = list(path.glob("*/config.json"))
+        newest = max(checkpoints, key=lambda file: file.stat().st_mtime).parent if checkpoints else None
+        advice = "a folder written by save_pretrained" if newest is None else f"a model in it, such as {newest}"
+        raise ModelError(f"{name} contains no model (no config.json); use {advice}")
     if not path.exists() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
         raise ModelError(f"{name} does not exist; use a folder written by save_pretrained, or a name on the Hub")
 

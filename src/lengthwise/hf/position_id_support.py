@@ -199,7 +199,10 @@ def position_id_limit(config: PreTrainedConfig, pack_to: int | None) -> int:
             'gaps in the IDs as text boundaries; call model.set_attn_implementation("sdpa")'
         )
     text_config = config.get_text_config()
-    max_num_ids = getattr(text_config, "max_position_embeddings", None)
+    # A wrapped model has its own bound, which can differ from the bound of the text model in it.
+    max_num_ids = getattr(config, "max_position_embeddings", None) or getattr(
+        text_config, "max_position_embeddings", None
+    )
     if max_num_ids is None:
         raise ModelError(
             f"{config.model_type} has no max_position_embeddings, so it may not support position IDs; use a model "

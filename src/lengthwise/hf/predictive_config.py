@@ -55,7 +55,7 @@ class PredictivePositionConfig(PreTrainedConfig):
     """Configuration of `PredictivePositionModel`: the wrapped model's configuration (``text_config``) and options.
 
     - ``head``: position head: ``pointer``, ``rank``, ``increment``, ``search``, ``class``, or None to predict no IDs.
-    - ``num_position_ids``: upper bound (exclusive) of the position IDs.
+    - ``num_position_ids``: upper bound (exclusive) of the position IDs, also named ``max_position_embeddings``.
     - ``segments``: add a learned vector to the embeddings of response tokens.
     - ``length_scaling``: "none", or "log" to scale the attention scores by the logarithm of the number of visible
       tokens. ``log_length_from`` is the largest number of tokens without scaling.
@@ -67,6 +67,7 @@ class PredictivePositionConfig(PreTrainedConfig):
     """
 
     model_type = "predictive_position"
+    attribute_map: ClassVar = {"max_position_embeddings": "num_position_ids"}
     sub_configs_defaults: ClassVar = {"text_config": SubConfigSpec(config_class=AutoConfig, model_type="llama")}
     keys_to_ignore_at_inference: ClassVar = ["past_key_values", "token_loss", "position_loss", "predicted_position_ids"]
 

@@ -248,6 +248,7 @@ class PredictivePositionModel(
     ) -> Int[Tensor, "batch ids"] | None:
         """Return the position IDs of each sequence. Without a head, a call with an empty cache has default IDs."""
         is_first_call = cache is None or not cache.has_tokens
+        input_checks.check_is_tensor(position_ids)
         if position_ids is not None:
             if position_ids.is_floating_point():
                 raise SettingError(f"position_ids have the type {position_ids.dtype}; use an integer type")

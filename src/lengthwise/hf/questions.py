@@ -78,5 +78,6 @@ class QuestionWriter:
         if num_positions is not None and num_tokens > num_positions:
             raise ModelError(
                 f"length {length} with {self.prompts.shots} shots gives a text of {num_tokens:,} tokens, but "
-                f"{self.model.name} has {num_positions:,} positions; use shorter lengths or fewer --shots"
+                f"{self.model.name} has {num_positions:,} positions; use shorter lengths, fewer --shots or "
+                "a shorter --shot-length"
             )

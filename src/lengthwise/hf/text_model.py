@@ -45,8 +45,8 @@ class TextModel:
     def __init__(self, model: PreTrainedModel, codec: HFCodec, name: str) -> None:
         if getattr(model, "num_position_heads", 0):
             raise ModelError(
-                f"{name} predicts position IDs, but plain text has no prompt IDs; restore its run with lengthwise "
-                "export --format run and evaluate the run, or use lengthwise.hf.EvaluateByLength"
+                f"{name} predicts position IDs, but plain text has no prompt IDs; use lengthwise.hf.EvaluateByLength, "
+                "or, for an exported run, restore the run with lengthwise export --format run and evaluate it"
             )
         check_causal(name, model)
         self.model, self.codec, self.name = model.eval(), codec, name

@@ -69,7 +69,7 @@ def accuracy_chart(title: str, rows: Rows) -> Chart:
     for index, label in enumerate(labels):
         traces += list(_traces(index, label, lines[label], value_name))
     lengths = sorted({int(row["length"]) for row in rows})
-    train_ranges = list(dict.fromkeys((int(row["train_lengths"][0]), int(row["train_lengths"][1])) for row in rows))
+    train_ranges = list(dict.fromkeys(tuple(row["train_lengths"]) for row in rows if row["train_lengths"]))
     notes = [
         f"Lines: mean over seeds. Bars: range from the lowest to the highest seed, or the 95% interval of a single "
         f"seed. {_describe_ranges(train_ranges)}"
@@ -101,6 +101,8 @@ def name_value(rows: Rows) -> str:
 
 
 def _describe_ranges(train_ranges: Sequence[tuple[int, int]]) -> str:
+    if not train_ranges:
+        return "The training lengths are unknown."
     texts = [f"{shortest:,} to {longest:,}" for shortest, longest in train_ranges[:MAX_RANGES]]
     if len(train_ranges) == 1:
         return f"The shaded area contains the training lengths {texts[0]}."

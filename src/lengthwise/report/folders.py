@@ -1,9 +1,9 @@
-"""Folders of a report: runs, comparisons, sweeps, claims and influence studies, read into plain records."""
+"""Folders of a report: runs, comparisons, sweeps, claims, evaluations and influence studies as plain records."""
 
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,10 @@ from lengthwise.influence.study import SUMMARY_FILE
 from lengthwise.report.result_checks import check_rows
 from lengthwise.report.run_state_tables import WORKING
 
+# Fields that a row of a model that this library did not train may lack.
+MODEL_FIELDS = {"task": "own examples", "train_lengths": None, "steps": 0, "fitted": None}
+# Settings of an evaluation that are part of a label if they differ within a folder.
+EVALUATION_SETTINGS = ("model", "shots", "shot_length", "decode")
 STUDY_DATA = re.compile(r'<script type="application/json" id="study">(.*?)</script>', re.DOTALL)
 
 
@@ -44,7 +48,7 @@ class RunRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunGroup:
-    """Runs with common charts: a comparison, a sweep, a claim, or all single runs of a report.
+    """Runs with common charts: a comparison, a sweep, a claim, all single runs, or all evaluations without runs.
 
     ``rows`` contains the result rows with their label (``row``), also rows with numbers that are not finite.
     ``readings`` contains values of a claim by run. ``states`` contains the states of unfinished runs and of runs
@@ -72,11 +76,12 @@ class StudyRecord:
 def read_folders(folders: Sequence[Path]) -> tuple[list[RunGroup], list[StudyRecord]]:
     """Read the groups of runs and the studies of a report, in the order of their folders.
 
-    Single runs form one group. A folder that is passed twice, also by another path, counts once. Raises
-    ``RunFolderError`` for a folder that no command of lengthwise has written, for an unfinished study, and for damaged
-    files.
+    Single runs form one group, and so do folders that contain only results, which ``evaluate --out`` and the callback
+    `EvaluateByLength` write. A folder that is passed twice, also by another path, counts once. Raises
+    ``RunFolderError`` for a folder without results of lengthwise, for an unfinished study, and for damaged files.
     """
     run_folders: list[Path] = []
+    evaluations: list[Path] = []
     groups: list[RunGroup] = []
     studies: list[StudyRecord] = []
     distinct_folders: dict[str, Path] = {}
@@ -89,33 +94,64 @@ def read_folders(folders: Sequence[Path]) -> tuple[list[RunGroup], list[StudyRec
             groups.append(_read_group(folder))
         elif (folder / STUDY_FOLDER.file).is_file():
             studies.append(_read_study(folder))
+        elif (folder / RESULTS).is_file():
+            evaluations.append(folder)
         else:
             problem = "has no files of a run" if folder.is_dir() else "is not a folder"
             raise RunFolderError(
-                f"{folder} {problem}; pass an output folder of train, compare, sweep, reproduce or influence"
+                f"{folder} {problem}; pass an output folder of train, compare, sweep, reproduce, influence, evaluate "
+                "--out, or a Trainer with EvaluateByLength"
             )
-    return [*_group_runs(run_folders), *groups], studies
+    return [*_group_runs(run_folders), *groups, *_group_evaluations(evaluations)], studies
 
 
 def _group_runs(folders: Sequence[Path]) -> Iterator[RunGroup]:
     """Yield one group of all single runs; without runs, yield nothing."""
-    names = list(map(_folder_name, folders))
     runs: list[RunRecord] = []
-    rows: list[dict[str, Any]] = []
+    rows: list[Mapping[str, Any]] = []
     states: list[RunState] = []
-    for folder, name in zip(folders, names, strict=True):
-        label = name if names.count(name) == 1 else str(folder)
+    for folder, label in _label_folders(folders):
         runs.append(RunRecord(label=label, folder=folder, description=read_description(folder, RUN_FOLDER)))
         run_rows = [{**row, "row": _row_label(label, row.get("variant"))} for row in read_rows(folder / RESULTS)]
         check_rows(run_rows, folder / RESULTS)
-        # A later evaluation of the same length replaces the earlier one.
-        rows += {(row["task"], row.get("variant"), row["length"]): row for row in run_rows}.values()
+        rows += _latest_rows(run_rows)
         run_states = [replace(state, name=label) for state in read_run_states(folder) if state.name == "."]
         states += [state for state in run_states if not run_rows or state.state in WORKING]
     if runs:
         name = runs[0].label if len(runs) == 1 else f"{len(runs)} runs"
         kind = "run" if len(runs) == 1 else "runs"
         yield RunGroup(name=name, kind=kind, rows=rows, runs=tuple(runs), states=tuple(states))
+
+
+def _group_evaluations(folders: Sequence[Path]) -> Iterator[RunGroup]:
+    """Yield one group of the rows of folders without runs; without folders, yield nothing."""
+    labels: list[str] = []
+    rows: list[Mapping[str, Any]] = []
+    for folder, label in _label_folders(folders):
+        labels.append(label)
+        saved_rows = read_rows(folder / RESULTS)
+        differing = [name for name in EVALUATION_SETTINGS if len({str(row.get(name)) for row in saved_rows}) > 1]
+        labeled_rows = []
+        for row in saved_rows:
+            row_label = ", ".join([label, *(f"{name} {row.get(name)}" for name in differing)])
+            labeled_rows.append({**MODEL_FIELDS, **row, "row": _row_label(row_label, row.get("variant"))})
+        check_rows(labeled_rows, folder / RESULTS)
+        rows += _latest_rows(labeled_rows)
+    if labels:
+        kind = "evaluation" if len(labels) == 1 else "evaluations"
+        yield RunGroup(name=", ".join(labels), kind=kind, rows=rows, runs=())
+
+
+def _latest_rows(rows: Rows) -> Iterable[Mapping[str, Any]]:
+    """Return the rows without those that a later evaluation of the same label, task and length replaces."""
+    return {(row["row"], row["task"], row["length"]): row for row in rows}.values()
+
+
+def _label_folders(folders: Sequence[Path]) -> Iterator[tuple[Path, str]]:
+    """Yield each folder with its name, or with its path if several folders have this name."""
+    names = list(map(_folder_name, folders))
+    for folder, name in zip(folders, names, strict=True):
+        yield folder, name if names.count(name) == 1 else str(folder)
 
 
 def _folder_name(folder: Path) -> str:

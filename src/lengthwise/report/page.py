@@ -16,7 +16,7 @@ from lengthwise.core.errors import RunFolderError, SettingError
 from lengthwise.core.files import StrPath, write_atomically
 from lengthwise.core.progress_line import escape
 from lengthwise.core.type_checks import check_arguments
-from lengthwise.evaluation.result_rows import Rows
+from lengthwise.evaluation.result_rows import Rows, label_of
 from lengthwise.influence.report.page import TEMPLATE_FOLDER as STUDY_TEMPLATES
 from lengthwise.influence.study import SUMMARY_FILE
 from lengthwise.report.accuracy_charts import accuracy_chart, panels
@@ -54,9 +54,10 @@ class Section:
 def write_report(folders: Sequence[StrPath], out: StrPath, *, diagnose: bool = True) -> dict[str, int]:
     """Write a page about the folders to the file ``out``; return the numbers of runs, rows, studies and bytes.
 
-    A folder is a run, comparison, sweep, claim or influence study. With ``diagnose``, a few runs of each group are
-    diagnosed at a length beyond training. Raises ``SettingError`` if ``out`` does not end in .html, which protects
-    other files, or if the library plotly is not installed, and ``RunFolderError`` for other folders and damaged files.
+    A folder is a run, comparison, sweep, claim, influence study, or evaluation of a model. With ``diagnose``, a few
+    runs of each group are diagnosed at a length beyond training. Raises ``SettingError`` if ``out`` does not end in
+    .html, which protects other files, or if the library plotly is not installed, and ``RunFolderError`` for other
+    folders and damaged files.
     """
     if Path(out).suffix.lower() != ".html":
         raise SettingError(f"the page {out} does not end in .html; use a name such as report.html")
@@ -99,7 +100,8 @@ def _group_section(group: RunGroup, *, diagnose: bool) -> Section:
             charts.append(heat_map(title, rows))
     curves, omitted_losses = loss_charts(group.runs, list(drawn_labels))
     states, state_tables = describe_states(group.states)
-    num_labels, num_omitted = len({run.label for run in group.runs}), len(all_panels) - MAX_PANELS
+    num_labels = len({run.label for run in group.runs} or {label_of(row) for row in group.rows})
+    num_omitted = len(all_panels) - MAX_PANELS
     tables = setting_tables(group.runs) if group.runs else []
     return Section(
         title=f"{group.kind} {group.name}" if group.kind != "runs" else group.name,

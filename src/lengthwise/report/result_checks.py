@@ -48,6 +48,10 @@ def _is_range(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 2 and all(map(_is_positive, value)) and value[0] <= value[1]
 
 
+def _is_optional_range(value: Any) -> bool:
+    return value is None or _is_range(value)
+
+
 TEXT: Check = (lambda value: isinstance(value, str), "a string")
 COUNT: Check = (is_count, "a whole number of at least 0")
 POSITIVE: Check = (_is_positive, "a whole number of at least 1")
@@ -59,7 +63,7 @@ ROW_CHECKS: Mapping[str, Check] = {
     "seed": COUNT,
     "length": POSITIVE,
     "num_examples": POSITIVE,
-    "train_lengths": (_is_range, "a list of two increasing lengths such as [1, 20]"),
+    "train_lengths": (_is_optional_range, "a list of two increasing lengths such as [1, 20]"),
     "low": NUMBER,
     "high": NUMBER,
     "steps": COUNT,

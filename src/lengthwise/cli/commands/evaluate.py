@@ -47,7 +47,7 @@ def evaluate_(
     device: options.DeviceName = "auto",
     as_json: options.JsonFlag = False,
 ) -> None:
-    """Measure the exact match by length, or the loss by context length, of a run or a language model.
+    """Measure the exact match by length of a run or a language model, or the loss of a run by context length.
 
     Results of a run are saved in its folder. A language model needs --task, and reads the examples as plain text.
     """

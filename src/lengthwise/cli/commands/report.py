@@ -12,7 +12,10 @@ from lengthwise.cli.terminal import print_json, print_line, show_status
 def report(
     folders: Annotated[
         list[Path],
-        Argument(metavar="DIR...", help="Output folders of train, compare, sweep, reproduce or influence."),
+        Argument(
+            metavar="DIR...",
+            help="Output folders of train, compare, sweep, reproduce, influence, evaluate or a Trainer.",
+        ),
     ],
     out: Annotated[Path, Option("--out", help="Output file.")] = Path("report.html"),
     diagnosis: Annotated[
