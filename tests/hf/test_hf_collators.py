@@ -384,6 +384,8 @@ def test_for_model_raises_an_error_for_unsupported_models(tokenizer):
     ):
         with pytest.raises(ModelError, match=message):
             make(model, Sequential(), tokenizer)
+    with pytest.raises(SettingError, match=r"^scheme 'predicted' has the wrong type; use PositionScheme$"):
+        make(llama, "predicted", tokenizer)
     tokenizer.pad_token = None
     with pytest.raises(ModelError, match=r"^the tokenizer has no pad token; set it, for example tokenizer.pad_token"):
         make(llama, Sequential(), tokenizer)
@@ -422,3 +424,18 @@ def test_padding_changes_no_logits_and_causes_no_nan(attention):
     )
     assert padded.logits.isfinite().all()
     torch.testing.assert_close(padded.logits[:, 3:], alone.logits, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("scheme", 3, r"^scheme 3 has the wrong type; use PositionScheme$"),
+        ("pad_token_id", None, r"^pad_token_id None has the wrong type; use a whole number$"),
+    ],
+)
+def test_a_collator_with_a_setting_of_the_wrong_type_raises_an_error(name, value, message):
+    collator = PositionCollator(Sequential(), 0)
+    # The type checker of the tests would reject the call of the constructor.
+    object.__setattr__(collator, name, value)
+    with pytest.raises(SettingError, match=message):
+        collator.__post_init__()

@@ -93,6 +93,21 @@ def test_ids_beyond_the_limit_raise_an_error():
         run_generate(counting, attention_mask=None, position_ids=last)
 
 
+def test_negative_ids_in_generate_raise_an_error():
+    with pytest.raises(
+        SettingError, match=r"^position_ids contain -2; use IDs from 0 on \(-1 marks IDs that are to be"
+    ):
+        shared_model("llama").generate(TOKENS[:1, :3], position_ids=torch.tensor([[-2, -1, 0]]), max_new_tokens=1)
+
+
+def test_a_call_with_a_wrong_number_of_ids_raises_an_error():
+    tokens = torch.tensor([[1, 2, 3]])
+    with pytest.raises(SettingError, match=r"^position_ids has 4 IDs for 3 tokens; pass one ID per token$"):
+        shared_model("llama")(tokens, position_ids=torch.arange(4)[None])
+    with pytest.raises(SettingError, match=r"^position_ids are missing; calls with labels or packed texts need one ID"):
+        shared_model("llama")(tokens, labels=tokens)
+
+
 def test_padding_after_the_end_is_not_checked():
     model = wrap_model("gpt2", head=None)
     model.generation_config.pad_token_id = 0
@@ -219,6 +234,11 @@ def test_wrapping_replaces_an_attention_without_masks_by_sdpa(head):
 def test_wrapping_an_unsupported_model_raises_an_error(config, message):
     with pytest.raises(ModelError, match=message):
         PredictivePositionModel.wrap(causal_model(config))
+
+
+def test_wrapping_a_model_without_an_output_layer_raises_an_error():
+    with pytest.raises(ModelError, match=r"^LlamaModel has no output layer; load the model with AutoModelForCausalLM$"):
+        PredictivePositionModel.wrap(causal_model(CONFIGS["llama"]()).model)
 
 
 def test_a_model_that_fails_in_a_call_raises_a_one_line_error(monkeypatch):

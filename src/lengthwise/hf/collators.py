@@ -19,6 +19,7 @@ from lengthwise.core.errors import (
     UnsupportedTaskError,
 )
 from lengthwise.core.randomness import stream
+from lengthwise.core.type_checks import check_arguments, check_types
 from lengthwise.hf.dataset_columns import UNSCORED, TokenizedExample, count_prompt_tokens, read_example
 from lengthwise.hf.id_generation import IDGenerationMixin
 from lengthwise.hf.model_inputs import causal_mask
@@ -124,6 +125,7 @@ class PositionCollator:
     training: bool = True
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_scheme(self.scheme, self.num_position_ids)
         if self.padding_side not in PADDING_SIDES:
             raise SettingError(f"invalid padding_side '{self.padding_side}'; use one of {', '.join(PADDING_SIDES)}")
@@ -137,6 +139,7 @@ class PositionCollator:
             )
 
     @classmethod
+    @check_arguments
     def for_model(
         cls,
         model: torch.nn.Module | PreTrainedConfig,

@@ -9,7 +9,13 @@ from transformers import Cache, DynamicCache, GenerationMixin
 from transformers.utils import ModelOutput
 
 from lengthwise.core.errors import SettingError
-from lengthwise.hf.input_checks import check_is_tensor, check_left_padding, check_no_embeddings, check_prompts_only
+from lengthwise.hf.input_checks import (
+    check_is_tensor,
+    check_left_padding,
+    check_no_embeddings,
+    check_not_negative,
+    check_prompts_only,
+)
 from lengthwise.hf.model_inputs import count_ids, expand_ids
 from lengthwise.hf.position_cache import PositionCache
 
@@ -67,9 +73,10 @@ class IDGenerationMixin(GenerationMixin):
 
     @torch.no_grad()
     def generate(self, inputs: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Generate tokens as in `transformers`; the class documentation describes ``position_ids``."""
+        """Generate tokens as in `transformers`; `IDGenerationMixin` describes ``position_ids`` and the output."""
         check_no_embeddings(kwargs.get("inputs_embeds"))
         check_is_tensor(kwargs.get("position_ids"))
+        check_not_negative(kwargs.get("position_ids"))
         check_prompts_only(kwargs)
         check_left_padding(kwargs.get("attention_mask"))
         if kwargs.get("assistant_model") is not None:

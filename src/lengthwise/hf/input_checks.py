@@ -28,12 +28,28 @@ def check_is_tensor(position_ids: Any) -> None:
         raise SettingError(f"position_ids have the type {kind}; use a tensor, such as torch.tensor([[0, 1, 1]])")
 
 
+def check_not_negative(position_ids: Tensor | None) -> None:
+    """Reject negative IDs other than -1, which marks IDs to predict."""
+    if position_ids is not None and position_ids.numel() and (smallest := position_ids.min().item()) < -1:
+        raise SettingError(
+            f"position_ids contain {smallest}; use IDs from 0 on (-1 marks IDs that are to be predicted)"
+        )
+
+
+def check_num_ids(num_ids: int, tokens: Int[Tensor, "batch new"]) -> None:
+    """Reject more IDs than tokens."""
+    if num_ids > tokens.shape[1]:
+        raise SettingError(f"position_ids has {num_ids} IDs for {tokens.shape[1]} tokens; pass one ID per token")
+
+
 def check_all_ids(num_ids: int, tokens: Int[Tensor, "batch new"], *targets: Tensor | None) -> None:
     """Reject a call in which tokens lack an ID and one of ``targets`` (labels or packed texts) is given."""
     if any(target is not None for target in targets):
+        problem = (
+            f"position_ids has {num_ids} IDs for {tokens.shape[1]} tokens" if num_ids else "position_ids are missing"
+        )
         raise SettingError(
-            f"position_ids has {num_ids} IDs for {tokens.shape[1]} tokens; calls with labels or packed texts need "
-            "one ID per token"
+            f"{problem}; calls with labels or packed texts need one ID per token, for example from PositionCollator"
         )
 
 
@@ -58,7 +74,8 @@ def check_known_arguments(names: Iterable[str], wrapped_model: nn.Module) -> Non
     if unknown := sorted(set(names) - known):
         raise SettingError(
             f"unknown arguments {', '.join(unknown)}; leave them out (forward also accepts position_ids, "
-            "labels, position_labels, sequence_ids and prompt_mask)"
+            "labels, position_labels, sequence_ids and prompt_mask), or set data_collator to a PositionCollator, which "
+            "reads the columns of a data set"
         )
 
 

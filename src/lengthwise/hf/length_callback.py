@@ -62,6 +62,7 @@ class EvaluateByLength(TrainerCallback):
         self.trainer, self.batches, self.decode = trainer, dict(sorted(batches.items())), decode
         self.every_steps, self.stop_at_zero, self.extra_fields = every_steps, stop_at_zero, dict(extra_fields or {})
         self._last_step: int | None = None
+        self._rows: list[dict[str, Any]] = []
         self._latest: dict[str, float] = {}
 
     @classmethod
@@ -170,12 +171,12 @@ class EvaluateByLength(TrainerCallback):
         self.measure(state)
 
     def measure(self, state: TrainerState) -> list[dict[str, Any]]:
-        """Measure the model once per step and return the rows.
+        """Measure the model and return the rows. A second call at the same step returns the same rows.
 
         Every process measures all examples, because sharded weights need all processes; the first one writes the rows.
         """
         if self._last_step == state.global_step:
-            return []
+            return self._rows
         self._last_step = state.global_step
         model = self.trainer.accelerator.unwrap_model(self.trainer.model)
         training, rows = model.training, []
@@ -197,6 +198,7 @@ class EvaluateByLength(TrainerCallback):
         exact_match = dict.fromkeys(self.batches, 0.0) | {row["length"]: row["exact_match"] for row in rows}
         self._latest = {f"eval_exact_match_{length}": value for length, value in exact_match.items()}
         self.trainer.log(dict(self._latest))
+        self._rows = rows
         return rows
 
 

@@ -8,6 +8,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from lengthwise.core.errors import LengthwiseError, ModelError, SettingError
+from lengthwise.core.type_checks import check_arguments
 from lengthwise.hf.causal_lm import CausalLM
 from lengthwise.hf.compatibility import FULL_ATTENTION, WINDOWED_ATTENTION, full_attention_advice, narrowest_window
 from lengthwise.hf.id_generation import IDGenerationMixin
@@ -69,6 +70,8 @@ def _check_class(model: Any) -> None:
         )
     if not isinstance(model, PreTrainedModel):
         raise ModelError(f"{type(model).__name__} is not a transformers model; load one with AutoModelForCausalLM")
+    if model.get_output_embeddings() is None:
+        raise ModelError(f"{type(model).__name__} has no output layer; load the model with AutoModelForCausalLM")
 
 
 def check_uses_position_ids(model: PreTrainedModel) -> None:
@@ -155,6 +158,7 @@ def _uses_position_ids(model: Any) -> bool:
     return not torch.equal(logits, logits_of_other_ids) or torch.equal(logits, logits_of_other_tokens)
 
 
+@check_arguments
 def check_scheme(scheme: PositionScheme, num_position_ids: int | None) -> None:
     """Raise ``SettingError`` for a scheme that collators do not support, or with IDs beyond ``num_position_ids``."""
     if scheme.real_valued:

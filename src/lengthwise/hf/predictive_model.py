@@ -253,6 +253,7 @@ class PredictivePositionModel(
             if position_ids.is_floating_point():
                 raise SettingError(f"position_ids have the type {position_ids.dtype}; use an integer type")
             position_ids = expand_ids(position_ids, len(tokens))
+            input_checks.check_num_ids(position_ids.shape[-1], tokens)
         elif self.position_head is None and sequence_ids is None and is_first_call:
             position_ids = self.default_prompt_ids(tokens, attention_mask)
         # A single ID after a cache is usually predicted; checking it would slow down generation.
