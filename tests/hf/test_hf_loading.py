@@ -9,7 +9,7 @@ from tests.support.causal_models import CONFIGS, VOCABULARY_SIZE, causal_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from lengthwise.core.errors import ModelError, UnknownNameError
-from lengthwise.hf.loading import HFCodec, load_causal_lm, load_codec
+from lengthwise.hf.loading import HFCodec, load_causal_lm, load_codec, load_text_model
 
 
 def byte_level_tokenizer(*, has_start: bool) -> transformers.PreTrainedTokenizerFast:
@@ -56,6 +56,7 @@ def test_a_loaded_model_has_the_predictions_of_the_saved_one(folders):
     [
         ("empty", r"contains no model \(no config.json\); use a folder written by save_pretrained"),
         ("trainer", r"contains no model \(no config.json\); use a model in it, such as \S*checkpoint-2$"),
+        ("llama/config.json", r"config.json is a file; use a folder written by save_pretrained, such as \S*llama$"),
         ("missing", r"does not exist; use a folder written by save_pretrained, or a name on the Hub"),
         (
             "headless",
@@ -70,6 +71,20 @@ def test_loading_anything_but_a_causal_language_model_raises_a_one_line_error(fo
     with pytest.raises(ModelError, match=message) as caught:
         load_causal_lm(str(folders / folder))
     assert "\n" not in str(caught.value)
+
+
+def test_a_missing_folder_without_a_path_is_named_before_the_hub(monkeypatch):
+    def fail(*args, **kwargs):
+        raise OSError("no connection")
+
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", fail)
+    with pytest.raises(ModelError, match=r"^there is no folder nowhere, and a model of this name on the Hub cannot be"):
+        load_causal_lm("nowhere")
+
+
+def test_another_tokenizer_replaces_the_tokenizer_of_a_model(folders, tmp_path):
+    causal_model(CONFIGS["llama"]()).save_pretrained(tmp_path)
+    assert load_text_model(str(tmp_path), tokenizer=str(folders / "llama")).codec.encode("a")
 
 
 def test_loading_a_missing_tokenizer_raises_an_error(folders):

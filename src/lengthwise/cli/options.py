@@ -94,6 +94,10 @@ Assignments = Annotated[
 ConfigFile = Annotated[
     Path | None, Option("--config", help="TOML or JSON file with settings, named as in experiment.json.")
 ]
+TokenizerName = Annotated[
+    str | None,
+    Option("--tokenizer", help="Folder or name of a tokenizer that replaces the tokenizer of the model."),
+]
 CorpusFolder = Annotated[Path | None, Option(help="Corpus folder from lengthwise prepare; requires --task text.")]
 
 

@@ -50,8 +50,12 @@ class LanguageModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptingConfig(PromptFormat):
-    """Format of the prompts, and the device and precision of a `transformers` model."""
+    """Format of the prompts, and the tokenizer, device and precision of a `transformers` model.
 
+    Without a name of a ``tokenizer``, the model uses its own tokenizer.
+    """
+
+    tokenizer: str | None = None
     device: str = "auto"
     dtype: str = "float32"
 
@@ -102,7 +106,9 @@ def evaluate_language_model(
     tasks, loading_module = select_variants(task, settings), _import_loading_module(name)
     from lengthwise.hf.text_evaluation import evaluate_texts  # noqa: PLC0415
 
-    model = loading_module.load_text_model(name, device=pick_device(prompting.device), dtype=prompting.dtype)
+    model = loading_module.load_text_model(
+        name, tokenizer=prompting.tokenizer, device=pick_device(prompting.device), dtype=prompting.dtype
+    )
     rows = []
     for variant, variant_task in tasks.items():
         told = describe_knowledge(variant_task, None)

@@ -28,9 +28,12 @@ def load_causal_lm(name: str, *, device: torch.device | None = None, dtype: str 
     return CausalLM(load_pretrained(name, device=device, dtype=dtype), name)
 
 
-def load_text_model(name: str, *, device: torch.device | None = None, dtype: str = "float32") -> TextModel:
-    """Load a model and tokenizer for evaluation in plain text. Raises the same errors as `load_pretrained`."""
-    return TextModel(load_pretrained(name, device=device, dtype=dtype), load_codec(name), name)
+def load_text_model(
+    name: str, *, tokenizer: str | None = None, device: torch.device | None = None, dtype: str = "float32"
+) -> TextModel:
+    """Load a model and a tokenizer for evaluation in plain text. Raises the same errors as `load_pretrained`."""
+    model = load_pretrained(name, device=device, dtype=dtype)
+    return TextModel(model, load_codec(name if tokenizer is None else tokenizer), name)
 
 
 def load_pretrained(name: str, *, device: torch.device | None = None, dtype: str = "float32") -> PreTrainedModel:
@@ -88,6 +91,8 @@ def load_codec(name: str) -> HFCodec:
 
 def _check_folder(name: str) -> None:
     path = Path(name)
+    if path.is_file():
+        raise ModelError(f"{name} is a file; use a folder written by save_pretrained, such as {path.parent}")
     if path.is_dir() and not (path / "config.json").is_file():
         checkpoints = list(path.glob("*/config.json"))
         newest = max(checkpoints, key=lambda file: file.stat().st_mtime).parent if checkpoints else None
@@ -117,7 +122,8 @@ def _describe_error(name: str, error: Exception) -> str:
         return f"{name} is not a causal model with a language-modelling head; use a model such as Llama or GPT-2"
     if "trust_remote_code" in str(error):
         return f"{name} needs code from its folder, which is never executed; use a model that transformers supports"
-    return f"{name} cannot be loaded ({first_line}); use a folder written by save_pretrained, or a name on the Hub"
+    subject = name if Path(name).exists() else f"there is no folder {name}, and a model of this name on the Hub"
+    return f"{subject} cannot be loaded ({first_line}); use a folder written by save_pretrained, or a name on the Hub"
 
 
 def _first_line(error: Exception) -> str:

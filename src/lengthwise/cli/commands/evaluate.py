@@ -41,6 +41,7 @@ def evaluate_(
     in_tokens: Annotated[
         bool, Option("--in-tokens", help="Read --lengths as numbers of tokens of the text for a language model.")
     ] = False,
+    tokenizer: options.TokenizerName = None,
     dtype: Annotated[str | None, Option(help="Data type of a language model: float32, bfloat16 or float16.")] = None,
     out: Annotated[Path | None, Option("--out", help="Output folder for the results of a language model.")] = None,
     seed: options.ExampleSeed = 0,
@@ -60,7 +61,7 @@ def evaluate_(
     flags = {"lengths": lengths, "num_examples": num_examples, "variants": variants}
     if is_run(name):
         model_flags = {"shots": shots, "shot-length": shot_length, "in-tokens": in_tokens or None}
-        options.reject_flags("needs a model, not a run", **model_flags, dtype=dtype, out=out)
+        options.reject_flags("needs a model, not a run", **model_flags, tokenizer=tokenizer, dtype=dtype, out=out)
         overrides = experiment_options.parse_overrides(task=task, scheme=scheme, encoding=encoding)
         run = load_run(Path(name), overrides=overrides, device=device)
         run = replace(run, experiment=experiment_options.override_corpus(run.experiment, corpus))
@@ -77,6 +78,7 @@ def evaluate_(
             shots=DEFAULT_NUM_SHOTS if shots is None else shots,
             shot_length=shot_length,
             in_tokens=in_tokens,
+            tokenizer=tokenizer,
             device=device,
             dtype="float32" if dtype is None else dtype,
         )

@@ -83,9 +83,7 @@ def influence(
     compare_model: Annotated[
         list[str] | None, Option(help="Another model to measure on the same texts; repeat the flag for more models.")
     ] = None,
-    tokenizer: Annotated[
-        str | None, Option(help="Folder or name of a tokenizer that replaces the tokenizer of the model.")
-    ] = None,
+    tokenizer: options.TokenizerName = None,
     dtype: Annotated[
         str | None, Option(help="Data type of a transformers model: float32, bfloat16 or float16.")
     ] = None,
