@@ -274,5 +274,5 @@ def test_an_invalid_task_or_law_prints_one_line(what, content, line, tmp_path, c
 
 
 def test_a_task_without_support_raises_an_error():
-    with pytest.raises(SettingError, match=r"task addition does not declare which tokens .* use a task that declares"):
+    with pytest.raises(SettingError, match=r"task addition does not declare which tokens .* use a built-in task"):
         certify_task(Addition(order="most"), trained=10, lengths=(20,))

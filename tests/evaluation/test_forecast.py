@@ -466,7 +466,7 @@ def test_low_fidelity_of_subsampling_prevents_predictions(half, quarter, reason)
             Addition(order="most"),
             {},
             "rotary",
-            r"task addition does not declare which tokens .* use a task with support",
+            r"task addition does not declare which tokens .* use a built-in task",
         ),
         (
             Parity(),
