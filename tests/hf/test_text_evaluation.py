@@ -152,6 +152,8 @@ def test_a_token_ends_at_the_end_of_the_prompt(kind):
 def test_correct_text_is_correct_in_any_tokenization(monkeypatch):
     codec = TOKENIZERS["space before"]
     model = TextModel(tiny_model(), codec, "tiny")
+    # The model never reads the tokens, because its decoding is replaced.
+    model.vocabulary_size = 1000
     question = model.tokenize_question("0 = 0", " 1\n")
     spelled, wrong = [codec.encode(part)[0] for part in (" ", "1", "\n")], codec.encode(" 0\n")
     assert spelled != list(question.answer_tokens)
@@ -171,6 +173,14 @@ def test_a_tokenizer_that_loses_text_raises_an_error():
         ModelError, match=r"the text: 'v = 0 1\\n' becomes '\? = 0 1'; use a model with a tokenizer that"
     ):
         model.tokenize_question("v = 0", " 1\n")
+
+
+def test_a_token_outside_the_vocabulary_raises_an_error():
+    model = byte_text_model()
+    model.vocabulary_size = 40
+    question = model.tokenize_question("0 = 0", " 1\n")
+    with pytest.raises(ModelError, match=r"produces token ID \d+, but the model has 40 tokens; use the tokenizer that"):
+        next(model.grade([question], decode="forced"))
 
 
 def test_a_length_beyond_the_positions_raises_an_error_before_measuring():

@@ -114,6 +114,8 @@ def evaluate_language_model(
         told = describe_knowledge(variant_task, None)
         row_fields = {**task_fields(variant_task), "model": name, "told": told, "seed": settings.seed}
         row_fields["variant"] = variant
+        if prompting.tokenizer is not None:
+            row_fields["tokenizer"] = prompting.tokenizer
         for row in evaluate_texts(model, variant_task, settings, prompts=prompting, report=report):
             rows.append({**row_fields, **row, "time": utc_timestamp()})
             if out is not None:

@@ -16,6 +16,7 @@ from lengthwise.evaluation.grading import Grades
 from lengthwise.hf.compatibility import check_causal
 from lengthwise.hf.model_parts import device_of
 from lengthwise.hf.tokenization import HFCodec
+from lengthwise.influence.text_codec import check_token_ids
 
 # Limits of one forward pass: input tokens, and logits (examples x answer tokens x vocabulary).
 MAX_FORWARD_TOKENS, MAX_FORWARD_LOGITS = 1 << 15, 1 << 27
@@ -91,8 +92,10 @@ class TextModel:
 
         With ``decode="forced"``, one forward pass per batch predicts each token from the correct previous tokens. With
         ``decode="free"``, the model generates until a newline. Text that equals the answer is correct, even if its
-        tokens differ from the answer tokens.
+        tokens differ from the answer tokens. Raises ``ModelError`` for a token outside the vocabulary of the model.
         """
+        largest = max(max(question.context_tokens + question.answer_tokens) for question in questions)
+        check_token_ids(self.codec.name, largest, self.vocabulary_size)
         for batch in self._batches(questions):
             yield self._grade_forced(batch) if decode == "forced" else self._grade_free(batch)
 

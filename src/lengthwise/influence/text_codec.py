@@ -48,9 +48,14 @@ def tokenize_documents(
     """Yield each document as token IDs. Raises ``ModelError`` if an ID is outside the vocabulary of the model."""
     for document in documents:
         tokens = np.asarray(codec.encode(document.text), dtype=np.int32)
-        if len(tokens) and tokens.max() >= vocabulary_size:
-            raise ModelError(
-                f"tokenizer {codec.name} produces token ID {tokens.max()}, but the model has {vocabulary_size} tokens; "
-                "use the tokenizer that the model was trained with"
-            )
+        check_token_ids(codec.name, int(tokens.max(initial=0)), vocabulary_size)
         yield TokenizedDocument(name=document.name, tokens=tokens)
+
+
+def check_token_ids(codec_name: str, largest: int, vocabulary_size: int) -> None:
+    """Raise ``ModelError`` if the largest token ID of a text is outside the vocabulary of the model."""
+    if largest >= vocabulary_size:
+        raise ModelError(
+            f"tokenizer {codec_name} produces token ID {largest}, but the model has {vocabulary_size} tokens; use the "
+            "tokenizer that the model was trained with"
+        )

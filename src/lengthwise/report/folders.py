@@ -33,7 +33,7 @@ from lengthwise.report.run_state_tables import WORKING
 # Fields that a row of a model that this library did not train may lack.
 MODEL_FIELDS = {"task": "own examples", "train_lengths": None, "steps": 0, "fitted": None}
 # Settings of an evaluation that are part of a label if they differ within a folder.
-EVALUATION_SETTINGS = ("model", "shots", "shot_length", "decode")
+EVALUATION_SETTINGS = ("model", "tokenizer", "shots", "shot_length", "decode")
 STUDY_DATA = re.compile(r'<script type="application/json" id="study">(.*?)</script>', re.DOTALL)
 
 
