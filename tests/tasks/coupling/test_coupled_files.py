@@ -275,3 +275,5 @@ def test_the_search_reads_the_records_of_a_file_with_training_lengths_only(tmp_p
         experiment_for(file, "discovered")
     with pytest.raises(LengthwiseError, match="length 20"):
         experiment_for(file, "discovered", train_lengths=(20, 30))
+    with pytest.raises(LengthwiseError, match="training lengths 6:1 are reversed"):
+        experiment_for(file, "discovered", train_lengths=(6, 1))

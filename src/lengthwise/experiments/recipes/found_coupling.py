@@ -7,7 +7,7 @@ from typing import Any
 
 from lengthwise.encodings import Rotary
 from lengthwise.experiments.coupling_methods import find_coupling
-from lengthwise.experiments.experiment import Experiment
+from lengthwise.experiments.experiment import Experiment, build_sampler
 from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.positions import Discovered
 from lengthwise.tasks import JSONLTask
@@ -28,6 +28,8 @@ def with_found_coupling(experiment: Experiment, report: Callable[[dict[str, Any]
     In a task file, the search reads the records with training lengths only, so that longer records remain a test.
     """
     num_position_ids = experiment.scheme.num_position_ids
+    # The sampler checks the training lengths, whose records the search reads.
+    build_sampler(experiment, experiment.train_lengths)
     is_file = isinstance(experiment.task, JSONLTask)
     if num_position_ids is None or is_file:
         num_position_ids = NUM_POSITION_IDS
