@@ -162,11 +162,11 @@ def _study_section(study: StudyRecord, max_bytes: int) -> Section:
     except KeyError as error:
         raise RunFolderError(
             f"{path} or its page has no value {error}; delete this file, and repeat the study"
-        ) from None
+        ) from error
     except (TypeError, ValueError, AttributeError, IndexError) as error:
         raise RunFolderError(
             f"{path} or its page has an invalid value ({error}); delete this file, and repeat the study"
-        ) from None
+        ) from error
 
 
 def _render(sections: Sequence[Section], plotly: str) -> str:
