@@ -226,11 +226,13 @@ class Decoder(nn.Module):
         if self.previous_share is not None:
             x = x + self.previous_share * torch.cat([previous, embeddings[:, :-1]], dim=1)
         is_separator = torch.isin(tokens, constant_tensor(self.separators, tokens.device))
-        segments = (num_separators + is_separator.cumsum(dim=1)).clamp(max=len(self.separators))
+        separators = num_separators + is_separator.cumsum(dim=1)
         if self.segment is not None:
-            x = x + look_up(self.segment, segments)
+            # A separator belongs to the segment that it ends. In the next segment, a head that reads only the prompt
+            # would miss it, although the end token can depend on it: see test_a_separator_has_the_segment_that_it_ends.
+            x = x + look_up(self.segment, (separators - is_separator.long()).clamp(max=len(self.separators)))
         x = self.encoding.embed(x, position_ids)
         if cache is None:
-            return x, Cache(position_ids, embeddings[:, -1:], segments[:, -1:])
+            return x, Cache(position_ids, embeddings[:, -1:], separators[:, -1:])
         all_ids = cache.extend_ids(position_ids)
-        return x, Cache(all_ids, embeddings[:, -1:], segments[:, -1:], buffers=cache.buffers)
+        return x, Cache(all_ids, embeddings[:, -1:], separators[:, -1:], buffers=cache.buffers)
