@@ -1,0 +1,1128 @@
+"""The sentences with measured numbers in README, docs and benchmark pages, filled from result rows.
+
+``python benchmarks/claim_sentences.py`` lists the sentences that differ from their page, and ``--write`` puts the
+numbers of the rows into the pages. A sentence is found in its page by its words, so a changed word has to be changed
+here, too. ``tests/project/test_claims.py`` checks that the pages agree, and that claims contain no other number.
+"""
+
+import argparse
+import json
+import re
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from claim_queries import (
+    RESULTS,
+    WORDS,
+    Row,
+    Runs,
+    down,
+    listed,
+    num_weights,
+    percent,
+    runs,
+    span,
+    two_digits,
+    up,
+    word,
+)
+
+from lengthwise.encodings import ENCODINGS
+from lengthwise.evaluation.result_rows import FIT_THRESHOLD
+from lengthwise.experiments.recipes import RECIPES
+from lengthwise.experiments.run_folder import read_rows
+from lengthwise.influence.claims import CLAIMS
+from lengthwise.influence.report.answer_sentence import compose_answer
+from lengthwise.model.position_heads import POSITION_HEADS
+from lengthwise.positions import SCHEMES
+from lengthwise.tasks import TASKS
+
+ROOT = Path(__file__).parents[1]
+NUMBER = re.compile(rf"[-+]?(?<![\w.,])\d[\d,]*(?:\.\d+)?(?:e-?\d+)?|\b(?:{'|'.join(WORDS)})\b", re.IGNORECASE)
+BACKGROUNDS = ("independent letters", "Markov chain", "English text")
+OPTIONS = {
+    "log": "NoPE, log scaling",
+    "top-k": "NoPE, top-k",
+    "entmax": "NoPE, entmax",
+    "DAPE V2": "DAPE V2",
+    "ALiBi": "ALiBi",
+}
+PUBLISHED_METHODS = {"rotary", "alibi", "nope", "sinusoidal", "learned"}
+UNCOUPLED = ("sequential", "skipwise", "randomized")
+FITTED_ON_PARITY = ("rotary", "sinusoidal", "learned")
+
+
+def readme() -> Iterator[str]:
+    """README.md."""
+    demo, parity, million = runs("demo"), runs("parity_ppc").of("parity"), runs("million_tokens")
+    found, rivals = demo.of("discovered (PPC)"), demo.of("rotary", "ALiBi", "NoPE")
+    longest, reached = demo.lengths[-1], max(length for length in rivals.lengths if rivals.best(length) > 0)
+    yield f"""
+    to copy up to {demo.trained} symbols, with three seeds each, and tests them with up to {longest:,}
+    ({word(found.num_examples(longest))} string per seed).
+    """
+    yield f"""
+    {word(len(rivals.labels))} encodings fit {demo.trained} symbols and then fall, PPC stays at
+    {found.worst(longest):g} up to {longest:,}
+    """
+    fitting = [label for label in (*found.labels, *rivals.labels) if demo.of(label).num_fit == demo.of(label).num_seeds]
+    yield f"All {word(len(fitting))} fit {demo.trained} symbols; only PPC copies more than {reached}"
+    yield f"which has {word(found.num_seeds)} seeds"
+    yield f"trains the full recipe in {span(parity.each('train_s'), '.0f')} seconds."
+    longest = parity.lengths[-1]
+    yield f"""
+    {word(parity.exact(longest)).capitalize()} of {word(parity.num_seeds)} seeds are exact at [{longest:,}
+    bits](benchmarks/parity_ppc.md) ({word(parity.num_examples(longest))} strings each)
+    """
+    long = million.of(recipe="parity_long", decode="forced")
+    yield f"""
+    and {word(long.exact(long.lengths[-1]))} of {word(long.num_seeds)} seeds of `parity_long` at [a million
+    tokens](benchmarks/million_tokens.md) (one string each).
+    """
+    yield f"""
+    The library includes {len(TASKS)} tasks, {len(SCHEMES)} position schemes, {len(ENCODINGS)} encodings and
+    {len(POSITION_HEADS)} position heads
+    """
+
+
+def list_of_claims() -> Iterator[str]:
+    """The table of claims in benchmarks/README.md."""
+    parity = runs("parity_ppc").of("parity")
+    yield f"| parity with PPC, trained on {parity.trained} bits, tested on {parity.lengths[-1]:,} |"
+    yield f"""
+    | parity, trained on {runs("parity_scratchpad").trained} bits: PPC, coupled IDs, and three encodings that fit |
+    """
+    copy = runs("copy_reverse")
+    yield f"| copy and reverse, trained on {copy.trained} symbols, tested on {copy.lengths[-1]:,} |"
+    addition = runs("addition")
+    yield f"""
+    | addition, trained on {addition.trained} digits, tested on {addition.lengths[-1]:,}, beside three encodings that
+    fit {addition.of("rotary").trained} digits |
+    """
+    several = runs("multi_addition")
+    yield f"""
+    | addition of 2 to 5 operands of 1 to {several.trained} digits, tested on 10 operands of 10 digits and more |
+    """
+    arithmetic = runs("arithmetic")
+    yield f"""
+    | sums of {runs("arithmetic_traces").of("sum, trace").lengths[-1]:,} digits, products and longer lists with a
+    written trace |
+    """
+    products = arithmetic.of("sort, PPC", "addition, PPC", "product, PPC")
+    factors = [
+        each.lengths[-1] / each.trained for each in map(products.of, ("sort, PPC", "product, PPC", "addition, PPC"))
+    ]
+    yield f"""
+    | sums, products and sorted lists, tested at {span(factors, ".0f")} times the training length |
+    """
+    variables = runs("variable_assignment")
+    yield f"""
+    | variable assignment: PPC, and three encodings that fit {variables.of("rotary").trained} assignments; PPC to
+    {variables.lengths[-1]:,} |
+    """
+    sparse = runs("sparse_parity")
+    low, high = sparse.rows[0]["train_lengths"]
+    yield f"""
+    | sparse parity without scratchpad, trained on {low} to {high} bits, tested on 500 and {sparse.lengths[-1]:,} |
+    """
+    recall = runs("recall")
+    yield f"""
+    | associative recall, trained on {recall.trained} items, tested on {recall.lengths[-1]:,}; attention dilution |
+    """
+    options = runs("recall_attention")
+    yield f"""
+    | recall by attention option and encoding, tested at up to {options.lengths[-1] // options.trained:,} times the
+    training length |
+    """
+    needles = [row["tokens"] for row in runs("needles").of("Llama, needle").rows]
+    yield f"at up to {max(needles) // min(needles)} times the training length |"
+    models = runs("hugging_face").of(positions="PPC", scaling="log", task="parity")
+    first, *longer = models.lengths
+    yield f"""
+    | PPC in Llama, GPT-NeoX, Qwen3 and OLMo 2, at {listed(length // first for length in longer)} times the training
+    length; overhead |
+    """
+    yield f"""
+    | diagnosis of {word(len({row["row"] for row in runs("diagnosis").rows}))} runs that fail for known reasons |
+    """
+    contexts = runs("context_length")
+    yield f"""
+    | perplexity at 1 to {contexts.lengths[-1] // contexts.trained} times the training context with
+    {word(len({row["row"] for row in contexts.rows}))} position methods |
+    """
+    trained = sorted({row["train_lengths"][1] for row in runs("training_length").rows})
+    yield f"| copying by longest training length, {trained[0]} to {trained[-1]} symbols: PPC and ALiBi |"
+
+
+def reviewers() -> Iterator[str]:
+    """The table of the reviewers' questions in benchmarks/README.md."""
+    shares = [recovered(study) for study in ("influence_prose", "influence_code")]
+    yield f"""
+    Not shown: {shares[0][0]} own tokens recover {shares[0][1]} of the effect on prose that is specific to the text,
+    {shares[1][1]} on code.
+    """
+    text = runs("sparsity_in_text")
+    yield f"""
+    with {word(len({row["row"] for row in text.rows}))} ways to encode positions (one follows the lines of the text) and
+    {word(text.num_seeds)} seeds each.
+    """
+    readings = read_rows(RESULTS / "sparsity_in_text_readings.jsonl")
+    kinds = list(dict.fromkeys(kind["kind"] for row in readings for kind in row["kinds"]))
+    agreeing = [kind for kind in kinds if any(agrees(readings, label, kind) for label in text.labels)]
+    yield f"""
+    {word(len(agreeing)).capitalize()} of {len(kinds)} kinds of tokens agrees with the claim in its median seed.
+    """
+    brackets = runs("sparsity_by_kind")
+    agree = [row for row in brackets.rows if row["change"]["high"] < 0]
+    yield f"""
+    Over {brackets.rows[0]["measured"]} closing brackets, {len(agree)} of {len(brackets.rows)} intervals agree with the
+    claim, but no method in all seeds.
+    """
+    yield scale_answer()
+    yield bound_answer()
+    mild, strong = minimax_ratio("copy, ALiBi, tilt 10"), minimax_ratio("copy, ALiBi, 4,500 steps, tilt 1000")
+    yield f"""
+    Not on copying, in {word(3)} seeds each: with ALiBi, a mild tilt changes the reach by a factor of {mild}, and a
+    strong one with {word(4500 // 1500)} times the steps by {strong}.
+    """
+    background = runs("background")
+    reached = [
+        sum(value >= 10 for value in background.of(f"NoPE, {name}").multiples())
+        for name in ("Markov chain", "English text")
+    ]
+    rotary = background.of(*(f"rotary, {name}" for name in BACKGROUNDS))
+    yield f"""
+    No: NoPE reaches {10} times the training length in a Markov chain and in English text for {word(min(reached))} of
+    {word(3)} seeds each, rotary only {max(rotary.multiples()):g} time.
+    """
+    lengths, reach = runs("training_length"), runs("minimax")
+    trained = sorted({row["train_lengths"][1] for row in lengths.rows})
+    multiples = {
+        method: [min(lengths.of(f"{method}, up to {each}").multiples()) for each in trained]
+        for method in ("discovered (PPC)", "ALiBi")
+    }
+    yield f"""
+    With PPC, {min(multiples["discovered (PPC)"]):g} times from {listed(trained)} symbols; with ALiBi,
+    {listed(multiples["ALiBi"])} times (worst of {word(lengths.num_seeds)} seeds). More steps help ALiBi:
+    {span(reach.of("copy, ALiBi, 4,500 steps, tilt 0").reach(), "d")} symbols instead of
+    {span(reach.of("copy, ALiBi, tilt 0").reach(), "d")}.
+    """
+    ppc = [runs("ppc").of(label) for label in ("parity, pointer", "variables, pointer")]
+    exact = [
+        f"{each.lengths[-1] // each.trained:,} times, {each.exact(each.lengths[-1])} of {each.num_seeds} seeds"
+        for each in ppc
+    ]
+    yield f"""
+    Yes for parity ({exact[0]}) and variables ({exact[1]}), with gaps in training and the pointer head.
+    """
+    needle = runs("recall").of("needle")
+    longest = needle.lengths[-1]
+    yield f"""
+    Yes without positions ({longest // needle.trained} times, {needle.exact(longest)} of {needle.num_seeds} seeds), if
+    attention is not diluted.
+    """
+    yield f"Llama and GPT-NeoX trained here find it at {needle_times()} times."
+    four = runs("needles").of("Llama, one of four", "GPT-NeoX, one of four")
+    yield f"One of four: not learned (at most {up(four.best(four.lengths[0]))} at the training length)."
+    options = {
+        name: min(runs("recall_attention").of(f"one of four, {label}").multiples()) for name, label in OPTIONS.items()
+    }
+    yield f"""
+    On recall, log scaling reaches {options["log"]:,g} times, top-k and entmax
+    {listed(sorted({options["top-k"], options["entmax"]}))} (each the longest test), DAPE V2 {options["DAPE V2"]:g} and
+    ALiBi {options["ALiBi"]:g} (worst of {word(runs("recall_attention").num_seeds)} seeds).
+    """
+    dape = runs("dape_and_weave")
+    yield f"""
+    On copying, parity and addition, DAPE V2 and weave reach at most
+    {max(dape.of(*(f"{task}, DAPE V2" for task in ("copy", "parity", "addition"))).multiples()):g} times.
+    """
+    rivals, fitting = runs("rivals"), fitting_rivals()
+    farthest = max(max(rivals.of(label).multiples()) for label in fitting)
+    yield f"""
+    On copying, PPC reaches {min(rivals.of("copy, PPC").multiples()):g} times; the best seed of the
+    {word(len(fitting))} rivals that fit in most seeds reaches {farthest:g} times
+    """
+
+
+def recovered(study: str) -> tuple[str, str]:
+    """Return k, and the share that k own tokens of a study recover after subtracting the effect of another text."""
+    summary = json.loads((RESULTS / "influence_text" / study / "summary.json").read_text())
+    found = re.search(r"(\d+) selected tokens recover (\d+%)", compose_answer(summary)["sentence"])
+    assert found is not None
+    return found[1], found[2]
+
+
+def minimax_ratio(label: str) -> str:
+    """Return the ratio of the reach of a row to that of the average over lengths, with its interval."""
+    readings = read_rows(RESULTS / "minimax_readings.jsonl")
+    (_, _, body), *_ = CLAIMS["minimax"].tables(runs("minimax").rows, readings)
+    (ratio,) = (cells[2] for cells in body if cells[0] == label)
+    return ratio
+
+
+def fitting_rivals() -> list[str]:
+    """Return the labels of the rivals of PPC that fit in at least two of three seeds."""
+    rivals = runs("rivals")
+    labels = [label for label in dict.fromkeys(row["row"] for row in rivals.rows) if label != "copy, PPC"]
+    return [label for label in labels if rivals.of(label).num_fit > 1]
+
+
+def needle_multiple(runs_of_model: Runs) -> float:
+    """Return the longest text in which every needle is found, in tokens of the longest training text, worst seed."""
+    by_tokens = {row["tokens"]: row["length"] for row in runs_of_model.rows}
+    exact = [tokens for tokens, length in by_tokens.items() if runs_of_model.worst(length) == 1]
+    return max(exact) / min(by_tokens)
+
+
+def agrees(readings: Sequence[Row], label: str, kind: str) -> bool:
+    """Return True if the correlation of a kind of target is below 0 in the median seed, with its interval."""
+    changes = [
+        each["change"] for row in readings if row["row"] == label for each in row["kinds"] if each["kind"] == kind
+    ]
+    known = sorted((each for each in changes if each["value"] is not None), key=lambda each: each["value"])
+    return bool(known) and known[(len(known) - 1) // 2]["high"] < 0
+
+
+def scale_values(task: str, size: str, length: int, budget: str = "1") -> list[float]:
+    """Return the exact match of a size of the claim ``scale`` by seed."""
+    return runs("scale").of(f"{task}, {size}, {budget} of the steps").at(length)
+
+
+def bound_ratios(regime: str, key: str) -> tuple[float, float]:
+    """Return the median of a bound divided by the exact risk, and the share of laws in which the bound is below 1."""
+    rows = [
+        row for row in read_rows(RESULTS / "theory_bounds.jsonl") if row["regime"] == regime and row["risk"] > 1e-12
+    ]
+    pairs = [(row["values"][key], row["risk"]) for row in rows if key in row["values"]]
+    return statistics.median(bound / risk for bound, risk in pairs), sum(bound < 1 for bound, _ in pairs) / len(pairs)
+
+
+def parity_ppc() -> Iterator[str]:
+    """benchmarks/parity_ppc.md."""
+    both = runs("parity_ppc")
+    parity, rank = both.of("parity"), both.of("parity_rank")
+    longest = both.lengths[-1]
+    yield f"""
+    One layer, trained for {listed(sorted(set(both.each("steps"))))} steps on at most {both.trained} bits, is exact on
+    tokens and IDs of {both.num_examples(longest)} strings of {longest:,} bits per seed, on
+    {word(parity.exact(longest))} of {word(parity.num_seeds)} new seeds with the pointer head (`parity`,
+    {num_weights("parity"):,} weights) and on {word(rank.exact(longest))} of {word(rank.num_seeds)} with the cheaper
+    rank head (`parity_rank`, {num_weights("parity_rank"):,}).
+    """
+
+
+def demo() -> Iterator[str]:
+    """benchmarks/demo.md."""
+    rows = runs("demo")
+    methods = [rows.of(name) for name in ("discovered (PPC)", "rotary", "ALiBi", "NoPE")]
+    fits = min(each.num_fit for each in methods)
+    yield f"""
+    All methods fit their training lengths of up to {rows.trained} symbols, on {word(fits)} of
+    {word(methods[0].num_seeds)} seeds.
+    """
+    middle, longest = 50, rows.lengths[-1]
+    yield f"""
+    At {middle} symbols, rotary, ALiBi and NoPE have at most {up(rows.of("rotary", "ALiBi", "NoPE").best(middle))}.
+    """
+    yield f"""
+    PPC copies {word(methods[0].num_examples(longest))} string of {longest:,} on {word(methods[0].exact(longest))} of
+    {word(methods[0].num_seeds)}; nobody supplied its coupling.
+    """
+
+
+def fit_sweep() -> Iterator[str]:
+    """benchmarks/fit_sweep.md."""
+    fitting = {}
+    for task in ("copy", "parity", "variable_assignment"):
+        fits: dict[tuple[Any, ...], list[float]] = {}
+        for row in read_rows(RESULTS / f"fit_sweep_{task}.jsonl"):
+            if row["task"] == task:
+                fits.setdefault((row["method"], row["configuration"], row["steps"]), []).append(row["fitted"])
+        fitting[task] = {key[0] for key, values in fits.items() if len(values) > 1 and min(values) >= FIT_THRESHOLD}
+    assert fitting["parity"] == fitting["variable_assignment"], fitting
+    copy, others = (word(len(fitting[task] & PUBLISHED_METHODS)) for task in ("copy", "parity"))
+    yield f"""
+    With settings found for each encoding, {copy} fit copying up to {runs("demo").trained} symbols (rotary, ALiBi,
+    NoPE), and {others} fit parity up to {runs("parity_scratchpad").trained} bits and variable assignment up to
+    {runs("variable_assignment").of("rotary").trained} (rotary, sinusoidal, learned), on both tuning seeds.
+    """
+
+
+def parity_scratchpad() -> Iterator[str]:
+    """benchmarks/parity_scratchpad.md."""
+    rows = runs("parity_scratchpad")
+    encodings, ppc = rows.of(*FITTED_ON_PARITY), rows.of("predicted (PPC)")
+    yield f"""
+    Rotary, sinusoidal and learned positions have at least {down(encodings.worst(encodings.trained))} at
+    {encodings.trained} bits, their longest training length, and at most {up(encodings.best(12))} at {12}.
+    """
+    yield f"""
+    PPC, trained on the same lengths, is exact at {2000:,} bits on {word(ppc.exact(2000))} of {word(ppc.num_seeds)}
+    seeds, and at {20_000:,} on {word(ppc.exact(20_000))} ({word(ppc.num_examples(20_000))} strings per seed).
+    """
+
+
+def pointer_form() -> Iterator[str]:
+    """benchmarks/pointer_form.md."""
+    parity = coupling_rounds()[-1].of(task="parity")
+    copy, addition = runs("demo").of("discovered (PPC)"), runs("addition").of("discovered (PPC), up to 10 digits")
+    parts = [
+        f"{what} of {each.lengths[-1]:,} {unit} ({each.num_examples(each.lengths[-1])} per seed{more}), "
+        f"{each.exact(each.lengths[-1])} of {each.num_seeds} seeds"
+        for what, unit, more, each in (
+            ("parity", "bits", "", parity),
+            ("copying", "symbols", "", copy),
+            ("sums", "digits", " and kind", addition),
+        )
+    ]
+    yield f"exact on fresh seeds at the longest lengths tested with them: {'; '.join(parts)}."
+    variables = runs("variable_assignment").of("discovered (PPC), up to 16")
+    longest = variables.lengths[-1]
+    yield f"""
+    On {longest:,} assignments, the worst of {word(variables.num_seeds)} seeds has {variables.worst(longest):.2f} with
+    a found coupling and {runs("variable_assignment").of("predicted (PPC), up to 16").worst(longest):.2f} with the one
+    by hand.
+    """
+
+
+def coupling_rounds() -> list[Runs]:
+    """Return the rounds of training on found couplings; each has its own hundred of seeds."""
+    rows = runs("coupling_training").rows
+    return [
+        Runs([row for row in rows if row["seed"] // 100 == each])
+        for each in sorted({row["seed"] // 100 for row in rows})
+    ]
+
+
+def exact_at(rounds: Sequence[Runs], place: int, *tasks: str) -> tuple[int, int]:
+    """Return the number of exact runs, and of runs, at the first (0) or last (-1) test length of each task."""
+    groups = [each.of(task=task) for each in rounds for task in dict.fromkeys(row["task"] for row in each.rows)]
+    groups = [group for group in groups if not tasks or group.rows[0]["task"] in tasks]
+    return sum(group.exact(group.lengths[place]) for group in groups), sum(len(group.by_run()) for group in groups)
+
+
+def coupling() -> Iterator[str]:
+    """benchmarks/coupling.md."""
+    *earlier, last = coupling_rounds()
+    look_up = "look up in a table"
+    others = {row["task"] for row in last.rows} - {look_up}
+    near, far = exact_at([last], 0, *others), exact_at([last], -1, *others)
+    table = last.of(task=look_up)
+    yield f"""
+    PPC trained on found couplings is exact at 10 times the training length in {near[0]} of {near[1]} runs (looking up
+    in a table: {table.exact(39)} of {table.num_seeds} at 3.9 times), and at 40 to 100 times in {far[0]} of {far[1]}.
+    """
+    addition = [each.of(task="addition") for each in earlier]
+    failed = [each.num_seeds - each.exact(100) for each in addition]
+    xor = exact_at(earlier, 0, "running XOR of two strings")
+    yield f"""
+    In {word(len([each for each in failed if each]))} of {word(len(earlier))} earlier rounds, with other heads,
+    {word(max(failed))} of {word(min(each.num_seeds for each in addition))} seeds failed on sums of {100} digits, and
+    {word(xor[1] - xor[0])} of {word(xor[1])} runs on the running XOR.
+    """
+    exact, number = exact_at([last], -1, *(others - {"parity", "addition"}))
+    yield f"{word(number - exact).capitalize()} of {number} runs of file tasks fail at 100 times the length"
+
+
+def copy_reverse() -> Iterator[str]:
+    """benchmarks/copy_reverse.md."""
+    rows = runs("copy_reverse")
+    longest = rows.lengths[-1]
+    yield f"""
+    With PPC, a decoder with one layer and {num_weights("copy"):,} weights, trained on at most {rows.trained} symbols,
+    copies and reverses {rows.num_examples(longest)} of {rows.num_examples(longest)} strings of {longest:,} symbols, on
+    {word(min(rows.of(task).exact(longest) for task in ("copy", "reverse")))} of {word(rows.num_seeds)} new seeds.
+    """
+
+
+def addition() -> Iterator[str]:
+    """benchmarks/addition.md."""
+    rows = runs("addition")
+    declared, found = (rows.of(f"{name} (PPC), up to 10 digits") for name in ("predicted", "discovered"))
+    longest = rows.lengths[-1]
+    yield f"""
+    Trained on 1 to {declared.trained} digits, PPC is exact on all of {declared.num_examples(longest)} sums of
+    {longest:,} digits of each kind, for {word(declared.exact(longest))} of {word(declared.num_seeds)} fresh seeds, and
+    for {word(found.exact(longest))} of {word(found.num_seeds)} with a coupling that it finds itself.
+    """
+    encodings = rows.of(*FITTED_ON_PARITY, variant="uniform")
+    short = encodings.trained
+    yield f"""
+    On numbers of equal length, rotary, sinusoidal and learned positions have at least {down(encodings.worst(short))} at
+    {short}
+    digits, their longest training length, and at most {up(encodings.best(short + 1))} at {short + 1}.
+    """
+
+
+def multi_addition() -> Iterator[str]:
+    """benchmarks/multi_addition.md."""
+    rows = runs("multi_addition").of(variant="10 operands")
+    longest = rows.lengths[-1]
+    ppc, given = rows.of("multi_addition"), rows.of("multi_addition_given")
+    yield f"""
+    A 1-layer decoder trained on sums of 2 to 5 operands of at most {rows.trained} digits is exact on
+    {rows.num_examples(longest)} sums of 10 operands of {longest} digits, for {ppc.exact(longest)} of {ppc.num_seeds}
+    seeds with PPC and for {given.exact(longest)} of {given.num_seeds} with all IDs given.
+    """
+
+
+def arithmetic() -> Iterator[str]:
+    """benchmarks/arithmetic.md."""
+    rows = runs("arithmetic")
+    sums, lists = rows.of("addition, carries written, PPC"), rows.of("sort, PPC")
+    products = rows.of("product, PPC", variant="2 digits")
+    longest = [each.lengths[-1] for each in (sums, products, lists)]
+    exact = [each.exact(length) for each, length in zip((sums, products, lists), longest, strict=True)]
+    yield f"""
+    1-layer decoders trained on at most {rows.trained} digits or items are exact on {listed(sorted(set(exact)), "to")}
+    of {sums.num_seeds} seeds: sums with written carries at {longest[0]:,} digits, products of {longest[1]} by 2 digits,
+    and sorted lists of {longest[2]} items.
+    """
+
+
+def arithmetic_traces() -> Iterator[str]:
+    """benchmarks/arithmetic_traces.md."""
+    rows = runs("arithmetic_traces")
+    sums, products = rows.of("sum, trace"), rows.of("product, trace")
+    narrow, wide = rows.of("sort, narrow lists"), rows.of("sort, all lists wide")
+    yield f"""
+    With a written trace, sums trained on at most {sums.trained} digits are exact at {1000:,} digits in every test of
+    {sums.exact(1000)} of {sums.num_seeds} seeds ({sums.num_examples(1000) * sums.num_seeds} sums of each kind).
+    """
+    exact = [sum(each.at(100)[i] == each.at(128)[i] == 1 for i in range(each.num_seeds)) for each in (narrow, wide)]
+    yield f"""
+    Lists trained on at most {narrow.trained} items are sorted at {100} and {128} items without an error by {exact[0]}
+    of {narrow.num_seeds} seeds ({narrow.num_examples(128)} lists each), and without narrow lists in training by
+    {exact[1]} of {wide.num_seeds}.
+    """
+    yield f"""
+    Products of {1000:,} digits are not solved: {products.num_fit} of {products.num_seeds} seeds fit their training
+    lengths, and the worst has {products.worst(1000):.2f}.
+    """
+
+
+def variable_assignment() -> Iterator[str]:
+    """benchmarks/variable_assignment.md."""
+    rows = runs("variable_assignment")
+    found = rows.of("discovered (PPC), up to 16")
+    encodings = rows.of(*FITTED_ON_PARITY)
+    longest = rows.lengths[-1]
+    yield f"""
+    Trained on 1 to {found.trained} assignments with a coupling that it finds, PPC has at least
+    {down(found.worst(longest))} at {longest:,}, for {word(found.num_seeds)} fresh seeds.
+    """
+    yield f"""
+    Rotary, sinusoidal and learned positions have at least {down(encodings.worst(encodings.trained))} at
+    {encodings.trained}, their longest training length; at {16}, with all in the chain, they have at most
+    {up(encodings.of(variant="all").best(16))}.
+    """
+
+
+def flagged(rows: Runs, up_to: int) -> Runs:
+    """Select the tests of sparse parity with at most ``up_to`` flagged bits."""
+    return Runs([row for row in rows.rows if int(row["variant"].removeprefix("flagged-")) <= up_to])
+
+
+def sparse_parity() -> Iterator[str]:
+    """benchmarks/sparse_parity.md."""
+    groups = {k: flagged(runs("sparse_parity").of(f"up to {k} bits"), k) for k in (4, 6, 8)}
+    several = flagged(runs("sparse_parity_8"), 8)
+    held = {k: sum(value >= 0.99 for value in rows.at(500)) for k, rows in groups.items()}
+    yield f"""
+    At {500} bits ({500 // groups[4].trained}x), two attention layers without positions, trained on up to K flagged
+    bits, are right on {0.99} of {groups[4].num_examples(500)} sequences or more: on {word(held[4])} of
+    {word(groups[4].num_seeds)} seeds for K=4, {word(held[6])} for K=6 and {word(held[8])} for K=8 (worst seed
+    {groups[8].worst(500):.2f}); with eight lengths per step, on
+    {word(sum(value >= 0.99 for value in several.at(500)))} of {word(several.num_seeds)} for K=8.
+    """
+
+
+def background() -> Iterator[str]:
+    """benchmarks/background.md."""
+    rows = runs("background")
+    nope = [rows.of(f"NoPE, {name}") for name in BACKGROUNDS]
+    exact = [f"{each.exact(500)} of {each.num_seeds}" for each in nope]
+    yield f"""
+    Without positions, the parity of three planted bits is computed exactly at {500 // rows.trained} times the training
+    length ({500} letters) by {exact[0]} seeds among independent letters, by {exact[1]} in a Markov chain (the worst:
+    {nope[1].worst(500):.2f}), and by {exact[2]} in English text, where {nope[2].num_fit} of {nope[2].num_seeds} fit.
+    """
+    rotary = rows.of(*(f"rotary, {name}" for name in BACKGROUNDS))
+    yield f"""
+    With rotary, exact match is at most {up(rotary.best(100))} at twice the training length in every background.
+    """
+
+
+def recall() -> Iterator[str]:
+    """benchmarks/recall.md."""
+    needle = runs("recall").of("needle")
+    longest = needle.lengths[-1]
+    yield f"""
+    A two-layer model without positions, trained on texts of at most {needle.trained} items, finds one needle among
+    {longest:,} items ({longest // needle.trained}x) in all of {needle.num_examples(longest)} sequences, on
+    {word(needle.exact(longest))} of {word(needle.num_seeds)} seeds.
+    """
+
+
+def recall_attention() -> Iterator[str]:
+    """benchmarks/recall_attention.md."""
+    rows = runs("recall_attention")
+    yield f"**Claim ({word(rows.num_seeds)} seeds).**"
+    scaled, plain = rows.of("one of four, NoPE, log scaling"), rows.of("one of four, NoPE")
+    longest = rows.lengths[-1]
+    texts = rows.num_examples(longest) * scaled.num_seeds
+    found = [round(sum(each.at(longest)) * rows.num_examples(longest)) for each in (scaled, plain)]
+    yield f"""
+    Trained on at most {rows.trained} items, a two-layer model without positions and with log scaling finds one of four
+    keys among {longest:,} items ({longest // rows.trained:,}x) in {word(found[0])} of {word(texts)} texts.
+    """
+    yield f"""
+    With plain softmax it finds {word(found[1])} of {word(texts)} there, and the worst seed has
+    {plain.worst(2048):.2f} at {2048 // rows.trained}x.
+    """
+
+
+def needle_times() -> str:
+    """Return the multiple of the training text at which both transformers find every needle on every seed."""
+    return f"{min(needle_multiple(runs('needles').of(f'{name}, needle')) for name in ('Llama', 'GPT-NeoX')):g}"
+
+
+def needles() -> Iterator[str]:
+    """benchmarks/needles.md."""
+    rows = runs("needles")
+    models = [rows.of(f"{name}, needle") for name in ("Llama", "GPT-NeoX", "our decoder, NoPE")]
+    tokens = sorted({row["tokens"] for row in models[0].rows})
+    (longest,) = {row["length"] for row in models[0].rows if row["tokens"] == tokens[-1]}
+    yield f"""
+    trained from random weights on texts with one needle of at most {tokens[0]} tokens, find it in
+    {models[0].num_examples(longest)} of {models[0].num_examples(longest)} texts of {tokens[-1]:,} tokens
+    ({tokens[-1] // tokens[0]} times) in {min(each.exact(longest) for each in models)} of {models[0].num_seeds} seeds.
+    """
+    language_model = rows.of("our language model, needle")
+    best = max(row["exact_match"] for row in language_model.rows)
+    yield f"""
+    A small language model of this library, which never trained on the task, finds {word(round(best))}.
+    """
+
+
+def dape_and_weave() -> Iterator[str]:
+    """benchmarks/dape_and_weave.md."""
+    rows = runs("dape_and_weave")
+    yield f"**Claim ({word(rows.num_seeds)} seeds).**"
+    copy = rows.of("copy, DAPE V2")
+    twice = 2 * copy.trained
+    yield f"""
+    Trained on up to {copy.trained} symbols, DAPE V2 copies {twice} (2x) with exact match {span(copy.at(twice))}; its
+    base KERPLE (log) has {span(rows.of("copy, KERPLE (log)").at(twice))}.
+    """
+    values = []
+    readings = read_rows(RESULTS / "dape_and_weave_readings.jsonl")
+    for task in ("parity", "addition"):
+        dape = rows.of(f"{task}, DAPE V2")
+        following = dape.lengths[dape.lengths.index(dape.trained) + 1]
+        weave = [tests for row in readings if row["row"] == f"{task}, rotary" for tests in row["weave"].values()]
+        values += [
+            dape.best(following),
+            *(each["exact_match"] for tests in weave for each in tests if each["length"] == following),
+        ]
+    yield f"""
+    On parity and addition, DAPE V2 and weave have at most {up(max(values))} at the next tested length.
+    """
+
+
+def rivals() -> Iterator[str]:
+    """benchmarks/rivals.md."""
+    rows = runs("rivals")
+    yield f"**Claim ({word(rows.num_seeds)} seeds).**"
+    ppc = rows.of("copy, PPC")
+    fitting = {label.removeprefix("copy, "): min(rows.of(label).multiples()) for label in fitting_rivals()}
+    farther = [name for name, multiple in fitting.items() if multiple > 1]
+    yield f"""
+    Trained on copying up to {ppc.trained} symbols, PPC copies {ppc.lengths[-1]:,} symbols ({min(ppc.multiples()):g}
+    times).
+    """
+    yield f"""
+    Of the {word(len(fitting))} rivals that fit in two or three seeds, {listed(farther)} reach
+    {min(fitting[name] for name in farther):g} times in the worst seed, and
+    {listed([name for name in fitting if name not in farther])} {min(fitting.values()):g} time.
+    """
+
+
+def scale() -> Iterator[str]:
+    """benchmarks/scale.md."""
+    yield f"On these {word(runs('scale').num_seeds)} seeds, the task decides what limits the reach."
+
+
+def scale_answer() -> str:
+    """Return the answer to the question about the size of the model."""
+    rows = runs("scale")
+    width = [two_digits(min(scale_values("variables", size, 1600))) for size in ("1 x 32", "1 x 64", "1 x 128")]
+    depth = [two_digits(min(scale_values("variables", size, 1600))) for size in ("1 x 64", "2 x 64", "4 x 64")]
+    fits = [rows.of(f"sparse parity, {size}, 0.25 of the steps").num_fit for size in ("1 x 64", "2 x 64", "4 x 64")]
+    return f"""
+    The task decides. Variable assignment at {1600 // 16} times needs width ({listed(width)} with {32}, {64} and {128},
+    worst of {word(rows.num_seeds)} seeds) more than depth ({listed(depth)} with one, two and four layers of {64}).
+    Sparse parity fits after a quarter of the steps in {listed(fits)} of {word(rows.num_seeds)} seeds with one, two and
+    four layers. Parity with PPC needs neither.
+    """
+
+
+def bound_answer() -> str:
+    """Return the answer to the question about Theorem 4.3."""
+    published = [f"{bound_ratios(regime, 'F0')[1]:.0%}" for regime in ("clean", "mixed")]
+    cover, linear = ([f"{bound_ratios(regime, key)[0]:.2g}" for regime in ("clean", "mixed")] for key in ("B", "B2"))
+    mixed = bound_ratios("mixed", "B2")[0]
+    return f"""
+    Its published form almost always (below 1 in {published[0]} of the clean laws and {published[1]} of the mixed).
+    Medians of the improved forms in clean and mixed laws: {cover[0]} and {cover[1]} times the exact risk (window
+    cover), {linear[0]} and {mixed:.0f} (linear in N / L).
+    """
+
+
+def hugging_face() -> Iterator[str]:
+    """benchmarks/hugging_face.md."""
+    rows = runs("hugging_face")
+    models = [
+        rows.of(model=name, task="parity", positions="PPC", scaling="log")
+        for name in ("Llama", "GPT-NeoX", "Qwen3", "OLMo 2")
+    ]
+    first, *longer = models[0].lengths
+    exact = min(each.exact(length) for each in models for length in longer)
+    yield f"""
+    make no error on parity at {listed(length // first for length in longer)} times the training length
+    ({listed(models[0].num_examples(length) for length in longer)} strings), on {exact} of {models[0].num_seeds} seeds
+    each.
+    """
+    unscaled = {
+        name: rows.of(model=name, task="parity", positions="PPC", scaling="none")
+        for name in ("Qwen3", "OLMo 2", "GPT-NeoX", "Llama")
+    }
+    normalized = max(unscaled[name].best(longer[0]) for name in ("Qwen3", "OLMo 2"))
+    neox, llama = unscaled["GPT-NeoX"], unscaled["Llama"]
+    yield f"""
+    Without it, models that normalize queries and keys (Qwen3, OLMo 2) have at most {up(normalized)} at {longer[0]}
+    bits, GPT-NeoX has {neox.worst(longer[0]):.2f} there on the worst seed and {neox.best(longer[1]):.2f} at
+    {longer[1]:,}, and Llama has {llama.worst(longer[1]):.2f} at {longer[1]:,} on the worst of {word(llama.num_seeds)}
+    seeds.
+    """
+    plain = rows.of(positions="plain")
+    short = {"parity": 20, "variable_assignment": 16}
+    values = [value for task, length in short.items() for value in plain.of(task=task).at(length)]
+    fitted = sorted(value for value in values if value >= FIT_THRESHOLD)
+    best = max(plain.of(task=task).best(10 * length) for task, length in short.items())
+    steps = {
+        positions: [
+            min(rows.of(model=name, task="variable_assignment", positions=positions).each("step"))
+            for name in ("GPT-NeoX", "Llama")
+        ]
+        for positions in ("plain", "PPC")
+    }
+    yield f"""
+    With as many steps as PPC on parity, and fewer on variables ({listed(f"{each:,}" for each in steps["plain"])}
+    instead of {listed(f"{each:,}" for each in steps["PPC"])}), {word(len(fitted))} of {word(len(values))} runs fit the
+    training lengths (variables, {listed(f"{each:.3f}" for each in fitted)}), and the best has {best:.2f} at ten
+    times this length.
+    """
+
+
+def forecast() -> Iterator[str]:
+    """benchmarks/forecast.md."""
+    rows = read_rows(RESULTS / "forecast.jsonl")
+    predicted = [row for row in rows if row["predicted"] is not None]
+    by_seed: dict[int, list[bool]] = {}
+    for row in predicted:
+        by_seed.setdefault(row["seed"], []).append(
+            row["predicted"]["low"] <= row["measured"] <= row["predicted"]["high"]
+        )
+    held = [value for values in by_seed.values() for value in values]
+    worst = min(statistics.mean(values) for values in by_seed.values())
+    number = len({(row["row"], row["seed"]) for row in rows})
+    yield f"""
+    The 90% intervals of `lengthwise certify` contain the measured accuracy in {statistics.mean(held):.3f} of the
+    {len(held)} cells with a prediction, and in {worst:.3f} on the worst seed, for {number} new runs at
+    {listed(sorted({row["times"] for row in rows}))} times the training length.
+    """
+
+
+def context_length() -> Iterator[str]:
+    """benchmarks/context_length.md."""
+    rows = runs("context_length")
+    shortest, *_, longest = rows.lengths
+
+    def perplexities(label: str) -> dict[int, float]:
+        return {row["length"]: row["perplexity"] for row in rows.of(label).rows}
+
+    alibi, rotary, pose = (perplexities(label) for label in ("ALiBi", "rotary", "rotary + PoSE"))
+    change = (max(alibi.values()) / min(alibi.values()) - 1) * 100
+    yield f"""
+    With ALiBi, perplexity changes by at most {up(change, 1)}% at 1 to {longest // shortest} times the training context.
+    """
+    yield f"""
+    Rotary rises from {rotary[shortest]:.0f} to {rotary[longest]:.0f}; with random gaps in training (PoSE) it ends at
+    {pose[longest]:.0f}. {word(rows.num_seeds).capitalize()} seed.
+    """
+
+
+def training_length() -> Iterator[str]:
+    """benchmarks/training_length.md."""
+    rows = runs("training_length")
+    yield f"**Claim ({word(rows.num_seeds)} seeds).**"
+    trained = sorted({row["train_lengths"][1] for row in rows.rows})
+    alibi = [min(rows.of(f"ALiBi, up to {each}").reach()) for each in trained]
+    ppc = [min(rows.of(f"discovered (PPC), up to {each}").multiples()) for each in trained]
+    yield f"""
+    On copying, ALiBi trained on up to {listed(trained)} symbols reaches at least {listed(alibi)}. PPC reaches the
+    longest test, {listed(sorted(set(ppc)))} times the training length, from each of them.
+    """
+
+
+def minimax() -> Iterator[str]:
+    """benchmarks/minimax.md."""
+    rows = runs("minimax")
+    strong = rows.of("copy, ALiBi, tilt 1000")
+    yield f"is not better than training on the average, in {word(strong.num_seeds)} seeds each."
+    long = rows.of("copy, ALiBi, 4,500 steps, tilt 1000")
+    yield f"""
+    With ALiBi and {strong.rows[0]["steps"]:,} steps, a mild tilt reaches about as far (geometric mean of the ratio
+    {minimax_ratio("copy, ALiBi, tilt 10")}), and a strong one fits in {strong.num_fit} of {strong.num_seeds} seeds.
+    With {long.rows[0]["steps"]:,} steps the strong tilt fits in {long.num_fit} of {long.num_seeds} and reaches
+    {minimax_ratio("copy, ALiBi, 4,500 steps, tilt 1000")} times as far.
+    """
+    ppc = rows.of(
+        *(
+            f"{task}, PPC, tilt {tilt}"
+            for task, tilt in (("copy", 0), ("copy", 10), ("copy", 1000), ("parity", 0), ("parity", 1000))
+        )
+    )
+    yield f"""
+    PPC reaches the longest test, {min(ppc.multiples()):g} times the training length, with every tilt,
+    """
+
+
+def encodings() -> Iterator[str]:
+    """benchmarks/encodings.md."""
+    rows = {row["encoding"]: row for row in read_rows(RESULTS / "encoding_speed.jsonl")}
+
+    def largest(field: str, *names: str) -> float:
+        return max(rows[name][field] for name in names)
+
+    biases, vectors = ("alibi", "hard_alibi", "kerple_log", "kerple_power", "t5", "fire"), ("rotary", "learned")
+    networks = ("dape", "dape_v2")
+    yield f"""
+    With an additive bias of the distance (ALiBi, KERPLE, T5, FIRE), a training step takes at most
+    {largest("training_ratio", *biases)} times as long as one without positions (NoPE), and a cached decoding step at
+    most {largest("decoding_ratio", *biases)} times. DAPE and DAPE V2, whose bias is a network over all scores, take
+    {listed(rows[name]["training_ratio"] for name in networks)} times in training.
+    """
+    yield f"""
+    For rotary and learned positions the factors are at most {largest("training_ratio", *vectors)} for training and
+    {largest("decoding_ratio", *vectors)} for decoding.
+    """
+
+
+def speedrun() -> Iterator[str]:
+    """benchmarks/speedrun.md."""
+    rows = [row for row in read_rows(RESULTS / "speedrun.jsonl") if row["recipe"] in ("parity", "copy")]
+    solved = {name: [row["solved"] for row in rows if row["recipe"] == name] for name in ("parity", "copy")}
+    yield f"""
+    On one core, a new process solves parity or copy at {100} times the training length in at most
+    {up(max(row["cpu_s"] for row in rows), 0)} s of processor time on {word(min(map(sum, solved.values())))} of
+    {word(len(solved["copy"]))} seeds each, import and evaluation included.
+    """
+
+
+def million_tokens() -> Iterator[str]:
+    """benchmarks/million_tokens.md."""
+    rows = runs("million_tokens").of(decode="forced")
+    parity, copy = rows.of(recipe="parity_long"), rows.of(recipe="copy_long")
+    longest = rows.lengths[-1]
+    seconds = [up(max(row["cpu_s"] for row in each.rows if row["length"] == longest), 0) for each in (parity, copy)]
+    yield f"""
+    One layer, trained on at most {RECIPES["parity_long"]().train_lengths[1]} bits, computes the parity of {longest:,}
+    bits (a million tokens; one string per seed) without an error in a token or an ID, on {word(parity.exact(longest))}
+    of {word(parity.num_seeds)} new seeds, in at most {seconds[0]} s on one core. Copying does so on
+    {word(copy.exact(longest))} of {word(copy.num_seeds)}, in at most {seconds[1]} s.
+    """
+
+
+def mixed_lengths() -> Iterator[str]:
+    """benchmarks/mixed_lengths.md."""
+    rows = [
+        row for row in read_rows(RESULTS / "mixed_lengths.jsonl") if row["part"] == "fit" and row["task"] == "parity"
+    ]
+
+    def select(lengths_per_batch: int, steps: int) -> list[Row]:
+        return [
+            row for row in rows if row["lengths_per_batch"] == lengths_per_batch and row["exact_match"][-1][0] == steps
+        ]
+
+    eight, single = select(8, 1000), select(1, 1500)
+    seconds = [row["process_s"] for row in eight]
+    yield f"""
+    Rotary as published, trained for {span(seconds, ".0f")} s with eight lengths per batch, reaches an exact match of at
+    least {down(min(row["exact_match"][-1][1] for row in eight))} on parity with 10 bits (worst of {word(len(eight))}
+    seeds). With one length per batch, the best seed reaches {up(max(row["exact_match"][-1][1] for row in single))} in
+    {span([row["process_s"] for row in single], ".0f")} s.
+    """
+
+
+def theory_bounds() -> Iterator[str]:
+    """benchmarks/theory_bounds.md."""
+    linear, cover, known = (bound_ratios("clean", key)[0] for key in ("B2", "B", "B0"))
+    yield f"In *clean* laws, the median of the bound linear in N / L is {linear:.3g} times the risk."
+    yield f"The window cover uses risks by planted set and has a median of {cover:.2g} times the risk."
+    mixed = [bound_ratios("mixed", key)[0] for key in ("B2", "B", "B0")]
+    yield f"""
+    With known scores, the median is {known:.2f} times the risk. In *mixed* laws, the three medians are
+    {listed(f"{each:.3g}" for each in mixed)}.
+    """
+
+
+def which() -> Iterator[str]:
+    """docs/which.md."""
+    copy, parity = latest("copy"), latest("parity")
+    uncoupled = [copy.of(label) for label in copy.labels if label.split("/")[0] in UNCOUPLED]
+    kerple, alibi, rotary = (copy.of(f"sequential/{name}") for name in ("kerple_log", "alibi", "rotary"))
+    best = max(mean(each, 2) for each in uncoupled)
+    assert best == mean(kerple, 2)
+    yield f"""
+    In these tables, the best configuration without coupling (KERPLE (log) on copy) reaches an exact match of
+    {best:.2f} at twice the training length and {mean(kerple, 5):.2f} at five times.
+    """
+    longer = runs("training_length").of("ALiBi, up to 20")
+    yield f"""
+    With other settings and more steps, ALiBi copies {span(longer.at(40))} at twice and {span(longer.at(100))} at five
+    times the training length ([{word(longer.num_seeds)} seeds](../benchmarks/training_length.md)).
+    """
+    yield f"Our best cell without coupling has {best:.2f} at 2x."
+    cells = [each.of(label) for each in (copy, parity, latest("addition")) for label in each.labels]
+    exact = {cell.labels[0].split("/")[0] for cell in cells if mean(cell, 5) == 1}
+    yield f"All cells with an exact match of 1 at 5x use {listed(sorted(f'`{scheme}`' for scheme in exact), 'or')}."
+    yield f"""
+    On copy, KERPLE (log) has an exact match of {mean(kerple, 2):.2f} at 2x and {mean(kerple, 5):.2f} at 5x, and ALiBi
+    has {mean(alibi, 2):.2f} and {mean(alibi, 5):.2f}.
+    """
+    lost = [mean(copy.of(f"sequential/{name}"), 2) for name in ("t5", "fire", "yarn")]
+    yield f"T5, FIRE and YaRN have {span(lost)} at 2x; rotary, learned IDs and NoPE have at most {up(max_lost(copy))}."
+    yield f"Rotary has an exact match of {mean(rotary, 2):g} at 2x."
+    spread = [copy.of(label) for label in copy.labels if label.split("/")[0] in UNCOUPLED[1:]]
+    fits = [cell for cell in spread if cell.num_fit]
+    yield f"""
+    With skip-wise and randomized IDs, {word(len(fits))} copy cells have a seed that fits in
+    {max(step for cell in fits for step in cell.each("steps")):,} steps. No cell exceeds an exact match of
+    {up(max(mean(cell, 2) for cell in spread))} at 2x.
+    """
+    logarithmic = [each.of(f"{scheme}/kerple_log") for each in (parity, copy) for scheme in ("coupled", "predicted")]
+    smallest = min(cell.worst(length) for cell in logarithmic for length in cell.lengths)
+    yield f"**KERPLE (log) with coupling has an exact match of {smallest:g} at every length of parity and copy.**"
+    rotaries = [each.of(f"{scheme}/rotary") for each in (parity, copy) for scheme in ("coupled", "predicted")]
+    far = parity.of("coupled/rotary")
+    yield f"""
+    **Rotary with coupling** has at least {down(min(mean(cell, times) for cell in rotaries for times in (1, 2, 5, 10)))}
+    up to 10x on both of these tasks. At 100x the seeds differ (parity with `coupled`:
+    {listed(sorted(far.at(100 * far.trained)))}).
+    """
+    long = runs("parity_ppc").of("parity")
+    longest = long.lengths[-1]
+    yield f"""
+    It reaches an exact match of 1 at {longest:,} bits ({longest // long.trained:,}x,
+    {word(long.num_examples(longest))} strings per seed) with {word(long.exact(longest))} of {word(long.num_seeds)}
+    seeds.
+    """
+    buckets = [each.of(f"{scheme}/t5") for each in (parity, copy) for scheme in ("coupled", "predicted")]
+    yield f"**T5** with coupling also fits, but has at most {up(max(mean(cell, 2) for cell in buckets))} at 2x."
+    learned, close = copy.of("coupled/learned"), copy.of("coupled/alibi")
+    best_fit = max(
+        value for scheme in ("coupled", "predicted") for value in parity.of(f"{scheme}/alibi").each("fitted")
+    )
+    yield f"""
+    **Learned IDs** with coupling fit, but their exact match falls slightly at 2x (copy: {mean(learned, 2):.2f}) and
+    strongly by 10x, because each of the {learned.rows[0]["id_range"][1] + 1:,} IDs is rare in training.
+    """
+    yield f"""
+    **ALiBi** almost fits copy with coupled IDs ({mean(close, 1):.2f} at 1x), but not parity ({best_fit:.2f} at best).
+    """
+    yield f"learned positions fit parity of {runs('parity_scratchpad').trained} bits and then fall"
+
+
+def max_lost(copy: Runs) -> float:
+    """Return the largest exact match at twice the training length of the encodings that lose all of it."""
+    return max(mean(copy.of(f"sequential/{name}"), 2) for name in ("rotary", "learned", "nope"))
+
+
+def latest(task: str) -> Runs:
+    """Return the runs of a table of docs/which.md; longer runs replace those with the same label and seed."""
+    longer = read_rows(RESULTS / f"which_{task}_longer.jsonl")
+    replaced = {(row["row"], row["seed"]) for row in longer}
+    return Runs(
+        [row for row in read_rows(RESULTS / f"which_{task}.jsonl") if (row["row"], row["seed"]) not in replaced]
+        + longer
+    )
+
+
+def mean(cell: Runs, times: int) -> float:
+    """Return the mean over seeds at a multiple of the training length."""
+    try:
+        return statistics.mean(cell.at(times * cell.trained))
+    except AssertionError:
+        return 0.0
+
+
+def diagnose() -> Iterator[str]:
+    """docs/diagnose.md."""
+    readings = read_rows(RESULTS / "diagnosis_readings.jsonl")
+    dilution, distances = "attention diluted by more tokens", "IDs or distances that training did not show"
+    recall, copy = ([row for row in readings if row["row"] == label] for label in ("recall, NoPE", "copy, rotary"))
+    fewer = listed(f"{row['repaired'][dilution]:.2f}" for row in recall)
+    trained = listed(f"{row['repaired'][distances]:.2f}" for row in copy)
+    yield f"""
+    Recall with NoPE fails at length {recall[0]["length"]:,}. NoPE reads no IDs, so training IDs repair no error. Fewer
+    tokens repair {fewer} of the first errors.
+    """
+    yield f"fewer tokens repair no error, and training IDs repair {trained} of the first errors."
+
+
+def influence() -> Iterator[str]:
+    """docs/influence.md."""
+    k, share = recovered("influence_code")
+    summary = json.loads((RESULTS / "influence_text" / "influence_code" / "summary.json").read_text())
+    (other,) = (each["own_minus"] for each in summary["far"] if each["from"] == "other")
+    yield f"{k} selected tokens recover {share} of the effect of far context on its"
+    yield f"""
+    original text is {other["value"]:.3f} nats per target (95% interval {other["low"]:.3f} to {other["high"]:.3f}).
+    """
+    prose = json.loads((RESULTS / "influence_text" / "influence_prose" / "summary.json").read_text())
+    gains = {each["from"]: each["gains"]["value"] for each in prose["far"]}
+    yield f"""
+    On prose, {percent(gains["own"])} of targets gain half a nat from far tokens of the original text, but
+    {percent(gains["other"])} gain as much from far tokens of another text
+    """
+
+
+PAGES: dict[str, Callable[[], Iterator[str]]] = {
+    "README.md": readme,
+    "benchmarks/README.md": lambda: chain(list_of_claims(), reviewers()),
+    **{
+        f"benchmarks/{page.__name__}.md": page
+        for page in (
+            *(parity_ppc, demo, fit_sweep, parity_scratchpad, coupling, pointer_form, copy_reverse, addition),
+            *(multi_addition, arithmetic, arithmetic_traces, variable_assignment, sparse_parity, background, recall),
+            *(recall_attention, needles, dape_and_weave, rivals, scale, hugging_face, forecast, context_length),
+            *(training_length, minimax, encodings, speedrun, million_tokens, mixed_lengths, theory_bounds),
+        )
+    },
+    **{f"docs/{page.__name__}.md": page for page in (which, diagnose, influence)},
+}
+
+
+# Parts of claims without result rows, and where their numbers come from.
+NOT_FROM_ROWS: dict[str, tuple[tuple[str, str], ...]] = {
+    "README.md": (
+        ("[Start in five minutes", "the time to follow docs/start.md"),
+        ("Parity of five bits", "the example of the figure"),
+    ),
+    "benchmarks/README.md": (
+        ("twelve tasks from files", "FILE_TASKS of benchmarks/coupling_tasks.py"),
+        ("resumed runs are identical after 20 kills", "python -m pytest -m slow tests/training -k killed"),
+        ("memory over two hours", "python benchmarks/soak.py --minutes 120"),
+        ("what the five scripts in `examples/` print on three seeds", "the commands of benchmarks/examples.md"),
+        ("in one of two documented ways", "docs/influence.md"),
+        ("(k = 1)", "a question"),
+    ),
+    "benchmarks/encodings.md": (
+        (
+            "The model has 2 layers, d_model 128 and 4 heads; the batch has 8 sequences of 512 tokens.",
+            "settings of benchmarks/encoding_speed.py",
+        ),
+    ),
+    "benchmarks/examples.md": (
+        (
+            "Four of the five scripts in `examples/` print the same result on three of three seeds.",
+            "the commands of the page, read by hand",
+        ),
+        (
+            "Each script takes 31 to 72 s of processor time, so less than two minutes on a free core.",
+            "the commands of the page, timed by hand",
+        ),
+    ),
+    "benchmarks/faults.md": (
+        (
+            "a hang of more than 5 s (60 s for work that succeeds), or more than 2 GiB of memory",
+            "limits in tests/attacks",
+        ),
+    ),
+    "benchmarks/hugging_face.md": (("Two-layer Llama", "settings of benchmarks/hugging_face.py"),),
+    "benchmarks/readability.md": (
+        (
+            "New readers with only the folder listing found the right module for 12 of 12 questions. The last of six "
+            "readers found three sentences of the old voice.",
+            "people's and models' answers, counted by hand",
+        ),
+    ),
+    "benchmarks/report.md": (
+        (
+            "The page of 1,000 runs has 5.96 MB and is drawn in 1.2 s. The page of a study with 100,000 targets has "
+            "6.43 MB and is drawn in 1.0 s.",
+            "python benchmarks/report_size.py",
+        ),
+    ),
+    "benchmarks/resume.md": (("at 20 random moments", "python -m pytest -m slow tests/training -k killed"),),
+    "benchmarks/sparsity_in_text.md": (("(Golowich et al. 2025,", "a citation"),),
+    "docs/which.md": (
+        ("Point 3 lists their exact match at 2x.", "a reference"),
+        ("fall quickly near distance 0", "a property of the encoding"),
+        ("With three times the steps,", "6,000 steps of the longer runs instead of 2,000"),
+        ("training ends 300 steps after the run fits", "a setting of the comparison"),
+        ("With eight lengths per step", "a setting of the recipe"),
+        ("by a factor of ten lowers", "a setting of the comparison"),
+    ),
+}
+
+
+def one_line(text: str) -> str:
+    """Return a text with a single space between words, without the marks of quotes."""
+    return " ".join(re.sub(r"^> ?", "", text, flags=re.MULTILINE).split())
+
+
+def differing_sentences(page: str) -> list[str]:
+    """Return the sentences of a page that it does not contain as the rows state them."""
+    text = one_line((ROOT / page).read_text())
+    return [sentence for sentence in map(one_line, PAGES[page]()) if sentence not in text]
+
+
+def put_numbers(text: str, sentence: str) -> str:
+    """Return a page with the numbers of a sentence in the place that has its words; line breaks stay."""
+    words = [r"\s+(?:> )?".join(map(re.escape, part.split(" "))) for part in NUMBER.split(sentence)]
+    pattern = re.compile(rf"({NUMBER.pattern})".join(words), re.IGNORECASE)
+    found = pattern.search(text)
+    if found is None:
+        return text
+    pieces, end = [], found.start()
+    for place, number in enumerate(NUMBER.findall(sentence), start=1):
+        pieces += [text[end : found.start(place)], number]
+        end = found.end(place)
+    return text[: found.start()] + "".join(pieces) + text[end:]
+
+
+def main() -> None:
+    """List the sentences that differ from their page, or write their numbers."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true", help="write the numbers of the rows into the pages")
+    options = parser.parse_args()
+    for page in PAGES:
+        path = ROOT / page
+        if options.write:
+            text = path.read_text()
+            for sentence in differing_sentences(page):
+                text = put_numbers(text, sentence)
+            path.write_text(text)
+        for sentence in differing_sentences(page):
+            print(f"{page}: {sentence}")
+
+
+if __name__ == "__main__":
+    main()
