@@ -62,7 +62,7 @@ def readme() -> Iterator[str]:
     longest, reached = demo.lengths[-1], max(length for length in rivals.lengths if rivals.best(length) > 0)
     yield f"""
     to copy up to {demo.trained} symbols, with three seeds each, and tests them with up to {longest:,}
-    ({word(found.num_examples(longest))} string per seed).
+    ({word(found.num_examples(longest))} per seed).
     """
     yield f"""
     {word(len(rivals.labels))} encodings fit {demo.trained} symbols and then fall, PPC stays at
@@ -70,17 +70,17 @@ def readme() -> Iterator[str]:
     """
     fitting = [label for label in (*found.labels, *rivals.labels) if demo.of(label).num_fit == demo.of(label).num_seeds]
     yield f"All {word(len(fitting))} fit {demo.trained} symbols; only PPC copies more than {reached}"
-    yield f"which has {word(found.num_seeds)} seeds"
-    yield f"trains the full recipe in {span(parity.each('train_s'), '.0f')} seconds."
+    yield f"({word(found.num_seeds)} seeds; [explanation]"
+    yield f"trains for {span(parity.each('train_s'), '.0f')} s."
     longest = parity.lengths[-1]
     yield f"""
-    {word(parity.exact(longest)).capitalize()} of {word(parity.num_seeds)} seeds are exact at [{longest:,}
-    bits](benchmarks/parity_ppc.md) ({word(parity.num_examples(longest))} strings each)
+    {word(parity.exact(longest)).capitalize()} of {word(parity.num_seeds)} seeds are exact on
+    {word(parity.num_examples(longest))} strings of [{longest:,} bits](benchmarks/parity_ppc.md)
     """
     long = million.of(recipe="parity_long", decode="forced")
     yield f"""
-    and {word(long.exact(long.lengths[-1]))} of {word(long.num_seeds)} seeds of `parity_long` at [a million
-    tokens](benchmarks/million_tokens.md) (one string each).
+    {word(long.exact(long.lengths[-1]))} of {word(long.num_seeds)} of `parity_long` on one of [a million
+    tokens](benchmarks/million_tokens.md).
     """
     yield f"""
     The library includes {len(TASKS)} tasks, {len(SCHEMES)} position schemes, {len(ENCODINGS)} encodings and
