@@ -52,6 +52,7 @@ OPTIONS = {
 }
 PUBLISHED_METHODS = {"rotary", "alibi", "nope", "sinusoidal", "learned"}
 UNCOUPLED = ("sequential", "skipwise", "randomized")
+STEADY = ("NoPE, log scaling", "NoPE, top-k", "NoPE, entmax", "NAPE, log scaling", "NAPE, scalable entmax")
 FITTED_ON_PARITY = ("rotary", "sinusoidal", "learned")
 
 
@@ -289,7 +290,7 @@ def agrees(readings: Sequence[Row], label: str, kind: str) -> bool:
 
 def scale_values(task: str, size: str, length: int, budget: str = "1") -> list[float]:
     """Return the exact match of a size of the claim ``scale`` by seed."""
-    return runs("scale").of(f"{task}, {size}, {budget} of the steps").at(length)
+    return rows_of_scale(f"{task}, {size}, {budget}").at(length)
 
 
 def bound_ratios(regime: str, key: str) -> tuple[float, float]:
@@ -313,6 +314,17 @@ def parity_ppc() -> Iterator[str]:
     {num_weights("parity"):,} weights) and on {word(rank.exact(longest))} of {word(rank.num_seeds)} with the cheaper
     rank head (`parity_rank`, {num_weights("parity_rank"):,}).
     """
+    tenth = runs("parity_id_range").of("IDs to 0.1x")
+    later = runs("ppc").of("parity, IDs to 0.1x")
+    assert not sum(tenth.at(20_000)), "some sequences are exact"
+    exact = round(sum(later.at(20_000)) * later.num_examples(20_000))
+    yield f"""
+    With a tenth of the IDs, all sequences of {20_000:,} bits failed on {word(tenth.num_seeds)} seeds
+    """
+    yield f"""
+    with a later initialization of the pointer, {exact} of {later.num_examples(20_000) * later.num_seeds} were exact on
+    {word(later.num_seeds)} others
+    """
 
 
 def demo() -> Iterator[str]:
@@ -332,6 +344,12 @@ def demo() -> Iterator[str]:
     PPC copies {word(methods[0].num_examples(longest))} string of {longest:,} on {word(methods[0].exact(longest))} of
     {word(methods[0].num_seeds)}; nobody supplied its coupling.
     """
+    twice = [rows.of(name).worst(2 * rows.trained) for name in ("ALiBi", "NoPE")]
+    yield f"to {listed(map(two_digits, twice))} at twice the length (worst seeds)."
+    declared = rows.of("predicted (PPC)")
+    failed = [row for row in declared.rows if row["length"] == longest and row["exact_match"] < 1]
+    yield f"{word(len(failed))} of the same {word(declared.num_seeds)} seeds failed there ({failed[0]['seed']})"
+    yield f"and {failed[0]['token_accuracy']:.1%} of the tokens."
 
 
 def fit_sweep() -> Iterator[str]:
@@ -350,6 +368,33 @@ def fit_sweep() -> Iterator[str]:
     NoPE), and {others} fit parity up to {runs("parity_scratchpad").trained} bits and variable assignment up to
     {runs("variable_assignment").of("rotary").trained} (rotary, sinusoidal, learned), on both tuning seeds.
     """
+    parity = read_rows(RESULTS / "fit_sweep_parity.jsonl")
+    first = {
+        (row["method"], row["configuration"]): row["fitted"]
+        for row in parity
+        if row["steps"] == 250 and row["seed"] == 100
+    }
+    depth = [
+        [f"{first[method, name]:.2f}" for name in ("base", "one more layer", "two more layers")]
+        for method in ("rotary", "sinusoidal")
+    ]
+    yield f"""
+    After {250} steps, rotary reaches {depth[0][0]} with 3 layers, {depth[0][1]} with 4 and {depth[0][2]} with 5;
+    sinusoidal {listed(depth[1])}.
+    """
+    slow = max(value for (method, _), value in first.items() if method in ("alibi", "nope"))
+    variables = read_rows(RESULTS / "fit_sweep_variable_assignment.jsonl")
+    alibi = max(row["fitted"] for row in variables if row["method"] == "alibi")
+    yield f"""
+    on parity, at most {up(slow)} after {250} steps with all twelve configurations; on variable assignment, ALiBi has at
+    most {up(alibi)} after {200} steps.
+    """
+    copy_rows = {
+        row["configuration"]: row["fitted"]
+        for row in read_rows(RESULTS / "fit_sweep_copy.jsonl")
+        if (row["method"], row["seed"], row["steps"]) == ("nope", 100, 500)
+    }
+    yield f"after {500} steps on copy, NoPE rises from {copy_rows['base']:.2f} to {copy_rows['previous token']:.2f}."
 
 
 def parity_scratchpad() -> Iterator[str]:
@@ -363,6 +408,22 @@ def parity_scratchpad() -> Iterator[str]:
     yield f"""
     PPC, trained on the same lengths, is exact at {2000:,} bits on {word(ppc.exact(2000))} of {word(ppc.num_seeds)}
     seeds, and at {20_000:,} on {word(ppc.exact(20_000))} ({word(ppc.num_examples(20_000))} strings per seed).
+    """
+    tokens = [row["token_accuracy"] for row in encodings.rows if row["length"] == 12]
+    longest_learned = down(encodings.worst(encodings.trained))
+    yield f"""
+    All {word(len(FITTED_ON_PARITY))} encodings are right on at least {longest_learned} of
+    {encodings.num_examples(encodings.trained)} strings of {encodings.trained} bits, with every seed, and on at most
+    {up(encodings.best(12))} of {12}. There, {span(tokens)} of the single tokens are right
+    """
+    (failed,) = (row for row in ppc.rows if row["length"] == 20_000 and row["exact_match"] < 1)
+    yield f"""
+    **One seed of PPC fails at {20_000:,} bits** ({failed["seed"]}): its first errors are wrong bits, never IDs, in the
+    middle at the {failed["first_error"]["median_index"]:,.0f}th.
+    """
+    without = rows.of("coupled, no gaps")
+    yield f"""
+    With the same coupling but no gaps in training, exact match at {100} bits is {without.best(100):g} on every seed.
     """
 
 
@@ -456,6 +517,20 @@ def addition() -> Iterator[str]:
     {short}
     digits, their longest training length, and at most {up(encodings.best(short + 1))} at {short + 1}.
     """
+    three = rows.of("predicted (PPC)", variant="uniform")
+    exact = three.exact(longest)
+    (failed,) = (seed for seed, value in zip(three.each("seed"), three.at(longest), strict=True) if value < 1)
+    yield f"""
+    **Three digits are enough for {word(exact)} of {word(three.num_seeds)} seeds** (PPC trained on 1 to
+    {three.trained}). Seed {failed} fails: {three.of(seed=failed).worst(4):.2f} at {4} digits,
+    {three.of(seed=failed).worst(longest):.2f} at {longest:,}. It fits {3} digits with
+    {three.of(seed=failed).each("fitted")[0]:.3f}
+    """
+    unequal = [rows.of(name, variant="unequal").median(3) for name in FITTED_ON_PARITY]
+    ppc = rows.of("predicted (PPC)", variant="unequal")
+    yield f"""
+    they fall to {span(unequal)} (median) at {3} digits. PPC keeps {ppc.median(3):.3f} (worst seed {ppc.worst(3):.2f}).
+    """
 
 
 def multi_addition() -> Iterator[str]:
@@ -482,6 +557,23 @@ def arithmetic() -> Iterator[str]:
     of {sums.num_seeds} seeds: sums with written carries at {longest[0]:,} digits, products of {longest[1]} by 2 digits,
     and sorted lists of {longest[2]} items.
     """
+    plain, given = rows.of("addition, PPC"), rows.of("addition, IDs given")
+    later = runs("addition").of("predicted (PPC), up to 10 digits")
+    yield f"""
+    At {1000:,} digits, {given.exact(1000)} of {given.num_seeds} seeds are exact with all IDs given and
+    {plain.exact(1000)} of {plain.num_seeds} with PPC; with the later settings of [addition.md](addition.md), PPC is
+    exact on {later.exact(1000)} of {later.num_seeds}.
+    """
+    far = rows.of("product, PPC, IDs to 2,048", variant="2 digits")
+    number = far.num_examples(1000) * far.num_seeds
+    wrong = round(number - sum(far.at(1000)) * far.num_examples(1000))
+    yield f"{wrong} of {number} products over {word(far.num_seeds)} seeds"
+    wide = rows.of("sort of 128 values, PPC")
+    yield f"""
+    **Lists of {100} items need a wider decoder, and {word(wide.num_seeds - wide.exact(100))} of {word(wide.num_seeds)}
+    seeds fails.**
+    """
+    yield f"All seeds have {down(wide.worst(10), 3)} or more on {wide.num_examples(10)} lists of {10} items"
 
 
 def arithmetic_traces() -> Iterator[str]:
@@ -520,6 +612,17 @@ def variable_assignment() -> Iterator[str]:
     {encodings.trained}, their longest training length; at {16}, with all in the chain, they have at most
     {up(encodings.of(variant="all").best(16))}.
     """
+    rotary, kinds = rows.of("rotary"), ("a quarter", "half", "all")
+    yield f"""
+    Rotary still holds at {6} assignments ({rotary.worst(6):.2f}). At {16} it keeps
+    {span(rotary.of(variant=kinds[0]).at(16))} of the short chains
+    """
+    declared = [rows.of("predicted (PPC), up to 16", variant=kind) for kind in kinds]
+    yield f"""
+    the goal of 0.95 at {longest:,} is missed:** {listed(two_digits(each.worst(longest)) for each in declared)} for a
+    quarter, half and all in the chain (median {listed(two_digits(each.median(longest)) for each in declared)}).
+    """
+    yield f"at {longest:,} assignments (100x), the worst of five fresh seeds has {found.worst(longest):.2f}"
 
 
 def flagged(rows: Runs, up_to: int) -> Runs:
@@ -555,6 +658,11 @@ def background() -> Iterator[str]:
     yield f"""
     With rotary, exact match is at most {up(rotary.best(100))} at twice the training length in every background.
     """
+    medians = [two_digits(each.median(2000)) for each in nope]
+    yield f"""
+    At {2000 // rows.trained} times, the median of NoPE is {medians[0]} among independent letters, {medians[1]} in the
+    Markov chain and {medians[2]} in text.
+    """
 
 
 def recall() -> Iterator[str]:
@@ -566,6 +674,11 @@ def recall() -> Iterator[str]:
     {longest:,} items ({longest // needle.trained}x) in all of {needle.num_examples(longest)} sequences, on
     {word(needle.exact(longest))} of {word(needle.num_seeds)} seeds.
     """
+    four, scaled = (runs("recall").of(f"one of four{more}") for more in ("", ", log scaling"))
+    rotary = runs("recall").of("one of four, rotary, log scaling")
+    yield f"({down(min(scaled.worst(each) for each in scaled.lengths))} or more) only if scores grow"
+    yield f"it is found in {span(four.at(longest))} of the texts of {longest:,}"
+    yield f"One of four is found in {span(rotary.at(longest))} of the texts of {longest:,}."
 
 
 def recall_attention() -> Iterator[str]:
@@ -584,6 +697,27 @@ def recall_attention() -> Iterator[str]:
     With plain softmax it finds {word(found[1])} of {word(texts)} there, and the worst seed has
     {plain.worst(2048):.2f} at {2048 // rows.trained}x.
     """
+    steady = [rows.of(f"one of four, {label}") for label in STEADY]
+    smallest = min(each.worst(length) for each in steady for length in each.lengths)
+    yield f"both rows with NAPE have {down(smallest)} or more in every seed at every tested length.**"
+    counts = {sum(each.at(8192)) * rows.num_examples(8192) for each in steady}
+    texts = rows.num_examples(8192) * scaled.num_seeds
+    yield f"At {8192 // rows.trained}x these are {listed(counts)} of {texts} texts."
+    reach = {label: each.multiples() for label in rows.labels for each in [rows.of(label)]}
+
+    def times(label: str) -> str:
+        return listed(f"{value:g}x" for value in reach[f"one of four, {label}"])
+
+    worst = [two_digits(rows.of(f"one of four, {label}").worst(2048)) for label in ("NoPE", "ALiBi")]
+    yield f"ALiBi {times('ALiBi')}.** At {2048 // rows.trained}x their worst seeds have {listed(worst)}."
+    yield f"{times('rotary, weave')}, and rotary without it {times('rotary')}."
+    steps = {
+        label: rows.of(f"one of four, {label}").each("steps")
+        for label in (*STEADY, "ALiBi", "DAPE V2", "rotary", "NoPE")
+    }
+    slow = [step for label in STEADY if "NAPE" in label for step in steps[label]]
+    fast = [step for label in steps if "NAPE" not in label for step in steps[label]]
+    yield f"({span(slow, ',')}; the other rows without weave {span(fast, ',')})."
 
 
 def needle_times() -> str:
@@ -632,6 +766,15 @@ def dape_and_weave() -> Iterator[str]:
     yield f"""
     On parity and addition, DAPE V2 and weave have at most {up(max(values))} at the next tested length.
     """
+    farther = {name: listed(map(two_digits, rows.of(f"copy, {name}").at(30))) for name in ("DAPE V2", "KERPLE (log)")}
+    yield f"at 3x DAPE V2 has {farther['DAPE V2']}, and KERPLE {farther['KERPLE (log)']}."
+    six = {name: rows.of(f"parity, {name}") for name in ("DAPE V2", "KERPLE (log)", "rotary")}
+    yield f"""
+    At {6} bits, DAPE V2 has {span(six["DAPE V2"].at(6))}, KERPLE {span(six["KERPLE (log)"].at(6))} and rotary
+    {six["rotary"].best(6):g}. At {8} bits, all have at most {up(max(each.best(8) for each in six.values()))}.
+    """
+    sums = rows.of("addition, rotary", "addition, KERPLE (log)", "addition, DAPE V2")
+    yield f"All encodings fit {sums.trained} digits in all seeds and have at most {up(sums.best(3), 3)} on {3}."
 
 
 def rivals() -> Iterator[str]:
@@ -650,11 +793,36 @@ def rivals() -> Iterator[str]:
     {min(fitting[name] for name in farther):g} times in the worst seed, and
     {listed([name for name in fitting if name not in farther])} {min(fitting.values()):g} time.
     """
+    at_fifteen = {name: listed(map(two_digits, rows.of(f"copy, {name}").at(15))) for name in ("looped NoPE", "NoPE")}
+    yield f"""
+    at {15} symbols, the three seeds have {at_fifteen["looped NoPE"]} with loops, and {at_fifteen["NoPE"]} without
+    """
+
+
+def rows_of_scale(label: str) -> Runs:
+    """Return the runs of a size and budget of the claim ``scale``."""
+    return runs("scale").of(f"{label} of the steps")
 
 
 def scale() -> Iterator[str]:
     """benchmarks/scale.md."""
     yield f"On these {word(runs('scale').num_seeds)} seeds, the task decides what limits the reach."
+    small = rows_of_scale("parity, 1 x 64, 0.25")
+    fastest = max(row["train_s"] for row in small.rows)
+    yield f"""
+    One layer of {64} dimensions is exact at {20_000 // small.trained:,} times the training length after
+    {small.rows[0]["steps"]} steps ({fastest:.0f} s of training), on {word(small.exact(20_000))} of
+    {word(small.num_seeds)} seeds.
+    """
+    variables = [label for label in runs("scale").labels if label.startswith("variables")]
+    exact = [label for label in variables if runs("scale").of(label).worst(1600) == 1]
+    assert exact == ["variables, 1 x 128, 1 of the steps"]
+    yield f"""
+    only one layer of {128} dimensions with all steps makes no error at {1600 // 16} times the length on both seeds
+    ({runs("scale").of(exact[0]).num_examples(1600)} sequences each).
+    """
+    deep, wide = (rows_of_scale(f"variables, {size}").at(1600) for size in ("4 x 64, 1", "1 x 128, 0.25"))
+    yield f"have {listed(map(two_digits, deep))}; the wide model has {listed(map(two_digits, wide))} after a quarter of"
 
 
 def scale_answer() -> str:
@@ -727,6 +895,22 @@ def hugging_face() -> Iterator[str]:
     training lengths (variables, {listed(f"{each:.3f}" for each in fitted)}), and the best has {best:.2f} at ten
     times this length.
     """
+    olmo, qwen = (rows.of(model=name, task="variable_assignment", positions="PPC") for name in ("OLMo 2", "Qwen3"))
+
+    def missed(model: Runs, length: int) -> int:
+        return round(sum(1 - value for value in model.at(length)) * model.num_examples(length))
+
+    far, near = (olmo.num_examples(length) * olmo.num_seeds for length in (1600, 160))
+    yield f"""
+    OLMo 2 misses {word(missed(olmo, 1600))} of {far} inputs of {1600:,}; Qwen3 misses {word(missed(qwen, 1600))} of
+    {far}, and {word(missed(qwen, 160))} of {near} inputs of {160}.
+    """
+    costs = read_rows(RESULTS / "hf_overhead.jsonl")
+    step, token = (
+        span([row["ratio"] for row in costs if row["what"] == what]) for what in ("training step", "token of a batch")
+    )
+    yield f"PPC multiplies the time of a training step by {step} (target"
+    yield f"generated token by {token} (target"
 
 
 def forecast() -> Iterator[str]:
@@ -778,6 +962,13 @@ def training_length() -> Iterator[str]:
     On copying, ALiBi trained on up to {listed(trained)} symbols reaches at least {listed(alibi)}. PPC reaches the
     longest test, {listed(sorted(set(ppc)))} times the training length, from each of them.
     """
+    longest = rows.of("ALiBi, up to 40")
+    yield f"at {200} symbols, models trained on up to 40 have {span(longest.at(200))}."
+    other = [runs("minimax").of(label) for label in ("copy, ALiBi, tilt 0", "copy, ALiBi, 4,500 steps, tilt 0")]
+    yield f"""
+    it reaches {span(other[0].reach(), "d")} after {other[0].rows[0]["steps"]:,} steps and {span(other[1].reach(), "d")}
+    after {other[1].rows[0]["steps"]:,}, and fits in all {word(sum(each.num_fit for each in other))} runs
+    """
 
 
 def minimax() -> Iterator[str]:
@@ -800,6 +991,12 @@ def minimax() -> Iterator[str]:
     )
     yield f"""
     PPC reaches the longest test, {min(ppc.multiples()):g} times the training length, with every tilt,
+    """
+    average = [rows.of(f"copy, ALiBi{steps}, tilt 0") for steps in (", 4,500 steps", "")]
+    reach = [span(each.reach(), "d") for each in average]
+    yield f"""
+    with tilt 0, ALiBi reaches {reach[0]} after {average[0].rows[0]["steps"]:,} steps and {reach[1]} after
+    {average[1].rows[0]["steps"]:,}
     """
 
 
@@ -983,24 +1180,103 @@ def diagnose() -> Iterator[str]:
     Recall with NoPE fails at length {recall[0]["length"]:,}. NoPE reads no IDs, so training IDs repair no error. Fewer
     tokens repair {fewer} of the first errors.
     """
+    falls = [[f"{row['mass'][length]:.2f}" for length in ("20", "40")] for row in copy]
+    yield f"falls from {falls[0][0]} to {falls[0][1]} and from {falls[1][0]} to {falls[1][1]}."
+    best = max(row["exact_match"] for row in copy)
+    yield f"Copying by token index with rotary has an exact match of {best:g} at length {copy[0]['length']}."
     yield f"fewer tokens repair no error, and training IDs repair {trained} of the first errors."
+
+
+def influence_study(kind: str) -> dict[str, Any]:
+    """Return the summary of a study of ``influence_text.md``, with its far contexts by name."""
+    summary = json.loads((RESULTS / "influence_text" / f"influence_{kind}" / "summary.json").read_text())
+    return {**summary, "far": {each["from"]: each for each in summary["far"]}}
+
+
+def interval(estimate: Row, style: str = ".3f") -> str:
+    """Return the value of an estimate with its interval."""
+    return f"{estimate['value']:{style}} ({estimate['low']:.3f} to {estimate['high']:.3f})"
 
 
 def influence() -> Iterator[str]:
     """docs/influence.md."""
+    prose, code = influence_study("prose"), influence_study("code")
     k, share = recovered("influence_code")
-    summary = json.loads((RESULTS / "influence_text" / "influence_code" / "summary.json").read_text())
-    (other,) = (each["own_minus"] for each in summary["far"] if each["from"] == "other")
     yield f"{k} selected tokens recover {share} of the effect of far context on its"
+    nats = interval(code["far"]["other"]["own_minus"]).replace(" (", " nats per target (95% interval ")
+    yield f"original text is {nats}."
+    gains = {name: percent(prose["far"][name]["gains"]["value"]) for name in ("own", "other")}
     yield f"""
-    original text is {other["value"]:.3f} nats per target (95% interval {other["low"]:.3f} to {other["high"]:.3f}).
+    On prose, {gains["own"]} of targets gain half a nat from far tokens of the original text, but {gains["other"]} gain
+    as much from far tokens of another text
     """
-    prose = json.loads((RESULTS / "influence_text" / "influence_prose" / "summary.json").read_text())
-    gains = {each["from"]: each["gains"]["value"] for each in prose["far"]}
+    rows = read_rows(RESULTS / "influence_speed.jsonl")
+    kept = {row["share"]: f"{row['gain_kept']:.0%}" for row in rows if row.get("measure") == "greedy"}
+    yield f"search keeps {kept[0.1]} of the gain with a tenth of the tokens, and {kept[0.25]} with a quarter"
+    ratios = {row["targets"]: row["ratio"] for row in rows if row["measured"] == "leave one out"}
+    yield f"leave-one-out is {ratios[1]:.0f} times as fast as captum ({ratios[32]:.0f} times with {32} targets)."
+    (strict,) = (row["ratio"] for row in rows if row["measured"] == "strict leave one out")
+    yield f"it is {strict:.2f} times as fast as a plain loop"
+
+
+def influence_text() -> Iterator[str]:
+    """benchmarks/influence_text.md."""
+    studies = [influence_study(kind) for kind in ("prose", "code")]
+    other, same = ([interval(each["far"][name]["own_minus"]) for each in studies] for name in ("other", "elsewhere"))
+    by_other = other[0].replace(" (", " nats on prose (95% interval ")
+    yield f"another text: by {by_other} and by {other[1].replace(' (', ' nats on code (')}."
+    yield f"the gain is {same[0].replace(' (', ' nats (')} and {same[1].replace(' (', ' nats (')}."
+    prose, code = (
+        [
+            percent(each["far"][source][name]["value"])
+            for source, name in (("own", "gains"), ("other", "gains"), ("own", "loses"))
+        ]
+        for each in studies
+    )
     yield f"""
-    On prose, {percent(gains["own"])} of targets gain half a nat from far tokens of the original text, but
-    {percent(gains["other"])} gain as much from far tokens of another text
+    On prose, {prose[0]} of targets gain {studies[0]["settings"]["rule"]["gap"]} nats or more from their own far tokens,
+    {prose[1]} gain as much from far tokens of another text, and {prose[2]} lose as much. On code the shares are
+    {listed(code)}.
     """
+    k = 8
+    place = studies[0]["ks"].index(k)
+    own, another = (
+        [
+            f"{group['all_targets']['prediction']['shares'][place]['value']:.2f}"
+            for study in studies
+            for group in study["groups"]
+            if (group["from"], group["knows"], group["measure"]) == (source, "prediction", "screened")
+        ]
+        for source in ("own", "other")
+    )
+    yield f"""
+    {word(k).capitalize()} own tokens recover {own[0]} of the prediction with the whole context on prose, and {own[1]}
+    on code. {word(k).capitalize()} tokens of another text already recover {listed(another)}.
+    """
+    largest, share = recovered("influence_prose")
+    yield f"{largest} own tokens recover {share} on prose and {recovered('influence_code')[1]} on code."
+    chosen, target = (
+        [pair for study in studies for pair in study["paired"] if pair["knows"] == knows]
+        for knows in ("prediction", "target")
+    )
+    differences = [[interval(pair["difference"][place], "+.3f") for pair in pairs] for pairs in (chosen, target)]
+    yield f"""
+    At k = {k}, the difference is {differences[0][0].replace(" (", " nats (")} on prose and {differences[0][1]} on code
+    if the prediction selects the tokens. If the target selects the tokens, it is {listed(differences[1])}.
+    """
+    own, another = (
+        [f"{pair['selected'][source]['difference'][place]['value']:+.3f}" for pair in target]
+        for source in ("own", "other")
+    )
+    yield f"""
+    At k = {k} with the target objective, the difference is {listed(own)} over targets with a clear gain from their own
+    text, but {listed(another)} over targets with a clear gain from another text.
+    """
+
+
+def teaching() -> Iterator[str]:
+    """docs/teaching.md."""
+    yield f"The figure above has {word(runs('demo').of('discovered (PPC)').num_seeds)} seeds."
 
 
 PAGES: dict[str, Callable[[], Iterator[str]]] = {
@@ -1012,10 +1288,19 @@ PAGES: dict[str, Callable[[], Iterator[str]]] = {
             *(parity_ppc, demo, fit_sweep, parity_scratchpad, coupling, pointer_form, copy_reverse, addition),
             *(multi_addition, arithmetic, arithmetic_traces, variable_assignment, sparse_parity, background, recall),
             *(recall_attention, needles, dape_and_weave, rivals, scale, hugging_face, forecast, context_length),
-            *(training_length, minimax, encodings, speedrun, million_tokens, mixed_lengths, theory_bounds),
+            *(
+                influence_text,
+                training_length,
+                minimax,
+                encodings,
+                speedrun,
+                million_tokens,
+                mixed_lengths,
+                theory_bounds,
+            ),
         )
     },
-    **{f"docs/{page.__name__}.md": page for page in (which, diagnose, influence)},
+    **{f"docs/{page.__name__}.md": page for page in (which, diagnose, influence, teaching)},
 }
 
 
