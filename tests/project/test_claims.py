@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 CLAIM_PAGES = [
     str(path.relative_to(ROOT))
     for path in sorted((ROOT / "benchmarks").glob("*.md"))
-    if "**Claim" in path.read_text() or path.name == "README.md"
+    if "**Claim" in path.read_text() or path.stem in ("README", "influence_text")
 ]
 # Names with a number, links, code, and "one", which is often no number.
 NO_RESULT = re.compile(
@@ -30,6 +30,8 @@ def claims_of(page):
         _, summary, rest = text.split("\n\n", maxsplit=2)
         conclusions = rest.split("## Conclusions")[1].split("## ")[0]
         return summary + re.sub(r"^\d+\.", "", conclusions, flags=re.MULTILINE)
+    if page == "benchmarks/influence_text.md":
+        return text.split("\n## Results\n")[1].split("\n## ")[0]
     return "\n".join(re.findall(r"^\*\*Claim.*?\n\n", text, flags=re.DOTALL | re.MULTILINE))
 
 
