@@ -69,7 +69,8 @@ class Runs:
 
     def num_examples(self, length: int) -> int:
         """Return the number of examples of each run at a length."""
-        (number,) = {row["num_examples"] for row in self.rows if row["length"] == length}
+        # Rows of stopped runs may have none.
+        (number,) = {row["num_examples"] for row in self.rows if row["length"] == length} - {0, None}
         return int(number)
 
     def each(self, field: str) -> list[Any]:
