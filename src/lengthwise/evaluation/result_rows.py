@@ -128,7 +128,7 @@ def count_skipped(rows: Rows) -> int:
 
 
 def count_ended(by_length: Mapping[int, Rows], length: int) -> int:
-    """Return the number of seeds of a label if they have no rows at this length and ended at 0 before it; otherwise 0."""
+    """Return the number of seeds of a label if none has a row at this length and all ended at 0; otherwise 0."""
     shorter = [rows for each, rows in sorted(by_length.items()) if each < length and rows]
     has_ended = not by_length[length] and shorter and all(row.get("exact_match") == 0 for row in shorter[-1])
     return len(shorter[-1]) if has_ended else 0
