@@ -23,7 +23,7 @@ def heat_map(title: str, rows: Rows) -> Chart:
     lengths = all_lengths[:MAX_MAP_COLUMNS]
     labels = list(all_lines)[: MAX_MAP_CELLS // len(lengths)]
     value_name, unfit = name_value(rows), select_unfit(rows)
-    shown_names = [f"{label} (did not fit)" if label in unfit else label for label in labels]
+    shown_names = [f"{label} (no fit)" if label in unfit else label for label in labels]
     values = [[_value(all_lines[label].get(length)) for length in lengths] for label in labels]
     limits: dict[str, float] = {} if uses_loss(rows) else {"zmin": 0.0, "zmax": 1.0}
     trace = {
@@ -60,7 +60,7 @@ def heat_map(title: str, rows: Rows) -> Chart:
         ),
         notes=[
             *_omissions(len(labels), len(all_lines), len(lengths), len(all_lengths)),
-            *([f"At the bottom: configurations that {UNFIT_NOTE}."] if unfit else []),
+            *([f"(no fit): {UNFIT_NOTE}."] if unfit else []),
         ],
         tick_names={name: label for name, label in names.items() if name != label},
     )
