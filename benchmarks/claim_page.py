@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from lengthwise.evaluation.result_rows import complete_rows, is_skipped, label_of, pool_seeds, uses_loss
-from lengthwise.evaluation.tables_and_figures import UNFIT_NOTE, format_num_examples, page_table
+from lengthwise.evaluation.tables_and_figures import format_num_examples, page_table
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes import COMPARISONS, RECIPES
 from lengthwise.experiments.reproductions.reproduction import READINGS_FILE, Claim
@@ -29,6 +29,7 @@ from lengthwise.positions import describe_knowledge
 
 Rows = list[dict[str, Any]]
 STOP_NOTE = " ·: the evaluation of a seed stopped at a shorter length without an exact match; it counts as 0."
+UNFIT_NOTE = " A row that did not fit says nothing about longer lengths."
 RESULTS_FOLDER, FIGURES_FOLDER = Path("benchmarks/results"), Path("docs")
 
 
@@ -100,7 +101,7 @@ def print_page_tables(rows: Rows, per_seed_file: Path) -> None:
         rest = f"{num_omitted} more rows and the values" if num_omitted else "Values"
         link = f"[results/{per_seed_file.name}](results/{per_seed_file.name})"
         stops = "" if not any("·" in cell for line in body for cell in line) else STOP_NOTE
-        unfit = f" A row that {UNFIT_NOTE}." if any("did not fit" in line[4] for line in body) else ""
+        unfit = UNFIT_NOTE if any("did not fit" in line[4] for line in body) else ""
         print(f"\n{rest} of every seed: {link}.{stops}{unfit}")
 
 
