@@ -30,17 +30,20 @@ def complete_rows(rows: Rows) -> Rows:
         if "loss" not in row:
             lengths.setdefault((label_of(row), str(row["task"])), set()).add(int(row["length"]))
             runs.setdefault((label_of(row), str(row["task"]), row.get("variant"), row["seed"]), []).append(row)
-    completed = list(rows)
+    skipped_rows: dict[int, list[dict[str, Any]]] = {}
     for (label, task, _, _), run_rows in runs.items():
         last_row = max(run_rows, key=lambda row: int(row["length"]))
         if last_row["exact_match"] == 0:
-            measured_names = asdict(skipped_result(0, "")).keys() & last_row.keys() | {"skipped"}
-            unknown = {"text_tokens": None} if "text_tokens" in last_row else {}
-            for length in sorted(lengths[label, task]):
-                if length > last_row["length"]:
-                    result = asdict(skipped_result(length, str(last_row.get("decode"))))
-                    completed.append({**last_row, **{name: result[name] for name in measured_names}, **unknown})
-    return completed
+            longer = sorted(length for length in lengths[label, task] if length > last_row["length"])
+            skipped_rows[id(last_row)] = [_skipped_row(last_row, length) for length in longer]
+    return [each for row in rows for each in (row, *skipped_rows.get(id(row), ()))]
+
+
+def _skipped_row(last_row: Mapping[str, Any], length: int) -> dict[str, Any]:
+    """Return the row of a skipped length, with the facts of the run and the keys of its last row."""
+    result = asdict(skipped_result(length, str(last_row.get("decode"))))
+    unknown = {"text_tokens": None} if "text_tokens" in last_row else {}
+    return {**last_row, **{name: result[name] for name in result.keys() & last_row.keys()}, **unknown, "skipped": True}
 
 
 def group_rows(rows: Rows) -> dict[str, dict[int, Rows]]:
