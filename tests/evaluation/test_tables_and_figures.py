@@ -1,5 +1,6 @@
 """Tables and figures: values over seeds, fit status, order of rows, and the data of figures."""
 
+import json
 import math
 from itertools import combinations
 from pathlib import Path
@@ -41,6 +42,8 @@ from lengthwise.evaluation.tables_and_figures import (
     result_tables,
     summarize_seeds,
 )
+
+STORED_RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 
 def row(label: str = "PPC", length: int = 20, exact: float = 1.0, **changes: Any) -> dict[str, Any]:
@@ -98,6 +101,14 @@ def test_every_seed_has_a_row_at_every_length_after_completion():
         assert (each["token_accuracy"], each["id_accuracy"], each["first_error"]) == (None, None, None)
         assert (each["row"], each["fitted"], each["steps"]) == ("FIRE", 1.0, 1000)
     assert complete_rows(rows) == rows
+
+
+@pytest.mark.parametrize("path", sorted(STORED_RESULTS.glob("*.jsonl")), ids=lambda path: path.stem)
+def test_stored_results_have_a_row_of_every_skipped_length(path):
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    # Other files have measurements of another kind, and needles have the lengths of a tokenizer.
+    if {"row", "task", "seed", "length", "num_examples", "exact_match"} <= rows[0].keys() and path.stem != "needles":
+        assert complete_rows(rows) == rows
 
 
 def test_a_missing_length_of_a_run_that_did_not_stop_stays_missing():
@@ -354,7 +365,7 @@ def test_the_table_of_one_run_has_first_errors_by_length():
     assert body[1][-1] == "none"
     assert len(header) == len(body[0])
     # A skipped length has no measured value.
-    *_, skipped = complete_rows([row(length=20, exact=0.0), row(length=40, seed=1)])
+    _, skipped, _ = complete_rows([row(length=20, exact=0.0), row(length=40, seed=1)])
     assert length_table([skipped])[1] == [["40", "0", "0 (skipped)", "-", "-", "-", "-"]]
 
 
