@@ -170,6 +170,9 @@ def test_a_figure_counts_stopped_seeds_as_zero(tmp_path, monkeypatch):
 def test_labels_that_did_not_fit_have_a_table_of_their_own():
     assert select_unfit(ROWS) == ["ALiBi"]
     assert select_unfit([row("model", fitted=None), {"row": "text", "loss": 1.0}]) == []
+    # A seed that is exact at a longer length says something about it.
+    assert select_unfit([row(length=length, exact=0.99, fitted=0.5) for length in (10, 40)]) == []
+    assert select_unfit([row(length=10, exact=1.0, fitted=0.5), row(length=40, exact=0.9, fitted=0.5)]) == ["PPC"]
     fit, unfit = result_tables(ROWS)
     assert [line[0] for line in fit[2]] == ["PPC", "NoPE"]
     assert [line[0] for line in unfit[2]] == ["ALiBi"]
@@ -222,8 +225,8 @@ def test_lengths_are_sorted_and_labels_keep_their_order():
     [
         ([1.0], "yes"),
         ([0.99], "yes"),
-        ([0.989], "did not fit (0.99)"),
-        ([0.2, 0.61], "did not fit (0.61)"),
+        ([0.989], "no (0.99)"),
+        ([0.2, 0.61], "0 of 2 seeds (0.61)"),
         ([1.0, 0.3], "1 of 2 seeds"),
         ([1.0, 0.99, 1.0], "3 of 3 seeds"),
     ],
@@ -255,7 +258,7 @@ def test_a_table_has_a_line_per_label_and_a_column_per_length():
         f"1.000\n{wilson_interval(100, 100)[0]:.2f}-1.00\n2 seeds",
         "0.625\n0.00-1.00\n2 seeds",
     ]
-    assert [line[5] for line in body] == ["2 of 2 seeds", "1 of 2 seeds", "did not fit (0.26)"]
+    assert [line[5] for line in body] == ["2 of 2 seeds", "1 of 2 seeds", "0 of 2 seeds (0.26)"]
     assert body[2][4] == "500-501"
     assert body[2][-1] == "-"
 
@@ -444,7 +447,7 @@ def test_every_variant_has_a_panel_and_a_label_has_one_color(tmp_path, monkeypat
 
 def test_six_labels_remain_first_those_that_fit_then_those_with_the_largest_area(tmp_path, monkeypatch):
     def line(label: str, far: float, fitted: float = 1.0) -> list[dict[str, Any]]:
-        return [row(label, length, exact, fitted=fitted) for length, exact in ((20, 1.0), (2000, far))]
+        return [row(label, length, exact, fitted=fitted) for length, exact in ((20, fitted), (2000, far))]
 
     rows = [*line("subject", 0.0, 0.5), *line("high but unfit", 0.9, 0.9), *line("low", 0.1)]
     rows += [each for number in (2, 3, 4, 5, 6) for each in line(f"{number} tenths", number / 10)]

@@ -138,15 +138,19 @@ def count_ended(by_length: Mapping[int, Rows], length: int) -> int:
 
 
 def select_unfit(rows: Rows) -> list[str]:
-    """Return the labels (``row``) without any seed that fits its training lengths, which say nothing about longer ones.
+    """Return the labels (``row``) of which no seed fits its training lengths, so they say nothing about longer lengths.
 
-    Labels with losses or an unknown fit are left out.
+    A seed also fits if it has the exact match of a fit at a test length that is not shorter than the longest training
+    length. Labels with losses or an unknown fit are left out.
     """
     best: dict[str, float] = {}
     for row in rows:
-        is_unknown = "loss" in row or row["fitted"] is None
-        best[str(row["row"])] = max(best.get(str(row["row"]), 0.0), 1.0 if is_unknown else float(row["fitted"]))
-    return [label for label, fitted in best.items() if fitted < FIT_THRESHOLD]
+        label, is_unknown = str(row["row"]), "loss" in row or row["fitted"] is None
+        values = [1.0 if is_unknown else float(row["fitted"])]
+        if not is_unknown and row["length"] >= row["train_lengths"][1]:
+            values.append(float(row["exact_match"]))
+        best[label] = max(best.get(label, 0.0), *values)
+    return [label for label, value in best.items() if value < FIT_THRESHOLD]
 
 
 def merge_variants(rows: Rows) -> Rows:

@@ -208,13 +208,12 @@ def _format_first_errors(error_counts: Mapping[str, Any] | None) -> str:
 
 
 def fit_status(runs: Rows) -> str:
-    """Return how many seeds fit the longest training length, as text; a dash for losses."""
+    """Return how many seeds fit the longest training length, and the best fit if none does; a dash for losses."""
     if uses_loss(runs):
         return "-"
     num_fits = sum(row["fitted"] >= FIT_THRESHOLD for row in runs)
-    if not num_fits:
-        return f"did not fit ({max(row['fitted'] for row in runs):.2f})"
-    return "yes" if len(runs) == 1 else f"{num_fits} of {len(runs)} seeds"
+    status = ("yes" if num_fits else "no") if len(runs) == 1 else f"{num_fits} of {len(runs)} seeds"
+    return status if num_fits else f"{status} ({max(row['fitted'] for row in runs):.2f})"
 
 
 def format_value(rows: Rows) -> str:
