@@ -338,6 +338,23 @@ def evaluate_sequential(num_position_ids: int | None = None, **given: Any) -> tu
     return evaluate_by_length(build_decoder(experiment), experiment.task, experiment.scheme, settings, **given)
 
 
+def test_a_length_after_an_exact_match_of_zero_is_skipped_and_marked():
+    experiment = small_experiment(scheme=Sequential(), encoding=Rotary())
+    settings = EvaluationSettings(lengths=(8, 16, 12), num_examples=(4, 3, 2), stop_at_zero=True)
+    found = evaluate_by_length(build_decoder(experiment), experiment.task, experiment.scheme, settings)
+    first, *skipped = found
+    assert (first.length, first.exact_match, first.skipped) == (8, 0.0, False)
+    assert [(each.length, each.num_examples) for each in skipped] == [(16, 0), (12, 0)]
+    for each in skipped:
+        assert each.skipped
+        assert (each.exact_match, each.low, each.high) == (0.0, 0.0, 1.0)
+        measured = (each.exact_tokens, each.token_accuracy, each.id_accuracy, each.answer_loss, each.first_error)
+        assert set(measured) == {None}
+    unstopped = replace(settings, stop_at_zero=False)
+    results = evaluate_by_length(build_decoder(experiment), experiment.task, experiment.scheme, unstopped)
+    assert [each.skipped for each in results] == [False] * 3
+
+
 def test_nan_predictions_raise_an_error():
     experiment = small_experiment()
     decoder = build_decoder(experiment).eval()

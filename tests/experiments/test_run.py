@@ -45,7 +45,18 @@ from lengthwise.tasks.planted.placement import ByLength, Local, Subsets
 from lengthwise.training.training_settings import TrainingSettings
 
 SETTINGS = EvaluationSettings(lengths=(2, 4), num_examples=(16, 20))
-RESULT = {"length", "num_examples", "decode", "exact_match", "exact_tokens", "low", "high", "first_error", "wall_s"}
+RESULT = {
+    "length",
+    "num_examples",
+    "decode",
+    "exact_match",
+    "exact_tokens",
+    "low",
+    "high",
+    "first_error",
+    "wall_s",
+    "skipped",
+}
 ACCURACIES = {"token_accuracy", "id_accuracy", "answer_loss", "largest_distance", "omitted_weight"}
 RUN = {"task", "scheme", "encoding", "told", "seed", "variant", "train_lengths", "id_range", "trained_distance"}
 TRAINING = {"steps", "fitted", "train_s", "time"}

@@ -11,7 +11,7 @@ from lengthwise.core.folder_lock import exclusive_lock
 from lengthwise.core.type_checks import check_arguments
 from lengthwise.evaluation.evaluator import HELD_OUT_ADVICE, overlapping_lengths, select_evaluator
 from lengthwise.evaluation.exact_match import depends_on_id_distances
-from lengthwise.evaluation.result_rows import label_of
+from lengthwise.evaluation.result_rows import is_skipped, label_of
 from lengthwise.experiments.executors import Executor, select_executor
 from lengthwise.experiments.experiment import Experiment, build_decoder, to_dict
 from lengthwise.experiments.folder_names import run_folder, to_folder_name
@@ -173,7 +173,8 @@ def _overlap_warnings(rows: list[dict[str, Any]]) -> list[str]:
 
 def _distance_warnings(rows: list[dict[str, Any]]) -> list[str]:
     """Return a warning for each label with a test ID distance beyond the training maximum of its run."""
-    rows_beyond_trained_distance = [row for row in rows if row["largest_distance"] > row["trained_distance"]]
+    measured_rows = [row for row in rows if not is_skipped(row)]
+    rows_beyond_trained_distance = [row for row in measured_rows if row["largest_distance"] > row["trained_distance"]]
     messages = []
     for label in dict.fromkeys(map(label_of, rows_beyond_trained_distance)):
         label_rows = [row for row in rows_beyond_trained_distance if label_of(row) == label]

@@ -27,8 +27,9 @@ def evaluate(
 ) -> list[dict[str, Any]]:
     """Evaluate a run by length, on each task variant in ``settings``, and append the rows to its ``results.jsonl``.
 
-    A row has exact match at one length, or loss by context length if the task is graded by loss. The function saves
-    each row immediately, so an interrupted evaluation loses no complete row.
+    A row has exact match at one length, or loss by context length if the task is graded by loss. A row with ``skipped``
+    has no measured values (`LengthResult`). The function saves each row immediately, so an interrupted evaluation loses
+    no complete row.
     """
     rows = []
     for row in iter_result_rows(run, settings, report=report):

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from lengthwise.evaluation.exact_match import EvaluationSettings, count_examples
-from lengthwise.evaluation.tally import Tally
+from lengthwise.evaluation.tally import LengthResult, Tally, skipped_result
 from lengthwise.hf.questions import QuestionWriter
 from lengthwise.hf.text_model import TextModel
 from lengthwise.tasks import Task, record_fields
@@ -27,7 +27,8 @@ def evaluate_texts(
     """Evaluate a model on the test examples of a task in plain text, and yield one result row per length.
 
     ``text_tokens`` of a row is the largest number of tokens of a text with its answer. ``token_accuracy`` and the
-    indexes of first errors refer to tokens of the model, not to symbols of the task. Unsupported tasks, lengths and
+    indexes of first errors refer to tokens of the model, not to symbols of the task. A ``skipped`` row has no
+    ``text_tokens`` (None). Unsupported tasks, lengths and
     tokenizers raise ``LengthwiseError`` before evaluation.
     """
     prompts = PromptFormat() if prompts is None else prompts
@@ -40,7 +41,13 @@ def evaluate_texts(
         lengths = list(settings.lengths)
     for length in lengths:
         next(writer.questions(length, 1))
+    shots = {"shots": prompts.shots, "shot_length": prompts.shot_length}
+    is_stopped = False
     for length, requested in zip(lengths, counts, strict=True):
+        if is_stopped:
+            skipped = _select_fields(skipped_result(length, settings.decode))
+            yield {**shots, **skipped, "text_tokens": None, **record_fields(task, length), "wall_s": 0.0}
+            continue
         start_time, tally, text_tokens = time.perf_counter(), Tally(), 0
         num_examples = count_examples(task, length, requested)
         for questions in writer.questions(length, num_examples):
@@ -49,10 +56,12 @@ def evaluate_texts(
                 tally.add(grades)
                 if report is not None:
                     report(length, tally.num_examples, num_examples)
-        length_result = asdict(tally.result(length, settings.decode, 0))
-        row = {name: value for name, value in length_result.items() if name not in OMITTED_RESULT_KEYS}
+        row = _select_fields(tally.result(length, settings.decode, 0))
         row |= {"text_tokens": text_tokens, **record_fields(task, length)}
         wall_s = round(time.perf_counter() - start_time, 3)
-        yield {"shots": prompts.shots, "shot_length": prompts.shot_length, **row, "wall_s": wall_s}
-        if settings.stop_at_zero and length_result["exact_match"] == 0:
-            break
+        yield {**shots, **row, "wall_s": wall_s}
+        is_stopped = settings.stop_at_zero and row["exact_match"] == 0
+
+
+def _select_fields(result: LengthResult) -> dict[str, Any]:
+    return {name: value for name, value in asdict(result).items() if name not in OMITTED_RESULT_KEYS}

@@ -51,7 +51,7 @@ def compare_(
     """Train and evaluate several experiments, and print one table and one figure."""
     from lengthwise.cli import experiment_options
     from lengthwise.cli.config_file import read_changes
-    from lengthwise.evaluation.tables_and_figures import draw, table, table_title
+    from lengthwise.evaluation.tables_and_figures import draw, result_tables
     from lengthwise.experiments.comparison import compare
     from lengthwise.experiments.recipes import quick
     from lengthwise.experiments.setting_changes import change_settings
@@ -92,5 +92,6 @@ def compare_(
     if as_json:
         print_json({"results": comparison.rows, "diverged": comparison.diverged, "figure": str(figure)})
         return
-    print_table(table_title(comparison.rows), *table(comparison.rows, [run["row"] for run in comparison.diverged]))
+    for each in result_tables(comparison.rows, [run["row"] for run in comparison.diverged]):
+        print_table(*each)
     print_line(f"figure: {figure}")
