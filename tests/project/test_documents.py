@@ -387,7 +387,7 @@ def test_a_data_set_is_coupled_and_trained_on_as_the_page_says(tmp_path, monkeyp
     exec(compile(own, "hugging_face.md", "exec"), page)
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["6", "7", "8"]
     # The model and the scheme of the page for PPC.
-    model = PredictivePositionModel.wrap(page["model"], segments=True, length_scaling="log")
+    model = PredictivePositionModel.wrap(page["model"], segments=True)
     scheme = Predicted(num_position_ids=model.config.num_position_ids, max_gaps=3)
     batch = PositionCollator.for_model(model, scheme, page["tokenizer"])([row])
     assert model(**batch).position_loss > 0
