@@ -172,7 +172,11 @@ def length_table(rows: Rows) -> tuple[list[str], list[list[str]]]:
     if all(row["variant"] is None for row in rows):
         columns.pop(next(iter(columns)))
     # Only rows of text models have a number of tokens, and they have no ID accuracy.
-    for column, key in (("requested tokens", "requested_tokens"), ("text tokens", "text_tokens"), ("IDs", "id_accuracy")):
+    for column, key in (
+        ("requested tokens", "requested_tokens"),
+        ("text tokens", "text_tokens"),
+        ("IDs", "id_accuracy"),
+    ):
         if rows[0].get(key) is None:
             columns.pop(column, None)
     return list(columns), [[cell(row) for cell in columns.values()] for row in rows]

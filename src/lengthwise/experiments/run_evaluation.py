@@ -32,8 +32,7 @@ def evaluate(
     """Evaluate a run by length, on each task variant in ``settings``, and append the rows to its ``results.jsonl``.
 
     A row has exact match at one length, or loss by context length if the task is graded by loss. The function saves
-    each row immediately, so an interrupted evaluation loses no complete row. ``report_row`` gets each row as
-    soon as it is saved.
+    each row immediately, so an interrupted evaluation loses no complete row. ``report_row`` gets each saved row.
     """
     rows = []
     for row in iter_result_rows(run, settings, report=report):

@@ -81,7 +81,7 @@ def load_language_model(
 
 
 @check_arguments
-def evaluate_language_model(
+def evaluate_language_model(  # noqa: PLR0913
     name: str,
     task: Task,
     settings: EvaluationSettings,
@@ -95,8 +95,8 @@ def evaluate_language_model(
 
     ``name`` is a folder written by ``save_pretrained``, or a name on the Hub. All variants in the settings are
     evaluated with ``lengthwise.hf.text_evaluation.evaluate_texts``. If ``out`` is set, each row is appended to
-    ``results.jsonl`` in this folder. ``report_row`` gets each row as soon as it is measured. Raises the same errors as ``load_language_model``, and ``SettingError`` for a task
-    that is graded by loss.
+    ``results.jsonl`` in this folder. ``report_row`` gets each row as soon as it is measured. Raises the same errors as
+    ``load_language_model``, and ``SettingError`` for a task that is graded by loss.
     """
     if isinstance(task, GradedByLoss):
         raise SettingError(

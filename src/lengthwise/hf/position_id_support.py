@@ -138,8 +138,8 @@ def check_log_length_from(model: PreTrainedModel, log_length_from: int | None) -
         max_positions = getattr(config, "max_position_embeddings", None)
         example = "" if max_positions is None else f", for example log_length_from={max_positions}"
         raise SettingError(
-            f"{_model_name(config)} has trained weights, and length_scaling='log' alone would change its predictions at "
-            f"all lengths; set log_length_from to the number of tokens of its longest training texts{example}"
+            f"{_model_name(config)} has trained weights, and length_scaling='log' alone would change all its "
+            f"predictions; set log_length_from to the number of tokens of its longest training texts{example}"
         )
 
 
