@@ -312,7 +312,9 @@ def test_resuming_a_run_with_a_damaged_model_restores_it(damage, runs, capsys):
 
 
 def test_evaluate_prints_a_row_per_length_and_appends_it_to_the_results(runs, capsys):
-    out, _ = output_of(["evaluate", "run", "--lengths", "2,8", "--num-examples", "5,7", "--device", "cpu"], capsys)
+    out, err = output_of(["evaluate", "run", "--lengths", "2,8", "--num-examples", "5,7", "--device", "cpu"], capsys)
+    # One plain line for each length.
+    assert [line.split()[1] for line in err.splitlines() if "exact match" in line] == ["2:", "8:"]
     rows = [json.loads(line) for line in (runs / "run" / "results.jsonl").read_text().splitlines()]
     assert [(row["length"], row["num_examples"], row["decode"]) for row in rows] == [(2, 5, "forced"), (8, 7, "forced")]
     assert all(f"{row['exact_match']:.3f}" in out for row in rows)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tests.hf.test_predictive_model import IDS, MASK, TOKENS, make_batch, run_generate, shared_model, wrap_model
 from tests.support.causal_models import CONFIGS, MAX_POSITIONS, causal_model
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from lengthwise.core.errors import ModelError, SettingError, UnknownNameError
 from lengthwise.hf import PredictivePositionConfig, PredictivePositionModel
@@ -146,6 +146,34 @@ def test_loading_with_other_options_raises_an_error(tmp_path):
         with pytest.raises(TypeError, match="unexpected keyword argument 'segements'"):
             kind.from_pretrained(tmp_path, segements=True)
     assert PredictivePositionModel.from_pretrained(tmp_path).config.added_by_trainer == 7
+
+
+def test_log_scaling_of_loaded_weights_needs_a_reference_length(tmp_path):
+    config = CONFIGS["llama"]()
+    causal_model(config).save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16).float()
+    with torch.no_grad():
+        before = loaded(TOKENS).logits
+    with pytest.raises(SettingError, match=rf"log_length_from={config.max_position_embeddings}$"):
+        PredictivePositionModel.wrap(loaded, length_scaling="log")
+    # The refused call has not changed the model.
+    with torch.no_grad():
+        assert torch.equal(loaded(TOKENS).logits, before)
+    PredictivePositionModel.wrap(loaded, head=None, length_scaling="log", log_length_from=TOKENS.shape[1])
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(TOKENS).logits, before)
+
+
+def test_log_scaling_of_random_weights_needs_no_reference_length(tmp_path):
+    wrap_model("llama", length_scaling="log").save_pretrained(tmp_path)
+    PredictivePositionModel.wrap(AutoModelForCausalLM.from_config(CONFIGS["llama"]()), length_scaling="log")
+    # Loaded weights that were trained with log scaling.
+    loaded = PredictivePositionModel.from_pretrained(tmp_path)
+    PredictivePositionModel.wrap(loaded.model, head="rank", length_scaling="log")
+    # Random weights of the sizes of a saved model.
+    causal_model(CONFIGS["llama"]()).save_pretrained(tmp_path / "plain")
+    config = AutoConfig.from_pretrained(tmp_path / "plain")
+    PredictivePositionModel.wrap(AutoModelForCausalLM.from_config(config), length_scaling="log")
 
 
 def test_another_attention_of_the_wrapped_model_raises_an_error():

@@ -111,6 +111,17 @@ class ProgressLine:
         """Show the number of completed examples at a length."""
         self._update(f"length {length:,}", num_done, num_total)
 
+    def show_result(self, row: dict[str, Any]) -> None:
+        """Print the result of a length when it is measured, above the bar if there is one."""
+        variant = "" if row["variant"] is None else f"  {row['variant']}"
+        tokens = "" if row.get("text_tokens") is None else f"  text tokens {row['text_tokens']:,}"
+        requested = "" if row.get("requested_tokens") is None else f" of {row['requested_tokens']:,} requested"
+        measure, digits = ("loss", 4) if "loss" in row else ("exact match", 3)
+        value = f"{measure} {row['loss' if 'loss' in row else 'exact_match']:.{digits}f}"
+        interval = "" if row["low"] is None else f" [{row['low']:.{digits}f}, {row['high']:.{digits}f}]"
+        self.unprinted_line = ""
+        self._print_line(f"length {row['length']:,}{variant}{tokens}{requested}: {value}{interval}")
+
     def _update(self, description: str, num_done: int, num_total: int | None = None) -> None:
         self.num_total = self.num_total if num_total is None else num_total
         if self.has_bar:

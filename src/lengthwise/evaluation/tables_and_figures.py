@@ -183,6 +183,7 @@ def length_table(rows: Rows) -> tuple[list[str], list[list[str]]]:
         columns = {
             "variant": lambda row: str(row["variant"]),
             "length": lambda row: f"{row['length']:,}",
+            "requested tokens": lambda row: f"{row['requested_tokens']:,}",
             "text tokens": lambda row: "-" if is_skipped(row) else f"{row['text_tokens']:,}",
             "n": lambda row: str(row["num_examples"]) + (f" of {row['num_rows']}" if row.get("num_rows") else ""),
             "exact match": lambda row: "0 (skipped)" if is_skipped(row) else f"{row['exact_match']:.3f}",
@@ -194,8 +195,9 @@ def length_table(rows: Rows) -> tuple[list[str], list[list[str]]]:
     if all(row["variant"] is None for row in rows):
         columns.pop(next(iter(columns)))
     # Only rows of text models have a number of tokens, and they have no ID accuracy.
-    for column, key in (("text tokens", "text_tokens"), ("IDs", "id_accuracy")):
-        if key not in rows[0]:
+    keys = {"requested tokens": "requested_tokens", "text tokens": "text_tokens", "IDs": "id_accuracy"}
+    for column, key in keys.items():
+        if rows[0].get(key) is None:
             columns.pop(column, None)
     return list(columns), [[cell(row) for cell in columns.values()] for row in rows]
 
