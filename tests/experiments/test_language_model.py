@@ -33,7 +33,7 @@ from lengthwise.tasks import GradedByLoss, Parity, Text
 QUICK = ["--quick", "--device", "cpu"]
 # Documented fields of a result row with losses.
 RUN = {"task", "scheme", "encoding", "told", "seed", "variant", "train_lengths", "id_range", "trained_distance"}
-TRAINING = {"steps", "fitted", "train_s", "time"}
+TRAINING = {"steps", "fitted", "misfit", "train_s", "time"}
 LOSS = {"loss", "low", "high", "perplexity", "bits_per_byte", "token_accuracy", "scored_tokens", "shortest_context"}
 RESULT = {"length", "num_examples", "num_documents", "decode", "largest_distance", "wall_s"}
 

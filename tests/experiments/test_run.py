@@ -48,7 +48,7 @@ SETTINGS = EvaluationSettings(lengths=(2, 4), num_examples=(16, 20))
 RESULT = {"length", "num_examples", "decode", "exact_match", "exact_tokens", "low", "high", "first_error", "wall_s"}
 ACCURACIES = {"token_accuracy", "id_accuracy", "answer_loss", "largest_distance", "omitted_weight"}
 RUN = {"task", "scheme", "encoding", "told", "seed", "variant", "train_lengths", "id_range", "trained_distance"}
-TRAINING = {"steps", "fitted", "train_s", "time"}
+TRAINING = {"steps", "fitted", "misfit", "train_s", "time"}
 FIELDS = RESULT | ACCURACIES | RUN | TRAINING
 
 
@@ -107,7 +107,7 @@ def test_facts_have_the_id_range_and_largest_distance_of_training(tmp_path):
     run = trained(tmp_path, scheme=Sequential(), batch_size=2)
     # Parities of up to 4 bits are 11 tokens.
     assert (run.facts["id_range"], run.facts["trained_distance"]) == ([0, 10], 10)
-    assert set(run.facts) == {"steps", "fitted", "id_range", "trained_distance", "train_s"}
+    assert set(run.facts) == {"steps", "fitted", "misfit", "id_range", "trained_distance", "train_s"}
 
 
 def test_a_resumed_run_has_the_facts_of_an_uninterrupted_run(tmp_path):

@@ -270,6 +270,12 @@ def test_resuming_a_finished_run_changes_nothing(uninterrupted_runs, tmp_path):
         ({"steps": 1, "warmup_steps": 0}, 0, 1.0),
         ({"final_share": 1.0}, 99, 1.0),
         ({"final_share": 0.0}, 100, 0.0),
+        ({"cooldown_steps": 20}, 80, 1.0),
+        ({"cooldown_steps": 20}, 90, 0.55),
+        # A cooldown longer than the training is the usual decay.
+        ({"cooldown_steps": 300}, 10, 1.0),
+        ({"cooldown_steps": 300}, 55, 0.55),
+        ({"cooldown_steps": 300, "steps": 5}, 4, 0.5),
     ],
 )
 def test_the_learning_rate_rises_to_its_maximum_and_falls_to_its_final_share(settings, step, rate):

@@ -170,8 +170,8 @@ def load_model_task(model: str, task: str | None) -> Task:
     return load_task(task)
 
 
-def describe_run(run: Run, num_threads: int) -> str:
-    """Return a line about a trained run."""
+def describe_run(run: Run, num_threads: int, *, is_quick: bool) -> str:
+    """Return a line about a trained run; a quick run is not meant to fit."""
     on_cpu = next(run.decoder.parameters()).device.type == "cpu"
     place = f"{num_threads} thread{'s' if num_threads > 1 else ''}" if on_cpu else "a GPU"
     num_processes = read_launch().size
@@ -179,12 +179,16 @@ def describe_run(run: Run, num_threads: int) -> str:
     smallest_id, largest_id = run.facts["id_range"]
     fit, length = run.facts["fitted"], run.experiment.train_lengths[1]
     fit_text = "" if fit is None else f"exact match {fit:.3f} at length {length}; "
+    misfit_text = "" if run.facts["misfit"] is None else f"; the run does not fit: {run.facts['misfit']}"
+    if misfit_text:
+        advice = "--quick is not meant to fit" if is_quick else "use more --steps, or another --seed"
+        misfit_text = f"{misfit_text}; {advice}"
     steps, max_steps = run.facts["steps"], run.experiment.training.steps
     # A run ends early once it fits.
     steps_text = f"{steps}" if steps == max_steps else f"{steps} of at most {max_steps}"
     return (
         f"{steps_text} steps in {run.facts['train_s']:.0f} s on {place}; {fit_text}"
-        f"training IDs {smallest_id:,} to {largest_id:,}; saved in {run.folder}"
+        f"training IDs {smallest_id:,} to {largest_id:,}; saved in {run.folder}{misfit_text}"
     )
 
 

@@ -74,7 +74,7 @@ def _build_row(run: Run, result: LengthResult | ContextLoss, variant: str | None
         "variant": variant,
         **asdict(result),
         "train_lengths": list(experiment.train_lengths),
-        **{name: run.facts[name] for name in ("id_range", "trained_distance", "steps", "fitted", "train_s")},
+        **{name: run.facts[name] for name in ("id_range", "trained_distance", "steps", "fitted", "misfit", "train_s")},
         **head,
         **record_fields(task, result.length),
         **overlap,

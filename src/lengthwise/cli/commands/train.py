@@ -1,5 +1,6 @@
 """The ``train`` command, which trains one experiment."""
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -58,7 +59,10 @@ def train_(
     use_quick: options.QuickFlag = False,
     as_json: options.JsonFlag = False,
 ) -> None:
-    """Train a recipe, or a task with a position scheme and an encoding."""
+    """Train a recipe, or a task with a position scheme and an encoding.
+
+    The exit status is 1 if the saved run does not fit its training lengths, except with --quick.
+    """
     from lengthwise.cli import experiment_options
     from lengthwise.cli.config_file import part_names, read_changes
     from lengthwise.core.devices import training_threads
@@ -66,6 +70,7 @@ def train_(
     from lengthwise.experiments.run import train
     from lengthwise.experiments.run_folder import read_experiment
     from lengthwise.experiments.setting_changes import change_settings
+    from lengthwise.training.launch import read_launch
 
     given_names = {"task": task, "scheme": scheme, "encoding": encoding}
     named_settings: dict[str, Any] = {
@@ -82,8 +87,10 @@ def train_(
             given_names if name is not None else part_names(changes, **given_names),
             experiment_options.read_train_lengths(train_lengths, changes),
         )
+    # The settings of a resumed run are those of --quick already.
+    is_resumed = resume and saved_run == out
     # The flags override --set, --set overrides the file, and all of them override the settings of --quick.
-    experiment = change_settings(quick(experiment) if use_quick else experiment, changes)
+    experiment = change_settings(quick(experiment) if use_quick and not is_resumed else experiment, changes)
     experiment = experiment_options.override_training(experiment, **named_settings)
     experiment = experiment_options.override_corpus(
         replace(experiment, seed=experiment.seed if seed is None else seed), corpus
@@ -105,8 +112,13 @@ def train_(
         )
     if run is None:
         flags = "".join(f" --{kind} {value}" for kind, value in given_names.items() if value and ":" in value)
+        flags += " --quick" if use_quick else ""
         raise StoppedError(f"stopped and saved; continue with: lengthwise train --resume --out {folder}{flags}")
     if as_json:
         print_json({"folder": str(folder), **run.facts})
-        return
-    print_line(experiment_options.describe_run(run, training_threads(experiment.decoder.d_model, threads)))
+    else:
+        num_threads = training_threads(experiment.decoder.d_model, threads)
+        print_line(experiment_options.describe_run(run, num_threads, is_quick=use_quick))
+    # Of several processes, only the first reports, so that the launcher does not end it before.
+    if run.facts["misfit"] is not None and not use_quick and read_launch().rank == 0:
+        sys.exit(1)

@@ -122,10 +122,9 @@ def quick(experiment: Experiment) -> Experiment:
     lengths_per_batch = 2 if experiment.training.length_tilt else 1
     short: dict[str, Any] = {"steps": 20, "batch_size": 8, "warmup_steps": 5, "lengths_per_batch": lengths_per_batch}
     short |= {"log_every": 5, "checkpoint_every": 10}
-    cooldown_steps = min(experiment.training.cooldown_steps, 10)
     return replace(
         experiment,
-        training=replace(experiment.training, **short, cooldown_steps=cooldown_steps),
+        training=replace(experiment.training, **short),
         evaluation=replace(experiment.evaluation, lengths=lengths, num_examples=(16,)),
         train_lengths=(min_length, nearest_length(task, 4)),
     )
