@@ -19,6 +19,7 @@ import torch
 from rich.console import Console
 from tests.support.small_runs import equal_tensors, folder_contents, run_weights, training_facts
 
+import lengthwise as lw
 from lengthwise.cli import app as cli
 from lengthwise.cli.experiment_options import describe_run
 from lengthwise.cli.terminal import print_table
@@ -27,7 +28,9 @@ from lengthwise.core.errors import UntrainedDistanceWarning
 from lengthwise.core.progress_line import ProgressLine
 from lengthwise.encodings import ENCODINGS, NoPE
 from lengthwise.evaluation import result_rows
+from lengthwise.experiments.experiment import to_dict
 from lengthwise.experiments.recipes import COMPARISONS, RECIPES
+from lengthwise.experiments.recipes.fitted_encodings import COPY_ENCODINGS
 from lengthwise.experiments.run import load_run
 from lengthwise.positions import SCHEMES, Assignment, PositionScheme, Sequential
 from lengthwise.tasks import TASKS, Parity, Task
@@ -288,6 +291,26 @@ def test_a_stopped_run_with_custom_classes_prints_the_command_that_resumes_it(ta
     assert equal_tensors(run_weights(runs / "stopped"), run_weights(runs / "whole"))
     # Without the custom classes, the error names them.
     assert "; if it is custom, pass --" in error_of(["train", "--resume", "--out", "stopped"], capsys)
+
+
+def test_compare_trains_every_row_with_the_settings_of_its_encoding(runs, capsys):
+    labels = ("predicted/rotary", "sequential/rotary")
+    command = ["compare", "--task", "copy", "--rows", ",".join(labels), *QUICK, "--jobs", "1"]
+    out, err = output_of([*command, "--out", "new", "--json"], capsys)
+    assert [row["num_layers"] for row in json.loads(out)["results"] if row["length"] == 4] == [1, 2]
+    saved = json.loads(Path("new/comparison.json").read_text(encoding="utf-8"))["comparison"]["experiments"]
+    lines: list[str] = []
+    experiments = {label: lw.quick(lw.experiment_for("copy", *label.split("/"))) for label in labels}
+    lw.compare(experiments, "python", jobs=1, device="cpu", report=lines.append)
+    for label, decoder in zip(labels, (lw.recipe("copy").decoder, COPY_ENCODINGS["rotary"].decoder), strict=True):
+        assert experiments[label].decoder == decoder
+        assert saved[label] == to_dict(experiments[label])
+    # A line about the settings of the baseline comes before the results.
+    for line in (lines[0], next(line for line in err.splitlines() if line.startswith("sequential"))):
+        assert line.startswith("sequential/rotary: 2 layers")
+    table = output_of([*command, "--out", "new"], capsys)[0]
+    assert "1 layer " in table
+    assert "2 layers" in table
 
 
 def test_resuming_with_the_task_flags_keeps_the_other_saved_settings(runs, capsys):

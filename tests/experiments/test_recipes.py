@@ -7,6 +7,7 @@ import pytest
 import lengthwise as lw
 from lengthwise.core.errors import SettingError
 from lengthwise.experiments.recipes import RECIPES, recipe
+from lengthwise.experiments.recipes.fitted_encodings import FITTED_TASKS, describe_settings
 from lengthwise.experiments.validation import check_settings
 from lengthwise.positions import Discovered
 from lengthwise.positions.knowledge import COUPLING, describe_knowledge
@@ -30,13 +31,46 @@ def test_addition_and_variable_assignment_need_no_coupling():
         assert COUPLING in describe_knowledge(by_hand.task, by_hand.scheme)
 
 
-@pytest.mark.parametrize(
-    ("scheme", "name"), [("predicted", "addition_by_hand"), ("coupled", "addition_coupled"), ("randomized", None)]
-)
+@pytest.mark.parametrize(("scheme", "name"), [("predicted", "addition_by_hand"), ("coupled", "addition_coupled")])
 def test_another_scheme_takes_the_settings_of_its_own_recipe(scheme, name):
     experiment = lw.experiment_for("addition", scheme)
     assert experiment.decoder == recipe("addition_by_hand").decoder
-    assert name is None or experiment == recipe(name)
+    assert experiment == recipe(name)
+
+
+FITTED = [(task, encoding) for task, fitted in FITTED_TASKS.items() for encoding in fitted.encodings.values()]
+
+
+@pytest.mark.parametrize(("task", "fitted"), FITTED, ids=[f"{task}-{each.encoding.name}" for task, each in FITTED])
+def test_a_baseline_has_the_settings_that_fit_with_its_encoding(task, fitted):
+    known = FITTED_TASKS[task]
+    experiment = lw.experiment_for(
+        known.task, "sequential", fitted.encoding.name, train_lengths=(1, known.train_length)
+    )
+    assert (experiment.encoding, experiment.decoder, experiment.training) == (
+        fitted.encoding,
+        fitted.decoder,
+        fitted.training,
+    )
+    assert f"up to {known.train_length}" in str(describe_settings(experiment))
+    # Longer training lengths and other schemes have more steps, and training stops when the run fits.
+    for scheme, max_length in (("sequential", known.train_length + 1), ("randomized", known.train_length)):
+        other = lw.experiment_for(known.task, scheme, fitted.encoding.name, train_lengths=(1, max_length))
+        assert other.decoder == fitted.decoder
+        assert other.training.steps > fitted.training.steps
+        assert other.training.fit_every is not None
+        assert "not known to fit" in str(describe_settings(other))
+
+
+@pytest.mark.parametrize("task", ["copy", "parity", "reverse"])
+def test_a_baseline_without_found_settings_has_a_default_and_says_so(task):
+    experiment = lw.experiment_for(task, "sequential", "fire")
+    assert experiment.decoder.num_layers > recipe(task).decoder.num_layers
+    assert "default" in str(describe_settings(experiment))
+    # The recipes of PPC and of tasks without a coupling, and settings of the user, are no baselines.
+    assert describe_settings(recipe(task)) is None
+    assert describe_settings(replace(experiment, decoder=recipe(task).decoder)) is None
+    assert describe_settings(lw.experiment_for("recall", "sequential", "fire")) is None
 
 
 def test_a_rule_that_names_a_token_of_another_vocabulary_is_refused():

@@ -48,7 +48,7 @@ SETTINGS = EvaluationSettings(lengths=(2, 4), num_examples=(16, 20))
 RESULT = {"length", "num_examples", "decode", "exact_match", "exact_tokens", "low", "high", "first_error", "wall_s"}
 ACCURACIES = {"token_accuracy", "id_accuracy", "answer_loss", "largest_distance", "omitted_weight"}
 RUN = {"task", "scheme", "encoding", "told", "seed", "variant", "train_lengths", "id_range", "trained_distance"}
-TRAINING = {"steps", "fitted", "misfit", "train_s", "time"}
+TRAINING = {"num_layers", "steps", "fitted", "misfit", "train_s", "time"}
 FIELDS = RESULT | ACCURACIES | RUN | TRAINING
 
 

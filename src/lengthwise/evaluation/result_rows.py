@@ -30,7 +30,9 @@ def describe_misfit(result: LengthResult) -> str | None:
     percentages = {kind: 100 * count / result.num_examples for kind, count in counts.items() if count}
     shares = {kind: f"{share:.{0 if share >= 1 else 1}f}%" for kind, share in percentages.items()}
     if len(shares) > 1:
-        return f"the first error is {', '.join(f'{kind} in {share}' for kind, share in shares.items())} of the sequences"
+        return (
+            f"the first error is {', '.join(f'{kind} in {share}' for kind, share in shares.items())} of the sequences"
+        )
     ((kind, share),) = shares.items()
     before = "; everything before it is right" if first.end else ""
     return f"{kind} is wrong in {share} of the sequences{before}"

@@ -67,8 +67,9 @@ class TrainingFacts:
     """Names and types of the entries in ``Run.facts``.
 
     ``steps`` is the number of training steps. ``fitted`` is exact match at the longest training length (None for a task
-    graded by loss). ``misfit`` describes the errors there if the run does not fit (else None). ``id_range`` contains the smallest and largest ID in training. ``trained_distance`` is the largest
-    difference between two IDs of one training example. ``train_s`` is the training time in seconds.
+    graded by loss). ``misfit`` describes the errors there if the run does not fit (else None). ``id_range`` contains
+    the smallest and largest ID in training. ``trained_distance`` is the largest difference between two IDs of one
+    training example. ``train_s`` is the training time in seconds.
     """
 
     steps: int

@@ -74,6 +74,7 @@ def _build_row(run: Run, result: LengthResult | ContextLoss, variant: str | None
         "variant": variant,
         **asdict(result),
         "train_lengths": list(experiment.train_lengths),
+        "num_layers": experiment.decoder.num_layers,
         **{name: run.facts[name] for name in ("id_range", "trained_distance", "steps", "fitted", "misfit", "train_s")},
         **head,
         **record_fields(task, result.length),

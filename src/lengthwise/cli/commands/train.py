@@ -1,6 +1,5 @@
 """The ``train`` command, which trains one experiment."""
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,7 +7,6 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from lengthwise.cli import options
-from lengthwise.cli.terminal import print_json, print_line
 from lengthwise.core.interruption import StoppedError, catch_interrupts
 from lengthwise.core.progress_line import ProgressLine, err_console
 
@@ -65,12 +63,10 @@ def train_(
     """
     from lengthwise.cli import experiment_options
     from lengthwise.cli.config_file import part_names, read_changes
-    from lengthwise.core.devices import training_threads
     from lengthwise.experiments.recipes import quick
     from lengthwise.experiments.run import train
     from lengthwise.experiments.run_folder import read_experiment
     from lengthwise.experiments.setting_changes import change_settings
-    from lengthwise.training.launch import read_launch
 
     given_names = {"task": task, "scheme": scheme, "encoding": encoding}
     named_settings: dict[str, Any] = {
@@ -87,16 +83,16 @@ def train_(
             given_names if name is not None else part_names(changes, **given_names),
             experiment_options.read_train_lengths(train_lengths, changes),
         )
-    # The settings of a resumed run are those of --quick already.
-    is_resumed = resume and saved_run == out
+    if use_quick and not (resume and saved_run == out):
+        experiment = quick(experiment)
     # The flags override --set, --set overrides the file, and all of them override the settings of --quick.
-    experiment = change_settings(quick(experiment) if use_quick and not is_resumed else experiment, changes)
-    experiment = experiment_options.override_training(experiment, **named_settings)
+    experiment = experiment_options.override_training(change_settings(experiment, changes), **named_settings)
     experiment = experiment_options.override_corpus(
         replace(experiment, seed=experiment.seed if seed is None else seed), corpus
     )
     run_name = f"{experiment.task.name}-{experiment.scheme.name}-{experiment.seed}"
     folder = Path("runs") / run_name if out is None else out
+    experiment_options.print_settings(experiment)
     progress_line = ProgressLine(err_console, experiment.training.steps, max_train_length=experiment.train_lengths[1])
     with progress_line as progress, catch_interrupts() as should_stop:
         run = train(
@@ -114,11 +110,4 @@ def train_(
         flags = "".join(f" --{kind} {value}" for kind, value in given_names.items() if value and ":" in value)
         flags += " --quick" if use_quick else ""
         raise StoppedError(f"stopped and saved; continue with: lengthwise train --resume --out {folder}{flags}")
-    if as_json:
-        print_json({"folder": str(folder), **run.facts})
-    else:
-        num_threads = training_threads(experiment.decoder.d_model, threads)
-        print_line(experiment_options.describe_run(run, num_threads, is_quick=use_quick))
-    # Of several processes, only the first reports, so that the launcher does not end it before.
-    if run.facts["misfit"] is not None and not use_quick and read_launch().rank == 0:
-        sys.exit(1)
+    experiment_options.report_run(run, threads, is_quick=use_quick, as_json=as_json)
