@@ -1,6 +1,7 @@
 """Tests of recipes: the rules in their settings, and the recipe that a task and a scheme lead to."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -60,6 +61,15 @@ def test_a_baseline_has_the_settings_that_fit_with_its_encoding(task, fitted):
         assert other.training.steps > fitted.training.steps
         assert other.training.fit_every is not None
         assert "not known to fit" in str(describe_settings(other))
+
+
+def test_the_page_lists_the_encodings_with_found_settings():
+    page = (Path(__file__).parents[2] / "docs/train.md").read_text(encoding="utf-8")
+    for task, known in FITTED_TASKS.items():
+        (line,) = [line for line in page.splitlines() if line.startswith(f"| `{task}`")]
+        _, encodings, length = (cell.strip() for cell in line.strip("|").split("|"))
+        assert encodings.split(", ") == [f"`{each.encoding.name}`" for each in known.encodings.values()]
+        assert int(length.split()[0]) == known.train_length
 
 
 @pytest.mark.parametrize("task", ["copy", "parity", "reverse"])
