@@ -81,7 +81,9 @@ def test_a_loaded_run_has_the_weights_facts_and_results_of_the_trained_run(tmp_p
 
 def test_the_repr_of_a_run_is_one_short_line(tmp_path):
     run = trained(tmp_path / "run")
-    assert repr(run) == f"Run({str(tmp_path / 'run')!r}, parity/predicted/rotary, 12 steps)"
+    start = f"Run({str(tmp_path / 'run')!r}, parity/predicted/rotary, 12 steps"
+    assert repr(run) == f"{start}, does not fit its training lengths)"
+    assert repr(replace(run, facts=run.facts | {"misfit": None})) == f"{start})"
 
 
 def test_evaluate_appends_rows_to_the_results_of_the_run(tmp_path):
@@ -484,9 +486,8 @@ def test_ctrl_c_saves_the_run_and_prints_the_command_that_resumes_it(tmp_path, m
     assert exit_info.value.code == 1
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert (
-        printed.err.splitlines()[-1] == f"stopped and saved; continue with: lengthwise train --resume --out {stopped}"
-    )
+    resume = f"lengthwise train --resume --out {stopped} --quick"
+    assert printed.err.splitlines()[-1] == f"stopped and saved; continue with: {resume}"
     assert sorted(path.name for path in (stopped / "checkpoints").iterdir())[-1] == "step-00000015.safetensors"
     assert not (stopped / "model.safetensors").exists()
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
