@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 
 import lengthwise as lw
+from lengthwise.cli.experiment_options import override_training
 from lengthwise.core.errors import SettingError
 from lengthwise.experiments.recipes import RECIPES, recipe
 from lengthwise.experiments.recipes.fitted_encodings import FITTED_TASKS, describe_settings
+from lengthwise.experiments.setting_changes import SettingChange, change_settings
 from lengthwise.experiments.validation import check_settings
 from lengthwise.positions import Discovered
 from lengthwise.positions.knowledge import COUPLING, describe_knowledge
@@ -81,6 +83,17 @@ def test_a_baseline_without_found_settings_has_a_default_and_says_so(task):
     assert describe_settings(recipe(task)) is None
     assert describe_settings(replace(experiment, decoder=recipe(task).decoder)) is None
     assert describe_settings(lw.experiment_for("recall", "sequential", "fire")) is None
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_can_be_trained_for_a_few_steps(name):
+    for experiment in (
+        override_training(recipe(name), steps=9),
+        change_settings(recipe(name), [SettingChange(path="training.steps", value=9, source="--set")]),
+        replace(recipe(name), training=replace(recipe(name).training, steps=9)),
+    ):
+        rates = [experiment.training.rate(step) for step in range(9)]
+        assert all(0 < rate <= experiment.training.learning_rate for rate in rates)
 
 
 def test_a_rule_that_names_a_token_of_another_vocabulary_is_refused():
