@@ -20,6 +20,7 @@ import lengthwise as lw
 from lengthwise.core.intervals import wilson_interval
 from lengthwise.core.provenance import provenance
 from lengthwise.evaluation.result_rows import FIT_THRESHOLD
+from lengthwise.evaluation.tables_and_figures import format_num_examples
 from lengthwise.experiments.run_folder import append_rows, read_rows
 
 RESULTS = Path(__file__).parent / "results" / "seed_failures.jsonl"
@@ -44,7 +45,8 @@ def table_lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         low, high = wilson_interval(len(runs) - num_exact, len(runs))
         interval = f"{1 - num_exact / len(runs):.2f} [{low:.2f}, {high:.2f}]"
         cells = (f"{num} of {len(runs)}" for num in (num_fits, num_exact))
-        yield f"| {recipe} | {length:,} | {runs[0]['num_examples']} | {' | '.join(cells)} | {interval} |"
+        num_examples = format_num_examples(runs, length)
+        yield f"| {recipe} | {length:,} | {num_examples} | {' | '.join(cells)} | {interval} |"
 
 
 def main() -> None:
