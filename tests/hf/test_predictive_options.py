@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 
+import numpy as np
 import pytest
 import torch
 from tests.hf.test_predictive_model import IDS, MASK, TOKENS, make_batch, run_generate, shared_model, wrap_model
@@ -11,8 +12,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from lengthwise.core.errors import ModelError, SettingError, UnknownNameError
 from lengthwise.hf import PredictivePositionConfig, PredictivePositionModel
+from lengthwise.hf.collators import PositionCollator
 from lengthwise.hf.predictive_config import OPTIONS
 from lengthwise.model.position_heads import POSITION_HEADS
+from lengthwise.positions import Predicted
+from lengthwise.tasks import Parity
 
 # A non-default value of each option, with the options it needs.
 OTHERS = {
@@ -69,6 +73,32 @@ def test_each_option_changes_only_its_part_of_the_output(option):
         or (isinstance(value, torch.Tensor) and not torch.allclose(value, after[name], atol=1e-5))
     }
     assert changed == EFFECTS[option]
+
+
+def test_a_separator_belongs_to_the_segment_of_the_prompt_in_training_and_generation():
+    model = shared_model("llama", segments=True)
+    examples = Parity().sample(length=4, size=2, rng=np.random.default_rng(0))
+    batch = PositionCollator(Predicted(num_position_ids=40), 0)(
+        [
+            {"input_ids": tokens.tolist(), "prompt_length": int(prompt_length), "coupling": examples.coupling[0, 0]}
+            for tokens, prompt_length in zip(examples.tokens, examples.prompt_length, strict=True)
+        ]
+    )
+    masks: list[torch.Tensor] = []
+    hook = model.segment.register_forward_hook(lambda module, inputs, output: masks.append(inputs[1]))
+    with torch.no_grad():
+        model(**batch)
+        prompts = {name: batch[name][:, : int(examples.prompt_length[0])] for name in ("input_ids", "position_ids")}
+        attention_mask = torch.ones_like(prompts["input_ids"])
+        model.generate(**prompts, attention_mask=attention_mask, max_new_tokens=2, do_sample=False)
+    hook.remove()
+    separator = Parity().vocabulary.index("=")
+    expected = torch.arange(batch["input_ids"].shape[1]).expand_as(batch["input_ids"]) < examples.prompt_length[0]
+    assert bool(expected[batch["input_ids"] == separator].all())
+    assert torch.equal(masks[0], expected)
+    # Generation reads the prompt first, and then one token at a time.
+    assert bool(masks[1].all())
+    assert not bool(torch.cat(masks[2:], dim=1).any())
 
 
 @pytest.mark.parametrize("head", POSITION_HEADS)

@@ -80,11 +80,17 @@ class ProgressLine:
         self.progress.live.stop()
 
     def show_training(self, row: dict[str, Any]) -> None:
-        """Show a row of ``metrics.jsonl``: mean loss and accuracies since the last row, and the latest exact match."""
+        """Show a row of ``metrics.jsonl``: mean loss and accuracies since the last row, and the latest exact match.
+
+        Once the run fits, the number of steps is that at which training ends.
+        """
         if "exact_match" in row:
             self.exact_match = f"  exact match {row['exact_match']:.3f} at length {self.max_train_length}"
         accuracies = f"tokens {row['mean_token_accuracy']:.3f}  IDs {row['mean_id_accuracy']:.3f}"
-        self._update(f"mean loss {row['mean_loss']:.4f}  {accuracies}{self.exact_match}", row["step"])
+        # Longer lengths need the last steps, in which the learning rate falls, although the run already fits.
+        cooldown = "  fits; the learning rate falls until the end" if "last_step" in row else ""
+        text = f"mean loss {row['mean_loss']:.4f}  {accuracies}{self.exact_match}{cooldown}"
+        self._update(text, row["step"], row.get("last_step"))
 
     def show_preparation(self, stage: str, num_done: int, num_total: int | None) -> None:
         """Show the number of documents that one stage of corpus preparation has processed."""

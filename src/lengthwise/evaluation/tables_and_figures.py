@@ -88,7 +88,7 @@ def _table(rows: Rows, diverged: Sequence[str]) -> tuple[list[str], list[list[st
         min_length, max_length = runs[0]["train_lengths"]
         min_id, max_id = min(row["id_range"][0] for row in runs), max(row["id_range"][1] for row in runs)
         fits = fit_status(runs) + (f", {diverged.count(label)} diverged" if label in diverged else "")
-        cells = [knowledge_of(runs), f"{min_length}-{max_length}", f"{min_id:,}-{max_id:,}", _step_range(runs), fits]
+        cells = [knowledge_of(runs), f"{min_length}-{max_length}", f"{min_id:,}-{max_id:,}", _budget(runs), fits]
         body.append([label, *cells, *(format_value(by_length[length]) for length in lengths)])
     for label in dict.fromkeys(label for label in diverged if label not in by_label):
         body.append([label, "-", "-", "-", "-", f"{diverged.count(label)} diverged", *("-" for _ in lengths)])
@@ -157,6 +157,13 @@ def _format_summary(by_length: Mapping[int, Rows], length: int) -> str:
     interval = "-" if summary.low is None or summary.high is None else f"[{summary.low:.2f}, {summary.high:.2f}]"
     start = f"{summary.median:.{digits}f} / " if len(rows) > 1 else ""
     return f"{start}{summary.worst:.{digits}f} {interval} ({len(rows)})"
+
+
+def _budget(runs: Rows) -> str:
+    """Return the number of layers on a second line below the number of steps; rows of other models have no layers."""
+    num_layers = runs[0].get("num_layers")
+    layers = "" if num_layers is None else f"\n{num_layers} layer{'s' if num_layers > 1 else ''}"
+    return f"{_step_range(runs)}{layers}"
 
 
 def _step_range(runs: Rows) -> str:
