@@ -262,12 +262,13 @@ def print_table(file: Path) -> None:
                 by_label.setdefault(tuple(row[part] for part in parts), {})[row["seed"], row["length"]] = row
         for label, results in by_label.items():
             seeds = sorted({seed for seed, _ in results})
-            exact = [
-                " ".join(f"{results[seed, n]['exact_match']:.3f}" if (seed, n) in results else "·" for seed in seeds)
-                for n in task.lengths
-            ]
+            exact = [" ".join(_format_exact(results.get((seed, n))) for seed in seeds) for n in task.lengths]
             seconds = " ".join(f"{results[seed, task.lengths[0]]['train_s']:.0f}" for seed in seeds)
             print("|", " | ".join([*label, seconds, *exact]), "|")
+
+
+def _format_exact(row: dict | None) -> str:
+    return "·" if row is None or row.get("skipped") else f"{row['exact_match']:.3f}"
 
 
 def main() -> None:

@@ -1,5 +1,6 @@
 """Tables and figures: values over seeds, fit status, order of rows, and the data of figures."""
 
+import json
 import math
 from itertools import combinations
 from pathlib import Path
@@ -16,16 +17,33 @@ from matplotlib.text import Text
 from lengthwise.core.errors import RunFolderError
 from lengthwise.core.intervals import wilson_interval
 from lengthwise.evaluation import tables_and_figures as report
-from lengthwise.evaluation.figure_layout import LineLabel, label_lines, make_panels, set_length_axis, spread
-from lengthwise.evaluation.result_rows import group_rows, longest_exact_length, pool_seeds
+from lengthwise.evaluation.figure_layout import (
+    UNFIT_COLOR,
+    LineLabel,
+    label_lines,
+    make_panels,
+    set_length_axis,
+    spread,
+)
+from lengthwise.evaluation.result_rows import (
+    complete_rows,
+    group_rows,
+    longest_exact_length,
+    merge_variants,
+    pool_seeds,
+    select_unfit,
+    value_range,
+)
 from lengthwise.evaluation.tables_and_figures import (
     SeedSummary,
     draw,
     length_table,
     page_table,
+    result_tables,
     summarize_seeds,
-    table,
 )
+
+STORED_RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 
 def row(label: str = "PPC", length: int = 20, exact: float = 1.0, **changes: Any) -> dict[str, Any]:
@@ -58,6 +76,108 @@ ROWS = [
     *(row("NoPE", length, 0.1, seed=seed, fitted=0.99 - seed / 2) for seed in (0, 1) for length in (20, 2000)),
     *(row("ALiBi", 20, 0.0, seed=seed, fitted=0.25 + seed / 100, steps=500 + seed) for seed in (0, 1)),
 ]
+
+
+def stopped_rows() -> list[dict[str, Any]]:
+    """Return the rows of three seeds without skipped rows; two of the seeds stopped at 0 before the longest length."""
+    exact_by_seed = {0: (1.0, 0.9, 0.92), 1: (0.5, 0.0), 2: (0.0,)}
+    return [
+        row("FIRE", length, exact, seed=seed)
+        for seed, values in exact_by_seed.items()
+        for length, exact in zip((20, 50, 100), values, strict=False)
+    ]
+
+
+def test_every_seed_has_a_row_at_every_length_after_completion():
+    rows = complete_rows(stopped_rows())
+    assert {(each["seed"], each["length"]) for each in rows} == {
+        (seed, length) for seed in range(3) for length in (20, 50, 100)
+    }
+    skipped = [each for each in rows if each.get("skipped")]
+    assert sorted((each["seed"], each["length"]) for each in skipped) == [(1, 100), (2, 50), (2, 100)]
+    # Nothing is invented: no examples, an interval without information, and no value of what was not measured.
+    for each in skipped:
+        assert (each["num_examples"], each["exact_match"], each["low"], each["high"]) == (0, 0.0, 0.0, 1.0)
+        assert (each["token_accuracy"], each["id_accuracy"], each["first_error"]) == (None, None, None)
+        assert (each["row"], each["fitted"], each["steps"]) == ("FIRE", 1.0, 1000)
+    assert complete_rows(rows) == rows
+
+
+@pytest.mark.parametrize("path", sorted(STORED_RESULTS.glob("*.jsonl")), ids=lambda path: path.stem)
+def test_stored_results_have_a_row_of_every_skipped_length(path):
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    # Other files have measurements of another kind, and needles have the lengths of a tokenizer.
+    if {"row", "task", "seed", "length", "num_examples", "exact_match"} <= rows[0].keys() and path.stem != "needles":
+        assert complete_rows(rows) == rows
+
+
+def test_a_missing_length_of_a_run_that_did_not_stop_stays_missing():
+    rows = [row(length=20, exact=0.5), row(length=20, seed=1), row(length=40, seed=1)]
+    assert complete_rows(rows) == rows
+    # A task with shorter tests, and losses, have no stops.
+    other = [row(length=20, exact=0.0), row(length=40, task="copy")]
+    assert complete_rows(other) == other
+    losses = [{"row": "a", "task": "text", "seed": seed, "length": 20, "loss": 0.0} for seed in (0, 1)]
+    assert complete_rows(losses) == losses
+
+
+def test_a_mean_over_seeds_counts_stopped_seeds_as_zero():
+    by_length = group_rows(stopped_rows())["FIRE"]
+    values = [pool_seeds(runs)[0] for runs in by_length.values()]
+    assert values == pytest.approx([1.5 / 3, 0.9 / 3, 0.92 / 3], abs=0.005)
+    # The interval is that of three seeds, one of which is not 0.
+    assert pool_seeds(by_length[100])[1:] == pool_seeds([row(exact=exact) for exact in (0.92, 0.0, 0.0)])[1:]
+    assert value_range(by_length[100]) == (0.0, 0.92)
+    stopped = [each for each in by_length[100] if each["seed"]]
+    assert pool_seeds(stopped) == (0.0, None, None)
+    assert value_range(stopped[:1]) == (0.0, 0.0)
+    assert longest_exact_length([each for runs in by_length.values() for each in runs], 0.5) == 0
+
+
+def test_a_variant_that_stopped_is_the_worst_variant():
+    rows = [
+        row(f"PPC, {variant}", length, exact, variant=variant, seed=seed)
+        for seed in (0, 1)
+        for variant, exact in (("plain", 1.0), ("carry", 0.0))
+        for length in (20, 40)
+        if length == 20 or exact
+    ]
+    merged = merge_variants(rows)
+    assert [(each["length"], each["exact_match"]) for each in merged] == [(20, 0.0), (40, 0.0)] * 2
+
+
+def test_every_cell_has_the_number_of_seeds():
+    ((_, _, ((*_, near, middle, far),)),) = result_tables(stopped_rows())
+    assert near.splitlines()[2:] == ["3 seeds"]
+    assert middle.splitlines()[::2] == ["0.300", "3 seeds"]
+    assert far.splitlines()[0] == "0.307"
+    assert far.splitlines()[2:] == ["3 seeds", "2 stopped"]
+    assert page_table(stopped_rows())[1][0][-3:] == [
+        f"0.500 / 0.000 [0.00, {wilson_interval(0, 100)[1]:.2f}] (3)",
+        "0.000 / · (3, 1 stopped)",
+        "0.000 / · (3, 2 stopped)",
+    ]
+
+
+def test_a_figure_counts_stopped_seeds_as_zero(tmp_path, monkeypatch):
+    figure = drawn(stopped_rows(), tmp_path, monkeypatch)
+    line = lines_of(figure.axes[0])["FIRE"]
+    assert list(line.get_ydata()) == pytest.approx([0.5, 0.3, 0.307], abs=0.001)
+    assert bands_of(figure.axes[0])[0] == {(20, 0.0), (20, 1.0), (50, 0.0), (50, 0.9), (100, 0.0), (100, 0.92)}
+    assert "3 seeds" in figure.axes[0].get_title(loc="left")
+
+
+def test_labels_that_did_not_fit_have_a_table_of_their_own():
+    assert select_unfit(ROWS) == ["ALiBi"]
+    assert select_unfit([row("model", fitted=None), {"row": "text", "loss": 1.0}]) == []
+    # A seed that is exact at a longer length says something about it.
+    assert select_unfit([row(length=length, exact=0.99, fitted=0.5) for length in (10, 40)]) == []
+    assert select_unfit([row(length=10, exact=1.0, fitted=0.5), row(length=40, exact=0.9, fitted=0.5)]) == ["PPC"]
+    fit, unfit = result_tables(ROWS)
+    assert [line[0] for line in fit[2]] == ["PPC", "NoPE"]
+    assert [line[0] for line in unfit[2]] == ["ALiBi"]
+    assert fit[1] == unfit[1]
+    assert [line[0] for _, _, body in result_tables(ROWS[-2:]) for line in body] == ["ALiBi"]
 
 
 def test_exact_match_over_seeds_is_weighted_by_examples():
@@ -105,8 +225,8 @@ def test_lengths_are_sorted_and_labels_keep_their_order():
     [
         ([1.0], "yes"),
         ([0.99], "yes"),
-        ([0.989], "did not fit (0.99)"),
-        ([0.2, 0.61], "did not fit (0.61)"),
+        ([0.989], "no (0.99)"),
+        ([0.2, 0.61], "0 of 2 seeds (0.61)"),
         ([1.0, 0.3], "1 of 2 seeds"),
         ([1.0, 0.99, 1.0], "3 of 3 seeds"),
     ],
@@ -116,7 +236,8 @@ def test_the_fit_status_counts_the_seeds_that_fit(fitted, status):
 
 
 def test_a_table_has_a_line_per_label_and_a_column_per_length():
-    header, body = table(ROWS)
+    (_, header, fit), (_, _, unfit) = result_tables(ROWS)
+    body = fit + unfit
     assert header == [
         "configuration",
         "told",
@@ -134,26 +255,28 @@ def test_a_table_has_a_line_per_label_and_a_column_per_length():
         "3-2,047",
         "1,000",
         "2 of 2 seeds",
-        f"1.000\n{wilson_interval(100, 100)[0]:.2f}-1.00",
-        "0.625\n0.00-1.00",
+        f"1.000\n{wilson_interval(100, 100)[0]:.2f}-1.00\n2 seeds",
+        "0.625\n0.00-1.00\n2 seeds",
     ]
-    assert [line[5] for line in body] == ["2 of 2 seeds", "1 of 2 seeds", "did not fit (0.26)"]
+    assert [line[5] for line in body] == ["2 of 2 seeds", "1 of 2 seeds", "0 of 2 seeds (0.26)"]
     assert body[2][4] == "500-501"
     assert body[2][-1] == "-"
 
 
 def test_a_row_of_an_earlier_version_has_a_dash_for_what_it_was_told():
     old = {name: value for name, value in row("old").items() if name != "told"}
-    assert [line[1] for line in table([old, row("new", told="nothing"), {**old, "row": "new"}])[1]] == ["-", "nothing"]
+    ((_, _, body),) = result_tables([old, row("new", told="nothing"), {**old, "row": "new"}])
+    assert [line[1] for line in body] == ["-", "nothing"]
 
 
 def test_a_column_header_has_the_range_of_examples_per_seed():
-    header, _ = table([row(num_examples=64), row("NoPE", num_examples=512), row("NoPE", seed=1, num_examples=512)])
+    rows = [row(num_examples=64), row("NoPE", num_examples=512), row("NoPE", seed=1, num_examples=512)]
+    ((_, header, _),) = result_tables(rows)
     assert header[-1] == "20\nn=64-512"
 
 
 def test_the_ids_met_cover_all_seeds():
-    _, body = table([row(id_range=[7, 90]), row(seed=1, id_range=[9, 1200])])
+    ((_, _, body),) = result_tables([row(id_range=[7, 90]), row(seed=1, id_range=[9, 1200])])
     assert body[0][3] == "7-1,200"
 
 
@@ -162,14 +285,14 @@ def test_a_cell_without_runs_is_a_dash():
 
 
 def test_a_table_counts_diverged_seeds():
-    plain = table(ROWS)
-    header, body = table(ROWS, diverged=["PPC", "too fast", "too fast"])
-    assert header == plain[0]
-    assert [line[0] for line in body] == ["PPC", "NoPE", "ALiBi", "too fast"]
-    assert body[0][5] == f"{plain[1][0][5]}, 1 diverged"
-    assert body[0][:5] + body[0][6:] == plain[1][0][:5] + plain[1][0][6:]
-    assert body[1:3] == plain[1][1:]
-    assert body[3] == ["too fast", "-", "-", "-", "-", "2 diverged", "-", "-"]
+    (_, plain_header, plain), (_, _, plain_unfit) = result_tables(ROWS)
+    (_, header, body), (_, _, unfit) = result_tables(ROWS, diverged=["PPC", "too fast", "too fast"])
+    assert header == plain_header
+    assert [line[0] for line in body] == ["PPC", "NoPE"]
+    assert body[0][5] == f"{plain[0][5]}, 1 diverged"
+    assert body[0][:5] + body[0][6:] == plain[0][:5] + plain[0][6:]
+    assert body[1:] == plain[1:]
+    assert unfit == [*plain_unfit, ["too fast", "-", "-", "-", "-", "2 diverged", "-", "-"]]
 
 
 def test_the_summary_of_seeds_has_the_median_and_the_interval_of_the_worst_seed():
@@ -178,7 +301,8 @@ def test_the_summary_of_seeds_has_the_median_and_the_interval_of_the_worst_seed(
     assert summarize_seeds(runs) == SeedSummary(median=0.97, worst=0.5, low=low, high=high)
     assert summarize_seeds(runs[:1]) == SeedSummary(median=1.0, worst=1.0, low=wilson_interval(100, 100)[0], high=1.0)
     # Two seeds stopped at a shorter length, so two of seven values are 0.
-    assert summarize_seeds(runs, 2) == SeedSummary(median=0.9, worst=0.0, low=None, high=None)
+    skipped = [row(exact=0.0, num_examples=0, seed=seed, skipped=True) for seed in (5, 6)]
+    assert summarize_seeds(runs + skipped) == SeedSummary(median=0.9, worst=0.0, low=None, high=None)
 
 
 def test_the_worst_seed_of_losses_has_the_largest_perplexity():
@@ -193,14 +317,14 @@ def test_a_page_table_has_a_line_per_label_and_the_range_of_steps():
     assert header == ["row", "told", "trained on", "steps", "fits", "20 (n=100)", "2,000 (n=100)"]
     assert body[0] == [
         *("PPC", "scratchpad, ID range", "1-20", "1,000", "2 of 2"),
-        *("1.000 / 1.000 [0.96, 1.00]", "0.625 / 0.500 [0.40, 0.60]"),
+        *("1.000 / 1.000 [0.96, 1.00] (2)", "0.625 / 0.500 [0.40, 0.60] (2)"),
     ]
-    assert [line[4] for line in body] == ["2 of 2", "1 of 2", "0 of 2"]
+    assert [line[4] for line in body] == ["2 of 2", "1 of 2", "0 of 2, did not fit"]
     assert body[2][3] == "500-501"
     # ALiBi is at 0 at the shorter length, and evaluation stopped there.
-    assert body[2][-1] == "·"
+    assert body[2][-1] == "· (2)"
     assert num_omitted == 0
-    assert page_table([row("once")])[1][0][-1] == "1.000 [0.96, 1.00]"
+    assert page_table([row("once")])[1][0][-1] == "1.000 [0.96, 1.00] (1)"
 
 
 def test_a_seed_that_stopped_counts_as_zero_and_other_missing_seeds_are_omitted():
@@ -208,8 +332,8 @@ def test_a_seed_that_stopped_counts_as_zero_and_other_missing_seeds_are_omitted(
         rows = [row(length=20, exact=missing_seed_at_20, seed=0), row(length=20, seed=1), row(length=40, seed=1)]
         return page_table(rows)[1][0][-1]
 
-    assert last_cell(0.0) == "0.500 / ·"
-    assert last_cell(0.5) == "1.000 [0.96, 1.00]"
+    assert last_cell(0.0) == "0.500 / · (2, 1 stopped)"
+    assert last_cell(0.5) == "1.000 [0.96, 1.00] (1)"
 
 
 def test_a_page_table_has_at_most_twelve_lines():
@@ -230,7 +354,7 @@ def test_a_page_table_with_many_variants_has_the_worst_variant_of_each_seed():
     ]
     _, body, num_omitted = page_table(rows)
     assert [line[0] for line in body] == [f"row {number} (worst of 2 variants)" for number in range(7)]
-    assert body[0][-2:] == ["0.250 / 0.000 [0.00, 0.04]", "0.250 / ·"]
+    assert body[0][-2:] == ["0.250 / 0.000 [0.00, 0.04] (2)", "0.250 / · (2, 1 stopped)"]
     assert num_omitted == 0
     # Only the variants of all seeds count.
     one_more = row("row 0, unequal", 20, 0.1, variant="unequal", seed=1)
@@ -243,6 +367,9 @@ def test_the_table_of_one_run_has_first_errors_by_length():
     assert body[0] == ["2,000", "100", "0.940", "0.900-0.970", "0.9877", "1.0000", "4 token, 2 end; median index 3.5"]
     assert body[1][-1] == "none"
     assert len(header) == len(body[0])
+    # A skipped length has no measured value.
+    last, skipped, _ = complete_rows([row(length=20, exact=0.0), row(length=40, seed=1)])
+    assert length_table([last, skipped])[1][1:] == [["40", "0", "0 (skipped)", "-", "-", "-", "-"]]
 
 
 def test_the_table_of_one_run_has_a_variant_column_only_for_variants():
@@ -320,7 +447,7 @@ def test_every_variant_has_a_panel_and_a_label_has_one_color(tmp_path, monkeypat
 
 def test_six_labels_remain_first_those_that_fit_then_those_with_the_largest_area(tmp_path, monkeypatch):
     def line(label: str, far: float, fitted: float = 1.0) -> list[dict[str, Any]]:
-        return [row(label, length, exact, fitted=fitted) for length, exact in ((20, 1.0), (2000, far))]
+        return [row(label, length, exact, fitted=fitted) for length, exact in ((20, fitted), (2000, far))]
 
     rows = [*line("subject", 0.0, 0.5), *line("high but unfit", 0.9, 0.9), *line("low", 0.1)]
     rows += [each for number in (2, 3, 4, 5, 6) for each in line(f"{number} tenths", number / 10)]
@@ -414,16 +541,18 @@ def test_a_label_with_a_single_length_has_a_bar(tmp_path, monkeypatch):
     assert bar.get_segments()[0].tolist() == [[20, low], [20, high]]
 
 
-def test_a_label_that_did_not_fit_is_dotted_and_lengths_without_runs_are_omitted(tmp_path, monkeypatch):
+def test_a_label_that_did_not_fit_is_dashed_gray_and_lengths_without_runs_are_omitted(tmp_path, monkeypatch):
     figure = drawn(ROWS, tmp_path, monkeypatch)
     lines = lines_of(figure.axes[0])
     assert {label: line.get_linestyle() for label, line in lines.items()} == {
         "PPC": "-",
         "NoPE": "-",
-        "ALiBi (did not fit)": ":",
+        "ALiBi (did not fit)": "--",
     }
+    assert [label for label, line in lines.items() if line.get_color() == UNFIT_COLOR] == ["ALiBi (did not fit)"]
+    assert lines["ALiBi (did not fit)"].get_zorder() < min(lines[label].get_zorder() for label in ("PPC", "NoPE"))
     assert list(lines["ALiBi (did not fit)"].get_xdata()) == [20]
-    assert "dotted: no seed fits the longest training length" in figure.texts[0].get_text().replace("\n", " ")
+    assert report.UNFIT_NOTE in figure.texts[0].get_text().replace("\n", " ")
 
 
 def test_boxes_are_spread_as_near_as_possible_to_their_places():

@@ -140,6 +140,18 @@ def test_only_an_unfinished_run_is_resumed(tmp_path, monkeypatch):
     assert steps == [lost] * 4
 
 
+def test_a_run_that_stops_has_a_marked_row_at_every_longer_length(tmp_path):
+    # These steps are too few for any exact match.
+    settings = EvaluationSettings(lengths=(8, 16, 32), num_examples=(5,), stop_at_zero=True)
+    experiments = {"NoPE": replace(EXPERIMENTS["NoPE, a control"], evaluation=settings)}
+    comparison = compare_two_seeds(tmp_path, experiments)
+    assert [(row["length"], row["skipped"]) for row in comparison.rows] == [(8, False), (16, True), (32, True)] * 2
+    assert all(row.keys() == comparison.rows[0].keys() for row in comparison.rows)
+    assert [row["exact_match"] for row in comparison.rows] == [0.0] * 6
+    # The rows are saved, and a second call reads them.
+    assert compare_two_seeds(tmp_path, experiments).rows == comparison.rows
+
+
 def test_another_evaluation_of_a_run_does_not_change_the_comparison(tmp_path):
     first = compare_two_seeds(tmp_path)
     run = load_run(next(tmp_path.glob("*/seed-1")), device="cpu")

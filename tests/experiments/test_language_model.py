@@ -22,7 +22,7 @@ from lengthwise.evaluation.tables_and_figures import (
     fit_status,
     length_table,
     pool_seeds,
-    table,
+    result_tables,
     table_title,
 )
 from lengthwise.experiments.comparison import compare
@@ -33,7 +33,7 @@ from lengthwise.tasks import GradedByLoss, Parity, Text
 QUICK = ["--quick", "--device", "cpu"]
 # Documented fields of a result row with losses.
 RUN = {"task", "scheme", "encoding", "told", "seed", "variant", "train_lengths", "id_range", "trained_distance"}
-TRAINING = {"steps", "fitted", "train_s", "time"}
+TRAINING = {"num_layers", "steps", "fitted", "misfit", "train_s", "time"}
 LOSS = {"loss", "low", "high", "perplexity", "bits_per_byte", "token_accuracy", "scored_tokens", "shortest_context"}
 RESULT = {"length", "num_examples", "num_documents", "decode", "largest_distance", "wall_s"}
 
@@ -260,7 +260,7 @@ def test_experiment_for_starts_from_the_recipe_of_the_task():
         scheme = RECIPES[task]().scheme.name
         assert experiment_for(task, scheme) == RECIPES[task]()
     assert experiment_for("text", "sequential") == RECIPES["language_model"]()
-    assert experiment_for("index_hints", "sequential").training == RECIPES["parity"]().training
+    assert experiment_for("index_hints", "predicted").training == RECIPES["parity"]().training
 
 
 def test_model_sizes_differ_only_in_size_and_comparison_rows_only_in_scheme_and_encoding():
@@ -329,12 +329,25 @@ def test_pooling_seeds_gives_the_perplexity_of_the_mean_loss():
     pooled = pool_seeds([row(loss=2.0), row(loss=4.0, seed=1)])
     assert pooled == pytest.approx((math.exp(3.0), math.exp(2.9), math.exp(3.2)))
     assert pool_seeds([row(low=None, high=None)])[1:] == (None, None)
+    # A mean over the seeds with bounds would not belong to the mean loss of all seeds.
+    assert pool_seeds([row(), row(low=None, high=None, seed=1)])[1:] == (None, None)
 
 
 def test_the_table_of_a_comparison_has_perplexities():
-    header, body = table([row(length=length, loss=loss) for length, loss in ((256, 3.0), (512, 2.5))])
+    ((_, header, body),) = result_tables([row(length=length, loss=loss) for length, loss in ((256, 3.0), (512, 2.5))])
     assert header[-2:] == ["256\nn=512", "512\nn=512"]
-    assert body == [["rotary", "nothing", "256-256", "0-256", "800", "-", "20.09\n18.17-24.53", "12.18\n11.02-14.88"]]
+    assert body == [
+        [
+            "rotary",
+            "nothing",
+            "256-256",
+            "0-256",
+            "800",
+            "-",
+            "20.09\n18.17-24.53\n1 seed",
+            "12.18\n11.02-14.88\n1 seed",
+        ]
+    ]
     assert fit_status([row()]) == "-"
     assert table_title([row()]).startswith("perplexity by context length")
     assert describe_result([row(), row(length=512, loss=2.5)]) == "loss 2.500 at context length 512"

@@ -113,8 +113,13 @@ def test_the_last_rows_are_logged_before_training_ends_with_the_keys_of_runs(tmp
 def test_measuring_stops_after_a_length_without_exact_match(tmp_path):
     trainer = trainer_of(PredictivePositionModel.wrap(llama()), tmp_path)
     settings = replace(SETTINGS, lengths=(2, 4, 8), num_examples=(16, 8, 8), stop_at_zero=True)
-    (two, *more) = EvaluateByLength.from_task(trainer, Parity(), SCHEME, settings).measure(trainer.state)
-    assert (two["length"], two["exact_match"], more) == (2, 0, [])
+    rows = EvaluateByLength.from_task(trainer, Parity(), SCHEME, settings).measure(trainer.state)
+    assert [(row["length"], row["exact_match"], row["skipped"]) for row in rows] == [
+        (2, 0, False),
+        (4, 0, True),
+        (8, 0, True),
+    ]
+    assert results(tmp_path) == rows
     logged = trainer.state.log_history[-1]
     assert [logged[f"eval_exact_match_{length}"] for length in settings.lengths] == [0, 0, 0]
 
@@ -205,8 +210,7 @@ def test_examples_are_grouped_by_their_length(tmp_path):
     free = EvaluateByLength.from_examples(trainer, examples, trainer.data_collator, decode="free")
     assert [row["decode"] for row in free.measure(trainer.state)] == ["free", "free"]
     first = EvaluateByLength.from_examples(trainer, examples, trainer.data_collator, stop_at_zero=True)
-    (two, *more) = first.measure(trainer.state)
-    assert (two["length"], two["exact_match"], more) == (2, 0, [])
+    assert [(row["exact_match"], row["skipped"]) for row in first.measure(trainer.state)] == [(0, False), (0, True)]
     # A step is measured once; a second call returns the same rows.
     assert callback.measure(trainer.state) == rows
 

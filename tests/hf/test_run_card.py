@@ -40,6 +40,16 @@ def test_the_card_of_a_run_has_its_settings_and_latest_results(run_folder, tmp_p
     assert f"Lengths above {run.experiment.train_lengths[1]} were not in training" in card.text
 
 
+def test_a_skipped_length_is_no_published_result(run_folder):
+    run = load_run(run_folder)
+    settings = replace(SETTINGS, lengths=(16, 32), stop_at_zero=True)
+    measured, skipped = evaluate(run, settings)
+    assert (measured["exact_match"], skipped["skipped"]) == (0.0, True)
+    card = ModelCard(run_card(run.experiment, run.facts, [measured, skipped]))
+    assert [each.dataset_args["length"] for each in card.data.eval_results] == [16]
+    assert "| 32 | 0 |" in card.text
+
+
 def test_rows_with_another_encoding_are_not_results_of_the_model(run_folder):
     run = load_run(run_folder)
     rows = [{**row, "encoding": "alibi"} for row in evaluate(run, SETTINGS)]

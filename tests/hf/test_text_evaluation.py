@@ -69,6 +69,15 @@ def test_forced_and_free_decoding_have_the_same_exact_match(half_memorized):
     assert free["first_error"] == forced["first_error"]
 
 
+def test_a_length_after_an_exact_match_of_zero_has_a_marked_row():
+    settings = replace(SETTINGS, lengths=(LENGTH, 2 * LENGTH), stop_at_zero=True)
+    measured, skipped = evaluate_texts(byte_text_model(), Copy(), settings, prompts=PromptFormat(shots=0))
+    assert measured.keys() == skipped.keys()
+    assert (measured["exact_match"], measured["skipped"]) == (0.0, False)
+    assert (skipped["length"], skipped["num_examples"], skipped["skipped"]) == (2 * LENGTH, 0, True)
+    assert (skipped["exact_match"], skipped["token_accuracy"], skipped["text_tokens"]) == (0.0, None, None)
+
+
 def test_padding_and_batching_do_not_change_grades(half_memorized, monkeypatch):
     # With numbers of unequal length, prompts and answers have several lengths.
     model = byte_text_model(half_memorized)

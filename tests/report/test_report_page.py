@@ -74,6 +74,50 @@ def test_the_chart_and_the_table_have_the_numbers_of_the_rows(tmp_path):
     assert {"0.750", "1.000"} <= set(Page(text).cells)
 
 
+def write_comparison(folder, rows):
+    folder.mkdir(parents=True)
+    (folder / "comparison.json").write_text(json.dumps({"comparison": {"experiments": {}, "num_seeds": 3}}))
+    (folder / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+@pytest.mark.parametrize("is_marked", [False, True], ids=["earlier version", "marked"])
+def test_charts_and_tables_count_a_stopped_seed_as_zero(is_marked, tmp_path):
+    rows = [
+        result_row(length, exact, seed=seed, row=label)
+        for label in ("PPC", "FIRE")
+        for seed, values in enumerate(((1.0, 0.75), (0.0,), (0.0,)))
+        for length, exact in zip((10, 20), values, strict=False)
+    ]
+    if is_marked:
+        facts = {"num_examples": 0, "skipped": True}
+        rows += [result_row(20, 0.0, seed=seed, row=label, **facts) for label in ("PPC", "FIRE") for seed in (1, 2)]
+    text = page_of(tmp_path, write_comparison(tmp_path / "comparison", rows))
+    line, heat_map = charts_of(text)[0]["data"][0], charts_of(text)[1]["data"][0]
+    assert line["y"] == [pytest.approx(1 / 3, abs=0.01), 0.25]
+    assert heat_map["z"] == [[pytest.approx(1 / 3, abs=0.01), 0.25]] * 2
+    # The bar goes from the worst to the best seed.
+    assert (line["error_y"]["array"][1], line["error_y"]["arrayminus"][1]) == (0.5, 0.25)
+    assert {"0.250 (3, 2 stopped)", "3, 2 stopped"} <= set(Page(text).cells)
+
+
+def test_configurations_that_did_not_fit_are_set_apart(tmp_path):
+    rows = [
+        result_row(length, exact, row=label, fitted=fitted)
+        for label, fitted in (("unfit", 0.5), ("fit", 1.0))
+        for length, exact in ((10, 0.9), (20, 0.5))
+    ]
+    text = page_of(tmp_path, write_comparison(tmp_path / "comparison", rows))
+    lines, (heat_map,) = charts_of(text)[0]["data"], charts_of(text)[1]["data"]
+    assert [line["line"]["dash"] for line in lines] == ["solid", "dot"]
+    assert ["unfit" in line["text"][0] for line in lines] == [False, True]
+    assert ["unfit" in row[0] for row in heat_map["text"]] == [False, True]
+    assert any(cell.startswith("unfit (") for cell in Page(text).cells)
+    # The color of the swatch is gray instead of that of its index.
+    swatches = [attributes for _, attributes in Page(text).tags if attributes.get("class") == "swatch"]
+    assert ["data-color" in swatch for swatch in swatches[:2]] == [True, False]
+
+
 def test_the_loss_curve_has_the_logged_losses(tmp_path):
     text = page_of(tmp_path, write_run(tmp_path / "run", [result_row(20, 0.75)]))
     (line,) = charts_of(text)[1]["data"]

@@ -13,7 +13,7 @@ from lengthwise.core.randomness import stream
 from lengthwise.core.type_checks import check_types
 from lengthwise.encodings import EncodingSettings
 from lengthwise.evaluation.grading import DECODE_MODES, grade
-from lengthwise.evaluation.tally import LengthResult, Tally
+from lengthwise.evaluation.tally import LengthResult, Tally, skipped_result
 from lengthwise.model.decoder import Decoder
 from lengthwise.positions import PositionScheme
 from lengthwise.tasks import HasRecords, Task
@@ -31,7 +31,8 @@ class EvaluationSettings:
     """Test lengths, and the number of examples: one value for all lengths, or one value per length.
 
     ``decode`` is ``forced`` (teacher forcing) or ``free``. ``variants`` names the distributions of the task to evaluate
-    separately; empty means the default distribution. ``stop_at_zero`` skips all lengths after one with exact match 0.
+    separately; empty means the default distribution. ``stop_at_zero`` skips all lengths after one with exact match 0;
+    their results are marked as ``skipped``.
     """
 
     lengths: tuple[int, ...] = (20, 200, 2000)
@@ -110,6 +111,8 @@ def iter_results(
             warn_untrained_distance(decoder, scheme, length, max_distance, trained_distance)
             yield replace(result, wall_s=round(time.perf_counter() - start_time, 3))
             if settings.stop_at_zero and result.exact_match == 0:
+                for skipped_length in settings.lengths[length_index + 1 :]:
+                    yield skipped_result(skipped_length, settings.decode)
                 break
 
 

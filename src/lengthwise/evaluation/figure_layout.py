@@ -23,6 +23,8 @@ LINE_COLORS = (
     *("#1f5fa8", "#c0392b", "#1e7d32", "#7d3c98", "#b35900"),
     *("#00808a", "#c2187a", "#6b5b00", "#5d4037", "#1a237e"),
 )
+# Gray of lines that did not fit their training lengths.
+UNFIT_COLOR = "#757575"
 # Width of a character of a tick label, and minimum gap between tick labels, in inches.
 DIGIT_WIDTH, TICK_GAP = 0.08, 0.08
 

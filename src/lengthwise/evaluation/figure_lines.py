@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from lengthwise.evaluation.figure_layout import MAX_LINES
-from lengthwise.evaluation.result_rows import FIT_THRESHOLD, Rows, group_rows, pool_seeds, uses_loss
+from lengthwise.evaluation.result_rows import Rows, group_rows, pool_seeds, select_unfit, uses_loss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,11 +21,6 @@ class Line:
     def name(self) -> str:
         """Label, with a note if no seed fits its training lengths."""
         return self.label if self.fits else f"{self.label} (did not fit)"
-
-    @property
-    def num_seeds(self) -> int:
-        """Largest number of seeds at a length."""
-        return max(map(len, self.runs.values()))
 
     @property
     def values(self) -> list[float]:
@@ -57,5 +52,4 @@ def select_lines(rows: Rows) -> tuple[list[Line], int]:
 def _line(label: str, by_length: Mapping[int, Rows]) -> Line:
     runs = {length: rows for length, rows in by_length.items() if rows}
     all_rows = [row for rows in runs.values() for row in rows]
-    fits = uses_loss(all_rows) or any(row["fitted"] >= FIT_THRESHOLD for row in all_rows)
-    return Line(label=label, runs=runs, fits=fits)
+    return Line(label=label, runs=runs, fits=not select_unfit(all_rows))

@@ -7,6 +7,7 @@ from statistics import median
 from typing import Any
 
 from lengthwise.evaluation.figure_layout import (
+    UNFIT_COLOR,
     LineLabel,
     assign_colors,
     count_seeds,
@@ -20,18 +21,23 @@ from lengthwise.evaluation.figure_lines import Line, select_lines
 from lengthwise.evaluation.result_rows import (
     FIT_THRESHOLD,
     Rows,
-    count_stopped,
+    count_ended,
+    count_skipped,
     group_rows,
+    is_skipped,
     knowledge_of,
     label_of,
     merge_variants,
     pool_seeds,
+    select_unfit,
     uses_loss,
     value_range,
 )
 
 # Maximum number of lines of a table on a page.
 MAX_PAGE_LINES = 12
+# Words for configurations without a seed that fits its training lengths.
+UNFIT_NOTE = "did not fit: says nothing about longer lengths"
 
 
 def table_title(rows: Rows) -> str:
@@ -52,12 +58,26 @@ def describe_result(rows: Rows) -> str:
     return f"exact match {last_row['fitted']:.2f} at length {last_row['train_lengths'][1]}"
 
 
-def table(rows: Rows, diverged: Sequence[str] = ()) -> tuple[list[str], list[list[str]]]:
-    """Return a header and a body with one line per label and one column per length, and intervals below the values.
+def result_tables(rows: Rows, diverged: Sequence[str] = ()) -> list[tuple[str, list[str], list[list[str]]]]:
+    """Return the title, header and body of a table of the labels that fit, and of one of those that did not fit.
 
-    The column ``fits`` counts the seeds with exact match 0.99 or more at the longest training length. Seeds that do not
-    fit cannot show extrapolation. ``diverged`` contains the label of each run that diverged.
+    A table has one line per label and one column per length. A cell has the value over seeds, its interval, and the
+    number of seeds; seeds that stopped at a shorter length count as 0. The column ``fits`` counts the seeds with exact
+    match 0.99 or more at the longest training length. ``diverged`` contains the label of each run that diverged.
     """
+    unfit = select_unfit(rows)
+    header, body = _table(rows, diverged)
+    has_results = {str(row["row"]) for row in rows}
+    is_fit = [line[0] in has_results and line[0] not in unfit for line in body]
+    title = table_title(rows)
+    parts = [(title, True), (f"{title}; {UNFIT_NOTE}", False)]
+    lines_of = {
+        fits: [line for line, line_fits in zip(body, is_fit, strict=True) if line_fits == fits] for _, fits in parts
+    }
+    return [(name, header, lines_of[fits]) for name, fits in parts if lines_of[fits]]
+
+
+def _table(rows: Rows, diverged: Sequence[str]) -> tuple[list[str], list[list[str]]]:
     by_label = group_rows(rows)
     lengths = list(next(iter(by_label.values())))
     header = ["configuration", "told", "trained on", "IDs in training", "steps", "fits"]
@@ -68,7 +88,7 @@ def table(rows: Rows, diverged: Sequence[str] = ()) -> tuple[list[str], list[lis
         min_length, max_length = runs[0]["train_lengths"]
         min_id, max_id = min(row["id_range"][0] for row in runs), max(row["id_range"][1] for row in runs)
         fits = fit_status(runs) + (f", {diverged.count(label)} diverged" if label in diverged else "")
-        cells = [knowledge_of(runs), f"{min_length}-{max_length}", f"{min_id:,}-{max_id:,}", _step_range(runs), fits]
+        cells = [knowledge_of(runs), f"{min_length}-{max_length}", f"{min_id:,}-{max_id:,}", _budget(runs), fits]
         body.append([label, *cells, *(format_value(by_length[length]) for length in lengths)])
     for label in dict.fromkeys(label for label in diverged if label not in by_label):
         body.append([label, "-", "-", "-", "-", f"{diverged.count(label)} diverged", *("-" for _ in lengths)])
@@ -85,30 +105,29 @@ class SeedSummary:
     high: float | None
 
 
-def summarize_seeds(rows: Rows, num_stopped: int = 0) -> SeedSummary:
+def summarize_seeds(rows: Rows) -> SeedSummary:
     """Return the median and the worst seed of the rows of one label at one length, or of perplexities for losses.
 
-    The interval of exact match is the Wilson interval over the examples of the worst seed. The evaluation of
-    ``num_stopped`` more seeds stopped at a shorter length without an exact match; they count as 0, without an interval.
+    The interval of exact match is the Wilson interval over the examples of the worst seed. The worst seed has no
+    interval if the evaluation of a seed stopped at a shorter length, because it counts as 0 without examples.
     """
     results = [pool_seeds([row]) for row in rows]
     select_worst = max if uses_loss(rows) else min
     worst, low, high = select_worst(results, key=lambda result: result[0])
-    values = [value for value, _, _ in results] + [0.0] * num_stopped
-    if num_stopped:
-        return SeedSummary(median=median(values), worst=0.0, low=None, high=None)
-    return SeedSummary(median=median(values), worst=worst, low=low, high=high)
+    if count_skipped(rows):
+        low = high = None
+    return SeedSummary(median=median(value for value, _, _ in results), worst=worst, low=low, high=high)
 
 
 def page_table(rows: Rows, max_lines: int = MAX_PAGE_LINES) -> tuple[list[str], list[list[str]], int]:
     """Return a header, a body with one line per label, and the number of labels that exceed ``max_lines``.
 
-    A cell has the median over seeds and the worst seed with its interval. If the variants of a task lead to too many
-    lines, a line has the worst variant of each seed.
+    A cell has the median over seeds, the worst seed with its interval, and the number of seeds. If the variants of a
+    task lead to too many lines, a line has the worst variant of each seed.
     """
     if len(group_rows(rows)) > max_lines:
         rows = merge_variants(rows)
-    by_label = group_rows(rows)
+    by_label, unfit = group_rows(rows), select_unfit(rows)
     lengths = list(next(iter(by_label.values())))
     header = ["row", "told", "trained on", "steps", "fits"]
     header += [f"{length:,} (n={format_num_examples(rows, length)})" for length in lengths]
@@ -118,22 +137,33 @@ def page_table(rows: Rows, max_lines: int = MAX_PAGE_LINES) -> tuple[list[str], 
         fitted = {row["seed"]: row["fitted"] for row in runs}
         num_fits = sum(value >= FIT_THRESHOLD for value in fitted.values() if value is not None)
         fits = "-" if uses_loss(rows) else f"{num_fits} of {len(fitted)}"
+        if label in unfit:
+            fits += f", {UNFIT_NOTE.partition(':')[0]}"
         cells = [knowledge_of(runs), "-".join(f"{length:,}" for length in runs[0]["train_lengths"]), _step_range(runs)]
         body.append([label, *cells, fits, *(_format_summary(by_length, length) for length in lengths)])
     return header, body, max(0, len(by_label) - max_lines)
 
 
 def _format_summary(by_length: Mapping[int, Rows], length: int) -> str:
-    """Return the text of a cell; a dot stands for seeds that stopped at a shorter length without an exact match."""
-    rows, num_stopped = by_length[length], count_stopped(by_length, length)
-    if not rows:
-        return "·" if num_stopped else "-"
-    summary, digits = summarize_seeds(rows, num_stopped), 2 if uses_loss(rows) else 3
-    if num_stopped:
-        return f"{summary.median:.{digits}f} / ·"
+    """Return the text of a cell; a dot stands for a seed that stopped at a shorter length without an exact match."""
+    rows = by_length[length]
+    num_skipped = count_skipped(rows)
+    if num_skipped == len(rows):
+        num_ended = num_skipped or count_ended(by_length, length)
+        return f"· ({num_ended})" if num_ended else "-"
+    summary, digits = summarize_seeds(rows), 2 if uses_loss(rows) else 3
+    if num_skipped:
+        return f"{summary.median:.{digits}f} / · ({len(rows)}, {num_skipped} stopped)"
     interval = "-" if summary.low is None or summary.high is None else f"[{summary.low:.2f}, {summary.high:.2f}]"
     start = f"{summary.median:.{digits}f} / " if len(rows) > 1 else ""
-    return f"{start}{summary.worst:.{digits}f} {interval}"
+    return f"{start}{summary.worst:.{digits}f} {interval} ({len(rows)})"
+
+
+def _budget(runs: Rows) -> str:
+    """Return the number of layers on a second line below the number of steps; rows of other models have no layers."""
+    num_layers = runs[0].get("num_layers")
+    layers = "" if num_layers is None else f"\n{num_layers} layer{'s' if num_layers > 1 else ''}"
+    return f"{_step_range(runs)}{layers}"
 
 
 def _step_range(runs: Rows) -> str:
@@ -160,19 +190,21 @@ def length_table(rows: Rows) -> tuple[list[str], list[list[str]]]:
         columns = {
             "variant": lambda row: str(row["variant"]),
             "length": lambda row: f"{row['length']:,}",
-            "text tokens": lambda row: f"{row['text_tokens']:,}",
+            "requested tokens": lambda row: f"{row['requested_tokens']:,}",
+            "text tokens": lambda row: "-" if is_skipped(row) else f"{row['text_tokens']:,}",
             "n": lambda row: str(row["num_examples"]) + (f" of {row['num_rows']}" if row.get("num_rows") else ""),
-            "exact match": lambda row: f"{row['exact_match']:.3f}",
-            "95% interval": lambda row: f"{row['low']:.3f}-{row['high']:.3f}",
-            "tokens": lambda row: f"{row['token_accuracy']:.4f}",
-            "IDs": lambda row: f"{row['id_accuracy']:.4f}",
-            "first errors": lambda row: _format_first_errors(row["first_error"]),
+            "exact match": lambda row: "0 (skipped)" if is_skipped(row) else f"{row['exact_match']:.3f}",
+            "95% interval": lambda row: "-" if is_skipped(row) else f"{row['low']:.3f}-{row['high']:.3f}",
+            "tokens": lambda row: "-" if is_skipped(row) else f"{row['token_accuracy']:.4f}",
+            "IDs": lambda row: "-" if is_skipped(row) else f"{row['id_accuracy']:.4f}",
+            "first errors": lambda row: "-" if is_skipped(row) else _format_first_errors(row["first_error"]),
         }
     if all(row["variant"] is None for row in rows):
         columns.pop(next(iter(columns)))
     # Only rows of text models have a number of tokens, and they have no ID accuracy.
-    for column, key in (("text tokens", "text_tokens"), ("IDs", "id_accuracy")):
-        if key not in rows[0]:
+    keys = {"requested tokens": "requested_tokens", "text tokens": "text_tokens", "IDs": "id_accuracy"}
+    for column, key in keys.items():
+        if rows[0].get(key) is None:
             columns.pop(column, None)
     return list(columns), [[cell(row) for cell in columns.values()] for row in rows]
 
@@ -185,27 +217,33 @@ def _format_first_errors(error_counts: Mapping[str, Any] | None) -> str:
 
 
 def fit_status(runs: Rows) -> str:
-    """Return how many seeds fit the longest training length, as text; a dash for losses."""
+    """Return how many seeds fit the longest training length, and the best fit if none does; a dash for losses."""
     if uses_loss(runs):
         return "-"
     num_fits = sum(row["fitted"] >= FIT_THRESHOLD for row in runs)
-    if not num_fits:
-        return f"did not fit ({max(row['fitted'] for row in runs):.2f})"
-    return "yes" if len(runs) == 1 else f"{num_fits} of {len(runs)} seeds"
+    status = ("yes" if num_fits else "no") if len(runs) == 1 else f"{num_fits} of {len(runs)} seeds"
+    return status if num_fits else f"{status} ({max(row['fitted'] for row in runs):.2f})"
 
 
 def format_value(rows: Rows) -> str:
-    """Return exact match or perplexity as text, with its interval on a second line; a dash if there are no rows."""
+    """Return exact match or perplexity as text, its interval, and the number of seeds; a dash if there are no rows.
+
+    Another line counts the seeds that stopped at a shorter length.
+    """
     if not rows:
         return "-"
     pooled_value, low, high = pool_seeds(rows)
     interval_text = "-" if low is None or high is None else f"{low:.2f}-{high:.2f}"
-    return f"{pooled_value:.2f}\n{interval_text}" if uses_loss(rows) else f"{pooled_value:.3f}\n{interval_text}"
+    lines = [f"{pooled_value:.{2 if uses_loss(rows) else 3}f}", interval_text, count_seeds([len(rows)])]
+    if num_skipped := count_skipped(rows):
+        lines.append(f"{num_skipped} stopped")
+    return "\n".join(lines)
 
 
 def format_num_examples(rows: Rows, length: int) -> str:
-    """Return the number of examples per seed at a length, as a range if rows differ."""
-    example_counts = sorted({int(row["num_examples"]) for row in rows if row["length"] == length})
+    """Return the number of examples per evaluated seed at a length, as a range if rows differ; 0 without such seeds."""
+    length_rows = [row for row in rows if row["length"] == length and not is_skipped(row)]
+    example_counts = sorted({int(row["num_examples"]) for row in length_rows} or {0})
     return "-".join(str(count) for count in dict.fromkeys((example_counts[0], example_counts[-1])))
 
 
@@ -223,10 +261,12 @@ def draw(rows: Rows, folder: Path, title: str) -> Path:
     titles, colors = [], []
     for (task, variant), (lines, _) in selections.items():
         names = [title, *([task.replace("_", " ")] if len(tasks) > 1 else []), *([variant] if variant else [])]
-        titles.append(f"{': '.join(names)}, {count_seeds([line.num_seeds for line in lines])}")
+        seed_counts = [len(runs) for line in lines for runs in line.runs.values()]
+        titles.append(f"{': '.join(names)}, {count_seeds(seed_counts)}")
         # A label has the same color in all panels of its task.
         task_lines = [line.label for key, (each, _) in selections.items() if key[0] == task for line in each]
-        colors.append(assign_colors(task_lines, [line.label for line in lines]))
+        line_colors = assign_colors(task_lines, [line.label for line in lines])
+        colors.append({line.label: line_colors[line.label] if line.fits else UNFIT_COLOR for line in lines})
     labels = [[line.name for line in lines] for lines, _ in selections.values()]
     figure, all_axes = make_panels(titles, labels, _caption(rows, list(selections.values())))
     for axes, colors_by_label, (key, (lines, _)) in zip(all_axes, colors, selections.items(), strict=True):
@@ -241,8 +281,10 @@ def _caption(rows: Rows, selections: Sequence[tuple[Sequence[Line], int]]) -> st
     note = f" ({interval} where there is one seed)" if 1 in seed_counts else ""
     seed_range = f"Lines: mean over seeds; bands: range from the lowest to the highest seed{note}"
     texts = [f"Bands: {interval}" if seed_counts == {1} else seed_range]
+    if any(count_skipped(runs) for line in lines for runs in line.runs.values()):
+        texts.append("a seed that stopped at a shorter length without an exact match counts as 0")
     if not all(line.fits for line in lines):
-        texts.append("dotted: no seed fits the longest training length")
+        texts.append(f"dashed gray: {UNFIT_NOTE}")
     counts = [num_omitted for _, num_omitted in selections]
     if most := max(counts):
         number = f"{most} more" if min(counts) == most else f"up to {most} more"
@@ -252,10 +294,11 @@ def _caption(rows: Rows, selections: Sequence[tuple[Sequence[Line], int]]) -> st
 
 def _draw_panel(axes: Any, lines: Sequence[Line], colors: Mapping[str, str], rows: Rows) -> None:
     for index, line in enumerate(lines):
-        lengths, color, style = list(line.runs), colors[line.label], "-" if line.fits else ":"
+        lengths, color, style = list(line.runs), colors[line.label], "-" if line.fits else "--"
         marker = {"marker": "osD^vP"[index], "markersize": 4}
-        # The first label is on top, because it is usually the subject of the comparison.
-        axes.plot(lengths, line.values, style, color=color, label=line.name, zorder=10 - index, **marker)
+        # The first label is on top, because it is usually the subject of the comparison; unfit labels are at the back.
+        zorder = 10 - index if line.fits else 3 - index / 10
+        axes.plot(lengths, line.values, style, color=color, label=line.name, zorder=zorder, **marker)
         bands = [value_range(runs) for runs in line.runs.values()]
         if len(bands) == 1:
             axes.vlines(lengths, *zip(*bands, strict=True), color=color, alpha=0.5, linewidth=2)
@@ -268,5 +311,6 @@ def _draw_panel(axes: Any, lines: Sequence[Line], colors: Mapping[str, str], row
         axes.set_xlabel("context length in tokens (log scale)")
     else:
         axes.set(ylim=(-0.03, 1.03), ylabel="exact match", xlabel="length (log scale)")
-    ends = [(line.name, colors[line.label], line.values[-1]) for line in lines]
+    in_order = sorted(lines, key=lambda line: not line.fits)
+    ends = [(line.name, colors[line.label], line.values[-1]) for line in in_order]
     label_lines(axes, [LineLabel(text=name, color=color, value=value) for name, color, value in ends])

@@ -26,6 +26,9 @@ class LengthResult:
     is the mean teacher-forced loss of answer tokens (nats per token; None for free decoding). ``largest_distance`` is
     the largest difference between two IDs of one example. ``omitted_weight`` bounds the attention weight that an answer
     of a long sequence has left out (``NearAttention``); it is lost in rounding.
+
+    A ``skipped`` length was not evaluated, because an earlier length had no exact match. Its ``exact_match`` counts as
+    0 in all means. It has no examples, so its interval is 0 to 1, and no other measured value (None).
     """
 
     length: int
@@ -34,14 +37,36 @@ class LengthResult:
     exact_match: float
     low: float
     high: float
-    exact_tokens: float
-    token_accuracy: float
-    id_accuracy: float
+    exact_tokens: float | None
+    token_accuracy: float | None
+    id_accuracy: float | None
     answer_loss: float | None
     first_error: FirstErrors | None
-    largest_distance: int | float
+    largest_distance: int | float | None
     wall_s: float
-    omitted_weight: float = 0.0
+    omitted_weight: float | None = 0.0
+    skipped: bool = False
+
+
+def skipped_result(length: int, decode: str) -> LengthResult:
+    """Return the result at a length that was not evaluated, because an earlier length had no exact match."""
+    return LengthResult(
+        length=length,
+        num_examples=0,
+        decode=decode,
+        exact_match=0.0,
+        low=0.0,
+        high=1.0,
+        exact_tokens=None,
+        token_accuracy=None,
+        id_accuracy=None,
+        answer_loss=None,
+        first_error=None,
+        largest_distance=None,
+        wall_s=0.0,
+        omitted_weight=None,
+        skipped=True,
+    )
 
 
 class Tally:

@@ -16,7 +16,7 @@ from transformers import GenerationConfig, Trainer, TrainerCallback, TrainerCont
 from lengthwise.core.errors import FeatureError, SettingError, UnsupportedTaskError, unknown_name
 from lengthwise.evaluation.exact_match import EvaluationSettings, iter_examples
 from lengthwise.evaluation.grading import DECODE_MODES, Grades
-from lengthwise.evaluation.tally import Tally
+from lengthwise.evaluation.tally import Tally, skipped_result
 from lengthwise.experiments.run_folder import RESULTS, append_rows
 from lengthwise.hf.collators import PositionCollator
 from lengthwise.hf.dataset_columns import UNSCORED
@@ -28,7 +28,7 @@ from lengthwise.positions import PositionScheme, describe_knowledge
 from lengthwise.tasks import Task, task_fields
 
 # Fields of a result row that a trainer does not provide; ``extra_fields`` may set them.
-DEFAULT_FIELDS = dict.fromkeys(("encoding", "train_lengths", "id_range", "fitted"))
+DEFAULT_FIELDS = dict.fromkeys(("encoding", "train_lengths", "id_range", "fitted", "misfit"))
 # Function that yields the batches of one length, with labels.
 BatchFactory = Callable[[], Iterator[dict[str, Tensor]]]
 
@@ -39,8 +39,8 @@ class EvaluateByLength(TrainerCallback):
     Add it with ``trainer.add_callback(EvaluateByLength.from_task(trainer, ...))``. For each length, ``batches`` has a
     function that yields batches; ``from_task`` and ``from_examples`` create them. `grade_batch` describes ``decode``.
     Each measurement appends rows, which include ``extra_fields``, to ``results.jsonl`` in the output folder, and logs
-    ``eval_exact_match_LENGTH``. ``stop_at_zero`` ends a measurement after the first length with an exact match of 0,
-    and logs 0 for the longer lengths.
+    ``eval_exact_match_LENGTH``. ``stop_at_zero`` ends a measurement after the first length with an exact match of 0.
+    The rows of the longer lengths are marked as ``skipped``, and their exact match counts as 0.
     """
 
     def __init__(
@@ -179,24 +179,25 @@ class EvaluateByLength(TrainerCallback):
             return self._rows
         self._last_step = state.global_step
         model = self.trainer.accelerator.unwrap_model(self.trainer.model)
-        training, rows = model.training, []
+        training = model.training
+        rows: list[dict[str, Any]] = []
         model.eval()
         for length, batches in self.batches.items():
-            start_time, tally = time.perf_counter(), Tally()
-            for batch in batches():
-                tally.add(grade_batch(model, batch, decode=self.decode))
-            result = asdict(tally.result(length, self.decode, 0))
-            result["wall_s"] = round(time.perf_counter() - start_time, 3)
+            if self.stop_at_zero and rows and rows[-1]["exact_match"] == 0:
+                result = asdict(skipped_result(length, self.decode))
+            else:
+                start_time, tally = time.perf_counter(), Tally()
+                for batch in batches():
+                    tally.add(grade_batch(model, batch, decode=self.decode))
+                result = asdict(tally.result(length, self.decode, 0))
+                result["wall_s"] = round(time.perf_counter() - start_time, 3)
             del result["largest_distance"], result["omitted_weight"]
             progress = {"steps": state.global_step, "epoch": state.epoch, "seed": self.trainer.args.seed}
             rows.append({**DEFAULT_FIELDS, **progress, **self.extra_fields, **result})
-            if self.stop_at_zero and result["exact_match"] == 0:
-                break
         model.train(training)
         if state.is_world_process_zero:
             append_rows(Path(self.trainer.args.output_dir or ".") / RESULTS, rows)
-        exact_match = dict.fromkeys(self.batches, 0.0) | {row["length"]: row["exact_match"] for row in rows}
-        self._latest = {f"eval_exact_match_{length}": value for length, value in exact_match.items()}
+        self._latest = {f"eval_exact_match_{row['length']}": row["exact_match"] for row in rows}
         self.trainer.log(dict(self._latest))
         self._rows = rows
         return rows

@@ -7,7 +7,7 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
 
-from lengthwise.evaluation.result_rows import Rows, uses_loss
+from lengthwise.evaluation.result_rows import Rows, is_skipped, uses_loss
 from lengthwise.evaluation.tables_and_figures import length_table
 from lengthwise.experiments.experiment import Experiment
 
@@ -84,6 +84,8 @@ def _eval_results(experiment: Experiment, rows: Rows) -> list[EvalResult]:
             metric_value=row[key],
         )
         for row in rows
+        # A skipped length was not measured.
+        if not is_skipped(row)
     ]
 
 

@@ -6,11 +6,16 @@ from typing import Any
 
 from lengthwise.evaluation.result_rows import (
     Rows,
+    complete_rows,
+    count_skipped,
+    is_skipped,
     label_of,
     pool_seeds,
+    select_unfit,
     uses_loss,
     value_range,
 )
+from lengthwise.evaluation.tables_and_figures import UNFIT_NOTE
 from lengthwise.report.chart import (
     MAX_LINES,
     Chart,
@@ -29,9 +34,12 @@ MAX_RANGES = 6
 
 
 def panels(rows: Rows) -> Iterator[tuple[str, Rows]]:
-    """Yield the title and the rows of each task, variant and kind of value; each panel has its own charts."""
+    """Yield the title and the rows of each task, variant and kind of value; each panel has its own charts.
+
+    A run whose evaluation stopped has a skipped row at the longer lengths, and counts as 0 there.
+    """
     by_panel: dict[tuple[str, str | None, bool], list[Mapping[str, Any]]] = {}
-    for row in rows:
+    for row in complete_rows(rows):
         key = (str(row["task"]), row.get("variant"), "loss" in row)
         by_panel.setdefault(key, []).append({**row, "row": label_of(row)})
     for (task, variant, _), panel_rows in by_panel.items():
@@ -39,21 +47,26 @@ def panels(rows: Rows) -> Iterator[tuple[str, Rows]]:
 
 
 def group_lines(rows: Rows) -> dict[str, dict[int, list[Mapping[str, Any]]]]:
-    """Group rows by label and length in one pass, in the order of labels and with increasing lengths."""
+    """Group rows by label and length in one pass, in the order of labels and with increasing lengths.
+
+    Labels that did not fit their training lengths are last.
+    """
     lines: dict[str, dict[int, list[Mapping[str, Any]]]] = {}
     for row in sorted(rows, key=lambda row: int(row["length"])):
         lines.setdefault(str(row["row"]), {}).setdefault(int(row["length"]), []).append(row)
+    unfit = set(select_unfit(rows))
     order = dict.fromkeys(str(row["row"]) for row in rows)
-    return {label: lines[label] for label in order}
+    return {label: lines[label] for label in sorted(order, key=lambda label: label in unfit)}
 
 
 def select_labels(lines: Lines) -> list[str]:
-    """Return the labels of the lines to draw: the first label, and those with the best values over all lengths."""
+    """Return the labels of the lines to draw: the first label, then those that fit and have the best values."""
+    unfit = set(select_unfit([row for rows in _groups(lines) for row in rows]))
 
-    def quality(label: str) -> float:
+    def quality(label: str) -> tuple[bool, float]:
         values = [pool_seeds(rows)[0] for rows in lines[label].values()]
         is_loss = uses_loss(next(iter(lines[label].values())))
-        return -sum(map(math.log, values)) / len(values) if is_loss else sum(values)
+        return label not in unfit, -sum(map(math.log, values)) / len(values) if is_loss else sum(values)
 
     first, *others = lines
     best = {first, *sorted(others, key=quality, reverse=True)[: MAX_LINES - 1]}
@@ -64,16 +77,21 @@ def accuracy_chart(title: str, rows: Rows) -> Chart:
     """Return exact match or perplexity against length, one line per label: mean over seeds, bars for the range."""
     lines = group_lines(rows)
     labels = select_labels(lines)
-    value_name = name_value(rows)
+    value_name, all_unfit = name_value(rows), select_unfit(rows)
+    unfit = [label for label in labels if label in all_unfit]
     traces = []
     for index, label in enumerate(labels):
-        traces += list(_traces(index, label, lines[label], value_name))
+        traces += list(_traces(index, label, lines[label], value_name, fits=label not in unfit))
     lengths = sorted({int(row["length"]) for row in rows})
     train_ranges = list(dict.fromkeys(tuple(row["train_lengths"]) for row in rows if row["train_lengths"]))
     notes = [
         f"Lines: mean over seeds. Bars: range from the lowest to the highest seed, or the 95% interval of a single "
         f"seed. {_describe_ranges(train_ranges)}"
     ]
+    if count_skipped(rows):
+        notes.append("A seed that stopped at a shorter length without an exact match counts as 0.")
+    if unfit:
+        notes.append(f"Dotted gray lines: {UNFIT_NOTE}.")
     if len(labels) < len(lines):
         notes.append(
             f"The chart shows {len(labels)} of {len(lines):,} lines; the heat map and the tables show the others."
@@ -88,10 +106,11 @@ def accuracy_chart(title: str, rows: Rows) -> Chart:
         description=f"Line chart of {value_name} against length up to {lengths[-1]:,}, {len(labels)} lines.",
         traces=traces,
         layout=layout,
-        table=_value_table(title, lines, value_name),
+        table=_value_table(title, lines, value_name, all_unfit),
         lines=labels,
         switches=("log x", "seeds") if any(len(runs) > 1 for runs in _groups(lines)) else ("log x",),
         notes=notes,
+        unfit=unfit,
     )
 
 
@@ -120,19 +139,21 @@ def _groups(lines: Lines) -> Iterator[Rows]:
         yield from by_length.values()
 
 
-def _traces(index: int, label: str, by_length: Mapping[int, Rows], value_name: str) -> Iterator[dict[str, Any]]:
+def _traces(
+    index: int, label: str, by_length: Mapping[int, Rows], value_name: str, *, fits: bool
+) -> Iterator[dict[str, Any]]:
     """Yield the line of a label and, if it has several seeds, the points of the seeds."""
     groups = list(by_length.values())
     values = [pool_seeds(rows)[0] for rows in groups]
     texts = [hover(label, *describe_rows(rows, value_name)) for rows in groups]
-    yield line_trace(index, list(by_length), values, texts) | {
+    yield line_trace(index, list(by_length), values, texts, fits=fits) | {
         "error_y": error_bars(values, [value_range(rows) for rows in groups])
     }
     runs = [row for rows in groups if len(rows) > 1 for row in rows]
     if runs:
         seed_values = [pool_seeds([row])[0] for row in runs]
         seed_texts = [hover(label, *describe_rows([row], value_name)) for row in runs]
-        points = line_trace(index, [int(row["length"]) for row in runs], seed_values, seed_texts)
+        points = line_trace(index, [int(row["length"]) for row in runs], seed_values, seed_texts, fits=fits)
         marker = {"symbol": f"{points['marker']['symbol']}-open", "size": 5}
         yield points | {"mode": "markers", "marker": marker, "name": "seeds"}
 
@@ -144,10 +165,12 @@ def describe_rows(rows: Rows, value_name: str) -> Iterator[str]:
     if low is not None and high is not None:
         yield f"95% interval {interval_text(low, high)}"
     yield f"n = {_count(rows)}, {_seeds(rows)}"
+    if num_skipped := count_skipped(rows):
+        yield f"{num_skipped} stopped at a shorter length without an exact match; counts as 0"
 
 
 def _count(rows: Rows) -> str:
-    counts = sorted({int(row["num_examples"]) for row in rows})
+    counts = sorted({int(row["num_examples"]) for row in rows if not is_skipped(row)} or {0})
     text = "-".join(f"{count:,}" for count in dict.fromkeys((counts[0], counts[-1])))
     return text if len(rows) == 1 else f"{text} per seed"
 
@@ -157,15 +180,33 @@ def _seeds(rows: Rows) -> str:
     return f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {', '.join(seeds)}"
 
 
-def _value_table(title: str, lines: Lines, value_name: str) -> Table:
+def count_text(rows: Rows) -> str:
+    """Return the number of seeds as text, and how many of them stopped at a shorter length."""
+    num_skipped = count_skipped(rows)
+    return f"{len(rows)}, {num_skipped} stopped" if num_skipped else f"{len(rows)}"
+
+
+def name_line(label: str, unfit: Sequence[str]) -> str:
+    """Return a label, with a note if no seed fits its training lengths."""
+    return f"{label} ({UNFIT_NOTE})" if label in unfit else label
+
+
+def _value_table(title: str, lines: Lines, value_name: str, unfit: Sequence[str]) -> Table:
     body = []
     for label, by_length in lines.items():
         for length, rows in by_length.items():
             value, low, high = pool_seeds(rows)
             seed_range = "-" if len(rows) == 1 else interval_text(*value_range(rows))
-            seeds = ", ".join(str(row["seed"]) for row in rows)
-            body.append(
-                [label, f"{length:,}", number_text(value), interval_text(low, high), seed_range, _count(rows), seeds]
-            )
-    header = ["configuration", "length", value_name, "95% interval", "range over seeds", "n", "seeds"]
+            cells = [number_text(value), interval_text(low, high), seed_range, _count(rows), count_text(rows)]
+            body.append([name_line(label, unfit), f"{length:,}", *cells, ", ".join(str(row["seed"]) for row in rows)])
+    header = [
+        "configuration",
+        "length",
+        value_name,
+        "95% interval",
+        "range over seeds",
+        "n",
+        "number of seeds",
+        "seeds",
+    ]
     return Table(title=f"{title}: {value_name} by length", header=header, body=body)

@@ -26,6 +26,8 @@ SYMBOLS = {
 MAX_CELLS, MAX_CELL_LENGTH = 50_000, 300
 # Maximum number of characters of a name in a tick label, and in a line of a hover text.
 MAX_TICK_LENGTH, MAX_HOVER_LENGTH = 28, 60
+# Dash of a line that did not fit its training lengths, which report.js draws in gray.
+UNFIT_DASH = "dot"
 # Line break inside a name, which report.js does not read as the end of a value.
 SOFT_BREAK = "<br />"
 
@@ -63,6 +65,7 @@ class Chart:
 
     The ``meta`` of a trace is the index of its line in ``lines``, or None. ``switches`` are the names of the switches
     next to the chart: ``log x``, ``log y`` and ``seeds``. ``tick_names`` maps tick labels to the texts that they cut.
+    ``unfit`` contains the lines that did not fit their training lengths; they are gray and dotted.
     """
 
     title: str
@@ -74,6 +77,7 @@ class Chart:
     switches: Sequence[str] = ()
     notes: Sequence[str] = field(default=())
     tick_names: dict[str, str] = field(default_factory=dict)
+    unfit: Sequence[str] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the values that report.js reads; numbers that are not finite become null, which leaves a gap."""
@@ -129,8 +133,13 @@ def cut_labels(labels: Sequence[str]) -> list[str]:
     return [cut_end(f"{number}: {label}", MAX_TICK_LENGTH) for number, label in enumerate(labels, start=1)]
 
 
-def line_trace(line: int, x: Sequence[int | float], y: Sequence[float | None], texts: Sequence[str]) -> dict[str, Any]:
-    """Return a trace of the line with this index; ``texts`` contains the ``hover`` text of each point."""
+def line_trace(
+    line: int, x: Sequence[int | float], y: Sequence[float | None], texts: Sequence[str], *, fits: bool = True
+) -> dict[str, Any]:
+    """Return a trace of the line with this index; ``texts`` contains the ``hover`` text of each point.
+
+    report.js draws a dotted line in gray; it did not fit its training lengths.
+    """
     return {
         "type": "scatter",
         "mode": "lines+markers",
@@ -140,7 +149,7 @@ def line_trace(line: int, x: Sequence[int | float], y: Sequence[float | None], t
         "hovertemplate": "%{text}<extra></extra>",
         "meta": line,
         "marker": {"symbol": symbol_name(line), "size": 7},
-        "line": {"dash": "dash" if is_dashed(line) else "solid"},
+        "line": {"dash": ("dash" if is_dashed(line) else "solid") if fits else UNFIT_DASH},
     }
 
 

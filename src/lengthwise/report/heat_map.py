@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lengthwise.evaluation.result_rows import Rows, pool_seeds, uses_loss
-from lengthwise.report.accuracy_charts import describe_rows, group_lines, name_value
+from lengthwise.evaluation.result_rows import Rows, pool_seeds, select_unfit, uses_loss
+from lengthwise.evaluation.tables_and_figures import UNFIT_NOTE
+from lengthwise.report.accuracy_charts import count_text, describe_rows, group_lines, name_line, name_value
 from lengthwise.report.chart import Chart, Table, axis, chart_text, cut_labels, hover, number_text
 
 # Height of a row, and the limits of the height of the map, in pixels.
@@ -14,11 +15,15 @@ MAX_MAP_CELLS, MAX_MAP_COLUMNS = 10_000, 200
 
 
 def heat_map(title: str, rows: Rows) -> Chart:
-    """Return exact match or perplexity of the labels, one row per label and one column per length."""
+    """Return exact match or perplexity of the labels, one row per label and one column per length.
+
+    The labels that did not fit their training lengths are at the bottom.
+    """
     all_lines, all_lengths = group_lines(rows), sorted({int(row["length"]) for row in rows})
     lengths = all_lengths[:MAX_MAP_COLUMNS]
     labels = list(all_lines)[: MAX_MAP_CELLS // len(lengths)]
-    value_name = name_value(rows)
+    value_name, unfit = name_value(rows), select_unfit(rows)
+    shown_names = [f"{label} (no fit)" if label in unfit else label for label in labels]
     values = [[_value(all_lines[label].get(length)) for length in lengths] for label in labels]
     limits: dict[str, float] = {} if uses_loss(rows) else {"zmin": 0.0, "zmax": 1.0}
     trace = {
@@ -35,7 +40,7 @@ def heat_map(title: str, rows: Rows) -> Chart:
         "meta": None,
         **limits,
     }
-    names = dict(zip(cut_labels(labels), labels, strict=True)) if _has_row_labels(labels) else {}
+    names = dict(zip(cut_labels(shown_names), shown_names, strict=True)) if _has_row_labels(labels) else {}
     return Chart(
         title=f"{title}: {value_name} of all configurations",
         description=f"Heat map of {value_name}: {len(labels):,} configurations and {len(lengths):,} lengths.",
@@ -46,17 +51,27 @@ def heat_map(title: str, rows: Rows) -> Chart:
             "height": min(MAX_HEIGHT, max(MIN_HEIGHT, ROW_HEIGHT * len(labels) + 120)),
         },
         table=Table(
-            title=f"{title}: {value_name} by length",
+            title=f"{title}: {value_name} by length (number of seeds)",
             header=["configuration", *(f"{each:,}" for each in lengths)],
-            body=[[label, *map(number_text, row)] for label, row in zip(labels, values, strict=True)],
+            body=[
+                [name_line(label, unfit), *(_cell(all_lines[label].get(length)) for length in lengths)]
+                for label in labels
+            ],
         ),
-        notes=_omissions(len(labels), len(all_lines), len(lengths), len(all_lengths)),
+        notes=[
+            *_omissions(len(labels), len(all_lines), len(lengths), len(all_lengths)),
+            *([f"(no fit): {UNFIT_NOTE}."] if unfit else []),
+        ],
         tick_names={name: label for name, label in names.items() if name != label},
     )
 
 
 def _value(rows: Rows | None) -> float | None:
     return None if rows is None else pool_seeds(rows)[0]
+
+
+def _cell(rows: Rows | None) -> str:
+    return "-" if rows is None else f"{number_text(pool_seeds(rows)[0])} ({count_text(rows)})"
 
 
 def _texts(label: str, by_length: Mapping[int, Rows], lengths: Sequence[int], value_name: str) -> list[str]:

@@ -74,7 +74,7 @@ def _loss_chart(title: str, curves: Mapping[str, LossCurve]) -> Chart:
         table=Table(title=f"{title} by step", header=["configuration", "step", "loss", "runs"], body=body),
         lines=list(curves),
         switches=("log y",),
-        notes=["Mean loss since the previous point of the log; the median over the runs of a configuration."],
+        notes=["Mean loss since the previous point of the log; the median over the runs that trained up to this step."],
     )
 
 

@@ -16,7 +16,7 @@ from lengthwise.core.errors import RunFolderError, SettingError
 from lengthwise.core.files import StrPath, write_atomically
 from lengthwise.core.progress_line import escape
 from lengthwise.core.type_checks import check_arguments
-from lengthwise.evaluation.result_rows import Rows, label_of
+from lengthwise.evaluation.result_rows import Rows, is_skipped, label_of
 from lengthwise.influence.report.page import TEMPLATE_FOLDER as STUDY_TEMPLATES
 from lengthwise.influence.study import SUMMARY_FILE
 from lengthwise.report.accuracy_charts import accuracy_chart, panels
@@ -130,7 +130,7 @@ def _row_tables(rows: Rows) -> list[Table]:
 def _row_table(value_name: str, rows: Rows) -> Table:
     body = []
     for row in rows:
-        value = number_text(row[value_name.replace(" ", "_")])
+        value = "0 (skipped)" if is_skipped(row) else number_text(row[value_name.replace(" ", "_")])
         cells = [f"{row['length']:,}", f"{row['num_examples']:,}", value, interval_text(row["low"], row["high"])]
         fit = number_text(row["fitted"])
         body.append([str(row["row"]), str(row["task"]), str(row["seed"]), *cells, f"{row['steps']:,}", fit])

@@ -27,7 +27,7 @@ function withTheme(trace, number) {
     return { ...trace, colorbar: { ...bar, title: { ...bar.title, side: "top" } } };
   }
   const box = [...controls(number, "line")][trace.meta], isHidden = trace.name === "seeds" && !switches(number).seeds;
-  const paint = { color: color(trace.meta) };
+  const paint = { color: trace.line.dash === "dot" ? style("--faint") : color(trace.meta) };
   return { ...trace, visible: box.checked && !isHidden, line: { ...trace.line, ...paint },
     marker: { ...trace.marker, ...paint }, error_y: trace.error_y && { ...trace.error_y, ...paint } };
 }
@@ -76,7 +76,9 @@ function nameParts(number) {
 }
 
 function paintSwatches() {
-  for (const swatch of document.querySelectorAll(".swatch")) swatch.style.color = color(Number(swatch.dataset.color));
+  for (const swatch of document.querySelectorAll(".swatch")) {
+    swatch.style.color = "color" in swatch.dataset ? color(Number(swatch.dataset.color)) : style("--faint");
+  }
 }
 
 // All visible points of a chart, in the order of its traces.

@@ -7,7 +7,7 @@ from typing import Any
 
 from lengthwise.core.errors import RunFolderError, shorten_name
 from lengthwise.core.type_checks import INTEGER_LIMIT
-from lengthwise.evaluation.result_rows import Rows
+from lengthwise.evaluation.result_rows import Rows, is_skipped
 
 # Largest loss with a perplexity that a chart can show; exp overflows soon above it.
 MAX_LOSS = 690
@@ -76,7 +76,9 @@ def check_rows(rows: Rows, path: Path) -> None:
     """Raise ``RunFolderError`` for a result row without a value that the charts need, or with an invalid one."""
     for line, row in enumerate(rows, start=1):
         value_check = {"loss": NUMBER} if "loss" in row else {"exact_match": EXACT_MATCH}
-        for name, check in {**ROW_CHECKS, **value_check}.items():
+        # A skipped length has no examples.
+        count_check = {"num_examples": COUNT} if is_skipped(row) else {}
+        for name, check in {**ROW_CHECKS, **value_check, **count_check}.items():
             check_value(row, name, check, path, line)
         if row.get("variant") is not None:
             check_value(row, "variant", TEXT, path, line)

@@ -48,10 +48,13 @@ def compare_(
     use_quick: options.QuickFlag = False,
     as_json: options.JsonFlag = False,
 ) -> None:
-    """Train and evaluate several experiments, and print one table and one figure."""
+    """Train and evaluate several experiments, and print one table and one figure.
+
+    With --task and --rows, a scheme without a coupling has the settings that are known to fit with its encoding.
+    """
     from lengthwise.cli import experiment_options
     from lengthwise.cli.config_file import read_changes
-    from lengthwise.evaluation.tables_and_figures import draw, table, table_title
+    from lengthwise.evaluation.tables_and_figures import draw, result_tables
     from lengthwise.experiments.comparison import compare
     from lengthwise.experiments.recipes import quick
     from lengthwise.experiments.setting_changes import change_settings
@@ -92,5 +95,6 @@ def compare_(
     if as_json:
         print_json({"results": comparison.rows, "diverged": comparison.diverged, "figure": str(figure)})
         return
-    print_table(table_title(comparison.rows), *table(comparison.rows, [run["row"] for run in comparison.diverged]))
+    for each in result_tables(comparison.rows, [run["row"] for run in comparison.diverged]):
+        print_table(*each)
     print_line(f"figure: {figure}")

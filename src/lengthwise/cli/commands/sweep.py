@@ -31,7 +31,7 @@ def sweep_(
     as_json: options.JsonFlag = False,
 ) -> None:
     """Train and evaluate a grid of experiments and seeds. After an interruption, repeat the command."""
-    from lengthwise.evaluation.tables_and_figures import table, table_title
+    from lengthwise.evaluation.tables_and_figures import result_tables
     from lengthwise.experiments.run_folder import RESULTS
     from lengthwise.experiments.sweep import sweep
 
@@ -55,7 +55,8 @@ def sweep_(
         facts = {"diverged": comparison.diverged, "failed": comparison.failed, "folder": str(out)}
         print_json({"results": comparison.rows, **facts})
     elif comparison.rows:
-        print_table(table_title(comparison.rows), *table(comparison.rows, [run["row"] for run in comparison.diverged]))
+        for each in result_tables(comparison.rows, [run["row"] for run in comparison.diverged]):
+            print_table(*each)
         print_line(f"rows: {out / RESULTS}")
     if comparison.diverged or comparison.failed:
         raise FailedRunsError("some runs diverged or failed (see the warnings); repeat the command to train them again")

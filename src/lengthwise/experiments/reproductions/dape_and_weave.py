@@ -95,7 +95,8 @@ def _evaluate_with_weave(run: Run) -> dict[str, list[dict[str, Any]]]:
     for label, weave in weaves(int(run.facts["trained_distance"])).items():
         decoder = load_run(run.folder, overrides={"encoding": weave}, device=device).decoder
         by_length = evaluate_by_length(decoder, experiment.task, experiment.scheme, experiment.evaluation)
-        results[label] = [{name: getattr(each, name) for name in RESULT_NAMES} for each in by_length]
+        measured = [each for each in by_length if not each.skipped]
+        results[label] = [{name: getattr(each, name) for name in RESULT_NAMES} for each in measured]
     return results
 
 

@@ -10,7 +10,7 @@ from lengthwise.core.errors import unknown_name
 from lengthwise.core.files import StrPath
 from lengthwise.core.type_checks import check_arguments
 from lengthwise.evaluation.result_rows import Rows
-from lengthwise.evaluation.tables_and_figures import draw, table, table_title
+from lengthwise.evaluation.tables_and_figures import draw, result_tables
 from lengthwise.experiments.comparison import Comparison, compare
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.folder_names import run_folder
@@ -127,12 +127,15 @@ def reproduce(  # noqa: PLR0913  (each argument is a setting of the call)
 
 
 def tables_of(claim: Claim, rows: Rows, readings: Rows, diverged: Rows = ()) -> list[Table]:
-    """Return one table of exact match by length for each task, followed by the tables that ``claim.tables`` builds."""
+    """Return the tables of exact match by length for each task, followed by the tables that ``claim.tables`` builds."""
     tables: list[Table] = []
     for task in dict.fromkeys(row["task"] for row in rows):
         task_rows = [row for row in rows if row["task"] == task]
         diverged_labels = [run["row"] for run in diverged if run["task"] == task]
-        tables.append((f"{task.replace('_', ' ')}: {table_title(task_rows)}", *table(task_rows, diverged_labels)))
+        tables += [
+            (f"{task.replace('_', ' ')}: {title}", header, body)
+            for title, header, body in result_tables(task_rows, diverged_labels)
+        ]
     return tables + claim.tables(rows, readings)
 
 
