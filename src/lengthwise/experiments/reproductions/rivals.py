@@ -57,7 +57,7 @@ RIVALS: dict[str, tuple[EncodingSettings, dict[str, Any]]] = {
 }
 # Learning rates of rows that do not fit with that of their task, from a search on other seeds
 # (benchmarks/rivals_tuning.py).
-LEARNING_RATES: dict[str, dict[str, float]] = {"copy": {}, "parity": {}}
+LEARNING_RATES: dict[str, dict[str, float]] = {"copy": {"RePo": 1e-3}, "parity": {}}
 # Steps without positions after training with rotary (DroPE), and the label of these results.
 DROPPED_STEPS, DROPPED = 200, "DroPE"
 # Training steps of a time measurement, and the number of measurements of each row.

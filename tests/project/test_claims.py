@@ -1,0 +1,81 @@
+"""The numbers of claims come from result rows."""
+
+import re
+from pathlib import Path
+
+import pytest
+from claim_sentences import NOT_FROM_ROWS, NUMBER, PAGES, Runs, differing_sentences, one_line, put_numbers
+
+ROOT = Path(__file__).parents[2]
+CLAIM_PAGES = [
+    str(path.relative_to(ROOT))
+    for path in sorted((ROOT / "benchmarks").glob("*.md"))
+    if "**Claim" in path.read_text() or path.stem in ("README", "influence_text")
+]
+# Names with a number, links, code, and "one", which is often no number.
+NO_RESULT = re.compile(
+    r"OLMo 2|Theorem 4\.3|ICML 2025|Python 3\.11|arXiv \d+\.\d+|\]\([^)]*\)|`[^`]*`|\bone\b|\bnone\b",
+    re.IGNORECASE,
+)
+
+
+def claims_of(page):
+    """The parts of a page that state results."""
+    text = (ROOT / page).read_text()
+    if page == "README.md":
+        return re.sub(r"```.*?```|^[|#].*?$", "", text, flags=re.DOTALL | re.MULTILINE)
+    if page == "benchmarks/README.md":
+        return "\n".join(line for line in text.splitlines() if line.startswith("|"))
+    if page == "docs/which.md":
+        _, summary, rest = text.split("\n\n", maxsplit=2)
+        conclusions = rest.split("## Conclusions")[1].split("## ")[0]
+        return summary + re.sub(r"^\d+\.", "", conclusions, flags=re.MULTILINE)
+    if page == "benchmarks/influence_text.md":
+        return text.split("\n## Results\n")[1].split("\n## ")[0]
+    return "\n".join(re.findall(r"^\*\*Claim.*?\n\n", text, flags=re.DOTALL | re.MULTILINE))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_sentences_of_a_page_have_the_numbers_of_the_rows(page):
+    assert differing_sentences(page) == []
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/which.md", *CLAIM_PAGES])
+def test_every_number_of_a_claim_comes_from_rows_or_is_listed_with_its_source(page):
+    text = one_line(claims_of(page))
+    known = [*PAGES.get(page, lambda: ())(), *(part for part, _ in NOT_FROM_ROWS.get(page, ()))]
+    for sentence in sorted(map(one_line, known), key=len, reverse=True):
+        text = text.replace(sentence, "")
+    assert NUMBER.findall(NO_RESULT.sub("", text)) == [], text
+
+
+def test_a_listed_number_stands_in_its_page():
+    for page, parts in NOT_FROM_ROWS.items():
+        text = one_line((ROOT / page).read_text())
+        assert all(part in text for part, _ in parts), page
+
+
+def test_new_numbers_replace_old_ones_and_line_breaks_stay():
+    page = "All 3 fit.\n> At 50 symbols, four of\nfive have at most 0.12 (n=1,024).\n"
+    text = put_numbers(page, "At 60 symbols, none of five have at most 0.09 (n=2,048).")
+    assert text == "All 3 fit.\n> At 60 symbols, none of\nfive have at most 0.09 (n=2,048).\n"
+    assert put_numbers(page, "At 60 symbols, six of five fit.") == page
+
+
+def rows_of(seed, **values):
+    return [{"row": "a", "seed": seed, "length": int(name[1:]), "exact_match": value} for name, value in values.items()]
+
+
+def test_a_seed_that_stopped_counts_as_zero_and_an_unmeasured_length_raises():
+    runs = Runs([*rows_of(0, n10=1.0, n20=0.5, n40=1.0), *rows_of(1, n10=0.25, n20=0.0), *rows_of(2, n10=1.0)])
+    assert runs.at(10) == [1.0, 0.25, 1.0]
+    assert runs.of(seed=1).at(40) == [0.0]
+    with pytest.raises(AssertionError, match="40"):
+        runs.at(40)
+
+
+def test_a_run_has_the_value_of_its_worst_variant():
+    variants = [{**row, "row": f"a, {name}", "variant": name} for name in ("x", "y") for row in rows_of(0, n10=1.0)]
+    variants[1]["exact_match"] = 0.75
+    runs = Runs(variants)
+    assert (runs.of("a").at(10), runs.of("a, x").at(10), runs.best(10)) == ([0.75], [1.0], 1.0)
