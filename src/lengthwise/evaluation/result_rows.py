@@ -137,7 +137,7 @@ def count_ended(by_length: Mapping[int, Rows], length: int) -> int:
     return len(shorter[-1]) if has_ended else 0
 
 
-def select_unfit(rows: Rows) -> list[str]:
+def select_unfit(rows: Rows) -> set[str]:
     """Return the labels (``row``) of which no seed fits its training lengths, so they say nothing about longer lengths.
 
     A seed also fits if it has the exact match of a fit at a test length that is not shorter than the longest training
@@ -150,7 +150,7 @@ def select_unfit(rows: Rows) -> list[str]:
         if not is_unknown and row["length"] >= row["train_lengths"][1]:
             values.append(float(row["exact_match"]))
         best[label] = max(best.get(label, 0.0), *values)
-    return [label for label, value in best.items() if value < FIT_THRESHOLD]
+    return {label for label, value in best.items() if value < FIT_THRESHOLD}
 
 
 def merge_variants(rows: Rows) -> Rows:
