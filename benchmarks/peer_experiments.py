@@ -9,6 +9,7 @@ from peer_models import Shape
 
 import lengthwise as lw
 from lengthwise.experiments.experiment import Experiment, build_decoder
+from lengthwise.experiments.recipes import with_parts
 from lengthwise.positions import Sequential
 from lengthwise.tasks import Parity
 from lengthwise.training.batch import Batch, Sampler
@@ -39,7 +40,7 @@ def repeat_batch(batch: Batch) -> PreparedBatch:
 def experiment_of(scheme: str, size: str) -> Experiment:
     """Return the parity recipe with a scheme and a decoder size."""
     num_layers, d_model = SIZES[size]
-    base = lw.experiment_for("parity", SCHEMES[scheme])
+    base = with_parts(lw.recipe("parity"), SCHEMES[scheme])
     decoder = replace(base.decoder, num_layers=num_layers, d_model=d_model, num_heads=d_model // 32)
     return replace(base, decoder=decoder, training=replace(base.training, steps=1_000_000, batch_size=BATCH))
 

@@ -24,7 +24,7 @@ from lengthwise.experiments.run_folder import append_rows
 
 RESULTS = Path(__file__).parent / "results" / "soak.jsonl"
 SENTENCE = "the cat sat on the mat and the dog lay by the door while rain fell on the roof number {} of the town. "
-TRAIN_OPTIONS = ["--steps", "30", "--batch-size", "16", "--device", "cpu"]
+TRAIN_OPTIONS = ["--quick", "--steps", "30", "--batch-size", "16", "--device", "cpu"]
 STUDY_OPTIONS = ["--far", "64", "--near", "8", "--targets", "8"]
 COMMANDS = [
     ["train", "parity", *TRAIN_OPTIONS, "--out", "parity"],

@@ -19,6 +19,7 @@ import torch
 import lengthwise as lw
 from lengthwise.core.provenance import provenance
 from lengthwise.experiments.experiment import build_decoder
+from lengthwise.experiments.recipes import with_parts
 from lengthwise.training.batch import Sampler
 from lengthwise.training.trainer import Trainer
 
@@ -100,7 +101,7 @@ def time_call(function: Callable[[], object], device: torch.device) -> float:
 
 def measure_step(scheme: str, precision: str, repeats: int, device: torch.device) -> dict[str, object]:
     """Return the median times of a step and of its products, measured in turn."""
-    base = lw.experiment_for("parity", scheme)
+    base = with_parts(lw.recipe("parity"), scheme)
     experiment = replace(
         base,
         decoder=replace(base.decoder, num_layers=MEASURED.layers, d_model=MEASURED.d_model, num_heads=MEASURED.heads),

@@ -8,19 +8,13 @@ import argparse
 from dataclasses import replace
 
 import lengthwise as lw
-from lengthwise.encodings import Rotary
 
 
 def build_experiments(seed: int, quick: bool) -> dict[str, lw.Experiment]:
     """Return one experiment per kind of position IDs."""
     evaluation = lw.EvaluationSettings(lengths=(10, 20, 100), num_examples=(128, 128, 32))
     ppc = replace(lw.recipe("copy"), training=replace(lw.recipe("copy").training, steps=600))
-    plain = replace(
-        lw.experiment_for("copy", "sequential", "rotary"),
-        encoding=Rotary(),
-        decoder=lw.DecoderSettings(num_layers=2, d_model=64, num_heads=2, length_scaling="none", temperature=1.0),
-        training=lw.TrainingSettings(steps=1000),
-    )
+    plain = lw.experiment_for("copy", "sequential", "rotary", train_lengths=(1, 10))
     experiments = {"coupled IDs (PPC)": ppc, "sequential IDs": plain}
     return {
         label: lw.quick(each) if quick else replace(each, train_lengths=(1, 10), evaluation=evaluation, seed=seed)

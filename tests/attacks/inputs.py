@@ -43,7 +43,10 @@ RESULT = {
     **{"trained_distance": 7, "train_s": 0.5, "decode": "forced"},
 }
 EXPERIMENT = to_dict(small_experiment())
-FACTS = {"steps": 12, "fitted": 0.5, "id_range": [1, 40], "trained_distance": 7, "train_s": 0.5}
+FACTS = {
+    **{"steps": 12, "fitted": 0.5, "misfit": "a token is wrong in 50% of the sequences"},
+    **{"id_range": [1, 40], "trained_distance": 7, "train_s": 0.5},
+}
 PROGRESS = {name: getattr(Progress(), name) for name in Progress.__slots__}
 SHARED = Path("/dev/shm")
 

@@ -19,6 +19,7 @@ import torch
 from rich.console import Console
 from tests.support.small_runs import equal_tensors, folder_contents, run_weights, training_facts
 
+import lengthwise as lw
 from lengthwise.cli import app as cli
 from lengthwise.cli.experiment_options import describe_run
 from lengthwise.cli.terminal import print_table
@@ -26,7 +27,10 @@ from lengthwise.core import progress_line
 from lengthwise.core.errors import UntrainedDistanceWarning
 from lengthwise.core.progress_line import ProgressLine
 from lengthwise.encodings import ENCODINGS, NoPE
+from lengthwise.evaluation import result_rows
+from lengthwise.experiments.experiment import to_dict
 from lengthwise.experiments.recipes import COMPARISONS, RECIPES
+from lengthwise.experiments.recipes.fitted_encodings import COPY_ENCODINGS
 from lengthwise.experiments.run import load_run
 from lengthwise.positions import SCHEMES, Assignment, PositionScheme, Sequential
 from lengthwise.tasks import TASKS, Parity, Task
@@ -139,6 +143,15 @@ def output_of(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> t
     return printed.out, printed.err
 
 
+def misfit_of(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """Return standard output of a command that saves a run that does not fit, and exits with status 1."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(list(arguments))
+    assert exit_info.value.code == 1
+    return capsys.readouterr().out
+
+
 def error_of(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
     """Return the one-line error of a command that exits with status 2."""
     capsys.readouterr()
@@ -183,17 +196,17 @@ def test_train_prints_one_line_with_steps_exact_match_and_folder(runs, capsys):
     run = load_run(Path("new"), device="cpu")
     assert out.count("\n") == 1
     assert out.startswith("20 steps in ")
-    assert out.endswith("saved in new\n")
+    assert "; saved in new" in out
     assert f"exact match {run.facts['fitted']:.3f} at length 4" in out
     assert run.experiment.seed == 3
     ended_early = replace(run, facts={**run.facts, "steps": 5})
-    assert describe_run(ended_early, 1).startswith("5 of at most 20 steps in ")
+    assert describe_run(ended_early, 1, is_quick=True).startswith("5 of at most 20 steps in ")
 
 
 def test_train_flags_set_the_experiment(runs, capsys):
     flags = "--task copy --scheme predicted --encoding alibi --head rank --steps 3 --batch-size 5 --lengths-per-batch 2"
     ranges = "--num-position-ids 60 --train-lengths 2:6 --seed 1 --device cpu --out new --json"
-    document = json.loads(output_of(["train", *flags.split(), *ranges.split()], capsys)[0])
+    document = json.loads(misfit_of(["train", *flags.split(), *ranges.split()], capsys))
     run = load_run(Path("new"), device="cpu")
     experiment = run.experiment
     assert document == {"folder": "new", **run.facts}
@@ -273,30 +286,69 @@ def test_a_stopped_run_with_custom_classes_prints_the_command_that_resumes_it(ta
             cli.main([*flags, "stopped"])
     command = capsys.readouterr().err.splitlines()[-1].split("lengthwise ")[1]
     named = [] if task == "copy" else ["--task", task]
-    assert command.split() == ["train", "--resume", "--out", "stopped", *named, *custom]
+    assert command.split() == ["train", "--resume", "--out", "stopped", *named, *custom, "--quick"]
     output_of([*command.split(), "--device", "cpu"], capsys)
     assert equal_tensors(run_weights(runs / "stopped"), run_weights(runs / "whole"))
     # Without the custom classes, the error names them.
     assert "; if it is custom, pass --" in error_of(["train", "--resume", "--out", "stopped"], capsys)
 
 
+def test_compare_trains_every_row_with_the_settings_of_its_encoding(runs, capsys):
+    labels = ("predicted/rotary", "sequential/rotary")
+    command = ["compare", "--task", "copy", "--rows", ",".join(labels), *QUICK, "--jobs", "1"]
+    out, err = output_of([*command, "--out", "new", "--json"], capsys)
+    assert [row["num_layers"] for row in json.loads(out)["results"] if row["length"] == 4] == [1, 2]
+    saved = json.loads(Path("new/comparison.json").read_text(encoding="utf-8"))["comparison"]["experiments"]
+    lines: list[str] = []
+    experiments = {label: lw.quick(lw.experiment_for("copy", *label.split("/"))) for label in labels}
+    lw.compare(experiments, "python", jobs=1, device="cpu", report=lines.append)
+    for label, decoder in zip(labels, (lw.recipe("copy").decoder, COPY_ENCODINGS["rotary"].decoder), strict=True):
+        assert experiments[label].decoder == decoder
+        assert saved[label] == to_dict(experiments[label])
+    # A line about the settings of the baseline comes before the results.
+    for line in (lines[0], next(line for line in err.splitlines() if line.startswith("sequential"))):
+        assert line.startswith("sequential/rotary: 2 layers")
+    table = output_of([*command, "--out", "new"], capsys)[0]
+    assert "1 layer " in table
+    assert "2 layers" in table
+
+
 def test_resuming_with_the_task_flags_keeps_the_other_saved_settings(runs, capsys):
     flags = ["train", "--task", "parity", "--scheme", "sequential", "--encoding", "nope"]
     output_of([*flags, *QUICK, "--steps", "3", "--resume", "--out", "new"], capsys)
     before = folder_contents(runs)
-    output_of([*flags, "--resume", "--out", "new"], capsys)
+    output_of([*flags, "--quick", "--resume", "--out", "new"], capsys)
     assert folder_contents(runs) == before
 
 
 def test_resuming_a_finished_run_changes_nothing(runs, capsys):
     before = folder_contents(runs)
-    document = json.loads(output_of(["train", "--resume", "--out", "run", "--json"], capsys)[0])
+    document = json.loads(output_of(["train", "--quick", "--resume", "--out", "run", "--json"], capsys)[0])
     assert document["steps"] == 20
     assert folder_contents(runs) == before
 
 
+def test_a_run_that_does_not_fit_is_saved_and_ends_with_status_1(runs, capsys, monkeypatch):
+    flags = ["train", "parity", "--steps", "2", "--batch-size", "2", "--train-lengths", "1:4", "--device", "cpu"]
+    misfit = load_run(runs / "run", device="cpu").facts["misfit"]
+    line = misfit_of([*flags, "--out", "new"], capsys).splitlines()[-1]
+    facts = load_run("new", device="cpu").facts
+    assert facts["fitted"] < 0.99
+    assert facts["misfit"] in line
+    document = json.loads(misfit_of(["train", "--resume", "--out", "new", "--json"], capsys))
+    assert document["misfit"] == facts["misfit"]
+    rows = json.loads(output_of(["evaluate", "new", "--lengths", "4", "--num-examples", "4", "--json"], capsys)[0])
+    assert rows["results"][0]["misfit"] == facts["misfit"]
+    # A quick run is not meant to fit, but says so; a run that fits has no misfit.
+    quick, _ = output_of(["train", *QUICK, "--resume", "--out", "run"], capsys)
+    assert misfit in quick
+    monkeypatch.setattr(result_rows, "FIT_THRESHOLD", 0.0)
+    document = json.loads(output_of([*flags, "--out", "fits", "--json"], capsys)[0])
+    assert document["misfit"] is None
+
+
 def test_resuming_an_unfinished_run_finishes_it(runs, capsys):
-    output_of(["train", "--resume", "--out", "unfinished", "--device", "cpu"], capsys)
+    output_of(["train", "--resume", "--out", "unfinished", *QUICK], capsys)
     assert equal_tensors(run_weights(runs / "unfinished"), run_weights(runs / "run"))
 
 
@@ -306,13 +358,15 @@ def test_resuming_a_run_with_a_damaged_model_restores_it(damage, runs, capsys):
     whole, saved_facts = run_weights(runs / "run"), training_facts(runs / "run")
     model.write_bytes(damage(model.read_bytes()))
     assert "--resume" in error_of(["evaluate", "run"], capsys)
-    output_of(["train", "--resume", "--out", "run", "--device", "cpu"], capsys)
+    output_of(["train", "--resume", "--out", "run", *QUICK], capsys)
     assert equal_tensors(run_weights(runs / "run"), whole)
     assert training_facts(runs / "run") == saved_facts
 
 
 def test_evaluate_prints_a_row_per_length_and_appends_it_to_the_results(runs, capsys):
-    out, _ = output_of(["evaluate", "run", "--lengths", "2,8", "--num-examples", "5,7", "--device", "cpu"], capsys)
+    out, err = output_of(["evaluate", "run", "--lengths", "2,8", "--num-examples", "5,7", "--device", "cpu"], capsys)
+    # One plain line for each length.
+    assert [line.split()[1] for line in err.splitlines() if "exact match" in line] == ["2:", "8:"]
     rows = [json.loads(line) for line in (runs / "run" / "results.jsonl").read_text().splitlines()]
     assert [(row["length"], row["num_examples"], row["decode"]) for row in rows] == [(2, 5, "forced"), (8, 7, "forced")]
     assert all(f"{row['exact_match']:.3f}" in out for row in rows)
@@ -412,10 +466,6 @@ INVALID: list[tuple[list[str], str]] = [
         "'words.jsonl' is a task file, not a recipe; use --task words",
     ),
     (["compare", "words.jsonl"], "'words.jsonl' is a task file, not a recipe; use --task words.jsonl"),
-    (
-        ["train", "sparse_parity", "--steps", "9"],
-        "training.cooldown_steps 300 is out of range; use 0 to 9, the number of steps (--set training.cooldown_steps=",
-    ),
     (["train"], "no experiment to train; add the name of a recipe (parity"),
     (["train", "demo"], "compare demo"),
     (["train", "parity", "--task", "parity"], "recipe 'parity' sets task, scheme and encoding; leave out"),

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.test_cli import QUICK, error_of, output_of
+from tests.cli.test_cli import QUICK, error_of, misfit_of, output_of
 from tests.support.small_runs import folder_contents
 
 from lengthwise.cli.config_file import parse_assignment, read_changes, read_config
@@ -241,17 +241,17 @@ def test_compare_sets_settings_of_every_row(capsys):
 
 def test_train_extends_a_run_and_starts_a_run_from_its_weights(capsys):
     output_of(["train", "parity", *QUICK, "--out", "run"], capsys)
-    out, _ = output_of(["train", "--resume", "--steps", "25", "--out", "run", "--device", "cpu"], capsys)
+    out, _ = output_of(["train", "--resume", "--steps", "25", "--out", "run", *QUICK], capsys)
     assert out.startswith("25 steps in ")
     assert load_run("run/earlier/20-steps", device="cpu").facts["steps"] == 20
     flags = ["--from", "run", "--train-lengths", "1:6", "--steps", "3", "--device", "cpu"]
-    output_of(["train", *flags, "--out", "longer"], capsys)
+    misfit_of(["train", *flags, "--out", "longer"], capsys)
     run = load_run("longer", device="cpu")
     expected: Any = read_experiment(Path("run"))
     expected = replace(expected, train_lengths=(1, 6), training=replace(expected.training, steps=3))
     assert run.experiment == expected
     before = folder_contents(Path())
-    output_of(["train", "--resume", "--out", "longer"], capsys)
+    output_of(["train", "--quick", "--resume", "--out", "longer"], capsys)
     for arguments, message in (
         (
             ["--from", "run", "--set", "decoder.d_model=32", "--out", "new"],

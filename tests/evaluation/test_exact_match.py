@@ -27,6 +27,8 @@ from lengthwise.evaluation.exact_match import (
     warn_untrained_distance,
 )
 from lengthwise.evaluation.grading import Grades, grade
+from lengthwise.evaluation.result_rows import describe_misfit
+from lengthwise.evaluation.tally import FirstErrors
 from lengthwise.experiments.experiment import Experiment, build_decoder
 from lengthwise.model.decoder import Decoder
 from lengthwise.model.position_heads import POSITION_HEADS
@@ -177,6 +179,31 @@ def test_forced_and_free_decoding_have_the_same_first_error_in_every_example(nam
     assert forced == first_errors(decoder, experiment, batch, "free")
     assert None in forced
     assert any(error is not None for error in forced)
+
+
+@pytest.mark.parametrize(
+    ("token", "id_", "end", "numbers"),
+    [
+        (0, 0, 0, None),
+        (1, 1, 0, None),
+        (0, 0, 133, {"the end token": "52%"}),
+        (3, 0, 0, {"a token": "1%"}),
+        (100, 1, 20, {"a token": "39%", "an ID": "0.4%", "the end token": "8%"}),
+    ],
+)
+def test_a_misfit_has_the_shares_of_first_errors_by_kind(token, id_, end, numbers):
+    result = evaluate_sequential()[0]
+    num_errors = token + id_ + end
+    first = FirstErrors(median_index=1.0, token=token, id=id_, end=end) if num_errors else None
+    result = replace(result, num_examples=256, exact_match=1 - num_errors / 256, first_error=first)
+    text = describe_misfit(result)
+    if numbers is None:
+        assert text is None
+        return
+    assert text is not None
+    for kind in ("a token", "an ID", "the end token"):
+        assert (kind in text) == (kind in numbers)
+        assert numbers.get(kind, "%") in text
 
 
 @pytest.mark.first(1)

@@ -267,7 +267,7 @@ def test_the_command_prints_plain_text_json_or_colors(tmp_path, capsys, monkeypa
 
 def test_the_picture_of_the_readme_is_made_by_its_command(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    command = re.search(r"^\$ lengthwise (show .*)$", (ROOT / "README.md").read_text(), flags=re.MULTILINE).group(1)
+    command = re.search(r"^lengthwise (show .*)$", (ROOT / "README.md").read_text(), flags=re.MULTILINE).group(1)
     cli.main(command.split())
     (made,) = tmp_path.rglob("*.svg")
     assert made.read_bytes() == (ROOT / "docs/show.svg").read_bytes()

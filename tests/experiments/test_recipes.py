@@ -1,12 +1,16 @@
 """Tests of recipes: the rules in their settings, and the recipe that a task and a scheme lead to."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 import lengthwise as lw
+from lengthwise.cli.experiment_options import override_training
 from lengthwise.core.errors import SettingError
 from lengthwise.experiments.recipes import RECIPES, recipe
+from lengthwise.experiments.recipes.fitted_encodings import FITTED_TASKS, describe_settings
+from lengthwise.experiments.setting_changes import SettingChange, change_settings
 from lengthwise.experiments.validation import check_settings
 from lengthwise.positions import Discovered
 from lengthwise.positions.knowledge import COUPLING, describe_knowledge
@@ -30,13 +34,66 @@ def test_addition_and_variable_assignment_need_no_coupling():
         assert COUPLING in describe_knowledge(by_hand.task, by_hand.scheme)
 
 
-@pytest.mark.parametrize(
-    ("scheme", "name"), [("predicted", "addition_by_hand"), ("coupled", "addition_coupled"), ("randomized", None)]
-)
+@pytest.mark.parametrize(("scheme", "name"), [("predicted", "addition_by_hand"), ("coupled", "addition_coupled")])
 def test_another_scheme_takes_the_settings_of_its_own_recipe(scheme, name):
     experiment = lw.experiment_for("addition", scheme)
     assert experiment.decoder == recipe("addition_by_hand").decoder
-    assert name is None or experiment == recipe(name)
+    assert experiment == recipe(name)
+
+
+FITTED = [(task, encoding) for task, fitted in FITTED_TASKS.items() for encoding in fitted.encodings.values()]
+
+
+@pytest.mark.parametrize(("task", "fitted"), FITTED, ids=[f"{task}-{each.encoding.name}" for task, each in FITTED])
+def test_a_baseline_has_the_settings_that_fit_with_its_encoding(task, fitted):
+    known = FITTED_TASKS[task]
+    experiment = lw.experiment_for(
+        known.task, "sequential", fitted.encoding.name, train_lengths=(1, known.train_length)
+    )
+    assert (experiment.encoding, experiment.decoder, experiment.training) == (
+        fitted.encoding,
+        fitted.decoder,
+        fitted.training,
+    )
+    assert f"up to {known.train_length}" in str(describe_settings(experiment))
+    # Longer training lengths and other schemes have more steps, and training stops when the run fits.
+    for scheme, max_length in (("sequential", known.train_length + 1), ("randomized", known.train_length)):
+        other = lw.experiment_for(known.task, scheme, fitted.encoding.name, train_lengths=(1, max_length))
+        assert other.decoder == fitted.decoder
+        assert other.training.steps > fitted.training.steps
+        assert other.training.fit_every is not None
+        assert "not known to fit" in str(describe_settings(other))
+
+
+def test_the_page_lists_the_encodings_with_found_settings():
+    page = (Path(__file__).parents[2] / "docs/train.md").read_text(encoding="utf-8")
+    for task, known in FITTED_TASKS.items():
+        (line,) = [line for line in page.splitlines() if line.startswith(f"| `{task}`")]
+        _, encodings, length = (cell.strip() for cell in line.strip("|").split("|"))
+        assert encodings.split(", ") == [f"`{each.encoding.name}`" for each in known.encodings.values()]
+        assert int(length.split()[0]) == known.train_length
+
+
+@pytest.mark.parametrize("task", ["copy", "parity", "reverse"])
+def test_a_baseline_without_found_settings_has_a_default_and_says_so(task):
+    experiment = lw.experiment_for(task, "sequential", "fire")
+    assert experiment.decoder.num_layers > recipe(task).decoder.num_layers
+    assert "default" in str(describe_settings(experiment))
+    # The recipes of PPC and of tasks without a coupling, and settings of the user, are no baselines.
+    assert describe_settings(recipe(task)) is None
+    assert describe_settings(replace(experiment, decoder=recipe(task).decoder)) is None
+    assert describe_settings(lw.experiment_for("recall", "sequential", "fire")) is None
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_can_be_trained_for_a_few_steps(name):
+    for experiment in (
+        override_training(recipe(name), steps=9),
+        change_settings(recipe(name), [SettingChange(path="training.steps", value=9, source="--set")]),
+        replace(recipe(name), training=replace(recipe(name).training, steps=9)),
+    ):
+        rates = [experiment.training.rate(step) for step in range(9)]
+        assert all(0 < rate <= experiment.training.learning_rate for rate in rates)
 
 
 def test_a_rule_that_names_a_token_of_another_vocabulary_is_refused():

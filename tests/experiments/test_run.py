@@ -59,7 +59,7 @@ RESULT = {
 }
 ACCURACIES = {"token_accuracy", "id_accuracy", "answer_loss", "largest_distance", "omitted_weight"}
 RUN = {"task", "scheme", "encoding", "told", "seed", "variant", "train_lengths", "id_range", "trained_distance"}
-TRAINING = {"steps", "fitted", "train_s", "time"}
+TRAINING = {"num_layers", "steps", "fitted", "misfit", "train_s", "time"}
 FIELDS = RESULT | ACCURACIES | RUN | TRAINING
 
 
@@ -92,7 +92,9 @@ def test_a_loaded_run_has_the_weights_facts_and_results_of_the_trained_run(tmp_p
 
 def test_the_repr_of_a_run_is_one_short_line(tmp_path):
     run = trained(tmp_path / "run")
-    assert repr(run) == f"Run({str(tmp_path / 'run')!r}, parity/predicted/rotary, 12 steps)"
+    start = f"Run({str(tmp_path / 'run')!r}, parity/predicted/rotary, 12 steps"
+    assert repr(run) == f"{start}, does not fit its training lengths)"
+    assert repr(replace(run, facts=run.facts | {"misfit": None})) == f"{start})"
 
 
 def test_evaluate_appends_rows_to_the_results_of_the_run(tmp_path):
@@ -118,7 +120,7 @@ def test_facts_have_the_id_range_and_largest_distance_of_training(tmp_path):
     run = trained(tmp_path, scheme=Sequential(), batch_size=2)
     # Parities of up to 4 bits are 11 tokens.
     assert (run.facts["id_range"], run.facts["trained_distance"]) == ([0, 10], 10)
-    assert set(run.facts) == {"steps", "fitted", "id_range", "trained_distance", "train_s"}
+    assert set(run.facts) == {"steps", "fitted", "misfit", "id_range", "trained_distance", "train_s"}
 
 
 def test_a_resumed_run_has_the_facts_of_an_uninterrupted_run(tmp_path):
@@ -495,9 +497,8 @@ def test_ctrl_c_saves_the_run_and_prints_the_command_that_resumes_it(tmp_path, m
     assert exit_info.value.code == 1
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert (
-        printed.err.splitlines()[-1] == f"stopped and saved; continue with: lengthwise train --resume --out {stopped}"
-    )
+    resume = f"lengthwise train --resume --out {stopped} --quick"
+    assert printed.err.splitlines()[-1] == f"stopped and saved; continue with: {resume}"
     assert sorted(path.name for path in (stopped / "checkpoints").iterdir())[-1] == "step-00000015.safetensors"
     assert not (stopped / "model.safetensors").exists()
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers

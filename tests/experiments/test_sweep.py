@@ -348,13 +348,13 @@ def test_custom_classes_and_task_files_have_settings_too(tmp_path):
     base = {"task": file, "scheme": "sequential", "encoding": "test_sweep:MyRotary"}
     document = {"base": base, "grid": {"encoding.base": [50.0], "training.steps": [5]}}
     (experiment,) = read_sweep_file(write_sweep(tmp_path, document)).experiments.values()
-    # The other settings are those of the recipe for files.
-    assert experiment.encoding == MyRotary(base=50.0, fastest=3.0)
+    # The other settings are those of a baseline.
+    assert experiment.encoding == MyRotary(base=50.0)
     (unchanged,) = read_sweep_file(write_sweep(tmp_path, {**document, "grid": {}})).experiments.values()
     (longer,) = read_sweep_file(
         write_sweep(tmp_path, {**document, "grid": {"training.steps": [5]}})
     ).experiments.values()
-    assert longer.encoding == unchanged.encoding == MyRotary(base=100.0, fastest=3.0)
+    assert longer.encoding == unchanged.encoding == MyRotary()
     assert isinstance(experiment.task, JSONLTask)
     assert (experiment.task.file, experiment.training.steps) == (file, 5)
 

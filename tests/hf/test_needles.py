@@ -68,8 +68,15 @@ def test_rows_have_the_largest_number_of_tokens():
     settings = EvaluationSettings(lengths=(90, 200), num_examples=(5,))
     rows = list(evaluate_texts(byte_text_model(), NEEDLE, settings, prompts=PromptFormat(shots=0, in_tokens=True)))
     for limit, row in zip((90, 200), rows, strict=True):
+        assert row["requested_tokens"] == limit
         assert row["text_tokens"] == max(sizes(writer(shots=0).questions(row["length"], 5)))
         assert limit - 12 < row["text_tokens"] <= limit
+
+
+def test_rows_of_lengths_in_items_request_no_number_of_tokens():
+    settings = EvaluationSettings(lengths=(9,), num_examples=(5,))
+    (row,) = evaluate_texts(byte_text_model(), NEEDLE, settings, prompts=PromptFormat(shots=0))
+    assert (row["length"], row["requested_tokens"]) == (9, None)
 
 
 def test_shots_have_their_own_length():
@@ -134,6 +141,19 @@ def trained(request, tmp_path_factory):
 SETTINGS = EvaluationSettings(lengths=(LONGEST + 6,), num_examples=(64,))
 
 
+def test_each_length_is_reported_before_the_next_one_is_measured(trained):
+    settings, events = EvaluationSettings(lengths=(9, 14), num_examples=(20,)), []
+    evaluate_language_model(
+        str(trained),
+        NEEDLE,
+        settings,
+        prompting=PromptingConfig(shots=0, in_tokens=True, device="cpu"),
+        report=lambda length, num_done, num_total: events.append((length, num_done == num_total)),
+        report_row=lambda row: events.append((row["requested_tokens"], "row")),
+    )
+    assert [event for event in events if event[1]] == [(9, True), (9, "row"), (14, True), (14, "row")]
+
+
 @pytest.mark.first(1)
 @pytest.mark.parametrize("decode", ["forced", "free"])
 def test_a_trained_model_finds_needles(trained, decode):
@@ -183,6 +203,10 @@ def test_needles_from_the_command_line(trained, capsys):
     (row,) = json.loads(output_of([*command, "--json"], capsys)[0])["results"]
     assert (row["variant"], row["text_tokens"]) == ("needle", 14)
     assert row["exact_match"] >= 0.9
-    assert "text tokens" in output_of(command, capsys)[0]
+    table, progress = output_of(command, capsys)
+    assert table.split().count("requested") == table.split().count("text") == 1
+    # One plain line for the length, with the tokens and the exact match.
+    (line,) = [line for line in progress.splitlines() if "exact match" in line]
+    assert {"8", "14"} <= {word.strip(",:") for word in line.split()}
     assert "length 5 in tokens is too short" in error_of([*command, "--lengths", "5"], capsys)
     assert "invalid shot length 0; use at least 1" in error_of([*command, "--shot-length", "0"], capsys)

@@ -3,16 +3,20 @@
 import dataclasses
 import inspect
 
+import numpy as np
 import pytest
 import torch
 from tests.hf.test_predictive_model import IDS, MASK, TOKENS, make_batch, run_generate, shared_model, wrap_model
 from tests.support.causal_models import CONFIGS, MAX_POSITIONS, causal_model
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from lengthwise.core.errors import ModelError, SettingError, UnknownNameError
 from lengthwise.hf import PredictivePositionConfig, PredictivePositionModel
+from lengthwise.hf.collators import PositionCollator
 from lengthwise.hf.predictive_config import OPTIONS
 from lengthwise.model.position_heads import POSITION_HEADS
+from lengthwise.positions import Predicted
+from lengthwise.tasks import Parity
 
 # A non-default value of each option, with the options it needs.
 OTHERS = {
@@ -69,6 +73,32 @@ def test_each_option_changes_only_its_part_of_the_output(option):
         or (isinstance(value, torch.Tensor) and not torch.allclose(value, after[name], atol=1e-5))
     }
     assert changed == EFFECTS[option]
+
+
+def test_a_separator_belongs_to_the_segment_of_the_prompt_in_training_and_generation():
+    model = shared_model("llama", segments=True)
+    examples = Parity().sample(length=4, size=2, rng=np.random.default_rng(0))
+    batch = PositionCollator(Predicted(num_position_ids=40), 0)(
+        [
+            {"input_ids": tokens.tolist(), "prompt_length": int(prompt_length), "coupling": examples.coupling[0, 0]}
+            for tokens, prompt_length in zip(examples.tokens, examples.prompt_length, strict=True)
+        ]
+    )
+    masks: list[torch.Tensor] = []
+    hook = model.segment.register_forward_hook(lambda module, inputs, output: masks.append(inputs[1]))
+    with torch.no_grad():
+        model(**batch)
+        prompts = {name: batch[name][:, : int(examples.prompt_length[0])] for name in ("input_ids", "position_ids")}
+        attention_mask = torch.ones_like(prompts["input_ids"])
+        model.generate(**prompts, attention_mask=attention_mask, max_new_tokens=2, do_sample=False)
+    hook.remove()
+    separator = Parity().vocabulary.index("=")
+    expected = torch.arange(batch["input_ids"].shape[1]).expand_as(batch["input_ids"]) < examples.prompt_length[0]
+    assert bool(expected[batch["input_ids"] == separator].all())
+    assert torch.equal(masks[0], expected)
+    # Generation reads the prompt first, and then one token at a time.
+    assert bool(masks[1].all())
+    assert not bool(torch.cat(masks[2:], dim=1).any())
 
 
 @pytest.mark.parametrize("head", POSITION_HEADS)
@@ -146,6 +176,34 @@ def test_loading_with_other_options_raises_an_error(tmp_path):
         with pytest.raises(TypeError, match="unexpected keyword argument 'segements'"):
             kind.from_pretrained(tmp_path, segements=True)
     assert PredictivePositionModel.from_pretrained(tmp_path).config.added_by_trainer == 7
+
+
+def test_log_scaling_of_loaded_weights_needs_a_reference_length(tmp_path):
+    config = CONFIGS["llama"]()
+    causal_model(config).save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16).float()
+    with torch.no_grad():
+        before = loaded(TOKENS).logits
+    with pytest.raises(SettingError, match=rf"log_length_from={config.max_position_embeddings}$"):
+        PredictivePositionModel.wrap(loaded, length_scaling="log")
+    # The refused call has not changed the model.
+    with torch.no_grad():
+        assert torch.equal(loaded(TOKENS).logits, before)
+    PredictivePositionModel.wrap(loaded, head=None, length_scaling="log", log_length_from=TOKENS.shape[1])
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(TOKENS).logits, before)
+
+
+def test_log_scaling_of_random_weights_needs_no_reference_length(tmp_path):
+    wrap_model("llama", length_scaling="log").save_pretrained(tmp_path)
+    PredictivePositionModel.wrap(AutoModelForCausalLM.from_config(CONFIGS["llama"]()), length_scaling="log")
+    # Loaded weights that were trained with log scaling.
+    loaded = PredictivePositionModel.from_pretrained(tmp_path)
+    PredictivePositionModel.wrap(loaded.model, head="rank", length_scaling="log")
+    # Random weights of the sizes of a saved model.
+    causal_model(CONFIGS["llama"]()).save_pretrained(tmp_path / "plain")
+    config = AutoConfig.from_pretrained(tmp_path / "plain")
+    PredictivePositionModel.wrap(AutoModelForCausalLM.from_config(config), length_scaling="log")
 
 
 def test_another_attention_of_the_wrapped_model_raises_an_error():

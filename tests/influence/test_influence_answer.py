@@ -88,23 +88,21 @@ def answer(model: PlantedModel, texts: list[TokenizedDocument], folder: Path) ->
     return report_study(study, folder)
 
 
-def texts_of(rng: np.random.Generator, *, repeats: bool) -> list[TokenizedDocument]:
+def texts_of(rng: np.random.Generator, *, repeats: bool, num_texts: int = 10) -> list[TokenizedDocument]:
     """Return documents that repeat one token each, or documents of independent tokens."""
     return [
-        TokenizedDocument(name=str(n), tokens=np.full(40, n) if repeats else rng.integers(0, VOCABULARY, 40))
-        for n in range(10)
+        TokenizedDocument(
+            name=str(n), tokens=np.full(40, n % VOCABULARY) if repeats else rng.integers(0, VOCABULARY, 40)
+        )
+        for n in range(num_texts)
     ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("repeats", [True, False])
-def test_no_evidence_for_a_model_that_ignores_far_tokens(repeats, rng, tmp_path):
-    summary = answer(Votes(()), texts_of(rng, repeats=repeats), tmp_path / "out")
-    assert summary["answer"]["sentence"] == (
-        "There is no evidence that planted uses far tokens. The difference in loss between another text and the "
-        "original text is "
-        "0.000 nats per target (95% interval 0.000 to 0.000)."
-    )
+def test_a_model_that_ignores_far_tokens_does_not_use_them(repeats, rng, tmp_path):
+    summary = answer(Votes(()), texts_of(rng, repeats=repeats, num_texts=40), tmp_path / "out")
+    assert summary["answer"]["uses_far_tokens"] is False
     assert summary["groups"][0]["all_targets"]["prediction"]["shares"][0]["value"] is None
 
 
@@ -112,7 +110,7 @@ def test_no_evidence_for_a_model_that_ignores_far_tokens(repeats, rng, tmp_path)
 @pytest.mark.parametrize("indexes", [(4,), (1, 7), (0, 5, 11)], ids=["one", "two", "three"])
 def test_answer_gives_the_number_of_far_tokens_in_use(indexes, rng, tmp_path):
     result = answer(Votes(indexes), texts_of(rng, repeats=True), tmp_path / "out")["answer"]
-    assert (result["shown"], result["at_least"], result["at_most"]) == (True, len(indexes), len(indexes))
+    assert (result["uses_far_tokens"], result["at_least"], result["at_most"]) == (True, len(indexes), len(indexes))
     noun, verb = ("token", "token recovers") if len(indexes) == 1 else ("tokens", "tokens recover")
     assert result["sentence"].startswith(
         f"planted uses about {len(indexes)} far {noun}: {len(indexes)} selected {verb} 100% of the effect"
@@ -131,9 +129,9 @@ def test_answer_reports_far_tokens_that_increase_the_loss(rng, tmp_path):
 
 
 @pytest.mark.slow
-def test_no_evidence_for_far_tokens_without_information(rng, tmp_path):
+def test_ten_documents_do_not_tell_about_far_tokens_without_information(rng, tmp_path):
     summary = answer(Votes((0, 5, 11)), texts_of(rng, repeats=False), tmp_path / "out")
-    assert summary["answer"]["sentence"].startswith("There is no evidence that planted uses far tokens")
+    assert summary["answer"]["uses_far_tokens"] is None
     # Predictions change, and few tokens recover the change, which alone is no evidence of use.
     shares = [each["value"] for each in summary["groups"][0]["all_targets"]["prediction"]["shares"]]
     assert shares[2] == pytest.approx(1.0)

@@ -433,12 +433,6 @@ def test_answer_sentence_gives_the_number_of_far_tokens():
     assert (least, most) == (5, None)
     sentence, least, most = answer_of(rows([0.1, 0.0, 0.0], [2.0, 2.0, 2.0]))
     assert sentence.startswith("tiny uses about 1 far token: 1 selected token recovers")
-    few, least, most = answer_of(rows([0.1, 0.0, 0.0], [2.0, 2.0, 2.0], documents="abc"))
-    assert few.startswith(
-        "There is no evidence that tiny uses far tokens. The difference in loss between another text and the "
-        "original text is "
-        "1.000 nats per target (fewer"
-    )
     alone = [{**each, "selections": each["selections"][:1]} for each in rows([0.1, 0.0, 0.0], [2.0, 2.0, 2.0])]
     assert (
         "on its predictions, not corrected for the effect of far tokens from another text. The diff"
@@ -457,11 +451,44 @@ def test_answer_reports_no_difference_to_elsewhere_in_the_document():
     )
 
 
+def uses_far_tokens(differences: Sequence[float]) -> bool | None:
+    """Return the answer for one document per difference between another text and the original text (nats)."""
+    rows = [row(3.0, 1.0, other=1.0 + each, document=str(index)) for index, each in enumerate(differences)]
+    result = summarize(rows, KS)["answer"]
+    if result["uses_far_tokens"] is not True:
+        assert (result["at_least"], result["at_most"]) == (None, None)
+    return result["uses_far_tokens"]
+
+
+NOISE = np.random.default_rng(0).normal(size=400)
+
+
+@pytest.mark.parametrize(
+    ("differences", "answer"),
+    [
+        # Few documents: no interval, whatever the difference is.
+        ([1.39] * 3, None),
+        ([0.0] * 3, None),
+        # An interval that contains 0 and a relevant difference.
+        (1.0 * NOISE[:20], None),
+        (0.2 * NOISE, None),
+        # Too few documents to notice the few that have an effect.
+        ([0.0] * 10, None),
+        ([0.0] * 40, False),
+        (0.01 * NOISE, False),
+        (0.01 * NOISE - 1.0, False),
+        ([1.39] * 6, True),
+        (0.1 * NOISE[:40] + 1.0, True),
+    ],
+)
+def test_answer_needs_enough_documents_and_a_narrow_interval(differences, answer):
+    assert uses_far_tokens(differences) is answer
+
+
 @pytest.mark.parametrize("seed", range(3))
-def test_no_evidence_if_own_and_other_tokens_gain_the_same(seed):
-    sentence, least, most = answer_of(random_rows(np.random.default_rng(seed), 1000), [1])
-    assert sentence.startswith("There is no evidence that tiny uses far tokens. The difference in loss between ")
-    assert (least, most) == (None, None)
+def test_cannot_tell_from_noise_with_the_same_mean(seed):
+    result = summarize(random_rows(np.random.default_rng(seed), 1000), [1])["answer"]
+    assert (result["uses_far_tokens"], result["at_least"], result["at_most"]) == (None, None, None)
 
 
 def test_kinds_have_shares_and_a_paired_difference():

@@ -46,7 +46,7 @@ def blocks(language, text=README):
 
 
 def commands_of(text):
-    return [line.removeprefix("$ ") for block in blocks("console", text) for line in block.splitlines()]
+    return [line for block in blocks("bash", text) for line in block.splitlines()]
 
 
 COMMANDS = commands_of(README)
@@ -99,9 +99,19 @@ def write_texts(folder, **endings):
 def test_every_command_of_a_page_has_valid_arguments(page):
     program = typer.main.get_command(cli.app)
     for command in commands_of(DOCS.get(page, README)):
-        name, *arguments = shlex.split(command)[1:]
+        # A prompt in front of a command would be copied with it.
+        first, name, *arguments = shlex.split(command)
+        assert first == "lengthwise", command
         # Parses the arguments, and raises for an unknown flag or a value of the wrong type.
         program.commands[name].make_context(name, arguments)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_block_of_a_document_is_of_a_tested_language(document):
+    text = (ROOT / document).read_text()
+    # Each of these is run or read by a test of this file, except sh: it has the programs of others.
+    languages = set(re.findall(r"^```(\w+)$", text, flags=re.MULTILINE))
+    assert languages <= {"python", "bash", "sh", "json", "text", "toml"}
 
 
 @pytest.mark.slow
@@ -145,33 +155,33 @@ COUPLINGS = "test_the_page_of_couplings_leads_from_a_file_to_a_run"
 LANGUAGE_MODEL = "test_a_language_model_is_made_of_texts_as_the_page_says"
 SWEEPS = "test_the_sweeps_of_the_page_run"
 RUN_BY = {
-    "couple": {"python": (COUPLINGS,), "console": (COUPLINGS,) * 3},
+    "couple": {"python": (COUPLINGS,), "bash": (COUPLINGS,) * 3},
     "encodings": {"python": ("test_drope_continues_a_rotary_run_as_the_page_says",)},
     "hugging_face": {
         "python": (
             *("test_a_model_is_wrapped_as_the_page_says", SETTINGS, SETTINGS, *(DATA_SET,) * 3),
             *(OF_OTHERS,) * 3,
         ),
-        "console": (OF_OTHERS,) * 3,
+        "bash": (OF_OTHERS,) * 3,
     },
     "hugging_face_tutorial": {"python": ("test_the_tutorial_finds_what_it_says",) * 4},
-    "language_model": {"python": (LANGUAGE_MODEL,), "console": (LANGUAGE_MODEL,) * 3},
-    "needles": {"console": ("test_needles_are_found_as_the_page_says",) * 3},
-    "own_texts": {"console": ("test_own_texts_are_measured_as_the_page_says",) * 3},
-    "sweep": {"python": (SWEEPS,), "console": (SWEEPS,) * 2},
+    "language_model": {"python": (LANGUAGE_MODEL,), "bash": (LANGUAGE_MODEL,) * 3},
+    "needles": {"bash": ("test_needles_are_found_as_the_page_says",) * 3},
+    "own_texts": {"bash": ("test_own_texts_are_measured_as_the_page_says",) * 3},
+    "sweep": {"python": (SWEEPS,), "bash": (SWEEPS,) * 2},
     "theory": {"python": ("test_every_python_snippet_of_the_theory_page_gives_the_stated_output",) * 6},
     "theory_for_readers": {"python": ("test_the_examples_of_the_page_give_the_stated_output",) * 6},
-    "train": {"console": ("test_runs_are_configured_extended_and_fine_tuned_as_the_page_says",) * 4},
+    "train": {"bash": ("test_runs_are_configured_extended_and_fine_tuned_as_the_page_says",) * 4},
     "your_own": {
         "python": (ROWS, ROWS, TASK_CLASS, SCHEME, SCHEME),
-        "console": (ROWS, ROWS, ROWS, TASK_CLASS, SCHEME, SCHEME),
+        "bash": (ROWS, ROWS, ROWS, TASK_CLASS, SCHEME, SCHEME),
     },
 }
 
 
 def blocks_in_order(page):
-    """Every python and console block of a page that no other test runs."""
-    found = re.findall(r"```(python|console)\n(.*?)```", DOCS[page], flags=re.DOTALL)
+    """Every Python and Bash block of a page that no other test runs."""
+    found = re.findall(r"```(python|bash)\n(.*?)```", DOCS[page], flags=re.DOTALL)
     return [(language, block) for language, block in found if language not in RUN_BY.get(page, {})]
 
 
@@ -184,7 +194,7 @@ def test_every_block_of_a_page_runs_at_its_quick_size(page, tmp_path, monkeypatc
         if language == "python":
             exec(compile(block, f"{page}.md", "exec"), names)
         else:
-            run_commands(quickly([line.removeprefix("$ ") for line in block.splitlines()]), tmp_path)
+            run_commands(quickly(block.splitlines()), tmp_path)
 
 
 def test_every_block_that_the_pages_do_not_run_themselves_has_a_test():
@@ -377,7 +387,7 @@ def test_a_data_set_is_coupled_and_trained_on_as_the_page_says(tmp_path, monkeyp
     exec(compile(own, "hugging_face.md", "exec"), page)
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["6", "7", "8"]
     # The model and the scheme of the page for PPC.
-    model = PredictivePositionModel.wrap(page["model"], segments=True, length_scaling="log")
+    model = PredictivePositionModel.wrap(page["model"], segments=True)
     scheme = Predicted(num_position_ids=model.config.num_position_ids, max_gaps=3)
     batch = PositionCollator.for_model(model, scheme, page["tokenizer"])([row])
     assert model(**batch).position_loss > 0

@@ -69,7 +69,7 @@ def test_the_glossary_is_sorted_and_has_20_to_50_terms():
 def test_the_pictures_of_the_teaching_page_are_what_their_commands_draw(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     figures = (ROOT / "docs/teaching.md").read_text().split("## A lecture")[0]
-    commands = re.findall(r"^\$ lengthwise (show .+ --out runs/\w+\.svg)$", figures, flags=re.MULTILINE)
+    commands = re.findall(r"^lengthwise (show .+ --out runs/\w+\.svg)$", figures, flags=re.MULTILINE)
     for command in commands:
         cli.main(command.split())
     drawn = {path.name: path.read_text() for path in (tmp_path / "runs").glob("*.svg")}

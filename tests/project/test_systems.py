@@ -22,7 +22,7 @@ for name in ("SIGKILL", "SIGHUP", "SIGCHLD", "SIGALRM", "SIGUSR1"):
 from lengthwise.cli.app import main
 for command in (
     "train parity --quick --steps 4 --device cpu --out run",
-    "train --resume --steps 8 --out run --device cpu",
+    "train --quick --resume --steps 8 --out run --device cpu",
     "evaluate run --lengths 4 --num-examples 4 --device cpu",
     "generate run --prompt 0110 --device cpu",
     "couple parity",

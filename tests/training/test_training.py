@@ -1,5 +1,6 @@
 """Tests of the answer loss, the settings and resuming; ``--write`` writes the golden loss curve."""
 
+import io
 import json
 import math
 import os
@@ -11,10 +12,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from tests.support.cases import randomize
 from tests.support.small_runs import (
     equal_tensors,
@@ -28,9 +31,11 @@ from tests.support.small_runs import (
 
 from lengthwise.core.checkpoint import load_tensors, save_tensors
 from lengthwise.core.errors import DivergedError, RunFolderError, SettingError
+from lengthwise.core.progress_line import ProgressLine
 from lengthwise.experiments import run as run_module
 from lengthwise.experiments.experiment import Experiment, build_decoder
 from lengthwise.experiments.run import train
+from lengthwise.experiments.run_states import read_run_states
 from lengthwise.model.decoder import Decoder
 from lengthwise.model.position_heads import POSITION_HEADS, Increment
 from lengthwise.positions import Coupled, Sequential
@@ -270,6 +275,12 @@ def test_resuming_a_finished_run_changes_nothing(uninterrupted_runs, tmp_path):
         ({"steps": 1, "warmup_steps": 0}, 0, 1.0),
         ({"final_share": 1.0}, 99, 1.0),
         ({"final_share": 0.0}, 100, 0.0),
+        ({"cooldown_steps": 20}, 80, 1.0),
+        ({"cooldown_steps": 20}, 90, 0.55),
+        # A cooldown longer than the training is the usual decay.
+        ({"cooldown_steps": 300}, 10, 1.0),
+        ({"cooldown_steps": 300}, 55, 0.55),
+        ({"cooldown_steps": 300, "steps": 5}, 4, 0.5),
     ],
 )
 def test_the_learning_rate_rises_to_its_maximum_and_falls_to_its_final_share(settings, step, rate):
@@ -565,6 +576,22 @@ def test_fit_every_stops_training_at_the_first_fit(tmp_path):
     run = train(small_experiment(fit_every=5, fit_threshold=0.0), tmp_path, device="cpu")
     assert run is not None
     assert run.facts["steps"] == 5
+
+
+def test_rows_after_the_fit_have_the_step_at_which_training_ends(tmp_path):
+    rows: list[dict[str, Any]] = []
+    experiment = small_experiment(fit_every=5, fit_threshold=0.0, cooldown_steps=3, log_every=1)
+    train(experiment, tmp_path / "run", device="cpu", report=rows.append)
+    assert [(row["step"], row.get("last_step")) for row in rows] == [
+        *((step, None) for step in range(1, 6)),
+        *((step, 8) for step in range(6, 9)),
+    ]
+    (state,) = read_run_states(tmp_path / "run")
+    assert (state.step, state.num_steps) == (8, 8)
+    output = io.StringIO()
+    with ProgressLine(Console(file=output, width=200), experiment.training.steps, max_train_length=4) as progress:
+        progress.show_training(rows[-1])
+    assert "8/8" in output.getvalue()
 
 
 def test_a_curriculum_advances_when_a_stage_is_learned_and_ends_with_the_task(uninterrupted_runs, tmp_path):

@@ -1,16 +1,19 @@
 """Functions that convert the values of options to experiments and settings."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from lengthwise.cli import options
-from lengthwise.cli.terminal import print_message, print_search_progress
+from lengthwise.cli.terminal import print_json, print_line, print_message, print_search_progress
+from lengthwise.core.devices import training_threads
 from lengthwise.core.errors import SettingError, unknown_name
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.experiments.experiment import Experiment, load_task, resolve_override
 from lengthwise.experiments.recipes import COMPARISONS, RECIPES, experiment_for, recipe
+from lengthwise.experiments.recipes.fitted_encodings import describe_settings
 from lengthwise.experiments.run import Run
 from lengthwise.experiments.run_folder import EXPERIMENT
 from lengthwise.experiments.setting_changes import SettingChange, changed_train_lengths
@@ -170,8 +173,28 @@ def load_model_task(model: str, task: str | None) -> Task:
     return load_task(task)
 
 
-def describe_run(run: Run, num_threads: int) -> str:
-    """Return a line about a trained run."""
+def print_settings(experiment: Experiment) -> None:
+    """Print where the settings of a baseline come from."""
+    if (text := describe_settings(experiment)) is not None:
+        print_message(text)
+
+
+def report_run(run: Run, threads: int | None, *, is_quick: bool, as_json: bool) -> None:
+    """Print a trained run, and exit with status 1 if it does not fit its training lengths, except with ``--quick``.
+
+    Of several processes, only the first exits with this status, so that the launcher does not end it before it prints.
+    """
+    if as_json:
+        print_json({"folder": str(run.folder), **run.facts})
+    else:
+        print_line(describe_run(run, threads, is_quick=is_quick))
+    if run.facts["misfit"] is not None and not is_quick and read_launch().rank == 0:
+        sys.exit(1)
+
+
+def describe_run(run: Run, threads: int | None, *, is_quick: bool) -> str:
+    """Return a line about a trained run; without ``threads``, their number follows from the size of the model."""
+    num_threads = training_threads(run.experiment.decoder.d_model, threads)
     on_cpu = next(run.decoder.parameters()).device.type == "cpu"
     place = f"{num_threads} thread{'s' if num_threads > 1 else ''}" if on_cpu else "a GPU"
     num_processes = read_launch().size
@@ -179,12 +202,16 @@ def describe_run(run: Run, num_threads: int) -> str:
     smallest_id, largest_id = run.facts["id_range"]
     fit, length = run.facts["fitted"], run.experiment.train_lengths[1]
     fit_text = "" if fit is None else f"exact match {fit:.3f} at length {length}; "
+    misfit_text = "" if run.facts["misfit"] is None else f"; the run does not fit: {run.facts['misfit']}"
+    if misfit_text:
+        advice = "--quick is not meant to fit" if is_quick else "use more --steps, or another --seed"
+        misfit_text = f"{misfit_text}; {advice}"
     steps, max_steps = run.facts["steps"], run.experiment.training.steps
     # A run ends early once it fits.
     steps_text = f"{steps}" if steps == max_steps else f"{steps} of at most {max_steps}"
     return (
         f"{steps_text} steps in {run.facts['train_s']:.0f} s on {place}; {fit_text}"
-        f"training IDs {smallest_id:,} to {largest_id:,}; saved in {run.folder}"
+        f"training IDs {smallest_id:,} to {largest_id:,}; saved in {run.folder}{misfit_text}"
     )
 
 

@@ -80,11 +80,17 @@ class ProgressLine:
         self.progress.live.stop()
 
     def show_training(self, row: dict[str, Any]) -> None:
-        """Show a row of ``metrics.jsonl``: mean loss and accuracies since the last row, and the latest exact match."""
+        """Show a row of ``metrics.jsonl``: mean loss and accuracies since the last row, and the latest exact match.
+
+        Once the run fits, the number of steps is that at which training ends.
+        """
         if "exact_match" in row:
             self.exact_match = f"  exact match {row['exact_match']:.3f} at length {self.max_train_length}"
         accuracies = f"tokens {row['mean_token_accuracy']:.3f}  IDs {row['mean_id_accuracy']:.3f}"
-        self._update(f"mean loss {row['mean_loss']:.4f}  {accuracies}{self.exact_match}", row["step"])
+        # Longer lengths need the last steps, in which the learning rate falls, although the run already fits.
+        cooldown = "  fits; the learning rate falls until the end" if "last_step" in row else ""
+        text = f"mean loss {row['mean_loss']:.4f}  {accuracies}{self.exact_match}{cooldown}"
+        self._update(text, row["step"], row.get("last_step"))
 
     def show_preparation(self, stage: str, num_done: int, num_total: int | None) -> None:
         """Show the number of documents that one stage of corpus preparation has processed."""
@@ -110,6 +116,17 @@ class ProgressLine:
     def show_examples(self, length: int, num_done: int, num_total: int) -> None:
         """Show the number of completed examples at a length."""
         self._update(f"length {length:,}", num_done, num_total)
+
+    def show_result(self, row: dict[str, Any]) -> None:
+        """Print the result of a length when it is measured, above the bar if there is one."""
+        variant = "" if row["variant"] is None else f"  {row['variant']}"
+        tokens = "" if row.get("text_tokens") is None else f"  text tokens {row['text_tokens']:,}"
+        requested = "" if row.get("requested_tokens") is None else f" of {row['requested_tokens']:,} requested"
+        measure, digits = ("loss", 4) if "loss" in row else ("exact match", 3)
+        value = f"{measure} {row['loss' if 'loss' in row else 'exact_match']:.{digits}f}"
+        interval = "" if row["low"] is None else f" [{row['low']:.{digits}f}, {row['high']:.{digits}f}]"
+        self.unprinted_line = ""
+        self._print_line(f"length {row['length']:,}{variant}{tokens}{requested}: {value}{interval}")
 
     def _update(self, description: str, num_done: int, num_total: int | None = None) -> None:
         self.num_total = self.num_total if num_total is None else num_total

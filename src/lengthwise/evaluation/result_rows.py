@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from lengthwise.core.intervals import interval_over_models
-from lengthwise.evaluation.tally import skipped_result
+from lengthwise.evaluation.tally import LengthResult, skipped_result
 
 Rows = Sequence[Mapping[str, Any]]
 FIT_THRESHOLD = 0.99
@@ -58,6 +58,23 @@ def group_rows(rows: Rows) -> dict[str, dict[int, Rows]]:
         label: {length: [row for row in rows if row["row"] == label and row["length"] == length] for length in lengths}
         for label in labels
     }
+
+
+def describe_misfit(result: LengthResult) -> str | None:
+    """Return the errors of a run that does not fit, by kind; None if it fits the length of the result."""
+    first = result.first_error
+    if result.exact_match >= FIT_THRESHOLD or first is None:
+        return None
+    counts = {"a token": first.token, "an ID": first.id, "the end token": first.end}
+    percentages = {kind: 100 * count / result.num_examples for kind, count in counts.items() if count}
+    shares = {kind: f"{share:.{0 if share >= 1 else 1}f}%" for kind, share in percentages.items()}
+    if len(shares) > 1:
+        return (
+            f"the first error is {', '.join(f'{kind} in {share}' for kind, share in shares.items())} of the sequences"
+        )
+    ((kind, share),) = shares.items()
+    before = "; everything before it is right" if first.end else ""
+    return f"{kind} is wrong in {share} of the sequences{before}"
 
 
 def uses_loss(rows: Rows) -> bool:

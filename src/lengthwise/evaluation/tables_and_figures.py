@@ -88,7 +88,7 @@ def _table(rows: Rows, diverged: Sequence[str]) -> tuple[list[str], list[list[st
         min_length, max_length = runs[0]["train_lengths"]
         min_id, max_id = min(row["id_range"][0] for row in runs), max(row["id_range"][1] for row in runs)
         fits = fit_status(runs) + (f", {diverged.count(label)} diverged" if label in diverged else "")
-        cells = [knowledge_of(runs), f"{min_length}-{max_length}", f"{min_id:,}-{max_id:,}", _step_range(runs), fits]
+        cells = [knowledge_of(runs), f"{min_length}-{max_length}", f"{min_id:,}-{max_id:,}", _budget(runs), fits]
         body.append([label, *cells, *(format_value(by_length[length]) for length in lengths)])
     for label in dict.fromkeys(label for label in diverged if label not in by_label):
         body.append([label, "-", "-", "-", "-", f"{diverged.count(label)} diverged", *("-" for _ in lengths)])
@@ -159,6 +159,13 @@ def _format_summary(by_length: Mapping[int, Rows], length: int) -> str:
     return f"{start}{summary.worst:.{digits}f} {interval} ({len(rows)})"
 
 
+def _budget(runs: Rows) -> str:
+    """Return the number of layers on a second line below the number of steps; rows of other models have no layers."""
+    num_layers = runs[0].get("num_layers")
+    layers = "" if num_layers is None else f"\n{num_layers} layer{'s' if num_layers > 1 else ''}"
+    return f"{_step_range(runs)}{layers}"
+
+
 def _step_range(runs: Rows) -> str:
     step_counts = [int(row["steps"]) for row in runs]
     return "-".join(f"{count:,}" for count in dict.fromkeys((min(step_counts), max(step_counts))))
@@ -183,6 +190,7 @@ def length_table(rows: Rows) -> tuple[list[str], list[list[str]]]:
         columns = {
             "variant": lambda row: str(row["variant"]),
             "length": lambda row: f"{row['length']:,}",
+            "requested tokens": lambda row: f"{row['requested_tokens']:,}",
             "text tokens": lambda row: "-" if is_skipped(row) else f"{row['text_tokens']:,}",
             "n": lambda row: str(row["num_examples"]) + (f" of {row['num_rows']}" if row.get("num_rows") else ""),
             "exact match": lambda row: "0 (skipped)" if is_skipped(row) else f"{row['exact_match']:.3f}",
@@ -194,8 +202,9 @@ def length_table(rows: Rows) -> tuple[list[str], list[list[str]]]:
     if all(row["variant"] is None for row in rows):
         columns.pop(next(iter(columns)))
     # Only rows of text models have a number of tokens, and they have no ID accuracy.
-    for column, key in (("text tokens", "text_tokens"), ("IDs", "id_accuracy")):
-        if key not in rows[0]:
+    keys = {"requested tokens": "requested_tokens", "text tokens": "text_tokens", "IDs": "id_accuracy"}
+    for column, key in keys.items():
+        if rows[0].get(key) is None:
             columns.pop(column, None)
     return list(columns), [[cell(row) for cell in columns.values()] for row in rows]
 

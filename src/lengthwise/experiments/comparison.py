@@ -17,6 +17,7 @@ from lengthwise.experiments.experiment import Experiment, build_decoder, to_dict
 from lengthwise.experiments.folder_names import run_folder, to_folder_name
 from lengthwise.experiments.jobs import Job, JobResult, run_job, saved_result
 from lengthwise.experiments.progress_reports import AUTO, line_report
+from lengthwise.experiments.recipes.fitted_encodings import describe_settings
 from lengthwise.experiments.run_folder import COMPARISON_FOLDER, RESULTS, claim_folder, write_rows
 from lengthwise.experiments.trackers import check_trackers
 from lengthwise.experiments.validation import check_evaluation, prepare_training
@@ -60,7 +61,8 @@ def compare(  # noqa: PLR0913  (each argument is a setting of the call)
     Repeat the call to continue after an interruption; complete runs are not repeated. ``jobs`` is the number of
     parallel processes (default: one per core); a single job uses this process. ``only`` contains the labels to train
     (default: all); results of other labels come from earlier calls. ``executor`` is ``local``, or ``ray`` for the
-    cluster at ``address`` (see ``sweep``). ``report`` receives a line per finished run; by default, the lines are
+    cluster at ``address`` (see ``sweep``). ``report`` receives a line per finished run, and first a line per baseline
+    about its settings; by default, the lines are
     visible in terminals and notebooks. ``trackers`` receive the metrics of each run (``train``).
 
     Raises ``RunFolderError`` if ``out`` contains a run or another comparison, or if another process uses it.
@@ -93,17 +95,28 @@ def compare(  # noqa: PLR0913  (each argument is a setting of the call)
         if report_line is not None:
             report_line(f"[{len(results)}/{len(pending_jobs)}] {job}: {result}")
 
+    _report_settings({label: experiments[label] for label in labels}, report_line)
     with exclusive_lock(out):
         settings = {label: to_dict(experiment) for label, experiment in experiments.items()}
         claim_folder(out, COMPARISON_FOLDER, {"experiments": settings, "num_seeds": num_seeds}, resume=True)
         is_complete = pool.run(run_job, starting_order(pending_jobs, pool), record_result)
-        earlier_jobs = [job for job in all_jobs if job.folder not in results]
-        results |= {job.folder: result for job in earlier_jobs if (result := saved_result(job)) is not None}
+        results |= {
+            job.folder: result
+            for job in all_jobs
+            if job.folder not in results and (result := saved_result(job)) is not None
+        }
         comparison = summarize(out, all_jobs, results, is_complete=is_complete)
         if is_complete and not comparison.rows:
             raise DivergedError(f"all runs diverged, for example {comparison.warnings[0]}")
         write_rows(out / RESULTS, comparison.rows)
         return comparison
+
+
+def _report_settings(experiments: Mapping[str, Experiment], report_line: Callable[[str], None] | None) -> None:
+    """Report where the settings of each baseline come from."""
+    for label, experiment in experiments.items():
+        if report_line is not None and (text := describe_settings(experiment)) is not None:
+            report_line(f"{label}: {text}")
 
 
 def summarize(out: Path, jobs: Sequence[Job], results: Mapping[Path, JobResult], *, is_complete: bool) -> Comparison:

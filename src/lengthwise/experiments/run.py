@@ -14,6 +14,7 @@ from lengthwise.core.randomness import stream
 from lengthwise.core.type_checks import check_arguments, check_values
 from lengthwise.evaluation.evaluator import select_evaluator
 from lengthwise.evaluation.exact_match import EvaluationSettings, evaluate_by_length
+from lengthwise.evaluation.result_rows import describe_misfit
 from lengthwise.evaluation.tally import LengthResult
 from lengthwise.experiments.experiment import TABLES, Experiment, build_decoder
 from lengthwise.experiments.progress_reports import AUTO, TrainingReports
@@ -57,7 +58,8 @@ class Run:
     def __repr__(self) -> str:
         components = (self.experiment.task, self.experiment.scheme, self.experiment.encoding)
         names = "/".join(component.name for component in components)
-        return f"Run({str(self.folder)!r}, {names}, {self.facts['steps']:,} steps)"
+        fit_text = "" if self.facts["misfit"] is None else ", does not fit its training lengths"
+        return f"Run({str(self.folder)!r}, {names}, {self.facts['steps']:,} steps{fit_text})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,12 +67,14 @@ class TrainingFacts:
     """Names and types of the entries in ``Run.facts``.
 
     ``steps`` is the number of training steps. ``fitted`` is exact match at the longest training length (None for a task
-    graded by loss). ``id_range`` contains the smallest and largest ID in training. ``trained_distance`` is the largest
-    difference between two IDs of one training example. ``train_s`` is the training time in seconds.
+    graded by loss). ``misfit`` describes the errors there if the run does not fit (else None). ``id_range`` contains
+    the smallest and largest ID in training. ``trained_distance`` is the largest difference between two IDs of one
+    training example. ``train_s`` is the training time in seconds.
     """
 
     steps: int
     fitted: float | None
+    misfit: str | None
     id_range: tuple[float, float]
     trained_distance: float
     train_s: float
@@ -153,10 +157,11 @@ def _train_in_folder(
     measures_match = not uses_loss and processes.rank == 0
 
     def finish() -> dict[str, Any]:
-        progress = trainer.progress
+        progress, fit = trainer.progress, None if uses_loss else measure_fit(experiment, decoder)
         training_facts = {
             "steps": progress.step,
-            "fitted": None if uses_loss else measure_fit(experiment, decoder).exact_match,
+            "fitted": None if fit is None else fit.exact_match,
+            "misfit": None if fit is None else describe_misfit(fit),
             "id_range": [progress.smallest_id, progress.largest_id],
             "trained_distance": progress.largest_distance,
             "train_s": round(progress.train_s, 3),

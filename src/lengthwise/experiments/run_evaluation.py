@@ -23,18 +23,24 @@ from lengthwise.tasks import HasRecords, Task, num_shared_records, record_fields
 
 @check_arguments
 def evaluate(
-    run: Run, settings: EvaluationSettings, *, report: Callable[[int, int, int], None] | None = None
+    run: Run,
+    settings: EvaluationSettings,
+    *,
+    report: Callable[[int, int, int], None] | None = None,
+    report_row: Callable[[dict[str, Any]], None] | None = None,
 ) -> list[dict[str, Any]]:
     """Evaluate a run by length, on each task variant in ``settings``, and append the rows to its ``results.jsonl``.
 
     A row has exact match at one length, or loss by context length if the task is graded by loss. A row with ``skipped``
     has no measured values (`LengthResult`). The function saves each row immediately, so an interrupted evaluation loses
-    no complete row.
+    no complete row. ``report_row`` gets each saved row.
     """
     rows = []
     for row in iter_result_rows(run, settings, report=report):
         append_rows(run.folder / RESULTS, [row])
         rows.append(row)
+        if report_row is not None:
+            report_row(row)
     if lengths_in_training := overlapping_lengths(rows):
         warnings.warn(
             f"some or all records of length {lengths_in_training} were in the training data; {HELD_OUT_ADVICE}",
@@ -75,7 +81,8 @@ def _build_row(run: Run, result: LengthResult | ContextLoss, variant: str | None
         "variant": variant,
         **asdict(result),
         "train_lengths": list(experiment.train_lengths),
-        **{name: run.facts[name] for name in ("id_range", "trained_distance", "steps", "fitted", "train_s")},
+        "num_layers": experiment.decoder.num_layers,
+        **{name: run.facts[name] for name in ("id_range", "trained_distance", "steps", "fitted", "misfit", "train_s")},
         **head,
         **record_fields(task, result.length),
         **overlap,

@@ -92,7 +92,7 @@ def _read_state(run: Path, name: str, experiment: Any) -> RunState:
         name=name,
         state=_state(run, has_rows=bool(rows)),
         step=last_row.get("step", 0),
-        num_steps=settings.get("steps") if isinstance(settings, dict) else None,
+        num_steps=last_row.get("last_step", settings.get("steps") if isinstance(settings, dict) else None),
         loss=last_row.get("mean_loss"),
         exact_match=matches[-1] if matches else None,
         results={

@@ -81,7 +81,7 @@ def load_language_model(
 
 
 @check_arguments
-def evaluate_language_model(
+def evaluate_language_model(  # noqa: PLR0913
     name: str,
     task: Task,
     settings: EvaluationSettings,
@@ -89,13 +89,14 @@ def evaluate_language_model(
     prompting: PromptingConfig | None = None,
     out: StrPath | None = None,
     report: Callable[[int, int, int], None] | None = None,
+    report_row: Callable[[dict[str, Any]], None] | None = None,
 ) -> list[dict[str, Any]]:
     """Return result rows with the exact match by length of a `transformers` model, evaluated in plain text.
 
     ``name`` is a folder written by ``save_pretrained``, or a name on the Hub. All variants in the settings are
     evaluated with ``lengthwise.hf.text_evaluation.evaluate_texts``. If ``out`` is set, each row is appended to
-    ``results.jsonl`` in this folder. Raises the same errors as ``load_language_model``, and ``SettingError`` for a task
-    that is graded by loss.
+    ``results.jsonl`` in this folder. ``report_row`` gets each row as soon as it is measured. Raises the same errors as
+    ``load_language_model``, and ``SettingError`` for a task that is graded by loss.
     """
     if isinstance(task, GradedByLoss):
         raise SettingError(
@@ -120,6 +121,8 @@ def evaluate_language_model(
             rows.append({**row_fields, **row, "time": utc_timestamp()})
             if out is not None:
                 append_rows(Path(out) / RESULTS, rows[-1:])
+            if report_row is not None:
+                report_row(rows[-1])
     return rows
 
 

@@ -28,7 +28,7 @@ from lengthwise.positions import PositionScheme, describe_knowledge
 from lengthwise.tasks import Task, task_fields
 
 # Fields of a result row that a trainer does not provide; ``extra_fields`` may set them.
-DEFAULT_FIELDS = dict.fromkeys(("encoding", "train_lengths", "id_range", "fitted"))
+DEFAULT_FIELDS = dict.fromkeys(("encoding", "train_lengths", "id_range", "fitted", "misfit"))
 # Function that yields the batches of one length, with labels.
 BatchFactory = Callable[[], Iterator[dict[str, Tensor]]]
 

@@ -14,6 +14,7 @@ from lengthwise.hf.compatibility import FULL_ATTENTION, WINDOWED_ATTENTION, full
 from lengthwise.hf.id_generation import IDGenerationMixin
 from lengthwise.hf.model_parts import (
     ATTENTIONS_WITH_MASK,
+    LOG_LENGTH_ATTENTION,
     check_one_device,
     count_scaled_layers,
     device_of,
@@ -124,6 +125,21 @@ def check_length_scaling(model: PreTrainedModel, previous_attention: str) -> Non
         raise SettingError(
             f"length_scaling='log' has no effect in {config.model_type}, which has its own attention code; leave "
             "length_scaling out, or use a model such as Llama, Qwen, OLMo or GPT-NeoX"
+        )
+
+
+def check_log_length_from(model: PreTrainedModel, log_length_from: int | None) -> None:
+    """Raise ``SettingError`` if log scaling without a reference length would change what a loaded model learned."""
+    config = model.config.get_text_config()
+    if log_length_from is not None or config._attn_implementation == LOG_LENGTH_ATTENTION:
+        return
+    # `transformers` marks the parameters that it reads from a file; a name also has a model with random weights.
+    if any(getattr(parameter, "_is_hf_initialized", False) for parameter in model.parameters()):
+        max_positions = getattr(config, "max_position_embeddings", None)
+        example = "" if max_positions is None else f", for example log_length_from={max_positions}"
+        raise SettingError(
+            f"{_model_name(config)} has trained weights, and length_scaling='log' alone would change all its "
+            f"predictions; set log_length_from to the number of tokens of its longest training texts{example}"
         )
 
 

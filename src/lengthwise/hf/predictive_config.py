@@ -59,7 +59,7 @@ class PredictivePositionConfig(PreTrainedConfig):
     - ``num_position_ids``: upper bound (exclusive) of the position IDs, also named ``max_position_embeddings``.
     - ``segments``: add a learned vector to the embeddings of response tokens.
     - ``length_scaling``: "none", or "log" to scale the attention scores by the logarithm of the number of visible
-      tokens. ``log_length_from`` is the largest number of tokens without scaling.
+      tokens. ``log_length_from`` is the largest number of tokens without scaling; pretrained weights need it.
     - ``condition_on_token``: predict the ID of a token from the embedding of this token too.
     - ``id_weight``: weight of the ID loss. If a trainer passes the number of token labels in a step, both losses are
       divided by this number, so the ID loss counts less if a step has fewer ID labels than token labels.

@@ -23,7 +23,12 @@ from lengthwise.hf.model_card import ModelCardMixin
 from lengthwise.hf.model_inputs import build_attention_mask, build_prompt_mask, expand_ids, select_logits
 from lengthwise.hf.model_parts import LOG_LENGTH_ATTENTION, EmbeddingMixin, InputCapture, PrecisionMixin, Segment
 from lengthwise.hf.position_cache import CachedTokens, PositionCache
-from lengthwise.hf.position_id_support import check_length_scaling, check_position_id_support, check_position_table
+from lengthwise.hf.position_id_support import (
+    check_length_scaling,
+    check_log_length_from,
+    check_position_id_support,
+    check_position_table,
+)
 from lengthwise.hf.predictive_config import PredictivePositionConfig, PredictivePositionOutput, check_option_types
 from lengthwise.model.position_heads import POSITION_HEADS
 
@@ -85,8 +90,9 @@ class PredictivePositionModel(
     ) -> "PredictivePositionModel":
         """Add a position head to a model, without changing its weights. `PredictivePositionConfig` has the options.
 
-        ``num_position_ids`` defaults to the model's ``max_position_embeddings``. Raises ``ModelError`` for an
-        unsupported model, and ``SettingError`` for an invalid option.
+        ``num_position_ids`` defaults to the model's ``max_position_embeddings``. ``length_scaling="log"`` needs
+        ``log_length_from`` if the weights of the model were loaded. Raises ``ModelError`` for an unsupported model,
+        and ``SettingError`` for an invalid option.
         """
         options = {
             "head": head,
@@ -99,6 +105,8 @@ class PredictivePositionModel(
             "count_prompt_from": count_prompt_from,
         }
         check_option_types(options)
+        if length_scaling == "log":
+            check_log_length_from(model, log_length_from)
         check_position_id_support(model)
         max_positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         if num_position_ids is None:

@@ -26,10 +26,11 @@ def evaluate_texts(
 ) -> Iterator[dict[str, Any]]:
     """Evaluate a model on the test examples of a task in plain text, and yield one result row per length.
 
-    ``text_tokens`` of a row is the largest number of tokens of a text with its answer. ``token_accuracy`` and the
-    indexes of first errors refer to tokens of the model, not to symbols of the task. A ``skipped`` row has no
-    ``text_tokens`` (None). Unsupported tasks, lengths and
-    tokenizers raise ``LengthwiseError`` before evaluation.
+    ``length`` of a row counts the items of the task. ``text_tokens`` is the largest number of tokens of a text with its
+    answer, and ``requested_tokens`` its upper limit, which is None unless the settings give lengths in tokens.
+    ``token_accuracy`` and the indexes of first errors refer to tokens of the model, not to symbols of the task. A
+    ``skipped`` row has no ``text_tokens`` (None). ``report(length, num_done, num_total)`` gets the length of the
+    settings. Unsupported tasks, lengths and tokenizers raise ``LengthwiseError`` before evaluation.
     """
     prompts = PromptFormat() if prompts is None else prompts
     writer = QuestionWriter(model, task, prompts, settings.seed)
@@ -43,10 +44,11 @@ def evaluate_texts(
         next(writer.questions(length, 1))
     shots = {"shots": prompts.shots, "shot_length": prompts.shot_length}
     is_stopped = False
-    for length, requested in zip(lengths, counts, strict=True):
+    for given_length, length, requested in zip(settings.lengths, lengths, counts, strict=True):
+        facts = {"requested_tokens": given_length if prompts.in_tokens else None, **record_fields(task, length)}
         if is_stopped:
             skipped = _select_fields(skipped_result(length, settings.decode))
-            yield {**shots, **skipped, "text_tokens": None, **record_fields(task, length), "wall_s": 0.0}
+            yield {**shots, **skipped, "text_tokens": None, **facts, "wall_s": 0.0}
             continue
         start_time, tally, text_tokens = time.perf_counter(), Tally(), 0
         num_examples = count_examples(task, length, requested)
@@ -55,9 +57,8 @@ def evaluate_texts(
             for grades in model.grade(questions, decode=settings.decode):
                 tally.add(grades)
                 if report is not None:
-                    report(length, tally.num_examples, num_examples)
-        row = _select_fields(tally.result(length, settings.decode, 0))
-        row |= {"text_tokens": text_tokens, **record_fields(task, length)}
+                    report(given_length, tally.num_examples, num_examples)
+        row = {**_select_fields(tally.result(length, settings.decode, 0)), "text_tokens": text_tokens, **facts}
         wall_s = round(time.perf_counter() - start_time, 3)
         yield {**shots, **row, "wall_s": wall_s}
         is_stopped = settings.stop_at_zero and row["exact_match"] == 0

@@ -20,7 +20,8 @@ class DecoderSettings:
     multiplies the scores of a query with n visible keys by a factor. The factor is ``log(n + 1)`` for ``"log"``
     (scalable softmax: Nakanishi 2025, arXiv 2501.19399), ``offset + log(n + 1)^power`` with learned numbers per head
     for ``"learned"`` (after Vasylenko et al. 2025, arXiv 2506.16640), and 1 for ``"none"``. ``previous_token_mix`` adds
-    a learned multiple of the previous token's embedding. ``segments`` adds a vector for the number of separators.
+    a learned multiple of the previous token's embedding. ``segments`` adds a vector for the number of separators
+    before the token.
 
     ``weights`` is the function from scores to attention weights. ``"entmax"`` (with ``entmax_alpha``; Peters et al.
     2019) sets most weights to 0, ``"top_k"`` (Gupta et al. 2021) is a softmax over the ``top_k`` largest scores, and

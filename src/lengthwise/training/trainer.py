@@ -111,7 +111,8 @@ class Trainer:
         Each row of ``metrics.jsonl``, also passed to ``report``, has the metrics of its batch (``loss`` in nats,
         ``token_accuracy``, ``id_accuracy``, ``ids_in_reach``) and their means over all steps since the previous row
         (``mean_loss`` and so on). Every ``ROWS_PER_EXACT_MATCH`` rows and at the last step, the row also has
-        ``exact_match``. Raises ``DivergedError`` if the loss is infinite or NaN at a logged row or a checkpoint.
+        ``exact_match``. Rows after the measurement at which the run fits have ``last_step``, at which training ends.
+        Raises ``DivergedError`` if the loss is infinite or NaN at a logged row or a checkpoint.
 
         With several processes, ``stop()`` in any process stops all after the same step. ``is_fit`` is called only in
         the first process.
@@ -257,8 +258,9 @@ class Trainer:
         is_due = progress.step % (ROWS_PER_EXACT_MATCH * settings.log_every) == 0 or progress.step == settings.steps
         match = {"exact_match": exact_match()} if is_due and exact_match is not None else {}
         rate = settings.rate(progress.step - 1, progress.end)
+        end = {} if progress.end is None else {"last_step": progress.end}
         stage = {"stage": progress.stage} if len(self.samplers) > 1 else {}
-        return {"step": progress.step, **values, **means, **match, "learning_rate": rate, **stage}
+        return {"step": progress.step, **values, **means, **match, "learning_rate": rate, **end, **stage}
 
     def _has_fit(self, is_fit: Callable[[], bool]) -> bool:
         every = self.settings.fit_every

@@ -23,7 +23,7 @@ ALLOWED: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
         "is out of range; use 0 to 1",
     ),
     (
-        ("weight_decay", "id_weight", "length_tilt", "warmup_steps"),
+        ("weight_decay", "id_weight", "length_tilt", "warmup_steps", "cooldown_steps"),
         lambda number: number >= 0,
         "is negative; use 0 or more",
     ),
@@ -47,7 +47,7 @@ class TrainingSettings:
 
     If ``fit_every`` is set, exact match at the longest training length is measured every ``fit_every`` steps, and
     training ends once it reaches ``fit_threshold``. If ``cooldown_steps`` is set, training then continues for this
-    number of steps, and the learning rate decays only in these steps.
+    number of steps, and the learning rate decays only in these steps. A run with fewer steps decays in all of them.
 
     ``stage_loss`` enables a curriculum for tasks with stages, from easy to hard: the next stage starts once the running
     loss (mean over about 20 steps, in nats) is below ``stage_loss``. ``fit_every`` applies only to
@@ -80,11 +80,6 @@ class TrainingSettings:
             for name in names:
                 if not is_allowed(value := getattr(self, name)):
                     raise SettingError(f"{name} {value} {error}")
-        if not 0 <= self.cooldown_steps <= self.steps:
-            raise SettingError(
-                f"training.cooldown_steps {self.cooldown_steps} is out of range; use 0 to {self.steps}, the number of "
-                f"steps (--set training.cooldown_steps={self.steps}), or more steps"
-            )
         if self.precision not in PRECISIONS:
             raise SettingError(f"precision '{self.precision}' is unknown; choose one of {', '.join(PRECISIONS)}")
 
@@ -92,6 +87,8 @@ class TrainingSettings:
         """Return the learning rate of a step; steps count from 0, and training ends before step ``end``."""
         if step < self.warmup_steps:
             return self.learning_rate * (step + 1) / self.warmup_steps
-        end = self.steps if end is None else end
-        remaining = min(1.0, (end - step) / max(1, self.cooldown_steps or self.steps - self.warmup_steps))
+        end, num_decay_steps = self.steps if end is None else end, self.steps - self.warmup_steps
+        if self.cooldown_steps:
+            num_decay_steps = min(num_decay_steps, self.cooldown_steps)
+        remaining = min(1.0, (end - step) / max(1, num_decay_steps))
         return self.learning_rate * (self.final_share + (1 - self.final_share) * remaining)

@@ -48,7 +48,10 @@ def compare_(
     use_quick: options.QuickFlag = False,
     as_json: options.JsonFlag = False,
 ) -> None:
-    """Train and evaluate several experiments, and print one table and one figure."""
+    """Train and evaluate several experiments, and print one table and one figure.
+
+    With --task and --rows, a scheme without a coupling has the settings that are known to fit with its encoding.
+    """
     from lengthwise.cli import experiment_options
     from lengthwise.cli.config_file import read_changes
     from lengthwise.evaluation.tables_and_figures import draw, result_tables

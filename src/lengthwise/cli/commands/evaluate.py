@@ -68,7 +68,8 @@ def evaluate_(
         replacement_task = None if task is None else run.experiment.task
         settings = experiment_options.override_evaluation(run.experiment.evaluation, **flags, task=replacement_task)
         with ProgressLine(err_console) as progress:
-            rows = evaluate(run, replace(settings, decode=decode, seed=seed), report=progress.show_examples)
+            settings = replace(settings, decode=decode, seed=seed)
+            rows = evaluate(run, settings, report=progress.show_examples, report_row=progress.show_result)
     else:
         options.reject_flags("needs a run, not a model", scheme=scheme, encoding=encoding, corpus=corpus)
         model_task = experiment_options.load_model_task(name, task)
@@ -84,7 +85,13 @@ def evaluate_(
         )
         with ProgressLine(err_console) as progress:
             rows = evaluate_language_model(
-                name, model_task, settings, prompting=prompting, out=out, report=progress.show_examples
+                name,
+                model_task,
+                settings,
+                prompting=prompting,
+                out=out,
+                report=progress.show_examples,
+                report_row=progress.show_result,
             )
     if as_json:
         print_json({"results": rows})

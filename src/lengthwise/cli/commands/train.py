@@ -7,7 +7,6 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from lengthwise.cli import options
-from lengthwise.cli.terminal import print_json, print_line
 from lengthwise.core.interruption import StoppedError, catch_interrupts
 from lengthwise.core.progress_line import ProgressLine, err_console
 
@@ -58,10 +57,12 @@ def train_(
     use_quick: options.QuickFlag = False,
     as_json: options.JsonFlag = False,
 ) -> None:
-    """Train a recipe, or a task with a position scheme and an encoding."""
+    """Train a recipe, or a task with a position scheme and an encoding.
+
+    The exit status is 1 if the saved run does not fit its training lengths, except with --quick.
+    """
     from lengthwise.cli import experiment_options
     from lengthwise.cli.config_file import part_names, read_changes
-    from lengthwise.core.devices import training_threads
     from lengthwise.experiments.recipes import quick
     from lengthwise.experiments.run import train
     from lengthwise.experiments.run_folder import read_experiment
@@ -82,14 +83,16 @@ def train_(
             given_names if name is not None else part_names(changes, **given_names),
             experiment_options.read_train_lengths(train_lengths, changes),
         )
+    if use_quick and not (resume and saved_run == out):
+        experiment = quick(experiment)
     # The flags override --set, --set overrides the file, and all of them override the settings of --quick.
-    experiment = change_settings(quick(experiment) if use_quick else experiment, changes)
-    experiment = experiment_options.override_training(experiment, **named_settings)
+    experiment = experiment_options.override_training(change_settings(experiment, changes), **named_settings)
     experiment = experiment_options.override_corpus(
         replace(experiment, seed=experiment.seed if seed is None else seed), corpus
     )
     run_name = f"{experiment.task.name}-{experiment.scheme.name}-{experiment.seed}"
     folder = Path("runs") / run_name if out is None else out
+    experiment_options.print_settings(experiment)
     progress_line = ProgressLine(err_console, experiment.training.steps, max_train_length=experiment.train_lengths[1])
     with progress_line as progress, catch_interrupts() as should_stop:
         run = train(
@@ -105,8 +108,6 @@ def train_(
         )
     if run is None:
         flags = "".join(f" --{kind} {value}" for kind, value in given_names.items() if value and ":" in value)
+        flags += " --quick" if use_quick else ""
         raise StoppedError(f"stopped and saved; continue with: lengthwise train --resume --out {folder}{flags}")
-    if as_json:
-        print_json({"folder": str(folder), **run.facts})
-        return
-    print_line(experiment_options.describe_run(run, training_threads(experiment.decoder.d_model, threads)))
+    experiment_options.report_run(run, threads, is_quick=use_quick, as_json=as_json)

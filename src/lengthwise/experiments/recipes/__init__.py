@@ -6,10 +6,11 @@ from typing import Any
 
 from lengthwise.core.errors import unknown_name
 from lengthwise.core.type_checks import check_arguments
-from lengthwise.encodings import Learned
+from lengthwise.encodings import Learned, Rotary
 from lengthwise.experiments.experiment import Experiment, load_task, look_up
 from lengthwise.experiments.recipes.arithmetic import RECIPES as ARITHMETIC
 from lengthwise.experiments.recipes.few_tokens import RECIPES as FEW_TOKENS
+from lengthwise.experiments.recipes.fitted_encodings import is_baseline, with_fitted_settings
 from lengthwise.experiments.recipes.found_coupling import with_found_coupling
 from lengthwise.experiments.recipes.language_model import COMPARISONS as CONTEXT_LENGTHS
 from lengthwise.experiments.recipes.language_model import RECIPES as LANGUAGE_MODELS
@@ -44,12 +45,15 @@ def experiment_for(
     train_lengths: tuple[int, int] | None = None,
     report: Callable[[dict[str, Any]], None] | None = None,
 ) -> Experiment:
-    """Return the recipe of a task with another scheme and encoding, given by name or ``module:Name``.
+    """Return the experiment of a task with a scheme and an encoding, given by name or ``module:Name``.
 
-    ``task`` is a name, the path of a JSONL file, or a task. Settings of the recipe (ID range, gaps, rotary angles)
-    carry over if the new scheme or encoding has them. The scheme ``discovered`` searches for a coupling in examples of
-    the task (see ``find_coupling``, which uses ``report``), and replaces the decoder and the training of the recipe.
-    ``train_lengths`` replaces the training lengths; in a task file, the search reads the records of these lengths only.
+    ``task`` is a name, the path of a JSONL file, or a task. Settings of its recipe (ID range, gaps, rotary angles)
+    carry over if the new scheme or encoding has them. If the recipe uses a coupling and the scheme does not, the
+    decoder, the training and the rotary angles are those that fit with this encoding (``with_fitted_settings``).
+
+    The scheme ``discovered`` searches for a coupling in examples of the task (see ``find_coupling``, which uses
+    ``report``), and replaces the decoder and the training of the recipe. ``train_lengths`` replaces the training
+    lengths; in a task file, the search reads the records of these lengths only.
     """
     base = _base_recipe(task if isinstance(task, str) else task.name, scheme)
     if base is None or not isinstance(task, str):
@@ -57,7 +61,11 @@ def experiment_for(
         base = _with_task_lengths(replace(parity() if base is None else base, task=custom_task))
     if train_lengths is not None:
         base = replace(base, train_lengths=train_lengths)
-    return with_parts(base, scheme, encoding, report=report)
+    experiment = with_parts(base, scheme, report=report)
+    if not is_baseline(experiment.scheme) or is_baseline(base.scheme):
+        return _with_encoding(experiment, encoding)
+    plain = replace(experiment, encoding=Rotary())
+    return with_fitted_settings(_with_encoding(plain, experiment.encoding.name if encoding is None else encoding))
 
 
 def with_parts(
@@ -122,10 +130,9 @@ def quick(experiment: Experiment) -> Experiment:
     lengths_per_batch = 2 if experiment.training.length_tilt else 1
     short: dict[str, Any] = {"steps": 20, "batch_size": 8, "warmup_steps": 5, "lengths_per_batch": lengths_per_batch}
     short |= {"log_every": 5, "checkpoint_every": 10}
-    cooldown_steps = min(experiment.training.cooldown_steps, 10)
     return replace(
         experiment,
-        training=replace(experiment.training, **short, cooldown_steps=cooldown_steps),
+        training=replace(experiment.training, **short),
         evaluation=replace(experiment.evaluation, lengths=lengths, num_examples=(16,)),
         train_lengths=(min_length, nearest_length(task, 4)),
     )

@@ -1,4 +1,4 @@
-"""Comparisons of PPC with common encodings, each with its own settings, which fit the training lengths of the task."""
+"""Settings of common encodings, which fit the training lengths of a task, and comparisons of PPC with them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from lengthwise.encodings import ALiBi, EncodingSettings, Learned, NoPE, Rotary, Sinusoidal
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.model.decoder_settings import DecoderSettings
-from lengthwise.positions import Coupled, Predicted, Randomized, RandomStart, Sequential, Skipwise
+from lengthwise.positions import Coupled, PositionScheme, Predicted, Randomized, RandomStart, Sequential, Skipwise
+from lengthwise.tasks import Addition, Copy, Parity, Task, VariableAssignment
 from lengthwise.training.training_settings import TrainingSettings
 
 
@@ -73,6 +74,99 @@ ASSIGNMENT_ENCODINGS = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FittedTask:
+    """Task with the settings of the encodings that fit it, and with the default decoder and training of the others.
+
+    ``train_length`` is the longest training length that these encodings fit. Longer ones may fit with more steps.
+    """
+
+    task: Task
+    train_length: int
+    encodings: Mapping[str, FittedEncoding]
+    decoder: DecoderSettings = FOUR_LAYERS
+    training: TrainingSettings = ADDITION_TRAINING
+
+    def settings(self, encoding: str) -> FittedEncoding | None:
+        """Return the settings of an encoding by its name; None if there are none."""
+        return next((each for each in self.encodings.values() if each.encoding.name == encoding), None)
+
+
+# The defaults are those of the task's slowest encoding.
+FITTED_TASKS: dict[str, FittedTask] = {
+    each.task.name: each
+    for each in (
+        FittedTask(
+            task=Copy(),
+            train_length=10,
+            encodings=COPY_ENCODINGS,
+            decoder=COPY_ENCODINGS["NoPE"].decoder,
+            training=COPY_ENCODINGS["NoPE"].training,
+        ),
+        FittedTask(task=Parity(), train_length=10, encodings=PARITY_ENCODINGS),
+        FittedTask(task=Addition(), train_length=3, encodings=ADDITION_ENCODINGS),
+        FittedTask(task=VariableAssignment(num_names=256), train_length=5, encodings=ASSIGNMENT_ENCODINGS),
+    )
+}
+# Largest number of steps for a task, scheme or training length that the settings were not found for, as a multiple.
+MAX_STEPS_FACTOR = 3
+
+
+def is_baseline(scheme: PositionScheme) -> bool:
+    """Return True for a scheme that uses no coupling: it needs other settings than PPC."""
+    return isinstance(scheme, PositionScheme) and scheme.needs != "coupling" and not scheme.predicts_ids
+
+
+def with_fitted_settings(experiment: Experiment) -> Experiment:
+    """Return a baseline with the decoder and the training that were found for its encoding, or with the defaults.
+
+    For another scheme than ``sequential``, for longer training lengths and for the defaults, training has more steps,
+    and stops when the run fits.
+    """
+    fitted_task = FITTED_TASKS.get(experiment.task.name)
+    found = None if fitted_task is None else fitted_task.settings(experiment.encoding.name)
+    if fitted_task is None:
+        decoder, training = FOUR_LAYERS, ADDITION_TRAINING
+    elif found is None:
+        decoder, training = fitted_task.decoder, fitted_task.training
+    else:
+        decoder, training = found.decoder, found.training
+    if found is None or _limits_of_fit(experiment):
+        training = until_fit(training)
+    return replace(experiment, decoder=decoder, training=training)
+
+
+def until_fit(training: TrainingSettings) -> TrainingSettings:
+    """Return the training with more steps, which stops when the run fits."""
+    steps = MAX_STEPS_FACTOR * training.steps
+    return replace(training, steps=steps, fit_every=100, cooldown_steps=training.steps // 2)
+
+
+def _limits_of_fit(experiment: Experiment) -> list[str]:
+    """Return the differences to the task, the scheme and the training lengths that the settings were found for."""
+    fitted_task, max_length = FITTED_TASKS[experiment.task.name], experiment.train_lengths[1]
+    differences = {
+        f"up to {max_length}": max_length > fitted_task.train_length,
+        f"the scheme {experiment.scheme.name}": experiment.scheme.name != Sequential.name,
+        "other settings of the task": experiment.task != fitted_task.task,
+    }
+    return [difference for difference, is_present in differences.items() if is_present]
+
+
+def describe_settings(experiment: Experiment) -> str | None:
+    """Return where the settings of a baseline come from, and whether they are known to fit; None for other settings."""
+    task, encoding, decoder = experiment.task.name, experiment.encoding.name, experiment.decoder
+    if not is_baseline(experiment.scheme) or with_fitted_settings(experiment).decoder != decoder:
+        return None
+    fitted_task = FITTED_TASKS.get(task)
+    layers = f"{decoder.num_layers} layers of {decoder.d_model}, at most {experiment.training.steps:,} steps"
+    if fitted_task is None or fitted_task.settings(encoding) is None:
+        return f"{layers}: the default, because no settings of {encoding} are known to fit {task}; it may not fit"
+    found_for = f"{layers}: settings that fit {task} up to {fitted_task.train_length}"
+    limits = _limits_of_fit(experiment)
+    return f"{found_for}; not known to fit {' and '.join(limits)}" if limits else found_for
+
+
 def compare_with_encodings(
     ppc_experiment: Experiment, fitted_encodings: Mapping[str, FittedEncoding]
 ) -> dict[str, Experiment]:
@@ -102,11 +196,8 @@ def compare_with_schemes(
     assert isinstance(ppc_experiment.scheme, Predicted)
     num_ids, max_gaps = ppc_experiment.scheme.num_position_ids, ppc_experiment.scheme.max_gaps
     coupled = Coupled(num_position_ids=num_ids, max_gaps=max_gaps)
-    num_own_ids, rotary_training = ids_factor * num_ids, rotary_experiment.training
-    training = replace(
-        rotary_training, steps=3 * rotary_training.steps, fit_every=100, cooldown_steps=rotary_training.steps // 2
-    )
-    rotary_experiment = replace(rotary_experiment, training=training)
+    num_own_ids = ids_factor * num_ids
+    rotary_experiment = replace(rotary_experiment, training=until_fit(rotary_experiment.training))
     return {
         "coupled, IDs given": replace(ppc_experiment, scheme=coupled),
         "coupled, no gaps": replace(ppc_experiment, scheme=replace(coupled, max_gaps=0)),

@@ -11,21 +11,34 @@ SHARE_LEVELS = (0.5, 0.8, 0.9)
 SUFFICIENT_SHARE = 0.9
 # Smaller differences (nats per target) may be rounding errors, even if their intervals do not contain 0.
 MIN_DIFFERENCE = 1e-4
+# A smaller effect of far tokens (nats per target) is irrelevant: it changes the perplexity by less than 1%.
+RELEVANT_DIFFERENCE = 0.01
+# If one tenth of all documents use far tokens, a sample of this size has no such document in fewer than 5% of cases.
+MIN_DOCUMENTS_FOR_ABSENCE = 30
 
 
 def compose_answer(summary: Summary) -> dict[str, Any]:
     """Return the answer to the question of how many far tokens the model uses.
 
-    ``shown`` is True if there is evidence that the model uses far tokens. ``at_least`` and ``at_most`` are bounds on
-    the number of far tokens that it uses (None: unknown). ``sentence`` is the answer as text.
+    ``uses_far_tokens`` is True if the interval of the difference in loss between another text and the original text is
+    above 0. It is False if the interval, over enough documents, excludes a relevant difference. It is None if the study
+    cannot tell. ``at_least`` and ``at_most`` are bounds on the number of far tokens that the model uses (None:
+    unknown). ``sentence`` is the answer as text.
     """
     model = summary["model"]
     sources = {source["from"]: source for source in summary["far"]}
     gain, other = sources["own"]["gain"], sources["other"]["own_minus"]
     evidence = f"The difference in loss between another text and the original text is {format_nats(other)}."
     if not _is_positive(other):
-        sentence = f"There is no evidence that {model} uses far tokens. {evidence}"
-        return {"shown": False, "at_least": None, "at_most": None, "sentence": sentence}
+        missing = _missing_evidence(other, sources["other"]["documents"])
+        if missing is None:
+            sentence = (
+                f"{model} does not use far tokens: an effect of {RELEVANT_DIFFERENCE} nats per target is excluded."
+            )
+        else:
+            sentence = f"Cannot tell whether {model} uses far tokens: {missing}."
+        uses = False if missing is None else None
+        return {"uses_far_tokens": uses, "at_least": None, "at_most": None, "sentence": f"{sentence} {evidence}"}
     at_least, at_most, number_phrase = _number_of_tokens(summary)
     elsewhere = sources["elsewhere"]["own_minus"] if "elsewhere" in sources else None
     if elsewhere is not None and elsewhere["value"] is not None and not _is_positive(elsewhere):
@@ -33,11 +46,22 @@ def compose_answer(summary: Summary) -> dict[str, Any]:
     if gain["high"] is not None and gain["high"] < -MIN_DIFFERENCE:
         evidence += f" However, far tokens increase the loss: the gain is {format_nats(gain)}."
     sentence = f"{model} uses {number_phrase}. {evidence}"
-    return {"shown": True, "at_least": at_least, "at_most": at_most, "sentence": sentence}
+    return {"uses_far_tokens": True, "at_least": at_least, "at_most": at_most, "sentence": sentence}
 
 
 def _is_positive(estimate: Estimate) -> bool:
     return estimate["low"] is not None and estimate["low"] > MIN_DIFFERENCE
+
+
+def _missing_evidence(difference: Estimate, num_documents: int) -> str | None:
+    """Return the reason why a difference that is not positive does not show absence, or None if it does."""
+    if difference["high"] is None:
+        return "the difference has no interval"
+    if difference["high"] >= RELEVANT_DIFFERENCE:
+        return f"no effect and an effect of {RELEVANT_DIFFERENCE} nats per target are possible; measure more documents"
+    if num_documents < MIN_DOCUMENTS_FOR_ABSENCE:
+        return f"{num_documents} documents do not show absence; measure at least {MIN_DOCUMENTS_FOR_ABSENCE}"
+    return None
 
 
 def _number_of_tokens(summary: Summary) -> tuple[int | None, int | None, str]:
