@@ -25,6 +25,7 @@ from lengthwise.evaluation.figure_layout import (
     set_length_axis,
     spread,
 )
+from lengthwise.evaluation.page_tables import SeedSummary, page_table, summarize_seeds
 from lengthwise.evaluation.result_rows import (
     complete_rows,
     group_rows,
@@ -35,12 +36,9 @@ from lengthwise.evaluation.result_rows import (
     value_range,
 )
 from lengthwise.evaluation.tables_and_figures import (
-    SeedSummary,
     draw,
     length_table,
-    page_table,
     result_tables,
-    summarize_seeds,
 )
 
 STORED_RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"

@@ -42,7 +42,7 @@ def complete_rows(rows: Rows) -> Rows:
 def _skipped_row(last_row: Mapping[str, Any], length: int) -> dict[str, Any]:
     """Return the row of a skipped length, with the facts of the run and the keys of its last row."""
     result = asdict(skipped_result(length, str(last_row.get("decode"))))
-    unknown = {"text_tokens": None} if "text_tokens" in last_row else {}
+    unknown = {name: None for name in ("text_tokens", "requested_tokens") if name in last_row}
     return {**last_row, **{name: result[name] for name in result.keys() & last_row.keys()}, **unknown, "skipped": True}
 
 
