@@ -18,8 +18,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lengthwise.evaluation.page_tables import page_table
 from lengthwise.evaluation.result_rows import complete_rows, is_skipped, label_of, pool_seeds, uses_loss
-from lengthwise.evaluation.tables_and_figures import format_num_examples, page_table
+from lengthwise.evaluation.tables_and_figures import format_num_examples
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes import COMPARISONS, RECIPES
 from lengthwise.experiments.reproductions.reproduction import READINGS_FILE, Claim

@@ -42,7 +42,7 @@ def complete_rows(rows: Rows) -> Rows:
 def _skipped_row(last_row: Mapping[str, Any], length: int) -> dict[str, Any]:
     """Return the row of a skipped length, with the facts of the run and the keys of its last row."""
     result = asdict(skipped_result(length, str(last_row.get("decode"))))
-    unknown = {"text_tokens": None} if "text_tokens" in last_row else {}
+    unknown = {name: None for name in ("text_tokens", "requested_tokens") if name in last_row}
     return {**last_row, **{name: result[name] for name in result.keys() & last_row.keys()}, **unknown, "skipped": True}
 
 
@@ -154,7 +154,7 @@ def count_ended(by_length: Mapping[int, Rows], length: int) -> int:
     return len(shorter[-1]) if has_ended else 0
 
 
-def select_unfit(rows: Rows) -> list[str]:
+def select_unfit(rows: Rows) -> set[str]:
     """Return the labels (``row``) of which no seed fits its training lengths, so they say nothing about longer lengths.
 
     A seed also fits if it has the exact match of a fit at a test length that is not shorter than the longest training
@@ -167,7 +167,7 @@ def select_unfit(rows: Rows) -> list[str]:
         if not is_unknown and row["length"] >= row["train_lengths"][1]:
             values.append(float(row["exact_match"]))
         best[label] = max(best.get(label, 0.0), *values)
-    return [label for label, value in best.items() if value < FIT_THRESHOLD]
+    return {label for label, value in best.items() if value < FIT_THRESHOLD}
 
 
 def merge_variants(rows: Rows) -> Rows:

@@ -1,9 +1,7 @@
 """Tables and figures of result rows: exact match by length, or perplexity by context length."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from lengthwise.evaluation.figure_layout import (
@@ -21,21 +19,17 @@ from lengthwise.evaluation.figure_lines import Line, select_lines
 from lengthwise.evaluation.result_rows import (
     FIT_THRESHOLD,
     Rows,
-    count_ended,
     count_skipped,
     group_rows,
     is_skipped,
     knowledge_of,
     label_of,
-    merge_variants,
     pool_seeds,
     select_unfit,
     uses_loss,
     value_range,
 )
 
-# Maximum number of lines of a table on a page.
-MAX_PAGE_LINES = 12
 # Words for configurations without a seed that fits its training lengths.
 UNFIT_NOTE = "did not fit: says nothing about longer lengths"
 
@@ -65,16 +59,11 @@ def result_tables(rows: Rows, diverged: Sequence[str] = ()) -> list[tuple[str, l
     number of seeds; seeds that stopped at a shorter length count as 0. The column ``fits`` counts the seeds with exact
     match 0.99 or more at the longest training length. ``diverged`` contains the label of each run that diverged.
     """
-    unfit = select_unfit(rows)
-    header, body = _table(rows, diverged)
-    has_results = {str(row["row"]) for row in rows}
-    is_fit = [line[0] in has_results and line[0] not in unfit for line in body]
-    title = table_title(rows)
-    parts = [(title, True), (f"{title}; {UNFIT_NOTE}", False)]
-    lines_of = {
-        fits: [line for line, line_fits in zip(body, is_fit, strict=True) if line_fits == fits] for _, fits in parts
-    }
-    return [(name, header, lines_of[fits]) for name, fits in parts if lines_of[fits]]
+    title, (header, body) = table_title(rows), _table(rows, diverged)
+    unfit = select_unfit(rows) | (set(diverged) - {str(row["row"]) for row in rows})
+    fit_lines, unfit_lines = ([line for line in body if (line[0] in unfit) == is_unfit] for is_unfit in (False, True))
+    tables = [(title, header, fit_lines), (f"{title}; {UNFIT_NOTE}", header, unfit_lines)]
+    return [table for table in tables if table[2]]
 
 
 def _table(rows: Rows, diverged: Sequence[str]) -> tuple[list[str], list[list[str]]]:
@@ -95,78 +84,15 @@ def _table(rows: Rows, diverged: Sequence[str]) -> tuple[list[str], list[list[st
     return header, body
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SeedSummary:
-    """Median over seeds, and the worst seed with its 95% interval, which is None if it is unknown."""
-
-    median: float
-    worst: float
-    low: float | None
-    high: float | None
-
-
-def summarize_seeds(rows: Rows) -> SeedSummary:
-    """Return the median and the worst seed of the rows of one label at one length, or of perplexities for losses.
-
-    The interval of exact match is the Wilson interval over the examples of the worst seed. The worst seed has no
-    interval if the evaluation of a seed stopped at a shorter length, because it counts as 0 without examples.
-    """
-    results = [pool_seeds([row]) for row in rows]
-    select_worst = max if uses_loss(rows) else min
-    worst, low, high = select_worst(results, key=lambda result: result[0])
-    if count_skipped(rows):
-        low = high = None
-    return SeedSummary(median=median(value for value, _, _ in results), worst=worst, low=low, high=high)
-
-
-def page_table(rows: Rows, max_lines: int = MAX_PAGE_LINES) -> tuple[list[str], list[list[str]], int]:
-    """Return a header, a body with one line per label, and the number of labels that exceed ``max_lines``.
-
-    A cell has the median over seeds, the worst seed with its interval, and the number of seeds. If the variants of a
-    task lead to too many lines, a line has the worst variant of each seed.
-    """
-    if len(group_rows(rows)) > max_lines:
-        rows = merge_variants(rows)
-    by_label, unfit = group_rows(rows), select_unfit(rows)
-    lengths = list(next(iter(by_label.values())))
-    header = ["row", "told", "trained on", "steps", "fits"]
-    header += [f"{length:,} (n={format_num_examples(rows, length)})" for length in lengths]
-    body = []
-    for label, by_length in list(by_label.items())[:max_lines]:
-        runs = [row for each in by_length.values() for row in each]
-        fitted = {row["seed"]: row["fitted"] for row in runs}
-        num_fits = sum(value >= FIT_THRESHOLD for value in fitted.values() if value is not None)
-        fits = "-" if uses_loss(rows) else f"{num_fits} of {len(fitted)}"
-        if label in unfit:
-            fits += f", {UNFIT_NOTE.partition(':')[0]}"
-        cells = [knowledge_of(runs), "-".join(f"{length:,}" for length in runs[0]["train_lengths"]), _step_range(runs)]
-        body.append([label, *cells, fits, *(_format_summary(by_length, length) for length in lengths)])
-    return header, body, max(0, len(by_label) - max_lines)
-
-
-def _format_summary(by_length: Mapping[int, Rows], length: int) -> str:
-    """Return the text of a cell; a dot stands for a seed that stopped at a shorter length without an exact match."""
-    rows = by_length[length]
-    num_skipped = count_skipped(rows)
-    if num_skipped == len(rows):
-        num_ended = num_skipped or count_ended(by_length, length)
-        return f"· ({num_ended})" if num_ended else "-"
-    summary, digits = summarize_seeds(rows), 2 if uses_loss(rows) else 3
-    if num_skipped:
-        return f"{summary.median:.{digits}f} / · ({len(rows)}, {num_skipped} stopped)"
-    interval = "-" if summary.low is None or summary.high is None else f"[{summary.low:.2f}, {summary.high:.2f}]"
-    start = f"{summary.median:.{digits}f} / " if len(rows) > 1 else ""
-    return f"{start}{summary.worst:.{digits}f} {interval} ({len(rows)})"
-
-
 def _budget(runs: Rows) -> str:
     """Return the number of layers on a second line below the number of steps; rows of other models have no layers."""
     num_layers = runs[0].get("num_layers")
     layers = "" if num_layers is None else f"\n{num_layers} layer{'s' if num_layers > 1 else ''}"
-    return f"{_step_range(runs)}{layers}"
+    return f"{step_range(runs)}{layers}"
 
 
-def _step_range(runs: Rows) -> str:
+def step_range(runs: Rows) -> str:
+    """Return the number of training steps as text, as a range if runs differ."""
     step_counts = [int(row["steps"]) for row in runs]
     return "-".join(f"{count:,}" for count in dict.fromkeys((min(step_counts), max(step_counts))))
 

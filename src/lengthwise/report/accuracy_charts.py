@@ -1,7 +1,7 @@
 """Line charts of result rows: exact match or perplexity against length."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 from lengthwise.evaluation.result_rows import (
@@ -54,14 +54,14 @@ def group_lines(rows: Rows) -> dict[str, dict[int, list[Mapping[str, Any]]]]:
     lines: dict[str, dict[int, list[Mapping[str, Any]]]] = {}
     for row in sorted(rows, key=lambda row: int(row["length"])):
         lines.setdefault(str(row["row"]), {}).setdefault(int(row["length"]), []).append(row)
-    unfit = set(select_unfit(rows))
+    unfit = select_unfit(rows)
     order = dict.fromkeys(str(row["row"]) for row in rows)
     return {label: lines[label] for label in sorted(order, key=lambda label: label in unfit)}
 
 
 def select_labels(lines: Lines) -> list[str]:
     """Return the labels of the lines to draw: the first label, then those that fit and have the best values."""
-    unfit = set(select_unfit([row for rows in _groups(lines) for row in rows]))
+    unfit = select_unfit([row for rows in _groups(lines) for row in rows])
 
     def quality(label: str) -> tuple[bool, float]:
         values = [pool_seeds(rows)[0] for rows in lines[label].values()]
@@ -186,12 +186,12 @@ def count_text(rows: Rows) -> str:
     return f"{len(rows)}, {num_skipped} stopped" if num_skipped else f"{len(rows)}"
 
 
-def name_line(label: str, unfit: Sequence[str]) -> str:
+def name_line(label: str, unfit: Container[str]) -> str:
     """Return a label, with a note if no seed fits its training lengths."""
     return f"{label} ({UNFIT_NOTE})" if label in unfit else label
 
 
-def _value_table(title: str, lines: Lines, value_name: str, unfit: Sequence[str]) -> Table:
+def _value_table(title: str, lines: Lines, value_name: str, unfit: Container[str]) -> Table:
     body = []
     for label, by_length in lines.items():
         for length, rows in by_length.items():
