@@ -173,17 +173,15 @@ def load_model_task(model: str, task: str | None) -> Task:
     return load_task(task)
 
 
-def print_settings(experiment: Experiment) -> None:
-    """Print where the settings of a baseline come from."""
-    if (text := describe_settings(experiment)) is not None:
-        print_message(text)
-
-
 def report_run(run: Run, threads: int | None, *, is_quick: bool, as_json: bool) -> None:
     """Print a trained run, and exit with status 1 if it does not fit its training lengths, except with ``--quick``.
 
+    Before, print where the settings of a baseline come from.
+
     Of several processes, only the first exits with this status, so that the launcher does not end it before it prints.
     """
+    if (settings_text := describe_settings(run.experiment)) is not None:
+        print_message(settings_text)
     if as_json:
         print_json({"folder": str(run.folder), **run.facts})
     else:

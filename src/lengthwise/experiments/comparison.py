@@ -95,10 +95,10 @@ def compare(  # noqa: PLR0913  (each argument is a setting of the call)
         if report_line is not None:
             report_line(f"[{len(results)}/{len(pending_jobs)}] {job}: {result}")
 
-    _report_settings({label: experiments[label] for label in labels}, report_line)
     with exclusive_lock(out):
         settings = {label: to_dict(experiment) for label, experiment in experiments.items()}
         claim_folder(out, COMPARISON_FOLDER, {"experiments": settings, "num_seeds": num_seeds}, resume=True)
+        _report_settings({label: experiments[label] for label in labels}, report_line)
         is_complete = pool.run(run_job, starting_order(pending_jobs, pool), record_result)
         results |= {
             job.folder: result

@@ -92,7 +92,6 @@ def train_(
     )
     run_name = f"{experiment.task.name}-{experiment.scheme.name}-{experiment.seed}"
     folder = Path("runs") / run_name if out is None else out
-    experiment_options.print_settings(experiment)
     progress_line = ProgressLine(err_console, experiment.training.steps, max_train_length=experiment.train_lengths[1])
     with progress_line as progress, catch_interrupts() as should_stop:
         run = train(
