@@ -304,6 +304,22 @@ def test_a_wrong_end_is_the_limiting_cause(added, kind, copying, monkeypatch):
     assert found.limited_by.startswith(limit)
 
 
+def test_an_error_of_the_report_ends_a_diagnosis_in_every_stage(needle):
+    run = needle()
+    run = replace(run, experiment=replace(run.experiment, task=Decoys(after_key=True)))
+    stages: list[str] = []
+    diagnose_run(run, 32, num_examples=24, report=stages.append)
+    assert {"examples of length 32", "changes of first errors", "changes of right answers"} <= set(stages)
+    for stage in set(stages):
+
+        def stop(name, stage=stage):
+            if name == stage:
+                raise InterruptedError
+
+        with pytest.raises(InterruptedError):
+            diagnose_run(run, 32, num_examples=24, report=stop)
+
+
 def test_a_run_without_failures_has_no_causes(copying):
     found = diagnose_run(copying(), 8, num_examples=32)
     assert found.limited_by == "no failures at length 8: exact match 1.000 (0.893 to 1.000)"

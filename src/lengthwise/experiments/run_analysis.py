@@ -1,7 +1,7 @@
 """Certificates and diagnoses of trained runs."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from lengthwise.core.defaults import DIAGNOSIS_EXAMPLES
 from lengthwise.core.type_checks import check_arguments
@@ -27,15 +27,23 @@ def certify_run(run: Run, lengths: Sequence[int], *, seed: int = 0) -> RunCertif
 
 
 @check_arguments
-def diagnose_run(run: Run, length: int, *, num_examples: int = DIAGNOSIS_EXAMPLES, seed: int = 0) -> Diagnosis:
+def diagnose_run(
+    run: Run,
+    length: int,
+    *,
+    num_examples: int = DIAGNOSIS_EXAMPLES,
+    seed: int = 0,
+    report: Callable[[str], None] = lambda stage: None,
+) -> Diagnosis:
     """Find the causes of the failures of a run at ``length``, on the examples that ``evaluate`` uses with this seed.
 
+    ``report`` receives the name of each stage, once per batch; its exceptions end the diagnosis.
     Raises ``SettingError`` for a length within the training lengths, and for a task graded by loss.
     """
     experiment = run.experiment
     check_diagnosis(experiment.task, experiment.train_lengths[1], length)
     check_evaluation(experiment, EvaluationSettings(lengths=(length,), num_examples=(num_examples,)))
-    return diagnose(probed_model_of(run, seed=seed), length, num_examples=num_examples)
+    return diagnose(probed_model_of(run, seed=seed), length, num_examples=num_examples, report=report)
 
 
 def task_with_support(experiment: Experiment) -> Task:

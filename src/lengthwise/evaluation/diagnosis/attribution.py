@@ -3,9 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
-from jaxtyping import Bool
-
 from lengthwise.evaluation.diagnosis.failures import FailureBatch, FailureCounts, grade_with_known_end
 from lengthwise.evaluation.diagnosis.interventions import InterventionResults
 from lengthwise.evaluation.forecast.assumptions import ACCURACY_THRESHOLD
@@ -138,10 +135,8 @@ def describe_limiting_cause(
         f"{both_rate:.2f} only with both, {competing_rate:.2f} without competing tokens"
         + (f"; these changes make {', '.join(break_rates)} of the right answers wrong" if break_rates else "")
     )
-    # This cause has its own control, which is not subsampling.
-    if causes[-1].effect >= MAIN_FRACTION:
-        return f"limited by {COMPETING_MATCHES} ({rates_text})"
-    if control.repair_rate > MAIN_FRACTION:
+    # The control of competing matches is not subsampling.
+    if control.repair_rate > MAIN_FRACTION > causes[-1].effect:
         return f"limited by {error_kind}; {UNDECIDED}: subsampling alone repairs {control.repair_rate:.2f} of them"
     if sum(cause.effect for cause in causes) >= MAIN_FRACTION:
         return f"limited by {_main_cause(causes)} ({rates_text})"
@@ -156,7 +151,9 @@ def describe_limiting_cause(
 
 
 def _main_cause(causes: tuple[Cause, ...]) -> str:
-    token_cause, id_cause, *_ = causes
+    token_cause, id_cause, _, competing_cause = causes
+    if competing_cause.effect >= MAIN_FRACTION:
+        return COMPETING_MATCHES
     if min(token_cause.effect, id_cause.effect) >= MAIN_FRACTION:
         return "the combination of more tokens and IDs not seen in training"
     main_cause = max(causes, key=lambda cause: cause.effect)

@@ -1,5 +1,6 @@
 """Interventions on answers: as few tokens as in training, training IDs, both, or no competing tokens."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -73,13 +74,16 @@ class Interventions:
             without_random=hidden[:, 1],
         )
 
-    def apply_to_batches(self, batches: list[Queries], max_queries: int) -> InterventionResults:
-        """Evaluate at most ``max_queries`` queries under each intervention."""
+    def apply_to_batches(
+        self, batches: list[Queries], max_queries: int, report: Callable[[], None]
+    ) -> InterventionResults:
+        """Evaluate at most ``max_queries`` queries under each intervention; call ``report`` before each batch."""
         results, num_remaining = [], max_queries
         for batch_index, queries in enumerate(batches):
             query_batch = queries.first(num_remaining)
             if not len(query_batch.answer):
                 break
+            report()
             rng = stream(self.model.seed, "diagnosis draws", queries.batch.length, batch_index)
             results.append(self.apply(query_batch, rng))
             num_remaining -= len(query_batch.answer)
