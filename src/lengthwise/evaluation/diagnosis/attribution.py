@@ -132,7 +132,7 @@ def describe_limiting_cause(
     break_rates = [f"{cause.break_rate:.2f}" for cause in causes if cause.break_rate is not None]
     rates_text = (
         f"{token_rate:.2f} of the first errors are right with fewer tokens, {id_rate:.2f} with training IDs, "
-        f"{both_rate:.2f} only with both, {competing_rate:.2f} without competing tokens"
+        f"{both_rate:.2f} only with both, {competing_rate:.2f} only without competing tokens"
         + (f"; these changes make {', '.join(break_rates)} of the right answers wrong" if break_rates else "")
     )
     # The control of competing matches is not subsampling.
