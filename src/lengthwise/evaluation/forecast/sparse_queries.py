@@ -158,7 +158,7 @@ def _query_batch(
 
 @torch.no_grad()
 def query_without_tokens(
-    decoder: Decoder, queries: Queries, hidden_tokens: list[Sequence[Int[np.ndarray, " _"]]]
+    decoder: Decoder, queries: Queries, hidden_tokens: Sequence[Sequence[Int[np.ndarray, " _"]]]
 ) -> Bool[np.ndarray, "queries sets"]:
     """Grade the decoder on each query if the token before the answer reads all tokens but those of a set.
 
