@@ -22,8 +22,11 @@ from lengthwise.evaluation import exact_match as evaluation
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.experiments import jobs as jobs_module
 from lengthwise.experiments import run as run_module
-from lengthwise.experiments.comparison import Comparison, compare
+from lengthwise.experiments.comparison import Comparison, compare, starting_order
+from lengthwise.experiments.executors import LocalExecutor
 from lengthwise.experiments.experiment import Experiment
+from lengthwise.experiments.jobs import Job
+from lengthwise.experiments.recipes.scratchpads import demo
 from lengthwise.experiments.run import NUM_FIT_EXAMPLES, load_run
 from lengthwise.experiments.run_evaluation import evaluate
 from lengthwise.experiments.run_folder import COMPARISON_ROWS, write_rows_with_digest
@@ -432,6 +435,26 @@ def test_selected_rows_of_a_named_comparison_equal_those_of_the_whole():
     assert experiment_options.experiments_from_names(["which_copy"], None, "coupled/rotary, sequential/nope", None) == {
         label: whole[label] for label in ("coupled/rotary", "sequential/nope")
     }
+
+
+def test_two_workers_of_the_demo_end_at_nearly_the_same_time():
+    """Each run takes the mean time of its row in the published results."""
+    seconds: dict[str, list[float]] = {}
+    for line in (Path(__file__).parents[2] / "benchmarks/results/demo.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        by_seed = seconds.setdefault(row["row"], [])
+        by_seed += [row["train_s"]] if row["length"] == 5 else []
+        by_seed[-1] += row["wall_s"]
+    jobs = [
+        Job(label=label, experiment=experiment, folder=Path(label), device="cpu", threads=1)
+        for label, experiment in demo().items()
+        for _ in range(3)
+    ]
+    durations = {label: sum(by_seed) / len(by_seed) for label, by_seed in seconds.items()}
+    ends = [0.0, 0.0]
+    for job in starting_order(jobs, LocalExecutor(workers=2, threads=1)):
+        ends[ends.index(min(ends))] += durations[job.label]
+    assert max(ends) <= 1.05 * sum(ends) / 2
 
 
 def test_deleted_results_of_a_run_are_restored_without_duplicates(tmp_path):

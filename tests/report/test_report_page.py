@@ -181,3 +181,47 @@ def test_a_length_that_the_training_file_lacks_is_not_diagnosed_and_the_page_has
     write_report([folder], tmp_path / "report.html")
     command = f'lengthwise diagnose "{folder}" --task FILE.jsonl --length 5000'
     assert command in unescape((tmp_path / "report.html").read_text())
+
+
+def write_trained_run(folder, rows):
+    run = write_run(folder, rows)
+    (run / MODEL).touch()
+    return run
+
+
+def test_a_report_diagnoses_only_runs_that_fail_at_the_shortest_length_with_errors(tmp_path, monkeypatch):
+    comparison = [
+        write_trained_run(tmp_path / "right", [result_row(20, 1.0), result_row(20_000, 0.995)]),
+        write_trained_run(
+            tmp_path / "wrong", [result_row(10, 0.5), result_row(80, 0.0), result_row(40, 0.9), result_row(20, 1.0)]
+        ),
+    ]
+    calls, lines = [], []
+
+    def record_call(run, length, *, num_examples, report):
+        calls.append((run, length, num_examples))
+        raise LengthwiseError("no support")
+
+    loaded_run = SimpleNamespace(experiment=SimpleNamespace(task=None))
+    monkeypatch.setattr(run_diagnosis, "load_run", lambda folder, device: loaded_run)
+    monkeypatch.setattr(run_diagnosis, "diagnose_run", record_call)
+    write_report(comparison, tmp_path / "report.html", report=lines.append)
+    assert [call[1:] for call in calls] == [(40, 64)]
+    assert len(lines) == 1
+    assert "no support" in (tmp_path / "report.html").read_text()
+
+
+def test_a_diagnosis_takes_at_most_the_examples_of_the_evaluation_and_ends_at_the_time_limit(tmp_path, monkeypatch):
+    folder = write_trained_run(tmp_path / "run", [result_row(20_000, 0.5, num_examples=2)])
+
+    def check_limit(run, length, *, num_examples, report):
+        assert num_examples == 2
+        report("attention")
+        raise AssertionError("the limit did not end the diagnosis")
+
+    loaded_run = SimpleNamespace(experiment=SimpleNamespace(task=None))
+    monkeypatch.setattr(run_diagnosis, "load_run", lambda folder, device: loaded_run)
+    monkeypatch.setattr(run_diagnosis, "diagnose_run", check_limit)
+    monkeypatch.setattr(run_diagnosis, "TIME_LIMIT_S", -1.0)
+    write_report([folder], tmp_path / "report.html")
+    assert f'lengthwise diagnose "{folder}" --length 20000' in unescape((tmp_path / "report.html").read_text())

@@ -5,7 +5,8 @@ The functions print paths, tokens and texts literally, without markup, and escap
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from rich.text import Text
 
 from lengthwise.cli.table_layout import group_columns
 from lengthwise.core.json_parsing import non_finite_to_null
-from lengthwise.core.progress_line import LITERAL_OUTPUT, err_console, escape
+from lengthwise.core.progress_line import LITERAL_OUTPUT, SECONDS_PER_LINE, err_console, escape
 
 out_console = Console(soft_wrap=True, **LITERAL_OUTPUT)
 # Width of tables that are not in a terminal, in characters; wider than any table.
@@ -52,6 +53,28 @@ def print_search_progress(row: dict[str, Any]) -> None:
 def show_status(line: str) -> Status:
     """Return a context manager that shows a status line on standard error."""
     return err_console.status(Text(escape(line)))
+
+
+@contextmanager
+def show_stages(line: str) -> Iterator[Callable[[str], None]]:
+    """Yield a function that shows the stage of a computation after ``line`` on standard error.
+
+    Without a terminal, ``line`` and a stage every ``SECONDS_PER_LINE`` are plain lines.
+    """
+    if err_console.is_terminal:
+        with show_status(line) as status:
+            yield lambda stage: status.update(Text(escape(f"{line}: {stage}")))
+        return
+    print_message(line)
+    last_print_time = time.monotonic()
+
+    def print_stage(stage: str) -> None:
+        nonlocal last_print_time
+        if time.monotonic() - last_print_time >= SECONDS_PER_LINE:
+            last_print_time = time.monotonic()
+            print_message(stage)
+
+    yield print_stage
 
 
 def print_json(document: Any) -> None:

@@ -142,10 +142,14 @@ def summarize(out: Path, jobs: Sequence[Job], results: Mapping[Path, JobResult],
 def starting_order(jobs: Sequence[Job], pool: Executor) -> list[Job]:
     """Return the jobs with the longest first if several run at the same time, so that no worker is idle at the end."""
 
-    def duration(job: Job) -> int:
-        return job.experiment.training.steps * job.experiment.decoder.num_passes
+    def num_operations(job: Job) -> int:
+        """Return the number of operations of the training, up to a constant factor."""
+        experiment = job.experiment
+        training, decoder = experiment.training, experiment.decoder
+        num_symbols = training.steps * training.batch_size * experiment.train_lengths[1]
+        return num_symbols * decoder.num_passes * decoder.d_model**2
 
-    return list(jobs) if pool.workers == 1 else sorted(jobs, key=duration, reverse=True)
+    return list(jobs) if pool.workers == 1 else sorted(jobs, key=num_operations, reverse=True)
 
 
 def check_experiments(experiments: Mapping[str, Experiment], labels: Iterable[str] = ()) -> None:

@@ -2,7 +2,7 @@
 
 import base64
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from itertools import count
@@ -17,6 +17,7 @@ from lengthwise.core.files import StrPath, write_atomically
 from lengthwise.core.progress_line import escape
 from lengthwise.core.type_checks import check_arguments
 from lengthwise.evaluation.result_rows import Rows, is_skipped, label_of
+from lengthwise.experiments.progress_reports import AUTO, line_report
 from lengthwise.influence.report.page import TEMPLATE_FOLDER as STUDY_TEMPLATES
 from lengthwise.influence.study import SUMMARY_FILE
 from lengthwise.report.accuracy_charts import accuracy_chart, panels
@@ -51,21 +52,29 @@ class Section:
 
 
 @check_arguments
-def write_report(folders: Sequence[StrPath], out: StrPath, *, diagnose: bool = True) -> dict[str, int]:
+def write_report(
+    folders: Sequence[StrPath],
+    out: StrPath,
+    *,
+    diagnose: bool = True,
+    report: Callable[[str], None] | str | None = AUTO,
+) -> dict[str, int]:
     """Write a page about the folders to the file ``out``; return the numbers of runs, rows, studies and bytes.
 
     A folder is a run, comparison, sweep, claim, influence study, or evaluation of a model. With ``diagnose``, a few
-    runs of each group are diagnosed at a length beyond training. Raises ``SettingError`` if ``out`` does not end in
-    .html, which protects other files, or if the library plotly is not installed, and ``RunFolderError`` for other
-    folders and damaged files.
+    runs of each group are diagnosed at the shortest length beyond training that they fail at. ``report`` receives a
+    line per diagnosis; by default, the lines are visible in terminals and notebooks. Raises ``SettingError`` if ``out``
+    does not end in .html, which protects other files, or if the library plotly is not installed, and
+    ``RunFolderError`` for other folders and damaged files.
     """
     if Path(out).suffix.lower() != ".html":
         raise SettingError(f"the page {out} does not end in .html; use a name such as report.html")
     if not folders:
         raise SettingError("a report of no folders; pass at least one output folder of train, compare or influence")
+    report_line = line_report(report)
     script = _plotly_script()
     groups, studies = read_folders([Path(folder) for folder in folders])
-    sections = [_group_section(group, diagnose=diagnose) for group in groups]
+    sections = [_group_section(group, report_line, diagnose=diagnose) for group in groups]
     sections += [_study_section(study, MAX_TEXT_BYTES // len(studies)) for study in studies]
     content = _render(sections, script).encode()
     write_atomically(Path(out), content)
@@ -88,7 +97,7 @@ def _plotly_script() -> str:
     return script
 
 
-def _group_section(group: RunGroup, *, diagnose: bool) -> Section:
+def _group_section(group: RunGroup, report: Callable[[str], None] | None, *, diagnose: bool) -> Section:
     finite_rows, omissions = select_finite(group.rows)
     all_panels = list(panels(finite_rows))
     charts: list[Chart] = []
@@ -115,7 +124,7 @@ def _group_section(group: RunGroup, *, diagnose: bool) -> Section:
         charts=[*charts, *curves],
         tables=[*state_tables, *tables[:-1]],
         folded_tables=[*tables[-1:], *_row_tables(group.rows), *_readings(group.readings)],
-        diagnoses=list(diagnose_group(replace(group, rows=finite_rows))) if diagnose else [],
+        diagnoses=list(diagnose_group(replace(group, rows=finite_rows), report)) if diagnose else [],
     )
 
 

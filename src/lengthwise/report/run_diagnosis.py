@@ -1,6 +1,7 @@
 """Diagnosis of a few runs of a report: the causes in words, and attention on the support by length."""
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from lengthwise.core.errors import LengthwiseError
@@ -14,8 +15,13 @@ from lengthwise.report.chart import MAX_LINES, Chart, Table, axis, error_bars, h
 from lengthwise.report.folders import RunGroup, RunRecord
 from lengthwise.tasks import HasLengths
 
-# Maximum number of runs of a group to diagnose, and of examples, because a report must not take minutes.
-MAX_RUNS, NUM_EXAMPLES = 3, 64
+# Maximum number of runs of a group to diagnose, of examples, and of seconds per run, because a report must not take
+# minutes.
+MAX_RUNS, NUM_EXAMPLES, TIME_LIMIT_S = 3, 64, 30.0
+
+
+class _TimeLimitError(Exception):
+    """Exception that ends a diagnosis that takes too long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,43 +34,76 @@ class DiagnosisSection:
     chart: Chart | None = None
 
 
-def diagnose_group(group: RunGroup) -> Iterator[DiagnosisSection]:
-    """Yield the diagnosis of the first run of each of the first labels that have a length beyond training."""
-    num_sections = 0
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Failure:
+    """Run that fails at a length beyond training, with the number of examples of its evaluation."""
+
+    run: RunRecord
+    length: int
+    num_examples: int
+
+    def __str__(self) -> str:
+        return f"{self.run.label}, seed {self.run.description.get('seed')}, at length {self.length:,}"
+
+
+def diagnose_group(group: RunGroup, report: Callable[[str], None] | None = None) -> Iterator[DiagnosisSection]:
+    """Yield the diagnosis of the first failing run of each label, for the first ``MAX_RUNS`` labels that have one.
+
+    A run is diagnosed at the shortest length beyond training that it fails at. ``report`` receives a line per run.
+    """
+    failures: list[_Failure] = []
     for label in dict.fromkeys(run.label for run in group.runs):
-        run = next(each for each in group.runs if each.label == label)
-        seed = run.description.get("seed")
-        rows = [row for row in group.rows if label_of(row) == label and row["seed"] == seed]
-        length = _failing_length(rows)
-        if length is None or not (run.folder / MODEL).is_file():
-            continue
-        yield _diagnose(run, length)
-        num_sections += 1
-        if num_sections == MAX_RUNS:
-            return
+        of_label = (_find_failure(run, group.rows) for run in group.runs if run.label == label)
+        failures += [failure for failure in of_label if failure is not None][:1]
+    failures = failures[:MAX_RUNS]
+    for number, failure in enumerate(failures, start=1):
+        if report is not None:
+            report(f"[{number}/{len(failures)}] diagnosing {failure}")
+        yield _diagnose(failure)
 
 
-def _failing_length(rows: Rows) -> int | None:
-    """Return the shortest length beyond training with wrong answers, or else the longest; None without any."""
-    beyond = [row for row in rows if "exact_match" in row and row["length"] > row["train_lengths"][1]]
-    failing = [int(row["length"]) for row in beyond if row["exact_match"] < FIT_THRESHOLD]
-    if failing:
-        return min(failing)
-    return max((int(row["length"]) for row in beyond), default=None)
+def _find_failure(run: RunRecord, rows: Rows) -> _Failure | None:
+    """Return the failure of a run at its shortest failing length beyond training; None without one or without a model.
+
+    ``rows`` may also contain other runs.
+    """
+    own_rows = [row for row in rows if label_of(row) == run.label and row["seed"] == run.description.get("seed")]
+    failing = [
+        row
+        for row in own_rows
+        if row["length"] > row["train_lengths"][1] and row.get("exact_match", 1.0) < FIT_THRESHOLD
+    ]
+    if not failing or not (run.folder / MODEL).is_file():
+        return None
+    shortest = min(failing, key=lambda row: row["length"])
+    return _Failure(run=run, length=int(shortest["length"]), num_examples=int(shortest["num_examples"]))
 
 
-def _diagnose(run: RunRecord, length: int) -> DiagnosisSection:
-    title = f"{run.label}, seed {run.description.get('seed')}, at length {length:,}"
+def _diagnose(failure: _Failure) -> DiagnosisSection:
+    title, length, folder = str(failure), failure.length, failure.run.folder
+    command, option = f'lengthwise diagnose "{folder}"', f"--length {length}"
+    deadline = time.monotonic() + TIME_LIMIT_S
+
+    def check_time(stage: str) -> None:
+        if time.monotonic() > deadline:
+            raise _TimeLimitError
+
     try:
-        loaded_run = load_run(run.folder, device="cpu")
+        loaded_run = load_run(folder, device="cpu")
         task = loaded_run.experiment.task
         if isinstance(task, HasLengths) and length not in task.available_lengths:
-            command = f'lengthwise diagnose "{run.folder}" --task FILE.jsonl --length {length}'
-            advice = f"to diagnose it, pass the file with this length: {command}"
+            advice = f"to diagnose it, pass the file with this length: {command} --task FILE.jsonl {option}"
             return DiagnosisSection(
                 title=title, sentences=[f"The training file has no records of this length; {advice}"]
             )
-        diagnosis = diagnose_run(loaded_run, length, num_examples=NUM_EXAMPLES)
+        # At long lengths, the examples of the evaluation are few, because each takes seconds.
+        num_examples = min(NUM_EXAMPLES, failure.num_examples)
+        diagnosis = diagnose_run(loaded_run, length, num_examples=num_examples, report=check_time)
+    except _TimeLimitError:
+        advice = f"without a limit: {command} {option}"
+        return DiagnosisSection(
+            title=title, sentences=[f"No result: the diagnosis took more than {TIME_LIMIT_S:g} s; {advice}"]
+        )
     except LengthwiseError as error:
         return DiagnosisSection(title=title, sentences=[f"no diagnosis: {error}"])
     # The first table has the numbers of the chart.

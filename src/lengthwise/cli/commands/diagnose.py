@@ -6,7 +6,7 @@ from typing import Annotated
 from typer import Option
 
 from lengthwise.cli import options
-from lengthwise.cli.terminal import print_json, print_line, print_table, show_status
+from lengthwise.cli.terminal import print_json, print_line, print_table, show_stages
 from lengthwise.core.defaults import DIAGNOSIS_EXAMPLES
 
 
@@ -34,8 +34,8 @@ def diagnose(
     run = load_run(
         folder, overrides=experiment_options.parse_overrides(task=task, scheme=scheme, encoding=encoding), device="cpu"
     )
-    with show_status(f"diagnosing {folder}"):
-        diagnosis = diagnose_run(run, length, num_examples=num_examples, seed=seed)
+    with show_stages(f"diagnosing {folder} at length {length}") as report:
+        diagnosis = diagnose_run(run, length, num_examples=num_examples, seed=seed, report=report)
     if as_json:
         print_json({**task_fields(run.experiment.task), **to_json(diagnosis)})
     else:

@@ -6,7 +6,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from lengthwise.cli import options
-from lengthwise.cli.terminal import print_json, print_line, show_status
+from lengthwise.cli.terminal import print_json, print_line, print_message, show_status
 
 
 def report(
@@ -19,7 +19,7 @@ def report(
     ],
     out: Annotated[Path, Option("--out", help="Output file.")] = Path("report.html"),
     diagnosis: Annotated[
-        bool, Option(help="Diagnose up to three runs of each folder at a length beyond training.")
+        bool, Option(help="Diagnose up to three runs of each folder at the shortest length that they fail at.")
     ] = True,
     as_json: options.JsonFlag = False,
 ) -> None:
@@ -27,7 +27,7 @@ def report(
     from lengthwise.report.page import write_report
 
     with show_status(f"report of {len(folders)} folders"):
-        counts = write_report(folders, out, diagnose=diagnosis)
+        counts = write_report(folders, out, diagnose=diagnosis, report=print_message)
     if as_json:
         print_json({"page": str(out), **counts})
         return

@@ -3,9 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
-from jaxtyping import Bool
-
 from lengthwise.evaluation.diagnosis.failures import FailureBatch, FailureCounts, grade_with_known_end
 from lengthwise.evaluation.diagnosis.interventions import InterventionResults
 from lengthwise.evaluation.forecast.assumptions import ACCURACY_THRESHOLD
@@ -15,6 +12,7 @@ from lengthwise.evaluation.forecast.probed_model import ProbedModel
 # The cause that replaces ``UNTRAINED_IDS`` if no ID and no distance exceeds the training maximum.
 MORE_IDS = "more distinct IDs than in training"
 TOKENS_OR_IDS = "the number of tokens and the IDs, each sufficient for the failure"
+COMPETING_MATCHES = "competing matches"
 ID_ERRORS, END_ERRORS = "wrong predicted IDs", "ending too early or too late"
 # A change that repairs at least this fraction of first errors explains the failures.
 MAIN_FRACTION = 0.5
@@ -65,20 +63,23 @@ def measure_intervention_causes(
     *,
     beyond_training: bool,
 ) -> Iterator[Cause]:
-    """Yield one cause of errors for each of three interventions: fewer tokens, training IDs, and both together.
+    """Yield one cause per intervention: fewer tokens, training IDs, both together, and no competing tokens.
 
     ``error_results`` are results on first errors, and ``correct_results`` on correct answers, as a control. The repair
-    and break rates exclude answers that subsampling alone changes. ``beyond_training`` is True if some IDs or distances
-    exceed the largest ones in training.
+    and break rates exclude answers that the control of an intervention changes: subsampling alone, or hiding random
+    tokens instead of competing ones. Fewer tokens are also fewer competing tokens, so they explain no error that hiding
+    only the competing tokens repairs. ``beyond_training`` is True if some IDs or distances exceed the largest ones in
+    training.
     """
-    repair_rates = _correct_fractions(error_results, ~error_results.subsample_only)
-    break_rates: tuple[float | None, ...] = (None,) * 3
+    repair_rates = _changed_fractions(error_results, to_correct=True)
+    break_rates: tuple[float | None, ...] = (None,) * len(repair_rates)
     if correct_results is not None:
-        break_rates = _correct_fractions(correct_results, correct_results.subsample_only, count_wrong=True)
+        break_rates = _changed_fractions(correct_results, to_correct=False)
     interventions_by_cause = {
         DILUTED_ATTENTION: f"as many tokens as in training, IDs of length {length}",
         UNTRAINED_IDS if beyond_training else MORE_IDS: "training IDs, weight of all tokens",
         TOKENS_OR_IDS: "both changes, if neither one is sufficient",
+        COMPETING_MATCHES: "competing tokens hidden, if hiding as many random tokens has no effect",
     }
     total = len(error_results.both_changes)
     rates = zip(interventions_by_cause.items(), repair_rates, break_rates, strict=True)
@@ -86,18 +87,20 @@ def measure_intervention_causes(
         yield Cause(name=name, intervention=change, num_errors=total, repair_rate=repair_rate, break_rate=break_rate)
 
 
-def _correct_fractions(
-    results: InterventionResults, mask: Bool[np.ndarray, " answers"], *, count_wrong: bool = False
-) -> tuple[float, float, float]:
-    """Return, for each of three interventions, the fraction of all answers that are in ``mask`` and correct under it.
-
-    The interventions are fewer tokens, training IDs, and both if neither one alone is sufficient. ``count_wrong``
-    counts wrong answers instead of correct answers.
-    """
-    masks = (results.fewer_tokens, results.trained_ids, results.both_changes)
-    fewer_tokens, trained_ids, both_changes = ((~correct if count_wrong else correct) & mask for correct in masks)
-    only_both = both_changes & ~fewer_tokens & ~trained_ids
-    return float(fewer_tokens.mean()), float(trained_ids.mean()), float(only_both.mean())
+def _changed_fractions(results: InterventionResults, *, to_correct: bool) -> tuple[float, float, float, float]:
+    """Return the fraction of answers that each intervention makes correct (or else wrong) and its control does not."""
+    masks = (
+        results.subsample_only,
+        results.fewer_tokens,
+        results.trained_ids,
+        results.both_changes,
+        results.without_competitors,
+        results.without_random,
+    )
+    control, fewer, ids, both, competitors, random_control = (mask == to_correct for mask in masks)
+    only_competitors = competitors & ~random_control
+    fewer, ids, both = (mask & ~control for mask in (fewer & ~only_competitors, ids, both & ~only_competitors))
+    return float(fewer.mean()), float(ids.mean()), float((both & ~fewer & ~ids).mean()), float(only_competitors.mean())
 
 
 def measure_id_and_end_causes(
@@ -125,29 +128,32 @@ def describe_limiting_cause(
     error_kind = _describe_main_error_kind(counts, id_and_end_causes)
     if control is None:
         return f"limited by {error_kind}; the effect of IDs and of the number of tokens is unknown"
-    if control.repair_rate > MAIN_FRACTION:
-        return f"limited by {error_kind}; {UNDECIDED}: subsampling alone repairs {control.repair_rate:.2f} of them"
-    token_rate, id_rate, both_rate = (cause.repair_rate for cause in causes)
+    token_rate, id_rate, both_rate, competing_rate = (cause.repair_rate for cause in causes)
     break_rates = [f"{cause.break_rate:.2f}" for cause in causes if cause.break_rate is not None]
     rates_text = (
         f"{token_rate:.2f} of the first errors are right with fewer tokens, {id_rate:.2f} with training IDs, "
-        f"{both_rate:.2f} only with both"
+        f"{both_rate:.2f} only with both, {competing_rate:.2f} only without competing tokens"
         + (f"; these changes make {', '.join(break_rates)} of the right answers wrong" if break_rates else "")
     )
+    # The control of competing matches is not subsampling.
+    if control.repair_rate > MAIN_FRACTION > causes[-1].effect:
+        return f"limited by {error_kind}; {UNDECIDED}: subsampling alone repairs {control.repair_rate:.2f} of them"
     if sum(cause.effect for cause in causes) >= MAIN_FRACTION:
         return f"limited by {_main_cause(causes)} ({rates_text})"
-    if token_rate + id_rate + both_rate >= MAIN_FRACTION:
+    if token_rate + id_rate + both_rate + competing_rate >= MAIN_FRACTION:
         return f"limited by {error_kind}; {UNDECIDED}: noise may repair as many errors ({rates_text})"
     if min(control.retention, control.short_fraction) < ACCURACY_THRESHOLD:
         return (
             f"limited by {error_kind}; {UNDECIDED}: {control.short_fraction:.2f} of the first errors fit into a "
             f"training sequence, and subsampling leaves {control.retention:.2f} of the right answers right"
         )
-    return f"limited by {error_kind}, and neither by IDs nor by the number of tokens ({rates_text})"
+    return f"limited by {error_kind}, and not by IDs, the number of tokens or competing matches ({rates_text})"
 
 
 def _main_cause(causes: tuple[Cause, ...]) -> str:
-    token_cause, id_cause, _ = causes
+    token_cause, id_cause, _, competing_cause = causes
+    if competing_cause.effect >= MAIN_FRACTION:
+        return COMPETING_MATCHES
     if min(token_cause.effect, id_cause.effect) >= MAIN_FRACTION:
         return "the combination of more tokens and IDs not seen in training"
     main_cause = max(causes, key=lambda cause: cause.effect)

@@ -1,6 +1,8 @@
 """Diagnosis of the failures of a run at a length."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -17,7 +19,7 @@ from lengthwise.evaluation.diagnosis.attribution import (
 from lengthwise.evaluation.diagnosis.failures import FailureBatch, FailureCounts, collect_failures, count_failures
 from lengthwise.evaluation.diagnosis.interventions import build_interventions
 from lengthwise.evaluation.diagnosis.range_shift import RangeShift, measure_range_shifts
-from lengthwise.evaluation.diagnosis.support_mass import mean_support_mass, support_mass_at_errors
+from lengthwise.evaluation.diagnosis.support_mass import NUM_ANSWERS, mean_support_mass, support_mass_at_errors
 from lengthwise.evaluation.exact_match import count_examples
 from lengthwise.evaluation.forecast.assumptions import ACCURACY_THRESHOLD
 from lengthwise.evaluation.forecast.probed_model import ProbedModel
@@ -73,18 +75,28 @@ class Diagnosis:
         return self.by_length[0].exact_match >= ACCURACY_THRESHOLD
 
 
-def diagnose(model: ProbedModel, length: int, *, num_examples: int = DIAGNOSIS_EXAMPLES) -> Diagnosis:
+def diagnose(
+    model: ProbedModel,
+    length: int,
+    *,
+    num_examples: int = DIAGNOSIS_EXAMPLES,
+    report: Callable[[str], None] = lambda stage: None,
+) -> Diagnosis:
     """Find the causes of failures at a length, on the examples of ``evaluate_by_length`` with the same seed.
 
     Each intervention reevaluates the first errors of at most ``MAX_QUERIES`` failed examples. An intervention that
     repairs an error identifies the cause of the error. For a task without support, the function skips the interventions
-    that need it.
+    that need it. ``report`` receives the name of each stage, once per batch; its exceptions end the diagnosis.
     """
     lengths, doubled_length = {model.max_train_length, length}, 2 * model.max_train_length
     while doubled_length < length:
         lengths.add(nearest_length(model.task, doubled_length))
         doubled_length *= 2
-    mass_by_length = {tested_length: mean_support_mass(model, tested_length) for tested_length in sorted(lengths)}
+    num_answers = min(NUM_ANSWERS, num_examples)
+    mass_by_length = {
+        tested: mean_support_mass(model, tested, num_answers, partial(report, f"attention at length {tested:,}"))
+        for tested in sorted(lengths)
+    }
     train_mass = mass_by_length[model.max_train_length]
     is_reported = (train_mass > 0) & (train_mass >= train_mass.max() / 2)
     heads = tuple((int(layer), int(head)) for layer, head in np.argwhere(is_reported))
@@ -92,7 +104,8 @@ def diagnose(model: ProbedModel, length: int, *, num_examples: int = DIAGNOSIS_E
     failures: list[FailureBatch] = []
     correct_answers: list[Queries] = []
     for tested, masses in mass_by_length.items():
-        failures, correct_answers = collect_failures(model, tested, num_examples)
+        stage = partial(report, f"examples of length {tested:,}")
+        failures, correct_answers = collect_failures(model, tested, num_examples, stage)
         total = count_examples(model.task, tested, num_examples)
         exact = total - sum(len(batch.kinds) for batch in failures)
         low, high = wilson_interval(exact, total)
@@ -111,7 +124,7 @@ def diagnose(model: ProbedModel, length: int, *, num_examples: int = DIAGNOSIS_E
         heads=heads,
         limited_by=f"no failures at length {length}: {interval_text}",
     )
-    return _with_causes(diagnosis, model, failures, correct_answers) if failures else diagnosis
+    return _with_causes(diagnosis, model, failures, correct_answers, report) if failures else diagnosis
 
 
 def check_diagnosis(task: Task, max_train_length: int, length: int) -> None:
@@ -133,8 +146,13 @@ def check_diagnosis(task: Task, max_train_length: int, length: int) -> None:
 
 
 def _with_causes(
-    diagnosis: Diagnosis, model: ProbedModel, failures: list[FailureBatch], correct_answers: list[Queries]
+    diagnosis: Diagnosis,
+    model: ProbedModel,
+    failures: list[FailureBatch],
+    correct_answers: list[Queries],
+    report: Callable[[str], None],
 ) -> Diagnosis:
+    report("kinds of first errors")
     errors = [batch.errors for batch in failures]
     failure_counts, skip_reason, control = count_failures(model, failures), model.subsampling_obstacle, None
     range_shifts = tuple(measure_range_shifts(model, errors))
@@ -142,14 +160,15 @@ def _with_causes(
     causes: tuple[Cause, ...] = ()
     if skip_reason is None:
         interventions = build_interventions(model)
-        on_errors = interventions.apply_to_batches(errors, MAX_QUERIES)
+        on_errors = interventions.apply_to_batches(errors, MAX_QUERIES, partial(report, "changes of first errors"))
         control = SubsamplingControl(
             repair_rate=float(on_errors.subsample_only.mean()),
             retention=interventions.measure_retention(),
             short_fraction=float(on_errors.within_budget.mean()),
         )
         correct_answers = [batch for batch in correct_answers if len(batch.answer)]
-        on_correct = interventions.apply_to_batches(correct_answers, MAX_QUERIES) if correct_answers else None
+        stage = partial(report, "changes of right answers")
+        on_correct = interventions.apply_to_batches(correct_answers, MAX_QUERIES, stage) if correct_answers else None
         beyond = any(shift.fraction_beyond > 0 for shift in range_shifts)
         causes = tuple(measure_intervention_causes(on_errors, on_correct, diagnosis.length, beyond_training=beyond))
     masses = support_mass_at_errors(model, errors)

@@ -1,6 +1,7 @@
 """Failed examples of a length, with the location and kind of their first errors."""
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
 
@@ -51,8 +52,10 @@ class FailureCounts:
     error_propagation: float | None
 
 
-def collect_failures(model: ProbedModel, length: int, num_examples: int) -> tuple[list[FailureBatch], list[Queries]]:
-    """Grade the examples of ``evaluate_by_length`` with teacher forcing.
+def collect_failures(
+    model: ProbedModel, length: int, num_examples: int, report: Callable[[], None] = lambda: None
+) -> tuple[list[FailureBatch], list[Queries]]:
+    """Grade the examples of ``evaluate_by_length`` with teacher forcing; call ``report`` before each batch.
 
     Return the first errors of failed examples, and one random correct answer token of each example that has any.
     """
@@ -60,6 +63,7 @@ def collect_failures(model: ProbedModel, length: int, num_examples: int) -> tupl
     end_token, rng = model.task.vocabulary.index("end"), stream(model.seed, "diagnosis right answers", length)
     failures, correct_queries = [], []
     for examples, batch in iter_examples(model.task, model.scheme, length, num_examples, model.seed):
+        report()
         check_id_range(model.decoder.check_ids.num_position_ids, batch, length)
         grades = grade(model.decoder, batch, end=end_token, decode="forced")
         first_column = examples.prompt_length - grades.prompt_offset.numpy()

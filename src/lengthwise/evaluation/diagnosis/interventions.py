@@ -1,5 +1,6 @@
-"""Interventions on answers: as few tokens as in training, training IDs, or both."""
+"""Interventions on answers: as few tokens as in training, training IDs, both, or no competing tokens."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -9,7 +10,13 @@ from jaxtyping import Bool, Int, Real
 from lengthwise.core.randomness import stream
 from lengthwise.evaluation.exact_match import iter_examples
 from lengthwise.evaluation.forecast.probed_model import ProbedModel
-from lengthwise.evaluation.forecast.sparse_queries import NUM_SUBSAMPLES, Queries, build_queries, sample_answers
+from lengthwise.evaluation.forecast.sparse_queries import (
+    NUM_SUBSAMPLES,
+    Queries,
+    build_queries,
+    query_without_tokens,
+    sample_answers,
+)
 from lengthwise.evaluation.forecast.subsampling import Subsample, subsample, upweight_distractors
 from lengthwise.tasks.examples import Examples
 
@@ -21,11 +28,13 @@ NUM_TRAIN_EXAMPLES = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InterventionResults:
-    """Masks of answers that are correct in most subsamples of training size, for each intervention.
+    """Masks of answers that are correct under each intervention, in most subsamples of training size.
 
     ``subsample_only`` keeps the IDs of the tested length and weights the tokens to represent the full sequence.
     ``fewer_tokens`` sets all weights to 1. ``trained_ids`` replaces the IDs by training IDs in the same order.
     ``both_changes`` does both. ``within_budget`` marks answers whose subsamples do not exceed the training size.
+    ``without_competitors`` hides the competing tokens of the full sequence (see ``competing_tokens``) from the token
+    before the answer, and ``without_random`` as many random tokens.
     """
 
     subsample_only: Bool[np.ndarray, " answers"]
@@ -33,6 +42,8 @@ class InterventionResults:
     trained_ids: Bool[np.ndarray, " answers"]
     both_changes: Bool[np.ndarray, " answers"]
     within_budget: Bool[np.ndarray, " answers"]
+    without_competitors: Bool[np.ndarray, " answers"]
+    without_random: Bool[np.ndarray, " answers"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,24 +60,30 @@ class Interventions:
     train_ids: list[list[np.ndarray]]
 
     def apply(self, queries: Queries, rng: np.random.Generator) -> InterventionResults:
-        """Evaluate the queries under each intervention, on the same subsamples."""
+        """Evaluate the queries under each intervention; those on the number of tokens and IDs share subsamples."""
         subsamples, within_budget = self._subsample(queries, self.budget, rng)
         remapped = self._with_train_ids(queries, subsamples)
+        hidden = self._hide_tokens(queries, rng)
         return InterventionResults(
             subsample_only=self._is_correct(queries, subsamples),
             fewer_tokens=self._is_correct(queries, subsamples.unweighted()),
             trained_ids=self._is_correct(remapped, subsamples),
             both_changes=self._is_correct(remapped, subsamples.unweighted()),
             within_budget=within_budget,
+            without_competitors=hidden[:, 0],
+            without_random=hidden[:, 1],
         )
 
-    def apply_to_batches(self, batches: list[Queries], max_queries: int) -> InterventionResults:
-        """Evaluate at most ``max_queries`` queries under each intervention."""
+    def apply_to_batches(
+        self, batches: list[Queries], max_queries: int, report: Callable[[], None]
+    ) -> InterventionResults:
+        """Evaluate at most ``max_queries`` queries under each intervention; call ``report`` before each batch."""
         results, num_remaining = [], max_queries
         for batch_index, queries in enumerate(batches):
             query_batch = queries.first(num_remaining)
             if not len(query_batch.answer):
                 break
+            report()
             rng = stream(self.model.seed, "diagnosis draws", queries.batch.length, batch_index)
             results.append(self.apply(query_batch, rng))
             num_remaining -= len(query_batch.answer)
@@ -102,6 +119,19 @@ class Interventions:
             candidates.append((subsamples, within_budget))
         return next((candidate for candidate in candidates if candidate[1].all()), candidates[-1])
 
+    def _hide_tokens(self, queries: Queries, rng: np.random.Generator) -> Bool[np.ndarray, "queries 2"]:
+        """Return masks of correct queries without their competing tokens, and without as many random other tokens."""
+        hidden = []
+        for row, last in enumerate(queries.last_index.tolist()):
+            assert queries.examples.support is not None
+            needed = queries.examples.support[row, last + 1]
+            tokens = queries.examples.tokens[row, : last + 1]
+            competing, others = competing_tokens(tokens, needed[needed >= 0])
+            # Hidden separators would change the segments.
+            competing, others = (np.setdiff1d(each, queries.support[row]) for each in (competing, others))
+            hidden.append((competing, rng.choice(others, size=len(competing), replace=False)))
+        return query_without_tokens(self.model.decoder, queries, hidden)
+
     def _is_correct(self, queries: Queries, subsamples: Subsample) -> Bool[np.ndarray, " answers"]:
         correct_each = self.model.query(queries, subsamples).correct_each.reshape(-1, NUM_SUBSAMPLES)
         return np.asarray(correct_each.mean(axis=1) > 0.5)
@@ -132,6 +162,33 @@ def build_interventions(model: ProbedModel) -> Interventions:
         budget=min(len(np.unique(units)) for units in coupling_units(examples)),
         train_ids=[[np.unique(level_ids) for level_ids in ids[:, example]] for example in range(len(examples))],
     )
+
+
+def competing_tokens(
+    tokens: Int[np.ndarray, " seq"], needed: Int[np.ndarray, " _"]
+) -> tuple[Int[np.ndarray, " _"], Int[np.ndarray, " _"]]:
+    """Return the indexes of the tokens that compete with the needed tokens, and of all tokens that are not needed.
+
+    ``tokens`` ends with the token before the answer. A needed token can be found by its neighbor if the neighbor equals
+    another needed token or the last token, as in copying: the next symbol follows the symbol that was copied last.
+    Other occurrences of the neighbor then compete. Of an occurrence and the token next to it, the later one competes,
+    because it can read the other one.
+    """
+    last = len(tokens) - 1
+    read = np.union1d(needed, last)
+    is_needed, is_competing = np.zeros((2, len(tokens)), dtype=bool)
+    is_needed[read] = True
+    for token_index in read[:-1].tolist():
+        for side in (-1, 1):
+            neighbor = token_index + side
+            others = read[(read != token_index) & (read != neighbor)]
+            if neighbor < 0 or tokens[neighbor] not in tokens[others]:
+                continue
+            is_needed[neighbor] = True
+            (occurrences,) = np.nonzero(tokens == tokens[neighbor])
+            later = occurrences[occurrences != neighbor] + (side < 0)
+            is_competing[later[later <= last]] = True
+    return np.flatnonzero(is_competing & ~is_needed), np.flatnonzero(~is_needed)
 
 
 def coupling_units(examples: Examples) -> Int[np.ndarray, "batch seq"]:

@@ -1,5 +1,7 @@
 """Support attention (``support_mass``): attention from the token before an answer to the answer's support."""
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from jaxtyping import Float, Int
@@ -13,16 +15,22 @@ from lengthwise.model.attention_scores import AttentionHooks
 from lengthwise.model.decoder import Decoder
 from lengthwise.training.batch import Batch
 
-# Number of answers per mean.
+# Maximum number of answers per mean.
 NUM_ANSWERS = 64
 
 
-def mean_support_mass(model: ProbedModel, length: int) -> Float[np.ndarray, "layers heads"]:
-    """Return the mean support attention of each head over sampled answers at a length; 0 for a task without support."""
+def mean_support_mass(
+    model: ProbedModel, length: int, num_answers: int, report: Callable[[], None]
+) -> Float[np.ndarray, "layers heads"]:
+    """Return the mean support attention of each head over sampled answers at a length; 0 for a task without support.
+
+    ``report`` is called before each batch of answers.
+    """
     rng = stream(model.seed, "diagnosis attention", length)
     end_token = model.task.vocabulary.index("end")
     masses = []
-    for examples, batch in iter_examples(model.task, model.scheme, length, NUM_ANSWERS, model.seed):
+    for examples, batch in iter_examples(model.task, model.scheme, length, num_answers, model.seed):
+        report()
         if examples.support is not None:
             masses.append(support_mass(model.decoder, batch, sample_answers(batch, end_token, rng), examples.support))
     return _mean_by_head(model, masses)

@@ -1,5 +1,7 @@
 """Predictions of single answer tokens by a decoder that reads only a subsample of each sequence."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -151,6 +153,36 @@ def _query_batch(
     indices = torch.from_numpy(subsample.indices)
     hidden, _ = decoder(batch.tokens, batch.position_ids, hooks=hooks, keep_indices=indices)
     hidden = hidden[sequence_indices, last_column].view(num_queries, num_subsamples, -1)
+    return *_grade(decoder, batch, hidden, answer), leakage
+
+
+@torch.no_grad()
+def query_without_tokens(
+    decoder: Decoder, queries: Queries, hidden_tokens: Sequence[Sequence[Int[np.ndarray, " _"]]]
+) -> Bool[np.ndarray, "queries sets"]:
+    """Grade the decoder on each query if the token before the answer reads all tokens but those of a set.
+
+    ``hidden_tokens`` has the sets of token indexes of each query, as many for each. The other tokens read everything.
+    IDs and length scaling stay the same. No scores of other tokens are stored, so sequences may be long.
+    """
+    correct = []
+    for row, (last, sets) in enumerate(zip(queries.last_index.tolist(), hidden_tokens, strict=True)):
+        batch, answer = queries.batch.select(slice(row, row + 1)), torch.from_numpy(queries.answer[row : row + 1])
+        tokens, ids = batch.tokens[:, : last + 1], batch.position_ids[:, :, : last + 1]
+        _, cache = decoder(tokens[:, :last], ids[:, :, :last]) if last else (None, None)
+        for hidden_set in sets:
+            score_bias = torch.zeros(1, 1, last + 1)
+            score_bias[:, :, torch.from_numpy(hidden_set)] = -math.inf
+            hooks = AttentionHooks(score_bias=score_bias, visible_counts=torch.full((1, 1), last + 1.0))
+            hidden, _ = decoder(tokens[:, last:], ids[:, :, last:], cache, hooks=hooks)
+            correct.append(bool(_grade(decoder, batch, hidden, answer)[0]))
+    return np.array(correct).reshape(len(queries.answer), -1)
+
+
+def _grade(
+    decoder: Decoder, batch: Batch, hidden: Float[Tensor, "queries subsamples d_model"], answer: Int[Tensor, " queries"]
+) -> tuple[Bool[Tensor, " queries"], Bool[Tensor, "queries subsamples"]]:
+    """Return masks of correct answers with their IDs, for the mean over subsamples and for each subsample."""
     target_token = batch.tokens.gather(1, answer[:, None])
     log_probs = decoder.token_logits(hidden).log_softmax(dim=-1)
     correct = log_probs.mean(dim=1).argmax(dim=-1) == target_token[:, 0]
@@ -159,7 +191,7 @@ def _query_batch(
         id_correct, id_correct_each = _grade_ids(decoder, batch, hidden, answer)
         id_scored = batch.id_scored.gather(1, answer[:, None])
         correct, correct_each = correct & (id_correct | ~id_scored[:, 0]), correct_each & (id_correct_each | ~id_scored)
-    return correct, correct_each, leakage
+    return correct, correct_each
 
 
 def _grade_ids(
