@@ -7,7 +7,8 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from lengthwise.cli import options
-from lengthwise.cli.terminal import print_json, print_line
+from lengthwise.cli.terminal import print_json, print_line, print_message
+from lengthwise.core.defaults import DISCOVERED
 from lengthwise.core.interruption import StoppedError, catch_interrupts
 from lengthwise.core.progress_line import ProgressLine, err_console
 
@@ -59,6 +60,9 @@ def train_(
     as_json: options.JsonFlag = False,
 ) -> None:
     """Train a recipe, or a task with a position scheme and an encoding."""
+    if scheme == DISCOVERED and not resume:
+        # The imports and the first steps of the search take seconds.
+        print_message(f"searching for a coupling in examples of {task}")
     from lengthwise.cli import experiment_options
     from lengthwise.cli.config_file import part_names, read_changes
     from lengthwise.core.devices import training_threads

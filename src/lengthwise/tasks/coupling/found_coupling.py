@@ -19,11 +19,12 @@ from lengthwise.tasks.coupling.checks import (
     check_several_lengths,
     check_steps,
 )
-from lengthwise.tasks.coupling.dependence import MIN_COVERAGE
 from lengthwise.tasks.coupling.describe_address import describe_address
 from lengthwise.tasks.coupling.find_pointers import find_pointers
 from lengthwise.tasks.coupling.finder import Attempt, PhaseRule, search_rules
+from lengthwise.tasks.coupling.noise import check_noise
 from lengthwise.tasks.coupling.pointers import PointerRule
+from lengthwise.tasks.coupling.search_progress import SearchProgress
 from lengthwise.tasks.task import GradedByLoss, HasRecords, Task
 
 # Upper limit for the number of sequences of a file.
@@ -70,11 +71,15 @@ def find_coupling_in_examples(
     *,
     num_per_length: int = SAMPLES_PER_LENGTH,
     max_tokens: int = MAX_COUPLED_TOKENS,
+    allow_noise: bool = False,
     seed: int = 0,
+    progress: SearchProgress | None = None,
 ) -> FoundCoupling:
     """Find a rule for the coupling of a task by functional dependence; see ``find_coupling``."""
     steps = draw_steps(task, lengths, num_per_length, seed)
-    return explain_steps(steps, task.vocabulary, max_tokens=max_tokens, seed=seed)
+    return explain_steps(
+        steps, task.vocabulary, max_tokens=max_tokens, allow_noise=allow_noise, seed=seed, progress=progress
+    )
 
 
 def explain_steps(
@@ -83,7 +88,9 @@ def explain_steps(
     *,
     records: AnswerSteps | None = None,
     max_tokens: int = MAX_COUPLED_TOKENS,
+    allow_noise: bool = False,
     seed: int = 0,
+    progress: SearchProgress | None = None,
 ) -> FoundCoupling:
     """Find and check the rule that explains the answers of ``steps``.
 
@@ -91,12 +98,20 @@ def explain_steps(
     check the rule. Otherwise, the longest examples check it.
     """
     check_prompt_tokens(steps)
-    attempt = _search(steps, vocabulary, max_tokens, seed)
+    for each in (steps, records):
+        if each is not None:
+            check_several_lengths(each)
+    progress = SearchProgress() if progress is None else progress
+    attempt = _search(steps, vocabulary, max_tokens, seed, progress)
+    for rule in attempt.rules:
+        check_answer_tokens(rule, steps, vocabulary)
+        if not allow_noise:
+            check_errors(rule, vocabulary)
     if records is None:
+        if not allow_noise:
+            check_noise(steps, attempt, vocabulary)
         check = check_longest_lengths(steps, attempt)
     else:
-        check_several_lengths(steps)
-        check_several_lengths(records)
         check = _check_records(records, steps, attempt)
     if attempt.phases.has_lines:
         raise CouplingError(_explain_lines(attempt, vocabulary))
@@ -117,22 +132,21 @@ def explain_steps(
     )
 
 
-def _search(steps: AnswerSteps, vocabulary: Sequence[str], max_tokens: int, seed: int) -> Attempt:
+def _search(
+    steps: AnswerSteps, vocabulary: Sequence[str], max_tokens: int, seed: int, progress: SearchProgress
+) -> Attempt:
     """Return the only explanation of the answers; raise ``CouplingError`` with a reason without one."""
     if max_tokens < 1:
         raise SettingError(f"max_tokens {max_tokens} is too small; use at least 1")
-    attempts = search_rules(steps, max_tokens=max_tokens, seed=seed)
+    attempts = search_rules(steps, max_tokens=max_tokens, seed=seed, progress=progress)
     attempt = attempts[-1]
     if not attempt.rules:
-        raise _explain_failure(attempts, len(steps.tokens))
+        raise _explain_failure(attempts, vocabulary, max_tokens, is_cut=progress.is_over)
     for rule in attempt.rules:
         if rule.alternatives:
             raise _explain_ambiguity(rule, vocabulary)
     if not any(located.is_prompt for rule in attempt.rules for located in rule.addresses):
         raise CouplingError("the answers do not depend on the prompt, so no prompt token needs a position ID")
-    for rule in attempt.rules:
-        check_answer_tokens(rule, steps, vocabulary)
-        check_errors(rule, vocabulary)
     return attempt
 
 
@@ -182,21 +196,30 @@ def draw_steps(task: Task, lengths: Sequence[int] | None, num_per_length: int, s
     )
 
 
-def _explain_failure(attempts: Sequence[Attempt], num_sequences: int) -> CouplingError:
+def _explain_failure(
+    attempts: Sequence[Attempt], vocabulary: Sequence[str], max_tokens: int, *, is_cut: bool
+) -> CouplingError:
+    best_attempt = max(attempts, key=lambda attempt: attempt.closest.closest.score)
+    result = best_attempt.closest
+    tokens = " and ".join(describe_address(each, vocabulary) for each in result.closest_tokens)
+    known = f"the best one, {tokens}, predicts {result.closest.accuracy:.1%} of the answers"
+    if not tokens:
+        known = f"none predicts more than the most frequent answer, which is right for {result.closest.accuracy:.1%}"
+    if is_cut:
+        return CouplingError(
+            f"the search reached its time limit before a set of tokens explained the answers; of the sets so far, {known}; "
+            "use a longer limit (--minutes), or fewer tokens (--max-tokens)"
+        )
     sparse = [attempt.closest.too_sparse for attempt in attempts if attempt.closest.too_sparse is not None]
     if sparse:
         best = max(sparse, key=lambda explanation: explanation.coverage)
-        factor = int(np.ceil(MIN_COVERAGE / best.coverage))
         return TooFewExamplesError(
-            f"too few examples: {len(best.addresses)} tokens may explain the answers, but only {best.coverage:.0%} of "
-            f"the answers have another answer with the same tokens to confirm it; use about {factor} times as many as "
-            f"{num_sequences:,} examples"
+            f"cannot tell whether {len(best.addresses)} tokens explain the answers: only {best.coverage:.0%} of the answers "
+            "have another answer with the same tokens, which is too few examples; add examples, or give the coupling"
         )
-    best_attempt = max(attempts, key=lambda attempt: attempt.closest.closest.score)
-    closest = best_attempt.closest.closest
     return CouplingError(
-        f"no set of few tokens explains the answers: the best one, of {len(closest.addresses)} tokens, predicts "
-        f"{closest.accuracy:.1%} of them; write intermediate results into the responses, or give the coupling"
+        f"no set of few tokens (at most {max_tokens}) explains the answers: {known}; write intermediate results into the "
+        "responses, or give the coupling"
     )
 
 
@@ -223,5 +246,6 @@ def _explain_ambiguity(rule: PhaseRule, vocabulary: Sequence[str]) -> CouplingEr
             "responses, or give the coupling"
         )
     return AmbiguousCouplingError(
-        f"two sets of tokens explain {rule.name} equally well: {first}, or {second}; add examples in which they differ"
+        f"two sets of tokens explain {rule.name} equally well: {first}, or {second}; the examples "
+        "cannot tell which is right; if the task has examples in which they differ, add these"
     )
