@@ -23,7 +23,7 @@ from lengthwise.core.randomness import stream
 from lengthwise.experiments.run_folder import read_rows, write_rows
 from lengthwise.tasks import JSONLTask
 from lengthwise.tasks.coupling.addresses import locate, parse_address
-from lengthwise.tasks.coupling.answer_steps import AnswerSteps, join_steps
+from lengthwise.tasks.coupling.answer_steps import AnswerSteps
 from lengthwise.tasks.coupling.found_coupling import FoundCoupling, draw_steps, find_coupling_in_examples
 from lengthwise.tasks.coupling.phases import divide
 
@@ -101,7 +101,7 @@ def expand(rng: np.random.Generator, n: int) -> Row:
 
 def linked_list(rng: np.random.Generator, n: int) -> Row:
     """Return links between names in random order and a first name, and the names that follow it."""
-    names = [f"n{number}" for number in rng.permutation(400)[: n + 1]]
+    names = [f"n{number}" for number in rng.permutation(400 if n == LONG else 30)[: n + 1]]
     links = [("link", names[i], names[i + 1]) for i in rng.permutation(n)]
     return [*(token for link in links for token in link), "start", names[0]], names[1:]
 
@@ -156,8 +156,8 @@ class TableTask:
     """Task of the table: a function that returns a row, the lengths, and the number of rows of each length."""
 
     sample: Callable[[np.random.Generator, int], Row]
-    lengths: Sequence[int] = tuple(range(2, 11))
-    rows_per_length: int = 200
+    lengths: Sequence[int] = tuple(range(2, 10))
+    rows_per_length: int = 150
 
 
 # Tasks whose rule holds at all lengths, and traps.
@@ -185,38 +185,29 @@ TRAPS: dict[str, TableTask] = {
 }
 
 
-def write_task_file(task: TableTask, path: Path, name: str, lengths: Sequence[int], rows_per_length: int) -> JSONLTask:
-    """Write rows of a task, and return the task of the file."""
-    rng = stream(0, "coupling table", name, lengths[0])
+def write_table_file(name: str, path: Path) -> JSONLTask:
+    """Write short and long rows of a task, and return the task of the file."""
+    task, rng = {**RIGHT, **TRAPS}[name], stream(0, "coupling table", name)
+    counts = {**dict.fromkeys(task.lengths, task.rows_per_length), LONG: NUM_LONG_ROWS}
     with path.open("w", encoding="utf-8") as file:
-        for length in lengths:
-            for _ in range(rows_per_length):
+        for length, count in counts.items():
+            for _ in range(count):
                 prompt, response = task.sample(rng, length)
                 file.write(json.dumps({"prompt": prompt, "response": response, "length": length}) + "\n")
     return JSONLTask(file=str(path)).read()
 
 
-def find_in_table(name: str, folder: Path) -> FoundCoupling:
-    """Return the coupling of a task of the table; raises ``CouplingError`` if it is refused."""
-    task = {**RIGHT, **TRAPS}[name]
-    return find_coupling_in_examples(
-        write_task_file(task, folder / "rows.jsonl", name, task.lengths, task.rows_per_length)
-    )
+def find_in_table(name: str, file: JSONLTask, **settings: Any) -> FoundCoupling:
+    """Return the coupling of the short rows of a task; raises ``CouplingError`` if it is refused."""
+    return find_coupling_in_examples(file, {**RIGHT, **TRAPS}[name].lengths, **settings)
 
 
-def measure_long_rows(name: str, found: FoundCoupling, folder: Path) -> dict[str, float]:
+def measure_long_rows(found: FoundCoupling, file: JSONLTask) -> dict[str, float]:
     """Return the shares of wrong and of unknown answers at length ``LONG``, and the share of rows with a wrong one.
 
     The shorter rows give the most frequent answer for the tokens of the rule.
     """
-    task, path = {**RIGHT, **TRAPS}[name], folder / "all.jsonl"
-    rows = [
-        write_task_file(task, folder / "rows.jsonl", name, task.lengths, task.rows_per_length),
-        write_task_file(task, folder / "long.jsonl", name, (LONG,), NUM_LONG_ROWS),
-    ]
-    path.write_text("".join(Path(each.file).read_text(encoding="utf-8") for each in rows), encoding="utf-8")
-    whole = JSONLTask(file=str(path)).read()
-    steps = join_steps([draw_steps(whole, [length], 0, 0) for length in whole.available_lengths])
+    steps = draw_steps(file, None, 0, 0)
     wrong, known = predict_long_rows(found, steps)
     is_long = steps.length == LONG
     return {
@@ -251,13 +242,14 @@ def predict_long_rows(found: FoundCoupling, steps: AnswerSteps) -> tuple[np.ndar
 def measure(name: str, folder: Path) -> dict[str, Any]:
     """Return the row of a task: accepted or refused, and the wrong answers of an accepted rule."""
     row: dict[str, Any] = {"task": name, "trap": name in TRAPS}
+    file = write_table_file(name, folder / "rows.jsonl")
     started = time.process_time()
     try:
-        found = find_in_table(name, folder)
+        found = find_in_table(name, file)
     except CouplingError as error:
         return row | {"accepted": False, "seconds": round(time.process_time() - started, 1), "reason": str(error)}
     row |= {"accepted": True, "seconds": round(time.process_time() - started, 1), "accuracy": found.accuracy}
-    return row | {"rule": [found.rule.division, *found.phases]} | measure_long_rows(name, found, folder)
+    return row | {"rule": [found.rule.division, *found.phases]} | measure_long_rows(found, file)
 
 
 def main() -> None:

@@ -60,10 +60,7 @@ def find_coupling(  # noqa: PLR0913
     explain them equally well, if there are too few examples, if the rule fails at the longest lengths, or if the time
     is over before a rule was found.
     """
-    if method not in COUPLING_METHODS:
-        raise SettingError(f"method '{method}' is unknown; choose one of {', '.join(COUPLING_METHODS)}")
-    if not minutes > 0:
-        raise SettingError(f"minutes {minutes:g} is not a positive number; use a time limit such as {SEARCH_MINUTES:g}")
+    _check_settings(method, minutes)
     reason = ""
     try:
         found = find_coupling_in_examples(
@@ -93,6 +90,13 @@ def find_coupling(  # noqa: PLR0913
             return _ask_model(task, lengths, max_tokens, minutes, seed, report)
         except CouplingError as error:
             raise type(error)(f"{reason}{error}") from None
+
+
+def _check_settings(method: str, minutes: float) -> None:
+    if method not in COUPLING_METHODS:
+        raise SettingError(f"method '{method}' is unknown; choose one of {', '.join(COUPLING_METHODS)}")
+    if not minutes > 0:
+        raise SettingError(f"minutes {minutes:g} is not a positive number; use a time limit such as {SEARCH_MINUTES:g}")
 
 
 def _ask_model(

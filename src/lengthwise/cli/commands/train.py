@@ -13,7 +13,7 @@ from lengthwise.core.interruption import StoppedError, catch_interrupts
 from lengthwise.core.progress_line import ProgressLine, err_console
 
 
-def train_(
+def train_(  # noqa: PLR0915
     name: Annotated[
         str | None,
         Argument(

@@ -8,13 +8,15 @@ from jaxtyping import Bool, Int
 
 from lengthwise.core.errors import CouplingError, TooFewExamplesError
 from lengthwise.tasks.coupling.answer_steps import AnswerSteps
-from lengthwise.tasks.coupling.dependence import MIN_COPY_SHARE
+from lengthwise.tasks.coupling.dependence import MIN_COPY_SHARE, agreement
 from lengthwise.tasks.coupling.describe_address import describe_address
 from lengthwise.tasks.coupling.finder import Attempt, PhaseRule
 from lengthwise.tasks.jsonl_table import MARK, START
 
 # Largest share of prompts with one token.
 MAX_SINGLE_SHARE = 0.9
+# Largest error rate of a rule without end tokens, as a share of the error rate of the most frequent answer.
+MAX_RELATIVE_ERROR_WITHOUT_ENDS = 0.125
 # Share of the lengths, the longest ones, that check the rule.
 CHECKED_SHARE = 0.25
 # Largest share of wrong predictions at a checked length, beyond that of the rule, and standard errors added to it.
@@ -104,6 +106,32 @@ def check_answer_tokens(rule: PhaseRule, steps: AnswerSteps, vocabulary: Sequenc
                 f"the best rule explains {rule.explanation.accuracy:.1%} of the answers, but only "
                 f"{is_right[is_token].mean():.0%} of the answers '{vocabulary[token]}'; they depend on other tokens"
             )
+
+
+def accuracy_without_ends(rule: PhaseRule, steps: AnswerSteps) -> float:
+    """Return the share of the answers without end tokens that the rule predicts right, as in its explanation."""
+    is_counted = ~steps.is_end[rule.mask]
+    if rule.explanation.accuracy == 1 or not rule.addresses or not is_counted.any():
+        return rule.explanation.accuracy
+    target, tokens = steps.target[rule.mask], np.stack([each.tokens for each in rule.addresses])
+    codes = np.unique(tokens[:, is_counted], axis=1, return_inverse=True)[1].ravel()
+    copies = (tokens[0] == target)[is_counted] if len(tokens) == 1 else None
+    right, covered = agreement(codes, target[is_counted], copies)
+    return right / covered if covered else 0.0
+
+
+def check_share(rule: PhaseRule, steps: AnswerSteps) -> None:
+    """Raise ``CouplingError`` if the rule explains too few of the answers without the end tokens."""
+    accuracy, target = accuracy_without_ends(rule, steps), steps.target[rule.mask & ~steps.is_end]
+    if accuracy == 1 or not len(target):
+        return
+    most_frequent = float(np.bincount(target).max() / len(target))
+    if 1 - accuracy > MAX_RELATIVE_ERROR_WITHOUT_ENDS * (1 - most_frequent):
+        raise CouplingError(
+            f"no set of few tokens explains the answers: the best one predicts {accuracy:.1%} of {rule.name} without "
+            f"the end tokens, and the most frequent answer alone {most_frequent:.1%}; write intermediate results into "
+            "the responses, or give the coupling"
+        )
 
 
 def check_errors(rule: PhaseRule, vocabulary: Sequence[str]) -> None:

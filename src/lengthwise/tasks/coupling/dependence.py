@@ -31,7 +31,7 @@ MIN_CONFIRMED = 100
 # An extension that leaves less than this share of the errors shows a dependence on one more token, not noise.
 FEWER_ERRORS = 0.5
 # Largest table of codes and answers that is counted without sorting, in cells per step.
-TABLE_CELLS_PER_STEP = 8
+TABLE_CELLS_PER_STEP = 3
 # A copied token is copied in at least this share of its occurrences.
 MIN_COPY_SHARE = 0.9
 
@@ -58,8 +58,8 @@ class Explanation:
 class SearchResult:
     """Equally good explanations of the smallest size, simplest first; the tuple can be empty.
 
-    ``closest`` is the set with the best score, and ``closest_tokens`` has its addresses. ``too_sparse`` is an accurate set
-    that too few answers confirm.
+    ``closest`` is the set with the best score, and ``closest_tokens`` has its addresses. ``too_sparse`` is an accurate
+    set that too few answers confirm.
     ``error_addresses`` are two addresses whose tokens change the error rate of the first explanation (see
     ``find_error_pattern``).
     """
@@ -111,15 +111,12 @@ class DependenceSearch:
         best_accuracy = self.base_accuracy
         for size in range(1, max_tokens + 1):
             frontier = self._best_sets(frontier, size)
-            if self.progress.is_over:
-                # The sets of this size are incomplete.
-                closest = max([closest, *frontier], key=lambda each: each.score)
-                break
+            closest = max([closest, *frontier], key=lambda each: each.score)
             max_error = self._max_error(size)
             enough = self._confirmed(frontier, max_error)
-            if accepted and not (enough and self._has_fewer_errors(frontier, accepted)):
+            # After the time limit, the sets of this size are incomplete.
+            if self.progress.is_over or (accepted and not (enough and self._has_fewer_errors(frontier, accepted))):
                 break
-            closest = max([closest, *frontier], key=lambda each: each.score)
             best_before = best_accuracy
             best_accuracy = _best_accuracy(frontier)
             if not accepted and size > EXHAUSTIVE_SIZE and best_accuracy < best_before + MIN_GAIN:

@@ -100,8 +100,8 @@ def search_rules(
     Of the divisions of a group, the one that explains the most answers counts. If two sets of tokens explain the
     answers, only a separate rule for the first answer, or one with fewer tokens that looks something up, can decide
     between them: other divisions may have no address for one of the sets. Without a decision, the ambiguous attempt is
-    the last one. Look-ups also compete with a rule whose errors are not random. After the time limit of ``progress``, the
-    attempts so far count.
+    the last one. Look-ups also compete with a rule whose errors are not random. After the time limit of ``progress``,
+    the attempts so far count.
     """
     attempts: list[Attempt] = []
     progress = SearchProgress() if progress is None else progress

@@ -12,11 +12,13 @@ from lengthwise.core.type_checks import check_arguments
 from lengthwise.tasks.coupling.answer_steps import AnswerSteps, answer_steps, join_steps
 from lengthwise.tasks.coupling.checks import (
     Check,
+    accuracy_without_ends,
     check_answer_tokens,
     check_errors,
     check_longest_lengths,
     check_prompt_tokens,
     check_several_lengths,
+    check_share,
     check_steps,
 )
 from lengthwise.tasks.coupling.describe_address import describe_address
@@ -40,8 +42,8 @@ class FoundCoupling:
 
     ``phases`` has the name and the addresses of each group of answers. ``num_tokens`` is the largest number of tokens
     that an answer depends on (k). ``confirmed`` is the share of answers that other answers with the same tokens
-    confirm, and ``accuracy`` the share of these that agree. The shorter examples know the tokens of the share
-    ``checked_known`` of the answers at ``checked_lengths``, the longest ones, and predict the share
+    confirm, and ``accuracy`` the share of these that agree, without the end tokens. The shorter examples know the
+    tokens of the share ``checked_known`` of the answers at ``checked_lengths``, the longest ones, and predict the share
     ``checked_accuracy`` of these right. With the method ``model``, the examples are prompts with the answers of a
     model, and the examples of the task at lengths that the model has not learned check the rule.
     """
@@ -65,7 +67,7 @@ class FoundCoupling:
 
 
 @check_arguments
-def find_coupling_in_examples(
+def find_coupling_in_examples(  # noqa: PLR0913
     task: Task,
     lengths: Sequence[int] | None = None,
     *,
@@ -82,7 +84,7 @@ def find_coupling_in_examples(
     )
 
 
-def explain_steps(
+def explain_steps(  # noqa: PLR0913
     steps: AnswerSteps,
     vocabulary: Sequence[str],
     *,
@@ -105,6 +107,7 @@ def explain_steps(
     attempt = _search(steps, vocabulary, max_tokens, seed, progress)
     for rule in attempt.rules:
         check_answer_tokens(rule, steps, vocabulary)
+        check_share(rule, steps)
         if not allow_noise:
             check_errors(rule, vocabulary)
     if records is None:
@@ -116,14 +119,15 @@ def explain_steps(
     if attempt.phases.has_lines:
         raise CouplingError(_explain_lines(attempt, vocabulary))
     weights = [rule.mask.sum() for rule in attempt.rules]
-    accuracy = float(np.average([rule.explanation.accuracy for rule in attempt.rules], weights=weights))
+    accuracies = [accuracy_without_ends(rule, steps) for rule in attempt.rules]
+    num_answers = [int((rule.mask & ~steps.is_end).sum()) for rule in attempt.rules]
     return FoundCoupling(
         rule=find_pointers(steps, attempt),
         phases=tuple((rule.name, tuple(each.address.text for each in rule.addresses)) for rule in attempt.rules),
         num_tokens=max(len(rule.addresses) for rule in attempt.rules),
         num_sequences=len(steps.tokens),
-        num_answers=len(steps),
-        accuracy=accuracy,
+        num_answers=sum(num_answers),
+        accuracy=float(np.average(accuracies, weights=num_answers)),
         confirmed=float(np.average([rule.explanation.coverage for rule in attempt.rules], weights=weights)),
         checked_lengths=check.lengths,
         checked_known=check.known,
@@ -141,7 +145,7 @@ def _search(
     attempts = search_rules(steps, max_tokens=max_tokens, seed=seed, progress=progress)
     attempt = attempts[-1]
     if not attempt.rules:
-        raise _explain_failure(attempts, vocabulary, max_tokens, is_cut=progress.is_over)
+        raise _explain_failure(attempts, vocabulary, is_cut=progress.is_over)
     for rule in attempt.rules:
         if rule.alternatives:
             raise _explain_ambiguity(rule, vocabulary)
@@ -196,9 +200,7 @@ def draw_steps(task: Task, lengths: Sequence[int] | None, num_per_length: int, s
     )
 
 
-def _explain_failure(
-    attempts: Sequence[Attempt], vocabulary: Sequence[str], max_tokens: int, *, is_cut: bool
-) -> CouplingError:
+def _explain_failure(attempts: Sequence[Attempt], vocabulary: Sequence[str], *, is_cut: bool) -> CouplingError:
     best_attempt = max(attempts, key=lambda attempt: attempt.closest.closest.score)
     result = best_attempt.closest
     tokens = " and ".join(describe_address(each, vocabulary) for each in result.closest_tokens)
@@ -207,19 +209,20 @@ def _explain_failure(
         known = f"none predicts more than the most frequent answer, which is right for {result.closest.accuracy:.1%}"
     if is_cut:
         return CouplingError(
-            f"the search reached its time limit before a set of tokens explained the answers; of the sets so far, {known}; "
-            "use a longer limit (--minutes), or fewer tokens (--max-tokens)"
+            "the search reached its time limit before a set of tokens explained the answers; of the sets so far, "
+            f"{known}; use a longer limit (--minutes), or fewer tokens (--max-tokens)"
         )
     sparse = [attempt.closest.too_sparse for attempt in attempts if attempt.closest.too_sparse is not None]
     if sparse:
         best = max(sparse, key=lambda explanation: explanation.coverage)
         return TooFewExamplesError(
-            f"cannot tell whether {len(best.addresses)} tokens explain the answers: only {best.coverage:.0%} of the answers "
-            "have another answer with the same tokens, which is too few examples; add examples, or give the coupling"
+            f"too few examples to tell whether {len(best.addresses)} tokens explain the answers: only "
+            f"{best.coverage:.0%} of the answers have another answer with the same tokens; add examples, or give the "
+            "coupling"
         )
     return CouplingError(
-        f"no set of few tokens (at most {max_tokens}) explains the answers: {known}; write intermediate results into the "
-        "responses, or give the coupling"
+        f"no set of few tokens explains the answers: of the sets that were tried, {known}; write intermediate results "
+        "into the responses, or give the coupling"
     )
 
 

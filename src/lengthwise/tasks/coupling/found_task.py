@@ -63,7 +63,11 @@ class FoundTask:
         return replace(examples, coupling=couple(self.found.rule, examples), support=self._support(examples))
 
     def _support(self, examples: Examples) -> Int[np.ndarray, "batch seq k"]:
-        """Return the indexes of the tokens that each answer depends on; a look-up also reads its key and the match."""
+        """Return the indexes of the tokens that each answer depends on.
+
+        A look-up whose key is an answer also reads its key and the match. The rule itself finds a key in the prompt: it
+        gives the ID of the start token, from which the model copies the token.
+        """
         steps = answer_steps(examples)
         phases = divide(steps, self.found.rule.division)
         support = np.full((*examples.tokens.shape, 3 * max(1, self.found.num_tokens)), NO_TOKEN)
@@ -74,7 +78,7 @@ class FoundTask:
             for address in map(parse_address, texts):
                 index = locate(address, steps, phases).where(mask).index
                 indexes.append(index)
-                if isinstance(address, MatchAddress):
+                if isinstance(address, MatchAddress) and address.reads_answers:
                     has_match = index >= 0
                     indexes += [
                         np.where(has_match, each, NO_TOKEN) for each in (address.key_index(here), address.match(here))

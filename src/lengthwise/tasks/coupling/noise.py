@@ -1,8 +1,8 @@
 """Test whether the answers that a rule predicts wrong are independent noise.
 
 Independent noise replaces each answer with a probability that depends on the right answer only. So in every group of
-answers that the prompts and the earlier answers define, the number of wrong answers is close to its expectation. A group
-with clearly more or fewer wrong answers shows a dependence that the rule does not have.
+answers that the prompts and the earlier answers define, the number of wrong answers is close to its expectation. A
+group with clearly more or fewer wrong answers shows a dependence that the rule does not have.
 """
 
 from collections.abc import Iterator, Sequence
@@ -83,15 +83,14 @@ def check_noise(steps: AnswerSteps, attempt: Attempt, vocabulary: Sequence[str])
     group = find_group(steps, attempt, errors, vocabulary)
     if group is not None:
         raise CouplingError(
-            f"the best rule explains {explained:.2%} of the answers, and the others are not independent noise: wrong are "
-            f"{group.share_inside:.1%} of the answers {group.where}, and {group.share_outside:.1%} of the others; "
+            f"the best rule explains {explained:.2%} of the answers, and the others are not independent noise: wrong "
+            f"are {group.share_inside:.1%} of the answers {group.where}, and {group.share_outside:.1%} of the others; "
             "write what these answers depend on into the responses, or use --allow-noise if they are errors"
         )
     if errors.num_wrong < MIN_WRONG:
         raise CouplingError(
-            f"the best rule explains all but {errors.num_wrong} of {len(errors.index):,} answers with enough others for "
-            "comparison, too few to tell whether these are noise or depend on other tokens; add examples, or use "
-            "--allow-noise if they are errors"
+            f"the best rule explains all but {errors.num_wrong} of {len(errors.index):,} answers, too few to tell "
+            "whether these are noise or depend on other tokens; add examples, or use --allow-noise if they are errors"
         )
 
 
@@ -164,9 +163,7 @@ def _is_first_of_prompt(steps: AnswerSteps) -> Bool[np.ndarray, " sequence"]:
     return is_first
 
 
-def find_group(
-    steps: AnswerSteps, attempt: Attempt, errors: Errors, vocabulary: Sequence[str]
-) -> Group | None:
+def find_group(steps: AnswerSteps, attempt: Attempt, errors: Errors, vocabulary: Sequence[str]) -> Group | None:
     """Return the group whose number of wrong answers is the least probable one under independent noise, if any is."""
     if not errors.num_wrong:
         return None
@@ -254,7 +251,10 @@ def _pairs_of_tokens(
     pairs = np.where(is_pair, steps.tokens[:, :-1] * num_tokens + steps.tokens[:, 1:], -1)
     for pair in np.unique(pairs[is_pair]).tolist():
         has = (pairs == pair).any(axis=1)
-        yield f"with '{vocabulary[pair // num_tokens]} {vocabulary[pair % num_tokens]}' in the prompt", has[steps.sequence]
+        yield (
+            f"with '{vocabulary[pair // num_tokens]} {vocabulary[pair % num_tokens]}' in the prompt",
+            has[steps.sequence],
+        )
 
 
 def _place_groups(test: _GroupTest, counted: AnswerSteps, steps: AnswerSteps) -> list[Group]:
@@ -288,10 +288,8 @@ def _row_groups(test: _GroupTest, steps: AnswerSteps, errors: Errors) -> list[Gr
     return test.best([("in rows with an earlier wrong answer", has_earlier)])
 
 
-def _answer_groups(
-    test: _GroupTest, steps: AnswerSteps, errors: Errors, vocabulary: Sequence[str]
-) -> list[Group]:
-    """Return the best group of the first answer, of the earlier answers, and of the other tokens equal to the answer."""
+def _answer_groups(test: _GroupTest, steps: AnswerSteps, errors: Errors, vocabulary: Sequence[str]) -> list[Group]:
+    """Return the best groups of the first answer and of the earlier answers, and that of repeated prompt tokens."""
     is_later = steps.number > 0
     first = steps.token_at(steps.prompt_length)
     firsts = [
@@ -347,7 +345,9 @@ def _as_mask(index: Int[np.ndarray, " counted"], size: int) -> Bool[np.ndarray, 
     return mask
 
 
-def _best_token(test: _GroupTest, located: LocatedAddress, vocabulary: Sequence[str], num_addresses: int) -> list[Group]:
+def _best_token(
+    test: _GroupTest, located: LocatedAddress, vocabulary: Sequence[str], num_addresses: int
+) -> list[Group]:
     """Return the token at an address whose answers are the least probable, as one of many addresses."""
     codes = located.tokens - NO_TOKEN
     observed, expected = (np.bincount(codes, weights=each) for each in (test.errors.is_wrong, test.errors.rate))
@@ -404,7 +404,7 @@ def _windows(
         wrong = np.flatnonzero(errors.is_wrong)
         np.minimum.at(first_wrong, codes[wrong], wrong)
         yield (
-            f"with the same tokens up to {size} place{'s' * (size > 1)} around those of the rule as another wrong answer",
+            f"with the tokens of another wrong answer, also {size} place{'s' * (size > 1)} around those of the rule",
             first_wrong[codes] < np.arange(len(codes)),
         )
 

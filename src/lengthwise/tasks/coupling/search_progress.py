@@ -2,17 +2,13 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-Item = TypeVar("Item", covariant=True)
+Item = TypeVar("Item")
 # Time between two reports of one stage, in seconds.
 SECONDS_PER_REPORT = 0.2
-
-
-class SizedIterable(Sized, Iterable[Item], Protocol[Item]):
-    """Iterable with a length."""
 
 
 @dataclass(kw_only=True)
@@ -32,7 +28,7 @@ class SearchProgress:
         """True after the time limit."""
         return time.monotonic() > self.deadline
 
-    def track(self, items: SizedIterable[Item], stage: str) -> Iterator[Item]:
+    def track(self, items: Sequence[Item], stage: str) -> Iterator[Item]:
         """Yield the items of a stage with reports, up to the time limit."""
         for done, item in enumerate(items):
             now = time.monotonic()
