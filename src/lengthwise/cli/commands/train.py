@@ -60,7 +60,7 @@ def train_(  # noqa: PLR0915
     as_json: options.JsonFlag = False,
 ) -> None:
     """Train a recipe, or a task with a position scheme and an encoding."""
-    if scheme == DISCOVERED and not resume:
+    if scheme == DISCOVERED and task is not None and not resume:
         # The imports and the first steps of the search take seconds.
         print_message(f"searching for a coupling in examples of {task}")
     from lengthwise.cli import experiment_options

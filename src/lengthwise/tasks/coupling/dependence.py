@@ -30,6 +30,8 @@ MAX_RELATIVE_ERROR, MANY_TOKENS, MAX_RELATIVE_ERROR_OF_MANY = 0.1, 4, 0.05
 MIN_CONFIRMED = 100
 # An extension that leaves less than this share of the errors shows a dependence on one more token, not noise.
 FEWER_ERRORS = 0.5
+# Number of sets with a lower coverage that are extended.
+NUM_SPARSE = 4
 # Largest table of codes and answers that is counted without sorting, in cells per step.
 TABLE_CELLS_PER_STEP = 3
 # A copied token is copied in at least this share of its occurrences.
@@ -110,7 +112,7 @@ class DependenceSearch:
         too_sparse: Explanation | None = None
         best_accuracy = self.base_accuracy
         for size in range(1, max_tokens + 1):
-            frontier = self._best_sets(frontier, size)
+            frontier = self._best_sets(_extendable(frontier), size)
             closest = max([closest, *frontier], key=lambda each: each.score)
             max_error = self._max_error(size)
             enough = self._confirmed(frontier, max_error)
@@ -360,6 +362,16 @@ def _keep_best(explanations: list[Explanation], number: int) -> list[Explanation
     covering = [each for each in explanations if each.coverage >= MIN_SAMPLE_COVERAGE]
     by_accuracy = sorted(covering, key=lambda each: (-each.accuracy, -each.coverage))[:number]
     return list({each.addresses: each for each in [*by_score, *by_accuracy]}.values())
+
+
+def _extendable(frontier: Sequence[Explanation]) -> list[Explanation]:
+    """Return the sets whose extensions can be confirmed, and a few others, which show that examples are too few.
+
+    One more token never lets more answers confirm each other.
+    """
+    sparse = [each for each in frontier if each.coverage < MIN_COVERAGE]
+    best = sorted(sparse, key=lambda each: (-each.accuracy, -each.coverage))[:NUM_SPARSE]
+    return [each for each in frontier if each.coverage >= MIN_COVERAGE or each in best]
 
 
 def _by_score(explanation: Explanation) -> float:

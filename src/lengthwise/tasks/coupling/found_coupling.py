@@ -15,10 +15,10 @@ from lengthwise.tasks.coupling.checks import (
     accuracy_without_ends,
     check_answer_tokens,
     check_errors,
+    check_last_places,
     check_longest_lengths,
     check_prompt_tokens,
     check_several_lengths,
-    check_share,
     check_steps,
 )
 from lengthwise.tasks.coupling.describe_address import describe_address
@@ -107,13 +107,13 @@ def explain_steps(  # noqa: PLR0913
     attempt = _search(steps, vocabulary, max_tokens, seed, progress)
     for rule in attempt.rules:
         check_answer_tokens(rule, steps, vocabulary)
-        check_share(rule, steps)
         if not allow_noise:
             check_errors(rule, vocabulary)
     if records is None:
+        check = check_longest_lengths(steps, attempt)
+        check_last_places(steps, attempt)
         if not allow_noise:
             check_noise(steps, attempt, vocabulary)
-        check = check_longest_lengths(steps, attempt)
     else:
         check = _check_records(records, steps, attempt)
     if attempt.phases.has_lines:
@@ -206,7 +206,7 @@ def _explain_failure(attempts: Sequence[Attempt], vocabulary: Sequence[str], *, 
     tokens = " and ".join(describe_address(each, vocabulary) for each in result.closest_tokens)
     known = f"the best one, {tokens}, predicts {result.closest.accuracy:.1%} of the answers"
     if not tokens:
-        known = f"none predicts more than the most frequent answer, which is right for {result.closest.accuracy:.1%}"
+        known = f"none is right more often than the most frequent answer alone ({result.closest.accuracy:.1%})"
     if is_cut:
         return CouplingError(
             "the search reached its time limit before a set of tokens explained the answers; of the sets so far, "
@@ -221,8 +221,8 @@ def _explain_failure(attempts: Sequence[Attempt], vocabulary: Sequence[str], *, 
             "coupling"
         )
     return CouplingError(
-        f"no set of few tokens explains the answers: of the sets that were tried, {known}; write intermediate results "
-        "into the responses, or give the coupling"
+        f"no set of few tokens explains the answers: {known}; write intermediate results into the responses, or give "
+        "the coupling"
     )
 
 
@@ -249,6 +249,6 @@ def _explain_ambiguity(rule: PhaseRule, vocabulary: Sequence[str]) -> CouplingEr
             "responses, or give the coupling"
         )
     return AmbiguousCouplingError(
-        f"two sets of tokens explain {rule.name} equally well: {first}, or {second}; the examples "
-        "cannot tell which is right; if the task has examples in which they differ, add these"
+        f"two sets of tokens explain {rule.name} equally well: {first}, or {second}; add examples "
+        "in which they differ, if the task has any"
     )

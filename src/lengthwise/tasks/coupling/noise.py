@@ -29,6 +29,8 @@ from lengthwise.tasks.coupling.phases import Phases
 
 # Probability that a family of groups refuses independent noise.
 FALSE_REFUSALS = 0.001
+# Largest error rate of a rule without end tokens, as a share of the error rate of the most frequent answer.
+MAX_RELATIVE_ERROR = 0.125
 # Fewer wrong answers cannot show whether they are noise.
 MIN_WRONG = 10
 # Answers with fewer other answers for the same tokens have no safe prediction.
@@ -81,6 +83,8 @@ def check_noise(steps: AnswerSteps, attempt: Attempt, vocabulary: Sequence[str])
     errors = find_errors(steps, attempt)
     explained = 1 - errors.num_wrong / max(len(errors.index), 1)
     group = find_group(steps, attempt, errors, vocabulary)
+    if group is None:
+        _check_share(steps, errors)
     if group is not None:
         raise CouplingError(
             f"the best rule explains {explained:.2%} of the answers, and the others are not independent noise: wrong "
@@ -88,9 +92,31 @@ def check_noise(steps: AnswerSteps, attempt: Attempt, vocabulary: Sequence[str])
             "write what these answers depend on into the responses, or use --allow-noise if they are errors"
         )
     if errors.num_wrong < MIN_WRONG:
+        explained = np.average(
+            [each.explanation.accuracy for each in attempt.rules], weights=[each.mask.sum() for each in attempt.rules]
+        )
         raise CouplingError(
-            f"the best rule explains all but {errors.num_wrong} of {len(errors.index):,} answers, too few to tell "
-            "whether these are noise or depend on other tokens; add examples, or use --allow-noise if they are errors"
+            f"the best rule explains {explained:.2%} of the answers; cannot tell whether the others are noise: only "
+            f"{errors.num_wrong} of them have tokens with at least {MIN_ANSWERS_PER_CODE} answers to compare; add "
+            "examples, or use --allow-noise if they are errors"
+        )
+
+
+def _check_share(steps: AnswerSteps, errors: Errors) -> None:
+    """Raise ``CouplingError`` if the rule explains too few of the answers without the end tokens."""
+    is_counted = ~steps.is_end[errors.index]
+    target = steps.target[errors.index][is_counted]
+    if not len(target):
+        return
+    accuracy, most_frequent = (
+        1 - float(errors.is_wrong[is_counted].mean()),
+        float(np.bincount(target).max() / len(target)),
+    )
+    if 1 - accuracy > MAX_RELATIVE_ERROR * (1 - most_frequent):
+        raise CouplingError(
+            f"no set of few tokens explains the answers: the best one predicts {accuracy:.1%} of them without the end "
+            f"tokens, and the most frequent answer alone {most_frequent:.1%}; write intermediate results into the "
+            "responses, or give the coupling"
         )
 
 
