@@ -151,6 +151,31 @@ def long_multiplication(rng: np.random.Generator, n: int) -> Row:
     return [*digits, "x", str(factor)], list(f"{int(''.join(digits)) * factor:0{n + 1}d}")
 
 
+def equal_ends(rng: np.random.Generator, n: int) -> Row:
+    """Return letters and their copy; if the first two equal the last two in reverse, the copy is reversed."""
+    text = letters(rng, n, "abcdefgh")
+    is_equal = n > 3 and text[:2] == text[: n - 3 : -1]
+    return text, text[::-1] if is_equal else text
+
+
+def long_run(rng: np.random.Generator, n: int) -> Row:
+    """Return letters and their copy, or only the symbol z if the letters have five a in a row."""
+    text = letters(rng, n, "ab")
+    return text, ["z"] * n if "aaaaa" in "".join(text) else text
+
+
+def many_letters(rng: np.random.Generator, n: int) -> Row:
+    """Return letters and their copy; with at least three a, each b becomes a k."""
+    text = letters(rng, n, "abcdefghij")
+    return text, ["k" if text.count("a") > 2 and letter == "b" else letter for letter in text]
+
+
+def every_ninth(rng: np.random.Generator, n: int) -> Row:
+    """Return letters and their copy, in which every ninth letter is another one."""
+    text = letters(rng, n, "abcd")
+    return text, ["abcd"["abcd".index(letter) - (i % 9 == 8)] for i, letter in enumerate(text)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class TableTask:
     """Task of the table: a function that returns a row, the lengths, and the number of rows of each length."""
@@ -180,6 +205,10 @@ RIGHT: dict[str, TableTask] = {
 TRAPS: dict[str, TableTask] = {
     "a rare letter shifts all": TableTask(sample=rare_shift),
     "a rare 2 inverts all": TableTask(sample=rare_inversion),
+    "equal ends reverse all": TableTask(sample=equal_ends),
+    "a long run changes all": TableTask(sample=long_run),
+    "many letters change another one": TableTask(sample=many_letters),
+    "every ninth letter changes": TableTask(sample=every_ninth, lengths=tuple(range(2, 12))),
     "the last of repeated keys wins": TableTask(sample=last_key_wins, lengths=tuple(range(2, 17))),
     "multiplication, first digit first": TableTask(sample=long_multiplication, rows_per_length=400),
 }

@@ -5,7 +5,7 @@ answers that the prompts and the earlier answers define, the number of wrong ans
 group with clearly more or fewer wrong answers shows a dependence that the rule does not have.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -216,8 +216,8 @@ class _GroupTest:
         self.size = len(errors.index)
 
     def log_probability(
-        self, observed: Float[np.ndarray, " group"], expected: Float[np.ndarray, " group"]
-    ) -> Float[np.ndarray, " group"]:
+        self, observed: Float[np.ndarray, "*group"], expected: Float[np.ndarray, "*group"]
+    ) -> Float[np.ndarray, "*group"]:
         """Return the Chernoff bound of the probability of as many, or as few, wrong answers in each group."""
         total = self.errors.num_wrong
         observed, expected = observed / total, np.clip(expected / total, 1e-12, 1 - 1e-12)
@@ -226,17 +226,18 @@ class _GroupTest:
             outside = np.where(observed < 1, (1 - observed) * np.log((1 - observed) / (1 - expected)), 0)
         return -total * (inside + outside)
 
-    def best(self, groups: Sequence[tuple[str, Bool[np.ndarray, " counted"]]]) -> list[Group]:
+    def best(self, groups: Iterable[tuple[str, Bool[np.ndarray, " counted"]]]) -> list[Group]:
         """Return the least probable of the groups, which are a family, as a list of at most one."""
-        masks = [(where, mask) for where, mask in groups if mask.any() and not mask.all()]
-        if not masks:
-            return []
-        observed = np.array([self.errors.is_wrong[mask].sum() for _, mask in masks], dtype=float)
-        expected = np.array([self.errors.rate[mask].sum() for _, mask in masks])
-        log_probability = self.log_probability(observed, expected) + np.log(len(masks))
-        best = int(log_probability.argmin())
-        where, mask = masks[best]
-        return [self.group(where, mask, float(log_probability[best]))]
+        num_groups, best, least = 0, None, np.inf
+        for where, mask in groups:
+            if mask.all() or not mask.any():
+                continue
+            observed, expected = self.errors.is_wrong[mask].sum(), self.errors.rate[mask].sum()
+            log_probability = float(self.log_probability(np.array(float(observed)), np.array(expected)))
+            num_groups += 1
+            if log_probability < least:
+                best, least = (where, mask), log_probability
+        return [] if best is None else [self.group(*best, least + float(np.log(2 * num_groups)))]
 
     def group(self, where: str, mask: Bool[np.ndarray, " counted"], log_probability: float) -> Group:
         """Return a group with its shares of wrong answers."""
@@ -264,7 +265,7 @@ def _token_groups(test: _GroupTest, steps: AnswerSteps, vocabulary: Sequence[str
     is_repeated = (counts > 1).any(axis=1)
     groups += test.best([("whose prompt has a token more than once", is_repeated[sequence])])
     if num_tokens <= MAX_PAIR_VOCABULARY:
-        groups += test.best(list(_pairs_of_tokens(steps, vocabulary)))
+        groups += test.best(_pairs_of_tokens(steps, vocabulary))
     return groups
 
 
@@ -360,8 +361,8 @@ def _address_groups(
     return [
         *(group for groups in found for group in groups),
         *test.best(equal),
-        *test.best([*_repeated(counted, own, vocabulary)]),
-        *test.best([*_windows(counted, phases, own, errors)]),
+        *test.best(_repeated(counted, own, vocabulary)),
+        *test.best(_windows(counted, phases, own, errors)),
     ]
 
 
@@ -385,7 +386,7 @@ def _best_token(
     best = int(log_probability.argmin())
     token = "no token" if best == 0 else f"'{vocabulary[best + NO_TOKEN]}'"
     where = f"with {token} as {describe_address(located.address, vocabulary)}"
-    return [test.group(where, codes == best, float(log_probability[best] + np.log(is_group.sum() * num_addresses)))]
+    return [test.group(where, codes == best, float(log_probability[best] + np.log(2 * is_group.sum() * num_addresses)))]
 
 
 def _repeated(
