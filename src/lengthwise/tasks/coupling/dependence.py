@@ -297,7 +297,7 @@ def agreement(
     num_codes = int(codes.max()) + 1
     if num_codes * num_answers > TABLE_CELLS_PER_STEP * len(codes):
         codes = np.unique(codes, return_inverse=True)[1] if copies is not None else codes
-        totals, largest, second = _counts_of_sorted(codes, target, num_answers)
+        totals, largest, second = _counts_of_sorted(codes, target, num_answers, has_singles=copies is not None)
     else:
         table = np.bincount(target * num_codes + codes, minlength=num_codes * num_answers)
         table = table.reshape(num_answers, num_codes)
@@ -317,14 +317,23 @@ def agreement(
 
 
 def _counts_of_sorted(
-    codes: Int[np.ndarray, " step"], target: Int[np.ndarray, " step"], num_answers: int
+    codes: Int[np.ndarray, " step"], target: Int[np.ndarray, " step"], num_answers: int, *, has_singles: bool
 ) -> tuple[Int[np.ndarray, " code"], Int[np.ndarray, " code"], Int[np.ndarray, " code"]]:
-    """Return how often each code occurs, and how often with its most frequent and its second most frequent answer."""
+    """Return how often each code occurs, and how often with its most frequent and its second most frequent answer.
+
+    Without ``has_singles``, codes that occur once are left out.
+    """
     keys = codes * num_answers + target
     if int(codes.max()) * num_answers < np.iinfo(np.int32).max - num_answers:
         # Small integers are sorted faster.
         keys = keys.astype(np.int32)
     keys = np.sort(keys)
+    if not has_singles:
+        sorted_codes = keys // num_answers
+        is_same = sorted_codes[1:] == sorted_codes[:-1]
+        keys = keys[np.r_[False, is_same] | np.r_[is_same, False]]
+        if not len(keys):
+            return (np.zeros(0, dtype=np.int64),) * 3
     first = np.flatnonzero(np.r_[True, keys[1:] != keys[:-1]])
     counts, pair_codes = np.diff(np.r_[first, len(keys)]), keys[first] // num_answers
     starts = np.flatnonzero(np.r_[True, pair_codes[1:] != pair_codes[:-1]])

@@ -253,20 +253,26 @@ class _GroupTest:
 def _token_groups(test: _GroupTest, steps: AnswerSteps, vocabulary: Sequence[str]) -> list[Group]:
     """Return the best group of the rows whose prompt has a token, or has it more than once, or two tokens in turn."""
     num_tokens, sequence = len(vocabulary), steps.sequence
-    counts = np.zeros((len(steps.tokens), num_tokens), dtype=np.int64)
-    rows, columns = np.nonzero(steps.is_prompt)
-    np.add.at(counts, (rows, steps.tokens[rows, columns]), 1)
+    counts = _prompt_counts(steps, num_tokens)
     groups: list[Group] = []
     for number in (1, 2):
-        has = counts >= number
+        has: np.ndarray = counts >= number
         words = "with '{}' in the prompt" if number == 1 else "with '{}' more than once in the prompt"
         varying = np.flatnonzero(has.any(axis=0) & ~has.all(axis=0)).tolist()
-        groups += test.best([(words.format(vocabulary[token]), has[sequence, token]) for token in varying])
+        groups += test.best((words.format(vocabulary[token]), has[sequence, token]) for token in varying)
     is_repeated = (counts > 1).any(axis=1)
     groups += test.best([("whose prompt has a token more than once", is_repeated[sequence])])
     if num_tokens <= MAX_PAIR_VOCABULARY:
         groups += test.best(_pairs_of_tokens(steps, vocabulary))
     return groups
+
+
+def _prompt_counts(steps: AnswerSteps, num_tokens: int) -> Int[np.ndarray, "sequence token"]:
+    """Return how often each prompt has each token."""
+    rows, columns = np.nonzero(steps.is_prompt)
+    counts = np.zeros((len(steps.tokens), num_tokens), dtype=np.int64)
+    np.add.at(counts, (rows, steps.tokens[rows, columns]), 1)
+    return counts
 
 
 def _pairs_of_tokens(
@@ -332,9 +338,7 @@ def _answer_groups(test: _GroupTest, steps: AnswerSteps, errors: Errors, vocabul
         first_index = np.where(is_token.any(axis=1), is_token.argmax(axis=1), steps.tokens.shape[1])
         mask = first_index[steps.sequence] < own_index
         earlier.append((f"after an earlier answer '{vocabulary[token]}'", mask))
-    counts = np.zeros((len(steps.tokens), len(vocabulary)), dtype=np.int64)
-    rows, columns = np.nonzero(steps.is_prompt)
-    np.add.at(counts, (rows, steps.tokens[rows, columns]), 1)
+    counts = _prompt_counts(steps, len(vocabulary))
     again = [("that the prompt has more than once", counts[steps.sequence, errors.prediction] > 1)]
     return [*test.best(firsts), *test.best(earlier), *test.best(again)]
 
@@ -393,9 +397,7 @@ def _repeated(
     steps: AnswerSteps, own: Sequence[LocatedAddress], vocabulary: Sequence[str]
 ) -> Iterator[tuple[str, Bool[np.ndarray, " counted"]]]:
     """Yield the answers for which a token that the rule reads is in the prompt more than once."""
-    counts = np.zeros((len(steps.tokens), len(vocabulary)), dtype=np.int64)
-    rows, columns = np.nonzero(steps.is_prompt)
-    np.add.at(counts, (rows, steps.tokens[rows, columns]), 1)
+    counts = _prompt_counts(steps, len(vocabulary))
     for located in own:
         name, indexes = describe_address(located.address, vocabulary), [located.index]
         if isinstance(located.address, MatchAddress):
