@@ -153,10 +153,11 @@ def last_key_wins(rng: np.random.Generator, n: int) -> Row:
     return [*table, "?", query], [dict(zip(keys, values, strict=True))[query]]
 
 
-def long_multiplication(rng: np.random.Generator, n: int) -> Row:
-    """Return a number and a digit, and their product, all with the first digit first."""
-    digits, factor = letters(rng, n, "0123456789"), int(rng.integers(2, 6))
-    return [*digits, "x", str(factor)], list(f"{int(''.join(digits)) * factor:0{n + 1}d}")
+def times_three_in_base_five(rng: np.random.Generator, n: int) -> Row:
+    """Return a number in base 5 and three times the number, both with the first digit first."""
+    digits = letters(rng, n, "01234")
+    product = sum(3 * int(digit) * 5 ** (n - 1 - i) for i, digit in enumerate(digits))
+    return digits, [str(product // 5**i % 5) for i in range(n, -1, -1)]
 
 
 def equal_ends(rng: np.random.Generator, n: int) -> Row:
@@ -218,7 +219,7 @@ TRAPS: dict[str, TableTask] = {
     "many letters change another one": TableTask(sample=many_letters),
     "every ninth letter changes": TableTask(sample=every_ninth, lengths=tuple(range(2, 11))),
     "the last of repeated keys wins": TableTask(sample=last_key_wins, lengths=tuple(range(2, 17))),
-    "multiplication, first digit first": TableTask(sample=long_multiplication, rows_per_length=400),
+    "times three, first digit first": TableTask(sample=times_three_in_base_five, rows_per_length=300),
 }
 
 

@@ -111,6 +111,20 @@ def test_couple_measures_sparsity_and_locality_at_several_lengths(bare_file):
     assert "nobody can say whether these numbers grow" in describe_conditions(task, wrong, (3, 6))[-1]
 
 
+def test_a_key_that_the_rule_finds_in_the_prompt_is_not_far_from_the_answer(tmp_path):
+    rng = np.random.default_rng(0)
+    rows = []
+    for length in [each for each in range(2, 10) for _ in range(100)]:
+        keys, values = rng.permutation(list("abcdefghij"))[:length], rng.choice(list("0123456789"), length)
+        chosen = int(rng.integers(length))
+        table = [symbol for pair in zip(keys.tolist(), values.tolist(), strict=True) for symbol in pair]
+        rows.append({"prompt": [*table, str(keys[chosen])], "response": [str(values[chosen])], "length": length})
+    task = JSONLTask(file=str(write_records(tmp_path / "rows.jsonl", rows))).read()
+    # The distance of the key to its match grows with the table, but the rule gives the ID of the match.
+    _, locality = describe_conditions(task, find_coupling(task))
+    assert "is 0 at" in locality
+
+
 def test_couple_reads_a_built_in_task_and_prints_json(capsys):
     document = json.loads(
         output_of(["couple", "copy", "--num-examples", "60", "--lengths", "2,3,4,5", "--json"], capsys)[0]

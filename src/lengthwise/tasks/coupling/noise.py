@@ -260,7 +260,7 @@ def _token_groups(test: _GroupTest, steps: AnswerSteps, vocabulary: Sequence[str
         words = "with '{}' in the prompt" if number == 1 else "with '{}' more than once in the prompt"
         varying = np.flatnonzero(has.any(axis=0) & ~has.all(axis=0)).tolist()
         groups += test.best((words.format(vocabulary[token]), has[sequence, token]) for token in varying)
-    is_repeated = (counts > 1).any(axis=1)
+    is_repeated: np.ndarray = counts.max(axis=1) > 1
     groups += test.best([("whose prompt has a token more than once", is_repeated[sequence])])
     if num_tokens <= MAX_PAIR_VOCABULARY:
         groups += test.best(_pairs_of_tokens(steps, vocabulary))
