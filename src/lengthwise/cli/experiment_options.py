@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from lengthwise.cli import options
-from lengthwise.cli.terminal import print_json, print_line, print_message, print_search_progress
+from lengthwise.cli.terminal import print_json, print_line, print_message
 from lengthwise.core.devices import training_threads
 from lengthwise.core.errors import SettingError, unknown_name
+from lengthwise.core.progress_line import ProgressLine, err_console
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.experiments.experiment import Experiment, load_task, resolve_override
 from lengthwise.experiments.recipes import COMPARISONS, RECIPES, experiment_for, recipe
@@ -45,7 +46,8 @@ def experiment_from_names(
     if task is None:
         raise SettingError(f"no experiment to train; add the name of a recipe ({', '.join(RECIPES)}) or --task")
     scheme = "predicted" if scheme is None else scheme
-    return experiment_for(task, scheme, encoding, train_lengths=train_lengths, report=print_search_progress)
+    with ProgressLine(err_console) as progress:
+        return experiment_for(task, scheme, encoding, train_lengths=train_lengths, report=progress.show_search)
 
 
 def override_training(
@@ -155,7 +157,8 @@ def _load_recipe(name: str) -> Experiment:
 def _experiment_from_label(task: str | Task, label: str, train_lengths: tuple[int, int] | None) -> Experiment:
     if label.count("/") != 1:
         raise SettingError(f"invalid row '{label}'; use a scheme and an encoding, such as predicted/rotary")
-    return experiment_for(task, *label.split("/"), train_lengths=train_lengths, report=print_search_progress)
+    with ProgressLine(err_console) as progress:
+        return experiment_for(task, *label.split("/"), train_lengths=train_lengths, report=progress.show_search)
 
 
 def parse_overrides(**names: str | None) -> dict[str, Any]:

@@ -23,8 +23,6 @@ from lengthwise.core.progress_line import LITERAL_OUTPUT, SECONDS_PER_LINE, err_
 out_console = Console(soft_wrap=True, **LITERAL_OUTPUT)
 # Width of tables that are not in a terminal, in characters; wider than any table.
 UNLIMITED_WIDTH = 10_000
-# Training steps per line of progress of a search.
-STEPS_PER_LINE = 100
 
 
 @contextmanager
@@ -42,12 +40,6 @@ def print_line(line: str) -> None:
 def print_message(line: str) -> None:
     """Print a message to standard error."""
     err_console.print(escape(line))
-
-
-def print_search_progress(row: dict[str, Any]) -> None:
-    """Print some of the metrics of the model that the search for a coupling trains."""
-    if row["step"] % STEPS_PER_LINE == 0:
-        print_message(f"training a model on the shortest examples: step {row['step']:,}, loss {row['loss']:.3f}")
 
 
 def show_status(line: str) -> Status:

@@ -92,6 +92,13 @@ class ProgressLine:
         text = f"mean loss {row['mean_loss']:.4f}  {accuracies}{self.exact_match}{cooldown}"
         self._update(text, row["step"], row.get("last_step"))
 
+    def show_search(self, row: dict[str, Any]) -> None:
+        """Show what the search for a coupling tries, or how far the model is whose answers it reads."""
+        if "stage" in row:
+            self._update(row["stage"], row["done"], row["total"])
+        else:
+            self._update(f"training a model on the shortest examples: loss {row['loss']:.3f}, step", row["step"])
+
     def show_preparation(self, stage: str, num_done: int, num_total: int | None) -> None:
         """Show the number of documents that one stage of corpus preparation has processed."""
         self._update(stage, num_done, num_total)

@@ -7,6 +7,7 @@ from typing import ClassVar
 import numpy as np
 from jaxtyping import Int
 
+from lengthwise.core.defaults import DISCOVERED
 from lengthwise.positions.gaps import GappedScheme
 from lengthwise.tasks.coupling.pointers import PointerRule, couple, parse_rule
 from lengthwise.tasks.examples import Examples
@@ -24,7 +25,7 @@ class Discovered(GappedScheme):
 
     rule: tuple[str, ...] = ("one", "rising: prompt first +1 +0")
 
-    name: ClassVar[str] = "discovered"
+    name: ClassVar[str] = DISCOVERED
     summary: ClassVar[str] = "a coupling found in examples; the decoder predicts the response IDs (PPC)"
     paper: ClassVar[str] = "rules by lengthwise; PPC by Golowich et al. 2025 (arXiv 2502.16792), section 5.2"
     predicts_ids: ClassVar[bool] = True

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.cli.test_cli import error_of, output_of
+from tests.cli.test_cli import output_of
 from tests.support.small_runs import small_experiment
 from tests.tasks.test_jsonl_task import reversals, without_coupling, write_records
 
+from lengthwise.cli.app import main
 from lengthwise.core.errors import (
     CouplingError,
     LengthwiseError,
@@ -112,12 +113,53 @@ def test_couple_measures_sparsity_and_locality_at_several_lengths(bare_file):
     assert "nobody can say whether these numbers grow" in describe_conditions(task, wrong, (3, 6))[-1]
 
 
+def test_a_key_that_the_rule_finds_in_the_prompt_is_not_far_from_the_answer(tmp_path):
+    rng = np.random.default_rng(0)
+    rows = []
+    for length in [each for each in range(2, 10) for _ in range(100)]:
+        keys, values = rng.permutation(list("abcdefghij"))[:length], rng.choice(list("0123456789"), length)
+        chosen = int(rng.integers(length))
+        table = [symbol for pair in zip(keys.tolist(), values.tolist(), strict=True) for symbol in pair]
+        rows.append({"prompt": [*table, str(keys[chosen])], "response": [str(values[chosen])], "length": length})
+    task = JSONLTask(file=str(write_records(tmp_path / "rows.jsonl", rows))).read()
+    # The distance of the key to its match grows with the table, but the rule gives the ID of the match.
+    _, locality = describe_conditions(task, find_coupling(task))
+    assert "is 0 at" in locality
+
+
 def test_couple_reads_a_built_in_task_and_prints_json(capsys):
     document = json.loads(
         output_of(["couple", "copy", "--num-examples", "60", "--lengths", "2,3,4,5", "--json"], capsys)[0]
     )
     assert document["rule"] == ["one", "rising: prompt first +1 +0"]
     assert (document["num_tokens"], document["accuracy"], document["checked_lengths"]) == (1, 1.0, [5])
+
+
+def refusal_of(arguments, capsys):
+    """Return the error of a command that exits with status 2, after the lines of its progress."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as exit_info:
+        main(arguments)
+    printed = capsys.readouterr()
+    first, *_, last = printed.err.splitlines()
+    assert (exit_info.value.code, printed.out, first[:6], last[:7]) == (2, "", "search", "error: ")
+    return last
+
+
+def test_couple_shows_what_it_tries_and_stops_after_its_time(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    rows = [
+        {"prompt": rng.choice(list("ab"), length).tolist(), "response": rng.choice(list("ab"), length).tolist()}
+        for length in (3, 4, 5)
+        for _ in range(40)
+    ]
+    command = ["couple", str(write_records(tmp_path / "random.jsonl", rows)), "--max-tokens", "1"]
+    assert "time limit" in refusal_of([*command, "--minutes", "1e-7"], capsys)
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        main(command)
+    assert re.search(r"trying single tokens of \d+ for every answer  0/\d+", capsys.readouterr().err)
+    assert "minutes 0" in refusal_of([*command, "--minutes", "0"], capsys)
 
 
 def test_couple_reports_refusals_and_invalid_names(tmp_path, capsys):
@@ -128,8 +170,8 @@ def test_couple_reports_refusals_and_invalid_names(tmp_path, capsys):
         for _ in range(60)
     ]
     file = write_records(tmp_path / "random.jsonl", letters)
-    assert "no set of few tokens explains the answers" in error_of(["couple", str(file), "--max-tokens", "2"], capsys)
-    assert "use a name that ends in .jsonl" in error_of(
+    assert "no set of few tokens explains the answers" in refusal_of(["couple", str(file), "--max-tokens", "2"], capsys)
+    assert "use a name that ends in .jsonl" in refusal_of(
         ["couple", str(file), "--out", str(tmp_path / "rows.json")], capsys
     )
 
@@ -248,8 +290,8 @@ def test_a_prompt_without_the_token_that_the_rule_counts_from_raises_an_error(tm
 
 
 def test_invalid_settings_and_tasks_with_several_answers_raise_an_error(capsys):
-    assert "max_tokens 0 is too small; use at least 1" in error_of(["couple", "copy", "--max-tokens", "0"], capsys)
-    assert "task text has several valid answers per prompt" in error_of(["couple", "text"], capsys)
+    assert "max_tokens 0 is too small; use at least 1" in refusal_of(["couple", "copy", "--max-tokens", "0"], capsys)
+    assert "task text has several valid answers per prompt" in refusal_of(["couple", "text"], capsys)
 
 
 INVALID_RULES = {

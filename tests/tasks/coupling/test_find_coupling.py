@@ -406,9 +406,30 @@ def noisy_rows(rng, length):
 
 
 @pytest.mark.first(2)
-@pytest.mark.parametrize("sample", [noisy_letters, noisy_rows, noisy_parities])
+@pytest.mark.parametrize("sample", [noisy_letters, noisy_parities])
 def test_noise_that_is_not_uniform_is_still_noise(sample, tmp_path):
-    found = couple_rows(tmp_path, sample, range(3, 11), count=300)
+    check_noisy_rule(couple_rows(tmp_path, sample, range(3, 11), count=300))
+
+
+def test_wrong_answers_that_gather_in_rows_are_noise_only_if_the_user_says_so(tmp_path):
+    with pytest.raises(
+        CouplingError, match=r"not independent noise: wrong are \d\d\.\d% of the answers in rows with an"
+    ):
+        couple_rows(tmp_path, noisy_rows, range(3, 11), count=300)
+    check_noisy_rule(couple_rows(tmp_path, noisy_rows, range(3, 11), count=300, allow_noise=True))
+
+
+def test_a_few_wrong_answers_cannot_show_whether_they_are_noise(tmp_path):
+    def sample(rng, length):
+        text = letters(rng, length)
+        return text, ["b" if rng.random() < 0.001 else letter for letter in text]
+
+    with pytest.raises(CouplingError, match=r"cannot tell whether the others are noise: only [1-9] of"):
+        couple_rows(tmp_path, sample, range(3, 11), count=150)
+
+
+def check_noisy_rule(found):
+    """Check the rule of a noisy copy, or of noisy parities."""
     # Of noisy parities, more tokens predict more, but the pointer stays the same.
     assert found.num_levels == 1
     assert found.rule.texts[1].endswith("prompt first +1 +0")

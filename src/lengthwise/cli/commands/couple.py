@@ -8,9 +8,17 @@ from typing import Annotated
 from typer import Argument, Option
 
 from lengthwise.cli import options
-from lengthwise.cli.terminal import print_json, print_line, print_search_progress, print_table, show_status
-from lengthwise.core.defaults import AUTO, COUPLING_METHODS, DEPENDENCE, MAX_COUPLED_TOKENS, SAMPLES_PER_LENGTH
+from lengthwise.cli.terminal import print_json, print_line, print_message, print_table
+from lengthwise.core.defaults import (
+    AUTO,
+    COUPLING_METHODS,
+    DEPENDENCE,
+    MAX_COUPLED_TOKENS,
+    SAMPLES_PER_LENGTH,
+    SEARCH_MINUTES,
+)
 from lengthwise.core.errors import SettingError
+from lengthwise.core.progress_line import ProgressLine, err_console
 
 
 def couple(
@@ -26,10 +34,18 @@ def couple(
     max_tokens: Annotated[
         int, options.integer("Largest number of tokens that an answer may depend on.")
     ] = MAX_COUPLED_TOKENS,
+    allow_noise: Annotated[
+        bool, Option("--allow-noise", help="Accept a rule whose wrong answers do not look like independent noise.")
+    ] = False,
+    minutes: Annotated[
+        float, options.number("Time limit of the search in minutes, without the training of a model.")
+    ] = SEARCH_MINUTES,
     seed: Annotated[int, options.integer("Random seed.")] = 0,
     as_json: options.JsonFlag = False,
 ) -> None:
     """Find which earlier tokens each answer depends on, and the position IDs for PPC that follow from this."""
+    # The imports take seconds.
+    print_message(f"searching for the tokens that each answer of {source} depends on")
     import numpy as np
 
     from lengthwise.experiments.coupling_methods import find_coupling
@@ -47,9 +63,16 @@ def couple(
             # A sampled file can have more examples, which is faster than a model.
             method = DEPENDENCE if method == AUTO else method
             task = sample_task_file(task, parsed_lengths, num_examples, seed, Path(folder) / "records.jsonl")
-        with show_status("searching for the tokens that each answer depends on"):
+        with ProgressLine(err_console) as progress:
             found = find_coupling(
-                task, parsed_lengths, method=method, max_tokens=max_tokens, seed=seed, report=print_search_progress
+                task,
+                parsed_lengths,
+                method=method,
+                max_tokens=max_tokens,
+                allow_noise=allow_noise,
+                minutes=minutes,
+                seed=seed,
+                report=progress.show_search,
             )
         lengths_read = sorted(task.available_lengths if parsed_lengths is None else parsed_lengths)
         vocabulary, first_length = task.vocabulary, lengths_read[min(2, len(lengths_read) - 1)]

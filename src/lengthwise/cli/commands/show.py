@@ -7,7 +7,8 @@ from typing import Annotated
 from typer import Argument, Option
 
 from lengthwise.cli import options
-from lengthwise.cli.terminal import out_console, print_json, print_line, print_search_progress, print_text
+from lengthwise.cli.terminal import out_console, print_json, print_line, print_text
+from lengthwise.core.progress_line import ProgressLine, err_console
 
 
 def show_(
@@ -40,9 +41,10 @@ def show_(
         picture = show(run, length, seed=seed, training=training, out=out)
     else:
         options.reject_flags("needs a run folder", task=task, encoding=encoding)
-        picture = show(
-            target, length, scheme=scheme, seed=seed, training=training, out=out, report=print_search_progress
-        )
+        with ProgressLine(err_console) as progress:
+            picture = show(
+                target, length, scheme=scheme, seed=seed, training=training, out=out, report=progress.show_search
+            )
     if as_json:
         print_json(asdict(picture))
         return

@@ -63,6 +63,11 @@ class AnswerSteps:
         """Answer token of each step."""
         return self.token_at(self.prompt_length + self.number)
 
+    @cached_property
+    def is_end(self) -> Bool[np.ndarray, " step"]:
+        """True for the last answer of each sequence, which is its end token."""
+        return np.diff(self.sequence, append=-1) != 0
+
     def token_at(self, index: Int[np.ndarray, " step"]) -> Int[np.ndarray, " step"]:
         """Return the token at an index of each step's sequence; ``NO_TOKEN`` for a negative index."""
         return np.where(index < 0, NO_TOKEN, self.tokens[self.sequence, np.maximum(index, 0)])

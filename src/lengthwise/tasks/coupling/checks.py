@@ -8,7 +8,7 @@ from jaxtyping import Bool, Int
 
 from lengthwise.core.errors import CouplingError, TooFewExamplesError
 from lengthwise.tasks.coupling.answer_steps import AnswerSteps
-from lengthwise.tasks.coupling.dependence import MIN_COPY_SHARE
+from lengthwise.tasks.coupling.dependence import MIN_COPY_SHARE, agreement
 from lengthwise.tasks.coupling.describe_address import describe_address
 from lengthwise.tasks.coupling.finder import Attempt, PhaseRule
 from lengthwise.tasks.jsonl_table import MARK, START
@@ -19,6 +19,8 @@ MAX_SINGLE_SHARE = 0.9
 CHECKED_SHARE = 0.25
 # Largest share of wrong predictions at a checked length, beyond that of the rule, and standard errors added to it.
 MAX_MORE_ERRORS, NUM_STANDARD_ERRORS = 0.01, 3
+# Smallest number of places of a response that are checked like lengths.
+MIN_PLACES = 4
 # Smallest share of the answers of a phase at the checked lengths with tokens that shorter examples have.
 MIN_KNOWN_SHARE = 0.5
 # An answer token with at least this many answers must be predicted in at least this share of them.
@@ -59,6 +61,26 @@ def check_longest_lengths(steps: AnswerSteps, attempt: Attempt) -> Check:
     return check_steps(steps, attempt, steps.length >= first_checked)
 
 
+def check_last_places(steps: AnswerSteps, attempt: Attempt) -> None:
+    """Check that the answers at earlier places of the responses predict those at the last places.
+
+    Otherwise, a rule can tell a place that only the longest examples have from all others, and fail beyond it.
+    """
+    for rule in attempt.rules:
+        number = steps.number[rule.mask]
+        places = np.unique(number[~steps.is_end[rule.mask]])
+        if len(places) < MIN_PLACES:
+            continue
+        first = int(places[-max(1, round(CHECKED_SHARE * len(places)))])
+        is_right, is_known = _predict(rule, steps.target[rule.mask], number >= first)
+        if is_known.mean() < MIN_KNOWN_SHARE:
+            raise TooFewExamplesError(
+                f"too few examples to check the rule of {rule.name}: the first {first} places of the responses have "
+                f"the tokens of only {is_known.mean():.0%} of the answers at later places; add longer examples"
+            )
+        _check_errors_at(rule, f"place {first} of the response and later", is_right[is_known], allows_noise=True)
+
+
 def check_steps(
     steps: AnswerSteps, attempt: Attempt, is_checked: Bool[np.ndarray, " step"], *, allows_noise: bool = True
 ) -> Check:
@@ -84,7 +106,7 @@ def check_steps(
                 )
         for checked_length in checked_lengths:
             is_right_here = is_right[is_known & (lengths_here == checked_length)]
-            _check_length(rule, checked_length, is_right_here, allows_noise=allows_noise)
+            _check_errors_at(rule, f"length {checked_length}", is_right_here, allows_noise=allows_noise)
         num_right, num_known = num_right + int(is_right[is_known].sum()), num_known + int(is_known.sum())
         num_checked += len(is_known)
     accuracy = num_right / max(num_known, 1)
@@ -106,6 +128,18 @@ def check_answer_tokens(rule: PhaseRule, steps: AnswerSteps, vocabulary: Sequenc
             )
 
 
+def accuracy_without_ends(rule: PhaseRule, steps: AnswerSteps) -> float:
+    """Return the share of the answers without end tokens that the rule predicts right, as in its explanation."""
+    is_counted = ~steps.is_end[rule.mask]
+    if rule.explanation.accuracy == 1 or not rule.addresses or not is_counted.any():
+        return rule.explanation.accuracy
+    target, tokens = steps.target[rule.mask], np.stack([each.tokens for each in rule.addresses])
+    codes = np.unique(tokens[:, is_counted], axis=1, return_inverse=True)[1].ravel()
+    copies = (tokens[0] == target)[is_counted] if len(tokens) == 1 else None
+    right, covered = agreement(codes, target[is_counted], copies)
+    return right / covered if covered else 0.0
+
+
 def check_errors(rule: PhaseRule, vocabulary: Sequence[str]) -> None:
     """Raise ``CouplingError`` if the errors of the rule depend on tokens, so that they are no noise."""
     if not rule.error_addresses:
@@ -120,7 +154,7 @@ def check_errors(rule: PhaseRule, vocabulary: Sequence[str]) -> None:
     )
 
 
-def _check_length(rule: PhaseRule, length: int, is_right: Bool[np.ndarray, " answer"], *, allows_noise: bool) -> None:
+def _check_errors_at(rule: PhaseRule, where: str, is_right: Bool[np.ndarray, " answer"], *, allows_noise: bool) -> None:
     if not len(is_right):
         return
     expected_error = 1 - rule.explanation.accuracy + MAX_MORE_ERRORS
@@ -128,7 +162,7 @@ def _check_length(rule: PhaseRule, length: int, is_right: Bool[np.ndarray, " ans
     error = 1 - is_right.mean()
     if error > (limit if allows_noise else 0):
         raise CouplingError(
-            f"the rule of the other examples is wrong for {error:.1%} of the answers at length {length}; "
+            f"the rule of the other examples is wrong for {error:.1%} of the answers at {where}; "
             "check whether the same rule makes all answers"
         )
 

@@ -11,8 +11,9 @@ from itertools import combinations
 import numpy as np
 from jaxtyping import Int
 
-from lengthwise.tasks.coupling.addresses import LocatedAddress
+from lengthwise.tasks.coupling.addresses import Address, LocatedAddress
 from lengthwise.tasks.coupling.error_pattern import find_error_pattern
+from lengthwise.tasks.coupling.search_progress import SearchProgress
 
 # All sets up to this size are compared. Larger ones grow from the best smaller sets, while the accuracy improves.
 EXHAUSTIVE_SIZE, MIN_GAIN = 2, 0.002
@@ -29,6 +30,10 @@ MAX_RELATIVE_ERROR, MANY_TOKENS, MAX_RELATIVE_ERROR_OF_MANY = 0.1, 4, 0.05
 MIN_CONFIRMED = 100
 # An extension that leaves less than this share of the errors shows a dependence on one more token, not noise.
 FEWER_ERRORS = 0.5
+# Number of sets with a lower coverage that are extended.
+NUM_SPARSE = 4
+# Largest table of codes and answers that is counted without sorting, in cells per step.
+TABLE_CELLS_PER_STEP = 3
 # A copied token is copied in at least this share of its occurrences.
 MIN_COPY_SHARE = 0.9
 
@@ -55,13 +60,15 @@ class Explanation:
 class SearchResult:
     """Equally good explanations of the smallest size, simplest first; the tuple can be empty.
 
-    ``closest`` is the set with the best score. ``too_sparse`` is an accurate set that too few answers confirm.
+    ``closest`` is the set with the best score, and ``closest_tokens`` has its addresses. ``too_sparse`` is an accurate
+    set that too few answers confirm.
     ``error_addresses`` are two addresses whose tokens change the error rate of the first explanation (see
     ``find_error_pattern``).
     """
 
     explanations: tuple[Explanation, ...]
     closest: Explanation
+    closest_tokens: tuple[Address, ...] = ()
     too_sparse: Explanation | None = None
     error_addresses: tuple[int, ...] = ()
 
@@ -75,8 +82,15 @@ class DependenceSearch:
         target: Int[np.ndarray, " step"],
         sequence: Int[np.ndarray, " step"],
         rng: np.random.Generator,
+        *,
+        progress: SearchProgress,
+        name: str = "",
     ) -> None:
-        """Number the tokens at each address and the answers; ``sequence`` is the sequence of each step."""
+        """Number the tokens at each address and the answers; ``sequence`` is the sequence of each step.
+
+        ``progress`` shows the sets that are tried for the answers with this name.
+        """
+        self.progress, self.name = progress, name
         self.sequence = sequence
         self.addresses, self.target_tokens = addresses, target
         self.codes = [np.unique(address.tokens, return_inverse=True)[1] for address in addresses]
@@ -84,6 +98,8 @@ class DependenceSearch:
         self.rng = rng
         order = rng.permutation(len(target))
         self.pair_sample, self.set_sample = order[:PAIR_STEPS], order[:SET_STEPS]
+        # Codes and answers of each sample, by its size.
+        self._sampled: dict[int, tuple[list[Int[np.ndarray, " step"]], Int[np.ndarray, " step"]]] = {}
         self.base_accuracy = float(np.bincount(self.target).max() / len(target))
 
     def run(self, max_tokens: int) -> SearchResult:
@@ -96,12 +112,13 @@ class DependenceSearch:
         too_sparse: Explanation | None = None
         best_accuracy = self.base_accuracy
         for size in range(1, max_tokens + 1):
-            frontier = self._best_sets(self._candidates(frontier, size), size)
+            frontier = self._best_sets(_extendable(frontier), size)
+            closest = max([closest, *frontier], key=lambda each: each.score)
             max_error = self._max_error(size)
             enough = self._confirmed(frontier, max_error)
-            if accepted and not (enough and self._has_fewer_errors(frontier, accepted)):
+            # After the time limit, the sets of this size are incomplete.
+            if self.progress.is_over or (accepted and not (enough and self._has_fewer_errors(frontier, accepted))):
                 break
-            closest = max([closest, *frontier], key=lambda each: each.score)
             best_before = best_accuracy
             best_accuracy = _best_accuracy(frontier)
             if not accepted and size > EXHAUSTIVE_SIZE and best_accuracy < best_before + MIN_GAIN:
@@ -114,7 +131,8 @@ class DependenceSearch:
             if _best_accuracy(accepted) == 1:
                 break
         if not accepted:
-            return SearchResult(explanations=(), closest=closest, too_sparse=too_sparse)
+            tokens = tuple(self.addresses[index].address for index in closest.addresses)
+            return SearchResult(explanations=(), closest=closest, closest_tokens=tokens, too_sparse=too_sparse)
         return self._result(self._with_tokens_of_errors(accepted[0], max_tokens) or accepted, closest)
 
     def _result(self, accepted: Sequence[Explanation], closest: Explanation) -> SearchResult:
@@ -142,6 +160,8 @@ class DependenceSearch:
 
         Larger sets grow by one token at a time, so they miss tokens that only matter together.
         """
+        if self.progress.is_over:
+            return ()
         pair = self._error_pattern(explanation, only_first=False)
         larger = {*explanation.addresses, *(index for index in pair if index < len(self.addresses))}
         if not pair or len(larger) > max_tokens:
@@ -168,16 +188,24 @@ class DependenceSearch:
 
     def measure(self, addresses: tuple[int, ...], sample: Int[np.ndarray, " sample"] | None = None) -> Explanation:
         """Return the explanation by a set of addresses, measured on all steps or on a sample."""
-        target = self.target if sample is None else self.target[sample]
-        codes = [self.codes[address] if sample is None else self.codes[address][sample] for address in addresses]
+        codes, target = self._codes_and_target(sample)
         copies = None
         if len(addresses) == 1:
-            tokens = self.addresses[addresses[0]].tokens
-            copies = tokens == self.target_tokens
+            copies = self.addresses[addresses[0]].tokens == self.target_tokens
             copies = copies if sample is None else copies[sample]
-        right, covered = agreement(_combine(codes), target, copies)
+        right, covered = agreement(_combine([codes[address] for address in addresses]), target, copies)
         accuracy = right / covered if covered else 0.0
         return Explanation(addresses=addresses, accuracy=accuracy, coverage=covered / len(target))
+
+    def _codes_and_target(
+        self, sample: Int[np.ndarray, " sample"] | None
+    ) -> tuple[list[Int[np.ndarray, " step"]], Int[np.ndarray, " step"]]:
+        """Return the codes of each address and the answers, of all steps or of a sample."""
+        if sample is None or len(sample) == len(self.target):
+            return self.codes, self.target
+        if len(sample) not in self._sampled:
+            self._sampled[len(sample)] = [codes[sample] for codes in self.codes], self.target[sample]
+        return self._sampled[len(sample)]
 
     def _share_in_several_sequences(self, explanation: Explanation) -> float:
         """Return the share of the answers whose tokens occur in at least two sequences, or that are copies.
@@ -201,22 +229,48 @@ class DependenceSearch:
                 return self._prune(smaller)
         return explanation
 
-    def _candidates(self, frontier: Iterable[Explanation], size: int) -> list[tuple[int, ...]]:
-        indexes = range(len(self.addresses))
-        if size <= 2:
-            return list(combinations(indexes, size))
-        kept = [each.addresses for each in frontier]
-        extended = {
-            tuple(sorted((*kept_set, index))) for kept_set in kept for index in indexes if index not in kept_set
-        }
-        return sorted(extended)
-
-    def _best_sets(self, candidates: list[tuple[int, ...]], size: int) -> list[Explanation]:
-        sample = self.pair_sample if size <= 2 else self.set_sample
-        kept = _keep_best([self.measure(each, sample) for each in candidates], 4 * BEAM if size <= 2 else BEAM)
+    def _best_sets(self, frontier: Sequence[Explanation], size: int) -> list[Explanation]:
+        """Return the best sets of a size: of all sets, or of those that add an address to a set of the frontier."""
+        is_small = size <= EXHAUSTIVE_SIZE
+        sample = self.pair_sample if is_small else self.set_sample
+        if is_small:
+            sets = list(combinations(range(len(self.addresses)), size))
+            measured = [self.measure(each, sample) for each in self.progress.track(sets, self._stage(size))]
+        else:
+            measured = self._measure_extensions(frontier, size, sample)
+        kept = _keep_best(measured, 4 * BEAM if is_small else BEAM)
         if len(sample) == len(self.target):
             return kept
         return sorted((self.measure(each.addresses) for each in kept), key=_by_score)
+
+    def _stage(self, size: int) -> str:
+        what = "single tokens" if size == 1 else f"sets of {size} tokens"
+        return f"trying {what} of {len(self.addresses)} for {self.name}"
+
+    def _measure_extensions(
+        self, frontier: Sequence[Explanation], size: int, sample: Int[np.ndarray, " sample"]
+    ) -> list[Explanation]:
+        """Return all sets with one more address than a set of the frontier, measured on a sample, in order."""
+        codes, target = self._codes_and_target(sample)
+        measured: dict[tuple[int, ...], Explanation] = {}
+        for kept in self.progress.track(frontier, self._stage(size)):
+            base = _combine([codes[address] for address in kept.addresses])
+            base = np.unique(base, return_inverse=True)[1]
+            # Steps with tokens of their own keep them with one more address.
+            (shared,) = np.nonzero(np.bincount(base)[base] > 1)
+            if not len(shared):
+                continue
+            base, shared_target = np.unique(base[shared], return_inverse=True)[1], target[shared]
+            for index in range(len(self.addresses)):
+                addresses = tuple(sorted((*kept.addresses, index)))
+                if index in kept.addresses or addresses in measured:
+                    continue
+                right, covered = agreement(_combine([base, codes[index][shared]]), shared_target)
+                accuracy = right / covered if covered else 0.0
+                measured[addresses] = Explanation(
+                    addresses=addresses, accuracy=accuracy, coverage=covered / len(target)
+                )
+        return [measured[addresses] for addresses in sorted(measured)]
 
     def _has_fewer_errors(self, frontier: Sequence[Explanation], accepted: Sequence[Explanation]) -> bool:
         errors = 1 - accepted[0].accuracy
@@ -240,23 +294,54 @@ def agreement(
     counts with all its copies as right, also if there is only one: copying needs no table.
     """
     num_answers = int(target.max()) + 1
-    pairs, counts = np.unique(codes.astype(np.int64) * num_answers + target, return_counts=True)
-    starts = np.flatnonzero(np.r_[True, np.diff(pairs // num_answers) != 0])
-    totals = np.add.reduceat(counts, starts)
-    largest = np.maximum.reduceat(counts, starts)
-    is_largest = counts == np.repeat(largest, np.diff(np.r_[starts, len(pairs)]))
-    num_largest = np.add.reduceat(is_largest.astype(np.int64), starts)
-    second = np.where(num_largest > 1, largest, np.maximum.reduceat(np.where(is_largest, 0, counts), starts))
+    num_codes = int(codes.max()) + 1
+    if num_codes * num_answers > TABLE_CELLS_PER_STEP * len(codes):
+        codes = np.unique(codes, return_inverse=True)[1] if copies is not None else codes
+        totals, largest, second = _counts_of_sorted(codes, target, num_answers, has_singles=copies is not None)
+    else:
+        table = np.bincount(target * num_codes + codes, minlength=num_codes * num_answers)
+        table = table.reshape(num_answers, num_codes)
+        totals, largest = table.sum(axis=0), table.max(axis=0)
+        table[table.argmax(axis=0), np.arange(num_codes)] = 0
+        second = table.max(axis=0)
     # Without the answer itself, its own count is one lower.
     right = np.where(largest - 1 > second, largest, np.where(largest - 1 == second, largest / 2, 0.0))
     right = np.where(largest > 1, right, 0.0)
     covered = np.where(totals > 1, totals, 0)
     if copies is not None:
-        num_copies = np.bincount(np.searchsorted(pairs[starts] // num_answers, codes), weights=copies)
-        is_copied = num_copies >= MIN_COPY_SHARE * totals
+        num_copies = np.bincount(codes, weights=copies, minlength=len(totals))
+        is_copied = num_copies >= np.maximum(MIN_COPY_SHARE * totals, 1)
         right = np.where(is_copied, np.maximum(right, num_copies), right)
         covered = np.where(is_copied, totals, covered)
     return float(right.sum()), int(covered.sum())
+
+
+def _counts_of_sorted(
+    codes: Int[np.ndarray, " step"], target: Int[np.ndarray, " step"], num_answers: int, *, has_singles: bool
+) -> tuple[Int[np.ndarray, " code"], Int[np.ndarray, " code"], Int[np.ndarray, " code"]]:
+    """Return how often each code occurs, and how often with its most frequent and its second most frequent answer.
+
+    Without ``has_singles``, codes that occur once are left out.
+    """
+    keys = codes * num_answers + target
+    if int(codes.max()) * num_answers < np.iinfo(np.int32).max - num_answers:
+        # Small integers are sorted faster.
+        keys = keys.astype(np.int32)
+    keys = np.sort(keys)
+    if not has_singles:
+        sorted_codes = keys // num_answers
+        is_same = sorted_codes[1:] == sorted_codes[:-1]
+        keys = keys[np.r_[False, is_same] | np.r_[is_same, False]]
+        if not len(keys):
+            return (np.zeros(0, dtype=np.int64),) * 3
+    first = np.flatnonzero(np.r_[True, keys[1:] != keys[:-1]])
+    counts, pair_codes = np.diff(np.r_[first, len(keys)]), keys[first] // num_answers
+    starts = np.flatnonzero(np.r_[True, pair_codes[1:] != pair_codes[:-1]])
+    totals, largest = np.add.reduceat(counts, starts), np.maximum.reduceat(counts, starts)
+    is_largest = counts == np.repeat(largest, np.diff(np.r_[starts, len(counts)]))
+    num_largest = np.add.reduceat(is_largest.astype(np.int64), starts)
+    second = np.where(num_largest > 1, largest, np.maximum.reduceat(np.where(is_largest, 0, counts), starts))
+    return totals, largest, second
 
 
 def _combine(codes: Sequence[Int[np.ndarray, " step"]]) -> Int[np.ndarray, " step"]:
@@ -286,6 +371,16 @@ def _keep_best(explanations: list[Explanation], number: int) -> list[Explanation
     covering = [each for each in explanations if each.coverage >= MIN_SAMPLE_COVERAGE]
     by_accuracy = sorted(covering, key=lambda each: (-each.accuracy, -each.coverage))[:number]
     return list({each.addresses: each for each in [*by_score, *by_accuracy]}.values())
+
+
+def _extendable(frontier: Sequence[Explanation]) -> list[Explanation]:
+    """Return the sets whose extensions can be confirmed, and a few others, which show that examples are too few.
+
+    One more token never lets more answers confirm each other.
+    """
+    sparse = [each for each in frontier if each.coverage < MIN_COVERAGE]
+    best = sorted(sparse, key=lambda each: (-each.accuracy, -each.coverage))[:NUM_SPARSE]
+    return [each for each in frontier if each.coverage >= MIN_COVERAGE or each in best]
 
 
 def _by_score(explanation: Explanation) -> float:

@@ -20,6 +20,7 @@ from lengthwise.tasks.coupling.answer_steps import AnswerSteps
 from lengthwise.tasks.coupling.dependence import FEWER_ERRORS, DependenceSearch, Explanation, SearchResult
 from lengthwise.tasks.coupling.error_pattern import PERIODS
 from lengthwise.tasks.coupling.phases import FIRST_APART, ONE, Phases, divide, iter_divisions
+from lengthwise.tasks.coupling.search_progress import SearchProgress
 
 # Share of steps with equal tokens from which two addresses count as the same.
 SAME_TOKENS = 0.999
@@ -87,21 +88,31 @@ class Attempt:
         return replace(self, phases=phases, rules=tuple(rules))
 
 
-def search_rules(steps: AnswerSteps, *, max_tokens: int = MAX_COUPLED_TOKENS, seed: int = 0) -> list[Attempt]:
+def search_rules(
+    steps: AnswerSteps,
+    *,
+    max_tokens: int = MAX_COUPLED_TOKENS,
+    seed: int = 0,
+    progress: SearchProgress | None = None,
+) -> list[Attempt]:
     """Return all attempts, from simple to complex, up to the first one that explains all answers in only one way.
 
     Of the divisions of a group, the one that explains the most answers counts. If two sets of tokens explain the
     answers, only a separate rule for the first answer, or one with fewer tokens that looks something up, can decide
     between them: other divisions may have no address for one of the sets. Without a decision, the ambiguous attempt is
-    the last one. Look-ups also compete with a rule whose errors are not random.
+    the last one. Look-ups also compete with a rule whose errors are not random. After the time limit of ``progress``,
+    the attempts so far count.
     """
     attempts: list[Attempt] = []
-    fixed = _search_divisions(steps, [], attempts, max_tokens, seed)
+    progress = SearchProgress() if progress is None else progress
+    fixed = _search_divisions(steps, [], attempts, max_tokens, seed, progress)
     if fixed is not None and not fixed.is_ambiguous and not fixed.has_error_pattern:
         return [*attempts, fixed]
+    if progress.is_over:
+        return attempts if fixed is None else [*attempts, fixed]
     matches = without_duplicates(locate(each, steps, divide(steps, ONE)) for each in iter_match_addresses(steps))
     num_tokens = fixed.num_tokens - 1 if fixed is not None and fixed.is_ambiguous else max_tokens
-    found = _search_divisions(steps, matches, attempts, num_tokens, seed) if matches and num_tokens else None
+    found = _search_divisions(steps, matches, attempts, num_tokens, seed, progress) if matches and num_tokens else None
     best = found if fixed is None or (found is not None and _is_better(found, fixed)) else fixed
     return attempts if best is None else [*attempts, best]
 
@@ -113,7 +124,12 @@ def _is_better(found: Attempt, simple: Attempt) -> bool:
 
 
 def _search_divisions(
-    steps: AnswerSteps, matches: Sequence[LocatedAddress], attempts: list[Attempt], max_tokens: int, seed: int
+    steps: AnswerSteps,
+    matches: Sequence[LocatedAddress],
+    attempts: list[Attempt],
+    max_tokens: int,
+    seed: int,
+    progress: SearchProgress,
 ) -> Attempt | None:
     """Add attempts with all divisions; return the first one with only one explanation, or else an ambiguous one.
 
@@ -124,9 +140,9 @@ def _search_divisions(
     for group in iter_divisions(steps):
         divisions = [each for each in group if ambiguous is None or each == FIRST_APART]
         phases = [each for each in (divide(steps, division) for division in divisions) if each.is_complete]
-        if not phases:
+        if not phases or (progress.is_over and attempts):
             continue
-        attempts += [_attempt(steps, each, matches, max_tokens, seed) for each in phases]
+        attempts += [_attempt(steps, each, matches, max_tokens, seed, progress) for each in phases]
         best = min(attempts[-len(phases) :], key=lambda attempt: attempt.num_unexplained)
         if with_errors is not None:
             with_errors = best if best.rules and _is_better(best, with_errors) else with_errors
@@ -140,7 +156,12 @@ def _search_divisions(
 
 
 def _attempt(
-    steps: AnswerSteps, phases: Phases, matches: Sequence[LocatedAddress], max_tokens: int, seed: int
+    steps: AnswerSteps,
+    phases: Phases,
+    matches: Sequence[LocatedAddress],
+    max_tokens: int,
+    seed: int,
+    progress: SearchProgress,
 ) -> Attempt:
     fixed = [locate(each, steps, phases) for each in iter_fixed_addresses(steps, phases)]
     rules: list[PhaseRule] = []
@@ -148,7 +169,9 @@ def _attempt(
         mask = phases.phase == number
         addresses = without_duplicates(located.where(mask) for located in (*fixed, *matches))
         rng = stream(seed, "coupling search", number)
-        search = DependenceSearch(addresses, steps.target[mask], steps.sequence[mask], rng)
+        search = DependenceSearch(
+            addresses, steps.target[mask], steps.sequence[mask], rng, progress=progress, name=name
+        )
         result = search.run(max_tokens)
         if not result.explanations:
             return Attempt(phases=phases, rules=(), closest=result)

@@ -12,18 +12,21 @@ from lengthwise.core.type_checks import check_arguments
 from lengthwise.tasks.coupling.answer_steps import AnswerSteps, answer_steps, join_steps
 from lengthwise.tasks.coupling.checks import (
     Check,
+    accuracy_without_ends,
     check_answer_tokens,
     check_errors,
+    check_last_places,
     check_longest_lengths,
     check_prompt_tokens,
     check_several_lengths,
     check_steps,
 )
-from lengthwise.tasks.coupling.dependence import MIN_COVERAGE
 from lengthwise.tasks.coupling.describe_address import describe_address
 from lengthwise.tasks.coupling.find_pointers import find_pointers
 from lengthwise.tasks.coupling.finder import Attempt, PhaseRule, search_rules
+from lengthwise.tasks.coupling.noise import check_noise
 from lengthwise.tasks.coupling.pointers import PointerRule
+from lengthwise.tasks.coupling.search_progress import SearchProgress
 from lengthwise.tasks.task import GradedByLoss, HasRecords, Task
 
 # Upper limit for the number of sequences of a file.
@@ -39,8 +42,8 @@ class FoundCoupling:
 
     ``phases`` has the name and the addresses of each group of answers. ``num_tokens`` is the largest number of tokens
     that an answer depends on (k). ``confirmed`` is the share of answers that other answers with the same tokens
-    confirm, and ``accuracy`` the share of these that agree. The shorter examples know the tokens of the share
-    ``checked_known`` of the answers at ``checked_lengths``, the longest ones, and predict the share
+    confirm, and ``accuracy`` the share of these that agree, without the end tokens. The shorter examples know the
+    tokens of the share ``checked_known`` of the answers at ``checked_lengths``, the longest ones, and predict the share
     ``checked_accuracy`` of these right. With the method ``model``, the examples are prompts with the answers of a
     model, and the examples of the task at lengths that the model has not learned check the rule.
     """
@@ -64,26 +67,32 @@ class FoundCoupling:
 
 
 @check_arguments
-def find_coupling_in_examples(
+def find_coupling_in_examples(  # noqa: PLR0913
     task: Task,
     lengths: Sequence[int] | None = None,
     *,
     num_per_length: int = SAMPLES_PER_LENGTH,
     max_tokens: int = MAX_COUPLED_TOKENS,
+    allow_noise: bool = False,
     seed: int = 0,
+    progress: SearchProgress | None = None,
 ) -> FoundCoupling:
     """Find a rule for the coupling of a task by functional dependence; see ``find_coupling``."""
     steps = draw_steps(task, lengths, num_per_length, seed)
-    return explain_steps(steps, task.vocabulary, max_tokens=max_tokens, seed=seed)
+    return explain_steps(
+        steps, task.vocabulary, max_tokens=max_tokens, allow_noise=allow_noise, seed=seed, progress=progress
+    )
 
 
-def explain_steps(
+def explain_steps(  # noqa: PLR0913
     steps: AnswerSteps,
     vocabulary: Sequence[str],
     *,
     records: AnswerSteps | None = None,
     max_tokens: int = MAX_COUPLED_TOKENS,
+    allow_noise: bool = False,
     seed: int = 0,
+    progress: SearchProgress | None = None,
 ) -> FoundCoupling:
     """Find and check the rule that explains the answers of ``steps``.
 
@@ -91,24 +100,34 @@ def explain_steps(
     check the rule. Otherwise, the longest examples check it.
     """
     check_prompt_tokens(steps)
-    attempt = _search(steps, vocabulary, max_tokens, seed)
+    for each in (steps, records):
+        if each is not None:
+            check_several_lengths(each)
+    progress = SearchProgress() if progress is None else progress
+    attempt = _search(steps, vocabulary, max_tokens, seed, progress)
+    for rule in attempt.rules:
+        check_answer_tokens(rule, steps, vocabulary)
+        if not allow_noise:
+            check_errors(rule, vocabulary)
     if records is None:
         check = check_longest_lengths(steps, attempt)
+        check_last_places(steps, attempt)
+        if not allow_noise:
+            check_noise(steps, attempt, vocabulary)
     else:
-        check_several_lengths(steps)
-        check_several_lengths(records)
         check = _check_records(records, steps, attempt)
     if attempt.phases.has_lines:
         raise CouplingError(_explain_lines(attempt, vocabulary))
     weights = [rule.mask.sum() for rule in attempt.rules]
-    accuracy = float(np.average([rule.explanation.accuracy for rule in attempt.rules], weights=weights))
+    accuracies = [accuracy_without_ends(rule, steps) for rule in attempt.rules]
+    num_answers = [int((rule.mask & ~steps.is_end).sum()) for rule in attempt.rules]
     return FoundCoupling(
         rule=find_pointers(steps, attempt),
         phases=tuple((rule.name, tuple(each.address.text for each in rule.addresses)) for rule in attempt.rules),
         num_tokens=max(len(rule.addresses) for rule in attempt.rules),
         num_sequences=len(steps.tokens),
-        num_answers=len(steps),
-        accuracy=accuracy,
+        num_answers=sum(num_answers),
+        accuracy=float(np.average(accuracies, weights=num_answers)),
         confirmed=float(np.average([rule.explanation.coverage for rule in attempt.rules], weights=weights)),
         checked_lengths=check.lengths,
         checked_known=check.known,
@@ -117,22 +136,21 @@ def explain_steps(
     )
 
 
-def _search(steps: AnswerSteps, vocabulary: Sequence[str], max_tokens: int, seed: int) -> Attempt:
+def _search(
+    steps: AnswerSteps, vocabulary: Sequence[str], max_tokens: int, seed: int, progress: SearchProgress
+) -> Attempt:
     """Return the only explanation of the answers; raise ``CouplingError`` with a reason without one."""
     if max_tokens < 1:
         raise SettingError(f"max_tokens {max_tokens} is too small; use at least 1")
-    attempts = search_rules(steps, max_tokens=max_tokens, seed=seed)
+    attempts = search_rules(steps, max_tokens=max_tokens, seed=seed, progress=progress)
     attempt = attempts[-1]
     if not attempt.rules:
-        raise _explain_failure(attempts, len(steps.tokens))
+        raise _explain_failure(attempts, vocabulary, is_cut=progress.is_over)
     for rule in attempt.rules:
         if rule.alternatives:
             raise _explain_ambiguity(rule, vocabulary)
     if not any(located.is_prompt for rule in attempt.rules for located in rule.addresses):
         raise CouplingError("the answers do not depend on the prompt, so no prompt token needs a position ID")
-    for rule in attempt.rules:
-        check_answer_tokens(rule, steps, vocabulary)
-        check_errors(rule, vocabulary)
     return attempt
 
 
@@ -182,21 +200,29 @@ def draw_steps(task: Task, lengths: Sequence[int] | None, num_per_length: int, s
     )
 
 
-def _explain_failure(attempts: Sequence[Attempt], num_sequences: int) -> CouplingError:
+def _explain_failure(attempts: Sequence[Attempt], vocabulary: Sequence[str], *, is_cut: bool) -> CouplingError:
+    best_attempt = max(attempts, key=lambda attempt: attempt.closest.closest.score)
+    result = best_attempt.closest
+    tokens = " and ".join(describe_address(each, vocabulary) for each in result.closest_tokens)
+    known = f"the best one, {tokens}, predicts {result.closest.accuracy:.1%} of the answers"
+    if not tokens:
+        known = f"none is right more often than the most frequent answer alone ({result.closest.accuracy:.1%})"
+    if is_cut:
+        return CouplingError(
+            "the search reached its time limit before a set of tokens explained the answers; of the sets so far, "
+            f"{known}; use a longer limit (--minutes), or fewer tokens (--max-tokens)"
+        )
     sparse = [attempt.closest.too_sparse for attempt in attempts if attempt.closest.too_sparse is not None]
     if sparse:
         best = max(sparse, key=lambda explanation: explanation.coverage)
-        factor = int(np.ceil(MIN_COVERAGE / best.coverage))
         return TooFewExamplesError(
-            f"too few examples: {len(best.addresses)} tokens may explain the answers, but only {best.coverage:.0%} of "
-            f"the answers have another answer with the same tokens to confirm it; use about {factor} times as many as "
-            f"{num_sequences:,} examples"
+            f"too few examples to tell whether {len(best.addresses)} tokens explain the answers: only "
+            f"{best.coverage:.0%} of the answers have another answer with the same tokens; add examples, or give the "
+            "coupling"
         )
-    best_attempt = max(attempts, key=lambda attempt: attempt.closest.closest.score)
-    closest = best_attempt.closest.closest
     return CouplingError(
-        f"no set of few tokens explains the answers: the best one, of {len(closest.addresses)} tokens, predicts "
-        f"{closest.accuracy:.1%} of them; write intermediate results into the responses, or give the coupling"
+        f"no set of few tokens explains the answers: {known}; write intermediate results into the responses, or give "
+        "the coupling"
     )
 
 
@@ -223,5 +249,6 @@ def _explain_ambiguity(rule: PhaseRule, vocabulary: Sequence[str]) -> CouplingEr
             "responses, or give the coupling"
         )
     return AmbiguousCouplingError(
-        f"two sets of tokens explain {rule.name} equally well: {first}, or {second}; add examples in which they differ"
+        f"two sets of tokens explain {rule.name} equally well: {first}, or {second}; add examples "
+        "in which they differ, if the task has any"
     )

@@ -77,9 +77,11 @@ class FoundTask:
 
 
 def support_at(addresses: Sequence[Sequence[str]], division: str, examples: Examples) -> Int[np.ndarray, "batch seq k"]:
-    """Return the token indexes that each answer depends on, padded with -1; a look-up also reads its key and the match.
+    """Return the token indexes that each answer depends on, padded with -1.
 
-    ``addresses`` has the texts of the addresses of each phase of ``division``.
+    ``addresses`` has the texts of the addresses of each phase of ``division``. A look-up whose key is an answer also
+    reads its key and the match. The rule itself finds a key in the prompt: it gives the ID of the start token, from
+    which the model copies the token.
     """
     steps = answer_steps(examples)
     phases = divide(steps, division)
@@ -91,7 +93,7 @@ def support_at(addresses: Sequence[Sequence[str]], division: str, examples: Exam
         for address in map(parse_address, texts):
             index = locate(address, steps, phases).where(mask).index
             indexes.append(index)
-            if isinstance(address, MatchAddress):
+            if isinstance(address, MatchAddress) and address.reads_answers:
                 has_match = index >= 0
                 indexes += [
                     np.where(has_match, each, NO_TOKEN) for each in (address.key_index(here), address.match(here))

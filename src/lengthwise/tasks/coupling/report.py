@@ -19,7 +19,7 @@ MAX_GROWTH, MIN_LENGTHS_OF_GROWTH = 2, 3
 def describe_coupling(found: FoundCoupling, vocabulary: Sequence[str]) -> list[str]:
     """Return the rule and its evidence as lines of text."""
     source = ", answered by a model" if found.method == MODEL else ""
-    lines = [f"{found.num_sequences:,} examples{source}, {found.num_answers:,} answers (with the end tokens)"]
+    lines = [f"{found.num_sequences:,} examples{source}, {found.num_answers:,} answers (without the end tokens)"]
     for name, texts in found.phases:
         tokens = [describe_address(parse_address(text), vocabulary) for text in texts]
         lines.append(f"{name} depends on {len(texts)} token{'s' * (len(texts) != 1)}: {'; '.join(tokens)}")
@@ -36,8 +36,8 @@ def describe_coupling(found: FoundCoupling, vocabulary: Sequence[str]) -> list[s
     )
     if found.accuracy < 1:
         lines.append(
-            f"not explained: {1 - found.accuracy:.2%} of the answers; the rows have errors, or some answers depend on "
-            "more tokens"
+            f"not explained: {1 - found.accuracy:.2%} of the answers (without the end tokens), which are errors in the "
+            "rows or depend on more tokens"
         )
     lines.append(f"pointers: {found.num_levels}; the prompt tokens count 1, 2, 3, ... on every level")
     return lines
