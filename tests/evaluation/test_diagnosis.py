@@ -227,11 +227,7 @@ def test_a_run_that_does_not_fit_is_limited_by_training(unfitted, capsys):
 def test_a_task_without_support_gets_a_diagnosis_without_interventions(tmp_path):
     run = train(small_experiment(Addition(order="most"), Sequential()), tmp_path, device="cpu")
     found = diagnose_run(run, 8, num_examples=16)
-    assert (
-        found.skip_reason
-        == "task addition does not declare which tokens its answers depend on (support); use a built-in task or a "
-        "class with support, because a task file has none"
-    )
+    assert "task addition does not declare which tokens its answers depend on" in found.skip_reason
     assert (found.heads, found.support_mass_at_errors, found.subsampling_control) == ((), (), None)
     assert found.failures.num_failures == 16
     assert [each.quantity for each in found.range_shifts] == ["distance between any two tokens"]

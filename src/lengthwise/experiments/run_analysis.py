@@ -9,8 +9,12 @@ from lengthwise.evaluation.diagnosis.diagnosis import Diagnosis, check_diagnosis
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.evaluation.forecast.certificate import RunCertificate, certify_decoder
 from lengthwise.evaluation.forecast.probed_model import ProbedModel
+from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.run import Run
 from lengthwise.experiments.validation import check_evaluation
+from lengthwise.positions import Discovered
+from lengthwise.tasks import JSONLTask, Task
+from lengthwise.tasks.coupling.found_task import FoundTask
 
 
 @check_arguments
@@ -34,6 +38,18 @@ def diagnose_run(run: Run, length: int, *, num_examples: int = DIAGNOSIS_EXAMPLE
     return diagnose(probed_model_of(run, seed=seed), length, num_examples=num_examples)
 
 
+def task_with_support(experiment: Experiment) -> Task:
+    """Return the task of an experiment; the examples of a task file get their support from a found coupling, if any.
+
+    A found coupling names the prompt tokens that each answer needs and that no earlier answer needed. The tokens before
+    them, and the last answers, are neighbors that every subsample keeps.
+    """
+    task, scheme = experiment.task, experiment.scheme
+    if isinstance(task, JSONLTask) and isinstance(scheme, Discovered):
+        return FoundTask(task=task, rule=scheme.pointer_rule, addresses=scheme.pointer_rule.addresses)
+    return task
+
+
 def probed_model_of(run: Run, *, seed: int) -> ProbedModel:
     """Return a `ProbedModel` of a run on the CPU, which is faster than a GPU for many small forward passes."""
     experiment = run.experiment
@@ -41,7 +57,7 @@ def probed_model_of(run: Run, *, seed: int) -> ProbedModel:
     is_on_cpu = run.decoder.embedding.device.type == "cpu"
     return ProbedModel(
         decoder=run.decoder if is_on_cpu else copy.deepcopy(run.decoder).cpu(),
-        task=experiment.task,
+        task=task_with_support(experiment),
         scheme=experiment.scheme,
         encoding=experiment.encoding,
         train_lengths=experiment.train_lengths,

@@ -22,10 +22,12 @@ from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.experiments.generate_from_prompt import generate_from_prompt
 from lengthwise.experiments.recipes import experiment_for, quick
 from lengthwise.experiments.run import load_run, train
+from lengthwise.experiments.run_analysis import certify_run, diagnose_run, task_with_support
 from lengthwise.experiments.run_evaluation import evaluate
 from lengthwise.positions import Discovered, Predicted, Sequential, describe_knowledge
-from lengthwise.tasks import JSONLTask
+from lengthwise.tasks import Copy, JSONLTask
 from lengthwise.tasks.coupling.found_coupling import find_coupling_in_examples as find_coupling
+from lengthwise.tasks.coupling.found_task import support_at
 from lengthwise.tasks.coupling.pointers import parse_rule
 from lengthwise.tasks.coupling.report import describe_conditions
 
@@ -145,6 +147,30 @@ def test_the_scheme_discovered_trains_on_a_file_and_tests_on_another_one(bare_fi
     answer = generate_from_prompt(run, "a b c c b a a", max_new_tokens=3)
     assert answer.tokens
     assert answer.correct is None
+
+
+def test_a_found_rule_names_the_tokens_that_the_answers_of_a_file_run_need(bare_file, tmp_path):
+    train(quick(experiment_for(str(bare_file), "discovered")), tmp_path / "run", device="cpu")
+    longer = write_records(tmp_path / "test.jsonl", without_coupling(reversals([4, 9], seed=1)))
+    run = load_run(tmp_path / "run", overrides={"task": JSONLTask(file=str(longer))})
+    examples = task_with_support(run.experiment).records_at(9, np.arange(2))
+    needed = examples.support.max(axis=2)
+    # Nine letters, <mark>, <start>, and the letters again from the last one on.
+    assert needed[:, 11:20].tolist() == [[8, 7, 6, 5, 4, 3, 2, 1, 0]] * 2
+    found = diagnose_run(run, 9, num_examples=4)
+    assert (found.skip_reason, found.by_length[-1].length) == (None, 9)
+    # The untrained run does not fit, but it is no longer refused for a missing support.
+    assert certify_run(run, [9]).refusal.startswith("the run does not fit")
+    plain = replace(run.experiment, scheme=Sequential())
+    assert task_with_support(plain) is plain.task
+
+
+def test_the_support_of_a_rule_is_that_which_a_task_declares():
+    task, rule = Copy(), parse_rule(("one", "rising: prompt first +1 +0"))
+    examples = task.sample(length=7, size=3, rng=np.random.default_rng(0))
+    support = support_at(rule.addresses, rule.division, examples)
+    letters = examples.is_answer & (examples.tokens != task.vocabulary.index("end"))
+    assert (support.max(axis=2) == examples.support.max(axis=2))[letters].all()
 
 
 def test_a_file_whose_rule_counts_from_a_token_is_trained_on(tmp_path):

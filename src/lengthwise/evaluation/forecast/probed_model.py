@@ -52,8 +52,8 @@ class ProbedModel:
         if self.task.sample(length=self.max_train_length, size=1, rng=stream(0)).support is None:
             name = self.task.name
             return (
-                f"task {name} does not declare which tokens its answers depend on (support); use a built-in task or a "
-                "class with support, because a task file has none"
+                f"task {name} does not declare which tokens its answers depend on (support); use a built-in task, a "
+                "class with support, or a run with the scheme discovered, whose rule names these tokens"
             )
         weights = self.decoder.settings.weights
         if weights != "softmax":

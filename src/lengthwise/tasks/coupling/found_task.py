@@ -1,6 +1,6 @@
-"""A task file whose examples have the coupling and the support of a found rule, to check sparsity and locality."""
+"""A task file whose examples have the coupling and the support of a found rule."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -9,9 +9,8 @@ from jaxtyping import Int
 
 from lengthwise.tasks.coupling.addresses import MatchAddress, locate, parse_address
 from lengthwise.tasks.coupling.answer_steps import NO_TOKEN, answer_steps
-from lengthwise.tasks.coupling.found_coupling import FoundCoupling
 from lengthwise.tasks.coupling.phases import divide
-from lengthwise.tasks.coupling.pointers import couple
+from lengthwise.tasks.coupling.pointers import PointerRule, couple
 from lengthwise.tasks.examples import Examples
 from lengthwise.tasks.jsonl_task import JSONLTask
 from lengthwise.tasks.task import Task
@@ -22,10 +21,15 @@ NUM_EXAMPLES = 64
 
 @dataclass(frozen=True, kw_only=True)
 class FoundTask:
-    """``task`` with the coupling and the support that ``found`` gives to its examples."""
+    """``task`` with the coupling that ``rule`` gives to its examples, and a support.
+
+    ``addresses`` has the texts of the addresses of the tokens that an answer of each phase depends on, such as
+    ``PointerRule.addresses``.
+    """
 
     task: JSONLTask
-    found: FoundCoupling
+    rule: PointerRule
+    addresses: tuple[tuple[str, ...], ...]
 
     name: ClassVar[str] = "this file"
     summary: ClassVar[str] = ""
@@ -59,29 +63,42 @@ class FoundTask:
         """Return an empty mapping: this task has no variants."""
         return {}
 
-    def _with_rule(self, examples: Examples) -> Examples:
-        return replace(examples, coupling=couple(self.found.rule, examples), support=self._support(examples))
+    def num_records(self, length: int) -> int:
+        """Return the number of distinct records of a length, as in ``task``."""
+        return self.task.num_records(length)
 
-    def _support(self, examples: Examples) -> Int[np.ndarray, "batch seq k"]:
-        """Return the indexes of the tokens that each answer depends on; a look-up also reads its key and the match."""
-        steps = answer_steps(examples)
-        phases = divide(steps, self.found.rule.division)
-        support = np.full((*examples.tokens.shape, 3 * max(1, self.found.num_tokens)), NO_TOKEN)
-        for phase, (_, texts) in enumerate(self.found.phases):
-            mask = phases.phase == phase
-            here = steps.where(mask)
-            indexes = []
-            for address in map(parse_address, texts):
-                index = locate(address, steps, phases).where(mask).index
-                indexes.append(index)
-                if isinstance(address, MatchAddress):
-                    has_match = index >= 0
-                    indexes += [
-                        np.where(has_match, each, NO_TOKEN) for each in (address.key_index(here), address.match(here))
-                    ]
-            for number, index in enumerate(indexes):
-                support[here.sequence, here.prompt_length + here.number, number] = index
-        return support
+    def records_at(self, length: int, indices: Int[np.ndarray, " batch"]) -> Examples:
+        """Return the records of ``task`` at these indices, with coupling and support."""
+        return self._with_rule(self.task.records_at(length, indices))
+
+    def _with_rule(self, examples: Examples) -> Examples:
+        support = support_at(self.addresses, self.rule.division, examples)
+        return replace(examples, coupling=couple(self.rule, examples), support=support)
+
+
+def support_at(addresses: Sequence[Sequence[str]], division: str, examples: Examples) -> Int[np.ndarray, "batch seq k"]:
+    """Return the token indexes that each answer depends on, padded with -1; a look-up also reads its key and the match.
+
+    ``addresses`` has the texts of the addresses of each phase of ``division``.
+    """
+    steps = answer_steps(examples)
+    phases = divide(steps, division)
+    support = np.full((*examples.tokens.shape, 3 * max(1, *map(len, addresses))), NO_TOKEN)
+    for phase, texts in enumerate(addresses):
+        mask = phases.phase == phase
+        here = steps.where(mask)
+        indexes = []
+        for address in map(parse_address, texts):
+            index = locate(address, steps, phases).where(mask).index
+            indexes.append(index)
+            if isinstance(address, MatchAddress):
+                has_match = index >= 0
+                indexes += [
+                    np.where(has_match, each, NO_TOKEN) for each in (address.key_index(here), address.match(here))
+                ]
+        for number, index in enumerate(indexes):
+            support[here.sequence, here.prompt_length + here.number, number] = index
+    return support
 
 
 def measure_conditions(found_task: FoundTask, length: int, rng: np.random.Generator) -> tuple[int, int]:

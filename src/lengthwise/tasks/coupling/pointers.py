@@ -5,6 +5,7 @@ Prompt tokens that an earlier step needed are in reach already and need no point
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 from jaxtyping import Bool, Int
@@ -37,6 +38,11 @@ class PointerRule:
     def texts(self) -> tuple[str, ...]:
         """Form of the rule in saved files: the division, then one text per level."""
         return (self.division, *(_level_text(*each) for each in zip(self.levels, self.falls, strict=True)))
+
+    @property
+    def addresses(self) -> tuple[tuple[str, ...], ...]:
+        """Texts of the addresses of each phase, over all levels."""
+        return tuple(tuple(chain.from_iterable(phase)) for phase in zip(*self.levels, strict=True))
 
     @property
     def named_tokens(self) -> set[int]:

@@ -49,7 +49,8 @@ def describe_conditions(
     """Return whether sparsity and locality hold at the shortest, the middle and the longest of the lengths."""
     lengths = sorted(task.available_lengths if lengths is None else lengths)
     chosen = sorted({lengths[0], lengths[len(lengths) // 2], lengths[-1]})
-    found_task = FoundTask(task=task, found=found)
+    addresses = tuple(texts for _, texts in found.phases)
+    found_task = FoundTask(task=task, rule=found.rule, addresses=addresses)
     measured = [measure_conditions(found_task, length, stream(seed, "conditions", length)) for length in chosen]
     (num_tokens, distances), where = zip(*measured, strict=True), f"at the lengths {', '.join(map(str, chosen))}"
     lines = [
