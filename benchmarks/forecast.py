@@ -28,7 +28,7 @@ from matplotlib.axes import Axes
 from lengthwise.core.intervals import t_critical_value, wilson_interval
 from lengthwise.core.provenance import provenance
 from lengthwise.core.randomness import stream
-from lengthwise.encodings import ALiBi, EncodingSettings, KERPLELog, NoPE, Rotary
+from lengthwise.encodings import ALiBi, EncodingSettings, KERPLELog, NoPE, Rotary, T5Bias
 from lengthwise.evaluation.figure_layout import FONT_SIZE, LINE_COLORS, count_seeds, make_panels
 from lengthwise.evaluation.forecast.certificate import run_verdict
 from lengthwise.evaluation.grading import first_errors, grade
@@ -77,11 +77,11 @@ class PlantedWithDecoys(Planted):
     labels: tuple[tuple[float, ...], ...] = LABELS
     placement: Placement = field(default_factory=lambda: Local(shapes=((0,),), weights=(1.0,)))
 
-    def draw(
+    def sample_arrays(
         self, length: int, size: int, rng: np.random.Generator
     ) -> tuple[Int[np.ndarray, "size length"], Int[np.ndarray, "size k"], Int[np.ndarray, " size"]]:
         """Sample from the planted law, and add a decoy at a random other index to long sequences."""
-        tokens, sets, label = super().draw(length, size, rng)
+        tokens, sets, label = super().sample_arrays(length, size, rng)
         if length > 32:
             decoys = (sets[:, 0] + rng.integers(1, length, size)) % length
             tokens[np.arange(size), decoys] = rng.integers(4, 8, size)
@@ -119,11 +119,17 @@ def experiments(folder: Path) -> dict[str, Callable[[], Experiment]]:
     """Return a function that builds each experiment, by label; task files are written to ``folder``."""
     parity_grid, copy_grid, demo = COMPARISONS["which_parity"], COMPARISONS["which_copy"], COMPARISONS["demo"]
     by_label: dict[str, Callable[[], Experiment]] = {
-        "planted, NoPE": lambda: recipe("planted"),
-        "planted, rotary": lambda: replace(recipe("planted"), encoding=Rotary()),
-        "planted, ALiBi": lambda: replace(recipe("planted"), encoding=ALiBi()),
+        "two marked tokens, rotary": lambda: replace(recipe("planted"), encoding=Rotary()),
+        "two marked tokens, ALiBi": lambda: replace(recipe("planted"), encoding=ALiBi()),
         "rare tokens, rotary": lambda: _planted(Rotary(), _rare_tokens()),
+        "rare tokens, NoPE": lambda: _planted(NoPE(), _rare_tokens()),
         "decoys, NoPE": lambda: _planted(NoPE(), PlantedWithDecoys()),
+        "decoys, rotary": lambda: _planted(Rotary(), PlantedWithDecoys()),
+        "decoys, ALiBi": lambda: _planted(ALiBi(), PlantedWithDecoys()),
+        "one marked token, NoPE": lambda: _planted(NoPE(), _one_marked_token()),
+        "one marked token, rotary": lambda: _planted(Rotary(), _one_marked_token()),
+        "one marked token, ALiBi": lambda: _planted(ALiBi(), _one_marked_token()),
+        "one marked token, T5": lambda: _planted(T5Bias(), _one_marked_token()),
         "copy, found rule": lambda: demo()["discovered (PPC)"],
         "copy, rotary": lambda: demo()["rotary"],
         "copy, ALiBi": lambda: demo()["ALiBi"],
@@ -131,7 +137,7 @@ def experiments(folder: Path) -> dict[str, Callable[[], Experiment]]:
         "copy, coupled FIRE": lambda: copy_grid()["coupled/fire"],
         "copy, coupled T5": lambda: copy_grid()["coupled/t5"],
         "parity, PPC": lambda: recipe("parity"),
-        "parity, PPC with IDs to 59": lambda: replace(
+        "parity, IDs to 59": lambda: replace(
             recipe("parity"), scheme=replace(recipe("parity").scheme, num_position_ids=60)
         ),
         "parity, coupled KERPLE": lambda: parity_grid()["coupled/kerple_log"],
@@ -146,7 +152,7 @@ def experiments(folder: Path) -> dict[str, Callable[[], Experiment]]:
         )["rotary"],
     }
     for name in TASK_FILES:
-        by_label[f"{name} (file), found rule"] = lambda name=name: experiment_for(
+        by_label[f"task file, {name.split()[-1]}"] = lambda name=name: experiment_for(
             str(write_task_file(name, 0, folder)), "discovered", train_lengths=(1, FILE_LENGTH)
         )
     return {label: lambda build=build: _stop_when_fitted(build()) for label, build in by_label.items()}
@@ -168,10 +174,14 @@ def _planted(encoding: EncodingSettings, task: Task) -> Experiment:
     return replace(planted, task=task, encoding=encoding, train_lengths=(4, 32), training=training)
 
 
+def _one_marked_token() -> Planted:
+    """Return the law of ``PlantedWithDecoys`` without decoys."""
+    return Planted(**{each.name: getattr(PlantedWithDecoys(), each.name) for each in fields(Planted)})
+
+
 def _rare_tokens() -> Planted:
-    """Return the law of ``PlantedWithDecoys`` without decoys, in which the other labels' tokens are rare."""
-    rare = replace(PlantedWithDecoys(), background=(0.2495,) * 4 + (0.0005,) * 4)
-    return Planted(**{each.name: getattr(rare, each.name) for each in fields(Planted)})
+    """Return the same law with a background that seldom contains other marked tokens."""
+    return replace(_one_marked_token(), background=(0.2495,) * 4 + (0.0005,) * 4)
 
 
 def measure_accuracy(run: Run, task: Task, length: int, num_examples: int) -> tuple[float, float, int, float]:
@@ -356,7 +366,7 @@ def draw(axes: Axes, rows: list[dict[str, Any]]) -> None:
     configurations = list(dict.fromkeys(row["row"].partition(", ")[2] for row in rows))
     seeds, places = sorted({row["seed"] for row in rows}), []
     for index, (color, configuration) in enumerate(zip(LINE_COLORS, configurations, strict=False)):
-        runs = [row for row in rows if row["row"].endswith(f", {configuration}")]
+        runs = [row for row in rows if row["row"].partition(", ")[2] == configuration]
         # The first column has the accuracy at the longest trained length.
         first = index * (len(FACTORS) + 1.5)
         axes.axvspan(first - 0.5, first + 0.5, facecolor="0.9", zorder=0)

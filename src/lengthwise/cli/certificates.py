@@ -32,7 +32,8 @@ def default_run_lengths(task: Task, max_train_length: int) -> tuple[int, ...]:
             "longer records to --task"
         )
     longer = [length for length in task.available_lengths if length > max_train_length]
-    return tuple(sorted({min(longer, key=lambda each, length=length: abs(each - length)) for length in lengths}))
+    distances = {length: [abs(each - length) for each in longer] for length in lengths}
+    return tuple(sorted({longer[each.index(min(each))] for each in distances.values()}))
 
 
 def _load_task_or_law(path: Path) -> Task:

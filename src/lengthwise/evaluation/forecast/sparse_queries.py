@@ -112,6 +112,8 @@ def sample_response_queries(
     examples, batch = _sample_batch(task, scheme, length, 1, rng)
     num_each = min(max_answers, int(batch.token_scored.sum(dim=1).min()))
     examples, batch = _sample_batch(task, scheme, length, min(MAX_RESPONSES, max(1, num_queries // num_each)), rng)
+    # Responses of the same length can have different numbers of tokens.
+    num_each = min(num_each, int(batch.token_scored.sum(dim=1).min()))
     answers = []
     for is_scored in batch.token_scored.numpy():
         scored = np.flatnonzero(is_scored)
