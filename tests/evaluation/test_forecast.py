@@ -10,14 +10,21 @@ from tests.support.cases import small_decoder, small_scheme
 from tests.support.small_runs import small_experiment
 
 from lengthwise.cli import app as cli
+from lengthwise.cli import certificates
 from lengthwise.core.errors import SettingError
 from lengthwise.encodings import ENCODINGS, Learned, NoPE, Rotary
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.evaluation.forecast import assumptions, certificate, prediction, probes
 from lengthwise.evaluation.forecast.certificate import certify_decoder, run_verdict
 from lengthwise.evaluation.forecast.prediction import Forecast, InconclusiveError, attainable_accuracy, predict
-from lengthwise.evaluation.forecast.probed_model import ProbedModel, SubsampleAccuracy
-from lengthwise.evaluation.forecast.sparse_queries import Queries, QueryResult, query_decoder, sample_queries
+from lengthwise.evaluation.forecast.probed_model import ProbedModel, SubsampleAccuracy, measure_subsample_accuracy
+from lengthwise.evaluation.forecast.sparse_queries import (
+    Queries,
+    QueryResult,
+    query_decoder,
+    sample_queries,
+    sample_response_queries,
+)
 from lengthwise.evaluation.forecast.subsampling import (
     BLOCK_SIZE,
     NUM_NEIGHBORS,
@@ -35,8 +42,8 @@ from lengthwise.experiments.run_evaluation import evaluate
 from lengthwise.model.attention_scores import AttentionHooks
 from lengthwise.model.decoder import Decoder
 from lengthwise.model.decoder_settings import DecoderSettings
-from lengthwise.positions import RandomStart, Sequential
-from lengthwise.tasks import Addition, Parity, Planted, Recall, SparseParity
+from lengthwise.positions import Discovered, RandomStart, Sequential
+from lengthwise.tasks import Addition, Copy, JSONLTask, Parity, Planted, Recall, SparseParity, Text
 from lengthwise.tasks.planted.placement import Local
 from lengthwise.theory.planted_law_certificate import Assumption
 
@@ -348,14 +355,84 @@ def test_low_coverage_is_inconclusive(fitted, monkeypatch):
         predict(*fitted, 60)
 
 
-def test_exact_match_requires_all_tokens_and_the_end(fitted, monkeypatch):
-    monkeypatch.setattr(ProbedModel, "query", misleading_query(0.0))
-    single = predict(*fitted, 60)
-    assert (single.num_answers, single.end_accuracy) == (1, 1.0)
-    assert (single.exact_low, single.exact_high) == (pytest.approx(single.low), single.high)
-    monkeypatch.setattr(prediction, "_end_accuracy", lambda *arguments: 0.5)
-    monkeypatch.setattr(Queries, "max_answers", lambda *arguments: 2)
-    assert predict(*fitted, 60).exact_low == pytest.approx(1 - 2 * (1 - single.low) - 0.5)
+def test_a_run_that_reads_context_gets_a_wider_interval_upwards(fitted, monkeypatch):
+    """Pieces of a sequence lose the context of tokens, so the accuracy on them is below that on the full sequence."""
+
+    def query(self, queries, sampled):
+        # Right only if no block is cut out, as for a run that attends to the neighbors of many tokens.
+        num_subsamples, is_cut = len(sampled.last_column) // len(queries.answer), sampled.blocks.max() < 40
+        share = 0.5 if is_cut else 0.7
+        correct = np.arange(len(queries.answer)) < share * len(queries.answer)
+        each = np.repeat(correct[:, None], num_subsamples, axis=1)
+        return QueryResult(correct=correct, correct_each=each, leakage=np.zeros((1, 1)))
+
+    monkeypatch.setattr(ProbedModel, "query", query)
+    monkeypatch.setattr(prediction, "MAX_WIDTH", 2.0)
+    found = predict(*fitted, 60)
+    assert (found.mean, found.single_tokens) == (0.5, pytest.approx(0.7, abs=0.02))
+    assert found.high > found.single_tokens + (found.single_tokens - found.mean)
+    monkeypatch.setattr(prediction, "MAX_WIDTH", 0.5)
+    with pytest.raises(InconclusiveError):
+        predict(*fitted, 60)
+
+
+def test_a_run_that_reads_all_tokens_of_a_short_sequence_is_less_accurate_on_a_part_of_it(monkeypatch):
+    """The support of a copied symbol and the neighbors of it are nearly all of a short sequence."""
+
+    def query(self, queries, sampled):
+        num_subsamples = len(sampled.last_column) // len(queries.answer)
+        complete = sampled.last_column.reshape(-1, num_subsamples) == queries.last_index[:, None]
+        return QueryResult(correct=complete.all(axis=1), correct_each=complete, leakage=np.zeros((1, 1)))
+
+    monkeypatch.setattr(ProbedModel, "query", query)
+    model = probed_model(Copy(), small_decoder("nope", Copy()))
+    queries = model.queries(6)
+    found = measure_subsample_accuracy(model, queries, queries.batch.tokens.shape[1])
+    assert found.whole == 1.0
+    assert found.half < 0.5
+    assert certificate._refusal_reason(found) is not None
+
+
+def responses(exact_part, **changes):
+    each = {"num_examples": 24, "num_queried": 32, "exact_part": exact_part, "end_accuracy": 1.0} | changes
+    return prediction._Responses(**each)
+
+
+@pytest.mark.parametrize("num_tokens", [33, 161])
+def test_the_range_of_exact_match_is_informative_for_long_answers(num_tokens):
+    """The interval of the accuracy per token starts at 0.95, so the union bound of 160 tokens is 0."""
+    low, high = responses(1.0).exact_interval(num_tokens, 0.95, 1.0, error=0.0, misled=0.0, shift=0.0)
+    assert 0.3 < low < 0.97
+    assert high == 1.0
+    low, high = responses(0.0).exact_interval(num_tokens, 0.75, 0.85, error=0.2, misled=0.0, shift=0.0)
+    assert low == 0.0
+    assert high < 0.3
+    # Pieces may be worse than full sequences.
+    _, shifted = responses(0.0).exact_interval(num_tokens, 0.4, 1.0, error=0.2, misled=0.0, shift=0.2)
+    assert shifted > 0.7
+    # A token that misleads one piece can be in every example.
+    low, _ = responses(1.0).exact_interval(num_tokens, 0.9, 1.0, error=0.0, misled=0.05, shift=0.0)
+    assert low == 0.0
+
+
+def test_a_single_scored_token_has_equal_ranges_of_accuracy_and_exact_match():
+    single = responses(0.8, num_queried=1)
+    assert single.exact_interval(1, 0.7, 0.9, error=0.2, misled=0.0, shift=0.0) == (0.7, 0.9)
+
+
+def test_queries_about_responses_contain_the_first_answer_the_last_and_the_end(fitted):
+    queries, num_each = fitted[0].response_queries(60)
+    batch = queries.batch
+    assert num_each == 2
+    assert batch.token_scored.numpy()[np.arange(len(queries.answer)), queries.answer].all()
+    task = Parity()
+    queries, num_each = probed_model(task, small_decoder("rotary", task)).response_queries(100)
+    answers = queries.answer.reshape(-1, num_each)
+    scored = [np.flatnonzero(each) for each in queries.batch.token_scored[::num_each].numpy()]
+    assert (np.diff(answers, axis=1) > 0).all()
+    assert all({each[0], each[-1]} <= set(row) for row, each in zip(answers, scored, strict=True))
+    # Equal examples stay together.
+    assert (queries.batch.tokens[:num_each] == queries.batch.tokens[0]).all()
 
 
 def test_no_prediction_exceeds_the_best_predictor_of_a_planted_law():
@@ -387,7 +464,7 @@ def forecast(length, accuracy, ids_only=1.0, token_count_only=1.0) -> Forecast:
         high=1.0,
         mean=accuracy,
         every_piece=accuracy,
-        half_budget=accuracy,
+        single_tokens=accuracy,
         num_pieces=1,
         coverage=1.0,
         ids_only=ids_only,
@@ -395,6 +472,8 @@ def forecast(length, accuracy, ids_only=1.0, token_count_only=1.0) -> Forecast:
         leakage=0.0,
         num_answers=1,
         end_accuracy=1.0,
+        num_queried=1,
+        exact_part=accuracy,
         exact_low=accuracy,
         exact_high=1.0,
     )
@@ -419,6 +498,37 @@ def test_the_horizon_ends_before_the_first_length_that_fails(accuracy, test_leng
     found = certificate._find_longest_accurate_length(model, predict_length, test_lengths)
     assert (found.tokens, found.exact) == (horizon, horizon)
     assert limit in found.limited_by
+
+
+def test_responses_of_one_length_may_have_different_numbers_of_tokens(tmp_path):
+    """The response is a run of the same letter, as often as the last digit of the prompt says."""
+    records = [{"prompt": ["a", "b", str(n)], "response": ["x"] * n} for n in range(1, 10)]
+    path = tmp_path / "runs.jsonl"
+    path.write_text("\n".join(map(json.dumps, records)))
+    queries, num_each = sample_response_queries(JSONLTask(file=str(path)), Sequential(), 3, 200, 8, seed=1)
+    # The shortest response has a letter and the end token.
+    assert num_each == 2
+    assert queries.batch.token_scored.numpy()[np.arange(len(queries.answer)), queries.answer].all()
+
+
+def test_the_horizon_of_a_task_file_uses_the_lengths_of_its_records():
+    """The built-in file has records up to 20, so 24, 48 and 96 have none."""
+    model = probed_model(JSONLTask(), small_decoder("rotary", JSONLTask()))
+    found = certificate._find_longest_accurate_length(model, lambda length: forecast(length, 1.0), [20])
+    assert found.tokens == 20
+    assert certificates.default_run_lengths(JSONLTask(), 6) == (12, 20)
+    assert certificates.default_run_lengths(Parity(), 6) == (12, 24, 96)
+    with pytest.raises(SettingError, match=r"training length 20; .* --task"):
+        certificates.default_run_lengths(JSONLTask(), 20)
+
+
+def test_a_run_of_a_task_file_with_a_found_rule_has_a_certificate(tmp_path):
+    scheme = Discovered(rule=("one", "falling: prompt last -1 -1"), num_position_ids=64)
+    run = train(small_experiment(JSONLTask(), scheme), tmp_path)
+    assert run is not None
+    found = certify_run(run, (8,))
+    assert found.refusal is not None
+    assert "does not fit" in found.refusal
 
 
 @pytest.mark.parametrize(
@@ -483,6 +593,12 @@ def test_models_that_do_not_allow_subsampling_raise_an_error(task, settings, enc
         certify_decoder(probed_model(task, decoder, encoding=ENCODINGS[encoding]()), [12])
 
 
+def test_a_language_model_has_no_accuracy_to_predict():
+    model = replace(probed_model(Parity(), small_decoder("rotary", Parity())), task=Text())
+    with pytest.raises(SettingError, match=r"task text .* lengthwise evaluate"):
+        certify_decoder(model, [12])
+
+
 @pytest.mark.slow
 def test_the_command_reports_why_it_predicts_nothing_for_a_run(tmp_path, capsys):
     train(small_experiment(), tmp_path / "run")
@@ -534,14 +650,11 @@ def test_predictions_separate_a_run_that_extrapolates_from_one_that_fails(tmp_pa
     assert reached.horizon.tokens >= 320
     failed = certify_run(near, (40,))
     measured = evaluate(near, EvaluationSettings(lengths=(40,), num_examples=(256,)))[0]["token_accuracy"]
-    assert failed.horizon is not None
-    assert failed.horizon.tokens == 20
+    assert failed.horizon is None or failed.horizon.tokens == 20
     # The run fails just beyond training. If there is a forecast, its interval contains the measured accuracy.
     assert measured < 0.9
     assert all(each.low <= measured <= each.high for each in failed.forecasts)
-    reason = failed.abstentions.get(40, "cannot predict the accuracy at length 40: ")
-    assert reason.startswith("cannot predict the accuracy at length 40: ")
-    assert len(failed.forecasts) + len(failed.abstentions) == 1
+    assert failed.refusal is not None or len(failed.forecasts) + len(failed.abstentions) == 1
     for length in (24, 40):
         assert diagnose_run(near, length).limited_by.startswith(f"limited by {certificate.UNTRAINED_IDS}")
 
@@ -549,3 +662,18 @@ def test_predictions_separate_a_run_that_extrapolates_from_one_that_fails(tmp_pa
 def _copy_by_index() -> Experiment:
     experiment = COMPARISONS["which_copy"]()["sequential/rotary"]
     return replace(experiment, seed=6001, training=replace(experiment.training, steps=3000))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("label", ["NoPE", "ALiBi"])
+def test_forecasts_of_copying_by_context_contain_the_accuracy_or_are_withheld(label, tmp_path):
+    """These runs find a symbol by the symbols before it, so pieces predict too low an accuracy."""
+    experiment = COMPARISONS["demo"]()[label]
+    training = replace(experiment.training, fit_every=100, cooldown_steps=200)
+    run = train(replace(experiment, training=training, seed=1), tmp_path)
+    assert run is not None
+    found = certify_run(run, (20, 40))
+    settings = EvaluationSettings(lengths=(20, 40), num_examples=(256,))
+    measured = {row["length"]: row["token_accuracy"] for row in evaluate(run, settings)}
+    assert found.refusal is not None or len(found.forecasts) + len(found.abstentions) == 2
+    assert all(each.low <= measured[each.length] <= each.high for each in found.forecasts)

@@ -9,7 +9,7 @@ from lengthwise.core.errors import SettingError
 from lengthwise.core.json_parsing import parse_json
 from lengthwise.evaluation.forecast.certificate_report import Certificate
 from lengthwise.experiments.experiment import build_entry, load_task
-from lengthwise.tasks import Planted, Task
+from lengthwise.tasks import HasLengths, Planted, Task
 from lengthwise.theory.counterexample_certificate import certify_counterexample
 from lengthwise.theory.counterexamples import COUNTEREXAMPLES
 from lengthwise.theory.planted_law_certificate import LawCertificate, certify_law
@@ -19,6 +19,21 @@ from lengthwise.theory.task_certificate import TaskCertificate, certify_task
 DEFAULT_LENGTHS = (64, 256)
 DEFAULT_MULTIPLES = (2, 4, 16)
 DEFAULT_TRAIN_LENGTH = 20
+
+
+def default_run_lengths(task: Task, max_train_length: int) -> tuple[int, ...]:
+    """Return the default test lengths of a run; for a task file, the nearest lengths of its records."""
+    lengths = [multiple * max_train_length for multiple in DEFAULT_MULTIPLES]
+    if not isinstance(task, HasLengths):
+        return tuple(lengths)
+    if max(task.available_lengths) <= max_train_length:
+        raise SettingError(
+            f"the task file has no record beyond the longest training length {max_train_length}; pass a file with "
+            "longer records to --task"
+        )
+    longer = [length for length in task.available_lengths if length > max_train_length]
+    distances = {length: [abs(each - length) for each in longer] for length in lengths}
+    return tuple(sorted({longer[each.index(min(each))] for each in distances.values()}))
 
 
 def _load_task_or_law(path: Path) -> Task:

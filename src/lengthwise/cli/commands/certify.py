@@ -24,7 +24,8 @@ def certify(
         str | None,
         Option(
             help="Test lengths.",
-            show_default="task or law: 64,256; run: 2, 4 and 16 times the training length; counterexample: its own",
+            show_default="task or law: 64,256; run: 2, 4 and 16 times the training length (task file: the nearest "
+            "lengths); counterexample: its own",
         ),
     ] = None,
     train_lengths: Annotated[
@@ -61,9 +62,7 @@ def certify(
             raise SettingError("--train-lengths applies to a task or a law, not to a run; leave out --train-lengths")
         run = load_run(target_path, overrides=experiment_options.parse_overrides(**part_names), device="cpu")
         max_train_length = run.experiment.train_lengths[1]
-        test_lengths = parsed_lengths or tuple(
-            multiple * max_train_length for multiple in certificates.DEFAULT_MULTIPLES
-        )
+        test_lengths = parsed_lengths or certificates.default_run_lengths(run.experiment.task, max_train_length)
         name = run.experiment.task.name
         compute_certificate: Callable[[], Certificate] = partial(certify_run, run, test_lengths, seed=seed)
     else:

@@ -50,7 +50,10 @@ def measure_assumptions(
     reach, id_span, num_ids = _measure_support_spans(model, queries)
     result = f"the tokens of an answer span {id_span:g} of {num_ids:g} IDs and {reach} tokens (declared by the task)"
     yield Assumption(name="locality in IDs", holds=4 * id_span <= num_ids, found=result, counterexample="growing gap")
-    result = f"accuracy {fidelity.whole:.3f}, {fidelity.half:.3f} on a half and {fidelity.quarter:.3f} on a quarter"
+    result = (
+        f"accuracy {fidelity.whole:.3f}, {fidelity.half:.3f} on a half (single tokens) and {fidelity.quarter:.3f} on a "
+        "quarter (blocks)"
+    )
     holds = fidelity.max_accuracy_change <= MAX_ACCURACY_CHANGE
     yield Assumption(name="deletion", holds=holds, found=result, counterexample="unbounded reach")
     yield _check_id_coverage(model, max_length)

@@ -14,6 +14,7 @@ from lengthwise.evaluation.forecast.assumptions import (
 from lengthwise.evaluation.forecast.prediction import Forecast, InconclusiveError, predict
 from lengthwise.evaluation.forecast.probed_model import ProbedModel, SubsampleAccuracy, measure_subsample_accuracy
 from lengthwise.evaluation.forecast.probes import RequiredTokens, measure_required_tokens
+from lengthwise.tasks import HasLengths
 from lengthwise.theory.planted_law_certificate import Assumption
 
 # Number of queries that measure the required tokens.
@@ -125,9 +126,14 @@ def _refusal_reason(fidelity: SubsampleAccuracy) -> str | None:
 def _find_longest_accurate_length(
     model: ProbedModel, predict_length: Callable[[int], Forecast], test_lengths: Sequence[int]
 ) -> Horizon:
-    """Find the horizon among ``test_lengths`` and the doublings of the longest training length, in ascending order."""
+    """Find the horizon among ``test_lengths`` and the doublings of the longest training length, in ascending order.
+
+    A task file has records of some lengths only.
+    """
     longest, longest_exact, all_exact = model.max_train_length, model.max_train_length, True
-    doublings = (model.max_train_length << exponent for exponent in range(1, NUM_DOUBLINGS + 1))
+    doublings = [model.max_train_length << exponent for exponent in range(1, NUM_DOUBLINGS + 1)]
+    if isinstance(model.task, HasLengths):
+        doublings = [length for length in doublings if length in model.task.available_lengths]
     for length in sorted({*test_lengths, *doublings}):
         try:
             forecast = predict_length(length)

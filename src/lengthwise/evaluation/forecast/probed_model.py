@@ -11,16 +11,16 @@ from lengthwise.evaluation.forecast.sparse_queries import (
     Queries,
     QueryResult,
     query_decoder,
-    sample_end_queries,
     sample_queries,
+    sample_response_queries,
 )
 from lengthwise.evaluation.forecast.subsampling import Subsample, split_into_pieces, subsample, upweight_distractors
 from lengthwise.model.decoder import Decoder
 from lengthwise.positions import PositionScheme
-from lengthwise.tasks import Task
+from lengthwise.tasks import GradedByLoss, Task
 
-# Number of queries per length, for answer tokens and for end tokens.
-NUM_QUERIES, NUM_END_QUERIES = 256, 32
+# Number of queries per length; number of queries in which several belong to each example, and per example.
+NUM_QUERIES, NUM_RESPONSE_QUERIES, QUERIES_PER_RESPONSE = 128, 768, 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +49,11 @@ class ProbedModel:
     @property
     def subsampling_obstacle(self) -> str | None:
         """Reason why subsamples cannot represent full sequences; None if they can."""
+        if isinstance(self.task, GradedByLoss):
+            return (
+                f"task {self.task.name} has several valid answers, so there is no accuracy to predict; measure its "
+                "loss with lengthwise evaluate"
+            )
         if self.task.sample(length=self.max_train_length, size=1, rng=stream(0)).support is None:
             name = self.task.name
             return (
@@ -69,20 +74,33 @@ class ProbedModel:
         """Sample queries about answer tokens at a length, with the seed of the model."""
         return sample_queries(self.task, self.scheme, length, num_queries, self.seed)
 
-    def end_queries(self, length: int) -> Queries | None:
-        """Sample queries about end tokens at a length; return None if examples have no end token."""
-        return sample_end_queries(self.task, self.scheme, length, NUM_END_QUERIES, self.seed)
+    def response_queries(self, length: int) -> tuple[Queries, int]:
+        """Sample several queries for each example at a length; return them and their number per example."""
+        return sample_response_queries(
+            self.task, self.scheme, length, NUM_RESPONSE_QUERIES, QUERIES_PER_RESPONSE, self.seed
+        )
 
     def pieces(self, queries: Queries, length: int, budget: int, max_pieces: int) -> tuple[Subsample, float]:
         """Split the sequence of each query into pieces, and return them with the fraction of tokens that they cover."""
         rng = stream(self.seed, "forecast pieces", length, budget)
         return split_into_pieces(queries.support, queries.last_index, budget, rng, max_pieces)
 
-    def subsample(self, queries: Queries, length: int, budget: int) -> Subsample:
-        """Return ``NUM_SUBSAMPLES`` subsamples of each query."""
+    def subsample(
+        self,
+        queries: Queries,
+        length: int,
+        budget: int,
+        *,
+        as_blocks: bool = True,
+        num_subsamples: int = NUM_SUBSAMPLES,
+    ) -> Subsample:
+        """Return subsamples of each query, with blocks, or with single tokens without neighbors."""
         rng = stream(self.seed, "forecast draws", length, budget)
-        repeated_support = [token_indices for token_indices in queries.support for _ in range(NUM_SUBSAMPLES)]
-        return subsample(repeated_support, np.repeat(queries.last_index, NUM_SUBSAMPLES), budget, rng)
+        support = [token_indices for token_indices in queries.support for _ in range(num_subsamples)]
+        last_index = np.repeat(queries.last_index, num_subsamples)
+        if as_blocks:
+            return subsample(support, last_index, budget, rng)
+        return subsample(support, last_index, budget, rng, block_size=1, num_neighbors=0)
 
     def query(self, queries: Queries, subsample: Subsample) -> QueryResult:
         """Evaluate queries on subsamples with this decoder."""
@@ -93,7 +111,9 @@ class ProbedModel:
 class SubsampleAccuracy:
     """Accuracy at the longest training length on full sequences, and on a half and a quarter of their tokens.
 
-    A subsample always contains the support and its neighbors. In short sequences, these may be more than a quarter.
+    A subsample always contains the support. The half consists of single tokens, so a run that reads the context of
+    tokens is less accurate on it. The quarter consists of blocks, and contains the neighbors of the support; in short
+    sequences, these may be more than a quarter.
     """
 
     whole: float
@@ -109,6 +129,7 @@ class SubsampleAccuracy:
 def measure_subsample_accuracy(model: ProbedModel, queries: Queries, budget: int) -> SubsampleAccuracy:
     """Measure the accuracy on full sequences of ``budget`` tokens, and on a half and a quarter of their tokens."""
     full = upweight_distractors(queries.support, queries.last_index, 1.0)
-    parts = (model.subsample(queries, model.max_train_length, budget // divisor) for divisor in (2, 4))
-    whole, half, quarter = (float(model.query(queries, tokens).correct.mean()) for tokens in (full, *parts))
-    return SubsampleAccuracy(whole=whole, half=half, quarter=quarter)
+    half = model.subsample(queries, model.max_train_length, budget // 2, as_blocks=False)
+    quarter = model.subsample(queries, model.max_train_length, budget // 4)
+    accuracies = [float(model.query(queries, tokens).correct.mean()) for tokens in (full, half, quarter)]
+    return SubsampleAccuracy(whole=accuracies[0], half=accuracies[1], quarter=accuracies[2])

@@ -16,13 +16,18 @@ from lengthwise.model.decoder import Decoder
 from lengthwise.model.position_heads import NextIDs
 from lengthwise.positions import PositionScheme
 from lengthwise.tasks import Task
+from lengthwise.tasks.coupling.found_task import FoundTask
 from lengthwise.tasks.examples import Examples
 from lengthwise.training.batch import Batch, to_batch
 
 # Number of subsamples per query. Their log-probabilities are averaged, because a single subsample is noisy.
 NUM_SUBSAMPLES = 8
+# Number of tokens before the prompt token of a found rule, and before an answer, that the answer can depend on.
+NUM_TOKENS_BEFORE = 3
+# Maximum number of examples with several queries each.
+MAX_RESPONSES = 256
 # Maximum number of attention scores per layer in one forward pass, which limits the memory.
-MAX_SCORES = 1 << 22
+MAX_SCORES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +86,12 @@ def build_queries(task: Task, examples: Examples, batch: Batch, answer: Int[np.n
     for example_index, answer_index in enumerate(answer.tolist()):
         is_separator = np.isin(examples.tokens[example_index, :answer_index], separators)
         support = np.empty(0, dtype=int) if examples.support is None else examples.support[example_index, answer_index]
-        support_indices.append(np.union1d(support[support >= 0], np.flatnonzero(is_separator)))
+        support = support[support >= 0]
+        if isinstance(task, FoundTask):
+            # A found rule names the new prompt token of each step, not the tokens before it or the earlier answers.
+            before = (np.append(support, answer_index - 1)[:, None] - np.arange(NUM_TOKENS_BEFORE + 1)).ravel()
+            support = before[before >= 0]
+        support_indices.append(np.union1d(support, np.flatnonzero(is_separator)))
     return Queries(examples=examples, batch=batch, answer=answer, support=support_indices)
 
 
@@ -92,12 +102,33 @@ def sample_queries(task: Task, scheme: PositionScheme, length: int, num_queries:
     return build_queries(task, examples, batch, sample_answers(batch, task.vocabulary.index("end"), rng))
 
 
-def sample_end_queries(task: Task, scheme: PositionScheme, length: int, num_queries: int, seed: int) -> Queries | None:
-    """Sample examples, and return a query for the end token of each; None if an example has no scored end token."""
-    rng = stream(seed, "forecast end questions", length)
-    examples, batch = _sample_batch(task, scheme, length, num_queries, rng)
-    is_end = (batch.token_scored & (batch.tokens == task.vocabulary.index("end"))).numpy()
-    return build_queries(task, examples, batch, is_end.argmax(axis=1)) if is_end.any(axis=1).all() else None
+def sample_response_queries(
+    task: Task, scheme: PositionScheme, length: int, num_queries: int, max_answers: int, seed: int
+) -> tuple[Queries, int]:
+    """Sample examples with several queries each, and return the queries, sorted by example, and their number.
+
+    An example has a query for its first and its last scored token (usually the end token), and for others between them
+    at random, ``max_answers`` in all if it has that many. Together, the examples have about ``num_queries`` queries.
+    """
+    rng = stream(seed, "forecast responses", length)
+    examples, batch = _sample_batch(task, scheme, length, 1, rng)
+    num_each = min(max_answers, int(batch.token_scored.sum(dim=1).min()))
+    examples, batch = _sample_batch(task, scheme, length, min(MAX_RESPONSES, max(1, num_queries // num_each)), rng)
+    # Responses of the same length can have different numbers of tokens.
+    num_each = min(num_each, int(batch.token_scored.sum(dim=1).min()))
+    answers = []
+    for is_scored in batch.token_scored.numpy():
+        scored = np.flatnonzero(is_scored)
+        # One random token of each of equally long stretches, except for the ends.
+        edges = np.arange(num_each + 1) * len(scored) // num_each
+        places = rng.integers(edges[:-1], edges[1:])
+        places[0], places[-1] = 0, len(scored) - 1
+        answers.append(scored[places])
+    example_indices = np.repeat(np.arange(len(examples)), num_each)
+    return (
+        build_queries(task, examples.select(example_indices), batch.select(example_indices), np.concatenate(answers)),
+        num_each,
+    )
 
 
 def _sample_batch(

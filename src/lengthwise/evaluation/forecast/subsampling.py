@@ -43,17 +43,19 @@ class Subsample:
         return replace(self, weights=ones, conditional_weights=ones, visible_counts=ones.cumsum(axis=1))
 
 
-def subsample(
+def subsample(  # noqa: PLR0913
     support: list[Int[np.ndarray, " _"]],
     last_index: Int[np.ndarray, " queries"],
     budget: int,
     rng: np.random.Generator,
     unit_ids: Int[np.ndarray, "queries seq"] | None = None,
     block_size: int = BLOCK_SIZE,
+    *,
+    num_neighbors: int = NUM_NEIGHBORS,
 ) -> Subsample:
     """Sample about ``budget`` tokens up to ``last_index``, the index of the token before each answer.
 
-    Every subsample contains the support and ``NUM_NEIGHBORS`` tokens on both sides of each token in it. The rest is a
+    Every subsample contains the support and ``num_neighbors`` tokens on both sides of each token in it. The rest is a
     sample without replacement of at least two blocks of ``block_size`` tokens, weighted by the inverse of the sampled
     fraction. The expected weighted sum over the sampled blocks is then the sum over all blocks (Horvitz and Thompson
     1952), for attention from sampled blocks and from tokens near the support.
@@ -66,7 +68,8 @@ def subsample(
         token_units = np.arange(last + 1) if unit_ids is None else unit_ids[query, : last + 1]
         # Block starts are random, so that no token is always the first of its block.
         block_offset = int(rng.integers(block_size)) if len(np.unique(token_units)) > budget else 0
-        blocks = _divide_into_blocks(support_tokens, token_units, budget, block_size, block_offset)
+        required = _with_neighbors(support_tokens, last, num_neighbors)
+        blocks = _divide_into_blocks(required, token_units, budget, block_size, block_offset)
         subsamples += blocks.select(rng.choice(blocks.optional_blocks, size=(1, blocks.num_sampled), replace=False))
     return _stack_subsamples(subsamples)
 
@@ -85,7 +88,13 @@ def split_into_pieces(
     of tokens that they cover (the minimum over queries).
     """
     blocks_per_query = [
-        _divide_into_blocks(tokens, np.arange(last + 1), budget, BLOCK_SIZE, int(rng.integers(BLOCK_SIZE)))
+        _divide_into_blocks(
+            _with_neighbors(tokens, last, NUM_NEIGHBORS),
+            np.arange(last + 1),
+            budget,
+            BLOCK_SIZE,
+            int(rng.integers(BLOCK_SIZE)),
+        )
         for tokens, last in zip(support, last_index.tolist(), strict=True)
     ]
     num_required = max(1, *(-(-len(each.optional_blocks) // max(1, each.num_sampled)) for each in blocks_per_query))
@@ -106,7 +115,7 @@ def upweight_distractors(
     indices, blocks = np.minimum(token_indices, last_index[:, None]), token_indices // BLOCK_SIZE
     weights = np.ones(token_indices.shape)
     for query, (tokens, last) in enumerate(zip(support, last_index.tolist(), strict=True)):
-        is_distractor = ~np.isin(blocks[query], _with_neighbors(tokens, last) // BLOCK_SIZE)
+        is_distractor = ~np.isin(blocks[query], _with_neighbors(tokens, last, NUM_NEIGHBORS) // BLOCK_SIZE)
         if num_distractors := int(is_distractor[: last + 1].sum()):
             weights[query, is_distractor] = (factor * (last + 1) - (last + 1 - num_distractors)) / num_distractors
     return Subsample(
@@ -147,21 +156,26 @@ class _Blocks:
 
 
 def _divide_into_blocks(
-    support: Int[np.ndarray, " _"], units: Int[np.ndarray, " tokens"], budget: int, block_size: int, offset: int
+    required: Int[np.ndarray, " _"], units: Int[np.ndarray, " tokens"], budget: int, block_size: int, offset: int
 ) -> _Blocks:
-    """Divide a sequence into blocks; a sequence within the budget is a single required block."""
+    """Divide a sequence into blocks; a sequence within the budget is a single required block.
+
+    ``required`` has the indexes of tokens whose blocks are required.
+    """
     if len(np.unique(units)) <= budget:
         return _Blocks(np.zeros(len(units), dtype=int), np.ones(1, dtype=bool), np.zeros(0, dtype=int), 0)
     block_numbers = (units + offset) // block_size
     is_required = np.zeros(block_numbers.max() + 1, dtype=bool)
-    is_required[block_numbers[_with_neighbors(support, len(units) - 1)]] = True
+    is_required[block_numbers[required]] = True
     optional_blocks = np.setdiff1d(block_numbers, np.flatnonzero(is_required))
     num_sampled = min(len(optional_blocks), max(2, budget // block_size - int(is_required.sum())))
     return _Blocks(block_numbers, is_required, optional_blocks, num_sampled)
 
 
-def _with_neighbors(support: Int[np.ndarray, " _"], last_index: int) -> Int[np.ndarray, "_ near"]:
-    return (np.append(support, last_index)[:, None] + np.arange(-NUM_NEIGHBORS, NUM_NEIGHBORS + 1)).clip(0, last_index)
+def _with_neighbors(support: Int[np.ndarray, " _"], last_index: int, num_neighbors: int) -> Int[np.ndarray, " near"]:
+    """Return the support, the last token, and their neighbors on both sides."""
+    near = np.append(support, last_index)[:, None] + np.arange(-num_neighbors, num_neighbors + 1)
+    return near.clip(0, last_index).ravel()
 
 
 def _stack_subsamples(subsamples: list[_SampledTokens]) -> Subsample:
