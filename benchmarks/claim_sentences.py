@@ -32,6 +32,7 @@ from claim_queries import (
     word,
 )
 
+from lengthwise.core.intervals import wilson_interval
 from lengthwise.encodings import ENCODINGS
 from lengthwise.evaluation.result_rows import FIT_THRESHOLD, longest_exact_length
 from lengthwise.experiments.recipes import RECIPES
@@ -58,9 +59,27 @@ STEADY = ("NoPE, log scaling", "NoPE, top-k", "NoPE, entmax", "NAPE, log scaling
 FITTED_ON_PARITY = ("rotary", "sinusoidal", "learned")
 
 
+def first_failing_length(selected: Runs) -> int:
+    """Return the shortest length at which a seed has an error."""
+    return next(length for length in selected.lengths if selected.exact(length) < selected.num_seeds)
+
+
+def seed_failures() -> Iterator[str]:
+    """benchmarks/seed_failures.md."""
+    parity = runs("seed_failures").of("parity")
+    failing, longest = first_failing_length(parity), parity.lengths[-1]
+    num_failing = parity.num_seeds - parity.exact(longest)
+    low, high = wilson_interval(num_failing, parity.num_seeds)
+    yield f"""
+    All {parity.num_fit} seeds of the recipe `parity` fit {parity.trained} bits, and {parity.exact(longest)} are exact at {failing:,} and {longest:,} bits.
+    {word(num_failing).capitalize()} fails at {failing:,}: share of failures {num_failing / parity.num_seeds:.2f}
+    [{low:.2f}, {high:.2f}].
+    """
+
+
 def readme() -> Iterator[str]:
     """README.md."""
-    demo, parity, million = runs("demo"), runs("parity_ppc").of("parity"), runs("million_tokens")
+    demo, parity, million = runs("demo"), runs("seed_failures").of("parity"), runs("million_tokens")
     found, rivals = demo.of("discovered (PPC)"), demo.of("rotary", "ALiBi", "NoPE")
     longest, reached = demo.lengths[-1], max(length for length in rivals.lengths if rivals.best(length) > 0)
     yield f"""
@@ -74,16 +93,15 @@ def readme() -> Iterator[str]:
     fitting = [label for label in (*found.labels, *rivals.labels) if demo.of(label).num_fit == demo.of(label).num_seeds]
     yield f"All {word(len(fitting))} fit {demo.trained} symbols; only PPC copies more than {reached}"
     yield f"({word(found.num_seeds)} seeds; [explanation]"
-    yield f"trains for {span(parity.each('train_s'), '.0f')} s."
     longest = parity.lengths[-1]
     yield f"""
-    {word(parity.exact(longest)).capitalize()} of {word(parity.num_seeds)} seeds are exact on
-    {word(parity.num_examples(longest))} strings of [{longest:,} bits](benchmarks/parity_ppc.md)
+    Parity with PPC is exact at {longest:,} bits on [{parity.exact(longest)} of {parity.num_seeds}
+    seeds](benchmarks/seed_failures.md); the other one fails at {first_failing_length(parity):,}.
     """
     long = million.of(recipe="parity_long", decode="forced")
     yield f"""
-    {word(long.exact(long.lengths[-1]))} of {word(long.num_seeds)} of `parity_long` on one of [a million
-    tokens](benchmarks/million_tokens.md).
+    {word(long.exact(long.lengths[-1])).capitalize()} of {word(long.num_seeds)} seeds of `parity_long` are exact on one
+    string of [a million tokens](benchmarks/million_tokens.md).
     """
     yield f"""
     The library includes {len(TASKS)} tasks, {len(SCHEMES)} position schemes, {len(ENCODINGS)} encodings and
@@ -961,9 +979,11 @@ def forecast() -> Iterator[str]:
     held = [value for values in by_seed.values() for value in values]
     worst = min(statistics.mean(values) for values in by_seed.values())
     number = len({(row["row"], row["seed"]) for row in rows})
+    low, high = wilson_interval(sum(held), len(held))
     yield f"""
     The 90% intervals of `lengthwise certify` contain the measured accuracy in {statistics.mean(held):.3f} of the
-    {len(held)} cells with a prediction, and in {worst:.3f} on the worst seed, for {number} new runs at
+    {len(held)} cells with a prediction [{low:.2f}, {high:.2f}], and in {worst:.3f} on the worst seed. It predicts nothing
+    in {1 - len(held) / len(rows):.2f} of the {len(rows)} cells. The cells are {number} new runs at
     {listed(sorted({row["times"] for row in rows}))} times the training length.
     """
 
@@ -1454,6 +1474,7 @@ def teaching() -> Iterator[str]:
 
 PAGES: dict[str, Callable[[], Iterator[str]]] = {
     "README.md": readme,
+    "benchmarks/seed_failures.md": seed_failures,
     "benchmarks/README.md": lambda: chain(list_of_claims(), reviewers()),
     **{
         f"benchmarks/{page.__name__}.md": page
@@ -1473,6 +1494,7 @@ PAGES: dict[str, Callable[[], Iterator[str]]] = {
 NOT_FROM_ROWS: dict[str, tuple[tuple[str, str], ...]] = {
     "README.md": (
         ("[Start in five minutes", "the time to follow docs/start.md"),
+        ("In less than five minutes", "make demo; benchmarks/demo.md"),
         ("Parity of five bits", "the example of the figure"),
     ),
     "benchmarks/README.md": (

@@ -248,9 +248,9 @@ class Reference:
             x = weights["embedding"][token].copy()
             if self.settings.previous_token_mix and t > 0:
                 x += weights["previous_share"] * weights["embedding"][tokens[t - 1]]
-            num_separators = min(num_separators + (int(token) in self.separators), len(self.separators))
             if self.settings.segments:
                 x += weights["segment"][num_separators]
+            num_separators = min(num_separators + (int(token) in self.separators), len(self.separators))
             if self.encoding == "learned":
                 x += weights["encoding.levels.0.vectors"][position_ids[t]]
             embeddings.append(x)

@@ -87,10 +87,6 @@ def test_module_names_describe_their_content():
     assert violations(lambda path, names: not FORBIDDEN_NAMES.isdisjoint({path.stem, path.parent.name})) == []
 
 
-def test_a_module_stays_within_300_lines():
-    assert violations(lambda path, names: len(path.read_text().splitlines()) > 300) == []
-
-
 def test_no_module_hides_its_shapes_from_the_checker():
     assert violations(lambda path, names: "__future__" in names) == []
 

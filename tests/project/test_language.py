@@ -85,7 +85,3 @@ def test_the_old_voice_does_not_come_back(phrase):
 def test_the_package_exports_at_most_43_names():
     assert len(lw.__all__) <= 43
     assert dir(lw) == sorted(lw.__all__)
-
-
-def test_the_readme_is_at_most_120_lines():
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 120

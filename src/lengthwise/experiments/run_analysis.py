@@ -58,18 +58,6 @@ def task_with_support(experiment: Experiment) -> Task:
     return task
 
 
-def task_with_support(experiment: Experiment) -> Task:
-    """Return the task of an experiment; the examples of a task file get their support from a found coupling, if any.
-
-    A found coupling names the prompt tokens that each answer needs and that no earlier answer needed. The tokens before
-    them, and the last answers, are neighbors that every subsample keeps.
-    """
-    task, scheme = experiment.task, experiment.scheme
-    if isinstance(task, JSONLTask) and isinstance(scheme, Discovered):
-        return FoundTask(task=task, rule=scheme.pointer_rule, addresses=scheme.pointer_rule.addresses)
-    return task
-
-
 def probed_model_of(run: Run, *, seed: int) -> ProbedModel:
     """Return a `ProbedModel` of a run on the CPU, which is faster than a GPU for many small forward passes."""
     experiment = run.experiment

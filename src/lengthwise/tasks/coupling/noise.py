@@ -39,7 +39,7 @@ MIN_ANSWERS_PER_CODE = 8
 MIN_COPY_SHARE = 0.5
 # Right answers with fewer steps share one error rate.
 MIN_STRATUM_SIZE = 50
-# Largest number of places from the start and from the end, and of periods, that are groups of their own.
+# Largest number of places from the start and from the end, and of periods, that form separate groups.
 MAX_PLACE, MAX_PERIOD = 8, 8
 # Vocabularies up to this size have groups for pairs of neighboring prompt tokens.
 MAX_PAIR_VOCABULARY = 40
@@ -72,7 +72,7 @@ class Errors:
 
     @property
     def num_wrong(self) -> int:
-        """Number of wrong answers."""
+        """Number of wrong answers among the counted ones."""
         return int(self.is_wrong.sum())
 
 
@@ -211,7 +211,7 @@ class _GroupTest:
     """Test of the number of wrong answers in groups of answers."""
 
     def __init__(self, errors: Errors) -> None:
-        """Store the errors."""
+        """Store the answers and their errors."""
         self.errors = errors
         self.size = len(errors.index)
 
