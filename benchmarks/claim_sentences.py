@@ -71,7 +71,8 @@ def seed_failures() -> Iterator[str]:
     num_failing = parity.num_seeds - parity.exact(longest)
     low, high = wilson_interval(num_failing, parity.num_seeds)
     yield f"""
-    All {parity.num_fit} seeds of the recipe `parity` fit {parity.trained} bits, and {parity.exact(longest)} are exact at {failing:,} and {longest:,} bits.
+    All {parity.num_fit} seeds of the recipe `parity` fit {parity.trained} bits, and {parity.exact(longest)} are
+    exact at {failing:,} and {longest:,} bits.
     {word(num_failing).capitalize()} fails at {failing:,}: share of failures {num_failing / parity.num_seeds:.2f}
     [{low:.2f}, {high:.2f}].
     """
@@ -982,8 +983,8 @@ def forecast() -> Iterator[str]:
     low, high = wilson_interval(sum(held), len(held))
     yield f"""
     The 90% intervals of `lengthwise certify` contain the measured accuracy in {statistics.mean(held):.3f} of the
-    {len(held)} cells with a prediction [{low:.2f}, {high:.2f}], and in {worst:.3f} on the worst seed. It predicts nothing
-    in {1 - len(held) / len(rows):.2f} of the {len(rows)} cells. The cells are {number} new runs at
+    {len(held)} cells with a prediction [{low:.2f}, {high:.2f}], and in {worst:.3f} on the worst seed. It predicts
+    nothing in {1 - len(held) / len(rows):.2f} of the {len(rows)} cells. The cells are {number} new runs at
     {listed(sorted({row["times"] for row in rows}))} times the training length.
     """
 

@@ -131,9 +131,10 @@ def pair_mode(rng, length, is_long):
 
 
 def growing_noise(rng, length, is_long):
-    """Copy; the share of wrong letters is a thousandth of the place, also in long rows."""
+    """Copy; the share of wrong letters in short rows is a thousandth of the place."""
     prompt = draw(rng, length)
-    return prompt, [draw(rng, 1)[0] if rng.random() < 0.001 * place else letter for place, letter in enumerate(prompt)]
+    is_noisy = [not is_long and rng.random() < 0.001 * place for place in range(length)]
+    return prompt, [draw(rng, 1)[0] if noisy else letter for noisy, letter in zip(is_noisy, prompt, strict=True)]
 
 
 def fourth_letter(rng, length, is_long):
@@ -164,6 +165,16 @@ def change_under_noise(rng, length, is_long):
     return prompt, response
 
 
+def bursts_of_noise(rng, length, is_long):
+    """Reverse; in 2% of the rows, three letters in a row are wrong, so the errors are not independent."""
+    prompt = draw(rng, length)
+    response = prompt[::-1]
+    if not is_long and rng.random() < 0.02 and length > 3:
+        start = int(rng.integers(length - 2))
+        response[start : start + 3] = draw(rng, 3)
+    return prompt, response
+
+
 TRAPS: tuple[Sample, ...] = (
     late_wrap,
     rare_toggle,
@@ -179,6 +190,7 @@ TRAPS: tuple[Sample, ...] = (
     fourth_letter,
     length_mode,
     change_under_noise,
+    bursts_of_noise,
 )
 
 # Tasks with a right rule
@@ -199,16 +211,6 @@ def visible_toggle(rng, length, is_long):
     for letter in prompt:
         is_upper ^= letter == "!"
         response.append(("on" if is_upper else "off") if letter == "!" else letter.upper() if is_upper else letter)
-    return prompt, response
-
-
-def bursts_of_noise(rng, length, is_long):
-    """Reverse; in 2% of the rows, three letters in a row are wrong."""
-    prompt = draw(rng, length)
-    response = prompt[::-1]
-    if not is_long and rng.random() < 0.02 and length > 3:
-        start = int(rng.integers(length - 2))
-        response[start : start + 3] = draw(rng, 3)
     return prompt, response
 
 
@@ -260,7 +262,6 @@ def folded(rng, length, is_long):
 RIGHT: tuple[Sample, ...] = (
     visible_reset,
     visible_toggle,
-    bursts_of_noise,
     steady_noise,
     filled_gaps,
     full_counter,

@@ -1,5 +1,6 @@
 """Text and table that describe a found coupling."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from lengthwise.core.defaults import MODEL
@@ -14,6 +15,8 @@ from lengthwise.tasks.jsonl_task import JSONLTask
 
 # Largest growth of a number from the middle to the longest length, and lengths that show growth.
 MAX_GROWTH, MIN_LENGTHS_OF_GROWTH = 2, 3
+# Prompts per length in which tokens may repeat, and number of repeats by chance whose absence is a property of the rows.
+NUM_PROMPTS, MIN_EXPECTED_REPEATS = 64, 20
 
 
 def describe_coupling(found: FoundCoupling, vocabulary: Sequence[str]) -> list[str]:
@@ -61,7 +64,31 @@ def describe_conditions(
         lines.append("with fewer than three lengths, nobody can say whether these numbers grow; add lengths")
     elif _grows(distances) or _grows(num_tokens):
         lines.append("these numbers grow with the length, so do not expect correct answers at longer lengths")
+    if _expected_repeats(found_task, lengths, seed) >= MIN_EXPECTED_REPEATS:
+        lines.append(
+            "no prompt contains a token twice, so the examples do not show the answers to repeated tokens, which longer "
+            "prompts may contain; do not expect correct answers at longer lengths with repeated tokens"
+        )
     return lines
+
+
+def _expected_repeats(found_task: FoundTask, lengths: Sequence[int], seed: int) -> float:
+    """Return the number of equal pairs in prompts if their tokens were independent; 0 if a prompt has such a pair.
+
+    Tokens of every prompt, such as separators, do not count.
+    """
+    examples = [found_task.sample(length=each, size=NUM_PROMPTS, rng=stream(seed, "repeats", each)) for each in lengths]
+    prompts = [
+        tokens[:end].tolist() for each in examples for tokens, end in zip(each.tokens, each.prompt_length, strict=True)
+    ]
+    in_all = set(prompts[0]).intersection(*prompts)
+    symbols = [[token for token in prompt if token not in in_all] for prompt in prompts]
+    if any(len(set(each)) < len(each) for each in symbols):
+        return 0.0
+    counts = Counter(token for each in symbols for token in each)
+    total = counts.total()
+    same = sum((count / total) ** 2 for count in counts.values())
+    return sum(len(each) * (len(each) - 1) / 2 for each in symbols) * same
 
 
 def _grows(values: Sequence[int]) -> bool:
