@@ -15,7 +15,7 @@ from lengthwise.tasks.jsonl_task import JSONLTask
 
 # Largest growth of a number from the middle to the longest length, and lengths that show growth.
 MAX_GROWTH, MIN_LENGTHS_OF_GROWTH = 2, 3
-# Prompts per length in which tokens may repeat, and number of repeats by chance whose absence is a property of the rows.
+# Prompts per length in which tokens may repeat, and number of repeats by chance whose absence is no chance.
 NUM_PROMPTS, MIN_EXPECTED_REPEATS = 64, 20
 
 
@@ -66,8 +66,8 @@ def describe_conditions(
         lines.append("these numbers grow with the length, so do not expect correct answers at longer lengths")
     if _expected_repeats(found_task, lengths, seed) >= MIN_EXPECTED_REPEATS:
         lines.append(
-            "no prompt contains a token twice, so the examples do not show the answers to repeated tokens, which longer "
-            "prompts may contain; do not expect correct answers at longer lengths with repeated tokens"
+            "no prompt contains a token twice, so the examples do not show the answers to repeated tokens, which "
+            "longer prompts may contain; do not expect correct answers at longer lengths with repeated tokens"
         )
     return lines
 
