@@ -1059,6 +1059,14 @@ def minimax() -> Iterator[str]:
     yield f"""
     PPC reaches the longest test, {min(ppc.multiples()):g} times the training length, with every tilt,
     """
+    ratios: dict[bool, list[float]] = {}
+    for reading in read_rows(RESULTS / "minimax_readings.jsonl"):
+        if reading["tilt"] == 0:
+            ratios.setdefault("4,500 steps" in reading["row"], []).append(reading["worst_loss"] / reading["mean_loss"])
+    yield f"""
+    There the worst length has up to {max(ratios[True]):.1f} times the mean loss over lengths (tilt 0), nearly L = 10
+    times. In the runs of {strong.rows[0]["steps"]:,} steps it has at most {up(max(ratios[False]), 1)} times.
+    """
     average = [rows.of(f"copy, ALiBi{steps}, tilt 0") for steps in (", 4,500 steps", "")]
     reach = [span(each.reach(), "d") for each in average]
     yield f"""

@@ -37,11 +37,21 @@ def exact_match_by_factor(runs: Rows) -> list[float | None]:
     return values
 
 
+def fit_by_seed(runs: Rows) -> dict[int, float]:
+    """Return the exact match of each seed at the longest training length, as measured after training.
+
+    Runs of YaRN are trained without its factor, so their fit is the exact match of the evaluation.
+    """
+    if runs[0]["encoding"] == "yarn":
+        return {row["seed"]: row["exact_match"] for row in runs if row["length"] == row["train_lengths"][1]}
+    return {row["seed"]: row["fitted"] for row in runs}
+
+
 def missing_reason(runs: Rows) -> str:
     """Return the reason why a cell has no numbers, or an empty string if it has numbers."""
     if not runs:
         return "IDs not read"
-    best = max(row["fitted"] for row in runs)
+    best = max(fit_by_seed(runs).values())
     steps = max(row["steps"] for row in runs)
     return "" if best >= MIN_FIT else f"never fits ({best:.2f} after {steps:,})"
 
@@ -50,14 +60,14 @@ def format_cell(runs: Rows) -> str:
     """Return the five numbers of a cell, and the number of seeds that fit."""
     if reason := missing_reason(runs):
         return reason
-    fit_by_seed = {row["seed"]: row["fitted"] for row in runs}
-    num_fits = sum(value >= FIT_THRESHOLD for value in fit_by_seed.values())
+    fits = fit_by_seed(runs)
+    num_fits = sum(value >= FIT_THRESHOLD for value in fits.values())
     values = exact_match_by_factor(runs)
     text = " ".join("·" if value is None else f"{value:.2f}".removeprefix("0") for value in values)
     text = text.replace("1.00", "1").replace(".00", "0")
     steps = max(row["steps"] for row in runs)
-    if num_fits < len(fit_by_seed):
-        return f"{text} ({num_fits}/{len(fit_by_seed)} fit in {steps:,})"
+    if num_fits < len(fits):
+        return f"{text} ({num_fits}/{len(fits)} fit in {steps:,})"
     return f"{text} (in {steps:,})" if steps > MAX_STEPS else text
 
 

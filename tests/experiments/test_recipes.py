@@ -63,6 +63,10 @@ def test_a_baseline_has_the_settings_that_fit_with_its_encoding(task, fitted):
         assert other.training.steps > fitted.training.steps
         assert other.training.fit_every is not None
         assert "not known to fit" in str(describe_settings(other))
+    for changes in ({"steps": 5}, {"batch_size": 3}):
+        changed = replace(experiment, training=replace(experiment.training, **changes))
+        assert "not known to fit" not in str(describe_settings(experiment))
+        assert "not known to fit" in str(describe_settings(changed))
 
 
 def test_the_page_lists_the_encodings_with_found_settings():

@@ -49,7 +49,7 @@ def describe_result(rows: Rows) -> str:
     last_row = rows[-1]
     if uses_loss(rows):
         return f"loss {last_row['loss']:.3f} at context length {last_row['length']}"
-    return f"exact match {last_row['fitted']:.2f} at length {last_row['train_lengths'][1]}"
+    return f"exact match {last_row['fitted']:.3f} at length {last_row['train_lengths'][1]}"
 
 
 def result_tables(rows: Rows, diverged: Sequence[str] = ()) -> list[tuple[str, list[str], list[list[str]]]]:
@@ -148,7 +148,7 @@ def fit_status(runs: Rows) -> str:
         return "-"
     num_fits = sum(row["fitted"] >= FIT_THRESHOLD for row in runs)
     status = ("yes" if num_fits else "no") if len(runs) == 1 else f"{num_fits} of {len(runs)} seeds"
-    return status if num_fits else f"{status} ({max(row['fitted'] for row in runs):.2f})"
+    return status if num_fits else f"{status} ({max(row['fitted'] for row in runs):.3f})"
 
 
 def format_value(rows: Rows) -> str:

@@ -49,7 +49,8 @@ class _Failure:
 def diagnose_group(group: RunGroup, report: Callable[[str], None] | None = None) -> Iterator[DiagnosisSection]:
     """Yield the diagnosis of the first failing run of each label, for the first ``MAX_RUNS`` labels that have one.
 
-    A run is diagnosed at the shortest length beyond training that it fails at. ``report`` receives a line per run.
+    A run is diagnosed at the shortest length beyond training with an exact match below ``FIT_THRESHOLD``; with fewer
+    errors, the causes could not be told. ``report`` receives a line per run.
     """
     failures: list[_Failure] = []
     for label in dict.fromkeys(run.label for run in group.runs):

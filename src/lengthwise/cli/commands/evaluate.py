@@ -132,7 +132,14 @@ def generate_(
     ids = completion.position_ids
     levels = ids if isinstance(ids[0], list) else [ids]
     header = ["token", *("ID" if len(levels) == 1 else f"ID {level + 1}" for level in range(len(levels)))]
-    columns = [completion.tokens, *([str(position_id) for position_id in level_ids] for level_ids in levels)]
+    # No token uses the ID of the end token, so it is not trained.
+    columns = [
+        completion.tokens,
+        *(
+            ["" if token == "end" else str(number) for token, number in zip(completion.tokens, level_ids, strict=True)]
+            for level_ids in levels
+        ),
+    ]
     print_table("generated", header, [list(row) for row in zip(*columns, strict=True)])
     if completion.expected:
         verdict = {True: "correct", False: "incorrect", None: "correct so far"}[completion.correct]

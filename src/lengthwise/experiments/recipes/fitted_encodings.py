@@ -163,8 +163,16 @@ def describe_settings(experiment: Experiment) -> str | None:
     if fitted_task is None or fitted_task.settings(encoding) is None:
         return f"{layers}: the default, because no settings of {encoding} are known to fit {task}; it may not fit"
     found_for = f"{layers}: settings that fit {task} up to {fitted_task.train_length}"
-    limits = _limits_of_fit(experiment)
+    limits = [*_limits_of_fit(experiment), *_limits_of_training(experiment)]
     return f"{found_for}; not known to fit {' and '.join(limits)}" if limits else found_for
+
+
+def _limits_of_training(experiment: Experiment) -> list[str]:
+    """Return the settings of training that differ from those that were found, or fewer steps than they have."""
+    training, found = experiment.training, with_fitted_settings(experiment).training
+    limits = [f"with {training.steps:,} instead of {found.steps:,} steps"] if training.steps < found.steps else []
+    others = replace(training, steps=found.steps, fit_every=found.fit_every, cooldown_steps=found.cooldown_steps)
+    return limits if others == found else [*limits, "with other settings of training"]
 
 
 def compare_with_encodings(

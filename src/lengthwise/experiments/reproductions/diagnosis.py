@@ -102,8 +102,10 @@ def _draw_figure(rows: Rows, readings: Rows, folder: Path, title: str) -> Path:
     for axes, label in zip(all_axes, labels, strict=True):
         panel = [reading for reading in readings if reading["row"] == label]
         for cause_index, name in enumerate(causes):
-            repair_rates, color = [reading["repaired"][name] for reading in panel if name in reading["repaired"]], "0.4"
-            if repair_rates:
+            # A cause without first errors of its kind repairs none of the run's errors.
+            failing = [reading["repaired"] for reading in panel if reading["repaired"]]
+            repair_rates, color = [repaired.get(name, 0.0) for repaired in failing], "0.4"
+            if any(name in repaired for repaired in failing):
                 axes.barh(cause_index, sum(repair_rates) / len(repair_rates), color=LINE_COLORS[cause_index], alpha=0.5)
                 axes.plot(repair_rates, [cause_index] * len(repair_rates), "o", color=color, markersize=4)
         axes.set(xlim=(0, 1.02), ylim=(-0.6, len(causes) - 0.4))
@@ -111,7 +113,7 @@ def _draw_figure(rows: Rows, readings: Rows, folder: Path, title: str) -> Path:
         axes.set_title(panel_title, fontsize=FONT_SIZE, loc="left")
         axes.set_yticks(range(len(causes)), cause_texts)
         axes.tick_params(labelsize=FONT_SIZE)
-    x_label = "fraction of first errors that the intervention repairs\n(bars: mean; points: seeds)"
+    x_label = "fraction of first errors that the intervention repairs\n(bars: mean; points: seeds with errors)"
     all_axes[-1].set_xlabel(x_label, fontsize=FONT_SIZE)
     figure.suptitle(title, fontsize=FONT_SIZE + 1)
     return save_figure(figure, folder)

@@ -161,7 +161,7 @@ def _draw_figure(rows: Rows, readings: Rows, folder: Path, title: str) -> Path:
     counts = [len(_select(readings, method, tilt)) for method in methods for tilt in TILTS]
     caption = (
         f"Points: single runs. Lines: worst seed. Test length: the longest with exact match {EXACT_MATCH_THRESHOLD} or "
-        "more. Tilt 0: average over lengths."
+        "more; 0 is drawn at 1. Tilt 0: average over lengths."
     )
     seeds = count_seeds([count for count in counts if count])
     names = [[method.partition(", ")[2] for method in panel] for panel in panels.values()]

@@ -10,6 +10,7 @@ from lengthwise.encodings import CoPE, EncodingSettings, NoPE, PartialRotary, Po
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.evaluation.figure_layout import (
     LINE_COLORS,
+    UNFIT_COLOR,
     LineLabel,
     count_seeds,
     label_lines,
@@ -177,13 +178,16 @@ def _draw_figure(rows: Rows, readings: Rows, folder: Path, title: str) -> Path:
     figure, panels = make_panels([f"{title}: {task}, {counts}" for task in tasks], list(names.values()), caption)
     for axes, task in zip(panels, tasks, strict=True):
         labels, colors = [], [*LINE_COLORS] * 2
-        for place, (color, name) in enumerate(zip(colors, names[task], strict=False)):
-            reached = [max(result["reached"], 0.5) for result in results[f"{task}, {name}"]]
+        for place, (line_color, name) in enumerate(zip(colors, names[task], strict=False)):
+            runs = results[f"{task}, {name}"]
+            fits = any(result["fitted"] >= FIT_THRESHOLD for result in runs)
+            color, text = (line_color, name) if fits else (UNFIT_COLOR, f"{name} (no fit)")
+            reached = [max(result["reached"], 0.5) for result in runs]
             height = len(names[task]) - place
             axes.plot([0.5, min(reached)], [height] * 2, "-", color=color, alpha=0.5)
             axes.plot(reached, [height] * len(reached), "o", color=color, alpha=0.4, markersize=5)
             axes.plot([min(reached)], [height], "o", color=color, markersize=9)
-            labels.append(LineLabel(text=name, color=color, value=float(height)))
+            labels.append(LineLabel(text=text, color=color, value=float(height)))
         axes.set(xscale="log", xlabel="reach in training lengths", yticks=[], ylim=(0.5, len(names[task]) + 0.5))
         ticks = (1, 2, 5, 10, 100)
         axes.set_xticks(ticks, [f"{tick}x" for tick in ticks])
