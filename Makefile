@@ -1,7 +1,7 @@
 # Needs make, git and python3 >= 3.11; everything else comes into .venv.
 PYTHON ?= python3
 GPU_PYTHON ?= python3
-DEMO_SEEDS ?= 3
+DEMO_SEEDS ?= 2
 BUDGET_S ?= 540
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal

@@ -84,7 +84,7 @@ def readme() -> Iterator[str]:
     found, rivals = demo.of("discovered (PPC)"), demo.of("rotary", "ALiBi", "NoPE")
     longest, reached = demo.lengths[-1], max(length for length in rivals.lengths if rivals.best(length) > 0)
     yield f"""
-    to copy up to {demo.trained} symbols, with three seeds each, and tests them with up to {longest:,}
+    to copy up to {demo.trained} symbols, with two seeds each, and tests them with up to {longest:,}
     ({word(found.num_examples(longest))} per seed).
     """
     yield f"""
