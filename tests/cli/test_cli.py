@@ -339,7 +339,7 @@ def test_a_run_that_does_not_fit_is_saved_and_ends_with_status_1(runs, capsys, m
     assert document["misfit"] == facts["misfit"]
     rows = json.loads(output_of(["evaluate", "new", "--lengths", "4", "--num-examples", "4", "--json"], capsys)[0])
     assert rows["results"][0]["misfit"] == facts["misfit"]
-    # A quick run is not meant to fit, but says so; a run that fits has no misfit.
+    # A quick run reports that it does not fit, and exits with 0; a run that fits has no misfit.
     quick, _ = output_of(["train", *QUICK, "--resume", "--out", "run"], capsys)
     assert misfit in quick
     monkeypatch.setattr(result_rows, "FIT_THRESHOLD", 0.0)
