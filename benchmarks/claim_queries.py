@@ -124,9 +124,15 @@ def _at(rows: Sequence[Row], length: int) -> list[float]:
 
 
 @cache
+def rows_in(name: str) -> list[Row]:
+    """Return the rows of a file of results."""
+    return read_rows(RESULTS / f"{name}.jsonl")
+
+
+@cache
 def runs(name: str) -> Runs:
     """Return the runs of a file of results."""
-    return Runs(read_rows(RESULTS / f"{name}.jsonl"))
+    return Runs(rows_in(name))
 
 
 def word(number: int) -> str:
