@@ -2,7 +2,8 @@
 
 ``python benchmarks/claim_sentences.py`` lists the sentences that differ from their page, and ``--write`` puts the
 numbers of the rows into the pages. A sentence is found in its page by its words, so a changed word has to be changed
-here, too. ``tests/project/test_claims.py`` checks that the pages agree, and that claims contain no other number.
+here, too. ``tests/project/test_claims.py`` checks that the pages agree, and that they contain no other number outside
+setup, commands and tables.
 """
 
 import argparse
@@ -1060,6 +1061,8 @@ def forecast() -> Iterator[str]:
     {THRESHOLD}. The median width of the other {len(known)} is
     {statistics.median(each["high"] - each["low"] for each in known):.2f}.
     """
+    seconds = [row["certify_seconds"] for row in rows]
+    yield f"{span(seconds, '.0f')} seconds (median {statistics.median(seconds):.0f}) on a busy machine."
     copies = [row for row in rows if row["row"] in ("copy, rotary", "copy, ALiBi", "copy, NoPE")]
     yield f"""
     {sum(row["predicted"] is not None for row in copies)} of {len(copies)} cells of rotary, ALiBi and NoPE have a
@@ -1114,7 +1117,7 @@ def training_length() -> Iterator[str]:
     longest test, {listed(sorted(set(ppc)))} times the training length, from each of them.
     """
     longest = rows.of("ALiBi, up to 40")
-    yield f"at {200} symbols, models trained on up to 40 have {span(longest.at(200))}."
+    yield f"At {200} symbols, models trained on up to 40 have {span(longest.at(200))}."
     other = [runs("minimax").of(label) for label in ("copy, ALiBi, tilt 0", "copy, ALiBi, 4,500 steps, tilt 0")]
     yield f"""
     it reaches {span(other[0].reach(), "d")} after {other[0].rows[0]["steps"]:,} steps and {span(other[1].reach(), "d")}
@@ -1248,6 +1251,29 @@ def mixed_lengths() -> Iterator[str]:
     yield f"**Fill stays below {math.ceil(max(row['fill'] for row in costs) * 20) * 5}%** at all settings"
     tokens = [row["relative_time_per_token"] for row in costs if row["lengths_per_batch"] == 8]
     yield f"a token costs {span(tokens, '.1f')} times as much as with one length per batch.**"
+
+
+def faults() -> Iterator[str]:
+    """benchmarks/faults.md."""
+    attacks: dict[str, int] = {}
+    for row in {row["kind"]: row for row in rows_in("faults")}.values():
+        attacks[row["commit"][:7]] = attacks.get(row["commit"][:7], 0) + row["attacks"]
+    (first, number), (last, kills) = attacks.items()
+    yield f"Seed 0, {number:,} attacks, commit {first}"
+    yield f"Seed 0, {kills} kills, commit {last}"
+    inputs = {
+        engine: sum(row["inputs"] for row in rows_in("fuzz") if row["engine"] == engine)
+        for engine in ("hypothesis", "atheris")
+    }
+    yield f"Seed 0, {inputs['hypothesis']:,} inputs by hypothesis and {inputs['atheris']:,} by atheris 3"
+    (nodes,), (soak,) = rows_in("sweep_nodes"), rows_in("soak")
+    yield f"""
+    trains {nodes["runs"]} small runs twice: with two local workers ({nodes["local_s"]:.0f} s), and on a ray cluster of
+    two nodes with one core each ({nodes["ray_s"]:.0f} s).
+    """
+    yield f"""
+    {soak["rounds"]} rounds, {soak["first_mib"]} to {soak["last_mib"]} MiB, a rise of {soak["rise_percent"]} %
+    """
 
 
 def speed() -> Iterator[str]:
@@ -1685,7 +1711,7 @@ PAGES: dict[str, Callable[[], Iterator[str]]] = {
             *(multi_addition, arithmetic, arithmetic_traces, variable_assignment, sparse_parity, background, recall),
             *(recall_attention, needles, dape_and_weave, rivals, scale, hugging_face, diagnosis, forecast),
             *(theory_transformers, theory_bounds, influence_text, sparsity_in_text, context_length),
-            *(training_length, minimax, encodings, speedrun, million_tokens, mixed_lengths, speed),
+            *(training_length, minimax, encodings, speedrun, million_tokens, mixed_lengths, faults, speed),
         )
     },
     **{f"docs/{page.__name__}.md": page for page in (which, diagnose, influence, teaching)},
