@@ -173,6 +173,11 @@ def span(values: Iterable[float], style: str = ".2f") -> str:
     return low if low == high else f"{low} to {high}"
 
 
+def training_seconds(selected: Runs) -> str:
+    """Return the smallest and the largest training time of the runs."""
+    return f"{span(selected.each('train_s'), ',.0f')} s"
+
+
 def num_weights(recipe: str) -> int:
     """Return the number of weights of the decoder of a recipe."""
     return sum(weight.numel() for weight in build_decoder(RECIPES[recipe]()).parameters())

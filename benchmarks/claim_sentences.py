@@ -29,6 +29,7 @@ from claim_queries import (
     rows_in,
     runs,
     span,
+    training_seconds,
     two_digits,
     up,
     word,
@@ -79,6 +80,7 @@ def seed_failures() -> Iterator[str]:
     {word(num_failing).capitalize()} fails at {failing:,}: share of failures {num_failing / parity.num_seeds:.2f}
     [{low:.2f}, {high:.2f}].
     """
+    yield f"{min(runs('seed_failures').each('train_s')):.0f} s of training in the fastest run."
 
 
 def readme() -> Iterator[str]:
@@ -357,6 +359,7 @@ def parity_ppc() -> Iterator[str]:
     **{word(number).capitalize()} sequences of {longest:,} bits per seed** show no error in {number * parity.num_seeds};
     the interval of one seed starts at {wilson_interval(number, number)[0]:.2f}.
     """
+    yield f"{training_seconds(both)} of training each."
 
 
 def demo() -> Iterator[str]:
@@ -531,6 +534,8 @@ def coupling() -> Iterator[str]:
     All {len(right)} right rules stay accepted, with no wrong answer at the longer length. All {len(traps)} traps were
     accepted before; all are refused.
     """
+    seconds = [rows[0]["train_s"] + rows[0]["find_s"] for rows in last.by_run()]
+    yield f"Training took {span(seconds, '.0f')} s, including the search"
 
 
 def copy_reverse() -> Iterator[str]:
@@ -542,6 +547,7 @@ def copy_reverse() -> Iterator[str]:
     copies and reverses {rows.num_examples(longest)} of {rows.num_examples(longest)} strings of {longest:,} symbols, on
     {word(min(rows.of(task).exact(longest) for task in ("copy", "reverse")))} of {word(rows.num_seeds)} new seeds.
     """
+    yield f"{training_seconds(rows)} of training each."
 
 
 def addition() -> Iterator[str]:
@@ -603,6 +609,7 @@ def multi_addition() -> Iterator[str]:
     farthest = runs("multi_addition").of("multi_addition_given", variant="20 operands")
     assert farthest.worst(30) == 1
     yield f"exact on {20} operands of {30} digits ({20 // 5}x and {30 // farthest.trained}x)."
+    yield f"{training_seconds(runs('multi_addition'))} of training per run."
 
 
 def arithmetic() -> Iterator[str]:
@@ -1103,6 +1110,7 @@ def context_length() -> Iterator[str]:
     {more(nope[shortest], rotary[shortest])} above rotary, and loses another {more(nope[longest], nope[shortest])}.
     """
     yield f"it is flat, but {more(yarn[shortest], rotary[shortest])} worse at the trained length."
+    yield f"training took {training_seconds(rows)} each."
 
 
 def training_length() -> Iterator[str]:
@@ -1228,6 +1236,7 @@ def million_tokens() -> Iterator[str]:
     with an exponent of at most {max(slopes["forced"]):.2f} (forced) and {max(slopes["free"]):.2f} (free) on every seed,
     from {MIN_FIT_LENGTH:,} and {LENGTHS["free"][0]:,} bits or symbols on.
     """
+    yield f"training takes {training_seconds(runs('million_tokens'))}."
 
 
 def mixed_lengths() -> Iterator[str]:
@@ -1456,6 +1465,7 @@ def sparsity_in_text() -> Iterator[str]:
     targets. It grows by {span(growth["coupled by structure"])} nats with "coupled by structure", by
     {span(growth["rotary + PoSE"])} with rotary + PoSE, and by less than {up(max(growth["ALiBi"]))} with ALiBi.
     """
+    yield f"a training took {training_seconds(runs('sparsity_in_text'))} beside other work"
 
 
 def theory_transformers() -> Iterator[str]:
