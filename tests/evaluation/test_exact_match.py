@@ -348,6 +348,16 @@ def test_first_errors_are_counted_by_kind(monkeypatch):
     assert result.id_accuracy == pytest.approx(1 - 2 / 16)
 
 
+@pytest.mark.parametrize("decode", ["forced", "free"])
+def test_a_run_without_a_position_head_has_no_id_accuracy(decode):
+    experiment = small_experiment(scheme=Sequential(), encoding=Rotary())
+    settings = EvaluationSettings(lengths=(4,), num_examples=(8,), decode=decode)
+    (result,) = evaluate_by_length(build_decoder(experiment), experiment.task, experiment.scheme, settings)
+    assert result.id_accuracy is None
+    assert result.first_error is not None
+    assert result.first_error.id == 0
+
+
 def test_unscored_tokens_and_ids_are_never_errors(monkeypatch):
     grades = example_grades()
     nothing = torch.zeros_like(grades.scored)

@@ -377,6 +377,11 @@ def test_the_table_of_one_run_has_a_variant_column_only_for_variants():
     assert "variant" not in length_table([row()])[0]
 
 
+def test_a_run_without_a_position_head_has_a_dash_instead_of_an_id_accuracy():
+    header, body = length_table([row(id_accuracy=None)])
+    assert body[0][header.index("IDs")] == "-"
+
+
 def drawn(rows: list[dict[str, Any]], folder: Path, monkeypatch: pytest.MonkeyPatch, title: str = "parity") -> Figure:
     """Return the figure that ``draw`` saves."""
     figures = []

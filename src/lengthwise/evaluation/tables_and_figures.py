@@ -122,16 +122,17 @@ def length_table(rows: Rows) -> tuple[list[str], list[list[str]]]:
             "exact match": lambda row: "0 (skipped)" if is_skipped(row) else f"{row['exact_match']:.3f}",
             "95% interval": lambda row: "-" if is_skipped(row) else f"{row['low']:.3f}-{row['high']:.3f}",
             "tokens": lambda row: "-" if is_skipped(row) else f"{row['token_accuracy']:.4f}",
-            "IDs": lambda row: "-" if is_skipped(row) else f"{row['id_accuracy']:.4f}",
+            "IDs": lambda row: "-" if row["id_accuracy"] is None else f"{row['id_accuracy']:.4f}",
             "first errors": lambda row: "-" if is_skipped(row) else _format_first_errors(row["first_error"]),
         }
     if all(row["variant"] is None for row in rows):
         columns.pop(next(iter(columns)))
     # Only rows of text models have a number of tokens, and they have no ID accuracy.
-    keys = {"requested tokens": "requested_tokens", "text tokens": "text_tokens", "IDs": "id_accuracy"}
-    for column, key in keys.items():
+    for column, key in {"requested tokens": "requested_tokens", "text tokens": "text_tokens"}.items():
         if rows[0].get(key) is None:
             columns.pop(column, None)
+    if "id_accuracy" not in rows[0]:
+        columns.pop("IDs", None)
     return list(columns), [[cell(row) for cell in columns.values()] for row in rows]
 
 
