@@ -24,9 +24,10 @@ class Grades:
     """Correctness of each token and ID; column 0 is the first token after the shortest prompt of the batch.
 
     ``scored`` and ``id_scored`` are masks of the tokens and IDs that count (see ``Batch``); no ID counts if the model
-    predicts no IDs. ``end`` marks target or predicted end tokens. ``prompt_offset`` is the column of the first token after the prompt of each example.
-    ``token_loss`` is the loss of the correct token (nats); None for free decoding, where the preceding tokens differ.
-    ``omitted_weight`` bounds the attention weight that ``NearAttention`` has left out.
+    predicts no IDs. ``end`` marks target or predicted end tokens. ``prompt_offset`` is the column of the first token
+    after the prompt of each example. ``token_loss`` is the loss of the correct token (nats); None for free decoding,
+    where the preceding tokens differ. ``omitted_weight`` bounds the attention weight that ``NearAttention`` has left
+    out.
     """
 
     token_correct: Bool[Tensor, "batch answer"]

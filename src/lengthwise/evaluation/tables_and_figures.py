@@ -1,6 +1,6 @@
 """Tables and figures of result rows: exact match by length, or perplexity by context length."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -210,16 +210,29 @@ def _caption(rows: Rows, selections: Sequence[tuple[Sequence[Line], int]]) -> st
     texts = [f"Bands: {interval}" if seed_counts == {1} else seed_range]
     if any(count_skipped(runs) for line in lines for runs in line.runs.values()):
         texts.append("a seed that stopped at a shorter length without an exact match counts as 0")
+    if any(len({line.train_lengths for line in panel_lines}) > 1 for panel_lines, _ in selections):
+        texts.append("hollow markers: lengths on which the model of the line was trained")
     if not all(line.fits for line in lines):
         texts.append(f"dashed gray: {UNFIT_NOTE}")
     counts = [num_omitted for _, num_omitted in selections]
     if most := max(counts):
         number = f"{most} more" if min(counts) == most else f"up to {most} more"
-        texts.append(f"only in the table: {number} {'row' if most == 1 else 'rows'}{' per panel' * (len(counts) > 1)}")
+        row_word = f"{'row' if most == 1 else 'rows'}{' per panel' * (len(counts) > 1)}"
+        texts.append(f"the lines are those that differ most; only in the table: {number} {row_word}")
     return "; ".join(texts) + "."
 
 
+def _common_range(ranges: Collection[tuple[int, int] | None]) -> tuple[int, int] | None:
+    """Return the training lengths that all ranges share; None if they share none or one is unknown."""
+    known = [each for each in ranges if each is not None]
+    if len(known) < len(ranges):
+        return None
+    shortest, longest = max(first for first, _ in known), min(last for _, last in known)
+    return (shortest, longest) if shortest <= longest else None
+
+
 def _draw_panel(axes: Any, lines: Sequence[Line], colors: Mapping[str, str], rows: Rows) -> None:
+    ranges = {line.train_lengths for line in lines}
     for index, line in enumerate(lines):
         lengths, color, style = list(line.runs), colors[line.label], "-" if line.fits else "--"
         marker = {"marker": "osD^vP"[index], "markersize": 4}
@@ -231,8 +244,13 @@ def _draw_panel(axes: Any, lines: Sequence[Line], colors: Mapping[str, str], row
             axes.vlines(lengths, *zip(*bands, strict=True), color=color, alpha=0.5, linewidth=2)
         else:
             axes.fill_between(lengths, *zip(*bands, strict=True), color=color, alpha=0.15, linewidth=0)
-    train_lengths = rows[0]["train_lengths"]
-    set_length_axis(axes, {int(row["length"]) for row in rows}, train_lengths)
+        if len(ranges) > 1 and line.train_lengths is not None:
+            first, last = line.train_lengths
+            for length, value in zip(lengths, line.values, strict=True):
+                if first <= length <= last:
+                    axes.plot(length, value, color=color, markerfacecolor="white", zorder=zorder, **marker)
+    range_name = "all trained on" if len(ranges) > 1 else "trained on"
+    set_length_axis(axes, {int(row["length"]) for row in rows}, _common_range(ranges), range_name)
     if uses_loss(rows):
         set_logarithmic_values(axes, "perplexity (log scale)")
         axes.set_xlabel("context length in tokens (log scale)")
