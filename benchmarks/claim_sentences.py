@@ -38,7 +38,7 @@ from million_tokens import LENGTHS, MIN_FIT_LENGTH, exponent
 
 from lengthwise.core.intervals import wilson_interval
 from lengthwise.encodings import ENCODINGS
-from lengthwise.evaluation.result_rows import FIT_THRESHOLD, longest_exact_length
+from lengthwise.evaluation.result_rows import FIT_THRESHOLD, label_of, longest_exact_length
 from lengthwise.experiments.recipes import RECIPES
 from lengthwise.influence.claims import CLAIMS
 from lengthwise.influence.report.answer_sentence import compose_answer
@@ -479,6 +479,9 @@ def pointer_form() -> Iterator[str]:
         )
     ]
     yield f"exact on fresh seeds at the longest lengths tested with them: {'; '.join(parts)}."
+    yield f"""
+    | parity, {runs("parity_ppc").trained} | found: the one by hand, up to a constant | {parity.rows[0]["told"]} |
+    """
     variables = runs("variable_assignment").of("discovered (PPC), up to 16")
     longest = variables.lengths[-1]
     yield f"""
@@ -931,6 +934,18 @@ def scale() -> Iterator[str]:
     yield f"""
     only one layer of {128} dimensions with all steps makes no error at {1600 // 16} times the length on both seeds
     ({runs("scale").of(exact[0]).num_examples(1600)} sequences each).
+    """
+    bits = runs("scale").of(task="sparse_parity")
+    fitting = [each for each in bits.by_run() if each[0]["fitted"] >= FIT_THRESHOLD]
+    # Training that ends at the same step is the same at two budgets.
+    reach = {
+        (label_of(each[0]).split(", ")[1], each[0]["seed"], each[0]["steps"]): longest_exact_length(each, 0.9)
+        for each in fitting
+    }
+    yield f"""
+    {len(fitting)} values of the table are of runs that fit {bits.trained} bits. They are {len(reach)} runs, because
+    training that ends early is the same for half and all of the steps; {sum(each >= 500 for each in reach.values())} of
+    these have {0.9} or more at {500}.
     """
     deep, wide = (rows_of_scale(f"variables, {size}").at(1600) for size in ("4 x 64, 1", "1 x 128, 0.25"))
     yield f"""

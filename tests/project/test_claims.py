@@ -6,6 +6,10 @@ from pathlib import Path
 import pytest
 from claim_sentences import NOT_FROM_ROWS, NUMBER, PAGES, Runs, differing_sentences, one_line, put_numbers
 
+from lengthwise.evaluation.result_rows import label_of
+from lengthwise.experiments.run_folder import read_rows
+from lengthwise.influence.claims import CLAIMS
+
 ROOT = Path(__file__).parents[2]
 PATHS = {folder: sorted((ROOT / folder).glob("*.md")) for folder in ("docs", "benchmarks")}
 CLAIM_PAGES = ["README.md", *(f"{folder}/{path.name}" for folder in ("docs", "benchmarks") for path in PATHS[folder])]
@@ -73,6 +77,17 @@ def test_new_numbers_replace_old_ones_and_line_breaks_stay():
     text = put_numbers(page, "At 60 symbols, none of five have at most 0.09 (n=2,048).")
     assert text == "All 3 fit.\n> At 60 symbols, none of\nfive have at most 0.09 (n=2,048).\n"
     assert put_numbers(page, "At 60 symbols, six of five fit.") == page
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_the_command_of_a_claim_trains_the_configurations_of_its_rows(name):
+    experiments = CLAIMS[name].experiments()
+    for row in read_rows(ROOT / f"benchmarks/results/{name}.jsonl"):
+        experiment = experiments[label_of(row)]
+        assert (row["scheme"], row["encoding"]) == (experiment.scheme.name, experiment.encoding.name), row["row"]
+        assert row.get("head") in (None, experiment.decoder.head)
+        assert tuple(row["train_lengths"]) == experiment.train_lengths
+        assert row["steps"] <= experiment.training.steps
 
 
 def rows_of(seed, **values):
