@@ -121,8 +121,12 @@ def test_an_unknown_method_raises_an_error():
 
 def test_a_model_that_does_not_fit_its_examples_is_refused(monkeypatch):
     monkeypatch.setattr(model_answers, "TRAINING", replace(model_answers.TRAINING, steps=2, cooldown_steps=1))
+    reported = []
     with pytest.raises(CouplingError, match=r"trained on the lengths 2 to 6 answers \d+% of \d+ other examples"):
-        lw.find_coupling(Parity(), method=MODEL, num_per_length=40)
+        lw.find_coupling(Parity(), method=MODEL, num_per_length=40, report=reported.append)
+    # Each stage has its own total, and so has the training.
+    assert all(row["done"] <= row["total"] for row in reported)
+    assert [row["total"] for row in reported if "loss" in row["stage"]] == [2]
 
 
 @pytest.mark.slow

@@ -96,11 +96,8 @@ class ProgressLine:
         self._update(text, row["step"], row.get("last_step"))
 
     def show_search(self, row: dict[str, Any]) -> None:
-        """Show what the search for a coupling tries, or how far the model is whose answers it reads."""
-        if "stage" in row:
-            self._update(row["stage"], row["done"], row["total"])
-        else:
-            self._update(f"training a model on the shortest examples: loss {row['loss']:.3f}, step", row["step"])
+        """Show what the search for a coupling does, and how far it is."""
+        self._update(row["stage"], row["done"], row["total"])
 
     def show_preparation(self, stage: str, num_done: int, num_total: int | None) -> None:
         """Show the number of documents that one stage of corpus preparation has processed."""

@@ -166,7 +166,13 @@ def _train(
         train_lengths=(min(groups), max(groups)),
         seed=seed,
     )
-    run = train(experiment, folder / "run", device="cpu", report=report)
+
+    def report_step(row: dict[str, Any]) -> None:
+        if report is not None:
+            stage = f"training a model on the shortest examples: loss {row['mean_loss']:.3f}, at most"
+            report({"stage": stage, "done": row["step"], "total": row.get("last_step", TRAINING.steps)})
+
+    run = train(experiment, folder / "run", device="cpu", report=report_step)
     assert run is not None
     index = {name: number for number, name in enumerate(own_task.vocabulary)}
     return ModelOfExamples(
