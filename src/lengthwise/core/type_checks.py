@@ -10,7 +10,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeGuard, TypeVar
 
 from lengthwise.core.errors import SettingError
 
@@ -85,6 +85,21 @@ def check_value(
     # NaN would pass some range checks, because all comparisons with NaN are False.
     if not all(map(math.isfinite, numbers)):
         raise SettingError(f"{name} {value!r} is not finite; use a finite number")
+
+
+def is_count(value: Any) -> TypeGuard[int]:
+    """Return True for a whole number of at least 0 that a float represents exactly."""
+    return type(value) is int and 0 <= value <= INTEGER_LIMIT
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Return True for a number, which may be infinite or NaN."""
+    return type(value) is float or (type(value) is int and abs(value) <= INTEGER_LIMIT)
+
+
+def is_finite(value: Any) -> TypeGuard[float]:
+    """Return True for a number that is neither infinite nor NaN."""
+    return is_number(value) and math.isfinite(value)
 
 
 def _flatten_tuple(value: Any) -> list[Any]:

@@ -85,10 +85,10 @@ def select_variants(task: Task, settings: EvaluationSettings) -> dict[str | None
 def check_settings(experiment: Experiment) -> None:
     """Raise an error for settings that JSON cannot represent or that the task or scheme does not support."""
     try:
-        json.dumps(to_dict(experiment))
+        json.dumps(to_dict(experiment), ensure_ascii=False).encode()
     except (TypeError, ValueError) as error:
         raise SettingError(
-            f"the experiment cannot be saved ({error}); use dataclasses with numbers, strings or tuples as settings"
+            f"the experiment cannot be saved ({error}); use dataclasses with numbers, strings or tuples as settings, and file names in UTF-8"
         ) from None
     training, task, scheme = experiment.training, experiment.task, experiment.scheme
     if training.stage_loss is not None and not isinstance(task, HasStages):

@@ -42,7 +42,7 @@ def report_study(study: InfluenceStudy, folder: StrPath) -> dict[str, Any]:
 
 
 def _read_rows(folder: Path) -> Iterator[dict[str, Any]]:
-    with (folder / ROWS_FILE).open() as file:
+    with (folder / ROWS_FILE).open("rb") as file:
         for line_number, line in enumerate(file, start=1):
             try:
                 yield parse_json(line)
