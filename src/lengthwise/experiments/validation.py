@@ -87,9 +87,8 @@ def check_settings(experiment: Experiment) -> None:
     try:
         json.dumps(to_dict(experiment), ensure_ascii=False).encode()
     except (TypeError, ValueError) as error:
-        raise SettingError(
-            f"the experiment cannot be saved ({error}); use dataclasses with numbers, strings or tuples as settings, and file names in UTF-8"
-        ) from None
+        advice = "use dataclasses with numbers, strings or tuples, and names in UTF-8"
+        raise SettingError(f"the experiment cannot be saved ({error}); {advice}") from None
     training, task, scheme = experiment.training, experiment.task, experiment.scheme
     if training.stage_loss is not None and not isinstance(task, HasStages):
         raise SettingError(f"stage_loss needs a task with stages, but {task.name} has no stages; leave out stage_loss")
