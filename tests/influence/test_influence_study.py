@@ -145,6 +145,11 @@ def test_sink_tokens_precede_the_far_tokens_and_are_always_visible(model, tmp_pa
         replace(SMALL, sink=-1)
 
 
+def test_the_report_of_a_study_without_rows_raises_an_error(model, tmp_path):
+    with pytest.raises(RunFolderError):
+        report_study(study_of(model), tmp_path)
+
+
 def test_a_study_stops_before_the_first_pass_of_its_checks(model, tmp_path, monkeypatch):
     monkeypatch.setattr(model, "plain_log_probs", lambda *inputs: pytest.fail("a pass after the interruption"))
     assert not measure_influence(study_of(model), tmp_path / "stopped", stop=lambda: True)
