@@ -61,6 +61,8 @@ HUGE = {
     "train parity --batch-size 9223372036854775808 --out new": "use a number between -2^53 and 2^53",
     "train parity --batch-size 1000000000000 --out new": "fewer examples at once",
     "train parity --num-position-ids 4611686018427387904 --out new": "use a number between -2^53 and 2^53",
+    "train parity --head class --num-position-ids 1000000000 --out new": "use a smaller num_layers, d_model or num_po",
+    "train parity --set scheme.max_gaps=1000000000 --out new": "use 0 (no gaps) to 1000",
     "train parity --steps 9223372036854775808 --out new": "use a number between -2^53 and 2^53",
     "train parity --train-lengths 1:1000000000 --out new": "use a shorter length",
     "prepare texts --vocabulary-size 2147483648 --out new": "use at most 1048576",
@@ -86,7 +88,7 @@ def test_a_decoder_larger_than_the_memory_raises_an_error():
         lw.DecoderSettings(num_layers=10**6)
     wide = replace(small_experiment(), decoder=lw.DecoderSettings(num_layers=900, d_model=2**20, num_heads=2))
     with pytest.raises(
-        SettingError, match=r"^a decoder of .* weights needs .* GiB, .*; use a smaller num_layers or d_model"
+        SettingError, match=r"^a decoder of .* weights needs .* GiB, .*; use a smaller num_layers, d_model"
     ):
         build_decoder(wide)
 

@@ -595,7 +595,7 @@ INVALID: list[tuple[list[str], str]] = [
     (["generate", "run", "--prompt", "0120"], "write bits such as 0110"),
     (["generate", "run", "--prompt", ""], "the prompt is empty; parity needs bits such as 0110"),
     (["generate", "addition", "--prompt", "57+"], "number 2 of the sum '57+' is missing; write a sum such as 57+68"),
-    (["generate", "run", "--prompt", "0", "--max-new-tokens", "0"], "invalid --max-new-tokens 0; use at least 1 token"),
+    (["generate", "run", "--prompt", "0", "--max-new-tokens", "0"], "invalid max_new_tokens 0; use at least 1 token"),
     (["compare"], "no experiments to compare; add names of recipes (parity"),
     (["compare", "party"], "unknown recipe 'party'; did you mean 'parity'? known: addition"),
     (["compare", "demo", "parity"], "comparison 'demo'"),

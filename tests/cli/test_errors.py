@@ -879,7 +879,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         for s in (RandomStart, Skipwise, Randomized, RandomFloats, Abacus, Coupled, MultiLevel, Predicted, Learned)
     ),
     *(
-        (lambda s=s: s(max_gaps=-1), SettingError, r"max_gaps -1 is negative; use 0 \(no gaps\) or more")
+        (lambda s=s: s(max_gaps=-1), SettingError, r"max_gaps -1 is out of range; use 0 \(no gaps\) to 1000")
         for s in (Skipwise, Coupled, MultiLevel, Predicted)
     ),
     (lambda: Rotary(base=1.0), SettingError, r"base 1.0 or fastest 1.0 is too small; use base > 1 and fastest > 0"),

@@ -267,3 +267,21 @@ def test_train_extends_a_run_and_starts_a_run_from_its_weights(capsys):
     ):
         assert message in error_of(["train", *arguments, "--device", "cpu"], capsys)
     assert folder_contents(Path()) == before
+
+
+DEEP = ".".join("a" * 1500)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("a.toml", f"{DEEP} = 1"), ("a.toml", f"[{DEEP}]\nb = 1"), ("a.toml", f"a = {'[' * 60}{']' * 60}")],
+    ids=["key", "table", "list"],
+)
+def test_settings_that_are_nested_too_deep_raise_an_error(name, content):
+    Path(name).write_text(content, encoding="utf-8")
+    assert "levels deep" in config_error(name)
+
+
+def test_a_value_on_the_command_line_is_not_nested_deeper_than_a_saved_one():
+    text = "[" * 60 + "]" * 60
+    assert parse_assignment(f"a={text}").value == text

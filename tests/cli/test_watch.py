@@ -1,6 +1,7 @@
 """The states of runs that other processes write, and the command that shows them."""
 
 import json
+import math
 import os
 import time
 
@@ -13,7 +14,7 @@ from lengthwise.cli.watch_display import Speedometer
 from lengthwise.core.errors import DivergedError
 from lengthwise.experiments.run import train
 from lengthwise.experiments.run_failure import record_failure
-from lengthwise.experiments.run_states import STALE_S, read_run_states
+from lengthwise.experiments.run_states import MAX_RUNS, STALE_S, read_run_states
 from lengthwise.positions import Sequential
 
 SETTINGS = {"seed": 3, "training": {"steps": 100}}
@@ -125,3 +126,35 @@ def test_the_speed_is_the_number_of_steps_since_the_run_was_first_seen(watched):
     assert speedometer.update(read_run_states(watched), now=10.0) == {}
     (watched / "b/metrics.jsonl").write_text(json.dumps({"step": 50, "mean_loss": 0.1}) + "\n")
     assert speedometer.update(read_run_states(watched), now=12.0) == {"b": 15.0}
+
+
+WRONG_VALUES = ["x", None, 10**399, math.nan, [1], {}, True, "a\0b", "x" * 3000, -1]
+
+
+@pytest.mark.parametrize("value", WRONG_VALUES, ids=lambda value: repr(value)[:8])
+def test_a_wrong_value_in_a_file_hides_this_value_and_no_run(value, watched, capsys):
+    row = {"step": 30, "mean_loss": value, "exact_match": value, "last_step": value}
+    (watched / "a/metrics.jsonl").write_text(json.dumps(row) + "\n" + json.dumps({**row, "step": value}) + "\n")
+    result = {"length": 4, "exact_match": value}
+    named = {"length": value, "exact_match": 0.5, "variant": value}
+    (watched / "a/results.jsonl").write_text(json.dumps(result) + "\n" + json.dumps(named) + "\n")
+    (watched / "b/experiment.json").write_text(json.dumps({"experiment": {"training": value, "train_lengths": value}}))
+    (watched / "c/experiment.json").write_text(json.dumps({"experiment": {"training": {"steps": value}}}))
+    (watched / "planned.json").write_text(json.dumps({str(value): value, "..": {}, "../x": {}}))
+    comparison = {"experiments": {"y": {"seed": value}, str(value): {"seed": 1}}, "num_seeds": value}
+    (watched / "comparison.json").write_text(json.dumps({"comparison": comparison}))
+    cli.main(["watch", str(watched), "--once"])
+    cli.main(["watch", str(watched), "--json"])
+    out = capsys.readouterr().out
+    runs = {run["name"]: run for run in json.loads(out[out.rindex('{\n  "runs"') :])["runs"]}
+    assert {"a", "b", "c", "d", "e", "f"} <= set(runs)
+    assert not [name for name in runs if name.startswith("..") or "\0" in name]
+    assert runs["a"]["step"] == 30
+    assert isinstance(runs["a"]["loss"], float | int | None)
+
+
+def test_a_small_file_cannot_plan_millions_of_runs(tmp_path):
+    experiments = {f"run {number}": {"seed": 0} for number in range(200)}
+    comparison = {"comparison": {"experiments": experiments, "num_seeds": 10_000}}
+    (tmp_path / "comparison.json").write_text(json.dumps(comparison))
+    assert len(read_run_states(tmp_path)) <= MAX_RUNS

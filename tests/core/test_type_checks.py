@@ -4,6 +4,7 @@ import inspect
 import math
 import os
 import typing
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -14,7 +15,7 @@ from tests.support.small_runs import small_experiment
 
 import lengthwise as lw
 from lengthwise.core.errors import SettingError
-from lengthwise.core.type_checks import check_arguments, check_types
+from lengthwise.core.type_checks import check_arguments, check_types, is_instance
 from lengthwise.encodings import ENCODINGS
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.experiments.experiment import Experiment
@@ -160,7 +161,7 @@ def test_training_loading_and_comparing_accept_strings_as_paths(tmp_path, monkey
 
 
 # These only pass their arguments on.
-PASS_THROUGH = {"certify_law", "quick", "score_all_answers"}
+PASS_THROUGH = {"certify_law", "score_all_answers"}
 
 
 @pytest.mark.parametrize("name", sorted(FUNCTIONS.keys() - PASS_THROUGH))
@@ -196,6 +197,29 @@ def test_an_argument_of_the_wrong_type_raises_an_error_with_its_name(declared, v
     function.__annotations__["argument"] = declared
     with pytest.raises(SettingError, match=f"^argument .* has the wrong type; {ending}$"):
         check_arguments(function)(value)
+
+
+WRONG_VALUES = {
+    "trackers": lambda folder: lw.train(small_experiment(), folder, trackers=range(3)),
+    "experiment": lambda folder: lw.quick(None),
+    "model": lambda folder: lw.InfluenceStudy(model=None, codec=None, texts=[], settings=InfluenceSettings()),
+    "max_new_tokens": lambda folder: lw.generate_from_prompt(lw.train(small_experiment(), folder), "01", -1),
+    "out": lambda folder: lw.train(small_experiment(), f"{folder}/a\0b"),
+    "experiments": lambda folder: lw.compare({}, folder),
+    "only": lambda folder: lw.compare({"a": small_experiment()}, folder, only=[]),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_VALUES)
+def test_a_value_that_no_function_can_use_raises_an_error_with_its_name(name, tmp_path):
+    with pytest.raises(SettingError, match=name):
+        WRONG_VALUES[name](tmp_path)
+
+
+@pytest.mark.parametrize("declared", [Sequence[str], Iterable[str]])
+@pytest.mark.parametrize("value", [range(3), deque([1]), {1}, dict.fromkeys([1]).keys(), [None]], ids=repr)
+def test_the_items_of_every_collection_are_checked(declared, value):
+    assert not is_instance(value, declared)
 
 
 VALID_ARGUMENTS = [

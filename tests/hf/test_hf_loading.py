@@ -7,9 +7,10 @@ import torch
 import transformers
 from tests.support.causal_models import CONFIGS, VOCABULARY_SIZE, causal_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import AutoConfig, AutoTokenizer
 
 from lengthwise.core.errors import ModelError, UnknownNameError
-from lengthwise.hf.loading import HFCodec, load_causal_lm, load_codec, load_text_model
+from lengthwise.hf.loading import HFCodec, check_model_exists, load_causal_lm, load_codec, load_text_model
 
 
 def byte_level_tokenizer(*, has_start: bool) -> transformers.PreTrainedTokenizerFast:
@@ -121,3 +122,23 @@ def test_tokenizing_a_long_text_prints_no_warning(folders, capfd):
     codec = load_codec(str(folders / "llama"))
     assert len(codec.encode("a" * 3000)) == 3000
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("load", [load_causal_lm, check_model_exists, load_codec])
+@pytest.mark.parametrize("name", ["runs/shift", "texts/shift", "shift/", "./a", "~/a", "a/b/c", "a\\b", "/a"])
+def test_the_path_of_a_missing_folder_is_never_sent_to_the_hub(name, load, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "texts").mkdir()
+    for kind in (AutoConfig, AutoTokenizer):
+        monkeypatch.setattr(kind, "from_pretrained", lambda *args, **options: pytest.fail("a request"))
+    with pytest.raises(ModelError):
+        load(name)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "meta-llama/Llama-3.2-1B"])
+def test_a_name_of_the_hub_is_looked_up_there(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = []
+    monkeypatch.setattr(AutoConfig, "from_pretrained", lambda name, **options: names.append(name))
+    check_model_exists(name)
+    assert names == [name]

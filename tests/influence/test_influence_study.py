@@ -145,8 +145,19 @@ def test_sink_tokens_precede_the_far_tokens_and_are_always_visible(model, tmp_pa
         replace(SMALL, sink=-1)
 
 
+def test_the_report_of_a_study_without_rows_raises_an_error(model, tmp_path):
+    with pytest.raises(RunFolderError):
+        report_study(study_of(model), tmp_path)
+
+
+def test_a_study_stops_before_the_first_pass_of_its_checks(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(model, "plain_log_probs", lambda *inputs: pytest.fail("a pass after the interruption"))
+    assert not measure_influence(study_of(model), tmp_path / "stopped", stop=lambda: True)
+    assert not (tmp_path / "stopped").exists()
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("passes", [5, 0, 1, 30])
+@pytest.mark.parametrize("passes", [5, 0, 1, 30, 60])
 def test_study_stops_before_the_next_pass_and_resumes_exactly(model, whole, passes, tmp_path):
     calls = []
 
@@ -154,7 +165,6 @@ def test_study_stops_before_the_next_pass_and_resumes_exactly(model, whole, pass
         calls.append(None)
         return len(calls) > passes
 
-    # The check before the study does not call stop.
     assert not measure_influence(study_of(model), tmp_path / "stopped", stop=stop)
     assert len(calls) == passes + 1
     assert not list((tmp_path / "stopped").glob("influence.jsonl")) or rows_of(tmp_path / "stopped")
@@ -237,7 +247,7 @@ def test_interrupted_study_writes_the_same_file(model, whole, stops, tmp_path):
 @pytest.mark.parametrize("size", [300, 1, 5000, 9999])
 def test_incomplete_block_of_a_killed_study_is_written_again(model, whole, size, tmp_path):
     study, folder = study_of(model), tmp_path / "killed"
-    measure_influence(study, folder, stop=lambda: True)
+    study.claim(folder, resume=False)
     (folder / "influence.jsonl").write_bytes((whole / "influence.jsonl").read_bytes()[:size])
     assert measure_influence(study, folder, resume=True)
     assert (folder / "influence.jsonl").read_bytes() == (whole / "influence.jsonl").read_bytes()

@@ -26,7 +26,7 @@ from lengthwise.cli.commands.show import show_
 from lengthwise.cli.commands.sweep import sweep_
 from lengthwise.cli.commands.train import train_
 from lengthwise.cli.commands.watch import watch
-from lengthwise.cli.terminal import discard_output, print_line, print_message
+from lengthwise.cli.terminal import discard_output, open_standard_streams, print_line, print_message
 from lengthwise.core.errors import (
     LengthwiseError,
     SkippedTextWarning,
@@ -104,6 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     first process does not fail, too.
     """
     warnings.showwarning = _show_warning
+    open_standard_streams()
     launch = Launch()
     try:
         launch = read_launch()
@@ -128,10 +129,10 @@ def _message_and_status(error: BaseException) -> tuple[str, int] | None:
     """Return the message and exit status of an error, or None for an unexpected error."""
     if isinstance(error, LengthwiseError):
         return str(error), 2
-    if isinstance(error, StoppedError):
-        return str(error), 1
-    if isinstance(error, KeyboardInterrupt):
-        return "interrupted", 1
+    if isinstance(error, StoppedError | KeyboardInterrupt):
+        return str(error) or "interrupted", 1
+    if isinstance(error, UnicodeEncodeError):
+        return f"a name does not fit the encoding {error.encoding}; use another name, or set PYTHONUTF8=1", 2
     if isinstance(error, OSError):
         name = "" if error.filename is None else f"{shorten_name(str(error.filename))}: "
         return f"{name}{error.strerror or error}; use another path", 2

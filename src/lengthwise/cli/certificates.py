@@ -6,6 +6,7 @@ from pathlib import Path
 
 from lengthwise.cli import options
 from lengthwise.core.errors import SettingError
+from lengthwise.core.files import read_file
 from lengthwise.core.json_parsing import parse_json
 from lengthwise.evaluation.forecast.certificate_report import Certificate
 from lengthwise.experiments.experiment import build_entry, load_task
@@ -40,7 +41,7 @@ def _load_task_or_law(path: Path) -> Task:
     if path.suffix != ".json":
         return load_task(str(path))
     try:
-        law_settings = parse_json(path.read_bytes())
+        law_settings = parse_json(read_file(path))
     except (OSError, ValueError) as error:
         raise SettingError(
             f"'{path}' cannot be read as JSON ({error}); use a JSON file with the settings of a planted law"

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from lengthwise.core.errors import SettingError
-from lengthwise.core.json_parsing import parse_json
+from lengthwise.core.files import read_file
+from lengthwise.core.json_parsing import check_depth, parse_json
 from lengthwise.experiments.experiment import TABLES
 from lengthwise.experiments.setting_changes import SettingChange
 
@@ -60,7 +61,9 @@ def _parse_value(text: str) -> Any:
     with suppress(ValueError):
         return parse_json(text, object)
     with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
-        return ast.literal_eval(text)
+        value = ast.literal_eval(text)
+        check_depth(value)
+        return value
     return text
 
 
@@ -69,8 +72,9 @@ def read_config(path: Path) -> list[SettingChange]:
     if path.suffix not in (".toml", ".json"):
         raise SettingError(f"--config {path} is not a .toml or .json file; use a file with one of these endings")
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_file(path).decode()
         tree = tomllib.loads(text) if path.suffix == ".toml" else parse_json(text)
+        check_depth(tree)
         lines = _toml_lines(text) if path.suffix == ".toml" else _json_lines(text)
     except OSError as error:
         raise SettingError(f"--config {path} cannot be read ({error.strerror}); use a readable file") from None

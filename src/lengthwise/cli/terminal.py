@@ -3,11 +3,13 @@
 The functions print paths, tokens and texts literally, without markup, and escape control characters.
 """
 
+import io
 import json
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,30 @@ from lengthwise.core.progress_line import LITERAL_OUTPUT, SECONDS_PER_LINE, err_
 out_console = Console(soft_wrap=True, **LITERAL_OUTPUT)
 # Width of tables that are not in a terminal, in characters; wider than any table.
 UNLIMITED_WIDTH = 10_000
+
+
+class _OptionalOutput(io.FileIO):
+    """Standard error of a command: a full disk or a closed pipe loses messages, but never ends a computation."""
+
+    def write(self, data: Any) -> int:
+        with suppress(OSError):
+            super().write(data)
+        return memoryview(data).nbytes
+
+
+def open_standard_streams() -> None:
+    """Make both standard streams writable: closed streams discard their text, and other letters are escaped."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            # Python has no stream for a closed descriptor, and the next file that is opened would get its number.
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    if sys.stderr is sys.__stderr__ and sys.stderr is not None:
+        output = _OptionalOutput(sys.stderr.fileno(), "w", closefd=False)
+        options = {"encoding": sys.stderr.encoding, "errors": "backslashreplace"}
+        sys.stderr = io.TextIOWrapper(output, line_buffering=True, write_through=True, **options)
 
 
 @contextmanager

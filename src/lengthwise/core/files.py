@@ -1,8 +1,10 @@
-"""Atomic writes of files and folders; each write also deletes the temporary files of killed processes."""
+"""Reads of regular files, and atomic writes; each write also deletes the temporary files of killed processes."""
 
+import errno
 import os
 import platform
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,6 +17,19 @@ from lengthwise.core.folder_lock import LOCK_FILE, exclusive_lock
 # Public functions accept a path as str or Path.
 StrPath = str | os.PathLike[str]
 TEMPORARY_SUFFIX = ".unfinished"
+
+
+def read_file(path: StrPath) -> bytes:
+    """Return the content of a regular file; raise ``OSError`` for another file, see `check_regular`."""
+    check_regular(path)
+    return Path(path).read_bytes()
+
+
+def check_regular(path: StrPath) -> None:
+    """Raise ``OSError`` for a path that is missing or that is a named pipe or a device, which can block for ever."""
+    mode = os.stat(path).st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
 
 
 def write_atomically(path: Path, content: bytes) -> None:

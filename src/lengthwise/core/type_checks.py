@@ -10,7 +10,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeGuard, TypeVar
 
 from lengthwise.core.errors import SettingError
 
@@ -41,20 +41,20 @@ def check_arguments(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
         for name, value in signature.bind(*args, **kwargs).arguments.items():
-            check_value(name, value, signature.parameters[name].annotation, _is_instance)
+            check_value(name, value, signature.parameters[name].annotation, is_instance)
         return function(*args, **kwargs)
 
     return wrapper
 
 
-def check_types(settings: Any) -> None:
+def check_types(settings: Any, is_instance: Callable[[Any, Any], bool] = lambda value, annotation: True) -> None:
     """Raise ``SettingError`` for the first field that has the wrong type, is too large or is not finite.
 
     The check covers numbers, strings, booleans, None, and tuples of these; other types check their own values. An
     integer is valid for a float field, but True and False are not. Call this function first in ``__post_init__``.
     """
     for field in fields(settings):
-        check_value(field.name, getattr(settings, field.name), field.type)
+        check_value(field.name, getattr(settings, field.name), field.type, is_instance)
 
 
 def check_values(dataclass_type: type, values: Mapping[str, Any]) -> None:
@@ -79,12 +79,29 @@ def check_value(
     """
     if not _has_type(value, annotation, is_instance):
         raise SettingError(f"{name} {reprlib.repr(value)} has the wrong type; use {_type_name(annotation)}")
+    if isinstance(value, str | os.PathLike) and "\0" in os.fspath(value):
+        raise SettingError(f"{name} {reprlib.repr(value)} contains a zero character; leave it out")
     numbers = [item for item in _flatten_tuple(value) if isinstance(item, int | float)]
     if any(isinstance(number, int) and abs(number) >= INTEGER_LIMIT for number in numbers):
         raise SettingError(f"{name} {value!r} is too large; use a number between -2^53 and 2^53")
     # NaN would pass some range checks, because all comparisons with NaN are False.
     if not all(map(math.isfinite, numbers)):
         raise SettingError(f"{name} {value!r} is not finite; use a finite number")
+
+
+def is_count(value: Any) -> TypeGuard[int]:
+    """Return True for a whole number of at least 0 that a float represents exactly."""
+    return type(value) is int and 0 <= value <= INTEGER_LIMIT
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Return True for a number, which may be infinite or NaN."""
+    return type(value) is float or (type(value) is int and abs(value) <= INTEGER_LIMIT)
+
+
+def is_finite(value: Any) -> TypeGuard[float]:
+    """Return True for a number that is neither infinite nor NaN."""
+    return is_number(value) and math.isfinite(value)
 
 
 def _flatten_tuple(value: Any) -> list[Any]:
@@ -106,17 +123,19 @@ def _has_type(value: Any, annotation: Any, is_instance: Callable[[Any, Any], boo
     return is_instance(value, annotation)
 
 
-def _is_instance(value: Any, annotation: Any) -> bool:
+def is_instance(value: Any, annotation: Any) -> bool:
     """Check types that ``_has_type`` does not cover, such as functions and sequences, without consuming iterators."""
     origin, type_args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is collections.abc.Callable:
         return callable(value)
     if origin in ITERABLE_TYPES:
         is_iterable = isinstance(value, origin) and not isinstance(value, str | bytes | Mapping)
-        items = value if isinstance(value, list | tuple) else ()
-        return is_iterable and all(_has_type(item, type_args[0], _is_instance) for item in items)
+        # All numbers of a range have one type, and it can be long.
+        sequence = value[:1] if isinstance(value, range) else value
+        items = sequence if isinstance(sequence, collections.abc.Sequence | collections.abc.Set) else ()
+        return is_iterable and all(_has_type(item, type_args[0], is_instance) for item in items)
     if origin is collections.abc.Mapping:
-        return isinstance(value, Mapping) and all(_have_types(item, type_args, _is_instance) for item in value.items())
+        return isinstance(value, Mapping) and all(_have_types(item, type_args, is_instance) for item in value.items())
     runtime_type = origin or annotation
     if not isinstance(runtime_type, type) or runtime_type in (Any, inspect.Parameter.empty):
         return True

@@ -17,7 +17,7 @@ class LearnedEncoding(Encoding):
 
     def __init__(self, num_position_ids: int, d_model: int) -> None:
         super().__init__()
-        self.vectors = nn.Parameter(0.02 * torch.randn(num_position_ids, d_model))
+        self.vectors = nn.Parameter(torch.randn(num_position_ids, d_model).mul_(0.02))
 
     def embed(self, x: TokenVectors, position_ids: Int[Tensor, "batch seq"]) -> TokenVectors:
         """Return the sum of the token embeddings and the vectors of their IDs."""

@@ -29,7 +29,7 @@ class T5BiasEncoding(Encoding):
         self.num_buckets = num_buckets
         self.max_distance = max_distance
         # Negative distances need one bucket fewer, because 0 is not negative.
-        self.weights = nn.Parameter(0.02 * torch.randn(num_heads, 2 * num_buckets - 1))
+        self.weights = nn.Parameter(torch.randn(num_heads, 2 * num_buckets - 1).mul_(0.02))
 
     def bias(
         self, query_ids: Int[Tensor, "batch query"], key_ids: Int[Tensor, "batch key"]

@@ -152,8 +152,10 @@ def starting_order(jobs: Sequence[Job], pool: Executor) -> list[Job]:
     return list(jobs) if pool.workers == 1 else sorted(jobs, key=num_operations, reverse=True)
 
 
-def check_experiments(experiments: Mapping[str, Experiment], labels: Iterable[str] = ()) -> None:
+def check_experiments(experiments: Mapping[str, Experiment], labels: Collection[str]) -> None:
     """Raise an error for experiments that cannot be trained, evaluated or compared, and for unknown labels."""
+    if not labels:
+        raise SettingError("the dict experiments or the list only is empty; pass at least one experiment")
     for label in labels:
         if label not in experiments:
             raise unknown_name("row", label, experiments)

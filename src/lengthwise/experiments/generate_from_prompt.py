@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from lengthwise.core.errors import PromptError
+from lengthwise.core.errors import PromptError, SettingError
 from lengthwise.core.randomness import stream
 from lengthwise.core.type_checks import check_arguments
 from lengthwise.experiments.run import Run
@@ -35,6 +35,8 @@ def generate_from_prompt(run: Run, prompt: str, max_new_tokens: int | None = Non
     The smaller limit applies. If the answer is unknown, as in running text, the task defines the first limit. A run
     that predicts IDs receives only the IDs of the prompt, and ``correct`` includes the predicted IDs.
     """
+    if max_new_tokens is not None and max_new_tokens < 1:
+        raise SettingError(f"invalid max_new_tokens {max_new_tokens}; use at least 1 token")
     task, decoder = run.experiment.task, run.decoder
     examples = task.from_prompt(prompt)
     has_answer, required_field = bool(examples.is_answer.any()), run.experiment.scheme.needs

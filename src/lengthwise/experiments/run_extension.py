@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lengthwise.core.errors import RunFolderError, SettingError
-from lengthwise.core.files import atomic_folder, write_atomically
+from lengthwise.core.files import atomic_folder, read_file, write_atomically
 from lengthwise.core.provenance import provenance
 from lengthwise.core.type_checks import check_values
 from lengthwise.experiments.experiment import Experiment, to_dict, upgrade_saved_experiment
@@ -149,7 +149,7 @@ def _copy_run(folder: Path, target: Path, file_names: Mapping[str, Any]) -> None
     with atomic_folder(target) as copy:
         for name in (EXPERIMENT, METRICS, *OUTDATED, *(Path(name).name for name in file_names)):
             if (folder / name).exists():
-                write_atomically(copy / name, (folder / name).read_bytes())
+                write_atomically(copy / name, read_file(folder / name))
 
 
 def _delete_outdated(folder: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from lengthwise.core.checkpoint import load_tensors, save_tensors
 from lengthwise.core.errors import RunFolderError
-from lengthwise.core.files import write_atomically
+from lengthwise.core.files import read_file, write_atomically
 from lengthwise.core.folder_lock import exclusive_lock
 from lengthwise.core.json_parsing import parse_json
 from lengthwise.core.provenance import provenance
@@ -162,7 +162,7 @@ def experiment_digest(folder: Path) -> str:
 def _read_file(folder: Path, name: str, digest: str) -> bytes:
     """Return the content of a file that belongs to a run; raise ``RunFolderError`` if it is missing or changed."""
     try:
-        content = (folder / Path(name).name).read_bytes()
+        content = read_file(folder / Path(name).name)
     except OSError as error:
         raise RunFolderError(f"{folder / name} cannot be read ({error.strerror}); train the run again") from None
     if hashlib.sha256(content).hexdigest() != digest:
@@ -173,7 +173,7 @@ def _read_file(folder: Path, name: str, digest: str) -> bytes:
 def read_description_file(folder: Path, folder_kind: FolderKind) -> dict[str, Any]:
     """Read a description file; raise ``RunFolderError`` if it is missing or damaged."""
     try:
-        tree: dict[str, Any] = parse_json((folder / folder_kind.file).read_bytes())
+        tree: dict[str, Any] = parse_json(read_file(folder / folder_kind.file))
         for key, value in {folder_kind.key: tree.get(folder_kind.key), "files": tree.get("files", {})}.items():
             if not isinstance(value, dict):
                 raise ValueError(f"it has no object {key}")
@@ -238,7 +238,7 @@ def append_rows(path: Path, rows: Sequence[Mapping[str, Any]], *, skip_existing:
     ``skip_existing`` skips rows that the file already contains. New rows never continue an incomplete last line.
     """
     with exclusive_lock(path.parent, wait=True):
-        content = path.read_bytes() if path.exists() else b""
+        content = read_file(path) if path.exists() else b""
         if content and not content.endswith(b"\n"):
             content += b"\n"
         existing_lines = set(content.splitlines()) if skip_existing else set()
@@ -278,7 +278,7 @@ def read_rows(path: Path, *, is_growing: bool = False) -> list[dict[str, Any]]:
 
     ``is_growing`` skips an incomplete last line, which the process of a run is writing.
     """
-    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    lines = read_file(path).splitlines(keepends=True) if path.exists() else []
     if is_growing and lines and not lines[-1].endswith(b"\n"):
         lines.pop()
     rows: list[dict[str, Any]] = []

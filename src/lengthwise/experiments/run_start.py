@@ -1,12 +1,14 @@
 """Start of a run from the weights of another run, for example to fine-tune it on longer sequences."""
 
 import hashlib
+import os
 import reprlib
 from pathlib import Path
 from typing import Any
 
 from lengthwise.core.checkpoint import check_tensors, load_tensors
 from lengthwise.core.errors import SettingError
+from lengthwise.core.files import read_file
 from lengthwise.experiments.experiment import TABLES, Experiment, num_levels, to_dict
 from lengthwise.experiments.run_folder import (
     EXPERIMENT,
@@ -47,9 +49,10 @@ def read_start_model(folder: Path, experiment: Experiment, decoder: Decoder, sou
                 f"{folder}, or train without --from"
             )
     check_tensors(folder / MODEL, tensors, decoder.state_dict())
-    content = (folder / MODEL).read_bytes()
+    content = read_file(folder / MODEL)
     origin = {
-        "run": str(folder.absolute()),
+        # JSON cannot contain a name that is not UTF-8.
+        "run": os.fsencode(folder.absolute()).decode(errors="backslashreplace"),
         "sha256": hashlib.sha256(content).hexdigest(),
         "steps": training_facts.get("steps"),
     }

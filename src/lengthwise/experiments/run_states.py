@@ -3,11 +3,14 @@
 import time
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from lengthwise.core.files import read_file
 from lengthwise.core.folder_lock import LOCK_FILE
 from lengthwise.core.json_parsing import parse_json
+from lengthwise.core.type_checks import is_count, is_number
 from lengthwise.experiments.folder_names import run_folder
 from lengthwise.experiments.run_extension import EARLIER
 from lengthwise.experiments.run_failure import FAILURE
@@ -16,8 +19,10 @@ from lengthwise.training.training_state import METRICS
 
 # Seconds without a new row after which a run that has a lock file counts as stale.
 STALE_S = 600.0
-# Maximum number of seeds of a comparison, because a damaged file can contain any number.
-MAX_SEEDS = 10_000
+# Maximum number of planned runs of a comparison, because a damaged file can contain any number of seeds.
+MAX_RUNS = 10_000
+# Maximum number of bytes in the name of a folder, on all common file systems.
+MAX_NAME_BYTES = 255
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +32,8 @@ class RunState:
     ``stale`` is a run whose process holds the folder but has logged nothing for ``STALE_S`` seconds, or was killed.
     ``stopped`` is an unfinished run that was interrupted. The training of a ``failed`` run ended with an error.
     A comparison or sweep knows its ``waiting`` runs. ``exact_match`` is that
-    at the longest training length. ``results`` has the exact match, or the loss, by length and task variant.
+    at the longest training length. ``results`` has the exact match, or the loss, by length and task variant. A
+    value of another type in a file counts as missing.
     """
 
     name: str
@@ -50,7 +56,7 @@ def read_run_states(folder: Path, *, skip: Container[str] = ()) -> list[RunState
         descriptions = {**_runs_of_comparison(path), **descriptions}
     for path in _find(folder, PLANNED_RUNS):
         descriptions = {
-            **{path.parent / Path(name).name: each for name, each in _read_object(path).items()},
+            **{path.parent / name: each for name, each in _read_object(path).items() if _is_folder_name(name)},
             **descriptions,
         }
     names = {run: run.relative_to(folder).as_posix() for run in descriptions}
@@ -74,31 +80,38 @@ def _runs_of_comparison(path: Path) -> dict[Path, Any]:
     """Return the experiments of a comparison by run folder, or nothing if the comparison is damaged."""
     comparison = _read_object(path).get("comparison", {})
     try:
-        return {
-            run_folder(path.parent, label, experiment["seed"] + seed): experiment
+        runs = (
+            (run_folder(path.parent, label, experiment["seed"] + seed), experiment)
             for label, experiment in comparison.get("experiments", {}).items()
-            for seed in range(min(MAX_SEEDS, comparison.get("num_seeds", 0)))
+            for seed in range(comparison.get("num_seeds", 0))
+        )
+        return {
+            run: experiment
+            for run, experiment in islice(runs, MAX_RUNS)
+            if _is_folder_name(run.name) and _is_folder_name(run.parent.name)
         }
     except (AttributeError, KeyError, TypeError):
         return {}
 
 
 def _read_state(run: Path, name: str, experiment: Any) -> RunState:
-    rows = list(_read_complete_rows(run / METRICS))
+    rows = [row for row in _read_complete_rows(run / METRICS) if is_count(row.get("step"))]
     last_row = rows[-1] if rows else {}
-    matches = [row["exact_match"] for row in rows if "exact_match" in row]
-    settings = experiment.get("training") if isinstance(experiment, dict) else None
+    matches = [row["exact_match"] for row in rows if is_number(row.get("exact_match"))]
+    training = experiment.get("training") if isinstance(experiment, dict) else None
+    steps = training.get("steps") if isinstance(training, dict) else None
+    last_step, loss = last_row.get("last_step", steps), last_row.get("mean_loss")
     return RunState(
         name=name,
         state=_state(run, has_rows=bool(rows)),
         step=last_row.get("step", 0),
-        num_steps=last_row.get("last_step", settings.get("steps") if isinstance(settings, dict) else None),
-        loss=last_row.get("mean_loss"),
+        num_steps=last_step if is_count(last_step) else None,
+        loss=loss if is_number(loss) else None,
         exact_match=matches[-1] if matches else None,
         results={
             _result_name(row): value
             for row in _read_complete_rows(run / RESULTS)
-            if (value := row.get("exact_match", row.get("loss"))) is not None
+            if is_number(value := row.get("exact_match", row.get("loss"))) and is_count(row.get("length"))
         },
     )
 
@@ -125,13 +138,18 @@ def _last_change(run: Path) -> float:
 
 def _result_name(row: Mapping[str, Any]) -> str:
     variant = row.get("variant")
-    return f"{row.get('length', '?')}" + ("" if variant is None else f" {variant}")
+    return f"{row['length']} {variant}" if isinstance(variant, str) else f"{row['length']}"
+
+
+def _is_folder_name(name: str) -> bool:
+    """Return True for the name of a folder; a name in a damaged file can be long, or the path of another folder."""
+    return name not in ("", "..") and not {*name} & {"/", "\0"} and len(name.encode()) <= MAX_NAME_BYTES
 
 
 def _read_object(path: Path) -> dict[str, Any]:
     """Return the object of a JSON file, or an empty one if the file is missing or incomplete."""
     try:
-        document: dict[str, Any] = parse_json(path.read_bytes())
+        document: dict[str, Any] = parse_json(read_file(path))
     except (OSError, ValueError):
         return {}
     return document
@@ -140,7 +158,7 @@ def _read_object(path: Path) -> dict[str, Any]:
 def _read_complete_rows(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the rows of a JSON-lines file; skip incomplete and damaged lines."""
     try:
-        lines = path.read_bytes().splitlines()
+        lines = read_file(path).splitlines()
     except OSError:
         return
     for line in lines:

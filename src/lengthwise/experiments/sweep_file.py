@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lengthwise.core.errors import LengthwiseError, SettingError, unknown_name
+from lengthwise.core.files import read_file
 from lengthwise.core.json_parsing import parse_json
 from lengthwise.experiments.experiment import TABLES, Experiment
 from lengthwise.experiments.recipes import experiment_for, recipe, with_parts
@@ -37,7 +38,7 @@ def read_sweep_file(path: Path) -> SweepFile:
     if path.suffix not in (".json", ".py"):
         raise SettingError(f"sweep file {path} has an unknown ending; use a file that ends in .json or .py")
     try:
-        content = path.read_bytes()
+        content = read_file(path)
     except OSError as error:
         raise SettingError(f"sweep file {path} cannot be read ({error.strerror}); pass an existing file") from None
     return _read_json(path, content) if path.suffix == ".json" else _read_python(path)

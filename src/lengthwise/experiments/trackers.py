@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lengthwise.core.errors import RunFolderError, SettingError, TrackerWarning, shorten_name, unknown_name
-from lengthwise.core.files import write_atomically
+from lengthwise.core.files import read_file, write_atomically
 from lengthwise.core.json_parsing import parse_json
 from lengthwise.training.training_state import METRICS
 
@@ -231,7 +231,7 @@ def _read_tracked_run(path: Path) -> tuple[str, list[str]]:
         # Not the digest of the experiment: the same experiment can be trained again in another folder.
         return uuid.uuid4().hex[:12], []
     try:
-        tree = parse_json(path.read_bytes())
+        tree = parse_json(read_file(path))
         run_id, names = tree.get("id"), tree.get("trackers")
         if not isinstance(run_id, str) or not isinstance(names, list):
             raise ValueError("it has no string id or no list trackers")
@@ -242,7 +242,7 @@ def _read_tracked_run(path: Path) -> tuple[str, list[str]]:
 
 def _last_logged_step(path: Path) -> int:
     """Return the step of the last complete row of ``metrics.jsonl``, or 0."""
-    lines = path.read_bytes().splitlines() if path.exists() else []
+    lines = read_file(path).splitlines() if path.exists() else []
     for line in reversed(lines):
         with suppress(ValueError, KeyError):
             return int(parse_json(line)["step"])

@@ -85,11 +85,10 @@ def select_variants(task: Task, settings: EvaluationSettings) -> dict[str | None
 def check_settings(experiment: Experiment) -> None:
     """Raise an error for settings that JSON cannot represent or that the task or scheme does not support."""
     try:
-        json.dumps(to_dict(experiment))
+        json.dumps(to_dict(experiment), ensure_ascii=False).encode()
     except (TypeError, ValueError) as error:
-        raise SettingError(
-            f"the experiment cannot be saved ({error}); use dataclasses with numbers, strings or tuples as settings"
-        ) from None
+        advice = "use dataclasses with numbers, strings or tuples, and names in UTF-8"
+        raise SettingError(f"the experiment cannot be saved ({error}); {advice}") from None
     training, task, scheme = experiment.training, experiment.task, experiment.scheme
     if training.stage_loss is not None and not isinstance(task, HasStages):
         raise SettingError(f"stage_loss needs a task with stages, but {task.name} has no stages; leave out stage_loss")

@@ -20,6 +20,8 @@ from lengthwise.hf.tokenization import HFCodec
 
 # Names of the weights of a language-modelling head.
 HEAD_WEIGHTS = ("lm_head.weight", "embed_out.weight")
+# Folder in which commands save runs by default.
+RUNS = "runs"
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -80,6 +82,7 @@ def check_model_exists(name: str) -> None:
 
 def load_codec(name: str) -> HFCodec:
     """Load the tokenizer of a model. Raises ``ModelError`` for a model without a tokenizer."""
+    _check_path(name)
     with _suppress_loading_output():
         try:
             return HFCodec(AutoTokenizer.from_pretrained(name, trust_remote_code=False), name)
@@ -98,7 +101,16 @@ def _check_folder(name: str) -> None:
         newest = max(checkpoints, key=lambda file: file.stat().st_mtime).parent if checkpoints else None
         advice = "a folder written by save_pretrained" if newest is None else f"a model in it, such as {newest}"
         raise ModelError(f"{name} contains no model (no config.json); use {advice}")
-    if not path.exists() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
+    _check_path(name)
+
+
+def _check_path(name: str) -> None:
+    """Raise ``ModelError`` for the path of a missing folder, which must not be sent to the Hub as a name."""
+    path = Path(name)
+    is_path = name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name
+    if "/" in name and (path.parts[0] == RUNS or path.parent.exists()):
+        is_path = True
+    if is_path and not path.exists():
         raise ModelError(f"{name} does not exist; use a folder written by save_pretrained, or a name on the Hub")
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lengthwise.core.errors import RunFolderError
+from lengthwise.core.files import read_file
 
 ROWS_FILE, DIGESTS_FILE = "influence.jsonl", "influence.sha256"
 
@@ -60,7 +61,7 @@ def _digest_line(content: bytes) -> bytes:
 
 
 def _read_bytes(path: Path) -> bytes:
-    return path.read_bytes() if path.is_file() else b""
+    return read_file(path) if path.exists() else b""
 
 
 def _mismatch_error(folder: Path, block_number: int) -> RunFolderError:

@@ -13,7 +13,7 @@ from typing import Any
 from lengthwise.core.errors import RunFolderError, SettingError, SkippedTextWarning, UntrainedDistanceWarning
 from lengthwise.core.files import StrPath
 from lengthwise.core.folder_lock import exclusive_lock
-from lengthwise.core.type_checks import check_arguments
+from lengthwise.core.type_checks import check_arguments, check_types, is_instance
 from lengthwise.experiments.run_folder import STUDY_FOLDER, claim_folder, read_description
 from lengthwise.influence.duration_estimate import estimate_seconds
 from lengthwise.influence.measures import AttentionWeight, Gradient, Screened
@@ -46,6 +46,7 @@ class InfluenceStudy:
     part: tuple[int, int] = (1, 1)
 
     def __post_init__(self) -> None:
+        check_types(self, is_instance)
         if not 1 <= self.part[0] <= self.part[1]:
             part, n = f"{self.part[0]}/{self.part[1]}", max(1, self.part[1])
             raise SettingError(f"invalid part {part}; use 1/{n} to {n}/{n}")
@@ -131,8 +132,9 @@ def measure_influence(
     """
     out, settings, pieces = Path(out), study.settings, study.pieces()
     targets = study.targets(pieces)
+    model = stop_before_passes(study.model, stop)
     evaluator = TargetEvaluator(
-        model=stop_before_passes(study.model, stop),
+        model=model,
         texts=pieces,
         settings=settings,
         token_text=study.codec.token_text,
@@ -140,13 +142,16 @@ def measure_influence(
         labels={"model": study.model.name},
     )
     evaluator.placebo_sampler.check_other_documents(targets)
-    check_study(
-        study.model,
-        targets[0].window(settings.near, settings.far, study.codec.start, settings.sink),
-        check_masked_mode="masked" in settings.modes,
-        check_gates=isinstance(settings.measure, (Gradient, Screened)),
-        check_attention=isinstance(settings.measure, AttentionWeight),
-    )
+    try:
+        check_study(
+            model,
+            targets[0].window(settings.near, settings.far, study.codec.start, settings.sink),
+            check_masked_mode="masked" in settings.modes,
+            check_gates=isinstance(settings.measure, (Gradient, Screened)),
+            check_attention=isinstance(settings.measure, AttentionWeight),
+        )
+    except StopRequestedError:
+        return False
     with exclusive_lock(out):
         _check_version(out, resume=resume)
         study.claim(out, resume=resume)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lengthwise.core.errors import RunFolderError
+from lengthwise.core.files import read_file
 from lengthwise.core.json_parsing import parse_json
 from lengthwise.evaluation.result_rows import Rows, label_of
 from lengthwise.experiments.reproductions.reproduction import READINGS_FILE
@@ -202,7 +203,7 @@ def _read_study(folder: Path) -> StudyRecord:
         raise RunFolderError(f"the study in {folder} is unfinished; repeat its command with --resume")
     page = folder / PAGE_FILE
     try:
-        summary = parse_json((folder / SUMMARY_FILE).read_bytes())
+        summary = parse_json(read_file(folder / SUMMARY_FILE))
         found = STUDY_DATA.search(page.read_text(encoding="utf-8")) if page.is_file() else None
         texts = None if found is None else parse_json(found.group(1).encode())
     except ValueError as error:

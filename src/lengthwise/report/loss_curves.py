@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from lengthwise.core.type_checks import is_count, is_finite, is_number
 from lengthwise.experiments.run_folder import read_rows
 from lengthwise.report.chart import MAX_LINES, Chart, Table, axis, hover, line_trace
 from lengthwise.report.folders import RunRecord
-from lengthwise.report.result_checks import Check, check_value, is_count, is_finite, is_number
+from lengthwise.report.result_checks import Check, check_value
 from lengthwise.training.training_state import METRICS
 
 # Maximum number of points of a line, and of points with a symbol.

@@ -1,12 +1,11 @@
 """Checks of the rows of a report: damaged rows raise an error, and numbers that no chart can show are left out."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lengthwise.core.errors import RunFolderError, shorten_name
-from lengthwise.core.type_checks import INTEGER_LIMIT
+from lengthwise.core.type_checks import is_count, is_finite, is_number
 from lengthwise.evaluation.result_rows import Rows, is_skipped
 
 # Largest loss with a perplexity that a chart can show; exp overflows soon above it.
@@ -15,21 +14,6 @@ MAX_LOSS = 690
 MAX_NAMES = 3
 
 Check = tuple[Callable[[Any], bool], str]
-
-
-def is_count(value: Any) -> bool:
-    """Return True for a whole number of at least 0 that a float represents exactly."""
-    return type(value) is int and 0 <= value <= INTEGER_LIMIT
-
-
-def is_number(value: Any) -> bool:
-    """Return True for a number, which may be infinite or NaN."""
-    return type(value) is float or (type(value) is int and abs(value) <= INTEGER_LIMIT)
-
-
-def is_finite(value: Any) -> bool:
-    """Return True for a number that is neither infinite nor NaN."""
-    return is_number(value) and math.isfinite(value)
 
 
 def _is_positive(value: Any) -> bool:

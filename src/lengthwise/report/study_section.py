@@ -4,18 +4,22 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lengthwise.core.type_checks import is_finite
 from lengthwise.influence.report.page import render_study
 from lengthwise.influence.report.summary_tables import SOURCE_LABELS, summary_tables
 from lengthwise.report.chart import MAX_LINES, Chart, Table, axis, error_bars, hover, line_trace
 from lengthwise.report.folders import StudyRecord
-from lengthwise.report.result_checks import is_finite
 
 Summary = Mapping[str, Any]
 
 
 def study_tables(study: StudyRecord) -> list[Table]:
     """Return the tables of the summary of a study."""
-    return [Table(title=each.title, header=each.header, body=each.body) for each in summary_tables(study.summary)]
+    tables = summary_tables(study.summary)
+    # A damaged summary can have a label of another type.
+    return [
+        Table(title=each.title, header=each.header, body=[[*map(str, row)] for row in each.body]) for each in tables
+    ]
 
 
 def study_charts(study: StudyRecord) -> list[Chart]:

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Int
 
 from lengthwise.core.errors import SettingError, TaskFileError
+from lengthwise.core.files import check_regular, read_file
 from lengthwise.core.json_parsing import parse_json
 from lengthwise.core.randomness import stream
 from lengthwise.core.type_checks import check_types
@@ -227,7 +228,7 @@ def wrong_file_name(name: str) -> TaskFileError:
 
 def _read_metadata(path: Path) -> Mapping[str, Any]:
     try:
-        metadata = parse_json(path.read_bytes())
+        metadata = parse_json(read_file(path))
         symbols, falls = tuple(metadata["symbols"]), metadata["falls"]
         if isinstance(falls, bool):
             # Files before several levels have one direction, also without a coupling.
@@ -244,6 +245,7 @@ def _read_metadata(path: Path) -> Mapping[str, Any]:
 
 def _digest(file: str) -> str:
     try:
+        check_regular(file)
         with open(file, "rb") as task_file:
             return hashlib.file_digest(task_file, "sha256").hexdigest()
     except OSError as error:

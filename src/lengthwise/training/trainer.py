@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from lengthwise.core.checkpoint import save_tensors
 from lengthwise.core.errors import DivergedError
+from lengthwise.core.files import check_regular
 from lengthwise.model.decoder import Decoder
 from lengthwise.tasks import HasStages
 from lengthwise.training.batch import Batch, Sampler
@@ -176,7 +177,10 @@ class Trainer:
         if self.processes.rank > 0:
             return tempfile.TemporaryFile(buffering=0)
         # Unbuffered, so that other processes can read each row immediately.
-        return (self.folder / METRICS).open("ab", buffering=0)
+        path = self.folder / METRICS
+        if path.exists():
+            check_regular(path)
+        return path.open("ab", buffering=0)
 
     def step(self) -> AnswerLoss:
         """Train on the examples of one step with one optimizer update, and return their loss."""

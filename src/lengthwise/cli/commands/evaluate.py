@@ -9,7 +9,6 @@ from typer import Argument, Option
 from lengthwise.cli import options
 from lengthwise.cli.terminal import print_json, print_line, print_table
 from lengthwise.core.defaults import DEFAULT_NUM_SHOTS
-from lengthwise.core.errors import SettingError
 from lengthwise.core.progress_line import ProgressLine, err_console
 
 
@@ -118,8 +117,6 @@ def generate_(
     from lengthwise.experiments.generate_from_prompt import generate_from_prompt
     from lengthwise.experiments.run import load_run
 
-    if max_new_tokens is not None and max_new_tokens < 1:
-        raise SettingError(f"invalid --max-new-tokens {max_new_tokens}; use at least 1 token")
     overrides = experiment_options.parse_overrides(task=task, scheme=scheme, encoding=encoding)
     run = load_run(folder, overrides=overrides, device=device)
     completion = generate_from_prompt(run, prompt, max_new_tokens)

@@ -119,6 +119,7 @@ def _shared_settings(target_class: type[Any], source: Any) -> dict[str, Any]:
     return {each.name: getattr(source, each.name) for each in fields(source) if each.name in names}
 
 
+@check_arguments
 def quick(experiment: Experiment) -> Experiment:
     """Return the experiment with few steps, short lengths and few examples, to check that it runs without errors."""
     task = experiment.task

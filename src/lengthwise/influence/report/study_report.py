@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lengthwise.core.errors import RunFolderError
-from lengthwise.core.files import StrPath, write_atomically
+from lengthwise.core.files import StrPath, check_regular, write_atomically
 from lengthwise.core.json_parsing import parse_json
 from lengthwise.core.type_checks import check_arguments
 from lengthwise.influence.report.page import render_page
@@ -42,7 +42,13 @@ def report_study(study: InfluenceStudy, folder: StrPath) -> dict[str, Any]:
 
 
 def _read_rows(folder: Path) -> Iterator[dict[str, Any]]:
-    with (folder / ROWS_FILE).open() as file:
+    try:
+        check_regular(folder / ROWS_FILE)
+        rows_file = (folder / ROWS_FILE).open("rb")
+    except OSError as error:
+        problem = f"{folder / ROWS_FILE} cannot be read ({error.strerror})"
+        raise RunFolderError(f"{problem}; call measure_influence with this folder first") from None
+    with rows_file as file:
         for line_number, line in enumerate(file, start=1):
             try:
                 yield parse_json(line)

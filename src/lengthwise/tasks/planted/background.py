@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from lengthwise.core.errors import SettingError, TextError
+from lengthwise.core.files import read_file
 from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.planted.distribution import check_distribution
 from lengthwise.tasks.text.built_in_texts import HELD_OUT_TEXTS, TRAIN_TEXTS
@@ -233,7 +234,7 @@ def _open(corpus: str | None) -> Corpus:
     if path.is_dir():
         return open_corpus(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_file(path).decode()
     except UnicodeDecodeError as error:
         raise TextError(f"the background {corpus} is no UTF-8 text ({error}); use a text file") from None
     border = round((1 - HELD_OUT_SHARE) * len(text))
@@ -244,7 +245,7 @@ def _digest(corpus: str) -> str:
     path = _path_of(corpus)
     path = path / METADATA_FILE if path.is_dir() else path
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        return hashlib.sha256(read_file(path)).hexdigest()
     except OSError as error:
         raise TextError(
             f"the background {corpus} cannot be read ({error.strerror}); use a text file, or a folder of lengthwise "

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Int, UInt
 
 from lengthwise.core.errors import TextError, unknown_name
-from lengthwise.core.files import StrPath
+from lengthwise.core.files import StrPath, read_file
 from lengthwise.core.json_parsing import parse_json
 from lengthwise.tasks.text.tokenizer import END, BytePairTokenizer, ByteTokenizer, Tokenizer
 
@@ -110,7 +110,7 @@ def open_corpus(folder: StrPath) -> Corpus:
     tokenizer = read_tokenizer(folder)
     for name, digest in file_digests.items():
         path = folder / name
-        if hashlib.sha256(path.read_bytes()).hexdigest() != digest:
+        if hashlib.sha256(read_file(path)).hexdigest() != digest:
             raise TextError(f"{path} does not match {METADATA_FILE} (its digest differs); prepare the corpus again")
     read_split = partial(_read_tokens, dtype=dtype, vocabulary_size=len(tokenizer.pieces))
     return Corpus(
@@ -124,7 +124,7 @@ def read_tokenizer(folder: Path) -> BytePairTokenizer:
     """Return the tokenizer of a prepared corpus, or of a run that was trained on a prepared corpus."""
     path = folder / TOKENIZER_FILE
     try:
-        return BytePairTokenizer(path.read_bytes(), str(path))
+        return BytePairTokenizer(read_file(path), str(path))
     except OSError as error:
         raise TextError(f"{path} cannot be read ({error.strerror}); prepare the corpus again") from None
 
@@ -137,7 +137,7 @@ def read_metadata(folder: Path) -> dict[str, Any]:
             f"{folder} is not a corpus (it has no {METADATA_FILE}); run lengthwise prepare TEXT --out {folder}"
         )
     try:
-        metadata: dict[str, Any] = parse_json(path.read_bytes())
+        metadata: dict[str, Any] = parse_json(read_file(path))
     except (OSError, ValueError) as error:
         raise TextError(f"{path} cannot be read ({error}); prepare the corpus again") from None
     if metadata.get(DIGEST_KEY) != with_digest(metadata)[DIGEST_KEY]:
@@ -152,7 +152,7 @@ def with_digest(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_entries(path: Path) -> list[Entry]:
-    entries = [Entry(**parse_json(line)) for line in path.read_bytes().splitlines()]
+    entries = [Entry(**parse_json(line)) for line in read_file(path).splitlines()]
     for entry in entries:
         has_valid_size = type(entry.num_tokens) is int and entry.num_tokens >= 0
         if not (has_valid_size and isinstance(entry.name, str) and isinstance(entry.kind, str)):

@@ -38,6 +38,12 @@ class Document:
     name: str
     text: str
 
+    def __post_init__(self) -> None:
+        try:
+            self.name.encode()
+        except UnicodeEncodeError:
+            raise TextError(f"the file name {self.name!r} is not UTF-8; rename the file and its folder") from None
+
 
 @check_arguments
 def read_documents(

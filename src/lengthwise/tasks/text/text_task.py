@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from lengthwise.core.errors import PromptError, SettingError, TextError
+from lengthwise.core.files import read_file
 from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
 from lengthwise.tasks.task import Task, TokenizedDocument
@@ -131,7 +132,7 @@ class Text:
         if self.corpus is None:
             return {}
         open_corpus(Path(self.corpus))
-        return {name: (Path(self.corpus) / name).read_bytes() for name in (TOKENIZER_FILE, METADATA_FILE)}
+        return {name: read_file(Path(self.corpus) / name) for name in (TOKENIZER_FILE, METADATA_FILE)}
 
     def source(self) -> Mapping[str, str]:
         """Return the folder of the corpus and the SHA-256 of its metadata, which include the digests of its tokens."""
@@ -167,4 +168,4 @@ class Text:
 
 
 def _read_metadata_file(folder: str) -> bytes:
-    return (Path(folder) / METADATA_FILE).read_bytes()
+    return read_file(Path(folder) / METADATA_FILE)
