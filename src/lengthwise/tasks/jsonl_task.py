@@ -243,6 +243,8 @@ def _read_metadata(path: Path) -> Mapping[str, Any]:
 
 
 def _digest(file: str) -> str:
+    if Path(file).exists() and not Path(file).is_file():
+        raise TaskFileError(f"{file} is not a regular file; pass the path of a file to --task")
     try:
         with open(file, "rb") as task_file:
             return hashlib.file_digest(task_file, "sha256").hexdigest()
