@@ -56,10 +56,14 @@ class BytePairTokenizer:
     def __init__(self, content: bytes, name: str) -> None:
         self.name, self.content = name, content
         try:
-            token_ids: dict[str, int] = parse_json(content)["model"]["vocab"]
+            document = parse_json(content)
+            token_ids: dict[str, int] = document["model"]["vocab"]
             token_texts = sorted(token_ids, key=token_ids.__getitem__)
             self.pieces = tuple(b"" if text == END_TOKEN_TEXT else _decode_piece(text) for text in token_texts)
             is_valid = sorted(token_ids.values()) == list(range(len(token_ids))) and token_texts[END] == END_TOKEN_TEXT
+            # Other rules could run any regular expression, or expand a text.
+            is_valid &= document["normalizer"] is None and document["pre_tokenizer"]["type"] == "ByteLevel"
+            is_valid &= [token["content"] for token in document["added_tokens"]] == [END_TOKEN_TEXT]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise TextError(f"{name} is damaged ({type(error).__name__}: {error}); prepare the corpus again") from None
         if not is_valid:
