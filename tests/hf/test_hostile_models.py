@@ -10,7 +10,7 @@ from tests.hf.test_hf_loading import byte_level_tokenizer
 from tests.support.causal_models import CONFIGS, causal_model
 from tests.tasks.test_corpus import PROSE
 
-from lengthwise.core.errors import LengthwiseError, ModelError, TextError
+from lengthwise.core.errors import ModelError, TextError
 from lengthwise.hf.loading import check_model_exists, load_causal_lm, load_codec
 from lengthwise.tasks.text.corpus import read_tokenizer
 from lengthwise.tasks.text.prepare import prepare_corpus
@@ -35,7 +35,7 @@ def models(saved, tmp_path) -> Path:
 
 
 def change(file: Path, **values: object) -> None:
-    file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
+    file.write_text(json.dumps({**json.loads(file.read_text(encoding="utf-8")), **values}), encoding="utf-8")
 
 
 NUMBERS = [
@@ -140,5 +140,5 @@ def test_the_tokenizer_of_a_corpus_has_only_the_rules_of_prepare(rules, tmp_path
     prepare_corpus([str(tmp_path / "text.txt")], tmp_path / "corpus", vocabulary_size=300)
     read_tokenizer(tmp_path / "corpus").encode("a")
     change(tmp_path / "corpus" / "tokenizer.json", **rules)
-    with pytest.raises((TextError, LengthwiseError), match="is not from a prepared corpus|is damaged"):
+    with pytest.raises(TextError, match=r"is not from a prepared corpus|is damaged"):
         read_tokenizer(tmp_path / "corpus")

@@ -69,7 +69,7 @@ def _entries(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 def _shard_names(index: Path) -> set[Any]:
     weight_map = parse_json(index.read_bytes()).get("weight_map")
     if not isinstance(weight_map, dict):
-        raise ValueError(f"{index.name} has no weight_map")  # noqa: TRY004
+        raise ValueError(f"{index.name} has no weight_map")
     return set(map(str, weight_map.values()))
 
 

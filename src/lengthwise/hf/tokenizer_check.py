@@ -28,7 +28,9 @@ rules = {name: value for name, value in json.loads(content).items() if name != "
 tokenizer = Tokenizer.from_buffer(content)
 repeats = [chr(code) * 64 for code in range(9, 256) if chr(code).isprintable() or chr(code).isspace()]
 mixed = [text[0] + text + "!" for text in repeats]
-for text in [*repeats, *mixed, *replaced(rules), "The quick brown fox, it's 3.14.", "\u4e1c\u4eac caf\u00e9 \U0001f600"]:
+for text in [
+    *repeats, *mixed, *replaced(rules), "The quick brown fox, it's 3.14.", "\u4e1c\u4eac caf\u00e9 \U0001f600"
+]:
     normalizer = tokenizer.normalizer
     results = [normalizer.normalize_str(text) if normalizer else ""]
     # A small vocabulary may lack symbols of the sample.
@@ -47,7 +49,7 @@ def check_tokenizer(path: Path) -> None:
     arguments = [str(path), *map(str, (MAX_MEMORY, MAX_CPU_SECONDS, MAX_EXPANSION))]
     environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
     try:
-        subprocess.run(  # noqa: S603
+        subprocess.run(
             [sys.executable, "-c", CHECK, *arguments],
             check=True,
             capture_output=True,
