@@ -70,7 +70,9 @@ def test_reading_keeps_line_ends_and_removes_the_byte_order_mark(tmp_path):
 def test_files_of_a_folder_that_are_not_text_are_skipped_with_one_warning(content, folder):
     for name in ("no_text.txt", "part/no_text.txt"):
         (folder / name).write_bytes(content)
-    with pytest.warns(SkippedTextWarning, match=r"^skipped 2 file\(s\) of .*texts that are not UTF-8 text, .*no_text"):
+    with pytest.warns(
+        SkippedTextWarning, match=r"^skipped 2 file\(s\) of .*texts that are too large or not UTF-8 text, .*no_text"
+    ):
         assert len(list(read_documents([folder]))) == 4
 
 

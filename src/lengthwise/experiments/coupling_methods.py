@@ -47,8 +47,8 @@ def find_coupling(  # noqa: PLR0913
     The function reads prompts and responses only, never the task's own coupling. ``num_per_length`` is the number of
     examples that a task with a sampler draws. ``allow_noise`` also accepts a rule whose wrong answers do not look like
     independent noise. ``minutes`` limits the time of each search, and its work on any machine in proportion; the best
-    rule so far counts after it. ``report`` receives the ``stage`` of the search with the numbers ``done`` and ``total``,
-    and the metrics of a model's training.
+    rule so far counts after it. ``report`` receives the ``stage`` of the search with the numbers ``done`` and
+    ``total``, and the metrics of a model's training.
     ``method`` is one of:
 
     - ``dependence``: the same tokens must always come with the same answer.

@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 
+from lengthwise.core.devices import check_memory
 from lengthwise.core.errors import LengthwiseError, RunFolderError, SettingError, UnknownNameError, unknown_name
 from lengthwise.core.randomness import stream
 from lengthwise.core.type_checks import check_types
 from lengthwise.encodings import ENCODINGS, EncodingSettings, Rotary
 from lengthwise.evaluation.exact_match import EvaluationSettings
-from lengthwise.model.decoder import Decoder, build_in_memory
+from lengthwise.model.decoder import Decoder
 from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.positions import SCHEMES, PositionScheme, Predicted
 from lengthwise.positions.scheme import HasLevels
@@ -67,6 +68,8 @@ UNSAVED_TRAINING_SETTINGS: dict[str, Any] = {"lengths_per_batch": 1}
 UNSAVED_TASK_SETTINGS: dict[str, dict[str, Any]] = {"text": {"structure": False}}
 # New names of settings that older runs saved with another name.
 RENAMED_SETTINGS = {"own_ids": "scheduled_sampling", "until_none": "stop_at_zero"}
+# Bytes per weight in training: the weight, its gradient and two moments of AdamW.
+BYTES_PER_WEIGHT = 16
 # Classes by saved name. A custom class (module:Name) must be passed again when the run is loaded.
 TABLES: dict[str, Mapping[str, type[Any]]] = {"task": TASKS, "scheme": SCHEMES, "encoding": ENCODINGS}
 # Settings that contain an entry of a table or a tuple of entries (a task within a task, the laws of a placement).
@@ -165,10 +168,13 @@ def build_decoder(experiment: Experiment) -> Decoder:
 
     Raises ``SettingError`` if the decoder does not fit into the memory of this machine.
     """
-    vocabulary = experiment.task.vocabulary
+    vocabulary, settings = experiment.task.vocabulary, experiment.decoder
+    d_model = settings.d_model
+    size = settings.num_layers * (4 + 2 * settings.mlp_factor) * d_model**2 + len(vocabulary) * d_model
+    check_memory(BYTES_PER_WEIGHT * size, f"a decoder of {size:,} weights", "use a smaller num_layers or d_model")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(stream(experiment.seed, "initial weights").integers(2**63)))
-        return build_in_memory(
+        return Decoder(
             experiment.decoder,
             experiment.encoding,
             vocabulary_size=len(vocabulary),

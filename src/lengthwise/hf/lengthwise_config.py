@@ -13,7 +13,7 @@ from lengthwise.core.errors import ModelError
 from lengthwise.core.randomness import stream
 from lengthwise.encodings import NoPE
 from lengthwise.experiments.experiment import Experiment, build_entry, num_levels, to_dict
-from lengthwise.model.decoder import Decoder, build_in_memory
+from lengthwise.model.decoder import Decoder
 from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.positions import SCHEMES, Discovered
 from lengthwise.positions.scheme import HasLevels
@@ -118,7 +118,7 @@ def decoder_from_config(config: LengthwiseConfig) -> Decoder:
     """Build a decoder with initial weights. Raises ``ModelError`` for a configuration without decoder settings."""
     if config.decoder_settings is None or config.encoding_settings is None or config.symbols is None:
         raise ModelError("the configuration has no decoder settings; create it with lengthwise export RUN --format hf")
-    return build_in_memory(
+    return Decoder(
         DecoderSettings(**config.decoder_settings),
         build_entry("encoding", config.encoding_settings),
         vocabulary_size=config.vocab_size,

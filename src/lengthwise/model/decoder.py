@@ -4,16 +4,14 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int, Real
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
-from lengthwise.core.devices import check_memory, compiled, constant_tensor
+from lengthwise.core.devices import compiled, constant_tensor
 from lengthwise.core.errors import SettingError
-from lengthwise.encodings import ENCODINGS, EncodingSettings, EncodingSize, NoPE
+from lengthwise.encodings import EncodingSettings, EncodingSize
 from lengthwise.encodings.levels import LevelEncoding
 from lengthwise.model.attention_scores import NO_HOOKS, AttentionHooks
 from lengthwise.model.block import Block
@@ -24,9 +22,6 @@ from lengthwise.model.position_heads import POSITION_HEADS, NextIDs, PositionHea
 from lengthwise.model.position_id_check import IDCheck
 from lengthwise.model.rms_norm import RMSNorm
 from lengthwise.model.token_groups import TokenGroup, join_tokens, split_queries
-
-# Bytes per weight in training: the weight, its gradient and two moments of AdamW.
-BYTES_PER_WEIGHT = 16
 
 
 class Decoder(nn.Module):
@@ -55,7 +50,7 @@ class Decoder(nn.Module):
         # True: ``forward_batches`` and the loss of its tokens are compiled, for the training of large models on a GPU.
         self.compiles_training = False
         self.check_ids = IDCheck(encoding.name, num_levels, encoding.num_position_ids, encoding.real_valued)
-        self.embedding = nn.Parameter(torch.randn(vocabulary_size, d_model).div_(math.sqrt(d_model)))
+        self.embedding = nn.Parameter(torch.randn(vocabulary_size, d_model) / math.sqrt(d_model))
         self.segment = nn.Parameter(torch.zeros(len(separators) + 1, d_model)) if settings.segments else None
         self.previous_share = nn.Parameter(torch.zeros(d_model)) if settings.previous_token_mix else None
         self.encoding = LevelEncoding(encoding, size, num_levels, one_per_head=settings.level_per_head)
@@ -241,33 +236,3 @@ class Decoder(nn.Module):
             return x, Cache(position_ids, embeddings[:, -1:], separators[:, -1:])
         all_ids = cache.extend_ids(position_ids)
         return x, Cache(all_ids, embeddings[:, -1:], separators[:, -1:], buffers=cache.buffers)
-
-
-def build_in_memory(settings: DecoderSettings, encoding: EncodingSettings, **sizes: Any) -> Decoder:
-    """Return a decoder with initial weights; ``sizes`` are the other arguments of `Decoder`.
-
-    Raises ``SettingError`` before it allocates a decoder whose training needs more memory than the machine has.
-    """
-    size = count_weights(settings, encoding, **sizes)
-    advice = "use a smaller num_layers, d_model or num_position_ids"
-    check_memory(BYTES_PER_WEIGHT * size, f"a decoder of {size:,} weights", advice)
-    return Decoder(settings, encoding, **sizes)
-
-
-def count_weights(settings: DecoderSettings, encoding: EncodingSettings, **sizes: Any) -> int:
-    """Return the number of weights of a decoder without allocating them; those of a custom encoding do not count."""
-    # The class of a custom encoding may not support tensors without values.
-    known_encoding = encoding if type(encoding) in ENCODINGS.values() else NoPE()
-    with torch.device("meta"), _WithoutValues():
-        return sum(weights.numel() for weights in Decoder(settings, known_encoding, **sizes).parameters())
-
-
-class _WithoutValues(TorchFunctionMode):
-    """Creation of tensors whose values do not matter; computing them on ``meta`` would import sympy for a second."""
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = {} if kwargs is None else kwargs
-        if function is torch.randn:
-            return torch.empty(*args, **kwargs)
-        is_in_place = function.__name__.endswith("_") and not function.__name__.endswith("__")
-        return args[0] if is_in_place and args else function(*args, **kwargs)

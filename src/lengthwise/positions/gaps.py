@@ -9,9 +9,6 @@ from lengthwise.core.errors import SettingError
 from lengthwise.positions.scheme import Assignment, RangedScheme, largest_shift, require_coupling, score_all_answers
 from lengthwise.tasks.examples import Examples
 
-# Each gap takes time and memory in every batch.
-MAX_GAPS = 1000
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GappedScheme(RangedScheme):
@@ -24,8 +21,8 @@ class GappedScheme(RangedScheme):
 
     def __post_init__(self) -> None:
         RangedScheme.__post_init__(self)
-        if not 0 <= self.max_gaps <= MAX_GAPS:
-            raise SettingError(f"max_gaps {self.max_gaps} is out of range; use 0 (no gaps) to {MAX_GAPS}")
+        if self.max_gaps < 0:
+            raise SettingError(f"max_gaps {self.max_gaps} is negative; use 0 (no gaps) or more")
 
     def group_ids(self, examples: Examples) -> Int[np.ndarray, "level batch seq"]:
         """Return the IDs without gaps: by default, all levels of the task's coupling."""

@@ -99,6 +99,10 @@ class JSONLTask:
         """Return the number of distinct records of a length; equal prompts with equal responses count once."""
         return len(self._select_records(length, self._table.unique_records_by_length))
 
+    def num_rows(self, length: int) -> int:
+        """Return the number of records of a length in the file, with repeated ones."""
+        return len(self._select_records(length, self._table.records_by_length))
+
     def records_at(self, length: int, indices: Int[np.ndarray, " batch"]) -> Examples:
         """Return the distinct records of a length at these indexes in file order."""
         return self._lay_out(self._table, self._select_records(length, self._table.unique_records_by_length)[indices])
