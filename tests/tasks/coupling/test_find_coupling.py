@@ -224,7 +224,7 @@ def test_responses_with_lines_are_refused_with_the_tokens_that_they_need():
         r"answer 2 of every 2 in the later lines: the previous answer"
     )
     with pytest.raises(CouplingError, match=message):
-        find_coupling(MultiAddition(), (1, 2, 3), num_per_length=300)
+        find_coupling(MultiAddition(), (1, 2, 3), num_per_length=300, minutes=20)
 
 
 def test_repeated_examples_do_not_count_as_evidence(tmp_path):
