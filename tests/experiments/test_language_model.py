@@ -97,7 +97,7 @@ def test_prepare_warns_about_skipped_files(capsys):
     Path("more/bad.txt").write_bytes(b"\xff")
     cli.main(["prepare", "more", "--out", "new"])
     warnings = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
-    assert warnings == ["warning: skipped 1 file(s) of more that are not UTF-8 text, such as more/bad.txt"]
+    assert warnings == ["warning: skipped 1 file(s) of more that are too large or not UTF-8 text, such as more/bad.txt"]
 
 
 def test_a_run_saves_the_absolute_path_of_its_corpus(folders, capsys):
@@ -199,7 +199,7 @@ def test_compare_prints_and_draws_perplexities(folders, capsys):
 INVALID: list[tuple[list[str], str]] = [
     (
         ["prepare", "nowhere", "--out", "new"],
-        "nowhere does not exist; use a file, a folder or dataset:NAME:SPLIT:CONFIG:COLUMN",
+        "nowhere does not exist or is no regular file; use a file, a folder or dataset:NAME:SPLIT:CONFIG:COLUMN",
     ),
     (["prepare", "tales", "--out", "corpus"], "corpus already exists and is not an empty folder; choose another --out"),
     (["prepare", "tales", "--vocabulary-size", "9", "--out", "new"], "vocabulary size 9 is too small; use"),

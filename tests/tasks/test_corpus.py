@@ -31,7 +31,7 @@ from lengthwise.tasks.text.corpus import (
     read_tokenizer,
     with_digest,
 )
-from lengthwise.tasks.text.prepare import prepare_corpus, token_type
+from lengthwise.tasks.text.prepare import _sample_held_out, prepare_corpus, token_type
 from lengthwise.tasks.text.tokenizer import (
     END,
     END_TOKEN_TEXT,
@@ -39,6 +39,7 @@ from lengthwise.tasks.text.tokenizer import (
     Tokenizer,
     _library_tokenizer,
     format_piece,
+    split_text,
 )
 
 PROSE = {
@@ -329,8 +330,8 @@ def test_texts_that_change_during_preparation_raise_an_error(texts):
 
 INVALID: dict[str, tuple[dict[str, Any], type[LengthwiseError], str]] = {
     "no text": ({"sources": []}, TextError, r"no text sources; pass at least one file, folder or dataset"),
-    "a kind without a source": ({"sources": ["prose="]}, TextError, r"prose= does not exist; use a file, a folder"),
-    "a missing text": ({"sources": ["nowhere"]}, TextError, r"nowhere does not exist; use a file, a folder"),
+    "a kind without a source": ({"sources": ["prose="]}, TextError, r"prose= does not exist"),
+    "a missing text": ({"sources": ["nowhere"]}, TextError, r"nowhere does not exist"),
     "a small vocabulary": (
         {"vocabulary_size": 256},
         SettingError,
@@ -515,3 +516,43 @@ def test_tokens_that_change_after_the_first_read_are_checked_again(texts):
 def test_the_list_of_documents_has_names_kinds_and_sizes(texts):
     lines = [json.loads(line) for line in (prepare() / "train.jsonl").read_text().splitlines()]
     assert all(set(line) == {"name", "kind", "num_tokens"} for line in lines)
+
+
+def test_a_long_text_has_the_tokens_of_its_parts(texts, monkeypatch):
+    tokenizer = read_tokenizer(prepare(["prose", "code"]))
+    text = "".join([*PROSE.values(), *CODE.values()])
+    whole = tokenizer.encode(text)
+    monkeypatch.setattr("lengthwise.tasks.text.tokenizer.PART_SIZE", 100)
+    parts = list(split_text(text))
+    assert len(parts) > 20
+    assert "".join(parts) == text
+    assert tokenizer.encode(text) == whole
+    assert max(map(len, split_text("x" * 1001))) == 200
+
+
+def test_a_long_word_does_not_take_quadratic_time(texts):
+    # One second; as one word, over a minute.
+    Path("word.txt").write_text("ab" * (1 << 21), encoding="utf-8")
+    corpus = open_corpus(prepare(["word.txt"], out="word"))
+    assert sum(len(corpus.stream(split)) for split in SPLITS) < 1 << 17
+
+
+def test_selecting_held_out_documents_reads_each_size_a_few_times():
+    class Sizes(list):
+        num_reads = 0
+
+        def __getitem__(self, index):
+            Sizes.num_reads += 1
+            return super().__getitem__(index)
+
+        def __iter__(self):
+            Sizes.num_reads += len(self)
+            return super().__iter__()
+
+    sizes = Sizes(np.random.default_rng(0).integers(1, 100, size=500).tolist())
+    selected = _sample_held_out(sizes, 0.5, np.random.default_rng(1))
+    assert Sizes.num_reads < 10 * len(sizes)
+    held_out, total = sum(sizes[index] for index in selected), sum(sizes)
+    assert 0.5 * total <= held_out < 0.5 * total + max(sizes)
+    order = np.random.default_rng(1).permutation(500).tolist()
+    assert selected == set(order[: len(selected)])

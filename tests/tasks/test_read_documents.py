@@ -4,12 +4,16 @@ import gzip
 import json
 import os
 import sys
+import tracemalloc
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
-from lengthwise.core.errors import SettingError, SkippedTextWarning, TextError
+from lengthwise.core.errors import SettingError, SkippedTextWarning, TaskFileError, TextError
+from lengthwise.core.json_parsing import MAX_BYTES
+from lengthwise.tasks import JSONLTask
 from lengthwise.tasks.text.documents import Document, read_documents
 
 FILES = {
@@ -66,7 +70,9 @@ def test_reading_keeps_line_ends_and_removes_the_byte_order_mark(tmp_path):
 def test_files_of_a_folder_that_are_not_text_are_skipped_with_one_warning(content, folder):
     for name in ("no_text.txt", "part/no_text.txt"):
         (folder / name).write_bytes(content)
-    with pytest.warns(SkippedTextWarning, match=r"^skipped 2 file\(s\) of .*texts that are not UTF-8 text, .*no_text"):
+    with pytest.warns(
+        SkippedTextWarning, match=r"^skipped 2 file\(s\) of .*texts that are too large or not UTF-8 text, .*no_text"
+    ):
         assert len(list(read_documents([folder]))) == 4
 
 
@@ -95,7 +101,7 @@ INVALID: dict[str, tuple[list[str], str]] = {
     "no sources": ([], r"^no text sources; pass at least one file, folder or dataset:NAME$"),
     "a missing path": (
         ["texts/nowhere.txt"],
-        r"^texts/nowhere.txt does not exist; use a file, a folder or dataset:NAME:SPLIT:CONFIG:COLUMN$",
+        r"^texts/nowhere.txt does not exist or is no regular file; use a file, a folder or dataset:NAME",
     ),
     "a folder without texts": (
         ["texts/.hidden/none"],
@@ -262,7 +268,7 @@ def test_a_source_can_name_the_text_column_of_a_file(tmp_path):
         ),
         (b'{"text": "one"}\n{"text"', r"has invalid JSON"),
         (b"[1]", r"rows.json:0 has no column 'text' \(it has int"),
-        (b"\xff\xfe", r"has invalid JSON \('utf-8' codec"),
+        (b"\xff\xfe", r"has invalid JSON \("),
         (b"", r"rows.json has no text"),
     ],
 )
@@ -298,3 +304,55 @@ def test_a_source_can_name_configuration_and_column_and_the_first_documents_are_
         list(read_documents(["dataset:a:b:c:d:e"]))
     with pytest.raises(SettingError, match=r"^max_documents 0 is too small; use at least 1$"):
         list(read_documents(["dataset:a"], max_documents=0))
+
+
+def compressed_lines(path: Path, lines: Iterable[bytes]) -> Path:
+    with gzip.open(path, "wb") as file:
+        file.writelines(lines)
+    return path
+
+
+ZEROS = b"0" * (1 << 16)
+BOMBS = {
+    "one line": [b'{"text": "', *[ZEROS] * 160, b'"}\n'],
+    "a list": [b'[{"text": "', *[ZEROS] * 160, b'"}]'],
+    "many lines": [b'{"text": "' + ZEROS + b'"}\n'] * 160,
+    "empty lines": [b"\n" * (1 << 16)] * 160,
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_small_archive_does_not_fill_the_memory(name, tmp_path, monkeypatch):
+    limit = 1 << 20
+    for module in ("core.json_parsing", "tasks.text.text_records"):
+        monkeypatch.setattr(f"lengthwise.{module}.MAX_BYTES", limit)
+    monkeypatch.setattr("lengthwise.tasks.text.text_records.MAX_EXPANSION", 20)
+    path = compressed_lines(tmp_path / "rows.jsonl.gz", BOMBS[name])
+    assert path.stat().st_size < limit / 20
+    tracemalloc.start()
+    with pytest.raises(TextError, match=rf"{path.name} .* bytes"):
+        list(read_documents([path]))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 5 * limit
+
+
+@pytest.mark.parametrize("name", ["text.txt", "rows.jsonl"])
+def test_a_text_that_is_too_large_raises_an_error(name, tmp_path):
+    with (tmp_path / name).open("wb") as file:
+        file.truncate(MAX_BYTES + 1)
+    with pytest.raises(TextError, match=f"{MAX_BYTES:,} bytes"):
+        list(read_documents([tmp_path / name]))
+    (tmp_path / "small.txt").write_text("small")
+    if name == "text.txt":
+        with pytest.warns(SkippedTextWarning, match="too large .*text.txt"):
+            assert [each.text for each in read_documents([tmp_path])] == ["small"]
+
+
+def test_a_pipe_is_no_text(tmp_path):
+    os.mkfifo(tmp_path / "pipe.txt")
+    with pytest.raises(TextError, match="no regular file"):
+        list(read_documents([tmp_path / "pipe.txt"]))
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    with pytest.raises(TaskFileError, match="not a regular file"):
+        JSONLTask(file=str(tmp_path / "pipe.jsonl"))

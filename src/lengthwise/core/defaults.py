@@ -8,7 +8,7 @@ COUPLING_METHODS = (AUTO, DEPENDENCE, MODEL)
 # Largest number of tokens that an answer may depend on, and number of examples per length that a task samples.
 MAX_COUPLED_TOKENS, SAMPLES_PER_LENGTH = 6, 500
 # Time limit of the search for a coupling, without a model, in minutes.
-SEARCH_MINUTES = 5.0
+SEARCH_MINUTES = 2.0
 # Number of examples per length of a diagnosis.
 DIAGNOSIS_EXAMPLES = 256
 # Number of shots, which are solved examples before each question to a language model.

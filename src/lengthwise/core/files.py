@@ -17,6 +17,8 @@ from lengthwise.core.folder_lock import LOCK_FILE, exclusive_lock
 # Public functions accept a path as str or Path.
 StrPath = str | os.PathLike[str]
 TEMPORARY_SUFFIX = ".unfinished"
+# Number of bytes at the start of a file that can contain the mark of this library.
+MARKED_BYTES = 4096
 
 
 def read_file(path: StrPath) -> bytes:
@@ -82,6 +84,30 @@ def check_output_folder(out: Path) -> None:
     """Raise ``RunFolderError`` unless ``out`` does not exist or is an empty folder."""
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise RunFolderError(f"{out} already exists and is not an empty folder; choose another --out")
+
+
+def check_output_file(out: Path | None, mark: bytes | None = None) -> None:
+    """Raise ``RunFolderError`` unless ``out`` is None, free, or a file of this library, which starts with ``mark``."""
+    if out is None:
+        return
+    try:
+        if out.is_symlink():
+            raise RunFolderError(f"{out} is a link to another file; choose another --out")
+        if out.exists() and not (mark is not None and out.is_file() and mark in _first_bytes(out)):
+            raise RunFolderError(f"{out} already exists and is not a result of this command; choose another --out")
+    except OSError as error:
+        raise RunFolderError(f"cannot write {out} ({error.strerror}); choose another --out") from None
+
+
+def check_report_folder(folder: Path, report_file: str) -> None:
+    """Raise ``RunFolderError`` unless a folder is new, empty, or contains an earlier report of the same kind."""
+    if not (folder / report_file).is_file():
+        check_output_folder(folder)
+
+
+def _first_bytes(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(MARKED_BYTES)
 
 
 def _delete_stale_files(path: Path) -> None:

@@ -14,15 +14,20 @@ TYPE_NAMES = {
 
 # Recursive functions would exceed the recursion limit on deeper documents.
 MAX_DEPTH = 50
+# Largest size of a document in bytes, also of a text to prepare; values in memory are many times larger.
+MAX_BYTES = 1 << 27
+TOO_LARGE = f"it has more than {MAX_BYTES:,} bytes"
 TOO_DEEP = f"it is nested more than {MAX_DEPTH} levels deep"
 
 
 def parse_json(content: str | bytes, expected_type: type[Any] = dict) -> Any:
     """Parse JSON and check its type: ``expected_type`` is dict, list, or object for any JSON value.
 
-    Raises ``ValueError`` for invalid JSON, a value of another type, nesting that is too deep, or a string that is not
-    valid Unicode and therefore cannot be printed or saved.
+    Raises ``ValueError`` for invalid JSON, a value of another type, nesting that is too deep, a document that is too
+    large, or a string that is not valid Unicode and therefore cannot be printed or saved.
     """
+    if len(content) > MAX_BYTES:
+        raise ValueError(TOO_LARGE)
     try:
         document = json.loads(content)
     except RecursionError:

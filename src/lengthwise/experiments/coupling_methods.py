@@ -26,7 +26,7 @@ from lengthwise.tasks.coupling.found_coupling import (
     find_coupling_in_examples,
 )
 from lengthwise.tasks.coupling.record_files import sample_task_file
-from lengthwise.tasks.coupling.search_progress import SearchProgress
+from lengthwise.tasks.coupling.search_progress import MAX_WORK, SearchProgress
 
 
 @check_arguments
@@ -46,8 +46,9 @@ def find_coupling(  # noqa: PLR0913
 
     The function reads prompts and responses only, never the task's own coupling. ``num_per_length`` is the number of
     examples that a task with a sampler draws. ``allow_noise`` also accepts a rule whose wrong answers do not look like
-    independent noise. ``minutes`` limits the time of each search; the best rule so far counts after it. ``report``
-    receives the ``stage`` of the search with the numbers ``done`` and ``total``, and the metrics of a model's training.
+    independent noise. ``minutes`` limits the time of each search, and its work on any machine in proportion; the best
+    rule so far counts after it. ``report`` receives the ``stage`` of the search with the numbers ``done`` and
+    ``total``, and the metrics of a model's training.
     ``method`` is one of:
 
     - ``dependence``: the same tokens must always come with the same answer.
@@ -114,4 +115,5 @@ def _ask_model(
 
 
 def _progress(minutes: float, report: Callable[[dict[str, Any]], None] | None) -> SearchProgress:
-    return SearchProgress(report=report, deadline=time.monotonic() + 60 * minutes)
+    max_work = MAX_WORK * minutes / SEARCH_MINUTES
+    return SearchProgress(report=report, deadline=time.monotonic() + 60 * minutes, max_work=max_work)

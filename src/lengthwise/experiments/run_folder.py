@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +18,20 @@ from lengthwise.core.json_parsing import parse_json
 from lengthwise.core.provenance import provenance
 from lengthwise.experiments.experiment import Experiment, from_dict, to_dict, upgrade_saved_experiment
 from lengthwise.tasks import HasRunFiles, Task
+from lengthwise.training.training_state import METRICS
 
 EXPERIMENT, MODEL, RESULTS = "experiment.json", "model.safetensors", "results.jsonl"
+# Files that a run, comparison, sweep or study writes after its description.
+OUTPUT_FILES = (
+    MODEL,
+    METRICS,
+    RESULTS,
+    "figure.png",
+    "figure.svg",
+    "influence.jsonl",
+    "influence.html",
+    "summary.json",
+)
 # Copy of the model whose weights a run starts from.
 START = "start.safetensors"
 COMPARISON, STUDY, SWEEP = "comparison.json", "influence.json", "sweep.json"
@@ -93,7 +106,12 @@ def _check_kind(folder: Path, kind: FolderKind) -> None:
 def write_description(
     folder: Path, kind: FolderKind, description: Any, files: Mapping[str, bytes], **more_provenance: Any
 ) -> None:
-    """Write the files of a run and the description into an empty folder; the description makes the folder complete."""
+    """Write the files of a run and the description into a folder; the description makes the folder complete.
+
+    Raises ``RunFolderError`` for a file that a run, comparison, sweep or study would replace.
+    """
+    if foreign := [name for name in OUTPUT_FILES if os.path.lexists(folder / name)]:
+        raise RunFolderError(f"{folder} contains {foreign[0]}, but no {kind.name}; choose another --out")
     for name, content in files.items():
         write_atomically(folder / name, content)
     file_digests = {"files": _file_digests(files)} if files else {}

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from lengthwise.core.errors import SettingError
-from lengthwise.core.files import StrPath, write_atomically
+from lengthwise.core.files import StrPath, check_output_file, write_atomically
 from lengthwise.core.type_checks import check_arguments
 from lengthwise.evaluation.exact_match import check_id_range
 from lengthwise.evaluation.picture.picture import Answer, Picture, find_links, sample_example
 from lengthwise.evaluation.picture.predictions import predict_answers
-from lengthwise.evaluation.picture.svg_drawing import draw_svg
+from lengthwise.evaluation.picture.svg_drawing import MARK, draw_svg
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes import experiment_for
 from lengthwise.experiments.run import Run
@@ -39,10 +39,12 @@ def show(  # noqa: PLR0913
     for a coupling, which the scheme ``discovered`` needs. ``training`` shows IDs as in training, with random gaps.
 
     Raises ``SettingError`` for an example that is too long for a picture, for ``scheme`` together with a run, and for a
-    file name that does not end in ``.svg``.
+    file name that does not end in ``.svg``, and ``RunFolderError`` if ``out`` is a link or a file other than a picture.
     """
     if out is not None and Path(out).suffix != ".svg":
         raise SettingError(f"out {str(out)!r} is not an SVG file; use a name that ends in .svg")
+    if out is not None:
+        check_output_file(Path(out), MARK.encode())
     if length < 1:
         raise SettingError(f"length {length} is too small; use at least 1")
     if not isinstance(source, Run):

@@ -6,17 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
-from transformers.utils import logging
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.utils import CONFIG_NAME, logging
 
 # These imports register the model types with the Auto classes.
 import lengthwise.hf.lengthwise_model  # noqa: F401
 import lengthwise.hf.predictive_model  # noqa: F401
 from lengthwise.core.errors import ModelError, unknown_name
 from lengthwise.hf.causal_lm import CausalLM
+from lengthwise.hf.model_folder import check_model_folder, check_model_size
 from lengthwise.hf.text_model import TextModel
 from lengthwise.hf.tokenization import HFCodec
+from lengthwise.hf.tokenizer_check import TOKENIZER_FILE, check_tokenizer
 
 # Names of the weights of a language-modelling head.
 HEAD_WEIGHTS = ("lm_head.weight", "embed_out.weight")
@@ -49,8 +50,9 @@ def load_pretrained(name: str, *, device: torch.device | None = None, dtype: str
     _check_folder(name)
     with _suppress_loading_output():
         try:
-            config = AutoConfig.from_pretrained(name, trust_remote_code=False)
-            _check_num_layers(Path(name), config)
+            config = _load_config(name)
+            if Path(name).is_dir():
+                check_model_size(Path(name), config)
             result: Any = AutoModelForCausalLM.from_pretrained(
                 name,
                 config=config,
@@ -75,9 +77,19 @@ def check_model_exists(name: str) -> None:
     _check_folder(name)
     with _suppress_loading_output():
         try:
-            AutoConfig.from_pretrained(name, trust_remote_code=False)
+            _load_config(name)
         except Exception as error:  # see load_pretrained
             raise ModelError(_describe_error(name, error)) from None
+
+
+def _load_config(name: str) -> Any:
+    _check_files(Path(name))
+    return AutoConfig.from_pretrained(name, trust_remote_code=False)
+
+
+def _check_files(folder: Path) -> None:
+    if (folder / CONFIG_NAME).is_file():
+        check_model_folder(folder)
 
 
 def load_codec(name: str) -> HFCodec:
@@ -85,6 +97,8 @@ def load_codec(name: str) -> HFCodec:
     _check_path(name)
     with _suppress_loading_output():
         try:
+            _check_files(Path(name))
+            check_tokenizer(Path(name) / TOKENIZER_FILE)
             return HFCodec(AutoTokenizer.from_pretrained(name, trust_remote_code=False), name)
         except Exception as error:  # see load_pretrained
             raise ModelError(
@@ -112,20 +126,6 @@ def _check_path(name: str) -> None:
         is_path = True
     if is_path and not path.exists():
         raise ModelError(f"{name} does not exist; use a folder written by save_pretrained, or a name on the Hub")
-
-
-def _check_num_layers(folder: Path, config: PreTrainedConfig) -> None:
-    """Raise ``ValueError`` for more layers than saved tensors, because building so many could take too long."""
-    files = list(folder.glob("*.safetensors"))
-    if not files:
-        return
-    num_tensors = 0
-    for path in files:
-        with safe_open(path, framework="pt") as file:
-            num_tensors += len(list(file.keys()))
-    num_layers = getattr(config.get_text_config(), "num_hidden_layers", None)
-    if isinstance(num_layers, int) and num_layers > num_tensors:
-        raise ValueError(f"config.json has {num_layers:,} layers, but the weights have only {num_tensors:,} tensors")
 
 
 def _describe_error(name: str, error: Exception) -> str:

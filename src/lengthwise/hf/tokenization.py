@@ -1,6 +1,7 @@
 """Tokenizers of `transformers`: a codec for any tokenizer, and a tokenizer for a task's symbols."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -24,7 +25,8 @@ class HFCodec:
     def encode(self, text: str) -> Sequence[int]:
         """Return the tokens of a text, without special tokens. Raises ``ModelError`` for unknown symbols."""
         try:
-            return list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+            with _panics_as_errors():
+                return list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
         except Exception as error:  # tokenizers raise plain exceptions
             raise ModelError(
                 f"the tokenizer of {self.name} cannot encode the text ({str(error)[:100]}); use a model with "
@@ -33,10 +35,22 @@ class HFCodec:
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens, with all spaces unchanged."""
-        return str(self.tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False))
+        with _panics_as_errors():
+            return str(self.tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False))
 
     def _token_text(self, token: int) -> str:
         return self.decode([token])
+
+
+@contextmanager
+def _panics_as_errors() -> Iterator[None]:
+    """Raise ``ModelError`` for a panic of native code, such as a regular expression that takes too long."""
+    try:
+        yield
+    except BaseException as error:  # a panic is no Exception, and its class cannot be imported
+        if type(error).__name__ != "PanicException":
+            raise
+        raise ModelError(f"the tokenizer failed ({str(error)[:100]}); use another tokenizer, or other texts") from None
 
 
 def _tokenize_sample(tokenizer: PreTrainedTokenizerBase, add_special_tokens: bool) -> list[int]:

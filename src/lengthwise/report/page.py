@@ -13,7 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from lengthwise.core.errors import RunFolderError, SettingError
-from lengthwise.core.files import StrPath, write_atomically
+from lengthwise.core.files import StrPath, check_output_file, write_atomically
 from lengthwise.core.progress_line import escape
 from lengthwise.core.type_checks import check_arguments
 from lengthwise.evaluation.result_rows import Rows, is_skipped, label_of
@@ -34,6 +34,8 @@ from lengthwise.report.study_section import study_charts, study_page, study_tabl
 TEMPLATE_FOLDER = Path(__file__).parent
 # Maximum size of the texts of all studies, which limits the size of the page.
 MAX_TEXT_BYTES = 1_500_000
+# Text at the start of each page, which a later report may replace.
+MARK = '<meta name="generator" content="lengthwise report">'
 # Maximum number of tasks and variants of a group with charts.
 MAX_PANELS = 12
 
@@ -64,11 +66,12 @@ def write_report(
     A folder is a run, comparison, sweep, claim, influence study, or evaluation of a model. With ``diagnose``, a few
     runs of each group are diagnosed at the shortest length beyond training that they fail at. ``report`` receives a
     line per diagnosis; by default, the lines are visible in terminals and notebooks. Raises ``SettingError`` if ``out``
-    does not end in .html, which protects other files, or if the library plotly is not installed, and
-    ``RunFolderError`` for other folders and damaged files.
+    does not end in .html or if the library plotly is not installed, and ``RunFolderError`` for other folders, for
+    damaged files, and if ``out`` is a link or a file other than an earlier report.
     """
     if Path(out).suffix.lower() != ".html":
         raise SettingError(f"the page {out} does not end in .html; use a name such as report.html")
+    check_output_file(Path(out), MARK.encode())
     if not folders:
         raise SettingError("a report of no folders; pass at least one output folder of train, compare or influence")
     report_line = line_report(report)
@@ -191,6 +194,7 @@ def _render(sections: Sequence[Section], plotly: str) -> str:
         all_charts += [*section.charts, *(each.chart for each in section.diagnoses if each.chart is not None)]
     return environment.get_template("report.html").render(
         css=css,
+        mark=Markup(MARK),
         plotly=plotly,
         script=script,
         digests=[_digest(each) for each in (plotly, script, study_script)],

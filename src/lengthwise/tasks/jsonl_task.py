@@ -100,6 +100,10 @@ class JSONLTask:
         """Return the number of distinct records of a length; equal prompts with equal responses count once."""
         return len(self._select_records(length, self._table.unique_records_by_length))
 
+    def num_rows(self, length: int) -> int:
+        """Return the number of records of a length in the file, with repeated ones."""
+        return len(self._select_records(length, self._table.records_by_length))
+
     def records_at(self, length: int, indices: Int[np.ndarray, " batch"]) -> Examples:
         """Return the distinct records of a length at these indexes in file order."""
         return self._lay_out(self._table, self._select_records(length, self._table.unique_records_by_length)[indices])
@@ -244,6 +248,8 @@ def _read_metadata(path: Path) -> Mapping[str, Any]:
 
 
 def _digest(file: str) -> str:
+    if Path(file).exists() and not Path(file).is_file():
+        raise TaskFileError(f"{file} is not a regular file; pass the path of a file to --task")
     try:
         check_regular(file)
         with open(file, "rb") as task_file:

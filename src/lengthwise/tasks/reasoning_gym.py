@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lengthwise.core.errors import TaskFileError
-from lengthwise.core.files import StrPath, write_atomically
+from lengthwise.core.files import StrPath, check_output_file, write_atomically
 from lengthwise.core.type_checks import check_arguments
 from lengthwise.tasks.jsonl_table import SUFFIX, read_table
 
@@ -45,10 +45,14 @@ def reasoning_records(
 def write_reasoning_records(
     items: Iterable[Item], file: StrPath, *, length: LengthSource | None = None, tokens: Splitter = str.split
 ) -> Path:
-    """Write the records of ``reasoning_records`` to a task file; raise ``TaskFileError`` if a record is invalid."""
+    """Write the records of ``reasoning_records`` to a task file; raise ``TaskFileError`` for an invalid record.
+
+    Raises ``RunFolderError`` if the file already exists.
+    """
     file = Path(file)
     if file.suffix != SUFFIX:
         raise TaskFileError(f"{file} does not end in {SUFFIX}; use a file name that ends in {SUFFIX}")
+    check_output_file(file)
     lines = [json.dumps(record).encode() + b"\n" for record in reasoning_records(items, length=length, tokens=tokens)]
     # Parse the records first, so that an invalid record does not leave an unusable file.
     read_table(lines, f"the content of {file}")

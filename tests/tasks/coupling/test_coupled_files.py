@@ -154,7 +154,7 @@ def test_couple_shows_what_it_tries_and_stops_after_its_time(tmp_path, capsys):
         for _ in range(40)
     ]
     command = ["couple", str(write_records(tmp_path / "random.jsonl", rows)), "--max-tokens", "1"]
-    assert "time limit" in refusal_of([*command, "--minutes", "1e-7"], capsys)
+    assert "limit of time" in refusal_of([*command, "--minutes", "1e-7"], capsys)
     capsys.readouterr()
     with pytest.raises(SystemExit):
         main(command)

@@ -15,6 +15,7 @@ from lengthwise.tasks.coupling.answer_steps import answer_steps, join_steps
 from lengthwise.tasks.coupling.found_coupling import find_coupling_in_examples as find_coupling
 from lengthwise.tasks.coupling.phases import divide, iter_divisions
 from lengthwise.tasks.coupling.pointers import couple, parse_rule
+from lengthwise.tasks.coupling.search_progress import SearchProgress
 
 EXAMPLES = {
     "parity": (Parity(), range(1, 9), 60, ("prompt first +1 +0", "answer 1")),
@@ -224,7 +225,7 @@ def test_responses_with_lines_are_refused_with_the_tokens_that_they_need():
         r"answer 2 of every 2 in the later lines: the previous answer"
     )
     with pytest.raises(CouplingError, match=message):
-        find_coupling(MultiAddition(), (1, 2, 3), num_per_length=300)
+        find_coupling(MultiAddition(), (1, 2, 3), num_per_length=300, progress=SearchProgress(max_work=5e9))
 
 
 def test_repeated_examples_do_not_count_as_evidence(tmp_path):

@@ -18,6 +18,7 @@ from lengthwise.core.defaults import (
     SEARCH_MINUTES,
 )
 from lengthwise.core.errors import SettingError
+from lengthwise.core.files import check_output_file
 from lengthwise.core.progress_line import ProgressLine, err_console
 
 
@@ -44,6 +45,7 @@ def couple(
     as_json: options.JsonFlag = False,
 ) -> None:
     """Find which earlier tokens each answer depends on, and the position IDs for PPC that follow from this."""
+    check_output_file(out)
     # The imports take seconds.
     print_message(f"searching for the tokens that each answer of {source} depends on")
     import numpy as np
@@ -78,13 +80,19 @@ def couple(
         vocabulary, first_length = task.vocabulary, lengths_read[min(2, len(lengths_read) - 1)]
         example = task.records_at(first_length, np.array([0]))
         conditions = describe_conditions(task, found, parsed_lengths, seed)
-        num_records = None if out is None else write_coupled_records(task, found, lengths_read, out)
+        counts = {"records": None} if out is None else write_coupled_records(task, found, lengths_read, out)
     if as_json:
-        print_json({**asdict(found), "rule": found.rule.texts, "conditions": conditions, "records": num_records})
+        print_json({**asdict(found), "rule": found.rule.texts, "conditions": conditions, **counts})
         return
     for line in (*describe_coupling(found, vocabulary), *conditions):
         print_line(line)
-    header = ["index", "token", *(f"ID {level + 1}" for level in range(found.num_levels))]
-    print_table("one example: prompt, <mark>, <start>, response", header, example_table(found, example, vocabulary))
+    print_table(
+        "one example: prompt, <mark>, <start>, response",
+        ["index", "token", *(f"ID {level + 1}" for level in range(found.num_levels))],
+        example_table(found, example, vocabulary),
+    )
     if out is not None:
-        print_line(f"{num_records:,} records with their coupling: {out}")
+        print_line(
+            f"{counts['records']:,} records with their coupling: {out}; left out: {counts['repeated']:,} that repeat "
+            f"another one, and {counts['other_lengths']:,} of other lengths"
+        )

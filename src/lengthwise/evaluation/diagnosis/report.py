@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lengthwise.core.files import write_atomically
+from lengthwise.core.files import check_report_folder, write_atomically
 from lengthwise.evaluation.diagnosis.diagnosis import Diagnosis
 from lengthwise.evaluation.diagnosis.failures import FailureCounts
 from lengthwise.evaluation.figure_layout import (
@@ -92,6 +92,7 @@ def _first_error_table(failures: FailureCounts, length: int) -> Table:
 
 def write_report(diagnosis: Diagnosis, folder: Path) -> Path:
     """Write diagnosis.json and figure.png to a folder, and return the path of the figure."""
+    check_report_folder(folder, DIAGNOSIS_FILE)
     write_atomically(folder / DIAGNOSIS_FILE, json.dumps(to_json(diagnosis), indent=2).encode())
     heads = _select_heads(diagnosis)
     names = [f"attention, {_head_names(diagnosis)[head]}" for head in heads]

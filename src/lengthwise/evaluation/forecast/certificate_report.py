@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from lengthwise.core.files import write_atomically
+from lengthwise.core.files import check_report_folder, write_atomically
 from lengthwise.core.json_parsing import non_finite_to_null
 from lengthwise.evaluation.figure_layout import (
     LINE_COLORS,
@@ -142,6 +142,7 @@ def _format_number(number: float | None) -> str:
 
 def write_report(certificate: Certificate, folder: Path) -> Path:
     """Write certificate.json and figure.png to a folder, and return the path of the figure."""
+    check_report_folder(folder, CERTIFICATE_FILE)
     write_atomically(folder / CERTIFICATE_FILE, json.dumps(to_json(certificate), indent=2).encode())
     plot = _PLOTS[type(certificate)](certificate)
     figure, (axes,) = make_panels([plot.title], [[curve.name for curve in plot.curves]], plot.caption)

@@ -68,6 +68,8 @@ BAND_WIDTH = 12
 MAX_BANDS = 3
 # Distance from the middle of a line of text to its baseline.
 BASELINE = 4.5
+# Class of each picture, which a later picture may replace.
+MARK = "lengthwise-show"
 # Characters that XML 1.0 does not allow, after control characters and surrogates are escaped.
 NOT_IN_XML = re.compile("[\ufffe\uffff]")
 
@@ -80,7 +82,7 @@ def draw_svg(picture: Picture) -> bytes:
     entries = list(_legend(picture))
     width, height = layout.width, layout.bottom + MARGIN + TEXT_LINE_HEIGHT * len(entries) + MARGIN
     size = {"width": f"{width:g}", "height": f"{height:g}", "viewBox": f"0 0 {width:g} {height:g}"}
-    names = {"role": "img", "aria-labelledby": "title desc"}
+    names = {"class": MARK, "role": "img", "aria-labelledby": "title desc"}
     svg = Element("svg", {"xmlns": NAMESPACE, **size, **names})
     title, *details = sentences(picture)
     _add(svg, "title", title, id="title")

@@ -29,6 +29,8 @@ MATCH_OFFSETS = (1, -1, 2, -2, 3)
 NUM_LAGS = 2
 # A token that every prompt contains equally often, at most this often, is an anchor.
 MAX_ANCHOR_COUNT = 4
+# Largest number of tokens that are anchors.
+MAX_ANCHOR_TOKENS = 6
 # Upper limit of tokens that can stand next to a match.
 MAX_CONTEXT_TOKENS = 4
 # Number of prompt tokens at either end that can be a key, among these many tokens.
@@ -89,15 +91,24 @@ def _varies(key: str, steps: AnswerSteps) -> bool:
 
 
 def _anchors(steps: AnswerSteps) -> list[str]:
-    """Return the anchors: both ends of the prompt, and tokens that all prompts contain equally often."""
-    anchors = [FIRST, LAST]
-    for token in range(steps.num_tokens):
-        counts = (steps.is_prompt & (steps.tokens == token)).sum(axis=1)
-        if 1 <= counts.min() == counts.max() <= MAX_ANCHOR_COUNT:
-            anchors += [f"#{token}.{occurrence}" for occurrence in range(int(counts.max()))]
-    return anchors
+    """Return the anchors: both ends of the prompt, and tokens that all prompts contain equally often.
+
+    Of many such tokens, those at the fewest different places count: separators, and not the symbols of a permutation.
+    """
+    counts = {token: (steps.is_prompt & (steps.tokens == token)).sum(axis=1) for token in _common_tokens(steps)}
+    tokens = [token for token, count in counts.items() if count.min() == count.max() <= MAX_ANCHOR_COUNT]
+    kept = sorted(sorted(tokens, key=lambda token: _num_places(steps, token))[:MAX_ANCHOR_TOKENS])
+    named = [f"#{token}.{number}" for token in kept for number in range(int(counts[token].max()))]
+    return [FIRST, LAST, *named]
+
+
+def _num_places(steps: AnswerSteps, token: int) -> int:
+    rows, columns = np.nonzero(steps.is_prompt & (steps.tokens == token))
+    return len(np.unique(steps.prompt_lengths[rows] * steps.tokens.shape[1] + columns))
 
 
 def _common_tokens(steps: AnswerSteps) -> list[int]:
     """Return the tokens that every prompt contains."""
-    return [token for token in range(steps.num_tokens) if (steps.is_prompt & (steps.tokens == token)).any(axis=1).all()]
+    shortest = int(steps.prompt_lengths.argmin())
+    candidates = np.unique(steps.tokens[shortest, steps.is_prompt[shortest]]).tolist()
+    return [token for token in candidates if (steps.is_prompt & (steps.tokens == token)).any(axis=1).all()]

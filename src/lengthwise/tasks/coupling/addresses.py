@@ -184,9 +184,7 @@ class MatchAddress:
         key_index = self.key_index(steps)
         kind, number = self.key.split()
         start = int(number) + 1 if kind == "first" else 0
-        first = steps.first_occurrences(self.side, self.context, start)
-        key = steps.token_at(key_index)
-        match = np.where(key >= 0, first[steps.sequence, key], NO_TOKEN)
+        match = steps.first_match(steps.token_at(key_index), self.side, self.context, start)
         return np.where(match == key_index, NO_TOKEN, match)
 
 
@@ -248,7 +246,9 @@ def locate(address: Address, steps: AnswerSteps, phases: Phases) -> LocatedAddre
     index = address.locate(steps, phases)
     if not isinstance(address, ANSWER_ADDRESSES):
         index = np.where((index >= 0) & (index < steps.prompt_length - 1), index, NO_TOKEN)
-    return LocatedAddress(address=address, index=index, tokens=steps.token_at(index))
+    # Small integers, because a search holds hundreds of addresses.
+    tokens = steps.token_at(index).astype(np.int32)
+    return LocatedAddress(address=address, index=index.astype(np.int32), tokens=tokens)
 
 
 def without_duplicates(addresses: Iterable[LocatedAddress]) -> list[LocatedAddress]:

@@ -7,6 +7,7 @@ from functools import cached_property
 import numpy as np
 from jaxtyping import Bool, Int
 
+from lengthwise.core.errors import SettingError
 from lengthwise.tasks.examples import Examples
 
 # Token of a step without a token at an address, for example after the end of the prompt.
@@ -14,6 +15,8 @@ NO_TOKEN = -1
 # Number of steps for unknown answers: as many as answers can take turns, since a step without a pointer points at what
 # a later one needs.
 NUM_UNKNOWN_STEPS = 3
+# Largest number of cells of the table of all tokens.
+MAX_CELLS = 1 << 24
 # Sides of a context token, and no context token.
 BEFORE, AFTER, ANYWHERE = "before", "after", "anywhere"
 
@@ -31,7 +34,7 @@ class AnswerSteps:
     lengths: Int[np.ndarray, " sequence"]
     sequence: Int[np.ndarray, " step"]
     number: Int[np.ndarray, " step"]
-    _occurrences: dict[tuple[str, int, int], Int[np.ndarray, "sequence token"]] = field(
+    _occurrences: dict[tuple[str, int, int], tuple[Int[np.ndarray, " pair"], Int[np.ndarray, " pair"]]] = field(
         default_factory=dict, repr=False, compare=False
     )
 
@@ -72,8 +75,10 @@ class AnswerSteps:
         """Return the token at an index of each step's sequence; ``NO_TOKEN`` for a negative index."""
         return np.where(index < 0, NO_TOKEN, self.tokens[self.sequence, np.maximum(index, 0)])
 
-    def first_occurrences(self, side: str, context: int, start: int = 0) -> Int[np.ndarray, "sequence token"]:
-        """Return the first index from ``start`` on of each token in each prompt; ``NO_TOKEN`` without one.
+    def first_match(
+        self, key: Int[np.ndarray, " step"], side: str, context: int, start: int = 0
+    ) -> Int[np.ndarray, " step"]:
+        """Return the first index from ``start`` on of a token in the prompt of each step; ``NO_TOKEN`` without one.
 
         Only tokens directly before or after the token ``context`` count, unless ``side`` is ``ANYWHERE``.
         """
@@ -83,12 +88,18 @@ class AnswerSteps:
                 matches = matches & np.pad(is_context, ((0, 0), (0, 1)))[:, 1:]
             elif side == AFTER:
                 matches = matches & np.pad(is_context, ((0, 0), (1, 0)))[:, :-1]
-            first = np.full((len(self.tokens), self.num_tokens), NO_TOKEN, dtype=np.int32)
-            for index in range(matches.shape[1] - 1, -1, -1):
-                (sequences,) = np.nonzero(matches[:, index])
-                first[sequences, self.tokens[sequences, index]] = index
-            self._occurrences[side, context, start] = first
-        return self._occurrences[side, context, start]
+            rows, columns = np.nonzero(matches)
+            # A table of all sequences and tokens would be too large.
+            pairs, first = np.unique(rows * self.num_tokens + self.tokens[rows, columns], return_index=True)
+            self._occurrences[side, context, start] = pairs, columns[first]
+        pairs, columns = self._occurrences[side, context, start]
+        wanted = self.sequence * self.num_tokens + key
+        place = np.minimum(np.searchsorted(pairs, wanted), len(pairs) - 1)
+        return (
+            np.where((key >= 0) & (pairs[place] == wanted), columns[place], NO_TOKEN)
+            if len(pairs)
+            else np.full_like(key, NO_TOKEN)
+        )
 
     def where(self, mask: np.ndarray) -> "AnswerSteps":
         """Return the steps of a mask, with all sequences."""
@@ -120,7 +131,12 @@ def answer_steps(examples: Examples, length: int = 0) -> AnswerSteps:
 
 def join_steps(parts: Sequence[AnswerSteps]) -> AnswerSteps:
     """Return the answers of all distinct sequences; a repeated sequence would confirm any dependence."""
-    seq = max(part.tokens.shape[1] for part in parts)
+    seq, num_sequences = max(part.tokens.shape[1] for part in parts), sum(len(part.tokens) for part in parts)
+    if seq * num_sequences > MAX_CELLS:
+        raise SettingError(
+            f"a search in {num_sequences:,} examples of up to {seq:,} tokens is too large; leave out long examples "
+            "with --lengths"
+        )
     padded = [
         np.pad(part.tokens, ((0, 0), (0, seq - part.tokens.shape[1])), constant_values=NO_TOKEN) for part in parts
     ]

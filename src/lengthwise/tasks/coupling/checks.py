@@ -7,8 +7,8 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from lengthwise.core.errors import CouplingError, TooFewExamplesError
-from lengthwise.tasks.coupling.answer_steps import AnswerSteps
-from lengthwise.tasks.coupling.dependence import MIN_COPY_SHARE, agreement
+from lengthwise.tasks.coupling.answer_steps import NO_TOKEN, AnswerSteps
+from lengthwise.tasks.coupling.dependence import MIN_COPY_SHARE, agreement, most_frequent_answers
 from lengthwise.tasks.coupling.describe_address import describe_address
 from lengthwise.tasks.coupling.finder import Attempt, PhaseRule
 from lengthwise.tasks.jsonl_table import MARK, START
@@ -177,10 +177,8 @@ def _predict(
     tokens = np.stack([each.tokens for each in rule.addresses]) if rule.addresses else np.zeros((1, len(target)), int)
     is_checked = np.zeros(len(target), dtype=bool) if is_checked is None else is_checked
     codes = np.unique(tokens, axis=1, return_inverse=True)[1].ravel()
-    counts = np.zeros((int(codes.max()) + 1, int(target.max()) + 1), dtype=np.int32)
-    np.add.at(counts, (codes[~is_checked], target[~is_checked]), 1)
-    is_known = counts.sum(axis=1)[codes] > 0
-    prediction = counts.argmax(axis=1)[codes]
+    prediction = most_frequent_answers(codes[~is_checked], target[~is_checked], int(codes.max()) + 1)[codes]
+    is_known = prediction != NO_TOKEN
     if len(tokens) == 1 and (tokens[0] == target)[~is_checked].mean() >= MIN_COPY_SHARE / 2:
         # A new token is copied, like the others.
         prediction, is_known = np.where(is_known, prediction, tokens[0]), np.ones_like(is_known)

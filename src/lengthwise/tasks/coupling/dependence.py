@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Int
 
 from lengthwise.tasks.coupling.addresses import Address, LocatedAddress
+from lengthwise.tasks.coupling.answer_steps import NO_TOKEN
 from lengthwise.tasks.coupling.error_pattern import find_error_pattern
 from lengthwise.tasks.coupling.search_progress import SearchProgress
 
@@ -34,6 +35,8 @@ FEWER_ERRORS = 0.5
 NUM_SPARSE = 4
 # Largest table of codes and answers that is counted without sorting, in cells per step.
 TABLE_CELLS_PER_STEP = 3
+# Time of a set beside its answers, in answers.
+WORK_PER_SET = 1000
 # A copied token is copied in at least this share of its occurrences.
 MIN_COPY_SHARE = 0.9
 
@@ -93,7 +96,7 @@ class DependenceSearch:
         self.progress, self.name = progress, name
         self.sequence = sequence
         self.addresses, self.target_tokens = addresses, target
-        self.codes = [np.unique(address.tokens, return_inverse=True)[1] for address in addresses]
+        self.codes = [_numbered(address.tokens) for address in addresses]
         self.target = np.unique(target, return_inverse=True)[1]
         self.rng = rng
         order = rng.permutation(len(target))
@@ -150,9 +153,7 @@ class DependenceSearch:
         if explanation.accuracy == 1 or not explanation.addresses:
             return ()
         codes = np.unique(_combine([self.codes[address] for address in explanation.addresses]), return_inverse=True)[1]
-        counts = np.zeros((int(codes.max()) + 1, int(self.target.max()) + 1), dtype=np.int32)
-        np.add.at(counts, (codes, self.target), 1)
-        is_wrong = counts.argmax(axis=1)[codes] != self.target
+        is_wrong = most_frequent_answers(codes, self.target, int(codes.max()) + 1)[codes] != self.target
         return find_error_pattern(self.codes, codes, is_wrong, self.sequence, self.rng, only_first=only_first)
 
     def _with_tokens_of_errors(self, explanation: Explanation, max_tokens: int) -> tuple[Explanation, ...]:
@@ -189,6 +190,7 @@ class DependenceSearch:
     def measure(self, addresses: tuple[int, ...], sample: Int[np.ndarray, " sample"] | None = None) -> Explanation:
         """Return the explanation by a set of addresses, measured on all steps or on a sample."""
         codes, target = self._codes_and_target(sample)
+        self.progress.work += len(target) + WORK_PER_SET
         copies = None
         if len(addresses) == 1:
             copies = self.addresses[addresses[0]].tokens == self.target_tokens
@@ -265,6 +267,7 @@ class DependenceSearch:
                 addresses = tuple(sorted((*kept.addresses, index)))
                 if index in kept.addresses or addresses in measured:
                     continue
+                self.progress.work += len(shared) + WORK_PER_SET
                 right, covered = agreement(_combine([base, codes[index][shared]]), shared_target)
                 accuracy = right / covered if covered else 0.0
                 measured[addresses] = Explanation(
@@ -316,6 +319,19 @@ def agreement(
     return float(right.sum()), int(covered.sum())
 
 
+def most_frequent_answers(
+    codes: Int[np.ndarray, " step"], target: Int[np.ndarray, " step"], num_codes: int
+) -> Int[np.ndarray, " code"]:
+    """Return the most frequent answer of each code, the smallest one of several; ``NO_TOKEN`` without an answer."""
+    # A table of all codes and answers would be too large.
+    num_answers = int(target.max(initial=0)) + 1
+    pairs, counts = np.unique(codes.astype(np.int64) * num_answers + target, return_counts=True)
+    order = np.lexsort((-pairs, counts, pairs // num_answers))
+    answers = np.full(num_codes, NO_TOKEN)
+    answers[pairs[order] // num_answers] = pairs[order] % num_answers
+    return answers
+
+
 def _counts_of_sorted(
     codes: Int[np.ndarray, " step"], target: Int[np.ndarray, " step"], num_answers: int, *, has_singles: bool
 ) -> tuple[Int[np.ndarray, " code"], Int[np.ndarray, " code"], Int[np.ndarray, " code"]]:
@@ -331,17 +347,33 @@ def _counts_of_sorted(
     if not has_singles:
         sorted_codes = keys // num_answers
         is_same = sorted_codes[1:] == sorted_codes[:-1]
-        keys = keys[np.r_[False, is_same] | np.r_[is_same, False]]
+        is_shared = np.zeros(len(keys), dtype=bool)
+        is_shared[1:] = is_same
+        is_shared[:-1] |= is_same
+        keys = keys[is_shared]
         if not len(keys):
             return (np.zeros(0, dtype=np.int64),) * 3
-    first = np.flatnonzero(np.r_[True, keys[1:] != keys[:-1]])
-    counts, pair_codes = np.diff(np.r_[first, len(keys)]), keys[first] // num_answers
-    starts = np.flatnonzero(np.r_[True, pair_codes[1:] != pair_codes[:-1]])
+    first = _group_starts(keys)
+    counts, pair_codes = _group_sizes(first, len(keys)), keys[first] // num_answers
+    starts = _group_starts(pair_codes)
     totals, largest = np.add.reduceat(counts, starts), np.maximum.reduceat(counts, starts)
-    is_largest = counts == np.repeat(largest, np.diff(np.r_[starts, len(counts)]))
+    is_largest = counts == np.repeat(largest, _group_sizes(starts, len(counts)))
     num_largest = np.add.reduceat(is_largest.astype(np.int64), starts)
     second = np.where(num_largest > 1, largest, np.maximum.reduceat(np.where(is_largest, 0, counts), starts))
     return totals, largest, second
+
+
+def _group_starts(values: Int[np.ndarray, " value"]) -> Int[np.ndarray, " group"]:
+    """Return the index of the first value of each group of equal neighbors."""
+    is_first = np.ones(len(values), dtype=bool)
+    np.not_equal(values[1:], values[:-1], out=is_first[1:])
+    return np.flatnonzero(is_first)
+
+
+def _group_sizes(starts: Int[np.ndarray, " group"], total: int) -> Int[np.ndarray, " group"]:
+    sizes = np.full_like(starts, total)
+    sizes[:-1] = starts[1:]
+    return sizes - starts
 
 
 def _combine(codes: Sequence[Int[np.ndarray, " step"]]) -> Int[np.ndarray, " step"]:
@@ -354,6 +386,13 @@ def _combine(codes: Sequence[Int[np.ndarray, " step"]]) -> Int[np.ndarray, " ste
             limit = int(combined.max()) + 1
         combined, limit = combined * size + code, limit * size
     return combined
+
+
+def _numbered(tokens: Int[np.ndarray, " step"]) -> Int[np.ndarray, " step"]:
+    """Return the tokens numbered from 0, in order."""
+    is_token = np.bincount(tokens - NO_TOKEN) > 0
+    numbers: np.ndarray = (np.cumsum(is_token, dtype=np.int32) - 1)[tokens - NO_TOKEN]
+    return numbers
 
 
 def _most_accurate(explanations: Sequence[Explanation]) -> tuple[Explanation, ...]:

@@ -31,6 +31,8 @@ from lengthwise.tasks.task import GradedByLoss, HasRecords, Task
 
 # Upper limit for the number of sequences of a file.
 MAX_RECORDS = 20_000
+# Approximate limit for the number of answers of a file, which share memory with all their addresses.
+MAX_ANSWERS = 200_000
 # Number of calls that draw the sequences of a task with a sampler.
 SAMPLES_IN_PARTS = 10
 DEFAULT_LENGTHS = range(2, 9)
@@ -185,7 +187,11 @@ def draw_steps(task: Task, lengths: Sequence[int] | None, num_per_length: int, s
         parts = []
         for length in lengths:
             order = rng.permutation(task.num_records(length))[:limit]
-            parts.append(answer_steps(task.records_at(length, np.sort(order)), length))
+            part = answer_steps(task.records_at(length, np.sort(order)), length)
+            if len(part) * len(lengths) > MAX_ANSWERS:
+                order = order[: max(1, MAX_ANSWERS * len(order) // (len(part) * len(lengths)))]
+                part = answer_steps(task.records_at(length, np.sort(order)), length)
+            parts.append(part)
         return join_steps(parts)
     lengths = DEFAULT_LENGTHS if lengths is None else lengths
     # A task can draw a number, such as that of the operands, once per call of sample.
@@ -209,8 +215,8 @@ def _explain_failure(attempts: Sequence[Attempt], vocabulary: Sequence[str], *, 
         known = f"none is right more often than the most frequent answer alone ({result.closest.accuracy:.1%})"
     if is_cut:
         return CouplingError(
-            "the search reached its time limit before a set of tokens explained the answers; of the sets so far, "
-            f"{known}; use a longer limit (--minutes), or fewer tokens (--max-tokens)"
+            "the search reached its limit of time or work before a set of tokens explained the answers; of the sets so "
+            f"far, {known}; use a longer limit (--minutes), or fewer tokens (--max-tokens)"
         )
     sparse = [attempt.closest.too_sparse for attempt in attempts if attempt.closest.too_sparse is not None]
     if sparse:

@@ -41,6 +41,8 @@ MIN_COPY_SHARE = 0.5
 MIN_STRATUM_SIZE = 50
 # Largest number of places from the start and from the end, and of periods, that form separate groups.
 MAX_PLACE, MAX_PERIOD = 8, 8
+# Largest number of tokens of the prompts, the most frequent ones, that form groups.
+MAX_GROUP_TOKENS = 1000
 # Vocabularies up to this size have groups for pairs of neighboring prompt tokens.
 MAX_PAIR_VOCABULARY = 40
 # Number of tokens on either side of those of the rule that a window has.
@@ -253,26 +255,43 @@ class _GroupTest:
 def _token_groups(test: _GroupTest, steps: AnswerSteps, vocabulary: Sequence[str]) -> list[Group]:
     """Return the best group of the rows whose prompt has a token, or has it more than once, or two tokens in turn."""
     num_tokens, sequence = len(vocabulary), steps.sequence
-    counts = _prompt_counts(steps, num_tokens)
+    counts = _PromptCounts(steps)
+    frequent = np.bincount(counts.tokens, minlength=num_tokens).argsort(kind="stable")[::-1][:MAX_GROUP_TOKENS].tolist()
     groups: list[Group] = []
     for number in (1, 2):
-        has: np.ndarray = counts >= number
         words = "with '{}' in the prompt" if number == 1 else "with '{}' more than once in the prompt"
-        varying = np.flatnonzero(has.any(axis=0) & ~has.all(axis=0)).tolist()
-        groups += test.best((words.format(vocabulary[token]), has[sequence, token]) for token in varying)
-    is_repeated: np.ndarray = counts.max(axis=1) > 1
+        groups += test.best((words.format(vocabulary[token]), counts.at_least(number, token)) for token in frequent)
+    is_repeated = np.zeros(len(steps.tokens), dtype=bool)
+    is_repeated[counts.sequences[counts.counts > 1]] = True
     groups += test.best([("whose prompt has a token more than once", is_repeated[sequence])])
     if num_tokens <= MAX_PAIR_VOCABULARY:
         groups += test.best(_pairs_of_tokens(steps, vocabulary))
     return groups
 
 
-def _prompt_counts(steps: AnswerSteps, num_tokens: int) -> Int[np.ndarray, "sequence token"]:
-    """Return how often each prompt has each token."""
-    rows, columns = np.nonzero(steps.is_prompt)
-    counts = np.zeros((len(steps.tokens), num_tokens), dtype=np.int64)
-    np.add.at(counts, (rows, steps.tokens[rows, columns]), 1)
-    return counts
+class _PromptCounts:
+    """Numbers of the occurrences of each token in each prompt; a table of all prompts and tokens would be too large."""
+
+    def __init__(self, steps: AnswerSteps) -> None:
+        rows, columns = np.nonzero(steps.is_prompt)
+        self.steps = steps
+        self.pairs, self.counts = np.unique(rows * steps.num_tokens + steps.tokens[rows, columns], return_counts=True)
+        self.sequences, self.tokens = self.pairs // steps.num_tokens, self.pairs % steps.num_tokens
+        self.by_token = self.tokens.argsort(kind="stable")
+        self.starts = np.searchsorted(self.tokens[self.by_token], np.arange(steps.num_tokens + 1))
+
+    def of(self, token: Int[np.ndarray, " counted"]) -> Int[np.ndarray, " counted"]:
+        """Return how often the prompt of each step has a token."""
+        wanted = self.steps.sequence * self.steps.num_tokens + token
+        place = np.minimum(np.searchsorted(self.pairs, wanted), len(self.pairs) - 1)
+        return np.where((token >= 0) & (self.pairs[place] == wanted), self.counts[place], 0)
+
+    def at_least(self, number: int, token: int) -> Bool[np.ndarray, " counted"]:
+        """Return True for the steps whose prompt has a token at least this number of times."""
+        pairs = self.by_token[self.starts[token] : self.starts[token + 1]]
+        has_token = np.zeros(len(self.steps.tokens), dtype=bool)
+        has_token[self.sequences[pairs[self.counts[pairs] >= number]]] = True
+        return has_token[self.steps.sequence]
 
 
 def _pairs_of_tokens(
@@ -338,8 +357,7 @@ def _answer_groups(test: _GroupTest, steps: AnswerSteps, errors: Errors, vocabul
         first_index = np.where(is_token.any(axis=1), is_token.argmax(axis=1), steps.tokens.shape[1])
         mask = first_index[steps.sequence] < own_index
         earlier.append((f"after an earlier answer '{vocabulary[token]}'", mask))
-    counts = _prompt_counts(steps, len(vocabulary))
-    again = [("that the prompt has more than once", counts[steps.sequence, errors.prediction] > 1)]
+    again = [("that the prompt has more than once", _PromptCounts(steps).of(errors.prediction) > 1)]
     return [*test.best(firsts), *test.best(earlier), *test.best(again)]
 
 
@@ -397,7 +415,7 @@ def _repeated(
     steps: AnswerSteps, own: Sequence[LocatedAddress], vocabulary: Sequence[str]
 ) -> Iterator[tuple[str, Bool[np.ndarray, " counted"]]]:
     """Yield the answers for which a token that the rule reads is in the prompt more than once."""
-    counts = _prompt_counts(steps, len(vocabulary))
+    counts = _PromptCounts(steps)
     for located in own:
         name, indexes = describe_address(located.address, vocabulary), [located.index]
         if isinstance(located.address, MatchAddress):
@@ -405,8 +423,8 @@ def _repeated(
         for kind, index in zip(("", "the key of "), indexes, strict=False):
             token = steps.token_at(index)
             for number in (1, 2):
-                mask = (token >= 0) & (counts[steps.sequence, np.maximum(token, 0)] > number)
-                yield f"for which {kind}{name} is more than {number} time{'s' * (number > 1)} in the prompt", mask
+                where = f"for which {kind}{name} is more than {number} time{'s' * (number > 1)} in the prompt"
+                yield where, counts.of(token) > number
 
 
 def _windows(

@@ -48,8 +48,10 @@ def write_records(
     _write(records, path)
 
 
-def write_coupled_records(task: JSONLTask, found: FoundCoupling, lengths: Sequence[int], path: Path) -> int:
-    """Write the records of these lengths with their coupling, one list per level, and return their number.
+def write_coupled_records(task: JSONLTask, found: FoundCoupling, lengths: Sequence[int], path: Path) -> dict[str, int]:
+    """Write the distinct records of these lengths with their coupling, one list per level.
+
+    Return the number of these ``records``, and of those left out: ``repeated`` ones, and those of ``other_lengths``.
 
     A list has the numbers of the prompt tokens, ``<mark>``, the response tokens and ``end``. The number of a response
     token is that of the prompt token it depends on.
@@ -66,7 +68,12 @@ def write_coupled_records(task: JSONLTask, found: FoundCoupling, lengths: Sequen
             record = {"prompt": names[: prompt_length - len((MARK, START))], "response": names[prompt_length:]}
             records.append(record | {"coupling": coupling[:, index, :end].tolist(), "length": length})
     _write(records, path)
-    return len(records)
+    num_at_lengths = sum(map(task.num_rows, lengths))
+    return {
+        "records": len(records),
+        "repeated": num_at_lengths - len(records),
+        "other_lengths": sum(map(task.num_rows, task.available_lengths)) - num_at_lengths,
+    }
 
 
 def _write(records: Sequence[dict[str, Any]], path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from lengthwise.core.defaults import DATASET_PREFIX, SOURCE_FORMAT
 from lengthwise.core.errors import SettingError, SkippedTextWarning, TextError
+from lengthwise.core.json_parsing import MAX_BYTES
 from lengthwise.core.type_checks import check_arguments
 from lengthwise.tasks.text.text_records import (
     RECORD_SUFFIXES,
@@ -116,10 +117,10 @@ def _read_source(source: str, *, is_streamed: bool) -> Iterator[Document]:
         yield from _record_documents(RecordSource(name=source))
     elif path.is_dir():
         yield from _folder_documents(path)
-    elif path.exists():
+    elif path.is_file():
         yield Document(name=source, text=_read_text(path))
     else:
-        raise TextError(f"{source} does not exist; use a file, a folder or {SOURCE_FORMAT}")
+        raise TextError(f"{source} does not exist or is no regular file; use a file, a folder or {SOURCE_FORMAT}")
 
 
 def _record_documents(source: RecordSource, *, is_streamed: bool = False) -> Iterator[Document]:
@@ -140,7 +141,9 @@ def _folder_documents(folder: Path) -> Iterator[Document]:
             continue
         yield Document(name=str(path), text=text)
     if skipped:
-        message = f"skipped {len(skipped)} file(s) of {folder} that are not UTF-8 text, such as {skipped[0]}"
+        message = (
+            f"skipped {len(skipped)} file(s) of {folder} that are too large or not UTF-8 text, such as {skipped[0]}"
+        )
         warnings.warn(message, SkippedTextWarning, stacklevel=2)
 
 
@@ -162,6 +165,8 @@ def _list_files(folder: Path) -> Iterator[Path]:
 
 def _read_text(path: Path) -> str:
     try:
+        if path.stat().st_size > MAX_BYTES:
+            raise TextError(f"{path} has more than {MAX_BYTES:,} bytes; split the file into several files")
         text = path.read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise TextError(f"{path} cannot be read ({error.strerror}); use a readable file, or remove it") from None

@@ -18,12 +18,14 @@ from lengthwise.core.randomness import stream
 from lengthwise.core.type_checks import check_arguments
 from lengthwise.tasks.text.corpus import HELD_OUT, METADATA_FILE, SPLITS, TOKENIZER_FILE, TRAIN, Entry, with_digest
 from lengthwise.tasks.text.documents import Document, read_documents
-from lengthwise.tasks.text.tokenizer import END, END_TOKEN_TEXT, BytePairTokenizer, tokenizers_library
+from lengthwise.tasks.text.tokenizer import END, END_TOKEN_TEXT, BytePairTokenizer, split_text, tokenizers_library
 
 # Minimum vocabulary: all bytes and the end token.
 MIN_VOCABULARY = 257
 # The tokenizers library allocates memory for the whole vocabulary, and ends the process if memory is insufficient.
 MAX_VOCABULARY = 1 << 20
+# Longer words count as several words in the training of the tokenizer.
+MAX_WORD_BYTES = 256
 
 ProgressCallback = Callable[[str, int, int | None], None]
 CorpusPart = tuple[str, str, Document]
@@ -145,12 +147,9 @@ def _select_held_out(
 
 def _sample_held_out(sizes: Sequence[int], share: float, rng: np.random.Generator) -> frozenset[int]:
     """Sample documents until they have this share of all bytes, but at least one document and never all documents."""
-    selected: list[int] = []
-    for index in rng.permutation(len(sizes))[:-1].tolist():
-        if sum(sizes[selected_index] for selected_index in selected) >= share * sum(sizes):
-            break
-        selected.append(index)
-    return frozenset(selected)
+    order = rng.permutation(len(sizes))[:-1]
+    sums_before = np.cumsum(np.array(sizes)[order]) - np.array(sizes)[order]
+    return frozenset(order[sums_before < share * sum(sizes)].tolist())
 
 
 def _find_split_index(text: str, share: float) -> int:
@@ -191,7 +190,10 @@ def _report_progress(
 def _train_tokenizer(corpus_parts: Iterator[CorpusPart], vocabulary_size: int) -> BytePairTokenizer:
     library = tokenizers_library()
     tokenizer = library.Tokenizer(library.models.BPE())
-    tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    byte_level = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    # The time of training grows with the square of the length of a word.
+    short_words = library.pre_tokenizers.FixedLength(length=MAX_WORD_BYTES)
+    tokenizer.pre_tokenizer = library.pre_tokenizers.Sequence([byte_level, short_words])
     tokenizer.decoder = library.decoders.ByteLevel()
     trainer = library.trainers.BpeTrainer(
         vocab_size=vocabulary_size,
@@ -199,8 +201,9 @@ def _train_tokenizer(corpus_parts: Iterator[CorpusPart], vocabulary_size: int) -
         initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    texts = (document.text for split, _, document in corpus_parts if split == TRAIN)
+    texts = (part for split, _, document in corpus_parts if split == TRAIN for part in split_text(document.text))
     tokenizer.train_from_iterator(texts, trainer=trainer)
+    tokenizer.pre_tokenizer = byte_level
     return BytePairTokenizer(tokenizer.to_str().encode(), TOKENIZER_FILE)
 
 
@@ -218,7 +221,8 @@ def _write_tokens(corpus_parts: Iterator[CorpusPart], tokenizer: BytePairTokeniz
         files = {split: stack.enter_context((folder / f"{split}.tokens").open("wb")) for split in SPLITS}
         document_lists = {split: stack.enter_context((folder / f"{split}.jsonl").open("wb")) for split in SPLITS}
         for split, kind, document in corpus_parts:
-            tokens = np.array([*tokenizer.encode(document.text), END], dtype=dtype)
+            encoded = [np.array(tokenizer.encode(part), dtype=dtype) for part in split_text(document.text)]
+            tokens = np.concatenate([*encoded, np.array([END], dtype=dtype)])
             files[split].write(tokens.tobytes())
             digests[split].update(tokens.tobytes())
             entry = Entry(name=document.name, kind=kind, num_tokens=len(tokens) - 1)

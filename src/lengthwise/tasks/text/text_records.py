@@ -2,18 +2,23 @@
 
 import gzip
 import zlib
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lengthwise.core.defaults import DATASET_PREFIX, SOURCE_FORMAT
 from lengthwise.core.errors import TextError
-from lengthwise.core.json_parsing import parse_json
+from lengthwise.core.json_parsing import MAX_BYTES, parse_json
 
 DEFAULT_COLUMN = "text"
 # Suffixes of files that contain one JSON object per line, or a list of JSON objects.
 RECORD_SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz", ".json.gz", ".json")
+
+# Largest size of decompressed records beyond MAX_BYTES, as a multiple of the size of their file; texts have 2 to 30.
+MAX_EXPANSION = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,13 +68,19 @@ def read_texts(source: RecordSource, *, is_streamed: bool = False) -> Iterator[t
 
 def _file_records(path: Path) -> Iterator[tuple[str, Any]]:
     try:
-        with (gzip.open if path.suffix.lower() == ".gz" else open)(path, "rt", encoding="utf-8-sig") as file:
-            is_list = file.read(1) == "["
+        with (gzip.open if path.suffix.lower() == ".gz" else open)(path, "rb") as file:
+            is_list = file.read(len(BOM_UTF8) + 1).removeprefix(BOM_UTF8).startswith(b"[")
             file.seek(0)
             if is_list:
-                yield from ((f"{path}:{number}", record) for number, record in enumerate(parse_json(file.read(), list)))
+                records = parse_json(file.read(MAX_BYTES + 1), list)
+                yield from ((f"{path}:{number}", record) for number, record in enumerate(records))
                 return
-            for number, line in enumerate(file, start=1):
+            num_bytes, max_bytes = 0, max(MAX_BYTES, MAX_EXPANSION * path.stat().st_size)
+            # The size limits memory and time while the file is decompressed.
+            for number, line in enumerate(iter(partial(file.readline, MAX_BYTES + 1), b""), start=1):
+                num_bytes += len(line)
+                if num_bytes > max_bytes:
+                    raise ValueError(f"its lines have more than {max_bytes:,} bytes, which is no compressed text")
                 if line.strip():
                     yield f"{path}:{number}", parse_json(line, object)
     except (OSError, EOFError, zlib.error) as error:

@@ -1,6 +1,7 @@
 """Tokenizers that map text to token IDs and provide the bytes of each token."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any, Protocol, runtime_checkable
 
@@ -11,6 +12,10 @@ from lengthwise.core.json_parsing import parse_json
 END = 0
 # Name of the end token in a tokenizer file. These characters are ordinary text within a document.
 END_TOKEN_TEXT = "<|end|>"
+
+# Smallest number of characters of a part of a text, except the last; the largest is twice this number.
+PART_SIZE = 1 << 16
+_WORD_END = re.compile(r"(?<=\w)[ \n]")
 
 
 @runtime_checkable
@@ -51,10 +56,14 @@ class BytePairTokenizer:
     def __init__(self, content: bytes, name: str) -> None:
         self.name, self.content = name, content
         try:
-            token_ids: dict[str, int] = parse_json(content)["model"]["vocab"]
+            document = parse_json(content)
+            token_ids: dict[str, int] = document["model"]["vocab"]
             token_texts = sorted(token_ids, key=token_ids.__getitem__)
             self.pieces = tuple(b"" if text == END_TOKEN_TEXT else _decode_piece(text) for text in token_texts)
             is_valid = sorted(token_ids.values()) == list(range(len(token_ids))) and token_texts[END] == END_TOKEN_TEXT
+            # Other rules could run any regular expression, or expand a text.
+            is_valid &= document["normalizer"] is None and document["pre_tokenizer"]["type"] == "ByteLevel"
+            is_valid &= [token["content"] for token in document["added_tokens"]] == [END_TOKEN_TEXT]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise TextError(f"{name} is damaged ({type(error).__name__}: {error}); prepare the corpus again") from None
         if not is_valid:
@@ -64,8 +73,21 @@ class BytePairTokenizer:
 
     def encode(self, text: str) -> Sequence[int]:
         """Return the token IDs of a text; raise ``TextError`` if the tokenizers library is missing."""
-        ids: list[int] = _library_tokenizer(self.content).encode(text, add_special_tokens=False).ids
-        return ids
+        tokenizer = _library_tokenizer(self.content)
+        return [token for part in split_text(text) for token in tokenizer.encode(part, add_special_tokens=False).ids]
+
+
+def split_text(text: str) -> Iterator[str]:
+    """Yield the parts of a text; the library needs over 100 bytes of memory for each byte of one part.
+
+    A part ends after a word, where no token can continue, or in text without spaces at its largest size.
+    """
+    start = 0
+    while start < len(text):
+        word_end = _WORD_END.search(text, start + PART_SIZE, start + 2 * PART_SIZE)
+        stop = start + 2 * PART_SIZE if word_end is None else word_end.start()
+        yield text[start:stop]
+        start = stop
 
 
 def tokenizers_library() -> Any:

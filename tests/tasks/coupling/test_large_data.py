@@ -1,0 +1,85 @@
+"""Searches for a coupling in data with many symbols, answers or tokens end early and take little memory."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+from tests.tasks.test_jsonl_task import write_records
+
+from lengthwise.core.errors import CouplingError, SettingError
+from lengthwise.tasks import JSONLTask
+from lengthwise.tasks.coupling.dependence import most_frequent_answers
+from lengthwise.tasks.coupling.found_coupling import draw_steps, find_coupling_in_examples
+from lengthwise.tasks.coupling.search_progress import SearchProgress
+
+MAX_PEAK = 1 << 30
+SYMBOLS = [f"s{number}" for number in range(40)]
+
+
+def permutations(rng, count):
+    """Return permutations of all symbols, followed by some tokens, with random answers."""
+    for _ in range(count):
+        prompt = [*rng.permutation(SYMBOLS).tolist(), *["pad"] * int(rng.integers(4))]
+        yield {"prompt": prompt, "response": rng.permutation(SYMBOLS).tolist()}
+
+
+def words(rng, count):
+    """Return short rows of very many words, and their reversals."""
+    for _ in range(count):
+        prompt = [f"w{number}" for number in rng.integers(0, 50_000, int(rng.integers(2, 9)))]
+        yield {"prompt": prompt, "response": prompt[::-1]}
+
+
+def search(path, records, **settings):
+    """Return the coupling of records or the error, with the peak of the memory."""
+    task = JSONLTask(file=str(write_records(path, records))).read()
+    tracemalloc.start()
+    try:
+        return find_coupling_in_examples(task, **settings), tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_permutations_of_many_symbols_are_decided_with_little_work_and_memory(tmp_path):
+    progress = SearchProgress(max_work=2e7)
+    with pytest.raises(CouplingError, match="limit of time or work"):
+        search(tmp_path / "rows.jsonl", permutations(np.random.default_rng(0), 400), progress=progress)
+    # The last set exceeds the limit.
+    assert progress.work < 2.2e7
+
+
+def test_the_symbols_of_permutations_are_no_anchors(tmp_path):
+    stages = []
+    progress = SearchProgress(max_work=1e6, report=stages.append)
+    with pytest.raises(CouplingError):
+        search(tmp_path / "rows.jsonl", permutations(np.random.default_rng(0), 400), progress=progress)
+    assert 0 < max(each["total"] for each in stages) < 200_000
+
+
+def test_many_words_are_no_table(tmp_path):
+    found, peak = search(tmp_path / "rows.jsonl", words(np.random.default_rng(0), 4000))
+    assert found.num_tokens == 1
+    assert peak < MAX_PEAK / 4
+
+
+def test_long_and_many_records_together_raise_an_error_before_the_search(tmp_path):
+    records = [{"prompt": ["a"] * number, "response": "a"} for number in (*range(1, 40), 500_000)]
+    with pytest.raises(SettingError, match="--lengths"):
+        search(tmp_path / "rows.jsonl", records)
+
+
+def test_very_many_answers_are_read_in_part(tmp_path, monkeypatch):
+    monkeypatch.setattr("lengthwise.tasks.coupling.found_coupling.MAX_ANSWERS", 2000)
+    rng = np.random.default_rng(0)
+    prompts = [rng.choice(list("abcdef"), size=length).tolist() for length in (20, 21, 22, 23) for _ in range(100)]
+    task = JSONLTask(file=str(write_records(tmp_path / "rows.jsonl", [{"prompt": p, "response": p} for p in prompts])))
+    assert 1800 < len(draw_steps(task, None, 0, 0)) <= 2000
+
+
+def test_the_most_frequent_answer_of_each_code_is_that_of_a_table():
+    rng = np.random.default_rng(0)
+    codes, target = rng.integers(0, 50, 400), rng.integers(0, 7, 400)
+    table = np.zeros((51, 7), dtype=int)
+    np.add.at(table, (codes, target), 1)
+    expected = np.where(table.sum(axis=1) > 0, table.argmax(axis=1), -1)
+    assert np.array_equal(most_frequent_answers(codes, target, 51), expected)
