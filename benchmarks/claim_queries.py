@@ -124,9 +124,15 @@ def _at(rows: Sequence[Row], length: int) -> list[float]:
 
 
 @cache
+def rows_in(name: str) -> list[Row]:
+    """Return the rows of a file of results."""
+    return read_rows(RESULTS / f"{name}.jsonl")
+
+
+@cache
 def runs(name: str) -> Runs:
     """Return the runs of a file of results."""
-    return Runs(read_rows(RESULTS / f"{name}.jsonl"))
+    return Runs(rows_in(name))
 
 
 def word(number: int) -> str:
@@ -165,6 +171,11 @@ def span(values: Iterable[float], style: str = ".2f") -> str:
     ends = sorted(values)
     low, high = f"{ends[0]:{style}}", f"{ends[-1]:{style}}"
     return low if low == high else f"{low} to {high}"
+
+
+def training_seconds(selected: Runs) -> str:
+    """Return the smallest and the largest training time of the runs."""
+    return f"{span(selected.each('train_s'), ',.0f')} s"
 
 
 def num_weights(recipe: str) -> int:

@@ -23,6 +23,7 @@ from lengthwise.core.provenance import provenance
 from lengthwise.core.randomness import stream
 from lengthwise.experiments.run_folder import append_rows, read_rows
 from lengthwise.tasks import Addition, JSONLTask, Parity, Task, VariableAssignment
+from lengthwise.tasks.task import declared_knowledge
 
 RESULTS = Path(__file__).parent / "results" / "coupling_training.jsonl"
 # Number of test rows of at most MEDIUM_LENGTH, and of longer rows.
@@ -31,12 +32,13 @@ NUM_TEST_ROWS, NUM_LONG_ROWS, MEDIUM_LENGTH = 64, 16, 100
 
 @dataclass(frozen=True, kw_only=True)
 class FileTask:
-    """Rows of a task: lengths and rows per length of the training file, and test lengths."""
+    """Rows of a task: lengths and rows per length of the training file, test lengths, and what the responses tell."""
 
     sample: Callable[[np.random.Generator, int], Row]
     train_lengths: Sequence[int] = range(2, 11)
     rows_per_length: int = 300
     test_lengths: Sequence[int] = (100, 1000)
+    told: tuple[str, ...] = ()
 
 
 def built_in(task: Task) -> Callable[[np.random.Generator, int], Row]:
@@ -53,7 +55,11 @@ def built_in(task: Task) -> Callable[[np.random.Generator, int], Row]:
 
 TASKS = {
     "parity": FileTask(
-        sample=built_in(Parity()), train_lengths=range(1, 21), rows_per_length=100, test_lengths=(200, 2000)
+        sample=built_in(Parity()),
+        train_lengths=range(1, 21),
+        rows_per_length=100,
+        test_lengths=(200, 2000),
+        told=declared_knowledge(Parity()),
     ),
     "addition": FileTask(
         sample=built_in(Addition()), train_lengths=range(1, 11), rows_per_length=1000, test_lengths=(100, 400)
@@ -63,6 +69,7 @@ TASKS = {
         train_lengths=range(2, 17),
         rows_per_length=500,
         test_lengths=(160,),
+        told=declared_knowledge(VariableAssignment()),
     ),
     **{name: FileTask(sample=sample) for name, sample in FILE_TASKS.items()},
     # The table has at most 40 keys.
@@ -94,6 +101,8 @@ def measure(name: str, seed: int, folder: Path) -> list[dict[str, Any]]:
     loaded = lw.load_run(folder / "run", overrides={"task": JSONLTask(file=str(test_file))}, device="cpu")
     num_examples = tuple(NUM_TEST_ROWS if length <= MEDIUM_LENGTH else NUM_LONG_ROWS for length in task.test_lengths)
     rows = lw.evaluate(loaded, lw.EvaluationSettings(lengths=tuple(task.test_lengths), num_examples=num_examples))
+    # A file declares nothing, but its responses can contain a scratchpad.
+    rows = [{**row, "told": ", ".join((*task.told, row["told"]))} for row in rows]
     facts = {"find_s": round(found - start, 1), "train_s": round(trained - found, 1), "rule": experiment.scheme.rule}
     kept = ("length", "num_examples", "exact_match", "exact_tokens", "id_accuracy", "low", "high", "fitted", "told")
     return [{"task": name, "seed": seed, **{key: row[key] for key in kept}, **facts} for row in rows]

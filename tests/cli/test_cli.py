@@ -776,6 +776,10 @@ def test_the_training_progress_shows_means_and_the_latest_exact_match():
         progress.show_training({"step": 8, **batch, **means, "exact_match": 0.375})
         progress.show_training({"step": 9, **batch, **means})
     assert "mean loss 1.5000  tokens 0.750  IDs 0.625  exact match 0.375 at length 20" in output.getvalue()
+    # A decoder without a position head predicts no IDs.
+    with ProgressLine(Console(file=output, width=200)) as progress:
+        progress.show_training({"step": 1, **batch, **means, "mean_id_accuracy": None})
+    assert "tokens 0.750  IDs -" in output.getvalue()
 
 
 def test_a_finished_progress_bar_in_a_terminal_ends_with_a_line_break():

@@ -238,7 +238,8 @@ def test_results_by_length_agree_with_the_single_examples(name):
     }
     grades = grade(decoder, batch, end=experiment.task.vocabulary.index("end"), decode="forced")
     assert result.token_accuracy == pytest.approx(grades.token_correct[grades.scored].float().mean().item())
-    assert result.id_accuracy == pytest.approx(grades.id_correct[grades.id_scored].float().mean().item())
+    ids = grades.id_correct[grades.id_scored].float()
+    assert result.id_accuracy == (pytest.approx(ids.mean().item()) if decoder.predicts_ids else None)
     logits = decoder.token_logits(decoder(batch.tokens, batch.position_ids)[0]).log_softmax(dim=-1)
     of_tokens = -logits[:, :-1].gather(2, batch.tokens[:, 1:, None])[..., 0]
     assert result.answer_loss == pytest.approx(of_tokens[batch.token_scored[:, 1:]].mean().item(), rel=1e-5)
@@ -346,6 +347,16 @@ def test_first_errors_are_counted_by_kind(monkeypatch):
     assert asdict(result.first_error) == {"median_index": 1, "token": 2, "id": 1, "end": 2}
     assert result.token_accuracy == pytest.approx(1 - 5 / 22)
     assert result.id_accuracy == pytest.approx(1 - 2 / 16)
+
+
+@pytest.mark.parametrize("decode", ["forced", "free"])
+def test_a_run_without_a_position_head_has_no_id_accuracy(decode):
+    experiment = small_experiment(scheme=Sequential(), encoding=Rotary())
+    settings = EvaluationSettings(lengths=(4,), num_examples=(8,), decode=decode)
+    (result,) = evaluate_by_length(build_decoder(experiment), experiment.task, experiment.scheme, settings)
+    assert result.id_accuracy is None
+    assert result.first_error is not None
+    assert result.first_error.id == 0
 
 
 def test_unscored_tokens_and_ids_are_never_errors(monkeypatch):

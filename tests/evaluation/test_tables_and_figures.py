@@ -12,6 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 
 from lengthwise.core.errors import RunFolderError
@@ -377,6 +378,11 @@ def test_the_table_of_one_run_has_a_variant_column_only_for_variants():
     assert "variant" not in length_table([row()])[0]
 
 
+def test_a_run_without_a_position_head_has_a_dash_instead_of_an_id_accuracy():
+    header, body = length_table([row(id_accuracy=None)])
+    assert body[0][header.index("IDs")] == "-"
+
+
 def drawn(rows: list[dict[str, Any]], folder: Path, monkeypatch: pytest.MonkeyPatch, title: str = "parity") -> Figure:
     """Return the figure that ``draw`` saves."""
     figures = []
@@ -421,8 +427,8 @@ def test_every_task_has_a_panel_and_names_its_seeds_and_training_range(tmp_path,
 
 
 def test_every_variant_has_a_panel_and_a_label_has_one_color(tmp_path, monkeypatch):
-    # The order of areas differs between the variants, so their panels have different lines.
-    values = {"plain": [0.1 * number for number in range(8)], "carry": [0.7 - 0.1 * number for number in range(8)]}
+    # The differences between the lines depend on the variant, so the panels have different lines.
+    values = {"plain": [0.1 * number for number in range(8)], "carry": [0.5, 0.5, 0.6, 0.6, 0.7, 0.8, 0.9, 0.0]}
     rows = [
         row(f"row {number}, {variant}", length, exact, variant=variant)
         for variant, exact_values in values.items()
@@ -435,25 +441,51 @@ def test_every_variant_has_a_panel_and_a_label_has_one_color(tmp_path, monkeypat
         "addition: carry, 1 seed",
     ]
     plain, carry = map(lines_of, figure.axes)
-    assert list(plain) == [f"row {number}" for number in (0, 3, 4, 5, 6, 7)]
-    assert list(carry) == [f"row {number}" for number in range(6)]
+    assert list(plain) == [f"row {number}" for number in (0, 1, 2, 3, 5, 7)]
+    assert list(carry) == [f"row {number}" for number in (0, 2, 4, 5, 6, 7)]
     assert all(plain[label].get_color() == carry[label].get_color() for label in plain.keys() & carry.keys())
     assert len({line.get_color() for line in (plain | carry).values()}) == 8
-    assert "2 more rows per panel" in figure.texts[0].get_text()
+    assert "2 more rows per panel" in figure.texts[0].get_text().replace("\n", " ")
 
 
-def test_six_labels_remain_first_those_that_fit_then_those_with_the_largest_area(tmp_path, monkeypatch):
+def test_six_labels_remain_those_that_fit_and_differ_most(tmp_path, monkeypatch):
     def line(label: str, far: float, fitted: float = 1.0) -> list[dict[str, Any]]:
         return [row(label, length, exact, fitted=fitted) for length, exact in ((20, fitted), (2000, far))]
 
     rows = [*line("subject", 0.0, 0.5), *line("high but unfit", 0.9, 0.9), *line("low", 0.1)]
     rows += [each for number in (2, 3, 4, 5, 6) for each in line(f"{number} tenths", number / 10)]
     figure = drawn(rows, tmp_path, monkeypatch)
-    names = ["subject (did not fit)", *(f"{number} tenths" for number in (2, 3, 4, 5, 6))]
+    names = ["subject (did not fit)", "low", *(f"{number} tenths" for number in (2, 3, 4, 6))]
     assert list(lines_of(figure.axes[0])) == names
     assert sorted(text.get_text().replace("\n", " ") for text in labels_of(figure.axes[0])) == sorted(names)
     assert figure.texts[0].get_text().replace("\n", " ").endswith("only in the table: 2 more rows.")
     assert "only in the table" not in drawn(ROWS, tmp_path, monkeypatch).texts[0].get_text()
+
+
+def test_lines_that_fail_are_drawn_before_lines_that_look_equal(tmp_path, monkeypatch):
+    exact = {"subject": 1.0, **{f"same {number}": 1.0 - number / 100 for number in range(5)}, "some": 0.5, "none": 0.0}
+    rows = [row(label, length, value) for label, far in exact.items() for length, value in ((20, 1.0), (2000, far))]
+    rows += [row("unfit", length, 0.2, fitted=0.2) for length in (20, 2000)]
+    (axes,) = drawn(rows, tmp_path, monkeypatch).axes
+    assert list(lines_of(axes))[:1] == ["subject"]
+    assert {"some", "none", "unfit (did not fit)"} <= lines_of(axes).keys()
+    assert len(lines_of(axes)) == 6
+
+
+def test_the_shaded_lengths_are_those_on_which_all_lines_were_trained(tmp_path, monkeypatch):
+    rows = [row("longer", length, train_lengths=[1, 30]) for length in (20, 30, 2000)]
+    rows += [row("shorter", length, train_lengths=[2, 20]) for length in (20, 30, 2000)]
+    (axes,) = drawn(rows, tmp_path, monkeypatch).axes
+    (area,) = [each for each in axes.patches if isinstance(each, Rectangle)]
+    assert area.get_x() + area.get_width() == 20
+    colors = {label: line.get_color() for label, line in lines_of(axes).items()}
+    hollow = {
+        (line.get_color(), *line.get_xdata()) for line in axes.get_lines() if line.get_markerfacecolor() == "white"
+    }
+    assert hollow == {(colors["longer"], 20), (colors["longer"], 30), (colors["shorter"], 20)}
+    # Without a common length, nothing is shaded.
+    apart = [*rows[:3], row("far", 2000, train_lengths=[100, 2000])]
+    assert not drawn(apart, tmp_path, monkeypatch).axes[0].patches
 
 
 LONG_LABELS = ["PPC", "rotary + PoSE, four layers and three times the training steps", *(f"row {n}" for n in range(8))]

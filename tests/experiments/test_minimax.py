@@ -4,6 +4,8 @@ import math
 
 import pytest
 
+from lengthwise.evaluation.figure_layout import UNFIT_COLOR
+from lengthwise.experiments.reproductions import minimax
 from lengthwise.experiments.reproductions.minimax import MINIMAX, TILTS
 
 
@@ -60,3 +62,11 @@ def test_runs_that_do_not_fit_are_marked_and_losses_are_listed_by_seed():
     (_, _, (_, other)), (_, _, losses) = MINIMAX.tables([], readings({0.0: [20, 30], 10.0: [0, 30]}))
     assert other[1] == "0 (does not fit), 30"
     assert losses[1] == ["copy, PPC, tilt 10", "0.01, 0.01", "0.02, 0.02", "10, 10"]
+
+
+def test_points_of_runs_that_do_not_fit_are_gray(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(minimax, "save_figure", lambda figure, folder: figures.append(figure) or folder)
+    MINIMAX.draw([], readings({0.0: [20, 30], 10.0: [0, 30]}), tmp_path, "minimax")
+    points = [line for line in figures[0].axes[0].get_lines() if line.get_marker() == "o"]
+    assert [line.get_color() == UNFIT_COLOR for line in points] == [False, False, True, False]

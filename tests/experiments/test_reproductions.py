@@ -14,10 +14,11 @@ from lengthwise.core.randomness import stream
 from lengthwise.encodings import Learned
 from lengthwise.evaluation.diagnosis import diagnosis as diagnosis_module
 from lengthwise.evaluation.diagnosis import support_mass
+from lengthwise.evaluation.figure_layout import UNFIT_COLOR
 from lengthwise.evaluation.tables_and_figures import label_of
 from lengthwise.experiments import run as run_module
 from lengthwise.experiments.comparison import check_experiments
-from lengthwise.experiments.reproductions import CLAIMS, SIZES, diagnosis, recall, reproduce, rivals
+from lengthwise.experiments.reproductions import CLAIMS, SIZES, diagnosis, recall, reproduce, rivals, scale
 from lengthwise.experiments.reproductions.excess_risk import LossPair, fit_growth
 from lengthwise.positions import Sequential
 
@@ -37,6 +38,33 @@ def small_numbers(monkeypatch):
         monkeypatch.setattr(module, "NUM_EXAMPLES", 4)
     monkeypatch.setattr(diagnosis_module, "MAX_QUERIES", 2)
     monkeypatch.setattr(support_mass, "NUM_ANSWERS", 2)
+
+
+def test_the_scale_of_runs_that_do_not_fit_is_gray_and_in_no_mean(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(scale, "save_figure", lambda figure, folder: figures.append(figure) or folder)
+    # Seeds of three budgets: all fit, one does not fit, and all fit with a reach of 0 and 4.
+    runs = {"0.25": [(True, 1.0), (True, 4.0)], "0.5": [(True, 2.0), (False, 0.0)], "1": [(True, 0.0), (True, 4.0)]}
+    readings = [
+        {
+            "row": f"parity, 1 x 64, {budget} of the steps",
+            "weights": 1,
+            "fits": fits,
+            "reached": reached,
+            "flops": flops,
+        }
+        for flops, (budget, seeds) in zip((1.0, 16.0, 256.0), runs.items(), strict=True)
+        for fits, reached in seeds
+    ]
+    CLAIMS["scale"].draw([], readings, tmp_path, "scale")
+    mean, *points = figures[0].axes[0].get_lines()[:7]
+    heights = list(mean.get_ydata())
+    assert heights[0] == 2.0
+    assert np.isnan(heights[1])
+    assert heights[2] == min(line.get_ydata()[0] for line in points) > 0
+    assert [line.get_color() == UNFIT_COLOR for line in points] == [not each["fits"] for each in readings]
+    _, (_, _, body) = CLAIMS["scale"].tables([], readings)
+    assert [line[-1] for line in body] == ["2x", "-", "0x"]
 
 
 @pytest.mark.slow

@@ -600,3 +600,13 @@ def test_a_checkpoint_of_another_seed_raises_an_error(tmp_path):
     original.write_bytes(other.read_bytes())
     with pytest.raises(RunFolderError, match="belongs to another experiment; train that one, or choose another --out"):
         train(small_experiment(), tmp_path / "0", device="cpu", resume=True)
+
+
+def test_a_run_of_another_version_is_named_with_what_its_file_lacks(tmp_path):
+    train(small_experiment(), tmp_path, device="cpu")
+    tensors, facts = load_tensors(tmp_path / "model.safetensors")
+    del facts["misfit"], facts["train_s"]
+    save_tensors(tmp_path / "model.safetensors", tensors, facts)
+    with pytest.raises(RunFolderError, match=r"version.*without misfit, train_s; ") as error:
+        load_run(tmp_path)
+    assert f"the run in {tmp_path} " in str(error.value)

@@ -21,6 +21,7 @@ from lengthwise.experiments.run import train
 from lengthwise.experiments.run_folder import read_rows
 from lengthwise.experiments.sweep import sweep
 from lengthwise.experiments.trackers import TRACKERS, TrackedRun
+from lengthwise.positions import Sequential
 
 SWEEP = Path(__file__).parents[2] / "docs" / "sweep.json"
 # Stands for the library of a tracker, which must be installed.
@@ -78,6 +79,15 @@ def test_a_tracker_receives_the_rows_of_the_log_and_is_closed(received, tmp_path
     assert tracked_run.name.endswith(tmp_path.name)
     assert tracked_run.settings == json.loads((tmp_path / "experiment.json").read_text())["experiment"]
     assert run is not None
+
+
+def test_a_tracker_receives_no_id_accuracy_of_a_decoder_without_a_position_head(received, tmp_path):
+    train(small_experiment(scheme=Sequential()), tmp_path, device="cpu", trackers=[FAKE])
+    rows = read_rows(tmp_path / "metrics.jsonl")
+    assert {row[name] for row in rows for name in ("id_accuracy", "mean_id_accuracy", "ids_in_reach")} == {None}
+    for tracked in (call for call in received if isinstance(call, dict)):
+        assert "mean_loss" in tracked
+        assert not {"id_accuracy", "mean_id_accuracy", "mean_ids_in_reach"} & tracked.keys()
 
 
 def test_a_resumed_run_continues_its_tracked_run(received, tmp_path):

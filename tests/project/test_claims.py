@@ -6,33 +6,50 @@ from pathlib import Path
 import pytest
 from claim_sentences import NOT_FROM_ROWS, NUMBER, PAGES, Runs, differing_sentences, one_line, put_numbers
 
+from lengthwise.evaluation.result_rows import label_of
+from lengthwise.experiments.run_folder import read_rows
+from lengthwise.influence.claims import CLAIMS
+
 ROOT = Path(__file__).parents[2]
-CLAIM_PAGES = [
-    str(path.relative_to(ROOT))
-    for path in sorted((ROOT / "benchmarks").glob("*.md"))
-    if "**Claim" in path.read_text() or path.stem in ("README", "influence_text")
-]
-# Names with a number, links, code, and "one", which is often no number.
+PATHS = {folder: sorted((ROOT / folder).glob("*.md")) for folder in ("docs", "benchmarks")}
+CLAIM_PAGES = ["README.md", *(f"{folder}/{path.name}" for folder in ("docs", "benchmarks") for path in PATHS[folder])]
+# Names with a number, seeds, commits, thresholds, links, code, and "one", which is often no number.
 NO_RESULT = re.compile(
-    r"OLMo 2|Theorem 4\.3|ICML 2025|Python 3\.11|arXiv \d+\.\d+|\]\([^)]*\)|`[^`]*`|\bone\b|\bnone\b",
+    r"OLMo 2|Theorem 4\.3|ICML 2025|Python 3\.11|arXiv \d+\.\d+|et al\. \d{4}|section \d\.\d|AVX-512|SHA-256"
+    r"|\]\([^)]*\)|`[^`]*`|\bcommit [0-9a-f]{7,}|\bseeds? \d{4,}(?:(?:,| to| and) \d{4,})*"
+    r"|\b9\d% (?:Wilson )?intervals?|\b0\.9 or more|\bK = \d(?:(?:,| and) \d)*|\bcounts as 0"
+    r"|\b(?:contain|exclude|below|above) 0(?!\.\d)|\bone of four needles\b|\bone\b|\bnone\b",
     re.IGNORECASE,
 )
+# Sections without results, tables, their titles, code, figures, headings, and the numbers of lists.
+NO_CLAIMS = (
+    r"^```.*?^```|^ {4}.*?$",
+    r"^#+ (?:Setup|Command|Method)\b.*?(?=^#|\Z)",
+    r"^\*\*Setup.*?(?:\n\n|\Z)",
+    r"^\*\*[^*]+\*\*(?=\n\n\|)",
+    r"^[|#!].*?$|^\d\d?\. ",
+)
+DOCS_SECTIONS = {"docs/which.md": "\n## Conclusions\n", "docs/diagnose.md": "\n## Example\n"}
+# These pages describe single runs of a command; their claims alone are checked.
+LOGS = ("benchmarks/faults.md", "benchmarks/readability.md", "benchmarks/resume.md")
 
 
 def claims_of(page):
-    """The parts of a page that state results."""
+    """The parts of a page that state results; on a page of docs, paragraphs that link to a benchmark page."""
     text = (ROOT / page).read_text()
-    if page == "README.md":
-        return re.sub(r"```.*?```|^[|#].*?$", "", text, flags=re.DOTALL | re.MULTILINE)
     if page == "benchmarks/README.md":
         return "\n".join(line for line in text.splitlines() if line.startswith("|"))
-    if page == "docs/which.md":
-        _, summary, rest = text.split("\n\n", maxsplit=2)
-        conclusions = rest.split("## Conclusions")[1].split("## ")[0]
-        return summary + re.sub(r"^\d+\.", "", conclusions, flags=re.MULTILINE)
     if page == "benchmarks/influence_text.md":
-        return text.split("\n## Results\n")[1].split("\n## ")[0]
-    return "\n".join(re.findall(r"^\*\*Claim.*?\n\n", text, flags=re.DOTALL | re.MULTILINE))
+        text = text.split("\n## Prose\n")[0]
+    section = text.split(DOCS_SECTIONS[page])[1].split("\n## ")[0] if page in DOCS_SECTIONS else ""
+    if page.startswith("docs/"):
+        paragraphs = re.split(r"\n\n|\n(?=[*-] )", text)
+        text = "\n\n".join([each for each in paragraphs if "../benchmarks/" in each] + [section])
+    for part in NO_CLAIMS:
+        text = re.sub(part, "", text, flags=re.DOTALL | re.MULTILINE)
+    if page in LOGS:
+        return "\n".join(re.findall(r"^\*\*Claim.*?\n\n", text, flags=re.DOTALL | re.MULTILINE))
+    return text
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -40,7 +57,7 @@ def test_the_sentences_of_a_page_have_the_numbers_of_the_rows(page):
     assert differing_sentences(page) == []
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/which.md", *CLAIM_PAGES])
+@pytest.mark.parametrize("page", CLAIM_PAGES)
 def test_every_number_of_a_claim_comes_from_rows_or_is_listed_with_its_source(page):
     text = one_line(claims_of(page))
     known = [*PAGES.get(page, lambda: ())(), *(part for part, _ in NOT_FROM_ROWS.get(page, ()))]
@@ -60,6 +77,17 @@ def test_new_numbers_replace_old_ones_and_line_breaks_stay():
     text = put_numbers(page, "At 60 symbols, none of five have at most 0.09 (n=2,048).")
     assert text == "All 3 fit.\n> At 60 symbols, none of\nfive have at most 0.09 (n=2,048).\n"
     assert put_numbers(page, "At 60 symbols, six of five fit.") == page
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_the_command_of_a_claim_trains_the_configurations_of_its_rows(name):
+    experiments = CLAIMS[name].experiments()
+    for row in read_rows(ROOT / f"benchmarks/results/{name}.jsonl"):
+        experiment = experiments[label_of(row)]
+        assert (row["scheme"], row["encoding"]) == (experiment.scheme.name, experiment.encoding.name), row["row"]
+        assert row.get("head") in (None, experiment.decoder.head)
+        assert tuple(row["train_lengths"]) == experiment.train_lengths
+        assert row["steps"] <= experiment.training.steps
 
 
 def rows_of(seed, **values):

@@ -86,7 +86,10 @@ class ProgressLine:
         """
         if "exact_match" in row:
             self.exact_match = f"  exact match {row['exact_match']:.3f} at length {self.max_train_length}"
-        accuracies = f"tokens {row['mean_token_accuracy']:.3f}  IDs {row['mean_id_accuracy']:.3f}"
+        id_accuracy = row["mean_id_accuracy"]
+        # Without a position head, no ID is predicted.
+        ids_text = "-" if id_accuracy is None else f"{id_accuracy:.3f}"
+        accuracies = f"tokens {row['mean_token_accuracy']:.3f}  IDs {ids_text}"
         # Longer lengths need the last steps, in which the learning rate falls, although the run already fits.
         cooldown = "  fits; the learning rate falls until the end" if "last_step" in row else ""
         text = f"mean loss {row['mean_loss']:.4f}  {accuracies}{self.exact_match}{cooldown}"

@@ -148,8 +148,10 @@ def spread(desired: Sequence[float], heights: Sequence[float], low: float, high:
     return [shift + start for shift, start in zip(shifts, starts, strict=True)]
 
 
-def set_length_axis(axes: Any, lengths: Collection[int], train_lengths: Sequence[int] | None) -> None:
-    """Set a logarithmic axis of the test lengths, and shade and name the training range, if there is one.
+def set_length_axis(
+    axes: Any, lengths: Collection[int], train_lengths: Sequence[int] | None, name: str = "trained on"
+) -> None:
+    """Set a logarithmic axis of the test lengths; shade the training range and call it ``name``, if there is one.
 
     Ticks are at test lengths whose labels do not overlap; the longest training length comes first. The axis shows only
     a part of a long training range below the shortest test length.
@@ -178,7 +180,7 @@ def set_length_axis(axes: Any, lengths: Collection[int], train_lengths: Sequence
     is_left = max(min_length, low) * max_length <= low * high
     x, side = (max(min_length, low), "left") if is_left else (max_length, "right")
     text = {"fontsize": FONT_SIZE, "color": "0.35", "va": "bottom", "ha": side}
-    axes.text(x, 1.02, f"trained on {shown}", transform=axes.get_xaxis_transform(), **text)
+    axes.text(x, 1.02, f"{name} {shown}", transform=axes.get_xaxis_transform(), **text)
 
 
 def set_logarithmic_values(axes: Any, name: str) -> None:

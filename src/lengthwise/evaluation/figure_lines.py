@@ -1,12 +1,14 @@
 """Lines of a figure panel: one line per label, with its values over seeds, and the selection of a few lines."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 
 from lengthwise.evaluation.figure_layout import MAX_LINES
 from lengthwise.evaluation.result_rows import Rows, group_rows, pool_seeds, select_unfit, uses_loss
+
+# Smallest difference of exact match, or of the loss, at which two lines look different.
+VISIBLE_DIFFERENCE = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,25 +30,49 @@ class Line:
         return [pool_seeds(runs)[0] for runs in self.runs.values()]
 
     @property
-    def information(self) -> float:
-        """Area under the exact match over the logarithm of the length; minus the mean loss for losses."""
-        values, lengths = self.values, list(self.runs)
-        if uses_loss(self.runs[lengths[0]]):
-            return -sum(map(math.log, values)) / len(values)
-        points = list(zip(map(math.log, lengths), values, strict=True))
-        return sum(((right[0] - left[0]) * (left[1] + right[1]) / 2 for left, right in pairwise(points)), 0.0)
+    def train_lengths(self) -> tuple[int, int] | None:
+        """Shortest and longest training length, or None if it is unknown."""
+        lengths = next(iter(self.runs.values()))[0]["train_lengths"]
+        return None if lengths is None else (int(lengths[0]), int(lengths[1]))
 
 
 def select_lines(rows: Rows) -> tuple[list[Line], int]:
-    """Return at most ``MAX_LINES`` lines in the order of their labels, and the number of omitted labels.
-
-    The first label is usually the subject and is always included. The other lines are those with the most information:
-    first the lines that fit, then those with the largest area under the exact match.
-    """
+    """Return at most ``MAX_LINES`` lines in the order of their labels (`select_labels`), and the number of others."""
     lines = [_line(label, by_length) for label, by_length in group_rows(rows).items()]
-    ranked = sorted(lines[1:], key=lambda line: (line.fits, line.information), reverse=True)
-    labels = {line.label for line in (lines[0], *ranked[: MAX_LINES - 1])}
+    unfit = {line.label for line in lines if not line.fits}
+    labels = select_labels({line.label: line.runs for line in lines}, unfit, MAX_LINES)
     return [line for line in lines if line.label in labels], len(lines) - len(labels)
+
+
+def select_labels(runs: Mapping[str, Mapping[int, Rows]], unfit: Container[str], max_labels: int) -> list[str]:
+    """Return the labels whose lines differ most, so that a figure shows what fails as well as what works.
+
+    ``runs`` has the rows of each label by length. The first label is usually the subject and is always included. Each
+    next label has the largest difference from all included lines at any length. Lines that look like an included one
+    come last, and before them those of the ``unfit`` labels.
+    """
+    curves = {label: _curve(by_length) for label, by_length in runs.items()}
+    selected, others = [next(iter(curves))], list(curves)[1:]
+    while others and len(selected) < max_labels:
+        distances = {label: min(_distance(curves[label], curves[other]) for other in selected) for label in others}
+        selected.append(
+            max(others, key=lambda label: (distances[label] > VISIBLE_DIFFERENCE, label not in unfit, distances[label]))
+        )
+        others.remove(selected[-1])
+    return [label for label in curves if label in selected]
+
+
+def _curve(by_length: Mapping[int, Rows]) -> dict[int, float]:
+    """Return the exact match, or the loss, over all seeds at each length."""
+    values = {length: pool_seeds(rows)[0] for length, rows in by_length.items()}
+    is_loss = any(map(uses_loss, by_length.values()))
+    return {length: math.log(value) if is_loss else value for length, value in values.items()}
+
+
+def _distance(curve: Mapping[int, float], other: Mapping[int, float]) -> float:
+    """Return the largest difference at a common length; curves without one differ by 1, as 0 and 1 do."""
+    # Rounded, because equal differences are decided by the order of the labels.
+    return max((round(abs(curve[length] - other[length]), 9) for length in curve.keys() & other.keys()), default=1.0)
 
 
 def _line(label: str, by_length: Mapping[int, Rows]) -> Line:

@@ -23,10 +23,11 @@ MAX_DENSE_TOKENS = 1 << 13
 class Grades:
     """Correctness of each token and ID; column 0 is the first token after the shortest prompt of the batch.
 
-    ``scored`` and ``id_scored`` are masks of the tokens and IDs that count (see ``Batch``). ``end`` marks target or
-    predicted end tokens. ``prompt_offset`` is the column of the first token after the prompt of each example.
-    ``token_loss`` is the loss of the correct token (nats); None for free decoding, where the preceding tokens differ.
-    ``omitted_weight`` bounds the attention weight that ``NearAttention`` has left out.
+    ``scored`` and ``id_scored`` are masks of the tokens and IDs that count (see ``Batch``); no ID counts if the model
+    predicts no IDs. ``end`` marks target or predicted end tokens. ``prompt_offset`` is the column of the first token
+    after the prompt of each example. ``token_loss`` is the loss of the correct token (nats); None for free decoding,
+    where the preceding tokens differ. ``omitted_weight`` bounds the attention weight that ``NearAttention`` has left
+    out.
     """
 
     token_correct: Bool[Tensor, "batch answer"]
@@ -79,7 +80,7 @@ def grade(decoder: Decoder, batch: Batch, *, end: int, decode: str) -> Grades:
         token_correct=predicted_tokens == targets,
         id_correct=id_correct,
         scored=batch.token_scored[:, first_column:],
-        id_scored=batch.id_scored[:, first_column:],
+        id_scored=batch.id_scored[:, first_column:] & decoder.predicts_ids,
         end=(predicted_tokens == end) | (targets == end),
         prompt_offset=batch.prompt_length - first_column,
         token_loss=token_loss,
@@ -132,5 +133,4 @@ def _grade_free(
         columns = slice(prompt_length - first_column, prompt_length - first_column + output.tokens.shape[1])
         predicted_tokens[in_group, columns] = output.tokens.masked_fill(~output.is_written, -1)
         predicted_ids[:, in_group, columns] = output.position_ids.masked_fill(~output.is_written, -1)
-    id_correct = (predicted_ids == batch.position_ids[:, :, first_column:]).all(dim=0) | (not decoder.predicts_ids)
-    return predicted_tokens, id_correct
+    return predicted_tokens, (predicted_ids == batch.position_ids[:, :, first_column:]).all(dim=0)

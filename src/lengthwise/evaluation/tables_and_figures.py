@@ -1,6 +1,6 @@
 """Tables and figures of result rows: exact match by length, or perplexity by context length."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -122,16 +122,17 @@ def length_table(rows: Rows) -> tuple[list[str], list[list[str]]]:
             "exact match": lambda row: "0 (skipped)" if is_skipped(row) else f"{row['exact_match']:.3f}",
             "95% interval": lambda row: "-" if is_skipped(row) else f"{row['low']:.3f}-{row['high']:.3f}",
             "tokens": lambda row: "-" if is_skipped(row) else f"{row['token_accuracy']:.4f}",
-            "IDs": lambda row: "-" if is_skipped(row) else f"{row['id_accuracy']:.4f}",
+            "IDs": lambda row: "-" if row["id_accuracy"] is None else f"{row['id_accuracy']:.4f}",
             "first errors": lambda row: "-" if is_skipped(row) else _format_first_errors(row["first_error"]),
         }
     if all(row["variant"] is None for row in rows):
         columns.pop(next(iter(columns)))
     # Only rows of text models have a number of tokens, and they have no ID accuracy.
-    keys = {"requested tokens": "requested_tokens", "text tokens": "text_tokens", "IDs": "id_accuracy"}
-    for column, key in keys.items():
+    for column, key in {"requested tokens": "requested_tokens", "text tokens": "text_tokens"}.items():
         if rows[0].get(key) is None:
             columns.pop(column, None)
+    if "id_accuracy" not in rows[0]:
+        columns.pop("IDs", None)
     return list(columns), [[cell(row) for cell in columns.values()] for row in rows]
 
 
@@ -209,16 +210,29 @@ def _caption(rows: Rows, selections: Sequence[tuple[Sequence[Line], int]]) -> st
     texts = [f"Bands: {interval}" if seed_counts == {1} else seed_range]
     if any(count_skipped(runs) for line in lines for runs in line.runs.values()):
         texts.append("a seed that stopped at a shorter length without an exact match counts as 0")
+    if any(len({line.train_lengths for line in panel_lines}) > 1 for panel_lines, _ in selections):
+        texts.append("hollow markers: lengths on which the model of the line was trained")
     if not all(line.fits for line in lines):
         texts.append(f"dashed gray: {UNFIT_NOTE}")
     counts = [num_omitted for _, num_omitted in selections]
     if most := max(counts):
         number = f"{most} more" if min(counts) == most else f"up to {most} more"
-        texts.append(f"only in the table: {number} {'row' if most == 1 else 'rows'}{' per panel' * (len(counts) > 1)}")
+        row_word = f"{'row' if most == 1 else 'rows'}{' per panel' * (len(counts) > 1)}"
+        texts.append(f"the lines are those that differ most; only in the table: {number} {row_word}")
     return "; ".join(texts) + "."
 
 
+def _common_range(ranges: Collection[tuple[int, int] | None]) -> tuple[int, int] | None:
+    """Return the training lengths that all ranges share; None if they share none or one is unknown."""
+    known = [each for each in ranges if each is not None]
+    if len(known) < len(ranges):
+        return None
+    shortest, longest = max(first for first, _ in known), min(last for _, last in known)
+    return (shortest, longest) if shortest <= longest else None
+
+
 def _draw_panel(axes: Any, lines: Sequence[Line], colors: Mapping[str, str], rows: Rows) -> None:
+    ranges = {line.train_lengths for line in lines}
     for index, line in enumerate(lines):
         lengths, color, style = list(line.runs), colors[line.label], "-" if line.fits else "--"
         marker = {"marker": "osD^vP"[index], "markersize": 4}
@@ -230,8 +244,13 @@ def _draw_panel(axes: Any, lines: Sequence[Line], colors: Mapping[str, str], row
             axes.vlines(lengths, *zip(*bands, strict=True), color=color, alpha=0.5, linewidth=2)
         else:
             axes.fill_between(lengths, *zip(*bands, strict=True), color=color, alpha=0.15, linewidth=0)
-    train_lengths = rows[0]["train_lengths"]
-    set_length_axis(axes, {int(row["length"]) for row in rows}, train_lengths)
+        if len(ranges) > 1 and line.train_lengths is not None:
+            first, last = line.train_lengths
+            for length, value in zip(lengths, line.values, strict=True):
+                if first <= length <= last:
+                    axes.plot(length, value, color=color, markerfacecolor="white", zorder=zorder, **marker)
+    range_name = "all trained on" if len(ranges) > 1 else "trained on"
+    set_length_axis(axes, {int(row["length"]) for row in rows}, _common_range(ranges), range_name)
     if uses_loss(rows):
         set_logarithmic_values(axes, "perplexity (log scale)")
         axes.set_xlabel("context length in tokens (log scale)")

@@ -22,10 +22,11 @@ class FirstErrors:
 class LengthResult:
     """Result at one length. ``exact_match`` requires correct tokens, a correct end token and, for PPC, correct IDs.
 
-    ``low`` and ``high`` bound the 95% Wilson interval of ``exact_match``. ``exact_tokens`` ignores IDs. ``answer_loss``
-    is the mean teacher-forced loss of answer tokens (nats per token; None for free decoding). ``largest_distance`` is
-    the largest difference between two IDs of one example. ``omitted_weight`` bounds the attention weight that an answer
-    of a long sequence has left out (``NearAttention``); it is lost in rounding.
+    ``low`` and ``high`` bound the 95% Wilson interval of ``exact_match``. ``exact_tokens`` ignores IDs. ``id_accuracy``
+    is None for a model without a position head, which predicts no IDs. ``answer_loss`` is the mean teacher-forced loss
+    of answer tokens (nats per token; None for free decoding). ``largest_distance`` is the largest difference between
+    two IDs of one example. ``omitted_weight`` bounds the attention weight that an answer of a long sequence has left
+    out (``NearAttention``); it is lost in rounding.
 
     A ``skipped`` length was not evaluated, because an earlier length had no exact match. Its ``exact_match`` counts as
     0 in all means. It has no examples, so its interval is 0 to 1, and no other measured value (None).
@@ -114,7 +115,7 @@ class Tally:
             high=high,
             exact_tokens=self.num_exact_tokens / self.num_examples,
             token_accuracy=self.num_correct_tokens / max(1, self.num_tokens),
-            id_accuracy=self.num_correct_ids / max(1, self.num_ids),
+            id_accuracy=self.num_correct_ids / self.num_ids if self.num_ids else None,
             answer_loss=None if self.total_loss is None else self.total_loss / max(1, self.num_tokens),
             first_error=first_error,
             largest_distance=distance,

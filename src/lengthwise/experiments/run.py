@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -234,6 +234,11 @@ def load_run(folder: StrPath, *, overrides: Mapping[str, Any] | None = None, dev
 
 
 def _check_facts(training_facts: Mapping[str, Any], path: Path) -> None:
+    if missing := ", ".join(field.name for field in fields(TrainingFacts) if field.name not in training_facts):
+        raise RunFolderError(
+            f"the run in {path.parent} was saved by another version of lengthwise, without {missing}; train it again "
+            "with this version in a new folder, or load it with the version that trained it"
+        )
     field_values = {name: tuple(value) if isinstance(value, list) else value for name, value in training_facts.items()}
     try:
         check_values(TrainingFacts, field_values)

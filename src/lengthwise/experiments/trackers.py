@@ -150,7 +150,7 @@ def check_trackers(names: Iterable[str]) -> None:
 def open_trackers(
     names: Sequence[str], folder: Path, settings: Mapping[str, Any], first_step: int
 ) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Yield a function that passes a row of ``metrics.jsonl`` to the trackers with these names.
+    """Yield a function that passes the numbers in a row of ``metrics.jsonl`` to the trackers with these names.
 
     ``first_step`` is the first step of this training, after the checkpoint. Call this function before the training
     deletes the rows after the checkpoint. Raises ``RunFolderError`` if the file ``trackers.json`` is damaged.
@@ -158,7 +158,7 @@ def open_trackers(
     trackers = [_GuardedTracker(name, run) for name, run in _tracked_runs(names, folder, settings, first_step).items()]
 
     def log(row: dict[str, Any]) -> None:
-        metrics = {name: value for name, value in row.items() if name != "step"}
+        metrics = {name: value for name, value in row.items() if name != "step" and value is not None}
         for tracker in trackers:
             tracker.log(metrics, row["step"])
 

@@ -1,9 +1,9 @@
 """Line charts of result rows: exact match or perplexity against length."""
 
-import math
 from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
+from lengthwise.evaluation.figure_lines import select_labels
 from lengthwise.evaluation.result_rows import (
     Rows,
     complete_rows,
@@ -59,25 +59,11 @@ def group_lines(rows: Rows) -> dict[str, dict[int, list[Mapping[str, Any]]]]:
     return {label: lines[label] for label in sorted(order, key=lambda label: label in unfit)}
 
 
-def select_labels(lines: Lines) -> list[str]:
-    """Return the labels of the lines to draw: the first label, then those that fit and have the best values."""
-    unfit = select_unfit([row for rows in _groups(lines) for row in rows])
-
-    def quality(label: str) -> tuple[bool, float]:
-        values = [pool_seeds(rows)[0] for rows in lines[label].values()]
-        is_loss = uses_loss(next(iter(lines[label].values())))
-        return label not in unfit, -sum(map(math.log, values)) / len(values) if is_loss else sum(values)
-
-    first, *others = lines
-    best = {first, *sorted(others, key=quality, reverse=True)[: MAX_LINES - 1]}
-    return [label for label in lines if label in best]
-
-
 def accuracy_chart(title: str, rows: Rows) -> Chart:
     """Return exact match or perplexity against length, one line per label: mean over seeds, bars for the range."""
     lines = group_lines(rows)
-    labels = select_labels(lines)
     value_name, all_unfit = name_value(rows), select_unfit(rows)
+    labels = select_labels(lines, all_unfit, MAX_LINES)
     unfit = [label for label in labels if label in all_unfit]
     traces = []
     for index, label in enumerate(labels):
@@ -94,7 +80,8 @@ def accuracy_chart(title: str, rows: Rows) -> Chart:
         notes.append(f"Dotted gray lines: {UNFIT_NOTE}.")
     if len(labels) < len(lines):
         notes.append(
-            f"The chart shows {len(labels)} of {len(lines):,} lines; the heat map and the tables show the others."
+            f"The chart shows {len(labels)} of {len(lines):,} lines, which differ most; "
+            "the heat map and the tables show the others."
         )
     layout = {
         "xaxis": axis("length (log scale)", log=True, tickvals=lengths),

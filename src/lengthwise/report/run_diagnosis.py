@@ -106,7 +106,7 @@ def _diagnose(failure: _Failure) -> DiagnosisSection:
             title=title, sentences=[f"No result: the diagnosis took more than {TIME_LIMIT_S:g} s; {advice}"]
         )
     except LengthwiseError as error:
-        return DiagnosisSection(title=title, sentences=[f"no diagnosis: {error}"])
+        return DiagnosisSection(title=title, sentences=[f"No diagnosis: {error}."])
     # The first table has the numbers of the chart.
     all_tables = [Table(title=name, header=header, body=body) for name, header, body in tables(diagnosis)]
     *details, result = sentences(diagnosis)

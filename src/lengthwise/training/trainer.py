@@ -39,6 +39,8 @@ from lengthwise.training.training_state import (
 
 # Number of logged rows per measurement of exact match.
 ROWS_PER_EXACT_MATCH = 4
+# Values of ``AnswerLoss`` that only a decoder with a position head has.
+ID_VALUES = ("id_accuracy", "ids_in_reach")
 # Number of steps in the average that the running loss of a stage approximates.
 STAGE_LOSS_WINDOW = 20
 
@@ -110,8 +112,9 @@ class Trainer:
 
         Each row of ``metrics.jsonl``, also passed to ``report``, has the metrics of its batch (``loss`` in nats,
         ``token_accuracy``, ``id_accuracy``, ``ids_in_reach``) and their means over all steps since the previous row
-        (``mean_loss`` and so on). Every ``ROWS_PER_EXACT_MATCH`` rows and at the last step, the row also has
-        ``exact_match``. Rows after the measurement at which the run fits have ``last_step``, at which training ends.
+        (``mean_loss`` and so on). The values of IDs are None for a decoder that predicts no IDs. Every
+        ``ROWS_PER_EXACT_MATCH`` rows and at the last step, the row also has ``exact_match``. Rows after the measurement
+        at which the run fits have ``last_step``, at which training ends.
         Raises ``DivergedError`` if the loss is infinite or NaN at a logged row or a checkpoint.
 
         With several processes, ``stop()`` in any process stops all after the same step. ``is_fit`` is called only in
@@ -248,11 +251,15 @@ class Trainer:
     def _row(self, outcome: AnswerLoss, exact_match: Callable[[], float] | None) -> dict[str, Any]:
         settings, progress = self.settings, self.progress
         names = [part.name for part in fields(outcome)]
-        values = {name: round(getattr(outcome, name).item(), 8) for name in names}
-        means = {
+        values: dict[str, float | None] = {name: round(getattr(outcome, name).item(), 8) for name in names}
+        means: dict[str, float | None] = {
             f"mean_{name}": round(total / progress.summed_steps, 8)
             for name, total in zip(names, self.sums.tolist(), strict=True)
         }
+        if not self.decoder.predicts_ids:
+            # Not the constants of the loss, which look like perfect predictions.
+            values |= dict.fromkeys(ID_VALUES)
+            means |= {f"mean_{name}": None for name in ID_VALUES}
         self.sums.zero_()
         progress.summed_steps = 0
         is_due = progress.step % (ROWS_PER_EXACT_MATCH * settings.log_every) == 0 or progress.step == settings.steps

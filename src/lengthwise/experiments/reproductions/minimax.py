@@ -12,6 +12,7 @@ from lengthwise.core.intervals import clustered_interval
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.evaluation.figure_layout import (
     LINE_COLORS,
+    UNFIT_COLOR,
     LineLabel,
     count_seeds,
     label_lines,
@@ -161,7 +162,7 @@ def _draw_figure(rows: Rows, readings: Rows, folder: Path, title: str) -> Path:
     counts = [len(_select(readings, method, tilt)) for method in methods for tilt in TILTS]
     caption = (
         f"Points: single runs. Lines: worst seed. Test length: the longest with exact match {EXACT_MATCH_THRESHOLD} or "
-        "more; 0 is drawn at 1. Tilt 0: average over lengths."
+        "more; 0 is drawn at 1. Gray points: runs that did not fit. Tilt 0: average over lengths."
     )
     seeds = count_seeds([count for count in counts if count])
     names = [[method.partition(", ")[2] for method in panel] for panel in panels.values()]
@@ -170,11 +171,12 @@ def _draw_figure(rows: Rows, readings: Rows, folder: Path, title: str) -> Path:
         labels = []
         for color, method in zip(LINE_COLORS, panel, strict=False):
             reached = {index: _select(readings, method, tilt).values() for index, tilt in enumerate(TILTS)}
-            points = {index: [_reach(each) for each in runs] for index, runs in reached.items() if runs}
-            worst = [min(values) for values in points.values()]
+            points = {index: runs for index, runs in reached.items() if runs}
+            worst = [min(map(_reach, runs)) for runs in points.values()]
             axes.plot(list(points), worst, "-", color=color)
-            for index, values in points.items():
-                axes.plot([index] * len(values), values, "o", color=color, alpha=0.4)
+            for index, runs in points.items():
+                for run in runs:
+                    axes.plot(index, _reach(run), "o", color=color if run["fits"] else UNFIT_COLOR, alpha=0.4)
             labels.append(LineLabel(text=method.partition(", ")[2], color=color, value=float(worst[-1])))
         axes.set_xticks(range(len(TILTS)), [f"{tilt:g}" for tilt in TILTS])
         axes.set_xlim(-0.2, len(TILTS) - 0.8)

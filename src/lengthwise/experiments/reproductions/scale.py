@@ -1,7 +1,7 @@
 """Claim on model scale, a question of two reviewers: extrapolation by depth, width and number of training steps."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from lengthwise.core.randomness import stream
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.evaluation.figure_layout import (
     LINE_COLORS,
+    UNFIT_COLOR,
     LineLabel,
     count_seeds,
     label_lines,
@@ -38,6 +39,8 @@ SETTINGS = {
 }
 MARKERS = {0.25: "v", 0.5: "s", 1.0: "o"}
 MARKER_NAMES = ("triangle", "square", "circle")
+# Height of a reach of 0 on the logarithmic axis, with the tick label 0.
+ZERO_HEIGHT = 0.1
 
 
 def _build_experiments() -> dict[str, Experiment]:
@@ -49,7 +52,7 @@ def _build_experiments() -> dict[str, Experiment]:
     bits = EvaluationSettings(lengths=(50, 100, 200, 500), num_examples=(512,), variants=variants)
     experiments = {
         "parity": replace(recipe("parity"), evaluation=parity),
-        "variables": replace(recipe("variable_assignment"), evaluation=chains),
+        "variables": replace(recipe("variable_assignment_by_hand"), evaluation=chains),
         "sparse parity": replace(sparse_parity_up_to(6), evaluation=bits),
     }
     return {label: _resize(experiments[name], *size, fraction) for label, (name, size, fraction) in SETTINGS.items()}
@@ -129,11 +132,12 @@ def _flops_table(task: str, readings: Rows) -> Table:
             settings: _mean_reach([reading for reading in bin_readings if _settings_of(reading) == settings])
             for settings in dict.fromkeys(map(_settings_of, bin_readings))
         }
-        largest = max(mean_reach.values())
-        best = [settings[1:] for settings, reach in mean_reach.items() if reach == largest]
+        largest = max((reach for reach in mean_reach.values() if reach is not None), default=None)
+        best = [settings[1:] for settings, reach in mean_reach.items() if reach is not None and reach == largest]
         best_sizes = ", ".join(f"{size[0]} x {size[1]} ({fraction:g})" for size, fraction in best)
         flops_range = f"{4.0**flops_bin:.1e} to {4.0 ** (flops_bin + 1):.1e}"
-        body.append([flops_range, str(len(mean_reach)), best_sizes, f"{largest:.3g}x"])
+        cells = ["none fits on all seeds", "-"] if largest is None else [best_sizes, f"{largest:.3g}x"]
+        body.append([flops_range, str(len(mean_reach)), *cells])
     title = f"{task}: size with the largest reach at equal training FLOPs (fraction of the steps)"
     return title, ["FLOPs", "sizes", "largest reach", "geometric mean"], body
 
@@ -142,13 +146,18 @@ def _flops_bin(reading: Mapping[str, Any]) -> int:
     return math.floor(math.log(reading["flops"], 4))
 
 
-def _mean_reach(readings: Rows) -> float:
-    """Return the geometric mean of the reach over runs; a reach of 0 counts as 0.1 to avoid the logarithm of 0."""
-    return math.exp(sum(math.log(max(reading["reached"], 0.1)) for reading in readings) / len(readings))
+def _mean_reach(readings: Rows) -> float | None:
+    """Return the geometric mean of the reach over runs, 0 if one is 0; None if a run does not fit."""
+    if not all(reading["fits"] for reading in readings):
+        return None
+    return float(math.prod(reading["reached"] for reading in readings) ** (1 / len(readings)))
 
 
 def _draw_figure(rows: Rows, readings: Rows, folder: Path, title: str) -> Path:
-    """Draw the reach of every run against its training FLOPs, with one panel per task and one line per size."""
+    """Draw the reach of every run against its training FLOPs, with one panel per task and one line per size.
+
+    A budget with a run that does not fit has no mean, so the line of its size is interrupted there.
+    """
     by_task: dict[str, dict[tuple[int, int], list[Rows]]] = {task: {} for task in _tasks(readings)}
     for task, by_size in by_task.items():
         for size in MODEL_SIZES:
@@ -163,38 +172,50 @@ def _draw_figure(rows: Rows, readings: Rows, folder: Path, title: str) -> Path:
     markers = ", ".join(f"{name} {fraction:g}" for fraction, name in zip(STEP_FRACTIONS, MARKER_NAMES, strict=True))
     caption = (
         f"Labels: layers x width. Points: single runs by fraction of the training steps ({markers}). Lines: geometric "
-        f"mean over seeds. Reach: longest test length with exact match {EXACT_MATCH_THRESHOLD} or more, in training "
-        "lengths; 0 is drawn as 0.1."
+        "mean over seeds, where all seeds fit. Gray points: runs that did not fit, which say nothing about longer "
+        f"lengths. Reach: longest test length with exact match {EXACT_MATCH_THRESHOLD} or more, in training lengths."
     )
-    figure, panels = make_panels(titles, [list(map(_size_label, sizes)) for sizes in by_task.values()], caption)
+    labels = [[_size_label(size, _fits(budgets)) for size, budgets in each.items()] for each in by_task.values()]
+    figure, panels = make_panels(titles, labels, caption)
     for axes, by_size in zip(panels, by_task.values(), strict=True):
         _draw_task(axes, by_size)
     return save_figure(figure, folder)
 
 
 def _draw_task(axes: Any, by_size: Mapping[tuple[int, int], list[Rows]]) -> None:
-    from matplotlib.ticker import NullFormatter, NullLocator, StrMethodFormatter  # noqa: PLC0415
+    from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator  # noqa: PLC0415
 
     labels = []
     for size, budgets in by_size.items():
         color = LINE_COLORS[MODEL_SIZES.index(size)]
         mean_flops = [sum(reading["flops"] for reading in budget) / len(budget) for budget in budgets]
-        mean_reach = [_mean_reach(budget) for budget in budgets]
-        axes.plot(mean_flops, mean_reach, "-", color=color)
+        means = [_mean_reach(budget) for budget in budgets]
+        heights = [math.nan if mean is None else max(mean, ZERO_HEIGHT) for mean in means]
+        axes.plot(mean_flops, heights, "-", color=color)
         for reading in (reading for budget in budgets for reading in budget):
-            marker, reach = MARKERS[_settings_of(reading)[2]], max(reading["reached"], 0.1)
-            axes.plot(reading["flops"], reach, marker, color=color, alpha=0.4)
-        labels.append(LineLabel(text=_size_label(size), color=color, value=mean_reach[-1]))
+            marker, height = MARKERS[_settings_of(reading)[2]], max(reading["reached"], ZERO_HEIGHT)
+            point_color = color if reading["fits"] else UNFIT_COLOR
+            axes.plot(reading["flops"], height, marker, color=point_color, alpha=0.4)
+        fits = _fits(budgets)
+        # Without a mean, the label is at the best run of the largest budget.
+        best = max(reading["reached"] for reading in budgets[-1])
+        end = max(best, ZERO_HEIGHT) if means[-1] is None else heights[-1]
+        labels.append(LineLabel(text=_size_label(size, fits), color=color if fits else UNFIT_COLOR, value=end))
     axes.set(xscale="log", yscale="log", xlabel="training FLOPs", ylabel="reach in training lengths")
     # Label only the powers of ten, because labels of minor ticks would overlap.
     axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda reach, _: "0" if reach == ZERO_HEIGHT else f"{reach:,g}"))
     axes.yaxis.set_minor_locator(NullLocator())
     label_lines(axes, labels)
 
 
-def _size_label(size: tuple[int, int]) -> str:
-    return f"{size[0]} x {size[1]}"
+def _fits(budgets: Sequence[Rows]) -> bool:
+    """Return True if a run of any budget fits its training lengths."""
+    return any(reading["fits"] for budget in budgets for reading in budget)
+
+
+def _size_label(size: tuple[int, int], fits: bool) -> str:
+    return f"{size[0]} x {size[1]}" + ("" if fits else " (did not fit)")
 
 
 SCALE = Claim(
