@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.attacks.attack import Tally, copy_of, leftovers, rng_of, run
-from tests.attacks.folders import compare_again, make_run, make_text, measure
+from tests.attacks.folders import compare_again, make_run, make_text
 from tests.attacks.lies import leaves
 from tests.attacks.machine import SMALL_STUDY
 
