@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 import transformers  # noqa: F401  (imported before the forks, so that no attack has to import it)
-from tests.attacks import command_lines, kills, launches, lies, machine, mutations
+from tests.attacks import combinations, command_lines, doors, kills, launches, lies, machine, mutations
 
 from lengthwise.core.provenance import provenance, utc_timestamp
 from lengthwise.experiments.run_folder import append_rows
@@ -35,6 +35,19 @@ ATTACKS = {
     "pairs": (machine.attack_pairs, 33),
     "rights": (machine.attack_rights, 44),
     "types": (command_lines.attack_types, 200),
+    "views": (doors.attack_views, 700),
+    "tables": (doors.attack_tables, 400),
+    "settings": (doors.attack_settings, 700),
+    "models": (doors.attack_models, 600),
+    "archives": (doors.attack_archives, 200),
+    "streams": (doors.attack_streams, 450),
+    "extensions": (combinations.attack_extensions, 250),
+    "laws": (combinations.attack_laws, 200),
+    "trackers": (combinations.attack_trackers, 60),
+    "clocks": (combinations.attack_clocks, 60),
+    "two commands": (combinations.attack_together, 60),
+    "pages": (combinations.attack_pages, 120),
+    "addresses": (combinations.attack_ray, 20),
 }
 
 

@@ -16,6 +16,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -186,8 +187,10 @@ def be_child(
         traceback.print_exc()
         status = 1
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        # A stream may be closed or full; the child must end here in any case.
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(Exception):
+                stream.flush()
         os._exit(status)
 
 

@@ -1,0 +1,127 @@
+"""Measure the memory of every command of README and docs: peak of the largest process, in MiB.
+
+``python benchmarks/memory.py`` runs the commands page by page, as a reader would type them, with the files that the
+page tells the reader to write. The model and texts of the reader are small (see ``tests/support/text_models.py``).
+Each command is a process of its own; one that takes longer than ``--limit`` seconds is interrupted, and its row says
+so. The rows are written to ``results/memory.jsonl``; ``--table`` prints them as a table.
+"""
+
+import argparse
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tests.project.test_documents import DOCS, README, blocks, commands_of, with_texts, write_texts
+
+from lengthwise.core.provenance import provenance, utc_timestamp
+from lengthwise.experiments.run_folder import append_rows, read_rows
+
+RESULTS = Path(__file__).parent / "results" / "memory.jsonl"
+# A command that takes more must say so beforehand.
+LIMIT_MIB = 2048
+# Names of files that a page shows as a block, by page and language.
+FILES = {
+    ("sweep", "json"): ("sweep.json",),
+    ("sweep", "python"): ("widths.py",),
+    ("train", "toml"): ("settings.toml",),
+    ("couple", "python"): ("rows.py",),
+    ("own_file", "python"): ("rows.py",),
+    ("your_own", "python"): ("rows.py", "example.py", "my_tasks.py", "mine.py"),
+}
+
+
+def prepare(page: str, folder: Path) -> None:
+    """Write the files that the commands of a page need."""
+    with_texts(folder)
+    write_texts(folder, library="py", manual="md")
+    text = DOCS.get(page, README)
+    for (name, language), files in FILES.items():
+        if name == page:
+            for file, block in zip(files, blocks(language, text), strict=False):
+                (folder / file).write_text(block, encoding="utf-8")
+    if (folder / "rows.py").exists():
+        subprocess.run([sys.executable, "rows.py"], cwd=folder, check=True, capture_output=True)
+
+
+def measure(command: str, folder: Path, limit_s: float) -> dict[str, object]:
+    """Run a command and return its row."""
+    line = [sys.executable, "-m", "lengthwise", *shlex.split(command)[1:]]
+    started = time.monotonic()
+    process = subprocess.Popen(line, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    peak, interrupted = 0.0, False
+    while process.poll() is None:
+        peak = max(peak, _largest_mib(process.pid))
+        if not interrupted and time.monotonic() - started > limit_s:
+            process.send_signal(signal.SIGINT)
+            interrupted = True
+        time.sleep(0.02)
+    error = process.stderr.read().decode(errors="replace") if process.stderr else ""
+    return {
+        "command": command,
+        "peak_mib": round(peak),
+        "wall_s": round(time.monotonic() - started, 1),
+        "status": process.returncode,
+        "interrupted": interrupted,
+        **({"error": error.strip().splitlines()[-1][:200]} if process.returncode == 2 else {}),
+    }
+
+
+def _largest_mib(process: int) -> float:
+    """Return the peak of the largest process among this one and its descendants."""
+    peaks, waiting = [0.0], [process]
+    while waiting:
+        each = waiting.pop()
+        try:
+            status = Path(f"/proc/{each}/status").read_text(encoding="utf-8")
+            children = Path(f"/proc/{each}/task/{each}/children").read_text(encoding="utf-8")
+        except OSError:
+            continue
+        waiting += map(int, children.split())
+        if found := re.search(r"VmHWM:\s+(\d+) kB", status):
+            peaks.append(int(found[1]) / 1024)
+    return max(peaks)
+
+
+def print_table(rows: Sequence[dict[str, object]]) -> None:
+    """Print the rows as a Markdown table, the largest first."""
+    print("| command | page | MiB | seconds |\n|---|---|---|---|")
+    for row in sorted(rows, key=lambda row: -float(str(row["peak_mib"]))):
+        wall = f"{row['wall_s']}{' (interrupted)' if row['interrupted'] else ''}"
+        print(f"| `{row['command']}` | {row['page']} | {row['peak_mib']:,} | {wall} |")
+
+
+def main() -> None:
+    """Measure the commands of all pages, or of some."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "pages", nargs="*", default=["README", *(name for name, text in DOCS.items() if commands_of(text))]
+    )
+    parser.add_argument("--limit", type=float, default=600.0, help="seconds per command")
+    parser.add_argument("--table", action="store_true")
+    options = parser.parse_args()
+    if options.table:
+        print_table(read_rows(RESULTS))
+        return
+    os.environ |= {"HF_HUB_OFFLINE": "1"}
+    for page in options.pages:
+        with tempfile.TemporaryDirectory() as name:
+            prepare(page, Path(name))
+            for command in commands_of(DOCS.get(page, README)):
+                row = {"page": page, **measure(command, Path(name), options.limit)}
+                print(json.dumps(row), flush=True)
+                append_rows(RESULTS, [{**row, **provenance(), "time": utc_timestamp()}])
+
+
+if __name__ == "__main__":
+    main()
