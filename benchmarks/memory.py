@@ -19,8 +19,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.project.test_documents import DOCS, README, blocks, commands_of, with_texts, write_texts
 
