@@ -1,6 +1,7 @@
 """Hostile model folders: large numbers, files outside the folder, and tokenizers that fail or expand a text."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -59,6 +60,15 @@ def test_a_configuration_with_large_numbers_raises_an_error_before_the_model_is_
     (number,) = (str(each) for each in values.values()) if "text_config" not in values else ("300000",)
     with pytest.raises(ModelError, match=rf"config.json has .*({number}|parameters|{int(number):,} layers)"):
         load_causal_lm(str(models / name))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "generation_config.json"])
+@pytest.mark.parametrize("load", [check_model_exists, load_causal_lm, load_codec])
+def test_a_named_pipe_in_a_model_folder_raises_an_error(name, load, models):
+    (models / "llama" / name).unlink()
+    os.mkfifo(models / "llama" / name)
+    with pytest.raises(ModelError, match=f"{name}.*not a regular file|not a regular file.*{name}"):
+        load(str(models / "llama"))
 
 
 def test_the_layers_are_compared_with_the_shards_of_an_index(models):

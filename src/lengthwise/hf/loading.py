@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
-from transformers.utils import CONFIG_NAME, logging
+from transformers.utils import logging
 
 # These imports register the model types with the Auto classes.
 import lengthwise.hf.lengthwise_model  # noqa: F401
@@ -88,7 +88,7 @@ def _load_config(name: str) -> Any:
 
 
 def _check_files(folder: Path) -> None:
-    if (folder / CONFIG_NAME).is_file():
+    if folder.is_dir():
         check_model_folder(folder)
 
 

@@ -11,6 +11,7 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 from transformers.utils import CONFIG_NAME
 
+from lengthwise.core.files import check_regular
 from lengthwise.core.json_parsing import parse_json
 
 # Largest numbers in a configuration, by a part of their name. Larger ones take minutes before any weight is read.
@@ -22,10 +23,15 @@ MAX_PARAMETER_RATIO, MAX_EXTRA_PARAMETERS = 16, 1 << 24
 
 
 def check_model_folder(folder: Path) -> None:
-    """Raise ``ValueError`` for a configuration with too large numbers, and for names of files outside the folder."""
+    """Raise ``ValueError`` for a configuration with too large numbers, and for names of files outside the folder.
+
+    Raises ``OSError`` for a named pipe or a device among the files.
+    """
+    for path in filter(Path.exists, folder.iterdir()):
+        check_regular(path)
     if (folder / ADAPTER_FILE).exists():
         raise ValueError(f"it has an adapter ({ADAPTER_FILE}), which names another model; merge and save the model")
-    for name, value in _entries(parse_json((folder / CONFIG_NAME).read_bytes())):
+    for name, value in _entries(_read_config(folder)):
         limits = [limit for part, limit in LIMITS.items() if part in name]
         if type(value) is int and limits and value > limits[0]:
             raise ValueError(f"{CONFIG_NAME} has the {name} {value}; at most {limits[0]:,} is supported")
@@ -47,6 +53,11 @@ def check_model_size(folder: Path, config: PreTrainedConfig) -> None:
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     if num_parameters > MAX_PARAMETER_RATIO * num_saved + MAX_EXTRA_PARAMETERS:
         raise ValueError(f"{CONFIG_NAME} has {num_parameters:,} parameters, but the weights have only {num_saved:,}")
+
+
+def _read_config(folder: Path) -> Any:
+    path = folder / CONFIG_NAME
+    return parse_json(path.read_bytes()) if path.exists() else {}
 
 
 def _tensor_sizes(path: Path) -> list[int]:
