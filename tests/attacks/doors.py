@@ -450,7 +450,7 @@ STREAMED: tuple[tuple[str, ...], ...] = (
     ("evaluate", "missing"),
     ("generate", "run", "--prompt", "é漢"),
 )
-ENCODINGS = ("ascii", "latin-1", "cp1252", "utf-8", "utf-16", "shift_jis")
+ENCODINGS = ("ascii", "latin-1", "cp1252", "utf-8", "shift_jis")
 
 
 def make_streamed() -> None:

@@ -24,6 +24,19 @@ SLOW = {
     "sweep": 2,
     "ray": 2,
     "together": 6,
+    "views": 24,
+    "tables": 8,
+    "settings": 12,
+    "models": 16,
+    "archives": 3,
+    "streams": 16,
+    "extensions": 12,
+    "laws": 16,
+    "trackers": 4,
+    "clocks": 3,
+    "two commands": 3,
+    "pages": 4,
+    "addresses": 2,
 }
 
 
