@@ -94,7 +94,8 @@ def check_output_file(out: Path | None, mark: bytes | None = None) -> None:
         if out.is_symlink():
             raise RunFolderError(f"{out} is a link to another file; choose another --out")
         if out.exists() and not (mark is not None and out.is_file() and mark in _first_bytes(out)):
-            raise RunFolderError(f"{out} already exists and is not a result of this command; choose another --out")
+            reason = "" if mark is None else " and is not a result of this command"
+            raise RunFolderError(f"{out} already exists{reason}; choose another --out")
     except OSError as error:
         raise RunFolderError(f"cannot write {out} ({error.strerror}); choose another --out") from None
 
