@@ -62,6 +62,13 @@ def test_a_configuration_with_large_numbers_raises_an_error_before_the_model_is_
         load_causal_lm(str(models / name))
 
 
+@pytest.mark.parametrize("value", [{"a": 1}, [1], "x", 1.5])
+def test_a_window_that_is_no_number_raises_an_error(value, models):
+    change(models / "llama" / "config.json", sliding_window=value)
+    with pytest.raises(ModelError, match="sliding_window"):
+        load_causal_lm(str(models / "llama"))
+
+
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "generation_config.json"])
 @pytest.mark.parametrize("load", [check_model_exists, load_causal_lm, load_codec])
 def test_a_named_pipe_in_a_model_folder_raises_an_error(name, load, models):

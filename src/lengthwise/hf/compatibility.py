@@ -35,8 +35,7 @@ def narrowest_window(config: Any) -> int | None:
     # GPT-Neo stores its window in another setting.
     has_local_layers = "local" in (getattr(config, "attention_layers", None) or [])
     names = (*WINDOW_SETTINGS, "window_size") if has_local_layers else WINDOW_SETTINGS
-    windows = (getattr(config, name, None) for name in names)
-    return min((int(window) for window in windows if window), default=None)
+    return _smallest(config, *names)
 
 
 def full_attention_advice(config: Any) -> str:
@@ -50,8 +49,17 @@ def full_attention_advice(config: Any) -> str:
 
 def longest_context(config: Any) -> int | None:
     """Return the length (tokens) of the longest context that every layer attends to in full; None without a limit."""
-    length_limits = (getattr(config, "max_position_embeddings", None), narrowest_window(config))
-    return min((int(length_limit) for length_limit in length_limits if length_limit), default=None)
+    length_limits = (_smallest(config, "max_position_embeddings"), narrowest_window(config))
+    return min((length_limit for length_limit in length_limits if length_limit is not None), default=None)
+
+
+def _smallest(config: Any, *names: str) -> int | None:
+    """Return the smallest of these settings, or None if none is set."""
+    values = {name: getattr(config, name, None) for name in names}
+    for name, value in values.items():
+        if value is not None and type(value) is not int:
+            raise ModelError(f"the configuration has the {name} {value!r:.40}; use a whole number")
+    return min((value for value in values.values() if value), default=None)
 
 
 def has_causal_mask_table(model: PreTrainedModel) -> bool:
