@@ -234,8 +234,8 @@ class _GroupTest:
         for where, mask in groups:
             if mask.all() or not mask.any():
                 continue
-            observed, expected = self.errors.is_wrong[mask].sum(), self.errors.rate[mask].sum()
-            log_probability = float(self.log_probability(np.array(float(observed)), np.array(expected)))
+            sums = (np.array([values[mask].sum()], dtype=float) for values in (self.errors.is_wrong, self.errors.rate))
+            (log_probability,) = self.log_probability(*sums).tolist()
             num_groups += 1
             if log_probability < least:
                 best, least = (where, mask), log_probability
