@@ -379,7 +379,7 @@ def draw(axes: Axes, rows: list[dict[str, Any]]) -> None:
             if row["predicted"]:
                 axes.vlines(place, *_predicted_interval(row), color=color, alpha=0.35, linewidth=3)
         middle = first + len(FACTORS) / 2
-        name_style = {"color": color, "fontsize": FONT_SIZE, "ha": "center", "va": "bottom"}
+        name_style = {"color": color, "fontsize": FONT_SIZE - 1, "ha": "center", "va": "bottom"}
         axes.text(middle, 1.04, configuration, transform=axes.get_xaxis_transform(), **name_style)
         places += [first + column for column in range(len(FACTORS) + 1)]
     axes.set_xticks(places, ["1", *map(str, FACTORS)] * len(configurations))
@@ -399,7 +399,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
     ]
     panel_rows = [[row for row in rows if row["row"] in labels] for labels in panel_labels]
     titles = [
-        f"{labels[0].split(', ')[0]}, {count_seeds([len({row['seed'] for row in cells})])}"
+        f"{labels[0].split(', ')[0]}, {count_seeds([len({row['seed'] for row in cells if row['row'] == each}) for each in labels])}"
         for labels, cells in zip(panel_labels, panel_rows, strict=True)
     ]
     predictions = [row for row in rows if row["predicted"] is not None]
