@@ -160,9 +160,11 @@ def error_of(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> st
     printed = capsys.readouterr()
     assert exit_info.value.code == 2
     assert printed.out == ""
-    assert printed.err.count("\n") == 1, printed.err
-    assert printed.err.startswith("error: ")
-    return printed.err.removeprefix("error: ").strip()
+    # Lines of progress may precede the error, which is the last line.
+    *progress, error = printed.err.splitlines()
+    assert error.startswith("error: "), printed.err
+    assert not any(line.startswith("error: ") for line in progress), printed.err
+    return error.removeprefix("error: ").strip()
 
 
 def test_list_prints_every_entry_of_every_table(capsys):

@@ -133,7 +133,8 @@ def test_first_seed_and_num_seeds_select_the_seeds(tmp_path):
 @pytest.mark.first(5)
 @over_claims
 def test_every_experiment_of_a_claim_passes_the_checks_before_training(claim):
-    check_experiments(claim.experiments_at("full")[0])
+    experiments, _ = claim.experiments_at("full")
+    check_experiments(experiments, experiments)
 
 
 @over_claims
