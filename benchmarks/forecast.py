@@ -361,6 +361,10 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
+def _seeds(rows: list[dict[str, Any]], label: str) -> set[int]:
+    return {row["seed"] for row in rows if row["row"] == label}
+
+
 def draw(axes: Axes, rows: list[dict[str, Any]]) -> None:
     """Draw the rows of one task: a group of columns per configuration, a column per length, and a bar per seed."""
     configurations = list(dict.fromkeys(row["row"].partition(", ")[2] for row in rows))
@@ -399,7 +403,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
     ]
     panel_rows = [[row for row in rows if row["row"] in labels] for labels in panel_labels]
     titles = [
-        f"{labels[0].split(', ')[0]}, {count_seeds([len({row['seed'] for row in cells if row['row'] == each}) for each in labels])}"
+        f"{labels[0].split(', ')[0]}, {count_seeds([len(_seeds(cells, each)) for each in labels])}"
         for labels, cells in zip(panel_labels, panel_rows, strict=True)
     ]
     predictions = [row for row in rows if row["predicted"] is not None]
