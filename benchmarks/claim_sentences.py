@@ -1282,9 +1282,11 @@ def faults() -> Iterator[str]:
     attacks: dict[str, int] = {}
     for row in {row["kind"]: row for row in rows_in("faults")}.values():
         attacks[row["commit"][:7]] = attacks.get(row["commit"][:7], 0) + row["attacks"]
-    (first, number), (last, kills) = attacks.items()
+    (first, number), (last, kills), *newer = attacks.items()
     yield f"Seed 0, {number:,} attacks, commit {first}"
     yield f"Seed 0, {kills} kills, commit {last}"
+    commits, numbers = zip(*newer, strict=True)
+    yield f"Seed 0, {sum(numbers):,} attacks, commits {listed(commits)}"
     inputs = {
         engine: sum(row["inputs"] for row in rows_in("fuzz") if row["engine"] == engine)
         for engine in ("hypothesis", "atheris")
