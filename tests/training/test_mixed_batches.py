@@ -19,9 +19,9 @@ from lengthwise.tasks import Addition, MultiAddition, Parity, Task, lengths_betw
 from lengthwise.training.batch import MAX_FILL, Batch, Sampler, group_by_size, join_batches, to_batch
 from lengthwise.training.loss import _predict_ids, answer_loss, mix_predicted_ids
 
-# Relative to the loss and to the norm of the gradient, in float32. Entmax rounds more (up to 1.1e-6).
-# Entmax and the convolutions of DAPE add up more rounding errors.
-TOLERANCE, LARGER_TOLERANCE = 1e-6, 2e-6
+# Relative to the loss and to the norm of the gradient, in float32.
+# Rounding of sums in another order, which depends on the processor; a token that reads fill changes far more.
+TOLERANCE = 5e-6
 LENGTHS = ((2, 2), (4, 1))
 PAIRS = [
     (encoding, scheme)
@@ -91,9 +91,6 @@ def assert_rows_equal_alone(decoder: Decoder, parts: list[Batch]) -> None:
     alone = [part.select(slice(row, row + 1)) for part in parts for row in range(len(part.tokens))]
     order = [row_of(joined, single) for single in alone]
     assert sorted(order) == list(range(len(alone)))
-    rounds_more = decoder.settings.weights == "entmax" or any(
-        "DAPE" in type(part).__name__ for part in decoder.modules()
-    )
     for row, single in zip(order, alone, strict=True):
         values, gradients = loss_and_gradients(decoder, [single])
         if decoder.predicts_ids:
@@ -105,8 +102,7 @@ def assert_rows_equal_alone(decoder: Decoder, parts: list[Batch]) -> None:
             assert mixed_values == pytest.approx(values, rel=TOLERANCE, abs=TOLERANCE)
             assert gradients.keys() == mixed_gradients.keys()
             difference = flat(mixed_gradients) - flat(gradients)
-            tolerance = LARGER_TOLERANCE if rounds_more else TOLERANCE
-            assert difference.norm() <= tolerance * flat(gradients).norm()
+            assert difference.norm() <= TOLERANCE * flat(gradients).norm()
 
 
 def row_of(joined: Batch, single: Batch) -> int:
