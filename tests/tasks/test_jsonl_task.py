@@ -336,7 +336,7 @@ def test_creating_a_task_from_a_missing_file_raises_an_error(tmp_path):
     ):
         JSONLTask(file=str(tmp_path / "none.jsonl"))
     (tmp_path / "folder.jsonl").mkdir()
-    with pytest.raises(TaskFileError, match=r"folder\.jsonl is not a regular file"):
+    with pytest.raises(TaskFileError, match=r"folder\.jsonl cannot be read \(Is a directory\)"):
         JSONLTask(file=str(tmp_path / "folder.jsonl"))
 
 

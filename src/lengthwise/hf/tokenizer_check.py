@@ -14,7 +14,7 @@ MAX_EXPANSION = 32
 CHECK = """
 import contextlib, json, sys
 with contextlib.suppress(ImportError):
-    import resource
+    resource = __import__("resource")
     resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[2]), int(sys.argv[2])))
     resource.setrlimit(resource.RLIMIT_CPU, (int(sys.argv[3]), int(sys.argv[3])))
 from tokenizers import Tokenizer

@@ -248,8 +248,6 @@ def _read_metadata(path: Path) -> Mapping[str, Any]:
 
 
 def _digest(file: str) -> str:
-    if Path(file).exists() and not Path(file).is_file():
-        raise TaskFileError(f"{file} is not a regular file; pass the path of a file to --task")
     try:
         check_regular(file)
         with open(file, "rb") as task_file:
