@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -229,6 +229,15 @@ def copy_of(folder: Path, target: Path) -> Path:
         shutil.rmtree(target)
     shutil.copytree(folder, target)
     return target
+
+
+def attempts(kind: str, number: int, seed: int, scratch: Path) -> Iterator[tuple[int, random.Random, Path]]:
+    """Yield the number, the generator and an empty folder of each attack, and delete the folder afterwards."""
+    for each in range(number):
+        folder = scratch / f"work-{each}"
+        folder.mkdir()
+        yield each, rng_of(seed, kind, each), folder
+        shutil.rmtree(folder)
 
 
 def leftovers(folder: Path) -> list[str]:

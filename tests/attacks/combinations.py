@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.attacks.attack import Outcome, Tally, copy_of, leftovers, rng_of, run, untimed
+from tests.attacks.attack import Outcome, Tally, attempts, copy_of, leftovers, rng_of, run, untimed
 from tests.attacks.doors import HOSTILE, MARKUP, WORK_S, forge, forge_file, make_views, prepare
 from tests.attacks.folders import make_run, make_unfinished, parity
 from tests.attacks.lies import forge_experiment, forge_facts, forge_tensors
@@ -88,10 +88,7 @@ LAW: dict[str, Any] = {
 def attack_laws(number: int, seed: int, scratch: Path) -> Tally:
     """Certify forged laws."""
     tally = Tally("laws")
-    for each in range(number):
-        rng = rng_of(seed, "law", each)
-        folder = scratch / f"work-{each}"
-        folder.mkdir()
+    for each, rng, folder in attempts("law", number, seed, scratch):
         tree, what = json.loads(json.dumps(LAW)), ""
         for _ in range(rng.choice((0, 1, 1, 2))):
             tree, what = forge(tree, rng) if isinstance(tree, dict) else (tree, what)
@@ -100,7 +97,6 @@ def attack_laws(number: int, seed: int, scratch: Path) -> Tally:
         outcome = run(line, folder, seconds=WORK_S)
         faults = outcome.faults() + [f"leaves {left}" for left in leftovers(folder)]
         tally.add(f"{each}: {what}", faults, outcome)
-        shutil.rmtree(folder)
     return tally
 
 
@@ -261,10 +257,7 @@ def attack_ray(number: int, seed: int, scratch: Path) -> Tally:
     """Sweep on a cluster with wrong addresses, environments and grids; no process is left by ``ray`` itself."""
     tally = Tally("ray")
     grid = {"base": {"task": "parity", "scheme": "sequential", "training.steps": 2}, "grid": {"encoding": ["nope"]}}
-    for each in range(number):
-        rng = rng_of(seed, "ray", each)
-        folder = scratch / f"work-{each}"
-        folder.mkdir()
+    for each, rng, folder in attempts("ray", number, seed, scratch):
         tree, what = forge(json.loads(json.dumps(grid)), rng) if rng.random() < 0.5 else (grid, "sound grid")
         (folder / "sweep.json").write_text(json.dumps(tree), encoding="utf-8")
         address = rng.choice(
@@ -274,7 +267,6 @@ def attack_ray(number: int, seed: int, scratch: Path) -> Tally:
         outcome = run([*line, "--address", address], folder, seconds=3 * WORK_S)
         faults = outcome.faults(allowed=(0, 1, 2)) + [f"leaves {left}" for left in leftovers(folder)]
         tally.add(f"{each}: {what}, address {address!r}", faults, outcome)
-        shutil.rmtree(folder)
     return tally
 
 

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.attacks.attack import Tally, copy_of, leftovers, rng_of, run
+from tests.attacks.attack import Tally, attempts, copy_of, leftovers, rng_of, run
 from tests.attacks.folders import compare_again, make_run, make_text
 from tests.attacks.lies import leaves
 from tests.attacks.machine import SMALL_STUDY
@@ -176,10 +176,7 @@ def write_rows(path: Path, rng: random.Random) -> str:
 def attack_tables(number: int, seed: int, scratch: Path) -> Tally:
     """Couple random tables, and write the result to places that belong to the user."""
     tally = Tally("tables")
-    for each in range(number):
-        rng = rng_of(seed, "table", each)
-        folder = scratch / f"work-{each}"
-        folder.mkdir()
+    for each, rng, folder in attempts("table", number, seed, scratch):
         what = write_rows(folder / "rows.jsonl", rng)
         (folder / "mine.jsonl").write_text('{"prompt": ["a"], "response": ["b"]}\n', encoding="utf-8")
         (folder / "page.html").write_text("mine", encoding="utf-8")
@@ -195,7 +192,6 @@ def attack_tables(number: int, seed: int, scratch: Path) -> Tally:
         faults += [f"changes {name}" for name, content in before.items() if after.get(name) != content]
         faults += [f"leaves {left}" for left in leftovers(folder)]
         tally.add(f"{each}: {what}, then {' '.join(line)}", faults, outcome)
-        shutil.rmtree(folder)
     return tally
 
 
@@ -219,15 +215,11 @@ CONFIG = 'task = "parity"\nscheme = "sequential"\n[training]\nsteps = 2\nbatch_s
 def attack_settings(number: int, seed: int, scratch: Path) -> Tally:
     """Train from forged sweep files and configuration files."""
     tally = Tally("settings")
-    for each in range(number):
-        rng = rng_of(seed, "setting", each)
-        folder = scratch / f"work-{each}"
-        folder.mkdir()
+    for each, rng, folder in attempts("setting", number, seed, scratch):
         line, what = (forged_sweep if each % 2 else forged_config)(folder, rng)
         outcome = run(partial(with_alarm, line), folder, seconds=WORK_S)
         faults = outcome.faults(allowed=(0, 1, 2)) + [f"leaves {left}" for left in leftovers(folder)]
         tally.add(f"{each}: {what}", faults, outcome)
-        shutil.rmtree(folder)
     return tally
 
 
@@ -422,10 +414,7 @@ ARCHIVES = ("one line", "blank", "lines", "empty lines", "bytes", "nested", "emp
 def attack_archives(number: int, seed: int, scratch: Path) -> Tally:
     """Prepare corpora from compressed records."""
     tally = Tally("archives")
-    for each in range(number):
-        rng = rng_of(seed, "archive", each)
-        folder = scratch / f"work-{each}"
-        folder.mkdir()
+    for each, rng, folder in attempts("archive", number, seed, scratch):
         kind, name = ARCHIVES[each % len(ARCHIVES)], rng.choice(("a.jsonl.gz", "a.ndjson.gz", "a.json.gz"))
         (folder / name).write_bytes(archive(kind, rng))
         (folder / "b.txt").write_text("the river holds a house\n" * 300, encoding="utf-8")
@@ -437,7 +426,6 @@ def attack_archives(number: int, seed: int, scratch: Path) -> Tally:
         if kind == "sound" and name != "a.json.gz" and outcome.status:
             faults.append("refuses a sound file")
         tally.add(f"{each}: {name}, {kind}", faults, outcome)
-        shutil.rmtree(folder)
     return tally
 
 
