@@ -139,7 +139,7 @@ def attack_views(number: int, seed: int, scratch: Path) -> Tally:
 Rows = list[dict[str, Any]]
 
 
-def random_rows(rng: random.Random) -> Rows:  # noqa: PLR0911
+def random_rows(rng: random.Random) -> Rows:
     """Return rows of a random kind: rules, noise, permutations, large vocabularies, or rows of very unequal length."""
     symbols = string.ascii_lowercase[: rng.choice((2, 5, 26))]
     number, longest = rng.choice((1, 5, 60, 400, 2000)), rng.choice((1, 4, 12, 40))

@@ -49,8 +49,7 @@ def test_there_are_five_scripts_and_three_notebooks():
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
-def test_a_script_has_at_most_60_lines_and_says_how_to_run_it(path):
-    assert len(path.read_text().splitlines()) <= 60
+def test_a_script_says_how_to_run_it(path):
     documentation = ast.get_docstring(ast.parse(path.read_text()))
     assert f"python examples/{path.name}" in documentation
 

@@ -60,10 +60,10 @@ def test_the_navigation_names_every_page_of_docs():
     assert {name for name in navigation() if not name.startswith("reference/") and not (ROOT / name).exists()} == set()
 
 
-def test_the_glossary_is_sorted_and_has_20_to_50_terms():
+def test_the_glossary_is_sorted():
     terms = re.findall(r"^\*\*(.+?)\.\*\*", (ROOT / "docs/glossary.md").read_text(), flags=re.MULTILINE)
     assert terms == sorted(terms, key=str.lower)
-    assert 20 <= len(terms) <= 50
+    assert terms
 
 
 def test_the_pictures_of_the_teaching_page_are_what_their_commands_draw(tmp_path, monkeypatch, capsys):

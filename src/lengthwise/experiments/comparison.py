@@ -43,7 +43,7 @@ class Comparison:
 
 
 @check_arguments
-def compare(  # noqa: PLR0913  (each argument is a setting of the call)
+def compare(
     experiments: Mapping[str, Experiment],
     out: StrPath,
     *,

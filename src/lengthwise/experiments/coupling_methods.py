@@ -30,7 +30,7 @@ from lengthwise.tasks.coupling.search_progress import MAX_WORK, SearchProgress
 
 
 @check_arguments
-def find_coupling(  # noqa: PLR0913
+def find_coupling(
     task: Task,
     lengths: Sequence[int] | None = None,
     *,

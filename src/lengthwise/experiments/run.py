@@ -81,7 +81,7 @@ class TrainingFacts:
 
 
 @check_arguments
-def train(  # noqa: PLR0913
+def train(
     experiment: Experiment,
     out: StrPath,
     *,

@@ -20,7 +20,7 @@ from lengthwise.tasks import Task
 
 
 @check_arguments
-def show(  # noqa: PLR0913
+def show(
     source: Run | Task | str,
     length: int,
     *,

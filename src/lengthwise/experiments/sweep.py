@@ -25,7 +25,7 @@ LAYOUT = {"layout": 1}
 
 
 @check_arguments
-def sweep(  # noqa: PLR0913  (each argument is a setting of the call)
+def sweep(
     experiments: Mapping[str, Experiment] | StrPath,
     out: StrPath,
     *,

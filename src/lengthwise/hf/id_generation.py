@@ -134,7 +134,7 @@ class IDGenerationMixin(GenerationMixin):
         cache_output = {} if cache is None else {"past_key_values": cache}
         return type(output)(**other_outputs, **cache_output, logits=torch.cat(logits, dim=1))
 
-    def prepare_inputs_for_generation(  # noqa: PLR0913, PLR0917
+    def prepare_inputs_for_generation(
         self,
         input_ids: Int[Tensor, "batch seq"],
         next_sequence_length: int | None = None,

@@ -81,7 +81,7 @@ def load_language_model(
 
 
 @check_arguments
-def evaluate_language_model(  # noqa: PLR0913
+def evaluate_language_model(
     name: str,
     task: Task,
     settings: EvaluationSettings,

@@ -113,7 +113,7 @@ class EvaluateByLength(TrainerCallback):
         )
 
     @classmethod
-    def from_examples(  # noqa: PLR0913
+    def from_examples(
         cls,
         trainer: Trainer,
         examples: Iterable[Mapping[str, Any]],

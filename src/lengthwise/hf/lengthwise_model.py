@@ -85,7 +85,7 @@ class LengthwiseForCausalLM(ModelCardMixin, PrecisionMixin, IDGenerationMixin, P
         return self.config.combine_digest(weights_digest(weights))
 
     @can_return_tuple
-    def forward(  # noqa: PLR0913, PLR0917
+    def forward(
         self,
         input_ids: Int[Tensor, "batch new"],
         attention_mask: Shaped[Tensor, "batch seq"] | None = None,

@@ -75,7 +75,7 @@ class PredictivePositionModel(
         self.post_init()
 
     @classmethod
-    def wrap(  # noqa: PLR0913
+    def wrap(
         cls,
         model: PreTrainedModel,
         *,
@@ -131,7 +131,7 @@ class PredictivePositionModel(
         return wrapper
 
     @can_return_tuple
-    def forward(  # noqa: PLR0913, PLR0917
+    def forward(
         self,
         input_ids: Int[Tensor, "batch new"],
         attention_mask: Tensor | None = None,

@@ -13,7 +13,7 @@ from lengthwise.core.interruption import StoppedError, catch_interrupts
 from lengthwise.core.progress_line import ProgressLine, err_console
 
 
-def train_(  # noqa: PLR0915
+def train_(
     name: Annotated[
         str | None,
         Argument(

@@ -43,7 +43,7 @@ class Subsample:
         return replace(self, weights=ones, conditional_weights=ones, visible_counts=ones.cumsum(axis=1))
 
 
-def subsample(  # noqa: PLR0913
+def subsample(
     support: list[Int[np.ndarray, " _"]],
     last_index: Int[np.ndarray, " queries"],
     budget: int,

@@ -90,7 +90,7 @@ class Reproduction:
 
 
 @check_arguments
-def reproduce(  # noqa: PLR0913  (each argument is a setting of the call)
+def reproduce(
     claim: Claim,
     size: str,
     out: StrPath,

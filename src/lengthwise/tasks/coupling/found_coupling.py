@@ -69,7 +69,7 @@ class FoundCoupling:
 
 
 @check_arguments
-def find_coupling_in_examples(  # noqa: PLR0913
+def find_coupling_in_examples(
     task: Task,
     lengths: Sequence[int] | None = None,
     *,
@@ -86,7 +86,7 @@ def find_coupling_in_examples(  # noqa: PLR0913
     )
 
 
-def explain_steps(  # noqa: PLR0913
+def explain_steps(
     steps: AnswerSteps,
     vocabulary: Sequence[str],
     *,
