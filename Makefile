@@ -6,7 +6,7 @@ BUDGET_S ?= 540
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 # Checks shapes and types of every call. Tests take 1.2 to 2.5 times as long, so make test does this in four folders.
-TYPED := --jaxtyping-packages=lengthwise,beartype.beartype
+TYPED := --jaxtyping-packages=lengthwise,claims,beartype.beartype
 TYPED_TESTS := tests/encodings tests/influence tests/model tests/positions
 
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt

@@ -1,10 +1,10 @@
 """Store the result rows of a claim and print the tables of its page.
 
-``python benchmarks/claim_page.py CLAIM`` prints the tables of the claim as Markdown, draws ``docs/CLAIM.png``, and
-writes the results of every seed into ``benchmarks/results/CLAIM_per_seed.md``. A table has one line per label, with the
+``python benchmarks/claim_page.py CLAIM`` prints the tables of the claim as Markdown. In the folder of the claim, it
+draws ``figure.png`` and writes the results of every seed into ``per_seed.md``. A table has one line per label, with the
 median and the worst seed. ``--add FOLDER`` first adds the results that ``lengthwise reproduce CLAIM`` wrote to a
-folder, with the commit, and replaces earlier results of the same run. ``--add-gpu FILE`` adds results from a
-``gpu.jsonl`` that ``make gpu`` wrote. Both flags can be repeated.
+folder to ``rows.jsonl`` and ``readings.jsonl``, with the commit, and replaces earlier results of the same run.
+``--add-gpu FILE`` adds results from a ``gpu.jsonl`` that ``make gpu`` wrote. Both flags can be repeated.
 
 With the path of a file of result rows instead of a claim, such as ``runs/NAME/results.jsonl``, it prints only the
 tables of exact match and writes ``benchmarks/results/NAME_per_seed.md``.
@@ -18,26 +18,26 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lengthwise.evaluation.page_tables import page_table
+from page_tables import page_table
+
 from lengthwise.evaluation.result_rows import complete_rows, is_skipped, label_of, pool_seeds, uses_loss
 from lengthwise.evaluation.tables_and_figures import format_num_examples
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes import COMPARISONS, RECIPES
-from lengthwise.experiments.reproductions.reproduction import READINGS_FILE, Claim
+from lengthwise.experiments.reproduction import READINGS_FILE, Claim, claim_folders, load_claim
 from lengthwise.experiments.run_folder import COMPARISON, RESULTS, read_rows, write_rows
-from lengthwise.influence.claims import CLAIMS
 from lengthwise.positions import describe_knowledge
 
 Rows = list[dict[str, Any]]
 STOP_NOTE = " ·: the evaluation of a seed stopped at a shorter length without an exact match; it counts as 0."
 UNFIT_NOTE = " A row that did not fit says nothing about longer lengths."
-RESULTS_FOLDER, FIGURES_FOLDER = Path("benchmarks/results"), Path("docs")
+RESULTS_FOLDER = Path("benchmarks/results")
 
 
 def add_folder(claim: Claim, folder: Path) -> None:
     """Add the rows and readings of a folder to the stored results."""
     commit = json.loads((folder / COMPARISON).read_text())["provenance"]["commit"]
-    for name, source in ((f"{claim.name}.jsonl", RESULTS), (f"{claim.name}_readings.jsonl", READINGS_FILE)):
+    for name, source in (("rows.jsonl", RESULTS), ("readings.jsonl", READINGS_FILE)):
         _store(claim, name, [{**row, "commit": commit} for row in read_rows(folder / source)])
 
 
@@ -53,15 +53,16 @@ def add_gpu_results(claim: Claim, path: Path) -> None:
             rows.append({"row": label, **result, **facts})
         if "reading" in part:
             readings.append({"row": part["row"], "seed": part["seed"], **part["reading"], **facts})
-    _store(claim, f"{claim.name}.jsonl", rows)
-    _store(claim, f"{claim.name}_readings.jsonl", readings)
+    _store(claim, "rows.jsonl", rows)
+    _store(claim, "readings.jsonl", readings)
 
 
 def _store(claim: Claim, name: str, new_rows: Rows) -> None:
     new_runs = {(row["row"], row["seed"]) for row in new_rows}
-    rows = [row for row in read_rows(RESULTS_FOLDER / name) if (row["row"], row["seed"]) not in new_runs] + new_rows
+    path = claim_folders()[claim.name] / name
+    rows = [row for row in read_rows(path) if (row["row"], row["seed"]) not in new_runs] + new_rows
     if rows:
-        write_rows(RESULTS_FOLDER / name, _sort_rows(claim, rows))
+        write_rows(path, _sort_rows(claim, rows))
 
 
 def _sort_rows(claim: Claim, rows: Rows) -> Rows:
@@ -86,13 +87,13 @@ def add_knowledge(rows: Rows, experiments: Mapping[str, Experiment]) -> Rows:
 def known_experiments(name: str, rows: Rows) -> dict[str, Experiment]:
     """Return the experiments of a claim or comparison by label, and the recipes that labels of the rows name."""
     recipes = {label: RECIPES[label]() for label in map(label_of, rows) if label in RECIPES}
-    if name in CLAIMS:
-        return CLAIMS[name].experiments() | recipes
+    if name in claim_folders():
+        return load_claim(name).experiments() | recipes
     return (COMPARISONS[name]() if name in COMPARISONS else {}) | recipes
 
 
-def print_page_tables(rows: Rows, per_seed_file: Path) -> None:
-    """Print one table per task, with the median and the worst seed in each cell."""
+def print_page_tables(rows: Rows, per_seed_link: str) -> None:
+    """Print one table per task, with the median and the worst seed in each cell, and a link to every seed."""
     for task in dict.fromkeys(row["task"] for row in rows):
         task_rows = [row for row in rows if row["task"] == task]
         header, body, num_omitted = page_table(task_rows)
@@ -100,7 +101,7 @@ def print_page_tables(rows: Rows, per_seed_file: Path) -> None:
         title = f"{quantity}, median / worst seed [its 95% interval] (number of seeds)"
         print_table(f"{task.replace('_', ' ')}: {title}", header, body)
         rest = f"{num_omitted} more rows and the values" if num_omitted else "Values"
-        link = f"[results/{per_seed_file.name}](results/{per_seed_file.name})"
+        link = f"[{per_seed_link}]({per_seed_link})"
         stops = "" if not any("·" in cell for line in body for cell in line) else STOP_NOTE
         unfit = UNFIT_NOTE if any("did not fit" in line[4] for line in body) else ""
         print(f"\n{rest} of every seed: {link}.{stops}{unfit}")
@@ -156,35 +157,37 @@ def main() -> None:
     parser.add_argument("--add", type=Path, action="append", default=[], help="output folder of lengthwise reproduce")
     parser.add_argument("--add-gpu", type=Path, action="append", default=[], help="gpu.jsonl file of make gpu")
     options = parser.parse_args()
-    claim = CLAIMS.get(options.source)
-    if claim is None:
+    folder = claim_folders().get(options.source)
+    claim = None if folder is None else load_claim(options.source)
+    if claim is None or folder is None:
         path = Path(options.source)
         if not path.is_file() or options.add or options.add_gpu:
-            parser.error(
-                f"{options.source} is not the claim of the added results or a file; claims: {', '.join(CLAIMS)}"
-            )
+            names = ", ".join(claim_folders())
+            parser.error(f"{options.source} is not the claim of the added results or a file; claims: {names}")
         name = path.parent.name if path.name == RESULTS else path.stem
+        per_seed_file = RESULTS_FOLDER / f"{name}_per_seed.md"
+        per_seed_link = f"results/{per_seed_file.name}"
     else:
-        path, name = RESULTS_FOLDER / f"{claim.name}.jsonl", claim.name
-        for folder in options.add:
-            add_folder(claim, folder)
+        path, name = folder / "rows.jsonl", claim.name
+        per_seed_file, per_seed_link = folder / "per_seed.md", "per_seed.md"
+        for output in options.add:
+            add_folder(claim, output)
         for file in options.add_gpu:
             add_gpu_results(claim, file)
     rows = read_rows(path)
     rows = list(complete_rows(add_knowledge(rows, known_experiments(name, rows))))
-    per_seed_file = RESULTS_FOLDER / f"{name}_per_seed.md"
     command = f"Generated by `python benchmarks/claim_page.py {options.source}`; do not edit."
     note = "Values: exact match (or perplexity) [95% interval] (first errors by kind); ·: not measured."
     per_seed_file.write_text("\n".join([command, "", note, *per_seed_lines(rows)]) + "\n")
-    print_page_tables(rows, per_seed_file)
-    if claim is None:
+    print_page_tables(rows, per_seed_link)
+    if claim is None or folder is None:
         return
-    readings = read_rows(RESULTS_FOLDER / f"{claim.name}_readings.jsonl")
+    readings = read_rows(folder / "readings.jsonl")
     for title, header, body in claim.tables(rows, readings):
         print_table(title, header, body)
-    with tempfile.TemporaryDirectory() as folder:
-        figure = claim.draw(rows, readings, Path(folder), claim.name.replace("_", " "))
-        shutil.copy(figure, FIGURES_FOLDER / f"{claim.name}.png")
+    with tempfile.TemporaryDirectory() as temporary:
+        figure = claim.draw(rows, readings, Path(temporary), claim.name.replace("_", " "))
+        shutil.copy(figure, folder / "figure.png")
 
 
 if __name__ == "__main__":

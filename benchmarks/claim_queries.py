@@ -1,4 +1,4 @@
-"""Queries over result rows, and the forms of their values in sentences, for ``claim_sentences.py``."""
+"""Queries over result rows, and the forms of their values in sentences, for ``sentences.py`` of the claims."""
 
 import math
 import statistics
@@ -10,13 +10,16 @@ from typing import Any
 from lengthwise.evaluation.result_rows import FIT_THRESHOLD, label_of, longest_exact_length
 from lengthwise.experiments.experiment import build_decoder
 from lengthwise.experiments.recipes import RECIPES
+from lengthwise.experiments.reproduction import claim_folders
 from lengthwise.experiments.run_folder import read_rows
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS, CLAIM_FOLDERS = Path(__file__).parent / "results", claim_folders()
 Row = dict[str, Any]
 # Smallest exact match at which a length counts toward the reach of a run.
 THRESHOLD = 0.9
 WORDS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+# Common encodings that fit parity, addition and variable assignment.
+FITTED_ON_PARITY = ("rotary", "sinusoidal", "learned")
 # Fields that distinguish the runs of a file, with the label and the seed.
 RUN_FIELDS = ("task", "model", "positions", "scaling", "recipe", "decode", "seed")
 
@@ -124,15 +127,15 @@ def _at(rows: Sequence[Row], length: int) -> list[float]:
 
 
 @cache
-def rows_in(name: str) -> list[Row]:
-    """Return the rows of a file of results."""
-    return read_rows(RESULTS / f"{name}.jsonl")
+def rows_in(name: str, file: str = "rows") -> list[Row]:
+    """Return the rows of a file in the folder of a claim, or of the file with this name in ``results``."""
+    return read_rows(CLAIM_FOLDERS[name] / f"{file}.jsonl" if name in CLAIM_FOLDERS else RESULTS / f"{name}.jsonl")
 
 
 @cache
-def runs(name: str) -> Runs:
-    """Return the runs of a file of results."""
-    return Runs(rows_in(name))
+def runs(name: str, file: str = "rows") -> Runs:
+    """Return the runs of a file; see ``rows_in``."""
+    return Runs(rows_in(name, file))
 
 
 def word(number: int) -> str:

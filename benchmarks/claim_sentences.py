@@ -2,8 +2,10 @@
 
 ``python benchmarks/claim_sentences.py`` lists the sentences that differ from their page, and ``--write`` puts the
 numbers of the rows into the pages. A sentence is found in its page by its words, so a changed word has to be changed
-here, too. ``tests/project/test_claims.py`` checks that the pages agree, and that they contain no other number outside
-setup, commands and tables.
+here, too. The sentences of a claim of ``lengthwise reproduce`` are in its folder: ``claims/NAME/sentences.py`` yields
+those of its page (``sentences``) and those about it in ``README.md`` (``overview``, optional). ``--write`` also adds a
+missing claim to the table of ``README.md``. ``tests/project/test_claims.py`` checks that the pages agree, and that they
+contain no other number outside setup, commands and tables.
 """
 
 import argparse
@@ -12,11 +14,13 @@ import math
 import re
 import statistics
 from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from claim_queries import (
+    CLAIM_FOLDERS,
     RESULTS,
     THRESHOLD,
     WORDS,
@@ -38,9 +42,8 @@ from million_tokens import LENGTHS, MIN_FIT_LENGTH, exponent
 
 from lengthwise.core.intervals import wilson_interval
 from lengthwise.encodings import ENCODINGS
-from lengthwise.evaluation.result_rows import FIT_THRESHOLD, label_of, longest_exact_length
+from lengthwise.evaluation.result_rows import FIT_THRESHOLD
 from lengthwise.experiments.recipes import RECIPES
-from lengthwise.influence.claims import CLAIMS
 from lengthwise.influence.report.answer_sentence import compose_answer
 from lengthwise.model.position_heads import POSITION_HEADS
 from lengthwise.positions import SCHEMES
@@ -48,18 +51,8 @@ from lengthwise.tasks import TASKS
 
 ROOT = Path(__file__).parents[1]
 NUMBER = re.compile(rf"[-+]?(?<![\w.,])\d[\d,]*(?:\.\d+)?(?:e-?\d+)?|\b(?:{'|'.join(WORDS)})\b", re.IGNORECASE)
-BACKGROUNDS = ("independent letters", "Markov chain", "English text")
-OPTIONS = {
-    "log": "NoPE, log scaling",
-    "top-k": "NoPE, top-k",
-    "entmax": "NoPE, entmax",
-    "DAPE V2": "DAPE V2",
-    "ALiBi": "ALiBi",
-}
 PUBLISHED_METHODS = {"rotary", "alibi", "nope", "sinusoidal", "learned"}
 UNCOUPLED = ("sequential", "skipwise", "randomized")
-STEADY = ("NoPE, log scaling", "NoPE, top-k", "NoPE, entmax", "NAPE, log scaling", "NAPE, scalable entmax")
-FITTED_ON_PARITY = ("rotary", "sinusoidal", "learned")
 OUR_STEPS = ("lengthwise plain", "lengthwise coupled", "lengthwise PPC")
 
 
@@ -119,50 +112,11 @@ def list_of_claims() -> Iterator[str]:
     """The table of claims in benchmarks/README.md."""
     parity = runs("parity_ppc").of("parity")
     yield f"| parity with PPC, trained on {parity.trained} bits, tested on {parity.lengths[-1]:,} |"
-    yield f"""
-    | parity, trained on {runs("parity_scratchpad").trained} bits: PPC, coupled IDs, and three encodings that fit |
-    """
     copy = runs("copy_reverse")
     yield f"| copy and reverse, trained on {copy.trained} symbols, tested on {copy.lengths[-1]:,} |"
-    addition = runs("addition")
-    yield f"""
-    | addition, trained on {addition.trained} digits, tested on {addition.lengths[-1]:,}, beside three encodings that
-    fit {addition.of("rotary").trained} digits |
-    """
     several = runs("multi_addition")
     yield f"""
     | addition of 2 to 5 operands of 1 to {several.trained} digits, tested on 10 operands of 10 digits and more |
-    """
-    arithmetic = runs("arithmetic")
-    yield f"""
-    | sums of {runs("arithmetic_traces").of("sum, trace").lengths[-1]:,} digits, products and longer lists with a
-    written trace |
-    """
-    products = arithmetic.of("sort, PPC", "addition, PPC", "product, PPC")
-    factors = [
-        each.lengths[-1] / each.trained for each in map(products.of, ("sort, PPC", "product, PPC", "addition, PPC"))
-    ]
-    yield f"""
-    | sums, products and sorted lists, tested at {span(factors, ".0f")} times the training length |
-    """
-    variables = runs("variable_assignment")
-    yield f"""
-    | variable assignment: PPC, and three encodings that fit {variables.of("rotary").trained} assignments; PPC to
-    {variables.lengths[-1]:,} |
-    """
-    sparse = runs("sparse_parity")
-    low, high = sparse.rows[0]["train_lengths"]
-    yield f"""
-    | sparse parity without scratchpad, trained on {low} to {high} bits, tested on 500 and {sparse.lengths[-1]:,} |
-    """
-    recall = runs("recall")
-    yield f"""
-    | associative recall, trained on {recall.trained} items, tested on {recall.lengths[-1]:,}; attention dilution |
-    """
-    options = runs("recall_attention")
-    yield f"""
-    | recall by attention option and encoding, tested at up to {options.lengths[-1] // options.trained:,} times the
-    training length |
     """
     needles = [row["tokens"] for row in runs("needles").of("Llama, needle").rows]
     yield f"at up to {max(needles) // min(needles)} times the training length |"
@@ -172,16 +126,11 @@ def list_of_claims() -> Iterator[str]:
     | PPC in Llama, GPT-NeoX, Qwen3 and OLMo 2, at {listed(length // first for length in longer)} times the training
     length; overhead |
     """
-    yield f"""
-    | diagnosis of {word(len({row["row"] for row in runs("diagnosis").rows}))} runs that fail for known reasons |
-    """
     contexts = runs("context_length")
     yield f"""
     | perplexity at 1 to {contexts.lengths[-1] // contexts.trained} times the training context with
     {word(len({row["row"] for row in contexts.rows}))} position methods |
     """
-    trained = sorted({row["train_lengths"][1] for row in runs("training_length").rows})
-    yield f"| copying by longest training length, {trained[0]} to {trained[-1]} symbols: PPC and ALiBi |"
 
 
 def reviewers() -> Iterator[str]:
@@ -191,92 +140,10 @@ def reviewers() -> Iterator[str]:
     Not shown: {shares[0][0]} own tokens recover {shares[0][1]} of the effect on prose that is specific to the text,
     {shares[1][1]} on code.
     """
-    text = runs("sparsity_in_text")
-    yield f"""
-    with {word(len({row["row"] for row in text.rows}))} ways to encode positions (one follows the lines of the text) and
-    {word(text.num_seeds)} seeds each.
-    """
-    readings = rows_in("sparsity_in_text_readings")
-    kinds = list(dict.fromkeys(kind["kind"] for row in readings for kind in row["kinds"]))
-    agreeing = [kind for kind in kinds if any(agrees(readings, label, kind) for label in text.labels)]
-    yield f"""
-    {word(len(agreeing)).capitalize()} of {len(kinds)} kinds of tokens agrees with the claim in its median seed.
-    """
-    brackets = runs("sparsity_by_kind")
-    agree = [row for row in brackets.rows if row["change"]["high"] < 0]
-    yield f"""
-    Over {brackets.rows[0]["measured"]} closing brackets, {len(agree)} of {len(brackets.rows)} intervals agree with the
-    claim, but no method in all seeds.
-    """
-    yield scale_answer()
     yield bound_answer()
-    mild, strong = minimax_ratio("copy, ALiBi, tilt 10"), minimax_ratio("copy, ALiBi, 4,500 steps, tilt 1000")
-    yield f"""
-    Not on copying, in {word(3)} seeds each: with ALiBi, a mild tilt changes the reach by a factor of {mild}, and a
-    strong one with {word(4500 // 1500)} times the steps by {strong}.
-    """
-    background = runs("background")
-    reached = [
-        sum(value >= 10 for value in background.of(f"NoPE, {name}").multiples())
-        for name in ("Markov chain", "English text")
-    ]
-    rotary = background.of(*(f"rotary, {name}" for name in BACKGROUNDS))
-    yield f"""
-    No: NoPE reaches {10} times the training length in a Markov chain and in English text for {word(min(reached))} of
-    {word(3)} seeds each, rotary only {max(rotary.multiples()):g} time.
-    """
-    lengths, reach = runs("training_length"), runs("minimax")
-    trained = sorted({row["train_lengths"][1] for row in lengths.rows})
-    multiples = {
-        method: [min(lengths.of(f"{method}, up to {each}").multiples()) for each in trained]
-        for method in ("discovered (PPC)", "ALiBi")
-    }
-    yield f"""
-    With PPC, {min(multiples["discovered (PPC)"]):g} times from {listed(trained)} symbols; with ALiBi,
-    {listed(multiples["ALiBi"])} times (worst of {word(lengths.num_seeds)} seeds). More steps help ALiBi:
-    {span(reach.of("copy, ALiBi, 4,500 steps, tilt 0").reach(), "d")} symbols instead of
-    {span(reach.of("copy, ALiBi, tilt 0").reach(), "d")}.
-    """
-    ppc = [runs("ppc").of(label) for label in ("parity, pointer", "variables, pointer")]
-    exact = [
-        f"{each.lengths[-1] // each.trained:,} times, {each.exact(each.lengths[-1])} of {each.num_seeds} seeds"
-        for each in ppc
-    ]
-    yield f"""
-    Yes for parity ({exact[0]}) and variables ({exact[1]}), with gaps in training and the pointer head.
-    """
-    needle = runs("recall").of("needle")
-    longest = needle.lengths[-1]
-    yield f"""
-    Yes without positions ({longest // needle.trained} times, {needle.exact(longest)} of {needle.num_seeds} seeds), if
-    attention is not diluted.
-    """
     yield f"Llama and GPT-NeoX trained here find it at {needle_times()} times."
     four = runs("needles").of("Llama, one of four", "GPT-NeoX, one of four")
     yield f"One of four: not learned (at most {up(four.best(four.lengths[0]))} at the training length)."
-    options = {
-        name: min(runs("recall_attention").of(f"one of four, {label}").multiples()) for name, label in OPTIONS.items()
-    }
-    yield f"""
-    On recall, log scaling reaches {options["log"]:,g} times, top-k and entmax
-    {listed(sorted({options["top-k"], options["entmax"]}))} (each the longest test), DAPE V2 {options["DAPE V2"]:g} and
-    ALiBi {options["ALiBi"]:g} (worst of {word(runs("recall_attention").num_seeds)} seeds).
-    """
-    dape = runs("dape_and_weave").of(*(f"{task}, DAPE V2" for task in ("copy", "parity", "addition")))
-    weave = [
-        longest_exact_length(tests, THRESHOLD) / reading["trained_on"]
-        for reading in rows_in("dape_and_weave_readings")
-        for tests in reading.get("weave", {}).values()
-    ]
-    yield f"""
-    On copying, parity and addition, DAPE V2 and weave reach at most {max(*dape.multiples(), *weave):g} times.
-    """
-    rivals, fitting = runs("rivals"), fitting_rivals()
-    farthest = max(max(rivals.of(label).multiples()) for label in fitting)
-    yield f"""
-    On copying, PPC reaches {min(rivals.of("copy, PPC").multiples()):g} times; the best seed of the
-    {word(len(fitting))} rivals that fit in most seeds reaches {farthest:g} times
-    """
 
 
 def recovered(study: str) -> tuple[str, str]:
@@ -287,40 +154,11 @@ def recovered(study: str) -> tuple[str, str]:
     return found[1], found[2]
 
 
-def minimax_ratio(label: str) -> str:
-    """Return the ratio of the reach of a row to that of the average over lengths, with its interval."""
-    readings = rows_in("minimax_readings")
-    (_, _, body), *_ = CLAIMS["minimax"].tables(runs("minimax").rows, readings)
-    (ratio,) = (cells[2] for cells in body if cells[0] == label)
-    return ratio
-
-
-def fitting_rivals() -> list[str]:
-    """Return the labels of the rivals of PPC that fit in at least two of three seeds."""
-    rivals = runs("rivals")
-    labels = [label for label in dict.fromkeys(row["row"] for row in rivals.rows) if label != "copy, PPC"]
-    return [label for label in labels if rivals.of(label).num_fit > 1]
-
-
 def needle_multiple(runs_of_model: Runs) -> float:
     """Return the longest text in which every needle is found, in tokens of the longest training text, worst seed."""
     by_tokens = {row["tokens"]: row["length"] for row in runs_of_model.rows}
     exact = [tokens for tokens, length in by_tokens.items() if runs_of_model.worst(length) == 1]
     return max(exact) / min(by_tokens)
-
-
-def agrees(readings: Sequence[Row], label: str, kind: str) -> bool:
-    """Return True if the correlation of a kind of target is below 0 in the median seed, with its interval."""
-    changes = [
-        each["change"] for row in readings if row["row"] == label for each in row["kinds"] if each["kind"] == kind
-    ]
-    known = sorted((each for each in changes if each["value"] is not None), key=lambda each: each["value"])
-    return bool(known) and known[(len(known) - 1) // 2]["high"] < 0
-
-
-def scale_values(task: str, size: str, length: int, budget: str = "1") -> list[float]:
-    """Return the exact match of a size of the claim ``scale`` by seed."""
-    return rows_of_scale(f"{task}, {size}, {budget}").at(length)
 
 
 def bound_ratios(regime: str, key: str) -> tuple[float, float]:
@@ -435,36 +273,6 @@ def fit_sweep() -> Iterator[str]:
     yield f"after {500} steps on copy, NoPE rises from {copy_rows['base']:.2f} to {copy_rows['previous token']:.2f}."
 
 
-def parity_scratchpad() -> Iterator[str]:
-    """benchmarks/parity_scratchpad.md."""
-    rows = runs("parity_scratchpad")
-    encodings, ppc = rows.of(*FITTED_ON_PARITY), rows.of("predicted (PPC)")
-    yield f"""
-    Rotary, sinusoidal and learned positions have at least {down(encodings.worst(encodings.trained))} at
-    {encodings.trained} bits, their longest training length, and at most {up(encodings.best(12))} at {12}.
-    """
-    yield f"""
-    PPC, trained on the same lengths, is exact at {2000:,} bits on {word(ppc.exact(2000))} of {word(ppc.num_seeds)}
-    seeds, and at {20_000:,} on {word(ppc.exact(20_000))} ({word(ppc.num_examples(20_000))} strings per seed).
-    """
-    tokens = [row["token_accuracy"] for row in encodings.rows if row["length"] == 12]
-    longest_learned = down(encodings.worst(encodings.trained))
-    yield f"""
-    All {word(len(FITTED_ON_PARITY))} encodings are right on at least {longest_learned} of
-    {encodings.num_examples(encodings.trained)} strings of {encodings.trained} bits, with every seed, and on at most
-    {up(encodings.best(12))} of {12}. There, {span(tokens)} of the single tokens are right
-    """
-    (failed,) = (row for row in ppc.rows if row["length"] == 20_000 and row["exact_match"] < 1)
-    yield f"""
-    **One seed of PPC fails at {20_000:,} bits** ({failed["seed"]}): its first errors are wrong bits, never IDs, in the
-    middle at the {failed["first_error"]["median_index"]:,.0f}th.
-    """
-    without = rows.of("coupled, no gaps")
-    yield f"""
-    With the same coupling but no gaps in training, exact match at {100} bits is {without.best(100):g} on every seed.
-    """
-
-
 def pointer_form() -> Iterator[str]:
     """benchmarks/pointer_form.md."""
     parity = coupling_rounds()[-1].of(task="parity")
@@ -553,39 +361,6 @@ def copy_reverse() -> Iterator[str]:
     yield f"{training_seconds(rows)} of training each."
 
 
-def addition() -> Iterator[str]:
-    """benchmarks/addition.md."""
-    rows = runs("addition")
-    declared, found = (rows.of(f"{name} (PPC), up to 10 digits") for name in ("predicted", "discovered"))
-    longest = rows.lengths[-1]
-    yield f"""
-    Trained on 1 to {declared.trained} digits, PPC is exact on all of {declared.num_examples(longest)} sums of
-    {longest:,} digits of each kind, for {word(declared.exact(longest))} of {word(declared.num_seeds)} fresh seeds, and
-    for {word(found.exact(longest))} of {word(found.num_seeds)} with a coupling that it finds itself.
-    """
-    encodings = rows.of(*FITTED_ON_PARITY, variant="uniform")
-    short = encodings.trained
-    yield f"""
-    On numbers of equal length, rotary, sinusoidal and learned positions have at least {down(encodings.worst(short))} at
-    {short}
-    digits, their longest training length, and at most {up(encodings.best(short + 1))} at {short + 1}.
-    """
-    three = rows.of("predicted (PPC)", variant="uniform")
-    exact = three.exact(longest)
-    (failed,) = (seed for seed, value in zip(three.each("seed"), three.at(longest), strict=True) if value < 1)
-    yield f"""
-    **Three digits are enough for {word(exact)} of {word(three.num_seeds)} seeds** (PPC trained on 1 to
-    {three.trained}). Seed {failed} fails: {three.of(seed=failed).worst(4):.2f} at {4} digits,
-    {three.of(seed=failed).worst(longest):.2f} at {longest:,}. It fits {3} digits with
-    {three.of(seed=failed).each("fitted")[0]:.3f}
-    """
-    unequal = [rows.of(name, variant="unequal").median(3) for name in FITTED_ON_PARITY]
-    ppc = rows.of("predicted (PPC)", variant="unequal")
-    yield f"""
-    they fall to {span(unequal)} (median) at {3} digits. PPC keeps {ppc.median(3):.3f} (worst seed {ppc.worst(3):.2f}).
-    """
-
-
 def multi_addition() -> Iterator[str]:
     """benchmarks/multi_addition.md."""
     rows = runs("multi_addition").of(variant="10 operands")
@@ -615,219 +390,6 @@ def multi_addition() -> Iterator[str]:
     yield f"{training_seconds(runs('multi_addition'))} of training per run."
 
 
-def arithmetic() -> Iterator[str]:
-    """benchmarks/arithmetic.md."""
-    rows = runs("arithmetic")
-    sums, lists = rows.of("addition, carries written, PPC"), rows.of("sort, PPC")
-    products = rows.of("product, PPC", variant="2 digits")
-    longest = [each.lengths[-1] for each in (sums, products, lists)]
-    exact = [each.exact(length) for each, length in zip((sums, products, lists), longest, strict=True)]
-    yield f"""
-    1-layer decoders trained on at most {rows.trained} digits or items are exact on {listed(sorted(set(exact)), "to")}
-    of {sums.num_seeds} seeds: sums with written carries at {longest[0]:,} digits, products of {longest[1]} by 2 digits,
-    and sorted lists of {longest[2]} items.
-    """
-    plain, given = rows.of("addition, PPC"), rows.of("addition, IDs given")
-    later = runs("addition").of("predicted (PPC), up to 10 digits")
-    yield f"""
-    At {1000:,} digits, {given.exact(1000)} of {given.num_seeds} seeds are exact with all IDs given and
-    {plain.exact(1000)} of {plain.num_seeds} with PPC; with the later settings of [addition.md](addition.md), PPC is
-    exact on {later.exact(1000)} of {later.num_seeds}.
-    """
-    far = rows.of("product, PPC, IDs to 2,048", variant="2 digits")
-    number = far.num_examples(1000) * far.num_seeds
-    wrong = round(number - sum(far.at(1000)) * far.num_examples(1000))
-    yield f"{wrong} of {number} products over {word(far.num_seeds)} seeds"
-    wide = rows.of("sort of 128 values, PPC")
-    yield f"""
-    **Lists of {100} items need a wider decoder, and {word(wide.num_seeds - wide.exact(100))} of {word(wide.num_seeds)}
-    seeds fails.**
-    """
-    yield f"All seeds have {down(wide.worst(10), 3)} or more on {wide.num_examples(10)} lists of {10} items"
-
-
-def arithmetic_traces() -> Iterator[str]:
-    """benchmarks/arithmetic_traces.md."""
-    rows = runs("arithmetic_traces")
-    sums, products = rows.of("sum, trace"), rows.of("product, trace")
-    narrow, wide = rows.of("sort, narrow lists"), rows.of("sort, all lists wide")
-    yield f"""
-    With a written trace, sums trained on at most {sums.trained} digits are exact at {1000:,} digits in every test of
-    {sums.exact(1000)} of {sums.num_seeds} seeds ({sums.num_examples(1000) * sums.num_seeds} sums of each kind).
-    """
-    exact = [sum(each.at(100)[i] == each.at(128)[i] == 1 for i in range(each.num_seeds)) for each in (narrow, wide)]
-    yield f"""
-    Lists trained on at most {narrow.trained} items are sorted at {100} and {128} items without an error by {exact[0]}
-    of {narrow.num_seeds} seeds ({narrow.num_examples(128)} lists each), and without narrow lists in training by
-    {exact[1]} of {wide.num_seeds}.
-    """
-    yield f"""
-    Products of {1000:,} digits are not solved: {products.num_fit} of {products.num_seeds} seeds fit their training
-    lengths, and the worst has {products.worst(1000):.2f}.
-    """
-    untraced = runs("arithmetic").of("addition, PPC")
-    yield f"Without it, the worst of {word(untraced.num_seeds)} seeds has {untraced.worst(1000):.2f} at {1000:,} digits"
-    by_digits = [products.of(variant=f"{digits} digits").median(1000) for digits in (1, 2)]
-    yield f"""
-    {word(products.num_fit).capitalize()} of {word(products.num_seeds)} seeds fit and have
-    {listed(map(two_digits, by_digits))} at {1000:,} by 1 and by 2 digits.
-    """
-    others = runs("arithmetic").of("product, PPC, IDs to 2,048", variant="2 digits")
-    yield f"the worst of {word(others.num_seeds)} seeds has {others.worst(1000):.2f} at {1000:,} by 2 digits"
-    short = [*narrow.at(20), *wide.at(20)]
-    fit = narrow.num_fit + wide.num_fit
-    yield f"""
-    and {span(short, ".3f")} of them are right (wrong IDs). "Fits" asks for {FIT_THRESHOLD} of the 256 lists that
-    training uses to measure itself, so {word(len(short) - fit)} of these {word(len(short))} runs stay just below it.
-    """
-    ten = runs("arithmetic").of("sort of 128 values, PPC")
-    yield f"the worst of {word(ten.num_seeds)} seeds has {ten.worst(100):.2f} at {100} items"
-
-
-def variable_assignment() -> Iterator[str]:
-    """benchmarks/variable_assignment.md."""
-    rows = runs("variable_assignment")
-    found = rows.of("discovered (PPC), up to 16")
-    encodings = rows.of(*FITTED_ON_PARITY)
-    longest = rows.lengths[-1]
-    yield f"""
-    Trained on 1 to {found.trained} assignments with a coupling that it finds, PPC has at least
-    {down(found.worst(longest))} at {longest:,}, for {word(found.num_seeds)} fresh seeds.
-    """
-    yield f"""
-    Rotary, sinusoidal and learned positions have at least {down(encodings.worst(encodings.trained))} at
-    {encodings.trained}, their longest training length; at {16}, with all in the chain, they have at most
-    {up(encodings.of(variant="all").best(16))}.
-    """
-    rotary, kinds = rows.of("rotary"), ("a quarter", "half", "all")
-    yield f"""
-    Rotary still holds at {6} assignments ({rotary.worst(6):.2f}). At {16} it keeps
-    {span(rotary.of(variant=kinds[0]).at(16))} of the short chains
-    """
-    declared = [rows.of("predicted (PPC), up to 16", variant=kind) for kind in kinds]
-    yield f"""
-    the goal of 0.95 at {longest:,} is missed:** {listed(two_digits(each.worst(longest)) for each in declared)} for a
-    quarter, half and all in the chain (median {listed(two_digits(each.median(longest)) for each in declared)}).
-    """
-    yield f"at {longest:,} assignments (100x), the worst of five fresh seeds has {found.worst(longest):.2f}"
-    few, many = (rows.of(label).num_examples(160) for label in ("rotary", "discovered (PPC), up to 16"))
-    yield f'At {160}, n is {few} for the rows without, and {many} for those with "up to {found.trained}".'
-
-
-def flagged(rows: Runs, up_to: int) -> Runs:
-    """Select the tests of sparse parity with at most ``up_to`` flagged bits."""
-    return Runs([row for row in rows.rows if int(row["variant"].removeprefix("flagged-")) <= up_to])
-
-
-def sparse_parity() -> Iterator[str]:
-    """benchmarks/sparse_parity.md."""
-    groups = {k: flagged(runs("sparse_parity").of(f"up to {k} bits"), k) for k in (4, 6, 8)}
-    several = flagged(runs("sparse_parity_8"), 8)
-    held = {k: sum(value >= 0.99 for value in rows.at(500)) for k, rows in groups.items()}
-    yield f"""
-    At {500} bits ({500 // groups[4].trained}x), two attention layers without positions, trained on up to K flagged
-    bits, are right on {0.99} of {groups[4].num_examples(500)} sequences or more: on {word(held[4])} of
-    {word(groups[4].num_seeds)} seeds for K=4, {word(held[6])} for K=6 and {word(held[8])} for K=8 (worst seed
-    {groups[8].worst(500):.2f}); with eight lengths per step, on
-    {word(sum(value >= 0.99 for value in several.at(500)))} of {word(several.num_seeds)} for K=8.
-    """
-
-
-def background() -> Iterator[str]:
-    """benchmarks/background.md."""
-    rows = runs("background")
-    nope = [rows.of(f"NoPE, {name}") for name in BACKGROUNDS]
-    exact = [f"{each.exact(500)} of {each.num_seeds}" for each in nope]
-    yield f"""
-    Without positions, the parity of three planted bits is computed exactly at {500 // rows.trained} times the training
-    length ({500} letters) by {exact[0]} seeds among independent letters, by {exact[1]} in a Markov chain (the worst:
-    {nope[1].worst(500):.2f}), and by {exact[2]} in English text, where {nope[2].num_fit} of {nope[2].num_seeds} fit.
-    """
-    rotary = rows.of(*(f"rotary, {name}" for name in BACKGROUNDS))
-    yield f"""
-    With rotary, exact match is at most {up(rotary.best(100))} at twice the training length in every background.
-    """
-    medians = [two_digits(each.median(2000)) for each in nope]
-    yield f"""
-    At {2000 // rows.trained} times, the median of NoPE is {medians[0]} among independent letters, {medians[1]} in the
-    Markov chain and {medians[2]} in text.
-    """
-    fitted = [
-        values[0]
-        for each in nope
-        for values in zip(each.multiples(), each.each("fitted"), strict=True)
-        if values[1] == 1
-    ]
-    assert max(rotary.multiples()) < 2
-    yield f"every NoPE run that fits reaches at least {min(fitted):g} times the training length, and no rotary run"
-    yield f"""
-    **{word(nope[2].num_seeds - nope[2].num_fit).capitalize()} of {word(nope[2].num_seeds)} NoPE runs in English text
-    does not fit**
-    """
-
-
-def recall() -> Iterator[str]:
-    """benchmarks/recall.md."""
-    needle = runs("recall").of("needle")
-    longest = needle.lengths[-1]
-    yield f"""
-    A two-layer model without positions, trained on texts of at most {needle.trained} items, finds one needle among
-    {longest:,} items ({longest // needle.trained}x) in all of {needle.num_examples(longest)} sequences, on
-    {word(needle.exact(longest))} of {word(needle.num_seeds)} seeds.
-    """
-    four, scaled = (runs("recall").of(f"one of four{more}") for more in ("", ", log scaling"))
-    rotary = runs("recall").of("one of four, rotary, log scaling")
-    yield f"({down(min(scaled.worst(each) for each in scaled.lengths))} or more) only if scores grow"
-    yield f"it is found in {span(four.at(longest))} of the texts of {longest:,}"
-    yield f"One of four is found in {span(rotary.at(longest))} of the texts of {longest:,}."
-
-
-def recall_attention() -> Iterator[str]:
-    """benchmarks/recall_attention.md."""
-    rows = runs("recall_attention")
-    yield f"**Claim ({word(rows.num_seeds)} seeds).**"
-    scaled, plain = rows.of("one of four, NoPE, log scaling"), rows.of("one of four, NoPE")
-    longest = rows.lengths[-1]
-    texts = rows.num_examples(longest) * scaled.num_seeds
-    found = [round(sum(each.at(longest)) * rows.num_examples(longest)) for each in (scaled, plain)]
-    yield f"""
-    Trained on at most {rows.trained} items, a two-layer model without positions and with log scaling finds one of four
-    keys among {longest:,} items ({longest // rows.trained:,}x) in {word(found[0])} of {word(texts)} texts.
-    """
-    yield f"""
-    With plain softmax it finds {word(found[1])} of {word(texts)} there, and the worst seed has
-    {plain.worst(2048):.2f} at {2048 // rows.trained}x.
-    """
-    steady = [rows.of(f"one of four, {label}") for label in STEADY]
-    smallest = min(each.worst(length) for each in steady for length in each.lengths)
-    yield f"both rows with NAPE have {down(smallest)} or more in every seed at every tested length.**"
-    counts = {sum(each.at(8192)) * rows.num_examples(8192) for each in steady}
-    texts = rows.num_examples(8192) * scaled.num_seeds
-    yield f"At {8192 // rows.trained}x these are {listed(counts)} of {texts} texts."
-    reach = {label: each.multiples() for label in rows.labels for each in [rows.of(label)]}
-
-    def times(label: str) -> str:
-        return listed(f"{value:g}x" for value in reach[f"one of four, {label}"])
-
-    worst = [two_digits(rows.of(f"one of four, {label}").worst(2048)) for label in ("NoPE", "ALiBi")]
-    yield f"ALiBi {times('ALiBi')}.** At {2048 // rows.trained}x their worst seeds have {listed(worst)}."
-    yield f"{times('rotary, weave')}, and rotary without it {times('rotary')}."
-    steps = {
-        label: rows.of(f"one of four, {label}").each("steps")
-        for label in (*STEADY, "ALiBi", "DAPE V2", "rotary", "NoPE")
-    }
-    slow = [step for label in STEADY if "NAPE" in label for step in steps[label]]
-    fast = [step for label in steps if "NAPE" not in label for step in steps[label]]
-    yield f"({span(slow, ',')}; the other rows without weave {span(fast, ',')})."
-    yield f"**Without a change to the attention, NoPE reaches {max(reach['one of four, NoPE']):g}x, and"
-    dape = reach["one of four, DAPE V2"]
-    assert sorted(dape)[0] == sorted(dape)[1]
-    yield f"**DAPE V2 differs between seeds**: {max(dape):g}x in one, and {min(dape):g}x in two."
-    entmax = rows.of("one of four, NAPE, scalable entmax")
-    yield f"Scalable entmax has {down(min(map(entmax.worst, entmax.lengths)))} or more at every length."
-    yield f"Log scaling also has {found[0]} of {rows.num_examples(longest) * scaled.num_seeds} at {longest // 32:,}x."
-
-
 def needle_times() -> str:
     """Return the multiple of the training text at which both transformers find every needle on every seed."""
     return f"{min(needle_multiple(runs('needles').of(f'{name}, needle')) for name in ('Llama', 'GPT-NeoX')):g}"
@@ -852,120 +414,6 @@ def needles() -> Iterator[str]:
     four = [rows.of(f"{name}, one of four") for name in ("Llama", "GPT-NeoX")]
     guesses = [value for each in four for value in each.at(each.lengths[0])]
     yield f"At the training length they have {span(guesses)}, about a guess"
-
-
-def dape_and_weave() -> Iterator[str]:
-    """benchmarks/dape_and_weave.md."""
-    rows = runs("dape_and_weave")
-    yield f"**Claim ({word(rows.num_seeds)} seeds).**"
-    copy = rows.of("copy, DAPE V2")
-    twice = 2 * copy.trained
-    yield f"""
-    Trained on up to {copy.trained} symbols, DAPE V2 copies {twice} (2x) with exact match {span(copy.at(twice))}; its
-    base KERPLE (log) has {span(rows.of("copy, KERPLE (log)").at(twice))}.
-    """
-    values = []
-    readings = rows_in("dape_and_weave_readings")
-    for task in ("parity", "addition"):
-        dape = rows.of(f"{task}, DAPE V2")
-        following = dape.lengths[dape.lengths.index(dape.trained) + 1]
-        weave = [tests for row in readings if row["row"] == f"{task}, rotary" for tests in row["weave"].values()]
-        values += [
-            dape.best(following),
-            *(each["exact_match"] for tests in weave for each in tests if each["length"] == following),
-        ]
-    yield f"""
-    On parity and addition, DAPE V2 and weave have at most {up(max(values))} at the next tested length.
-    """
-    farther = {name: listed(map(two_digits, rows.of(f"copy, {name}").at(30))) for name in ("DAPE V2", "KERPLE (log)")}
-    yield f"at 3x DAPE V2 has {farther['DAPE V2']}, and KERPLE {farther['KERPLE (log)']}."
-    six = {name: rows.of(f"parity, {name}") for name in ("DAPE V2", "KERPLE (log)", "rotary")}
-    yield f"""
-    At {6} bits, DAPE V2 has {span(six["DAPE V2"].at(6))}, KERPLE {span(six["KERPLE (log)"].at(6))} and rotary
-    {six["rotary"].best(6):g}. At {8} bits, all have at most {up(max(each.best(8) for each in six.values()))}.
-    """
-    sums = rows.of("addition, rotary", "addition, KERPLE (log)", "addition, DAPE V2")
-    yield f"All encodings fit {sums.trained} digits in all seeds and have at most {up(sums.best(3), 3)} on {3}."
-    reach = {name: rows.of(f"copy, {name}").multiples() for name in ("DAPE V2", "KERPLE (log)")}
-    (kerple,) = set(reach["KERPLE (log)"])
-    yield f"on copying**: {listed(f'{each:g}x' for each in reach['DAPE V2'])} instead of {kerple:g}x in all seeds."
-
-
-def rivals() -> Iterator[str]:
-    """benchmarks/rivals.md."""
-    rows = runs("rivals")
-    yield f"**Claim ({word(rows.num_seeds)} seeds).**"
-    ppc = rows.of("copy, PPC")
-    fitting = {label.removeprefix("copy, "): min(rows.of(label).multiples()) for label in fitting_rivals()}
-    farther = [name for name, multiple in fitting.items() if multiple > 1]
-    yield f"""
-    Trained on copying up to {ppc.trained} symbols, PPC copies {ppc.lengths[-1]:,} symbols ({min(ppc.multiples()):g}
-    times).
-    """
-    yield f"""
-    Of the {word(len(fitting))} rivals that fit in two or three seeds, {listed(farther)} reach
-    {min(fitting[name] for name in farther):g} times in the worst seed, and
-    {listed([name for name in fitting if name not in farther])} {min(fitting.values()):g} time.
-    """
-    at_fifteen = {name: listed(map(two_digits, rows.of(f"copy, {name}").at(15))) for name in ("looped NoPE", "NoPE")}
-    yield f"""
-    at {15} symbols, the three seeds have {at_fifteen["looped NoPE"]} with loops, and {at_fifteen["NoPE"]} without
-    """
-
-
-def rows_of_scale(label: str) -> Runs:
-    """Return the runs of a size and budget of the claim ``scale``."""
-    return runs("scale").of(f"{label} of the steps")
-
-
-def scale() -> Iterator[str]:
-    """benchmarks/scale.md."""
-    yield f"On these {word(runs('scale').num_seeds)} seeds, the task decides what limits the reach."
-    small = rows_of_scale("parity, 1 x 64, 0.25")
-    fastest = max(row["train_s"] for row in small.rows)
-    yield f"""
-    One layer of {64} dimensions is exact at {20_000 // small.trained:,} times the training length after
-    {small.rows[0]["steps"]} steps ({fastest:.0f} s of training), on {word(small.exact(20_000))} of
-    {word(small.num_seeds)} seeds.
-    """
-    variables = [label for label in runs("scale").labels if label.startswith("variables")]
-    exact = [label for label in variables if runs("scale").of(label).worst(1600) == 1]
-    assert exact == ["variables, 1 x 128, 1 of the steps"]
-    yield f"""
-    only one layer of {128} dimensions with all steps makes no error at {1600 // 16} times the length on both seeds
-    ({runs("scale").of(exact[0]).num_examples(1600)} sequences each).
-    """
-    bits = runs("scale").of(task="sparse_parity")
-    fitting = [each for each in bits.by_run() if each[0]["fitted"] >= FIT_THRESHOLD]
-    # Training that ends at the same step is the same at two budgets.
-    reach = {
-        (label_of(each[0]).split(", ")[1], each[0]["seed"], each[0]["steps"]): longest_exact_length(each, 0.9)
-        for each in fitting
-    }
-    yield f"""
-    {len(fitting)} values of the table are of runs that fit {bits.trained} bits. They are {len(reach)} runs, because
-    training that ends early is the same for half and all of the steps; {sum(each >= 500 for each in reach.values())} of
-    these have {0.9} or more at {500}.
-    """
-    deep, wide = (rows_of_scale(f"variables, {size}").at(1600) for size in ("4 x 64, 1", "1 x 128, 0.25"))
-    yield f"""
-    Four layers of {64} take fewer operations and have {listed(map(two_digits, deep))}; the wide model has
-    {listed(map(two_digits, wide))} after a quarter of
-    """
-
-
-def scale_answer() -> str:
-    """Return the answer to the question about the size of the model."""
-    rows = runs("scale")
-    width = [two_digits(min(scale_values("variables", size, 1600))) for size in ("1 x 32", "1 x 64", "1 x 128")]
-    depth = [two_digits(min(scale_values("variables", size, 1600))) for size in ("1 x 64", "2 x 64", "4 x 64")]
-    fits = [rows.of(f"sparse parity, {size}, 0.25 of the steps").num_fit for size in ("1 x 64", "2 x 64", "4 x 64")]
-    return f"""
-    The task decides. Variable assignment at {1600 // 16} times needs width ({listed(width)} with {32}, {64} and {128},
-    worst of {word(rows.num_seeds)} seeds) more than depth ({listed(depth)} with one, two and four layers of {64}).
-    Sparse parity fits after a quarter of the steps in {listed(fits)} of {word(rows.num_seeds)} seeds with one, two and
-    four layers. Parity with PPC needs neither.
-    """
 
 
 def bound_answer() -> str:
@@ -1126,66 +574,6 @@ def context_length() -> Iterator[str]:
     """
     yield f"it is flat, but {more(yarn[shortest], rotary[shortest])} worse at the trained length."
     yield f"training took {training_seconds(rows)} each."
-
-
-def training_length() -> Iterator[str]:
-    """benchmarks/training_length.md."""
-    rows = runs("training_length")
-    yield f"**Claim ({word(rows.num_seeds)} seeds).**"
-    trained = sorted({row["train_lengths"][1] for row in rows.rows})
-    alibi = [min(rows.of(f"ALiBi, up to {each}").reach()) for each in trained]
-    ppc = [min(rows.of(f"discovered (PPC), up to {each}").multiples()) for each in trained]
-    yield f"""
-    On copying, ALiBi trained on up to {listed(trained)} symbols reaches at least {listed(alibi)}. PPC reaches the
-    longest test, {listed(sorted(set(ppc)))} times the training length, from each of them.
-    """
-    longest = rows.of("ALiBi, up to 40")
-    yield f"At {200} symbols, models trained on up to 40 have {span(longest.at(200))}."
-    other = [runs("minimax").of(label) for label in ("copy, ALiBi, tilt 0", "copy, ALiBi, 4,500 steps, tilt 0")]
-    yield f"""
-    it reaches {span(other[0].reach(), "d")} after {other[0].rows[0]["steps"]:,} steps and {span(other[1].reach(), "d")}
-    after {other[1].rows[0]["steps"]:,}, and fits in all {word(sum(each.num_fit for each in other))} runs
-    """
-    number = sum(each.num_fit for each in (rows.of(label) for label in rows.labels))
-    assert number == len(rows.by_run())
-    yield f"All {number} runs fit."
-
-
-def minimax() -> Iterator[str]:
-    """benchmarks/minimax.md."""
-    rows = runs("minimax")
-    strong = rows.of("copy, ALiBi, tilt 1000")
-    yield f"is not better than training on the average, in {word(strong.num_seeds)} seeds each."
-    long = rows.of("copy, ALiBi, 4,500 steps, tilt 1000")
-    yield f"""
-    With ALiBi and {strong.rows[0]["steps"]:,} steps, a mild tilt reaches about as far (geometric mean of the ratio
-    {minimax_ratio("copy, ALiBi, tilt 10")}), and a strong one fits in {strong.num_fit} of {strong.num_seeds} seeds.
-    With {long.rows[0]["steps"]:,} steps the strong tilt fits in {long.num_fit} of {long.num_seeds} and reaches
-    {minimax_ratio("copy, ALiBi, 4,500 steps, tilt 1000")} times as far.
-    """
-    ppc = rows.of(
-        *(
-            f"{task}, PPC, tilt {tilt}"
-            for task, tilt in (("copy", 0), ("copy", 10), ("copy", 1000), ("parity", 0), ("parity", 1000))
-        )
-    )
-    yield f"""
-    PPC reaches the longest test, {min(ppc.multiples()):g} times the training length, with every tilt,
-    """
-    ratios: dict[bool, list[float]] = {}
-    for reading in rows_in("minimax_readings"):
-        if reading["tilt"] == 0:
-            ratios.setdefault("4,500 steps" in reading["row"], []).append(reading["worst_loss"] / reading["mean_loss"])
-    yield f"""
-    There the worst length has up to {max(ratios[True]):.1f} times the mean loss over lengths (tilt 0), nearly L = 10
-    times. In the runs of {strong.rows[0]["steps"]:,} steps it has at most {up(max(ratios[False]), 1)} times.
-    """
-    average = [rows.of(f"copy, ALiBi{steps}, tilt 0") for steps in (", 4,500 steps", "")]
-    reach = [span(each.reach(), "d") for each in average]
-    yield f"""
-    with tilt 0, ALiBi reaches {reach[0]} after {average[0].rows[0]["steps"]:,} steps and {reach[1]} after
-    {average[1].rows[0]["steps"]:,}
-    """
 
 
 def encodings() -> Iterator[str]:
@@ -1366,125 +754,6 @@ def theory_bounds() -> Iterator[str]:
         yield f"The median risk is {risks[0]} at L and {risks[1]} at N."
 
 
-def ppc() -> Iterator[str]:
-    """benchmarks/ppc.md."""
-    rows, readings = runs("ppc"), rows_in("ppc_readings")
-    relative = [rows.of(f"parity, {head}") for head in ("pointer", "rank", "increment")]
-    longest = rows.lengths[-1]
-    multiple = f"{longest // relative[0].trained:,}"
-    yield f"""
-    are exact at {multiple} times the length on {min(each.exact(longest) for each in relative)} of
-    {relative[0].num_seeds} seeds.
-    """
-    gapless, examples = rows.of("parity, gaps up to 0"), rows.num_examples(2000)
-    yield f"""
-    Without gaps, {word(gapless.num_seeds - gapless.num_fit)} seed of {word(gapless.num_seeds)} already fails at
-    {gapless.trained} bits, and at most {round(gapless.best(2000) * examples)} in {examples} sequences is exact at
-    {2000:,}.
-    """
-    learned = rows.of("parity, class, learned IDs to 0.1x")
-    yield f"it fits {20} bits and fails at {200} ({listed(map(two_digits, learned.at(200)))})."
-    variables = rows.of("variables, pointer")
-    yield f"""
-    It is exact at {160} on {variables.exact(160)} of {variables.num_seeds} seeds, and on all of
-    {variables.num_examples(1600)} sequences of {1600:,};
-    """
-    few = [each for each in readings if each["row"] == "parity, pointer"]
-    assert all(each["right_of_few"] == 1 for each in few)
-    yield f"""
-    In parity of {few[0]["length"]:,} bits, all of {rows.num_examples(2000)} answers are right when the decoder reads
-    only {few[0]["tokens_read"]:.0f} of the {few[0]["tokens_before"]:,.0f} preceding tokens: the needed ones and their
-    neighbours. With {few[0]["tokens_read"]:.0f} other tokens, {span(each["right_of_others"] for each in few)} are
-    right.
-    """
-    own = rows.of("variables, half on own IDs", "variables, all on own IDs")
-    yield f"at {160} assignments, and have {span(own.at(1600))} at {1600:,}."
-    tenth, wide = rows.of("parity, IDs to 0.1x"), rows.of("parity, IDs to 4x")
-    number = tenth.num_examples(longest) * tenth.num_seeds
-    failed = round(number - sum(tenth.at(longest)) * tenth.num_examples(longest))
-    yield f"With a tenth of it, {failed} of {number} sequences of {longest:,} bits fail at the end token."
-    yield f"""
-    With four times, {word(wide.num_seeds - wide.exact(2000))} seed of {word(wide.num_seeds)} also fails at {2000:,} and
-    {longest:,}.
-    """
-
-
-def diagnosis() -> Iterator[str]:
-    """benchmarks/diagnosis.md."""
-    readings = rows_in("diagnosis_readings")
-    dilution, distances = "attention diluted by more tokens", "IDs or distances that training did not show"
-    without_ids = [
-        row for row in readings if row["row"] in ("recall, NoPE", "sparse parity, undiluted") and row["repaired"]
-    ]
-    rotary = [row for row in readings if row["row"] in ("recall, rotary", "copy, rotary")]
-    fewer, trained = ([row["repaired"][cause] for row in without_ids] for cause in (dilution, distances))
-    yield f"""
-    In the {word(len(without_ids))} failing runs, {span(fewer)} of the first errors are right with fewer tokens, and
-    {word(round(max(trained)))} with the IDs of training.
-    """
-    by_ids = [row["repaired"][distances] for row in rotary]
-    yield f"{span(by_ids)} of the first errors are right with the IDs of training."
-    fitted = runs("diagnosis").of("copy, rotary").at(20)
-    steps = runs("diagnosis").of("copy, rotary").rows[0]["steps"]
-    yield f"""
-    Copy does not fully fit {20} symbols ({listed(map(two_digits, fitted))} after {steps:,} steps), but its failure at
-    {next(row["length"] for row in readings if row["row"] == "copy, rotary")} is still one of IDs.
-    """
-
-
-def sparsity_in_text() -> Iterator[str]:
-    """benchmarks/sparsity_in_text.md."""
-    readings = rows_in("sparsity_in_text_readings")
-    labels = list(dict.fromkeys(row["row"] for row in readings))
-    longest = {label: [row["change"][-1] for row in readings if row["row"] == label] for label in labels}
-    every = [each for changes in longest.values() for each in changes]
-    contain = [each for each in every if each["low"] <= 0 <= each["high"]]
-    negative = [label for label, changes in longest.items() if all(each["value"] < 0 for each in changes)]
-    times = readings[0]["lengths"][-1] // readings[0]["lengths"][0]
-    yield f"""
-    **The answer is "cannot be told" for all {word(len(labels))} ways to encode positions. There is no evidence for the
-    claim: {len(contain)} of {len(every)} intervals at {times} times the trained context contain 0, and
-    {word(len(negative))} of the rows has a negative correlation in all {word(len(longest[labels[0]]))} seeds.**
-    """
-    changes = {label: [row["mean_change"][-1]["value"] for row in readings if row["row"] == label] for label in labels}
-    yield f"""
-    At {times} times the trained context, the loss of a target grows by {span(changes["rotary"])} nats with rotary, by
-    {span(changes["rotary + PoSE"])} with rotary + PoSE, by {span(changes["coupled by structure"])} with "coupled by
-    structure", and by {span(changes["NoPE"])} with NoPE. With ALiBi and KERPLE it changes by less than
-    {up(max(map(abs, (*changes["ALiBi"], *changes["KERPLE"]))))}
-    """
-    coupled = [each["value"] for each in longest["coupled by structure"]]
-    yield f"Its {word(len(coupled))} correlations are {span(coupled, '.3f')}."
-    medians = [
-        statistics.median(row["perplexity"] for row in runs("sparsity_in_text").of(label).rows if row["length"] == 128)
-        for label in ("coupled by structure", "rotary")
-    ]
-    yield f"at {128} tokens is that of rotary (median seeds: {listed(f'{each:.1f}' for each in medians)})."
-    lowest = min(every, key=lambda each: each["value"])
-    lowest_end = min(each["low"] for each in every)
-    yield f"direction of the claim is {lowest['value']:.3f} [{lowest['low']:.3f}, {lowest['high']:.3f}]"
-    yield f"Correlations beyond {math.floor(lowest_end * 10) / 10:g} lie outside all {len(every)} intervals"
-    brackets = rows_in("sparsity_by_kind")
-    excluding = [row for row in brackets if row["change"]["low"] > 0 or row["change"]["high"] < 0]
-    assert [row["row"] for row in excluding] == ["rotary", "rotary + PoSE"]
-    ends = ["{value:.3f} [{low:.3f}, {high:.3f}]".format(**row["change"]) for row in excluding]
-    yield f"""
-    **The answer is "cannot be told" for the {word(len({row["row"] for row in brackets}))} rows that were measured.**
-    {word(len(excluding)).capitalize()} of the {len(brackets)} intervals exclude 0, and both agree with the claim: one
-    seed of rotary ({ends[0]}) and one of rotary + PoSE ({ends[1]}).
-    """
-    growth = {
-        label: [row["mean_change"]["value"] for row in brackets if row["row"] == label]
-        for label in dict.fromkeys(row["row"] for row in brackets)
-    }
-    yield f"""
-    At {1024:,} tokens, their loss grows by {span(growth["rotary"])} nats with rotary, much more than that of all
-    targets. It grows by {span(growth["coupled by structure"])} nats with "coupled by structure", by
-    {span(growth["rotary + PoSE"])} with rotary + PoSE, and by less than {up(max(growth["ALiBi"]))} with ALiBi.
-    """
-    yield f"a training took {training_seconds(runs('sparsity_in_text'))} beside other work"
-
-
 def theory_transformers() -> Iterator[str]:
     """benchmarks/theory_transformers.md."""
     rows = rows_in("theory_transformers")
@@ -1554,7 +823,7 @@ def which() -> Iterator[str]:
     longer = runs("training_length").of("ALiBi, up to 20")
     yield f"""
     With other settings and more steps, ALiBi copies {span(longer.at(40))} at twice and {span(longer.at(100))} at five
-    times the training length ([{word(longer.num_seeds)} seeds](../benchmarks/training_length.md)).
+    times the training length ([{word(longer.num_seeds)} seeds](../benchmarks/claims/training_length/README.md)).
     """
     yield f"Our best cell without coupling has {best:.2f} at 2x."
     cells = [each.of(label) for each in (copy, parity, latest("addition")) for label in each.labels]
@@ -1626,7 +895,7 @@ def mean(cell: Runs, times: int) -> float:
 
 def diagnose() -> Iterator[str]:
     """docs/diagnose.md."""
-    readings = rows_in("diagnosis_readings")
+    readings = rows_in("diagnosis", "readings")
     dilution, distances = "attention diluted by more tokens", "IDs or distances that training did not show"
     recall, copy = ([row for row in readings if row["row"] == label] for label in ("recall, NoPE", "copy, rotary"))
     fewer = listed(f"{row['repaired'][dilution]:.2f}" for row in recall)
@@ -1734,26 +1003,33 @@ def teaching() -> Iterator[str]:
     yield f"The figure above has {word(runs('demo').of('discovered (PPC)').num_seeds)} seeds."
 
 
+# The module ``sentences`` of every claim that has one, and those that also have sentences in benchmarks/README.md.
+CLAIMS = {
+    name: import_module(f"claims.{name}.sentences")
+    for name, folder in CLAIM_FOLDERS.items()
+    if (folder / "sentences.py").exists()
+}
+OVERVIEWS = [claim for claim in CLAIMS.values() if hasattr(claim, "overview")]
 PAGES: dict[str, Callable[[], Iterator[str]]] = {
     "README.md": readme,
     "benchmarks/seed_failures.md": seed_failures,
     "benchmarks/influence.md": influence_cost,
-    "benchmarks/README.md": lambda: chain(list_of_claims(), reviewers()),
+    "benchmarks/README.md": lambda: chain(list_of_claims(), reviewers(), *(claim.overview() for claim in OVERVIEWS)),
     **{
         f"benchmarks/{page.__name__}.md": page
         for page in (
-            *(parity_ppc, demo, fit_sweep, parity_scratchpad, coupling, pointer_form, ppc, copy_reverse, addition),
-            *(multi_addition, arithmetic, arithmetic_traces, variable_assignment, sparse_parity, background, recall),
-            *(recall_attention, needles, dape_and_weave, rivals, scale, hugging_face, diagnosis, forecast),
-            *(theory_transformers, theory_bounds, influence_text, sparsity_in_text, context_length),
-            *(training_length, minimax, encodings, speedrun, million_tokens, mixed_lengths, faults, speed),
+            *(parity_ppc, demo, fit_sweep, coupling, pointer_form, copy_reverse, multi_addition, needles),
+            *(hugging_face, forecast, theory_transformers, theory_bounds, influence_text, context_length),
+            *(encodings, speedrun, million_tokens, mixed_lengths, faults, speed),
         )
     },
+    **{f"benchmarks/claims/{name}/README.md": claim.sentences for name, claim in CLAIMS.items()},
     **{f"docs/{page.__name__}.md": page for page in (which, diagnose, influence, teaching)},
 }
 
 
-# Parts of claims without result rows, and where their numbers come from.
+# Parts of pages without result rows, and where their numbers come from. A claim lists those of its page in
+# its module ``sentences``, also as NOT_FROM_ROWS.
 NOT_FROM_ROWS: dict[str, tuple[tuple[str, str], ...]] = {
     "README.md": (
         ("[Start in five minutes", "the time to follow docs/start.md"),
@@ -1857,6 +1133,9 @@ NOT_FROM_ROWS: dict[str, tuple[tuple[str, str], ...]] = {
         ("by a factor of ten lowers", "a setting of the comparison"),
     ),
 }
+for name, claim in CLAIMS.items():
+    if hasattr(claim, "NOT_FROM_ROWS"):
+        NOT_FROM_ROWS[f"benchmarks/claims/{name}/README.md"] = claim.NOT_FROM_ROWS
 
 
 def one_line(text: str) -> str:
@@ -1884,11 +1163,27 @@ def put_numbers(text: str, sentence: str) -> str:
     return text[: found.start()] + "".join(pieces) + text[end:]
 
 
+def add_claims(text: str) -> str:
+    """Return benchmarks/README.md with a row in its first table for every claim without a link."""
+    end = text.index("\n\n", text.index("\n|"))
+    missing = [name for name in CLAIM_FOLDERS if f"(claims/{name}/README.md)" not in text]
+    rows = [f"\n| {title_of(name)} | [{name}](claims/{name}/README.md) |" for name in missing]
+    return text[:end] + "".join(rows) + text[end:]
+
+
+def title_of(name: str) -> str:
+    """Return the title of the page of a claim."""
+    return (CLAIM_FOLDERS[name] / "README.md").read_text().partition("\n")[0].removeprefix("# ")
+
+
 def main() -> None:
     """List the sentences that differ from their page, or write their numbers."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="write the numbers of the rows into the pages")
     options = parser.parse_args()
+    table = ROOT / "benchmarks/README.md"
+    if options.write:
+        table.write_text(add_claims(table.read_text()))
     for page in PAGES:
         path = ROOT / page
         if options.write:

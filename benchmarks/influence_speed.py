@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from short_context import short_context_losses
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from lengthwise.core.provenance import provenance
@@ -33,7 +34,6 @@ from lengthwise.influence.measures import Greedy, LeaveOneOut, Screened
 from lengthwise.influence.probing.hidden_context import WindowEvaluator
 from lengthwise.influence.probing.subset_scoring import SubsetScorer, TargetLoss
 from lengthwise.influence.probing.window import Window
-from lengthwise.influence.short_context import short_context_losses
 from lengthwise.influence.targets import sample_targets
 
 LAYERS, WIDTH, HEADS, FAR, NEAR, TARGETS = 12, 256, 8, 1024, 32, 32

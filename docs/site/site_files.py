@@ -24,6 +24,8 @@ PATTERNS = (
     "docs/*.json",
     "benchmarks/*.md",
     "benchmarks/results/*.md",
+    "benchmarks/claims/*/*.md",
+    "benchmarks/claims/*/*.png",
 )
 # Page, title, first sentence and table of each family.
 TABLES = (
@@ -37,10 +39,12 @@ TABLES = (
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Fill the navigation of the benchmark pages from the table of claims, in its order."""
-    overview, *pages = sorted(ROOT.glob("benchmarks/*.md"), key=lambda path: (path.stem != "README", path.stem))
+    """Fill the navigation of the benchmark pages, by the name of the page or of the folder of the claim."""
+    pages = {path.stem: path for path in ROOT.glob("benchmarks/*.md")}
+    overview = pages.pop("README")
+    pages |= {path.parent.name: path for path in ROOT.glob("benchmarks/claims/*/README.md")}
     entries: list[Any] = [{"All claims": str(overview.relative_to(ROOT))}]
-    entries += [str(path.relative_to(ROOT)) for path in pages]
+    entries += [str(path.relative_to(ROOT)) for _, path in sorted(pages.items())]
     (section,) = (entry for entry in config.nav if "Benchmarks" in entry)
     section["Benchmarks"] = entries
     return config

@@ -6,7 +6,7 @@ from .experiments.coupling_methods import find_coupling
 from .experiments.experiment import Experiment
 from .experiments.generate_from_prompt import generate_from_prompt
 from .experiments.recipes import RECIPES, experiment_for, quick, recipe
-from .experiments.reproductions import reproduce
+from .experiments.reproduction import reproduce
 from .experiments.run import Run, load_run, train
 from .experiments.run_analysis import certify_run, diagnose_run
 from .experiments.run_evaluation import evaluate

@@ -11,7 +11,6 @@ from tests.attacks.folders import make_corpus, make_run, make_text, measure, par
 from tests.support.small_runs import small_experiment
 
 import lengthwise as lw
-from lengthwise.experiments.reproductions import CLAIMS
 from lengthwise.experiments.run_folder import read_rows
 from lengthwise.hf.export import export_hf
 
@@ -82,7 +81,7 @@ def compared_result(folder: Path) -> Any:
 
 def reproduce() -> None:
     """Reproduce one experiment of a claim."""
-    lw.reproduce(CLAIMS["ppc"], "quick", "claimed", num_seeds=1, jobs=1, only=["parity, pointer"])
+    lw.reproduce("ppc", "quick", "claimed", num_seeds=1, jobs=1, only=["parity, pointer"])
 
 
 def reproduced_result(folder: Path) -> Any:

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.text import Text
+from page_tables import SeedSummary, page_table, summarize_seeds
 
 from lengthwise.core.errors import RunFolderError
 from lengthwise.core.intervals import wilson_interval
@@ -26,7 +27,6 @@ from lengthwise.evaluation.figure_layout import (
     set_length_axis,
     spread,
 )
-from lengthwise.evaluation.page_tables import SeedSummary, page_table, summarize_seeds
 from lengthwise.evaluation.result_rows import (
     complete_rows,
     group_rows,

@@ -2,15 +2,15 @@
 
 import pytest
 import torch
+from claims.dape_and_weave.claim import weaves
 
 from lengthwise.core.randomness import stream
 from lengthwise.encodings import EncodingSize, Weave
 from lengthwise.experiments.experiment import Experiment
-from lengthwise.experiments.reproductions import CLAIMS, reproduce
-from lengthwise.experiments.reproductions.dape_and_weave import weaves
+from lengthwise.experiments.reproduction import load_claim, reproduce
 from lengthwise.training.training_settings import TrainingSettings
 
-CLAIM_NAMES = ("recall_attention", "dape_and_weave")
+CLAIMS = {name: load_claim(name) for name in ("recall_attention", "dape_and_weave")}
 WOVEN = {
     label: experiment
     for label, experiment in CLAIMS["recall_attention"].experiments().items()
@@ -32,7 +32,7 @@ def test_weave_keeps_the_longest_test_within_the_distances_of_training(label):
     assert weave.window + steps <= num_tokens(experiment, longest) - 1 < distance
 
 
-@pytest.mark.parametrize("name", CLAIM_NAMES)
+@pytest.mark.parametrize("name", CLAIMS)
 def test_all_rows_of_a_task_have_the_same_task_size_and_training(name):
     groups: dict[str, set[tuple[object, TrainingSettings, tuple[int, int], int]]] = {}
     for label, each in CLAIMS[name].experiments().items():

@@ -3,11 +3,19 @@
 The claims themselves are tested by full runs, see benchmarks/.
 """
 
+import json
 import os
+import sys
 
 import numpy as np
 import pytest
+from claims.diagnosis import claim as diagnosis
+from claims.recall import claim as recall
+from claims.rivals import claim as rivals
+from claims.scale import claim as scale
+from claims.sparse_parity.excess_risk import LossPair, fit_growth
 
+from lengthwise.cli import app as cli
 from lengthwise.core.defaults import FIRST_SEED
 from lengthwise.core.errors import UnknownNameError
 from lengthwise.core.randomness import stream
@@ -16,12 +24,14 @@ from lengthwise.evaluation.diagnosis import diagnosis as diagnosis_module
 from lengthwise.evaluation.diagnosis import support_mass
 from lengthwise.evaluation.figure_layout import UNFIT_COLOR
 from lengthwise.evaluation.tables_and_figures import label_of
+from lengthwise.experiments import reproduction as reproduction_module
 from lengthwise.experiments import run as run_module
 from lengthwise.experiments.comparison import check_experiments
-from lengthwise.experiments.reproductions import CLAIMS, SIZES, diagnosis, recall, reproduce, rivals, scale
-from lengthwise.experiments.reproductions.excess_risk import LossPair, fit_growth
+from lengthwise.experiments.reproduction import SIZES, load_claims, reproduce
 from lengthwise.positions import Sequential
 
+# The claim on language models has its own tests (tests/influence/test_extrapolation.py).
+CLAIMS = {name: claim for name, claim in load_claims().items() if name != "sparsity_in_text"}
 # The cheapest claim at its quick size; the others run in make slow.
 CHEAPEST = "parity_scratchpad"
 over_claims = pytest.mark.parametrize("claim", [pytest.param(claim, id=name) for name, claim in CLAIMS.items()])
@@ -147,6 +157,51 @@ def test_learned_positions_have_an_id_for_every_token_of_the_longest_test(claim)
                 for each in (task, *task.variants().values())
             )
             assert tokens <= experiment.encoding.num_position_ids
+
+
+@pytest.fixture
+def installed(monkeypatch, tmp_path):
+    """The package outside a checkout, with the folder of the test as the current folder."""
+    monkeypatch.setattr(reproduction_module, "__file__", str(tmp_path / "a/b/c/d/reproduction.py"))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_claim_is_a_folder_of_the_checkout_that_holds_the_current_folder(tmp_path, monkeypatch):
+    folder = tmp_path / "benchmarks/claims/own_claim"
+    for path in (folder, tmp_path / "src/lengthwise", tmp_path / "notes"):
+        path.mkdir(parents=True)
+    (folder / "claim.py").write_text(
+        "from lengthwise.experiments.recipes import recipe\n"
+        "from lengthwise.experiments.reproduction import Claim, SizePreset\n"
+        "def experiments():\n"
+        "    return {'parity': recipe('parity')}\n"
+        "CLAIM = Claim(summary='s', paper='p', experiments=experiments, laptop=SizePreset(num_seeds=1))\n"
+    )
+    monkeypatch.chdir(tmp_path / "notes")
+    claims = load_claims()
+    assert list(claims) == ["own_claim"]
+    assert claims["own_claim"].name == "own_claim"
+    assert list(claims["own_claim"].experiments_at("full")[0]) == ["parity"]
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("command", [["reproduce", "ppc"], ["list", "claims"]])
+def test_outside_a_checkout_one_line_says_where_claims_are(command, capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(command)
+    assert exit_info.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "benchmarks/claims" in line
+
+
+@pytest.mark.usefixtures("installed")
+def test_outside_a_checkout_the_other_tables_are_listed(capsys):
+    cli.main(["list", "--json"])
+    tables = json.loads(capsys.readouterr().out)
+    assert tables["claims"] == []
+    assert tables["recipes"]
 
 
 def test_an_unknown_size_raises_an_error_with_the_known_sizes(tmp_path):

@@ -5,6 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from claims.sparsity_in_text import claim as claim_module
+from claims.sparsity_in_text import paired_contexts
+from claims.sparsity_in_text.claim import judge
+from claims.sparsity_in_text.paired_contexts import ContextSettings, PairedTarget, measure_paired_targets
+from claims.sparsity_in_text.rank_correlation import partial_rank_correlation, rank_correlation
+from claims.sparsity_in_text.relation import MIN_DIVERGENCE, correlate_columns, summarize_relation
 from tests.support.text_runs import text_experiment
 
 from lengthwise.cli import app as cli
@@ -12,14 +18,7 @@ from lengthwise.core.errors import SettingError
 from lengthwise.evaluation.result_rows import label_of
 from lengthwise.experiments.comparison import check_experiments
 from lengthwise.experiments.experiment import build_decoder
-from lengthwise.experiments.reproductions import SIZES, reproduce
-from lengthwise.influence.claims import CLAIMS
-from lengthwise.influence.extrapolation import claim as claim_module
-from lengthwise.influence.extrapolation import paired_contexts
-from lengthwise.influence.extrapolation.claim import SPARSITY_IN_TEXT, judge
-from lengthwise.influence.extrapolation.paired_contexts import ContextSettings, PairedTarget, measure_paired_targets
-from lengthwise.influence.extrapolation.rank_correlation import partial_rank_correlation, rank_correlation
-from lengthwise.influence.extrapolation.relation import MIN_DIVERGENCE, correlate_columns, summarize_relation
+from lengthwise.experiments.reproduction import SIZES, load_claim, reproduce
 from lengthwise.influence.probing.decoder_model import DecoderModel
 from lengthwise.influence.report.bootstrap import Bootstrap
 from lengthwise.influence.target_evaluator import TargetEvaluator
@@ -27,6 +26,7 @@ from lengthwise.influence.targets import sample_targets
 from lengthwise.influence.text_codec import BytePairCodec
 from lengthwise.tasks import Text
 
+SPARSITY_IN_TEXT = load_claim("sparsity_in_text")
 SETTINGS = ContextSettings(lengths=(12, 24, 48), near=4, ks=(1, 2), num_targets=20)
 BOOTSTRAP = Bootstrap(seed=0, num_resamples=300)
 
@@ -281,7 +281,7 @@ def test_the_claim_requires_a_corpus_with_long_documents():
 def test_the_claim_runs_at_the_quick_size_and_measures_a_run_once(tmp_path, monkeypatch):
     monkeypatch.setattr(claim_module, "NUM_TARGETS", 60)
     monkeypatch.setattr(claim_module, "BOOTSTRAP", Bootstrap(seed=0, num_resamples=20))
-    result = reproduce(CLAIMS["sparsity_in_text"], "quick", tmp_path, jobs=1, num_seeds=2)
+    result = reproduce(SPARSITY_IN_TEXT, "quick", tmp_path, jobs=1, num_seeds=2)
     labels = set(SPARSITY_IN_TEXT.experiments())
     assert {label_of(row) for row in result.comparison.rows} == labels
     assert {(reading["row"], reading["measured"]) for reading in result.readings} == {(label, 60) for label in labels}
@@ -298,7 +298,7 @@ def test_the_claim_runs_at_the_quick_size_and_measures_a_run_once(tmp_path, monk
         raise AssertionError("measured twice")
 
     monkeypatch.setattr(paired_contexts, "sample_targets", measure_again)
-    assert reproduce(CLAIMS["sparsity_in_text"], "quick", tmp_path, jobs=1, num_seeds=2).tables == result.tables
+    assert reproduce(SPARSITY_IN_TEXT, "quick", tmp_path, jobs=1, num_seeds=2).tables == result.tables
 
 
 def test_a_claim_without_text_accepts_no_corpus(tmp_path, capsys):

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from short_context import short_context_losses
 from tests.support.causal_models import CONFIGS, MAX_POSITIONS, VOCABULARY_SIZE, causal_model
 from tests.support.planted_model import PlantedModel, additive_log_prob
 
@@ -27,7 +28,6 @@ from lengthwise.influence.placebo import PlaceboSampler
 from lengthwise.influence.probing.model_wrapping import BACKWARD_COST, TokenCounter
 from lengthwise.influence.report.study_report import report_study
 from lengthwise.influence.settings import InfluenceSettings
-from lengthwise.influence.short_context import short_context_losses
 from lengthwise.influence.study import InfluenceStudy, measure_influence, without_copies
 from lengthwise.influence.study_shards import check_parts, join_parts, parse_part, part_folder
 from lengthwise.influence.target_evaluator import TargetEvaluator

@@ -6,18 +6,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from claims.sparsity_in_text.paired_contexts import ContextSettings, measure_paired_targets
+from short_context import short_context_losses
 from tests.support.text_runs import text_experiment
 
 from lengthwise.cli import app as cli
 from lengthwise.core.errors import ModelError
 from lengthwise.experiments.experiment import build_decoder
 from lengthwise.experiments.run import train
-from lengthwise.influence.extrapolation.paired_contexts import ContextSettings, measure_paired_targets
 from lengthwise.influence.probing.decoder_model import wrap_run
 from lengthwise.influence.probing.exactness_checks import check_study
 from lengthwise.influence.probing.hidden_context import MODES, WindowEvaluator, strict_log_probs
 from lengthwise.influence.probing.window import Window
-from lengthwise.influence.short_context import short_context_losses
 from lengthwise.influence.text_codec import BytePairCodec
 from lengthwise.positions import MultiLevel, Randomized
 from lengthwise.tasks import Text

@@ -4,15 +4,15 @@ import re
 from pathlib import Path
 
 import pytest
-from claim_sentences import NOT_FROM_ROWS, NUMBER, PAGES, Runs, differing_sentences, one_line, put_numbers
+from claim_sentences import NOT_FROM_ROWS, NUMBER, PAGES, Runs, add_claims, differing_sentences, one_line, put_numbers
 
 from lengthwise.evaluation.result_rows import label_of
+from lengthwise.experiments.reproduction import claim_folders, load_claim
 from lengthwise.experiments.run_folder import read_rows
-from lengthwise.influence.claims import CLAIMS
 
 ROOT = Path(__file__).parents[2]
-PATHS = {folder: sorted((ROOT / folder).glob("*.md")) for folder in ("docs", "benchmarks")}
-CLAIM_PAGES = ["README.md", *(f"{folder}/{path.name}" for folder in ("docs", "benchmarks") for path in PATHS[folder])]
+PATTERNS = ("README.md", "docs/*.md", "benchmarks/*.md", "benchmarks/claims/*/README.md")
+CLAIM_PAGES = [path.relative_to(ROOT).as_posix() for pattern in PATTERNS for path in sorted(ROOT.glob(pattern))]
 # Names with a number, seeds, commits, thresholds, links, code, and "one", which is often no number.
 NO_RESULT = re.compile(
     r"OLMo 2|Theorem 4\.3|ICML 2025|Python 3\.11|arXiv \d+\.\d+|et al\. \d{4}|section \d\.\d|AVX-512|SHA-256"
@@ -79,10 +79,20 @@ def test_new_numbers_replace_old_ones_and_line_breaks_stay():
     assert put_numbers(page, "At 60 symbols, six of five fit.") == page
 
 
-@pytest.mark.parametrize("name", CLAIMS)
+def test_a_claim_without_a_row_is_added_to_the_table_of_claims():
+    page = (ROOT / "benchmarks/README.md").read_text()
+    assert add_claims(page) == page
+    without = re.sub(r"^.*\(claims/(?:ppc|scale)/README\.md\).*\n", "", page, flags=re.MULTILINE)
+    added = [line for line in add_claims(without).splitlines() if line not in without.splitlines()]
+    assert [line.split("| ")[-1] for line in added] == [
+        f"[{name}](claims/{name}/README.md) |" for name in ("ppc", "scale")
+    ]
+
+
+@pytest.mark.parametrize("name", claim_folders())
 def test_the_command_of_a_claim_trains_the_configurations_of_its_rows(name):
-    experiments = CLAIMS[name].experiments()
-    for row in read_rows(ROOT / f"benchmarks/results/{name}.jsonl"):
+    experiments = load_claim(name).experiments()
+    for row in read_rows(claim_folders()[name] / "rows.jsonl"):
         experiment = experiments[label_of(row)]
         assert (row["scheme"], row["encoding"]) == (experiment.scheme.name, experiment.encoding.name), row["row"]
         assert row.get("head") in (None, experiment.decoder.head)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from short_context import short_context_losses
 from tests.model.test_near_attention import QUERY_START, coupled_ids, random_decoder, random_tokens
 from tests.support.cases import small_decoder, small_scheme
 from tests.support.causal_models import CONFIGS, causal_model
@@ -22,7 +23,6 @@ from lengthwise.influence.probing.decoder_model import DecoderModel
 from lengthwise.influence.probing.hidden_context import MODES, WindowEvaluator
 from lengthwise.influence.probing.subset_scoring import SubsetScorer, TargetLoss
 from lengthwise.influence.probing.window import Window
-from lengthwise.influence.short_context import short_context_losses
 from lengthwise.model import generate as generation
 from lengthwise.model import near_attention, near_generate, near_keys
 from lengthwise.model.attention_scores import AttentionHooks

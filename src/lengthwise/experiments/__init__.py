@@ -1,1 +1,1 @@
-"""Experiments, runs, comparisons, recipes and reproductions of published claims."""
+"""Experiments, runs, comparisons, recipes, and the reproduction of published claims."""

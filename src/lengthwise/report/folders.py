@@ -12,7 +12,7 @@ from lengthwise.core.errors import RunFolderError
 from lengthwise.core.files import read_file
 from lengthwise.core.json_parsing import parse_json
 from lengthwise.evaluation.result_rows import Rows, label_of
-from lengthwise.experiments.reproductions.reproduction import READINGS_FILE
+from lengthwise.experiments.reproduction import READINGS_FILE
 from lengthwise.experiments.run_folder import (
     COMPARISON_FOLDER,
     COMPARISON_ROWS,

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 from typer import Argument
 
 from lengthwise.cli import options
-from lengthwise.cli.terminal import print_json, print_table
-from lengthwise.core.errors import unknown_name
+from lengthwise.cli.terminal import print_json, print_message, print_table
+from lengthwise.core.errors import SettingError, unknown_name
 
 
 def list_(
@@ -21,21 +21,32 @@ def list_(
     ] = None,
     as_json: options.JsonFlag = False,
 ) -> None:
-    """List tasks, schemes, encodings, measures, claims, counterexamples and recipes, with summary and paper."""
+    """List tasks, schemes, encodings, measures, claims, counterexamples and recipes, with summary and paper.
+
+    Claims are part of the source repository, not of the installed package.
+    """
     from lengthwise.encodings import ENCODINGS
     from lengthwise.experiments.recipes import COMPARISONS, RECIPES
-    from lengthwise.influence.claims import CLAIMS
+    from lengthwise.experiments.reproduction import load_claims
     from lengthwise.influence.measures import MEASURES
     from lengthwise.positions import SCHEMES, describe_knowledge
     from lengthwise.tasks import TASKS
     from lengthwise.theory.counterexamples import COUNTEREXAMPLES
 
+    try:
+        claims = load_claims()
+    except SettingError as error:
+        if kind == "claims":
+            raise
+        claims = {}
+        if kind is None:
+            print_message(str(error))
     tables: dict[str, Mapping[str, Any]] = {
         "tasks": TASKS,
         "schemes": SCHEMES,
         "encodings": ENCODINGS,
         "measures": MEASURES,
-        "claims": CLAIMS,
+        "claims": claims,
         "counterexamples": COUNTEREXAMPLES,
     }
     rows: dict[str, list[dict[str, str]]] = {
@@ -56,7 +67,8 @@ def list_(
         print_json(rows)
         return
     for name, entries in rows.items():
-        print_table(name, list(entries[0]), [list(entry.values()) for entry in entries], wrap=True)
+        if entries:
+            print_table(name, list(entries[0]), [list(entry.values()) for entry in entries], wrap=True)
 
 
 def _summarize_docstring(docstring: str) -> str:

@@ -9,7 +9,6 @@ from typer import Argument, Option
 from lengthwise.cli import options
 from lengthwise.cli.terminal import print_json, print_line, print_message, print_table, show_status
 from lengthwise.core.defaults import FIRST_SEED
-from lengthwise.core.errors import unknown_name
 from lengthwise.core.interruption import StoppedError
 
 
@@ -28,20 +27,22 @@ def reproduce_(
     out: Annotated[Path | None, Option(help="Output folder.", show_default="runs/CLAIM-SIZE")] = None,
     as_json: options.JsonFlag = False,
 ) -> None:
-    """Run the experiments of a claim, print tables and save a figure. After an interruption, repeat the command."""
-    from lengthwise.cli import experiment_options
-    from lengthwise.experiments.reproductions import reproduce
-    from lengthwise.influence.claims import CLAIMS
+    """Run the experiments of a claim, print tables and save a figure. After an interruption, repeat the command.
 
-    if claim not in CLAIMS:
-        raise unknown_name("claim", claim, CLAIMS)
+    Claims are folders in benchmarks/claims of the source repository, so run the command in a clone of it.
+    """
+    from lengthwise.cli import experiment_options
+    from lengthwise.experiments.reproduction import load_claim, reproduce
+
+    loaded = load_claim(claim)
     experiments = {
-        label: experiment_options.override_corpus(each, corpus) for label, each in CLAIMS[claim].experiments().items()
+        label: experiment_options.override_corpus(experiment, corpus)
+        for label, experiment in loaded.experiments().items()
     }
     out = Path("runs") / f"{claim}-{size}" if out is None else out
     with show_status(f"{claim}, {size}, in {out}"):
         result = reproduce(
-            replace(CLAIMS[claim], experiments=lambda: experiments),
+            replace(loaded, experiments=lambda: experiments),
             size,
             out,
             num_seeds=seeds,

@@ -45,7 +45,7 @@ def addition_by_hand() -> Experiment:
         scheme=Predicted(num_position_ids=ADDITION_NUM_POSITION_IDS, max_gaps=ADDITION_MAX_GAPS),
         encoding=SHARP_ROTARY,
         # A step attends to five tokens; scores that grow with the length would change their weights. With one
-        # wide head, 1,000 digits are exact (benchmarks/addition.md).
+        # wide head, 1,000 digits are exact (benchmarks/claims/addition/README.md).
         decoder=DecoderSettings(
             num_layers=1, d_model=128, num_heads=1, previous_token_mix=True, length_scaling="none", temperature=9.0
         ),

@@ -45,7 +45,7 @@ def multi_query_recall() -> Experiment:
     """Return the recipe for recalling the values of four keys in texts of 32 to 64 tokens, full of pairs (MQMTAR).
 
     The lengths are those of the paper. The model is much smaller, and has not fitted yet
-    (``benchmarks/recall_attention.md``).
+    (``benchmarks/claims/recall_attention/README.md``).
     """
     return Experiment(
         task=MultiQueryRecall(),

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from lengthwise.encodings import ALiBi, EncodingSettings, Learned, NoPE, Rotary, Sinusoidal
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.model.decoder_settings import DecoderSettings
-from lengthwise.positions import Coupled, PositionScheme, Predicted, Randomized, RandomStart, Sequential, Skipwise
+from lengthwise.positions import PositionScheme, Sequential
 from lengthwise.tasks import Addition, Copy, Parity, Task, VariableAssignment
 from lengthwise.training.training_settings import TrainingSettings
 
@@ -191,25 +191,3 @@ def compare_with_encodings(
             evaluation=evaluation if max_length is None else evaluation.up_to(max_length),
         )
     return experiments
-
-
-def compare_with_schemes(
-    ppc_experiment: Experiment, rotary_experiment: Experiment, *, ids_factor: int
-) -> dict[str, Experiment]:
-    """Return other position schemes by label: coupled IDs with the settings of PPC, the others with those of rotary.
-
-    The others have up to three times the steps of rotary, and stop when they fit. ``skipwise``, ``randomized`` and
-    ``random_start`` have ``ids_factor`` times as many IDs as PPC, because all their tokens have different IDs.
-    """
-    assert isinstance(ppc_experiment.scheme, Predicted)
-    num_ids, max_gaps = ppc_experiment.scheme.num_position_ids, ppc_experiment.scheme.max_gaps
-    coupled = Coupled(num_position_ids=num_ids, max_gaps=max_gaps)
-    num_own_ids = ids_factor * num_ids
-    rotary_experiment = replace(rotary_experiment, training=until_fit(rotary_experiment.training))
-    return {
-        "coupled, IDs given": replace(ppc_experiment, scheme=coupled),
-        "coupled, no gaps": replace(ppc_experiment, scheme=replace(coupled, max_gaps=0)),
-        "rotary + PoSE": replace(rotary_experiment, scheme=Skipwise(num_position_ids=num_own_ids)),
-        "rotary, randomized": replace(rotary_experiment, scheme=Randomized(num_position_ids=num_own_ids)),
-        "rotary, random start": replace(rotary_experiment, scheme=RandomStart(num_position_ids=num_own_ids)),
-    }

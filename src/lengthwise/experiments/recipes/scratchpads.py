@@ -95,7 +95,7 @@ def variable_assignment_by_hand() -> Experiment:
         scheme=Predicted(num_position_ids=ASSIGNMENT_NUM_POSITION_IDS, max_gaps=MAX_GAPS),
         encoding=SHARP_ROTARY,
         # As for addition, one wide head and scores that do not grow with the length; with a log factor, 1 of 5 seeds
-        # had 0.63 at 1,600 assignments (benchmarks/variable_assignment.md).
+        # had 0.63 at 1,600 assignments (benchmarks/claims/variable_assignment/README.md).
         decoder=DecoderSettings(
             num_layers=1,
             d_model=128,
