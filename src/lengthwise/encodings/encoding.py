@@ -140,6 +140,7 @@ class EncodingSettings(Protocol):
 
     def _check(self) -> None:
         """Raise ``SettingError`` for a value out of range."""
+        return  # Without a statement, the method of a protocol would be abstract.
 
     @property
     def num_position_ids(self) -> int | None:

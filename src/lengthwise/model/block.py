@@ -112,7 +112,8 @@ class Block(nn.Module):
 
     def _split_heads(self, x: Float[Tensor, "batch seq width"]) -> tuple[Tensor, ...]:
         """Return the parts of the last axis (queries, keys, values), each of shape (batch, heads, seq, d_head)."""
-        return x.unflatten(2, (-1, self.settings.num_heads, self.d_head)).permute(2, 0, 3, 1, 4).unbind()
+        parts = x.reshape(*x.shape[:2], -1, self.settings.num_heads, self.d_head)
+        return parts.permute(2, 0, 3, 1, 4).unbind()
 
     def _mix_tokens(
         self,
