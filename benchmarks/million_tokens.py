@@ -23,7 +23,7 @@ from lengthwise.core.provenance import provenance
 from lengthwise.evaluation.exact_match import iter_examples
 from lengthwise.experiments.run_folder import append_rows, read_rows
 from lengthwise.model.attention_scores import NO_HOOKS, AttentionHooks
-from lengthwise.model.near_attention import NearAttention
+from lengthwise.model.fast.near_attention import NearAttention
 
 RESULTS = Path(__file__).parent / "results" / "million_tokens.jsonl"
 # A sequence has about twice as many tokens.

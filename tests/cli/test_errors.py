@@ -884,13 +884,13 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (lambda: Rotary(base=1.0), SettingError, r"base 1.0 or fastest 1.0 is too small; use base > 1 and fastest > 0"),
     (lambda: Rotary(fastest=0.0), SettingError, r"base 10000.0 or fastest 0.0 is too small; use base > 1 and"),
     (lambda: KERPLEPower(min_power=0.0), SettingError, r"kerple_power min_power 0.0 is out of range; use 0.01 to 2.0"),
-    (lambda: NAPE(num_alibi_heads=0), SettingError, r"num_alibi_heads 0 is too small; use at least 1 head"),
+    (lambda: NAPE(num_alibi_heads=0), SettingError, r"num_alibi_heads 0 is too small; use at least 1"),
     (
         lambda: NAPE(num_alibi_heads=3).build(EncodingSize(d_model=8, num_heads=2, d_head=4)),
         SettingError,
         r"nape cannot have 3 ALiBi heads among 2; set num_alibi_heads to at most 2",
     ),
-    (lambda: HardALiBi(num_masked_heads=0), SettingError, r"num_masked_heads 0 is too small; use at least 1 head"),
+    (lambda: HardALiBi(num_masked_heads=0), SettingError, r"num_masked_heads 0 is too small; use at least 1"),
     *(
         (
             lambda masked_heads=masked_heads, heads=heads: HardALiBi(num_masked_heads=masked_heads).build(
@@ -901,7 +901,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         )
         for masked_heads, masked, heads in ((None, 0, 1), (3, 3, 2))
     ),
-    (lambda: T5Bias(num_buckets=1), SettingError, r"num_buckets 1 is too small; use at least 2 buckets"),
+    (lambda: T5Bias(num_buckets=1), SettingError, r"num_buckets 1 is too small; use at least 2"),
     (
         lambda: T5Bias(num_buckets=9, max_distance=4),
         SettingError,
@@ -921,7 +921,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         (
             lambda s=s: s(original_length=0),
             SettingError,
-            r"original_length 0 is too small; use the number of IDs in training",
+            r"original_length 0 is too small; use at least 1",
         )
         for s in (DynamicNTK, YaRN)
     ),
@@ -967,11 +967,8 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         )
         for share, turning in ((0.125, "1"), (0.01, "0.08"), (0.27, "2.16"), (0.375, "3"))
     ),
-    *(
-        (lambda s=s: s(mlp_width=0), SettingError, r"mlp_width 0 is too small; use at least 1 hidden unit")
-        for s in (DAPE, DAPEv2)
-    ),
-    (lambda: RePo(width=0), SettingError, r"width 0 is too small; use at least 1 hidden unit"),
+    *((lambda s=s: s(mlp_width=0), SettingError, r"mlp_width 0 is too small; use at least 1") for s in (DAPE, DAPEv2)),
+    (lambda: RePo(width=0), SettingError, r"width 0 is too small; use at least 1"),
     (
         lambda: RePo(rotary_share=1.0),
         SettingError,

@@ -180,7 +180,7 @@ def test_each_loop_receives_the_output_of_the_loop_before_plus_the_embeddings(nu
     ids = torch.arange(9).expand(1, 2, -1)
     decoder = looped(3, num_layers=num_layers)
     embedded = decoder.embed(tokens, ids, None)[0].flatten(0, 1)
-    group, x = TokenGroup(size=2, seq=9, position_ids=ids), torch.zeros_like(embedded)
+    group, x = TokenGroup(position_ids=ids, key_ids=ids), torch.zeros_like(embedded)
     for _ in range(3):
         x = x + embedded
         for block in decoder.blocks:

@@ -11,9 +11,9 @@ from lengthwise.encodings import ENCODINGS, ALiBi, EncodingSize, Learned, NoPE, 
 from lengthwise.encodings.alibi import alibi_slopes
 from lengthwise.encodings.levels import LevelEncoding
 from lengthwise.model.attention import attend, dilute_attention
+from lengthwise.model.block import RMSNorm
 from lengthwise.model.decoder import Decoder
 from lengthwise.model.decoder_settings import DecoderSettings
-from lengthwise.model.rms_norm import RMSNorm
 
 SIZE = EncodingSize(d_model=12, num_heads=2, d_head=6)
 

@@ -10,9 +10,8 @@ from tests.support.cases import randomize, small_decoder
 from torch import Tensor, nn
 
 from lengthwise.encodings import DAPE, ENCODINGS, DAPEv2, EncodingSettings, EncodingSize
-from lengthwise.model.attention import attend
+from lengthwise.model.attention import attend, entmax, make_weight_function, top_k
 from lengthwise.model.attention_scores import LengthScale
-from lengthwise.model.attention_weights import entmax, make_weight_function, top_k
 from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.tasks import Parity
 

@@ -30,9 +30,9 @@ from lengthwise.evaluation.grading import Grades, grade
 from lengthwise.evaluation.result_rows import describe_misfit
 from lengthwise.evaluation.tally import FirstErrors
 from lengthwise.experiments.experiment import Experiment, build_decoder
+from lengthwise.model import attention
 from lengthwise.model.decoder import Decoder
 from lengthwise.model.position_heads import POSITION_HEADS
-from lengthwise.model.position_heads import head as position_head
 from lengthwise.positions import Abacus, Coupled, Predicted, RandomStart, Sequential, Skipwise
 from lengthwise.tasks import Addition, Copy, Parity, Task
 from lengthwise.tasks.examples import Examples
@@ -270,7 +270,7 @@ def test_results_do_not_depend_on_the_batch_size(name, decode, monkeypatch):
     )
     for tokens, elements in ((1, 1), (40, 100), (10**9, 1)):
         monkeypatch.setattr(evaluation, "FORWARD_TOKENS", tokens)
-        monkeypatch.setattr(position_head, "CHUNK_SCORES", elements)
+        monkeypatch.setattr(attention, "MAX_CHUNK_SCORES", elements)
         again, same_losses = results()
         assert again == usual
         # The rounding of a sum depends on the batch size.

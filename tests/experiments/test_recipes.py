@@ -13,7 +13,7 @@ from lengthwise.experiments.recipes.fitted_encodings import FITTED_TASKS, descri
 from lengthwise.experiments.setting_changes import SettingChange, change_settings
 from lengthwise.experiments.validation import check_settings
 from lengthwise.positions import Discovered
-from lengthwise.positions.knowledge import COUPLING, describe_knowledge
+from lengthwise.positions.scheme import COUPLING, describe_knowledge
 from lengthwise.tasks import VariableAssignment
 
 FOUND = [name for name in RECIPES if isinstance(RECIPES[name]().scheme, Discovered)]

@@ -5,7 +5,7 @@ import torch
 from lengthwise.encodings import NoPE
 from lengthwise.model.decoder import Decoder
 from lengthwise.model.decoder_settings import DecoderSettings
-from lengthwise.model.embedding import ProductLookup, look_up
+from lengthwise.model.fast.embedding import ProductLookup, look_up
 
 
 def test_a_product_gives_the_gradient_of_the_lookup():

@@ -13,12 +13,11 @@ from lengthwise.encodings import ENCODINGS
 from lengthwise.evaluation.grading import grade
 from lengthwise.experiments.experiment import Experiment, build_decoder
 from lengthwise.model import generate as generation
-from lengthwise.model.attention_weights import WEIGHT_FUNCTIONS
+from lengthwise.model.attention import WEIGHT_FUNCTIONS
 from lengthwise.model.decoder import Decoder
 from lengthwise.model.decoder_settings import LENGTH_SCALINGS
 from lengthwise.model.generate import generate
 from lengthwise.model.position_heads import POSITION_HEADS
-from lengthwise.model.token_step import TokenStep
 from lengthwise.positions import Coupled, MultiLevel, Predicted
 from lengthwise.tasks import Addition, MultiAddition, Parity
 from lengthwise.training.batch import Batch, to_batch
@@ -169,71 +168,48 @@ def test_missing_ids_raise_an_error_if_the_decoder_predicts_none():
         generate(decoder, batch.tokens[:, :7], batch.position_ids[:, :, :9], end=3, max_new_tokens=3)
 
 
-def steps_after_prompt(decoder: Decoder, batch: Batch) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Return the hidden states of the answer's tokens from steps with reserved memory, and from the decoder."""
-    length, num_tokens = int(batch.prompt_length[0]), batch.tokens.shape[1]
-    _, expected_cache = decoder(batch.tokens[:, :length], batch.position_ids[:, :, :length])
-    cache, step = expected_cache.reserve(num_tokens - length), TokenStep(decoder)
-    hidden, expected = [], []
-    for index in range(length, num_tokens):
-        token, ids = batch.tokens[:, index, None], batch.position_ids[:, :, index, None]
-        result, cache = step(token, ids, cache)
-        expected_result, expected_cache = decoder(token, ids, expected_cache)
-        hidden.append(result)
-        expected.append(expected_result)
-    assert torch.equal(cache.position_ids, expected_cache.position_ids)
-    return hidden, expected
-
-
 @torch.no_grad()
-def assert_steps_equal_decoder(decoder: Decoder, task: Parity | MultiAddition) -> None:
+def assert_steps_equal_a_full_pass(decoder: Decoder, task: Parity | MultiAddition) -> None:
+    """Check the hidden states of the answer's tokens from steps with reserved memory."""
     examples = task.sample(length=3, size=4, rng=stream(0, "examples"))
     scheme = MultiLevel(num_position_ids=48)
     batch = to_batch(3, examples, scheme.assign(examples, stream(0, "IDs"), training=True))
-    for result, expected in zip(*steps_after_prompt(decoder, batch), strict=True):
-        torch.testing.assert_close(result, expected, atol=1e-5, rtol=0)
+    length, num_tokens = int(batch.prompt_length[0]), batch.tokens.shape[1]
+    expected, _ = decoder(batch.tokens, batch.position_ids)
+    _, prompt_cache = decoder(batch.tokens[:, :length], batch.position_ids[:, :, :length])
+    cache = prompt_cache.reserve(num_tokens - length)
+    for index in range(length, num_tokens):
+        result, cache = decoder(batch.tokens[:, index, None], batch.position_ids[:, :, index, None], cache)
+        torch.testing.assert_close(result, expected[:, index, None], atol=1e-5, rtol=0)
+    assert torch.equal(cache.position_ids, batch.position_ids)
 
 
 @pytest.mark.parametrize("encoding", ["rotary", "repo", "selective_rotary"])
 @pytest.mark.parametrize("num_layers", [1, 2])
-def test_a_token_step_of_a_looped_decoder_equals_the_decoder(num_layers, encoding):
+def test_steps_of_a_looped_decoder_equal_a_full_pass(num_layers, encoding):
     decoder = small_decoder(encoding, Parity(), num_layers=num_layers, loops=3)
-    assert_steps_equal_decoder(decoder, Parity())
+    assert_steps_equal_a_full_pass(decoder, Parity())
 
 
 @pytest.mark.first(8)
 @pytest.mark.parametrize("encoding", ENCODINGS)
-def test_a_token_step_equals_the_decoder_for_every_encoding(encoding):
+def test_steps_equal_a_full_pass_for_every_encoding(encoding):
     for task, num_levels, level_per_head in ((Parity(), 1, False), (TWO_LEVELS, 2, False), (TWO_LEVELS, 2, True)):
         settings = small_encoding(encoding, share=0.5)
         decoder = small_decoder(settings, task, num_levels=num_levels, num_heads=4, level_per_head=level_per_head)
-        assert_steps_equal_decoder(decoder, task)
+        assert_steps_equal_a_full_pass(decoder, task)
 
 
 @pytest.mark.parametrize("scaling", LENGTH_SCALINGS)
 @pytest.mark.parametrize("weights", WEIGHT_FUNCTIONS)
-def test_a_token_step_equals_the_decoder_for_every_weight_function_and_length_scaling(weights, scaling):
+def test_steps_equal_a_full_pass_for_every_weight_function_and_length_scaling(weights, scaling):
     if weights == "entmax":
         pytest.importorskip("entmax")
-    assert_steps_equal_decoder(small_decoder("rotary", Parity(), weights=weights, length_scaling=scaling), Parity())
+    assert_steps_equal_a_full_pass(small_decoder("rotary", Parity(), weights=weights, length_scaling=scaling), Parity())
 
 
-def test_a_token_step_equals_the_decoder_with_diluted_attention_in_training_mode():
-    assert_steps_equal_decoder(small_decoder("rotary", Parity(), dilution=0.5).train(), Parity())
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("head", POSITION_HEADS)
-def test_ids_from_the_terms_of_the_vocabulary_equal_those_from_embeddings(head):
-    decoder, batch = decoder_and_batch(small_experiment(TWO_LEVELS, head=head))
-    length = int(batch.prompt_length[0])
-    hidden, _ = decoder(batch.tokens, batch.position_ids)
-    prompts = decoder.read_prompt(batch.tokens, batch.position_ids, batch.prompt_length)
-    inputs = (hidden[:, length : length + 1], batch.position_ids[:, :, length : length + 1], batch.tokens[:, -1:])
-    pairs = zip(TokenStep(decoder).next_ids(*inputs, prompts), decoder.next_ids(*inputs, prompts), strict=True)
-    for level, expected in pairs:
-        torch.testing.assert_close(level.log_probs, expected.log_probs, atol=1e-5, rtol=1e-5)
-        assert torch.equal(level.candidates, expected.candidates)
+def test_steps_equal_a_full_pass_with_diluted_attention_in_training_mode():
+    assert_steps_equal_a_full_pass(small_decoder("rotary", Parity(), dilution=0.5).train(), Parity())
 
 
 @torch.no_grad()
@@ -241,7 +217,7 @@ def test_a_step_with_reserved_memory_keeps_the_earlier_keys_where_they_are():
     decoder, batch = decoder_and_batch(small_experiment())
     _, cache = decoder(batch.tokens[:, :5], batch.position_ids[:, :, :5])
     reserved = cache.reserve(2)
-    _, extended = TokenStep(decoder)(batch.tokens[:, 5:6], batch.position_ids[:, :, 5:6], reserved)
+    _, extended = decoder(batch.tokens[:, 5:6], batch.position_ids[:, :, 5:6], reserved)
     for before, after in zip(reserved.keys + reserved.values, extended.keys + extended.values, strict=True):
         assert after.data_ptr() == before.data_ptr()
         assert (before.shape[2], after.shape[2]) == (5, 6)
@@ -279,13 +255,13 @@ def test_a_batch_decodes_like_single_sequences_with_or_without_finished_ones(tas
     prompt, ids = batch.tokens[:, :length], batch.position_ids[:, :, :length]
     end = frequent_token(generate(decoder, prompt, ids, end=NEVER, max_new_tokens=new).tokens)
     sizes = []
-    step = TokenStep.__call__
+    forward = Decoder.forward
 
-    def count_sequences(self: TokenStep, tokens: torch.Tensor, *inputs: object) -> object:
+    def count_sequences(self: Decoder, tokens: torch.Tensor, *inputs: object, **options: object) -> object:
         sizes.append(len(tokens))
-        return step(self, tokens, *inputs)
+        return forward(self, tokens, *inputs, **options)
 
-    monkeypatch.setattr(TokenStep, "__call__", count_sequences)
+    monkeypatch.setattr(Decoder, "forward", count_sequences)
     together = generate(decoder, prompt, ids, end=end, max_new_tokens=new)
     assert (min(sizes) < len(prompt)) == (share <= 1)
     assert len({int(count) for count in together.is_written.sum(dim=1)}) > 1
@@ -306,14 +282,18 @@ def test_the_ids_of_finished_sequences_are_always_valid(monkeypatch):
     prompt, ids = batch.tokens[:, :length], batch.position_ids[:, :, :length]
     end = frequent_token(generate(decoder, prompt, ids, end=NEVER, max_new_tokens=12).tokens)
     finished_ids, is_finished = [], torch.zeros(len(prompt), dtype=torch.bool)
-    step = TokenStep.__call__
+    forward = Decoder.forward
 
-    def record_ids(self: TokenStep, tokens: torch.Tensor, position_ids: torch.Tensor, cache: object) -> object:
-        finished_ids.extend(position_ids[:, is_finished].flatten().tolist())
-        is_finished.logical_or_(tokens[:, 0] == end)
-        return step(self, tokens, position_ids, cache)
+    def record_ids(
+        self: Decoder, tokens: torch.Tensor, position_ids: torch.Tensor, *inputs: object, **options: object
+    ) -> object:
+        # The first pass reads the prompt.
+        if tokens.shape[1] == 1:
+            finished_ids.extend(position_ids[:, is_finished].flatten().tolist())
+            is_finished.logical_or_(tokens[:, 0] == end)
+        return forward(self, tokens, position_ids, *inputs, **options)
 
-    monkeypatch.setattr(TokenStep, "__call__", record_ids)
+    monkeypatch.setattr(Decoder, "forward", record_ids)
     generate(decoder, prompt, ids, end=end, max_new_tokens=12)
     assert len(finished_ids) > 12
     assert set(finished_ids) == {0}

@@ -18,8 +18,7 @@ from tests.support.cases import (
 from lengthwise.core.errors import PositionIDError, PositionRangeError, UnsupportedTaskError
 from lengthwise.core.randomness import stream
 from lengthwise.encodings import ENCODINGS, Encoding, EncodingSettings, EncodingSize, Learned
-from lengthwise.model.attention import MAX_KEYS_FOR_PLAIN_ATTENTION
-from lengthwise.model.attention_weights import WEIGHT_FUNCTIONS
+from lengthwise.model.attention import MAX_KEYS_FOR_PLAIN_ATTENTION, WEIGHT_FUNCTIONS
 from lengthwise.model.cache import Cache
 from lengthwise.model.decoder import Decoder
 from lengthwise.positions import SCHEMES

@@ -11,12 +11,20 @@ from lengthwise.evaluation import grading
 from lengthwise.evaluation.exact_match import EvaluationSettings, evaluate_by_length
 from lengthwise.experiments.experiment import build_decoder
 from lengthwise.experiments.recipes import quick, recipe
-from lengthwise.model import near_attention, near_keys
 from lengthwise.model.attention_scores import AttentionHooks
 from lengthwise.model.decoder import Decoder
 from lengthwise.model.decoder_settings import DecoderSettings
-from lengthwise.model.near_attention import NearAttention
-from lengthwise.model.near_keys import FarKeys, bound_far_keys, far_distances, number_rows, read_near_keys
+from lengthwise.model.fast import near_attention
+from lengthwise.model.fast.near_attention import (
+    FarKeys,
+    NearAttention,
+    bound_far_keys,
+    far_distances,
+    number_rows,
+    read_near_keys,
+)
+from lengthwise.model.fast.recorded_decoding import allows_recording
+from lengthwise.model.fast.switch import plain_forms
 from lengthwise.model.position_heads import Pointer, WidePointer, pointer, read_prompt
 
 SHARP = Rotary(base=100.0, fastest=3.0)
@@ -28,7 +36,7 @@ SETTINGS = DecoderSettings(num_layers=1, d_model=32, num_heads=2, temperature=6.
 @pytest.fixture(autouse=True)
 def _small_widths(monkeypatch):
     """Let short sequences have far keys."""
-    monkeypatch.setattr(near_keys, "WIDTHS", (4, 8, 16))
+    monkeypatch.setattr(near_attention, "WIDTHS", (4, 8, 16))
 
 
 def coupled_ids(num_levels: int, *, falls: bool = False) -> torch.Tensor:
@@ -78,7 +86,7 @@ def test_near_attention_equals_dense_attention(num_levels, encoding, scaling, fa
         decoder = random_decoder(encoding, num_levels, length_scaling=scaling, temperature=temperature)
         dense, near_output, near = both(decoder, coupled_ids(num_levels, falls=falls), random_tokens())
         torch.testing.assert_close(near_output, dense, rtol=0, atol=2e-5 * max(1, temperature / 6))
-        assert near.omitted <= near_keys.MAX_OMITTED
+        assert near.omitted <= near_attention.MAX_OMITTED
 
 
 def test_sharp_attention_leaves_out_far_keys_and_flat_attention_reads_all():
@@ -92,7 +100,7 @@ def test_sharp_attention_leaves_out_far_keys_and_flat_attention_reads_all():
     sharp.segment.data.zero_()
     *_, near = both(sharp, ids, tokens)
     assert near.num_dense == 0
-    assert 0 <= near.omitted <= near_keys.MAX_OMITTED
+    assert 0 <= near.omitted <= near_attention.MAX_OMITTED
     *_, near = both(random_decoder(temperature=0.1), ids, tokens)
     assert near.num_dense == 2 * (SEQ - QUERY_START)
     assert near.omitted == 0
@@ -107,7 +115,7 @@ def test_a_far_key_that_looks_near_is_read():
 
 
 def test_many_different_tokens_are_read_densely(monkeypatch):
-    monkeypatch.setattr(near_keys, "MAX_CONTENT_PAIRS", 3)
+    monkeypatch.setattr(near_attention, "MAX_CONTENT_PAIRS", 3)
     dense, near_output, near = both(random_decoder(), coupled_ids(1), random_tokens())
     torch.testing.assert_close(near_output, dense, rtol=0, atol=2e-5)
     assert near.num_dense == 2 * (SEQ - QUERY_START)
@@ -133,7 +141,7 @@ def test_a_pointer_reads_ids_that_are_far_apart_densely(monkeypatch):
 
 
 def test_a_short_sequence_has_no_far_keys(monkeypatch):
-    monkeypatch.setattr(near_keys, "WIDTHS", (SEQ,))
+    monkeypatch.setattr(near_attention, "WIDTHS", (SEQ,))
     dense, near_output, near = both(random_decoder(temperature=0.1), coupled_ids(1), random_tokens())
     torch.testing.assert_close(near_output, dense, rtol=0, atol=2e-5)
     assert (near.num_dense, near.omitted) == (0, 0.0)
@@ -150,12 +158,12 @@ def test_few_unfinished_queries_read_all_keys_one_group_at_a_time(monkeypatch):
 def test_the_bound_is_above_the_omitted_weight_and_close_to_it():
     num_ids, scale = 100, torch.tensor([[3.0, 3.5, 4.0]])
     distances = torch.cat(list(far_distances(num_ids, 30)))
-    assert sorted(distances.abs().tolist()) == sorted(2 * list(range(near_keys.WIDTHS[0] + 1, num_ids + 1)))
+    assert sorted(distances.abs().tolist()) == sorted(2 * list(range(near_attention.WIDTHS[0] + 1, num_ids + 1)))
     scores = torch.randn(1, 2, len(distances))
     far = bound_far_keys(scores, None, scale, max_keys_per_id=2)
     contents = torch.tensor([0, 1, 1])
     bounds = far.omitted(1, contents, scale, torch.zeros(1, 3))
-    is_far = distances.abs() > near_keys.WIDTHS[1]
+    is_far = distances.abs() > near_attention.WIDTHS[1]
     actual = torch.stack(
         [
             2 * (factor * scores[0, content, is_far]).exp().sum()
@@ -176,8 +184,8 @@ def test_a_query_without_a_near_key_is_unfinished():
         return far.omitted(width_index, torch.zeros_like(queries), torch.ones(1, len(queries)), log_weights)
 
     for query_id, unfinished in ((50, [0]), (3, [])):
-        reading = read_near_keys(torch.tensor([query_id]), torch.arange(5), read, omitted)
-        assert reading.unfinished.tolist() == unfinished
+        _, queries = read_near_keys(torch.tensor([query_id]), torch.arange(5), read, omitted)
+        assert queries.tolist() == unfinished
 
 
 def test_rows_have_equal_numbers_only_if_they_are_equal():
@@ -249,7 +257,7 @@ def test_a_long_evaluation_has_the_same_result_and_says_what_it_omitted(monkeypa
     monkeypatch.setattr(NearAttention, "attend", lambda *given: used.append(1) or ATTEND(*given))
     (near,) = evaluate_by_length(decoder, experiment.task, experiment.scheme, settings)
     assert used
-    assert dense.omitted_weight == 0 <= near.omitted_weight <= near_keys.MAX_OMITTED
+    assert dense.omitted_weight == 0 <= near.omitted_weight <= near_attention.MAX_OMITTED
     changes = {"wall_s": 0.0, "omitted_weight": 0.0, "answer_loss": None}
     assert replace(near, **changes) == replace(dense, **changes)
     assert near.answer_loss == pytest.approx(dense.answer_loss, rel=1e-5)
@@ -260,3 +268,12 @@ def test_decoders_with_other_attention_stay_dense():
     for settings in ({"num_layers": 2}, {"weights": "entmax"}, {"encoding": ENCODINGS["dape"]()}):
         assert not random_decoder(**settings).allows_near_attention
     assert not Decoder(SETTINGS, SHARP, vocabulary_size=2, num_levels=2).allows_near_attention
+
+
+def test_plain_forms_replace_near_attention_and_recordings():
+    decoder = random_decoder()
+    with plain_forms():
+        assert not decoder.allows_near_attention
+        assert not allows_recording(decoder)
+    assert decoder.allows_near_attention
+    assert allows_recording(decoder)

@@ -8,7 +8,7 @@ from lengthwise.encodings import ALiBi
 from lengthwise.experiments.recipes import quick, recipe
 from lengthwise.experiments.run import train
 from lengthwise.model import generate as generation
-from lengthwise.model import near_generate, near_keys
+from lengthwise.model.fast import near_attention, near_generate
 from lengthwise.model.generate import generate
 from lengthwise.model.position_heads import POSITION_HEADS
 
@@ -19,7 +19,7 @@ HEADS = [name for name in POSITION_HEADS if name != "class"]
 @pytest.fixture
 def calls(monkeypatch) -> list[bool]:
     """Let short prompts use drafts in small blocks; return whether each of them was completed."""
-    monkeypatch.setattr(near_keys, "WIDTHS", (2, 4, 8))
+    monkeypatch.setattr(near_attention, "WIDTHS", (2, 4, 8))
     monkeypatch.setattr(near_generate, "WIDTHS", (2,))
     monkeypatch.setattr(near_generate, "FIRST_BLOCK", 4)
     monkeypatch.setattr(near_generate, "MAX_FAILED_CHECKS", 100)
@@ -93,9 +93,9 @@ def test_blocks_double_until_a_draft_is_wrong(monkeypatch):
     blocks = []
     actual = near_generate._Sequence.draft
 
-    def draft(sequence, num_tokens, end):
+    def draft(sequence, num_tokens):
         blocks.append(num_tokens)
-        actual(sequence, num_tokens, end)
+        actual(sequence, num_tokens)
         if len(blocks) == 3:
             sequence.tokens[0, sequence.length - 1] += 1
 

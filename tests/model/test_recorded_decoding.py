@@ -7,10 +7,10 @@ import torch
 from tests.support.cases import small_decoder, small_scheme
 
 from lengthwise.encodings import ENCODINGS
-from lengthwise.model import recorded_decoding
+from lengthwise.model.fast import recorded_decoding
+from lengthwise.model.fast.recorded_decoding import RecordedDecoding, allows_recording
 from lengthwise.model.generate import _start, generate
 from lengthwise.model.position_heads import POSITION_HEADS
-from lengthwise.model.recorded_decoding import RecordedDecoding, allows_recording
 from lengthwise.tasks import Parity
 from lengthwise.training.batch import Sampler
 

@@ -24,10 +24,10 @@ from lengthwise.influence.probing.hidden_context import MODES, WindowEvaluator
 from lengthwise.influence.probing.subset_scoring import SubsetScorer, TargetLoss
 from lengthwise.influence.probing.window import Window
 from lengthwise.model import generate as generation
-from lengthwise.model import near_attention, near_generate, near_keys
 from lengthwise.model.attention_scores import AttentionHooks
+from lengthwise.model.fast import near_attention, near_generate
+from lengthwise.model.fast.near_attention import NearAttention
 from lengthwise.model.generate import generate
-from lengthwise.model.near_attention import NearAttention
 from lengthwise.model.position_heads import pointer
 from lengthwise.tasks import MultiAddition, Parity
 from lengthwise.training.batch import Sampler
@@ -99,9 +99,9 @@ def test_evaluation_gives_the_same_on_cuda_and_cpu(decode, tmp_path):
 @pytest.fixture
 def _near_in_short_sequences(monkeypatch):
     """Let short sequences have far keys, and several chunks of queries."""
-    for module in (near_keys, near_generate):
+    for module in (near_attention, near_generate):
         monkeypatch.setattr(module, "WIDTHS", (4, 8, 16))
-    monkeypatch.setattr(near_keys, "GPU_NEAR_QUERIES", 32)
+    monkeypatch.setattr(near_attention, "GPU_NEAR_QUERIES", 32)
     monkeypatch.setattr(near_attention, "GPU_SCORES_PER_CHUNK", 1 << 10)
     monkeypatch.setattr(near_generate, "FIRST_BLOCK", 4)
     for module in (generation, pointer):
@@ -122,7 +122,7 @@ def test_near_attention_is_the_same_on_cuda_and_cpu(temperature, encoding, max_s
         near = NearAttention()
         inputs, hooks = (tokens.to(device), ids.to(device)), AttentionHooks(near=near)
         hidden.append(decoder.to(device)(*inputs, query_start=QUERY_START, hooks=hooks)[0].cpu())
-        assert near.omitted <= near_keys.MAX_OMITTED
+        assert near.omitted <= near_attention.MAX_OMITTED
     torch.testing.assert_close(hidden[1], hidden[0], rtol=0, atol=2e-5 * max(1, temperature))
 
 

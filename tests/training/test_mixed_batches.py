@@ -10,7 +10,7 @@ from tests.support.cases import NUM_POSITION_IDS, small_decoder, small_encoding,
 from lengthwise.core.errors import SettingError
 from lengthwise.core.randomness import stream
 from lengthwise.encodings import ENCODINGS
-from lengthwise.model.attention_weights import WEIGHT_FUNCTIONS
+from lengthwise.model.attention import WEIGHT_FUNCTIONS
 from lengthwise.model.decoder import Decoder
 from lengthwise.model.decoder_settings import LENGTH_SCALINGS
 from lengthwise.model.position_heads import POSITION_HEADS

@@ -1,7 +1,5 @@
 """Default values that functions share with the command line, which shows them in its help without importing torch."""
 
-# Scheme that finds a coupling in examples of the task.
-DISCOVERED = "discovered"
 # Ways to find a coupling: from the examples, from the answers of a model, or the second if the first is impossible.
 DEPENDENCE, MODEL, AUTO = "dependence", "model", "auto"
 COUPLING_METHODS = (AUTO, DEPENDENCE, MODEL)

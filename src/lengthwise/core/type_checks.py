@@ -57,6 +57,14 @@ def check_types(settings: Any, is_instance: Callable[[Any, Any], bool] = lambda 
         check_value(field.name, getattr(settings, field.name), field.type, is_instance)
 
 
+def check_at_least(settings: Any, minimum: int, *names: str) -> None:
+    """Raise ``SettingError`` for the first of these fields with a number below ``minimum``."""
+    for name in names:
+        value = getattr(settings, name)
+        if value is not None and value < minimum:
+            raise SettingError(f"{name} {value} is too small; use at least {minimum}")
+
+
 def check_values(dataclass_type: type, values: Mapping[str, Any]) -> None:
     """Raise ``SettingError`` unless each field of a dataclass has a value that ``check_types`` accepts.
 

@@ -8,8 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lengthwise.encodings.distance import distances
-from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize, KeyIDs, QueryIDs
+from lengthwise.encodings.encoding import Bias, Encoding, EncodingSettings, EncodingSize, KeyIDs, QueryIDs, distances
 
 
 def alibi_slopes(num_heads: int) -> Float[Tensor, " heads"]:
@@ -31,7 +30,7 @@ class ALiBiEncoding(Encoding):
         super().__init__()
         self.register_buffer("slopes", alibi_slopes(num_heads), persistent=False)
 
-    def bias(self, query_ids: QueryIDs, key_ids: KeyIDs) -> Float[Tensor, "#batch heads query key"]:
+    def bias(self, query_ids: QueryIDs, key_ids: KeyIDs) -> Bias:
         """Return the negative penalty of the absolute distance; a visible key can have a larger ID than the query."""
         distance = distances(query_ids, key_ids).abs().float()
         return -self.slopes[:, None, None] * distance[:, None]

@@ -8,8 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lengthwise.core.errors import SettingError
-from lengthwise.core.type_checks import check_types
+from lengthwise.core.type_checks import check_at_least
 from lengthwise.encodings.encoding import (
     Encoding,
     EncodingSettings,
@@ -76,10 +75,8 @@ class CoPE(EncodingSettings):
     shift_invariant: ClassVar[bool] = True
     reads_order: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        check_types(self)
-        if self.num_positions < 2:
-            raise SettingError(f"num_positions {self.num_positions} is too small; use at least 2")
+    def _check(self) -> None:
+        check_at_least(self, 2, "num_positions")
 
     def build(self, decoder_size: EncodingSize) -> Encoding:
         """Return the module, with one vector per whole position."""

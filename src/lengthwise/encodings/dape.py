@@ -5,12 +5,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Bool
-from torch import Tensor, nn
+from torch import nn
 
-from lengthwise.core.errors import SettingError
-from lengthwise.core.type_checks import check_types
-from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize, KeyIDs, QueryIDs, Scores
+from lengthwise.core.type_checks import check_at_least
+from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize, IsVisible, KeyIDs, QueryIDs, Scores
 from lengthwise.encodings.kerple_log import KERPLELogEncoding
 
 
@@ -39,21 +37,13 @@ class DAPEEncoding(Encoding):
         self.widen = nn.Conv2d(2 * num_heads, width, kernel_shape, padding=padding)
         self.narrow = nn.Conv2d(width, num_heads, kernel_shape, padding=padding)
 
-    def adjust(
-        self, scores: Scores, query_ids: QueryIDs, key_ids: KeyIDs, is_visible: Bool[Tensor, "query key"]
-    ) -> Scores:
+    def adjust(self, scores: Scores, query_ids: QueryIDs, key_ids: KeyIDs, is_visible: IsVisible) -> Scores:
         """Return the adjusted scores. In-place operations reduce the memory for the hidden channels."""
         bias = self.kerple.bias(query_ids, key_ids)
         channels = torch.cat([scores, bias], dim=1).masked_fill_(~is_visible, 0.0)
         with full_precision(scores.device):
             hidden = nn.functional.leaky_relu(self.widen(channels).masked_fill_(~is_visible, 0.0), inplace=True)
             return scores + bias + self.narrow(hidden)
-
-
-def check_mlp_width(mlp_width: int) -> None:
-    """Raise ``SettingError`` for an ``mlp_width`` below 1."""
-    if mlp_width < 1:
-        raise SettingError(f"mlp_width {mlp_width} is too small; use at least 1 hidden unit")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,9 +58,8 @@ class DAPE(EncodingSettings):
     real_valued: ClassVar[bool] = True
     shift_invariant: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        check_types(self)
-        check_mlp_width(self.mlp_width)
+    def _check(self) -> None:
+        check_at_least(self, 1, "mlp_width")
 
     def build(self, decoder_size: EncodingSize) -> Encoding:
         """Return the module; its network processes each key separately."""

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lengthwise.core.errors import SettingError
-from lengthwise.core.type_checks import check_types
-from lengthwise.encodings.dape import DAPEEncoding, check_mlp_width
+from lengthwise.core.type_checks import check_at_least
+from lengthwise.encodings.dape import DAPEEncoding
 from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
 
 
@@ -27,9 +27,8 @@ class DAPEv2(EncodingSettings):
     shift_invariant: ClassVar[bool] = True
     reads_order: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        check_types(self)
-        check_mlp_width(self.mlp_width)
+    def _check(self) -> None:
+        check_at_least(self, 1, "mlp_width")
         if self.kernel_size < 1 or self.kernel_size % 2 == 0:
             raise SettingError(f"kernel_size {self.kernel_size} is not positive and odd; use an odd number such as 3")
 

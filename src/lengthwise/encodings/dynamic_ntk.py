@@ -7,10 +7,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lengthwise.core.type_checks import check_types
-from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize, KeyIDs, QueryIDs
-from lengthwise.encodings.pairwise_rotary import PairwiseRotaryEncoding
-from lengthwise.encodings.scaled_rotary import LENGTH_FACTOR, check_original_length, check_scaling, check_two_pairs
+from lengthwise.core.type_checks import check_at_least
+from lengthwise.encodings.encoding import Encoding, EncodingSize, KeyIDs, QueryIDs
+from lengthwise.encodings.scaled_rotary import PairwiseRotaryEncoding, ScaledRotary, check_two_pairs
 
 
 class DynamicNTKEncoding(PairwiseRotaryEncoding):
@@ -39,7 +38,7 @@ class DynamicNTKEncoding(PairwiseRotaryEncoding):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DynamicNTK(EncodingSettings):
+class DynamicNTK(ScaledRotary):
     """Rotary with a base that grows when visible IDs reach ``original_length``, the number of IDs in training.
 
     ``fastest`` is the frequency of the first pair of components in radians per ID.
@@ -47,23 +46,17 @@ class DynamicNTK(EncodingSettings):
     ``in_training`` is True.
     """
 
-    factor: float = 8.0
     original_length: int = 2048
-    base: float = 10_000.0
-    fastest: float = 1.0
-    in_training: bool = False
 
     name: ClassVar[str] = "rotary_dynamic_ntk"
     summary: ClassVar[str] = "rotary with a base that grows with the largest visible ID (dynamic NTK)"
     paper: ClassVar[str] = "emozilla 2023, in Peng et al. 2024 (arXiv 2309.00071)"
-    real_valued: ClassVar[bool] = True
+    shift_invariant: ClassVar[bool] = False
     reads_order: ClassVar[bool] = True
-    knowledge: ClassVar[tuple[str, ...]] = LENGTH_FACTOR
 
-    def __post_init__(self) -> None:
-        check_types(self)
-        check_scaling(self.base, self.fastest, self.factor)
-        check_original_length(self.original_length)
+    def _check(self) -> None:
+        ScaledRotary._check(self)
+        check_at_least(self, 1, "original_length")
 
     def build(self, decoder_size: EncodingSize) -> Encoding:
         """Return the module, without parameters; raise ``SettingError`` unless ``d_head`` is even and at least 4."""

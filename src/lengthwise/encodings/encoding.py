@@ -1,5 +1,6 @@
-"""Interface of encodings, which add position IDs to the computations of the decoder."""
+"""Interface of encodings, which add position IDs to the computations of the decoder, and biases by ID distance."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -8,6 +9,7 @@ from jaxtyping import Bool, Float, Real
 from torch import Tensor, nn
 
 from lengthwise.core.errors import SettingError
+from lengthwise.core.type_checks import check_types
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +28,9 @@ KeyIDs = Real[Tensor, "batch key"]
 QueryVectors = Float[Tensor, "batch heads query d_head"]
 KeyVectors = Float[Tensor, "batch heads key d_head"]
 Scores = Float[Tensor, "batch heads query key"]
+Bias = Float[Tensor, "#batch heads query key"]
+TokenIDs = Real[Tensor, "batch seq"]
+IsVisible = Bool[Tensor, "query key"]
 HeadVectors = Float[Tensor, "batch heads seq d_head"]
 TokenVectors = Float[Tensor, "batch seq d_model"]
 Annotations = Float[Tensor, "batch heads seq extra"]
@@ -67,11 +72,11 @@ class Encoding(nn.Module):
         """True if the class overrides any hook; a subclass whose hooks do not use the IDs returns False."""
         return any(getattr(type(self), hook) is not getattr(Encoding, hook) for hook in HOOKS)
 
-    def embed(self, x: TokenVectors, position_ids: Real[Tensor, "batch seq"]) -> TokenVectors:
+    def embed(self, x: TokenVectors, position_ids: TokenIDs) -> TokenVectors:
         """Return the token embeddings ``x`` with position information added."""
         return x
 
-    def rotate(self, x: HeadVectors, position_ids: Real[Tensor, "batch seq"]) -> HeadVectors:
+    def rotate(self, x: HeadVectors, position_ids: TokenIDs) -> HeadVectors:
         """Return the queries or keys ``x``, transformed according to their position IDs."""
         return x
 
@@ -87,7 +92,7 @@ class Encoding(nn.Module):
             return query, key
         return self.rotate(query, key_ids[:, num_keys - num_queries :]), self.rotate(key, key_ids)
 
-    def annotate(self, hidden: TokenVectors, position_ids: Real[Tensor, "batch seq"], layer: int) -> Annotations:
+    def annotate(self, hidden: TokenVectors, position_ids: TokenIDs, layer: int) -> Annotations:
         """Return values of each token, in at least float32; called only if ``has_annotations`` is True.
 
         ``hidden`` is the normalized input of the attention in block number ``layer``. The values follow the rotated
@@ -95,7 +100,7 @@ class Encoding(nn.Module):
         """
         raise NotImplementedError(f"{type(self).__name__} does not implement annotate")
 
-    def bias(self, query_ids: QueryIDs, key_ids: KeyIDs) -> Float[Tensor, "#batch heads query key"]:
+    def bias(self, query_ids: QueryIDs, key_ids: KeyIDs) -> Bias:
         """Return additive attention scores for one chunk of queries; called only if ``has_bias`` is True."""
         raise NotImplementedError(f"{type(self).__name__} does not implement bias")
 
@@ -107,9 +112,7 @@ class Encoding(nn.Module):
         """
         return query @ key.mT
 
-    def adjust(
-        self, scores: Scores, query_ids: QueryIDs, key_ids: KeyIDs, is_visible: Bool[Tensor, "query key"]
-    ) -> Scores:
+    def adjust(self, scores: Scores, query_ids: QueryIDs, key_ids: KeyIDs, is_visible: IsVisible) -> Scores:
         """Return adjusted attention scores, which must not depend on invisible keys. Requires ``has_scores = True``."""
         return scores
 
@@ -130,6 +133,15 @@ class EncodingSettings(Protocol):
     shift_invariant: ClassVar[bool] = False
     reads_order: ClassVar[bool] = False
 
+    def __post_init__(self) -> None:
+        """Check the types of all fields, and then their values."""
+        check_types(self)
+        self._check()
+
+    def _check(self) -> None:
+        """Raise ``SettingError`` for a value out of range."""
+        return  # Without a statement, the method of a protocol would be abstract.
+
     @property
     def num_position_ids(self) -> int | None:
         """Upper limit of the IDs, exclusive; ``None`` if the encoding accepts any ID."""
@@ -138,3 +150,28 @@ class EncodingSettings(Protocol):
     def build(self, decoder_size: EncodingSize) -> Encoding:
         """Return a module for the given sizes; raise ``SettingError`` for sizes that it does not support."""
         ...
+
+
+def distances(query_ids: QueryIDs, key_ids: KeyIDs) -> Real[Tensor, "batch query key"]:
+    """Return the query's ID minus the key's ID; coupled IDs can give a negative distance to a visible key."""
+    return query_ids[:, :, None] - key_ids[:, None, :]
+
+
+def bias_by_distance(
+    bias_function: Callable[[Float[Tensor, " pairs"]], Float[Tensor, "heads pairs"]],
+    query_ids: QueryIDs,
+    key_ids: KeyIDs,
+) -> Scores:
+    """Return the value of ``bias_function`` at the signed ID distance of every query and key."""
+    distance = distances(query_ids, key_ids)
+    # Integer distances repeat, so a CPU computes each value once. On a GPU, reading the range would synchronize.
+    if distance.numel() and not distance.is_floating_point() and distance.device.type == "cpu":
+        min_distance, max_distance = (int(bound) for bound in distance.aminmax())
+        if max_distance - min_distance < distance.numel():
+            bias_table = bias_function(torch.arange(min_distance, max_distance + 1).float())
+            return _unflatten_pairs(bias_table.index_select(1, (distance - min_distance).flatten()), distance.shape)
+    return _unflatten_pairs(bias_function(distance.flatten().float()), distance.shape)
+
+
+def _unflatten_pairs(bias: Float[Tensor, "heads pairs"], distance_shape: torch.Size) -> Scores:
+    return bias.view(len(bias), *distance_shape).transpose(0, 1)

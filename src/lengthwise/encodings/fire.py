@@ -8,9 +8,16 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lengthwise.core.errors import SettingError
-from lengthwise.core.type_checks import check_types
-from lengthwise.encodings.distance import bias_by_distance, distances
-from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize, KeyIDs, QueryIDs
+from lengthwise.encodings.encoding import (
+    Bias,
+    Encoding,
+    EncodingSettings,
+    EncodingSize,
+    KeyIDs,
+    QueryIDs,
+    bias_by_distance,
+    distances,
+)
 
 MLP_WIDTH = 32
 EPSILON = 1e-6
@@ -34,7 +41,7 @@ class FIREEncoding(Encoding):
         self.widen = nn.Linear(1, MLP_WIDTH)
         self.narrow = nn.Linear(MLP_WIDTH, num_heads)
 
-    def bias(self, query_ids: QueryIDs, key_ids: KeyIDs) -> Float[Tensor, "#batch heads query key"]:
+    def bias(self, query_ids: QueryIDs, key_ids: KeyIDs) -> Bias:
         """Return the network's output for ``psi(d) / psi(max(L, p_query))``."""
         threshold = (self.stretch * self.threshold).abs()
         # If no ID exceeds the threshold, the bias depends only on the distance. On a GPU, this check would synchronize.
@@ -75,8 +82,7 @@ class FIRE(EncodingSettings):
     paper: ClassVar[str] = "Li et al. 2024 (arXiv 2310.04418)"
     real_valued: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        check_types(self)
+    def _check(self) -> None:
         if self.threshold <= 0:
             raise SettingError(f"threshold {self.threshold} is not positive; use a number above 0")
 

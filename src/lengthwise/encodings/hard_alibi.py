@@ -5,13 +5,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from lengthwise.core.errors import SettingError
-from lengthwise.core.type_checks import check_types
-from lengthwise.encodings.distance import distances
-from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize, KeyIDs, QueryIDs
+from lengthwise.core.type_checks import check_at_least
+from lengthwise.encodings.encoding import Bias, Encoding, EncodingSettings, EncodingSize, KeyIDs, QueryIDs, distances
 
 
 class HardALiBiEncoding(Encoding):
@@ -26,7 +24,7 @@ class HardALiBiEncoding(Encoding):
         windows[:num_masked_heads] = torch.arange(1, num_masked_heads + 1)
         self.register_buffer("windows", windows, persistent=False)
 
-    def bias(self, query_ids: QueryIDs, key_ids: KeyIDs) -> Float[Tensor, "#batch heads query key"]:
+    def bias(self, query_ids: QueryIDs, key_ids: KeyIDs) -> Bias:
         """Return 0 for keys within the window and minus infinity for other keys; the query's own token is visible."""
         distance = distances(query_ids, key_ids).abs().float()[:, None]
         return torch.where(distance < self.windows[:, None, None], 0.0, -math.inf)
@@ -47,10 +45,8 @@ class HardALiBi(EncodingSettings):
     real_valued: ClassVar[bool] = True
     shift_invariant: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        check_types(self)
-        if self.num_masked_heads is not None and self.num_masked_heads < 1:
-            raise SettingError(f"num_masked_heads {self.num_masked_heads} is too small; use at least 1 head")
+    def _check(self) -> None:
+        check_at_least(self, 1, "num_masked_heads")
 
     def build(self, decoder_size: EncodingSize) -> Encoding:
         """Return the module with one window per head; raise ``SettingError`` for too many masked heads."""

@@ -5,12 +5,17 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from lengthwise.encodings.clamped_parameters import clamp, clamped_parameter
-from lengthwise.encodings.distance import bias_by_distance
-from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize, KeyIDs, QueryIDs
+from lengthwise.encodings.encoding import (
+    Bias,
+    Encoding,
+    EncodingSettings,
+    EncodingSize,
+    KeyIDs,
+    QueryIDs,
+    bias_by_distance,
+)
 
 # Lower bound of the kernels' parameters, from the paper's code.
 MIN_PARAMETER = 0.01
@@ -27,7 +32,7 @@ class KERPLELogEncoding(Encoding):
         self.r1 = clamped_parameter(2 * torch.rand(num_heads), MIN_PARAMETER, math.inf)
         self.r2 = clamped_parameter(torch.rand(num_heads), MIN_PARAMETER, math.inf)
 
-    def bias(self, query_ids: QueryIDs, key_ids: KeyIDs) -> Float[Tensor, "#batch heads query key"]:
+    def bias(self, query_ids: QueryIDs, key_ids: KeyIDs) -> Bias:
         """Return the kernel of the absolute distance, as in the paper."""
         r1, r2 = clamp(self.r1, MIN_PARAMETER, math.inf)[:, None], clamp(self.r2, MIN_PARAMETER, math.inf)[:, None]
         return bias_by_distance(lambda distance: -r1 * torch.log1p(r2 * distance.abs()), query_ids, key_ids)

@@ -5,14 +5,18 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from lengthwise.core.errors import SettingError
-from lengthwise.core.type_checks import check_types
 from lengthwise.encodings.clamped_parameters import clamp, clamped_parameter
-from lengthwise.encodings.distance import bias_by_distance
-from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize, KeyIDs, QueryIDs
+from lengthwise.encodings.encoding import (
+    Bias,
+    Encoding,
+    EncodingSettings,
+    EncodingSize,
+    KeyIDs,
+    QueryIDs,
+    bias_by_distance,
+)
 from lengthwise.encodings.kerple_log import MIN_PARAMETER
 
 # Upper limit of the power. For larger powers, the kernel is not conditionally positive definite.
@@ -31,7 +35,7 @@ class KERPLEPowerEncoding(Encoding):
         self.r1 = clamped_parameter(torch.rand(num_heads), MIN_PARAMETER, math.inf)
         self.r2 = clamped_parameter(2 * torch.rand(num_heads), min_power, MAX_POWER)
 
-    def bias(self, query_ids: QueryIDs, key_ids: KeyIDs) -> Float[Tensor, "#batch heads query key"]:
+    def bias(self, query_ids: QueryIDs, key_ids: KeyIDs) -> Bias:
         """Return the kernel of the absolute distance, as in the paper."""
         r1 = clamp(self.r1, MIN_PARAMETER, math.inf)[:, None]
         r2 = clamp(self.r2, self.min_power, MAX_POWER)[:, None]
@@ -54,8 +58,7 @@ class KERPLEPower(EncodingSettings):
     real_valued: ClassVar[bool] = True
     shift_invariant: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        check_types(self)
+    def _check(self) -> None:
         if not MIN_PARAMETER <= self.min_power <= MAX_POWER:
             raise SettingError(
                 f"kerple_power min_power {self.min_power} is out of range; use {MIN_PARAMETER} to {MAX_POWER}"

@@ -7,8 +7,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from lengthwise.core.errors import SettingError
-from lengthwise.core.type_checks import check_types
+from lengthwise.core.type_checks import check_at_least
 from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize, TokenVectors
 
 
@@ -34,10 +33,8 @@ class Learned(EncodingSettings):
     summary: ClassVar[str] = "one learned vector per ID, added to the embedding"
     paper: ClassVar[str] = "Radford et al. 2018, GPT; Gehring et al. 2017 (arXiv 1705.03122)"
 
-    def __post_init__(self) -> None:
-        check_types(self)
-        if self.num_position_ids < 1:
-            raise SettingError(f"num_position_ids {self.num_position_ids} is too small; use at least 1 position ID")
+    def _check(self) -> None:
+        check_at_least(self, 1, "num_position_ids")
 
     def build(self, decoder_size: EncodingSize) -> Encoding:
         """Return the module with normally distributed initial vectors."""

@@ -6,16 +6,18 @@ from dataclasses import replace
 
 import torch
 from einops import rearrange
-from jaxtyping import Bool, Float, Real
+from jaxtyping import Float, Real
 from torch import Tensor, nn
 
 from lengthwise.core.errors import SettingError
 from lengthwise.encodings.encoding import (
     Annotations,
+    Bias,
     Encoding,
     EncodingSettings,
     EncodingSize,
     HeadVectors,
+    IsVisible,
     KeyVectors,
     QueryVectors,
     Scores,
@@ -89,9 +91,7 @@ class LevelEncoding(nn.Module):
         """Return rotated queries or keys with the annotations of their tokens; each level has its part of both."""
         return self._join([torch.cat(pair, dim=-1) for pair in zip(self._split(x), annotations, strict=True)])
 
-    def bias(
-        self, query_ids: Real[Tensor, "level batch query"], key_ids: Real[Tensor, "level batch key"]
-    ) -> Float[Tensor, "#batch heads query key"]:
+    def bias(self, query_ids: Real[Tensor, "level batch query"], key_ids: Real[Tensor, "level batch key"]) -> Bias:
         """Return the sum of the levels' biases, or each head's bias by its level."""
         levels = zip(self._encodings(), query_ids, key_ids, strict=True)
         biases = [level.bias(*level_ids) for level, *level_ids in levels]
@@ -107,7 +107,7 @@ class LevelEncoding(nn.Module):
         key: Float[Tensor, "batch heads key d_extended"],
         query_ids: Real[Tensor, "level batch query"],
         key_ids: Real[Tensor, "level batch key"],
-        is_visible: Bool[Tensor, "query key"],
+        is_visible: IsVisible,
     ) -> Scores:
         """Return the scores of each head, scaled by ``1 / sqrt(d_head)`` and adjusted."""
         parts = zip(self._encodings(), self._split(query), self._split(key), query_ids, key_ids, strict=True)

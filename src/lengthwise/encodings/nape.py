@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lengthwise.core.errors import SettingError
-from lengthwise.core.type_checks import check_types
+from lengthwise.core.type_checks import check_at_least
 from lengthwise.encodings.alibi import ALiBiEncoding
 from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
 
@@ -43,10 +43,8 @@ class NAPE(EncodingSettings):
     real_valued: ClassVar[bool] = True
     shift_invariant: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        check_types(self)
-        if self.num_alibi_heads is not None and self.num_alibi_heads < 1:
-            raise SettingError(f"num_alibi_heads {self.num_alibi_heads} is too small; use at least 1 head")
+    def _check(self) -> None:
+        check_at_least(self, 1, "num_alibi_heads")
 
     def build(self, decoder_size: EncodingSize) -> Encoding:
         """Return the module with one slope per head; raise ``SettingError`` for too many ALiBi heads."""

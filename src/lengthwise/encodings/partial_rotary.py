@@ -4,13 +4,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Real
-from torch import Tensor
 
 from lengthwise.core.errors import SettingError
-from lengthwise.core.type_checks import check_types
-from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize, HeadVectors
-from lengthwise.encodings.rotary import check_rotary_base, rotary_frequencies, rotate_pairs
+from lengthwise.encodings.encoding import Encoding, EncodingSize, HeadVectors, TokenIDs
+from lengthwise.encodings.rotary import RotarySettings, rotary_frequencies, rotate_pairs
 
 
 class PartialRotaryEncoding(Encoding):
@@ -24,7 +21,7 @@ class PartialRotaryEncoding(Encoding):
         self.base = base
         self.fastest = fastest
 
-    def rotate(self, x: HeadVectors, position_ids: Real[Tensor, "batch seq"]) -> HeadVectors:
+    def rotate(self, x: HeadVectors, position_ids: TokenIDs) -> HeadVectors:
         """Return queries or keys with the first components rotated."""
         frequencies = rotary_frequencies(self.num_rotated_components, self.base, self.fastest, x.device)
         rotated = rotate_pairs(x[..., : self.num_rotated_components], position_ids, frequencies)
@@ -32,22 +29,17 @@ class PartialRotaryEncoding(Encoding):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PartialRotary(EncodingSettings):
+class PartialRotary(RotarySettings):
     """RoPE on the first ``share * d_head`` components of each head, as if ``d_head`` had this value."""
 
     share: float = 0.25
-    base: float = 10_000.0
-    fastest: float = 1.0
 
     name: ClassVar[str] = "partial_rotary"
     summary: ClassVar[str] = "rotary on the first components of each head; the other components do not change"
     paper: ClassVar[str] = "Black et al. 2022 (arXiv 2204.06745)"
-    real_valued: ClassVar[bool] = True
-    shift_invariant: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        check_types(self)
-        check_rotary_base(self.base, self.fastest)
+    def _check(self) -> None:
+        RotarySettings._check(self)
         if not 0 < self.share <= 1:
             raise SettingError(f"share {self.share} is out of range; use a number above 0 and at most 1")
 

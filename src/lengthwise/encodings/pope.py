@@ -5,15 +5,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float, Real
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from lengthwise.core.type_checks import check_types
 from lengthwise.encodings.clamped_parameters import clamp, clamped_parameter
 from lengthwise.encodings.encoding import (
     Encoding,
-    EncodingSettings,
     EncodingSize,
     HeadVectors,
     KeyIDs,
@@ -21,8 +19,9 @@ from lengthwise.encodings.encoding import (
     QueryIDs,
     QueryVectors,
     Scores,
+    TokenIDs,
 )
-from lengthwise.encodings.rotary import angle_rotations, check_rotary_base
+from lengthwise.encodings.rotary import RotarySettings, angle_rotations
 
 
 class PoPEEncoding(Encoding):
@@ -46,7 +45,7 @@ class PoPEEncoding(Encoding):
         return self._polar(query, query_ids, torch.zeros_like(phase)) @ self._polar(key, key_ids, phase).mT
 
     def _polar(
-        self, x: HeadVectors, ids: Real[Tensor, "batch seq"], phase: Float[Tensor, "heads 1 d_head"]
+        self, x: HeadVectors, ids: TokenIDs, phase: Float[Tensor, "heads 1 d_head"]
     ) -> Float[Tensor, "batch heads seq 2*d_head"]:
         """Return ``softplus(x)`` times the cosine and the sine of the angle of each component."""
         exponents = torch.arange(x.shape[-1], dtype=torch.float64, device=x.device) / x.shape[-1]
@@ -55,7 +54,7 @@ class PoPEEncoding(Encoding):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PoPE(EncodingSettings):
+class PoPE(RotarySettings):
     """Polar coordinate position embedding, with phases that are initially 0.
 
     The formula, the frequencies and the range of the phases follow the paper and its public implementations. In this
@@ -64,18 +63,9 @@ class PoPE(EncodingSettings):
     ``base`` is that of rotary, and ``fastest`` the radians per ID of the first component.
     """
 
-    base: float = 10_000.0
-    fastest: float = 1.0
-
     name: ClassVar[str] = "pope"
     summary: ClassVar[str] = "content gives the magnitudes of components, and IDs give their phases (PoPE)"
     paper: ClassVar[str] = "Gopalakrishnan et al. 2025 (arXiv 2509.10534)"
-    real_valued: ClassVar[bool] = True
-    shift_invariant: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_types(self)
-        check_rotary_base(self.base, self.fastest)
 
     def build(self, decoder_size: EncodingSize) -> Encoding:
         """Return the module, with one phase per head and component."""

@@ -4,15 +4,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float, Real
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from lengthwise.core.errors import SettingError
-from lengthwise.core.type_checks import check_types
+from lengthwise.core.type_checks import check_at_least
 from lengthwise.encodings.encoding import (
     Annotations,
     Encoding,
-    EncodingSettings,
     EncodingSize,
     HeadVectors,
     KeyIDs,
@@ -20,12 +19,13 @@ from lengthwise.encodings.encoding import (
     QueryIDs,
     QueryVectors,
     Scores,
+    TokenIDs,
     TokenVectors,
 )
 from lengthwise.encodings.rotary import (
+    RotarySettings,
     angle_rotations,
     check_even_width,
-    check_rotary_base,
     multiply_pairs,
     rotary_frequencies,
 )
@@ -71,7 +71,7 @@ class RePoEncoding(Encoding):
         """True if the first block uses the IDs as positions."""
         return self.num_rotary_layers > 0
 
-    def annotate(self, hidden: TokenVectors, position_ids: Real[Tensor, "batch seq"], layer: int) -> Annotations:
+    def annotate(self, hidden: TokenVectors, position_ids: TokenIDs, layer: int) -> Annotations:
         """Return the position of each token for each head: its ID in the first blocks, otherwise a prediction."""
         if layer < self.num_rotary_layers:
             return position_ids[:, None, :, None].float().expand(-1, self.num_heads, -1, -1)
@@ -90,7 +90,7 @@ class RePoEncoding(Encoding):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RePo(EncodingSettings):
+class RePo(RotarySettings):
     """RePo with a network of ``width`` hidden units in every block that predicts positions.
 
     The first ``rotary_share`` of the blocks (rounded) use the IDs as positions; with a single block, none does. The
@@ -102,19 +102,15 @@ class RePo(EncodingSettings):
 
     width: int = 32
     rotary_share: float = 1 / 3
-    base: float = 10_000.0
-    fastest: float = 1.0
 
     name: ClassVar[str] = "repo"
     summary: ClassVar[str] = "rotary at real-valued positions that a small network predicts from hidden states (RePo)"
     paper: ClassVar[str] = "Li et al. 2025 (arXiv 2512.14391)"
-    shift_invariant: ClassVar[bool] = True
+    real_valued: ClassVar[bool] = False
 
-    def __post_init__(self) -> None:
-        check_types(self)
-        check_rotary_base(self.base, self.fastest)
-        if self.width < 1:
-            raise SettingError(f"width {self.width} is too small; use at least 1 hidden unit")
+    def _check(self) -> None:
+        RotarySettings._check(self)
+        check_at_least(self, 1, "width")
         if not 0 <= self.rotary_share < 1:
             raise SettingError(f"rotary_share {self.rotary_share} is out of range; use 0 or more and less than 1")
 

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float, Real
+from jaxtyping import Float
 from torch import Tensor
 
 from lengthwise.core.errors import SettingError
-from lengthwise.core.type_checks import check_types
 from lengthwise.encodings.encoding import (
     Encoding,
     EncodingSettings,
@@ -19,6 +18,7 @@ from lengthwise.encodings.encoding import (
     KeyIDs,
     KeyVectors,
     QueryVectors,
+    TokenIDs,
 )
 
 
@@ -31,16 +31,12 @@ def rotary_frequencies(d_head: int, base: float, fastest: float, device: torch.d
         return fastest * base**-exponents
 
 
-def rotate_pairs(
-    x: HeadVectors, position_ids: Real[Tensor, "batch seq"], frequencies: Float[Tensor, " d_head//2"]
-) -> HeadVectors:
+def rotate_pairs(x: HeadVectors, position_ids: TokenIDs, frequencies: Float[Tensor, " d_head//2"]) -> HeadVectors:
     """Rotate each pair of adjacent components by ``ID * frequency`` radians."""
     return multiply_pairs(x, pair_rotations(position_ids, frequencies))
 
 
-def pair_rotations(
-    position_ids: Real[Tensor, "batch seq"], frequencies: Float[Tensor, " pair"]
-) -> Float[Tensor, "batch 1 seq pair 2"]:
+def pair_rotations(position_ids: TokenIDs, frequencies: Float[Tensor, " pair"]) -> Float[Tensor, "batch 1 seq pair 2"]:
     """Return the cosines and sines of the angles ``ID * frequency``, in radians."""
     # The angles are in double precision until the remainder, because float32 is inexact for large IDs.
     return angle_rotations(position_ids[:, None, :, None] * frequencies)
@@ -64,12 +60,6 @@ def multiply_pairs(x: HeadVectors, rotations: Float[Tensor, "batch #heads seq d_
     return rotated.flatten(-2).to(x.dtype)
 
 
-def check_rotary_base(base: float, fastest: float) -> None:
-    """Raise ``SettingError`` unless all frequencies are positive and decrease with the index of the pair."""
-    if base <= 1 or fastest <= 0:
-        raise SettingError(f"rotary base {base} or fastest {fastest} is too small; use base > 1 and fastest > 0")
-
-
 def check_even_width(d_head: int) -> None:
     """Raise ``SettingError`` for an odd head width, because rotary needs pairs of components."""
     if d_head % 2:
@@ -89,7 +79,7 @@ class RotaryEncoding(Encoding):
         self.base = base
         self.fastest = fastest
 
-    def rotate(self, x: HeadVectors, position_ids: Real[Tensor, "batch seq"]) -> HeadVectors:
+    def rotate(self, x: HeadVectors, position_ids: TokenIDs) -> HeadVectors:
         """Return queries or keys with each pair of adjacent components rotated."""
         return multiply_pairs(x, self._rotations(x, position_ids))
 
@@ -98,34 +88,41 @@ class RotaryEncoding(Encoding):
         rotations = self._rotations(key, key_ids)
         return multiply_pairs(query, rotations[:, :, key.shape[2] - query.shape[2] :]), multiply_pairs(key, rotations)
 
-    def _rotations(
-        self, x: HeadVectors, position_ids: Real[Tensor, "batch seq"]
-    ) -> Float[Tensor, "batch 1 seq d_head//2 2"]:
+    def _rotations(self, x: HeadVectors, position_ids: TokenIDs) -> Float[Tensor, "batch 1 seq d_head//2 2"]:
         # torch.compile warns about cached functions.
         compute = rotary_frequencies.__wrapped__ if torch.compiler.is_compiling() else rotary_frequencies
         return pair_rotations(position_ids, compute(x.shape[-1], self.base, self.fastest, x.device))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rotary(EncodingSettings):
+class RotarySettings(EncodingSettings):
+    """Base class of settings with the frequencies ``fastest * base^(-2i / d_head)`` in radians per ID for pair i."""
+
+    base: float = 10_000.0
+    fastest: float = 1.0
+
+    real_valued: ClassVar[bool] = True
+    shift_invariant: ClassVar[bool] = True
+
+    def _check(self) -> None:
+        """Raise ``SettingError`` unless all frequencies are positive and decrease with the index of the pair."""
+        if self.base <= 1 or self.fastest <= 0:
+            raise SettingError(
+                f"rotary base {self.base} or fastest {self.fastest} is too small; use base > 1 and fastest > 0"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rotary(RotarySettings):
     """RoPE with frequencies that decrease from ``fastest`` to about ``fastest / base`` radians per ID.
 
     ``fastest`` is the frequency of the first pair of components, which rotates fastest. The paper uses ``fastest=1``.
     A larger ``fastest`` and a smaller ``base`` separate adjacent IDs more sharply.
     """
 
-    base: float = 10_000.0
-    fastest: float = 1.0
-
     name: ClassVar[str] = "rotary"
     summary: ClassVar[str] = "rotation of queries and keys in proportion to the ID (RoPE)"
     paper: ClassVar[str] = "Su et al. 2021 (arXiv 2104.09864)"
-    real_valued: ClassVar[bool] = True
-    shift_invariant: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_types(self)
-        check_rotary_base(self.base, self.fastest)
 
     def build(self, decoder_size: EncodingSize) -> Encoding:
         """Return the module, without parameters; raise ``SettingError`` for an odd ``d_head``."""

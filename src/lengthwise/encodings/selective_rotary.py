@@ -5,28 +5,27 @@ from typing import ClassVar
 
 import torch
 from einops import rearrange
-from jaxtyping import Float, Real
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import conv1d, pad
 
-from lengthwise.core.errors import SettingError
-from lengthwise.core.type_checks import check_types
+from lengthwise.core.type_checks import check_at_least
 from lengthwise.encodings.encoding import (
     Annotations,
     Encoding,
-    EncodingSettings,
     EncodingSize,
     KeyIDs,
     KeyVectors,
     QueryIDs,
     QueryVectors,
     Scores,
+    TokenIDs,
     TokenVectors,
 )
 from lengthwise.encodings.rotary import (
+    RotarySettings,
     angle_rotations,
     check_even_width,
-    check_rotary_base,
     multiply_pairs,
     rotary_frequencies,
 )
@@ -62,7 +61,7 @@ class SelectiveRotaryEncoding(Encoding):
         """False, because angles depend only on hidden states and the token order."""
         return False
 
-    def annotate(self, hidden: TokenVectors, position_ids: Real[Tensor, "batch seq"], layer: int) -> Annotations:
+    def annotate(self, hidden: TokenVectors, position_ids: TokenIDs, layer: int) -> Annotations:
         """Return the projected hidden states of each head, one component per pair."""
         with torch.autocast(hidden.device.type, enabled=False):
             projected: Tensor = self.projections[layer](hidden.float())
@@ -88,7 +87,7 @@ class SelectiveRotaryEncoding(Encoding):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SelectiveRotary(EncodingSettings):
+class SelectiveRotary(RotarySettings):
     """Selective RoPE with a projection of rank ``rank`` per block and a convolution over ``kernel_size`` tokens.
 
     The projection, the convolution without activation, the sum and the frequencies follow the default settings of the
@@ -98,22 +97,15 @@ class SelectiveRotary(EncodingSettings):
 
     rank: int = 16
     kernel_size: int = 4
-    base: float = 10_000.0
-    fastest: float = 1.0
 
     name: ClassVar[str] = "selective_rotary"
     summary: ClassVar[str] = "rotary by sums of angles that depend on the hidden states of all earlier tokens"
     paper: ClassVar[str] = "Movahedi et al. 2025 (arXiv 2511.17388)"
-    real_valued: ClassVar[bool] = True
-    shift_invariant: ClassVar[bool] = True
     reads_order: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        check_types(self)
-        check_rotary_base(self.base, self.fastest)
-        for setting_name in ("rank", "kernel_size"):
-            if getattr(self, setting_name) < 1:
-                raise SettingError(f"{setting_name} {getattr(self, setting_name)} is too small; use at least 1")
+    def _check(self) -> None:
+        RotarySettings._check(self)
+        check_at_least(self, 1, "rank", "kernel_size")
 
     def build(self, decoder_size: EncodingSize) -> Encoding:
         """Return the module; raise ``SettingError`` for an odd ``d_head``."""

@@ -5,10 +5,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Real
-from torch import Tensor
 
-from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize, TokenVectors
+from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize, TokenIDs, TokenVectors
 
 BASE = 10_000.0
 
@@ -16,7 +14,7 @@ BASE = 10_000.0
 class SinusoidalEncoding(Encoding):
     """Embeddings ``x + s / sqrt(d_model)``; ``s[2i] = sin(p * base^(-2i / d_model))``, ``s[2i + 1]`` is the cosine."""
 
-    def embed(self, x: TokenVectors, position_ids: Real[Tensor, "batch seq"]) -> TokenVectors:
+    def embed(self, x: TokenVectors, position_ids: TokenIDs) -> TokenVectors:
         """Add scaled sinusoids to the embeddings; the paper multiplies the embeddings by ``sqrt(d_model)`` instead."""
         d_model = x.shape[-1]
         exponents = torch.arange(0, d_model, 2, dtype=torch.float64, device=x.device) / d_model

@@ -9,9 +9,16 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from lengthwise.core.errors import SettingError
-from lengthwise.core.type_checks import check_types
-from lengthwise.encodings.distance import bias_by_distance
-from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
+from lengthwise.core.type_checks import check_at_least
+from lengthwise.encodings.encoding import (
+    Bias,
+    Encoding,
+    EncodingSettings,
+    EncodingSize,
+    KeyIDs,
+    QueryIDs,
+    bias_by_distance,
+)
 
 
 class T5BiasEncoding(Encoding):
@@ -31,9 +38,7 @@ class T5BiasEncoding(Encoding):
         # Negative distances need one bucket fewer, because 0 is not negative.
         self.weights = nn.Parameter(torch.randn(num_heads, 2 * num_buckets - 1).mul_(0.02))
 
-    def bias(
-        self, query_ids: Int[Tensor, "batch query"], key_ids: Int[Tensor, "batch key"]
-    ) -> Float[Tensor, "#batch heads query key"]:
+    def bias(self, query_ids: QueryIDs, key_ids: KeyIDs) -> Bias:
         """Return the bias for the distance of every query and key."""
         return bias_by_distance(lambda offset: self.weights.index_select(1, self.buckets(offset)), query_ids, key_ids)
 
@@ -58,10 +63,8 @@ class T5Bias(EncodingSettings):
     paper: ClassVar[str] = "Raffel et al. 2020 (arXiv 1910.10683)"
     shift_invariant: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        check_types(self)
-        if self.num_buckets < 2:
-            raise SettingError(f"num_buckets {self.num_buckets} is too small; use at least 2 buckets")
+    def _check(self) -> None:
+        check_at_least(self, 2, "num_buckets")
         if self.max_distance <= self.num_buckets // 2:
             raise SettingError(
                 f"max_distance {self.max_distance} is too small for {self.num_buckets} buckets; "

@@ -6,11 +6,10 @@ from typing import ClassVar
 from jaxtyping import Float
 from torch import Tensor
 
-from lengthwise.core.errors import SettingError
-from lengthwise.core.type_checks import check_types
-from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize, KeyIDs, QueryIDs
-from lengthwise.encodings.pairwise_rotary import PairwiseRotaryEncoding
-from lengthwise.encodings.rotary import check_even_width, check_rotary_base
+from lengthwise.core.type_checks import check_at_least
+from lengthwise.encodings.encoding import Encoding, EncodingSize, KeyIDs, QueryIDs
+from lengthwise.encodings.rotary import RotarySettings, check_even_width
+from lengthwise.encodings.scaled_rotary import PairwiseRotaryEncoding
 
 
 class WeaveEncoding(PairwiseRotaryEncoding):
@@ -33,7 +32,7 @@ class WeaveEncoding(PairwiseRotaryEncoding):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weave(EncodingSettings):
+class Weave(RotarySettings):
     """Stair PE, the position encoding of Mesa-Extrapolation, with a ``window`` and a step ``width`` in IDs.
 
     If ``width`` exceeds every distance, the result is ReRoPE: integer distances are at most ``window + 1``. The
@@ -45,22 +44,15 @@ class Weave(EncodingSettings):
 
     window: int = 512
     width: int = 50
-    base: float = 10_000.0
-    fastest: float = 1.0
     in_training: bool = False
 
     name: ClassVar[str] = "weave"
     summary: ClassVar[str] = "rotary with large distances that increase in steps (Stair PE)"
     paper: ClassVar[str] = "Ma et al. 2024 (arXiv 2410.15859)"
-    real_valued: ClassVar[bool] = True
-    shift_invariant: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        check_types(self)
-        check_rotary_base(self.base, self.fastest)
-        for setting_name in ("window", "width"):
-            if getattr(self, setting_name) < 1:
-                raise SettingError(f"{setting_name} {getattr(self, setting_name)} is too small; use at least 1 ID")
+    def _check(self) -> None:
+        RotarySettings._check(self)
+        check_at_least(self, 1, "window", "width")
 
     def build(self, decoder_size: EncodingSize) -> Encoding:
         """Return the module, without parameters; raise ``SettingError`` for an odd ``d_head``."""

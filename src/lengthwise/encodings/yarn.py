@@ -10,17 +10,17 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lengthwise.core.errors import SettingError
-from lengthwise.core.type_checks import check_types
-from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSize
+from lengthwise.core.type_checks import check_at_least
+from lengthwise.encodings.encoding import Encoding, EncodingSize
 from lengthwise.encodings.rotary import check_even_width, rotary_frequencies
-from lengthwise.encodings.scaled_rotary import LENGTH_FACTOR, ScaledRotaryEncoding, check_original_length, check_scaling
+from lengthwise.encodings.scaled_rotary import ScaledRotary, ScaledRotaryEncoding
 
 # Minimum width of the ramp, to avoid a division by 0.
 MIN_RAMP_WIDTH = 0.001
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class YaRN(EncodingSettings):
+class YaRN(ScaledRotary):
     """Rotary that rotates pair i by ``p * ((1 - r_i) * f_i + r_i * f_i / factor)`` radians at ID p.
 
     f_i is the frequency of plain rotary, ``fastest * base^(-2i / d_head)`` radians per ID. The ramp r rises
@@ -33,25 +33,17 @@ class YaRN(EncodingSettings):
     ``in_training`` is True, as in the paper's fine-tuning.
     """
 
-    factor: float = 8.0
     original_length: int = 2048
     beta_fast: float = 32.0
     beta_slow: float = 1.0
-    base: float = 10_000.0
-    fastest: float = 1.0
-    in_training: bool = False
 
     name: ClassVar[str] = "yarn"
     summary: ClassVar[str] = "rotary with interpolated slow pairs, unchanged fast pairs and sharper attention"
     paper: ClassVar[str] = "Peng et al. 2024 (arXiv 2309.00071)"
-    real_valued: ClassVar[bool] = True
-    shift_invariant: ClassVar[bool] = True
-    knowledge: ClassVar[tuple[str, ...]] = LENGTH_FACTOR
 
-    def __post_init__(self) -> None:
-        check_types(self)
-        check_scaling(self.base, self.fastest, self.factor)
-        check_original_length(self.original_length)
+    def _check(self) -> None:
+        ScaledRotary._check(self)
+        check_at_least(self, 1, "original_length")
         if not self.beta_fast > self.beta_slow > 0:
             raise SettingError(
                 f"beta_fast {self.beta_fast} and beta_slow {self.beta_slow} do not define a ramp; "

@@ -10,8 +10,8 @@ from torch.nn.functional import cross_entropy
 from lengthwise.core.errors import DivergedError
 from lengthwise.model.attention_scores import NO_HOOKS, AttentionHooks
 from lengthwise.model.decoder import Decoder
+from lengthwise.model.fast.near_attention import NearAttention
 from lengthwise.model.generate import generate
-from lengthwise.model.near_attention import NearAttention
 from lengthwise.training.batch import Batch
 
 DECODE_MODES = ("forced", "free")

@@ -1,7 +1,11 @@
-"""Causal attention in several implementations; ``attend`` selects the fastest implementation for its input sizes."""
+"""Causal attention in several implementations, and the functions from scores to attention weights.
+
+``attend`` selects the fastest implementation for its input sizes.
+"""
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,28 +14,34 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad, scaled_dot_product_attention
 
+from lengthwise.core.errors import SettingError
+
 # Up to this number of keys, plain matrix products are faster than the fused kernel on a CPU (benchmarks/speed.md).
 MAX_KEYS_FOR_PLAIN_ATTENTION = 64
 # From this number of heads in all sequences together, they are faster for one query with any number of keys, because a
 # fused kernel of a GPU computes whole blocks of queries.
 MIN_HEADS_FOR_PLAIN_ATTENTION = 64
-# Maximum number of scores per chunk of queries, for implementations that store scores. On a CPU, this number is a few
-# times the cache size of a core (benchmarks/encoding_speed.py). On a GPU, it is large enough to use all cores.
+# Maximum number of scores per chunk of queries, for implementations that store scores, also those of position heads. On
+# a CPU, it is a few times the cache size of a core (benchmarks/encoding_speed.py); on a GPU, all cores have work.
 MAX_CHUNK_SCORES = 1 << 19
 GPU_MAX_CHUNK_SCORES = 1 << 24
 # The fused kernel needs no mask if the numbers of queries and keys are equal. Up to this ratio of keys to queries,
 # padding the queries is faster than a mask.
 MAX_PADDING_RATIO = 5
+WEIGHT_FUNCTIONS = ("softmax", "entmax", "top_k", "count")
+# Factor of the weights of a counting head. It keeps the sum of the weights near 1 if the head counts few keys.
+COUNT_SCALE = 1 / 8
 
 # One vector per query and one vector per key.
 QueryVectors = Float[Tensor, "batch heads query d_head"]
 KeyVectors = Float[Tensor, "batch heads key d_head"]
+Scores = Float[Tensor, "batch heads query key"]
 # Function that returns the additive scores of queries ``start`` to ``stop`` for the first ``num_keys`` keys.
 BiasFunction = Callable[[int, int, int], Float[Tensor, "#batch heads query key"]]
 # Function that returns the scores of the same queries; the fourth argument is the mask of visible keys.
-ScoreFunction = Callable[[int, int, int, Tensor], Float[Tensor, "batch heads query key"]]
+ScoreFunction = Callable[[int, int, int, Tensor], Scores]
 # Function that returns attention weights from masked scores and replaces the softmax.
-WeightFunction = Callable[[Float[Tensor, "batch heads query key"]], Float[Tensor, "batch heads query key"]]
+WeightFunction = Callable[[Scores], Scores]
 
 
 def attend(query: QueryVectors, key: KeyVectors, value: KeyVectors, bias: BiasFunction | None = None) -> QueryVectors:
@@ -68,11 +78,15 @@ def future_mask(num_queries: int, num_keys: int, device: torch.device) -> Bool[T
     return torch.ones(num_queries, num_keys, dtype=torch.bool, device=device).triu(num_keys - num_queries + 1)
 
 
+def max_chunk_scores(device: torch.device) -> int:
+    """Return the maximum number of scores that are in memory at once."""
+    return MAX_CHUNK_SCORES if device.type == "cpu" else GPU_MAX_CHUNK_SCORES
+
+
 def _chunks(value: KeyVectors, num_queries: int) -> Iterator[tuple[int, int, int]]:
     """Yield the start and stop index of each chunk of queries, and the number of keys visible to its last query."""
     batch_size, num_heads, num_keys, _ = value.shape
-    max_chunk_scores = MAX_CHUNK_SCORES if value.device.type == "cpu" else GPU_MAX_CHUNK_SCORES
-    chunk_size = max(1, max_chunk_scores // (batch_size * num_heads * num_keys))
+    chunk_size = max(1, max_chunk_scores(value.device) // (batch_size * num_heads * num_keys))
     for start in range(0, num_queries, chunk_size):
         stop = min(start + chunk_size, num_queries)
         yield start, stop, num_keys - num_queries + stop
@@ -181,3 +195,50 @@ def dilute_attention(
     num_visible = torch.arange(1, value.shape[2] + 1, device=value.device)[:, None]
     mean_value = (value.cumsum(dim=2) / num_visible)[:, :, -num_queries:]
     return (1 - shares) * attention_output + shares * mean_value
+
+
+def softmax(scores: Scores) -> Scores:
+    """Return the softmax over keys, in float32."""
+    return scores.float().softmax(dim=-1)
+
+
+def top_k(scores: Scores, k: int) -> Scores:
+    """Return the softmax over the k largest scores of each query (Gupta et al. 2021, arXiv 2106.06899)."""
+    if k >= scores.shape[-1]:
+        return softmax(scores)
+    # Use indexes, not a threshold. With a threshold, rounding errors would affect the selection among equal scores.
+    top_scores = scores.topk(k, dim=-1)
+    return torch.zeros_like(scores, dtype=torch.float32).scatter(-1, top_scores.indices, softmax(top_scores.values))
+
+
+def entmax(scores: Scores, alpha: float) -> Scores:
+    """Return alpha-entmax weights, which are exactly 0 for most keys (Peters et al. 2019, arXiv 1905.05702)."""
+    # The import is local, because only this option needs the library.
+    from entmax import entmax15, entmax_bisect  # noqa: PLC0415
+
+    # A constant shift does not change entmax, and large scores would make its threshold inexact.
+    scores = scores.float() - scores.detach().float().amax(dim=-1, keepdim=True)
+    return entmax15(scores, dim=-1) if alpha == 1.5 else entmax_bisect(scores, alpha, dim=-1)
+
+
+def scaled_sigmoid(scores: Scores) -> Scores:
+    """Return ``COUNT_SCALE`` times the sigmoid of each score (Ramapuram et al. 2024, arXiv 2409.04431)."""
+    return COUNT_SCALE * scores.float().sigmoid()
+
+
+def make_weight_function(name: str, *, k: int, alpha: float) -> WeightFunction | None:
+    """Return the weight function of this name, or None for the softmax, which has a fused kernel.
+
+    Raises ``SettingError`` for ``"entmax"`` if the entmax library is not installed.
+    """
+    if name == "entmax":
+        try:
+            import entmax as _  # noqa: F401, PLC0415
+        except ImportError:
+            raise SettingError(
+                "weights 'entmax' need the entmax library; run pip install 'lengthwise[entmax]'"
+            ) from None
+        return partial(entmax, alpha=alpha)
+    if name == "count":
+        return scaled_sigmoid
+    return partial(top_k, k=k) if name == "top_k" else None

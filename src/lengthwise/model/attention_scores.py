@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lengthwise.encodings.levels import LevelEncoding
 from lengthwise.model.attention import WeightFunction, future_mask
-from lengthwise.model.near_attention import NearAttention
+from lengthwise.model.fast.near_attention import NearAttention
 
 
 @dataclass(frozen=True, slots=True)

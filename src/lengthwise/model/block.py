@@ -1,24 +1,62 @@
-"""Block of the decoder: attention, then an MLP."""
+"""Block of the decoder: attention, then an MLP, each after a normalization."""
 
 import math
 from collections.abc import Sequence
-from functools import partial
+from typing import Any
 
 import torch
-from einops import rearrange
 from jaxtyping import Float, Real
 from torch import Tensor, nn
+from torch.nn.functional import gelu, linear, rms_norm
 
 from lengthwise.encodings.levels import LevelEncoding
-from lengthwise.model.attention import attend, attend_with_scores, dilute_attention
+from lengthwise.model.attention import attend, attend_with_scores, dilute_attention, make_weight_function, softmax
 from lengthwise.model.attention_scores import NO_HOOKS, AttentionHooks, LengthScale, ScoreChunks
-from lengthwise.model.attention_weights import make_weight_function, softmax
 from lengthwise.model.cache import ExtendLayer
 from lengthwise.model.decoder_settings import DecoderSettings
-from lengthwise.model.linear import Linear, linear
-from lengthwise.model.near_attention import LayerInputs
-from lengthwise.model.rms_norm import RMSNorm
 from lengthwise.model.token_groups import TokenGroup, join_tokens, select_queries, split_queries, split_tokens
+
+
+class _RMSNorm(torch.autograd.Function):
+    """``y = x * r * weight`` with ``r = 1 / sqrt(mean(x^2) + eps)``; the backward pass is one fused call."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        inverse_rms = (torch.linalg.vector_norm(x, dim=-1, keepdim=True).square() / x.shape[-1] + eps).rsqrt()
+        ctx.save_for_backward(x, weight, inverse_rms)
+        return rms_norm(x, (x.shape[-1],), weight, eps)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
+        """Call LayerNorm's fused backward pass with mean 0, then undo its correction for the mean."""
+        x, weight, inverse_rms = ctx.saved_tensors
+        gradient, width = gradients[0].contiguous(), x.shape[-1]
+        d_x, d_weight, _ = torch.ops.aten.native_layer_norm_backward(
+            gradient, x, [width], torch.zeros_like(inverse_rms), inverse_rms, weight, None, [True, True, False]
+        )
+        mean_correction = (gradient @ weight)[..., None] * (inverse_rms / width)
+        return d_x.add_(mean_correction), d_weight, None
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square normalization over the last axis, in float32 (Zhang and Sennrich 2019, arXiv 1910.07467)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = torch.finfo(torch.float32).eps
+
+    def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        """Scale ``x`` to norm ``sqrt(width)``, and multiply it by the weights."""
+        x = x.float().contiguous()
+        if x.device.type != "cpu":
+            # A GPU computes the gradient of the weights in less time if it is not a part of the fused backward pass.
+            return rms_norm(x, (x.shape[-1],), None, self.eps) * self.weight
+        if not torch.is_grad_enabled():
+            # One token takes less time without the tensors that only the backward pass needs.
+            return rms_norm(x, (x.shape[-1],), self.weight, self.eps)
+        normalized: Tensor = _RMSNorm.apply(x, self.weight, self.eps)  # type: ignore[no-untyped-call]
+        return normalized
 
 
 class Block(nn.Module):
@@ -26,20 +64,20 @@ class Block(nn.Module):
 
     def __init__(self, settings: DecoderSettings, layer: int) -> None:
         super().__init__()
-        d_model, d_head = settings.d_model, settings.d_model // settings.num_heads
+        d_model, self.d_head = settings.d_model, settings.d_model // settings.num_heads
         self.settings = settings
         self.layer = layer
         self.attention_norm = RMSNorm(d_model)
-        self.project = Linear(d_model, 3 * d_model, bias=False)
-        self.query_norm = RMSNorm(d_head)
-        self.key_norm = RMSNorm(d_head)
+        self.project = nn.Linear(d_model, 3 * d_model, bias=False)
+        self.query_norm = RMSNorm(self.d_head)
+        self.key_norm = RMSNorm(self.d_head)
         self.log_temperature = nn.Parameter(torch.full((settings.num_heads, 1, 1), math.log(settings.temperature)))
         self.length_scale = LengthScale(settings.num_heads) if settings.length_scaling == "learned" else None
         self.weight_function = make_weight_function(settings.weights, k=settings.top_k, alpha=settings.entmax_alpha)
-        self.mix_heads = Linear(d_model, d_model, bias=False)
+        self.mix_heads = nn.Linear(d_model, d_model, bias=False)
         self.mlp_norm = RMSNorm(d_model)
-        self.widen = Linear(d_model, settings.mlp_factor * d_model)
-        self.narrow = Linear(settings.mlp_factor * d_model, d_model)
+        self.widen = nn.Linear(d_model, settings.mlp_factor * d_model)
+        self.narrow = nn.Linear(settings.mlp_factor * d_model, d_model)
         for output in (self.mix_heads, self.narrow):
             nn.init.zeros_(output.weight)
         nn.init.zeros_(self.narrow.bias)
@@ -57,61 +95,58 @@ class Block(nn.Module):
         ``extend`` adds the keys and values of earlier tokens; it requires a single group.
         """
         normalized, d_model, weight = self.attention_norm(x), x.shape[1], self.project.weight
-        split_heads = partial(rearrange, pattern="b s (part h d) -> part b h s d", h=self.settings.num_heads)
-        if not any(group.query_start for group in groups):
-            projected = [split_heads(part, part=3) for part in split_tokens(self.project(normalized), groups)]
-        else:
-            queries = linear(select_queries(normalized, groups), weight[:d_model])
-            keys_values = linear(normalized, weight[d_model:])
-            pairs = zip(split_queries(queries, groups), split_tokens(keys_values, groups), strict=True)
-            projected = [(*split_heads(query, part=1), *split_heads(pair, part=2)) for query, pair in pairs]
-        attended = []
         hidden_parts = split_tokens(normalized, groups)
-        for group, hidden, (raw_query, raw_key, new_value) in zip(groups, hidden_parts, projected, strict=True):
-            num_queries, num_keys = raw_query.shape[2], group.position_ids.shape[2]
-            scales = self.log_temperature.exp() * self.length_factor(num_queries, num_keys, hooks, x.device)
-            known_scales = scales if hooks.near is None else None
-            query, key = self._rotate(raw_query, raw_key, hidden, group, encoding, known_scales)
-            value = new_value
-            if extend is not None:
-                key, value = extend(key, value)
-            if hooks.near is None:
-                ids = group.position_ids[:, :, num_keys - num_queries :], group.position_ids
-                heads = self.attend(query, key, value, ids, encoding, hooks)
-                if self.training and self.settings.dilution:
-                    heads = dilute_attention(heads, value, self.settings.dilution, group.places)
-            else:
-                unrotated = self.query_norm(raw_query), self.key_norm(raw_key)
-                inputs = LayerInputs(split_tokens(x, groups)[0], *unrotated, query, key, value, scales)
-                heads = hooks.near.attend(inputs, encoding, group.position_ids)
-            attended.append(rearrange(heads, "b h s d -> b s (h d)"))
+        if not any(group.query_start for group in groups):
+            projected = [self._split_heads(part) for part in split_tokens(self.project(normalized), groups)]
+        else:
+            queries = split_queries(linear(select_queries(normalized, groups), weight[:d_model]), groups)
+            keys_values = split_tokens(linear(normalized, weight[d_model:]), groups)
+            pairs = zip(queries, keys_values, strict=True)
+            projected = [self._split_heads(query) + self._split_heads(pair) for query, pair in pairs]
+        attended = []
+        for group, hidden, (query, new_key, new_value) in zip(groups, hidden_parts, projected, strict=True):
+            heads, key, value = self._mix_tokens(x, group, hidden, query, new_key, new_value, encoding, extend, hooks)
+            attended.append(heads.transpose(1, 2).flatten(2))
         x = select_queries(x, groups) + self.mix_heads(join_tokens(attended))
-        return x + self.narrow(nn.functional.gelu(self.widen(self.mlp_norm(x)))), key, value
+        return x + self.narrow(gelu(self.widen(self.mlp_norm(x)))), key, value
 
-    def _rotate(
+    def _split_heads(self, x: Float[Tensor, "batch seq width"]) -> tuple[Tensor, ...]:
+        """Return the parts of the last axis (queries, keys, values), each of shape (batch, heads, seq, d_head)."""
+        parts = x.reshape(*x.shape[:2], -1, self.settings.num_heads, self.d_head)
+        return parts.permute(2, 0, 3, 1, 4).unbind()
+
+    def _mix_tokens(
         self,
-        query: Tensor,
-        key: Tensor,
-        hidden: Tensor,
+        x: Float[Tensor, "token d_model"],
         group: TokenGroup,
+        hidden: Float[Tensor, "batch seq d_model"],
+        query: Float[Tensor, "batch heads query d_head"],
+        key: Float[Tensor, "batch heads new_key d_head"],
+        value: Float[Tensor, "batch heads new_key d_head"],
         encoding: LevelEncoding,
-        scales: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        """Return normalized, rotated, annotated queries, multiplied by ``scales``, and keys.
-
-        Both have shape (batch, heads, seq, d_extended); without annotations, the last axis is ``d_head``.
-        """
-        new_ids = group.position_ids[:, :, group.position_ids.shape[2] - group.seq :]
-        # On a GPU, queries are multiplied together with the weights of their norm, so they are read only once.
-        norm_scales = scales if query.device.type != "cpu" else None
-        query, key = encoding.rotate_both(self.query_norm(query, norm_scales), self.key_norm(key), new_ids)
-        if norm_scales is None and scales is not None:
-            query = query * scales
-        if not encoding.has_annotations:
-            return query, key
-        annotations = encoding.annotate(hidden, new_ids, self.layer)
-        query_annotations = [values[:, :, values.shape[2] - query.shape[2] :] for values in annotations]
-        return encoding.append(query, query_annotations), encoding.append(key, annotations)
+        extend: ExtendLayer | None,
+        hooks: AttentionHooks,
+    ) -> tuple[Float[Tensor, "batch heads query d_head"], Tensor, Tensor]:
+        """Return the output of attention in one group, and the keys and values of all its tokens."""
+        num_queries, num_keys, new_ids = query.shape[2], group.key_ids.shape[2], group.position_ids
+        scales = self.log_temperature.exp() * self.length_factor(num_queries, num_keys, hooks, query.device)
+        unrotated = query, key = self.query_norm(query), self.key_norm(key)
+        query, key = encoding.rotate_both(query, key, new_ids)
+        if hooks.near is not None:
+            near_inputs = (x.view(hidden.shape), *unrotated, query, key, value, scales)
+            return hooks.near.attend(*near_inputs, encoding, group.key_ids), key, value
+        query = query * scales
+        if encoding.has_annotations:
+            annotations = encoding.annotate(hidden, new_ids, self.layer)
+            query = encoding.append(query, [values[:, :, values.shape[2] - num_queries :] for values in annotations])
+            key = encoding.append(key, annotations)
+        if extend is not None:
+            key, value = extend(key, value)
+        ids = new_ids[:, :, group.seq - num_queries :], group.key_ids
+        heads = self.attend(query, key, value, ids, encoding, hooks)
+        if self.training and self.settings.dilution:
+            heads = dilute_attention(heads, value, self.settings.dilution, group.places)
+        return heads, key, value
 
     def attend(
         self,

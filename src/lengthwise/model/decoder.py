@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -12,21 +12,68 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from lengthwise.core.devices import check_memory, compiled, constant_tensor
-from lengthwise.core.errors import SettingError
+from lengthwise.core.errors import PositionIDError, PositionRangeError, SettingError
 from lengthwise.encodings import ENCODINGS, EncodingSettings, EncodingSize, NoPE
 from lengthwise.encodings.levels import LevelEncoding
 from lengthwise.model.attention_scores import NO_HOOKS, AttentionHooks
-from lengthwise.model.block import Block
+from lengthwise.model.block import Block, RMSNorm
 from lengthwise.model.cache import Cache
 from lengthwise.model.decoder_settings import DecoderSettings
-from lengthwise.model.embedding import look_up
+from lengthwise.model.fast.embedding import look_up
+from lengthwise.model.fast.switch import is_enabled
 from lengthwise.model.position_heads import POSITION_HEADS, NextIDs, PositionHead, Prompt, read_prompt
-from lengthwise.model.position_id_check import IDCheck
-from lengthwise.model.rms_norm import RMSNorm
 from lengthwise.model.token_groups import TokenGroup, join_tokens, split_queries
 
 # Bytes per weight in training: the weight, its gradient and two moments of AdamW.
 BYTES_PER_WEIGHT = 16
+
+
+@dataclass(frozen=True, slots=True)
+class IDCheck:
+    """Requirements of a decoder on position IDs: number of levels, exclusive upper limit or None, and number type."""
+
+    encoding: str
+    num_levels: int
+    num_position_ids: int | None
+    real_valued: bool
+
+    def __call__(self, tokens: Int[Tensor, "batch seq"], position_ids: Tensor) -> Real[Tensor, "level batch seq"]:
+        """Return the IDs with a leading level axis; raise ``PositionIDError`` or ``PositionRangeError`` if invalid."""
+        ids = position_ids[None] if position_ids.dim() == 2 else position_ids
+        if ids.dim() != 3 or ids.shape[1:] != tokens.shape:
+            raise PositionIDError(
+                f"position IDs have shape {tuple(position_ids.shape)} but tokens have shape {tuple(tokens.shape)}; "
+                f"pass (batch, seq), or (level, batch, seq) with {self.num_levels} level(s)"
+            )
+        if len(ids) != self.num_levels:
+            raise PositionIDError(
+                f"position IDs have {len(ids)} level(s) but this decoder was built for {self.num_levels}; "
+                f"pass IDs with {self.num_levels} level(s), or build the decoder with num_levels={len(ids)}"
+            )
+        if ids.is_complex() or ids.dtype == torch.bool:
+            raise PositionIDError(f"position IDs have the invalid type {ids.dtype}; pass whole or real numbers")
+        if ids.is_floating_point() and not self.real_valued:
+            raise PositionIDError(
+                f"position IDs are real numbers ({ids.dtype}) but the encoding {self.encoding} needs whole numbers; "
+                "use a scheme with whole IDs, or an encoding for real IDs, such as rotary"
+            )
+        # Distances between unsigned or small integer types would overflow.
+        ids = ids.double() if ids.is_floating_point() else ids.long()
+        # Reading values would synchronize a GPU. IDs on a GPU come from a batch that was checked on the CPU.
+        if ids.device.type == "cpu" and ids.numel():
+            self._check_values(ids)
+        return ids
+
+    def _check_values(self, ids: Tensor) -> None:
+        smallest_id, largest_id = ids.min().item(), ids.max().item()
+        if not (smallest_id >= 0 and largest_id < math.inf):
+            invalid_id = largest_id if smallest_id >= 0 else smallest_id
+            raise PositionIDError(f"position ID {invalid_id} is negative, infinite or NaN; IDs start at 0")
+        if self.num_position_ids is not None and largest_id >= self.num_position_ids:
+            raise PositionRangeError(
+                f"position ID {largest_id} is beyond the {self.num_position_ids} IDs of the encoding {self.encoding}; "
+                f"set its num_position_ids to at least {largest_id + 1}"
+            )
 
 
 class Decoder(nn.Module):
@@ -87,14 +134,14 @@ class Decoder(nn.Module):
         only hidden states from index ``query_start`` on, which must be 0 with ``hooks``. After the embeddings, the
         decoder keeps only the tokens at ``keep_indices``, which increase; several rows may belong to one sequence.
         """
-        x, new_cache = self.embed(tokens, self.check_ids(tokens, position_ids), cache)
+        ids = self.check_ids(tokens, position_ids)
+        x, new_cache = self.embed(tokens, ids, cache)
         if keep_indices is not None:
             entries = torch.arange(len(keep_indices), device=keep_indices.device)[:, None]
             sequence = entries // (len(keep_indices) // len(tokens))
-            x, new_cache.position_ids = x[sequence, keep_indices], new_cache.position_ids[:, sequence, keep_indices]
-        group = TokenGroup(
-            size=x.shape[0], seq=x.shape[1], position_ids=new_cache.position_ids, query_start=query_start
-        )
+            x, ids = x[sequence, keep_indices], ids[:, sequence, keep_indices]
+            new_cache.position_ids = ids
+        group = TokenGroup(position_ids=ids, key_ids=new_cache.position_ids, query_start=query_start)
         (hidden,) = self._run_blocks([x], [group], new_cache, cache, hooks)
         return hidden, new_cache
 
@@ -115,10 +162,8 @@ class Decoder(nn.Module):
         xs, caches = zip(*embedded, strict=True)
         places = [None] * len(xs) if places is None else places
         groups = [
-            TokenGroup(
-                size=x.shape[0], seq=x.shape[1], position_ids=cache.position_ids, query_start=start, places=place
-            )
-            for x, cache, start, place in zip(xs, caches, query_starts, places, strict=True)
+            TokenGroup(position_ids=cache.position_ids, key_ids=cache.position_ids, query_start=start, places=place)
+            for cache, start, place in zip(caches, query_starts, places, strict=True)
         ]
         run = compiled(Block.forward) if self.compiles_training else Block.__call__
         return self._run_blocks(xs, groups, caches[-1], None, NO_HOOKS, run)
@@ -138,10 +183,12 @@ class Decoder(nn.Module):
         """
         hidden = embedded = join_tokens(xs)
         whole_groups = [replace(group, query_start=0) for group in groups]
-        for index, block in enumerate(self.passes):
-            pass_groups = groups if index == len(self.passes) - 1 else whole_groups
+        passes = self.passes
+        for index, block in enumerate(passes):
+            pass_groups = groups if index == len(passes) - 1 else whole_groups
             extend = None if past is None else partial(past.extend_layer, index)
-            if self.starts_loop(index):
+            # The input of a loop after the first includes the embeddings.
+            if index > 0 and index % len(self.blocks) == 0:
                 hidden = hidden + embedded
             hidden, key, value = run(block, hidden, pass_groups, self.encoding, extend, hooks)
             cache.keys.append(key)
@@ -153,15 +200,12 @@ class Decoder(nn.Module):
         """Block of each pass; a looped decoder passes through its blocks several times."""
         return [block for block in self.blocks if isinstance(block, Block)] * self.settings.loops
 
-    def starts_loop(self, index: int) -> bool:
-        """Return True if the pass ``index`` starts a loop after the first, whose input includes the embeddings."""
-        return index > 0 and index % len(self.blocks) == 0
-
     @property
     def allows_near_attention(self) -> bool:
         """True if ``NearAttention`` can replace the attention: one pass, softmax, and scores by ID distance."""
-        uses_softmax = self.passes[0].weight_function is None
-        return len(self.passes) == 1 and uses_softmax and self.encoding.by_distance and not self.encoding.has_scores
+        has_one_pass, uses_softmax = len(self.passes) == 1, self.passes[0].weight_function is None
+        by_distance = self.encoding.by_distance and not self.encoding.has_scores
+        return is_enabled() and has_one_pass and uses_softmax and by_distance
 
     def token_logits(self, hidden: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch vocab"]:
         """Return the logits of the next token for each hidden state, in float32."""

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from lengthwise.core.errors import SettingError, unknown_name
-from lengthwise.core.type_checks import check_types
-from lengthwise.model.attention_weights import WEIGHT_FUNCTIONS, make_weight_function
+from lengthwise.core.type_checks import check_at_least, check_types
+from lengthwise.model.attention import WEIGHT_FUNCTIONS, make_weight_function
 from lengthwise.model.position_heads import POSITION_HEADS
 
 # Maximum number of layers, because more layers take minutes to build.
@@ -55,9 +55,7 @@ class DecoderSettings:
 
     def __post_init__(self) -> None:
         check_types(self)
-        for setting in ("num_layers", "loops", "d_model", "num_heads", "mlp_factor", "top_k"):
-            if getattr(self, setting) < 1:
-                raise SettingError(f"{setting} {getattr(self, setting)} is too small; use at least 1")
+        check_at_least(self, 1, "num_layers", "loops", "d_model", "num_heads", "mlp_factor", "top_k")
         if self.num_layers > MAX_LAYERS:
             raise SettingError(f"num_layers {self.num_layers} takes too long to build; use at most {MAX_LAYERS}")
         if self.num_passes > MAX_LAYERS:

@@ -7,11 +7,10 @@ from jaxtyping import Bool, Int, Real
 from torch import Tensor
 
 from lengthwise.core.errors import SettingError
+from lengthwise.model.cache import DecodingState
 from lengthwise.model.decoder import Decoder
-from lengthwise.model.decoding_state import DecodingState
-from lengthwise.model.near_generate import allows_near_generation, generate_near
-from lengthwise.model.recorded_decoding import MIN_RECORDED_TOKENS, RecordedDecoding, allows_recording
-from lengthwise.model.token_step import TokenStep
+from lengthwise.model.fast.near_generate import allows_near_generation, generate_near
+from lengthwise.model.fast.recorded_decoding import MIN_RECORDED_TOKENS, RecordedDecoding, allows_recording
 
 # Longer prompts are continued with ``generate_near`` if the decoder allows it, which has the same result.
 MAX_DENSE_PROMPT = 1 << 13
@@ -85,8 +84,8 @@ def _decode_long(
         if found is None:
             _decode(*inputs, new_tokens[rows], new_ids[:, rows], end)
         else:
-            new_tokens[row, : len(found.tokens)] = found.tokens
-            new_ids[:, row, : len(found.tokens)] = found.position_ids
+            tokens, ids = found
+            new_tokens[row, : len(tokens)], new_ids[:, row, : len(tokens)] = tokens, ids
 
 
 @torch.inference_mode()
@@ -106,18 +105,17 @@ def _decode(
         following = known_ids[:, :, prompt_length : prompt_length + max_new_tokens] if num_known else None
         RecordedDecoding(decoder, state, following, new_tokens, new_ids, end).run()
         return
-    step = TokenStep(decoder)
     search_interval = SEARCH_INTERVALS.get(prompt.device.type, 1)
-    for index in range(new_tokens.shape[1]):
+    for index in range(max_new_tokens):
         tokens = decoder.token_logits(state.hidden).argmax(dim=-1)
-        if prompt.shape[1] + index < known_ids.shape[2]:
-            ids = known_ids[:, :, prompt.shape[1] + index].index_select(1, state.rows)[:, :, None]
+        if index < num_known:
+            ids = known_ids[:, :, prompt_length + index].index_select(1, state.rows)[:, :, None]
         else:
-            ids = state.predict_ids(step, state.cache.position_ids[:, :, -1:], tokens)
+            ids = state.predict_ids(decoder.next_ids, state.cache.position_ids[:, :, -1:], tokens)
         new_tokens[:, index].index_copy_(0, state.rows, tokens[:, 0])
         new_ids[:, :, index].index_copy_(1, state.rows, ids[:, :, 0].to(new_ids.dtype))
         state.is_finished |= tokens[:, 0] == end
-        if index + 1 == new_tokens.shape[1]:
+        if index + 1 == max_new_tokens:
             break
         if index % search_interval == 0 and state.is_finished.any():
             unfinished = (~state.is_finished).nonzero()[:, 0]
@@ -126,7 +124,7 @@ def _decode(
             if len(unfinished) <= (1 - MIN_FINISHED_SHARE) * len(state.rows):
                 state.select(unfinished)
                 tokens, ids = tokens[unfinished], ids[:, unfinished]
-        state.hidden, state.cache = step(tokens, ids, state.cache)
+        state.hidden, state.cache = decoder(tokens, ids, state.cache)
 
 
 def _is_recorded(decoder: Decoder, prompt: Tensor, num_known: int, max_new_tokens: int) -> bool:

@@ -12,16 +12,25 @@ from torch import Tensor
 class TokenGroup:
     """Sequences with equal numbers of tokens.
 
-    ``position_ids`` has the IDs of earlier (cached) and new tokens. ``query_start`` is the first token whose hidden
-    state the last block computes. ``places`` are the indexes of the sequences in their whole batch, whose size is
-    ``places.stop``; None means that they are the whole batch.
+    ``position_ids`` has the IDs of the tokens, and ``key_ids`` those of earlier (cached) tokens too. ``query_start`` is
+    the first token whose hidden state the last block computes. ``places`` are the indexes of the sequences in their
+    whole batch, whose size is ``places.stop``; None means that they are the whole batch.
     """
 
-    size: int
-    seq: int
-    position_ids: Real[Tensor, "level batch key"]
+    position_ids: Real[Tensor, "level batch seq"]
+    key_ids: Real[Tensor, "level batch key"]
     query_start: int = 0
     places: range | None = None
+
+    @property
+    def size(self) -> int:
+        """Number of sequences."""
+        return self.position_ids.shape[1]
+
+    @property
+    def seq(self) -> int:
+        """Number of tokens per sequence."""
+        return self.position_ids.shape[2]
 
     @property
     def num_queries(self) -> int:
@@ -57,5 +66,7 @@ def select_queries(x: Float[Tensor, "token width"], groups: Sequence[TokenGroup]
 
 
 def _split(x: Float[Tensor, "token width"], sizes: Sequence[tuple[int, int]]) -> list[Tensor]:
+    if len(sizes) == 1:
+        return [x.reshape(*sizes[0], x.shape[1])]
     parts = torch.split(x, [size * seq for size, seq in sizes])
     return [part.reshape(size, seq, x.shape[1]) for part, (size, seq) in zip(parts, sizes, strict=True)]

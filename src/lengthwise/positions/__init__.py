@@ -3,13 +3,18 @@
 from lengthwise.positions.abacus import Abacus
 from lengthwise.positions.coupled import Coupled
 from lengthwise.positions.discovered import Discovered
-from lengthwise.positions.knowledge import describe_knowledge, knowledge_of_scheme
 from lengthwise.positions.multilevel import MultiLevel
 from lengthwise.positions.predicted import Predicted
 from lengthwise.positions.random_floats import RandomFloats
 from lengthwise.positions.random_start import RandomStart
 from lengthwise.positions.randomized import Randomized
-from lengthwise.positions.scheme import Assignment, PositionScheme, score_all_answers
+from lengthwise.positions.scheme import (
+    Assignment,
+    PositionScheme,
+    describe_knowledge,
+    knowledge_of_scheme,
+    score_all_answers,
+)
 from lengthwise.positions.sequential import Sequential
 from lengthwise.positions.skipwise import Skipwise
 

@@ -7,7 +7,6 @@ from typing import ClassVar
 import numpy as np
 from jaxtyping import Int
 
-from lengthwise.core.defaults import DISCOVERED
 from lengthwise.positions.gaps import GappedScheme
 from lengthwise.tasks.coupling.pointers import PointerRule, couple, parse_rule
 from lengthwise.tasks.examples import Examples
@@ -25,7 +24,7 @@ class Discovered(GappedScheme):
 
     rule: tuple[str, ...] = ("one", "rising: prompt first +1 +0")
 
-    name: ClassVar[str] = DISCOVERED
+    name: ClassVar[str] = "discovered"
     summary: ClassVar[str] = "a coupling found in examples; the decoder predicts the response IDs (PPC)"
     paper: ClassVar[str] = "rules by lengthwise; PPC by Golowich et al. 2025 (arXiv 2502.16792), section 5.2"
     predicts_ids: ClassVar[bool] = True

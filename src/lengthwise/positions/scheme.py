@@ -1,4 +1,4 @@
-"""Interface of position schemes, which assign one or more IDs to every token."""
+"""Interface of position schemes, which assign one or more IDs to every token, and the knowledge that they use."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, runtime_checkable
@@ -6,12 +6,16 @@ from typing import ClassVar, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Bool, Int, Real
 
-from lengthwise.core.errors import PositionRangeError, SettingError, UnsupportedTaskError
-from lengthwise.core.type_checks import check_types
+from lengthwise.core.errors import PositionRangeError, UnsupportedTaskError
+from lengthwise.core.type_checks import check_at_least, check_types
 from lengthwise.tasks.examples import Examples
+from lengthwise.tasks.task import Task, declared_knowledge
 
 # Schemes that read no declaration of a task, and therefore support every task.
 UNIVERSAL_SCHEME_NAMES = "sequential, random_start, skipwise, randomized, random_floats or discovered"
+# Kinds of knowledge that a method receives beyond the training data: the column ``told`` of result tables.
+ID_RANGE, COUPLING, RESPONSE_IDS, DIGIT_PLACES = "ID range", "coupling", "response IDs", "digit places"
+NOTHING = "nothing"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +71,7 @@ class RangedScheme(PositionScheme):
 
     def __post_init__(self) -> None:
         check_types(self)
-        if self.num_position_ids < 1:
-            raise SettingError(f"num_position_ids {self.num_position_ids} is too small; use at least 1")
+        check_at_least(self, 1, "num_position_ids")
 
 
 def score_all_answers(examples: Examples, position_ids: Real[np.ndarray, "level batch seq"]) -> Assignment:
@@ -110,3 +113,29 @@ def largest_shift(position_ids: Int[np.ndarray, "*level batch seq"], num_positio
             f"set num_position_ids to at least {largest_id + 1}"
         )
     return max_shift
+
+
+def describe_knowledge(task: Task | None, scheme: PositionScheme | None, encoding: object = None) -> str:
+    """Return the kinds of knowledge of a task, a scheme and an encoding, separated by commas, or "nothing".
+
+    None stands for an unknown task, or for a model with the position IDs of its own library.
+    """
+    scheme_kinds = () if scheme is None else knowledge_of_scheme(scheme)
+    return ", ".join(declared_knowledge(task) + scheme_kinds + declared_knowledge(encoding)) or NOTHING
+
+
+def knowledge_of_scheme(scheme: PositionScheme) -> tuple[str, ...]:
+    """Return the kinds of knowledge that a scheme uses; custom schemes need no declaration.
+
+    ``ID range``: the range of the training IDs, which must cover the longest test. ``coupling``: the task's coupling,
+    in training and for the test prompts. ``response IDs``: evaluation also provides the IDs of the correct response.
+    ``digit places``: the place of each token in its number or string.
+    """
+    kinds = {
+        # Real-valued IDs fit any number of tokens into the same range.
+        ID_RANGE: scheme.num_position_ids is not None and not scheme.real_valued,
+        COUPLING: scheme.needs == "coupling",
+        RESPONSE_IDS: scheme.needs == "coupling" and not scheme.predicts_ids,
+        DIGIT_PLACES: scheme.needs == "places",
+    }
+    return tuple(kind for kind, is_used in kinds.items() if is_used)

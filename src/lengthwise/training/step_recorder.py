@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from lengthwise.core.cuda_graphs import Graph, record
+from lengthwise.model.fast.cuda_graphs import Graph, record
+from lengthwise.model.fast.switch import is_enabled
 from lengthwise.training.batch import TENSORS, Batch, Sampler, join_batches
 from lengthwise.training.loss import AnswerLoss
 
@@ -25,7 +26,9 @@ def compilation_pays(sampler: Sampler, num_steps: int, num_parameters: int) -> b
     """Return True if compiled steps, which need batches of one shape, take less time in total."""
     step_work = num_parameters * sampler.batch_size * sampler.lengths[1]
     has_one_length = sampler.lengths[0] == sampler.lengths[1]
-    return has_one_length and step_work > MAX_RECORDED_WORK and step_work * num_steps >= MIN_COMPILED_WORK
+    return (
+        is_enabled() and has_one_length and step_work > MAX_RECORDED_WORK and step_work * num_steps >= MIN_COMPILED_WORK
+    )
 
 
 def one_shape(batches: Sequence[Batch]) -> Batch:
@@ -70,7 +73,7 @@ class StepRecorder:
     def suits(self, batches: Sequence[Batch]) -> bool:
         """Return True if a step with these batches is small enough to be recorded."""
         num_tokens = sum(len(batch.tokens) for batch in batches) * max(batch.tokens.shape[1] for batch in batches)
-        return num_tokens * self.num_parameters <= MAX_RECORDED_WORK
+        return is_enabled() and num_tokens * self.num_parameters <= MAX_RECORDED_WORK
 
     def prepare(self, batches: Sequence[Batch]) -> list[Batch]:
         """Return batches, on the CPU, that ``step`` accepts."""

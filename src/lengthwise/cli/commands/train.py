@@ -8,7 +8,6 @@ from typer import Argument, Option
 
 from lengthwise.cli import options
 from lengthwise.cli.terminal import print_message
-from lengthwise.core.defaults import DISCOVERED
 from lengthwise.core.interruption import StoppedError, catch_interrupts
 from lengthwise.core.progress_line import ProgressLine, err_console
 
@@ -63,7 +62,7 @@ def train_(
 
     The exit status is 1 if the saved run does not fit its training lengths, except with --quick.
     """
-    if scheme == DISCOVERED and task is not None and not resume:
+    if scheme == "discovered" and task is not None and not resume:
         # The imports and the first steps of the search take seconds.
         print_message(f"searching for a coupling in examples of {task}")
     from lengthwise.cli import experiment_options

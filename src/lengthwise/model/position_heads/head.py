@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from lengthwise.model.attention import max_chunk_scores
+
 # One vector per token and one position ID per token.
 Vectors = Float[Tensor, "batch token d_model"]
 IDs = Int[Tensor, "batch token"]
@@ -104,12 +106,6 @@ class NextIDs:
         return self.log_probs.masked_fill(~is_match, 0.0).sum(dim=-1), is_match.any(dim=-1)
 
 
-# Maximum number of scores per chunk. A chunk fits into the CPU cache, which is several times faster than memory. On a
-# GPU, it is large enough to use all cores.
-CHUNK_SCORES = 1 << 19
-GPU_CHUNK_SCORES = 1 << 24
-
-
 class PositionHead(nn.Module):
     """Abstract predictor of the next ID from a token's hidden state, the token's ID and the next token's embedding."""
 
@@ -127,23 +123,9 @@ class PositionHead(nn.Module):
 
     def most_likely_ids(self, hidden: Vectors, current_ids: IDs, next_embeddings: Vectors, prompt: Prompt) -> IDs:
         """Return the ID with the largest probability for each query, with little memory; for evaluation."""
-        chunk_scores = CHUNK_SCORES if hidden.device.type == "cpu" else GPU_CHUNK_SCORES
-        chunk_length = max(1, chunk_scores // self.num_scores(prompt))
-        inputs = (torch.split(each, chunk_length, dim=1) for each in (hidden, current_ids, next_embeddings))
+        chunk_length = max(1, max_chunk_scores(hidden.device) // self.num_scores(prompt))
+        inputs = (torch.split(part, chunk_length, dim=1) for part in (hidden, current_ids, next_embeddings))
         return torch.cat([self(*chunk, prompt).most_likely_ids() for chunk in zip(*inputs, strict=True)], dim=1)
-
-    def token_terms(self, next_embeddings: Vectors) -> Float[Tensor, "batch token width"]:
-        """Return the input of ``predict`` that depends only on the next token; by default, its embedding.
-
-        Decoding computes these terms once for the whole vocabulary.
-        """
-        return next_embeddings
-
-    def predict(
-        self, hidden: Vectors, current_ids: IDs, terms: Float[Tensor, "batch token width"], prompt: Prompt
-    ) -> NextIDs:
-        """Return the same distribution as ``forward``, from the ``token_terms`` of the next token."""
-        return self(hidden, current_ids, terms, prompt)
 
 
 def sum_by_id(
@@ -163,3 +145,30 @@ def distinct_id_distribution(probabilities: Float[Tensor, "batch query rank"], p
         probabilities, candidates = probabilities.masked_fill(is_padding, 0.0), candidates.masked_fill(is_padding, -1)
     min_probability = torch.finfo(probabilities.dtype).tiny
     return NextIDs(log_probs=probabilities.clamp_min(min_probability).log(), candidates=candidates)
+
+
+class OffsetScores(nn.Module):
+    """Linear scores of all offsets, based on the hidden state and the next token."""
+
+    def __init__(self, d_model: int, num_offsets: int) -> None:
+        super().__init__()
+        self.from_hidden = nn.Linear(d_model, num_offsets)
+        self.from_next = nn.Linear(d_model, num_offsets, bias=False)
+
+    def forward(self, hidden: Vectors, next_embeddings: Vectors) -> Float[Tensor, "batch token offset"]:
+        """Return unnormalized scores in float32."""
+        return (self.from_hidden(hidden) + self.from_next(next_embeddings)).float()
+
+
+class OffsetHead(PositionHead):
+    """Abstract position head that computes a score for each of ``OFFSETS``."""
+
+    OFFSETS = (-1, 0, 1, 2)
+
+    def __init__(self, d_model: int, num_position_ids: int) -> None:
+        super().__init__()
+        self.scores = OffsetScores(d_model, len(self.OFFSETS))
+
+    def num_scores(self, prompt: Prompt) -> int:
+        """Return the number of offsets of all queries at one index."""
+        return len(prompt.position_ids) * len(self.OFFSETS)

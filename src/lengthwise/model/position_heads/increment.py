@@ -3,8 +3,7 @@
 import math
 
 from lengthwise.core.devices import constant_tensor
-from lengthwise.model.position_heads.head import IDs, NextIDs, Prompt, Vectors
-from lengthwise.model.position_heads.offset import OffsetHead
+from lengthwise.model.position_heads.head import IDs, NextIDs, OffsetHead, Prompt, Vectors
 
 
 class Increment(OffsetHead):

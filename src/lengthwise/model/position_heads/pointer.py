@@ -10,8 +10,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from lengthwise.encodings.rotary import RotaryEncoding
-from lengthwise.model.linear import Linear
-from lengthwise.model.near_keys import (
+from lengthwise.model.attention import MAX_CHUNK_SCORES
+from lengthwise.model.fast.near_attention import (
     FarKeys,
     bound_far_keys,
     can_bound,
@@ -20,8 +20,8 @@ from lengthwise.model.near_keys import (
     number_rows,
     read_near_keys,
 )
+from lengthwise.model.fast.switch import is_enabled
 from lengthwise.model.position_heads.head import (
-    CHUNK_SCORES,
     IDs,
     NextIDs,
     PositionHead,
@@ -54,8 +54,8 @@ class Pointer(PositionHead):
         # Large frequencies and a small base help the rotary term to separate adjacent IDs.
         self.rotary = RotaryEncoding(base=100.0, fastest=3.0)
         self.distance = nn.Parameter(torch.full((2, d_pointer), 1 / math.sqrt(d_pointer)))
-        self.content = Linear(d_model, d_pointer, bias=False)
-        self.predecessor = Linear(d_model, d_pointer, bias=False)
+        self.content = nn.Linear(d_model, d_pointer, bias=False)
+        self.predecessor = nn.Linear(d_model, d_pointer, bias=False)
         self.log_distance_gain = nn.Parameter(torch.tensor(math.log(3.0)))
         # A gain of 0 would become negative in training: the next ID is often not the ID of an equal prompt token.
         self.content_gain = nn.Parameter(torch.tensor(3.0))
@@ -71,28 +71,8 @@ class Pointer(PositionHead):
 
     def forward(self, hidden: Vectors, current_ids: IDs, next_embeddings: Vectors, prompt: Prompt) -> NextIDs:
         """Return a distribution over the prompt's distinct IDs."""
-        return self._predict(current_ids, self._content(next_embeddings), self._shares(next_embeddings), prompt)
-
-    def token_terms(self, next_embeddings: Vectors) -> Float[Tensor, "batch token width"]:
-        """Return the content part of the query, and the share of each shift."""
-        return torch.cat([self._content(next_embeddings), self._shares(next_embeddings)], dim=-1)
-
-    def predict(
-        self, hidden: Vectors, current_ids: IDs, terms: Float[Tensor, "batch token width"], prompt: Prompt
-    ) -> NextIDs:
-        """Return a distribution over the prompt's distinct IDs."""
-        content, shares = terms.tensor_split((self.content.out_features,), dim=-1)
-        return self._predict(current_ids, content, shares, prompt)
-
-    def _predict(
-        self,
-        current_ids: IDs,
-        content: Float[Tensor, "batch token d_pointer"],
-        shares: Float[Tensor, "batch token shift"],
-        prompt: Prompt,
-    ) -> NextIDs:
-        token_probabilities = self._scores(current_ids, content, prompt).softmax(dim=-1)
-        return distinct_id_distribution(self._shift(sum_by_id(token_probabilities, prompt), shares, prompt), prompt)
+        probabilities = sum_by_id(self._scores(current_ids, next_embeddings, prompt).softmax(dim=-1), prompt)
+        return distinct_id_distribution(self._shift(probabilities, self._shares(next_embeddings), prompt), prompt)
 
     def _content(self, next_embeddings: Vectors) -> Float[Tensor, "batch token d_pointer"]:
         """Return the content part of the query."""
@@ -101,7 +81,7 @@ class Pointer(PositionHead):
 
     def most_likely_ids(self, hidden: Vectors, current_ids: IDs, next_embeddings: Vectors, prompt: Prompt) -> IDs:
         """Return the most likely ID of each query; in a long prompt, queries read the tokens with near IDs."""
-        if prompt.position_ids.shape[1] <= MAX_DENSE_PROMPT or prompt.has_padding:
+        if prompt.position_ids.shape[1] <= MAX_DENSE_PROMPT or prompt.has_padding or not is_enabled():
             return super().most_likely_ids(hidden, current_ids, next_embeddings, prompt)
         rows = []
         for row in range(len(hidden)):
@@ -110,7 +90,7 @@ class Pointer(PositionHead):
             row_prompt = prompt.select(select)
             ids, unfinished = self._near_ids(*inputs, row_prompt)
             if len(unfinished):
-                few_hidden, few_ids, few_embeddings = (each[:, unfinished] for each in inputs)
+                few_hidden, few_ids, few_embeddings = (part[:, unfinished] for part in inputs)
                 ids[:, unfinished] = super().most_likely_ids(few_hidden, few_ids, few_embeddings, row_prompt)
             rows.append(ids)
         return torch.cat(rows)
@@ -131,14 +111,14 @@ class Pointer(PositionHead):
                 return torch.full((1, len(queries)), -math.inf, device=queries.device)
             near, inputs = prompt.near(tokens), (current_ids[:, queries], next_embeddings[:, queries])
             ids[:, queries] = self(hidden[:, queries], *inputs, near).most_likely_ids()
-            return self._scores(inputs[0], self._content(inputs[1]), near).logsumexp(dim=-1)
+            return self._scores(*inputs, near).logsumexp(dim=-1)
 
         def omitted(width_index: int, queries: Tensor, log_weights: Tensor) -> Tensor:
             return far.omitted(width_index, contents[queries], scales[:, queries], log_weights)
 
         # The tokens that a shift can reach must be near, too.
         margin = self.max_shift * max_per_id(prompt.position_ids[0])
-        return ids, read_near_keys(current_ids[0], prompt.position_ids[0], read, omitted, margin=margin).unfinished
+        return ids, read_near_keys(current_ids[0], prompt.position_ids[0], read, omitted, margin=margin)[1]
 
     @staticmethod
     def _reach(current_ids: IDs, prompt: Prompt) -> int:
@@ -153,7 +133,7 @@ class Pointer(PositionHead):
         reach = self._reach(current_ids, prompt)
         rotated_key = self._rotate(self.distance[1], torch.full_like(current_ids[:, :1], reach))[0, 0]
         by_distance = [rotated_key[:0]]
-        for distances in far_distances(reach, CHUNK_SCORES):
+        for distances in far_distances(reach, MAX_CHUNK_SCORES):
             query_ids = reach + distances.to(current_ids.device)
             by_distance.append(self._distance(query_ids[None])[0] @ rotated_key)
         content_keys = prompt.keys[0, :, self.distance.shape[1] :]
@@ -163,9 +143,9 @@ class Pointer(PositionHead):
         return bound_far_keys(scores[None], None, prompt.sharpness[0], max_per_id(prompt.position_ids[0]))
 
     def _scores(
-        self, current_ids: IDs, content: Float[Tensor, "batch token d_pointer"], prompt: Prompt
+        self, current_ids: IDs, next_embeddings: Vectors, prompt: Prompt
     ) -> Float[Tensor, "batch token prompt"]:
-        query = torch.cat([self._distance(current_ids), content], dim=-1)
+        query = torch.cat([self._distance(current_ids), self._content(next_embeddings)], dim=-1)
         scores = (prompt.sharpness * query) @ prompt.keys.mT
         return scores.masked_fill(~prompt.is_prompt[:, None], -math.inf) if prompt.has_padding else scores
 

@@ -5,8 +5,7 @@ import math
 import torch
 
 from lengthwise.core.devices import constant_tensor
-from lengthwise.model.position_heads.head import IDs, NextIDs, Prompt, Vectors
-from lengthwise.model.position_heads.offset import OffsetHead
+from lengthwise.model.position_heads.head import IDs, NextIDs, OffsetHead, Prompt, Vectors
 
 
 class Rank(OffsetHead):

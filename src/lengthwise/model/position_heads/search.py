@@ -37,16 +37,7 @@ class Search(PositionHead):
 
     def forward(self, hidden: Vectors, current_ids: IDs, next_embeddings: Vectors, prompt: Prompt) -> NextIDs:
         """Return a distribution over the prompt's distinct IDs."""
-        return self.predict(hidden, current_ids, self.token_terms(next_embeddings), prompt)
-
-    def token_terms(self, next_embeddings: Vectors) -> Float[Tensor, "batch token width"]:
-        """Return normalized projections of the next tokens."""
-        return nn.functional.normalize(self.query(next_embeddings), dim=-1)
-
-    def predict(
-        self, hidden: Vectors, current_ids: IDs, terms: Float[Tensor, "batch token width"], prompt: Prompt
-    ) -> NextIDs:
-        """Return a distribution over the prompt's distinct IDs."""
-        scores = (prompt.sharpness * self.log_gain.exp() * terms) @ prompt.keys.mT
+        query = nn.functional.normalize(self.query(next_embeddings), dim=-1)
+        scores = (prompt.sharpness * self.log_gain.exp() * query) @ prompt.keys.mT
         token_probabilities = scores.float().masked_fill(~prompt.is_prompt[:, None], -math.inf).softmax(dim=-1)
         return distinct_id_distribution(sum_by_id(token_probabilities, prompt), prompt)

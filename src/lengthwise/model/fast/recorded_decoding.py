@@ -8,12 +8,11 @@ import torch
 from jaxtyping import Float, Int, Real
 from torch import Tensor
 
-from lengthwise.core.cuda_graphs import record
 from lengthwise.model.attention_scores import AttentionHooks
-from lengthwise.model.cache import Cache
+from lengthwise.model.cache import Cache, DecodingState
 from lengthwise.model.decoder import Decoder
-from lengthwise.model.decoding_state import DecodingState
-from lengthwise.model.token_step import TokenStep
+from lengthwise.model.fast.cuda_graphs import record
+from lengthwise.model.fast.switch import is_enabled
 
 # Decoding of fewer tokens takes less time than a recording.
 MIN_RECORDED_TOKENS = 32
@@ -24,7 +23,7 @@ SEARCH_INTERVAL = 32
 def allows_recording(decoder: Decoder) -> bool:
     """Return True if a bias can hide unused memory from attention: softmax attention whose scores are products."""
     settings = decoder.settings
-    return settings.weights == "softmax" and not decoder.encoding.has_scores
+    return is_enabled() and settings.weights == "softmax" and not decoder.encoding.has_scores
 
 
 @dataclass(slots=True, kw_only=True)
@@ -80,8 +79,8 @@ class RecordedDecoding:
 
         Without ``known_ids``, the position heads predict the IDs of the new tokens.
         """
-        self.decoder, self.token_step = decoder, TokenStep(decoder)
-        self.known_ids, self.new_tokens, self.new_ids, self.end = known_ids, new_tokens, new_ids, end
+        self.decoder, self.end = decoder, end
+        self.known_ids, self.new_tokens, self.new_ids = known_ids, new_tokens, new_ids
         prompt_length = state.cache.position_ids.shape[2]
         capacity = prompt_length + new_tokens.shape[1]
         cache = FixedCache(
@@ -101,13 +100,13 @@ class RecordedDecoding:
         state, cache = self.state, self.cache
         tokens = self.decoder.token_logits(state.hidden).argmax(dim=-1)
         if self.known_ids is None:
-            ids = state.predict_ids(self.token_step, self.current_ids, tokens)
+            ids = state.predict_ids(self.decoder.next_ids, self.current_ids, tokens)
         else:
             ids = self.known_ids.index_select(2, self.new_index)
         self.new_tokens.index_copy_(1, self.new_index, tokens)
         self.new_ids.index_copy_(2, self.new_index, ids.to(self.new_ids.dtype))
         state.is_finished |= tokens[:, 0] == self.end
-        hidden, new_cache = self.token_step(tokens, ids, cache, cache.hooks())
+        hidden, new_cache = self.decoder(tokens, ids, cache, hooks=cache.hooks())
         state.hidden.copy_(hidden)
         self.current_ids.copy_(ids)
         cache.last_embedding.copy_(new_cache.last_embedding)

@@ -10,17 +10,17 @@ would be the start of operations and the transfer of indexes. The GPU runs the c
 
 import copy
 from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from lengthwise.model.attention_scores import AttentionHooks
 from lengthwise.model.cache import Cache
 from lengthwise.model.decoder import Decoder
-from lengthwise.model.near_attention import NearAttention
-from lengthwise.model.near_keys import WIDTHS, max_per_id
+from lengthwise.model.fast.near_attention import WIDTHS, NearAttention, max_per_id
 
 # Number of drafted tokens before the first check. Each later block has twice as many, so that all checks together take
 # time linear in the length.
@@ -29,14 +29,6 @@ FIRST_BLOCK = 256
 MAX_FAILED_CHECKS = 8
 # Number of further prompt tokens on both sides of the near ones that a position head reads.
 MARGIN = 8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NearGeneration:
-    """Tokens and IDs after the prompt, up to and with the end token or the limit."""
-
-    tokens: Int[Tensor, " new"]
-    position_ids: Int[Tensor, "level new"]
 
 
 def allows_near_generation(decoder: Decoder, position_ids: Tensor) -> bool:
@@ -52,25 +44,23 @@ def generate_near(
     *,
     end: int,
     max_new_tokens: int,
-) -> NearGeneration | None:
-    """Continue one prompt by predicted tokens and IDs; return None if the drafts fail too often.
+) -> tuple[Int[Tensor, " new"], Int[Tensor, "level new"]] | None:
+    """Return the predicted tokens and IDs after one prompt, up to and with the end token or the limit.
 
-    The decoder must satisfy ``allows_near_generation``.
+    Returns None if the drafts fail too often. The decoder must satisfy ``allows_near_generation``.
     """
-    sequence = _Sequence(decoder, prompt, prompt_ids, max_new_tokens)
-    block, failed_checks, checked = FIRST_BLOCK, 0, prompt.shape[1]
+    sequence = _Sequence(decoder, prompt, prompt_ids, end, max_new_tokens)
+    block, failed_checks, num_checked = FIRST_BLOCK, 0, prompt.shape[1]
     while failed_checks <= MAX_FAILED_CHECKS:
-        hidden = sequence.check(checked)
-        if sequence.num_rejected:
+        hidden, num_rejected = sequence.check(num_checked)
+        if num_rejected:
             failed_checks, block = failed_checks + 1, FIRST_BLOCK
-        is_complete = sequence.ends_with(end) or sequence.length == sequence.capacity
-        if not is_complete:
+        if not sequence.is_complete:
             sequence.append_checked(hidden)
-            checked = sequence.length
-            is_complete = sequence.ends_with(end) or sequence.length == sequence.capacity
-        if is_complete:
+            num_checked = sequence.length
+        if sequence.is_complete:
             return sequence.continuation()
-        sequence.draft(block, end)
+        sequence.draft(block)
         block *= 2
     return None
 
@@ -78,39 +68,49 @@ def generate_near(
 class _Sequence:
     """Prompt and continuation on the CPU, with the keys and values of their tokens on the device of the decoder."""
 
+    cache: Cache
+
     def __init__(
-        self, decoder: Decoder, prompt: Int[Tensor, "1 prompt"], prompt_ids: Int[Tensor, "level 1 prompt"], room: int
+        self,
+        decoder: Decoder,
+        prompt: Int[Tensor, "1 prompt"],
+        prompt_ids: Int[Tensor, "level 1 prompt"],
+        end: int,
+        max_new_tokens: int,
     ) -> None:
-        self.decoder, self.device, self.prompt_length = decoder, prompt.device, prompt.shape[1]
+        self.decoder, self.device, self.end = decoder, prompt.device, end
         self.drafter = decoder if self.device.type == "cpu" else copy.deepcopy(decoder).to("cpu")
-        self.length, self.capacity = self.prompt_length, self.prompt_length + room
-        self.tokens = torch.nn.functional.pad(prompt.cpu(), (0, room))
-        self.ids = torch.nn.functional.pad(prompt_ids.cpu(), (0, room))
-        lengths = torch.tensor([self.prompt_length], device=self.device)
-        self.prompts = decoder.read_prompt(prompt, prompt_ids, lengths)
-        self.draft_prompts = [each.select(lambda tensor: tensor.cpu()) for each in self.prompts]
+        self.length = self.prompt_length = prompt.shape[1]
+        self.capacity = self.prompt_length + max_new_tokens
+        self.tokens, self.ids = pad(prompt.cpu(), (0, max_new_tokens)), pad(prompt_ids.cpu(), (0, max_new_tokens))
+        self.prompts = decoder.read_prompt(prompt, prompt_ids, torch.tensor([self.prompt_length], device=self.device))
+        self.draft_prompts = [prompt.select(lambda tensor: tensor.cpu()) for prompt in self.prompts]
         self.indexes = [_IDIndex(level_ids[0]) for level_ids in prompt_ids.cpu()]
-        self.cache: Cache | None = None
-        self.num_rejected = 0
 
-    def check(self, checked: int) -> Float[Tensor, "1 1 d_model"]:
-        """Drop the tokens from the first wrong one on, and return the hidden state of the last token that is kept.
+    @property
+    def is_complete(self) -> bool:
+        """True after the end token or the maximum number of tokens."""
+        has_end = self.length > self.prompt_length and int(self.tokens[0, self.length - 1]) == self.end
+        return has_end or self.length == self.capacity
 
-        The tokens before ``checked`` are known to be right.
+    def check(self, num_checked: int) -> tuple[Float[Tensor, "1 1 d_model"], int]:
+        """Drop the tokens from the first wrong one on; the first ``num_checked`` tokens are known to be right.
+
+        Returns the hidden state of the last token that is kept, and the number of dropped tokens.
         """
         tokens = self.tokens[:, : self.length].to(self.device)
         ids = self.ids[..., : self.length].to(self.device)
         hooks = AttentionHooks(near=NearAttention())
-        hidden, self.cache = self.decoder(tokens, ids, query_start=checked - 1, hooks=hooks)
-        drafted, states = tokens[:, checked:], hidden[:, :-1]
+        hidden, self.cache = self.decoder(tokens, ids, query_start=num_checked - 1, hooks=hooks)
+        drafted, states = tokens[:, num_checked:], hidden[:, :-1]
         is_right = self.decoder.token_logits(states).argmax(dim=-1) == drafted
         if drafted.shape[1]:
-            predicted = self.decoder.most_likely_ids(states, ids[..., checked - 1 : -1], drafted, self.prompts)
-            is_right &= (predicted == ids[..., checked:]).all(dim=0)
+            predicted = self.decoder.most_likely_ids(states, ids[..., num_checked - 1 : -1], drafted, self.prompts)
+            is_right &= (predicted == ids[..., num_checked:]).all(dim=0)
         num_right = int(is_right[0].long().cumprod(dim=0).sum())
-        self.num_rejected = self.length - checked - num_right
-        self.length = checked + num_right
-        return hidden[:, num_right : num_right + 1]
+        num_rejected = self.length - num_checked - num_right
+        self.length -= num_rejected
+        return hidden[:, num_right : num_right + 1], num_rejected
 
     def append_checked(self, hidden: Float[Tensor, "1 1 d_model"]) -> None:
         """Append the most likely token and its most likely IDs."""
@@ -118,63 +118,52 @@ class _Sequence:
         last_ids = self.ids[..., self.length - 1 : self.length].to(self.device)
         self._append(token, self.decoder.most_likely_ids(hidden, last_ids, token, self.prompts))
 
-    def draft(self, num_tokens: int, end: int) -> None:
+    def draft(self, num_tokens: int) -> None:
         """Append up to ``num_tokens`` tokens that are probably right."""
-        assert self.cache is not None
-        room = self.capacity - self.cache.keys[0].shape[2]
-        keys, values = (
-            torch.nn.functional.pad(each.cpu(), (0, 0, 0, room)) for each in (self.cache.keys[0], self.cache.values[0])
-        )
-        for index, level in zip(self.indexes, self.ids[:, 0, : self.length - 1], strict=True):
-            index.reset(level[self.prompt_length :].tolist())
-        before = self.tokens[:, : self.length - 1]
-        separators = torch.tensor(self.drafter.separators)
-        last_embedding = self.drafter.embed_tokens(before[:, -1:])
+        drafter, room = self.drafter, self.capacity - self.cache.keys[0].shape[2]
+        keys, values = (pad(part.cpu(), (0, 0, 0, room)) for part in (self.cache.keys[0], self.cache.values[0]))
+        for index, level_ids in zip(self.indexes, self.ids[:, 0, : self.length - 1], strict=True):
+            index.reset(level_ids.tolist())
+        before, separators = self.tokens[:, : self.length - 1], torch.tensor(drafter.separators)
+        last_embedding = drafter.embed_tokens(before[:, -1:])
         num_separators = torch.isin(before, separators).sum(dim=1, keepdim=True).clamp(max=len(separators))
         for _ in range(min(num_tokens, self.capacity - self.length)):
-            if self.ends_with(end):
+            if self.is_complete:
                 break
             last = self.length - 1
             token, ids = self.tokens[:, last : last + 1], self.ids[..., last : last + 1]
             near = self._near_keys(ids[:, 0, 0].tolist())
             cache = Cache(self.ids[..., near], last_embedding, num_separators, [keys[:, :, near]], [values[:, :, near]])
             hooks = AttentionHooks(visible_counts=torch.tensor([[float(self.length)]]))
-            hidden, extended = self.drafter(token, ids, cache, hooks=hooks)
+            hidden, extended = drafter(token, ids, cache, hooks=hooks)
             keys[:, :, last], values[:, :, last] = extended.keys[0][:, :, -1], extended.values[0][:, :, -1]
             last_embedding, num_separators = extended.last_embedding, extended.num_separators
-            next_token = self.drafter.token_logits(hidden).argmax(dim=-1)
+            next_token = drafter.token_logits(hidden).argmax(dim=-1)
             self._append(next_token, self._draft_ids(hidden, ids, next_token))
 
-    def ends_with(self, end: int) -> bool:
-        """Return whether the last token is the end token, after the prompt."""
-        return self.length > self.prompt_length and int(self.tokens[0, self.length - 1]) == end
-
-    def continuation(self) -> NearGeneration:
+    def continuation(self) -> tuple[Int[Tensor, " new"], Int[Tensor, "level new"]]:
         """Return the tokens and IDs after the prompt."""
         new = slice(self.prompt_length, self.length)
-        tokens, position_ids = self.tokens[0, new].to(self.device), self.ids[:, 0, new].to(self.device)
-        return NearGeneration(tokens=tokens, position_ids=position_ids)
+        return self.tokens[0, new].to(self.device), self.ids[:, 0, new].to(self.device)
 
     def _append(self, token: Int[Tensor, "1 1"], ids: Int[Tensor, "level 1 1"]) -> None:
         self.tokens[:, self.length], self.ids[..., self.length] = token[:, 0], ids[..., 0]
         self.length += 1
 
     def _near_keys(self, ids: list[int]) -> Int[Tensor, " near"]:
-        """Return the indexes of the tokens before the last one whose IDs are near, on any level."""
-        last = self.length - 1
-        for index, level_id in zip(self.indexes, self.ids[:, 0, last].tolist(), strict=True):
-            index.add(level_id, last)
-        near = {key for index, level_id in zip(self.indexes, ids, strict=True) for key in index.near(level_id)} - {last}
-        return torch.tensor(sorted(near))
+        """Return the indexes of the tokens before the last one whose IDs are near, on any level, and add the last."""
+        near = {key for index, level_id in zip(self.indexes, ids, strict=True) for key in index.near(level_id)}
+        for index, level_id in zip(self.indexes, ids, strict=True):
+            index.add(level_id, self.length - 1)
+        return torch.tensor(sorted(near - {self.length - 1}))
 
     def _draft_ids(
         self, hidden: Float[Tensor, "1 1 d_model"], ids: Int[Tensor, "level 1 1"], next_token: Int[Tensor, "1 1"]
     ) -> Int[Tensor, "level 1 1"]:
         """Return the most likely IDs if a head reads only the prompt tokens with near IDs."""
         embedding, predicted = self.drafter.embed_tokens(next_token), []
-        for head, index, level_ids, prompt in zip(
-            self.drafter.position_heads(), self.indexes, ids, self.draft_prompts, strict=True
-        ):
+        levels = zip(self.drafter.position_heads(), self.indexes, ids, self.draft_prompts, strict=True)
+        for head, index, level_ids, prompt in levels:
             near = index.near_prompt(int(level_ids))
             near_prompt = prompt.near(near) if len(near) else prompt
             predicted.append(head(hidden, level_ids, embedding, near_prompt).most_likely_ids())
@@ -186,25 +175,25 @@ class _IDIndex:
 
     def __init__(self, prompt_ids: Int[Tensor, " prompt"]) -> None:
         self.sorted_ids, self.order = prompt_ids.sort(stable=True)
-        self.prompt_length, self.margin = len(prompt_ids), MARGIN * max_per_id(prompt_ids)
+        self.margin = MARGIN * max_per_id(prompt_ids)
         self.written: dict[int, list[int]] = defaultdict(list)
 
     def reset(self, ids: list[int]) -> None:
-        """Forget the tokens after the prompt, and add tokens with these IDs."""
+        """Forget all tokens after the prompt, and add those of a sequence with these IDs."""
         self.written.clear()
-        for index, level_id in enumerate(ids):
-            self.add(level_id, self.prompt_length + index)
+        for index in range(len(self.order), len(ids)):
+            self.add(ids[index], index)
 
     def add(self, level_id: int, index: int) -> None:
         """Add a token after the prompt."""
-        if index >= self.prompt_length:
+        if index >= len(self.order):
             self.written[level_id].append(index)
 
-    def near(self, level_id: int) -> list[int]:
+    def near(self, level_id: int) -> Iterable[int]:
         """Return the indexes of the tokens whose ID differs by at most the first of ``WIDTHS``."""
         first, last = self._range(level_id)
-        nearby = range(level_id - WIDTHS[0], level_id + WIDTHS[0] + 1)
-        return self.order[first:last].tolist() + [index for each in nearby for index in self.written.get(each, ())]
+        near_ids = range(level_id - WIDTHS[0], level_id + WIDTHS[0] + 1)
+        return self.order[first:last].tolist() + [index for near in near_ids for index in self.written.get(near, ())]
 
     def near_prompt(self, level_id: int) -> Int[Tensor, " token"]:
         """Return the indexes of the prompt tokens with near IDs, and some more on both sides, sorted by ID."""

@@ -1,0 +1,1 @@
+"""Faster forms of computations; ``switch`` turns all of them off."""
