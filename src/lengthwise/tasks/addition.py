@@ -10,8 +10,7 @@ from jaxtyping import Bool, Int
 from lengthwise.core.errors import PromptError, SettingError
 from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
-from lengthwise.tasks.task import SCRATCHPAD, Task
-from lengthwise.tasks.task_inputs import check_sizes, parse_summands
+from lengthwise.tasks.task import SCRATCHPAD, Task, check_sizes, parse_summands
 
 ORDERS = ("least", "most", "reversed_sum")
 SCRATCHPADS = ("none", "carry", "trace")
@@ -19,7 +18,7 @@ PLUS_TOKEN, EQUALS_TOKEN, END_TOKEN, FIRST_DIGIT_WITH_CARRY, FIRST_READ_TOKEN = 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Addition:
+class Addition(Task):
     """Layout ``a + b = s end``; ``length`` is the number of digits of the longer operand.
 
     ``order="least"`` writes all numbers with the least significant digit first. ``"most"`` writes them with the most
@@ -47,7 +46,7 @@ class Addition:
     name: ClassVar[str] = "addition"
     summary: ClassVar[str] = "sum of two numbers, plain or with written carries"
     paper: ClassVar[str] = "Cho et al. 2024 (arXiv 2405.20671)"
-    version: ClassVar[int] = 1
+    separators: ClassVar[tuple[str, ...]] = ("+", "=")
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -69,11 +68,6 @@ class Addition:
         digits_with_carry = tuple(f"{digit}c" for digit in digits) if self.scratchpad != "none" else ()
         reads = tuple(f"r{number}" for number in range(11)) if self.scratchpad == "trace" else ()
         return (*digits, "+", "=", "end", *digits_with_carry, *reads)
-
-    @property
-    def separators(self) -> tuple[str, ...]:
-        """Signs ``+`` and ``=``, which follow the first and the second operand."""
-        return ("+", "=")
 
     @property
     def knowledge(self) -> tuple[str, ...]:

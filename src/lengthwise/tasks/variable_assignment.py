@@ -11,14 +11,13 @@ from jaxtyping import Bool, Int
 from lengthwise.core.errors import PromptError, SettingError
 from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
-from lengthwise.tasks.task import SCRATCHPAD, Task
-from lengthwise.tasks.task_inputs import check_sizes, parse_symbols, sample_integers
+from lengthwise.tasks.task import SCRATCHPAD, Task, check_counts, check_sizes, parse_symbols, sample_integers
 
 DEPTH_SHARES = {"a quarter": 0.25, "half": 0.5, "all": 1.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VariableAssignment:
+class VariableAssignment(Task):
     """Layout ``a = b  c = v3  b = c ... ? a > a b c v3 end``: ``length`` assignments in random order, and a query.
 
     The response is a scratchpad: the queried variable, all variables of its chain, and the value at the end. By
@@ -45,14 +44,12 @@ class VariableAssignment:
     name: ClassVar[str] = "variable_assignment"
     summary: ClassVar[str] = "follow a variable through assignments in random order, with a scratchpad"
     paper: ClassVar[str] = "Golowich et al. 2025 (arXiv 2502.16792), section 5.2; form reconstructed"
-    version: ClassVar[int] = 1
     knowledge: ClassVar[tuple[str, ...]] = (SCRATCHPAD,)
+    separators: ClassVar[tuple[str, ...]] = ("?", ">")
 
     def __post_init__(self) -> None:
         check_types(self)
-        for setting in ("num_chains", "operands", "num_names", "num_values"):
-            if getattr(self, setting) < 1:
-                raise SettingError(f"{setting} {getattr(self, setting)} is too small; use at least 1")
+        check_counts(self, "num_chains", "operands", "num_names", "num_values")
         min_share, max_share = self.depth_shares
         if not 0 < min_share <= max_share <= 1:
             shares = f"{min_share} to {max_share}"
@@ -67,11 +64,6 @@ class VariableAssignment:
         names = (f"x{number}" for number in range(self.num_names))
         values = (f"v{number}" for number in range(self.num_values))
         return (*names, *values, "=", "?", ">", "end")
-
-    @property
-    def separators(self) -> tuple[str, ...]:
-        """Symbols ``?`` and ``>``, which end the assignments and the query."""
-        return ("?", ">")
 
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
         """Sample the depth, names, values, constants, ends of distractor chains, and order of assignments."""

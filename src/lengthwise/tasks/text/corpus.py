@@ -2,9 +2,10 @@
 
 import hashlib
 import json
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,12 @@ def byte_corpus(texts: Mapping[str, Mapping[str, str]]) -> Corpus:
         stream = np.array([token for ids in token_ids.values() for token in (*ids, END)], dtype=np.uint16)
         streams[split] = partial(np.asarray, stream)
     return Corpus(tokenizer=tokenizer, documents=entries, tokens=streams)
+
+
+@cache
+def built_in_texts() -> dict[str, dict[str, str]]:
+    """Return the name and content of each built-in text by split."""
+    return tomllib.loads(Path(__file__).with_name("built_in_texts.toml").read_text(encoding="utf-8"))
 
 
 def open_corpus(folder: StrPath) -> Corpus:
