@@ -23,9 +23,8 @@ from lengthwise.core.randomness import stream
 from lengthwise.experiments.run_folder import read_rows, write_rows
 from lengthwise.tasks import JSONLTask
 from lengthwise.tasks.coupling.addresses import locate, parse_address
-from lengthwise.tasks.coupling.answer_steps import AnswerSteps
+from lengthwise.tasks.coupling.answer_steps import AnswerSteps, divide
 from lengthwise.tasks.coupling.found_coupling import FoundCoupling, draw_steps, find_coupling_in_examples
-from lengthwise.tasks.coupling.phases import divide
 
 RESULTS = Path(__file__).parent / "results" / "coupling_table.jsonl"
 LONG, NUM_LONG_ROWS = 160, 200

@@ -22,7 +22,7 @@ from .model.position_heads import POSITION_HEADS
 from .positions import SCHEMES, Assignment, PositionScheme, score_all_answers
 from .tasks import TASKS, Task
 from .tasks.examples import Examples
-from .tasks.text.prepare import prepare_corpus
+from .tasks.text.corpus import prepare_corpus
 from .theory.task_certificate import certify_task
 from .training.training_settings import TrainingSettings
 

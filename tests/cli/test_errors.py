@@ -106,7 +106,7 @@ from lengthwise.tasks import (
     VariableAssignment,
 )
 from lengthwise.tasks.planted.placement import ByLength, Local, Subsets, UniformShapes
-from lengthwise.tasks.text.prepare import prepare_corpus
+from lengthwise.tasks.text.corpus import prepare_corpus
 from lengthwise.theory.risk.bayes import bayes_attention
 from lengthwise.theory.risk.exact_erm import exact_erm, training_lengths
 from lengthwise.theory.risk.exact_risk import TotalVariation

@@ -10,7 +10,7 @@ from tests.tasks.test_jsonl_task import write_records
 import lengthwise as lw
 from lengthwise.core.defaults import DEPENDENCE, MODEL
 from lengthwise.core.errors import AmbiguousCouplingError, CouplingError, SettingError, TooFewExamplesError
-from lengthwise.experiments import coupling_methods, model_answers
+from lengthwise.experiments import coupling_methods
 from lengthwise.tasks import Copy, JSONLTask, Parity
 from lengthwise.tasks.coupling.answer_steps import answer_steps, join_steps
 from lengthwise.tasks.coupling.found_coupling import explain_steps
@@ -120,7 +120,7 @@ def test_an_unknown_method_raises_an_error():
 
 
 def test_a_model_that_does_not_fit_its_examples_is_refused(monkeypatch):
-    monkeypatch.setattr(model_answers, "TRAINING", replace(model_answers.TRAINING, steps=2, cooldown_steps=1))
+    monkeypatch.setattr(coupling_methods, "TRAINING", replace(coupling_methods.TRAINING, steps=2, cooldown_steps=1))
     reported = []
     with pytest.raises(CouplingError, match=r"trained on the lengths 2 to 6 answers \d+% of \d+ other examples"):
         lw.find_coupling(Parity(), method=MODEL, num_per_length=40, report=reported.append)

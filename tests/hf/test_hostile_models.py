@@ -13,8 +13,7 @@ from tests.tasks.test_corpus import PROSE
 
 from lengthwise.core.errors import ModelError, TextError
 from lengthwise.hf.loading import check_model_exists, load_causal_lm, load_codec
-from lengthwise.tasks.text.corpus import read_tokenizer
-from lengthwise.tasks.text.prepare import prepare_corpus
+from lengthwise.tasks.text.corpus import prepare_corpus, read_tokenizer
 
 INDEX = "model.safetensors.index.json"
 

@@ -392,8 +392,8 @@ def test_every_scheme_names_the_knowledge_that_it_uses():
 def test_the_scratchpads_of_tasks_are_named():
     told = {name: describe_knowledge(task(), None) for name, task in TASKS.items()}
     written = {"parity", "multi_addition", "variable_assignment", "multiplication"}
-    assert {name for name, knowledge in told.items() if knowledge == "scratchpad"} == written
-    assert {name for name, knowledge in told.items() if knowledge not in ("scratchpad", "nothing")} == {"index_hints"}
+    assert {told[name] for name in written} == {"scratchpad"}
+    assert {told[name] for name in ("copy", "reverse", "addition", "sort", "recall", "text")} == {"nothing"}
     assert describe_knowledge(Addition(scratchpad="carry"), Predicted()) == "scratchpad, ID range, coupling"
     assert describe_knowledge(IndexHints(), Sequential()) == "scratchpad, index hints"
     assert describe_knowledge(IndexHints(task=Addition()), None) == "index hints"

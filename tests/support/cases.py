@@ -2,6 +2,7 @@
 
 from dataclasses import fields, replace
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -66,6 +67,11 @@ EXACT_MATCH_TASKS = {name: task for name, task in TASK_VARIANTS.items() if not i
 
 # Small ranges and windows, so that scaling and windows have an effect within a few dozen IDs.
 SMALL_RANGES = {"original_length": 8, "window": 3, "width": 2, "threshold": 8.0, "num_buckets": 8, "max_distance": 20}
+
+
+def has_own_test(task: str) -> bool:
+    """Return True if a task has its own test file, such as ``tests/tasks/test_sort.py``."""
+    return (Path(__file__).parents[1] / "tasks" / f"test_{task}.py").is_file()
 
 
 def smallest_length(task: Task) -> int:

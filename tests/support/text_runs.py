@@ -11,7 +11,7 @@ from lengthwise.experiments.experiment import Experiment
 from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.positions import PositionScheme, Sequential
 from lengthwise.tasks import Text
-from lengthwise.tasks.text.prepare import prepare_corpus
+from lengthwise.tasks.text.corpus import prepare_corpus
 from lengthwise.training.training_settings import TrainingSettings
 
 WORDS = ["the", "a", "one", "of", "in", "bird", "stone", "river", "house", "sees", "holds", "leaves", "under", "and"]

@@ -15,7 +15,7 @@ from lengthwise.experiments.experiment import build_entry, from_dict, to_dict
 from lengthwise.experiments.recipes import recipe
 from lengthwise.tasks import Markov, NaturalText, Planted, SparseParity
 from lengthwise.tasks.planted.placement import Local, Subsets
-from lengthwise.tasks.text.prepare import prepare_corpus
+from lengthwise.tasks.text.corpus import prepare_corpus
 from lengthwise.theory.bounds.extrapolation import Extrapolation, predict
 from lengthwise.theory.planted_law_certificate import certify_law
 from lengthwise.theory.risk.bayes import BayesPredictor, LogLoss, bayes_attention, bayes_risk

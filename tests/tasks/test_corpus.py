@@ -26,12 +26,14 @@ from lengthwise.tasks.text.corpus import (
     HELD_OUT,
     SPLITS,
     TRAIN,
+    _sample_held_out,
     open_corpus,
+    prepare_corpus,
     read_metadata,
     read_tokenizer,
+    token_type,
     with_digest,
 )
-from lengthwise.tasks.text.prepare import _sample_held_out, prepare_corpus, token_type
 from lengthwise.tasks.text.tokenizer import (
     END,
     END_TOKEN_TEXT,
@@ -195,7 +197,7 @@ def test_the_kind_of_a_source_is_its_prefix_or_the_name_of_its_folder(texts):
 def test_another_process_writes_the_same_files_and_another_seed_another_split(texts):
     first = prepare()
     script = (
-        "from pathlib import Path; from lengthwise.tasks.text.prepare import prepare_corpus; "
+        "from pathlib import Path; from lengthwise.tasks.text.corpus import prepare_corpus; "
         "prepare_corpus(['prose', 'code'], Path('again'), vocabulary_size=300, held_out=0.2)"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
@@ -223,7 +225,7 @@ def test_the_facts_contain_the_settings_sizes_and_digests(texts):
 def test_tokens_are_stored_in_the_smallest_type_and_a_larger_type_gives_the_same_tokens(texts, monkeypatch):
     assert [token_type(size).itemsize for size in (1 << 16, (1 << 16) + 1)] == [2, 4]
     narrow = open_corpus(prepare()).stream(TRAIN)
-    monkeypatch.setattr("lengthwise.tasks.text.prepare.token_type", lambda size: np.dtype("<u4"))
+    monkeypatch.setattr("lengthwise.tasks.text.corpus.token_type", lambda size: np.dtype("<u4"))
     wide = open_corpus(prepare(out="wide")).stream(TRAIN)
     assert (narrow.dtype, wide.dtype) == (np.uint16, np.uint32)
     assert np.array_equal(narrow, wide)

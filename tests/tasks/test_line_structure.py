@@ -13,7 +13,7 @@ from lengthwise.experiments.run import train
 from lengthwise.experiments.run_evaluation import evaluate
 from lengthwise.positions import Coupled, MultiLevel
 from lengthwise.tasks import Text
-from lengthwise.tasks.text.prepare import prepare_corpus
+from lengthwise.tasks.text.corpus import prepare_corpus
 from lengthwise.tasks.text.tokenizer import END
 
 

@@ -324,9 +324,9 @@ BOMBS = {
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_small_archive_does_not_fill_the_memory(name, tmp_path, monkeypatch):
     limit = 1 << 20
-    for module in ("core.json_parsing", "tasks.text.text_records"):
+    for module in ("core.json_parsing", "tasks.text.documents"):
         monkeypatch.setattr(f"lengthwise.{module}.MAX_BYTES", limit)
-    monkeypatch.setattr("lengthwise.tasks.text.text_records.MAX_EXPANSION", 20)
+    monkeypatch.setattr("lengthwise.tasks.text.documents.MAX_EXPANSION", 20)
     path = compressed_lines(tmp_path / "rows.jsonl.gz", BOMBS[name])
     assert path.stat().st_size < limit / 20
     tracemalloc.start()

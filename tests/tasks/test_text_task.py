@@ -18,8 +18,7 @@ from lengthwise.experiments.run import load_run, train
 from lengthwise.experiments.run_evaluation import evaluate
 from lengthwise.experiments.run_folder import claim_run_folder, read_experiment
 from lengthwise.tasks import GradedByLoss, HasRunFiles, Parity, Task, Text, task_fields
-from lengthwise.tasks.text.built_in_texts import HELD_OUT_TEXTS, TRAIN_TEXTS
-from lengthwise.tasks.text.corpus import HELD_OUT, TRAIN, open_corpus
+from lengthwise.tasks.text.corpus import HELD_OUT, TRAIN, built_in_texts, open_corpus
 from lengthwise.tasks.text.tokenizer import END
 
 
@@ -97,13 +96,14 @@ def test_held_out_documents_do_not_depend_on_the_split_of_the_task(text):
 
 
 def test_without_a_corpus_the_task_has_the_built_in_texts_with_one_token_per_byte(rng):
+    train_texts, held_out_texts = built_in_texts()[TRAIN], built_in_texts()[HELD_OUT]
     task = Text()
     (tokens,) = task.sample(
-        length=len("".join(TRAIN_TEXTS.values()).encode()) + len(TRAIN_TEXTS) - 1, size=1, rng=rng
+        length=len("".join(train_texts.values()).encode()) + len(train_texts) - 1, size=1, rng=rng
     ).tokens
-    assert bytes(token - 1 for token in tokens if token != END).decode() == "".join(TRAIN_TEXTS.values())
-    assert {document.name for document in task.held_out()} == set(HELD_OUT_TEXTS)
-    assert set(TRAIN_TEXTS).isdisjoint(HELD_OUT_TEXTS)
+    assert bytes(token - 1 for token in tokens if token != END).decode() == "".join(train_texts.values())
+    assert {document.name for document in task.held_out()} == set(held_out_texts)
+    assert set(train_texts).isdisjoint(held_out_texts)
     assert (len(task.vocabulary), task.vocabulary[0], task.vocabulary[ord("a") + 1]) == (257, "end", "'a'")
     assert task.variants() == task.run_files() == {}
 

@@ -14,7 +14,7 @@ from lengthwise.experiments.run import Run
 from lengthwise.experiments.validation import check_evaluation
 from lengthwise.positions import Discovered
 from lengthwise.tasks import JSONLTask, Task
-from lengthwise.tasks.coupling.found_task import FoundTask
+from lengthwise.tasks.coupling.pointers import FoundTask
 
 
 @check_arguments

@@ -10,8 +10,7 @@ from jaxtyping import Bool, Int
 from lengthwise.core.errors import PromptError, SettingError
 from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
-from lengthwise.tasks.task import SCRATCHPAD, Task
-from lengthwise.tasks.task_inputs import check_sizes, parse_summands
+from lengthwise.tasks.task import SCRATCHPAD, Task, check_sizes, parse_summands
 
 ORDERS = ("least", "most", "reversed_sum")
 SCRATCHPADS = ("none", "carry", "trace")
@@ -19,7 +18,7 @@ PLUS_TOKEN, EQUALS_TOKEN, END_TOKEN, FIRST_DIGIT_WITH_CARRY, FIRST_READ_TOKEN = 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Addition:
+class Addition(Task):
     """Layout ``a + b = s end``; ``length`` is the number of digits of the longer operand.
 
     ``order="least"`` writes all numbers with the least significant digit first. ``"most"`` writes them with the most
@@ -47,7 +46,7 @@ class Addition:
     name: ClassVar[str] = "addition"
     summary: ClassVar[str] = "sum of two numbers, plain or with written carries"
     paper: ClassVar[str] = "Cho et al. 2024 (arXiv 2405.20671)"
-    version: ClassVar[int] = 1
+    separators: ClassVar[tuple[str, ...]] = ("+", "=")
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -69,11 +68,6 @@ class Addition:
         digits_with_carry = tuple(f"{digit}c" for digit in digits) if self.scratchpad != "none" else ()
         reads = tuple(f"r{number}" for number in range(11)) if self.scratchpad == "trace" else ()
         return (*digits, "+", "=", "end", *digits_with_carry, *reads)
-
-    @property
-    def separators(self) -> tuple[str, ...]:
-        """Signs ``+`` and ``=``, which follow the first and the second operand."""
-        return ("+", "=")
 
     @property
     def knowledge(self) -> tuple[str, ...]:
@@ -125,18 +119,15 @@ class Addition:
         length = digits.shape[2]
         numbers, carries = _add_digits(digits)
         layout = _Layout(self, numbers, length)
-        tokens = np.full(layout.shape, END_TOKEN)
         symbols = numbers.copy()
         if self.scratchpad != "none":
             symbols[2] += np.where(carries, FIRST_DIGIT_WITH_CARRY, 0)
-        for number_index, number_symbols in enumerate(symbols):
-            significance, is_digit = layout.significance(number_index)
+        reads = FIRST_READ_TOKEN + numbers[0] + np.pad(carries, ((0, 0), (1, 0)))[:, :-1]
+        significances, masks = (*layout.significance, layout.significance[2]), (*layout.is_digit, layout.is_read)
+        tokens = np.full(masks[0].shape, END_TOKEN)
+        for number_symbols, significance, mask in zip((*symbols, reads), significances, masks, strict=True):
             number_tokens = np.take_along_axis(number_symbols, (significance - 1).clip(0, length), axis=1)
-            tokens = np.where(is_digit, number_tokens, tokens)
-        significance, is_read = layout.reads()
-        read_tokens = FIRST_READ_TOKEN + numbers[0] + np.pad(carries, ((0, 0), (1, 0)))[:, :-1]
-        read_tokens = np.take_along_axis(read_tokens, (significance - 1).clip(0, length), axis=1)
-        tokens = np.where(is_read, read_tokens, tokens)
+            tokens = np.where(mask, number_tokens, tokens)
         tokens = np.where(layout.index == layout.plus_index, PLUS_TOKEN, tokens)
         tokens = np.where(layout.index == layout.equals_index, EQUALS_TOKEN, tokens)
         prompt_length = layout.equals_index + 1
@@ -145,7 +136,7 @@ class Addition:
             prompt_length=prompt_length[:, 0],
             is_answer=(layout.index >= prompt_length) & (layout.index <= layout.end_index),
             coupling=layout.coupling()[None],
-            places=layout.places(),
+            places=np.where(layout.is_digit, layout.place + 1, 0).sum(axis=0),
             support=layout.support(),
         )
 
@@ -168,49 +159,32 @@ def _add_digits(
 
 
 class _Layout:
-    """Token indexes of the numbers in each sequence, and the significance of each token index."""
+    """Place and significance of each token in the two operands and the sum, which are the numbers 0, 1 and 2.
+
+    ``place`` counts the digits of a number from 0 in writing order; ``significance`` counts from 1. ``is_digit`` marks
+    the digits of each number, and ``is_read`` the tokens of a trace before each digit of the sum.
+    """
 
     def __init__(self, task: Addition, numbers: Int[np.ndarray, "3 batch width"], length: int) -> None:
         self.task = task
-        num_digits = np.full((3, numbers.shape[1], 1), length + 1)
+        self.num_digits = np.full((3, numbers.shape[1], 1), length + 1)
         if not task.zero_padding:
             # Count the digits without leading zeros, but keep a single zero.
             num_significant = length + 1 - (numbers[:, :, ::-1] != 0).argmax(axis=2)
-            num_digits = np.where((numbers != 0).any(axis=2), num_significant, 1)[:, :, None]
-        self.num_digits = num_digits
-        self.tokens_per_digit = (1, 1, 2 if task.scratchpad == "trace" else 1)
-        self.plus_index = num_digits[0]
-        self.equals_index = self.plus_index + 1 + num_digits[1]
-        self.end_index = self.equals_index + 1 + self.tokens_per_digit[2] * num_digits[2]
-        self.number_starts = (np.zeros_like(self.plus_index), self.plus_index + 1, self.equals_index + 1)
-        self.max_digits = np.maximum(num_digits[0], num_digits[1])
+            self.num_digits = np.where((numbers != 0).any(axis=2), num_significant, 1)[:, :, None]
+        tokens_per_digit = np.array([1, 1, 2 if task.scratchpad == "trace" else 1])[:, None, None]
+        self.plus_index = self.num_digits[0]
+        self.equals_index = self.plus_index + 1 + self.num_digits[1]
+        self.end_index = self.equals_index + 1 + tokens_per_digit[2] * self.num_digits[2]
+        self.starts = np.stack([np.zeros_like(self.plus_index), self.plus_index + 1, self.equals_index + 1])
+        self.max_digits = self.num_digits[:2].max(axis=0)
         self.index = np.arange(int(self.end_index.max()) + 1)[None]
-        self.shape = (len(self.plus_index), self.index.shape[1])
-
-    def significance(self, number_index: int) -> tuple[Int[np.ndarray, "batch seq"], Bool[np.ndarray, "batch seq"]]:
-        """Return the significance of each digit of one of the three numbers, from 1, and a mask of these digits."""
-        place, is_last_token = self._place(number_index)
-        num_digits = self.num_digits[number_index]
-        is_descending = self.task.order == "most" or (self.task.order == "reversed_sum" and number_index < 2)
-        is_digit = (place >= 0) & (place < num_digits) & is_last_token
-        return (num_digits - place if is_descending else place + 1), is_digit
-
-    def reads(self) -> tuple[Int[np.ndarray, "batch seq"], Bool[np.ndarray, "batch seq"]]:
-        """Return the significance of the digit that each token of a trace adds, from 1, and a mask of these tokens."""
-        place, is_last_token = self._place(2)
-        return place + 1, (place >= 0) & (place < self.num_digits[2]) & ~is_last_token
-
-    def _place(self, number_index: int) -> tuple[Int[np.ndarray, "batch seq"], Bool[np.ndarray, "batch seq"]]:
-        """Return the place of each token in one of the numbers, from 0, and whether it is the last one of its place."""
-        place, token = np.divmod(self.index - self.number_starts[number_index], self.tokens_per_digit[number_index])
-        return place, token == self.tokens_per_digit[number_index] - 1
-
-    def places(self) -> Int[np.ndarray, "batch seq"]:
-        places = np.zeros(self.shape, dtype=np.int64)
-        for number_index in range(3):
-            place, is_last_token = self._place(number_index)
-            places += np.where((place >= 0) & (place < self.num_digits[number_index]) & is_last_token, place + 1, 0)
-        return places
+        self.place, token = np.divmod(self.index - self.starts, tokens_per_digit)
+        is_inside = (self.place >= 0) & (self.place < self.num_digits)
+        self.is_last_token = token == tokens_per_digit - 1
+        self.is_digit, self.is_read = is_inside & self.is_last_token, is_inside[2] & ~self.is_last_token[2]
+        is_descending = np.array([task.order != "least", task.order != "least", task.order == "most"])[:, None, None]
+        self.significance = np.where(is_descending, self.num_digits - self.place, self.place + 1)
 
     def coupling(self) -> Int[np.ndarray, "batch seq"]:
         """Return the significance of each operand digit and, for ``=`` and the sum, of the next digit of the sum."""
@@ -218,25 +192,22 @@ class _Layout:
         plus_group = np.zeros_like(self.max_digits) if is_descending else self.max_digits + 1
         group_ids = np.where(self.index == self.plus_index, plus_group, self.max_digits + 2)
         group_ids = np.where(self.index == self.equals_index, self.max_digits if is_descending else 1, group_ids)
-        for number_index in range(3):
-            digit_ids, is_digit = self.significance(number_index)
-            if number_index == 2:
-                digit_ids = digit_ids - 1 if is_descending else np.minimum(digit_ids + 1, self.max_digits + 1)
+        first, second, total = self.significance
+        next_digit = total - 1 if is_descending else np.minimum(total + 1, self.max_digits + 1)
+        for digit_ids, is_digit in zip((first, second, next_digit), self.is_digit, strict=True):
             group_ids = np.where(is_digit, digit_ids, group_ids)
-        read_ids, is_read = self.reads()
-        return np.where(is_read, read_ids, group_ids)
+        return np.where(self.is_read, total, group_ids)
 
     def support(self) -> Int[np.ndarray, "batch seq k"] | None:
         """Return the token indexes that each answer depends on: operand digits and the preceding symbol."""
         if self.task.order == "most":
             return None
-        place, is_last_token = self._place(2)
-        significance = place + 1
+        significance = self.significance[2]
         is_answer = (significance >= 1) & (self.index <= self.end_index)
         sources = [self._digit_index(number, significance) for number in range(2)]
         if self.task.scratchpad == "trace":
             # A token reads one digit: first that of ``a``, then that of ``b``.
-            sources = [np.where(is_last_token, sources[1], sources[0])]
+            sources = [np.where(self.is_last_token[2], sources[1], sources[0])]
         # The end of the sum depends on the plus, which follows the last digit.
         sources[0] = np.where(significance > self.max_digits, self.plus_index, sources[0])
         if self.task.scratchpad == "none":
@@ -249,4 +220,4 @@ class _Layout:
         num_digits = self.num_digits[number]
         place = significance - 1 if self.task.order == "least" else num_digits - significance
         is_digit = (significance >= 1) & (significance <= num_digits)
-        return np.where(is_digit, self.number_starts[number] + place, -1)
+        return np.where(is_digit, self.starts[number] + place, -1)

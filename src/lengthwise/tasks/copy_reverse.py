@@ -1,21 +1,18 @@
 """Copy and reverse: repeat a string of symbols in the same order or in reverse order."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Int
 
-from lengthwise.core.errors import SettingError
 from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
-from lengthwise.tasks.task import Task
-from lengthwise.tasks.task_inputs import check_sizes, parse_symbols
+from lengthwise.tasks.task import Task, check_counts, check_sizes, parse_symbols
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _RepeatSymbolsTask:
+class _RepeatSymbolsTask(Task):
     """Base class of tasks that repeat the symbols of the prompt in the response.
 
     The ID of each response token is the ID of the next symbol. The last response token has the ID of ``=``. Each answer
@@ -26,23 +23,17 @@ class _RepeatSymbolsTask:
 
     name: ClassVar[str]
     is_reversed: ClassVar[bool]
+    separators: ClassVar[tuple[str, ...]] = (">",)
     paper: ClassVar[str] = "Zhou et al. 2024 (arXiv 2310.16028); coupling after Cho et al. 2024 (arXiv 2405.20671)"
-    version: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         check_types(self)
-        if self.num_symbols < 1:
-            raise SettingError(f"num_symbols {self.num_symbols} is too small; use at least 1")
+        check_counts(self, "num_symbols")
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
         """Symbols, separator, start token and end token."""
         return (*(str(symbol) for symbol in range(self.num_symbols)), "=", ">", "end")
-
-    @property
-    def separators(self) -> tuple[str, ...]:
-        """Start token ``>``, which precedes the response."""
-        return (">",)
 
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
         """Sample symbols uniformly and independently."""
@@ -55,10 +46,6 @@ class _RepeatSymbolsTask:
         symbols = text.split() if " " in text.strip() or self.num_symbols > 10 else list(text.strip())
         expected_format = f"symbols from 0 to {self.num_symbols - 1} such as 0 0 0"
         return self._lay_out(parse_symbols(symbols, self.vocabulary[:-3], self.name, expected_format)[None])
-
-    def variants(self) -> Mapping[str, Task]:
-        """Return an empty mapping: this task has no variants."""
-        return {}
 
     def _lay_out(self, symbols: Int[np.ndarray, "batch length"]) -> Examples:
         length = symbols.shape[1]

@@ -44,6 +44,11 @@ class Examples:
             support=None if support is None else np.broadcast_to(support, (*tokens_shape, support.shape[2])),
         )
 
+    @classmethod
+    def unanswered(cls, tokens: Int[np.ndarray, "1 seq"], prompt_length: int) -> "Examples":
+        """Return a prompt, followed by placeholders for an unknown response."""
+        return cls(tokens=tokens, prompt_length=np.array([prompt_length]), is_answer=np.zeros(tokens.shape, dtype=bool))
+
     def __len__(self) -> int:
         return len(self.tokens)
 

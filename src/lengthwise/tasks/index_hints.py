@@ -11,12 +11,11 @@ from lengthwise.core.errors import SettingError, UnsupportedTaskError
 from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
 from lengthwise.tasks.parity import Parity
-from lengthwise.tasks.task import INDEX_HINTS, Task, declared_knowledge
-from lengthwise.tasks.task_inputs import check_sizes
+from lengthwise.tasks.task import INDEX_HINTS, Task, check_counts, check_sizes, declared_knowledge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IndexHints:
+class IndexHints(Task):
     """Sequences of ``task`` with the hint ``#(start + p - 1)`` before every token with place p.
 
     Prompt and response share ``start``. It is uniform over all values for which ``num_hints`` suffices, so training on
@@ -32,12 +31,10 @@ class IndexHints:
     name: ClassVar[str] = "index_hints"
     summary: ClassVar[str] = "another task (by default parity) with a numbered hint before each symbol"
     paper: ClassVar[str] = "Zhou et al. 2023 (arXiv 2310.16028)"
-    version: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         check_types(self)
-        if self.num_hints < 1:
-            raise SettingError(f"num_hints {self.num_hints} is too small; use at least 1")
+        check_counts(self, "num_hints")
 
     @property
     def vocabulary(self) -> tuple[str, ...]:

@@ -114,7 +114,9 @@ class _TableBuilder:
         self.has_fixed_symbols = symbols is not None
         self.token_ids = {symbol: token_id for token_id, symbol in enumerate(symbols or ())}
         self.tokens = array("i")
+        # Numbers of the records' tokens, and those of <mark> and end, of each level.
         self.levels: list[array[int]] = []
+        self.added: list[array[int]] = []
         self.starts, self.prompt_lengths, self.lengths = array("q", [0]), array("i"), array("i")
         # Number of coupling levels, and True if the coupling has numbers for <mark> and end.
         self.form: tuple[int, bool] | None = None
@@ -128,7 +130,9 @@ class _TableBuilder:
         if type(length) is not int or not 1 <= length < NUMBER_LIMIT:
             raise _RecordError(f"invalid length {_excerpt(length)}; use a positive integer, or leave the length out")
         self.tokens.extend([self._token_id(word) for word in (*prompt, *response)])
-        for level, numbers in zip(self.levels, coupling, strict=True):
+        for level, added, numbers in zip(self.levels, self.added, coupling, strict=True):
+            if len(numbers) > len(prompt) + len(response):
+                added.extend((numbers.pop(len(prompt)), numbers.pop()))
             level.extend(numbers)
         self.starts.append(len(self.tokens))
         self.prompt_lengths.append(len(prompt))
@@ -138,7 +142,7 @@ class _TableBuilder:
         form = (len(coupling), bool(coupling) and len(coupling[0]) > num_tokens)
         if self.form is None:
             self.form = form
-            self.levels = [array("i") for _ in coupling]
+            self.levels, self.added = ([array("i") for _ in coupling] for _ in range(2))
         elif bool(self.form[0]) != bool(coupling):
             problem = f"the record has {'a' if coupling else 'no'} coupling, unlike the records before it"
             raise _RecordError(f"{problem}; add a coupling to all records or remove it from all")
@@ -162,33 +166,16 @@ class _TableBuilder:
         return self.token_ids[word]
 
     def build(self) -> JSONLTable:
-        coupling, added = self._split_coupling()
+        added = np.array(self.added, dtype=np.int64).reshape(len(self.levels), -1, 2) if self.levels else None
         return JSONLTable(
             symbols=tuple(self.token_ids),
             tokens=np.array(self.tokens),
             starts=np.array(self.starts, dtype=np.int64),
             prompt_lengths=np.array(self.prompt_lengths),
             lengths=np.array(self.lengths),
-            coupling=coupling,
-            added_coupling=added,
+            coupling=np.array(self.levels, dtype=np.int64) if self.levels else None,
+            added_coupling=added if added is not None and added.size else None,
         )
-
-    def _split_coupling(
-        self,
-    ) -> tuple[Int[np.ndarray, "level tokens"] | None, Int[np.ndarray, "level records 2"] | None]:
-        """Return the numbers of the records' tokens, and of ``<mark>`` and ``end`` if the records have them."""
-        if not self.levels:
-            return None, None
-        numbers = np.array(self.levels, dtype=np.int64)
-        if self.form is None or not self.form[1]:
-            return numbers, None
-        # Each record before has two more numbers than tokens.
-        record_starts = np.array(self.starts[:-1]) + 2 * np.arange(len(self.lengths))
-        marks = record_starts + np.array(self.prompt_lengths)
-        ends = np.array(self.starts[1:]) + 2 * np.arange(len(self.lengths)) + 1
-        is_token = np.ones(numbers.shape[1], dtype=bool)
-        is_token[marks] = is_token[ends] = False
-        return numbers[:, is_token], np.stack([numbers[:, marks], numbers[:, ends]], axis=-1)
 
 
 def _parse_record(line: bytes) -> dict[str, Any]:

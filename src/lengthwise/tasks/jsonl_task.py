@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import groupby
@@ -13,12 +13,11 @@ import numpy as np
 from jaxtyping import Int
 
 from lengthwise.core.errors import SettingError, TaskFileError
-from lengthwise.core.files import check_regular, read_file
+from lengthwise.core.files import check_regular, read_file, write_atomically
 from lengthwise.core.json_parsing import parse_json
 from lengthwise.core.randomness import stream
 from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
-from lengthwise.tasks.jsonl_layout import RecordLayout
 from lengthwise.tasks.jsonl_table import (
     EXAMPLE_RECORD,
     MARK,
@@ -29,8 +28,7 @@ from lengthwise.tasks.jsonl_table import (
     is_record,
     read_table,
 )
-from lengthwise.tasks.task import Task
-from lengthwise.tasks.task_inputs import check_sizes, parse_symbols
+from lengthwise.tasks.task import Task, check_sizes, parse_symbols
 
 # Name of the file with the token names in the run folder.
 RUN_FILE = "rows.json"
@@ -40,7 +38,7 @@ BUILT_IN_LENGTHS, BUILT_IN_RECORDS, BUILT_IN_LETTERS = range(1, 21), 64, "abcdef
 
 
 @dataclass(frozen=True, kw_only=True)
-class JSONLTask:
+class JSONLTask(Task):
     """Layout ``p_1 .. p_n <mark> <start> r_1 .. r_m end``: prompt and response of a record of ``file``.
 
     All records of a length have equal probability. The length is the number of prompt tokens, unless the record sets a
@@ -59,8 +57,7 @@ class JSONLTask:
 
     name: ClassVar[str] = "rows"
     summary: ClassVar[str] = "prompts and responses from a custom file: --task FILE.jsonl"
-    paper: ClassVar[str] = ""
-    version: ClassVar[int] = 1
+    separators: ClassVar[tuple[str, ...]] = (MARK, START)
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -81,11 +78,6 @@ class JSONLTask:
         return (*self._symbols, *RESERVED_TOKENS)
 
     @property
-    def separators(self) -> tuple[str, ...]:
-        """Tokens ``<mark>`` and ``<start>``, which separate prompt and response."""
-        return (MARK, START)
-
-    @property
     def available_lengths(self) -> tuple[int, ...]:
         """Lengths with records, in increasing order."""
         return tuple(self._table.records_by_length)
@@ -94,7 +86,7 @@ class JSONLTask:
         """Sample records uniformly with replacement."""
         check_sizes(self.name, length, size)
         record_indexes = self._select_records(length, self._table.records_by_length)
-        return self._lay_out(self._table, record_indexes[rng.integers(0, len(record_indexes), size=size)])
+        return self._lay_out(record_indexes[rng.integers(0, len(record_indexes), size=size)])
 
     def num_records(self, length: int) -> int:
         """Return the number of distinct records of a length; equal prompts with equal responses count once."""
@@ -106,7 +98,7 @@ class JSONLTask:
 
     def records_at(self, length: int, indices: Int[np.ndarray, " batch"]) -> Examples:
         """Return the distinct records of a length at these indexes in file order."""
-        return self._lay_out(self._table, self._select_records(length, self._table.unique_records_by_length)[indices])
+        return self._lay_out(self._select_records(length, self._table.unique_records_by_length)[indices])
 
     def from_prompt(self, prompt: str) -> Examples:
         """Parse tokens with spaces between them, or a record in the format of the file.
@@ -114,7 +106,8 @@ class JSONLTask:
         For tokens, the first record with this prompt provides the answer and the coupling; otherwise they are unknown.
         """
         if is_record(prompt):
-            return self._lay_out(read_table([prompt.encode()], "the prompt", self._symbols), np.array([0]))
+            table = read_table([prompt.encode()], "the prompt", self._symbols)
+            return lay_out_records(table, np.array([0]), self._metadata["falls"])
         words = prompt.split()
         words = words[:-2] if words[-2:] == [MARK, START] else words
         example = " ".join(self._symbols[:3])
@@ -124,19 +117,11 @@ class JSONLTask:
         if self.file is None or Path(self.file).exists():
             record_indexes = self._table.with_prompt(tokens)
             if len(record_indexes):
-                return self._lay_out(self._table, record_indexes[:1])
+                return self._lay_out(record_indexes[:1])
         mark_tokens, end_token = len(self._symbols) + np.arange(2), len(self._symbols) + 2
         response_tokens = np.full(EXTRA_RESPONSE_TOKENS + len(tokens), end_token)
         padded = np.concatenate([tokens, mark_tokens, response_tokens])[None]
-        return Examples(
-            tokens=padded,
-            prompt_length=np.array([len(tokens) + 2]),
-            is_answer=np.zeros(padded.shape, dtype=bool),
-        )
-
-    def variants(self) -> Mapping[str, Task]:
-        """Return an empty mapping: this task has no variants."""
-        return {}
+        return Examples.unanswered(padded, len(tokens) + 2)
 
     def placeholder_example(self) -> Examples:
         """Return a record with one prompt token and one response token, and a coupling if the run has a coupling."""
@@ -149,7 +134,7 @@ class JSONLTask:
             lengths=np.array([1]),
             coupling=np.zeros((len(levels), 2), dtype=np.int64) if levels else None,
         )
-        return self._lay_out(table, np.array([0]))
+        return lay_out_records(table, np.array([0]), levels)
 
     def run_files(self) -> Mapping[str, bytes]:
         """Return the name and content of a file with the token names, and the presence and direction of a coupling."""
@@ -215,8 +200,79 @@ class JSONLTask:
         texts = [f"{lengths[0]}-{lengths[-1]}" if len(lengths) > 1 else str(lengths[0]) for lengths in ranges]
         return ", ".join(texts if len(texts) <= 12 else [*texts[:6], "...", *texts[-6:]])
 
-    def _lay_out(self, table: JSONLTable, record_indexes: Int[np.ndarray, " batch"]) -> Examples:
-        return RecordLayout(table=table, records=record_indexes).examples(self._metadata["falls"])
+    def _lay_out(self, record_indexes: Int[np.ndarray, " batch"]) -> Examples:
+        return lay_out_records(self._table, record_indexes, self._metadata["falls"])
+
+
+def lay_out_records(
+    table: JSONLTable, records: Int[np.ndarray, " batch"], descending_levels: Sequence[bool]
+) -> Examples:
+    """Return the examples ``p_1 .. p_n <mark> <start> r_1 .. r_m end`` of records.
+
+    ``descending_levels`` are the levels on which ``<mark>`` has the smallest number.
+    """
+    record_start, mark_index = table.starts[records, None], table.prompt_lengths[records, None]
+    last_response_index = table.starts[records + 1, None] - record_start + 1
+    token_index = np.arange(int(last_response_index.max()) + 2)
+    is_prompt = token_index < mark_index
+    is_response = (token_index > mark_index + 1) & (token_index <= last_response_index)
+    is_record_token = is_prompt | is_response
+    table_index = record_start + np.where(is_prompt, token_index, token_index - 2)
+    tokens = np.full(is_record_token.shape, len(table.symbols) + 2)
+    tokens[is_record_token] = table.tokens[table_index[is_record_token]]
+    tokens[token_index == mark_index] -= 2
+    tokens[token_index == mark_index + 1] -= 1
+    coupling = None
+    if table.coupling is not None:
+        # From the start token on, each token has the number of the next token.
+        has_number = (token_index != mark_index) & (token_index < last_response_index)
+        number_index = (record_start + np.where(is_prompt, token_index, token_index - 1))[has_number]
+        coupling = np.zeros((len(table.coupling), *has_number.shape), dtype=np.int64)
+        for level, (numbers, record_numbers) in enumerate(zip(coupling, table.coupling, strict=True)):
+            # Increase the numbers by one, so that the mark can have a smaller number.
+            numbers[has_number] = record_numbers[number_index] + 1
+            number_above = numbers.max(axis=1, keepdims=True) + 1
+            if table.added_coupling is not None:
+                mark_number, end_number = np.split(table.added_coupling[level, records] + 1, 2, axis=1)
+                number_above = np.maximum(number_above - 1, np.maximum(mark_number, end_number))
+            elif descending_levels[level]:
+                smallest = numbers.min(axis=1, keepdims=True, where=has_number, initial=np.iinfo(np.int64).max)
+                mark_number = end_number = smallest - 1
+            else:
+                mark_number = end_number = number_above
+            # The last response token has the number of the end token.
+            added_numbers = np.where(token_index == last_response_index, end_number, mark_number)
+            added_numbers = np.where(token_index > last_response_index, number_above + 1, added_numbers)
+            numbers[~has_number] = added_numbers[~has_number]
+    return Examples(
+        tokens=tokens,
+        prompt_length=mark_index[:, 0].astype(np.int64) + 2,
+        is_answer=is_response | (token_index == last_response_index + 1),
+        coupling=coupling,
+    )
+
+
+def write_records(
+    path: Path,
+    groups: Iterable[tuple[int, Examples]],
+    vocabulary: Sequence[str],
+    *,
+    num_layout_tokens: int = len((MARK, START)),
+) -> None:
+    """Write examples of each length as records without a coupling, except the last tokens of their prompts."""
+    names, records = np.array(vocabulary, dtype=object), []
+    for length, examples in groups:
+        columns = (examples.tokens, examples.prompt_length, examples.response_end)
+        for tokens, prompt_length, end in zip(*columns, strict=True):
+            texts = names[tokens[:end]].tolist()
+            prompt, response = texts[: prompt_length - num_layout_tokens], texts[prompt_length:]
+            records.append({"prompt": prompt, "response": response, "length": length})
+    write_json_lines(path, records)
+
+
+def write_json_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
+    """Write one JSON object per line."""
+    write_atomically(path, "".join(json.dumps(record) + "\n" for record in records).encode())
 
 
 def is_task_file(name: str) -> bool:
@@ -234,12 +290,9 @@ def _read_metadata(path: Path) -> Mapping[str, Any]:
     try:
         metadata = parse_json(read_file(path))
         symbols, falls = tuple(metadata["symbols"]), metadata["falls"]
-        if isinstance(falls, bool):
-            # Files before several levels have one direction, also without a coupling.
-            falls = [falls] if metadata["coupled"] is True else []
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise TaskFileError(f"{path} cannot be read ({error!r}); train the run again") from None
-    has_flags = isinstance(falls, list) and all(type(each) is bool for each in falls)
+    has_flags = isinstance(falls, list) and all(type(is_falling) is bool for is_falling in falls)
     if not all(isinstance(symbol, str) for symbol in symbols) or not has_flags:
         raise TaskFileError(
             f"{path} cannot be read (it has invalid token names or an invalid coupling entry); train the run again"

@@ -10,15 +10,14 @@ from jaxtyping import Int
 from lengthwise.core.errors import SettingError
 from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
-from lengthwise.tasks.task import SCRATCHPAD, Task
-from lengthwise.tasks.task_inputs import check_sizes, parse_summands
+from lengthwise.tasks.task import SCRATCHPAD, Task, check_sizes, parse_summands
 
 PLUS_TOKEN, EQUALS_TOKEN, ROW_TOKEN, END_TOKEN, FIRST_DIGIT_WITH_CARRY, NO_CARRY_TOKEN = 10, 11, 12, 13, 14, 24
 OPERAND_COUNTS = (2, 5, 10, 15, 20)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MultiAddition:
+class MultiAddition(Task):
     """Layout ``a_1 + .. + a_m = > row_2 > row_3 .. > row_m end``; ``length`` is the number of digits of an operand.
 
     Row r is the sum of the first r operands. Each step has two symbols: a digit with its carry (``3`` or ``3c``), then
@@ -35,8 +34,8 @@ class MultiAddition:
     name: ClassVar[str] = "multi_addition"
     summary: ClassVar[str] = "sum of several numbers through written partial sums; two coupling levels"
     paper: ClassVar[str] = "Cho et al. 2025 (arXiv 2410.15787)"
-    version: ClassVar[int] = 1
     knowledge: ClassVar[tuple[str, ...]] = (SCRATCHPAD,)
+    separators: ClassVar[tuple[str, ...]] = ("=",)
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -52,11 +51,6 @@ class MultiAddition:
         """Digits, signs, digits with a carry, and the symbols ``.`` (no carry) and ``c`` (carry)."""
         digits = tuple(str(digit) for digit in range(10))
         return (*digits, "+", "=", ">", "end", *(f"{digit}c" for digit in digits), ".", "c")
-
-    @property
-    def separators(self) -> tuple[str, ...]:
-        """Sign ``=``, which separates the operands from the response."""
-        return ("=",)
 
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
         """Sample the number of operands, then the digits uniformly."""

@@ -1,7 +1,6 @@
 """Recall with several queries over pairs of several tokens, whose number grows with the length (MQMTAR)."""
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,12 +10,11 @@ from jaxtyping import Int
 from lengthwise.core.errors import PromptError, SettingError
 from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
-from lengthwise.tasks.task import Task
-from lengthwise.tasks.task_inputs import check_sizes, parse_symbols, sample_integers
+from lengthwise.tasks.task import Task, check_counts, check_sizes, parse_symbols, sample_integers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MultiQueryRecall:
+class MultiQueryRecall(Task):
     """Layout ``text ? key .. ? key > ? value .. ? value end``: the text has pairs ``key : value _`` and blanks ``_``.
 
     This is multi-query multi-token associative recall. ``length`` is the number of tokens of the text, which has at
@@ -38,13 +36,11 @@ class MultiQueryRecall:
     name: ClassVar[str] = "multi_query_recall"
     summary: ClassVar[str] = "find the values of several keys of several tokens; longer texts have more pairs"
     paper: ClassVar[str] = "Vasylenko et al. 2025 (arXiv 2506.16640)"
-    version: ClassVar[int] = 1
+    separators: ClassVar[tuple[str, ...]] = (">",)
 
     def __post_init__(self) -> None:
         check_types(self)
-        for setting in ("num_queries", "key_length", "value_length", "num_symbols"):
-            if getattr(self, setting) < 1:
-                raise SettingError(f"{setting} {getattr(self, setting)} is too small; use at least 1")
+        check_counts(self, "num_queries", "key_length", "value_length", "num_symbols")
         if not 0 < self.density <= 1:
             raise SettingError(f"density {self.density} is out of range; use more than 0 and at most 1")
 
@@ -53,11 +49,6 @@ class MultiQueryRecall:
         """Symbols of keys and values, blank, colon, query marks, start token and end token."""
         marks = tuple(f"?{number + 1}" for number in range(self.num_queries)) if self.numbered else ("?",)
         return (*(f"s{number}" for number in range(self.num_symbols)), "_", ":", *marks, ">", "end")
-
-    @property
-    def separators(self) -> tuple[str, ...]:
-        """Start token ``>``, which precedes the response."""
-        return (">",)
 
     @property
     def pair_width(self) -> int:
@@ -102,10 +93,6 @@ class MultiQueryRecall:
                 raise PromptError(f"query '{part.strip()}' occurs {len(places)} times as a key; write it exactly once")
             query_starts += places
         return self._lay_out(text[None], np.array([query_starts]))
-
-    def variants(self) -> Mapping[str, Task]:
-        """Return an empty mapping: this task has no variants."""
-        return {}
 
     def _has_pairs_at(self, text: Int[np.ndarray, " text"], starts: Int[np.ndarray, " pair"]) -> bool:
         """Return True if the text consists of pairs at these token indexes, which do not overlap, and of blanks."""

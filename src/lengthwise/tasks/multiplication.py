@@ -10,8 +10,7 @@ from jaxtyping import Int
 from lengthwise.core.errors import PromptError, SettingError
 from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
-from lengthwise.tasks.task import SCRATCHPAD, Task
-from lengthwise.tasks.task_inputs import check_sizes, parse_symbols
+from lengthwise.tasks.task import SCRATCHPAD, Task, check_sizes, parse_symbols
 
 TIMES_TOKEN, EQUALS_TOKEN, ROW_TOKEN, END_TOKEN, FIRST_PRODUCT_TOKEN = 10, 11, 12, 13, 14
 # The largest product is 9 * 9 plus a carry of 9. The largest sum has an additional digit of 9.
@@ -24,7 +23,7 @@ DIGITS = tuple(str(digit) for digit in range(10))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Multiplication:
+class Multiplication(Task):
     """Layout ``a x b = > row_1 > row_2 > .. row_m > end``; ``length`` is the number of digits of ``a``.
 
     ``digits`` is the number of digits of ``b``; None means the same number as ``a``. ``b`` has the most significant
@@ -53,8 +52,8 @@ class Multiplication:
     name: ClassVar[str] = "multiplication"
     summary: ClassVar[str] = "product of two numbers through written products and sums; two coupling levels"
     paper: ClassVar[str] = "Cho et al. 2025 (arXiv 2410.15787), the coupling of several levels; layout by lengthwise"
-    version: ClassVar[int] = 1
     knowledge: ClassVar[tuple[str, ...]] = (SCRATCHPAD,)
+    separators: ClassVar[tuple[str, ...]] = ("x", "=")
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -72,11 +71,6 @@ class Multiplication:
         sums = (f"{total % 10}c{total // 10}" for total in range(MAX_SUM + 1))
         partial_sums = (f"+{partial:02}" for partial in range(MAX_PRODUCT + 1)) if self.trace else ()
         return (*DIGITS, "x", "=", ">", "end", *products, *sums, *partial_sums)
-
-    @property
-    def separators(self) -> tuple[str, ...]:
-        """Signs ``x`` and ``=``, which follow the first and the second factor."""
-        return ("x", "=")
 
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
         """Sample digits, without leading zeros in numbers with several digits; a share of examples has many 9s."""

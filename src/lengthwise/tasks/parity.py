@@ -1,6 +1,5 @@
 """Parity with a scratchpad: the running parity of a string of bits."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,14 +9,13 @@ from jaxtyping import Int
 from lengthwise.core.errors import SettingError
 from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
-from lengthwise.tasks.task import SCRATCHPAD, Task
-from lengthwise.tasks.task_inputs import check_sizes, parse_symbols
+from lengthwise.tasks.task import SCRATCHPAD, Task, check_sizes, parse_symbols
 
 COUPLINGS = ("next", "same", "none")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parity:
+class Parity(Task):
     """Layout ``b_1 .. b_n = 0 s_1 .. s_n end`` with ``s_i = b_1 xor .. xor b_i``; the prompt ends with the ``0``.
 
     With ``coupling="next"``, ``s_i`` has the ID of ``b_{i+1}``. The next step needs this bit, so the ID distance is 0,
@@ -30,23 +28,14 @@ class Parity:
     name: ClassVar[str] = "parity"
     summary: ClassVar[str] = "running parity of a bit string, written step by step"
     paper: ClassVar[str] = "Golowich et al. 2025 (arXiv 2502.16792), section 5.2"
-    version: ClassVar[int] = 1
     knowledge: ClassVar[tuple[str, ...]] = (SCRATCHPAD,)
+    vocabulary: ClassVar[tuple[str, ...]] = ("0", "1", "=", "end")
+    separators: ClassVar[tuple[str, ...]] = ("=",)
 
     def __post_init__(self) -> None:
         check_types(self)
         if self.coupling not in COUPLINGS:
             raise SettingError(f"unknown coupling '{self.coupling}' of parity; use one of {', '.join(COUPLINGS)}")
-
-    @property
-    def vocabulary(self) -> tuple[str, ...]:
-        """Bits, separator and end token."""
-        return ("0", "1", "=", "end")
-
-    @property
-    def separators(self) -> tuple[str, ...]:
-        """Separator between the bits and their running parities."""
-        return ("=",)
 
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
         """Sample bits uniformly and independently."""
@@ -57,10 +46,6 @@ class Parity:
         """Parse bits such as ``0110``, with or without spaces."""
         symbols = list(prompt.replace(" ", "").removesuffix("=0").removesuffix("="))
         return self._lay_out(parse_symbols(symbols, ("0", "1"), self.name, "bits such as 0110")[None])
-
-    def variants(self) -> Mapping[str, Task]:
-        """Return an empty mapping: this task has no variants."""
-        return {}
 
     def _lay_out(self, bits: Int[np.ndarray, "batch length"]) -> Examples:
         batch_size, length = bits.shape

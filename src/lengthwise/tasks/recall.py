@@ -10,12 +10,11 @@ from jaxtyping import Int
 from lengthwise.core.errors import PromptError, SettingError
 from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
-from lengthwise.tasks.task import Task
-from lengthwise.tasks.task_inputs import check_sizes, parse_symbols, sample_integers
+from lengthwise.tasks.task import Task, check_counts, check_sizes, parse_symbols, sample_integers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recall:
+class Recall(Task):
     """Layout ``i_1 .. i_length = q_1 .. q_m > v_1 .. v_m end``: each item i is a filler or a key with its value.
 
     Up to ``num_pairs`` items are a key followed by its value, at uniform places and with different keys. Up to
@@ -35,13 +34,11 @@ class Recall:
     name: ClassVar[str] = "recall"
     summary: ClassVar[str] = "find the values of queried keys in a text"
     paper: ClassVar[str] = "Arora et al. 2024 (arXiv 2312.04927)"
-    version: ClassVar[int] = 1
+    separators: ClassVar[tuple[str, ...]] = ("=", ">")
 
     def __post_init__(self) -> None:
         check_types(self)
-        for setting in ("num_pairs", "num_queries", "num_keys", "num_values", "num_fillers"):
-            if getattr(self, setting) < 1:
-                raise SettingError(f"{setting} {getattr(self, setting)} is too small; use at least 1")
+        check_counts(self, "num_pairs", "num_queries", "num_keys", "num_values", "num_fillers")
         pairs = self.num_pairs
         if pairs > self.num_keys:
             raise SettingError(f"num_keys {self.num_keys} is too small for {pairs} pairs; use at least {pairs} keys")
@@ -53,11 +50,6 @@ class Recall:
         """Keys, values, fillers, separator, start token and end token."""
         symbol_counts = (("k", self.num_keys), ("v", self.num_values), ("f", self.num_fillers))
         return (*(f"{letter}{number}" for letter, count in symbol_counts for number in range(count)), "=", ">", "end")
-
-    @property
-    def separators(self) -> tuple[str, ...]:
-        """Symbols ``=`` and ``>``, which end the text and the queries."""
-        return ("=", ">")
 
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
         """Sample places and keys of the pairs, their values, the fillers and the queries uniformly."""

@@ -1,6 +1,5 @@
 """Sort: write the items of a list in ascending order."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,12 +9,11 @@ from jaxtyping import Int
 from lengthwise.core.errors import PromptError, SettingError
 from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
-from lengthwise.tasks.task import Task
-from lengthwise.tasks.task_inputs import check_sizes, parse_symbols
+from lengthwise.tasks.task import Task, check_counts, check_sizes, parse_symbols
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sort:
+class Sort(Task):
     """Layout ``x_1 .. x_n = > y_1 .. y_n end`` over ``num_values`` values; the prompt ends with the ``=``.
 
     ``repeats`` allows equal items. Position heads that read only tokens cannot determine which of the equal items is
@@ -36,12 +34,11 @@ class Sort:
     name: ClassVar[str] = "sort"
     summary: ClassVar[str] = "write the items of a list in ascending order"
     paper: ClassVar[str] = "Zhou et al. 2024 (arXiv 2310.16028); coupling by lengthwise"
-    version: ClassVar[int] = 1
+    separators: ClassVar[tuple[str, ...]] = ("=",)
 
     def __post_init__(self) -> None:
         check_types(self)
-        if self.num_values < 1:
-            raise SettingError(f"num_values {self.num_values} is too small; use at least 1")
+        check_counts(self, "num_values")
         if not 0 <= self.narrow_share <= 1:
             raise SettingError(f"invalid narrow_share {self.narrow_share}; use a number from 0 to 1")
 
@@ -49,11 +46,6 @@ class Sort:
     def vocabulary(self) -> tuple[str, ...]:
         """Values in ascending order, separator, start token and end token."""
         return (*(str(value) for value in range(self.num_values)), "=", ">", "end")
-
-    @property
-    def separators(self) -> tuple[str, ...]:
-        """Separator between the list and the response."""
-        return ("=",)
 
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
         """Sample values uniformly from all values or a window, without replacement unless ``repeats`` is set."""
@@ -83,10 +75,6 @@ class Sort:
                 f"item '{counts.argmax()}' occurs {counts.max()} times; write each item once, or set repeats=True"
             )
         return self._lay_out(items[None])
-
-    def variants(self) -> Mapping[str, Task]:
-        """Return an empty mapping: this task has no variants."""
-        return {}
 
     def _windows(
         self, length: int, size: int, rng: np.random.Generator

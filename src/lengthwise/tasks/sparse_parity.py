@@ -13,14 +13,13 @@ from lengthwise.core.errors import PromptError, SettingError
 from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
 from lengthwise.tasks.planted.background import Background, source_of
-from lengthwise.tasks.task import Task
-from lengthwise.tasks.task_inputs import check_sizes, parse_symbols
+from lengthwise.tasks.task import Task, check_sizes, parse_symbols
 
 CODINGS = ("flags", "letters")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SparseParity:
+class SparseParity(Task):
     """Layout ``x_1 .. x_length = y end`` without a scratchpad: some of the x are flagged bits, and y is their parity.
 
     With ``coding="flags"``, each x is a bit, and ``0*`` and ``1*`` are flagged bits. With ``coding="letters"``, flagged
@@ -42,7 +41,7 @@ class SparseParity:
     name: ClassVar[str] = "sparse_parity"
     summary: ClassVar[str] = "parity of a few flagged bits among many tokens, without a scratchpad"
     paper: ClassVar[str] = "Golowich et al. 2025 (arXiv 2502.16792), section 5.1"
-    version: ClassVar[int] = 1
+    separators: ClassVar[tuple[str, ...]] = ("=",)
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -74,11 +73,6 @@ class SparseParity:
         """Bits (also the answers), flagged bits or letters, separator and end token."""
         extra_symbols = ("0*", "1*") if self.coding == "flags" else tuple(ascii_lowercase[: self.num_letters])
         return ("0", "1", *extra_symbols, "=", "end")
-
-    @property
-    def separators(self) -> tuple[str, ...]:
-        """Separator between the bits and the parity."""
-        return ("=",)
 
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
         """Sample the places of the flagged bits, then the bits and the letters, uniformly."""

@@ -1,4 +1,4 @@
-"""Protocols for tasks, and functions for the lengths of a task and for its fields in result rows."""
+"""Tasks: their protocols, and functions for their sizes, prompts, lengths and fields in result rows."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,12 +8,16 @@ from typing import ClassVar, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Int, Integer
 
+from lengthwise.core.devices import check_memory
+from lengthwise.core.errors import PromptError, SettingError
 from lengthwise.tasks.examples import Examples
 
 # Kinds of knowledge in the sequences of a task, for the column ``told`` of result tables.
 SCRATCHPAD, INDEX_HINTS = "scratchpad", "index hints"
 # Number of lengths in an evaluation without explicit lengths.
 MAX_NUM_LENGTHS = 12
+# Minimum memory per token of an example in bytes: tokens, coupling and intermediate arrays.
+BYTES_PER_TOKEN = 32
 
 
 @runtime_checkable
@@ -21,13 +25,14 @@ class Task(Protocol):
     """Family of sequences with one distribution per length.
 
     ``length`` is the size of the input (bits, digits, symbols), not the number of tokens. The same generator state and
-    ``version`` always give the same examples. A subclass must define every member except ``summary`` and ``paper``.
+    ``version`` always give the same examples. A subclass must define ``name``, ``vocabulary``, ``separators``,
+    ``sample`` and ``from_prompt``; constants can be class attributes.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str] = ""
     paper: ClassVar[str] = ""
-    version: ClassVar[int]
+    version: ClassVar[int] = 1
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
@@ -37,6 +42,11 @@ class Task(Protocol):
     def separators(self) -> tuple[str, ...]:
         """Symbols that end a segment; the response follows the last separator."""
 
+    @property
+    def knowledge(self) -> tuple[str, ...]:
+        """Knowledge beyond the training data, for the column ``told``: ``scratchpad`` or ``index hints``."""
+        return ()
+
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
         """Sample ``size`` sequences; raise ``SettingError`` if ``length`` is below the smallest length of the task."""
 
@@ -44,7 +54,12 @@ class Task(Protocol):
         """Return one example with this prompt and its correct answer; raise ``PromptError`` for an invalid prompt."""
 
     def variants(self) -> Mapping[str, "Task"]:
-        """Return variants of the task for evaluation by name, with the same vocabulary; the mapping may be empty."""
+        """Return variants of the task for evaluation by name, with the same vocabulary; by default none."""
+        return {}
+
+    def source(self) -> Mapping[str, str]:
+        """Return the path and the SHA-256 digest of the user file with the examples; by default there is no file."""
+        return {}
 
 
 @runtime_checkable
@@ -100,31 +115,15 @@ class HasRunFiles(Protocol):
         """Return one example with the same arrays as sampled examples, built only from the stored files."""
 
 
-@runtime_checkable
-class HasSource(Protocol):
-    """Protocol for a task with examples from user files."""
-
-    def source(self) -> Mapping[str, str]:
-        """Return the path and the SHA-256 digest of the source, or an empty mapping if the task has no source."""
-
-
 def task_fields(task: Task) -> dict[str, str]:
     """Return the task fields of a result row: the name, and the path and digest of the source if the task has one."""
-    return {"task": task.name, **(task.source() if isinstance(task, HasSource) else {})}
-
-
-@runtime_checkable
-class HasKnowledge(Protocol):
-    """Protocol for a task or an encoding that declares knowledge beyond the training data, for the column ``told``."""
-
-    @property
-    def knowledge(self) -> tuple[str, ...]:
-        """Kinds of knowledge: ``scratchpad``, ``index hints`` or ``length factor`` (docs/schemes.md)."""
+    return {"task": task.name, **task.source()}
 
 
 def declared_knowledge(declarer: object) -> tuple[str, ...]:
-    """Return the kinds of knowledge that a task or an encoding declares; an empty tuple if it declares none."""
-    return declarer.knowledge if isinstance(declarer, HasKnowledge) else ()
+    """Return the kinds of knowledge that a task or an encoding declares, see docs/schemes.md; empty if it has none."""
+    knowledge: tuple[str, ...] = getattr(declarer, "knowledge", ())
+    return knowledge
 
 
 @runtime_checkable
@@ -188,3 +187,55 @@ def nearest_length(task: Task, length: int) -> int:
         return length
     lengths = task.available_lengths
     return max((available for available in lengths if available <= length), default=lengths[0])
+
+
+def check_sizes(task: str, length: int, size: int, min_length: int = 1) -> None:
+    """Raise ``SettingError`` for a length or batch size that is too small or requires too much memory."""
+    if length < min_length:
+        raise SettingError(f"length {length} is too short for {task}; use at least {min_length}")
+    if size < 1:
+        raise SettingError(f"size {size} is too small; use at least 1 example")
+    advice = "use a shorter length" if size == 1 else "use a shorter length or fewer examples at once"
+    check_memory(size * length * BYTES_PER_TOKEN, f"{task}: sampling {size:,} examples of length {length:,}", advice)
+
+
+def check_counts(task: Task, *settings: str) -> None:
+    """Raise ``SettingError`` for the first of these settings of a task that is below 1."""
+    for setting in settings:
+        if getattr(task, setting) < 1:
+            raise SettingError(f"{setting} {getattr(task, setting)} is too small; use at least 1")
+
+
+def sample_integers(count: int, limit: int, size: int, rng: np.random.Generator) -> Int[np.ndarray, "size count"]:
+    """Return ``size`` samples of ``count`` different integers from 0 to ``limit - 1``, in random order."""
+    sort_keys = rng.random((size, limit))
+    if count == limit:
+        return sort_keys.argsort(axis=1)
+    integers = sort_keys.argpartition(count - 1, axis=1)[:, :count]
+    return np.take_along_axis(integers, np.take_along_axis(sort_keys, integers, axis=1).argsort(axis=1), axis=1)
+
+
+def parse_symbols(
+    symbols: list[str], alphabet: tuple[str, ...], task: str, expected_format: str
+) -> Int[np.ndarray, " seq"]:
+    """Return the index of each symbol in ``alphabet``; raise ``PromptError`` for the first unknown symbol."""
+    for symbol in symbols:
+        if symbol not in alphabet:
+            raise PromptError(f"invalid symbol '{symbol}' in a prompt of {task}; write {expected_format}")
+    if not symbols:
+        raise PromptError(f"the prompt is empty; {task} needs {expected_format}")
+    return np.array([alphabet.index(symbol) for symbol in symbols])
+
+
+def parse_summands(prompt: str, task: str, expected_format: str) -> Int[np.ndarray, "summand digits"]:
+    """Return the digits of each number in a sum, least significant first, padded with zeros."""
+    summands = prompt.replace(" ", "").removesuffix("=").split("+")
+    if len(summands) < 2:
+        raise PromptError(f"invalid sum '{prompt}'; write a sum such as {expected_format}")
+    if "" in summands:
+        number = summands.index("") + 1
+        raise PromptError(f"number {number} of the sum '{prompt}' is missing; write a sum such as {expected_format}")
+    alphabet, expected = tuple(str(digit) for digit in range(10)), f"a sum such as {expected_format}"
+    digit_rows = [parse_symbols(list(summand), alphabet, task, expected)[::-1] for summand in summands]
+    num_digits = max(map(len, digit_rows))
+    return np.array([np.pad(digits, (0, num_digits - len(digits))) for digits in digit_rows])

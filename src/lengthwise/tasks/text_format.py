@@ -5,7 +5,6 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Int
 
 from lengthwise.core.defaults import DEFAULT_NUM_SHOTS
 from lengthwise.core.errors import SettingError
@@ -74,7 +73,10 @@ def format_examples(task: Task, examples: Examples) -> list[TextExample]:
     vocabulary, texts = task.vocabulary, []
     columns = (examples.tokens, examples.prompt_length, examples.response_end)
     for tokens, prompt_length, response_end in zip(*columns, strict=True):
-        symbols = _decode_symbols(task, vocabulary, tokens[:response_end])
+        symbols = [vocabulary[token] for token in tokens[:response_end]]
+        for symbol in symbols:
+            if symbol.split() != [symbol]:
+                raise SettingError(f"the symbol {symbol!r} of {task.name} contains whitespace; rename the symbol")
         response = "".join(f" {symbol}" for symbol in symbols[prompt_length:])
         texts.append(TextExample(prompt=" ".join(symbols[:prompt_length]), response=f"{response}\n"))
     return texts
@@ -96,11 +98,3 @@ def sample_shots(
             "test prompts; use a longer length, fewer examples, or --shots 0"
         )
     return []
-
-
-def _decode_symbols(task: Task, vocabulary: tuple[str, ...], tokens: Int[np.ndarray, " seq"]) -> list[str]:
-    symbols = [vocabulary[token] for token in tokens]
-    for symbol in symbols:
-        if symbol.split() != [symbol]:
-            raise SettingError(f"the symbol {symbol!r} of {task.name} contains whitespace; rename the symbol")
-    return symbols

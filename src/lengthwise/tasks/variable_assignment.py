@@ -11,14 +11,13 @@ from jaxtyping import Bool, Int
 from lengthwise.core.errors import PromptError, SettingError
 from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
-from lengthwise.tasks.task import SCRATCHPAD, Task
-from lengthwise.tasks.task_inputs import check_sizes, parse_symbols, sample_integers
+from lengthwise.tasks.task import SCRATCHPAD, Task, check_counts, check_sizes, parse_symbols, sample_integers
 
 DEPTH_SHARES = {"a quarter": 0.25, "half": 0.5, "all": 1.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VariableAssignment:
+class VariableAssignment(Task):
     """Layout ``a = b  c = v3  b = c ... ? a > a b c v3 end``: ``length`` assignments in random order, and a query.
 
     The response is a scratchpad: the queried variable, all variables of its chain, and the value at the end. By
@@ -45,14 +44,12 @@ class VariableAssignment:
     name: ClassVar[str] = "variable_assignment"
     summary: ClassVar[str] = "follow a variable through assignments in random order, with a scratchpad"
     paper: ClassVar[str] = "Golowich et al. 2025 (arXiv 2502.16792), section 5.2; form reconstructed"
-    version: ClassVar[int] = 1
     knowledge: ClassVar[tuple[str, ...]] = (SCRATCHPAD,)
+    separators: ClassVar[tuple[str, ...]] = ("?", ">")
 
     def __post_init__(self) -> None:
         check_types(self)
-        for setting in ("num_chains", "operands", "num_names", "num_values"):
-            if getattr(self, setting) < 1:
-                raise SettingError(f"{setting} {getattr(self, setting)} is too small; use at least 1")
+        check_counts(self, "num_chains", "operands", "num_names", "num_values")
         min_share, max_share = self.depth_shares
         if not 0 < min_share <= max_share <= 1:
             shares = f"{min_share} to {max_share}"
@@ -67,11 +64,6 @@ class VariableAssignment:
         names = (f"x{number}" for number in range(self.num_names))
         values = (f"v{number}" for number in range(self.num_values))
         return (*names, *values, "=", "?", ">", "end")
-
-    @property
-    def separators(self) -> tuple[str, ...]:
-        """Symbols ``?`` and ``>``, which end the assignments and the query."""
-        return ("?", ">")
 
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
         """Sample the depth, names, values, constants, ends of distractor chains, and order of assignments."""
@@ -154,44 +146,25 @@ class VariableAssignment:
         depth: Int[np.ndarray, " batch"],
     ) -> Examples:
         """Build examples; ``path`` has the prompt order of the queried chain, and padding from index ``depth``."""
-        batch_size, length = variables.shape
-        sign_id, question_id, start_id = (len(self.vocabulary) - offset for offset in (4, 3, 2))
+        (batch_size, length), width = variables.shape, self.operands + 2
+        sign_id, question_id, start_id, end_id = len(self.vocabulary) - np.arange(4, 0, -1)
         blocks = np.concatenate([variables[..., None], np.full((batch_size, length, 1), sign_id), operands], axis=2)
         query = variables[np.arange(batch_size), path[:, 0]][:, None]
         ones = np.ones_like(query)
         prompt = np.concatenate([blocks.reshape(batch_size, -1), question_id * ones, query, start_id * ones], axis=1)
-        prompt_length = prompt.shape[1]
-        response = self._build_response(blocks, path, depth, prompt_length)
-        prompt_groups = np.append(np.repeat(np.arange(length) + 1, blocks.shape[2]), length + np.array([1, 2, 2]))
-        token_index = np.arange(prompt_length + response.tokens.shape[1])
-        return Examples(
-            tokens=np.concatenate([prompt, response.tokens], axis=1),
-            prompt_length=np.full(batch_size, prompt_length),
-            is_answer=(token_index >= prompt_length) & (token_index <= prompt_length + response.end[:, None]),
-            coupling=np.concatenate([np.tile(prompt_groups, (batch_size, 1)), response.groups], axis=1)[None],
-            support=np.pad(response.support, ((0, 0), (prompt_length, 0), (0, 0)), constant_values=-1),
-        )
-
-    def _build_response(
-        self,
-        blocks: Int[np.ndarray, "batch length width"],
-        path: Int[np.ndarray, "batch deepest"],
-        depth: Int[np.ndarray, " batch"],
-        prompt_length: int,
-    ) -> "_Response":
-        (batch_size, length, block_width), batch, last_index = blocks.shape, np.arange(len(path)), depth - 1
+        prompt_groups = np.append(np.repeat(np.arange(length) + 1, width), length + np.array([1, 2, 2]))
+        prompt_length, batch, last_index = prompt.shape[1], np.arange(batch_size), depth - 1
         chain = blocks[batch[:, None], path]
         # Response indexes of the variables. If there are several operands, a sum follows the variable.
-        stride = 1 if self.operands == 1 else 2
-        variable_indexes = stride * np.arange(path.shape[1])
-        tokens = np.full((batch_size, variable_indexes[-1] + 3), len(self.vocabulary) - 1)
+        variable_indexes = np.arange(path.shape[1]) * (1 if self.operands == 1 else 2)
+        tokens = np.full((batch_size, variable_indexes[-1] + 3), end_id)
         groups = np.full_like(tokens, length + 3)
         support = np.full((*tokens.shape, max(3, self.operands + 1)), -1)
         tokens[:, variable_indexes], groups[:, variable_indexes] = chain[:, :, 0], path + 1
         support[:, 0, 0] = prompt_length - 2
         # The token after a variable depends on this variable, and on the variable and first operand of its assignment.
         previous = np.broadcast_to(prompt_length + variable_indexes, path.shape)
-        dependencies = np.stack([previous, path * block_width, path * block_width + 2], axis=2)
+        dependencies = np.stack([previous, path * width, path * width + 2], axis=2)
         support[:, variable_indexes[1:], :3] = dependencies[:, :-1]
         if self.operands == 1:
             tokens[batch, depth], groups[batch, depth] = chain[batch, last_index, 2], length + 2
@@ -205,16 +178,13 @@ class VariableAssignment:
             support[:, variable_indexes[1:] + 1, self.operands] = prompt_length + variable_indexes[:-1] + 1
             end_index, end_source = 2 * depth, dependencies[batch, last_index, 2]
         is_padding = np.arange(tokens.shape[1]) >= end_index[:, None]
-        tokens[is_padding], groups[is_padding], support[is_padding] = len(self.vocabulary) - 1, length + 3, -1
+        tokens[is_padding], groups[is_padding], support[is_padding] = end_id, length + 3, -1
         support[batch, end_index, 0] = end_source
-        return _Response(tokens=tokens, groups=groups, support=support, end=end_index)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Response:
-    """Tokens, groups, support and index of the end token of each response; padding follows the end token."""
-
-    tokens: Int[np.ndarray, "batch response"]
-    groups: Int[np.ndarray, "batch response"]
-    support: Int[np.ndarray, "batch response k"]
-    end: Int[np.ndarray, " batch"]
+        token_index = np.arange(prompt_length + tokens.shape[1])
+        return Examples(
+            tokens=np.concatenate([prompt, tokens], axis=1),
+            prompt_length=np.full(batch_size, prompt_length),
+            is_answer=(token_index >= prompt_length) & (token_index <= prompt_length + end_index[:, None]),
+            coupling=np.concatenate([np.tile(prompt_groups, (batch_size, 1)), groups], axis=1)[None],
+            support=np.pad(support, ((0, 0), (prompt_length, 0), (0, 0)), constant_values=-1),
+        )

@@ -28,8 +28,7 @@ from lengthwise.experiments.run_evaluation import evaluate
 from lengthwise.positions import Discovered, Predicted, Sequential, describe_knowledge
 from lengthwise.tasks import Copy, JSONLTask
 from lengthwise.tasks.coupling.found_coupling import find_coupling_in_examples as find_coupling
-from lengthwise.tasks.coupling.found_task import support_at
-from lengthwise.tasks.coupling.pointers import parse_rule
+from lengthwise.tasks.coupling.pointers import parse_rule, support_at
 from lengthwise.tasks.coupling.report import describe_conditions
 
 # The last prompt token of a task file is <mark>.

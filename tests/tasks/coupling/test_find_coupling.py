@@ -11,11 +11,10 @@ from lengthwise.core.errors import CouplingError
 from lengthwise.core.randomness import stream
 from lengthwise.experiments.recipes.scratchpads import ASSIGNMENT_RULE
 from lengthwise.tasks import Addition, Copy, JSONLTask, MultiAddition, Parity, Reverse, Sort, VariableAssignment
-from lengthwise.tasks.coupling.answer_steps import answer_steps, join_steps
+from lengthwise.tasks.coupling.answer_steps import answer_steps, divide, iter_divisions, join_steps
+from lengthwise.tasks.coupling.dependence import SearchProgress
 from lengthwise.tasks.coupling.found_coupling import find_coupling_in_examples as find_coupling
-from lengthwise.tasks.coupling.phases import divide, iter_divisions
 from lengthwise.tasks.coupling.pointers import couple, parse_rule
-from lengthwise.tasks.coupling.search_progress import SearchProgress
 
 EXAMPLES = {
     "parity": (Parity(), range(1, 9), 60, ("prompt first +1 +0", "answer 1")),

@@ -8,9 +8,8 @@ from tests.tasks.test_jsonl_task import write_records
 
 from lengthwise.core.errors import CouplingError, SettingError
 from lengthwise.tasks import JSONLTask
-from lengthwise.tasks.coupling.dependence import most_frequent_answers
+from lengthwise.tasks.coupling.dependence import SearchProgress, most_frequent_answers
 from lengthwise.tasks.coupling.found_coupling import draw_steps, find_coupling_in_examples
-from lengthwise.tasks.coupling.search_progress import SearchProgress
 
 MAX_PEAK = 1 << 30
 SYMBOLS = [f"s{number}" for number in range(40)]

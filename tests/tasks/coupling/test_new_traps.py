@@ -16,10 +16,9 @@ from lengthwise.core.randomness import stream
 from lengthwise.experiments.coupling_methods import find_coupling
 from lengthwise.tasks import JSONLTask
 from lengthwise.tasks.coupling.addresses import locate, parse_address
-from lengthwise.tasks.coupling.answer_steps import AnswerSteps, join_steps
+from lengthwise.tasks.coupling.answer_steps import AnswerSteps, divide, join_steps
 from lengthwise.tasks.coupling.dependence import MIN_COPY_SHARE
 from lengthwise.tasks.coupling.found_coupling import FoundCoupling, draw_steps
-from lengthwise.tasks.coupling.phases import divide
 from lengthwise.tasks.coupling.report import describe_conditions, describe_coupling
 
 LETTERS = tuple("abcdefgh")

@@ -53,8 +53,13 @@ def couple(
     from lengthwise.experiments.coupling_methods import find_coupling
     from lengthwise.experiments.experiment import load_task
     from lengthwise.tasks import JSONLTask, is_task_file
-    from lengthwise.tasks.coupling.record_files import sample_task_file, write_coupled_records
-    from lengthwise.tasks.coupling.report import describe_conditions, describe_coupling, example_table
+    from lengthwise.tasks.coupling.found_coupling import sample_task_file
+    from lengthwise.tasks.coupling.report import (
+        describe_conditions,
+        describe_coupling,
+        example_table,
+        write_coupled_records,
+    )
 
     if out is not None and not is_task_file(str(out)):
         raise SettingError(f"--out {out} is not a task file; use a name that ends in .jsonl")

@@ -24,7 +24,7 @@ def prepare(
     as_json: options.JsonFlag = False,
 ) -> None:
     """Build a corpus for language models, with a tokenizer, training tokens and held-out tokens."""
-    from lengthwise.tasks.text.prepare import corpus_table, prepare_corpus
+    from lengthwise.tasks.text.corpus import corpus_table, prepare_corpus
 
     with ProgressLine(err_console) as progress:
         corpus_metadata = prepare_corpus(

@@ -16,7 +16,7 @@ from lengthwise.model.decoder import Decoder
 from lengthwise.model.position_heads import NextIDs
 from lengthwise.positions import PositionScheme
 from lengthwise.tasks import Task
-from lengthwise.tasks.coupling.found_task import FoundTask
+from lengthwise.tasks.coupling.pointers import FoundTask
 from lengthwise.tasks.examples import Examples
 from lengthwise.training.batch import Batch, to_batch
 

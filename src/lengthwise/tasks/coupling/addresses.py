@@ -1,15 +1,18 @@
 """Addresses: rules that name one earlier token for each answer, such as the prompt token with the same number."""
 
-from collections.abc import Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
+from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Bool, Int
 
 from lengthwise.core.errors import PromptError, SettingError
-from lengthwise.tasks.coupling.answer_steps import AFTER, ANYWHERE, BEFORE, NO_TOKEN, AnswerSteps
-from lengthwise.tasks.coupling.phases import ADVICE, Phases
+from lengthwise.tasks.coupling.answer_steps import ADVICE, AFTER, ANYWHERE, BEFORE, NO_TOKEN, AnswerSteps, Phases
+from lengthwise.tasks.jsonl_table import MARK
 
 FIRST, LAST = "first", "last"
 # Occurrence of an anchor token whose number is that of the line.
@@ -19,9 +22,59 @@ SLOPES = (1, -1, 0, 2, -2)
 MATCH_COST = 40
 KEY_KINDS = ("answer", "prompt", "first")
 
+# The search tries the following candidates.
+# Distances to the anchor, from simple to complex.
+OFFSETS = (0, 1, -1, 2, -2, 3, -3)
+# Slopes of addresses that move from line to line.
+LINE_SLOPES = (1, -1)
+# Largest distance to the answer in the same column of the previous line.
+MAX_COLUMN_DISTANCE = 3
+MATCH_OFFSETS = (1, -1, 2, -2, 3)
+# Number of preceding answers, in addition to the number of phases.
+NUM_LAGS = 2
+# A token that every prompt contains equally often, at most this often, is an anchor.
+MAX_ANCHOR_COUNT = 4
+# Largest number of tokens that are anchors.
+MAX_ANCHOR_TOKENS = 6
+# Upper limit of tokens that can stand next to a match.
+MAX_CONTEXT_TOKENS = 4
+# Number of prompt tokens at either end that can be a key, among these many tokens.
+NUM_LAST_KEYS, NUM_FIRST_KEYS, MAX_KEY_DISTANCE = 2, 1, 8
+
+
+class Address(ABC):
+    """Rule that gives the index of one earlier token for each step."""
+
+    __slots__ = ()
+    # True if the address names a prompt token, not an earlier answer.
+    is_prompt: ClassVar[bool] = True
+
+    @property
+    @abstractmethod
+    def text(self) -> str:
+        """Form of the address in saved files."""
+
+    @property
+    @abstractmethod
+    def cost(self) -> int:
+        """Order of addresses from simple to complex."""
+
+    @property
+    def named_token(self) -> int | None:
+        """Number of the token that the address names, if any."""
+        return None
+
+    @abstractmethod
+    def locate(self, steps: AnswerSteps, phases: Phases) -> Int[np.ndarray, " step"]:
+        """Return the indexes; they can lie outside the prompt, and are ``NO_TOKEN`` for steps without a token."""
+
+    @abstractmethod
+    def in_words(self, vocabulary: Sequence[str]) -> str:
+        """Return the address in words; places count from 0."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PromptAddress:
+class PromptAddress(Address):
     """Prompt token at ``anchor + slope * place + line_slope * line + offset``.
 
     ``anchor`` is ``first``, ``last`` (the token before the start token), ``#TOKEN.N`` (occurrence N of a token) or
@@ -42,33 +95,31 @@ class PromptAddress:
     @property
     def cost(self) -> int:
         """Order of addresses from simple to complex."""
+        token, occurrence = self._token_and_occurrence
         # A token as anchor is simpler than an offset: the number of tokens before it can change.
-        number = "0" if self.anchor in (FIRST, LAST) or self.moves_with_lines else self.anchor.split(".")[1]
-        occurrence = 0 if self.anchor in (FIRST, LAST) else 1 + 2 * int(number)
-        return occurrence + 2 * SLOPES.index(self.slope) + 2 * abs(self.offset) + 2 * abs(self.line_slope)
+        anchor = 0 if token is None else 1 + 2 * (0 if occurrence == LINE else int(occurrence))
+        return anchor + 2 * SLOPES.index(self.slope) + 2 * abs(self.offset) + 2 * abs(self.line_slope)
 
     @property
     def named_token(self) -> int | None:
-        """Number of the token that the address names, if any."""
-        return int(self.anchor[1:].split(".")[0]) if self.anchor.startswith("#") else None
+        """Number of the token that is the anchor, if any."""
+        return self._token_and_occurrence[0]
 
     @property
-    def moves_with_lines(self) -> bool:
-        """True if the anchor is another token in each line."""
-        return self.anchor.endswith(f".{LINE}")
+    def _token_and_occurrence(self) -> tuple[int | None, str]:
+        token, _, occurrence = self.anchor[1:].partition(".")
+        return (int(token), occurrence) if self.anchor.startswith("#") else (None, "")
 
     def locate(self, steps: AnswerSteps, phases: Phases) -> Int[np.ndarray, " step"]:
-        """Return the indexes; they can lie outside the prompt."""
+        """Return the indexes; raise ``PromptError`` if a prompt has no anchor."""
         anchor = self._anchor_index(steps, phases)
         return anchor + self.slope * phases.place + self.line_slope * phases.line + self.offset
 
     def _anchor_index(self, steps: AnswerSteps, phases: Phases) -> Int[np.ndarray, " step"]:
-        if self.anchor == FIRST:
-            return np.zeros(len(steps), dtype=np.int64)
-        if self.anchor == LAST:
-            return steps.prompt_length - 2
-        token, number = self.anchor[1:].split(".")
-        is_token = steps.is_prompt & (steps.tokens == int(token))
+        token, number = self._token_and_occurrence
+        if token is None:
+            return np.zeros(len(steps), dtype=np.int64) if self.anchor == FIRST else steps.prompt_length - 2
+        is_token = steps.is_prompt & (steps.tokens == token)
         order = np.argsort(~is_token, axis=1, kind="stable")
         occurrence = phases.line if number == LINE else np.full(len(steps), int(number))
         is_missing = occurrence >= is_token.sum(axis=1)[steps.sequence]
@@ -81,12 +132,28 @@ class PromptAddress:
         index = order[steps.sequence, np.minimum(occurrence, order.shape[1] - 1)]
         return np.where(is_missing, steps.prompt_length, index)
 
+    def in_words(self, vocabulary: Sequence[str]) -> str:
+        """Return the address in words, such as ``prompt token first + place -2``."""
+        token, occurrence = self._token_and_occurrence
+        if token is None:
+            # In a task file, the last prompt token before the start token is the mark.
+            anchor = f"'{MARK}'" if self.anchor == LAST and MARK in vocabulary else self.anchor
+        else:
+            number = "with the number of the line" if occurrence == LINE else f"number {int(occurrence) + 1}"
+            anchor = f"'{vocabulary[token]}'" + ("" if occurrence == "0" else f" ({number})")
+        factor = "" if abs(self.slope) == 1 else f"{abs(self.slope)} x "
+        move = "" if self.slope == 0 else f" {'+' if self.slope > 0 else '-'} {factor}place"
+        line_move = f" {'+' if self.line_slope > 0 else '-'} line" if self.line_slope else ""
+        return f"prompt token {anchor}{move}{line_move}{f' {self.offset:+d}' if self.offset else ''}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerAddress:
+class AnswerAddress(Address):
     """Answer token ``lag`` steps before; before the first answer, the start token."""
 
     lag: int
+
+    is_prompt: ClassVar[bool] = False
 
     @property
     def text(self) -> str:
@@ -98,20 +165,22 @@ class AnswerAddress:
         """Order of addresses from simple to complex."""
         return 2 * (self.lag - 1)
 
-    def locate(self, steps: AnswerSteps, phases: Phases) -> Int[np.ndarray, " step"]:
-        """Return the indexes; ``NO_TOKEN`` before the start token."""
-        return self.index(steps)
-
-    def index(self, steps: AnswerSteps) -> Int[np.ndarray, " step"]:
-        """Return the indexes; they do not depend on phases."""
+    def locate(self, steps: AnswerSteps, phases: Phases | None = None) -> Int[np.ndarray, " step"]:
+        """Return the indexes, which do not depend on phases; ``NO_TOKEN`` before the start token."""
         return np.where(steps.number >= self.lag - 1, steps.prompt_length + steps.number - self.lag, NO_TOKEN)
+
+    def in_words(self, vocabulary: Sequence[str]) -> str:
+        """Return the address in words, such as ``the answer 2 steps before``."""
+        return "the previous answer" if self.lag == 1 else f"the answer {self.lag} steps before"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LineAddress:
+class LineAddress(Address):
     """Answer token ``offset`` tokens after the same column of the previous line."""
 
     offset: int
+
+    is_prompt: ClassVar[bool] = False
 
     @property
     def text(self) -> str:
@@ -130,9 +199,14 @@ class LineAddress:
         index = steps.prompt_length + steps.number - phases.line_width + self.offset
         return np.where(is_inside, index, NO_TOKEN)
 
+    def in_words(self, vocabulary: Sequence[str]) -> str:
+        """Return the address in words, such as ``the answer at the same place in the previous line``."""
+        distance = f"{abs(self.offset)} tokens {'after' if self.offset > 0 else 'before'} " if self.offset else "at "
+        return f"the answer {distance}the same place in the previous line"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MatchAddress:
+class MatchAddress(Address):
     """Prompt token ``offset`` tokens after the first match of an earlier token, the key.
 
     ``key`` is ``answer N`` (N steps before), ``prompt N`` (the last prompt token but N) or ``first N`` (the first one
@@ -153,17 +227,22 @@ class MatchAddress:
     @property
     def cost(self) -> int:
         """Order of addresses from simple to complex."""
-        return MATCH_COST + int(self.key.split()[1]) + abs(self.offset) + (self.side != ANYWHERE)
+        return MATCH_COST + self._kind_and_number[1] + abs(self.offset) + (self.side != ANYWHERE)
 
     @property
     def named_token(self) -> int | None:
-        """Number of the token that the address names, if any."""
+        """Number of the token next to the match, if any."""
         return None if self.side == ANYWHERE else self.context
 
     @property
     def reads_answers(self) -> bool:
         """True if the key is an answer token."""
         return self.key.startswith("answer")
+
+    @property
+    def _kind_and_number(self) -> tuple[str, int]:
+        kind, number = self.key.split()
+        return kind, int(number)
 
     def locate(self, steps: AnswerSteps, phases: Phases) -> Int[np.ndarray, " step"]:
         """Return the indexes; ``NO_TOKEN`` without a match."""
@@ -172,25 +251,38 @@ class MatchAddress:
 
     def key_index(self, steps: AnswerSteps) -> Int[np.ndarray, " step"]:
         """Return the index of the key."""
-        kind, number = self.key.split()
-        if kind == "prompt":
-            return steps.prompt_length - 2 - int(number)
-        if kind == "first":
-            return np.full(len(steps), int(number))
-        return AnswerAddress(lag=int(number)).index(steps)
+        kind, number = self._kind_and_number
+        if kind == "answer":
+            return AnswerAddress(lag=number).locate(steps)
+        return steps.prompt_length - 2 - number if kind == "prompt" else np.full(len(steps), number)
 
     def match(self, steps: AnswerSteps) -> Int[np.ndarray, " step"]:
         """Return the index of the first match of the key."""
         key_index = self.key_index(steps)
-        kind, number = self.key.split()
-        start = int(number) + 1 if kind == "first" else 0
+        kind, number = self._kind_and_number
+        start = number + 1 if kind == "first" else 0
         match = steps.first_match(steps.token_at(key_index), self.side, self.context, start)
         return np.where(match == key_index, NO_TOKEN, match)
 
+    def in_words(self, vocabulary: Sequence[str]) -> str:
+        """Return the address in words, such as ``the prompt token +1 from the first one equal to ...``."""
+        context = "" if self.side == ANYWHERE else f" {self.side} '{vocabulary[self.context]}'"
+        return (
+            f"the prompt token {self.offset:+d} from the first one equal to {self._key_in_words(vocabulary)}{context}"
+        )
 
-ANSWER_ADDRESSES = (AnswerAddress, LineAddress)
-# Rules that give the index of one earlier token for each step.
-Address = PromptAddress | AnswerAddress | LineAddress | MatchAddress
+    def _key_in_words(self, vocabulary: Sequence[str]) -> str:
+        kind, number = self._kind_and_number
+        if kind == "answer":
+            return AnswerAddress(lag=number).in_words(vocabulary)
+        if kind == "first":
+            return "the first prompt token" if number == 0 else f"the prompt token {number} after the first"
+        if MARK in vocabulary:
+            # In a task file, the mark is the last prompt token before the start token.
+            if number == 0:
+                return f"'{MARK}'"
+            number -= 1
+        return "the last prompt token" if number == 0 else f"the prompt token {number} before the last"
 
 
 def parse_address(text: str) -> Address:
@@ -231,11 +323,6 @@ class LocatedAddress:
         """Value that is equal for addresses with equal indexes."""
         return self.index.tobytes()
 
-    @property
-    def is_prompt(self) -> bool:
-        """False for an address of an answer."""
-        return not isinstance(self.address, ANSWER_ADDRESSES)
-
     def where(self, mask: Bool[np.ndarray, " step"]) -> "LocatedAddress":
         """Return the address for the steps of a mask."""
         return LocatedAddress(address=self.address, index=self.index[mask], tokens=self.tokens[mask])
@@ -244,7 +331,7 @@ class LocatedAddress:
 def locate(address: Address, steps: AnswerSteps, phases: Phases) -> LocatedAddress:
     """Return the address with its index and token at each step."""
     index = address.locate(steps, phases)
-    if not isinstance(address, ANSWER_ADDRESSES):
+    if address.is_prompt:
         index = np.where((index >= 0) & (index < steps.prompt_length - 1), index, NO_TOKEN)
     # Small integers, because a search holds hundreds of addresses.
     tokens = steps.token_at(index).astype(np.int32)
@@ -258,3 +345,62 @@ def without_duplicates(addresses: Iterable[LocatedAddress]) -> list[LocatedAddre
         if (located.index >= 0).any():
             distinct.setdefault(located.key, located)
     return list(distinct.values())
+
+
+def iter_fixed_addresses(steps: AnswerSteps, phases: Phases) -> Iterator[Address]:
+    """Yield addresses that depend only on the number of an answer, and on its line."""
+    anchors = _anchors(steps)
+    for anchor, slope, offset in product(anchors, SLOPES, OFFSETS):
+        yield PromptAddress(anchor=anchor, slope=slope, offset=offset)
+    for lag in range(1, NUM_LAGS + len(phases.names) + 1):
+        yield AnswerAddress(lag=lag)
+    if not phases.has_lines:
+        return
+    for anchor, line_slope, offset in product(anchors, LINE_SLOPES, OFFSETS):
+        yield PromptAddress(anchor=anchor, slope=0, offset=offset, line_slope=line_slope)
+    for token, slope, offset in product(_common_tokens(steps), (1, -1, 0), OFFSETS):
+        yield PromptAddress(anchor=f"#{token}.{LINE}", slope=slope, offset=offset)
+    for offset in range(-MAX_COLUMN_DISTANCE, MAX_COLUMN_DISTANCE + 1):
+        yield LineAddress(offset=offset)
+
+
+def iter_match_addresses(steps: AnswerSteps) -> Iterator[Address]:
+    """Yield addresses near the first match of an earlier token."""
+    contexts = [(ANYWHERE, 0)]
+    for token in _common_tokens(steps)[:MAX_CONTEXT_TOKENS]:
+        contexts += [(BEFORE, token), (AFTER, token)]
+    keys = ["answer 1", "answer 2"]
+    # Keys at both ends of the prompt whose tokens differ between prompts.
+    for kind, limit in (("prompt", NUM_LAST_KEYS), ("first", NUM_FIRST_KEYS)):
+        numbers = range(min(MAX_KEY_DISTANCE, int(steps.prompt_lengths.min()) - 1))
+        keys += [key for key in (f"{kind} {number}" for number in numbers) if _varies(key, steps)][:limit]
+    for (side, context), key, offset in product(contexts, keys, MATCH_OFFSETS):
+        yield MatchAddress(key=key, side=side, context=context, offset=offset)
+
+
+def _varies(key: str, steps: AnswerSteps) -> bool:
+    address = MatchAddress(key=key, side=ANYWHERE, context=0, offset=0)
+    return len(np.unique(steps.token_at(address.key_index(steps)))) > 1
+
+
+def _anchors(steps: AnswerSteps) -> list[str]:
+    """Return the anchors: both ends of the prompt, and tokens that all prompts contain equally often.
+
+    Of many such tokens, those at the fewest different places count: separators, and not the symbols of a permutation.
+    """
+    counts = {token: (steps.is_prompt & (steps.tokens == token)).sum(axis=1) for token in _common_tokens(steps)}
+    tokens = [token for token, count in counts.items() if count.min() == count.max() <= MAX_ANCHOR_COUNT]
+    kept = sorted(sorted(tokens, key=lambda token: _num_places(steps, token))[:MAX_ANCHOR_TOKENS])
+    return [FIRST, LAST, *(f"#{token}.{number}" for token in kept for number in range(int(counts[token].max())))]
+
+
+def _num_places(steps: AnswerSteps, token: int) -> int:
+    rows, columns = np.nonzero(steps.is_prompt & (steps.tokens == token))
+    return len(np.unique(steps.prompt_lengths[rows] * steps.tokens.shape[1] + columns))
+
+
+def _common_tokens(steps: AnswerSteps) -> list[int]:
+    """Return the tokens that every prompt contains."""
+    shortest = int(steps.prompt_lengths.argmin())
+    candidates = np.unique(steps.tokens[shortest, steps.is_prompt[shortest]]).tolist()
+    return [token for token in candidates if (steps.is_prompt & (steps.tokens == token)).any(axis=1).all()]

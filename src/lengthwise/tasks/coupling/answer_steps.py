@@ -1,7 +1,7 @@
-"""Answers of many examples as one table, with one row (step) per answer token."""
+"""Answers of many examples as one table, with one row (step) per answer token, and their division into phases."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -19,6 +19,13 @@ NUM_UNKNOWN_STEPS = 3
 MAX_CELLS = 1 << 24
 # Sides of a context token, and no context token.
 BEFORE, AFTER, ANYWHERE = "before", "after", "anywhere"
+ONE, FIRST_APART = "one", "first"
+# Largest number of answers that take turns, in a response without and with lines.
+MAX_PERIOD, MAX_LINE_PERIOD = 3, 2
+# Smallest share of the sequences that have the last token of a line in their response.
+MIN_LINE_SHARE = 0.5
+# End of the messages for texts that no found coupling has.
+ADVICE = "use a coupling that lengthwise couple has found"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,24 +100,15 @@ class AnswerSteps:
             pairs, first = np.unique(rows * self.num_tokens + self.tokens[rows, columns], return_index=True)
             self._occurrences[side, context, start] = pairs, columns[first]
         pairs, columns = self._occurrences[side, context, start]
+        if not len(pairs):
+            return np.full_like(key, NO_TOKEN)
         wanted = self.sequence * self.num_tokens + key
         place = np.minimum(np.searchsorted(pairs, wanted), len(pairs) - 1)
-        return (
-            np.where((key >= 0) & (pairs[place] == wanted), columns[place], NO_TOKEN)
-            if len(pairs)
-            else np.full_like(key, NO_TOKEN)
-        )
+        return np.where((key >= 0) & (pairs[place] == wanted), columns[place], NO_TOKEN)
 
     def where(self, mask: np.ndarray) -> "AnswerSteps":
         """Return the steps of a mask, with all sequences."""
-        return AnswerSteps(
-            tokens=self.tokens,
-            prompt_lengths=self.prompt_lengths,
-            lengths=self.lengths,
-            sequence=self.sequence[mask],
-            number=self.number[mask],
-            _occurrences=self._occurrences,
-        )
+        return replace(self, sequence=self.sequence[mask], number=self.number[mask])
 
 
 def answer_steps(examples: Examples, length: int = 0) -> AnswerSteps:
@@ -119,13 +117,12 @@ def answer_steps(examples: Examples, length: int = 0) -> AnswerSteps:
     num_unknown = np.minimum(NUM_UNKNOWN_STEPS, len(seq) - examples.prompt_length)
     counts = np.where(examples.is_answer.any(axis=1), examples.response_end + 1 - examples.prompt_length, num_unknown)
     is_known = seq < (examples.prompt_length + counts)[:, None]
-    sequence = np.repeat(np.arange(len(examples)), counts)
     return AnswerSteps(
         tokens=np.where(is_known, examples.tokens, NO_TOKEN),
         prompt_lengths=examples.prompt_length,
         lengths=np.full(len(examples), length),
-        sequence=sequence,
-        number=np.arange(len(sequence)) - np.repeat(np.cumsum(counts) - counts, counts),
+        sequence=np.repeat(np.arange(len(examples)), counts),
+        number=_count_from_0(counts),
     )
 
 
@@ -144,11 +141,132 @@ def join_steps(parts: Sequence[AnswerSteps]) -> AnswerSteps:
     _, distinct = np.unique(tokens, axis=0, return_index=True)
     distinct.sort()
     counts = np.concatenate([np.bincount(part.sequence, minlength=len(part.tokens)) for part in parts])[distinct]
-    sequence = np.repeat(np.arange(len(distinct)), counts)
     return AnswerSteps(
         tokens=tokens[distinct],
         prompt_lengths=np.concatenate([part.prompt_lengths for part in parts])[distinct],
         lengths=np.concatenate([part.lengths for part in parts])[distinct],
-        sequence=sequence,
-        number=np.arange(len(sequence)) - np.repeat(np.cumsum(counts) - counts, counts),
+        sequence=np.repeat(np.arange(len(distinct)), counts),
+        number=_count_from_0(counts),
     )
+
+
+def _count_from_0(counts: Int[np.ndarray, " sequence"]) -> Int[np.ndarray, " step"]:
+    """Return the number of each step in its sequence."""
+    return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phases:
+    """Phase of each answer, from 0, and its place: the number of earlier answers of the same phase (in its line).
+
+    ``line`` is the line of each answer, from 0, and ``line_width`` the number of tokens of the lines of its response.
+    A response without lines has one line, with the width 0.
+    """
+
+    division: str
+    names: tuple[str, ...]
+    phase: Int[np.ndarray, " step"]
+    place: Int[np.ndarray, " step"]
+    line: Int[np.ndarray, " step"]
+    line_width: Int[np.ndarray, " step"]
+
+    @property
+    def has_lines(self) -> bool:
+        """True for a division into lines."""
+        return self.division.startswith("lines")
+
+    @property
+    def is_complete(self) -> bool:
+        """True if every phase has an answer."""
+        return len(np.unique(self.phase)) == len(self.names)
+
+    def where(self, mask: np.ndarray) -> "Phases":
+        """Return the phases of the steps of a mask, or of their indexes."""
+        fields = ("phase", "place", "line", "line_width")
+        return replace(self, **{name: getattr(self, name)[mask] for name in fields})
+
+
+def iter_divisions(steps: AnswerSteps) -> Iterator[tuple[str, ...]]:
+    """Yield groups of divisions of the answers into phases, from simple to complex; those of a group compete."""
+    yield (ONE,)
+    yield (FIRST_APART,)
+    periods = tuple(f"period {period}" for period in range(2, MAX_PERIOD + 1))
+    lines = [f"lines {token} {period}" for token in _line_ends(steps) for period in range(1, MAX_LINE_PERIOD + 1)]
+    if lines:
+        # With lines, a wrong period can explain most answers, so all of these divisions compete.
+        yield (*periods, *lines)
+    else:
+        yield from ((period,) for period in periods)
+
+
+def number_of_phases(division: str) -> int:
+    """Return the number of phases of a division that pointers can follow; raise ``SettingError`` for another text."""
+    numbers = {ONE: 1, FIRST_APART: 2} | {f"period {period}": period for period in range(2, MAX_PERIOD + 1)}
+    if division not in numbers:
+        raise SettingError(f"invalid division '{division}' of a found coupling; {ADVICE}")
+    return numbers[division]
+
+
+def divide(steps: AnswerSteps, division: str) -> Phases:
+    """Return the phases of a division.
+
+    Divisions are ``one``, ``first`` (the first answer apart), ``period N`` (N answers take turns), and
+    ``lines TOKEN N`` (lines that end with a token, the first line apart, with N answers that take turns in each line).
+    """
+    number, zeros = steps.number, np.zeros_like(steps.number)
+    kind, *parts = division.split()
+    if kind == "lines":
+        return _divide_lines(steps, division, token=int(parts[0]), period=int(parts[1]))
+    names: tuple[str, ...] = ("every answer",)
+    phase, place = zeros, number
+    if kind == FIRST_APART:
+        names = ("the first answer", "every later answer")
+        phase = np.minimum(number, 1)
+    elif kind == "period":
+        period = int(parts[0])
+        names, phase, place = _turns(period), number % period, number // period
+    return Phases(division=division, names=names, phase=phase, place=place, line=zeros, line_width=zeros)
+
+
+def _divide_lines(steps: AnswerSteps, division: str, *, token: int, period: int) -> Phases:
+    width = np.maximum(_first_number(steps, token) + 1, 1)[steps.sequence]
+    line, column = steps.number // width, steps.number % width
+    turns = _turns(period) if period > 1 else ("every answer",)
+    return Phases(
+        division=division,
+        names=tuple(f"{turn} {where}" for where in ("in the first line", "in the later lines") for turn in turns),
+        phase=period * np.minimum(line, 1) + column % period,
+        place=column // period,
+        line=line,
+        line_width=width,
+    )
+
+
+def _turns(period: int) -> tuple[str, ...]:
+    return tuple(f"answer {phase + 1} of every {period}" for phase in range(period))
+
+
+def _first_number(steps: AnswerSteps, token: int) -> Int[np.ndarray, " sequence"]:
+    """Return the number of the first answer of each sequence that is the token, or that of its last answer."""
+    numbers = np.full(len(steps.tokens), -1)
+    np.maximum.at(numbers, steps.sequence, steps.number)
+    is_token = steps.target == token
+    np.minimum.at(numbers, steps.sequence[is_token], steps.number[is_token])
+    return numbers
+
+
+def _line_ends(steps: AnswerSteps) -> list[int]:
+    """Return the tokens that divide every response into lines of equal width; the last answer can replace one."""
+    last_number = np.zeros(len(steps.tokens), dtype=np.int64)
+    np.maximum.at(last_number, steps.sequence, steps.number)
+    is_last = steps.number == last_number[steps.sequence]
+    ends = []
+    for token in np.unique(steps.target[~is_last]).tolist():
+        is_token = (steps.target == token) & ~is_last
+        if len(np.unique(steps.sequence[is_token])) < MIN_LINE_SHARE * len(steps.tokens):
+            continue
+        width = _first_number(steps, token)[steps.sequence] + 1
+        is_line_end = (steps.number + 1) % width == 0
+        if (is_token == is_line_end)[~is_last].all() and width.min() > 1 and (steps.number >= width).any():
+            ends.append(token)
+    return ends

@@ -9,7 +9,6 @@ from jaxtyping import Bool, Int
 from lengthwise.core.errors import CouplingError, TooFewExamplesError
 from lengthwise.tasks.coupling.answer_steps import NO_TOKEN, AnswerSteps
 from lengthwise.tasks.coupling.dependence import MIN_COPY_SHARE, agreement, most_frequent_answers
-from lengthwise.tasks.coupling.describe_address import describe_address
 from lengthwise.tasks.coupling.finder import Attempt, PhaseRule
 from lengthwise.tasks.jsonl_table import MARK, START
 
@@ -55,7 +54,6 @@ def check_several_lengths(steps: AnswerSteps) -> None:
 
 def check_longest_lengths(steps: AnswerSteps, attempt: Attempt) -> Check:
     """Check that the shorter examples predict the answers of the longest ones."""
-    check_several_lengths(steps)
     lengths = np.unique(steps.lengths)
     first_checked = lengths[-max(1, round(CHECKED_SHARE * len(lengths)))]
     return check_steps(steps, attempt, steps.length >= first_checked)
@@ -133,10 +131,9 @@ def accuracy_without_ends(rule: PhaseRule, steps: AnswerSteps) -> float:
     is_counted = ~steps.is_end[rule.mask]
     if rule.explanation.accuracy == 1 or not rule.addresses or not is_counted.any():
         return rule.explanation.accuracy
-    target, tokens = steps.target[rule.mask], np.stack([each.tokens for each in rule.addresses])
-    codes = np.unique(tokens[:, is_counted], axis=1, return_inverse=True)[1].ravel()
-    copies = (tokens[0] == target)[is_counted] if len(tokens) == 1 else None
-    right, covered = agreement(codes, target[is_counted], copies)
+    target, tokens = steps.target[rule.mask][is_counted], rule.tokens[:, is_counted]
+    codes = np.unique(tokens, axis=1, return_inverse=True)[1].ravel()
+    right, covered = agreement(codes, target, tokens[0] == target if len(tokens) == 1 else None)
     return right / covered if covered else 0.0
 
 
@@ -145,8 +142,8 @@ def check_errors(rule: PhaseRule, vocabulary: Sequence[str]) -> None:
     if not rule.error_addresses:
         return
     first, second = (
-        f"the number of the answer modulo {each}" if isinstance(each, int) else describe_address(each, vocabulary)
-        for each in rule.error_addresses
+        f"the number of the answer modulo {address}" if isinstance(address, int) else address.in_words(vocabulary)
+        for address in rule.error_addresses
     )
     raise CouplingError(
         f"the best rule explains {rule.explanation.accuracy:.1%} of the answers, and the other answers are not noise: "
@@ -174,7 +171,7 @@ def _predict(
 
     Without ``is_checked``, the table of all answers predicts all answers.
     """
-    tokens = np.stack([each.tokens for each in rule.addresses]) if rule.addresses else np.zeros((1, len(target)), int)
+    tokens = rule.tokens
     is_checked = np.zeros(len(target), dtype=bool) if is_checked is None else is_checked
     codes = np.unique(tokens, axis=1, return_inverse=True)[1].ravel()
     prediction = most_frequent_answers(codes[~is_checked], target[~is_checked], int(codes.max()) + 1)[codes]

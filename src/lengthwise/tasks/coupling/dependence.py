@@ -4,17 +4,18 @@ A set explains the answers if the tokens at its addresses always come with the s
 from all other answers with the same tokens, so a set that only memorizes its examples scores low.
 """
 
-from collections.abc import Iterable, Sequence
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Any, TypeVar
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Bool, Float, Int
 
 from lengthwise.tasks.coupling.addresses import Address, LocatedAddress
 from lengthwise.tasks.coupling.answer_steps import NO_TOKEN
-from lengthwise.tasks.coupling.error_pattern import find_error_pattern
-from lengthwise.tasks.coupling.search_progress import SearchProgress
 
 # All sets up to this size are compared. Larger ones grow from the best smaller sets, while the accuracy improves.
 EXHAUSTIVE_SIZE, MIN_GAIN = 2, 0.002
@@ -39,6 +40,59 @@ TABLE_CELLS_PER_STEP = 3
 WORK_PER_SET = 1000
 # A copied token is copied in at least this share of its occurrences.
 MIN_COPY_SHARE = 0.9
+
+# Test for errors that depend on other tokens than the rule:
+# Number of wrong and of right answers that the test uses at most, and smallest number of wrong ones.
+MAX_WRONG, MAX_RIGHT, MIN_WRONG = 2000, 4000, 20
+# Pairs of tokens with fewer expected errors than this say too little.
+MIN_EXPECTED = 2.0
+# Standard deviations of the chi-square statistic above its mean. Dependences on three or four tokens have 60 to 700,
+# noise up to 25: tens of thousands of pairs are compared, and short examples with noise are less often duplicates.
+NUM_DEVIATIONS = 40.0
+# A sequence with at least this share of wrong answers is wrong as a whole.
+WRONG_SEQUENCE_SHARE = 1 / 3
+# Rates of errors need this many answers with the same tokens of the rule, on average.
+MIN_STRATUM_SIZE = 10
+# Rules can alternate between answers: the number of an answer modulo these numbers counts as an address.
+PERIODS = (2, 3)
+
+# Time between two reports of one stage, in seconds.
+SECONDS_PER_REPORT = 0.2
+# Largest work of a search, in answers that are compared, which does not depend on the speed of a machine.
+MAX_WORK = 5e8
+
+Item = TypeVar("Item")
+
+
+@dataclass(kw_only=True)
+class SearchProgress:
+    """Reports of a search, and the time at which it ends without a result.
+
+    ``report`` receives a dictionary with the ``stage`` in words, the number of sets that are ``done``, and their
+    ``total``. ``deadline`` is a time of ``time.monotonic``. ``work`` counts the compared answers, up to ``max_work``.
+    """
+
+    report: Callable[[dict[str, Any]], None] | None = None
+    deadline: float = math.inf
+    max_work: float = MAX_WORK
+    work: float = 0
+    last_report: float = -math.inf
+
+    @property
+    def is_over(self) -> bool:
+        """True after the limit of time or work."""
+        return time.monotonic() > self.deadline or self.work > self.max_work
+
+    def track(self, items: Sequence[Item], stage: str) -> Iterator[Item]:
+        """Yield the items of a stage with reports, up to the limit of time or work."""
+        for done, item in enumerate(items):
+            if self.is_over:
+                return
+            now = time.monotonic()
+            if self.report is not None and now - self.last_report >= SECONDS_PER_REPORT:
+                self.last_report = now
+                self.report({"stage": stage, "done": done, "total": len(items)})
+            yield item
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,8 +147,7 @@ class DependenceSearch:
 
         ``progress`` shows the sets that are tried for the answers with this name.
         """
-        self.progress, self.name = progress, name
-        self.sequence = sequence
+        self.progress, self.name, self.sequence = progress, name, sequence
         self.addresses, self.target_tokens = addresses, target
         self.codes = [_numbered(address.tokens) for address in addresses]
         self.target = np.unique(target, return_inverse=True)[1]
@@ -116,7 +169,7 @@ class DependenceSearch:
         best_accuracy = self.base_accuracy
         for size in range(1, max_tokens + 1):
             frontier = self._best_sets(_extendable(frontier), size)
-            closest = max([closest, *frontier], key=lambda each: each.score)
+            closest = max([closest, *frontier], key=lambda explanation: explanation.score)
             max_error = self._max_error(size)
             enough = self._confirmed(frontier, max_error)
             # After the time limit, the sets of this size are incomplete.
@@ -136,23 +189,33 @@ class DependenceSearch:
         if not accepted:
             tokens = tuple(self.addresses[index].address for index in closest.addresses)
             return SearchResult(explanations=(), closest=closest, closest_tokens=tokens, too_sparse=too_sparse)
-        return self._result(self._with_tokens_of_errors(accepted[0], max_tokens) or accepted, closest)
-
-    def _result(self, accepted: Sequence[Explanation], closest: Explanation) -> SearchResult:
-        pruned = {each.addresses: each for each in map(self._prune, accepted)}.values()
-        smallest = min(len(each.addresses) for each in pruned)
-        explanations = self._simplest_first(tuple(each for each in pruned if len(each.addresses) == smallest))
+        accepted = self._with_tokens_of_errors(accepted[0], max_tokens) or accepted
+        pruned = {smaller.addresses: smaller for smaller in map(self._prune, accepted)}.values()
+        size = min(len(explanation.addresses) for explanation in pruned)
+        explanations = sorted(
+            (explanation for explanation in pruned if len(explanation.addresses) == size), key=self._cost
+        )
         return SearchResult(
-            explanations=explanations,
+            explanations=tuple(explanations),
             closest=closest,
             error_addresses=self._error_pattern(explanations[0], only_first=True),
         )
+
+    def _cost(self, explanation: Explanation) -> int:
+        return sum(self.addresses[address].address.cost for address in explanation.addresses)
+
+    def _codes_of(self, explanation: Explanation) -> Int[np.ndarray, " step"]:
+        """Return the tokens of the set at each step as one number, from 0."""
+        codes: np.ndarray = np.unique(
+            _combine([self.codes[address] for address in explanation.addresses]), return_inverse=True
+        )[1]
+        return codes
 
     def _error_pattern(self, explanation: Explanation, *, only_first: bool) -> tuple[int, ...]:
         """Return the two addresses whose tokens change the error rate of an explanation; empty without such tokens."""
         if explanation.accuracy == 1 or not explanation.addresses:
             return ()
-        codes = np.unique(_combine([self.codes[address] for address in explanation.addresses]), return_inverse=True)[1]
+        codes = self._codes_of(explanation)
         is_wrong = most_frequent_answers(codes, self.target, int(codes.max()) + 1)[codes] != self.target
         return find_error_pattern(self.codes, codes, is_wrong, self.sequence, self.rng, only_first=only_first)
 
@@ -164,28 +227,28 @@ class DependenceSearch:
         if self.progress.is_over:
             return ()
         pair = self._error_pattern(explanation, only_first=False)
-        larger = {*explanation.addresses, *(index for index in pair if index < len(self.addresses))}
+        larger = frozenset((*explanation.addresses, *(index for index in pair if index < len(self.addresses))))
         if not pair or len(larger) > max_tokens:
             return ()
-        more = [larger | {index} for index in range(len(self.addresses))] if len(larger) < max_tokens else [larger]
-        measured = [self.measure(tuple(sorted(each))) for each in {frozenset(each) for each in more}]
-        errors = FEWER_ERRORS * (1 - explanation.accuracy)
-        better = self._confirmed(measured, errors)
-        best = max((each.accuracy for each in better), default=0.0)
-        return tuple(each for each in better if each.accuracy == best)
+        more = {larger | {index} for index in range(len(self.addresses))} if len(larger) < max_tokens else {larger}
+        better = self._confirmed(
+            [self.measure(tuple(sorted(addresses))) for addresses in more], FEWER_ERRORS * (1 - explanation.accuracy)
+        )
+        best = max((candidate.accuracy for candidate in better), default=0.0)
+        return tuple(candidate for candidate in better if candidate.accuracy == best)
 
     def _max_error(self, size: int) -> float:
         share = MAX_RELATIVE_ERROR if size < MANY_TOKENS else MAX_RELATIVE_ERROR_OF_MANY
         return share * (1 - self.base_accuracy)
 
     def _confirmed(self, explanations: Iterable[Explanation], max_error: float) -> list[Explanation]:
-        enough = [each for each in explanations if each.coverage >= MIN_COVERAGE and 1 - each.accuracy <= max_error]
-        return [each for each in enough if self._share_in_several_sequences(each) >= MIN_COVERAGE]
+        enough = [found for found in explanations if found.coverage >= MIN_COVERAGE and 1 - found.accuracy <= max_error]
+        return [found for found in enough if self._share_in_several_sequences(found) >= MIN_COVERAGE]
 
     def _accurate_but_sparse(self, frontier: Sequence[Explanation], max_error: float) -> Explanation | None:
         min_coverage = MIN_CONFIRMED / len(self.target)
-        accurate = [each for each in frontier if each.coverage >= min_coverage and 1 - each.accuracy <= max_error]
-        return max(accurate, key=lambda each: each.coverage, default=None)
+        accurate = [found for found in frontier if found.coverage >= min_coverage and 1 - found.accuracy <= max_error]
+        return max(accurate, key=lambda found: found.coverage, default=None)
 
     def measure(self, addresses: tuple[int, ...], sample: Int[np.ndarray, " sample"] | None = None) -> Explanation:
         """Return the explanation by a set of addresses, measured on all steps or on a sample."""
@@ -195,9 +258,8 @@ class DependenceSearch:
         if len(addresses) == 1:
             copies = self.addresses[addresses[0]].tokens == self.target_tokens
             copies = copies if sample is None else copies[sample]
-        right, covered = agreement(_combine([codes[address] for address in addresses]), target, copies)
-        accuracy = right / covered if covered else 0.0
-        return Explanation(addresses=addresses, accuracy=accuracy, coverage=covered / len(target))
+        score = agreement(_combine([codes[address] for address in addresses]), target, copies)
+        return _explanation(addresses, *score, len(target))
 
     def _codes_and_target(
         self, sample: Int[np.ndarray, " sample"] | None
@@ -214,9 +276,9 @@ class DependenceSearch:
 
         Answers of one sequence do not confirm each other: a token that names the sequence would explain all of them.
         """
-        codes = np.unique(_combine([self.codes[address] for address in explanation.addresses]), return_inverse=True)[1]
-        pairs = np.unique(codes.astype(np.int64) * (int(self.sequence.max()) + 1) + self.sequence)
-        num_sequences = np.bincount(pairs // (int(self.sequence.max()) + 1))
+        codes, max_sequences = self._codes_of(explanation), int(self.sequence.max()) + 1
+        pairs = np.unique(codes.astype(np.int64) * max_sequences + self.sequence)
+        num_sequences = np.bincount(pairs // max_sequences)
         is_confirmed = num_sequences[codes] > 1
         if len(explanation.addresses) == 1:
             is_confirmed |= self.addresses[explanation.addresses[0]].tokens == self.target_tokens
@@ -225,7 +287,7 @@ class DependenceSearch:
     def _prune(self, explanation: Explanation) -> Explanation:
         """Return the explanation without addresses that do not make it more accurate."""
         for address in explanation.addresses:
-            rest = tuple(each for each in explanation.addresses if each != address)
+            rest = tuple(found for found in explanation.addresses if found != address)
             smaller = self.measure(rest) if rest else None
             if smaller is not None and smaller.score >= explanation.score and smaller.accuracy >= explanation.accuracy:
                 return self._prune(smaller)
@@ -233,31 +295,27 @@ class DependenceSearch:
 
     def _best_sets(self, frontier: Sequence[Explanation], size: int) -> list[Explanation]:
         """Return the best sets of a size: of all sets, or of those that add an address to a set of the frontier."""
-        is_small = size <= EXHAUSTIVE_SIZE
+        is_small, what = size <= EXHAUSTIVE_SIZE, "single tokens" if size == 1 else f"sets of {size} tokens"
+        stage = f"trying {what} of {len(self.addresses)} for {self.name}"
         sample = self.pair_sample if is_small else self.set_sample
         if is_small:
             sets = list(combinations(range(len(self.addresses)), size))
-            measured = [self.measure(each, sample) for each in self.progress.track(sets, self._stage(size))]
+            measured = [self.measure(addresses, sample) for addresses in self.progress.track(sets, stage)]
         else:
-            measured = self._measure_extensions(frontier, size, sample)
+            measured = self._measure_extensions(frontier, stage, sample)
         kept = _keep_best(measured, 4 * BEAM if is_small else BEAM)
         if len(sample) == len(self.target):
             return kept
-        return sorted((self.measure(each.addresses) for each in kept), key=_by_score)
-
-    def _stage(self, size: int) -> str:
-        what = "single tokens" if size == 1 else f"sets of {size} tokens"
-        return f"trying {what} of {len(self.addresses)} for {self.name}"
+        return sorted((self.measure(found.addresses) for found in kept), key=lambda found: -found.score)
 
     def _measure_extensions(
-        self, frontier: Sequence[Explanation], size: int, sample: Int[np.ndarray, " sample"]
+        self, frontier: Sequence[Explanation], stage: str, sample: Int[np.ndarray, " sample"]
     ) -> list[Explanation]:
         """Return all sets with one more address than a set of the frontier, measured on a sample, in order."""
         codes, target = self._codes_and_target(sample)
         measured: dict[tuple[int, ...], Explanation] = {}
-        for kept in self.progress.track(frontier, self._stage(size)):
-            base = _combine([codes[address] for address in kept.addresses])
-            base = np.unique(base, return_inverse=True)[1]
+        for kept in self.progress.track(frontier, stage):
+            base = np.unique(_combine([codes[address] for address in kept.addresses]), return_inverse=True)[1]
             # Steps with tokens of their own keep them with one more address.
             (shared,) = np.nonzero(np.bincount(base)[base] > 1)
             if not len(shared):
@@ -268,22 +326,17 @@ class DependenceSearch:
                 if index in kept.addresses or addresses in measured:
                     continue
                 self.progress.work += len(shared) + WORK_PER_SET
-                right, covered = agreement(_combine([base, codes[index][shared]]), shared_target)
-                accuracy = right / covered if covered else 0.0
-                measured[addresses] = Explanation(
-                    addresses=addresses, accuracy=accuracy, coverage=covered / len(target)
-                )
+                score = agreement(_combine([base, codes[index][shared]]), shared_target)
+                measured[addresses] = _explanation(addresses, *score, len(target))
         return [measured[addresses] for addresses in sorted(measured)]
 
     def _has_fewer_errors(self, frontier: Sequence[Explanation], accepted: Sequence[Explanation]) -> bool:
         errors = 1 - accepted[0].accuracy
-        return any(each.coverage >= MIN_COVERAGE and 1 - each.accuracy < FEWER_ERRORS * errors for each in frontier)
+        return any(found.coverage >= MIN_COVERAGE and 1 - found.accuracy < FEWER_ERRORS * errors for found in frontier)
 
-    def _simplest_first(self, explanations: tuple[Explanation, ...]) -> tuple[Explanation, ...]:
-        def cost(explanation: Explanation) -> int:
-            return sum(self.addresses[address].address.cost for address in explanation.addresses)
 
-        return tuple(sorted(explanations, key=cost))
+def _explanation(addresses: tuple[int, ...], right: float, covered: int, size: int) -> Explanation:
+    return Explanation(addresses=addresses, accuracy=right / covered if covered else 0.0, coverage=covered / size)
 
 
 def agreement(
@@ -396,20 +449,20 @@ def _numbered(tokens: Int[np.ndarray, " step"]) -> Int[np.ndarray, " step"]:
 
 
 def _most_accurate(explanations: Sequence[Explanation]) -> tuple[Explanation, ...]:
-    best = max(each.accuracy for each in explanations)
-    return tuple(each for each in explanations if each.accuracy >= best - 0.1 * (1 - best) - 1e-9)
+    best = max(found.accuracy for found in explanations)
+    return tuple(found for found in explanations if found.accuracy >= best - 0.1 * (1 - best) - 1e-9)
 
 
 def _best_accuracy(explanations: Iterable[Explanation]) -> float:
-    return max((each.accuracy for each in explanations if each.coverage >= MIN_SAMPLE_COVERAGE), default=0.0)
+    return max((found.accuracy for found in explanations if found.coverage >= MIN_SAMPLE_COVERAGE), default=0.0)
 
 
 def _keep_best(explanations: list[Explanation], number: int) -> list[Explanation]:
     """Return the sets with the best score, and those with the best accuracy, which a sample may cover too little."""
-    by_score = sorted(explanations, key=_by_score)[:number]
-    covering = [each for each in explanations if each.coverage >= MIN_SAMPLE_COVERAGE]
-    by_accuracy = sorted(covering, key=lambda each: (-each.accuracy, -each.coverage))[:number]
-    return list({each.addresses: each for each in [*by_score, *by_accuracy]}.values())
+    by_score = sorted(explanations, key=lambda found: -found.score)[:number]
+    covering = [found for found in explanations if found.coverage >= MIN_SAMPLE_COVERAGE]
+    by_accuracy = sorted(covering, key=lambda found: (-found.accuracy, -found.coverage))[:number]
+    return list({found.addresses: found for found in [*by_score, *by_accuracy]}.values())
 
 
 def _extendable(frontier: Sequence[Explanation]) -> list[Explanation]:
@@ -417,10 +470,78 @@ def _extendable(frontier: Sequence[Explanation]) -> list[Explanation]:
 
     One more token never lets more answers confirm each other.
     """
-    sparse = [each for each in frontier if each.coverage < MIN_COVERAGE]
-    best = sorted(sparse, key=lambda each: (-each.accuracy, -each.coverage))[:NUM_SPARSE]
-    return [each for each in frontier if each.coverage >= MIN_COVERAGE or each in best]
+    sparse = [found for found in frontier if found.coverage < MIN_COVERAGE]
+    best = sorted(sparse, key=lambda found: (-found.accuracy, -found.coverage))[:NUM_SPARSE]
+    return [found for found in frontier if found.coverage >= MIN_COVERAGE or found in best]
 
 
-def _by_score(explanation: Explanation) -> float:
-    return -explanation.score
+def find_error_pattern(
+    codes: Sequence[Int[np.ndarray, " step"]],
+    rule_code: Int[np.ndarray, " step"],
+    is_wrong: Bool[np.ndarray, " step"],
+    sequence: Int[np.ndarray, " step"],
+    rng: np.random.Generator,
+    *,
+    only_first: bool,
+) -> tuple[int, ...]:
+    """Return the indexes of the two addresses whose tokens change the error rate most; empty if errors look random.
+
+    ``codes`` has the tokens at each address, and ``rule_code`` those of the rule, numbered from 0. Errors may be more
+    frequent for some tokens of the rule. Among steps with the same tokens of the rule, random errors depend on no other
+    token. With ``only_first``, only the first error of each sequence counts, because a wrong answer can make later ones
+    wrong, and sequences that are wrong as a whole do not count. Indexes after those of ``codes`` stand for the number
+    of an answer modulo ``PERIODS``.
+    """
+    starts = np.flatnonzero(np.diff(sequence, prepend=-1))
+    sizes = np.diff(np.r_[starts, len(sequence)])
+    number = np.arange(len(sequence)) - np.repeat(starts, sizes)
+    is_counted = _up_to_first_error(is_wrong, starts, sizes) if only_first else np.ones(len(sequence), dtype=bool)
+    wrong, right = (rng.permutation(np.flatnonzero(is_counted & mask)) for mask in (is_wrong, ~is_wrong))
+    if len(wrong) < MIN_WRONG:
+        return ()
+    sample = np.concatenate([wrong[:MAX_WRONG], right[:MAX_RIGHT]])
+    error = is_wrong[sample].astype(float)
+    rate = _expected_rate(rule_code[sample], error)
+    periods = [number % period for period in PERIODS]
+    sampled = [np.unique(code[sample], return_inverse=True)[1] for code in (*codes, *periods)]
+    num_codes = [int(code.max()) + 1 for code in sampled]
+    best = NUM_DEVIATIONS
+    pair: tuple[int, ...] = ()
+    for first, second in combinations(range(len(sampled)), 2):
+        deviation = _deviation(sampled[first] * num_codes[second] + sampled[second], error - rate, rate * (1 - rate))
+        if deviation > best:
+            best, pair = deviation, (first, second)
+    return pair
+
+
+def _up_to_first_error(
+    is_wrong: Bool[np.ndarray, " step"], starts: Int[np.ndarray, " sequence"], sizes: Int[np.ndarray, " sequence"]
+) -> Bool[np.ndarray, " step"]:
+    num_wrong_before = np.cumsum(is_wrong) - is_wrong
+    share = np.add.reduceat(is_wrong, starts) / sizes
+    is_wrong_sequence = np.repeat((share >= WRONG_SEQUENCE_SHARE) & (sizes > 2), sizes)
+    return (num_wrong_before == np.repeat(num_wrong_before[starts], sizes)) & ~is_wrong_sequence
+
+
+def _expected_rate(
+    rule_code: Int[np.ndarray, " step"], error: Float[np.ndarray, " step"]
+) -> Float[np.ndarray, " step"]:
+    """Return the error rate of the steps with the same tokens of the rule, or of all steps if these are few."""
+    stratum = np.unique(rule_code, return_inverse=True)[1]
+    if len(error) < MIN_STRATUM_SIZE * (int(stratum.max()) + 1):
+        return np.full(len(error), error.mean())
+    rate: np.ndarray = (np.bincount(stratum, weights=error) / np.bincount(stratum))[stratum]
+    return rate
+
+
+def _deviation(
+    code: Int[np.ndarray, " step"], excess: Float[np.ndarray, " step"], variance: Float[np.ndarray, " step"]
+) -> float:
+    """Return how many standard deviations the chi-square statistic of the errors lies above its mean."""
+    excess_by_code, variance_by_code = np.bincount(code, weights=excess), np.bincount(code, weights=variance)
+    is_counted = variance_by_code >= MIN_EXPECTED
+    freedom = int(is_counted.sum()) - 1
+    if freedom < 1:
+        return 0.0
+    statistic = (excess_by_code[is_counted] ** 2 / variance_by_code[is_counted]).sum()
+    return float((statistic - freedom) / np.sqrt(2 * freedom))

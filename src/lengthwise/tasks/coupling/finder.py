@@ -5,22 +5,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
 
 from lengthwise.core.defaults import MAX_COUPLED_TOKENS
 from lengthwise.core.randomness import stream
-from lengthwise.tasks.coupling.address_candidates import iter_fixed_addresses, iter_match_addresses
 from lengthwise.tasks.coupling.addresses import (
     Address,
     LocatedAddress,
+    iter_fixed_addresses,
+    iter_match_addresses,
     locate,
     without_duplicates,
 )
-from lengthwise.tasks.coupling.answer_steps import AnswerSteps
-from lengthwise.tasks.coupling.dependence import FEWER_ERRORS, DependenceSearch, Explanation, SearchResult
-from lengthwise.tasks.coupling.error_pattern import PERIODS
-from lengthwise.tasks.coupling.phases import FIRST_APART, ONE, Phases, divide, iter_divisions
-from lengthwise.tasks.coupling.search_progress import SearchProgress
+from lengthwise.tasks.coupling.answer_steps import FIRST_APART, ONE, AnswerSteps, Phases, divide, iter_divisions
+from lengthwise.tasks.coupling.dependence import (
+    FEWER_ERRORS,
+    PERIODS,
+    DependenceSearch,
+    Explanation,
+    SearchProgress,
+    SearchResult,
+)
 
 # Share of steps with equal tokens from which two addresses count as the same.
 SAME_TOKENS = 0.999
@@ -42,6 +47,13 @@ class PhaseRule:
     explanation: Explanation
     alternatives: tuple[tuple[LocatedAddress, ...], ...]
     error_addresses: tuple[Address | int, ...]
+
+    @property
+    def tokens(self) -> Int[np.ndarray, "address step"]:
+        """Tokens at the addresses of each answer; one constant row for a rule without addresses."""
+        if not self.addresses:
+            return np.zeros((1, int(self.mask.sum())), dtype=np.int64)
+        return np.stack([located.tokens for located in self.addresses])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +95,7 @@ class Attempt:
         rules = []
         for number, rule in enumerate(self.rules):
             mask = phases.phase == number
-            addresses = tuple(locate(each.address, steps, phases).where(mask) for each in rule.addresses)
+            addresses = tuple(locate(located.address, steps, phases).where(mask) for located in rule.addresses)
             rules.append(replace(rule, mask=mask, addresses=addresses, alternatives=()))
         return replace(self, phases=phases, rules=tuple(rules))
 
@@ -110,7 +122,7 @@ def search_rules(
         return [*attempts, fixed]
     if progress.is_over:
         return attempts if fixed is None else [*attempts, fixed]
-    matches = without_duplicates(locate(each, steps, divide(steps, ONE)) for each in iter_match_addresses(steps))
+    matches = without_duplicates(locate(address, steps, divide(steps, ONE)) for address in iter_match_addresses(steps))
     num_tokens = fixed.num_tokens - 1 if fixed is not None and fixed.is_ambiguous else max_tokens
     found = _search_divisions(steps, matches, attempts, num_tokens, seed, progress) if matches and num_tokens else None
     best = found if fixed is None or (found is not None and _is_better(found, fixed)) else fixed
@@ -138,12 +150,12 @@ def _search_divisions(
     ambiguous: Attempt | None = None
     with_errors: Attempt | None = None
     for group in iter_divisions(steps):
-        divisions = [each for each in group if ambiguous is None or each == FIRST_APART]
-        phases = [each for each in (divide(steps, division) for division in divisions) if each.is_complete]
-        if not phases or (progress.is_over and attempts):
+        divisions = [division for division in group if ambiguous is None or division == FIRST_APART]
+        divided = [phases for phases in (divide(steps, division) for division in divisions) if phases.is_complete]
+        if not divided or (progress.is_over and attempts):
             continue
-        attempts += [_attempt(steps, each, matches, max_tokens, seed, progress) for each in phases]
-        best = min(attempts[-len(phases) :], key=lambda attempt: attempt.num_unexplained)
+        attempts += [_attempt(steps, phases, matches, max_tokens, seed, progress) for phases in divided]
+        best = min(attempts[-len(divided) :], key=lambda attempt: attempt.num_unexplained)
         if with_errors is not None:
             with_errors = best if best.rules and _is_better(best, with_errors) else with_errors
         elif best.rules and not best.is_ambiguous:
@@ -163,7 +175,7 @@ def _attempt(
     seed: int,
     progress: SearchProgress,
 ) -> Attempt:
-    fixed = [locate(each, steps, phases) for each in iter_fixed_addresses(steps, phases)]
+    fixed = [locate(address, steps, phases) for address in iter_fixed_addresses(steps, phases)]
     rules: list[PhaseRule] = []
     for number, name in enumerate(phases.names):
         mask = phases.phase == number
@@ -175,25 +187,20 @@ def _attempt(
         result = search.run(max_tokens)
         if not result.explanations:
             return Attempt(phases=phases, rules=(), closest=result)
-        rules.append(_rule(name, mask, addresses, result))
+        first, *others = [tuple(addresses[index] for index in found.addresses) for found in result.explanations]
+        rule = PhaseRule(
+            name=name,
+            mask=mask,
+            addresses=first,
+            explanation=result.explanations[0],
+            alternatives=tuple(other for other in others if not _is_same(first, other)),
+            error_addresses=tuple(
+                addresses[index].address if index < len(addresses) else PERIODS[index - len(addresses)]
+                for index in result.error_addresses
+            ),
+        )
+        rules.append(rule)
     return Attempt(phases=phases, rules=tuple(rules), closest=result)
-
-
-def _rule(
-    name: str, mask: Bool[np.ndarray, " step"], addresses: Sequence[LocatedAddress], result: SearchResult
-) -> PhaseRule:
-    sets = [tuple(addresses[index] for index in each.addresses) for each in result.explanations]
-    return PhaseRule(
-        name=name,
-        mask=mask,
-        addresses=sets[0],
-        explanation=result.explanations[0],
-        alternatives=tuple(each for each in sets[1:] if not _is_same(sets[0], each)),
-        error_addresses=tuple(
-            addresses[index].address if index < len(addresses) else PERIODS[index - len(addresses)]
-            for index in result.error_addresses
-        ),
-    )
 
 
 def _is_same(first: Sequence[LocatedAddress], second: Sequence[LocatedAddress]) -> bool:
@@ -202,17 +209,14 @@ def _is_same(first: Sequence[LocatedAddress], second: Sequence[LocatedAddress]) 
     An answer token can also follow from another answer token, such as a carry from a digit with its carry.
     """
     return len(first) == len(second) and all(
-        any(_has_same_tokens(located, other) or _follows(located, other) for other in second) for located in first
+        any((located.tokens == other.tokens).mean() >= SAME_TOKENS or _follows(located, other) for other in second)
+        for located in first
     )
-
-
-def _has_same_tokens(first: LocatedAddress, second: LocatedAddress) -> bool:
-    return float((first.tokens == second.tokens).mean()) >= SAME_TOKENS
 
 
 def _follows(first: LocatedAddress, second: LocatedAddress) -> bool:
     """Return True if each answer token at the second address always comes with the same one at the first address."""
-    if first.is_prompt or second.is_prompt:
+    if first.address.is_prompt or second.address.is_prompt:
         return False
     num_tokens = len(np.unique(second.tokens))
     num_pairs = np.unique(np.stack([first.tokens, second.tokens]), axis=1).shape[1]

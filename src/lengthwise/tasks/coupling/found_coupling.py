@@ -2,14 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+from jaxtyping import Int
 
 from lengthwise.core.defaults import DEPENDENCE, MAX_COUPLED_TOKENS, MODEL, SAMPLES_PER_LENGTH
 from lengthwise.core.errors import AmbiguousCouplingError, CouplingError, PromptError, SettingError, TooFewExamplesError
 from lengthwise.core.randomness import stream
 from lengthwise.core.type_checks import check_arguments
-from lengthwise.tasks.coupling.answer_steps import AnswerSteps, answer_steps, join_steps
+from lengthwise.tasks.coupling.addresses import Address, LocatedAddress
+from lengthwise.tasks.coupling.answer_steps import NO_TOKEN, AnswerSteps, Phases, answer_steps, join_steps
 from lengthwise.tasks.coupling.checks import (
     Check,
     accuracy_without_ends,
@@ -21,12 +24,11 @@ from lengthwise.tasks.coupling.checks import (
     check_several_lengths,
     check_steps,
 )
-from lengthwise.tasks.coupling.describe_address import describe_address
-from lengthwise.tasks.coupling.find_pointers import find_pointers
+from lengthwise.tasks.coupling.dependence import SearchProgress
 from lengthwise.tasks.coupling.finder import Attempt, PhaseRule, search_rules
 from lengthwise.tasks.coupling.noise import check_noise
-from lengthwise.tasks.coupling.pointers import PointerRule
-from lengthwise.tasks.coupling.search_progress import SearchProgress
+from lengthwise.tasks.coupling.pointers import NO_POINTER, PointerRule, is_inside, pointer_index
+from lengthwise.tasks.jsonl_task import JSONLTask, write_records
 from lengthwise.tasks.task import GradedByLoss, HasRecords, Task
 
 # Upper limit for the number of sequences of a file.
@@ -36,6 +38,8 @@ MAX_ANSWERS = 200_000
 # Number of calls that draw the sequences of a task with a sampler.
 SAMPLES_IN_PARTS = 10
 DEFAULT_LENGTHS = range(2, 9)
+# Addresses of one step at most this far apart, always at the same distance, share a pointer.
+MAX_LINE_DISTANCE = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,9 +106,9 @@ def explain_steps(
     check the rule. Otherwise, the longest examples check it.
     """
     check_prompt_tokens(steps)
-    for each in (steps, records):
-        if each is not None:
-            check_several_lengths(each)
+    for examples in (steps, records):
+        if examples is not None:
+            check_several_lengths(examples)
     progress = SearchProgress() if progress is None else progress
     attempt = _search(steps, vocabulary, max_tokens, seed, progress)
     for rule in attempt.rules:
@@ -125,7 +129,7 @@ def explain_steps(
     num_answers = [int((rule.mask & ~steps.is_end).sum()) for rule in attempt.rules]
     return FoundCoupling(
         rule=find_pointers(steps, attempt),
-        phases=tuple((rule.name, tuple(each.address.text for each in rule.addresses)) for rule in attempt.rules),
+        phases=tuple((rule.name, tuple(located.address.text for located in rule.addresses)) for rule in attempt.rules),
         num_tokens=max(len(rule.addresses) for rule in attempt.rules),
         num_sequences=len(steps.tokens),
         num_answers=sum(num_answers),
@@ -151,7 +155,7 @@ def _search(
     for rule in attempt.rules:
         if rule.alternatives:
             raise _explain_ambiguity(rule, vocabulary)
-    if not any(located.is_prompt for rule in attempt.rules for located in rule.addresses):
+    if not any(located.address.is_prompt for rule in attempt.rules for located in rule.addresses):
         raise CouplingError("the answers do not depend on the prompt, so no prompt token needs a position ID")
     return attempt
 
@@ -196,20 +200,26 @@ def draw_steps(task: Task, lengths: Sequence[int] | None, num_per_length: int, s
     lengths = DEFAULT_LENGTHS if lengths is None else lengths
     # A task can draw a number, such as that of the operands, once per call of sample.
     sizes = [len(part) for part in np.array_split(np.arange(num_per_length), SAMPLES_IN_PARTS)]
-    return join_steps(
-        [
-            answer_steps(task.sample(length=length, size=size, rng=rng), length)
-            for length in lengths
-            for size in sizes
-            if size
-        ]
-    )
+    calls = [(length, size) for length in lengths for size in sizes if size]
+    return join_steps([answer_steps(task.sample(length=length, size=size, rng=rng), length) for length, size in calls])
+
+
+def sample_task_file(
+    task: Task, lengths: Sequence[int] | None, num_per_length: int, seed: int, path: Path
+) -> JSONLTask:
+    """Write sampled examples of a task as records without a coupling, and return the task of this file."""
+    check_single_answers(task)
+    rng = stream(seed, "sampled records")
+    lengths = DEFAULT_LENGTHS if lengths is None else lengths
+    groups = [(length, task.sample(length=length, size=num_per_length, rng=rng)) for length in lengths]
+    write_records(path, groups, task.vocabulary, num_layout_tokens=0)
+    return JSONLTask(file=str(path)).read()
 
 
 def _explain_failure(attempts: Sequence[Attempt], vocabulary: Sequence[str], *, is_cut: bool) -> CouplingError:
     best_attempt = max(attempts, key=lambda attempt: attempt.closest.closest.score)
     result = best_attempt.closest
-    tokens = " and ".join(describe_address(each, vocabulary) for each in result.closest_tokens)
+    tokens = " and ".join(address.in_words(vocabulary) for address in result.closest_tokens)
     known = f"the best one, {tokens}, predicts {result.closest.accuracy:.1%} of the answers"
     if not tokens:
         known = f"none is right more often than the most frequent answer alone ({result.closest.accuracy:.1%})"
@@ -234,7 +244,7 @@ def _explain_failure(attempts: Sequence[Attempt], vocabulary: Sequence[str], *, 
 
 def _explain_lines(attempt: Attempt, vocabulary: Sequence[str]) -> str:
     rules = (
-        f"{rule.name}: {', '.join(describe_address(each.address, vocabulary) for each in rule.addresses) or 'none'}"
+        f"{rule.name}: {', '.join(located.address.in_words(vocabulary) for located in rule.addresses) or 'none'}"
         for rule in attempt.rules
     )
     return (
@@ -245,7 +255,7 @@ def _explain_lines(attempt: Attempt, vocabulary: Sequence[str]) -> str:
 
 def _explain_ambiguity(rule: PhaseRule, vocabulary: Sequence[str]) -> CouplingError:
     first, second = (
-        " and ".join(describe_address(each.address, vocabulary) for each in found)
+        " and ".join(located.address.in_words(vocabulary) for located in found)
         for found in (rule.addresses, rule.alternatives[0])
     )
     if rule.explanation.accuracy < 1:
@@ -258,3 +268,70 @@ def _explain_ambiguity(rule: PhaseRule, vocabulary: Sequence[str]) -> CouplingEr
         f"two sets of tokens explain {rule.name} equally well: {first}, or {second}; add examples "
         "in which they differ, if the task has any"
     )
+
+
+def find_pointers(steps: AnswerSteps, attempt: Attempt) -> PointerRule:
+    """Return the rule with the fewest levels that points at all new prompt tokens of each step."""
+    num_phases = len(attempt.rules)
+    levels: list[list[list[Address]]] = []
+    pointers: list[Int[np.ndarray, " step"]] = []
+    for phase, rule in enumerate(attempt.rules):
+        phase_steps, phases = steps.where(rule.mask), attempt.phases.where(rule.mask)
+        for line in _lines([located for located in rule.addresses if located.address.is_prompt]):
+            address = _newest(line, phase_steps, phases)
+            index = np.full(len(steps), NO_POINTER)
+            index[rule.mask] = pointer_index(address, phase_steps, phases)
+            level = _free_level(index, pointers, steps)
+            if level == len(levels):
+                levels.append([[] for _ in range(num_phases)])
+                pointers.append(index)
+            levels[level][phase].append(address)
+            pointers[level] = np.where(is_inside(index, steps), index, pointers[level])
+    texts = tuple(tuple(tuple(address.text for address in phase) for phase in level) for level in levels)
+    rising = PointerRule(division=attempt.phases.division, levels=texts, falls=(False,) * len(texts))
+    falls = tuple((rising.index(steps) == NO_TOKEN).any(axis=1).tolist())
+    return PointerRule(division=rising.division, levels=texts, falls=falls)
+
+
+def _lines(addresses: Sequence[LocatedAddress]) -> list[list[LocatedAddress]]:
+    """Return groups of addresses that keep their distance in the prompt."""
+    lines: list[list[LocatedAddress]] = []
+    for located in addresses:
+        for line in lines:
+            both = (located.index >= 0) & (line[0].index >= 0)
+            distance = (located.index - line[0].index)[both]
+            if len(distance) and (distance == distance[0]).all() and abs(distance[0]) <= MAX_LINE_DISTANCE:
+                line.append(located)
+                break
+        else:
+            lines.append([located])
+    return lines
+
+
+def _newest(line: Sequence[LocatedAddress], steps: AnswerSteps, phases: Phases) -> Address:
+    """Return the address of a line that reaches new tokens first."""
+    indexes = [located.address.locate(steps, phases) for located in line]
+    moves = (indexes[0][1:] - indexes[0][:-1])[steps.sequence[1:] == steps.sequence[:-1]]
+    direction = -1 if moves.sum() < 0 else 1
+    return line[int(np.argmax([direction * index.sum() for index in indexes]))].address
+
+
+def _free_level(
+    pointer: Int[np.ndarray, " step"], levels: Sequence[Int[np.ndarray, " step"]], steps: AnswerSteps
+) -> int:
+    """Return the first level that the pointer can share, or a new level.
+
+    Two pointers share a level if they never point at a prompt token in the same step, and one of them does so at most
+    once per response. Pointers that take turns stay apart, because a pointer that jumps is hard to predict.
+    """
+    free = [
+        not (is_inside(pointer, steps) & is_inside(level, steps)).any()
+        and min(_max_uses(pointer, steps), _max_uses(level, steps)) <= 1
+        for level in levels
+    ]
+    return free.index(True) if any(free) else len(levels)
+
+
+def _max_uses(pointer: Int[np.ndarray, " step"], steps: AnswerSteps) -> int:
+    """Return the largest number of steps of a sequence that point at a prompt token."""
+    return int(np.bincount(steps.sequence[is_inside(pointer, steps)], minlength=1).max())

@@ -6,26 +6,25 @@ group with clearly more or fewer wrong answers shows a dependence that the rule 
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from lengthwise.core.errors import CouplingError
-from lengthwise.tasks.coupling.address_candidates import iter_fixed_addresses
 from lengthwise.tasks.coupling.addresses import (
     Address,
     AnswerAddress,
     LocatedAddress,
     MatchAddress,
     PromptAddress,
+    iter_fixed_addresses,
     locate,
     without_duplicates,
 )
-from lengthwise.tasks.coupling.answer_steps import NO_TOKEN, AnswerSteps
-from lengthwise.tasks.coupling.describe_address import describe_address
+from lengthwise.tasks.coupling.answer_steps import NO_TOKEN, AnswerSteps, Phases
 from lengthwise.tasks.coupling.finder import Attempt, PhaseRule
-from lengthwise.tasks.coupling.phases import Phases
 
 # Probability that a family of groups refuses independent noise.
 FALSE_REFUSALS = 0.001
@@ -48,15 +47,21 @@ MAX_PAIR_VOCABULARY = 40
 # Number of tokens on either side of those of the rule that a window has.
 WINDOW_SIZES = (1, 2, 3)
 
+# Groups of answers that compete, each with its description in words.
+Family = Iterable[tuple[str, Bool[np.ndarray, " counted"]]]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Answers that go with wrong answers, in words, with the share of wrong ones inside and outside."""
+    """Answers that go with wrong answers, in words, with the share of wrong ones inside and outside.
+
+    ``log_probability`` is the logarithm of the probability under independent noise, times the number of groups of the
+    family.
+    """
 
     where: str
     share_inside: float
     share_outside: float
-    # Logarithm of the probability under independent noise, times the number of groups of the family.
     log_probability: float
 
 
@@ -77,25 +82,57 @@ class Errors:
         """Number of wrong answers among the counted ones."""
         return int(self.is_wrong.sum())
 
+    def log_probability(
+        self, observed: Float[np.ndarray, " group"], expected: Float[np.ndarray, " group"]
+    ) -> Float[np.ndarray, " group"]:
+        """Return the Chernoff bound of the probability of as many, or as few, wrong answers in each group."""
+        total = self.num_wrong
+        observed, expected = observed / total, np.clip(expected / total, 1e-12, 1 - 1e-12)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            inside = np.where(observed > 0, observed * np.log(observed / expected), 0)
+            outside = np.where(observed < 1, (1 - observed) * np.log((1 - observed) / (1 - expected)), 0)
+        return -total * (inside + outside)
+
+    def best_group(self, family: Family) -> Group | None:
+        """Return the least probable group of a family; None if no group has some of the answers."""
+        num_groups, best, least = 0, None, np.inf
+        for where, mask in family:
+            if mask.all() or not mask.any():
+                continue
+            sums = (np.array([values[mask].sum()], dtype=float) for values in (self.is_wrong, self.rate))
+            (log_probability,) = self.log_probability(*sums).tolist()
+            num_groups += 1
+            if log_probability < least:
+                best, least = (where, mask), log_probability
+        return None if best is None else self.group(*best, least + float(np.log(2 * num_groups)))
+
+    def group(self, where: str, mask: Bool[np.ndarray, " counted"], log_probability: float) -> Group:
+        """Return a group with its shares of wrong answers."""
+        return Group(
+            where=where,
+            share_inside=float(self.is_wrong[mask].mean()),
+            share_outside=float(self.is_wrong[~mask].mean()),
+            log_probability=log_probability,
+        )
+
 
 def check_noise(steps: AnswerSteps, attempt: Attempt, vocabulary: Sequence[str]) -> None:
     """Raise ``CouplingError`` unless the answers that the rules do not explain look like independent noise."""
     if all(rule.explanation.accuracy == 1 for rule in attempt.rules):
         return
     errors = find_errors(steps, attempt)
-    explained = 1 - errors.num_wrong / max(len(errors.index), 1)
     group = find_group(steps, attempt, errors, vocabulary)
-    if group is None:
-        _check_share(steps, errors)
     if group is not None:
         raise CouplingError(
-            f"the best rule explains {explained:.2%} of the answers, and the others are not independent noise: wrong "
-            f"are {group.share_inside:.1%} of the answers {group.where}, and {group.share_outside:.1%} of the others; "
-            "write what these answers depend on into the responses, or use --allow-noise if they are errors"
+            f"the best rule explains {1 - errors.num_wrong / len(errors.index):.2%} of the answers, and the others are "
+            f"not independent noise: wrong are {group.share_inside:.1%} of the answers {group.where}, and "
+            f"{group.share_outside:.1%} of the others; write what these answers depend on into the responses, or use "
+            "--allow-noise if they are errors"
         )
+    _check_share(steps, errors)
     if errors.num_wrong < MIN_WRONG:
         explained = np.average(
-            [each.explanation.accuracy for each in attempt.rules], weights=[each.mask.sum() for each in attempt.rules]
+            [rule.explanation.accuracy for rule in attempt.rules], weights=[rule.mask.sum() for rule in attempt.rules]
         )
         raise CouplingError(
             f"the best rule explains {explained:.2%} of the answers; cannot tell whether the others are noise: only "
@@ -110,10 +147,8 @@ def _check_share(steps: AnswerSteps, errors: Errors) -> None:
     target = steps.target[errors.index][is_counted]
     if not len(target):
         return
-    accuracy, most_frequent = (
-        1 - float(errors.is_wrong[is_counted].mean()),
-        float(np.bincount(target).max() / len(target)),
-    )
+    accuracy = 1 - float(errors.is_wrong[is_counted].mean())
+    most_frequent = float(np.bincount(target).max() / len(target))
     if 1 - accuracy > MAX_RELATIVE_ERROR * (1 - most_frequent):
         raise CouplingError(
             f"no set of few tokens explains the answers: the best one predicts {accuracy:.1%} of them without the end "
@@ -140,7 +175,12 @@ def find_errors(steps: AnswerSteps, attempt: Attempt) -> Errors:
             number = index - here.prompt_length
             step = np.where(number >= 0, first_step[here.sequence] + number, 0)
             reads_wrong[rule.mask] |= (number >= 0) & is_wrong[step]
-    counted = np.flatnonzero(is_known & ~reads_wrong & _is_first_of_prompt(steps)[steps.sequence])
+    # Only distinct sequences are kept, so a short prompt that occurs often has all its wrong responses but only one
+    # right one. The first response of a prompt is wrong as often as any other.
+    prompts = np.where(steps.is_prompt, steps.tokens, NO_TOKEN)
+    is_first_of_prompt = np.zeros(len(prompts), dtype=bool)
+    is_first_of_prompt[np.unique(prompts, axis=0, return_index=True)[1]] = True
+    counted = np.flatnonzero(is_known & ~reads_wrong & is_first_of_prompt[steps.sequence])
     stratum = np.unique((stratum + prediction)[counted], return_inverse=True)[1]
     sizes = np.bincount(stratum, minlength=1)
     # A common answer has its own error rate, as in a text in which one letter is often misread.
@@ -154,16 +194,16 @@ def find_errors(steps: AnswerSteps, attempt: Attempt) -> Errors:
 def _predict(
     rule: PhaseRule, target: Int[np.ndarray, " step"]
 ) -> tuple[Int[np.ndarray, " step"], Bool[np.ndarray, " step"]]:
-    """Return the most frequent answer for the tokens of the rule, and which of these are safe."""
+    """Return the most frequent answer for the tokens of the rule, the largest one of several, and which are safe."""
     if not rule.addresses:
         return np.full(len(target), np.bincount(target).argmax()), np.ones(len(target), dtype=bool)
-    tokens = np.stack([each.tokens for each in rule.addresses])
+    tokens, num_answers = rule.tokens, int(target.max()) + 1
     codes = np.unique(tokens, axis=1, return_inverse=True)[1].ravel()
-    pairs, counts = np.unique(codes.astype(np.int64) * (int(target.max()) + 1) + target, return_counts=True)
-    order = np.lexsort((counts, pairs // (int(target.max()) + 1)))
+    pairs, counts = np.unique(codes.astype(np.int64) * num_answers + target, return_counts=True)
+    order = np.lexsort((counts, pairs // num_answers))
     answer = np.zeros(int(codes.max()) + 1, dtype=np.int64)
     # The last of equal codes is the most frequent one.
-    answer[pairs[order] // (int(target.max()) + 1)] = pairs[order] % (int(target.max()) + 1)
+    answer[pairs[order] // num_answers] = pairs[order] % num_answers
     prediction, is_safe = answer[codes], np.bincount(codes)[codes] >= MIN_ANSWERS_PER_CODE
     if len(tokens) == 1 and (tokens[0] == target).mean() >= MIN_COPY_SHARE:
         return np.where(is_safe, prediction, tokens[0]), is_safe | (tokens[0] != NO_TOKEN)
@@ -175,98 +215,40 @@ def _read_answers(rule: PhaseRule, steps: AnswerSteps) -> Iterator[Int[np.ndarra
     for located in rule.addresses:
         if isinstance(located.address, MatchAddress) and located.address.reads_answers:
             yield located.address.key_index(steps)
-        elif not located.is_prompt:
+        elif not located.address.is_prompt:
             yield located.index
-
-
-def _is_first_of_prompt(steps: AnswerSteps) -> Bool[np.ndarray, " sequence"]:
-    """Return True for the first sequence of each prompt.
-
-    Only distinct sequences are kept, so a short prompt that occurs often has all its wrong responses but only one right
-    one. The first response is wrong as often as any other.
-    """
-    prompts = np.where(steps.is_prompt, steps.tokens, NO_TOKEN)
-    is_first = np.zeros(len(prompts), dtype=bool)
-    is_first[np.unique(prompts, axis=0, return_index=True)[1]] = True
-    return is_first
 
 
 def find_group(steps: AnswerSteps, attempt: Attempt, errors: Errors, vocabulary: Sequence[str]) -> Group | None:
     """Return the group whose number of wrong answers is the least probable one under independent noise, if any is."""
     if not errors.num_wrong:
         return None
-    test = _GroupTest(errors)
-    counted = steps.where(errors.index)
+    counted, phases = steps.where(errors.index), attempt.phases.where(errors.index)
+    fixed = without_duplicates(
+        locate(address, counted, phases) for address in iter_fixed_addresses(steps, attempt.phases)
+    )
+    own_addresses = {located.address for rule in attempt.rules for located in rule.addresses}
+    own = [locate(address, counted, phases) for address in sorted(own_addresses, key=lambda address: address.text)]
+    prompt_counts = _PromptCounts(counted)
+    lengths = np.unique(counted.length)[1:]
+    families: Iterable[Family] = chain(
+        _prompt_families(counted, prompt_counts, vocabulary),
+        _place_families(counted, np.bincount(steps.sequence, minlength=len(steps.tokens))[counted.sequence]),
+        _answer_families(counted, errors, prompt_counts, vocabulary),
+        [
+            _equal_tokens(own, fixed, vocabulary),
+            _repeated_tokens(counted, own, prompt_counts, vocabulary),
+            _equal_windows(counted, phases, own, errors),
+            ((f"at length {length} and above", counted.length >= length) for length in lengths),
+        ],
+    )
     groups = [
-        *_token_groups(test, counted, vocabulary),
-        *_place_groups(test, counted, steps),
-        *_row_groups(test, counted, errors),
-        *_answer_groups(test, counted, errors, vocabulary),
-        *_address_groups(test, steps, attempt, errors, vocabulary),
-        *_length_groups(test, counted, errors),
+        *(errors.best_group(family) for family in families),
+        *(_best_token(errors, located, vocabulary, len(fixed)) for located in fixed),
+        _length_trend(counted, errors),
     ]
-    clear = [each for each in groups if each.log_probability <= np.log(FALSE_REFUSALS)]
-    return min(clear, key=lambda each: each.log_probability, default=None)
-
-
-class _GroupTest:
-    """Test of the number of wrong answers in groups of answers."""
-
-    def __init__(self, errors: Errors) -> None:
-        """Store the answers and their errors."""
-        self.errors = errors
-        self.size = len(errors.index)
-
-    def log_probability(
-        self, observed: Float[np.ndarray, "*group"], expected: Float[np.ndarray, "*group"]
-    ) -> Float[np.ndarray, "*group"]:
-        """Return the Chernoff bound of the probability of as many, or as few, wrong answers in each group."""
-        total = self.errors.num_wrong
-        observed, expected = observed / total, np.clip(expected / total, 1e-12, 1 - 1e-12)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            inside = np.where(observed > 0, observed * np.log(observed / expected), 0)
-            outside = np.where(observed < 1, (1 - observed) * np.log((1 - observed) / (1 - expected)), 0)
-        return -total * (inside + outside)
-
-    def best(self, groups: Iterable[tuple[str, Bool[np.ndarray, " counted"]]]) -> list[Group]:
-        """Return the least probable of the groups, which are a family, as a list of at most one."""
-        num_groups, best, least = 0, None, np.inf
-        for where, mask in groups:
-            if mask.all() or not mask.any():
-                continue
-            sums = (np.array([values[mask].sum()], dtype=float) for values in (self.errors.is_wrong, self.errors.rate))
-            (log_probability,) = self.log_probability(*sums).tolist()
-            num_groups += 1
-            if log_probability < least:
-                best, least = (where, mask), log_probability
-        return [] if best is None else [self.group(*best, least + float(np.log(2 * num_groups)))]
-
-    def group(self, where: str, mask: Bool[np.ndarray, " counted"], log_probability: float) -> Group:
-        """Return a group with its shares of wrong answers."""
-        is_wrong = self.errors.is_wrong
-        return Group(
-            where=where,
-            share_inside=float(is_wrong[mask].mean()),
-            share_outside=float(is_wrong[~mask].mean()),
-            log_probability=log_probability,
-        )
-
-
-def _token_groups(test: _GroupTest, steps: AnswerSteps, vocabulary: Sequence[str]) -> list[Group]:
-    """Return the best group of the rows whose prompt has a token, or has it more than once, or two tokens in turn."""
-    num_tokens, sequence = len(vocabulary), steps.sequence
-    counts = _PromptCounts(steps)
-    frequent = np.bincount(counts.tokens, minlength=num_tokens).argsort(kind="stable")[::-1][:MAX_GROUP_TOKENS].tolist()
-    groups: list[Group] = []
-    for number in (1, 2):
-        words = "with '{}' in the prompt" if number == 1 else "with '{}' more than once in the prompt"
-        groups += test.best((words.format(vocabulary[token]), counts.at_least(number, token)) for token in frequent)
-    is_repeated = np.zeros(len(steps.tokens), dtype=bool)
-    is_repeated[counts.sequences[counts.counts > 1]] = True
-    groups += test.best([("whose prompt has a token more than once", is_repeated[sequence])])
-    if num_tokens <= MAX_PAIR_VOCABULARY:
-        groups += test.best(_pairs_of_tokens(steps, vocabulary))
-    return groups
+    clear = [group for group in groups if group is not None and group.log_probability <= np.log(FALSE_REFUSALS)]
+    return min(clear, key=lambda group: group.log_probability, default=None)
 
 
 class _PromptCounts:
@@ -286,34 +268,40 @@ class _PromptCounts:
         place = np.minimum(np.searchsorted(self.pairs, wanted), len(self.pairs) - 1)
         return np.where((token >= 0) & (self.pairs[place] == wanted), self.counts[place], 0)
 
-    def at_least(self, number: int, token: int) -> Bool[np.ndarray, " counted"]:
-        """Return True for the steps whose prompt has a token at least this number of times."""
-        pairs = self.by_token[self.starts[token] : self.starts[token + 1]]
+    def at_least(self, number: int, token: int | None = None) -> Bool[np.ndarray, " counted"]:
+        """Return True for the steps whose prompt has a token, or any token, at least this number of times."""
+        pairs = slice(None) if token is None else self.by_token[self.starts[token] : self.starts[token + 1]]
         has_token = np.zeros(len(self.steps.tokens), dtype=bool)
-        has_token[self.sequences[pairs[self.counts[pairs] >= number]]] = True
+        has_token[self.sequences[pairs][self.counts[pairs] >= number]] = True
         return has_token[self.steps.sequence]
 
 
-def _pairs_of_tokens(
-    steps: AnswerSteps, vocabulary: Sequence[str]
-) -> Iterator[tuple[str, Bool[np.ndarray, " counted"]]]:
-    """Yield the rows whose prompt has two tokens next to each other."""
+def _prompt_families(steps: AnswerSteps, counts: _PromptCounts, vocabulary: Sequence[str]) -> Iterator[Family]:
+    """Yield the rows whose prompt has a token, has it more than once, has any token again, or has two in turn."""
     num_tokens = len(vocabulary)
-    is_pair = steps.is_prompt[:, 1:]
-    pairs = np.where(is_pair, steps.tokens[:, :-1] * num_tokens + steps.tokens[:, 1:], -1)
-    for pair in np.unique(pairs[is_pair]).tolist():
-        has = (pairs == pair).any(axis=1)
+    frequent = np.bincount(counts.tokens, minlength=num_tokens).argsort(kind="stable")[::-1][:MAX_GROUP_TOKENS].tolist()
+
+    def rows_with_tokens(number: int, words: str) -> Family:
+        return ((f"with '{vocabulary[token]}' {words}", counts.at_least(number, token)) for token in frequent)
+
+    yield rows_with_tokens(1, "in the prompt")
+    yield rows_with_tokens(2, "more than once in the prompt")
+    yield [("whose prompt has a token more than once", counts.at_least(2))]
+    if num_tokens <= MAX_PAIR_VOCABULARY:
+        is_pair = steps.is_prompt[:, 1:]
+        pairs = np.where(is_pair, steps.tokens[:, :-1] * num_tokens + steps.tokens[:, 1:], -1)
         yield (
-            f"with '{vocabulary[pair // num_tokens]} {vocabulary[pair % num_tokens]}' in the prompt",
-            has[steps.sequence],
+            (
+                f"with '{vocabulary[pair // num_tokens]} {vocabulary[pair % num_tokens]}' in the prompt",
+                (pairs == pair).any(axis=1)[steps.sequence],
+            )
+            for pair in np.unique(pairs[is_pair]).tolist()
         )
 
 
-def _place_groups(test: _GroupTest, counted: AnswerSteps, steps: AnswerSteps) -> list[Group]:
-    """Return the best group of the places in the response, from its start, from its end, and modulo small numbers."""
-    number = counted.number
-    sizes = np.bincount(steps.sequence, minlength=len(steps.tokens))[counted.sequence]
-    from_end = sizes - 1 - number
+def _place_families(steps: AnswerSteps, sizes: Int[np.ndarray, " counted"]) -> Iterator[Family]:
+    """Yield the places in the responses of these sizes: from the start, from the end, and modulo small numbers."""
+    number, from_end = steps.number, sizes - 1 - steps.number
     places: list[tuple[str, Bool[np.ndarray, " counted"]]] = []
     for place in range(MAX_PLACE):
         places += [
@@ -322,130 +310,76 @@ def _place_groups(test: _GroupTest, counted: AnswerSteps, steps: AnswerSteps) ->
             (f"{place} places before the end", from_end == place),
             (f"more than {place} places before the end", from_end > place),
         ]
-    places += [("in the second half of the response", 2 * number >= sizes)]
-    turns = [
+    yield [*places, ("in the second half of the response", 2 * number >= sizes)]
+    yield [
         (f"at every place of the response that is {rest} modulo {period}", number % period == rest)
         for period in range(2, MAX_PERIOD + 1)
         for rest in range(period)
     ]
-    return [*test.best(places), *test.best(turns)]
 
 
-def _row_groups(test: _GroupTest, steps: AnswerSteps, errors: Errors) -> list[Group]:
-    """Return the answers after a wrong answer in the same row: errors of noise do not gather in rows."""
+def _answer_families(
+    steps: AnswerSteps, errors: Errors, counts: _PromptCounts, vocabulary: Sequence[str]
+) -> Iterator[Family]:
+    """Yield the answers after a wrong answer, after other answers, and those that the prompt has more than once."""
     starts = np.flatnonzero(np.diff(steps.sequence, prepend=-1))
-    sizes = np.diff(np.r_[starts, len(steps)])
     num_before = np.cumsum(errors.is_wrong) - errors.is_wrong
-    has_earlier = num_before > np.repeat(num_before[starts], sizes)
-    return test.best([("in rows with an earlier wrong answer", has_earlier)])
-
-
-def _answer_groups(test: _GroupTest, steps: AnswerSteps, errors: Errors, vocabulary: Sequence[str]) -> list[Group]:
-    """Return the best groups of the first answer and of the earlier answers, and that of repeated prompt tokens."""
-    is_later = steps.number > 0
+    # Errors of noise do not gather in rows.
+    has_earlier = num_before > np.repeat(num_before[starts], np.diff(np.r_[starts, len(steps)]))
+    yield [("in rows with an earlier wrong answer", has_earlier)]
     first = steps.token_at(steps.prompt_length)
-    firsts = [
-        (f"whose first answer is '{vocabulary[token]}'", is_later & (first == token))
+    yield [
+        (f"whose first answer is '{vocabulary[token]}'", (steps.number > 0) & (first == token))
         for token in np.unique(first).tolist()
     ]
-    column = np.arange(steps.tokens.shape[1])
-    is_response = column >= steps.prompt_lengths[:, None]
-    earlier: list[tuple[str, Bool[np.ndarray, " counted"]]] = []
-    own_index = steps.prompt_length + steps.number
+    is_response = np.arange(steps.tokens.shape[1]) >= steps.prompt_lengths[:, None]
+    earlier = []
     for token in np.unique(steps.tokens[is_response & (steps.tokens != NO_TOKEN)]).tolist():
         is_token = is_response & (steps.tokens == token)
         first_index = np.where(is_token.any(axis=1), is_token.argmax(axis=1), steps.tokens.shape[1])
-        mask = first_index[steps.sequence] < own_index
+        mask = first_index[steps.sequence] < steps.prompt_length + steps.number
         earlier.append((f"after an earlier answer '{vocabulary[token]}'", mask))
-    again = [("that the prompt has more than once", _PromptCounts(steps).of(errors.prediction) > 1)]
-    return [*test.best(firsts), *test.best(earlier), *test.best(again)]
+    yield earlier
+    yield [("that the prompt has more than once", counts.of(errors.prediction) > 1)]
 
 
-def _address_groups(
-    test: _GroupTest, steps: AnswerSteps, attempt: Attempt, errors: Errors, vocabulary: Sequence[str]
-) -> list[Group]:
-    """Return the best group of the tokens at an address, of equal and repeated ones, and of equal windows."""
-    counted, phases = steps.where(errors.index), attempt.phases.where(_as_mask(errors.index, len(steps)))
-    fixed = without_duplicates(locate(each, counted, phases) for each in iter_fixed_addresses(steps, attempt.phases))
-    own_addresses = {each.address for rule in attempt.rules for each in rule.addresses}
-    own = [locate(address, counted, phases) for address in sorted(own_addresses, key=lambda each: each.text)]
-    found = [_best_token(test, each, vocabulary, len(fixed)) for each in fixed]
-    equal = [
-        (
-            f"with equal tokens at {describe_address(one.address, vocabulary)} and "
-            f"{describe_address(other.address, vocabulary)}",
-            (one.tokens == other.tokens) & (one.tokens != NO_TOKEN),
-        )
-        for one in own
-        for other in fixed
-        if one.address != other.address
-    ]
-    return [
-        *(group for groups in found for group in groups),
-        *test.best(equal),
-        *test.best(_repeated(counted, own, vocabulary)),
-        *test.best(_windows(counted, phases, own, errors)),
-    ]
+def _equal_tokens(own: Sequence[LocatedAddress], fixed: Sequence[LocatedAddress], vocabulary: Sequence[str]) -> Family:
+    """Yield the answers for which a token that the rule reads equals another one."""
+    for one in own:
+        for other in fixed:
+            if one.address != other.address:
+                where = (
+                    f"with equal tokens at {one.address.in_words(vocabulary)} and {other.address.in_words(vocabulary)}"
+                )
+                yield where, (one.tokens == other.tokens) & (one.tokens != NO_TOKEN)
 
 
-def _as_mask(index: Int[np.ndarray, " counted"], size: int) -> Bool[np.ndarray, " step"]:
-    mask = np.zeros(size, dtype=bool)
-    mask[index] = True
-    return mask
-
-
-def _best_token(
-    test: _GroupTest, located: LocatedAddress, vocabulary: Sequence[str], num_addresses: int
-) -> list[Group]:
-    """Return the token at an address whose answers are the least probable, as one of many addresses."""
-    codes = located.tokens - NO_TOKEN
-    observed, expected = (np.bincount(codes, weights=each) for each in (test.errors.is_wrong, test.errors.rate))
-    sizes = np.bincount(codes)
-    is_group = (sizes > 0) & (sizes < test.size)
-    if not is_group.any():
-        return []
-    log_probability = np.where(is_group, test.log_probability(observed, expected), 0)
-    best = int(log_probability.argmin())
-    token = "no token" if best == 0 else f"'{vocabulary[best + NO_TOKEN]}'"
-    where = f"with {token} as {describe_address(located.address, vocabulary)}"
-    return [test.group(where, codes == best, float(log_probability[best] + np.log(2 * is_group.sum() * num_addresses)))]
-
-
-def _repeated(
-    steps: AnswerSteps, own: Sequence[LocatedAddress], vocabulary: Sequence[str]
-) -> Iterator[tuple[str, Bool[np.ndarray, " counted"]]]:
+def _repeated_tokens(
+    steps: AnswerSteps, own: Sequence[LocatedAddress], counts: _PromptCounts, vocabulary: Sequence[str]
+) -> Family:
     """Yield the answers for which a token that the rule reads is in the prompt more than once."""
-    counts = _PromptCounts(steps)
     for located in own:
-        name, indexes = describe_address(located.address, vocabulary), [located.index]
+        indexes = {"": located.index}
         if isinstance(located.address, MatchAddress):
-            indexes.append(located.address.key_index(steps))
-        for kind, index in zip(("", "the key of "), indexes, strict=False):
-            token = steps.token_at(index)
+            indexes["the key of "] = located.address.key_index(steps)
+        for kind, index in indexes.items():
+            name, token = f"{kind}{located.address.in_words(vocabulary)}", steps.token_at(index)
             for number in (1, 2):
-                where = f"for which {kind}{name} is more than {number} time{'s' * (number > 1)} in the prompt"
+                where = f"for which {name} is more than {number} time{'s' * (number > 1)} in the prompt"
                 yield where, counts.of(token) > number
 
 
-def _windows(
-    steps: AnswerSteps, phases: Phases, own: Sequence[LocatedAddress], errors: Errors
-) -> Iterator[tuple[str, Bool[np.ndarray, " counted"]]]:
+def _equal_windows(steps: AnswerSteps, phases: Phases, own: Sequence[LocatedAddress], errors: Errors) -> Family:
     """Yield the answers with the same tokens around those of the rule as an earlier wrong answer."""
     for size in WINDOW_SIZES:
-        addresses: set[Address] = {each.address for each in own}
+        addresses: set[Address] = {located.address for located in own}
         for address in list(addresses):
             if isinstance(address, PromptAddress):
-                addresses |= {
-                    PromptAddress(
-                        anchor=address.anchor,
-                        slope=address.slope,
-                        offset=address.offset + shift,
-                        line_slope=address.line_slope,
-                    )
-                    for shift in range(-size, size + 1)
-                }
+                shifts = range(-size, size + 1)
+                addresses |= {replace(address, offset=address.offset + shift) for shift in shifts}
         addresses |= {AnswerAddress(lag=lag) for lag in range(1, size + 1)}
-        tokens = [locate(each, steps, phases).tokens for each in sorted(addresses, key=lambda each: each.text)]
+        ordered = sorted(addresses, key=lambda address: address.text)
+        tokens = [locate(address, steps, phases).tokens for address in ordered]
         codes = np.unique(np.stack([*tokens, phases.phase]), axis=1, return_inverse=True)[1].ravel()
         first_wrong = np.full(int(codes.max()) + 1, len(codes))
         wrong = np.flatnonzero(errors.is_wrong)
@@ -456,15 +390,28 @@ def _windows(
         )
 
 
-def _length_groups(test: _GroupTest, steps: AnswerSteps, errors: Errors) -> list[Group]:
-    """Return the best group of the long rows, and the trend of the error rate with the length."""
+def _best_token(errors: Errors, located: LocatedAddress, vocabulary: Sequence[str], num_addresses: int) -> Group | None:
+    """Return the token at an address whose answers are the least probable, as one of many addresses."""
+    codes = located.tokens - NO_TOKEN
+    observed, expected = (np.bincount(codes, weights=values) for values in (errors.is_wrong, errors.rate))
+    sizes = np.bincount(codes)
+    is_group = (sizes > 0) & (sizes < len(codes))
+    if not is_group.any():
+        return None
+    log_probability = np.where(is_group, errors.log_probability(observed, expected), 0)
+    best = int(log_probability.argmin())
+    token = "no token" if best == 0 else f"'{vocabulary[best + NO_TOKEN]}'"
+    where = f"with {token} as {located.address.in_words(vocabulary)}"
+    num_groups = is_group.sum() * num_addresses
+    return errors.group(where, codes == best, float(log_probability[best] + np.log(2 * num_groups)))
+
+
+def _length_trend(steps: AnswerSteps, errors: Errors) -> Group | None:
+    """Return the long rows, with the probability of a trend of the error rate with the length."""
     length = steps.length
-    lengths = np.unique(length)
-    groups = test.best([(f"at length {each} and above", length >= each) for each in lengths[1:].tolist()])
     middle = float(np.average(length, weights=errors.rate))
     variance = float((errors.rate * (1 - errors.rate) * (length - middle) ** 2).sum())
     if variance == 0 or errors.num_wrong < MIN_WRONG:
-        return groups
+        return None
     score = float(((errors.is_wrong - errors.rate) * (length - middle)).sum()) / np.sqrt(variance)
-    is_long = length > middle
-    return [*groups, test.group(f"at length {int(middle) + 1} and above", is_long, -score * score / 2)]
+    return errors.group(f"at length {int(middle) + 1} and above", length > middle, -score * score / 2)

@@ -1,20 +1,30 @@
-"""Pointers: the prompt tokens that each step needs next, one per level.
+"""Pointers: the prompt tokens that each step needs next, one per level, and the coupling that follows from them.
 
 Prompt tokens that an earlier step needed are in reach already and need no pointer.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
+from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Bool, Int
 
 from lengthwise.core.errors import SettingError
-from lengthwise.tasks.coupling.addresses import Address, MatchAddress, PromptAddress, parse_address
-from lengthwise.tasks.coupling.answer_steps import NO_TOKEN, AnswerSteps, answer_steps
-from lengthwise.tasks.coupling.phases import ADVICE, Phases, divide, number_of_phases
+from lengthwise.tasks.coupling.addresses import Address, MatchAddress, locate, parse_address
+from lengthwise.tasks.coupling.answer_steps import (
+    ADVICE,
+    NO_TOKEN,
+    AnswerSteps,
+    Phases,
+    answer_steps,
+    divide,
+    number_of_phases,
+)
 from lengthwise.tasks.examples import Examples
+from lengthwise.tasks.jsonl_task import JSONLTask
+from lengthwise.tasks.task import Task
 
 # Index of a step that needs no prompt token of a level.
 NO_POINTER = -2
@@ -37,7 +47,9 @@ class PointerRule:
     @property
     def texts(self) -> tuple[str, ...]:
         """Form of the rule in saved files: the division, then one text per level."""
-        return (self.division, *(_level_text(*each) for each in zip(self.levels, self.falls, strict=True)))
+        levels = ("; ".join(" or ".join(phase) for phase in level) for level in self.levels)
+        directions = (FALLING if falls else RISING for falls in self.falls)
+        return (self.division, *map(": ".join, zip(directions, levels, strict=True)))
 
     @property
     def addresses(self) -> tuple[tuple[str, ...], ...]:
@@ -47,8 +59,7 @@ class PointerRule:
     @property
     def named_tokens(self) -> set[int]:
         """Numbers of the tokens that the rule names; the tokens of another vocabulary have other numbers."""
-        addresses = [parse_address(text) for level in self.levels for phase in level for text in phase]
-        tokens = [each.named_token for each in addresses if isinstance(each, PromptAddress | MatchAddress)]
+        tokens = {parse_address(text).named_token for level in self.levels for phase in level for text in phase}
         return {token for token in tokens if token is not None}
 
     def index(self, steps: AnswerSteps) -> Int[np.ndarray, "level step"]:
@@ -62,7 +73,7 @@ class PointerRule:
                 phase_steps, places = steps.where(mask), phases.where(mask)
                 located = [pointer_index(address, phase_steps, places) for address in addresses]
                 pointer[mask] = _first_inside(located, phase_steps)
-                is_early[mask] = not any(isinstance(each, MatchAddress) and each.reads_answers for each in addresses)
+                is_early[mask] = not any(isinstance(read, MatchAddress) and read.reads_answers for read in addresses)
             pointers.append(_hold(pointer, is_early, steps))
         return np.stack(pointers)
 
@@ -85,10 +96,6 @@ def parse_rule(texts: Sequence[str]) -> PointerRule:
     return PointerRule(division=division, levels=tuple(levels), falls=tuple(falls))
 
 
-def _level_text(level: Sequence[Sequence[str]], falls: bool) -> str:
-    return f"{FALLING if falls else RISING}: {'; '.join(' or '.join(phase) for phase in level)}"
-
-
 def pointer_index(address: Address, steps: AnswerSteps, phases: Phases) -> Int[np.ndarray, " step"]:
     """Return the index of an address; beyond the ends of the prompt, the places next to its first and last token."""
     index = address.locate(steps, phases)
@@ -101,9 +108,8 @@ def pointer_index(address: Address, steps: AnswerSteps, phases: Phases) -> Int[n
 def _first_inside(pointers: Sequence[Int[np.ndarray, " step"]], steps: AnswerSteps) -> Int[np.ndarray, " step"]:
     result = np.full(len(steps), NO_POINTER)
     for pointer in pointers:
-        result = np.where(
-            (result == NO_POINTER) | ~is_inside(result, steps) & is_inside(pointer, steps), pointer, result
-        )
+        is_better = (result == NO_POINTER) | ~is_inside(result, steps) & is_inside(pointer, steps)
+        result = np.where(is_better, pointer, result)
     return result
 
 
@@ -149,3 +155,78 @@ def couple(rule: PointerRule, examples: Examples) -> Int[np.ndarray, "level batc
         is_after_end = token_index >= examples.response_end[:, None]
         coupling[level] = np.where(is_after_end, numbers.max(axis=1, keepdims=True) + 1, numbers)
     return coupling
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundTask(Task):
+    """``task`` with the coupling that ``rule`` gives to its examples, and a support.
+
+    ``addresses`` has the texts of the addresses of the tokens that an answer of each phase depends on, such as
+    ``PointerRule.addresses``.
+    """
+
+    task: JSONLTask
+    rule: PointerRule
+    addresses: tuple[tuple[str, ...], ...]
+
+    name: ClassVar[str] = "this file"
+
+    @property
+    def vocabulary(self) -> tuple[str, ...]:
+        """Tokens of the file, as in ``task``."""
+        return self.task.vocabulary
+
+    @property
+    def separators(self) -> tuple[str, ...]:
+        """Separators of the file, as in ``task``."""
+        return self.task.separators
+
+    @property
+    def available_lengths(self) -> tuple[int, ...]:
+        """Lengths of the file, in ascending order."""
+        return tuple(self.task.available_lengths)
+
+    def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
+        """Sample records of a length, with coupling and support."""
+        return self._with_rule(self.task.sample(length=length, size=size, rng=rng))
+
+    def from_prompt(self, prompt: str) -> Examples:
+        """Return the example of a prompt."""
+        return self._with_rule(self.task.from_prompt(prompt))
+
+    def num_records(self, length: int) -> int:
+        """Return the number of distinct records of a length, as in ``task``."""
+        return self.task.num_records(length)
+
+    def records_at(self, length: int, indices: Int[np.ndarray, " batch"]) -> Examples:
+        """Return the records of ``task`` at these indices, with coupling and support."""
+        return self._with_rule(self.task.records_at(length, indices))
+
+    def _with_rule(self, examples: Examples) -> Examples:
+        support = support_at(self.addresses, self.rule.division, examples)
+        return replace(examples, coupling=couple(self.rule, examples), support=support)
+
+
+def support_at(addresses: Sequence[Sequence[str]], division: str, examples: Examples) -> Int[np.ndarray, "batch seq k"]:
+    """Return the token indexes that each answer depends on, padded with -1.
+
+    ``addresses`` has the texts of the addresses of each phase of ``division``. A look-up whose key is an answer also
+    reads its key and the match. The rule itself finds a key in the prompt: it gives the ID of the start token, from
+    which the model copies the token.
+    """
+    steps = answer_steps(examples)
+    phases = divide(steps, division)
+    support = np.full((*examples.tokens.shape, 3 * max(1, *map(len, addresses))), NO_TOKEN)
+    for phase, texts in enumerate(addresses):
+        mask = phases.phase == phase
+        here = steps.where(mask)
+        indexes = []
+        for address in map(parse_address, texts):
+            index = locate(address, steps, phases).where(mask).index
+            indexes.append(index)
+            if isinstance(address, MatchAddress) and address.reads_answers:
+                key_and_match = (address.key_index(here), address.match(here))
+                indexes += [np.where(index >= 0, read, NO_TOKEN) for read in key_and_match]
+        for number, index in enumerate(indexes):
+            support[here.sequence, here.prompt_length + here.number, number] = index
+    return support

@@ -1,22 +1,24 @@
-"""Text and table that describe a found coupling."""
+"""Text, table and task file that describe a found coupling."""
 
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
 
 from lengthwise.core.defaults import MODEL
 from lengthwise.core.randomness import stream
 from lengthwise.tasks.coupling.addresses import parse_address
-from lengthwise.tasks.coupling.describe_address import describe_address
 from lengthwise.tasks.coupling.found_coupling import FoundCoupling
-from lengthwise.tasks.coupling.found_task import FoundTask, measure_conditions
-from lengthwise.tasks.coupling.pointers import couple
+from lengthwise.tasks.coupling.pointers import FoundTask, couple
 from lengthwise.tasks.examples import Examples
-from lengthwise.tasks.jsonl_task import JSONLTask
+from lengthwise.tasks.jsonl_table import MARK, START
+from lengthwise.tasks.jsonl_task import JSONLTask, write_json_lines
 
 # Largest growth of a number from the middle to the longest length, and lengths that show growth.
 MAX_GROWTH, MIN_LENGTHS_OF_GROWTH = 2, 3
-# Prompts per length in which tokens may repeat, and number of repeats by chance whose absence is no chance.
-NUM_PROMPTS, MIN_EXPECTED_REPEATS = 64, 20
+# Examples per length that check the conditions, and number of repeats by chance whose absence is no chance.
+NUM_EXAMPLES, MIN_EXPECTED_REPEATS = 64, 20
 
 
 def describe_coupling(found: FoundCoupling, vocabulary: Sequence[str]) -> list[str]:
@@ -24,7 +26,7 @@ def describe_coupling(found: FoundCoupling, vocabulary: Sequence[str]) -> list[s
     source = ", answered by a model" if found.method == MODEL else ""
     lines = [f"{found.num_sequences:,} examples{source}, {found.num_answers:,} answers (without the end tokens)"]
     for name, texts in found.phases:
-        tokens = [describe_address(parse_address(text), vocabulary) for text in texts]
+        tokens = [parse_address(text).in_words(vocabulary) for text in texts]
         lines.append(f"{name} depends on {len(texts)} token{'s' * (len(texts) != 1)}: {'; '.join(tokens)}")
     lines.append(
         f"confirmed: {found.confirmed:.1%} of the answers have another answer with the same tokens; "
@@ -52,9 +54,8 @@ def describe_conditions(
     """Return whether sparsity and locality hold at the shortest, the middle and the longest of the lengths."""
     lengths = sorted(task.available_lengths if lengths is None else lengths)
     chosen = sorted({lengths[0], lengths[len(lengths) // 2], lengths[-1]})
-    addresses = tuple(texts for _, texts in found.phases)
-    found_task = FoundTask(task=task, rule=found.rule, addresses=addresses)
-    measured = [measure_conditions(found_task, length, stream(seed, "conditions", length)) for length in chosen]
+    found_task = FoundTask(task=task, rule=found.rule, addresses=tuple(texts for _, texts in found.phases))
+    measured = [_measure_conditions(found_task, length, seed) for length in chosen]
     (num_tokens, distances), where = zip(*measured, strict=True), f"at the lengths {', '.join(map(str, chosen))}"
     lines = [
         f"sparsity: an answer needs {_values(num_tokens)} tokens, with the token before it, {where}",
@@ -62,7 +63,7 @@ def describe_conditions(
     ]
     if len(chosen) < MIN_LENGTHS_OF_GROWTH:
         lines.append("with fewer than three lengths, nobody can say whether these numbers grow; add lengths")
-    elif _grows(distances) or _grows(num_tokens):
+    elif _grows(*distances) or _grows(*num_tokens):
         lines.append("these numbers grow with the length, so do not expect correct answers at longer lengths")
     if _expected_repeats(found_task, lengths, seed) >= MIN_EXPECTED_REPEATS:
         lines.append(
@@ -72,28 +73,45 @@ def describe_conditions(
     return lines
 
 
+def _measure_conditions(found_task: FoundTask, length: int, seed: int) -> tuple[int, int]:
+    """Return the largest number of needed tokens per answer, and the largest ID distance of a needed token.
+
+    The token before an answer is always needed. The distance of a token is measured from the token before the answer,
+    on the level on which it is nearest.
+    """
+    examples = found_task.sample(length=length, size=NUM_EXAMPLES, rng=stream(seed, "conditions", length))
+    assert examples.support is not None
+    assert examples.coupling is not None
+    num_tokens = distance = 0
+    for example, answer in np.argwhere(examples.is_answer).tolist():
+        needed = np.unique(np.append(examples.support[example, answer], answer - 1))
+        needed = needed[needed >= 0]
+        ids = examples.coupling[:, example]
+        distances = np.abs(ids[:, needed] - ids[:, answer - 1 : answer]).min(axis=0)
+        num_tokens, distance = max(num_tokens, len(needed)), max(distance, int(distances.max()))
+    return num_tokens, distance
+
+
 def _expected_repeats(found_task: FoundTask, lengths: Sequence[int], seed: int) -> float:
     """Return the number of equal pairs in prompts if their tokens were independent; 0 if a prompt has such a pair.
 
     Tokens of every prompt, such as separators, do not count.
     """
-    examples = [found_task.sample(length=each, size=NUM_PROMPTS, rng=stream(seed, "repeats", each)) for each in lengths]
-    prompts = [
-        tokens[:end].tolist() for each in examples for tokens, end in zip(each.tokens, each.prompt_length, strict=True)
-    ]
+    prompts: list[list[int]] = []
+    for length in lengths:
+        examples = found_task.sample(length=length, size=NUM_EXAMPLES, rng=stream(seed, "repeats", length))
+        prompts += [tokens[:end].tolist() for tokens, end in zip(examples.tokens, examples.prompt_length, strict=True)]
     in_all = set(prompts[0]).intersection(*prompts)
     symbols = [[token for token in prompt if token not in in_all] for prompt in prompts]
-    if any(len(set(each)) < len(each) for each in symbols):
+    if any(len(set(prompt)) < len(prompt) for prompt in symbols):
         return 0.0
-    counts = Counter(token for each in symbols for token in each)
-    total = counts.total()
-    same = sum((count / total) ** 2 for count in counts.values())
-    return sum(len(each) * (len(each) - 1) / 2 for each in symbols) * same
+    counts = Counter(token for prompt in symbols for token in prompt)
+    same = sum((count / counts.total()) ** 2 for count in counts.values())
+    return sum(len(prompt) * (len(prompt) - 1) / 2 for prompt in symbols) * same
 
 
-def _grows(values: Sequence[int]) -> bool:
+def _grows(short: int, middle: int, long: int) -> bool:
     """Return True if a number rises twice, or rises much at the end; very short examples lack some distances."""
-    short, middle, long = values
     return long > middle > short or long > middle + MAX_GROWTH
 
 
@@ -114,3 +132,30 @@ def example_table(found: FoundCoupling, examples: Examples, vocabulary: Sequence
         ]
         for index in range(end + 1)
     ]
+
+
+def write_coupled_records(task: JSONLTask, found: FoundCoupling, lengths: Sequence[int], path: Path) -> dict[str, int]:
+    """Write the distinct records of these lengths with their coupling, one list per level.
+
+    Return the number of these ``records``, and of those left out: ``repeated`` ones, and those of ``other_lengths``.
+
+    A list has the numbers of the prompt tokens, ``<mark>``, the response tokens and ``end``. The number of a response
+    token is that of the prompt token it depends on.
+    """
+    vocabulary, records = np.array(task.vocabulary, dtype=object), []
+    for length in lengths:
+        examples = task.records_at(length, np.arange(task.num_records(length)))
+        # Each token from the start token on has the number of the next token.
+        coupling = couple(found.rule, examples) - 1
+        columns = (examples.tokens, examples.prompt_length, examples.response_end)
+        for index, (tokens, prompt_length, end) in enumerate(zip(*columns, strict=True)):
+            names = vocabulary[tokens[:end]].tolist()
+            record = {"prompt": names[: prompt_length - len((MARK, START))], "response": names[prompt_length:]}
+            records.append(record | {"coupling": coupling[:, index, :end].tolist(), "length": length})
+    write_json_lines(path, records)
+    num_at_lengths = sum(map(task.num_rows, lengths))
+    return {
+        "records": len(records),
+        "repeated": num_at_lengths - len(records),
+        "other_lengths": sum(map(task.num_rows, task.available_lengths)) - num_at_lengths,
+    }

@@ -13,16 +13,13 @@ from jaxtyping import Float, Int
 from lengthwise.core.errors import PromptError, SettingError
 from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
-from lengthwise.tasks.planted.background import Background, NaturalText, source_of
-from lengthwise.tasks.planted.distribution import check_distribution, check_num_tuples
-from lengthwise.tasks.planted.placement import Local, Placement
-from lengthwise.tasks.planted.sequence_law import SequenceLaw, sequence_law
-from lengthwise.tasks.task import Task
-from lengthwise.tasks.task_inputs import check_sizes, parse_symbols
+from lengthwise.tasks.planted.background import Background, NaturalText, SequenceLaw, sequence_law, source_of
+from lengthwise.tasks.planted.placement import Local, Placement, check_distribution, check_num_tuples
+from lengthwise.tasks.task import Task, check_sizes, parse_symbols
 
 
 @dataclass(frozen=True, kw_only=True)
-class Planted:
+class Planted(Task):
     """Layout ``x_1 .. x_length = y end``: k planted tokens determine the label y; all other x are background tokens.
 
     A set S of token indexes is sampled from ``placement``, and independently a tuple Z of k tokens from ``tuples`` with
@@ -42,7 +39,7 @@ class Planted:
     name: ClassVar[str] = "planted"
     summary: ClassVar[str] = "k planted tokens in a random background determine the label; all probabilities are known"
     paper: ClassVar[str] = "Golowich et al. 2025 (arXiv 2502.16792), definition 3.2"
-    version: ClassVar[int] = 1
+    separators: ClassVar[tuple[str, ...]] = ("=",)
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -154,11 +151,6 @@ class Planted:
     def vocabulary(self) -> tuple[str, ...]:
         """Letters for the tokens, separator, numbers for the labels, and end token."""
         return (*ascii_letters[: self.num_tokens], "=", *(str(label) for label in range(self.num_labels)), "end")
-
-    @property
-    def separators(self) -> tuple[str, ...]:
-        """Separator between the tokens and the label."""
-        return ("=",)
 
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
         """Sample the sets, tuples, background tokens and labels."""

@@ -1,35 +1,39 @@
-"""Documents: named texts from files, folders and data sets, which are read one at a time."""
+"""Documents: named texts from files, folders, records and data sets, which are read one at a time."""
 
+import gzip
 import hashlib
 import warnings
-from collections.abc import Iterable, Iterator
+import zlib
+from codecs import BOM_UTF8
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from lengthwise.core.defaults import DATASET_PREFIX, SOURCE_FORMAT
 from lengthwise.core.errors import SettingError, SkippedTextWarning, TextError
-from lengthwise.core.json_parsing import MAX_BYTES
+from lengthwise.core.json_parsing import MAX_BYTES, parse_json
 from lengthwise.core.type_checks import check_arguments
-from lengthwise.tasks.text.text_records import (
-    RECORD_SUFFIXES,
-    RecordSource,
-    has_records,
-    parse_source,
-    read_texts,
-)
 
 # Suffixes of text files that are read from a folder. A file that is passed directly may have any suffix.
 TEXT_SUFFIXES = (
     *(".txt", ".md", ".rst", ".tex", ".org", ".html", ".py", ".pyi", ".c", ".h", ".cc", ".cpp", ".hpp", ".rs"),
     *(".go", ".java", ".js", ".ts", ".rb", ".sh", ".el", ".lua"),
 )
+# Suffixes of files that contain one JSON object per line, or a list of JSON objects.
+RECORD_SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz", ".json.gz", ".json")
 # Suffixes of all files that are read from a folder. A .json file may contain other data, so it is excluded.
 FOLDER_SUFFIXES = (*TEXT_SUFFIXES, *(suffix for suffix in RECORD_SUFFIXES if suffix != ".json"))
 # Names of skipped folders, which contain installed packages.
 PACKAGE_FOLDERS = ("site-packages", "dist-packages", "node_modules")
 # Files that identify a data set saved by the datasets library; one of them is always present.
 DATASET_FILES = ("dataset_dict.json", "dataset_info.json")
+# Column with the text of a record.
+DEFAULT_COLUMN = "text"
+# Largest size of decompressed records beyond MAX_BYTES, as a multiple of the size of their file; texts have 2 to 30.
+MAX_EXPANSION = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,54 +71,40 @@ def read_documents(
         raise TextError("no text sources; pass at least one file, folder or dataset:NAME")
     if max_documents is not None and max_documents < 1:
         raise SettingError(f"max_documents {max_documents} is too small; use at least 1")
-    copy_filter = _CopyFilter({} if digests is None else digests)
+    names_by_digest: dict[bytes, str] = {} if digests is None else digests
+    copies: list[tuple[str, str]] = []
     for name in names:
         all_documents = _read_source(name, is_streamed=max_documents is not None)
         documents = (document for document in all_documents if document.text.strip())
-        yield from copy_filter.remove_copies(name, islice(documents, max_documents))
-    copy_filter.warn_about_copies()
-
-
-class _CopyFilter:
-    def __init__(self, names_by_digest: dict[bytes, str]) -> None:
-        self.names_by_digest, self.copies = names_by_digest, list[tuple[str, str]]()
-
-    def remove_copies(self, source: str, documents: Iterable[Document]) -> Iterator[Document]:
-        """Yield the documents of a source that are not copies; raise ``TextError`` if all documents are copies."""
-        num_new, num_earlier_copies = 0, len(self.copies)
-        for document in documents:
+        num_new, num_earlier_copies = 0, len(copies)
+        for document in islice(documents, max_documents):
             digest = hashlib.sha256(document.text.encode()).digest()
-            if digest in self.names_by_digest:
-                self.copies.append((document.name, self.names_by_digest[digest]))
+            if digest in names_by_digest:
+                copies.append((document.name, names_by_digest[digest]))
                 continue
-            self.names_by_digest[digest] = document.name
+            names_by_digest[digest] = document.name
             num_new += 1
             yield document
-        if num_new:
-            return
-        if len(self.copies) > num_earlier_copies:
-            original_name = self.copies[-1][1]
-            raise TextError(f"{source} has only copies of other texts, such as {original_name}; remove this source")
-        raise TextError(
-            f"{source} has no text; use a file with text, or a folder with files such as *{TEXT_SUFFIXES[0]}"
-        )
-
-    def warn_about_copies(self) -> None:
-        if not self.copies:
-            return
-        name, original = self.copies[0]
-        message = (
-            f"skipped {len(self.copies)} text(s) that are copies of other texts, such as {name}, a copy of {original}"
-        )
-        warnings.warn(message, SkippedTextWarning, stacklevel=3)
+        if len(copies) > num_earlier_copies and not num_new:
+            raise TextError(f"{name} has only copies of other texts, such as {copies[-1][1]}; remove this source")
+        if not num_new:
+            raise TextError(
+                f"{name} has no text; use a file with text, or a folder with files such as *{TEXT_SUFFIXES[0]}"
+            )
+    if copies:
+        name, original = copies[0]
+        message = f"skipped {len(copies)} text(s) that are copies of other texts, such as {name}, a copy of {original}"
+        warnings.warn(message, SkippedTextWarning, stacklevel=2)
 
 
 def _read_source(source: str, *, is_streamed: bool) -> Iterator[Document]:
     path = Path(source)
     if source.startswith(DATASET_PREFIX):
-        yield from _record_documents(parse_source(source.removeprefix(DATASET_PREFIX)), is_streamed=is_streamed)
-    elif (path.is_file() and has_records(path)) or any((path / name).is_file() for name in DATASET_FILES):
-        yield from _record_documents(RecordSource(name=source))
+        yield from _read_dataset(source.removeprefix(DATASET_PREFIX), is_streamed=is_streamed)
+    elif path.is_file() and _has_records(path):
+        yield from _record_documents(_file_records(path), source)
+    elif any((path / name).is_file() for name in DATASET_FILES):
+        yield from _read_dataset(source, is_streamed=False)
     elif path.is_dir():
         yield from _folder_documents(path)
     elif path.is_file():
@@ -123,16 +113,11 @@ def _read_source(source: str, *, is_streamed: bool) -> Iterator[Document]:
         raise TextError(f"{source} does not exist or is no regular file; use a file, a folder or {SOURCE_FORMAT}")
 
 
-def _record_documents(source: RecordSource, *, is_streamed: bool = False) -> Iterator[Document]:
-    for name, text in read_texts(source, is_streamed=is_streamed):
-        yield Document(name=name, text=text)
-
-
 def _folder_documents(folder: Path) -> Iterator[Document]:
     skipped = []
     for path in _list_files(folder):
-        if has_records(path):
-            yield from _record_documents(RecordSource(name=str(path)))
+        if _has_records(path):
+            yield from _record_documents(_file_records(path), str(path))
             continue
         try:
             text = _read_text(path)
@@ -178,3 +163,92 @@ def _read_text(path: Path) -> str:
     if "\0" in text:
         raise TextError(f"{path} is not text (it has a zero byte at index {text.index(chr(0))}); remove the file")
     return text
+
+
+def _has_records(path: Path) -> bool:
+    return path.name.lower().endswith(RECORD_SUFFIXES)
+
+
+def _record_documents(
+    records: Iterable[tuple[str, Any]], source: str, column: str = DEFAULT_COLUMN, split: str = "", config: str = ""
+) -> Iterator[Document]:
+    """Yield the text in a column of each named record of a source, "" for null."""
+    for name, record in records:
+        is_mapping = isinstance(record, Mapping)
+        if not is_mapping or column not in record:
+            description = f"columns {', '.join(map(str, record))}" if is_mapping else type(record).__name__
+            raise TextError(
+                f"{name} has no column '{column}' (it has {description}); set the text column with "
+                f"{SOURCE_FORMAT}, such as {DATASET_PREFIX}{source}:{split}:{config}:content"
+            )
+        text = record[column]
+        if not isinstance(text, str | None):
+            raise TextError(f"column '{column}' of {name} has type {type(text).__name__}; use a column of strings")
+        yield Document(name=name, text="" if text is None else text)
+
+
+def _file_records(path: Path) -> Iterator[tuple[str, Any]]:
+    try:
+        with (gzip.open if path.suffix.lower() == ".gz" else open)(path, "rb") as file:
+            is_list = file.read(len(BOM_UTF8) + 1).removeprefix(BOM_UTF8).startswith(b"[")
+            file.seek(0)
+            if is_list:
+                records = parse_json(file.read(MAX_BYTES + 1), list)
+                yield from ((f"{path}:{number}", record) for number, record in enumerate(records))
+                return
+            num_bytes, max_bytes = 0, max(MAX_BYTES, MAX_EXPANSION * path.stat().st_size)
+            # The size limits memory and time while the file is decompressed.
+            for number, line in enumerate(iter(partial(file.readline, MAX_BYTES + 1), b""), start=1):
+                num_bytes += len(line)
+                if num_bytes > max_bytes:
+                    raise ValueError(f"its lines have more than {max_bytes:,} bytes, which is no compressed text")
+                if line.strip():
+                    yield f"{path}:{number}", parse_json(line, object)
+    except (OSError, EOFError, zlib.error) as error:
+        raise TextError(f"{path} cannot be read ({error}); use a readable file, or remove it") from None
+    except ValueError as error:
+        raise TextError(
+            f"{path} has invalid JSON ({error}); write one JSON object per line, or rename a plain text file to .txt"
+        ) from None
+
+
+def _read_dataset(source: str, *, is_streamed: bool) -> Iterator[Document]:
+    """Yield the documents of ``NAME[:SPLIT[:CONFIG[:COLUMN]]]``, or of a path; by default of all splits."""
+    name, *parts = [source] if Path(source).exists() else source.split(":")
+    if len(parts) > 3:
+        raise TextError(f"{DATASET_PREFIX}{source} has {len(parts) + 1} parts; use at most 4, as in {SOURCE_FORMAT}")
+    split, config, column = parts + [""] * (3 - len(parts))
+    column = column if column else DEFAULT_COLUMN
+    path = Path(name)
+    is_file = _has_records(path) and path.is_file()
+    records = _file_records(path) if is_file else _dataset_records(name, split, config, column, is_streamed=is_streamed)
+    yield from _record_documents(records, name, column, split, config)
+
+
+def _dataset_records(
+    name: str, split: str, config: str, column: str, *, is_streamed: bool
+) -> Iterator[tuple[str, Any]]:
+    try:
+        import datasets  # noqa: PLC0415  (a slow import of an optional dependency)
+    except ImportError:
+        raise TextError("data sets need the datasets library; run pip install 'lengthwise[hf]'") from None
+    try:
+        if Path(name).is_dir():
+            dataset = datasets.load_from_disk(name)
+        else:
+            options = {"streaming": True} if is_streamed else {}
+            dataset = datasets.load_dataset(name, *filter(None, [config]), **options)
+    except Exception as error:  # The library, the hub and the files can raise any error.
+        lines = str(error).splitlines()
+        raise TextError(
+            f"data set {name} cannot be loaded ({type(error).__name__}: {lines[0] if lines else 'no message'}); "
+            f"use the name of a data set on the hub ({SOURCE_FORMAT}), or a folder written by save_to_disk"
+        ) from None
+    splits = dict(dataset) if isinstance(dataset, Mapping) else {str(dataset.split or "rows"): dataset}
+    if split and split not in splits:
+        raise TextError(f"data set {name} has no split '{split}'; use one of {', '.join(map(str, splits))}")
+    for split_name, rows in ({split: splits[split]} if split else splits).items():
+        has_column = getattr(rows, "column_names", None) and column in rows.column_names
+        # Other columns may be slow to decode.
+        for index, record in enumerate(rows.select_columns([column]) if has_column else rows):
+            yield f"{name}:{split_name}:{index}", record

@@ -14,9 +14,7 @@ from lengthwise.core.errors import PromptError, SettingError, TextError
 from lengthwise.core.files import read_file
 from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
-from lengthwise.tasks.task import Task, TokenizedDocument
-from lengthwise.tasks.task_inputs import check_sizes
-from lengthwise.tasks.text.built_in_texts import HELD_OUT_TEXTS, TRAIN_TEXTS
+from lengthwise.tasks.task import Task, TokenizedDocument, check_sizes
 from lengthwise.tasks.text.corpus import (
     HELD_OUT,
     METADATA_FILE,
@@ -24,11 +22,11 @@ from lengthwise.tasks.text.corpus import (
     TOKENIZER_FILE,
     TRAIN,
     Corpus,
+    built_in_texts,
     byte_corpus,
     open_corpus,
     read_tokenizer,
 )
-from lengthwise.tasks.text.line_structure import couple_lines
 from lengthwise.tasks.text.tokenizer import END, ByteTokenizer, Tokenizer, format_piece
 
 # Number of tokens after a prompt that are reserved for the continuation.
@@ -36,7 +34,7 @@ CONTINUATION_TOKENS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class Text:
+class Text(Task):
     """Layout ``t_0 t_1 .. t_n``, where n is the length and every token except the first is an answer.
 
     A sequence starts at a random token; end tokens separate documents. ``corpus`` is a folder from ``prepare_corpus``;
@@ -56,7 +54,7 @@ class Text:
     name: ClassVar[str] = "text"
     summary: ClassVar[str] = "predict each token of a text from the preceding tokens; graded by loss"
     paper: ClassVar[str] = "Bengio et al. 2003, A Neural Probabilistic Language Model"
-    version: ClassVar[int] = 1
+    separators: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -67,11 +65,6 @@ class Text:
     def vocabulary(self) -> tuple[str, ...]:
         """End token, then the quoted text of each token."""
         return tuple(map(format_piece, self.tokenizer.pieces))
-
-    @property
-    def separators(self) -> tuple[str, ...]:
-        """Empty tuple, because a text has no prompt and no response."""
-        return ()
 
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
         """Sample sequences of ``length + 1`` consecutive tokens from uniform start indexes."""
@@ -94,7 +87,7 @@ class Text:
         if not len(tokens):
             raise PromptError("the prompt is empty; write some words to continue")
         padded = np.concatenate([tokens, np.full(CONTINUATION_TOKENS, END)])[None]
-        return Examples(tokens=padded, prompt_length=np.array([len(tokens)]), is_answer=np.zeros(padded.shape, bool))
+        return Examples.unanswered(padded, len(tokens))
 
     def variants(self) -> Mapping[str, Task]:
         """Return one variant per kind of text, if there are several kinds."""
@@ -156,7 +149,7 @@ class Text:
     @cached_property
     def _corpus(self) -> Corpus:
         if self.corpus is None:
-            return byte_corpus({TRAIN: TRAIN_TEXTS, HELD_OUT: HELD_OUT_TEXTS})
+            return byte_corpus(built_in_texts())
         corpus = open_corpus(Path(self.corpus))
         if self.run_folder is not None and _read_metadata_file(self.run_folder) != _read_metadata_file(self.corpus):
             # Another corpus can have another tokenizer, or held-out documents from the training split of the run.
@@ -169,3 +162,16 @@ class Text:
 
 def _read_metadata_file(folder: str) -> bytes:
     return read_file(Path(folder) / METADATA_FILE)
+
+
+def couple_lines(ends_line: Bool[np.ndarray, "batch seq"]) -> Int[np.ndarray, "level batch seq"]:
+    """Return the place of each token in its line (level 0) and the number of its line in the sequence (level 1).
+
+    ``ends_line`` is True for the last token of each line. Both levels count from 0, and the first line starts with the
+    first token. The numbers of a token depend only on earlier tokens, so a continuation can be numbered as it grows.
+    """
+    starts_line = np.ones_like(ends_line)
+    starts_line[:, 1:] = ends_line[:, :-1]
+    indexes = np.arange(ends_line.shape[1])
+    line_starts = np.maximum.accumulate(np.where(starts_line, indexes, 0), axis=1)
+    return np.stack([indexes - line_starts, starts_line.cumsum(axis=1) - 1])

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lengthwise.core.errors import SettingError
-from lengthwise.tasks.planted.distribution import check_num_shapes
+from lengthwise.tasks.planted.placement import check_num_shapes
 from lengthwise.theory.attention.values import (
     INIT_STD,
     LOG_ZERO,

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from lengthwise.core.errors import SettingError
-from lengthwise.tasks.planted.distribution import check_num_shapes
+from lengthwise.tasks.planted.placement import check_num_shapes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
