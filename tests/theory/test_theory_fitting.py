@@ -9,8 +9,14 @@ import torch
 from lengthwise.core.errors import DivergedError, SettingError
 from lengthwise.core.randomness import stream
 from lengthwise.tasks.planted.planted_task import Planted
-from lengthwise.theory.attention.sparse_attention import SparseFunctionalAttention
-from lengthwise.theory.attention.training import FitHistory, FitSettings, fit_attention, fit_tables, held_out_loss
+from lengthwise.theory.attention.sparse_attention import (
+    FitHistory,
+    FitSettings,
+    SparseFunctionalAttention,
+    fit_attention,
+    fit_tables,
+    held_out_loss,
+)
 from lengthwise.theory.risk.exact_risk import TotalVariation
 from lengthwise.theory.risk.growth_curves import fit_odds, limit_risk
 from lengthwise.theory.risk.laplace_risk import laplace_risks

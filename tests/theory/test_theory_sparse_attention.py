@@ -10,9 +10,9 @@ from torch.func import functional_call
 
 from lengthwise.core.errors import SettingError, UnknownNameError
 from lengthwise.theory.attention import scores as scores_module
+from lengthwise.theory.attention.scores import LOG_ZERO, AutomatonValues
 from lengthwise.theory.attention.sparse_attention import ZERO_THRESHOLD, SparseFunctionalAttention, Temperature
 from lengthwise.theory.attention.tabular import TabularAttention
-from lengthwise.theory.attention.values import LOG_ZERO, AutomatonValues
 
 TOKENS = 3
 ABSOLUTE = {"relative": False, "num_places": 40}
@@ -450,7 +450,7 @@ def test_unknown_scores_and_values_raise_an_error_with_the_nearest_name():
         ("sharper", lambda module: module(torch.zeros(1, 2).long(), all_prefixes=True), "one prefix at a time"),
         ("sharper", lambda module: module.to_tabular(), "one table for all lengths"),
         ("coupled", lambda module: module.to_tabular(), "one table for all lengths"),
-        ("product", lambda module: module.scores(), "has no finite list of shapes"),
+        ("product", lambda module: module.shapes(), "has no finite list of shapes"),
         ("product", lambda module: module.log_weights(torch.zeros(1, 2000).long()), "more than 200,000"),
         (
             "coupled triples",

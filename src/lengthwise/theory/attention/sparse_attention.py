@@ -1,4 +1,4 @@
-"""Trainable sparse functional attention, with exact sums by the fastest algorithm for its scores."""
+"""Trainable sparse functional attention with exact sums, and its training on a planted law with log loss."""
 
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -8,26 +8,27 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn import functional
 
-from lengthwise.core.errors import SettingError, unknown_name
-from lengthwise.tasks.planted.placement import Placement, Subsets, UniformShapes
+from lengthwise.core.errors import DivergedError, SettingError, unknown_name
+from lengthwise.core.randomness import stream
+from lengthwise.tasks.planted.placement import Placement, Subsets, UniformShapes, check_length
+from lengthwise.tasks.planted.planted_task import Planted
 from lengthwise.theory.attention.scores import (
+    LOG_ZERO,
+    AttentionInputs,
+    AutomatonValues,
     ChainScores,
     PerceptronScores,
     ProductScores,
     TableScores,
-    WindowScores,
-    list_shapes,
-)
-from lengthwise.theory.attention.tabular import TabularAttention
-from lengthwise.theory.attention.values import (
-    LOG_ZERO,
-    AttentionInputs,
-    AutomatonValues,
     TableValues,
+    WindowScores,
     check_table_size,
     decode_tuples,
+    list_shapes,
 )
+from lengthwise.theory.attention.tabular import PositionFreeAttention, TabularAttention
 
 SCORE_FORMS = ("table", "mlp", "chain", "product")
 VALUE_FORMS = ("table", "automaton")
@@ -154,31 +155,37 @@ class SparseFunctionalAttention(nn.Module):
         return list_shapes(self.span, self.k, coupled=self.coupled)
 
     def scores(self) -> Float[Tensor, "shapes codes"]:
-        """Return ``log g`` of every shape and tuple code; ``LOG_ZERO`` means g = 0."""
-        shapes = torch.from_numpy(self.shapes()).to(self.default.device)
+        """Return ``log g`` of every shape and tuple code; ``LOG_ZERO`` means g = 0. Without a span, there is one row."""
+        shape_array = np.arange(self.k)[None] if self.span is None else self.shapes()
+        shapes = torch.from_numpy(shape_array).to(self.default.device)
         num_codes = self.num_tokens**self.k
         check_table_size(len(shapes) * num_codes, f"scores of {len(shapes)} shapes of {num_codes:,} tuples each")
         tuples = decode_tuples(torch.arange(num_codes, device=shapes.device), self.num_tokens, self.k)
         return self.sets.log_scores(shapes[:, None].expand(-1, num_codes, -1), tuples.expand(len(shapes), -1, -1))
 
     @torch.no_grad()
-    def to_tabular(self) -> TabularAttention:
-        """Convert to double-precision tables; raise ``SettingError`` if the attention is not relative and local."""
-        if self.span is None or self.coupled or not self.relative or self.temperature is not None:
+    def to_tabular(self) -> TabularAttention | PositionFreeAttention:
+        """Convert to double-precision tables; without a span, they apply to sets at any distance.
+
+        Raises ``SettingError`` if the attention is not relative.
+        """
+        if self.coupled or not self.relative or self.temperature is not None:
             raise SettingError(
-                "only a local, relative attention has one table for all lengths; build it with a span and without "
-                "coupled, num_places and temperature"
+                "only a relative attention has one table for all lengths; build it without coupled, num_places and "
+                "temperature"
             )
         double_module = deepcopy(self).double().cpu()
         scores = double_module.scores()
         shape_indexes, codes = (torch.arange(axis_size) for axis_size in scores.shape)
-        values = double_module.values.log_values(codes.expand_as(scores), shape_indexes[:, None].expand_as(scores))
+        log_values = double_module.values.log_values(codes.expand_as(scores), shape_indexes[:, None].expand_as(scores))
+        log_scores = scores.where(scores > ZERO_THRESHOLD, -torch.inf).numpy()
+        values, default = log_values.exp().numpy(), double_module.default.softmax(dim=-1).numpy()
+        if self.span is None:
+            return PositionFreeAttention(
+                num_tokens=self.num_tokens, k=self.k, log_scores=log_scores[0], values=values[0], default=default
+            )
         return TabularAttention(
-            num_tokens=self.num_tokens,
-            shapes=self.shapes(),
-            log_scores=scores.where(scores > ZERO_THRESHOLD, -torch.inf).numpy(),
-            values=values.exp().numpy(),
-            default=double_module.default.softmax(dim=-1).numpy(),
+            num_tokens=self.num_tokens, shapes=self.shapes(), log_scores=log_scores, values=values, default=default
         )
 
     @classmethod
@@ -246,35 +253,27 @@ class SparseFunctionalAttention(nn.Module):
             raise unknown_name("score", self.score, SCORE_FORMS)
         if self.value not in VALUE_FORMS:
             raise unknown_name("value", self.value, VALUE_FORMS)
-        for is_invalid, message in (*self._size_checks(), *self._combination_checks()):
-            if is_invalid:
-                raise SettingError(message)
-
-    def _size_checks(self) -> tuple[tuple[bool, str], ...]:
-        min_span = 1 if self.coupled else self.k
-        required_sizes = (self.num_tokens, self.k, self.num_outputs)
-        has_span, relative, places = self.span is not None, self.relative, self.num_places
-        is_too_narrow = self.span is not None and self.span < min_span
-        return (
-            (min(required_sizes) < 1, f"num_tokens, k and num_outputs are {required_sizes}; set each to at least 1"),
-            (self.local and not has_span, "a local attention needs a span; set span or local=False"),
-            (not self.local and has_span, f"span {self.span} needs local=True; set local=True or remove span"),
-            (is_too_narrow, f"{self.k} tokens do not fit a span of {self.span}; use a span of at least {min_span}"),
+        span, gap, places, relative = self.span, self.max_gap, self.num_places, self.relative
+        sizes, min_span = (self.num_tokens, self.k, self.num_outputs), 1 if self.coupled else self.k
+        lists_shapes = self.score in ("table", "mlp")
+        checks = (
+            (min(sizes) < 1, f"num_tokens, k and num_outputs are {sizes}; set each to at least 1"),
+            (self.local and span is None, "a local attention needs a span; set span or local=False"),
+            (not self.local and span is not None, f"span {span} needs local=True; set local=True or remove span"),
+            (
+                span is not None and span < min_span,
+                f"{self.k} tokens do not fit a span of {span}; use a span of at least {min_span}",
+            ),
             (
                 relative != (places == 0),
                 f"num_places {places} is invalid with relative={relative}; use 0 only if relative",
             ),
-        )
-
-    def _combination_checks(self) -> tuple[tuple[bool, str], ...]:
-        lists_shapes, gap = self.score in ("table", "mlp"), self.max_gap
-        return (
             (
                 not self.local and self.score != "product",
                 f"score '{self.score}' needs local=True; set local=True and a span, or use score 'product'",
             ),
             (
-                self.coupled and not (lists_shapes and self.relative and self.temperature is None),
+                self.coupled and not (lists_shapes and relative and self.temperature is None),
                 "coupled needs relative, score 'table' or 'mlp', and no temperature; change these or remove coupled",
             ),
             (
@@ -286,3 +285,110 @@ class SparseFunctionalAttention(nn.Module):
                 f"invalid max_gap {gap}; use at least 1, with local and score 'chain' or 'product'",
             ),
         )
+        for is_invalid, message in checks:
+            if is_invalid:
+                raise SettingError(message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitSettings:
+    """Settings of AdamW with a cosine schedule to learning rate 0; ``weight_decay`` applies to all logits."""
+
+    batch_size: int = 64
+    learning_rate: float = 0.05
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1 or self.learning_rate <= 0 or self.weight_decay < 0:
+            raise SettingError(
+                f"invalid batch_size {self.batch_size}, learning_rate {self.learning_rate} or weight_decay "
+                f"{self.weight_decay}; use positive values, or 0 for weight_decay"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitHistory:
+    """Sequence length and loss (nats per label, before the update) of each training step."""
+
+    length: Int[np.ndarray, " steps"]
+    loss: Float[np.ndarray, " steps"]
+
+
+def fit_attention(
+    module: SparseFunctionalAttention,
+    law: Planted,
+    *,
+    lengths: tuple[int, int],
+    steps: int,
+    seed: int,
+    settings: FitSettings | None = None,
+) -> FitHistory:
+    """Train ``module`` in place; each step samples a length from ``lengths`` (inclusive) and new sequences.
+
+    The sequences depend only on the seed. Raises ``SettingError`` if module, law and lengths do not fit together,
+    and ``DivergedError`` if the loss is not finite.
+    """
+    _check_match(module, law, lengths, steps)
+    settings = FitSettings() if settings is None else settings
+    rate, decay = settings.learning_rate, settings.weight_decay
+    optimizer = torch.optim.AdamW(module.parameters(), lr=rate, weight_decay=decay, fused=True)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    step_lengths = stream(seed, "fit", "lengths").integers(lengths[0], lengths[1] + 1, size=steps)
+    history = FitHistory(length=step_lengths, loss=np.zeros(steps))
+    rng = stream(seed, "fit", "sequences")
+    for step, length in enumerate(step_lengths):
+        loss = _sample_loss(module, law, int(length), settings.batch_size, rng)
+        history.loss[step] = loss.item()
+        if not np.isfinite(history.loss[step]):
+            raise DivergedError(f"the loss is {history.loss[step]} at step {step}; use a smaller learning rate")
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        scheduler.step()
+    return history
+
+
+@torch.no_grad()
+def held_out_loss(module: SparseFunctionalAttention, law: Planted, *, length: int, size: int, seed: int) -> float:
+    """Return the mean log loss of the label, in nats, on ``size`` sequences from a separate random stream."""
+    _check_match(module, law, (length, length), 1)
+    return _sample_loss(module, law, length, size, stream(seed, "held out", length)).item()
+
+
+def _sample_loss(
+    module: SparseFunctionalAttention, law: Planted, length: int, num_sequences: int, rng: np.random.Generator
+) -> Float[Tensor, ""]:
+    tokens, _, labels = law.sample_arrays(length, num_sequences, rng)
+    return functional.nll_loss(module(torch.from_numpy(tokens)), torch.from_numpy(labels))
+
+
+def _check_match(module: SparseFunctionalAttention, law: Planted, lengths: tuple[int, int], num_steps: int) -> None:
+    if (module.num_tokens, module.num_outputs) != (law.num_tokens, law.num_labels):
+        raise SettingError(
+            f"the attention has {module.num_tokens} tokens and {module.num_outputs} outputs, but the law has "
+            f"{law.num_tokens} tokens and {law.num_labels} labels; build the attention with the numbers of the law"
+        )
+    if lengths[0] > lengths[1] or num_steps < 1:
+        raise SettingError(
+            f"invalid {num_steps} steps on lengths {lengths}; use at least 1 step, and lengths (shortest, longest)"
+        )
+    check_length(law.placement, lengths[0])
+
+
+def fit_tables(
+    law: Planted, lengths: tuple[int, int], steps: int, seed: int
+) -> TabularAttention | PositionFreeAttention:
+    """Train an attention on ``law`` and return its tables: local if the law has a span, otherwise without positions."""
+    span = law.placement.span
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(stream(seed, "initial weights").integers(2**63)))
+        module = SparseFunctionalAttention(
+            num_tokens=law.num_tokens,
+            k=law.k,
+            num_outputs=law.num_labels,
+            span=span,
+            local=span is not None,
+            score="product" if span is None else "table",
+        )
+    fit_attention(module, law, lengths=lengths, steps=steps, seed=seed)
+    return module.to_tabular()
