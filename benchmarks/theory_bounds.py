@@ -19,10 +19,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from lengthwise.core.provenance import provenance
 from lengthwise.experiments.run_folder import read_rows
-from lengthwise.theory.bounds import BOUNDS
-from lengthwise.theory.bounds.conditions import BoundError
-from lengthwise.theory.bounds.extrapolation import Extrapolation
-from lengthwise.theory.bounds.linear_loss import training_piece_mass
+from lengthwise.theory.bounds import BOUNDS, expected_training_pieces
+from lengthwise.theory.bounds.extrapolation import BoundError, Extrapolation
 from lengthwise.theory.bounds.sequence_cover import GridCover
 from lengthwise.theory.risk.exact_risk import TotalVariation
 from lengthwise.theory.risk.laplace_risk import laplace_risk
@@ -74,7 +72,7 @@ def unit_kappa_cover(case: Extrapolation) -> float:
     """Return the sum of the window cover with every kappa set to 1, which is not a bound ('heavy joints')."""
     cover = GridCover(test_length=case.test_length, train_length=case.train_length, span=case.span)
     ones = {joints: np.ones_like(kappa) for joints, kappa in case.joint_weight.kappa_by_joints().items()}
-    return float((training_piece_mass(case, cover, ones) * case.risk_table(case.train_length, case.loss)).sum())
+    return float((expected_training_pieces(case, cover, ones) * case.risk_table(case.train_length, case.loss)).sum())
 
 
 def proportional_risk(case: Extrapolation) -> float:
@@ -113,7 +111,7 @@ def measure_instance(regime: str, index: int) -> dict[str, Any]:
     values: dict[str, float] = {}
     for name in BOUNDS:
         try:
-            values[name] = BOUNDS[name]().value(case)
+            values[name] = BOUNDS[name].value(case)
         except BoundError:
             continue
     values |= {name: rule(case) for name, rule in NOT_BOUNDS.items()}

@@ -13,8 +13,8 @@ from matplotlib.ticker import LogLocator
 
 from lengthwise.evaluation.figure_layout import LINE_COLORS, LineLabel, label_lines, make_panels, set_length_axis
 from lengthwise.theory.attention.position_coupling import CoupledAttention, Halves, couple_halves
-from lengthwise.theory.counterexamples import COUNTEREXAMPLES
-from lengthwise.theory.counterexamples.counterexample import (
+from lengthwise.theory.counterexamples import (
+    COUNTEREXAMPLES,
     FILLER,
     Counterexample,
     pair_attention,

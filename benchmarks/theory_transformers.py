@@ -41,8 +41,8 @@ from lengthwise.positions import Assignment, PositionScheme, Sequential
 from lengthwise.tasks import Planted, SparseParity
 from lengthwise.tasks.examples import Examples
 from lengthwise.tasks.planted.placement import Local, ShapeLaw
+from lengthwise.theory.attention.sparse_attention import fit_tables
 from lengthwise.theory.attention.tabular import TabularAttention
-from lengthwise.theory.attention.training import fit_tables
 from lengthwise.theory.risk.exact_risk import TotalVariation
 from lengthwise.theory.risk.growth_curves import fit_odds, limit_risk
 from lengthwise.theory.risk.laplace_risk import laplace_risks

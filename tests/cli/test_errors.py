@@ -107,10 +107,9 @@ from lengthwise.tasks import (
 )
 from lengthwise.tasks.planted.placement import ByLength, Local, Subsets, UniformShapes
 from lengthwise.tasks.text.corpus import prepare_corpus
-from lengthwise.theory.risk.bayes import bayes_attention
-from lengthwise.theory.risk.exact_erm import exact_erm, training_lengths
+from lengthwise.theory.risk.bayes import bayes_attention, check_realizability
 from lengthwise.theory.risk.exact_risk import TotalVariation
-from lengthwise.theory.risk.realizability import check_realizability
+from lengthwise.theory.risk.risk_at_length import exact_erm, training_lengths
 from lengthwise.training.batch import Sampler
 from lengthwise.training.launch import Launch, read_launch
 from lengthwise.training.process_group import ProcessGroup, join_processes
@@ -130,8 +129,6 @@ COVERED = (
     "cli/config_file.py",
     "experiments/sweep*.py",
     "experiments/executors.py",
-    "theory/risk/exact_erm.py",
-    "theory/risk/realizability.py",
     "report/*.py",
 )
 EXCLUDED = {"jsonl_table.py", "reasoning_gym.py", "text_format.py"}

@@ -13,9 +13,16 @@ from lengthwise.evaluation.forecast.certificate_report import tables
 from lengthwise.tasks import Addition, Copy, MultiAddition, Parity, Planted, Reverse
 from lengthwise.tasks.planted.placement import ByLength, Local, Subsets
 from lengthwise.theory.attention.tabular import TabularAttention
-from lengthwise.theory.bounds import MinimaxQuadraticInSpansBound, QuadraticInLengthBound, QuadraticInSpansBound
+from lengthwise.theory.bounds import (
+    BOUNDS,
+    largest_ratio,
+    linear_growth,
+    minimax_quadratic_in_spans,
+    quadratic_in_length,
+    quadratic_in_spans,
+    window_cover,
+)
 from lengthwise.theory.bounds.extrapolation import Extrapolation
-from lengthwise.theory.bounds.linear_loss import LargestRatio, LinearGrowth, WindowCover
 from lengthwise.theory.planted_law_certificate import certify_law
 from lengthwise.theory.risk.exact_risk import TotalVariation
 from lengthwise.theory.risk.laplace_risk import laplace_risk
@@ -96,8 +103,8 @@ def test_a_failed_condition_is_in_the_assumptions(placement, missing):
     found = certify_law(law, trained=(3, 8), lengths=(10,), steps=5)
     assert [each.name for each in found.assumptions if not each.holds] == missing
     refused = {each.bound for each in found.bounds if each.value is None}
-    bounds = (QuadraticInLengthBound, QuadraticInSpansBound, MinimaxQuadraticInSpansBound, LargestRatio)
-    assert not missing or {each.name for each in bounds} <= refused
+    need_all = {quadratic_in_length, quadratic_in_spans, minimax_quadratic_in_spans, largest_ratio}
+    assert not missing or {name for name, bound in BOUNDS.items() if bound.value in need_all} <= refused
 
 
 @pytest.mark.first(1)
@@ -166,13 +173,13 @@ def test_a_tuple_of_probability_zero_and_score_zero_leaves_kappa_finite(recwarn)
     case = Extrapolation(law=law, predictor=head, train_length=8, test_length=12, loss=TotalVariation())
     assert all(np.isfinite(each).all() for each in case.joint_weight.kappa_by_joints().values())
     for bound in (
-        QuadraticInLengthBound,
-        QuadraticInSpansBound,
-        MinimaxQuadraticInSpansBound,
-        LinearGrowth,
-        WindowCover,
+        quadratic_in_length,
+        quadratic_in_spans,
+        minimax_quadratic_in_spans,
+        linear_growth,
+        window_cover,
     ):
-        assert np.isfinite(bound().value(case))
+        assert np.isfinite(bound(case))
     assert not recwarn.list
 
 

@@ -9,8 +9,7 @@ from lengthwise.core.errors import SettingError
 from lengthwise.evaluation.forecast.certificate_report import tables
 from lengthwise.tasks import Planted
 from lengthwise.tasks.planted.placement import Local, Subsets
-from lengthwise.theory.counterexample_certificate import certify_counterexample
-from lengthwise.theory.counterexamples import COUNTEREXAMPLES
+from lengthwise.theory.counterexamples import COUNTEREXAMPLES, certify_counterexample
 from lengthwise.theory.planted_law_certificate import certify_law
 
 PAIRS = Local(shapes=((0, 1),), weights=(1.0,))

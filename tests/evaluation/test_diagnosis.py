@@ -18,26 +18,22 @@ from lengthwise.evaluation.diagnosis.attribution import (
     MORE_IDS,
     TOKENS_OR_IDS,
     Cause,
-    SubsamplingControl,
-    describe_limiting_cause,
-    measure_intervention_causes,
-)
-from lengthwise.evaluation.diagnosis.diagnosis import Diagnosis
-from lengthwise.evaluation.diagnosis.failures import FailureCounts, collect_failures
-from lengthwise.evaluation.diagnosis.interventions import (
     InterventionResults,
+    SubsamplingControl,
     build_interventions,
     competing_tokens,
     coupling_units,
+    describe_limiting_cause,
+    measure_intervention_causes,
     remap_ids,
 )
-from lengthwise.evaluation.diagnosis.range_shift import _support_range
+from lengthwise.evaluation.diagnosis.diagnosis import Diagnosis
+from lengthwise.evaluation.diagnosis.failures import FailureCounts, _support_range, collect_failures, support_mass
 from lengthwise.evaluation.diagnosis.report import sentences
-from lengthwise.evaluation.diagnosis.support_mass import support_mass
 from lengthwise.evaluation.exact_match import EvaluationSettings, evaluate_by_length
 from lengthwise.evaluation.forecast.certificate import DILUTED_ATTENTION, UNTRAINED_IDS
-from lengthwise.evaluation.forecast.probed_model import ProbedModel
-from lengthwise.evaluation.forecast.sparse_queries import (
+from lengthwise.evaluation.forecast.probed_model import (
+    ProbedModel,
     build_queries,
     query_without_tokens,
     sample_answers,

@@ -10,17 +10,25 @@ from tests.support.cases import small_decoder, small_scheme
 from tests.support.small_runs import small_experiment
 
 from lengthwise.cli import app as cli
-from lengthwise.cli import certificates
+from lengthwise.cli.commands import certify
 from lengthwise.core.errors import SettingError
 from lengthwise.encodings import ENCODINGS, Learned, NoPE, Rotary
 from lengthwise.evaluation.exact_match import EvaluationSettings
-from lengthwise.evaluation.forecast import assumptions, certificate, prediction, probes
-from lengthwise.evaluation.forecast.certificate import certify_decoder, run_verdict
-from lengthwise.evaluation.forecast.prediction import Forecast, InconclusiveError, attainable_accuracy, predict
-from lengthwise.evaluation.forecast.probed_model import ProbedModel, SubsampleAccuracy, measure_subsample_accuracy
-from lengthwise.evaluation.forecast.sparse_queries import (
+from lengthwise.evaluation.forecast import assumptions, certificate
+from lengthwise.evaluation.forecast.certificate import (
+    Forecast,
+    InconclusiveError,
+    attainable_accuracy,
+    certify_decoder,
+    predict,
+    run_verdict,
+)
+from lengthwise.evaluation.forecast.probed_model import (
+    ProbedModel,
     Queries,
     QueryResult,
+    SubsampleAccuracy,
+    measure_subsample_accuracy,
     query_decoder,
     sample_queries,
     sample_response_queries,
@@ -45,7 +53,7 @@ from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.positions import Discovered, RandomStart, Sequential
 from lengthwise.tasks import Addition, Copy, JSONLTask, Parity, Planted, Recall, SparseParity, Text
 from lengthwise.tasks.planted.placement import Local
-from lengthwise.theory.planted_law_certificate import Assumption
+from lengthwise.theory.task_certificate import Assumption
 
 
 def all_tokens(queries: Queries) -> Subsample:
@@ -193,19 +201,19 @@ def test_the_probe_returns_the_number_of_tokens_that_an_answer_requires(pair, k,
     def probability(decoder, tokens, position_ids, hidden, target):
         return np.where(hidden[:, list(pair)].any(axis=1), 0.2, 0.95) - 0.001 * hidden.sum(axis=1)
 
-    monkeypatch.setattr(probes, "_probabilities", probability)
+    monkeypatch.setattr(assumptions, "_probabilities", probability)
     task = SparseParity()
     queries = sample_queries(task, Sequential(), 8, 20, seed=0)
     queries = replace(queries, answer=np.full(20, 9))
-    found = probes.measure_required_tokens(small_decoder("nope", task), queries)
+    found = assumptions.measure_required_tokens(small_decoder("nope", task), queries)
     assert (found.k, found.reach, found.id_reach) == (k, reach, reach)
 
 
 def test_the_probe_returns_none_if_a_few_tokens_are_not_sufficient(monkeypatch):
-    monkeypatch.setattr(probes, "_probabilities", lambda *arguments: 1.0 - 0.2 * arguments[3].sum(axis=1))
-    monkeypatch.setattr(probes, "MAX_TOKENS", 4)
+    monkeypatch.setattr(assumptions, "_probabilities", lambda *arguments: 1.0 - 0.2 * arguments[3].sum(axis=1))
+    monkeypatch.setattr(assumptions, "MAX_TOKENS", 4)
     task = SparseParity()
-    found = probes.measure_required_tokens(
+    found = assumptions.measure_required_tokens(
         small_decoder("nope", task), sample_queries(task, Sequential(), 20, 8, seed=0)
     )
     assert found.k is None
@@ -219,7 +227,7 @@ def test_a_decoder_with_hidden_tokens_equals_a_decoder_without_them():
     tokens, ids = queries.batch.tokens[:, :9], queries.batch.position_ids[:, :, :9]
     hidden = np.zeros((2, 9), dtype=bool)
     hidden[1, [1, 4]] = True
-    found = probes._probabilities(decoder, tokens, ids, hidden, 1)
+    found = assumptions._probabilities(decoder, tokens, ids, hidden, 1)
     rest = [0, 2, 3, 5, 6, 7, 8]
     for row, part in enumerate((list(range(9)), rest)):
         expected = decoder.token_logits(decoder(tokens[:, part], ids[:, :, part])[0])[0, -1].softmax(dim=-1)[1]
@@ -257,7 +265,7 @@ def test_a_run_with_right_tokens_but_few_exact_examples_does_not_fit():
 def assumptions_of(task, scheme, **known) -> dict[str, Assumption]:
     model = replace(probed_model(task, small_decoder("rotary", task), scheme=scheme), **known)
     needs, fidelity = (
-        probes.RequiredTokens(k=1, reach=2, id_reach=2.0),
+        assumptions.RequiredTokens(k=1, reach=2, id_reach=2.0),
         SubsampleAccuracy(whole=1.0, half=1.0, quarter=1.0),
     )
     found = assumptions.measure_assumptions(model, model.queries(6, 32), needs, fidelity, 24)
@@ -350,7 +358,7 @@ def test_pieces_that_disagree_are_inconclusive(fitted, monkeypatch):
 
 
 def test_low_coverage_is_inconclusive(fitted, monkeypatch):
-    monkeypatch.setattr(prediction, "MAX_PIECES", 4)
+    monkeypatch.setattr(certificate, "MAX_PIECES", 4)
     with pytest.raises(InconclusiveError, match=r"cannot predict .*: 4 pieces, .* cover only 0\.\d\d of a sequence"):
         predict(*fitted, 60)
 
@@ -367,11 +375,11 @@ def test_a_run_that_reads_context_gets_a_wider_interval_upwards(fitted, monkeypa
         return QueryResult(correct=correct, correct_each=each, leakage=np.zeros((1, 1)))
 
     monkeypatch.setattr(ProbedModel, "query", query)
-    monkeypatch.setattr(prediction, "MAX_WIDTH", 2.0)
+    monkeypatch.setattr(certificate, "MAX_WIDTH", 2.0)
     found = predict(*fitted, 60)
     assert (found.mean, found.single_tokens) == (0.5, pytest.approx(0.7, abs=0.02))
     assert found.high > found.single_tokens + (found.single_tokens - found.mean)
-    monkeypatch.setattr(prediction, "MAX_WIDTH", 0.5)
+    monkeypatch.setattr(certificate, "MAX_WIDTH", 0.5)
     with pytest.raises(InconclusiveError):
         predict(*fitted, 60)
 
@@ -395,7 +403,7 @@ def test_a_run_that_reads_all_tokens_of_a_short_sequence_is_less_accurate_on_a_p
 
 def responses(exact_part, **changes):
     each = {"num_examples": 24, "num_queried": 32, "exact_part": exact_part, "end_accuracy": 1.0} | changes
-    return prediction._Responses(**each)
+    return certificate._Responses(**each)
 
 
 @pytest.mark.parametrize("num_tokens", [33, 161])
@@ -516,10 +524,10 @@ def test_the_horizon_of_a_task_file_uses_the_lengths_of_its_records():
     model = probed_model(JSONLTask(), small_decoder("rotary", JSONLTask()))
     found = certificate._find_longest_accurate_length(model, lambda length: forecast(length, 1.0), [20])
     assert found.tokens == 20
-    assert certificates.default_run_lengths(JSONLTask(), 6) == (12, 20)
-    assert certificates.default_run_lengths(Parity(), 6) == (12, 24, 96)
+    assert certify._default_run_lengths(JSONLTask(), 6) == (12, 20)
+    assert certify._default_run_lengths(Parity(), 6) == (12, 24, 96)
     with pytest.raises(SettingError, match=r"training length 20; .* --task"):
-        certificates.default_run_lengths(JSONLTask(), 20)
+        certify._default_run_lengths(JSONLTask(), 20)
 
 
 def test_a_run_of_a_task_file_with_a_found_rule_has_a_certificate(tmp_path):
@@ -549,7 +557,7 @@ def test_a_length_beyond_the_encoding_does_not_affect_other_lengths(monkeypatch)
     fits = Assumption(name="fits", holds=True, found="", counterexample="canceling errors")
     monkeypatch.setattr(certificate, "check_fit", lambda *arguments: fits)
     monkeypatch.setattr(certificate, "_refusal_reason", lambda fidelity: None)
-    monkeypatch.setattr(prediction, "MAX_WIDTH", 2.0)
+    monkeypatch.setattr(certificate, "MAX_WIDTH", 2.0)
     task = SparseParity()
     encoding = Learned(num_position_ids=40)
     found = certify_decoder(probed_model(task, small_decoder(encoding, task), encoding), [33, 72])

@@ -19,7 +19,7 @@ import lengthwise as lw
 from lengthwise.cli import app as cli
 from lengthwise.core.errors import DivergedError, SettingError
 from lengthwise.encodings import NoPE
-from lengthwise.evaluation.diagnosis.support_mass import support_mass
+from lengthwise.evaluation.diagnosis.failures import support_mass
 from lengthwise.evaluation.exact_match import iter_examples
 from lengthwise.evaluation.grading import grade
 from lengthwise.evaluation.picture.labels import GROUP_COLORS, token_label

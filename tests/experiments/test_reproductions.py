@@ -21,7 +21,7 @@ from lengthwise.core.errors import UnknownNameError
 from lengthwise.core.randomness import stream
 from lengthwise.encodings import Learned
 from lengthwise.evaluation.diagnosis import diagnosis as diagnosis_module
-from lengthwise.evaluation.diagnosis import support_mass
+from lengthwise.evaluation.diagnosis import failures
 from lengthwise.evaluation.figure_layout import UNFIT_COLOR
 from lengthwise.evaluation.tables_and_figures import label_of
 from lengthwise.experiments import reproduction as reproduction_module
@@ -47,7 +47,7 @@ def small_numbers(monkeypatch):
     for module in (recall, diagnosis):
         monkeypatch.setattr(module, "NUM_EXAMPLES", 4)
     monkeypatch.setattr(diagnosis_module, "MAX_QUERIES", 2)
-    monkeypatch.setattr(support_mass, "NUM_ANSWERS", 2)
+    monkeypatch.setattr(failures, "NUM_ANSWERS", 2)
 
 
 def test_the_scale_of_runs_that_do_not_fit_is_gray_and_in_no_mean(tmp_path, monkeypatch):

@@ -16,8 +16,8 @@ from lengthwise.experiments.recipes import recipe
 from lengthwise.tasks import Markov, NaturalText, Planted, SparseParity
 from lengthwise.tasks.planted.placement import Local, Subsets
 from lengthwise.tasks.text.corpus import prepare_corpus
-from lengthwise.theory.bounds.extrapolation import Extrapolation, predict
-from lengthwise.theory.planted_law_certificate import certify_law
+from lengthwise.theory.bounds.extrapolation import Extrapolation
+from lengthwise.theory.planted_law_certificate import certify_law, predict
 from lengthwise.theory.risk.bayes import BayesPredictor, LogLoss, bayes_attention, bayes_risk
 from lengthwise.theory.risk.exact_risk import TotalVariation, enumerated_risk
 from lengthwise.theory.risk.growth_curves import limit_risk
@@ -202,9 +202,7 @@ def test_theory_for_independent_tokens_refuses_other_backgrounds(computation):
 
 
 def test_predictions_of_the_risk_refuse_other_backgrounds():
-    prediction = predict(
-        Planted(background=Markov(num_marks=2)), bayes_attention(Planted(), 8), 8, 16, TotalVariation()
-    )
+    prediction = predict(Planted(background=Markov(num_marks=2)), bayes_attention(Planted(), 8), 8, 16)
     assert prediction.odds is None
     assert prediction.refused.startswith("this computation needs independent background tokens")
 

@@ -12,8 +12,7 @@ from lengthwise.tasks import MultiAddition, Parity
 from lengthwise.tasks.examples import Examples
 from lengthwise.tasks.task import Task
 from lengthwise.theory.counterexamples import COUNTEREXAMPLES
-from lengthwise.theory.task_certificate import certify_task
-from lengthwise.theory.task_conditions import coupled_conditions
+from lengthwise.theory.task_certificate import certify_task, coupled_conditions
 
 EQUAL_SIZES = "equal numbers of tokens per ID"
 INDEPENDENT = "independent super-tokens"

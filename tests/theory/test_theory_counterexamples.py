@@ -11,7 +11,7 @@ import pytest
 
 from lengthwise.core.errors import SettingError
 from lengthwise.theory.attention.tabular import TabularAttention
-from lengthwise.theory.bounds.conditions import regularity_ratio
+from lengthwise.theory.bounds.extrapolation import regularity_ratio
 from lengthwise.theory.counterexamples import COUNTEREXAMPLES, heavy_joints, rare_shape, small_leak
 
 PAGE = (Path(__file__).parents[2] / "docs/theory.md").read_text()

@@ -9,13 +9,13 @@ from tests.support.random_instances import Sizes, random_instance
 
 from lengthwise.tasks.planted.placement import Local, UniformShapes
 from lengthwise.tasks.planted.planted_task import Planted
-from lengthwise.theory.bounds.conditions import BoundError, joint_weight, safe_ratio, shape_probabilities
+from lengthwise.theory.bounds.extrapolation import BoundError, joint_weight, safe_ratio, shape_probabilities
 from lengthwise.theory.bounds.sequence_cover import (
     DifferenceCover,
     GridCover,
     Piece,
     ProportionalCover,
-    compute_piece_mass,
+    expected_pieces,
     merge_intervals,
 )
 
@@ -106,7 +106,7 @@ def test_the_mass_ratio_of_a_grid_cover_is_below_its_closed_form_for_uniform_sta
             shapes = placement.law(test_length).shapes
             cover = GridCover(test_length=test_length, train_length=train_length, span=span)
             planted = shape_probabilities(placement, shapes, test_length)
-            piece_mass = compute_piece_mass(planted, cover, ONES)[train_length]
+            piece_mass = expected_pieces(planted, cover, ONES)[train_length]
             probability = shape_probabilities(placement, shapes, train_length)
             ratio = safe_ratio(piece_mass.ravel(), probability.ravel()).max()
             assert ratio <= constant * test_length / train_length
@@ -195,7 +195,7 @@ def test_the_push_forward_gives_expectations_over_pieces(rng):
     law = random_instance("mixed", Sizes(num_tokens=2, k=2, span=2, train_length=6, test_length=8), seed=0).law
     cover = GridCover(test_length=8, train_length=6, span=2)
     function = {each: rng.random() for each in product((0, 1), repeat=7)}
-    piece_mass = compute_piece_mass(shape_probabilities(law.placement, law.placement.law(8).shapes, 8), cover, ONES)[6]
+    piece_mass = expected_pieces(shape_probabilities(law.placement, law.placement.law(8).shapes, 8), cover, ONES)[6]
     by_piece_mass = direct = 0.0
     for place in range(5):
         short = sequence_law(law, 6, place)

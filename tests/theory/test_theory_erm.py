@@ -12,9 +12,9 @@ from lengthwise.tasks.planted.planted_task import Planted
 from lengthwise.theory.attention.tabular import TabularAttention
 from lengthwise.theory.counterexamples import COUNTEREXAMPLES
 from lengthwise.theory.risk.bayes import BayesPredictor
-from lengthwise.theory.risk.exact_erm import exact_erm, exact_risks, training_lengths
 from lengthwise.theory.risk.exact_risk import Distance, Leakage, TotalVariation, enumerated_risk
 from lengthwise.theory.risk.laplace_risk import laplace_risks
+from lengthwise.theory.risk.risk_at_length import exact_erm, exact_risks, training_lengths
 
 
 def test_training_lengths_are_the_upper_half_of_all_lengths():

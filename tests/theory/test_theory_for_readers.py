@@ -12,10 +12,10 @@ from lengthwise.cli import app as cli
 from lengthwise.tasks import Planted
 from lengthwise.tasks.planted.placement import Local
 from lengthwise.theory.attention.tabular import TabularAttention
-from lengthwise.theory.bounds import QuadraticInLengthBound
+from lengthwise.theory.bounds import quadratic_in_length
 from lengthwise.theory.bounds.extrapolation import Extrapolation
-from lengthwise.theory.risk.exact_erm import exact_erm, training_lengths
 from lengthwise.theory.risk.exact_risk import TotalVariation
+from lengthwise.theory.risk.risk_at_length import exact_erm, training_lengths
 
 PAGE = (Path(__file__).parents[2] / "docs/theory_for_readers.md").read_text(encoding="utf-8")
 LAW = Planted(placement=Local(shapes=((0, 1),), weights=(1.0,)))
@@ -72,9 +72,7 @@ def test_delta_and_theorem_4_3_equal_a_calculation_by_hand(leak):
     assert minimizer.best == 1
     assert minimizer.objective[1] == pytest.approx(delta, rel=1e-6)
     for length in (16, 64):
-        bound = QuadraticInLengthBound().value(
-            Extrapolation(law=LAW, predictor=head, train_length=8, test_length=length)
-        )
+        bound = quadratic_in_length(Extrapolation(law=LAW, predictor=head, train_length=8, test_length=length))
         # eta is the number of starts, and kappa is 1: see the page.
         assert bound == pytest.approx(3 * 7 * (length - 1) * 8 * length**2 * delta, rel=1e-6)
         assert bound > risk_by_hand(leak, length)

@@ -9,7 +9,7 @@ from tests.support.planted_laws import NonuniformStarts, random_attention, rando
 from lengthwise.core.errors import SettingError
 from lengthwise.tasks.planted.placement import ByLength, Local, Subsets
 from lengthwise.tasks.planted.planted_task import Planted
-from lengthwise.theory.risk import transfer_operator
+from lengthwise.theory.risk import laplace_risk as laplace_risk_module
 from lengthwise.theory.risk.bayes import LogLoss
 from lengthwise.theory.risk.exact_risk import Distance, Leakage, TotalVariation, enumerated_risk
 from lengthwise.theory.risk.laplace_risk import laplace_log_loss, laplace_risk, laplace_risks
@@ -98,7 +98,7 @@ def test_the_laplace_risk_is_exact_for_attention_to_sets_of_another_size(rng):
 def test_single_steps_and_products_of_matrices_give_the_same_risk(loss, rng, monkeypatch):
     law, attention = random_law(rng, 3, 2, 3), random_attention(rng, 3, 2, 3)
     products = laplace_risks(law, attention, [5, 37], loss)
-    monkeypatch.setattr(transfer_operator, "MAX_DENSE_STATES", 0)
+    monkeypatch.setattr(laplace_risk_module, "MAX_DENSE_STATES", 0)
     assert laplace_risks(law, attention, [5, 37], loss) == pytest.approx(products, rel=1e-12)
 
 

@@ -8,14 +8,15 @@ from tests.support.planted_laws import random_attention, random_law, single_toke
 from lengthwise.core.errors import SettingError
 from lengthwise.tasks import Planted
 from lengthwise.tasks.planted.placement import ByLength, Local, Subsets
-from lengthwise.theory.risk.bayes import BayesPredictor, bayes_attention
-from lengthwise.theory.risk.exact_risk import Distance, Leakage, TotalVariation, enumerated_risk
-from lengthwise.theory.risk.realizability import (
+from lengthwise.theory.risk.bayes import (
     ZERO_RISK,
+    BayesPredictor,
+    bayes_attention,
     check_realizability,
     find_realizability,
     posterior_witness,
 )
+from lengthwise.theory.risk.exact_risk import Distance, Leakage, TotalVariation, enumerated_risk
 
 NEAR, FAR = (Local(shapes=(shape,), weights=(1.0,)) for shape in ((0, 1), (0, 2)))
 # The background contains every token, so it may imitate the planted pair.

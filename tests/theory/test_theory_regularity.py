@@ -11,7 +11,7 @@ from tests.support.random_instances import Sizes, random_instance
 from lengthwise.core.errors import SettingError
 from lengthwise.tasks.planted.placement import ByLength, Local, ShapeLaw, UniformShapes
 from lengthwise.theory.attention.tabular import PositionFreeAttention, TabularAttention
-from lengthwise.theory.bounds.conditions import (
+from lengthwise.theory.bounds.extrapolation import (
     fit_uniform_starts,
     joint_weight,
     planted_shapes,
@@ -19,7 +19,7 @@ from lengthwise.theory.bounds.conditions import (
     regularity_ratio,
     shape_probabilities,
 )
-from lengthwise.theory.bounds.sequence_cover import GridCover, compute_piece_mass
+from lengthwise.theory.bounds.sequence_cover import GridCover, expected_pieces
 
 PAIRS = Local(shapes=((0, 1), (0, 2)), weights=(0.3, 0.7))
 LATER_WIDE = ByLength(
@@ -224,7 +224,7 @@ def test_the_push_forward_multiplies_by_the_factors_of_joints_and_tuples(rng):
     cover = GridCover(test_length=20, train_length=8, span=2)
     probability = rng.dirichlet(np.ones(19))
     factor = {joints: rng.random((1, 3)) for joints in product((False, True), repeat=2)}
-    piece_mass = compute_piece_mass(np.append(probability, 0.0)[None], cover, factor)[8]
+    piece_mass = expected_pieces(np.append(probability, 0.0)[None], cover, factor)[8]
     expected = np.zeros((8, 3))
     for start in range(19):
         for piece in cover.pieces(start):

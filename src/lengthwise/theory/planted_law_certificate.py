@@ -8,34 +8,32 @@ from functools import cache
 
 from lengthwise.core.errors import SettingError
 from lengthwise.core.randomness import stream
+from lengthwise.tasks.planted.placement import Placement
 from lengthwise.tasks.planted.planted_task import Planted
+from lengthwise.theory.attention.sparse_attention import fit_tables
 from lengthwise.theory.attention.tabular import TabularAttention
-from lengthwise.theory.attention.training import fit_tables
-from lengthwise.theory.bounds import BOUNDS, COVER_BOUNDS
-from lengthwise.theory.bounds.conditions import BoundError, regularity_constant, regularity_ratio
-from lengthwise.theory.bounds.extrapolation import Extrapolation, Prediction, predict
-from lengthwise.theory.bounds.linear_loss import Bound, largest_kappa
-from lengthwise.theory.bounds.white_box import SampledKnownScores
-from lengthwise.theory.risk.bayes import BayesPredictor, bayes_attention
+from lengthwise.theory.bounds import BOUNDS, Bound, largest_kappa
+from lengthwise.theory.bounds.extrapolation import (
+    BoundError,
+    Extrapolation,
+    fit_uniform_starts,
+    regularity_constant,
+    regularity_ratio,
+)
+from lengthwise.theory.risk.bayes import BayesPredictor, Realizability, bayes_attention, find_realizability
 from lengthwise.theory.risk.exact_risk import ConditionalRisk, Predictor, TotalVariation
-from lengthwise.theory.risk.realizability import Realizability, find_realizability
+from lengthwise.theory.risk.growth_curves import ASYMPTOTIC_LENGTH, fit_odds, limit_risk, secant
+from lengthwise.theory.risk.laplace_risk import laplace_risks
 from lengthwise.theory.risk.risk_at_length import RiskEstimate, conditional_risk, estimate_risk, mean_risk
+from lengthwise.theory.task_certificate import Assumption, check_test_lengths
 
 LOSS = TotalVariation()
 # The largest test length of bounds that sum over the pieces of every planted set.
 MAX_COVER_LENGTH = 1024
-# Names of the bounds that hold only with probability 0.95.
-PROBABILISTIC_BOUNDS = {SampledKnownScores.name}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assumption:
-    """A condition, its test result as text (``found``), and a counterexample to it; ``holds`` is None if unknown."""
-
-    name: str
-    holds: bool | None
-    found: str
-    counterexample: str
+# The limit of an odds law must be positive.
+MIN_LIMIT_RISK = 1e-12
+# Tolerance for the constant rho0, which is 1 for uniform starts.
+RHO0_TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +59,22 @@ class BoundValue:
     length: int
     value: float | None
     refused: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """Risk at one length as predicted by an odds law (``odds``) and by a secant; ``refused`` explains its absence.
+
+    ``low`` and ``high`` are the ends of the 95% interval of ``odds`` from the residuals of the fit. The interval is too
+    narrow if no odds law fits the risk.
+    """
+
+    length: int
+    odds: float | None = None
+    low: float | None = None
+    high: float | None = None
+    secant: float | None = None
+    refused: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +118,7 @@ def certify_law(
         realizability=find_realizability(law, (trained[0], *every_length)),
         risks=risks,
         bounds=bounds,
-        predictions=tuple(predict(law, predictor, longest, length, LOSS) for length in every_length[1:]),
+        predictions=tuple(predict(law, predictor, longest, length) for length in every_length[1:]),
         verdict=" ".join(_verdict_at(risk, bounds, assumptions) for risk in risks[1:]),
         predictor=predictor,
     )
@@ -121,25 +135,19 @@ def _check_lengths(law: Planted, trained: tuple[int, int], lengths: Sequence[int
     check_test_lengths(longest, lengths)
 
 
-def check_test_lengths(max_train_length: int, lengths: Sequence[int]) -> None:
-    """Raise ``SettingError`` unless all lengths are above the longest training length."""
-    if not lengths:
-        raise SettingError(f"no test lengths; use --lengths above {max_train_length}")
-    if short := [length for length in lengths if length <= max_train_length]:
-        raise SettingError(
-            f"length {short[0]} is not above the longest training length {max_train_length}; use "
-            f"--lengths above {max_train_length}"
-        )
+def tightest_bound(bounds: Sequence[BoundValue], length: int) -> tuple[float, str] | None:
+    """Return the smallest value of the proved bounds at a length, with its title; None if no bound has a value."""
+    proved = [bound for bound in bounds if bound.length == length and not BOUNDS[bound.bound].is_sampled]
+    return min(((bound.value, bound.title) for bound in proved if bound.value is not None), default=None)
 
 
 def _verdict_at(risk: Risk, bounds: Sequence[BoundValue], assumptions: Sequence[Assumption]) -> str:
-    proved = [each for each in bounds if each.length == risk.length and each.bound not in PROBABILISTIC_BOUNDS]
-    values = [(bound.value, bound.title) for bound in proved if bound.value is not None]
-    if not values:
+    tightest = tightest_bound(bounds, risk.length)
+    if tightest is None:
         failed = " and ".join(assumption.name for assumption in assumptions if not assumption.holds)
         reason = f"missing: {failed}" if failed else "the conditions of every bound fail, as listed"
         return f"No risk is guaranteed at length {risk.length} ({reason})."
-    value, title = min(values)
+    value, title = tightest
     if value >= 1:
         return f"No risk is guaranteed at length {risk.length}, because the smallest bound ({value:.3g}) is at least 1."
     risk_method = "exact" if risk.found.how == "exact" else "sampled"
@@ -229,7 +237,7 @@ def _evaluate_bounds(case: Extrapolation) -> Iterator[BoundValue]:
     for name, bound in BOUNDS.items():
         value = refused = None
         try:
-            value = _evaluate_bound(bound(), case)
+            value = _evaluate_bound(bound, case)
         except (BoundError, SettingError) as error:
             refused = str(error)
         length, provenance = case.test_length, bound.provenance
@@ -237,9 +245,38 @@ def _evaluate_bounds(case: Extrapolation) -> Iterator[BoundValue]:
 
 
 def _evaluate_bound(bound: Bound, case: Extrapolation) -> float:
-    if isinstance(bound, COVER_BOUNDS) and case.test_length > MAX_COVER_LENGTH:
+    if bound.sums_pieces and case.test_length > MAX_COVER_LENGTH:
         raise BoundError(
             f"this bound sums over pieces of every planted set, which takes too long at length {case.test_length}; "
             f"use a test length of at most {MAX_COVER_LENGTH}"
         )
     return bound.value(case)
+
+
+def predict(law: Planted, predictor: Predictor, train_length: int, length: int) -> Prediction:
+    """Predict the risk at ``length`` from the exact risks at the training lengths with the same shapes and starts."""
+    if not isinstance(predictor, TabularAttention) or law.placement.span is None:
+        return Prediction(length=length, refused="without a span, the risks at training lengths are not exact")
+    shortest = (train_length + 1) // 2
+    candidates = range(max(shortest, law.min_length), train_length + 1)
+    lengths = [trained for trained in candidates if _has_same_placement(law.placement, trained, length)]
+    if len(lengths) < 2:
+        return Prediction(
+            length=length,
+            refused=f"only {len(lengths)} of the training lengths {shortest} to {train_length} "
+            f"have the same shapes and starts as length {length}; a curve needs 2",
+        )
+    try:
+        risks = laplace_risks(law, predictor, lengths, LOSS)
+    except SettingError as error:
+        return Prediction(length=length, refused=str(error))
+    # An odds law needs a positive limit, but a head without risk has limit 0.
+    curve = fit_odds(lengths, risks, max(limit_risk(law, predictor), MIN_LIMIT_RISK))
+    low, high = curve.interval(length)
+    secant_risk = secant(lengths, risks, length)
+    return Prediction(length=length, odds=curve.risk_at(length), low=low, high=high, secant=secant_risk)
+
+
+def _has_same_placement(placement: Placement, train_length: int, length: int) -> bool:
+    """Return True if starts are uniform and shapes equally distributed at both lengths and at ``ASYMPTOTIC_LENGTH``."""
+    return fit_uniform_starts(placement, [train_length, length, ASYMPTOTIC_LENGTH]).rho0 <= 1 + RHO0_TOLERANCE

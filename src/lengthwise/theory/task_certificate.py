@@ -1,23 +1,54 @@
-"""Certificate of a task: tests of the conditions of proposition 4.4 on example answers."""
+"""Certificate of a task: tests of the conditions of proposition 4.4 on short examples.
 
-from collections import Counter
-from collections.abc import Sequence
+The context of an answer is all tokens before it. Its tokens with the same coupled ID form a super-token. The planted
+super-tokens have the IDs that the answer depends on. Examples can refute a condition but not prove it for all lengths.
+"""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import combinations
+from typing import TypeVar
 
 import numpy as np
+from jaxtyping import Int
 
-from lengthwise.core.errors import SettingError
+from lengthwise.core.errors import LengthwiseError, SettingError
 from lengthwise.core.randomness import stream
 from lengthwise.core.type_checks import check_arguments
 from lengthwise.tasks.task import Task
-from lengthwise.theory.planted_law_certificate import Assumption, check_test_lengths
-from lengthwise.theory.task_conditions import coupled_conditions, planted_tokens
 
-# Examples per length.
-NUM_EXAMPLES = 64
+# Examples per length that measure the structure.
+NUM_STRUCTURE_EXAMPLES = 64
 TOKEN_LOCALITY = "locality in token indexes"
+# The number of lengths to test, the longest length to test, and the number of examples per length.
+NUM_LENGTHS = 3
+MAX_LENGTH = 12
+NUM_EXAMPLES = 1024
+# A condition is refuted if a statistic is above its mean over shuffles by more than NUM_DEVIATIONS standard deviations
+# plus STATISTIC_MARGIN.
+NUM_DEVIATIONS = 10.0
+STATISTIC_MARGIN = 50.0
+NUM_SHUFFLES = 20
+# Answers count as realizable if the risk of the witness is at most this value.
+MAX_WITNESS_RISK = 0.01
+# The log score of a super-token that occurs only at planted IDs.
+MAX_LOG_SCORE = 20.0
 
 Shape = tuple[tuple[int, ...], ...]
+SuperToken = tuple[int, ...]
+Key = TypeVar("Key", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assumption:
+    """A condition, its test result as text (``found``), and a counterexample to it; ``holds`` is None if unknown."""
+
+    name: str
+    holds: bool | None
+    found: str
+    counterexample: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,16 +94,9 @@ def certify_task(task: Task, *, trained: int, lengths: Sequence[int], seed: int 
     check_test_lengths(trained, lengths)
     structures = tuple(measure_structure(task, length, seed) for length in sorted({trained, *lengths}))
     assumptions = (
-        _assume_constant("sparsity", "growing k", "tokens per answer", [(each.length, each.k) for each in structures]),
-        _assume_constant(
-            TOKEN_LOCALITY, "growing gap", "span in tokens", [(each.length, each.reach) for each in structures]
-        ),
-        _assume_constant(
-            "locality in coupled IDs",
-            "growing gap",
-            "span in IDs",
-            [(each.length, each.id_reach) for each in structures],
-        ),
+        _assume_constant("sparsity", "growing k", "tokens per answer", structures, "k"),
+        _assume_constant(TOKEN_LOCALITY, "growing gap", "span in tokens", structures, "reach"),
+        _assume_constant("locality in coupled IDs", "growing gap", "span in IDs", structures, "id_reach"),
         _assume_regular(structures[0], structures[1:]),
         *coupled_conditions(task, seed),
     )
@@ -83,7 +107,7 @@ def certify_task(task: Task, *, trained: int, lengths: Sequence[int], seed: int 
 
 def _verdict(task: Task, assumptions: Sequence[Assumption]) -> str:
     # Proposition 4.4 does not need locality in token indexes.
-    failed = [each.name for each in assumptions if each.name != TOKEN_LOCALITY and each.holds is False]
+    failed = [test.name for test in assumptions if test.name != TOKEN_LOCALITY and test.holds is False]
     if failed:
         return (
             f"Nothing is guaranteed for {task.name} beyond training: the data violate conditions of proposition 4.4 "
@@ -97,7 +121,7 @@ def _verdict(task: Task, assumptions: Sequence[Assumption]) -> str:
 
 def measure_structure(task: Task, length: int, seed: int) -> Structure:
     """Measure the structure of example answers at one length; raise ``SettingError`` for a task without ``support``."""
-    examples = task.sample(length=length, size=NUM_EXAMPLES, rng=stream(seed, "structure", length))
+    examples = task.sample(length=length, size=NUM_STRUCTURE_EXAMPLES, rng=stream(seed, "structure", length))
     if examples.support is None:
         raise SettingError(
             f"task {task.name} does not declare which tokens its answers depend on (support); use a built-in "
@@ -124,17 +148,18 @@ def measure_structure(task: Task, length: int, seed: int) -> Structure:
 
 
 def _assume_constant(
-    name: str, counterexample: str, unit: str, by_length: Sequence[tuple[int, int | None]]
+    name: str, counterexample: str, unit: str, structures: Sequence[Structure], quantity: str
 ) -> Assumption:
     """Build the assumption that a number is the same at every length, with ``found`` in units of ``unit``."""
-    values = {value for _, value in by_length}
+    by_length: dict[int, int | None] = {structure.length: getattr(structure, quantity) for structure in structures}
+    values = set(by_length.values())
     holds = len(values) == 1 and None not in values
     if None in values:
         finding = "no coupling"
     elif holds:
         finding = f"{unit}: {values.pop()} at every length"
     else:
-        finding = f"{unit}: " + ", ".join(f"{value} at {length}" for length, value in by_length)
+        finding = f"{unit}: " + ", ".join(f"{value} at {length}" for length, value in by_length.items())
     return Assumption(name=name, holds=holds, found=finding, counterexample=counterexample)
 
 
@@ -152,4 +177,234 @@ def _assume_regular(train: Structure, test_structures: Sequence[Structure]) -> A
         holds=bool(train.shapes) and not new_shapes,
         found=finding,
         counterexample="rare shape",
+    )
+
+
+def check_test_lengths(max_train_length: int, lengths: Sequence[int]) -> None:
+    """Raise ``SettingError`` unless all lengths are above the longest training length."""
+    if not lengths:
+        raise SettingError(f"no test lengths; use --lengths above {max_train_length}")
+    if short := [length for length in lengths if length <= max_train_length]:
+        raise SettingError(
+            f"length {short[0]} is not above the longest training length {max_train_length}; use "
+            f"--lengths above {max_train_length}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """Context of one answer: the super-tokens before it, sorted by ID; ``label`` is the token ID of the answer.
+
+    ``planted`` contains the IDs that the answer depends on, minus the smallest ID of the context. ``answer_id`` is the
+    length and the number of the answer in its example.
+    """
+
+    answer_id: tuple[int, int]
+    super_tokens: tuple[SuperToken, ...]
+    planted: tuple[int, ...]
+    label: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The planted IDs minus the smallest planted ID."""
+        return tuple(token_id - self.planted[0] for token_id in self.planted)
+
+    def window(self, start: int, shape: tuple[int, ...]) -> tuple[SuperToken, ...]:
+        """Return the super-tokens at the IDs ``start + offset`` for each offset in ``shape``."""
+        return tuple(self.super_tokens[start + offset] for offset in shape)
+
+
+def coupled_conditions(task: Task, seed: int) -> tuple[Assumption, ...]:
+    """Test each condition of proposition 4.4 on examples; ``holds`` is False with a reason if refuted, else None."""
+    contexts, skipped = _sample_contexts(task, seed)
+    tests: tuple[tuple[str, str, Callable[[Sequence[Context]], str | None]], ...] = (
+        ("equal numbers of tokens per ID", "new background token", _describe_unequal_sizes),
+        ("independent super-tokens", "new background token", _describe_dependence),
+        ("same law of planted super-tokens", "absolute positions", _describe_different_laws),
+        ("uniform start", "rare shape", _describe_unequal_starts),
+        ("realizability", "growing k", _describe_witness_failure),
+    )
+    lengths = sorted({context.answer_id[0] for context in contexts})
+    not_refuted = f"not refuted by {NUM_EXAMPLES} examples of lengths {', '.join(map(str, lengths))}"
+    assumptions = []
+    for name, counterexample, test in tests:
+        refutation = test(contexts) if skipped is None else None
+        holds, found = None if refutation is None else False, refutation or skipped or not_refuted
+        assumptions.append(Assumption(name=name, holds=holds, found=found, counterexample=counterexample))
+    return tuple(assumptions)
+
+
+def _sample_contexts(task: Task, seed: int) -> tuple[list[Context], str | None]:
+    """Return all contexts at the shortest lengths of the task, or the reason why the task has no contexts."""
+    contexts: list[Context] = []
+    for length in range(1, MAX_LENGTH + 1):
+        try:
+            examples = task.sample(length=length, size=NUM_EXAMPLES, rng=stream(seed, "conditions", length))
+        except LengthwiseError:
+            continue
+        if examples.coupling is None or examples.support is None:
+            return [], "no coupling"
+        if len(examples.coupling) > 1:
+            return [], f"the coupling has {len(examples.coupling)} levels, but the proposition is for one level"
+        answer_numbers = examples.is_answer.cumsum(axis=1)
+        for example, answer_index in np.argwhere(examples.is_answer).tolist():
+            ids = examples.coupling[0, example, :answer_index]
+            ids = ids - ids.min()
+            super_tokens: list[list[int]] = [[] for _ in range(int(ids.max()) + 1)]
+            *tokens, label = examples.tokens[example, : answer_index + 1].tolist()
+            for token_id, token in zip(ids.tolist(), tokens, strict=True):
+                super_tokens[token_id].append(token)
+            planted = np.unique(ids[planted_tokens(examples.support[example, answer_index], answer_index)])
+            contexts.append(
+                Context(
+                    answer_id=(length, int(answer_numbers[example, answer_index])),
+                    super_tokens=tuple(map(tuple, super_tokens)),
+                    planted=tuple(planted.tolist()),
+                    label=label,
+                )
+            )
+        if len({context.answer_id[0] for context in contexts}) == NUM_LENGTHS:
+            break
+    return contexts, None if contexts else f"no examples of lengths up to {MAX_LENGTH}"
+
+
+def planted_tokens(support: Int[np.ndarray, " most"], index: int) -> Int[np.ndarray, " planted"]:
+    """Return the indexes of tokens in ``support``, or of the token before the answer at ``index`` if it is empty."""
+    needed = support[support >= 0]
+    return needed if needed.size else np.array([index - 1])
+
+
+def _describe_answer(answer_id: tuple[int, int]) -> str:
+    return f"length {answer_id[0]}, answer {answer_id[1]}"
+
+
+def _describe_unequal_sizes(contexts: Sequence[Context]) -> str | None:
+    """Describe a context in which two IDs have different numbers of tokens, or return None."""
+    expected = len(contexts[0].super_tokens[contexts[0].planted[0]])
+    for context in contexts:
+        for token_id, tokens in enumerate(context.super_tokens):
+            if len(tokens) != expected:
+                answer = _describe_answer(context.answer_id)
+                return f"{answer}: one ID has {expected} tokens and ID {token_id} has {len(tokens)}"
+    return None
+
+
+def _describe_dependence(contexts: Sequence[Context]) -> str | None:
+    """Describe background super-tokens with different distributions or a dependence, or return None."""
+    for (answer_id, planted_ids), group in _group_by(contexts, lambda context: (context.answer_id, context.planted)):
+        answer = _describe_answer(answer_id)
+        num_ids = min(len(context.super_tokens) for context in group)
+        samples = {
+            token_id: [context.super_tokens[token_id] for context in group]
+            for token_id in range(num_ids)
+            if token_id not in planted_ids
+        }
+        for token_id, other_id in combinations(samples, 2):
+            if _are_different(samples[token_id], samples[other_id]):
+                return f"{answer}: the super-tokens at IDs {token_id} and {other_id} have different distributions"
+            if _are_dependent(list(zip(samples[token_id], samples[other_id], strict=True))):
+                return f"{answer}: the super-tokens at IDs {token_id} and {other_id} depend on each other"
+        outcomes = [(context.window(0, planted_ids), context.label) for context in group]
+        for token_id, sample in samples.items():
+            if _are_dependent(list(zip(sample, outcomes, strict=True))):
+                return f"{answer}: the super-token at ID {token_id} depends on the planted super-tokens or the answer"
+    return None
+
+
+def _describe_different_laws(contexts: Sequence[Context]) -> str | None:
+    """Describe two starts at which planted super-tokens of one shape have different distributions, or return None."""
+    for _, group in _group_by(contexts, lambda context: context.shape):
+        samples = [
+            (start, [(context.window(0, context.planted), context.label) for context in same_start])
+            for start, same_start in _group_by(group, lambda context: (context.answer_id, context.planted[0]))
+        ]
+        (first_answer_id, first_start), first_sample = samples[0]
+        for (answer_id, start), sample in samples[1:]:
+            if _are_different(first_sample, sample):
+                return (
+                    f"{_describe_answer(answer_id)}, ID {start} and {_describe_answer(first_answer_id)}, "
+                    f"ID {first_start}: planted super-tokens have different distributions"
+                )
+    return None
+
+
+def _describe_unequal_starts(contexts: Sequence[Context]) -> str | None:
+    """Describe a length at which contexts have different sizes or starts are not uniform, or return None."""
+    for length, group in _group_by(contexts, lambda context: context.answer_id[0]):
+        sizes = {len(context.super_tokens) for context in group}
+        if len(sizes) > 1:
+            return f"length {length}: contexts have {min(sizes)} to {max(sizes)} IDs"
+        for shape, shape_contexts in _group_by(group, lambda context: context.shape):
+            starts = Counter(context.planted[0] for context in shape_contexts)
+            possible = range(sizes.copy().pop() - shape[-1])
+            expected = len(shape_contexts) / len(possible)
+            chi_square = sum((starts[start] - expected) ** 2 / expected for start in possible)
+            if chi_square > len(possible) + NUM_DEVIATIONS * math.sqrt(2 * len(possible)) + STATISTIC_MARGIN:
+                return f"length {length}: the counts of starts of planted IDs are {dict(sorted(starts.items()))}"
+    return None
+
+
+def _describe_witness_failure(contexts: Sequence[Context]) -> str | None:
+    """Describe the risk of a witness head, which is built from the examples, if the risk is large; else return None.
+
+    The scores are the odds that super-tokens are planted; the values are the distributions of their answers.
+    """
+    shapes = {context.shape for context in contexts}
+    occurrences: Counter[Hashable] = Counter()
+    label_counts: defaultdict[Hashable, Counter[int]] = defaultdict(Counter)
+    for context in contexts:
+        label_counts[context.shape, context.window(0, context.planted)][context.label] += 1
+        occurrences.update(_count_windows(context, shapes))
+    total_risk = 0.0
+    for context in contexts:
+        total_score = correct_score = 0.0
+        for window_key, num_occurrences in _count_windows(context, shapes).items():
+            if window_key in label_counts:
+                num_planted = label_counts[window_key].total()
+                planted_odds = num_planted / max(occurrences[window_key] - num_planted, math.exp(-MAX_LOG_SCORE))
+                score = num_occurrences * min(planted_odds, math.exp(MAX_LOG_SCORE))
+                total_score += score
+                correct_score += score * label_counts[window_key][context.label] / num_planted
+        total_risk += 1 - correct_score / total_score
+    risk = total_risk / len(contexts)
+    if risk <= MAX_WITNESS_RISK:
+        return None
+    return f"no witness: the head built from the examples has risk {risk:.3f} on them"
+
+
+def _count_windows(context: Context, shapes: Iterable[tuple[int, ...]]) -> Counter[Hashable]:
+    """Count the tuples of super-tokens at all starts of each shape in a context."""
+    num_ids = len(context.super_tokens)
+    return Counter((shape, context.window(start, shape)) for shape in shapes for start in range(num_ids - shape[-1]))
+
+
+def _group_by(contexts: Sequence[Context], group_key: Callable[[Context], Key]) -> Iterator[tuple[Key, list[Context]]]:
+    """Yield the contexts with equal keys, in the order of their first occurrence."""
+    groups: defaultdict[Key, list[Context]] = defaultdict(list)
+    for context in contexts:
+        groups[group_key(context)].append(context)
+    yield from groups.items()
+
+
+def _are_different(first_sample: Sequence[Hashable], second_sample: Sequence[Hashable]) -> bool:
+    return _are_dependent([(0, value) for value in first_sample] + [(1, value) for value in second_sample])
+
+
+def _are_dependent(pairs: Sequence[tuple[Hashable, Hashable]]) -> bool:
+    """Return True if the two entries of pairs are dependent: the G statistic is far above that of shuffled pairs."""
+    first, second = ([pair[index] for pair in pairs] for index in (0, 1))
+    rng = stream(0, "shuffles")
+    shuffled = [
+        _g_statistic(first, [second[index] for index in rng.permutation(len(pairs))]) for _ in range(NUM_SHUFFLES)
+    ]
+    threshold = np.mean(shuffled) + NUM_DEVIATIONS * np.std(shuffled) + STATISTIC_MARGIN
+    return bool(_g_statistic(first, second) > threshold)
+
+
+def _g_statistic(first_values: Sequence[Hashable], second_values: Sequence[Hashable]) -> float:
+    """Return the G statistic: twice the sum over pairs of log(joint frequency / frequency if independent)."""
+    first_counts, second_counts = Counter(first_values), Counter(second_values)
+    return 2 * sum(
+        count * math.log(count * len(first_values) / (first_counts[first] * second_counts[second]))
+        for (first, second), count in Counter(zip(first_values, second_values, strict=True)).items()
     )

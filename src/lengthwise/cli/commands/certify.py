@@ -3,13 +3,20 @@
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
 from lengthwise.cli import options
 from lengthwise.cli.terminal import print_json, print_line, print_table, show_status
 from lengthwise.core.errors import SettingError
+from lengthwise.core.files import read_file
+from lengthwise.core.json_parsing import parse_json
+
+# Default test lengths of a task, and default test lengths of a run as multiples of its longest training length.
+DEFAULT_LENGTHS = (64, 256)
+DEFAULT_MULTIPLES = (2, 4, 16)
+DEFAULT_TRAIN_LENGTH = 20
 
 
 def certify(
@@ -49,8 +56,8 @@ def certify(
 
     For a counterexample, compute the exact risks of its two heads.
     """
-    from lengthwise.cli import certificates, experiment_options
-    from lengthwise.evaluation.forecast.certificate_report import Certificate, tables, to_json, verdict, write_report
+    from lengthwise.cli import experiment_options
+    from lengthwise.evaluation.forecast.certificate_report import tables, to_json, verdict, write_report
     from lengthwise.experiments.run import load_run
     from lengthwise.experiments.run_analysis import certify_run
 
@@ -61,13 +68,12 @@ def certify(
         if train_lengths is not None:
             raise SettingError("--train-lengths applies to a task or a law, not to a run; leave out --train-lengths")
         run = load_run(target_path, overrides=experiment_options.parse_overrides(**part_names), device="cpu")
-        max_train_length = run.experiment.train_lengths[1]
-        test_lengths = parsed_lengths or certificates.default_run_lengths(run.experiment.task, max_train_length)
         name = run.experiment.task.name
-        compute_certificate: Callable[[], Certificate] = partial(certify_run, run, test_lengths, seed=seed)
+        test_lengths = parsed_lengths or _default_run_lengths(run.experiment.task, run.experiment.train_lengths[1])
+        compute_certificate: Callable[[], Any] = partial(certify_run, run, test_lengths, seed=seed)
     else:
         options.reject_flags("needs a run folder", **part_names)
-        name, compute_certificate = certificates.prepare_certificate(target, train_lengths, parsed_lengths, steps, seed)
+        name, compute_certificate = _prepare_certificate(target, train_lengths, parsed_lengths, steps, seed)
     with show_status(f"certifying {target}"):
         certificate = compute_certificate()
     if as_json:
@@ -80,3 +86,58 @@ def certify(
         figure = write_report(certificate, out)
         if not as_json:
             print_line(f"figure: {figure}")
+
+
+def _default_run_lengths(task: Any, max_train_length: int) -> tuple[int, ...]:
+    """Return the default test lengths of a run; for a task file, the nearest lengths of its records."""
+    from lengthwise.tasks import HasLengths
+
+    lengths = [multiple * max_train_length for multiple in DEFAULT_MULTIPLES]
+    if not isinstance(task, HasLengths):
+        return tuple(lengths)
+    longer = [length for length in task.available_lengths if length > max_train_length]
+    if not longer:
+        raise SettingError(
+            f"the task file has no record beyond the longest training length {max_train_length}; pass a file with "
+            "longer records to --task"
+        )
+    nearest = {min(longer, key=lambda candidate: abs(candidate - length)) for length in lengths}
+    return tuple(sorted(nearest))
+
+
+def _prepare_certificate(
+    target: str, train_lengths: str | None, lengths: tuple[int, ...] | None, steps: int, seed: int
+) -> tuple[str, Callable[[], Any]]:
+    """Return the name of the task, and a function that computes the certificate of a counterexample, task or law."""
+    from lengthwise.tasks import Planted
+    from lengthwise.theory.counterexamples import COUNTEREXAMPLES, certify_counterexample
+    from lengthwise.theory.planted_law_certificate import certify_law
+    from lengthwise.theory.task_certificate import certify_task
+
+    if target in COUNTEREXAMPLES:
+        options.reject_flags("applies to a task or a law", **{"train-lengths": train_lengths})
+        return Planted.name, partial(certify_counterexample, COUNTEREXAMPLES[target], lengths)
+    task = _load_task_or_law(Path(target))
+    train_range = None if train_lengths is None else options.parse_range(train_lengths)
+    test_lengths = lengths or DEFAULT_LENGTHS
+    if isinstance(task, Planted):
+        if train_range is None:
+            # Bounds need four spans: the number of tokens from the first to the last planted token.
+            train_range = task.min_length, max(16, 4 * (task.placement.span or 0))
+        return task.name, partial(certify_law, task, trained=train_range, lengths=test_lengths, steps=steps, seed=seed)
+    max_trained = DEFAULT_TRAIN_LENGTH if train_range is None else train_range[1]
+    return task.name, partial(certify_task, task, trained=max_trained, lengths=test_lengths, seed=seed)
+
+
+def _load_task_or_law(path: Path) -> Any:
+    from lengthwise.experiments.experiment import build_entry, load_task
+
+    if path.suffix != ".json":
+        return load_task(str(path))
+    try:
+        law_settings = parse_json(read_file(path))
+    except (OSError, ValueError) as error:
+        raise SettingError(
+            f"'{path}' cannot be read as JSON ({error}); use a JSON file with the settings of a planted law"
+        ) from None
+    return build_entry("task", {"name": "planted", **law_settings})

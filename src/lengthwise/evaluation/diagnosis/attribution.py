@@ -1,14 +1,32 @@
-"""Attribution of failures to causes, from the first errors that each intervention repairs."""
+"""Attribution of failures to causes, from the first errors that interventions on tokens and IDs repair."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
 
+import numpy as np
+import torch
+from jaxtyping import Bool, Int, Real
+
+from lengthwise.core.randomness import stream
 from lengthwise.evaluation.diagnosis.failures import FailureBatch, FailureCounts, grade_with_known_end
-from lengthwise.evaluation.diagnosis.interventions import InterventionResults
+from lengthwise.evaluation.exact_match import iter_examples
 from lengthwise.evaluation.forecast.assumptions import ACCURACY_THRESHOLD
 from lengthwise.evaluation.forecast.certificate import DILUTED_ATTENTION, UNTRAINED_IDS
-from lengthwise.evaluation.forecast.probed_model import ProbedModel
+from lengthwise.evaluation.forecast.probed_model import (
+    NUM_SUBSAMPLES,
+    ProbedModel,
+    Queries,
+    build_queries,
+    query_without_tokens,
+    sample_answers,
+)
+from lengthwise.evaluation.forecast.subsampling import Subsample, subsample, upweight_distractors
+from lengthwise.tasks.examples import Examples
 
+# Block sizes of subsampling, tried in this order until the result fits into the budget.
+BLOCK_SIZES = (4, 2, 1)
+# Number of examples of the longest training length.
+NUM_TRAIN_EXAMPLES = 64
 # The cause that replaces ``UNTRAINED_IDS`` if no ID and no distance exceeds the training maximum.
 MORE_IDS = "more distinct IDs than in training"
 TOKENS_OR_IDS = "the number of tokens and the IDs, each sufficient for the failure"
@@ -17,6 +35,191 @@ ID_ERRORS, END_ERRORS = "wrong predicted IDs", "ending too early or too late"
 # A change that repairs at least this fraction of first errors explains the failures.
 MAIN_FRACTION = 0.5
 UNDECIDED = "undecided between IDs and the number of tokens"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InterventionResults:
+    """Masks of answers that are correct under each intervention, in most subsamples of training size.
+
+    ``subsample_only`` keeps the IDs of the tested length and weights the tokens to represent the full sequence.
+    ``fewer_tokens`` sets all weights to 1. ``trained_ids`` replaces the IDs by training IDs in the same order.
+    ``both_changes`` does both. ``within_budget`` marks answers whose subsamples do not exceed the training size.
+    ``without_competitors`` hides the competing tokens of the full sequence (see ``competing_tokens``) from the token
+    before the answer, and ``without_random`` as many random tokens.
+    """
+
+    subsample_only: Bool[np.ndarray, " answers"]
+    fewer_tokens: Bool[np.ndarray, " answers"]
+    trained_ids: Bool[np.ndarray, " answers"]
+    both_changes: Bool[np.ndarray, " answers"]
+    within_budget: Bool[np.ndarray, " answers"]
+    without_competitors: Bool[np.ndarray, " answers"]
+    without_random: Bool[np.ndarray, " answers"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interventions:
+    """Interventions that reduce sequences to ``budget`` units, as in training, or use the IDs in ``train_ids``.
+
+    A unit is a set of coupled tokens, so that a subsample has the layout of a shorter sequence. Without coupling, or
+    with several levels, each token is a unit. ``train_ids[sequence][level]`` has the sorted distinct IDs of one
+    training sequence.
+    """
+
+    model: ProbedModel
+    budget: int
+    train_ids: list[list[np.ndarray]]
+
+    def apply(self, queries: Queries, rng: np.random.Generator) -> InterventionResults:
+        """Evaluate the queries under each intervention; those on the number of tokens and IDs share subsamples."""
+        subsamples, within_budget = self._subsample(queries, self.budget, rng)
+        remapped = self._with_train_ids(queries, subsamples)
+        hidden = self._hide_tokens(queries, rng)
+        return InterventionResults(
+            subsample_only=self._is_correct(queries, subsamples),
+            fewer_tokens=self._is_correct(queries, subsamples.unweighted()),
+            trained_ids=self._is_correct(remapped, subsamples),
+            both_changes=self._is_correct(remapped, subsamples.unweighted()),
+            within_budget=within_budget,
+            without_competitors=hidden[:, 0],
+            without_random=hidden[:, 1],
+        )
+
+    def apply_to_batches(
+        self, batches: list[Queries], max_queries: int, report: Callable[[], None]
+    ) -> InterventionResults:
+        """Evaluate at most ``max_queries`` queries under each intervention; call ``report`` before each batch."""
+        results, num_remaining = [], max_queries
+        for batch_index, queries in enumerate(batches):
+            query_batch = queries.first(num_remaining)
+            if not len(query_batch.answer):
+                break
+            report()
+            rng = stream(self.model.seed, "diagnosis draws", queries.batch.length, batch_index)
+            results.append(self.apply(query_batch, rng))
+            num_remaining -= len(query_batch.answer)
+        names = [field.name for field in fields(InterventionResults)]
+        merged = {name: np.concatenate([getattr(result, name) for result in results]) for name in names}
+        return InterventionResults(**merged)
+
+    def measure_retention(self) -> float:
+        """Return the fraction of correct answers at the longest training length that stay correct on half the units."""
+        model, stays_correct = self.model, []
+        length, end_token = model.max_train_length, model.task.vocabulary.index("end")
+        rng = stream(model.seed, "diagnosis home", length)
+        for examples, batch in iter_examples(model.task, model.scheme, length, NUM_TRAIN_EXAMPLES, model.seed):
+            queries = build_queries(model.task, examples, batch, sample_answers(batch, end_token, rng))
+            full_sequences = upweight_distractors(queries.support, queries.last_index, 1.0)
+            half_sequences = self._subsample(queries, self.budget // 2, rng)[0].unweighted()
+            is_retained = self._is_correct(self._with_train_ids(queries, half_sequences), half_sequences)
+            stays_correct += is_retained[model.query(queries, full_sequences).correct].tolist()
+        return float(np.mean(stays_correct)) if stays_correct else 0.0
+
+    def _subsample(
+        self, queries: Queries, budget: int, rng: np.random.Generator
+    ) -> tuple[Subsample, Bool[np.ndarray, " queries"]]:
+        """Return subsamples, and a mask of queries whose subsamples are all within the budget."""
+        repeated = queries.select(np.repeat(np.arange(len(queries.answer)), NUM_SUBSAMPLES))
+        units = coupling_units(repeated.examples)
+        candidates = []
+        for block_size in BLOCK_SIZES:
+            subsamples = subsample(repeated.support, repeated.last_index, budget, rng, units, block_size)
+            unit_rows = zip(units, subsamples.indices, strict=True)
+            num_units = [len(np.unique(unit_ids[indices])) for unit_ids, indices in unit_rows]
+            within_budget = np.asarray((np.array(num_units) <= budget).reshape(-1, NUM_SUBSAMPLES).all(axis=1))
+            candidates.append((subsamples, within_budget))
+        return next((candidate for candidate in candidates if candidate[1].all()), candidates[-1])
+
+    def _hide_tokens(self, queries: Queries, rng: np.random.Generator) -> Bool[np.ndarray, "queries 2"]:
+        """Return masks of correct queries without their competing tokens, and without as many random other tokens."""
+        hidden = []
+        for row, last in enumerate(queries.last_index.tolist()):
+            assert queries.examples.support is not None
+            needed = queries.examples.support[row, last + 1]
+            tokens = queries.examples.tokens[row, : last + 1]
+            competing, others = competing_tokens(tokens, needed[needed >= 0])
+            # Hidden separators would change the segments.
+            competing, others = (np.setdiff1d(indexes, queries.support[row]) for indexes in (competing, others))
+            hidden.append((competing, rng.choice(others, size=len(competing), replace=False)))
+        return query_without_tokens(self.model.decoder, queries, hidden)
+
+    def _is_correct(self, queries: Queries, subsamples: Subsample) -> Bool[np.ndarray, " answers"]:
+        correct_each = self.model.query(queries, subsamples).correct_each.reshape(-1, NUM_SUBSAMPLES)
+        return np.asarray(correct_each.mean(axis=1) > 0.5)
+
+    def _with_train_ids(self, queries: Queries, subsamples: Subsample) -> Queries:
+        """Return one query per subsample, with training IDs that depend on the tokens of the subsample."""
+        query_indices = np.repeat(np.arange(len(queries.answer)), NUM_SUBSAMPLES)
+        repeated = queries.select(query_indices)
+        ids = repeated.batch.position_ids.numpy().copy()
+        for subsample_index, last_index in enumerate(subsamples.last_column):
+            token_indices = subsamples.indices[subsample_index, : last_index + 1]
+            support = np.append(repeated.support[subsample_index], token_indices[-1])
+            distances = np.abs(token_indices[:, None] - support).min(axis=1)
+            indices_by_distance = token_indices[distances.argsort(kind="stable")]
+            train_ids = self.train_ids[query_indices[subsample_index] % len(self.train_ids)]
+            for level_ids, level_train_ids in zip(ids[:, subsample_index], train_ids, strict=True):
+                level_ids[:] = remap_ids(level_ids, level_ids[indices_by_distance], level_train_ids)
+        return replace(repeated, batch=replace(repeated.batch, position_ids=torch.from_numpy(ids)))
+
+
+def build_interventions(model: ProbedModel) -> Interventions:
+    """Return interventions with the size and the IDs of sequences of the longest training length."""
+    length = model.max_train_length
+    examples, batch = next(iter_examples(model.task, model.scheme, length, NUM_TRAIN_EXAMPLES, model.seed))
+    ids = batch.position_ids.numpy()
+    return Interventions(
+        model=model,
+        budget=min(len(np.unique(units)) for units in coupling_units(examples)),
+        train_ids=[[np.unique(level_ids) for level_ids in ids[:, example]] for example in range(len(examples))],
+    )
+
+
+def competing_tokens(
+    tokens: Int[np.ndarray, " seq"], needed: Int[np.ndarray, " _"]
+) -> tuple[Int[np.ndarray, " _"], Int[np.ndarray, " _"]]:
+    """Return the indexes of the tokens that compete with the needed tokens, and of all tokens that are not needed.
+
+    ``tokens`` ends with the token before the answer. A needed token can be found by its neighbor if the neighbor equals
+    another needed token or the last token, as in copying: the next symbol follows the symbol that was copied last.
+    Other occurrences of the neighbor then compete. Of an occurrence and the token next to it, the later one competes,
+    because it can read the other one.
+    """
+    last = len(tokens) - 1
+    read = np.union1d(needed, last)
+    is_needed, is_competing = np.zeros((2, len(tokens)), dtype=bool)
+    is_needed[read] = True
+    for token_index in read[:-1].tolist():
+        for side in (-1, 1):
+            neighbor = token_index + side
+            others = read[(read != token_index) & (read != neighbor)]
+            if neighbor < 0 or tokens[neighbor] not in tokens[others]:
+                continue
+            is_needed[neighbor] = True
+            (occurrences,) = np.nonzero(tokens == tokens[neighbor])
+            later = occurrences[occurrences != neighbor] + (side < 0)
+            is_competing[later[later <= last]] = True
+    return np.flatnonzero(is_competing & ~is_needed), np.flatnonzero(~is_needed)
+
+
+def coupling_units(examples: Examples) -> Int[np.ndarray, "batch seq"]:
+    """Return the unit of each token: its coupling number for a single coupling level, otherwise its token index."""
+    coupling = examples.coupling
+    if coupling is not None and len(coupling) == 1:
+        return coupling[0]
+    return np.broadcast_to(np.arange(examples.tokens.shape[1]), examples.tokens.shape)
+
+
+def remap_ids(
+    ids: Real[np.ndarray, " seq"], selected_ids: Real[np.ndarray, " _"], train_ids: Real[np.ndarray, " _"]
+) -> Real[np.ndarray, " seq"]:
+    """Replace ``selected_ids`` by ``train_ids`` in increasing order, and other IDs like the next lower selected ID.
+
+    If there are more selected IDs than training IDs, only the first of ``selected_ids`` are selected.
+    """
+    unique_ids, first_indices = np.unique(selected_ids, return_index=True)
+    source_ids = np.sort(unique_ids[first_indices.argsort()[: len(train_ids)]])
+    return np.asarray(train_ids[(np.searchsorted(source_ids, ids, side="right") - 1).clip(0)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,18 +12,25 @@ from lengthwise.core.intervals import wilson_interval
 from lengthwise.evaluation.diagnosis.attribution import (
     Cause,
     SubsamplingControl,
+    build_interventions,
     describe_limiting_cause,
     measure_id_and_end_causes,
     measure_intervention_causes,
 )
-from lengthwise.evaluation.diagnosis.failures import FailureBatch, FailureCounts, collect_failures, count_failures
-from lengthwise.evaluation.diagnosis.interventions import build_interventions
-from lengthwise.evaluation.diagnosis.range_shift import RangeShift, measure_range_shifts
-from lengthwise.evaluation.diagnosis.support_mass import NUM_ANSWERS, mean_support_mass, support_mass_at_errors
+from lengthwise.evaluation.diagnosis.failures import (
+    NUM_ANSWERS,
+    FailureBatch,
+    FailureCounts,
+    RangeShift,
+    collect_failures,
+    count_failures,
+    mean_support_mass,
+    measure_range_shifts,
+    support_mass_at_errors,
+)
 from lengthwise.evaluation.exact_match import count_examples
 from lengthwise.evaluation.forecast.assumptions import ACCURACY_THRESHOLD
-from lengthwise.evaluation.forecast.probed_model import ProbedModel
-from lengthwise.evaluation.forecast.sparse_queries import Queries
+from lengthwise.evaluation.forecast.probed_model import ProbedModel, Queries
 from lengthwise.tasks import GradedByLoss, HasLengths, Task, nearest_length
 
 # Maximum number of queries per intervention.

@@ -1,23 +1,29 @@
-"""Failed examples of a length, with the location and kind of their first errors."""
+"""Failed examples of a length: first errors, attention on the support, and IDs and distances beyond training."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
 
 from lengthwise.core.randomness import stream
 from lengthwise.evaluation.exact_match import check_id_range, iter_examples
-from lengthwise.evaluation.forecast.probed_model import ProbedModel
-from lengthwise.evaluation.forecast.sparse_queries import Queries, build_queries
+from lengthwise.evaluation.forecast.probed_model import ProbedModel, Queries, build_queries, sample_answers
 from lengthwise.evaluation.grading import first_errors, grade
+from lengthwise.model.attention_scores import AttentionHooks
 from lengthwise.model.decoder import Decoder
+from lengthwise.training.batch import Batch
 
 # Maximum number of examples for free decoding after a wrong ID.
 MAX_NUM_DECODED = 16
+# Maximum number of answers per mean.
+NUM_ANSWERS = 64
+# Number of training examples that determine the distances between answers and their support.
+NUM_DISTANCE_EXAMPLES = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,3 +137,133 @@ def grade_with_known_end(decoder: Decoder, failures: FailureBatch, end: int) -> 
     is_end_error = np.array([kind.startswith("end") for kind in failures.kinds])
     is_first_correct = is_correct[np.arange(len(is_end_error)), failures.errors.answer - 1]
     return is_end_error & is_first_correct, is_correct.all(axis=1) & failures.ids_correct
+
+
+def mean_support_mass(
+    model: ProbedModel, length: int, num_answers: int, report: Callable[[], None]
+) -> Float[np.ndarray, "layers heads"]:
+    """Return the mean support attention of each head over sampled answers at a length; 0 for a task without support.
+
+    ``report`` is called before each batch of answers.
+    """
+    rng = stream(model.seed, "diagnosis attention", length)
+    end_token = model.task.vocabulary.index("end")
+    masses = []
+    for examples, batch in iter_examples(model.task, model.scheme, length, num_answers, model.seed):
+        report()
+        if examples.support is not None:
+            masses.append(support_mass(model.decoder, batch, sample_answers(batch, end_token, rng), examples.support))
+    return _mean_by_head(model, masses)
+
+
+def support_mass_at_errors(model: ProbedModel, errors: list[Queries]) -> Float[np.ndarray, "layers heads"]:
+    """Return the mean support attention of each head over the first errors; 0 for a task without support."""
+    masses, num_remaining = [], NUM_ANSWERS
+    for queries in errors:
+        selected = queries.first(num_remaining)
+        answer, support = selected.answer, selected.examples.support
+        if support is not None and len(answer):
+            masses.append(support_mass(model.decoder, selected.batch, answer, support))
+        num_remaining -= len(answer)
+    return _mean_by_head(model, masses)
+
+
+@torch.no_grad()
+def support_mass(
+    decoder: Decoder, batch: Batch, answer: Int[np.ndarray, " batch"], support: Int[np.ndarray, "batch seq k"]
+) -> Float[np.ndarray, "answers layers heads"]:
+    """Return the support attention of one answer per example; ``answer`` contains the token indexes of the answers.
+
+    The support excludes the token before the answer, because the decoder reads it without attention. The result omits
+    answers whose support contains only this token.
+    """
+    masses: list[Float[np.ndarray, "layers heads"]] = []
+    for example, query_index in enumerate((answer - 1).tolist()):
+        keys = np.unique(support[example, query_index + 1])
+        keys = keys[(keys >= 0) & (keys != query_index)]
+        if not len(keys):
+            continue
+        by_layer: list[Float[np.ndarray, " heads"]] = []
+
+        def record_mass(weights: Tensor, keys: np.ndarray = keys, by_layer: list[np.ndarray] = by_layer) -> None:
+            by_layer.append(weights[0, :, 0, keys].sum(dim=-1).numpy())
+
+        tokens, ids = batch.tokens[example : example + 1], batch.position_ids[:, example : example + 1]
+        # With a cache, only the weights of the last token are computed, so long sequences fit into memory.
+        _, cache = decoder(tokens[:, :query_index], ids[:, :, :query_index]) if query_index else (None, None)
+        query_slice = slice(query_index, query_index + 1)
+        decoder(tokens[:, query_slice], ids[:, :, query_slice], cache, hooks=AttentionHooks(on_weights=record_mass))
+        masses.append(np.stack(by_layer))
+    empty_shape = (0, decoder.settings.num_passes, decoder.settings.num_heads)
+    return np.stack(masses) if masses else np.zeros(empty_shape, dtype=np.float32)
+
+
+def _mean_by_head(
+    model: ProbedModel, masses: list[Float[np.ndarray, "_ layers heads"]]
+) -> Float[np.ndarray, "layers heads"]:
+    settings = model.decoder.settings
+    all_masses = np.concatenate([np.zeros((0, settings.num_passes, settings.num_heads)), *masses])
+    return np.asarray(all_masses.mean(axis=0)) if len(all_masses) else np.zeros(all_masses.shape[1:])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RangeShift:
+    """Maximum of a quantity (an ID or an ID distance) in training and in the failed examples.
+
+    ``fraction_beyond`` is the fraction of failed examples with a value above ``train_max``.
+    """
+
+    quantity: str
+    train_max: float
+    test_max: float
+    fraction_beyond: float
+
+
+def measure_range_shifts(model: ProbedModel, errors: list[Queries]) -> Iterator[RangeShift]:
+    """Yield one range shift per quantity; ``errors`` contains the first error of each failed example.
+
+    Quantities of the support are measured only if the task declares a support.
+    """
+    trained_distance = model.trained_distance
+    assert trained_distance is not None, "a finished run has a trained distance"
+    largest_ids, distances, id_spans = [], [], []
+    for queries in errors:
+        ids = queries.batch.position_ids.numpy().astype(np.float64)
+        id_spans.append(np.ptp(ids, axis=-1).max(axis=0))
+        if (support := queries.examples.support) is not None:
+            example_indices = np.arange(len(queries.answer))
+            largest_id, distance = _support_range(ids, support)
+            largest_ids.append(largest_id[example_indices, queries.answer])
+            distances.append(distance[example_indices, queries.answer])
+    quantities = (
+        ("ID in the support of an answer", model.id_range[1], largest_ids),
+        ("distance of an answer to its support", _max_train_support_distance(model) if distances else 0, distances),
+        ("distance between any two tokens", trained_distance, id_spans),
+    )
+    for quantity, train_max, values_by_batch in quantities:
+        if values_by_batch:
+            values, limit = np.concatenate(values_by_batch), float(train_max)
+            beyond, test_max = float((values > limit).mean()), float(values.max())
+            yield RangeShift(quantity=quantity, train_max=limit, test_max=test_max, fraction_beyond=beyond)
+
+
+def _support_range(
+    ids: Float[np.ndarray, "level batch seq"], support: Int[np.ndarray, "batch seq k"]
+) -> tuple[Float[np.ndarray, "batch seq"], Float[np.ndarray, "batch seq"]]:
+    """Return, for each token, the largest ID in its support, and the largest distance from it to the previous token.
+
+    With several levels, the distance comes from the level on which it is smallest.
+    """
+    query_ids = np.roll(ids, 1, axis=2)
+    example_indices = np.arange(len(support))[:, None, None]
+    support_ids = np.where(support >= 0, ids[:, example_indices, support], query_ids[..., None])
+    distances = np.abs(support_ids - query_ids[..., None]).max(axis=3).min(axis=0)
+    return support_ids.max(axis=(0, 3)), distances
+
+
+def _max_train_support_distance(model: ProbedModel) -> float:
+    rng = stream(model.seed, "diagnosis training", model.max_train_length)
+    examples = model.task.sample(length=model.max_train_length, size=NUM_DISTANCE_EXAMPLES, rng=rng)
+    assert examples.support is not None
+    ids = model.scheme.assign(examples, rng, training=True).position_ids.astype(np.float64)
+    return float(_support_range(ids, examples.support)[1][examples.is_answer].max())

@@ -36,8 +36,9 @@ def tables(diagnosis: Diagnosis) -> Iterator[Table]:
         return
     yield _first_error_table(diagnosis.failures, diagnosis.length)
     shift_rows = []
-    for each in diagnosis.range_shifts:
-        shift_rows.append([each.quantity, f"{each.train_max:g}", f"{each.test_max:g}", f"{each.fraction_beyond:.2f}"])
+    for shift in diagnosis.range_shifts:
+        limits = [f"{shift.train_max:g}", f"{shift.test_max:g}"]
+        shift_rows.append([shift.quantity, *limits, f"{shift.fraction_beyond:.2f}"])
     header = ["maximum", "training", "failed examples", "fraction beyond"]
     yield "IDs and distances of failed examples", header, shift_rows
     cause_rows = []

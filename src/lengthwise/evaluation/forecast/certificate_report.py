@@ -2,7 +2,9 @@
 
 import json
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,8 @@ from lengthwise.evaluation.figure_layout import (
     set_length_axis,
 )
 from lengthwise.evaluation.forecast.certificate import RunCertificate, run_verdict
-from lengthwise.theory.counterexample_certificate import CounterexampleCertificate
-from lengthwise.theory.planted_law_certificate import PROBABILISTIC_BOUNDS, LawCertificate
+from lengthwise.theory.counterexamples import CounterexampleCertificate
+from lengthwise.theory.planted_law_certificate import LawCertificate, tightest_bound
 from lengthwise.theory.task_certificate import TaskCertificate
 
 CERTIFICATE_FILE = "certificate.json"
@@ -66,8 +68,8 @@ def tables(certificate: Certificate) -> list[Table]:
         "assumptions",
         ["assumption", "holds", "measurement", "failure without it (see counterexamples in docs/theory.md)"],
         [
-            [each.name, _HOLDS_TEXT[each.holds], each.found, _POSSIBLE_FAILURES[each.counterexample]]
-            for each in certificate.assumptions
+            [assumed.name, _HOLDS_TEXT[assumed.holds], assumed.found, _POSSIBLE_FAILURES[assumed.counterexample]]
+            for assumed in certificate.assumptions
         ],
     )
     if isinstance(certificate, TaskCertificate):
@@ -83,8 +85,8 @@ def tables(certificate: Certificate) -> list[Table]:
 def _counterexample_table(certificate: CounterexampleCertificate) -> Table:
     objectives = [f"{value:.3g}" for value in (certificate.learned_objective, certificate.witness_objective)]
     body = [
-        [str(each.length), "yes" if each.in_training else "no", f"{each.learned:.3g}", f"{each.witness:.3g}"]
-        for each in certificate.risks
+        [str(risks.length), "yes" if risks.in_training else "no", f"{risks.learned:.3g}", f"{risks.witness:.3g}"]
+        for risks in certificate.risks
     ]
     title = f"counterexample '{certificate.counterexample}', violated assumption: {certificate.assumption}"
     header = ["length", "in training", "risk of the learned head", "risk of the witness"]
@@ -94,10 +96,10 @@ def _counterexample_table(certificate: CounterexampleCertificate) -> Table:
 def _forecast_table(certificate: RunCertificate) -> Table:
     header = ["length", "accuracy per token", "exact match", "with IDs only", "with token count only", "leakage"]
     body = []
-    for each in certificate.forecasts:
-        intervals = [f"{each.low:.2f} to {each.high:.2f}", f"{each.exact_low:.2f} to {each.exact_high:.2f}"]
-        accuracies = ["-" if value is None else f"{value:.2f}" for value in (each.ids_only, each.token_count_only)]
-        body.append([str(each.length), *intervals, *accuracies, f"{each.leakage:.2f}"])
+    for row in certificate.forecasts:
+        intervals = [f"{row.low:.2f} to {row.high:.2f}", f"{row.exact_low:.2f} to {row.exact_high:.2f}"]
+        accuracies = ["-" if value is None else f"{value:.2f}" for value in (row.ids_only, row.token_count_only)]
+        body.append([str(row.length), *intervals, *accuracies, f"{row.leakage:.2f}"])
     body += [[str(length), reason, "", "", "", ""] for length, reason in certificate.abstentions.items()]
     return f"predicted accuracy beyond length {certificate.train_lengths[1]}, with 90% intervals", header, body
 
@@ -110,12 +112,7 @@ def _risk_table(certificate: LawCertificate) -> Table:
         odds, secant = (None, None) if prediction is None else (prediction.odds, prediction.secant)
         predicted = [_format_number(value) for value in (risk.posterior.risk, odds, secant)]
         method = found.how if found.how == "exact" else f"{found.low:.4f} to {found.high:.4f}"
-        valid_bounds = [
-            (each.value, each.title)
-            for each in certificate.bounds
-            if each.length == risk.length and each.value is not None and each.bound not in PROBABILISTIC_BOUNDS
-        ]
-        tightest = min(valid_bounds, default=None)
+        tightest = tightest_bound(certificate.bounds, risk.length)
         bound = "-" if tightest is None else f"{_format_number(tightest[0])} ({tightest[1]})"
         body.append([str(risk.length), _format_number(found.risk), method, *predicted, bound])
     header = ["length", "risk", "method", "true posterior", "predicted", "secant", "tightest bound"]
@@ -145,36 +142,41 @@ def write_report(certificate: Certificate, folder: Path) -> Path:
     check_report_folder(folder, CERTIFICATE_FILE)
     write_atomically(folder / CERTIFICATE_FILE, json.dumps(to_json(certificate), indent=2).encode())
     plot = _PLOTS[type(certificate)](certificate)
-    figure, (axes,) = make_panels([plot.title], [[curve.name for curve in plot.curves]], plot.caption)
-    colors = dict(zip((curve.name for curve in plot.curves), LINE_COLORS, strict=False))
-    for curve in plot.curves:
+    curves = [curve for curve in plot.curves if curve.points]
+    figure, (axes,) = make_panels([plot.title], [[curve.name for curve in curves]], plot.caption)
+    colors = dict(zip((curve.name for curve in curves), LINE_COLORS, strict=False))
+    for curve in curves:
         axes.plot(*zip(*curve.points, strict=True), curve.style, color=colors[curve.name], markersize=4)
-    if isinstance(certificate, RunCertificate) and plot.curves:
-        forecasts = certificate.forecasts
-        bounds = [each.low for each in forecasts], [each.high for each in forecasts]
-        axes.fill_between([each.length for each in forecasts], *bounds, color=LINE_COLORS[0], alpha=0.2, linewidth=0)
     axes.set(xlabel="length (log scale)", ylabel=plot.quantity)
     if isinstance(certificate, RunCertificate):
         axes.set_ylim(-0.03, 1.03)
+        if forecasts := certificate.forecasts:
+            lengths, low, high = ([getattr(row, name) for row in forecasts] for name in ("length", "low", "high"))
+            axes.fill_between(lengths, low, high, color=LINE_COLORS[0], alpha=0.2, linewidth=0)
     else:
         axes.set_yscale("log")
         axes.set_ylim(bottom=max(axes.get_ylim()[0], MIN_DRAWN_RISK))
-    lengths = {length for curve in plot.curves for length, _ in curve.points}
-    if lengths:
-        set_length_axis(axes, lengths, plot.train_lengths)
-    ends = [(curve.name, float(curve.points[-1][1])) for curve in plot.curves]
-    label_lines(axes, [LineLabel(text=name, color=colors[name], value=value) for name, value in ends])
+    if curves:
+        set_length_axis(axes, {length for curve in curves for length, _ in curve.points}, plot.train_lengths)
+    ends = [LineLabel(text=curve.name, color=colors[curve.name], value=float(curve.points[-1][1])) for curve in curves]
+    label_lines(axes, ends)
     figure.savefig(folder / "figure.png", dpi=160)
     return folder / "figure.png"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _Curve:
-    """Curve of a figure: its name, its style, and its points (length and value)."""
+    """Curve of a figure: its name, its points (length and value), and its style."""
 
     name: str
     points: list[tuple[int, int | float]]
     style: str = "o-"
+
+
+def _curve(name: str, rows: Iterable[Any], quantity: str, style: str = "o-") -> _Curve:
+    """Return the curve of an attribute of ``rows``, which have a ``length``, without missing and infinite values."""
+    points = [(row.length, attrgetter(quantity)(row)) for row in rows]
+    return _Curve(name, [(length, value) for length, value in points if value is not None and value < math.inf], style)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,83 +191,73 @@ class _Plot:
 
 
 def _plot_law(certificate: LawCertificate) -> _Plot:
-    found = [(risk.length, risk.found.risk) for risk in certificate.risks]
-    posterior = [(risk.length, risk.posterior.risk) for risk in certificate.risks]
-    curves = [_Curve(name="risk of the fitted head", points=found)]
-    curves.append(_Curve(name="true posterior", points=posterior, style=":"))
-    for name, quantity in (("predicted", "odds"), ("secant", "secant")):
-        points = [(each.length, getattr(each, quantity)) for each in certificate.predictions if each.refused is None]
-        curves.append(_Curve(name=name, points=points, style="--"))
-    bounds = [
-        _Curve(name=name, points=_bound_points(certificate, name), style=".-")
-        for name in dict.fromkeys(bound.title for bound in certificate.bounds)
+    curves = [
+        _curve("risk of the fitted head", certificate.risks, "found.risk"),
+        _curve("true posterior", certificate.risks, "posterior.risk", ":"),
+        _curve("predicted", certificate.predictions, "odds", "--"),
+        _curve("secant", certificate.predictions, "secant", "--"),
     ]
-    curves, bounds = [curve for curve in curves if curve.points], [bound for bound in bounds if bound.points]
-    tightest = sorted(bounds, key=lambda bound: bound.points[-1][1])[: MAX_LINES - len(curves)]
-    omitted = f" Only in the table: {len(bounds) - len(tightest)} more bounds." if len(bounds) > len(tightest) else ""
+    curves = [curve for curve in curves if curve.points]
+    # A value of 0 has no place on a log scale.
+    positive = [bound for bound in certificate.bounds if bound.value != 0]
+    names = dict.fromkeys(bound.title for bound in positive)
+    bounds = [_curve(name, [bound for bound in positive if bound.title == name], "value", ".-") for name in names]
+    bounds = sorted((bound for bound in bounds if bound.points), key=lambda bound: bound.points[-1][1])
+    num_omitted = max(0, len(bounds) - (MAX_LINES - len(curves)))
+    omitted = f" Only in the table: {num_omitted} more bounds." if num_omitted else ""
     return _Plot(
         title="risk by length",
         quantity="risk (total variation, log scale)",
-        curves=curves + tightest,
+        curves=curves + bounds[: MAX_LINES - len(curves)],
         train_lengths=certificate.trained,
         caption=f"Small points: the tightest bounds at the longest length; bounds above 1 are vacuous.{omitted}",
     )
 
 
-def _bound_points(certificate: LawCertificate, title: str) -> list[tuple[int, int | float]]:
-    bounds = [(bound.length, bound.value) for bound in certificate.bounds if bound.title == title]
-    return [(length, value) for length, value in bounds if value is not None and 0 < value < math.inf]
-
-
-def _plot_task_reach(certificate: TaskCertificate) -> _Plot:
-    curves = []
-    for name, quantity in (("tokens per answer", "k"), ("reach in tokens", "reach"), ("reach in IDs", "id_reach")):
-        points = [(each.length, getattr(each, quantity)) for each in certificate.structures]
-        if None not in (value for _, value in points):
-            curves.append(_Curve(name=name, points=points))
-    caption = "Reach: largest distance between an answer and a token that it depends on, in tokens or in coupled IDs."
-    quantity = "number of tokens or IDs (log scale)"
-    return _Plot(title="support by length", quantity=quantity, curves=curves, train_lengths=None, caption=caption)
+def _plot_task(certificate: TaskCertificate) -> _Plot:
+    quantities = {"tokens per answer": "k", "reach in tokens": "reach", "reach in IDs": "id_reach"}
+    return _Plot(
+        title="support by length",
+        quantity="number of tokens or IDs (log scale)",
+        curves=[_curve(name, certificate.structures, quantity) for name, quantity in quantities.items()],
+        train_lengths=None,
+        caption="Reach: largest distance between an answer and a token that it depends on, in tokens or in coupled "
+        "IDs.",
+    )
 
 
 def _plot_run(certificate: RunCertificate) -> _Plot:
-    curves = [_Curve(name="predicted", points=[(each.length, each.accuracy) for each in certificate.forecasts])]
-    for name, quantity, style in (
-        ("with IDs only", "ids_only", ":"),
-        ("with token count only", "token_count_only", "--"),
-    ):
-        values = [(each.length, getattr(each, quantity)) for each in certificate.forecasts]
-        points = [(length, value) for length, value in values if value is not None]
-        curves.append(_Curve(name=name, points=points, style=style))
-    at_training = f"Accuracy at length {certificate.train_lengths[1]:,}: {certificate.fidelity.whole:.2f}."
+    forecasts = certificate.forecasts
     return _Plot(
         title="predicted accuracy by length",
         quantity="accuracy per answer token",
-        curves=[curve for curve in curves if curve.points],
+        curves=[
+            _curve("predicted", forecasts, "accuracy"),
+            _curve("with IDs only", forecasts, "ids_only", ":"),
+            _curve("with token count only", forecasts, "token_count_only", "--"),
+        ],
         train_lengths=certificate.train_lengths,
-        caption=f"Band: 90% interval of the prediction. {at_training}",
+        caption="Band: 90% interval of the prediction. "
+        f"Accuracy at length {certificate.train_lengths[1]:,}: {certificate.fidelity.whole:.2f}.",
     )
 
 
 def _plot_counterexample(certificate: CounterexampleCertificate) -> _Plot:
-    curves = [
-        _Curve(
-            name=head, points=[(each.length, max(getattr(each, head), MIN_DRAWN_RISK)) for each in certificate.risks]
-        )
-        for head in ("learned", "witness")
-    ]
     return _Plot(
         title=f"counterexample: {certificate.counterexample}",
         quantity="exact risk (log scale)",
-        curves=curves,
+        curves=[
+            _Curve(head, [(risks.length, max(getattr(risks, head), MIN_DRAWN_RISK)) for risks in certificate.risks])
+            for head in ("learned", "witness")
+        ],
         train_lengths=(min(certificate.train_lengths), max(certificate.train_lengths)),
         caption=f"Risks below {MIN_DRAWN_RISK:g} are drawn at {MIN_DRAWN_RISK:g}.",
     )
 
 
-_PLOTS: dict[type, Any] = {
+_PLOTS: dict[type, Callable[[Any], _Plot]] = {
     LawCertificate: _plot_law,
-    TaskCertificate: _plot_task_reach,
+    TaskCertificate: _plot_task,
     RunCertificate: _plot_run,
     CounterexampleCertificate: _plot_counterexample,
 }

@@ -1,26 +1,252 @@
-"""A trained decoder with its training ranges, and its change in accuracy if it reads only a subsample."""
+"""A trained decoder that answers queries about single tokens from a subsample of each sequence."""
 
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 
 import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
 
 from lengthwise.core.randomness import stream
 from lengthwise.encodings import EncodingSettings
-from lengthwise.evaluation.forecast.sparse_queries import (
-    NUM_SUBSAMPLES,
-    Queries,
-    QueryResult,
-    query_decoder,
-    sample_queries,
-    sample_response_queries,
-)
-from lengthwise.evaluation.forecast.subsampling import Subsample, split_into_pieces, subsample, upweight_distractors
+from lengthwise.evaluation.forecast.subsampling import Subsample, subsample, upweight_distractors
+from lengthwise.model.attention_scores import AttentionHooks
 from lengthwise.model.decoder import Decoder
+from lengthwise.model.position_heads import NextIDs
 from lengthwise.positions import PositionScheme
 from lengthwise.tasks import GradedByLoss, Task
+from lengthwise.tasks.coupling.pointers import FoundTask
+from lengthwise.tasks.examples import Examples
+from lengthwise.training.batch import Batch, to_batch
 
+# Number of subsamples per query. Their log-probabilities are averaged, because a single subsample is noisy.
+NUM_SUBSAMPLES = 8
+# Number of tokens before the prompt token of a found rule, and before an answer, that the answer can depend on.
+NUM_TOKENS_BEFORE = 3
+# Maximum number of examples with several queries each.
+MAX_RESPONSES = 256
+# Maximum number of attention scores per layer in one forward pass, which limits the memory.
+MAX_SCORES = 1 << 20
 # Number of queries per length; number of queries in which several belong to each example, and per example.
 NUM_QUERIES, NUM_RESPONSE_QUERIES, QUERIES_PER_RESPONSE = 128, 768, 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryResult:
+    """Correctness of the answer token of each query, including its ID if the ID is scored.
+
+    ``correct`` uses the mean log-probability over subsamples, and ``correct_each`` uses each subsample separately.
+    ``leakage`` is the mean attention weight outside the support, over queries and subsamples.
+    """
+
+    correct: Bool[np.ndarray, " queries"]
+    correct_each: Bool[np.ndarray, "queries subsamples"]
+    leakage: Float[np.ndarray, "layers heads"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queries:
+    """Examples, the token index of one answer in each, and the token indexes that the answer depends on.
+
+    ``support`` contains the tokens that the task declares, and all separators before the answer, because separators
+    determine the segments of a sequence.
+    """
+
+    examples: Examples
+    batch: Batch
+    answer: Int[np.ndarray, " queries"]
+    support: list[Int[np.ndarray, " _"]]
+
+    @property
+    def last_index(self) -> Int[np.ndarray, " queries"]:
+        """Index of the token before each answer, which predicts it."""
+        return self.answer - 1
+
+    def select(self, indices: Int[np.ndarray, " selected"]) -> "Queries":
+        """Return the queries at ``indices``; an index may repeat."""
+        return Queries(
+            examples=self.examples.select(indices),
+            batch=self.batch.select(indices),
+            answer=self.answer[indices],
+            support=[self.support[index] for index in indices],
+        )
+
+    def first(self, num_queries: int) -> "Queries":
+        """Return the first ``num_queries`` queries, or all queries if there are fewer."""
+        return self.select(np.arange(min(num_queries, len(self.answer))))
+
+    def max_answers(self, end_token: int) -> int:
+        """Return the largest number of answer tokens in one example, without the end token."""
+        return int((self.batch.token_scored & (self.batch.tokens != end_token)).sum(dim=1).max())
+
+
+def build_queries(task: Task, examples: Examples, batch: Batch, answer: Int[np.ndarray, " queries"]) -> Queries:
+    """Return queries for the answers at token indexes ``answer``, one per example, with their support."""
+    separators = [task.vocabulary.index(symbol) for symbol in task.separators]
+    support_indices = []
+    for example_index, answer_index in enumerate(answer.tolist()):
+        is_separator = np.isin(examples.tokens[example_index, :answer_index], separators)
+        support = np.empty(0, dtype=int) if examples.support is None else examples.support[example_index, answer_index]
+        support = support[support >= 0]
+        if isinstance(task, FoundTask):
+            # A found rule names the new prompt token of each step, not the tokens before it or the earlier answers.
+            before = (np.append(support, answer_index - 1)[:, None] - np.arange(NUM_TOKENS_BEFORE + 1)).ravel()
+            support = before[before >= 0]
+        support_indices.append(np.union1d(support, np.flatnonzero(is_separator)))
+    return Queries(examples=examples, batch=batch, answer=answer, support=support_indices)
+
+
+def sample_queries(task: Task, scheme: PositionScheme, length: int, num_queries: int, seed: int) -> Queries:
+    """Sample examples, and return a query for one random answer token of each, never the end token."""
+    rng = stream(seed, "forecast questions", length)
+    examples, batch = _sample_batch(task, scheme, length, num_queries, rng)
+    return build_queries(task, examples, batch, sample_answers(batch, task.vocabulary.index("end"), rng))
+
+
+def sample_response_queries(
+    task: Task, scheme: PositionScheme, length: int, num_queries: int, max_answers: int, seed: int
+) -> tuple[Queries, int]:
+    """Sample examples with several queries each, and return the queries, sorted by example, and their number.
+
+    An example has a query for its first and its last scored token (usually the end token), and for others between them
+    at random, ``max_answers`` in all if it has that many. Together, the examples have about ``num_queries`` queries.
+    """
+    rng = stream(seed, "forecast responses", length)
+    examples, batch = _sample_batch(task, scheme, length, 1, rng)
+    num_each = min(max_answers, int(batch.token_scored.sum(dim=1).min()))
+    examples, batch = _sample_batch(task, scheme, length, min(MAX_RESPONSES, max(1, num_queries // num_each)), rng)
+    # Responses of the same length can have different numbers of tokens.
+    num_each = min(num_each, int(batch.token_scored.sum(dim=1).min()))
+    answers = []
+    for is_scored in batch.token_scored.numpy():
+        scored = np.flatnonzero(is_scored)
+        # One random token of each of equally long stretches, except for the ends.
+        edges = np.arange(num_each + 1) * len(scored) // num_each
+        places = rng.integers(edges[:-1], edges[1:])
+        places[0], places[-1] = 0, len(scored) - 1
+        answers.append(scored[places])
+    example_indices = np.repeat(np.arange(len(examples)), num_each)
+    return (
+        build_queries(task, examples.select(example_indices), batch.select(example_indices), np.concatenate(answers)),
+        num_each,
+    )
+
+
+def _sample_batch(
+    task: Task, scheme: PositionScheme, length: int, num_queries: int, rng: np.random.Generator
+) -> tuple[Examples, Batch]:
+    examples = task.sample(length=length, size=num_queries, rng=rng)
+    return examples, to_batch(length, examples, scheme.assign(examples, rng, training=False))
+
+
+def sample_answers(batch: Batch, end_token: int, rng: np.random.Generator) -> Int[np.ndarray, " batch"]:
+    """Return the token index of one random answer token of each example, never the end token."""
+    is_answer = (batch.token_scored & (batch.tokens != end_token)).numpy()
+    return np.asarray((rng.random(is_answer.shape) * is_answer).argmax(axis=1))
+
+
+@torch.no_grad()
+def query_decoder(decoder: Decoder, queries: Queries, subsample: Subsample) -> QueryResult:
+    """Grade the decoder on each query; ``subsample`` has the same number of consecutive rows for each query.
+
+    The weights of a subsample change the attention scores; its ``visible_counts`` change the length scaling.
+    """
+    num_queries, num_heads = len(queries.answer), decoder.settings.num_heads
+    num_subsamples = len(subsample.last_column) // num_queries
+    per_pass = max(1, MAX_SCORES // (subsample.indices.shape[1] ** 2 * num_heads * num_subsamples))
+    slices = [slice(start, min(start + per_pass, num_queries)) for start in range(0, num_queries, per_pass)]
+    results = [_query_batch(decoder, queries, subsample, num_subsamples, query_slice) for query_slice in slices]
+    leakages = [np.stack([layer.numpy() for layer in leakage]) for _, _, leakage in results]
+    return QueryResult(
+        correct=np.concatenate([correct.numpy() for correct, _, _ in results]),
+        correct_each=np.concatenate([correct_each.numpy() for _, correct_each, _ in results]),
+        leakage=np.concatenate(leakages, axis=1).mean(axis=1),
+    )
+
+
+def _query_batch(
+    decoder: Decoder, queries: Queries, subsample: Subsample, num_subsamples: int, query_slice: slice
+) -> tuple[Bool[Tensor, " queries"], Bool[Tensor, "queries subsamples"], list[Float[Tensor, "sequences heads"]]]:
+    sequences = slice(query_slice.start * num_subsamples, query_slice.stop * num_subsamples)
+    subsample = Subsample(**{field.name: getattr(subsample, field.name)[sequences] for field in fields(Subsample)})
+    batch, num_queries = queries.batch.select(query_slice), query_slice.stop - query_slice.start
+    answer, last_column = torch.from_numpy(queries.answer[query_slice]), torch.from_numpy(subsample.last_column)
+    repeated_support = [token_indices for token_indices in queries.support[query_slice] for _ in range(num_subsamples)]
+    in_support = np.stack([np.isin(*pair) for pair in zip(subsample.indices, repeated_support, strict=True)])
+    outside_support = torch.from_numpy(1.0 - in_support).float()
+    leakage: list[Tensor] = []
+    sequence_indices = torch.arange(num_queries * num_subsamples)
+
+    def record_leakage(weights: Tensor) -> None:
+        leakage.append((weights[sequence_indices, :, last_column] * outside_support[:, None]).sum(dim=-1))
+
+    bias, counts = (torch.from_numpy(array).float() for array in (subsample.score_bias(), subsample.visible_counts))
+    hooks = AttentionHooks(score_bias=bias, visible_counts=counts, on_weights=record_leakage)
+    indices = torch.from_numpy(subsample.indices)
+    hidden, _ = decoder(batch.tokens, batch.position_ids, hooks=hooks, keep_indices=indices)
+    hidden = hidden[sequence_indices, last_column].view(num_queries, num_subsamples, -1)
+    return *_grade(decoder, batch, hidden, answer), leakage
+
+
+@torch.no_grad()
+def query_without_tokens(
+    decoder: Decoder, queries: Queries, hidden_tokens: Sequence[Sequence[Int[np.ndarray, " _"]]]
+) -> Bool[np.ndarray, "queries sets"]:
+    """Grade the decoder on each query if the token before the answer reads all tokens but those of a set.
+
+    ``hidden_tokens`` has the sets of token indexes of each query, as many for each. The other tokens read everything.
+    IDs and length scaling stay the same. No scores of other tokens are stored, so sequences may be long.
+    """
+    correct = []
+    for row, (last, sets) in enumerate(zip(queries.last_index.tolist(), hidden_tokens, strict=True)):
+        batch, answer = queries.batch.select(slice(row, row + 1)), torch.from_numpy(queries.answer[row : row + 1])
+        tokens, ids = batch.tokens[:, : last + 1], batch.position_ids[:, :, : last + 1]
+        _, cache = decoder(tokens[:, :last], ids[:, :, :last]) if last else (None, None)
+        for hidden_set in sets:
+            score_bias = torch.zeros(1, 1, last + 1)
+            score_bias[:, :, torch.from_numpy(hidden_set)] = -math.inf
+            hooks = AttentionHooks(score_bias=score_bias, visible_counts=torch.full((1, 1), last + 1.0))
+            hidden, _ = decoder(tokens[:, last:], ids[:, :, last:], cache, hooks=hooks)
+            correct.append(bool(_grade(decoder, batch, hidden, answer)[0]))
+    return np.array(correct).reshape(len(queries.answer), -1)
+
+
+def _grade(
+    decoder: Decoder, batch: Batch, hidden: Float[Tensor, "queries subsamples d_model"], answer: Int[Tensor, " queries"]
+) -> tuple[Bool[Tensor, " queries"], Bool[Tensor, "queries subsamples"]]:
+    """Return masks of correct answers with their IDs, for the mean over subsamples and for each subsample."""
+    target_token = batch.tokens.gather(1, answer[:, None])
+    log_probs = decoder.token_logits(hidden).log_softmax(dim=-1)
+    correct = log_probs.mean(dim=1).argmax(dim=-1) == target_token[:, 0]
+    correct_each = log_probs.argmax(dim=-1) == target_token
+    if decoder.predicts_ids:
+        id_correct, id_correct_each = _grade_ids(decoder, batch, hidden, answer)
+        id_scored = batch.id_scored.gather(1, answer[:, None])
+        correct, correct_each = correct & (id_correct | ~id_scored[:, 0]), correct_each & (id_correct_each | ~id_scored)
+    return correct, correct_each
+
+
+def _grade_ids(
+    decoder: Decoder, batch: Batch, hidden: Float[Tensor, "queries subsamples d_model"], answer: Int[Tensor, " queries"]
+) -> tuple[Bool[Tensor, " queries"], Bool[Tensor, "queries subsamples"]]:
+    """Return masks of correct IDs, for the mean over subsamples and for each subsample; heads read the full prompt."""
+    num_subsamples = hidden.shape[1]
+    answer_index = answer[None, :, None]
+    target_ids = batch.position_ids.take_along_dim(answer_index, dim=2)
+    current_ids = batch.position_ids.take_along_dim(answer_index - 1, dim=2).expand(-1, -1, num_subsamples)
+    tokens = batch.tokens.gather(1, answer[:, None]).expand(-1, num_subsamples)
+    prompts = decoder.read_prompt(batch.tokens, batch.position_ids, batch.prompt_length)
+    predictions = decoder.next_ids(hidden, current_ids, tokens, prompts)
+    correct_each = torch.stack([level.most_likely_ids() for level in predictions])
+    # The subsamples of a query start from the same ID, so they have the same candidates.
+    mean_predictions = [
+        NextIDs(log_probs=level.log_probs.mean(dim=1, keepdim=True), candidates=level.candidates[:, :1])
+        for level in predictions
+    ]
+    ids_from_mean = torch.stack([level.most_likely_ids() for level in mean_predictions])
+    return (ids_from_mean == target_ids).all(dim=0)[:, 0], (correct_each == target_ids).all(dim=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,11 +305,6 @@ class ProbedModel:
         return sample_response_queries(
             self.task, self.scheme, length, NUM_RESPONSE_QUERIES, QUERIES_PER_RESPONSE, self.seed
         )
-
-    def pieces(self, queries: Queries, length: int, budget: int, max_pieces: int) -> tuple[Subsample, float]:
-        """Split the sequence of each query into pieces, and return them with the fraction of tokens that they cover."""
-        rng = stream(self.seed, "forecast pieces", length, budget)
-        return split_into_pieces(queries.support, queries.last_index, budget, rng, max_pieces)
 
     def subsample(
         self,

@@ -97,7 +97,9 @@ def split_into_pieces(
         )
         for tokens, last in zip(support, last_index.tolist(), strict=True)
     ]
-    num_required = max(1, *(-(-len(each.optional_blocks) // max(1, each.num_sampled)) for each in blocks_per_query))
+    num_required = max(
+        1, *(-(-len(blocks.optional_blocks) // max(1, blocks.num_sampled)) for blocks in blocks_per_query)
+    )
     num_pieces = min(max_pieces, num_required)
     subsamples: list[_SampledTokens] = []
     for blocks in blocks_per_query:

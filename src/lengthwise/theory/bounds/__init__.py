@@ -1,36 +1,80 @@
 """Upper bounds by name on the risk at test length N, from risks at lengths up to the training length L.
 
-The span w is the maximum extent of a planted set. The bounds of theorem 4.3 apply to every loss in this package.
+The span w is the maximum extent of a planted set, and R_L is the risk at the training length. The bounds of theorem 4.3
+apply to every loss in this package. Their forms come from Golowich et al. 2025 (arXiv 2502.16792) and its reviews; the
+constants and the factor kappa are reconstructed. Without kappa, the bounds are false: see the counterexample 'heavy
+joints'.
 
-The forms of theorem 4.3 come from Golowich et al. 2025 (arXiv 2502.16792) and its reviews; the constants and the
-factor kappa are reconstructed. Without kappa, the bounds are false: see the counterexample 'heavy joints'.
+All other bounds are for linear losses (total variation and leakage), and most need only one training length. For every
+sequence, the error is at most a sum over the pieces of a cover: the error of each piece times the kappa of its joints.
+Errors are added, never subtracted. Derived here.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from math import exp, perm
 
-from lengthwise.theory.bounds.conditions import BoundError, regularity_constant, require_finite
-from lengthwise.theory.bounds.extrapolation import Extrapolation
-from lengthwise.theory.bounds.linear_loss import (
-    INFINITE_KAPPA_MESSAGE,
-    IRREGULARITY_MESSAGE,
-    Bound,
-    LabelNoiseCorrected,
-    LargestRatio,
-    LinearGrowth,
-    LinearGrowthOfMean,
-    NoLocality,
-    ProportionalWindowCover,
-    ShortenedGaps,
-    SingleTokenGroups,
-    SingleTokens,
-    WindowCover,
-    WorstRisks,
-    largest_kappa,
-    start_ratio,
+import numpy as np
+from jaxtyping import Float
+
+from lengthwise.tasks.planted.placement import Subsets
+from lengthwise.theory.attention.tabular import PositionFreeAttention
+from lengthwise.theory.bounds.extrapolation import (
+    BoundError,
+    Extrapolation,
+    Joints,
+    fit_uniform_starts,
+    regularity_constant,
+    require_finite,
+    safe_ratio,
 )
-from lengthwise.theory.bounds.sequence_cover import DifferenceCover, compute_piece_mass
-from lengthwise.theory.bounds.white_box import KnownScores, SampledKnownScores
+from lengthwise.theory.bounds.sequence_cover import (
+    Cover,
+    CoverType,
+    DifferenceCover,
+    GridCover,
+    ProportionalCover,
+    expected_pieces,
+    known_scores,
+    sampled_known_scores,
+    worst_case,
+)
+from lengthwise.theory.risk.exact_risk import Leakage, TotalVariation
+
+INFINITE_KAPPA_MESSAGE = (
+    "no finite kappa: a set across a joint can outweigh a planted set; give all planted tuples a score above 0"
+)
+IRREGULARITY_MESSAGE = "the training length lacks a set that the test length plants; use a placement with the same sets"
+
+
+def largest_kappa(case: Extrapolation) -> float:
+    """Return the largest kappa of a piece with one joint, or raise ``BoundError`` if it is infinite."""
+    kappas = case.joint_weight.kappa_by_joints()
+    max_kappa = float(max(kappas[True, False].max(), kappas[False, True].max()))
+    return require_finite(max_kappa, INFINITE_KAPPA_MESSAGE, "heavy joints")
+
+
+def start_ratio(case: Extrapolation, lengths: range) -> float:
+    """Return rho0 of ``StartUniformity`` over ``lengths`` and the test length; raise ``BoundError`` if infinite."""
+    rho0 = fit_uniform_starts(case.law.placement, [*lengths, case.test_length]).rho0
+    return require_finite(rho0, IRREGULARITY_MESSAGE, "rare shape")
+
+
+def expected_training_pieces(
+    case: Extrapolation, cover: Cover, factor: dict[Joints, Float[np.ndarray, "shapes tuples"]]
+) -> Float[np.ndarray, "shapes length tuples"]:
+    """Return ``expected_pieces`` with weights ``factor`` by joints, for a cover by pieces of the training length."""
+    weights = {joints: values * case.tuple_probabilities for joints, values in factor.items()}
+    return expected_pieces(case.probability(case.test_length).sum(axis=2), cover, weights)[case.train_length]
+
+
+def kappa_weighted_pieces(case: Extrapolation, cover_type: CoverType) -> Float[np.ndarray, "shapes length tuples"]:
+    """Return ``expected_training_pieces`` with kappa as ``factor``, or raise ``BoundError`` if a condition fails."""
+    case.check_linear()
+    cover = cover_type(test_length=case.test_length, train_length=case.train_length, span=case.span)
+    kappas = case.joint_weight.kappa_by_joints()
+    require_finite(float(kappas[True, True].max()), INFINITE_KAPPA_MESSAGE, "heavy joints")
+    return expected_training_pieces(case, cover, kappas)
 
 
 def _published_factor(case: Extrapolation) -> float:
@@ -41,150 +85,264 @@ def _published_factor(case: Extrapolation) -> float:
     return 3 * largest_kappa(case) * require_finite(max(etas), IRREGULARITY_MESSAGE, "rare shape") * min(etas)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuadraticInLengthBound:
-    """Bound ``3 kappa eta_L eta_N L N^2 delta`` on the risk at test length N, for training length L >= 4 spans.
+def quadratic_in_length(case: Extrapolation) -> float:
+    """Return ``3 kappa eta_L eta_N L N^2 delta``, for a training length L of at least 4 spans.
 
     Delta is the average risk over the lengths L/2 .. L. The constants eta measure the irregularity of the placement.
     """
+    return _published_factor(case) * case.train_length * case.test_length**2 * case.average_risk
 
-    name: ClassVar[str] = "Theorem 4.3, factor L N^2"
-    provenance: ClassVar[str] = "reconstructed"
 
-    def value(self, case: Extrapolation) -> float:
-        """Return the bound; the span affects only the required training length."""
-        return _published_factor(case) * case.train_length * case.test_length**2 * case.average_risk
+def quadratic_in_spans(case: Extrapolation) -> float:
+    """Return ``3 kappa eta_L eta_N L (N / w)^2 delta``, with the average risk delta over the lengths L/2 .. L.
+
+    There are at most ``N / w`` windows and chunks; the average risk adds the factor L. L must be at least 4 w.
+    """
+    return _published_factor(case) * case.train_length * (case.test_length / case.span) ** 2 * case.average_risk
+
+
+def minimax_quadratic_in_spans(case: Extrapolation) -> float:
+    """Return ``3 kappa eta_L eta_N (N / w)^2 delta`` with the largest risk delta over the lengths L/2 .. L."""
+    return _published_factor(case) * (case.test_length / case.span) ** 2 * case.largest_risk
+
+
+def quadratic_in_length_ratio(case: Extrapolation) -> float:
+    """Return ``48 kappa rho0 (N / L)^2 delta`` with the largest risk delta over L/2 .. L.
+
+    The constant rho0 (see ``StartUniformity``) is near 1 if the start of the planted set is nearly uniform. This is
+    ``N / L`` times ``linear_growth_of_largest_risk``, as if starts were equally probable at all lengths.
+    """
+    return linear_growth_of_largest_risk(case) * case.test_length / case.train_length
+
+
+def linear_growth_of_largest_risk(case: Extrapolation) -> float:
+    """Return ``48 kappa rho0 (N / L) delta`` with the largest risk delta over L/2 .. L, for even training lengths L.
+
+    Each start is less probable at longer lengths, which cancels one factor ``N / L``.
+    """
+    case.check_loss()
+    case.check_train_length(4)
+    length = case.train_length
+    if length % 2:
+        raise BoundError(
+            f"training length {length} is odd and cannot be halved; use an even length, such as {length - 1}"
+        )
+    growth_factor = 48 * largest_kappa(case) * start_ratio(case, case.train_lengths)
+    return growth_factor * case.test_length / length * case.largest_risk
+
+
+def difference_bound(case: Extrapolation) -> float:
+    """Return ``sum_S Q_N(S) (r_window + sum_J kappa_J r_J)`` over the planted sets S, with risks r of short pieces.
+
+    The window contains S and has half the training length. Each chunk of the other tokens gives two pieces J, one with
+    and one without the chunk, which has the other half minus a span. The bound uses risks at several lengths; see the
+    counterexample 'canceling errors'.
+    """
+    case.check_loss()
+    span = case.check_train_length(1)
+    window = case.train_length - case.train_length // 2
+    chunk = case.train_length - window - span + 1
+    cover = DifferenceCover(test_length=case.test_length, window_length=window, chunk_length=chunk, span=span)
+    kappas = case.joint_weight.kappa_by_joints()
+    factors = {joints: kappa * case.tuple_probabilities for joints, kappa in kappas.items()}
+    require_finite(float(factors[True, True].max()), INFINITE_KAPPA_MESSAGE, "heavy joints")
+    counts = expected_pieces(case.probability(case.test_length).sum(axis=2), cover, factors)
+    return sum(float((count * case.risk_table(length, case.loss)).sum()) for length, count in counts.items())
+
+
+def window_cover(case: Extrapolation, cover: CoverType = GridCover) -> float:
+    """Return ``sum_S Q_N(S) sum_J kappa_J r_L(S in J)`` over the planted sets S and the pieces J of a cover.
+
+    ``Q_N(S)`` is the probability of S at the test length N. ``r_L(S in J)`` is the risk at the training length L, given
+    that the planted set has the token indexes of S in J. The bound needs the risks of all sets that fit, including sets
+    that training never plants.
+    """
+    return float((kappa_weighted_pieces(case, cover) * case.risk_table(case.train_length, case.loss)).sum())
+
+
+def proportional_window_cover(case: Extrapolation) -> float:
+    """Return ``window_cover`` with a ``ProportionalCover``: fewer pieces, but most pieces have two joints."""
+    return window_cover(case, ProportionalCover)
+
+
+def worst_risks(case: Extrapolation, cover: CoverType = GridCover) -> float:
+    """Return ``window_cover`` with the worst risks by set for the mean training risk.
+
+    The bound is finite even if training lacks a planted set; such a set has loss 1.
+    """
+    counts, probability = kappa_weighted_pieces(case, cover), case.probability(case.train_length)
+    return worst_case(case.risk(case.train_length), counts.ravel(), probability.ravel())
+
+
+def largest_ratio(case: Extrapolation, cover: CoverType = GridCover) -> float:
+    """Return ``R_L`` times the largest ratio of kappa-weighted pieces to training probability, over planted sets.
+
+    The bound is never below ``worst_risks``.
+    """
+    counts, probability = kappa_weighted_pieces(case, cover), case.probability(case.train_length)
+    ratio = float(safe_ratio(counts.ravel(), probability.ravel()).max())
+    return require_finite(ratio, IRREGULARITY_MESSAGE, "rare shape") * case.risk(case.train_length)
+
+
+def _check_single_token_case(case: Extrapolation) -> None:
+    case.check_linear()
+    case.check_sparsity()
+    case.check_train_length(2, span=1)
+    if case.law.k != 1:
+        raise BoundError(
+            f"the law has {case.law.k} planted tokens, but this bound needs k = 1; use the bound 'window cover'"
+        )
+
+
+def single_tokens(case: Extrapolation) -> float:
+    """Return ``(N - 1) / (L - 1) R_L`` for k = 1 and any placement; it needs neither kappa nor regularity."""
+    _check_single_token_case(case)
+    return (case.test_length - 1) / (case.train_length - 1) * case.risk(case.train_length)
+
+
+def single_token_groups(case: Extrapolation) -> float:
+    """Return ``1 - (1 - R_L)^T`` for k = 1, if ``T = (N - 1) / (L - 1)`` is an integer; it is at most ``T R_L``.
+
+    It follows from the odds of T disjoint groups, which are independent given the planted token.
+    """
+    _check_single_token_case(case)
+    num_groups, remainder = divmod(case.test_length - 1, case.train_length - 1)
+    if remainder:
+        raise BoundError(
+            "(test length - 1) must be a multiple of (training length - 1), but the lengths are "
+            f"{case.test_length} and {case.train_length}; test at length {num_groups * (case.train_length - 1) + 1}, "
+            "or use the bound 'single tokens'"
+        )
+    return float(1 - (1 - case.risk(case.train_length)) ** num_groups)
+
+
+def linear_growth(case: Extrapolation) -> float:
+    """Return ``16 kappa rho0 (N / L) R_L`` for a training length L of at least 4 spans; 20 replaces 16 for odd L.
+
+    There are ``4 N / L`` windows with ``4 N / L`` pieces each; the ratio of start probabilities is ``rho0 L / N``.
+    """
+    case.check_linear()
+    case.check_train_length(4)
+    constant_factor = 20 if case.train_length % 2 else 16
+    rho0 = start_ratio(case, range(case.train_length, case.train_length + 1))
+    growth_factor = constant_factor * largest_kappa(case) * rho0 * case.test_length / case.train_length
+    return growth_factor * case.risk(case.train_length)
+
+
+def linear_growth_of_mean(case: Extrapolation) -> float:
+    """Return ``40 kappa rho0 (N / L) delta`` with the mean risk delta at the lengths L/2 .. L, for L >= 8 spans.
+
+    The bound is above ``linear_growth`` at the training length with the smallest risk.
+    """
+    case.check_linear()
+    case.check_train_length(8)
+    growth_factor = 40 * largest_kappa(case) * start_ratio(case, case.train_lengths)
+    return growth_factor * case.test_length / case.train_length * case.average_risk
+
+
+def label_noise_corrected(case: Extrapolation) -> float:
+    """Return ``window_cover``, but count the error e_z of the planted set once instead of once per piece.
+
+    The bound is ``E e_z + sum_S Q_N(S) sum_J kappa_J (r_L - e_z A_L)``, where ``A_L`` is the mean attention weight of
+    the planted set. It is below ``window_cover`` if labels are random. The loss must be total variation.
+    """
+    counts = kappa_weighted_pieces(case, GridCover)
+    if not isinstance(case.loss, TotalVariation):
+        raise BoundError(
+            f"loss '{case.loss.name}' has no label noise to correct, because its error on the planted set is 0; "
+            "use loss 'tv'"
+        )
+    index_of = {tuple(shape): index for index, shape in enumerate(case.attention.shapes.tolist())}
+    planted_error = np.zeros((len(case.shapes), len(case.tuple_probabilities)))
+    for index, shape in enumerate(case.shapes.tolist()):
+        if tuple(shape) in index_of:
+            values = case.attention.values[index_of[tuple(shape)], case.law.tuple_codes(np.array(case.law.tuples))]
+            planted_error[index] = 1 - (values * np.array(case.law.labels)).sum(axis=1)
+    attention_weight = 1 - case.risk_table(case.train_length, Leakage())
+    excess_risk = case.risk_table(case.train_length, case.loss) - planted_error[:, None] * attention_weight
+    planted_probability = case.probability(case.test_length).sum(axis=1)
+    return float((planted_probability * planted_error).sum() + (counts * excess_risk).sum())
+
+
+def no_locality(case: Extrapolation) -> float:
+    """Return ``(N - k) .. (N - 2k + 1) / ((L - k) .. (L - 2k + 1)) R_L`` for uniform sets and no position input.
+
+    The placement is ``Subsets``, and the predictor is a ``PositionFreeAttention``. The factor is about ``(N / L)^k``
+    for k planted tokens; some laws attain the bound in the limit. The proof averages over random subsequences that
+    contain the planted set.
+    """
+    case.check_linear()
+    k = case.law.k
+    if not isinstance(case.relative_predictor, PositionFreeAttention):
+        predictor_name = type(case.predictor).__name__
+        raise BoundError(f"{predictor_name} reads distances between tokens; use a PositionFreeAttention")
+    if not isinstance(case.law.placement, Subsets):
+        raise BoundError(
+            f"the sets of placement '{case.law.placement.name}' are not equally likely; use placement Subsets (see "
+            "counterexample 'rare shape')"
+        )
+    case.check_train_length(2, span=k)
+    return perm(case.test_length - k, k) / perm(case.train_length - k, k) * case.risk(case.train_length)
+
+
+def shortened_gaps(case: Extrapolation) -> float:
+    """Return ``32 rho0 (N / L) max R_l + 4 (N / L) exp(-n / 2)`` with ``n = floor(L / (16 (w - 1))) - 2``, for even L.
+
+    The maximum is over the training lengths l, and w is the span. The proof shortens gaps instead of deleting them, so
+    there is no joint and no kappa. No such bound holds without the second term. L must be at least ``48 (w - 1)``.
+    """
+    case.check_linear()
+    span = case.check_train_length(4)
+    if span < 2:
+        raise BoundError(f"sets of span {span} cross no joint, so kappa is 1; use the bound 'linear in N / L'")
+    num_blocks = case.train_length // (16 * (span - 1)) - 2
+    if num_blocks < 1 or case.train_length % 2:
+        raise BoundError(
+            f"training length {case.train_length} is odd or too short for span {span}; train at an even "
+            f"length of at least {48 * (span - 1)} (see counterexample 'heavy joints')"
+        )
+    length_ratio = case.test_length / case.train_length
+    rho0 = start_ratio(case, case.train_lengths)
+    return 32 * rho0 * length_ratio * case.largest_risk + 4 * length_ratio * exp(-num_blocks / 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QuadraticInSpansBound:
-    """Bound ``3 kappa eta_L eta_N L (N / w)^2 delta`` on the risk at test length N, with the span w.
+class Bound:
+    """An upper bound: a function that checks its own conditions, and whether the paper states its form.
 
-    Delta is the average risk over the lengths L/2 .. L. The training length L must be at least 4 w.
+    ``value`` may exceed 1; it raises ``BoundError`` if a condition fails. With ``sums_pieces``, it sums over the pieces
+    of every planted set, which is slow at long test lengths. With ``is_sampled``, it holds with probability 0.95.
     """
 
-    name: ClassVar[str] = "Theorem 4.3, factor L (N / w)^2"
-    provenance: ClassVar[str] = "reconstructed"
+    value: Callable[[Extrapolation], float]
+    reconstructed: bool = False
+    sums_pieces: bool = False
+    is_sampled: bool = False
 
-    def value(self, case: Extrapolation) -> float:
-        """Return the bound, which has at most ``N / w`` windows and chunks; the average risk adds the factor L."""
-        return _published_factor(case) * case.train_length * (case.test_length / case.span) ** 2 * case.average_risk
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MinimaxQuadraticInSpansBound:
-    """Bound ``3 kappa eta_L eta_N (N / w)^2 delta`` with the largest risk delta over the lengths L/2 .. L."""
-
-    name: ClassVar[str] = "Theorem 4.3 for minimax training, factor (N / w)^2"
-    provenance: ClassVar[str] = "reconstructed"
-
-    def value(self, case: Extrapolation) -> float:
-        """Return the bound, which is small only if the risk is small at every length from L/2 to L."""
-        return _published_factor(case) * (case.test_length / case.span) ** 2 * case.largest_risk
+    @property
+    def provenance(self) -> str:
+        """Source of the bound, in words."""
+        return "reconstructed" if self.reconstructed else "derived here"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuadraticInLengthRatioBound:
-    """Bound ``48 kappa rho0 (N / L)^2 delta`` with the largest risk delta over L/2 .. L.
-
-    The constant rho0 (see ``StartUniformity``) is near 1 if the start of the planted set is nearly uniform.
-    """
-
-    name: ClassVar[str] = "Theorem 4.3 for uniform starts, factor (N / L)^2"
-    provenance: ClassVar[str] = "reconstructed"
-
-    def value(self, case: Extrapolation) -> float:
-        """Return ``N / L`` times ``LinearGrowthOfLargestRisk``, as if starts were equally probable at all lengths."""
-        return LinearGrowthOfLargestRisk().value(case) * case.test_length / case.train_length
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinearGrowthOfLargestRisk:
-    """Bound ``48 kappa rho0 (N / L) delta`` with the largest risk delta over L/2 .. L, for even training lengths L."""
-
-    name: ClassVar[str] = "linear in N / L, several training lengths"
-    provenance: ClassVar[str] = "derived here"
-
-    def value(self, case: Extrapolation) -> float:
-        """Return the bound; each start is less probable at longer lengths, which cancels one factor ``N / L``."""
-        case.check_loss()
-        case.check_train_length(4)
-        length = case.train_length
-        if length % 2:
-            raise BoundError(
-                f"training length {length} is odd and cannot be halved; use an even length, such as {length - 1}"
-            )
-        growth_factor = 48 * largest_kappa(case) * start_ratio(case, case.train_lengths)
-        return growth_factor * case.test_length / length * case.largest_risk
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DifferenceBound:
-    """Bound ``sum_S Q_N(S) (r_window + sum_J kappa_J r_J)`` over the planted sets S, with risks r of short pieces.
-
-    The window contains S. Each chunk of the other tokens gives two pieces J, one with and one without the chunk. The
-    default ``window`` is half the training length, and the default ``chunk`` is the other half minus a span.
-    """
-
-    window: int | None = None
-    chunk: int | None = None
-
-    name: ClassVar[str] = "Theorem 4.3, summed over windows"
-    provenance: ClassVar[str] = "reconstructed"
-
-    def value(self, case: Extrapolation) -> float:
-        """Return the bound, which uses risks at several lengths; see the counterexample 'canceling errors'."""
-        case.check_loss()
-        span = case.check_train_length(1)
-        window = case.train_length - case.train_length // 2 if self.window is None else self.window
-        chunk = case.train_length - window - span + 1 if self.chunk is None else self.chunk
-        num_tokens = window + chunk + span - 1
-        if num_tokens > case.train_length:
-            raise BoundError(
-                f"window {window} and chunk {chunk} with span {span} make pieces of {num_tokens} "
-                f"tokens, more than the training length {case.train_length}; reduce window or chunk "
-                "(see counterexample 'unbounded reach')"
-            )
-        cover = DifferenceCover(test_length=case.test_length, window_length=window, chunk_length=chunk, span=span)
-        kappas = case.joint_weight.kappa_by_joints()
-        factors = {joints: kappa * case.tuple_probabilities for joints, kappa in kappas.items()}
-        require_finite(float(factors[True, True].max()), INFINITE_KAPPA_MESSAGE, "heavy joints")
-        piece_mass = compute_piece_mass(case.probability(case.test_length).sum(axis=2), cover, factors)
-        return sum(float((mass * case.risk_table(length, case.loss)).sum()) for length, mass in piece_mass.items())
-
-
-BOUNDS: dict[str, type[Bound]] = {
-    bound.name: bound
-    for bound in (
-        QuadraticInLengthBound,
-        QuadraticInSpansBound,
-        MinimaxQuadraticInSpansBound,
-        QuadraticInLengthRatioBound,
-        LinearGrowthOfLargestRisk,
-        DifferenceBound,
-        WindowCover,
-        WorstRisks,
-        LargestRatio,
-        KnownScores,
-        SampledKnownScores,
-        SingleTokens,
-        SingleTokenGroups,
-        LinearGrowth,
-        LinearGrowthOfMean,
-        ProportionalWindowCover,
-        LabelNoiseCorrected,
-        NoLocality,
-        ShortenedGaps,
-    )
+BOUNDS: dict[str, Bound] = {
+    "Theorem 4.3, factor L N^2": Bound(value=quadratic_in_length, reconstructed=True),
+    "Theorem 4.3, factor L (N / w)^2": Bound(value=quadratic_in_spans, reconstructed=True),
+    "Theorem 4.3 for minimax training, factor (N / w)^2": Bound(value=minimax_quadratic_in_spans, reconstructed=True),
+    "Theorem 4.3 for uniform starts, factor (N / L)^2": Bound(value=quadratic_in_length_ratio, reconstructed=True),
+    "linear in N / L, several training lengths": Bound(value=linear_growth_of_largest_risk),
+    "Theorem 4.3, summed over windows": Bound(value=difference_bound, reconstructed=True, sums_pieces=True),
+    "window cover": Bound(value=window_cover, sums_pieces=True),
+    "window cover, worst risks": Bound(value=worst_risks, sums_pieces=True),
+    "window cover, largest ratio": Bound(value=largest_ratio, sums_pieces=True),
+    "window cover, known scores": Bound(value=known_scores, sums_pieces=True),
+    "window cover, known scores, 95% by sampling": Bound(value=sampled_known_scores, sums_pieces=True, is_sampled=True),
+    "single tokens": Bound(value=single_tokens),
+    "single tokens, independent groups": Bound(value=single_token_groups),
+    "linear in N / L": Bound(value=linear_growth),
+    "linear in N / L, mean over training lengths": Bound(value=linear_growth_of_mean),
+    "proportional cover": Bound(value=proportional_window_cover, sums_pieces=True),
+    "window cover, label noise counted once": Bound(value=label_noise_corrected, sums_pieces=True),
+    "no locality": Bound(value=no_locality),
+    "shortened gaps": Bound(value=shortened_gaps),
 }
-# Bounds that sum over the pieces of every planted set; they are slow at long test lengths.
-COVER_BOUNDS = (
-    DifferenceBound,
-    WindowCover,
-    WorstRisks,
-    LargestRatio,
-    KnownScores,
-    SampledKnownScores,
-    ProportionalWindowCover,
-    LabelNoiseCorrected,
-)

@@ -1,25 +1,17 @@
-"""Extrapolation from a training length to a test length: inputs of all bounds, and predictions from fitted curves."""
+"""Inputs of all bounds and their conditions: regularity of the placement, and the factor kappa."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from lengthwise.core.errors import SettingError
+from lengthwise.core.errors import LengthwiseError, SettingError
 from lengthwise.tasks.planted.placement import Local, Placement
 from lengthwise.tasks.planted.planted_task import Planted
 from lengthwise.theory.attention.tabular import PositionFreeAttention, TabularAttention
-from lengthwise.theory.bounds.conditions import (
-    BoundError,
-    JointWeight,
-    check_train_length,
-    fit_uniform_starts,
-    joint_weight,
-    planted_shapes,
-    shape_probabilities,
-)
 from lengthwise.theory.risk.exact_risk import (
     ConditionalRisk,
     Distance,
@@ -29,12 +21,201 @@ from lengthwise.theory.risk.exact_risk import (
     TotalVariation,
     enumerated_risk,
 )
-from lengthwise.theory.risk.growth_curves import ASYMPTOTIC_LENGTH, fit_odds, limit_risk, secant
-from lengthwise.theory.risk.laplace_risk import laplace_risks
 
-MIN_LIMIT_RISK = 1e-12
-# Tolerance for the constant rho0, which is 1 for uniform starts.
-RHO0_TOLERANCE = 1e-9
+# Two flags: True if the planted run has a joint on its left, and True if it has a joint on its right.
+Joints = tuple[bool, bool]
+
+
+class BoundError(LengthwiseError):
+    """Error for a failed condition of a bound; the message gives the condition, its value, and a counterexample."""
+
+
+def require_finite(value: float, condition: str, counterexample: str) -> float:
+    """Return ``value``, or raise ``BoundError`` with the message ``condition`` if it is infinite or NaN."""
+    if not math.isfinite(value):
+        raise BoundError(f"{condition} (value {value}; see counterexample '{counterexample}')")
+    return value
+
+
+def planted_shapes(placement: Placement, lengths: Iterable[int]) -> Int[np.ndarray, "shapes k"]:
+    """Return the shapes with positive probability at one or more of the lengths, in lexicographic order."""
+    shapes: set[tuple[int, ...]] = set()
+    for length in lengths:
+        law = placement.law(length)
+        shapes.update(map(tuple, law.shapes[law.probability.any(axis=1)].tolist()))
+    return np.array(sorted(shapes))
+
+
+def shape_probabilities(
+    placement: Placement, shapes: Int[np.ndarray, "shapes k"], length: int
+) -> Float[np.ndarray, "shapes length"]:
+    """Return the probability of a planted set of each shape at each start, 0 for shapes that the length lacks."""
+    law = placement.law(length)
+    probability_by_shape = dict(zip(map(tuple, law.shapes.tolist()), law.probability, strict=True))
+    return np.array([probability_by_shape.get(tuple(shape), np.zeros(length)) for shape in shapes.tolist()])
+
+
+def regularity_ratio(placement: Placement, test_length: int, train_length: int) -> float:
+    """Return ``max Q_test(o, c) / Q_train(o, c')`` over all shapes o and all starts c and c' that fit.
+
+    ``Q(o, c)`` is the probability of a planted set of shape o at start c. This is one side of the regularity assumption
+    of Golowich et al. 2025 (arXiv 2502.16792, section 4), as reconstructed here. The value is infinite if a shape of
+    the test length has probability 0 at some start of the training length.
+    """
+    shapes = planted_shapes(placement, [test_length])
+    _, max_test_probability = _probability_range(placement, shapes, test_length)
+    min_train_probability, _ = _probability_range(placement, shapes, train_length)
+    return float(safe_ratio(max_test_probability, min_train_probability).max())
+
+
+def regularity_constant(placement: Placement, length: int, span: int) -> float:
+    """Return the smallest eta with ``1 / eta <= Q_length(o, c) / Q_l(o, c') <= eta`` for ``span <= l <= length``.
+
+    ``Q_l(o, c)`` is the probability of a planted set of shape o at start c in l tokens. The inequality covers all
+    shapes o of both lengths and all starts c and c' that fit. It is the regularity assumption of Golowich et al. 2025
+    (arXiv 2502.16792), section 4; the independence of c and c' is reconstructed. The value is infinite if only one of
+    two probabilities is 0. Raises ``SettingError`` for a length below the span.
+    """
+    if length < span:
+        raise SettingError(f"length {length} has no room for the span {span}; use a length of at least {span} tokens")
+    lengths = range(span, length + 1)
+    shapes = planted_shapes(placement, lengths)
+    min_probability, max_probability = _probability_range(placement, shapes, length)
+    eta = 1.0
+    for other_length in lengths:
+        other_min, other_max = _probability_range(placement, shapes, other_length)
+        eta = max(eta, safe_ratio(max_probability, other_min).max(), safe_ratio(other_max, min_probability).max())
+    return float(eta)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartUniformity:
+    """Factors with ``lower_factor q(o) / (l - o_k) <= Q_l(o, c) <= upper_factor q(o) / (l - o_k)`` at all lengths l.
+
+    ``Q_l(o, c)`` is the probability of a planted set of shape o at start c in l tokens, and ``l - o_k`` is the number
+    of starts. The distribution q over shapes is ``shape_law``.
+    """
+
+    shapes: Int[np.ndarray, "shapes k"]
+    shape_law: Float[np.ndarray, " shapes"]
+    lower_factor: float
+    upper_factor: float
+
+    @property
+    def rho0(self) -> float:
+        """Ratio ``upper_factor / lower_factor``: 1 for uniform starts, infinite if a fitting set has probability 0."""
+        return self.upper_factor / self.lower_factor if self.lower_factor > 0 else float("inf")
+
+
+def fit_uniform_starts(placement: Placement, lengths: Iterable[int]) -> StartUniformity:
+    """Return the ``StartUniformity`` with the smallest ``rho0`` that holds at all ``lengths``. Reconstructed."""
+    lengths = list(lengths)
+    shapes = planted_shapes(placement, lengths)
+    lower, upper = np.full(len(shapes), np.inf), np.zeros(len(shapes))
+    for length in lengths:
+        min_probability, max_probability = _probability_range(placement, shapes, length)
+        num_starts = np.maximum(length - shapes[:, -1], 0)
+        lower = np.minimum(lower, min_probability * num_starts)
+        upper = np.maximum(upper, max_probability * num_starts)
+    ratio, total = float(safe_ratio(upper, lower).max()), float(upper.sum())
+    return StartUniformity(shapes=shapes, shape_law=upper / total, lower_factor=total / ratio, upper_factor=total)
+
+
+def _probability_range(
+    placement: Placement, shapes: Int[np.ndarray, "shapes k"], length: int
+) -> tuple[Float[np.ndarray, " shapes"], Float[np.ndarray, " shapes"]]:
+    """Return the smallest and the largest probability of each shape over the starts that fit, or 0 if none fits."""
+    probability = shape_probabilities(placement, shapes, length)
+    start_fits = np.arange(length) < length - shapes[:, -1:]
+    min_probability = np.where(start_fits, probability, np.inf).min(axis=1)
+    return np.where(start_fits.any(axis=1), min_probability, 0.0), probability.max(axis=1)
+
+
+def safe_ratio(
+    numerator: Float[np.ndarray, " size"], denominator: Float[np.ndarray, " size"]
+) -> Float[np.ndarray, " size"]:
+    """Return ``numerator / denominator``: infinity if only the denominator is 0, and 0 if both are 0."""
+    return np.divide(numerator, denominator, out=np.where(numerator > 0, np.inf, 0.0), where=denominator > 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JointWeight:
+    """Bounds on the scores of sets that cross a joint, which is a place where tokens between two runs were deleted.
+
+    The last axis of ``swap_ratio`` and ``log_crossing`` has two entries: a joint on the left of the run with the
+    planted set, and a joint on its right. ``swap_ratio`` is the largest ratio of the scores of two sets that differ
+    only in tokens beyond the joint. ``log_crossing`` is the log of the largest total score of the sets that cross the
+    joint. ``log_planted_score`` is the log score of the planted set. Derived here.
+    """
+
+    swap_ratio: Float[np.ndarray, "tuples 2"]
+    log_crossing: Float[np.ndarray, "tuples 2"]
+    log_planted_score: Float[np.ndarray, "shapes tuples"]
+
+    def kappa_from_swaps(self, joints: Joints) -> Float[np.ndarray, " tuples"]:
+        """Return kappa from ``swap_ratio``: each set that crosses a joint has a partner set in the full sequence."""
+        return np.max(np.where(joints, self.swap_ratio, 1.0), axis=1, initial=1.0)
+
+    def kappa_from_planted_score(self, joints: Joints) -> Float[np.ndarray, "shapes tuples"]:
+        """Return kappa from the planted score: 1 plus the total score across the joints relative to that score."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            relative_weight = np.exp(self.log_crossing[None] - self.log_planted_score[:, :, None])  # shapes tuples 2
+        # If no set crosses, the weight is 0, even relative to a planted score of 0.
+        relative_weight = np.where(self.log_crossing == -np.inf, 0.0, relative_weight)
+        return np.asarray(1 + np.where(joints, relative_weight, 0.0).sum(axis=2))
+
+    def kappa(self, joints: Joints) -> Float[np.ndarray, "shapes tuples"]:
+        """Return the minimum of ``kappa_from_swaps`` and ``kappa_from_planted_score``; it is 1 without joints."""
+        return np.minimum(self.kappa_from_swaps(joints)[None], self.kappa_from_planted_score(joints))
+
+    def kappa_by_joints(self) -> dict[Joints, Float[np.ndarray, "shapes tuples"]]:
+        """Return kappa for every combination of joints: on no side of the planted run, on one side, and on both."""
+        return {joints: self.kappa(joints) for joints in ((False, False), (True, False), (False, True), (True, True))}
+
+
+def joint_weight(law: Planted, predictor: TabularAttention, shapes: Int[np.ndarray, "shapes k"]) -> JointWeight:
+    """Compute ``JointWeight`` for all planted tuples; tokens beyond a joint are background tokens. Derived here."""
+    side_weights = np.array(
+        [
+            [_compute_side_weight(law, predictor, planted, on_right) for on_right in (True, False)]
+            for planted in law.tuples
+        ]
+    )
+    by_shape = dict(zip(map(tuple, predictor.shapes.tolist()), predictor.log_scores, strict=True))
+    zero, codes = np.full(predictor.log_scores.shape[1], -np.inf), law.tuple_codes(np.array(law.tuples))
+    planted_score = np.array([by_shape.get(tuple(shape), zero)[codes] for shape in shapes.tolist()])
+    swap_ratio, log_crossing = side_weights[:, :, 0], side_weights[:, :, 1]
+    return JointWeight(swap_ratio=swap_ratio, log_crossing=log_crossing, log_planted_score=planted_score)
+
+
+def _compute_side_weight(
+    law: Planted, predictor: TabularAttention, planted_tuple: tuple[int, ...], planted_on_right: bool
+) -> tuple[float, float]:
+    """Return ``swap_ratio`` and ``log_crossing`` of one planted tuple, for a joint on one side of the planted run."""
+    background = np.flatnonzero(law.independent_background > 0)
+    near_tokens = np.union1d(background, planted_tuple)
+    swap_ratio, log_crossing = 1.0, -np.inf
+    for shape, scores in zip(predictor.shapes, predictor.log_scores, strict=True):
+        score_table = scores.reshape((predictor.num_tokens,) * predictor.k)
+        for num_before_joint in range(1, predictor.k):
+            first_tokens, last_tokens = (background, near_tokens) if planted_on_right else (near_tokens, background)
+            tokens = [first_tokens] * num_before_joint + [last_tokens] * (predictor.k - num_before_joint)
+            log_scores = score_table[np.ix_(*tokens)].reshape(len(first_tokens) ** num_before_joint, -1)
+            swap_ratio = max(swap_ratio, _compute_swap_ratio(log_scores if planted_on_right else log_scores.T))
+            # The number of sets of this shape with ``num_before_joint`` tokens before the joint.
+            num_crossing_sets = shape[num_before_joint] - shape[num_before_joint - 1]
+            log_crossing = np.logaddexp(log_crossing, np.log(num_crossing_sets) + log_scores.max())
+    return swap_ratio, float(log_crossing)
+
+
+def _compute_swap_ratio(log_scores: Float[np.ndarray, "beyond near"]) -> float:
+    """Return the largest ratio of two scores that differ only in tokens beyond the joint, or 1 if both are 0."""
+    largest, smallest = log_scores.max(axis=0), log_scores.min(axis=0)
+    is_positive = largest > -np.inf
+    with np.errstate(over="ignore"):
+        log_ratios = largest - np.where(is_positive, smallest, 0.0)
+        return float(np.exp(log_ratios, where=is_positive, out=np.ones_like(largest)).max())
+
 
 ConditionalRiskFunction = Callable[[Planted, Predictor, int, Loss], ConditionalRisk]
 MeanRiskFunction = Callable[[Planted, Predictor, int, Loss], float]
@@ -139,10 +320,19 @@ class Extrapolation:
                     "1 (see counterexample 'canceling errors')"
                 )
 
-    def check_train_length(self, min_spans: int) -> int:
+    def check_train_length(self, min_spans: int, span: int | None = None) -> int:
         """Return the span, or raise ``BoundError`` if the training length is below ``min_spans`` spans."""
-        check_train_length(self.train_length, self.test_length, self.span, min_spans)
-        return self.span
+        span = self.span if span is None else span
+        if self.test_length < self.train_length:
+            raise BoundError(
+                f"test length {self.test_length} is below training length {self.train_length}; use a longer test length"
+            )
+        if self.train_length < min_spans * span:
+            raise BoundError(
+                f"training length {self.train_length} is below {min_spans} times the span of {span} tokens; train at "
+                f"length {min_spans * span} or above (see counterexample 'unbounded reach')"
+            )
+        return span
 
     @property
     def train_lengths(self) -> range:
@@ -172,12 +362,8 @@ class Extrapolation:
     def risk(self) -> Callable[[int], float]:
         """Cached function that returns the risk at a length."""
         # Rounding may give a risk just below 0, and bounds multiply it by large numbers.
-        return cache(lambda length: max(self._risk(length), 0.0))
-
-    def _risk(self, length: int) -> float:
-        if self.mean_risk is not None:
-            return self.mean_risk(self.law, self.predictor, length, self.loss)
-        return self.conditional_risk(self.law, self.predictor, length, self.loss).mean
+        mean_risk = self.mean_risk or (lambda *case: self.conditional_risk(*case).mean)
+        return cache(lambda length: max(mean_risk(self.law, self.predictor, length, self.loss), 0.0))
 
     @cached_property
     def average_risk(self) -> float:
@@ -205,48 +391,3 @@ class Extrapolation:
             # Sets are sorted by shape, then by start.
             risks_by_set[set_fits, index] = np.maximum(risks.risk, 0.0)
         return risks_by_set
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
-    """Risk at one length as predicted by an odds law (``odds``) and by a secant; ``refused`` explains its absence.
-
-    ``low`` and ``high`` are the ends of the 95% interval of ``odds`` from the residuals of the fit. The interval is too
-    narrow if no odds law fits the risk.
-    """
-
-    length: int
-    odds: float | None = None
-    low: float | None = None
-    high: float | None = None
-    secant: float | None = None
-    refused: str | None = None
-
-
-def predict(law: Planted, predictor: Predictor, train_length: int, length: int, loss: Loss) -> Prediction:
-    """Predict the risk at ``length`` from the exact risks at the training lengths with the same shapes and starts."""
-    if not isinstance(predictor, TabularAttention) or law.placement.span is None:
-        return Prediction(length=length, refused="without a span, the risks at training lengths are not exact")
-    shortest = (train_length + 1) // 2
-    candidates = range(max(shortest, law.min_length), train_length + 1)
-    lengths = [each for each in candidates if _has_same_placement(law.placement, each, length)]
-    if len(lengths) < 2:
-        return Prediction(
-            length=length,
-            refused=f"only {len(lengths)} of the training lengths {shortest} to {train_length} "
-            f"have the same shapes and starts as length {length}; a curve needs 2",
-        )
-    try:
-        risks = laplace_risks(law, predictor, lengths, loss)
-    except SettingError as error:
-        return Prediction(length=length, refused=str(error))
-    # An odds law needs a positive limit, but a head without risk has limit 0.
-    curve = fit_odds(lengths, risks, max(limit_risk(law, predictor), MIN_LIMIT_RISK))
-    low, high = curve.interval(length)
-    secant_risk = secant(lengths, risks, length)
-    return Prediction(length=length, odds=curve.risk_at(length), low=low, high=high, secant=secant_risk)
-
-
-def _has_same_placement(placement: Placement, train_length: int, length: int) -> bool:
-    """Return True if starts are uniform and shapes equally distributed at both lengths and at ``ASYMPTOTIC_LENGTH``."""
-    return fit_uniform_starts(placement, [train_length, length, ASYMPTOTIC_LENGTH]).rho0 <= 1 + RHO0_TOLERANCE

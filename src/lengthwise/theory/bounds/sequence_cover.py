@@ -1,22 +1,44 @@
-"""Covers of a long sequence: short pieces that each contain the planted set and together contain every local set.
+"""Covers of a long sequence by short pieces, and bounds from the scores inside the pieces.
 
-To form a piece, delete some tokens that are not planted. By the deletion lemma, a piece has the distribution of
-sequences of its length, so its risk is a risk at a training length. Intervals are half open.
+Each piece contains the planted set, and together the pieces contain every local set. To form a piece, delete some
+tokens that are not planted. By the deletion lemma, a piece has the distribution of sequences of its length, so its risk
+is a risk at a training length. Intervals are half open.
+
+Bounds with known scores do not need kappa. The error of a sequence is at most a sum over its pieces: the loss of the
+sets that each piece claims. Within a piece, the weights of its sets sum to 1. Derived here.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
-from typing import Protocol, runtime_checkable
+from math import log, sqrt
+from typing import ClassVar
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from lengthwise.core.errors import SettingError
-from lengthwise.theory.bounds.conditions import BoundError, Joints, safe_ratio
+from lengthwise.core.randomness import stream
+from lengthwise.tasks.planted.placement import ShapeLaw
+from lengthwise.theory.attention.tabular import TabularAttention, normalize_scores
+from lengthwise.theory.bounds.extrapolation import BoundError, Extrapolation, Joints, safe_ratio
+from lengthwise.theory.risk.exact_risk import (
+    Leakage,
+    Loss,
+    Losses,
+    Outputs,
+    PlantedSets,
+    Predictor,
+    Tokens,
+    enumerated_risk,
+    num_sequences,
+)
 
 Interval = tuple[int, int]
 Atoms = Float[np.ndarray, " atoms"]
+# The largest number of sequences, summed over all windows, of an exact bound.
+MAX_SEQUENCES = 1 << 22
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,20 +73,32 @@ class Piece:
         """Return the index within the piece of a token, which is given by its index in the sequence."""
         return sum(min(end, token) - start for start, end in self.runs if start < token)
 
+    def relative(self) -> "Piece":
+        """Return the piece with token indexes that count from its start."""
+        core, left, right, *runs = (
+            (self.index_of(start), self.index_of(end - 1) + 1) if start < end else (0, 0)
+            for start, end in (self.core, self.left, self.right, *self.runs)
+        )
+        return Piece(runs=tuple(runs), core=core, left=left, right=right, claims_core=self.claims_core)
+
+    def contains(self, sets: Int[np.ndarray, "sets k"]) -> Bool[np.ndarray, " sets"]:
+        """Return one flag per set of tokens of a relative piece: True if the set lies inside one run."""
+        run_index = np.searchsorted([end for _, end in self.runs], sets, side="right")
+        return np.asarray(run_index[:, 0] == run_index[:, -1])
+
+    def claims(self, sets: Int[np.ndarray, "sets k"]) -> Bool[np.ndarray, " sets"]:
+        """Return one flag per set of tokens of a relative piece: True if the piece claims the set."""
+        first_index, last_index = sets[:, 0], sets[:, -1]
+        is_in_core = (first_index >= self.core[0]) & (last_index < self.core[1]) & self.claims_core
+        starts_in_left = (first_index >= self.left[0]) & (first_index < self.left[1])
+        ends_in_right = (last_index >= self.right[0]) & (last_index < self.right[1])
+        return np.asarray(self.contains(sets) & (is_in_core | starts_in_left | ends_in_right))
+
     def mirror(self, length: int) -> "Piece":
         """Return the mirror image of the piece in the reversed sequence, which has ``length`` tokens."""
         intervals = self.core, self.right, self.left, *reversed(self.runs)
         core, left, right, *runs = ((length - end, length - start) for start, end in intervals)
         return Piece(runs=tuple(runs), core=core, left=left, right=right, claims_core=self.claims_core)
-
-
-@runtime_checkable
-class Cover(Protocol):
-    """A rule that maps the first token index of a planted set to the pieces of the sequence."""
-
-    def pieces(self, start: int) -> Sequence[Piece]:
-        """Return the pieces for a planted set that starts at token index ``start``; there is at least one piece."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,8 +247,14 @@ class DifferenceCover:
             first = max(chunk_start - self.span + 1, core_end)
             chunk_end = min(chunk_start + self.chunk_length, self.test_length)
             runs = (merge_intervals(core, (first, run_end)) for run_end in (chunk_end, chunk_start))
-            pieces += [Piece(runs=each, core=core) for each in runs]
+            pieces += [Piece(runs=piece_runs, core=core) for piece_runs in runs]
         return pieces
+
+
+# A rule that maps the first token index of a planted set to the pieces of the sequence.
+Cover = GridCover | ProportionalCover | DifferenceCover
+# A cover by pieces of the training length.
+CoverType = type[GridCover] | type[ProportionalCover]
 
 
 def grid_window(start: int, test_length: int, window_length: int, span: int) -> Interval:
@@ -234,55 +274,176 @@ def merge_intervals(*intervals: Interval) -> tuple[Interval, ...]:
     return tuple(runs)
 
 
-def compute_piece_mass(
+def expected_pieces(
     probability: Float[np.ndarray, "shapes length"],
     cover: Cover,
     factor: Mapping[Joints, Float[np.ndarray, "shapes tuples"]],
 ) -> dict[int, Float[np.ndarray, "shapes num_tokens tuples"]]:
-    """Return the mass of each planted set by number of tokens, with axes shape, index in the piece, and tuple.
+    """Return the expected number of pieces by number of tokens, with axes shape, index in the piece, and tuple.
 
     Each piece for a planted set adds the probability of the set, multiplied by the factor of the joints of the piece.
     With a factor of 1, the total is the expected number of pieces. Derived here.
     """
-    piece_mass: dict[int, Float[np.ndarray, "shapes num_tokens tuples"]] = {}
-    for start in np.flatnonzero(probability.any(axis=0)):
-        for piece in cover.pieces(int(start)):
+    counts: dict[int, Float[np.ndarray, "shapes num_tokens tuples"]] = {}
+    for start in np.flatnonzero(probability.any(axis=0)).tolist():
+        for piece in cover.pieces(start):
             num_tokens = piece.num_tokens
-            if num_tokens not in piece_mass:
-                piece_mass[num_tokens] = np.zeros((len(probability), num_tokens, factor[False, False].shape[1]))
-            piece_mass[num_tokens][:, piece.index_of(int(start))] += probability[:, start, None] * factor[piece.joints]
-    return piece_mass
+            if num_tokens not in counts:
+                counts[num_tokens] = np.zeros((len(probability), num_tokens, factor[False, False].shape[1]))
+            counts[num_tokens][:, piece.index_of(start)] += probability[:, start, None] * factor[piece.joints]
+    return counts
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorstCase:
-    """Solution of ``worst_case``: the maximal value, the risk of each atom, and the price per unit of training risk."""
-
-    value: float
-    risk: Atoms
-    price: float
-
-
-def worst_case(train_risk: float, piece_mass: Atoms, train_mass: Atoms, max_loss: float = 1.0) -> WorstCase:
-    """Maximize ``sum piece_mass r`` over ``0 <= r <= max_loss`` with ``sum train_mass r <= train_risk``. Derived here.
+def worst_case(train_risk: float, weight: Atoms, train_probability: Atoms) -> float:
+    """Maximize ``sum weight r`` over risks ``0 <= r <= 1`` with ``sum train_probability r <= train_risk``.
 
     An atom is a planted set and tuple with risk r. This is a fractional knapsack (Neyman-Pearson lemma): atoms with the
-    largest ``piece_mass / train_mass`` get risk first. The value is finite even if that ratio is infinite. The price is
-    the added value per unit of added training risk; it is 0 if some training risk remains.
+    largest ``weight / train_probability`` get risk first. The value is finite even if that ratio is infinite. Derived
+    here.
     """
-    if not (train_risk >= 0 and max_loss > 0):
-        raise SettingError(
-            f"invalid train_risk {train_risk} or max_loss {max_loss}; use train_risk >= 0 and max_loss > 0"
-        )
-    if not (np.isfinite(piece_mass).all() and (piece_mass >= 0).all() and (train_mass >= 0).all()):
-        raise SettingError("piece_mass or train_mass has a negative or infinite value; use finite values of at least 0")
-    mass_ratio = safe_ratio(piece_mass, train_mass)
-    order = np.argsort(-mass_ratio, kind="stable")
-    cost = train_mass[order] * max_loss
+    if not train_risk >= 0:
+        raise SettingError(f"invalid train_risk {train_risk}; use train_risk >= 0")
+    if not (np.isfinite(weight).all() and (weight >= 0).all() and (train_probability >= 0).all()):
+        raise SettingError("a weight or train_probability is negative or infinite; use finite values of at least 0")
+    order = np.argsort(-safe_ratio(weight, train_probability), kind="stable")
+    cost = train_probability[order]
     earlier_cost = np.cumsum(cost) - cost
-    share = np.clip(np.divide(train_risk - earlier_cost, cost, out=np.ones_like(cost), where=cost > 0), 0.0, 1.0)
-    risk = np.zeros_like(piece_mass)
-    risk[order] = share * max_loss
-    partial = np.flatnonzero((share < 1) & (cost > 0))
-    price = float(mass_ratio[order[partial[0]]]) if len(partial) else 0.0
-    return WorstCase(value=float(piece_mass @ risk), risk=risk, price=price)
+    risk = np.zeros_like(weight)
+    risk[order] = np.clip(np.divide(train_risk - earlier_cost, cost, out=np.ones_like(cost), where=cost > 0), 0.0, 1.0)
+    return float(weight @ risk)
+
+
+@dataclass(frozen=True, slots=True)
+class PieceLoss:
+    """Loss in [0, 1] of the sets that a relative piece claims; the attention weights are over all sets in its runs."""
+
+    piece: Piece
+    loss: Loss
+
+    name: ClassVar[str] = "piece"
+
+    def evaluate(self, predictor: Predictor, tokens: Tokens, planted: PlantedSets, labels: Outputs) -> Losses:
+        """Return the loss per sequence; without weights, that of the default with ``claims_core`` and 0 otherwise."""
+        assert isinstance(predictor, TabularAttention)
+        sets, log_scores, values = predictor.score_sets(tokens)
+        is_inside = self.piece.contains(sets)
+        weights, total_score = normalize_scores(log_scores[:, is_inside])
+        if isinstance(self.loss, Leakage):
+            set_loss = (sets[None, is_inside] != planted[:, None]).any(axis=2).astype(float)
+            default_loss = np.ones(len(tokens))
+        else:
+            set_loss = 1 - np.einsum("bso,bo->bs", values[:, is_inside], labels)
+            default_loss = 1 - labels @ predictor.default
+        is_claimed = self.piece.claims(sets[is_inside])
+        claimed_loss = (weights * set_loss)[:, is_claimed].sum(axis=1)
+        return np.asarray(np.where(total_score > 0, claimed_loss, default_loss * self.piece.claims_core))
+
+
+@dataclass(frozen=True, slots=True)
+class FixedSet:
+    """Placement that plants the set with the same token indexes at every length."""
+
+    shape: tuple[int, ...]
+    start: int
+
+    name: ClassVar[str] = "fixed"
+    summary: ClassVar[str] = "one set at every length"
+
+    @property
+    def k(self) -> int:
+        """The number of planted tokens."""
+        return len(self.shape)
+
+    @property
+    def span(self) -> int | None:
+        """The span of the set in tokens."""
+        return self.shape[-1] + 1
+
+    @property
+    def min_length(self) -> int:
+        """The shortest length, at which the last token is planted."""
+        return self.start + self.shape[-1] + 1
+
+    def law(self, length: int) -> ShapeLaw:
+        """Return the distribution in which the set has probability 1."""
+        return ShapeLaw(shapes=np.array([self.shape]), probability=np.eye(1, length, self.start))
+
+    def sample(self, length: int, size: int, rng: np.random.Generator) -> Int[np.ndarray, "size k"]:
+        """Return ``size`` copies of the token indexes of the set."""
+        return np.tile(self.start + np.array(self.shape), (size, 1))
+
+
+def count_summands(case: Extrapolation, cover_type: CoverType) -> dict[tuple[Piece, FixedSet], float]:
+    """Return the expected number of pieces for each distinct summand; long test lengths add few distinct summands.
+
+    A summand is a relative piece and its planted set. Raises ``BoundError`` if the lengths are too short for the cover,
+    the predictor or the law is not local, or the loss is not linear.
+    """
+    case.check_linear()
+    cover = cover_type(test_length=case.test_length, train_length=case.train_length, span=case.span)
+    set_probability = case.probability(case.test_length).sum(axis=2)
+    expected_counts: dict[tuple[Piece, FixedSet], float] = defaultdict(float)
+    for set_start in np.flatnonzero(set_probability.any(axis=0)).tolist():
+        for piece in cover.pieces(set_start):
+            relative_piece, planted_index = piece.relative(), piece.index_of(set_start)
+            for shape, probability in zip(case.shapes.tolist(), set_probability[:, set_start].tolist(), strict=True):
+                if probability > 0:
+                    expected_counts[relative_piece, FixedSet(tuple(shape), planted_index)] += probability
+    return expected_counts
+
+
+def known_scores(case: Extrapolation, cover: CoverType = ProportionalCover) -> float:
+    """Return ``sum_S Q_N(S) sum_J E[sum of g e over sets that J claims / sum of g over sets inside runs of J]``.
+
+    S is a planted set with probability ``Q_N(S)`` at the test length N, and J is a piece of the cover for S. The score
+    of a set is g, and its error is e. The computation enumerates all sequences of the training length; it raises
+    ``SettingError`` for too many sequences.
+    """
+    counts, bound = count_summands(case, cover), 0.0
+    total_sequences = len(counts) * num_sequences(case.law, case.train_length)
+    if total_sequences > MAX_SEQUENCES:
+        raise SettingError(
+            f"{len(counts)} windows of {case.train_length} tokens have {total_sequences:,} sequences, "
+            f"more than the {MAX_SEQUENCES:,} allowed; use a shorter training length, or sampled_known_scores"
+        )
+    for (piece, placement), count in counts.items():
+        law, loss = replace(case.law, placement=placement), PieceLoss(piece, case.loss)
+        bound += count * enumerated_risk(law, case.attention, case.train_length, loss).mean
+    return bound
+
+
+def sampled_known_scores(
+    case: Extrapolation,
+    cover: CoverType = ProportionalCover,
+    num_samples: int = 10_000,
+    failure_probability: float = 0.05,
+    seed: int = 0,
+) -> float:
+    """Return an upper confidence bound on ``known_scores`` from ``num_samples`` sequences.
+
+    The bound is invalid with probability at most ``failure_probability``. Summands are sampled in proportion to their
+    expected number of pieces. The empirical Bernstein inequality bounds their mean (Maurer and Pontil 2009, theorem 4).
+    """
+    if num_samples < 2 or not 0 < failure_probability < 1:
+        raise SettingError(
+            f"invalid num_samples {num_samples} or failure_probability {failure_probability}; use at least 2 samples "
+            "and a failure_probability between 0 and 1"
+        )
+    expected_counts = count_summands(case, cover)
+    rng = stream(seed, "cut", case.train_length, case.test_length)
+    total_count = sum(expected_counts.values())
+    sizes = rng.multinomial(num_samples, np.array(list(expected_counts.values())) / total_count).tolist()
+    losses = []
+    for (piece, placement), size in zip(expected_counts, sizes, strict=True):
+        law = replace(case.law, placement=placement)
+        tokens, sets, _ = law.sample_arrays(case.train_length, size, rng)
+        labels = law.label_law[law.tuple_codes(np.take_along_axis(tokens, sets, axis=1))]
+        losses.append(PieceLoss(piece, case.loss).evaluate(case.attention, tokens, sets, labels))
+    return total_count * bernstein_upper_bound(np.concatenate(losses), failure_probability)
+
+
+def bernstein_upper_bound(values: Float[np.ndarray, " samples"], failure_probability: float) -> float:
+    """Return a bound that the mean of independent values in [0, 1] exceeds with at most ``failure_probability``."""
+    size, log_factor = len(values), log(2 / failure_probability)
+    variance = float(values.var(ddof=1))
+    return float(values.mean()) + sqrt(2 * variance * log_factor / size) + 7 * log_factor / (3 * (size - 1))

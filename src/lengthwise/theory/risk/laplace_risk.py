@@ -6,17 +6,26 @@ token, given the last ``span - 1`` tokens. Derived here.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from lengthwise.core.errors import SettingError
 from lengthwise.tasks.planted.placement import ShapeLaw
 from lengthwise.tasks.planted.planted_task import Planted
 from lengthwise.theory.attention.tabular import TabularAttention
 from lengthwise.theory.risk.exact_risk import Leakage, Loss, TotalVariation
-from lengthwise.theory.risk.transfer_operator import Insertion, TokenChain, chain_totals
 
+# The largest number of scores, and the largest number of states for products of dense matrices.
+MAX_SCORES = 1 << 16
+MAX_DENSE_STATES = 128
+# The largest number of array entries per step; the values of s are processed in blocks of this size.
+MAX_BLOCK_ENTRIES = 1 << 18
+# The largest exponent x; exp(-exp(x)) is 0 even for much smaller x.
+MAX_LOG_EXPONENT = 700.0
 # Step of the trapezoid rule in log s; its error |Gamma(1 + 2 pi i / step)| is below rounding.
 LOG_STEP = 0.25
 # s * a is FIRST_EXPONENT at the first node for the largest sum, and LAST_EXPONENT at the last node for the smallest.
@@ -25,6 +34,229 @@ FIRST_EXPONENT, LAST_EXPONENT = 1e-17, 60.0
 UNDERFLOW_EXPONENT = 800.0
 # Relative tolerance for the comparison of two computed values of the same probability.
 PROBABILITY_TOLERANCE = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class DualNumbers:
+    """Operators on distributions over states (``value``) and their derivatives by cost, for each s."""
+
+    value: Float[np.ndarray, "#costs s from to"]
+    derivative: Float[np.ndarray, "costs s from to"]
+
+    def __matmul__(self, other: "DualNumbers") -> "DualNumbers":
+        """Apply this operator first and ``other`` second, by the product rule."""
+        return DualNumbers(self.value @ other.value, self.derivative @ other.value + self.value @ other.derivative)
+
+    def __add__(self, other: "DualNumbers") -> "DualNumbers":
+        return DualNumbers(self.value + other.value, self.derivative + other.derivative)
+
+    def multiply(self, weight: Float[np.ndarray, " costs"] | float) -> "DualNumbers":
+        """Multiply values and derivatives by one weight per cost, or by one number."""
+        by_cost = np.reshape(weight, (-1, 1, 1, 1))
+        return DualNumbers(self.value * by_cost, self.derivative * by_cost)
+
+
+# The operators without and with the planted set.
+Pair = tuple[DualNumbers, DualNumbers]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenChain:
+    """Markov chain of tokens, whose state is the last ``span - 1`` tokens.
+
+    ``log_scores`` and ``costs`` belong to the set of each shape that ends at the next token. States near the start of
+    the sequence have fewer tokens. ``tokens`` lists the tokens with positive probability, and ``successor`` is the next
+    state.
+    """
+
+    tokens: Int[np.ndarray, " tokens"]
+    background: Float[np.ndarray, " tokens"]
+    shapes: Int[np.ndarray, "shapes k"]
+    successor: Int[np.ndarray, "states tokens"]
+    log_scores: Float[np.ndarray, "shapes states tokens"]
+    costs: Float[np.ndarray, "costs shapes states tokens"]
+
+    @classmethod
+    def build(
+        cls,
+        law: Planted,
+        shapes: Int[np.ndarray, "shapes k"],
+        log_scores: Float[np.ndarray, "shapes codes"],
+        costs: Float[np.ndarray, "costs shapes codes"],
+    ) -> "TokenChain":
+        """Build the chain from scores and costs by shape and tuple code; raises ``SettingError`` if it is too large."""
+        background = law.independent_background
+        tokens = np.union1d(np.flatnonzero(background), np.unique(law.tuples))
+        state_length = int(shapes[:, -1].max())
+        num_scores = len(shapes) * len(tokens) ** (state_length + 1)
+        if num_scores > MAX_SCORES:
+            raise SettingError(
+                f"{len(shapes)} shapes, span {state_length + 1} and {len(tokens)} tokens make {num_scores:,} scores, "
+                f"more than the {MAX_SCORES:,} allowed; use a smaller span, fewer tokens, or sampled_risk"
+            )
+        # The value -1 represents a token before the sequence.
+        state_tuples = [
+            (-1,) * (state_length - num_known) + last_tokens
+            for num_known in range(state_length + 1)
+            for last_tokens in product(tokens, repeat=num_known)
+        ]
+        states = np.array(state_tuples, dtype=np.int64).reshape(len(state_tuples), state_length)
+        windows = np.column_stack([np.repeat(states, len(tokens), axis=0), np.tile(tokens, len(states))])
+        windows = windows.reshape(len(states), len(tokens), state_length + 1)
+        index_of = {tuple(state): index for index, state in enumerate(states.tolist())}
+        successor = [[index_of[tuple(window[1:])] for window in state_windows] for state_windows in windows.tolist()]
+        sets = windows[:, :, state_length - shapes[:, -1:] + shapes]  # states tokens shapes k
+        codes = np.moveaxis(sets @ law.num_tokens ** np.arange(shapes.shape[1] - 1, -1, -1), 2, 0)
+        is_inside = (np.moveaxis(sets, 2, 0) >= 0).all(axis=3)
+        shape_indexes, codes = np.arange(len(shapes))[:, None, None], np.where(is_inside, codes, 0)
+        return cls(
+            tokens=tokens,
+            background=background[tokens],
+            shapes=shapes,
+            successor=np.array(successor),
+            log_scores=np.where(is_inside, log_scores[shape_indexes, codes], -np.inf),
+            costs=costs[:, shape_indexes, codes],
+        )
+
+    @property
+    def num_states(self) -> int:
+        """The number of states of the operator."""
+        return len(self.successor)
+
+    @cached_property
+    def log_weight(self) -> Float[np.ndarray, "states tokens"]:
+        """Log of the total score of the sets that end at the next token, by state and token."""
+        return np.asarray(np.logaddexp.reduce(self.log_scores, axis=0))
+
+    def cost(self, free_shape: Int[np.ndarray, " k"] | None = None) -> Float[np.ndarray, "costs states tokens"]:
+        """Return the mean cost of the sets that end at the next token; the set of ``free_shape`` has cost 0."""
+        has_cost = slice(None) if free_shape is None else (self.shapes != free_shape).any(axis=1)
+        score_share = np.exp(self.log_scores - np.where(np.isfinite(self.log_weight), self.log_weight, 0.0))
+        return np.asarray((score_share * self.costs)[:, has_cost].sum(axis=1))
+
+
+@dataclass(frozen=True, slots=True)
+class Insertion:
+    """Planted tuples with a probability per cost and tuple; with ``planted_is_free``, the planted set has cost 0."""
+
+    tuples: Int[np.ndarray, "tuples k"]
+    weights: Float[np.ndarray, "costs tuples"]
+    planted_is_free: bool
+
+
+# Expectations ``E[exp(-s a)]`` and ``E[s b exp(-s a)]`` of full sequences.
+Totals = tuple[Float[np.ndarray, "costs laws s"], Float[np.ndarray, "costs laws s"]]
+
+
+def chain_totals(
+    chain: TokenChain, insertion: Insertion, shape_laws: Sequence[ShapeLaw], log_s: Float[np.ndarray, " s"]
+) -> Totals:
+    """Compute the ``Totals`` for every distribution of the planted set in ``shape_laws`` and every s."""
+    num_states = chain.num_states
+    num_rows = num_states if num_states <= MAX_DENSE_STATES else 1
+    size = max(1, MAX_BLOCK_ENTRIES // (len(insertion.weights) * num_states * len(chain.tokens) * num_rows))
+    value, derivative = (np.zeros((len(insertion.weights), len(shape_laws), len(log_s))) for _ in range(2))
+    for start in range(0, len(log_s), size):
+        block = slice(start, start + size)
+        operator = _Operator(chain, insertion, log_s[block])
+        for law_index, shape_law in enumerate(shape_laws):
+            for planted_shape, probability in zip(shape_law.shapes, shape_law.probability, strict=True):
+                if probability.any():
+                    total = operator.total(planted_shape, probability[: shape_law.length - planted_shape[-1]])
+                    value[:, law_index, block] += total.value.sum(axis=(2, 3))
+                    derivative[:, law_index, block] += total.derivative.sum(axis=(2, 3))
+    return value, derivative
+
+
+class _Operator:
+    """Operators that append background and planted tokens to distributions over states, for one block of s."""
+
+    def __init__(self, chain: TokenChain, insertion: Insertion, log_s: Float[np.ndarray, " s"]) -> None:
+        self.chain, self.insertion = chain, insertion
+        # The factor s keeps the derivative in the range of floats even if scores exceed it.
+        self.exponent = np.exp(np.minimum(log_s[:, None, None] + chain.log_weight, MAX_LOG_EXPONENT))  # s states tokens
+        self.decay = np.exp(-self.exponent)
+        self.cost = chain.cost()
+        self.powers: dict[tuple[int, ...], list[Pair]] = {}
+
+    def total(self, planted: Int[np.ndarray, " k"], probability: Float[np.ndarray, " starts"]) -> DualNumbers:
+        """Return the operator of a full sequence: a sum over all starts of the planted set, weighted by probability."""
+        without_planted = self._identity(np.eye(1, self.chain.num_states))
+        prefix = without_planted, without_planted.multiply(np.zeros(len(self.insertion.weights)))
+        for equal in np.split(probability, np.flatnonzero(np.diff(probability)) + 1):
+            prefix = self._add_starts(prefix, planted, float(equal[0]), len(equal))
+        return prefix[1]
+
+    def _add_starts(self, prefix: Pair, shape: Int[np.ndarray, " k"], probability: float, num_starts: int) -> Pair:
+        """Extend both operators over ``num_starts`` consecutive starts that have the same probability."""
+        without, planted = prefix
+        # A matrix product costs as much as one step for each state.
+        if num_starts <= self.chain.num_states or self.chain.num_states > MAX_DENSE_STATES:
+            for _ in range(num_starts):
+                planted = self._step(planted) + self._insert(without, shape).multiply(probability)
+                without = self._step(without)
+            return without, planted
+        for bit in range(num_starts.bit_length()):
+            if num_starts >> bit & 1:
+                background, insertion = self._compute_power(shape, bit)
+                planted = planted @ background + (without @ insertion).multiply(probability)
+                without = without @ background
+        return without, planted
+
+    def _compute_power(self, shape: Int[np.ndarray, " k"], bit: int) -> Pair:
+        """Return operators of ``2 ** bit`` tokens: all background, and a sum over as many starts of the planted set."""
+        powers = self.powers.setdefault(tuple(shape.tolist()), [])
+        if not powers:
+            identity = self._identity(np.eye(self.chain.num_states))
+            powers.append((self._step(identity), self._insert(identity, shape)))
+        while len(powers) <= bit:
+            background, insertion = powers[-1]
+            powers.append((background @ background, insertion @ background + background @ insertion))
+        return powers[bit]
+
+    def _insert(self, prefix: DualNumbers, planted_shape: Int[np.ndarray, " k"]) -> DualNumbers:
+        """Append the planted tokens and the background tokens between them, summed over the planted tuples."""
+        last_cost = self.chain.cost(planted_shape) if self.insertion.planted_is_free else self.cost
+        inserted = prefix.multiply(np.zeros(len(self.insertion.weights)))
+        for planted_tuple, weight in zip(self.insertion.tuples, self.insertion.weights.T, strict=True):
+            token_at = dict(zip(planted_shape.tolist(), planted_tuple.tolist(), strict=True))
+            extended = prefix
+            for offset in range(planted_shape[-1] + 1):
+                cost = last_cost if offset == planted_shape[-1] else self.cost
+                extended = self._step(extended, token_at.get(offset), cost)
+            inserted = inserted + extended.multiply(weight)
+        return inserted
+
+    def _step(
+        self,
+        prefix: DualNumbers,
+        token: int | None = None,
+        cost: Float[np.ndarray, "costs states tokens"] | None = None,
+    ) -> DualNumbers:
+        """Append one token: ``token``, or a random background token if it is None."""
+        chain, cost = self.chain, self.cost if cost is None else cost
+        probability = chain.background if token is None else (chain.tokens == token).astype(float)
+        indexes = np.flatnonzero(probability)
+        decay = (self.decay[..., indexes] * probability[indexes])[:, None]  # s 1 states tokens
+        gain = cost[:, None, None, :, indexes] * self.exponent[:, None][..., indexes]  # costs s 1 states tokens
+        value = prefix.value[..., None] * decay
+        derivative = prefix.derivative[..., None] * decay + value * gain
+        return DualNumbers(*(_sum_by_successor(flow, chain.successor[:, indexes]) for flow in (value, derivative)))
+
+    def _identity(self, states: Float[np.ndarray, "from to"]) -> DualNumbers:
+        value = np.broadcast_to(states, (1, len(self.exponent), *states.shape))
+        return DualNumbers(value, np.zeros((len(self.cost), *value.shape[1:])))
+
+
+def _sum_by_successor(
+    flow: Float[np.ndarray, "costs s from states tokens"], successor: Int[np.ndarray, "states tokens"]
+) -> Float[np.ndarray, "costs s from states"]:
+    """Return the sum of ``flow`` over all states and tokens with the same successor state."""
+    order = successor.ravel().argsort(kind="stable")
+    reached, group_starts = np.unique(successor.ravel()[order], return_index=True)
+    totals = np.zeros(flow.shape[:-1])
+    totals[..., reached] = np.add.reduceat(flow.reshape(*flow.shape[:-2], -1)[..., order], group_starts, axis=-1)
+    return totals
 
 
 def laplace_risk(law: Planted, attention: TabularAttention, length: int, loss: Loss) -> float:
@@ -53,7 +285,11 @@ def placement_risks(
         _check_output_probabilities(law, attention)
         costs, default_costs = 1 - np.einsum("scl,rl->rsc", attention.values, labels), 1 - labels @ attention.default
     elif isinstance(loss, Leakage):
-        _check_set_size(law, attention)
+        _check_num_tokens(law, attention)
+        if attention.k != law.k:
+            raise SettingError(
+                f"sets of {attention.k} tokens never equal the {law.k} planted tokens, so leakage is 1; use loss 'tv'"
+            )
         # Labels have no effect, so all tuples share one cost.
         label_index, default_costs = np.zeros_like(label_index), np.ones(1)
         costs = np.ones((1, *attention.log_scores.shape))
@@ -66,9 +302,9 @@ def placement_risks(
     chain = TokenChain.build(law, attention.shapes, attention.log_scores, costs)
     first, last, underflow = _integration_range(chain, shape_laws)
     log_s = np.append(np.arange(first, last, LOG_STEP), underflow)
-    totals = chain_totals(chain, insertion, shape_laws, log_s)
+    value, derivative = chain_totals(chain, insertion, shape_laws, log_s)
     # At the last node, exp(-s a) is the probability that no set has weight; the output is then the default.
-    return np.asarray(LOG_STEP * totals.derivative.sum(axis=(0, 2)) + default_costs @ totals.value[:, :, -1])
+    return np.asarray(LOG_STEP * derivative.sum(axis=(0, 2)) + default_costs @ value[:, :, -1])
 
 
 def laplace_log_loss(law: Planted, attention: TabularAttention, length: int) -> float:
@@ -95,7 +331,7 @@ def _log_loss(law: Planted, attention: TabularAttention, shape_laws: list[ShapeL
     ]
     first, last, underflow = np.array([_integration_range(chain, shape_laws) for chain in chains]).T
     log_s = np.append(np.arange(first.min(), last.max(), LOG_STEP), underflow.max())
-    label_decay, total_decay = (chain_totals(chain, insertion, shape_laws, log_s).value[0, 0] for chain in chains)
+    label_decay, total_decay = (chain_totals(chain, insertion, shape_laws, log_s)[0][0, 0] for chain in chains)
     # The last node gives the probability of a sum of 0.
     if label_decay[-1] > total_decay[-1] * (1 + PROBABILITY_TOLERANCE):
         return np.inf
@@ -125,6 +361,13 @@ def _integration_range(chain: TokenChain, shape_laws: Sequence[ShapeLaw]) -> tup
     )
 
 
+def _check_num_tokens(law: Planted, attention: TabularAttention) -> None:
+    if attention.num_tokens != law.num_tokens:
+        raise SettingError(
+            f"the attention has {attention.num_tokens} tokens and the law has {law.num_tokens}; use the same number"
+        )
+
+
 def _check_output_probabilities(law: Planted, attention: TabularAttention) -> None:
     _check_num_tokens(law, attention)
     num_outputs = len(attention.default)
@@ -135,18 +378,3 @@ def _check_output_probabilities(law: Planted, attention: TabularAttention) -> No
     min_output = min(float(attention.values.min()), float(attention.default.min()))
     if min_output < 0:
         raise SettingError(f"invalid output probability {min_output:.3g}; use values between 0 and 1")
-
-
-def _check_set_size(law: Planted, attention: TabularAttention) -> None:
-    _check_num_tokens(law, attention)
-    if attention.k != law.k:
-        raise SettingError(
-            f"sets of {attention.k} tokens never equal the {law.k} planted tokens, so leakage is 1; use loss 'tv'"
-        )
-
-
-def _check_num_tokens(law: Planted, attention: TabularAttention) -> None:
-    if attention.num_tokens != law.num_tokens:
-        raise SettingError(
-            f"the attention has {attention.num_tokens} tokens and the law has {law.num_tokens}; use the same number"
-        )

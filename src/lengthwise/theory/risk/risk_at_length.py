@@ -1,26 +1,39 @@
-"""Risks at any length by the best available method: exact if possible, otherwise sampled with an interval."""
+"""Risks at any length, exact if possible and otherwise sampled, and exact empirical risk minimization."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float
 
-from lengthwise.core.errors import SettingError
-from lengthwise.core.intervals import t_critical_value
+from lengthwise.core.errors import SettingError, unknown_name
 from lengthwise.tasks.planted.placement import ShapeLaw
 from lengthwise.tasks.planted.planted_task import Planted
 from lengthwise.theory.attention.tabular import TabularAttention
-from lengthwise.theory.risk.exact_risk import ConditionalRisk, Distance, Loss, Predictor, enumerated_risk
-from lengthwise.theory.risk.laplace_risk import laplace_risk, placement_risks
+from lengthwise.theory.risk.exact_risk import (
+    ConditionalRisk,
+    Leakage,
+    Loss,
+    Predictor,
+    TotalVariation,
+    enumerated_risk,
+)
+from lengthwise.theory.risk.laplace_risk import laplace_risk, laplace_risks, placement_risks
 
 # The number of tokens per block, and the tolerance for losses outside [0, 1].
 BLOCK_TOKENS = 1 << 18
 LOSS_TOLERANCE = 1e-9
 # The number of sequences to sample if no exact method applies.
 NUM_SAMPLES = 4096
+
+Objective = Callable[[Float[np.ndarray, "predictors lengths"]], Float[np.ndarray, " predictors"]]
+# Objectives of training by name. The risk at one length may be up to L times the mean over lengths.
+OBJECTIVES: dict[str, Objective] = {
+    "averaged": lambda risks: np.asarray(risks.mean(axis=1)),
+    "minimax": lambda risks: np.asarray(risks.max(axis=1)),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,20 +50,26 @@ class SampledRisk:
     @property
     def standard_error(self) -> float:
         """The standard error of the mean; raises ``SettingError`` for a single sequence."""
-        return math.sqrt(_variance(self.losses) / len(self.losses))
+        return math.sqrt(self._variance() / len(self.losses))
 
     def bernstein_interval(self, confidence: float = 0.95) -> tuple[float, float]:
-        """Return the empirical Bernstein interval of the risk for losses in [0, 1]; low variance makes it narrow."""
-        return bernstein_interval(self.losses, confidence)
+        """Return the empirical Bernstein interval of the risk for losses in [0, 1] (Maurer and Pontil 2009).
 
-    def hoeffding_interval(self, confidence: float = 0.95) -> tuple[float, float]:
-        """Return the Hoeffding interval of the risk for losses in [0, 1]; its width depends only on their number."""
-        return hoeffding_interval(self.losses, confidence)
+        A low variance makes it narrow.
+        """
+        if not 0 < confidence < 1:
+            raise SettingError(f"invalid confidence {confidence}; use a number between 0 and 1, such as 0.95")
+        min_loss, max_loss = float(self.losses.min()), float(self.losses.max())
+        if not (min_loss >= -LOSS_TOLERANCE and max_loss <= 1 + LOSS_TOLERANCE):
+            raise SettingError(f"losses from {min_loss:.3g} to {max_loss:.3g} lie outside [0, 1]; use standard_error")
+        size, log_factor = len(self.losses), math.log(4 / (1 - confidence))
+        margin = math.sqrt(2 * self._variance() * log_factor / size) + 7 * log_factor / (3 * (size - 1))
+        return max(0.0, self.mean - margin), min(1.0, self.mean + margin)
 
-    def student_interval(self) -> tuple[float, float]:
-        """Return the approximate 95% interval of the risk, also for unbounded losses such as the log loss."""
-        margin = t_critical_value(len(self.losses) - 1) * self.standard_error
-        return self.mean - margin, self.mean + margin
+    def _variance(self) -> float:
+        if len(self.losses) < 2:
+            raise SettingError(f"{len(self.losses)} value has no variance; sample at least 2 sequences")
+        return float(self.losses.var(ddof=1))
 
 
 def sampled_risk(
@@ -68,42 +87,6 @@ def sampled_risk(
     return SampledRisk(np.concatenate(losses))
 
 
-def bernstein_interval(values: Float[np.ndarray, " size"], confidence: float = 0.95) -> tuple[float, float]:
-    """Return the empirical Bernstein interval for the mean of values in [0, 1] (Maurer and Pontil 2009)."""
-    _check_losses(values, confidence)
-    num_values, log_factor = len(values), math.log(4 / (1 - confidence))
-    margin = math.sqrt(2 * _variance(values) * log_factor / num_values) + 7 * log_factor / (3 * (num_values - 1))
-    return _clip_interval(float(values.mean()), margin)
-
-
-def hoeffding_interval(values: Float[np.ndarray, " size"], confidence: float = 0.95) -> tuple[float, float]:
-    """Return the Hoeffding interval for the mean of independent values in [0, 1] (Hoeffding 1963)."""
-    _check_losses(values, confidence)
-    return _clip_interval(float(values.mean()), math.sqrt(math.log(2 / (1 - confidence)) / (2 * len(values))))
-
-
-def _variance(losses: Float[np.ndarray, " size"]) -> float:
-    if len(losses) < 2:
-        raise SettingError(
-            f"{len(losses)} value has no variance; sample at least 2 sequences, or use hoeffding_interval()"
-        )
-    return float(losses.var(ddof=1))
-
-
-def _clip_interval(mean: float, margin: float) -> tuple[float, float]:
-    return max(0.0, mean - margin), min(1.0, mean + margin)
-
-
-def _check_losses(losses: Float[np.ndarray, " size"], confidence: float) -> None:
-    if not 0 < confidence < 1:
-        raise SettingError(f"invalid confidence {confidence}; use a number between 0 and 1, such as 0.95")
-    min_loss, max_loss = float(losses.min()), float(losses.max())
-    if not (min_loss >= -LOSS_TOLERANCE and max_loss <= 1 + LOSS_TOLERANCE):
-        raise SettingError(
-            f"losses from {min_loss:.3g} to {max_loss:.3g} lie outside [0, 1]; use SampledRisk.student_interval()"
-        )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RiskEstimate:
     """A risk with its 95% interval (``low`` to ``high``, equal if exact); ``how`` is "exact" or names the sample."""
@@ -114,10 +97,16 @@ class RiskEstimate:
     how: str
 
 
+def _has_laplace_risk(law: Planted, predictor: Predictor, loss: Loss) -> bool:
+    is_linear = isinstance(loss, TotalVariation | Leakage)
+    return isinstance(predictor, TabularAttention) and law.placement.span is not None and is_linear
+
+
 def conditional_risk(law: Planted, predictor: Predictor, length: int, loss: Loss) -> ConditionalRisk:
     """Return the exact risk given each planted set: at any length if the law has a span, else by enumeration."""
-    if not isinstance(predictor, TabularAttention) or law.placement.span is None or isinstance(loss, Distance):
+    if not _has_laplace_risk(law, predictor, loss):
         return enumerated_risk(law, predictor, length, loss)
+    assert isinstance(predictor, TabularAttention)
     placement = law.placement.law(length)
     sets, probability = placement.sets()
     set_laws = [
@@ -130,23 +119,78 @@ def conditional_risk(law: Planted, predictor: Predictor, length: int, loss: Loss
 
 def mean_risk(law: Planted, predictor: Predictor, length: int, loss: Loss) -> float:
     """Return the exact risk by Laplace transform or enumeration; raise ``SettingError`` if both are impossible."""
-    if isinstance(predictor, TabularAttention) and law.placement.span is not None and not isinstance(loss, Distance):
+    if _has_laplace_risk(law, predictor, loss):
+        assert isinstance(predictor, TabularAttention)
         return laplace_risk(law, predictor, length, loss)
     return enumerated_risk(law, predictor, length, loss).mean
+
+
+def exact_risks(
+    law: Planted, predictor: Predictor, lengths: Sequence[int], loss: Loss
+) -> Float[np.ndarray, " lengths"]:
+    """Return the exact risk at each length, by Laplace transform if possible and otherwise by enumeration."""
+    if _has_laplace_risk(law, predictor, loss):
+        assert isinstance(predictor, TabularAttention)
+        # A head with a wide span has too many states, but its law may have few sequences.
+        with suppress(SettingError):
+            return laplace_risks(law, predictor, lengths, loss)
+    return np.array([enumerated_risk(law, predictor, length, loss).mean for length in lengths])
 
 
 def estimate_risk(
     law: Planted, predictor: Predictor, length: int, loss: Loss, rng: np.random.Generator
 ) -> RiskEstimate:
     """Return the exact risk at a length if possible, otherwise an estimate from ``NUM_SAMPLES`` sequences."""
-    methods: list[Callable[[], float]] = [lambda: enumerated_risk(law, predictor, length, loss).mean]
-    if isinstance(predictor, TabularAttention):
-        methods.insert(0, lambda: laplace_risk(law, predictor, length, loss))
-    for method in methods:
-        # A law without a span or with too many states or sequences raises an error here.
-        with suppress(SettingError):
-            risk = method()
-            return RiskEstimate(risk=risk, low=risk, high=risk, how="exact")
+    # A law without a span or with too many states or sequences raises an error here.
+    with suppress(SettingError):
+        risk = float(exact_risks(law, predictor, [length], loss)[0])
+        return RiskEstimate(risk=risk, low=risk, high=risk, how="exact")
     sample = sampled_risk(law, predictor, length, loss, NUM_SAMPLES, rng)
     low, high = sample.bernstein_interval()
     return RiskEstimate(risk=sample.mean, low=low, high=high, how=f"{NUM_SAMPLES} samples")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Minimizer:
+    """Index of the first predictor with the smallest objective, indexes of all ties, and all objectives.
+
+    ``ties`` includes ``best``; the training objective does not decide between ties.
+    """
+
+    best: int
+    ties: tuple[int, ...]
+    lengths: tuple[int, ...]
+    risks: Float[np.ndarray, "predictors lengths"]
+    objective: Float[np.ndarray, " predictors"]
+
+
+def training_lengths(longest: int) -> tuple[int, ...]:
+    """Return the lengths from half of ``longest``, rounded up, to ``longest`` (Golowich et al. 2025, equation (3))."""
+    if longest < 1:
+        raise SettingError(f"invalid longest training length {longest}; use 1 or more")
+    return tuple(range((longest + 1) // 2, longest + 1))
+
+
+def exact_erm(
+    law: Planted,
+    predictors: Sequence[Predictor],
+    lengths: Sequence[int],
+    loss: Loss,
+    objective: str = "averaged",
+    tolerance: float = 1e-12,
+) -> Minimizer:
+    """Find the predictor of a finite class with the smallest mean or maximum population risk over the lengths.
+
+    Objectives that differ by at most ``tolerance`` are ties. The mean objective is equation (3) of Golowich et al.
+    2025 (arXiv 2502.16792).
+    """
+    if objective not in OBJECTIVES:
+        raise unknown_name("objective", objective, OBJECTIVES)
+    if not predictors or not lengths:
+        raise SettingError(f"invalid {len(predictors)} predictors and {len(lengths)} lengths; use at least 1 of each")
+    risks = np.stack([exact_risks(law, predictor, lengths, loss) for predictor in predictors])
+    values = OBJECTIVES[objective](risks)
+    ties = np.flatnonzero(values <= values.min() + tolerance)
+    return Minimizer(
+        best=int(ties[0]), ties=tuple(ties.tolist()), lengths=tuple(lengths), risks=risks, objective=values
+    )
