@@ -9,8 +9,10 @@ from tests.support.text_runs import text_experiment
 
 from lengthwise.cli import app as cli
 from lengthwise.core.errors import SettingError
+from lengthwise.evaluation.language_model import BytePairCodec
 from lengthwise.evaluation.result_rows import label_of
 from lengthwise.experiments.comparison import check_experiments
+from lengthwise.experiments.decoder_model import DecoderModel
 from lengthwise.experiments.experiment import build_decoder
 from lengthwise.experiments.reproductions import SIZES, reproduce
 from lengthwise.influence.claims import CLAIMS
@@ -20,11 +22,9 @@ from lengthwise.influence.extrapolation.claim import SPARSITY_IN_TEXT, judge
 from lengthwise.influence.extrapolation.paired_contexts import ContextSettings, PairedTarget, measure_paired_targets
 from lengthwise.influence.extrapolation.rank_correlation import partial_rank_correlation, rank_correlation
 from lengthwise.influence.extrapolation.relation import MIN_DIVERGENCE, correlate_columns, summarize_relation
-from lengthwise.influence.probing.decoder_model import DecoderModel
 from lengthwise.influence.report.bootstrap import Bootstrap
 from lengthwise.influence.target_evaluator import TargetEvaluator
 from lengthwise.influence.targets import sample_targets
-from lengthwise.influence.text_codec import BytePairCodec
 from lengthwise.tasks import Text
 
 SETTINGS = ContextSettings(lengths=(12, 24, 48), near=4, ks=(1, 2), num_targets=20)
