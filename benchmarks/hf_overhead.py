@@ -19,7 +19,7 @@ import transformers
 from lengthwise.core.provenance import provenance
 from lengthwise.experiments.run_folder import append_rows
 from lengthwise.hf import PredictivePositionModel
-from lengthwise.hf.predictive_config import LENGTH_SCALINGS
+from lengthwise.hf.predictive_model import LENGTH_SCALINGS
 
 SIZES = {
     "small": {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 8, "intermediate_size": 1024},

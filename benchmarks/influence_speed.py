@@ -30,10 +30,8 @@ from lengthwise.core.provenance import provenance
 from lengthwise.experiments.run_folder import append_rows
 from lengthwise.hf.causal_lm import CausalLM
 from lengthwise.hf.language_models import load_language_model
-from lengthwise.influence.measures import Greedy, LeaveOneOut, Screened
-from lengthwise.influence.probing.hidden_context import WindowEvaluator
-from lengthwise.influence.probing.subset_scoring import SubsetScorer, TargetLoss
-from lengthwise.influence.probing.window import Window
+from lengthwise.influence.hidden_context import Window, WindowEvaluator
+from lengthwise.influence.measures import Greedy, LeaveOneOut, Screened, SubsetScorer, TargetLoss
 from lengthwise.influence.targets import sample_targets
 
 LAYERS, WIDTH, HEADS, FAR, NEAR, TARGETS = 12, 256, 8, 1024, 32, 32

@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float, Int
 
 from lengthwise.core.errors import SettingError
-from lengthwise.influence.probing.hidden_context import batch_size
-from lengthwise.influence.probing.next_token_model import NextTokenModel
+from lengthwise.evaluation.language_model import NextTokenModel
+from lengthwise.influence.hidden_context import batch_size
 
 
 def short_context_losses(

@@ -26,9 +26,9 @@ import torch._dynamo  # noqa: F401
 import transformers.generation  # noqa: F401
 import transformers.models.llama.modeling_llama  # noqa: F401
 
+import lengthwise.hf.export  # noqa: F401
 import lengthwise.hf.lengthwise_model  # noqa: F401
 import lengthwise.hf.loading  # noqa: F401
-import lengthwise.hf.task_dataset  # noqa: F401
 import lengthwise.hf.text_evaluation  # noqa: F401
 import lengthwise.hf.tokenization  # noqa: F401
 from lengthwise.cli import app as cli

@@ -12,10 +12,10 @@ from tests.support.text_runs import small_corpus, text_experiment
 
 import lengthwise as lw
 from lengthwise.core.checkpoint import load_tensors
+from lengthwise.evaluation.language_model import tokenize_documents
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.run_folder import read_rows
 from lengthwise.hf.export import export_hf, import_hf
-from lengthwise.influence.text_codec import tokenize_documents
 from lengthwise.positions import Sequential
 from lengthwise.tasks import JSONLTask, Text
 from lengthwise.tasks.text.documents import Document

@@ -61,6 +61,7 @@ from lengthwise.encodings import (
 )
 from lengthwise.encodings.encoding import FLAGS
 from lengthwise.encodings.levels import LevelEncoding
+from lengthwise.evaluation.language_model import BytePairCodec
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.progress_reports import TrainingReports
 from lengthwise.experiments.setting_changes import change_settings
@@ -68,7 +69,6 @@ from lengthwise.experiments.sweep import sweep
 from lengthwise.experiments.sweep_file import read_sweep_file
 from lengthwise.experiments.trackers import TRACKERS, check_trackers, open_trackers
 from lengthwise.experiments.validation import check_settings
-from lengthwise.influence.text_codec import BytePairCodec
 from lengthwise.model.decoder import Decoder
 from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.model.generate import generate

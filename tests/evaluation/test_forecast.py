@@ -675,7 +675,7 @@ def _copy_by_index() -> Experiment:
 
 @pytest.mark.slow
 def test_a_forecast_of_copying_by_context_contains_the_accuracy_or_is_withheld(tmp_path):
-    """This run finds a symbol by the symbols before it, so pieces predict too low an accuracy."""
+    """Copying by context finds a symbol by the symbols before it, so pieces predict too low an accuracy."""
     experiment = COMPARISONS["demo"]()["NoPE"]
     training = replace(experiment.training, fit_every=100, cooldown_steps=200)
     run = train(replace(experiment, training=training, seed=1), tmp_path)

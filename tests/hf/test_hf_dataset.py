@@ -6,7 +6,7 @@ from tests.support.cases import EXACT_MATCH_TASKS, small_scheme, smallest_length
 
 from lengthwise.core.errors import SettingError, UnsupportedTaskError
 from lengthwise.core.randomness import stream
-from lengthwise.hf.task_dataset import to_dataset
+from lengthwise.hf.export import to_dataset
 from lengthwise.positions import SCHEMES, Coupled, MultiLevel, Predicted
 from lengthwise.tasks import TASKS, GradedByLoss, JSONLTask, MultiAddition, Parity, Text
 from lengthwise.tasks.examples import Examples

@@ -5,7 +5,7 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 
 from lengthwise.core.errors import FeatureError
-from lengthwise.hf.dataset_columns import groups_of_spans
+from lengthwise.hf.collators import groups_of_spans
 
 TEXT = "The sum of 12 and 34, said Zoë, is 46."
 

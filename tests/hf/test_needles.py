@@ -17,9 +17,7 @@ from lengthwise.core.randomness import stream
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.hf import PromptingConfig, symbol_tokenizer
 from lengthwise.hf.language_models import evaluate_language_model
-from lengthwise.hf.questions import QuestionWriter
-from lengthwise.hf.text_evaluation import evaluate_texts
-from lengthwise.hf.text_model import TextModel
+from lengthwise.hf.text_evaluation import QuestionWriter, TextModel, evaluate_texts
 from lengthwise.hf.tokenization import HFCodec
 from lengthwise.tasks import Addition, Planted, Recall
 from lengthwise.tasks.text_format import PromptFormat, format_examples

@@ -16,7 +16,7 @@ from lengthwise.core.errors import FrozenHeadWarning, ModelError, SettingError, 
 from lengthwise.hf import PositionCollator, symbol_tokenizer
 from lengthwise.hf.model_inputs import causal_mask
 from lengthwise.hf.predictive_model import PredictivePositionModel
-from lengthwise.hf.text_model import TextModel
+from lengthwise.hf.text_evaluation import TextModel
 from lengthwise.hf.tokenization import HFCodec
 from lengthwise.positions import Sequential
 from lengthwise.tasks import Parity, VariableAssignment

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from lengthwise.core.errors import ModelError, SettingError, UnknownNameError
 from lengthwise.hf import PredictivePositionConfig, PredictivePositionModel
 from lengthwise.hf.collators import PositionCollator
-from lengthwise.hf.predictive_config import OPTIONS
+from lengthwise.hf.predictive_model import OPTIONS
 from lengthwise.model.position_heads import POSITION_HEADS
 from lengthwise.positions import Predicted
 from lengthwise.tasks import Parity
@@ -126,15 +126,15 @@ def untyped_wrap(model, **options) -> PredictivePositionModel:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"segments": "yes"}, SettingError, r"^invalid segments 'yes' \(str\); use True or False$"),
-        ({"segments": 1}, SettingError, r"^invalid segments 1 \(int\); use True or False$"),
-        ({"head": 3}, SettingError, r"^invalid head 3 \(int\); use a name, or None$"),
-        ({"num_position_ids": "12"}, SettingError, r"^invalid num_position_ids '12' \(str\); use an integer$"),
-        ({"num_position_ids": True}, SettingError, r"^invalid num_position_ids True \(bool\)"),
-        ({"id_weight": "3"}, SettingError, r"^invalid id_weight '3' \(str\); use a number$"),
+        ({"segments": "yes"}, SettingError, r"^segments 'yes' has the wrong type; use True or False$"),
+        ({"segments": 1}, SettingError, r"^segments 1 has the wrong type"),
+        ({"head": 3}, SettingError, r"^head 3 has the wrong type"),
+        ({"num_position_ids": "12"}, SettingError, r"^num_position_ids '12' has the wrong type"),
+        ({"num_position_ids": True}, SettingError, r"^num_position_ids True has the wrong type"),
+        ({"id_weight": "3"}, SettingError, r"^id_weight '3' has the wrong type"),
         ({"id_weight": -1.0}, SettingError, r"^invalid id_weight -1\.0; use a finite number, 0 or more$"),
-        ({"id_weight": float("nan")}, SettingError, r"^invalid id_weight nan"),
-        ({"length_scaling": True}, SettingError, r"^invalid length_scaling True \(bool\); use 'none' or 'log'$"),
+        ({"id_weight": float("nan")}, SettingError, r"^id_weight nan is not finite"),
+        ({"length_scaling": True}, SettingError, r"^length_scaling True has the wrong type"),
         ({"length_scaling": "log", "log_length_from": 0}, SettingError, r"^invalid log_length_from 0 with"),
         ({"head": None, "id_weight": 2.0}, SettingError, r"^head=None predicts no IDs, so id_weight and cond"),
         ({"head": None, "condition_on_token": False}, SettingError, r"^head=None predicts no IDs"),

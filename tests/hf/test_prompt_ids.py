@@ -16,7 +16,7 @@ from lengthwise.core.errors import ModelError, PositionRangeError, SettingError
 from lengthwise.encodings import NoPE, Rotary
 from lengthwise.hf import PositionCollator, PredictivePositionModel
 from lengthwise.hf.causal_lm import CausalLM
-from lengthwise.hf.lengthwise_config import find_first_default_prompt_id
+from lengthwise.hf.lengthwise_model import find_first_default_prompt_id
 from lengthwise.positions import Coupled, Predicted, Randomized, Sequential
 from lengthwise.tasks import Copy
 

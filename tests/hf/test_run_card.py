@@ -11,7 +11,7 @@ from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.experiments.run import load_run, train
 from lengthwise.experiments.run_evaluation import evaluate
 from lengthwise.hf.export import export_hf
-from lengthwise.hf.run_card import NO_RESULTS, run_card
+from lengthwise.hf.model_card import NO_RESULTS, run_card
 from lengthwise.tasks import Parity
 
 SETTINGS = EvaluationSettings(lengths=(4, 8), num_examples=(16, 8))

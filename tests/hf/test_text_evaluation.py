@@ -14,11 +14,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from lengthwise.core.errors import ModelError, SettingError
 from lengthwise.evaluation.exact_match import EvaluationSettings, iter_examples
-from lengthwise.hf import text_model
+from lengthwise.hf import text_evaluation
 from lengthwise.hf.loading import load_text_model
-from lengthwise.hf.questions import QuestionWriter
-from lengthwise.hf.text_evaluation import evaluate_texts
-from lengthwise.hf.text_model import TextModel
+from lengthwise.hf.text_evaluation import QuestionWriter, TextModel, evaluate_texts
 from lengthwise.hf.tokenization import HFCodec
 from lengthwise.positions import Sequential
 from lengthwise.tasks import Addition, Copy, Parity
@@ -85,7 +83,7 @@ def test_padding_and_batching_do_not_change_grades(half_memorized, monkeypatch):
     batch = questions(model, task, shots=1)
     assert len({len(each.context_tokens) for each in batch}) > 1
     (whole,) = model.grade(batch, decode="forced")
-    monkeypatch.setattr(text_model, "MAX_FORWARD_TOKENS", 1)
+    monkeypatch.setattr(text_evaluation, "MAX_FORWARD_TOKENS", 1)
     alone = list(model.grade(batch, decode="forced"))
     assert len(alone) == len(batch)
     for row, one in enumerate(alone):

@@ -15,15 +15,15 @@ from tests.support.text_runs import text_experiment
 
 from lengthwise.cli import app as cli
 from lengthwise.core.errors import SettingError
+from lengthwise.evaluation.language_model import BytePairCodec
 from lengthwise.evaluation.result_rows import label_of
 from lengthwise.experiments.comparison import check_experiments
+from lengthwise.experiments.decoder_model import DecoderModel
 from lengthwise.experiments.experiment import build_decoder
 from lengthwise.experiments.reproduction import SIZES, load_claim, reproduce
-from lengthwise.influence.probing.decoder_model import DecoderModel
 from lengthwise.influence.report.bootstrap import Bootstrap
 from lengthwise.influence.target_evaluator import TargetEvaluator
 from lengthwise.influence.targets import sample_targets
-from lengthwise.influence.text_codec import BytePairCodec
 from lengthwise.tasks import Text
 
 SPARSITY_IN_TEXT = load_claim("sparsity_in_text")

@@ -34,7 +34,7 @@ class Numbers:
 
     def encode(self, text: str) -> list[int]:
         """Parse numbers separated by spaces."""
-        return [int(each) for each in text.split()]
+        return [int(number) for number in text.split()]
 
     def token_text(self, token: int) -> str:
         """Return the number."""
@@ -48,8 +48,11 @@ class Votes(PlantedModel):
         super().__init__(additive_log_prob({}), FAR)
         self.indexes, self.weight = indexes, weight
 
-    def log_probs(self, tokens: Tensor, position_ids: Tensor) -> Tensor:
+    def log_probs(self, tokens: Tensor, position_ids: Tensor, states: Tensor | None = None) -> Tensor:
         """Add one vote per token at the given indexes."""
+        if states is not None:
+            before = states[:, None].expand(-1, len(tokens), -1)
+            tokens, position_ids = torch.cat([before, torch.stack([tokens, position_ids])], dim=2)
         logits = torch.zeros(len(tokens), VOCABULARY)
         logits[torch.arange(len(tokens)), tokens[:, -1]] += 1.0
         for index in self.indexes:
@@ -61,10 +64,11 @@ class Votes(PlantedModel):
         """Return tokens and IDs as states."""
         return torch.stack([tokens, position_ids])[:, :num_prefix]
 
-    def log_probs_with_prefix(self, states: Tensor, tokens: Tensor, position_ids: Tensor) -> Tensor:
-        """Prepend the prefix to every row."""
-        before = states[:, None].expand(-1, len(tokens), -1)
-        return self.log_probs(*torch.cat([before, torch.stack([tokens, position_ids])], dim=2))
+    def log_probs_with_mask(self, states: Tensor, near_tokens: Tensor, position_ids: Tensor, visible: Tensor) -> Tensor:
+        """Count the votes of the visible states and of the near tokens."""
+        near = torch.stack([near_tokens, position_ids])
+        rows = [torch.cat([states[:, mask], near], dim=1) for mask in visible]
+        return torch.cat([self.log_probs(row[:1], row[1:]) for row in rows])
 
     def plain_log_probs(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         """Count the votes of the tokens that the last token attends to."""
@@ -75,11 +79,14 @@ class Votes(PlantedModel):
 class DisturbedVotes(Votes):
     """Model in which any far token weakens the vote of the last token, like IDs beyond those of training."""
 
-    def log_probs(self, tokens: Tensor, position_ids: Tensor) -> Tensor:
+    def log_probs(self, tokens: Tensor, position_ids: Tensor, states: Tensor | None = None) -> Tensor:
         """Raise the logits of all other tokens."""
-        disturbance = (position_ids < FAR).any(dim=1).float()[:, None].expand(-1, VOCABULARY).clone()
+        has_far = (position_ids < FAR).any(dim=1)
+        if states is not None:
+            has_far |= (states[1] < FAR).any()
+        disturbance = has_far.float()[:, None].expand(-1, VOCABULARY).clone()
         disturbance[torch.arange(len(tokens)), tokens[:, -1]] = 0.0
-        return (super().log_probs(tokens, position_ids) + 3 * disturbance).log_softmax(dim=-1)
+        return (super().log_probs(tokens, position_ids, states) + 3 * disturbance).log_softmax(dim=-1)
 
 
 def answer(model: PlantedModel, texts: list[TokenizedDocument], folder: Path) -> dict:
@@ -133,7 +140,7 @@ def test_ten_documents_do_not_tell_about_far_tokens_without_information(rng, tmp
     summary = answer(Votes((0, 5, 11)), texts_of(rng, repeats=False), tmp_path / "out")
     assert summary["answer"]["uses_far_tokens"] is None
     # Predictions change, and few tokens recover the change, which alone is no evidence of use.
-    shares = [each["value"] for each in summary["groups"][0]["all_targets"]["prediction"]["shares"]]
+    shares = [share["value"] for share in summary["groups"][0]["all_targets"]["prediction"]["shares"]]
     assert shares[2] == pytest.approx(1.0)
     own, other, _ = summary["far"]
     assert abs(own["gains"]["value"] - other["gains"]["value"]) < 0.1

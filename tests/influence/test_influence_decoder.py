@@ -9,7 +9,8 @@ import lengthwise as lw
 from lengthwise.core.errors import ModelError
 from lengthwise.encodings import ENCODINGS
 from lengthwise.encodings.encoding import Encoding, EncodingSettings
-from lengthwise.influence.probing.decoder_model import DecoderModel
+from lengthwise.evaluation.language_model import check_exactness
+from lengthwise.experiments.decoder_model import DecoderModel
 from lengthwise.model.attention_scores import AttentionHooks
 from lengthwise.model.decoder import Decoder
 
@@ -130,7 +131,7 @@ def test_encoding_that_reads_neighboring_scores_raises(encoding):
     with pytest.raises(
         ModelError, match=r"mixed cannot .* exactly: hidden tokens change the prediction \(\d\.\d+ nats.*; choose"
     ):
-        DecoderModel(decoder_of(encoding, OPTIONS["plain"]), "mixed")
+        check_exactness(DecoderModel(decoder_of(encoding, OPTIONS["plain"]), "mixed"))
 
 
 class KeyCounter(Encoding):
@@ -159,7 +160,7 @@ class CountedKeys(EncodingSettings):
 def test_encoding_that_counts_hidden_keys_raises(monkeypatch):
     monkeypatch.setitem(ENCODINGS, "counted_keys", CountedKeys)
     with pytest.raises(ModelError, match=r"counter cannot .* exactly: hidden tokens change the prediction .*; choose"):
-        DecoderModel(decoder_of("counted_keys", OPTIONS["plain"]), "counter")
+        check_exactness(DecoderModel(decoder_of("counted_keys", OPTIONS["plain"]), "counter"))
 
 
 def test_options_that_carry_earlier_tokens_raise():

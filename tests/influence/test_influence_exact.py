@@ -16,14 +16,23 @@ from tests.support.causal_models import (
 )
 
 from lengthwise.core.errors import ModelError
+from lengthwise.evaluation.language_model import check_exactness
 from lengthwise.hf import causal_lm, model_inputs
 from lengthwise.hf.causal_lm import CausalLM
 from lengthwise.hf.model_inputs import causal_mask
-from lengthwise.influence.measures import AddOneIn, AttentionWeight, Gradient, Greedy, LeaveOneOut, Screened
-from lengthwise.influence.probing.exactness_checks import check_study
-from lengthwise.influence.probing.hidden_context import WindowEvaluator, strict_log_probs
-from lengthwise.influence.probing.subset_scoring import Divergence, SubsetScorer, TargetLoss
-from lengthwise.influence.probing.window import Window
+from lengthwise.influence.exactness_checks import check_study
+from lengthwise.influence.hidden_context import Window, WindowEvaluator, strict_log_probs
+from lengthwise.influence.measures import (
+    AddOneIn,
+    AttentionWeight,
+    Divergence,
+    Gradient,
+    Greedy,
+    LeaveOneOut,
+    Screened,
+    SubsetScorer,
+    TargetLoss,
+)
 
 FAR, NEAR = 12, 5
 RNG = np.random.default_rng(0)
@@ -131,14 +140,18 @@ def test_queries_with_a_shared_prefix_equal_one_run_per_subset(architecture, sta
     model, window = model_of(architecture), window_of(start)
     visible = np.concatenate([~np.eye(FAR, dtype=bool), np.ones((1, FAR), bool), np.zeros((1, FAR), bool)])
     visible = np.concatenate([visible, np.random.default_rng(1).random((6, FAR)) < 0.8])
-    sizes, log_probs_with_prefix = [], model.log_probs_with_prefix
-    monkeypatch.setattr(
-        model, "log_probs_with_prefix", lambda *inputs: sizes.append(len(inputs[1])) or log_probs_with_prefix(*inputs)
-    )
-    log_probs = in_order(WindowEvaluator(model, window).log_probs(visible, "strict"), len(visible))
+    sizes, log_probs = [], model.log_probs
+
+    def record_size(*inputs, states=None):
+        if states is not None:
+            sizes.append(len(inputs[0]))
+        return log_probs(*inputs, states=states)
+
+    monkeypatch.setattr(model, "log_probs", record_size)
+    predictions = in_order(WindowEvaluator(model, window).log_probs(visible, "strict"), len(visible))
     assert sum(sizes) >= 4
     expected = torch.stack([by_deletion(model, window, row) for row in visible])
-    torch.testing.assert_close(log_probs, expected, rtol=0, atol=1e-4)
+    torch.testing.assert_close(predictions, expected, rtol=0, atol=1e-4)
 
 
 def test_batches_are_split_in_halves_when_out_of_memory():
@@ -376,4 +389,4 @@ def test_model_that_leaks_hidden_tokens_raises(monkeypatch):
     for module in (causal_lm, model_inputs):
         monkeypatch.setattr(module, "additive_mask", lambda seen, dtype: torch.zeros(seen.shape, dtype=dtype))
     with pytest.raises(ModelError, match=r"cannot be measured exactly: .*; choose another"):
-        CausalLM(causal_model(CONFIGS["llama"]()), "leaking")
+        check_exactness(CausalLM(causal_model(CONFIGS["llama"]()), "leaking"))

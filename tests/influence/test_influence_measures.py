@@ -12,19 +12,20 @@ from tests.support.planted_model import (
 )
 
 from lengthwise.core.errors import SettingError
+from lengthwise.influence.hidden_context import Window, WindowEvaluator
 from lengthwise.influence.measures import (
     MEASURES,
     AddOneIn,
     AttentionWeight,
+    Divergence,
     Gradient,
     Greedy,
     LeaveOneOut,
     RandomChoice,
     Screened,
+    SubsetScorer,
+    TargetLoss,
 )
-from lengthwise.influence.probing.hidden_context import WindowEvaluator
-from lengthwise.influence.probing.subset_scoring import Divergence, SubsetScorer, TargetLoss
-from lengthwise.influence.probing.window import Window
 
 FAR, NEAR = 40, 4
 WEIGHTS = {3: 0.9, 17: 0.5, 18: 0.3, 39: 0.7}

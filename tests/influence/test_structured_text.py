@@ -12,13 +12,12 @@ from tests.support.text_runs import text_experiment
 
 from lengthwise.cli import app as cli
 from lengthwise.core.errors import ModelError
+from lengthwise.evaluation.language_model import BytePairCodec
+from lengthwise.experiments.decoder_model import wrap_run
 from lengthwise.experiments.experiment import build_decoder
 from lengthwise.experiments.run import train
-from lengthwise.influence.probing.decoder_model import wrap_run
-from lengthwise.influence.probing.exactness_checks import check_study
-from lengthwise.influence.probing.hidden_context import MODES, WindowEvaluator, strict_log_probs
-from lengthwise.influence.probing.window import Window
-from lengthwise.influence.text_codec import BytePairCodec
+from lengthwise.influence.exactness_checks import check_study
+from lengthwise.influence.hidden_context import MODES, Window, WindowEvaluator, strict_log_probs
 from lengthwise.positions import MultiLevel, Randomized
 from lengthwise.tasks import Text
 
@@ -114,10 +113,10 @@ def test_checks_detect_ids_that_depend_on_the_visible_tokens(model, window, monk
     method, assign = {"strict": "log_probs", "masked": "log_probs_with_mask"}[mode], model.assign
     predict = getattr(model, method)
 
-    def with_new_ids(*inputs):
+    def with_new_ids(*inputs, **states):
         tokens, _, *rest = inputs if mode == "strict" else inputs[1:]
         new_ids = torch.stack([assign(row) for row in tokens]) if mode == "strict" else assign(tokens)
-        return predict(*inputs[: mode == "masked"], tokens, new_ids, *rest)
+        return predict(*inputs[: mode == "masked"], tokens, new_ids, *rest, **states)
 
     monkeypatch.setattr(model, method, with_new_ids)
     with pytest.raises(ModelError, match=r"structured cannot be measured exactly"):

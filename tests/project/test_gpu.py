@@ -16,13 +16,12 @@ from tests.support.small_runs import small_experiment
 import lengthwise as lw
 from lengthwise.encodings import ENCODINGS
 from lengthwise.evaluation.exact_match import evaluate_by_length
+from lengthwise.experiments.decoder_model import DecoderModel
 from lengthwise.experiments.experiment import build_decoder
 from lengthwise.experiments.run_folder import read_rows
 from lengthwise.hf.causal_lm import CausalLM
-from lengthwise.influence.probing.decoder_model import DecoderModel
-from lengthwise.influence.probing.hidden_context import MODES, WindowEvaluator
-from lengthwise.influence.probing.subset_scoring import SubsetScorer, TargetLoss
-from lengthwise.influence.probing.window import Window
+from lengthwise.influence.hidden_context import MODES, Window, WindowEvaluator
+from lengthwise.influence.measures import SubsetScorer, TargetLoss
 from lengthwise.model import generate as generation
 from lengthwise.model.attention_scores import AttentionHooks
 from lengthwise.model.fast import near_attention, near_generate

@@ -42,8 +42,10 @@ class PlantedModel:
         """Return the token indexes."""
         return torch.arange(len(tokens))
 
-    def log_probs(self, tokens: Tensor, position_ids: Tensor) -> Tensor:
-        """Return the log-probabilities, with the far tokens that occur in the position IDs visible."""
+    def log_probs(self, tokens: Tensor, position_ids: Tensor, states: Tensor | None = None) -> Tensor:
+        """Return the log-probabilities, with the far tokens that occur in the position IDs or the states visible."""
+        if states is not None:
+            position_ids = torch.cat([states.expand(len(tokens), -1), position_ids], dim=1)
         visible = torch.zeros(len(tokens), self.num_far)
         for row, ids in enumerate(position_ids):
             visible[row, ids[ids < self.num_far]] = 1.0
@@ -65,14 +67,12 @@ class PlantedModel:
         """Return the position IDs of the prefix as the states of the model."""
         return position_ids[:num_prefix]
 
-    def log_probs_with_prefix(self, states: Tensor, tokens: Tensor, position_ids: Tensor) -> Tensor:
-        """Return the log-probabilities after prepending the IDs of the prefix to each row."""
-        ids = torch.cat([states.expand(len(tokens), -1), position_ids], dim=1)
-        return self.log_probs(torch.zeros_like(ids), ids)
-
     def log_probs_with_mask(self, states: Tensor, near_tokens: Tensor, position_ids: Tensor, visible: Tensor) -> Tensor:
         """Return the log-probabilities, with hidden tokens treated as absent."""
-        return self._log_probs(visible.float())
+        visible_far = torch.zeros(len(visible), self.num_far)
+        visible_far[:, position_ids[position_ids < self.num_far]] = 1.0
+        visible_far[:, states[states < self.num_far]] = visible[:, states < self.num_far].float()
+        return self._log_probs(visible_far)
 
     def gate_gradient(self, states, near_tokens, position_ids, log_gates, objective) -> Tensor:
         """Return the gradient of the objective by the gates, where a gate is a partial visibility."""

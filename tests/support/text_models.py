@@ -7,7 +7,7 @@ from tests.hf.test_hf_loading import byte_level_tokenizer
 from tests.support.causal_models import CONFIGS, causal_model
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from lengthwise.hf.text_model import Question, TextModel
+from lengthwise.hf.text_evaluation import Question, TextModel
 from lengthwise.hf.tokenization import HFCodec
 
 MAX_POSITIONS = 600

@@ -12,15 +12,15 @@ from claims.sparsity_in_text.relation import correlate_columns, summarize_relati
 from lengthwise.encodings import ALiBi, KERPLELog, NoPE
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.evaluation.figure_layout import FIGURE_WIDTH, FONT_SIZE, LINE_COLORS, LINE_HEIGHT, save_figure
+from lengthwise.evaluation.language_model import BytePairCodec
 from lengthwise.evaluation.result_rows import Rows
+from lengthwise.experiments.decoder_model import wrap_run
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes import recipe
 from lengthwise.experiments.reproduction import Claim, SizePreset, Table
 from lengthwise.experiments.run import Run
-from lengthwise.influence.probing.decoder_model import wrap_run
 from lengthwise.influence.report.bootstrap import Bootstrap, JSONObject
 from lengthwise.influence.report.summary_tables import format_estimate
-from lengthwise.influence.text_codec import BytePairCodec
 from lengthwise.positions import MultiLevel, Skipwise
 from lengthwise.tasks import Text
 

@@ -11,15 +11,13 @@ from torch import Tensor
 
 from lengthwise.core.errors import SettingError, unknown_name
 from lengthwise.core.randomness import stream
-from lengthwise.influence.measures.screened import Screened
-from lengthwise.influence.probing.exactness_checks import check_study
-from lengthwise.influence.probing.hidden_context import strict_log_probs
-from lengthwise.influence.probing.next_token_model import NextTokenModel
-from lengthwise.influence.probing.subset_scoring import Divergence
+from lengthwise.evaluation.language_model import NextTokenModel, TextCodec
+from lengthwise.influence.exactness_checks import check_study
+from lengthwise.influence.hidden_context import strict_log_probs
+from lengthwise.influence.measures import Divergence, Screened
 from lengthwise.influence.settings import InfluenceSettings
 from lengthwise.influence.target_evaluator import TargetEvaluator
 from lengthwise.influence.targets import Target, sample_targets
-from lengthwise.influence.text_codec import TextCodec
 from lengthwise.influence.token_kinds import KINDS
 from lengthwise.tasks import TokenizedDocument
 

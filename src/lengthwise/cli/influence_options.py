@@ -10,15 +10,21 @@ from lengthwise.cli.terminal import print_line, print_message, print_table
 from lengthwise.core.errors import SettingError, unknown_name
 from lengthwise.core.interruption import StoppedError, catch_interrupts
 from lengthwise.core.progress_line import ProgressLine, err_console
+from lengthwise.evaluation.language_model import tokenize_documents
 from lengthwise.hf.language_models import LanguageModel
 from lengthwise.influence.measures import MEASURES, InfluenceMeasure, Screened
 from lengthwise.influence.report.study_report import report_study
 from lengthwise.influence.report.summary_tables import summary_tables
 from lengthwise.influence.settings import InfluenceSettings
-from lengthwise.influence.study import InfluenceStudy, measure_influence, without_copies
-from lengthwise.influence.study_shards import check_parts, join_parts, part_folder
+from lengthwise.influence.study import (
+    InfluenceStudy,
+    check_parts,
+    join_parts,
+    measure_influence,
+    part_folder,
+    without_copies,
+)
 from lengthwise.influence.targets import LONGPPL_RULE, GapRule
-from lengthwise.influence.text_codec import tokenize_documents
 from lengthwise.tasks import TokenizedDocument
 from lengthwise.tasks.text.documents import read_documents
 

@@ -7,18 +7,18 @@ from typing import Any
 MODULES = {
     "EvaluateByLength": "length_callback",
     "LanguageModel": "language_models",
-    "LengthwiseConfig": "lengthwise_config",
+    "LengthwiseConfig": "lengthwise_model",
     "LengthwiseForCausalLM": "lengthwise_model",
     "PositionCollator": "collators",
-    "PredictivePositionConfig": "predictive_config",
+    "PredictivePositionConfig": "predictive_model",
     "PredictivePositionModel": "predictive_model",
     "PromptingConfig": "language_models",
     "export_hf": "export",
     "export_to_harness": "export",
-    "groups_of_spans": "dataset_columns",
+    "groups_of_spans": "collators",
     "import_hf": "export",
     "symbol_tokenizer": "tokenization",
-    "to_dataset": "task_dataset",
+    "to_dataset": "export",
 }
 
 

@@ -1,20 +1,148 @@
-"""Causal `transformers` language model, with the interface that an influence study needs."""
+"""Causal `transformers` model as a ``NextTokenModel``, and checks that a model is supported."""
 
-from collections.abc import Callable, Iterator
+import inspect
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from lengthwise.core.checkpoint import weights_digest
 from lengthwise.core.devices import forward_token_budget
-from lengthwise.hf.compatibility import check_compatibility, has_causal_mask_table, longest_context, rounding_error
+from lengthwise.core.errors import ModelError
+from lengthwise.evaluation.language_model import (
+    CALL_ERRORS,
+    Batch,
+    BatchIDs,
+    LogProbs,
+    Near,
+    NearIDs,
+    ScoreFunction,
+    StateValues,
+    WindowIDs,
+    WindowTokens,
+    first_line,
+    max_difference,
+)
+from lengthwise.hf.id_generation import IDGenerationMixin
 from lengthwise.hf.model_inputs import additive_mask, causal_mask
-from lengthwise.hf.model_parts import ATTENTIONS_WITH_MASK, device_of
+from lengthwise.hf.model_parts import device_of, use_mask_attention
+
+# Layer types that can hide single keys. Windowed layers attend to the full context while it fits into the window.
+FULL_ATTENTION, WINDOWED_ATTENTION = {"full_attention", "attention"}, {"sliding_attention", "chunked_attention"}
+WINDOW_SETTINGS = ("sliding_window", "attention_chunk_size")
+# Largest change of earlier logits by a later token that counts as rounding, relative to the largest logit.
+LEAK_TOLERANCE, HALF_PRECISION_LEAK_TOLERANCE = 1e-4, 0.02
+# Number of forward passes with random rounding, and the safety factor for their largest difference.
+NUM_ROUNDING_SAMPLES, ROUNDING_MARGIN = 5, 2.0
+# Smallest tolerance (nats), far below the effects that a study measures.
+MIN_ROUNDING_ERROR = 1e-3
+
+
+def narrowest_window(config: Any) -> int | None:
+    """Return the smallest attention window (tokens) of a configuration, or None if all layers use full attention."""
+    layer_types = set(getattr(config, "layer_types", None) or [])
+    if layer_types and not layer_types & WINDOWED_ATTENTION:
+        return None
+    # GPT-Neo stores its window in another setting.
+    has_local_layers = "local" in (getattr(config, "attention_layers", None) or [])
+    names = (*WINDOW_SETTINGS, "window_size") if has_local_layers else WINDOW_SETTINGS
+    return _smallest(config, *names)
+
+
+def full_attention_advice(config: Any) -> str:
+    """Return the configuration settings that enable full attention in every layer, as text for an error message."""
+    if (layers := getattr(config, "layer_types", None)) is not None:
+        return f"layer_types=['full_attention'] * {len(layers)}"
+    if (layers := getattr(config, "attention_layers", None)) is not None:
+        return f"attention_types=[[['global'], {len(layers)}]]"
+    return " and ".join(f"{name}=None" for name in WINDOW_SETTINGS if getattr(config, name, None))
+
+
+def _smallest(config: Any, *names: str) -> int | None:
+    """Return the smallest of these settings, or None if none is set."""
+    values = {name: getattr(config, name, None) for name in names}
+    for name, value in values.items():
+        if value is not None and type(value) is not int:
+            raise ModelError(f"the configuration has the {name} {value!r:.40}; use a whole number")
+    return min((value for value in values.values() if value), default=None)
+
+
+def _check_architecture(name: str, model: PreTrainedModel) -> None:
+    """Raise ``ModelError`` for a model that cannot hide tokens, or accepts no position IDs or cache."""
+    if isinstance(model, IDGenerationMixin):
+        raise ModelError(
+            f"{name} is a wrapped model or predicts its position IDs, but a study needs consecutive IDs; use "
+            "a causal model without a wrapper, or the run folder that the model was exported from"
+        )
+    layer_types = set(getattr(model.config.get_text_config(), "layer_types", None) or [])
+    if recurrent_types := layer_types - FULL_ATTENTION - WINDOWED_ATTENTION:
+        raise ModelError(
+            f"{name} has layers of type {', '.join(sorted(recurrent_types))}, which cannot hide single tokens; use a "
+            "model with attention in every layer"
+        )
+    arguments = inspect.signature(model.forward).parameters
+    if missing_arguments := [name for name in ("position_ids", "past_key_values") if name not in arguments]:
+        raise ModelError(
+            f"{name} does not accept {' and '.join(missing_arguments)}; use a model that accepts them, such as Llama, "
+            "Qwen, Mistral, OLMo, GPT-NeoX or GPT-2"
+        )
+
+
+def check_causal(name: str, model: PreTrainedModel) -> None:
+    """Raise ``ModelError`` for a model in which a token changes earlier predictions."""
+    try:
+        attends_to_later_tokens = _attends_to_later_tokens(model)
+    except torch.OutOfMemoryError:
+        raise
+    except CALL_ERRORS as error:
+        raise ModelError(
+            f"{name} fails if it is called with only input_ids ({type(error).__name__}: {first_line(error)}); fix its "
+            "configuration, or choose another model"
+        ) from error
+    if attends_to_later_tokens:
+        raise ModelError(
+            f"{name} is not causal: a token changes earlier predictions; use a causal language model, such as Llama "
+            "or GPT-2"
+        )
+
+
+@torch.no_grad()
+def _attends_to_later_tokens(model: Any) -> bool:
+    """Return True if the last token changes the logits of the first token, in a call without a mask."""
+    vocabulary_size = model.config.get_text_config().vocab_size
+    tokens = torch.tensor([[1, 2, 3, 4], [1, 2, 3, 5]], device=device_of(model)) % vocabulary_size
+    first_logits = model(input_ids=tokens, use_cache=False).logits[:, 0].float()
+    tolerance = LEAK_TOLERANCE if model.dtype in (torch.float32, torch.float64) else HALF_PRECISION_LEAK_TOLERANCE
+    return bool((first_logits[0] - first_logits[1]).abs().max() > tolerance * first_logits.abs().max())
+
+
+@contextmanager
+def _random_rounding(model: nn.Module, seed: int) -> Iterator[None]:
+    """Multiply the outputs of all layers by random factors that differ from 1 by at most the machine epsilon."""
+    generators: dict[torch.device, torch.Generator] = {}
+
+    def perturb(layer: nn.Module, args: Any, output: Any) -> Any:
+        if not isinstance(output, Tensor) or not output.is_floating_point():
+            return output
+        if output.device not in generators:
+            generators[output.device] = torch.Generator(output.device).manual_seed(seed)
+        random_numbers = torch.rand(output.shape, generator=generators[output.device], device=output.device) * 2 - 1
+        return (output.double() * (1 + torch.finfo(output.dtype).eps * random_numbers)).to(output.dtype)
+
+    layers = [layer for layer in model.modules() if not list(layer.children()) and not isinstance(layer, nn.Dropout)]
+    hooks = [layer.register_forward_hook(perturb) for layer in layers]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
 
 # Number of queries per packed sequence. A larger number copies the keys less often, but masks more keys of other
 # queries. benchmarks/influence_speed.py measures the best value.
@@ -45,54 +173,64 @@ class CausalLM:
     """Causal `transformers` model for inference, on the model's current device and in its current precision.
 
     If IDs are not consecutive, calls pass a mask built from token indexes. Without a mask, `transformers` treats a gap
-    as the start of another packed text and hides the earlier tokens. Raises ``ModelError`` for an unsupported model.
+    as the start of another packed text and hides the earlier tokens. Raises ``ModelError`` for a model that is not
+    causal, cannot hide tokens, or accepts no position IDs or cache; ``check_exactness`` compares its predictions.
     """
 
     def __init__(self, model: PreTrainedModel, name: str | None = None) -> None:
-        if model.config._attn_implementation not in ATTENTIONS_WITH_MASK:
-            model.set_attn_implementation("sdpa")
-        self.model = model.eval()
         self.name = name if name is not None else str(model.config.name_or_path or model.config.model_type)
+        _check_architecture(self.name, model)
+        use_mask_attention(model)
+        self.model = model.eval()
+        check_causal(self.name, model)
         config = model.config.get_text_config()
         self.vocabulary_size = int(config.vocab_size)
-        self.num_positions = longest_context(config)
+        # Length of the longest context that every layer attends to in full.
+        max_positions = _smallest(config, "max_position_embeddings")
+        limits = [limit for limit in (max_positions, narrowest_window(config)) if limit is not None]
+        self.num_positions = min(limits, default=None)
         # The training data of the model are unknown.
         self.trained_distance: int | float | None = None
         self.dtype = str(model.dtype).removeprefix("torch.")
         self.num_parameters = sum(parameter.numel() for parameter in model.parameters())
-        self.weights_digest = weights_digest(model.state_dict())
         num_heads = getattr(config, "num_attention_heads", 1)
         self.forward_tokens = forward_token_budget(device_of(model), int(config.hidden_size), num_heads)
-        self.pack_size = 1 if has_causal_mask_table(model) else PACK_SIZE
-        check_compatibility(self, model)
+        # A model with a table of the causal mask over token indexes (GPT-Neo) cannot read packed tokens.
+        mask_shape, buffers = (max_positions, max_positions), list(model.buffers())
+        has_mask_table = any(buffer.dtype == torch.bool and buffer.shape[-2:] == mask_shape for buffer in buffers)
+        self.pack_size = 1 if has_mask_table else PACK_SIZE
 
-    def assign_ids(self, tokens: Int[Tensor, " seq"]) -> Int[Tensor, " seq"]:
+    @cached_property
+    def weights_digest(self) -> str:
+        """Digest that identifies the weights."""
+        return weights_digest(self.model.state_dict())
+
+    def assign_ids(self, tokens: WindowTokens) -> WindowIDs:
         """Return the token indexes as the position IDs of all tokens of a window."""
         return torch.arange(len(tokens))
 
     @torch.no_grad()
-    def log_probs(
-        self, tokens: Int[Tensor, "batch seq"], position_ids: Int[Tensor, "batch seq"]
-    ) -> Float[Tensor, "batch vocab"]:
-        """Return the log-probabilities (nats) of the next token of each sequence, computed independently."""
-        last_index = torch.tensor([tokens.shape[1] - 1])
-        logits = self._logits(tokens, position_ids, self._causal_mask(position_ids), logit_indexes=last_index)
-        return logits[:, 0].float().log_softmax(dim=-1)
+    def log_probs(self, tokens: Batch, position_ids: BatchIDs, states: DynamicCache | None = None) -> LogProbs:
+        """Return the log-probabilities (nats) of the token after each sequence, which follows the states (if any)."""
+        seq = tokens.shape[1]
+        num_states = None if states is None else states.get_seq_length()
+        mask = self._causal_mask(position_ids) if num_states is None else self._build_causal_mask(num_states, seq)
+        return self._forward(tokens, position_ids, mask, cache=states).logits[:, 0].float().log_softmax(dim=-1)
 
     @torch.no_grad()
     def losses(
-        self, tokens: Int[Tensor, "batch seq"], position_ids: Int[Tensor, "batch seq"], targets: Int[Tensor, "batch t"]
+        self, tokens: Batch, position_ids: BatchIDs, targets: Int[Tensor, "batch t"]
     ) -> Float[Tensor, "batch t"]:
         """Return the losses (nats) of ``targets``, the tokens that follow the last ``t`` tokens of each sequence."""
         seq = tokens.shape[1]
-        indexes = torch.arange(seq - targets.shape[1], seq)
-        logits = self._logits(tokens, position_ids, self._causal_mask(position_ids), logit_indexes=indexes).float()
+        indexes, mask = torch.arange(seq - targets.shape[1], seq), self._causal_mask(position_ids)
+        logits = self._forward(tokens, position_ids, mask, logit_indexes=indexes).logits.float()
         labels = targets.to(logits.device).flatten()
         return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels, reduction="none").view(targets.shape)
 
     @torch.no_grad()
     def plain_log_probs(
-        self, tokens: Int[Tensor, " seq"], mask: Bool[Tensor, "seq seq"] | None = None
+        self, tokens: WindowTokens, mask: Bool[Tensor, "seq seq"] | None = None
     ) -> Float[Tensor, " vocab"]:
         """Return the log-probabilities (nats) of the next token, from one forward pass without a cache.
 
@@ -102,17 +240,23 @@ class CausalLM:
         if mask is None:
             logits = self.model(input_ids=tokens[None].to(device), use_cache=False).logits
         else:
-            position_ids, last_index = self.assign_ids(tokens)[None], torch.tensor([len(tokens) - 1])
             score_mask = additive_mask(mask[None, None].to(device), self.model.dtype)
-            logits = self._logits(tokens[None], position_ids, score_mask, logit_indexes=last_index)
+            logits = self._forward(tokens[None], self.assign_ids(tokens)[None], score_mask).logits
         return logits[0, -1].float().log_softmax(dim=-1)
 
-    def rounding_tolerance(self, tokens: Int[Tensor, " seq"]) -> float:
-        """Estimate the rounding error (nats) of this model's log-probabilities."""
-        return rounding_error(self.model, lambda: self.plain_log_probs(tokens))
+    def rounding_tolerance(self, tokens: WindowTokens) -> float:
+        """Estimate the rounding error (nats) of this model's log-probabilities.
+
+        Source: stochastic arithmetic (Vignes 1993, A stochastic arithmetic for reliable scientific computation).
+        """
+        expected_log_probs, differences = self.plain_log_probs(tokens), []
+        for seed in range(NUM_ROUNDING_SAMPLES):
+            with _random_rounding(self.model, seed):
+                differences.append(max_difference(self.plain_log_probs(tokens), expected_log_probs))
+        return max(MIN_ROUNDING_ERROR, ROUNDING_MARGIN * max(differences))
 
     @torch.no_grad()
-    def prefill(self, tokens: Int[Tensor, " seq"], position_ids: Int[Tensor, " seq"], num_prefix: int) -> DynamicCache:
+    def prefill(self, tokens: WindowTokens, position_ids: WindowIDs, num_prefix: int) -> DynamicCache:
         """Return the keys and values of the first ``num_prefix`` tokens.
 
         The model reads all tokens, because some rotary angles (longrope, dynamic) depend on the largest ID of a call.
@@ -120,29 +264,18 @@ class CausalLM:
         cache = DynamicCache()
         if num_prefix == 0:
             return cache
-        mask, last_index = self._causal_mask(position_ids[None]), torch.tensor([len(tokens) - 1])
-        self._logits(tokens[None], position_ids[None], mask, logit_indexes=last_index, cache=cache)
+        self._forward(tokens[None], position_ids[None], self._causal_mask(position_ids[None]), cache=cache)
         cache.layers = [ReadOnlyLayer.from_layer(layer, num_prefix) for layer in cache.layers]
         return cache
-
-    @torch.no_grad()
-    def log_probs_with_prefix(
-        self, states: DynamicCache, tokens: Int[Tensor, "batch seq"], position_ids: Int[Tensor, "batch seq"]
-    ) -> Float[Tensor, "batch vocab"]:
-        """Return the next-token log-probabilities (nats) of sequences ``tokens`` that continue the cached tokens."""
-        seq = tokens.shape[1]
-        mask = self._build_causal_mask(states.get_seq_length(), seq)
-        logits = self._logits(tokens, position_ids, mask, logit_indexes=torch.tensor([seq - 1]), cache=states)
-        return logits[:, -1].float().log_softmax(dim=-1)
 
     @torch.no_grad()
     def log_probs_with_mask(
         self,
         states: DynamicCache,
-        near_tokens: Int[Tensor, " near"],
-        position_ids: Int[Tensor, " near"],
+        near_tokens: Near,
+        position_ids: NearIDs,
         visibility_masks: Bool[Tensor, "batch states"],
-    ) -> Float[Tensor, "batch vocab"]:
+    ) -> LogProbs:
         """Return the log-probabilities (nats) of the token after ``near_tokens``, for each row of ``visibility_masks``.
 
         ``states`` contains the keys and values of the earlier tokens. The near tokens attend only to the states where
@@ -156,62 +289,51 @@ class CausalLM:
         visible_by_copy = visibility_masks[rows].view(num_packs, num_copies, -1)
         near_mask = torch.block_diag(*[torch.ones(seq, seq, dtype=torch.bool).tril()] * num_copies)
         mask = torch.cat([visible_by_copy.repeat_interleave(seq, dim=1), near_mask.expand(num_packs, -1, -1)], dim=2)
-        logits = self._logits(
+        logits = self._forward(
             near_tokens.repeat(num_copies).expand(num_packs, -1),
             position_ids.repeat(num_copies).expand(num_packs, -1),
             additive_mask(mask[:, None], self.model.dtype).to(device_of(self.model)),
             logit_indexes=torch.arange(seq - 1, num_copies * seq, seq),
             cache=states,
-        )
+        ).logits
         return logits.flatten(0, 1)[: len(visibility_masks)].float().log_softmax(dim=-1)
 
     def gate_gradient(
         self,
         states: DynamicCache,
-        near_tokens: Int[Tensor, " near"],
-        position_ids: Int[Tensor, " near"],
-        log_gates: Float[Tensor, " states"],
-        objective: Callable[[Float[Tensor, " vocab"]], Float[Tensor, ""]],
-    ) -> Float[Tensor, " states"]:
+        near_tokens: Near,
+        position_ids: NearIDs,
+        log_gates: StateValues,
+        objective: ScoreFunction,
+    ) -> StateValues:
         """Return the gradient of ``objective`` with respect to ``log_gates``.
 
         ``objective`` maps next-token log-probabilities to a number. Every layer adds ``log_gates`` to the attention
         scores of the near tokens on each state.
         """
         gates = log_gates.to(device_of(self.model)).requires_grad_()
-        last_index = torch.tensor([len(near_tokens) - 1])
         with torch.enable_grad():
             mask = self._build_causal_mask(len(log_gates), len(near_tokens))
             mask = mask + torch.nn.functional.pad(gates, (0, len(near_tokens))).to(mask.dtype)
-            logits = self._logits(near_tokens[None], position_ids[None], mask, logit_indexes=last_index, cache=states)
+            logits = self._forward(near_tokens[None], position_ids[None], mask, cache=states).logits
             objective_value = objective(logits[0, 0].float().log_softmax(dim=-1))
             return torch.autograd.grad(objective_value, gates)[0]
 
     @torch.no_grad()
-    def attention_weights(
-        self, states: DynamicCache, near_tokens: Int[Tensor, " near"], position_ids: Int[Tensor, " near"]
-    ) -> Float[Tensor, " states"]:
+    def attention_weights(self, states: DynamicCache, near_tokens: Near, position_ids: NearIDs) -> StateValues:
         """Return the attention weights of the last near token on the states, averaged over layers and heads."""
-        num_states, last = states.get_seq_length(), torch.tensor([len(near_tokens) - 1])
+        num_states, attention = states.get_seq_length(), self.model.config._attn_implementation
         mask = self._build_causal_mask(num_states, len(near_tokens))
-        with self._eager_attention():
-            output = self._forward(
-                near_tokens[None], position_ids[None], mask, logit_indexes=last, cache=states, output_attentions=True
-            )
+        # Fused kernels do not return attention weights.
+        self.model.set_attn_implementation("eager")
+        try:
+            output = self._forward(near_tokens[None], position_ids[None], mask, cache=states, output_attentions=True)
+        finally:
+            self.model.set_attn_implementation(attention)
         weights = torch.stack([layer[0, :, -1, :num_states].float().mean(dim=0) for layer in output.attentions])
         return weights.mean(dim=0)
 
-    @contextmanager
-    def _eager_attention(self) -> Iterator[None]:
-        # Fused kernels do not return attention weights.
-        previous_attention = self.model.config._attn_implementation
-        self.model.set_attn_implementation("eager")
-        try:
-            yield
-        finally:
-            self.model.set_attn_implementation(previous_attention)
-
-    def _causal_mask(self, position_ids: Int[Tensor, "batch seq"]) -> Float[Tensor, "1 1 seq seq"] | None:
+    def _causal_mask(self, position_ids: BatchIDs) -> Float[Tensor, "1 1 seq seq"] | None:
         # Consecutive IDs need no mask. Fused attention is then faster, because it skips later keys.
         if bool((position_ids.diff() == 1).all()):
             return None
@@ -221,21 +343,19 @@ class CausalLM:
         is_token = torch.ones(1, num_states + num_queries, dtype=torch.bool)
         return causal_mask(is_token, num_cached=num_states, dtype=self.model.dtype).to(device_of(self.model))
 
-    def _logits(self, *args: Any, **kwargs: Any) -> Float[Tensor, "batch index vocab"]:
-        logits: Tensor = self._forward(*args, **kwargs).logits
-        return logits
-
     def _forward(
         self,
-        tokens: Int[Tensor, "batch seq"],
-        position_ids: Int[Tensor, "batch seq"],
+        tokens: Batch,
+        position_ids: BatchIDs,
         mask: Float[Tensor, "#batch 1 seq key"] | None,
         *,
-        logit_indexes: Int[Tensor, " index"],
+        logit_indexes: Int[Tensor, " index"] | None = None,
         cache: DynamicCache | None = None,
         **kwargs: Any,
     ) -> Any:
+        """Call the model, with logits at ``logit_indexes`` (default: at the last token)."""
         device = device_of(self.model)
+        logit_indexes = torch.tensor([tokens.shape[1] - 1]) if logit_indexes is None else logit_indexes
         return self.model(
             input_ids=tokens.to(device),
             position_ids=position_ids.to(device),

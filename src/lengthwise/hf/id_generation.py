@@ -9,14 +9,13 @@ from transformers import Cache, DynamicCache, GenerationMixin
 from transformers.utils import ModelOutput
 
 from lengthwise.core.errors import SettingError
-from lengthwise.hf.input_checks import (
+from lengthwise.hf.model_inputs import (
     check_is_tensor,
     check_left_padding,
     check_no_embeddings,
-    check_not_negative,
-    check_prompts_only,
+    count_ids,
+    expand_ids,
 )
-from lengthwise.hf.model_inputs import count_ids, expand_ids
 from lengthwise.hf.position_cache import PositionCache
 
 # Settings that enable assisted decoding, which drafts tokens from the prompt or with a part of the model.
@@ -76,8 +75,17 @@ class IDGenerationMixin(GenerationMixin):
         """Generate tokens as in `transformers`; `IDGenerationMixin` describes ``position_ids`` and the output."""
         check_no_embeddings(kwargs.get("inputs_embeds"))
         check_is_tensor(kwargs.get("position_ids"))
-        check_not_negative(kwargs.get("position_ids"))
-        check_prompts_only(kwargs)
+        ids = kwargs.get("position_ids")
+        if ids is not None and ids.numel() and (smallest := ids.min().item()) < -1:
+            raise SettingError(
+                f"position_ids contain {smallest}; use IDs from 0 on (-1 marks IDs that are to be predicted)"
+            )
+        targets = ("labels", "position_labels", "sequence_ids")
+        if names := [name for name in targets if kwargs.get(name) is not None]:
+            raise SettingError(
+                f"generate received {', '.join(names)}, so the batch already contains answers; pass a batch of "
+                "prompts, such as PositionCollator.prompts(rows)"
+            )
         check_left_padding(kwargs.get("attention_mask"))
         if kwargs.get("assistant_model") is not None:
             raise SettingError("assisted decoding cannot predict the IDs of draft tokens; leave out assistant_model")

@@ -13,12 +13,11 @@ from lengthwise.core.files import StrPath
 from lengthwise.core.provenance import utc_timestamp
 from lengthwise.core.type_checks import check_arguments
 from lengthwise.evaluation.exact_match import EvaluationSettings
+from lengthwise.evaluation.language_model import BytePairCodec, NextTokenModel, TextCodec
+from lengthwise.experiments.decoder_model import wrap_run
 from lengthwise.experiments.run import load_run
 from lengthwise.experiments.run_folder import EXPERIMENT, RESULTS, append_rows
 from lengthwise.experiments.validation import select_variants
-from lengthwise.influence.probing.decoder_model import wrap_run
-from lengthwise.influence.probing.next_token_model import NextTokenModel
-from lengthwise.influence.text_codec import BytePairCodec, TextCodec
 from lengthwise.positions import describe_knowledge
 from lengthwise.tasks import GradedByLoss, Task, Text, TokenizedDocument, task_fields
 from lengthwise.tasks.text_format import PromptFormat

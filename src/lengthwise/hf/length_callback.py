@@ -19,9 +19,8 @@ from lengthwise.evaluation.grading import DECODE_MODES, Grades
 from lengthwise.evaluation.tally import Tally, skipped_result
 from lengthwise.experiments.run_folder import RESULTS, append_rows
 from lengthwise.hf.collators import PositionCollator
-from lengthwise.hf.dataset_columns import UNSCORED
 from lengthwise.hf.id_generation import IDGenerationMixin
-from lengthwise.hf.input_checks import check_has_head
+from lengthwise.hf.model_inputs import UNSCORED, check_has_head
 from lengthwise.hf.model_parts import device_of
 from lengthwise.hf.position_id_support import check_id_prediction
 from lengthwise.positions import PositionScheme, describe_knowledge

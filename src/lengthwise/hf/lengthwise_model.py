@@ -1,43 +1,221 @@
-"""Decoder of this library as a `transformers` model."""
+"""Decoder of this library as a `transformers` model, and its configuration."""
 
+import hashlib
+import json
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from dataclasses import asdict
+from typing import Any, ClassVar, no_type_check
 
+import numpy as np
 import torch
+from huggingface_hub.dataclasses import strict
 from jaxtyping import Int, Shaped
 from torch import Tensor, nn
-from transformers import Cache, GenerationMixin, PreTrainedModel
+from transformers import Cache, GenerationMixin, PreTrainedConfig, PreTrainedModel
 from transformers.utils import can_return_tuple
 
 from lengthwise.core.checkpoint import weights_digest
 from lengthwise.core.errors import ModelError, SettingError
+from lengthwise.core.randomness import stream
+from lengthwise.encodings import NoPE
+from lengthwise.experiments.experiment import Experiment, build_entry, num_levels, to_dict
 from lengthwise.hf.id_generation import IDGenerationMixin
-from lengthwise.hf.input_checks import (
-    check_all_ids,
-    check_has_head,
-    check_id_training,
-    check_no_embeddings,
-    check_supported_arguments,
-    check_token_labels,
-)
 from lengthwise.hf.joint_loss import (
-    HeadInputs,
     IDLoss,
+    PredictivePositionOutput,
     gather_prompts,
-    joint_loss,
+    joint_output,
     position_loss,
-    shift_labels,
     token_loss,
 )
-from lengthwise.hf.lengthwise_config import LengthwiseConfig, decoder_from_config
 from lengthwise.hf.model_card import ModelCardMixin
-from lengthwise.hf.model_inputs import build_prompt_mask, expand_ids, select_logits
+from lengthwise.hf.model_inputs import (
+    build_prompt_mask,
+    check_all_ids,
+    check_labels,
+    check_left_padding,
+    check_no_embeddings,
+    expand_ids,
+    select_logits,
+)
 from lengthwise.hf.model_parts import PrecisionMixin
 from lengthwise.hf.position_cache import CachedTokens, PositionCache
-from lengthwise.hf.predictive_config import PredictivePositionOutput
-from lengthwise.hf.prompt_rule import prompt_ids_by_rule
 from lengthwise.model.attention_scores import NO_HOOKS, AttentionHooks
 from lengthwise.model.cache import Cache as DecoderCache
+from lengthwise.model.decoder import Decoder, build_in_memory
+from lengthwise.model.decoder_settings import DecoderSettings
+from lengthwise.positions import SCHEMES, Discovered
+from lengthwise.positions.scheme import HasLevels
+from lengthwise.tasks import HasRunFiles
+from lengthwise.tasks.coupling.answer_steps import NUM_UNKNOWN_STEPS
+from lengthwise.tasks.examples import Examples
+
+# Fields that must match the saved weights. The digest in ``belongs_to`` includes them.
+DIGEST_FIELDS = (
+    "decoder_settings",
+    "encoding_settings",
+    "symbols",
+    "separators",
+    "num_predicted_ids",
+    "num_levels",
+    "count_prompt_from",
+    "run",
+)
+# Number of prompts per length from which `find_first_default_prompt_id` determines whether IDs are consecutive.
+NUM_PROMPTS = 16
+
+
+# The class accepts all entries of a saved configuration, including entries that are not fields.
+@no_type_check
+@strict
+class LengthwiseConfig(PreTrainedConfig):
+    """Settings of a `Decoder`, and the run that it was exported from.
+
+    ``symbols`` is the vocabulary in the order of the tokens. ``run`` contains the experiment, the facts and the files
+    of a run folder, for `import_hf`; it is None if the decoder does not come from a run. ``belongs_to`` is the digest
+    of these fields and of the saved weights. ``count_prompt_from`` is the first prompt ID if evaluation IDs are
+    consecutive, and None otherwise.
+    """
+
+    model_type = "lengthwise"
+    keys_to_ignore_at_inference = ("past_key_values", "token_loss", "position_loss", "predicted_position_ids")
+
+    decoder_settings: dict[str, Any] | None = None
+    encoding_settings: dict[str, Any] | None = None
+    symbols: list[str] | None = None
+    separators: list[str] | None = None
+    num_predicted_ids: int | None = None
+    num_levels: int = 1
+    id_weight: float = 1.0
+    count_prompt_from: int | None = None
+    run: dict[str, Any] | None = None
+    belongs_to: str | None = None
+    vocab_size: int = 0
+    hidden_size: int = 0
+    num_hidden_layers: int = 0
+    num_attention_heads: int = 0
+    tie_word_embeddings: bool = False
+    bos_token_id: int | None = None
+    eos_token_id: int | None = None
+    pad_token_id: int | None = None
+
+    def combine_digest(self, weights: str) -> str:
+        """Return a digest that combines the fields in ``DIGEST_FIELDS`` with the digest of the weights."""
+        fields = {name: getattr(self, name) for name in DIGEST_FIELDS} | {"weights": weights}
+        return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def predicts_ids(self) -> bool:
+        """True if the decoder has position heads."""
+        return self.num_predicted_ids is not None
+
+    @property
+    def prompt_scheme(self) -> Discovered | None:
+        """Scheme whose rule gives the default prompt IDs, or None."""
+        settings = (self.run or {}).get("experiment", {}).get("scheme", {})
+        return build_entry("scheme", settings) if settings.get("name") == Discovered.name else None
+
+    @property
+    def first_default_prompt_id(self) -> int | None:
+        """Default first ID of consecutive prompt IDs; None if the caller must pass the prompt IDs."""
+        return self.count_prompt_from
+
+
+def build_config(experiment: Experiment, run: dict[str, Any]) -> LengthwiseConfig:
+    """Return the configuration of an experiment's decoder, with ``run`` as its field of the same name."""
+    vocabulary, settings = list(experiment.task.vocabulary), experiment.decoder
+    end_token = vocabulary.index("end") if "end" in vocabulary else None
+    return LengthwiseConfig(
+        decoder_settings=asdict(settings),
+        encoding_settings=to_dict(experiment.encoding),
+        symbols=vocabulary,
+        separators=list(experiment.task.separators),
+        num_predicted_ids=(experiment.scheme.num_position_ids or 1) if experiment.scheme.predicts_ids else None,
+        num_levels=num_levels(experiment),
+        id_weight=experiment.training.id_weight,
+        count_prompt_from=find_first_default_prompt_id(experiment),
+        run=run,
+        vocab_size=len(vocabulary),
+        hidden_size=settings.d_model,
+        num_hidden_layers=settings.num_passes,
+        num_attention_heads=settings.num_heads,
+        eos_token_id=end_token,
+        pad_token_id=end_token,
+    )
+
+
+def decoder_from_config(config: LengthwiseConfig) -> Decoder:
+    """Build a decoder with initial weights. Raises ``ModelError`` for a configuration without decoder settings."""
+    if config.decoder_settings is None or config.encoding_settings is None or config.symbols is None:
+        raise ModelError("the configuration has no decoder settings; create it with lengthwise export RUN --format hf")
+    return build_in_memory(
+        DecoderSettings(**config.decoder_settings),
+        build_entry("encoding", config.encoding_settings),
+        vocabulary_size=config.vocab_size,
+        separators=tuple(config.symbols.index(separator) for separator in config.separators or ()),
+        num_predicted_ids=config.num_predicted_ids,
+        num_levels=config.num_levels,
+    )
+
+
+def find_first_default_prompt_id(experiment: Experiment) -> int | None:
+    """Return the first prompt ID if all evaluation prompts have consecutive IDs from it; otherwise None.
+
+    If the decoder does not predict IDs, the IDs of the response must also be consecutive.
+    """
+    scheme = experiment.scheme
+    if isinstance(experiment.encoding, NoPE) and not scheme.predicts_ids:
+        # The decoder uses no IDs.
+        return 0
+    if scheme.random_at_evaluation or scheme.real_valued:
+        return None
+    first_ids: set[int] = set()
+    for examples in _sample_examples(experiment):
+        rng = stream(experiment.seed, "IDs of prompts")
+        ids = scheme.assign(examples, rng, training=False).position_ids
+        index = np.arange(ids.shape[-1])
+        last_index = examples.prompt_length - 1 if scheme.predicts_ids else examples.response_end
+        if (((ids - index) != ids[..., :1]) & (index <= last_index[:, None])).any():
+            return None
+        first_ids |= set(np.unique(ids[..., 0]).tolist())
+    return first_ids.pop() if len(first_ids) == 1 else None
+
+
+def _sample_examples(experiment: Experiment) -> list[Examples]:
+    task, lengths = experiment.task, experiment.train_lengths
+    if isinstance(task, HasRunFiles):
+        # The files may be missing, and a few examples may not represent all examples.
+        scheme = experiment.scheme
+        # The placeholder does not have the tokens that a found rule counts from.
+        counts_up = scheme.needs is None and type(scheme) in SCHEMES.values() and not isinstance(scheme, HasLevels)
+        return [task.placeholder_example()] if counts_up else []
+    chosen = sorted({lengths[0], lengths[len(lengths) // 2], lengths[-1]})
+    return [task.sample(length=length, size=NUM_PROMPTS, rng=stream(experiment.seed, "prompts")) for length in chosen]
+
+
+def prompt_ids_by_rule(
+    scheme: Discovered, tokens: Int[Tensor, "batch seq"], attention_mask: Tensor | None
+) -> Int[Tensor, "level batch seq"]:
+    """Return the evaluation IDs of prompts, and 0 at padding on the left.
+
+    Raises ``PromptError`` for a prompt without a token that the rule counts from.
+    """
+    if attention_mask is not None and attention_mask.ndim != 2:
+        raise SettingError("a 4-D attention_mask does not mark the first token of a prompt; pass position_ids too")
+    counts = [tokens.shape[1]] * len(tokens)
+    if attention_mask is not None:
+        mask = attention_mask.bool()
+        check_left_padding(mask)
+        counts = mask.sum(dim=1).tolist()
+    ids = np.zeros((scheme.num_levels, *tokens.shape), dtype=np.int64)
+    for row, count in enumerate(counts):
+        prompt = tokens[row, tokens.shape[1] - count :].cpu().numpy()
+        # The rule looks at what the first, unknown answers need.
+        seq = np.concatenate([prompt, np.zeros(NUM_UNKNOWN_STEPS, dtype=prompt.dtype)])[None]
+        examples = Examples(tokens=seq, prompt_length=np.array([count]), is_answer=np.zeros(seq.shape, dtype=bool))
+        assignment = scheme.assign(examples, stream(0, "prompt IDs"), training=False)
+        ids[:, row, tokens.shape[1] - count :] = assignment.position_ids[:, 0, :count]
+    return torch.from_numpy(ids).to(tokens.device)
 
 
 class LengthwiseForCausalLM(ModelCardMixin, PrecisionMixin, IDGenerationMixin, PreTrainedModel, GenerationMixin):
@@ -107,12 +285,13 @@ class LengthwiseForCausalLM(ModelCardMixin, PrecisionMixin, IDGenerationMixin, P
         Packed rows and requests for hidden states or attention weights raise ``SettingError``.
         """
         check_no_embeddings(inputs_embeds)
-        check_supported_arguments(kwargs)
-        check_has_head(self.num_position_heads, position_labels)
-        if self.training:
-            check_id_training(self.decoder.heads, labels, position_labels)
-            if position_labels is not None:
-                check_token_labels(labels)
+        if names := [name for name, value in kwargs.items() if value is not None and value is not False]:
+            raise SettingError(
+                f"this decoder does not support {', '.join(names)}; leave them out (pack_to in the collator adds "
+                "sequence_ids)"
+            )
+        heads = self.decoder.heads
+        check_labels(heads, self.num_position_heads, labels, position_labels, is_training=self.training)
         cache = self.open_cache(past_key_values, use_cache)
         num_ids = 0 if position_ids is None else position_ids.shape[-1]
         if position_ids is None or num_ids < input_ids.shape[1]:
@@ -131,29 +310,21 @@ class LengthwiseForCausalLM(ModelCardMixin, PrecisionMixin, IDGenerationMixin, P
         logits = self.decoder.token_logits(hidden if labels is not None else select_logits(hidden, logits_to_keep))
         loss_of_tokens = loss_of_ids = None
         if labels is not None:
-            loss_of_tokens = token_loss(logits, shift_labels(labels), num_items_in_batch)
+            loss_of_tokens = token_loss(logits, labels, num_items_in_batch)
         if position_labels is not None and self.decoder.predicts_ids:
             targets = position_labels[None] if position_labels.dim() == 2 else position_labels
-            levels = zip(ids, targets, strict=True)
-            inputs = [HeadInputs(hidden, input_ids, level, is_prompt, target) for level, target in levels]
-            loss_of_ids = self._position_loss(inputs, num_items_in_batch)
-        return PredictivePositionOutput(
-            loss=joint_loss(loss_of_tokens, loss_of_ids, self.config.id_weight),
-            logits=logits,
-            past_key_values=cache,
-            token_loss=loss_of_tokens,
-            position_loss=None if loss_of_ids is None else loss_of_ids.loss,
-            predicted_position_ids=None if loss_of_ids is None else loss_of_ids.predicted_ids,
-        )
-
-    def _position_loss(self, inputs: list[HeadInputs], num_items: Tensor | int | None) -> IDLoss:
-        """Return the ID loss, summed over the levels; each level has its own head."""
-        embed = self.decoder.embed_tokens
-        pairs = zip(self.decoder.position_heads(), inputs, strict=True)
-        losses = [position_loss(head, embed, embed, head_inputs, num_items) for head, head_inputs in pairs]
-        loss = torch.stack([level_loss.loss for level_loss in losses]).sum()
-        predicted_ids = [level_loss.predicted_ids for level_loss in losses if level_loss.predicted_ids is not None]
-        return IDLoss(loss, _drop_single_level(torch.stack(predicted_ids)) if predicted_ids else None)
+            embed, losses = self.decoder.embed_tokens, []
+            for head, level_ids, level_targets in zip(self.decoder.position_heads(), ids, targets, strict=True):
+                inputs = (hidden, input_ids, level_ids, is_prompt, level_targets)
+                losses.append(position_loss(head, embed, embed, *inputs, num_items_in_batch))
+            # Each level has its own head.
+            predicted_ids = [loss.predicted_ids for loss in losses if loss.predicted_ids is not None]
+            loss_of_ids = IDLoss(
+                torch.stack([loss.loss for loss in losses]).sum(),
+                _drop_single_level(torch.stack(predicted_ids)) if predicted_ids else None,
+            )
+        weight = self.config.id_weight
+        return joint_output(loss_of_tokens, loss_of_ids, weight, logits=logits, past_key_values=cache)
 
     @property
     def num_position_heads(self) -> int:

@@ -1,29 +1,80 @@
-"""Loading of causal `transformers` language models and tokenizers, from a folder or from the Hub."""
+"""Loading of causal `transformers` language models and tokenizers, from a folder or from the Hub.
 
-from collections.abc import Iterator
+Loading runs no code of a model folder, reads no other files, and allocates little memory for a damaged configuration.
+"""
+
+import math
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
-from transformers.utils import logging
+from safetensors import safe_open
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
+from transformers.utils import CONFIG_NAME, logging
 
 # These imports register the model types with the Auto classes.
 import lengthwise.hf.lengthwise_model  # noqa: F401
 import lengthwise.hf.predictive_model  # noqa: F401
 from lengthwise.core.errors import ModelError, unknown_name
+from lengthwise.core.files import check_regular
+from lengthwise.core.json_parsing import parse_json
 from lengthwise.hf.causal_lm import CausalLM
-from lengthwise.hf.model_folder import check_model_folder, check_model_size
-from lengthwise.hf.text_model import TextModel
+from lengthwise.hf.text_evaluation import TextModel
 from lengthwise.hf.tokenization import HFCodec
-from lengthwise.hf.tokenizer_check import TOKENIZER_FILE, check_tokenizer
 
 # Names of the weights of a language-modelling head.
 HEAD_WEIGHTS = ("lm_head.weight", "embed_out.weight")
 # Folder in which commands save runs by default.
 RUNS = "runs"
 DTYPES = ("float32", "bfloat16", "float16")
+# Largest numbers in a configuration, by a part of their name. Larger ones take minutes before any weight is read.
+LIMITS = {"layer": 1_000, "expert": 10_000, "label": 100_000}
+# Key of a configuration that names the file with the weights, and file that makes the library load another model.
+WEIGHTS_KEY, ADAPTER_FILE = "transformers_weights", "adapter_config.json"
+# Largest number of parameters of a model for each saved number, because quantized weights pack several, and for all.
+MAX_PARAMETER_RATIO, MAX_EXTRA_PARAMETERS = 16, 1 << 24
+TOKENIZER_FILE = "tokenizer.json"
+# Limits of the process that tries the rules of a tokenizer, because they run in native code: memory in bytes,
+# processor time and total time in seconds.
+MAX_MEMORY, MAX_CPU_SECONDS, MAX_SECONDS = 2 << 30, 30, 120
+# Largest number of characters or tokens for each character of the sample.
+MAX_EXPANSION = 32
+# A slow regular expression needs many repeats of a character, and a rule of replacement its own text.
+CHECK = """
+import contextlib, json, sys
+with contextlib.suppress(ImportError):
+    resource = __import__("resource")
+    resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[2]), int(sys.argv[2])))
+    resource.setrlimit(resource.RLIMIT_CPU, (int(sys.argv[3]), int(sys.argv[3])))
+from tokenizers import Tokenizer
+def replaced(value):
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    texts = [value["String"]] if isinstance(value, dict) and isinstance(value.get("String"), str) else []
+    return texts + [text for item in items for text in replaced(item)]
+with open(sys.argv[1], "rb") as file:
+    content = file.read()
+rules = {name: value for name, value in json.loads(content).items() if name != "model"}
+tokenizer = Tokenizer.from_buffer(content)
+repeats = [chr(code) * 64 for code in range(9, 256) if chr(code).isprintable() or chr(code).isspace()]
+mixed = [text[0] + text + "!" for text in repeats]
+for text in [
+    *repeats, *mixed, *replaced(rules), "The quick brown fox, it's 3.14.", "\u4e1c\u4eac caf\u00e9 \U0001f600"
+]:
+    normalizer = tokenizer.normalizer
+    results = [normalizer.normalize_str(text) if normalizer else ""]
+    # A small vocabulary may lack symbols of the sample.
+    with contextlib.suppress(Exception):
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        results += [ids, tokenizer.decode(ids)]
+    if max(map(len, results)) > int(sys.argv[4]) * (len(text) + 1):
+        raise ValueError
+"""
 
 
 def load_causal_lm(name: str, *, device: torch.device | None = None, dtype: str = "float32") -> CausalLM:
@@ -48,22 +99,19 @@ def load_pretrained(name: str, *, device: torch.device | None = None, dtype: str
     if dtype not in DTYPES:
         raise unknown_name("dtype", dtype, DTYPES)
     _check_folder(name)
-    with _suppress_loading_output():
-        try:
-            config = _load_config(name)
-            if Path(name).is_dir():
-                check_model_size(Path(name), config)
-            result: Any = AutoModelForCausalLM.from_pretrained(
-                name,
-                config=config,
-                dtype=getattr(torch, dtype),
-                trust_remote_code=False,
-                # Other formats use pickle.
-                use_safetensors=True,
-                output_loading_info=True,
-            )
-        except Exception as error:  # a damaged file can raise any type of error
-            raise ModelError(_describe_error(name, error)) from None
+    with _quiet_loading(lambda error: _describe_error(name, error)):
+        config = _load_config(name)
+        if Path(name).is_dir():
+            _check_model_size(Path(name), config)
+        result: Any = AutoModelForCausalLM.from_pretrained(
+            name,
+            config=config,
+            dtype=getattr(torch, dtype),
+            trust_remote_code=False,
+            # Other formats use pickle.
+            use_safetensors=True,
+            output_loading_info=True,
+        )
     model, loading_info = result
     if missing := sorted(set(loading_info["missing_keys"])):
         part = "a language-modelling head" if set(missing) & set(HEAD_WEIGHTS) else f"weights such as {missing[0]}"
@@ -75,35 +123,41 @@ def load_pretrained(name: str, *, device: torch.device | None = None, dtype: str
 def check_model_exists(name: str) -> None:
     """Raise ``ModelError`` unless a model of this name exists. The weights are not loaded."""
     _check_folder(name)
-    with _suppress_loading_output():
-        try:
-            _load_config(name)
-        except Exception as error:  # see load_pretrained
-            raise ModelError(_describe_error(name, error)) from None
-
-
-def _load_config(name: str) -> Any:
-    _check_files(Path(name))
-    return AutoConfig.from_pretrained(name, trust_remote_code=False)
-
-
-def _check_files(folder: Path) -> None:
-    if folder.is_dir():
-        check_model_folder(folder)
+    with _quiet_loading(lambda error: _describe_error(name, error)):
+        _load_config(name)
 
 
 def load_codec(name: str) -> HFCodec:
     """Load the tokenizer of a model. Raises ``ModelError`` for a model without a tokenizer."""
     _check_path(name)
-    with _suppress_loading_output():
-        try:
-            _check_files(Path(name))
-            check_tokenizer(Path(name) / TOKENIZER_FILE)
-            return HFCodec(AutoTokenizer.from_pretrained(name, trust_remote_code=False), name)
-        except Exception as error:  # see load_pretrained
-            raise ModelError(
-                f"the tokenizer of {name} cannot be loaded ({_first_line(error)}); choose a tokenizer with --tokenizer"
-            ) from None
+    advice = "choose a tokenizer with --tokenizer"
+    with _quiet_loading(lambda error: f"the tokenizer of {name} cannot be loaded ({_first_line(error)}); {advice}"):
+        if Path(name).is_dir():
+            _check_model_folder(Path(name))
+        _check_tokenizer(Path(name) / TOKENIZER_FILE)
+        return HFCodec(AutoTokenizer.from_pretrained(name, trust_remote_code=False), name)
+
+
+def _load_config(name: str) -> Any:
+    if Path(name).is_dir():
+        _check_model_folder(Path(name))
+    return AutoConfig.from_pretrained(name, trust_remote_code=False)
+
+
+@contextmanager
+def _quiet_loading(describe: Callable[[Exception], str]) -> Iterator[None]:
+    """Hide warnings and progress bars; raise ``ModelError`` with the description of an error."""
+    verbosity, has_progress_bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    except Exception as error:  # a damaged file can raise any type of error
+        raise ModelError(describe(error)) from None
+    finally:
+        logging.set_verbosity(verbosity)
+        if has_progress_bar:
+            logging.enable_progress_bar()
 
 
 def _check_folder(name: str) -> None:
@@ -143,15 +197,78 @@ def _first_line(error: Exception) -> str:
     return line if isinstance(error, OSError | ValueError | ImportError) and line else f"{type(error).__name__}: {line}"
 
 
-@contextmanager
-def _suppress_loading_output() -> Iterator[None]:
-    # Loading prints warnings and progress bars.
-    verbosity, has_progress_bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+def _check_model_folder(folder: Path) -> None:
+    """Raise ``ValueError`` for a configuration with too large numbers, and for names of files outside the folder.
+
+    Raises ``OSError`` for a named pipe or a device among the files.
+    """
+    for path in filter(Path.exists, folder.iterdir()):
+        check_regular(path)
+    if (folder / ADAPTER_FILE).exists():
+        raise ValueError(f"it has an adapter ({ADAPTER_FILE}), which names another model; merge and save the model")
+    config_file = folder / CONFIG_NAME
+    for name, value in _entries(parse_json(config_file.read_bytes()) if config_file.exists() else {}):
+        limits = [limit for part, limit in LIMITS.items() if part in name]
+        if type(value) is int and limits and value > limits[0]:
+            raise ValueError(f"{CONFIG_NAME} has the {name} {value}; at most {limits[0]:,} is supported")
+        if name == WEIGHTS_KEY:
+            _check_file_name(value)
+    for index in folder.glob("*.safetensors.index.json"):
+        weight_map = parse_json(index.read_bytes()).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise ValueError(f"{index.name} has no weight_map")
+        for file_name in set(map(str, weight_map.values())):
+            _check_file_name(file_name)
+
+
+def _check_model_size(folder: Path, config: PreTrainedConfig) -> None:
+    """Raise ``ValueError`` for a configuration with far more parameters than the folder has saved."""
+    sizes = [size for path in folder.glob("*.safetensors") for size in _tensor_sizes(path)]
+    num_layers, num_saved = getattr(config.get_text_config(), "num_hidden_layers", None), sum(sizes)
+    if isinstance(num_layers, int) and num_layers > len(sizes):
+        raise ValueError(f"{CONFIG_NAME} has {num_layers:,} layers, but the weights have only {len(sizes):,} tensors")
+    with torch.device("meta"):
+        model: torch.nn.Module = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    if num_parameters > MAX_PARAMETER_RATIO * num_saved + MAX_EXTRA_PARAMETERS:
+        raise ValueError(f"{CONFIG_NAME} has {num_parameters:,} parameters, but the weights have only {num_saved:,}")
+
+
+def _tensor_sizes(path: Path) -> list[int]:
+    with safe_open(path, framework="pt") as file:
+        return [math.prod(file.get_slice(name).get_shape()) for name in file.keys()]  # noqa: SIM118
+
+
+def _entries(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the numbers and texts of a document, each with the innermost name around it."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _entries(item, key)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _entries(item, name)
+    else:
+        yield name, value
+
+
+def _check_file_name(name: Any) -> None:
+    if not isinstance(name, str) or not re.fullmatch(r"[^/\\\0]+\.safetensors(\.index\.json)?", name):
+        raise ValueError(f"it names the file {name!r}; weights must be safetensors files in the folder itself")
+
+
+def _check_tokenizer(path: Path) -> None:
+    """Raise ``ValueError`` for a file whose rules fail, take too long, or expand a short text; else return."""
+    if not path.is_file():
+        return
+    arguments = [str(path), *map(str, (MAX_MEMORY, MAX_CPU_SECONDS, MAX_EXPANSION))]
+    environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
     try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if has_progress_bar:
-            logging.enable_progress_bar()
+        subprocess.run(
+            [sys.executable, "-c", CHECK, *arguments],
+            check=True,
+            capture_output=True,
+            timeout=MAX_SECONDS,
+            env=environment,
+        )
+    except subprocess.SubprocessError:
+        raise ValueError(f"{TOKENIZER_FILE} fails, takes too long or expands a short sample of text") from None

@@ -1,24 +1,23 @@
-"""Mixin of the saved models: registration with `transformers`, model card, and checks of loaded weights."""
+"""Model cards, and a mixin of the saved models that registers them, writes a card and checks loaded weights."""
 
+import html
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from huggingface_hub import EvalResult, ModelCardData
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from lengthwise.core.errors import ModelError
+from lengthwise.evaluation.result_rows import Rows, is_skipped, uses_loss
+from lengthwise.evaluation.tables_and_figures import length_table
+from lengthwise.experiments.experiment import Experiment
 
 CARD_FILE = "README.md"
 # First sentence of the default cards that `transformers` writes.
 DEFAULT_CARD_SENTENCE = "This model card has been automatically generated"
-CARD_HEADER = """---
-library_name: lengthwise
-pipeline_tag: text-generation
----
-
-# {kind}
-
-"""
-CARD_BODY = """## How to load this model
+LOADING_SECTION = """## How to load this model
 
 This model was created with the library [lengthwise](https://pypi.org/project/lengthwise/). `transformers`
 does not include the model type `{model_type}`. Install `lengthwise` and import the model class first:
@@ -41,6 +40,99 @@ Do not load this model with another class, such as `LlamaForCausalLM`. It would 
 REQUIRED_IDS_SENTENCE = "`generate` needs the `position_ids` of the prompt, assigned as in training."
 RULE_IDS_SENTENCE = "Without `position_ids`, prompts get the position IDs of the rule found in the training data."
 DEFAULT_IDS_SENTENCE = "Without `position_ids`, prompts get the position IDs {first}, {first} + 1, {first} + 2, ..."
+PAPER = "arXiv 2502.16792"
+NO_RESULTS = "The run was not evaluated before its export. `lengthwise evaluate RUN` measures it at any lengths."
+LICENSE_ADVICE = "The license of the weights is your choice: add `license:` to the header of this file."
+# Characters with a meaning in Markdown.
+MARKDOWN = re.compile(r"([\\`*_\[\]|~#])")
+
+
+def run_card(experiment: Experiment, facts: Mapping[str, Any], result_rows: Rows) -> str:
+    """Return the header and the first sections of a model card; ``result_rows`` are those of the run folder.
+
+    The card has the latest row of each length, variant and way of decoding. Rows of an evaluation with another task,
+    scheme or encoding are left out. Markdown and HTML in names have no effect.
+    """
+    rows = _latest_rows(experiment, result_rows)
+    names = _names(experiment)
+    header = _header(
+        ", ".join(names),
+        tags=["length-generalization", *names],
+        model_name=", ".join(names),
+        eval_results=_eval_results(experiment, rows) or None,
+    )
+    first, last = experiment.train_lengths
+    settings = {
+        "task": f"{experiment.task.name} ({experiment.task.summary})",
+        "position scheme": f"{experiment.scheme.name} ({experiment.scheme.summary})",
+        "encoding": experiment.encoding.name,
+        "training lengths": f"{first:,} to {last:,}",
+        "training steps": f"{facts['steps']:,}",
+        "seed": str(experiment.seed),
+    }
+    lines = [
+        f"{header}A decoder trained on short sequences with the library lengthwise, which implements {PAPER}.\n",
+        *_table(["setting", "value"], [[name, value] for name, value in settings.items()]),
+        "\n## Results by length\n",
+        *(_results(last, rows) if rows else [NO_RESULTS]),
+        f"\n{LICENSE_ADVICE}\n\n",
+    ]
+    return "\n".join(lines)
+
+
+def _header(title: str, **metadata: Any) -> str:
+    """Return the YAML header and the title of a card."""
+    data = ModelCardData(library_name="lengthwise", pipeline_tag="text-generation", **metadata)
+    return f"---\n{data.to_yaml()}\n---\n\n# {_plain(title)}\n\n"
+
+
+def _names(experiment: Experiment) -> tuple[str, str, str]:
+    return experiment.task.name, experiment.scheme.name, experiment.encoding.name
+
+
+def _latest_rows(experiment: Experiment, rows: Rows) -> Rows:
+    own_rows = [row for row in rows if (row["task"], row["scheme"], row["encoding"]) == _names(experiment)]
+    latest = {(str(row["variant"]), row["length"], str(row.get("decode"))): row for row in own_rows}
+    return [latest[key] for key in sorted(latest)]
+
+
+def _results(longest: int, rows: Rows) -> list[str]:
+    unit = "Loss in nats" if uses_loss(rows) else "Exact match: the share of sequences with no wrong token or ID"
+    told = f" The method was told: {_plain(str(rows[0]['told']))}." if rows[0].get("told") else ""
+    return [
+        f"{unit}, with a 95% interval over examples. Lengths above {longest:,} were not in training.{told}\n",
+        *_table(*length_table(rows)),
+        "\nOther lengths and other data were not measured. This is one seed, and other seeds may differ.",
+    ]
+
+
+def _eval_results(experiment: Experiment, rows: Rows) -> list[EvalResult]:
+    metric = "loss" if rows and uses_loss(rows) else "exact_match"
+    return [
+        EvalResult(
+            task_type="text-generation",
+            dataset_type=experiment.task.name,
+            dataset_name=f"{experiment.task.name}, length {row['length']}",
+            # The Hub groups results by type, configuration and split.
+            dataset_config=" ".join(str(row[part]) for part in ("length", "variant", "decode") if row.get(part)),
+            dataset_args={"length": row["length"], "num_examples": row["num_examples"], "variant": row["variant"]},
+            metric_type=metric,
+            metric_value=row[metric],
+        )
+        for row in rows
+        # A skipped length was not measured.
+        if not is_skipped(row)
+    ]
+
+
+def _table(header: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
+    lines = [header, ["---"] * len(header), *body]
+    return ["| " + " | ".join(cell if cell == "---" else _plain(cell) for cell in line) + " |" for line in lines]
+
+
+def _plain(text: str) -> str:
+    """Return text that Markdown shows as it is, on one line."""
+    return MARKDOWN.sub(r"\\\1", html.escape(" ".join(text.split()), quote=False))
 
 
 class ModelCardMixin(PreTrainedModel):
@@ -78,26 +170,21 @@ class ModelCardMixin(PreTrainedModel):
         self._write_card(Path(working_dir))
         return super()._upload_modified_files(working_dir, *args, **kwargs)
 
-    def _describe_prompt_ids(self) -> str:
-        if getattr(self.config, "prompt_scheme", None) is not None:
-            return RULE_IDS_SENTENCE
-        first_id = self.config.first_default_prompt_id
-        return REQUIRED_IDS_SENTENCE if first_id is None else DEFAULT_IDS_SENTENCE.format(first=first_id)
-
     def describe_loading(self) -> str:
         """Return the section of the model card that explains how to load and use the model."""
-        return CARD_BODY.format(
-            model_type=self.config.model_type,
-            model_class=type(self).__name__,
-            prompt_ids=self._describe_prompt_ids(),
+        first_id = self.config.first_default_prompt_id
+        prompt_ids = REQUIRED_IDS_SENTENCE if first_id is None else DEFAULT_IDS_SENTENCE.format(first=first_id)
+        if getattr(self.config, "prompt_scheme", None) is not None:
+            prompt_ids = RULE_IDS_SENTENCE
+        return LOADING_SECTION.format(
+            model_type=self.config.model_type, model_class=type(self).__name__, prompt_ids=prompt_ids
         )
 
     def _write_card(self, folder: Path) -> None:
-        body = self.describe_loading()
         card_file = folder / CARD_FILE
         text = card_file.read_text(encoding="utf-8") if card_file.is_file() else DEFAULT_CARD_SENTENCE
         if DEFAULT_CARD_SENTENCE in text:
-            text = CARD_HEADER.format(kind=self.model_description) + body
+            text = _header(self.model_description) + self.describe_loading()
         elif self.config.model_type not in text:
-            text = text.rstrip("\n") + "\n\n" + body
+            text = text.rstrip("\n") + "\n\n" + self.describe_loading()
         card_file.write_text(text, encoding="utf-8")

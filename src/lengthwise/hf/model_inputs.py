@@ -1,12 +1,132 @@
-"""Attention masks, prompt masks and position IDs for a model call."""
+"""Inputs of a model call: checks, attention masks, prompt masks and position IDs."""
+
+import inspect
+import warnings
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
-from torch import Tensor
+from torch import Tensor, nn
+from transformers.utils.generic import TransformersKwargs
 
-from lengthwise.core.errors import SettingError
-from lengthwise.hf.dataset_columns import UNSCORED
+from lengthwise.core.errors import FrozenHeadWarning, SettingError, UnreachableIDsWarning
 from lengthwise.hf.position_cache import PositionCache
+from lengthwise.model.position_heads import PositionHead
+
+# Label of tokens that `transformers` excludes from the loss.
+UNSCORED = -100
+
+
+def check_no_embeddings(inputs_embeds: Tensor | None) -> None:
+    """Reject ``inputs_embeds``, except None, which adapters pass."""
+    if inputs_embeds is not None:
+        raise SettingError("inputs_embeds is not supported, because position IDs depend on tokens; pass input_ids")
+
+
+def check_is_tensor(position_ids: Any) -> None:
+    """Reject position IDs in a list, which a pipeline would pass on."""
+    if position_ids is not None and not isinstance(position_ids, Tensor):
+        kind = type(position_ids).__name__
+        raise SettingError(f"position_ids have the type {kind}; use a tensor, such as torch.tensor([[0, 1, 1]])")
+
+
+def check_all_ids(num_ids: int, tokens: Int[Tensor, "batch new"], *targets: Tensor | None) -> None:
+    """Reject a call in which tokens lack an ID and one of ``targets`` (labels or packed texts) is given."""
+    if any(target is not None for target in targets):
+        problem = (
+            f"position_ids has {num_ids} IDs for {tokens.shape[1]} tokens" if num_ids else "position_ids are missing"
+        )
+        raise SettingError(
+            f"{problem}; calls with labels or packed texts need one ID per token, for example from PositionCollator"
+        )
+
+
+def check_range(position_ids: Shaped[Tensor, "*ids"], num_position_ids: int) -> None:
+    """Reject IDs outside 0 to ``num_position_ids`` - 1; compiled calls skip the check."""
+    if torch.compiler.is_compiling() or not position_ids.numel():
+        return
+    smallest, largest = (int(bound) for bound in position_ids.aminmax())
+    if smallest < 0 or largest >= num_position_ids:
+        raise SettingError(
+            f"position_ids range from {smallest} to {largest}, but only 0 to {num_position_ids - 1} are allowed; "
+            "change the IDs, or wrap the model with a larger num_position_ids"
+        )
+
+
+def check_known_arguments(names: Iterable[str], wrapped_model: nn.Module) -> None:
+    """Reject arguments that the wrapped model would ignore."""
+    if not names or torch.compiler.is_compiling():
+        return
+    forward = type(wrapped_model).forward
+    known = {*inspect.signature(forward).parameters, *TransformersKwargs.__annotations__, "return_dict"}
+    if unknown := sorted(set(names) - known):
+        raise SettingError(
+            f"unknown arguments {', '.join(unknown)}; leave them out (forward also accepts position_ids, "
+            "labels, position_labels, sequence_ids and prompt_mask), or set data_collator to a PositionCollator, which "
+            "reads the columns of a data set"
+        )
+
+
+def check_has_head(num_heads: int, position_labels: Tensor | None) -> None:
+    """Reject ``position_labels`` for a model without a position head."""
+    if position_labels is not None and not num_heads:
+        raise SettingError(
+            "position_labels need a position head, but this model has no head; wrap the model with a head, or use a "
+            "scheme that predicts no IDs, such as Coupled"
+        )
+
+
+def check_left_padding(attention_mask: Tensor | None) -> None:
+    """Reject prompts with padding on the right, because ``generate`` would continue the padding."""
+    if attention_mask is not None and attention_mask.ndim == 2 and not bool(attention_mask[:, -1].all()):
+        raise SettingError(
+            "a prompt ends with padding, so generate would continue the padding; pad on the left "
+            "(tokenizer.padding_side = 'left', or PositionCollator.prompts)"
+        )
+
+
+def check_labels(
+    head: nn.Module | None, num_heads: int, labels: Tensor | None, position_labels: Tensor | None, *, is_training: bool
+) -> None:
+    """Reject labels that do not fit the model, and training steps that train only one of the tokens and the IDs.
+
+    Warns if no weight of the position head is trainable, for example because the model has adapters.
+    """
+    check_has_head(num_heads, position_labels)
+    if not is_training:
+        return
+    # A sharded head may have no weights in this process.
+    weights = [] if head is None else list(head.parameters())
+    is_trainable = any(weight.requires_grad for weight in weights)
+    if position_labels is None and labels is not None and is_trainable and torch.is_grad_enabled():
+        raise SettingError(
+            "training with labels but without position_labels does not train the position head; use a scheme that "
+            "predicts IDs (Predicted), wrap the model with head=None, or freeze the head"
+        )
+    if position_labels is not None and labels is None:
+        raise SettingError(
+            "position_labels need labels; a trainer that removes the labels to compute its own loss is not supported, "
+            "so set label_smoothing_factor to 0 and do not pass compute_loss_func"
+        )
+    if position_labels is not None and weights and not is_trainable and torch.is_grad_enabled():
+        warnings.warn(
+            "the position head is frozen, so it learns nothing from position_labels; to train it, add "
+            "modules_to_save=['position_head', 'segment'] to LoraConfig",
+            FrozenHeadWarning,
+            stacklevel=3,
+        )
+
+
+def warn_unreachable_ids(head: PositionHead) -> None:
+    """Warn that the head cannot predict some IDs in ``position_labels``, so the ID loss leaves them out."""
+    warnings.warn(
+        f"the head {type(head).__name__} cannot predict some of the IDs in position_labels, so the ID loss leaves them "
+        "out and generate will not reach them; the heads pointer, wide_pointer, rank and search choose among the IDs "
+        "of the prompt, which prompt_mask marks, or which ends before the first label",
+        UnreachableIDsWarning,
+        stacklevel=3,
+    )
 
 
 def causal_mask(

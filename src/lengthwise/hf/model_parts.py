@@ -1,16 +1,14 @@
-"""Helpers for `transformers` models: devices, mixins, captured inputs, and attention with log-length scaling."""
+"""Devices and precision of `transformers` models, and attention with log-length scaling."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
-
-from lengthwise.core.errors import ModelError
 
 # Attention implementations that accept any mask and do not infer text boundaries from the IDs.
 ATTENTIONS_WITH_MASK = ("sdpa", "eager")
@@ -24,52 +22,10 @@ def device_of(model: nn.Module) -> torch.device:
     return next(devices, torch.device("cpu"))
 
 
-def check_one_device(name: str, model: nn.Module) -> None:
-    """Raise ``ModelError`` for a model with layers on several devices."""
-    devices = sorted({str(weight.device) for weight in model.parameters() if weight.device.type != "meta"})
-    if len(devices) > 1:
-        raise ModelError(
-            f"{name} is split over {', '.join(devices)}, but a position head needs its first and last layer on one "
-            "device; load it onto one device (layers may be offloaded to the CPU or to disk)"
-        )
-
-
 def use_mask_attention(model: PreTrainedModel) -> None:
     """Switch the model to sdpa attention, unless its current attention implementation accepts any mask."""
     if model.config.get_text_config()._attn_implementation not in ATTENTIONS_WITH_MASK:
         model.set_attn_implementation("sdpa")
-
-
-def active_module(module: Any) -> Any:
-    """Return the module, or the copy that active PEFT adapters train instead of it (``modules_to_save``)."""
-    adapter_copies = getattr(module, "modules_to_save", None)
-    if adapter_copies is None:
-        return module
-    return module.original_module if module.disable_adapters else adapter_copies[module.active_adapters[0]]
-
-
-class InputCapture:
-    """Forward pre-hook that stores the first argument of a module."""
-
-    def __init__(self) -> None:
-        self.value: Tensor | None = None
-        self.module: nn.Module | None = None
-
-    def attach(self, module: nn.Module) -> None:
-        """Register the hook, unless this module already has it. Adapters may replace a module."""
-        if self.module is not module:
-            module.register_forward_pre_hook(self)
-            self.module = module
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        """Store the first argument of the call."""
-        self.value = args[0]
-
-    def take(self) -> Tensor:
-        """Return the stored argument and clear it."""
-        value, self.value = self.value, None
-        assert value is not None
-        return value
 
 
 class PrecisionMixin(nn.Module):
@@ -93,57 +49,6 @@ class PrecisionMixin(nn.Module):
             if module is not None and recurse:
                 module._apply(move_to_device)
         return self
-
-
-class Segment(nn.Module):
-    """Learned vector of d_model numbers that is added to the embeddings of response tokens."""
-
-    def __init__(self, d_model: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(d_model))
-
-    def forward(self, embeddings: Tensor, is_prompt: Tensor) -> Tensor:
-        """Return ``embeddings``, with the learned vector added to the tokens outside the prompt."""
-        return embeddings + (~is_prompt)[..., None] * self.weight
-
-
-class EmbeddingMixin(nn.Module):
-    """Mixin with the embeddings and the output layer of the wrapped model, ``self.model``."""
-
-    config: Any
-    model: PreTrainedModel
-    segment: Segment | None
-
-    def get_input_embeddings(self) -> nn.Module:
-        """Return the embeddings of the wrapped model."""
-        embeddings: nn.Module = self.model.get_input_embeddings()
-        return embeddings
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        """Replace the embeddings of the wrapped model."""
-        self.model.set_input_embeddings(value)
-
-    def get_output_embeddings(self) -> nn.Module:
-        """Return the output layer of the wrapped model."""
-        output_layer: nn.Module = self.model.get_output_embeddings()
-        return output_layer
-
-    def set_output_embeddings(self, value: nn.Module) -> None:
-        """Replace the output layer of the wrapped model."""
-        self.model.set_output_embeddings(value)
-
-    def _embed(self, tokens: Tensor, is_prompt: Tensor) -> Float[Tensor, "batch new d_model"]:
-        embeddings: Tensor = self.get_input_embeddings()(tokens)
-        return embeddings if self.segment is None else self.segment(embeddings, is_prompt)
-
-    def _embed_for_head(self, tokens: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch seq d_model"]:
-        embeddings: Tensor = self.get_input_embeddings()(tokens)
-        return embeddings.float()
-
-    def _embed_next(self, tokens: Int[Tensor, "batch query"]) -> Float[Tensor, "batch query d_model"]:
-        """Return embeddings of the tokens whose IDs a head predicts; zeros if ``condition_on_token`` is False."""
-        embeddings = self._embed_for_head(tokens)
-        return embeddings if self.config.condition_on_token else torch.zeros_like(embeddings)
 
 
 def log_length_attention(

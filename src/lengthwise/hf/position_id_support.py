@@ -9,13 +9,18 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from lengthwise.core.errors import LengthwiseError, ModelError, SettingError
 from lengthwise.core.type_checks import check_arguments
-from lengthwise.hf.causal_lm import CausalLM
-from lengthwise.hf.compatibility import FULL_ATTENTION, WINDOWED_ATTENTION, full_attention_advice, narrowest_window
+from lengthwise.evaluation.language_model import CALL_ERRORS, check_exactness, first_line
+from lengthwise.hf.causal_lm import (
+    FULL_ATTENTION,
+    WINDOWED_ATTENTION,
+    CausalLM,
+    full_attention_advice,
+    narrowest_window,
+)
 from lengthwise.hf.id_generation import IDGenerationMixin
 from lengthwise.hf.model_parts import (
     ATTENTIONS_WITH_MASK,
     LOG_LENGTH_ATTENTION,
-    check_one_device,
     count_scaled_layers,
     device_of,
     use_mask_attention,
@@ -37,7 +42,12 @@ def check_position_id_support(model: PreTrainedModel) -> None:
     _check_class(model)
     config = model.config.get_text_config()
     name = _model_name(config)
-    check_one_device(name, model)
+    devices = sorted({str(weight.device) for weight in model.parameters() if weight.device.type != "meta"})
+    if len(devices) > 1:
+        raise ModelError(
+            f"{name} is split over {', '.join(devices)}, but a position head needs its first and last layer on one "
+            "device; load it onto one device (layers may be offloaded to the CPU or to disk)"
+        )
     if window := narrowest_window(config):
         raise ModelError(
             f"{name} attends to the last {window} tokens by token index, regardless of their IDs; use full attention "
@@ -55,7 +65,7 @@ def check_position_id_support(model: PreTrainedModel) -> None:
             "mix different angles; use a model with default, linear, llama3 or yarn angles"
         )
     # A position head has the requirements of a study: hidden tokens, IDs with gaps, and an exact cache.
-    _call_and_restore(model, lambda: CausalLM(model, name))
+    _call_and_restore(model, lambda: check_exactness(CausalLM(model, name)))
     check_uses_position_ids(model)
 
 
@@ -93,13 +103,12 @@ def _call_and_restore(model: PreTrainedModel, function: Callable[[], Any]) -> An
     training_modes = [(submodule, submodule.training) for submodule in model.modules()]
     try:
         return function()
-    except (ValueError, TypeError, LookupError, AttributeError, RuntimeError, ArithmeticError) as error:
-        if isinstance(error, (LengthwiseError, torch.OutOfMemoryError)):
-            raise
-        first_line = str(error).strip().split("\n")[0][:160]
+    except (LengthwiseError, torch.OutOfMemoryError):
+        raise
+    except CALL_ERRORS as error:
         raise ModelError(
             f"{_model_name(config)} cannot be called with position IDs and a mask ({type(error).__name__}: "
-            f"{first_line}); use a model such as Llama, Qwen, OLMo or GPT-NeoX"
+            f"{first_line(error)}); use a model such as Llama, Qwen, OLMo or GPT-NeoX"
         ) from None
     finally:
         for submodule, was_training in training_modes:

@@ -1,27 +1,43 @@
 """Predictive position coupling for any causal `transformers` language model that accepts position IDs."""
 
-from typing import Any, ClassVar
+import inspect
+import math
+from dataclasses import fields
+from typing import Any, ClassVar, no_type_check
 
-from jaxtyping import Int, Shaped
+import torch
+from huggingface_hub.dataclasses import strict
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, Cache, GenerationMixin, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, Cache, GenerationMixin, PreTrainedConfig, PreTrainedModel
+from transformers.configuration_utils import SubConfigSpec
 from transformers.utils import can_return_tuple
 
-from lengthwise.core.errors import SettingError
-from lengthwise.hf import input_checks, model_parts
+from lengthwise.core.errors import ModelError, SettingError, unknown_name
+from lengthwise.core.type_checks import check_value
 from lengthwise.hf.id_generation import IDGenerationMixin
 from lengthwise.hf.joint_loss import (
-    HeadInputs,
+    PredictivePositionOutput,
     gather_prompts,
     head_precision,
-    joint_loss,
+    joint_output,
     position_loss,
-    shift_labels,
     token_loss,
 )
 from lengthwise.hf.model_card import ModelCardMixin
-from lengthwise.hf.model_inputs import build_attention_mask, build_prompt_mask, expand_ids, select_logits
-from lengthwise.hf.model_parts import LOG_LENGTH_ATTENTION, EmbeddingMixin, InputCapture, PrecisionMixin, Segment
+from lengthwise.hf.model_inputs import (
+    build_attention_mask,
+    build_prompt_mask,
+    check_all_ids,
+    check_is_tensor,
+    check_known_arguments,
+    check_labels,
+    check_no_embeddings,
+    check_range,
+    expand_ids,
+    select_logits,
+)
+from lengthwise.hf.model_parts import LOG_LENGTH_ATTENTION, PrecisionMixin, device_of, use_mask_attention
 from lengthwise.hf.position_cache import CachedTokens, PositionCache
 from lengthwise.hf.position_id_support import (
     check_length_scaling,
@@ -29,13 +45,172 @@ from lengthwise.hf.position_id_support import (
     check_position_id_support,
     check_position_table,
 )
-from lengthwise.hf.predictive_config import PredictivePositionConfig, PredictivePositionOutput, check_option_types
 from lengthwise.model.position_heads import POSITION_HEADS
 
+LENGTH_SCALINGS = ("none", "log")
+# Options of ``wrap``.
+OPTIONS = (
+    *("head", "num_position_ids", "segments", "length_scaling", "log_length_from"),
+    *("condition_on_token", "id_weight", "count_prompt_from"),
+)
+# Arguments that `transformers` passes to a configuration in addition to its fields.
+EXTRA_ARGUMENTS = {
+    "model_type",
+    "attn_implementation",
+    "experts_implementation",
+    "name_or_path",
+    "torch_dtype",
+    "use_cache",
+}
 
-class PredictivePositionModel(
-    ModelCardMixin, PrecisionMixin, IDGenerationMixin, EmbeddingMixin, PreTrainedModel, GenerationMixin
-):
+
+# The class accepts all entries of a saved configuration, including entries that are not fields.
+@no_type_check
+@strict
+class PredictivePositionConfig(PreTrainedConfig):
+    """Configuration of `PredictivePositionModel`: the wrapped model's configuration (``text_config``) and options.
+
+    - ``head``: position head: ``pointer``, ``wide_pointer``, ``rank``, ``increment``, ``search``, ``class``, or None to
+      predict no IDs.
+    - ``num_position_ids``: upper bound (exclusive) of the position IDs, also named ``max_position_embeddings``.
+    - ``segments``: add a learned vector to the embeddings of response tokens.
+    - ``length_scaling``: "none", or "log" to scale the attention scores by the logarithm of the number of visible
+      tokens. ``log_length_from`` is the largest number of tokens without scaling; pretrained weights need it.
+    - ``condition_on_token``: predict the ID of a token from the embedding of this token too.
+    - ``id_weight``: weight of the ID loss. If a trainer passes the number of token labels in a step, both losses are
+      divided by this number, so the ID loss counts less if a step has fewer ID labels than token labels.
+    - ``count_prompt_from``: first default prompt ID. Without ``position_ids``, prompt IDs are consecutive from this ID.
+      With None, a model with a head requires ``position_ids``, and a model without a head counts from 0.
+    """
+
+    model_type = "predictive_position"
+    attribute_map: ClassVar = {"max_position_embeddings": "num_position_ids"}
+    sub_configs_defaults: ClassVar = {"text_config": SubConfigSpec(config_class=AutoConfig, model_type="llama")}
+    keys_to_ignore_at_inference: ClassVar = ["past_key_values", "token_loss", "position_loss", "predicted_position_ids"]
+
+    text_config: dict[str, Any] | PreTrainedConfig | None = None
+    head: str | None = "pointer"
+    num_position_ids: int = 2048
+    segments: bool = False
+    length_scaling: str = "none"
+    log_length_from: int | None = None
+    condition_on_token: bool = True
+    id_weight: float = 1.0
+    count_prompt_from: int | None = None
+    tie_word_embeddings: bool = False
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    pad_token_id: int | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if unknown := sorted(kwargs.keys() - EXTRA_ARGUMENTS):
+            raise unknown_name("option", unknown[0], OPTIONS)
+        super().__post_init__(**kwargs)
+        text_config = self.text_config
+        assert isinstance(text_config, PreTrainedConfig)
+        self.tie_word_embeddings = bool(getattr(text_config, "tie_word_embeddings", False))
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+            if getattr(self, name) is None:
+                setattr(self, name, getattr(text_config, name, None))
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """Create a configuration from a dictionary. Raises ``ModelError`` for a dictionary of another model type."""
+        model_type = config_dict.get("model_type", cls.model_type)
+        if model_type != cls.model_type:
+            raise ModelError(
+                f"the saved model has the type {model_type}, not {cls.model_type}; load it with AutoModelForCausalLM, "
+                "then pass it to PredictivePositionModel.wrap"
+            )
+        # Keep the attributes that a trainer added to the configuration, as `transformers` does.
+        known_keys = {config_field.name for config_field in fields(cls)} | EXTRA_ARGUMENTS
+        result = super().from_dict({name: value for name, value in config_dict.items() if name in known_keys}, **kwargs)
+        config = result[0] if isinstance(result, tuple) else result
+        for name in sorted(config_dict.keys() - known_keys):
+            setattr(config, name, config_dict[name])
+        return result
+
+    @property
+    def predicts_ids(self) -> bool:
+        """True if the model has a position head."""
+        return self.head is not None
+
+    @property
+    def first_default_prompt_id(self) -> int | None:
+        """First default prompt ID, or None if the caller must pass the prompt IDs."""
+        if self.count_prompt_from is None and self.head is None:
+            return 0
+        return self.count_prompt_from
+
+    def check_options(self) -> None:
+        """Raise ``SettingError`` for invalid options, and for options that other options make useless."""
+        if self.head is not None and self.head not in POSITION_HEADS:
+            raise unknown_name("head", self.head, POSITION_HEADS)
+        if self.length_scaling not in LENGTH_SCALINGS:
+            raise unknown_name("length_scaling", self.length_scaling, LENGTH_SCALINGS)
+        if self.log_length_from is not None and (self.length_scaling == "none" or self.log_length_from < 1):
+            raise SettingError(
+                f"invalid log_length_from {self.log_length_from} with length_scaling={self.length_scaling!r}; use a "
+                "positive number of tokens with length_scaling='log'"
+            )
+        if self.num_position_ids < 1:
+            raise SettingError(f"invalid num_position_ids {self.num_position_ids}; use at least 1")
+        if not (math.isfinite(self.id_weight) and self.id_weight >= 0):
+            raise SettingError(f"invalid id_weight {self.id_weight}; use a finite number, 0 or more")
+        if self.head is None and (self.id_weight != 1 or not self.condition_on_token):
+            raise SettingError(
+                "head=None predicts no IDs, so id_weight and condition_on_token have no effect; remove these options"
+            )
+        if self.count_prompt_from is not None and not 0 <= self.count_prompt_from < self.num_position_ids:
+            max_id = self.num_position_ids - 1
+            raise SettingError(f"invalid count_prompt_from {self.count_prompt_from}; use an ID from 0 to {max_id}")
+
+
+def _active_module(module: Any) -> Any:
+    """Return the module, or the copy that active PEFT adapters train instead of it (``modules_to_save``)."""
+    adapter_copies = getattr(module, "modules_to_save", None)
+    if adapter_copies is None:
+        return module
+    return module.original_module if module.disable_adapters else adapter_copies[module.active_adapters[0]]
+
+
+class _InputCapture:
+    """Forward pre-hook that stores the first argument of a module."""
+
+    def __init__(self) -> None:
+        self.value: Tensor | None = None
+        self.module: nn.Module | None = None
+
+    def attach(self, module: nn.Module) -> None:
+        """Register the hook, unless this module already has it. Adapters may replace a module."""
+        if self.module is not module:
+            module.register_forward_pre_hook(self)
+            self.module = module
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """Store the first argument of the call."""
+        self.value = args[0]
+
+    def take(self) -> Tensor:
+        """Return the stored argument and clear it."""
+        value, self.value = self.value, None
+        assert value is not None
+        return value
+
+
+class _Segment(nn.Module):
+    """Learned vector of d_model numbers that is added to the embeddings of response tokens."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(d_model))
+
+    def forward(self, embeddings: Tensor, is_prompt: Tensor) -> Tensor:
+        """Return ``embeddings``, with the learned vector added to the tokens outside the prompt."""
+        return embeddings + (~is_prompt)[..., None] * self.weight
+
+
+class PredictivePositionModel(ModelCardMixin, PrecisionMixin, IDGenerationMixin, PreTrainedModel, GenerationMixin):
     """Causal language model that also predicts the position ID of each generated token (PPC, predictive coupling).
 
     ``wrap`` adds a position head to a model; ``from_pretrained`` loads a saved model. The attention mask depends on
@@ -61,13 +236,13 @@ class PredictivePositionModel(
         d_model = text_config.hidden_size
         head, num_ids = config.head, config.num_position_ids
         self.position_head = None if head is None else POSITION_HEADS[head](d_model, num_ids)
-        self.segment = Segment(d_model) if config.segments else None
+        self.segment = _Segment(d_model) if config.segments else None
         if config.length_scaling == "log":
             text_config.log_length_from = config.log_length_from
             self.model.set_attn_implementation(LOG_LENGTH_ATTENTION)
         else:
-            model_parts.use_mask_attention(self.model)
-        self._output_layer_input = InputCapture()
+            use_mask_attention(self.model)
+        self._output_layer_input = _InputCapture()
         if model is not None:
             # Prevent `transformers` from initializing the weights of the model again.
             for module_or_parameter in (*model.modules(), *model.parameters()):
@@ -104,7 +279,9 @@ class PredictivePositionModel(
             "id_weight": id_weight,
             "count_prompt_from": count_prompt_from,
         }
-        check_option_types(options)
+        parameters = inspect.signature(cls.wrap).parameters
+        for name, value in options.items():
+            check_value(name, value, parameters[name].annotation)
         if length_scaling == "log":
             check_log_length_from(model, log_length_from)
         check_position_id_support(model)
@@ -123,7 +300,7 @@ class PredictivePositionModel(
             check_length_scaling(model, attention_name)
         wrapper.generation_config = model.generation_config
         # Move only the new modules; the model keeps its device and precision.
-        device = model_parts.device_of(model)
+        device = device_of(model)
         if wrapper.position_head is not None:
             wrapper.position_head.to(device)
         if wrapper.segment is not None:
@@ -155,13 +332,15 @@ class PredictivePositionModel(
         ``prompt_mask`` marks the tokens from which heads choose IDs. It defaults to the tokens before the first label,
         or, without labels, to all tokens of a call without cached tokens.
         """
-        input_checks.check_no_embeddings(inputs_embeds)
-        self._check_call(labels, position_labels, kwargs)
+        check_no_embeddings(inputs_embeds)
+        self._check_call(kwargs)
+        head = _active_module(self.position_head)
+        check_labels(head, self.num_position_heads, labels, position_labels, is_training=self.training)
         cache = self.open_cache(past_key_values, use_cache)
         position_ids = self._resolve_position_ids(input_ids, attention_mask, position_ids, cache, sequence_ids)
         num_ids = 0 if position_ids is None else position_ids.shape[1]
         if position_ids is None or num_ids < input_ids.shape[1]:
-            input_checks.check_all_ids(num_ids, input_ids, labels, position_labels, sequence_ids)
+            check_all_ids(num_ids, input_ids, labels, position_labels, sequence_ids)
             output = self.forward_token_by_token(input_ids, attention_mask, position_ids, cache, prompt_mask, **kwargs)
             output.logits = select_logits(output.logits, logits_to_keep)
             return output
@@ -187,23 +366,30 @@ class PredictivePositionModel(
             cache.append(CachedTokens(input_ids, position_ids, is_prompt, hidden.detach(), extends_prompt=has_prompt))
         loss_of_tokens = loss_of_ids = None
         if labels is not None:
-            loss_of_tokens = token_loss(output.logits, shift_labels(labels, sequence_ids), num_items_in_batch)
-        if position_labels is not None and self.position_head is not None:
-            head_inputs = HeadInputs(hidden, input_ids, position_ids, is_prompt, position_labels)
-            head_inputs = head_inputs if sequence_ids is None else head_inputs.unpack(sequence_ids)
-            head = model_parts.active_module(self.position_head)
-            loss_of_ids = position_loss(head, self._embed_for_head, self._embed_next, head_inputs, num_items_in_batch)
+            loss_of_tokens = token_loss(output.logits, labels, num_items_in_batch, sequence_ids)
+        if position_labels is not None and head is not None:
+            loss_of_ids = position_loss(
+                head,
+                self._embed_for_head,
+                self._embed_next,
+                hidden,
+                input_ids,
+                position_ids,
+                is_prompt,
+                position_labels,
+                num_items_in_batch,
+                sequence_ids,
+            )
         selects = selects_after_forward and labels is None
         logits = select_logits(output.logits, logits_to_keep) if selects else output.logits
-        return PredictivePositionOutput(
-            loss=joint_loss(loss_of_tokens, loss_of_ids, self.config.id_weight),
+        return joint_output(
+            loss_of_tokens,
+            loss_of_ids,
+            self.config.id_weight,
             logits=logits,
             past_key_values=cache,
             hidden_states=output.hidden_states,
             attentions=output.attentions,
-            token_loss=loss_of_tokens,
-            position_loss=None if loss_of_ids is None else loss_of_ids.loss,
-            predicted_position_ids=loss_of_ids.predicted_ids if loss_of_ids and sequence_ids is None else None,
         )
 
     @property
@@ -220,11 +406,9 @@ class PredictivePositionModel(
         if self.position_head is None:
             # Padding after the end of a sequence needs an ID, but this ID has no effect.
             pad_token = self.generation_config.pad_token_id
-            input_checks.check_range(
-                last_ids + 1 if pad_token is None else (last_ids + 1)[tokens != pad_token], max_id + 1
-            )
+            check_range(last_ids + 1 if pad_token is None else (last_ids + 1)[tokens != pad_token], max_id + 1)
             return (last_ids + 1).clamp(max=max_id)
-        head = model_parts.active_module(self.position_head)
+        head = _active_module(self.position_head)
         hidden = past_key_values.last_hidden().float()
         with head_precision(head, hidden.device):
             if past_key_values.prompts is None:
@@ -256,33 +440,35 @@ class PredictivePositionModel(
     ) -> Int[Tensor, "batch ids"] | None:
         """Return the position IDs of each sequence. Without a head, a call with an empty cache has default IDs."""
         is_first_call = cache is None or not cache.has_tokens
-        input_checks.check_is_tensor(position_ids)
+        check_is_tensor(position_ids)
         if position_ids is not None:
             if position_ids.is_floating_point():
                 raise SettingError(f"position_ids have the type {position_ids.dtype}; use an integer type")
             position_ids = expand_ids(position_ids, len(tokens))
-            input_checks.check_num_ids(position_ids.shape[-1], tokens)
+            if (num_ids := position_ids.shape[-1]) > tokens.shape[1]:
+                raise SettingError(
+                    f"position_ids has {num_ids} IDs for {tokens.shape[1]} tokens; pass one ID per token"
+                )
         elif self.position_head is None and sequence_ids is None and is_first_call:
             position_ids = self.default_prompt_ids(tokens, attention_mask)
         # A single ID after a cache is usually predicted; checking it would slow down generation.
         if position_ids is not None and (is_first_call or position_ids.shape[1] > 1):
-            input_checks.check_range(position_ids, self.config.num_position_ids)
+            check_range(position_ids, self.config.num_position_ids)
         return position_ids
 
-    def _check_call(self, labels: Tensor | None, position_labels: Tensor | None, kwargs: dict[str, Any]) -> None:
-        input_checks.check_no_replica(self)
-        input_checks.check_known_arguments(kwargs, self.model)
-        input_checks.check_log_attention(
-            self.config.length_scaling, self.model.config.get_text_config()._attn_implementation
-        )
-        input_checks.check_has_head(self.num_position_heads, position_labels)
-        if not self.training:
-            return
-        head = model_parts.active_module(self.position_head)
-        input_checks.check_id_training(head, labels, position_labels)
-        if position_labels is not None:
-            input_checks.check_token_labels(labels)
-            input_checks.warn_frozen_head(head)
+    def _check_call(self, kwargs: dict[str, Any]) -> None:
+        if getattr(self, "_is_replica", False):
+            raise SettingError(
+                "torch.nn.DataParallel is not supported, because its copies share state; start one process per device "
+                "(torchrun, or accelerate launch), or make one device visible"
+            )
+        check_known_arguments(kwargs, self.model)
+        attention = self.model.config.get_text_config()._attn_implementation
+        if self.config.length_scaling == "log" and attention != LOG_LENGTH_ATTENTION:
+            raise SettingError(
+                f"the wrapped model uses the attention {attention}, which disables length_scaling='log'; call "
+                f"model.model.set_attn_implementation({LOG_LENGTH_ATTENTION!r})"
+            )
 
     def set_attn_implementation(self, attn_implementation: Any, *args: Any, **kwargs: Any) -> None:
         """Set the attention implementation. Raises ``SettingError`` if it ignores ``length_scaling="log"``."""
@@ -291,3 +477,25 @@ class PredictivePositionModel(
                 f"attention {attn_implementation} would disable length_scaling='log'; wrap with length_scaling='none'"
             )
         super().set_attn_implementation(attn_implementation, *args, **kwargs)
+
+    def get_output_embeddings(self) -> nn.Module:
+        """Return the output layer of the wrapped model."""
+        output_layer: nn.Module = self.model.get_output_embeddings()
+        return output_layer
+
+    def set_output_embeddings(self, value: nn.Module) -> None:
+        """Replace the output layer of the wrapped model."""
+        self.model.set_output_embeddings(value)
+
+    def _embed(self, tokens: Tensor, is_prompt: Tensor) -> Float[Tensor, "batch new d_model"]:
+        embeddings: Tensor = self.get_input_embeddings()(tokens)
+        return embeddings if self.segment is None else self.segment(embeddings, is_prompt)
+
+    def _embed_for_head(self, tokens: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch seq d_model"]:
+        embeddings: Tensor = self.get_input_embeddings()(tokens)
+        return embeddings.float()
+
+    def _embed_next(self, tokens: Int[Tensor, "batch query"]) -> Float[Tensor, "batch query d_model"]:
+        """Return embeddings of the tokens whose IDs a head predicts; zeros if ``condition_on_token`` is False."""
+        embeddings = self._embed_for_head(tokens)
+        return embeddings if self.config.condition_on_token else torch.zeros_like(embeddings)

@@ -6,12 +6,9 @@ from typing import Any
 from lengthwise.core.defaults import FAR_TOKENS
 from lengthwise.core.errors import SettingError, unknown_name
 from lengthwise.core.type_checks import check_types
-from lengthwise.influence.measures.greedy import Greedy
-from lengthwise.influence.measures.measure import InfluenceMeasure
-from lengthwise.influence.placebo import ELSEWHERE_SOURCE, OTHER_SOURCE
-from lengthwise.influence.probing.hidden_context import MODES
-from lengthwise.influence.probing.subset_scoring import OBJECTIVES
-from lengthwise.influence.targets import GapRule
+from lengthwise.influence.hidden_context import MODES
+from lengthwise.influence.measures import OBJECTIVES, Greedy, InfluenceMeasure
+from lengthwise.influence.targets import ELSEWHERE_SOURCE, OTHER_SOURCE, GapRule
 
 # Controls: random own tokens, and the same search among far tokens of another text or from elsewhere in the text.
 CONTROL_SELECTIONS = ("random", OTHER_SOURCE, ELSEWHERE_SOURCE)

@@ -1,4 +1,7 @@
-"""Influence study that measures targets of a model on texts and writes one row per target to a folder."""
+"""Influence study that measures targets of a model on texts and writes one row per target to a folder.
+
+n processes can divide a study: process i measures every n-th block, and the last process joins the parts.
+"""
 
 import hashlib
 import json
@@ -6,29 +9,33 @@ import os
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from lengthwise.core.errors import RunFolderError, SettingError, SkippedTextWarning, UntrainedDistanceWarning
-from lengthwise.core.files import StrPath
+from lengthwise.core.files import StrPath, read_file, write_atomically
 from lengthwise.core.folder_lock import exclusive_lock
 from lengthwise.core.type_checks import check_arguments, check_types, is_instance
-from lengthwise.experiments.run_folder import STUDY_FOLDER, claim_folder, read_description
-from lengthwise.influence.duration_estimate import estimate_seconds
+from lengthwise.evaluation.language_model import NextTokenModel, TextCodec
+from lengthwise.experiments.run_folder import STUDY_FOLDER, claim_folder
+from lengthwise.influence.exactness_checks import check_study
 from lengthwise.influence.measures import AttentionWeight, Gradient, Screened
-from lengthwise.influence.probing.exactness_checks import check_study
-from lengthwise.influence.probing.model_wrapping import StopRequestedError, stop_before_passes
-from lengthwise.influence.probing.next_token_model import NextTokenModel
-from lengthwise.influence.row_blocks import append_block, complete_blocks, truncate_to
 from lengthwise.influence.settings import InfluenceSettings
-from lengthwise.influence.target_evaluator import TargetEvaluator
+from lengthwise.influence.target_evaluator import (
+    StopRequestedError,
+    TargetEvaluator,
+    estimate_seconds,
+    stop_before_passes,
+)
 from lengthwise.influence.targets import Target, sample_targets, split_texts
-from lengthwise.influence.text_codec import TextCodec
 from lengthwise.tasks import TokenizedDocument
 
+# Rows of a study in blocks, and a digest for each block.
+ROWS_FILE, DIGESTS_FILE = "influence.jsonl", "influence.sha256"
 SUMMARY_FILE = "summary.json"
-# Version of the row format. A study can only be resumed with the version that started it.
+# Version of the row format, a part of the description of a study.
 VERSION = 2
 
 
@@ -139,7 +146,6 @@ def measure_influence(
         settings=settings,
         token_text=study.codec.token_text,
         start=study.codec.start,
-        labels={"model": study.model.name},
     )
     evaluator.placebo_sampler.check_other_documents(targets)
     try:
@@ -153,7 +159,6 @@ def measure_influence(
     except StopRequestedError:
         return False
     with exclusive_lock(out):
-        _check_version(out, resume=resume)
         study.claim(out, resume=resume)
         blocks = {start: targets[start : start + settings.block] for start in study.block_starts(len(targets))}
         total_targets = sum(map(len, blocks.values()))
@@ -199,16 +204,6 @@ def _find_copies(texts: Sequence[TokenizedDocument]) -> dict[str, str]:
     return copies
 
 
-def _check_version(out: Path, *, resume: bool) -> None:
-    if resume and (out / STUDY_FOLDER.file).is_file():
-        version = read_description(out, STUDY_FOLDER).get("version", 1)
-        if version != VERSION:
-            raise RunFolderError(
-                f"{out} contains rows of format version {version}, but this release writes version {VERSION}; "
-                "choose another --out"
-            )
-
-
 def _resolve_model_path(study: dict[str, Any]) -> dict[str, Any]:
     """Resolve the path of the model, so that two spellings of the same path are equal."""
     model = study.get("model")
@@ -223,3 +218,115 @@ def _digest_texts(texts: Sequence[TokenizedDocument]) -> dict[str, Any]:
     for text in texts:
         digest.update(text.name.encode() + b"\0" + text.tokens.astype("<i8").tobytes())
     return {"documents": len(texts), "tokens": sum(len(text.tokens) for text in texts), "sha256": digest.hexdigest()}
+
+
+def parse_part(text: str) -> tuple[int, int]:
+    """Parse a part such as ``2/4``, the second of four parts. Raises ``SettingError`` for any other format."""
+    index, separator, num_parts = text.partition("/")
+    if not (separator and all(digits.isascii() and digits.isdigit() for digits in (index, num_parts))):
+        raise SettingError(f"invalid --part {text}; write, for example, 2/4 for the second of four parts")
+    return int(index), int(num_parts)
+
+
+def part_folder(out: Path, part: tuple[int, int]) -> Path:
+    """Return the folder of a part, which is ``out`` if the study has only one part."""
+    return out if part == (1, 1) else out / f"part-{part[0]}-of-{part[1]}"
+
+
+def check_parts(study: InfluenceStudy, out: Path) -> None:
+    """Raise ``RunFolderError`` if ``out`` contains parts of another study.
+
+    Call this function before the measurement. ``join_parts`` checks parts that other processes add later.
+    """
+    num_parts = study.part[1]
+    if num_parts == 1:
+        return
+    for part in ((1, 1), *((index, num_parts) for index in range(1, num_parts + 1) if index != study.part[0])):
+        folder = part_folder(out, part)
+        if (folder / STUDY_FOLDER.file).is_file():
+            replace(study, part=part).claim(folder, resume=True)
+
+
+def join_parts(study: InfluenceStudy, out: Path) -> list[int]:
+    """If all parts are complete, write their rows to one file, in the order of targets.
+
+    Return the indexes of incomplete parts (from 1). Raises ``RunFolderError`` if a part belongs to another study.
+    """
+    num_parts, num_targets = study.part[1], len(study.targets(study.pieces()))
+    blocks_by_start: dict[int, bytes] = {}
+    incomplete_parts = []
+    with exclusive_lock(out, wait=True):
+        for index in range(1, num_parts + 1):
+            part_study = replace(study, part=(index, num_parts))
+            folder, block_starts = part_folder(out, part_study.part), part_study.block_starts(num_targets)
+            num_rows = sum(min(study.settings.block, num_targets - block_start) for block_start in block_starts)
+            blocks = complete_blocks(folder, study.settings.block, num_rows)
+            if len(blocks) < len(block_starts):
+                incomplete_parts.append(index)
+                continue
+            if (folder / STUDY_FOLDER.file).is_file():
+                part_study.claim(folder, resume=True)
+            blocks_by_start |= dict(zip(block_starts, blocks, strict=True))
+        if not incomplete_parts:
+            replace(study, part=(1, 1)).claim(out, resume=True)
+            sorted_blocks = [blocks_by_start[block_start] for block_start in sorted(blocks_by_start)]
+            write_atomically(out / ROWS_FILE, b"".join(sorted_blocks))
+            write_atomically(out / DIGESTS_FILE, digest_lines(sorted_blocks))
+    return incomplete_parts
+
+
+def append_block(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Append the rows of a block, then their digest. If the process is killed in between, the rows have no digest."""
+    content = b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+    for name, data in ((ROWS_FILE, content), (DIGESTS_FILE, _digest_line(content))):
+        with (folder / name).open("ab") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def complete_blocks(folder: Path, size: int, num_rows: int) -> list[bytes]:
+    """Return the complete blocks of ``size`` rows. The last of ``num_rows`` rows may form a smaller block.
+
+    The incomplete last block of an interrupted study is omitted. Raises ``RunFolderError`` if rows do not match their
+    digests.
+    """
+    blocks: list[bytes] = []
+    digests = _read_bytes(folder / DIGESTS_FILE).splitlines(keepends=True)
+    remaining_rows = iter(_read_bytes(folder / ROWS_FILE).splitlines(keepends=True))
+    for digest in digests if digests and digests[-1].endswith(b"\n") else digests[:-1]:
+        block = list(islice(remaining_rows, size))
+        blocks.append(b"".join(block))
+        is_complete = len(block) == size or (len(blocks) - 1) * size + len(block) == num_rows
+        if not is_complete or _digest_line(blocks[-1]) != digest:
+            raise _mismatch_error(folder, len(blocks))
+    if sum(row_line.endswith(b"\n") for row_line in remaining_rows) > size:
+        raise _mismatch_error(folder, len(blocks) + 2)
+    return blocks
+
+
+def truncate_to(folder: Path, blocks: Sequence[bytes]) -> None:
+    """Remove everything after the complete blocks from both files."""
+    for name, num_bytes in ((ROWS_FILE, sum(map(len, blocks))), (DIGESTS_FILE, len(digest_lines(blocks)))):
+        if (folder / name).exists():
+            os.truncate(folder / name, num_bytes)
+
+
+def digest_lines(blocks: Sequence[bytes]) -> bytes:
+    """Return the content of the digest file for these blocks."""
+    return b"".join(map(_digest_line, blocks))
+
+
+def _digest_line(content: bytes) -> bytes:
+    return hashlib.sha256(content).hexdigest().encode() + b"\n"
+
+
+def _read_bytes(path: Path) -> bytes:
+    return read_file(path) if path.exists() else b""
+
+
+def _mismatch_error(folder: Path, block_number: int) -> RunFolderError:
+    return RunFolderError(
+        f"{folder / ROWS_FILE} was changed after it was written (block {block_number} does not match {DIGESTS_FILE}); "
+        "choose another --out"
+    )

@@ -1,32 +1,104 @@
 """Evaluator that predicts each target with all far tokens, then with only k selected far tokens."""
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from typing import Any
 
 import numpy as np
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from lengthwise.core.randomness import stream
-from lengthwise.influence.measures.measure import InfluenceMeasure, TokenRanking
-from lengthwise.influence.measures.random_choice import RandomChoice
-from lengthwise.influence.placebo import ELSEWHERE_SOURCE, OTHER_SOURCE, PlaceboSampler
-from lengthwise.influence.probing.hidden_context import VisibilityMask, WindowEvaluator, strict_log_probs
-from lengthwise.influence.probing.model_wrapping import TokenCounter
-from lengthwise.influence.probing.next_token_model import NextTokenModel
-from lengthwise.influence.probing.subset_scoring import Divergence, Objective, SubsetScorer, TargetLoss
-from lengthwise.influence.probing.window import Window
+from lengthwise.evaluation.language_model import NextTokenModel
+from lengthwise.influence.hidden_context import VisibilityMask, Window, WindowEvaluator, strict_log_probs
+from lengthwise.influence.measures import (
+    Divergence,
+    InfluenceMeasure,
+    Objective,
+    RandomChoice,
+    SubsetScorer,
+    TargetLoss,
+    TokenRanking,
+)
 from lengthwise.influence.settings import InfluenceSettings
-from lengthwise.influence.targets import Target
+from lengthwise.influence.targets import ELSEWHERE_SOURCE, OTHER_SOURCE, PlaceboSampler, Target
 from lengthwise.influence.token_kinds import NUM_NEIGHBORS, token_kinds
 from lengthwise.tasks import TokenizedDocument
 
+FORWARD_METHODS = (
+    "log_probs",
+    "losses",
+    "plain_log_probs",
+    "prefill",
+    "log_probs_with_mask",
+    "gate_gradient",
+    "attention_weights",
+)
+# Cost of a forward and backward pass, in units of a forward pass.
+BACKWARD_COST = 3
+# Number of queries that measure the speed of a model.
+NUM_TIMED_QUERIES = 64
 # Number of decimal digits of a saved loss, the resolution of float32.
 NUM_LOSS_DIGITS = 6
 LogProbs = Float[Tensor, " vocab"]
+
+
+class StopRequestedError(Exception):
+    """Exception that ends a study before a forward pass, at the user's request."""
+
+
+def stop_before_passes(model: NextTokenModel, stop: Callable[[], bool]) -> NextTokenModel:
+    """Return a copy of the model that raises ``StopRequestedError`` before a forward pass if ``stop()`` is True."""
+
+    def add_stop_check(method: Callable[..., Any]) -> Callable[..., Any]:
+        def run_unless_stopped(*inputs: Any, **more_inputs: Any) -> Any:
+            if stop():
+                raise StopRequestedError
+            return method(*inputs, **more_inputs)
+
+        return run_unless_stopped
+
+    return _replace_methods(model, {name: add_stop_check(getattr(model, name)) for name in FORWARD_METHODS})
+
+
+class TokenCounter:
+    """Counter of the tokens that a model would read.
+
+    ``model`` is a copy of the model that counts tokens and returns uniform predictions without a forward pass.
+    """
+
+    def __init__(self, model: NextTokenModel) -> None:
+        self.num_tokens, self.vocabulary_size = 0, model.vocabulary_size
+        methods: dict[str, Callable[..., Any]] = {
+            "log_probs": lambda tokens, ids, states=None: self._uniform(tokens.numel(), len(tokens)),
+            "prefill": lambda tokens, ids, num_prefix: self._count(len(tokens), num_prefix),
+            "log_probs_with_mask": lambda states, near, ids, masks: self._uniform(len(near) * len(masks), len(masks)),
+            "gate_gradient": lambda states, near, ids, log_gates, objective: self._count(
+                BACKWARD_COST * len(near), torch.zeros(len(log_gates))
+            ),
+            "attention_weights": lambda states, near, ids: self._count(len(near), torch.full((states,), 1 / states)),
+        }
+        self.model = _replace_methods(model, methods)
+
+    def _count(self, num_tokens: int, result: Any) -> Any:
+        self.num_tokens += num_tokens
+        return result
+
+    def _uniform(self, num_tokens: int, num_predictions: int) -> Float[Tensor, "batch vocab"]:
+        uniform_log_prob = -torch.tensor(float(self.vocabulary_size)).log()
+        return self._count(num_tokens, uniform_log_prob.expand(num_predictions, self.vocabulary_size))
+
+
+def _replace_methods(model: NextTokenModel, methods: Mapping[str, Callable[..., Any]]) -> NextTokenModel:
+    new_model = copy(model)
+    for name, method in methods.items():
+        setattr(new_model, name, method)
+    return new_model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +143,7 @@ class Selection:
 class TargetEvaluator:
     """Evaluator that returns one result row per target. Rows do not depend on previous calls.
 
-    ``start`` contains the ID of the model's start token, or is empty. Every row contains the entries of ``labels``.
+    ``start`` contains the ID of the model's start token, or is empty.
     """
 
     model: NextTokenModel
@@ -79,7 +151,6 @@ class TargetEvaluator:
     settings: InfluenceSettings
     token_text: Callable[[int], str]
     start: tuple[int, ...] = ()
-    labels: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
     def placebo_sampler(self) -> PlaceboSampler:
@@ -150,7 +221,7 @@ class TargetEvaluator:
         clear_gains = {source: gap_rule.is_clear(loss_short, loss) for source, loss in losses.items()}
         clear_losses = {source: gap_rule.is_clear(loss, loss_short) for source, loss in losses.items()}
         return {
-            **self.labels,
+            "model": self.model.name,
             "document": target.text.name,
             "place": target.text.start_index + target.place,
             "target": window.target,
@@ -270,3 +341,25 @@ def _round(nats: float) -> float:
 
 def _loss(log_probs: LogProbs, window: Window) -> float:
     return float(-log_probs[window.target])
+
+
+def estimate_seconds(evaluator: TargetEvaluator, targets: Sequence[Target]) -> tuple[float, float]:
+    """Return the minimum and maximum duration of a study in seconds.
+
+    The study selects far tokens for a fraction ``background_fraction`` of the targets (minimum), or for all (maximum).
+    """
+    counter = TokenCounter(evaluator.model)
+    full_context_tokens, selection_tokens = replace(evaluator, model=counter.model).count_tokens(targets[0], counter)
+    seconds_per_token = len(targets) / _tokens_per_second(evaluator, targets[0])
+    min_tokens = full_context_tokens + evaluator.settings.background_fraction * selection_tokens
+    return min_tokens * seconds_per_token, (full_context_tokens + selection_tokens) * seconds_per_token
+
+
+def _tokens_per_second(evaluator: TargetEvaluator, target: Target) -> float:
+    """Measure the tokens per second of the model on queries with all far tokens hidden."""
+    settings = evaluator.settings
+    window = target.window(settings.near, settings.far, evaluator.start, settings.sink)
+    start_time = time.perf_counter()
+    for _ in strict_log_probs(evaluator.model, [(window, window.visibility_mask([]))] * NUM_TIMED_QUERIES):
+        pass
+    return NUM_TIMED_QUERIES * (len(window.start) + settings.near) / (time.perf_counter() - start_time)

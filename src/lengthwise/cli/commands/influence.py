@@ -105,8 +105,7 @@ def influence(
     from lengthwise.influence.report.scale_figure import draw_scale
     from lengthwise.influence.report.study_report import PAGE_FILE
     from lengthwise.influence.settings import InfluenceSettings
-    from lengthwise.influence.study import InfluenceStudy
-    from lengthwise.influence.study_shards import parse_part
+    from lengthwise.influence.study import InfluenceStudy, parse_part
 
     settings = InfluenceSettings(
         near=near,

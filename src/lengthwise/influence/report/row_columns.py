@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from lengthwise.core.errors import SettingError
-from lengthwise.influence.placebo import ELSEWHERE_SOURCE, OTHER_SOURCE
 from lengthwise.influence.report.distances import Distances
+from lengthwise.influence.targets import ELSEWHERE_SOURCE, OTHER_SOURCE
 
 # Keys of a selection that identify its group.
 GROUP_KEYS = ("mode", "knows", "from", "measure")

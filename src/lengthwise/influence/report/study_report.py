@@ -12,8 +12,7 @@ from lengthwise.core.type_checks import check_arguments
 from lengthwise.influence.report.page import render_page
 from lengthwise.influence.report.study_figures import draw_distances, draw_recovery
 from lengthwise.influence.report.summary import summarize
-from lengthwise.influence.row_blocks import ROWS_FILE
-from lengthwise.influence.study import SUMMARY_FILE, InfluenceStudy
+from lengthwise.influence.study import ROWS_FILE, SUMMARY_FILE, InfluenceStudy
 
 PAGE_FILE = "influence.html"
 # Numbers of texts on the page, of tokens per text, and of tokens after the last target, limited for browsers.

@@ -1,7 +1,8 @@
-"""Predictions with some of the far tokens hidden, computed in batches of queries."""
+"""Context of a target token, and predictions with some of its far tokens hidden, in batches of queries."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from math import ceil, sqrt
 from typing import Any
@@ -11,8 +12,46 @@ import torch
 from jaxtyping import Bool, Float, Int, Real
 from torch import Tensor
 
-from lengthwise.influence.probing.next_token_model import NextTokenModel
-from lengthwise.influence.probing.window import Window
+from lengthwise.evaluation.language_model import NextTokenModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """Context of one target. Hidden tokens do not change the position IDs of other tokens.
+
+    ``start`` contains the tokens before the far tokens, which are always visible: the start token of the model (if
+    any) and the sink tokens.
+    """
+
+    start: Int[np.ndarray, " start"]
+    far: Int[np.ndarray, " far"]
+    near: Int[np.ndarray, " near"]
+    target: int
+
+    @property
+    def num_far(self) -> int:
+        """Number of visible and hidden far tokens."""
+        return len(self.far)
+
+    @property
+    def tokens(self) -> Int[np.ndarray, " seq"]:
+        """All tokens of the context, in text order."""
+        return np.concatenate([self.start, self.far, self.near])
+
+    def expand(self, visibility_mask: Bool[np.ndarray, " far"]) -> Bool[np.ndarray, " seq"]:
+        """Extend a visibility mask of the far tokens to all tokens; start and near tokens are visible."""
+        return np.concatenate([np.ones(len(self.start), bool), visibility_mask, np.ones(len(self.near), bool)])
+
+    def visibility_mask(self, indices: Sequence[int]) -> Bool[np.ndarray, " far"]:
+        """Return a visibility mask of the far tokens, which is True at ``indices`` and False elsewhere."""
+        mask = np.zeros(self.num_far, bool)
+        mask[list(indices)] = True
+        return mask
+
+    def with_far(self, far: Int[np.ndarray, " far"]) -> "Window":
+        """Return a copy with other far tokens."""
+        return replace(self, far=far)
+
 
 # strict: the model reads only visible tokens. masked: it reads all tokens, but near tokens attend only to visible ones.
 MODES = ("strict", "masked")
@@ -46,13 +85,9 @@ class WindowEvaluator:
     def _masked_predictions(self, visibility_masks: Bool[np.ndarray, "queries far"]) -> Iterator[Predictions]:
         """Yield the predictions in masked mode: near tokens do not attend to hidden tokens, but far tokens do."""
         predict = partial(self.model.log_probs_with_mask, self.states, self.near, self.near_ids)
-        max_batch_size = batch_size(self.model, 2 * len(self.near))
         start_mask = np.ones((len(visibility_masks), len(self.window.start)), bool)
         masks = torch.from_numpy(np.concatenate([start_mask, visibility_masks], axis=1))
-        for batch_start in range(0, len(visibility_masks), max_batch_size):
-            batch = masks[batch_start : batch_start + max_batch_size]
-            queries = list(range(batch_start, batch_start + len(batch)))
-            yield from split_on_out_of_memory(queries, (batch,), predict)
+        yield from _predict(list(range(len(masks))), (masks,), predict, batch_size(self.model, 2 * len(self.near)))
 
     def _strict_predictions(self, visibility_masks: Bool[np.ndarray, "queries far"]) -> Iterator[Predictions]:
         """Yield the predictions of ``strict_log_probs``, up to twice as fast: queries share unhidden prefixes."""
@@ -80,15 +115,12 @@ class WindowEvaluator:
     ) -> Iterator[Predictions]:
         """Yield the predictions of queries that share a prefix and have ``length`` visible tokens after it."""
         states = self.model.prefill(self.tokens, self.position_ids, prefix)
-        predict = partial(self.model.log_probs_with_prefix, states)
+        predict = partial(self.model.log_probs, states=states)
         suffix_masks = torch.from_numpy(masks[queries, prefix:])
         tokens = torch.stack([self.tokens[prefix:][mask] for mask in suffix_masks])
         ids = torch.stack([self.position_ids[..., prefix:][..., mask] for mask in suffix_masks])
         # Each sequence attends to a copy of the states.
-        max_batch_size = batch_size(self.model, length + prefix // 8)
-        for batch_start in range(0, len(queries), max_batch_size):
-            batch = slice(batch_start, batch_start + max_batch_size)
-            yield from split_on_out_of_memory(queries[batch], (tokens[batch], ids[batch]), predict)
+        yield from _predict(queries, (tokens, ids), predict, batch_size(self.model, length + prefix // 8))
 
 
 def strict_log_probs(model: NextTokenModel, queries: Sequence[tuple[Window, VisibilityMask]]) -> Iterator[Predictions]:
@@ -105,7 +137,7 @@ def strict_log_probs(model: NextTokenModel, queries: Sequence[tuple[Window, Visi
         for batch_start in range(0, len(indices), max_batch_size):
             batch = indices[batch_start : batch_start + max_batch_size]
             tokens, ids = zip(*(_visible_tokens(model, *queries[index]) for index in batch), strict=True)
-            yield from split_on_out_of_memory(batch, (torch.stack(tokens), torch.stack(ids)), model.log_probs)
+            yield from _predict(batch, (torch.stack(tokens), torch.stack(ids)), model.log_probs, max_batch_size)
 
 
 def _visible_tokens(
@@ -122,19 +154,20 @@ def batch_size(model: NextTokenModel, length: int, num_predictions: int = 1) -> 
     return max(1, min(model.forward_tokens // length, max_log_probs // (num_predictions * model.vocabulary_size)))
 
 
-def split_on_out_of_memory(
-    indices: list[int], inputs: tuple[Tensor, ...], predict: Callable[..., Tensor]
+def _predict(
+    indices: list[int], inputs: tuple[Tensor, ...], predict: Callable[..., Tensor], max_batch_size: int
 ) -> Iterator[Predictions]:
-    """Yield the predictions for a batch. Split the batch in halves until it fits in memory."""
-    try:
-        log_probs = predict(*inputs)
-    except torch.OutOfMemoryError:
-        if len(indices) == 1:
-            raise
+    """Yield the predictions batch by batch. A batch that does not fit in memory is split in halves."""
+    for batch_start in range(0, len(indices), max_batch_size):
+        batch = slice(batch_start, batch_start + max_batch_size)
+        batch_indices, batch_inputs = indices[batch], tuple(tensor[batch] for tensor in inputs)
         log_probs = None
-    if log_probs is not None:
-        yield indices, log_probs
-        return
-    half_size = len(indices) // 2
-    for half_slice in (slice(None, half_size), slice(half_size, None)):
-        yield from split_on_out_of_memory(indices[half_slice], tuple(tensor[half_slice] for tensor in inputs), predict)
+        try:
+            log_probs = predict(*batch_inputs)
+        except torch.OutOfMemoryError:
+            if len(batch_indices) == 1:
+                raise
+        if log_probs is None:
+            yield from _predict(batch_indices, batch_inputs, predict, -(-len(batch_indices) // 2))
+        else:
+            yield batch_indices, log_probs

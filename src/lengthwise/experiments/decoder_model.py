@@ -1,8 +1,9 @@
-"""Adapter for the decoder of this package to the model interface of an influence study."""
+"""Decoder of a run with the interface of a language model."""
 
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float, Int, Real
@@ -12,9 +13,7 @@ from lengthwise.core.checkpoint import weights_digest
 from lengthwise.core.devices import forward_token_budget
 from lengthwise.core.errors import ModelError
 from lengthwise.core.randomness import stream
-from lengthwise.experiments.run import Run
-from lengthwise.influence.probing.exactness_checks import check_exactness
-from lengthwise.influence.probing.next_token_model import (
+from lengthwise.evaluation.language_model import (
     Batch,
     BatchIDs,
     LogProbs,
@@ -25,6 +24,7 @@ from lengthwise.influence.probing.next_token_model import (
     WindowIDs,
     WindowTokens,
 )
+from lengthwise.experiments.run import Run
 from lengthwise.model.attention_scores import NO_HOOKS, AttentionHooks
 from lengthwise.model.cache import Cache
 from lengthwise.model.decoder import Decoder
@@ -39,11 +39,11 @@ IDAssignment = Callable[[WindowTokens], WindowIDs]
 
 
 class DecoderModel:
-    """Trained decoder as a ``NextTokenModel``. Raises ``ModelError`` if hidden tokens would have an effect.
+    """Trained decoder as a ``NextTokenModel``. Raises ``ModelError`` if its embeddings depend on earlier tokens.
 
     ``assign`` returns the position IDs of a window; by default, they are the token indexes.
-    Hidden tokens have an effect if an encoding mixes the scores of neighboring keys (DAPE V2) or counts keys (CoPE,
-    Selective RoPE), or if embeddings depend on earlier tokens. Options that depend on the number of tokens, such as
+    Hidden tokens also have an effect if an encoding mixes the scores of neighboring keys (DAPE V2) or counts keys
+    (CoPE, Selective RoPE), which ``check_exactness`` detects. Options that depend on the number of tokens, such as
     length scaling, count visible tokens only.
     """
 
@@ -60,7 +60,6 @@ class DecoderModel:
         self.trained_distance, self.dtype = trained_distance, str(decoder.embedding.dtype).removeprefix("torch.")
         self.vocabulary_size = len(decoder.embedding)
         self.num_parameters = sum(parameter.numel() for parameter in decoder.parameters())
-        self.weights_digest = weights_digest(decoder.state_dict())
         self.device = decoder.embedding.device
         self.forward_tokens = forward_token_budget(self.device, decoder.embedding.shape[1], decoder.settings.num_heads)
         counts_separators = decoder.segment is not None and bool(decoder.separators)
@@ -71,17 +70,22 @@ class DecoderModel:
         for description, has_leak in leaks.items():
             if has_leak:
                 raise ModelError(f"{name} cannot be measured exactly: {description}; train without this option")
-        check_exactness(self)
+
+    @cached_property
+    def weights_digest(self) -> str:
+        """Digest that identifies the weights."""
+        return weights_digest(self.decoder.state_dict())
 
     def assign_ids(self, tokens: WindowTokens) -> WindowIDs:
         """Return the position IDs of all tokens of a window."""
         return self.assign(tokens)
 
     @torch.no_grad()
-    def log_probs(self, tokens: Batch, position_ids: BatchIDs) -> LogProbs:
-        """Return the log-probabilities (nats) of the token after each sequence."""
-        last_index = tokens.shape[1] - 1
-        hidden, _ = self.decoder(tokens.to(self.device), self._decoder_ids(position_ids), query_start=last_index)
+    def log_probs(self, tokens: Batch, position_ids: BatchIDs, states: States = None) -> LogProbs:
+        """Return the log-probabilities (nats) of the token after each sequence, which follows the states (if any)."""
+        cache = None if states is None else _expand(states, len(tokens))
+        last_index, ids = tokens.shape[1] - 1, self._decoder_ids(position_ids)
+        hidden, _ = self.decoder(tokens.to(self.device), ids, cache, query_start=last_index if cache is None else 0)
         return self._last_log_probs(hidden)
 
     @torch.no_grad()
@@ -116,16 +120,6 @@ class DecoderModel:
             return None
         prefix_ids = self._decoder_ids(position_ids[None, ..., :num_prefix])
         return self.decoder(tokens[None, :num_prefix].to(self.device), prefix_ids)[1]
-
-    @torch.no_grad()
-    def log_probs_with_prefix(self, states: States, tokens: Batch, position_ids: BatchIDs) -> LogProbs:
-        """Return the log-probabilities (nats) of the next token after each sequence in ``tokens``.
-
-        Each sequence follows the prefix tokens that produced ``states``.
-        """
-        cache = None if states is None else _expand(states, len(tokens))
-        hidden, _ = self.decoder(tokens.to(self.device), self._decoder_ids(position_ids), cache)
-        return self._last_log_probs(hidden)
 
     @torch.no_grad()
     def log_probs_with_mask(
@@ -178,7 +172,7 @@ class DecoderModel:
 def wrap_run(run: Run, name: str) -> DecoderModel:
     """Return the decoder of a run on text as a model with this name, and with the IDs of its scheme at evaluation.
 
-    Raises ``ModelError`` if hidden tokens have an effect.
+    Raises ``ModelError`` if its embeddings depend on earlier tokens.
     """
     trained_distance = run.facts["trained_distance"] if run.decoder.reads_ids else None
     task, scheme = run.experiment.task, run.experiment.scheme

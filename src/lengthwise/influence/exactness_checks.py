@@ -1,0 +1,164 @@
+"""Check that the predictions of a study with caches and masks equal plain forward passes."""
+
+import math
+from collections.abc import Iterable, Iterator
+from functools import partial
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from lengthwise.core.randomness import stream
+from lengthwise.evaluation.language_model import (
+    Deviation,
+    NextTokenModel,
+    check_deviations,
+    check_exactness,
+    first_line,
+    max_difference,
+)
+from lengthwise.influence.hidden_context import Predictions, Window, WindowEvaluator, strict_log_probs
+
+# A packed sequence has fewer queries. The compared queries include the first and last query of a pack.
+NUM_QUERIES, COMPARED_QUERY_INDICES = 16, (0, 1, 7, 15)
+
+LogProbs = Float[Tensor, " vocab"]
+FarMask = Bool[np.ndarray, " far"]
+AttentionMask = Bool[Tensor, "seq seq"]
+
+
+def check_study(
+    model: NextTokenModel,
+    window: Window,
+    *,
+    check_masked_mode: bool = False,
+    check_gates: bool = False,
+    check_attention: bool = False,
+) -> None:
+    """Raise ``ModelError`` if hidden tokens have an effect, or if the queries of a study disagree with plain passes.
+
+    A plain pass uses no cache, and the position IDs of the whole window. The flags enable the checks of queries
+    that only some studies need: masked hiding, gradients of gates, and attention weights.
+    """
+    check_exactness(model)
+    tokens = torch.from_numpy(window.tokens)
+
+    def deviations() -> Iterator[Deviation]:
+        plain_log_probs, evaluator = model.plain_log_probs(tokens), WindowEvaluator(model, window)
+        yield from _strict_deviations(model, window, plain_log_probs)
+        yield _prefix_deviation(evaluator)
+        if check_masked_mode:
+            yield _masked_deviation(evaluator)
+        if check_gates:
+            yield _gate_deviation(evaluator, plain_log_probs)
+        if check_attention:
+            yield _attention_deviation(evaluator)
+
+    sizes = f"near {len(window.near)} and far {window.num_far}"
+    check_deviations(model, tokens, f"{model.name} cannot be measured exactly with {sizes}", deviations)
+
+
+def _strict_deviations(model: NextTokenModel, window: Window, plain_log_probs: LogProbs) -> Iterator[Deviation]:
+    visibility_masks = _visibility_masks(window)[list(COMPARED_QUERY_INDICES)]
+    log_probs = _stack_in_order(strict_log_probs(model, [(window, mask) for mask in visibility_masks]))
+    yield Deviation(
+        description="predictions with position IDs that count from 0 differ from predictions without position IDs",
+        nats=max_difference(log_probs[0], plain_log_probs, window.target),
+    )
+    yield Deviation(
+        description="predictions differ between omitted and hidden tokens, so a layer may count tokens",
+        nats=_largest_difference(model, window, log_probs, map(partial(_strict_mask, window), visibility_masks)),
+        advice="use a smaller --near and --far, or choose another model",
+    )
+
+
+def _prefix_deviation(evaluator: WindowEvaluator) -> Deviation:
+    window = evaluator.window
+    indices = np.arange(max(0, window.num_far - NUM_QUERIES), window.num_far)
+    visibility_masks = np.ones((len(indices), window.num_far), bool)
+    visibility_masks[np.arange(len(indices)), indices] = False
+    log_probs = _stack_in_order(evaluator.log_probs(visibility_masks, "strict"))[[0, -1]]
+    masks = map(partial(_strict_mask, window), visibility_masks[[0, -1]])
+    return Deviation(
+        description="predictions after a cached prefix differ from one pass over all tokens",
+        nats=_largest_difference(evaluator.model, window, log_probs, masks),
+    )
+
+
+def _masked_deviation(evaluator: WindowEvaluator) -> Deviation:
+    window, indices, visibility_masks = evaluator.window, [*COMPARED_QUERY_INDICES], _visibility_masks(evaluator.window)
+    log_probs = _stack_in_order(evaluator.log_probs(visibility_masks, "masked"))[indices]
+    masks = map(partial(_masked_mask, window), visibility_masks[indices])
+    return Deviation(
+        description="predictions after cached far tokens differ from one pass over all tokens",
+        nats=_largest_difference(evaluator.model, window, log_probs, masks),
+        advice="use --mode strict",
+    )
+
+
+def _visibility_masks(window: Window) -> Bool[np.ndarray, "queries far"]:
+    """Return visibility masks: all far tokens, no far tokens, and random subsets of increasing size."""
+    masks = stream(0, "exactness").random((NUM_QUERIES, window.num_far)) < np.linspace(0, 1, NUM_QUERIES)[:, None]
+    masks[0], masks[1] = True, False
+    return masks
+
+
+def _gate_deviation(evaluator: WindowEvaluator, plain_log_probs: LogProbs) -> Deviation:
+    target, states, predictions = evaluator.window.target, evaluator.states, []
+    gates = torch.zeros(evaluator.num_prefix)
+    advice = "use a measure without gradients, such as greedy without --prefilter"
+
+    def objective(log_probs: LogProbs) -> Float[Tensor, ""]:
+        predictions.append(log_probs.detach())
+        return -log_probs[target]
+
+    try:
+        gradient = evaluator.model.gate_gradient(states, evaluator.near, evaluator.near_ids, gates, objective)
+    except RuntimeError as error:
+        # Autograd raises an error if a model compares its mask with zero instead of adding it to the scores.
+        description = f"gates on the attention have no gradient ({first_line(error)})"
+        return Deviation(description=description, nats=math.nan, advice=advice)
+    is_valid = bool(gradient.any() and gradient.isfinite().all())
+    return Deviation(
+        description="gates on the attention have no effect, or open gates change the prediction",
+        nats=max_difference(predictions[0], plain_log_probs, target) if is_valid else math.nan,
+        advice=advice,
+    )
+
+
+def _attention_deviation(evaluator: WindowEvaluator) -> Deviation:
+    weights = evaluator.model.attention_weights(evaluator.states, evaluator.near, evaluator.near_ids)
+    is_valid = bool((weights >= 0).all()) and 0 < float(weights.sum()) < 1.01
+    return Deviation(
+        description="attention weights on the far tokens are negative, or their sum is not between 0 and 1",
+        nats=0.0 if is_valid else math.nan,
+        advice="use a measure other than attention",
+    )
+
+
+def _strict_mask(window: Window, visibility_mask: FarMask) -> AttentionMask:
+    """Return the attention mask (query, key) that hides far tokens from all other tokens."""
+    visible_keys = torch.from_numpy(window.expand(visibility_mask))
+    return visible_keys.expand(len(visible_keys), -1).tril() | torch.eye(len(visible_keys), dtype=torch.bool)
+
+
+def _masked_mask(window: Window, visibility_mask: FarMask) -> AttentionMask:
+    """Return the attention mask (query, key) that hides far tokens from the near tokens only."""
+    mask = torch.ones(len(window.tokens), len(window.tokens), dtype=torch.bool).tril()
+    mask[-len(window.near) :] &= torch.from_numpy(window.expand(visibility_mask))
+    return mask
+
+
+def _stack_in_order(predictions: Iterator[Predictions]) -> Float[Tensor, "queries vocab"]:
+    log_probs_by_query = {index: row for indices, rows in predictions for index, row in zip(indices, rows, strict=True)}
+    return torch.stack([log_probs_by_query[index] for index in sorted(log_probs_by_query)])
+
+
+def _largest_difference(
+    model: NextTokenModel, window: Window, log_probs: Float[Tensor, "queries vocab"], masks: Iterable[AttentionMask]
+) -> float:
+    tokens, target = torch.from_numpy(window.tokens), window.target
+    pairs = zip(log_probs, (model.plain_log_probs(tokens, mask) for mask in masks), strict=True)
+    # NumPy's maximum, unlike Python's, returns NaN if any value is NaN.
+    return float(np.max([max_difference(row, expected, target) for row, expected in pairs]))

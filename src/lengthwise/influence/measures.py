@@ -1,0 +1,281 @@
+"""Measures of the influence of far tokens, the scores of subsets that they read, and a table of measures."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from lengthwise.core.errors import SettingError
+from lengthwise.influence.hidden_context import WindowEvaluator
+
+# target: the loss of the true next token. prediction: the divergence from the prediction with the whole context, which
+# is also available to a method that drops keys and values.
+OBJECTIVES = ("target", "prediction")
+
+
+@dataclass(frozen=True, slots=True)
+class TargetLoss:
+    """Objective ``target``: the loss (nats) of the true next token."""
+
+    target: int
+
+    def __call__(self, log_probs: Float[Tensor, "*batch vocab"]) -> Float[Tensor, "*batch"]:
+        """Return the loss of the target for each prediction."""
+        return -log_probs[..., self.target]
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """Objective ``prediction``: the Kullback-Leibler divergence (nats) from the prediction with the whole context."""
+
+    log_probs_long: Float[Tensor, " vocab"]
+
+    def __call__(self, log_probs: Float[Tensor, "*batch vocab"]) -> Float[Tensor, "*batch"]:
+        """Return the divergence for each prediction, in nats."""
+        probabilities = self.log_probs_long.exp()
+        # A token of probability 0 adds nothing, even if its log-probability is -inf in both predictions.
+        return torch.where(probabilities > 0, probabilities * (self.log_probs_long - log_probs), 0.0).sum(dim=-1)
+
+
+Objective = TargetLoss | Divergence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubsetScorer:
+    """Scorer of subsets of the far tokens of one window, for one objective and one of ``MODES``.
+
+    ``candidates`` contains the indices of far tokens that a measure may select.
+    """
+
+    evaluator: WindowEvaluator
+    mode: str
+    objective: Objective
+    candidates: Int[np.ndarray, " candidates"]
+
+    def visibility_mask(self, indices: Sequence[int]) -> Bool[np.ndarray, " far"]:
+        """Return a visibility mask of the far tokens, which is True at ``indices`` and False elsewhere."""
+        return self.evaluator.window.visibility_mask(indices)
+
+    def restrict(self, candidates: Int[np.ndarray, " candidates"]) -> "SubsetScorer":
+        """Return a copy with other candidates."""
+        return replace(self, candidates=np.sort(candidates))
+
+    def scores(self, visibility_masks: Bool[np.ndarray, "queries far"]) -> Float[np.ndarray, " queries"]:
+        """Return the exact value of the objective for each visibility mask; lower values are better."""
+        scores = np.empty(len(visibility_masks))
+        for queries, log_probs in self.evaluator.log_probs(visibility_masks, self.mode):
+            scores[queries] = self.objective(log_probs).double().cpu().numpy()
+        return scores
+
+    def gradient(self, *, context: str) -> Float[np.ndarray, " far"]:
+        """Return the negative gradient of the objective with respect to a gate on the attention to each far token.
+
+        With ``context`` "all", the gates are open. With "none", they reduce the attention weight of all far tokens
+        together to about the weight of one token. Far tokens attend to each other, so the gradient is an approximation
+        in strict mode.
+        """
+        evaluator, objective, window = self.evaluator, self.objective, self.evaluator.window
+        num_start = len(window.start)
+        gates = torch.zeros(num_start + window.num_far)
+        if context == "none":
+            gates[num_start:] = -math.log(window.num_far)
+        gradient = evaluator.model.gate_gradient(evaluator.states, evaluator.near, evaluator.near_ids, gates, objective)
+        return -gradient[num_start:].double().cpu().numpy()
+
+    def attention(self) -> Float[np.ndarray, " far"]:
+        """Return the attention weights of the last near token on the far tokens, averaged over layers and heads."""
+        evaluator = self.evaluator
+        weights = evaluator.model.attention_weights(evaluator.states, evaluator.near, evaluator.near_ids)
+        return weights[len(evaluator.window.start) :].double().cpu().numpy()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRanking:
+    """Indices and gains of far tokens, in the order of selection.
+
+    Gains of an exact measure are in nats of the objective. Other measures have other units.
+    """
+
+    indices: tuple[int, ...]
+    gains: tuple[float, ...]
+
+
+@runtime_checkable
+class InfluenceMeasure(Protocol):
+    """Measure that ranks far tokens. The first k tokens of a ranking are the selection of k tokens.
+
+    ``exact`` is True if forward passes compute the gains, and False for an approximation. ``gradient_context`` is the
+    context of the gradient that prefilters candidates for this measure; see ``SubsetScorer.gradient``.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    paper: ClassVar[str]
+    exact: ClassVar[bool]
+    gradient_context: ClassVar[str]
+
+    def select(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> TokenRanking:
+        """Return the best k candidates of the scorer, best first."""
+        ...
+
+
+def top_k(scorer: SubsetScorer, gains: Float[np.ndarray, " candidates"], k: int) -> TokenRanking:
+    """Return the k candidates with the largest gains. Ties are broken in favor of the earlier token."""
+    sorted_positions = np.argsort(-gains, kind="stable")[:k]
+    return TokenRanking(
+        indices=tuple(int(index) for index in scorer.candidates[sorted_positions]),
+        gains=tuple(float(gain) for gain in gains[sorted_positions]),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddOneIn:
+    """Measure of the gain ``score(near) - score(near + i)`` from far token i alone.
+
+    It misses joint effects of several tokens, and it selects redundant copies of a token.
+    """
+
+    name: ClassVar[str] = "add_one_in"
+    summary: ClassVar[str] = "gain of each far token added alone to the near tokens; misses joint effects"
+    paper: ClassVar[str] = "Golowich et al. 2025, arXiv:2502.16792 (short context and k more tokens)"
+    exact: ClassVar[bool] = True
+    gradient_context: ClassVar[str] = "none"
+
+    def select(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> TokenRanking:
+        """Score the near tokens without and with each candidate."""
+        subsets = [[], *([index] for index in scorer.candidates.tolist())]
+        scores = scorer.scores(np.stack([scorer.visibility_mask(indices) for indices in subsets]))
+        return top_k(scorer, scores[0] - scores[1:], k)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaveOneOut:
+    """Measure of the score increase ``score(all without i) - score(all)`` if far token i is hidden.
+
+    It misses tokens with a copy in the context.
+    """
+
+    name: ClassVar[str] = "leave_one_out"
+    summary: ClassVar[str] = "loss increase when one far token of the whole context is hidden; misses copies"
+    paper: ClassVar[str] = "Cook 1977 (deletion); Li et al. 2016, arXiv:1612.08220"
+    exact: ClassVar[bool] = True
+    gradient_context: ClassVar[str] = "all"
+
+    def select(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> TokenRanking:
+        """Score the whole context, and the context without each candidate."""
+        subsets = [[], *([index] for index in scorer.candidates.tolist())]
+        scores = scorer.scores(np.stack([~scorer.visibility_mask(indices) for indices in subsets]))
+        return top_k(scorer, scores[1:] - scores[0], k)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Greedy:
+    """Greedy search that adds the far token with the largest gain, k times.
+
+    It misses tokens that only help together. Gains can be negative.
+    """
+
+    name: ClassVar[str] = "greedy"
+    summary: ClassVar[str] = "greedy search: adds the far token with the largest gain, k times; k times the cost"
+    paper: ClassVar[str] = "Nemhauser, Wolsey, Fisher 1978 (greedy choice of a set)"
+    exact: ClassVar[bool] = True
+    gradient_context: ClassVar[str] = "none"
+
+    def select(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> TokenRanking:
+        """Score every remaining candidate in each of k steps."""
+        indices, gains, remaining = list[int](), list[float](), scorer.candidates.tolist()
+        current_score = float(scorer.scores(scorer.visibility_mask([])[None])[0])
+        for _ in range(min(k, len(remaining))):
+            scores = scorer.scores(np.stack([scorer.visibility_mask([*indices, index]) for index in remaining]))
+            best_index = int(scores.argmin())
+            indices.append(remaining.pop(best_index))
+            gains.append(current_score - float(scores[best_index]))
+            current_score = float(scores[best_index])
+        return TokenRanking(indices=tuple(indices), gains=tuple(gains))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Screened:
+    """Prefilter by gradient for the measure ``then``.
+
+    ``then`` scores only the candidates with the largest gradients: a fraction ``share`` of them, but at least k.
+    """
+
+    name: ClassVar[str] = "screened"
+    summary: ClassVar[str] = "a gradient prefilters a tenth of the far tokens; greedy or another measure scores them"
+    paper: ClassVar[str] = "Michel et al. 2019, arXiv:1905.10650 (gates and their gradients)"
+    exact: ClassVar[bool] = True
+    gradient_context: ClassVar[str] = "none"
+
+    then: InfluenceMeasure = field(default_factory=Greedy)
+    share: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise SettingError(f"invalid share {self.share} of far tokens; use a number above 0 and at most 1")
+
+    def select(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> TokenRanking:
+        """Run one backward pass, then the measure ``then`` on the remaining candidates."""
+        gradients = scorer.gradient(context=self.then.gradient_context)[scorer.candidates]
+        num_candidates = max(k, math.ceil(self.share * len(scorer.candidates)))
+        candidates = scorer.candidates[np.argsort(-gradients, kind="stable")[:num_candidates]]
+        return self.then.select(scorer.restrict(candidates), k, rng)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gradient:
+    """Gradient of the score with respect to a gate on the attention to each far token."""
+
+    name: ClassVar[str] = "gradient"
+    summary: ClassVar[str] = "gradient with respect to attention gates, one per far token; one backward pass for all"
+    paper: ClassVar[str] = "Michel et al. 2019, arXiv:1905.10650 (gates and their gradients)"
+    exact: ClassVar[bool] = False
+    gradient_context: ClassVar[str] = "none"
+
+    def select(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> TokenRanking:
+        """Rank all candidates with one backward pass."""
+        return top_k(scorer, scorer.gradient(context=self.gradient_context)[scorer.candidates], k)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionWeight:
+    """Mean attention weight (over layers and heads) of the last near token on each far token.
+
+    It ignores the attention values and the target.
+    """
+
+    name: ClassVar[str] = "attention"
+    summary: ClassVar[str] = "mean attention weight of the last near token; ignores values and the target"
+    paper: ClassVar[str] = "Abnar, Zuidema 2020, arXiv:2005.00928 (raw attention and its limits)"
+    exact: ClassVar[bool] = False
+    gradient_context: ClassVar[str] = "all"
+
+    def select(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> TokenRanking:
+        """Rank all candidates with one forward pass."""
+        return top_k(scorer, scorer.attention()[scorer.candidates], k)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandomChoice:
+    """Random selection of k distinct candidates without a forward pass. All gains are 0."""
+
+    name: ClassVar[str] = "random"
+    summary: ClassVar[str] = "random far tokens: the control"
+    paper: ClassVar[str] = ""
+    exact: ClassVar[bool] = False
+    gradient_context: ClassVar[str] = "none"
+
+    def select(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> TokenRanking:
+        """Return the first k candidates of a random permutation."""
+        indices = rng.permutation(scorer.candidates)[:k]
+        return TokenRanking(indices=tuple(int(index) for index in indices), gains=(0.0,) * len(indices))
+
+
+MEASURES: dict[str, type[InfluenceMeasure]] = {
+    entry.name: entry for entry in (AddOneIn, LeaveOneOut, Greedy, Screened, Gradient, AttentionWeight, RandomChoice)
+}

@@ -1,1 +1,0 @@
-"""Forward passes of a language model with parts of its context hidden."""
