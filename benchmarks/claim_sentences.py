@@ -41,7 +41,7 @@ from lengthwise.encodings import ENCODINGS
 from lengthwise.evaluation.result_rows import FIT_THRESHOLD, label_of, longest_exact_length
 from lengthwise.experiments.recipes import RECIPES
 from lengthwise.influence.claims import CLAIMS
-from lengthwise.influence.report.answer_sentence import compose_answer
+from lengthwise.influence.report.summary import compose_answer
 from lengthwise.model.position_heads import POSITION_HEADS
 from lengthwise.positions import SCHEMES
 from lengthwise.tasks import TASKS

@@ -281,7 +281,7 @@ def test_model_sizes_differ_only_in_size_and_comparison_rows_only_in_scheme_and_
 def test_only_the_text_task_accepts_a_corpus_which_is_checked_immediately():
     assert isinstance(override_corpus(RECIPES["language_model"](), Path("corpus")).task, GradedByLoss)
     assert override_corpus(small_experiment(), None) == small_experiment()
-    with pytest.raises(SettingError, match=r"task parity uses no corpus; leave out --corpus, or train the recipe"):
+    with pytest.raises(SettingError, match=r"--corpus corpus: unknown setting of task 'corpus'; known: coupling"):
         override_corpus(small_experiment(Parity()), Path("corpus"))
     with pytest.raises(LengthwiseError, match=r"nowhere is not a corpus"):
         override_corpus(RECIPES["language_model"](), Path("nowhere"))

@@ -81,17 +81,15 @@ def write_comparison(folder, rows):
     return folder
 
 
-@pytest.mark.parametrize("is_marked", [False, True], ids=["earlier version", "marked"])
-def test_charts_and_tables_count_a_stopped_seed_as_zero(is_marked, tmp_path):
+def test_charts_and_tables_count_a_stopped_seed_as_zero(tmp_path):
     rows = [
         result_row(length, exact, seed=seed, row=label)
         for label in ("PPC", "FIRE")
         for seed, values in enumerate(((1.0, 0.75), (0.0,), (0.0,)))
         for length, exact in zip((10, 20), values, strict=False)
     ]
-    if is_marked:
-        facts = {"num_examples": 0, "skipped": True}
-        rows += [result_row(20, 0.0, seed=seed, row=label, **facts) for label in ("PPC", "FIRE") for seed in (1, 2)]
+    facts = {"num_examples": 0, "skipped": True}
+    rows += [result_row(20, 0.0, seed=seed, row=label, **facts) for label in ("PPC", "FIRE") for seed in (1, 2)]
     text = page_of(tmp_path, write_comparison(tmp_path / "comparison", rows))
     line, heat_map = charts_of(text)[0]["data"][0], charts_of(text)[1]["data"][0]
     assert line["y"] == [pytest.approx(1 / 3, abs=0.01), 0.25]

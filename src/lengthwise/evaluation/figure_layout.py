@@ -208,11 +208,11 @@ def count_seeds(counts: Collection[int]) -> str:
     return ("1 seed" if most == 1 else f"{most} seeds") if fewest == most else f"{fewest} to {most} seeds"
 
 
-def save_figure(figure: Any, folder: Path) -> Path:
-    """Save ``figure.svg`` and ``figure.png`` to a folder, and return the path of ``figure.png``."""
+def save_figure(figure: Any, folder: Path, name: str = "figure") -> Path:
+    """Save a figure as SVG and PNG with this name to a folder, and return the path of the PNG."""
     try:
         for extension in ("svg", "png"):
-            figure.savefig(folder / f"figure.{extension}", dpi=160)
+            figure.savefig(folder / f"{name}.{extension}", dpi=160)
     except OSError as error:
         raise RunFolderError(f"cannot save figures in {folder} ({error.strerror}); choose a writable folder") from None
-    return folder / "figure.png"
+    return folder / f"{name}.png"

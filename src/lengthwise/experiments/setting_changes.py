@@ -1,14 +1,19 @@
-"""Changes of an experiment by the names of its settings in ``experiment.json``, such as ``training.steps``."""
+"""Changes of an experiment by the names of its settings in ``experiment.json``, such as ``training.steps``.
+
+Configuration files, ``--set``, the flags of the command line and the grid of a sweep all become changes.
+"""
 
 import re
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, dataclass, fields, is_dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from lengthwise.core.errors import LengthwiseError, SettingError, UnknownNameError, unknown_name
 from lengthwise.core.type_checks import check_value
-from lengthwise.experiments.experiment import NESTED_TABLES, TABLES, Experiment, build_entry
+from lengthwise.experiments.experiment import NESTED_TABLES, TABLES, build_entry
+
+Setting = TypeVar("Setting")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,13 +29,14 @@ class SettingChange:
     source: str
 
 
-def change_settings(experiment: Experiment, changes: Sequence[SettingChange]) -> Experiment:
-    """Return the experiment with all changes applied at once; the last change of a setting wins.
+def change_settings(settings: Setting, changes: Sequence[SettingChange], label: str = "experiment") -> Setting:
+    """Return an experiment, or a group of its settings, with all changes at once; the last change of a setting wins.
 
-    A task, scheme or encoding keeps its class. Raises ``UnknownNameError`` for an unknown setting and ``SettingError``
-    for an invalid value. The message starts with the source of the change.
+    ``label`` is the name of the group, and the paths of the changes begin within it. A task, scheme or encoding keeps
+    its class. Raises ``UnknownNameError`` for an unknown setting and ``SettingError`` for an invalid value. The message
+    starts with the source of the change.
     """
-    changed: Experiment = _change_group(experiment, changes, "experiment")
+    changed: Setting = _change_group(settings, changes, label)
     return changed
 
 
@@ -52,6 +58,8 @@ def _change_group(group: Any, changes: Sequence[SettingChange], label: str) -> A
         if name == "name" and hasattr(type(group), "name"):
             _check_name(group, change, label)
         elif name not in setting_fields:
+            if not setting_fields:
+                raise SettingError(f"{change.source}: {label} {group.name} has no settings; leave it out")
             error = unknown_name(f"setting of {label}", name, setting_fields)
             raise UnknownNameError(f"{change.source}: {error}")
         else:

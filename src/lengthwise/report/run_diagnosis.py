@@ -11,7 +11,7 @@ from lengthwise.evaluation.result_rows import FIT_THRESHOLD, Rows, label_of
 from lengthwise.experiments.run import load_run
 from lengthwise.experiments.run_analysis import diagnose_run
 from lengthwise.experiments.run_folder import MODEL
-from lengthwise.report.chart import MAX_LINES, Chart, Table, axis, error_bars, hover, line_trace
+from lengthwise.report.chart import MAX_LINES, Chart, Line, Table, axis, hover, line_chart
 from lengthwise.report.folders import RunGroup, RunRecord
 from lengthwise.tasks import HasLengths
 
@@ -118,25 +118,20 @@ def _diagnose(failure: _Failure) -> DiagnosisSection:
 def _support_chart(diagnosis: Diagnosis, table: Table) -> Chart:
     """Return exact match, and the attention of heads on the support, against length."""
     lengths = [result.length for result in diagnosis.by_length]
-    lines = {"exact match": [result.exact_match for result in diagnosis.by_length]}
+    values = {"exact match": [result.exact_match for result in diagnosis.by_length]}
     for index, (layer, head) in enumerate(diagnosis.heads[: MAX_LINES - 1]):
-        lines[f"attention, layer {layer} head {head}"] = [each.support_mass[index] for each in diagnosis.by_length]
-    traces = []
-    for index, (name, values) in enumerate(lines.items()):
-        texts = [hover(name, f"length {length:,}: {value:.3f}") for length, value in zip(lengths, values, strict=True)]
-        traces.append(line_trace(index, lengths, values, texts))
+        values[f"attention, layer {layer} head {head}"] = [row.support_mass[index] for row in diagnosis.by_length]
     ranges = [(result.low, result.high) for result in diagnosis.by_length]
-    traces[0]["error_y"] = error_bars(lines["exact match"], ranges)
-    return Chart(
-        title=table.title,
-        description=f"Line chart of {table.title} against length, {len(lines)} lines.",
-        traces=traces,
-        layout={
-            "xaxis": axis("length (log scale)", log=True, tickvals=sorted(set(lengths))),
-            "yaxis": axis("fraction", range=[-0.04, 1.06]),
-        },
+    lines: list[Line] = []
+    for name, ys in values.items():
+        texts = [hover(name, f"length {length:,}: {y:.3f}") for length, y in zip(lengths, ys, strict=True)]
+        lines.append(Line(name=name, x=lengths, y=ys, texts=texts, ranges=() if lines else ranges))
+    return line_chart(
+        table.title,
+        lines,
+        subject=f"{table.title} against length",
+        x=axis("length (log scale)", log=True, tickvals=sorted(set(lengths))),
+        y=axis("fraction", range=[-0.04, 1.06]),
         table=table,
-        lines=list(lines),
-        switches=("log x",),
         notes=["Attention on the support: mean weight of a head on the tokens that an answer depends on."],
     )

@@ -7,8 +7,18 @@ from dataclasses import dataclass
 from rich.cells import cell_len
 from rich.text import Text
 
-from lengthwise.evaluation.picture.labels import MIN_WEIGHT, group_color, level_labels, token_label
-from lengthwise.evaluation.picture.picture import PREVIOUS, Answer, Picture, format_number, join_numbers, sentences
+from lengthwise.evaluation.picture.picture import (
+    MIN_WEIGHT,
+    PREVIOUS,
+    Answer,
+    Picture,
+    format_number,
+    group_color,
+    join_numbers,
+    level_labels,
+    sentences,
+    token_label,
+)
 
 # Largest number of links per answer, and of tokens that get attention.
 MAX_LINKS, MAX_ATTENDED = 4, 2

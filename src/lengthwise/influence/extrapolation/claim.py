@@ -18,7 +18,7 @@ from lengthwise.influence.extrapolation.paired_contexts import ContextSettings, 
 from lengthwise.influence.extrapolation.relation import correlate_columns, summarize_relation
 from lengthwise.influence.probing.decoder_model import wrap_run
 from lengthwise.influence.report.bootstrap import Bootstrap, JSONObject
-from lengthwise.influence.report.summary_tables import format_estimate
+from lengthwise.influence.report.summary import format_estimate
 from lengthwise.influence.text_codec import BytePairCodec
 from lengthwise.positions import MultiLevel, Skipwise
 from lengthwise.tasks import Text

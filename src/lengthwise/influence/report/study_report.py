@@ -1,21 +1,26 @@
-"""Report of a complete study with a summary, figures and a page."""
+"""Report of a complete study: a summary, figures, and a page with the texts and the far tokens of each target."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lengthwise.core.errors import RunFolderError
+from lengthwise.core import html_page
+from lengthwise.core.errors import RunFolderError, SettingError
 from lengthwise.core.files import StrPath, check_regular, write_atomically
 from lengthwise.core.json_parsing import parse_json
 from lengthwise.core.type_checks import check_arguments
-from lengthwise.influence.report.page import render_page
-from lengthwise.influence.report.study_figures import draw_distances, draw_recovery
+from lengthwise.influence.report.figures import draw_distances, draw_recovery
+from lengthwise.influence.report.row_columns import GROUP_KEYS
 from lengthwise.influence.report.summary import summarize
 from lengthwise.influence.row_blocks import ROWS_FILE
 from lengthwise.influence.study import SUMMARY_FILE, InfluenceStudy
 
 PAGE_FILE = "influence.html"
+PAGE_TEMPLATE = Path(__file__).parent / "page.html"
+# The page starts with the first group (mode, objective, source) of this list that the rows contain.
+PREFERRED_GROUPS = (["strict", "prediction", "own"], ["strict", "target", "own"])
+Excerpts = Mapping[str, tuple[int, Sequence[str]]]
 # Numbers of texts on the page, of tokens per text, and of tokens after the last target, limited for browsers.
 MAX_EXCERPTS, MAX_EXCERPT_TOKENS, NUM_TOKENS_AFTER_TARGET = 12, 3000, 16
 
@@ -57,7 +62,7 @@ def _read_rows(folder: Path) -> Iterator[dict[str, Any]]:
                 raise RunFolderError(f"{problem}; choose another --out") from None
 
 
-def _choose_excerpts(study: InfluenceStudy, folder: Path) -> Mapping[str, tuple[int, Sequence[str]]]:
+def _choose_excerpts(study: InfluenceStudy, folder: Path) -> Excerpts:
     """Map the names of the texts with the most selections to an excerpt: index of the first token, decoded tokens."""
     settings, target_indices = study.settings, dict[str, list[int]]()
     for row in _read_rows(folder):
@@ -71,3 +76,89 @@ def _choose_excerpts(study: InfluenceStudy, folder: Path) -> Mapping[str, tuple[
         last = min(target_indices[name][-1] + NUM_TOKENS_AFTER_TARGET, first + max_tokens)
         excerpts[name] = (first, list(map(study.codec.token_text, texts[name][first : last + 1].tolist())))
     return excerpts
+
+
+def render_page(
+    rows: Iterable[Mapping[str, Any]],
+    excerpts: Excerpts,
+    *,
+    ks: Sequence[int],
+    near: int,
+    answer: str = "",
+    max_targets: int = 2000,
+) -> str:
+    """Render the rows of ``influence.jsonl`` inside the excerpts as an ASCII page that loads no other files.
+
+    ``excerpts`` maps a document name to the index of its first token and the texts of its tokens. The page starts with
+    ``answer`` and the number of omitted targets. Raises ``SettingError`` if a row contains a number that is not finite.
+    """
+    targets = _PageTargets(excerpts, max_targets)
+    for row in rows:
+        targets.add_row(row)
+    groups = [list(group) for group in targets.groups]
+    preferred_indices = [groups.index(group) for prefix in PREFERRED_GROUPS for group in groups if group[:3] == prefix]
+    study = {
+        "model": targets.model,
+        "ks": list(ks),
+        "near": near,
+        "groups": groups,
+        "first": (preferred_indices or [0])[0],
+        "kinds": list(targets.kinds),
+        "notes": [*([answer] if answer else []), *targets.notes()],
+        "documents": [
+            {"name": name, "start": excerpt_start, "tokens": list(tokens), "targets": targets.sorted_targets(name)}
+            for name, (excerpt_start, tokens) in excerpts.items()
+        ],
+    }
+    return render_study(study)
+
+
+def render_study(study: Mapping[str, Any]) -> str:
+    """Render the values that page.js reads. Raises ``SettingError`` if they contain a number that is not finite."""
+    try:
+        return html_page.render_page(PAGE_TEMPLATE, study=study)
+    except ValueError:
+        raise SettingError("a row contains a number that is not finite; repeat the study in float32") from None
+
+
+class _PageTargets:
+    """Targets of the page, in the format that page.js reads."""
+
+    def __init__(self, excerpts: Excerpts, max_targets: int) -> None:
+        self.excerpts, self.max_targets = excerpts, max_targets
+        self.model, self.num_targets, self.num_outside, self.num_beyond_limit = "no model", 0, 0, 0
+        self.groups: dict[tuple[str, ...], int] = {}
+        self.kinds: dict[str, int] = {}
+        self.targets: dict[str, list[dict[str, Any]]] = {name: [] for name in excerpts}
+
+    def add_row(self, row: Mapping[str, Any]) -> None:
+        """Add a row to the page, or count its target as omitted."""
+        self.model = row["model"]
+        excerpt_start, tokens = self.excerpts.get(row["document"], (0, ()))
+        if not excerpt_start <= row["place"] < excerpt_start + len(tokens):
+            self.num_outside += 1
+        elif self.num_targets == self.max_targets:
+            self.num_beyond_limit += 1
+        else:
+            self.num_targets += 1
+            self.targets[row["document"]].append(
+                {name: row[name] for name in ("place", "loss_short", "loss_long", "divergence_short", "clear")}
+                | {"loss_other": row["controls"]["other"]["loss"]}
+                | {"kinds": [self.kinds.setdefault(kind_name, len(self.kinds)) for kind_name in row["kinds"]]}
+                | {"selections": dict(map(self._selection, row["selections"]))}
+            )
+
+    def _selection(self, selection: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+        group = self.groups.setdefault(tuple(selection[name] for name in GROUP_KEYS), len(self.groups))
+        tokens = [[token["distance"], token["gain"], token["text"]] for token in selection["chosen"]]
+        return group, {name: selection[name] for name in ("losses", "divergences")} | {"chosen": tokens}
+
+    def sorted_targets(self, name: str) -> list[dict[str, Any]]:
+        """Return the targets of a document, sorted by token index."""
+        return sorted(self.targets[name], key=lambda target: int(target["place"]))
+
+    def notes(self) -> list[str]:
+        """Return one line with the number of omitted targets, or no line if the page contains all targets."""
+        omitted = {"outside the excerpts": self.num_outside, "beyond the limit of the page": self.num_beyond_limit}
+        omissions = [f"{number:,} targets {reason}" for reason, number in omitted.items() if number]
+        return [f"The page omits {' and '.join(omissions)}."] if omissions else []
