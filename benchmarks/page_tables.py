@@ -66,21 +66,30 @@ def page_table(rows: Rows, max_lines: int = MAX_PAGE_LINES) -> tuple[list[str], 
         num_fits = sum(value >= FIT_THRESHOLD for value in fitted.values() if value is not None)
         fits = "-" if uses_loss(rows) else f"{num_fits} of {len(fitted)}{', did not fit' * (label in unfit)}"
         cells = [knowledge_of(runs), "-".join(f"{length:,}" for length in runs[0]["train_lengths"]), step_range(runs)]
-        body.append([label, *cells, fits, *map(_format_summary, by_length.values())])
+        body.append([label, *cells, fits, *(_format_summary(by_length, length) for length in lengths)])
     return header, body, max(0, len(by_label) - max_lines)
 
 
-def _format_summary(rows: Rows) -> str:
+def _format_summary(by_length: Mapping[int, Rows], length: int) -> str:
     """Return the text of a cell; a dot stands for a seed that stopped at a shorter length without an exact match."""
+    rows = by_length[length]
     num_skipped = count_skipped(rows)
     if num_skipped == len(rows):
-        return f"· ({num_skipped})" if num_skipped else "-"
+        num_ended = num_skipped or count_ended(by_length, length)
+        return f"· ({num_ended})" if num_ended else "-"
     summary, digits = summarize_seeds(rows), 2 if uses_loss(rows) else 3
     if num_skipped:
         return f"{summary.median:.{digits}f} / · ({len(rows)}, {num_skipped} stopped)"
     interval = "-" if summary.low is None or summary.high is None else f"[{summary.low:.2f}, {summary.high:.2f}]"
     start = f"{summary.median:.{digits}f} / " if len(rows) > 1 else ""
     return f"{start}{summary.worst:.{digits}f} {interval} ({len(rows)})"
+
+
+def count_ended(by_length: Mapping[int, Rows], length: int) -> int:
+    """Return the number of seeds of a label if none has a row at this length and all ended at 0; otherwise 0."""
+    shorter = [rows for other, rows in sorted(by_length.items()) if other < length and rows]
+    has_ended = not by_length[length] and shorter and all(row.get("exact_match") == 0 for row in shorter[-1])
+    return len(shorter[-1]) if has_ended else 0
 
 
 def merge_variants(rows: Rows) -> Rows:

@@ -10,7 +10,7 @@ import pytest
 
 from lengthwise.core.errors import LengthwiseError, RunFolderError
 from lengthwise.experiments.run_folder import MODEL
-from lengthwise.report import run_diagnosis
+from lengthwise.report import sections
 from lengthwise.report.page import write_report
 from lengthwise.tasks import JSONLTask
 
@@ -175,7 +175,7 @@ def test_a_length_that_the_training_file_lacks_is_not_diagnosed_and_the_page_has
     folder = write_run(tmp_path / "words", [result_row(5000, 0.5)])
     (folder / MODEL).touch()
     loaded_run = SimpleNamespace(experiment=SimpleNamespace(task=JSONLTask()))
-    monkeypatch.setattr(run_diagnosis, "load_run", lambda folder, device: loaded_run)
+    monkeypatch.setattr(sections, "load_run", lambda folder, device: loaded_run)
     write_report([folder], tmp_path / "report.html")
     command = f'lengthwise diagnose "{folder}" --task FILE.jsonl --length 5000'
     assert command in unescape((tmp_path / "report.html").read_text())
@@ -201,8 +201,8 @@ def test_a_report_diagnoses_only_runs_that_fail_at_the_shortest_length_with_erro
         raise LengthwiseError("no support")
 
     loaded_run = SimpleNamespace(experiment=SimpleNamespace(task=None))
-    monkeypatch.setattr(run_diagnosis, "load_run", lambda folder, device: loaded_run)
-    monkeypatch.setattr(run_diagnosis, "diagnose_run", record_call)
+    monkeypatch.setattr(sections, "load_run", lambda folder, device: loaded_run)
+    monkeypatch.setattr(sections, "diagnose_run", record_call)
     write_report(comparison, tmp_path / "report.html", report=lines.append)
     assert [call[1:] for call in calls] == [(40, 64)]
     assert len(lines) == 1
@@ -218,8 +218,8 @@ def test_a_diagnosis_takes_at_most_the_examples_of_the_evaluation_and_ends_at_th
         raise AssertionError("the limit did not end the diagnosis")
 
     loaded_run = SimpleNamespace(experiment=SimpleNamespace(task=None))
-    monkeypatch.setattr(run_diagnosis, "load_run", lambda folder, device: loaded_run)
-    monkeypatch.setattr(run_diagnosis, "diagnose_run", check_limit)
-    monkeypatch.setattr(run_diagnosis, "TIME_LIMIT_S", -1.0)
+    monkeypatch.setattr(sections, "load_run", lambda folder, device: loaded_run)
+    monkeypatch.setattr(sections, "diagnose_run", check_limit)
+    monkeypatch.setattr(sections, "TIME_LIMIT_S", -1.0)
     write_report([folder], tmp_path / "report.html")
     assert f'lengthwise diagnose "{folder}" --length 20000' in unescape((tmp_path / "report.html").read_text())

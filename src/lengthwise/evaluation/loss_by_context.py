@@ -132,7 +132,9 @@ def _iter_batches(
     # Sampling uses blocks of a fixed size, so that IDs do not depend on memory.
     for block_start in range(0, len(windows), EXAMPLES_PER_BLOCK):
         block_windows = windows[block_start : block_start + EXAMPLES_PER_BLOCK]
-        sequences = [documents[each.document].tokens[each.end - length - 1 : each.end] for each in block_windows]
+        sequences = [
+            documents[window.document].tokens[window.end - length - 1 : window.end] for window in block_windows
+        ]
         examples = task.lay_out(np.stack(sequences).astype(np.int64))
         assignment = scheme.assign(examples, stream(seed, "evaluation positions", length, block_start), training=False)
         batch = to_batch(length, examples, assignment)

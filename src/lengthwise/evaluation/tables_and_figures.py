@@ -298,7 +298,7 @@ def _caption(rows: Rows, selections: Sequence[tuple[Sequence[Line], int]]) -> st
 
 def _common_range(ranges: Collection[tuple[int, int] | None]) -> tuple[int, int] | None:
     """Return the training lengths that all ranges share; None if they share none or one is unknown."""
-    known = [each for each in ranges if each is not None]
+    known = [lengths for lengths in ranges if lengths is not None]
     if len(known) < len(ranges):
         return None
     shortest, longest = max(first for first, _ in known), min(last for _, last in known)

@@ -43,7 +43,7 @@ def change_settings(settings: Setting, changes: Sequence[SettingChange], label: 
 def changed_train_lengths(changes: Sequence[SettingChange]) -> tuple[int, int] | None:
     """Return the training lengths after the changes, or None if they set none; ``change_settings`` checks the value."""
     values = [change.value for change in changes if change.path == "train_lengths"]
-    if not values or not isinstance(values[-1], list | tuple) or [type(each) for each in values[-1]] != [int, int]:
+    if not values or not isinstance(values[-1], list | tuple) or [type(length) for length in values[-1]] != [int, int]:
         return None
     shortest, longest = values[-1]
     return shortest, longest
@@ -51,7 +51,7 @@ def changed_train_lengths(changes: Sequence[SettingChange]) -> tuple[int, int] |
 
 def _change_group(group: Any, changes: Sequence[SettingChange], label: str) -> Any:
     """Return a dataclass with changed fields; ``label`` is its name in errors."""
-    setting_fields = {each.name: each for each in fields(group) if each.compare}
+    setting_fields = {setting.name: setting for setting in fields(group) if setting.compare}
     by_name: dict[str, list[SettingChange]] = {}
     for change in changes:
         name, _, remaining_path = change.path.partition(".")
@@ -64,7 +64,7 @@ def _change_group(group: Any, changes: Sequence[SettingChange], label: str) -> A
             raise UnknownNameError(f"{change.source}: {error}")
         else:
             by_name.setdefault(name, []).append(replace(change, path=remaining_path))
-    values = {name: _new_value(setting_fields[name], getattr(group, name), each) for name, each in by_name.items()}
+    values = {name: _new_value(setting_fields[name], getattr(group, name), named) for name, named in by_name.items()}
     try:
         return replace(group, **values)
     except LengthwiseError as error:
@@ -104,7 +104,7 @@ def _split_group(name: str, group: Any, change: SettingChange) -> list[SettingCh
         return [change]
     if not isinstance(change.value, Mapping):
         choice = f", or --{name} to choose another {name}" if name in TABLES else ""
-        known = ", ".join(each.name for each in fields(group) if each.compare)
+        known = ", ".join(setting.name for setting in fields(group) if setting.compare)
         raise SettingError(
             f"{change.source}: {name} is a group of settings ({known}); use a name such as {name}.SETTING{choice}"
         )

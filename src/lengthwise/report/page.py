@@ -76,7 +76,10 @@ def _render(sections: Sequence[Section], plotly: str) -> str:
     study_script = STUDY_TEMPLATE.with_suffix(".js").read_text(encoding="utf-8")
     charts: list[Chart] = []
     for section in sections:
-        charts += [*section.charts, *(each.chart for each in section.diagnoses if each.chart is not None)]
+        charts += [
+            *section.charts,
+            *(diagnosis.chart for diagnosis in section.diagnoses if diagnosis.chart is not None),
+        ]
     return render_page(
         Path(__file__).parent / "report.html",
         scripts=(plotly, study_script),

@@ -102,7 +102,9 @@ def accuracy_chart(title: str, rows: Rows) -> Chart:
     layout = {
         "xaxis": axis("length (log scale)", log=True, tickvals=lengths),
         "yaxis": axis(value_name, log=uses_loss(rows), **({} if uses_loss(rows) else {"range": [-0.04, 1.06]})),
-        "shapes": [_training_area(*each, opacity=1 / len(train_ranges)) for each in train_ranges[:MAX_RANGES]],
+        "shapes": [
+            _training_area(*train_range, opacity=1 / len(train_ranges)) for train_range in train_ranges[:MAX_RANGES]
+        ],
     }
     return Chart(
         title=f"{title}: {value_name} against length",
@@ -254,7 +256,7 @@ def heat_map(title: str, rows: Rows) -> Chart:
         },
         table=Table(
             title=f"{title}: {value_name} by length (number of seeds)",
-            header=["configuration", *(f"{each:,}" for each in lengths)],
+            header=["configuration", *(f"{length:,}" for length in lengths)],
             body=[
                 [_name_line(label, unfit), *(_cell(all_lines[label].get(length)) for length in lengths)]
                 for label in labels

@@ -1,14 +1,21 @@
 """Sections of a report: charts, tables and sentences of a group of runs, or of an influence study."""
 
 import json
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from lengthwise.core.errors import RunFolderError
+from lengthwise.core.errors import LengthwiseError, RunFolderError
 from lengthwise.core.type_checks import is_finite
-from lengthwise.evaluation.result_rows import Rows, is_skipped, label_of
+from lengthwise.evaluation.diagnosis.diagnosis import Diagnosis
+from lengthwise.evaluation.diagnosis.report import sentences, tables
+from lengthwise.evaluation.result_rows import FIT_THRESHOLD, Rows, is_skipped, label_of
+from lengthwise.experiments.run import load_run
+from lengthwise.experiments.run_analysis import diagnose_run
+from lengthwise.experiments.run_folder import MODEL
 from lengthwise.experiments.run_states import RunState
 from lengthwise.influence.report.study_report import render_study
 from lengthwise.influence.report.summary import SOURCE_LABELS, summary_tables
@@ -16,13 +23,26 @@ from lengthwise.influence.study import SUMMARY_FILE
 from lengthwise.report.chart import MAX_LINES, Chart, Line, Table, axis, hover, interval_text, line_chart, number_text
 from lengthwise.report.folders import RunGroup, RunRecord, StudyRecord, select_finite
 from lengthwise.report.result_charts import accuracy_chart, heat_map, loss_charts, panels
-from lengthwise.report.run_diagnosis import DiagnosisSection, diagnose_group
+from lengthwise.tasks import HasLengths
 
 # Maximum number of tasks and variants of a group with charts.
 MAX_PANELS = 12
 # Maximum number of labels with their own column in a table of settings, and of distinct values in a cell.
 MAX_COLUMNS = MAX_VALUES = 8
 SEED = "seed"
+# Maximum number of runs of a group to diagnose, of examples, and of seconds per run, because a report must not take
+# minutes.
+MAX_RUNS, NUM_EXAMPLES, TIME_LIMIT_S = 3, 64, 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiagnosisSection:
+    """Diagnosis of one run: its title, sentences, tables, and the chart of attention on the support or None."""
+
+    title: str
+    sentences: Sequence[str]
+    tables: Sequence[Table] = ()
+    chart: Chart | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +73,7 @@ def group_section(group: RunGroup, report: Callable[[str], None] | None, *, diag
     states, state_tables = _describe_states(group.states)
     num_labels = len({run.label for run in group.runs} or {label_of(row) for row in group.rows})
     num_omitted = len(all_panels) - MAX_PANELS
-    tables = _setting_tables(group.runs) if group.runs else []
+    settings = _setting_tables(group.runs) if group.runs else []
     return Section(
         title=f"{group.kind} {group.name}" if group.kind != "runs" else group.name,
         sentences=[
@@ -64,9 +84,9 @@ def group_section(group: RunGroup, report: Callable[[str], None] | None, *, diag
             *([f"Only in the table: {num_omitted:,} more tasks or variants."] if num_omitted > 0 else []),
         ],
         charts=[*charts, *curves],
-        tables=[*state_tables, *tables[:-1]],
-        folded_tables=[*tables[-1:], *_row_tables(group.rows), *_readings(group.readings)],
-        diagnoses=list(diagnose_group(replace(group, rows=finite_rows), report)) if diagnose else [],
+        tables=[*state_tables, *settings[:-1]],
+        folded_tables=[*settings[-1:], *_row_tables(group.rows), *_readings(group.readings)],
+        diagnoses=list(_diagnose_group(replace(group, rows=finite_rows), report)) if diagnose else [],
     )
 
 
@@ -74,8 +94,8 @@ def _row_tables(rows: Rows) -> list[Table]:
     """Return a table of the rows with exact match, and one of the rows with losses, without empty tables."""
     losses = [row for row in rows if "loss" in row]
     exact_matches = [row for row in rows if "loss" not in row]
-    tables = [_row_table("exact match", exact_matches), _row_table("loss", losses)]
-    return [table for table in tables if table.body]
+    by_value = [_row_table("exact match", exact_matches), _row_table("loss", losses)]
+    return [table for table in by_value if table.body]
 
 
 def _row_table(value_name: str, rows: Rows) -> Table:
@@ -280,9 +300,13 @@ def _distance_chart(summary: Mapping[str, Any]) -> Chart | None:
         if group["from"] != "own" or not group["distances"]["gain"] or len(lines) == MAX_LINES:
             continue
         name, bins = _selection_name(group), group["distances"]["bins"]
-        shares = {f"{each['from']:,} to {each['to']:,}": each["gain_share"] for each in bins}
+        shares = {
+            f"{distance_bin['from']:,} to {distance_bin['to']:,}": distance_bin["gain_share"] for distance_bin in bins
+        }
         texts = [hover(name, f"distance {distance}: {share:.3f} of the gain") for distance, share in shares.items()]
-        lines.append(Line(name=name, x=[each["from"] for each in bins], y=list(shares.values()), texts=texts))
+        lines.append(
+            Line(name=name, x=[distance_bin["from"] for distance_bin in bins], y=list(shares.values()), texts=texts)
+        )
         body += [[name, distance, f"{share:.3f}"] for distance, share in shares.items()]
     if not lines:
         return None
@@ -295,4 +319,87 @@ def _distance_chart(summary: Mapping[str, Any]) -> Chart | None:
         y=axis("share of the gain"),
         table=Table(title=title, header=["selection", "distance", "share of the gain"], body=body),
         notes=["Targets with a clear gain; a point is at the smallest distance of its bin."],
+    )
+
+
+class _TimeLimitError(Exception):
+    """Exception that ends a diagnosis that takes too long."""
+
+
+def _diagnose_group(group: RunGroup, report: Callable[[str], None] | None) -> Iterator[DiagnosisSection]:
+    """Yield the diagnosis of the first failing run of each label, for the first ``MAX_RUNS`` labels that have one.
+
+    A run is diagnosed at the shortest length beyond training with an exact match below ``FIT_THRESHOLD``; with fewer
+    errors, the causes could not be told. ``report`` receives a line per run.
+    """
+    failures: dict[str, tuple[RunRecord, Mapping[str, Any]]] = {}
+    for run in group.runs:
+        failing = [
+            row
+            for row in group.rows
+            if (label_of(row), row["seed"]) == (run.label, run.description.get("seed"))
+            and row["length"] > row["train_lengths"][1]
+            and row.get("exact_match", 1.0) < FIT_THRESHOLD
+        ]
+        if failing and run.label not in failures and (run.folder / MODEL).is_file():
+            failures[run.label] = run, min(failing, key=lambda row: int(row["length"]))
+    diagnosed = list(failures.values())[:MAX_RUNS]
+    for number, (run, row) in enumerate(diagnosed, start=1):
+        title = f"{run.label}, seed {run.description.get('seed')}, at length {row['length']:,}"
+        if report is not None:
+            report(f"[{number}/{len(diagnosed)}] diagnosing {title}")
+        diagnosis = _diagnose(run.folder, int(row["length"]), int(row["num_examples"]))
+        if isinstance(diagnosis, str):
+            yield DiagnosisSection(title=title, sentences=[diagnosis])
+            continue
+        # The first table has the numbers of the chart.
+        first, *others = (Table(title=name, header=header, body=body) for name, header, body in tables(diagnosis))
+        *details, result = sentences(diagnosis)
+        chart = _support_chart(diagnosis, first)
+        yield DiagnosisSection(title=title, sentences=[result, *details], tables=others, chart=chart)
+
+
+def _diagnose(folder: Path, length: int, num_examples: int) -> Diagnosis | str:
+    """Return the diagnosis of a run at a length, or the reason why there is none."""
+    command, option = f'lengthwise diagnose "{folder}"', f"--length {length}"
+    deadline = time.monotonic() + TIME_LIMIT_S
+
+    def check_time(stage: str) -> None:
+        if time.monotonic() > deadline:
+            raise _TimeLimitError
+
+    try:
+        loaded_run = load_run(folder, device="cpu")
+        task = loaded_run.experiment.task
+        if isinstance(task, HasLengths) and length not in task.available_lengths:
+            advice = f"to diagnose it, pass the file with this length: {command} --task FILE.jsonl {option}"
+            return f"The training file has no records of this length; {advice}"
+        # At long lengths, the examples of the evaluation are few, because each takes seconds.
+        return diagnose_run(loaded_run, length, num_examples=min(NUM_EXAMPLES, num_examples), report=check_time)
+    except _TimeLimitError:
+        advice = f"without a limit: {command} {option}"
+        return f"No result: the diagnosis took more than {TIME_LIMIT_S:g} s; {advice}"
+    except LengthwiseError as error:
+        return f"No diagnosis: {error}."
+
+
+def _support_chart(diagnosis: Diagnosis, table: Table) -> Chart:
+    """Return exact match, and the attention of heads on the support, against length."""
+    lengths = [result.length for result in diagnosis.by_length]
+    values = {"exact match": [result.exact_match for result in diagnosis.by_length]}
+    for index, (layer, head) in enumerate(diagnosis.heads[: MAX_LINES - 1]):
+        values[f"attention, layer {layer} head {head}"] = [row.support_mass[index] for row in diagnosis.by_length]
+    ranges = [(result.low, result.high) for result in diagnosis.by_length]
+    lines: list[Line] = []
+    for name, ys in values.items():
+        texts = [hover(name, f"length {length:,}: {y:.3f}") for length, y in zip(lengths, ys, strict=True)]
+        lines.append(Line(name=name, x=lengths, y=ys, texts=texts, ranges=() if lines else ranges))
+    return line_chart(
+        table.title,
+        lines,
+        subject=f"{table.title} against length",
+        x=axis("length (log scale)", log=True, tickvals=sorted(set(lengths))),
+        y=axis("fraction", range=[-0.04, 1.06]),
+        table=table,
+        notes=["Attention on the support: mean weight of a head on the tokens that an answer depends on."],
     )

@@ -115,9 +115,9 @@ class Picture:
         """Return a number per level and token: equal for equal IDs, and None for an ID that no other token has."""
         numbers: list[list[int | None]] = []
         for ids in self.position_ids:
-            counts = Counter(ids)
-            ranks = {each: rank for rank, each in enumerate(sorted(each for each in counts if counts[each] > 1))}
-            numbers.append([ranks.get(each) for each in ids])
+            repeated = sorted(position_id for position_id, count in Counter(ids).items() if count > 1)
+            ranks = {position_id: rank for rank, position_id in enumerate(repeated)}
+            numbers.append([ranks.get(position_id) for position_id in ids])
         return numbers
 
 
@@ -259,9 +259,9 @@ def _run_sentences(picture: Picture, has_links: bool) -> Iterator[str]:
     head, predictions = picture.attention_head, [answer.prediction for answer in picture.answers if answer.prediction]
     if head is None:
         return
-    ids_correct = [each.id_correct for each in predictions if each.id_correct is not None]
+    ids_correct = [prediction.id_correct for prediction in predictions if prediction.id_correct is not None]
     ids = f" and {sum(ids_correct)} of {len(ids_correct)} IDs" if ids_correct else ""
-    num_correct = sum(each.token_correct for each in predictions)
+    num_correct = sum(prediction.token_correct for prediction in predictions)
     yield f"the run predicts {num_correct} of {len(predictions)} tokens{ids} correctly"
     strongest = "link" if has_links else "earlier token"
     where = f"layer {head.layer}, head {head.head}"

@@ -92,7 +92,7 @@ class Layout:
     def column_width(self) -> Number:
         """Width of a column with its gap."""
         texts = [token_label(token) for token in self.picture.tokens]
-        texts += [format_number(each) for ids in self.picture.position_ids for each in ids]
+        texts += [format_number(position_id) for ids in self.picture.position_ids for position_id in ids]
         for answer in self.picture.answers:
             if answer.prediction is not None:
                 texts += [
@@ -190,7 +190,9 @@ def label_rows(picture: Picture) -> Sequence[tuple[str, Number]]:
 def draw_svg(picture: Picture) -> bytes:
     """Return the SVG file of a picture; the same picture gives the same bytes."""
     layout = Layout(picture=picture, top=MARGIN)
-    lines = [line for each in sentences(picture) for line in textwrap.wrap(each, int(layout.width / TEXT_WIDTH))]
+    lines = [
+        line for sentence in sentences(picture) for line in textwrap.wrap(sentence, int(layout.width / TEXT_WIDTH))
+    ]
     layout = replace(layout, top=MARGIN + TEXT_LINE_HEIGHT * len(lines) + 8)
     entries = list(_legend(picture))
     width, height = layout.width, layout.bottom + MARGIN + TEXT_LINE_HEIGHT * len(entries) + MARGIN

@@ -19,7 +19,7 @@ from lengthwise.influence.study import SUMMARY_FILE, InfluenceStudy
 PAGE_FILE = "influence.html"
 PAGE_TEMPLATE = Path(__file__).parent / "page.html"
 # The page starts with the first group (mode, objective, source) of this list that the rows contain.
-PREFERRED_GROUPS = (["strict", "prediction", "own"], ["strict", "target", "own"])
+PREFERRED_GROUPS = (("strict", "prediction", "own"), ("strict", "target", "own"))
 Excerpts = Mapping[str, tuple[int, Sequence[str]]]
 # Numbers of texts on the page, of tokens per text, and of tokens after the last target, limited for browsers.
 MAX_EXCERPTS, MAX_EXCERPT_TOKENS, NUM_TOKENS_AFTER_TARGET = 12, 3000, 16
@@ -92,22 +92,52 @@ def render_page(
     ``excerpts`` maps a document name to the index of its first token and the texts of its tokens. The page starts with
     ``answer`` and the number of omitted targets. Raises ``SettingError`` if a row contains a number that is not finite.
     """
-    targets = _PageTargets(excerpts, max_targets)
+    # Index of each group and kind on the page.
+    groups: dict[tuple[str, ...], int] = {}
+    kinds: dict[str, int] = {}
+    targets: dict[str, list[dict[str, Any]]] = {name: [] for name in excerpts}
+    omitted = {"outside the excerpts": 0, "beyond the limit of the page": 0}
+    model, num_targets = "no model", 0
     for row in rows:
-        targets.add_row(row)
-    groups = [list(group) for group in targets.groups]
-    preferred_indices = [groups.index(group) for prefix in PREFERRED_GROUPS for group in groups if group[:3] == prefix]
+        model, (start, tokens) = row["model"], excerpts.get(row["document"], (0, ()))
+        if not start <= row["place"] < start + len(tokens):
+            omitted["outside the excerpts"] += 1
+        elif num_targets == max_targets:
+            omitted["beyond the limit of the page"] += 1
+        else:
+            num_targets += 1
+            target = {name: row[name] for name in ("place", "loss_short", "loss_long", "divergence_short", "clear")}
+            target["loss_other"] = row["controls"]["other"]["loss"]
+            target["kinds"] = [kinds.setdefault(kind, len(kinds)) for kind in row["kinds"]]
+            target["selections"] = {}
+            for selection in row["selections"]:
+                group = groups.setdefault(tuple(selection[name] for name in GROUP_KEYS), len(groups))
+                target["selections"][group] = {
+                    **{name: selection[name] for name in ("losses", "divergences")},
+                    "chosen": [[token["distance"], token["gain"], token["text"]] for token in selection["chosen"]],
+                }
+            targets[row["document"]].append(target)
+    omissions = [f"{number:,} targets {reason}" for reason, number in omitted.items() if number]
+    preferred = [index for prefix in PREFERRED_GROUPS for group, index in groups.items() if group[:3] == prefix]
     study = {
-        "model": targets.model,
+        "model": model,
         "ks": list(ks),
         "near": near,
-        "groups": groups,
-        "first": (preferred_indices or [0])[0],
-        "kinds": list(targets.kinds),
-        "notes": [*([answer] if answer else []), *targets.notes()],
+        "groups": list(map(list, groups)),
+        "first": (preferred or [0])[0],
+        "kinds": list(kinds),
+        "notes": [
+            *([answer] if answer else []),
+            *([f"The page omits {' and '.join(omissions)}."] if omissions else []),
+        ],
         "documents": [
-            {"name": name, "start": excerpt_start, "tokens": list(tokens), "targets": targets.sorted_targets(name)}
-            for name, (excerpt_start, tokens) in excerpts.items()
+            {
+                "name": name,
+                "start": start,
+                "tokens": list(tokens),
+                "targets": sorted(targets[name], key=lambda target: int(target["place"])),
+            }
+            for name, (start, tokens) in excerpts.items()
         ],
     }
     return render_study(study)
@@ -119,46 +149,3 @@ def render_study(study: Mapping[str, Any]) -> str:
         return html_page.render_page(PAGE_TEMPLATE, study=study)
     except ValueError:
         raise SettingError("a row contains a number that is not finite; repeat the study in float32") from None
-
-
-class _PageTargets:
-    """Targets of the page, in the format that page.js reads."""
-
-    def __init__(self, excerpts: Excerpts, max_targets: int) -> None:
-        self.excerpts, self.max_targets = excerpts, max_targets
-        self.model, self.num_targets, self.num_outside, self.num_beyond_limit = "no model", 0, 0, 0
-        self.groups: dict[tuple[str, ...], int] = {}
-        self.kinds: dict[str, int] = {}
-        self.targets: dict[str, list[dict[str, Any]]] = {name: [] for name in excerpts}
-
-    def add_row(self, row: Mapping[str, Any]) -> None:
-        """Add a row to the page, or count its target as omitted."""
-        self.model = row["model"]
-        excerpt_start, tokens = self.excerpts.get(row["document"], (0, ()))
-        if not excerpt_start <= row["place"] < excerpt_start + len(tokens):
-            self.num_outside += 1
-        elif self.num_targets == self.max_targets:
-            self.num_beyond_limit += 1
-        else:
-            self.num_targets += 1
-            self.targets[row["document"]].append(
-                {name: row[name] for name in ("place", "loss_short", "loss_long", "divergence_short", "clear")}
-                | {"loss_other": row["controls"]["other"]["loss"]}
-                | {"kinds": [self.kinds.setdefault(kind_name, len(self.kinds)) for kind_name in row["kinds"]]}
-                | {"selections": dict(map(self._selection, row["selections"]))}
-            )
-
-    def _selection(self, selection: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
-        group = self.groups.setdefault(tuple(selection[name] for name in GROUP_KEYS), len(self.groups))
-        tokens = [[token["distance"], token["gain"], token["text"]] for token in selection["chosen"]]
-        return group, {name: selection[name] for name in ("losses", "divergences")} | {"chosen": tokens}
-
-    def sorted_targets(self, name: str) -> list[dict[str, Any]]:
-        """Return the targets of a document, sorted by token index."""
-        return sorted(self.targets[name], key=lambda target: int(target["place"]))
-
-    def notes(self) -> list[str]:
-        """Return one line with the number of omitted targets, or no line if the page contains all targets."""
-        omitted = {"outside the excerpts": self.num_outside, "beyond the limit of the page": self.num_beyond_limit}
-        omissions = [f"{number:,} targets {reason}" for reason, number in omitted.items() if number]
-        return [f"The page omits {' and '.join(omissions)}."] if omissions else []
