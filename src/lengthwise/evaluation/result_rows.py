@@ -21,12 +21,14 @@ def group_rows(rows: Rows) -> dict[str, dict[int, Rows]]:
 
     A seed whose evaluation stopped has skipped rows at the longer lengths.
     """
-    labels = list(dict.fromkeys(str(row["row"]) for row in rows))
     lengths = sorted({int(row["length"]) for row in rows})
-    return {
-        label: {length: [row for row in rows if row["row"] == label and row["length"] == length] for length in lengths}
-        for label in labels
-    }
+    groups: dict[str, dict[int, list[Mapping[str, Any]]]] = {}
+    for row in rows:
+        label = str(row["row"])
+        if label not in groups:
+            groups[label] = {length: [] for length in lengths}
+        groups[label][int(row["length"])].append(row)
+    return {label: dict(by_length) for label, by_length in groups.items()}
 
 
 def describe_misfit(result: LengthResult) -> str | None:

@@ -205,8 +205,11 @@ class Line:
 
 def select_lines(rows: Rows) -> tuple[list[Line], int]:
     """Return at most ``MAX_LINES`` lines in the order of their labels (`select_labels`), and the number of others."""
-    lines = [_line(label, by_length) for label, by_length in group_rows(rows).items()]
-    unfit = {line.label for line in lines if not line.fits}
+    unfit = select_unfit(rows)
+    lines = [
+        Line(label=label, runs={length: runs for length, runs in by_length.items() if runs}, fits=label not in unfit)
+        for label, by_length in group_rows(rows).items()
+    ]
     labels = select_labels({line.label: line.runs for line in lines}, unfit, MAX_LINES)
     return [line for line in lines if line.label in labels], len(lines) - len(labels)
 
@@ -240,12 +243,6 @@ def _distance(curve: Mapping[int, float], other: Mapping[int, float]) -> float:
     """Return the largest difference at a common length; curves without one differ by 1, as 0 and 1 do."""
     # Rounded, because equal differences are decided by the order of the labels.
     return max((round(abs(curve[length] - other[length]), 9) for length in curve.keys() & other.keys()), default=1.0)
-
-
-def _line(label: str, by_length: Mapping[int, Rows]) -> Line:
-    runs = {length: rows for length, rows in by_length.items() if rows}
-    all_rows = [row for rows in runs.values() for row in rows]
-    return Line(label=label, runs=runs, fits=not select_unfit(all_rows))
 
 
 def draw(rows: Rows, folder: Path, title: str) -> Path:

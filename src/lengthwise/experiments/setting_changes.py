@@ -58,9 +58,10 @@ def _change_group(group: Any, changes: Sequence[SettingChange], label: str) -> A
         if name == "name" and hasattr(type(group), "name"):
             _check_name(group, change, label)
         elif name not in setting_fields:
+            full_label = f"{label} {group.name}" if hasattr(type(group), "name") else label
             if not setting_fields:
-                raise SettingError(f"{change.source}: {label} {group.name} has no settings; leave it out")
-            error = unknown_name(f"setting of {label}", name, setting_fields)
+                raise SettingError(f"{change.source}: {full_label} has no settings; leave it out")
+            error = unknown_name(f"setting of {full_label}", name, setting_fields)
             raise UnknownNameError(f"{change.source}: {error}")
         else:
             by_name.setdefault(name, []).append(replace(change, path=remaining_path))

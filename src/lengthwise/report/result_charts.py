@@ -9,6 +9,7 @@ from lengthwise.core.type_checks import is_count, is_finite, is_number
 from lengthwise.evaluation.result_rows import (
     Rows,
     count_skipped,
+    group_rows,
     is_skipped,
     label_of,
     pool_seeds,
@@ -61,17 +62,13 @@ def panels(rows: Rows) -> Iterator[tuple[str, Rows]]:
         yield task.replace("_", " ") + (f", {variant}" if variant else ""), panel_rows
 
 
-def _group_lines(rows: Rows) -> dict[str, dict[int, list[Mapping[str, Any]]]]:
-    """Group rows by label and length in one pass, in the order of labels and with increasing lengths.
-
-    Labels that did not fit their training lengths are last.
-    """
-    lines: dict[str, dict[int, list[Mapping[str, Any]]]] = {}
-    for row in sorted(rows, key=lambda row: int(row["length"])):
-        lines.setdefault(str(row["row"]), {}).setdefault(int(row["length"]), []).append(row)
-    unfit = select_unfit(rows)
-    order = dict.fromkeys(str(row["row"]) for row in rows)
-    return {label: lines[label] for label in sorted(order, key=lambda label: label in unfit)}
+def _group_lines(rows: Rows) -> dict[str, dict[int, Rows]]:
+    """Group rows by label and length; labels that did not fit their training lengths are last."""
+    by_label, unfit = group_rows(rows), select_unfit(rows)
+    return {
+        label: {length: runs for length, runs in by_label[label].items() if runs}
+        for label in sorted(by_label, key=lambda label: label in unfit)
+    }
 
 
 def accuracy_chart(title: str, rows: Rows) -> Chart:

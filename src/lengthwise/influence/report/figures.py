@@ -258,8 +258,8 @@ def draw_scale(summaries: Sequence[Summary], num_parameters: Sequence[int], fold
     share_axes.set_ylabel("prediction recovered by k far tokens\n1 - KL(k) / KL(short)")
     for index, k in enumerate(ks):
         # Colors are ordered from dark to light, so the order of k is visible in grayscale.
-        color = colormaps["viridis"](0.85 * index / max(1, len(ks) - 1))
-        style = {"color": color, "marker": "os^DvXP"[index % 7], "label": f"k = {k:,}"}
+        shade = colormaps["viridis"](0.85 * index / max(1, len(ks) - 1))
+        style = {"color": shade, "marker": "os^DvXP"[index % 7], "label": f"k = {k:,}"}
         _draw_bars(share_axes, sizes, [shares[index] for shares in shares_by_model], style, 1 - index / len(ks))
     for axes in (difference_axes, share_axes):
         axes.legend(**LEGEND, ncols=4)
