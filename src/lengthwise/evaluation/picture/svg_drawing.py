@@ -262,8 +262,8 @@ def _draw_tokens(svg: Element, picture: Picture, layout: Layout) -> None:
                 # An ID has the color of its group, or no color if no other token has this ID.
                 y, group = top + rows[level][1], colors[level][token]
                 style = {} if group is None else {"style": f"fill:{group_color(group)}"}
-                top_left = {"x": x, "y": y - ID_HEIGHT / 2 + 1}
-                _add(svg, "rect", **top_left, rx=3, width=width, height=ID_HEIGHT - 2, class_="id", **style)
+                top_of_id, height = y - ID_HEIGHT / 2 + 1, ID_HEIGHT - 2
+                _add(svg, "rect", x=x, y=top_of_id, rx=3, width=width, height=height, class_="id", **style)
                 _add_text(svg, format_number(ids[token]), x + width / 2, y, "" if group is None else "group")
             if token in answers:
                 _draw_prediction(svg, answers[token].prediction, center, [top + y for _, y in rows[num_levels:]])

@@ -252,7 +252,7 @@ def draw_scale(summaries: Sequence[Summary], num_parameters: Sequence[int], fold
         results = chain(*(summary["far"] for summary in summaries))
         estimates = [result["own_minus"] for result in results if result["from"] == source]
         if any(estimate["value"] is not None for estimate in estimates):
-            style = {"color": color, "marker": "os"[index], "linestyle": "-:"[index], "label": label}
+            style: dict[str, Any] = {"color": color, "marker": "os"[index], "linestyle": "-:"[index], "label": label}
             _draw_bars(difference_axes, sizes, estimates, style, 1 - index / 2)
             all_estimates += estimates
     share_axes.set_ylabel("prediction recovered by k far tokens\n1 - KL(k) / KL(short)")
