@@ -44,7 +44,7 @@ from lengthwise.core.intervals import wilson_interval
 from lengthwise.encodings import ENCODINGS
 from lengthwise.evaluation.result_rows import FIT_THRESHOLD
 from lengthwise.experiments.recipes import RECIPES
-from lengthwise.influence.report.answer_sentence import compose_answer
+from lengthwise.influence.report.summary import compose_answer
 from lengthwise.model.position_heads import POSITION_HEADS
 from lengthwise.positions import SCHEMES
 from lengthwise.tasks import TASKS

@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from lengthwise.influence.report.answer_sentence import compose_answer
-from lengthwise.influence.report.study_figures import draw_recovery
-from lengthwise.influence.report.summary_tables import format_estimate, summary_tables
+from lengthwise.influence.report.figures import draw_recovery
+from lengthwise.influence.report.summary import compose_answer, format_estimate, summary_tables
 
 STUDIES = Path(__file__).parent / "results" / "influence_text"
 FIGURES = Path("docs")
@@ -25,8 +24,8 @@ def lines(folder: Path) -> Iterator[str]:
     yield f"## {folder.name}"
     yield ""
     yield f"{summary['parameters']:,} parameters; {summary['measured']:,} targets measured at every k."
-    for table in summary_tables(summary):
-        yield from ("", f"{table.title}:", "", *markdown(table.header, table.body))
+    for title, header, body in summary_tables(summary):
+        yield from ("", f"{title}:", "", *markdown(header, body))
     header = ["kind of target", "targets", "gain", "gain with another text", "own minus other, nats"]
     body = [
         [

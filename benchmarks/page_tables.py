@@ -3,15 +3,16 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 from lengthwise.evaluation.result_rows import (
     FIT_THRESHOLD,
     Rows,
-    count_ended,
     count_skipped,
     group_rows,
+    is_skipped,
     knowledge_of,
-    merge_variants,
+    label_of,
     pool_seeds,
     select_unfit,
     uses_loss,
@@ -60,7 +61,7 @@ def page_table(rows: Rows, max_lines: int = MAX_PAGE_LINES) -> tuple[list[str], 
     header += [f"{length:,} (n={format_num_examples(rows, length)})" for length in lengths]
     body = []
     for label, by_length in list(by_label.items())[:max_lines]:
-        runs = [row for each in by_length.values() for row in each]
+        runs = [row for length_rows in by_length.values() for row in length_rows]
         fitted = {row["seed"]: row["fitted"] for row in runs}
         num_fits = sum(value >= FIT_THRESHOLD for value in fitted.values() if value is not None)
         fits = "-" if uses_loss(rows) else f"{num_fits} of {len(fitted)}{', did not fit' * (label in unfit)}"
@@ -82,3 +83,35 @@ def _format_summary(by_length: Mapping[int, Rows], length: int) -> str:
     interval = "-" if summary.low is None or summary.high is None else f"[{summary.low:.2f}, {summary.high:.2f}]"
     start = f"{summary.median:.{digits}f} / " if len(rows) > 1 else ""
     return f"{start}{summary.worst:.{digits}f} {interval} ({len(rows)})"
+
+
+def count_ended(by_length: Mapping[int, Rows], length: int) -> int:
+    """Return the number of seeds of a label if none has a row at this length and all ended at 0; otherwise 0."""
+    shorter = [rows for other, rows in sorted(by_length.items()) if other < length and rows]
+    has_ended = not by_length[length] and shorter and all(row.get("exact_match") == 0 for row in shorter[-1])
+    return len(shorter[-1]) if has_ended else 0
+
+
+def merge_variants(rows: Rows) -> Rows:
+    """Return one row per label, seed and length: the row of the variant with the lowest exact match.
+
+    Only variants that all seeds of a label have in common count, and their number is appended to the label. Lengths are
+    omitted if a variant has no row there.
+    """
+    if uses_loss(rows):
+        return rows
+    variants: dict[str, dict[int, set[str | None]]] = {}
+    groups: dict[tuple[str, int, int], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        variants.setdefault(label_of(row), {}).setdefault(row["seed"], set()).add(row.get("variant"))
+        groups.setdefault((label_of(row), row["seed"], row["length"]), []).append(row)
+    merged = []
+    for (label, _, _), group in groups.items():
+        common = set.intersection(*variants[label].values())
+        common_rows = [row for row in group if row.get("variant") in common]
+        if common_rows and len(common_rows) == len(common):
+            # Of two variants without an exact match, the evaluated one has an interval.
+            worst = min(common_rows, key=lambda row: (float(row["exact_match"]), is_skipped(row)))
+            name = label if len(common) == 1 else f"{label} (worst of {len(common)} variants)"
+            merged.append({**worst, "row": name, "variant": None})
+    return merged

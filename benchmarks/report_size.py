@@ -16,8 +16,7 @@ from playwright.sync_api import sync_playwright
 
 from lengthwise.core.intervals import wilson_interval
 from lengthwise.experiments.run_folder import STUDY_FOLDER, write_rows_with_digest
-from lengthwise.influence.report.page import render_page
-from lengthwise.influence.report.study_report import PAGE_FILE
+from lengthwise.influence.report.study_report import PAGE_FILE, render_page
 from lengthwise.influence.study import SUMMARY_FILE
 from lengthwise.report.page import write_report
 

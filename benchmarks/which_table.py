@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lengthwise.evaluation.figure_layout import FIGURE_WIDTH, FONT_SIZE, LINE_HEIGHT, count_seeds
-from lengthwise.evaluation.result_rows import FIT_THRESHOLD, complete_rows, is_skipped, pool_seeds
+from lengthwise.evaluation.result_rows import FIT_THRESHOLD, is_skipped, pool_seeds
 from lengthwise.experiments.recipes.scheme_encoding_grid import ENCODING_NAMES, LENGTH_FACTORS, MAX_STEPS, SCHEME_NAMES
 from lengthwise.experiments.run_folder import read_rows
 from lengthwise.positions import SCHEMES, describe_knowledge
@@ -32,7 +32,7 @@ def exact_match_by_factor(runs: Rows) -> list[float | None]:
     """Return exact match over all seeds at each factor; stopped seeds count as 0, and None means no measurement."""
     values: list[float | None] = []
     for factor in LENGTH_FACTORS:
-        rows = [row for row in complete_rows(runs) if row["length"] == factor * row["train_lengths"][1]]
+        rows = [row for row in runs if row["length"] == factor * row["train_lengths"][1]]
         values.append(None if all(map(is_skipped, rows)) else pool_seeds(rows)[0])
     return values
 

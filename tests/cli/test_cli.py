@@ -487,7 +487,10 @@ INVALID: list[tuple[list[str], str]] = [
         [*TRAIN, "--num-position-ids", "5"],
         "has ID 22 but the largest ID of the scheme is 4; set num_position_ids to at least 23",
     ),
-    ([*TRAIN, "--scheme", "sequential", "--num-position-ids", "9"], "sequential has no ID range; leave out --num"),
+    (
+        [*TRAIN, "--scheme", "sequential", "--num-position-ids", "9"],
+        "--num-position-ids 9: scheme sequential has no settings",
+    ),
     (
         [*TRAIN, "--scheme", "sequential", "--encoding", "learned", "--train-lengths", "1:300"],
         "IDs up to 602 but encoding learned has only 512 IDs; set its num_position_ids to at least 603",

@@ -325,9 +325,9 @@ def build_no_encoding() -> None:
     LevelEncoding(settings, EncodingSize(d_model=16, num_heads=2, d_head=8), num_levels=1)
 
 
-def change(*assignments: str, task: Any = None) -> Experiment:
-    """Change settings of the default experiment, or of the experiment with this task."""
-    experiment = Experiment() if task is None else Experiment(task=task)
+def change(*assignments: str, **parts: Any) -> Experiment:
+    """Change settings of the default experiment, or of the experiment with other parts."""
+    experiment = Experiment(**parts)
     return change_settings(experiment, [parse_assignment(assignment) for assignment in assignments])
 
 
@@ -352,7 +352,7 @@ SETTING_CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         r"^invalid --set training.steps; use NAME=VALUE, such as --set training.learning_rate=1e-3$",
     ),
     (
-        lambda: read_changes(None, ["training.steps=5", "seed=1"], steps=7, seed=None),
+        lambda: read_changes({"assignments": ["training.steps=5", "seed=1"], "steps": 7, "seed": None}),
         SettingError,
         r"^--set training.steps=5 and --steps 7 set the same setting; use only one of them$",
     ),
@@ -391,6 +391,11 @@ SETTING_CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         SettingError,
         r"^--set encoding=nope: encoding is a group of settings \(base, fastest\); use a name such as encoding.SETTING"
         r", or --encoding to choose another encoding$",
+    ),
+    (
+        lambda: change("scheme.max_gaps=3", scheme=Sequential()),
+        SettingError,
+        r"^--set scheme.max_gaps=3: scheme sequential has no settings; leave it out$",
     ),
     (
         lambda: change("task.name=copy"),

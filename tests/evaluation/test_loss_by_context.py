@@ -16,7 +16,7 @@ from lengthwise.core.intervals import clustered_interval, t_critical_value
 from lengthwise.encodings import ALiBi, EncodingSettings, Learned, YaRN
 from lengthwise.evaluation import loss_by_context as context_loss
 from lengthwise.evaluation.exact_match import EvaluationSettings
-from lengthwise.evaluation.loss_by_context import NUM_SCORED_TOKENS, ContextLoss, check_contexts, loss_by_context
+from lengthwise.evaluation.loss_by_context import NUM_SCORED_TOKENS, ContextLoss, check_contexts, iter_losses
 from lengthwise.experiments.experiment import Experiment, build_decoder
 from lengthwise.model.decoder import Decoder
 from lengthwise.positions import PositionScheme, Randomized, Sequential, Skipwise
@@ -42,9 +42,14 @@ def random_decoder(
     return decoder.eval(), experiment
 
 
+def all_losses(*inputs: Any, **options: Any) -> tuple[ContextLoss, ...]:
+    """Return the results of all lengths."""
+    return tuple(iter_losses(*inputs, **options))
+
+
 def evaluate(text: Text, settings: EvaluationSettings = SETTINGS, **parts: Any) -> tuple[ContextLoss, ...]:
     decoder, experiment = random_decoder(text, **parts)
-    return loss_by_context(decoder, text, experiment.scheme, settings)
+    return all_losses(decoder, text, experiment.scheme, settings)
 
 
 def numbers(results: tuple[ContextLoss, ...]) -> list[dict[str, Any]]:
@@ -90,7 +95,7 @@ def one_at_a_time(decoder: Decoder, tokens: tuple[int, ...], scored: int) -> lis
 def test_the_loss_agrees_with_separate_forwards_of_each_scored_token(encoding, text, monkeypatch):
     settings = replace(SETTINGS, lengths=(40, 80), num_examples=(5,))
     decoder, experiment = random_decoder(text, encoding=encoding)
-    results = loss_by_context(decoder, text, experiment.scheme, settings)
+    results = all_losses(decoder, text, experiment.scheme, settings)
     windows_by_length = scored_windows(text, settings, monkeypatch)
     sizes = text.token_bytes()
     for result, windows in zip(results, windows_by_length.values(), strict=True):
@@ -170,7 +175,7 @@ def test_progress_is_reported_by_length_and_the_decoder_stays_in_training_mode(t
     decoder, experiment = random_decoder(text)
     reports: list[tuple[int, int, int]] = []
     decoder.train()
-    loss_by_context(decoder, text, experiment.scheme, SETTINGS, report=lambda *step: reports.append(step))
+    all_losses(decoder, text, experiment.scheme, SETTINGS, report=lambda *step: reports.append(step))
     assert decoder.training
     assert {(length, total) for length, _, total in reports} == {(length, 30) for length in SETTINGS.lengths}
     assert [step[1] for step in reports if step[0] == 160][-1] == 30
@@ -182,8 +187,8 @@ def test_untrained_distances_emit_a_warning(text):
     with pytest.warns(
         UntrainedDistanceWarning, match=r"length 40 uses ID distances up to 40, beyond the trained maximum of 16"
     ):
-        loss_by_context(decoder, text, experiment.scheme, settings, trained_distance=16)
-    results = loss_by_context(decoder, text, Skipwise(num_position_ids=100), settings, trained_distance=99)
+        all_losses(decoder, text, experiment.scheme, settings, trained_distance=16)
+    results = all_losses(decoder, text, Skipwise(num_position_ids=100), settings, trained_distance=99)
     assert [result.largest_distance for result in results] == [16, 40]
 
 
@@ -203,7 +208,7 @@ def test_settings_that_do_not_apply_to_losses_raise_an_error(name, text):
     decoder, experiment = random_decoder(text)
     for refused in (
         lambda settings: check_contexts(text, settings),
-        lambda settings: loss_by_context(decoder, text, experiment.scheme, settings),
+        lambda settings: all_losses(decoder, text, experiment.scheme, settings),
     ):
         with pytest.raises(SettingError, match=line):
             refused(replace(SETTINGS, **changes))

@@ -22,8 +22,7 @@ from lengthwise.encodings import NoPE
 from lengthwise.evaluation.diagnosis.failures import support_mass
 from lengthwise.evaluation.exact_match import iter_examples
 from lengthwise.evaluation.grading import grade
-from lengthwise.evaluation.picture.labels import GROUP_COLORS, token_label
-from lengthwise.evaluation.picture.picture import COUPLED, FAR, MAX_TOKENS, PREVIOUS
+from lengthwise.evaluation.picture.picture import COUPLED, FAR, GROUP_COLORS, MAX_TOKENS, PREVIOUS, token_label
 from lengthwise.evaluation.picture.svg_drawing import draw_svg
 from lengthwise.evaluation.picture.text_drawing import draw_text
 from lengthwise.experiments.experiment import build_decoder

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import asdict
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.text import Text
-from page_tables import SeedSummary, page_table, summarize_seeds
+from page_tables import SeedSummary, merge_variants, page_table, summarize_seeds
 
 from lengthwise.core.errors import RunFolderError
 from lengthwise.core.intervals import wilson_interval
@@ -28,10 +29,9 @@ from lengthwise.evaluation.figure_layout import (
     spread,
 )
 from lengthwise.evaluation.result_rows import (
-    complete_rows,
     group_rows,
+    label_of,
     longest_exact_length,
-    merge_variants,
     pool_seeds,
     select_unfit,
     value_range,
@@ -41,6 +41,7 @@ from lengthwise.evaluation.tables_and_figures import (
     length_table,
     result_tables,
 )
+from lengthwise.evaluation.tally import skipped_result
 
 STORED_RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
@@ -69,6 +70,11 @@ def row(label: str = "PPC", length: int = 20, exact: float = 1.0, **changes: Any
     }
 
 
+def skipped_row(length: int, **changes: Any) -> dict[str, Any]:
+    """Return the row of a length that was not evaluated."""
+    return {**row(length=length), **asdict(skipped_result(length, "forced")), **changes}
+
+
 # Unsorted lengths with two seeds each; NoPE fits with one seed, ALiBi with none.
 ROWS = [
     *(row("PPC", length, exact, seed=seed) for seed in (0, 1) for length, exact in ((2000, 0.5 + seed / 4), (20, 1.0))),
@@ -78,28 +84,13 @@ ROWS = [
 
 
 def stopped_rows() -> list[dict[str, Any]]:
-    """Return the rows of three seeds without skipped rows; two of the seeds stopped at 0 before the longest length."""
-    exact_by_seed = {0: (1.0, 0.9, 0.92), 1: (0.5, 0.0), 2: (0.0,)}
+    """Return the rows of three seeds; two of the seeds stopped at 0 before the longest length."""
+    exact_by_seed = {0: (1.0, 0.9, 0.92), 1: (0.5, 0.0, None), 2: (0.0, None, None)}
     return [
-        row("FIRE", length, exact, seed=seed)
+        skipped_row(length, row="FIRE", seed=seed) if exact is None else row("FIRE", length, exact, seed=seed)
         for seed, values in exact_by_seed.items()
-        for length, exact in zip((20, 50, 100), values, strict=False)
+        for length, exact in zip((20, 50, 100), values, strict=True)
     ]
-
-
-def test_every_seed_has_a_row_at_every_length_after_completion():
-    rows = complete_rows(stopped_rows())
-    assert {(each["seed"], each["length"]) for each in rows} == {
-        (seed, length) for seed in range(3) for length in (20, 50, 100)
-    }
-    skipped = [each for each in rows if each.get("skipped")]
-    assert sorted((each["seed"], each["length"]) for each in skipped) == [(1, 100), (2, 50), (2, 100)]
-    # Nothing is invented: no examples, an interval without information, and no value of what was not measured.
-    for each in skipped:
-        assert (each["num_examples"], each["exact_match"], each["low"], each["high"]) == (0, 0.0, 0.0, 1.0)
-        assert (each["token_accuracy"], each["id_accuracy"], each["first_error"]) == (None, None, None)
-        assert (each["row"], each["fitted"], each["steps"]) == ("FIRE", 1.0, 1000)
-    assert complete_rows(rows) == rows
 
 
 @pytest.mark.parametrize("path", sorted(STORED_RESULTS.glob("*.jsonl")), ids=lambda path: path.stem)
@@ -107,17 +98,14 @@ def test_stored_results_have_a_row_of_every_skipped_length(path):
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     # Other files have measurements of another kind, and needles have the lengths of a tokenizer.
     if {"row", "task", "seed", "length", "num_examples", "exact_match"} <= rows[0].keys() and path.stem != "needles":
-        assert complete_rows(rows) == rows
-
-
-def test_a_missing_length_of_a_run_that_did_not_stop_stays_missing():
-    rows = [row(length=20, exact=0.5), row(length=20, seed=1), row(length=40, seed=1)]
-    assert complete_rows(rows) == rows
-    # A task with shorter tests, and losses, have no stops.
-    other = [row(length=20, exact=0.0), row(length=40, task="copy")]
-    assert complete_rows(other) == other
-    losses = [{"row": "a", "task": "text", "seed": seed, "length": 20, "loss": 0.0} for seed in (0, 1)]
-    assert complete_rows(losses) == losses
+        lengths: dict[Any, set[int]] = {}
+        runs: dict[Any, list[dict[str, Any]]] = {}
+        for each in rows:
+            lengths.setdefault((label_of(each), each["task"]), set()).add(each["length"])
+            runs.setdefault((label_of(each), each["task"], each.get("variant"), each["seed"]), []).append(each)
+        for (label, task, *_), run_rows in runs.items():
+            last = max(run_rows, key=lambda each: each["length"])
+            assert last["exact_match"] > 0 or last["length"] == max(lengths[label, task])
 
 
 def test_a_mean_over_seeds_counts_stopped_seeds_as_zero():
@@ -135,11 +123,12 @@ def test_a_mean_over_seeds_counts_stopped_seeds_as_zero():
 
 def test_a_variant_that_stopped_is_the_worst_variant():
     rows = [
-        row(f"PPC, {variant}", length, exact, variant=variant, seed=seed)
+        skipped_row(length, row=f"PPC, {variant}", variant=variant, seed=seed)
+        if length == 40 and not exact
+        else row(f"PPC, {variant}", length, exact, variant=variant, seed=seed)
         for seed in (0, 1)
         for variant, exact in (("plain", 1.0), ("carry", 0.0))
         for length in (20, 40)
-        if length == 20 or exact
     ]
     merged = merge_variants(rows)
     assert [(each["length"], each["exact_match"]) for each in merged] == [(20, 0.0), (40, 0.0)] * 2
@@ -328,7 +317,8 @@ def test_a_page_table_has_a_line_per_label_and_the_range_of_steps():
 def test_a_seed_that_stopped_counts_as_zero_and_other_missing_seeds_are_omitted():
     def last_cell(missing_seed_at_20: float) -> str:
         rows = [row(length=20, exact=missing_seed_at_20, seed=0), row(length=20, seed=1), row(length=40, seed=1)]
-        return page_table(rows)[1][0][-1]
+        stopped = [] if missing_seed_at_20 else [skipped_row(40, row="PPC", seed=0)]
+        return page_table([*rows, *stopped])[1][0][-1]
 
     assert last_cell(0.0) == "0.500 / · (2, 1 stopped)"
     assert last_cell(0.5) == "1.000 [0.96, 1.00] (1)"
@@ -342,13 +332,14 @@ def test_a_page_table_has_at_most_twelve_lines():
 
 def test_a_page_table_with_many_variants_has_the_worst_variant_of_each_seed():
     rows = [
-        row(f"row {number}, {variant}", length, exact, variant=variant, seed=seed)
+        # The evaluation of the carry variant of seed 0 stops at its exact match of 0.
+        skipped_row(length, row=f"row {number}, {variant}", variant=variant, seed=seed)
+        if length == 40 and not exact
+        else row(f"row {number}, {variant}", length, exact, variant=variant, seed=seed)
         for number in range(7)
         for seed in (0, 1)
         for variant, exact in (("plain", 1.0), ("carry", seed / 2))
         for length in (20, 40)
-        # The evaluation of the carry variant of seed 0 stops at its exact match of 0.
-        if length == 20 or exact > 0
     ]
     _, body, num_omitted = page_table(rows)
     assert [line[0] for line in body] == [f"row {number} (worst of 2 variants)" for number in range(7)]
@@ -366,8 +357,9 @@ def test_the_table_of_one_run_has_first_errors_by_length():
     assert body[1][-1] == "none"
     assert len(header) == len(body[0])
     # A skipped length has no measured value.
-    last, skipped, _ = complete_rows([row(length=20, exact=0.0), row(length=40, seed=1)])
-    assert length_table([last, skipped])[1][1:] == [["40", "0", "0 (skipped)", "-", "-", "-", "-"]]
+    assert length_table([row(length=20, exact=0.0), skipped_row(40)])[1][1:] == [
+        ["40", "0", "0 (skipped)", "-", "-", "-", "-"]
+    ]
 
 
 def test_the_table_of_one_run_has_a_variant_column_only_for_variants():

@@ -14,7 +14,7 @@ from tests.support.text_runs import small_corpus, text_experiment
 
 from lengthwise.cli import app as cli
 from lengthwise.cli.experiment_options import override_corpus
-from lengthwise.core.errors import LengthwiseError, SettingError
+from lengthwise.core.errors import LengthwiseError, UnknownNameError
 from lengthwise.encodings import NoPE
 from lengthwise.evaluation.tables_and_figures import (
     describe_result,
@@ -217,13 +217,13 @@ INVALID: list[tuple[list[str], str]] = [
     ),
     (["train", "language_model", "--corpus", "tales"], "tales is not a corpus (it has no corpus.json); run lengthwise"),
     (["train", "language_model", "--corpus", "run"], "corpus run is damaged"),
-    (["train", "parity", "--corpus", "corpus"], "task parity uses no corpus; leave out --corpus, or train the recipe"),
+    (["train", "parity", "--corpus", "corpus"], "--corpus corpus: unknown setting of task parity 'corpus'"),
     (
         ["train", "language_model", "--corpus", "corpus", "--train-lengths", "9:99999"],
         "length 99999 needs 100000 tokens, but this train text has",
     ),
     (["train", "--task", "text", "--scheme", "predicted"], "this task declares no coupling; use the scheme sequential"),
-    (["train", "language_model", "--num-position-ids", "9"], "sequential has no ID range; leave out --num"),
+    (["train", "language_model", "--num-position-ids", "9"], "scheme sequential has no settings; leave it out"),
     (
         ["evaluate", "run", "--lengths", "90000"],
         "length 90000 needs 90001 tokens, but the longest held-out document has",
@@ -232,7 +232,7 @@ INVALID: list[tuple[list[str], str]] = [
     (["evaluate", "run", "--variants", "tails"], "unknown variant of text 'tails'; did you mean 'tales'? known: notes"),
     (["evaluate", "run", "--corpus", "nowhere"], "nowhere is not a corpus (it has no corpus.json)"),
     (["generate", "run", "--prompt", ""], "the prompt is empty; write some words to continue"),
-    (["compare", "parity", "--corpus", "corpus"], "task parity uses no corpus; leave out --corpus"),
+    (["compare", "parity", "--corpus", "corpus"], "--corpus corpus: unknown setting of task parity 'corpus'"),
     (
         ["compare", "parity", "language_model", *QUICK],
         "tasks graded by loss cannot be compared with tasks graded by exact match",
@@ -281,7 +281,9 @@ def test_model_sizes_differ_only_in_size_and_comparison_rows_only_in_scheme_and_
 def test_only_the_text_task_accepts_a_corpus_which_is_checked_immediately():
     assert isinstance(override_corpus(RECIPES["language_model"](), Path("corpus")).task, GradedByLoss)
     assert override_corpus(small_experiment(), None) == small_experiment()
-    with pytest.raises(SettingError, match=r"task parity uses no corpus; leave out --corpus, or train the recipe"):
+    with pytest.raises(
+        UnknownNameError, match=r"--corpus corpus: unknown setting of task parity 'corpus'; known: coupling"
+    ):
         override_corpus(small_experiment(Parity()), Path("corpus"))
     with pytest.raises(LengthwiseError, match=r"nowhere is not a corpus"):
         override_corpus(RECIPES["language_model"](), Path("nowhere"))

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 import lengthwise as lw
-from lengthwise.cli.experiment_options import override_training
 from lengthwise.core.errors import SettingError
 from lengthwise.experiments.recipes import RECIPES, recipe
 from lengthwise.experiments.recipes.fitted_encodings import FITTED_TASKS, describe_settings
@@ -92,7 +91,6 @@ def test_a_baseline_without_found_settings_has_a_default_and_says_so(task):
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_can_be_trained_for_a_few_steps(name):
     for experiment in (
-        override_training(recipe(name), steps=9),
         change_settings(recipe(name), [SettingChange(path="training.steps", value=9, source="--set")]),
         replace(recipe(name), training=replace(recipe(name).training, steps=9)),
     ):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lengthwise.core.errors import SettingError
-from lengthwise.influence.report.distances import Distances
+from lengthwise.influence.report.row_columns import Distances
 from lengthwise.influence.token_kinds import KINDS, token_kinds
 
 NGRAM_KINDS = {kind for kind in KINDS if kind[-1].isdigit()}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lengthwise.core.errors import SettingError
-from lengthwise.influence.report.page import render_page
+from lengthwise.influence.report.study_report import render_page
 
 HOSTILE = [
     "<script>alert(1)</script>",

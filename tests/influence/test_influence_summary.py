@@ -16,9 +16,8 @@ from matplotlib.text import Annotation, Text
 from lengthwise.core.errors import RunFolderError, SettingError
 from lengthwise.core.randomness import stream
 from lengthwise.influence.report import bootstrap
+from lengthwise.influence.report.figures import draw_distances, draw_recovery, draw_scale
 from lengthwise.influence.report.row_columns import RowColumns
-from lengthwise.influence.report.scale_figure import draw_scale
-from lengthwise.influence.report.study_figures import draw_distances, draw_recovery
 from lengthwise.influence.report.summary import summarize
 
 KS = (1, 2, 4)
@@ -720,9 +719,7 @@ def test_scale_figure_rejects_one_model_or_different_ks(tmp_path):
 
 def test_missing_folder_raises(tmp_path):
     missing = Path(tmp_path / "missing")
-    with pytest.raises(
-        RunFolderError, match=rf"cannot write a figure to {missing} \(.*\); choose a folder that exists"
-    ):
+    with pytest.raises(RunFolderError, match=rf"cannot save figures in {missing} \(.*\); choose a writable folder"):
         draw_recovery(summary_of(0.4, 0.6, 0.9), missing)
 
 

@@ -12,9 +12,9 @@ from lengthwise.core.errors import LengthwiseError
 from lengthwise.experiments.run_folder import write_rows_with_digest
 from lengthwise.report.chart import Table, cut_labels, hover
 from lengthwise.report.folders import StudyRecord
-from lengthwise.report.heat_map import heat_map
 from lengthwise.report.page import write_report
-from lengthwise.report.study_section import study_charts
+from lengthwise.report.result_charts import heat_map
+from lengthwise.report.sections import study_charts
 
 NAN, INF = math.nan, math.inf
 

@@ -10,7 +10,7 @@ import pytest
 
 from lengthwise.core.errors import LengthwiseError, RunFolderError
 from lengthwise.experiments.run_folder import MODEL
-from lengthwise.report import run_diagnosis
+from lengthwise.report import sections
 from lengthwise.report.page import write_report
 from lengthwise.tasks import JSONLTask
 
@@ -81,17 +81,15 @@ def write_comparison(folder, rows):
     return folder
 
 
-@pytest.mark.parametrize("is_marked", [False, True], ids=["earlier version", "marked"])
-def test_charts_and_tables_count_a_stopped_seed_as_zero(is_marked, tmp_path):
+def test_charts_and_tables_count_a_stopped_seed_as_zero(tmp_path):
     rows = [
         result_row(length, exact, seed=seed, row=label)
         for label in ("PPC", "FIRE")
         for seed, values in enumerate(((1.0, 0.75), (0.0,), (0.0,)))
         for length, exact in zip((10, 20), values, strict=False)
     ]
-    if is_marked:
-        facts = {"num_examples": 0, "skipped": True}
-        rows += [result_row(20, 0.0, seed=seed, row=label, **facts) for label in ("PPC", "FIRE") for seed in (1, 2)]
+    facts = {"num_examples": 0, "skipped": True}
+    rows += [result_row(20, 0.0, seed=seed, row=label, **facts) for label in ("PPC", "FIRE") for seed in (1, 2)]
     text = page_of(tmp_path, write_comparison(tmp_path / "comparison", rows))
     line, heat_map = charts_of(text)[0]["data"][0], charts_of(text)[1]["data"][0]
     assert line["y"] == [pytest.approx(1 / 3, abs=0.01), 0.25]
@@ -177,7 +175,7 @@ def test_a_length_that_the_training_file_lacks_is_not_diagnosed_and_the_page_has
     folder = write_run(tmp_path / "words", [result_row(5000, 0.5)])
     (folder / MODEL).touch()
     loaded_run = SimpleNamespace(experiment=SimpleNamespace(task=JSONLTask()))
-    monkeypatch.setattr(run_diagnosis, "load_run", lambda folder, device: loaded_run)
+    monkeypatch.setattr(sections, "load_run", lambda folder, device: loaded_run)
     write_report([folder], tmp_path / "report.html")
     command = f'lengthwise diagnose "{folder}" --task FILE.jsonl --length 5000'
     assert command in unescape((tmp_path / "report.html").read_text())
@@ -203,8 +201,8 @@ def test_a_report_diagnoses_only_runs_that_fail_at_the_shortest_length_with_erro
         raise LengthwiseError("no support")
 
     loaded_run = SimpleNamespace(experiment=SimpleNamespace(task=None))
-    monkeypatch.setattr(run_diagnosis, "load_run", lambda folder, device: loaded_run)
-    monkeypatch.setattr(run_diagnosis, "diagnose_run", record_call)
+    monkeypatch.setattr(sections, "load_run", lambda folder, device: loaded_run)
+    monkeypatch.setattr(sections, "diagnose_run", record_call)
     write_report(comparison, tmp_path / "report.html", report=lines.append)
     assert [call[1:] for call in calls] == [(40, 64)]
     assert len(lines) == 1
@@ -220,8 +218,8 @@ def test_a_diagnosis_takes_at_most_the_examples_of_the_evaluation_and_ends_at_th
         raise AssertionError("the limit did not end the diagnosis")
 
     loaded_run = SimpleNamespace(experiment=SimpleNamespace(task=None))
-    monkeypatch.setattr(run_diagnosis, "load_run", lambda folder, device: loaded_run)
-    monkeypatch.setattr(run_diagnosis, "diagnose_run", check_limit)
-    monkeypatch.setattr(run_diagnosis, "TIME_LIMIT_S", -1.0)
+    monkeypatch.setattr(sections, "load_run", lambda folder, device: loaded_run)
+    monkeypatch.setattr(sections, "diagnose_run", check_limit)
+    monkeypatch.setattr(sections, "TIME_LIMIT_S", -1.0)
     write_report([folder], tmp_path / "report.html")
     assert f'lengthwise diagnose "{folder}" --length 20000' in unescape((tmp_path / "report.html").read_text())

@@ -16,7 +16,7 @@ from lengthwise.experiments.folder_names import to_folder_name
 from lengthwise.experiments.reproduction import import_claim
 from lengthwise.experiments.run import load_run
 from lengthwise.experiments.run_folder import read_rows, write_rows
-from lengthwise.influence.report.summary_tables import format_estimate
+from lengthwise.influence.report.summary import format_estimate
 
 Rows = list[dict[str, Any]]
 claim = import_claim("sparsity_in_text")

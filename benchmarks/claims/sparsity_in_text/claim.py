@@ -20,7 +20,7 @@ from lengthwise.experiments.recipes import recipe
 from lengthwise.experiments.reproduction import Claim, SizePreset, Table
 from lengthwise.experiments.run import Run
 from lengthwise.influence.report.bootstrap import Bootstrap, JSONObject
-from lengthwise.influence.report.summary_tables import format_estimate
+from lengthwise.influence.report.summary import format_estimate
 from lengthwise.positions import MultiLevel, Skipwise
 from lengthwise.tasks import Text
 

@@ -1,51 +1,70 @@
-"""Settings of experiments on the command line: ``--set NAME=VALUE`` and configuration files."""
+"""Settings of experiments on the command line: configuration files, ``--set NAME=VALUE``, and flags."""
 
 import ast
 import json
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lengthwise.cli.options import parse_integers, parse_range, split_names
 from lengthwise.core.errors import SettingError
 from lengthwise.core.files import read_file
 from lengthwise.core.json_parsing import check_depth, parse_json
 from lengthwise.experiments.experiment import TABLES
 from lengthwise.experiments.setting_changes import SettingChange
+from lengthwise.tasks.text.corpus import open_corpus
 
-# Flags that set one setting.
-FLAG_SETTINGS = {
-    "train_lengths": "train_lengths",
-    "steps": "training.steps",
-    "batch_size": "training.batch_size",
-    "lengths_per_batch": "training.lengths_per_batch",
-    "num_position_ids": "scheme.num_position_ids",
-    "head": "decoder.head",
-    "corpus": "task.corpus",
-    "lengths": "evaluation.lengths",
-    "num_examples": "evaluation.num_examples",
-    "variants": "evaluation.variants",
-    "seed": "seed",
-}
 JSON_TOKENS = re.compile(r'("(?:[^"\\]|\\.)*")(\s*:)?|[{}\[\]]')
 TOML_TABLE = re.compile(r"\s*\[+([^\[\]]+)\]+")
 TOML_KEY = re.compile(r"""\s*([\w."' -]+?)\s*=""")
 
 
-def read_changes(config: Path | None, assignments: Sequence[str] | None, **flags: object) -> list[SettingChange]:
-    """Return the changes of a configuration file, then those of ``--set``; ``flags`` are other flags by name.
+def _read_corpus(folder: Path) -> str:
+    """Return the absolute path of a corpus, so that a run loads from any working folder."""
+    open_corpus(folder)
+    return str(folder.absolute())
 
-    Raises ``SettingError`` if ``--set`` and a flag that is not None set the same setting.
+
+# Flags that set one setting: its path, and the function that converts the value of the flag. A new flag is one line
+# here, and one parameter of the command.
+FLAGS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "train_lengths": ("train_lengths", parse_range),
+    "steps": ("training.steps", int),
+    "batch_size": ("training.batch_size", int),
+    "lengths_per_batch": ("training.lengths_per_batch", int),
+    "num_position_ids": ("scheme.num_position_ids", int),
+    "head": ("decoder.head", str),
+    "corpus": ("task.corpus", _read_corpus),
+    "lengths": ("evaluation.lengths", partial(parse_integers, flag="--lengths")),
+    "num_examples": ("evaluation.num_examples", partial(parse_integers, flag="--num-examples")),
+    "variants": ("evaluation.variants", split_names),
+    "seed": ("seed", int),
+}
+
+
+def read_changes(options: Mapping[str, Any]) -> list[SettingChange]:
+    """Return the changes of the options of a command: its configuration file, then ``--set``, then the ``FLAGS``.
+
+    ``options`` maps the parameters of a command to their values: ``config``, ``assignments`` (``--set``), and names of
+    ``FLAGS``. None changes nothing, and other parameters are ignored. Raises ``SettingError`` if ``--set`` and a flag
+    set the same setting.
     """
-    assigned = [parse_assignment(assignment) for assignment in assignments or ()]
-    for change in assigned:
-        for flag, value in flags.items():
-            if value is not None and change.path == FLAG_SETTINGS[flag]:
-                name = flag.replace("_", "-")
-                raise SettingError(f"{change.source} and --{name} {value} set the same setting; use only one of them")
-    return [*(read_config(config) if config is not None else ()), *assigned]
+    assigned = [parse_assignment(assignment) for assignment in options.get("assignments") or ()]
+    flag_changes = []
+    for name, (path, convert) in FLAGS.items():
+        if (value := options.get(name)) is None:
+            continue
+        source = f"--{name.replace('_', '-')} {value}"
+        for change in assigned:
+            if change.path == path:
+                raise SettingError(f"{change.source} and {source} set the same setting; use only one of them")
+        flag_changes.append(SettingChange(path=path, value=convert(value), source=source))
+    config = options.get("config")
+    return [*(read_config(config) if config is not None else ()), *assigned, *flag_changes]
 
 
 def parse_assignment(text: str) -> SettingChange:

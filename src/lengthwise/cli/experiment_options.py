@@ -1,12 +1,12 @@
 """Functions that convert the values of options to experiments and settings."""
 
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from lengthwise.cli import options
+from lengthwise.cli.config_file import read_changes
 from lengthwise.cli.terminal import print_json, print_line, print_message
 from lengthwise.core.devices import training_threads
 from lengthwise.core.errors import SettingError, unknown_name
@@ -17,10 +17,9 @@ from lengthwise.experiments.recipes import COMPARISONS, RECIPES, experiment_for,
 from lengthwise.experiments.recipes.fitted_encodings import describe_settings
 from lengthwise.experiments.run import Run
 from lengthwise.experiments.run_folder import EXPERIMENT
-from lengthwise.experiments.setting_changes import SettingChange, changed_train_lengths
+from lengthwise.experiments.setting_changes import change_settings
 from lengthwise.positions import Discovered
-from lengthwise.tasks import HasLengths, Task, Text, default_lengths, is_task_file
-from lengthwise.tasks.text.corpus import open_corpus
+from lengthwise.tasks import HasLengths, Task, default_lengths, is_task_file
 from lengthwise.training.launch import read_launch
 
 # Default settings for language models. The lengths fit into any context window.
@@ -47,43 +46,20 @@ def experiment_from_names(
         raise SettingError(f"no experiment to train; add the name of a recipe ({', '.join(RECIPES)}) or --task")
     scheme = "predicted" if scheme is None else scheme
     with ProgressLine(err_console) as progress:
-        return experiment_for(task, scheme, encoding, train_lengths=train_lengths, report=progress.show_search)
-
-
-def override_training(
-    experiment: Experiment,
-    *,
-    train_lengths: str | None = None,
-    num_position_ids: int | None = None,
-    head: str | None = None,
-    **training_settings: int | None,
-) -> Experiment:
-    """Return the experiment with the values of the training flags; None keeps the value of the experiment.
-
-    ``training_settings`` are fields of ``TrainingSettings``.
-    """
-    changes: dict[str, Any] = {name: value for name, value in training_settings.items() if value is not None}
-    training = replace(experiment.training, **changes)
-    scheme = experiment.scheme
-    if num_position_ids is not None:
-        if scheme.num_position_ids is None:
-            raise SettingError(f"scheme {scheme.name} has no ID range; leave out --num-position-ids")
-        scheme_settings = {field.name: getattr(scheme, field.name) for field in fields(scheme)}  # type: ignore[arg-type]
-        scheme = type(scheme)(**{**scheme_settings, "num_position_ids": num_position_ids})
-    decoder = experiment.decoder if head is None else replace(experiment.decoder, head=head)
-    lengths = experiment.train_lengths if train_lengths is None else options.parse_range(train_lengths)
-    return replace(experiment, training=training, scheme=scheme, decoder=decoder, train_lengths=lengths)
+        experiment = experiment_for(task, scheme, encoding, train_lengths=train_lengths, report=progress.show_search)
+    if scheme == Discovered.name:
+        print_message(f"found a coupling in the examples; lengthwise couple {task} describes it")
+    return experiment
 
 
 def override_corpus(experiment: Experiment, corpus: Path | None) -> Experiment:
     """Return the experiment with the absolute path of a corpus, so that the run loads from any working folder."""
-    if corpus is None:
-        return experiment
-    task = experiment.task
-    if not isinstance(task, Text):
-        raise SettingError(f"task {task.name} uses no corpus; leave out --corpus, or train the recipe language_model")
-    open_corpus(corpus)
-    return replace(experiment, task=replace(task, corpus=str(corpus.absolute())))
+    return change_settings(experiment, read_changes({"corpus": corpus}))
+
+
+def keep_one_count(settings: EvaluationSettings) -> EvaluationSettings:
+    """Return the settings with the first number of examples for all lengths, so that the lengths can change."""
+    return replace(settings, num_examples=settings.num_examples[:1])
 
 
 def override_evaluation(
@@ -95,16 +71,13 @@ def override_evaluation(
     task: Task | None,
 ) -> EvaluationSettings:
     """Return the settings with the values of the evaluation flags; without ``lengths``, a JSONL ``task`` sets them."""
-    first_number = settings.num_examples[:1]
-    if lengths is None and isinstance(task, HasLengths):
-        settings = replace(settings, lengths=default_lengths(task), num_examples=first_number)
     if lengths is not None:
-        settings = replace(settings, lengths=options.parse_integers(lengths, "--lengths"), num_examples=first_number)
-    if num_examples is not None:
-        settings = replace(settings, num_examples=options.parse_integers(num_examples, "--num-examples"))
-    if variants is not None:
-        settings = replace(settings, variants=options.split_names(variants))
-    return settings
+        settings = keep_one_count(settings)
+    elif isinstance(task, HasLengths):
+        settings = replace(keep_one_count(settings), lengths=default_lengths(task))
+    changes = read_changes({"lengths": lengths, "num_examples": num_examples, "variants": variants})
+    changes = [replace(change, path=change.path.removeprefix("evaluation.")) for change in changes]
+    return change_settings(settings, changes, "evaluation")
 
 
 def experiments_from_names(
@@ -118,8 +91,10 @@ def experiments_from_names(
     labels = None if rows is None else options.split_names(rows)
     if len(names) == 1 and names[0] in COMPARISONS and task is None:
         experiments = COMPARISONS[names[0]]()
-        labels = tuple(experiments) if labels is None else labels
-        return {label: _comparison_row(experiments, label, names[0]) for label in labels}
+        for label in labels or ():
+            if label not in experiments:
+                raise unknown_name(f"row of {names[0]}", label, experiments)
+        return experiments if labels is None else {label: experiments[label] for label in labels}
     if names and (task is not None or rows is not None):
         raise SettingError("recipes cannot be combined with --task and --rows; use only recipes or only these flags")
     if names:
@@ -129,13 +104,16 @@ def experiments_from_names(
         raise SettingError(f"no experiments to compare; add names of recipes ({known_names}), or --task and --rows")
     # All rows share one task object, so a JSONL file is read only once.
     shared_task = load_task(task) if is_task_file(task) else task
-    return {label: _experiment_from_label(shared_task, label, train_lengths) for label in labels}
-
-
-def _comparison_row(experiments: Mapping[str, Experiment], label: str, comparison: str) -> Experiment:
-    if label not in experiments:
-        raise unknown_name(f"row of {comparison}", label, experiments)
-    return experiments[label]
+    experiments = {}
+    for label in labels:
+        if label.count("/") != 1:
+            raise SettingError(f"invalid row '{label}'; use a scheme and an encoding, such as predicted/rotary")
+        scheme, encoding = label.split("/")
+        with ProgressLine(err_console) as progress:
+            experiments[label] = experiment_for(
+                shared_task, scheme, encoding, train_lengths=train_lengths, report=progress.show_search
+            )
+    return experiments
 
 
 def _refuse_task_file(name: str) -> None:
@@ -152,13 +130,6 @@ def _load_recipe(name: str) -> Experiment:
     if name not in RECIPES:
         raise unknown_name("recipe", name, (*RECIPES, *COMPARISONS))
     return recipe(name)
-
-
-def _experiment_from_label(task: str | Task, label: str, train_lengths: tuple[int, int] | None) -> Experiment:
-    if label.count("/") != 1:
-        raise SettingError(f"invalid row '{label}'; use a scheme and an encoding, such as predicted/rotary")
-    with ProgressLine(err_console) as progress:
-        return experiment_for(task, *label.split("/"), train_lengths=train_lengths, report=progress.show_search)
 
 
 def parse_overrides(**names: str | None) -> dict[str, Any]:
@@ -214,21 +185,6 @@ def describe_run(run: Run, threads: int | None, *, is_quick: bool) -> str:
         f"{steps_text} steps in {run.facts['train_s']:.0f} s on {place}; {fit_text}"
         f"training IDs {smallest_id:,} to {largest_id:,}; saved in {run.folder}{misfit_text}"
     )
-
-
-def read_train_lengths(flag: str | None, changes: Sequence[SettingChange]) -> tuple[int, int] | None:
-    """Return the training lengths of the flag, or else of the changes; None without any."""
-    return changed_train_lengths(changes) if flag is None else options.parse_range(flag)
-
-
-def named_experiment(
-    name: str | None, names: Mapping[str, str | None], train_lengths: tuple[int, int] | None
-) -> Experiment:
-    """Return a recipe, or the experiment with these names of task, scheme and encoding, and these training lengths."""
-    experiment = experiment_from_names(name, **names, train_lengths=train_lengths)
-    if names["scheme"] == Discovered.name:
-        print_message(f"found a coupling in the examples; lengthwise couple {names['task']} describes it")
-    return experiment
 
 
 def saved_run(name: str | None, task: str | None, resumed: Path | None, start: Path | None) -> Path | None:

@@ -14,7 +14,7 @@ from lengthwise.evaluation.language_model import tokenize_documents
 from lengthwise.hf.language_models import LanguageModel
 from lengthwise.influence.measures import MEASURES, InfluenceMeasure, Screened
 from lengthwise.influence.report.study_report import report_study
-from lengthwise.influence.report.summary_tables import summary_tables
+from lengthwise.influence.report.summary import summary_tables
 from lengthwise.influence.settings import InfluenceSettings
 from lengthwise.influence.study import (
     InfluenceStudy,
@@ -80,7 +80,7 @@ def run_study(study: InfluenceStudy, out: Path, *, resume: bool) -> dict[str, An
 def print_results(summaries: Sequence[Mapping[str, Any]], file: Path) -> None:
     """Print the tables and answers of studies, and the path of their figure (SVG) or page."""
     for table in (table for summary in summaries for table in summary_tables(summary)):
-        print_table(table.title, table.header, table.body)
+        print_table(*table)
     print_line(f"{'page' if len(summaries) == 1 else 'figure'}: {file}")
     for summary in summaries:
         print_line(summary["answer"]["sentence"])

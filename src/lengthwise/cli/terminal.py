@@ -13,18 +13,20 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppres
 from pathlib import Path
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
-from lengthwise.cli.table_layout import group_columns
 from lengthwise.core.json_parsing import non_finite_to_null
 from lengthwise.core.progress_line import LITERAL_OUTPUT, SECONDS_PER_LINE, err_console, escape
 
 out_console = Console(soft_wrap=True, **LITERAL_OUTPUT)
 # Width of tables that are not in a terminal, in characters; wider than any table.
 UNLIMITED_WIDTH = 10_000
+# Widths of the border of a table, and of the border and padding of a column.
+TABLE_BORDER, COLUMN_BORDER = 1, 3
 
 
 class _OptionalOutput(io.FileIO):
@@ -114,15 +116,47 @@ def print_table(title: str, header: list[str], body: list[list[str]], *, wrap: b
 
 
 def make_tables(header: Sequence[str], body: Sequence[Sequence[str]], width: int) -> Iterator[Table]:
-    """Yield tables that are at most ``width`` characters wide and together have all columns."""
-    header, body = [escape(column) for column in header], [[escape(cell) for cell in cells] for cells in body]
-    for group in group_columns(header, body, width):
+    """Yield tables that are at most ``width`` characters wide and together have all columns.
+
+    Every table starts with the first column. A column is at least as wide as its longest word, so only a word that is
+    wider than the whole table is broken.
+    """
+    columns = [[escape(cell) for cell in column] for column in zip(header, *body, strict=True)]
+    smallest = [max((cell_len(word) for cell in column for word in cell.split()), default=1) for column in columns]
+    largest = [max((cell_len(line) for cell in column for line in cell.splitlines()), default=1) for column in columns]
+    groups = [[0]]
+    for index in range(1, len(columns)):
+        if _table_width([smallest[other] for other in (*groups[-1], index)]) > width and len(groups[-1]) > 1:
+            groups.append([0])
+        groups[-1].append(index)
+    for group in groups:
+        widths = _share_width([smallest[index] for index in group], [largest[index] for index in group], width)
         table = Table()
-        for index, column_width in zip(group.indices, group.widths, strict=True):
-            table.add_column(header[index], width=column_width, overflow="fold")
-        for cells in body:
-            table.add_row(*(cells[index] for index in group.indices))
+        for index, column_width in zip(group, widths, strict=True):
+            table.add_column(columns[index][0], width=column_width, overflow="fold")
+        for cells in zip(*(columns[index][1:] for index in group), strict=True):
+            table.add_row(*cells)
         yield table
+
+
+def _table_width(column_widths: Sequence[int]) -> int:
+    return TABLE_BORDER + sum(width + COLUMN_BORDER for width in column_widths)
+
+
+def _share_width(smallest: Sequence[int], largest: Sequence[int], max_width: int) -> list[int]:
+    """Return column widths between the smallest and largest; columns that need little more width get it first."""
+    # Rich would also shrink columns below their longest word, and the table would become too wide.
+    widths, free = list(smallest), max_width - _table_width(smallest)
+    order = sorted(range(len(widths)), key=lambda index: largest[index] - smallest[index])
+    for rank, index in enumerate(order):
+        extra = min(largest[index] - smallest[index], max(0, free) // (len(order) - rank))
+        widths[index] += extra
+        free -= extra
+    if free < 0:
+        # A word wider than the table is broken.
+        widest = max(range(len(widths)), key=widths.__getitem__)
+        widths[widest] = max(1, widths[widest] + free)
+    return widths
 
 
 def print_text(line: Text) -> None:

@@ -53,7 +53,7 @@ def make_panels(
     caption = textwrap.fill(caption, CAPTION_CHARACTERS)
     starts = range(0, len(titles), num_columns)
     min_height = {1: 3.4, 2: 2.4, 3: 2.2}.get(len(titles), 1.8) if num_columns == 1 else 1.4
-    label_heights = [sum(map(_label_height, each)) for each in labels]
+    label_heights = [sum(map(_label_height, panel_labels)) for panel_labels in labels]
     heights = [max(min_height, *label_heights[start : start + num_columns]) for start in starts]
     # The name of the training range is between title and panel, the ticks and the name of the axis are below.
     title_lines = [max(title.count("\n") + 1 for title in titles[start : start + num_columns]) for start in starts]
@@ -61,7 +61,9 @@ def make_panels(
     caption_height = LINE_HEIGHT * (caption.count("\n") + 1) + 0.15
     total_height = sum(heights) + sum(tops) + bottom * len(starts) + caption_height
     column_width = FIGURE_WIDTH / num_columns
-    label_margin = max((LABEL_GAP + _label_width(label) for each in labels for label in each), default=0.0)
+    label_margin = max(
+        (LABEL_GAP + _label_width(label) for panel_labels in labels for label in panel_labels), default=0.0
+    )
     width = column_width - LEFT_MARGIN - RIGHT_MARGIN - label_margin
     figure, panels, y = Figure(figsize=(FIGURE_WIDTH, total_height)), [], total_height
     for start, height, top in zip(starts, heights, tops, strict=True):
@@ -107,6 +109,8 @@ def label_lines(axes: Any, labels: Sequence[LineLabel]) -> None:
     The limits of the vertical axis must be final, because they determine the places. At equal heights, the first label
     is on top. A short stroke in the margin connects a label with its value.
     """
+    from matplotlib.lines import Line2D  # noqa: PLC0415
+
     if not labels:
         return
     box, (figure_width, figure_height) = axes.get_position(), axes.figure.get_size_inches()
@@ -120,15 +124,9 @@ def label_lines(axes: Any, labels: Sequence[LineLabel]) -> None:
         label, y = labels[index], center / height
         stroke = [[1 + inches / width for inches in (0, LABEL_GAP - 0.05)], [values[index], y]]
         outside = {"transform": axes.transAxes, "color": label.color, "clip_on": False}
-        axes.add_line(_make_stroke(stroke, outside))
+        axes.add_line(Line2D(*stroke, alpha=0.6, linewidth=0.8, **outside))
         text = _wrap_label(label.text)
         axes.text(1 + LABEL_GAP / width, y, text, fontsize=FONT_SIZE, linespacing=1.0, va="center", **outside)
-
-
-def _make_stroke(stroke: Sequence[Sequence[float]], style: dict[str, Any]) -> Any:
-    from matplotlib.lines import Line2D  # noqa: PLC0415
-
-    return Line2D(*stroke, alpha=0.6, linewidth=0.8, **style)
 
 
 def spread(desired: Sequence[float], heights: Sequence[float], low: float, high: float) -> list[float]:
@@ -208,11 +206,11 @@ def count_seeds(counts: Collection[int]) -> str:
     return ("1 seed" if most == 1 else f"{most} seeds") if fewest == most else f"{fewest} to {most} seeds"
 
 
-def save_figure(figure: Any, folder: Path) -> Path:
-    """Save ``figure.svg`` and ``figure.png`` to a folder, and return the path of ``figure.png``."""
+def save_figure(figure: Any, folder: Path, name: str = "figure") -> Path:
+    """Save a figure as SVG and PNG with this name to a folder, and return the path of the PNG."""
     try:
         for extension in ("svg", "png"):
-            figure.savefig(folder / f"figure.{extension}", dpi=160)
+            figure.savefig(folder / f"{name}.{extension}", dpi=160)
     except OSError as error:
         raise RunFolderError(f"cannot save figures in {folder} ({error.strerror}); choose a writable folder") from None
-    return folder / "figure.png"
+    return folder / f"{name}.png"

@@ -64,24 +64,6 @@ class _Window(NamedTuple):
     end: int
 
 
-def loss_by_context(
-    decoder: Decoder,
-    task: GradedByLoss,
-    scheme: PositionScheme,
-    settings: EvaluationSettings,
-    *,
-    trained_distance: int | float | None = None,
-    report: Callable[[int, int, int], None] | None = None,
-) -> tuple[ContextLoss, ...]:
-    """Evaluate a decoder at each context length; ``report(length, num_done, num_total)`` counts windows.
-
-    A window is a scored span with its context. Windows come from documents longer than the longest context, so there
-    may be fewer than requested. Raises ``SettingError`` if no document is long enough, and emits
-    ``UntrainedDistanceWarning`` if ID distances exceed ``trained_distance``.
-    """
-    return tuple(iter_losses(decoder, task, scheme, settings, trained_distance=trained_distance, report=report))
-
-
 def iter_losses(
     decoder: Decoder,
     task: GradedByLoss,
@@ -91,7 +73,12 @@ def iter_losses(
     trained_distance: int | float | None = None,
     report: Callable[[int, int, int], None] | None = None,
 ) -> Iterator[ContextLoss]:
-    """Evaluate like ``loss_by_context``, and yield the result of each length when it is complete."""
+    """Evaluate a decoder at each context length, and yield the result of each length when it is complete.
+
+    ``report(length, num_done, num_total)`` counts windows. A window is a scored span with its context. Windows come
+    from documents longer than the longest context, so there may be fewer than requested. Raises ``SettingError`` if no
+    document is long enough, and emits ``UntrainedDistanceWarning`` if ID distances exceed ``trained_distance``.
+    """
     all_windows, documents = _sample_windows(task, settings), task.held_out()
     with eval_mode(decoder):
         for length_index, length in enumerate(settings.lengths):
@@ -145,7 +132,9 @@ def _iter_batches(
     # Sampling uses blocks of a fixed size, so that IDs do not depend on memory.
     for block_start in range(0, len(windows), EXAMPLES_PER_BLOCK):
         block_windows = windows[block_start : block_start + EXAMPLES_PER_BLOCK]
-        sequences = [documents[each.document].tokens[each.end - length - 1 : each.end] for each in block_windows]
+        sequences = [
+            documents[window.document].tokens[window.end - length - 1 : window.end] for window in block_windows
+        ]
         examples = task.lay_out(np.stack(sequences).astype(np.int64))
         assignment = scheme.assign(examples, stream(seed, "evaluation positions", length, block_start), training=False)
         batch = to_batch(length, examples, assignment)

@@ -2,11 +2,10 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from lengthwise.core.intervals import interval_over_models
-from lengthwise.evaluation.tally import LengthResult, skipped_result
+from lengthwise.evaluation.tally import LengthResult
 
 Rows = Sequence[Mapping[str, Any]]
 FIT_THRESHOLD = 0.99
@@ -17,47 +16,19 @@ def is_skipped(row: Mapping[str, Any]) -> bool:
     return bool(row.get("skipped"))
 
 
-def complete_rows(rows: Rows) -> Rows:
-    """Return the rows with a skipped row at each length at which the evaluation of a run had already stopped.
-
-    Rows of earlier versions lack these rows, so a mean over their seeds would be one over the seeds that did not stop.
-    The lengths of a run are those of all runs with its label and task. A run without an exact match at its longest
-    length has stopped there. Rows with losses are returned as they are.
-    """
-    lengths: dict[tuple[str, str], set[int]] = {}
-    runs: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
-    for row in rows:
-        if "loss" not in row:
-            lengths.setdefault((label_of(row), str(row["task"])), set()).add(int(row["length"]))
-            runs.setdefault((label_of(row), str(row["task"]), row.get("variant"), row["seed"]), []).append(row)
-    skipped_rows: dict[int, list[dict[str, Any]]] = {}
-    for (label, task, _, _), run_rows in runs.items():
-        last_row = max(run_rows, key=lambda row: int(row["length"]))
-        if last_row["exact_match"] == 0:
-            longer = sorted(length for length in lengths[label, task] if length > last_row["length"])
-            skipped_rows[id(last_row)] = [_skipped_row(last_row, length) for length in longer]
-    return [each for row in rows for each in (row, *skipped_rows.get(id(row), ()))]
-
-
-def _skipped_row(last_row: Mapping[str, Any], length: int) -> dict[str, Any]:
-    """Return the row of a skipped length, with the facts of the run and the keys of its last row."""
-    result = asdict(skipped_result(length, str(last_row.get("decode"))))
-    unknown = {name: None for name in ("text_tokens", "requested_tokens") if name in last_row}
-    return {**last_row, **{name: result[name] for name in result.keys() & last_row.keys()}, **unknown, "skipped": True}
-
-
 def group_rows(rows: Rows) -> dict[str, dict[int, Rows]]:
     """Group result rows by label (the value of ``row``) and then by length; a group has one row per seed.
 
-    A seed whose evaluation stopped has a skipped row at the longer lengths (`complete_rows`).
+    A seed whose evaluation stopped has skipped rows at the longer lengths.
     """
-    rows = complete_rows(rows)
-    labels = list(dict.fromkeys(str(row["row"]) for row in rows))
     lengths = sorted({int(row["length"]) for row in rows})
-    return {
-        label: {length: [row for row in rows if row["row"] == label and row["length"] == length] for length in lengths}
-        for label in labels
-    }
+    groups: dict[str, dict[int, list[Mapping[str, Any]]]] = {}
+    for row in rows:
+        label = str(row["row"])
+        if label not in groups:
+            groups[label] = {length: [] for length in lengths}
+        groups[label][int(row["length"])].append(row)
+    return {label: dict(by_length) for label, by_length in groups.items()}
 
 
 def describe_misfit(result: LengthResult) -> str | None:
@@ -147,13 +118,6 @@ def count_skipped(rows: Rows) -> int:
     return sum(map(is_skipped, rows))
 
 
-def count_ended(by_length: Mapping[int, Rows], length: int) -> int:
-    """Return the number of seeds of a label if none has a row at this length and all ended at 0; otherwise 0."""
-    shorter = [rows for each, rows in sorted(by_length.items()) if each < length and rows]
-    has_ended = not by_length[length] and shorter and all(row.get("exact_match") == 0 for row in shorter[-1])
-    return len(shorter[-1]) if has_ended else 0
-
-
 def select_unfit(rows: Rows) -> set[str]:
     """Return the labels (``row``) of which no seed fits its training lengths, so they say nothing about longer lengths.
 
@@ -165,29 +129,3 @@ def select_unfit(rows: Rows) -> set[str]:
         label, is_unknown = str(row["row"]), "loss" in row or row["fitted"] is None
         best[label] = max(best.get(label, 0.0), 1.0 if is_unknown else float(row["fitted"]))
     return {label for label, value in best.items() if value < FIT_THRESHOLD}
-
-
-def merge_variants(rows: Rows) -> Rows:
-    """Return one row per label, seed and length: the row of the variant with the lowest exact match.
-
-    Only variants that all seeds of a label have in common count, and their number is appended to the label. Lengths are
-    omitted if a variant has no row there.
-    """
-    if uses_loss(rows):
-        return rows
-    rows = complete_rows(rows)
-    variants: dict[str, dict[int, set[str | None]]] = {}
-    groups: dict[tuple[str, int, int], list[Mapping[str, Any]]] = {}
-    for row in rows:
-        variants.setdefault(label_of(row), {}).setdefault(row["seed"], set()).add(row.get("variant"))
-        groups.setdefault((label_of(row), row["seed"], row["length"]), []).append(row)
-    merged = []
-    for (label, _, _), group in groups.items():
-        common = set.intersection(*variants[label].values())
-        common_rows = [row for row in group if row.get("variant") in common]
-        if common_rows and len(common_rows) == len(common):
-            # Of two variants without an exact match, the evaluated one has an interval.
-            worst = min(common_rows, key=lambda row: (float(row["exact_match"]), is_skipped(row)))
-            name = label if len(common) == 1 else f"{label} (worst of {len(common)} variants)"
-            merged.append({**worst, "row": name, "variant": None})
-    return merged

@@ -1,10 +1,13 @@
 """Tables and figures of result rows: exact match by length, or perplexity by context length."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lengthwise.evaluation.figure_layout import (
+    MAX_LINES,
     UNFIT_COLOR,
     LineLabel,
     assign_colors,
@@ -15,7 +18,6 @@ from lengthwise.evaluation.figure_layout import (
     set_length_axis,
     set_logarithmic_values,
 )
-from lengthwise.evaluation.figure_lines import Line, select_lines
 from lengthwise.evaluation.result_rows import (
     FIT_THRESHOLD,
     Rows,
@@ -32,6 +34,8 @@ from lengthwise.evaluation.result_rows import (
 
 # Words for configurations without a seed that fits its training lengths.
 UNFIT_NOTE = "did not fit: says nothing about longer lengths"
+# Smallest difference of exact match, or of the loss, at which two lines look different.
+VISIBLE_DIFFERENCE = 0.05
 
 
 def table_title(rows: Rows) -> str:
@@ -174,6 +178,73 @@ def format_num_examples(rows: Rows, length: int) -> str:
     return "-".join(str(count) for count in dict.fromkeys((example_counts[0], example_counts[-1])))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """Line of a label: its rows by length, without lengths that have no rows, and whether any seed fits."""
+
+    label: str
+    runs: Mapping[int, Rows]
+    fits: bool
+
+    @property
+    def name(self) -> str:
+        """Label, with a note if no seed fits its training lengths."""
+        return self.label if self.fits else f"{self.label} (did not fit)"
+
+    @property
+    def values(self) -> list[float]:
+        """Exact match or perplexity over all seeds at each length."""
+        return [pool_seeds(runs)[0] for runs in self.runs.values()]
+
+    @property
+    def train_lengths(self) -> tuple[int, int] | None:
+        """Shortest and longest training length, or None if it is unknown."""
+        lengths = next(iter(self.runs.values()))[0]["train_lengths"]
+        return None if lengths is None else (int(lengths[0]), int(lengths[1]))
+
+
+def select_lines(rows: Rows) -> tuple[list[Line], int]:
+    """Return at most ``MAX_LINES`` lines in the order of their labels (`select_labels`), and the number of others."""
+    unfit = select_unfit(rows)
+    lines = [
+        Line(label=label, runs={length: runs for length, runs in by_length.items() if runs}, fits=label not in unfit)
+        for label, by_length in group_rows(rows).items()
+    ]
+    labels = select_labels({line.label: line.runs for line in lines}, unfit, MAX_LINES)
+    return [line for line in lines if line.label in labels], len(lines) - len(labels)
+
+
+def select_labels(runs: Mapping[str, Mapping[int, Rows]], unfit: Container[str], max_labels: int) -> list[str]:
+    """Return the labels whose lines differ most, so that a figure shows what fails as well as what works.
+
+    ``runs`` has the rows of each label by length. The first label is usually the subject and is always included. Each
+    next label has the largest difference from all included lines at any length. Lines that look like an included one
+    come last, and before them those of the ``unfit`` labels.
+    """
+    curves = {label: _curve(by_length) for label, by_length in runs.items()}
+    selected, others = [next(iter(curves))], list(curves)[1:]
+    while others and len(selected) < max_labels:
+        distances = {label: min(_distance(curves[label], curves[other]) for other in selected) for label in others}
+        selected.append(
+            max(others, key=lambda label: (distances[label] > VISIBLE_DIFFERENCE, label not in unfit, distances[label]))
+        )
+        others.remove(selected[-1])
+    return [label for label in curves if label in selected]
+
+
+def _curve(by_length: Mapping[int, Rows]) -> dict[int, float]:
+    """Return the exact match, or the loss, over all seeds at each length."""
+    values = {length: pool_seeds(rows)[0] for length, rows in by_length.items()}
+    is_loss = any(map(uses_loss, by_length.values()))
+    return {length: math.log(value) if is_loss else value for length, value in values.items()}
+
+
+def _distance(curve: Mapping[int, float], other: Mapping[int, float]) -> float:
+    """Return the largest difference at a common length; curves without one differ by 1, as 0 and 1 do."""
+    # Rounded, because equal differences are decided by the order of the labels.
+    return max((round(abs(curve[length] - other[length]), 9) for length in curve.keys() & other.keys()), default=1.0)
+
+
 def draw(rows: Rows, folder: Path, title: str) -> Path:
     """Draw exact match or perplexity by length into ``figure.png`` and ``figure.svg``, and return the first path.
 
@@ -224,7 +295,7 @@ def _caption(rows: Rows, selections: Sequence[tuple[Sequence[Line], int]]) -> st
 
 def _common_range(ranges: Collection[tuple[int, int] | None]) -> tuple[int, int] | None:
     """Return the training lengths that all ranges share; None if they share none or one is unknown."""
-    known = [each for each in ranges if each is not None]
+    known = [lengths for lengths in ranges if lengths is not None]
     if len(known) < len(ranges):
         return None
     shortest, longest = max(first for first, _ in known), min(last for _, last in known)

@@ -3,6 +3,7 @@
 import statistics
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 from lengthwise.core.intervals import wilson_interval
 from lengthwise.evaluation.grading import Grades, first_errors
@@ -51,23 +52,9 @@ class LengthResult:
 
 def skipped_result(length: int, decode: str) -> LengthResult:
     """Return the result at a length that was not evaluated, because an earlier length had no exact match."""
-    return LengthResult(
-        length=length,
-        num_examples=0,
-        decode=decode,
-        exact_match=0.0,
-        low=0.0,
-        high=1.0,
-        exact_tokens=None,
-        token_accuracy=None,
-        id_accuracy=None,
-        answer_loss=None,
-        first_error=None,
-        largest_distance=None,
-        wall_s=0.0,
-        omitted_weight=None,
-        skipped=True,
-    )
+    unknown = ("exact_tokens", "token_accuracy", "id_accuracy", "answer_loss", "first_error", "largest_distance")
+    values: dict[str, Any] = {**dict.fromkeys((*unknown, "omitted_weight")), "low": 0.0, "high": 1.0, "wall_s": 0.0}
+    return LengthResult(length=length, num_examples=0, decode=decode, exact_match=0.0, skipped=True, **values)
 
 
 class Tally:

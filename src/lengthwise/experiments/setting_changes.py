@@ -1,14 +1,19 @@
-"""Changes of an experiment by the names of its settings in ``experiment.json``, such as ``training.steps``."""
+"""Changes of an experiment by the names of its settings in ``experiment.json``, such as ``training.steps``.
+
+Configuration files, ``--set``, the flags of the command line and the grid of a sweep all become changes.
+"""
 
 import re
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, dataclass, fields, is_dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from lengthwise.core.errors import LengthwiseError, SettingError, UnknownNameError, unknown_name
 from lengthwise.core.type_checks import check_value
-from lengthwise.experiments.experiment import NESTED_TABLES, TABLES, Experiment, build_entry
+from lengthwise.experiments.experiment import NESTED_TABLES, TABLES, build_entry
+
+Setting = TypeVar("Setting")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,20 +29,21 @@ class SettingChange:
     source: str
 
 
-def change_settings(experiment: Experiment, changes: Sequence[SettingChange]) -> Experiment:
-    """Return the experiment with all changes applied at once; the last change of a setting wins.
+def change_settings(settings: Setting, changes: Sequence[SettingChange], label: str = "experiment") -> Setting:
+    """Return an experiment, or a group of its settings, with all changes at once; the last change of a setting wins.
 
-    A task, scheme or encoding keeps its class. Raises ``UnknownNameError`` for an unknown setting and ``SettingError``
-    for an invalid value. The message starts with the source of the change.
+    ``label`` is the name of the group, and the paths of the changes begin within it. A task, scheme or encoding keeps
+    its class. Raises ``UnknownNameError`` for an unknown setting and ``SettingError`` for an invalid value. The message
+    starts with the source of the change.
     """
-    changed: Experiment = _change_group(experiment, changes, "experiment")
+    changed: Setting = _change_group(settings, changes, label)
     return changed
 
 
 def changed_train_lengths(changes: Sequence[SettingChange]) -> tuple[int, int] | None:
     """Return the training lengths after the changes, or None if they set none; ``change_settings`` checks the value."""
     values = [change.value for change in changes if change.path == "train_lengths"]
-    if not values or not isinstance(values[-1], list | tuple) or [type(each) for each in values[-1]] != [int, int]:
+    if not values or not isinstance(values[-1], list | tuple) or [type(length) for length in values[-1]] != [int, int]:
         return None
     shortest, longest = values[-1]
     return shortest, longest
@@ -45,18 +51,21 @@ def changed_train_lengths(changes: Sequence[SettingChange]) -> tuple[int, int] |
 
 def _change_group(group: Any, changes: Sequence[SettingChange], label: str) -> Any:
     """Return a dataclass with changed fields; ``label`` is its name in errors."""
-    setting_fields = {each.name: each for each in fields(group) if each.compare}
+    setting_fields = {setting.name: setting for setting in fields(group) if setting.compare}
     by_name: dict[str, list[SettingChange]] = {}
     for change in changes:
         name, _, remaining_path = change.path.partition(".")
         if name == "name" and hasattr(type(group), "name"):
             _check_name(group, change, label)
         elif name not in setting_fields:
-            error = unknown_name(f"setting of {label}", name, setting_fields)
+            full_label = f"{label} {group.name}" if hasattr(type(group), "name") else label
+            if not setting_fields:
+                raise SettingError(f"{change.source}: {full_label} has no settings; leave it out")
+            error = unknown_name(f"setting of {full_label}", name, setting_fields)
             raise UnknownNameError(f"{change.source}: {error}")
         else:
             by_name.setdefault(name, []).append(replace(change, path=remaining_path))
-    values = {name: _new_value(setting_fields[name], getattr(group, name), each) for name, each in by_name.items()}
+    values = {name: _new_value(setting_fields[name], getattr(group, name), named) for name, named in by_name.items()}
     try:
         return replace(group, **values)
     except LengthwiseError as error:
@@ -96,7 +105,7 @@ def _split_group(name: str, group: Any, change: SettingChange) -> list[SettingCh
         return [change]
     if not isinstance(change.value, Mapping):
         choice = f", or --{name} to choose another {name}" if name in TABLES else ""
-        known = ", ".join(each.name for each in fields(group) if each.compare)
+        known = ", ".join(setting.name for setting in fields(group) if setting.compare)
         raise SettingError(
             f"{change.source}: {name} is a group of settings ({known}); use a name such as {name}.SETTING{choice}"
         )

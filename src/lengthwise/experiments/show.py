@@ -9,8 +9,7 @@ from lengthwise.core.errors import SettingError
 from lengthwise.core.files import StrPath, check_output_file, write_atomically
 from lengthwise.core.type_checks import check_arguments
 from lengthwise.evaluation.exact_match import check_id_range
-from lengthwise.evaluation.picture.picture import Answer, Picture, find_links, sample_example
-from lengthwise.evaluation.picture.predictions import predict_answers
+from lengthwise.evaluation.picture.picture import Answer, Picture, find_links, predict_answers, sample_example
 from lengthwise.evaluation.picture.svg_drawing import MARK, draw_svg
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes import experiment_for

@@ -163,7 +163,7 @@ def is_dashed(line: int) -> bool:
     return line >= len(SYMBOLS)
 
 
-def error_bars(y: Sequence[float], ranges: Sequence[tuple[float, float]]) -> dict[str, Any]:
+def error_bars(y: Sequence[float], ranges: Sequence[Sequence[float]]) -> dict[str, Any]:
     """Return error bars from absolute lower and upper bounds."""
     lows, highs = zip(*ranges, strict=True)
     return {
@@ -174,6 +174,45 @@ def error_bars(y: Sequence[float], ranges: Sequence[tuple[float, float]]) -> dic
         "thickness": 1.2,
         "width": 3,
     }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """Line of a chart: its name, and the coordinates, hover text and range of each point; ``ranges`` can be empty."""
+
+    name: str
+    x: Sequence[int | float]
+    y: Sequence[float]
+    texts: Sequence[str]
+    ranges: Sequence[Sequence[float]] = ()
+
+
+def line_chart(
+    title: str,
+    lines: Sequence[Line],
+    *,
+    subject: str,
+    x: dict[str, Any],
+    y: dict[str, Any],
+    table: Table,
+    switch: str = "log x",
+    notes: Sequence[str] = (),
+) -> Chart:
+    """Return a chart of ``subject`` with one trace per line; ``x`` and ``y`` are its axes."""
+    traces = []
+    for index, line in enumerate(lines):
+        trace = line_trace(index, line.x, line.y, line.texts)
+        traces.append(trace | {"error_y": error_bars(line.y, line.ranges)} if line.ranges else trace)
+    return Chart(
+        title=title,
+        description=f"Line chart of {subject}, {len(lines)} lines.",
+        traces=traces,
+        layout={"xaxis": x, "yaxis": y},
+        table=table,
+        lines=[line.name for line in lines],
+        switches=(switch,),
+        notes=notes,
+    )
 
 
 def axis(title: str, *, log: bool = False, **settings: Any) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from typer import Argument, Option
 
@@ -52,29 +52,22 @@ def compare_(
 
     With --task and --rows, a scheme without a coupling has the settings that are known to fit with its encoding.
     """
+    given_options = locals().copy()
     from lengthwise.cli import experiment_options
     from lengthwise.cli.config_file import read_changes
     from lengthwise.evaluation.tables_and_figures import draw, result_tables
     from lengthwise.experiments.comparison import compare
     from lengthwise.experiments.recipes import quick
-    from lengthwise.experiments.setting_changes import change_settings
+    from lengthwise.experiments.setting_changes import change_settings, changed_train_lengths
 
-    named_settings: dict[str, Any] = {"lengths": lengths, "num_examples": num_examples, "variants": variants}
-    changes = read_changes(
-        config, assignments, train_lengths=train_lengths, steps=steps, corpus=corpus, seed=seed, **named_settings
-    )
-    read_lengths = experiment_options.read_train_lengths(train_lengths, changes)
-    experiments = experiment_options.experiments_from_names(names or [], task, rows, read_lengths)
+    changes = read_changes(given_options)
+    experiments = experiment_options.experiments_from_names(names or [], task, rows, changed_train_lengths(changes))
     for label, experiment in experiments.items():
         base_experiment = replace(quick(experiment) if use_quick else experiment, seed=0)
-        base_experiment = change_settings(base_experiment, changes)
-        base_experiment = experiment_options.override_training(
-            base_experiment, train_lengths=train_lengths, steps=steps
-        )
-        evaluation = experiment_options.override_evaluation(base_experiment.evaluation, **named_settings, task=None)
-        first_seed = base_experiment.seed if seed is None else seed
-        base_experiment = replace(base_experiment, evaluation=evaluation, seed=first_seed)
-        experiments[label] = experiment_options.override_corpus(base_experiment, corpus)
+        if lengths is not None:
+            evaluation = experiment_options.keep_one_count(base_experiment.evaluation)
+            base_experiment = replace(base_experiment, evaluation=evaluation)
+        experiments[label] = change_settings(base_experiment, changes)
     with show_status(f"{len(experiments) * seeds} runs in {out}"):
         comparison = compare(
             experiments,

@@ -102,7 +102,7 @@ def influence(
     """
     from lengthwise.cli import influence_options
     from lengthwise.hf.language_models import check_model_exists, load_language_model
-    from lengthwise.influence.report.scale_figure import draw_scale
+    from lengthwise.influence.report.figures import draw_scale
     from lengthwise.influence.report.study_report import PAGE_FILE
     from lengthwise.influence.settings import InfluenceSettings
     from lengthwise.influence.study import InfluenceStudy, parse_part

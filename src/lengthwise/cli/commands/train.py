@@ -1,8 +1,7 @@
 """The ``train`` command, which trains one experiment."""
 
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from typer import Argument, Option
 
@@ -62,6 +61,7 @@ def train_(
 
     The exit status is 1 if the saved run does not fit its training lengths, except with --quick.
     """
+    given_options = locals().copy()
     if scheme == "discovered" and task is not None and not resume:
         # The imports and the first steps of the search take seconds.
         print_message(f"searching for a coupling in examples of {task}")
@@ -70,30 +70,22 @@ def train_(
     from lengthwise.experiments.recipes import quick
     from lengthwise.experiments.run import train
     from lengthwise.experiments.run_folder import read_experiment
-    from lengthwise.experiments.setting_changes import change_settings
+    from lengthwise.experiments.setting_changes import change_settings, changed_train_lengths
 
+    changes = read_changes(given_options)
     given_names = {"task": task, "scheme": scheme, "encoding": encoding}
-    named_settings: dict[str, Any] = {
-        **{"train_lengths": train_lengths, "steps": steps, "batch_size": batch_size, "head": head},
-        **{"lengths_per_batch": lengths_per_batch, "num_position_ids": num_position_ids},
-    }
-    changes = read_changes(config, assignments, **named_settings, corpus=corpus, seed=seed)
     saved_run = experiment_options.saved_run(name, task, out if resume else None, start)
     if saved_run is not None:
         experiment = read_experiment(saved_run, overrides=experiment_options.parse_overrides(**given_names))
     else:
-        experiment = experiment_options.named_experiment(
-            name,
-            given_names if name is not None else part_names(changes, **given_names),
-            experiment_options.read_train_lengths(train_lengths, changes),
+        names = given_names if name is not None else part_names(changes, **given_names)
+        experiment = experiment_options.experiment_from_names(
+            name, **names, train_lengths=changed_train_lengths(changes)
         )
     if use_quick and not (resume and saved_run == out):
         experiment = quick(experiment)
     # The flags override --set, --set overrides the file, and all of them override the settings of --quick.
-    experiment = experiment_options.override_training(change_settings(experiment, changes), **named_settings)
-    experiment = experiment_options.override_corpus(
-        replace(experiment, seed=experiment.seed if seed is None else seed), corpus
-    )
+    experiment = change_settings(experiment, changes)
     run_name = f"{experiment.task.name}-{experiment.scheme.name}-{experiment.seed}"
     folder = Path("runs") / run_name if out is None else out
     progress_line = ProgressLine(err_console, experiment.training.steps, max_train_length=experiment.train_lengths[1])

@@ -1,16 +1,22 @@
-"""Data of a picture: one example with its position IDs, and the earlier tokens that each answer depends on."""
+"""Data of a picture: one example with its position IDs, the tokens that each answer needs, and predictions of a run."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Real
+import torch
+from jaxtyping import Bool, Float, Real
+from rich.cells import cell_len, chop_cells
+from torch import Tensor
 
-from lengthwise.core.errors import SettingError
+from lengthwise.core.errors import DivergedError, SettingError
+from lengthwise.core.progress_line import escape
 from lengthwise.core.randomness import stream
 from lengthwise.evaluation.exact_match import iter_examples
+from lengthwise.model.attention_scores import AttentionHooks
+from lengthwise.model.decoder import Decoder
 from lengthwise.positions import PositionScheme
 from lengthwise.tasks import Task
 from lengthwise.tasks.examples import Examples
@@ -21,6 +27,15 @@ MAX_TOKENS = 128
 SUPPORT, EQUAL_IDS = "support", "equal IDs"
 # Kinds of links: to the token before the answer, to a token with the IDs of that token, and to any other token.
 PREVIOUS, COUPLED, FAR = "previous", "coupled", "far"
+# Largest width of the text of a token, in columns of a terminal.
+MAX_TOKEN_CELLS = 9
+CUT = ".."
+# Colors of Okabe and Ito, which color-blind people can tell apart; each is light enough for black text.
+GROUP_COLORS = ("#56b4e9", "#e69f00", "#2bb58a", "#f0e442", "#dd8fbe", "#bbbbbb")
+# Smaller attention weights are not drawn.
+MIN_WEIGHT = 0.1
+# Decimals of the attention weights.
+WEIGHT_DECIMALS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,9 +115,9 @@ class Picture:
         """Return a number per level and token: equal for equal IDs, and None for an ID that no other token has."""
         numbers: list[list[int | None]] = []
         for ids in self.position_ids:
-            counts = Counter(ids)
-            ranks = {each: rank for rank, each in enumerate(sorted(each for each in counts if counts[each] > 1))}
-            numbers.append([ranks.get(each) for each in ids])
+            repeated = sorted(position_id for position_id, count in Counter(ids).items() if count > 1)
+            ranks = {position_id: rank for rank, position_id in enumerate(repeated)}
+            numbers.append([ranks.get(position_id) for position_id in ids])
         return numbers
 
 
@@ -159,6 +174,70 @@ def _is_coupled(distances: Real[np.ndarray, "level keys"]) -> Bool[np.ndarray, "
     return is_coupled
 
 
+@torch.no_grad()
+def predict_answers(
+    decoder: Decoder, batch: Batch, links: Mapping[int, Sequence[Link]], vocabulary: Sequence[str]
+) -> tuple[AttentionHead, dict[int, Prediction]]:
+    """Return the prediction of each answer of a batch of one example, with teacher forcing, and the head to show.
+
+    ``links`` has the links of each answer. Raises ``DivergedError`` if the predictions of the decoder are NaN.
+    """
+    batch = batch.to(decoder.embedding.device)
+    layers: list[Float[Tensor, "1 heads query key"]] = []
+    hooks = AttentionHooks(on_weights=layers.append)
+    first_query, ids = int(batch.prompt_length[0]) - 1, batch.position_ids
+    hidden, _ = decoder(batch.tokens[:, :-1], ids[:, :, :-1], hooks=hooks)
+    hidden = hidden[:, first_query:]
+    logits, targets = decoder.token_logits(hidden), batch.tokens[:, first_query + 1 :]
+    if bool(logits.isnan().any()):
+        # The argmax over NaN would be token 0.
+        raise DivergedError("the predictions of the decoder are NaN; train the run again, or load it in float32")
+    predicted_tokens, predicted_ids = logits.argmax(dim=-1)[0].tolist(), None
+    if decoder.predicts_ids:
+        prompts = decoder.read_prompt(batch.tokens, ids, batch.prompt_length)
+        predicted_ids = decoder.most_likely_ids(hidden, ids[:, :, first_query:-1], targets, prompts)[:, 0].T.tolist()
+    weights = torch.cat(layers).cpu()
+    head = _select_head(weights, links)
+    predictions = {}
+    for answer in links:
+        column, token = answer - first_query - 1, int(batch.tokens[0, answer])
+        has_id = predicted_ids is not None and bool(batch.id_scored[0, answer])
+        answer_ids = tuple(predicted_ids[column]) if predicted_ids is not None and has_id else None
+        predictions[answer] = Prediction(
+            token=vocabulary[predicted_tokens[column]],
+            token_correct=predicted_tokens[column] == token,
+            position_ids=answer_ids,
+            id_correct=None if answer_ids is None else answer_ids == tuple(ids[:, 0, answer].tolist()),
+            attention=tuple(
+                round(weight, WEIGHT_DECIMALS)
+                for weight in weights[head.layer, head.head, answer - 1, :answer].tolist()
+            ),
+        )
+    return head, predictions
+
+
+def _select_head(
+    weights: Float[Tensor, "layers heads query key"], links: Mapping[int, Sequence[Link]]
+) -> AttentionHead:
+    """Return the head with the largest mean over answers of the largest weight on a linked token.
+
+    The query itself does not count, because the decoder reads it without attention.
+    """
+    masks = torch.zeros(weights.shape[2:], dtype=torch.bool)
+    for answer, answer_links in links.items():
+        masks[answer - 1, [link.index for link in answer_links]] = True
+    masks = masks.tril(-1)
+    if not masks.any():
+        # All keys before the query of each answer.
+        masks[[answer - 1 for answer in links]] = True
+        masks = masks.tril(-1)
+    peaks = (weights * masks)[:, :, masks.any(dim=-1)].amax(dim=-1)
+    # Without links and earlier tokens, all heads are equally good.
+    means = peaks.mean(dim=-1).nan_to_num()
+    layer, head = divmod(int(means.argmax()), means.shape[1])
+    return AttentionHead(layer=layer, head=head, weight=round(float(means[layer, head]), WEIGHT_DECIMALS))
+
+
 def sentences(picture: Picture) -> Iterator[str]:
     """Yield sentences that describe a picture: the example, its links, and the predictions of the run."""
     kind = "training" if picture.training else "evaluation"
@@ -180,9 +259,9 @@ def _run_sentences(picture: Picture, has_links: bool) -> Iterator[str]:
     head, predictions = picture.attention_head, [answer.prediction for answer in picture.answers if answer.prediction]
     if head is None:
         return
-    ids_correct = [each.id_correct for each in predictions if each.id_correct is not None]
+    ids_correct = [prediction.id_correct for prediction in predictions if prediction.id_correct is not None]
     ids = f" and {sum(ids_correct)} of {len(ids_correct)} IDs" if ids_correct else ""
-    num_correct = sum(each.token_correct for each in predictions)
+    num_correct = sum(prediction.token_correct for prediction in predictions)
     yield f"the run predicts {num_correct} of {len(predictions)} tokens{ids} correctly"
     strongest = "link" if has_links else "earlier token"
     where = f"layer {head.layer}, head {head.head}"
@@ -197,3 +276,23 @@ def format_number(number: int | float) -> str:
 def join_numbers(numbers: Sequence[Any]) -> str:
     """Return IDs or ID distances of all levels as text, separated by commas."""
     return ",".join(map(format_number, numbers))
+
+
+def token_label(token: str) -> str:
+    """Return the text of a token on one line: escaped, in quotes if spaces matter, and cut if it is long."""
+    text = escape(token).replace("\n", "\\n")
+    text = text if text and text.split() == [text] else f"'{text}'"
+    if cell_len(text) <= MAX_TOKEN_CELLS:
+        return text
+    return chop_cells(text, MAX_TOKEN_CELLS - len(CUT))[0] + CUT
+
+
+def level_labels(picture: Picture) -> list[str]:
+    """Return the names of the ID levels."""
+    num_levels = len(picture.position_ids)
+    return ["ID"] if num_levels == 1 else [f"ID {level + 1}" for level in range(num_levels)]
+
+
+def group_color(number: int) -> str:
+    """Return the color of a group of tokens with equal IDs; neighboring groups have different colors."""
+    return GROUP_COLORS[number % len(GROUP_COLORS)]

@@ -1,35 +1,42 @@
 """Drawing of a picture as SVG, with a title and a description, for light and dark mode."""
 
+import math
 import re
 import textwrap
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
-from lengthwise.evaluation.picture.labels import MIN_WEIGHT, group_color, token_label
+from rich.cells import cell_len
+
 from lengthwise.evaluation.picture.picture import (
     COUPLED,
     FAR,
+    MIN_WEIGHT,
     PREVIOUS,
     Answer,
     Picture,
     Prediction,
     format_number,
+    group_color,
     join_numbers,
+    level_labels,
     sentences,
-)
-from lengthwise.evaluation.picture.svg_layout import (
-    BOX_HEIGHT,
-    COLUMN_GAP,
-    ID_HEIGHT,
-    INDEX_HEIGHT,
-    MARGIN,
-    Layout,
-    Number,
-    label_rows,
+    token_label,
 )
 
+# Coordinate or size in pixels.
+Number = int | float
+
+MARGIN, LABEL_WIDTH, MAX_WIDTH, MIN_WIDTH = 16, 74, 880, 600
+# Width of a character of the tokens, and smallest width of a column.
+CHARACTER_WIDTH, MIN_COLUMN_WIDTH, COLUMN_GAP = 8, 38, 6
+INDEX_HEIGHT, BOX_HEIGHT, ID_HEIGHT, PREDICTION_HEIGHT = 14, 26, 18, 16
+# Space between lines of tokens, and between the tops of the arcs and the space above.
+LINE_GAP, ARC_GAP = 34, 6
+MAX_ARC_HEIGHT = 56
 NAMESPACE = "http://www.w3.org/2000/svg"
 # Plain colors instead of CSS variables, which not every program that shows SVG files knows.
 STYLE = """
@@ -74,10 +81,118 @@ MARK = "lengthwise-show"
 NOT_IN_XML = re.compile("[\ufffe\uffff]")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Lines of tokens; the prompt and the response start a line each. ``top`` is the space for the title."""
+
+    picture: Picture
+    top: Number
+
+    @cached_property
+    def column_width(self) -> Number:
+        """Width of a column with its gap."""
+        texts = [token_label(token) for token in self.picture.tokens]
+        texts += [format_number(position_id) for ids in self.picture.position_ids for position_id in ids]
+        for answer in self.picture.answers:
+            if answer.prediction is not None:
+                texts += [
+                    f"!{token_label(answer.prediction.token)}",
+                    f"!{join_numbers(answer.prediction.position_ids or ())}",
+                ]
+        return max(MIN_COLUMN_WIDTH, CHARACTER_WIDTH * max(map(cell_len, texts)) + 10) + COLUMN_GAP
+
+    @cached_property
+    def lines(self) -> list[range]:
+        """Token indexes of each line."""
+        per_line = max(1, int((MAX_WIDTH - 2 * MARGIN - LABEL_WIDTH) // self.column_width))
+        start, stop = self.picture.prompt_length, len(self.picture.tokens)
+        firsts = [*range(0, start, per_line), *range(start, stop, per_line)]
+        return [range(first, min(first + per_line, start if first < start else stop)) for first in firsts]
+
+    @cached_property
+    def line_of(self) -> list[int]:
+        """Number of the line of each token, from 0."""
+        return [number for number, line in enumerate(self.lines) for _ in line]
+
+    @property
+    def width(self) -> Number:
+        """Width of the drawing with its margins."""
+        return max(MIN_WIDTH, 2 * MARGIN + LABEL_WIDTH + self.column_width * max(map(len, self.lines)))
+
+    def line_height(self, number: int) -> Number:
+        """Return the height of a line of tokens, without arcs; only the response has predictions."""
+        rows = INDEX_HEIGHT + BOX_HEIGHT + ID_HEIGHT * len(self.picture.position_ids)
+        is_prompt = self.lines[number].start < self.picture.prompt_length
+        return rows + (0 if is_prompt or self.picture.attention_head is None else 2 * PREDICTION_HEIGHT)
+
+    @cached_property
+    def line_tops(self) -> list[Number]:
+        """Vertical coordinate of the index row of each line."""
+        arcs = [0.0] * len(self.lines)
+        for key, answer in self.pairs:
+            if self.line_of[key] == self.line_of[answer]:
+                line = self.line_of[answer]
+                arcs[line] = max(arcs[line], arc_height(answer - key) + ARC_GAP)
+        tops, y = [], self.top
+        for number, height in enumerate(arcs):
+            tops.append(y + height)
+            y += height + self.line_height(number) + LINE_GAP
+        return tops
+
+    @property
+    def bottom(self) -> Number:
+        """Vertical coordinate below the last line."""
+        return self.line_tops[-1] + self.line_height(len(self.lines) - 1)
+
+    @cached_property
+    def pairs(self) -> list[tuple[int, int]]:
+        """Token indexes of each link: the earlier token, and the answer."""
+        return [(link.index, answer.index) for answer in self.picture.answers for link in answer.links]
+
+    def left(self, token: int) -> Number:
+        """Return the left side of the box of a token."""
+        column = token - self.lines[self.line_of[token]].start
+        return MARGIN + LABEL_WIDTH + self.column_width * column
+
+    def center(self, token: int) -> Number:
+        """Return the horizontal center of the box of a token."""
+        return self.left(token) + (self.column_width - COLUMN_GAP) / 2
+
+    def path(self, key: int, answer: int) -> str:
+        """Return the SVG path from an earlier token to an answer: an arc on the same line, or a curve between lines."""
+        x, end_x = self.center(key), self.center(answer)
+        y, end_y = (self.line_tops[self.line_of[token]] for token in (key, answer))
+        if self.line_of[key] == self.line_of[answer]:
+            return f"M{x:g} {y:g}Q{(x + end_x) / 2:g} {y - 2 * arc_height(answer - key):g} {end_x:g} {end_y:g}"
+        y += self.line_height(self.line_of[key])
+        middle = (y + end_y) / 2
+        return f"M{x:g} {y:g}C{x:g} {middle:g} {end_x:g} {middle:g} {end_x:g} {end_y:g}"
+
+
+def arc_height(num_columns: int) -> Number:
+    """Return the height of an arc over this number of columns."""
+    return min(MAX_ARC_HEIGHT, round(12 * math.sqrt(num_columns)))
+
+
+def label_rows(picture: Picture) -> Sequence[tuple[str, Number]]:
+    """Return the labels of the rows below the boxes, with the distance of their centers from the top of a line."""
+    y, rows = INDEX_HEIGHT + BOX_HEIGHT, []
+    for label in level_labels(picture):
+        rows.append((label, y + ID_HEIGHT / 2))
+        y += ID_HEIGHT
+    if picture.attention_head is not None:
+        rows.append(("predicts", y + PREDICTION_HEIGHT / 2))
+    if any(answer.prediction is not None and answer.prediction.position_ids for answer in picture.answers):
+        rows.append(("its ID", y + 1.5 * PREDICTION_HEIGHT))
+    return rows
+
+
 def draw_svg(picture: Picture) -> bytes:
     """Return the SVG file of a picture; the same picture gives the same bytes."""
     layout = Layout(picture=picture, top=MARGIN)
-    lines = [line for each in sentences(picture) for line in textwrap.wrap(each, int(layout.width / TEXT_WIDTH))]
+    lines = [
+        line for sentence in sentences(picture) for line in textwrap.wrap(sentence, int(layout.width / TEXT_WIDTH))
+    ]
     layout = replace(layout, top=MARGIN + TEXT_LINE_HEIGHT * len(lines) + 8)
     entries = list(_legend(picture))
     width, height = layout.width, layout.bottom + MARGIN + TEXT_LINE_HEIGHT * len(entries) + MARGIN
@@ -88,7 +203,7 @@ def draw_svg(picture: Picture) -> bytes:
     _add(svg, "title", title, id="title")
     _add(svg, "desc", ". ".join([*details, *_token_titles(picture)]), id="desc")
     _add(svg, "style", STYLE)
-    _add(svg, "rect", **{"class": "page", "width": "100%", "height": "100%"})
+    _add(svg, "rect", class_="page", width="100%", height="100%")
     for number, line in enumerate(lines):
         kind = "line title" if number == 0 else "line muted"
         _add_text(svg, line, MARGIN, MARGIN + TEXT_LINE_HEIGHT * (number + 0.5), kind)
@@ -96,20 +211,21 @@ def draw_svg(picture: Picture) -> bytes:
     _draw_tokens(svg, picture, layout)
     for number, (kind, stroke, text) in enumerate(entries):
         y = layout.bottom + MARGIN + TEXT_LINE_HEIGHT * (number + 0.5)
-        _add(svg, "path", d=f"M{MARGIN} {y:g}h{SAMPLE_WIDTH - 8}", **{"class": kind, **stroke})
+        _add(svg, "path", d=f"M{MARGIN} {y:g}h{SAMPLE_WIDTH - 8}", class_=kind, **stroke)
         _add_text(svg, text, MARGIN + SAMPLE_WIDTH, y, "line muted")
     ElementTree.indent(svg, space="")
     return ElementTree.tostring(svg, encoding="utf-8") + b"\n"
 
 
-def _add(parent: Element, tag: str, text: str | None = None, **attributes: str) -> Element:
-    element = SubElement(parent, tag, attributes)
-    element.text = None if text is None else NOT_IN_XML.sub("\N{REPLACEMENT CHARACTER}", text)
-    return element
+def _add(parent: Element, tag: str, text: str | None = None, **attributes: Number | str) -> None:
+    """Add an element; a trailing underscore of an attribute is left out."""
+    values = {name.rstrip("_"): value if isinstance(value, str) else f"{value:g}" for name, value in attributes.items()}
+    text = None if text is None else NOT_IN_XML.sub("\N{REPLACEMENT CHARACTER}", text)
+    SubElement(parent, tag, values).text = text
 
 
 def _add_text(parent: Element, text: str, x: Number, y: Number, kind: str = "") -> None:
-    _add(parent, "text", text, x=f"{x:g}", y=f"{y + BASELINE:g}", **({"class": kind} if kind else {}))
+    _add(parent, "text", text, x=x, y=y + BASELINE, **({"class_": kind} if kind else {}))
 
 
 def _draw_links(svg: Element, picture: Picture, layout: Layout) -> None:
@@ -119,50 +235,38 @@ def _draw_links(svg: Element, picture: Picture, layout: Layout) -> None:
         weights = () if answer.prediction is None else answer.prediction.attention[:-1]
         for key, weight in sorted(enumerate(weights), key=lambda pair: -pair[1])[:MAX_BANDS]:
             if weight >= MIN_WEIGHT:
-                stroke = {"style": f"stroke-width:{BAND_WIDTH * min(weight, 1):g}"}
-                _add(svg, "path", d=layout.path(key, answer.index), **{"class": "attention", **stroke})
+                stroke = f"stroke-width:{BAND_WIDTH * min(weight, 1):g}"
+                _add(svg, "path", d=layout.path(key, answer.index), class_="attention", style=stroke)
     for answer in picture.answers:
         for kind in (PREVIOUS, FAR, COUPLED):
             paths = [layout.path(link.index, answer.index) for link in answer.links if answer.kind(link) == kind]
             if paths:
-                _add(svg, "path", d="".join(paths), **{"class": kind})
+                _add(svg, "path", d="".join(paths), class_=kind)
 
 
 def _draw_tokens(svg: Element, picture: Picture, layout: Layout) -> None:
     colors, answers = picture.color_numbers(), {answer.index: answer for answer in picture.answers}
-    box_width = layout.column_width - COLUMN_GAP
+    width, rows, num_levels = layout.column_width - COLUMN_GAP, label_rows(picture), len(picture.position_ids)
     for number, line in enumerate(layout.lines):
         top, is_prompt = layout.line_tops[number], line.start < picture.prompt_length
-        _add_text(svg, "prompt" if is_prompt else "response", MARGIN, top + INDEX_HEIGHT + BOX_HEIGHT / 2, "line muted")
-        rows = label_rows(picture)
-        for label, y in rows[: len(picture.position_ids)] if is_prompt else rows:
+        middle = top + INDEX_HEIGHT + BOX_HEIGHT / 2
+        _add_text(svg, "prompt" if is_prompt else "response", MARGIN, middle, "line muted")
+        for label, y in rows[:num_levels] if is_prompt else rows:
             _add_text(svg, label, MARGIN, top + y, "line muted")
         for token in line:
-            x, center = layout.left(token), layout.center(token)
+            x, center, kind = layout.left(token), layout.center(token), "box answer" if token in answers else "box"
             _add_text(svg, str(token), center, top + INDEX_HEIGHT / 2, "small")
-            place = {
-                "x": f"{x:g}",
-                "y": f"{top + INDEX_HEIGHT:g}",
-                "width": f"{box_width:g}",
-                "height": f"{BOX_HEIGHT}",
-            }
-            _add(svg, "rect", rx="4", **{"class": "box answer" if token in answers else "box", **place})
-            _add_text(svg, token_label(picture.tokens[token]), center, top + INDEX_HEIGHT + BOX_HEIGHT / 2)
+            _add(svg, "rect", rx=4, class_=kind, x=x, y=top + INDEX_HEIGHT, width=width, height=BOX_HEIGHT)
+            _add_text(svg, token_label(picture.tokens[token]), center, middle)
             for level, ids in enumerate(picture.position_ids):
-                _draw_id(svg, format_number(ids[token]), colors[level][token], (x, top + rows[level][1]), box_width)
+                # An ID has the color of its group, or no color if no other token has this ID.
+                y, group = top + rows[level][1], colors[level][token]
+                style = {} if group is None else {"style": f"fill:{group_color(group)}"}
+                top_of_id, height = y - ID_HEIGHT / 2 + 1, ID_HEIGHT - 2
+                _add(svg, "rect", x=x, y=top_of_id, rx=3, width=width, height=height, class_="id", **style)
+                _add_text(svg, format_number(ids[token]), x + width / 2, y, "" if group is None else "group")
             if token in answers:
-                _draw_prediction(
-                    svg, answers[token].prediction, center, [top + y for _, y in rows[len(picture.position_ids) :]]
-                )
-
-
-def _draw_id(svg: Element, text: str, number: int | None, place: tuple[Number, Number], width: Number) -> None:
-    """Draw an ID in the color of its group, or without a color if no other token has this ID."""
-    x, y = place
-    color = {"class": "id"} if number is None else {"class": "id", "style": f"fill:{group_color(number)}"}
-    size = {"width": f"{width:g}", "height": f"{ID_HEIGHT - 2}"}
-    _add(svg, "rect", x=f"{x:g}", y=f"{y - ID_HEIGHT / 2 + 1:g}", rx="3", **size, **color)
-    _add_text(svg, text, x + width / 2, y, "" if number is None else "group")
+                _draw_prediction(svg, answers[token].prediction, center, [top + y for _, y in rows[num_levels:]])
 
 
 def _draw_prediction(svg: Element, prediction: Prediction | None, x: Number, ys: list[Number]) -> None:

@@ -7,8 +7,18 @@ from dataclasses import dataclass
 from rich.cells import cell_len
 from rich.text import Text
 
-from lengthwise.evaluation.picture.labels import MIN_WEIGHT, group_color, level_labels, token_label
-from lengthwise.evaluation.picture.picture import PREVIOUS, Answer, Picture, format_number, join_numbers, sentences
+from lengthwise.evaluation.picture.picture import (
+    MIN_WEIGHT,
+    PREVIOUS,
+    Answer,
+    Picture,
+    format_number,
+    group_color,
+    join_numbers,
+    level_labels,
+    sentences,
+    token_label,
+)
 
 # Largest number of links per answer, and of tokens that get attention.
 MAX_LINKS, MAX_ATTENDED = 4, 2
@@ -65,7 +75,7 @@ def _rows(picture: Picture) -> Iterator[Row]:
     yield Row("index", [Text(str(index)) for index in indexes])
     yield Row("token", [Text(token_label(picture.tokens[i]), ANSWER_STYLE if i in answers else "") for i in indexes])
     for label, ids, numbers in zip(level_labels(picture), picture.position_ids, picture.color_numbers(), strict=True):
-        yield Row(label, [_id_cell(each, number) for each, number in zip(ids, numbers, strict=True)])
+        yield Row(label, [_id_cell(position_id, number) for position_id, number in zip(ids, numbers, strict=True)])
     most = max((len(answer.links) for answer in picture.answers), default=0)
     for rank in range(min(most, MAX_LINKS)):
         linked = {i: answer for i, answer in answers.items() if rank < len(answer.links)}
@@ -89,18 +99,18 @@ def _id_cell(position_id: int | float, number: int | None) -> Text:
 def _run_rows(answers: dict[int, Answer], indexes: range) -> Iterator[Row]:
     predictions = {i: answer.prediction for i, answer in answers.items() if answer.prediction is not None}
     attended = {
-        i: sorted(enumerate(each.attention), key=lambda pair: -pair[1])[:MAX_ATTENDED]
-        for i, each in predictions.items()
+        i: sorted(enumerate(prediction.attention), key=lambda pair: -pair[1])[:MAX_ATTENDED]
+        for i, prediction in predictions.items()
     }
     for rank in range(MAX_ATTENDED):
         seen = {i: pairs[rank] for i, pairs in attended.items() if rank < len(pairs) and pairs[rank][1] >= MIN_WEIGHT}
         yield Row("attends", [Text(str(seen[i][0]) if i in seen else "") for i in indexes])
         yield Row("weight", [Text(f"{seen[i][1]:.2f}" if i in seen else "") for i in indexes])
-    tokens = {i: (token_label(each.token), each.token_correct) for i, each in predictions.items()}
+    tokens = {i: (token_label(prediction.token), prediction.token_correct) for i, prediction in predictions.items()}
     ids = {
-        i: (join_numbers(each.position_ids), bool(each.id_correct))
-        for i, each in predictions.items()
-        if each.position_ids is not None
+        i: (join_numbers(prediction.position_ids), bool(prediction.id_correct))
+        for i, prediction in predictions.items()
+        if prediction.position_ids is not None
     }
     for label, shown in (("predicts", tokens), ("its ID", ids)):
         yield Row(label, [Text(*_marked(*shown[i])) if i in shown else Text() for i in indexes])
