@@ -12,9 +12,8 @@ from typing import Any
 import torch
 
 from lengthwise.core.provenance import provenance
-from lengthwise.experiments.folder_names import to_folder_name
 from lengthwise.experiments.run import load_run
-from lengthwise.experiments.run_folder import read_rows, write_rows
+from lengthwise.experiments.run_folder import read_rows, to_folder_name, write_rows
 from lengthwise.influence.extrapolation.claim import SPARSITY_IN_TEXT, judge, measure_run
 from lengthwise.influence.report.summary_tables import format_estimate
 

@@ -10,9 +10,9 @@ from tests.support.text_runs import text_experiment
 from lengthwise.cli import app as cli
 from lengthwise.core.errors import SettingError
 from lengthwise.evaluation.result_rows import label_of
-from lengthwise.experiments.comparison import check_experiments
 from lengthwise.experiments.experiment import build_decoder
 from lengthwise.experiments.reproductions import SIZES, reproduce
+from lengthwise.experiments.runner import check_experiments
 from lengthwise.influence.claims import CLAIMS
 from lengthwise.influence.extrapolation import claim as claim_module
 from lengthwise.influence.extrapolation import paired_contexts
@@ -281,7 +281,7 @@ def test_the_claim_requires_a_corpus_with_long_documents():
 def test_the_claim_runs_at_the_quick_size_and_measures_a_run_once(tmp_path, monkeypatch):
     monkeypatch.setattr(claim_module, "NUM_TARGETS", 60)
     monkeypatch.setattr(claim_module, "BOOTSTRAP", Bootstrap(seed=0, num_resamples=20))
-    result = reproduce(CLAIMS["sparsity_in_text"], "quick", tmp_path, jobs=1, num_seeds=2)
+    result = reproduce(CLAIMS["sparsity_in_text"], "quick", tmp_path, workers=1, seeds=2)
     labels = set(SPARSITY_IN_TEXT.experiments())
     assert {label_of(row) for row in result.comparison.rows} == labels
     assert {(reading["row"], reading["measured"]) for reading in result.readings} == {(label, 60) for label in labels}
@@ -298,7 +298,7 @@ def test_the_claim_runs_at_the_quick_size_and_measures_a_run_once(tmp_path, monk
         raise AssertionError("measured twice")
 
     monkeypatch.setattr(paired_contexts, "sample_targets", measure_again)
-    assert reproduce(CLAIMS["sparsity_in_text"], "quick", tmp_path, jobs=1, num_seeds=2).tables == result.tables
+    assert reproduce(CLAIMS["sparsity_in_text"], "quick", tmp_path, workers=1, seeds=2).tables == result.tables
 
 
 def test_a_claim_without_text_accepts_no_corpus(tmp_path, capsys):

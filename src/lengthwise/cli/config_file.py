@@ -12,8 +12,7 @@ from typing import Any
 from lengthwise.core.errors import SettingError
 from lengthwise.core.files import read_file
 from lengthwise.core.json_parsing import check_depth, parse_json
-from lengthwise.experiments.experiment import TABLES
-from lengthwise.experiments.setting_changes import SettingChange
+from lengthwise.experiments.experiment import TABLES, SettingChange
 
 # Flags that set one setting.
 FLAG_SETTINGS = {

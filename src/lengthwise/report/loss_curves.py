@@ -10,7 +10,7 @@ from lengthwise.experiments.run_folder import read_rows
 from lengthwise.report.chart import MAX_LINES, Chart, Table, axis, hover, line_trace
 from lengthwise.report.folders import RunRecord
 from lengthwise.report.result_checks import Check, check_value
-from lengthwise.training.training_state import METRICS
+from lengthwise.training.trainer import METRICS
 
 # Maximum number of points of a line, and of points with a symbol.
 MAX_POINTS, MAX_SYMBOLS = 120, 8

@@ -9,7 +9,7 @@ from lengthwise.evaluation.diagnosis.diagnosis import Diagnosis
 from lengthwise.evaluation.diagnosis.report import sentences, tables
 from lengthwise.evaluation.result_rows import FIT_THRESHOLD, Rows, label_of
 from lengthwise.experiments.run import load_run
-from lengthwise.experiments.run_analysis import diagnose_run
+from lengthwise.experiments.run_evaluation import diagnose_run
 from lengthwise.experiments.run_folder import MODEL
 from lengthwise.report.chart import MAX_LINES, Chart, Table, axis, error_bars, hover, line_trace
 from lengthwise.report.folders import RunGroup, RunRecord

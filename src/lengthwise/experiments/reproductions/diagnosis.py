@@ -26,7 +26,7 @@ from lengthwise.experiments.reproductions.ppc import PPC
 from lengthwise.experiments.reproductions.reproduction import Claim, SizePreset, Table
 from lengthwise.experiments.reproductions.sparse_parity import SPARSE_PARITY
 from lengthwise.experiments.run import Run
-from lengthwise.experiments.run_analysis import diagnose_run
+from lengthwise.experiments.run_evaluation import diagnose_run
 
 # Number of examples per diagnosis, and characters per line of a cause in the figure.
 NUM_EXAMPLES, CAUSE_CHARACTERS = 256, 34
