@@ -36,7 +36,7 @@ from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes import COMPARISONS, experiment_for, recipe
 from lengthwise.experiments.recipes.fitted_encodings import PARITY_ENCODINGS, compare_with_encodings
 from lengthwise.experiments.run import Run, train
-from lengthwise.experiments.run_analysis import certify_run
+from lengthwise.experiments.run_evaluation import certify_run
 from lengthwise.experiments.run_folder import append_rows, read_rows
 from lengthwise.tasks import JSONLTask, Planted, Task
 from lengthwise.tasks.planted.placement import Local, Placement

@@ -29,7 +29,6 @@ from step_speed import measure_step
 import lengthwise as lw
 from lengthwise.core.provenance import provenance
 from lengthwise.encodings import ENCODINGS
-from lengthwise.experiments.folder_names import run_folder
 from lengthwise.experiments.recipes.language_model import context_length
 from lengthwise.experiments.recipes.scheme_encoding_grid import remaining_pairs_grid
 from lengthwise.experiments.recipes.scratchpads import demo

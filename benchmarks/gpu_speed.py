@@ -35,7 +35,7 @@ from transformers import PreTrainedModel
 
 import lengthwise as lw
 from lengthwise.encodings import Rotary
-from lengthwise.experiments.worker_pool import run_in_processes
+from lengthwise.experiments.executors import run_in_processes
 from lengthwise.model.decoder import Decoder
 from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.training.batch import Batch

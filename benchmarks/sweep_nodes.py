@@ -13,9 +13,9 @@ from typing import Any
 
 import lengthwise as lw
 from lengthwise.core.provenance import provenance
-from lengthwise.experiments.comparison import Comparison
-from lengthwise.experiments.ray_cluster import import_ray
+from lengthwise.experiments.executors import import_ray
 from lengthwise.experiments.run_folder import append_rows
+from lengthwise.experiments.runner import Comparison
 
 RESULTS = Path(__file__).parent / "results" / "sweep_nodes.jsonl"
 NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20}

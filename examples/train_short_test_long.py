@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--out", default="runs/train_short_test_long", help="folder for the runs")
     options = parser.parse_args()
     experiments = build_experiments(options.seed, options.quick)
-    comparison = lw.compare(experiments, options.out, jobs=1)
+    comparison = lw.compare(experiments, options.out, workers=1)
     for label, experiment in experiments.items():
         longest = experiment.train_lengths[1]
         print(f"\n{label}, trained on up to {longest} symbols:")

@@ -1,17 +1,14 @@
 from .core.errors import LengthwiseError, UntrainedDistanceWarning
 from .encodings import ENCODINGS, Encoding, EncodingSettings, EncodingSize
 from .evaluation.exact_match import EvaluationSettings
-from .experiments.comparison import compare
 from .experiments.coupling_methods import find_coupling
 from .experiments.experiment import Experiment
-from .experiments.generate_from_prompt import generate_from_prompt
 from .experiments.recipes import RECIPES, experiment_for, quick, recipe
 from .experiments.reproduction import reproduce
 from .experiments.run import Run, load_run, train
-from .experiments.run_analysis import certify_run, diagnose_run
-from .experiments.run_evaluation import evaluate
+from .experiments.run_evaluation import certify_run, diagnose_run, evaluate, generate_from_prompt
+from .experiments.runner import compare, sweep
 from .experiments.show import show
-from .experiments.sweep import sweep
 from .hf.language_models import evaluate_language_model, load_language_model
 from .influence.measures import MEASURES
 from .influence.report.study_report import report_study

@@ -23,7 +23,7 @@ import lengthwise as lw
 from lengthwise.cli import app as cli
 from lengthwise.core import provenance
 from lengthwise.core.checkpoint import load_tensors
-from lengthwise.experiments.trackers import TRACKERS
+from lengthwise.experiments.progress_reports import TRACKERS
 
 EXTENSIONS: tuple[tuple[str, ...], ...] = (
     ("train", "--from", "run", "--steps", "4", "--out", "new"),

@@ -45,7 +45,7 @@ PATHS = (
 POOLS = (NUMBERS, WORDS, NAMES, UNUSUAL, PATHS)
 # Option values that keep a valid command short.
 SMALL = {"steps": "2", "num_examples": "4", "lengths": "4,8", "size": "quick"}
-SMALL |= {"targets": "4", "seeds": "1", "jobs": "1", "workers": "1"}
+SMALL |= {"targets": "4", "seeds": "1", "workers": "1"}
 GRID = '{"base": {"task": "parity", "scheme": "sequential", "training.steps": 2}, "grid": {"encoding": ["nope"]}}'
 # Valid arguments of each command.
 ARGUMENTS = {
@@ -176,7 +176,7 @@ def valid_arguments() -> dict[str, dict[str, Any]]:
         "evaluate": {"run": loaded_run, "settings": lw.EvaluationSettings(lengths=(2,), num_examples=(2,))},
         "certify_run": {"run": loaded_run, "lengths": [8], "seed": 0},
         "diagnose_run": {"run": loaded_run, "length": 8, "num_examples": 4, "seed": 0},
-        "compare": {"experiments": {"a": experiment}, "out": "both", "num_seeds": 1, "jobs": 1, "device": "cpu"},
+        "compare": {"experiments": {"a": experiment}, "out": "both", "seeds": 1, "workers": 1, "device": "cpu"},
         "prepare_corpus": {"sources": ["tales"], "out": "again", "vocabulary_size": 300, "held_out": 0.2, "seed": 0},
         "export_hf": {"run": "run", "out": "exported"},
         "import_hf": {"folder": "hf", "out": "imported"},

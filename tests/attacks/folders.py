@@ -87,14 +87,14 @@ def compare_again() -> dict[str, Any]:
         "PPC": parity(0),
         "increment": replace(small_experiment(head="increment"), evaluation=parity(0).evaluation),
     }
-    comparison = lw.compare(experiments, "both", num_seeds=2, jobs=1, device="cpu")
+    comparison = lw.compare(experiments, "both", seeds=2, workers=1, device="cpu")
     return {"rows": comparison.rows, "diverged": comparison.diverged}
 
 
 def make_comparison(seed: int) -> None:
     if seed:
         experiments = {"PPC": parity(2), "increment": replace(small_experiment(head="increment"), seed=2)}
-        lw.compare(experiments, "both", num_seeds=2, jobs=1, device="cpu")
+        lw.compare(experiments, "both", seeds=2, workers=1, device="cpu")
     else:
         compare_again()
 

@@ -34,7 +34,7 @@ from lengthwise.experiments.run_folder import read_rows, read_rows_with_digest
 from lengthwise.tasks import TASKS, JSONLTask, Text
 from lengthwise.tasks.jsonl_table import read_table
 from lengthwise.tasks.text_format import format_examples
-from lengthwise.training.training_state import Progress, read_progress
+from lengthwise.training.trainer import Progress, read_progress
 
 # A valid result row.
 RESULT = {

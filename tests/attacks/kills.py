@@ -68,7 +68,7 @@ def compare() -> None:
         "rank": small_experiment(head="rank"),
         "increment": small_experiment(head="increment"),
     }
-    lw.compare(experiments, "both", num_seeds=1, jobs=1, device="cpu")
+    lw.compare(experiments, "both", seeds=1, workers=1, device="cpu")
 
 
 def compared_result(folder: Path) -> Any:
@@ -81,7 +81,7 @@ def compared_result(folder: Path) -> Any:
 
 def reproduce() -> None:
     """Reproduce one experiment of a claim."""
-    lw.reproduce("ppc", "quick", "claimed", num_seeds=1, jobs=1, only=["parity, pointer"])
+    lw.reproduce("ppc", "quick", "claimed", seeds=1, workers=1, only=["parity, pointer"])
 
 
 def reproduced_result(folder: Path) -> Any:

@@ -83,7 +83,7 @@ def experiments() -> dict[str, lw.Experiment]:
 
 def compare() -> None:
     """Compare the experiments in two worker processes."""
-    lw.compare(experiments(), "out", num_seeds=2, jobs=2, device="cpu")
+    lw.compare(experiments(), "out", seeds=2, workers=2, device="cpu")
 
 
 def sweep(executor: str) -> None:

@@ -297,13 +297,13 @@ def test_a_stopped_run_with_custom_classes_prints_the_command_that_resumes_it(ta
 
 def test_compare_trains_every_row_with_the_settings_of_its_encoding(runs, capsys):
     labels = ("predicted/rotary", "sequential/rotary")
-    command = ["compare", "--task", "copy", "--rows", ",".join(labels), *QUICK, "--jobs", "1"]
+    command = ["compare", "--task", "copy", "--rows", ",".join(labels), *QUICK, "--workers", "1"]
     out, err = output_of([*command, "--out", "new", "--json"], capsys)
     assert [row["num_layers"] for row in json.loads(out)["results"] if row["length"] == 4] == [1, 2]
     saved = json.loads(Path("new/comparison.json").read_text(encoding="utf-8"))["comparison"]["experiments"]
     lines: list[str] = []
     experiments = {label: lw.quick(lw.experiment_for("copy", *label.split("/"))) for label in labels}
-    lw.compare(experiments, "python", jobs=1, device="cpu", report=lines.append)
+    lw.compare(experiments, "python", workers=1, device="cpu", report=lines.append)
     for label, decoder in zip(labels, (lw.recipe("copy").decoder, COPY_ENCODINGS["rotary"].decoder), strict=True):
         assert experiments[label].decoder == decoder
         assert saved[label] == to_dict(experiments[label])
@@ -430,7 +430,7 @@ def test_generate_stops_at_max_new_tokens(runs, capsys):
 
 
 def test_compare_json_is_one_document_with_results_and_figure(runs, capsys):
-    flags = ["--task", "parity", "--rows", "predicted/rotary, sequential/nope", "--jobs", "1", "--lengths", "3"]
+    flags = ["--task", "parity", "--rows", "predicted/rotary, sequential/nope", "--workers", "1", "--lengths", "3"]
     out, _ = output_of(["compare", *flags, "--num-examples", "4", *QUICK, "--out", "new", "--json"], capsys)
     document = json.loads(out)
     assert [row["row"] for row in document["results"]] == ["predicted/rotary", "sequential/nope"]
@@ -624,14 +624,14 @@ INVALID: list[tuple[list[str], str]] = [
         ["compare", "--task", "test_cli:Uncoupled", "--rows", "coupled/rotary"],
         "this task declares no coupling; use the",
     ),
-    (["compare", "parity", "--seeds", "0"], "invalid num_seeds 0; use at least 1"),
-    (["compare", "parity", "--jobs", "0"], "invalid jobs 0; use at least 1"),
+    (["compare", "parity", "--seeds", "0"], "invalid number of seeds 0; use at least 1"),
+    (["compare", "parity", "--workers", "0"], "invalid number of workers 0; use at least 1"),
     (["compare", "parity", "--lengths", "0"], "invalid length 0; use at least 1"),
     (["compare", "parity", "--num-examples", "0"], "invalid number of examples 0; use at least 1"),
     (["compare", "parity", "--variants", "carry"], "'carry'"),
     (["compare", "parity", "--device", "cuda"], "torch cannot use device 'cuda' on this machine; use --device cpu"),
     (
-        ["compare", "--task", "parity", "--rows", "sequential/learned", *QUICK, "--lengths", "4,300", "--jobs", "1"],
+        ["compare", "--task", "parity", "--rows", "sequential/learned", *QUICK, "--lengths", "4,300", "--workers", "1"],
         "length 300 requires ID 602, but the encoding supports IDs up to 511; set its num_position_ids to at least 603",
     ),
     (

@@ -11,11 +11,10 @@ from tests.support.small_runs import folder_contents
 
 from lengthwise.cli.config_file import parse_assignment, read_changes, read_config
 from lengthwise.encodings import ENCODINGS
-from lengthwise.experiments.experiment import Experiment, to_dict
+from lengthwise.experiments.experiment import Experiment, SettingChange, change_settings, to_dict
 from lengthwise.experiments.recipes import RECIPES
 from lengthwise.experiments.run import load_run
 from lengthwise.experiments.run_folder import read_experiment
-from lengthwise.experiments.setting_changes import SettingChange, change_settings
 from lengthwise.positions import SCHEMES
 from lengthwise.tasks import TASKS, IndexHints, Parity, Planted, Text
 from lengthwise.tasks.planted.placement import ByLength, Local
@@ -228,7 +227,7 @@ def test_compare_sets_settings_of_every_row(capsys):
     Path("config.json").write_text(
         '{"seed": 5, "training": {"steps": 9}, "evaluation": {"lengths": [3]}}', encoding="utf-8"
     )
-    rows = ["--task", "parity", "--rows", "predicted/rotary,sequential/nope", "--jobs", "1"]
+    rows = ["--task", "parity", "--rows", "predicted/rotary,sequential/nope", "--workers", "1"]
     flags = ["--config", "config.json", "--set", "training.steps=2", "--set", "evaluation.num_examples=[4]"]
     document = json.loads(output_of(["compare", *rows, *flags, *QUICK, "--out", "new", "--json"], capsys)[0])
     assert [(row["steps"], row["seed"], row["length"], row["num_examples"]) for row in document["results"]] == [

@@ -9,11 +9,11 @@ import pytest
 from tests.support.small_runs import folder_contents, small_experiment
 
 from lengthwise.cli import app as cli
-from lengthwise.cli import watch_display
-from lengthwise.cli.watch_display import Speedometer
+from lengthwise.cli.commands import watch as watch_command
+from lengthwise.cli.commands.watch import Speedometer
 from lengthwise.core.errors import DivergedError
 from lengthwise.experiments.run import train
-from lengthwise.experiments.run_failure import record_failure
+from lengthwise.experiments.run_folder import record_failure
 from lengthwise.experiments.run_states import MAX_RUNS, STALE_S, read_run_states
 from lengthwise.positions import Sequential
 
@@ -114,7 +114,7 @@ def test_without_a_terminal_a_line_is_printed_when_a_run_changes_until_ctrl_c(wa
         if len(calls) == 4:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(watch_display.time, "sleep", pause)
+    monkeypatch.setattr(watch_command.time, "sleep", pause)
     cli.main(["watch", str(watched)])
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["a", "b", "c", "d", "e", "f", "e"]

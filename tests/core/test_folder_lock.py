@@ -13,9 +13,9 @@ from lengthwise.core import folder_lock
 from lengthwise.core.errors import RunFolderError
 from lengthwise.core.files import atomic_folder
 from lengthwise.core.folder_lock import exclusive_lock
-from lengthwise.experiments.comparison import compare
 from lengthwise.experiments.run import train
 from lengthwise.experiments.run_folder import append_rows, read_rows
+from lengthwise.experiments.runner import compare
 
 HOLD_LOCK = """
 import sys

@@ -157,7 +157,7 @@ def test_training_loading_and_comparing_accept_strings_as_paths(tmp_path, monkey
     assert run is not None
     assert run.folder == Path("runs/x")
     assert lw.load_run("runs/x", device="cpu").facts == run.facts
-    assert lw.compare({"a": small_experiment(steps=1)}, "runs/y", jobs=1, device="cpu").folder == Path("runs/y")
+    assert lw.compare({"a": small_experiment(steps=1)}, "runs/y", workers=1, device="cpu").folder == Path("runs/y")
 
 
 # These only pass their arguments on.

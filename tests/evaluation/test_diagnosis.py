@@ -43,7 +43,7 @@ from lengthwise.evaluation.forecast.subsampling import subsample
 from lengthwise.experiments.experiment import Experiment, build_decoder
 from lengthwise.experiments.recipes import quick, recipe
 from lengthwise.experiments.run import Run, load_run, train
-from lengthwise.experiments.run_analysis import diagnose_run, probed_model_of
+from lengthwise.experiments.run_evaluation import diagnose_run, probed_model_of
 from lengthwise.model.attention_scores import AttentionHooks
 from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.model.position_heads import NextIDs, PositionHead

@@ -45,8 +45,7 @@ from lengthwise.evaluation.grading import grade
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes import COMPARISONS, recipe
 from lengthwise.experiments.run import train
-from lengthwise.experiments.run_analysis import certify_run, diagnose_run
-from lengthwise.experiments.run_evaluation import evaluate
+from lengthwise.experiments.run_evaluation import certify_run, diagnose_run, evaluate
 from lengthwise.model.attention_scores import AttentionHooks
 from lengthwise.model.decoder import Decoder
 from lengthwise.model.decoder_settings import DecoderSettings

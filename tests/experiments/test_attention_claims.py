@@ -68,7 +68,7 @@ def test_a_window_over_all_trained_distances_leaves_them_as_they_are(trained):
 
 
 def test_the_reading_of_a_rotary_run_has_its_weights_with_weave(tmp_path):
-    result = reproduce(CLAIMS["dape_and_weave"], "quick", tmp_path, jobs=1, only=["copy, rotary", "copy, DAPE V2"])
+    result = reproduce(CLAIMS["dape_and_weave"], "quick", tmp_path, workers=1, only=["copy, rotary", "copy, DAPE V2"])
     rotary, dape = result.readings
     assert "weave" not in dape
     assert list(rotary["weave"]) == list(weaves(10))

@@ -20,16 +20,15 @@ from lengthwise.core.errors import DivergedError, PositionRangeError, RunFolderE
 from lengthwise.encodings import Learned, NoPE
 from lengthwise.evaluation import exact_match as evaluation
 from lengthwise.evaluation.exact_match import EvaluationSettings
-from lengthwise.experiments import jobs as jobs_module
 from lengthwise.experiments import run as run_module
-from lengthwise.experiments.comparison import Comparison, compare, starting_order
+from lengthwise.experiments import runner as jobs_module
 from lengthwise.experiments.executors import LocalExecutor
 from lengthwise.experiments.experiment import Experiment
-from lengthwise.experiments.jobs import Job
 from lengthwise.experiments.recipes.scratchpads import demo
 from lengthwise.experiments.run import NUM_FIT_EXAMPLES, load_run
 from lengthwise.experiments.run_evaluation import evaluate
 from lengthwise.experiments.run_folder import COMPARISON_ROWS, write_rows_with_digest
+from lengthwise.experiments.runner import Comparison, Job, compare, starting_order
 from lengthwise.positions import Sequential
 from lengthwise.tasks import Addition
 from lengthwise.training.trainer import Trainer
@@ -66,7 +65,7 @@ def untimed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def compare_two_seeds(folder: Path, experiments: dict[str, Experiment] = EXPERIMENTS, **settings: Any) -> Comparison:
-    return compare(experiments, folder, **{"num_seeds": 2, "jobs": 1, "device": "cpu", **settings})
+    return compare(experiments, folder, **{"seeds": 2, "workers": 1, "device": "cpu", **settings})
 
 
 def test_rows_cover_every_experiment_seed_and_length(tmp_path):
@@ -171,10 +170,10 @@ def test_a_worker_that_outlives_its_parent_adds_no_duplicate_rows(tmp_path, monk
         return rows
 
     monkeypatch.setattr(jobs_module, "iter_result_rows", measure_twice)
-    comparison = compare({"PPC": EXPERIMENTS["PPC"]}, tmp_path, num_seeds=1, jobs=1)
+    comparison = compare({"PPC": EXPERIMENTS["PPC"]}, tmp_path, seeds=1, workers=1)
     monkeypatch.undo()
     assert len(comparison.rows) == len(EXPERIMENTS["PPC"].evaluation.lengths)
-    assert compare({"PPC": EXPERIMENTS["PPC"]}, tmp_path, num_seeds=1, jobs=1).rows == comparison.rows
+    assert compare({"PPC": EXPERIMENTS["PPC"]}, tmp_path, seeds=1, workers=1).rows == comparison.rows
 
 
 def test_the_same_call_continues_after_ctrl_c(tmp_path):
@@ -281,7 +280,7 @@ def test_a_diverged_run_is_listed_with_every_variant(tmp_path):
     settings = EvaluationSettings(lengths=(4,), num_examples=(4,), variants=("uniform", "carry"))
     sums = {"too fast": replace(DIVERGING, task=Addition(), evaluation=settings)}
     sums["slow"] = replace(sums["too fast"], training=EXPERIMENTS["PPC"].training)
-    comparison = compare_two_seeds(tmp_path, sums, num_seeds=1)
+    comparison = compare_two_seeds(tmp_path, sums, seeds=1)
     assert [cell["row"] for cell in comparison.diverged] == ["too fast, uniform", "too fast, carry"]
     assert len([warning for warning in comparison.warnings if "diverged" in warning]) == 1
 
@@ -295,7 +294,7 @@ def test_the_command_line_prints_a_diverged_run(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(
         experiment_options, "experiments_from_names", lambda *names: {"too fast": DIVERGING, **EXPERIMENTS}
     )
-    flags = ["compare", "parity", "--jobs", "1", "--device", "cpu", "--out", str(tmp_path)]
+    flags = ["compare", "parity", "--workers", "1", "--device", "cpu", "--out", str(tmp_path)]
     cli.main(flags)
     printed = capsys.readouterr()
     assert "1 diverged" in next(line for line in printed.out.splitlines() if "too fast" in line)
@@ -309,7 +308,7 @@ def test_a_comparison_restores_the_number_of_threads(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     before = torch.get_num_threads()
     try:
-        compare_two_seeds(tmp_path, {"PPC": small_experiment(steps=1)}, num_seeds=1)
+        compare_two_seeds(tmp_path, {"PPC": small_experiment(steps=1)}, seeds=1)
         assert torch.get_num_threads() == before
     finally:
         torch.set_num_threads(before)
@@ -322,7 +321,7 @@ def test_a_run_uses_no_more_threads_than_torch_is_set_to(tmp_path, monkeypatch):
     used = []
     monkeypatch.setattr(torch, "set_num_threads", used.append)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    compare_two_seeds(tmp_path, {"PPC": small_experiment(steps=1)}, num_seeds=1)
+    compare_two_seeds(tmp_path, {"PPC": small_experiment(steps=1)}, seeds=1)
     # The small model trains on one thread.
     assert set(used) == {1, 3}
 
@@ -342,7 +341,7 @@ def test_another_comparison_in_the_same_folder_raises_an_error(tmp_path):
     renamed = dict(zip(["one", "two"], EXPERIMENTS.values(), strict=True))
     others = {
         "experiments.NoPE, a control": lambda: compare_two_seeds(tmp_path, {"PPC": EXPERIMENTS["PPC"]}),
-        "num_seeds": lambda: compare_two_seeds(tmp_path, num_seeds=1),
+        "num_seeds": lambda: compare_two_seeds(tmp_path, seeds=1),
         "experiments.PPC.training.steps": lambda: compare_two_seeds(
             tmp_path, {**EXPERIMENTS, "PPC": small_experiment(steps=7)}
         ),
@@ -375,7 +374,7 @@ def test_lengths_beyond_the_id_range_of_an_encoding_raise_an_error_before_traini
 
 @pytest.mark.parametrize(
     ("settings", "text"),
-    [({"num_seeds": 0}, r"^invalid num_seeds 0; use at least 1$"), ({"jobs": 0}, r"^invalid jobs 0; use at least 1$")],
+    [({"seeds": 0}, "number of seeds 0"), ({"workers": 0}, "number of workers 0")],
 )
 def test_invalid_numbers_of_seeds_and_jobs_raise_an_error(settings, text, tmp_path):
     with pytest.raises(SettingError, match=text):
@@ -383,7 +382,7 @@ def test_invalid_numbers_of_seeds_and_jobs_raise_an_error(settings, text, tmp_pa
     assert folder_contents(tmp_path) == {}
 
 
-FLAGS = ["compare", "parity", "parity_rank", "--quick", "--seeds", "2", "--jobs", "1", "--device", "cpu"]
+FLAGS = ["compare", "parity", "parity_rank", "--quick", "--seeds", "2", "--workers", "1", "--device", "cpu"]
 
 
 @pytest.mark.slow
@@ -421,13 +420,13 @@ def test_two_processes_give_the_same_rows_as_one(tmp_path, monkeypatch):
     experiments = {**EXPERIMENTS, "too fast": DIVERGING}
     one, two = (
         compare_two_seeds(tmp_path / "one", experiments),
-        compare_two_seeds(tmp_path / "two", experiments, jobs=2),
+        compare_two_seeds(tmp_path / "two", experiments, workers=2),
     )
     assert untimed(two.rows) == untimed(one.rows)
     assert two.warnings == one.warnings
     assert two.is_complete
     assert two.diverged == one.diverged
-    assert compare_two_seeds(tmp_path / "two", experiments, jobs=2).rows == two.rows
+    assert compare_two_seeds(tmp_path / "two", experiments, workers=2).rows == two.rows
 
 
 def test_selected_rows_of_a_named_comparison_equal_those_of_the_whole():

@@ -25,9 +25,9 @@ from lengthwise.evaluation.tables_and_figures import (
     result_tables,
     table_title,
 )
-from lengthwise.experiments.comparison import compare
 from lengthwise.experiments.recipes import COMPARISONS, RECIPES, experiment_for
 from lengthwise.experiments.run import load_run
+from lengthwise.experiments.runner import compare
 from lengthwise.tasks import GradedByLoss, Parity, Text
 
 QUICK = ["--quick", "--device", "cpu"]
@@ -183,7 +183,7 @@ def test_generate_continues_a_text_without_a_verdict(capsys):
 def test_compare_prints_and_draws_perplexities(folders, capsys):
     rows = "sequential/rotary,sequential/nope"
     flags = ["compare", "--task", "text", "--rows", rows, "--corpus", "corpus", *QUICK, "--lengths", "4,40"]
-    out = output_of([*flags, "--num-examples", "6", "--jobs", "1", "--out", "new"], capsys)
+    out = output_of([*flags, "--num-examples", "6", "--workers", "1", "--out", "new"], capsys)
     assert out.startswith("perplexity by context length")
     found = [json.loads(line) for line in Path("new/results.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [(row["row"], row["length"]) for row in found] == [
@@ -292,7 +292,7 @@ def test_only_the_text_task_accepts_a_corpus_which_is_checked_immediately():
 def test_a_comparison_on_text_reports_the_loss_of_each_run(tmp_path):
     task, messages = Text(corpus=str(Path("corpus").absolute())), []
     rows = {"rotary": text_experiment(task), "NoPE": text_experiment(task, encoding=NoPE())}
-    comparison = compare(rows, tmp_path / "out", num_seeds=2, jobs=1, device="cpu", report=messages.append)
+    comparison = compare(rows, tmp_path / "out", seeds=2, workers=1, device="cpu", report=messages.append)
     assert comparison.is_complete
     last = [row for row in comparison.rows if row["length"] == 32]
     assert [line.split(" s, ")[1] for line in messages] == [

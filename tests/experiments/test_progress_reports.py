@@ -8,9 +8,9 @@ from tests.support.small_runs import small_experiment
 
 from lengthwise.experiments import progress_reports
 from lengthwise.experiments import run as run_module
-from lengthwise.experiments.comparison import compare
 from lengthwise.experiments.progress_reports import has_viewer
 from lengthwise.experiments.run import train
+from lengthwise.experiments.runner import compare
 
 SMALL = small_experiment(steps=2)
 
@@ -32,7 +32,7 @@ def test_a_terminal_or_a_notebook_has_a_viewer(monkeypatch):
 
 def test_training_prints_nothing_without_a_viewer(tmp_path, capfd):
     train(SMALL, tmp_path / "run", device="cpu")
-    compare({"small": SMALL}, tmp_path / "compared", device="cpu", jobs=1)
+    compare({"small": SMALL}, tmp_path / "compared", device="cpu", workers=1)
     assert capfd.readouterr() == ("", "")
 
 
@@ -47,7 +47,7 @@ def test_training_shows_its_progress_to_a_viewer_on_standard_error(tmp_path, cap
 
 def test_a_comparison_shows_a_line_per_run_and_no_progress_of_training(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(progress_reports, "has_viewer", lambda: True)
-    compare({"small": SMALL}, tmp_path, num_seeds=2, device="cpu", jobs=1)
+    compare({"small": SMALL}, tmp_path, seeds=2, device="cpu", workers=1)
     printed = capsys.readouterr()
     assert printed.out == ""
     assert [line[:20] for line in printed.err.splitlines()] == ["[1/2] small, seed 0:", "[2/2] small, seed 1:"]
@@ -56,5 +56,5 @@ def test_a_comparison_shows_a_line_per_run_and_no_progress_of_training(tmp_path,
 def test_no_report_turns_progress_off(tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(progress_reports, "has_viewer", lambda: True)
     train(SMALL, tmp_path / "run", device="cpu", report=None)
-    compare({"small": SMALL}, tmp_path / "compared", device="cpu", jobs=1, report=None)
+    compare({"small": SMALL}, tmp_path / "compared", device="cpu", workers=1, report=None)
     assert capfd.readouterr() == ("", "")

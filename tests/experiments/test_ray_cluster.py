@@ -14,10 +14,9 @@ from tests.support.small_runs import small_experiment
 
 from lengthwise.core.errors import RunFolderError, SettingError, WorkerError
 from lengthwise.encodings import NoPE
-from lengthwise.experiments import ray_cluster
-from lengthwise.experiments.comparison import compare
-from lengthwise.experiments.ray_cluster import RayExecutor, SharedFile, import_ray
-from lengthwise.experiments.sweep import sweep
+from lengthwise.experiments import executors
+from lengthwise.experiments.executors import RayExecutor, SharedFile, import_ray
+from lengthwise.experiments.runner import compare, sweep
 from lengthwise.positions import Sequential
 
 OBJECT_STORE_BYTES = 80 * 2**20
@@ -139,7 +138,7 @@ def interrupt_after_start(jobs: list[Path]) -> None:
 
 @pytest.mark.slow
 def test_jobs_on_a_cluster_end_as_the_executor_promises(cluster, tmp_path, monkeypatch):
-    monkeypatch.setattr(ray_cluster, "MAX_RETRIES", 1)
+    monkeypatch.setattr(executors, "MAX_RETRIES", 1)
     results: dict[Any, Any] = {}
     assert executor(tmp_path).run(die_or_return, [0, 1], results.__setitem__)
     assert isinstance(results[0], WorkerError)
@@ -161,8 +160,8 @@ def test_jobs_on_a_cluster_end_as_the_executor_promises(cluster, tmp_path, monke
 @pytest.mark.slow
 def test_a_comparison_on_a_new_cluster_gives_the_same_rows(tmp_path):
     experiments = {"PPC": small_experiment(steps=6)}
-    local = compare(experiments, tmp_path / "local", jobs=1, device="cpu")
-    remote = compare(experiments, tmp_path / "ray", jobs=1, device="cpu", executor="ray")
+    local = compare(experiments, tmp_path / "local", workers=1, device="cpu")
+    remote = compare(experiments, tmp_path / "ray", workers=1, device="cpu", executor="ray")
     assert untimed(remote.rows) == untimed(local.rows)
     assert not import_ray().is_initialized()
 

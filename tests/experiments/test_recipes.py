@@ -1,19 +1,20 @@
 """Tests of recipes: the rules in their settings, and the recipe that a task and a scheme lead to."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 import lengthwise as lw
-from lengthwise.core.errors import SettingError
-from lengthwise.experiments.recipes import RECIPES, recipe
-from lengthwise.experiments.recipes.fitted_encodings import FITTED_TASKS, describe_settings
-from lengthwise.experiments.setting_changes import SettingChange, change_settings
+from lengthwise.core.errors import DefaultSettingsWarning, SettingError
+from lengthwise.experiments.experiment import SettingChange, change_settings
+from lengthwise.experiments.recipes import DEFAULT_RECIPES, RECIPES, recipe
+from lengthwise.experiments.recipes.fitted_encodings import describe_settings, fitted_tasks
+from lengthwise.experiments.recipes.scratchpads import COPY_RULE
 from lengthwise.experiments.validation import check_settings
-from lengthwise.positions import Discovered
+from lengthwise.positions import SCHEMES, Discovered, Predicted
 from lengthwise.positions.scheme import COUPLING, describe_knowledge
-from lengthwise.tasks import VariableAssignment
+from lengthwise.tasks import Copy, Parity, VariableAssignment
 
 FOUND = [name for name in RECIPES if isinstance(RECIPES[name]().scheme, Discovered)]
 
@@ -23,6 +24,36 @@ FOUND = [name for name in RECIPES if isinstance(RECIPES[name]().scheme, Discover
 def test_the_rule_of_a_recipe_is_the_one_found_in_examples_of_its_task(name):
     experiment = recipe(name)
     assert lw.find_coupling(experiment.task, seed=3).rule.texts == experiment.scheme.rule
+
+
+@pytest.mark.slow
+def test_the_rule_of_the_demo_is_the_one_found_in_examples_of_copying():
+    assert lw.find_coupling(Copy(), seed=3).rule.texts == COPY_RULE
+
+
+def test_the_default_recipe_of_a_task_is_its_first_recipe_with_the_scheme():
+    experiments = [recipe(name) for name in RECIPES]
+    assert set(DEFAULT_RECIPES) == {experiment.task.name for experiment in experiments}
+    for task, (default, by_scheme) in DEFAULT_RECIPES.items():
+        of_task = [experiment for experiment in experiments if experiment.task.name == task]
+        assert recipe(default) == next(each for each in of_task if each.scheme.name != Discovered.name)
+        for scheme in SCHEMES:
+            with_scheme = [experiment for experiment in of_task if experiment.scheme.name == scheme]
+            assert recipe(by_scheme.get(scheme, default)) == [*with_scheme, recipe(default)][0]
+
+
+@dataclass(frozen=True)
+class ParityUnderAnotherName(Parity):
+    """Task without a recipe."""
+
+    name = "another_parity"
+
+
+def test_a_task_without_a_recipe_names_the_settings_that_it_has_from_another_task():
+    with pytest.warns(DefaultSettingsWarning, match="task another_parity .* decoder, training, test lengths .* parity"):
+        experiment = lw.experiment_for(ParityUnderAnotherName(), "predicted")
+    assert isinstance(experiment.scheme, Predicted)
+    assert experiment.training == recipe("parity").training
 
 
 def test_addition_and_variable_assignment_need_no_coupling():
@@ -40,12 +71,12 @@ def test_another_scheme_takes_the_settings_of_its_own_recipe(scheme, name):
     assert experiment == recipe(name)
 
 
-FITTED = [(task, encoding) for task, fitted in FITTED_TASKS.items() for encoding in fitted.encodings.values()]
+FITTED = [(task, encoding) for task, fitted in fitted_tasks().items() for encoding in fitted.encodings.values()]
 
 
 @pytest.mark.parametrize(("task", "fitted"), FITTED, ids=[f"{task}-{each.encoding.name}" for task, each in FITTED])
 def test_a_baseline_has_the_settings_that_fit_with_its_encoding(task, fitted):
-    known = FITTED_TASKS[task]
+    known = fitted_tasks()[task]
     experiment = lw.experiment_for(
         known.task, "sequential", fitted.encoding.name, train_lengths=(1, known.train_length)
     )
@@ -70,7 +101,7 @@ def test_a_baseline_has_the_settings_that_fit_with_its_encoding(task, fitted):
 
 def test_the_page_lists_the_encodings_with_found_settings():
     page = (Path(__file__).parents[2] / "docs/train.md").read_text(encoding="utf-8")
-    for task, known in FITTED_TASKS.items():
+    for task, known in fitted_tasks().items():
         (line,) = [line for line in page.splitlines() if line.startswith(f"| `{task}`")]
         _, encodings, length = (cell.strip() for cell in line.strip("|").split("|"))
         assert encodings.split(", ") == [f"`{each.encoding.name}`" for each in known.encodings.values()]

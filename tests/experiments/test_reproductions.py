@@ -26,8 +26,8 @@ from lengthwise.evaluation.figure_layout import UNFIT_COLOR
 from lengthwise.evaluation.tables_and_figures import label_of
 from lengthwise.experiments import reproduction as reproduction_module
 from lengthwise.experiments import run as run_module
-from lengthwise.experiments.comparison import check_experiments
 from lengthwise.experiments.reproduction import SIZES, load_claims, reproduce
+from lengthwise.experiments.runner import check_experiments
 from lengthwise.positions import Sequential
 
 # The claim on language models has its own tests (tests/influence/test_extrapolation.py).
@@ -81,7 +81,7 @@ def test_the_scale_of_runs_that_do_not_fit_is_gray_and_in_no_mean(tmp_path, monk
 @over_claims
 @pytest.mark.usefixtures("small_numbers")
 def test_every_experiment_of_a_claim_runs_at_the_quick_size(claim, tmp_path):
-    result = reproduce(claim, "quick", tmp_path, jobs=1, only=list(claim.experiments()))
+    result = reproduce(claim, "quick", tmp_path, workers=1, only=list(claim.experiments()))
     assert {label_of(row) for row in result.comparison.rows} == set(claim.experiments())
     assert result.figure is not None
 
@@ -96,7 +96,7 @@ def test_every_experiment_of_a_claim_runs_at_the_quick_size(claim, tmp_path):
 @pytest.mark.usefixtures("small_numbers")
 def test_a_second_call_at_the_quick_size_trains_nothing(claim, tmp_path):
     messages = []
-    result = reproduce(claim, "quick", tmp_path, jobs=1, report=messages.append)
+    result = reproduce(claim, "quick", tmp_path, workers=1, report=messages.append)
     experiments = claim.default_labels("quick") or claim.experiments()
     assert sum(message.startswith("[") for message in messages) == len(experiments)
     by_length = [body for title, _, body in result.tables if "exact match by length" in title]
@@ -107,7 +107,7 @@ def test_a_second_call_at_the_quick_size_trains_nothing(claim, tmp_path):
     assert result.figure is not None
     assert result.figure.exists()
     steps = [path.stat().st_mtime_ns for path in sorted(tmp_path.rglob("model.safetensors"))]
-    again = reproduce(claim, "quick", tmp_path, jobs=1)
+    again = reproduce(claim, "quick", tmp_path, workers=1)
     assert again.comparison.rows == result.comparison.rows
     assert again.readings == result.readings
     assert [path.stat().st_mtime_ns for path in sorted(tmp_path.rglob("model.safetensors"))] == steps
@@ -131,7 +131,7 @@ def test_every_size_is_a_subset_of_the_full_size_with_seeds_not_used_for_tuning(
 @pytest.mark.slow
 def test_first_seed_and_num_seeds_select_the_seeds(tmp_path):
     result = reproduce(
-        CLAIMS["sparse_parity"], "quick", tmp_path, first_seed=9005, num_seeds=2, jobs=1, only=["up to 4 bits, rotary"]
+        CLAIMS["sparse_parity"], "quick", tmp_path, first_seed=9005, seeds=2, workers=1, only=["up to 4 bits, rotary"]
     )
     assert {row["seed"] for row in result.comparison.rows} == {9005, 9006}
     bits = [f"flagged-{number}" for number in (1, 2, 4, 6, 8, 10, 12, 16)]

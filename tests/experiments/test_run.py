@@ -2,7 +2,6 @@
 
 import json
 import shlex
-import shutil
 import signal
 import warnings
 from collections.abc import Iterator
@@ -29,14 +28,13 @@ from lengthwise.core.errors import LengthwiseError, PositionRangeError, RunFolde
 from lengthwise.core.progress_line import ProgressLine
 from lengthwise.encodings import ENCODINGS, Learned, NoPE, Rotary
 from lengthwise.evaluation.exact_match import EvaluationSettings
-from lengthwise.experiments import generate_from_prompt as prompt_module
 from lengthwise.experiments import run as run_module
+from lengthwise.experiments import run_evaluation as prompt_module
 from lengthwise.experiments.experiment import Experiment, from_dict, to_dict
-from lengthwise.experiments.generate_from_prompt import generate_from_prompt
 from lengthwise.experiments.recipes import COMPARISONS, RECIPES, experiment_for, quick
 from lengthwise.experiments.run import Run, load_run, train
-from lengthwise.experiments.run_evaluation import evaluate
-from lengthwise.experiments.run_folder import read_experiment, read_rows
+from lengthwise.experiments.run_evaluation import evaluate, generate_from_prompt
+from lengthwise.experiments.run_folder import read_rows
 from lengthwise.model.generate import Generation
 from lengthwise.model.position_heads import POSITION_HEADS
 from lengthwise.positions import SCHEMES, Coupled, Predicted, Sequential, Skipwise
@@ -254,28 +252,6 @@ def test_different_experiments_have_different_saved_forms():
     # Defaults and variants that equal their task occur several times.
     assert len(set(trees)) == len({Experiment(**part) for part in PARTS.values()})
     assert len(set(trees)) > 50
-
-
-def test_an_experiment_saved_with_old_setting_names_is_restored():
-    experiment = small_experiment(scheduled_sampling=0.5)
-    tree = json.loads(json.dumps(to_dict(experiment)))
-    tree["training"]["own_ids"] = tree["training"].pop("scheduled_sampling")
-    tree["evaluation"]["until_none"] = tree["evaluation"].pop("stop_at_zero")
-    assert from_dict(tree) == experiment
-
-
-def test_a_run_without_a_saved_number_of_lengths_resumes_with_one_length_per_batch(tmp_path):
-    train(small_experiment(lengths_per_batch=1), tmp_path / "new", device="cpu")
-    train(small_experiment(lengths_per_batch=1), tmp_path / "old", device="cpu", stop=stop_after(5))
-    tree = json.loads((tmp_path / "old" / "experiment.json").read_text())
-    del tree["experiment"]["training"]["lengths_per_batch"]
-    (tmp_path / "old" / "experiment.json").write_text(json.dumps(tree))
-    # The checkpoints belong to the changed file only after training started with it.
-    shutil.rmtree(tmp_path / "old" / "checkpoints")
-    experiment = read_experiment(tmp_path / "old")
-    assert experiment.training.lengths_per_batch == 1
-    assert train(experiment, tmp_path / "old", resume=True, device="cpu") is not None
-    assert equal_tensors(run_weights(tmp_path / "old"), run_weights(tmp_path / "new"))
 
 
 def test_experiment_json_has_the_experiment_and_its_provenance(tmp_path):

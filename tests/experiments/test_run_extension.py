@@ -22,13 +22,12 @@ from lengthwise.core.checkpoint import load_tensors
 from lengthwise.core.errors import RunFolderError
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.experiments import run as run_module
-from lengthwise.experiments import run_extension
-from lengthwise.experiments.comparison import compare
+from lengthwise.experiments import run_folder as folder_module
 from lengthwise.experiments.experiment import Experiment
-from lengthwise.experiments.folder_names import run_folder
 from lengthwise.experiments.run import load_run, train
 from lengthwise.experiments.run_evaluation import evaluate
-from lengthwise.experiments.run_folder import read_rows
+from lengthwise.experiments.run_folder import read_rows, run_folder
+from lengthwise.experiments.runner import compare
 from lengthwise.positions import Sequential
 from lengthwise.tasks import SparseParity
 
@@ -275,7 +274,7 @@ def test_an_extension_that_ends_at_any_file_operation_loses_nothing(finished, ex
 def test_an_extension_that_ends_before_a_write_loses_nothing(function, finished, extended, tmp_path, monkeypatch):
     restore(finished, tmp_path / "run")
     with monkeypatch.context() as patch:
-        patch.setattr(run_extension, function, CutAfter(1).wrap(None))
+        patch.setattr(folder_module, function, CutAfter(1).wrap(None))
         with pytest.raises(PowerCut):
             train(LONGER, tmp_path / "run", device="cpu", resume=True)
     check_interrupted(tmp_path / "run", finished, extended)
@@ -340,7 +339,7 @@ def test_a_comparison_never_extends_a_run(tmp_path):
     experiment = replace(small_experiment(), evaluation=SETTINGS)
     trained(run_folder(tmp_path, "PPC", 0), experiment)
     with pytest.raises(RunFolderError, match=r"contains another run \(different values: training\.steps\)"):
-        compare({"PPC": with_steps(experiment, 24)}, tmp_path, jobs=1, device="cpu")
+        compare({"PPC": with_steps(experiment, 24)}, tmp_path, workers=1, device="cpu")
 
 
 def test_checkpoints_of_the_longer_run_belong_to_it(tmp_path):

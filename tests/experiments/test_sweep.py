@@ -18,15 +18,12 @@ from lengthwise.core.errors import RunFolderError, WorkerError
 from lengthwise.core.folder_lock import exclusive_lock
 from lengthwise.encodings import ALiBi, NoPE, Rotary
 from lengthwise.experiments import run as run_module
-from lengthwise.experiments.comparison import compare
 from lengthwise.experiments.executors import LocalExecutor
 from lengthwise.experiments.experiment import to_dict
-from lengthwise.experiments.folder_names import content_folder_name
-from lengthwise.experiments.jobs import Job, run_job
 from lengthwise.experiments.recipes import experiment_for, recipe
-from lengthwise.experiments.run_folder import COMPARISON_ROWS
+from lengthwise.experiments.run_folder import COMPARISON_ROWS, content_folder_name
 from lengthwise.experiments.run_states import read_run_states
-from lengthwise.experiments.sweep import sweep
+from lengthwise.experiments.runner import Job, compare, run_job, sweep
 from lengthwise.experiments.sweep_file import read_sweep_file
 from lengthwise.positions import Predicted, Sequential
 from lengthwise.tasks import JSONLTask
@@ -96,7 +93,7 @@ def write_sweep(folder: Path, document: Any) -> Path:
 def test_the_rows_of_a_sweep_equal_those_of_a_comparison(tmp_path):
     reports: list[tuple[int, int, str]] = []
     swept = small_sweep(tmp_path / "sweep", report=lambda *progress: reports.append(progress))
-    compared = compare(EXPERIMENTS, tmp_path / "compare", num_seeds=2, jobs=1, device="cpu")
+    compared = compare(EXPERIMENTS, tmp_path / "compare", seeds=2, workers=1, device="cpu")
     assert untimed(swept.rows) == untimed(compared.rows)
     assert (swept.warnings, swept.diverged, swept.failed) == (compared.warnings, [], [])
     assert swept.is_complete
@@ -212,7 +209,7 @@ def test_a_lost_worker_is_a_failed_run(tmp_path, monkeypatch):
     assert [(run["row"], run["reason"]) for run in swept.failed] == [("PPC", "its worker died")]
     assert {row["row"] for row in swept.rows} == {"NoPE"}
     with pytest.raises(WorkerError, match="its worker died"):
-        compare(EXPERIMENTS, tmp_path / "compare", jobs=1, device="cpu")
+        compare(EXPERIMENTS, tmp_path / "compare", workers=1, device="cpu")
 
 
 def test_a_damaged_run_is_a_failed_run(tmp_path):
@@ -248,12 +245,12 @@ def test_a_run_waits_while_another_process_writes_into_its_folder(tmp_path):
 
 
 def test_a_folder_with_other_results_raises_an_error(tmp_path):
-    compare({"NoPE": EXPERIMENTS["NoPE"]}, tmp_path / "compare", jobs=1, device="cpu")
+    compare({"NoPE": EXPERIMENTS["NoPE"]}, tmp_path / "compare", workers=1, device="cpu")
     with pytest.raises(RunFolderError, match="already contains a comparison; choose another --out for the sweep"):
         small_sweep(tmp_path / "compare")
     small_sweep(tmp_path / "sweep", {"NoPE": EXPERIMENTS["NoPE"]}, seeds=1)
     with pytest.raises(RunFolderError, match="already contains a sweep; choose another --out for the comparison"):
-        compare(EXPERIMENTS, tmp_path / "sweep", jobs=1, device="cpu")
+        compare(EXPERIMENTS, tmp_path / "sweep", workers=1, device="cpu")
 
 
 def test_a_grid_contains_every_combination(tmp_path):

@@ -15,12 +15,10 @@ from tests.support.small_runs import equal_tensors, folder_contents, run_weights
 from lengthwise.cli import app as cli
 from lengthwise.core.errors import TrackerWarning
 from lengthwise.experiments import run as run_module
-from lengthwise.experiments.comparison import compare
-from lengthwise.experiments.folder_names import content_folder_name
+from lengthwise.experiments.progress_reports import TRACKERS, TrackedRun
 from lengthwise.experiments.run import train
-from lengthwise.experiments.run_folder import read_rows
-from lengthwise.experiments.sweep import sweep
-from lengthwise.experiments.trackers import TRACKERS, TrackedRun
+from lengthwise.experiments.run_folder import content_folder_name, read_rows
+from lengthwise.experiments.runner import compare, sweep
 from lengthwise.positions import Sequential
 
 SWEEP = Path(__file__).parents[2] / "docs" / "sweep.json"
@@ -167,7 +165,7 @@ TWO_EXPERIMENTS = {"one": small_experiment(steps=2), "other": small_experiment(s
 
 
 def test_every_run_of_a_comparison_is_tracked(received, tmp_path):
-    compare(TWO_EXPERIMENTS, tmp_path, jobs=1, device="cpu", trackers=[FAKE])
+    compare(TWO_EXPERIMENTS, tmp_path, workers=1, device="cpu", trackers=[FAKE])
     runs = [call for call in received if isinstance(call, TrackedRun)]
     assert [run.name for run in runs] == ["one/seed-0", "other/seed-0"]
     assert received.count("closed") == 2
@@ -216,7 +214,7 @@ def test_tensorboard_shows_each_step_of_a_resumed_run_once(tmp_path):
 @pytest.mark.usefixtures("_tensorboard")
 def test_worker_processes_track_their_runs(tmp_path):
     experiments = {"one": small_experiment(), "other": small_experiment(batch_size=2)}
-    compare(experiments, tmp_path, jobs=2, device="cpu", trackers=["tensorboard"])
+    compare(experiments, tmp_path, workers=2, device="cpu", trackers=["tensorboard"])
     for label in experiments:
         steps = [row["step"] for row in read_rows(tmp_path / label / "seed-0" / "metrics.jsonl")]
         assert [step for step, _ in scalars(tmp_path / label / "seed-0")["loss"]] == steps

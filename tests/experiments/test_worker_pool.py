@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lengthwise.core.errors import WorkerError
-from lengthwise.experiments.worker_pool import run_in_processes
+from lengthwise.experiments.executors import run_in_processes
 
 COMPARE = """
 import dataclasses
@@ -27,7 +27,7 @@ small = dataclasses.replace(
     train_lengths=(1, 2),
     evaluation=lw.EvaluationSettings(lengths=(2,), num_examples=(1,)),
 )
-rows = lw.compare({{"a": small, "b": small}}, "out", jobs=2, device="cpu").rows
+rows = lw.compare({{"a": small, "b": small}}, "out", workers=2, device="cpu").rows
 print("rows", len(rows))
 """
 CUSTOM = """
@@ -57,7 +57,7 @@ def test_compare_works_in_a_script_without_a_main_guard(tmp_path):
 def test_a_script_without_a_main_guard_that_defines_a_used_class_raises_a_one_line_error(tmp_path):
     process = run(COMPARE.format(custom=CUSTOM, task="task=Mine(),"), tmp_path)
     assert process.returncode == 1
-    assert 'put the call under `if __name__ == "__main__":` in your script, or use jobs=1' in process.stderr
+    assert 'put the call under `if __name__ == "__main__":` in your script, or use workers=1' in process.stderr
     assert "another process" not in process.stderr
     assert "BrokenProcessPool" not in process.stderr
 

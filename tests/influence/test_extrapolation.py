@@ -17,10 +17,10 @@ from lengthwise.cli import app as cli
 from lengthwise.core.errors import SettingError
 from lengthwise.evaluation.language_model import BytePairCodec
 from lengthwise.evaluation.result_rows import label_of
-from lengthwise.experiments.comparison import check_experiments
 from lengthwise.experiments.decoder_model import DecoderModel
 from lengthwise.experiments.experiment import build_decoder
 from lengthwise.experiments.reproduction import SIZES, load_claim, reproduce
+from lengthwise.experiments.runner import check_experiments
 from lengthwise.influence.report.bootstrap import Bootstrap
 from lengthwise.influence.target_evaluator import TargetEvaluator
 from lengthwise.influence.targets import sample_targets
@@ -281,7 +281,7 @@ def test_the_claim_requires_a_corpus_with_long_documents():
 def test_the_claim_runs_at_the_quick_size_and_measures_a_run_once(tmp_path, monkeypatch):
     monkeypatch.setattr(claim_module, "NUM_TARGETS", 60)
     monkeypatch.setattr(claim_module, "BOOTSTRAP", Bootstrap(seed=0, num_resamples=20))
-    result = reproduce(SPARSITY_IN_TEXT, "quick", tmp_path, jobs=1, num_seeds=2)
+    result = reproduce(SPARSITY_IN_TEXT, "quick", tmp_path, workers=1, seeds=2)
     labels = set(SPARSITY_IN_TEXT.experiments())
     assert {label_of(row) for row in result.comparison.rows} == labels
     assert {(reading["row"], reading["measured"]) for reading in result.readings} == {(label, 60) for label in labels}
@@ -298,7 +298,7 @@ def test_the_claim_runs_at_the_quick_size_and_measures_a_run_once(tmp_path, monk
         raise AssertionError("measured twice")
 
     monkeypatch.setattr(paired_contexts, "sample_targets", measure_again)
-    assert reproduce(SPARSITY_IN_TEXT, "quick", tmp_path, jobs=1, num_seeds=2).tables == result.tables
+    assert reproduce(SPARSITY_IN_TEXT, "quick", tmp_path, workers=1, seeds=2).tables == result.tables
 
 
 def test_a_claim_without_text_accepts_no_corpus(tmp_path, capsys):

@@ -26,7 +26,7 @@ for command in (
     "evaluate run --lengths 4 --num-examples 4 --device cpu",
     "generate run --prompt 0110 --device cpu",
     "couple parity",
-    "compare --task parity --rows predicted/rotary --set training.steps=2 --lengths 4 --seeds 1 --jobs 1 --out both",
+    "compare --task parity --rows predicted/rotary --set training.steps=2 --lengths 4 --seeds 1 --workers 1 --out both",
 ):
     main(command.split())
 """

@@ -28,10 +28,9 @@ from tests.support.small_runs import (
 from lengthwise.core.errors import PromptError, RunFolderError, SettingError, TaskFileError, TrainingOverlapWarning
 from lengthwise.evaluation.exact_match import EvaluationSettings, evaluate_by_length, iter_examples
 from lengthwise.experiments.experiment import Experiment, build_decoder, from_dict, to_dict
-from lengthwise.experiments.generate_from_prompt import generate_from_prompt
 from lengthwise.experiments.recipes import experiment_for, quick
 from lengthwise.experiments.run import load_run, train
-from lengthwise.experiments.run_evaluation import evaluate
+from lengthwise.experiments.run_evaluation import evaluate, generate_from_prompt
 from lengthwise.experiments.run_folder import read_experiment
 from lengthwise.positions import Coupled, Predicted, Sequential
 from lengthwise.tasks import HasLengths, HasRunFiles, JSONLTask, Parity, Task, default_lengths
@@ -534,7 +533,7 @@ def test_invalid_task_files_exit_with_status_2_and_write_nothing(tmp_path, capsy
     ):
         assert text in error_of(["train", "--task", task, "--scheme", "coupled", *flags, "--out", "run"], capsys)
         assert folder_contents(tmp_path) == before
-    flags = ["--task", "short.jsonl", "--lengths", "20", "--rows", "sequential/rotary", "--jobs", "1"]
+    flags = ["--task", "short.jsonl", "--lengths", "20", "--rows", "sequential/rotary", "--workers", "1"]
     assert "has no records of length 20; use one of 1-2" in error_of(["compare", *flags, "--out", "both"], capsys)
     certify = ["certify", "short.jsonl", "--train-lengths", "1:2", "--lengths", "3"]
     assert "does not declare which tokens its answers depend on" in error_of(certify, capsys)

@@ -7,10 +7,8 @@ import pytest
 from tests.support.text_runs import text_experiment
 
 from lengthwise.core.errors import PromptError, UnsupportedTaskError
-from lengthwise.experiments.experiment import from_dict, to_dict, upgrade_saved_experiment
-from lengthwise.experiments.generate_from_prompt import generate_from_prompt
 from lengthwise.experiments.run import train
-from lengthwise.experiments.run_evaluation import evaluate
+from lengthwise.experiments.run_evaluation import evaluate, generate_from_prompt
 from lengthwise.positions import Coupled, MultiLevel
 from lengthwise.tasks import Text
 from lengthwise.tasks.text.corpus import prepare_corpus
@@ -69,15 +67,6 @@ def test_structure_changes_no_token_and_is_off_by_default(text):
         MultiLevel().assign(one, np.random.default_rng(1), training=True)
     with pytest.raises(UnsupportedTaskError, match=r"has 2 levels but the scheme coupled supports only one"):
         Coupled().assign(other, np.random.default_rng(1), training=True)
-
-
-def test_an_experiment_saved_without_the_setting_has_no_structure(text):
-    saved = to_dict(text_experiment(replace(text, structure=False)))
-    assert saved["task"].pop("structure") is False
-    assert upgrade_saved_experiment(saved)["task"]["structure"] is False
-    assert from_dict(saved).task == replace(text, structure=False)
-    parity = {"name": "parity", "coupling": "next"}
-    assert upgrade_saved_experiment({"task": parity}) == {"task": parity}
 
 
 def test_a_structured_run_trains_and_evaluates_but_cannot_continue_a_prompt(text, tmp_path):

@@ -13,9 +13,8 @@ from tests.support.text_runs import small_corpus, text_experiment
 from lengthwise.core.errors import PromptError, SettingError, TextError, UnknownNameError
 from lengthwise.core.randomness import stream
 from lengthwise.experiments.experiment import Experiment, from_dict, to_dict
-from lengthwise.experiments.generate_from_prompt import generate_from_prompt
 from lengthwise.experiments.run import load_run, train
-from lengthwise.experiments.run_evaluation import evaluate
+from lengthwise.experiments.run_evaluation import evaluate, generate_from_prompt
 from lengthwise.experiments.run_folder import claim_run_folder, read_experiment
 from lengthwise.tasks import GradedByLoss, HasRunFiles, Parity, Task, Text, task_fields
 from lengthwise.tasks.text.corpus import HELD_OUT, TRAIN, built_in_texts, open_corpus

@@ -14,8 +14,7 @@ from lengthwise.model.decoder import Decoder
 from lengthwise.positions import Coupled, Sequential
 from lengthwise.tasks import MultiAddition
 from lengthwise.training.batch import Batch
-from lengthwise.training.length_tilt import LengthTilt
-from lengthwise.training.loss import answer_loss
+from lengthwise.training.loss import LengthTilt, answer_loss
 from lengthwise.training.process_group import ONE_PROCESS, ProcessGroup
 
 ID_WEIGHT, MAX_LENGTH = 0.7, 6

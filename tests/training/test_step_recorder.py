@@ -12,9 +12,8 @@ from lengthwise.positions import Coupled
 from lengthwise.training import step_recorder
 from lengthwise.training.batch import Sampler
 from lengthwise.training.loss import AnswerLoss
-from lengthwise.training.prefetch import Prefetcher
 from lengthwise.training.step_recorder import SEQ_STEP, StepRecorder, compilation_pays, one_shape
-from lengthwise.training.trainer import Trainer
+from lengthwise.training.trainer import Prefetcher, Trainer
 
 CPU = torch.device("cpu")
 COUPLED = Coupled(num_position_ids=48)

@@ -27,7 +27,7 @@ from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes import COMPARISONS, recipe
 from lengthwise.experiments.reproduction import Claim, SizePreset, Table
 from lengthwise.experiments.run import Run
-from lengthwise.experiments.run_analysis import diagnose_run
+from lengthwise.experiments.run_evaluation import diagnose_run
 
 # Number of examples per diagnosis, and characters per line of a cause in the figure.
 NUM_EXAMPLES, CAUSE_CHARACTERS = 256, 34

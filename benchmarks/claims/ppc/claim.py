@@ -14,7 +14,7 @@ from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes import recipe
 from lengthwise.experiments.reproduction import Claim, SizePreset, Table
 from lengthwise.experiments.run import Run
-from lengthwise.experiments.run_analysis import probed_model_of
+from lengthwise.experiments.run_evaluation import probed_model_of
 from lengthwise.positions import Predicted
 from lengthwise.tasks import Parity
 

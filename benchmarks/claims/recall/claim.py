@@ -11,7 +11,7 @@ from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes import recipe
 from lengthwise.experiments.reproduction import Claim, SizePreset, Table
 from lengthwise.experiments.run import Run
-from lengthwise.experiments.run_analysis import diagnose_run
+from lengthwise.experiments.run_evaluation import diagnose_run
 from lengthwise.tasks import Recall
 
 TASKS = {"needle": Recall(num_pairs=1), "one of four": Recall(), "four of eight": Recall(num_pairs=8, num_queries=4)}

@@ -12,10 +12,9 @@ from typing import Any
 import torch
 
 from lengthwise.core.provenance import provenance
-from lengthwise.experiments.folder_names import to_folder_name
 from lengthwise.experiments.reproduction import import_claim
 from lengthwise.experiments.run import load_run
-from lengthwise.experiments.run_folder import read_rows, write_rows
+from lengthwise.experiments.run_folder import read_rows, to_folder_name, write_rows
 from lengthwise.influence.report.summary import format_estimate
 
 Rows = list[dict[str, Any]]

@@ -14,8 +14,7 @@ from lengthwise.cli.options import parse_integers, parse_range, split_names
 from lengthwise.core.errors import SettingError
 from lengthwise.core.files import read_file
 from lengthwise.core.json_parsing import check_depth, parse_json
-from lengthwise.experiments.experiment import TABLES
-from lengthwise.experiments.setting_changes import SettingChange
+from lengthwise.experiments.experiment import TABLES, SettingChange
 from lengthwise.tasks.text.corpus import open_corpus
 
 JSON_TOKENS = re.compile(r'("(?:[^"\\]|\\.)*")(\s*:)?|[{}\[\]]')

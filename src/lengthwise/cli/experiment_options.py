@@ -12,12 +12,15 @@ from lengthwise.core.devices import training_threads
 from lengthwise.core.errors import SettingError, unknown_name
 from lengthwise.core.progress_line import ProgressLine, err_console
 from lengthwise.evaluation.exact_match import EvaluationSettings
-from lengthwise.experiments.experiment import Experiment, load_task, resolve_override
+from lengthwise.experiments.experiment import (
+    Experiment,
+    load_task,
+    resolve_override,
+)
 from lengthwise.experiments.recipes import COMPARISONS, RECIPES, experiment_for, recipe
 from lengthwise.experiments.recipes.fitted_encodings import describe_settings
 from lengthwise.experiments.run import Run
 from lengthwise.experiments.run_folder import EXPERIMENT
-from lengthwise.experiments.setting_changes import change_settings
 from lengthwise.positions import Discovered
 from lengthwise.tasks import HasLengths, Task, default_lengths, is_task_file
 from lengthwise.training.launch import read_launch

@@ -78,7 +78,9 @@ TrainLengthRange = Annotated[
     str | None, Option(help="Range of training lengths, such as 1:20.", show_default="set by the recipe")
 ]
 ExampleSeed = Annotated[int, integer("Random seed for sampling examples.")]
-NumJobs = Annotated[int | None, integer("Number of parallel processes.", show_default="one per core")]
+NumWorkers = Annotated[
+    int | None, integer("Number of runs at the same time.", show_default="one per core; with ray, one per CPU")
+]
 TrackerNames = Annotated[
     list[str] | None,
     Option("--tracker", help="Also send the metrics to tensorboard, trackio or wandb; repeat the flag for several."),

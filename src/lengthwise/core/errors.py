@@ -98,6 +98,10 @@ class TrainingOverlapWarning(UserWarning):
     """Warning about an evaluation on task-file records that the run was trained on."""
 
 
+class DefaultSettingsWarning(UserWarning):
+    """Warning about settings of an experiment that were found for another task."""
+
+
 class TrackerWarning(UserWarning):
     """Warning about a tracker that failed; the training continues without it."""
 

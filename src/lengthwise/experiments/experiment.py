@@ -1,19 +1,21 @@
-"""Experiment: all settings of a run in one frozen dataclass, with conversion to and from JSON."""
+"""Experiment: all settings of a run in one frozen dataclass, with conversion to and from JSON, and changes by name."""
 
 import importlib
 import json
 import os
+import re
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from lengthwise.core.errors import LengthwiseError, RunFolderError, SettingError, UnknownNameError, unknown_name
 from lengthwise.core.randomness import stream
-from lengthwise.core.type_checks import check_types
+from lengthwise.core.type_checks import check_types, check_value
 from lengthwise.encodings import ENCODINGS, EncodingSettings, Rotary
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.model.decoder import Decoder, build_in_memory
@@ -34,6 +36,8 @@ from lengthwise.tasks import (
 )
 from lengthwise.training.batch import Sampler
 from lengthwise.training.training_settings import TrainingSettings
+
+Setting = TypeVar("Setting")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,12 +65,6 @@ class Experiment:
                 raise SettingError(f"{name} {value!r} is not a settings object; {advice}")
 
 
-# Training settings that older runs did not save, with the values that they used.
-UNSAVED_TRAINING_SETTINGS: dict[str, Any] = {"lengths_per_batch": 1}
-# Settings of a task, by its name, that older runs did not save.
-UNSAVED_TASK_SETTINGS: dict[str, dict[str, Any]] = {"text": {"structure": False}}
-# New names of settings that older runs saved with another name.
-RENAMED_SETTINGS = {"own_ids": "scheduled_sampling", "until_none": "stop_at_zero"}
 # Classes by saved name. A custom class (module:Name) must be passed again when the run is loaded.
 TABLES: dict[str, Mapping[str, type[Any]]] = {"task": TASKS, "scheme": SCHEMES, "encoding": ENCODINGS}
 # Settings that contain an entry of a table or a tuple of entries (a task within a task, the laws of a placement).
@@ -195,23 +193,9 @@ def to_dict(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         name_entry = {"name": getattr(value, "name", None)} if hasattr(type(value), "name") else {}
         # Fields with compare=False are locations, not settings.
-        return name_entry | {each.name: to_dict(getattr(value, each.name)) for each in fields(value) if each.compare}
+        settings = [setting.name for setting in fields(value) if setting.compare]
+        return name_entry | {name: to_dict(getattr(value, name)) for name in settings}
     return [to_dict(element) for element in value] if isinstance(value, tuple) else value
-
-
-def upgrade_saved_experiment(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a saved experiment with the current names of its settings, and with settings that it did not save."""
-    upgraded: dict[str, Any] = {
-        part: {RENAMED_SETTINGS.get(name, name): value for name, value in settings.items()}
-        if part in SETTINGS_CLASSES and isinstance(settings, Mapping)
-        else settings
-        for part, settings in tree.items()
-    }
-    if isinstance(upgraded.get("training"), Mapping):
-        upgraded["training"] = {**UNSAVED_TRAINING_SETTINGS, **upgraded["training"]}
-    if isinstance(upgraded.get("task"), Mapping):
-        upgraded["task"] = {**UNSAVED_TASK_SETTINGS.get(str(upgraded["task"].get("name")), {}), **upgraded["task"]}
-    return upgraded
 
 
 def from_dict(
@@ -224,9 +208,8 @@ def from_dict(
     A task reads its saved files from ``folder``. Raises ``RunFolderError`` for invalid values.
     """
     overrides = {} if overrides is None else overrides
-    upgraded = upgrade_saved_experiment(tree)
     try:
-        parts = {each.name: _restore_part(each.name, upgraded[each.name], overrides) for each in fields(Experiment)}
+        parts = {part.name: _restore_part(part.name, tree[part.name], overrides) for part in fields(Experiment)}
         if folder is not None and isinstance(parts["task"], HasRunFiles):
             parts["task"] = parts["task"].from_run_folder(folder)
         return Experiment(**parts)
@@ -288,3 +271,115 @@ def _restore_value(name: str, value: Any) -> Any:
         return tuple(_restore_value(name, element) for element in value)
     is_entry = name in TABLES or (name in NESTED_TABLES and isinstance(value, Mapping))
     return _restore_entry(name, value) if is_entry else value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingChange:
+    """New value of a setting.
+
+    ``path`` is the dotted name of the setting, and ``value`` is its value in JSON: a list for a tuple, an object for a
+    group of settings. ``source`` is the place of the change for errors, such as ``config.toml line 4``.
+    """
+
+    path: str
+    value: Any
+    source: str
+
+
+def change_settings(settings: Setting, changes: Sequence[SettingChange], label: str = "experiment") -> Setting:
+    """Return an experiment, or a group of its settings, with all changes at once; the last change of a setting wins.
+
+    ``label`` is the name of the group, and the paths of the changes begin within it. A task, scheme or encoding keeps
+    its class. Raises ``UnknownNameError`` for an unknown setting and ``SettingError`` for an invalid value. The message
+    starts with the source of the change.
+    """
+    changed: Setting = _change_group(settings, changes, label)
+    return changed
+
+
+def changed_train_lengths(changes: Sequence[SettingChange]) -> tuple[int, int] | None:
+    """Return the training lengths after the changes, or None if they set none; ``change_settings`` checks the value."""
+    values = [change.value for change in changes if change.path == "train_lengths"]
+    if not values or not isinstance(values[-1], list | tuple) or [type(length) for length in values[-1]] != [int, int]:
+        return None
+    shortest, longest = values[-1]
+    return shortest, longest
+
+
+def _change_group(group: Any, changes: Sequence[SettingChange], label: str) -> Any:
+    """Return a dataclass with changed fields; ``label`` is its name in errors."""
+    setting_fields = {setting.name: setting for setting in fields(group) if setting.compare}
+    by_name: dict[str, list[SettingChange]] = {}
+    for change in changes:
+        name, _, remaining_path = change.path.partition(".")
+        if name == "name" and hasattr(type(group), "name"):
+            _check_name(group, change, label)
+        elif name not in setting_fields:
+            full_label = f"{label} {group.name}" if hasattr(type(group), "name") else label
+            if not setting_fields:
+                raise SettingError(f"{change.source}: {full_label} has no settings; leave it out")
+            error = unknown_name(f"setting of {full_label}", name, setting_fields)
+            raise UnknownNameError(f"{change.source}: {error}")
+        else:
+            by_name.setdefault(name, []).append(replace(change, path=remaining_path))
+    values = {name: _new_value(setting_fields[name], getattr(group, name), named) for name, named in by_name.items()}
+    try:
+        return replace(group, **values)
+    except LengthwiseError as error:
+        # The group checks its settings together, so the error can be about several of them.
+        named = [name for name in by_name if re.search(rf"\b{name}\b", str(error))]
+        sources = dict.fromkeys(change.source for name in named or by_name for change in by_name[name][-1:])
+        raise type(error)(f"{', '.join(sources)}: {error}") from None
+
+
+def _check_name(group: Any, change: SettingChange, label: str) -> None:
+    if change.value != group.name:
+        advice = f"use --{label} to choose another {label}" if label in TABLES else "use the same name"
+        raise SettingError(f"{change.source}: the {label} is '{group.name}', not {change.value!r:.40}; {advice}")
+
+
+def _new_value(setting: Field[Any], old_value: Any, changes: Sequence[SettingChange]) -> Any:
+    """Return the value of a field after its changes; their paths begin within the field."""
+    if is_dataclass(old_value):
+        parts = [part for change in changes for part in _split_group(setting.name, old_value, change)]
+        return _change_group(old_value, parts, setting.name)
+    change = changes[-1]
+    if change.path:
+        raise SettingError(
+            f"{change.source}: {setting.name} is a single setting without '{change.path}'; use only {setting.name}"
+        )
+    try:
+        value = _to_setting(setting.name, change.value)
+        check_value(setting.name, value, setting.type)
+    except LengthwiseError as error:
+        raise type(error)(f"{change.source}: {error}") from None
+    return _with_floats(value, setting.type)
+
+
+def _split_group(name: str, group: Any, change: SettingChange) -> list[SettingChange]:
+    """Return the changes of single settings that a change of a whole group consists of."""
+    if change.path:
+        return [change]
+    if not isinstance(change.value, Mapping):
+        choice = f", or --{name} to choose another {name}" if name in TABLES else ""
+        known = ", ".join(setting.name for setting in fields(group) if setting.compare)
+        raise SettingError(
+            f"{change.source}: {name} is a group of settings ({known}); use a name such as {name}.SETTING{choice}"
+        )
+    return [replace(change, path=key, value=value) for key, value in change.value.items()]
+
+
+def _to_setting(name: str, value: Any) -> Any:
+    """Convert a JSON value: a list becomes a tuple, and an object an entry of a table such as a placement."""
+    if isinstance(value, list | tuple):
+        return tuple(_to_setting(name, element) for element in value)
+    return build_entry(name, value) if isinstance(value, Mapping) and name in NESTED_TABLES else value
+
+
+def _with_floats(value: Any, annotation: Any) -> Any:
+    """Convert whole numbers to floats where a setting is a float, so that 1 and 1.0 give the same experiment."""
+    type_args = typing.get_args(annotation)
+    if isinstance(value, tuple) and typing.get_origin(annotation) is tuple:
+        element_types = type_args[:1] * len(value) if type_args[-1] is ... else type_args
+        return tuple(map(_with_floats, value, element_types))
+    return float(value) if type(value) is int and float in (annotation, *type_args) else value

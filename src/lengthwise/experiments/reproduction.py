@@ -18,13 +18,18 @@ from lengthwise.core.files import StrPath
 from lengthwise.core.type_checks import check_arguments
 from lengthwise.evaluation.result_rows import Rows
 from lengthwise.evaluation.tables_and_figures import draw, result_tables
-from lengthwise.experiments.comparison import Comparison, compare
 from lengthwise.experiments.experiment import Experiment
-from lengthwise.experiments.folder_names import run_folder
 from lengthwise.experiments.progress_reports import AUTO
 from lengthwise.experiments.recipes import quick
 from lengthwise.experiments.run import Run, load_run
-from lengthwise.experiments.run_folder import COMPARISON_ROWS, read_rows_with_digest, write_rows, write_rows_with_digest
+from lengthwise.experiments.run_folder import (
+    COMPARISON_ROWS,
+    read_rows_with_digest,
+    run_folder,
+    write_rows,
+    write_rows_with_digest,
+)
+from lengthwise.experiments.runner import Comparison, compare
 
 # A table: title, header and body.
 Table = tuple[str, list[str], list[list[str]]]
@@ -143,9 +148,9 @@ def reproduce(
     size: str,
     out: StrPath,
     *,
-    num_seeds: int | None = None,
+    seeds: int | None = None,
     first_seed: int = FIRST_SEED,
-    jobs: int | None = None,
+    workers: int | None = None,
     only: Collection[str] | None = None,
     executor: str = "local",
     address: str | None = None,
@@ -156,17 +161,17 @@ def reproduce(
     ``claim`` is a ``Claim``, or the name of one in ``benchmarks/claims`` of a checkout of lengthwise. ``gpu`` runs the
     full size on a CUDA device; the other sizes run on the CPU. Seeds start at ``first_seed``; their default number
     depends on the size. ``only`` contains the labels to run in this call (default: the labels of the size). The result
-    also includes the runs of earlier calls. ``jobs``, ``executor``, ``address`` and ``report`` are those of
+    also includes the runs of earlier calls. ``workers``, ``executor``, ``address`` and ``report`` are those of
     ``compare``. Raises ``UnknownNameError`` for an unknown claim, size or label.
     """
     claim = load_claim(claim) if isinstance(claim, str) else claim
     out = Path(out)
     experiments, default_seeds = claim.experiments_at(size, first_seed)
     device = "cuda" if size == "gpu" else "cpu"
-    num_seeds = default_seeds if num_seeds is None else num_seeds
+    seeds = default_seeds if seeds is None else seeds
     only = claim.default_labels(size) if only is None else only
-    place: dict[str, Any] = {"jobs": jobs, "device": device, "executor": executor, "address": address}
-    comparison = compare(experiments, out, num_seeds=num_seeds, only=only, report=report, **place)
+    place: dict[str, Any] = {"workers": workers, "device": device, "executor": executor, "address": address}
+    comparison = compare(experiments, out, seeds=seeds, only=only, report=report, **place)
     if not comparison.is_complete:
         return Reproduction(comparison=comparison, readings=[], tables=[], figure=None)
     rows = comparison.rows

@@ -1,14 +1,18 @@
-"""Training and loading of a run."""
+"""Training and loading of a run, which can start from the weights of another run."""
 
+import hashlib
+import os
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from lengthwise.core.checkpoint import check_tensors, load_tensors
 from lengthwise.core.devices import pick_device, training_threads, use_threads
 from lengthwise.core.errors import RunFolderError, SettingError
-from lengthwise.core.files import StrPath
+from lengthwise.core.files import StrPath, read_file
 from lengthwise.core.folder_lock import exclusive_lock
 from lengthwise.core.randomness import stream
 from lengthwise.core.type_checks import check_arguments, check_values
@@ -16,24 +20,25 @@ from lengthwise.evaluation.evaluator import select_evaluator
 from lengthwise.evaluation.exact_match import EvaluationSettings, evaluate_by_length
 from lengthwise.evaluation.result_rows import describe_misfit
 from lengthwise.evaluation.tally import LengthResult
-from lengthwise.experiments.experiment import TABLES, Experiment, build_decoder
+from lengthwise.experiments.experiment import TABLES, Experiment, build_decoder, num_levels, to_dict
 from lengthwise.experiments.progress_reports import AUTO, TrainingReports
-from lengthwise.experiments.run_extension import claim_or_extend, read_extensions
-from lengthwise.experiments.run_failure import record_failure
 from lengthwise.experiments.run_folder import (
     EXPERIMENT,
     MODEL,
+    RUN_FOLDER,
+    START,
+    StartModel,
+    claim_run_folder,
     experiment_digest,
+    read_description,
     read_experiment,
+    read_extensions,
     read_model,
+    read_start_file,
+    record_failure,
     write_model,
 )
-from lengthwise.experiments.run_start import load_start, read_start_model
-from lengthwise.experiments.validation import (
-    check_encoding,
-    check_scheme,
-    prepare_training,
-)
+from lengthwise.experiments.validation import check_encoding, check_scheme, prepare_training
 from lengthwise.model.decoder import Decoder
 from lengthwise.training.launch import read_launch
 from lengthwise.training.process_group import join_processes
@@ -117,44 +122,20 @@ def train(
     processes = join_processes(read_launch(), torch_device.type)
     # Only the first process reports.
     reports = TrainingReports(report=report, trackers=trackers) if processes.rank == 0 else NO_REPORTS
-    prepared_training = processes.together(lambda: prepare_training(experiment))
-    decoder = prepared_training.decoder
+    decoder, sampler = processes.together(lambda: prepare_training(experiment))
+    uses_loss, settings = select_evaluator(experiment.task).uses_loss, experiment.training
 
     def claim() -> None:
         start_model = None
         if start is not None:
             folder, source = (start.folder, start.experiment) if isinstance(start, Run) else (Path(start), None)
-            start_model = read_start_model(folder, experiment, decoder, source)
+            start_model = _read_start_model(folder, experiment, decoder, source)
         stack.enter_context(exclusive_lock(out))
-        claim_or_extend(out, experiment, resume=resume, start=start_model)
+        claim_run_folder(out, experiment, resume=resume, start=start_model, extend=True)
         stack.enter_context(record_failure(out))
 
-    num_threads = training_threads(experiment.decoder.d_model, threads)
-    with use_threads(num_threads), ExitStack() as stack:
-        processes.on_first(claim)
-        saved_run = processes.on_first(lambda: _load_saved_run(experiment, out))
-        if saved_run is not None:
-            return replace(saved_run, decoder=saved_run.decoder.to(torch_device))
-        # The other processes get the weights of the first.
-        processes.on_first(lambda: load_start(out, decoder))
-        digest = processes.on_first(lambda: experiment_digest(out))
-        trainer = Trainer(
-            decoder.to(torch_device), prepared_training.sampler, experiment.training, out, digest, processes
-        )
-        return _train_in_folder(experiment, trainer, reports, stop)
-
-
-def _train_in_folder(
-    experiment: Experiment,
-    trainer: Trainer,
-    reports: TrainingReports,
-    should_stop: Callable[[], bool],
-) -> Run | None:
-    """Train in a folder prepared by ``claim_or_extend``, from its newest checkpoint on."""
-    decoder, processes, progress_examples = trainer.decoder, trainer.processes, NUM_PROGRESS_EXAMPLES
-    trainer.restore([extension.belongs_to for extension in processes.on_first(lambda: read_extensions(trainer.folder))])
-    threshold, uses_loss = experiment.training.fit_threshold, select_evaluator(experiment.task).uses_loss
-    measures_match = not uses_loss and processes.rank == 0
+    def exact_match(num_examples: int | None = None) -> float:
+        return measure_fit(experiment, decoder, num_examples).exact_match
 
     def finish() -> dict[str, Any]:
         progress, fit = trainer.progress, None if uses_loss else measure_fit(experiment, decoder)
@@ -166,22 +147,31 @@ def _train_in_folder(
             "trained_distance": progress.largest_distance,
             "train_s": round(progress.train_s, 3),
         }
-        write_model(trainer.folder, decoder.state_dict(), training_facts)
+        write_model(out, decoder.state_dict(), training_facts)
         return training_facts
 
-    with reports.open(trainer.folder, experiment, first_step=trainer.progress.step + 1) as report:
-        if not trainer.run(
-            report=report,
-            stop=should_stop,
-            is_fit=lambda: measure_fit(experiment, decoder).exact_match >= threshold,
-            exact_match=(lambda: measure_fit(experiment, decoder, progress_examples).exact_match)
-            if measures_match
-            else None,
-        ):
-            return None
-        # The model is saved before the trackers are closed, because that can wait for a network.
-        training_facts = processes.on_first(finish)
-    return Run(folder=trainer.folder, experiment=experiment, decoder=decoder.eval(), facts=training_facts)
+    with use_threads(training_threads(experiment.decoder.d_model, threads)), ExitStack() as stack:
+        processes.on_first(claim)
+        saved_run = processes.on_first(lambda: _load_saved_run(experiment, out))
+        if saved_run is not None:
+            return replace(saved_run, decoder=saved_run.decoder.to(torch_device))
+        # The other processes get the weights of the first.
+        processes.on_first(lambda: _load_start(out, decoder))
+        digest = processes.on_first(lambda: experiment_digest(out))
+        trainer = Trainer(decoder.to(torch_device), sampler, settings, out, digest, processes)
+        trainer.restore([extension.belongs_to for extension in processes.on_first(lambda: read_extensions(out))])
+        with reports.open(out, experiment, first_step=trainer.progress.step + 1) as report_row:
+            is_finished = trainer.run(
+                report=report_row,
+                stop=stop,
+                is_fit=lambda: exact_match() >= settings.fit_threshold,
+                exact_match=None if uses_loss or processes.rank > 0 else lambda: exact_match(NUM_PROGRESS_EXAMPLES),
+            )
+            if not is_finished:
+                return None
+            # The model is saved before the trackers are closed, because that can wait for a network.
+            training_facts = processes.on_first(finish)
+        return Run(folder=out, experiment=experiment, decoder=decoder.eval(), facts=training_facts)
 
 
 def _load_saved_run(experiment: Experiment, out: Path) -> Run | None:
@@ -244,3 +234,69 @@ def _check_facts(training_facts: Mapping[str, Any], path: Path) -> None:
         check_values(TrainingFacts, field_values)
     except SettingError as error:
         raise RunFolderError(f"{path} has invalid training facts ({error}); train the run again") from None
+
+
+def _read_start_model(folder: Path, experiment: Experiment, decoder: Decoder, source: Experiment | None) -> StartModel:
+    """Return the model of a finished run from which ``decoder``, the decoder of ``experiment``, can start.
+
+    ``source`` is the experiment of the run if it is loaded, otherwise it is read from ``folder``. Raises
+    ``SettingError`` for the first setting of the decoder that differs.
+    """
+    if source is None:
+        source = read_experiment(folder, overrides=_custom_classes(folder, experiment))
+    tensors, training_facts = read_model(folder)
+    new_tensors = decoder.state_dict()
+    shapes, new_shapes = ({name: tensor.shape for name, tensor in w.items()} for w in (tensors, new_tensors))
+    settings, new_settings = _decoder_settings(source), _decoder_settings(experiment)
+    if settings.items() == new_settings.items() and shapes != new_shapes:
+        # Some position heads have one output per ID.
+        settings["num_position_ids"] = source.scheme.num_position_ids
+        new_settings["num_position_ids"] = experiment.scheme.num_position_ids
+    for name in {**settings, **new_settings}:
+        old, new = settings.get(name), new_settings.get(name)
+        if old != new:
+            raise SettingError(
+                f"{folder} has {name} {reprlib.repr(old)}, but the new run has {reprlib.repr(new)}; use the value of "
+                f"{folder}, or train without --from"
+            )
+    check_tensors(folder / MODEL, tensors, new_tensors)
+    content = read_file(folder / MODEL)
+    origin = {
+        # JSON cannot contain a name that is not UTF-8.
+        "run": os.fsencode(folder.absolute()).decode(errors="backslashreplace"),
+        "sha256": hashlib.sha256(content).hexdigest(),
+        "steps": training_facts.get("steps"),
+    }
+    return StartModel(content=content, origin=origin)
+
+
+def _load_start(folder: Path, decoder: Decoder) -> None:
+    """Load the weights that the run in a folder starts from, if it starts from another run."""
+    if read_start_file(folder):
+        tensors, _ = load_tensors(folder / START)
+        check_tensors(folder / START, tensors, decoder.state_dict())
+        decoder.load_state_dict(tensors)
+
+
+def _decoder_settings(experiment: Experiment) -> dict[str, Any]:
+    """Return the settings that must not change between a run and its start, by name."""
+    parts = {"decoder": experiment.decoder, "encoding": experiment.encoding}
+    return {
+        **{f"{part}.{name}": value for part, settings in parts.items() for name, value in to_dict(settings).items()},
+        "vocabulary": tuple(experiment.task.vocabulary),
+        "separators": tuple(experiment.task.separators),
+        "predicts_ids": experiment.scheme.predicts_ids,
+        "num_levels": num_levels(experiment),
+    }
+
+
+def _custom_classes(folder: Path, experiment: Experiment) -> dict[str, Any]:
+    """Return the custom classes of an experiment that a saved run also uses, because loading imports no code."""
+    if not (folder / EXPERIMENT).is_file():
+        return {}
+    saved = read_description(folder, RUN_FOLDER)
+    names = {kind: saved[kind].get("name") for kind in TABLES if isinstance(saved.get(kind), dict)}
+    parts = {kind: getattr(experiment, kind) for kind in names}
+    return {
+        kind: type(part) for kind, part in parts.items() if names[kind] == part.name and part.name not in TABLES[kind]
+    }

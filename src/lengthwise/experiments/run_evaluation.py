@@ -1,24 +1,35 @@
-"""Evaluation of a run: its result rows by length."""
+"""Use of a trained run: result rows by length, certificates, diagnoses, and free generation after a prompt."""
 
+import copy
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from lengthwise.core.errors import LengthwiseError, TrainingOverlapWarning
+import torch
+
+from lengthwise.core.defaults import DIAGNOSIS_EXAMPLES
+from lengthwise.core.errors import LengthwiseError, PromptError, SettingError, TrainingOverlapWarning
 from lengthwise.core.provenance import utc_timestamp
+from lengthwise.core.randomness import stream
 from lengthwise.core.type_checks import check_arguments
-from lengthwise.evaluation.evaluator import HELD_OUT_ADVICE, ResultIterator, overlapping_lengths, select_evaluator
+from lengthwise.evaluation.diagnosis.diagnosis import Diagnosis, check_diagnosis, diagnose
+from lengthwise.evaluation.evaluator import HELD_OUT_ADVICE, overlapping_lengths, select_evaluator
 from lengthwise.evaluation.exact_match import EvaluationSettings
+from lengthwise.evaluation.forecast.certificate import RunCertificate, certify_decoder
+from lengthwise.evaluation.forecast.probed_model import ProbedModel
 from lengthwise.evaluation.loss_by_context import ContextLoss
 from lengthwise.evaluation.tally import LengthResult
-from lengthwise.experiments.experiment import to_dict
+from lengthwise.experiments.experiment import Experiment, to_dict
 from lengthwise.experiments.run import Run
 from lengthwise.experiments.run_folder import RESULTS, RUN_FOLDER, append_rows, read_description, read_experiment
 from lengthwise.experiments.validation import check_evaluation, select_variants
-from lengthwise.positions import describe_knowledge
-from lengthwise.tasks import HasRecords, Task, num_shared_records, record_fields, task_fields
+from lengthwise.model.generate import generate
+from lengthwise.positions import Discovered, describe_knowledge
+from lengthwise.tasks import HasRecords, JSONLTask, Task, num_shared_records, record_fields, task_fields
+from lengthwise.tasks.coupling.pointers import FoundTask
+from lengthwise.training.batch import to_batch
 
 
 @check_arguments
@@ -55,17 +66,11 @@ def iter_result_rows(
 ) -> Iterator[dict[str, Any]]:
     """Yield the result rows of ``evaluate`` one by one; invalid settings raise an error before the first row."""
     check_evaluation(run.experiment, settings)
+    scheme, trained_distance = run.experiment.scheme, run.facts["trained_distance"]
     for variant, task in select_variants(run.experiment.task, settings).items():
-        for result in _iter_length_results(run, task, settings, report):
+        measure = select_evaluator(task).measure
+        for result in measure(run.decoder, task, scheme, settings, trained_distance=trained_distance, report=report):
             yield _build_row(run, result, variant)
-
-
-def _iter_length_results(
-    run: Run, task: Task, settings: EvaluationSettings, report: Callable[[int, int, int], None] | None
-) -> ResultIterator:
-    trained_distance = run.facts["trained_distance"]
-    measure = select_evaluator(task).measure
-    return measure(run.decoder, task, run.experiment.scheme, settings, trained_distance=trained_distance, report=report)
 
 
 def _build_row(run: Run, result: LengthResult | ContextLoss, variant: str | None) -> dict[str, Any]:
@@ -102,3 +107,121 @@ def _overlaps_training(run: Run, length: int) -> bool:
         if isinstance(task, HasRecords) and isinstance(training_task, HasRecords):
             return num_shared_records(task, training_task, length) > 0
     return False
+
+
+@check_arguments
+def certify_run(run: Run, lengths: Sequence[int], *, seed: int = 0) -> RunCertificate:
+    """Check the assumptions of the theory on a run, and predict its accuracy at ``lengths``.
+
+    Raises ``SettingError`` for a task whose examples have no support, or attention that does not allow subsampling.
+    """
+    return certify_decoder(probed_model_of(run, seed=seed), lengths)
+
+
+@check_arguments
+def diagnose_run(
+    run: Run,
+    length: int,
+    *,
+    num_examples: int = DIAGNOSIS_EXAMPLES,
+    seed: int = 0,
+    report: Callable[[str], None] = lambda stage: None,
+) -> Diagnosis:
+    """Find the causes of the failures of a run at ``length``, on the examples that ``evaluate`` uses with this seed.
+
+    ``report`` receives the name of each stage, once per batch; its exceptions end the diagnosis.
+    Raises ``SettingError`` for a length within the training lengths, and for a task graded by loss.
+    """
+    experiment = run.experiment
+    check_diagnosis(experiment.task, experiment.train_lengths[1], length)
+    check_evaluation(experiment, EvaluationSettings(lengths=(length,), num_examples=(num_examples,)))
+    return diagnose(probed_model_of(run, seed=seed), length, num_examples=num_examples, report=report)
+
+
+def task_with_support(experiment: Experiment) -> Task:
+    """Return the task of an experiment; the examples of a task file get their support from a found coupling, if any.
+
+    A found coupling names the prompt tokens that each answer needs and that no earlier answer needed. The tokens before
+    them, and the last answers, are neighbors that every subsample keeps.
+    """
+    task, scheme = experiment.task, experiment.scheme
+    if isinstance(task, JSONLTask) and isinstance(scheme, Discovered):
+        return FoundTask(task=task, rule=scheme.pointer_rule, addresses=scheme.pointer_rule.addresses)
+    return task
+
+
+def probed_model_of(run: Run, *, seed: int) -> ProbedModel:
+    """Return a `ProbedModel` of a run on the CPU, which is faster than a GPU for many small forward passes."""
+    experiment = run.experiment
+    smallest_id, largest_id = run.facts["id_range"]
+    is_on_cpu = run.decoder.embedding.device.type == "cpu"
+    return ProbedModel(
+        decoder=run.decoder if is_on_cpu else copy.deepcopy(run.decoder).cpu(),
+        task=task_with_support(experiment),
+        scheme=experiment.scheme,
+        encoding=experiment.encoding,
+        train_lengths=experiment.train_lengths,
+        id_range=(smallest_id, largest_id),
+        trained_distance=run.facts["trained_distance"],
+        fitted=run.facts["fitted"],
+        seed=seed,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """Tokens that a run generates after a prompt, their position IDs, and the expected tokens.
+
+    ``position_ids`` has one ID per token, or one list of IDs per level if there are several levels. Without a known
+    answer, ``expected`` is empty and ``correct`` is None. ``correct`` is also None if ``max_new_tokens`` cut off a
+    correct answer.
+    """
+
+    tokens: list[str]
+    position_ids: list[Any]
+    expected: list[str]
+    correct: bool | None
+
+
+@check_arguments
+def generate_from_prompt(run: Run, prompt: str, max_new_tokens: int | None = None) -> Completion:
+    """Generate the response to a prompt, up to the length of the expected answer or ``max_new_tokens``.
+
+    The smaller limit applies. If the answer is unknown, as in running text, the task defines the first limit. A run
+    that predicts IDs receives only the IDs of the prompt, and ``correct`` includes the predicted IDs.
+    """
+    if max_new_tokens is not None and max_new_tokens < 1:
+        raise SettingError(f"invalid max_new_tokens {max_new_tokens}; use at least 1 token")
+    task, decoder = run.experiment.task, run.decoder
+    examples = task.from_prompt(prompt)
+    has_answer, required_field = bool(examples.is_answer.any()), run.experiment.scheme.needs
+    if not has_answer and required_field is not None and getattr(examples, required_field) is None:
+        raise PromptError(
+            f"scheme {run.experiment.scheme.name} needs the {required_field} of prompt '{prompt}', which is unknown; "
+            "use a prompt with a known answer (for a JSONL file, a whole record), or train with another scheme, "
+            "such as discovered"
+        )
+    assignment = run.experiment.scheme.assign(examples, stream(0, "generate"), training=False)
+    batch = to_batch(examples.tokens.shape[1], examples, assignment).to(next(decoder.parameters()).device)
+    prompt_length = int(batch.prompt_length[0])
+    expected = batch.tokens[:, prompt_length:]
+    token_limit = expected.shape[1] if max_new_tokens is None else min(expected.shape[1], max_new_tokens)
+    prompt_tokens, end_token = batch.tokens[:, :prompt_length], task.vocabulary.index("end")
+    prompt_ids = batch.position_ids[:, :, : prompt_length if decoder.predicts_ids else None]
+    output = generate(decoder, prompt_tokens, prompt_ids, end=end_token, max_new_tokens=token_limit)
+    num_generated = output.tokens.shape[1]
+    correct: bool | None = torch.equal(output.tokens, expected[:, :num_generated])
+    # The ID of the end token is never used.
+    num_ids = min(num_generated, expected.shape[1] - 1)
+    ids = batch.position_ids[:, :, prompt_length : prompt_length + num_ids]
+    correct = correct and torch.equal(output.position_ids[:, :, :num_ids], ids)
+    if num_generated < expected.shape[1]:
+        # A correct beginning gives no result, unless the run generated the end token.
+        correct = None if correct and num_generated == token_limit else False
+    ids_by_level: list[Any] = output.position_ids[:, 0].tolist()
+    return Completion(
+        tokens=[task.vocabulary[token] for token in output.tokens[0].tolist()],
+        position_ids=ids_by_level[0] if len(ids_by_level) == 1 else ids_by_level,
+        expected=[task.vocabulary[token] for token in expected[0].tolist()] if has_answer else [],
+        correct=correct if has_answer else None,
+    )

@@ -1,24 +1,34 @@
-"""Folders of runs, comparisons and influence studies: their description files, models and result rows."""
+"""Folders of runs, comparisons, sweeps and influence studies: their names, description files, models and result rows.
 
+One atomic write of ``experiment.json`` extends a run by more training steps: before it, the run is the finished run of
+the earlier steps; after it, the run is an unfinished run of more steps. The earlier run remains in a folder within the
+run folder.
+"""
+
+import filecmp
 import hashlib
 import json
 import os
+import re
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from lengthwise.core.checkpoint import load_tensors, save_tensors
-from lengthwise.core.errors import RunFolderError
-from lengthwise.core.files import read_file, write_atomically
+from lengthwise.core.errors import RunFolderError, SettingError
+from lengthwise.core.files import atomic_folder, read_file, write_atomically
 from lengthwise.core.folder_lock import exclusive_lock
 from lengthwise.core.json_parsing import parse_json
 from lengthwise.core.provenance import provenance
-from lengthwise.experiments.experiment import Experiment, from_dict, to_dict, upgrade_saved_experiment
-from lengthwise.tasks import HasRunFiles, Task
-from lengthwise.training.training_state import METRICS
+from lengthwise.core.type_checks import check_values
+from lengthwise.experiments.experiment import Experiment, from_dict, to_dict
+from lengthwise.tasks import HasRunFiles
+from lengthwise.training.trainer import METRICS, iter_checkpoints
 
 EXPERIMENT, MODEL, RESULTS = "experiment.json", "model.safetensors", "results.jsonl"
 # Files that a run, comparison, sweep or study writes after its description.
@@ -39,8 +49,16 @@ COMPARISON, STUDY, SWEEP = "comparison.json", "influence.json", "sweep.json"
 PLANNED_RUNS = "planned.json"
 # Result rows of a run for its comparison or sweep.
 COMPARISON_ROWS = "compared.jsonl"
+# Error that ended a run, for the commands that show the states of runs.
+FAILURE = "failure.json"
+# Folder of the earlier runs, each in a folder named after its number of steps.
+EARLIER = "earlier"
+# Model of the earlier steps, and files that describe it.
+OUTDATED = (RESULTS, COMPARISON_ROWS, MODEL)
 # Keys of the experiment digest in a model and in a checkpoint, and of the digest of result rows.
 EXPERIMENT_DIGEST_KEY, ROWS_DIGEST_KEY = "belongs_to", "sha256"
+# Number of hexadecimal digits of the digest in a folder name.
+NAME_DIGEST_LENGTH = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +84,36 @@ class StartModel:
     origin: dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extension:
+    """Extension in the provenance of a run: from a checkpoint at ``from_step`` of a run with ``earlier_steps``.
+
+    ``steps`` is the new number of steps, and ``belongs_to`` is the digest of the earlier experiment.
+    """
+
+    from_step: int
+    earlier_steps: int
+    steps: int
+    belongs_to: str
+
+
+def content_folder_name(experiment: Experiment) -> str:
+    """Return a folder name that depends only on the settings of the experiment, its seed included."""
+    parts = (experiment.task.name, experiment.scheme.name, experiment.encoding.name)
+    digest = hashlib.sha256(json.dumps(to_dict(experiment), sort_keys=True).encode()).hexdigest()
+    return f"{to_folder_name('-'.join(parts))}-seed-{experiment.seed}-{digest[:NAME_DIGEST_LENGTH]}"
+
+
+def run_folder(out: Path, label: str, seed: int) -> Path:
+    """Return the folder of the run with this label and seed in a comparison."""
+    return out / to_folder_name(label) / f"seed-{seed}"
+
+
+def to_folder_name(label: str) -> str:
+    """Convert a label to a folder name of lower-case letters, digits and hyphens."""
+    return re.sub(r"[\W_]+", "-", label.lower()).strip("-")
+
+
 def claim_folder(
     folder: Path,
     kind: FolderKind,
@@ -74,6 +122,7 @@ def claim_folder(
     resume: bool,
     normalize: Callable[[Any], Any] = lambda tree: tree,
     files: Callable[[], Mapping[str, bytes]] = dict,
+    **more_provenance: Any,
 ) -> None:
     """Write a description file into a folder; with ``resume``, check that the existing description is equal instead.
 
@@ -81,26 +130,21 @@ def claim_folder(
     write, by name. Raises ``RunFolderError`` if the path is a file, or if the folder has a description of another kind,
     a different description, or any description without ``resume``.
     """
-    _check_kind(folder, kind)
-    if (folder / kind.file).exists():
-        if not resume:
-            raise RunFolderError(
-                f"{folder} already contains a {kind.name}; add --resume to continue it, or choose another --out"
-            )
-        tree = read_description_file(folder, kind)
-        _check_equal(folder, kind, normalize(tree[kind.key]), normalize(json.loads(json.dumps(description))))
-        _check_equal(folder, kind, tree.get("files", {}), _file_digests(files()))
-        return
-    write_description(folder, kind, description, files())
-
-
-def _check_kind(folder: Path, kind: FolderKind) -> None:
-    """Raise ``RunFolderError`` if the path is a file, or if the folder has a description of another kind."""
     if folder.exists() and not folder.is_dir():
         raise RunFolderError(f"{folder} is a file, but a {kind.name} needs a folder; choose another --out")
     for other in (RUN_FOLDER, COMPARISON_FOLDER, STUDY_FOLDER, SWEEP_FOLDER):
         if other != kind and (folder / other.file).exists():
             raise RunFolderError(f"{folder} already contains a {other.name}; choose another --out for the {kind.name}")
+    if not (folder / kind.file).exists():
+        write_description(folder, kind, description, files(), **more_provenance)
+        return
+    if not resume:
+        raise RunFolderError(
+            f"{folder} already contains a {kind.name}; add --resume to continue it, or choose another --out"
+        )
+    tree, requested = read_description_file(folder, kind), json.loads(json.dumps(description))
+    _check_equal(folder, kind, normalize(tree[kind.key]), normalize(requested))
+    _check_equal(folder, kind, tree.get("files", {}), _file_digests(files()))
 
 
 def write_description(
@@ -129,31 +173,137 @@ def _file_digests(files: Mapping[str, bytes]) -> dict[str, str]:
     return {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
 
 
-def claim_run_folder(folder: Path, experiment: Experiment, *, resume: bool, start: StartModel | None = None) -> None:
-    """Write the experiment of a run and its files into a folder, or compare them; see `claim_folder`.
+def claim_run_folder(
+    folder: Path, experiment: Experiment, *, resume: bool, start: StartModel | None = None, extend: bool = False
+) -> None:
+    """Write the experiment of a run and its files into a folder, or compare them; see ``claim_folder``.
 
     A run that starts from another run's weights keeps a copy of them. It resumes with and without ``start``.
+    ``extend`` extends a run to resume if ``experiment`` only has more steps. It raises ``RunFolderError`` if the run
+    has more steps than ``experiment``, or no checkpoint to continue from.
     """
-    claim_run_description(folder, experiment.task, to_dict(experiment), resume=resume, start=start)
+    if extend and resume and (folder / EXPERIMENT).exists():
+        _extend(folder, experiment, start)
+        _delete_outdated(folder)
+    _claim_run(folder, experiment, to_dict(experiment), resume=resume, start=start)
 
 
-def claim_run_description(
-    folder: Path, task: Task, description: Any, *, resume: bool, start: StartModel | None = None
+def _claim_run(
+    folder: Path, experiment: Experiment, description: Any, *, resume: bool, start: StartModel | None
 ) -> None:
-    """Do the same as ``claim_run_folder``, for an experiment of ``task`` that is already in its saved form."""
-    exists = (folder / EXPERIMENT).exists()
-
     def files() -> dict[str, bytes]:
-        task_files = task.run_files() if isinstance(task, HasRunFiles) else {}
+        task_files = experiment.task.run_files() if isinstance(experiment.task, HasRunFiles) else {}
         if start is not None:
             return {**task_files, START: start.content}
-        return {**task_files, **(read_start_file(folder) if exists else {})}
+        return {**task_files, **(read_start_file(folder) if (folder / EXPERIMENT).exists() else {})}
 
-    if start is not None and not exists:
-        _check_kind(folder, RUN_FOLDER)
-        write_description(folder, RUN_FOLDER, description, files(), start=start.origin)
+    origin: dict[str, Any] = {} if start is None else {"start": start.origin}
+    claim_folder(folder, RUN_FOLDER, description, resume=resume, files=files, **origin)
+
+
+def read_extensions(folder: Path) -> list[Extension]:
+    """Return the extensions of a run, the first one first; raise ``RunFolderError`` if their record is damaged."""
+    extensions = []
+    try:
+        for record in _provenance(read_description_file(folder, RUN_FOLDER)).get("extensions", []):
+            if not isinstance(record, dict):
+                raise TypeError(f"{record!r:.40} is not an object")
+            check_values(Extension, record)
+            extensions.append(Extension(**{name: record[name] for name in Extension.__dataclass_fields__}))
+    except (SettingError, TypeError) as error:
+        raise RunFolderError(
+            f"{folder / EXPERIMENT} has invalid extensions ({error}); restore the original, or train the run again"
+        ) from None
+    return extensions
+
+
+def _provenance(tree: Mapping[str, Any]) -> dict[str, Any]:
+    provenance_tree = tree.get("provenance")
+    return provenance_tree if isinstance(provenance_tree, dict) else {}
+
+
+def _extend(folder: Path, experiment: Experiment, start: StartModel | None) -> None:
+    """Record more steps in the folder of a run that otherwise has the same experiment; do nothing for equal steps."""
+    tree, description = read_description_file(folder, RUN_FOLDER), to_dict(experiment)
+    training, steps = tree[RUN_FOLDER.key].get("training"), experiment.training.steps
+    earlier_steps = training.get("steps") if isinstance(training, dict) else None
+    if type(earlier_steps) is not int or earlier_steps == steps:
         return
-    claim_folder(folder, RUN_FOLDER, description, resume=resume, normalize=upgrade_saved_experiment, files=files)
+    # All other settings must be equal.
+    earlier_description = {**description, "training": {**description["training"], "steps": earlier_steps}}
+    _claim_run(folder, experiment, earlier_description, resume=True, start=start)
+    if steps < earlier_steps:
+        raise RunFolderError(
+            f"{folder} is a run of up to {earlier_steps} steps, more than {steps}; use more than {earlier_steps} "
+            "steps to extend it, or choose another --out"
+        )
+    extension = Extension(
+        from_step=_newest_step(folder),
+        earlier_steps=earlier_steps,
+        steps=steps,
+        belongs_to=experiment_digest(folder),
+    )
+    if (folder / MODEL).exists():
+        read_model(folder)
+        _copy_run(folder, _earlier_folder(folder, extension), tree.get("files", {}))
+    origin = _provenance(tree)
+    extensions = [*origin.get("extensions", []), {**asdict(extension), **provenance()}]
+    extended = {**tree, RUN_FOLDER.key: description, "provenance": {**origin, "extensions": extensions}}
+    write_description_file(folder, RUN_FOLDER, extended)
+
+
+def _earlier_folder(folder: Path, extension: Extension) -> Path:
+    return folder / EARLIER / f"{extension.earlier_steps}-steps"
+
+
+def _newest_step(folder: Path) -> int:
+    """Return the step of the newest complete checkpoint, or 0 for an unfinished run without checkpoints."""
+    digests = {experiment_digest(folder), *(extension.belongs_to for extension in read_extensions(folder))}
+    for path, _, facts in iter_checkpoints(folder):
+        if facts.get(EXPERIMENT_DIGEST_KEY) not in digests or not isinstance(facts.get("step"), int):
+            raise RunFolderError(f"{path} belongs to another experiment; train that one, or choose another --out")
+        return int(facts["step"])
+    if (folder / MODEL).exists():
+        raise RunFolderError(
+            f"{folder} has no complete checkpoint to continue from; train a new run from its weights: --from {folder}"
+        )
+    return 0
+
+
+def _copy_run(folder: Path, target: Path, file_names: Mapping[str, Any]) -> None:
+    """Copy a finished run without its checkpoints, so that it can be loaded and evaluated later."""
+    # A copy of an extension that was interrupted before it was recorded.
+    shutil.rmtree(target, ignore_errors=True)
+    with atomic_folder(target) as copy:
+        for name in (EXPERIMENT, METRICS, *OUTDATED, *(Path(name).name for name in file_names)):
+            if (folder / name).exists():
+                write_atomically(copy / name, read_file(folder / name))
+
+
+def _delete_outdated(folder: Path) -> None:
+    """Delete the model and the results of earlier steps; repeat this safely after an interruption.
+
+    A file is deleted only if it equals its copy in the folder of an earlier run.
+    """
+    for extension in read_extensions(folder):
+        for name in OUTDATED:
+            path, copy = folder / name, _earlier_folder(folder, extension) / name
+            if path.is_file() and copy.is_file() and filecmp.cmp(path, copy, shallow=False):
+                path.unlink()
+
+
+@contextmanager
+def record_failure(folder: Path) -> Iterator[None]:
+    """Write the error that ends a run into its folder, and first delete the record of an earlier error."""
+    (folder / FAILURE).unlink(missing_ok=True)
+    try:
+        yield
+    except Exception as error:
+        record = {"error": type(error).__name__, "message": str(error)}
+        # If the folder is not writable, the error itself is more important than its record.
+        with suppress(RunFolderError):
+            write_atomically(folder / FAILURE, json.dumps(record).encode() + b"\n")
+        raise
 
 
 def read_start_file(folder: Path) -> dict[str, bytes]:

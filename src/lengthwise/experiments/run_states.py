@@ -11,11 +11,17 @@ from lengthwise.core.files import read_file
 from lengthwise.core.folder_lock import LOCK_FILE
 from lengthwise.core.json_parsing import parse_json
 from lengthwise.core.type_checks import is_count, is_number
-from lengthwise.experiments.folder_names import run_folder
-from lengthwise.experiments.run_extension import EARLIER
-from lengthwise.experiments.run_failure import FAILURE
-from lengthwise.experiments.run_folder import COMPARISON, EXPERIMENT, MODEL, PLANNED_RUNS, RESULTS
-from lengthwise.training.training_state import METRICS
+from lengthwise.experiments.run_folder import (
+    COMPARISON,
+    EARLIER,
+    EXPERIMENT,
+    FAILURE,
+    MODEL,
+    PLANNED_RUNS,
+    RESULTS,
+    run_folder,
+)
+from lengthwise.training.trainer import METRICS
 
 # Seconds without a new row after which a run that has a lock file counts as stale.
 STALE_S = 600.0
@@ -56,7 +62,7 @@ def read_run_states(folder: Path, *, skip: Container[str] = ()) -> list[RunState
         descriptions = {**_runs_of_comparison(path), **descriptions}
     for path in _find(folder, PLANNED_RUNS):
         descriptions = {
-            **{path.parent / name: each for name, each in _read_object(path).items() if _is_folder_name(name)},
+            **{path.parent / name: run for name, run in _read_object(path).items() if _is_folder_name(name)},
             **descriptions,
         }
     names = {run: run.relative_to(folder).as_posix() for run in descriptions}

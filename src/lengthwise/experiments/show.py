@@ -1,11 +1,12 @@
 """Picture of one example of a task, a task file or a trained run."""
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lengthwise.core.errors import SettingError
+from lengthwise.core.errors import DefaultSettingsWarning, SettingError
 from lengthwise.core.files import StrPath, check_output_file, write_atomically
 from lengthwise.core.type_checks import check_arguments
 from lengthwise.evaluation.exact_match import check_id_range
@@ -65,11 +66,14 @@ def _experiment_of(
     report: Callable[[dict[str, Any]], None] | None,
 ) -> Experiment:
     """Return the experiment of a task with a scheme; without one, the coupling of an example decides."""
-    if scheme is not None:
-        return experiment_for(task, scheme, report=report)
-    experiment = experiment_for(task, Sequential.name)
-    examples, _ = sample_example(experiment.task, experiment.scheme, length, seed, training=False)
-    return experiment if examples.coupling is None else experiment_for(task, Predicted.name)
+    with warnings.catch_warnings():
+        # A picture needs only the task and the scheme.
+        warnings.simplefilter("ignore", DefaultSettingsWarning)
+        if scheme is not None:
+            return experiment_for(task, scheme, report=report)
+        experiment = experiment_for(task, Sequential.name)
+        examples, _ = sample_example(experiment.task, experiment.scheme, length, seed, training=False)
+        return experiment if examples.coupling is None else experiment_for(task, Predicted.name)
 
 
 def _picture_of(experiment: Experiment, run: Run | None, length: int, seed: int, training: bool) -> Picture:

@@ -14,9 +14,8 @@ from typing import Any
 from lengthwise.core.errors import LengthwiseError, SettingError, unknown_name
 from lengthwise.core.files import read_file
 from lengthwise.core.json_parsing import parse_json
-from lengthwise.experiments.experiment import TABLES, Experiment
+from lengthwise.experiments.experiment import TABLES, Experiment, SettingChange, change_settings, changed_train_lengths
 from lengthwise.experiments.recipes import experiment_for, recipe, with_parts
-from lengthwise.experiments.setting_changes import SettingChange, change_settings, changed_train_lengths
 
 KEYS = ("base", "grid", "seeds")
 # Settings whose value can be a name, as on the command line.

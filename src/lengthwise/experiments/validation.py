@@ -2,7 +2,6 @@
 
 import json
 import traceback
-from dataclasses import dataclass
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -33,16 +32,8 @@ RESULT_AXES = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreparedTraining:
-    """Untrained decoder and batch sampler of a run that passed all checks."""
-
-    decoder: Decoder
-    sampler: Sampler
-
-
-def prepare_training(experiment: Experiment) -> PreparedTraining:
-    """Build the untrained decoder and the batch sampler; raise every error in the settings before training starts."""
+def prepare_training(experiment: Experiment) -> tuple[Decoder, Sampler]:
+    """Return the untrained decoder and the batch sampler; raise every error in the settings before training starts."""
     max_train_length = experiment.train_lengths[1]
     sampler = build_sampler(experiment, experiment.train_lengths)
     check_settings(experiment)
@@ -62,7 +53,7 @@ def prepare_training(experiment: Experiment) -> PreparedTraining:
     decoder = build_decoder(experiment)
     decoder.check_ids(batch.tokens, batch.position_ids)
     check_encoding(decoder, batches)
-    return PreparedTraining(decoder=decoder, sampler=sampler)
+    return decoder, sampler
 
 
 def check_evaluation(experiment: Experiment, settings: EvaluationSettings) -> None:

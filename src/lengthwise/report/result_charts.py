@@ -35,7 +35,7 @@ from lengthwise.report.chart import (
     number_text,
 )
 from lengthwise.report.folders import Check, RunRecord, check_value
-from lengthwise.training.training_state import METRICS
+from lengthwise.training.trainer import METRICS
 
 Lines = Mapping[str, Mapping[int, Rows]]
 # Maximum number of training ranges that a note lists.

@@ -14,7 +14,7 @@ from lengthwise.evaluation.diagnosis.diagnosis import Diagnosis
 from lengthwise.evaluation.diagnosis.report import sentences, tables
 from lengthwise.evaluation.result_rows import FIT_THRESHOLD, Rows, is_skipped, label_of
 from lengthwise.experiments.run import load_run
-from lengthwise.experiments.run_analysis import diagnose_run
+from lengthwise.experiments.run_evaluation import diagnose_run
 from lengthwise.experiments.run_folder import MODEL
 from lengthwise.experiments.run_states import RunState
 from lengthwise.influence.report.study_report import render_study

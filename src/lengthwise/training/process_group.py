@@ -46,7 +46,8 @@ class ProcessGroup:
             joined = torch.cat([tensor.flatten() for tensor in bucket])
             with _report_lost_process():
                 distributed.all_reduce(joined)
-            for tensor, total in zip(bucket, torch.split(joined, [each.numel() for each in bucket]), strict=True):
+            totals = torch.split(joined, [tensor.numel() for tensor in bucket])
+            for tensor, total in zip(bucket, totals, strict=True):
                 tensor.copy_(total.view_as(tensor))
 
     def add_counts(self, counts: list[Tensor]) -> list[Tensor]:
@@ -133,7 +134,7 @@ def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     """Yield the tensors in lists with at most ``BUCKET_SIZE`` values, or one tensor."""
     bucket: list[Tensor] = []
     for tensor in tensors:
-        if bucket and sum(each.numel() for each in bucket) + tensor.numel() > BUCKET_SIZE:
+        if bucket and sum(member.numel() for member in bucket) + tensor.numel() > BUCKET_SIZE:
             yield bucket
             bucket = []
         bucket.append(tensor)

@@ -20,11 +20,15 @@ from lengthwise.core.errors import (
     UnsupportedTaskError,
 )
 from lengthwise.evaluation.exact_match import EvaluationSettings
-from lengthwise.experiments.generate_from_prompt import generate_from_prompt
 from lengthwise.experiments.recipes import experiment_for, quick
 from lengthwise.experiments.run import load_run, train
-from lengthwise.experiments.run_analysis import certify_run, diagnose_run, task_with_support
-from lengthwise.experiments.run_evaluation import evaluate
+from lengthwise.experiments.run_evaluation import (
+    certify_run,
+    diagnose_run,
+    evaluate,
+    generate_from_prompt,
+    task_with_support,
+)
 from lengthwise.positions import Discovered, Predicted, Sequential, describe_knowledge
 from lengthwise.tasks import Copy, JSONLTask
 from lengthwise.tasks.coupling.found_coupling import find_coupling_in_examples as find_coupling

@@ -59,7 +59,7 @@ def certify(
     from lengthwise.cli import experiment_options
     from lengthwise.evaluation.forecast.certificate_report import tables, to_json, verdict, write_report
     from lengthwise.experiments.run import load_run
-    from lengthwise.experiments.run_analysis import certify_run
+    from lengthwise.experiments.run_evaluation import certify_run
 
     part_names = {"task": task, "scheme": scheme, "encoding": encoding}
     parsed_lengths = None if lengths is None else options.parse_integers(lengths, "--lengths")

@@ -39,7 +39,7 @@ def compare_(
     config: options.ConfigFile = None,
     seeds: Annotated[int, options.integer("Number of seeds per row.")] = 1,
     seed: Annotated[int | None, options.integer("First random seed.", show_default="0")] = None,
-    jobs: options.NumJobs = None,
+    workers: options.NumWorkers = None,
     executor: options.ExecutorName = "local",
     address: options.ClusterAddress = None,
     device: options.DeviceName = "auto",
@@ -56,9 +56,9 @@ def compare_(
     from lengthwise.cli import experiment_options
     from lengthwise.cli.config_file import read_changes
     from lengthwise.evaluation.tables_and_figures import draw, result_tables
-    from lengthwise.experiments.comparison import compare
+    from lengthwise.experiments.experiment import change_settings, changed_train_lengths
     from lengthwise.experiments.recipes import quick
-    from lengthwise.experiments.setting_changes import change_settings, changed_train_lengths
+    from lengthwise.experiments.runner import compare
 
     changes = read_changes(given_options)
     experiments = experiment_options.experiments_from_names(names or [], task, rows, changed_train_lengths(changes))
@@ -72,8 +72,8 @@ def compare_(
         comparison = compare(
             experiments,
             out,
-            num_seeds=seeds,
-            jobs=jobs,
+            seeds=seeds,
+            workers=workers,
             device=device,
             executor=executor,
             address=address,
@@ -88,6 +88,6 @@ def compare_(
     if as_json:
         print_json({"results": comparison.rows, "diverged": comparison.diverged, "figure": str(figure)})
         return
-    for each in result_tables(comparison.rows, [run["row"] for run in comparison.diverged]):
-        print_table(*each)
+    for table in result_tables(comparison.rows, [run["row"] for run in comparison.diverged]):
+        print_table(*table)
     print_line(f"figure: {figure}")

@@ -28,7 +28,7 @@ def diagnose(
     from lengthwise.cli import experiment_options
     from lengthwise.evaluation.diagnosis.report import sentences, tables, to_json, write_report
     from lengthwise.experiments.run import load_run
-    from lengthwise.experiments.run_analysis import diagnose_run
+    from lengthwise.experiments.run_evaluation import diagnose_run
     from lengthwise.tasks import task_fields
 
     run = load_run(

@@ -114,8 +114,8 @@ def generate_(
 ) -> None:
     """Generate the response to one prompt, and print its tokens with their position IDs."""
     from lengthwise.cli import experiment_options
-    from lengthwise.experiments.generate_from_prompt import generate_from_prompt
     from lengthwise.experiments.run import load_run
+    from lengthwise.experiments.run_evaluation import generate_from_prompt
 
     overrides = experiment_options.parse_overrides(task=task, scheme=scheme, encoding=encoding)
     run = load_run(folder, overrides=overrides, device=device)

@@ -17,10 +17,7 @@ def sweep_(
     ],
     executor: options.ExecutorName = "local",
     address: options.ClusterAddress = None,
-    workers: Annotated[
-        int | None,
-        options.integer("Number of runs at the same time.", show_default="one per core; with ray, one per CPU"),
-    ] = None,
+    workers: options.NumWorkers = None,
     seeds: Annotated[
         int | None,
         options.integer("Number of seeds, instead of the seeds of the file.", show_default="set by the file"),
@@ -33,7 +30,7 @@ def sweep_(
     """Train and evaluate a grid of experiments and seeds. After an interruption, repeat the command."""
     from lengthwise.evaluation.tables_and_figures import result_tables
     from lengthwise.experiments.run_folder import RESULTS
-    from lengthwise.experiments.sweep import sweep
+    from lengthwise.experiments.runner import sweep
 
     with ProgressLine(err_console, whole_average=True) as progress:
         comparison = sweep(
@@ -55,8 +52,8 @@ def sweep_(
         facts = {"diverged": comparison.diverged, "failed": comparison.failed, "folder": str(out)}
         print_json({"results": comparison.rows, **facts})
     elif comparison.rows:
-        for each in result_tables(comparison.rows, [run["row"] for run in comparison.diverged]):
-            print_table(*each)
+        for table in result_tables(comparison.rows, [run["row"] for run in comparison.diverged]):
+            print_table(*table)
         print_line(f"rows: {out / RESULTS}")
     if comparison.diverged or comparison.failed:
         raise FailedRunsError("some runs diverged or failed (see the warnings); repeat the command to train them again")

@@ -67,10 +67,10 @@ def train_(
         print_message(f"searching for a coupling in examples of {task}")
     from lengthwise.cli import experiment_options
     from lengthwise.cli.config_file import part_names, read_changes
+    from lengthwise.experiments.experiment import change_settings, changed_train_lengths
     from lengthwise.experiments.recipes import quick
     from lengthwise.experiments.run import train
     from lengthwise.experiments.run_folder import read_experiment
-    from lengthwise.experiments.setting_changes import change_settings, changed_train_lengths
 
     changes = read_changes(given_options)
     given_names = {"task": task, "scheme": scheme, "encoding": encoding}

@@ -1,31 +1,52 @@
 """Recipes (functions that return an experiment with tested settings), and comparisons of several experiments."""
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
-from lengthwise.core.errors import unknown_name
+from lengthwise.core.errors import DefaultSettingsWarning, unknown_name
 from lengthwise.core.type_checks import check_arguments
 from lengthwise.encodings import Learned, Rotary
-from lengthwise.experiments.experiment import Experiment, load_task, look_up
-from lengthwise.experiments.recipes.arithmetic import RECIPES as ARITHMETIC
-from lengthwise.experiments.recipes.few_tokens import RECIPES as FEW_TOKENS
-from lengthwise.experiments.recipes.fitted_encodings import is_baseline, with_fitted_settings
-from lengthwise.experiments.recipes.found_coupling import with_found_coupling
-from lengthwise.experiments.recipes.language_model import COMPARISONS as CONTEXT_LENGTHS
-from lengthwise.experiments.recipes.language_model import RECIPES as LANGUAGE_MODELS
+from lengthwise.experiments.coupling_methods import find_coupling
+from lengthwise.experiments.experiment import Experiment, build_sampler, load_task, look_up
+from lengthwise.experiments.recipes import arithmetic, few_tokens, language_model, scratchpads
+from lengthwise.experiments.recipes.fitted_encodings import is_baseline, with_fitted_settings, with_rule
 from lengthwise.experiments.recipes.scheme_encoding_grid import COMPARISONS as GRIDS
-from lengthwise.experiments.recipes.scratchpads import COMPARISONS as PARITY_COMPARISONS
-from lengthwise.experiments.recipes.scratchpads import RECIPES as SCRATCHPADS
-from lengthwise.experiments.recipes.scratchpads import parity
 from lengthwise.positions import Discovered
-from lengthwise.tasks import HasLengths, Task, default_lengths, nearest_length
+from lengthwise.tasks import HasLengths, JSONLTask, Task, default_lengths, lengths_between, nearest_length
 
+# Number of IDs for a task file, whose longest test is unknown.
+NUM_POSITION_IDS = 4096
 RECIPES: dict[str, Callable[[], Experiment]] = {
-    recipe.__name__: recipe for recipe in (*SCRATCHPADS, *ARITHMETIC, *FEW_TOKENS, *LANGUAGE_MODELS)
+    recipe.__name__: recipe
+    for recipe in (*scratchpads.RECIPES, *arithmetic.RECIPES, *few_tokens.RECIPES, *language_model.RECIPES)
+}
+# Names of the default recipe of a task, and of the recipes with other schemes, by the name of the task.
+DEFAULT_RECIPES: dict[str, tuple[str, Mapping[str, str]]] = {
+    "parity": ("parity", {"coupled": "parity_coupled"}),
+    "copy": ("copy", {}),
+    "reverse": ("reverse", {}),
+    "variable_assignment": (
+        "variable_assignment_by_hand",
+        {"coupled": "variable_assignment_coupled", "discovered": "variable_assignment"},
+    ),
+    "addition": ("addition_by_hand", {"coupled": "addition_coupled", "discovered": "addition"}),
+    "multi_addition": ("multi_addition", {"multilevel": "multi_addition_given"}),
+    "multiplication": ("multiplication", {"multilevel": "multiplication_given"}),
+    "sort": ("sort", {"coupled": "sort_given"}),
+    "planted": ("planted", {}),
+    "sparse_parity": ("sparse_parity", {}),
+    "recall": ("recall", {}),
+    "multi_query_recall": ("multi_query_recall", {}),
+    "text": ("language_model", {}),
 }
 # Functions that return the experiments of a comparison by label.
-COMPARISONS: dict[str, Callable[[], dict[str, Experiment]]] = {**PARITY_COMPARISONS, **GRIDS, **CONTEXT_LENGTHS}
+COMPARISONS: dict[str, Callable[[], dict[str, Experiment]]] = {
+    **scratchpads.COMPARISONS,
+    **GRIDS,
+    **language_model.COMPARISONS,
+}
 
 
 @check_arguments
@@ -50,22 +71,40 @@ def experiment_for(
     ``task`` is a name, the path of a JSONL file, or a task. Settings of its recipe (ID range, gaps, rotary angles)
     carry over if the new scheme or encoding has them. If the recipe uses a coupling and the scheme does not, the
     decoder, the training and the rotary angles are those that fit with this encoding (``with_fitted_settings``).
+    A task without a recipe has the settings of ``parity``, and a ``DefaultSettingsWarning`` names them.
 
     The scheme ``discovered`` searches for a coupling in examples of the task (see ``find_coupling``, which uses
     ``report``), and replaces the decoder and the training of the recipe. ``train_lengths`` replaces the training
     lengths; in a task file, the search reads the records of these lengths only.
     """
-    base = _base_recipe(task if isinstance(task, str) else task.name, scheme)
-    if base is None or not isinstance(task, str):
-        custom_task = load_task(task) if isinstance(task, str) else task
-        base = _with_task_lengths(replace(parity() if base is None else base, task=custom_task))
+    name = task if isinstance(task, str) else task.name
+    default, by_scheme = DEFAULT_RECIPES.get(name, ("parity", {}))
+    base = RECIPES[by_scheme.get(scheme, default)]()
+    if name not in DEFAULT_RECIPES or not isinstance(task, str):
+        base = _with_task_lengths(replace(base, task=load_task(task) if isinstance(task, str) else task))
     if train_lengths is not None:
         base = replace(base, train_lengths=train_lengths)
     experiment = with_parts(base, scheme, report=report)
     if not is_baseline(experiment.scheme) or is_baseline(base.scheme):
-        return _with_encoding(experiment, encoding)
-    plain = replace(experiment, encoding=Rotary())
-    return with_fitted_settings(_with_encoding(plain, experiment.encoding.name if encoding is None else encoding))
+        experiment = _with_encoding(experiment, encoding)
+    else:
+        plain = replace(experiment, encoding=Rotary())
+        encoding = experiment.encoding.name if encoding is None else encoding
+        experiment = with_fitted_settings(_with_encoding(plain, encoding))
+    if name not in DEFAULT_RECIPES:
+        _warn_of_defaults(experiment)
+    return experiment
+
+
+def _warn_of_defaults(experiment: Experiment) -> None:
+    """Warn about the settings of an experiment that come from another task."""
+    parity = RECIPES["parity"]()
+    parts = [part for part in ("decoder", "training") if getattr(experiment, part) == getattr(parity, part)]
+    if experiment.evaluation.lengths == parity.evaluation.lengths:
+        parts.append("test lengths")
+    if parts:
+        message = f"task {experiment.task.name} has no recipe; its {', '.join(parts)} are those of the recipe parity"
+        warnings.warn(message, DefaultSettingsWarning, stacklevel=4)
 
 
 def with_parts(
@@ -80,19 +119,27 @@ def with_parts(
     None keeps the scheme or the encoding of the experiment.
     """
     if scheme == Discovered.name:
-        experiment = with_found_coupling(experiment, report)
+        experiment = _with_found_coupling(experiment, report)
     elif scheme is not None:
         scheme_class = look_up("scheme", scheme)
         experiment = replace(experiment, scheme=scheme_class(**_shared_settings(scheme_class, experiment.scheme)))
     return _with_encoding(experiment, encoding)
 
 
-def _base_recipe(task: str, scheme: str) -> Experiment | None:
-    """Return the first recipe of a task with the scheme, or else the first whose coupling is not a found rule."""
-    recipes = [recipe for recipe in (build() for build in RECIPES.values()) if recipe.task.name == task]
-    same_scheme = [recipe for recipe in recipes if recipe.scheme.name == scheme]
-    declared = [recipe for recipe in recipes if recipe.scheme.name != Discovered.name]
-    return next(iter((*same_scheme, *declared)), None)
+def _with_found_coupling(experiment: Experiment, report: Callable[[dict[str, Any]], None] | None) -> Experiment:
+    """Return an experiment with a coupling that is found in its task; raise ``CouplingError`` if none is found.
+
+    In a task file, the search reads the records with training lengths only, so that longer records remain a test.
+    """
+    num_position_ids = experiment.scheme.num_position_ids
+    # The sampler checks the training lengths, whose records the search reads.
+    build_sampler(experiment, experiment.train_lengths)
+    is_file = isinstance(experiment.task, JSONLTask)
+    if num_position_ids is None or is_file:
+        num_position_ids = NUM_POSITION_IDS
+    lengths = lengths_between(experiment.task, *experiment.train_lengths) if is_file else None
+    rule = find_coupling(experiment.task, lengths, report=report).rule
+    return with_rule(experiment, rule.texts, num_position_ids=num_position_ids)
 
 
 def _with_encoding(experiment: Experiment, encoding: str | None) -> Experiment:
@@ -115,8 +162,8 @@ def _with_task_lengths(experiment: Experiment) -> Experiment:
 
 
 def _shared_settings(target_class: type[Any], source: Any) -> dict[str, Any]:
-    names = {each.name for each in fields(target_class)} if is_dataclass(target_class) else set()
-    return {each.name: getattr(source, each.name) for each in fields(source) if each.name in names}
+    names = {setting.name for setting in fields(target_class)} if is_dataclass(target_class) else set()
+    return {setting.name: getattr(source, setting.name) for setting in fields(source) if setting.name in names}
 
 
 @check_arguments

@@ -5,7 +5,7 @@ from dataclasses import replace
 from lengthwise.encodings import KERPLEPower
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.experiments.experiment import Experiment
-from lengthwise.experiments.recipes.found_coupling import SHARP_ROTARY, with_rule
+from lengthwise.experiments.recipes.fitted_encodings import SHARP_ROTARY, with_rule
 from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.positions import Coupled, MultiLevel, Predicted
 from lengthwise.tasks import Addition, MultiAddition, Multiplication, Sort

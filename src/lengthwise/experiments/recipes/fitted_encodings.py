@@ -1,12 +1,14 @@
-"""Settings of common encodings, which fit the training lengths of a task, and comparisons of PPC with them."""
+"""Settings of common encodings and of found couplings, which fit their training lengths, and comparisons of both."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 from lengthwise.encodings import ALiBi, EncodingSettings, Learned, NoPE, Rotary, Sinusoidal
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.model.decoder_settings import DecoderSettings
-from lengthwise.positions import PositionScheme, Sequential
+from lengthwise.positions import Discovered, PositionScheme, Sequential
 from lengthwise.tasks import Addition, Copy, Parity, Task, VariableAssignment
 from lengthwise.training.training_settings import TrainingSettings
 
@@ -23,6 +25,11 @@ class FittedEncoding:
     training: TrainingSettings
     max_test_length: int | None = None
 
+
+# Fast angles separate neighboring IDs, such as those of the digits that make a carry.
+SHARP_ROTARY = Rotary(base=100.0, fastest=3.0)
+# Smallest number of heads, and number of components of each.
+MIN_HEADS, HEAD_SIZE = 4, 32
 
 # The base settings of the search. Rotary has the published angles.
 SMALL = DecoderSettings(num_layers=2, d_model=64, num_heads=4, length_scaling="none", temperature=1.0)
@@ -89,25 +96,53 @@ class FittedTask:
 
     def settings(self, encoding: str) -> FittedEncoding | None:
         """Return the settings of an encoding by its name; None if there are none."""
-        return next((each for each in self.encodings.values() if each.encoding.name == encoding), None)
+        return next((fitted for fitted in self.encodings.values() if fitted.encoding.name == encoding), None)
 
 
-# The defaults are those of the task's slowest encoding.
-FITTED_TASKS: dict[str, FittedTask] = {
-    each.task.name: each
-    for each in (
+def with_rule(experiment: Experiment, rule: Sequence[str], *, num_position_ids: int) -> Experiment:
+    """Return an experiment with a found coupling; ``rule`` has the texts of ``PointerRule.texts``."""
+    scheme = Discovered(rule=tuple(rule), num_position_ids=num_position_ids, max_gaps=10)
+    # Each head attends by the distance to one pointer, and all pointers have equally many heads.
+    num_heads = scheme.num_levels * math.ceil(MIN_HEADS / scheme.num_levels)
+    return replace(
+        experiment,
+        scheme=scheme,
+        encoding=SHARP_ROTARY,
+        decoder=DecoderSettings(
+            num_layers=1,
+            d_model=num_heads * HEAD_SIZE,
+            num_heads=num_heads,
+            level_per_head=True,
+            head="wide_pointer",
+            previous_token_mix=True,
+            length_scaling="none",
+            temperature=9.0,
+        ),
+        training=TrainingSettings(
+            steps=4000, batch_size=128, learning_rate=2e-3, weight_decay=0.1, fit_every=100, cooldown_steps=800
+        ),
+    )
+
+
+@cache
+def fitted_tasks() -> dict[str, FittedTask]:
+    """Return the tasks with fitted encodings by name; the defaults are those of the task's slowest encoding."""
+    slowest = COPY_ENCODINGS["NoPE"]
+    tasks = (
         FittedTask(
             task=Copy(),
             train_length=10,
             encodings=COPY_ENCODINGS,
-            decoder=COPY_ENCODINGS["NoPE"].decoder,
-            training=COPY_ENCODINGS["NoPE"].training,
+            decoder=slowest.decoder,
+            training=slowest.training,
         ),
         FittedTask(task=Parity(), train_length=10, encodings=PARITY_ENCODINGS),
         FittedTask(task=Addition(), train_length=3, encodings=ADDITION_ENCODINGS),
         FittedTask(task=VariableAssignment(num_names=256), train_length=5, encodings=ASSIGNMENT_ENCODINGS),
     )
-}
+    return {fitted.task.name: fitted for fitted in tasks}
+
+
 # Largest number of steps for a task, scheme or training length that the settings were not found for, as a multiple.
 MAX_STEPS_FACTOR = 3
 
@@ -123,7 +158,7 @@ def with_fitted_settings(experiment: Experiment) -> Experiment:
     For another scheme than ``sequential``, for longer training lengths and for the defaults, training has more steps,
     and stops when the run fits.
     """
-    fitted_task = FITTED_TASKS.get(experiment.task.name)
+    fitted_task = fitted_tasks().get(experiment.task.name)
     found = None if fitted_task is None else fitted_task.settings(experiment.encoding.name)
     if fitted_task is None:
         decoder, training = FOUR_LAYERS, ADDITION_TRAINING
@@ -144,7 +179,7 @@ def until_fit(training: TrainingSettings) -> TrainingSettings:
 
 def _limits_of_fit(experiment: Experiment) -> list[str]:
     """Return the differences to the task, the scheme and the training lengths that the settings were found for."""
-    fitted_task, max_length = FITTED_TASKS[experiment.task.name], experiment.train_lengths[1]
+    fitted_task, max_length = fitted_tasks()[experiment.task.name], experiment.train_lengths[1]
     differences = {
         f"up to {max_length}": max_length > fitted_task.train_length,
         f"the scheme {experiment.scheme.name}": experiment.scheme.name != Sequential.name,
@@ -158,7 +193,7 @@ def describe_settings(experiment: Experiment) -> str | None:
     task, encoding, decoder = experiment.task.name, experiment.encoding.name, experiment.decoder
     if not is_baseline(experiment.scheme) or with_fitted_settings(experiment).decoder != decoder:
         return None
-    fitted_task = FITTED_TASKS.get(task)
+    fitted_task = fitted_tasks().get(task)
     layers = f"{decoder.num_layers} layers of {decoder.d_model}, at most {experiment.training.steps:,} steps"
     if fitted_task is None or fitted_task.settings(encoding) is None:
         return f"{layers}: the default, because no settings of {encoding} are known to fit {task}; it may not fit"

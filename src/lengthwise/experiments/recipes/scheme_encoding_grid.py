@@ -28,7 +28,7 @@ ENCODING_NAMES = ("nope", "learned", "rotary", "yarn", "alibi", "t5", "kerple_lo
 ADDITION_ENCODINGS = ("nope", "rotary", "alibi", "fire")
 
 # Task and longest training length of each grid.
-GRID_TASKS: dict[str, tuple[Task, int]] = {"parity": (Parity(), 20), "copy": (Copy(), 20), "addition": (Addition(), 10)}
+GRID_TASKS: dict[str, tuple[type[Task], int]] = {"parity": (Parity, 20), "copy": (Copy, 20), "addition": (Addition, 10)}
 
 
 def parity_grid() -> dict[str, Experiment]:
@@ -55,7 +55,8 @@ def remaining_pairs_grid(task: str) -> dict[str, Experiment]:
 
 
 def _build_grid(task_name: str, pairs: Iterable[tuple[str, str]]) -> dict[str, Experiment]:
-    task, max_train_length = GRID_TASKS[task_name]
+    task_class, max_train_length = GRID_TASKS[task_name]
+    task = task_class()
     base_experiment = Experiment(
         task=task,
         decoder=DecoderSettings(

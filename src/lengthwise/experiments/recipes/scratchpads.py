@@ -4,10 +4,13 @@ from dataclasses import replace
 
 from lengthwise.encodings import KERPLEPower
 from lengthwise.evaluation.exact_match import EvaluationSettings
-from lengthwise.experiments.coupling_methods import find_coupling
 from lengthwise.experiments.experiment import Experiment
-from lengthwise.experiments.recipes.fitted_encodings import COPY_ENCODINGS, compare_with_encodings
-from lengthwise.experiments.recipes.found_coupling import SHARP_ROTARY, with_rule
+from lengthwise.experiments.recipes.fitted_encodings import (
+    COPY_ENCODINGS,
+    SHARP_ROTARY,
+    compare_with_encodings,
+    with_rule,
+)
 from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.positions import Coupled, Discovered, Predicted
 from lengthwise.tasks import Copy, Parity, Reverse, VariableAssignment
@@ -20,7 +23,9 @@ LONG_NUM_POSITION_IDS = 2**20
 MAX_GAPS = 10
 
 
-# Found in examples of the task. An answer points to the symbol after the one that it matches; 2058 is the symbol "=".
+# Rules that were found in examples of the tasks (tests/experiments/test_recipes.py).
+COPY_RULE = ("one", "rising: prompt first +1 +0")
+# An answer points to the symbol after the one that it matches; 2058 is the symbol "=".
 ASSIGNMENT_RULE = ("one", "rising: prompt last +1 +0 or match answer 1 before 2058 +2")
 
 
@@ -121,11 +126,9 @@ def demo() -> dict[str, Experiment]:
     """Return the comparison of PPC with common encodings on copying; all fit their training lengths of up to 10.
 
     The encodings have the best settings of ``benchmarks/fit_sweep.py``. PPC was tuned further, also at long lengths
-    (``benchmarks/demo.md``). Its coupling is found in examples of the task.
+    (``benchmarks/demo.md``). Its coupling was found in examples of the task.
     """
-    scheme = Discovered(
-        rule=find_coupling(Copy()).rule.texts, num_position_ids=PARITY_NUM_POSITION_IDS, max_gaps=MAX_GAPS
-    )
+    scheme = Discovered(rule=COPY_RULE, num_position_ids=PARITY_NUM_POSITION_IDS, max_gaps=MAX_GAPS)
     evaluation = EvaluationSettings(
         lengths=(5, 10, 12, 20, 50, 200, 2000, 20_000),
         num_examples=(512, 512, 512, 512, 512, 128, 16, 1),
