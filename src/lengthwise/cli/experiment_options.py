@@ -12,11 +12,7 @@ from lengthwise.core.devices import training_threads
 from lengthwise.core.errors import SettingError, unknown_name
 from lengthwise.core.progress_line import ProgressLine, err_console
 from lengthwise.evaluation.exact_match import EvaluationSettings
-from lengthwise.experiments.experiment import (
-    Experiment,
-    load_task,
-    resolve_override,
-)
+from lengthwise.experiments.experiment import Experiment, change_settings, load_task, resolve_override
 from lengthwise.experiments.recipes import COMPARISONS, RECIPES, experiment_for, recipe
 from lengthwise.experiments.recipes.fitted_encodings import describe_settings
 from lengthwise.experiments.run import Run

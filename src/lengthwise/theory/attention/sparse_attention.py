@@ -155,7 +155,7 @@ class SparseFunctionalAttention(nn.Module):
         return list_shapes(self.span, self.k, coupled=self.coupled)
 
     def scores(self) -> Float[Tensor, "shapes codes"]:
-        """Return ``log g`` of every shape and tuple code; ``LOG_ZERO`` means g = 0. Without a span, there is one row."""
+        """Return ``log g`` of every shape and tuple code; ``LOG_ZERO`` means g = 0."""
         shape_array = np.arange(self.k)[None] if self.span is None else self.shapes()
         shapes = torch.from_numpy(shape_array).to(self.default.device)
         num_codes = self.num_tokens**self.k
