@@ -420,7 +420,7 @@ def attack_archives(number: int, seed: int, scratch: Path) -> Tally:
         (folder / "b.txt").write_text("the river holds a house\n" * 300, encoding="utf-8")
         line = ["prepare", name, "b.txt", "--vocabulary-size", "280", "--out", "corpus"]
         # Millions of short records are long work, which has to stop after Ctrl-C.
-        call = partial(with_alarm, line) if kind == "lines" else line
+        call = partial(with_alarm, line) if kind in ("lines", "empty lines") else line
         outcome = run(call, folder, seconds=2 * WORK_S)
         faults = outcome.faults(allowed=(0, 1, 2)) + [f"leaves {left}" for left in leftovers(folder)]
         if kind == "sound" and name != "a.json.gz" and outcome.status:

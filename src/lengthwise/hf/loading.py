@@ -40,9 +40,9 @@ WEIGHTS_KEY, ADAPTER_FILE = "transformers_weights", "adapter_config.json"
 # Largest number of parameters of a model for each saved number, because quantized weights pack several, and for all.
 MAX_PARAMETER_RATIO, MAX_EXTRA_PARAMETERS = 16, 1 << 24
 TOKENIZER_FILE = "tokenizer.json"
-# Limits of the process that tries the rules of a tokenizer, because they run in native code: memory in bytes,
-# processor time and total time in seconds.
-MAX_MEMORY, MAX_CPU_SECONDS, MAX_SECONDS = 2 << 30, 30, 120
+# Limits of the process that tries the rules of a tokenizer, because they run in native code: memory in bytes, memory
+# beyond that of the loaded tokenizer, processor time and total time in seconds.
+MAX_MEMORY, MAX_TEXT_MEMORY, MAX_CPU_SECONDS, MAX_SECONDS = 2 << 30, 256 << 20, 30, 120
 # Largest number of characters or tokens for each character of the sample.
 MAX_EXPANSION = 32
 # A slow regular expression needs many repeats of a character, and a rule of replacement its own text.
@@ -61,6 +61,11 @@ with open(sys.argv[1], "rb") as file:
     content = file.read()
 rules = {name: value for name, value in json.loads(content).items() if name != "model"}
 tokenizer = Tokenizer.from_buffer(content)
+# A short text needs little more than the tokenizer itself; filling all of the first limit takes many seconds.
+with contextlib.suppress(Exception):
+    with open("/proc/self/statm") as file:
+        size = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (min(int(sys.argv[2]), size + int(sys.argv[5])), int(sys.argv[2])))
 repeats = [chr(code) * 64 for code in range(9, 256) if chr(code).isprintable() or chr(code).isspace()]
 mixed = [text[0] + text + "!" for text in repeats]
 for text in [
@@ -260,7 +265,7 @@ def _check_tokenizer(path: Path) -> None:
     """Raise ``ValueError`` for a file whose rules fail, take too long, or expand a short text; else return."""
     if not path.is_file():
         return
-    arguments = [str(path), *map(str, (MAX_MEMORY, MAX_CPU_SECONDS, MAX_EXPANSION))]
+    arguments = [str(path), *map(str, (MAX_MEMORY, MAX_CPU_SECONDS, MAX_EXPANSION, MAX_TEXT_MEMORY))]
     environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
     try:
         subprocess.run(

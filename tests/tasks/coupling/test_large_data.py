@@ -4,12 +4,15 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from tests.cli.test_cli import output_of
 from tests.tasks.test_jsonl_task import write_records
 
 from lengthwise.core.errors import CouplingError, SettingError
-from lengthwise.tasks import JSONLTask
+from lengthwise.core.randomness import stream
+from lengthwise.tasks import Addition, Copy, JSONLTask, VariableAssignment
 from lengthwise.tasks.coupling.dependence import SearchProgress, most_frequent_answers
 from lengthwise.tasks.coupling.found_coupling import draw_steps, find_coupling_in_examples
+from lengthwise.tasks.coupling.report import NUM_EXAMPLES, _measure_conditions
 
 MAX_PEAK = 1 << 30
 SYMBOLS = [f"s{number}" for number in range(40)]
@@ -82,3 +85,25 @@ def test_the_most_frequent_answer_of_each_code_is_that_of_a_table():
     np.add.at(table, (codes, target), 1)
     expected = np.where(table.sum(axis=1) > 0, table.argmax(axis=1), -1)
     assert np.array_equal(most_frequent_answers(codes, target, 51), expected)
+
+
+def test_the_conditions_and_the_table_of_a_very_long_example_are_short(tmp_path, monkeypatch, capsys):
+    rng = np.random.default_rng(0)
+    prompts = [rng.choice(list("abcde"), size=length).tolist() for length in (2, 2, 3, 3, 3, 20_000)]
+    write_records(tmp_path / "rows.jsonl", [{"prompt": prompt, "response": prompt} for prompt in prompts])
+    monkeypatch.chdir(tmp_path)
+    printed, _ = output_of(["couple", "rows.jsonl"], capsys)
+    assert printed.count("\n") < 150
+    assert "40,003 tokens" in printed
+
+
+@pytest.mark.parametrize("task", [Addition(), Copy(), VariableAssignment()], ids=lambda task: task.name)
+def test_the_conditions_of_a_coupling_are_those_of_a_loop_over_the_answers(task):
+    sampled = task.sample(length=5, size=NUM_EXAMPLES, rng=stream(0, "conditions", 5))
+    counts, distances = [], []
+    for example, answer in np.argwhere(sampled.is_answer).tolist():
+        needed = {*sampled.support[example, answer].tolist(), answer - 1} - {-1}
+        ids = sampled.coupling[:, example]
+        counts.append(len(needed))
+        distances += [min(abs(level[token] - level[answer - 1]) for level in ids) for token in needed]
+    assert _measure_conditions(task, 5, 0) == (max(counts), max(distances))

@@ -21,6 +21,9 @@ from lengthwise.core.errors import SettingError
 from lengthwise.core.files import check_output_file
 from lengthwise.core.progress_line import ProgressLine, err_console
 
+# Maximum number of tokens of the example that the command prints.
+MAX_EXAMPLE_ROWS = 100
+
 
 def couple(
     source: Annotated[str, Argument(metavar="FILE.jsonl|TASK", help="File of prompts and responses, or task.")],
@@ -91,10 +94,12 @@ def couple(
         return
     for line in (*describe_coupling(found, vocabulary), *conditions):
         print_line(line)
+    rows = example_table(found, example, vocabulary)
+    part = f" (the first {MAX_EXAMPLE_ROWS} of {len(rows):,} tokens)" if len(rows) > MAX_EXAMPLE_ROWS else ""
     print_table(
-        "one example: prompt, <mark>, <start>, response",
+        f"one example: prompt, <mark>, <start>, response{part}",
         ["index", "token", *(f"ID {level + 1}" for level in range(found.num_levels))],
-        example_table(found, example, vocabulary),
+        rows[:MAX_EXAMPLE_ROWS],
     )
     if out is not None:
         print_line(

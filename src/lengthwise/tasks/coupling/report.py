@@ -82,14 +82,14 @@ def _measure_conditions(found_task: FoundTask, length: int, seed: int) -> tuple[
     examples = found_task.sample(length=length, size=NUM_EXAMPLES, rng=stream(seed, "conditions", length))
     assert examples.support is not None
     assert examples.coupling is not None
-    num_tokens = distance = 0
-    for example, answer in np.argwhere(examples.is_answer).tolist():
-        needed = np.unique(np.append(examples.support[example, answer], answer - 1))
-        needed = needed[needed >= 0]
-        ids = examples.coupling[:, example]
-        distances = np.abs(ids[:, needed] - ids[:, answer - 1 : answer]).min(axis=0)
-        num_tokens, distance = max(num_tokens, len(needed)), max(distance, int(distances.max()))
-    return num_tokens, distance
+    batch, answers = np.nonzero(examples.is_answer)
+    needed = np.sort(np.column_stack([examples.support[batch, answers], answers - 1]), axis=1)
+    # A negative index stands for no token, and a repeated one counts once.
+    is_token = np.diff(needed, axis=1, prepend=-1) > 0
+    ids = examples.coupling[:, batch[:, None], needed]
+    distances = np.abs(ids - examples.coupling[:, batch, answers - 1][:, :, None]).min(axis=0)
+    num_tokens, distance = is_token.sum(axis=1).max(), distances[is_token].max()
+    return int(num_tokens), int(distance)
 
 
 def _expected_repeats(found_task: FoundTask, lengths: Sequence[int], seed: int) -> float:
