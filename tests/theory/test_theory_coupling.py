@@ -17,13 +17,18 @@ from lengthwise.theory.attention.position_coupling import (
     Coupling,
     Halves,
     couple_halves,
-    couple_neighbors,
     group_by_id,
     super_token_attention,
     super_token_law,
     to_super_tokens,
 )
 from lengthwise.theory.risk.exact_risk import Distance, TotalVariation, enumerated_risk
+
+
+def couple_neighbors(length):
+    """Couple neighbors: tokens 0 and 1 share ID 0, tokens 2 and 3 share ID 1, and so on."""
+    return np.arange(length) // 2
+
 
 # IDs of a set in token order: one ID, two IDs, and three tokens on two IDs.
 OFFSETS = {

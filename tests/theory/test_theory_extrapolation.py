@@ -9,7 +9,6 @@ from tests.support.planted_laws import random_attention, random_law, single_toke
 
 from lengthwise.core.errors import SettingError
 from lengthwise.tasks.planted.planted_task import Planted
-from lengthwise.theory.attention.sparse_attention import Temperature
 from lengthwise.theory.attention.tabular import TabularAttention
 from lengthwise.theory.risk.bayes import LogLoss
 from lengthwise.theory.risk.exact_risk import Distance, Leakage, TotalVariation, enumerated_risk
@@ -53,10 +52,8 @@ def test_with_one_background_weight_the_odds_law_is_exact(score):
         long = laplace_risk(law, attention, 160, TotalVariation())
         assert long / risks[-1] == pytest.approx(159 / 15, rel=2e-4)
     assert limit_risk(law, attention) == pytest.approx(1)
-    for limit in (1.0, None):
-        curve = fit_odds(SHORT, risks, limit)
-        assert curve.risk_at(4096) == pytest.approx(laplace_risk(law, attention, 4096, TotalVariation()), rel=1e-6)
-        assert curve.limit == pytest.approx(1, rel=1e-6)
+    exact = laplace_risk(law, attention, 4096, TotalVariation())
+    assert fit_odds(SHORT, risks, 1.0).risk_at(4096) == pytest.approx(exact, rel=1e-6)
 
 
 def test_leakage_of_single_tokens_is_concave_in_the_length_and_bounded_by_secants(rng):
@@ -118,7 +115,7 @@ def test_without_weight_on_background_the_limit_is_the_risk_far_from_the_ends(rn
 
 def sharpened(attention: TabularAttention, length: int, log_gap: float) -> TabularAttention:
     """Raise all scores to the power that a length-dependent temperature has at this length."""
-    power = Temperature(train_length=16, log_gap=log_gap).power(length)
+    power = 1 + math.log(length / 16) / log_gap
     return replace(attention, log_scores=attention.log_scores * power)
 
 
@@ -142,31 +139,25 @@ def noisy(rng: np.random.Generator, law: OddsLaw, noise: float) -> np.ndarray:
     return np.array([law.risk_at(length) for length in SHORT]) + noise * rng.normal(size=len(SHORT))
 
 
-@pytest.mark.parametrize("limit", [0.5, None], ids=["known", "fitted"])
-def test_intervals_cover_the_true_risk_in_about_95_percent_of_cases(limit, rng):
+def test_intervals_cover_the_true_risk_in_about_95_percent_of_cases(rng):
     truth = OddsLaw(parameters=np.array([0.01, 0.02, 0.04]), covariance=np.zeros((3, 3)), degrees_of_freedom=0)
     covers = []
     for _ in range(200):
-        low, high = fit_odds(SHORT, noisy(rng, truth, 3e-4), limit).interval(64)
+        low, high = fit_odds(SHORT, noisy(rng, truth, 3e-4), 0.5).interval(64)
         covers.append(low <= truth.risk_at(64) <= high)
     assert 0.9 <= np.mean(covers) <= 0.99
 
 
 def test_a_horizon_is_the_length_at_which_the_curve_reaches_a_risk():
     law = OddsLaw(parameters=np.array([0.01, 0.02, 0.04]), covariance=np.zeros((3, 3)), degrees_of_freedom=0)
-    assert law.limit == pytest.approx(0.5)
     assert law.risk_at(law.horizon(0.3)) == pytest.approx(0.3)
     assert law.horizon(0.5) == law.horizon(0.7) == math.inf
     assert law.horizon(0.005) == 0
     flat = OddsLaw(parameters=np.array([0.1, 0.0, 0.0]), covariance=np.zeros((3, 3)), degrees_of_freedom=0)
-    assert (flat.horizon(0.2), flat.limit) == (math.inf, 0.1)
+    assert flat.horizon(0.2) == math.inf
 
 
-def test_convex_risks_are_extrapolated_by_a_straight_line_and_falling_risks_by_a_constant():
-    straight = fit_odds(SHORT, [0.01 * length**1.5 for length in SHORT], None)
-    assert straight.parameters[2] == 0
-    assert straight.limit == math.inf
-    assert straight.risk_at(64) == pytest.approx(np.polyval(np.polyfit(SHORT, 0.01 * np.array(SHORT) ** 1.5, 1), 64))
+def test_falling_risks_are_extrapolated_by_a_constant():
     falling = fit_odds(SHORT, [0.3 / length for length in SHORT], 1.0)
     assert falling.risk_at(10) == falling.risk_at(1000) == pytest.approx(np.mean([0.3 / length for length in SHORT]))
 
@@ -180,8 +171,8 @@ def test_there_is_no_interval_without_degrees_of_freedom():
 
 
 def test_lengths_and_risks_that_do_not_determine_a_curve_raise():
-    with pytest.raises(SettingError, match=r"2 lengths do not determine the curve; measure at least 3"):
-        fit_odds([8, 16], [0.1, 0.2], None)
+    with pytest.raises(SettingError, match=r"1 lengths do not determine the curve; measure at least 2"):
+        fit_odds([8], [0.1], 1.0)
     with pytest.raises(SettingError, match=r"lengths \[16, 8\] do not increase"):
         fit_odds([16, 8], [0.1, 0.2], 1.0)
     with pytest.raises(SettingError, match=r"3 risks do not match 2 lengths"):

@@ -25,11 +25,6 @@ def couple_halves(length: int) -> Int[np.ndarray, " length"]:
     return np.arange(length) % max(length // 2, 1)
 
 
-def couple_neighbors(length: int) -> Int[np.ndarray, " length"]:
-    """Couple neighbors: tokens 0 and 1 share ID 0, tokens 2 and 3 share ID 1, and so on."""
-    return np.arange(length) // 2
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Halves:
     """Placement of two tokens half the length apart, with a uniform start; the span grows with the length."""

@@ -1,76 +1,257 @@
-"""Trainable sparse functional attention with exact sums, and its training on a planted law with log loss."""
+"""Trainable sparse functional attention with exact sums over all sets, and its training on a planted law."""
 
 from copy import deepcopy
 from dataclasses import dataclass, field
-from math import log
+from itertools import combinations, pairwise
+from math import comb
 
 import numpy as np
 import torch
+from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
 from lengthwise.core.errors import DivergedError, SettingError, unknown_name
 from lengthwise.core.randomness import stream
-from lengthwise.tasks.planted.placement import Placement, Subsets, UniformShapes, check_length
+from lengthwise.tasks.planted.placement import check_length, check_num_shapes
 from lengthwise.tasks.planted.planted_task import Planted
-from lengthwise.theory.attention.scores import (
-    LOG_ZERO,
-    AttentionInputs,
-    AutomatonValues,
-    ChainScores,
-    PerceptronScores,
-    ProductScores,
-    TableScores,
-    TableValues,
-    WindowScores,
-    check_table_size,
-    decode_tuples,
-    list_shapes,
-)
 from lengthwise.theory.attention.tabular import PositionFreeAttention, TabularAttention
 
-SCORE_FORMS = ("table", "mlp", "chain", "product")
+SCORE_FORMS = ("table", "chain", "product")
 VALUE_FORMS = ("table", "automaton")
+# The log of a weight that counts as zero; finite, because minus infinity gives NaN gradients.
+LOG_ZERO = -1e30
 # Log weights below this threshold count as zero. It exceeds LOG_ZERO because scores are added to LOG_ZERO.
 ZERO_THRESHOLD = LOG_ZERO / 2
-# Tolerance for probabilities that add up to one.
-ROUNDING = 1e-9
+# Maximum number of entries of a table of scores or values.
+MAX_TABLE_ENTRIES = 1 << 24
+# The standard deviation of initial log scores and value logits.
+INIT_STD = 0.1
+# Number of sets per block; it limits memory and affects results only by rounding.
+BLOCK = 1 << 22
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Temperature:
-    """Power of all scores that grows with the length: ``tau = 1 + ln(length / train_length) / log_gap``, at least 1.
+class TableValues(nn.Module):
+    """Table of distributions over the outputs by tuple."""
 
-    ``log_gap`` is the log ratio of planted to background scores. The power keeps the total weight of the background
-    close to its value at ``train_length``. Derived here.
+    def __init__(self, num_tokens: int, k: int, num_outputs: int) -> None:
+        super().__init__()
+        check_table_size(num_tokens**k, f"values of {k} of {num_tokens} tokens")
+        self.num_tokens, self.k = num_tokens, k
+        self.logits = nn.Parameter(INIT_STD * torch.randn(1, num_tokens**k, num_outputs))
+
+    def extend_sums(
+        self, tuple_index: int, sums: Float[Tensor, "batch seq offsets states"], tokens: Int[Tensor, "batch seq"]
+    ) -> Float[Tensor, "batch seq offsets next_states"]:
+        """Extend log sums over tuples by one token: append it to the state, which is the prefix of the tuple.
+
+        After the last token, the states are the outputs. The last token needs no state, so k tokens cost
+        ``|V|^(k - 1)`` states.
+        """
+        if tuple_index < self.k - 1:
+            is_token = functional.one_hot(tokens, self.num_tokens).bool()[:, :, None, None]
+            return torch.where(is_token, sums[..., None], LOG_ZERO).flatten(-2)
+        log_values = self.logits[0].log_softmax(-1)
+        by_token = rearrange(log_values, "(prefixes v) outputs -> v (prefixes outputs)", v=self.num_tokens)
+        return log_matmul(sums, functional.embedding(tokens, by_token))
+
+    def log_values(self, codes: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape outputs"]:
+        """Return ``log h`` for tuple codes."""
+        return functional.embedding(codes, self.logits.log_softmax(-1).flatten(0, 1))
+
+
+class AutomatonValues(nn.Module):
+    """Stochastic automaton that reads the k tokens in order; its last transition leads to the outputs.
+
+    Each index in the tuple has its own table of transition logits by token and state. The automaton represents every
+    tensor train of rank ``num_states`` with positive factors. With k = 1 it is a table.
     """
 
-    train_length: int
-    log_gap: float
+    def __init__(self, num_tokens: int, k: int, num_outputs: int, num_states: int = 2) -> None:
+        super().__init__()
+        if num_states < 1:
+            raise SettingError(f"num_states {num_states} is too small; use at least 1")
+        state_counts = (1, *(num_states,) * (k - 1), num_outputs)
+        self.num_tokens = num_tokens
+        self.steps = nn.ParameterList([torch.randn(num_tokens, *counts) for counts in pairwise(state_counts)])
 
-    def __post_init__(self) -> None:
-        length, gap = self.train_length, self.log_gap
-        if length < 1 or gap <= 0:
-            raise SettingError(f"invalid train_length {length} or log_gap {gap}; use positive numbers")
+    def extend_sums(
+        self, tuple_index: int, sums: Float[Tensor, "batch seq offsets states"], tokens: Int[Tensor, "batch seq"]
+    ) -> Float[Tensor, "batch seq offsets next_states"]:
+        """Extend log sums over tuples by one transition of the automaton."""
+        return log_matmul(sums, functional.embedding(tokens, self.steps[tuple_index].log_softmax(-1).flatten(1)))
 
-    def power(self, length: int) -> float:
-        """Return the power of the scores at a length."""
-        return 1 + max(0.0, log(length / self.train_length)) / self.log_gap
+    def log_values(self, codes: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape outputs"]:
+        """Return ``log h`` for tuple codes: run the automaton on every tuple."""
+        tuples = decode_tuples(codes.reshape(1, -1), self.num_tokens, len(self.steps))
+        log_sums = self.steps[0].new_zeros(1, codes.numel(), 1, 1)
+        for tuple_index in range(len(self.steps)):
+            log_sums = self.extend_sums(tuple_index, log_sums, tuples[..., tuple_index])
+        return log_sums.view(*codes.shape, log_sums.shape[-1])
+
+
+# A value function ``h``: a distribution over the outputs for every tuple of k tokens.
+Values = TableValues | AutomatonValues
+
+
+class ProductScores(nn.Module):
+    """Product scores ``g = prod_j u_j(x_(i_j))`` of all sets of k tokens, at any distance.
+
+    The sums are ordered elementary symmetric polynomials, ``E_j(i) = E_j(i - 1) + u_j(x_i) E_(j-1)(i - 1)``, computed
+    as one cumulative log-sum-exp for each j. The time is ``O(seq k states)``. Reconstructed.
+    """
+
+    def __init__(self, num_tokens: int, k: int) -> None:
+        super().__init__()
+        self.tokens = nn.Parameter(INIT_STD * torch.randn(k, num_tokens))
+
+    def sum_by_last_token(self, values: Values, tokens: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch seq outputs"]:
+        """Return ``log sum g(S, x_S) h(x_S)`` over sets that end at each token; ``LOG_ZERO`` if no set ends there."""
+        log_sums = self.tokens.new_zeros(*tokens.shape, 1, 1)
+        token_scores = functional.embedding(tokens, self.tokens.T)  # batch seq k
+        for tuple_index in range(len(self.tokens)):
+            if tuple_index > 0:
+                log_sums = functional.pad(log_sums.logcumsumexp(1), (0, 0, 0, 0, 1, 0), value=LOG_ZERO)[:, :-1]
+            log_sums = values.extend_sums(tuple_index, log_sums + token_scores[:, :, None, tuple_index, None], tokens)
+        return log_sums[:, :, 0]
+
+    def log_scores(
+        self, shapes: Int[Tensor, "shapes k"], tuples: Int[Tensor, "codes k"]
+    ) -> Float[Tensor, "shapes codes"]:
+        """Return ``log g`` of every shape and tuple; shapes have no effect."""
+        return sum_token_scores(self.tokens, tuples).expand(len(shapes), -1)
+
+
+class ChainScores(nn.Module):
+    """Chain scores ``g = prod_j u_j(x_(i_j)) prod_j t_j(gap_j, x_(i_(j-1)), x_(i_j))`` within ``span`` and ``max_gap``.
+
+    The time is ``O(seq k max_gap states)``, multiplied by ``span`` if the span is smaller than k - 1 gaps. Without
+    ``use_links``, all t are 1, so the scores are local products. Reconstructed.
+    """
+
+    def __init__(self, num_tokens: int, k: int, span: int, *, max_gap: int, use_links: bool = True) -> None:
+        super().__init__()
+        self.span, self.max_gap = span, max_gap
+        self.tokens = nn.Parameter(INIT_STD * torch.randn(k, num_tokens))
+        self.links = nn.Parameter(INIT_STD * torch.randn(k - 1, max_gap, num_tokens, num_tokens)) if use_links else None
+
+    @property
+    def span_excludes_sets(self) -> bool:
+        """True if the span excludes sets that ``max_gap`` allows."""
+        return (len(self.tokens) - 1) * self.max_gap + 1 > self.span
+
+    def sum_by_last_token(self, values: Values, tokens: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch seq outputs"]:
+        """Return ``log sum g(S, x_S) h(x_S)`` over sets that end at each token; ``LOG_ZERO`` if no set ends there."""
+        log_sums = self.tokens.new_zeros(*tokens.shape, 1, 1)
+        if self.span_excludes_sets:
+            log_sums = functional.pad(log_sums, (0, 0, 0, self.span - 1), value=LOG_ZERO)
+        token_scores = functional.embedding(tokens, self.tokens.T)  # batch seq k
+        link_scores = self._link_scores(tokens)
+        for tuple_index in range(len(self.tokens)):
+            if tuple_index > 0:
+                log_sums = self._advance(log_sums, link_scores[..., tuple_index - 1])
+            if tuple_index == len(self.tokens) - 1 and self.span_excludes_sets:
+                log_sums = log_sums.logsumexp(dim=2, keepdim=True)
+            log_sums = values.extend_sums(tuple_index, log_sums + token_scores[:, :, None, tuple_index, None], tokens)
+        return log_sums[:, :, 0]
+
+    def log_scores(
+        self, shapes: Int[Tensor, "shapes k"], tuples: Int[Tensor, "codes k"]
+    ) -> Float[Tensor, "shapes codes"]:
+        """Return ``log g`` of every shape and tuple; ``LOG_ZERO`` beyond ``max_gap`` or the span."""
+        gaps, scores = shapes.diff(dim=-1), sum_token_scores(self.tokens, tuples).expand(len(shapes), -1)
+        if self.links is not None:
+            link_indexes, gap_indexes = torch.arange(gaps.shape[-1]), gaps.clamp(1, self.max_gap) - 1
+            scores = scores + self.links[link_indexes, gap_indexes[:, None], tuples[:, :-1], tuples[:, 1:]].sum(dim=-1)
+        is_excluded = (gaps > self.max_gap).any(dim=-1) | (shapes[:, -1] >= self.span)
+        return torch.where(is_excluded[:, None], LOG_ZERO, scores)
+
+    def _link_scores(self, tokens: Int[Tensor, "batch seq"]) -> Float[Tensor, "gaps batch seq links"]:
+        """Return link scores by gap; the scores of links that would start before the first token are arbitrary."""
+        seq, max_gap = tokens.shape[1], self.max_gap
+        if self.links is None:
+            return self.tokens.new_zeros(1, 1, 1, 1).expand(max_gap, *tokens.shape, len(self.tokens) - 1)
+        padded = functional.pad(tokens, (max_gap, 0))
+        previous = torch.stack([padded[:, max_gap - gap : max_gap - gap + seq] for gap in range(1, max_gap + 1)])
+        gaps = torch.arange(max_gap, device=tokens.device)[:, None, None]
+        codes = (gaps * self.tokens.shape[1] + previous) * self.tokens.shape[1] + tokens
+        # One look-up for all links, because the backward pass of each look-up is expensive.
+        return functional.embedding(codes, self.links.flatten(1).T)
+
+    def _advance(
+        self, log_sums: Float[Tensor, "batch seq offsets states"], link_scores: Float[Tensor, "gaps batch seq"]
+    ) -> Float[Tensor, "batch seq offsets states"]:
+        """Return, for each token, the log sum over partial sets that end before it, including their links to it."""
+        (seq, num_offsets), max_gap = log_sums.shape[1:3], self.max_gap
+        # Each step of the gap is one step of the offset from the first token.
+        max_offset = max_gap if self.span_excludes_sets else 0
+        padded = functional.pad(log_sums, (0, 0, max_offset, 0, max_gap, 0), value=LOG_ZERO)
+        shifted_sums = []
+        for shift in range(max_gap - 1, -1, -1):
+            offset = shift if self.span_excludes_sets else 0
+            shifted_sums.append(padded[:, shift : shift + seq, offset : offset + num_offsets])
+        return (torch.stack(shifted_sums) + link_scores[..., None, None]).logsumexp(dim=0)
+
+
+class TableScores(nn.Module):
+    """One log score per shape and tuple, for all shapes within a span. The time is ``O(seq shapes (k + outputs))``."""
+
+    shapes: Int[Tensor, "shapes k"]
+
+    def __init__(self, shapes: Int[np.ndarray, "shapes k"], num_tokens: int) -> None:
+        super().__init__()
+        self.num_tokens, self.span, num_codes = num_tokens, int(shapes.max()) + 1, num_tokens ** shapes.shape[1]
+        check_table_size(len(shapes) * num_codes, f"scores of {len(shapes)} shapes of {num_codes:,} tuples each")
+        self.logits = nn.Parameter(INIT_STD * torch.randn(len(shapes), num_codes))
+        self.register_buffer("shapes", torch.from_numpy(shapes), persistent=False)
+
+    def sum_by_last_token(self, values: Values, tokens: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch seq outputs"]:
+        """Return ``log sum g(S, x_S) h(x_S)`` over sets that end at each token; ``LOG_ZERO`` if no set ends there."""
+        block_size = max(1, BLOCK // tokens.numel())
+        window_tokens = functional.pad(tokens, (self.span - 1, 0)).unfold(1, self.span, 1)  # batch seq span
+        token_indexes = torch.arange(tokens.shape[1], device=tokens.device)[:, None]
+        log_total = None
+        for shape_block in torch.split(torch.arange(len(self.shapes), device=tokens.device), block_size):
+            shapes = self.shapes[shape_block]
+            codes = torch.zeros_like(tokens)[..., None]
+            for offset in shapes.T:
+                codes = codes * self.num_tokens + window_tokens[..., self.span - 1 - shapes[:, -1] + offset]
+            log_products = self._log_products(values, shape_block.expand_as(codes), codes)
+            fits = token_indexes >= shapes[:, -1]  # seq block
+            block_sum = (log_products + torch.where(fits, 0.0, LOG_ZERO)[..., None]).logsumexp(dim=2)
+            log_total = block_sum if log_total is None else log_total.logaddexp(block_sum)
+        assert log_total is not None
+        return log_total
+
+    def log_scores(
+        self, shapes: Int[Tensor, "shapes k"], tuples: Int[Tensor, "codes k"]
+    ) -> Float[Tensor, "shapes codes"]:
+        """Return ``log g`` of every shape and tuple, which are those of the table."""
+        return self.logits
+
+    def _log_products(
+        self, values: Values, shape_indexes: Int[Tensor, "*shape"], codes: Int[Tensor, "*shape"]
+    ) -> Float[Tensor, "*shape outputs"]:
+        """Return ``log g h``; with fewer pairs of shape and tuple than sets, compute each pair only once."""
+        num_codes, scores = self.logits.shape[1], self.logits.flatten()[:, None]
+        entries = shape_indexes * num_codes + codes
+        if len(scores) >= codes.numel():
+            return functional.embedding(entries, scores) + values.log_values(codes)
+        tuples = torch.arange(len(scores), device=codes.device) % num_codes
+        return functional.embedding(entries, scores + values.log_values(tuples))
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class SparseFunctionalAttention(nn.Module):
     """Attention ``f(x) = sum_S g(S, x_S) h(x_S) / sum_S g(S, x_S)`` over all sets of k tokens that the settings allow.
 
-    ``score`` is the form of g: a ``table`` by shape and tuple, an ``mlp`` of both, a ``chain`` of tokens with links up
-    to ``max_gap``, or a ``product`` of tokens. With ``local``, sets span at most ``span`` tokens; only a ``product``
-    allows ``local=False``. With ``relative``, the start of a set has no effect; otherwise each of the first
-    ``num_places`` token indexes adds a score to the sets that start there. ``value`` is the form of h: a ``table`` of
-    distributions over the outputs (with ``by_shape``, one table per shape), or an ``automaton`` of ``num_states``. With
-    ``coupled``, sets are formed over position IDs, which may be equal or decrease. Outputs are uniform if no set has
-    weight. Golowich et al. 2025 (arXiv 2502.16792), section 3; parameters and algorithms are reconstructed. Raises
-    ``SettingError`` if the settings have no exact algorithm.
+    ``score`` is the form of g: a ``table`` by shape and tuple, a ``chain`` of tokens with links up to ``max_gap``, or a
+    ``product`` of tokens. With ``local``, sets span at most ``span`` tokens; only a ``product`` allows ``local=False``.
+    The start of a set has no effect. ``value`` is the form of h: a ``table`` of distributions over the outputs, or an
+    ``automaton`` of ``num_states``. Outputs are uniform if no set has weight. Golowich et al. 2025 (arXiv 2502.16792),
+    section 3; parameters and algorithms are reconstructed. Raises ``SettingError`` if the settings have no exact
+    algorithm.
     """
 
     num_tokens: int
@@ -79,17 +260,11 @@ class SparseFunctionalAttention(nn.Module):
     span: int | None = None
     score: str = "table"
     value: str = "table"
-    relative: bool = True
     local: bool = True
-    coupled: bool = False
-    by_shape: bool = False
     max_gap: int | None = None
-    num_places: int = 0
     num_states: int = 2
-    temperature: Temperature | None = None
-    sets: WindowScores | ChainScores | ProductScores = field(init=False)
+    sets: TableScores | ChainScores | ProductScores = field(init=False)
     values: TableValues | AutomatonValues = field(init=False)
-    places: Float[Tensor, " places"] = field(init=False)
     default: Float[Tensor, " outputs"] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -99,189 +274,67 @@ class SparseFunctionalAttention(nn.Module):
         if self.value == "automaton":
             self.values = AutomatonValues(self.num_tokens, self.k, self.num_outputs, self.num_states)
         else:
-            num_shapes = len(self.shapes()) if self.by_shape else 1
-            self.values = TableValues(self.num_tokens, self.k, self.num_outputs, num_shapes)
-        self.places = nn.Parameter(torch.zeros(self.num_places))
+            self.values = TableValues(self.num_tokens, self.k, self.num_outputs)
         self.register_buffer("default", torch.zeros(self.num_outputs))
 
-    def forward(
-        self,
-        tokens: Int[Tensor, "batch seq"],
-        position_ids: Int[Tensor, "batch seq"] | None = None,
-        all_prefixes: bool = False,
-    ) -> Float[Tensor, "batch outputs"] | Float[Tensor, "batch seq outputs"]:
-        """Return ``log f`` after the last token or after every token; values near ``LOG_ZERO`` mean probability 0.
-
-        ``position_ids`` come from a position coupling. Scores then depend on the differences of the IDs in a set; the
-        tokens of a set remain in index order.
-        """
-        if all_prefixes and self.temperature is not None:
-            raise SettingError("all_prefixes does not support a temperature; call the module on one prefix at a time")
-        sums_by_token = self.sets.sum_by_last_token(self.values, self._build_inputs(tokens, position_ids))
-        log_sums = sums_by_token.logcumsumexp(dim=1) if all_prefixes else sums_by_token.logsumexp(dim=1)
+    def forward(self, tokens: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch outputs"]:
+        """Return ``log f`` after the last token; values near ``LOG_ZERO`` mean probability 0."""
+        if not tokens.numel() or not 0 <= int(tokens.min()) <= int(tokens.max()) < self.num_tokens:
+            raise SettingError(f"invalid tokens; pass at least one token, each from 0 to {self.num_tokens - 1}")
+        log_sums = self.sets.sum_by_last_token(self.values, tokens).logsumexp(dim=1)
         # Values sum to 1 over the outputs, so this sum is the sum of the scores. NaN remains NaN.
         has_no_weight = log_sums.logsumexp(dim=-1, keepdim=True) <= ZERO_THRESHOLD
         return torch.where(has_no_weight, self.default.log_softmax(dim=-1), log_sums.log_softmax(dim=-1))
 
-    def leakage(
-        self,
-        tokens: Int[Tensor, "batch seq"],
-        planted_sets: Int[Tensor, "batch k"],
-        position_ids: Int[Tensor, "batch seq"] | None = None,
-    ) -> Float[Tensor, " batch"]:
-        """Return one minus the attention weight of the planted token indexes, or 1 if no set has weight."""
-        inputs = self._build_inputs(tokens, position_ids)
-        log_total = self.sets.sum_by_last_token(self.values, inputs).logsumexp(dim=(1, 2))
-        planted_score = self._log_scores(inputs, planted_sets.sort(dim=-1).values[:, None])[:, 0]
-        return torch.where(log_total <= ZERO_THRESHOLD, 1.0, -torch.expm1((planted_score - log_total).clamp(max=0)))
-
-    def log_weights(
-        self, tokens: Int[Tensor, "batch seq"], position_ids: Int[Tensor, "batch seq"] | None = None
-    ) -> tuple[Int[Tensor, "sets k"], Float[Tensor, "batch sets"]]:
-        """Return all sets (within the span unless coupled) and their log weights, near ``LOG_ZERO`` for weight 0."""
-        inputs = self._build_inputs(tokens, position_ids)
-        placement: Placement = Subsets(num_planted=self.k)
-        if self.span is not None and not self.coupled:
-            placement = UniformShapes(num_planted=self.k, widest=self.span)
-        sets = torch.from_numpy(placement.law(tokens.shape[1]).sets()[0]).to(tokens.device)
-        scores = self._log_scores(inputs, sets.expand(len(tokens), -1, -1))
-        log_total = scores.logsumexp(dim=-1, keepdim=True)
-        return sets, torch.where(log_total <= ZERO_THRESHOLD, LOG_ZERO, scores - log_total)
-
-    def shapes(self) -> Int[np.ndarray, "shapes k"]:
-        """Return the shapes (distances from the smallest ID) of ``scores``; raise ``SettingError`` if not local."""
-        if self.span is None:
-            raise SettingError("an attention with local=False has no finite list of shapes; build it with a span")
-        return list_shapes(self.span, self.k, coupled=self.coupled)
-
-    def scores(self) -> Float[Tensor, "shapes codes"]:
-        """Return ``log g`` of every shape and tuple code; ``LOG_ZERO`` means g = 0."""
-        shape_array = np.arange(self.k)[None] if self.span is None else self.shapes()
-        shapes = torch.from_numpy(shape_array).to(self.default.device)
-        num_codes = self.num_tokens**self.k
-        check_table_size(len(shapes) * num_codes, f"scores of {len(shapes)} shapes of {num_codes:,} tuples each")
-        tuples = decode_tuples(torch.arange(num_codes, device=shapes.device), self.num_tokens, self.k)
-        return self.sets.log_scores(shapes[:, None].expand(-1, num_codes, -1), tuples.expand(len(shapes), -1, -1))
-
     @torch.no_grad()
     def to_tabular(self) -> TabularAttention | PositionFreeAttention:
-        """Convert to double-precision tables; without a span, they apply to sets at any distance.
-
-        Raises ``SettingError`` if the attention is not relative.
-        """
-        if self.coupled or not self.relative or self.temperature is not None:
-            raise SettingError(
-                "only a relative attention has one table for all lengths; build it without coupled, num_places and "
-                "temperature"
-            )
+        """Convert to double-precision tables; without a span, they apply to sets at any distance."""
         double_module = deepcopy(self).double().cpu()
-        scores = double_module.scores()
-        shape_indexes, codes = (torch.arange(axis_size) for axis_size in scores.shape)
-        log_values = double_module.values.log_values(codes.expand_as(scores), shape_indexes[:, None].expand_as(scores))
+        shapes = np.arange(self.k)[None] if self.span is None else list_shapes(self.span, self.k)
+        num_codes = self.num_tokens**self.k
+        check_table_size(len(shapes) * num_codes, f"scores of {len(shapes)} shapes of {num_codes:,} tuples each")
+        codes = torch.arange(num_codes)
+        tuples = decode_tuples(codes, self.num_tokens, self.k)
+        scores = double_module.sets.log_scores(torch.from_numpy(shapes), tuples)
         log_scores = scores.where(scores > ZERO_THRESHOLD, -torch.inf).numpy()
-        values, default = log_values.exp().numpy(), double_module.default.softmax(dim=-1).numpy()
+        values = double_module.values.log_values(codes.expand(len(shapes), -1)).exp().numpy()
+        default = double_module.default.softmax(dim=-1).numpy()
         if self.span is None:
             return PositionFreeAttention(
                 num_tokens=self.num_tokens, k=self.k, log_scores=log_scores[0], values=values[0], default=default
             )
         return TabularAttention(
-            num_tokens=self.num_tokens, shapes=self.shapes(), log_scores=log_scores, values=values, default=default
+            num_tokens=self.num_tokens, shapes=shapes, log_scores=log_scores, values=values, default=default
         )
 
-    @classmethod
-    def from_tabular(cls, attention: TabularAttention) -> "SparseFunctionalAttention":
-        """Build a double-precision module that computes a tabular attention; scores of 0 stay 0 in training.
-
-        Raises ``SettingError`` if the default, or the value of a tuple with positive score, is not a distribution.
-        """
-        has_weight = np.isfinite(attention.log_scores)
-        distributions = np.concatenate([attention.values[has_weight], attention.default[None]])
-        if (distributions < 0).any() or (np.abs(distributions.sum(axis=1) - 1) > ROUNDING).any():
-            raise SettingError(
-                "values or default are not distributions over the outputs; use values of at least 0 with a sum of 1"
-            )
-        num_tokens, k, num_outputs = attention.num_tokens, attention.k, attention.values.shape[2]
-        module = cls(num_tokens=num_tokens, k=k, num_outputs=num_outputs, span=attention.span, by_shape=True).double()
-        index_by_shape = {tuple(shape): index for index, shape in enumerate(module.shapes())}
-        shape_indexes = [index_by_shape[tuple(shape)] for shape in attention.shapes]
-        assert isinstance(module.sets, WindowScores)
-        assert isinstance(module.sets.scores, TableScores)
-        assert isinstance(module.values, TableValues)
-        logits = module.sets.scores.logits.detach().fill_(LOG_ZERO)
-        logits[shape_indexes] = torch.from_numpy(np.maximum(attention.log_scores, LOG_ZERO))
-        with np.errstate(divide="ignore"):
-            log_values = np.maximum(np.log(np.where(has_weight[..., None], attention.values, 1.0)), LOG_ZERO)
-            module.default.copy_(torch.from_numpy(np.maximum(np.log(attention.default), LOG_ZERO)))
-        module.values.logits.detach()[shape_indexes] = torch.from_numpy(log_values)
-        return module
-
-    def _log_scores(self, inputs: AttentionInputs, sets: Int[Tensor, "batch sets k"]) -> Float[Tensor, "batch sets"]:
-        position_ids, indexes = inputs.position_ids, sets.flatten(1)
-        ids = sets if position_ids is None else position_ids.gather(1, indexes).view_as(sets)
-        tuples = inputs.tokens.gather(1, indexes).view_as(sets)
-        return inputs.power * (self.sets.log_scores(ids, tuples) + inputs.starts[sets[..., 0]])
-
-    def _build_inputs(
-        self, tokens: Int[Tensor, "batch seq"], position_ids: Int[Tensor, "batch seq"] | None
-    ) -> AttentionInputs:
-        seq = tokens.shape[1]
-        if not tokens.numel() or not 0 <= int(tokens.min()) <= int(tokens.max()) < self.num_tokens:
-            raise SettingError(f"invalid tokens; pass at least one token, each from 0 to {self.num_tokens - 1}")
-        if position_ids is not None and not self.coupled:
-            raise SettingError("position_ids need an attention with coupling; build it with coupled=True")
-        if self.coupled and position_ids is None:
-            position_ids = torch.arange(seq, device=tokens.device).expand_as(tokens)
-        if not self.relative and seq > self.num_places:
-            raise SettingError(f"{seq} tokens exceed num_places {self.num_places}; set num_places to at least {seq}")
-        start_scores = self.default.new_zeros(seq) if self.relative else self.places[:seq]
-        power = 1.0 if self.temperature is None else self.temperature.power(seq)
-        return AttentionInputs(tokens=tokens, starts=start_scores, position_ids=position_ids, power=power)
-
-    def _build_scores(self) -> WindowScores | ChainScores | ProductScores:
+    def _build_scores(self) -> TableScores | ChainScores | ProductScores:
         if self.span is None:
             return ProductScores(self.num_tokens, self.k)
-        if self.score in ("chain", "product"):
-            max_gap = max(1, self.span - 1) if self.max_gap is None else self.max_gap
-            return ChainScores(self.num_tokens, self.k, self.span, max_gap=max_gap, use_links=self.score == "chain")
-        shapes = self.shapes()
-        if self.score == "mlp":
-            return WindowScores(shapes, self.num_tokens, PerceptronScores(len(shapes), self.num_tokens, self.k))
-        return WindowScores(shapes, self.num_tokens, TableScores(len(shapes), self.num_tokens**self.k))
+        if self.score == "table":
+            return TableScores(list_shapes(self.span, self.k), self.num_tokens)
+        max_gap = max(1, self.span - 1) if self.max_gap is None else self.max_gap
+        return ChainScores(self.num_tokens, self.k, self.span, max_gap=max_gap, use_links=self.score == "chain")
 
     def _check_settings(self) -> None:
         if self.score not in SCORE_FORMS:
             raise unknown_name("score", self.score, SCORE_FORMS)
         if self.value not in VALUE_FORMS:
             raise unknown_name("value", self.value, VALUE_FORMS)
-        span, gap, places, relative = self.span, self.max_gap, self.num_places, self.relative
-        sizes, min_span = (self.num_tokens, self.k, self.num_outputs), 1 if self.coupled else self.k
-        lists_shapes = self.score in ("table", "mlp")
+        span, gap, sizes = self.span, self.max_gap, (self.num_tokens, self.k, self.num_outputs)
         checks = (
             (min(sizes) < 1, f"num_tokens, k and num_outputs are {sizes}; set each to at least 1"),
             (self.local and span is None, "a local attention needs a span; set span or local=False"),
             (not self.local and span is not None, f"span {span} needs local=True; set local=True or remove span"),
             (
-                span is not None and span < min_span,
-                f"{self.k} tokens do not fit a span of {span}; use a span of at least {min_span}",
-            ),
-            (
-                relative != (places == 0),
-                f"num_places {places} is invalid with relative={relative}; use 0 only if relative",
+                span is not None and span < self.k,
+                f"{self.k} tokens do not fit a span of {span}; use a span of at least {self.k}",
             ),
             (
                 not self.local and self.score != "product",
                 f"score '{self.score}' needs local=True; set local=True and a span, or use score 'product'",
             ),
             (
-                self.coupled and not (lists_shapes and relative and self.temperature is None),
-                "coupled needs relative, score 'table' or 'mlp', and no temperature; change these or remove coupled",
-            ),
-            (
-                self.by_shape and not (lists_shapes and self.value == "table"),
-                "by_shape needs score 'table' or 'mlp' and value 'table'; change these or remove by_shape",
-            ),
-            (
-                gap is not None and (lists_shapes or not self.local or gap < 1),
+                gap is not None and (self.score == "table" or not self.local or gap < 1),
                 f"invalid max_gap {gap}; use at least 1, with local and score 'chain' or 'product'",
             ),
         )
@@ -290,28 +343,38 @@ class SparseFunctionalAttention(nn.Module):
                 raise SettingError(message)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FitSettings:
-    """Settings of AdamW with a cosine schedule to learning rate 0; ``weight_decay`` applies to all logits."""
-
-    batch_size: int = 64
-    learning_rate: float = 0.05
-    weight_decay: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.batch_size < 1 or self.learning_rate <= 0 or self.weight_decay < 0:
-            raise SettingError(
-                f"invalid batch_size {self.batch_size}, learning_rate {self.learning_rate} or weight_decay "
-                f"{self.weight_decay}; use positive values, or 0 for weight_decay"
-            )
+def list_shapes(span: int, k: int) -> Int[np.ndarray, "shapes k"]:
+    """Return all shapes within a span, as distances from the first token."""
+    check_num_shapes(comb(span - 1, k - 1), f"span {span}")
+    return np.array([(0, *others) for others in combinations(range(1, span), k - 1)])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FitHistory:
-    """Sequence length and loss (nats per label, before the update) of each training step."""
+def sum_token_scores(scores: Float[Tensor, "k tokens"], tuples: Int[Tensor, "codes k"]) -> Float[Tensor, " codes"]:
+    """Return the sum of the token scores of each tuple; row j of ``scores`` belongs to token j of the tuple."""
+    return scores[torch.arange(len(scores)), tuples].sum(dim=-1)
 
-    length: Int[np.ndarray, " steps"]
-    loss: Float[np.ndarray, " steps"]
+
+def log_matmul(
+    sums: Float[Tensor, "batch seq offsets states"], steps: Float[Tensor, "batch seq steps"]
+) -> Float[Tensor, "batch seq offsets next_states"]:
+    """Return ``log sum_state exp(sums[state] + steps[state, next])``; ``steps`` flattens both state axes into one."""
+    by_state = rearrange(steps, "b s (states after) -> b s 1 states after", states=sums.shape[-1])
+    return sums + by_state[..., 0, :] if sums.shape[-1] == 1 else (sums[..., None] + by_state).logsumexp(dim=-2)
+
+
+def decode_tuples(codes: Int[Tensor, "*shape"], num_tokens: int, k: int) -> Int[Tensor, "*shape k"]:
+    """Return the k tokens of each code; the first token is the leading digit."""
+    radix_powers = num_tokens ** torch.arange(k - 1, -1, -1, device=codes.device)
+    return codes[..., None] // radix_powers % num_tokens
+
+
+def check_table_size(num_entries: int, description: str) -> None:
+    """Raise ``SettingError`` if a table is too large to hold in memory."""
+    if num_entries > MAX_TABLE_ENTRIES:
+        raise SettingError(
+            f"{description} make a table of {num_entries:,} entries, more than the {MAX_TABLE_ENTRIES:,} allowed; "
+            "reduce num_tokens, k or span, or use score 'chain' or 'product' with value 'automaton'"
+        )
 
 
 def fit_attention(
@@ -321,58 +384,41 @@ def fit_attention(
     lengths: tuple[int, int],
     steps: int,
     seed: int,
-    settings: FitSettings | None = None,
-) -> FitHistory:
-    """Train ``module`` in place; each step samples a length from ``lengths`` (inclusive) and new sequences.
+    batch_size: int = 64,
+    learning_rate: float = 0.05,
+) -> Float[np.ndarray, " steps"]:
+    """Train ``module`` in place and return the loss of each step before its update, in nats per label.
 
-    The sequences depend only on the seed. Raises ``SettingError`` if module, law and lengths do not fit together,
-    and ``DivergedError`` if the loss is not finite.
+    Each step samples a length from ``lengths`` (inclusive) and new sequences, which depend only on the seed. AdamW has
+    a cosine schedule to learning rate 0. Raises ``SettingError`` if module, law and lengths do not fit together, and
+    ``DivergedError`` if the loss is not finite.
     """
-    _check_match(module, law, lengths, steps)
-    settings = FitSettings() if settings is None else settings
-    rate, decay = settings.learning_rate, settings.weight_decay
-    optimizer = torch.optim.AdamW(module.parameters(), lr=rate, weight_decay=decay, fused=True)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    step_lengths = stream(seed, "fit", "lengths").integers(lengths[0], lengths[1] + 1, size=steps)
-    history = FitHistory(length=step_lengths, loss=np.zeros(steps))
-    rng = stream(seed, "fit", "sequences")
-    for step, length in enumerate(step_lengths):
-        loss = _sample_loss(module, law, int(length), settings.batch_size, rng)
-        history.loss[step] = loss.item()
-        if not np.isfinite(history.loss[step]):
-            raise DivergedError(f"the loss is {history.loss[step]} at step {step}; use a smaller learning rate")
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        scheduler.step()
-    return history
-
-
-@torch.no_grad()
-def held_out_loss(module: SparseFunctionalAttention, law: Planted, *, length: int, size: int, seed: int) -> float:
-    """Return the mean log loss of the label, in nats, on ``size`` sequences from a separate random stream."""
-    _check_match(module, law, (length, length), 1)
-    return _sample_loss(module, law, length, size, stream(seed, "held out", length)).item()
-
-
-def _sample_loss(
-    module: SparseFunctionalAttention, law: Planted, length: int, num_sequences: int, rng: np.random.Generator
-) -> Float[Tensor, ""]:
-    tokens, _, labels = law.sample_arrays(length, num_sequences, rng)
-    return functional.nll_loss(module(torch.from_numpy(tokens)), torch.from_numpy(labels))
-
-
-def _check_match(module: SparseFunctionalAttention, law: Planted, lengths: tuple[int, int], num_steps: int) -> None:
     if (module.num_tokens, module.num_outputs) != (law.num_tokens, law.num_labels):
         raise SettingError(
             f"the attention has {module.num_tokens} tokens and {module.num_outputs} outputs, but the law has "
             f"{law.num_tokens} tokens and {law.num_labels} labels; build the attention with the numbers of the law"
         )
-    if lengths[0] > lengths[1] or num_steps < 1:
+    if lengths[0] > lengths[1] or steps < 1:
         raise SettingError(
-            f"invalid {num_steps} steps on lengths {lengths}; use at least 1 step, and lengths (shortest, longest)"
+            f"invalid {steps} steps on lengths {lengths}; use at least 1 step, and lengths (shortest, longest)"
         )
     check_length(law.placement, lengths[0])
+    optimizer = torch.optim.AdamW(module.parameters(), lr=learning_rate, weight_decay=0.0, fused=True)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    step_lengths = stream(seed, "fit", "lengths").integers(lengths[0], lengths[1] + 1, size=steps)
+    losses = np.zeros(steps)
+    rng = stream(seed, "fit", "sequences")
+    for step, length in enumerate(step_lengths.tolist()):
+        tokens, _, labels = law.sample_arrays(length, batch_size, rng)
+        loss = functional.nll_loss(module(torch.from_numpy(tokens)), torch.from_numpy(labels))
+        losses[step] = loss.item()
+        if not np.isfinite(losses[step]):
+            raise DivergedError(f"the loss is {losses[step]} at step {step}; use a smaller learning rate")
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        scheduler.step()
+    return losses
 
 
 def fit_tables(

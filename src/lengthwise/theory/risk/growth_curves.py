@@ -38,14 +38,6 @@ class OddsLaw:
     covariance: Float[np.ndarray, "3 3"]
     degrees_of_freedom: int
 
-    @property
-    def limit(self) -> float:
-        """The limit of the risk for long sequences: infinite for a rising straight line, ``a`` for a constant curve."""
-        a, b, c = self.parameters.tolist()
-        if c > 0:
-            return b / c
-        return math.inf if b > 0 else a
-
     def risk_at(self, length: int | float) -> float:
         """Return the risk that the curve predicts at ``length``."""
         a, b, c = self.parameters.tolist()
@@ -72,21 +64,15 @@ class OddsLaw:
         return (risk - a) / (b - c * risk) if b > c * risk else math.inf
 
 
-def fit_odds(lengths: Sequence[int], risks: RiskSequence, limit: float | None) -> OddsLaw:
-    """Fit an odds law to the risks at the lengths by least squares; if ``limit`` is None, fit the limit too.
+def fit_odds(lengths: Sequence[int], risks: RiskSequence, limit: float) -> OddsLaw:
+    """Fit an odds law with a known limit to the risks at the lengths by least squares. Derived here.
 
-    Pass the limit if it is known (``limit_risk`` of an attention, or 1 for leakage): short lengths determine it poorly.
-    The curve is never convex. If the limit is fitted, convex risks give a straight line, and falling risks a constant.
-    Derived here.
+    The limit is ``limit_risk`` of an attention, or 1 for leakage. Short lengths do not determine it. The curve is never
+    convex; falling risks give a constant.
     """
-    length_array, risk_array = _check_curve(lengths, risks, min_lengths=2 if limit is not None else 3)
-    if limit is not None and limit <= 0:
-        raise SettingError(f"invalid limit {limit}; use a limit above 0, or None to fit the limit")
-    if limit is None:
-        curve = _least_squares(length_array, risk_array, np.eye(3))
-        if (curve.parameters[1:] >= 0).all():
-            return curve
-        limit = math.inf
+    length_array, risk_array = _check_curve(lengths, risks)
+    if limit <= 0:
+        raise SettingError(f"invalid limit {limit}; use a limit above 0")
     curve = _least_squares(length_array, risk_array, np.array([[1.0, 0.0], [0.0, 1.0], [0.0, 1 / limit]]))
     if curve.parameters[1] < 0:
         return replace(curve, parameters=np.array([risk_array.mean(), 0.0, 0.0]))
@@ -99,7 +85,7 @@ def secant(lengths: Sequence[int], risks: RiskSequence, length: int) -> float:
     It is an upper bound if the risk is concave in the length, such as leakage with k = 1. This is not proved for k > 1.
     Derived here.
     """
-    x, y = _check_curve(lengths, risks, min_lengths=2)
+    x, y = _check_curve(lengths, risks)
     if length < x[-1]:
         raise SettingError(f"length {length} is below the longest measured length {int(x[-1])}; use a longer length")
     slope = (y[-1] - y[0]) / (x[-1] - x[0])
@@ -145,13 +131,13 @@ def _interior_placement(law: Planted, attention: TabularAttention) -> ShapeLaw:
     return ShapeLaw(shapes=long_law.shapes, probability=probability)
 
 
-def _check_curve(lengths: Sequence[int], risks: RiskSequence, min_lengths: int) -> tuple[ByLength, ByLength]:
+def _check_curve(lengths: Sequence[int], risks: RiskSequence) -> tuple[ByLength, ByLength]:
     """Return lengths and risks as arrays; raises ``SettingError`` for too few or unsorted lengths or infinite risks."""
     x, y = np.array(lengths, dtype=float), np.array(risks, dtype=float)
     if len(x) != len(y):
         raise SettingError(f"{len(y)} risks do not match {len(x)} lengths; pass one risk per length")
-    if len(x) < min_lengths:
-        raise SettingError(f"{len(x)} lengths do not determine the curve; measure at least {min_lengths} lengths")
+    if len(x) < 2:
+        raise SettingError(f"{len(x)} lengths do not determine the curve; measure at least 2 lengths")
     if (np.diff(x) <= 0).any():
         raise SettingError(f"lengths {list(lengths)} do not increase; sort the lengths and list each length once")
     if not np.isfinite(y).all():

@@ -9,7 +9,6 @@ import numpy as np
 from jaxtyping import Float
 
 from lengthwise.core.errors import SettingError, unknown_name
-from lengthwise.core.intervals import t_critical_value
 from lengthwise.tasks.planted.placement import ShapeLaw
 from lengthwise.tasks.planted.planted_task import Planted
 from lengthwise.theory.attention.tabular import TabularAttention
@@ -58,40 +57,19 @@ class SampledRisk:
 
         A low variance makes it narrow.
         """
-        self._check(confidence)
-        size, log_factor = len(self.losses), math.log(4 / (1 - confidence))
-        margin = math.sqrt(2 * self._variance() * log_factor / size) + 7 * log_factor / (3 * (size - 1))
-        return max(0.0, self.mean - margin), min(1.0, self.mean + margin)
-
-    def hoeffding_interval(self, confidence: float = 0.95) -> tuple[float, float]:
-        """Return the Hoeffding interval of the risk for losses in [0, 1] (Hoeffding 1963).
-
-        Its width depends only on the number of losses.
-        """
-        self._check(confidence)
-        margin = math.sqrt(math.log(2 / (1 - confidence)) / (2 * len(self.losses)))
-        return max(0.0, self.mean - margin), min(1.0, self.mean + margin)
-
-    def student_interval(self) -> tuple[float, float]:
-        """Return the approximate 95% interval of the risk, also for unbounded losses such as the log loss."""
-        margin = t_critical_value(len(self.losses) - 1) * self.standard_error
-        return self.mean - margin, self.mean + margin
-
-    def _variance(self) -> float:
-        if len(self.losses) < 2:
-            raise SettingError(
-                f"{len(self.losses)} value has no variance; sample at least 2 sequences, or use hoeffding_interval()"
-            )
-        return float(self.losses.var(ddof=1))
-
-    def _check(self, confidence: float) -> None:
         if not 0 < confidence < 1:
             raise SettingError(f"invalid confidence {confidence}; use a number between 0 and 1, such as 0.95")
         min_loss, max_loss = float(self.losses.min()), float(self.losses.max())
         if not (min_loss >= -LOSS_TOLERANCE and max_loss <= 1 + LOSS_TOLERANCE):
-            raise SettingError(
-                f"losses from {min_loss:.3g} to {max_loss:.3g} lie outside [0, 1]; use SampledRisk.student_interval()"
-            )
+            raise SettingError(f"losses from {min_loss:.3g} to {max_loss:.3g} lie outside [0, 1]; use standard_error")
+        size, log_factor = len(self.losses), math.log(4 / (1 - confidence))
+        margin = math.sqrt(2 * self._variance() * log_factor / size) + 7 * log_factor / (3 * (size - 1))
+        return max(0.0, self.mean - margin), min(1.0, self.mean + margin)
+
+    def _variance(self) -> float:
+        if len(self.losses) < 2:
+            raise SettingError(f"{len(self.losses)} value has no variance; sample at least 2 sequences")
+        return float(self.losses.var(ddof=1))
 
 
 def sampled_risk(
