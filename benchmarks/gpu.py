@@ -33,7 +33,7 @@ from lengthwise.experiments.recipes.language_model import context_length
 from lengthwise.experiments.recipes.scheme_encoding_grid import remaining_pairs_grid
 from lengthwise.experiments.recipes.scratchpads import demo
 from lengthwise.experiments.reproduction import Claim, load_claims
-from lengthwise.experiments.run_folder import append_rows, read_rows
+from lengthwise.experiments.run_folder import append_rows, read_rows, run_folder
 from lengthwise.influence.measures import LeaveOneOut
 from lengthwise.tasks import Text
 

@@ -518,7 +518,7 @@ INVALID: list[tuple[list[str], str]] = [
     ),
     (
         ["train", "--task", "test_cli:OwnNoPE"],
-        "task 'test_cli:OwnNoPE' lacks vocabulary, separators, sample, from_prompt, variants, version",
+        "task 'test_cli:OwnNoPE' lacks version, vocabulary, separators, knowledge, sample, from_prompt",
     ),
     (
         ["train", "--task", "copy", "--scheme", "test_cli:AssignsNothing"],

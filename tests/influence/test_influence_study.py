@@ -35,8 +35,8 @@ from lengthwise.influence.study import (
     part_folder,
     without_copies,
 )
-from lengthwise.influence.target_evaluator import TargetEvaluator
-from lengthwise.influence.targets import LONGPPL_RULE, GapRule, sample_targets, split_texts
+from lengthwise.influence.target_evaluator import BACKWARD_COST, TargetEvaluator, TokenCounter, estimate_seconds
+from lengthwise.influence.targets import LONGPPL_RULE, GapRule, PlaceboSampler, sample_targets, split_texts
 from lengthwise.tasks import TokenizedDocument
 from lengthwise.tasks.text.documents import Document
 
