@@ -8,6 +8,8 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 # Checks shapes and types of every call. Tests take 1.2 to 2.5 times as long, so make test does this in four folders.
 TYPED := --jaxtyping-packages=lengthwise,claims,beartype.beartype
 TYPED_TESTS := tests/encodings tests/influence tests/model tests/positions
+# Slow tests that train for minutes, so make slow checks no shapes there.
+TRAINING_TESTS := tests/evaluation/test_forecast.py tests/project
 
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
@@ -49,7 +51,8 @@ docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file docs/site/mkdocs.yml
 
 slow: setup
-	$(PYTEST) $(TYPED) -m slow --durations 40
+	$(PYTEST) $(TYPED) -m slow --durations 20 $(TRAINING_TESTS:%=--ignore=%)
+	$(PYTEST) -m slow --durations 20 $(TRAINING_TESTS)
 
 # Builds the wheel and the sdist, and tries both in an empty environment.
 release: setup
