@@ -3,7 +3,8 @@
 ``python benchmarks/memory.py`` runs the commands page by page, as a reader would type them, with the files that the
 page tells the reader to write. The model and texts of the reader are small (see ``tests/support/text_models.py``).
 Each command is a process of its own; one that takes longer than ``--limit`` seconds is interrupted, and its row says
-so. The rows are written to ``results/memory.jsonl``; ``--table`` prints them as a table.
+so. A run that several pages train with the same command is trained once. The rows are written to
+``results/memory.jsonl``; ``--table`` prints them as a table.
 """
 
 import argparse
@@ -11,6 +12,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -113,13 +115,42 @@ def main() -> None:
         print_table(read_rows(RESULTS))
         return
     os.environ |= {"HF_HUB_OFFLINE": "1"}
-    for page in options.pages:
-        with tempfile.TemporaryDirectory() as name:
-            prepare(page, Path(name))
-            for command in commands_of(DOCS.get(page, README)):
-                row = {"page": page, **measure(command, Path(name), options.limit)}
-                print(json.dumps(row), flush=True)
-                append_rows(RESULTS, [{**row, **provenance(), "time": utc_timestamp()}])
+    with tempfile.TemporaryDirectory() as kept:
+        for page in options.pages:
+            with tempfile.TemporaryDirectory() as name:
+                prepare(page, Path(name))
+                for command in commands_of(DOCS.get(page, README)):
+                    if not reuse(command, Path(name), Path(kept)):
+                        row = {"page": page, **measure(command, Path(name), options.limit)}
+                        print(json.dumps(row), flush=True)
+                        append_rows(RESULTS, [{**row, **provenance(), "time": utc_timestamp()}])
+                        keep(command, Path(name), Path(kept))
+
+
+def split_out(command: str) -> tuple[str, str | None]:
+    """Return a command without its ``--out`` and the value of that."""
+    rest, _, out = command.partition(" --out ")
+    return (rest, out) if out and " " not in out else (command, None)
+
+
+def keep(command: str, folder: Path, kept: Path) -> None:
+    """Keep the run of a built-in task, because other pages train it with the same command."""
+    rest, out = split_out(command)
+    if rest.startswith("lengthwise train --task ") and out and (folder / out).is_dir():
+        shutil.copytree(folder / out, kept / _name(rest), dirs_exist_ok=True)
+
+
+def reuse(command: str, folder: Path, kept: Path) -> bool:
+    """Copy the run of an earlier page with the same command; return False if there is none."""
+    rest, out = split_out(command)
+    if out is None or "jsonl" in rest or ":" in rest or "corpus" in rest or not (kept / _name(rest)).is_dir():
+        return False
+    shutil.copytree(kept / _name(rest), folder / out)
+    return True
+
+
+def _name(command: str) -> str:
+    return re.sub(r"\W+", "_", command)
 
 
 if __name__ == "__main__":
