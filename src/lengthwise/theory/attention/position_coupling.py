@@ -147,19 +147,11 @@ def group_by_id(ids: Int[np.ndarray, " length"]) -> Int[np.ndarray, "ids tokens_
     return np.argsort(ids, kind="stable").reshape(len(counts), -1)
 
 
-def to_super_tokens(
-    tokens: Int[np.ndarray, "batch length"], coupling: Coupling, num_tokens: int
-) -> Int[np.ndarray, "batch ids"]:
-    """Encode the tokens of each ID as one number; the first token is the leading digit."""
-    tokens_by_id = group_by_id(coupling(tokens.shape[1]))
-    return np.asarray(tokens[:, tokens_by_id] @ num_tokens ** np.arange(tokens_by_id.shape[1] - 1, -1, -1))
-
-
 def super_token_attention(attention: CoupledAttention, length: int) -> TabularAttention:
     """Return a relative, local attention over super-tokens that computes the same function as ``attention``.
 
-    Its ``predict(to_super_tokens(x, ...))`` equals ``attention.predict(x)``. All offsets must fit ``length`` tokens.
-    Raises ``SettingError`` if the token order of neighboring IDs changes along such a sequence, or if sets have
+    A super-token is the number whose digits are the tokens of an ID, in token order. All offsets must fit ``length``
+    tokens. Raises ``SettingError`` if the token order of neighboring IDs changes along such a sequence, or if sets have
     different numbers of IDs. Derived here (the proposition on coupling in ``docs/theory.md``).
     """
     tokens_by_id = group_by_id(attention.coupling(length))
