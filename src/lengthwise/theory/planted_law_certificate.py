@@ -16,9 +16,9 @@ from lengthwise.theory.bounds import BOUNDS, Bound, largest_kappa
 from lengthwise.theory.bounds.extrapolation import (
     BoundError,
     Extrapolation,
-    fit_uniform_starts,
     regularity_constant,
     regularity_ratio,
+    start_uniformity,
 )
 from lengthwise.theory.risk.bayes import BayesPredictor, Realizability, bayes_attention, find_realizability
 from lengthwise.theory.risk.exact_risk import ConditionalRisk, Predictor, TotalVariation
@@ -279,4 +279,4 @@ def predict(law: Planted, predictor: Predictor, train_length: int, length: int) 
 
 def _has_same_placement(placement: Placement, train_length: int, length: int) -> bool:
     """Return True if starts are uniform and shapes equally distributed at both lengths and at ``ASYMPTOTIC_LENGTH``."""
-    return fit_uniform_starts(placement, [train_length, length, ASYMPTOTIC_LENGTH]).rho0 <= 1 + RHO0_TOLERANCE
+    return start_uniformity(placement, [train_length, length, ASYMPTOTIC_LENGTH]) <= 1 + RHO0_TOLERANCE
