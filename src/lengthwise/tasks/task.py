@@ -155,13 +155,9 @@ def num_shared_records(task: HasRecords, other_task: HasRecords, length: int) ->
     return len(_list_record_keys(task, length) & _list_record_keys(other_task, length))
 
 
-def _list_record_keys(task: HasRecords, length: int) -> set[tuple[int, bytes]]:
+def _list_record_keys(task: HasRecords, length: int) -> set[tuple[tuple[int, ...], ...]]:
     examples = task.records_at(length, np.arange(task.num_records(length)))
-    columns = (examples.prompt_length, examples.tokens, (examples.response_end + 1).tolist())
-    return {
-        (int(prompt_length), tokens[:token_count].astype(np.int64).tobytes())
-        for prompt_length, tokens, token_count in zip(*columns, strict=True)
-    }
+    return {tuple(tuple(tokens.tolist()) for tokens in record) for record in examples.prompts_and_responses()}
 
 
 def default_lengths(task: HasLengths) -> tuple[int, ...]:
