@@ -3,6 +3,7 @@
 from copy import deepcopy
 from itertools import combinations
 from math import comb
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -58,6 +59,17 @@ class TableValues(nn.Module):
         return functional.embedding(codes, self.logits.log_softmax(-1).flatten(0, 1))
 
 
+@runtime_checkable
+class Values(Protocol):
+    """Value function ``h`` that extends log sums over tuples token by token."""
+
+    def extend_sums(
+        self, tuple_index: int, sums: Float[Tensor, "batch seq offsets states"], tokens: Int[Tensor, "batch seq"]
+    ) -> Float[Tensor, "batch seq offsets next_states"]:
+        """Return the log sums after the next token of each tuple; after the last token, the states are the outputs."""
+        ...
+
+
 class ProductScores(nn.Module):
     """Product scores ``g = prod_j u_j(x_(i_j))`` of all sets of k tokens, at any distance.
 
@@ -69,9 +81,7 @@ class ProductScores(nn.Module):
         super().__init__()
         self.tokens = nn.Parameter(INIT_STD * torch.randn(k, num_tokens))
 
-    def sum_by_last_token(
-        self, values: TableValues, tokens: Int[Tensor, "batch seq"]
-    ) -> Float[Tensor, "batch seq outputs"]:
+    def sum_by_last_token(self, values: Values, tokens: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch seq outputs"]:
         """Return ``log sum g(S, x_S) h(x_S)`` over sets that end at each token; ``LOG_ZERO`` if no set ends there."""
         log_sums = self.tokens.new_zeros(*tokens.shape, 1, 1)
         token_scores = functional.embedding(tokens, self.tokens.T)  # batch seq k
