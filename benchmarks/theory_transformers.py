@@ -18,6 +18,7 @@ The script runs four parts with several seeds. Parts with rows in ``results/theo
 
 import argparse
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -44,7 +45,7 @@ from lengthwise.tasks.planted.placement import Local, ShapeLaw
 from lengthwise.theory.attention.sparse_attention import fit_tables
 from lengthwise.theory.attention.tabular import TabularAttention
 from lengthwise.theory.risk.exact_risk import TotalVariation
-from lengthwise.theory.risk.growth_curves import fit_odds, limit_risk
+from lengthwise.theory.risk.growth_curves import OddsLaw, fit_odds, limit_risk
 from lengthwise.theory.risk.laplace_risk import laplace_risks
 from lengthwise.training.batch import to_batch
 from lengthwise.training.training_settings import TrainingSettings
@@ -234,6 +235,14 @@ def assumptions(seed: int, train: Train) -> Iterator[dict[str, Any]]:
         }
 
 
+def predicted_horizon(curve: OddsLaw, risk: float) -> float:
+    """Return the length above which a curve exceeds ``risk``: infinite if it never does, 0 if it always does."""
+    a, b, c = curve.parameters.tolist()
+    if a >= risk:
+        return 0.0
+    return (risk - a) / (b - c * risk) if b > c * risk else math.inf
+
+
 def horizon(lengths: list[int], risks: list[float]) -> float | None:
     """Return the length at which the risk first exceeds ``HORIZON_RISK``, by log-log interpolation."""
     for place, risk in enumerate(risks):
@@ -263,7 +272,7 @@ def sparse_attention(seed: int, train: Train) -> Iterator[dict[str, Any]]:
         yield {
             "k": k,
             "trained": near[-1],
-            "predicted": fit_odds(short, near, limit_risk(law, attention)).horizon(HORIZON_RISK),
+            "predicted": predicted_horizon(fit_odds(short, near, limit_risk(law, attention)), HORIZON_RISK),
             "measured": horizon(lengths, far),
             "lengths": lengths,
             "risks": far,
@@ -282,7 +291,7 @@ def sparsity(seed: int, train: Train) -> Iterator[dict[str, Any]]:
         yield {
             "k": k,
             "trained": risks[-1],
-            "predicted": min(fit_odds(SHORT, risks, 0.5).horizon(HORIZON_RISK), INFINITE_LENGTH),
+            "predicted": min(predicted_horizon(fit_odds(SHORT, risks, 0.5), HORIZON_RISK), INFINITE_LENGTH),
             "measured": horizon(lengths, far),
             "lengths": lengths,
             "risks": far,

@@ -20,7 +20,6 @@ from lengthwise.theory.attention.position_coupling import (
     group_by_id,
     super_token_attention,
     super_token_law,
-    to_super_tokens,
 )
 from lengthwise.theory.risk.exact_risk import Distance, TotalVariation, enumerated_risk
 
@@ -28,6 +27,12 @@ from lengthwise.theory.risk.exact_risk import Distance, TotalVariation, enumerat
 def couple_neighbors(length):
     """Couple neighbors: tokens 0 and 1 share ID 0, tokens 2 and 3 share ID 1, and so on."""
     return np.arange(length) // 2
+
+
+def to_super_tokens(tokens, coupling, num_tokens):
+    """Encode the tokens of each ID as one number; the first token is the leading digit."""
+    tokens_by_id = group_by_id(coupling(tokens.shape[1]))
+    return tokens[:, tokens_by_id] @ num_tokens ** np.arange(tokens_by_id.shape[1] - 1, -1, -1)
 
 
 # IDs of a set in token order: one ID, two IDs, and three tokens on two IDs.

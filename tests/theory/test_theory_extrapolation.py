@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from tests.support.planted_laws import random_attention, random_law, single_tokens
+from theory_transformers import predicted_horizon
 
 from lengthwise.core.errors import SettingError
 from lengthwise.tasks.planted.planted_task import Planted
@@ -150,11 +151,11 @@ def test_intervals_cover_the_true_risk_in_about_95_percent_of_cases(rng):
 
 def test_a_horizon_is_the_length_at_which_the_curve_reaches_a_risk():
     law = OddsLaw(parameters=np.array([0.01, 0.02, 0.04]), covariance=np.zeros((3, 3)), degrees_of_freedom=0)
-    assert law.risk_at(law.horizon(0.3)) == pytest.approx(0.3)
-    assert law.horizon(0.5) == law.horizon(0.7) == math.inf
-    assert law.horizon(0.005) == 0
+    assert law.risk_at(predicted_horizon(law, 0.3)) == pytest.approx(0.3)
+    assert predicted_horizon(law, 0.5) == predicted_horizon(law, 0.7) == math.inf
+    assert predicted_horizon(law, 0.005) == 0
     flat = OddsLaw(parameters=np.array([0.1, 0.0, 0.0]), covariance=np.zeros((3, 3)), degrees_of_freedom=0)
-    assert flat.horizon(0.2) == math.inf
+    assert predicted_horizon(flat, 0.2) == math.inf
 
 
 def test_falling_risks_are_extrapolated_by_a_constant():

@@ -15,18 +15,11 @@ from lengthwise.theory.risk.growth_curves import fit_odds, limit_risk
 from lengthwise.theory.risk.laplace_risk import laplace_risks
 
 LAW = Planted()
-STRUCTURES = {
-    "table": {"span": 3},
-    "chain": {"span": 3, "score": "chain"},
-    "chain and automaton": {"span": 3, "score": "chain", "value": "automaton"},
-    "local product": {"span": 3, "score": "product"},
-    "product": {"score": "product", "local": False},
-}
 
 
-def attention(seed: int = 0, **settings) -> SparseFunctionalAttention:
+def attention(seed: int = 0, span: int | None = 3) -> SparseFunctionalAttention:
     torch.manual_seed(seed)
-    return SparseFunctionalAttention(num_tokens=4, k=2, num_outputs=2, **(settings or STRUCTURES["table"]))
+    return SparseFunctionalAttention(num_tokens=4, k=2, num_outputs=2, span=span)
 
 
 def train(module: SparseFunctionalAttention, steps: int = 150, seed: int = 0, batch_size: int = 32) -> np.ndarray:
@@ -52,9 +45,9 @@ def test_training_learns_the_planted_pairs_and_their_labels():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("structure", STRUCTURES.values(), ids=STRUCTURES)
-def test_every_structure_that_can_represent_the_law_learns_it(structure, seed):
-    module = attention(seed, **structure)
+@pytest.mark.parametrize("span", [3, None])
+def test_tables_and_products_learn_the_law(span, seed):
+    module = attention(seed, span=span)
     fit_attention(module, LAW, lengths=(4, 16), steps=1000, seed=seed)
     assert held_out_loss(module) < 0.01
 

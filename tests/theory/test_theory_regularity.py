@@ -12,12 +12,12 @@ from lengthwise.core.errors import SettingError
 from lengthwise.tasks.planted.placement import ByLength, Local, ShapeLaw, UniformShapes
 from lengthwise.theory.attention.tabular import PositionFreeAttention, TabularAttention
 from lengthwise.theory.bounds.extrapolation import (
-    fit_uniform_starts,
     joint_weight,
     planted_shapes,
     regularity_constant,
     regularity_ratio,
     shape_probabilities,
+    start_uniformity,
 )
 from lengthwise.theory.bounds.sequence_cover import GridCover, expected_pieces
 
@@ -105,7 +105,7 @@ def test_a_shape_that_training_lacks_makes_eta_and_rho_infinite():
     assert regularity_constant(LATER_WIDE, 8, 3) == pytest.approx(7 / 2)
     assert regularity_constant(LATER_WIDE, 9, 3) == np.inf
     assert regularity_ratio(LATER_WIDE, 9, 8) == np.inf
-    assert fit_uniform_starts(LATER_WIDE, [8, 9]).rho0 == np.inf
+    assert start_uniformity(LATER_WIDE, [8, 9]) == np.inf
 
 
 def test_rho_is_the_largest_ratio_of_the_longer_length_to_the_shorter():
@@ -117,26 +117,20 @@ def test_rho_is_the_largest_ratio_of_the_longer_length_to_the_shorter():
 
 
 def test_uniform_starts_have_the_constant_one():
-    constants = fit_uniform_starts(PAIRS, range(6, 20))
-    assert constants.rho0 == pytest.approx(1, rel=1e-12)
-    np.testing.assert_allclose(constants.shape_law, [0.3, 0.7], rtol=1e-12)
+    assert start_uniformity(PAIRS, range(6, 20)) == pytest.approx(1, rel=1e-12)
 
 
 @pytest.mark.parametrize("placement", [PAIRS, Tilted(), Tilted(tilt=1.2)])
-def test_the_shape_distribution_and_its_constants_bound_every_probability(placement):
+def test_the_uniformity_of_starts_bounds_the_ratio_of_all_probabilities_of_a_shape(placement):
     lengths = range(5, 14)
-    constants = fit_uniform_starts(placement, lengths)
-    assert constants.shape_law.sum() == pytest.approx(1, abs=1e-12)
-    share = dict(zip(map(tuple, constants.shapes.tolist()), constants.shape_law, strict=True))
-    relative = [
-        probability * (length - shape[-1]) / share[shape]
-        for length in lengths
-        for (shape, _), probability in table_of(placement, length).items()
-    ]
-    assert min(relative) >= constants.lower_factor * (1 - 1e-12)
-    assert max(relative) <= constants.upper_factor * (1 + 1e-12)
+    rho0 = start_uniformity(placement, lengths)
+    by_shape: dict[tuple[int, ...], list[float]] = {}
+    for length in lengths:
+        for (shape, _), probability in table_of(placement, length).items():
+            by_shape.setdefault(shape, []).append(probability * (length - shape[-1]))
+    assert max(max(values) / min(values) for values in by_shape.values()) == pytest.approx(rho0, rel=1e-12)
     for train_length in range(5, 9):
-        assert regularity_ratio(placement, 13, train_length) <= constants.rho0 * train_length / 13 * (1 + 1e-12)
+        assert regularity_ratio(placement, 13, train_length) <= rho0 * train_length / 13 * (1 + 1e-12)
 
 
 def test_shapes_outside_the_placement_have_probability_0():

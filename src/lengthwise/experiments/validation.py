@@ -19,7 +19,7 @@ from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.experiments.experiment import Experiment, build_decoder, build_sampler, to_dict
 from lengthwise.model.decoder import Decoder
 from lengthwise.positions import Assignment, Discovered, PositionScheme
-from lengthwise.tasks import HasStages, Task, lengths_between, nearest_length
+from lengthwise.tasks import Task, lengths_between, nearest_length
 from lengthwise.tasks.examples import Examples
 from lengthwise.training.batch import Batch, Sampler, to_batch
 
@@ -81,7 +81,7 @@ def check_settings(experiment: Experiment) -> None:
         advice = "use dataclasses with numbers, strings or tuples, and names in UTF-8"
         raise SettingError(f"the experiment cannot be saved ({error}); {advice}") from None
     training, task, scheme = experiment.training, experiment.task, experiment.scheme
-    if training.stage_loss is not None and not isinstance(task, HasStages):
+    if training.stage_loss is not None and not task.stages():
         raise SettingError(f"stage_loss needs a task with stages, but {task.name} has no stages; leave out stage_loss")
     if training.fit_every is not None and select_evaluator(task).uses_loss:
         raise SettingError(f"fit_every needs exact match, but {task.name} is graded by loss; leave out fit_every")

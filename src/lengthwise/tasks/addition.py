@@ -10,7 +10,7 @@ from jaxtyping import Bool, Int
 from lengthwise.core.errors import PromptError, SettingError
 from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
-from lengthwise.tasks.task import SCRATCHPAD, Task, check_sizes, parse_summands
+from lengthwise.tasks.task import DIGITS, SCRATCHPAD, Task, check_sizes, parse_summands
 
 ORDERS = ("least", "most", "reversed_sum")
 SCRATCHPADS = ("none", "carry", "trace")
@@ -64,10 +64,9 @@ class Addition(Task):
     @property
     def vocabulary(self) -> tuple[str, ...]:
         """Digits, signs, the end token, digits with a carry if there is a scratchpad, and the tokens of a trace."""
-        digits = tuple(str(digit) for digit in range(10))
-        digits_with_carry = tuple(f"{digit}c" for digit in digits) if self.scratchpad != "none" else ()
+        digits_with_carry = tuple(f"{digit}c" for digit in DIGITS) if self.scratchpad != "none" else ()
         reads = tuple(f"r{number}" for number in range(11)) if self.scratchpad == "trace" else ()
-        return (*digits, "+", "=", "end", *digits_with_carry, *reads)
+        return (*DIGITS, "+", "=", "end", *digits_with_carry, *reads)
 
     @property
     def knowledge(self) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """Batches of examples, which a task returns before a position scheme assigns IDs."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,6 +57,11 @@ class Examples:
     def response_end(self) -> Int[np.ndarray, " batch"]:
         """Token index of the end token of each sequence."""
         return self.tokens.shape[1] - 1 - self.is_answer[:, ::-1].argmax(axis=1)
+
+    def prompts_and_responses(self) -> Iterator[tuple[Int[np.ndarray, " prompt"], Int[np.ndarray, " response"]]]:
+        """Yield the tokens of the prompt and of the response, without the end token, of each sequence."""
+        for tokens, prompt_length, end in zip(self.tokens, self.prompt_length, self.response_end, strict=True):
+            yield tokens[:prompt_length], tokens[prompt_length:end]
 
     def select(self, indices: Int[np.ndarray, " subset"]) -> "Examples":
         """Return the sequences of the batch with these indices."""

@@ -262,11 +262,9 @@ def write_records(
     """Write examples of each length as records without a coupling, except the last tokens of their prompts."""
     names, records = np.array(vocabulary, dtype=object), []
     for length, examples in groups:
-        columns = (examples.tokens, examples.prompt_length, examples.response_end)
-        for tokens, prompt_length, end in zip(*columns, strict=True):
-            texts = names[tokens[:end]].tolist()
-            prompt, response = texts[: prompt_length - num_layout_tokens], texts[prompt_length:]
-            records.append({"prompt": prompt, "response": response, "length": length})
+        for prompt, response in examples.prompts_and_responses():
+            words = names[prompt[: len(prompt) - num_layout_tokens]].tolist()
+            records.append({"prompt": words, "response": names[response].tolist(), "length": length})
     write_json_lines(path, records)
 
 

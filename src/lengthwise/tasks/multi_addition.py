@@ -10,7 +10,7 @@ from jaxtyping import Int
 from lengthwise.core.errors import SettingError
 from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
-from lengthwise.tasks.task import SCRATCHPAD, Task, check_sizes, parse_summands
+from lengthwise.tasks.task import DIGITS, SCRATCHPAD, Task, check_sizes, parse_summands
 
 PLUS_TOKEN, EQUALS_TOKEN, ROW_TOKEN, END_TOKEN, FIRST_DIGIT_WITH_CARRY, NO_CARRY_TOKEN = 10, 11, 12, 13, 14, 24
 OPERAND_COUNTS = (2, 5, 10, 15, 20)
@@ -49,8 +49,7 @@ class MultiAddition(Task):
     @property
     def vocabulary(self) -> tuple[str, ...]:
         """Digits, signs, digits with a carry, and the symbols ``.`` (no carry) and ``c`` (carry)."""
-        digits = tuple(str(digit) for digit in range(10))
-        return (*digits, "+", "=", ">", "end", *(f"{digit}c" for digit in digits), ".", "c")
+        return (*DIGITS, "+", "=", ">", "end", *(f"{digit}c" for digit in DIGITS), ".", "c")
 
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
         """Sample the number of operands, then the digits uniformly."""

@@ -10,7 +10,7 @@ from jaxtyping import Int
 from lengthwise.core.errors import PromptError, SettingError
 from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
-from lengthwise.tasks.task import SCRATCHPAD, Task, check_sizes, parse_symbols
+from lengthwise.tasks.task import DIGITS, SCRATCHPAD, Task, check_sizes, parse_symbols
 
 TIMES_TOKEN, EQUALS_TOKEN, ROW_TOKEN, END_TOKEN, FIRST_PRODUCT_TOKEN = 10, 11, 12, 13, 14
 # The largest product is 9 * 9 plus a carry of 9. The largest sum has an additional digit of 9.
@@ -19,7 +19,6 @@ FIRST_SUM_TOKEN = FIRST_PRODUCT_TOKEN + MAX_PRODUCT + 1
 FIRST_PARTIAL_TOKEN = FIRST_SUM_TOKEN + MAX_SUM + 1
 DIGIT_COUNTS = (1, 2, 3, 5, 10)
 EXPECTED_FORMAT = "a product such as 57x68"
-DIGITS = tuple(str(digit) for digit in range(10))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from lengthwise.tasks.examples import Examples
 
 # Kinds of knowledge in the sequences of a task, for the column ``told`` of result tables.
 SCRATCHPAD, INDEX_HINTS = "scratchpad", "index hints"
+DIGITS = tuple("0123456789")
 # Number of lengths in an evaluation without explicit lengths.
 MAX_NUM_LENGTHS = 12
 # Minimum memory per token of an example in bytes: tokens, coupling and intermediate arrays.
@@ -57,17 +58,13 @@ class Task(Protocol):
         """Return variants of the task for evaluation by name, with the same vocabulary; by default none."""
         return {}
 
+    def stages(self) -> Sequence["Task"]:
+        """Return tasks of increasing difficulty for a curriculum, which end with the task itself; by default none."""
+        return ()
+
     def source(self) -> Mapping[str, str]:
         """Return the path and the SHA-256 digest of the user file with the examples; by default there is no file."""
         return {}
-
-
-@runtime_checkable
-class HasStages(Protocol):
-    """Protocol for a task with easier versions for a curriculum."""
-
-    def stages(self) -> Sequence[Task]:
-        """Return tasks of increasing difficulty that end with the task itself and share its vocabulary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,13 +155,9 @@ def num_shared_records(task: HasRecords, other_task: HasRecords, length: int) ->
     return len(_list_record_keys(task, length) & _list_record_keys(other_task, length))
 
 
-def _list_record_keys(task: HasRecords, length: int) -> set[tuple[int, bytes]]:
+def _list_record_keys(task: HasRecords, length: int) -> set[tuple[tuple[int, ...], ...]]:
     examples = task.records_at(length, np.arange(task.num_records(length)))
-    columns = (examples.prompt_length, examples.tokens, (examples.response_end + 1).tolist())
-    return {
-        (int(prompt_length), tokens[:token_count].astype(np.int64).tobytes())
-        for prompt_length, tokens, token_count in zip(*columns, strict=True)
-    }
+    return {tuple(tuple(tokens.tolist()) for tokens in record) for record in examples.prompts_and_responses()}
 
 
 def default_lengths(task: HasLengths) -> tuple[int, ...]:
@@ -235,7 +228,7 @@ def parse_summands(prompt: str, task: str, expected_format: str) -> Int[np.ndarr
     if "" in summands:
         number = summands.index("") + 1
         raise PromptError(f"number {number} of the sum '{prompt}' is missing; write a sum such as {expected_format}")
-    alphabet, expected = tuple(str(digit) for digit in range(10)), f"a sum such as {expected_format}"
-    digit_rows = [parse_symbols(list(summand), alphabet, task, expected)[::-1] for summand in summands]
+    expected = f"a sum such as {expected_format}"
+    digit_rows = [parse_symbols(list(summand), DIGITS, task, expected)[::-1] for summand in summands]
     num_digits = max(map(len, digit_rows))
     return np.array([np.pad(digits, (0, num_digits - len(digits))) for digits in digit_rows])

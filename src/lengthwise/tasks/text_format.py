@@ -71,14 +71,12 @@ def format_examples(task: Task, examples: Examples) -> list[TextExample]:
     if isinstance(task, GradedByLoss):
         raise SettingError(f"task {task.name} is graded by loss and has no prompts; use a task with one correct answer")
     vocabulary, texts = task.vocabulary, []
-    columns = (examples.tokens, examples.prompt_length, examples.response_end)
-    for tokens, prompt_length, response_end in zip(*columns, strict=True):
-        symbols = [vocabulary[token] for token in tokens[:response_end]]
-        for symbol in symbols:
+    for tokens in examples.prompts_and_responses():
+        prompt, response = ([vocabulary[token] for token in part] for part in tokens)
+        for symbol in (*prompt, *response):
             if symbol.split() != [symbol]:
                 raise SettingError(f"the symbol {symbol!r} of {task.name} contains whitespace; rename the symbol")
-        response = "".join(f" {symbol}" for symbol in symbols[prompt_length:])
-        texts.append(TextExample(prompt=" ".join(symbols[:prompt_length]), response=f"{response}\n"))
+        texts.append(TextExample(prompt=" ".join(prompt), response="".join(f" {symbol}" for symbol in response) + "\n"))
     return texts
 
 

@@ -12,13 +12,13 @@ from lengthwise.tasks.planted.placement import Placement
 from lengthwise.tasks.planted.planted_task import Planted
 from lengthwise.theory.attention.sparse_attention import fit_tables
 from lengthwise.theory.attention.tabular import TabularAttention
-from lengthwise.theory.bounds import BOUNDS, Bound, largest_kappa
+from lengthwise.theory.bounds import BOUNDS, largest_kappa
 from lengthwise.theory.bounds.extrapolation import (
     BoundError,
     Extrapolation,
-    fit_uniform_starts,
     regularity_constant,
     regularity_ratio,
+    start_uniformity,
 )
 from lengthwise.theory.risk.bayes import BayesPredictor, Realizability, bayes_attention, find_realizability
 from lengthwise.theory.risk.exact_risk import ConditionalRisk, Predictor, TotalVariation
@@ -234,23 +234,21 @@ def _build_case(law: Planted, predictor: Predictor, train_length: int) -> Callab
 
 
 def _evaluate_bounds(case: Extrapolation) -> Iterator[BoundValue]:
+    length = case.test_length
     for name, bound in BOUNDS.items():
         value = refused = None
-        try:
-            value = _evaluate_bound(bound, case)
-        except (BoundError, SettingError) as error:
-            refused = str(error)
-        length, provenance = case.test_length, bound.provenance
+        if bound.sums_pieces and length > MAX_COVER_LENGTH:
+            refused = (
+                f"this bound sums over pieces of every planted set, which takes too long at length {length}; use a "
+                f"test length of at most {MAX_COVER_LENGTH}"
+            )
+        else:
+            try:
+                value = bound.value(case)
+            except (BoundError, SettingError) as error:
+                refused = str(error)
+        provenance = bound.provenance
         yield BoundValue(bound=name, title=name, provenance=provenance, length=length, value=value, refused=refused)
-
-
-def _evaluate_bound(bound: Bound, case: Extrapolation) -> float:
-    if bound.sums_pieces and case.test_length > MAX_COVER_LENGTH:
-        raise BoundError(
-            f"this bound sums over pieces of every planted set, which takes too long at length {case.test_length}; "
-            f"use a test length of at most {MAX_COVER_LENGTH}"
-        )
-    return bound.value(case)
 
 
 def predict(law: Planted, predictor: Predictor, train_length: int, length: int) -> Prediction:
@@ -279,4 +277,4 @@ def predict(law: Planted, predictor: Predictor, train_length: int, length: int) 
 
 def _has_same_placement(placement: Placement, train_length: int, length: int) -> bool:
     """Return True if starts are uniform and shapes equally distributed at both lengths and at ``ASYMPTOTIC_LENGTH``."""
-    return fit_uniform_starts(placement, [train_length, length, ASYMPTOTIC_LENGTH]).rho0 <= 1 + RHO0_TOLERANCE
+    return start_uniformity(placement, [train_length, length, ASYMPTOTIC_LENGTH]) <= 1 + RHO0_TOLERANCE

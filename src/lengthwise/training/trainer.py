@@ -20,7 +20,6 @@ from lengthwise.core.errors import DivergedError, RunFolderError, SettingError
 from lengthwise.core.files import check_regular
 from lengthwise.core.type_checks import check_types
 from lengthwise.model.decoder import Decoder
-from lengthwise.tasks import HasStages
 from lengthwise.training.batch import Batch, Sampler
 from lengthwise.training.loss import AnswerLoss, LengthTilt, answer_loss, mix_predicted_ids
 from lengthwise.training.process_group import ONE_PROCESS, ProcessGroup
@@ -177,9 +176,7 @@ class Trainer:
         self.decoder = decoder
         self.processes = processes
         self.settings = settings
-        stages = (
-            sampler.task.stages() if settings.stage_loss is not None and isinstance(sampler.task, HasStages) else ()
-        )
+        stages = () if settings.stage_loss is None else sampler.task.stages()
         self.samplers = [replace(sampler, task=task) for task in stages] or [sampler]
         tilt = settings.length_tilt
         self.tilt = LengthTilt(tilt=tilt, max_length=sampler.lengths[1]) if tilt else None

@@ -3,7 +3,6 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import product
 from typing import ClassVar
 
@@ -209,12 +208,13 @@ class LineAddress(Address):
 class MatchAddress(Address):
     """Prompt token ``offset`` tokens after the first match of an earlier token, the key.
 
-    ``key`` is ``answer N`` (N steps before), ``prompt N`` (the last prompt token but N) or ``first N`` (the first one
-    but N). A match is the first equal prompt token that stands ``side`` (before or after) ``context``, or anywhere. The
-    match of a key ``first N`` stands after the key.
+    The kind of the key is ``answer`` (``number`` steps before), ``prompt`` (the last prompt token but ``number``) or
+    ``first`` (the first one but ``number``). A match is the first equal prompt token that stands ``side`` (before or
+    after) ``context``, or anywhere. The match of a key of the kind ``first`` stands after the key.
     """
 
-    key: str
+    kind: str
+    number: int
     side: str
     context: int
     offset: int
@@ -222,12 +222,12 @@ class MatchAddress(Address):
     @property
     def text(self) -> str:
         """Form of the address in saved files, such as ``match answer 1 before 12 +2``."""
-        return f"match {self.key} {self.side} {self.context} {self.offset:+d}"
+        return f"match {self.kind} {self.number} {self.side} {self.context} {self.offset:+d}"
 
     @property
     def cost(self) -> int:
         """Order of addresses from simple to complex."""
-        return MATCH_COST + self._kind_and_number[1] + abs(self.offset) + (self.side != ANYWHERE)
+        return MATCH_COST + self.number + abs(self.offset) + (self.side != ANYWHERE)
 
     @property
     def named_token(self) -> int | None:
@@ -237,12 +237,7 @@ class MatchAddress(Address):
     @property
     def reads_answers(self) -> bool:
         """True if the key is an answer token."""
-        return self.key.startswith("answer")
-
-    @property
-    def _kind_and_number(self) -> tuple[str, int]:
-        kind, number = self.key.split()
-        return kind, int(number)
+        return self.kind == "answer"
 
     def locate(self, steps: AnswerSteps, phases: Phases) -> Int[np.ndarray, " step"]:
         """Return the indexes; ``NO_TOKEN`` without a match."""
@@ -251,16 +246,14 @@ class MatchAddress(Address):
 
     def key_index(self, steps: AnswerSteps) -> Int[np.ndarray, " step"]:
         """Return the index of the key."""
-        kind, number = self._kind_and_number
-        if kind == "answer":
-            return AnswerAddress(lag=number).locate(steps)
-        return steps.prompt_length - 2 - number if kind == "prompt" else np.full(len(steps), number)
+        if self.reads_answers:
+            return AnswerAddress(lag=self.number).locate(steps)
+        return steps.prompt_length - 2 - self.number if self.kind == "prompt" else np.full(len(steps), self.number)
 
     def match(self, steps: AnswerSteps) -> Int[np.ndarray, " step"]:
         """Return the index of the first match of the key."""
         key_index = self.key_index(steps)
-        kind, number = self._kind_and_number
-        start = number + 1 if kind == "first" else 0
+        start = self.number + 1 if self.kind == "first" else 0
         match = steps.first_match(steps.token_at(key_index), self.side, self.context, start)
         return np.where(match == key_index, NO_TOKEN, match)
 
@@ -272,10 +265,10 @@ class MatchAddress(Address):
         )
 
     def _key_in_words(self, vocabulary: Sequence[str]) -> str:
-        kind, number = self._kind_and_number
-        if kind == "answer":
+        number = self.number
+        if self.reads_answers:
             return AnswerAddress(lag=number).in_words(vocabulary)
-        if kind == "first":
+        if self.kind == "first":
             return "the first prompt token" if number == 0 else f"the prompt token {number} after the first"
         if MARK in vocabulary:
             # In a task file, the mark is the last prompt token before the start token.
@@ -297,8 +290,8 @@ def parse_address(text: str) -> Address:
         if kind == "line":
             return LineAddress(offset=int(parts[0]))
         if kind == "match" and parts[0] in KEY_KINDS and parts[2] in (BEFORE, AFTER, ANYWHERE):
-            key = f"{parts[0]} {int(parts[1])}"
-            return MatchAddress(key=key, side=parts[2], context=int(parts[3]), offset=int(parts[4]))
+            number, context, offset = int(parts[1]), int(parts[3]), int(parts[4])
+            return MatchAddress(kind=parts[0], number=number, side=parts[2], context=context, offset=offset)
         raise ValueError
     except (ValueError, IndexError):
         raise SettingError(f"invalid address '{text}'; {ADVICE}") from None
@@ -310,18 +303,13 @@ def _is_anchor(text: str) -> bool:
     return is_token or text in (FIRST, LAST)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LocatedAddress:
     """Address with the index and the token of each step; an index outside the prompt is ``NO_TOKEN``."""
 
     address: Address
     index: Int[np.ndarray, " step"]
     tokens: Int[np.ndarray, " step"]
-
-    @cached_property
-    def key(self) -> bytes:
-        """Value that is equal for addresses with equal indexes."""
-        return self.index.tobytes()
 
     def where(self, mask: Bool[np.ndarray, " step"]) -> "LocatedAddress":
         """Return the address for the steps of a mask."""
@@ -343,7 +331,7 @@ def without_duplicates(addresses: Iterable[LocatedAddress]) -> list[LocatedAddre
     distinct: dict[bytes, LocatedAddress] = {}
     for located in sorted(addresses, key=lambda located: located.address.cost):
         if (located.index >= 0).any():
-            distinct.setdefault(located.key, located)
+            distinct.setdefault(located.index.tobytes(), located)
     return list(distinct.values())
 
 
@@ -369,17 +357,17 @@ def iter_match_addresses(steps: AnswerSteps) -> Iterator[Address]:
     contexts = [(ANYWHERE, 0)]
     for token in _common_tokens(steps)[:MAX_CONTEXT_TOKENS]:
         contexts += [(BEFORE, token), (AFTER, token)]
-    keys = ["answer 1", "answer 2"]
+    keys = [("answer", 1), ("answer", 2)]
     # Keys at both ends of the prompt whose tokens differ between prompts.
     for kind, limit in (("prompt", NUM_LAST_KEYS), ("first", NUM_FIRST_KEYS)):
         numbers = range(min(MAX_KEY_DISTANCE, int(steps.prompt_lengths.min()) - 1))
-        keys += [key for key in (f"{kind} {number}" for number in numbers) if _varies(key, steps)][:limit]
-    for (side, context), key, offset in product(contexts, keys, MATCH_OFFSETS):
-        yield MatchAddress(key=key, side=side, context=context, offset=offset)
+        keys += [(kind, number) for number in numbers if _varies(kind, number, steps)][:limit]
+    for (side, context), (kind, number), offset in product(contexts, keys, MATCH_OFFSETS):
+        yield MatchAddress(kind=kind, number=number, side=side, context=context, offset=offset)
 
 
-def _varies(key: str, steps: AnswerSteps) -> bool:
-    address = MatchAddress(key=key, side=ANYWHERE, context=0, offset=0)
+def _varies(kind: str, number: int, steps: AnswerSteps) -> bool:
+    address = MatchAddress(kind=kind, number=number, side=ANYWHERE, context=0, offset=0)
     return len(np.unique(steps.token_at(address.key_index(steps)))) > 1
 
 

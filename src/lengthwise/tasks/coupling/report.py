@@ -147,11 +147,11 @@ def write_coupled_records(task: JSONLTask, found: FoundCoupling, lengths: Sequen
         examples = task.records_at(length, np.arange(task.num_records(length)))
         # Each token from the start token on has the number of the next token.
         coupling = couple(found.rule, examples) - 1
-        columns = (examples.tokens, examples.prompt_length, examples.response_end)
-        for index, (tokens, prompt_length, end) in enumerate(zip(*columns, strict=True)):
-            names = vocabulary[tokens[:end]].tolist()
-            record = {"prompt": names[: prompt_length - len((MARK, START))], "response": names[prompt_length:]}
-            records.append(record | {"coupling": coupling[:, index, :end].tolist(), "length": length})
+        for index, (prompt, response) in enumerate(examples.prompts_and_responses()):
+            numbers = coupling[:, index, : len(prompt) + len(response)].tolist()
+            words = vocabulary[prompt[: -len((MARK, START))]].tolist()
+            record = {"prompt": words, "response": vocabulary[response].tolist(), "coupling": numbers, "length": length}
+            records.append(record)
     write_json_lines(path, records)
     num_at_lengths = sum(map(task.num_rows, lengths))
     return {

@@ -1,5 +1,6 @@
 """Placements of planted tokens: one distribution over sets of k token indexes per length."""
 
+from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -170,6 +171,24 @@ class Local:
         return np.asarray(weights / weights.sum())
 
 
+class LocalAtLength(ABC):
+    """Base class of placements that equal a ``Local`` placement, ``local(length)``, at each length."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def local(self, length: int) -> Local:
+        """Return the placement at this length."""
+
+    def law(self, length: int) -> ShapeLaw:
+        """Return the distribution at this length."""
+        return self.local(length).law(length)
+
+    def sample(self, length: int, size: int, rng: np.random.Generator) -> Int[np.ndarray, "size k"]:
+        """Sample a shape, then the index of its first token."""
+        return self.local(length).sample(length, size, rng)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PlantedTokens:
     """Base class of placements with ``num_planted`` tokens, which fit into any length from ``num_planted`` on."""
@@ -193,7 +212,7 @@ class _PlantedTokens:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UniformShapes(_PlantedTokens):
+class UniformShapes(_PlantedTokens, LocalAtLength):
     """Random shape of ``num_planted`` tokens with a span of at most ``widest``; shape and first token are uniform."""
 
     widest: int = 3
@@ -212,15 +231,8 @@ class UniformShapes(_PlantedTokens):
         """Largest span of a shape: ``widest``, or 1 if only one token is planted."""
         return self.widest if self.num_planted > 1 else 1
 
-    def law(self, length: int) -> ShapeLaw:
-        """Return the distribution over the shapes within the span."""
-        return self._local().law(length)
-
-    def sample(self, length: int, size: int, rng: np.random.Generator) -> Int[np.ndarray, "size k"]:
-        """Sample a shape, then the index of its first token."""
-        return self._local().sample(length, size, rng)
-
-    def _local(self) -> Local:
+    def local(self, length: int) -> Local:
+        """Return the placement with all shapes within the span, which is the same at all lengths."""
         shapes = tuple((0, *distances) for distances in combinations(range(1, self.span), self.num_planted - 1))
         return Local(shapes=shapes, weights=(1 / len(shapes),) * len(shapes))
 
@@ -252,7 +264,7 @@ class Subsets(_PlantedTokens):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ByLength:
+class ByLength(LocalAtLength):
     """Placement that depends on the length: ``laws[i]`` applies up to ``until[i]``; longer lengths use the last law."""
 
     until: tuple[int, ...] = (16,)
@@ -302,15 +314,8 @@ class ByLength:
         """Smallest length that the first law supports."""
         return self.laws[0].min_length
 
-    def law(self, length: int) -> ShapeLaw:
-        """Return the distribution at this length."""
-        return self._law_at(length).law(length)
-
-    def sample(self, length: int, size: int, rng: np.random.Generator) -> Int[np.ndarray, "size k"]:
-        """Sample sets from the distribution at this length."""
-        return self._law_at(length).sample(length, size, rng)
-
-    def _law_at(self, length: int) -> Local:
+    def local(self, length: int) -> Local:
+        """Return the law that applies to this length."""
         return self.laws[bisect_left(self.until, length)]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from lengthwise.core.errors import SettingError
-from lengthwise.tasks.planted.placement import Local, Placement, ShapeLaw, check_length
+from lengthwise.tasks.planted.placement import Local, LocalAtLength, Placement, ShapeLaw, check_length
 from lengthwise.tasks.planted.planted_task import Planted
 from lengthwise.theory.attention.tabular import TabularAttention, normalize_scores, weighted_mean
 
@@ -26,7 +26,7 @@ def couple_halves(length: int) -> Int[np.ndarray, " length"]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Halves:
+class Halves(LocalAtLength):
     """Placement of two tokens half the length apart, with a uniform start; the span grows with the length."""
 
     name: ClassVar[str] = "halves"
@@ -35,15 +35,8 @@ class Halves:
     span: ClassVar[None] = None
     min_length: ClassVar[int] = 2
 
-    def law(self, length: int) -> ShapeLaw:
-        """Return the distribution over sets: one shape with uniform starts."""
-        return self._placement_at(length).law(length)
-
-    def sample(self, length: int, size: int, rng: np.random.Generator) -> Int[np.ndarray, "size k"]:
-        """Sample planted sets as token indexes."""
-        return self._placement_at(length).sample(length, size, rng)
-
-    def _placement_at(self, length: int) -> Local:
+    def local(self, length: int) -> Local:
+        """Return the placement with one shape, whose two tokens are half this length apart."""
         check_length(self, length)
         return Local(shapes=((0, length // 2),), weights=(1.0,))
 
@@ -147,19 +140,11 @@ def group_by_id(ids: Int[np.ndarray, " length"]) -> Int[np.ndarray, "ids tokens_
     return np.argsort(ids, kind="stable").reshape(len(counts), -1)
 
 
-def to_super_tokens(
-    tokens: Int[np.ndarray, "batch length"], coupling: Coupling, num_tokens: int
-) -> Int[np.ndarray, "batch ids"]:
-    """Encode the tokens of each ID as one number; the first token is the leading digit."""
-    tokens_by_id = group_by_id(coupling(tokens.shape[1]))
-    return np.asarray(tokens[:, tokens_by_id] @ num_tokens ** np.arange(tokens_by_id.shape[1] - 1, -1, -1))
-
-
 def super_token_attention(attention: CoupledAttention, length: int) -> TabularAttention:
     """Return a relative, local attention over super-tokens that computes the same function as ``attention``.
 
-    Its ``predict(to_super_tokens(x, ...))`` equals ``attention.predict(x)``. All offsets must fit ``length`` tokens.
-    Raises ``SettingError`` if the token order of neighboring IDs changes along such a sequence, or if sets have
+    A super-token is the number whose digits are the tokens of an ID, in token order. All offsets must fit ``length``
+    tokens. Raises ``SettingError`` if the token order of neighboring IDs changes along such a sequence, or if sets have
     different numbers of IDs. Derived here (the proposition on coupling in ``docs/theory.md``).
     """
     tokens_by_id = group_by_id(attention.coupling(length))

@@ -1,9 +1,9 @@
 """Trainable sparse functional attention with exact sums over all sets, and its training on a planted law."""
 
 from copy import deepcopy
-from dataclasses import dataclass, field
-from itertools import combinations, pairwise
+from itertools import combinations
 from math import comb
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -12,14 +12,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lengthwise.core.errors import DivergedError, SettingError, unknown_name
+from lengthwise.core.errors import DivergedError, SettingError
 from lengthwise.core.randomness import stream
 from lengthwise.tasks.planted.placement import check_length, check_num_shapes
 from lengthwise.tasks.planted.planted_task import Planted
 from lengthwise.theory.attention.tabular import PositionFreeAttention, TabularAttention
 
-SCORE_FORMS = ("table", "chain", "product")
-VALUE_FORMS = ("table", "automaton")
 # The log of a weight that counts as zero; finite, because minus infinity gives NaN gradients.
 LOG_ZERO = -1e30
 # Log weights below this threshold count as zero. It exceeds LOG_ZERO because scores are added to LOG_ZERO.
@@ -61,38 +59,15 @@ class TableValues(nn.Module):
         return functional.embedding(codes, self.logits.log_softmax(-1).flatten(0, 1))
 
 
-class AutomatonValues(nn.Module):
-    """Stochastic automaton that reads the k tokens in order; its last transition leads to the outputs.
-
-    Each index in the tuple has its own table of transition logits by token and state. The automaton represents every
-    tensor train of rank ``num_states`` with positive factors. With k = 1 it is a table.
-    """
-
-    def __init__(self, num_tokens: int, k: int, num_outputs: int, num_states: int = 2) -> None:
-        super().__init__()
-        if num_states < 1:
-            raise SettingError(f"num_states {num_states} is too small; use at least 1")
-        state_counts = (1, *(num_states,) * (k - 1), num_outputs)
-        self.num_tokens = num_tokens
-        self.steps = nn.ParameterList([torch.randn(num_tokens, *counts) for counts in pairwise(state_counts)])
+@runtime_checkable
+class Values(Protocol):
+    """Value function ``h`` that extends log sums over tuples token by token."""
 
     def extend_sums(
         self, tuple_index: int, sums: Float[Tensor, "batch seq offsets states"], tokens: Int[Tensor, "batch seq"]
     ) -> Float[Tensor, "batch seq offsets next_states"]:
-        """Extend log sums over tuples by one transition of the automaton."""
-        return log_matmul(sums, functional.embedding(tokens, self.steps[tuple_index].log_softmax(-1).flatten(1)))
-
-    def log_values(self, codes: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape outputs"]:
-        """Return ``log h`` for tuple codes: run the automaton on every tuple."""
-        tuples = decode_tuples(codes.reshape(1, -1), self.num_tokens, len(self.steps))
-        log_sums = self.steps[0].new_zeros(1, codes.numel(), 1, 1)
-        for tuple_index in range(len(self.steps)):
-            log_sums = self.extend_sums(tuple_index, log_sums, tuples[..., tuple_index])
-        return log_sums.view(*codes.shape, log_sums.shape[-1])
-
-
-# A value function ``h``: a distribution over the outputs for every tuple of k tokens.
-Values = TableValues | AutomatonValues
+        """Return the log sums after the next token of each tuple; after the last token, the states are the outputs."""
+        ...
 
 
 class ProductScores(nn.Module):
@@ -120,78 +95,8 @@ class ProductScores(nn.Module):
         self, shapes: Int[Tensor, "shapes k"], tuples: Int[Tensor, "codes k"]
     ) -> Float[Tensor, "shapes codes"]:
         """Return ``log g`` of every shape and tuple; shapes have no effect."""
-        return sum_token_scores(self.tokens, tuples).expand(len(shapes), -1)
-
-
-class ChainScores(nn.Module):
-    """Chain scores ``g = prod_j u_j(x_(i_j)) prod_j t_j(gap_j, x_(i_(j-1)), x_(i_j))`` within ``span`` and ``max_gap``.
-
-    The time is ``O(seq k max_gap states)``, multiplied by ``span`` if the span is smaller than k - 1 gaps. Without
-    ``use_links``, all t are 1, so the scores are local products. Reconstructed.
-    """
-
-    def __init__(self, num_tokens: int, k: int, span: int, *, max_gap: int, use_links: bool = True) -> None:
-        super().__init__()
-        self.span, self.max_gap = span, max_gap
-        self.tokens = nn.Parameter(INIT_STD * torch.randn(k, num_tokens))
-        self.links = nn.Parameter(INIT_STD * torch.randn(k - 1, max_gap, num_tokens, num_tokens)) if use_links else None
-
-    @property
-    def span_excludes_sets(self) -> bool:
-        """True if the span excludes sets that ``max_gap`` allows."""
-        return (len(self.tokens) - 1) * self.max_gap + 1 > self.span
-
-    def sum_by_last_token(self, values: Values, tokens: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch seq outputs"]:
-        """Return ``log sum g(S, x_S) h(x_S)`` over sets that end at each token; ``LOG_ZERO`` if no set ends there."""
-        log_sums = self.tokens.new_zeros(*tokens.shape, 1, 1)
-        if self.span_excludes_sets:
-            log_sums = functional.pad(log_sums, (0, 0, 0, self.span - 1), value=LOG_ZERO)
-        token_scores = functional.embedding(tokens, self.tokens.T)  # batch seq k
-        link_scores = self._link_scores(tokens)
-        for tuple_index in range(len(self.tokens)):
-            if tuple_index > 0:
-                log_sums = self._advance(log_sums, link_scores[..., tuple_index - 1])
-            if tuple_index == len(self.tokens) - 1 and self.span_excludes_sets:
-                log_sums = log_sums.logsumexp(dim=2, keepdim=True)
-            log_sums = values.extend_sums(tuple_index, log_sums + token_scores[:, :, None, tuple_index, None], tokens)
-        return log_sums[:, :, 0]
-
-    def log_scores(
-        self, shapes: Int[Tensor, "shapes k"], tuples: Int[Tensor, "codes k"]
-    ) -> Float[Tensor, "shapes codes"]:
-        """Return ``log g`` of every shape and tuple; ``LOG_ZERO`` beyond ``max_gap`` or the span."""
-        gaps, scores = shapes.diff(dim=-1), sum_token_scores(self.tokens, tuples).expand(len(shapes), -1)
-        if self.links is not None:
-            link_indexes, gap_indexes = torch.arange(gaps.shape[-1]), gaps.clamp(1, self.max_gap) - 1
-            scores = scores + self.links[link_indexes, gap_indexes[:, None], tuples[:, :-1], tuples[:, 1:]].sum(dim=-1)
-        is_excluded = (gaps > self.max_gap).any(dim=-1) | (shapes[:, -1] >= self.span)
-        return torch.where(is_excluded[:, None], LOG_ZERO, scores)
-
-    def _link_scores(self, tokens: Int[Tensor, "batch seq"]) -> Float[Tensor, "gaps batch seq links"]:
-        """Return link scores by gap; the scores of links that would start before the first token are arbitrary."""
-        seq, max_gap = tokens.shape[1], self.max_gap
-        if self.links is None:
-            return self.tokens.new_zeros(1, 1, 1, 1).expand(max_gap, *tokens.shape, len(self.tokens) - 1)
-        padded = functional.pad(tokens, (max_gap, 0))
-        previous = torch.stack([padded[:, max_gap - gap : max_gap - gap + seq] for gap in range(1, max_gap + 1)])
-        gaps = torch.arange(max_gap, device=tokens.device)[:, None, None]
-        codes = (gaps * self.tokens.shape[1] + previous) * self.tokens.shape[1] + tokens
-        # One look-up for all links, because the backward pass of each look-up is expensive.
-        return functional.embedding(codes, self.links.flatten(1).T)
-
-    def _advance(
-        self, log_sums: Float[Tensor, "batch seq offsets states"], link_scores: Float[Tensor, "gaps batch seq"]
-    ) -> Float[Tensor, "batch seq offsets states"]:
-        """Return, for each token, the log sum over partial sets that end before it, including their links to it."""
-        (seq, num_offsets), max_gap = log_sums.shape[1:3], self.max_gap
-        # Each step of the gap is one step of the offset from the first token.
-        max_offset = max_gap if self.span_excludes_sets else 0
-        padded = functional.pad(log_sums, (0, 0, max_offset, 0, max_gap, 0), value=LOG_ZERO)
-        shifted_sums = []
-        for shift in range(max_gap - 1, -1, -1):
-            offset = shift if self.span_excludes_sets else 0
-            shifted_sums.append(padded[:, shift : shift + seq, offset : offset + num_offsets])
-        return (torch.stack(shifted_sums) + link_scores[..., None, None]).logsumexp(dim=0)
+        scores = self.tokens[torch.arange(len(self.tokens)), tuples].sum(dim=-1)
+        return scores.expand(len(shapes), -1)
 
 
 class TableScores(nn.Module):
@@ -206,7 +111,9 @@ class TableScores(nn.Module):
         self.logits = nn.Parameter(INIT_STD * torch.randn(len(shapes), num_codes))
         self.register_buffer("shapes", torch.from_numpy(shapes), persistent=False)
 
-    def sum_by_last_token(self, values: Values, tokens: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch seq outputs"]:
+    def sum_by_last_token(
+        self, values: TableValues, tokens: Int[Tensor, "batch seq"]
+    ) -> Float[Tensor, "batch seq outputs"]:
         """Return ``log sum g(S, x_S) h(x_S)`` over sets that end at each token; ``LOG_ZERO`` if no set ends there."""
         block_size = max(1, BLOCK // tokens.numel())
         window_tokens = functional.pad(tokens, (self.span - 1, 0)).unfold(1, self.span, 1)  # batch seq span
@@ -231,7 +138,7 @@ class TableScores(nn.Module):
         return self.logits
 
     def _log_products(
-        self, values: Values, shape_indexes: Int[Tensor, "*shape"], codes: Int[Tensor, "*shape"]
+        self, values: TableValues, shape_indexes: Int[Tensor, "*shape"], codes: Int[Tensor, "*shape"]
     ) -> Float[Tensor, "*shape outputs"]:
         """Return ``log g h``; with fewer pairs of shape and tuple than sets, compute each pair only once."""
         num_codes, scores = self.logits.shape[1], self.logits.flatten()[:, None]
@@ -242,40 +149,28 @@ class TableScores(nn.Module):
         return functional.embedding(entries, scores + values.log_values(tuples))
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
 class SparseFunctionalAttention(nn.Module):
-    """Attention ``f(x) = sum_S g(S, x_S) h(x_S) / sum_S g(S, x_S)`` over all sets of k tokens that the settings allow.
+    """Attention ``f(x) = sum_S g(S, x_S) h(x_S) / sum_S g(S, x_S)`` over sets of k tokens; their start has no effect.
 
-    ``score`` is the form of g: a ``table`` by shape and tuple, a ``chain`` of tokens with links up to ``max_gap``, or a
-    ``product`` of tokens. With ``local``, sets span at most ``span`` tokens; only a ``product`` allows ``local=False``.
-    The start of a set has no effect. ``value`` is the form of h: a ``table`` of distributions over the outputs, or an
-    ``automaton`` of ``num_states``. Outputs are uniform if no set has weight. Golowich et al. 2025 (arXiv 2502.16792),
-    section 3; parameters and algorithms are reconstructed. Raises ``SettingError`` if the settings have no exact
-    algorithm.
+    With a ``span``, sets span at most ``span`` tokens, and g is a table by shape and tuple. Without one, sets have any
+    distance, and g is a product of one score per token. The table h has a distribution over the outputs by tuple.
+    Outputs are uniform if no set has weight. Golowich et al. 2025 (arXiv 2502.16792), section 3; parameters and
+    algorithms are reconstructed. Raises ``SettingError`` for sizes without a set, and for tables that are too large.
     """
 
-    num_tokens: int
-    k: int
-    num_outputs: int
-    span: int | None = None
-    score: str = "table"
-    value: str = "table"
-    local: bool = True
-    max_gap: int | None = None
-    num_states: int = 2
-    sets: TableScores | ChainScores | ProductScores = field(init=False)
-    values: TableValues | AutomatonValues = field(init=False)
-    default: Float[Tensor, " outputs"] = field(init=False)
+    default: Float[Tensor, " outputs"]
 
-    def __post_init__(self) -> None:
+    def __init__(self, *, num_tokens: int, k: int, num_outputs: int, span: int | None = None) -> None:
         super().__init__()
-        self._check_settings()
-        self.sets = self._build_scores()
-        if self.value == "automaton":
-            self.values = AutomatonValues(self.num_tokens, self.k, self.num_outputs, self.num_states)
-        else:
-            self.values = TableValues(self.num_tokens, self.k, self.num_outputs)
-        self.register_buffer("default", torch.zeros(self.num_outputs))
+        sizes = num_tokens, k, num_outputs
+        if min(sizes) < 1:
+            raise SettingError(f"num_tokens, k and num_outputs are {sizes}; set each to at least 1")
+        if span is not None and span < k:
+            raise SettingError(f"{k} tokens do not fit a span of {span}; use a span of at least {k}")
+        self.num_tokens, self.k, self.num_outputs, self.span = num_tokens, k, num_outputs, span
+        self.sets = ProductScores(num_tokens, k) if span is None else TableScores(list_shapes(span, k), num_tokens)
+        self.values = TableValues(num_tokens, k, num_outputs)
+        self.register_buffer("default", torch.zeros(num_outputs))
 
     def forward(self, tokens: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch outputs"]:
         """Return ``log f`` after the last token; values near ``LOG_ZERO`` mean probability 0."""
@@ -307,51 +202,11 @@ class SparseFunctionalAttention(nn.Module):
             num_tokens=self.num_tokens, shapes=shapes, log_scores=log_scores, values=values, default=default
         )
 
-    def _build_scores(self) -> TableScores | ChainScores | ProductScores:
-        if self.span is None:
-            return ProductScores(self.num_tokens, self.k)
-        if self.score == "table":
-            return TableScores(list_shapes(self.span, self.k), self.num_tokens)
-        max_gap = max(1, self.span - 1) if self.max_gap is None else self.max_gap
-        return ChainScores(self.num_tokens, self.k, self.span, max_gap=max_gap, use_links=self.score == "chain")
-
-    def _check_settings(self) -> None:
-        if self.score not in SCORE_FORMS:
-            raise unknown_name("score", self.score, SCORE_FORMS)
-        if self.value not in VALUE_FORMS:
-            raise unknown_name("value", self.value, VALUE_FORMS)
-        span, gap, sizes = self.span, self.max_gap, (self.num_tokens, self.k, self.num_outputs)
-        checks = (
-            (min(sizes) < 1, f"num_tokens, k and num_outputs are {sizes}; set each to at least 1"),
-            (self.local and span is None, "a local attention needs a span; set span or local=False"),
-            (not self.local and span is not None, f"span {span} needs local=True; set local=True or remove span"),
-            (
-                span is not None and span < self.k,
-                f"{self.k} tokens do not fit a span of {span}; use a span of at least {self.k}",
-            ),
-            (
-                not self.local and self.score != "product",
-                f"score '{self.score}' needs local=True; set local=True and a span, or use score 'product'",
-            ),
-            (
-                gap is not None and (self.score == "table" or not self.local or gap < 1),
-                f"invalid max_gap {gap}; use at least 1, with local and score 'chain' or 'product'",
-            ),
-        )
-        for is_invalid, message in checks:
-            if is_invalid:
-                raise SettingError(message)
-
 
 def list_shapes(span: int, k: int) -> Int[np.ndarray, "shapes k"]:
     """Return all shapes within a span, as distances from the first token."""
     check_num_shapes(comb(span - 1, k - 1), f"span {span}")
     return np.array([(0, *others) for others in combinations(range(1, span), k - 1)])
-
-
-def sum_token_scores(scores: Float[Tensor, "k tokens"], tuples: Int[Tensor, "codes k"]) -> Float[Tensor, " codes"]:
-    """Return the sum of the token scores of each tuple; row j of ``scores`` belongs to token j of the tuple."""
-    return scores[torch.arange(len(scores)), tuples].sum(dim=-1)
 
 
 def log_matmul(
@@ -373,7 +228,7 @@ def check_table_size(num_entries: int, description: str) -> None:
     if num_entries > MAX_TABLE_ENTRIES:
         raise SettingError(
             f"{description} make a table of {num_entries:,} entries, more than the {MAX_TABLE_ENTRIES:,} allowed; "
-            "reduce num_tokens, k or span, or use score 'chain' or 'product' with value 'automaton'"
+            "reduce num_tokens, k or span"
         )
 
 
@@ -425,16 +280,10 @@ def fit_tables(
     law: Planted, lengths: tuple[int, int], steps: int, seed: int
 ) -> TabularAttention | PositionFreeAttention:
     """Train an attention on ``law`` and return its tables: local if the law has a span, otherwise without positions."""
-    span = law.placement.span
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(stream(seed, "initial weights").integers(2**63)))
         module = SparseFunctionalAttention(
-            num_tokens=law.num_tokens,
-            k=law.k,
-            num_outputs=law.num_labels,
-            span=span,
-            local=span is not None,
-            score="product" if span is None else "table",
+            num_tokens=law.num_tokens, k=law.k, num_outputs=law.num_labels, span=law.placement.span
         )
     fit_attention(module, law, lengths=lengths, steps=steps, seed=seed)
     return module.to_tabular()

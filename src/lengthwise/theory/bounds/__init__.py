@@ -23,10 +23,10 @@ from lengthwise.theory.bounds.extrapolation import (
     BoundError,
     Extrapolation,
     Joints,
-    fit_uniform_starts,
     regularity_constant,
     require_finite,
     safe_ratio,
+    start_uniformity,
 )
 from lengthwise.theory.bounds.sequence_cover import (
     Cover,
@@ -55,8 +55,8 @@ def largest_kappa(case: Extrapolation) -> float:
 
 
 def start_ratio(case: Extrapolation, lengths: range) -> float:
-    """Return rho0 of ``StartUniformity`` over ``lengths`` and the test length; raise ``BoundError`` if infinite."""
-    rho0 = fit_uniform_starts(case.law.placement, [*lengths, case.test_length]).rho0
+    """Return ``start_uniformity`` over ``lengths`` and the test length; raise ``BoundError`` if infinite."""
+    rho0 = start_uniformity(case.law.placement, [*lengths, case.test_length])
     return require_finite(rho0, IRREGULARITY_MESSAGE, "rare shape")
 
 
@@ -109,7 +109,7 @@ def minimax_quadratic_in_spans(case: Extrapolation) -> float:
 def quadratic_in_length_ratio(case: Extrapolation) -> float:
     """Return ``48 kappa rho0 (N / L)^2 delta`` with the largest risk delta over L/2 .. L.
 
-    The constant rho0 (see ``StartUniformity``) is near 1 if the start of the planted set is nearly uniform. This is
+    The constant rho0 (see ``start_uniformity``) is near 1 if the start of the planted set is nearly uniform. This is
     ``N / L`` times ``linear_growth_of_largest_risk``, as if starts were equally probable at all lengths.
     """
     return linear_growth_of_largest_risk(case) * case.test_length / case.train_length

@@ -88,27 +88,13 @@ def regularity_constant(placement: Placement, length: int, span: int) -> float:
     return float(eta)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartUniformity:
-    """Factors with ``lower_factor q(o) / (l - o_k) <= Q_l(o, c) <= upper_factor q(o) / (l - o_k)`` at all lengths l.
+def start_uniformity(placement: Placement, lengths: Iterable[int]) -> float:
+    """Return rho0: the smallest ratio of two factors that bound ``Q_l(o, c) (l - o_k) / q(o)`` at all ``lengths`` l.
 
-    ``Q_l(o, c)`` is the probability of a planted set of shape o at start c in l tokens, and ``l - o_k`` is the number
-    of starts. The distribution q over shapes is ``shape_law``.
+    ``Q_l(o, c)`` is the probability of a planted set of shape o at start c in l tokens, ``l - o_k`` is the number of
+    starts, and q is any distribution over the shapes. It is 1 for uniform starts, and infinite if a fitting set has
+    probability 0. Reconstructed.
     """
-
-    shapes: Int[np.ndarray, "shapes k"]
-    shape_law: Float[np.ndarray, " shapes"]
-    lower_factor: float
-    upper_factor: float
-
-    @property
-    def rho0(self) -> float:
-        """Ratio ``upper_factor / lower_factor``: 1 for uniform starts, infinite if a fitting set has probability 0."""
-        return self.upper_factor / self.lower_factor if self.lower_factor > 0 else float("inf")
-
-
-def fit_uniform_starts(placement: Placement, lengths: Iterable[int]) -> StartUniformity:
-    """Return the ``StartUniformity`` with the smallest ``rho0`` that holds at all ``lengths``. Reconstructed."""
     lengths = list(lengths)
     shapes = planted_shapes(placement, lengths)
     lower, upper = np.full(len(shapes), np.inf), np.zeros(len(shapes))
@@ -117,8 +103,7 @@ def fit_uniform_starts(placement: Placement, lengths: Iterable[int]) -> StartUni
         num_starts = np.maximum(length - shapes[:, -1], 0)
         lower = np.minimum(lower, min_probability * num_starts)
         upper = np.maximum(upper, max_probability * num_starts)
-    ratio, total = float(safe_ratio(upper, lower).max()), float(upper.sum())
-    return StartUniformity(shapes=shapes, shape_law=upper / total, lower_factor=total / ratio, upper_factor=total)
+    return float(safe_ratio(upper, lower).max())
 
 
 def _probability_range(

@@ -12,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
-from math import log, sqrt
 from typing import ClassVar
 
 import numpy as np
@@ -34,6 +33,7 @@ from lengthwise.theory.risk.exact_risk import (
     enumerated_risk,
     num_sequences,
 )
+from lengthwise.theory.risk.risk_at_length import bernstein_margin
 
 Interval = tuple[int, int]
 Atoms = Float[np.ndarray, " atoms"]
@@ -439,11 +439,5 @@ def sampled_known_scores(
         tokens, sets, _ = law.sample_arrays(case.train_length, size, rng)
         labels = law.label_law[law.tuple_codes(np.take_along_axis(tokens, sets, axis=1))]
         losses.append(PieceLoss(piece, case.loss).evaluate(case.attention, tokens, sets, labels))
-    return total_count * bernstein_upper_bound(np.concatenate(losses), failure_probability)
-
-
-def bernstein_upper_bound(values: Float[np.ndarray, " samples"], failure_probability: float) -> float:
-    """Return a bound that the mean of independent values in [0, 1] exceeds with at most ``failure_probability``."""
-    size, log_factor = len(values), log(2 / failure_probability)
-    variance = float(values.var(ddof=1))
-    return float(values.mean()) + sqrt(2 * variance * log_factor / size) + 7 * log_factor / (3 * (size - 1))
+    all_losses = np.concatenate(losses)
+    return total_count * (float(all_losses.mean()) + bernstein_margin(all_losses, failure_probability))

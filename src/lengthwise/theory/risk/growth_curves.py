@@ -1,8 +1,8 @@
-"""Growth curves of the risk as a function of length, with intervals, horizons and exact limits."""
+"""Growth curves of the risk as a function of length, with intervals and exact limits."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -56,13 +56,6 @@ class OddsLaw:
         margin = t_critical_value(self.degrees_of_freedom) * math.sqrt(variance)
         return max(0.0, self.risk_at(length) - margin), self.risk_at(length) + margin
 
-    def horizon(self, risk: float) -> float:
-        """Return the length above which the curve exceeds ``risk``: infinite if it never does, 0 if it always does."""
-        a, b, c = self.parameters.tolist()
-        if a >= risk:
-            return 0.0
-        return (risk - a) / (b - c * risk) if b > c * risk else math.inf
-
 
 def fit_odds(lengths: Sequence[int], risks: RiskSequence, limit: float) -> OddsLaw:
     """Fit an odds law with a known limit to the risks at the lengths by least squares. Derived here.
@@ -70,13 +63,29 @@ def fit_odds(lengths: Sequence[int], risks: RiskSequence, limit: float) -> OddsL
     The limit is ``limit_risk`` of an attention, or 1 for leakage. Short lengths do not determine it. The curve is never
     convex; falling risks give a constant.
     """
-    length_array, risk_array = _check_curve(lengths, risks)
+    x, y = _check_curve(lengths, risks)
     if limit <= 0:
         raise SettingError(f"invalid limit {limit}; use a limit above 0")
-    curve = _least_squares(length_array, risk_array, np.array([[1.0, 0.0], [0.0, 1.0], [0.0, 1 / limit]]))
-    if curve.parameters[1] < 0:
-        return replace(curve, parameters=np.array([risk_array.mean(), 0.0, 0.0]))
-    return curve
+    # The parameters (a, b, c) are combinations of the columns, so that b / c is the limit.
+    basis = np.array([[1.0, 0.0], [0.0, 1.0], [0.0, 1 / limit]])
+    # The residuals of ``R (1 + c N) = a + b N`` are linear in the parameters; each iteration divides by ``1 + c N``.
+    design = np.stack([np.ones_like(x), x, -x * y], axis=1) @ basis
+    parameters = np.zeros(3)
+    for _ in range(MAX_ITERATIONS):
+        denominators = 1 + max(0.0, float(parameters[2])) * x
+        previous = parameters
+        parameters = basis @ np.linalg.lstsq(design / denominators[:, None], y / denominators)[0]
+        if np.allclose(previous, parameters, rtol=1e-12, atol=0):
+            break
+    scale = 1 + max(0.0, float(parameters[2])) * x
+    fitted = (parameters[0] + parameters[1] * x) / scale
+    jacobian = np.stack([np.ones_like(x), x, -x * fitted], axis=1) @ basis / scale[:, None]
+    num_free = len(x) - basis.shape[1]
+    variance = float(((y - fitted) ** 2).sum()) / num_free if num_free else 0.0
+    covariance = variance * basis @ np.linalg.pinv(jacobian.T @ jacobian) @ basis.T
+    if parameters[1] < 0:
+        parameters = np.array([y.mean(), 0.0, 0.0])
+    return OddsLaw(parameters=parameters, covariance=covariance, degrees_of_freedom=num_free)
 
 
 def secant(lengths: Sequence[int], risks: RiskSequence, length: int) -> float:
@@ -144,25 +153,3 @@ def _check_curve(lengths: Sequence[int], risks: RiskSequence) -> tuple[ByLength,
         length = lengths[int(np.isfinite(y).argmin())]
         raise SettingError(f"the risk is NaN or infinite at length {length}; remove this risk and its length")
     return x, y
-
-
-def _least_squares(lengths: ByLength, risks: ByLength, basis: Float[np.ndarray, "3 basis"]) -> OddsLaw:
-    """Fit (a, b, c) as a combination of the columns of ``basis`` by iterated weighted least squares.
-
-    The residuals of ``R (1 + c N) = a + b N`` are linear in the parameters; each iteration divides them by ``1 + c N``.
-    """
-    design = np.stack([np.ones_like(lengths), lengths, -lengths * risks], axis=1) @ basis
-    parameters = np.zeros(3)
-    for _ in range(MAX_ITERATIONS):
-        denominators = 1 + max(0.0, float(parameters[2])) * lengths
-        previous = parameters
-        parameters = basis @ np.linalg.lstsq(design / denominators[:, None], risks / denominators)[0]
-        if np.allclose(previous, parameters, rtol=1e-12, atol=0):
-            break
-    scale = 1 + max(0.0, float(parameters[2])) * lengths
-    fitted = (parameters[0] + parameters[1] * lengths) / scale
-    jacobian = np.stack([np.ones_like(lengths), lengths, -lengths * fitted], axis=1) @ basis / scale[:, None]
-    num_free = len(lengths) - basis.shape[1]
-    variance = float(((risks - fitted) ** 2).sum()) / num_free if num_free else 0.0
-    covariance = variance * basis @ np.linalg.pinv(jacobian.T @ jacobian) @ basis.T
-    return OddsLaw(parameters=parameters, covariance=covariance, degrees_of_freedom=num_free)

@@ -50,7 +50,7 @@ class SampledRisk:
     @property
     def standard_error(self) -> float:
         """The standard error of the mean; raises ``SettingError`` for a single sequence."""
-        return math.sqrt(self._variance() / len(self.losses))
+        return math.sqrt(_variance(self.losses) / len(self.losses))
 
     def bernstein_interval(self, confidence: float = 0.95) -> tuple[float, float]:
         """Return the empirical Bernstein interval of the risk for losses in [0, 1] (Maurer and Pontil 2009).
@@ -62,14 +62,23 @@ class SampledRisk:
         min_loss, max_loss = float(self.losses.min()), float(self.losses.max())
         if not (min_loss >= -LOSS_TOLERANCE and max_loss <= 1 + LOSS_TOLERANCE):
             raise SettingError(f"losses from {min_loss:.3g} to {max_loss:.3g} lie outside [0, 1]; use standard_error")
-        size, log_factor = len(self.losses), math.log(4 / (1 - confidence))
-        margin = math.sqrt(2 * self._variance() * log_factor / size) + 7 * log_factor / (3 * (size - 1))
+        margin = bernstein_margin(self.losses, (1 - confidence) / 2)
         return max(0.0, self.mean - margin), min(1.0, self.mean + margin)
 
-    def _variance(self) -> float:
-        if len(self.losses) < 2:
-            raise SettingError(f"{len(self.losses)} value has no variance; sample at least 2 sequences")
-        return float(self.losses.var(ddof=1))
+
+def bernstein_margin(losses: Float[np.ndarray, " size"], failure_probability: float) -> float:
+    """Return how far the mean of losses in [0, 1] is below the risk at most, except with ``failure_probability``.
+
+    Empirical Bernstein inequality (Maurer and Pontil 2009, theorem 4).
+    """
+    size, log_factor = len(losses), math.log(2 / failure_probability)
+    return math.sqrt(2 * _variance(losses) * log_factor / size) + 7 * log_factor / (3 * (size - 1))
+
+
+def _variance(losses: Float[np.ndarray, " size"]) -> float:
+    if len(losses) < 2:
+        raise SettingError(f"{len(losses)} value has no variance; sample at least 2 sequences")
+    return float(losses.var(ddof=1))
 
 
 def sampled_risk(
