@@ -35,6 +35,14 @@ MIN_HEADS, HEAD_SIZE = 4, 32
 SMALL = DecoderSettings(num_layers=2, d_model=64, num_heads=4, length_scaling="none", temperature=1.0)
 SMALL_WITH_PREVIOUS_TOKEN = replace(SMALL, previous_token_mix=True)
 LARGE = DecoderSettings(num_layers=3, d_model=128, num_heads=4, length_scaling="none", temperature=1.0)
+# Decoder of tasks in which a step attends to several tokens.
+SHARP_DECODER = DecoderSettings(previous_token_mix=True, length_scaling="none", temperature=9.0)
+
+
+def train_until_fit(steps: int) -> TrainingSettings:
+    """Return training that stops once the run fits, after at most this number of steps."""
+    return TrainingSettings(steps=steps, weight_decay=0.1, fit_every=100, cooldown_steps=300)
+
 
 # The best settings of the search for copying up to 10 symbols. ALiBi has half as many steps again: with 1,000 steps, it
 # fitted on 2 of 5 new seeds.
@@ -108,19 +116,14 @@ def with_rule(experiment: Experiment, rule: Sequence[str], *, num_position_ids: 
         experiment,
         scheme=scheme,
         encoding=SHARP_ROTARY,
-        decoder=DecoderSettings(
-            num_layers=1,
+        decoder=replace(
+            SHARP_DECODER,
             d_model=num_heads * HEAD_SIZE,
             num_heads=num_heads,
             level_per_head=True,
             head="wide_pointer",
-            previous_token_mix=True,
-            length_scaling="none",
-            temperature=9.0,
         ),
-        training=TrainingSettings(
-            steps=4000, batch_size=128, learning_rate=2e-3, weight_decay=0.1, fit_every=100, cooldown_steps=800
-        ),
+        training=replace(train_until_fit(4000), batch_size=128, learning_rate=2e-3, cooldown_steps=800),
     )
 
 
