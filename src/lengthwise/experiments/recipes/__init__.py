@@ -12,7 +12,8 @@ from lengthwise.experiments.coupling_methods import find_coupling
 from lengthwise.experiments.experiment import Experiment, build_sampler, load_task, look_up
 from lengthwise.experiments.recipes.comparisons import COMPARISONS as COMPARISONS
 from lengthwise.experiments.recipes.fitted_encodings import is_baseline, with_fitted_settings, with_rule
-from lengthwise.experiments.recipes.table import DEFAULT_RECIPES, RECIPES
+from lengthwise.experiments.recipes.table import DEFAULT_RECIPES as DEFAULT_RECIPES
+from lengthwise.experiments.recipes.table import RECIPES as RECIPES
 from lengthwise.positions import Discovered
 from lengthwise.tasks import HasLengths, JSONLTask, Task, default_lengths, lengths_between, nearest_length
 

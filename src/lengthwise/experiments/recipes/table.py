@@ -39,7 +39,7 @@ from lengthwise.tasks import (
 )
 from lengthwise.training.training_settings import TrainingSettings
 
-Result = TypeVar("Result")
+Result_co = TypeVar("Result_co", covariant=True)
 
 # With many gaps, each example contains all ID distances. With three gaps, 1 of 5 seeds of parity failed at 2,000 bits.
 # For addition, each example contains ten ID distances instead of three; long sums contain all of them.
@@ -74,13 +74,13 @@ NEAR_IDS: dict[str, Any] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe(Generic[Result]):
+class Recipe(Generic[Result_co]):
     """Function that returns an experiment, or the experiments of a comparison by label, with a summary."""
 
     summary: str
-    build: Callable[[], Result]
+    build: Callable[[], Result_co]
 
-    def __call__(self) -> Result:
+    def __call__(self) -> Result_co:
         """Return a new experiment, or new experiments."""
         return self.build()
 
