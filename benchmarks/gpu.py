@@ -24,14 +24,13 @@ import million_tokens
 import mixed_lengths
 import numpy as np
 import torch
+from remaining_pairs import remaining_pairs_grid
 from step_speed import measure_step
 
 import lengthwise as lw
 from lengthwise.core.provenance import provenance
 from lengthwise.encodings import ENCODINGS
-from lengthwise.experiments.recipes.language_model import context_length
-from lengthwise.experiments.recipes.scheme_encoding_grid import remaining_pairs_grid
-from lengthwise.experiments.recipes.scratchpads import demo
+from lengthwise.experiments.recipes.comparisons import context_length, demo
 from lengthwise.experiments.reproduction import Claim, load_claims
 from lengthwise.experiments.run_folder import append_rows, read_rows, run_folder
 from lengthwise.influence.measures import LeaveOneOut

@@ -23,7 +23,7 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 
 from lengthwise.core.provenance import provenance
 from lengthwise.experiments.experiment import Experiment, build_decoder
-from lengthwise.experiments.recipes.scratchpads import demo
+from lengthwise.experiments.recipes.comparisons import demo
 from lengthwise.model.block import RMSNorm
 from lengthwise.training.batch import Batch, Sampler
 from lengthwise.training.loss import answer_loss

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from lengthwise.evaluation.figure_layout import FIGURE_WIDTH, FONT_SIZE, LINE_HEIGHT, count_seeds
 from lengthwise.evaluation.result_rows import FIT_THRESHOLD, is_skipped, pool_seeds
-from lengthwise.experiments.recipes.scheme_encoding_grid import ENCODING_NAMES, LENGTH_FACTORS, MAX_STEPS, SCHEME_NAMES
+from lengthwise.experiments.recipes.comparisons import ENCODING_NAMES, LENGTH_FACTORS, MAX_STEPS, SCHEME_NAMES
 from lengthwise.experiments.run_folder import read_rows
 from lengthwise.positions import SCHEMES, describe_knowledge
 from lengthwise.tasks import TASKS

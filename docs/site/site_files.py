@@ -14,6 +14,7 @@ from mkdocs.structure.files import File, Files
 
 import lengthwise as lw
 from lengthwise.cli import app as cli
+from lengthwise.experiments.recipes.table import Recipe
 
 ROOT = Path(__file__).parents[2]
 PATTERNS = (
@@ -34,7 +35,7 @@ TABLES = (
     ("encodings", "Classes of encodings", "An encoding decides how position IDs enter the model.", "ENCODINGS"),
     ("heads", "Position heads", "A position head predicts the ID of the next token.", "POSITION_HEADS"),
     ("measures", "Influence measures", "A measure selects far tokens for a target.", "MEASURES"),
-    ("recipes", "Recipes", "A recipe is a function that returns an `Experiment`.", "RECIPES"),
+    ("recipes", "Recipes", "A recipe is an `Experiment` with tested settings: `lw.recipe(NAME)`.", "RECIPES"),
 )
 
 
@@ -74,6 +75,9 @@ def _directive(value: Any) -> str:
 
 def _table_entries(table: dict[str, Any]) -> Iterator[str]:
     for name, value in table.items():
+        if isinstance(value, Recipe):
+            yield f"## {name}\n\n{value.summary.replace('``', '`')}\n"
+            continue
         heading = f"{name}: {value.__name__}" if isinstance(value, type) else name
         yield f'{_directive(value)}    options:\n      heading: "{heading}"\n      members: false\n'
 

@@ -24,7 +24,7 @@ from lengthwise.experiments import run as run_module
 from lengthwise.experiments import runner as jobs_module
 from lengthwise.experiments.executors import LocalExecutor
 from lengthwise.experiments.experiment import Experiment
-from lengthwise.experiments.recipes.scratchpads import demo
+from lengthwise.experiments.recipes.comparisons import demo
 from lengthwise.experiments.run import NUM_FIT_EXAMPLES, load_run
 from lengthwise.experiments.run_evaluation import evaluate
 from lengthwise.experiments.run_folder import COMPARISON_ROWS, write_rows_with_digest

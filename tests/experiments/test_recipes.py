@@ -10,7 +10,7 @@ from lengthwise.core.errors import DefaultSettingsWarning, SettingError
 from lengthwise.experiments.experiment import SettingChange, change_settings
 from lengthwise.experiments.recipes import DEFAULT_RECIPES, RECIPES, recipe
 from lengthwise.experiments.recipes.fitted_encodings import describe_settings, fitted_tasks
-from lengthwise.experiments.recipes.scratchpads import COPY_RULE
+from lengthwise.experiments.recipes.table import COPY_RULE
 from lengthwise.experiments.validation import check_settings
 from lengthwise.positions import SCHEMES, Discovered, Predicted
 from lengthwise.positions.scheme import COUPLING, describe_knowledge

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.experiments.experiment import Experiment
-from lengthwise.experiments.recipes.arithmetic import addition_trace, multiplication_trace, sort_narrow
+from lengthwise.experiments.recipes import recipe
 from lengthwise.experiments.reproduction import Claim, SizePreset
 from lengthwise.tasks import Addition, Multiplication, Sort
 
@@ -20,9 +20,9 @@ SUM, PRODUCT, SORT = "sum, trace", "product, trace", "sort, narrow lists"
 
 def _build_experiments() -> dict[str, Experiment]:
     """Return each recipe, and the same recipe without its trace, its examples with many 9s or its narrow lists."""
-    sums = replace(addition_trace(), evaluation=SUM_EVALUATION)
-    products = replace(multiplication_trace(), evaluation=PRODUCT_EVALUATION)
-    lists = replace(sort_narrow(), evaluation=SORT_EVALUATION)
+    sums = replace(recipe("addition_trace"), evaluation=SUM_EVALUATION)
+    products = replace(recipe("multiplication_trace"), evaluation=PRODUCT_EVALUATION)
+    lists = replace(recipe("sort_narrow"), evaluation=SORT_EVALUATION)
     assert isinstance(products.task, Multiplication)
     assert isinstance(lists.task, Sort)
     return {

@@ -10,7 +10,7 @@ from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.evaluation.result_rows import FIT_THRESHOLD, Rows, label_of, longest_exact_length
 from lengthwise.evaluation.tables_and_figures import draw
 from lengthwise.experiments.experiment import Experiment
-from lengthwise.experiments.recipes.few_tokens import sparse_parity_up_to
+from lengthwise.experiments.recipes.table import sparse_parity_up_to
 from lengthwise.experiments.reproduction import Claim, SizePreset, Table
 from lengthwise.positions import Skipwise
 from lengthwise.tasks import Background, Markov, NaturalText, SparseParity

@@ -22,8 +22,8 @@ from lengthwise.evaluation.figure_layout import (
 from lengthwise.evaluation.result_rows import FIT_THRESHOLD, Rows, longest_exact_length
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes import recipe
+from lengthwise.experiments.recipes.comparisons import demo
 from lengthwise.experiments.recipes.fitted_encodings import SMALL, FittedEncoding, compare_with_encodings
-from lengthwise.experiments.recipes.scratchpads import demo
 from lengthwise.experiments.reproduction import Claim, SizePreset, Table
 from lengthwise.experiments.run import Run, load_run, train
 from lengthwise.experiments.run_evaluation import evaluate

@@ -22,7 +22,7 @@ from lengthwise.evaluation.figure_layout import (
 from lengthwise.evaluation.result_rows import FIT_THRESHOLD, Rows, longest_exact_length
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes import recipe
-from lengthwise.experiments.recipes.few_tokens import sparse_parity_up_to
+from lengthwise.experiments.recipes.table import sparse_parity_up_to
 from lengthwise.experiments.reproduction import Claim, SizePreset, Table
 from lengthwise.experiments.run import Run
 

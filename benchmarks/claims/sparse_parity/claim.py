@@ -22,7 +22,7 @@ from lengthwise.evaluation.figure_layout import (
 )
 from lengthwise.evaluation.result_rows import FIT_THRESHOLD, Rows, knowledge_of, label_of, pool_seeds
 from lengthwise.experiments.experiment import Experiment
-from lengthwise.experiments.recipes.few_tokens import TEST_BITS, sparse_parity_up_to
+from lengthwise.experiments.recipes.table import TEST_BITS, sparse_parity_up_to
 from lengthwise.experiments.reproduction import Claim, SizePreset, Table
 from lengthwise.positions import Skipwise
 

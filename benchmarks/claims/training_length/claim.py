@@ -19,7 +19,7 @@ from lengthwise.evaluation.figure_layout import (
 )
 from lengthwise.evaluation.result_rows import Rows
 from lengthwise.experiments.experiment import Experiment
-from lengthwise.experiments.recipes.scratchpads import demo
+from lengthwise.experiments.recipes.comparisons import demo
 from lengthwise.experiments.reproduction import Claim, SizePreset, Table
 
 # Longest training lengths; the comparison ``demo`` has 10.

@@ -29,14 +29,9 @@ def integer(help_text: str, **option_settings: Any) -> Any:
     return Option(parser=parser, metavar="INT", help=help_text, **option_settings)
 
 
-def number(help_text: str) -> Any:
-    """Return a Typer option for a number with this help text."""
-    return Option(parser=_number_parser(float, "a number such as 2.5"), metavar="FLOAT", help=help_text)
-
-
-def fraction(help_text: str) -> Any:
-    """Return a Typer option for a fraction with this help text."""
-    return Option(parser=_number_parser(float, "a fraction such as 0.1"), metavar="FLOAT", help=help_text)
+def number(help_text: str, description: str = "a number such as 2.5") -> Any:
+    """Return a Typer option for a number with this help text; errors contain the description of valid values."""
+    return Option(parser=_number_parser(float, description), metavar="FLOAT", help=help_text)
 
 
 def complete_names(module: str, *tables: str) -> Callable[[], list[str]]:
@@ -89,7 +84,7 @@ ExecutorName = Annotated[str, Option("--executor", help="Place of the runs: loca
 ClusterAddress = Annotated[
     str | None, Option("--address", help="Address of a ray cluster.", show_default="a new cluster on this machine")
 ]
-OutputFolder = Annotated[Path, Option(help="Output folder.")]
+OutputFolder = Annotated[Path, Option("--out", help="Output folder.")]
 Assignments = Annotated[
     list[str] | None,
     Option(

@@ -305,54 +305,47 @@ def _connection(ray: Any, address: str | None) -> Iterator[None]:
         ray.shutdown()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SharedFile:
-    """File that the driver has written, to detect nodes that do not share its file system."""
-
-    path: Path
-    content: bytes
-
-    def check(self) -> None:
-        """Raise ``RunFolderError`` unless this node reads the same file."""
-        try:
-            is_shared = self.path.read_bytes() == self.content
-        except OSError:
-            is_shared = False
-        if not is_shared:
-            raise RunFolderError(
-                f"node {platform.node()} does not see the files in {self.path.parent}; choose an --out on a file "
-                "system that all nodes share, under the same path"
-            )
+def check_shared_file(path: Path) -> None:
+    """Raise ``RunFolderError`` unless this node reads the file of the driver, whose content is a part of its name."""
+    try:
+        is_shared = path.read_text(encoding="utf-8") == path.name.removeprefix(SHARED_FILE_PREFIX)
+    except OSError:
+        is_shared = False
+    if not is_shared:
+        raise RunFolderError(
+            f"node {platform.node()} does not see the files in {path.parent}; choose an --out on a file "
+            "system that all nodes share, under the same path"
+        )
 
 
 @contextmanager
-def _shared_file(folder: Path) -> Iterator[SharedFile]:
+def _shared_file(folder: Path) -> Iterator[Path]:
     """Write a file with a random name and content that every node must see, and delete it on exit."""
     for stale_path in folder.glob(f"{SHARED_FILE_PREFIX}*"):
         # A killed driver has left it; only one driver at a time uses the folder.
         stale_path.unlink(missing_ok=True)
     content = uuid.uuid4().hex
-    shared_file = SharedFile(path=folder / f"{SHARED_FILE_PREFIX}{content}", content=content.encode())
-    write_atomically(shared_file.path, shared_file.content)
+    path = folder / f"{SHARED_FILE_PREFIX}{content}"
+    write_atomically(path, content.encode())
     try:
-        yield shared_file
+        yield path
     finally:
-        shared_file.path.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
 
 
-def _check_nodes(ray: Any, shared_file: SharedFile) -> None:
+def _check_nodes(ray: Any, shared_file: Path) -> None:
     """Raise ``RunFolderError`` for the first node that does not see the shared file."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: PLC0415
 
-    check = ray.remote(num_cpus=0)(SharedFile.check)
+    check = ray.remote(num_cpus=0)(check_shared_file)
     nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
     placements = [NodeAffinitySchedulingStrategy(node_id=node, soft=True) for node in nodes]
     for reference in [check.options(scheduling_strategy=placement).remote(shared_file) for placement in placements]:
         _result_of(ray, reference)
 
 
-def _run_on_node(run_job: RunJob, job: Any, shared_file: SharedFile) -> Any:
-    shared_file.check()
+def _run_on_node(run_job: RunJob, job: Any, shared_file: Path) -> Any:
+    check_shared_file(shared_file)
     return _run_until_signal(run_job, job)
 
 

@@ -269,16 +269,8 @@ class PredictivePositionModel(ModelCardMixin, PrecisionMixin, IDGenerationMixin,
         ``log_length_from`` if the weights of the model were loaded. Raises ``ModelError`` for an unsupported model,
         and ``SettingError`` for an invalid option.
         """
-        options = {
-            "head": head,
-            "num_position_ids": num_position_ids,
-            "segments": segments,
-            "length_scaling": length_scaling,
-            "log_length_from": log_length_from,
-            "condition_on_token": condition_on_token,
-            "id_weight": id_weight,
-            "count_prompt_from": count_prompt_from,
-        }
+        given = locals()
+        options = {name: given[name] for name in OPTIONS}
         parameters = inspect.signature(cls.wrap).parameters
         for name, value in options.items():
             check_value(name, value, parameters[name].annotation)

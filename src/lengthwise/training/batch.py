@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Int, Real
 from torch import Tensor
+from torch.nn.functional import pad
 
 from lengthwise.core.errors import SettingError
 from lengthwise.core.randomness import stream
@@ -102,6 +103,13 @@ def _tensor(array: np.ndarray) -> Tensor:
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
+def pad_last(tensor: Tensor, num_fill: int) -> Tensor:
+    """Repeat the last token or ID of each sequence, or add unscored tokens."""
+    if tensor.dtype == torch.bool:
+        return pad(tensor, (0, num_fill))
+    return torch.cat([tensor, tensor[..., -1:].expand(*tensor.shape[:-1], num_fill)], dim=-1)
+
+
 def join_batches(parts: Sequence[Batch]) -> Batch:
     """Join batches along the batch axis; fill repeats the last token and the last ID of each sequence.
 
@@ -118,11 +126,7 @@ def join_batches(parts: Sequence[Batch]) -> Batch:
         tensors = [getattr(part, name) for part in parts]
         if tensors[0].dim() == 1:
             return torch.cat(tensors)[order]
-        scored = tensors[0].dtype == torch.bool
-        filled = []
-        for tensor in tensors:
-            fill = tensor[..., -1:].expand(*tensor.shape[:-1], seq - tensor.shape[-1])
-            filled.append(torch.cat([tensor, torch.zeros_like(fill) if scored else fill], dim=-1))
+        filled = [pad_last(tensor, seq - tensor.shape[-1]) for tensor in tensors]
         return torch.cat(filled, dim=-2)[..., order, :]
 
     tensors: dict[str, Any] = {name: join(name) for name in TENSORS}

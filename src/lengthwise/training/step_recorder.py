@@ -6,11 +6,10 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from lengthwise.model.fast.cuda_graphs import Graph, record
 from lengthwise.model.fast.switch import is_enabled
-from lengthwise.training.batch import TENSORS, Batch, Sampler, join_batches
+from lengthwise.training.batch import TENSORS, Batch, Sampler, join_batches, pad_last
 from lengthwise.training.loss import AnswerLoss
 
 # Up to this product of parameters and tokens, starting the kernels of a step takes longer than their work.
@@ -39,13 +38,6 @@ def one_shape(batches: Sequence[Batch]) -> Batch:
     fill = -num_read % SEQ_STEP
     filled = batch.map_tensors(lambda tensor: tensor if tensor.dim() == 1 else pad_last(tensor, fill))
     return replace(filled, prompt_range=(1, num_read + fill))
-
-
-def pad_last(tensor: Tensor, fill: int) -> Tensor:
-    """Repeat the last token or ID of each sequence, or add unscored tokens, as in ``join_batches``."""
-    if tensor.dtype == torch.bool:
-        return pad(tensor, (0, fill))
-    return torch.cat([tensor, tensor[..., -1:].expand(*tensor.shape[:-1], fill)], dim=-1)
 
 
 @dataclass(frozen=True, slots=True)

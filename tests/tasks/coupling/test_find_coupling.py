@@ -9,7 +9,7 @@ import pytest
 
 from lengthwise.core.errors import CouplingError
 from lengthwise.core.randomness import stream
-from lengthwise.experiments.recipes.scratchpads import ASSIGNMENT_RULE
+from lengthwise.experiments.recipes.table import ASSIGNMENT_RULE
 from lengthwise.tasks import Addition, Copy, JSONLTask, MultiAddition, Parity, Reverse, Sort, VariableAssignment
 from lengthwise.tasks.coupling.answer_steps import answer_steps, divide, iter_divisions, join_steps
 from lengthwise.tasks.coupling.dependence import SearchProgress

@@ -25,15 +25,12 @@ def diagnose(
 
     If the run was trained on a JSONL file, pass a file with longer examples as --task FILE.jsonl.
     """
-    from lengthwise.cli import experiment_options
+    from lengthwise.cli.experiment_options import load_run_with
     from lengthwise.evaluation.diagnosis.report import sentences, tables, to_json, write_report
-    from lengthwise.experiments.run import load_run
     from lengthwise.experiments.run_evaluation import diagnose_run
     from lengthwise.tasks import task_fields
 
-    run = load_run(
-        folder, overrides=experiment_options.parse_overrides(task=task, scheme=scheme, encoding=encoding), device="cpu"
-    )
+    run = load_run_with(folder, task, scheme, encoding)
     with show_stages(f"diagnosing {folder} at length {length}") as report:
         diagnosis = diagnose_run(run, length, num_examples=num_examples, seed=seed, report=report)
     if as_json:

@@ -92,7 +92,7 @@ def influence(
         str, Option(metavar="I/N", help="Part I of N to measure in this process; the last process joins all parts.")
     ] = "1/1",
     device: options.DeviceName = "auto",
-    out: Annotated[Path, Option("--out", help="Output folder.")] = Path("runs/influence"),
+    out: options.OutputFolder = Path("runs/influence"),
     resume: Annotated[bool, Option("--resume", help="Continue after the last complete block of targets.")] = False,
     as_json: options.JsonFlag = False,
 ) -> None:

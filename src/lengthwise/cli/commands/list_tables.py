@@ -1,6 +1,5 @@
 """The ``list`` command, which prints the tables of names."""
 
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -56,8 +55,7 @@ def list_(
     for row in rows["schemes"]:
         row["told"] = describe_knowledge(None, SCHEMES[row["name"]]())
     rows["recipes"] = [
-        {"name": key, "summary": _summarize_docstring(entry.__doc__ or ""), "paper": ""}
-        for key, entry in (*RECIPES.items(), *COMPARISONS.items())
+        {"name": key, "summary": entry.summary, "paper": ""} for key, entry in (*RECIPES.items(), *COMPARISONS.items())
     ]
     if kind is not None:
         if kind not in rows:
@@ -69,9 +67,3 @@ def list_(
     for name, entries in rows.items():
         if entries:
             print_table(name, list(entries[0]), [list(entry.values()) for entry in entries], wrap=True)
-
-
-def _summarize_docstring(docstring: str) -> str:
-    """Return the first line of a recipe's docstring without "Return the recipe for" or a similar start."""
-    words = re.sub(r"^Return (the recipe for |the |a )", "", docstring.split("\n", maxsplit=1)[0])
-    return words[:1].upper() + words[1:]

@@ -30,14 +30,12 @@ def show_(
 
     Without --scheme, a task with a coupling has the scheme predicted, and any other task has sequential.
     """
-    from lengthwise.cli import experiment_options
+    from lengthwise.cli.experiment_options import load_run_with
     from lengthwise.evaluation.picture.text_drawing import draw_text
-    from lengthwise.experiments.run import load_run
     from lengthwise.experiments.show import show
 
     if Path(target).is_dir():
-        overrides = experiment_options.parse_overrides(task=task, scheme=scheme, encoding=encoding)
-        run = load_run(target, overrides=overrides, device="cpu")
+        run = load_run_with(target, task, scheme, encoding)
         picture = show(run, length, seed=seed, training=training, out=out)
     else:
         options.reject_flags("needs a run folder", task=task, encoding=encoding)

@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Annotated
 
-from typer import Argument, Option
+from typer import Argument
 
 from lengthwise.cli import options
-from lengthwise.cli.terminal import print_json, print_line, print_message, print_table
-from lengthwise.core.interruption import FailedRunsError, StoppedError
+from lengthwise.cli.terminal import print_json, print_line, print_table, print_warnings
+from lengthwise.core.interruption import FailedRunsError
 from lengthwise.core.progress_line import ProgressLine, err_console
 
 
@@ -24,7 +24,7 @@ def sweep_(
     ] = None,
     device: options.DeviceName = "auto",
     tracker: options.TrackerNames = None,
-    out: Annotated[Path, Option("--out", help="Output folder.")] = Path("runs/sweep"),
+    out: options.OutputFolder = Path("runs/sweep"),
     as_json: options.JsonFlag = False,
 ) -> None:
     """Train and evaluate a grid of experiments and seeds. After an interruption, repeat the command."""
@@ -44,10 +44,7 @@ def sweep_(
             report=progress.show_runs,
             trackers=() if tracker is None else tracker,
         )
-    for warning in comparison.warnings:
-        print_message(f"warning: {warning}")
-    if not comparison.is_complete:
-        raise StoppedError("stopped, and all progress is saved; repeat the command to continue")
+    print_warnings(comparison.warnings, is_complete=comparison.is_complete)
     if as_json:
         facts = {"diverged": comparison.diverged, "failed": comparison.failed, "folder": str(out)}
         print_json({"results": comparison.rows, **facts})

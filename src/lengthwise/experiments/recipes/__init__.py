@@ -1,7 +1,7 @@
-"""Recipes (functions that return an experiment with tested settings), and comparisons of several experiments."""
+"""Recipes (experiments with tested settings by name), comparisons, and the experiment of a task without a recipe."""
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
@@ -10,43 +10,15 @@ from lengthwise.core.type_checks import check_arguments
 from lengthwise.encodings import Learned, Rotary
 from lengthwise.experiments.coupling_methods import find_coupling
 from lengthwise.experiments.experiment import Experiment, build_sampler, load_task, look_up
-from lengthwise.experiments.recipes import arithmetic, few_tokens, language_model, scratchpads
+from lengthwise.experiments.recipes.comparisons import COMPARISONS as COMPARISONS
 from lengthwise.experiments.recipes.fitted_encodings import is_baseline, with_fitted_settings, with_rule
-from lengthwise.experiments.recipes.scheme_encoding_grid import COMPARISONS as GRIDS
+from lengthwise.experiments.recipes.table import DEFAULT_RECIPES as DEFAULT_RECIPES
+from lengthwise.experiments.recipes.table import RECIPES as RECIPES
 from lengthwise.positions import Discovered
 from lengthwise.tasks import HasLengths, JSONLTask, Task, default_lengths, lengths_between, nearest_length
 
 # Number of IDs for a task file, whose longest test is unknown.
 NUM_POSITION_IDS = 4096
-RECIPES: dict[str, Callable[[], Experiment]] = {
-    recipe.__name__: recipe
-    for recipe in (*scratchpads.RECIPES, *arithmetic.RECIPES, *few_tokens.RECIPES, *language_model.RECIPES)
-}
-# Names of the default recipe of a task, and of the recipes with other schemes, by the name of the task.
-DEFAULT_RECIPES: dict[str, tuple[str, Mapping[str, str]]] = {
-    "parity": ("parity", {"coupled": "parity_coupled"}),
-    "copy": ("copy", {}),
-    "reverse": ("reverse", {}),
-    "variable_assignment": (
-        "variable_assignment_by_hand",
-        {"coupled": "variable_assignment_coupled", "discovered": "variable_assignment"},
-    ),
-    "addition": ("addition_by_hand", {"coupled": "addition_coupled", "discovered": "addition"}),
-    "multi_addition": ("multi_addition", {"multilevel": "multi_addition_given"}),
-    "multiplication": ("multiplication", {"multilevel": "multiplication_given"}),
-    "sort": ("sort", {"coupled": "sort_given"}),
-    "planted": ("planted", {}),
-    "sparse_parity": ("sparse_parity", {}),
-    "recall": ("recall", {}),
-    "multi_query_recall": ("multi_query_recall", {}),
-    "text": ("language_model", {}),
-}
-# Functions that return the experiments of a comparison by label.
-COMPARISONS: dict[str, Callable[[], dict[str, Experiment]]] = {
-    **scratchpads.COMPARISONS,
-    **GRIDS,
-    **language_model.COMPARISONS,
-}
 
 
 @check_arguments

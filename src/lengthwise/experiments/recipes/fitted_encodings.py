@@ -13,7 +13,7 @@ from lengthwise.tasks import Addition, Copy, Parity, Task, VariableAssignment
 from lengthwise.training.training_settings import TrainingSettings
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class FittedEncoding:
     """Common encoding with the settings that ``benchmarks/fit_sweep.py`` found for a task.
 
@@ -35,53 +35,50 @@ MIN_HEADS, HEAD_SIZE = 4, 32
 SMALL = DecoderSettings(num_layers=2, d_model=64, num_heads=4, length_scaling="none", temperature=1.0)
 SMALL_WITH_PREVIOUS_TOKEN = replace(SMALL, previous_token_mix=True)
 LARGE = DecoderSettings(num_layers=3, d_model=128, num_heads=4, length_scaling="none", temperature=1.0)
+# Decoder of tasks in which a step attends to several tokens.
+SHARP_DECODER = DecoderSettings(previous_token_mix=True, length_scaling="none", temperature=9.0)
+
+
+def train_until_fit(steps: int) -> TrainingSettings:
+    """Return training that stops once the run fits, after at most this number of steps."""
+    return TrainingSettings(steps=steps, weight_decay=0.1, fit_every=100, cooldown_steps=300)
+
 
 # The best settings of the search for copying up to 10 symbols. ALiBi has half as many steps again: with 1,000 steps, it
 # fitted on 2 of 5 new seeds.
 COPY_ENCODINGS = {
-    "rotary": FittedEncoding(
-        encoding=Rotary(), decoder=replace(SMALL, num_heads=2), training=TrainingSettings(steps=1000)
-    ),
-    "ALiBi": FittedEncoding(
-        encoding=ALiBi(), decoder=SMALL_WITH_PREVIOUS_TOKEN, training=TrainingSettings(steps=1500, batch_size=128)
-    ),
-    "NoPE": FittedEncoding(encoding=NoPE(), decoder=SMALL_WITH_PREVIOUS_TOKEN, training=TrainingSettings(steps=3000)),
+    "rotary": FittedEncoding(Rotary(), replace(SMALL, num_heads=2), TrainingSettings(steps=1000)),
+    "ALiBi": FittedEncoding(ALiBi(), SMALL_WITH_PREVIOUS_TOKEN, TrainingSettings(steps=1500, batch_size=128)),
+    "NoPE": FittedEncoding(NoPE(), SMALL_WITH_PREVIOUS_TOKEN, TrainingSettings(steps=3000)),
 }
 
 # The best settings of the search for parity of up to 10 bits.
 FOUR_LAYERS = replace(LARGE, num_layers=4)
 LARGE_TRAINING = TrainingSettings(steps=500, learning_rate=2e-3 / 3, batch_size=128)
+LEARNED_TRAINING = TrainingSettings(steps=1500, learning_rate=1e-3, batch_size=128)
 PARITY_ENCODINGS = {
-    "rotary": FittedEncoding(encoding=Rotary(), decoder=FOUR_LAYERS, training=LARGE_TRAINING),
-    "sinusoidal": FittedEncoding(encoding=Sinusoidal(), decoder=FOUR_LAYERS, training=LARGE_TRAINING),
-    "learned": FittedEncoding(
-        encoding=Learned(),
-        decoder=LARGE,
-        training=TrainingSettings(steps=1500, learning_rate=1e-3, batch_size=128),
-        max_test_length=100,
-    ),
+    "rotary": FittedEncoding(Rotary(), FOUR_LAYERS, LARGE_TRAINING),
+    "sinusoidal": FittedEncoding(Sinusoidal(), FOUR_LAYERS, LARGE_TRAINING),
+    "learned": FittedEncoding(Learned(), LARGE, LEARNED_TRAINING, max_test_length=100),
 }
 # The same decoder fits addition of up to 3 digits.
 ADDITION_TRAINING = replace(LARGE_TRAINING, steps=1200)
 ADDITION_ENCODINGS = {
-    "rotary": FittedEncoding(encoding=Rotary(), decoder=FOUR_LAYERS, training=ADDITION_TRAINING),
-    "sinusoidal": FittedEncoding(encoding=Sinusoidal(), decoder=FOUR_LAYERS, training=ADDITION_TRAINING),
-    "learned": FittedEncoding(encoding=Learned(), decoder=FOUR_LAYERS, training=ADDITION_TRAINING, max_test_length=100),
+    "rotary": FittedEncoding(Rotary(), FOUR_LAYERS, ADDITION_TRAINING),
+    "sinusoidal": FittedEncoding(Sinusoidal(), FOUR_LAYERS, ADDITION_TRAINING),
+    "learned": FittedEncoding(Learned(), FOUR_LAYERS, ADDITION_TRAINING, max_test_length=100),
 }
 # The best settings of the search for variable assignment with up to 5 assignments of 256 names.
 ASSIGNMENT_TRAINING = TrainingSettings(steps=400, learning_rate=1e-3, batch_size=256)
+WIDE_TRAINING = TrainingSettings(steps=1200, learning_rate=2e-3 / 3, batch_size=256)
 ASSIGNMENT_ENCODINGS = {
-    "rotary": FittedEncoding(encoding=Rotary(), decoder=LARGE, training=ASSIGNMENT_TRAINING),
-    "sinusoidal": FittedEncoding(
-        encoding=Sinusoidal(),
-        decoder=replace(LARGE, d_model=256),
-        training=TrainingSettings(steps=1200, learning_rate=2e-3 / 3, batch_size=256),
-    ),
-    "learned": FittedEncoding(encoding=Learned(), decoder=LARGE, training=ASSIGNMENT_TRAINING, max_test_length=100),
+    "rotary": FittedEncoding(Rotary(), LARGE, ASSIGNMENT_TRAINING),
+    "sinusoidal": FittedEncoding(Sinusoidal(), replace(LARGE, d_model=256), WIDE_TRAINING),
+    "learned": FittedEncoding(Learned(), LARGE, ASSIGNMENT_TRAINING, max_test_length=100),
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class FittedTask:
     """Task with the settings of the encodings that fit it, and with the default decoder and training of the others.
 
@@ -108,19 +105,14 @@ def with_rule(experiment: Experiment, rule: Sequence[str], *, num_position_ids: 
         experiment,
         scheme=scheme,
         encoding=SHARP_ROTARY,
-        decoder=DecoderSettings(
-            num_layers=1,
+        decoder=replace(
+            SHARP_DECODER,
             d_model=num_heads * HEAD_SIZE,
             num_heads=num_heads,
             level_per_head=True,
             head="wide_pointer",
-            previous_token_mix=True,
-            length_scaling="none",
-            temperature=9.0,
         ),
-        training=TrainingSettings(
-            steps=4000, batch_size=128, learning_rate=2e-3, weight_decay=0.1, fit_every=100, cooldown_steps=800
-        ),
+        training=replace(train_until_fit(4000), batch_size=128, learning_rate=2e-3, cooldown_steps=800),
     )
 
 
@@ -129,16 +121,10 @@ def fitted_tasks() -> dict[str, FittedTask]:
     """Return the tasks with fitted encodings by name; the defaults are those of the task's slowest encoding."""
     slowest = COPY_ENCODINGS["NoPE"]
     tasks = (
-        FittedTask(
-            task=Copy(),
-            train_length=10,
-            encodings=COPY_ENCODINGS,
-            decoder=slowest.decoder,
-            training=slowest.training,
-        ),
-        FittedTask(task=Parity(), train_length=10, encodings=PARITY_ENCODINGS),
-        FittedTask(task=Addition(), train_length=3, encodings=ADDITION_ENCODINGS),
-        FittedTask(task=VariableAssignment(num_names=256), train_length=5, encodings=ASSIGNMENT_ENCODINGS),
+        FittedTask(Copy(), 10, COPY_ENCODINGS, slowest.decoder, slowest.training),
+        FittedTask(Parity(), 10, PARITY_ENCODINGS),
+        FittedTask(Addition(), 3, ADDITION_ENCODINGS),
+        FittedTask(VariableAssignment(num_names=256), 5, ASSIGNMENT_ENCODINGS),
     )
     return {fitted.task.name: fitted for fitted in tasks}
 
