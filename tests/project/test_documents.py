@@ -335,7 +335,8 @@ def test_a_task_of_ones_own_is_right_at_longer_lengths_than_it_was_trained_on(
     if run == "rows":
         exec(compile(code, "rows.py", "exec"), {})
     # Comparing and coupling the rows once more repeats the training; their commands run at the quick size above.
-    commands = [command for command in commands_of(section(title)) if not re.search("compare|lengthwise couple|coupled[.-]", command)]
+    repeats = re.compile("compare|lengthwise couple|coupled[.-]")
+    commands = [command for command in commands_of(section(title)) if not repeats.search(command)]
     run_commands(commands, tmp_path)
     assert all(exact_match >= 0.95 for _, exact_match in results(tmp_path / "runs" / run))
 
