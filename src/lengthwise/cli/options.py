@@ -29,14 +29,9 @@ def integer(help_text: str, **option_settings: Any) -> Any:
     return Option(parser=parser, metavar="INT", help=help_text, **option_settings)
 
 
-def number(help_text: str) -> Any:
-    """Return a Typer option for a number with this help text."""
-    return Option(parser=_number_parser(float, "a number such as 2.5"), metavar="FLOAT", help=help_text)
-
-
-def fraction(help_text: str) -> Any:
-    """Return a Typer option for a fraction with this help text."""
-    return Option(parser=_number_parser(float, "a fraction such as 0.1"), metavar="FLOAT", help=help_text)
+def number(help_text: str, example: str) -> Any:
+    """Return a Typer option for a number with this help text; errors name the ``example``."""
+    return Option(parser=_number_parser(float, example), metavar="FLOAT", help=help_text)
 
 
 def complete_names(module: str, *tables: str) -> Callable[[], list[str]]:

@@ -19,6 +19,7 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
+from lengthwise.core.interruption import StoppedError
 from lengthwise.core.json_parsing import non_finite_to_null
 from lengthwise.core.progress_line import LITERAL_OUTPUT, SECONDS_PER_LINE, err_console, escape
 
@@ -68,6 +69,14 @@ def print_line(line: str) -> None:
 def print_message(line: str) -> None:
     """Print a message to standard error."""
     err_console.print(escape(line))
+
+
+def check_complete(comparison: Any) -> None:
+    """Print the warnings of a ``Comparison``, and raise ``StoppedError`` after an interruption."""
+    for warning in comparison.warnings:
+        print_message(f"warning: {warning}")
+    if not comparison.is_complete:
+        raise StoppedError("stopped, and all progress is saved; repeat the command to continue")
 
 
 def show_status(line: str) -> Status:

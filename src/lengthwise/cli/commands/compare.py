@@ -7,8 +7,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from lengthwise.cli import options
-from lengthwise.cli.terminal import print_json, print_line, print_message, print_table, show_status
-from lengthwise.core.interruption import StoppedError
+from lengthwise.cli.terminal import check_complete, print_json, print_line, print_message, print_table, show_status
 
 
 def compare_(
@@ -80,10 +79,7 @@ def compare_(
             report=print_message,
             trackers=() if tracker is None else tracker,
         )
-    for warning in comparison.warnings:
-        print_message(f"warning: {warning}")
-    if not comparison.is_complete:
-        raise StoppedError("stopped, and all progress is saved; repeat the command to continue")
+    check_complete(comparison)
     figure = draw(comparison.rows, out, title=", ".join(sorted({row["task"] for row in comparison.rows})))
     if as_json:
         print_json({"results": comparison.rows, "diverged": comparison.diverged, "figure": str(figure)})

@@ -19,7 +19,9 @@ def prepare(
     ],
     out: options.OutputFolder,
     vocabulary_size: Annotated[int, options.integer("Vocabulary size, including the end token.")] = 2048,
-    held_out: Annotated[float, options.fraction("Fraction of each kind of text to hold out.")] = 0.1,
+    held_out: Annotated[
+        float, options.number("Fraction of each kind of text to hold out.", "a fraction such as 0.1")
+    ] = 0.1,
     seed: Annotated[int, options.integer("Random seed for selecting held-out documents.")] = 0,
     as_json: options.JsonFlag = False,
 ) -> None:
@@ -28,7 +30,7 @@ def prepare(
 
     with ProgressLine(err_console) as progress:
         corpus_metadata = prepare_corpus(
-            texts, out, vocabulary_size=vocabulary_size, held_out=held_out, seed=seed, report=progress.show_preparation
+            texts, out, vocabulary_size=vocabulary_size, held_out=held_out, seed=seed, report=progress.show_count
         )
     if as_json:
         print_json({"folder": str(out), **corpus_metadata})

@@ -7,9 +7,8 @@ from typing import Annotated
 from typer import Argument, Option
 
 from lengthwise.cli import options
-from lengthwise.cli.terminal import print_json, print_line, print_message, print_table, show_status
+from lengthwise.cli.terminal import check_complete, print_json, print_line, print_message, print_table, show_status
 from lengthwise.core.defaults import FIRST_SEED
-from lengthwise.core.interruption import StoppedError
 
 
 def reproduce_(
@@ -53,10 +52,7 @@ def reproduce_(
             only=row,
             report=print_message,
         )
-    for warning in result.comparison.warnings:
-        print_message(f"warning: {warning}")
-    if result.figure is None:
-        raise StoppedError("stopped, and all progress is saved; repeat the command to continue")
+    check_complete(result.comparison)
     if as_json:
         rows, diverged_runs, readings = result.comparison.rows, result.comparison.diverged, result.readings
         output_values = {"results": rows, "diverged": diverged_runs, "readings": readings, "figure": str(result.figure)}

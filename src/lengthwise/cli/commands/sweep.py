@@ -6,8 +6,8 @@ from typing import Annotated
 from typer import Argument, Option
 
 from lengthwise.cli import options
-from lengthwise.cli.terminal import print_json, print_line, print_message, print_table
-from lengthwise.core.interruption import FailedRunsError, StoppedError
+from lengthwise.cli.terminal import check_complete, print_json, print_line, print_table
+from lengthwise.core.interruption import FailedRunsError
 from lengthwise.core.progress_line import ProgressLine, err_console
 
 
@@ -44,10 +44,7 @@ def sweep_(
             report=progress.show_runs,
             trackers=() if tracker is None else tracker,
         )
-    for warning in comparison.warnings:
-        print_message(f"warning: {warning}")
-    if not comparison.is_complete:
-        raise StoppedError("stopped, and all progress is saved; repeat the command to continue")
+    check_complete(comparison)
     if as_json:
         facts = {"diverged": comparison.diverged, "failed": comparison.failed, "folder": str(out)}
         print_json({"results": comparison.rows, **facts})
