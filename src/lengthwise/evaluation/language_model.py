@@ -70,11 +70,6 @@ class NextTokenModel(Protocol):
         If ``states`` is given, each sequence follows the prefix tokens that produced these states.
         """
 
-    def losses(
-        self, tokens: Batch, position_ids: BatchIDs, targets: Int[Tensor, "batch t"]
-    ) -> Float[Tensor, "batch t"]:
-        """Return the losses (nats) of ``targets``: the tokens that follow each of the last ``t`` tokens."""
-
     def plain_log_probs(
         self, tokens: WindowTokens, mask: Bool[Tensor, "seq seq"] | None = None
     ) -> Float[Tensor, " vocab"]:
