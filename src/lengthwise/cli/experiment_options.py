@@ -15,7 +15,7 @@ from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.experiments.experiment import Experiment, change_settings, load_task, resolve_override
 from lengthwise.experiments.recipes import COMPARISONS, RECIPES, experiment_for, recipe
 from lengthwise.experiments.recipes.fitted_encodings import describe_settings
-from lengthwise.experiments.run import Run
+from lengthwise.experiments.run import Run, load_run
 from lengthwise.experiments.run_folder import EXPERIMENT
 from lengthwise.positions import Discovered
 from lengthwise.tasks import HasLengths, Task, default_lengths, is_task_file
@@ -134,6 +134,11 @@ def _load_recipe(name: str) -> Experiment:
 def parse_overrides(**names: str | None) -> dict[str, Any]:
     """Return the classes or tasks that replace the task, scheme or encoding of a saved run, by kind."""
     return {kind: resolve_override(kind, name) for kind, name in names.items() if name is not None}
+
+
+def load_run_with(folder: Path, device: str, **names: str | None) -> Run:
+    """Load a run, with another task, scheme or encoding if it has a name."""
+    return load_run(folder, overrides=parse_overrides(**names), device=device)
 
 
 def load_model_task(model: str, task: str | None) -> Task:

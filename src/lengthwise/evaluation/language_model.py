@@ -243,7 +243,7 @@ def max_difference(
     return float(torch.where(log_probs == expected, 0.0, (log_probs - expected).abs()).max())
 
 
-def first_line(error: Exception, max_length: int = 160) -> str:
-    """Return the first line of an error message, at most ``max_length`` characters."""
+def first_line(error: Exception) -> str:
+    """Return the first line of an error message, at most 160 characters."""
     lines = str(error).strip().splitlines()
-    return lines[0][:max_length] if lines else "no message"
+    return lines[0][:160] if lines else "no message"

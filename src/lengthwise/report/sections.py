@@ -119,17 +119,17 @@ def _describe_states(states: Sequence[RunState]) -> tuple[list[str], list[Table]
     if not states:
         return [], []
     counts = "; ".join(f"{count:,} {name}" for name, count in Counter(map(_state_name, states)).items())
-    body = [[state.name, _state_name(state), _step_text(state), _value_text(state.loss)] for state in states]
+
+    def steps(state: RunState) -> str:
+        return _value_text(state.step) + ("" if state.num_steps is None else f" of {_value_text(state.num_steps)}")
+
+    body = [[state.name, _state_name(state), steps(state), _value_text(state.loss)] for state in states]
     table = Table(title="Unfinished runs and runs without results", header=["run", "state", "step", "loss"], body=body)
     return [f"Unfinished runs and runs without results: {counts}."], [table]
 
 
 def _state_name(state: RunState) -> str:
     return "finished, not evaluated" if state.state == "finished" else state.state
-
-
-def _step_text(state: RunState) -> str:
-    return _value_text(state.step) + ("" if state.num_steps is None else f" of {_value_text(state.num_steps)}")
 
 
 def _value_text(value: Any) -> str:

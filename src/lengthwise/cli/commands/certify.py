@@ -58,7 +58,6 @@ def certify(
     """
     from lengthwise.cli import experiment_options
     from lengthwise.evaluation.forecast.certificate_report import tables, to_json, verdict, write_report
-    from lengthwise.experiments.run import load_run
     from lengthwise.experiments.run_evaluation import certify_run
 
     part_names = {"task": task, "scheme": scheme, "encoding": encoding}
@@ -67,7 +66,7 @@ def certify(
     if target_path.is_dir():
         if train_lengths is not None:
             raise SettingError("--train-lengths applies to a task or a law, not to a run; leave out --train-lengths")
-        run = load_run(target_path, overrides=experiment_options.parse_overrides(**part_names), device="cpu")
+        run = experiment_options.load_run_with(target_path, "cpu", **part_names)
         name = run.experiment.task.name
         test_lengths = parsed_lengths or _default_run_lengths(run.experiment.task, run.experiment.train_lengths[1])
         compute_certificate: Callable[[], Any] = partial(certify_run, run, test_lengths, seed=seed)

@@ -27,13 +27,10 @@ def diagnose(
     """
     from lengthwise.cli import experiment_options
     from lengthwise.evaluation.diagnosis.report import sentences, tables, to_json, write_report
-    from lengthwise.experiments.run import load_run
     from lengthwise.experiments.run_evaluation import diagnose_run
     from lengthwise.tasks import task_fields
 
-    run = load_run(
-        folder, overrides=experiment_options.parse_overrides(task=task, scheme=scheme, encoding=encoding), device="cpu"
-    )
+    run = experiment_options.load_run_with(folder, "cpu", task=task, scheme=scheme, encoding=encoding)
     with show_stages(f"diagnosing {folder} at length {length}") as report:
         diagnosis = diagnose_run(run, length, num_examples=num_examples, seed=seed, report=report)
     if as_json:

@@ -53,7 +53,6 @@ def evaluate_(
     """
     from lengthwise.cli import experiment_options
     from lengthwise.evaluation.tables_and_figures import length_table
-    from lengthwise.experiments.run import load_run
     from lengthwise.experiments.run_evaluation import evaluate
     from lengthwise.hf.language_models import PromptingConfig, evaluate_language_model, is_run
 
@@ -61,8 +60,7 @@ def evaluate_(
     if is_run(name):
         model_flags = {"shots": shots, "shot-length": shot_length, "in-tokens": in_tokens or None}
         options.reject_flags("needs a model, not a run", **model_flags, tokenizer=tokenizer, dtype=dtype, out=out)
-        overrides = experiment_options.parse_overrides(task=task, scheme=scheme, encoding=encoding)
-        run = load_run(Path(name), overrides=overrides, device=device)
+        run = experiment_options.load_run_with(Path(name), device, task=task, scheme=scheme, encoding=encoding)
         run = replace(run, experiment=experiment_options.override_corpus(run.experiment, corpus))
         replacement_task = None if task is None else run.experiment.task
         settings = experiment_options.override_evaluation(run.experiment.evaluation, **flags, task=replacement_task)
@@ -114,11 +112,9 @@ def generate_(
 ) -> None:
     """Generate the response to one prompt, and print its tokens with their position IDs."""
     from lengthwise.cli import experiment_options
-    from lengthwise.experiments.run import load_run
     from lengthwise.experiments.run_evaluation import generate_from_prompt
 
-    overrides = experiment_options.parse_overrides(task=task, scheme=scheme, encoding=encoding)
-    run = load_run(folder, overrides=overrides, device=device)
+    run = experiment_options.load_run_with(folder, device, task=task, scheme=scheme, encoding=encoding)
     completion = generate_from_prompt(run, prompt, max_new_tokens)
     if as_json:
         output = {"prompt": prompt, "tokens": completion.tokens, "position_ids": completion.position_ids}

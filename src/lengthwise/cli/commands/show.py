@@ -32,12 +32,10 @@ def show_(
     """
     from lengthwise.cli import experiment_options
     from lengthwise.evaluation.picture.text_drawing import draw_text
-    from lengthwise.experiments.run import load_run
     from lengthwise.experiments.show import show
 
     if Path(target).is_dir():
-        overrides = experiment_options.parse_overrides(task=task, scheme=scheme, encoding=encoding)
-        run = load_run(target, overrides=overrides, device="cpu")
+        run = experiment_options.load_run_with(Path(target), "cpu", task=task, scheme=scheme, encoding=encoding)
         picture = show(run, length, seed=seed, training=training, out=out)
     else:
         options.reject_flags("needs a run folder", task=task, encoding=encoding)

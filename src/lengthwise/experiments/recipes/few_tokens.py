@@ -10,6 +10,10 @@ from lengthwise.positions import Sequential
 from lengthwise.tasks import MultiQueryRecall, Planted, Recall, SparseParity
 from lengthwise.training.training_settings import TrainingSettings
 
+# Decoder of both recall tasks.
+RECALL_DECODER = DecoderSettings(
+    num_layers=2, d_model=64, num_heads=2, previous_token_mix=True, length_scaling="none", temperature=1.0
+)
 # Numbers of flagged bits in the test variants; some exceed the numbers in training.
 TEST_BITS = (1, 2, 4, 6, 8, 10, 12, 16)
 
@@ -32,9 +36,7 @@ def recall() -> Experiment:
         task=Recall(),
         scheme=Sequential(),
         encoding=NoPE(),
-        decoder=DecoderSettings(
-            num_layers=2, d_model=64, num_heads=2, previous_token_mix=True, length_scaling="none", temperature=1.0
-        ),
+        decoder=RECALL_DECODER,
         training=TrainingSettings(steps=3000, weight_decay=0.1, fit_every=100, cooldown_steps=300),
         train_lengths=(4, 32),
         evaluation=EvaluationSettings(lengths=(32, 64, 128, 512), num_examples=(512,)),
@@ -51,9 +53,7 @@ def multi_query_recall() -> Experiment:
         task=MultiQueryRecall(),
         scheme=Sequential(),
         encoding=NAPE(),
-        decoder=DecoderSettings(
-            num_layers=2, d_model=64, num_heads=2, previous_token_mix=True, length_scaling="none", temperature=1.0
-        ),
+        decoder=RECALL_DECODER,
         training=TrainingSettings(steps=20_000, weight_decay=0.1, fit_every=100, cooldown_steps=300),
         train_lengths=(32, 64),
         evaluation=EvaluationSettings(lengths=(64, 128, 256, 1024), num_examples=(256,)),
