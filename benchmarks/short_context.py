@@ -4,15 +4,17 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Real
+from torch import Tensor
 
 from lengthwise.core.errors import SettingError
-from lengthwise.evaluation.language_model import NextTokenModel
-from lengthwise.influence.hidden_context import batch_size
+from lengthwise.experiments.decoder_model import DecoderModel
+from lengthwise.hf.causal_lm import CausalLM
+from lengthwise.influence.hidden_context import LOG_PROBS_PER_TOKEN, batch_size
 
 
 def short_context_losses(
-    model: NextTokenModel, tokens: Int[np.ndarray, " seq"], *, near: int, stride: int
+    model: DecoderModel | CausalLM, tokens: Int[np.ndarray, " seq"], *, near: int, stride: int
 ) -> Float[np.ndarray, " scored"]:
     """Return the loss (nats) of every token except the first ``near`` tokens.
 
@@ -25,14 +27,35 @@ def short_context_losses(
             f"near={near} needs at least {near + 1} tokens, but the text has {len(tokens)}; use a smaller near"
         )
     losses = np.empty(len(tokens) - near)
-    num_windows = batch_size(model, near + stride, num_predictions=stride)
+    max_windows = LOG_PROBS_PER_TOKEN * model.forward_tokens // (stride * model.vocabulary_size)
+    num_windows = max(1, min(batch_size(model, near + stride), max_windows))
     for starts, num_scored in _window_batches(len(tokens) - near, stride, num_windows):
         batch = torch.from_numpy(np.stack([tokens[start : start + near + num_scored] for start in starts])).long()
         ids = torch.stack([model.assign_ids(context) for context in batch[:, :-1]])
-        batch_losses = model.losses(batch[:, :-1], ids, batch[:, near:]).cpu().double().numpy()
+        batch_losses = _losses(model, batch[:, :-1], ids, batch[:, near:]).cpu().double().numpy()
         for start, window_losses in zip(starts, batch_losses, strict=True):
             losses[start : start + num_scored] = window_losses
     return losses
+
+
+@torch.no_grad()
+def _losses(
+    model: DecoderModel | CausalLM,
+    tokens: Int[Tensor, "batch seq"],
+    position_ids: Real[Tensor, "batch *level seq"],
+    targets: Int[Tensor, "batch t"],
+) -> Float[Tensor, "batch t"]:
+    """Return the losses (nats) of ``targets``: the tokens that follow each of the last ``t`` tokens."""
+    indexes = torch.arange(tokens.shape[1] - targets.shape[1], tokens.shape[1])
+    if isinstance(model, DecoderModel):
+        ids = model._decoder_ids(position_ids)
+        hidden, _ = model.decoder(tokens.to(model.device), ids, query_start=int(indexes[0]))
+        logits = model.decoder.token_logits(hidden)
+    else:
+        mask = model._causal_mask(position_ids)
+        logits = model._forward(tokens, position_ids, mask, logit_indexes=indexes).logits.float()
+    labels = targets.to(logits.device).flatten()
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels, reduction="none").view(targets.shape)
 
 
 def _window_batches(num_scored: int, stride: int, num_windows: int) -> Iterator[tuple[list[int], int]]:

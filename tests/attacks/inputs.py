@@ -27,10 +27,10 @@ from lengthwise.core.checkpoint import load_tensors
 from lengthwise.core.errors import LengthwiseError
 from lengthwise.core.json_parsing import parse_json
 from lengthwise.core.type_checks import check_values
-from lengthwise.evaluation.evaluator import EXACT_MATCH_EVALUATOR, check_row
 from lengthwise.experiments.experiment import from_dict, to_dict
 from lengthwise.experiments.run import TrainingFacts
 from lengthwise.experiments.run_folder import read_rows, read_rows_with_digest
+from lengthwise.experiments.runner import check_row
 from lengthwise.tasks import TASKS, JSONLTask, Text
 from lengthwise.tasks.jsonl_table import read_table
 from lengthwise.tasks.text_format import format_examples
@@ -212,7 +212,7 @@ def read_results(content: bytes) -> None:
     with suppress(LengthwiseError):
         read_rows_with_digest(path)
     for row in read_rows(path):
-        check_row(row, EXACT_MATCH_EVALUATOR)
+        check_row(row)
 
 
 def read_weights(content: bytes) -> None:

@@ -790,7 +790,7 @@ def test_the_training_progress_shows_means_and_the_latest_exact_match():
 def test_a_finished_progress_bar_in_a_terminal_ends_with_a_line_break():
     output = io.StringIO()
     with ProgressLine(Console(file=output, force_terminal=True, width=100)) as progress:
-        progress.show_targets(5, 5)
+        progress.show_count("targets", 5, 5)
     assert "\n" in output.getvalue()[output.getvalue().rindex("5/5") :]
 
 
@@ -800,7 +800,7 @@ def test_without_a_terminal_progress_is_a_plain_line_every_few_seconds(monkeypat
     output = io.StringIO()
     with ProgressLine(Console(file=output, width=20)) as progress:
         for num_done in range(1, 6):
-            progress.show_preparation("reading [bold]a\tlong name", 1000 * num_done, 9000)
+            progress.show_count("reading [bold]a\tlong name", 1000 * num_done, 9000)
     # At 0, 4, 11, 12 and 13 seconds; the last state is always printed.
     assert output.getvalue().splitlines() == [f"reading [bold]a\\tlong name  {num},000/9,000" for num in (1, 3, 5)]
 

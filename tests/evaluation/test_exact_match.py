@@ -26,9 +26,8 @@ from lengthwise.evaluation.exact_match import (
     evaluate_by_length,
     warn_untrained_distance,
 )
-from lengthwise.evaluation.grading import Grades, grade
+from lengthwise.evaluation.grading import FirstErrors, Grades, grade
 from lengthwise.evaluation.result_rows import describe_misfit
-from lengthwise.evaluation.tally import FirstErrors
 from lengthwise.experiments.experiment import Experiment, build_decoder
 from lengthwise.model import attention
 from lengthwise.model.decoder import Decoder
@@ -259,7 +258,7 @@ def test_results_do_not_depend_on_the_batch_size(name, decode, monkeypatch):
     settings = EvaluationSettings(lengths=(1, 2, 5), num_examples=(21,), decode=decode)
 
     def results() -> tuple[list[LengthResult], list[float | None]]:
-        found = untimed(evaluate_by_length(decoder, experiment.task, experiment.scheme, settings))
+        found = untimed(tuple(evaluate_by_length(decoder, experiment.task, experiment.scheme, settings)))
         return [replace(result, answer_loss=None) for result in found], [result.answer_loss for result in found]
 
     usual, losses = results()
@@ -291,7 +290,7 @@ def test_the_first_examples_do_not_depend_on_the_number_of_examples(monkeypatch)
     for number in (1, 5, 16, 17, 40):
         examples_by_call.append([])
         settings = EvaluationSettings(lengths=(3,), num_examples=(number,))
-        evaluate_by_length(decoder, experiment.task, experiment.scheme, settings)
+        tuple(evaluate_by_length(decoder, experiment.task, experiment.scheme, settings))
         assert len(examples_by_call[-1]) == number
     assert all(rows == examples_by_call[-1][: len(rows)] for rows in examples_by_call)
     assert len({tuple(row) for row in examples_by_call[-1]}) > 30
@@ -309,7 +308,7 @@ def test_each_seed_and_each_length_has_different_examples(monkeypatch):
     monkeypatch.setattr(evaluation, "grade", remember)
     for seed in (0, 1):
         settings = EvaluationSettings(lengths=(6, 7), num_examples=(16,), seed=seed)
-        evaluate_by_length(decoder, experiment.task, experiment.scheme, settings)
+        tuple(evaluate_by_length(decoder, experiment.task, experiment.scheme, settings))
     assert all(one != other for place, one in enumerate(examples_by_call) for other in examples_by_call[:place])
 
 
@@ -334,7 +333,7 @@ def measure(monkeypatch: pytest.MonkeyPatch, grades: Grades) -> LengthResult:
     experiment = small_experiment()
     monkeypatch.setattr(evaluation, "grade", lambda *given, **how: grades)
     settings = EvaluationSettings(lengths=(4,), num_examples=(len(grades.scored),))
-    return evaluate_by_length(build_decoder(experiment), experiment.task, experiment.scheme, settings)[0]
+    return next(evaluate_by_length(build_decoder(experiment), experiment.task, experiment.scheme, settings))
 
 
 def test_first_errors_are_counted_by_kind(monkeypatch):
@@ -373,13 +372,13 @@ def evaluate_sequential(num_position_ids: int | None = None, **given: Any) -> tu
     encoding = Rotary() if num_position_ids is None else Learned(num_position_ids=num_position_ids)
     experiment = small_experiment(scheme=Sequential(), encoding=encoding)
     settings = EvaluationSettings(lengths=(4, 8), num_examples=(20, 3))
-    return evaluate_by_length(build_decoder(experiment), experiment.task, experiment.scheme, settings, **given)
+    return tuple(evaluate_by_length(build_decoder(experiment), experiment.task, experiment.scheme, settings, **given))
 
 
 def test_a_length_after_an_exact_match_of_zero_is_skipped_and_marked():
     experiment = small_experiment(scheme=Sequential(), encoding=Rotary())
     settings = EvaluationSettings(lengths=(8, 16, 12), num_examples=(4, 3, 2), stop_at_zero=True)
-    found = evaluate_by_length(build_decoder(experiment), experiment.task, experiment.scheme, settings)
+    found = tuple(evaluate_by_length(build_decoder(experiment), experiment.task, experiment.scheme, settings))
     first, *skipped = found
     assert (first.length, first.exact_match, first.skipped) == (8, 0.0, False)
     assert [(each.length, each.num_examples) for each in skipped] == [(16, 0), (12, 0)]
@@ -389,7 +388,7 @@ def test_a_length_after_an_exact_match_of_zero_is_skipped_and_marked():
         measured = (each.exact_tokens, each.token_accuracy, each.id_accuracy, each.answer_loss, each.first_error)
         assert set(measured) == {None}
     unstopped = replace(settings, stop_at_zero=False)
-    results = evaluate_by_length(build_decoder(experiment), experiment.task, experiment.scheme, unstopped)
+    results = tuple(evaluate_by_length(build_decoder(experiment), experiment.task, experiment.scheme, unstopped))
     assert [each.skipped for each in results] == [False] * 3
 
 
@@ -400,7 +399,7 @@ def test_nan_predictions_raise_an_error():
         decoder.embedding[2] = math.nan
     settings = EvaluationSettings(lengths=(3,), num_examples=(4,))
     with pytest.raises(DivergedError, match=r"^the token loss of the decoder is NaN; train the run again"):
-        evaluate_by_length(decoder, experiment.task, experiment.scheme, settings)
+        tuple(evaluate_by_length(decoder, experiment.task, experiment.scheme, settings))
 
 
 def test_untrained_distances_emit_one_warning():
@@ -463,7 +462,7 @@ def test_progress_reports_count_up_to_the_total_of_each_length():
 def test_evaluation_restores_the_mode_of_the_decoder(training):
     experiment = small_experiment()
     decoder = build_decoder(experiment).train(training)
-    evaluate_by_length(decoder, experiment.task, experiment.scheme, experiment.evaluation)
+    tuple(evaluate_by_length(decoder, experiment.task, experiment.scheme, experiment.evaluation))
     assert decoder.training == training
 
 

@@ -29,9 +29,7 @@ from lengthwise.evaluation.forecast.probed_model import (
     QueryResult,
     SubsampleAccuracy,
     measure_subsample_accuracy,
-    query_decoder,
     sample_queries,
-    sample_response_queries,
 )
 from lengthwise.evaluation.forecast.subsampling import (
     BLOCK_SIZE,
@@ -131,7 +129,7 @@ def test_queries_on_full_sequences_agree_with_grading(scheme, task):
     ids = 256 if scheme == "predicted" else None
     decoder = small_decoder("rotary", task, num_predicted_ids=ids)
     queries = sample_queries(task, small_scheme(scheme), 5, 256, seed=0)
-    result = query_decoder(decoder, queries, all_tokens(queries))
+    result = probed_model(task, decoder).query(queries, all_tokens(queries))
     grades = grade(decoder, queries.batch, end=task.vocabulary.index("end"), decode="forced")
     correct = grades.token_correct & (grades.id_correct | ~grades.id_scored)
     first = int(queries.batch.prompt_length.min())
@@ -512,7 +510,8 @@ def test_responses_of_one_length_may_have_different_numbers_of_tokens(tmp_path):
     records = [{"prompt": ["a", "b", str(n)], "response": ["x"] * n} for n in range(1, 10)]
     path = tmp_path / "runs.jsonl"
     path.write_text("\n".join(map(json.dumps, records)))
-    queries, num_each = sample_response_queries(JSONLTask(file=str(path)), Sequential(), 3, 200, 8, seed=1)
+    task = JSONLTask(file=str(path))
+    queries, num_each = probed_model(task, small_decoder("nope", task)).response_queries(3)
     # The shortest response has a letter and the end token.
     assert num_each == 2
     assert queries.batch.token_scored.numpy()[np.arange(len(queries.answer)), queries.answer].all()

@@ -28,6 +28,7 @@ from lengthwise.evaluation.figure_layout import (
     set_length_axis,
     spread,
 )
+from lengthwise.evaluation.grading import skipped_result
 from lengthwise.evaluation.result_rows import (
     group_rows,
     label_of,
@@ -41,7 +42,6 @@ from lengthwise.evaluation.tables_and_figures import (
     length_table,
     result_tables,
 )
-from lengthwise.evaluation.tally import skipped_result
 
 STORED_RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 

@@ -160,7 +160,7 @@ def test_an_exported_run_has_the_results_of_the_run(tmp_path):
     export_hf(tmp_path / "run", tmp_path / "hf")
     run = load_run(tmp_path / "run")
     settings = EvaluationSettings(lengths=(8, 30), num_examples=(16, 8))
-    expected = evaluate_by_length(run.decoder, experiment.task, experiment.scheme, settings)
+    expected = tuple(evaluate_by_length(run.decoder, experiment.task, experiment.scheme, settings))
     trainer = trainer_of(AutoModelForCausalLM.from_pretrained(tmp_path / "hf"), tmp_path / "out")
     measured = EvaluateByLength.from_task(trainer, experiment.task, experiment.scheme, settings).measure(trainer.state)
     for ours, theirs in zip(expected, measured, strict=True):

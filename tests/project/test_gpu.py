@@ -90,8 +90,8 @@ def test_evaluation_gives_the_same_on_cuda_and_cpu(decode, tmp_path):
     experiment = lw.quick(lw.experiment_for("parity", "predicted"))
     run = lw.train(experiment, tmp_path / "run", device="cpu")
     settings = lw.EvaluationSettings(lengths=(4, 30), num_examples=(32,), decode=decode)
-    here = evaluate_by_length(run.decoder, experiment.task, experiment.scheme, settings)
-    there = evaluate_by_length(run.decoder.to(CUDA), experiment.task, experiment.scheme, settings)
+    here = tuple(evaluate_by_length(run.decoder, experiment.task, experiment.scheme, settings))
+    there = tuple(evaluate_by_length(run.decoder.to(CUDA), experiment.task, experiment.scheme, settings))
     assert [row.exact_match for row in here] == [row.exact_match for row in there]
 
 

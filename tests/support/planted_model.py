@@ -51,10 +51,6 @@ class PlantedModel:
             visible[row, ids[ids < self.num_far]] = 1.0
         return self._log_probs(visible)
 
-    def losses(self, tokens: Tensor, position_ids: Tensor, targets: Tensor) -> Tensor:
-        """Return the losses, with the same prediction at all token indexes."""
-        return -self.log_probs(tokens, position_ids).gather(1, targets)
-
     def plain_log_probs(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return the log-probabilities, with the far tokens that the last row of the mask contains visible."""
         return self._log_probs(torch.ones(self.num_far) if mask is None else mask[-1, : self.num_far].float())

@@ -144,7 +144,9 @@ def test_evaluation_uses_each_record_at_most_once(tmp_path):
     decoder = build_decoder(small_experiment(task, Sequential()))
     settings = EvaluationSettings(lengths=(1,), num_examples=(20_000,))
     reports = []
-    (result,) = evaluate_by_length(decoder, task, Sequential(), settings, report=lambda *each: reports.append(each))
+    (result,) = tuple(
+        evaluate_by_length(decoder, task, Sequential(), settings, report=lambda *each: reports.append(each))
+    )
     # The width of an interval for 64 records.
     assert (result.num_examples, reports[-1]) == (64, (1, 64, 64))
     assert result.high - result.low > 0.05

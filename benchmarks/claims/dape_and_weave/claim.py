@@ -95,7 +95,7 @@ def _evaluate_with_weave(run: Run) -> dict[str, list[dict[str, Any]]]:
     results = {}
     for label, weave in weaves(int(run.facts["trained_distance"])).items():
         decoder = load_run(run.folder, overrides={"encoding": weave}, device=device).decoder
-        by_length = evaluate_by_length(decoder, experiment.task, experiment.scheme, experiment.evaluation)
+        by_length = tuple(evaluate_by_length(decoder, experiment.task, experiment.scheme, experiment.evaluation))
         measured = [result for result in by_length if not result.skipped]
         results[label] = [{name: getattr(result, name) for name in RESULT_NAMES} for result in measured]
     return results

@@ -120,9 +120,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         message_and_status = _message_and_status(error)
         if message_and_status is None:
             raise
+        message, status = message_and_status
         if launch.local_rank > 0:
-            _leave_report_to_first_process(error)
-        _exit_with_message(*message_and_status)
+            # After an error of the first process, the launcher ends this one while it waits.
+            if isinstance(error, StoppedError | KeyboardInterrupt):
+                sys.exit(1)
+            time.sleep(REPORT_S)
+        print(escape(f"error: {' '.join(message.split())}" if status == 2 else message), file=sys.stderr)
+        sys.exit(status)
 
 
 def _message_and_status(error: BaseException) -> tuple[str, int] | None:
@@ -144,19 +149,6 @@ def _message_and_status(error: BaseException) -> tuple[str, int] | None:
         return "out of memory; use shorter lengths, smaller batches or fewer examples", 1
     # Errors of the argument parser have their own message.
     return (error.format_message(), 2) if hasattr(error, "format_message") else None
-
-
-def _leave_report_to_first_process(error: BaseException) -> None:
-    """Exit after an interruption, or wait until the launcher ends this process because of the first one's error."""
-    if isinstance(error, StoppedError | KeyboardInterrupt):
-        sys.exit(1)
-    time.sleep(REPORT_S)
-
-
-def _exit_with_message(message: str, status: int) -> None:
-    output_line = f"error: {' '.join(message.split())}" if status == 2 else message
-    print(escape(output_line), file=sys.stderr)
-    sys.exit(status)
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *location: Any, **options: Any) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,12 @@ def run_study(study: InfluenceStudy, out: Path, *, resume: bool) -> dict[str, An
             print_message(f"estimated time: {' to '.join(bounds)}")
 
         if not measure_influence(
-            study, folder, resume=resume, report=progress.show_targets, stop=should_stop, estimate=print_estimate
+            study,
+            folder,
+            resume=resume,
+            report=partial(progress.show_count, "targets"),
+            stop=should_stop,
+            estimate=print_estimate,
         ):
             raise StoppedError(f"stopped and saved in {folder}; repeat the command with --resume to continue")
     if study.part == (1, 1):

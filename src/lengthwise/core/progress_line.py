@@ -93,24 +93,16 @@ class ProgressLine:
         # Longer lengths need the last steps, in which the learning rate falls, although the run already fits.
         cooldown = "  fits; the learning rate falls until the end" if "last_step" in row else ""
         text = f"mean loss {row['mean_loss']:.4f}  {accuracies}{self.exact_match}{cooldown}"
-        self._update(text, row["step"], row.get("last_step"))
+        self.show_count(text, row["step"], row.get("last_step"))
 
     def show_search(self, row: dict[str, Any]) -> None:
         """Show what the search for a coupling does, and how far it is."""
-        self._update(row["stage"], row["done"], row["total"])
-
-    def show_preparation(self, stage: str, num_done: int, num_total: int | None) -> None:
-        """Show the number of documents that one stage of corpus preparation has processed."""
-        self._update(stage, num_done, num_total)
-
-    def show_targets(self, num_done: int, num_total: int) -> None:
-        """Show the number of completed targets of an influence study."""
-        self._update("targets", num_done, num_total)
+        self.show_count(row["stage"], row["done"], row["total"])
 
     def show_runs(self, num_done: int, num_total: int, line: str) -> None:
         """Show the number of finished runs; without a bar, print a line for each run, with the time left."""
         if self.has_bar:
-            self._update("runs", num_done, num_total)
+            self.show_count("runs", num_done, num_total)
             return
         self.first_runs = (time.monotonic(), num_done) if self.first_runs is None else self.first_runs
         first_time, num_first = self.first_runs
@@ -122,7 +114,7 @@ class ProgressLine:
 
     def show_examples(self, length: int, num_done: int, num_total: int) -> None:
         """Show the number of completed examples at a length."""
-        self._update(f"length {length:,}", num_done, num_total)
+        self.show_count(f"length {length:,}", num_done, num_total)
 
     def show_result(self, row: dict[str, Any]) -> None:
         """Print the result of a length when it is measured, above the bar if there is one."""
@@ -135,7 +127,8 @@ class ProgressLine:
         self.unprinted_line = ""
         self._print_line(f"length {row['length']:,}{variant}{tokens}{requested}: {value}{interval}")
 
-    def _update(self, description: str, num_done: int, num_total: int | None = None) -> None:
+    def show_count(self, description: str, num_done: int, num_total: int | None = None) -> None:
+        """Show the number of completed items of a stage; None keeps the total."""
         self.num_total = self.num_total if num_total is None else num_total
         if self.has_bar:
             self.progress.start()

@@ -1,19 +1,17 @@
 """Exact match by length, with confidence intervals and the first error of each failed example."""
 
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
+from torch import nn
 
 from lengthwise.core.errors import PositionRangeError, SettingError, UntrainedDistanceWarning
 from lengthwise.core.randomness import stream
 from lengthwise.core.type_checks import check_types
-from lengthwise.encodings import EncodingSettings
-from lengthwise.evaluation.grading import DECODE_MODES, grade
-from lengthwise.evaluation.tally import LengthResult, Tally, skipped_result
+from lengthwise.evaluation.grading import DECODE_MODES, LengthResult, Tally, grade, measure_lengths
 from lengthwise.model.decoder import Decoder
 from lengthwise.positions import PositionScheme
 from lengthwise.tasks import HasRecords, Task
@@ -75,56 +73,42 @@ def evaluate_by_length(
     *,
     trained_distance: int | float | None = None,
     report: Callable[[int, int, int], None] | None = None,
-) -> tuple[LengthResult, ...]:
-    """Evaluate a decoder at each length; ``report(length, num_done, num_total)`` counts examples after each batch.
-
-    Evaluation is teacher-forced by default, with one forward pass per batch. If each prompt has one correct answer,
-    greedy decoding is exact if and only if all teacher-forced predictions are correct. Emits
-    ``UntrainedDistanceWarning`` if ID distances exceed ``trained_distance``.
-    """
-    return tuple(iter_results(decoder, task, scheme, settings, trained_distance=trained_distance, report=report))
-
-
-def iter_results(
-    decoder: Decoder,
-    task: Task,
-    scheme: PositionScheme,
-    settings: EvaluationSettings,
-    *,
-    trained_distance: int | float | None = None,
-    report: Callable[[int, int, int], None] | None = None,
 ) -> Iterator[LengthResult]:
-    """Evaluate like ``evaluate_by_length``, and yield the result of each length when it is complete."""
+    """Evaluate a decoder at each length, and yield the result of each length when it is complete.
+
+    ``report(length, num_done, num_total)`` counts examples after each batch. Evaluation is teacher-forced by default,
+    with one forward pass per batch. If each prompt has one correct answer, greedy decoding is exact if and only if all
+    teacher-forced predictions are correct. Emits ``UntrainedDistanceWarning`` if ID distances exceed
+    ``trained_distance``.
+    """
+    end_token = task.vocabulary.index("end")
+
+    def measure(index: int) -> LengthResult:
+        length, tally = settings.lengths[index], Tally()
+        num_examples = count_examples(task, length, settings.num_examples_at(index))
+        for _, batch in iter_examples(task, scheme, length, num_examples, settings.seed):
+            check_id_range(decoder.check_ids.num_position_ids, batch, length)
+            tally.add(grade(decoder, batch, end=end_token, decode=settings.decode), largest_distance(batch))
+            if report is not None:
+                report(length, tally.num_examples, num_examples)
+        return tally.result(length, settings.decode)
+
     with eval_mode(decoder):
-        end_token = task.vocabulary.index("end")
-        for length_index, length in enumerate(settings.lengths):
-            start_time = time.perf_counter()
-            max_distance: int | float = 0
-            tally, num_examples = Tally(), count_examples(task, length, settings.num_examples_at(length_index))
-            for _, batch in iter_examples(task, scheme, length, num_examples, settings.seed):
-                check_id_range(decoder.check_ids.num_position_ids, batch, length)
-                max_distance = max(max_distance, largest_distance(batch))
-                tally.add(grade(decoder, batch, end=end_token, decode=settings.decode))
-                if report is not None:
-                    report(length, tally.num_examples, num_examples)
-            result = tally.result(length, settings.decode, max_distance)
-            warn_untrained_distance(decoder, scheme, length, max_distance, trained_distance)
-            yield replace(result, wall_s=round(time.perf_counter() - start_time, 3))
-            if settings.stop_at_zero and result.exact_match == 0:
-                for skipped_length in settings.lengths[length_index + 1 :]:
-                    yield skipped_result(skipped_length, settings.decode)
-                break
+        for result in measure_lengths(settings.lengths, settings.decode, measure, stop_at_zero=settings.stop_at_zero):
+            if result.largest_distance is not None:
+                warn_untrained_distance(decoder, scheme, result.length, result.largest_distance, trained_distance)
+            yield result
 
 
 @contextmanager
-def eval_mode(decoder: Decoder) -> Iterator[None]:
-    """Switch the decoder to evaluation mode, and restore its mode on exit."""
-    was_training = decoder.training
-    decoder.eval()
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """Switch a model to evaluation mode, and restore its mode on exit."""
+    was_training = model.training
+    model.eval()
     try:
         yield
     finally:
-        decoder.train(was_training)
+        model.train(was_training)
 
 
 def warn_untrained_distance(
@@ -192,15 +176,6 @@ def iter_blocks(task: Task, length: int, total: int, seed: int) -> Iterator[Exam
 def count_examples(task: Task, length: int, requested: int) -> int:
     """Return the number of examples evaluated at a length: ``requested``, or fewer if a file has fewer records."""
     return min(requested, task.num_records(length)) if isinstance(task, HasRecords) else requested
-
-
-def check_lengths(task: Task, scheme: PositionScheme, encoding: EncodingSettings, settings: EvaluationSettings) -> None:
-    """Raise an error for lengths that the task, the scheme or the encoding does not support."""
-    for length in settings.lengths:
-        rng = stream(settings.seed, "evaluation examples", length, 0)
-        examples = task.sample(length=length, size=1, rng=rng)
-        batch = to_batch(length, examples, scheme.assign(examples, rng, training=False))
-        check_id_range(encoding.num_position_ids, batch, length)
 
 
 def check_id_range(limit: int | None, batch: Batch, length: int) -> None:

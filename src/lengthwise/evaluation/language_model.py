@@ -70,11 +70,6 @@ class NextTokenModel(Protocol):
         If ``states`` is given, each sequence follows the prefix tokens that produced these states.
         """
 
-    def losses(
-        self, tokens: Batch, position_ids: BatchIDs, targets: Int[Tensor, "batch t"]
-    ) -> Float[Tensor, "batch t"]:
-        """Return the losses (nats) of ``targets``: the tokens that follow each of the last ``t`` tokens."""
-
     def plain_log_probs(
         self, tokens: WindowTokens, mask: Bool[Tensor, "seq seq"] | None = None
     ) -> Float[Tensor, " vocab"]:
@@ -248,7 +243,7 @@ def max_difference(
     return float(torch.where(log_probs == expected, 0.0, (log_probs - expected).abs()).max())
 
 
-def first_line(error: Exception, max_length: int = 160) -> str:
-    """Return the first line of an error message, at most ``max_length`` characters."""
+def first_line(error: Exception) -> str:
+    """Return the first line of an error message, at most 160 characters."""
     lines = str(error).strip().splitlines()
-    return lines[0][:max_length] if lines else "no message"
+    return lines[0][:160] if lines else "no message"

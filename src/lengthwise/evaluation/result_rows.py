@@ -5,10 +5,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lengthwise.core.intervals import interval_over_models
-from lengthwise.evaluation.tally import LengthResult
+from lengthwise.evaluation.grading import LengthResult
 
 Rows = Sequence[Mapping[str, Any]]
 FIT_THRESHOLD = 0.99
+HELD_OUT_ADVICE = "use held-out records with --task FILE.jsonl"
 
 
 def is_skipped(row: Mapping[str, Any]) -> bool:
@@ -80,6 +81,11 @@ def _perplexity(losses: Sequence[float | None]) -> float | None:
     return math.exp(sum(known_losses) / len(losses)) if len(known_losses) == len(losses) else None
 
 
+def row_label(label: str, variant: str | None) -> str:
+    """Return the label of the rows of a task variant."""
+    return label if variant is None else f"{label}, {variant}"
+
+
 def label_of(row: Mapping[str, Any]) -> str:
     """Return the label of a row without its variant."""
     label, variant = str(row["row"]), row.get("variant")
@@ -116,6 +122,11 @@ def knowledge_of(rows: Rows) -> str:
 def count_skipped(rows: Rows) -> int:
     """Return the number of seeds whose evaluation stopped at a shorter length, and which count as 0."""
     return sum(map(is_skipped, rows))
+
+
+def overlapping_lengths(rows: Rows) -> str:
+    """Return the lengths, separated by commas, at which test examples also occur in the training data."""
+    return ", ".join(f"{length:,}" for length in sorted({row["length"] for row in rows if row.get("seen_in_training")}))
 
 
 def select_unfit(rows: Rows) -> set[str]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import cached_property
 
 import torch
-from jaxtyping import Bool, Float, Int, Real
+from jaxtyping import Bool, Float, Real
 from torch import Tensor
 
 from lengthwise.core.checkpoint import weights_digest
@@ -87,17 +87,6 @@ class DecoderModel:
         last_index, ids = tokens.shape[1] - 1, self._decoder_ids(position_ids)
         hidden, _ = self.decoder(tokens.to(self.device), ids, cache, query_start=last_index if cache is None else 0)
         return self._last_log_probs(hidden)
-
-    @torch.no_grad()
-    def losses(
-        self, tokens: Batch, position_ids: BatchIDs, targets: Int[Tensor, "batch t"]
-    ) -> Float[Tensor, "batch t"]:
-        """Return the losses (nats) of ``targets``: the tokens that follow each of the last ``t`` tokens."""
-        first_index = tokens.shape[1] - targets.shape[1]
-        hidden, _ = self.decoder(tokens.to(self.device), self._decoder_ids(position_ids), query_start=first_index)
-        logits, labels = self.decoder.token_logits(hidden), targets.to(self.device)
-        losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
-        return losses.view(targets.shape)
 
     @torch.no_grad()
     def plain_log_probs(

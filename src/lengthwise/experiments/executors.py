@@ -127,7 +127,9 @@ class RayExecutor:
         with _connection(ray, self.address), _shared_file(self.folder) as shared_file:
             _check_nodes(ray, shared_file)
             # Only a lost worker or node is repeated; an exception of the job is its result.
-            environment = {"env_vars": {"PYTHONPATH": os.pathsep.join(_import_folders())}}
+            # The import path without the Python installation; it can contain the folder of a sweep file.
+            folders = [path for path in sys.path if path and not path.startswith((sys.prefix, sys.base_prefix))]
+            environment = {"env_vars": {"PYTHONPATH": os.pathsep.join(folders)}}
             resources = {"num_cpus": self.threads, "num_gpus": self.num_gpus, "runtime_env": environment}
             task = ray.remote(max_retries=MAX_RETRIES, **resources)(_run_on_node)
             queue, running = iter(jobs), {}
@@ -278,12 +280,6 @@ def import_ray() -> Any:
     except ImportError:
         raise SettingError("executor 'ray' needs the ray library; run pip install 'lengthwise[ray]'") from None
     return ray
-
-
-def _import_folders() -> list[str]:
-    """Return the import path without the Python installation; it can contain the folder of a sweep file."""
-    installed = (sys.prefix, sys.base_prefix)
-    return [folder for folder in sys.path if folder and not folder.startswith(installed)]
 
 
 @contextmanager

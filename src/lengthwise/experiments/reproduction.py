@@ -88,10 +88,6 @@ class Claim:
         labels = experiments if preset.labels is None else preset.labels
         return {label: _limit_size(experiments[label], preset) for label in labels}, preset.num_seeds
 
-    def default_labels(self, size: str) -> tuple[str, ...] | None:
-        """Return the labels of the experiments that run by default; None for all experiments of the size."""
-        return self.laptop.labels if size == "quick" else None
-
 
 def claim_folders() -> dict[str, Path]:
     """Return the folder of every claim by name, from the checkout of this package or of the current folder.
@@ -169,7 +165,7 @@ def reproduce(
     experiments, default_seeds = claim.experiments_at(size, first_seed)
     device = "cuda" if size == "gpu" else "cpu"
     seeds = default_seeds if seeds is None else seeds
-    only = claim.default_labels(size) if only is None else only
+    only = claim.laptop.labels if only is None and size == "quick" else only
     place: dict[str, Any] = {"workers": workers, "device": device, "executor": executor, "address": address}
     comparison = compare(experiments, out, seeds=seeds, only=only, report=report, **place)
     if not comparison.is_complete:

@@ -16,10 +16,9 @@ from lengthwise.core.files import StrPath, read_file
 from lengthwise.core.folder_lock import exclusive_lock
 from lengthwise.core.randomness import stream
 from lengthwise.core.type_checks import check_arguments, check_values
-from lengthwise.evaluation.evaluator import select_evaluator
 from lengthwise.evaluation.exact_match import EvaluationSettings, evaluate_by_length
+from lengthwise.evaluation.grading import LengthResult
 from lengthwise.evaluation.result_rows import describe_misfit
-from lengthwise.evaluation.tally import LengthResult
 from lengthwise.experiments.experiment import TABLES, Experiment, build_decoder, num_levels, to_dict
 from lengthwise.experiments.progress_reports import AUTO, TrainingReports
 from lengthwise.experiments.run_folder import (
@@ -40,6 +39,7 @@ from lengthwise.experiments.run_folder import (
 )
 from lengthwise.experiments.validation import check_encoding, check_scheme, prepare_training
 from lengthwise.model.decoder import Decoder
+from lengthwise.tasks import GradedByLoss
 from lengthwise.training.launch import read_launch
 from lengthwise.training.process_group import join_processes
 from lengthwise.training.trainer import Trainer
@@ -123,7 +123,7 @@ def train(
     # Only the first process reports.
     reports = TrainingReports(report=report, trackers=trackers) if processes.rank == 0 else NO_REPORTS
     decoder, sampler = processes.together(lambda: prepare_training(experiment))
-    uses_loss, settings = select_evaluator(experiment.task).uses_loss, experiment.training
+    uses_loss, settings = isinstance(experiment.task, GradedByLoss), experiment.training
 
     def claim() -> None:
         start_model = None
@@ -190,7 +190,7 @@ def measure_fit(experiment: Experiment, decoder: Decoder, num_examples: int | No
         num_examples=(NUM_FIT_EXAMPLES if num_examples is None else num_examples,),
         seed=int(stream(experiment.seed, "fit").integers(2**31)),
     )
-    return evaluate_by_length(decoder, experiment.task, experiment.scheme, settings)[0]
+    return next(evaluate_by_length(decoder, experiment.task, experiment.scheme, settings))
 
 
 @check_arguments

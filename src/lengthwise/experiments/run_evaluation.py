@@ -15,19 +15,19 @@ from lengthwise.core.provenance import utc_timestamp
 from lengthwise.core.randomness import stream
 from lengthwise.core.type_checks import check_arguments
 from lengthwise.evaluation.diagnosis.diagnosis import Diagnosis, check_diagnosis, diagnose
-from lengthwise.evaluation.evaluator import HELD_OUT_ADVICE, overlapping_lengths, select_evaluator
-from lengthwise.evaluation.exact_match import EvaluationSettings
+from lengthwise.evaluation.exact_match import EvaluationSettings, evaluate_by_length
 from lengthwise.evaluation.forecast.certificate import RunCertificate, certify_decoder
 from lengthwise.evaluation.forecast.probed_model import ProbedModel
-from lengthwise.evaluation.loss_by_context import ContextLoss
-from lengthwise.evaluation.tally import LengthResult
+from lengthwise.evaluation.grading import LengthResult
+from lengthwise.evaluation.loss_by_context import ContextLoss, iter_losses
+from lengthwise.evaluation.result_rows import HELD_OUT_ADVICE, overlapping_lengths
 from lengthwise.experiments.experiment import Experiment, to_dict
 from lengthwise.experiments.run import Run
 from lengthwise.experiments.run_folder import RESULTS, RUN_FOLDER, append_rows, read_description, read_experiment
 from lengthwise.experiments.validation import check_evaluation, select_variants
 from lengthwise.model.generate import generate
 from lengthwise.positions import Discovered, describe_knowledge
-from lengthwise.tasks import HasRecords, JSONLTask, Task, num_shared_records, record_fields, task_fields
+from lengthwise.tasks import GradedByLoss, HasRecords, JSONLTask, Task, num_shared_records, record_fields, task_fields
 from lengthwise.tasks.coupling.pointers import FoundTask
 from lengthwise.training.batch import to_batch
 
@@ -66,10 +66,10 @@ def iter_result_rows(
 ) -> Iterator[dict[str, Any]]:
     """Yield the result rows of ``evaluate`` one by one; invalid settings raise an error before the first row."""
     check_evaluation(run.experiment, settings)
-    scheme, trained_distance = run.experiment.scheme, run.facts["trained_distance"]
+    scheme, options = run.experiment.scheme, {"trained_distance": run.facts["trained_distance"], "report": report}
     for variant, task in select_variants(run.experiment.task, settings).items():
-        measure = select_evaluator(task).measure
-        for result in measure(run.decoder, task, scheme, settings, trained_distance=trained_distance, report=report):
+        measure: Any = iter_losses if isinstance(task, GradedByLoss) else evaluate_by_length
+        for result in measure(run.decoder, task, scheme, settings, **options):
             yield _build_row(run, result, variant)
 
 

@@ -29,10 +29,11 @@ from lengthwise.core.errors import (
 )
 from lengthwise.core.files import StrPath, write_atomically
 from lengthwise.core.folder_lock import exclusive_lock
-from lengthwise.core.type_checks import check_arguments
-from lengthwise.evaluation.evaluator import HELD_OUT_ADVICE, check_row, overlapping_lengths, select_evaluator
+from lengthwise.core.type_checks import check_arguments, check_values
 from lengthwise.evaluation.exact_match import depends_on_id_distances
-from lengthwise.evaluation.result_rows import is_skipped, label_of
+from lengthwise.evaluation.grading import LengthResult
+from lengthwise.evaluation.loss_by_context import ContextLoss
+from lengthwise.evaluation.result_rows import HELD_OUT_ADVICE, is_skipped, label_of, overlapping_lengths, row_label
 from lengthwise.evaluation.tables_and_figures import describe_result
 from lengthwise.experiments.executors import Executor, reject_import_in_worker, select_executor
 from lengthwise.experiments.experiment import Experiment, build_decoder, to_dict
@@ -59,7 +60,7 @@ from lengthwise.experiments.run_folder import (
 )
 from lengthwise.experiments.sweep_file import SweepFile, check_seeds, read_sweep_file
 from lengthwise.experiments.validation import check_evaluation, prepare_training
-from lengthwise.tasks import task_fields
+from lengthwise.tasks import GradedByLoss, task_fields
 from lengthwise.training.launch import reject_several_processes
 
 # Version of the layout of a sweep folder.
@@ -99,15 +100,11 @@ class Job:
     def __str__(self) -> str:
         return f"{self.label}, seed {self.experiment.seed}"
 
-    def row_label(self, variant: str | None) -> str:
-        """Return the label of the rows of a task variant."""
-        return self.label if variant is None else f"{self.label}, {variant}"
-
     def rows_without_results(self, reason: str) -> list[dict[str, Any]]:
         """Return one row for each task variant, with the reason why the run has no results."""
         task, variants = self.experiment.task, self.experiment.evaluation.variants or (None,)
         facts = {**task_fields(task), "seed": self.experiment.seed, "reason": reason}
-        return [{"row": self.row_label(variant), **facts} for variant in variants]
+        return [{"row": row_label(self.label, variant), **facts} for variant in variants]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +121,17 @@ class JobResult:
             return reason
         last_row = self.rows[-1]
         return f"{last_row['steps']} steps in {last_row['train_s']:.0f} s, {describe_result(self.rows)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunMetadata:
+    """Keys that describe the run in a result row, with the types of their values."""
+
+    variant: str | None
+    seed: int
+    steps: int
+    trained_distance: float
+    train_s: float
 
 
 @check_arguments
@@ -348,17 +356,23 @@ def _train_and_evaluate(job: Job, should_stop: Callable[[], bool]) -> JobResult 
     return result
 
 
+def check_row(row: Mapping[str, Any]) -> None:
+    """Raise ``SettingError`` for a result row with missing keys or values of the wrong type."""
+    check_values(ContextLoss if "loss" in row else LengthResult, row)
+    check_values(RunMetadata, row)
+
+
 def saved_result(job: Job) -> JobResult | None:
     """Return the result that an earlier call saved in the file ``COMPARISON_ROWS`` of the run; None if missing."""
     rows = read_rows_with_digest(job.folder / COMPARISON_ROWS)
     try:
         for row in rows:
-            check_row(row, select_evaluator(job.experiment.task))
+            check_row(row)
     except SettingError as error:
         raise RunFolderError(
             f"{job.folder / COMPARISON_ROWS} has invalid rows ({error}); delete this file to evaluate the run again"
         ) from None
-    return JobResult(rows=[{"row": job.row_label(row["variant"]), **row} for row in rows]) if rows else None
+    return JobResult(rows=[{"row": row_label(job.label, row["variant"]), **row} for row in rows]) if rows else None
 
 
 def starting_order(jobs: Sequence[Job], pool: Executor) -> list[Job]:
@@ -396,7 +410,7 @@ def _check_settings(experiments: Mapping[str, Experiment]) -> None:
     for experiment in experiments.values():
         prepare_training(experiment)
         check_evaluation(experiment, experiment.evaluation)
-    if len({select_evaluator(experiment.task).uses_loss for experiment in experiments.values()}) > 1:
+    if len({isinstance(experiment.task, GradedByLoss) for experiment in experiments.values()}) > 1:
         raise SettingError(
             "tasks graded by loss cannot be compared with tasks graded by exact match; make two separate comparisons"
         )

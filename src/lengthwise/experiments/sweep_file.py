@@ -6,7 +6,7 @@ import json
 import math
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -134,15 +134,11 @@ def _label(choice: Mapping[str, Any]) -> str:
 def _read_python(path: Path) -> SweepFile:
     module = _import_file(path)
     experiments: Any = getattr(module, "EXPERIMENTS", None)
-    is_valid = isinstance(experiments, Mapping) and len(experiments) > 0
-    if not is_valid or not all(map(_is_labeled_experiment, experiments.items())):
+    items = experiments.items() if isinstance(experiments, Mapping) else ()
+    if not items or not all(isinstance(label, str) and isinstance(value, Experiment) for label, value in items):
         raise SettingError(f"{path} defines no valid EXPERIMENTS; define a dict from labels to lengthwise.Experiment")
     seeds = check_seeds(module.SEEDS, f"SEEDS in {path}") if hasattr(module, "SEEDS") else None
     return SweepFile(experiments=experiments, seeds=seeds)
-
-
-def _is_labeled_experiment(item: Sequence[Any]) -> bool:
-    return isinstance(item[0], str) and isinstance(item[1], Experiment)
 
 
 def _import_file(path: Path) -> Any:

@@ -14,12 +14,12 @@ from torch import Tensor
 from lengthwise.core.errors import LengthwiseError, PositionIDError, PositionRangeError, SettingError, unknown_name
 from lengthwise.core.randomness import stream
 from lengthwise.encodings import Encoding, EncodingSize
-from lengthwise.evaluation.evaluator import check_evaluation_settings, select_evaluator
-from lengthwise.evaluation.exact_match import EvaluationSettings
+from lengthwise.evaluation.exact_match import EvaluationSettings, check_id_range
+from lengthwise.evaluation.loss_by_context import check_contexts
 from lengthwise.experiments.experiment import Experiment, build_decoder, build_sampler, to_dict
 from lengthwise.model.decoder import Decoder
 from lengthwise.positions import Assignment, Discovered, PositionScheme
-from lengthwise.tasks import Task, lengths_between, nearest_length
+from lengthwise.tasks import GradedByLoss, Task, lengths_between, nearest_length
 from lengthwise.tasks.examples import Examples
 from lengthwise.training.batch import Batch, Sampler, to_batch
 
@@ -59,7 +59,13 @@ def prepare_training(experiment: Experiment) -> tuple[Decoder, Sampler]:
 def check_evaluation(experiment: Experiment, settings: EvaluationSettings) -> None:
     """Raise an error for lengths or variants in ``settings`` that the task, scheme or encoding does not support."""
     for task in select_variants(experiment.task, settings).values():
-        check_evaluation_settings(task, experiment.scheme, experiment.encoding, settings)
+        if isinstance(task, GradedByLoss):
+            check_contexts(task, settings)
+        for length in settings.lengths:
+            rng = stream(settings.seed, "evaluation examples", length, 0)
+            examples = task.sample(length=length, size=1, rng=rng)
+            batch = to_batch(length, examples, experiment.scheme.assign(examples, rng, training=False))
+            check_id_range(experiment.encoding.num_position_ids, batch, length)
 
 
 def select_variants(task: Task, settings: EvaluationSettings) -> dict[str | None, Task]:
@@ -83,7 +89,7 @@ def check_settings(experiment: Experiment) -> None:
     training, task, scheme = experiment.training, experiment.task, experiment.scheme
     if training.stage_loss is not None and not task.stages():
         raise SettingError(f"stage_loss needs a task with stages, but {task.name} has no stages; leave out stage_loss")
-    if training.fit_every is not None and select_evaluator(task).uses_loss:
+    if training.fit_every is not None and isinstance(task, GradedByLoss):
         raise SettingError(f"fit_every needs exact match, but {task.name} is graded by loss; leave out fit_every")
     if isinstance(scheme, Discovered) and max(scheme.pointer_rule.named_tokens, default=0) >= len(task.vocabulary):
         raise SettingError(

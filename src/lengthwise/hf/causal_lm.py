@@ -218,17 +218,6 @@ class CausalLM:
         return self._forward(tokens, position_ids, mask, cache=states).logits[:, 0].float().log_softmax(dim=-1)
 
     @torch.no_grad()
-    def losses(
-        self, tokens: Batch, position_ids: BatchIDs, targets: Int[Tensor, "batch t"]
-    ) -> Float[Tensor, "batch t"]:
-        """Return the losses (nats) of ``targets``, the tokens that follow the last ``t`` tokens of each sequence."""
-        seq = tokens.shape[1]
-        indexes, mask = torch.arange(seq - targets.shape[1], seq), self._causal_mask(position_ids)
-        logits = self._forward(tokens, position_ids, mask, logit_indexes=indexes).logits.float()
-        labels = targets.to(logits.device).flatten()
-        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels, reduction="none").view(targets.shape)
-
-    @torch.no_grad()
     def plain_log_probs(
         self, tokens: WindowTokens, mask: Bool[Tensor, "seq seq"] | None = None
     ) -> Float[Tensor, " vocab"]:

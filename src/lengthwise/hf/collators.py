@@ -429,7 +429,11 @@ class PositionCollator:
 
     def _assign(self, examples: Sequence[TokenizedExample]) -> list[Assignment]:
         """Assign IDs to examples of one length at a time, so that padding never changes an ID."""
-        rng = _generator_from_torch_seed()
+        # `Trainer` seeds torch's generator differently in each worker. Distributed processes have the same seed, but
+        # need different IDs.
+        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+        rank = torch.distributed.get_rank() if distributed else 0
+        rng = stream(int(torch.randint(1 << 62, ())), "collated position IDs", rank)
         lengths = np.array([len(example.tokens) for example in examples])
         assignments: dict[int, Assignment] = {}
         for length in np.unique(lengths):
@@ -477,11 +481,3 @@ class PositionCollator:
             scheme_data[self.scheme.needs] = columns[None] if self.scheme.needs == "coupling" else columns
         tokens = np.stack([example.tokens for example in examples])
         return Examples(tokens=tokens, prompt_length=prompt_lengths, is_answer=is_answer, **scheme_data)
-
-
-def _generator_from_torch_seed() -> np.random.Generator:
-    """Return a generator with a seed from torch's generator, which `Trainer` seeds differently in each worker."""
-    seed = int(torch.randint(1 << 62, ()))
-    # Distributed processes have the same seed, but need different IDs.
-    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return stream(seed, "collated position IDs", torch.distributed.get_rank() if distributed else 0)

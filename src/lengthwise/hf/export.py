@@ -43,9 +43,12 @@ def export_hf(run: StrPath, out: StrPath, *, overrides: Mapping[str, Any] | None
     ``RunFolderError`` if the run is missing, or if ``out`` is not empty.
     """
     # Importing `transformers` takes seconds.
+    from tokenizers import Tokenizer  # noqa: PLC0415
+    from transformers import PreTrainedTokenizerFast  # noqa: PLC0415
+
     from lengthwise.hf.lengthwise_model import LengthwiseForCausalLM, build_config  # noqa: PLC0415
     from lengthwise.hf.model_card import CARD_FILE, run_card  # noqa: PLC0415
-    from lengthwise.hf.tokenization import symbol_tokenizer, tokenizer_from_json  # noqa: PLC0415
+    from lengthwise.hf.tokenization import symbol_tokenizer  # noqa: PLC0415
 
     run, out = Path(run), Path(out)
     experiment, (tensors, facts) = read_experiment(run, overrides=overrides), read_model(run)
@@ -60,8 +63,9 @@ def export_hf(run: StrPath, out: StrPath, *, overrides: Mapping[str, Any] | None
     files = {name: content.decode() for name, content in run_files.items()}
     model = LengthwiseForCausalLM(build_config(experiment, {"experiment": description, "facts": facts, "files": files}))
     model.decoder.load_state_dict(tensors)
-    symbols = experiment.task.vocabulary
-    tokenizer = tokenizer_from_json(files[TOKENIZER_FILE]) if TOKENIZER_FILE in files else symbol_tokenizer(symbols)
+    tokenizer = symbol_tokenizer(experiment.task.vocabulary)
+    if TOKENIZER_FILE in files:
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(files[TOKENIZER_FILE]))
     with atomic_folder(out) as folder:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)

@@ -1,6 +1,5 @@
 """Callback of `transformers.Trainer` that measures exact match by length."""
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -14,9 +13,8 @@ from torch import Tensor
 from transformers import GenerationConfig, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from lengthwise.core.errors import FeatureError, SettingError, UnsupportedTaskError, unknown_name
-from lengthwise.evaluation.exact_match import EvaluationSettings, iter_examples
-from lengthwise.evaluation.grading import DECODE_MODES, Grades
-from lengthwise.evaluation.tally import Tally, skipped_result
+from lengthwise.evaluation.exact_match import EvaluationSettings, eval_mode, iter_examples
+from lengthwise.evaluation.grading import DECODE_MODES, Grades, LengthResult, Tally, measure_lengths
 from lengthwise.experiments.run_folder import RESULTS, append_rows
 from lengthwise.hf.collators import PositionCollator
 from lengthwise.hf.id_generation import IDGenerationMixin
@@ -178,22 +176,20 @@ class EvaluateByLength(TrainerCallback):
             return self._rows
         self._last_step = state.global_step
         model = self.trainer.accelerator.unwrap_model(self.trainer.model)
-        training = model.training
-        rows: list[dict[str, Any]] = []
-        model.eval()
-        for length, batches in self.batches.items():
-            if self.stop_at_zero and rows and rows[-1]["exact_match"] == 0:
-                result = asdict(skipped_result(length, self.decode))
-            else:
-                start_time, tally = time.perf_counter(), Tally()
-                for batch in batches():
-                    tally.add(grade_batch(model, batch, decode=self.decode))
-                result = asdict(tally.result(length, self.decode, 0))
-                result["wall_s"] = round(time.perf_counter() - start_time, 3)
-            del result["largest_distance"], result["omitted_weight"]
-            progress = {"steps": state.global_step, "epoch": state.epoch, "seed": self.trainer.args.seed}
-            rows.append({**DEFAULT_FIELDS, **progress, **self.extra_fields, **result})
-        model.train(training)
+        lengths, rows = list(self.batches), []
+        progress = {"steps": state.global_step, "epoch": state.epoch, "seed": self.trainer.args.seed}
+
+        def measure_length(index: int) -> LengthResult:
+            tally = Tally()
+            for batch in self.batches[lengths[index]]():
+                tally.add(grade_batch(model, batch, decode=self.decode))
+            return tally.result(lengths[index], self.decode)
+
+        with eval_mode(model):
+            for result in measure_lengths(lengths, self.decode, measure_length, stop_at_zero=self.stop_at_zero):
+                values = asdict(result)
+                del values["largest_distance"], values["omitted_weight"]
+                rows.append({**DEFAULT_FIELDS, **progress, **self.extra_fields, **values})
         if state.is_world_process_zero:
             append_rows(Path(self.trainer.args.output_dir or ".") / RESULTS, rows)
         self._latest = {f"eval_exact_match_{row['length']}": row["exact_match"] for row in rows}

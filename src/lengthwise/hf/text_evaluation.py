@@ -1,7 +1,6 @@
 """Exact match by length of any causal `transformers` language model, evaluated in plain text."""
 
 import inspect
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -15,9 +14,8 @@ from transformers.generation.stopping_criteria import StoppingCriteria, Stopping
 from lengthwise.core.errors import ModelError, SettingError
 from lengthwise.core.randomness import stream
 from lengthwise.evaluation.exact_match import EvaluationSettings, count_examples, iter_blocks
-from lengthwise.evaluation.grading import Grades
+from lengthwise.evaluation.grading import Grades, LengthResult, Tally, measure_lengths
 from lengthwise.evaluation.language_model import check_token_ids
-from lengthwise.evaluation.tally import LengthResult, Tally, skipped_result
 from lengthwise.hf.causal_lm import check_causal
 from lengthwise.hf.model_parts import device_of
 from lengthwise.hf.tokenization import HFCodec
@@ -339,27 +337,29 @@ def evaluate_texts(
         lengths = list(settings.lengths)
     for length in lengths:
         next(writer.questions(length, 1))
-    shots = {"shots": prompts.shots, "shot_length": prompts.shot_length}
-    is_stopped = False
-    for given_length, length, requested in zip(settings.lengths, lengths, counts, strict=True):
-        facts = {"requested_tokens": given_length if prompts.in_tokens else None, **record_fields(task, length)}
-        if is_stopped:
-            skipped = _select_fields(skipped_result(length, settings.decode))
-            yield {**shots, **skipped, "text_tokens": None, **facts, "wall_s": 0.0}
-            continue
-        start_time, tally, text_tokens = time.perf_counter(), Tally(), 0
-        num_examples = count_examples(task, length, requested)
+    sizes: list[int] = []
+
+    def measure(index: int) -> LengthResult:
+        length, tally = lengths[index], Tally()
+        num_examples = count_examples(task, length, counts[index])
+        sizes.append(0)
         for questions in writer.questions(length, num_examples):
-            text_tokens = max(text_tokens, *(question.seq for question in questions))
+            sizes[index] = max(sizes[index], *(question.seq for question in questions))
             for grades in model.grade(questions, decode=settings.decode):
                 tally.add(grades)
                 if report is not None:
-                    report(given_length, tally.num_examples, num_examples)
-        row = {**_select_fields(tally.result(length, settings.decode, 0)), "text_tokens": text_tokens, **facts}
-        wall_s = round(time.perf_counter() - start_time, 3)
-        yield {**shots, **row, "wall_s": wall_s}
-        is_stopped = settings.stop_at_zero and row["exact_match"] == 0
+                    report(settings.lengths[index], tally.num_examples, num_examples)
+        return tally.result(length, settings.decode)
 
-
-def _select_fields(result: LengthResult) -> dict[str, Any]:
-    return {name: value for name, value in asdict(result).items() if name not in OMITTED_RESULT_KEYS}
+    results = measure_lengths(lengths, settings.decode, measure, stop_at_zero=settings.stop_at_zero)
+    for index, result in enumerate(results):
+        values = asdict(result)
+        yield {
+            "shots": prompts.shots,
+            "shot_length": prompts.shot_length,
+            **{name: value for name, value in values.items() if name not in OMITTED_RESULT_KEYS},
+            "text_tokens": None if result.skipped else sizes[index],
+            "requested_tokens": settings.lengths[index] if prompts.in_tokens else None,
+            **record_fields(task, result.length),
+            "wall_s": result.wall_s,
+        }

@@ -81,8 +81,3 @@ def symbol_tokenizer(symbols: Sequence[str]) -> PreTrainedTokenizerFast:
     tokenizer.decoder = decoders.Sequence(space_decoders + (newline_decoders if "end" in symbols else []))
     special_tokens = {"eos_token": "end", "pad_token": "end"} if "end" in symbols else {}
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, padding_side="left", **special_tokens)
-
-
-def tokenizer_from_json(content: str) -> PreTrainedTokenizerFast:
-    """Return the tokenizer of a run on text. ``content`` is the content of its JSON file."""
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(content))

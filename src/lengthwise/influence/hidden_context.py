@@ -148,10 +148,10 @@ def _visible_tokens(
     return tokens[is_visible], model.assign_ids(tokens)[..., is_visible]
 
 
-def batch_size(model: NextTokenModel, length: int, num_predictions: int = 1) -> int:
-    """Return the number of sequences of ``length`` tokens per forward pass, with ``num_predictions`` per sequence."""
+def batch_size(model: NextTokenModel, length: int) -> int:
+    """Return the number of sequences of ``length`` tokens per forward pass, with one prediction each."""
     max_log_probs = LOG_PROBS_PER_TOKEN * model.forward_tokens
-    return max(1, min(model.forward_tokens // length, max_log_probs // (num_predictions * model.vocabulary_size)))
+    return max(1, min(model.forward_tokens // length, max_log_probs // model.vocabulary_size))
 
 
 def _predict(

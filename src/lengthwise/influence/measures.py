@@ -109,15 +109,16 @@ class TokenRanking:
 class InfluenceMeasure(Protocol):
     """Measure that ranks far tokens. The first k tokens of a ranking are the selection of k tokens.
 
-    ``exact`` is True if forward passes compute the gains, and False for an approximation. ``gradient_context`` is the
-    context of the gradient that prefilters candidates for this measure; see ``SubsetScorer.gradient``.
+    A subclass must set ``name``, and the other class variables if they differ from these defaults. ``exact`` is True if
+    forward passes compute the gains, and False for an approximation. ``gradient_context`` is the context of the
+    gradient that prefilters candidates for this measure; see ``SubsetScorer.gradient``.
     """
 
     name: ClassVar[str]
-    summary: ClassVar[str]
-    paper: ClassVar[str]
-    exact: ClassVar[bool]
-    gradient_context: ClassVar[str]
+    summary: ClassVar[str] = ""
+    paper: ClassVar[str] = ""
+    exact: ClassVar[bool] = True
+    gradient_context: ClassVar[str] = "none"
 
     def select(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> TokenRanking:
         """Return the best k candidates of the scorer, best first."""
@@ -134,7 +135,7 @@ def top_k(scorer: SubsetScorer, gains: Float[np.ndarray, " candidates"], k: int)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AddOneIn:
+class AddOneIn(InfluenceMeasure):
     """Measure of the gain ``score(near) - score(near + i)`` from far token i alone.
 
     It misses joint effects of several tokens, and it selects redundant copies of a token.
@@ -143,8 +144,6 @@ class AddOneIn:
     name: ClassVar[str] = "add_one_in"
     summary: ClassVar[str] = "gain of each far token added alone to the near tokens; misses joint effects"
     paper: ClassVar[str] = "Golowich et al. 2025, arXiv:2502.16792 (short context and k more tokens)"
-    exact: ClassVar[bool] = True
-    gradient_context: ClassVar[str] = "none"
 
     def select(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> TokenRanking:
         """Score the near tokens without and with each candidate."""
@@ -154,7 +153,7 @@ class AddOneIn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeaveOneOut:
+class LeaveOneOut(InfluenceMeasure):
     """Measure of the score increase ``score(all without i) - score(all)`` if far token i is hidden.
 
     It misses tokens with a copy in the context.
@@ -163,7 +162,6 @@ class LeaveOneOut:
     name: ClassVar[str] = "leave_one_out"
     summary: ClassVar[str] = "loss increase when one far token of the whole context is hidden; misses copies"
     paper: ClassVar[str] = "Cook 1977 (deletion); Li et al. 2016, arXiv:1612.08220"
-    exact: ClassVar[bool] = True
     gradient_context: ClassVar[str] = "all"
 
     def select(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> TokenRanking:
@@ -174,7 +172,7 @@ class LeaveOneOut:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Greedy:
+class Greedy(InfluenceMeasure):
     """Greedy search that adds the far token with the largest gain, k times.
 
     It misses tokens that only help together. Gains can be negative.
@@ -183,8 +181,6 @@ class Greedy:
     name: ClassVar[str] = "greedy"
     summary: ClassVar[str] = "greedy search: adds the far token with the largest gain, k times; k times the cost"
     paper: ClassVar[str] = "Nemhauser, Wolsey, Fisher 1978 (greedy choice of a set)"
-    exact: ClassVar[bool] = True
-    gradient_context: ClassVar[str] = "none"
 
     def select(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> TokenRanking:
         """Score every remaining candidate in each of k steps."""
@@ -200,7 +196,7 @@ class Greedy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Screened:
+class Screened(InfluenceMeasure):
     """Prefilter by gradient for the measure ``then``.
 
     ``then`` scores only the candidates with the largest gradients: a fraction ``share`` of them, but at least k.
@@ -209,8 +205,6 @@ class Screened:
     name: ClassVar[str] = "screened"
     summary: ClassVar[str] = "a gradient prefilters a tenth of the far tokens; greedy or another measure scores them"
     paper: ClassVar[str] = "Michel et al. 2019, arXiv:1905.10650 (gates and their gradients)"
-    exact: ClassVar[bool] = True
-    gradient_context: ClassVar[str] = "none"
 
     then: InfluenceMeasure = field(default_factory=Greedy)
     share: float = 0.1
@@ -228,14 +222,13 @@ class Screened:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gradient:
+class Gradient(InfluenceMeasure):
     """Gradient of the score with respect to a gate on the attention to each far token."""
 
     name: ClassVar[str] = "gradient"
     summary: ClassVar[str] = "gradient with respect to attention gates, one per far token; one backward pass for all"
     paper: ClassVar[str] = "Michel et al. 2019, arXiv:1905.10650 (gates and their gradients)"
     exact: ClassVar[bool] = False
-    gradient_context: ClassVar[str] = "none"
 
     def select(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> TokenRanking:
         """Rank all candidates with one backward pass."""
@@ -243,7 +236,7 @@ class Gradient:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionWeight:
+class AttentionWeight(InfluenceMeasure):
     """Mean attention weight (over layers and heads) of the last near token on each far token.
 
     It ignores the attention values and the target.
@@ -261,14 +254,12 @@ class AttentionWeight:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RandomChoice:
+class RandomChoice(InfluenceMeasure):
     """Random selection of k distinct candidates without a forward pass. All gains are 0."""
 
     name: ClassVar[str] = "random"
     summary: ClassVar[str] = "random far tokens: the control"
-    paper: ClassVar[str] = ""
     exact: ClassVar[bool] = False
-    gradient_context: ClassVar[str] = "none"
 
     def select(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> TokenRanking:
         """Return the first k candidates of a random permutation."""

@@ -163,7 +163,10 @@ def measure_influence(
         blocks = {start: targets[start : start + settings.block] for start in study.block_starts(len(targets))}
         total_targets = sum(map(len, blocks.values()))
         stored_blocks = complete_blocks(out, settings.block, total_targets)
-        truncate_to(out, stored_blocks)
+        for name, content in ((ROWS_FILE, b"".join(stored_blocks)), (DIGESTS_FILE, digest_lines(stored_blocks))):
+            if (out / name).exists():
+                # The incomplete last block of an interrupted study.
+                os.truncate(out / name, len(content))
         num_done = min(len(stored_blocks) * settings.block, total_targets)
         try:
             if estimate is not None and num_done < total_targets:
@@ -303,13 +306,6 @@ def complete_blocks(folder: Path, size: int, num_rows: int) -> list[bytes]:
     if sum(row_line.endswith(b"\n") for row_line in remaining_rows) > size:
         raise _mismatch_error(folder, len(blocks) + 2)
     return blocks
-
-
-def truncate_to(folder: Path, blocks: Sequence[bytes]) -> None:
-    """Remove everything after the complete blocks from both files."""
-    for name, num_bytes in ((ROWS_FILE, sum(map(len, blocks))), (DIGESTS_FILE, len(digest_lines(blocks)))):
-        if (folder / name).exists():
-            os.truncate(folder / name, num_bytes)
 
 
 def digest_lines(blocks: Sequence[bytes]) -> bytes:

@@ -32,7 +32,6 @@ from lengthwise.tasks import TokenizedDocument
 
 FORWARD_METHODS = (
     "log_probs",
-    "losses",
     "plain_log_probs",
     "prefill",
     "log_probs_with_mask",

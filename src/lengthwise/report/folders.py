@@ -12,7 +12,7 @@ from lengthwise.core.errors import RunFolderError, shorten_name
 from lengthwise.core.files import read_file
 from lengthwise.core.json_parsing import parse_json
 from lengthwise.core.type_checks import is_count, is_finite, is_number
-from lengthwise.evaluation.result_rows import Rows, is_skipped, label_of
+from lengthwise.evaluation.result_rows import Rows, is_skipped, label_of, row_label
 from lengthwise.experiments.reproduction import READINGS_FILE
 from lengthwise.experiments.run_folder import (
     COMPARISON_FOLDER,
@@ -160,7 +160,7 @@ def _group_runs(folders: Sequence[Path]) -> Iterator[RunGroup]:
     states: list[RunState] = []
     for folder, label in _label_folders(folders):
         runs.append(RunRecord(label=label, folder=folder, description=read_description(folder, RUN_FOLDER)))
-        run_rows = [{**row, "row": _row_label(label, row.get("variant"))} for row in read_rows(folder / RESULTS)]
+        run_rows = [{**row, "row": row_label(label, row.get("variant"))} for row in read_rows(folder / RESULTS)]
         check_rows(run_rows, folder / RESULTS)
         rows += _latest_rows(run_rows)
         run_states = [replace(state, name=label) for state in read_run_states(folder) if state.name == "."]
@@ -181,8 +181,8 @@ def _group_evaluations(folders: Sequence[Path]) -> Iterator[RunGroup]:
         differing = [name for name in EVALUATION_SETTINGS if len({str(row.get(name)) for row in saved_rows}) > 1]
         labeled_rows = []
         for row in saved_rows:
-            row_label = ", ".join([label, *(f"{name} {row.get(name)}" for name in differing)])
-            labeled_rows.append({**MODEL_FIELDS, **row, "row": _row_label(row_label, row.get("variant"))})
+            settings = ", ".join([label, *(f"{name} {row.get(name)}" for name in differing)])
+            labeled_rows.append({**MODEL_FIELDS, **row, "row": row_label(settings, row.get("variant"))})
         check_rows(labeled_rows, folder / RESULTS)
         rows += _latest_rows(labeled_rows)
     if labels:
@@ -205,10 +205,6 @@ def _label_folders(folders: Sequence[Path]) -> Iterator[tuple[Path, str]]:
 def _folder_name(folder: Path) -> str:
     """Return the name of a folder, also of a relative path such as ``.``."""
     return folder.name if folder.name not in ("", "..") else Path(os.path.realpath(folder)).name
-
-
-def _row_label(label: str, variant: Any) -> str:
-    return label if variant is None else f"{label}, {variant}"
 
 
 def _read_group(folder: Path) -> RunGroup:

@@ -1,7 +1,6 @@
 """Charts of result rows: exact match or perplexity against length, heat maps, and training losses."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -210,13 +209,14 @@ def heat_map(title: str, rows: Rows) -> Chart:
     shown_names = [f"{label} (no fit)" if label in unfit else label for label in labels]
     has_row_labels = len(labels) <= MAX_HEIGHT // ROW_HEIGHT
     names = dict(zip(cut_labels(shown_names), shown_names, strict=True)) if has_row_labels else {}
-    values, texts = [], []
+    values, texts, body = [], [], []
     for label in labels:
         cells = [all_lines[label].get(length) for length in lengths]
         values.append([None if rows is None else round(pool_seeds(rows)[0], 4) for rows in cells])
         texts.append(
             [hover(label, *(["no result"] if rows is None else _describe_rows(rows, value_name))) for rows in cells]
         )
+        body.append([_name_line(label, unfit), *map(_cell, cells)])
     # Rows that are not high enough for labels show them only on hovering.
     ticks: dict[str, Any] = {"showticklabels": False}
     if names:
@@ -254,10 +254,7 @@ def heat_map(title: str, rows: Rows) -> Chart:
         table=Table(
             title=f"{title}: {value_name} by length (number of seeds)",
             header=["configuration", *(f"{length:,}" for length in lengths)],
-            body=[
-                [_name_line(label, unfit), *(_cell(all_lines[label].get(length)) for length in lengths)]
-                for label in labels
-            ],
+            body=body,
         ),
         notes=[
             *([f"The heat map and its table show {' and '.join(omitted)}."] if omitted else []),
@@ -271,12 +268,8 @@ def _cell(rows: Rows | None) -> str:
     return "-" if rows is None else f"{number_text(pool_seeds(rows)[0])} ({_count_seeds(rows)})"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _LossCurve:
-    """Median loss and number of runs by step, and the number of logged losses that are not finite."""
-
-    points: Mapping[int, tuple[float, int]]
-    num_omitted: int
+# Median loss and number of runs, by step.
+LossCurve = Mapping[int, tuple[float, int]]
 
 
 def loss_charts(runs: Sequence[RunRecord], drawn_labels: Sequence[str]) -> tuple[list[Chart], list[str]]:
@@ -287,36 +280,33 @@ def loss_charts(runs: Sequence[RunRecord], drawn_labels: Sequence[str]) -> tuple
     """
     by_task: dict[str, list[RunRecord]] = {}
     for run in runs:
-        by_task.setdefault(_task_name(run.description), []).append(run)
+        task = run.description.get("task")
+        name = str(task.get("name")) if isinstance(task, Mapping) else "unknown task"
+        by_task.setdefault(name, []).append(run)
     charts, sentences = [], []
-    for task, task_runs in by_task.items():
+    for task_name, task_runs in by_task.items():
         labels = list(dict.fromkeys(run.label for run in task_runs))
         labels = [label for label in drawn_labels if label in labels] or labels
         curves = {label: _curve([run for run in task_runs if run.label == label]) for label in labels[:MAX_LINES]}
-        title = "Training loss" if len(by_task) == 1 else f"Training loss: {task.replace('_', ' ')}"
-        if omitted := {label: curve.num_omitted for label, curve in curves.items() if curve.num_omitted}:
+        title = "Training loss" if len(by_task) == 1 else f"Training loss: {task_name.replace('_', ' ')}"
+        if omitted := {label: count for label, (_, count) in curves.items() if count}:
             counts = ", ".join(f"{count:,} of {label}" for label, count in omitted.items())
             sentences.append(f"{title}: the chart leaves out logged losses that are not finite ({counts}).")
-        if curves := {label: curve for label, curve in curves.items() if curve.points}:
-            charts.append(_loss_chart(title, curves))
+        if drawn := {label: curve for label, (curve, _) in curves.items() if curve}:
+            charts.append(_loss_chart(title, drawn))
     return charts, sentences
 
 
-def _task_name(description: Mapping[str, Any]) -> str:
-    task = description.get("task")
-    return str(task.get("name")) if isinstance(task, Mapping) else "unknown task"
-
-
-def _loss_chart(title: str, curves: Mapping[str, _LossCurve]) -> Chart:
+def _loss_chart(title: str, curves: Mapping[str, LossCurve]) -> Chart:
     lines, body = [], []
-    steps = sorted({step for curve in curves.values() for step in curve.points})
+    steps = sorted({step for curve in curves.values() for step in curve})
     for label, curve in curves.items():
-        points = [(step, loss, count) for step, (loss, count) in curve.points.items()]
+        points = [(step, loss, count) for step, (loss, count) in curve.items()]
         texts = [
             hover(label, f"step {step:,}: loss {loss:.4g}", "1 run" if count == 1 else f"median of {count} runs")
             for step, loss, count in points
         ]
-        lines.append(Line(name=label, x=list(curve.points), y=[loss for _, loss, _ in points], texts=texts))
+        lines.append(Line(name=label, x=list(curve), y=[loss for _, loss, _ in points], texts=texts))
         body += [[label, f"{step:,}", f"{loss:.4g}", str(count)] for step, loss, count in points]
     ticks: dict[str, Any] = {"tickvals": steps} if steps[-1] - steps[0] < MIN_STEPS else {}
     chart = line_chart(
@@ -334,8 +324,8 @@ def _loss_chart(title: str, curves: Mapping[str, _LossCurve]) -> Chart:
     return chart
 
 
-def _curve(runs: Sequence[RunRecord]) -> _LossCurve:
-    """Return at most ``MAX_POINTS`` increasing steps with the median loss over runs."""
+def _curve(runs: Sequence[RunRecord]) -> tuple[LossCurve, int]:
+    """Return at most ``MAX_POINTS`` increasing steps, and the number of logged losses that are not finite."""
     losses: dict[int, list[float]] = {}
     num_omitted = 0
     for run in runs:
@@ -353,5 +343,4 @@ def _curve(runs: Sequence[RunRecord]) -> _LossCurve:
     steps = sorted(losses)
     spacing = max(1, -(-len(steps) // (MAX_POINTS - 1)))
     kept_steps = sorted({*steps[::spacing], *steps[-1:]})
-    points = {step: (median(losses[step]), len(losses[step])) for step in kept_steps}
-    return _LossCurve(points=points, num_omitted=num_omitted)
+    return {step: (median(losses[step]), len(losses[step])) for step in kept_steps}, num_omitted

@@ -74,6 +74,11 @@ def group_section(group: RunGroup, report: Callable[[str], None] | None, *, diag
     num_labels = len({run.label for run in group.runs} or {label_of(row) for row in group.rows})
     num_omitted = len(all_panels) - MAX_PANELS
     settings = _setting_tables(group.runs) if group.runs else []
+    readings = []
+    if group.readings:
+        names = [name for name, value in group.readings[0].items() if not isinstance(value, list | dict)]
+        body = [[f"{row.get(name, '-')}" for name in names] for row in group.readings]
+        readings.append(Table(title="Readings of the claim", header=names, body=body))
     return Section(
         title=f"{group.kind} {group.name}" if group.kind != "runs" else group.name,
         sentences=[
@@ -85,7 +90,7 @@ def group_section(group: RunGroup, report: Callable[[str], None] | None, *, diag
         ],
         charts=[*charts, *curves],
         tables=[*state_tables, *settings[:-1]],
-        folded_tables=[*settings[-1:], *_row_tables(group.rows), *_readings(group.readings)],
+        folded_tables=[*settings[-1:], *_row_tables(group.rows), *readings],
         diagnoses=list(_diagnose_group(replace(group, rows=finite_rows), report)) if diagnose else [],
     )
 
@@ -109,29 +114,22 @@ def _row_table(value_name: str, rows: Rows) -> Table:
     return Table(title=f"All result rows with {value_name}", header=header, body=body)
 
 
-def _readings(readings: Rows) -> list[Table]:
-    """Return a table of the readings of a claim, without nested values."""
-    names = [name for name in readings[0] if not isinstance(readings[0][name], list | dict)] if readings else []
-    body = [[f"{row.get(name, '-')}" for name in names] for row in readings]
-    return [Table(title="Readings of the claim", header=names, body=body)] if readings else []
-
-
 def _describe_states(states: Sequence[RunState]) -> tuple[list[str], list[Table]]:
     """Return a sentence and a table of unfinished runs and runs without results, or nothing for no states."""
     if not states:
         return [], []
     counts = "; ".join(f"{count:,} {name}" for name, count in Counter(map(_state_name, states)).items())
-    body = [[state.name, _state_name(state), _step_text(state), _value_text(state.loss)] for state in states]
+
+    def steps(state: RunState) -> str:
+        return _value_text(state.step) + ("" if state.num_steps is None else f" of {_value_text(state.num_steps)}")
+
+    body = [[state.name, _state_name(state), steps(state), _value_text(state.loss)] for state in states]
     table = Table(title="Unfinished runs and runs without results", header=["run", "state", "step", "loss"], body=body)
     return [f"Unfinished runs and runs without results: {counts}."], [table]
 
 
 def _state_name(state: RunState) -> str:
     return "finished, not evaluated" if state.state == "finished" else state.state
-
-
-def _step_text(state: RunState) -> str:
-    return _value_text(state.step) + ("" if state.num_steps is None else f" of {_value_text(state.num_steps)}")
 
 
 def _value_text(value: Any) -> str:
@@ -234,18 +232,16 @@ def _study_page(study: StudyRecord, max_bytes: int) -> tuple[str, int] | None:
     texts = dict(study.texts)
     num_targets = _count_targets(texts)
     while texts["documents"] and len(json.dumps(texts)) > max_bytes:
-        texts["documents"] = _halve(texts["documents"])
+        if any(len(document["targets"]) > 1 for document in texts["documents"]):
+            halved = [{**document, "targets": document["targets"][::2]} for document in texts["documents"]]
+        else:
+            halved = list(texts["documents"][: len(texts["documents"]) // 2])
+        texts["documents"] = halved
     return render_study(texts), num_targets - _count_targets(texts)
 
 
 def _count_targets(texts: Mapping[str, Any]) -> int:
     return sum(len(document["targets"]) for document in texts["documents"])
-
-
-def _halve(documents: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    if any(len(document["targets"]) > 1 for document in documents):
-        return [{**document, "targets": document["targets"][::2]} for document in documents]
-    return list(documents[: len(documents) // 2])
 
 
 def _selection_name(group: Mapping[str, Any]) -> str:

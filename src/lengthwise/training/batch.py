@@ -133,15 +133,15 @@ def join_batches(parts: Sequence[Batch]) -> Batch:
     return Batch(length=max(part.length for part in parts), **tensors)
 
 
-def group_by_size(parts: Sequence[Batch], max_fill: float = MAX_FILL) -> list[Batch]:
-    """Join batches of similar token counts, as far as the share of fill in all tokens stays below ``max_fill``."""
+def group_by_size(parts: Sequence[Batch]) -> list[Batch]:
+    """Join batches of similar token counts, as far as the share of fill in all tokens stays below ``MAX_FILL``."""
     groups = [[part] for part in sorted(parts, key=lambda part: part.tokens.shape[1])]
     num_tokens = sum(part.tokens.numel() for part in parts)
     fill = 0
     while len(groups) > 1:
         # Adjacent groups whose join adds the fewest fill tokens.
         added, left = min((_added_fill(*pair), left) for left, pair in enumerate(pairwise(groups)))
-        if fill + added > max_fill * (num_tokens + fill + added):
+        if fill + added > MAX_FILL * (num_tokens + fill + added):
             break
         fill += added
         groups[left : left + 2] = [groups[left] + groups[left + 1]]

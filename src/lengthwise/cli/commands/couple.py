@@ -42,7 +42,8 @@ def couple(
         bool, Option("--allow-noise", help="Accept a rule whose wrong answers do not look like independent noise.")
     ] = False,
     minutes: Annotated[
-        float, options.number("Time limit of the search in minutes, without the training of a model.")
+        float,
+        options.number("Time limit of the search in minutes, without the training of a model.", "a number such as 2.5"),
     ] = SEARCH_MINUTES,
     seed: Annotated[int, options.integer("Random seed.")] = 0,
     as_json: options.JsonFlag = False,

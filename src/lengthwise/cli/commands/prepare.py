@@ -30,7 +30,7 @@ def prepare(
 
     with ProgressLine(err_console) as progress:
         corpus_metadata = prepare_corpus(
-            texts, out, vocabulary_size=vocabulary_size, held_out=held_out, seed=seed, report=progress.show_preparation
+            texts, out, vocabulary_size=vocabulary_size, held_out=held_out, seed=seed, report=progress.show_count
         )
     if as_json:
         print_json({"folder": str(out), **corpus_metadata})

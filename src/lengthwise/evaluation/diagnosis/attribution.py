@@ -292,15 +292,9 @@ def measure_intervention_causes(
 
 def _changed_fractions(results: InterventionResults, *, to_correct: bool) -> tuple[float, float, float, float]:
     """Return the fraction of answers that each intervention makes correct (or else wrong) and its control does not."""
-    masks = (
-        results.subsample_only,
-        results.fewer_tokens,
-        results.trained_ids,
-        results.both_changes,
-        results.without_competitors,
-        results.without_random,
+    control, fewer, ids, both, _, competitors, random_control = (
+        getattr(results, field.name) == to_correct for field in fields(results)
     )
-    control, fewer, ids, both, competitors, random_control = (mask == to_correct for mask in masks)
     only_competitors = competitors & ~random_control
     fewer, ids, both = (mask & ~control for mask in (fewer & ~only_competitors, ids, both & ~only_competitors))
     return float(fewer.mean()), float(ids.mean()), float((both & ~fewer & ~ids).mean()), float(only_competitors.mean())

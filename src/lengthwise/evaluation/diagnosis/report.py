@@ -95,7 +95,9 @@ def write_report(diagnosis: Diagnosis, folder: Path) -> Path:
     """Write diagnosis.json and figure.png to a folder, and return the path of the figure."""
     check_report_folder(folder, DIAGNOSIS_FILE)
     write_atomically(folder / DIAGNOSIS_FILE, json.dumps(to_json(diagnosis), indent=2).encode())
-    heads = _select_heads(diagnosis)
+    # The heads with the most attention on the support at the shortest length.
+    mass = diagnosis.by_length[0].support_mass
+    heads = sorted(sorted(range(len(mass)), key=mass.__getitem__, reverse=True)[: MAX_LINES - 1])
     names = [f"attention, {_head_names(diagnosis)[head]}" for head in heads]
     num_omitted = len(diagnosis.heads) - len(heads)
     caption = "Circles: exact match; squares: attention on the support."
@@ -106,16 +108,11 @@ def write_report(diagnosis: Diagnosis, folder: Path) -> Path:
     figure, panels = make_panels(titles, [["exact match", *names], []][: len(titles)], caption)
     _draw_support_mass(diagnosis, panels[0], dict(zip(heads, names, strict=True)))
     if failures is not None:
-        _draw_first_errors(failures, panels[1])
+        panels[1].set(xlabel="relative index in the response", xlim=(0, 1), ylabel="examples")
+        tenths = [(tenth + 0.5) / 10 for tenth in range(10)]
+        panels[1].bar(tenths, failures.by_tenth, width=0.09, color=LINE_COLORS[0])
     figure.savefig(folder / "figure.png", dpi=160)
     return folder / "figure.png"
-
-
-def _select_heads(diagnosis: Diagnosis) -> list[int]:
-    """Return the indexes of the heads with the most attention on the support at the shortest length."""
-    mass = diagnosis.by_length[0].support_mass
-    ranked = sorted(range(len(diagnosis.heads)), key=lambda head_index: mass[head_index], reverse=True)
-    return sorted(ranked[: MAX_LINES - 1])
 
 
 def _draw_support_mass(diagnosis: Diagnosis, axes: Any, head_names: Mapping[int, str]) -> None:
@@ -129,8 +126,3 @@ def _draw_support_mass(diagnosis: Diagnosis, axes: Any, head_names: Mapping[int,
     axes.set(xlabel="length (log scale)", ylabel="fraction", ylim=(-0.03, 1.03))
     set_length_axis(axes, lengths, diagnosis.train_lengths)
     label_lines(axes, [LineLabel(text=name, color=color, value=values[-1]) for name, values, _, color in lines])
-
-
-def _draw_first_errors(failure_counts: FailureCounts, axes: Any) -> None:
-    axes.set(xlabel="relative index in the response", xlim=(0, 1), ylabel="examples")
-    axes.bar([(tenth + 0.5) / 10 for tenth in range(10)], failure_counts.by_tenth, width=0.09, color=LINE_COLORS[0])

@@ -111,8 +111,11 @@ def predict(
     mean = float(weighted.correct.mean())
     every_piece = float((weighted.correct & unweighted.correct_each.all(axis=1)).mean())
     margin = MARGIN + ERROR_FACTOR * fidelity.max_accuracy_change + CUT_FACTOR * abs(mean - single_tokens)
-    low, high = _accuracy_interval(max(mean, single_tokens), every_piece, margin, coverage)
-    high = min(high, attainable_accuracy(model.task, queries))
+    every_piece_low, _ = wilson_interval(round(every_piece * NUM_QUERIES), NUM_QUERIES)
+    _, mean_high = wilson_interval(round(max(mean, single_tokens) * NUM_QUERIES), NUM_QUERIES)
+    # Tokens outside all pieces can also mislead, so the error rate at the lower end is divided by the coverage.
+    low = max(0.0, 1 - (1 - every_piece_low + margin) / coverage)
+    high = min(1.0, mean_high + margin, attainable_accuracy(model.task, queries))
     if high - low > MAX_WIDTH:
         raise InconclusiveError(
             f"cannot predict the accuracy at length {length}: {mean:.2f} of the answers are right by the mean of "
@@ -147,16 +150,6 @@ def predict(
         exact_low=exact_low,
         exact_high=exact_high,
     )
-
-
-def _accuracy_interval(mean: float, every_piece: float, margin: float, coverage: float) -> tuple[float, float]:
-    """Return the interval from ``every_piece`` to ``mean``, extended by the margin.
-
-    Tokens outside all pieces can also mislead, so the error rate at the lower end is divided by the coverage.
-    """
-    every_piece_low, _ = wilson_interval(round(every_piece * NUM_QUERIES), NUM_QUERIES)
-    _, mean_high = wilson_interval(round(mean * NUM_QUERIES), NUM_QUERIES)
-    return max(0.0, 1 - (1 - every_piece_low + margin) / coverage), min(1.0, mean_high + margin)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -105,35 +105,6 @@ def sample_queries(task: Task, scheme: PositionScheme, length: int, num_queries:
     return build_queries(task, examples, batch, sample_answers(batch, task.vocabulary.index("end"), rng))
 
 
-def sample_response_queries(
-    task: Task, scheme: PositionScheme, length: int, num_queries: int, max_answers: int, seed: int
-) -> tuple[Queries, int]:
-    """Sample examples with several queries each, and return the queries, sorted by example, and their number.
-
-    An example has a query for its first and its last scored token (usually the end token), and for others between them
-    at random, ``max_answers`` in all if it has that many. Together, the examples have about ``num_queries`` queries.
-    """
-    rng = stream(seed, "forecast responses", length)
-    examples, batch = _sample_batch(task, scheme, length, 1, rng)
-    num_each = min(max_answers, int(batch.token_scored.sum(dim=1).min()))
-    examples, batch = _sample_batch(task, scheme, length, min(MAX_RESPONSES, max(1, num_queries // num_each)), rng)
-    # Responses of the same length can have different numbers of tokens.
-    num_each = min(num_each, int(batch.token_scored.sum(dim=1).min()))
-    answers = []
-    for is_scored in batch.token_scored.numpy():
-        scored = np.flatnonzero(is_scored)
-        # One random token of each of equally long stretches, except for the ends.
-        edges = np.arange(num_each + 1) * len(scored) // num_each
-        places = rng.integers(edges[:-1], edges[1:])
-        places[0], places[-1] = 0, len(scored) - 1
-        answers.append(scored[places])
-    example_indices = np.repeat(np.arange(len(examples)), num_each)
-    return (
-        build_queries(task, examples.select(example_indices), batch.select(example_indices), np.concatenate(answers)),
-        num_each,
-    )
-
-
 def _sample_batch(
     task: Task, scheme: PositionScheme, length: int, num_queries: int, rng: np.random.Generator
 ) -> tuple[Examples, Batch]:
@@ -148,24 +119,6 @@ def sample_answers(batch: Batch, end_token: int, rng: np.random.Generator) -> In
 
 
 @torch.no_grad()
-def query_decoder(decoder: Decoder, queries: Queries, subsample: Subsample) -> QueryResult:
-    """Grade the decoder on each query; ``subsample`` has the same number of consecutive rows for each query.
-
-    The weights of a subsample change the attention scores; its ``visible_counts`` change the length scaling.
-    """
-    num_queries, num_heads = len(queries.answer), decoder.settings.num_heads
-    num_subsamples = len(subsample.last_column) // num_queries
-    per_pass = max(1, MAX_SCORES // (subsample.indices.shape[1] ** 2 * num_heads * num_subsamples))
-    slices = [slice(start, min(start + per_pass, num_queries)) for start in range(0, num_queries, per_pass)]
-    results = [_query_batch(decoder, queries, subsample, num_subsamples, query_slice) for query_slice in slices]
-    leakages = [np.stack([layer.numpy() for layer in leakage]) for _, _, leakage in results]
-    return QueryResult(
-        correct=np.concatenate([correct.numpy() for correct, _, _ in results]),
-        correct_each=np.concatenate([correct_each.numpy() for _, correct_each, _ in results]),
-        leakage=np.concatenate(leakages, axis=1).mean(axis=1),
-    )
-
-
 def _query_batch(
     decoder: Decoder, queries: Queries, subsample: Subsample, num_subsamples: int, query_slice: slice
 ) -> tuple[Bool[Tensor, " queries"], Bool[Tensor, "queries subsamples"], list[Float[Tensor, "sequences heads"]]]:
@@ -301,10 +254,30 @@ class ProbedModel:
         return sample_queries(self.task, self.scheme, length, num_queries, self.seed)
 
     def response_queries(self, length: int) -> tuple[Queries, int]:
-        """Sample several queries for each example at a length; return them and their number per example."""
-        return sample_response_queries(
-            self.task, self.scheme, length, NUM_RESPONSE_QUERIES, QUERIES_PER_RESPONSE, self.seed
-        )
+        """Sample several queries for each example at a length; return them, sorted by example, and their number.
+
+        An example has a query for its first and its last scored token (usually the end token), and for others between
+        them at random, ``QUERIES_PER_RESPONSE`` in all if it has that many. Together, the examples have about
+        ``NUM_RESPONSE_QUERIES`` queries.
+        """
+        rng = stream(self.seed, "forecast responses", length)
+        examples, batch = _sample_batch(self.task, self.scheme, length, 1, rng)
+        num_each = min(QUERIES_PER_RESPONSE, int(batch.token_scored.sum(dim=1).min()))
+        num_examples = min(MAX_RESPONSES, max(1, NUM_RESPONSE_QUERIES // num_each))
+        examples, batch = _sample_batch(self.task, self.scheme, length, num_examples, rng)
+        # Responses of the same length can have different numbers of tokens.
+        num_each = min(num_each, int(batch.token_scored.sum(dim=1).min()))
+        answers = []
+        for is_scored in batch.token_scored.numpy():
+            scored = np.flatnonzero(is_scored)
+            # One random token of each of equally long stretches, except for the ends.
+            edges = np.arange(num_each + 1) * len(scored) // num_each
+            places = rng.integers(edges[:-1], edges[1:])
+            places[0], places[-1] = 0, len(scored) - 1
+            answers.append(scored[places])
+        repeated = np.repeat(np.arange(len(examples)), num_each)
+        answer = np.concatenate(answers)
+        return build_queries(self.task, examples.select(repeated), batch.select(repeated), answer), num_each
 
     def subsample(
         self,
@@ -324,8 +297,21 @@ class ProbedModel:
         return subsample(support, last_index, budget, rng, block_size=1, num_neighbors=0)
 
     def query(self, queries: Queries, subsample: Subsample) -> QueryResult:
-        """Evaluate queries on subsamples with this decoder."""
-        return query_decoder(self.decoder, queries, subsample)
+        """Grade the decoder on each query; ``subsample`` has the same number of consecutive rows for each query.
+
+        The weights of a subsample change the attention scores; its ``visible_counts`` change the length scaling.
+        """
+        num_queries, num_heads = len(queries.answer), self.decoder.settings.num_heads
+        num_subsamples = len(subsample.last_column) // num_queries
+        per_pass = max(1, MAX_SCORES // (subsample.indices.shape[1] ** 2 * num_heads * num_subsamples))
+        slices = [slice(start, min(start + per_pass, num_queries)) for start in range(0, num_queries, per_pass)]
+        results = [_query_batch(self.decoder, queries, subsample, num_subsamples, part) for part in slices]
+        leakages = [np.stack([layer.numpy() for layer in leakage]) for _, _, leakage in results]
+        return QueryResult(
+            correct=np.concatenate([correct.numpy() for correct, _, _ in results]),
+            correct_each=np.concatenate([correct_each.numpy() for _, correct_each, _ in results]),
+            leakage=np.concatenate(leakages, axis=1).mean(axis=1),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

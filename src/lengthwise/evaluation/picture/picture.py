@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Real
+from jaxtyping import Float, Real
 from rich.cells import cell_len, chop_cells
 from torch import Tensor
 
@@ -153,7 +153,8 @@ def find_links(
     for answer in np.flatnonzero(examples.is_answer[0, : position_ids.shape[1]]).tolist():
         distances = np.abs(position_ids[:, :answer] - position_ids[:, [answer - 1]])
         if examples.support is None:
-            indexes = np.flatnonzero(_is_coupled(distances))
+            # Earlier tokens with the IDs of the query, which is the last token.
+            indexes = np.flatnonzero((distances[:, :-1] == 0).all(axis=0))
         else:
             indexes = np.unique(examples.support[0, answer])
         found = [
@@ -165,13 +166,6 @@ def find_links(
             sorted(found, key=lambda link: (link.index == answer - 1, max(link.id_distance), link.index))
         )
     return source, links
-
-
-def _is_coupled(distances: Real[np.ndarray, "level keys"]) -> Bool[np.ndarray, " keys"]:
-    """Return the mask of tokens before the query whose IDs are those of the query, the last token."""
-    is_coupled: Bool[np.ndarray, " keys"] = (distances == 0).all(axis=0)
-    is_coupled[-1] = False
-    return is_coupled
 
 
 @torch.no_grad()
