@@ -13,7 +13,6 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -64,7 +63,7 @@ def measure(command: str, folder: Path, limit_s: float) -> dict[str, object]:
     while process.poll() is None:
         peak = max(peak, _largest_mib(process.pid))
         if not interrupted and time.monotonic() - started > limit_s:
-            process.send_signal(signal.SIGINT)
+            process.terminate()
             interrupted = True
         time.sleep(0.02)
     error = process.stderr.read().decode(errors="replace") if process.stderr else ""
