@@ -15,7 +15,7 @@ from tests.support.small_runs import small_experiment
 from lengthwise.core.errors import RunFolderError, SettingError, WorkerError
 from lengthwise.encodings import NoPE
 from lengthwise.experiments import executors
-from lengthwise.experiments.executors import SHARED_FILE_PREFIX, RayExecutor, import_ray
+from lengthwise.experiments.executors import SHARED_FILE_PREFIX, RayExecutor, check_shared_file, import_ray
 from lengthwise.experiments.runner import compare, sweep
 from lengthwise.positions import Sequential
 
