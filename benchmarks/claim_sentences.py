@@ -687,6 +687,15 @@ def faults() -> Iterator[str]:
     """
 
 
+def memory() -> Iterator[str]:
+    """benchmarks/memory.md."""
+    rows = rows_in("memory")
+    yield f"""
+    Of {len(rows)} measured commands of README and docs, none takes more than
+    {max(row["peak_mib"] for row in rows):,} MiB on the files of its page.
+    """
+
+
 def speed() -> Iterator[str]:
     """benchmarks/speed.md."""
     steps = {(row["scheme"], row["precision"]): row for row in rows_in("step_speed")}
@@ -1017,7 +1026,7 @@ PAGES: dict[str, Callable[[], Iterator[str]]] = {
         for page in (
             *(parity_ppc, demo, fit_sweep, coupling, pointer_form, copy_reverse, multi_addition, needles),
             *(hugging_face, forecast, theory_transformers, theory_bounds, influence_text, context_length),
-            *(encodings, speedrun, million_tokens, mixed_lengths, faults, speed),
+            *(encodings, speedrun, million_tokens, mixed_lengths, faults, memory, speed),
         )
     },
     **{f"benchmarks/claims/{name}/README.md": claim.sentences for name, claim in CLAIMS.items()},
@@ -1107,6 +1116,10 @@ NOT_FROM_ROWS: dict[str, tuple[tuple[str, str], ...]] = {
         ),
     ),
     "benchmarks/resume.md": (("at 20 random moments", "python -m pytest -m slow tests/training -k killed"),),
+    "benchmarks/memory.md": (
+        ("after its limit (200 to 300 s)", "the option --limit of the runs"),
+        ("took 1.83 to 1.9 GB", "benchmarks/demo.md"),
+    ),
     "benchmarks/speed.md": (
         (
             "a step took 214 ms with it and 198 ms without at 2 x 128 (100 sequences), and 739 and 817 ms at 4 x 256 "
