@@ -128,7 +128,7 @@ def read_near_keys(
     omitted: Callable[[int, Tensor, Tensor], Float[Tensor, " query"]],
     *,
     margin: int = 0,
-) -> tuple[float, Int[Tensor, " query"]]:
+) -> tuple[float, Int[Tensor, " unfinished"]]:
     """Let queries read near keys until the weight of the others is small enough.
 
     Returns the largest bound of the weight that a query has omitted, and the queries that need all keys instead.
