@@ -140,7 +140,7 @@ def keep(command: str, folder: Path, kept: Path) -> None:
 
 
 def reuse(command: str, folder: Path, kept: Path) -> bool:
-    """Copy the run of an earlier page with the same command; return False if there is none."""
+    """Copy the run of an earlier page with the same command; return False if no page has trained it."""
     rest, out = split_out(command)
     if out is None or "jsonl" in rest or ":" in rest or "corpus" in rest or not (kept / _name(rest)).is_dir():
         return False

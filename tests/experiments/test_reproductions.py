@@ -3,6 +3,7 @@
 The claims themselves are tested by full runs, see benchmarks/.
 """
 
+import contextlib
 import json
 import os
 import sys
@@ -168,10 +169,9 @@ def installed(monkeypatch, tmp_path):
 
 
 @pytest.mark.usefixtures("installed")
-def test_a_claim_is_a_folder_of_the_checkout_that_holds_the_current_folder(tmp_path, monkeypatch):
-    folder = tmp_path / "benchmarks/claims/own_claim"
-    for path in (folder, tmp_path / "src/lengthwise", tmp_path / "notes"):
-        path.mkdir(parents=True)
+def test_a_claim_is_a_folder_of_the_checkout_that_the_package_runs_from(tmp_path):
+    folder = tmp_path / "a/benchmarks/claims/own_claim"
+    folder.mkdir(parents=True)
     (folder / "claim.py").write_text(
         "from lengthwise.experiments.recipes import recipe\n"
         "from lengthwise.experiments.reproduction import Claim, SizePreset\n"
@@ -179,11 +179,22 @@ def test_a_claim_is_a_folder_of_the_checkout_that_holds_the_current_folder(tmp_p
         "    return {'parity': recipe('parity')}\n"
         "CLAIM = Claim(summary='s', paper='p', experiments=experiments, laptop=SizePreset(num_seeds=1))\n"
     )
-    monkeypatch.chdir(tmp_path / "notes")
     claims = load_claims()
     assert list(claims) == ["own_claim"]
     assert claims["own_claim"].name == "own_claim"
     assert list(claims["own_claim"].experiments_at("full")[0]) == ["parity"]
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("command", [["list"], ["list", "claims"], ["reproduce", "evil"]])
+def test_code_in_the_current_folder_is_no_claim(command, tmp_path):
+    folder = tmp_path / "benchmarks/claims/evil"
+    for path in (folder, tmp_path / "src/lengthwise"):
+        path.mkdir(parents=True)
+    (folder / "claim.py").write_text(f"from pathlib import Path\nPath({str(tmp_path / 'entered')!r}).touch()\n")
+    with contextlib.suppress(SystemExit):
+        cli.main(command)
+    assert not (tmp_path / "entered").exists()
 
 
 @pytest.mark.usefixtures("installed")

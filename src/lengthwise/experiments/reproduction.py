@@ -90,18 +90,17 @@ class Claim:
 
 
 def claim_folders() -> dict[str, Path]:
-    """Return the folder of every claim by name, from the checkout of this package or of the current folder.
+    """Return the folder of every claim by name, from the checkout that this package runs from.
 
-    Raises ``SettingError`` if neither is in a checkout of lengthwise.
+    Claims are code, so no other folder is searched: the current folder can be anybody's. Raises ``SettingError`` if the
+    package is not in a checkout of lengthwise.
     """
-    current = Path.cwd()
-    for root in (Path(__file__).resolve().parents[3], current, *current.parents):
-        # Claims are code, so that only a checkout of lengthwise is searched.
-        if (root / CLAIMS_FOLDER).is_dir() and (root / "src/lengthwise").is_dir():
-            return {path.parent.name: path.parent for path in sorted((root / CLAIMS_FOLDER).glob("*/claim.py"))}
+    folder = Path(__file__).resolve().parents[3] / CLAIMS_FOLDER
+    if folder.is_dir():
+        return {path.parent.name: path.parent for path in sorted(folder.glob("*/claim.py"))}
     raise SettingError(
         f"found no claims: they are in the folder {CLAIMS_FOLDER} of the source repository of lengthwise, which is "
-        "not part of the installed package; run the command in a clone of the repository"
+        "not part of the installed package; run make setup and the command in a clone of the repository"
     )
 
 

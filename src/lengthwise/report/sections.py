@@ -356,7 +356,7 @@ def _diagnose_group(group: RunGroup, report: Callable[[str], None] | None) -> It
 
 
 def _diagnose(folder: Path, length: int, num_examples: int) -> Diagnosis | str:
-    """Return the diagnosis of a run at a length, or the reason why there is none."""
+    """Return the diagnosis of a run at a length, or why it cannot be made."""
     command, option = f'lengthwise diagnose "{folder}"', f"--length {length}"
     deadline = time.monotonic() + TIME_LIMIT_S
 
