@@ -3,7 +3,7 @@
 ``python benchmarks/claim_page.py CLAIM`` prints the tables of the claim as Markdown. In the folder of the claim, it
 draws ``figure.png`` and writes the results of every seed into ``per_seed.md``. A table has one line per label, with the
 median and the worst seed. ``--add FOLDER`` first adds the results that ``lengthwise reproduce CLAIM`` wrote to a
-folder to ``rows.jsonl`` and ``readings.jsonl``, with the commit, and replaces earlier results of the same run.
+folder to ``rows.jsonl`` and ``measurements.jsonl``, with the commit, and replaces earlier results of the same run.
 ``--add-gpu FILE`` adds results from a ``gpu.jsonl`` that ``make gpu`` wrote. Both flags can be repeated.
 
 With the path of a file of result rows instead of a claim, such as ``runs/NAME/results.jsonl``, it prints only the
@@ -24,9 +24,9 @@ from lengthwise.evaluation.result_rows import is_skipped, label_of, pool_seeds, 
 from lengthwise.evaluation.tables_and_figures import format_num_examples
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes import COMPARISONS, RECIPES
-from lengthwise.experiments.reproduction import READINGS_FILE, Claim, claim_folders, load_claim
+from lengthwise.experiments.reproduction import MEASUREMENTS_FILE, Claim, claim_folders, load_claim
 from lengthwise.experiments.run_folder import COMPARISON, RESULTS, read_rows, write_rows
-from lengthwise.positions import describe_knowledge
+from lengthwise.positions import describe_given
 
 Rows = list[dict[str, Any]]
 STOP_NOTE = " ·: the evaluation of a seed stopped at a shorter length without an exact match; it counts as 0."
@@ -35,26 +35,26 @@ RESULTS_FOLDER = Path("benchmarks/results")
 
 
 def add_folder(claim: Claim, folder: Path) -> None:
-    """Add the rows and readings of a folder to the stored results."""
+    """Add the rows and measurements of a folder to the stored results."""
     commit = json.loads((folder / COMPARISON).read_text())["provenance"]["commit"]
-    for name, source in (("rows.jsonl", RESULTS), ("readings.jsonl", READINGS_FILE)):
+    for name, source in (("rows.jsonl", RESULTS), ("measurements.jsonl", MEASUREMENTS_FILE)):
         _store(claim, name, [{**row, "commit": commit} for row in read_rows(folder / source)])
 
 
 def add_gpu_results(claim: Claim, path: Path) -> None:
     """Add the results of a GPU run to the stored results."""
     parts = [part for part in read_rows(path) if part.get("claim") == claim.name]
-    rows, readings = [], []
+    rows, measurements = [], []
     for part in parts:
         facts = {"commit": part["commit"], "cuda": part["hardware"]["cuda"]}
         for result in part["results"]:
             variant = result["variant"]
             label = part["row"] if variant is None else f"{part['row']}, {variant}"
             rows.append({"row": label, **result, **facts})
-        if "reading" in part:
-            readings.append({"row": part["row"], "seed": part["seed"], **part["reading"], **facts})
+        if "measurement" in part:
+            measurements.append({"row": part["row"], "seed": part["seed"], **part["measurement"], **facts})
     _store(claim, "rows.jsonl", rows)
-    _store(claim, "readings.jsonl", readings)
+    _store(claim, "measurements.jsonl", measurements)
 
 
 def _store(claim: Claim, name: str, new_rows: Rows) -> None:
@@ -78,10 +78,10 @@ def _sort_rows(claim: Claim, rows: Rows) -> Rows:
     return sorted(rows, key=sort_key)
 
 
-def add_knowledge(rows: Rows, experiments: Mapping[str, Experiment]) -> Rows:
-    """Return the rows with the field ``told``, which rows of earlier versions lack; it follows from the experiments."""
-    told = {label: describe_knowledge(each.task, each.scheme, each.encoding) for label, each in experiments.items()}
-    return [{"told": told[label_of(row)], **row} if label_of(row) in told else row for row in rows]
+def add_given(rows: Rows, experiments: Mapping[str, Experiment]) -> Rows:
+    """Return the rows with the field ``given``, which older rows lack; it follows from the experiments."""
+    given = {label: describe_given(each.task, each.scheme, each.encoding) for label, each in experiments.items()}
+    return [{"given": given[label_of(row)], **row} if label_of(row) in given else row for row in rows]
 
 
 def known_experiments(name: str, rows: Rows) -> dict[str, Experiment]:
@@ -119,10 +119,10 @@ def per_seed_lines(rows: Rows) -> Iterator[str]:
             facts = next(iter(runs.values()))
             low_id, high_id = facts["id_range"]
             fitted = "-" if facts["fitted"] is None else f"{facts['fitted']:.3f}"
-            cells = [facts.get("told", "-"), str(seed), f"{low_id:,}-{high_id:,}", f"{facts['steps']:,}"]
+            cells = [facts.get("given", "-"), str(seed), f"{low_id:,}-{high_id:,}", f"{facts['steps']:,}"]
             cells += [f"{facts['train_s']:.0f}", fitted]
             body.append([label, *cells, *(seed_cell(runs[length]) if length in runs else "·" for length in lengths)])
-        header = ["row", "told", "seed", "IDs in training", "steps", "seconds", "fitted", *columns]
+        header = ["row", "given", "seed", "IDs in training", "steps", "seconds", "fitted", *columns]
         yield from table_lines(task.replace("_", " "), header, body)
 
 
@@ -175,18 +175,18 @@ def main() -> None:
         for file in options.add_gpu:
             add_gpu_results(claim, file)
     rows = read_rows(path)
-    rows = list(add_knowledge(rows, known_experiments(name, rows)))
+    rows = list(add_given(rows, known_experiments(name, rows)))
     command = f"Generated by `python benchmarks/claim_page.py {options.source}`; do not edit."
     note = "Values: exact match (or perplexity) [95% interval] (first errors by kind); ·: not measured."
     per_seed_file.write_text("\n".join([command, "", note, *per_seed_lines(rows)]) + "\n")
     print_page_tables(rows, per_seed_link)
     if claim is None or folder is None:
         return
-    readings = read_rows(folder / "readings.jsonl")
-    for title, header, body in claim.tables(rows, readings):
+    measurements = read_rows(folder / "measurements.jsonl")
+    for title, header, body in claim.tables(rows, measurements):
         print_table(title, header, body)
     with tempfile.TemporaryDirectory() as temporary:
-        figure = claim.draw(rows, readings, Path(temporary), claim.name.replace("_", " "))
+        figure = claim.draw(rows, measurements, Path(temporary), claim.name.replace("_", " "))
         shutil.copy(figure, folder / "figure.png")
 
 

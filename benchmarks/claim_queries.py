@@ -105,7 +105,7 @@ class Runs:
         """The number of runs that fit their training lengths."""
         return sum(value >= FIT_THRESHOLD for value in self.each("fitted"))
 
-    def reach(self) -> list[int]:
+    def longest_exact(self) -> list[int]:
         """Return the longest length of every run up to which every tested length has 0.9 or more."""
         return [longest_exact_length(rows, THRESHOLD) for rows in self.by_run()]
 

@@ -288,7 +288,7 @@ def pointer_form() -> Iterator[str]:
     ]
     yield f"exact on fresh seeds at the longest lengths tested with them: {'; '.join(parts)}."
     yield f"""
-    | parity, {runs("parity_ppc").trained} | found: the one by hand, up to a constant | {parity.rows[0]["told"]} |
+    | parity, {runs("parity_ppc").trained} | found: the one by hand, up to a constant | {parity.rows[0]["given"]} |
     """
     variables = runs("variable_assignment").of("discovered (PPC), up to 16")
     longest = variables.lengths[-1]
@@ -901,9 +901,9 @@ def mean(cell: Runs, times: int) -> float:
 
 def diagnose() -> Iterator[str]:
     """docs/diagnose.md."""
-    readings = rows_in("diagnosis", "readings")
+    measurements = rows_in("diagnosis", "measurements")
     dilution, distances = "attention diluted by more tokens", "IDs or distances that training did not show"
-    recall, copy = ([row for row in readings if row["row"] == label] for label in ("recall, NoPE", "copy, rotary"))
+    recall, copy = ([row for row in measurements if row["row"] == label] for label in ("recall, NoPE", "copy, rotary"))
     fewer = listed(f"{row['repaired'][dilution]:.2f}" for row in recall)
     trained = listed(f"{row['repaired'][distances]:.2f}" for row in copy)
     yield f"""

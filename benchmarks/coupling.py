@@ -59,7 +59,7 @@ BUILT_IN: dict[str, tuple[Task, Sequence[int], int]] = {
 FILE_LENGTHS, ROWS_PER_LENGTH = range(2, 11), 300
 
 
-def found_support(steps: AnswerSteps, attempt: Attempt) -> list[set[int]]:
+def found_dependencies(steps: AnswerSteps, attempt: Attempt) -> list[set[int]]:
     """Return the token indexes that the rule reads for each step, without the start token."""
     found: list[set[int]] = [set() for _ in range(len(steps))]
     for rule in attempt.rules:
@@ -89,7 +89,7 @@ def without_constant_tokens(steps: AnswerSteps, index: np.ndarray) -> np.ndarray
     return index
 
 
-def measure_support(name: str) -> dict[str, Any]:
+def measure_dependencies(name: str) -> dict[str, Any]:
     """Compare the found with the declared support of a built-in task."""
     task, lengths, num_per_length = BUILT_IN[name]
     rng, started = stream(0, "coupling benchmark"), time.perf_counter()
@@ -98,9 +98,9 @@ def measure_support(name: str) -> dict[str, Any]:
     for length in [each for each in lengths for _ in range(SAMPLES_IN_PARTS)]:
         examples = task.sample(length=length, size=num_per_length // SAMPLES_IN_PARTS, rng=rng)
         parts.append(answer_steps(examples, length))
-        if examples.support is not None:
-            for tokens, support in zip(parts[-1].tokens, examples.support, strict=True):
-                declared[tuple(tokens[tokens >= 0].tolist())] = support
+        if examples.depends_on is not None:
+            for tokens, depends_on in zip(parts[-1].tokens, examples.depends_on, strict=True):
+                declared[tuple(tokens[tokens >= 0].tolist())] = depends_on
     steps = join_steps(parts)
     attempt = search_rules(steps)[-1]
     row = {"part": "support", "task": name, "examples": len(steps.tokens), "answers": len(steps)}
@@ -111,23 +111,23 @@ def measure_support(name: str) -> dict[str, Any]:
     if not row["found"] or not declared:
         return row
     end = task.vocabulary.index("end")
-    row |= compare_support(steps, attempt, declared, steps.target != end)
-    with_end = compare_support(steps, attempt, declared, np.ones(len(steps), dtype=bool))
+    row |= compare_dependencies(steps, attempt, declared, steps.target != end)
+    with_end = compare_dependencies(steps, attempt, declared, np.ones(len(steps), dtype=bool))
     return row | {f"{name}_with_end": value for name, value in with_end.items()}
 
 
-def compare_support(
+def compare_dependencies(
     steps: AnswerSteps, attempt: Attempt, declared: dict[tuple[int, ...], Any], is_counted: np.ndarray
 ) -> dict[str, float]:
     """Return the precision and the recall of the found support for the counted steps."""
     right = num_found = num_declared = 0
-    for step, found in enumerate(found_support(steps, attempt)):
+    for step, found in enumerate(found_dependencies(steps, attempt)):
         if not is_counted[step]:
             continue
         sequence = steps.tokens[steps.sequence[step]]
         start = int(steps.prompt_lengths[steps.sequence[step]]) - 1
-        support = declared[tuple(sequence[sequence >= 0].tolist())][start + 1 + steps.number[step]]
-        expected = {int(index) for index in support if index >= 0} - {start}
+        depends_on = declared[tuple(sequence[sequence >= 0].tolist())][start + 1 + steps.number[step]]
+        expected = {int(index) for index in depends_on if index >= 0} - {start}
         right += len(found & expected)
         num_found, num_declared = num_found + len(found), num_declared + len(expected)
     return {"precision": right / num_found, "recall": right / num_declared}
@@ -160,7 +160,7 @@ def main() -> None:
     facts = provenance()
     with tempfile.TemporaryDirectory() as folder:
         for name in arguments.tasks or [*BUILT_IN, *FILE_TASKS]:
-            row = measure_support(name) if name in BUILT_IN else measure_file(name, Path(folder) / "rows.jsonl")
+            row = measure_dependencies(name) if name in BUILT_IN else measure_file(name, Path(folder) / "rows.jsonl")
             print(row, flush=True)
             rows = [each for each in read_rows(arguments.out) if each["task"] != name]
             write_rows(arguments.out, [*rows, {**row, "provenance": facts}])

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from benchmarks.coupling import found_support
+from benchmarks.coupling import found_dependencies
 
 from lengthwise.core.provenance import provenance
 from lengthwise.core.randomness import stream
@@ -139,7 +139,7 @@ def measure(name: str, path: Path) -> dict[str, Any]:
     if not attempt.rules or attempt.is_ambiguous:
         return row | {"found": False}
     num_right = num_found = num_mask = num_equal = num_steps = 0
-    for step, tokens in enumerate(found_support(steps, attempt)):
+    for step, tokens in enumerate(found_dependencies(steps, attempt)):
         sequence = steps.tokens[steps.sequence[step]]
         mask = masks[tuple(task.vocabulary[token] for token in sequence[sequence >= 0])]
         if steps.number[step] >= len(mask):

@@ -23,7 +23,7 @@ from lengthwise.core.provenance import provenance
 from lengthwise.core.randomness import stream
 from lengthwise.experiments.run_folder import append_rows, read_rows
 from lengthwise.tasks import Addition, JSONLTask, Parity, Task, VariableAssignment
-from lengthwise.tasks.task import declared_knowledge
+from lengthwise.tasks.task import declared_given
 
 RESULTS = Path(__file__).parent / "results" / "coupling_training.jsonl"
 # Number of test rows of at most MEDIUM_LENGTH, and of longer rows.
@@ -38,7 +38,7 @@ class FileTask:
     train_lengths: Sequence[int] = range(2, 11)
     rows_per_length: int = 300
     test_lengths: Sequence[int] = (100, 1000)
-    told: tuple[str, ...] = ()
+    given: tuple[str, ...] = ()
 
 
 def built_in(task: Task) -> Callable[[np.random.Generator, int], Row]:
@@ -59,7 +59,7 @@ TASKS = {
         train_lengths=range(1, 21),
         rows_per_length=100,
         test_lengths=(200, 2000),
-        told=declared_knowledge(Parity()),
+        given=declared_given(Parity()),
     ),
     "addition": FileTask(
         sample=built_in(Addition()), train_lengths=range(1, 11), rows_per_length=1000, test_lengths=(100, 400)
@@ -69,7 +69,7 @@ TASKS = {
         train_lengths=range(2, 17),
         rows_per_length=500,
         test_lengths=(160,),
-        told=declared_knowledge(VariableAssignment()),
+        given=declared_given(VariableAssignment()),
     ),
     **{name: FileTask(sample=sample) for name, sample in FILE_TASKS.items()},
     # The table has at most 40 keys.
@@ -93,7 +93,7 @@ def measure(name: str, seed: int, folder: Path) -> list[dict[str, Any]]:
     write_rows(train_file, task, task.train_lengths, task.rows_per_length, stream(seed, "training rows", name))
     write_rows(test_file, task, task.test_lengths, NUM_TEST_ROWS, stream(seed, "test rows", name))
     start = time.perf_counter()
-    experiment = lw.experiment_for(str(train_file), "discovered")
+    experiment = lw.experiment(str(train_file), "discovered")
     found = time.perf_counter()
     run = lw.train(replace(experiment, seed=seed), folder / "run", device="cpu")
     trained = time.perf_counter()
@@ -102,9 +102,9 @@ def measure(name: str, seed: int, folder: Path) -> list[dict[str, Any]]:
     num_examples = tuple(NUM_TEST_ROWS if length <= MEDIUM_LENGTH else NUM_LONG_ROWS for length in task.test_lengths)
     rows = lw.evaluate(loaded, lw.EvaluationSettings(lengths=tuple(task.test_lengths), num_examples=num_examples))
     # A file declares nothing, but its responses can contain a scratchpad.
-    rows = [{**row, "told": ", ".join((*task.told, row["told"]))} for row in rows]
+    rows = [{**row, "given": ", ".join((*task.given, row["given"]))} for row in rows]
     facts = {"find_s": round(found - start, 1), "train_s": round(trained - found, 1), "rule": experiment.scheme.rule}
-    kept = ("length", "num_examples", "exact_match", "exact_tokens", "id_accuracy", "low", "high", "fitted", "told")
+    kept = ("length", "num_examples", "exact_match", "exact_tokens", "id_accuracy", "low", "high", "fitted", "given")
     return [{"task": name, "seed": seed, **{key: row[key] for key in kept}, **facts} for row in rows]
 
 

@@ -25,6 +25,7 @@ import torch
 from jaxtyping import Int
 from matplotlib.axes import Axes
 
+import lengthwise as lw
 from lengthwise.core.intervals import t_critical_value, wilson_interval
 from lengthwise.core.provenance import provenance
 from lengthwise.core.randomness import stream
@@ -33,7 +34,7 @@ from lengthwise.evaluation.figure_layout import FONT_SIZE, LINE_COLORS, count_se
 from lengthwise.evaluation.forecast.certificate import run_verdict
 from lengthwise.evaluation.grading import first_errors, grade
 from lengthwise.experiments.experiment import Experiment
-from lengthwise.experiments.recipes import COMPARISONS, experiment_for, recipe
+from lengthwise.experiments.recipes import COMPARISONS, recipe
 from lengthwise.experiments.recipes.fitted_encodings import PARITY_ENCODINGS, compare_with_encodings
 from lengthwise.experiments.run import Run, train
 from lengthwise.experiments.run_evaluation import certify_run
@@ -152,7 +153,7 @@ def experiments(folder: Path) -> dict[str, Callable[[], Experiment]]:
         )["rotary"],
     }
     for name in TASK_FILES:
-        by_label[f"task file, {name.split()[-1]}"] = lambda name=name: experiment_for(
+        by_label[f"task file, {name.split()[-1]}"] = lambda name=name: lw.experiment(
             str(write_task_file(name, 0, folder)), "discovered", train_lengths=(1, FILE_LENGTH)
         )
     return {label: lambda build=build: _stop_when_fitted(build()) for label, build in by_label.items()}

@@ -114,15 +114,15 @@ def train_and_evaluate(experiment: lw.Experiment, folder: Path) -> Part:
 
 
 def claim_row(claim: Claim, label: str, experiment: lw.Experiment) -> Part:
-    """Measure one row of a claim with one seed: its results, and the reading of the run if the claim defines one."""
+    """Measure one row of a claim with one seed: its results, and what the claim measures of the run, if anything."""
     folder = run_folder(FOLDER / claim.name, label, experiment.seed)
 
     def part(seconds_left: float) -> dict[str, Any]:
         row = train_and_evaluate(experiment, folder)(seconds_left)
         result = {"claim": claim.name, "row": label, "seed": experiment.seed, **row}
-        if claim.read is None:
+        if claim.measure is None:
             return result
-        return {**result, "reading": claim.read(lw.load_run(folder, device="cuda"), row["results"])}
+        return {**result, "measurement": claim.measure(lw.load_run(folder, device="cuda"), row["results"])}
 
     return part
 

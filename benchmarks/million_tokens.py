@@ -36,7 +36,7 @@ MIN_FIT_LENGTH = 8000
 def measure(recipe: str, run: lw.Run, lengths: Mapping[str, Sequence[int]]) -> Iterator[dict[str, Any]]:
     """Yield one result row of a run of a recipe per decode mode and length."""
     torch.set_num_threads(1)
-    kept_keys = ("length", "decode", "exact_match", "exact_tokens", "id_accuracy", "fitted", "told", "omitted_weight")
+    kept_keys = ("length", "decode", "exact_match", "exact_tokens", "id_accuracy", "fitted", "given", "omitted_weight")
     seed, device = run.experiment.seed, next(run.decoder.parameters()).device
     for decode, length in ((mode, length) for mode, values in lengths.items() for length in values):
         before = time.process_time()

@@ -9,9 +9,9 @@ from lengthwise.evaluation.result_rows import (
     FIT_THRESHOLD,
     Rows,
     count_skipped,
+    given_of,
     group_rows,
     is_skipped,
-    knowledge_of,
     label_of,
     pool_seeds,
     select_unfit,
@@ -57,7 +57,7 @@ def page_table(rows: Rows, max_lines: int = MAX_PAGE_LINES) -> tuple[list[str], 
         rows = merge_variants(rows)
     by_label, unfit = group_rows(rows), select_unfit(rows)
     lengths = list(next(iter(by_label.values())))
-    header = ["row", "told", "trained on", "steps", "fits"]
+    header = ["row", "given", "trained on", "steps", "fits"]
     header += [f"{length:,} (n={format_num_examples(rows, length)})" for length in lengths]
     body = []
     for label, by_length in list(by_label.items())[:max_lines]:
@@ -65,7 +65,7 @@ def page_table(rows: Rows, max_lines: int = MAX_PAGE_LINES) -> tuple[list[str], 
         fitted = {row["seed"]: row["fitted"] for row in runs}
         num_fits = sum(value >= FIT_THRESHOLD for value in fitted.values() if value is not None)
         fits = "-" if uses_loss(rows) else f"{num_fits} of {len(fitted)}{', did not fit' * (label in unfit)}"
-        cells = [knowledge_of(runs), "-".join(f"{length:,}" for length in runs[0]["train_lengths"]), step_range(runs)]
+        cells = [given_of(runs), "-".join(f"{length:,}" for length in runs[0]["train_lengths"]), step_range(runs)]
         body.append([label, *cells, fits, *(_format_summary(by_length, length) for length in lengths)])
     return header, body, max(0, len(by_label) - max_lines)
 

@@ -37,7 +37,7 @@ def measure(name: str, form: str, seed: int, folder: Path) -> list[dict[str, Any
     torch.set_num_threads(1)
     lengths, num_examples = TASKS[name]
     start = time.perf_counter()
-    experiment = replace(lw.experiment_for(name, FORMS[form]), seed=seed)
+    experiment = replace(lw.experiment(name, FORMS[form]), seed=seed)
     if form == "found" and name in NUM_POSITION_IDS:
         scheme = replace(experiment.scheme, num_position_ids=NUM_POSITION_IDS[name])
         experiment = replace(experiment, scheme=scheme)
@@ -46,7 +46,7 @@ def measure(name: str, form: str, seed: int, folder: Path) -> list[dict[str, Any
     trained = time.perf_counter()
     assert run is not None
     settings = replace(experiment.evaluation, lengths=lengths, num_examples=num_examples)
-    kept = ("length", "variant", "num_examples", "exact_match", "exact_tokens", "low", "high", "fitted", "told")
+    kept = ("length", "variant", "num_examples", "exact_match", "exact_tokens", "low", "high", "fitted", "given")
     facts = {"task": name, "form": form, "seed": seed, "train_lengths": experiment.train_lengths}
     seconds = {"find_s": round(found - start, 1), "train_s": round(trained - found, 1), "steps": run.facts["steps"]}
     return [{**facts, **{key: row[key] for key in kept if key in row}, **seconds} for row in lw.evaluate(run, settings)]

@@ -17,7 +17,7 @@ RESULTS = Path(__file__).parent / "results" / "sampler_speed.jsonl"
 
 def measure_batch_ms(task: str, scheme: str, repeats: int) -> tuple[float, int]:
     """Return the median time of a batch in ms, and the number of tokens per sequence."""
-    experiment = lw.experiment_for(task, scheme)
+    experiment = lw.experiment(task, scheme)
     lengths = (LENGTHS[task], LENGTHS[task])
     sampler = Sampler(task=experiment.task, scheme=experiment.scheme, lengths=lengths, batch_size=64, seed=0)
     times = []

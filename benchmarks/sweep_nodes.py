@@ -26,7 +26,7 @@ def experiments(steps: int) -> dict[str, lw.Experiment]:
     """Return four small experiments by label."""
     return {
         encoding: replace(
-            lw.experiment_for("parity", "predicted", encoding),
+            lw.experiment("parity", "predicted", encoding),
             decoder=lw.DecoderSettings(num_layers=1, d_model=32, num_heads=2),
             training=lw.TrainingSettings(steps=steps, batch_size=16, checkpoint_every=20),
             train_lengths=(1, 10),

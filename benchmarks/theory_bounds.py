@@ -69,9 +69,9 @@ INSTANCES = {"clean": 300, "mixed": 400}
 
 
 def unit_kappa_cover(case: Extrapolation) -> float:
-    """Return the sum of the window cover with every kappa set to 1, which is not a bound ('heavy joints')."""
+    """Return the sum of the window cover with every kappa set to 1, which is not a bound ('heavy cuts')."""
     cover = GridCover(test_length=case.test_length, train_length=case.train_length, span=case.span)
-    ones = {joints: np.ones_like(kappa) for joints, kappa in case.joint_weight.kappa_by_joints().items()}
+    ones = {cuts: np.ones_like(kappa) for cuts, kappa in case.cut_weight.kappa_by_cuts().items()}
     return float((expected_training_pieces(case, cover, ones) * case.risk_table(case.train_length, case.loss)).sum())
 
 

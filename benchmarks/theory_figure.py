@@ -32,7 +32,7 @@ MORE_LENGTHS = {
     "new background token": (8, 9),
     "canceling errors": (2, 3, 7, 8, 9),
     "small leak": (15, 20),
-    "heavy joints": (6,),
+    "heavy cuts": (6,),
 }
 # Second half of a title, if it is not "without" and the name of the assumption.
 TITLE_ENDINGS = {"canceling errors": "with one training length", "small leak": "although all assumptions hold"}

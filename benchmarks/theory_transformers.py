@@ -101,8 +101,8 @@ class SeparatorCoupled(PositionScheme):
         """Return IDs of shape (1, batch, seq)."""
         ids = np.tile(np.arange(examples.tokens.shape[1]), (1, len(examples), 1))
         separator = int(examples.prompt_length[0]) - 1
-        assert examples.support is not None
-        ids[0, :, separator] = examples.support[:, separator + 1, 0]
+        assert examples.depends_on is not None
+        ids[0, :, separator] = examples.depends_on[:, separator + 1, 0]
         return lw.score_all_answers(examples, ids)
 
 
@@ -160,21 +160,21 @@ def measure_first_layer(run: Run, length: int, num_examples: int = EXAMPLES) -> 
 
 def _measure_batch(run: Run, examples: Examples, length: int, rng: np.random.Generator) -> Measurement:
     batch = to_batch(length, examples, run.experiment.scheme.assign(examples, rng, training=False))
-    assert examples.support is not None
-    support = torch.from_numpy(examples.support[:, length + 1])
+    assert examples.depends_on is not None
+    depends_on = torch.from_numpy(examples.depends_on[:, length + 1])
     layers: list[torch.Tensor] = []
 
     def record_leakage(weights: torch.Tensor) -> None:
-        outside = torch.ones(len(support), weights.shape[-1] + 1)
+        outside = torch.ones(len(depends_on), weights.shape[-1] + 1)
         # Padding of the support (-1) goes to the extra column, which is removed.
-        outside = outside.scatter(1, torch.where(support < 0, weights.shape[-1], support), 0.0)[:, :-1]
+        outside = outside.scatter(1, torch.where(depends_on < 0, weights.shape[-1], depends_on), 0.0)[:, :-1]
         layers.append((weights[:, :, length] * outside[:, None]).sum(dim=-1))
 
     hidden, _ = run.decoder(batch.tokens, batch.position_ids, hooks=AttentionHooks(on_weights=record_leakage))
     log_probs = run.decoder.token_logits(hidden[:, length]).double().log_softmax(dim=-1)
     target_log_probs = log_probs.gather(1, batch.tokens[:, length + 1 : length + 2])[:, 0]
     return Measurement(
-        planted=examples.tokens[np.arange(len(examples)), examples.support[:, length + 1, 0]],
+        planted=examples.tokens[np.arange(len(examples)), examples.depends_on[:, length + 1, 0]],
         risk=-torch.expm1(target_log_probs).numpy(),
         leakage=layers[0].double().numpy(),
     )

@@ -48,8 +48,8 @@ parser.add_argument("--quick", action="store_true", help="train for a few steps 
 parser.add_argument("--seed", type=int, default=0, help="seed of the weights and the examples")
 parser.add_argument("--out", default="runs/custom_task", help="folder of the run")
 options = parser.parse_args()
-experiment = replace(lw.experiment_for(RunningMaximum(), "predicted"), seed=options.seed)
-experiment = lw.quick(experiment) if options.quick else experiment
+experiment = replace(lw.experiment(RunningMaximum(), "predicted"), seed=options.seed)
+experiment = lw.quick_version(experiment) if options.quick else experiment
 run = lw.train(experiment, options.out)
 settings = lw.EvaluationSettings(lengths=(4, 8) if options.quick else (20, 40, 200), num_examples=(128,))
 for row in lw.evaluate(run, settings):

@@ -14,12 +14,12 @@ parser.add_argument("--quick", action="store_true", help="train for a few steps 
 parser.add_argument("--seed", type=int, default=0, help="seed of the weights and the examples")
 options = parser.parse_args()
 lengths = (8, 16) if options.quick else (40, 80, 160)
-recipe = replace(lw.experiment_for("parity", "predicted"), seed=options.seed)
+recipe = replace(lw.experiment("parity", "predicted"), seed=options.seed)
 
 # Gaps between the IDs of short sequences train the IDs of long ones.
 for max_gaps in (recipe.scheme.max_gaps, 0):
     experiment = replace(recipe, scheme=replace(recipe.scheme, max_gaps=max_gaps))
-    run = lw.train(lw.quick(experiment) if options.quick else experiment, f"runs/forecast-{max_gaps}-gaps")
+    run = lw.train(lw.quick_version(experiment) if options.quick else experiment, f"runs/forecast-{max_gaps}-gaps")
     certificate = lw.certify_run(run, lengths)
     settings = lw.EvaluationSettings(lengths=lengths, num_examples=(64,))
     measured = {row["length"]: row for row in lw.evaluate(run, settings)}

@@ -47,8 +47,8 @@ print(f"Number of tokens that a state depends on: {found.num_tokens}")
 for answers, addresses in found.phases:
     print(f"  {answers}: {'; '.join(addresses)}")
 
-experiment = replace(lw.experiment_for("short_logs.jsonl", "discovered"), seed=options.seed)
-run = lw.train(lw.quick(experiment) if options.quick else experiment, options.out)
+experiment = replace(lw.experiment("short_logs.jsonl", "discovered"), seed=options.seed)
+run = lw.train(lw.quick_version(experiment) if options.quick else experiment, options.out)
 long_run = lw.load_run(run.folder, overrides={"task": JSONLTask(file="long_logs.jsonl")})
 settings = lw.EvaluationSettings(lengths=(50, 100, 200), num_examples=(4,) if options.quick else (32,))
 for row in lw.evaluate(long_run, settings):

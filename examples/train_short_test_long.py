@@ -14,10 +14,12 @@ def build_experiments(seed: int, quick: bool) -> dict[str, lw.Experiment]:
     """Return one experiment per kind of position IDs."""
     evaluation = lw.EvaluationSettings(lengths=(10, 20, 100), num_examples=(128, 128, 32))
     ppc = replace(lw.recipe("copy"), training=replace(lw.recipe("copy").training, steps=600))
-    plain = lw.experiment_for("copy", "sequential", "rotary", train_lengths=(1, 10))
+    plain = lw.experiment("copy", "sequential", "rotary", train_lengths=(1, 10))
     experiments = {"coupled IDs (PPC)": ppc, "sequential IDs": plain}
     return {
-        label: lw.quick(each) if quick else replace(each, train_lengths=(1, 10), evaluation=evaluation, seed=seed)
+        label: lw.quick_version(each)
+        if quick
+        else replace(each, train_lengths=(1, 10), evaluation=evaluation, seed=seed)
         for label, each in experiments.items()
     }
 

@@ -3,7 +3,7 @@ from .encodings import ENCODINGS, Encoding, EncodingSettings, EncodingSize
 from .evaluation.exact_match import EvaluationSettings
 from .experiments.coupling_methods import find_coupling
 from .experiments.experiment import Experiment
-from .experiments.recipes import RECIPES, experiment_for, quick, recipe
+from .experiments.recipes import RECIPES, experiment, quick_version, recipe
 from .experiments.reproduction import reproduce
 from .experiments.run import Run, load_run, train
 from .experiments.run_evaluation import certify_run, diagnose_run, evaluate, generate_from_prompt
@@ -54,14 +54,14 @@ __all__ = [
     "diagnose_run",
     "evaluate",
     "evaluate_language_model",
-    "experiment_for",
+    "experiment",
     "find_coupling",
     "generate_from_prompt",
     "load_language_model",
     "load_run",
     "measure_influence",
     "prepare_corpus",
-    "quick",
+    "quick_version",
     "recipe",
     "report_study",
     "reproduce",

@@ -161,7 +161,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
             lw.prepare_corpus,
             export_hf,
         ),
-        *(import_hf, lw.experiment_for, lw.recipe, lw.load_language_model, lw.EvaluationSettings, lw.TrainingSettings),
+        *(import_hf, lw.experiment, lw.recipe, lw.load_language_model, lw.EvaluationSettings, lw.TrainingSettings),
         *(lw.DecoderSettings, lw.InfluenceSettings, lw.Experiment, Predicted, Rotary, Addition, JSONLTask),
     )
 }
@@ -180,7 +180,7 @@ def valid_arguments() -> dict[str, dict[str, Any]]:
         "prepare_corpus": {"sources": ["tales"], "out": "again", "vocabulary_size": 300, "held_out": 0.2, "seed": 0},
         "export_hf": {"run": "run", "out": "exported"},
         "import_hf": {"folder": "hf", "out": "imported"},
-        "experiment_for": {"task": "parity", "scheme": "sequential", "encoding": "nope"},
+        "experiment": {"task": "parity", "scheme": "sequential", "encoding": "nope"},
         "recipe": {"name": "parity"},
         "load_language_model": {"name": "hf", "device": "cpu"},
         "EvaluationSettings": {"lengths": (2,), "num_examples": (2,), "seed": 0, "decode": "free"},

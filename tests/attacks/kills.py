@@ -85,8 +85,8 @@ def reproduce() -> None:
 
 
 def reproduced_result(folder: Path) -> Any:
-    """Return the rows and readings of the claim, and True if the figure exists."""
-    rows = {name: untimed(read_rows(folder / "claimed" / f"{name}.jsonl")) for name in ("results", "readings")}
+    """Return the rows and measurements of the claim, and True if the figure exists."""
+    rows = {name: untimed(read_rows(folder / "claimed" / f"{name}.jsonl")) for name in ("results", "measurements")}
     return rows, (folder / "claimed" / "figure.png").is_file()
 
 

@@ -302,7 +302,7 @@ def test_compare_trains_every_row_with_the_settings_of_its_encoding(runs, capsys
     assert [row["num_layers"] for row in json.loads(out)["results"] if row["length"] == 4] == [1, 2]
     saved = json.loads(Path("new/comparison.json").read_text(encoding="utf-8"))["comparison"]["experiments"]
     lines: list[str] = []
-    experiments = {label: lw.quick(lw.experiment_for("copy", *label.split("/"))) for label in labels}
+    experiments = {label: lw.experiment("copy", *label.split("/"), quick=True) for label in labels}
     lw.compare(experiments, "python", workers=1, device="cpu", report=lines.append)
     for label, decoder in zip(labels, (lw.recipe("copy").decoder, COPY_ENCODINGS["rotary"].decoder), strict=True):
         assert experiments[label].decoder == decoder
@@ -518,7 +518,7 @@ INVALID: list[tuple[list[str], str]] = [
     ),
     (
         ["train", "--task", "test_cli:OwnNoPE"],
-        "task 'test_cli:OwnNoPE' lacks version, vocabulary, separators, knowledge, sample, from_prompt",
+        "task 'test_cli:OwnNoPE' lacks version, vocabulary, separators, given, sample, from_prompt",
     ),
     (
         ["train", "--task", "copy", "--scheme", "test_cli:AssignsNothing"],

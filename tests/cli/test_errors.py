@@ -82,7 +82,7 @@ from lengthwise.positions import (
     Sequential,
     Skipwise,
 )
-from lengthwise.positions.scheme import require_places
+from lengthwise.positions.scheme import require_step_index
 from lengthwise.report.page import write_report
 from lengthwise.tasks import (
     TASKS,
@@ -194,8 +194,8 @@ def couple_on_two_levels() -> None:
     Coupled().assign(on_two_levels, np.random.default_rng(0), training=True)
 
 
-def require_missing_places() -> None:
-    require_places(replace(Parity().sample(length=2, size=1, rng=np.random.default_rng(0)), places=None))
+def require_missing_step_index() -> None:
+    require_step_index(replace(Parity().sample(length=2, size=1, rng=np.random.default_rng(0)), step_index=None))
 
 
 def launch_environment(**changes: str) -> dict[str, str]:
@@ -1112,9 +1112,9 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (lambda: generate_with_ids(1), SettingError, r"1 IDs for 2 prompt tokens; pass one ID per token"),
     (lambda: generate_with_ids(3), SettingError, r"IDs for 1 of 2 new tokens .*; pass the IDs of all new"),
     (
-        require_missing_places,
+        require_missing_step_index,
         UnsupportedTaskError,
-        r"declares no places; use the scheme sequential, .* or discovered, or multilevel or predicted, which",
+        r"declares no step_index; use the scheme sequential, .* or discovered, or multilevel or predicted, which",
     ),
     (
         couple_on_two_levels,
@@ -1130,7 +1130,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (
         lambda: IndexHints(task=IndexHints()).from_prompt("01"),
         UnsupportedTaskError,
-        r"task index_hints declares no places for hints; use a task such as parity",
+        r"task index_hints declares no step_index for hints; use a task such as parity",
     ),
     (lambda: Text(split="test"), SettingError, r"unknown split 'test' of text; use one of train, held_out"),
     (lambda: Text().from_prompt(""), PromptError, r"the prompt is empty; write some words to continue"),

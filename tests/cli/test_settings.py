@@ -59,7 +59,7 @@ def test_setting_every_saved_value_again_changes_nothing(name):
         ("training.learning_rate = 1", lambda each: each.training.learning_rate, 1.0),
         ("training.betas=[0.5, 0.75]", lambda each: each.training.betas, (0.5, 0.75)),
         ("training.betas=[0, 0]", lambda each: each.training.betas, (0.0, 0.0)),
-        ("training.stage_loss=1", lambda each: each.training.stage_loss, 1.0),
+        ("training.stage_threshold=1", lambda each: each.training.stage_threshold, 1.0),
         ("train_lengths=(2, 9)", lambda each: each.train_lengths, (2, 9)),
         ("training.fit_every=5", lambda each: each.training.fit_every, 5),
         ("training.fit_every=null", lambda each: each.training.fit_every, None),

@@ -201,7 +201,7 @@ def test_an_argument_of_the_wrong_type_raises_an_error_with_its_name(declared, v
 
 WRONG_VALUES = {
     "trackers": lambda folder: lw.train(small_experiment(), folder, trackers=range(3)),
-    "experiment": lambda folder: lw.quick(None),
+    "experiment": lambda folder: lw.quick_version(None),
     "model": lambda folder: lw.InfluenceStudy(model=None, codec=None, texts=[], settings=InfluenceSettings()),
     "max_new_tokens": lambda folder: lw.generate_from_prompt(lw.train(small_experiment(), folder), "01", -1),
     "out": lambda folder: lw.train(small_experiment(), f"{folder}/a\0b"),

@@ -85,7 +85,7 @@ def test_the_true_posterior_is_not_a_lower_bound_of_total_variation():
         (Subsets(num_planted=1), []),
         (
             Subsets(num_planted=2),
-            ["locality of the data", "locality of the class", "training length", "regularity", "light joints"],
+            ["locality of the data", "locality of the class", "training length", "regularity", "light cuts"],
         ),
         (
             ByLength(
@@ -171,7 +171,7 @@ def test_a_tuple_of_probability_zero_and_score_zero_leaves_kappa_finite(recwarn)
         default=np.array([0.5, 0.5]),
     )
     case = Extrapolation(law=law, predictor=head, train_length=8, test_length=12, loss=TotalVariation())
-    assert all(np.isfinite(each).all() for each in case.joint_weight.kappa_by_joints().values())
+    assert all(np.isfinite(each).all() for each in case.cut_weight.kappa_by_cuts().values())
     for bound in (
         quadratic_in_length,
         quadratic_in_spans,
@@ -242,7 +242,7 @@ def test_the_command_prints_a_json_document_and_writes_a_figure(tmp_path, capsys
     assert json.loads((tmp_path / "out" / "certificate.json").read_text())["bounds"] == printed["bounds"]
     assert (tmp_path / "out" / "figure.png").stat().st_size > 0
     cli.main(flags)
-    assert "light joints" in capsys.readouterr().out
+    assert "light cuts" in capsys.readouterr().out
 
 
 def test_the_command_prints_the_assumptions_of_a_task(tmp_path, capsys):

@@ -23,7 +23,7 @@ MINIMIZERS = {
     "new background token": "both",
     "canceling errors": "both",
     "small leak": "witness",
-    "heavy joints": "learned",
+    "heavy cuts": "learned",
 }
 
 
@@ -47,7 +47,7 @@ def test_a_certificate_has_exact_risks_and_mean_training_risks():
         "Both heads minimize the training objective (0). At length 10 the risk of the learned head is 0.5, and that "
         "of the witness is 0."
     )
-    assert certify_counterexample(COUNTEREXAMPLES["heavy joints"]).verdict.startswith(
+    assert certify_counterexample(COUNTEREXAMPLES["heavy cuts"]).verdict.startswith(
         "The learned head minimizes the training objective (8.9e-12; witness 3e-11). At length 5 the risk"
     )
 

@@ -28,7 +28,7 @@ from lengthwise.evaluation.diagnosis.attribution import (
     remap_ids,
 )
 from lengthwise.evaluation.diagnosis.diagnosis import Diagnosis
-from lengthwise.evaluation.diagnosis.failures import FailureCounts, _support_range, collect_failures, support_mass
+from lengthwise.evaluation.diagnosis.failures import FailureCounts, _range_of_needed, collect_failures, needed_mass
 from lengthwise.evaluation.diagnosis.report import sentences
 from lengthwise.evaluation.exact_match import EvaluationSettings, evaluate_by_length
 from lengthwise.evaluation.forecast.certificate import DILUTED_ATTENTION, UNTRAINED_IDS
@@ -41,7 +41,7 @@ from lengthwise.evaluation.forecast.probed_model import (
 )
 from lengthwise.evaluation.forecast.subsampling import subsample
 from lengthwise.experiments.experiment import Experiment, build_decoder
-from lengthwise.experiments.recipes import quick, recipe
+from lengthwise.experiments.recipes import quick_version, recipe
 from lengthwise.experiments.run import Run, load_run, train
 from lengthwise.experiments.run_evaluation import diagnose_run, probed_model_of
 from lengthwise.model.attention_scores import AttentionHooks
@@ -119,7 +119,7 @@ def test_untrained_ids_are_the_limiting_cause(needle):
     assert causes(found)[UNTRAINED_IDS].repair_rate >= 0.95
     assert causes(found)[DILUTED_ATTENTION].repair_rate <= 0.05
     assert found.limited_by.startswith("limited by IDs or distances not seen in training (0.0")
-    ids = {each.quantity: each for each in found.range_shifts}["ID in the support of an answer"]
+    ids = {each.quantity: each for each in found.range_shifts}["ID of the needed tokens of an answer"]
     assert (ids.train_max, ids.fraction_beyond) == (LARGEST, 1.0)
     assert ids.test_max > LARGEST
 
@@ -135,10 +135,10 @@ def test_diluted_attention_is_the_limiting_cause(needle):
     assert causes(found)[UNTRAINED_IDS].repair_rate == causes(found)[COMPETING_MATCHES].repair_rate == 0
     assert found.limited_by.startswith("limited by attention diluted by more tokens")
     assert [each.length for each in found.by_length] == [8, 16, 32, 64, 128, 256, 512]
-    (mass,) = zip(*(each.support_mass for each in found.by_length), strict=True)
+    (mass,) = zip(*(each.needed_mass for each in found.by_length), strict=True)
     assert mass[0] > 0.6
     assert mass[-1] < 0.3
-    assert found.support_mass_at_errors[0] < mass[-2]
+    assert found.needed_mass_at_errors[0] < mass[-2]
 
 
 @dataclass(frozen=True)
@@ -209,8 +209,8 @@ def test_no_token_competes_with_the_value_of_a_unique_key(rng):
     task = Recall()
     examples = task.sample(length=40, size=20, rng=rng)
     last = examples.is_answer.argmax(axis=1) - 1
-    for tokens, support, index in zip(examples.tokens, examples.support, last, strict=True):
-        assert competing_tokens(tokens[: index + 1], support[index + 1])[0].tolist() == []
+    for tokens, depends_on, index in zip(examples.tokens, examples.depends_on, last, strict=True):
+        assert competing_tokens(tokens[: index + 1], depends_on[index + 1])[0].tolist() == []
 
 
 @torch.no_grad()
@@ -339,7 +339,7 @@ def test_a_task_without_support_gets_a_diagnosis_without_interventions(tmp_path)
     run = train(small_experiment(Addition(order="most"), Sequential()), tmp_path, device="cpu")
     found = diagnose_run(run, 8, num_examples=16)
     assert "task addition does not declare which tokens its answers depend on" in found.skip_reason
-    assert (found.heads, found.support_mass_at_errors, found.subsampling_control) == ((), (), None)
+    assert (found.heads, found.needed_mass_at_errors, found.subsampling_control) == ((), (), None)
     assert found.failures.num_failures == 16
     assert [each.quantity for each in found.range_shifts] == ["distance between any two tokens"]
 
@@ -351,7 +351,7 @@ def test_weights_that_do_not_allow_subsampling_still_have_a_support_mass(tmp_pat
     run = train(replace(experiment, decoder=decoder), tmp_path, device="cpu")
     found = diagnose_run(run, 8, num_examples=16)
     assert found.skip_reason.startswith("attention weights 'top_k' do not allow subsampling")
-    assert len(found.heads) == len(found.support_mass_at_errors) > 0
+    assert len(found.heads) == len(found.needed_mass_at_errors) > 0
 
 
 FAILURES = FailureCounts(
@@ -476,13 +476,13 @@ def test_support_mass_with_a_cache_is_that_of_the_full_sequence():
     task = Recall(num_queries=2)
     decoder = small_decoder("rotary", task)
     batch, rng = sample_queries(task, Sequential(), 9, 6, seed=0).batch, np.random.default_rng(0)
-    support = np.maximum(task.sample(length=9, size=6, rng=rng).support, -1)
+    depends_on = np.maximum(task.sample(length=9, size=6, rng=rng).depends_on, -1)
     answer = sample_answers(batch, task.vocabulary.index("end"), rng)
     layers = []
     decoder(batch.tokens, batch.position_ids, hooks=AttentionHooks(on_weights=layers.append))
-    masses = support_mass(decoder, batch, answer, support)
+    masses = needed_mass(decoder, batch, answer, depends_on)
     for row, last in enumerate(answer - 1):
-        keys = [token for token in set(support[row, last + 1].tolist()) if token not in (-1, last)]
+        keys = [token for token in set(depends_on[row, last + 1].tolist()) if token not in (-1, last)]
         expected = [layer[row, :, last, keys].sum(dim=-1).numpy() for layer in layers]
         np.testing.assert_allclose(masses[row], np.stack(expected), atol=1e-5)
 
@@ -491,17 +491,17 @@ def test_support_mass_ignores_the_token_before_the_answer():
     task = Parity()
     decoder = small_decoder("nope", task)
     queries = sample_queries(task, Sequential(), 4, 3, seed=0)
-    support = np.full((3, queries.batch.tokens.shape[1], 2), -1)
-    support[np.arange(3), queries.answer, 1] = queries.last_index
-    assert len(support_mass(decoder, queries.batch, queries.answer, support)) == 0
+    depends_on = np.full((3, queries.batch.tokens.shape[1], 2), -1)
+    depends_on[np.arange(3), queries.answer, 1] = queries.last_index
+    assert len(needed_mass(decoder, queries.batch, queries.answer, depends_on)) == 0
 
 
 def test_a_subsample_of_coupled_units_has_the_layout_of_a_shorter_copy(rng):
     """The next symbol to copy is as far from the start as the written symbols reach."""
     examples = Copy().sample(length=60, size=20, rng=rng)
     answer = rng.integers(62, 122, size=20)
-    support = [np.array([token - 62, 60, 61]) for token in answer]
-    sampled = subsample(support, answer - 1, 24, rng, coupling_units(examples))
+    depends_on = [np.array([token - 62, 60, 61]) for token in answer]
+    sampled = subsample(depends_on, answer - 1, 24, rng, coupling_units(examples))
     for row, last in enumerate(sampled.last_column):
         indices = sampled.indices[row, : last + 1]
         prompt, copied = indices[indices < 60], indices[indices > 61]
@@ -543,8 +543,8 @@ def test_selected_ids_become_training_ids_and_other_ids_follow_the_next_lower_on
 
 def test_the_distance_to_the_support_starts_at_the_token_before_the_answer():
     ids = np.array([[[0.0, 7.0, 9.0, 2.0]], [[0.0, 1.0, 2.0, 3.0]]])
-    support = np.array([[[-1, -1], [-1, -1], [-1, -1], [0, 1]]])
-    largest, distance = _support_range(ids, support)
+    depends_on = np.array([[[-1, -1], [-1, -1], [-1, -1], [0, 1]]])
+    largest, distance = _range_of_needed(ids, depends_on)
     assert largest[0, 3] == 7
     # The distance is 9 on the first level and 2 on the second.
     assert distance[0, 3] == 2
@@ -592,7 +592,7 @@ def test_invalid_arguments_print_one_line(flags, line, unfitted, capsys):
 
 
 def test_a_task_graded_by_loss_raises_an_error(tmp_path):
-    run = train(quick(recipe("language_model_small")), tmp_path, device="cpu")
+    run = train(quick_version(recipe("language_model_small")), tmp_path, device="cpu")
     with pytest.raises(SettingError, match="task text is graded by loss and has no wrong answers to diagnose; use"):
         diagnose_run(run, 100)
 

@@ -54,13 +54,13 @@ from lengthwise.theory.task_certificate import Assumption
 
 
 def all_tokens(queries: Queries) -> Subsample:
-    return subsample(queries.support, queries.last_index, 10_000, np.random.default_rng(0))
+    return subsample(queries.depends_on, queries.last_index, 10_000, np.random.default_rng(0))
 
 
 def test_a_subsample_contains_the_support_with_its_neighbors_and_the_last_token(rng):
-    support = [np.array([3, 40]), np.array([199])]
-    sampled = subsample(support, np.array([120, 300]), 43, rng)
-    for row, (tokens, end) in enumerate(zip(support, (120, 300), strict=True)):
+    depends_on = [np.array([3, 40]), np.array([199])]
+    sampled = subsample(depends_on, np.array([120, 300]), 43, rng)
+    for row, (tokens, end) in enumerate(zip(depends_on, (120, 300), strict=True)):
         indices = sampled.indices[row, : sampled.last_column[row] + 1]
         assert (np.diff(indices) > 0).all()
         assert indices[-1] == end
@@ -294,15 +294,15 @@ def test_a_decoder_that_reads_no_ids_meets_no_new_ids():
 
 
 def test_pieces_cover_a_sequence_and_each_contains_the_support(rng):
-    support = [np.array([3, 40]), np.array([30])]
-    pieces, coverage = split_into_pieces(support, np.array([100, 60]), 30, rng, 64)
+    depends_on = [np.array([3, 40]), np.array([30])]
+    pieces, coverage = split_into_pieces(depends_on, np.array([100, 60]), 30, rng, 64)
     assert coverage == 1.0
     number = len(pieces.last_column) // 2
     indices = pieces.indices.reshape(2, number, -1)
-    for row, (tokens, end) in enumerate(zip(support, (100, 60), strict=True)):
+    for row, (tokens, end) in enumerate(zip(depends_on, (100, 60), strict=True)):
         assert set(indices[row].ravel()) == set(range(end + 1))
         assert all({*tokens, end} <= set(piece) for piece in indices[row])
-    few, coverage = split_into_pieces(support, np.array([100, 60]), 30, rng, 2)
+    few, coverage = split_into_pieces(depends_on, np.array([100, 60]), 30, rng, 2)
     assert len(few.last_column) == 2 * 2
     assert coverage == pytest.approx(2 / number, abs=0.05)
 

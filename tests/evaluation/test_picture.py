@@ -19,7 +19,7 @@ import lengthwise as lw
 from lengthwise.cli import app as cli
 from lengthwise.core.errors import DivergedError, SettingError
 from lengthwise.encodings import NoPE
-from lengthwise.evaluation.diagnosis.failures import support_mass
+from lengthwise.evaluation.diagnosis.failures import needed_mass
 from lengthwise.evaluation.exact_match import iter_examples
 from lengthwise.evaluation.grading import grade
 from lengthwise.evaluation.picture.picture import COUPLED, FAR, GROUP_COLORS, MAX_TOKENS, PREVIOUS, token_label
@@ -86,8 +86,8 @@ def test_a_picture_shows_the_first_evaluation_example_of_a_task_and_what_its_ans
     assert [answer.index for answer in picture.answers] == np.flatnonzero(examples.is_answer[0]).tolist()
     for answer in picture.answers:
         assert all(0 <= link.index < answer.index for link in answer.links)
-        if examples.support is not None:
-            assert {link.index for link in answer.links} == set(examples.support[0, answer.index].tolist()) - {-1}
+        if examples.depends_on is not None:
+            assert {link.index for link in answer.links} == set(examples.depends_on[0, answer.index].tolist()) - {-1}
     lines = lines_of(picture)
     assert max(map(cell_len, lines)) <= 80
     assert all(token_label(token) in svg_texts(picture) for token in picture.tokens)
@@ -163,7 +163,7 @@ def test_a_run_is_shown_with_the_predictions_that_evaluation_grades(task):
     head = picture.attention_head
     peaks = []
     for answer in picture.answers:
-        mass = support_mass(run.decoder, batch, np.array([answer.index]), examples.support)
+        mass = needed_mass(run.decoder, batch, np.array([answer.index]), examples.depends_on)
         needed = [link.index for link in answer.links if answer.kind(link) != PREVIOUS]
         if needed:
             weights = [answer.prediction.attention[index] for index in needed]

@@ -51,7 +51,7 @@ def row(label: str = "PPC", length: int = 20, exact: float = 1.0, **changes: Any
     return {
         "row": label,
         "task": "parity",
-        "told": "scratchpad, ID range",
+        "given": "scratchpad, ID range",
         "seed": 0,
         "length": length,
         "num_examples": 100,
@@ -227,7 +227,7 @@ def test_a_table_has_a_line_per_label_and_a_column_per_length():
     body = fit + unfit
     assert header == [
         "configuration",
-        "told",
+        "given",
         "trained on",
         "IDs in training",
         "steps",
@@ -250,9 +250,9 @@ def test_a_table_has_a_line_per_label_and_a_column_per_length():
     assert body[2][-1] == "-"
 
 
-def test_a_row_of_an_earlier_version_has_a_dash_for_what_it_was_told():
-    old = {name: value for name, value in row("old").items() if name != "told"}
-    ((_, _, body),) = result_tables([old, row("new", told="nothing"), {**old, "row": "new"}])
+def test_a_row_of_an_earlier_version_has_a_dash_for_what_it_was_given():
+    old = {name: value for name, value in row("old").items() if name != "given"}
+    ((_, _, body),) = result_tables([old, row("new", given="nothing"), {**old, "row": "new"}])
     assert [line[1] for line in body] == ["-", "nothing"]
 
 
@@ -301,7 +301,7 @@ def test_the_worst_seed_of_losses_has_the_largest_perplexity():
 
 def test_a_page_table_has_a_line_per_label_and_the_range_of_steps():
     header, body, num_omitted = page_table(ROWS)
-    assert header == ["row", "told", "trained on", "steps", "fits", "20 (n=100)", "2,000 (n=100)"]
+    assert header == ["row", "given", "trained on", "steps", "fits", "20 (n=100)", "2,000 (n=100)"]
     assert body[0] == [
         *("PPC", "scratchpad, ID range", "1-20", "1,000", "2 of 2"),
         *("1.000 / 1.000 [0.96, 1.00] (2)", "0.625 / 0.500 [0.40, 0.60] (2)"),

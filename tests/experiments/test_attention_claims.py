@@ -41,14 +41,14 @@ def test_all_rows_of_a_task_have_the_same_task_size_and_training(name):
     assert all(len(group) == 1 for group in groups.values())
 
 
-def reading(row: str, seed: int, reached: float, *, fits: bool = True) -> dict[str, object]:
-    return {"row": row, "seed": seed, "trained_on": 10, "steps": 1000, "fits": fits, "reached": reached}
+def measurement(row: str, seed: int, longest_exact: float, *, fits: bool = True) -> dict[str, object]:
+    return {"row": row, "seed": seed, "trained_on": 10, "steps": 1000, "fits": fits, "longest_exact": longest_exact}
 
 
 def test_the_table_of_recall_has_the_reach_of_every_seed():
-    readings = [reading("one of four, NoPE", 0, 16), reading("one of four, NoPE", 1, 0, fits=False)]
-    ((_, header, body),) = CLAIMS["recall_attention"].tables([], readings)
-    assert header == ["row", "steps", "reach"]
+    measurements = [measurement("one of four, NoPE", 0, 16), measurement("one of four, NoPE", 1, 0, fits=False)]
+    ((_, header, body),) = CLAIMS["recall_attention"].tables([], measurements)
+    assert header == ["row", "steps", "longest exact"]
     assert body == [["one of four, NoPE", "1,000, 1,000", "16x, 0x (does not fit)"]]
 
 
@@ -67,9 +67,9 @@ def test_a_window_over_all_trained_distances_leaves_them_as_they_are(trained):
     assert encoding.distances(query_ids, key_ids)[0, 0].tolist() == list(range(trained + 1))
 
 
-def test_the_reading_of_a_rotary_run_has_its_weights_with_weave(tmp_path):
+def test_the_measurement_of_a_rotary_run_has_its_weights_with_weave(tmp_path):
     result = reproduce(CLAIMS["dape_and_weave"], "quick", tmp_path, workers=1, only=["copy, rotary", "copy, DAPE V2"])
-    rotary, dape = result.readings
+    rotary, dape = result.measurements
     assert "weave" not in dape
     assert list(rotary["weave"]) == list(weaves(10))
     # Within the window, weave is rotary.
@@ -80,15 +80,15 @@ def test_the_reading_of_a_rotary_run_has_its_weights_with_weave(tmp_path):
 
 
 def test_the_table_of_dape_and_weave_has_a_column_per_task_and_a_dash_for_runs_that_are_not_measured():
-    readings = [
+    measurements = [
         {
-            **reading("copy, rotary", 0, 1),
+            **measurement("copy, rotary", 0, 1),
             "weave": {"all": [{"length": 10, "exact_match": 0.5, "low": 0.4, "high": 0.6}]},
         },
-        reading("copy, DAPE V2", 0, 1.5),
-        reading("addition, rotary", 0, 0, fits=False),
+        measurement("copy, DAPE V2", 0, 1.5),
+        measurement("addition, rotary", 0, 0, fits=False),
     ]
-    (_, header, body), (_, _, woven) = CLAIMS["dape_and_weave"].tables([], readings)
+    (_, header, body), (_, _, woven) = CLAIMS["dape_and_weave"].tables([], measurements)
     assert header == ["encoding", "copy, up to 10", "parity, up to 5", "addition, up to 2"]
     assert body == [["rotary", "1x", "-", "0x (does not fit)"], ["DAPE V2", "1.5x", "-", "-"]]
     assert woven == [["copy, rotary", "0", "all", "10: 0.500 [0.40, 0.60]"]]

@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from tests.support.small_runs import folder_contents, small_experiment
 from tests.support.text_runs import small_corpus, text_experiment
 
+import lengthwise as lw
 from lengthwise.cli import app as cli
 from lengthwise.cli.experiment_options import override_corpus
 from lengthwise.core.errors import LengthwiseError, UnknownNameError
@@ -25,14 +26,14 @@ from lengthwise.evaluation.tables_and_figures import (
     result_tables,
     table_title,
 )
-from lengthwise.experiments.recipes import COMPARISONS, RECIPES, experiment_for
+from lengthwise.experiments.recipes import COMPARISONS, RECIPES
 from lengthwise.experiments.run import load_run
 from lengthwise.experiments.runner import compare
 from lengthwise.tasks import GradedByLoss, Parity, Text
 
 QUICK = ["--quick", "--device", "cpu"]
 # Documented fields of a result row with losses.
-RUN = {"task", "scheme", "encoding", "told", "seed", "variant", "train_lengths", "id_range", "trained_distance"}
+RUN = {"task", "scheme", "encoding", "given", "seed", "variant", "train_lengths", "id_range", "trained_distance"}
 TRAINING = {"num_layers", "steps", "fitted", "misfit", "train_s", "time"}
 LOSS = {"loss", "low", "high", "perplexity", "bits_per_byte", "token_accuracy", "scored_tokens", "shortest_context"}
 RESULT = {"length", "num_examples", "num_documents", "decode", "largest_distance", "wall_s"}
@@ -255,12 +256,12 @@ def test_invalid_input_prints_one_line_and_changes_no_file(arguments, text, tmp_
 
 
 def test_experiment_for_starts_from_the_recipe_of_the_task():
-    assert experiment_for("addition", "predicted") == RECIPES["addition_by_hand"]()
+    assert lw.experiment("addition", "predicted") == RECIPES["addition_by_hand"]()
     for task in ("parity", "copy", "reverse", "multi_addition"):
         scheme = RECIPES[task]().scheme.name
-        assert experiment_for(task, scheme) == RECIPES[task]()
-    assert experiment_for("text", "sequential") == RECIPES["language_model"]()
-    assert experiment_for("index_hints", "predicted").training == RECIPES["parity"]().training
+        assert lw.experiment(task, scheme) == RECIPES[task]()
+    assert lw.experiment("text", "sequential") == RECIPES["language_model"]()
+    assert lw.experiment("index_hints", "predicted").training == RECIPES["parity"]().training
 
 
 def test_model_sizes_differ_only_in_size_and_comparison_rows_only_in_scheme_and_encoding():
@@ -306,7 +307,7 @@ def row(label: str = "rotary", length: int = 256, loss: float = 3.0, **changes: 
     return {
         "row": label,
         "task": "text",
-        "told": "nothing",
+        "given": "nothing",
         "seed": 0,
         "length": length,
         "shortest_context": length - 31,

@@ -10,20 +10,20 @@ from lengthwise.evaluation.figure_layout import UNFIT_COLOR
 from lengthwise.experiments.reproduction import load_claim
 
 
-def readings(reach_by_tilt: dict[float, list[int]]) -> list[dict[str, object]]:
+def measurements(longest_exact_by_tilt: dict[float, list[int]]) -> list[dict[str, object]]:
     return [
         {
             "row": f"copy, PPC, tilt {tilt:g}",
             "seed": seed,
             "tilt": tilt,
-            "fits": reached > 0,
-            "reached": reached,
+            "fits": longest_exact > 0,
+            "longest_exact": longest_exact,
             "mean_loss": 0.01,
             "worst_loss": 0.02,
             "worst_length": 10,
         }
-        for tilt, reach in reach_by_tilt.items()
-        for seed, reached in enumerate(reach)
+        for tilt, lengths in longest_exact_by_tilt.items()
+        for seed, longest_exact in enumerate(lengths)
     ]
 
 
@@ -47,7 +47,7 @@ def test_every_step_of_every_experiment_has_all_training_lengths():
 )
 def test_a_tilt_is_compared_with_the_average_of_the_same_seed(tilted, verdict):
     average = [20, 40, 30]
-    (_, _, (row, other)), _ = load_claim("minimax").tables([], readings({0.0: average, 1000.0: tilted}))
+    (_, _, (row, other)), _ = load_claim("minimax").tables([], measurements({0.0: average, 1000.0: tilted}))
     assert row == ["copy, PPC, tilt 0", "20, 40, 30", "-", "-"]
     ratio = math.prod(max(1, one) / each for one, each in zip(tilted, average, strict=True)) ** (1 / 3)
     assert other[2].startswith(f"{ratio:.2f} [")
@@ -55,12 +55,12 @@ def test_a_tilt_is_compared_with_the_average_of_the_same_seed(tilted, verdict):
 
 
 def test_one_seed_is_not_a_comparison():
-    (_, _, (_, other)), _ = load_claim("minimax").tables([], readings({0.0: [20], 10.0: [40]}))
+    (_, _, (_, other)), _ = load_claim("minimax").tables([], measurements({0.0: [20], 10.0: [40]}))
     assert other == ["copy, PPC, tilt 10", "40", "2.00", "cannot be told from one seed"]
 
 
 def test_runs_that_do_not_fit_are_marked_and_losses_are_listed_by_seed():
-    (_, _, (_, other)), (_, _, losses) = load_claim("minimax").tables([], readings({0.0: [20, 30], 10.0: [0, 30]}))
+    (_, _, (_, other)), (_, _, losses) = load_claim("minimax").tables([], measurements({0.0: [20, 30], 10.0: [0, 30]}))
     assert other[1] == "0 (does not fit), 30"
     assert losses[1] == ["copy, PPC, tilt 10", "0.01, 0.01", "0.02, 0.02", "10, 10"]
 
@@ -68,6 +68,6 @@ def test_runs_that_do_not_fit_are_marked_and_losses_are_listed_by_seed():
 def test_points_of_runs_that_do_not_fit_are_gray(tmp_path, monkeypatch):
     figures = []
     monkeypatch.setattr(minimax, "save_figure", lambda figure, folder: figures.append(figure) or folder)
-    load_claim("minimax").draw([], readings({0.0: [20, 30], 10.0: [0, 30]}), tmp_path, "minimax")
+    load_claim("minimax").draw([], measurements({0.0: [20, 30], 10.0: [0, 30]}), tmp_path, "minimax")
     points = [line for line in figures[0].axes[0].get_lines() if line.get_marker() == "o"]
     assert [line.get_color() == UNFIT_COLOR for line in points] == [False, False, True, False]

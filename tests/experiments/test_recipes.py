@@ -13,7 +13,7 @@ from lengthwise.experiments.recipes.fitted_encodings import describe_settings, f
 from lengthwise.experiments.recipes.table import COPY_RULE
 from lengthwise.experiments.validation import check_settings
 from lengthwise.positions import SCHEMES, Discovered, Predicted
-from lengthwise.positions.scheme import COUPLING, describe_knowledge
+from lengthwise.positions.scheme import COUPLING, describe_given
 from lengthwise.tasks import Copy, Parity, VariableAssignment
 
 FOUND = [name for name in RECIPES if isinstance(RECIPES[name]().scheme, Discovered)]
@@ -51,7 +51,7 @@ class ParityUnderAnotherName(Parity):
 
 def test_a_task_without_a_recipe_names_the_settings_that_it_has_from_another_task():
     with pytest.warns(DefaultSettingsWarning, match="task another_parity .* decoder, training, test lengths .* parity"):
-        experiment = lw.experiment_for(ParityUnderAnotherName(), "predicted")
+        experiment = lw.experiment(ParityUnderAnotherName(), "predicted")
     assert isinstance(experiment.scheme, Predicted)
     assert experiment.training == recipe("parity").training
 
@@ -60,13 +60,13 @@ def test_addition_and_variable_assignment_need_no_coupling():
     assert sorted(FOUND) == ["addition", "variable_assignment"]
     for name in FOUND:
         found, by_hand = (recipe(each) for each in (name, f"{name}_by_hand"))
-        assert COUPLING not in describe_knowledge(found.task, found.scheme)
-        assert COUPLING in describe_knowledge(by_hand.task, by_hand.scheme)
+        assert COUPLING not in describe_given(found.task, found.scheme)
+        assert COUPLING in describe_given(by_hand.task, by_hand.scheme)
 
 
 @pytest.mark.parametrize(("scheme", "name"), [("predicted", "addition_by_hand"), ("coupled", "addition_coupled")])
 def test_another_scheme_takes_the_settings_of_its_own_recipe(scheme, name):
-    experiment = lw.experiment_for("addition", scheme)
+    experiment = lw.experiment("addition", scheme)
     assert experiment.decoder == recipe("addition_by_hand").decoder
     assert experiment == recipe(name)
 
@@ -77,9 +77,7 @@ FITTED = [(task, encoding) for task, fitted in fitted_tasks().items() for encodi
 @pytest.mark.parametrize(("task", "fitted"), FITTED, ids=[f"{task}-{each.encoding.name}" for task, each in FITTED])
 def test_a_baseline_has_the_settings_that_fit_with_its_encoding(task, fitted):
     known = fitted_tasks()[task]
-    experiment = lw.experiment_for(
-        known.task, "sequential", fitted.encoding.name, train_lengths=(1, known.train_length)
-    )
+    experiment = lw.experiment(known.task, "sequential", fitted.encoding.name, train_lengths=(1, known.train_length))
     assert (experiment.encoding, experiment.decoder, experiment.training) == (
         fitted.encoding,
         fitted.decoder,
@@ -88,7 +86,7 @@ def test_a_baseline_has_the_settings_that_fit_with_its_encoding(task, fitted):
     assert f"up to {known.train_length}" in str(describe_settings(experiment))
     # Longer training lengths and other schemes have more steps, and training stops when the run fits.
     for scheme, max_length in (("sequential", known.train_length + 1), ("randomized", known.train_length)):
-        other = lw.experiment_for(known.task, scheme, fitted.encoding.name, train_lengths=(1, max_length))
+        other = lw.experiment(known.task, scheme, fitted.encoding.name, train_lengths=(1, max_length))
         assert other.decoder == fitted.decoder
         assert other.training.steps > fitted.training.steps
         assert other.training.fit_every is not None
@@ -110,13 +108,13 @@ def test_the_page_lists_the_encodings_with_found_settings():
 
 @pytest.mark.parametrize("task", ["copy", "parity", "reverse"])
 def test_a_baseline_without_found_settings_has_a_default_and_says_so(task):
-    experiment = lw.experiment_for(task, "sequential", "fire")
+    experiment = lw.experiment(task, "sequential", "fire")
     assert experiment.decoder.num_layers > recipe(task).decoder.num_layers
     assert "default" in str(describe_settings(experiment))
     # The recipes of PPC and of tasks without a coupling, and settings of the user, are no baselines.
     assert describe_settings(recipe(task)) is None
     assert describe_settings(replace(experiment, decoder=recipe(task).decoder)) is None
-    assert describe_settings(lw.experiment_for("recall", "sequential", "fire")) is None
+    assert describe_settings(lw.experiment("recall", "sequential", "fire")) is None
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -138,3 +136,7 @@ def test_a_rule_that_names_a_token_of_another_vocabulary_is_refused():
     with pytest.raises(SettingError, match=message):
         check_settings(experiment)
     check_settings(recipe("variable_assignment"))
+
+
+def test_a_quick_experiment_is_the_quick_version_of_the_experiment():
+    assert lw.experiment("copy", "coupled", quick=True) == lw.quick_version(lw.experiment("copy", "coupled"))

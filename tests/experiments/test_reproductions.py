@@ -56,25 +56,25 @@ def test_the_scale_of_runs_that_do_not_fit_is_gray_and_in_no_mean(tmp_path, monk
     monkeypatch.setattr(scale, "save_figure", lambda figure, folder: figures.append(figure) or folder)
     # Seeds of three budgets: all fit, one does not fit, and all fit with a reach of 0 and 4.
     runs = {"0.25": [(True, 1.0), (True, 4.0)], "0.5": [(True, 2.0), (False, 0.0)], "1": [(True, 0.0), (True, 4.0)]}
-    readings = [
+    measurements = [
         {
             "row": f"parity, 1 x 64, {budget} of the steps",
             "weights": 1,
             "fits": fits,
-            "reached": reached,
+            "longest_exact": longest_exact,
             "flops": flops,
         }
         for flops, (budget, seeds) in zip((1.0, 16.0, 256.0), runs.items(), strict=True)
-        for fits, reached in seeds
+        for fits, longest_exact in seeds
     ]
-    CLAIMS["scale"].draw([], readings, tmp_path, "scale")
+    CLAIMS["scale"].draw([], measurements, tmp_path, "scale")
     mean, *points = figures[0].axes[0].get_lines()[:7]
     heights = list(mean.get_ydata())
     assert heights[0] == 2.0
     assert np.isnan(heights[1])
     assert heights[2] == min(line.get_ydata()[0] for line in points) > 0
-    assert [line.get_color() == UNFIT_COLOR for line in points] == [not each["fits"] for each in readings]
-    _, (_, _, body) = CLAIMS["scale"].tables([], readings)
+    assert [line.get_color() == UNFIT_COLOR for line in points] == [not each["fits"] for each in measurements]
+    _, (_, _, body) = CLAIMS["scale"].tables([], measurements)
     assert [line[-1] for line in body] == ["2x", "-", "0x"]
 
 
@@ -104,13 +104,13 @@ def test_a_second_call_at_the_quick_size_trains_nothing(claim, tmp_path):
     labels = {row[0] for body in by_length for row in body}
     assert all(any(row.startswith(label) for row in labels) for label in experiments)
     assert all(len(row) == len(header) for _, header, body in result.tables for row in body)
-    assert len(result.readings) == (len(experiments) if claim.read else 0)
+    assert len(result.measurements) == (len(experiments) if claim.measure else 0)
     assert result.figure is not None
     assert result.figure.exists()
     steps = [path.stat().st_mtime_ns for path in sorted(tmp_path.rglob("model.safetensors"))]
     again = reproduce(claim, "quick", tmp_path, workers=1)
     assert again.comparison.rows == result.comparison.rows
-    assert again.readings == result.readings
+    assert again.measurements == result.measurements
     assert [path.stat().st_mtime_ns for path in sorted(tmp_path.rglob("model.safetensors"))] == steps
 
 
@@ -220,20 +220,20 @@ def test_an_unknown_size_raises_an_error_with_the_known_sizes(tmp_path):
         reproduce(CLAIMS["parity_scratchpad"], "big", tmp_path)
 
 
-def rival_reading(row: str, seed: int, reached: float, **values: object) -> dict[str, object]:
-    """Return a reading of the claim on rivals."""
-    costs = {"step_ms": 6.0, "rotary_step_ms": 4.0, "steps": 500, "fitted": 1.0, "told": "nothing"}
-    return {"row": row, "seed": seed, "reached": reached, **costs, **values}
+def rival_measurement(row: str, seed: int, longest_exact: float, **values: object) -> dict[str, object]:
+    """Return a measurement of the claim on rivals."""
+    costs = {"step_ms": 6.0, "rotary_step_ms": 4.0, "steps": 500, "fitted": 1.0, "given": "nothing"}
+    return {"row": row, "seed": seed, "longest_exact": longest_exact, **costs, **values}
 
 
 def test_the_table_of_rivals_has_the_worst_seed_and_a_row_for_drope():
-    dropped = {"told": "nothing", "steps": 200, "fitted": 0.5, "reached": 0.0}
-    readings = [
-        rival_reading("copy, rotary", 0, 1.2, dropped=dropped),
-        rival_reading("copy, rotary", 1, 1.0, steps=700, dropped={**dropped, "reached": 1.5, "fitted": 1.0}),
-        rival_reading("copy, RePo", 0, 2.0, fitted=0.9),
+    dropped = {"given": "nothing", "steps": 200, "fitted": 0.5, "longest_exact": 0.0}
+    measurements = [
+        rival_measurement("copy, rotary", 0, 1.2, dropped=dropped),
+        rival_measurement("copy, rotary", 1, 1.0, steps=700, dropped={**dropped, "longest_exact": 1.5, "fitted": 1.0}),
+        rival_measurement("copy, RePo", 0, 2.0, fitted=0.9),
     ]
-    ((_, header, body),) = CLAIMS["rivals"].tables([], readings)
+    ((_, header, body),) = CLAIMS["rivals"].tables([], measurements)
     assert all(len(row) == len(header) for row in body)
     assert body == [
         ["copy, rotary", "nothing", "500-700", "2 of 2", "1x", "1.2x, 1x", "1.50"],
@@ -266,7 +266,7 @@ def test_sparse_parity_tables_have_a_column_per_number_of_test_bits(tmp_path):
             "exact_match": 1.0 if number <= most else 0.5,
             "num_examples": 64,
             "seed": seed,
-            "told": "nothing",
+            "given": "nothing",
             "fitted": 1.0 if seed == 0 else 0.9,
             "answer_loss": 0.1,
             "train_lengths": [20, 50],
@@ -278,7 +278,7 @@ def test_sparse_parity_tables_have_a_column_per_number_of_test_bits(tmp_path):
     ]
     short, far, furthest, *losses = claim.tables(rows, [])
     assert short[0] == "exact match at length 50, by number of flagged bits; training length up to 50"
-    assert far[1] == ["row", "told", "seeds that fit", "4", "6"]
+    assert far[1] == ["row", "given", "seeds that fit", "4", "6"]
     assert far[2] == [
         ["up to 4 bits", "nothing", "1 of 2", "1.000", "0.500"],
         ["up to 6 bits, rotary", "nothing", "1 of 2", "1.000", "1.000"],

@@ -22,6 +22,7 @@ from tests.support.small_runs import (
     training_facts,
 )
 
+import lengthwise as lw
 from lengthwise.cli import app as cli
 from lengthwise.core.checkpoint import load_tensors, save_tensors
 from lengthwise.core.errors import LengthwiseError, PositionRangeError, RunFolderError, UnknownNameError
@@ -31,7 +32,7 @@ from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.experiments import run as run_module
 from lengthwise.experiments import run_evaluation as prompt_module
 from lengthwise.experiments.experiment import Experiment, from_dict, to_dict
-from lengthwise.experiments.recipes import COMPARISONS, RECIPES, experiment_for, quick
+from lengthwise.experiments.recipes import COMPARISONS, RECIPES, quick_version
 from lengthwise.experiments.run import Run, load_run, train
 from lengthwise.experiments.run_evaluation import evaluate, generate_from_prompt
 from lengthwise.experiments.run_folder import read_rows
@@ -56,7 +57,7 @@ RESULT = {
     "skipped",
 }
 ACCURACIES = {"token_accuracy", "id_accuracy", "answer_loss", "largest_distance", "omitted_weight"}
-RUN = {"task", "scheme", "encoding", "told", "seed", "variant", "train_lengths", "id_range", "trained_distance"}
+RUN = {"task", "scheme", "encoding", "given", "seed", "variant", "train_lengths", "id_range", "trained_distance"}
 TRAINING = {"num_layers", "steps", "fitted", "misfit", "train_s", "time"}
 FIELDS = RESULT | ACCURACIES | RUN | TRAINING
 
@@ -151,13 +152,13 @@ ALL_RECIPES = {
 @pytest.mark.parametrize("name", ALL_RECIPES)
 def test_every_recipe_equals_its_restored_copy(name):
     assert saved_and_restored(ALL_RECIPES[name]) == ALL_RECIPES[name]
-    assert saved_and_restored(quick(ALL_RECIPES[name])) == quick(ALL_RECIPES[name])
+    assert saved_and_restored(quick_version(ALL_RECIPES[name])) == quick_version(ALL_RECIPES[name])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ALL_RECIPES)
 def test_every_recipe_runs_at_its_quick_size(name, tmp_path):
-    experiment = quick(ALL_RECIPES[name])
+    experiment = quick_version(ALL_RECIPES[name])
     rows = evaluate(train(experiment, tmp_path / "run", device="cpu"), experiment.evaluation)
     assert {row["length"] for row in rows} <= set(experiment.evaluation.lengths)
     assert min(row["length"] for row in rows) == min(experiment.evaluation.lengths)
@@ -294,8 +295,8 @@ def test_a_scheme_with_random_ids_at_evaluation_causes_no_distance_warning(schem
 
 @pytest.mark.parametrize("encoding", ["yarn", "weave", "rotary_ntk", "partial_rotary"])
 def test_every_rotary_encoding_keeps_the_angles_of_the_recipe(encoding):
-    recipe_encoding = experiment_for("copy", "predicted", "rotary").encoding
-    encoding_settings = experiment_for("copy", "predicted", encoding).encoding
+    recipe_encoding = lw.experiment("copy", "predicted", "rotary").encoding
+    encoding_settings = lw.experiment("copy", "predicted", encoding).encoding
     assert (
         (encoding_settings.base, encoding_settings.fastest)
         == (recipe_encoding.base, recipe_encoding.fastest)

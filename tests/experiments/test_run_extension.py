@@ -66,7 +66,7 @@ def logged_rows(folder: Path) -> list[dict[str, Any]]:
 EXPERIMENTS = {
     "predicted": small_experiment(),
     "mixed lengths": small_experiment(lengths_per_batch=3, scheduled_sampling=0.3),
-    "staged": small_experiment(SparseParity(most=6), Sequential(), stage_loss=1.02),
+    "staged": small_experiment(SparseParity(most=6), Sequential(), stage_threshold=1.02),
 }
 
 

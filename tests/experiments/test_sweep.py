@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import pytest
 from tests.support.small_runs import folder_contents, small_experiment
 
+import lengthwise as lw
 from lengthwise.cli import app as cli
 from lengthwise.core.errors import RunFolderError, WorkerError
 from lengthwise.core.folder_lock import exclusive_lock
@@ -20,7 +21,7 @@ from lengthwise.encodings import ALiBi, NoPE, Rotary
 from lengthwise.experiments import run as run_module
 from lengthwise.experiments.executors import LocalExecutor
 from lengthwise.experiments.experiment import to_dict
-from lengthwise.experiments.recipes import experiment_for, recipe
+from lengthwise.experiments.recipes import recipe
 from lengthwise.experiments.run_folder import COMPARISON_ROWS, content_folder_name
 from lengthwise.experiments.run_states import read_run_states
 from lengthwise.experiments.runner import Job, compare, run_job, sweep
@@ -258,10 +259,10 @@ def test_a_grid_contains_every_combination(tmp_path):
     document = {"base": {"task": "parity", "scheme": "predicted", "training.steps": 7}, "grid": grid, "seeds": [3, 1]}
     source = read_sweep_file(write_sweep(tmp_path, document))
     assert source.seeds == (3, 1)
-    base = experiment_for("parity", "predicted")
+    base = lw.experiment("parity", "predicted")
     expected = {
         f"learning_rate={rate}, encoding={encoding}, head=rank": replace(
-            experiment_for("parity", "predicted", encoding),
+            lw.experiment("parity", "predicted", encoding),
             training=replace(base.training, steps=7, learning_rate=rate),
             decoder=replace(base.decoder, head="rank"),
         )
@@ -277,7 +278,7 @@ def test_a_grid_contains_every_combination(tmp_path):
     [
         ({"recipe": "parity"}, {}, {"parity/predicted/rotary": recipe("parity")}),
         ({}, {"recipe": ["parity"]}, {"recipe=parity": recipe("parity")}),
-        ({"task": "copy"}, {"scheme": ["sequential"]}, {"scheme=sequential": experiment_for("copy", "sequential")}),
+        ({"task": "copy"}, {"scheme": ["sequential"]}, {"scheme=sequential": lw.experiment("copy", "sequential")}),
         (
             {"recipe": "parity"},
             {"scheme": [{"name": "predicted", "num_position_ids": 64}]},
@@ -293,8 +294,8 @@ def test_a_grid_contains_every_combination(tmp_path):
             {"scheme.num_position_ids": [64]},
             {
                 "num_position_ids=64": replace(
-                    experiment_for("parity", "predicted"),
-                    scheme=replace(experiment_for("parity", "predicted").scheme, num_position_ids=64),  # type: ignore[type-var]
+                    lw.experiment("parity", "predicted"),
+                    scheme=replace(lw.experiment("parity", "predicted").scheme, num_position_ids=64),  # type: ignore[type-var]
                 )
             },
         ),
@@ -318,7 +319,7 @@ def test_base_and_grid_accept_names_objects_and_paths(base, grid, expected, tmp_
 
 
 def test_every_path_of_an_experiment_is_a_setting(tmp_path):
-    experiment = experiment_for("parity", "predicted")
+    experiment = lw.experiment("parity", "predicted")
     tree = json.loads(json.dumps(to_dict(experiment)))
     paths = {
         f"{part}.{name}": value
@@ -368,7 +369,7 @@ class Mine(Parity):
     name = "mine"
 
 
-EXPERIMENTS = {"mine": replace(lw.quick(lw.recipe("parity")), task=Mine(), seed=SEED)}
+EXPERIMENTS = {"mine": replace(lw.quick_version(lw.recipe("parity")), task=Mine(), seed=SEED)}
 SEEDS = [4]
 """
 

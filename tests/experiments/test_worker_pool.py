@@ -20,7 +20,7 @@ from lengthwise.tasks import Parity
 
 {custom}
 small = dataclasses.replace(
-    lw.experiment_for("parity", "sequential", "nope"),
+    lw.experiment("parity", "sequential", "nope"),
     {task}
     decoder=lw.DecoderSettings(num_layers=1, d_model=16, num_heads=2),
     training=lw.TrainingSettings(steps=1, batch_size=2),

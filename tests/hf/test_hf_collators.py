@@ -35,7 +35,7 @@ def features(lengths=LENGTHS) -> list[dict]:
                 "input_ids": list(range(first, first + length)),
                 "prompt_length": length // 2,
                 "coupling": rng.integers(0, length, size=length).tolist(),
-                "places": rng.integers(0, length, size=length).tolist(),
+                "step_index": rng.integers(0, length, size=length).tolist(),
                 "text": "ignored",
             }
         )
@@ -245,7 +245,7 @@ def test_spans_replace_a_missing_coupling():
     assert collated(scheme, [both], training=False)["position_ids"].tolist() == [[1, 2, 1]]
 
 
-VALID = {"input_ids": [5, 6], "coupling": [0, 1], "places": [0, 1]}
+VALID = {"input_ids": [5, 6], "coupling": [0, 1], "step_index": [0, 1]}
 INVALID: list[tuple[dict, str]] = [
     ({"text": "a"}, r"input_ids are missing \(columns: text\); tokenize the data set first, and set remove_unused"),
     ({}, r"input_ids are missing \(columns: none\)"),
@@ -299,8 +299,8 @@ def test_an_empty_batch_raises_an_error():
         collated(Sequential(), [])
 
 
-def support_scheme():
-    return type("Mine", (Sequential,), {"name": "mine", "needs": "support"})()
+def depends_on_scheme():
+    return type("Mine", (Sequential,), {"name": "mine", "needs": "depends_on"})()
 
 
 class TwoIDs(Sequential):
@@ -317,7 +317,11 @@ class TwoIDs(Sequential):
 SETTINGS = [
     (Discovered(), {}, r"the rule of discovered counts the tokens of its task, .* lengthwise couple FILE.jsonl --out"),
     (small_scheme("random_floats"), {}, r"random_floats assigns real-valued IDs, .*; use the scheme randomized"),
-    (support_scheme(), {}, r"mine needs support, which no data set column provides; use a scheme that needs one of"),
+    (
+        depends_on_scheme(),
+        {},
+        r"mine needs depends_on, which no data set column provides; use a scheme that needs one of",
+    ),
     (Sequential(), {"padding_side": "top"}, r"invalid padding_side 'top'; use one of right, left"),
     (Sequential(), {"pack_to": 0}, r"invalid pack_to 0; use at least 1, or None"),
     (Sequential(), {"pad_to_multiple_of": -8}, r"invalid pad_to_multiple_of -8; use at least 1"),

@@ -284,7 +284,9 @@ def test_the_claim_runs_at_the_quick_size_and_measures_a_run_once(tmp_path, monk
     result = reproduce(SPARSITY_IN_TEXT, "quick", tmp_path, workers=1, seeds=2)
     labels = set(SPARSITY_IN_TEXT.experiments())
     assert {label_of(row) for row in result.comparison.rows} == labels
-    assert {(reading["row"], reading["measured"]) for reading in result.readings} == {(label, 60) for label in labels}
+    assert {(measurement["row"], measurement["measured"]) for measurement in result.measurements} == {
+        (label, 60) for label in labels
+    }
     assert all(len(row) == len(header) for _, header, body in result.tables for row in body)
     by_title = {title: body for title, _, body in result.tables}
     assert [len(body) for body in by_title.values()][:4] == [6, 12, 12, 6]

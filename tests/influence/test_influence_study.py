@@ -251,7 +251,7 @@ def test_interrupted_study_writes_the_same_file(model, whole, stops, tmp_path):
 @pytest.mark.parametrize("size", [300, 1, 5000, 9999])
 def test_incomplete_block_of_a_killed_study_is_written_again(model, whole, size, tmp_path):
     study, folder = study_of(model), tmp_path / "killed"
-    study.claim(folder, resume=False)
+    study.acquire(folder, resume=False)
     (folder / "influence.jsonl").write_bytes((whole / "influence.jsonl").read_bytes()[:size])
     assert measure_influence(study, folder, resume=True)
     assert (folder / "influence.jsonl").read_bytes() == (whole / "influence.jsonl").read_bytes()

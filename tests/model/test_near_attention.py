@@ -10,7 +10,7 @@ from lengthwise.encodings import ENCODINGS, ALiBi, Encoding, EncodingSize, Rotar
 from lengthwise.evaluation import grading
 from lengthwise.evaluation.exact_match import EvaluationSettings, evaluate_by_length
 from lengthwise.experiments.experiment import build_decoder
-from lengthwise.experiments.recipes import quick, recipe
+from lengthwise.experiments.recipes import quick_version, recipe
 from lengthwise.model.attention_scores import AttentionHooks
 from lengthwise.model.decoder import Decoder
 from lengthwise.model.decoder_settings import DecoderSettings
@@ -248,7 +248,7 @@ def test_encodings_by_distance_are_those_without_a_length_or_a_table():
 
 
 def test_a_long_evaluation_has_the_same_result_and_says_what_it_omitted(monkeypatch):
-    experiment = quick(recipe("parity_rank"))
+    experiment = quick_version(recipe("parity_rank"))
     decoder = build_decoder(experiment)
     settings = EvaluationSettings(lengths=(30,), num_examples=(4,))
     (dense,) = evaluate_by_length(decoder, experiment.task, experiment.scheme, settings)

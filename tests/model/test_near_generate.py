@@ -5,7 +5,7 @@ import torch
 from tests.model.test_near_attention import SHARP, random_decoder
 
 from lengthwise.encodings import ALiBi
-from lengthwise.experiments.recipes import quick, recipe
+from lengthwise.experiments.recipes import quick_version, recipe
 from lengthwise.experiments.run import train
 from lengthwise.model import generate as generation
 from lengthwise.model.fast import near_attention, near_generate
@@ -76,7 +76,7 @@ def test_given_ids_are_used_densely(calls, monkeypatch):
 
 
 def test_a_trained_run_continues_a_long_prompt_with_few_checks(calls, monkeypatch, tmp_path):
-    run = train(quick(recipe("parity_rank")), tmp_path / "run", device="cpu")
+    run = train(quick_version(recipe("parity_rank")), tmp_path / "run", device="cpu")
     assert run is not None
     prompt = torch.randint(2, (1, PROMPT))
     ids = torch.arange(1, PROMPT + 1)[None]

@@ -27,8 +27,8 @@ from lengthwise.positions import (
     RandomFloats,
     Sequential,
     Skipwise,
-    describe_knowledge,
-    knowledge_of_scheme,
+    describe_given,
+    given_of_scheme,
 )
 from lengthwise.positions.randomized import sample_subsets
 from lengthwise.tasks import (
@@ -47,7 +47,7 @@ from lengthwise.tasks import (
     VariableAssignment,
 )
 from lengthwise.tasks.examples import Examples
-from lengthwise.tasks.task import declared_knowledge
+from lengthwise.tasks.task import declared_given
 
 # Enough IDs for the longest of the tasks below.
 RANGE = 512
@@ -153,7 +153,7 @@ def test_training_ids_keep_the_order_and_ties_of_their_groups(scheme, task, rng)
 def test_without_gaps_all_nonzero_ids_of_a_level_are_shifted_as_one_block(scheme, task, rng):
     examples = task.sample(length=4, size=20, rng=rng)
     groups = groups_of(scheme, examples)
-    is_shifted = groups > 0 if SCHEMES[scheme].needs == "places" else np.ones(groups.shape, dtype=np.bool_)
+    is_shifted = groups > 0 if SCHEMES[scheme].needs == "step_index" else np.ones(groups.shape, dtype=np.bool_)
     shifts = (
         small_scheme(scheme, max_gaps=0, num_position_ids=RANGE).assign(examples, rng, training=True).position_ids
         - groups
@@ -216,10 +216,10 @@ def test_training_uses_every_id_of_the_range(scheme, rng):
     assert np.array_equal(np.unique(np.floor(ids)), np.arange(lowest, 64))
 
 
-@pytest.mark.parametrize("needs", ["coupling", "places"])
+@pytest.mark.parametrize("needs", ["coupling", "step_index"])
 def test_the_error_for_an_unsupported_task_names_all_schemes_that_support_it(needs, rng):
     examples = Parity().sample(length=2, size=1, rng=rng)
-    bare = replace(examples, coupling=None, places=None)
+    bare = replace(examples, coupling=None, step_index=None)
     universal = {name for name, scheme in SCHEMES.items() if scheme.needs is None}
     rejecting = next(name for name, scheme in SCHEMES.items() if scheme.needs == needs)
     for unsupported, others in (
@@ -329,7 +329,7 @@ def test_random_floats_increase_strictly_and_fill_the_same_range_at_every_length
 
 def test_abacus_shifts_all_numbers_of_an_example_by_one_offset(rng):
     examples = Addition(zero_padding=False, unequal=True).sample(length=6, size=4_000, rng=rng)
-    places = examples.places
+    places = examples.step_index
     ids = Abacus(num_position_ids=17).assign(examples, rng, training=True).position_ids[0]
     assert (ids[places == 0] == 0).all()
     offsets = [np.unique((shifted - place)[place > 0]) for shifted, place in zip(ids, places, strict=True)]
@@ -348,13 +348,13 @@ def test_abacus_ids_are_the_digits_places_in_writing_order(order):
 
 
 @pytest.mark.parametrize(
-    "task", [pytest.param(TASK_VARIANTS[n], id=n) for n in TASK_VARIANTS if EXAMPLES[n].places is not None]
+    "task", [pytest.param(TASK_VARIANTS[n], id=n) for n in TASK_VARIANTS if EXAMPLES[n].step_index is not None]
 )
 @pytest.mark.parametrize("length", [1, 6])
 def test_places_number_the_symbols_of_every_number_and_string_from_1(length, task, rng):
     examples = task.sample(length=max(length, smallest_length(task)), size=30, rng=rng)
     for example, tokens in enumerate(examples.tokens):
-        places, expected, place = examples.places[example], [], 0
+        places, expected, place = examples.step_index[example], [], 0
         for index, symbol in enumerate(decode_tokens(task, tokens)):
             # Signs end a number or string; start tokens, carries and products are not symbols of it.
             is_sign = symbol in ("+", "x", "=", ">", "end") or index == examples.prompt_length[example] - 1
@@ -366,12 +366,12 @@ def test_places_number_the_symbols_of_every_number_and_string_from_1(length, tas
         assert places.tolist() == expected
 
 
-def test_tasks_without_numbers_and_strings_declare_no_places():
+def test_tasks_without_numbers_and_strings_declare_no_step_index():
     without = IndexHints | MultiQueryRecall | Planted | Recall | JSONLTask | SparseParity | Text | VariableAssignment
-    assert all((EXAMPLES[name].places is None) == isinstance(task, without) for name, task in TASK_VARIANTS.items())
+    assert all((EXAMPLES[name].step_index is None) == isinstance(task, without) for name, task in TASK_VARIANTS.items())
 
 
-KNOWLEDGE = {
+GIVEN = {
     "sequential": (),
     "random_start": ("ID range",),
     "skipwise": ("ID range",),
@@ -385,34 +385,34 @@ KNOWLEDGE = {
 }
 
 
-def test_every_scheme_names_the_knowledge_that_it_uses():
-    assert {name: knowledge_of_scheme(scheme()) for name, scheme in SCHEMES.items()} == KNOWLEDGE
+def test_every_scheme_names_what_it_is_given():
+    assert {name: given_of_scheme(scheme()) for name, scheme in SCHEMES.items()} == GIVEN
 
 
 def test_the_scratchpads_of_tasks_are_named():
-    told = {name: describe_knowledge(task(), None) for name, task in TASKS.items()}
+    given = {name: describe_given(task(), None) for name, task in TASKS.items()}
     written = {"parity", "multi_addition", "variable_assignment", "multiplication"}
-    assert {told[name] for name in written} == {"scratchpad"}
-    assert {told[name] for name in ("copy", "reverse", "addition", "sort", "recall", "text")} == {"nothing"}
-    assert describe_knowledge(Addition(scratchpad="carry"), Predicted()) == "scratchpad, ID range, coupling"
-    assert describe_knowledge(IndexHints(), Sequential()) == "scratchpad, index hints"
-    assert describe_knowledge(IndexHints(task=Addition()), None) == "index hints"
+    assert {given[name] for name in written} == {"scratchpad"}
+    assert {given[name] for name in ("copy", "reverse", "addition", "sort", "recall", "text")} == {"nothing"}
+    assert describe_given(Addition(scratchpad="carry"), Predicted()) == "scratchpad, ID range, coupling"
+    assert describe_given(IndexHints(), Sequential()) == "scratchpad, index hints"
+    assert describe_given(IndexHints(task=Addition()), None) == "index hints"
 
 
 def test_encodings_with_a_factor_for_the_test_length_name_it():
     scaled = {"rotary_linear", "rotary_ntk", "rotary_dynamic_ntk", "yarn"}
-    assert {name for name, encoding in ENCODINGS.items() if declared_knowledge(encoding())} == scaled
+    assert {name for name, encoding in ENCODINGS.items() if declared_given(encoding())} == scaled
     for name, encoding in ENCODINGS.items():
         assert ("factor" in {part.name for part in fields(encoding)}) == (name in scaled)
-    assert describe_knowledge(Sort(), Sequential(), ENCODINGS["yarn"]()) == "length factor"
+    assert describe_given(Sort(), Sequential(), ENCODINGS["yarn"]()) == "length factor"
 
 
-def test_custom_classes_have_a_default_knowledge():
+def test_custom_classes_have_a_default_of_what_they_are_given():
     class CoupledOnly(PositionScheme):
         """Scheme that reads the coupling and has no range."""
 
         name = "coupled_only"
         needs = "coupling"
 
-    assert knowledge_of_scheme(CoupledOnly()) == ("coupling", "response IDs")
-    assert describe_knowledge(Sort(), None) == "nothing"
+    assert given_of_scheme(CoupledOnly()) == ("coupling", "response IDs")
+    assert describe_given(Sort(), None) == "nothing"

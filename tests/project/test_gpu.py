@@ -47,7 +47,7 @@ def batch_of(experiment):
 @pytest.mark.parametrize("encoding", [name for name in ENCODINGS if name != "learned"])
 @torch.no_grad()
 def test_cuda_and_cpu_agree_in_float32(encoding):
-    experiment = lw.experiment_for("parity", "predicted", encoding)
+    experiment = lw.experiment("parity", "predicted", encoding)
     decoder, batch = build_decoder(experiment).eval(), batch_of(experiment)
     here, _ = decoder(batch.tokens, batch.position_ids)
     there, _ = decoder.to(CUDA)(batch.tokens.to(CUDA), batch.position_ids.to(CUDA))
@@ -76,7 +76,7 @@ def test_cached_decoding_gives_the_hidden_states_of_one_pass_on_cuda(encoding, t
 
 @pytest.mark.parametrize("head", lw.POSITION_HEADS)
 def test_gradients_are_finite_in_bf16_on_cuda(head):
-    experiment = lw.experiment_for("parity", "predicted")
+    experiment = lw.experiment("parity", "predicted")
     experiment = replace(experiment, decoder=replace(experiment.decoder, head=head))
     decoder = build_decoder(experiment).to(CUDA)
     with torch.autocast("cuda", dtype=torch.bfloat16):
@@ -87,7 +87,7 @@ def test_gradients_are_finite_in_bf16_on_cuda(head):
 
 @pytest.mark.parametrize("decode", ["forced", "free"])
 def test_evaluation_gives_the_same_on_cuda_and_cpu(decode, tmp_path):
-    experiment = lw.quick(lw.experiment_for("parity", "predicted"))
+    experiment = lw.experiment("parity", "predicted", quick=True)
     run = lw.train(experiment, tmp_path / "run", device="cpu")
     settings = lw.EvaluationSettings(lengths=(4, 30), num_examples=(32,), decode=decode)
     here = tuple(evaluate_by_length(run.decoder, experiment.task, experiment.scheme, settings))
@@ -140,7 +140,7 @@ def test_near_decoding_is_the_same_on_cuda_and_cpu(temperature, head):
 
 
 def test_training_resumes_on_cuda(tmp_path):
-    experiment = lw.quick(lw.experiment_for("parity", "predicted"))
+    experiment = lw.experiment("parity", "predicted", quick=True)
     steps = iter([False] * 12 + [True])
     assert lw.train(experiment, tmp_path / "run", device="cuda", stop=lambda: next(steps)) is None
     run = lw.train(experiment, tmp_path / "run", device="cuda", resume=True)
@@ -239,7 +239,7 @@ def losses_of(trainer, step):
 )
 def test_recorded_steps_have_the_losses_of_the_same_steps_without_a_recording(change, precision, tmp_path):
     encoding, scheme = change.get("encoding", "rotary"), change.get("scheme", "predicted")
-    experiment = lw.experiment_for("parity", scheme, encoding)
+    experiment = lw.experiment("parity", scheme, encoding)
     sampling = change.get("scheduled_sampling", 0.0)
     experiment = replace(
         experiment,
@@ -275,7 +275,7 @@ def test_recorded_decoding_writes_the_tokens_of_plain_steps(encoding, scheme, mo
 
 
 def test_compiled_steps_have_the_losses_of_plain_steps(tmp_path):
-    experiment = replace(lw.experiment_for("parity", "predicted"), train_lengths=(20, 20))
+    experiment = replace(lw.experiment("parity", "predicted"), train_lengths=(20, 20))
     experiment = replace(experiment, training=replace(experiment.training, precision="float32"))
     losses = []
     for compiles in (False, True):

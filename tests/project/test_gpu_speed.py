@@ -143,7 +143,7 @@ def test_a_setting_of_generate_that_fails_is_named_and_left_out():
 @pytest.mark.parametrize("decode", ["forced", "free"])
 def test_a_long_evaluation_has_a_row_per_length(decode, monkeypatch, tmp_path):
     monkeypatch.setattr(million_tokens, "MIN_FIT_LENGTH", 1)
-    run = lw.train(lw.quick(lw.recipe("parity_long")), tmp_path / "run", device="cpu")
+    run = lw.train(lw.quick_version(lw.recipe("parity_long")), tmp_path / "run", device="cpu")
     result = gpu_speed.long_evaluation("parity_long", run, decode, (20, 40))
     assert [(row["length"], row["decode"]) for row in result["rows"]] == [(20, decode), (40, decode)]
     assert all(row.get("same_as_dense", True) for row in result["rows"])

@@ -9,7 +9,7 @@ from lengthwise.tasks import Addition, Copy, IndexHints, Parity, Task
 TASKS_WITH_PLACES = {
     name: task
     for name, task in TASK_VARIANTS.items()
-    if task.sample(length=2, size=1, rng=np.random.default_rng(0)).places is not None
+    if task.sample(length=2, size=1, rng=np.random.default_rng(0)).step_index is not None
 }
 over_tasks = pytest.mark.parametrize("task", [pytest.param(task, id=name) for name, task in TASKS_WITH_PLACES.items()])
 
@@ -20,14 +20,14 @@ def with_and_without_hints(
     """Return the symbols of the same examples with and without hints, and the places of the latter."""
     hints = IndexHints(task=task, num_hints=30)
     hinted, plain = (each.sample(length=length, size=size, rng=np.random.default_rng(1)) for each in (hints, task))
-    assert plain.places is not None
+    assert plain.step_index is not None
     return (
         [
             decode_tokens(hints, tokens[: end + 1])
             for tokens, end in zip(hinted.tokens, hinted.response_end, strict=True)
         ],
         [decode_tokens(task, tokens[: end + 1]) for tokens, end in zip(plain.tokens, plain.response_end, strict=True)],
-        plain.places,
+        plain.step_index,
     )
 
 
@@ -51,7 +51,7 @@ def test_the_answer_without_its_hints_is_the_answer_of_the_task(task):
     end = task.vocabulary.index("end")
     for example in range(40):
         answer = decode_tokens(hints, hinted.tokens[example, hinted.is_answer[example]])
-        assert answer[0].startswith("#") == bool(plain.places[example, plain.prompt_length[example]] > 0)
+        assert answer[0].startswith("#") == bool(plain.step_index[example, plain.prompt_length[example]] > 0)
         assert [symbol for symbol in answer if symbol[0] != "#"] == decode_tokens(
             task, plain.tokens[example, plain.is_answer[example]]
         )

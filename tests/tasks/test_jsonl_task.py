@@ -25,10 +25,11 @@ from tests.support.small_runs import (
     training_facts,
 )
 
+import lengthwise as lw
 from lengthwise.core.errors import PromptError, RunFolderError, SettingError, TaskFileError, TrainingOverlapWarning
 from lengthwise.evaluation.exact_match import EvaluationSettings, evaluate_by_length, iter_examples
 from lengthwise.experiments.experiment import Experiment, build_decoder, from_dict, to_dict
-from lengthwise.experiments.recipes import experiment_for, quick
+from lengthwise.experiments.recipes import quick_version
 from lengthwise.experiments.run import load_run, train
 from lengthwise.experiments.run_evaluation import evaluate, generate_from_prompt
 from lengthwise.experiments.run_folder import read_experiment
@@ -93,7 +94,7 @@ def test_an_example_is_prompt_mark_start_response_and_end(tmp_path, rng):
     assert decode_tokens(task, examples.tokens[0]) == ["go", "left", MARK, START, "left", "end"]
     assert (examples.prompt_length.tolist(), examples.is_answer[0].tolist()) == ([4], [False] * 4 + [True] * 2)
     assert task.vocabulary == ("go", "left", MARK, START, "end")
-    assert examples.coupling is examples.places is examples.support is None
+    assert examples.coupling is examples.step_index is examples.depends_on is None
 
 
 def test_the_tokens_of_a_list_are_used_unchanged(tmp_path, rng):
@@ -183,9 +184,9 @@ def test_evaluation_on_training_records_gives_a_warning(file, tmp_path):
 
 def test_default_lengths_of_training_and_evaluation_are_those_of_the_file(tmp_path):
     task = JSONLTask(file=str(write_records(tmp_path / "some.jsonl", reversals([2, 5, 9]))))
-    experiment = experiment_for(task, "sequential")
+    experiment = lw.experiment(task, "sequential")
     assert (experiment.train_lengths, experiment.evaluation.lengths) == ((2, 9), (2, 5, 9))
-    small = quick(experiment)
+    small = quick_version(experiment)
     assert (small.train_lengths, small.evaluation.lengths) == ((2, 2), (2, 5))
     many = JSONLTask(file=str(write_records(tmp_path / "many.jsonl", reversals(range(1, 101), count=1))))
     lengths = default_lengths(many)
@@ -474,10 +475,10 @@ def test_token_names_in_another_order_raise_an_error(file, tmp_path):
 
 def test_experiment_for_accepts_a_task_object(file):
     task = JSONLTask(file=str(file))
-    assert experiment_for(task, "coupled", "rotary") == experiment_for(str(file), "coupled", "rotary")
-    assert experiment_for(task, "coupled", "rotary").task is task
-    ours = experiment_for(Parity(coupling="same"), "coupled")
-    assert ours == replace(experiment_for("parity", "coupled"), task=Parity(coupling="same"))
+    assert lw.experiment(task, "coupled", "rotary") == lw.experiment(str(file), "coupled", "rotary")
+    assert lw.experiment(task, "coupled", "rotary").task is task
+    ours = lw.experiment(Parity(coupling="same"), "coupled")
+    assert ours == replace(lw.experiment("parity", "coupled"), task=Parity(coupling="same"))
 
 
 QUICK = ["--quick", "--device", "cpu"]

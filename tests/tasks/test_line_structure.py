@@ -75,7 +75,7 @@ def test_a_structured_run_trains_and_evaluates_but_cannot_continue_a_prompt(text
     assert run is not None
     rows = evaluate(run, experiment.evaluation)
     assert [row["length"] for row in rows] == [8, 16, 32]
-    assert all(row["told"] == "ID range, coupling, response IDs" for row in rows)
+    assert all(row["given"] == "ID range, coupling, response IDs" for row in rows)
     # The lines of the continuation are unknown, and so are its IDs.
     with pytest.raises(PromptError, match=r"scheme multilevel needs the coupling of prompt 'the bird '"):
         generate_from_prompt(run, "the bird ")

@@ -38,15 +38,17 @@ def test_scratchpads_match_an_implementation_with_integers(length, digits, trace
 def test_a_step_depends_on_every_token_of_its_support(trace, rng):
     task = Multiplication(trace=trace)
     examples = task.sample(length=3, size=1_000, rng=rng)
-    assert examples.support is not None
+    assert examples.depends_on is not None
     kinds = np.array([next((sign for sign in "c+" if sign in symbol), "") for symbol in task.vocabulary])[
         examples.tokens
     ]
     read = np.where(
-        examples.support >= 0, np.take_along_axis(examples.tokens[..., None], examples.support.clip(0), axis=1), -1
+        examples.depends_on >= 0,
+        np.take_along_axis(examples.tokens[..., None], examples.depends_on.clip(0), axis=1),
+        -1,
     )
     for kind in (examples.is_answer & (kinds == name) for name in np.unique(kinds)):
-        for column in np.flatnonzero((examples.support[kind] >= 0).any(axis=0)):
+        for column in np.flatnonzero((examples.depends_on[kind] >= 0).any(axis=0)):
             answers: defaultdict[tuple[int, ...], set[int]] = defaultdict(set)
             for tokens, answer in zip(np.delete(read, column, axis=-1)[kind], examples.tokens[kind], strict=True):
                 answers[tuple(tokens.tolist())].add(int(answer))
@@ -58,19 +60,19 @@ def test_only_the_support_of_a_step_is_at_id_distance_zero(length, rng):
     task = Multiplication(digits=3)
     examples = task.sample(length=length, size=1, rng=rng)
     assert examples.coupling is not None
-    assert examples.support is not None
+    assert examples.depends_on is not None
     ids, symbols = examples.coupling[:, 0], decode_tokens(task, examples.tokens[0])
     index, (times, equals) = np.arange(len(symbols)), (symbols.index(sign) for sign in "x=")
     is_sum = np.array(["c" in symbol for symbol in symbols])
     for answer in np.flatnonzero(examples.is_answer[0]):
-        same, support = ids[:, :answer] == ids[:, answer - 1, None], examples.support[0, answer]
+        same, depends_on = ids[:, :answer] == ids[:, answer - 1, None], examples.depends_on[0, answer]
         before = index[:answer]
         if is_sum[answer]:
             read = before[same.all(axis=0) & is_sum[:answer]]
-            assert sorted(read) == sorted(place for place in support[1:] if place >= 0)
+            assert sorted(read) == sorted(place for place in depends_on[1:] if place >= 0)
         elif symbols[answer] not in (">", "end"):
             first, second = before < times, (before > times) & (before < equals)
-            assert [*before[same[0] & first], *before[same[1] & second]] == support[:2].tolist()
+            assert [*before[same[0] & first], *before[same[1] & second]] == depends_on[:2].tolist()
 
 
 @pytest.mark.parametrize("length", [1, 4])
@@ -78,12 +80,12 @@ def test_a_token_of_a_trace_reads_tokens_at_id_distance_zero(length, rng):
     task = Multiplication(digits=3, trace=True)
     examples = task.sample(length=length, size=1, rng=rng)
     assert examples.coupling is not None
-    assert examples.support is not None
+    assert examples.depends_on is not None
     ids, symbols = examples.coupling[:, 0], decode_tokens(task, examples.tokens[0])
     for answer in np.flatnonzero(examples.is_answer[0]):
-        support = examples.support[0, answer]
-        assert np.count_nonzero(support >= 0) <= 2
-        same = ids[:, support[(support >= 0) & (support != answer - 1)]] == ids[:, answer - 1, None]
+        depends_on = examples.depends_on[0, answer]
+        assert np.count_nonzero(depends_on >= 0) <= 2
+        same = ids[:, depends_on[(depends_on >= 0) & (depends_on != answer - 1)]] == ids[:, answer - 1, None]
         reads_one_token = any(sign in symbols[answer] for sign in "c+")
         assert same.all() if reads_one_token else same.any(axis=0).all()
 

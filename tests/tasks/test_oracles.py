@@ -349,9 +349,9 @@ def test_parsing_a_sampled_prompt_gives_the_same_example(task, rng):
         if examples.coupling is not None:
             assert parsed.coupling is not None
             assert np.array_equal(parsed.coupling[:, 0], examples.coupling[:, row, :seq])
-        if examples.support is not None:
-            assert parsed.support is not None
-            assert np.array_equal(parsed.support[0], examples.support[row, :seq])
+        if examples.depends_on is not None:
+            assert parsed.depends_on is not None
+            assert np.array_equal(parsed.depends_on[0], examples.depends_on[row, :seq])
 
 
 @pytest.mark.parametrize(("operands", "chains"), [(1, 4), (1, 1), (3, 2)])
@@ -394,9 +394,9 @@ def test_only_the_support_of_a_step_is_at_id_distance_zero_on_both_levels(rng):
     task = MultiAddition(operands=(4, 4))
     examples = task.sample(length=3, size=1, rng=rng)
     assert examples.coupling is not None
-    assert examples.support is not None
+    assert examples.depends_on is not None
     ids, index = examples.coupling[:, 0], np.arange(examples.tokens.shape[1])
-    places = examples.places[0]
+    places = examples.step_index[0]
     for answer in np.flatnonzero((places > 0) & (index >= examples.prompt_length[0])):
         is_near = (ids[:, :answer] == ids[:, answer - 1, None]).all(axis=0) & (places[:answer] > 0)
-        assert sorted(np.flatnonzero(is_near)) == sorted(examples.support[0, answer, :2])
+        assert sorted(np.flatnonzero(is_near)) == sorted(examples.depends_on[0, answer, :2])

@@ -306,11 +306,11 @@ def test_the_answer_of_a_parsed_prompt_is_its_most_probable_label(law, rng):
 def test_an_example_has_tokens_separator_and_label_and_the_planted_set_as_support(law, rng):
     examples = law.sample(length=6, size=30, rng=stream(3, "examples"))
     tokens, sets, labels = law.sample_arrays(6, 30, stream(3, "examples"))
-    assert examples.support is not None
+    assert examples.depends_on is not None
     assert np.array_equal(examples.tokens[:, :6], tokens)
     assert [law.vocabulary[token] for token in examples.tokens[:, 7]] == [str(label) for label in labels]
     assert {law.vocabulary[token] for token in examples.tokens[:, 6]} == {"="}
-    assert np.array_equal(examples.support[:, 7], sets)
+    assert np.array_equal(examples.depends_on[:, 7], sets)
 
 
 def test_a_token_with_background_probability_zero_must_be_planted():

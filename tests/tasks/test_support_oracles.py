@@ -35,7 +35,7 @@ from lengthwise.tasks import (
 
 # Group of each token per level, including the end token; None if the task declares no coupling.
 Groups = list[tuple[int, ...]] | None
-# Support of each answer, by token index; None if the task declares no support.
+# Support of each answer, by token index; None if the task declares no depends_on.
 Needs = dict[int, set[int]] | None
 Expected = tuple[Groups, Needs]
 # Name of a token, its groups, and the names in its support.
@@ -150,10 +150,11 @@ def expected_steps(steps: list[Step]) -> Expected:
     """Return groups and support of named tokens; names without a token are ignored."""
     index_of = {name: index for index, (name, _, _) in enumerate(steps)}
     needs = {
-        index: {index_of[each] for each in support if each in index_of} for index, (_, _, support) in enumerate(steps)
+        index: {index_of[each] for each in depends_on if each in index_of}
+        for index, (_, _, depends_on) in enumerate(steps)
     }
     levels = zip(*(groups for _, groups, _ in steps), strict=True)
-    return [*levels], {index: support for index, support in needs.items() if support}
+    return [*levels], {index: depends_on for index, depends_on in needs.items() if depends_on}
 
 
 @lru_cache
@@ -209,11 +210,11 @@ def expected_index_hints(task: IndexHints, symbols: list[str]) -> Expected:
     if needs is None:
         return None, None
     hints = [index for index, symbol in enumerate(symbols) if symbol.startswith("#")]
-    support = {plain[index]: {plain[each] for each in sources} for index, sources in needs.items()}
+    depends_on = {plain[index]: {plain[each] for each in sources} for index, sources in needs.items()}
     # A hint before the first answer token is itself an answer.
-    response = [hint for hint in hints if hint >= min(support) - 1]
-    support |= {hint: {previous} for previous, hint in pairwise(response)}
-    return None, support | {response[0]: {hints[0], response[0] - 1}}
+    response = [hint for hint in hints if hint >= min(depends_on) - 1]
+    depends_on |= {hint: {previous} for previous, hint in pairwise(response)}
+    return None, depends_on | {response[0]: {hints[0], response[0] - 1}}
 
 
 def expected_label(symbols: list[str], is_read: Callable[[str], bool]) -> Expected:
@@ -310,9 +311,9 @@ def ranks(numbers: tuple[int, ...]) -> tuple[int, ...]:
 
 
 @lru_cache
-def support_sets(support: bytes, seq: int) -> dict[int, set[int]]:
+def depends_on_sets(depends_on: bytes, seq: int) -> dict[int, set[int]]:
     """Return the support of each token, cached because many examples of a length share it."""
-    places = np.frombuffer(support, dtype=np.int64).reshape(seq, -1).tolist()
+    places = np.frombuffer(depends_on, dtype=np.int64).reshape(seq, -1).tolist()
     sets = ({place for place in each if place >= 0} for each in places)
     return {index: each for index, each in enumerate(sets) if each}
 
@@ -333,19 +334,19 @@ def test_coupling_and_support_match_the_oracle_of_the_task(beyond, task, rng):
     for index, padded in enumerate(symbols_of(task, examples)):
         symbols = padded[: padded.index("end") + 1]
         groups, needs = ORACLES[task.name](task, symbols)
-        assert (examples.coupling is None, examples.support is None) == (groups is None, needs is None)
+        assert (examples.coupling is None, examples.depends_on is None) == (groups is None, needs is None)
         if groups is not None:
             actual = [tuple(level) for level in examples.coupling[:, index, : len(symbols)].tolist()]
             assert same_groups(task, actual, groups)
         if needs is not None:
-            assert support_sets(examples.support[index].astype(np.int64).tobytes(), len(padded)) == needs
+            assert depends_on_sets(examples.depends_on[index].astype(np.int64).tobytes(), len(padded)) == needs
 
 
 def test_every_task_with_coupling_or_support_has_an_oracle_or_its_own_test(rng):
     names = set()
     for task in CASES.values():
         examples = task.sample(length=smallest_length(task), size=1, rng=rng)
-        if examples.coupling is not None or examples.support is not None:
+        if examples.coupling is not None or examples.depends_on is not None:
             names.add(task.name)
     assert set(ORACLES) <= names
     assert all(has_own_test(name) for name in names - set(ORACLES))

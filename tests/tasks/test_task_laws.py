@@ -93,13 +93,13 @@ def test_answers_span_from_the_prompt_to_the_end_token(beyond, task, rng):
 @pytest.mark.parametrize("beyond", [0, 1, 2])
 def test_an_answer_is_a_function_of_its_support(beyond, task, rng):
     examples = task.sample(length=smallest_length(task) + beyond, size=1_500, rng=rng)
-    if examples.support is None:
-        # The oracles say which tasks have no support.
+    if examples.depends_on is None:
+        # The oracles say which tasks have no depends_on.
         return
-    assert (examples.support[~examples.is_answer] == -1).all()
+    assert (examples.depends_on[~examples.is_answer] == -1).all()
     read = np.where(
-        examples.support >= 0,
-        np.take_along_axis(examples.tokens[..., None], examples.support.clip(0), axis=1),
+        examples.depends_on >= 0,
+        np.take_along_axis(examples.tokens[..., None], examples.depends_on.clip(0), axis=1),
         -1,
     )
     answers: dict[tuple[int, ...], int] = {}
@@ -111,24 +111,24 @@ def test_an_answer_is_a_function_of_its_support(beyond, task, rng):
 @over_settings
 def test_the_support_contains_only_earlier_tokens_and_each_once(task, rng):
     examples = task.sample(length=6, size=50, rng=rng)
-    if examples.support is None:
+    if examples.depends_on is None:
         return
     index = np.arange(examples.tokens.shape[1])[:, None]
-    assert (examples.support < index).all()
-    assert (examples.support.max(axis=-1)[examples.is_answer] >= 0).all()
-    for support in examples.support[examples.is_answer].tolist():
-        indices = [index for index in support if index >= 0]
+    assert (examples.depends_on < index).all()
+    assert (examples.depends_on.max(axis=-1)[examples.is_answer] >= 0).all()
+    for depends_on in examples.depends_on[examples.is_answer].tolist():
+        indices = [index for index in depends_on if index >= 0]
         assert len(indices) == len(set(indices))
 
 
 @over_settings
 def test_the_token_before_an_answer_has_the_id_of_a_token_in_its_support(task, rng):
     examples = task.sample(length=6, size=50, rng=rng)
-    if examples.support is None or examples.coupling is None or task == Parity(coupling="same"):
+    if examples.depends_on is None or examples.coupling is None or task == Parity(coupling="same"):
         return
     for example, index in np.argwhere(examples.is_answer):
         ids = examples.coupling[:, example].T
-        needed = [ids[place] for place in examples.support[example, index] if 0 <= place < index - 1]
+        needed = [ids[place] for place in examples.depends_on[example, index] if 0 <= place < index - 1]
         # A carry only needs the token before it. On one level, the ID may match one of several tokens.
         assert any((ids[index - 1] == each).any() for each in needed) or not needed
 

@@ -15,7 +15,7 @@ from lengthwise.core.randomness import stream
 from lengthwise.experiments.experiment import Experiment, from_dict, to_dict
 from lengthwise.experiments.run import load_run, train
 from lengthwise.experiments.run_evaluation import evaluate, generate_from_prompt
-from lengthwise.experiments.run_folder import claim_run_folder, read_experiment
+from lengthwise.experiments.run_folder import acquire_run_folder, read_experiment
 from lengthwise.tasks import GradedByLoss, HasRunFiles, Parity, Task, Text, task_fields
 from lengthwise.tasks.text.corpus import HELD_OUT, TRAIN, built_in_texts, open_corpus
 from lengthwise.tasks.text.tokenizer import END
@@ -59,7 +59,7 @@ def test_a_sequence_is_a_window_of_the_split_and_all_its_tokens_but_the_first_ar
     assert examples.is_answer[:, 1:].all()
     assert not examples.is_answer[:, 0].any()
     assert (examples.prompt_length == 1).all()
-    assert examples.coupling is examples.places is examples.support is None
+    assert examples.coupling is examples.step_index is examples.depends_on is None
 
 
 def test_sequences_start_at_every_token_that_leaves_room(text, rng):
@@ -165,7 +165,7 @@ def test_evaluating_on_another_corpus_raises_an_error(corpora, tmp_path):
 
 
 def test_a_run_on_the_built_in_texts_stores_no_task_files(tmp_path):
-    claim_run_folder(tmp_path / "run", text_experiment(Text()), resume=False)
+    acquire_run_folder(tmp_path / "run", text_experiment(Text()), resume=False)
     assert set(folder_contents(tmp_path / "run")) == {"experiment.json"}
     assert read_experiment(tmp_path / "run").task == Text()
 

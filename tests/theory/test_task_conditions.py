@@ -51,15 +51,15 @@ class Pairs(Task):
             flat = np.concatenate([rng.integers(0, 2, (size, 1)), flat], axis=1)
             ids = np.concatenate([[0], ids])
         first = flat.shape[1] - 2 * (length + 1)
-        support = np.full((*flat.shape[:1], flat.shape[1] + 1, 2), -1)
-        support[indexes, -1] = np.stack([first + place, first + place + length + 1], axis=1)
+        depends_on = np.full((*flat.shape[:1], flat.shape[1] + 1, 2), -1)
+        depends_on[indexes, -1] = np.stack([first + place, first + place + length + 1], axis=1)
         coupling = np.tile(np.append(ids, length), (1, size, 1))
         return Examples(
             tokens=np.concatenate([flat, 4 + label[:, None]], axis=1).astype(np.int32),
             prompt_length=np.full(size, flat.shape[1]),
             is_answer=np.tile(np.arange(flat.shape[1] + 1) == flat.shape[1], (size, 1)),
             coupling=coupling.astype(np.int32),
-            support=support.astype(np.int32),
+            depends_on=depends_on.astype(np.int32),
         )
 
     def from_prompt(self, prompt):

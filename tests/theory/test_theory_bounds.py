@@ -256,7 +256,7 @@ def test_linear_growth_is_attained_by_small_weights_on_fillers():
     assert 1 <= single_tokens(case) / risk <= 1.0001
 
 
-def heavy_joints(digits=3, heavy_score=1e9):
+def heavy_cuts(digits=3, heavy_score=1e9):
     """Build a case where only ``star 0 1 .. x`` is misleading, and no shorter sequence made of its pieces."""
     star, x, size = digits, digits + 1, digits + 2
     scores, values = np.full((size, size), heavy_score), np.tile([1.0, 0.0], (size, size, 1))
@@ -274,8 +274,8 @@ def heavy_joints(digits=3, heavy_score=1e9):
     return Extrapolation(law=law, predictor=head, train_length=4, test_length=5)
 
 
-def test_heavy_joints_violate_the_square_without_kappa_but_not_the_cover_with_kappa():
-    case = heavy_joints()
+def test_heavy_cuts_violate_the_square_without_kappa_but_not_the_cover_with_kappa():
+    case = heavy_cuts()
     risks = [enumerated_risk(case.law, case.predictor, length, case.loss).mean for length in (2, 3, 4, 5)]
     assert max(risks[:2]) <= 1e-15
     assert risks[2] == pytest.approx(2.7e-11, rel=0.05)
@@ -284,8 +284,8 @@ def test_heavy_joints_violate_the_square_without_kappa_but_not_the_cover_with_ka
     without_kappa = 3 * 3 * 4 * 4 * 5**2 * np.mean(risks[:3])
     assert risks[3] > 1e4 * without_kappa
     assert window_cover(case) >= risks[3]
-    assert case.joint_weight.kappa_from_planted_score((False, True)).max() == pytest.approx(1 + 1e9)
-    unweighted = window_cover(case) / case.joint_weight.kappa((False, True)).max()
+    assert case.cut_weight.kappa_from_planted_score((False, True)).max() == pytest.approx(1 + 1e9)
+    unweighted = window_cover(case) / case.cut_weight.kappa((False, True)).max()
     assert unweighted < risks[3]
 
 
@@ -477,7 +477,7 @@ def shifted_case(train_length):
     return good_case(3, law=law, train_length=train_length, test_length=train_length + 1)
 
 
-NO_KAPPA = r"no finite kappa.*inf.*'heavy joints'"
+NO_KAPPA = r"no finite kappa.*inf.*'heavy cuts'"
 LACKS = r"lacks a set.*inf.*'rare shape'"
 NEED_LINEAR = tuple(set(ALL) - set(NORM))
 VIOLATIONS = {
@@ -555,7 +555,7 @@ VIOLATIONS = {
         lambda: good_case(train_length=9),
         r"length 9 is odd .* such as 8",
     ),
-    "no gap": ((shortened_gaps,), good_case, r"length 12 .* span 2; .* at least 48 .*'heavy joints'"),
+    "no gap": ((shortened_gaps,), good_case, r"length 12 .* span 2; .* at least 48 .*'heavy cuts'"),
     "no label noise": ((label_noise_corrected,), lambda: good_case(loss=Leakage()), r"'leakage' has no label noise"),
 }
 

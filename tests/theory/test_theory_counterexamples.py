@@ -12,7 +12,7 @@ import pytest
 from lengthwise.core.errors import SettingError
 from lengthwise.theory.attention.tabular import TabularAttention
 from lengthwise.theory.bounds.extrapolation import regularity_ratio
-from lengthwise.theory.counterexamples import COUNTEREXAMPLES, heavy_joints, rare_shape, small_leak
+from lengthwise.theory.counterexamples import COUNTEREXAMPLES, heavy_cuts, rare_shape, small_leak
 
 PAGE = (Path(__file__).parents[2] / "docs/theory.md").read_text()
 
@@ -31,7 +31,7 @@ BEYOND = {
     "new background token": {7: 0.5 * (1 - 0.7**5)},
     "canceling errors": {4: 1 / 4, 6: 1 / 6, 10: 1 / 2},
     "small leak": {10: 9e-6 / (1 + 9e-6), 25: 24e-6 / (1 + 24e-6)},
-    "heavy joints": {5: 5.0**-3 / 4 / 2},
+    "heavy cuts": {5: 5.0**-3 / 4 / 2},
 }
 RISKS = {name: each.run() for name, each in COUNTEREXAMPLES.items()}
 over_all = pytest.mark.parametrize("name", COUNTEREXAMPLES)
@@ -82,7 +82,7 @@ def predict_by_definition(attention: TabularAttention, tokens: list[int]) -> np.
         ("rare shape", 5),
         ("new background token", 5),
         ("canceling errors", 6),
-        ("heavy joints", 4),
+        ("heavy cuts", 4),
     ],
 )
 def test_risks_equal_a_sum_in_plain_python_over_all_sequences(name, length):
@@ -127,9 +127,7 @@ def test_the_risk_of_a_small_leak_is_linear_in_the_number_of_other_tokens():
     assert long.learned / short.learned / ((25 - 1) / (5 - 1)) == pytest.approx(0.99998, abs=1e-9)
 
 
-@pytest.mark.parametrize(
-    "name", ["rare shape", "new background token", "canceling errors", "small leak", "heavy joints"]
-)
+@pytest.mark.parametrize("name", ["rare shape", "new background token", "canceling errors", "small leak", "heavy cuts"])
 def test_counterexamples_to_other_assumptions_are_local_and_relative(name):
     for length in COUNTEREXAMPLES[name].train_lengths:
         case = COUNTEREXAMPLES[name].build_case(length)
@@ -159,8 +157,8 @@ def test_each_counterexample_violates_its_assumption():
     )
 
 
-def test_only_one_word_misleads_the_head_with_heavy_joints():
-    head = heavy_joints().build_case(5).learned_head
+def test_only_one_word_misleads_the_head_with_heavy_cuts():
+    head = heavy_cuts().build_case(5).learned_head
     words = np.array(list(product(range(5), repeat=5)))
     planted = words[((words[:, :-1] == 0) & (words[:, 1:] == 2)).any(axis=1)]
     wrong = head.predict(planted)[:, 1]
@@ -183,7 +181,7 @@ def append_token(before: tuple[int, tuple[int, ...]], after: int, digits: int) -
 
 
 def risk_by_counts(digits: int, heavy_score: float, length: int) -> float:
-    """Compute the risk of 'heavy joints' from the numbers of pairs of each kind, from left to right."""
+    """Compute the risk of 'heavy cuts' from the numbers of pairs of each kind, from left to right."""
     risk = 0.0
     for start in range(length - 1):
         states = Counter({(-1, (0, 0, 0, 0)): 1.0})
@@ -198,19 +196,19 @@ def risk_by_counts(digits: int, heavy_score: float, length: int) -> float:
     return risk
 
 
-def test_the_risks_of_heavy_joints_equal_those_from_counts_of_pairs():
-    risks = {each.length: each.learned for each in heavy_joints().run([2, 3, 4, 5, 6])}
+def test_the_risks_of_heavy_cuts_equal_those_from_counts_of_pairs():
+    risks = {each.length: each.learned for each in heavy_cuts().run([2, 3, 4, 5, 6])}
     for length, risk in risks.items():
         assert risk == pytest.approx(risk_by_counts(3, 1e9, length), rel=1e-4, abs=1e-15)
     with pytest.raises(SettingError, match=r"length 9 has .* sequences, more than the"):
-        heavy_joints(num_digits=7, heavy_score=1e13).run([9])
+        heavy_cuts(num_digits=7, heavy_score=1e13).run([9])
     long = [risk_by_counts(7, 1e13, length) for length in range(2, 10)]
     assert mean(long[:-1]) == pytest.approx(1.0e-15, rel=0.05)
     assert long[-1] == pytest.approx(9.0**-7 / 8 / 2, rel=1e-3)
 
 
-def test_heavy_joints_exceed_the_bound_without_kappa():
-    *training, beyond = heavy_joints().run()
+def test_heavy_cuts_exceed_the_bound_without_kappa():
+    *training, beyond = heavy_cuts().run()
     train_length, test_length = training[-1].length, beyond.length
     delta = mean([each.learned for each in training])
     # A pair with uniform starts has eta = length - 1.

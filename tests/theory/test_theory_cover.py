@@ -9,7 +9,7 @@ from tests.support.random_instances import Sizes, random_instance
 
 from lengthwise.tasks.planted.placement import Local, UniformShapes
 from lengthwise.tasks.planted.planted_task import Planted
-from lengthwise.theory.bounds.extrapolation import BoundError, joint_weight, safe_ratio, shape_probabilities
+from lengthwise.theory.bounds.extrapolation import BoundError, cut_weight, safe_ratio, shape_probabilities
 from lengthwise.theory.bounds.sequence_cover import (
     DifferenceCover,
     GridCover,
@@ -20,7 +20,7 @@ from lengthwise.theory.bounds.sequence_cover import (
 )
 
 COVERS = {"grid": GridCover, "proportional": ProportionalCover}
-ONES = {joints: np.ones((1, 1)) for joints in product((False, True), repeat=2)}
+ONES = {cuts: np.ones((1, 1)) for cuts in product((False, True), repeat=2)}
 
 
 # The number of spans that a cover needs in the training length.
@@ -76,7 +76,7 @@ def test_every_piece_has_the_training_length_and_holds_all_sets_from_the_start(k
 
 
 @pytest.mark.parametrize("kind", COVERS.values(), ids=COVERS)
-def test_joints_occur_only_at_the_ends_of_the_planted_run(kind, rng):
+def test_cuts_occur_only_at_the_ends_of_the_planted_run(kind, rng):
     combinations = set()
     for _ in range(25):
         cover = random_cover(kind, rng)
@@ -86,8 +86,8 @@ def test_joints_occur_only_at_the_ends_of_the_planted_run(kind, rng):
             left = [place for place in breaks if tokens[place + 1] <= piece.core[0]]
             right = [place for place in breaks if tokens[place] >= piece.core[1] - 1]
             assert len(left) + len(right) == len(breaks)
-            assert (len(left), len(right)) == piece.joints
-            combinations.add(piece.joints)
+            assert (len(left), len(right)) == piece.cuts
+            combinations.add(piece.cuts)
     assert len(combinations) == (4 if kind is ProportionalCover else 3)
 
 
@@ -106,9 +106,9 @@ def test_the_mass_ratio_of_a_grid_cover_is_below_its_closed_form_for_uniform_sta
             shapes = placement.law(test_length).shapes
             cover = GridCover(test_length=test_length, train_length=train_length, span=span)
             planted = shape_probabilities(placement, shapes, test_length)
-            piece_mass = expected_pieces(planted, cover, ONES)[train_length]
+            piece_weights = expected_pieces(planted, cover, ONES)[train_length]
             probability = shape_probabilities(placement, shapes, train_length)
-            ratio = safe_ratio(piece_mass.ravel(), probability.ravel()).max()
+            ratio = safe_ratio(piece_weights.ravel(), probability.ravel()).max()
             assert ratio <= constant * test_length / train_length
 
 
@@ -141,7 +141,7 @@ def test_kappa_times_the_errors_of_pieces_is_above_the_error_of_the_whole_for_ev
         instance = random_instance("mixed", Sizes(num_tokens=3, k=2, span=2, train_length=8, test_length=15), seed)
         law, head = instance.law, instance.heads[0]
         shapes = law.placement.law(15).shapes
-        factor = joint_weight(law, head, shapes).kappa_by_joints()
+        factor = cut_weight(law, head, shapes).kappa_by_cuts()
         tokens, sets, _ = law.sample_arrays(15, 10, rng)
         for sequence, planted in zip(tokens, sets, strict=True):
             index = [tuple(each) for each in law.tuples].index(tuple(sequence[planted]))
@@ -149,7 +149,7 @@ def test_kappa_times_the_errors_of_pieces_is_above_the_error_of_the_whole_for_ev
             whole = (head.predict(sequence[None])[0] * cost).sum()
             pieces = kind(test_length=15, train_length=8, span=2).pieces(int(planted[0]))
             parts = sum(
-                factor[piece.joints][0, index] * (head.predict(sequence[piece.tokens()][None])[0] * cost).sum()
+                factor[piece.cuts][0, index] * (head.predict(sequence[piece.tokens()][None])[0] * cost).sum()
                 for piece in pieces
             )
             assert whole <= parts + 1e-12
@@ -195,16 +195,16 @@ def test_the_push_forward_gives_expectations_over_pieces(rng):
     law = random_instance("mixed", Sizes(num_tokens=2, k=2, span=2, train_length=6, test_length=8), seed=0).law
     cover = GridCover(test_length=8, train_length=6, span=2)
     function = {each: rng.random() for each in product((0, 1), repeat=7)}
-    piece_mass = expected_pieces(shape_probabilities(law.placement, law.placement.law(8).shapes, 8), cover, ONES)[6]
-    by_piece_mass = direct = 0.0
+    piece_weights = expected_pieces(shape_probabilities(law.placement, law.placement.law(8).shapes, 8), cover, ONES)[6]
+    by_piece_weights = direct = 0.0
     for place in range(5):
         short = sequence_law(law, 6, place)
-        by_piece_mass += piece_mass[0, place, 0] * sum(function[each] * share for each, share in short.items())
+        by_piece_weights += piece_weights[0, place, 0] * sum(function[each] * share for each, share in short.items())
     for start in range(7):
         whole = sequence_law(law, 8, start)
         for piece in cover.pieces(start):
             direct += sum(function[each] * share / 7 for each, share in marginal(whole, piece).items())
-    assert by_piece_mass == pytest.approx(direct, abs=1e-12)
+    assert by_piece_weights == pytest.approx(direct, abs=1e-12)
 
 
 def test_covers_without_room_raise():

@@ -1,4 +1,4 @@
-"""Regularity of placements, weight across joints, and attention without positions."""
+"""Regularity of placements, weight across cuts, and attention without positions."""
 
 from dataclasses import dataclass, replace
 from itertools import product
@@ -12,7 +12,7 @@ from lengthwise.core.errors import SettingError
 from lengthwise.tasks.planted.placement import ByLength, Local, ShapeLaw, UniformShapes
 from lengthwise.theory.attention.tabular import PositionFreeAttention, TabularAttention
 from lengthwise.theory.bounds.extrapolation import (
-    joint_weight,
+    cut_weight,
     planted_shapes,
     regularity_constant,
     regularity_ratio,
@@ -151,7 +151,7 @@ def test_no_piece_weighs_more_than_either_kappa_times_the_whole_sequence(k, span
     for seed in range(4):
         head, law = head_and_law(seed, k, span, regime)
         shapes = law.placement.law(test_length).shapes
-        weight = joint_weight(law, head, shapes)
+        weight = cut_weight(law, head, shapes)
         tokens, sets, _ = law.sample_arrays(test_length, 30, rng)
         for sequence, planted in zip(tokens, sets, strict=True):
             index = law.tuples.index(tuple(sequence[planted]))
@@ -160,15 +160,15 @@ def test_no_piece_weighs_more_than_either_kappa_times_the_whole_sequence(k, span
             cover = GridCover(test_length=test_length, train_length=train_length, span=span)
             for piece in cover.pieces(int(planted[0])):
                 part = np.exp(head.score_sets(sequence[piece.tokens()][None])[1]).sum()
-                assert part <= weight.kappa_from_swaps(piece.joints)[index] * whole * (1 + 1e-12)
-                assert part <= weight.kappa_from_planted_score(piece.joints)[shape, index] * whole * (1 + 1e-12)
+                assert part <= weight.kappa_from_swaps(piece.cuts)[index] * whole * (1 + 1e-12)
+                assert part <= weight.kappa_from_planted_score(piece.cuts)[shape, index] * whole * (1 + 1e-12)
 
 
 def test_both_kappas_equal_their_definitions():
     for seed in range(4):
         head, law = head_and_law(seed, k=3, span=4, regime="clean")
         shapes = law.placement.law(12).shapes
-        joint = joint_weight(law, head, shapes)
+        joint = cut_weight(law, head, shapes)
         background = np.flatnonzero(law.background)
         scores = np.exp(head.log_scores).reshape(-1, 3, 3, 3)
         for index, planted in enumerate(law.tuples):
@@ -186,17 +186,17 @@ def test_both_kappas_equal_their_definitions():
                         ]
                         swap = max(swap, *(max(of_near) / min(of_near) for of_near in by_near))
                         weight += steps[cut - 1] * max(map(max, by_near))
-                joints = (side == 0, side == 1)
-                assert joint.kappa_from_swaps(joints)[index] == pytest.approx(swap, rel=1e-9)
+                cuts = (side == 0, side == 1)
+                assert joint.kappa_from_swaps(cuts)[index] == pytest.approx(swap, rel=1e-9)
                 for shape_index, shape in enumerate(shapes.tolist()):
                     score = scores[head.shapes.tolist().index(shape)][planted]
                     expected = pytest.approx(1 + weight / score, rel=1e-9)
-                    assert joint.kappa_from_planted_score(joints)[shape_index, index] == expected
+                    assert joint.kappa_from_planted_score(cuts)[shape_index, index] == expected
 
 
-def test_single_tokens_cross_no_joint():
+def test_single_tokens_cross_no_cut():
     head, law = head_and_law(0, k=1, span=1)
-    joint = joint_weight(law, head, np.array([[0]]))
+    joint = cut_weight(law, head, np.array([[0]]))
     assert (joint.kappa_from_swaps((True, True)) == 1).all()
     assert (joint.kappa_from_planted_score((True, True)) == 1).all()
 
@@ -206,24 +206,24 @@ def test_kappa_of_a_planted_tuple_without_weight_is_the_bounded_ratio():
     shapes = law.placement.law(8).shapes
     scores = head.log_scores.copy()
     scores[:, law.tuple_codes(np.array(law.tuples))] = -np.inf
-    joint = joint_weight(law, replace(head, log_scores=scores), shapes)
+    joint = cut_weight(law, replace(head, log_scores=scores), shapes)
     assert (joint.kappa_from_planted_score((True, False)) == np.inf).all()
     assert np.isinf(joint.kappa((True, False))).all()
-    flat = joint_weight(law, replace(head, log_scores=np.zeros_like(scores)), shapes)
+    flat = cut_weight(law, replace(head, log_scores=np.zeros_like(scores)), shapes)
     assert (flat.kappa((True, True)) == 1).all()
     assert (flat.kappa_from_planted_score((True, True)) == 3).all()
 
 
-def test_the_push_forward_multiplies_by_the_factors_of_joints_and_tuples(rng):
+def test_the_push_forward_multiplies_by_the_factors_of_cuts_and_tuples(rng):
     cover = GridCover(test_length=20, train_length=8, span=2)
     probability = rng.dirichlet(np.ones(19))
-    factor = {joints: rng.random((1, 3)) for joints in product((False, True), repeat=2)}
-    piece_mass = expected_pieces(np.append(probability, 0.0)[None], cover, factor)[8]
+    factor = {cuts: rng.random((1, 3)) for cuts in product((False, True), repeat=2)}
+    piece_weights = expected_pieces(np.append(probability, 0.0)[None], cover, factor)[8]
     expected = np.zeros((8, 3))
     for start in range(19):
         for piece in cover.pieces(start):
-            expected[list(piece.tokens()).index(start)] += probability[start] * factor[piece.joints][0]
-    np.testing.assert_allclose(piece_mass[0], expected, atol=1e-12)
+            expected[list(piece.tokens()).index(start)] += probability[start] * factor[piece.cuts][0]
+    np.testing.assert_allclose(piece_weights[0], expected, atol=1e-12)
 
 
 def test_scores_of_the_wrong_number_or_above_all_bounds_raise():

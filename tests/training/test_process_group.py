@@ -59,7 +59,7 @@ EXPERIMENTS = {
     "increment": small_experiment(head="increment", **MIXED),
     "tilted": small_experiment(**MIXED, length_tilt=3.0),
     "one example": small_experiment(batch_size=1),
-    "stages": small_experiment(SparseParity(most=6), scheme=Sequential(), stage_loss=1.02, **MIXED),
+    "stages": small_experiment(SparseParity(most=6), scheme=Sequential(), stage_threshold=1.02, **MIXED),
 }
 
 

@@ -84,7 +84,7 @@ EXPERIMENTS = {
     "mixed lengths": small_experiment(lengths_per_batch=3, scheduled_sampling=0.3),
     "tilted": small_experiment(lengths_per_batch=3, length_tilt=3.0),
     # A new stage every few steps, after some steps on the first.
-    "staged": small_experiment(SparseParity(most=6), Sequential(), stage_loss=1.02),
+    "staged": small_experiment(SparseParity(most=6), Sequential(), stage_threshold=1.02),
 }
 
 
@@ -601,7 +601,7 @@ def test_a_curriculum_advances_when_a_stage_is_learned_and_ends_with_the_task(un
     assert len(set(stages)) > 2
     task = SparseParity(most=3)
     assert [stage.most for stage in task.stages()] == [1, 2, 3]
-    trainer = trainer_of(small_experiment(task, Sequential(), stage_loss=100.0), tmp_path)
+    trainer = trainer_of(small_experiment(task, Sequential(), stage_threshold=100.0), tmp_path)
     shapes = [[batch.tokens.shape for batch in sampler.batches(0)] for sampler in trainer.samplers]
     assert shapes[0] == shapes[2]
     assert [sampler.task for sampler in trainer.samplers] == list(task.stages())
@@ -610,7 +610,7 @@ def test_a_curriculum_advances_when_a_stage_is_learned_and_ends_with_the_task(un
 
 
 def test_an_unlearned_stage_is_neither_left_nor_tested_for_a_fit(tmp_path):
-    experiment = small_experiment(SparseParity(), Sequential(), stage_loss=1e-9, fit_every=2, fit_threshold=0.0)
+    experiment = small_experiment(SparseParity(), Sequential(), stage_threshold=1e-9, fit_every=2, fit_threshold=0.0)
     run = train(experiment, tmp_path, device="cpu")
     assert run is not None
     assert run.facts["steps"] == 12
@@ -636,7 +636,7 @@ def test_scheduled_sampling_needs_predicted_ids_and_a_share(tmp_path):
         ("id_weight", (-1.0,), "is negative; use 0 or more"),
         ("warmup_steps", (-1,), "is negative; use 0 or more"),
         ("fit_every", (0, -5), "is too small; use at least 1, or None"),
-        ("stage_loss", (0.0, -1.0), "is not positive; use a number above 0, or None"),
+        ("stage_threshold", (0.0, -1.0), "is not positive; use a number above 0, or None"),
     ],
 )
 def test_settings_out_of_range_raise_an_error(setting, values, error):
@@ -647,12 +647,13 @@ def test_settings_out_of_range_raise_an_error(setting, values, error):
 
 def test_stage_loss_needs_a_task_with_stages_and_a_positive_value(tmp_path):
     with pytest.raises(
-        SettingError, match="stage_loss needs a task with stages, but parity has no stages; leave out stage_loss"
+        SettingError,
+        match="stage_threshold needs a task with stages, but parity has no stages; leave out stage_threshold",
     ):
-        train(small_experiment(stage_loss=0.1), tmp_path / "run", device="cpu")
+        train(small_experiment(stage_threshold=0.1), tmp_path / "run", device="cpu")
     assert not (tmp_path / "run").exists()
-    with pytest.raises(SettingError, match=r"stage_loss 0\.0 is not positive; use a number above 0, or None"):
-        TrainingSettings(stage_loss=0.0)
+    with pytest.raises(SettingError, match=r"stage_threshold 0\.0 is not positive; use a number above 0, or None"):
+        TrainingSettings(stage_threshold=0.0)
 
 
 def test_testing_for_a_fit_does_not_change_the_weights(uninterrupted_runs, tmp_path):

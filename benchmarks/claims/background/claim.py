@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from claims.reach import EXACT_MATCH_THRESHOLD
+from claims.longest_exact import EXACT_MATCH_THRESHOLD
 
 from lengthwise.encodings import Rotary
 from lengthwise.evaluation.exact_match import EvaluationSettings
@@ -68,19 +68,19 @@ def _build_experiments() -> dict[str, Experiment]:
     return experiments
 
 
-def _build_tables(rows: Rows, readings: Rows) -> list[Table]:
+def _build_tables(rows: Rows, measurements: Rows) -> list[Table]:
     """Return the reach of every seed, with a line per method and a column per background."""
     body = []
     for method in METHODS:
         labels = [f"{method}, {background}" for background in (INDEPENDENT, MARKOV, NATURAL)]
         cells = [[row for row in rows if label_of(row) == label] for label in labels]
         if any(cells):
-            body.append([method, *(_format_reach(cell) or "-" for cell in cells)])
+            body.append([method, *(_format_longest_exact(cell) or "-" for cell in cells)])
     title = f"longest test length with exact match {EXACT_MATCH_THRESHOLD} or more up to it, by seed"
     return [(title, ["method", INDEPENDENT, MARKOV, NATURAL], body)]
 
 
-def _format_reach(rows: Rows) -> str:
+def _format_longest_exact(rows: Rows) -> str:
     by_seed = [[row for row in rows if row["seed"] == seed] for seed in sorted({row["seed"] for row in rows})]
     return ", ".join(
         f"{longest_exact_length(run_rows, EXACT_MATCH_THRESHOLD):,}"
@@ -89,7 +89,7 @@ def _format_reach(rows: Rows) -> str:
     )
 
 
-def _draw_figure(rows: Rows, readings: Rows, folder: Path, title: str) -> Path:
+def _draw_figure(rows: Rows, measurements: Rows, folder: Path, title: str) -> Path:
     """Draw exact match by length, with a panel per background."""
     panels = []
     for row in rows:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from claims.reach import EXACT_MATCH_THRESHOLD, format_reach, read_reach
+from claims.longest_exact import EXACT_MATCH_THRESHOLD, format_longest_exact, measure_longest_exact
 
 from lengthwise.encodings import DAPEv2, EncodingSettings, KERPLELog, Rotary, Weave
 from lengthwise.evaluation.exact_match import EvaluationSettings, evaluate_by_length
@@ -25,7 +25,7 @@ NUM_EXAMPLES = (512, 512, 512, 512, 256, 256, 64)
 ENCODINGS: dict[str, EncodingSettings] = {"rotary": Rotary(), "KERPLE (log)": KERPLELog(), "DAPE V2": DAPEv2()}
 # Width of the steps of weave in IDs, and a width beyond every distance of a test.
 WEAVE_WIDTH, ONE_STEP_WIDTH = 20, 1_000_000
-# Fields of a result with weave in a reading.
+# Fields of a result with weave in a measurement.
 RESULT_NAMES = ("length", "num_examples", "exact_match", "low", "high")
 
 
@@ -78,15 +78,15 @@ def weaves(trained_distance: int) -> dict[str, Weave]:
     }
 
 
-def _extract_reading(run: Run, rows: Rows) -> Mapping[str, Any]:
+def _measure_run(run: Run, rows: Rows) -> Mapping[str, Any]:
     """Return the longest training length, the steps, whether the run fits, and its reach in training lengths.
 
-    The reading of a rotary run also has its results with weave, which needs no more training.
+    The measurement of a rotary run also has its results with weave, which needs no more training.
     """
-    reading = read_reach(run, rows)
+    measurement = measure_longest_exact(run, rows)
     if not isinstance(run.experiment.encoding, Rotary):
-        return reading
-    return {**reading, "weave": _evaluate_with_weave(run)}
+        return measurement
+    return {**measurement, "weave": _evaluate_with_weave(run)}
 
 
 def _evaluate_with_weave(run: Run) -> dict[str, list[dict[str, Any]]]:
@@ -101,30 +101,30 @@ def _evaluate_with_weave(run: Run) -> dict[str, list[dict[str, Any]]]:
     return results
 
 
-def _build_tables(rows: Rows, readings: Rows) -> list[Table]:
+def _build_tables(rows: Rows, measurements: Rows) -> list[Table]:
     """Return the reach of every seed by encoding, with a column per task, and the results with weave."""
     body = []
-    for encoding in dict.fromkeys(str(reading["row"]).partition(", ")[2] for reading in readings):
+    for encoding in dict.fromkeys(str(measurement["row"]).partition(", ")[2] for measurement in measurements):
         cells = []
         for name in TASKS:
-            runs = [reading for reading in readings if reading["row"] == f"{name}, {encoding}"]
-            cells.append(", ".join(map(format_reach, runs)) or "-")
+            runs = [measurement for measurement in measurements if measurement["row"] == f"{name}, {encoding}"]
+            cells.append(", ".join(map(format_longest_exact, runs)) or "-")
         body.append([encoding, *cells])
     columns = [f"{name}, up to {fitted.train_length}" for name, fitted in TASKS.items()]
-    title = f"reach in training lengths at exact match {EXACT_MATCH_THRESHOLD} or more, by seed"
-    return [(title, ["encoding", *columns], body), _weave_table(readings)]
+    title = f"longest exact length in training lengths, at exact match {EXACT_MATCH_THRESHOLD} or more, by seed"
+    return [(title, ["encoding", *columns], body), _weave_table(measurements)]
 
 
-def _weave_table(readings: Rows) -> Table:
+def _weave_table(measurements: Rows) -> Table:
     """Return the exact match of every rotary run with each window of weave, by length."""
     body = []
-    for reading in readings:
-        for window, results in reading.get("weave", {}).items():
+    for measurement in measurements:
+        for window, results in measurement.get("weave", {}).items():
             cells = [
                 f"{result['length']}: {result['exact_match']:.3f} [{result['low']:.2f}, {result['high']:.2f}]"
                 for result in results
             ]
-            body.append([reading["row"], str(reading["seed"]), window, ", ".join(cells)])
+            body.append([measurement["row"], str(measurement["seed"]), window, ", ".join(cells)])
     title = "rotary runs, evaluated with weave: exact match [95% interval] by length"
     return title, ["row", "seed", "window of weave", "length: exact match"], body
 
@@ -138,6 +138,6 @@ CLAIM = Claim(
         num_seeds=1, labels=tuple(f"{task}, {name}" for task in ("copy", "parity") for name in ENCODINGS)
     ),
     full=SizePreset(num_seeds=3),
-    read=_extract_reading,
+    measure=_measure_run,
     tables=_build_tables,
 )

@@ -18,11 +18,11 @@ def sentences() -> Iterator[str]:
     base KERPLE (log) has {span(rows.of("copy, KERPLE (log)").at(twice))}.
     """
     values = []
-    readings = rows_in("dape_and_weave", "readings")
+    measurements = rows_in("dape_and_weave", "measurements")
     for task in ("parity", "addition"):
         dape = rows.of(f"{task}, DAPE V2")
         following = dape.lengths[dape.lengths.index(dape.trained) + 1]
-        weave = [tests for row in readings if row["row"] == f"{task}, rotary" for tests in row["weave"].values()]
+        weave = [tests for row in measurements if row["row"] == f"{task}, rotary" for tests in row["weave"].values()]
         values += [
             dape.best(following),
             *(each["exact_match"] for tests in weave for each in tests if each["length"] == following),
@@ -39,18 +39,18 @@ def sentences() -> Iterator[str]:
     """
     sums = rows.of("addition, rotary", "addition, KERPLE (log)", "addition, DAPE V2")
     yield f"All encodings fit {sums.trained} digits in all seeds and have at most {up(sums.best(3), 3)} on {3}."
-    reach = {name: rows.of(f"copy, {name}").multiples() for name in ("DAPE V2", "KERPLE (log)")}
-    (kerple,) = set(reach["KERPLE (log)"])
-    yield f"on copying**: {listed(f'{each:g}x' for each in reach['DAPE V2'])} instead of {kerple:g}x in all seeds."
+    multiples = {name: rows.of(f"copy, {name}").multiples() for name in ("DAPE V2", "KERPLE (log)")}
+    (kerple,) = set(multiples["KERPLE (log)"])
+    yield f"on copying**: {listed(f'{each:g}x' for each in multiples['DAPE V2'])} instead of {kerple:g}x in all seeds."
 
 
 def overview() -> Iterator[str]:
     """Yield the sentences about this claim in benchmarks/README.md."""
     dape = runs("dape_and_weave").of(*(f"{task}, DAPE V2" for task in ("copy", "parity", "addition")))
     weave = [
-        longest_exact_length(tests, THRESHOLD) / reading["trained_on"]
-        for reading in rows_in("dape_and_weave", "readings")
-        for tests in reading.get("weave", {}).values()
+        longest_exact_length(tests, THRESHOLD) / measurement["trained_on"]
+        for measurement in rows_in("dape_and_weave", "measurements")
+        for tests in measurement.get("weave", {}).values()
     ]
     yield f"""
     On copying, parity and addition, DAPE V2 and weave reach at most {max(*dape.multiples(), *weave):g} times.

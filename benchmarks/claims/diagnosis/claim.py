@@ -31,7 +31,7 @@ from lengthwise.experiments.run_evaluation import diagnose_run
 
 # Number of examples per diagnosis, and characters per line of a cause in the figure.
 NUM_EXAMPLES, CAUSE_CHARACTERS = 256, 34
-# Names of causes in saved readings that differ from the current names.
+# Names of causes in saved measurements that differ from the current names.
 SAVED_CAUSE_NAMES = {
     MORE_IDS: "more different IDs than training showed",
     UNTRAINED_IDS: "IDs or distances that training did not show",
@@ -56,7 +56,7 @@ def _build_experiments() -> dict[str, Experiment]:
     return {label: replace(experiment, evaluation=settings[label]) for label, (experiment, _) in cases.items()}
 
 
-def _extract_reading(run: Run, rows: Rows) -> Mapping[str, Any]:
+def _measure_run(run: Run, rows: Rows) -> Mapping[str, Any]:
     diagnosis = diagnose_run(run, max(row["length"] for row in rows), num_examples=NUM_EXAMPLES)
     failures = diagnosis.failures
     return {
@@ -66,45 +66,54 @@ def _extract_reading(run: Run, rows: Rows) -> Mapping[str, Any]:
         if failures is None
         else {"token": failures.token, "ID": failures.id, "end": failures.end_too_early + failures.end_too_late},
         "repaired": {SAVED_CAUSE_NAMES.get(cause.name, cause.name): cause.repair_rate for cause in diagnosis.causes},
-        "mass": {str(result.length): max(result.support_mass, default=0.0) for result in diagnosis.by_length},
+        "mass": {str(result.length): max(result.needed_mass, default=0.0) for result in diagnosis.by_length},
         "limited_by": diagnosis.limited_by,
     }
 
 
-def _cause_names(readings: Rows) -> list[str]:
-    return list(dict.fromkeys(name for reading in readings for name in reading["repaired"]))
+def _cause_names(measurements: Rows) -> list[str]:
+    return list(dict.fromkeys(name for measurement in measurements for name in measurement["repaired"]))
 
 
-def _build_tables(rows: Rows, readings: Rows) -> list[Table]:
-    causes, body = _cause_names(readings), []
-    for reading in readings:
-        errors = ", ".join(f"{count} {kind}" for kind, count in reading["first_errors"].items() if count)
-        repair_rates = [f"{reading['repaired'][name]:.2f}" if name in reading["repaired"] else "-" for name in causes]
-        masses = list(reading["mass"].values())
+def _build_tables(rows: Rows, measurements: Rows) -> list[Table]:
+    causes, body = _cause_names(measurements), []
+    for measurement in measurements:
+        errors = ", ".join(f"{count} {kind}" for kind, count in measurement["first_errors"].items() if count)
+        repair_rates = [
+            f"{measurement['repaired'][name]:.2f}" if name in measurement["repaired"] else "-" for name in causes
+        ]
+        masses = list(measurement["mass"].values())
         attention = f"{masses[0]:.2f}, {masses[-1]:.2f}"
-        start = [reading["row"], str(reading["seed"]), f"{reading['length']:,}", f"{reading['exact_match']:.3f}"]
-        body.append([*start, errors or "none", *repair_rates, attention, reading["limited_by"]])
+        start = [
+            measurement["row"],
+            str(measurement["seed"]),
+            f"{measurement['length']:,}",
+            f"{measurement['exact_match']:.3f}",
+        ]
+        body.append([*start, errors or "none", *repair_rates, attention, measurement["limited_by"]])
     header = ["row", "seed", "length", "exact match", "first errors", *causes, "attention", "limited by"]
-    title = "first errors, the fraction that each intervention repairs, and attention on the support, near and far"
+    title = (
+        "first errors, the fraction that each intervention repairs, and attention on the needed tokens, near and far"
+    )
     return [(title, header, body)]
 
 
-def _draw_figure(rows: Rows, readings: Rows, folder: Path, title: str) -> Path:
+def _draw_figure(rows: Rows, measurements: Rows, folder: Path, title: str) -> Path:
     """Draw one panel per row label: the fraction of first errors that each intervention repairs, one point per seed."""
     # Importing matplotlib takes a second, and most commands draw no figure.
     from matplotlib.figure import Figure  # noqa: PLC0415
 
-    causes, labels = _cause_names(readings), list(dict.fromkeys(reading["row"] for reading in readings))
+    causes, labels = _cause_names(measurements), list(dict.fromkeys(measurement["row"] for measurement in measurements))
     cause_texts = [textwrap.fill(cause, CAUSE_CHARACTERS) for cause in causes]
     bar_height = 0.05 + LINE_HEIGHT * max(text.count("\n") + 1 for text in cause_texts)
     panel_height = 0.55 + bar_height * len(causes)
     figure = Figure(figsize=(FIGURE_WIDTH, 0.7 + panel_height * len(labels)), layout="constrained")
     all_axes = figure.subplots(len(labels), squeeze=False)[:, 0]
     for axes, label in zip(all_axes, labels, strict=True):
-        panel = [reading for reading in readings if reading["row"] == label]
+        panel = [measurement for measurement in measurements if measurement["row"] == label]
         for cause_index, name in enumerate(causes):
             # A cause without first errors of its kind repairs none of the run's errors.
-            failing = [reading["repaired"] for reading in panel if reading["repaired"]]
+            failing = [measurement["repaired"] for measurement in panel if measurement["repaired"]]
             repair_rates, color = [repaired.get(name, 0.0) for repaired in failing], "0.4"
             if any(name in repaired for repaired in failing):
                 axes.barh(cause_index, sum(repair_rates) / len(repair_rates), color=LINE_COLORS[cause_index], alpha=0.5)
@@ -126,7 +135,7 @@ CLAIM = Claim(
     experiments=_build_experiments,
     laptop=SizePreset(num_seeds=1),
     full=SizePreset(num_seeds=3),
-    read=_extract_reading,
+    measure=_measure_run,
     tables=_build_tables,
     draw=_draw_figure,
 )

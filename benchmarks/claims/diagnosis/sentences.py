@@ -7,12 +7,12 @@ from claim_queries import listed, rows_in, runs, span, two_digits, word
 
 def sentences() -> Iterator[str]:
     """Yield the sentences of README.md that have numbers of rows."""
-    readings = rows_in("diagnosis", "readings")
+    measurements = rows_in("diagnosis", "measurements")
     dilution, distances = "attention diluted by more tokens", "IDs or distances that training did not show"
     without_ids = [
-        row for row in readings if row["row"] in ("recall, NoPE", "sparse parity, undiluted") and row["repaired"]
+        row for row in measurements if row["row"] in ("recall, NoPE", "sparse parity, undiluted") and row["repaired"]
     ]
-    rotary = [row for row in readings if row["row"] in ("recall, rotary", "copy, rotary")]
+    rotary = [row for row in measurements if row["row"] in ("recall, rotary", "copy, rotary")]
     fewer, trained = ([row["repaired"][cause] for row in without_ids] for cause in (dilution, distances))
     yield f"""
     In the {word(len(without_ids))} failing runs, {span(fewer)} of the first errors are right with fewer tokens, and
@@ -24,7 +24,7 @@ def sentences() -> Iterator[str]:
     steps = runs("diagnosis").of("copy, rotary").rows[0]["steps"]
     yield f"""
     Copy does not fully fit {20} symbols ({listed(map(two_digits, fitted))} after {steps:,} steps), but its failure at
-    {next(row["length"] for row in readings if row["row"] == "copy, rotary")} is still one of IDs.
+    {next(row["length"] for row in measurements if row["row"] == "copy, rotary")} is still one of IDs.
     """
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from claims.reach import EXACT_MATCH_THRESHOLD
+from claims.longest_exact import EXACT_MATCH_THRESHOLD
 
 from lengthwise.core.intervals import clustered_interval
 from lengthwise.evaluation.exact_match import EvaluationSettings
@@ -78,7 +78,7 @@ def _label(method: str, tilt: float) -> str:
     return f"{method}, tilt {tilt:g}"
 
 
-def _extract_reading(run: Run, rows: Rows) -> Mapping[str, Any]:
+def _measure_run(run: Run, rows: Rows) -> Mapping[str, Any]:
     """Return the tilt, the fit, the reach, and the mean and the largest token loss of the training lengths."""
     first, last = run.experiment.train_lengths
     settings = EvaluationSettings(lengths=tuple(range(first, last + 1)), num_examples=(NUM_LOSS_EXAMPLES,))
@@ -86,49 +86,59 @@ def _extract_reading(run: Run, rows: Rows) -> Mapping[str, Any]:
     return {
         "tilt": run.experiment.training.length_tilt,
         "fits": run.facts["fitted"] >= FIT_THRESHOLD,
-        "reached": longest_exact_length(rows, EXACT_MATCH_THRESHOLD),
+        "longest_exact": longest_exact_length(rows, EXACT_MATCH_THRESHOLD),
         "mean_loss": float(np.mean(losses)),
         "worst_loss": max(losses),
         "worst_length": first + int(np.argmax(losses)),
     }
 
 
-def _method_of(reading: Mapping[str, Any]) -> str:
-    return str(reading["row"]).rpartition(", ")[0]
+def _method_of(measurement: Mapping[str, Any]) -> str:
+    return str(measurement["row"]).rpartition(", ")[0]
 
 
-def _build_tables(rows: Rows, readings: Rows) -> list[Table]:
+def _build_tables(rows: Rows, measurements: Rows) -> list[Table]:
     """Return the reach and the losses of every seed, and the paired comparison of each tilt with the average."""
-    reach, losses = [], []
-    for method in dict.fromkeys(map(_method_of, readings)):
-        average = _select(readings, method, TILTS[0])
+    longest_exact, losses = [], []
+    for method in dict.fromkeys(map(_method_of, measurements)):
+        average = _select(measurements, method, TILTS[0])
         for tilt in TILTS:
-            tilted = _select(readings, method, tilt)
+            tilted = _select(measurements, method, tilt)
             if not tilted:
                 continue
             label = _label(method, tilt)
-            reach.append([label, ", ".join(map(_format_reach, tilted.values())), *_compare(tilted, average)])
+            longest_exact.append(
+                [label, ", ".join(map(_format_longest_exact, tilted.values())), *_compare(tilted, average)]
+            )
             cells = [
-                ", ".join(f"{reading[name]:.2g}" for reading in tilted.values()) for name in ("mean_loss", "worst_loss")
+                ", ".join(f"{measurement[name]:.2g}" for measurement in tilted.values())
+                for name in ("mean_loss", "worst_loss")
             ]
-            worst_lengths = ", ".join(str(reading["worst_length"]) for reading in tilted.values())
+            worst_lengths = ", ".join(str(measurement["worst_length"]) for measurement in tilted.values())
             losses.append([label, *cells, worst_lengths])
     title = f"longest length with exact match {EXACT_MATCH_THRESHOLD} or more, by seed"
-    reach_header = ["row", "reach", "ratio to tilt 0, geometric mean [95% interval]", "does it reach further?"]
+    longest_exact_header = [
+        "row",
+        "longest exact",
+        "ratio to tilt 0, geometric mean [95% interval]",
+        "does it reach further?",
+    ]
     loss_header = ["row", "mean over lengths", "worst length", "which length"]
     return [
-        (title, reach_header, reach),
+        (title, longest_exact_header, longest_exact),
         ("token loss at the training lengths in nats, by seed", loss_header, losses),
     ]
 
 
-def _select(readings: Rows, method: str, tilt: float) -> dict[int, Mapping[str, Any]]:
-    """Return the readings of a row by seed."""
-    return {reading["seed"]: reading for reading in readings if reading["row"] == _label(method, tilt)}
+def _select(measurements: Rows, method: str, tilt: float) -> dict[int, Mapping[str, Any]]:
+    """Return the measurements of a row by seed."""
+    return {
+        measurement["seed"]: measurement for measurement in measurements if measurement["row"] == _label(method, tilt)
+    }
 
 
-def _format_reach(reading: Mapping[str, Any]) -> str:
-    return f"{reading['reached']:,}" + ("" if reading["fits"] else " (does not fit)")
+def _format_longest_exact(measurement: Mapping[str, Any]) -> str:
+    return f"{measurement['longest_exact']:,}" + ("" if measurement["fits"] else " (does not fit)")
 
 
 def _compare(tilted: Mapping[int, Mapping[str, Any]], average: Mapping[int, Mapping[str, Any]]) -> tuple[str, str]:
@@ -139,7 +149,7 @@ def _compare(tilted: Mapping[int, Mapping[str, Any]], average: Mapping[int, Mapp
     seeds = [seed for seed in tilted if seed in average]
     if not seeds or tilted == average:
         return "-", "-"
-    differences = np.array([math.log(_reach(tilted[seed]) / _reach(average[seed])) for seed in seeds])
+    differences = np.array([math.log(_longest_exact(tilted[seed]) / _longest_exact(average[seed])) for seed in seeds])
     ratio = f"{math.exp(differences.mean()):.2f}"
     low, high = clustered_interval(differences, np.ones(len(seeds), dtype=np.int64))
     if low is None or high is None:
@@ -151,17 +161,17 @@ def _compare(tilted: Mapping[int, Mapping[str, Any]], average: Mapping[int, Mapp
     return f"{ratio} [{math.exp(low):.2f}, {math.exp(high):.2f}]", verdict
 
 
-def _reach(reading: Mapping[str, Any]) -> int:
-    return max(1, int(reading["reached"]))
+def _longest_exact(measurement: Mapping[str, Any]) -> int:
+    return max(1, int(measurement["longest_exact"]))
 
 
-def _draw_figure(rows: Rows, readings: Rows, folder: Path, title: str) -> Path:
+def _draw_figure(rows: Rows, measurements: Rows, folder: Path, title: str) -> Path:
     """Draw the reach of each run against the tilt, with a panel per task and a line through the worst seeds."""
-    methods = list(dict.fromkeys(map(_method_of, readings)))
+    methods = list(dict.fromkeys(map(_method_of, measurements)))
     panels: dict[str, list[str]] = {}
     for method in methods:
         panels.setdefault(method.split(", ")[0], []).append(method)
-    counts = [len(_select(readings, method, tilt)) for method in methods for tilt in TILTS]
+    counts = [len(_select(measurements, method, tilt)) for method in methods for tilt in TILTS]
     caption = (
         f"Points: single runs. Lines: worst seed. Test length: the longest with exact match {EXACT_MATCH_THRESHOLD} or "
         "more; 0 is drawn at 1. Gray points: runs that did not fit. Tilt 0: average over lengths."
@@ -172,13 +182,13 @@ def _draw_figure(rows: Rows, readings: Rows, folder: Path, title: str) -> Path:
     for axes, panel in zip(all_axes, panels.values(), strict=True):
         labels = []
         for color, method in zip(LINE_COLORS, panel, strict=False):
-            reached = {index: _select(readings, method, tilt).values() for index, tilt in enumerate(TILTS)}
-            points = {index: runs for index, runs in reached.items() if runs}
-            worst = [min(map(_reach, runs)) for runs in points.values()]
+            longest_exact = {index: _select(measurements, method, tilt).values() for index, tilt in enumerate(TILTS)}
+            points = {index: runs for index, runs in longest_exact.items() if runs}
+            worst = [min(map(_longest_exact, runs)) for runs in points.values()]
             axes.plot(list(points), worst, "-", color=color)
             for index, runs in points.items():
                 for run in runs:
-                    axes.plot(index, _reach(run), "o", color=color if run["fits"] else UNFIT_COLOR, alpha=0.4)
+                    axes.plot(index, _longest_exact(run), "o", color=color if run["fits"] else UNFIT_COLOR, alpha=0.4)
             labels.append(LineLabel(text=method.partition(", ")[2], color=color, value=float(worst[-1])))
         axes.set_xticks(range(len(TILTS)), [f"{tilt:g}" for tilt in TILTS])
         axes.set_xlim(-0.2, len(TILTS) - 0.8)
@@ -201,7 +211,7 @@ CLAIM = Claim(
         ),
     ),
     full=SizePreset(num_seeds=8),
-    read=_extract_reading,
+    measure=_measure_run,
     tables=_build_tables,
     draw=_draw_figure,
 )

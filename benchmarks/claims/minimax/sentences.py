@@ -29,18 +29,20 @@ def sentences() -> Iterator[str]:
     PPC reaches the longest test, {min(ppc.multiples()):g} times the training length, with every tilt,
     """
     ratios: dict[bool, list[float]] = {}
-    for reading in rows_in("minimax", "readings"):
-        if reading["tilt"] == 0:
-            ratios.setdefault("4,500 steps" in reading["row"], []).append(reading["worst_loss"] / reading["mean_loss"])
+    for measurement in rows_in("minimax", "measurements"):
+        if measurement["tilt"] == 0:
+            ratios.setdefault("4,500 steps" in measurement["row"], []).append(
+                measurement["worst_loss"] / measurement["mean_loss"]
+            )
     yield f"""
     There the worst length has up to {max(ratios[True]):.1f} times the mean loss over lengths (tilt 0), nearly L = 10
     times. In the runs of {strong.rows[0]["steps"]:,} steps it has at most {up(max(ratios[False]), 1)} times.
     """
     average = [rows.of(f"copy, ALiBi{steps}, tilt 0") for steps in (", 4,500 steps", "")]
-    reach = [span(each.reach(), "d") for each in average]
+    longest_exact = [span(each.longest_exact(), "d") for each in average]
     yield f"""
-    with tilt 0, ALiBi reaches {reach[0]} after {average[0].rows[0]["steps"]:,} steps and {reach[1]} after
-    {average[1].rows[0]["steps"]:,}
+    with tilt 0, ALiBi reaches {longest_exact[0]} after {average[0].rows[0]["steps"]:,} steps and {longest_exact[1]}
+    after {average[1].rows[0]["steps"]:,}
     """
 
 
@@ -55,7 +57,7 @@ def overview() -> Iterator[str]:
 
 def minimax_ratio(label: str) -> str:
     """Return the ratio of the reach of a row to that of the average over lengths, with its interval."""
-    readings = rows_in("minimax", "readings")
-    (_, _, body), *_ = load_claim("minimax").tables(runs("minimax").rows, readings)
+    measurements = rows_in("minimax", "measurements")
+    (_, _, body), *_ = load_claim("minimax").tables(runs("minimax").rows, measurements)
     (ratio,) = (cells[2] for cells in body if cells[0] == label)
     return ratio

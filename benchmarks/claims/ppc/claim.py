@@ -9,7 +9,7 @@ from lengthwise.encodings import Learned
 from lengthwise.evaluation.exact_match import EvaluationSettings, iter_examples
 from lengthwise.evaluation.forecast.subsampling import subsample
 from lengthwise.evaluation.grading import Grades, first_errors, grade
-from lengthwise.evaluation.result_rows import Rows, knowledge_of
+from lengthwise.evaluation.result_rows import Rows, given_of
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes import recipe
 from lengthwise.experiments.reproduction import Claim, SizePreset, Table
@@ -73,7 +73,7 @@ def _with_class_head(base: Experiment) -> Experiment:
     return replace(base, encoding=encoding, decoder=replace(base.decoder, head="class"))
 
 
-def _extract_reading(run: Run, rows: Rows) -> Mapping[str, Any]:
+def _measure_run(run: Run, rows: Rows) -> Mapping[str, Any]:
     """Compare free decoding with teacher forcing, and predict from few tokens, at the shortest length with an error."""
     experiment = run.experiment
     lengths = {row["length"]: row["exact_match"] for row in rows if row["length"] <= MAX_DECODED_LENGTH}
@@ -94,15 +94,16 @@ def _few_token_answers(run: Run, length: int) -> dict[str, float]:
     queries = model.queries(length, NUM_SUBSAMPLED_ANSWERS)
     rng, last_index = stream(0, "answers read off a few tokens", length), queries.last_index
     others = [
-        rng.integers(0, last + 1, len(support)) for support, last in zip(queries.support, last_index, strict=True)
+        rng.integers(0, last + 1, len(depends_on))
+        for depends_on, last in zip(queries.depends_on, last_index, strict=True)
     ]
-    support_subsample = subsample(queries.support, last_index, NUM_SUBSAMPLE_TOKENS, rng, block_size=1).unweighted()
+    needed_subsample = subsample(queries.depends_on, last_index, NUM_SUBSAMPLE_TOKENS, rng, block_size=1).unweighted()
     other_subsample = subsample(others, last_index, NUM_SUBSAMPLE_TOKENS, rng, block_size=1).unweighted()
-    other_queries = replace(queries, support=others)
+    other_queries = replace(queries, depends_on=others)
     return {
         "tokens_before": float(queries.answer.mean()),
-        "tokens_read": float((support_subsample.last_column + 1).mean()),
-        "right_of_few": float(model.query(queries, support_subsample).correct_each.mean()),
+        "tokens_read": float((needed_subsample.last_column + 1).mean()),
+        "right_of_few": float(model.query(queries, needed_subsample).correct_each.mean()),
         "right_of_others": float(model.query(other_queries, other_subsample).correct_each.mean()),
     }
 
@@ -147,8 +148,8 @@ class _DecodingCounts:
         }
 
 
-def _build_tables(rows: Rows, readings: Rows) -> list[Table]:
-    return [_first_error_table(rows), _decoding_table(readings), _few_token_table(readings)]
+def _build_tables(rows: Rows, measurements: Rows) -> list[Table]:
+    return [_first_error_table(rows), _decoding_table(measurements), _few_token_table(measurements)]
 
 
 def _first_error_table(rows: Rows) -> Table:
@@ -158,7 +159,7 @@ def _first_error_table(rows: Rows) -> Table:
         label_rows = [row for row in rows if row["row"] == label]
         rows_with_errors = [row for row in label_rows if row["first_error"] is not None]
         if not rows_with_errors:
-            body.append([label, knowledge_of(label_rows), "-", "0", "0", "0", "0", "1.000"])
+            body.append([label, given_of(label_rows), "-", "0", "0", "0", "0", "1.000"])
             continue
         length = min(row["length"] for row in rows_with_errors)
         failed_rows = [row for row in rows_with_errors if row["length"] == length]
@@ -168,31 +169,41 @@ def _first_error_table(rows: Rows) -> Table:
         num_failed = sum(round((1 - row["exact_match"]) * row["num_examples"]) for row in length_rows)
         token_exact_match = sum(row["exact_tokens"] * row["num_examples"] for row in length_rows) / num_examples
         failed = f"{num_failed} of {num_examples}"
-        told, exact_text = knowledge_of(label_rows), f"{token_exact_match:.3f}"
-        body.append([label, told, f"{length:,}", failed, *kind_counts, exact_text])
+        given, exact_text = given_of(label_rows), f"{token_exact_match:.3f}"
+        body.append([label, given, f"{length:,}", failed, *kind_counts, exact_text])
     title = "first errors at the shortest length with any error, over all seeds"
-    return title, ["row", "told", "length", "failed", "token", "ID", "end", "tokens alone exact"], body
+    return title, ["row", "given", "length", "failed", "token", "ID", "end", "tokens alone exact"], body
 
 
-def _decoding_table(readings: Rows) -> Table:
+def _decoding_table(measurements: Rows) -> Table:
     body = []
-    for reading in readings:
+    for measurement in measurements:
         names = ("forced", "free", "same_first_error", "forced_later", "free_later")
-        cells = ["-" if reading[name] is None else f"{reading[name]:.3f}" for name in names]
-        body.append([reading["row"], str(reading["seed"]), f"{reading['length']:,}", *cells])
+        cells = ["-" if measurement[name] is None else f"{measurement[name]:.3f}" for name in names]
+        body.append([measurement["row"], str(measurement["seed"]), f"{measurement['length']:,}", *cells])
     header = ["row", "seed", "length", "exact match, forced", "exact match, free", "same first error"]
     later_header = ["accuracy after the first error, forced", "after the first error, free"]
     return f"free decoding and teacher forcing, {NUM_DECODED_EXAMPLES} examples", [*header, *later_header], body
 
 
-def _few_token_table(readings: Rows) -> Table:
+def _few_token_table(measurements: Rows) -> Table:
     body = []
-    for reading in readings:
-        token_counts = (f"{reading[name]:,.0f}" for name in ("tokens_before", "tokens_read"))
-        accuracies = (f"{reading[name]:.3f}" for name in ("right_of_few", "right_of_others"))
-        body.append([reading["row"], str(reading["seed"]), f"{reading['length']:,}", *token_counts, *accuracies])
+    for measurement in measurements:
+        token_counts = (f"{measurement[name]:,.0f}" for name in ("tokens_before", "tokens_read"))
+        accuracies = (f"{measurement[name]:.3f}" for name in ("right_of_few", "right_of_others"))
+        body.append(
+            [measurement["row"], str(measurement["seed"]), f"{measurement['length']:,}", *token_counts, *accuracies]
+        )
     title = f"accuracy (token and ID) of {NUM_SUBSAMPLED_ANSWERS} answers predicted from few tokens of the context"
-    header = ["row", "seed", "length", "tokens in the context", "tokens read", "support read", "other tokens read"]
+    header = [
+        "row",
+        "seed",
+        "length",
+        "tokens in the context",
+        "tokens read",
+        "needed tokens read",
+        "other tokens read",
+    ]
     return title, header, body
 
 
@@ -201,6 +212,6 @@ CLAIM = Claim(
     paper="section 5.2, and a reviewer's questions about it",
     experiments=_build_experiments,
     laptop=SizePreset(num_seeds=1, labels=LAPTOP_LABELS, max_length=2000),
-    read=_extract_reading,
+    measure=_measure_run,
     tables=_build_tables,
 )

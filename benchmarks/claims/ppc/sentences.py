@@ -7,7 +7,7 @@ from claim_queries import listed, rows_in, runs, span, two_digits, word
 
 def sentences() -> Iterator[str]:
     """Yield the sentences of README.md that have numbers of rows."""
-    rows, readings = runs("ppc"), rows_in("ppc", "readings")
+    rows, measurements = runs("ppc"), rows_in("ppc", "measurements")
     relative = [rows.of(f"parity, {head}") for head in ("pointer", "rank", "increment")]
     longest = rows.lengths[-1]
     multiple = f"{longest // relative[0].trained:,}"
@@ -28,7 +28,7 @@ def sentences() -> Iterator[str]:
     It is exact at {160} on {variables.exact(160)} of {variables.num_seeds} seeds, and on all of
     {variables.num_examples(1600)} sequences of {1600:,};
     """
-    few = [each for each in readings if each["row"] == "parity, pointer"]
+    few = [each for each in measurements if each["row"] == "parity, pointer"]
     assert all(each["right_of_few"] == 1 for each in few)
     yield f"""
     In parity of {few[0]["length"]:,} bits, all of {rows.num_examples(2000)} answers are right when the decoder reads

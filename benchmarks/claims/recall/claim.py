@@ -33,23 +33,23 @@ def _build_experiments() -> dict[str, Experiment]:
     return experiments
 
 
-def _extract_reading(run: Run, rows: Rows) -> Mapping[str, Any]:
-    """Return the support attention of the best head at each length, and the limiting cause."""
+def _measure_run(run: Run, rows: Rows) -> Mapping[str, Any]:
+    """Return the attention of the best head on the needed tokens at each length, and the limiting cause."""
     diagnosis = diagnose_run(run, max(row["length"] for row in rows), num_examples=NUM_EXAMPLES)
     return {
-        "mass": {str(result.length): max(result.support_mass, default=0.0) for result in diagnosis.by_length},
+        "mass": {str(result.length): max(result.needed_mass, default=0.0) for result in diagnosis.by_length},
         "limited_by": diagnosis.limited_by,
     }
 
 
-def _build_tables(rows: Rows, readings: Rows) -> list[Table]:
-    lengths = sorted({int(length) for reading in readings for length in reading["mass"]})
+def _build_tables(rows: Rows, measurements: Rows) -> list[Table]:
+    lengths = sorted({int(length) for measurement in measurements for length in measurement["mass"]})
     body = []
-    for reading in readings:
-        mass = reading["mass"]
+    for measurement in measurements:
+        mass = measurement["mass"]
         masses = [f"{mass[str(length)]:.3f}" if str(length) in mass else "-" for length in lengths]
-        body.append([reading["row"], str(reading["seed"]), *masses, reading["limited_by"]])
-    title = "attention of the best head on the support, by length, and the limiting cause"
+        body.append([measurement["row"], str(measurement["seed"]), *masses, measurement["limited_by"]])
+    title = "attention of the best head on the needed tokens, by length, and the limiting cause"
     return [(title, ["row", "seed", *(f"{length:,}" for length in lengths), "limited by"], body)]
 
 
@@ -58,6 +58,6 @@ CLAIM = Claim(
     paper="a reviewer's question (k = 1); tasks of Arora et al. 2024 (arXiv 2312.04927)",
     experiments=_build_experiments,
     laptop=SizePreset(num_seeds=1, labels=LAPTOP_LABELS, max_length=512),
-    read=_extract_reading,
+    measure=_measure_run,
     tables=_build_tables,
 )

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from claims.reach import EXACT_MATCH_THRESHOLD, format_reach, read_reach
+from claims.longest_exact import EXACT_MATCH_THRESHOLD, format_longest_exact, measure_longest_exact
 
 from lengthwise.encodings import NAPE, ALiBi, DAPEv2, EncodingSettings, NoPE, Rotary, Weave
 from lengthwise.evaluation.exact_match import EvaluationSettings
@@ -58,15 +58,15 @@ def _build_experiments() -> dict[str, Experiment]:
     return experiments
 
 
-def _build_tables(rows: Rows, readings: Rows) -> list[Table]:
+def _build_tables(rows: Rows, measurements: Rows) -> list[Table]:
     """Return the reach of every seed by option."""
     body = []
-    for label in dict.fromkeys(reading["row"] for reading in readings):
-        runs = [reading for reading in readings if reading["row"] == label]
-        cells = [format_reach(run) for run in runs]
+    for label in dict.fromkeys(measurement["row"] for measurement in measurements):
+        runs = [measurement for measurement in measurements if measurement["row"] == label]
+        cells = [format_longest_exact(run) for run in runs]
         body.append([label, ", ".join(f"{run['steps']:,}" for run in runs), ", ".join(cells)])
-    title = f"reach in training lengths at exact match {EXACT_MATCH_THRESHOLD} or more, by seed"
-    return [(title, ["row", "steps", "reach"], body)]
+    title = f"longest exact length in training lengths, at exact match {EXACT_MATCH_THRESHOLD} or more, by seed"
+    return [(title, ["row", "steps", "longest exact"], body)]
 
 
 CLAIM = Claim(
@@ -79,6 +79,6 @@ CLAIM = Claim(
         max_length=MAX_LAPTOP_MULTIPLE * recipe("recall").train_lengths[1],
     ),
     full=SizePreset(num_seeds=3),
-    read=read_reach,
+    measure=measure_longest_exact,
     tables=_build_tables,
 )

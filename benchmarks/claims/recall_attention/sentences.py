@@ -36,10 +36,10 @@ def sentences() -> Iterator[str]:
     counts = {sum(each.at(8192)) * rows.num_examples(8192) for each in steady}
     texts = rows.num_examples(8192) * scaled.num_seeds
     yield f"At {8192 // rows.trained}x these are {listed(counts)} of {texts} texts."
-    reach = {label: each.multiples() for label in rows.labels for each in [rows.of(label)]}
+    multiples = {label: each.multiples() for label in rows.labels for each in [rows.of(label)]}
 
     def times(label: str) -> str:
-        return listed(f"{value:g}x" for value in reach[f"one of four, {label}"])
+        return listed(f"{value:g}x" for value in multiples[f"one of four, {label}"])
 
     worst = [two_digits(rows.of(f"one of four, {label}").worst(2048)) for label in ("NoPE", "ALiBi")]
     yield f"ALiBi {times('ALiBi')}.** At {2048 // rows.trained}x their worst seeds have {listed(worst)}."
@@ -51,8 +51,8 @@ def sentences() -> Iterator[str]:
     slow = [step for label in STEADY if "NAPE" in label for step in steps[label]]
     fast = [step for label in steps if "NAPE" not in label for step in steps[label]]
     yield f"({span(slow, ',')}; the other rows without weave {span(fast, ',')})."
-    yield f"**Without a change to the attention, NoPE reaches {max(reach['one of four, NoPE']):g}x, and"
-    dape = reach["one of four, DAPE V2"]
+    yield f"**Without a change to the attention, NoPE reaches {max(multiples['one of four, NoPE']):g}x, and"
+    dape = multiples["one of four, DAPE V2"]
     assert sorted(dape)[0] == sorted(dape)[1]
     yield f"**DAPE V2 differs between seeds**: {max(dape):g}x in one, and {min(dape):g}x in two."
     entmax = rows.of("one of four, NAPE, scalable entmax")
@@ -67,9 +67,9 @@ def overview() -> Iterator[str]:
     | recall by attention option and encoding, tested at up to {rows.lengths[-1] // rows.trained:,} times the training
     length |
     """
-    reach = {name: min(rows.of(f"one of four, {label}").multiples()) for name, label in OPTIONS.items()}
+    multiples = {name: min(rows.of(f"one of four, {label}").multiples()) for name, label in OPTIONS.items()}
     yield f"""
-    On recall, log scaling reaches {reach["log"]:,g} times, top-k and entmax
-    {listed(sorted({reach["top-k"], reach["entmax"]}))} (each the longest test), DAPE V2 {reach["DAPE V2"]:g} and ALiBi
-    {reach["ALiBi"]:g} (worst of {word(rows.num_seeds)} seeds).
+    On recall, log scaling reaches {multiples["log"]:,g} times, top-k and entmax
+    {listed(sorted({multiples["top-k"], multiples["entmax"]}))} (each the longest test), DAPE V2
+    {multiples["DAPE V2"]:g} and ALiBi {multiples["ALiBi"]:g} (worst of {word(rows.num_seeds)} seeds).
     """

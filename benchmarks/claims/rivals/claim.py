@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from claims.reach import EXACT_MATCH_THRESHOLD
+from claims.longest_exact import EXACT_MATCH_THRESHOLD
 
 from lengthwise.encodings import CoPE, EncodingSettings, NoPE, PartialRotary, PoPE, RePo, Rotary, SelectiveRotary
 from lengthwise.evaluation.exact_match import EvaluationSettings
@@ -87,11 +87,11 @@ def _build_experiments() -> dict[str, Experiment]:
     return {label: experiment for experiments in tasks for label, experiment in experiments.items()}
 
 
-def _extract_reading(run: Run, rows: Rows) -> Mapping[str, Any]:
+def _measure_run(run: Run, rows: Rows) -> Mapping[str, Any]:
     """Return fit, reach and cost of a run; for rotary, also the fit and reach of DroPE, which continues the run."""
-    reading = _read_reach(run, rows) | _measure_step(run.experiment)
+    measurement = _measure_longest_exact(run, rows) | _measure_step(run.experiment)
     if run.experiment.encoding != Rotary() or run.experiment.scheme.predicts_ids:
-        return reading
+        return measurement
     start = load_run(run.folder, overrides={"encoding": NoPE()}, device="cpu")
     training = TrainingSettings(
         steps=min(DROPPED_STEPS, start.experiment.training.steps),
@@ -103,15 +103,15 @@ def _extract_reading(run: Run, rows: Rows) -> Mapping[str, Any]:
             replace(start.experiment, training=training), Path(folder) / "run", start=start, device="cpu", report=None
         )
         assert dropped is not None
-        return {**reading, "dropped": _read_reach(dropped, evaluate(dropped, run.experiment.evaluation))}
+        return {**measurement, "dropped": _measure_longest_exact(dropped, evaluate(dropped, run.experiment.evaluation))}
 
 
-def _read_reach(run: Run, rows: Rows) -> dict[str, Any]:
+def _measure_longest_exact(run: Run, rows: Rows) -> dict[str, Any]:
     return {
-        "told": rows[0]["told"],
+        "given": rows[0]["given"],
         "steps": run.facts["steps"],
         "fitted": run.facts["fitted"],
-        "reached": longest_exact_length(rows, EXACT_MATCH_THRESHOLD) / run.experiment.train_lengths[1],
+        "longest_exact": longest_exact_length(rows, EXACT_MATCH_THRESHOLD) / run.experiment.train_lengths[1],
     }
 
 
@@ -136,36 +136,36 @@ def _measure_step(experiment: Experiment) -> dict[str, float]:
     return {name: min(values) for name, values in times.items()}
 
 
-def _list_results(readings: Rows) -> dict[str, list[Mapping[str, Any]]]:
-    """Return the readings of every seed by label; DroPE has the cost of rotary."""
+def _list_results(measurements: Rows) -> dict[str, list[Mapping[str, Any]]]:
+    """Return the measurements of every seed by label; DroPE has the cost of rotary."""
     results: dict[str, list[Mapping[str, Any]]] = {}
-    for reading in readings:
-        results.setdefault(reading["row"], []).append(reading)
-        if "dropped" in reading:
-            label = f"{reading['row'].partition(',')[0]}, {DROPPED}"
-            results.setdefault(label, []).append({**reading, **reading["dropped"]})
+    for measurement in measurements:
+        results.setdefault(measurement["row"], []).append(measurement)
+        if "dropped" in measurement:
+            label = f"{measurement['row'].partition(',')[0]}, {DROPPED}"
+            results.setdefault(label, []).append({**measurement, **measurement["dropped"]})
     return results
 
 
-def _build_tables(rows: Rows, readings: Rows) -> list[Table]:
+def _build_tables(rows: Rows, measurements: Rows) -> list[Table]:
     """Return one line per row: fit, reach of every seed, reach of the worst seed, and the cost of a step."""
     body = []
-    for label, results in _list_results(readings).items():
-        reached = [f"{result['reached']:g}x" for result in results]
+    for label, results in _list_results(measurements).items():
+        longest_exact = [f"{result['longest_exact']:g}x" for result in results]
         num_fitted = sum(result["fitted"] >= FIT_THRESHOLD for result in results)
         costs = [result["step_ms"] / result["rotary_step_ms"] for result in results]
         steps = [result["steps"] for result in results]
         step_text = f"{min(steps):,}" if min(steps) == max(steps) else f"{min(steps):,}-{max(steps):,}"
-        worst = min(result["reached"] for result in results)
-        cells = [str(results[0]["told"]), step_text, f"{num_fitted} of {len(results)}"]
-        body.append([label, *cells, f"{worst:g}x", ", ".join(reached), f"{sorted(costs)[len(costs) // 2]:.2f}"])
-    title = f"reach in training lengths at exact match {EXACT_MATCH_THRESHOLD} or more, and cost"
-    return [(title, ["row", "told", "steps", "fits", "worst seed", "each seed", "time per step (rotary = 1)"], body)]
+        worst = min(result["longest_exact"] for result in results)
+        cells = [str(results[0]["given"]), step_text, f"{num_fitted} of {len(results)}"]
+        body.append([label, *cells, f"{worst:g}x", ", ".join(longest_exact), f"{sorted(costs)[len(costs) // 2]:.2f}"])
+    title = f"longest exact length in training lengths, at exact match {EXACT_MATCH_THRESHOLD} or more, and cost"
+    return [(title, ["row", "given", "steps", "fits", "worst seed", "each seed", "time per step (rotary = 1)"], body)]
 
 
-def _draw_figure(rows: Rows, readings: Rows, folder: Path, title: str) -> Path:
+def _draw_figure(rows: Rows, measurements: Rows, folder: Path, title: str) -> Path:
     """Draw the reach of every run, one panel per task and one line per row; larger points are the worst seeds."""
-    results = _list_results(readings)
+    results = _list_results(measurements)
     tasks = list(dict.fromkeys(label.partition(", ")[0] for label in results))
     names = {
         task: [label.partition(", ")[2] for label in results if label.partition(", ")[0] == task] for task in tasks
@@ -182,11 +182,11 @@ def _draw_figure(rows: Rows, readings: Rows, folder: Path, title: str) -> Path:
             runs = results[f"{task}, {name}"]
             fits = any(result["fitted"] >= FIT_THRESHOLD for result in runs)
             color, text = (line_color, name) if fits else (UNFIT_COLOR, f"{name} (no fit)")
-            reached = [max(result["reached"], 0.5) for result in runs]
+            longest_exact = [max(result["longest_exact"], 0.5) for result in runs]
             height = len(names[task]) - place
-            axes.plot([0.5, min(reached)], [height] * 2, "-", color=color, alpha=0.5)
-            axes.plot(reached, [height] * len(reached), "o", color=color, alpha=0.4, markersize=5)
-            axes.plot([min(reached)], [height], "o", color=color, markersize=9)
+            axes.plot([0.5, min(longest_exact)], [height] * 2, "-", color=color, alpha=0.5)
+            axes.plot(longest_exact, [height] * len(longest_exact), "o", color=color, alpha=0.4, markersize=5)
+            axes.plot([min(longest_exact)], [height], "o", color=color, markersize=9)
             labels.append(LineLabel(text=text, color=color, value=float(height)))
         axes.set(xscale="log", xlabel="reach in training lengths", yticks=[], ylim=(0.5, len(names[task]) + 0.5))
         ticks = (1, 2, 5, 10, 100)
@@ -197,12 +197,12 @@ def _draw_figure(rows: Rows, readings: Rows, folder: Path, title: str) -> Path:
 
 
 CLAIM = Claim(
-    summary="PPC beside RePo, PoPE, Selective RoPE, CoPE, DroPE, partial rotary and loops: reach, cost, what was told",
+    summary="PPC beside RePo, PoPE, Selective RoPE, CoPE, DroPE, partial rotary and loops: reach, cost, what was given",
     paper="Li et al. 2025 (arXiv 2512.14391) and others",
     experiments=_build_experiments,
     laptop=SizePreset(num_seeds=1, labels=tuple(rival_experiments("copy", {}))),
     full=SizePreset(num_seeds=3),
-    read=_extract_reading,
+    measure=_measure_run,
     tables=_build_tables,
     draw=_draw_figure,
 )

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from claims.reach import EXACT_MATCH_THRESHOLD
+from claims.longest_exact import EXACT_MATCH_THRESHOLD
 
 from lengthwise.core.randomness import stream
 from lengthwise.evaluation.exact_match import EvaluationSettings
@@ -67,7 +67,7 @@ def _resize(experiment: Experiment, num_layers: int, d_model: int, fraction: flo
     )
 
 
-def _extract_reading(run: Run, rows: Rows) -> Mapping[str, Any]:
+def _measure_run(run: Run, rows: Rows) -> Mapping[str, Any]:
     """Return the number of weights, the training FLOPs, whether the run fits its training lengths, and its reach.
 
     Training uses six FLOPs per weight and token, without attention. The reach is a test length divided by the longest
@@ -85,84 +85,102 @@ def _extract_reading(run: Run, rows: Rows) -> Mapping[str, Any]:
         "weights": num_weights,
         "flops": 6 * num_weights * num_tokens,
         "fits": run.facts["fitted"] >= FIT_THRESHOLD,
-        "reached": longest_exact_length(rows, EXACT_MATCH_THRESHOLD) / longest,
+        "longest_exact": longest_exact_length(rows, EXACT_MATCH_THRESHOLD) / longest,
     }
 
 
-def _build_tables(rows: Rows, readings: Rows) -> list[Table]:
-    return [table for task in _tasks(readings) for table in (_size_table(task, readings), _flops_table(task, readings))]
+def _build_tables(rows: Rows, measurements: Rows) -> list[Table]:
+    return [
+        table
+        for task in _tasks(measurements)
+        for table in (_size_table(task, measurements), _flops_table(task, measurements))
+    ]
 
 
-def _tasks(readings: Rows) -> list[str]:
-    return list(dict.fromkeys(_settings_of(reading)[0] for reading in readings))
+def _tasks(measurements: Rows) -> list[str]:
+    return list(dict.fromkeys(_settings_of(measurement)[0] for measurement in measurements))
 
 
-def _settings_of(reading: Mapping[str, Any]) -> tuple[str, tuple[int, int], float]:
-    return SETTINGS[reading["row"]]
+def _settings_of(measurement: Mapping[str, Any]) -> tuple[str, tuple[int, int], float]:
+    return SETTINGS[measurement["row"]]
 
 
-def _size_table(task: str, readings: Rows) -> Table:
+def _size_table(task: str, measurements: Rows) -> Table:
     """Return a table of the reach of every seed, with a row per model size and a column per training budget."""
     body = []
     for size in MODEL_SIZES:
         row_cells = [f"{size[0]} x {size[1]}", "-"]
         for fraction in STEP_FRACTIONS:
-            seed_readings = [reading for reading in readings if _settings_of(reading) == (task, size, fraction)]
-            reach_by_seed = ", ".join(_format_max_length(reading) for reading in seed_readings)
-            flops = sum(reading["flops"] for reading in seed_readings) / max(len(seed_readings), 1)
-            row_cells.append(f"{reach_by_seed}\n({flops:.1e} FLOPs)" if seed_readings else "-")
-            row_cells[1] = f"{seed_readings[0]['weights']:,}" if seed_readings else row_cells[1]
+            seed_measurements = [
+                measurement for measurement in measurements if _settings_of(measurement) == (task, size, fraction)
+            ]
+            longest_exact_by_seed = ", ".join(_format_max_length(measurement) for measurement in seed_measurements)
+            flops = sum(measurement["flops"] for measurement in seed_measurements) / max(len(seed_measurements), 1)
+            row_cells.append(f"{longest_exact_by_seed}\n({flops:.1e} FLOPs)" if seed_measurements else "-")
+            row_cells[1] = f"{seed_measurements[0]['weights']:,}" if seed_measurements else row_cells[1]
         body.append(row_cells)
-    title = f"{task}: reach in training lengths at exact match {EXACT_MATCH_THRESHOLD} or more, by seed"
+    title = f"{task}: longest exact length in training lengths, at exact match {EXACT_MATCH_THRESHOLD} or more, by seed"
     budgets = [f"{fraction:g} of the steps" for fraction in STEP_FRACTIONS]
     return title, ["layers x width", "weights", *budgets], body
 
 
-def _format_max_length(reading: Mapping[str, Any]) -> str:
-    return f"{reading['reached']:g}x" if reading["fits"] else f"{reading['reached']:g}x (does not fit)"
+def _format_max_length(measurement: Mapping[str, Any]) -> str:
+    return (
+        f"{measurement['longest_exact']:g}x"
+        if measurement["fits"]
+        else f"{measurement['longest_exact']:g}x (does not fit)"
+    )
 
 
-def _flops_table(task: str, readings: Rows) -> Table:
+def _flops_table(task: str, measurements: Rows) -> Table:
     """Return a table of the sizes with the largest mean reach, by training FLOPs in bins of a factor of four."""
-    task_readings = [reading for reading in readings if _settings_of(reading)[0] == task]
+    task_measurements = [measurement for measurement in measurements if _settings_of(measurement)[0] == task]
     body = []
-    for flops_bin in sorted({_flops_bin(reading) for reading in task_readings}):
-        bin_readings = [reading for reading in task_readings if _flops_bin(reading) == flops_bin]
-        mean_reach = {
-            settings: _mean_reach([reading for reading in bin_readings if _settings_of(reading) == settings])
-            for settings in dict.fromkeys(map(_settings_of, bin_readings))
+    for flops_bin in sorted({_flops_bin(measurement) for measurement in task_measurements}):
+        bin_measurements = [measurement for measurement in task_measurements if _flops_bin(measurement) == flops_bin]
+        mean_longest_exact = {
+            settings: _mean_longest_exact(
+                [measurement for measurement in bin_measurements if _settings_of(measurement) == settings]
+            )
+            for settings in dict.fromkeys(map(_settings_of, bin_measurements))
         }
-        largest = max((reach for reach in mean_reach.values() if reach is not None), default=None)
-        best = [settings[1:] for settings, reach in mean_reach.items() if reach is not None and reach == largest]
+        largest = max(
+            (longest_exact for longest_exact in mean_longest_exact.values() if longest_exact is not None), default=None
+        )
+        best = [
+            settings[1:]
+            for settings, longest_exact in mean_longest_exact.items()
+            if longest_exact is not None and longest_exact == largest
+        ]
         best_sizes = ", ".join(f"{size[0]} x {size[1]} ({fraction:g})" for size, fraction in best)
         flops_range = f"{4.0**flops_bin:.1e} to {4.0 ** (flops_bin + 1):.1e}"
         cells = ["none fits on all seeds", "-"] if largest is None else [best_sizes, f"{largest:.3g}x"]
-        body.append([flops_range, str(len(mean_reach)), *cells])
+        body.append([flops_range, str(len(mean_longest_exact)), *cells])
     title = f"{task}: size with the largest reach at equal training FLOPs (fraction of the steps)"
     return title, ["FLOPs", "sizes", "largest reach", "geometric mean"], body
 
 
-def _flops_bin(reading: Mapping[str, Any]) -> int:
-    return math.floor(math.log(reading["flops"], 4))
+def _flops_bin(measurement: Mapping[str, Any]) -> int:
+    return math.floor(math.log(measurement["flops"], 4))
 
 
-def _mean_reach(readings: Rows) -> float | None:
+def _mean_longest_exact(measurements: Rows) -> float | None:
     """Return the geometric mean of the reach over runs, 0 if one is 0; None if a run does not fit."""
-    if not all(reading["fits"] for reading in readings):
+    if not all(measurement["fits"] for measurement in measurements):
         return None
-    return float(math.prod(reading["reached"] for reading in readings) ** (1 / len(readings)))
+    return float(math.prod(measurement["longest_exact"] for measurement in measurements) ** (1 / len(measurements)))
 
 
-def _draw_figure(rows: Rows, readings: Rows, folder: Path, title: str) -> Path:
+def _draw_figure(rows: Rows, measurements: Rows, folder: Path, title: str) -> Path:
     """Draw the reach of every run against its training FLOPs, with one panel per task and one line per size.
 
     A budget with a run that does not fit has no mean, so the line of its size is interrupted there.
     """
-    by_task: dict[str, dict[tuple[int, int], list[Rows]]] = {task: {} for task in _tasks(readings)}
+    by_task: dict[str, dict[tuple[int, int], list[Rows]]] = {task: {} for task in _tasks(measurements)}
     for task, by_size in by_task.items():
         for size in MODEL_SIZES:
             budgets = [
-                [reading for reading in readings if _settings_of(reading) == (task, size, fraction)]
+                [measurement for measurement in measurements if _settings_of(measurement) == (task, size, fraction)]
                 for fraction in STEP_FRACTIONS
             ]
             if any(budgets):
@@ -188,30 +206,32 @@ def _draw_task(axes: Any, by_size: Mapping[tuple[int, int], list[Rows]]) -> None
     labels = []
     for size, budgets in by_size.items():
         color = LINE_COLORS[MODEL_SIZES.index(size)]
-        mean_flops = [sum(reading["flops"] for reading in budget) / len(budget) for budget in budgets]
-        means = [_mean_reach(budget) for budget in budgets]
+        mean_flops = [sum(measurement["flops"] for measurement in budget) / len(budget) for budget in budgets]
+        means = [_mean_longest_exact(budget) for budget in budgets]
         heights = [math.nan if mean is None else max(mean, ZERO_HEIGHT) for mean in means]
         axes.plot(mean_flops, heights, "-", color=color)
-        for reading in (reading for budget in budgets for reading in budget):
-            marker, height = MARKERS[_settings_of(reading)[2]], max(reading["reached"], ZERO_HEIGHT)
-            point_color = color if reading["fits"] else UNFIT_COLOR
-            axes.plot(reading["flops"], height, marker, color=point_color, alpha=0.4)
+        for measurement in (measurement for budget in budgets for measurement in budget):
+            marker, height = MARKERS[_settings_of(measurement)[2]], max(measurement["longest_exact"], ZERO_HEIGHT)
+            point_color = color if measurement["fits"] else UNFIT_COLOR
+            axes.plot(measurement["flops"], height, marker, color=point_color, alpha=0.4)
         fits = _fits(budgets)
         # Without a mean, the label is at the best run of the largest budget.
-        best = max(reading["reached"] for reading in budgets[-1])
+        best = max(measurement["longest_exact"] for measurement in budgets[-1])
         end = max(best, ZERO_HEIGHT) if means[-1] is None else heights[-1]
         labels.append(LineLabel(text=_size_label(size, fits), color=color if fits else UNFIT_COLOR, value=end))
     axes.set(xscale="log", yscale="log", xlabel="training FLOPs", ylabel="reach in training lengths")
     # Label only the powers of ten, because labels of minor ticks would overlap.
     axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda reach, _: "0" if reach == ZERO_HEIGHT else f"{reach:,g}"))
+    axes.yaxis.set_major_formatter(
+        FuncFormatter(lambda longest_exact, _: "0" if longest_exact == ZERO_HEIGHT else f"{longest_exact:,g}")
+    )
     axes.yaxis.set_minor_locator(NullLocator())
     label_lines(axes, labels)
 
 
 def _fits(budgets: Sequence[Rows]) -> bool:
     """Return True if a run of any budget fits its training lengths."""
-    return any(reading["fits"] for budget in budgets for reading in budget)
+    return any(measurement["fits"] for budget in budgets for measurement in budget)
 
 
 def _size_label(size: tuple[int, int], fits: bool) -> str:
@@ -228,7 +248,7 @@ CLAIM = Claim(
         max_length=2000,
     ),
     full=SizePreset(num_seeds=3),
-    read=_extract_reading,
+    measure=_measure_run,
     tables=_build_tables,
     draw=_draw_figure,
 )

@@ -27,14 +27,14 @@ def sentences() -> Iterator[str]:
     bits = runs("scale").of(task="sparse_parity")
     fitting = [each for each in bits.by_run() if each[0]["fitted"] >= FIT_THRESHOLD]
     # Training that ends at the same step is the same at two budgets.
-    reach = {
+    longest_exact = {
         (label_of(each[0]).split(", ")[1], each[0]["seed"], each[0]["steps"]): longest_exact_length(each, 0.9)
         for each in fitting
     }
     yield f"""
-    {len(fitting)} values of the table are of runs that fit {bits.trained} bits. They are {len(reach)} runs, because
-    training that ends early is the same for half and all of the steps; {sum(each >= 500 for each in reach.values())} of
-    these have {0.9} or more at {500}.
+    {len(fitting)} values of the table are of runs that fit {bits.trained} bits. They are {len(longest_exact)} runs,
+    because training that ends early is the same for half and all of the steps;
+    {sum(each >= 500 for each in longest_exact.values())} of these have {0.9} or more at {500}.
     """
     deep, wide = (rows_of_scale(f"variables, {size}").at(1600) for size in ("4 x 64, 1", "1 x 128, 0.25"))
     yield f"""

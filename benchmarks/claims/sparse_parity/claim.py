@@ -20,7 +20,7 @@ from lengthwise.evaluation.figure_layout import (
     save_figure,
     set_length_axis,
 )
-from lengthwise.evaluation.result_rows import FIT_THRESHOLD, Rows, knowledge_of, label_of, pool_seeds
+from lengthwise.evaluation.result_rows import FIT_THRESHOLD, Rows, given_of, label_of, pool_seeds
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes.table import TEST_BITS, sparse_parity_up_to
 from lengthwise.experiments.reproduction import Claim, SizePreset, Table
@@ -75,12 +75,12 @@ def _build_experiment(variation: _Variation, max_bits: int) -> Experiment:
         experiment = replace(experiment, decoder=replace(experiment.decoder, weights=weights, dilution=0.0))
     if variation is UNDILUTED:
         # Settings tuned without dilution: training must stop soon after the run fits.
-        training = replace(experiment.training, stage_loss=0.05, fit_threshold=0.99, cooldown_steps=600)
+        training = replace(experiment.training, stage_threshold=0.05, fit_threshold=0.99, cooldown_steps=600)
         experiment = replace(experiment, training=training)
     return experiment
 
 
-def _build_tables(rows: Rows, readings: Rows) -> list[Table]:
+def _build_tables(rows: Rows, measurements: Rows) -> list[Table]:
     max_train_length = max(int(row["train_lengths"][1]) for row in rows)
     near, *far_lengths = dict.fromkeys((min(_test_lengths(rows)), _figure_length(rows), max(_test_lengths(rows))))
     heat_map_tables = [_exact_match_table(rows, length, max_train_length) for length in (near, *far_lengths)]
@@ -93,10 +93,10 @@ def _exact_match_table(rows: Rows, length: int, max_train_length: int) -> Table:
         fits_by_seed = {row["seed"]: row["fitted"] >= FIT_THRESHOLD for row in rows if label_of(row) == label}
         cells = [_select_rows(rows, label, length, {num_bits}) for num_bits in _test_bits(rows)]
         exact_match_cells = [f"{pool_seeds(cell)[0]:.3f}" if cell else "-" for cell in cells]
-        told = knowledge_of([row for row in rows if label_of(row) == label])
-        body.append([label, told, f"{sum(fits_by_seed.values())} of {len(fits_by_seed)}", *exact_match_cells])
+        given = given_of([row for row in rows if label_of(row) == label])
+        body.append([label, given, f"{sum(fits_by_seed.values())} of {len(fits_by_seed)}", *exact_match_cells])
     title = f"exact match at length {length:,}, by number of flagged bits; training length up to {max_train_length}"
-    return title, ["row", "told", "seeds that fit", *map(str, _test_bits(rows))], body
+    return title, ["row", "given", "seeds that fit", *map(str, _test_bits(rows))], body
 
 
 def _growth_table(rows: Rows, near: int, far: int) -> Table:
@@ -141,7 +141,7 @@ def _factor_text(factor: GrowthFactor) -> str:
     return f"{factor.value:.2f} [{factor.interval[0]:.2f}, {factor.interval[1]:.2f}]"
 
 
-def _draw_figure(rows: Rows, readings: Rows, folder: Path, title: str) -> Path:
+def _draw_figure(rows: Rows, measurements: Rows, folder: Path, title: str) -> Path:
     """Draw two panels per variation: exact match by test length, and by number of flagged bits at one long length."""
     # Importing matplotlib takes a second, and most commands draw no figure.
     from matplotlib.figure import Figure  # noqa: PLC0415

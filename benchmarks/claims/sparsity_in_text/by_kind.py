@@ -27,14 +27,14 @@ def measure(folder: Path, kind: str) -> dict[str, Any]:
     """Return the result of one run: its correlation and the mean change of the loss at the longest context."""
     run = load_run(folder, device="cpu")
     (label,) = (label for label in LABELS if to_folder_name(label) == folder.parent.name)
-    reading = claim.measure_run(run, kind)
+    measurement = claim.measure_run(run, kind)
     return {
         "kind": kind,
         "row": label,
         "seed": run.experiment.seed,
-        **{name: reading[name] for name in ("measured", "used", "documents")},
-        **{name: reading[name][-1] for name in ("mean_change", "change")},
-        "partial": reading["partial"],
+        **{name: measurement[name] for name in ("measured", "used", "documents")},
+        **{name: measurement[name][-1] for name in ("mean_change", "change")},
+        "partial": measurement["partial"],
         "commit": provenance()["commit"],
     }
 

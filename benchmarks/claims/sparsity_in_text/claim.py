@@ -58,7 +58,7 @@ def _build_experiments() -> dict[str, Experiment]:
     }
 
 
-def _extract_reading(run: Run, rows: Rows) -> Mapping[str, Any]:
+def _measure_run(run: Run, rows: Rows) -> Mapping[str, Any]:
     """Measure the same targets in every run, and return the correlations of the run."""
     return measure_run(run)
 
@@ -81,13 +81,16 @@ def measure_run(run: Run, kind: str | None = None) -> JSONObject:
     return summarize_relation(targets, settings, BOOTSTRAP)
 
 
-def _build_tables(rows: Rows, readings: Rows) -> list[Table]:
-    if not readings:
+def _build_tables(rows: Rows, measurements: Rows) -> list[Table]:
+    if not measurements:
         return []
-    by_row = {label: [reading for reading in readings if reading["row"] == label] for label in _labels(readings)}
+    by_row = {
+        label: [measurement for measurement in measurements if measurement["row"] == label]
+        for label in _labels(measurements)
+    }
     return [
-        _seed_table(readings),
-        _control_table(readings),
+        _seed_table(measurements),
+        _control_table(measurements),
         _label_table(by_row),
         _other_seed_table(by_row),
         _kind_table(by_row),
@@ -95,51 +98,55 @@ def _build_tables(rows: Rows, readings: Rows) -> list[Table]:
     ]
 
 
-def _labels(readings: Rows) -> list[str]:
-    return list(dict.fromkeys(reading["row"] for reading in readings))
+def _labels(measurements: Rows) -> list[str]:
+    return list(dict.fromkeys(measurement["row"] for measurement in measurements))
 
 
-def _seed_table(readings: Rows) -> Table:
-    lengths, largest_k = readings[0]["lengths"][1:], readings[0]["ks"][-1]
+def _seed_table(measurements: Rows) -> Table:
+    lengths, largest_k = measurements[0]["lengths"][1:], measurements[0]["ks"][-1]
     title = (
         f"rank correlation of the share of the prediction that {largest_k} far tokens recover with the change of the "
-        f"loss from context {readings[0]['lengths'][0]:,}; 95% intervals over texts"
+        f"loss from context {measurements[0]['lengths'][0]:,}; 95% intervals over texts"
     )
     header = ["row", "seed", "targets", "texts", f"change at {lengths[-1]:,}, nats"]
     body = [
         [
-            reading["row"],
-            str(reading["seed"]),
-            f"{reading['used']:,} of {reading['measured']:,}",
-            str(reading["documents"]),
-            format_estimate(reading["mean_change"][-1]),
-            *map(format_estimate, reading["change"]),
+            measurement["row"],
+            str(measurement["seed"]),
+            f"{measurement['used']:,} of {measurement['measured']:,}",
+            str(measurement["documents"]),
+            format_estimate(measurement["mean_change"][-1]),
+            *map(format_estimate, measurement["change"]),
         ]
-        for reading in readings
+        for measurement in measurements
     ]
     return title, [*header, *(f"{length:,}" for length in lengths)], body
 
 
-def _control_table(readings: Rows) -> Table:
+def _control_table(measurements: Rows) -> Table:
     columns = {
-        f"k={readings[0]['ks'][0]}": "first_k",
+        f"k={measurements[0]['ks'][0]}": "first_k",
         "given the effect of all far tokens": "partial",
         "change of the prediction": "drift",
         "share of the gain": "gain",
         "permuted shares": "permuted",
     }
     body = [
-        [reading["row"], str(reading["seed"]), *(format_estimate(reading[name]) for name in columns.values())]
-        for reading in readings
+        [
+            measurement["row"],
+            str(measurement["seed"]),
+            *(format_estimate(measurement[name]) for name in columns.values()),
+        ]
+        for measurement in measurements
     ]
-    return f"variants and control, at context {readings[0]['lengths'][-1]:,}", ["row", "seed", *columns], body
+    return f"variants and control, at context {measurements[0]['lengths'][-1]:,}", ["row", "seed", *columns], body
 
 
 def _label_table(by_row: Mapping[str, Rows]) -> Table:
     body = []
-    for label, readings in by_row.items():
-        estimates = [reading["change"][-1] for reading in readings]
-        body.append([label, str(len(readings)), *_middle_and_worst(estimates), judge(estimates)])
+    for label, measurements in by_row.items():
+        estimates = [measurement["change"][-1] for measurement in measurements]
+        body.append([label, str(len(measurements)), *_middle_and_worst(estimates), judge(estimates)])
     title = "answer by row: are targets that need few far tokens those that keep their loss?"
     return title, ["row", "seeds", "median seed", "worst seed", "answer"], body
 
@@ -161,14 +168,14 @@ def judge(estimates: list[JSONObject]) -> str:
 def _other_seed_table(by_row: Mapping[str, Rows]) -> Table:
     """Build the table of correlations between runs, in which no noise of a run is in both variables."""
     body = []
-    for label, readings in by_row.items():
+    for label, measurements in by_row.items():
         cells = [label]
         for first, second in (("share", "change"), ("share", "share"), ("change", "change")):
             estimates = [
                 correlate_columns(
                     one["columns"]["document"], one["columns"][first], other["columns"][second], BOOTSTRAP
                 )
-                for one, other in permutations(readings, 2)
+                for one, other in permutations(measurements, 2)
             ]
             cells += _middle_and_worst(estimates)
         body.append(cells)
@@ -183,23 +190,27 @@ def _kind_table(by_row: Mapping[str, Rows]) -> Table:
 
 def _change_table(by_row: Mapping[str, Rows]) -> Table:
     """Build the table of mean changes, over all targets of a kind."""
-    reading = next(iter(by_row.values()))[0]
+    measurement = next(iter(by_row.values()))[0]
     title = (
-        f"change of the loss from context {reading['lengths'][0]:,} to {reading['lengths'][-1]:,} by kind of target, "
-        "nats: median / worst seed"
+        f"change of the loss from context {measurement['lengths'][0]:,} to {measurement['lengths'][-1]:,} "
+        "by kind of target, nats: median / worst seed"
     )
     return title, *_tabulate_kinds(by_row, "all_targets", "mean_change")
 
 
 def _tabulate_kinds(by_row: Mapping[str, Rows], count: str, estimate: str) -> tuple[list[str], list[list[str]]]:
     """Return the header and the lines of a table with one estimate per kind and row label."""
-    found = [{kind["kind"]: kind for kind in reading["kinds"]} for readings in by_row.values() for reading in readings]
+    found = [
+        {kind["kind"]: kind for kind in measurement["kinds"]}
+        for measurements in by_row.values()
+        for measurement in measurements
+    ]
     body = []
     for name in dict.fromkeys(name for kinds in found for name in kinds):
         counts = [kinds[name][count] for kinds in found if name in kinds]
         cells = [name, f"{min(counts):,} to {max(counts):,}"]
-        for readings in by_row.values():
-            kinds = [kind for reading in readings for kind in reading["kinds"] if kind["kind"] == name]
+        for measurements in by_row.values():
+            kinds = [kind for measurement in measurements for kind in measurement["kinds"] if kind["kind"] == name]
             middle, worst = _middle_and_worst([kind[estimate] for kind in kinds])
             cells.append(f"{middle} / {worst}")
         body.append(cells)
@@ -215,23 +226,25 @@ def _middle_and_worst(estimates: list[JSONObject]) -> tuple[str, str]:
     return (format_estimate(known[(len(known) - 1) // 2]), format_estimate(known[-1])) if known else ("-", "-")
 
 
-def _draw_figure(rows: Rows, readings: Rows, folder: Path, title: str) -> Path:
+def _draw_figure(rows: Rows, measurements: Rows, folder: Path, title: str) -> Path:
     """Draw the rank correlation and its interval at the longest context, one line per row label and seed."""
     # Importing matplotlib takes a second, and most commands draw no figure.
     from matplotlib.figure import Figure  # noqa: PLC0415
 
-    labels = _labels(readings)
-    figure = Figure(figsize=(FIGURE_WIDTH, 1.2 + LINE_HEIGHT * (1 + len(readings))), layout="constrained")
+    labels = _labels(measurements)
+    figure = Figure(figsize=(FIGURE_WIDTH, 1.2 + LINE_HEIGHT * (1 + len(measurements))), layout="constrained")
     axes = figure.subplots()
-    for index, reading in enumerate(readings):
-        estimate, color = reading["change"][-1], LINE_COLORS[labels.index(reading["row"])]
+    for index, measurement in enumerate(measurements):
+        estimate, color = measurement["change"][-1], LINE_COLORS[labels.index(measurement["row"])]
         if estimate["value"] is not None:
             axes.plot(estimate["value"], index, "o", color=color, markersize=4)
         if estimate["low"] is not None:
             axes.plot([estimate["low"], estimate["high"]], [index, index], color=color)
     axes.axvline(0, color="0.6", linewidth=0.8)
-    axes.set_yticks(range(len(readings)), [f"{reading['row']}, seed {reading['seed']}" for reading in readings])
-    axes.set_ylim(len(readings) - 0.4, -0.6)
+    axes.set_yticks(
+        range(len(measurements)), [f"{measurement['row']}, seed {measurement['seed']}" for measurement in measurements]
+    )
+    axes.set_ylim(len(measurements) - 0.4, -0.6)
     axes.tick_params(labelsize=FONT_SIZE)
     axes.set_xlabel("rank correlation of recovered share and change of the loss", fontsize=FONT_SIZE)
     figure.suptitle(title, fontsize=FONT_SIZE + 1)
@@ -244,7 +257,7 @@ CLAIM = Claim(
     experiments=_build_experiments,
     laptop=SizePreset(num_seeds=1, max_steps=400),
     full=SizePreset(num_seeds=3),
-    read=_extract_reading,
+    measure=_measure_run,
     tables=_build_tables,
     draw=_draw_figure,
 )

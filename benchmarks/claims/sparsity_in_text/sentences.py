@@ -9,19 +9,21 @@ from claim_queries import Row, listed, rows_in, runs, span, training_seconds, up
 
 def sentences() -> Iterator[str]:
     """Yield the sentences of README.md that have numbers of rows."""
-    readings = rows_in("sparsity_in_text", "readings")
-    labels = list(dict.fromkeys(row["row"] for row in readings))
-    longest = {label: [row["change"][-1] for row in readings if row["row"] == label] for label in labels}
+    measurements = rows_in("sparsity_in_text", "measurements")
+    labels = list(dict.fromkeys(row["row"] for row in measurements))
+    longest = {label: [row["change"][-1] for row in measurements if row["row"] == label] for label in labels}
     every = [each for changes in longest.values() for each in changes]
     contain = [each for each in every if each["low"] <= 0 <= each["high"]]
     negative = [label for label, changes in longest.items() if all(each["value"] < 0 for each in changes)]
-    times = readings[0]["lengths"][-1] // readings[0]["lengths"][0]
+    times = measurements[0]["lengths"][-1] // measurements[0]["lengths"][0]
     yield f"""
     **The answer is "cannot be told" for all {word(len(labels))} ways to encode positions. There is no evidence for the
     claim: {len(contain)} of {len(every)} intervals at {times} times the trained context contain 0, and
     {word(len(negative))} of the rows has a negative correlation in all {word(len(longest[labels[0]]))} seeds.**
     """
-    changes = {label: [row["mean_change"][-1]["value"] for row in readings if row["row"] == label] for label in labels}
+    changes = {
+        label: [row["mean_change"][-1]["value"] for row in measurements if row["row"] == label] for label in labels
+    }
     yield f"""
     At {times} times the trained context, the loss of a target grows by {span(changes["rotary"])} nats with rotary, by
     {span(changes["rotary + PoSE"])} with rotary + PoSE, by {span(changes["coupled by structure"])} with "coupled by
@@ -67,9 +69,9 @@ def overview() -> Iterator[str]:
     with {word(len({row["row"] for row in text.rows}))} ways to encode positions (one follows the lines of the text) and
     {word(text.num_seeds)} seeds each.
     """
-    readings = rows_in("sparsity_in_text", "readings")
-    kinds = list(dict.fromkeys(kind["kind"] for row in readings for kind in row["kinds"]))
-    agreeing = [kind for kind in kinds if any(agrees(readings, label, kind) for label in text.labels)]
+    measurements = rows_in("sparsity_in_text", "measurements")
+    kinds = list(dict.fromkeys(kind["kind"] for row in measurements for kind in row["kinds"]))
+    agreeing = [kind for kind in kinds if any(agrees(measurements, label, kind) for label in text.labels)]
     yield f"""
     {word(len(agreeing)).capitalize()} of {len(kinds)} kinds of tokens agrees with the claim in its median seed.
     """
@@ -81,10 +83,10 @@ def overview() -> Iterator[str]:
     """
 
 
-def agrees(readings: Sequence[Row], label: str, kind: str) -> bool:
+def agrees(measurements: Sequence[Row], label: str, kind: str) -> bool:
     """Return True if the correlation of a kind of target is below 0 in the median seed, with its interval."""
     changes = [
-        each["change"] for row in readings if row["row"] == label for each in row["kinds"] if each["kind"] == kind
+        each["change"] for row in measurements if row["row"] == label for each in row["kinds"] if each["kind"] == kind
     ]
     known = sorted((each for each in changes if each["value"] is not None), key=lambda each: each["value"])
     return bool(known) and known[(len(known) - 1) // 2]["high"] < 0

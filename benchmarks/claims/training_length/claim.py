@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from claims.reach import EXACT_MATCH_THRESHOLD, format_reach, read_reach
+from claims.longest_exact import EXACT_MATCH_THRESHOLD, format_longest_exact, measure_longest_exact
 
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.evaluation.figure_layout import (
@@ -55,30 +55,35 @@ def _with_length(experiment: Experiment, length: int) -> Experiment:
     return replace(experiment, train_lengths=(1, length), evaluation=evaluation)
 
 
-def _method_of(reading: Mapping[str, Any]) -> str:
-    return str(reading["row"]).rpartition(", ")[0]
+def _method_of(measurement: Mapping[str, Any]) -> str:
+    return str(measurement["row"]).rpartition(", ")[0]
 
 
-def _build_tables(rows: Rows, readings: Rows) -> list[Table]:
+def _build_tables(rows: Rows, measurements: Rows) -> list[Table]:
     """Return the reach of every seed by method, with a column per training length, and one for more steps."""
     columns = [f"up to {length}" for length in TRAIN_LENGTHS] + [BEYOND]
     body = []
-    for method in dict.fromkeys(map(_method_of, readings)):
-        cells = [", ".join(map(format_reach, _select(readings, f"{method}, {column}"))) or "-" for column in columns]
+    for method in dict.fromkeys(map(_method_of, measurements)):
+        cells = [
+            ", ".join(map(format_longest_exact, _select(measurements, f"{method}, {column}"))) or "-"
+            for column in columns
+        ]
         body.append([method, *cells])
-    title = f"reach in training lengths at exact match {EXACT_MATCH_THRESHOLD} or more, by seed"
+    title = f"longest exact length in training lengths, at exact match {EXACT_MATCH_THRESHOLD} or more, by seed"
     return [(title, ["method", *columns], body)]
 
 
-def _select(readings: Rows, label: str) -> Rows:
-    return [reading for reading in readings if reading["row"] == label]
+def _select(measurements: Rows, label: str) -> Rows:
+    return [measurement for measurement in measurements if measurement["row"] == label]
 
 
-def _draw_figure(rows: Rows, readings: Rows, folder: Path, title: str) -> Path:
+def _draw_figure(rows: Rows, measurements: Rows, folder: Path, title: str) -> Path:
     """Draw the longest test length that each run reaches against its longest training length, a line per method."""
-    until_fit = [reading for reading in readings if not reading["row"].endswith(BEYOND)]
+    until_fit = [measurement for measurement in measurements if not measurement["row"].endswith(BEYOND)]
     methods = list(dict.fromkeys(map(_method_of, until_fit)))
-    counts = [len(_select(until_fit, label)) for label in dict.fromkeys(reading["row"] for reading in until_fit)]
+    counts = [
+        len(_select(until_fit, label)) for label in dict.fromkeys(measurement["row"] for measurement in until_fit)
+    ]
     caption = (
         f"Points: single runs. Lines: worst seed. Test length: the longest with exact match {EXACT_MATCH_THRESHOLD} or "
         f"more; tests end at {MULTIPLES[-1]:g} times the training length."
@@ -86,13 +91,15 @@ def _draw_figure(rows: Rows, readings: Rows, folder: Path, title: str) -> Path:
     figure, (axes,) = make_panels([f"{title}: copying, {count_seeds(counts)}"], [methods], caption)
     labels = []
     for color, method in zip(LINE_COLORS, methods, strict=False):
-        runs = [reading for reading in until_fit if _method_of(reading) == method]
-        lengths = sorted({reading["trained_on"] for reading in runs})
-        points = [[run["reached"] * length for run in runs if run["trained_on"] == length] for length in lengths]
-        worst = [max(min(reached), 1.0) for reached in points]
+        runs = [measurement for measurement in until_fit if _method_of(measurement) == method]
+        lengths = sorted({measurement["trained_on"] for measurement in runs})
+        points = [[run["longest_exact"] * length for run in runs if run["trained_on"] == length] for length in lengths]
+        worst = [max(min(longest_exact), 1.0) for longest_exact in points]
         axes.plot(lengths, worst, "-", color=color)
-        for length, reached in zip(lengths, points, strict=True):
-            axes.plot([length] * len(reached), [max(value, 1.0) for value in reached], "o", color=color, alpha=0.4)
+        for length, longest_exact in zip(lengths, points, strict=True):
+            axes.plot(
+                [length] * len(longest_exact), [max(value, 1.0) for value in longest_exact], "o", color=color, alpha=0.4
+            )
         labels.append(LineLabel(text=method, color=color, value=worst[-1]))
     axes.set(xscale="log", xlabel="longest training length")
     axes.set_xticks(TRAIN_LENGTHS, list(map(str, TRAIN_LENGTHS)))
@@ -111,7 +118,7 @@ CLAIM = Claim(
         labels=tuple(f"{method}, up to {length}" for method in LAPTOP_METHODS for length in TRAIN_LENGTHS[:-1]),
     ),
     full=SizePreset(num_seeds=3),
-    read=read_reach,
+    measure=measure_longest_exact,
     tables=_build_tables,
     draw=_draw_figure,
 )

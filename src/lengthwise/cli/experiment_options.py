@@ -13,8 +13,9 @@ from lengthwise.core.errors import SettingError, unknown_name
 from lengthwise.core.files import StrPath
 from lengthwise.core.progress_line import ProgressLine, err_console
 from lengthwise.evaluation.exact_match import EvaluationSettings
+from lengthwise.experiments import recipes
 from lengthwise.experiments.experiment import Experiment, change_settings, load_task, resolve_override
-from lengthwise.experiments.recipes import COMPARISONS, RECIPES, experiment_for, recipe
+from lengthwise.experiments.recipes import COMPARISONS, RECIPES, recipe
 from lengthwise.experiments.recipes.fitted_encodings import describe_settings
 from lengthwise.experiments.run import Run, load_run
 from lengthwise.experiments.run_folder import EXPERIMENT
@@ -46,7 +47,9 @@ def experiment_from_names(
         raise SettingError(f"no experiment to train; add the name of a recipe ({', '.join(RECIPES)}) or --task")
     scheme = "predicted" if scheme is None else scheme
     with ProgressLine(err_console) as progress:
-        experiment = experiment_for(task, scheme, encoding, train_lengths=train_lengths, report=progress.show_search)
+        experiment = recipes.experiment(
+            task, scheme, encoding, train_lengths=train_lengths, report=progress.show_search
+        )
     if scheme == Discovered.name:
         print_message(f"found a coupling in the examples; lengthwise couple {task} describes it")
     return experiment
@@ -110,7 +113,7 @@ def experiments_from_names(
             raise SettingError(f"invalid row '{label}'; use a scheme and an encoding, such as predicted/rotary")
         scheme, encoding = label.split("/")
         with ProgressLine(err_console) as progress:
-            experiments[label] = experiment_for(
+            experiments[label] = recipes.experiment(
                 shared_task, scheme, encoding, train_lengths=train_lengths, report=progress.show_search
             )
     return experiments

@@ -19,7 +19,7 @@ class SettingError(LengthwiseError):
 
 
 class UnsupportedTaskError(LengthwiseError):
-    """Error for a task without the coupling or places that a scheme needs, or with too many coupling levels."""
+    """Error for a task without the coupling or step_index that a scheme needs, or with too many coupling levels."""
 
 
 class PositionRangeError(LengthwiseError):

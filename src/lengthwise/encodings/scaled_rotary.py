@@ -71,7 +71,7 @@ class ScaledRotary(RotarySettings):
     factor: float = 8.0
     in_training: bool = False
 
-    knowledge: ClassVar[tuple[str, ...]] = LENGTH_FACTOR
+    given: ClassVar[tuple[str, ...]] = LENGTH_FACTOR
 
     def _check(self) -> None:
         """Raise ``SettingError`` for a ``base`` or ``fastest`` that is too small, or a ``factor`` below 1."""

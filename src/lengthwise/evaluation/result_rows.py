@@ -114,9 +114,9 @@ def longest_exact_length(rows: Rows, threshold: float) -> int:
     return longest
 
 
-def knowledge_of(rows: Rows) -> str:
-    """Return the field ``told`` of the rows of a label; a dash for rows of earlier versions without this field."""
-    return next((str(row["told"]) for row in rows if "told" in row), "-")
+def given_of(rows: Rows) -> str:
+    """Return the field ``given`` of the rows of a label; a dash for rows of earlier versions without this field."""
+    return next((str(row["given"]) for row in rows if "given" in row), "-")
 
 
 def count_skipped(rows: Rows) -> int:

@@ -22,9 +22,9 @@ from lengthwise.evaluation.result_rows import (
     FIT_THRESHOLD,
     Rows,
     count_skipped,
+    given_of,
     group_rows,
     is_skipped,
-    knowledge_of,
     label_of,
     pool_seeds,
     select_unfit,
@@ -73,7 +73,7 @@ def result_tables(rows: Rows, diverged: Sequence[str] = ()) -> list[tuple[str, l
 def _table(rows: Rows, diverged: Sequence[str]) -> tuple[list[str], list[list[str]]]:
     by_label = group_rows(rows)
     lengths = list(next(iter(by_label.values())))
-    header = ["configuration", "told", "trained on", "IDs in training", "steps", "fits"]
+    header = ["configuration", "given", "trained on", "IDs in training", "steps", "fits"]
     header += [f"{length:,}\nn={format_num_examples(rows, length)}" for length in lengths]
     body = []
     for label, by_length in by_label.items():
@@ -81,7 +81,7 @@ def _table(rows: Rows, diverged: Sequence[str]) -> tuple[list[str], list[list[st
         min_length, max_length = runs[0]["train_lengths"]
         min_id, max_id = min(row["id_range"][0] for row in runs), max(row["id_range"][1] for row in runs)
         fits = fit_status(runs) + (f", {diverged.count(label)} diverged" if label in diverged else "")
-        cells = [knowledge_of(runs), f"{min_length}-{max_length}", f"{min_id:,}-{max_id:,}", _budget(runs), fits]
+        cells = [given_of(runs), f"{min_length}-{max_length}", f"{min_id:,}-{max_id:,}", _budget(runs), fits]
         body.append([label, *cells, *(format_value(by_length[length]) for length in lengths)])
     for label in dict.fromkeys(label for label in diverged if label not in by_label):
         body.append([label, "-", "-", "-", "-", f"{diverged.count(label)} diverged", *("-" for _ in lengths)])
@@ -262,7 +262,7 @@ def draw(rows: Rows, folder: Path, title: str) -> Path:
         seed_counts = [len(runs) for line in lines for runs in line.runs.values()]
         titles.append(f"{': '.join(names)}, {count_seeds(seed_counts)}")
         # A label has the same color in all panels of its task.
-        task_lines = [line.label for key, (each, _) in selections.items() if key[0] == task for line in each]
+        task_lines = [line.label for key, (lines, _) in selections.items() if key[0] == task for line in lines]
         line_colors = assign_colors(task_lines, [line.label for line in lines])
         colors.append({line.label: line_colors[line.label] if line.fits else UNFIT_COLOR for line in lines})
     labels = [[line.name for line in lines] for lines, _ in selections.values()]

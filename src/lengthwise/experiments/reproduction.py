@@ -20,7 +20,7 @@ from lengthwise.evaluation.result_rows import Rows
 from lengthwise.evaluation.tables_and_figures import draw, result_tables
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.progress_reports import AUTO
-from lengthwise.experiments.recipes import quick
+from lengthwise.experiments.recipes import quick_version
 from lengthwise.experiments.run import Run, load_run
 from lengthwise.experiments.run_folder import (
     COMPARISON_ROWS,
@@ -35,7 +35,7 @@ from lengthwise.experiments.runner import Comparison, compare
 Table = tuple[str, list[str], list[list[str]]]
 SIZES = ("quick", "laptop", "full", "gpu")
 # Files of extracted values: one file in the folder of each run, and one file of all runs next to the results.
-READING_FILE, READINGS_FILE = "reading.jsonl", "readings.jsonl"
+MEASUREMENT_FILE, MEASUREMENTS_FILE = "measurement.jsonl", "measurements.jsonl"
 CLAIMS_FOLDER = Path("benchmarks/claims")
 
 
@@ -58,10 +58,10 @@ class Claim:
     """Statement from the paper or an extension of it, with the experiments that test it.
 
     ``name`` is the name of its folder; ``load_claim`` sets it. ``experiments`` returns the full-size experiments by
-    label. ``read`` computes more values from a trained run and its result rows, for example the training FLOPs. With
-    the label (``row``) and the ``seed`` of the run, they form a reading. ``tables`` builds tables from the result rows
-    and readings of all runs, in addition to exact match by length. ``draw`` writes a figure of the rows and readings
-    into a folder and returns its path.
+    label. ``measure`` computes more values from a trained run and its result rows, for example the training FLOPs. With
+    the label (``row``) and the ``seed`` of the run, they form a measurement. ``tables`` builds tables from the result
+    rows and measurements of all runs, in addition to exact match by length. ``draw`` writes a figure of the rows and
+    measurements into a folder and returns its path.
     """
 
     summary: str
@@ -70,9 +70,9 @@ class Claim:
     laptop: SizePreset
     name: str = ""
     full: SizePreset = SizePreset(num_seeds=5)
-    read: Callable[[Run, Rows], Mapping[str, Any]] | None = None
-    tables: Callable[[Rows, Rows], list[Table]] = lambda rows, readings: []
-    draw: Callable[[Rows, Rows, Path, str], Path] = lambda rows, readings, folder, title: draw(rows, folder, title)
+    measure: Callable[[Run, Rows], Mapping[str, Any]] | None = None
+    tables: Callable[[Rows, Rows], list[Table]] = lambda rows, measurements: []
+    draw: Callable[[Rows, Rows, Path, str], Path] = lambda rows, measurements, folder, title: draw(rows, folder, title)
 
     def experiments_at(self, size: str, first_seed: int = FIRST_SEED) -> tuple[dict[str, Experiment], int]:
         """Return the experiments of a size by label, with the seed ``first_seed``, and the number of seeds of each.
@@ -83,7 +83,7 @@ class Claim:
             raise unknown_name("size", size, SIZES)
         experiments = {label: replace(experiment, seed=first_seed) for label, experiment in self.experiments().items()}
         if size == "quick":
-            return {label: quick(experiment) for label, experiment in experiments.items()}, 1
+            return {label: quick_version(experiment) for label, experiment in experiments.items()}, 1
         preset = self.full if size in ("full", "gpu") else self.laptop
         labels = experiments if preset.labels is None else preset.labels
         return {label: _limit_size(experiments[label], preset) for label in labels}, preset.num_seeds
@@ -129,10 +129,10 @@ def load_claims() -> dict[str, Claim]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reproduction:
-    """Comparison of a claim's runs, with readings, tables and figure; these are empty while a run is unfinished."""
+    """Comparison of a claim's runs, with measurements, tables and figure; these are empty while a run is unfinished."""
 
     comparison: Comparison
-    readings: list[dict[str, Any]]
+    measurements: list[dict[str, Any]]
     tables: list[Table]
     figure: Path | None
 
@@ -168,15 +168,15 @@ def reproduce(
     place: dict[str, Any] = {"workers": workers, "device": device, "executor": executor, "address": address}
     comparison = compare(experiments, out, seeds=seeds, only=only, report=report, **place)
     if not comparison.is_complete:
-        return Reproduction(comparison=comparison, readings=[], tables=[], figure=None)
+        return Reproduction(comparison=comparison, measurements=[], tables=[], figure=None)
     rows = comparison.rows
-    readings = _collect_readings(claim, experiments, rows, out, device)
-    tables = tables_of(claim, rows, readings, comparison.diverged)
-    figure = claim.draw(rows, readings, out, claim.name.replace("_", " "))
-    return Reproduction(comparison=comparison, readings=readings, tables=tables, figure=figure)
+    measurements = _collect_measurements(claim, experiments, rows, out, device)
+    tables = tables_of(claim, rows, measurements, comparison.diverged)
+    figure = claim.draw(rows, measurements, out, claim.name.replace("_", " "))
+    return Reproduction(comparison=comparison, measurements=measurements, tables=tables, figure=figure)
 
 
-def tables_of(claim: Claim, rows: Rows, readings: Rows, diverged: Rows = ()) -> list[Table]:
+def tables_of(claim: Claim, rows: Rows, measurements: Rows, diverged: Rows = ()) -> list[Table]:
     """Return the tables of exact match by length for each task, followed by the tables that ``claim.tables`` builds."""
     tables: list[Table] = []
     for task in dict.fromkeys(row["task"] for row in rows):
@@ -186,27 +186,28 @@ def tables_of(claim: Claim, rows: Rows, readings: Rows, diverged: Rows = ()) -> 
             (f"{task.replace('_', ' ')}: {title}", header, body)
             for title, header, body in result_tables(task_rows, diverged_labels)
         ]
-    return tables + claim.tables(rows, readings)
+    return tables + claim.tables(rows, measurements)
 
 
-def _collect_readings(
+def _collect_measurements(
     claim: Claim, experiments: Mapping[str, Experiment], rows: Rows, out: Path, device: str
 ) -> list[dict[str, Any]]:
-    """Return the reading of every run that has result rows; a saved reading is loaded instead of computed again."""
-    if claim.read is None:
+    """Return the measurement of every run that has result rows; a saved one is loaded instead of computed again."""
+    if claim.measure is None:
         return []
-    seeds, readings = sorted({row["seed"] for row in rows}), []
+    seeds, measurements = sorted({row["seed"] for row in rows}), []
     for label in experiments:
         for seed in seeds:
             folder = run_folder(out, label, seed)
             if not (folder / COMPARISON_ROWS).exists():
                 continue
-            if not (folder / READING_FILE).exists():
-                reading = claim.read(load_run(folder, device=device), read_rows_with_digest(folder / COMPARISON_ROWS))
-                write_rows_with_digest(folder / READING_FILE, [{"row": label, "seed": seed, **reading}])
-            readings += read_rows_with_digest(folder / READING_FILE)
-    write_rows(out / READINGS_FILE, readings)
-    return readings
+            if not (folder / MEASUREMENT_FILE).exists():
+                run = load_run(folder, device=device)
+                measurement = claim.measure(run, read_rows_with_digest(folder / COMPARISON_ROWS))
+                write_rows_with_digest(folder / MEASUREMENT_FILE, [{"row": label, "seed": seed, **measurement}])
+            measurements += read_rows_with_digest(folder / MEASUREMENT_FILE)
+    write_rows(out / MEASUREMENTS_FILE, measurements)
+    return measurements
 
 
 def _limit_size(experiment: Experiment, preset: SizePreset) -> Experiment:

@@ -27,7 +27,7 @@ from lengthwise.experiments.run_folder import (
     RUN_FOLDER,
     START,
     StartModel,
-    claim_run_folder,
+    acquire_run_folder,
     experiment_digest,
     read_description,
     read_experiment,
@@ -125,13 +125,13 @@ def train(
     decoder, sampler = processes.together(lambda: prepare_training(experiment))
     uses_loss, settings = isinstance(experiment.task, GradedByLoss), experiment.training
 
-    def claim() -> None:
+    def acquire() -> None:
         start_model = None
         if start is not None:
             folder, source = (start.folder, start.experiment) if isinstance(start, Run) else (Path(start), None)
             start_model = _read_start_model(folder, experiment, decoder, source)
         stack.enter_context(exclusive_lock(out))
-        claim_run_folder(out, experiment, resume=resume, start=start_model, extend=True)
+        acquire_run_folder(out, experiment, resume=resume, start=start_model, extend=True)
         stack.enter_context(record_failure(out))
 
     def exact_match(num_examples: int | None = None) -> float:
@@ -151,7 +151,7 @@ def train(
         return training_facts
 
     with use_threads(training_threads(experiment.decoder.d_model, threads)), ExitStack() as stack:
-        processes.on_first(claim)
+        processes.on_first(acquire)
         saved_run = processes.on_first(lambda: _load_saved_run(experiment, out))
         if saved_run is not None:
             return replace(saved_run, decoder=saved_run.decoder.to(torch_device))

@@ -26,7 +26,7 @@ from lengthwise.experiments.run import Run
 from lengthwise.experiments.run_folder import RESULTS, RUN_FOLDER, append_rows, read_description, read_experiment
 from lengthwise.experiments.validation import check_evaluation, select_variants
 from lengthwise.model.generate import generate
-from lengthwise.positions import Discovered, describe_knowledge
+from lengthwise.positions import Discovered, describe_given
 from lengthwise.tasks import GradedByLoss, HasRecords, JSONLTask, Task, num_shared_records, record_fields, task_fields
 from lengthwise.tasks.coupling.pointers import FoundTask
 from lengthwise.training.batch import to_batch
@@ -81,7 +81,7 @@ def _build_row(run: Run, result: LengthResult | ContextLoss, variant: str | None
         **task_fields(task),
         "scheme": experiment.scheme.name,
         "encoding": experiment.encoding.name,
-        "told": describe_knowledge(task, experiment.scheme, experiment.encoding),
+        "given": describe_given(task, experiment.scheme, experiment.encoding),
         "seed": experiment.seed,
         "variant": variant,
         **asdict(result),
@@ -113,7 +113,7 @@ def _overlaps_training(run: Run, length: int) -> bool:
 def certify_run(run: Run, lengths: Sequence[int], *, seed: int = 0) -> RunCertificate:
     """Check the assumptions of the theory on a run, and predict its accuracy at ``lengths``.
 
-    Raises ``SettingError`` for a task whose examples have no support, or attention that does not allow subsampling.
+    Raises ``SettingError`` for a task whose examples have no depends_on, or attention that does not allow subsampling.
     """
     return certify_decoder(probed_model_of(run, seed=seed), lengths)
 
@@ -138,7 +138,7 @@ def diagnose_run(
     return diagnose(probed_model_of(run, seed=seed), length, num_examples=num_examples, report=report)
 
 
-def task_with_support(experiment: Experiment) -> Task:
+def task_with_dependencies(experiment: Experiment) -> Task:
     """Return the task of an experiment; the examples of a task file get their support from a found coupling, if any.
 
     A found coupling names the prompt tokens that each answer needs and that no earlier answer needed. The tokens before
@@ -157,7 +157,7 @@ def probed_model_of(run: Run, *, seed: int) -> ProbedModel:
     is_on_cpu = run.decoder.embedding.device.type == "cpu"
     return ProbedModel(
         decoder=run.decoder if is_on_cpu else copy.deepcopy(run.decoder).cpu(),
-        task=task_with_support(experiment),
+        task=task_with_dependencies(experiment),
         scheme=experiment.scheme,
         encoding=experiment.encoding,
         train_lengths=experiment.train_lengths,

@@ -114,7 +114,7 @@ def to_folder_name(label: str) -> str:
     return re.sub(r"[\W_]+", "-", label.lower()).strip("-")
 
 
-def claim_folder(
+def acquire_folder(
     folder: Path,
     kind: FolderKind,
     description: Any,
@@ -173,10 +173,10 @@ def _file_digests(files: Mapping[str, bytes]) -> dict[str, str]:
     return {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
 
 
-def claim_run_folder(
+def acquire_run_folder(
     folder: Path, experiment: Experiment, *, resume: bool, start: StartModel | None = None, extend: bool = False
 ) -> None:
-    """Write the experiment of a run and its files into a folder, or compare them; see ``claim_folder``.
+    """Write the experiment of a run and its files into a folder, or compare them; see ``acquire_folder``.
 
     A run that starts from another run's weights keeps a copy of them. It resumes with and without ``start``.
     ``extend`` extends a run to resume if ``experiment`` only has more steps. It raises ``RunFolderError`` if the run
@@ -185,10 +185,10 @@ def claim_run_folder(
     if extend and resume and (folder / EXPERIMENT).exists():
         _extend(folder, experiment, start)
         _delete_outdated(folder)
-    _claim_run(folder, experiment, to_dict(experiment), resume=resume, start=start)
+    _acquire_run(folder, experiment, to_dict(experiment), resume=resume, start=start)
 
 
-def _claim_run(
+def _acquire_run(
     folder: Path, experiment: Experiment, description: Any, *, resume: bool, start: StartModel | None
 ) -> None:
     def files() -> dict[str, bytes]:
@@ -198,7 +198,7 @@ def _claim_run(
         return {**task_files, **(read_start_file(folder) if (folder / EXPERIMENT).exists() else {})}
 
     origin: dict[str, Any] = {} if start is None else {"start": start.origin}
-    claim_folder(folder, RUN_FOLDER, description, resume=resume, files=files, **origin)
+    acquire_folder(folder, RUN_FOLDER, description, resume=resume, files=files, **origin)
 
 
 def read_extensions(folder: Path) -> list[Extension]:
@@ -231,7 +231,7 @@ def _extend(folder: Path, experiment: Experiment, start: StartModel | None) -> N
         return
     # All other settings must be equal.
     earlier_description = {**description, "training": {**description["training"], "steps": earlier_steps}}
-    _claim_run(folder, experiment, earlier_description, resume=True, start=start)
+    _acquire_run(folder, experiment, earlier_description, resume=True, start=start)
     if steps < earlier_steps:
         raise RunFolderError(
             f"{folder} is a run of up to {earlier_steps} steps, more than {steps}; use more than {earlier_steps} "
@@ -313,7 +313,7 @@ def read_start_file(folder: Path) -> dict[str, bytes]:
 
 
 def read_description(folder: Path, kind: FolderKind) -> dict[str, Any]:
-    """Return the description that ``claim_folder`` wrote to a folder."""
+    """Return the description that ``acquire_folder`` wrote to a folder."""
     description: dict[str, Any] = read_description_file(folder, kind)[kind.key]
     return description
 

@@ -48,9 +48,9 @@ from lengthwise.experiments.run_folder import (
     PLANNED_RUNS,
     RESULTS,
     SWEEP_FOLDER,
+    acquire_folder,
+    acquire_run_folder,
     append_rows,
-    claim_folder,
-    claim_run_folder,
     content_folder_name,
     read_rows_with_digest,
     run_folder,
@@ -182,7 +182,7 @@ def compare(
 
     with exclusive_lock(out):
         settings = {label: to_dict(experiment) for label, experiment in experiments.items()}
-        claim_folder(out, COMPARISON_FOLDER, {"experiments": settings, "num_seeds": seeds}, resume=True)
+        acquire_folder(out, COMPARISON_FOLDER, {"experiments": settings, "num_seeds": seeds}, resume=True)
         for label in labels:
             if report_line is not None and (text := describe_settings(experiments[label])) is not None:
                 report_line(f"{label}: {text}")
@@ -238,7 +238,7 @@ def sweep(
     jobs = _sweep_jobs(source, source.seeds if seeds is None else check_seeds(seeds, "the sweep"), out, device)
     pool = select_executor(executor, address=address, workers=workers, num_jobs=len(jobs), device=device, folder=out)
     with exclusive_lock(out):
-        claim_folder(out, SWEEP_FOLDER, LAYOUT, resume=True)
+        acquire_folder(out, SWEEP_FOLDER, LAYOUT, resume=True)
         planned_runs = {job.folder.name: to_dict(job.experiment) for job in jobs}
         write_atomically(out / PLANNED_RUNS, json.dumps(planned_runs).encode() + b"\n")
         saved_results: dict[Path, JobResult] = {}
@@ -327,7 +327,7 @@ def _train_and_evaluate(job: Job, should_stop: Callable[[], bool]) -> JobResult 
     torch.set_num_threads(job.threads)
     if (job.folder / EXPERIMENT).exists():
         # Training would extend a run of fewer steps, but all runs of a comparison have one schedule.
-        claim_run_folder(job.folder, job.experiment, resume=True)
+        acquire_run_folder(job.folder, job.experiment, resume=True)
     run = None
     settings: dict[str, Any] = {"device": job.device, "trackers": job.trackers, "stop": should_stop}
     while run is None:

@@ -12,8 +12,8 @@ from lengthwise.core.type_checks import check_arguments
 from lengthwise.evaluation.exact_match import check_id_range
 from lengthwise.evaluation.picture.picture import Answer, Picture, find_links, predict_answers, sample_example
 from lengthwise.evaluation.picture.svg_drawing import MARK, draw_svg
+from lengthwise.experiments import recipes
 from lengthwise.experiments.experiment import Experiment
-from lengthwise.experiments.recipes import experiment_for
 from lengthwise.experiments.run import Run
 from lengthwise.positions import Predicted, Sequential
 from lengthwise.tasks import Task
@@ -70,10 +70,10 @@ def _experiment_of(
         # A picture needs only the task and the scheme.
         warnings.simplefilter("ignore", DefaultSettingsWarning)
         if scheme is not None:
-            return experiment_for(task, scheme, report=report)
-        experiment = experiment_for(task, Sequential.name)
+            return recipes.experiment(task, scheme, report=report)
+        experiment = recipes.experiment(task, Sequential.name)
         examples, _ = sample_example(experiment.task, experiment.scheme, length, seed, training=False)
-        return experiment if examples.coupling is None else experiment_for(task, Predicted.name)
+        return experiment if examples.coupling is None else recipes.experiment(task, Predicted.name)
 
 
 def _picture_of(experiment: Experiment, run: Run | None, length: int, seed: int, training: bool) -> Picture:

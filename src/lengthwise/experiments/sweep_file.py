@@ -14,8 +14,9 @@ from typing import Any
 from lengthwise.core.errors import LengthwiseError, SettingError, unknown_name
 from lengthwise.core.files import read_file
 from lengthwise.core.json_parsing import parse_json
+from lengthwise.experiments import recipes
 from lengthwise.experiments.experiment import TABLES, Experiment, SettingChange, change_settings, changed_train_lengths
-from lengthwise.experiments.recipes import experiment_for, recipe, with_parts
+from lengthwise.experiments.recipes import recipe, with_parts
 
 KEYS = ("base", "grid", "seeds")
 # Settings whose value can be a name, as on the command line.
@@ -118,7 +119,7 @@ def _start(names: Mapping[str, str], train_lengths: tuple[int, int] | None, plac
         if "recipe" in names:
             return with_parts(recipe(names["recipe"]), scheme, encoding)
         scheme = "predicted" if scheme is None else scheme
-        return experiment_for(names["task"], scheme, encoding, train_lengths=train_lengths)
+        return recipes.experiment(names["task"], scheme, encoding, train_lengths=train_lengths)
     except LengthwiseError as error:
         raise type(error)(f"{place}: {error}") from None
 

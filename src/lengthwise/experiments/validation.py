@@ -87,8 +87,10 @@ def check_settings(experiment: Experiment) -> None:
         advice = "use dataclasses with numbers, strings or tuples, and names in UTF-8"
         raise SettingError(f"the experiment cannot be saved ({error}); {advice}") from None
     training, task, scheme = experiment.training, experiment.task, experiment.scheme
-    if training.stage_loss is not None and not task.stages():
-        raise SettingError(f"stage_loss needs a task with stages, but {task.name} has no stages; leave out stage_loss")
+    if training.stage_threshold is not None and not task.stages():
+        raise SettingError(
+            f"stage_threshold needs a task with stages, but {task.name} has no stages; leave out stage_threshold"
+        )
     if training.fit_every is not None and isinstance(task, GradedByLoss):
         raise SettingError(f"fit_every needs exact match, but {task.name} is graded by loss; leave out fit_every")
     if isinstance(scheme, Discovered) and max(scheme.pointer_rule.named_tokens, default=0) >= len(task.vocabulary):

@@ -285,7 +285,7 @@ class PositionCollator:
     ``completion_mask``, ``assistant_masks`` and ``prompt_length`` mark answer tokens. If several are present, all of
     them must mark an answer token; if none is present, all tokens except the first are answer tokens. Schemes that need
     a coupling read ``coupling`` (one integer per token), or ``spans`` with ``offset_mapping`` (`groups_of_spans`).
-    Schemes that need places read ``places`` (one integer per token).
+    Schemes that need ``step_index`` read it (one integer per token).
 
     A batch has ``input_ids``, ``position_ids`` (0 for padding), ``labels`` (unshifted, -100 where not scored) and an
     ``attention_mask``. Without a mask, `transformers` treats a gap in the IDs as the start of another text. If the

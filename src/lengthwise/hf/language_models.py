@@ -18,7 +18,7 @@ from lengthwise.experiments.decoder_model import wrap_run
 from lengthwise.experiments.run import load_run
 from lengthwise.experiments.run_folder import EXPERIMENT, RESULTS, append_rows
 from lengthwise.experiments.validation import select_variants
-from lengthwise.positions import describe_knowledge
+from lengthwise.positions import describe_given
 from lengthwise.tasks import GradedByLoss, Task, Text, TokenizedDocument, task_fields
 from lengthwise.tasks.text_format import PromptFormat
 
@@ -111,8 +111,8 @@ def evaluate_language_model(
     )
     rows = []
     for variant, variant_task in tasks.items():
-        told = describe_knowledge(variant_task, None)
-        row_fields = {**task_fields(variant_task), "model": name, "told": told, "seed": settings.seed}
+        given = describe_given(variant_task, None)
+        row_fields = {**task_fields(variant_task), "model": name, "given": given, "seed": settings.seed}
         row_fields["variant"] = variant
         if prompting.tokenizer is not None:
             row_fields["tokenizer"] = prompting.tokenizer

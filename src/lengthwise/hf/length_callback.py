@@ -21,7 +21,7 @@ from lengthwise.hf.id_generation import IDGenerationMixin
 from lengthwise.hf.model_inputs import UNSCORED, check_has_head
 from lengthwise.hf.model_parts import device_of
 from lengthwise.hf.position_id_support import check_id_prediction
-from lengthwise.positions import PositionScheme, describe_knowledge
+from lengthwise.positions import PositionScheme, describe_given
 from lengthwise.tasks import Task, task_fields
 
 # Fields of a result row that a trainer does not provide; ``extra_fields`` may set them.
@@ -102,8 +102,8 @@ class EvaluateByLength(TrainerCallback):
 
         if trainer.model is not None:
             check_id_prediction(trainer.model.config, scheme)
-        stop, told = settings.stop_at_zero, describe_knowledge(task, scheme)
-        fields = {**task_fields(task), "scheme": scheme.name, "told": told}
+        stop, given = settings.stop_at_zero, describe_given(task, scheme)
+        fields = {**task_fields(task), "scheme": scheme.name, "given": given}
         batches = {length: partial(iter_batches, index, length) for index, length in enumerate(settings.lengths)}
         return cls(
             trainer, batches, every_steps=every_steps, decode=settings.decode, stop_at_zero=stop, extra_fields=fields
@@ -136,8 +136,8 @@ class EvaluateByLength(TrainerCallback):
             for batch_start in range(0, len(group), batch_size):
                 yield collator(group[batch_start : batch_start + batch_size])
 
-        told = describe_knowledge(None, collator.scheme)
-        fields = {"scheme": collator.scheme.name, "told": told, **(extra_fields or {})}
+        given = describe_given(None, collator.scheme)
+        fields = {"scheme": collator.scheme.name, "given": given, **(extra_fields or {})}
         batches = {length: partial(iter_batches, group) for length, group in examples_by_length.items()}
         return cls(
             trainer, batches, every_steps=every_steps, decode=decode, stop_at_zero=stop_at_zero, extra_fields=fields

@@ -98,9 +98,9 @@ def _latest_rows(experiment: Experiment, rows: Rows) -> Rows:
 
 def _results(longest: int, rows: Rows) -> list[str]:
     unit = "Loss in nats" if uses_loss(rows) else "Exact match: the share of sequences with no wrong token or ID"
-    told = f" The method was told: {_plain(str(rows[0]['told']))}." if rows[0].get("told") else ""
+    given = f" The method was given: {_plain(str(rows[0]['given']))}." if rows[0].get("given") else ""
     return [
-        f"{unit}, with a 95% interval over examples. Lengths above {longest:,} were not in training.{told}\n",
+        f"{unit}, with a 95% interval over examples. Lengths above {longest:,} were not in training.{given}\n",
         *_table(*length_table(rows)),
         "\nOther lengths and other data were not measured. This is one seed, and other seeds may differ.",
     ]

@@ -30,7 +30,7 @@ from lengthwise.positions import Discovered, PositionScheme
 # Extra rows that a position table may have for padding.
 SPARE_ROWS = 2
 # Attributes of `Examples` that a data set column can provide, with one integer per token.
-SCHEME_COLUMNS = ("coupling", "places")
+SCHEME_COLUMNS = ("coupling", "step_index")
 
 
 def check_position_id_support(model: PreTrainedModel) -> None:

@@ -19,7 +19,7 @@ from lengthwise.core.files import StrPath, read_file, write_atomically
 from lengthwise.core.folder_lock import exclusive_lock
 from lengthwise.core.type_checks import check_arguments, check_types, is_instance
 from lengthwise.evaluation.language_model import NextTokenModel, TextCodec
-from lengthwise.experiments.run_folder import STUDY_FOLDER, claim_folder
+from lengthwise.experiments.run_folder import STUDY_FOLDER, acquire_folder
 from lengthwise.influence.exactness_checks import check_study
 from lengthwise.influence.measures import AttentionWeight, Gradient, Screened
 from lengthwise.influence.settings import InfluenceSettings
@@ -114,9 +114,9 @@ class InfluenceStudy:
         (part_number, num_parts), block_size = self.part, self.settings.block
         return range((part_number - 1) * block_size, num_targets, num_parts * block_size)
 
-    def claim(self, folder: Path, *, resume: bool) -> None:
+    def acquire(self, folder: Path, *, resume: bool) -> None:
         """Write the description of the study to a folder; with ``resume``, compare it with the stored description."""
-        claim_folder(folder, STUDY_FOLDER, self.to_dict(), resume=resume, normalize=_resolve_model_path)
+        acquire_folder(folder, STUDY_FOLDER, self.to_dict(), resume=resume, normalize=_resolve_model_path)
 
 
 @check_arguments
@@ -159,7 +159,7 @@ def measure_influence(
     except StopRequestedError:
         return False
     with exclusive_lock(out):
-        study.claim(out, resume=resume)
+        study.acquire(out, resume=resume)
         blocks = {start: targets[start : start + settings.block] for start in study.block_starts(len(targets))}
         total_targets = sum(map(len, blocks.values()))
         stored_blocks = complete_blocks(out, settings.block, total_targets)
@@ -247,7 +247,7 @@ def check_parts(study: InfluenceStudy, out: Path) -> None:
     for part in ((1, 1), *((index, num_parts) for index in range(1, num_parts + 1) if index != study.part[0])):
         folder = part_folder(out, part)
         if (folder / STUDY_FOLDER.file).is_file():
-            replace(study, part=part).claim(folder, resume=True)
+            replace(study, part=part).acquire(folder, resume=True)
 
 
 def join_parts(study: InfluenceStudy, out: Path) -> list[int]:
@@ -268,10 +268,10 @@ def join_parts(study: InfluenceStudy, out: Path) -> list[int]:
                 incomplete_parts.append(index)
                 continue
             if (folder / STUDY_FOLDER.file).is_file():
-                part_study.claim(folder, resume=True)
+                part_study.acquire(folder, resume=True)
             blocks_by_start |= dict(zip(block_starts, blocks, strict=True))
         if not incomplete_parts:
-            replace(study, part=(1, 1)).claim(out, resume=True)
+            replace(study, part=(1, 1)).acquire(out, resume=True)
             sorted_blocks = [blocks_by_start[block_start] for block_start in sorted(blocks_by_start)]
             write_atomically(out / ROWS_FILE, b"".join(sorted_blocks))
             write_atomically(out / DIGESTS_FILE, digest_lines(sorted_blocks))

@@ -11,8 +11,8 @@ from lengthwise.positions.randomized import Randomized
 from lengthwise.positions.scheme import (
     Assignment,
     PositionScheme,
-    describe_knowledge,
-    knowledge_of_scheme,
+    describe_given,
+    given_of_scheme,
     score_all_answers,
 )
 from lengthwise.positions.sequential import Sequential
@@ -48,7 +48,7 @@ __all__ = [
     "Randomized",
     "Sequential",
     "Skipwise",
-    "describe_knowledge",
-    "knowledge_of_scheme",
+    "describe_given",
+    "given_of_scheme",
     "score_all_answers",
 ]

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from lengthwise.positions.scheme import Assignment, RangedScheme, largest_shift, require_places, score_all_answers
+from lengthwise.positions.scheme import Assignment, RangedScheme, largest_shift, require_step_index, score_all_answers
 from lengthwise.tasks.examples import Examples
 
 
@@ -22,11 +22,11 @@ class Abacus(RangedScheme):
     name: ClassVar[str] = "abacus"
     summary: ClassVar[str] = "the index of a digit within its number, plus a random offset in training"
     paper: ClassVar[str] = "McLeish et al. 2024 (arXiv 2405.17399)"
-    needs: ClassVar[str | None] = "places"
+    needs: ClassVar[str | None] = "step_index"
 
     def assign(self, examples: Examples, rng: np.random.Generator, *, training: bool) -> Assignment:
         """Return the index of each digit within its number; training adds one random offset per sequence."""
-        ids = require_places(examples)
+        ids = require_step_index(examples)
         if training:
             sequence_offsets = rng.integers(0, largest_shift(ids, self.num_position_ids) + 1, size=(len(examples), 1))
             ids = np.where(ids > 0, ids + sequence_offsets, 0)

@@ -9,11 +9,11 @@ from jaxtyping import Bool, Int, Real
 from lengthwise.core.errors import PositionRangeError, UnsupportedTaskError
 from lengthwise.core.type_checks import check_at_least, check_types
 from lengthwise.tasks.examples import Examples
-from lengthwise.tasks.task import Task, declared_knowledge
+from lengthwise.tasks.task import Task, declared_given
 
 # Schemes that read no declaration of a task, and therefore support every task.
 UNIVERSAL_SCHEME_NAMES = "sequential, random_start, skipwise, randomized, random_floats or discovered"
-# Kinds of knowledge that a method receives beyond the training data: the column ``told`` of result tables.
+# Kinds of knowledge that a method receives beyond the training data: the column ``given`` of result tables.
 ID_RANGE, COUPLING, RESPONSE_IDS, DIGIT_PLACES = "ID range", "coupling", "response IDs", "digit places"
 NOTHING = "nothing"
 
@@ -90,17 +90,17 @@ def token_indexes(examples: Examples) -> Int[np.ndarray, "level batch seq"]:
 def require_coupling(examples: Examples) -> Int[np.ndarray, "level batch seq"]:
     """Return the task's coupling; raise ``UnsupportedTaskError`` if it declares none."""
     if examples.coupling is None:
-        more = "" if examples.places is None else ", or abacus, which counts digits"
+        more = "" if examples.step_index is None else ", or abacus, which counts digits"
         raise UnsupportedTaskError(f"this task declares no coupling; use the scheme {UNIVERSAL_SCHEME_NAMES}{more}")
     return examples.coupling
 
 
-def require_places(examples: Examples) -> Int[np.ndarray, "batch seq"]:
-    """Return the task's places; raise ``UnsupportedTaskError`` if it declares none."""
-    if examples.places is None:
+def require_step_index(examples: Examples) -> Int[np.ndarray, "batch seq"]:
+    """Return the task's ``step_index``; raise ``UnsupportedTaskError`` if it declares none."""
+    if examples.step_index is None:
         more = "" if examples.coupling is None else ", or multilevel or predicted, which use its coupling"
-        raise UnsupportedTaskError(f"this task declares no places; use the scheme {UNIVERSAL_SCHEME_NAMES}{more}")
-    return examples.places
+        raise UnsupportedTaskError(f"this task declares no step_index; use the scheme {UNIVERSAL_SCHEME_NAMES}{more}")
+    return examples.step_index
 
 
 def largest_shift(position_ids: Int[np.ndarray, "*level batch seq"], num_position_ids: int) -> int:
@@ -115,16 +115,16 @@ def largest_shift(position_ids: Int[np.ndarray, "*level batch seq"], num_positio
     return max_shift
 
 
-def describe_knowledge(task: Task | None, scheme: PositionScheme | None, encoding: object = None) -> str:
+def describe_given(task: Task | None, scheme: PositionScheme | None, encoding: object = None) -> str:
     """Return the kinds of knowledge of a task, a scheme and an encoding, separated by commas, or "nothing".
 
     None stands for an unknown task, or for a model with the position IDs of its own library.
     """
-    scheme_kinds = () if scheme is None else knowledge_of_scheme(scheme)
-    return ", ".join(declared_knowledge(task) + scheme_kinds + declared_knowledge(encoding)) or NOTHING
+    scheme_kinds = () if scheme is None else given_of_scheme(scheme)
+    return ", ".join(declared_given(task) + scheme_kinds + declared_given(encoding)) or NOTHING
 
 
-def knowledge_of_scheme(scheme: PositionScheme) -> tuple[str, ...]:
+def given_of_scheme(scheme: PositionScheme) -> tuple[str, ...]:
     """Return the kinds of knowledge that a scheme uses; custom schemes need no declaration.
 
     ``ID range``: the range of the training IDs, which must cover the longest test. ``coupling``: the task's coupling,
@@ -136,6 +136,6 @@ def knowledge_of_scheme(scheme: PositionScheme) -> tuple[str, ...]:
         ID_RANGE: scheme.num_position_ids is not None and not scheme.real_valued,
         COUPLING: scheme.needs == "coupling",
         RESPONSE_IDS: scheme.needs == "coupling" and not scheme.predicts_ids,
-        DIGIT_PLACES: scheme.needs == "places",
+        DIGIT_PLACES: scheme.needs == "step_index",
     }
     return tuple(kind for kind, is_used in kinds.items() if is_used)

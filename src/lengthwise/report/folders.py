@@ -13,7 +13,7 @@ from lengthwise.core.files import read_file
 from lengthwise.core.json_parsing import parse_json
 from lengthwise.core.type_checks import is_count, is_finite, is_number
 from lengthwise.evaluation.result_rows import Rows, is_skipped, label_of, row_label
-from lengthwise.experiments.reproduction import READINGS_FILE
+from lengthwise.experiments.reproduction import MEASUREMENTS_FILE
 from lengthwise.experiments.run_folder import (
     COMPARISON_FOLDER,
     COMPARISON_ROWS,
@@ -99,7 +99,7 @@ class RunGroup:
     """Runs with common charts: a comparison, a sweep, a claim, all single runs, or all evaluations without runs.
 
     ``rows`` contains the result rows with their label (``row``), also rows with numbers that are not finite.
-    ``readings`` contains values of a claim by run. ``states`` contains the states of unfinished runs and of runs
+    ``measurements`` contains values of a claim by run. ``states`` contains the states of unfinished runs and of runs
     without results.
     """
 
@@ -107,7 +107,7 @@ class RunGroup:
     kind: str
     rows: Rows
     runs: tuple[RunRecord, ...]
-    readings: Rows = ()
+    measurements: Rows = ()
     states: tuple[RunState, ...] = ()
 
 
@@ -208,8 +208,8 @@ def _folder_name(folder: Path) -> str:
 
 
 def _read_group(folder: Path) -> RunGroup:
-    """Read a comparison, sweep or claim; a claim is a comparison with readings."""
-    rows, readings = read_rows(folder / RESULTS), read_rows(folder / READINGS_FILE)
+    """Read a comparison, sweep or claim; a claim is a comparison with measurements."""
+    rows, measurements = read_rows(folder / RESULTS), read_rows(folder / MEASUREMENTS_FILE)
     check_rows(rows, folder / RESULTS)
     kind = SWEEP_FOLDER if (folder / SWEEP_FOLDER.file).is_file() else COMPARISON_FOLDER
     read_description(folder, kind)
@@ -218,10 +218,10 @@ def _read_group(folder: Path) -> RunGroup:
     order = {label: index for index, label in enumerate(dict.fromkeys(map(label_of, rows)))}
     return RunGroup(
         name=_folder_name(folder),
-        kind="claim" if readings else kind.name,
+        kind="claim" if measurements else kind.name,
         rows=rows,
         runs=tuple(sorted(runs, key=lambda run: order[run.label])),
-        readings=readings,
+        measurements=measurements,
         states=tuple(read_run_states(folder, skip=names_with_results)),
     )
 

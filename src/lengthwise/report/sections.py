@@ -37,7 +37,7 @@ MAX_RUNS, NUM_EXAMPLES, TIME_LIMIT_S = 3, 64, 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiagnosisSection:
-    """Diagnosis of one run: its title, sentences, tables, and the chart of attention on the support or None."""
+    """Diagnosis of one run: its title, sentences, tables, and the chart of attention on the needed tokens or None."""
 
     title: str
     sentences: Sequence[str]
@@ -74,11 +74,11 @@ def group_section(group: RunGroup, report: Callable[[str], None] | None, *, diag
     num_labels = len({run.label for run in group.runs} or {label_of(row) for row in group.rows})
     num_omitted = len(all_panels) - MAX_PANELS
     settings = _setting_tables(group.runs) if group.runs else []
-    readings = []
-    if group.readings:
-        names = [name for name, value in group.readings[0].items() if not isinstance(value, list | dict)]
-        body = [[f"{row.get(name, '-')}" for name in names] for row in group.readings]
-        readings.append(Table(title="Readings of the claim", header=names, body=body))
+    measurements = []
+    if group.measurements:
+        names = [name for name, value in group.measurements[0].items() if not isinstance(value, list | dict)]
+        body = [[f"{row.get(name, '-')}" for name in names] for row in group.measurements]
+        measurements.append(Table(title="Measurements of the claim", header=names, body=body))
     return Section(
         title=f"{group.kind} {group.name}" if group.kind != "runs" else group.name,
         sentences=[
@@ -90,7 +90,7 @@ def group_section(group: RunGroup, report: Callable[[str], None] | None, *, diag
         ],
         charts=[*charts, *curves],
         tables=[*state_tables, *settings[:-1]],
-        folded_tables=[*settings[-1:], *_row_tables(group.rows), *readings],
+        folded_tables=[*settings[-1:], *_row_tables(group.rows), *measurements],
         diagnoses=list(_diagnose_group(replace(group, rows=finite_rows), report)) if diagnose else [],
     )
 
@@ -351,7 +351,7 @@ def _diagnose_group(group: RunGroup, report: Callable[[str], None] | None) -> It
         # The first table has the numbers of the chart.
         first, *others = (Table(title=name, header=header, body=body) for name, header, body in tables(diagnosis))
         *details, result = sentences(diagnosis)
-        chart = _support_chart(diagnosis, first)
+        chart = _needed_mass_chart(diagnosis, first)
         yield DiagnosisSection(title=title, sentences=[result, *details], tables=others, chart=chart)
 
 
@@ -379,12 +379,12 @@ def _diagnose(folder: Path, length: int, num_examples: int) -> Diagnosis | str:
         return f"No diagnosis: {error}."
 
 
-def _support_chart(diagnosis: Diagnosis, table: Table) -> Chart:
-    """Return exact match, and the attention of heads on the support, against length."""
+def _needed_mass_chart(diagnosis: Diagnosis, table: Table) -> Chart:
+    """Return exact match, and the attention of heads on the needed tokens, against length."""
     lengths = [result.length for result in diagnosis.by_length]
     values = {"exact match": [result.exact_match for result in diagnosis.by_length]}
     for index, (layer, head) in enumerate(diagnosis.heads[: MAX_LINES - 1]):
-        values[f"attention, layer {layer} head {head}"] = [row.support_mass[index] for row in diagnosis.by_length]
+        values[f"attention, layer {layer} head {head}"] = [row.needed_mass[index] for row in diagnosis.by_length]
     ranges = [(result.low, result.high) for result in diagnosis.by_length]
     lines: list[Line] = []
     for name, ys in values.items():
@@ -397,5 +397,5 @@ def _support_chart(diagnosis: Diagnosis, table: Table) -> Chart:
         x=axis("length (log scale)", log=True, tickvals=sorted(set(lengths))),
         y=axis("fraction", range=[-0.04, 1.06]),
         table=table,
-        notes=["Attention on the support: mean weight of a head on the tokens that an answer depends on."],
+        notes=["Attention on the needed tokens: mean weight of a head on the tokens that an answer depends on."],
     )

@@ -69,7 +69,7 @@ class Addition(Task):
         return (*DIGITS, "+", "=", "end", *digits_with_carry, *reads)
 
     @property
-    def knowledge(self) -> tuple[str, ...]:
+    def given(self) -> tuple[str, ...]:
         """Kind ``"scratchpad"`` if the response contains carries; otherwise an empty tuple."""
         return (SCRATCHPAD,) if self.scratchpad != "none" else ()
 
@@ -135,8 +135,8 @@ class Addition(Task):
             prompt_length=prompt_length[:, 0],
             is_answer=(layout.index >= prompt_length) & (layout.index <= layout.end_index),
             coupling=layout.coupling()[None],
-            places=np.where(layout.is_digit, layout.place + 1, 0).sum(axis=0),
-            support=layout.support(),
+            step_index=np.where(layout.is_digit, layout.place + 1, 0).sum(axis=0),
+            depends_on=layout.depends_on(),
         )
 
 
@@ -197,7 +197,7 @@ class _Layout:
             group_ids = np.where(is_digit, digit_ids, group_ids)
         return np.where(self.is_read, total, group_ids)
 
-    def support(self) -> Int[np.ndarray, "batch seq k"] | None:
+    def depends_on(self) -> Int[np.ndarray, "batch seq k"] | None:
         """Return the token indexes that each answer depends on: operand digits and the preceding symbol."""
         if self.task.order == "most":
             return None

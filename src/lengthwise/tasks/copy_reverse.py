@@ -60,10 +60,12 @@ class _RepeatSymbolsTask(Task):
         coupling = np.concatenate([np.arange(length + 1), source_indexes, [length + 1]])[None, None] + 1
         string_places = symbol_index + 1
         prompt_places = [[0], string_places] if self.is_reversed else [string_places, [0]]
-        places = np.concatenate([*prompt_places, [0], string_places, [0]])[None]
-        support = np.full((tokens.shape[1], 1), -1)
-        support[length + 2 :, 0] = source_indexes
-        return Examples.with_prompt_length(tokens, length + 2, coupling=coupling, places=places, support=support[None])
+        step_index = np.concatenate([*prompt_places, [0], string_places, [0]])[None]
+        depends_on = np.full((tokens.shape[1], 1), -1)
+        depends_on[length + 2 :, 0] = source_indexes
+        return Examples.with_prompt_length(
+            tokens, length + 2, coupling=coupling, step_index=step_index, depends_on=depends_on[None]
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

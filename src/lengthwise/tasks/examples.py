@@ -9,20 +9,20 @@ from jaxtyping import Bool, Int
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examples:
-    """Batch of sequences with their coupling, places and support, if the task declares them.
+    """Batch of sequences with their coupling, step_index and depends_on, if the task declares them.
 
     ``tokens`` has prompt, response and end token. Responses may have different lengths; the loss ignores padding after
     the end token. ``is_answer`` marks the response tokens, including the end token. ``coupling`` has one array per
-    level, with equal numbers for tokens that are computed together. ``places`` numbers the tokens of each number or
-    string from 1, and is 0 elsewhere. ``support`` has the token indexes that each answer depends on, padded with -1.
+    level, with equal numbers for tokens that are computed together. ``step_index`` numbers the tokens of each number or
+    string from 1, and is 0 elsewhere. ``depends_on`` has the token indexes that each answer depends on, padded with -1.
     """
 
     tokens: Int[np.ndarray, "batch seq"]
     prompt_length: Int[np.ndarray, " batch"]
     is_answer: Bool[np.ndarray, "batch seq"]
     coupling: Int[np.ndarray, "level batch seq"] | None = None
-    places: Int[np.ndarray, "batch seq"] | None = None
-    support: Int[np.ndarray, "batch seq k"] | None = None
+    step_index: Int[np.ndarray, "batch seq"] | None = None
+    depends_on: Int[np.ndarray, "batch seq k"] | None = None
 
     @classmethod
     def with_prompt_length(
@@ -31,8 +31,8 @@ class Examples:
         prompt_length: int,
         *,
         coupling: Int[np.ndarray, "level #batch seq"] | None = None,
-        places: Int[np.ndarray, "#batch seq"] | None = None,
-        support: Int[np.ndarray, "#batch seq k"] | None = None,
+        step_index: Int[np.ndarray, "#batch seq"] | None = None,
+        depends_on: Int[np.ndarray, "#batch seq k"] | None = None,
     ) -> "Examples":
         """Build a batch with prompts of equal length; all other tokens are answers. Arrays broadcast over the batch."""
         tokens_shape = tokens.shape
@@ -41,8 +41,10 @@ class Examples:
             prompt_length=np.full(len(tokens), prompt_length),
             is_answer=np.broadcast_to(np.arange(tokens_shape[1]) >= prompt_length, tokens_shape),
             coupling=None if coupling is None else np.broadcast_to(coupling, (len(coupling), *tokens_shape)),
-            places=None if places is None else np.broadcast_to(places, tokens_shape),
-            support=None if support is None else np.broadcast_to(support, (*tokens_shape, support.shape[2])),
+            step_index=None if step_index is None else np.broadcast_to(step_index, tokens_shape),
+            depends_on=None
+            if depends_on is None
+            else np.broadcast_to(depends_on, (*tokens_shape, depends_on.shape[2])),
         )
 
     @classmethod
@@ -70,6 +72,6 @@ class Examples:
             prompt_length=self.prompt_length[indices],
             is_answer=self.is_answer[indices],
             coupling=None if self.coupling is None else self.coupling[:, indices],
-            places=None if self.places is None else self.places[indices],
-            support=None if self.support is None else self.support[indices],
+            step_index=None if self.step_index is None else self.step_index[indices],
+            depends_on=None if self.depends_on is None else self.depends_on[indices],
         )

@@ -11,7 +11,7 @@ from lengthwise.core.errors import SettingError, UnsupportedTaskError
 from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
 from lengthwise.tasks.parity import Parity
-from lengthwise.tasks.task import INDEX_HINTS, Task, check_counts, check_sizes, declared_knowledge
+from lengthwise.tasks.task import INDEX_HINTS, Task, check_counts, check_sizes, declared_given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,15 +47,15 @@ class IndexHints(Task):
         return self.task.separators
 
     @property
-    def knowledge(self) -> tuple[str, ...]:
+    def given(self) -> tuple[str, ...]:
         """Kinds of knowledge of ``task``, then ``"index hints"``."""
-        return (*declared_knowledge(self.task), INDEX_HINTS)
+        return (*declared_given(self.task), INDEX_HINTS)
 
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
         """Sample examples of ``task``, then the number of the first hint of each example."""
         check_sizes(self.name, length, size)
         examples = self.task.sample(length=length, size=size, rng=rng)
-        first_hints = rng.integers(0, self.num_hints - int(self._places(examples).max()) + 1, size=size)
+        first_hints = rng.integers(0, self.num_hints - int(self._step_index(examples).max()) + 1, size=size)
         return self._with_hints(examples, first_hints)
 
     def from_prompt(self, prompt: str) -> Examples:
@@ -66,21 +66,23 @@ class IndexHints(Task):
         """Return the variants of ``task``, each with hints."""
         return {name: replace(self, task=variant) for name, variant in self.task.variants().items()}
 
-    def _places(self, examples: Examples) -> Int[np.ndarray, "batch seq"]:
-        if examples.places is None:
-            raise UnsupportedTaskError(f"task {self.task.name} declares no places for hints; use a task such as parity")
-        largest_place = int(examples.places.max())
+    def _step_index(self, examples: Examples) -> Int[np.ndarray, "batch seq"]:
+        if examples.step_index is None:
+            raise UnsupportedTaskError(
+                f"task {self.task.name} declares no step_index for hints; use a task such as parity"
+            )
+        largest_place = int(examples.step_index.max())
         if largest_place > self.num_hints:
             raise SettingError(
                 f"num_hints {self.num_hints} is too small for a sequence with {largest_place} places; "
                 f"set num_hints to at least {largest_place}, or use a shorter length"
             )
-        return examples.places
+        return examples.step_index
 
     def _with_hints(self, examples: Examples, first_hints: Int[np.ndarray, " batch"]) -> Examples:
-        places, batch_index = self._places(examples), np.arange(len(examples))
-        has_hint = places > 0
-        new_index = np.arange(places.shape[1]) + has_hint.cumsum(axis=1)
+        step_index, batch_index = self._step_index(examples), np.arange(len(examples))
+        has_hint = step_index > 0
+        new_index = np.arange(step_index.shape[1]) + has_hint.cumsum(axis=1)
         # The answer starts with the hint of its first token.
         prompt_length = new_index[batch_index, examples.prompt_length] - has_hint[batch_index, examples.prompt_length]
         response_end = new_index[batch_index, examples.response_end]
@@ -89,30 +91,34 @@ class IndexHints(Task):
         row, column = np.nonzero(new_index <= response_end[:, None])
         tokens[row, new_index[row, column]] = examples.tokens[row, column]
         row, column = np.nonzero(has_hint)
-        tokens[row, new_index[row, column] - 1] = len(self.task.vocabulary) + first_hints[row] + places[row, column] - 1
+        tokens[row, new_index[row, column] - 1] = (
+            len(self.task.vocabulary) + first_hints[row] + step_index[row, column] - 1
+        )
         is_answer = (output_index >= prompt_length[:, None]) & (output_index <= response_end[:, None])
-        support = None if examples.support is None else _support(examples.support, new_index, has_hint, is_answer)
-        return Examples(tokens=tokens, prompt_length=prompt_length, is_answer=is_answer, support=support)
+        depends_on = (
+            None if examples.depends_on is None else _depends_on(examples.depends_on, new_index, has_hint, is_answer)
+        )
+        return Examples(tokens=tokens, prompt_length=prompt_length, is_answer=is_answer, depends_on=depends_on)
 
 
-def _support(
-    support: Int[np.ndarray, "batch seq k"],
+def _depends_on(
+    depends_on: Int[np.ndarray, "batch seq k"],
     new_index: Int[np.ndarray, "batch seq"],
     has_hint: Bool[np.ndarray, "batch seq"],
     is_answer: Bool[np.ndarray, "batch new_seq"],
 ) -> Int[np.ndarray, "batch new_seq new_k"]:
     """Return the support of ``task`` at the new token indexes, and the support of the hints."""
-    max_sources = support.shape[2]
-    new_support = np.full((*is_answer.shape, max(2, max_sources)), -1)
+    max_sources = depends_on.shape[2]
+    new_depends_on = np.full((*is_answer.shape, max(2, max_sources)), -1)
     row, column = np.nonzero(new_index < is_answer.shape[1])
-    sources = support[row, column]
+    sources = depends_on[row, column]
     new_sources = np.where(sources < 0, -1, new_index[row[:, None], sources.clip(0)])
-    new_support[row, new_index[row, column], :max_sources] = new_sources
+    new_depends_on[row, new_index[row, column], :max_sources] = new_sources
     row, column = np.nonzero(has_hint)
     previous_hint_index = np.maximum.accumulate(np.where(has_hint, new_index - 1, -1), axis=1)[row, column - 1]
     first_hint_index = new_index[np.arange(len(has_hint)), has_hint.argmax(axis=1)][row] - 1
     is_later_hint, hint_index = is_answer[row, previous_hint_index], new_index[row, column] - 1
-    new_support[row, hint_index, 0] = np.where(is_later_hint, previous_hint_index, first_hint_index)
+    new_depends_on[row, hint_index, 0] = np.where(is_later_hint, previous_hint_index, first_hint_index)
     # The preceding token shows that the next hint is the first hint of the response.
-    new_support[row, hint_index, 1] = np.where(is_later_hint, -1, hint_index - 1)
-    return np.where(is_answer[..., None], new_support, -1)
+    new_depends_on[row, hint_index, 1] = np.where(is_later_hint, -1, hint_index - 1)
+    return np.where(is_answer[..., None], new_depends_on, -1)

@@ -34,7 +34,7 @@ class MultiAddition(Task):
     name: ClassVar[str] = "multi_addition"
     summary: ClassVar[str] = "sum of several numbers through written partial sums; two coupling levels"
     paper: ClassVar[str] = "Cho et al. 2025 (arXiv 2410.15787)"
-    knowledge: ClassVar[tuple[str, ...]] = (SCRATCHPAD,)
+    given: ClassVar[tuple[str, ...]] = (SCRATCHPAD,)
     separators: ClassVar[tuple[str, ...]] = ("=",)
 
     def __post_init__(self) -> None:
@@ -80,9 +80,13 @@ def _lay_out(digits: Int[np.ndarray, "batch operand length"]) -> Examples:
     end_tokens[:, -1] = END_TOKEN
     response = np.concatenate([_steps(padded_operands), end_tokens], axis=2).reshape(batch_size, -1)
     tokens = np.concatenate([prompt, np.full((batch_size, 1), ROW_TOKEN), response], axis=1)
-    coupling, places, support = (rule(num_operands, sum_width) for rule in (_coupling, _places, _support))
+    coupling, step_index, depends_on = (rule(num_operands, sum_width) for rule in (_coupling, _step_index, _depends_on))
     return Examples.with_prompt_length(
-        tokens, prompt.shape[1] + 1, coupling=coupling[:, None], places=places[None], support=support[None]
+        tokens,
+        prompt.shape[1] + 1,
+        coupling=coupling[:, None],
+        step_index=step_index[None],
+        depends_on=depends_on[None],
     )
 
 
@@ -119,24 +123,24 @@ def _coupling(num_operands: int, sum_width: int) -> Int[np.ndarray, "2 seq"]:
     return np.array(places_and_rows).T
 
 
-def _places(num_operands: int, sum_width: int) -> Int[np.ndarray, " seq"]:
+def _step_index(num_operands: int, sum_width: int) -> Int[np.ndarray, " seq"]:
     digit_places = np.arange(1, sum_width + 1)
     operand_places = [*digit_places, 0] * num_operands
     step_places = [*np.stack([digit_places, np.zeros_like(digit_places)], axis=1).flatten(), 0] * (num_operands - 1)
     return np.array([*operand_places, 0, *step_places])
 
 
-def _support(num_operands: int, sum_width: int) -> Int[np.ndarray, "seq 3"]:
+def _depends_on(num_operands: int, sum_width: int) -> Int[np.ndarray, "seq 3"]:
     response_start = num_operands * (sum_width + 1) + 1
-    support = np.full((response_start + (num_operands - 1) * (2 * sum_width + 1), 3), -1)
+    depends_on = np.full((response_start + (num_operands - 1) * (2 * sum_width + 1), 3), -1)
     answer_index = response_start
     for row in range(num_operands - 1):
         for place in range(sum_width):
             # The first row is the sum of two operands. Every other row adds an operand to the previous row.
             previous_index = place if row == 0 else answer_index - (2 * sum_width + 1)
-            support[answer_index] = ((row + 1) * (sum_width + 1) + place, previous_index, answer_index - 1)
-            support[answer_index + 1, 0] = answer_index
+            depends_on[answer_index] = ((row + 1) * (sum_width + 1) + place, previous_index, answer_index - 1)
+            depends_on[answer_index + 1, 0] = answer_index
             answer_index += 2
-        support[answer_index, 0] = (row + 1) * (sum_width + 1) + sum_width
+        depends_on[answer_index, 0] = (row + 1) * (sum_width + 1) + sum_width
         answer_index += 1
-    return support
+    return depends_on

@@ -88,7 +88,7 @@ class MultiQueryRecall(Task):
         query_starts = []
         for part in query_parts:
             key = parse_symbols(part.split(), self.vocabulary[: self.num_symbols], self.name, expected_format)
-            places = [start for start, each in zip(starts, keys, strict=True) if np.array_equal(each, key)]
+            places = [start for start, stored in zip(starts, keys, strict=True) if np.array_equal(stored, key)]
             if len(places) != 1:
                 raise PromptError(f"query '{part.strip()}' occurs {len(places)} times as a key; write it exactly once")
             query_starts += places
@@ -120,12 +120,12 @@ class MultiQueryRecall(Task):
         prompt_length, query_width = length + queries.shape[1] + 1, self.key_length + 1
         mark_places = length + query_width * np.arange(num_queries)[:, None]
         query_places = np.broadcast_to(mark_places + 1 + np.arange(self.key_length), key_places.shape)
-        support = np.full((size, tokens.shape[1], 2 * self.key_length + 1), -1)
-        needs = support[:, prompt_length:-1].reshape(size, num_queries, self.value_length + 1, -1)
+        depends_on = np.full((size, tokens.shape[1], 2 * self.key_length + 1), -1)
+        needs = depends_on[:, prompt_length:-1].reshape(size, num_queries, self.value_length + 1, -1)
         needs[:, :, 1:, :-1] = np.concatenate([query_places, key_places], axis=2)[:, :, None]
         needs[:, :, 1:, -1] = value_places
         # A mark before a value copies the mark of its query, and the end token follows once the queries end.
         needs[:, :, 0, 0] = mark_places[:, 0]
-        support[:, prompt_length:-1] = needs.reshape(size, answers.shape[1], -1)
-        support[:, -1, 0] = prompt_length - 1
-        return Examples.with_prompt_length(tokens, prompt_length, support=support)
+        depends_on[:, prompt_length:-1] = needs.reshape(size, answers.shape[1], -1)
+        depends_on[:, -1, 0] = prompt_length - 1
+        return Examples.with_prompt_length(tokens, prompt_length, depends_on=depends_on)

@@ -51,7 +51,7 @@ class Multiplication(Task):
     name: ClassVar[str] = "multiplication"
     summary: ClassVar[str] = "product of two numbers through written products and sums; two coupling levels"
     paper: ClassVar[str] = "Cho et al. 2025 (arXiv 2410.15787), the coupling of several levels; layout by lengthwise"
-    knowledge: ClassVar[tuple[str, ...]] = (SCRATCHPAD,)
+    given: ClassVar[tuple[str, ...]] = (SCRATCHPAD,)
     separators: ClassVar[tuple[str, ...]] = ("x", "=")
 
     def __post_init__(self) -> None:
@@ -107,9 +107,15 @@ def _lay_out(a: Int[np.ndarray, "batch length"], b: Int[np.ndarray, "batch digit
     steps = _steps(padded_a, reversed_b, trace=trace).reshape(batch_size, num_rows, -1)
     rows = np.concatenate([steps, row_end_tokens], axis=2).reshape(batch_size, -1)
     tokens = np.concatenate([padded_a, times, reversed_b, equals, start, rows, end], axis=1)
-    coupling, places, support = (rule(num_rows, product_width, trace) for rule in (_coupling, _places, _support))
+    coupling, step_index, depends_on = (
+        rule(num_rows, product_width, trace) for rule in (_coupling, _step_index, _depends_on)
+    )
     return Examples.with_prompt_length(
-        tokens, product_width + num_rows + 3, coupling=coupling[:, None], places=places[None], support=support[None]
+        tokens,
+        product_width + num_rows + 3,
+        coupling=coupling[:, None],
+        step_index=step_index[None],
+        depends_on=depends_on[None],
     )
 
 
@@ -151,7 +157,7 @@ def _coupling(num_rows: int, product_width: int, trace: bool) -> Int[np.ndarray,
     return np.concatenate([a, b, [[1], [1]], rows.reshape(2, -1), [[1], [num_rows + 1]]], axis=1)
 
 
-def _places(num_rows: int, product_width: int, trace: bool) -> Int[np.ndarray, " seq"]:
+def _step_index(num_rows: int, product_width: int, trace: bool) -> Int[np.ndarray, " seq"]:
     """Return the place of each digit in its number; in a step, only the sum has a place."""
     places = np.arange(1, product_width + 1)
     step_places = np.zeros((product_width, 3 if trace else 2), dtype=np.int64)
@@ -160,11 +166,11 @@ def _places(num_rows: int, product_width: int, trace: bool) -> Int[np.ndarray, "
     return np.concatenate([places, [0], places[:num_rows], [0, 0], np.tile(row_places, num_rows), [0]])
 
 
-def _support(num_rows: int, product_width: int, trace: bool) -> Int[np.ndarray, "seq 3"]:
+def _depends_on(num_rows: int, product_width: int, trace: bool) -> Int[np.ndarray, "seq 3"]:
     symbols_per_step = 3 if trace else 2
     response_start, row_width = product_width + num_rows + 3, symbols_per_step * product_width + 1
-    support = np.full((response_start + num_rows * row_width + 1, 3), -1)
-    rows = support[response_start:-1].reshape(num_rows, row_width, 3)
+    depends_on = np.full((response_start + num_rows * row_width + 1, 3), -1)
+    rows = depends_on[response_start:-1].reshape(num_rows, row_width, 3)
     # Shape: row, place, symbol, source.
     steps = rows[:, :-1].reshape(num_rows, product_width, symbols_per_step, 3)
     row, place = np.arange(num_rows)[:, None], np.arange(product_width)
@@ -178,5 +184,5 @@ def _support(num_rows: int, product_width: int, trace: bool) -> Int[np.ndarray, 
     if trace:
         steps[..., 2, 0] = product_index + 1
     rows[:, -1, 0] = product_width
-    support[-1, 0] = product_width + 1 + num_rows
-    return support
+    depends_on[-1, 0] = product_width + 1 + num_rows
+    return depends_on

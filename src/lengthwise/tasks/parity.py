@@ -28,7 +28,7 @@ class Parity(Task):
     name: ClassVar[str] = "parity"
     summary: ClassVar[str] = "running parity of a bit string, written step by step"
     paper: ClassVar[str] = "Golowich et al. 2025 (arXiv 2502.16792), section 5.2"
-    knowledge: ClassVar[tuple[str, ...]] = (SCRATCHPAD,)
+    given: ClassVar[tuple[str, ...]] = (SCRATCHPAD,)
     vocabulary: ClassVar[tuple[str, ...]] = ("0", "1", "=", "end")
     separators: ClassVar[tuple[str, ...]] = ("=",)
 
@@ -57,11 +57,13 @@ class Parity(Task):
         # The start token acts as s_0. No token uses the ID of the end token.
         numbers = np.concatenate([bit_places, [length + 1], np.arange(length + 1) + bit_offset, [length + 2]])
         coupling = None if self.coupling == "none" else numbers[None, None]
-        places = np.concatenate([bit_places, [0, 0], bit_places, [0]])[None]
+        step_index = np.concatenate([bit_places, [0, 0], bit_places, [0]])[None]
         answer_indexes = np.arange(length + 2, 2 * length + 2)
-        support = np.full((2 * length + 3, 2), -1)
-        support[answer_indexes, 0] = np.arange(length)
-        support[answer_indexes, 1] = answer_indexes - 1
+        depends_on = np.full((2 * length + 3, 2), -1)
+        depends_on[answer_indexes, 0] = np.arange(length)
+        depends_on[answer_indexes, 1] = answer_indexes - 1
         # The end token depends on the separator, which follows the last bit.
-        support[-1, 0] = length
-        return Examples.with_prompt_length(tokens, length + 2, coupling=coupling, places=places, support=support[None])
+        depends_on[-1, 0] = length
+        return Examples.with_prompt_length(
+            tokens, length + 2, coupling=coupling, step_index=step_index, depends_on=depends_on[None]
+        )

@@ -97,10 +97,10 @@ class Recall(Task):
         is_value = (text >= self.num_keys) & (text < self.num_keys + self.num_values)
         text_groups = np.cumsum(~is_value, axis=1)
         other_groups = text_groups[:, -1:] + 1 + np.concatenate([[0], *[1 + query_indexes] * 2, [0, num_queries + 1]])
-        support = np.full((*tokens.shape, 3), -1)
+        depends_on = np.full((*tokens.shape, 3), -1)
         for column, sources in enumerate((length + 1 + query_indexes, key_indexes, key_indexes + 1)):
-            support[:, prompt_length:-1, column] = sources
+            depends_on[:, prompt_length:-1, column] = sources
         # The end token depends on the separator, which shares its ID with the last answer.
-        support[:, -1, 0] = length
+        depends_on[:, -1, 0] = length
         coupling = np.concatenate([text_groups, other_groups], axis=1)[None]
-        return Examples.with_prompt_length(tokens, prompt_length, coupling=coupling, support=support)
+        return Examples.with_prompt_length(tokens, prompt_length, coupling=coupling, depends_on=depends_on)

@@ -24,7 +24,7 @@ class Sort(Task):
     The ID of an item is its place in the list. ``>`` and each item of the response have the ID of the item that follows
     in the response; equal items keep the order of the list. The last item has the ID of ``=``. The response IDs contain
     the sorted order, so a decoder that receives them only has to copy items. The next item depends on all items, so the
-    task declares no support.
+    task declares no depends_on.
     """
 
     num_values: int = 64
@@ -100,5 +100,5 @@ class Sort(Task):
         prompt_groups = np.broadcast_to(np.arange(1, length + 2), (batch_size, length + 1))
         last_groups = np.broadcast_to([length + 1, length + 2], (batch_size, 2))
         coupling = np.concatenate([prompt_groups, item_order + 1, last_groups], axis=1)[None]
-        places = np.concatenate([item_places, [0, 0], item_places, [0]])[None]
-        return Examples.with_prompt_length(tokens, length + 1, coupling=coupling, places=places)
+        step_index = np.concatenate([item_places, [0, 0], item_places, [0]])[None]
+        return Examples.with_prompt_length(tokens, length + 1, coupling=coupling, step_index=step_index)

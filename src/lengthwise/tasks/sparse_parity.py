@@ -133,10 +133,10 @@ class SparseParity(Task):
         is_flagged = self._is_flagged(tokens)
         parity = (is_flagged & (tokens % 2 == 1)).sum(axis=1, keepdims=True) % 2
         separator_ids = np.full((batch_size, 1), len(self.vocabulary) - 2)
-        support = np.full((batch_size, length + 3, max(self.most, int(is_flagged.sum(axis=1).max()))), -1)
+        depends_on = np.full((batch_size, length + 3, max(self.most, int(is_flagged.sum(axis=1).max()))), -1)
         example_index, bit_index = is_flagged.nonzero()
-        support[example_index, length + 1, is_flagged.cumsum(axis=1)[example_index, bit_index] - 1] = bit_index
+        depends_on[example_index, length + 1, is_flagged.cumsum(axis=1)[example_index, bit_index] - 1] = bit_index
         # The end token depends on the separator, two tokens before it.
-        support[:, length + 2, 0] = length
+        depends_on[:, length + 2, 0] = length
         sequences = np.concatenate([tokens, separator_ids, parity, separator_ids + 1], axis=1)
-        return Examples.with_prompt_length(sequences, length + 1, support=support)
+        return Examples.with_prompt_length(sequences, length + 1, depends_on=depends_on)

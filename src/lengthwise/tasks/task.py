@@ -12,7 +12,7 @@ from lengthwise.core.devices import check_memory
 from lengthwise.core.errors import PromptError, SettingError
 from lengthwise.tasks.examples import Examples
 
-# Kinds of knowledge in the sequences of a task, for the column ``told`` of result tables.
+# Kinds of knowledge in the sequences of a task, for the column ``given`` of result tables.
 SCRATCHPAD, INDEX_HINTS = "scratchpad", "index hints"
 DIGITS = tuple("0123456789")
 # Number of lengths in an evaluation without explicit lengths.
@@ -44,8 +44,8 @@ class Task(Protocol):
         """Symbols that end a segment; the response follows the last separator."""
 
     @property
-    def knowledge(self) -> tuple[str, ...]:
-        """Knowledge beyond the training data, for the column ``told``: ``scratchpad`` or ``index hints``."""
+    def given(self) -> tuple[str, ...]:
+        """Knowledge beyond the training data, for the column ``given``: ``scratchpad`` or ``index hints``."""
         return ()
 
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
@@ -117,10 +117,10 @@ def task_fields(task: Task) -> dict[str, str]:
     return {"task": task.name, **task.source()}
 
 
-def declared_knowledge(declarer: object) -> tuple[str, ...]:
+def declared_given(declarer: object) -> tuple[str, ...]:
     """Return the kinds of knowledge that a task or an encoding declares, see docs/schemes.md; empty if it has none."""
-    knowledge: tuple[str, ...] = getattr(declarer, "knowledge", ())
-    return knowledge
+    given: tuple[str, ...] = getattr(declarer, "given", ())
+    return given
 
 
 @runtime_checkable

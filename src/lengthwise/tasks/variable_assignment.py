@@ -44,7 +44,7 @@ class VariableAssignment(Task):
     name: ClassVar[str] = "variable_assignment"
     summary: ClassVar[str] = "follow a variable through assignments in random order, with a scratchpad"
     paper: ClassVar[str] = "Golowich et al. 2025 (arXiv 2502.16792), section 5.2; form reconstructed"
-    knowledge: ClassVar[tuple[str, ...]] = (SCRATCHPAD,)
+    given: ClassVar[tuple[str, ...]] = (SCRATCHPAD,)
     separators: ClassVar[tuple[str, ...]] = ("?", ">")
 
     def __post_init__(self) -> None:
@@ -159,32 +159,32 @@ class VariableAssignment(Task):
         variable_indexes = np.arange(path.shape[1]) * (1 if self.operands == 1 else 2)
         tokens = np.full((batch_size, variable_indexes[-1] + 3), end_id)
         groups = np.full_like(tokens, length + 3)
-        support = np.full((*tokens.shape, max(3, self.operands + 1)), -1)
+        depends_on = np.full((*tokens.shape, max(3, self.operands + 1)), -1)
         tokens[:, variable_indexes], groups[:, variable_indexes] = chain[:, :, 0], path + 1
-        support[:, 0, 0] = prompt_length - 2
+        depends_on[:, 0, 0] = prompt_length - 2
         # The token after a variable depends on this variable, and on the variable and first operand of its assignment.
         previous = np.broadcast_to(prompt_length + variable_indexes, path.shape)
         dependencies = np.stack([previous, path * width, path * width + 2], axis=2)
-        support[:, variable_indexes[1:], :3] = dependencies[:, :-1]
+        depends_on[:, variable_indexes[1:], :3] = dependencies[:, :-1]
         if self.operands == 1:
             tokens[batch, depth], groups[batch, depth] = chain[batch, last_index, 2], length + 2
-            support[batch, depth, :3] = dependencies[batch, last_index]
+            depends_on[batch, depth, :3] = dependencies[batch, last_index]
             end_index, end_source = depth + 1, prompt_length + depth
         else:
             constants = np.where(chain[:, :, 2:] < self.num_names, 0, chain[:, :, 2:] - self.num_names)
             tokens[:, variable_indexes + 1] = self.num_names + constants.sum(axis=2).cumsum(axis=1) % self.num_values
             groups[:, variable_indexes + 1] = path + 1
-            support[:, variable_indexes + 1, : self.operands] = dependencies[:, :, 2:] + np.arange(self.operands)
-            support[:, variable_indexes[1:] + 1, self.operands] = prompt_length + variable_indexes[:-1] + 1
+            depends_on[:, variable_indexes + 1, : self.operands] = dependencies[:, :, 2:] + np.arange(self.operands)
+            depends_on[:, variable_indexes[1:] + 1, self.operands] = prompt_length + variable_indexes[:-1] + 1
             end_index, end_source = 2 * depth, dependencies[batch, last_index, 2]
         is_padding = np.arange(tokens.shape[1]) >= end_index[:, None]
-        tokens[is_padding], groups[is_padding], support[is_padding] = end_id, length + 3, -1
-        support[batch, end_index, 0] = end_source
+        tokens[is_padding], groups[is_padding], depends_on[is_padding] = end_id, length + 3, -1
+        depends_on[batch, end_index, 0] = end_source
         token_index = np.arange(prompt_length + tokens.shape[1])
         return Examples(
             tokens=np.concatenate([prompt, tokens], axis=1),
             prompt_length=np.full(batch_size, prompt_length),
             is_answer=(token_index >= prompt_length) & (token_index <= prompt_length + end_index[:, None]),
             coupling=np.concatenate([np.tile(prompt_groups, (batch_size, 1)), groups], axis=1)[None],
-            support=np.pad(support, ((0, 0), (prompt_length, 0), (0, 0)), constant_values=-1),
+            depends_on=np.pad(depends_on, ((0, 0), (prompt_length, 0), (0, 0)), constant_values=-1),
         )

@@ -1,7 +1,7 @@
 """Counterexamples by name: without one assumption, a head fits short sequences and fails on longer sequences.
 
 Each counterexample shows that some heads fail, not that all heads fail. They follow Golowich et al. 2025 (arXiv
-2502.16792), appendix C.2, and are reconstructed; 'small leak' and 'heavy joints' are derived here.
+2502.16792), appendix C.2, and are reconstructed; 'small leak' and 'heavy cuts' are derived here.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -253,7 +253,7 @@ def small_leak(filler_score: float = 1e-6) -> Counterexample:
     )
 
 
-def heavy_joints(num_digits: int = 3, heavy_score: float = 1e9) -> Counterexample:
+def heavy_cuts(num_digits: int = 3, heavy_score: float = 1e9) -> Counterexample:
     """Build the counterexample to bounds without kappa: one sequence of a star, x and digits misleads the head.
 
     The planted pair is the star and the first digit, and the label is constant. Only the pair of the last digit and x
@@ -282,8 +282,8 @@ def heavy_joints(num_digits: int = 3, heavy_score: float = 1e9) -> Counterexampl
     witness = attention_from_scores([(0, 1)], witness_scores.reshape(1, -1), witness_values, num_tokens)
     case = Case(law=law, learned_head=learned, witness_head=witness)
     return Counterexample(
-        name="heavy joints",
-        assumption="light joints: sets that cross a cut have a small share of the total score",
+        name="heavy cuts",
+        assumption="light cuts: sets that cross a cut have a small share of the total score",
         train_lengths=tuple(range(2, num_digits + 2)),
         test_lengths=(num_digits + 2,),
         build_case=lambda length: case,
@@ -339,7 +339,7 @@ COUNTEREXAMPLES: dict[str, Counterexample] = {
             loss=Distance(),
         ),
         small_leak(),
-        heavy_joints(),
+        heavy_cuts(),
     )
 }
 

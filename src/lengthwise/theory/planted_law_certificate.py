@@ -190,7 +190,7 @@ def _list_assumptions(case: Extrapolation) -> Iterator[Assumption]:
     for name, counterexample in (("relativity", "absolute positions"), ("one background", "new background token")):
         yield Assumption(name=name, holds=True, found="by construction", counterexample=counterexample)
     yield Assumption(name="linear loss", holds=True, found=f"'{case.loss.name}'", counterexample="canceling errors")
-    yield _check_joints(case)
+    yield _check_cuts(case)
 
 
 def _check_regularity(case: Extrapolation, span: int | None) -> Assumption:
@@ -208,12 +208,12 @@ def _check_regularity(case: Extrapolation, span: int | None) -> Assumption:
     return Assumption(name="regularity", holds=holds, found=finding, counterexample="rare shape")
 
 
-def _check_joints(case: Extrapolation) -> Assumption:
+def _check_cuts(case: Extrapolation) -> Assumption:
     try:
         finding, holds = f"kappa = {largest_kappa(case):.4g}", True
     except BoundError as error:
         finding, holds = str(error), False
-    return Assumption(name="light joints", holds=holds, found=finding, counterexample="heavy joints")
+    return Assumption(name="light cuts", holds=holds, found=finding, counterexample="heavy cuts")
 
 
 def _build_case(law: Planted, predictor: Predictor, train_length: int) -> Callable[[int], Extrapolation]:

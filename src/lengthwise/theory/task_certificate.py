@@ -89,7 +89,7 @@ class TaskCertificate:
 def certify_task(task: Task, *, trained: int, lengths: Sequence[int], seed: int = 0) -> TaskCertificate:
     """Test the conditions of proposition 4.4 on examples of length ``trained`` and of longer ``lengths``.
 
-    ``trained`` is the longest training length. Raises ``SettingError`` for a task without ``support``.
+    ``trained`` is the longest training length. Raises ``SettingError`` for a task without ``depends_on``.
     """
     check_test_lengths(trained, lengths)
     structures = tuple(measure_structure(task, length, seed) for length in sorted({trained, *lengths}))
@@ -120,21 +120,21 @@ def _verdict(task: Task, assumptions: Sequence[Assumption]) -> str:
 
 
 def measure_structure(task: Task, length: int, seed: int) -> Structure:
-    """Measure the structure of example answers at one length; raise ``SettingError`` for a task without ``support``."""
+    """Measure the structure of answers of one length; raise ``SettingError`` for a task without ``depends_on``."""
     examples = task.sample(length=length, size=NUM_STRUCTURE_EXAMPLES, rng=stream(seed, "structure", length))
-    if examples.support is None:
+    if examples.depends_on is None:
         raise SettingError(
-            f"task {task.name} does not declare which tokens its answers depend on (support); use a built-in "
-            "task or a class with support, because a task file has none, or a planted law"
+            f"task {task.name} does not declare which tokens its answers depend on (depends_on); use a built-in "
+            "task or a class with depends_on, because a task file has none, or a planted law"
         )
     shapes: Counter[Shape] = Counter()
     k = reach = 0
     for example, answer_index in np.argwhere(examples.is_answer).tolist():
-        support = examples.support[example, answer_index]
-        needed = np.unique(np.append(support[support >= 0], answer_index - 1))
+        depends_on = examples.depends_on[example, answer_index]
+        needed = np.unique(np.append(depends_on[depends_on >= 0], answer_index - 1))
         k, reach = max(k, len(needed)), max(reach, int(np.ptp(needed)) + 1)
         if examples.coupling is not None:
-            ids = examples.coupling[:, example, planted_tokens(support, answer_index)]
+            ids = examples.coupling[:, example, planted_tokens(depends_on, answer_index)]
             shapes[tuple(tuple(sorted(set((id_level - id_level.min()).tolist()))) for id_level in ids)] += 1
     return Structure(
         length=length,
@@ -242,7 +242,7 @@ def _sample_contexts(task: Task, seed: int) -> tuple[list[Context], str | None]:
             examples = task.sample(length=length, size=NUM_EXAMPLES, rng=stream(seed, "conditions", length))
         except LengthwiseError:
             continue
-        if examples.coupling is None or examples.support is None:
+        if examples.coupling is None or examples.depends_on is None:
             return [], "no coupling"
         if len(examples.coupling) > 1:
             return [], f"the coupling has {len(examples.coupling)} levels, but the proposition is for one level"
@@ -254,7 +254,7 @@ def _sample_contexts(task: Task, seed: int) -> tuple[list[Context], str | None]:
             *tokens, label = examples.tokens[example, : answer_index + 1].tolist()
             for token_id, token in zip(ids.tolist(), tokens, strict=True):
                 super_tokens[token_id].append(token)
-            planted = np.unique(ids[planted_tokens(examples.support[example, answer_index], answer_index)])
+            planted = np.unique(ids[planted_tokens(examples.depends_on[example, answer_index], answer_index)])
             contexts.append(
                 Context(
                     answer_id=(length, int(answer_numbers[example, answer_index])),
@@ -268,9 +268,9 @@ def _sample_contexts(task: Task, seed: int) -> tuple[list[Context], str | None]:
     return contexts, None if contexts else f"no examples of lengths up to {MAX_LENGTH}"
 
 
-def planted_tokens(support: Int[np.ndarray, " most"], index: int) -> Int[np.ndarray, " planted"]:
-    """Return the indexes of tokens in ``support``, or of the token before the answer at ``index`` if it is empty."""
-    needed = support[support >= 0]
+def planted_tokens(depends_on: Int[np.ndarray, " most"], index: int) -> Int[np.ndarray, " planted"]:
+    """Return the indexes of tokens in ``depends_on``, or of the token before the answer at ``index`` if it is empty."""
+    needed = depends_on[depends_on >= 0]
     return needed if needed.size else np.array([index - 1])
 
 

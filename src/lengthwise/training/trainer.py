@@ -176,7 +176,7 @@ class Trainer:
         self.decoder = decoder
         self.processes = processes
         self.settings = settings
-        stages = () if settings.stage_loss is None else sampler.task.stages()
+        stages = () if settings.stage_threshold is None else sampler.task.stages()
         self.samplers = [replace(sampler, task=task) for task in stages] or [sampler]
         tilt = settings.length_tilt
         self.tilt = LengthTilt(tilt=tilt, max_length=sampler.lengths[1]) if tilt else None
@@ -342,7 +342,7 @@ class Trainer:
 
     def _promote(self, loss: float) -> None:
         """Update the running loss, and move to the next stage if it is low enough."""
-        progress, threshold = self.progress, self.settings.stage_loss
+        progress, threshold = self.progress, self.settings.stage_threshold
         progress.running_loss += (loss - progress.running_loss) / STAGE_LOSS_WINDOW
         if threshold is not None and progress.running_loss < threshold:
             progress.stage, progress.running_loss = progress.stage + 1, STAGE_START

@@ -28,7 +28,7 @@ ALLOWED: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
         "is negative; use 0 or more",
     ),
     (("fit_every",), lambda steps: steps is None or steps >= 1, "is too small; use at least 1, or None"),
-    (("stage_loss",), lambda loss: loss is None or loss > 0, "is not positive; use a number above 0, or None"),
+    (("stage_threshold",), lambda loss: loss is None or loss > 0, "is not positive; use a number above 0, or None"),
 )
 
 
@@ -49,9 +49,9 @@ class TrainingSettings:
     training ends once it reaches ``fit_threshold``. If ``cooldown_steps`` is set, training then continues for this
     number of steps, and the learning rate decays only in these steps. A run with fewer steps decays in all of them.
 
-    ``stage_loss`` enables a curriculum for tasks with stages, from easy to hard: the next stage starts once the running
-    loss (mean over about 20 steps, in nats) is below ``stage_loss``. ``fit_every`` applies only to
-    the last stage. Raises ``SettingError`` for a value of the wrong type or out of range.
+    ``stage_threshold`` enables a curriculum for tasks with stages, from easy to hard: the next stage starts once the
+    running loss (mean over about 20 steps, in nats) is below ``stage_threshold``. ``fit_every`` applies only to the
+    last stage. Raises ``SettingError`` for a value of the wrong type or out of range.
     """
 
     steps: int = 500
@@ -71,7 +71,7 @@ class TrainingSettings:
     fit_every: int | None = None
     fit_threshold: float = 0.99
     cooldown_steps: int = 0
-    stage_loss: float | None = None
+    stage_threshold: float | None = None
     precision: str = "auto"
 
     def __post_init__(self) -> None:

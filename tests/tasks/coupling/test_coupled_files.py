@@ -10,6 +10,7 @@ from tests.cli.test_cli import output_of
 from tests.support.small_runs import small_experiment
 from tests.tasks.test_jsonl_task import reversals, without_coupling, write_records
 
+import lengthwise as lw
 from lengthwise.cli.app import main
 from lengthwise.core.errors import (
     CouplingError,
@@ -20,19 +21,19 @@ from lengthwise.core.errors import (
     UnsupportedTaskError,
 )
 from lengthwise.evaluation.exact_match import EvaluationSettings
-from lengthwise.experiments.recipes import experiment_for, quick
+from lengthwise.experiments.recipes import quick_version
 from lengthwise.experiments.run import load_run, train
 from lengthwise.experiments.run_evaluation import (
     certify_run,
     diagnose_run,
     evaluate,
     generate_from_prompt,
-    task_with_support,
+    task_with_dependencies,
 )
-from lengthwise.positions import Discovered, Predicted, Sequential, describe_knowledge
+from lengthwise.positions import Discovered, Predicted, Sequential, describe_given
 from lengthwise.tasks import Copy, JSONLTask
 from lengthwise.tasks.coupling.found_coupling import find_coupling_in_examples as find_coupling
-from lengthwise.tasks.coupling.pointers import parse_rule, support_at
+from lengthwise.tasks.coupling.pointers import depends_on_at, parse_rule
 from lengthwise.tasks.coupling.report import describe_conditions
 
 # The last prompt token of a task file is <mark>.
@@ -187,7 +188,7 @@ def test_the_scheme_discovered_trains_on_a_file_and_tests_on_another_one(bare_fi
     run = load_run(tmp_path / "run", overrides={"task": JSONLTask(file=str(test_file))})
     assert run.experiment.scheme.rule == RULE
     (row,) = evaluate(run, EvaluationSettings(lengths=(9,), num_examples=(4,)))
-    assert (row["scheme"], row["told"]) == ("discovered", "ID range")
+    assert (row["scheme"], row["given"]) == ("discovered", "ID range")
     # Nothing is known about the prompt: neither its answer nor its coupling. The pointer starts at its last token.
     answer = generate_from_prompt(run, "a b c c b a a", max_new_tokens=3)
     assert answer.tokens
@@ -195,11 +196,11 @@ def test_the_scheme_discovered_trains_on_a_file_and_tests_on_another_one(bare_fi
 
 
 def test_a_found_rule_names_the_tokens_that_the_answers_of_a_file_run_need(bare_file, tmp_path):
-    train(quick(experiment_for(str(bare_file), "discovered")), tmp_path / "run", device="cpu")
+    train(lw.experiment(str(bare_file), "discovered", quick=True), tmp_path / "run", device="cpu")
     longer = write_records(tmp_path / "test.jsonl", without_coupling(reversals([4, 9], seed=1)))
     run = load_run(tmp_path / "run", overrides={"task": JSONLTask(file=str(longer))})
-    examples = task_with_support(run.experiment).records_at(9, np.arange(2))
-    needed = examples.support.max(axis=2)
+    examples = task_with_dependencies(run.experiment).records_at(9, np.arange(2))
+    needed = examples.depends_on.max(axis=2)
     # Nine letters, <mark>, <start>, and the letters again from the last one on.
     assert needed[:, 11:20].tolist() == [[8, 7, 6, 5, 4, 3, 2, 1, 0]] * 2
     found = diagnose_run(run, 9, num_examples=4)
@@ -207,15 +208,15 @@ def test_a_found_rule_names_the_tokens_that_the_answers_of_a_file_run_need(bare_
     # The untrained run does not fit, but it is no longer refused for a missing support.
     assert certify_run(run, [9]).refusal.startswith("the run does not fit")
     plain = replace(run.experiment, scheme=Sequential())
-    assert task_with_support(plain) is plain.task
+    assert task_with_dependencies(plain) is plain.task
 
 
 def test_the_support_of_a_rule_is_that_which_a_task_declares():
     task, rule = Copy(), parse_rule(("one", "rising: prompt first +1 +0"))
     examples = task.sample(length=7, size=3, rng=np.random.default_rng(0))
-    support = support_at(rule.addresses, rule.division, examples)
+    depends_on = depends_on_at(rule.addresses, rule.division, examples)
     letters = examples.is_answer & (examples.tokens != task.vocabulary.index("end"))
-    assert (support.max(axis=2) == examples.support.max(axis=2))[letters].all()
+    assert (depends_on.max(axis=2) == examples.depends_on.max(axis=2))[letters].all()
 
 
 def test_a_file_whose_rule_counts_from_a_token_is_trained_on(tmp_path):
@@ -224,28 +225,28 @@ def test_a_file_whose_rule_counts_from_a_token_is_trained_on(tmp_path):
     for length in [each for each in range(1, 6) for _ in range(40)]:
         first, second = rng.choice(list("abc"), size=(2, length))
         records.append({"prompt": [*first, "|", *second], "response": second.tolist(), "length": length})
-    experiment = experiment_for(str(write_records(tmp_path / "rows.jsonl", records)), "discovered")
+    experiment = lw.experiment(str(write_records(tmp_path / "rows.jsonl", records)), "discovered")
     assert "#" in experiment.scheme.rule[1]
-    run = train(quick(experiment), tmp_path / "run", device="cpu")
+    run = train(quick_version(experiment), tmp_path / "run", device="cpu")
     assert experiment.scheme.num_levels == 1
     assert generate_from_prompt(run, "a b | c a", max_new_tokens=2).tokens
 
 
 def test_the_scheme_discovered_finds_the_coupling_of_a_built_in_task():
-    experiment = experiment_for("copy", "discovered")
+    experiment = lw.experiment("copy", "discovered")
     assert experiment.scheme.rule == ("one", "rising: prompt first +1 +0")
-    assert experiment.scheme.num_position_ids == experiment_for("copy", "predicted").scheme.num_position_ids
+    assert experiment.scheme.num_position_ids == lw.experiment("copy", "predicted").scheme.num_position_ids
 
 
 def test_discovered_settings_carry_the_found_rule(bare_file):
-    experiment = experiment_for(str(bare_file), "discovered")
+    experiment = lw.experiment(str(bare_file), "discovered")
     assert experiment.scheme.rule == find_coupling(JSONLTask(file=str(bare_file))).rule.texts == RULE
 
 
-def test_a_found_coupling_counts_as_told_nothing(bare_file):
+def test_a_found_coupling_counts_as_given_nothing(bare_file):
     task = JSONLTask(file=str(bare_file))
-    assert describe_knowledge(task, Predicted()) == "ID range, coupling"
-    assert describe_knowledge(task, Discovered(rule=RULE)) == "ID range"
+    assert describe_given(task, Predicted()) == "ID range, coupling"
+    assert describe_given(task, Discovered(rule=RULE)) == "ID range"
 
 
 def test_a_rule_replaces_the_coupling_of_the_records(tmp_path):
@@ -340,11 +341,11 @@ def test_the_search_reads_the_records_of_a_file_with_training_lengths_only(tmp_p
     # A longer record repeats its prompt, so no rule explains all records.
     long = [{**record, "response": record["prompt"]} for record in without_coupling(reversals(range(7, 11), count=40))]
     file = str(write_records(tmp_path / "rows.jsonl", [*short, *long]))
-    alone = experiment_for(str(write_records(tmp_path / "short.jsonl", short)), "discovered").scheme
-    assert experiment_for(file, "discovered", train_lengths=(1, 6)).scheme == alone
+    alone = lw.experiment(str(write_records(tmp_path / "short.jsonl", short)), "discovered").scheme
+    assert lw.experiment(file, "discovered", train_lengths=(1, 6)).scheme == alone
     with pytest.raises(CouplingError):
-        experiment_for(file, "discovered")
+        lw.experiment(file, "discovered")
     with pytest.raises(LengthwiseError, match="length 20"):
-        experiment_for(file, "discovered", train_lengths=(20, 30))
+        lw.experiment(file, "discovered", train_lengths=(20, 30))
     with pytest.raises(LengthwiseError, match="training lengths 6:1 are reversed"):
-        experiment_for(file, "discovered", train_lengths=(6, 1))
+        lw.experiment(file, "discovered", train_lengths=(6, 1))

@@ -59,11 +59,11 @@ def test_the_found_addresses_are_those_of_the_task(name):
 
 @dataclass(frozen=True, kw_only=True)
 class ParityWithoutCoupling(Parity):
-    """Parity whose examples have neither coupling, places nor support."""
+    """Parity whose examples have neither coupling, step_index nor depends_on."""
 
     def sample(self, *, length, size, rng):  # noqa: D102
         examples = super().sample(length=length, size=size, rng=rng)
-        return replace(examples, coupling=None, places=None, support=None)
+        return replace(examples, coupling=None, step_index=None, depends_on=None)
 
 
 def test_the_declared_coupling_and_support_are_never_read():

@@ -102,7 +102,7 @@ def test_the_conditions_of_a_coupling_are_those_of_a_loop_over_the_answers(task)
     sampled = task.sample(length=5, size=NUM_EXAMPLES, rng=stream(0, "conditions", 5))
     counts, distances = [], []
     for example, answer in np.argwhere(sampled.is_answer).tolist():
-        needed = {*sampled.support[example, answer].tolist(), answer - 1} - {-1}
+        needed = {*sampled.depends_on[example, answer].tolist(), answer - 1} - {-1}
         ids = sampled.coupling[:, example]
         counts.append(len(needed))
         distances += [min(abs(level[token] - level[answer - 1]) for level in ids) for token in needed]

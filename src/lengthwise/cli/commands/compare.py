@@ -56,13 +56,13 @@ def compare_(
     from lengthwise.cli.config_file import read_changes
     from lengthwise.evaluation.tables_and_figures import draw, result_tables
     from lengthwise.experiments.experiment import change_settings, changed_train_lengths
-    from lengthwise.experiments.recipes import quick
+    from lengthwise.experiments.recipes import quick_version
     from lengthwise.experiments.runner import compare
 
     changes = read_changes(given_options)
     experiments = experiment_options.experiments_from_names(names or [], task, rows, changed_train_lengths(changes))
     for label, experiment in experiments.items():
-        base_experiment = replace(quick(experiment) if use_quick else experiment, seed=0)
+        base_experiment = replace(quick_version(experiment) if use_quick else experiment, seed=0)
         if lengths is not None:
             evaluation = experiment_options.keep_one_count(base_experiment.evaluation)
             base_experiment = replace(base_experiment, evaluation=evaluation)

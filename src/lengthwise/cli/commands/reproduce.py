@@ -54,8 +54,13 @@ def reproduce_(
         )
     print_warnings(result.comparison.warnings, is_complete=result.comparison.is_complete)
     if as_json:
-        rows, diverged_runs, readings = result.comparison.rows, result.comparison.diverged, result.readings
-        output_values = {"results": rows, "diverged": diverged_runs, "readings": readings, "figure": str(result.figure)}
+        rows, diverged_runs, measurements = result.comparison.rows, result.comparison.diverged, result.measurements
+        output_values = {
+            "results": rows,
+            "diverged": diverged_runs,
+            "measurements": measurements,
+            "figure": str(result.figure),
+        }
         print_json({"claim": claim, "size": size, **output_values})
         return
     for title, header, body in result.tables:

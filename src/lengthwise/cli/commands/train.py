@@ -68,7 +68,7 @@ def train_(
     from lengthwise.cli import experiment_options
     from lengthwise.cli.config_file import part_names, read_changes
     from lengthwise.experiments.experiment import change_settings, changed_train_lengths
-    from lengthwise.experiments.recipes import quick
+    from lengthwise.experiments.recipes import quick_version
     from lengthwise.experiments.run import train
     from lengthwise.experiments.run_folder import read_experiment
 
@@ -83,7 +83,7 @@ def train_(
             name, **names, train_lengths=changed_train_lengths(changes)
         )
     if use_quick and not (resume and saved_run == out):
-        experiment = quick(experiment)
+        experiment = quick_version(experiment)
     # The flags override --set, --set overrides the file, and all of them override the settings of --quick.
     experiment = change_settings(experiment, changes)
     run_name = f"{experiment.task.name}-{experiment.scheme.name}-{experiment.seed}"

@@ -109,7 +109,7 @@ class Interventions:
         rng = stream(model.seed, "diagnosis home", length)
         for examples, batch in iter_examples(model.task, model.scheme, length, NUM_TRAIN_EXAMPLES, model.seed):
             queries = build_queries(model.task, examples, batch, sample_answers(batch, end_token, rng))
-            full_sequences = upweight_distractors(queries.support, queries.last_index, 1.0)
+            full_sequences = upweight_distractors(queries.depends_on, queries.last_index, 1.0)
             half_sequences = self._subsample(queries, self.budget // 2, rng)[0].unweighted()
             is_retained = self._is_correct(self._with_train_ids(queries, half_sequences), half_sequences)
             stays_correct += is_retained[model.query(queries, full_sequences).correct].tolist()
@@ -123,7 +123,7 @@ class Interventions:
         units = coupling_units(repeated.examples)
         candidates = []
         for block_size in BLOCK_SIZES:
-            subsamples = subsample(repeated.support, repeated.last_index, budget, rng, units, block_size)
+            subsamples = subsample(repeated.depends_on, repeated.last_index, budget, rng, units, block_size)
             unit_rows = zip(units, subsamples.indices, strict=True)
             num_units = [len(np.unique(unit_ids[indices])) for unit_ids, indices in unit_rows]
             within_budget = np.asarray((np.array(num_units) <= budget).reshape(-1, NUM_SUBSAMPLES).all(axis=1))
@@ -134,12 +134,12 @@ class Interventions:
         """Return masks of correct queries without their competing tokens, and without as many random other tokens."""
         hidden = []
         for row, last in enumerate(queries.last_index.tolist()):
-            assert queries.examples.support is not None
-            needed = queries.examples.support[row, last + 1]
+            assert queries.examples.depends_on is not None
+            needed = queries.examples.depends_on[row, last + 1]
             tokens = queries.examples.tokens[row, : last + 1]
             competing, others = competing_tokens(tokens, needed[needed >= 0])
             # Hidden separators would change the segments.
-            competing, others = (np.setdiff1d(indexes, queries.support[row]) for indexes in (competing, others))
+            competing, others = (np.setdiff1d(indexes, queries.depends_on[row]) for indexes in (competing, others))
             hidden.append((competing, rng.choice(others, size=len(competing), replace=False)))
         return query_without_tokens(self.model.decoder, queries, hidden)
 
@@ -154,8 +154,8 @@ class Interventions:
         ids = repeated.batch.position_ids.numpy().copy()
         for subsample_index, last_index in enumerate(subsamples.last_column):
             token_indices = subsamples.indices[subsample_index, : last_index + 1]
-            support = np.append(repeated.support[subsample_index], token_indices[-1])
-            distances = np.abs(token_indices[:, None] - support).min(axis=1)
+            depends_on = np.append(repeated.depends_on[subsample_index], token_indices[-1])
+            distances = np.abs(token_indices[:, None] - depends_on).min(axis=1)
             indices_by_distance = token_indices[distances.argsort(kind="stable")]
             train_ids = self.train_ids[query_indices[subsample_index] % len(self.train_ids)]
             for level_ids, level_train_ids in zip(ids[:, subsample_index], train_ids, strict=True):

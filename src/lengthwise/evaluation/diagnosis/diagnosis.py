@@ -24,9 +24,9 @@ from lengthwise.evaluation.diagnosis.failures import (
     RangeShift,
     collect_failures,
     count_failures,
-    mean_support_mass,
+    mean_needed_mass,
     measure_range_shifts,
-    support_mass_at_errors,
+    needed_mass_at_errors,
 )
 from lengthwise.evaluation.exact_match import count_examples
 from lengthwise.evaluation.forecast.assumptions import ACCURACY_THRESHOLD
@@ -39,9 +39,9 @@ MAX_QUERIES = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthSummary:
-    """Exact match at a length with its 95% interval, and the attention of each of ``Diagnosis.heads`` on the support.
+    """Exact match at a length with its 95% interval, and the mean attention of ``Diagnosis.heads`` on needed tokens.
 
-    ``support_mass`` is the mean attention weight from the token before an answer to the support of the answer.
+    ``needed_mass`` is the mean attention weight from the token before an answer to the needed tokens of the answer.
     """
 
     length: int
@@ -49,7 +49,7 @@ class LengthSummary:
     exact_match: float
     low: float
     high: float
-    support_mass: tuple[float, ...]
+    needed_mass: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +57,9 @@ class Diagnosis:
     """Failures of a run at a length, with their causes.
 
     ``by_length`` covers the longest training length, its doublings (or the nearest available lengths) and ``length``.
-    ``heads`` contains the (layer, head) pairs, counted from 0, with at least half the support attention of the best
-    head at the longest training length. If no example fails, ``failures`` is None, and there are no range shifts and
-    causes. ``skip_reason`` is the reason why there are no interventions and no ``subsampling_control``.
+    ``heads`` contains the (layer, head) pairs, counted from 0, with at least half the attention on the needed tokens of
+    the best head at the longest training length. If no example fails, ``failures`` is None, and there are no range
+    shifts and causes. ``skip_reason`` is the reason why there are no interventions and no ``subsampling_control``.
     ``limited_by`` is a sentence with the result.
     """
 
@@ -68,7 +68,7 @@ class Diagnosis:
     train_lengths: tuple[int, int]
     by_length: tuple[LengthSummary, ...]
     heads: tuple[tuple[int, int], ...]
-    support_mass_at_errors: tuple[float, ...] = ()
+    needed_mass_at_errors: tuple[float, ...] = ()
     failures: FailureCounts | None = None
     range_shifts: tuple[RangeShift, ...] = ()
     causes: tuple[Cause, ...] = ()
@@ -92,8 +92,9 @@ def diagnose(
     """Find the causes of failures at a length, on the examples of ``evaluate_by_length`` with the same seed.
 
     Each intervention reevaluates the first errors of at most ``MAX_QUERIES`` failed examples. An intervention that
-    repairs an error identifies the cause of the error. For a task without support, the function skips the interventions
-    that need it. ``report`` receives the name of each stage, once per batch; its exceptions end the diagnosis.
+    repairs an error identifies the cause of the error. For a task without depends_on, the function skips the
+    interventions that need it. ``report`` receives the name of each stage, once per batch; its exceptions end the
+    diagnosis.
     """
     lengths, doubled_length = {model.max_train_length, length}, 2 * model.max_train_length
     while doubled_length < length:
@@ -101,7 +102,7 @@ def diagnose(
         doubled_length *= 2
     num_answers = min(NUM_ANSWERS, num_examples)
     mass_by_length = {
-        tested: mean_support_mass(model, tested, num_answers, partial(report, f"attention at length {tested:,}"))
+        tested: mean_needed_mass(model, tested, num_answers, partial(report, f"attention at length {tested:,}"))
         for tested in sorted(lengths)
     }
     train_mass = mass_by_length[model.max_train_length]
@@ -118,7 +119,7 @@ def diagnose(
         low, high = wilson_interval(exact, total)
         head_masses = tuple(float(masses[head]) for head in heads)
         summary = LengthSummary(
-            length=tested, num_examples=total, exact_match=exact / total, low=low, high=high, support_mass=head_masses
+            length=tested, num_examples=total, exact_match=exact / total, low=low, high=high, needed_mass=head_masses
         )
         by_length.append(summary)
     last = by_length[-1]
@@ -178,10 +179,10 @@ def _with_causes(
         on_correct = interventions.apply_to_batches(correct_answers, MAX_QUERIES, stage) if correct_answers else None
         beyond = any(shift.fraction_beyond > 0 for shift in range_shifts)
         causes = tuple(measure_intervention_causes(on_errors, on_correct, diagnosis.length, beyond_training=beyond))
-    masses = support_mass_at_errors(model, errors)
+    masses = needed_mass_at_errors(model, errors)
     return replace(
         diagnosis,
-        support_mass_at_errors=tuple(float(masses[head]) for head in diagnosis.heads),
+        needed_mass_at_errors=tuple(float(masses[head]) for head in diagnosis.heads),
         failures=failure_counts,
         range_shifts=range_shifts,
         causes=causes + id_and_end_causes,

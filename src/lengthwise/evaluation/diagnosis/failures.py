@@ -1,4 +1,4 @@
-"""Failed examples of a length: first errors, attention on the support, and IDs and distances beyond training."""
+"""Failed examples of a length: first errors, attention on the needed tokens, and IDs and distances beyond training."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ from lengthwise.training.batch import Batch
 MAX_NUM_DECODED = 16
 # Maximum number of answers per mean.
 NUM_ANSWERS = 64
-# Number of training examples that determine the distances between answers and their support.
+# Number of training examples that determine the distances between answers and their needed tokens.
 NUM_DISTANCE_EXAMPLES = 256
 
 
@@ -139,10 +139,10 @@ def grade_with_known_end(decoder: Decoder, failures: FailureBatch, end: int) -> 
     return is_end_error & is_first_correct, is_correct.all(axis=1) & failures.ids_correct
 
 
-def mean_support_mass(
+def mean_needed_mass(
     model: ProbedModel, length: int, num_answers: int, report: Callable[[], None]
 ) -> Float[np.ndarray, "layers heads"]:
-    """Return the mean support attention of each head over sampled answers at a length; 0 for a task without support.
+    """Return each head's mean attention on the needed tokens of sampled answers; 0 for a task without depends_on.
 
     ``report`` is called before each batch of answers.
     """
@@ -151,35 +151,35 @@ def mean_support_mass(
     masses = []
     for examples, batch in iter_examples(model.task, model.scheme, length, num_answers, model.seed):
         report()
-        if examples.support is not None:
-            masses.append(support_mass(model.decoder, batch, sample_answers(batch, end_token, rng), examples.support))
+        if examples.depends_on is not None:
+            masses.append(needed_mass(model.decoder, batch, sample_answers(batch, end_token, rng), examples.depends_on))
     return _mean_by_head(model, masses)
 
 
-def support_mass_at_errors(model: ProbedModel, errors: list[Queries]) -> Float[np.ndarray, "layers heads"]:
-    """Return the mean support attention of each head over the first errors; 0 for a task without support."""
+def needed_mass_at_errors(model: ProbedModel, errors: list[Queries]) -> Float[np.ndarray, "layers heads"]:
+    """Return each head's mean attention on the needed tokens of the first errors; 0 for a task without depends_on."""
     masses, num_remaining = [], NUM_ANSWERS
     for queries in errors:
         selected = queries.first(num_remaining)
-        answer, support = selected.answer, selected.examples.support
-        if support is not None and len(answer):
-            masses.append(support_mass(model.decoder, selected.batch, answer, support))
+        answer, depends_on = selected.answer, selected.examples.depends_on
+        if depends_on is not None and len(answer):
+            masses.append(needed_mass(model.decoder, selected.batch, answer, depends_on))
         num_remaining -= len(answer)
     return _mean_by_head(model, masses)
 
 
 @torch.no_grad()
-def support_mass(
-    decoder: Decoder, batch: Batch, answer: Int[np.ndarray, " batch"], support: Int[np.ndarray, "batch seq k"]
+def needed_mass(
+    decoder: Decoder, batch: Batch, answer: Int[np.ndarray, " batch"], depends_on: Int[np.ndarray, "batch seq k"]
 ) -> Float[np.ndarray, "answers layers heads"]:
-    """Return the support attention of one answer per example; ``answer`` contains the token indexes of the answers.
+    """Return the attention of one answer per example on its needed tokens; ``answer`` contains token indexes.
 
-    The support excludes the token before the answer, because the decoder reads it without attention. The result omits
-    answers whose support contains only this token.
+    The needed tokens exclude the token before the answer, because the decoder reads it without attention. The result
+    omits answers whose needed tokens are only this token.
     """
     masses: list[Float[np.ndarray, "layers heads"]] = []
     for example, query_index in enumerate((answer - 1).tolist()):
-        keys = np.unique(support[example, query_index + 1])
+        keys = np.unique(depends_on[example, query_index + 1])
         keys = keys[(keys >= 0) & (keys != query_index)]
         if not len(keys):
             continue
@@ -222,7 +222,7 @@ class RangeShift:
 def measure_range_shifts(model: ProbedModel, errors: list[Queries]) -> Iterator[RangeShift]:
     """Yield one range shift per quantity; ``errors`` contains the first error of each failed example.
 
-    Quantities of the support are measured only if the task declares a support.
+    Quantities of the needed tokens are measured only if the task declares needed tokens.
     """
     trained_distance = model.trained_distance
     assert trained_distance is not None, "a finished run has a trained distance"
@@ -230,14 +230,18 @@ def measure_range_shifts(model: ProbedModel, errors: list[Queries]) -> Iterator[
     for queries in errors:
         ids = queries.batch.position_ids.numpy().astype(np.float64)
         id_spans.append(np.ptp(ids, axis=-1).max(axis=0))
-        if (support := queries.examples.support) is not None:
+        if (depends_on := queries.examples.depends_on) is not None:
             example_indices = np.arange(len(queries.answer))
-            largest_id, distance = _support_range(ids, support)
+            largest_id, distance = _range_of_needed(ids, depends_on)
             largest_ids.append(largest_id[example_indices, queries.answer])
             distances.append(distance[example_indices, queries.answer])
     quantities = (
-        ("ID in the support of an answer", model.id_range[1], largest_ids),
-        ("distance of an answer to its support", _max_train_support_distance(model) if distances else 0, distances),
+        ("ID of the needed tokens of an answer", model.id_range[1], largest_ids),
+        (
+            "distance of an answer to its needed tokens",
+            _max_train_distance_to_needed(model) if distances else 0,
+            distances,
+        ),
         ("distance between any two tokens", trained_distance, id_spans),
     )
     for quantity, train_max, values_by_batch in quantities:
@@ -247,23 +251,23 @@ def measure_range_shifts(model: ProbedModel, errors: list[Queries]) -> Iterator[
             yield RangeShift(quantity=quantity, train_max=limit, test_max=test_max, fraction_beyond=beyond)
 
 
-def _support_range(
-    ids: Float[np.ndarray, "level batch seq"], support: Int[np.ndarray, "batch seq k"]
+def _range_of_needed(
+    ids: Float[np.ndarray, "level batch seq"], depends_on: Int[np.ndarray, "batch seq k"]
 ) -> tuple[Float[np.ndarray, "batch seq"], Float[np.ndarray, "batch seq"]]:
-    """Return, for each token, the largest ID in its support, and the largest distance from it to the previous token.
+    """Return each token's largest ID of its needed tokens, and their largest distance to the previous token.
 
     With several levels, the distance comes from the level on which it is smallest.
     """
     query_ids = np.roll(ids, 1, axis=2)
-    example_indices = np.arange(len(support))[:, None, None]
-    support_ids = np.where(support >= 0, ids[:, example_indices, support], query_ids[..., None])
-    distances = np.abs(support_ids - query_ids[..., None]).max(axis=3).min(axis=0)
-    return support_ids.max(axis=(0, 3)), distances
+    example_indices = np.arange(len(depends_on))[:, None, None]
+    needed_ids = np.where(depends_on >= 0, ids[:, example_indices, depends_on], query_ids[..., None])
+    distances = np.abs(needed_ids - query_ids[..., None]).max(axis=3).min(axis=0)
+    return needed_ids.max(axis=(0, 3)), distances
 
 
-def _max_train_support_distance(model: ProbedModel) -> float:
+def _max_train_distance_to_needed(model: ProbedModel) -> float:
     rng = stream(model.seed, "diagnosis training", model.max_train_length)
     examples = model.task.sample(length=model.max_train_length, size=NUM_DISTANCE_EXAMPLES, rng=rng)
-    assert examples.support is not None
+    assert examples.depends_on is not None
     ids = model.scheme.assign(examples, rng, training=True).position_ids.astype(np.float64)
-    return float(_support_range(ids, examples.support)[1][examples.is_answer].max())
+    return float(_range_of_needed(ids, examples.depends_on)[1][examples.is_answer].max())

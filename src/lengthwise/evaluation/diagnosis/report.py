@@ -74,11 +74,11 @@ def _length_table(diagnosis: Diagnosis) -> Table:
     body = []
     for result in diagnosis.by_length:
         interval = f"{result.low:.3f}-{result.high:.3f}"
-        masses = [f"{mass:.3f}" for mass in result.support_mass]
+        masses = [f"{mass:.3f}" for mass in result.needed_mass]
         body.append([f"{result.length:,}", str(result.num_examples), f"{result.exact_match:.3f}", interval, *masses])
     if diagnosis.failures is not None and diagnosis.heads:
-        body.append(["first errors", "", "", "", *(f"{mass:.3f}" for mass in diagnosis.support_mass_at_errors)])
-    title = "exact match, and attention on the support" if diagnosis.heads else "exact match"
+        body.append(["first errors", "", "", "", *(f"{mass:.3f}" for mass in diagnosis.needed_mass_at_errors)])
+    title = "exact match, and attention on the needed tokens" if diagnosis.heads else "exact match"
     return title, ["length", "n", "exact match", "95% interval", *_head_names(diagnosis)], body
 
 
@@ -95,15 +95,15 @@ def write_report(diagnosis: Diagnosis, folder: Path) -> Path:
     """Write diagnosis.json and figure.png to a folder, and return the path of the figure."""
     check_report_folder(folder, DIAGNOSIS_FILE)
     write_atomically(folder / DIAGNOSIS_FILE, json.dumps(to_json(diagnosis), indent=2).encode())
-    # The heads with the most attention on the support at the shortest length.
-    mass = diagnosis.by_length[0].support_mass
+    # The heads with the most attention on the needed tokens at the shortest length.
+    mass = diagnosis.by_length[0].needed_mass
     heads = sorted(sorted(range(len(mass)), key=mass.__getitem__, reverse=True)[: MAX_LINES - 1])
     names = [f"attention, {_head_names(diagnosis)[head]}" for head in heads]
     num_omitted = len(diagnosis.heads) - len(heads)
-    caption = "Circles: exact match; squares: attention on the support."
+    caption = "Circles: exact match; squares: attention on the needed tokens."
     caption += f" Only in the table: {num_omitted} more heads." if num_omitted else ""
     failures = diagnosis.failures
-    titles = ["exact match, and attention on the support"]
+    titles = ["exact match, and attention on the needed tokens"]
     titles += [] if failures is None else [f"first errors of {failures.num_failures} examples"]
     figure, panels = make_panels(titles, [["exact match", *names], []][: len(titles)], caption)
     _draw_support_mass(diagnosis, panels[0], dict(zip(heads, names, strict=True)))
@@ -120,7 +120,7 @@ def _draw_support_mass(diagnosis: Diagnosis, axes: Any, head_names: Mapping[int,
     exact_match = [result.exact_match for result in diagnosis.by_length]
     lines = [("exact match", exact_match, "o-", "black")]
     for (head_index, name), color in zip(head_names.items(), LINE_COLORS, strict=False):
-        lines.append((name, [result.support_mass[head_index] for result in diagnosis.by_length], "s--", color))
+        lines.append((name, [result.needed_mass[head_index] for result in diagnosis.by_length], "s--", color))
     for name, values, style, color in lines:
         axes.plot(lengths, values, style, color=color, label=name, markersize=4)
     axes.set(xlabel="length (log scale)", ylabel="fraction", ylim=(-0.03, 1.03))

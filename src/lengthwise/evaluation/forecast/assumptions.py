@@ -1,6 +1,6 @@
 """The assumptions of the theory, measured on a trained decoder at its longest training length.
 
-Sparsity and locality use the support that the task declares. Measuring the support by hiding tokens misses some of it:
+Sparsity and locality use the needed tokens that the task declares. Measuring them by hiding tokens misses some of it:
 neighboring tokens can contain the information of a hidden token, or repeat it.
 """
 
@@ -134,7 +134,7 @@ def measure_assumptions(
     )
     holds = needs.k is not None and k <= MAX_TOKENS
     yield Assumption(name="sparsity", holds=holds, found=result, counterexample="growing k")
-    reach, id_span, num_ids = _measure_support_spans(model, queries)
+    reach, id_span, num_ids = _measure_spans(model, queries)
     result = f"the tokens of an answer span {id_span:g} of {num_ids:g} IDs and {reach} tokens (declared by the task)"
     yield Assumption(name="locality in IDs", holds=4 * id_span <= num_ids, found=result, counterexample="growing gap")
     result = (
@@ -148,17 +148,20 @@ def measure_assumptions(
     yield _compare_token_frequencies(model, queries, max_length)
 
 
-def _measure_support_spans(model: ProbedModel, queries: Queries) -> tuple[int, float, float]:
-    """Return the largest support span in tokens and in IDs, and the largest ID span of an example.
+def _measure_spans(model: ProbedModel, queries: Queries) -> tuple[int, float, float]:
+    """Return the largest span of the needed tokens in tokens and in IDs, and the largest ID span of an example.
 
-    A support includes the token before the answer. With several levels, its ID span is the smallest span on any level.
+    The needed tokens include the token before the answer. With several levels, its ID span is the smallest span on any
+    level.
     """
     separators = [model.task.vocabulary.index(symbol) for symbol in model.task.separators]
     tokens, ids = queries.batch.tokens.numpy(), queries.batch.position_ids.numpy()
     token_span, id_span = 0, 0.0
-    for query_index, (support, last_index) in enumerate(zip(queries.support, queries.last_index.tolist(), strict=True)):
-        # The support of a query includes separators, which determine segments; the answer does not depend on them.
-        token_indices = np.append(support[~np.isin(tokens[query_index, support], separators)], last_index)
+    for query_index, (depends_on, last_index) in enumerate(
+        zip(queries.depends_on, queries.last_index.tolist(), strict=True)
+    ):
+        # The needed tokens of a query include separators, which determine segments; the answer does not depend on them.
+        token_indices = np.append(depends_on[~np.isin(tokens[query_index, depends_on], separators)], last_index)
         token_span = max(token_span, int(np.ptp(token_indices)) + 1)
         id_span = max(id_span, min(float(np.ptp(level_ids[query_index, token_indices])) for level_ids in ids) + 1)
     return token_span, id_span, float(np.ptp(ids, axis=-1).max()) + 1

@@ -65,7 +65,7 @@ class Forecast:
 
     ``ids_only`` is the accuracy with the IDs of this length but few tokens. ``token_count_only`` is the accuracy with
     the number of tokens of this length but training IDs (None if answers require all tokens of a training sequence).
-    ``leakage`` is the attention weight outside the support, in the layer and head with the least leakage.
+    ``leakage`` is the attention weight outside the needed tokens, in the layer and head with the least leakage.
 
     ``exact_low`` to ``exact_high`` is the range of exact match for examples with ``num_answers`` answer tokens and one
     end token, whose accuracy is ``end_accuracy``. ``exact_part`` is the share of examples in which ``num_queried``
@@ -98,7 +98,7 @@ def predict(
     """Predict the accuracy at a length from pieces of ``budget`` tokens, or raise ``InconclusiveError``."""
     queries = model.queries(length)
     rng = stream(model.seed, "forecast pieces", length, budget)
-    pieces, coverage = split_into_pieces(queries.support, queries.last_index, budget, rng, MAX_PIECES)
+    pieces, coverage = split_into_pieces(queries.depends_on, queries.last_index, budget, rng, MAX_PIECES)
     num_pieces = len(pieces.last_column) // len(queries.answer)
     if coverage < MIN_COVERAGE:
         raise InconclusiveError(
@@ -123,7 +123,7 @@ def predict(
             "evaluate the run at this length"
         )
     length_ratio = queries.batch.tokens.shape[1] / budget
-    upweighted = upweight_distractors(train_queries.support, train_queries.last_index, length_ratio)
+    upweighted = upweight_distractors(train_queries.depends_on, train_queries.last_index, length_ratio)
     diluted = model.query(train_queries, upweighted).correct[(upweighted.weights > 1).any(axis=1)]
     num_answers = queries.max_answers(model.task.vocabulary.index("end"))
     response = _query_responses(model, length, budget)
@@ -249,7 +249,7 @@ def certify_decoder(model: ProbedModel, lengths: Sequence[int]) -> RunCertificat
     """Predict the accuracy at ``lengths`` from forward passes with about as many tokens as a training sequence.
 
     ``split_into_pieces`` divides a long sequence into pieces. Raises ``SettingError`` for a length within the training
-    lengths, a task without support, or attention that does not allow subsampling. If a run does not fit its training
+    lengths, a task without depends_on, or attention that does not allow subsampling. If a run does not fit its training
     lengths, the certificate contains no other assumptions and no predictions.
     """
     _check_request(model, lengths)

@@ -37,7 +37,7 @@ _POSSIBLE_FAILURES = {
     "absolute positions": "scores of IDs beyond training are arbitrary",
     "new background token": "a token outside training attracts all attention",
     "canceling errors": "errors cancel at the training length",
-    "heavy joints": "tokens across a cut mislead",
+    "heavy cuts": "tokens across a cut mislead",
 }
 Certificate = LawCertificate | TaskCertificate | RunCertificate | CounterexampleCertificate
 
@@ -217,7 +217,7 @@ def _plot_law(certificate: LawCertificate) -> _Plot:
 def _plot_task(certificate: TaskCertificate) -> _Plot:
     quantities = {"tokens per answer": "k", "reach in tokens": "reach", "reach in IDs": "id_reach"}
     return _Plot(
-        title="support by length",
+        title="needed tokens by length",
         quantity="number of tokens or IDs (log scale)",
         curves=[_curve(name, certificate.structures, quantity) for name, quantity in quantities.items()],
         train_lengths=None,

@@ -38,7 +38,7 @@ class QueryResult:
     """Correctness of the answer token of each query, including its ID if the ID is scored.
 
     ``correct`` uses the mean log-probability over subsamples, and ``correct_each`` uses each subsample separately.
-    ``leakage`` is the mean attention weight outside the support, over queries and subsamples.
+    ``leakage`` is the mean attention weight outside the needed tokens, over queries and subsamples.
     """
 
     correct: Bool[np.ndarray, " queries"]
@@ -50,14 +50,14 @@ class QueryResult:
 class Queries:
     """Examples, the token index of one answer in each, and the token indexes that the answer depends on.
 
-    ``support`` contains the tokens that the task declares, and all separators before the answer, because separators
+    ``depends_on`` contains the tokens that the task declares, and all separators before the answer, because separators
     determine the segments of a sequence.
     """
 
     examples: Examples
     batch: Batch
     answer: Int[np.ndarray, " queries"]
-    support: list[Int[np.ndarray, " _"]]
+    depends_on: list[Int[np.ndarray, " _"]]
 
     @property
     def last_index(self) -> Int[np.ndarray, " queries"]:
@@ -70,7 +70,7 @@ class Queries:
             examples=self.examples.select(indices),
             batch=self.batch.select(indices),
             answer=self.answer[indices],
-            support=[self.support[index] for index in indices],
+            depends_on=[self.depends_on[index] for index in indices],
         )
 
     def first(self, num_queries: int) -> "Queries":
@@ -83,19 +83,21 @@ class Queries:
 
 
 def build_queries(task: Task, examples: Examples, batch: Batch, answer: Int[np.ndarray, " queries"]) -> Queries:
-    """Return queries for the answers at token indexes ``answer``, one per example, with their support."""
+    """Return queries for the answers at token indexes ``answer``, one per example, with their needed tokens."""
     separators = [task.vocabulary.index(symbol) for symbol in task.separators]
-    support_indices = []
+    needed_indices = []
     for example_index, answer_index in enumerate(answer.tolist()):
         is_separator = np.isin(examples.tokens[example_index, :answer_index], separators)
-        support = np.empty(0, dtype=int) if examples.support is None else examples.support[example_index, answer_index]
-        support = support[support >= 0]
+        depends_on = (
+            np.empty(0, dtype=int) if examples.depends_on is None else examples.depends_on[example_index, answer_index]
+        )
+        depends_on = depends_on[depends_on >= 0]
         if isinstance(task, FoundTask):
             # A found rule names the new prompt token of each step, not the tokens before it or the earlier answers.
-            before = (np.append(support, answer_index - 1)[:, None] - np.arange(NUM_TOKENS_BEFORE + 1)).ravel()
-            support = before[before >= 0]
-        support_indices.append(np.union1d(support, np.flatnonzero(is_separator)))
-    return Queries(examples=examples, batch=batch, answer=answer, support=support_indices)
+            before = (np.append(depends_on, answer_index - 1)[:, None] - np.arange(NUM_TOKENS_BEFORE + 1)).ravel()
+            depends_on = before[before >= 0]
+        needed_indices.append(np.union1d(depends_on, np.flatnonzero(is_separator)))
+    return Queries(examples=examples, batch=batch, answer=answer, depends_on=needed_indices)
 
 
 def sample_queries(task: Task, scheme: PositionScheme, length: int, num_queries: int, seed: int) -> Queries:
@@ -126,14 +128,16 @@ def _query_batch(
     subsample = Subsample(**{field.name: getattr(subsample, field.name)[sequences] for field in fields(Subsample)})
     batch, num_queries = queries.batch.select(query_slice), query_slice.stop - query_slice.start
     answer, last_column = torch.from_numpy(queries.answer[query_slice]), torch.from_numpy(subsample.last_column)
-    repeated_support = [token_indices for token_indices in queries.support[query_slice] for _ in range(num_subsamples)]
-    in_support = np.stack([np.isin(*pair) for pair in zip(subsample.indices, repeated_support, strict=True)])
-    outside_support = torch.from_numpy(1.0 - in_support).float()
+    repeated_needed = [
+        token_indices for token_indices in queries.depends_on[query_slice] for _ in range(num_subsamples)
+    ]
+    is_needed = np.stack([np.isin(*pair) for pair in zip(subsample.indices, repeated_needed, strict=True)])
+    outside_needed = torch.from_numpy(1.0 - is_needed).float()
     leakage: list[Tensor] = []
     sequence_indices = torch.arange(num_queries * num_subsamples)
 
     def record_leakage(weights: Tensor) -> None:
-        leakage.append((weights[sequence_indices, :, last_column] * outside_support[:, None]).sum(dim=-1))
+        leakage.append((weights[sequence_indices, :, last_column] * outside_needed[:, None]).sum(dim=-1))
 
     bias, counts = (torch.from_numpy(array).float() for array in (subsample.score_bias(), subsample.visible_counts))
     hooks = AttentionHooks(score_bias=bias, visible_counts=counts, on_weights=record_leakage)
@@ -233,11 +237,11 @@ class ProbedModel:
                 f"task {self.task.name} has several valid answers, so there is no accuracy to predict; measure its "
                 "loss with lengthwise evaluate"
             )
-        if self.task.sample(length=self.max_train_length, size=1, rng=stream(0)).support is None:
+        if self.task.sample(length=self.max_train_length, size=1, rng=stream(0)).depends_on is None:
             name = self.task.name
             return (
-                f"task {name} does not declare which tokens its answers depend on (support); use a built-in task, a "
-                "class with support, or a run with the scheme discovered, whose rule names these tokens"
+                f"task {name} does not declare which tokens its answers depend on (depends_on); use a built-in task, a "
+                "class with depends_on, or a run with the scheme discovered, whose rule names these tokens"
             )
         weights = self.decoder.settings.weights
         if weights != "softmax":
@@ -290,11 +294,11 @@ class ProbedModel:
     ) -> Subsample:
         """Return subsamples of each query, with blocks, or with single tokens without neighbors."""
         rng = stream(self.seed, "forecast draws", length, budget)
-        support = [token_indices for token_indices in queries.support for _ in range(num_subsamples)]
+        depends_on = [token_indices for token_indices in queries.depends_on for _ in range(num_subsamples)]
         last_index = np.repeat(queries.last_index, num_subsamples)
         if as_blocks:
-            return subsample(support, last_index, budget, rng)
-        return subsample(support, last_index, budget, rng, block_size=1, num_neighbors=0)
+            return subsample(depends_on, last_index, budget, rng)
+        return subsample(depends_on, last_index, budget, rng, block_size=1, num_neighbors=0)
 
     def query(self, queries: Queries, subsample: Subsample) -> QueryResult:
         """Grade the decoder on each query; ``subsample`` has the same number of consecutive rows for each query.
@@ -318,9 +322,9 @@ class ProbedModel:
 class SubsampleAccuracy:
     """Accuracy at the longest training length on full sequences, and on a half and a quarter of their tokens.
 
-    A subsample always contains the support. The half consists of single tokens, so a run that reads the context of
-    tokens is less accurate on it. The quarter consists of blocks, and contains the neighbors of the support; in short
-    sequences, these may be more than a quarter.
+    A subsample always contains the needed tokens. The half consists of single tokens, so a run that reads the context
+    of tokens is less accurate on it. The quarter consists of blocks, and contains the neighbors of the needed tokens;
+    in short sequences, these may be more than a quarter.
     """
 
     whole: float
@@ -335,7 +339,7 @@ class SubsampleAccuracy:
 
 def measure_subsample_accuracy(model: ProbedModel, queries: Queries, budget: int) -> SubsampleAccuracy:
     """Measure the accuracy on full sequences of ``budget`` tokens, and on a half and a quarter of their tokens."""
-    full = upweight_distractors(queries.support, queries.last_index, 1.0)
+    full = upweight_distractors(queries.depends_on, queries.last_index, 1.0)
     half = model.subsample(queries, model.max_train_length, budget // 2, as_blocks=False)
     quarter = model.subsample(queries, model.max_train_length, budget // 4)
     accuracies = [float(model.query(queries, tokens).correct.mean()) for tokens in (full, half, quarter)]

@@ -18,9 +18,10 @@ class Subsample:
     """Subsamples of sequences, one per row, each ending with the token before the answer of its query.
 
     ``indices`` are increasing token indexes up to column ``last_column``; the last index repeats as padding. A token
-    represents ``weights`` tokens of the full sequence (1 near the support). For a query token in a sampled block, the
-    other tokens have ``conditional_weights``, because its block is certainly in the sample. ``visible_counts`` is the
-    number of tokens of the full sequence up to each token, and ``blocks`` is the number of the block that contains it.
+    represents ``weights`` tokens of the full sequence (1 near the needed tokens). For a query token in a sampled block,
+    the other tokens have ``conditional_weights``, because its block is certainly in the sample. ``visible_counts`` is
+    the number of tokens of the full sequence up to each token, and ``blocks`` is the number of the block that contains
+    it.
     """
 
     indices: Int[np.ndarray, "queries tokens"]
@@ -44,7 +45,7 @@ class Subsample:
 
 
 def subsample(
-    support: list[Int[np.ndarray, " _"]],
+    depends_on: list[Int[np.ndarray, " _"]],
     last_index: Int[np.ndarray, " queries"],
     budget: int,
     rng: np.random.Generator,
@@ -55,27 +56,27 @@ def subsample(
 ) -> Subsample:
     """Sample about ``budget`` tokens up to ``last_index``, the index of the token before each answer.
 
-    Every subsample contains the support and ``num_neighbors`` tokens on both sides of each token in it. The rest is a
-    sample without replacement of at least two blocks of ``block_size`` tokens, weighted by the inverse of the sampled
-    fraction. The expected weighted sum over the sampled blocks is then the sum over all blocks (Horvitz and Thompson
-    1952), for attention from sampled blocks and from tokens near the support.
+    Every subsample contains the needed tokens and ``num_neighbors`` tokens on both sides of each token in it. The rest
+    is a sample without replacement of at least two blocks of ``block_size`` tokens, weighted by the inverse of the
+    sampled fraction. The expected weighted sum over the sampled blocks is then the sum over all blocks (Horvitz and
+    Thompson 1952), for attention from sampled blocks and from tokens near the needed tokens.
 
     With ``unit_ids``, tokens with the same unit ID (such as coupled tokens) are sampled together, so that a subsample
     has the layout of a shorter sequence. Blocks and the budget then count units. By default, each token is a unit.
     """
     subsamples = []
-    for query, (support_tokens, last) in enumerate(zip(support, last_index.tolist(), strict=True)):
+    for query, (needed_tokens, last) in enumerate(zip(depends_on, last_index.tolist(), strict=True)):
         token_units = np.arange(last + 1) if unit_ids is None else unit_ids[query, : last + 1]
         # Block starts are random, so that no token is always the first of its block.
         block_offset = int(rng.integers(block_size)) if len(np.unique(token_units)) > budget else 0
-        required = _with_neighbors(support_tokens, last, num_neighbors)
+        required = _with_neighbors(needed_tokens, last, num_neighbors)
         blocks = _divide_into_blocks(required, token_units, budget, block_size, block_offset)
         subsamples += blocks.select(rng.choice(blocks.optional_blocks, size=(1, blocks.num_sampled), replace=False))
     return _stack_subsamples(subsamples)
 
 
 def split_into_pieces(
-    support: list[Int[np.ndarray, " _"]],
+    depends_on: list[Int[np.ndarray, " _"]],
     last_index: Int[np.ndarray, " queries"],
     budget: int,
     rng: np.random.Generator,
@@ -83,9 +84,9 @@ def split_into_pieces(
 ) -> tuple[Subsample, float]:
     """Split each sequence into at most ``max_pieces`` pieces of about ``budget`` tokens.
 
-    Each piece contains the support. The other blocks are divided among the pieces at random. All sequences have the
-    same number of pieces, so shorter sequences repeat some blocks. Return the pieces, sorted by query, and the fraction
-    of tokens that they cover (the minimum over queries).
+    Each piece contains the needed tokens. The other blocks are divided among the pieces at random. All sequences have
+    the same number of pieces, so shorter sequences repeat some blocks. Return the pieces, sorted by query, and the
+    fraction of tokens that they cover (the minimum over queries).
     """
     blocks_per_query = [
         _divide_into_blocks(
@@ -95,7 +96,7 @@ def split_into_pieces(
             BLOCK_SIZE,
             int(rng.integers(BLOCK_SIZE)),
         )
-        for tokens, last in zip(support, last_index.tolist(), strict=True)
+        for tokens, last in zip(depends_on, last_index.tolist(), strict=True)
     ]
     num_required = max(
         1, *(-(-len(blocks.optional_blocks) // max(1, blocks.num_sampled)) for blocks in blocks_per_query)
@@ -109,14 +110,14 @@ def split_into_pieces(
 
 
 def upweight_distractors(
-    support: list[Int[np.ndarray, " _"]], last_index: Int[np.ndarray, " queries"], factor: float
+    depends_on: list[Int[np.ndarray, " _"]], last_index: Int[np.ndarray, " queries"], factor: float
 ) -> Subsample:
-    """Keep all tokens, and weight tokens outside the support as in a sequence that is ``factor`` times as long."""
+    """Keep all tokens, and weight tokens that are not needed as in a sequence ``factor`` times as long."""
     length = int(last_index.max()) + 1
     token_indices = np.broadcast_to(np.arange(length), (len(last_index), length))
     indices, blocks = np.minimum(token_indices, last_index[:, None]), token_indices // BLOCK_SIZE
     weights = np.ones(token_indices.shape)
-    for query, (tokens, last) in enumerate(zip(support, last_index.tolist(), strict=True)):
+    for query, (tokens, last) in enumerate(zip(depends_on, last_index.tolist(), strict=True)):
         is_distractor = ~np.isin(blocks[query], _with_neighbors(tokens, last, NUM_NEIGHBORS) // BLOCK_SIZE)
         if num_distractors := int(is_distractor[: last + 1].sum()):
             weights[query, is_distractor] = (factor * (last + 1) - (last + 1 - num_distractors)) / num_distractors
@@ -132,7 +133,7 @@ def upweight_distractors(
 
 @dataclass(frozen=True, slots=True)
 class _Blocks:
-    """Blocks of one sequence: required blocks contain the support or its neighbors, and all others are optional.
+    """Blocks of one sequence: required blocks contain the needed tokens or its neighbors, and all others are optional.
 
     ``block`` is the block number of each token. ``num_sampled`` is the number of optional blocks within the budget.
     """
@@ -174,9 +175,9 @@ def _divide_into_blocks(
     return _Blocks(block_numbers, is_required, optional_blocks, num_sampled)
 
 
-def _with_neighbors(support: Int[np.ndarray, " _"], last_index: int, num_neighbors: int) -> Int[np.ndarray, " near"]:
-    """Return the support, the last token, and their neighbors on both sides."""
-    near = np.append(support, last_index)[:, None] + np.arange(-num_neighbors, num_neighbors + 1)
+def _with_neighbors(depends_on: Int[np.ndarray, " _"], last_index: int, num_neighbors: int) -> Int[np.ndarray, " near"]:
+    """Return the needed tokens, the last token, and their neighbors on both sides."""
+    near = np.append(depends_on, last_index)[:, None] + np.arange(-num_neighbors, num_neighbors + 1)
     return near.clip(0, last_index).ravel()
 
 

@@ -24,7 +24,7 @@ from lengthwise.training.batch import Batch, to_batch
 
 # Longer sequences have too many links for a readable picture.
 MAX_TOKENS = 128
-SUPPORT, EQUAL_IDS = "support", "equal IDs"
+DEPENDS_ON, EQUAL_IDS = "depends_on", "equal IDs"
 # Kinds of links: to the token before the answer, to a token with the IDs of that token, and to any other token.
 PREVIOUS, COUPLED, FAR = "previous", "coupled", "far"
 # Largest width of the text of a token, in columns of a terminal.
@@ -94,8 +94,8 @@ class Picture:
     """One example with its IDs and links.
 
     ``position_ids`` has one tuple per level, with one ID per token. ``training`` is True for IDs with the random gaps
-    and shifts of training. ``links_from`` is ``support`` if the task declares what its answers depend on. Otherwise it
-    is ``equal IDs``, and an answer is linked to the tokens with the IDs of the token before the answer.
+    and shifts of training. ``links_from`` is ``depends_on`` if the task declares what its answers depend on. Otherwise
+    it is ``equal IDs``, and an answer is linked to the tokens with the IDs of the token before the answer.
     """
 
     task: str
@@ -148,15 +148,15 @@ def find_links(
 
     Links are sorted by ID distance; the token before the answer is last.
     """
-    source = EQUAL_IDS if examples.support is None else SUPPORT
+    source = EQUAL_IDS if examples.depends_on is None else DEPENDS_ON
     links = {}
     for answer in np.flatnonzero(examples.is_answer[0, : position_ids.shape[1]]).tolist():
         distances = np.abs(position_ids[:, :answer] - position_ids[:, [answer - 1]])
-        if examples.support is None:
+        if examples.depends_on is None:
             # Earlier tokens with the IDs of the query, which is the last token.
             indexes = np.flatnonzero((distances[:, :-1] == 0).all(axis=0))
         else:
-            indexes = np.unique(examples.support[0, answer])
+            indexes = np.unique(examples.depends_on[0, answer])
         found = [
             Link(index=index, id_distance=tuple(distances[:, index].tolist()))
             for index in indexes.tolist()
@@ -237,7 +237,7 @@ def sentences(picture: Picture) -> Iterator[str]:
     kind = "training" if picture.training else "evaluation"
     yield f"{picture.task}, length {picture.length}, scheme {picture.scheme}, {kind} IDs, seed {picture.seed}"
     links = [link for answer in picture.answers for link in answer.links]
-    if picture.links_from == SUPPORT:
+    if picture.links_from == DEPENDS_ON:
         most = max((len(answer.links) for answer in picture.answers), default=0)
         farthest = max((max(link.id_distance) for link in links), default=0)
         yield f"sparsity: an answer needs at most {most} token{'s' * (most != 1)}"

@@ -30,12 +30,13 @@ def recipe(name: str) -> Experiment:
 
 
 @check_arguments
-def experiment_for(
+def experiment(
     task: str | Task,
     scheme: str,
     encoding: str | None = None,
     *,
     train_lengths: tuple[int, int] | None = None,
+    quick: bool = False,
     report: Callable[[dict[str, Any]], None] | None = None,
 ) -> Experiment:
     """Return the experiment of a task with a scheme and an encoding, given by name or ``module:Name``.
@@ -47,7 +48,8 @@ def experiment_for(
 
     The scheme ``discovered`` searches for a coupling in examples of the task (see ``find_coupling``, which uses
     ``report``), and replaces the decoder and the training of the recipe. ``train_lengths`` replaces the training
-    lengths; in a task file, the search reads the records of these lengths only.
+    lengths; in a task file, the search reads the records of these lengths only. ``quick`` returns the
+    ``quick_version`` of the experiment.
     """
     name = task if isinstance(task, str) else task.name
     default, by_scheme = DEFAULT_RECIPES.get(name, ("parity", {}))
@@ -56,16 +58,16 @@ def experiment_for(
         base = _with_task_lengths(replace(base, task=load_task(task) if isinstance(task, str) else task))
     if train_lengths is not None:
         base = replace(base, train_lengths=train_lengths)
-    experiment = with_parts(base, scheme, report=report)
-    if not is_baseline(experiment.scheme) or is_baseline(base.scheme):
-        experiment = _with_encoding(experiment, encoding)
+    full = with_parts(base, scheme, report=report)
+    if not is_baseline(full.scheme) or is_baseline(base.scheme):
+        full = _with_encoding(full, encoding)
     else:
-        plain = replace(experiment, encoding=Rotary())
-        encoding = experiment.encoding.name if encoding is None else encoding
-        experiment = with_fitted_settings(_with_encoding(plain, encoding))
+        plain = replace(full, encoding=Rotary())
+        encoding = full.encoding.name if encoding is None else encoding
+        full = with_fitted_settings(_with_encoding(plain, encoding))
     if name not in DEFAULT_RECIPES:
-        _warn_of_defaults(experiment)
-    return experiment
+        _warn_of_defaults(full)
+    return quick_version(full) if quick else full
 
 
 def _warn_of_defaults(experiment: Experiment) -> None:
@@ -86,7 +88,7 @@ def with_parts(
     *,
     report: Callable[[dict[str, Any]], None] | None = None,
 ) -> Experiment:
-    """Return the experiment with another scheme and encoding; see ``experiment_for`` for the settings that they keep.
+    """Return the experiment with another scheme and encoding; see ``experiment`` for the settings that they keep.
 
     None keeps the scheme or the encoding of the experiment.
     """
@@ -139,7 +141,7 @@ def _shared_settings(target_class: type[Any], source: Any) -> dict[str, Any]:
 
 
 @check_arguments
-def quick(experiment: Experiment) -> Experiment:
+def quick_version(experiment: Experiment) -> Experiment:
     """Return the experiment with few steps, short lengths and few examples, to check that it runs without errors."""
     task = experiment.task
     available_lengths = task.available_lengths if isinstance(task, HasLengths) else None

@@ -141,7 +141,7 @@ def sparse_parity_up_to(
         training=replace(
             train_until_fit(4000),
             learning_rate=2e-3,
-            stage_loss=0.02,
+            stage_threshold=0.02,
             fit_every=50,
             fit_threshold=0.998,
             cooldown_steps=800,

@@ -203,11 +203,13 @@ class FoundTask(Task):
         return self._with_rule(self.task.records_at(length, indices))
 
     def _with_rule(self, examples: Examples) -> Examples:
-        support = support_at(self.addresses, self.rule.division, examples)
-        return replace(examples, coupling=couple(self.rule, examples), support=support)
+        depends_on = depends_on_at(self.addresses, self.rule.division, examples)
+        return replace(examples, coupling=couple(self.rule, examples), depends_on=depends_on)
 
 
-def support_at(addresses: Sequence[Sequence[str]], division: str, examples: Examples) -> Int[np.ndarray, "batch seq k"]:
+def depends_on_at(
+    addresses: Sequence[Sequence[str]], division: str, examples: Examples
+) -> Int[np.ndarray, "batch seq k"]:
     """Return the token indexes that each answer depends on, padded with -1.
 
     ``addresses`` has the texts of the addresses of each phase of ``division``. A look-up whose key is an answer also
@@ -216,7 +218,7 @@ def support_at(addresses: Sequence[Sequence[str]], division: str, examples: Exam
     """
     steps = answer_steps(examples)
     phases = divide(steps, division)
-    support = np.full((*examples.tokens.shape, 3 * max(1, *map(len, addresses))), NO_TOKEN)
+    depends_on = np.full((*examples.tokens.shape, 3 * max(1, *map(len, addresses))), NO_TOKEN)
     for phase, texts in enumerate(addresses):
         mask = phases.phase == phase
         here = steps.where(mask)
@@ -228,5 +230,5 @@ def support_at(addresses: Sequence[Sequence[str]], division: str, examples: Exam
                 key_and_match = (address.key_index(here), address.match(here))
                 indexes += [np.where(index >= 0, read, NO_TOKEN) for read in key_and_match]
         for number, index in enumerate(indexes):
-            support[here.sequence, here.prompt_length + here.number, number] = index
-    return support
+            depends_on[here.sequence, here.prompt_length + here.number, number] = index
+    return depends_on

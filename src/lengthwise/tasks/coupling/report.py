@@ -80,10 +80,10 @@ def _measure_conditions(found_task: FoundTask, length: int, seed: int) -> tuple[
     on the level on which it is nearest.
     """
     examples = found_task.sample(length=length, size=NUM_EXAMPLES, rng=stream(seed, "conditions", length))
-    assert examples.support is not None
+    assert examples.depends_on is not None
     assert examples.coupling is not None
     batch, answers = np.nonzero(examples.is_answer)
-    needed = np.sort(np.column_stack([examples.support[batch, answers], answers - 1]), axis=1)
+    needed = np.sort(np.column_stack([examples.depends_on[batch, answers], answers - 1]), axis=1)
     # A negative index stands for no token, and a repeated one counts once.
     is_token = np.diff(needed, axis=1, prepend=-1) > 0
     ids = examples.coupling[:, batch[:, None], needed]

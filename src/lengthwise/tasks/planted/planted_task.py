@@ -232,8 +232,8 @@ class Planted(Task):
         separator = np.full((batch_size, 1), self.num_tokens)
         label_ids = separator + 1 + label[:, None]
         sequences = np.concatenate([tokens, separator, label_ids, separator + 1 + self.num_labels], axis=1)
-        support = np.full((batch_size, length + 3, self.k), -1)
-        support[:, length + 1] = sets
+        depends_on = np.full((batch_size, length + 3, self.k), -1)
+        depends_on[:, length + 1] = sets
         # The end token depends on the separator, two tokens before it.
-        support[:, length + 2, 0] = length
-        return Examples.with_prompt_length(sequences, length + 1, support=support)
+        depends_on[:, length + 2, 0] = length
+        return Examples.with_prompt_length(sequences, length + 1, depends_on=depends_on)

@@ -3,10 +3,10 @@
 The span w is the maximum extent of a planted set, and R_L is the risk at the training length. The bounds of theorem 4.3
 apply to every loss in this package. Their forms come from Golowich et al. 2025 (arXiv 2502.16792) and its reviews; the
 constants and the factor kappa are reconstructed. Without kappa, the bounds are false: see the counterexample 'heavy
-joints'.
+cuts'.
 
 All other bounds are for linear losses (total variation and leakage), and most need only one training length. For every
-sequence, the error is at most a sum over the pieces of a cover: the error of each piece times the kappa of its joints.
+sequence, the error is at most a sum over the pieces of a cover: the error of each piece times the kappa of its cuts.
 Errors are added, never subtracted. Derived here.
 """
 
@@ -21,8 +21,8 @@ from lengthwise.tasks.planted.placement import Subsets
 from lengthwise.theory.attention.tabular import PositionFreeAttention
 from lengthwise.theory.bounds.extrapolation import (
     BoundError,
+    Cuts,
     Extrapolation,
-    Joints,
     regularity_constant,
     require_finite,
     safe_ratio,
@@ -42,16 +42,16 @@ from lengthwise.theory.bounds.sequence_cover import (
 from lengthwise.theory.risk.exact_risk import Leakage, TotalVariation
 
 INFINITE_KAPPA_MESSAGE = (
-    "no finite kappa: a set across a joint can outweigh a planted set; give all planted tuples a score above 0"
+    "no finite kappa: a set across a cut can outweigh a planted set; give all planted tuples a score above 0"
 )
 IRREGULARITY_MESSAGE = "the training length lacks a set that the test length plants; use a placement with the same sets"
 
 
 def largest_kappa(case: Extrapolation) -> float:
-    """Return the largest kappa of a piece with one joint, or raise ``BoundError`` if it is infinite."""
-    kappas = case.joint_weight.kappa_by_joints()
+    """Return the largest kappa of a piece with one cut, or raise ``BoundError`` if it is infinite."""
+    kappas = case.cut_weight.kappa_by_cuts()
     max_kappa = float(max(kappas[True, False].max(), kappas[False, True].max()))
-    return require_finite(max_kappa, INFINITE_KAPPA_MESSAGE, "heavy joints")
+    return require_finite(max_kappa, INFINITE_KAPPA_MESSAGE, "heavy cuts")
 
 
 def start_ratio(case: Extrapolation, lengths: range) -> float:
@@ -61,10 +61,10 @@ def start_ratio(case: Extrapolation, lengths: range) -> float:
 
 
 def expected_training_pieces(
-    case: Extrapolation, cover: Cover, factor: dict[Joints, Float[np.ndarray, "shapes tuples"]]
+    case: Extrapolation, cover: Cover, factor: dict[Cuts, Float[np.ndarray, "shapes tuples"]]
 ) -> Float[np.ndarray, "shapes length tuples"]:
-    """Return ``expected_pieces`` with weights ``factor`` by joints, for a cover by pieces of the training length."""
-    weights = {joints: values * case.tuple_probabilities for joints, values in factor.items()}
+    """Return ``expected_pieces`` with weights ``factor`` by cuts, for a cover by pieces of the training length."""
+    weights = {cuts: values * case.tuple_probabilities for cuts, values in factor.items()}
     return expected_pieces(case.probability(case.test_length).sum(axis=2), cover, weights)[case.train_length]
 
 
@@ -72,8 +72,8 @@ def kappa_weighted_pieces(case: Extrapolation, cover_type: CoverType) -> Float[n
     """Return ``expected_training_pieces`` with kappa as ``factor``, or raise ``BoundError`` if a condition fails."""
     case.check_linear()
     cover = cover_type(test_length=case.test_length, train_length=case.train_length, span=case.span)
-    kappas = case.joint_weight.kappa_by_joints()
-    require_finite(float(kappas[True, True].max()), INFINITE_KAPPA_MESSAGE, "heavy joints")
+    kappas = case.cut_weight.kappa_by_cuts()
+    require_finite(float(kappas[True, True].max()), INFINITE_KAPPA_MESSAGE, "heavy cuts")
     return expected_training_pieces(case, cover, kappas)
 
 
@@ -143,9 +143,9 @@ def difference_bound(case: Extrapolation) -> float:
     window = case.train_length - case.train_length // 2
     chunk = case.train_length - window - span + 1
     cover = DifferenceCover(test_length=case.test_length, window_length=window, chunk_length=chunk, span=span)
-    kappas = case.joint_weight.kappa_by_joints()
-    factors = {joints: kappa * case.tuple_probabilities for joints, kappa in kappas.items()}
-    require_finite(float(factors[True, True].max()), INFINITE_KAPPA_MESSAGE, "heavy joints")
+    kappas = case.cut_weight.kappa_by_cuts()
+    factors = {cuts: kappa * case.tuple_probabilities for cuts, kappa in kappas.items()}
+    require_finite(float(factors[True, True].max()), INFINITE_KAPPA_MESSAGE, "heavy cuts")
     counts = expected_pieces(case.probability(case.test_length).sum(axis=2), cover, factors)
     return sum(float((count * case.risk_table(length, case.loss)).sum()) for length, count in counts.items())
 
@@ -161,7 +161,7 @@ def window_cover(case: Extrapolation, cover: CoverType = GridCover) -> float:
 
 
 def proportional_window_cover(case: Extrapolation) -> float:
-    """Return ``window_cover`` with a ``ProportionalCover``: fewer pieces, but most pieces have two joints."""
+    """Return ``window_cover`` with a ``ProportionalCover``: fewer pieces, but most pieces have two cuts."""
     return window_cover(case, ProportionalCover)
 
 
@@ -289,17 +289,17 @@ def shortened_gaps(case: Extrapolation) -> float:
     """Return ``32 rho0 (N / L) max R_l + 4 (N / L) exp(-n / 2)`` with ``n = floor(L / (16 (w - 1))) - 2``, for even L.
 
     The maximum is over the training lengths l, and w is the span. The proof shortens gaps instead of deleting them, so
-    there is no joint and no kappa. No such bound holds without the second term. L must be at least ``48 (w - 1)``.
+    there is no cut and no kappa. No such bound holds without the second term. L must be at least ``48 (w - 1)``.
     """
     case.check_linear()
     span = case.check_train_length(4)
     if span < 2:
-        raise BoundError(f"sets of span {span} cross no joint, so kappa is 1; use the bound 'linear in N / L'")
+        raise BoundError(f"sets of span {span} cross no cut, so kappa is 1; use the bound 'linear in N / L'")
     num_blocks = case.train_length // (16 * (span - 1)) - 2
     if num_blocks < 1 or case.train_length % 2:
         raise BoundError(
             f"training length {case.train_length} is odd or too short for span {span}; train at an even "
-            f"length of at least {48 * (span - 1)} (see counterexample 'heavy joints')"
+            f"length of at least {48 * (span - 1)} (see counterexample 'heavy cuts')"
         )
     length_ratio = case.test_length / case.train_length
     rho0 = start_ratio(case, case.train_lengths)

@@ -22,8 +22,8 @@ from lengthwise.theory.risk.exact_risk import (
     enumerated_risk,
 )
 
-# Two flags: True if the planted run has a joint on its left, and True if it has a joint on its right.
-Joints = tuple[bool, bool]
+# Two flags: True if the planted run has a cut on its left, and True if it has a cut on its right.
+Cuts = tuple[bool, bool]
 
 
 class BoundError(LengthwiseError):
@@ -124,42 +124,42 @@ def safe_ratio(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JointWeight:
-    """Bounds on the scores of sets that cross a joint, which is a place where tokens between two runs were deleted.
+class CutWeight:
+    """Bounds on the scores of sets that cross a cut, which is a place where tokens between two runs were deleted.
 
-    The last axis of ``swap_ratio`` and ``log_crossing`` has two entries: a joint on the left of the run with the
-    planted set, and a joint on its right. ``swap_ratio`` is the largest ratio of the scores of two sets that differ
-    only in tokens beyond the joint. ``log_crossing`` is the log of the largest total score of the sets that cross the
-    joint. ``log_planted_score`` is the log score of the planted set. Derived here.
+    The last axis of ``swap_ratio`` and ``log_crossing`` has two entries: a cut on the left of the run with the
+    planted set, and a cut on its right. ``swap_ratio`` is the largest ratio of the scores of two sets that differ
+    only in tokens beyond the cut. ``log_crossing`` is the log of the largest total score of the sets that cross the
+    cut. ``log_planted_score`` is the log score of the planted set. Derived here.
     """
 
     swap_ratio: Float[np.ndarray, "tuples 2"]
     log_crossing: Float[np.ndarray, "tuples 2"]
     log_planted_score: Float[np.ndarray, "shapes tuples"]
 
-    def kappa_from_swaps(self, joints: Joints) -> Float[np.ndarray, " tuples"]:
-        """Return kappa from ``swap_ratio``: each set that crosses a joint has a partner set in the full sequence."""
-        return np.max(np.where(joints, self.swap_ratio, 1.0), axis=1, initial=1.0)
+    def kappa_from_swaps(self, cuts: Cuts) -> Float[np.ndarray, " tuples"]:
+        """Return kappa from ``swap_ratio``: each set that crosses a cut has a partner set in the full sequence."""
+        return np.max(np.where(cuts, self.swap_ratio, 1.0), axis=1, initial=1.0)
 
-    def kappa_from_planted_score(self, joints: Joints) -> Float[np.ndarray, "shapes tuples"]:
-        """Return kappa from the planted score: 1 plus the total score across the joints relative to that score."""
+    def kappa_from_planted_score(self, cuts: Cuts) -> Float[np.ndarray, "shapes tuples"]:
+        """Return kappa from the planted score: 1 plus the total score across the cuts relative to that score."""
         with np.errstate(over="ignore", invalid="ignore"):
             relative_weight = np.exp(self.log_crossing[None] - self.log_planted_score[:, :, None])  # shapes tuples 2
         # If no set crosses, the weight is 0, even relative to a planted score of 0.
         relative_weight = np.where(self.log_crossing == -np.inf, 0.0, relative_weight)
-        return np.asarray(1 + np.where(joints, relative_weight, 0.0).sum(axis=2))
+        return np.asarray(1 + np.where(cuts, relative_weight, 0.0).sum(axis=2))
 
-    def kappa(self, joints: Joints) -> Float[np.ndarray, "shapes tuples"]:
-        """Return the minimum of ``kappa_from_swaps`` and ``kappa_from_planted_score``; it is 1 without joints."""
-        return np.minimum(self.kappa_from_swaps(joints)[None], self.kappa_from_planted_score(joints))
+    def kappa(self, cuts: Cuts) -> Float[np.ndarray, "shapes tuples"]:
+        """Return the minimum of ``kappa_from_swaps`` and ``kappa_from_planted_score``; it is 1 without cuts."""
+        return np.minimum(self.kappa_from_swaps(cuts)[None], self.kappa_from_planted_score(cuts))
 
-    def kappa_by_joints(self) -> dict[Joints, Float[np.ndarray, "shapes tuples"]]:
-        """Return kappa for every combination of joints: on no side of the planted run, on one side, and on both."""
-        return {joints: self.kappa(joints) for joints in ((False, False), (True, False), (False, True), (True, True))}
+    def kappa_by_cuts(self) -> dict[Cuts, Float[np.ndarray, "shapes tuples"]]:
+        """Return kappa for every combination of cuts: on no side of the planted run, on one side, and on both."""
+        return {cuts: self.kappa(cuts) for cuts in ((False, False), (True, False), (False, True), (True, True))}
 
 
-def joint_weight(law: Planted, predictor: TabularAttention, shapes: Int[np.ndarray, "shapes k"]) -> JointWeight:
-    """Compute ``JointWeight`` for all planted tuples; tokens beyond a joint are background tokens. Derived here."""
+def cut_weight(law: Planted, predictor: TabularAttention, shapes: Int[np.ndarray, "shapes k"]) -> CutWeight:
+    """Compute ``CutWeight`` for all planted tuples; tokens beyond a cut are background tokens. Derived here."""
     side_weights = np.array(
         [
             [_compute_side_weight(law, predictor, planted, on_right) for on_right in (True, False)]
@@ -170,31 +170,31 @@ def joint_weight(law: Planted, predictor: TabularAttention, shapes: Int[np.ndarr
     zero, codes = np.full(predictor.log_scores.shape[1], -np.inf), law.tuple_codes(np.array(law.tuples))
     planted_score = np.array([by_shape.get(tuple(shape), zero)[codes] for shape in shapes.tolist()])
     swap_ratio, log_crossing = side_weights[:, :, 0], side_weights[:, :, 1]
-    return JointWeight(swap_ratio=swap_ratio, log_crossing=log_crossing, log_planted_score=planted_score)
+    return CutWeight(swap_ratio=swap_ratio, log_crossing=log_crossing, log_planted_score=planted_score)
 
 
 def _compute_side_weight(
     law: Planted, predictor: TabularAttention, planted_tuple: tuple[int, ...], planted_on_right: bool
 ) -> tuple[float, float]:
-    """Return ``swap_ratio`` and ``log_crossing`` of one planted tuple, for a joint on one side of the planted run."""
+    """Return ``swap_ratio`` and ``log_crossing`` of one planted tuple, for a cut on one side of the planted run."""
     background = np.flatnonzero(law.independent_background > 0)
     near_tokens = np.union1d(background, planted_tuple)
     swap_ratio, log_crossing = 1.0, -np.inf
     for shape, scores in zip(predictor.shapes, predictor.log_scores, strict=True):
         score_table = scores.reshape((predictor.num_tokens,) * predictor.k)
-        for num_before_joint in range(1, predictor.k):
+        for num_before_cut in range(1, predictor.k):
             first_tokens, last_tokens = (background, near_tokens) if planted_on_right else (near_tokens, background)
-            tokens = [first_tokens] * num_before_joint + [last_tokens] * (predictor.k - num_before_joint)
-            log_scores = score_table[np.ix_(*tokens)].reshape(len(first_tokens) ** num_before_joint, -1)
+            tokens = [first_tokens] * num_before_cut + [last_tokens] * (predictor.k - num_before_cut)
+            log_scores = score_table[np.ix_(*tokens)].reshape(len(first_tokens) ** num_before_cut, -1)
             swap_ratio = max(swap_ratio, _compute_swap_ratio(log_scores if planted_on_right else log_scores.T))
-            # The number of sets of this shape with ``num_before_joint`` tokens before the joint.
-            num_crossing_sets = shape[num_before_joint] - shape[num_before_joint - 1]
+            # The number of sets of this shape with ``num_before_cut`` tokens before the cut.
+            num_crossing_sets = shape[num_before_cut] - shape[num_before_cut - 1]
             log_crossing = np.logaddexp(log_crossing, np.log(num_crossing_sets) + log_scores.max())
     return swap_ratio, float(log_crossing)
 
 
 def _compute_swap_ratio(log_scores: Float[np.ndarray, "beyond near"]) -> float:
-    """Return the largest ratio of two scores that differ only in tokens beyond the joint, or 1 if both are 0."""
+    """Return the largest ratio of two scores that differ only in tokens beyond the cut, or 1 if both are 0."""
     largest, smallest = log_scores.max(axis=0), log_scores.min(axis=0)
     is_positive = largest > -np.inf
     with np.errstate(over="ignore"):
@@ -223,7 +223,7 @@ class Extrapolation:
     mean_risk: MeanRiskFunction | None = None
 
     def __post_init__(self) -> None:
-        # The proofs and the scores of sets that cross a joint need independent background tokens.
+        # The proofs and the scores of sets that cross a cut need independent background tokens.
         self.law.check_independent()
         # Drop tuples that are never planted: they have no risk, and their scores must not affect kappa.
         object.__setattr__(self, "law", self.law.with_possible_tuples)
@@ -339,9 +339,9 @@ class Extrapolation:
         return shape_probabilities(self.law.placement, self.shapes, length)[:, :, None] * self.tuple_probabilities
 
     @cached_property
-    def joint_weight(self) -> JointWeight:
-        """Bounds on the scores of sets that cross a joint, for the planted shapes at the test length."""
-        return joint_weight(self.law, self.attention, self.shapes)
+    def cut_weight(self) -> CutWeight:
+        """Bounds on the scores of sets that cross a cut, for the planted shapes at the test length."""
+        return cut_weight(self.law, self.attention, self.shapes)
 
     @cached_property
     def risk(self) -> Callable[[int], float]:

@@ -21,7 +21,7 @@ from lengthwise.core.errors import SettingError
 from lengthwise.core.randomness import stream
 from lengthwise.tasks.planted.placement import ShapeLaw
 from lengthwise.theory.attention.tabular import TabularAttention, normalize_scores
-from lengthwise.theory.bounds.extrapolation import BoundError, Extrapolation, Joints, safe_ratio
+from lengthwise.theory.bounds.extrapolation import BoundError, Cuts, Extrapolation, safe_ratio
 from lengthwise.theory.risk.exact_risk import (
     Leakage,
     Loss,
@@ -61,8 +61,8 @@ class Piece:
         return sum(end - start for start, end in self.runs)
 
     @property
-    def joints(self) -> Joints:
-        """Two flags: True if there is a joint left of the run with the core, and True if there is one right of it."""
+    def cuts(self) -> Cuts:
+        """Two flags: True if there is a cut left of the run with the core, and True if there is one right of it."""
         return self.runs[0][1] <= self.core[0], self.core[1] <= self.runs[-1][0]
 
     def tokens(self) -> Int[np.ndarray, " num_tokens"]:
@@ -107,7 +107,7 @@ class GridCover:
 
     The core is a window of half the training length. A piece contains the core, a chunk, and the ``span - 1`` tokens
     before the chunk, so no local set crosses from the chunk to the core. The chunk next to the core is in the same run.
-    Pieces have at most one joint. Raises ``BoundError`` if half the training length is below the span. Derived here.
+    Pieces have at most one cut. Raises ``BoundError`` if half the training length is below the span. Derived here.
     """
 
     test_length: int
@@ -151,7 +151,7 @@ class ProportionalCover:
     """Cover by pieces of exactly ``train_length`` tokens: a core of one span and slices on both sides. Derived here.
 
     The slices are proportional to the number of tokens on each side, so the planted set keeps its relative index.
-    There are about ``(test_length - span) / (train_length - 3 * span + 2)`` pieces with at most two joints.
+    There are about ``(test_length - span) / (train_length - 3 * span + 2)`` pieces with at most two cuts.
     Raises ``BoundError`` if the training length is below three spans.
     """
 
@@ -180,7 +180,7 @@ class ProportionalCover:
         slices = zip_longest(self._slice_distances(left_width, before), self._slice_distances(right_width, after))
         pieces = []
         for index, (left_slice, right_slice) in enumerate(slices):
-            # A side without further slices repeats its nearest slice, which makes no joint.
+            # A side without further slices repeats its nearest slice, which makes no cut.
             left_near, left_far = left_slice or (left_width, left_width)
             right_near, right_far = right_slice or (right_width, right_width)
             left_run = (start - left_far, start - left_far + left_width)
@@ -277,11 +277,11 @@ def merge_intervals(*intervals: Interval) -> tuple[Interval, ...]:
 def expected_pieces(
     probability: Float[np.ndarray, "shapes length"],
     cover: Cover,
-    factor: Mapping[Joints, Float[np.ndarray, "shapes tuples"]],
+    factor: Mapping[Cuts, Float[np.ndarray, "shapes tuples"]],
 ) -> dict[int, Float[np.ndarray, "shapes num_tokens tuples"]]:
     """Return the expected number of pieces by number of tokens, with axes shape, index in the piece, and tuple.
 
-    Each piece for a planted set adds the probability of the set, multiplied by the factor of the joints of the piece.
+    Each piece for a planted set adds the probability of the set, multiplied by the factor of the cuts of the piece.
     With a factor of 1, the total is the expected number of pieces. Derived here.
     """
     counts: dict[int, Float[np.ndarray, "shapes num_tokens tuples"]] = {}
@@ -290,7 +290,7 @@ def expected_pieces(
             num_tokens = piece.num_tokens
             if num_tokens not in counts:
                 counts[num_tokens] = np.zeros((len(probability), num_tokens, factor[False, False].shape[1]))
-            counts[num_tokens][:, piece.index_of(start)] += probability[:, start, None] * factor[piece.joints]
+            counts[num_tokens][:, piece.index_of(start)] += probability[:, start, None] * factor[piece.cuts]
     return counts
 
 

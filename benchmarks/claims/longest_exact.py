@@ -10,17 +10,17 @@ from lengthwise.experiments.run import Run
 EXACT_MATCH_THRESHOLD = 0.9
 
 
-def read_reach(run: Run, rows: Rows) -> dict[str, Any]:
+def measure_longest_exact(run: Run, rows: Rows) -> dict[str, Any]:
     """Return the longest training length, the steps, whether the run fits, and its reach in training lengths."""
     longest = run.experiment.train_lengths[1]
     return {
         "trained_on": longest,
         "steps": run.facts["steps"],
         "fits": run.facts["fitted"] >= FIT_THRESHOLD,
-        "reached": longest_exact_length(rows, EXACT_MATCH_THRESHOLD) / longest,
+        "longest_exact": longest_exact_length(rows, EXACT_MATCH_THRESHOLD) / longest,
     }
 
 
-def format_reach(reading: Mapping[str, Any]) -> str:
-    """Return the reach of a reading as a table cell."""
-    return f"{reading['reached']:g}x" + ("" if reading["fits"] else " (does not fit)")
+def format_longest_exact(measurement: Mapping[str, Any]) -> str:
+    """Return the reach of a measurement as a table cell."""
+    return f"{measurement['longest_exact']:g}x" + ("" if measurement["fits"] else " (does not fit)")
