@@ -289,8 +289,8 @@ def test_ids_beyond_the_limit_raise_an_error_with_the_example():
         collated(Coupled(num_position_ids=RANGE), [VALID, {**VALID, "coupling": [0, 99]}])
 
 
-def test_a_missing_column_places_raises_an_error():
-    with pytest.raises(FeatureError, match=r"^example 0 of the batch: the column places is missing; add it"):
+def test_a_missing_column_step_index_raises_an_error():
+    with pytest.raises(FeatureError, match=r"^example 0 of the batch: the column step_index is missing; add it"):
         collated(small_scheme("abacus"), [{"input_ids": [5, 6]}])
 
 

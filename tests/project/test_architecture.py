@@ -46,8 +46,9 @@ def imports(path: Path) -> list[str]:
 
 
 def is_module(name: str) -> bool:
-    """Return True if the full name is a module of the package."""
-    return SOURCE.parent.joinpath(*name.split(".")).with_suffix(".py").is_file()
+    """Return True if the full name is a module or package of ours."""
+    path = SOURCE.parent.joinpath(*name.split("."))
+    return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
 
 
 IMPORTS = {path: imports(path) for path in MODULES}
