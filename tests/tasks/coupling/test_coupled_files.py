@@ -21,6 +21,7 @@ from lengthwise.core.errors import (
     UnsupportedTaskError,
 )
 from lengthwise.evaluation.exact_match import EvaluationSettings
+from lengthwise.experiments import coupling_methods
 from lengthwise.experiments.recipes import quick_version
 from lengthwise.experiments.run import load_run, train
 from lengthwise.experiments.run_evaluation import (
@@ -336,10 +337,12 @@ def test_a_file_without_coupling_and_rule_still_needs_a_coupling(bare_file, tmp_
     assert train(small_experiment(task, Sequential()), tmp_path / "run", device="cpu") is not None
 
 
-def test_the_search_reads_the_records_of_a_file_with_training_lengths_only(tmp_path):
-    short = without_coupling(reversals(range(1, 7), count=40))
+def test_the_search_reads_the_records_of_a_file_with_training_lengths_only(tmp_path, monkeypatch):
+    # A model that is not trained finds no coupling either.
+    monkeypatch.setattr(coupling_methods, "TRAINING", replace(coupling_methods.TRAINING, steps=1))
+    short = without_coupling(reversals(range(1, 7), count=15))
     # A longer record repeats its prompt, so no rule explains all records.
-    long = [{**record, "response": record["prompt"]} for record in without_coupling(reversals(range(7, 11), count=40))]
+    long = [{**record, "response": record["prompt"]} for record in without_coupling(reversals(range(7, 11), count=15))]
     file = str(write_records(tmp_path / "rows.jsonl", [*short, *long]))
     alone = lw.experiment(str(write_records(tmp_path / "short.jsonl", short)), "discovered").scheme
     assert lw.experiment(file, "discovered", train_lengths=(1, 6)).scheme == alone
