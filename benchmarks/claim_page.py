@@ -20,13 +20,13 @@ from typing import Any
 
 from page_tables import page_table
 
-from lengthwise.evaluation.result_rows import is_skipped, label_of, pool_seeds, uses_loss
+from lengthwise.evaluation.result_rows import is_skipped, label_without_variant, pool_seeds, uses_loss
 from lengthwise.evaluation.tables_and_figures import format_num_examples
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes import COMPARISONS, RECIPES
 from lengthwise.experiments.reproduction import MEASUREMENTS_FILE, Claim, claim_folders, load_claim
 from lengthwise.experiments.run_folder import COMPARISON, RESULTS, read_rows, write_rows
-from lengthwise.positions import describe_given
+from lengthwise.positions import describe_given_knowledge
 
 Rows = list[dict[str, Any]]
 STOP_NOTE = " ·: the evaluation of a seed stopped at a shorter length without an exact match; it counts as 0."
@@ -71,7 +71,7 @@ def _sort_rows(claim: Claim, rows: Rows) -> Rows:
     labels = list(experiments)
 
     def sort_key(row: Mapping[str, Any]) -> tuple[int, int, int]:
-        label = label_of(row)
+        label = label_without_variant(row)
         variants = (None, *experiments[label].evaluation.variants)
         return labels.index(label), variants.index(row.get("variant")), row["seed"]
 
@@ -80,13 +80,16 @@ def _sort_rows(claim: Claim, rows: Rows) -> Rows:
 
 def add_given(rows: Rows, experiments: Mapping[str, Experiment]) -> Rows:
     """Return the rows with the field ``given``, which older rows lack; it follows from the experiments."""
-    given = {label: describe_given(each.task, each.scheme, each.encoding) for label, each in experiments.items()}
-    return [{"given": given[label_of(row)], **row} if label_of(row) in given else row for row in rows]
+    given = {
+        label: describe_given_knowledge(each.task, each.scheme, each.encoding) for label, each in experiments.items()
+    }
+    labels = [label_without_variant(row) for row in rows]
+    return [{"given": given[label], **row} if label in given else row for label, row in zip(labels, rows, strict=True)]
 
 
 def known_experiments(name: str, rows: Rows) -> dict[str, Experiment]:
     """Return the experiments of a claim or comparison by label, and the recipes that labels of the rows name."""
-    recipes = {label: RECIPES[label]() for label in map(label_of, rows) if label in RECIPES}
+    recipes = {label: RECIPES[label]() for label in map(label_without_variant, rows) if label in RECIPES}
     if name in claim_folders():
         return load_claim(name).experiments() | recipes
     return (COMPARISONS[name]() if name in COMPARISONS else {}) | recipes

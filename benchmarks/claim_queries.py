@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from lengthwise.evaluation.result_rows import FIT_THRESHOLD, label_of, longest_exact_length
+from lengthwise.evaluation.result_rows import FIT_THRESHOLD, label_without_variant, longest_exact_length
 from lengthwise.experiments.experiment import build_decoder
 from lengthwise.experiments.recipes import RECIPES
 from lengthwise.experiments.reproduction import claim_folders
@@ -37,7 +37,7 @@ class Runs:
             [
                 row
                 for row in self.rows
-                if (not labels or row["row"] in labels or label_of(row) in labels)
+                if (not labels or row["row"] in labels or label_without_variant(row) in labels)
                 and all(row[name] == value for name, value in fields.items())
             ]
         )
@@ -46,7 +46,7 @@ class Runs:
         """Return the rows of every run."""
         groups: dict[tuple[Any, ...], list[Row]] = {}
         for row in self.rows:
-            label = label_of(row) if "row" in row else None
+            label = label_without_variant(row) if "row" in row else None
             groups.setdefault((label, *(row.get(name) for name in RUN_FIELDS)), []).append(row)
         return list(groups.values())
 

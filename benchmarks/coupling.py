@@ -20,8 +20,8 @@ import numpy as np
 from benchmarks.coupling_tasks import FILE_TASKS
 
 from lengthwise.core.errors import CouplingError
-from lengthwise.core.provenance import provenance
-from lengthwise.core.randomness import stream
+from lengthwise.core.provenance import collect_provenance
+from lengthwise.core.randomness import random_stream
 from lengthwise.experiments.run_folder import read_rows, write_rows
 from lengthwise.tasks import (
     Addition,
@@ -36,10 +36,10 @@ from lengthwise.tasks import (
     Task,
     VariableAssignment,
 )
-from lengthwise.tasks.coupling.addresses import MatchAddress
-from lengthwise.tasks.coupling.answer_steps import AnswerSteps, answer_steps, join_steps
-from lengthwise.tasks.coupling.finder import Attempt, search_rules
+from lengthwise.tasks.coupling.answer_steps import AnswerSteps, build_answer_steps, join_steps
 from lengthwise.tasks.coupling.found_coupling import SAMPLES_IN_PARTS, find_coupling_in_examples
+from lengthwise.tasks.coupling.locators import MatchingTokenLocator
+from lengthwise.tasks.coupling.rule_search import RuleSearchAttempt, search_rules
 
 RESULTS = Path(__file__).parent / "results" / "coupling.jsonl"
 # Task, lengths and examples per length.
@@ -59,18 +59,18 @@ BUILT_IN: dict[str, tuple[Task, Sequence[int], int]] = {
 FILE_LENGTHS, ROWS_PER_LENGTH = range(2, 11), 300
 
 
-def found_dependencies(steps: AnswerSteps, attempt: Attempt) -> list[set[int]]:
+def found_dependencies(steps: AnswerSteps, attempt: RuleSearchAttempt) -> list[set[int]]:
     """Return the token indexes that the rule reads for each step, without the start token."""
     found: list[set[int]] = [set() for _ in range(len(steps))]
     for rule in attempt.rules:
         numbers = np.flatnonzero(rule.mask)
-        phase_steps = steps.where(rule.mask)
-        for located in rule.addresses:
+        phase_steps = steps.select(rule.mask)
+        for located in rule.locators:
             indexes = [located.index]
-            if isinstance(located.address, MatchAddress):
+            if isinstance(located.locator, MatchingTokenLocator):
                 # A look-up also reads its key and the match.
                 has_match = located.index >= 0
-                key, match = located.address.key_index(phase_steps), located.address.match(phase_steps)
+                key, match = located.locator.key_index(phase_steps), located.locator.find_match(phase_steps)
                 indexes += [key, np.where(has_match, match, -1)]
             for index in map(partial(without_constant_tokens, phase_steps), indexes):
                 for number, token_index, start in zip(numbers, index, phase_steps.prompt_length - 1, strict=True):
@@ -92,12 +92,12 @@ def without_constant_tokens(steps: AnswerSteps, index: np.ndarray) -> np.ndarray
 def measure_dependencies(name: str) -> dict[str, Any]:
     """Compare the found with the declared support of a built-in task."""
     task, lengths, num_per_length = BUILT_IN[name]
-    rng, started = stream(0, "coupling benchmark"), time.perf_counter()
+    rng, started = random_stream(0, "coupling benchmark"), time.perf_counter()
     parts, declared = [], {}
     # A task can draw a number, such as that of the operands, once per call of sample.
     for length in [each for each in lengths for _ in range(SAMPLES_IN_PARTS)]:
         examples = task.sample(length=length, size=num_per_length // SAMPLES_IN_PARTS, rng=rng)
-        parts.append(answer_steps(examples, length))
+        parts.append(build_answer_steps(examples, length))
         if examples.depends_on is not None:
             for tokens, depends_on in zip(parts[-1].tokens, examples.depends_on, strict=True):
                 declared[tuple(tokens[tokens >= 0].tolist())] = depends_on
@@ -117,7 +117,7 @@ def measure_dependencies(name: str) -> dict[str, Any]:
 
 
 def compare_dependencies(
-    steps: AnswerSteps, attempt: Attempt, declared: dict[tuple[int, ...], Any], is_counted: np.ndarray
+    steps: AnswerSteps, attempt: RuleSearchAttempt, declared: dict[tuple[int, ...], Any], is_counted: np.ndarray
 ) -> dict[str, float]:
     """Return the precision and the recall of the found support for the counted steps."""
     right = num_found = num_declared = 0
@@ -135,7 +135,7 @@ def compare_dependencies(
 
 def measure_file(name: str, path: Path) -> dict[str, Any]:
     """Write the rows of a task, and find their coupling."""
-    rng = stream(0, "coupling files", name)
+    rng = random_stream(0, "coupling files", name)
     records = []
     for length in FILE_LENGTHS:
         for _ in range(ROWS_PER_LENGTH):
@@ -148,7 +148,7 @@ def measure_file(name: str, path: Path) -> dict[str, Any]:
     except CouplingError as error:
         return row | {"seconds": round(time.perf_counter() - started, 1), "found": False, "reason": str(error)}
     row |= {"seconds": round(time.perf_counter() - started, 1), "found": True, "k": found.num_tokens}
-    return row | {"addresses": found.phases, "rule": found.rule.texts}
+    return row | {"addresses": found.phases, "rule": found.rule.saved_texts}
 
 
 def main() -> None:
@@ -157,7 +157,7 @@ def main() -> None:
     parser.add_argument("tasks", nargs="*", metavar="TASK", help=f"one of {', '.join([*BUILT_IN, *FILE_TASKS])}")
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    facts = provenance()
+    facts = collect_provenance()
     with tempfile.TemporaryDirectory() as folder:
         for name in arguments.tasks or [*BUILT_IN, *FILE_TASKS]:
             row = measure_dependencies(name) if name in BUILT_IN else measure_file(name, Path(folder) / "rows.jsonl")

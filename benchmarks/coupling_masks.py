@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 from benchmarks.coupling import found_dependencies
 
-from lengthwise.core.provenance import provenance
-from lengthwise.core.randomness import stream
+from lengthwise.core.provenance import collect_provenance
+from lengthwise.core.randomness import random_stream
 from lengthwise.experiments.run_folder import write_rows
 from lengthwise.tasks import JSONLTask
-from lengthwise.tasks.coupling.answer_steps import answer_steps, join_steps
-from lengthwise.tasks.coupling.finder import search_rules
+from lengthwise.tasks.coupling.answer_steps import build_answer_steps, join_steps
+from lengthwise.tasks.coupling.rule_search import search_rules
 
 RESULTS = Path(__file__).parent / "results" / "coupling_masks.jsonl"
 # Prompt, response, and the prompt indexes that the mask has for each response token.
@@ -123,7 +123,7 @@ TASKS: dict[str, tuple[Callable[[np.random.Generator, int], Sample], Sequence[in
 def measure(name: str, path: Path) -> dict[str, Any]:
     """Find the tokens that each answer needs, and compare them with the mask."""
     sample, lengths, count = TASKS[name]
-    rng, masks = stream(0, "masks", name), {}
+    rng, masks = random_stream(0, "masks", name), {}
     with path.open("w", encoding="utf-8") as file:
         for length in lengths:
             for _ in range(count):
@@ -132,7 +132,7 @@ def measure(name: str, path: Path) -> dict[str, Any]:
                 file.write(json.dumps({"prompt": prompt, "response": response, "length": length}) + "\n")
     task = JSONLTask(file=str(path)).read()
     parts = [task.records_at(length, np.arange(task.num_records(length))) for length in task.available_lengths]
-    steps = join_steps([answer_steps(each, length) for each, length in zip(parts, lengths, strict=True)])
+    steps = join_steps([build_answer_steps(each, length) for each, length in zip(parts, lengths, strict=True)])
     started = time.perf_counter()
     attempt = search_rules(steps)[-1]
     row = {"task": name, "examples": len(steps.tokens), "seconds": round(time.perf_counter() - started, 1)}
@@ -149,7 +149,7 @@ def measure(name: str, path: Path) -> dict[str, Any]:
         num_right, num_found = num_right + len(found & expected), num_found + len(found)
         num_mask, num_steps = num_mask + len(expected), num_steps + 1
         num_equal += found == expected
-    addresses = {rule.name: [each.address.text for each in rule.addresses] for rule in attempt.rules}
+    addresses = {rule.name: [each.locator.saved_text for each in rule.locators] for rule in attempt.rules}
     shares = {"precision": num_right / num_found, "recall": num_right / num_mask, "equal": num_equal / num_steps}
     return row | {"found": True, **shares, "addresses": addresses}
 
@@ -162,7 +162,7 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for name in arguments.tasks or TASKS:
-            rows.append({**measure(name, Path(folder) / "rows.jsonl"), "provenance": provenance()})
+            rows.append({**measure(name, Path(folder) / "rows.jsonl"), "provenance": collect_provenance()})
             print({key: value for key, value in rows[-1].items() if key != "provenance"}, flush=True)
     if not arguments.tasks:
         write_rows(RESULTS, rows)

@@ -18,13 +18,13 @@ import numpy as np
 from coupling_tasks import Row, letters, running_maximum
 
 from lengthwise.core.errors import CouplingError
-from lengthwise.core.provenance import provenance
-from lengthwise.core.randomness import stream
+from lengthwise.core.provenance import collect_provenance
+from lengthwise.core.randomness import random_stream
 from lengthwise.experiments.run_folder import read_rows, write_rows
 from lengthwise.tasks import JSONLTask
-from lengthwise.tasks.coupling.addresses import locate, parse_address
-from lengthwise.tasks.coupling.answer_steps import AnswerSteps, divide
-from lengthwise.tasks.coupling.found_coupling import FoundCoupling, draw_steps, find_coupling_in_examples
+from lengthwise.tasks.coupling.answer_steps import AnswerSteps, divide_into_phases
+from lengthwise.tasks.coupling.found_coupling import FoundCoupling, find_coupling_in_examples, sample_task_answers
+from lengthwise.tasks.coupling.locators import locate_tokens, parse_locator
 
 RESULTS = Path(__file__).parent / "results" / "coupling_table.jsonl"
 LONG, NUM_LONG_ROWS = 160, 200
@@ -224,7 +224,7 @@ TRAPS: dict[str, TableTask] = {
 
 def write_table_file(name: str, path: Path) -> JSONLTask:
     """Write short and long rows of a task, and return the task of the file."""
-    task, rng = {**RIGHT, **TRAPS}[name], stream(0, "coupling table", name)
+    task, rng = {**RIGHT, **TRAPS}[name], random_stream(0, "coupling table", name)
     counts = {**dict.fromkeys(task.lengths, task.rows_per_length), LONG: NUM_LONG_ROWS}
     with path.open("w", encoding="utf-8") as file:
         for length, count in counts.items():
@@ -244,7 +244,7 @@ def measure_long_rows(found: FoundCoupling, file: JSONLTask) -> dict[str, float]
 
     The shorter rows give the most frequent answer for the tokens of the rule.
     """
-    steps = draw_steps(file, None, 0, 0)
+    steps = sample_task_answers(file, None, 0, 0)
     wrong, known = predict_long_rows(found, steps)
     is_long = steps.length == LONG
     return {
@@ -256,11 +256,11 @@ def measure_long_rows(found: FoundCoupling, file: JSONLTask) -> dict[str, float]
 
 def predict_long_rows(found: FoundCoupling, steps: AnswerSteps) -> tuple[np.ndarray, np.ndarray]:
     """Return which answers the shorter rows predict wrong, and for which they have the tokens of the rule."""
-    phases, is_short = divide(steps, found.rule.division), steps.length < LONG
+    phases, is_short = divide_into_phases(steps, found.rule.division), steps.length < LONG
     wrong, known = np.zeros(len(steps), dtype=bool), np.zeros(len(steps), dtype=bool)
     for phase, (_, texts) in enumerate(found.phases):
         mask = phases.phase == phase
-        tokens = [locate(parse_address(text), steps, phases).tokens for text in texts]
+        tokens = [locate_tokens(parse_locator(text), steps, phases).tokens for text in texts]
         answers: dict[tuple[int, ...], dict[int, int]] = {}
         keys = list(zip(*(each.tolist() for each in tokens), strict=True)) if tokens else [()] * len(steps)
         target = steps.target.tolist()
@@ -295,7 +295,7 @@ def main() -> None:
     parser.add_argument("tasks", nargs="*", metavar="TASK", help=f"one of {', '.join([*RIGHT, *TRAPS])}")
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    facts = provenance()
+    facts = collect_provenance()
     with tempfile.TemporaryDirectory() as folder:
         for name in arguments.tasks or [*RIGHT, *TRAPS]:
             row = measure(name, Path(folder))

@@ -19,11 +19,11 @@ import torch
 from benchmarks.coupling_tasks import FILE_TASKS, Row
 
 import lengthwise as lw
-from lengthwise.core.provenance import provenance
-from lengthwise.core.randomness import stream
+from lengthwise.core.provenance import collect_provenance
+from lengthwise.core.randomness import random_stream
 from lengthwise.experiments.run_folder import append_rows, read_rows
 from lengthwise.tasks import Addition, JSONLTask, Parity, Task, VariableAssignment
-from lengthwise.tasks.task import declared_given
+from lengthwise.tasks.task import declared_knowledge
 
 RESULTS = Path(__file__).parent / "results" / "coupling_training.jsonl"
 # Number of test rows of at most MEDIUM_LENGTH, and of longer rows.
@@ -59,7 +59,7 @@ TASKS = {
         train_lengths=range(1, 21),
         rows_per_length=100,
         test_lengths=(200, 2000),
-        given=declared_given(Parity()),
+        given=declared_knowledge(Parity()),
     ),
     "addition": FileTask(
         sample=built_in(Addition()), train_lengths=range(1, 11), rows_per_length=1000, test_lengths=(100, 400)
@@ -69,7 +69,7 @@ TASKS = {
         train_lengths=range(2, 17),
         rows_per_length=500,
         test_lengths=(160,),
-        given=declared_given(VariableAssignment()),
+        given=declared_knowledge(VariableAssignment()),
     ),
     **{name: FileTask(sample=sample) for name, sample in FILE_TASKS.items()},
     # The table has at most 40 keys.
@@ -90,8 +90,8 @@ def measure(name: str, seed: int, folder: Path) -> list[dict[str, Any]]:
     """Find the coupling of a task's rows, train on it, and return one result row per test length."""
     torch.set_num_threads(1)
     task, train_file, test_file = TASKS[name], folder / "train.jsonl", folder / "test.jsonl"
-    write_rows(train_file, task, task.train_lengths, task.rows_per_length, stream(seed, "training rows", name))
-    write_rows(test_file, task, task.test_lengths, NUM_TEST_ROWS, stream(seed, "test rows", name))
+    write_rows(train_file, task, task.train_lengths, task.rows_per_length, random_stream(seed, "training rows", name))
+    write_rows(test_file, task, task.test_lengths, NUM_TEST_ROWS, random_stream(seed, "test rows", name))
     start = time.perf_counter()
     experiment = lw.experiment(str(train_file), "discovered")
     found = time.perf_counter()
@@ -122,7 +122,7 @@ def main() -> None:
             if (name, seed) not in done:
                 with tempfile.TemporaryDirectory() as folder:
                     rows = measure(name, seed, Path(folder))
-                append_rows(arguments.out, [{**row, "provenance": provenance()} for row in rows])
+                append_rows(arguments.out, [{**row, "provenance": collect_provenance()} for row in rows])
                 print(*rows, sep="\n", flush=True)
 
 

@@ -16,7 +16,7 @@ from step_speed import time_call
 from torch import nn
 
 import lengthwise as lw
-from lengthwise.core.provenance import provenance
+from lengthwise.core.provenance import collect_provenance
 from lengthwise.encodings import ENCODINGS
 from lengthwise.experiments.run_folder import append_rows
 from lengthwise.model.decoder import Decoder
@@ -130,7 +130,7 @@ def main() -> None:
     for encoding in arguments.encodings:
         row = measure_encoding(encoding, arguments.rounds, torch.device(arguments.device))
         print("| {encoding} | {training_ms} | {training_ratio} | {decoding_ms} | {decoding_ratio} |".format(**row))
-        append_rows(arguments.out, [{**row, **provenance()}])
+        append_rows(arguments.out, [{**row, **collect_provenance()}])
 
 
 if __name__ == "__main__":

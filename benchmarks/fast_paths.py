@@ -17,20 +17,20 @@ import torch
 from rounds import row, time_in_rounds
 
 import lengthwise as lw
-from lengthwise.core.provenance import provenance
+from lengthwise.core.provenance import collect_provenance
 from lengthwise.evaluation import grading
 from lengthwise.evaluation.grading import grade
 from lengthwise.experiments.experiment import Experiment, build_decoder
 from lengthwise.experiments.run_folder import append_rows
-from lengthwise.model.fast.switch import plain_forms
-from lengthwise.training.batch import Sampler, to_batch
+from lengthwise.model.fast.switch import disable_fast_paths
+from lengthwise.training.batch import TrainingSampler, to_batch
 from lengthwise.training.trainer import Trainer
 
 RESULTS = Path(__file__).parent / "results" / "fast_paths.jsonl"
 # Name of a path, and the function that makes its call in the current form.
 Workload = tuple[str, Callable[[], Callable[[], object]]]
 Form = Callable[[], AbstractContextManager[None]]
-FORMS: dict[str, Form] = {"fast": nullcontext, "plain": plain_forms}
+FORMS: dict[str, Form] = {"fast": nullcontext, "plain": disable_fast_paths}
 
 
 def workloads(device: torch.device, folder: Path) -> Iterator[Workload]:
@@ -52,7 +52,7 @@ def with_size(experiment: Experiment, **sizes: int) -> Experiment:
 def make_step(experiment: Experiment, device: torch.device, folder: Path) -> Callable[[], object]:
     """Return a training step of a new trainer."""
     training = replace(experiment.training, steps=1_000_000)
-    sampler = Sampler(task=experiment.task, scheme=experiment.scheme, lengths=(21, 21), batch_size=100, seed=0)
+    sampler = TrainingSampler(task=experiment.task, scheme=experiment.scheme, lengths=(21, 21), batch_size=100, seed=0)
     return Trainer(build_decoder(experiment).to(device), sampler, training, Path(tempfile.mkdtemp(dir=folder))).step
 
 
@@ -87,7 +87,7 @@ def main() -> None:
             calls = {name: partial(in_form, form, in_form(form, make_call)) for name, form in FORMS.items()}
             result = row(path, str(device), time_in_rounds(calls, arguments.rounds), {})
             print(path, result["min_wall_ms" if device.type == "cuda" else "min_cpu_ms"], flush=True)
-            append_rows(arguments.out, [{**result, **provenance()}])
+            append_rows(arguments.out, [{**result, **collect_provenance()}])
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import torch
 import transformers  # noqa: F401  (imported before the forks, so that no attack has to import it)
 from tests.attacks import combinations, command_lines, doors, kills, launches, lies, machine, mutations
 
-from lengthwise.core.provenance import provenance, utc_timestamp
+from lengthwise.core.provenance import collect_provenance, utc_timestamp
 from lengthwise.experiments.run_folder import append_rows
 
 RESULTS = Path(__file__).parent / "results" / "faults.jsonl"
@@ -80,7 +80,7 @@ def attack_kind(kind: str, options: argparse.Namespace) -> int:
     row = {"kind": kind, "seed": options.seed, **counts, "wall_s": round(time.monotonic() - started, 1)}
     print(row, flush=True)
     if options.write:
-        append_rows(RESULTS, [{**row, "found": tally.faults, **provenance(), "time": utc_timestamp()}])
+        append_rows(RESULTS, [{**row, "found": tally.faults, **collect_provenance(), "time": utc_timestamp()}])
     return int(bool(tally.faults))
 
 

@@ -23,10 +23,10 @@ from typing import Any
 import torch
 
 import lengthwise as lw
-from lengthwise.core.provenance import provenance
+from lengthwise.core.provenance import collect_provenance
 from lengthwise.encodings import ENCODINGS, Rotary
 from lengthwise.experiments.experiment import build_decoder, build_sampler
-from lengthwise.experiments.run import measure_fit
+from lengthwise.experiments.run import measure_training_fit
 from lengthwise.positions import Predicted, Sequential
 from lengthwise.tasks import Addition, Copy, Parity, Task, VariableAssignment
 from lengthwise.training.trainer import Trainer
@@ -161,7 +161,7 @@ def run_job(job: Job) -> dict[str, Any]:
             trainer.step()
         seconds = time.process_time() - start
     decoder = trainer.decoder.eval()
-    fit = measure_fit(experiment, decoder)
+    fit = measure_training_fit(experiment, decoder)
     return {
         "task": job.task,
         "method": job.method,
@@ -179,7 +179,7 @@ def run_jobs(jobs: Sequence[Job], path: Path, num_workers: int) -> list[dict[str
     """Run the jobs that have no row yet, and return the rows of all jobs."""
     rows = {tuple(row[name] for name in Job.__slots__): row for row in read_rows(path)}
     pending = [job for job in jobs if job.key not in rows]
-    facts = provenance()
+    facts = collect_provenance()
     with ProcessPoolExecutor(num_workers, mp_context=get_context("spawn")) as pool:
         futures = {pool.submit(run_job, job): job for job in pending}
         for future in as_completed(futures):

@@ -27,20 +27,20 @@ from matplotlib.axes import Axes
 
 import lengthwise as lw
 from lengthwise.core.intervals import t_critical_value, wilson_interval
-from lengthwise.core.provenance import provenance
-from lengthwise.core.randomness import stream
+from lengthwise.core.provenance import collect_provenance
+from lengthwise.core.randomness import random_stream
 from lengthwise.encodings import ALiBi, EncodingSettings, KERPLELog, NoPE, Rotary, T5Bias
 from lengthwise.evaluation.figure_layout import FONT_SIZE, LINE_COLORS, count_seeds, make_panels
-from lengthwise.evaluation.forecast.certificate import run_verdict
+from lengthwise.evaluation.forecast.certificate import describe_run_certificate
 from lengthwise.evaluation.grading import first_errors, grade
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes import COMPARISONS, recipe
-from lengthwise.experiments.recipes.fitted_encodings import PARITY_ENCODINGS, compare_with_encodings
+from lengthwise.experiments.recipes.tuned_encodings import PARITY_ENCODINGS, compare_ppc_with_encodings
 from lengthwise.experiments.run import Run, train
 from lengthwise.experiments.run_evaluation import certify_run
 from lengthwise.experiments.run_folder import append_rows, read_rows
-from lengthwise.tasks import JSONLTask, Planted, Task
-from lengthwise.tasks.planted.placement import Local, Placement
+from lengthwise.tasks import JSONLTask, PlantedCorrelations, Task
+from lengthwise.tasks.planted.placement import LocalPlacement, Placement
 from lengthwise.training.batch import to_batch
 
 RESULTS = Path(__file__).parent / "results" / "forecast.jsonl"
@@ -66,7 +66,7 @@ CONFIGURATIONS_PER_PANEL = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlantedWithDecoys(Planted):
+class PlantedWithDecoys(PlantedCorrelations):
     """Planted law in which a marked token determines the label; sequences above length 32 also contain a decoy.
 
     The decoy is a second marked token without effect. The best possible accuracy with a decoy is 5/8.
@@ -76,7 +76,7 @@ class PlantedWithDecoys(Planted):
     tuples: tuple[tuple[int, ...], ...] = MARKED
     probabilities: tuple[float, ...] = (0.25,) * 4
     labels: tuple[tuple[float, ...], ...] = LABELS
-    placement: Placement = field(default_factory=lambda: Local(shapes=((0,),), weights=(1.0,)))
+    placement: Placement = field(default_factory=lambda: LocalPlacement(shapes=((0,),), weights=(1.0,)))
 
     def sample_arrays(
         self, length: int, size: int, rng: np.random.Generator
@@ -93,7 +93,7 @@ def write_task_file(name: str, seed: int, folder: Path) -> Path:
     """Write a task file with records of the training lengths and of all tested lengths, unless it exists."""
     path = folder / "tasks" / f"{name}-{seed}.jsonl"
     if not path.exists():
-        rng, answer, symbols = stream(seed, "forecast records", name), *TASK_FILES[name]
+        rng, answer, symbols = random_stream(seed, "forecast records", name), *TASK_FILES[name]
         lines = []
         for length in (*range(1, FILE_LENGTH + 1), *(times * FILE_LENGTH for times in FACTORS)):
             for tokens in rng.integers(0, len(symbols), size=(FILE_RECORDS, length)).tolist():
@@ -148,7 +148,7 @@ def experiments(folder: Path) -> dict[str, Callable[[], Experiment]]:
         "addition, coupled KERPLE": lambda: replace(recipe("addition_coupled"), encoding=KERPLELog()),
         "recall, NoPE": lambda: _recall(NoPE()),
         "recall, rotary": lambda: _recall(Rotary()),
-        "parity, rotary": lambda: compare_with_encodings(
+        "parity, rotary": lambda: compare_ppc_with_encodings(
             replace(recipe("parity"), train_lengths=(1, 10)), PARITY_ENCODINGS
         )["rotary"],
     }
@@ -175,12 +175,14 @@ def _planted(encoding: EncodingSettings, task: Task) -> Experiment:
     return replace(planted, task=task, encoding=encoding, train_lengths=(4, 32), training=training)
 
 
-def _one_marked_token() -> Planted:
+def _one_marked_token() -> PlantedCorrelations:
     """Return the law of ``PlantedWithDecoys`` without decoys."""
-    return Planted(**{each.name: getattr(PlantedWithDecoys(), each.name) for each in fields(Planted)})
+    return PlantedCorrelations(
+        **{each.name: getattr(PlantedWithDecoys(), each.name) for each in fields(PlantedCorrelations)}
+    )
 
 
-def _rare_tokens() -> Planted:
+def _rare_tokens() -> PlantedCorrelations:
     """Return the same law with a background that seldom contains other marked tokens."""
     return replace(_one_marked_token(), background=(0.2495,) * 4 + (0.0005,) * 4)
 
@@ -189,10 +191,10 @@ def measure_accuracy(run: Run, task: Task, length: int, num_examples: int) -> tu
     """Return token accuracy, its standard error over examples, the number of answer tokens, and exact match."""
     scheme, correct, number, exact = run.experiment.scheme, [], [], 0
     end = task.vocabulary.index("end")
-    tokens = task.sample(length=length, size=1, rng=stream(0)).tokens.shape[1]
+    tokens = task.sample(length=length, size=1, rng=random_stream(0)).tokens.shape[1]
     step = max(1, MAX_TOKENS_IN_MEMORY // tokens)
     for first in range(0, num_examples, step):
-        rng = stream(run.experiment.seed, "forecast measured", length, first)
+        rng = random_stream(run.experiment.seed, "forecast measured", length, first)
         examples = task.sample(length=length, size=min(step, num_examples - first), rng=rng)
         batch = to_batch(length, examples, scheme.assign(examples, rng, training=False))
         graded = grade(run.decoder, batch, end=end, decode="forced")
@@ -260,7 +262,7 @@ def train_and_measure(name: str, experiment: Experiment, folder: Path) -> Iterat
             "refused": certificate.refusal or certificate.abstentions.get(length),
             "fidelity": asdict(certificate.fidelity),
             "horizon": None if certificate.horizon is None else asdict(certificate.horizon),
-            "verdict": run_verdict(certificate),
+            "verdict": describe_run_certificate(certificate),
             "no_change": wilson_interval(round(shares[-1] * NUM_EXAMPLES), NUM_EXAMPLES, Z),
             "straight_line": straight_line(train_lengths, shares, length),
             "fitted": run.facts["fitted"],
@@ -445,7 +447,7 @@ def main() -> None:
             if (name, seed) not in existing:
                 folder = options.out / name.replace(", ", "-").replace(" ", "-") / f"seed-{seed}"
                 new_rows = list(train_and_measure(name, replace(by_label[name](), seed=seed), folder))
-                append_rows(options.results, [{**row, **provenance()} for row in new_rows])
+                append_rows(options.results, [{**row, **collect_provenance()} for row in new_rows])
                 accuracies = [(row["measured"], row["predicted"] and row["predicted"]["accuracy"]) for row in new_rows]
                 print(name, seed, accuracies)
 

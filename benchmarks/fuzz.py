@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from tests.attacks.inputs import READERS, input_of, raises_error
 
-from lengthwise.core.provenance import provenance, utc_timestamp
+from lengthwise.core.provenance import collect_provenance, utc_timestamp
 from lengthwise.experiments.run_folder import append_rows
 
 RESULTS = Path(__file__).parent / "results" / "fuzz.jsonl"
@@ -95,7 +95,7 @@ def main() -> None:
         print({**row, "wall_s": wall_s}, flush=True)
         assert peak < MEMORY_MIB, f"{name} used {peak:.0f} MiB; the limit is {MEMORY_MIB} MiB"
         if options.write:
-            append_rows(RESULTS, [{**row, "wall_s": wall_s, **provenance(), "time": utc_timestamp()}])
+            append_rows(RESULTS, [{**row, "wall_s": wall_s, **collect_provenance(), "time": utc_timestamp()}])
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from remaining_pairs import remaining_pairs_grid
 from step_speed import measure_step
 
 import lengthwise as lw
-from lengthwise.core.provenance import provenance
+from lengthwise.core.provenance import collect_provenance
 from lengthwise.encodings import ENCODINGS
 from lengthwise.experiments.recipes.comparisons import context_length, demo
 from lengthwise.experiments.reproduction import Claim, load_claims
@@ -169,7 +169,7 @@ def measure_influence_cost(seconds_left: float) -> dict[str, Any]:
         lm.model(input_ids=tokens, logits_to_keep=1).logits.cpu()
 
     def leave_one_out() -> None:
-        LeaveOneOut().select(influence_speed.masked_scorer(lm, window), 8, np.random.default_rng(0))
+        LeaveOneOut().select_tokens(influence_speed.masked_scorer(lm, window), 8, np.random.default_rng(0))
 
     influence_s, forward_s = influence_speed.time_in_turns(leave_one_out, forward)
     return {"s_per_far_token": influence_s / influence_speed.FAR, "plain_forward_s": forward_s}
@@ -230,10 +230,10 @@ PARTS: dict[str, Part] = {
         f"{name} {label} seed {experiment.seed + offset}": claim_row(
             claim, label, replace(experiment, seed=experiment.seed + offset)
         )
-        for offset in range(max(claim.experiments_at("gpu")[1] for claim in CLAIMS.values()))
+        for offset in range(max(claim.experiments_at_size("gpu")[1] for claim in CLAIMS.values()))
         for name, claim in CLAIMS.items()
-        for label, experiment in claim.experiments_at("gpu")[0].items()
-        if offset < claim.experiments_at("gpu")[1]
+        for label, experiment in claim.experiments_at_size("gpu")[0].items()
+        if offset < claim.experiments_at_size("gpu")[1]
     },
     # Combinations that the comparisons which_parity, which_copy and which_addition do not contain.
     **{
@@ -274,7 +274,7 @@ def run_part(name: str, deadline: float) -> dict[str, Any] | None:
     finally:
         # Other processes need the memory that this one has cached.
         torch.cuda.empty_cache()
-    return {"part": name, "wall_s": round(time.monotonic() - started, 1), **row, **provenance()}
+    return {"part": name, "wall_s": round(time.monotonic() - started, 1), **row, **collect_provenance()}
 
 
 def _save_row(name: str, row: dict[str, Any] | None, missing: dict[str, None]) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import transformers
 
-from lengthwise.core.provenance import provenance
+from lengthwise.core.provenance import collect_provenance
 from lengthwise.experiments.run_folder import append_rows
 from lengthwise.hf import PredictivePositionModel
 from lengthwise.hf.predictive_model import LENGTH_SCALINGS
@@ -132,7 +132,7 @@ def measure(options: argparse.Namespace, model: str, size: str, shape: str) -> I
             "ppc_ms": round(1000 * with_ppc, 3),
             "ratio": round(with_ppc / bare, 3),
             "rounds": options.rounds,
-            "commit": provenance()["commit"],
+            "commit": collect_provenance()["commit"],
             "cuda": torch.cuda.get_device_name() if device == "cuda" else None,
         }
 

@@ -19,8 +19,14 @@ import torch
 import transformers
 
 import lengthwise as lw
-from lengthwise.core.provenance import provenance
-from lengthwise.hf import EvaluateByLength, PositionCollator, PredictivePositionModel, symbol_tokenizer, to_dataset
+from lengthwise.core.provenance import collect_provenance
+from lengthwise.hf import (
+    EvaluateByLength,
+    PositionCollator,
+    PredictivePositionModel,
+    build_symbol_tokenizer,
+    to_dataset,
+)
 from lengthwise.positions import Predicted, Sequential
 from lengthwise.tasks import Parity, VariableAssignment
 
@@ -187,7 +193,7 @@ def train_and_measure(cell: Cell, folder: Path) -> list[dict]:
     transformers.set_seed(cell.seed)
     task = TASKS[cell.task]
     shape = task.shapes[cell.model]
-    tokenizer = symbol_tokenizer(task.task.vocabulary)
+    tokenizer = build_symbol_tokenizer(task.task.vocabulary)
     data = to_dataset(task.task, lengths=range(1, task.train_length + 1), size=20_000, seed=cell.seed)
 
     def tokenize(example: dict) -> dict:
@@ -286,7 +292,7 @@ def main() -> None:
         return
     arguments.out.mkdir(parents=True, exist_ok=True)
     # Read the commit at the start, because it may change during the run.
-    commit = provenance()["commit"]
+    commit = collect_provenance()["commit"]
     selection = [
         cell
         for cell in cells([int(seed) for seed in arguments.seeds.split(",")])

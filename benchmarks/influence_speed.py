@@ -26,12 +26,12 @@ import torch
 from short_context import short_context_losses
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from lengthwise.core.provenance import provenance
+from lengthwise.core.provenance import collect_provenance
 from lengthwise.experiments.run_folder import append_rows
 from lengthwise.hf.causal_lm import CausalLM
 from lengthwise.hf.language_models import load_language_model
-from lengthwise.influence.hidden_context import Window, WindowEvaluator
-from lengthwise.influence.measures import Greedy, LeaveOneOut, Screened, SubsetScorer, TargetLoss
+from lengthwise.influence.hidden_context import TargetWindow, WindowEvaluator
+from lengthwise.influence.measures import GreedySelection, LeaveOneOut, PrefilteredMeasure, SubsetScorer, TargetLoss
 from lengthwise.influence.targets import sample_targets
 
 LAYERS, WIDTH, HEADS, FAR, NEAR, TARGETS = 12, 256, 8, 1024, 32, 32
@@ -59,14 +59,14 @@ def random_model(vocabulary: int = VOCABULARY, device: str = "cpu") -> CausalLM:
     return CausalLM(LlamaForCausalLM(config).to(torch.device(device)), "llama")
 
 
-def random_windows(number: int) -> list[Window]:
+def random_windows(number: int) -> list[TargetWindow]:
     """Return windows of random tokens."""
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, VOCABULARY, (number, FAR + NEAR + 1))
-    return [Window(start=row[:0], far=row[:FAR], near=row[FAR:-1], target=int(row[-1])) for row in tokens]
+    return [TargetWindow(start=row[:0], far=row[:FAR], near=row[FAR:-1], target=int(row[-1])) for row in tokens]
 
 
-def masked_scorer(lm: CausalLM, window: Window) -> SubsetScorer:
+def masked_scorer(lm: CausalLM, window: TargetWindow) -> SubsetScorer:
     """Return a masked scorer with all far tokens as candidates."""
     return SubsetScorer(
         evaluator=WindowEvaluator(lm, window),
@@ -112,8 +112,10 @@ def leave_one_out(lm: CausalLM, number: int, candidates: int) -> dict[str, Any]:
 
     def ours() -> None:
         for window in samples:
-            LeaveOneOut().select(
-                masked_scorer(lm, window).restrict(np.arange(candidates)), min(8, candidates), np.random.default_rng(0)
+            LeaveOneOut().select_tokens(
+                masked_scorer(lm, window).with_candidates(np.arange(candidates)),
+                min(8, candidates),
+                np.random.default_rng(0),
             )
 
     with torch.no_grad():
@@ -170,10 +172,10 @@ def screening(lm: CausalLM, number: int) -> dict[str, Any]:
     overlaps, times = [], np.zeros(2)
     for window in random_windows(number):
         selections = []
-        for index, measure in enumerate((LeaveOneOut(), Screened(then=LeaveOneOut(), share=0.1))):
+        for index, measure in enumerate((LeaveOneOut(), PrefilteredMeasure(then=LeaveOneOut(), share=0.1))):
             scorer = masked_scorer(lm, window)
             start = time.perf_counter()
-            selections.append(set(measure.select(scorer, 8, np.random.default_rng(0)).indices))
+            selections.append(set(measure.select_tokens(scorer, 8, np.random.default_rng(0)).indices))
             times[index] += time.perf_counter() - start
         overlaps.append(len(selections[0] & selections[1]) / 8)
     return {
@@ -192,11 +194,13 @@ def strict_leave_one_out(lm: CausalLM) -> dict[str, Any]:
     @torch.no_grad()
     def loop() -> None:
         for index in loop_indices.tolist():
-            tokens = torch.from_numpy(window.tokens[window.expand(~window.visibility_mask([index]))])[None]
+            tokens = torch.from_numpy(window.tokens[window.expand_mask(~window.visibility_mask([index]))])[None]
             lm.model(input_ids=tokens, use_cache=False, logits_to_keep=1)
 
     ours, plain = time_in_turns(
-        lambda: LeaveOneOut().select(replace(masked_scorer(lm, window), mode="strict", candidates=indices), 8, rng),
+        lambda: LeaveOneOut().select_tokens(
+            replace(masked_scorer(lm, window), mode="strict", candidates=indices), 8, rng
+        ),
         loop,
     )
     plain *= STRICT / ABLATIONS
@@ -212,8 +216,8 @@ def strict_leave_one_out(lm: CausalLM) -> dict[str, Any]:
 def screening_trained(run: str, near: int, far: int, number: int) -> Iterator[dict[str, Any]]:
     """Measure the share of the exhaustive gain that a screened measure reaches, strict, on held-out text of a run."""
     loaded = load_language_model(run)
-    targets = sample_targets(loaded.held_out(), context=near + far, num_targets=number, seed=7000)
-    for measure, share in product((LeaveOneOut(), Greedy()), (0.05, 0.1, 0.25, 0.5)):
+    targets = sample_targets(loaded.held_out_documents(), context=near + far, num_targets=number, seed=7000)
+    for measure, share in product((LeaveOneOut(), GreedySelection()), (0.05, 0.1, 0.25, 0.5)):
         overlaps, gains, times = [], np.zeros(2), np.zeros(2)
         for target in targets:
             window = target.window(near, far, ())
@@ -224,9 +228,9 @@ def screening_trained(run: str, near: int, far: int, number: int) -> Iterator[di
                 candidates=np.arange(far),
             )
             rankings = []
-            for index, each in enumerate((measure, Screened(then=measure, share=share))):
+            for index, each in enumerate((measure, PrefilteredMeasure(then=measure, share=share))):
                 start = time.perf_counter()
-                rankings.append(each.select(scorer, 8, np.random.default_rng(0)))
+                rankings.append(each.select_tokens(scorer, 8, np.random.default_rng(0)))
                 times[index] += time.perf_counter() - start
             overlaps.append(len(set(rankings[0].indices) & set(rankings[1].indices)) / 8)
             masks = [scorer.visibility_mask([]), *(scorer.visibility_mask(each.indices) for each in rankings)]
@@ -264,7 +268,9 @@ def print_peak(kind: str) -> None:
         with torch.no_grad():
             lm.model(input_ids=torch.from_numpy(window.tokens)[None], use_cache=False)
     elif kind == "ours":
-        LeaveOneOut().select(masked_scorer(lm, window).restrict(np.arange(128)), 8, np.random.default_rng(0))
+        LeaveOneOut().select_tokens(
+            masked_scorer(lm, window).with_candidates(np.arange(128)), 8, np.random.default_rng(0)
+        )
     print(json.dumps({"bytes": memory_in_use("VmHWM") - before, "model_bytes": before}))
 
 
@@ -316,7 +322,7 @@ def save_row(row: dict[str, Any], *, quick: bool) -> None:
     """Print a row, and append it to the results unless it is a quick test."""
     print(json.dumps(row), flush=True)
     if not quick:
-        append_rows(RESULTS, [{**row, "provenance": provenance()}])
+        append_rows(RESULTS, [{**row, "provenance": collect_provenance()}])
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from lengthwise.influence.report.figures import draw_recovery
+from lengthwise.influence.report.figures import plot_recovered_share
 from lengthwise.influence.report.summary import compose_answer, format_estimate, summary_tables
 
 STUDIES = Path(__file__).parent / "results" / "influence_text"
@@ -47,7 +47,7 @@ def draw(folder: Path) -> None:
     """Draw the figure of one study from its summary."""
     path = FIGURES / f"{folder.name}.png"
     with TemporaryDirectory() as drawings:
-        shutil.copyfile(draw_recovery(json.loads((folder / "summary.json").read_text()), Path(drawings)), path)
+        shutil.copyfile(plot_recovered_share(json.loads((folder / "summary.json").read_text()), Path(drawings)), path)
     print(f"wrote {path}")
 
 

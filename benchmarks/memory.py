@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.project.test_documents import DOCS, README, blocks, commands_of, with_texts, write_texts
 
-from lengthwise.core.provenance import provenance, utc_timestamp
+from lengthwise.core.provenance import collect_provenance, utc_timestamp
 from lengthwise.experiments.run_folder import append_rows, read_rows
 
 RESULTS = Path(__file__).parent / "results" / "memory.jsonl"
@@ -122,7 +122,7 @@ def main() -> None:
                     if not reuse(command, Path(name), Path(kept)):
                         row = {"page": page, **measure(command, Path(name), options.limit)}
                         print(json.dumps(row), flush=True)
-                        append_rows(RESULTS, [{**row, **provenance(), "time": utc_timestamp()}])
+                        append_rows(RESULTS, [{**row, **collect_provenance(), "time": utc_timestamp()}])
                         keep(command, Path(name), Path(kept))
 
 

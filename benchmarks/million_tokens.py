@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 import lengthwise as lw
-from lengthwise.core.provenance import provenance
+from lengthwise.core.provenance import collect_provenance
 from lengthwise.evaluation.exact_match import iter_examples
 from lengthwise.experiments.run_folder import append_rows, read_rows
 from lengthwise.model.attention_scores import NO_HOOKS, AttentionHooks
@@ -105,7 +105,7 @@ def main() -> None:
                     run = lw.train(replace(lw.recipe(recipe), seed=seed), Path(folder) / "run", device="cpu", threads=1)
                     assert run is not None
                     rows = list(measure(recipe, run, LENGTHS))
-                append_rows(arguments.out, [{**row, "provenance": provenance()} for row in rows])
+                append_rows(arguments.out, [{**row, "provenance": collect_provenance()} for row in rows])
             print(*rows, sep="\n")
             for decode, key in (("forced", "cpu_s"), ("forced", "peak_gib"), ("free", "cpu_s")):
                 print(f"{recipe}, seed {seed}, {decode}: {key} ~ length^{exponent(rows, key, decode):.2f}", flush=True)

@@ -15,10 +15,10 @@ from pathlib import Path
 import torch
 
 import lengthwise as lw
-from lengthwise.core.provenance import provenance
+from lengthwise.core.provenance import collect_provenance
 from lengthwise.encodings import Rotary
 from lengthwise.experiments.experiment import build_decoder, build_sampler
-from lengthwise.experiments.run import measure_fit
+from lengthwise.experiments.run import measure_training_fit
 from lengthwise.positions import PositionScheme, Predicted, Sequential
 from lengthwise.tasks import Addition, Copy, Parity, Task
 from lengthwise.training.batch import Batch
@@ -137,7 +137,7 @@ def measure_fit_curves(
                         trainer.step()
                         if step % (num_steps // 10) == 0:
                             trainer.decoder.eval()
-                            curve.append([step, measure_fit(experiment, trainer.decoder).exact_match])
+                            curve.append([step, measure_training_fit(experiment, trainer.decoder).exact_match])
                 rows.append(
                     {
                         "part": "fit",
@@ -167,7 +167,7 @@ def main() -> None:
     if arguments.part != "speed":
         numbers = tuple(arguments.fit_lengths_per_batch)
         rows += measure_fit_curves(arguments.fit_steps, tuple(arguments.seeds), numbers)
-    facts = provenance()
+    facts = collect_provenance()
     arguments.out.write_text("".join(json.dumps({**row, "provenance": facts}) + "\n" for row in rows))
 
 

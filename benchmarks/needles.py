@@ -21,7 +21,7 @@ import torch
 import transformers
 
 import lengthwise as lw
-from lengthwise.core.provenance import provenance
+from lengthwise.core.provenance import collect_provenance
 from lengthwise.encodings import NoPE
 from lengthwise.evaluation.figure_layout import (
     LINE_COLORS,
@@ -32,7 +32,7 @@ from lengthwise.evaluation.figure_layout import (
     set_length_axis,
 )
 from lengthwise.evaluation.result_rows import pool_seeds
-from lengthwise.hf import PositionCollator, PromptingConfig, export_hf, symbol_tokenizer, to_dataset
+from lengthwise.hf import PositionCollator, PromptingConfig, build_symbol_tokenizer, export_hf, to_dataset
 from lengthwise.hf.language_models import evaluate_language_model
 from lengthwise.positions import Sequential
 from lengthwise.tasks import Recall, Text
@@ -95,7 +95,7 @@ def cells(size: Size, first_seed: int) -> list[Cell]:
 def train_transformer(cell: Cell, folder: Path, share: float) -> None:
     """Train a model from random weights with ``Trainer``, as in the tutorial, with consecutive positions."""
     task = TASKS[cell.task]
-    tokenizer = symbol_tokenizer(task.vocabulary)
+    tokenizer = build_symbol_tokenizer(task.vocabulary)
     transformers.set_seed(cell.seed)
     config = CONFIGS[cell.model](
         vocab_size=len(tokenizer),
@@ -286,7 +286,7 @@ def main() -> None:
         size = replace(size, num_seeds=arguments.seeds)
     arguments.out.mkdir(parents=True, exist_ok=True)
     # Read the commit at the start, because it may change during the run.
-    commit = provenance()["commit"]
+    commit = collect_provenance()["commit"]
     for cell in cells(size, arguments.first_seed):
         if arguments.only is None or arguments.only in cell.label:
             run_cell(cell, arguments.out, arguments.size, commit)

@@ -9,15 +9,15 @@ from lengthwise.evaluation.result_rows import (
     FIT_THRESHOLD,
     Rows,
     count_skipped,
-    given_of,
+    find_given_knowledge,
     group_rows,
     is_skipped,
-    label_of,
+    label_without_variant,
     pool_seeds,
-    select_unfit,
+    select_unfit_labels,
     uses_loss,
 )
-from lengthwise.evaluation.tables_and_figures import format_num_examples, step_range
+from lengthwise.evaluation.tables_and_figures import format_num_examples, format_step_range
 
 # Maximum number of lines of a table on a page.
 MAX_PAGE_LINES = 12
@@ -55,7 +55,7 @@ def page_table(rows: Rows, max_lines: int = MAX_PAGE_LINES) -> tuple[list[str], 
     """
     if len(group_rows(rows)) > max_lines:
         rows = merge_variants(rows)
-    by_label, unfit = group_rows(rows), select_unfit(rows)
+    by_label, unfit = group_rows(rows), select_unfit_labels(rows)
     lengths = list(next(iter(by_label.values())))
     header = ["row", "given", "trained on", "steps", "fits"]
     header += [f"{length:,} (n={format_num_examples(rows, length)})" for length in lengths]
@@ -65,7 +65,11 @@ def page_table(rows: Rows, max_lines: int = MAX_PAGE_LINES) -> tuple[list[str], 
         fitted = {row["seed"]: row["fitted"] for row in runs}
         num_fits = sum(value >= FIT_THRESHOLD for value in fitted.values() if value is not None)
         fits = "-" if uses_loss(rows) else f"{num_fits} of {len(fitted)}{', did not fit' * (label in unfit)}"
-        cells = [given_of(runs), "-".join(f"{length:,}" for length in runs[0]["train_lengths"]), step_range(runs)]
+        cells = [
+            find_given_knowledge(runs),
+            "-".join(f"{length:,}" for length in runs[0]["train_lengths"]),
+            format_step_range(runs),
+        ]
         body.append([label, *cells, fits, *(_format_summary(by_length, length) for length in lengths)])
     return header, body, max(0, len(by_label) - max_lines)
 
@@ -103,8 +107,8 @@ def merge_variants(rows: Rows) -> Rows:
     variants: dict[str, dict[int, set[str | None]]] = {}
     groups: dict[tuple[str, int, int], list[Mapping[str, Any]]] = {}
     for row in rows:
-        variants.setdefault(label_of(row), {}).setdefault(row["seed"], set()).add(row.get("variant"))
-        groups.setdefault((label_of(row), row["seed"], row["length"]), []).append(row)
+        variants.setdefault(label_without_variant(row), {}).setdefault(row["seed"], set()).add(row.get("variant"))
+        groups.setdefault((label_without_variant(row), row["seed"], row["length"]), []).append(row)
     merged = []
     for (label, _, _), group in groups.items():
         common = set.intersection(*variants[label].values())

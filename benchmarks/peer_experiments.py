@@ -9,10 +9,10 @@ from peer_models import Shape
 
 import lengthwise as lw
 from lengthwise.experiments.experiment import Experiment, build_decoder
-from lengthwise.experiments.recipes import with_parts
+from lengthwise.experiments.recipes import with_scheme_and_encoding
 from lengthwise.positions import Sequential
 from lengthwise.tasks import Parity
-from lengthwise.training.batch import Batch, Sampler
+from lengthwise.training.batch import Batch, TrainingSampler
 from lengthwise.training.trainer import Trainer
 
 SCHEMES = {"plain": "sequential", "coupled": "coupled", "PPC": "predicted"}
@@ -21,7 +21,7 @@ BATCH, TRAIN_LENGTH, DECODE_SIZE = 64, 20, "2 x 128"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PreparedBatch(Sampler):
+class PreparedBatch(TrainingSampler):
     """Replacement of the sampler that returns the same batch at every step."""
 
     batch: Batch
@@ -40,14 +40,14 @@ def repeat_batch(batch: Batch) -> PreparedBatch:
 def experiment_of(scheme: str, size: str) -> Experiment:
     """Return the parity recipe with a scheme and a decoder size."""
     num_layers, d_model = SIZES[size]
-    base = with_parts(lw.recipe("parity"), SCHEMES[scheme])
+    base = with_scheme_and_encoding(lw.recipe("parity"), SCHEMES[scheme])
     decoder = replace(base.decoder, num_layers=num_layers, d_model=d_model, num_heads=d_model // 32)
     return replace(base, decoder=decoder, training=replace(base.training, steps=1_000_000, batch_size=BATCH))
 
 
-def sampler_of(experiment: Experiment, length: int, num_examples: int) -> Sampler:
+def sampler_of(experiment: Experiment, length: int, num_examples: int) -> TrainingSampler:
     """Return a sampler of examples of one length."""
-    return Sampler(
+    return TrainingSampler(
         task=experiment.task, scheme=experiment.scheme, lengths=(length, length), batch_size=num_examples, seed=0
     )
 
@@ -65,7 +65,9 @@ def shape_of(experiment: Experiment) -> Shape:
     )
 
 
-def own_step(experiment: Experiment, sampler: Sampler, folder: Path, device: torch.device) -> Callable[[], object]:
+def own_step(
+    experiment: Experiment, sampler: TrainingSampler, folder: Path, device: torch.device
+) -> Callable[[], object]:
     """Return a training step of lengthwise, with the batches of ``sampler``."""
     trainer = Trainer(build_decoder(experiment).to(device), sampler, experiment.training, folder)
     trainer.decoder.train()

@@ -41,7 +41,7 @@ from peer_x_transformers import x_transformers_steps
 from rounds import Functions, fastest, row, time_in_rounds
 from step_speed import StepShape, multiply, products
 
-from lengthwise.core.provenance import provenance
+from lengthwise.core.provenance import collect_provenance
 from lengthwise.evaluation.grading import grade
 from lengthwise.experiments.experiment import build_decoder
 from lengthwise.training.batch import Batch
@@ -174,7 +174,7 @@ def main() -> None:
         for result in measure(rounds if options.rounds is None else options.rounds):
             print_row(result)
             with options.out.open("a") as file:
-                file.write(json.dumps({**result, "peers": peers, **provenance()}) + "\n")
+                file.write(json.dumps({**result, "peers": peers, **collect_provenance()}) + "\n")
 
 
 if __name__ == "__main__":

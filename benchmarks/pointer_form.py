@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 import lengthwise as lw
-from lengthwise.core.provenance import provenance
+from lengthwise.core.provenance import collect_provenance
 from lengthwise.experiments.run_folder import append_rows, read_rows
 
 RESULTS = Path(__file__).parent / "results" / "pointer_form.jsonl"
@@ -70,7 +70,7 @@ def main() -> None:
                     continue
                 with TemporaryDirectory() as folder:
                     rows = measure(name, form, seed, Path(folder))
-                append_rows(arguments.out, [{**row, "provenance": provenance()} for row in rows])
+                append_rows(arguments.out, [{**row, "provenance": collect_provenance()} for row in rows])
                 print(*rows, sep="\n", flush=True)
 
 

@@ -4,7 +4,7 @@ from itertools import product
 
 from lengthwise.encodings import ENCODINGS
 from lengthwise.experiments.experiment import Experiment
-from lengthwise.experiments.recipes.comparisons import GRID_TASKS, SCHEME_NAMES, which_grid
+from lengthwise.experiments.recipes.comparisons import GRID_TASKS, SCHEME_NAMES, scheme_encoding_grid
 from lengthwise.positions import SCHEMES
 
 
@@ -13,4 +13,4 @@ def remaining_pairs_grid(task: str) -> dict[str, Experiment]:
     table_pairs = set(product(SCHEME_NAMES, GRID_TASKS[task][2]))
     # With one level, multilevel equals coupled.
     all_pairs = product([name for name in SCHEMES if name != "multilevel"], ENCODINGS)
-    return which_grid(task, (pair for pair in all_pairs if pair not in table_pairs))
+    return scheme_encoding_grid(task, (pair for pair in all_pairs if pair not in table_pairs))

@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 import lengthwise as lw
-from lengthwise.core.provenance import provenance
-from lengthwise.training.batch import Sampler
+from lengthwise.core.provenance import collect_provenance
+from lengthwise.training.batch import TrainingSampler
 
 # Task lengths at which a sequence has 43 to 45 tokens.
 LENGTHS = {"parity": 20, "copy": 20, "reverse": 20, "addition": 13}
@@ -19,7 +19,7 @@ def measure_batch_ms(task: str, scheme: str, repeats: int) -> tuple[float, int]:
     """Return the median time of a batch in ms, and the number of tokens per sequence."""
     experiment = lw.experiment(task, scheme)
     lengths = (LENGTHS[task], LENGTHS[task])
-    sampler = Sampler(task=experiment.task, scheme=experiment.scheme, lengths=lengths, batch_size=64, seed=0)
+    sampler = TrainingSampler(task=experiment.task, scheme=experiment.scheme, lengths=lengths, batch_size=64, seed=0)
     times = []
     for step in range(repeats):
         started = time.perf_counter()
@@ -41,7 +41,7 @@ def main() -> None:
                 median, seq = measure_batch_ms(task, scheme, arguments.repeats)
                 row = {"task": task, "scheme": scheme, "batch": 64, "seq": seq, "ms": round(median, 3)}
                 print(row)
-                file.write(json.dumps({**row, **provenance()}) + "\n")
+                file.write(json.dumps({**row, **collect_provenance()}) + "\n")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from typing import Any
 
 import lengthwise as lw
 from lengthwise.core.intervals import wilson_interval
-from lengthwise.core.provenance import provenance
+from lengthwise.core.provenance import collect_provenance
 from lengthwise.evaluation.result_rows import FIT_THRESHOLD
 from lengthwise.evaluation.tables_and_figures import format_num_examples
 from lengthwise.experiments.run_folder import append_rows, read_rows
@@ -67,7 +67,7 @@ def main() -> None:
         for seed in range(options.first_seed + options.part, options.first_seed + options.seeds, options.parts):
             if (recipe, seed) not in {(row["row"], row["seed"]) for row in read_rows(options.out)}:
                 rows = measure(recipe, seed, settings)
-                append_rows(options.out, [{**row, "provenance": provenance()} for row in rows])
+                append_rows(options.out, [{**row, "provenance": collect_provenance()} for row in rows])
                 print(
                     json.dumps({"seed": seed, **{str(row["length"]): row["exact_match"] for row in rows}}), flush=True
                 )

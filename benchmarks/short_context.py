@@ -10,7 +10,7 @@ from torch import Tensor
 from lengthwise.core.errors import SettingError
 from lengthwise.experiments.decoder_model import DecoderModel
 from lengthwise.hf.causal_lm import CausalLM
-from lengthwise.influence.hidden_context import LOG_PROBS_PER_TOKEN, batch_size
+from lengthwise.influence.hidden_context import LOG_PROBS_PER_TOKEN, forward_batch_size
 
 
 def short_context_losses(
@@ -28,10 +28,10 @@ def short_context_losses(
         )
     losses = np.empty(len(tokens) - near)
     max_windows = LOG_PROBS_PER_TOKEN * model.forward_tokens // (stride * model.vocabulary_size)
-    num_windows = max(1, min(batch_size(model, near + stride), max_windows))
+    num_windows = max(1, min(forward_batch_size(model, near + stride), max_windows))
     for starts, num_scored in _window_batches(len(tokens) - near, stride, num_windows):
         batch = torch.from_numpy(np.stack([tokens[start : start + near + num_scored] for start in starts])).long()
-        ids = torch.stack([model.assign_ids(context) for context in batch[:, :-1]])
+        ids = torch.stack([model.assign_position_ids(context) for context in batch[:, :-1]])
         batch_losses = _losses(model, batch[:, :-1], ids, batch[:, near:]).cpu().double().numpy()
         for start, window_losses in zip(starts, batch_losses, strict=True):
             losses[start : start + num_scored] = window_losses

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from lengthwise.cli import app as cli
-from lengthwise.core.provenance import provenance
+from lengthwise.core.provenance import collect_provenance
 from lengthwise.experiments.run_folder import append_rows
 
 RESULTS = Path(__file__).parent / "results" / "soak.jsonl"
@@ -92,7 +92,7 @@ def main() -> None:
         "last_mib": round(float(y[-1]) / 2**20, 1),
         "rise_percent": round(float(100 * slope * (x[-1] - x[0]) / y.mean()), 2),
         "sizes_mib": [round(size / 2**20, 1) for size in sizes],
-        **provenance(),
+        **collect_provenance(),
     }
     append_rows(RESULTS, [row])
     print({key: value for key, value in row.items() if key != "sizes_mib"})

@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import lengthwise as lw
-from lengthwise.core.provenance import provenance
+from lengthwise.core.provenance import collect_provenance
 
 RESULTS = Path(__file__).parent / "results" / "speedrun.jsonl"
 TASKS = ("parity", "copy", "addition", "variable_assignment")
@@ -43,7 +43,7 @@ def solve(recipe: str, seed: int, started: float) -> dict[str, Any]:
             row[f"exact_{factor}x"] = result["exact_match"]
             row[f"seconds_{factor}x"] = round(time.time() - started, 2)
     used = sum(os.times()[:2])
-    return {**row, "cpu_s": round(used, 2), "solved": _is_solved(row), **provenance()}
+    return {**row, "cpu_s": round(used, 2), "solved": _is_solved(row), **collect_provenance()}
 
 
 def _is_solved(row: dict[str, Any]) -> bool:

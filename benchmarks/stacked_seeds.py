@@ -21,12 +21,12 @@ from rounds import row, time_in_rounds
 from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 
-from lengthwise.core.provenance import provenance
+from lengthwise.core.provenance import collect_provenance
 from lengthwise.experiments.experiment import Experiment, build_decoder
 from lengthwise.experiments.recipes.comparisons import demo
 from lengthwise.model.block import RMSNorm
-from lengthwise.training.batch import Batch, Sampler
-from lengthwise.training.loss import answer_loss
+from lengthwise.training.batch import Batch, TrainingSampler
+from lengthwise.training.loss import compute_answer_loss
 
 RESULTS = Path(__file__).parent / "results" / "stacked_seeds.jsonl"
 SEEDS = 8
@@ -46,7 +46,7 @@ class _Loss(nn.Module):
 
     def forward(self) -> Tensor:
         """Return the loss in nats."""
-        return answer_loss(self.decoder, [self.batch], id_weight=1.0).loss
+        return compute_answer_loss(self.decoder, [self.batch], id_weight=1.0).loss
 
 
 def plain_norm(norm: RMSNorm, x: Tensor) -> Tensor:
@@ -107,7 +107,7 @@ def products(experiment: Experiment, num_tokens: int, seeds: int) -> Callable[[]
 def measure(rounds: int, length: int) -> dict[str, Any]:
     """Return the times of one seed, of eight seeds in turn, and of eight seeds at once."""
     experiment = demo_experiment()
-    sampler = Sampler(
+    sampler = TrainingSampler(
         task=experiment.task, scheme=experiment.scheme, lengths=(length, length), batch_size=64, seed=experiment.seed
     )
     (batch,) = sampler.batches(0)
@@ -138,7 +138,7 @@ def main() -> None:
     for clock in ("median_cpu_ms", "min_cpu_ms"):
         print(clock, result[clock])
     with options.out.open("a") as file:
-        file.write(json.dumps({**result, **provenance()}) + "\n")
+        file.write(json.dumps({**result, **collect_provenance()}) + "\n")
 
 
 if __name__ == "__main__":

@@ -17,10 +17,10 @@ from pathlib import Path
 import torch
 
 import lengthwise as lw
-from lengthwise.core.provenance import provenance
+from lengthwise.core.provenance import collect_provenance
 from lengthwise.experiments.experiment import build_decoder
-from lengthwise.experiments.recipes import with_parts
-from lengthwise.training.batch import Sampler
+from lengthwise.experiments.recipes import with_scheme_and_encoding
+from lengthwise.training.batch import TrainingSampler
 from lengthwise.training.trainer import Trainer
 
 Product = tuple[torch.Tensor, torch.Tensor, int]
@@ -101,13 +101,13 @@ def time_call(function: Callable[[], object], device: torch.device) -> float:
 
 def measure_step(scheme: str, precision: str, repeats: int, device: torch.device) -> dict[str, object]:
     """Return the median times of a step and of its products, measured in turn."""
-    base = with_parts(lw.recipe("parity"), scheme)
+    base = with_scheme_and_encoding(lw.recipe("parity"), scheme)
     experiment = replace(
         base,
         decoder=replace(base.decoder, num_layers=MEASURED.layers, d_model=MEASURED.d_model, num_heads=MEASURED.heads),
         training=replace(base.training, batch_size=MEASURED.batch, steps=1_000_000, precision=precision),
     )
-    sampler = Sampler(
+    sampler = TrainingSampler(
         task=experiment.task,
         scheme=experiment.scheme,
         lengths=(21, 21),
@@ -161,7 +161,7 @@ def main() -> None:
         for scheme, precision in (("coupled", "float32"), ("predicted", "float32"), ("coupled", "bf16")):
             row = measure_step(scheme, precision, arguments.repeats, torch.device(arguments.device))
             print(row)
-            file.write(json.dumps({**row, **provenance()}) + "\n")
+            file.write(json.dumps({**row, **collect_provenance()}) + "\n")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import lengthwise as lw
-from lengthwise.core.provenance import provenance
+from lengthwise.core.provenance import collect_provenance
 from lengthwise.experiments.executors import import_ray
 from lengthwise.experiments.run_folder import append_rows
 from lengthwise.experiments.runner import Comparison
@@ -85,7 +85,7 @@ def main() -> None:
         "ray_s": round(ray_s, 1),
         "failed": len(remote.failed),
         "same_rows": untimed(remote.rows) == untimed(local.rows),
-        **provenance(),
+        **collect_provenance(),
     }
     print(row)
     append_rows(RESULTS, [row])

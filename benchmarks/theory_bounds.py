@@ -17,13 +17,13 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from lengthwise.core.provenance import provenance
+from lengthwise.core.provenance import collect_provenance
 from lengthwise.experiments.run_folder import read_rows
-from lengthwise.theory.bounds import BOUNDS, expected_training_pieces
-from lengthwise.theory.bounds.extrapolation import BoundError, Extrapolation
-from lengthwise.theory.bounds.sequence_cover import GridCover
-from lengthwise.theory.risk.exact_risk import TotalVariation
-from lengthwise.theory.risk.laplace_risk import laplace_risk
+from lengthwise.theory.bounds import BOUNDS, expected_training_piece_counts
+from lengthwise.theory.bounds.bound_inputs import BoundError, BoundInputs
+from lengthwise.theory.bounds.sequence_cover import GridWindowCover
+from lengthwise.theory.risk.exact_risk import TotalVariationLoss
+from lengthwise.theory.risk.laplace_transform import laplace_risk
 from support.random_instances import Sizes, random_instance
 
 RESULTS = Path(__file__).parent / "results" / "theory_bounds.jsonl"
@@ -68,25 +68,30 @@ MIN_RISK = 1e-12
 INSTANCES = {"clean": 300, "mixed": 400}
 
 
-def unit_kappa_cover(case: Extrapolation) -> float:
+def unit_kappa_cover(case: BoundInputs) -> float:
     """Return the sum of the window cover with every kappa set to 1, which is not a bound ('heavy cuts')."""
-    cover = GridCover(test_length=case.test_length, train_length=case.train_length, span=case.span)
-    ones = {cuts: np.ones_like(kappa) for cuts, kappa in case.cut_weight.kappa_by_cuts().items()}
-    return float((expected_training_pieces(case, cover, ones) * case.risk_table(case.train_length, case.loss)).sum())
+    cover = GridWindowCover(test_length=case.test_length, train_length=case.train_length, span=case.span)
+    ones = {cuts: np.ones_like(kappa) for cuts, kappa in case.cross_cut_scores.kappa_by_cuts().items()}
+    return float(
+        (
+            expected_training_piece_counts(case, cover, ones)
+            * case.conditional_risk_table(case.train_length, case.loss)
+        ).sum()
+    )
 
 
-def proportional_risk(case: Extrapolation) -> float:
+def proportional_risk(case: BoundInputs) -> float:
     """Return ``N / L R_L``, which is not a bound."""
-    return case.test_length / case.train_length * case.risk(case.train_length)
+    return case.test_length / case.train_length * case.risk_at(case.train_length)
 
 
-def secant(case: Extrapolation) -> float:
+def secant(case: BoundInputs) -> float:
     """Extrapolate the line through the two longest training lengths, which is a bound for single tokens only."""
-    last, previous = case.risk(case.train_length), case.risk(case.train_length - 1)
+    last, previous = case.risk_at(case.train_length), case.risk_at(case.train_length - 1)
     return last + (case.test_length - case.train_length) * (last - previous)
 
 
-NOT_BOUNDS: dict[str, Callable[[Extrapolation], float]] = {
+NOT_BOUNDS: dict[str, Callable[[BoundInputs], float]] = {
     "window cover, kappa = 1": unit_kappa_cover,
     "secant": secant,
     "(N / L) R_L": proportional_risk,
@@ -99,9 +104,9 @@ def measure_instance(regime: str, index: int) -> dict[str, Any]:
     size_values = SIZES[regime][index % len(SIZES[regime])]
     sizes = Sizes(**dict(zip(("num_tokens", "k", "span", "train_length", "test_length"), size_values, strict=True)))
     instance = random_instance(regime, sizes, seed=index)
-    loss = TotalVariation()
+    loss = TotalVariationLoss()
     head = instance.best_head(loss)
-    case = Extrapolation(
+    case = BoundInputs(
         law=instance.law,
         predictor=head,
         train_length=sizes.train_length,
@@ -117,7 +122,7 @@ def measure_instance(regime: str, index: int) -> dict[str, Any]:
     values |= {name: rule(case) for name, rule in NOT_BOUNDS.items()}
     risk = laplace_risk(case.law, head, sizes.test_length, loss)
     seconds = time.perf_counter() - started
-    risks = {"risk": risk, "trained": case.risk(sizes.train_length)}
+    risks = {"risk": risk, "trained": case.risk_at(sizes.train_length)}
     return {
         "regime": regime,
         "index": index,
@@ -163,7 +168,7 @@ def main() -> None:
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     rows = read_rows(arguments.out) if arguments.out.exists() else []
     existing = {(row["regime"], row["index"]) for row in rows}
-    facts = provenance()
+    facts = collect_provenance()
     with arguments.out.open("a") as file:
         for regime, number in INSTANCES.items():
             for index in range(number if arguments.instances is None else arguments.instances):

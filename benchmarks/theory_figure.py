@@ -12,16 +12,16 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator
 
 from lengthwise.evaluation.figure_layout import LINE_COLORS, LineLabel, label_lines, make_panels, set_length_axis
-from lengthwise.theory.attention.position_coupling import CoupledAttention, Halves, couple_halves
+from lengthwise.theory.attention.position_coupling import CoupledAttention, HalfLengthPlacement, couple_sequence_halves
 from lengthwise.theory.counterexamples import (
     COUNTEREXAMPLES,
     FILLER,
     Counterexample,
-    pair_attention,
-    pair_law,
-    score_bit_pairs,
+    build_pair_attention,
+    build_pair_task,
+    make_bit_pair_score,
 )
-from lengthwise.theory.risk.exact_risk import TotalVariation, enumerated_risk
+from lengthwise.theory.risk.exact_risk import TotalVariationLoss, enumerated_risk
 
 FIGURE = Path("docs/theory.png")
 COUPLING_FIGURE = Path("docs/position_coupling.png")
@@ -68,7 +68,7 @@ def title(example: Counterexample) -> str:
 def plot(axes: Axes, example: Counterexample) -> None:
     """Plot the two curves of one counterexample with the training lengths shaded."""
     more_lengths = MORE_LENGTHS.get(example.name, ())
-    risks = example.run((*example.train_lengths, *example.test_lengths, *more_lengths))
+    risks = example.compute_risks((*example.train_lengths, *example.test_lengths, *more_lengths))
     lengths, labels = [each.length for each in risks], []
     for name, style, color in CURVES:
         values = np.maximum([getattr(each, name) for each in risks], FLOOR)
@@ -85,12 +85,12 @@ def coupled_head() -> CoupledAttention:
     """Return the learned head over IDs: it reads pairs with the same ID, and leaks ``LEAK`` to pairs of fillers."""
 
     def score(gap: int, first: int, second: int) -> float:
-        return score_bit_pairs([gap])(gap, first, second) + LEAK * (first == second == FILLER)
+        return make_bit_pair_score([gap])(gap, first, second) + LEAK * (first == second == FILLER)
 
-    tables = pair_attention(score, [1])
+    tables = build_pair_attention(score, [1])
     return CoupledAttention(
         num_tokens=tables.num_tokens,
-        coupling=couple_halves,
+        coupling=couple_sequence_halves,
         offsets=np.array([[0, 0]]),
         log_scores=tables.log_scores,
         values=tables.values,
@@ -100,10 +100,10 @@ def coupled_head() -> CoupledAttention:
 
 def coupling_curves() -> tuple[dict[str, Curve], dict[str, Curve]]:
     """Return lengths and risks by name, before and after coupling; the bound starts at the longest training length."""
-    risks = COUNTEREXAMPLES["growing gap"].run(COUPLED_LENGTHS)
+    risks = COUNTEREXAMPLES["growing gap"].compute_risks(COUPLED_LENGTHS)
     before = {name: [(each.length, getattr(each, name)) for each in risks] for name in ("learned", "witness")}
-    law, head = pair_law(Halves()), coupled_head()
-    after = [(length, enumerated_risk(law, head, length, TotalVariation()).mean) for length in COUPLED_LENGTHS]
+    law, head = build_pair_task(HalfLengthPlacement()), coupled_head()
+    after = [(length, enumerated_risk(law, head, length, TotalVariationLoss()).mean) for length in COUPLED_LENGTHS]
     test_lengths = [length for length in COUPLED_LENGTHS if length >= TRAIN_LENGTH]
     growth = [(length // 2 - 1) / (TRAIN_LENGTH // 2 - 1) for length in test_lengths]
     bound = [(length, factor * dict(after)[TRAIN_LENGTH]) for length, factor in zip(test_lengths, growth, strict=True)]

@@ -24,7 +24,7 @@ from torch.nn import functional
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from lengthwise.core.provenance import provenance
+from lengthwise.core.provenance import collect_provenance
 from lengthwise.experiments.run_folder import append_rows
 from lengthwise.tasks import TASKS
 from lengthwise.theory.attention.sparse_attention import (
@@ -34,8 +34,8 @@ from lengthwise.theory.attention.sparse_attention import (
     SparseFunctionalAttention,
     log_matmul,
 )
-from lengthwise.theory.risk.exact_risk import TotalVariation
-from lengthwise.theory.risk.laplace_risk import laplace_risk
+from lengthwise.theory.risk.exact_risk import TotalVariationLoss
+from lengthwise.theory.risk.laplace_transform import laplace_risk
 from support.random_instances import Sizes, random_instance
 
 BATCH, TOKENS, OUTPUTS = 8, 8, 2
@@ -55,7 +55,7 @@ class AutomatonValues(nn.Module):
         state_counts = (1, *(num_states,) * (k - 1), num_outputs)
         self.steps = nn.ParameterList([torch.randn(num_tokens, *counts) for counts in pairwise(state_counts)])
 
-    def extend_sums(
+    def extend_log_sums(
         self, tuple_index: int, sums: Float[Tensor, "batch seq offsets states"], tokens: Int[Tensor, "batch seq"]
     ) -> Float[Tensor, "batch seq offsets next_states"]:
         """Extend log sums over tuples by one transition of the automaton."""
@@ -74,7 +74,7 @@ class ChainScores(nn.Module):
         self.tokens = nn.Parameter(INIT_STD * torch.randn(k, num_tokens))
         self.links = nn.Parameter(INIT_STD * torch.randn(k - 1, max_gap, num_tokens, num_tokens))
 
-    def sum_by_last_token(
+    def sum_sets_by_last_token(
         self, values: AutomatonValues, tokens: Int[Tensor, "batch seq"]
     ) -> Float[Tensor, "batch seq outputs"]:
         """Return ``log sum g(S, x_S) h(x_S)`` over sets that end at each token; ``LOG_ZERO`` if no set ends there."""
@@ -86,7 +86,7 @@ class ChainScores(nn.Module):
                 padded = functional.pad(log_sums, (0, 0, 0, 0, self.max_gap, 0), value=LOG_ZERO)
                 ending = torch.stack([padded[:, self.max_gap - gap :][:, : tokens.shape[1]] for gap in self._gaps])
                 log_sums = (ending + link_scores[..., index - 1, None, None]).logsumexp(dim=0)
-            log_sums = values.extend_sums(index, log_sums + token_scores[:, :, None, index, None], tokens)
+            log_sums = values.extend_log_sums(index, log_sums + token_scores[:, :, None, index, None], tokens)
         return log_sums[:, :, 0]
 
     @property
@@ -133,7 +133,7 @@ def count_summed_sets(module: SparseFunctionalAttention, length: int) -> int:
     return sum(ending)
 
 
-def measure_structure(name: str, length: int, repeats: int) -> dict[str, Any]:
+def measure_dependencies(name: str, length: int, repeats: int) -> dict[str, Any]:
     """Return the row of one structure and length."""
     torch.manual_seed(0)
     module = STRUCTURES[name]()
@@ -164,7 +164,7 @@ def measure_risk(length: int, repeats: int) -> dict[str, Any]:
     seconds = []
     for _ in range(repeats):
         started = time.process_time()
-        risk = laplace_risk(instance.law, instance.heads[0], length, TotalVariation())
+        risk = laplace_risk(instance.law, instance.heads[0], length, TotalVariationLoss())
         seconds.append(time.process_time() - started)
     return {
         "structure": "exact risk",
@@ -194,7 +194,7 @@ def measure_certificate(task: str) -> dict[str, Any]:
 def iter_rows(repeats: int, tasks: list[str]) -> Iterator[dict[str, Any]]:
     """Yield the rows of all measurements."""
     for name in STRUCTURES:
-        yield from (measure_structure(name, length, repeats) for length in LENGTHS)
+        yield from (measure_dependencies(name, length, repeats) for length in LENGTHS)
     yield from (measure_risk(length, repeats) for length in LENGTHS)
     yield from map(measure_certificate, tasks)
 
@@ -211,7 +211,7 @@ def main() -> None:
     for row in iter_rows(repeats, list(TASKS)[:1] if arguments.quick else list(TASKS)):
         print(json.dumps(row), flush=True)
         if not arguments.quick:
-            append_rows(arguments.out, [{**row, "provenance": provenance()}])
+            append_rows(arguments.out, [{**row, "provenance": collect_provenance()}])
 
 
 if __name__ == "__main__":

@@ -29,8 +29,8 @@ import torch
 from jaxtyping import Float, Int
 
 import lengthwise as lw
-from lengthwise.core.provenance import provenance
-from lengthwise.core.randomness import stream
+from lengthwise.core.provenance import collect_provenance
+from lengthwise.core.randomness import random_stream
 from lengthwise.encodings import EncodingSettings, KERPLELog, Learned, NoPE, Rotary
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.experiments.experiment import Experiment
@@ -39,14 +39,14 @@ from lengthwise.experiments.run_folder import append_rows, read_rows
 from lengthwise.model.attention_scores import AttentionHooks
 from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.positions import Assignment, PositionScheme, Sequential
-from lengthwise.tasks import Planted, SparseParity
+from lengthwise.tasks import PlantedCorrelations, SparseParity
 from lengthwise.tasks.examples import Examples
-from lengthwise.tasks.planted.placement import Local, ShapeLaw
-from lengthwise.theory.attention.sparse_attention import fit_tables
+from lengthwise.tasks.planted.placement import LocalPlacement, ShapeDistribution
+from lengthwise.theory.attention.sparse_attention import fit_tabular_attention
 from lengthwise.theory.attention.tabular import TabularAttention
-from lengthwise.theory.risk.exact_risk import TotalVariation
-from lengthwise.theory.risk.growth_curves import OddsLaw, fit_odds, limit_risk
-from lengthwise.theory.risk.laplace_risk import laplace_risks
+from lengthwise.theory.risk.exact_risk import TotalVariationLoss
+from lengthwise.theory.risk.growth_curves import RiskGrowthCurve, asymptotic_risk, fit_growth_curve
+from lengthwise.theory.risk.laplace_transform import laplace_risks
 from lengthwise.training.batch import to_batch
 from lengthwise.training.training_settings import TrainingSettings
 
@@ -73,18 +73,18 @@ class DistancePlacement:
     name: ClassVar[str] = "at"
     summary: ClassVar[str] = "one token at a distance from the end"
     k: ClassVar[int] = 1
-    span: ClassVar[None] = None
+    max_span: ClassVar[None] = None
     min_length: ClassVar[int] = 8
 
     def distance(self, length: int) -> int:
         """Return 3 for ``fixed``, half the length for ``half``, and 3 or, beyond training, 6 for ``jump``."""
         return {"fixed": 3, "half": length // 2, "jump": 3 if length <= LONGEST else 6}[self.rule]
 
-    def law(self, length: int) -> ShapeLaw:
+    def law(self, length: int) -> ShapeDistribution:
         """Return the distribution with all probability at one index."""
         probability = np.zeros((1, length))
         probability[0, length - self.distance(length)] = 1.0
-        return ShapeLaw(shapes=np.zeros((1, 1), dtype=np.int64), probability=probability)
+        return ShapeDistribution(shapes=np.zeros((1, 1), dtype=np.int64), probability=probability)
 
     def sample(self, length: int, size: int, rng: np.random.Generator) -> Int[np.ndarray, "size k"]:
         """Return the same index for every sequence."""
@@ -103,14 +103,14 @@ class SeparatorCoupled(PositionScheme):
         separator = int(examples.prompt_length[0]) - 1
         assert examples.depends_on is not None
         ids[0, :, separator] = examples.depends_on[:, separator + 1, 0]
-        return lw.score_all_answers(examples, ids)
+        return lw.make_assignment(examples, ids)
 
 
-def planted_law(placement: Local | DistancePlacement, *, marked: bool) -> Planted:
+def planted_law(placement: LocalPlacement | DistancePlacement, *, marked: bool) -> PlantedCorrelations:
     """Build a law whose label is the planted token; ``marked`` tokens never occur in the background."""
     background = (0.5, 0.5, *[0.0] * SYMBOLS) if marked else (1 / SYMBOLS,) * SYMBOLS
     first = len(background) - SYMBOLS
-    return Planted(
+    return PlantedCorrelations(
         background=background,
         tuples=tuple((first + symbol,) for symbol in range(SYMBOLS)),
         probabilities=(1 / SYMBOLS,) * SYMBOLS,
@@ -120,7 +120,11 @@ def planted_law(placement: Local | DistancePlacement, *, marked: bool) -> Plante
 
 
 def experiment(
-    task: Planted | SparseParity, encoding: EncodingSettings, scheme: PositionScheme, layers: int, steps: int
+    task: PlantedCorrelations | SparseParity,
+    encoding: EncodingSettings,
+    scheme: PositionScheme,
+    layers: int,
+    steps: int,
 ) -> Experiment:
     """Build the experiment shared by the parts that train a transformer."""
     return Experiment(
@@ -148,7 +152,7 @@ def measure_first_layer(run: Run, length: int, num_examples: int = EXAMPLES) -> 
     """Measure the risk, and the leakage of every head of the first layer, in batches of examples."""
     task, parts = run.experiment.task, []
     for start in range(0, num_examples, step := max(1, MAX_ATTENTION_ROWS // (length + 3) ** 2)):
-        rng = stream(1, "look", length, start)
+        rng = random_stream(1, "look", length, start)
         examples = task.sample(length=length, size=min(step, num_examples - start), rng=rng)
         parts.append(_measure_batch(run, examples, length, rng))
     return Measurement(
@@ -182,7 +186,7 @@ def _measure_batch(run: Run, examples: Examples, length: int, rng: np.random.Gen
 
 def leakage(seed: int, train: Train) -> Iterator[dict[str, Any]]:
     """Yield measured and predicted leakage; omit symbols with a leakage of 0.5 or more at length 32."""
-    task = planted_law(Local(shapes=((0,),), weights=(1.0,)), marked=True)
+    task = planted_law(LocalPlacement(shapes=((0,),), weights=(1.0,)), marked=True)
     run = train("leakage", replace(experiment(task, NoPE(), Sequential(), layers=1, steps=400), seed=seed))
     short = [measure_first_layer(run, length) for length in SHORT]
     head = int(short[-1].leakage.mean(axis=0).argmin())
@@ -191,7 +195,7 @@ def leakage(seed: int, train: Train) -> Iterator[dict[str, Any]]:
         return float(measurement.leakage[measurement.planted == symbol, head].mean())
 
     symbols = [symbol for symbol in np.unique(short[-1].planted).tolist() if symbol_leakage(short[-1], symbol) < 0.5]
-    curves = [fit_odds(SHORT, [symbol_leakage(each, symbol) for each in short], 1.0) for symbol in symbols]
+    curves = [fit_growth_curve(SHORT, [symbol_leakage(each, symbol) for each in short], 1.0) for symbol in symbols]
     for times in (4, 16):
         far = measure_first_layer(run, times * LONGEST)
         yield {
@@ -227,15 +231,15 @@ def assumptions(seed: int, train: Train) -> Iterator[dict[str, Any]]:
         yield {
             "name": name,
             "trained": risks[-1],
-            "predicted": fit_odds(SHORT, risks, 1 - 1 / SYMBOLS).risk_at(4 * LONGEST),
+            "predicted": fit_growth_curve(SHORT, risks, 1 - 1 / SYMBOLS).risk_at(4 * LONGEST),
             "measured": float(far.risk.mean()),
             "leakage_trained": leaks[-1],
-            "leakage_predicted": fit_odds(SHORT, leaks, 1.0).risk_at(4 * LONGEST),
+            "leakage_predicted": fit_growth_curve(SHORT, leaks, 1.0).risk_at(4 * LONGEST),
             "leakage_measured": float(far.leakage[:, head].mean()),
         }
 
 
-def predicted_horizon(curve: OddsLaw, risk: float) -> float:
+def predicted_horizon(curve: RiskGrowthCurve, risk: float) -> float:
     """Return the length above which a curve exceeds ``risk``: infinite if it never does, 0 if it always does."""
     a, b, c = curve.parameters.tolist()
     if a >= risk:
@@ -258,21 +262,23 @@ def sparse_attention(seed: int, train: Train) -> Iterator[dict[str, Any]]:
     """Yield exact risks up to length 4,096 for the class of the theory; no run folder is written."""
     for k in (1, 2, 3, 4):
         tuples = tuple(itertools.product((2, 3), repeat=k))
-        law = Planted(
+        law = PlantedCorrelations(
             background=(0.5, 0.5, 0.0, 0.0),
             tuples=tuples,
             probabilities=(2.0**-k,) * len(tuples),
             labels=tuple((1.0, 0.0) if sum(symbols) % 2 == 0 else (0.0, 1.0) for symbols in tuples),
-            placement=Local(shapes=(tuple(range(k)),), weights=(1.0,)),
+            placement=LocalPlacement(shapes=(tuple(range(k)),), weights=(1.0,)),
         )
-        attention = fit_tables(law, (4, 16), steps=400, seed=seed)
+        attention = fit_tabular_attention(law, (4, 16), steps=400, seed=seed)
         assert isinstance(attention, TabularAttention)
         short, lengths = list(range(8, 17)), [16 * 2**step for step in range(9)]
-        near, far = (laplace_risks(law, attention, each, TotalVariation()).tolist() for each in (short, lengths))
+        near, far = (laplace_risks(law, attention, each, TotalVariationLoss()).tolist() for each in (short, lengths))
         yield {
             "k": k,
             "trained": near[-1],
-            "predicted": predicted_horizon(fit_odds(short, near, limit_risk(law, attention)), HORIZON_RISK),
+            "predicted": predicted_horizon(
+                fit_growth_curve(short, near, asymptotic_risk(law, attention)), HORIZON_RISK
+            ),
             "measured": horizon(lengths, far),
             "lengths": lengths,
             "risks": far,
@@ -291,7 +297,7 @@ def sparsity(seed: int, train: Train) -> Iterator[dict[str, Any]]:
         yield {
             "k": k,
             "trained": risks[-1],
-            "predicted": min(predicted_horizon(fit_odds(SHORT, risks, 0.5), HORIZON_RISK), INFINITE_LENGTH),
+            "predicted": min(predicted_horizon(fit_growth_curve(SHORT, risks, 0.5), HORIZON_RISK), INFINITE_LENGTH),
             "measured": horizon(lengths, far),
             "lengths": lengths,
             "risks": far,
@@ -377,7 +383,7 @@ def main() -> None:
                 run.decoder.eval()
                 return run
 
-            new_rows = [{"part": part, "seed": seed, **row, **provenance()} for row in PARTS[part](seed, train)]
+            new_rows = [{"part": part, "seed": seed, **row, **collect_provenance()} for row in PARTS[part](seed, train)]
             append_rows(arguments.results, new_rows)
             print("\n".join(summary_lines(part, new_rows)))
 

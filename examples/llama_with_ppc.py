@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, LlamaConfig, get_cosine_schedule_with_warmup, set_seed
 
-from lengthwise.hf import PositionCollator, PredictivePositionModel, symbol_tokenizer, to_dataset
+from lengthwise.hf import PositionCollator, PredictivePositionModel, build_symbol_tokenizer, to_dataset
 from lengthwise.positions import Predicted
 from lengthwise.tasks import Parity
 
@@ -22,7 +22,7 @@ set_seed(options.seed)
 steps = 5 if options.quick else 1000
 
 task, scheme = Parity(), Predicted(num_position_ids=2048, max_gaps=3)
-tokenizer = symbol_tokenizer(task.vocabulary)
+tokenizer = build_symbol_tokenizer(task.vocabulary)
 
 
 def load_rows(lengths: tuple[int, ...] | range, size: int, seed: int) -> list[dict]:

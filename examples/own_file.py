@@ -44,8 +44,8 @@ write_records("long_logs.jsonl", range(50, 201, 50), 32, draw)
 
 found = lw.find_coupling(JSONLTask(file="short_logs.jsonl"))
 print(f"Number of tokens that a state depends on: {found.num_tokens}")
-for answers, addresses in found.phases:
-    print(f"  {answers}: {'; '.join(addresses)}")
+for answers, locators in found.phases:
+    print(f"  {answers}: {'; '.join(locators)}")
 
 experiment = replace(lw.experiment("short_logs.jsonl", "discovered"), seed=options.seed)
 run = lw.train(lw.quick_version(experiment) if options.quick else experiment, options.out)

@@ -14,7 +14,7 @@ from mkdocs.structure.files import File, Files
 
 import lengthwise as lw
 from lengthwise.cli import app as cli
-from lengthwise.experiments.recipes.table import Recipe
+from lengthwise.experiments.recipes.recipe_table import Recipe
 
 ROOT = Path(__file__).parents[2]
 PATTERNS = (

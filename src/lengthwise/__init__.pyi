@@ -16,7 +16,7 @@ from .influence.settings import InfluenceSettings
 from .influence.study import InfluenceStudy, measure_influence
 from .model.decoder_settings import DecoderSettings
 from .model.position_heads import POSITION_HEADS
-from .positions import SCHEMES, Assignment, PositionScheme, score_all_answers
+from .positions import SCHEMES, Assignment, PositionScheme, make_assignment
 from .tasks import TASKS, Task
 from .tasks.examples import Examples
 from .tasks.text.corpus import prepare_corpus
@@ -59,13 +59,13 @@ __all__ = [
     "generate_from_prompt",
     "load_language_model",
     "load_run",
+    "make_assignment",
     "measure_influence",
     "prepare_corpus",
     "quick_version",
     "recipe",
     "report_study",
     "reproduce",
-    "score_all_answers",
     "show",
     "sweep",
     "train",

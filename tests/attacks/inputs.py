@@ -26,15 +26,15 @@ from lengthwise.core import checkpoint
 from lengthwise.core.checkpoint import load_tensors
 from lengthwise.core.errors import LengthwiseError
 from lengthwise.core.json_parsing import parse_json
-from lengthwise.core.type_checks import check_values
+from lengthwise.core.type_checks import check_field_values
 from lengthwise.experiments.experiment import from_dict, to_dict
 from lengthwise.experiments.run import TrainingFacts
 from lengthwise.experiments.run_folder import read_rows, read_rows_with_digest
-from lengthwise.experiments.runner import check_row
+from lengthwise.experiments.runner import check_result_row
 from lengthwise.tasks import TASKS, JSONLTask, Text
-from lengthwise.tasks.jsonl_table import read_table
+from lengthwise.tasks.jsonl_table import parse_jsonl_records
 from lengthwise.tasks.text_format import format_examples
-from lengthwise.training.trainer import Progress, read_progress
+from lengthwise.training.trainer import TrainingProgress, read_training_progress
 
 # A valid result row.
 RESULT = {
@@ -47,7 +47,7 @@ FACTS = {
     **{"steps": 12, "fitted": 0.5, "misfit": "a token is wrong in 50% of the sequences"},
     **{"id_range": [1, 40], "trained_distance": 7, "train_s": 0.5},
 }
-PROGRESS = {name: getattr(Progress(), name) for name in Progress.__slots__}
+PROGRESS = {name: getattr(TrainingProgress(), name) for name in TrainingProgress.__slots__}
 SHARED = Path("/dev/shm")
 
 
@@ -212,13 +212,13 @@ def read_results(content: bytes) -> None:
     with suppress(LengthwiseError):
         read_rows_with_digest(path)
     for row in read_rows(path):
-        check_row(row)
+        check_result_row(row)
 
 
 def read_weights(content: bytes) -> None:
     """Read tensors and training facts."""
     _, facts = load_tensors(_write(content))
-    check_values(TrainingFacts, {name: tuple(v) if isinstance(v, list) else v for name, v in facts.items()})
+    check_field_values(TrainingFacts, {name: tuple(v) if isinstance(v, list) else v for name, v in facts.items()})
 
 
 def _write(content: bytes) -> Path:
@@ -236,7 +236,7 @@ def _shared_file() -> Any:
 def read_checkpoint_facts(content: bytes) -> None:
     """Read the facts of a checkpoint."""
     with suppress(ValueError):
-        read_progress(Path("step"), parse_json(content), "", stages=1, steps=12)
+        read_training_progress(Path("step"), parse_json(content), "", stages=1, steps=12)
 
 
 def read_experiment(content: bytes) -> None:
@@ -253,7 +253,7 @@ TEXT_RECORD = {"prompt": "a b", "response": "b a"}
 READERS = {
     "JSON": Reader(read=parse_json, error=ValueError, make=lambda source: document(source, EXPERIMENT)),
     "rows of prompts": Reader(
-        read=lambda content: read_table(content.split(b"\n"), "rows"),
+        read=lambda content: parse_jsonl_records(content.split(b"\n"), "rows"),
         error=LengthwiseError,
         make=lambda source: lines(source, RECORD, TEXT_RECORD),
     ),

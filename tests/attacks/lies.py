@@ -15,7 +15,7 @@ from tests.attacks.folders import KINDS, resume
 
 from lengthwise.core.checkpoint import load_tensors, save_tensors
 from lengthwise.experiments.run_folder import EXPERIMENT_DIGEST_KEY, ROWS_DIGEST_KEY, experiment_digest
-from lengthwise.tasks.text.corpus import with_digest
+from lengthwise.tasks.text.corpus import add_metadata_digest
 
 DEEP: Any = []
 for _ in range(900):
@@ -138,7 +138,7 @@ def forge_corpus(folder: Path, rng: random.Random) -> str:
         path.write_text("\n".join([json.dumps(forged), *lines[1:]]) + "\n")
     if name != "corpus.json":
         facts["files"][name] = hashlib.sha256(path.read_bytes()).hexdigest()
-    (folder / "corpus" / "corpus.json").write_text(json.dumps(with_digest(facts)))
+    (folder / "corpus" / "corpus.json").write_text(json.dumps(add_metadata_digest(facts)))
     return f"{name}: {what}"
 
 

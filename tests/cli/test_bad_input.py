@@ -143,8 +143,8 @@ def test_control_characters_are_printed_as_escapes(here, capsys):
 
 
 def test_escape_keeps_letters_and_escapes_control_characters():
-    assert terminal.escape("漢字 é\n") == "漢字 é\n"
-    assert terminal.escape("\a\x9b\u200f\udcff\t") == "\\x07\\x9b\\u200f\\udcff\\t"
+    assert terminal.escape_control_characters("漢字 é\n") == "漢字 é\n"
+    assert terminal.escape_control_characters("\a\x9b\u200f\udcff\t") == "\\x07\\x9b\\u200f\\udcff\\t"
 
 
 def test_json_output_has_null_for_nan_and_infinity(capsys):
@@ -340,7 +340,7 @@ def test_the_next_write_removes_the_leftovers_of_a_killed_write(tmp_path):
 
 def test_an_interrupted_export_can_be_repeated(here, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr("lengthwise.hf.export.atomic_folder", files.atomic_folder)
+        patch.setattr("lengthwise.hf.export.write_folder_atomically", files.write_folder_atomically)
         patch.setattr("lengthwise.hf.lengthwise_model.LengthwiseForCausalLM.save_pretrained", _full)
         with pytest.raises(RunFolderError, match=r"cannot write .*again .*No space left"):
             export_hf("plain", "again")

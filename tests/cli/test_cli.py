@@ -30,7 +30,7 @@ from lengthwise.encodings import ENCODINGS, NoPE
 from lengthwise.evaluation import result_rows
 from lengthwise.experiments.experiment import to_dict
 from lengthwise.experiments.recipes import COMPARISONS, RECIPES
-from lengthwise.experiments.recipes.fitted_encodings import COPY_ENCODINGS
+from lengthwise.experiments.recipes.tuned_encodings import COPY_ENCODINGS
 from lengthwise.experiments.run import load_run
 from lengthwise.positions import SCHEMES, Assignment, PositionScheme, Sequential
 from lengthwise.tasks import TASKS, Parity, Task

@@ -20,7 +20,7 @@ from tests.support.planted_model import PlantedModel, additive_log_prob
 from tests.support.small_runs import small_experiment
 
 import lengthwise
-from lengthwise.cli.config_file import parse_assignment, part_names, read_changes, read_config
+from lengthwise.cli.config_file import parse_assignment, read_config, read_setting_changes, select_component_names
 from lengthwise.core.errors import (
     DeviceError,
     LengthwiseError,
@@ -30,11 +30,11 @@ from lengthwise.core.errors import (
     RunFolderError,
     SettingError,
     TaskFileError,
-    TextError,
+    TextSourceError,
     UnknownNameError,
     UnsupportedTaskError,
     WorkerError,
-    unknown_name,
+    unknown_name_error,
 )
 from lengthwise.encodings import (
     DAPE,
@@ -60,10 +60,10 @@ from lengthwise.encodings import (
     YaRN,
 )
 from lengthwise.encodings.encoding import FLAGS
-from lengthwise.encodings.levels import LevelEncoding
-from lengthwise.evaluation.language_model import BytePairCodec
+from lengthwise.encodings.multi_level import MultiLevelEncoding
+from lengthwise.evaluation.language_model import BytePairTokenizerAdapter
 from lengthwise.experiments.experiment import Experiment, change_settings
-from lengthwise.experiments.progress_reports import TRACKERS, TrainingReports, check_trackers
+from lengthwise.experiments.progress_reports import TRACKERS, MetricsReporter, check_trackers
 from lengthwise.experiments.runner import sweep
 from lengthwise.experiments.sweep_file import read_sweep_file
 from lengthwise.experiments.validation import check_settings
@@ -90,12 +90,12 @@ from lengthwise.tasks import (
     Copy,
     IndexHints,
     JSONLTask,
-    Markov,
+    MarkovChain,
     MultiAddition,
     Multiplication,
     MultiQueryRecall,
     Parity,
-    Planted,
+    PlantedCorrelations,
     Recall,
     Reverse,
     Sort,
@@ -103,13 +103,18 @@ from lengthwise.tasks import (
     Text,
     VariableAssignment,
 )
-from lengthwise.tasks.planted.placement import ByLength, Local, Subsets, UniformShapes
+from lengthwise.tasks.planted.placement import (
+    LengthDependentPlacement,
+    LocalPlacement,
+    SubsetPlacement,
+    UniformShapePlacement,
+)
 from lengthwise.tasks.text.corpus import prepare_corpus
-from lengthwise.theory.risk.bayes import bayes_attention, check_realizability
-from lengthwise.theory.risk.exact_risk import TotalVariation
+from lengthwise.theory.risk.bayes import build_bayes_attention, check_realizability
+from lengthwise.theory.risk.exact_risk import TotalVariationLoss
 from lengthwise.theory.risk.risk_at_length import exact_erm, training_lengths
-from lengthwise.training.batch import Sampler
-from lengthwise.training.launch import Launch, read_launch
+from lengthwise.training.batch import TrainingSampler
+from lengthwise.training.launch import LaunchInfo, read_launch_info
 from lengthwise.training.process_group import ProcessGroup, join_processes
 
 SOURCE = Path(lengthwise.__file__).parent
@@ -148,7 +153,7 @@ def sample(task: str, length: int, size: int) -> None:
 
 
 def sampler(lengths: tuple[int, int] = (1, 4), batch_size: int = 2) -> None:
-    Sampler(task=Parity(), scheme=Sequential(), lengths=lengths, batch_size=batch_size, seed=0)
+    TrainingSampler(task=Parity(), scheme=Sequential(), lengths=lengths, batch_size=batch_size, seed=0)
 
 
 def check_missing_tracker() -> None:
@@ -162,7 +167,7 @@ def read_damaged_trackers() -> None:
     """Continue a run whose file of trackers has an invalid entry."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "trackers.json").write_text('{"id": 3, "trackers": []}')
-        reports = TrainingReports(report=None, trackers=["wandb"])
+        reports = MetricsReporter(report=None, trackers=["wandb"])
         with reports.open(Path(folder), small_experiment(), first_step=1):
             pytest.fail("the damaged file was read")
 
@@ -170,7 +175,7 @@ def read_damaged_trackers() -> None:
 def predict_ids_without_a_head() -> None:
     decoder = Decoder(DecoderSettings(d_model=8), NoPE(), vocabulary_size=4)
     tokens = torch.zeros(1, 2, dtype=torch.int64)
-    decoder.read_prompt(tokens, tokens[None], torch.tensor([2]))
+    decoder.build_prompt_keys(tokens, tokens[None], torch.tensor([2]))
 
 
 def forward(position_ids: torch.Tensor) -> None:
@@ -215,7 +220,7 @@ def in_several_processes(function: Callable[..., object]) -> None:
 def join_with_one_gpu() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "device_count", lambda: 1)
-        join_processes(Launch(rank=1, local_rank=1, size=2), "cuda")
+        join_processes(LaunchInfo(rank=1, local_rank=1, size=2), "cuda")
 
 
 def fail_in_another_process() -> None:
@@ -224,7 +229,7 @@ def fail_in_another_process() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.distributed, "all_gather_object", gather)
-        ProcessGroup(rank=1, size=2).together(lambda: None)
+        ProcessGroup(rank=1, size=2).call_in_all(lambda: None)
 
 
 def lose_another_process() -> None:
@@ -233,7 +238,7 @@ def lose_another_process() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.distributed, "all_reduce", fail)
-        ProcessGroup(rank=0, size=2).add([torch.ones(2)])
+        ProcessGroup(rank=0, size=2).all_reduce_sum([torch.ones(2)])
 
 
 def use_entmax_without_the_library() -> None:
@@ -325,7 +330,7 @@ def sweep_nothing(experiments: Any, **settings: Any) -> None:
 
 def build_no_encoding() -> None:
     settings = type("Mine", (NoPE,), {"build": lambda self, size: None})()
-    LevelEncoding(settings, EncodingSize(d_model=16, num_heads=2, d_head=8), num_levels=1)
+    MultiLevelEncoding(settings, EncodingSize(d_model=16, num_heads=2, d_head=8), num_levels=1)
 
 
 def change(*assignments: str, **parts: Any) -> Experiment:
@@ -355,7 +360,7 @@ SETTING_CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         r"^invalid --set training.steps; use NAME=VALUE, such as --set training.learning_rate=1e-3$",
     ),
     (
-        lambda: read_changes({"assignments": ["training.steps=5", "seed=1"], "steps": 7, "seed": None}),
+        lambda: read_setting_changes({"assignments": ["training.steps=5", "seed=1"], "steps": 7, "seed": None}),
         SettingError,
         r"^--set training.steps=5 and --steps 7 set the same setting; use only one of them$",
     ),
@@ -406,12 +411,14 @@ SETTING_CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         r"^--set task.name=copy: the task is 'parity', not 'copy'; use --task to choose another task$",
     ),
     (
-        lambda: change("task.placement.name=subsets", task=Planted()),
+        lambda: change("task.placement.name=subsets", task=PlantedCorrelations()),
         SettingError,
         r"^--set task.placement.name=subsets: the placement is '\w+', not 'subsets'; use the same name$",
     ),
     (
-        lambda: change('task.placement.laws=[{"name": "locl"}]', task=Planted(placement=ByLength())),
+        lambda: change(
+            'task.placement.laws=[{"name": "locl"}]', task=PlantedCorrelations(placement=LengthDependentPlacement())
+        ),
         UnknownNameError,
         r"^--set task.placement.laws=.*: unknown saved laws 'locl'",
     ),
@@ -441,7 +448,9 @@ SETTING_CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         r"config.json is not valid JSON \(.*line 2.*\); fix the file$",
     ),
     (
-        lambda: part_names([parse_assignment("task.name=my_tasks:Mine")], task=None, scheme=None, encoding=None),
+        lambda: select_component_names(
+            [parse_assignment("task.name=my_tasks:Mine")], task=None, scheme=None, encoding=None
+        ),
         SettingError,
         r"^--set task.name=my_tasks:Mine: unknown task 'my_tasks:Mine'; use --task for a custom task, or one of add",
     ),
@@ -451,19 +460,27 @@ SETTING_CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
 FIRST_LENGTHS = {name: smallest_length(task()) for name, task in TASKS.items()}
 
 
-def pair(gap: int) -> Local:
+def pair(gap: int) -> LocalPlacement:
     """Return a placement of two tokens at this distance."""
-    return Local(shapes=((0, gap),), weights=(1.0,))
+    return LocalPlacement(shapes=((0, gap),), weights=(1.0,))
 
 
 def minimize(num_heads: int, objective: str) -> None:
     """Minimize the risk over copies of the posterior of the default law."""
-    exact_erm(Planted(), [bayes_attention(Planted(), 8)] * num_heads, (8,), TotalVariation(), objective)
+    exact_erm(
+        PlantedCorrelations(),
+        [build_bayes_attention(PlantedCorrelations(), 8)] * num_heads,
+        (8,),
+        TotalVariationLoss(),
+        objective,
+    )
 
 
-def check_witness(placement: Local, lengths: tuple[int, ...] = (8,), **settings: Any) -> None:
+def check_witness(placement: LocalPlacement, lengths: tuple[int, ...] = (8,), **settings: Any) -> None:
     """Check a witness of the default law that is the posterior of a law with this placement."""
-    check_realizability(Planted(), bayes_attention(Planted(placement=placement, **settings), 8), lengths)
+    check_realizability(
+        PlantedCorrelations(), build_bayes_attention(PlantedCorrelations(placement=placement, **settings), 8), lengths
+    )
 
 
 THEORY_CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
@@ -485,144 +502,170 @@ THEORY_CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
 
 PLANTED_CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (
-        lambda: Planted(background=(0.5, 0.6, 0.0, -0.1)),
+        lambda: PlantedCorrelations(background=(0.5, 0.6, 0.0, -0.1)),
         SettingError,
         r"^token 3 of the background has probability -0.1; use a probability between 0 and 1$",
     ),
     (
-        lambda: Planted(background=(0.5, math.nan, 0.5, 0.0)),
+        lambda: PlantedCorrelations(background=(0.5, math.nan, 0.5, 0.0)),
         SettingError,
         r"^background \(0.5, nan, 0.5, 0.0\) is not finite; use a finite number$",
     ),
     (
-        lambda: Planted(background=(0.5, 0.3, 0.0, 0.0)),
+        lambda: PlantedCorrelations(background=(0.5, 0.3, 0.0, 0.0)),
         SettingError,
         r"^the probabilities of the background have the sum 0.8 instead of 1; divide them by 0.8$",
     ),
     (
-        lambda: Planted(background=(0.0, 0.0, 0.0, 0.0)),
+        lambda: PlantedCorrelations(background=(0.0, 0.0, 0.0, 0.0)),
         SettingError,
         r"the probabilities of the background are all 0 or missing; use at least one positive probability",
     ),
     (
-        lambda: Planted(probabilities=(0.25, 0.25, 0.25, 1.25)),
+        lambda: PlantedCorrelations(probabilities=(0.25, 0.25, 0.25, 1.25)),
         SettingError,
         r"planted tuple \(3, 3\) has probability 1.25; use a probability",
     ),
     (
-        lambda: Planted(labels=((1.0, 0.0), (0.0, 1.0), (0.5, 0.4), (1.0, 0.0))),
+        lambda: PlantedCorrelations(labels=((1.0, 0.0), (0.0, 1.0), (0.5, 0.4), (1.0, 0.0))),
         SettingError,
         r"the label probabilities of planted tuple \(3, 2\) have the sum 0.9 instead of 1; divide them by 0.9",
     ),
     (
-        lambda: Planted(labels=((1.0, 0.0), (1.0,), (0.0, 1.0), (1.0, 0.0))),
+        lambda: PlantedCorrelations(labels=((1.0, 0.0), (1.0,), (0.0, 1.0), (1.0, 0.0))),
         SettingError,
         r"planted tuple \(2, 3\) has 1 label probabilities; use 2 label probabilities, as for the first",
     ),
     (
-        lambda: Planted(tuples=(), probabilities=(), labels=()),
+        lambda: PlantedCorrelations(tuples=(), probabilities=(), labels=()),
         SettingError,
         r"the planted task has no tuples; set tuples to at",
     ),
     (
-        lambda: Planted(probabilities=(0.5, 0.5)),
+        lambda: PlantedCorrelations(probabilities=(0.5, 0.5)),
         SettingError,
         r"4 planted tuples have 2 probabilities and 4 label distributions; give each tuple one",
     ),
     (
-        lambda: Planted(tuples=((2, 2), (2, 3), (3, 2), (3, 3, 3))),
+        lambda: PlantedCorrelations(tuples=((2, 2), (2, 3), (3, 2), (3, 3, 3))),
         SettingError,
         r"planted tuple \(3, 3, 3\) has 3 tokens; use 2 tokens, as in the placement",
     ),
     (
-        lambda: Planted(tuples=((2, 2), (2, 3), (3, 2), (3, 4))),
+        lambda: PlantedCorrelations(tuples=((2, 2), (2, 3), (3, 2), (3, 4))),
         SettingError,
         r"planted tuple \(3, 4\) has an invalid token; use tokens from 0 to 3",
     ),
     (
-        lambda: Planted(tuples=((2, 2), (2, 3), (3, 2), (2, 2))),
+        lambda: PlantedCorrelations(tuples=((2, 2), (2, 3), (3, 2), (2, 2))),
         SettingError,
         r"tuples contains the same tuple twice; list each tuple once, with its total probability",
     ),
-    (lambda: Planted(background=(1 / 60,) * 60), SettingError, r"the background has 60 tokens; use at most 52"),
+    (
+        lambda: PlantedCorrelations(background=(1 / 60,) * 60),
+        SettingError,
+        r"the background has 60 tokens; use at most 52",
+    ),
     (
         lambda: (
-            Planted(
+            PlantedCorrelations(
                 background=(1 / 52,) * 52,
                 tuples=((0,) * 5,),
                 probabilities=(1.0,),
                 labels=((1.0, 0.0),),
-                placement=Subsets(num_planted=5),
-            ).tuple_law
+                placement=SubsetPlacement(num_planted=5),
+            ).tuple_code_probabilities
         ),
         SettingError,
         r"5 of 52 tokens give 380,204,032 tuples, more than 4,194,304; use fewer tokens or a smaller k",
     ),
-    (lambda: Planted().from_prompt("abxa"), PromptError, r"invalid symbol 'x' in a prompt of planted; write letters"),
-    (lambda: Planted().from_prompt("c"), PromptError, r"'c' is too short for 2 planted tokens; write at"),
     (
-        lambda: Planted().from_prompt("cabd"),
+        lambda: PlantedCorrelations().from_prompt("abxa"),
+        PromptError,
+        r"invalid symbol 'x' in a prompt of planted; write letters",
+    ),
+    (lambda: PlantedCorrelations().from_prompt("c"), PromptError, r"'c' is too short for 2 planted tokens; write at"),
+    (
+        lambda: PlantedCorrelations().from_prompt("cabd"),
         PromptError,
         r"'cabd' has probability 0; write cc or cd or dc in a shape of the placement, and background",
     ),
-    (lambda: Local(shapes=(), weights=()), SettingError, r"the placement has no shape; use at least one shape such as"),
     (
-        lambda: Local(shapes=((0, 2, 1),), weights=(1.0,)),
+        lambda: LocalPlacement(shapes=(), weights=()),
+        SettingError,
+        r"the placement has no shape; use at least one shape such as",
+    ),
+    (
+        lambda: LocalPlacement(shapes=((0, 2, 1),), weights=(1.0,)),
         SettingError,
         r"invalid shape \(0, 2, 1\); use distances from the first token such as \(0, 1, 4\)",
     ),
     (
-        lambda: Local(shapes=((0, 1), (0, 1, 2)), weights=(0.5, 0.5)),
+        lambda: LocalPlacement(shapes=((0, 1), (0, 1, 2)), weights=(0.5, 0.5)),
         SettingError,
         r"shape \(0, 1, 2\) has 3 tokens; use 2, as in the first shape",
     ),
     (
-        lambda: Local(shapes=((0, 1), (0, 4)), weights=(0.5, 0.5), widest=4),
+        lambda: LocalPlacement(shapes=((0, 1), (0, 4)), weights=(0.5, 0.5), widest=4),
         SettingError,
         r"shape \(0, 4\) spans 5 tokens but widest is 4; set widest to at least 5",
     ),
     (
-        lambda: Local(shapes=((0, 1), (0, 1)), weights=(0.5, 0.5)),
+        lambda: LocalPlacement(shapes=((0, 1), (0, 1)), weights=(0.5, 0.5)),
         SettingError,
         r"shapes .* contain a shape twice; use each shape once with its total weight",
     ),
-    (lambda: Local(weights=(1.0,)), SettingError, r"2 shapes have 1 weights; use one weight per shape"),
+    (lambda: LocalPlacement(weights=(1.0,)), SettingError, r"2 shapes have 1 weights; use one weight per shape"),
     (
-        lambda: Local(weights=(0.5, 0.4)),
+        lambda: LocalPlacement(weights=(0.5, 0.4)),
         SettingError,
         r"the weights of the shapes have the sum 0.9 instead of 1; divide them by 0.9",
     ),
-    (lambda: Local(weights=(-0.5, 1.5)), SettingError, r"shape \(0, 1\) has probability -0.5; use a probability"),
-    (lambda: Local().law(1), SettingError, r"length 1 is too short for 2 planted tokens; use at least 2"),
-    (lambda: Subsets(num_planted=0), SettingError, r"num_planted 0 is too small; use at least 1"),
     (
-        lambda: Subsets(num_planted=9).law(40),
+        lambda: LocalPlacement(weights=(-0.5, 1.5)),
+        SettingError,
+        r"shape \(0, 1\) has probability -0.5; use a probability",
+    ),
+    (
+        lambda: LocalPlacement().shape_distribution(1),
+        SettingError,
+        r"length 1 is too short for 2 planted tokens; use at least 2",
+    ),
+    (lambda: SubsetPlacement(num_planted=0), SettingError, r"num_planted 0 is too small; use at least 1"),
+    (
+        lambda: SubsetPlacement(num_planted=9).shape_distribution(40),
         SettingError,
         r"length 40 has 61,523,748 shapes, more than 200,000; use a smaller length, span or",
     ),
     (
-        lambda: UniformShapes(num_planted=4, widest=3),
+        lambda: UniformShapePlacement(num_planted=4, widest=3),
         SettingError,
         r"widest 3 is too small for 4 tokens; use at least 4",
     ),
     (
-        lambda: ByLength(until=(8, 4), laws=(Local(), Local(), Local())),
+        lambda: LengthDependentPlacement(until=(8, 4), laws=(LocalPlacement(), LocalPlacement(), LocalPlacement())),
         SettingError,
         r"the lengths in until \(8, 4\) do not increase; use increasing lengths",
     ),
-    (lambda: ByLength(until=(8,), laws=(Local(),)), SettingError, r"until has 1 lengths but laws has 1; use 2 laws"),
     (
-        lambda: ByLength(until=(8,), laws=(Local(), Local(shapes=((0,),), weights=(1.0,)))),
+        lambda: LengthDependentPlacement(until=(8,), laws=(LocalPlacement(),)),
+        SettingError,
+        r"until has 1 lengths but laws has 1; use 2 laws",
+    ),
+    (
+        lambda: LengthDependentPlacement(
+            until=(8,), laws=(LocalPlacement(), LocalPlacement(shapes=((0,),), weights=(1.0,)))
+        ),
         SettingError,
         r"the laws have different numbers of planted tokens \[1, 2\]; use the same number in all laws",
     ),
     (
-        lambda: ByLength(until=(4,), laws=(pair(6), pair(1))),
+        lambda: LengthDependentPlacement(until=(4,), laws=(pair(6), pair(1))),
         SettingError,
         r"the first law needs at least length 7 but applies up to length 4; set until\[0\] to at least 7",
     ),
     (
-        lambda: ByLength(until=(4,), laws=(pair(1), pair(6))),
+        lambda: LengthDependentPlacement(until=(4,), laws=(pair(1), pair(6))),
         SettingError,
         r"laws\[1\] applies from length 5 on but needs at least length 7; use a narrower shape, or set until\[0\] to",
     ),
@@ -666,12 +709,12 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (lambda: SparseParity(window=3), SettingError, r"window 3 is too small for 4 flagged bits; use at least 4"),
     (lambda: SparseParity(tested=(2, 0)), SettingError, r"invalid number 0 of flagged bits in tested; use at least 1"),
     (
-        lambda: SparseParity(background=Markov()),
+        lambda: SparseParity(background=MarkovChain()),
         SettingError,
         r"background 'markov' needs letters; set coding to letters",
     ),
     (
-        lambda: SparseParity(coding="letters", background=Markov()),
+        lambda: SparseParity(coding="letters", background=MarkovChain()),
         SettingError,
         r"background 'markov' has 2 tokens but num_letters is 8; use the same number",
     ),
@@ -998,12 +1041,12 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         for size in (-1, 0, 2)
     ),
     (
-        lambda: LevelEncoding(NoPE(), EncodingSize(d_model=16, num_heads=2, d_head=8), num_levels=3),
+        lambda: MultiLevelEncoding(NoPE(), EncodingSize(d_model=16, num_heads=2, d_head=8), num_levels=3),
         SettingError,
         r"d_head 8 is not a multiple of the 3 coupling levels; choose d_model and num_heads so",
     ),
     (
-        lambda: LevelEncoding(Rotary(), EncodingSize(d_model=16, num_heads=2, d_head=8), 3, one_per_head=True),
+        lambda: MultiLevelEncoding(Rotary(), EncodingSize(d_model=16, num_heads=2, d_head=8), 3, one_per_head=True),
         SettingError,
         r"num_heads 2 is not a multiple of the 3 coupling levels, but each head reads one level; change num_heads, or",
     ),
@@ -1176,7 +1219,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     ),
     (
         train_on_another_corpus,
-        TextError,
+        TextSourceError,
         r"corpus .* is not the corpus of .* \(its .* differs\); set --corpus to the corpus of the run",
     ),
     (
@@ -1195,7 +1238,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         r"trackers.json cannot be read \(it has no string id or .* trackers\); delete it to start a new tracked run$",
     ),
     (
-        lambda: TrainingReports(report="none"),
+        lambda: MetricsReporter(report="none"),
         SettingError,
         r"^invalid report 'none'; use a function, 'auto' for progress in terminals, or None$",
     ),
@@ -1204,16 +1247,20 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (lambda: sampler(lengths=(5, 4)), SettingError, r"training lengths 5:4 are reversed; put the smaller one first"),
     (lambda: sampler(batch_size=0), SettingError, r"batch size 0 is too small; use at least 1"),
     (
-        lambda: read_launch(launch_environment(RANK="two")),
+        lambda: read_launch_info(launch_environment(RANK="two")),
         SettingError,
         r"RANK=two, LOCAL_RANK=1, WORLD_SIZE=2, .*; start several processes with torchrun, or unset WORLD_SIZE$",
     ),
     (
-        lambda: read_launch(launch_environment(RANK="2")),
+        lambda: read_launch_info(launch_environment(RANK="2")),
         SettingError,
         r"^invalid environment variables RANK=2, LOCAL_RANK=1, WORLD_SIZE=2, ",
     ),
-    (lambda: read_launch(launch_environment(MASTER_PORT="")), SettingError, r"MASTER_PORT=; start several processes"),
+    (
+        lambda: read_launch_info(launch_environment(MASTER_PORT="")),
+        SettingError,
+        r"MASTER_PORT=; start several processes",
+    ),
     *(
         (
             lambda function=function: in_several_processes(function),
@@ -1371,7 +1418,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (
         lambda: measure_paired_targets(
             PlantedModel(additive_log_prob({}), num_far=1),
-            BytePairCodec(Text().tokenizer),
+            BytePairTokenizerAdapter(Text().tokenizer),
             Text().held_out(),
             ContextSettings(lengths=(32, 600), near=8, ks=(1,), num_targets=100, kind="digit"),
         ),
@@ -1478,9 +1525,9 @@ def test_every_raise_of_the_covered_layers_has_a_case():
 
 
 def test_an_unknown_name_error_suggests_the_nearest_name_and_lists_all():
-    message = str(unknown_name("task", "adition", ["parity", "addition"]))
+    message = str(unknown_name_error("task", "adition", ["parity", "addition"]))
     assert message == "unknown task 'adition'; did you mean 'addition'? known: addition, parity"
 
 
 def test_a_name_unlike_all_known_names_gets_no_suggestion():
-    assert str(unknown_name("task", "xyz", ["parity", "copy"])) == "unknown task 'xyz'; known: copy, parity"
+    assert str(unknown_name_error("task", "xyz", ["parity", "copy"])) == "unknown task 'xyz'; known: copy, parity"

@@ -9,15 +9,15 @@ import pytest
 from tests.cli.test_cli import QUICK, error_of, misfit_of, output_of
 from tests.support.small_runs import folder_contents
 
-from lengthwise.cli.config_file import parse_assignment, read_changes, read_config
+from lengthwise.cli.config_file import parse_assignment, read_config, read_setting_changes
 from lengthwise.encodings import ENCODINGS
 from lengthwise.experiments.experiment import Experiment, SettingChange, change_settings, to_dict
 from lengthwise.experiments.recipes import RECIPES
 from lengthwise.experiments.run import load_run
 from lengthwise.experiments.run_folder import read_experiment
 from lengthwise.positions import SCHEMES
-from lengthwise.tasks import TASKS, IndexHints, Parity, Planted, Text
-from lengthwise.tasks.planted.placement import ByLength, Local
+from lengthwise.tasks import TASKS, IndexHints, Parity, PlantedCorrelations, Text
+from lengthwise.tasks.planted.placement import LengthDependentPlacement, LocalPlacement
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +37,7 @@ PARTS = {
     **{f"task {name}": Experiment(task=task()) for name, task in TASKS.items()},
     **{f"scheme {name}": Experiment(scheme=scheme()) for name, scheme in SCHEMES.items()},
     **{f"encoding {name}": Experiment(encoding=encoding()) for name, encoding in ENCODINGS.items()},
-    "laws": Experiment(task=Planted(placement=ByLength())),
+    "laws": Experiment(task=PlantedCorrelations(placement=LengthDependentPlacement())),
     "hints": Experiment(task=IndexHints(task=Parity(coupling="same"), num_hints=99)),
 }
 
@@ -98,8 +98,8 @@ def test_nested_parts_keep_their_class():
     assert task == IndexHints(task=Parity(coupling="same"))
     laws = json.dumps([{"name": "local", "shapes": [[0, gap]], "weights": [1.0]} for gap in (2, 1)])
     task = changed(f"task.placement.laws={laws}", "task.placement.until=[5]", experiment=PARTS["laws"]).task
-    expected = tuple(Local(shapes=((0, gap),), weights=(1.0,)) for gap in (2, 1))
-    assert task.placement == ByLength(until=(5,), laws=expected)
+    expected = tuple(LocalPlacement(shapes=((0, gap),), weights=(1.0,)) for gap in (2, 1))
+    assert task.placement == LengthDependentPlacement(until=(5,), laws=expected)
 
 
 def test_a_change_keeps_fields_that_are_not_saved():
@@ -109,7 +109,7 @@ def test_a_change_keeps_fields_that_are_not_saved():
 
 def test_the_last_assignment_wins_and_assignments_win_over_the_file():
     Path("config.toml").write_text("seed = 1\n[training]\nsteps = 2\nclip = 3.0\n", encoding="utf-8")
-    changes = read_changes(
+    changes = read_setting_changes(
         {"config": Path("config.toml"), "assignments": ["training.steps=4", "training.steps=5"], "steps": None}
     )
     experiment = change_settings(Experiment(), changes)

@@ -10,7 +10,7 @@ from tests.support.small_runs import folder_contents, small_experiment
 
 from lengthwise.cli import app as cli
 from lengthwise.cli.commands import watch as watch_command
-from lengthwise.cli.commands.watch import Speedometer
+from lengthwise.cli.commands.watch import TrainingSpeedMeter
 from lengthwise.core.errors import DivergedError
 from lengthwise.experiments.run import train
 from lengthwise.experiments.run_folder import record_failure
@@ -122,7 +122,7 @@ def test_without_a_terminal_a_line_is_printed_when_a_run_changes_until_ctrl_c(wa
 
 
 def test_the_speed_is_the_number_of_steps_since_the_run_was_first_seen(watched):
-    speedometer = Speedometer()
+    speedometer = TrainingSpeedMeter()
     assert speedometer.update(read_run_states(watched), now=10.0) == {}
     (watched / "b/metrics.jsonl").write_text(json.dumps({"step": 50, "mean_loss": 0.1}) + "\n")
     assert speedometer.update(read_run_states(watched), now=12.0) == {"b": 15.0}

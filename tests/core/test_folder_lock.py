@@ -11,7 +11,7 @@ from tests.support.small_runs import small_experiment
 
 from lengthwise.core import folder_lock
 from lengthwise.core.errors import RunFolderError
-from lengthwise.core.files import atomic_folder
+from lengthwise.core.files import write_folder_atomically
 from lengthwise.core.folder_lock import exclusive_lock
 from lengthwise.experiments.run import train
 from lengthwise.experiments.run_folder import append_rows, read_rows
@@ -95,9 +95,12 @@ def test_a_file_system_without_locks_gives_no_protection(error, tmp_path, monkey
 
 
 def test_the_lock_of_a_folder_that_is_renamed_afterwards_leaves_no_file(tmp_path):
-    with atomic_folder(tmp_path / "whole") as folder:
+    with write_folder_atomically(tmp_path / "whole") as folder:
         (folder / "file").write_text("content")
-        with pytest.raises(RunFolderError, match=r"writing into .*whole; wait"), atomic_folder(tmp_path / "whole"):
+        with (
+            pytest.raises(RunFolderError, match=r"writing into .*whole; wait"),
+            write_folder_atomically(tmp_path / "whole"),
+        ):
             pytest.fail("two processes write the same folder")
     assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == ["whole", "whole/file"]
 

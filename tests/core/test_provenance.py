@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lengthwise.core import provenance as provenance_module
-from lengthwise.core.provenance import SOURCE_ROOT, git_commit, installed_commit, provenance, utc_timestamp
+from lengthwise.core.provenance import SOURCE_ROOT, collect_provenance, git_commit, installed_commit, utc_timestamp
 
 PROJECT = '[project]\nname = "{}"\n'
 
@@ -79,9 +79,9 @@ def test_a_package_installed_from_a_repository_has_the_commit_of_its_installatio
     assert installed_commit(folder) == commit[:12]
     monkeypatch.setattr(provenance_module, "PACKAGE_PARENT", folder)
     # A clone has its own commit.
-    assert provenance()["commit"] == git_commit(SOURCE_ROOT)
+    assert collect_provenance()["commit"] == git_commit(SOURCE_ROOT)
     monkeypatch.setattr(provenance_module, "SOURCE_ROOT", tmp_path)
-    assert provenance()["commit"] == commit[:12]
+    assert collect_provenance()["commit"] == commit[:12]
 
 
 @pytest.mark.parametrize("direct_url", [None, "", "[]", "3", '{"url": "file:///src", "dir_info": {"editable": true}}'])
@@ -99,6 +99,6 @@ def test_the_time_is_in_utc():
 def test_provenance_looks_for_the_commit_in_the_folder_of_this_project():
     project = Path(__file__).resolve().parents[2]
     assert project == SOURCE_ROOT
-    assert provenance()["commit"] == git_commit(project)
+    assert collect_provenance()["commit"] == git_commit(project)
     # A source archive has no commit.
     assert (git_commit(project) is not None) == (project / ".git").exists()

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from lengthwise.core.devices import WIDE_MODEL, training_threads, use_threads
+from lengthwise.core.devices import WIDE_MODEL, limit_cpu_threads, num_training_threads
 from lengthwise.core.errors import SettingError
 
 
@@ -18,23 +18,23 @@ def _unset(monkeypatch):
 
 
 def test_a_narrow_model_trains_on_one_thread_and_a_wide_one_on_all():
-    with use_threads(2):
-        assert training_threads(WIDE_MODEL - 1) == 1
-        assert training_threads(WIDE_MODEL) == 2
+    with limit_cpu_threads(2):
+        assert num_training_threads(WIDE_MODEL - 1) == 1
+        assert num_training_threads(WIDE_MODEL) == 2
 
 
 def test_a_number_that_the_user_gives_counts(monkeypatch):
-    with use_threads(2):
-        assert training_threads(8, 3) == 3
+    with limit_cpu_threads(2):
+        assert num_training_threads(8, 3) == 3
         monkeypatch.setenv("OMP_NUM_THREADS", "2")
-        assert training_threads(8) == 2
+        assert num_training_threads(8) == 2
     with pytest.raises(SettingError, match="invalid number of threads 0; use at least 1"):
-        training_threads(8, 0)
+        num_training_threads(8, 0)
 
 
 def fail_with_threads() -> None:
     """Raise an error while two threads are set."""
-    with use_threads(2):
+    with limit_cpu_threads(2):
         assert torch.get_num_threads() == 2
         raise ValueError("inside")
 

@@ -19,14 +19,14 @@ from lengthwise.core.type_checks import check_arguments, check_types, is_instanc
 from lengthwise.encodings import ENCODINGS
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.experiments.experiment import Experiment
-from lengthwise.hf.export import export_hf, export_to_harness, import_hf
+from lengthwise.hf.export import export_hf, export_to_lm_eval, import_hf
 from lengthwise.influence.settings import InfluenceSettings
 from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.positions import SCHEMES
 from lengthwise.tasks import TASKS, Parity
 from lengthwise.tasks.reasoning_gym import reasoning_records, write_reasoning_records
 from lengthwise.tasks.text.documents import read_documents
-from lengthwise.theory.planted_law_certificate import certify_law
+from lengthwise.theory.planted_task_certificate import certify_planted_task
 from lengthwise.training.training_settings import TrainingSettings
 
 SETTINGS = (TrainingSettings, DecoderSettings, EvaluationSettings, InfluenceSettings, Experiment)
@@ -123,9 +123,9 @@ def test_a_part_of_an_experiment_without_settings_raises_an_error(part):
 
 # Entry points: those of the package, and those that stay in their rooms.
 ROOM_FUNCTIONS = (
-    certify_law,
+    certify_planted_task,
     export_hf,
-    export_to_harness,
+    export_to_lm_eval,
     import_hf,
     read_documents,
     reasoning_records,
@@ -161,7 +161,7 @@ def test_training_loading_and_comparing_accept_strings_as_paths(tmp_path, monkey
 
 
 # These only pass their arguments on.
-PASS_THROUGH = {"certify_law", "score_all_answers"}
+PASS_THROUGH = {"certify_planted_task", "make_assignment"}
 
 
 @pytest.mark.parametrize("name", sorted(FUNCTIONS.keys() - PASS_THROUGH))

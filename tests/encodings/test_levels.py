@@ -5,7 +5,7 @@ import torch
 from tests.support.cases import small_decoder, small_encoding
 
 from lengthwise.encodings import ENCODINGS, EncodingSize
-from lengthwise.encodings.levels import LevelEncoding
+from lengthwise.encodings.multi_level import MultiLevelEncoding
 from lengthwise.encodings.rotary import RotaryEncoding
 from lengthwise.model.attention_scores import AttentionHooks
 from lengthwise.tasks import Parity
@@ -63,10 +63,10 @@ def test_cached_decoding_equals_one_pass_with_a_level_per_head(name, rng):
 @torch.no_grad()
 def test_queries_and_keys_rotate_together_as_they_rotate_alone(name, options, num_queries, rng):
     size = EncodingSize(d_model=64, num_heads=4, d_head=16)
-    encoding = LevelEncoding(small_encoding(name), size, **options)
+    encoding = MultiLevelEncoding(small_encoding(name), size, **options)
     ids = torch.from_numpy(rng.integers(0, 9, size=(options["num_levels"], 2, 9)))
     query, key = torch.randn(2, 4, num_queries, 16), torch.randn(2, 4, 9, 16)
-    both = encoding.rotate_both(query, key, ids)
+    both = encoding.rotate_queries_and_keys(query, key, ids)
     torch.testing.assert_close(both, (encoding.rotate(query, ids[:, :, 9 - num_queries :]), encoding.rotate(key, ids)))
 
 
@@ -78,4 +78,4 @@ def test_a_subclass_with_its_own_rotation_rotates_queries_and_keys_by_it():
     query, key, ids = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 5, 4), torch.arange(5)[None]
     encoding = Reversed()
     expected = encoding.rotate(query, ids[:, 2:]), encoding.rotate(key, ids)
-    torch.testing.assert_close(encoding.rotate_both(query, key, ids), expected)
+    torch.testing.assert_close(encoding.rotate_queries_and_keys(query, key, ids), expected)

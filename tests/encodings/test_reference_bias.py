@@ -25,7 +25,7 @@ from lengthwise.encodings import (
     Sinusoidal,
     T5Bias,
 )
-from lengthwise.encodings.clamped_parameters import clamp, clamped_parameter
+from lengthwise.encodings.clamped_parameters import clamp_straight_through, make_clamped_parameter
 from lengthwise.encodings.encoding import Encoding
 from lengthwise.model.decoder import Decoder
 from lengthwise.model.decoder_settings import DecoderSettings
@@ -224,8 +224,8 @@ def test_kerple_parameters_start_uniform_in_the_ranges_of_the_papers_code(settin
 
 @pytest.mark.parametrize("uses", [1, 2])
 def test_a_clamped_parameter_has_a_gradient_only_towards_its_bounds(uses):
-    parameter = clamped_parameter(torch.tensor([-1.0, -1.0, 0.5, 0.5, 3.0, 3.0]), 0.01, 2.0)
-    values = [clamp(parameter, 0.01, 2.0) for _ in range(uses)]
+    parameter = make_clamped_parameter(torch.tensor([-1.0, -1.0, 0.5, 0.5, 3.0, 3.0]), 0.01, 2.0)
+    values = [clamp_straight_through(parameter, 0.01, 2.0) for _ in range(uses)]
     assert values[0].tolist() == pytest.approx([0.01, 0.01, 0.5, 0.5, 2.0, 2.0])
     # With two uses, one gradient points outward and one inward; the sum decides.
     upstream = torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0, -1.0])

@@ -9,10 +9,10 @@ from tests.support.cases import randomize, small_decoder
 
 from lengthwise.encodings import ENCODINGS, CoPE, Encoding, EncodingSize, NoPE, PoPE, RePo, Rotary, SelectiveRotary
 from lengthwise.model.attention_scores import NO_HOOKS
-from lengthwise.model.block import Block
+from lengthwise.model.block import TransformerBlock
 from lengthwise.model.decoder import Decoder
 from lengthwise.model.decoder_settings import DecoderSettings
-from lengthwise.model.token_groups import TokenGroup
+from lengthwise.model.sequence_groups import SequenceGroup
 from lengthwise.tasks import Parity
 
 HEADS, D_HEAD, SEQ = 2, 6, 7
@@ -31,13 +31,13 @@ def sample(rng, *shape: int) -> np.ndarray:
     return rng.standard_normal(shape).astype(np.float32)
 
 
-def scores_of(module: Encoding, query, key, ids, annotations=None) -> np.ndarray:
+def scores_of(module: Encoding, query, key, ids, token_features=None) -> np.ndarray:
     """Return the scores of queries that belong to the last keys."""
     num_queries = query.shape[2]
     query, key, ids = (torch.from_numpy(part) for part in (query, key, ids))
-    if annotations is not None:
-        query = torch.cat([query, annotations[:, :, SEQ - num_queries :]], dim=-1)
-        key = torch.cat([key, annotations], dim=-1)
+    if token_features is not None:
+        query = torch.cat([query, token_features[:, :, SEQ - num_queries :]], dim=-1)
+        key = torch.cat([key, token_features], dim=-1)
     return module.scores(query, key, ids[:, SEQ - num_queries :], ids).numpy()
 
 
@@ -84,8 +84,8 @@ def test_repo_rotates_by_ids_in_the_first_blocks_and_by_predicted_positions_afte
     hidden, ids = sample(rng, 2, SEQ, 12), rng.integers(0, 50, size=(2, SEQ))
     query, key = sample(rng, 2, HEADS, num_queries, D_HEAD), sample(rng, 2, HEADS, SEQ, D_HEAD)
     for layer in range(3):
-        annotations = module.annotate(torch.from_numpy(hidden), torch.from_numpy(ids), layer)
-        actual = scores_of(module, query, key, ids, annotations)
+        token_features = module.token_features(torch.from_numpy(hidden), torch.from_numpy(ids), layer)
+        actual = scores_of(module, query, key, ids, token_features)
         positions = np.zeros((2, HEADS, SEQ))
         for b, h, t in np.ndindex(2, HEADS, SEQ):
             if layer == 0:
@@ -120,8 +120,8 @@ def test_selective_rope_rotates_by_the_sum_of_convolved_projections_of_earlier_t
     query, key = sample(rng, 2, HEADS, num_queries, D_HEAD), sample(rng, 2, HEADS, SEQ, D_HEAD)
     num_pairs = D_HEAD // 2
     for layer in range(3):
-        annotations = module.annotate(torch.from_numpy(hidden), torch.from_numpy(ids), layer)
-        actual = scores_of(module, query, key, ids, annotations)
+        token_features = module.token_features(torch.from_numpy(hidden), torch.from_numpy(ids), layer)
+        actual = scores_of(module, query, key, ids, token_features)
         down, up = (weights[f"projections.{layer}.{part}.weight"] for part in (0, 1))
         angles = np.zeros((2, HEADS, SEQ, num_pairs))
         for b, h, pair in np.ndindex(2, HEADS, num_pairs):
@@ -179,12 +179,12 @@ def test_each_loop_receives_the_output_of_the_loop_before_plus_the_embeddings(nu
     tokens = torch.from_numpy(rng.integers(0, 4, size=(2, 9)))
     ids = torch.arange(9).expand(1, 2, -1)
     decoder = looped(3, num_layers=num_layers)
-    embedded = decoder.embed(tokens, ids, None)[0].flatten(0, 1)
-    group, x = TokenGroup(position_ids=ids, key_ids=ids), torch.zeros_like(embedded)
+    embedded = decoder.embed_inputs(tokens, ids, None)[0].flatten(0, 1)
+    group, x = SequenceGroup(position_ids=ids, key_ids=ids), torch.zeros_like(embedded)
     for _ in range(3):
         x = x + embedded
         for block in decoder.blocks:
-            assert isinstance(block, Block)
+            assert isinstance(block, TransformerBlock)
             x, _, _ = block(x, [group], decoder.encoding, None, NO_HOOKS)
     torch.testing.assert_close(decoder(tokens, ids)[0], decoder.norm(x).view(2, 9, -1), atol=1e-5, rtol=0)
 
@@ -195,7 +195,7 @@ def test_loops_share_their_weights_and_change_predictions(rng):
     once, thrice = looped(1), looped(3)
     assert once.state_dict().keys() == thrice.state_dict().keys()
     assert (once(tokens, ids)[0] - thrice(tokens, ids)[0]).abs().max() > 1e-2
-    assert DecoderSettings(num_layers=2, loops=3).num_passes == 6
+    assert DecoderSettings(num_layers=2, loops=3).num_unrolled_blocks == 6
 
 
 @pytest.mark.parametrize("encoding", ["rotary", "repo", "selective_rotary", "alibi"])
@@ -216,4 +216,4 @@ def test_a_looped_decoder_does_not_use_near_attention():
     assert not Decoder(settings, Rotary(), vocabulary_size=4).allows_near_attention
     assert Decoder(DecoderSettings(d_model=16), Rotary(), vocabulary_size=4).allows_near_attention
     assert not Decoder(DecoderSettings(d_model=16), RePo(), vocabulary_size=4).allows_near_attention
-    assert not Decoder(DecoderSettings(d_model=16), NoPE(), vocabulary_size=4).encoding.has_annotations
+    assert not Decoder(DecoderSettings(d_model=16), NoPE(), vocabulary_size=4).encoding.has_token_features

@@ -9,7 +9,7 @@ from tests.support.cases import randomize
 
 from lengthwise.encodings import ENCODINGS, ALiBi, EncodingSize, Learned, NoPE, Rotary
 from lengthwise.encodings.alibi import alibi_slopes
-from lengthwise.encodings.levels import LevelEncoding
+from lengthwise.encodings.multi_level import MultiLevelEncoding
 from lengthwise.model.attention import attend, dilute_attention
 from lengthwise.model.block import RMSNorm
 from lengthwise.model.decoder import Decoder
@@ -119,11 +119,11 @@ def test_each_of_two_levels_rotates_half_of_a_head_and_biases_are_added(rng):
     position_ids = rng.integers(0, 30, size=(2, 1, 5))
     x = rng.standard_normal((1, 2, 5, 8)).astype(np.float32)
     size = EncodingSize(d_model=16, num_heads=2, d_head=8)
-    actual = LevelEncoding(Rotary(), size, 2).rotate(torch.from_numpy(x), torch.from_numpy(position_ids)).numpy()
+    actual = MultiLevelEncoding(Rotary(), size, 2).rotate(torch.from_numpy(x), torch.from_numpy(position_ids)).numpy()
     halves = [reference_rotation(x[..., :4], position_ids[0]), reference_rotation(x[..., 4:], position_ids[1])]
     np.testing.assert_allclose(actual, np.concatenate(halves, axis=-1), atol=2e-6)
     both = torch.from_numpy(position_ids)
-    bias = LevelEncoding(ALiBi(), size, 2).bias(both, both).numpy()
+    bias = MultiLevelEncoding(ALiBi(), size, 2).bias(both, both).numpy()
     penalty = sum(distance_penalty(2, ids[0], ids[0]) for ids in position_ids)
     np.testing.assert_allclose(bias[0], penalty, rtol=1e-6)
 
@@ -131,7 +131,7 @@ def test_each_of_two_levels_rotates_half_of_a_head_and_biases_are_added(rng):
 @torch.no_grad()
 def test_two_levels_add_the_vectors_of_both_ids(rng):
     position_ids, x = rng.integers(0, 9, size=(2, 1, 5)), np.zeros((1, 5, 12), np.float32)
-    module = LevelEncoding(Learned(num_position_ids=9), SIZE, 2)
+    module = MultiLevelEncoding(Learned(num_position_ids=9), SIZE, 2)
     tables = [level.vectors.numpy() for level in module.levels]
     summed = tables[0][position_ids[0]] + tables[1][position_ids[1]]
     embedded = module.embed(torch.from_numpy(x), torch.from_numpy(position_ids)).numpy()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lengthwise.encodings import DAPE, ENCODINGS, DAPEv2, EncodingSettings, EncodingSize
 from lengthwise.model.attention import attend, entmax, make_weight_function, top_k
-from lengthwise.model.attention_scores import LengthScale
+from lengthwise.model.attention_scores import LogLengthScale
 from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.tasks import Parity
 
@@ -156,7 +156,7 @@ def test_dape_adds_kerples_bias_and_a_network_of_the_scores_and_biases_of_all_he
         ids = ids + rng.random(size=(2, 6))
     visible = visible_mask(queries, 6)
     own = ids[:, 6 - queries :]
-    actual = module.adjust(*(torch.from_numpy(part) for part in (scores, own, ids)), visible)
+    actual = module.adjust_scores(*(torch.from_numpy(part) for part in (scores, own, ids)), visible)
     for sequence in range(2):
         expected = reference_dape(
             module, getattr(settings, "kernel_size", 1), scores[sequence], own[sequence], ids[sequence]
@@ -170,7 +170,7 @@ def test_only_dape_v2_reads_adjacent_keys(rng):
     for settings in (DAPE(), DAPEv2()):
         module = settings.build(SIZE)
         scores = torch.from_numpy(rng.normal(size=(1, 2, 1, 5))).float().requires_grad_()
-        actual = module.adjust(scores, ids[:, -1:], ids, torch.ones(1, 5, dtype=torch.bool))
+        actual = module.adjust_scores(scores, ids[:, -1:], ids, torch.ones(1, 5, dtype=torch.bool))
         actual[0, 0, 0, 0].backward()
         assert scores.grad is not None
         reached[settings.name] = (scores.grad[0] != 0).any(dim=0)[0].tolist()
@@ -320,7 +320,7 @@ def test_sparse_weights_have_finite_gradients_in_bf16(weights, encoding, rng):
 @torch.no_grad()
 def test_a_learned_length_scale_is_an_offset_plus_a_power_of_the_log_per_head(rng):
     offset, power = rng.normal(size=3), rng.normal(size=3)
-    scale = LengthScale(3)
+    scale = LogLengthScale(3)
     scale.offset.copy_(torch.from_numpy(offset)[:, None, None])
     scale.power.copy_(torch.from_numpy(power)[:, None, None])
     actual = scale(torch.tensor([[math.log(2)], [math.log(9)]])).numpy()
@@ -365,4 +365,4 @@ def test_queries_are_scaled_by_the_number_of_visible_keys_with_and_without_a_cac
 def test_a_learned_length_scale_starts_as_the_log():
     log = torch.arange(2, 9).log()[:, None]
     assert DecoderSettings().length_scaling == "log"
-    torch.testing.assert_close(LengthScale(2)(log), log.expand(2, -1, -1))
+    torch.testing.assert_close(LogLengthScale(2)(log), log.expand(2, -1, -1))

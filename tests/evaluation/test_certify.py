@@ -9,37 +9,37 @@ import pytest
 
 from lengthwise.cli import app as cli
 from lengthwise.core.errors import SettingError
-from lengthwise.evaluation.forecast.certificate_report import tables
-from lengthwise.tasks import Addition, Copy, MultiAddition, Parity, Planted, Reverse
-from lengthwise.tasks.planted.placement import ByLength, Local, Subsets
+from lengthwise.evaluation.forecast.certificate_report import certificate_tables
+from lengthwise.tasks import Addition, Copy, MultiAddition, Parity, PlantedCorrelations, Reverse
+from lengthwise.tasks.planted.placement import LengthDependentPlacement, LocalPlacement, SubsetPlacement
 from lengthwise.theory.attention.tabular import TabularAttention
 from lengthwise.theory.bounds import (
     BOUNDS,
-    largest_ratio,
-    linear_growth,
-    minimax_quadratic_in_spans,
-    quadratic_in_length,
-    quadratic_in_spans,
-    window_cover,
+    largest_ratio_bound,
+    length_quadratic_bound,
+    linear_bound,
+    minimax_quadratic_bound,
+    span_quadratic_bound,
+    window_cover_bound,
 )
-from lengthwise.theory.bounds.extrapolation import Extrapolation
-from lengthwise.theory.planted_law_certificate import certify_law
-from lengthwise.theory.risk.exact_risk import TotalVariation
-from lengthwise.theory.risk.laplace_risk import laplace_risk
+from lengthwise.theory.bounds.bound_inputs import BoundInputs
+from lengthwise.theory.planted_task_certificate import certify_planted_task
+from lengthwise.theory.risk.exact_risk import TotalVariationLoss
+from lengthwise.theory.risk.laplace_transform import laplace_risk
 from lengthwise.theory.task_certificate import certify_task
 
-SINGLE = Planted(
+SINGLE = PlantedCorrelations(
     background=(0.6, 0.4, 0.0),
     tuples=((1,), (2,)),
     probabilities=(0.5, 0.5),
     labels=((1.0, 0.0), (0.0, 1.0)),
-    placement=Local(shapes=((0,),), weights=(1.0,)),
+    placement=LocalPlacement(shapes=((0,),), weights=(1.0,)),
 )
 
 
 @pytest.fixture(scope="module")
 def certificate():
-    return certify_law(SINGLE, trained=(1, 8), lengths=(12, 24), steps=60)
+    return certify_planted_task(SINGLE, trained=(1, 8), lengths=(12, 24), steps=60)
 
 
 def test_no_bound_of_a_certificate_is_below_the_exact_risk(certificate):
@@ -60,21 +60,21 @@ def test_predictions_are_close_to_the_exact_risk(certificate):
 
 def test_all_assumptions_of_a_local_law_hold_except_room_at_short_lengths(certificate):
     assert all(each.holds for each in certificate.assumptions)
-    short = certify_law(SINGLE, trained=(1, 3), lengths=(6,), steps=5)
+    short = certify_planted_task(SINGLE, trained=(1, 3), lengths=(6,), steps=5)
     assert [each.name for each in short.assumptions if not each.holds] == ["training length"]
 
 
 def test_the_true_posterior_is_not_a_lower_bound_of_total_variation():
     # A label is 1 in 70% of cases. The posterior reports that, but always predicting 1 has a smaller distance.
     law = replace(SINGLE, labels=((0.3, 0.7), (0.3, 0.7)))
-    found = certify_law(law, trained=(1, 8), lengths=(12,), steps=2)
+    found = certify_planted_task(law, trained=(1, 8), lengths=(12,), steps=2)
     values = np.tile([0.0, 1.0], (1, 3, 1))
     sure = TabularAttention(
         num_tokens=3, shapes=np.array([[0]]), log_scores=np.zeros((1, 3)), values=values, default=values[0, 0]
     )
     assert found.risks[-1].posterior.risk == pytest.approx(2 * 0.3 * 0.7)
-    assert laplace_risk(law, sure, 12, TotalVariation()) == pytest.approx(0.3)
-    header = next(header for _, header, _ in tables(found) if header[0] == "length")
+    assert laplace_risk(law, sure, 12, TotalVariationLoss()) == pytest.approx(0.3)
+    header = next(header for _, header, _ in certificate_tables(found) if header[0] == "length")
     assert "true posterior" in header
     assert not any("Bayes" in each for each in header)
 
@@ -82,15 +82,18 @@ def test_the_true_posterior_is_not_a_lower_bound_of_total_variation():
 @pytest.mark.parametrize(
     ("placement", "missing"),
     [
-        (Subsets(num_planted=1), []),
+        (SubsetPlacement(num_planted=1), []),
         (
-            Subsets(num_planted=2),
+            SubsetPlacement(num_planted=2),
             ["locality of the data", "locality of the class", "training length", "regularity", "light cuts"],
         ),
         (
-            ByLength(
+            LengthDependentPlacement(
                 until=(8,),
-                laws=(Local(shapes=((0, 1),), weights=(1.0,)), Local(shapes=((0, 2),), weights=(1.0,))),
+                laws=(
+                    LocalPlacement(shapes=((0, 1),), weights=(1.0,)),
+                    LocalPlacement(shapes=((0, 2),), weights=(1.0,)),
+                ),
             ),
             ["training length", "regularity"],
         ),
@@ -99,11 +102,13 @@ def test_the_true_posterior_is_not_a_lower_bound_of_total_variation():
 )
 def test_a_failed_condition_is_in_the_assumptions(placement, missing):
     pairs = tuple((1, 1) if placement.k == 2 else (1,) for _ in range(1))
-    law = Planted(background=(1.0, 0.0), tuples=pairs, probabilities=(1.0,), labels=((1.0, 0.0),), placement=placement)
-    found = certify_law(law, trained=(3, 8), lengths=(10,), steps=5)
+    law = PlantedCorrelations(
+        background=(1.0, 0.0), tuples=pairs, probabilities=(1.0,), labels=((1.0, 0.0),), placement=placement
+    )
+    found = certify_planted_task(law, trained=(3, 8), lengths=(10,), steps=5)
     assert [each.name for each in found.assumptions if not each.holds] == missing
     refused = {each.bound for each in found.bounds if each.value is None}
-    need_all = {quadratic_in_length, quadratic_in_spans, minimax_quadratic_in_spans, largest_ratio}
+    need_all = {length_quadratic_bound, span_quadratic_bound, minimax_quadratic_bound, largest_ratio_bound}
     assert not missing or {name for name, bound in BOUNDS.items() if bound.value in need_all} <= refused
 
 
@@ -135,14 +140,14 @@ def test_a_task_without_coupling_has_no_guarantee():
 
 
 def test_training_below_the_span_has_no_guarantee_and_invalid_lengths_raise_an_error():
-    found = certify_law(Planted(), trained=(2, 2), lengths=(8,), steps=5)
+    found = certify_planted_task(PlantedCorrelations(), trained=(2, 2), lengths=(8,), steps=5)
     assert found.verdict.startswith("No risk is guaranteed at length 8 (missing: training length and regularity")
     with pytest.raises(SettingError, match=r"invalid training lengths 1:8: this law needs 2 tokens or more"):
-        certify_law(Planted(), trained=(1, 8), lengths=(12,))
+        certify_planted_task(PlantedCorrelations(), trained=(1, 8), lengths=(12,))
     with pytest.raises(SettingError, match=r"length 8 is not above the longest training length 8; use --lengths"):
-        certify_law(Planted(), trained=(2, 8), lengths=(12, 8))
+        certify_planted_task(PlantedCorrelations(), trained=(2, 8), lengths=(12, 8))
     with pytest.raises(SettingError, match=r"no test lengths; use --lengths above 8"):
-        certify_law(Planted(), trained=(2, 8), lengths=())
+        certify_planted_task(PlantedCorrelations(), trained=(2, 8), lengths=())
 
 
 @pytest.mark.parametrize("trained", [3, 10])
@@ -154,7 +159,7 @@ def test_lengths_within_training_raise_an_error(trained):
 def test_a_tuple_of_probability_zero_changes_no_bound(certificate):
     never = replace(SINGLE, tuples=((0,), *SINGLE.tuples), probabilities=(0.0, 0.5, 0.5), labels=((1.0, 0.0),) * 3)
     never = replace(never, labels=((1.0, 0.0), *SINGLE.labels))
-    found = certify_law(never, trained=(1, 8), lengths=(12, 24), steps=60)
+    found = certify_planted_task(never, trained=(1, 8), lengths=(12, 24), steps=60)
     assert [(each.bound, each.value) for each in found.bounds] == [
         (each.bound, each.value) for each in certificate.bounds
     ]
@@ -170,14 +175,14 @@ def test_a_tuple_of_probability_zero_and_score_zero_leaves_kappa_finite(recwarn)
         values=np.array([[[1.0, 0.0]] * 3]),
         default=np.array([0.5, 0.5]),
     )
-    case = Extrapolation(law=law, predictor=head, train_length=8, test_length=12, loss=TotalVariation())
-    assert all(np.isfinite(each).all() for each in case.cut_weight.kappa_by_cuts().values())
+    case = BoundInputs(law=law, predictor=head, train_length=8, test_length=12, loss=TotalVariationLoss())
+    assert all(np.isfinite(each).all() for each in case.cross_cut_scores.kappa_by_cuts().values())
     for bound in (
-        quadratic_in_length,
-        quadratic_in_spans,
-        minimax_quadratic_in_spans,
-        linear_growth,
-        window_cover,
+        length_quadratic_bound,
+        span_quadratic_bound,
+        minimax_quadratic_bound,
+        linear_bound,
+        window_cover_bound,
     ):
         assert np.isfinite(bound(case))
     assert not recwarn.list
@@ -186,12 +191,13 @@ def test_a_tuple_of_probability_zero_and_score_zero_leaves_kappa_finite(recwarn)
 @pytest.mark.slow
 def test_there_is_no_prediction_from_lengths_with_other_planted_sets():
     law = replace(
-        Planted(),
-        placement=ByLength(
-            until=(8,), laws=(Local(shapes=((0, 1),), weights=(1.0,)), Local(shapes=((0, 2),), weights=(1.0,)))
+        PlantedCorrelations(),
+        placement=LengthDependentPlacement(
+            until=(8,),
+            laws=(LocalPlacement(shapes=((0, 1),), weights=(1.0,)), LocalPlacement(shapes=((0, 2),), weights=(1.0,))),
         ),
     )
-    found = certify_law(law, trained=(3, 8), lengths=(12,), steps=5)
+    found = certify_planted_task(law, trained=(3, 8), lengths=(12,), steps=5)
     (prediction,) = found.predictions
     assert prediction.odds is None
     assert prediction.refused == (

@@ -6,13 +6,13 @@ import pytest
 
 from lengthwise.cli import app as cli
 from lengthwise.core.errors import SettingError
-from lengthwise.evaluation.forecast.certificate_report import tables
-from lengthwise.tasks import Planted
-from lengthwise.tasks.planted.placement import Local, Subsets
+from lengthwise.evaluation.forecast.certificate_report import certificate_tables
+from lengthwise.tasks import PlantedCorrelations
+from lengthwise.tasks.planted.placement import LocalPlacement, SubsetPlacement
 from lengthwise.theory.counterexamples import COUNTEREXAMPLES, certify_counterexample
-from lengthwise.theory.planted_law_certificate import certify_law
+from lengthwise.theory.planted_task_certificate import certify_planted_task
 
-PAIRS = Local(shapes=((0, 1),), weights=(1.0,))
+PAIRS = LocalPlacement(shapes=((0, 1),), weights=(1.0,))
 # The heads that minimize the training objective, by hand: 'both' if training cannot distinguish them.
 MINIMIZERS = {
     "growing k": "both",
@@ -93,10 +93,14 @@ def test_flags_that_do_not_fit_a_counterexample_print_one_line(flags, line, caps
 @pytest.mark.parametrize(
     ("law", "holds", "found"),
     [
-        (Planted(placement=PAIRS), True, "a witness has risk 0 at 3 lengths from 3 to 6"),
-        (Planted(placement=Subsets()), None, "no witness was checked: placement 'subsets' has no span"),
+        (PlantedCorrelations(placement=PAIRS), True, "a witness has risk 0 at 3 lengths from 3 to 6"),
         (
-            Planted(
+            PlantedCorrelations(placement=SubsetPlacement()),
+            None,
+            "no witness was checked: placement 'subsets' has no span",
+        ),
+        (
+            PlantedCorrelations(
                 background=(0.5, 0.5),
                 tuples=((0, 0), (1, 1)),
                 probabilities=(0.5, 0.5),
@@ -110,8 +114,8 @@ def test_flags_that_do_not_fit_a_counterexample_print_one_line(flags, line, caps
     ids=["marked", "subsets", "ambiguous"],
 )
 def test_the_certificate_of_a_law_checks_realizability(law, holds, found):
-    certificate = certify_law(law, trained=(3, 4), lengths=(6,), steps=2)
+    certificate = certify_planted_task(law, trained=(3, 4), lengths=(6,), steps=2)
     assert certificate.realizability.holds is holds
     assert certificate.realizability.found.startswith(found)
-    _, _, rows = tables(certificate)[0]
+    _, _, rows = certificate_tables(certificate)[0]
     assert rows[-1][:2] == ["realizability", {True: "yes", False: "NO", None: "unknown"}[holds]]

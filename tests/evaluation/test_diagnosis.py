@@ -13,23 +13,28 @@ from tests.support.small_runs import small_experiment
 from lengthwise.cli import app as cli
 from lengthwise.core.errors import PositionRangeError, SettingError
 from lengthwise.encodings import Learned, NoPE, Rotary
-from lengthwise.evaluation.diagnosis.attribution import (
+from lengthwise.evaluation.diagnosis.diagnosis import Diagnosis
+from lengthwise.evaluation.diagnosis.failure_attribution import (
     COMPETING_MATCHES,
     MORE_IDS,
     TOKENS_OR_IDS,
-    Cause,
+    FailureCause,
     InterventionResults,
     SubsamplingControl,
     build_interventions,
-    competing_tokens,
     coupling_units,
     describe_limiting_cause,
+    find_competing_tokens,
     measure_intervention_causes,
     remap_ids,
 )
-from lengthwise.evaluation.diagnosis.diagnosis import Diagnosis
-from lengthwise.evaluation.diagnosis.failures import FailureCounts, _range_of_needed, collect_failures, needed_mass
-from lengthwise.evaluation.diagnosis.report import sentences
+from lengthwise.evaluation.diagnosis.failures import (
+    FailureCounts,
+    _range_of_needed,
+    collect_failures,
+    measure_needed_attention,
+)
+from lengthwise.evaluation.diagnosis.report import describe_diagnosis
 from lengthwise.evaluation.exact_match import EvaluationSettings, evaluate_by_length
 from lengthwise.evaluation.forecast.certificate import DILUTED_ATTENTION, UNTRAINED_IDS
 from lengthwise.evaluation.forecast.probed_model import (
@@ -43,10 +48,10 @@ from lengthwise.evaluation.forecast.subsampling import subsample
 from lengthwise.experiments.experiment import Experiment, build_decoder
 from lengthwise.experiments.recipes import quick_version, recipe
 from lengthwise.experiments.run import Run, load_run, train
-from lengthwise.experiments.run_evaluation import diagnose_run, probed_model_of
+from lengthwise.experiments.run_evaluation import build_probed_model, diagnose_run
 from lengthwise.model.attention_scores import AttentionHooks
 from lengthwise.model.decoder_settings import DecoderSettings
-from lengthwise.model.position_heads import NextIDs, PositionHead
+from lengthwise.model.position_heads import NextIDDistribution, PositionHead
 from lengthwise.positions import Predicted, Sequential
 from lengthwise.tasks import Addition, Copy, Parity, Recall
 from lengthwise.training.batch import to_batch
@@ -98,7 +103,7 @@ def unfitted(tmp_path_factory):
     return folder
 
 
-def causes(diagnosis: Diagnosis) -> dict[str, Cause]:
+def causes(diagnosis: Diagnosis) -> dict[str, FailureCause]:
     return {cause.name: cause for cause in diagnosis.causes}
 
 
@@ -194,7 +199,7 @@ def test_competing_matches_are_the_limiting_cause_if_wrong_values_follow_the_key
 def test_competing_tokens_of_a_copy_follow_other_occurrences_of_the_last_token():
     # 1 2 3 1 4 6 1 5 = > 1 2 3 1, whose next symbol 4 stands after the second 1.
     tokens = np.array([1, 2, 3, 1, 4, 6, 1, 5, 8, 9, 1, 2, 3, 1])
-    competing, others = competing_tokens(tokens, np.array([4]))
+    competing, others = find_competing_tokens(tokens, np.array([4]))
     assert competing.tolist() == [1, 7, 11]
     assert others.tolist() == [0, 1, 2, 5, 6, 7, 8, 9, 10, 11, 12]
 
@@ -202,7 +207,7 @@ def test_competing_tokens_of_a_copy_follow_other_occurrences_of_the_last_token()
 def test_competing_tokens_of_a_reversal_are_other_occurrences_of_the_last_token():
     # = 1 4 5 1 2 > 2 1, whose next symbol 5 stands before the second 1 in the prompt.
     tokens = np.array([8, 1, 4, 5, 1, 2, 9, 2, 1])
-    assert competing_tokens(tokens, np.array([3]))[0].tolist() == [1]
+    assert find_competing_tokens(tokens, np.array([3]))[0].tolist() == [1]
 
 
 def test_no_token_competes_with_the_value_of_a_unique_key(rng):
@@ -210,7 +215,7 @@ def test_no_token_competes_with_the_value_of_a_unique_key(rng):
     examples = task.sample(length=40, size=20, rng=rng)
     last = examples.is_answer.argmax(axis=1) - 1
     for tokens, depends_on, index in zip(examples.tokens, examples.depends_on, last, strict=True):
-        assert competing_tokens(tokens[: index + 1], depends_on[index + 1])[0].tolist() == []
+        assert find_competing_tokens(tokens[: index + 1], depends_on[index + 1])[0].tolist() == []
 
 
 @torch.no_grad()
@@ -244,7 +249,7 @@ class OneOff(PositionHead):
         """Shift the distribution by one candidate."""
         ids = self.head(hidden, own_ids, next_embeddings, prompt)
         is_long = getattr(prompt, self.measure).shape[1] > 8
-        return NextIDs(log_probs=ids.log_probs.roll(int(is_long), dims=-1), candidates=ids.candidates)
+        return NextIDDistribution(log_probs=ids.log_probs.roll(int(is_long), dims=-1), candidates=ids.candidates)
 
 
 @pytest.mark.slow
@@ -394,7 +399,7 @@ FIRST = "limited by wrong tokens (6 of 10 first errors)"
 )
 def test_the_limiting_cause_has_the_largest_repair_rate(repair_rates, control_rate, retention, short_fraction, limit):
     candidates = tuple(
-        Cause(name=name, intervention="", num_errors=10, repair_rate=rate)
+        FailureCause(name=name, intervention="", num_errors=10, repair_rate=rate)
         for name, rate in zip(NAMES, repair_rates, strict=True)
     )
     control = SubsamplingControl(repair_rate=control_rate, retention=retention, short_fraction=short_fraction)
@@ -403,11 +408,11 @@ def test_the_limiting_cause_has_the_largest_repair_rate(repair_rates, control_ra
 
 @pytest.mark.parametrize(("num_errors", "hint"), [(19, True), (20, False)])
 def test_a_diagnosis_of_few_errors_asks_for_more_examples(num_errors, hint):
-    cause = Cause(name=UNTRAINED_IDS, intervention="", num_errors=num_errors, repair_rate=0.8)
+    cause = FailureCause(name=UNTRAINED_IDS, intervention="", num_errors=num_errors, repair_rate=0.8)
     found = Diagnosis(
         length=8, num_examples=32, train_lengths=(1, 4), by_length=(), heads=(), causes=(cause,), limited_by="limited"
     )
-    *hints, last = sentences(found)
+    *hints, last = describe_diagnosis(found)
     text = f"the fractions are rough, because only {num_errors} examples failed; increase --num-examples"
     assert (hints, last) == ([text] * hint, "limited")
 
@@ -443,13 +448,13 @@ def test_a_cause_may_break_some_right_answers(rng):
 
 
 def test_answers_of_the_baseline_are_right(unfitted):
-    model = probed_model_of(load_run(unfitted, device="cpu"), seed=0)
+    model = build_probed_model(load_run(unfitted, device="cpu"), seed=0)
     _, batches = collect_failures(model, 6, 40)
     end = model.task.vocabulary.index("end")
     pairs = [(queries, row) for queries in batches for row in range(len(queries.answer))]
     assert len(pairs) > 10
     for queries, row in pairs:
-        answer, batch = int(queries.answer[row]), queries.batch.select(np.array([row]))
+        answer, batch = int(queries.answer[row]), queries.batch.select_examples(np.array([row]))
         hidden, _ = model.decoder(batch.tokens[:, :answer], batch.position_ids[:, :, :answer])
         predicted = int(model.decoder.token_logits(hidden)[0, -1].argmax())
         assert predicted == int(batch.tokens[0, answer]) != end
@@ -480,7 +485,7 @@ def test_support_mass_with_a_cache_is_that_of_the_full_sequence():
     answer = sample_answers(batch, task.vocabulary.index("end"), rng)
     layers = []
     decoder(batch.tokens, batch.position_ids, hooks=AttentionHooks(on_weights=layers.append))
-    masses = needed_mass(decoder, batch, answer, depends_on)
+    masses = measure_needed_attention(decoder, batch, answer, depends_on)
     for row, last in enumerate(answer - 1):
         keys = [token for token in set(depends_on[row, last + 1].tolist()) if token not in (-1, last)]
         expected = [layer[row, :, last, keys].sum(dim=-1).numpy() for layer in layers]
@@ -493,7 +498,7 @@ def test_support_mass_ignores_the_token_before_the_answer():
     queries = sample_queries(task, Sequential(), 4, 3, seed=0)
     depends_on = np.full((3, queries.batch.tokens.shape[1], 2), -1)
     depends_on[np.arange(3), queries.answer, 1] = queries.last_index
-    assert len(needed_mass(decoder, queries.batch, queries.answer, depends_on)) == 0
+    assert len(measure_needed_attention(decoder, queries.batch, queries.answer, depends_on)) == 0
 
 
 def test_a_subsample_of_coupled_units_has_the_layout_of_a_shorter_copy(rng):
@@ -602,4 +607,4 @@ def test_a_length_beyond_the_encoding_raises_an_error(needle):
     with pytest.raises(
         PositionRangeError, match=r"length 100 requires ID 1\d\d, but the encoding supports IDs up to 63"
     ):
-        collect_failures(probed_model_of(run, seed=0), 100, 4)
+        collect_failures(build_probed_model(run, seed=0), 100, 4)

@@ -17,7 +17,7 @@ from tests.support.small_runs import decoder_after, small_experiment
 
 from lengthwise.core.errors import DivergedError, PositionRangeError, SettingError, UntrainedDistanceWarning
 from lengthwise.core.intervals import wilson_interval
-from lengthwise.core.randomness import stream
+from lengthwise.core.randomness import random_stream
 from lengthwise.encodings import ALiBi, Learned, NoPE, Rotary
 from lengthwise.evaluation import exact_match as evaluation
 from lengthwise.evaluation.exact_match import (
@@ -27,7 +27,7 @@ from lengthwise.evaluation.exact_match import (
     warn_untrained_distance,
 )
 from lengthwise.evaluation.grading import FirstErrors, Grades, grade
-from lengthwise.evaluation.result_rows import describe_misfit
+from lengthwise.evaluation.result_rows import describe_fit_errors
 from lengthwise.experiments.experiment import Experiment, build_decoder
 from lengthwise.model import attention
 from lengthwise.model.decoder import Decoder
@@ -144,8 +144,8 @@ def undertrained(name: str) -> tuple[Experiment, Decoder, int]:
 
 
 def batch_of(experiment: Experiment, length: int, size: int) -> Batch:
-    examples = experiment.task.sample(length=length, size=size, rng=stream(3, "examples"))
-    return to_batch(length, examples, experiment.scheme.assign(examples, stream(3, "IDs"), training=False))
+    examples = experiment.task.sample(length=length, size=size, rng=random_stream(3, "examples"))
+    return to_batch(length, examples, experiment.scheme.assign(examples, random_stream(3, "IDs"), training=False))
 
 
 def first_errors(decoder: Decoder, experiment: Experiment, batch: Batch, decode: str) -> list[tuple[int, str] | None]:
@@ -195,7 +195,7 @@ def test_a_misfit_has_the_shares_of_first_errors_by_kind(token, id_, end, number
     num_errors = token + id_ + end
     first = FirstErrors(median_index=1.0, token=token, id=id_, end=end) if num_errors else None
     result = replace(result, num_examples=256, exact_match=1 - num_errors / 256, first_error=first)
-    text = describe_misfit(result)
+    text = describe_fit_errors(result)
     if numbers is None:
         assert text is None
         return
@@ -223,8 +223,8 @@ def test_results_by_length_agree_with_the_single_examples(name):
     experiment, decoder, length = undertrained(name)
     settings = EvaluationSettings(lengths=(length,), num_examples=(16,), seed=5)
     (result,) = evaluate_by_length(decoder, experiment.task, experiment.scheme, settings)
-    examples = experiment.task.sample(length=length, size=16, rng=stream(5, "evaluation examples", length, 0))
-    assignment = experiment.scheme.assign(examples, stream(5, "any"), training=False)
+    examples = experiment.task.sample(length=length, size=16, rng=random_stream(5, "evaluation examples", length, 0))
+    assignment = experiment.scheme.assign(examples, random_stream(5, "any"), training=False)
     batch = to_batch(length, examples, assignment)
     errors = [error for error in first_errors(decoder, experiment, batch, "forced") if error is not None]
     kinds = Counter(kind for _, kind in errors)
@@ -486,9 +486,9 @@ def test_invalid_settings_raise_an_error(build, text):
 
 def test_up_to_drops_longer_lengths_with_their_numbers_of_examples():
     settings = EvaluationSettings(lengths=(5, 50, 20), num_examples=(1, 2, 3))
-    assert settings.up_to(20) == replace(settings, lengths=(5, 20), num_examples=(1, 3))
-    assert settings.up_to(50) == settings
+    assert settings.up_to_length(20) == replace(settings, lengths=(5, 20), num_examples=(1, 3))
+    assert settings.up_to_length(50) == settings
     same_number = EvaluationSettings(lengths=(5, 50), num_examples=(7,))
-    assert same_number.up_to(49) == replace(same_number, lengths=(5,))
+    assert same_number.up_to_length(49) == replace(same_number, lengths=(5,))
     with pytest.raises(SettingError, match="lengths is empty"):
-        settings.up_to(4)
+        settings.up_to_length(4)

@@ -16,16 +16,16 @@ from lengthwise.encodings import ENCODINGS, Learned, NoPE, Rotary
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.evaluation.forecast import assumptions, certificate
 from lengthwise.evaluation.forecast.certificate import (
-    Forecast,
+    AccuracyForecast,
     InconclusiveError,
     attainable_accuracy,
     certify_decoder,
-    predict,
-    run_verdict,
+    describe_run_certificate,
+    predict_accuracy,
 )
 from lengthwise.evaluation.forecast.probed_model import (
+    AnswerQueries,
     ProbedModel,
-    Queries,
     QueryResult,
     SubsampleAccuracy,
     measure_subsample_accuracy,
@@ -47,13 +47,13 @@ from lengthwise.experiments.run_evaluation import certify_run, diagnose_run, eva
 from lengthwise.model.attention_scores import AttentionHooks
 from lengthwise.model.decoder import Decoder
 from lengthwise.model.decoder_settings import DecoderSettings
-from lengthwise.positions import Discovered, RandomStart, Sequential
-from lengthwise.tasks import Addition, Copy, JSONLTask, Parity, Planted, Recall, SparseParity, Text
-from lengthwise.tasks.planted.placement import Local
-from lengthwise.theory.task_certificate import Assumption
+from lengthwise.positions import DiscoveredCoupling, RandomStart, Sequential
+from lengthwise.tasks import Addition, Copy, JSONLTask, Parity, PlantedCorrelations, Recall, SparseParity, Text
+from lengthwise.tasks.planted.placement import LocalPlacement
+from lengthwise.theory.task_certificate import AssumptionCheck
 
 
-def all_tokens(queries: Queries) -> Subsample:
+def all_tokens(queries: AnswerQueries) -> Subsample:
     return subsample(queries.depends_on, queries.last_index, 10_000, np.random.default_rng(0))
 
 
@@ -249,23 +249,25 @@ def test_a_decoder_that_does_not_fit_gets_no_prediction():
     assert found.horizon is None
     assert found.needs is None
     assert [each.name for each in found.assumptions] == ["fits the training lengths"]
-    assert run_verdict(found).startswith("Nothing is predicted: the run does not fit its training lengths (0.")
+    assert describe_run_certificate(found).startswith(
+        "Nothing is predicted: the run does not fit its training lengths (0."
+    )
 
 
 def test_a_run_with_right_tokens_but_few_exact_examples_does_not_fit():
     few = replace(probed_model(Parity(), small_decoder("rotary", Parity())), fitted=0.3)
-    found = assumptions.check_fit(few, SubsampleAccuracy(whole=0.95, half=0.95, quarter=0.95))
+    found = assumptions.check_training_fit(few, SubsampleAccuracy(whole=0.95, half=0.95, quarter=0.95))
     assert not found.holds
     assert found.found == "exact match 0.300; 0.950 of the answer tokens are right at length 6, without the end token"
 
 
-def assumptions_of(task, scheme, **known) -> dict[str, Assumption]:
+def assumptions_of(task, scheme, **known) -> dict[str, AssumptionCheck]:
     model = replace(probed_model(task, small_decoder("rotary", task), scheme=scheme), **known)
     needs, fidelity = (
         assumptions.RequiredTokens(k=1, reach=2, id_reach=2.0),
         SubsampleAccuracy(whole=1.0, half=1.0, quarter=1.0),
     )
-    found = assumptions.measure_assumptions(model, model.queries(6, 32), needs, fidelity, 24)
+    found = assumptions.measure_assumptions(model, model.sample_answer_queries(6, 32), needs, fidelity, 24)
     return {each.name: each for each in found}
 
 
@@ -326,10 +328,10 @@ def few_queries(self, length, number=32):
 
 @pytest.fixture
 def fitted(monkeypatch):
-    monkeypatch.setattr(ProbedModel, "queries", few_queries)
+    monkeypatch.setattr(ProbedModel, "sample_answer_queries", few_queries)
     task = SparseParity()
     model = probed_model(task, small_decoder("nope", task))
-    train_queries = model.queries(6)
+    train_queries = model.sample_answer_queries(6)
     return (
         model,
         train_queries,
@@ -340,7 +342,7 @@ def fitted(monkeypatch):
 
 def test_a_misleading_token_in_one_piece_lowers_the_prediction(fitted, monkeypatch):
     monkeypatch.setattr(ProbedModel, "query", misleading_query(0.25))
-    found = predict(*fitted, 60)
+    found = predict_accuracy(*fitted, 60)
     assert (found.mean, found.every_piece) == (1.0, 0.75)
     assert found.low < 0.75 < found.accuracy < found.high
     assert certificate._describe_limit(found).startswith("single misleading tokens (at length 60:")
@@ -351,13 +353,13 @@ def test_pieces_that_disagree_are_inconclusive(fitted, monkeypatch):
     with pytest.raises(
         InconclusiveError, match=r"cannot predict .*: 1\.00 .* by the mean of \d+ pieces and 0\.38 in every piece"
     ):
-        predict(*fitted, 60)
+        predict_accuracy(*fitted, 60)
 
 
 def test_low_coverage_is_inconclusive(fitted, monkeypatch):
     monkeypatch.setattr(certificate, "MAX_PIECES", 4)
     with pytest.raises(InconclusiveError, match=r"cannot predict .*: 4 pieces, .* cover only 0\.\d\d of a sequence"):
-        predict(*fitted, 60)
+        predict_accuracy(*fitted, 60)
 
 
 def test_a_run_that_reads_context_gets_a_wider_interval_upwards(fitted, monkeypatch):
@@ -373,12 +375,12 @@ def test_a_run_that_reads_context_gets_a_wider_interval_upwards(fitted, monkeypa
 
     monkeypatch.setattr(ProbedModel, "query", query)
     monkeypatch.setattr(certificate, "MAX_WIDTH", 2.0)
-    found = predict(*fitted, 60)
+    found = predict_accuracy(*fitted, 60)
     assert (found.mean, found.single_tokens) == (0.5, pytest.approx(0.7, abs=0.02))
     assert found.high > found.single_tokens + (found.single_tokens - found.mean)
     monkeypatch.setattr(certificate, "MAX_WIDTH", 0.5)
     with pytest.raises(InconclusiveError):
-        predict(*fitted, 60)
+        predict_accuracy(*fitted, 60)
 
 
 def test_a_run_that_reads_all_tokens_of_a_short_sequence_is_less_accurate_on_a_part_of_it(monkeypatch):
@@ -391,7 +393,7 @@ def test_a_run_that_reads_all_tokens_of_a_short_sequence_is_less_accurate_on_a_p
 
     monkeypatch.setattr(ProbedModel, "query", query)
     model = probed_model(Copy(), small_decoder("nope", Copy()))
-    queries = model.queries(6)
+    queries = model.sample_answer_queries(6)
     found = measure_subsample_accuracy(model, queries, queries.batch.tokens.shape[1])
     assert found.whole == 1.0
     assert found.half < 0.5
@@ -443,12 +445,12 @@ def test_queries_about_responses_contain_the_first_answer_the_last_and_the_end(f
 def test_no_prediction_exceeds_the_best_predictor_of_a_planted_law():
     """The background contains each planted token with probability 1 / 2,000."""
     labels = tuple(tuple(float(row == label) for label in range(4)) for row in range(4))
-    law = Planted(
+    law = PlantedCorrelations(
         background=(0.2495,) * 4 + (0.0005,) * 4,
         tuples=((4,), (5,), (6,), (7,)),
         probabilities=(0.25,) * 4,
         labels=labels,
-        placement=Local(shapes=((0,),), weights=(1.0,)),
+        placement=LocalPlacement(shapes=((0,),), weights=(1.0,)),
     )
     queries = sample_queries(law, Sequential(), 512, 256, seed=0)
     assert 0.7 < attainable_accuracy(law, queries) < 0.85
@@ -461,8 +463,8 @@ def test_the_end_token_is_never_queried():
     assert (queries.answer == 9).all()
 
 
-def forecast(length, accuracy, ids_only=1.0, token_count_only=1.0) -> Forecast:
-    return Forecast(
+def forecast(length, accuracy, ids_only=1.0, token_count_only=1.0) -> AccuracyForecast:
+    return AccuracyForecast(
         length=length,
         accuracy=accuracy,
         low=accuracy,
@@ -529,7 +531,7 @@ def test_the_horizon_of_a_task_file_uses_the_lengths_of_its_records():
 
 
 def test_a_run_of_a_task_file_with_a_found_rule_has_a_certificate(tmp_path):
-    scheme = Discovered(rule=("one", "falling: prompt last -1 -1"), num_position_ids=64)
+    scheme = DiscoveredCoupling(rule=("one", "falling: prompt last -1 -1"), num_position_ids=64)
     run = train(small_experiment(JSONLTask(), scheme), tmp_path)
     assert run is not None
     found = certify_run(run, (8,))
@@ -551,9 +553,9 @@ def test_the_limit_is_the_change_with_the_lower_accuracy(ids_only, token_count_o
 
 
 def test_a_length_beyond_the_encoding_does_not_affect_other_lengths(monkeypatch):
-    monkeypatch.setattr(ProbedModel, "queries", few_queries)
-    fits = Assumption(name="fits", holds=True, found="", counterexample="canceling errors")
-    monkeypatch.setattr(certificate, "check_fit", lambda *arguments: fits)
+    monkeypatch.setattr(ProbedModel, "sample_answer_queries", few_queries)
+    fits = AssumptionCheck(name="fits", holds=True, found="", counterexample="canceling errors")
+    monkeypatch.setattr(certificate, "check_training_fit", lambda *arguments: fits)
     monkeypatch.setattr(certificate, "_refusal_reason", lambda fidelity: None)
     monkeypatch.setattr(certificate, "MAX_WIDTH", 2.0)
     task = SparseParity()

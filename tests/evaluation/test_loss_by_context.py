@@ -16,7 +16,12 @@ from lengthwise.core.intervals import clustered_interval, t_critical_value
 from lengthwise.encodings import ALiBi, EncodingSettings, Learned, YaRN
 from lengthwise.evaluation import loss_by_context as context_loss
 from lengthwise.evaluation.exact_match import EvaluationSettings
-from lengthwise.evaluation.loss_by_context import NUM_SCORED_TOKENS, ContextLoss, check_contexts, iter_losses
+from lengthwise.evaluation.loss_by_context import (
+    NUM_SCORED_TOKENS,
+    ContextLoss,
+    check_context_lengths,
+    iter_context_losses,
+)
 from lengthwise.experiments.experiment import Experiment, build_decoder
 from lengthwise.model.decoder import Decoder
 from lengthwise.positions import PositionScheme, Randomized, Sequential, Skipwise
@@ -44,7 +49,7 @@ def random_decoder(
 
 def all_losses(*inputs: Any, **options: Any) -> tuple[ContextLoss, ...]:
     """Return the results of all lengths."""
-    return tuple(iter_losses(*inputs, **options))
+    return tuple(iter_context_losses(*inputs, **options))
 
 
 def evaluate(text: Text, settings: EvaluationSettings = SETTINGS, **parts: Any) -> tuple[ContextLoss, ...]:
@@ -97,7 +102,7 @@ def test_the_loss_agrees_with_separate_forwards_of_each_scored_token(encoding, t
     decoder, experiment = random_decoder(text, encoding=encoding)
     results = all_losses(decoder, text, experiment.scheme, settings)
     windows_by_length = scored_windows(text, settings, monkeypatch)
-    sizes = text.token_bytes()
+    sizes = text.count_token_bytes()
     for result, windows in zip(results, windows_by_length.values(), strict=True):
         losses = [one_at_a_time(decoder, window, NUM_SCORED_TOKENS) for window in windows]
         assert {len(window) for window in windows} == {result.length + 1}
@@ -113,7 +118,7 @@ def test_all_lengths_score_the_same_tokens_of_held_out_documents(text, monkeypat
     for length, windows in windows_by_length.items():
         assert {len(window) for window in windows} == {length + 1}
         assert [window[-41:] for window in windows] == windows_by_length[40]
-    documents = [tokens for _, tokens in open_corpus(Path(text.corpus)).texts(HELD_OUT)]
+    documents = [tokens for _, tokens in open_corpus(Path(text.corpus)).document_tokens(HELD_OUT)]
     for window in windows_by_length[160]:
         assert any(
             (np.lib.stride_tricks.sliding_window_view(tokens, 161) == window).all(axis=1).any()
@@ -207,7 +212,7 @@ def test_settings_that_do_not_apply_to_losses_raise_an_error(name, text):
     changes, line = INVALID[name]
     decoder, experiment = random_decoder(text)
     for refused in (
-        lambda settings: check_contexts(text, settings),
+        lambda settings: check_context_lengths(text, settings),
         lambda settings: all_losses(decoder, text, experiment.scheme, settings),
     ):
         with pytest.raises(SettingError, match=line):

@@ -19,10 +19,10 @@ import lengthwise as lw
 from lengthwise.cli import app as cli
 from lengthwise.core.errors import DivergedError, SettingError
 from lengthwise.encodings import NoPE
-from lengthwise.evaluation.diagnosis.failures import needed_mass
+from lengthwise.evaluation.diagnosis.failures import measure_needed_attention
 from lengthwise.evaluation.exact_match import iter_examples
 from lengthwise.evaluation.grading import grade
-from lengthwise.evaluation.picture.picture import COUPLED, FAR, GROUP_COLORS, MAX_TOKENS, PREVIOUS, token_label
+from lengthwise.evaluation.picture.example_picture import COUPLED, FAR, GROUP_COLORS, MAX_TOKENS, PREVIOUS, token_label
 from lengthwise.evaluation.picture.svg_drawing import draw_svg
 from lengthwise.evaluation.picture.text_drawing import draw_text
 from lengthwise.experiments.experiment import build_decoder
@@ -96,7 +96,8 @@ def test_a_picture_shows_the_first_evaluation_example_of_a_task_and_what_its_ans
 def test_coupled_needs_are_at_id_distance_0_and_sequential_needs_are_not():
     coupled, sequential = (lw.show("parity", 7, scheme=scheme) for scheme in ("predicted", "sequential"))
     kinds = [
-        Counter(answer.kind(link) for answer in each.answers for link in answer.links) for each in (coupled, sequential)
+        Counter(answer.link_kind(link) for answer in each.answers for link in answer.links)
+        for each in (coupled, sequential)
     ]
     assert kinds == [{COUPLED: 8, PREVIOUS: 7}, {FAR: 8, PREVIOUS: 7}]
     # Bit i of n is n + 1 tokens before the running parity that it is added to.
@@ -109,21 +110,21 @@ def test_training_ids_have_gaps_and_stay_coupled():
     with_gaps, without = (lw.show("parity", 6, scheme="predicted", training=training) for training in (True, False))
     assert with_gaps.tokens == without.tokens
     assert with_gaps.position_ids != without.position_ids
-    assert with_gaps.color_numbers() == without.color_numbers()
-    kinds = {answer.kind(link) for answer in with_gaps.answers for link in answer.links}
+    assert with_gaps.color_group_numbers() == without.color_group_numbers()
+    kinds = {answer.link_kind(link) for answer in with_gaps.answers for link in answer.links}
     assert kinds == {COUPLED, PREVIOUS}
 
 
 def test_equal_ids_have_equal_colors_and_single_ids_have_none():
     picture = lw.show("multi_addition", 2)
     assert len(picture.position_ids) == 2
-    for ids, numbers in zip(picture.position_ids, picture.color_numbers(), strict=True):
+    for ids, numbers in zip(picture.position_ids, picture.color_group_numbers(), strict=True):
         for each, number in zip(ids, numbers, strict=True):
             assert (number is None) == (ids.count(each) == 1)
             assert [i for i, other in enumerate(ids) if other == each] == [
                 i for i, (other, same) in enumerate(zip(ids, numbers, strict=True)) if same == number and other == each
             ]
-    assert lw.show("parity", 4, scheme="sequential").color_numbers() == [[None] * 11]
+    assert lw.show("parity", 4, scheme="sequential").color_group_numbers() == [[None] * 11]
     assert {"ID 1", "ID 2"} <= set(svg_texts(picture))
 
 
@@ -163,8 +164,8 @@ def test_a_run_is_shown_with_the_predictions_that_evaluation_grades(task):
     head = picture.attention_head
     peaks = []
     for answer in picture.answers:
-        mass = needed_mass(run.decoder, batch, np.array([answer.index]), examples.depends_on)
-        needed = [link.index for link in answer.links if answer.kind(link) != PREVIOUS]
+        mass = measure_needed_attention(run.decoder, batch, np.array([answer.index]), examples.depends_on)
+        needed = [link.index for link in answer.links if answer.link_kind(link) != PREVIOUS]
         if needed:
             weights = [answer.prediction.attention[index] for index in needed]
             assert sum(weights) == pytest.approx(mass[0, head.layer, head.head], abs=1e-3)
@@ -328,7 +329,7 @@ def test_shorter_records_of_a_batch_have_no_fill(tmp_path):
 def test_a_discovered_coupling_is_shown_for_a_file_without_one(tmp_path):
     picture = lw.show("copy", 4, scheme="discovered")
     assert picture.scheme == "discovered"
-    assert {answer.kind(link) for answer in picture.answers[:-1] for link in answer.links} <= {COUPLED, PREVIOUS}
+    assert {answer.link_kind(link) for answer in picture.answers[:-1] for link in answer.links} <= {COUPLED, PREVIOUS}
 
 
 def test_a_run_with_ids_beyond_its_encoding_raises_an_error():

@@ -26,19 +26,19 @@ from lengthwise.evaluation.figure_layout import (
     label_lines,
     make_panels,
     set_length_axis,
-    spread,
+    spread_labels,
 )
 from lengthwise.evaluation.grading import skipped_result
 from lengthwise.evaluation.result_rows import (
     group_rows,
-    label_of,
+    label_without_variant,
     longest_exact_length,
     pool_seeds,
-    select_unfit,
-    value_range,
+    seed_value_range,
+    select_unfit_labels,
 )
 from lengthwise.evaluation.tables_and_figures import (
-    draw,
+    draw_result_figure,
     length_table,
     result_tables,
 )
@@ -101,8 +101,10 @@ def test_stored_results_have_a_row_of_every_skipped_length(path):
         lengths: dict[Any, set[int]] = {}
         runs: dict[Any, list[dict[str, Any]]] = {}
         for each in rows:
-            lengths.setdefault((label_of(each), each["task"]), set()).add(each["length"])
-            runs.setdefault((label_of(each), each["task"], each.get("variant"), each["seed"]), []).append(each)
+            lengths.setdefault((label_without_variant(each), each["task"]), set()).add(each["length"])
+            runs.setdefault((label_without_variant(each), each["task"], each.get("variant"), each["seed"]), []).append(
+                each
+            )
         for (label, task, *_), run_rows in runs.items():
             last = max(run_rows, key=lambda each: each["length"])
             assert last["exact_match"] > 0 or last["length"] == max(lengths[label, task])
@@ -114,10 +116,10 @@ def test_a_mean_over_seeds_counts_stopped_seeds_as_zero():
     assert values == pytest.approx([1.5 / 3, 0.9 / 3, 0.92 / 3], abs=0.005)
     # The interval is that of three seeds, one of which is not 0.
     assert pool_seeds(by_length[100])[1:] == pool_seeds([row(exact=exact) for exact in (0.92, 0.0, 0.0)])[1:]
-    assert value_range(by_length[100]) == (0.0, 0.92)
+    assert seed_value_range(by_length[100]) == (0.0, 0.92)
     stopped = [each for each in by_length[100] if each["seed"]]
     assert pool_seeds(stopped) == (0.0, None, None)
-    assert value_range(stopped[:1]) == (0.0, 0.0)
+    assert seed_value_range(stopped[:1]) == (0.0, 0.0)
     assert longest_exact_length([each for runs in by_length.values() for each in runs], 0.5) == 0
 
 
@@ -156,10 +158,10 @@ def test_a_figure_counts_stopped_seeds_as_zero(tmp_path, monkeypatch):
 
 
 def test_labels_that_did_not_fit_have_a_table_of_their_own():
-    assert select_unfit(ROWS) == {"ALiBi"}
-    assert select_unfit([row("model", fitted=None), {"row": "text", "loss": 1.0}]) == set()
+    assert select_unfit_labels(ROWS) == {"ALiBi"}
+    assert select_unfit_labels([row("model", fitted=None), {"row": "text", "loss": 1.0}]) == set()
     # The column "fits" counts no seed, so the label is set apart, also if an easy test is exact.
-    assert select_unfit([row(length=length, exact=1.0, fitted=0.5) for length in (10, 40)]) == {"PPC"}
+    assert select_unfit_labels([row(length=length, exact=1.0, fitted=0.5) for length in (10, 40)]) == {"PPC"}
     fit, unfit = result_tables(ROWS)
     assert [line[0] for line in fit[2]] == ["PPC", "NoPE"]
     assert [line[0] for line in unfit[2]] == ["ALiBi"]
@@ -219,7 +221,7 @@ def test_lengths_are_sorted_and_labels_keep_their_order():
     ],
 )
 def test_the_fit_status_counts_the_seeds_that_fit(fitted, status):
-    assert report.fit_status([row(fitted=share) for share in fitted]) == status
+    assert report.describe_seed_fits([row(fitted=share) for share in fitted]) == status
 
 
 def test_a_table_has_a_line_per_label_and_a_column_per_length():
@@ -379,7 +381,7 @@ def drawn(rows: list[dict[str, Any]], folder: Path, monkeypatch: pytest.MonkeyPa
     """Return the figure that ``draw`` saves."""
     figures = []
     monkeypatch.setattr(report, "save_figure", lambda figure, folder: figures.append(figure) or folder)
-    draw(rows, folder, title)
+    draw_result_figure(rows, folder, title)
     return figures[0]
 
 
@@ -400,7 +402,7 @@ def bands_of(axes: Axes) -> list[set[tuple[float, float]]]:
 
 
 def test_drawing_writes_both_files_and_returns_the_png_path(tmp_path):
-    path = draw(ROWS, tmp_path, "parity")
+    path = draw_result_figure(ROWS, tmp_path, "parity")
     assert path == tmp_path / "figure.png"
     assert {each.name for each in tmp_path.iterdir()} == {"figure.png", "figure.svg"}
     assert path.read_bytes().startswith(b"\x89PNG")
@@ -577,16 +579,16 @@ def test_a_label_that_did_not_fit_is_dashed_gray_and_lengths_without_runs_are_om
 
 
 def test_boxes_are_spread_as_near_as_possible_to_their_places():
-    assert spread([1.0, 5.0], [1.0, 1.0], 0.0, 6.0) == [1.0, 5.0]
-    assert spread([3.0, 3.0, 3.0], [1.0, 1.0, 1.0], 0.0, 6.0) == [2.0, 3.0, 4.0]
-    assert spread([0.0, 0.0, 5.0], [1.0, 2.0, 1.0], 0.0, 6.0) == [0.5, 2.0, 5.0]
-    assert spread([6.0, 6.0], [1.0, 2.0], 0.0, 6.0) == [3.5, 5.0]
+    assert spread_labels([1.0, 5.0], [1.0, 1.0], 0.0, 6.0) == [1.0, 5.0]
+    assert spread_labels([3.0, 3.0, 3.0], [1.0, 1.0, 1.0], 0.0, 6.0) == [2.0, 3.0, 4.0]
+    assert spread_labels([0.0, 0.0, 5.0], [1.0, 2.0, 1.0], 0.0, 6.0) == [0.5, 2.0, 5.0]
+    assert spread_labels([6.0, 6.0], [1.0, 2.0], 0.0, 6.0) == [3.5, 5.0]
 
 
 def test_a_missing_folder_raises_an_error(tmp_path):
     missing = tmp_path / "missing"
     with pytest.raises(RunFolderError, match=rf"cannot save figures in {missing} \(.*\); choose a writable folder"):
-        draw(ROWS, Path(missing), "parity")
+        draw_result_figure(ROWS, Path(missing), "parity")
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 import torch
 from claims.dape_and_weave.claim import weaves
 
-from lengthwise.core.randomness import stream
+from lengthwise.core.randomness import random_stream
 from lengthwise.encodings import EncodingSize, Weave
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.reproduction import load_claim, reproduce
@@ -20,7 +20,7 @@ WOVEN = {
 
 def num_tokens(experiment: Experiment, length: int) -> int:
     """Return the largest number of tokens of 16 examples of a length."""
-    return experiment.task.sample(length=length, size=16, rng=stream(0, "tokens")).tokens.shape[1]
+    return experiment.task.sample(length=length, size=16, rng=random_stream(0, "tokens")).tokens.shape[1]
 
 
 @pytest.mark.parametrize("label", WOVEN)

@@ -28,7 +28,7 @@ from lengthwise.experiments.recipes.comparisons import demo
 from lengthwise.experiments.run import NUM_FIT_EXAMPLES, load_run
 from lengthwise.experiments.run_evaluation import evaluate
 from lengthwise.experiments.run_folder import COMPARISON_ROWS, write_rows_with_digest
-from lengthwise.experiments.runner import Comparison, Job, compare, starting_order
+from lengthwise.experiments.runner import Comparison, ExperimentJob, compare, longest_jobs_first
 from lengthwise.positions import Sequential
 from lengthwise.tasks import Addition
 from lengthwise.training.trainer import Trainer
@@ -445,13 +445,13 @@ def test_two_workers_of_the_demo_end_at_nearly_the_same_time():
         by_seed += [row["train_s"]] if row["length"] == 5 else []
         by_seed[-1] += row["wall_s"]
     jobs = [
-        Job(label=label, experiment=experiment, folder=Path(label), device="cpu", threads=1)
+        ExperimentJob(label=label, experiment=experiment, folder=Path(label), device="cpu", threads=1)
         for label, experiment in demo().items()
         for _ in range(3)
     ]
     durations = {label: sum(by_seed) / len(by_seed) for label, by_seed in seconds.items()}
     ends = [0.0, 0.0]
-    for job in starting_order(jobs, LocalExecutor(workers=2, threads=1)):
+    for job in longest_jobs_first(jobs, LocalExecutor(workers=2, threads=1)):
         ends[ends.index(min(ends))] += durations[job.label]
     assert max(ends) <= 1.05 * sum(ends) / 2
 

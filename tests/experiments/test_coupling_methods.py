@@ -12,8 +12,8 @@ from lengthwise.core.defaults import DEPENDENCE, MODEL
 from lengthwise.core.errors import AmbiguousCouplingError, CouplingError, SettingError, TooFewExamplesError
 from lengthwise.experiments import coupling_methods
 from lengthwise.tasks import Copy, JSONLTask, Parity
-from lengthwise.tasks.coupling.answer_steps import answer_steps, join_steps
-from lengthwise.tasks.coupling.found_coupling import explain_steps
+from lengthwise.tasks.coupling.answer_steps import build_answer_steps, join_steps
+from lengthwise.tasks.coupling.found_coupling import find_coupling_in_steps
 from lengthwise.tasks.examples import Examples
 
 RULE = ("one", "rising: prompt first +1 +0")
@@ -27,7 +27,7 @@ def parity_steps(lengths, size, shift=0):
         tokens = examples.tokens.copy()
         if shift:
             tokens[:, -2] = 1 - tokens[:, -2]
-        parts.append(answer_steps(replace(examples, tokens=tokens), length))
+        parts.append(build_answer_steps(replace(examples, tokens=tokens), length))
     return join_steps(parts)
 
 
@@ -40,20 +40,22 @@ def separated_steps(lengths, size, constant):
         response = np.stack([letters, separators], axis=2).reshape(size, -1)
         ends = [np.full((size, 1), token) for token in (3, 3, 6)]
         tokens = np.concatenate([letters, *ends[:2], response, ends[2]], axis=1)
-        parts.append(answer_steps(Examples.with_prompt_length(tokens, length + 2), length))
+        parts.append(build_answer_steps(Examples.with_prompt_length(tokens, length + 2), length))
     return join_steps(parts)
 
 
 def test_the_answers_of_a_model_give_the_rule_and_the_records_check_it():
-    found = explain_steps(parity_steps((2, 3, 4, 5), 200), Parity().vocabulary, records=parity_steps((3, 8), 4))
-    assert found.rule.texts == RULE
+    found = find_coupling_in_steps(
+        parity_steps((2, 3, 4, 5), 200), Parity().vocabulary, records=parity_steps((3, 8), 4)
+    )
+    assert found.rule.saved_texts == RULE
     assert (found.method, found.checked_lengths, found.checked_accuracy) == (MODEL, (8,), 1.0)
 
 
 def test_records_that_follow_another_rule_refuse_the_rule_of_a_model():
     steps, records = parity_steps((2, 3, 4, 5), 200), parity_steps((7, 8), 40, shift=1)
     with pytest.raises(CouplingError, match=r"the rule of the other examples is wrong for \d+\.\d% .* at length 7"):
-        explain_steps(steps, Parity().vocabulary, records=records)
+        find_coupling_in_steps(steps, Parity().vocabulary, records=records)
 
 
 def test_one_wrong_record_refuses_the_rule_of_a_model():
@@ -61,7 +63,7 @@ def test_one_wrong_record_refuses_the_rule_of_a_model():
     wrong = records.tokens.copy()
     wrong[-1, records.prompt_lengths[-1]] = 1 - wrong[-1, records.prompt_lengths[-1]]
     with pytest.raises(CouplingError, match=r"the rule of the other examples is wrong for 0\.\d% .* at length 8"):
-        explain_steps(steps, Parity().vocabulary, records=replace(records, tokens=wrong))
+        find_coupling_in_steps(steps, Parity().vocabulary, records=replace(records, tokens=wrong))
 
 
 @pytest.mark.slow
@@ -69,15 +71,15 @@ def test_constant_answers_of_a_model_are_checked_too():
     # Every second answer is a constant in the model's answers, but not in the records.
     steps, records = separated_steps((2, 3, 4, 5), 200, constant=True), separated_steps((3, 8), 40, constant=False)
     with pytest.raises(CouplingError, match=r"the rule of the other examples is wrong for \d+\.\d% of the answers"):
-        explain_steps(steps, tuple("0123456"), records=records)
+        find_coupling_in_steps(steps, tuple("0123456"), records=records)
 
 
 def test_a_model_needs_records_of_several_lengths():
     steps = parity_steps((2, 3, 4, 5), 200)
     with pytest.raises(CouplingError, match=r"all examples have the same length; use examples of at least two"):
-        explain_steps(steps, Parity().vocabulary, records=parity_steps((8,), 40))
+        find_coupling_in_steps(steps, Parity().vocabulary, records=parity_steps((8,), 40))
     with pytest.raises(TooFewExamplesError, match=r"no examples are longer than those that the model learned; add"):
-        explain_steps(steps, Parity().vocabulary, records=parity_steps((4, 5), 8))
+        find_coupling_in_steps(steps, Parity().vocabulary, records=parity_steps((4, 5), 8))
 
 
 def test_auto_asks_a_model_only_if_the_examples_are_too_few(tmp_path, monkeypatch):
@@ -92,7 +94,7 @@ def test_auto_asks_a_model_only_if_the_examples_are_too_few(tmp_path, monkeypatc
         asked.append(args)
         raise CouplingError("the model does not fit")
 
-    monkeypatch.setattr(coupling_methods, "draw_model_steps", ask)
+    monkeypatch.setattr(coupling_methods, "sample_model_answers", ask)
     monkeypatch.setattr(coupling_methods, "find_coupling_in_examples", refuse)
     with pytest.raises(CouplingError, match="the model does not fit"):
         lw.find_coupling(task)
@@ -109,7 +111,7 @@ def test_auto_asks_a_model_only_if_the_examples_are_too_few(tmp_path, monkeypatc
 
 
 def test_no_model_decides_between_two_explanations(monkeypatch):
-    monkeypatch.setattr(coupling_methods, "draw_model_steps", lambda *args, **settings: pytest.fail("asked"))
+    monkeypatch.setattr(coupling_methods, "sample_model_answers", lambda *args, **settings: pytest.fail("asked"))
     with pytest.raises(AmbiguousCouplingError, match="two sets of tokens explain every answer equally well"):
         lw.find_coupling(CopyOfDoubledPrompt(), (2, 3, 4, 5, 6), method=MODEL, num_per_length=100)
 
@@ -132,6 +134,6 @@ def test_a_model_that_does_not_fit_its_examples_is_refused(monkeypatch):
 @pytest.mark.slow
 def test_a_model_finds_the_rule_of_copying():
     found = lw.find_coupling(Copy(), method=MODEL, num_per_length=300)
-    assert found.rule.texts == RULE
+    assert found.rule.saved_texts == RULE
     assert found.method == MODEL
     assert found.checked_lengths == (7, 8)

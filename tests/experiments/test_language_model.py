@@ -19,8 +19,8 @@ from lengthwise.core.errors import LengthwiseError, UnknownNameError
 from lengthwise.encodings import NoPE
 from lengthwise.evaluation.tables_and_figures import (
     describe_result,
-    draw,
-    fit_status,
+    describe_seed_fits,
+    draw_result_figure,
     length_table,
     pool_seeds,
     result_tables,
@@ -351,7 +351,7 @@ def test_the_table_of_a_comparison_has_perplexities():
             "12.18\n11.02-14.88\n1 seed",
         ]
     ]
-    assert fit_status([row()]) == "-"
+    assert describe_seed_fits([row()]) == "-"
     assert table_title([row()]).startswith("perplexity by context length")
     assert describe_result([row(), row(length=512, loss=2.5)]) == "loss 2.500 at context length 512"
 
@@ -377,7 +377,7 @@ def test_a_figure_has_a_logarithmic_perplexity_axis(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Axes, "plot", record)
     rows = [row(label, length, loss) for label in ("rotary", "NoPE") for length, loss in ((256, 3.0), (512, 9.0))]
-    assert draw(rows, tmp_path, "text").read_bytes().startswith(b"\x89PNG")
+    assert draw_result_figure(rows, tmp_path, "text").read_bytes().startswith(b"\x89PNG")
     assert curves["NoPE"] == ([256, 512], [math.exp(3.0), math.exp(9.0)])
     (axes,) = scales
     assert (axes.get_yscale(), axes.get_xscale()) == ("log", "log")

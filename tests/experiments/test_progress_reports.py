@@ -8,7 +8,7 @@ from tests.support.small_runs import small_experiment
 
 from lengthwise.experiments import progress_reports
 from lengthwise.experiments import run as run_module
-from lengthwise.experiments.progress_reports import has_viewer
+from lengthwise.experiments.progress_reports import is_interactive
 from lengthwise.experiments.run import train
 from lengthwise.experiments.runner import compare
 
@@ -22,12 +22,12 @@ def _quick_fit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_terminal_or_a_notebook_has_a_viewer(monkeypatch):
-    assert not has_viewer()
+    assert not is_interactive()
     with monkeypatch.context() as patch:
         patch.setattr(sys.stderr, "isatty", lambda: True)
-        assert has_viewer()
+        assert is_interactive()
     monkeypatch.setitem(sys.modules, "ipykernel", ModuleType("ipykernel"))
-    assert has_viewer()
+    assert is_interactive()
 
 
 def test_training_prints_nothing_without_a_viewer(tmp_path, capfd):
@@ -37,7 +37,7 @@ def test_training_prints_nothing_without_a_viewer(tmp_path, capfd):
 
 
 def test_training_shows_its_progress_to_a_viewer_on_standard_error(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(progress_reports, "has_viewer", lambda: True)
+    monkeypatch.setattr(progress_reports, "is_interactive", lambda: True)
     train(SMALL, tmp_path / "run", device="cpu")
     printed = capsys.readouterr()
     assert printed.out == ""
@@ -46,7 +46,7 @@ def test_training_shows_its_progress_to_a_viewer_on_standard_error(tmp_path, cap
 
 
 def test_a_comparison_shows_a_line_per_run_and_no_progress_of_training(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(progress_reports, "has_viewer", lambda: True)
+    monkeypatch.setattr(progress_reports, "is_interactive", lambda: True)
     compare({"small": SMALL}, tmp_path, seeds=2, device="cpu", workers=1)
     printed = capsys.readouterr()
     assert printed.out == ""
@@ -54,7 +54,7 @@ def test_a_comparison_shows_a_line_per_run_and_no_progress_of_training(tmp_path,
 
 
 def test_no_report_turns_progress_off(tmp_path, capfd, monkeypatch):
-    monkeypatch.setattr(progress_reports, "has_viewer", lambda: True)
+    monkeypatch.setattr(progress_reports, "is_interactive", lambda: True)
     train(SMALL, tmp_path / "run", device="cpu", report=None)
     compare({"small": SMALL}, tmp_path / "compared", device="cpu", workers=1, report=None)
     assert capfd.readouterr() == ("", "")

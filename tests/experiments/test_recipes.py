@@ -9,26 +9,26 @@ import lengthwise as lw
 from lengthwise.core.errors import DefaultSettingsWarning, SettingError
 from lengthwise.experiments.experiment import SettingChange, change_settings
 from lengthwise.experiments.recipes import DEFAULT_RECIPES, RECIPES, recipe
-from lengthwise.experiments.recipes.fitted_encodings import describe_settings, fitted_tasks
-from lengthwise.experiments.recipes.table import COPY_RULE
+from lengthwise.experiments.recipes.recipe_table import COPY_RULE
+from lengthwise.experiments.recipes.tuned_encodings import describe_settings, tuned_tasks
 from lengthwise.experiments.validation import check_settings
-from lengthwise.positions import SCHEMES, Discovered, Predicted
-from lengthwise.positions.scheme import COUPLING, describe_given
+from lengthwise.positions import SCHEMES, DiscoveredCoupling, Predicted
+from lengthwise.positions.scheme import COUPLING, describe_given_knowledge
 from lengthwise.tasks import Copy, Parity, VariableAssignment
 
-FOUND = [name for name in RECIPES if isinstance(RECIPES[name]().scheme, Discovered)]
+FOUND = [name for name in RECIPES if isinstance(RECIPES[name]().scheme, DiscoveredCoupling)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FOUND)
 def test_the_rule_of_a_recipe_is_the_one_found_in_examples_of_its_task(name):
     experiment = recipe(name)
-    assert lw.find_coupling(experiment.task, seed=3).rule.texts == experiment.scheme.rule
+    assert lw.find_coupling(experiment.task, seed=3).rule.saved_texts == experiment.scheme.rule
 
 
 @pytest.mark.slow
 def test_the_rule_of_the_demo_is_the_one_found_in_examples_of_copying():
-    assert lw.find_coupling(Copy(), seed=3).rule.texts == COPY_RULE
+    assert lw.find_coupling(Copy(), seed=3).rule.saved_texts == COPY_RULE
 
 
 def test_the_default_recipe_of_a_task_is_its_first_recipe_with_the_scheme():
@@ -36,7 +36,7 @@ def test_the_default_recipe_of_a_task_is_its_first_recipe_with_the_scheme():
     assert set(DEFAULT_RECIPES) == {experiment.task.name for experiment in experiments}
     for task, (default, by_scheme) in DEFAULT_RECIPES.items():
         of_task = [experiment for experiment in experiments if experiment.task.name == task]
-        assert recipe(default) == next(each for each in of_task if each.scheme.name != Discovered.name)
+        assert recipe(default) == next(each for each in of_task if each.scheme.name != DiscoveredCoupling.name)
         for scheme in SCHEMES:
             with_scheme = [experiment for experiment in of_task if experiment.scheme.name == scheme]
             assert recipe(by_scheme.get(scheme, default)) == [*with_scheme, recipe(default)][0]
@@ -60,8 +60,8 @@ def test_addition_and_variable_assignment_need_no_coupling():
     assert sorted(FOUND) == ["addition", "variable_assignment"]
     for name in FOUND:
         found, by_hand = (recipe(each) for each in (name, f"{name}_by_hand"))
-        assert COUPLING not in describe_given(found.task, found.scheme)
-        assert COUPLING in describe_given(by_hand.task, by_hand.scheme)
+        assert COUPLING not in describe_given_knowledge(found.task, found.scheme)
+        assert COUPLING in describe_given_knowledge(by_hand.task, by_hand.scheme)
 
 
 @pytest.mark.parametrize(("scheme", "name"), [("predicted", "addition_by_hand"), ("coupled", "addition_coupled")])
@@ -71,12 +71,12 @@ def test_another_scheme_takes_the_settings_of_its_own_recipe(scheme, name):
     assert experiment == recipe(name)
 
 
-FITTED = [(task, encoding) for task, fitted in fitted_tasks().items() for encoding in fitted.encodings.values()]
+FITTED = [(task, encoding) for task, fitted in tuned_tasks().items() for encoding in fitted.encodings.values()]
 
 
 @pytest.mark.parametrize(("task", "fitted"), FITTED, ids=[f"{task}-{each.encoding.name}" for task, each in FITTED])
 def test_a_baseline_has_the_settings_that_fit_with_its_encoding(task, fitted):
-    known = fitted_tasks()[task]
+    known = tuned_tasks()[task]
     experiment = lw.experiment(known.task, "sequential", fitted.encoding.name, train_lengths=(1, known.train_length))
     assert (experiment.encoding, experiment.decoder, experiment.training) == (
         fitted.encoding,
@@ -99,7 +99,7 @@ def test_a_baseline_has_the_settings_that_fit_with_its_encoding(task, fitted):
 
 def test_the_page_lists_the_encodings_with_found_settings():
     page = (Path(__file__).parents[2] / "docs/train.md").read_text(encoding="utf-8")
-    for task, known in fitted_tasks().items():
+    for task, known in tuned_tasks().items():
         (line,) = [line for line in page.splitlines() if line.startswith(f"| `{task}`")]
         _, encodings, length = (cell.strip() for cell in line.strip("|").split("|"))
         assert encodings.split(", ") == [f"`{each.encoding.name}`" for each in known.encodings.values()]
@@ -123,7 +123,7 @@ def test_every_recipe_can_be_trained_for_a_few_steps(name):
         change_settings(recipe(name), [SettingChange(path="training.steps", value=9, source="--set")]),
         replace(recipe(name), training=replace(recipe(name).training, steps=9)),
     ):
-        rates = [experiment.training.rate(step) for step in range(9)]
+        rates = [experiment.training.learning_rate_at(step) for step in range(9)]
         assert all(0 < rate <= experiment.training.learning_rate for rate in rates)
 
 

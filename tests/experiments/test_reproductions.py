@@ -19,12 +19,12 @@ from claims.sparse_parity.excess_risk import LossPair, fit_growth
 from lengthwise.cli import app as cli
 from lengthwise.core.defaults import FIRST_SEED
 from lengthwise.core.errors import UnknownNameError
-from lengthwise.core.randomness import stream
+from lengthwise.core.randomness import random_stream
 from lengthwise.encodings import Learned
 from lengthwise.evaluation.diagnosis import diagnosis as diagnosis_module
 from lengthwise.evaluation.diagnosis import failures
 from lengthwise.evaluation.figure_layout import UNFIT_COLOR
-from lengthwise.evaluation.tables_and_figures import label_of
+from lengthwise.evaluation.tables_and_figures import label_without_variant
 from lengthwise.experiments import reproduction as reproduction_module
 from lengthwise.experiments import run as run_module
 from lengthwise.experiments.reproduction import SIZES, load_claims, reproduce
@@ -83,7 +83,7 @@ def test_the_scale_of_runs_that_do_not_fit_is_gray_and_in_no_mean(tmp_path, monk
 @pytest.mark.usefixtures("small_numbers")
 def test_every_experiment_of_a_claim_runs_at_the_quick_size(claim, tmp_path):
     result = reproduce(claim, "quick", tmp_path, workers=1, only=list(claim.experiments()))
-    assert {label_of(row) for row in result.comparison.rows} == set(claim.experiments())
+    assert {label_without_variant(row) for row in result.comparison.rows} == set(claim.experiments())
     assert result.figure is not None
 
 
@@ -117,9 +117,9 @@ def test_a_second_call_at_the_quick_size_trains_nothing(claim, tmp_path):
 @pytest.mark.first(5)
 @over_claims
 def test_every_size_is_a_subset_of_the_full_size_with_seeds_not_used_for_tuning(claim):
-    full, _ = claim.experiments_at("full")
+    full, _ = claim.experiments_at_size("full")
     for size in SIZES[1:]:
-        experiments, num_seeds = claim.experiments_at(size)
+        experiments, num_seeds = claim.experiments_at_size(size)
         assert num_seeds >= 1
         for label, experiment in experiments.items():
             assert experiment.seed == FIRST_SEED
@@ -144,7 +144,7 @@ def test_first_seed_and_num_seeds_select_the_seeds(tmp_path):
 @pytest.mark.first(5)
 @over_claims
 def test_every_experiment_of_a_claim_passes_the_checks_before_training(claim):
-    experiments, _ = claim.experiments_at("full")
+    experiments, _ = claim.experiments_at_size("full")
     check_experiments(experiments, experiments)
 
 
@@ -154,7 +154,7 @@ def test_learned_positions_have_an_id_for_every_token_of_the_longest_test(claim)
         if isinstance(experiment.encoding, Learned) and isinstance(experiment.scheme, Sequential):
             task, length = experiment.task, max(experiment.evaluation.lengths)
             tokens = max(
-                each.sample(length=length, size=1, rng=stream(0)).tokens.shape[1]
+                each.sample(length=length, size=1, rng=random_stream(0)).tokens.shape[1]
                 for each in (task, *task.variants().values())
             )
             assert tokens <= experiment.encoding.num_position_ids
@@ -182,7 +182,7 @@ def test_a_claim_is_a_folder_of_the_checkout_that_the_package_runs_from(tmp_path
     claims = load_claims()
     assert list(claims) == ["own_claim"]
     assert claims["own_claim"].name == "own_claim"
-    assert list(claims["own_claim"].experiments_at("full")[0]) == ["parity"]
+    assert list(claims["own_claim"].experiments_at_size("full")[0]) == ["parity"]
 
 
 @pytest.mark.usefixtures("installed")
@@ -252,7 +252,10 @@ def test_rivals_have_the_decoder_and_budget_of_their_task_except_loops_and_ppc()
             if not label.endswith("PPC"):
                 assert experiment.training.steps == base.training.steps
                 assert experiment.decoder.d_model == base.decoder.d_model
-                assert experiment.decoder.num_passes == 4 or experiment.decoder.num_layers == base.decoder.num_layers
+                assert (
+                    experiment.decoder.num_unrolled_blocks == 4
+                    or experiment.decoder.num_layers == base.decoder.num_layers
+                )
             assert experiment.train_lengths == (1, 10)
 
 

@@ -36,11 +36,20 @@ from lengthwise.experiments.recipes import COMPARISONS, RECIPES, quick_version
 from lengthwise.experiments.run import Run, load_run, train
 from lengthwise.experiments.run_evaluation import evaluate, generate_from_prompt
 from lengthwise.experiments.run_folder import read_rows
-from lengthwise.model.generate import Generation
+from lengthwise.model.generate import GeneratedTokens
 from lengthwise.model.position_heads import POSITION_HEADS
 from lengthwise.positions import SCHEMES, Coupled, Predicted, Sequential, Skipwise
-from lengthwise.tasks import PLACEMENTS, TASKS, Addition, IndexHints, MultiAddition, Parity, Placement, Planted
-from lengthwise.tasks.planted.placement import ByLength, Local, Subsets
+from lengthwise.tasks import (
+    PLACEMENTS,
+    TASKS,
+    Addition,
+    IndexHints,
+    MultiAddition,
+    Parity,
+    Placement,
+    PlantedCorrelations,
+)
+from lengthwise.tasks.planted.placement import LengthDependentPlacement, LocalPlacement, SubsetPlacement
 from lengthwise.training.training_settings import TrainingSettings
 
 SETTINGS = EvaluationSettings(lengths=(2, 4), num_examples=(16, 20))
@@ -175,19 +184,19 @@ PARTS = {
     **{f"encoding {name}": {"encoding": encoding()} for name, encoding in ENCODINGS.items()},
     **{f"head {name}": {"decoder": replace(Experiment().decoder, head=name)} for name in POSITION_HEADS},
     **{
-        f"placement {name}": {"task": Planted(placement=placement())}
+        f"placement {name}": {"task": PlantedCorrelations(placement=placement())}
         for name, placement in PLACEMENTS.items()
-        if placement() != Planted().placement
+        if placement() != PlantedCorrelations().placement
     },
     "laws within a placement": {
-        "task": Planted(
+        "task": PlantedCorrelations(
             background=(0.25, 0.75),
             tuples=((0, 1, 1), (1, 0, 1)),
             probabilities=(0.5, 0.5),
             labels=((0.1, 0.9), (0.6, 0.4)),
-            placement=ByLength(
+            placement=LengthDependentPlacement(
                 until=(5, 9),
-                laws=tuple(Local(shapes=((0, gap, gap + 1),), weights=(1.0,), widest=5) for gap in (1, 2, 3)),
+                laws=tuple(LocalPlacement(shapes=((0, gap, gap + 1),), weights=(1.0,), widest=5) for gap in (1, 2, 3)),
             ),
         )
     },
@@ -220,7 +229,7 @@ def test_an_unknown_nested_task_name_raises_an_error():
 
 
 def test_an_unknown_nested_placement_or_law_name_raises_an_error():
-    saved = to_dict(Experiment(task=Planted(placement=ByLength())))
+    saved = to_dict(Experiment(task=PlantedCorrelations(placement=LengthDependentPlacement())))
     saved["task"]["placement"]["laws"][1]["name"] = "locl"
     with pytest.raises(UnknownNameError, match=r"unknown saved laws 'locl'; if it is custom, pass --task"):
         from_dict(saved)
@@ -230,14 +239,14 @@ def test_an_unknown_nested_placement_or_law_name_raises_an_error():
 
 
 @dataclass(frozen=True, kw_only=True)
-class CustomPlacement(Subsets):
+class CustomPlacement(SubsetPlacement):
     """Placement that is not in the table."""
 
     name: ClassVar[str] = "custom"
 
 
 @dataclass(frozen=True, kw_only=True)
-class CustomPlanted(Planted):
+class CustomPlanted(PlantedCorrelations):
     """Planted task with a custom placement."""
 
     placement: Placement = field(default_factory=CustomPlacement)
@@ -394,9 +403,9 @@ def test_a_completion_is_correct_if_and_only_if_tokens_and_ids_are_correct(schem
 def test_correct_needs_every_token_and_every_id_before_the_end_token(
     tokens, position_ids, correct, tmp_path, monkeypatch
 ):
-    def generate(*arguments: Any, **settings: Any) -> Generation:
+    def generate(*arguments: Any, **settings: Any) -> GeneratedTokens:
         output, ids = torch.tensor([tokens]), torch.tensor([[position_ids]])
-        return Generation(tokens=output, position_ids=ids, is_written=torch.ones_like(output, dtype=torch.bool))
+        return GeneratedTokens(tokens=output, position_ids=ids, is_written=torch.ones_like(output, dtype=torch.bool))
 
     run = trained(tmp_path, steps=1)
     monkeypatch.setattr(prompt_module, "generate", generate)
@@ -413,8 +422,8 @@ def test_correct_on_two_levels_needs_every_id_of_both(wrong_level, tmp_path, mon
     if wrong_level is not None:
         ids[wrong_level, 0, 1] += 1
 
-    def generate(*arguments: Any, **settings: Any) -> Generation:
-        return Generation(tokens=tokens, position_ids=ids, is_written=torch.ones_like(tokens, dtype=torch.bool))
+    def generate(*arguments: Any, **settings: Any) -> GeneratedTokens:
+        return GeneratedTokens(tokens=tokens, position_ids=ids, is_written=torch.ones_like(tokens, dtype=torch.bool))
 
     run = trained(tmp_path, task=task, steps=1)
     monkeypatch.setattr(prompt_module, "generate", generate)

@@ -92,7 +92,10 @@ def test_an_extended_run_continues_with_the_learning_rates_of_the_longer_run(tmp
     short, long = experiment.training, with_steps(experiment, 20).training
     rows = read_rows(tmp_path / "run/metrics.jsonl")
     assert [row["step"] for row in rows] == list(range(1, 21))
-    rates = [*(short.rate(step) for step in range(12)), *(long.rate(step) for step in range(12, 20))]
+    rates = [
+        *(short.learning_rate_at(step) for step in range(12)),
+        *(long.learning_rate_at(step) for step in range(12, 20)),
+    ]
     assert [row["learning_rate"] for row in rows] == rates
 
     # The same in one process, without checkpoints.

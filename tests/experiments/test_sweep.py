@@ -22,9 +22,9 @@ from lengthwise.experiments import run as run_module
 from lengthwise.experiments.executors import LocalExecutor
 from lengthwise.experiments.experiment import to_dict
 from lengthwise.experiments.recipes import recipe
-from lengthwise.experiments.run_folder import COMPARISON_ROWS, content_folder_name
+from lengthwise.experiments.run_folder import COMPARISON_ROWS, experiment_folder_name
 from lengthwise.experiments.run_states import read_run_states
-from lengthwise.experiments.runner import Job, compare, run_job, sweep
+from lengthwise.experiments.runner import ExperimentJob, compare, run_job, sweep
 from lengthwise.experiments.sweep_file import read_sweep_file
 from lengthwise.positions import Predicted, Sequential
 from lengthwise.tasks import JSONLTask
@@ -125,7 +125,7 @@ def test_another_sweep_trains_only_its_new_runs_and_changes_no_other_run(tmp_pat
     longer = small_experiment(steps=8)
     second = small_sweep(tmp_path, {"renamed": EXPERIMENTS["PPC"], "longer": longer}, seeds=[1, 2])
     new = [replace(EXPERIMENTS["PPC"], seed=2), replace(longer, seed=1), replace(longer, seed=2)]
-    assert folders == {content_folder_name(experiment) for experiment in new}
+    assert folders == {experiment_folder_name(experiment) for experiment in new}
     assert [(row["row"], row["seed"]) for row in second.rows if row["length"] == 4] == [
         ("renamed", 1),
         ("renamed", 2),
@@ -147,9 +147,9 @@ def test_a_folder_name_depends_on_every_setting():
         replace(small_experiment(), train_lengths=(1, 5)),
         replace(small_experiment(), seed=1),
     ]
-    assert len({content_folder_name(experiment) for experiment in changed}) == len(changed)
-    assert content_folder_name(small_experiment()) == content_folder_name(small_experiment())
-    assert content_folder_name(small_experiment()).startswith("parity-predicted-rotary-seed-0-")
+    assert len({experiment_folder_name(experiment) for experiment in changed}) == len(changed)
+    assert experiment_folder_name(small_experiment()) == experiment_folder_name(small_experiment())
+    assert experiment_folder_name(small_experiment()).startswith("parity-predicted-rotary-seed-0-")
 
 
 def test_without_seeds_each_experiment_keeps_its_seed(tmp_path):
@@ -199,7 +199,7 @@ def test_failed_runs_are_reported_and_stop_no_other_run(tmp_path, monkeypatch):
 
 
 def test_a_lost_worker_is_a_failed_run(tmp_path, monkeypatch):
-    def lose_first(self: LocalExecutor, run: Any, jobs: list[Job], on_result: Any) -> bool:
+    def lose_first(self: LocalExecutor, run: Any, jobs: list[ExperimentJob], on_result: Any) -> bool:
         on_result(jobs[0], WorkerError("its worker died"))
         for job in jobs[1:]:
             on_result(job, run(job, lambda: False))
@@ -215,7 +215,7 @@ def test_a_lost_worker_is_a_failed_run(tmp_path, monkeypatch):
 
 def test_a_damaged_run_is_a_failed_run(tmp_path):
     small_sweep(tmp_path, seeds=1)
-    path = tmp_path / content_folder_name(EXPERIMENTS["PPC"]) / COMPARISON_ROWS
+    path = tmp_path / experiment_folder_name(EXPERIMENTS["PPC"]) / COMPARISON_ROWS
     path.write_bytes(path.read_bytes().replace(b"parity", b"purity"))
     swept = small_sweep(tmp_path, seeds=1)
     assert {row["row"] for row in swept.rows} == {"NoPE"}
@@ -223,8 +223,8 @@ def test_a_damaged_run_is_a_failed_run(tmp_path):
 
 
 def test_a_run_waits_while_another_process_writes_into_its_folder(tmp_path):
-    folder = tmp_path / content_folder_name(EXPERIMENTS["PPC"])
-    job = Job(label="PPC", experiment=EXPERIMENTS["PPC"], folder=folder, device="cpu", threads=1)
+    folder = tmp_path / experiment_folder_name(EXPERIMENTS["PPC"])
+    job = ExperimentJob(label="PPC", experiment=EXPERIMENTS["PPC"], folder=folder, device="cpu", threads=1)
     is_locked, swept = threading.Event(), []
 
     def hold() -> None:

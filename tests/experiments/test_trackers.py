@@ -17,7 +17,7 @@ from lengthwise.core.errors import TrackerWarning
 from lengthwise.experiments import run as run_module
 from lengthwise.experiments.progress_reports import TRACKERS, TrackedRun
 from lengthwise.experiments.run import train
-from lengthwise.experiments.run_folder import content_folder_name, read_rows
+from lengthwise.experiments.run_folder import experiment_folder_name, read_rows
 from lengthwise.experiments.runner import compare, sweep
 from lengthwise.positions import Sequential
 
@@ -173,7 +173,7 @@ def test_every_run_of_a_comparison_is_tracked(received, tmp_path):
 
 def test_every_run_of_a_sweep_is_tracked(received, tmp_path):
     sweep(TWO_EXPERIMENTS, tmp_path / "all", workers=1, device="cpu", trackers=[FAKE])
-    names = [f"all/{content_folder_name(experiment)}" for experiment in TWO_EXPERIMENTS.values()]
+    names = [f"all/{experiment_folder_name(experiment)}" for experiment in TWO_EXPERIMENTS.values()]
     assert sorted(call.name for call in received if isinstance(call, TrackedRun)) == sorted(names)
     assert received.count("closed") == 2
     before = len(received)

@@ -16,7 +16,7 @@ from lengthwise.encodings.encoding import FLAGS
 from lengthwise.experiments.experiment import Experiment, build_decoder
 from lengthwise.experiments.run import load_run, train
 from lengthwise.experiments.validation import check_encoding, check_scheme
-from lengthwise.positions import SCHEMES, Assignment, Coupled, PositionScheme, Predicted, Sequential, score_all_answers
+from lengthwise.positions import SCHEMES, Assignment, Coupled, PositionScheme, Predicted, Sequential, make_assignment
 from lengthwise.tasks import MultiAddition
 from lengthwise.tasks.examples import Examples
 from lengthwise.training.trainer import Trainer
@@ -91,7 +91,7 @@ CUSTOM_SCHEMES: dict[str, tuple[PositionScheme, type[LengthwiseError], str]] = {
     "nothing": (
         returning(lambda e, t: None),
         PositionIDError,
-        r"^scheme custom returns None; return an Assignment, such as score_all_answers\(examples, position_ids\)$",
+        r"^scheme custom returns None; return an Assignment, such as make_assignment\(examples, position_ids\)$",
     ),
     "bare IDs": (returning(lambda e, t: index(e)), PositionIDError, r"^scheme custom returns a ndarray; return an"),
     "a list": (
@@ -301,10 +301,10 @@ CUSTOM_ENCODINGS: dict[str, tuple[EncodingSettings, str]] = {
         with_hook("bias", lambda q: q),
         r"^Mine.bias fails on inputs of shape .* \(TypeError: .* takes 1 positional argument but 2 were given, ",
     ),
-    "annotations of one head": (
-        with_hook("annotate", lambda hidden, ids, layer: hidden[:, None]),
-        r"^Mine.annotate returns a tensor of shape \(3, 1, 6, 16\) for inputs of shape \(3, 6, 16\) and \(3, 6\); "
-        r"return axes \(batch, heads, seq, extra\), here \(3, 2, 6, extra\)$",
+    "token features of one head": (
+        with_hook("token_features", lambda hidden, ids, layer: hidden[:, None]),
+        r"^Mine.token_features returns a tensor of shape \(3, 1, 6, 16\) for inputs of shape \(3, 6, 16\) and "
+        r"\(3, 6\); return axes \(batch, heads, seq, extra\), here \(3, 2, 6, extra\)$",
     ),
     "scores of one head": (
         with_hook("scores", lambda q, k, q_ids, k_ids: (q @ k.mT)[:, :1]),
@@ -312,8 +312,8 @@ CUSTOM_ENCODINGS: dict[str, tuple[EncodingSettings, str]] = {
         r"query, key\), here \(3, 2, 5, 6\)$",
     ),
     "adjusted scores of too many keys": (
-        with_hook("adjust", lambda scores, q_ids, k_ids, visible: torch.cat([scores, scores], dim=-1)),
-        r"^Mine.adjust returns a tensor of shape \(3, 2, 5, 12\) for .*; return axes \(batch, heads, "
+        with_hook("adjust_scores", lambda scores, q_ids, k_ids, visible: torch.cat([scores, scores], dim=-1)),
+        r"^Mine.adjust_scores returns a tensor of shape \(3, 2, 5, 12\) for .*; return axes \(batch, heads, "
         r"query, key\), here \(3, 2, 5, 6\)$",
     ),
 }
@@ -395,7 +395,7 @@ class TokenIndex(PositionScheme):
 
     def assign(self, examples: Examples, rng: np.random.Generator, *, training: bool) -> Assignment:
         """Return token indices."""
-        return score_all_answers(examples, index(examples))
+        return make_assignment(examples, index(examples))
 
 
 class ZeroBias(Encoding):
@@ -439,7 +439,7 @@ class NoDataclass(PositionScheme):
 
     def assign(self, examples: Examples, rng: np.random.Generator, *, training: bool) -> Assignment:
         """Return token indices."""
-        return score_all_answers(examples, index(examples))
+        return make_assignment(examples, index(examples))
 
 
 @pytest.mark.parametrize(("scheme", "name"), [(NoDataclass(), "NoDataclass"), (ArraySetting(), "ndarray")])

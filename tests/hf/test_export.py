@@ -11,7 +11,7 @@ from tests.support.small_runs import small_experiment
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from lengthwise.core.errors import RunFolderError, SettingError
-from lengthwise.core.randomness import stream
+from lengthwise.core.randomness import random_stream
 from lengthwise.encodings import ALiBi, NoPE
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.experiments.experiment import Experiment
@@ -20,15 +20,15 @@ from lengthwise.experiments.run_evaluation import evaluate
 from lengthwise.experiments.run_folder import EXPERIMENT, read_experiment, read_model
 from lengthwise.hf.export import export_hf, import_hf
 from lengthwise.hf.loading import load_text_model
-from lengthwise.hf.text_evaluation import evaluate_texts
+from lengthwise.hf.text_evaluation import evaluate_in_plain_text
 from lengthwise.model.decoder import Decoder
 from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.model.generate import generate
-from lengthwise.positions import Discovered, Predicted, Sequential
+from lengthwise.positions import DiscoveredCoupling, Predicted, Sequential
 from lengthwise.tasks import Addition, MultiAddition, Parity
 from lengthwise.tasks.text_format import PromptFormat, format_examples
 from lengthwise.training.batch import to_batch
-from lengthwise.training.loss import answer_loss
+from lengthwise.training.loss import compute_answer_loss
 
 EXPERIMENTS = {
     "PPC": small_experiment(),
@@ -48,8 +48,8 @@ def folders(request, tmp_path_factory):
 
 
 def batch_of(experiment: Experiment, length: int = 4, size: int = 3):
-    examples = experiment.task.sample(length=length, size=size, rng=stream(0, "export"))
-    return to_batch(length, examples, experiment.scheme.assign(examples, stream(0, "ids"), training=False))
+    examples = experiment.task.sample(length=length, size=size, rng=random_stream(0, "export"))
+    return to_batch(length, examples, experiment.scheme.assign(examples, random_stream(0, "ids"), training=False))
 
 
 def without_single_level(ids: torch.Tensor) -> torch.Tensor:
@@ -100,7 +100,7 @@ def test_a_run_with_counted_ids_has_the_same_results_in_plain_text(tmp_path):
     settings = EvaluationSettings(lengths=(2, 4), num_examples=(32,))
     model = load_text_model(str(tmp_path / "hf"))
     same = ("length", "exact_match", "token_accuracy", "first_error")
-    text_rows = evaluate_texts(model, Parity(), settings, prompts=PromptFormat(shots=0))
+    text_rows = evaluate_in_plain_text(model, Parity(), settings, prompts=PromptFormat(shots=0))
     for mine, texts in zip(evaluate(run, settings), text_rows, strict=True):
         assert {name: texts[name] for name in same} == {name: mine[name] for name in same}
         assert 0 < mine["token_accuracy"] < 1
@@ -148,7 +148,7 @@ def test_the_exported_model_has_the_training_loss(folders):
     position_labels = without_single_level(torch.where(batch.id_scored, batch.position_ids, -100))
     targets = {"position_labels": position_labels} if run.experiment.scheme.predicts_ids else {}
     output = model(batch.tokens, position_ids=without_single_level(batch.position_ids), labels=labels, **targets)
-    expected = answer_loss(run.decoder, [batch], run.experiment.training.id_weight)
+    expected = compute_answer_loss(run.decoder, [batch], run.experiment.training.id_weight)
     torch.testing.assert_close(output.loss, expected.loss)
 
 
@@ -165,7 +165,7 @@ def test_the_exported_tokenizer_has_the_symbols_of_the_task(folders):
     assert tokenizer(" ".join(vocabulary))["input_ids"] == list(range(len(vocabulary)))
     assert tokenizer.eos_token == "end"
     task = read_experiment(folders / "run").task
-    examples = task.sample(length=4, size=1, rng=stream(0, "text"))
+    examples = task.sample(length=4, size=1, rng=random_stream(0, "text"))
     (text,) = format_examples(task, examples)
     assert tokenizer(text.prompt + text.response)["input_ids"] == examples.tokens[0].tolist()
 
@@ -268,7 +268,7 @@ FOUND_RULES = {
 @pytest.mark.parametrize("name", FOUND_RULES)
 def test_a_model_with_a_found_rule_needs_no_prompt_ids(name, tmp_path):
     task, rule = FOUND_RULES[name]
-    scheme = Discovered(rule=rule, num_position_ids=64)
+    scheme = DiscoveredCoupling(rule=rule, num_position_ids=64)
     assert train(small_experiment(task, scheme, head="wide_pointer"), tmp_path / "run") is not None
     export_hf(tmp_path / "run", tmp_path / "hf")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "hf").eval()

@@ -11,10 +11,10 @@ from tests.support.causal_models import CONFIGS, MAX_POSITIONS, VOCABULARY_SIZE,
 from tokenizers import Tokenizer, models
 from transformers import BloomConfig, PreTrainedTokenizerFast
 
-from lengthwise.core.errors import FeatureError, LengthwiseError, ModelError, PositionRangeError, SettingError
+from lengthwise.core.errors import LengthwiseError, ModelError, PositionRangeError, SettingError, TokenizedRowError
 from lengthwise.hf.collators import PositionCollator, pack_first_fit
 from lengthwise.hf.model_inputs import causal_mask
-from lengthwise.positions import SCHEMES, Coupled, Discovered, PositionScheme, Randomized, Sequential, Skipwise
+from lengthwise.positions import SCHEMES, Coupled, DiscoveredCoupling, PositionScheme, Randomized, Sequential, Skipwise
 
 RANGE = 64
 LENGTHS = (7, 12, 7, 3, 9, 12, 5)
@@ -275,7 +275,7 @@ INVALID: list[tuple[dict, str]] = [
 @pytest.mark.parametrize(("columns", "message"), INVALID)
 def test_an_invalid_example_raises_a_one_line_error_with_its_number(columns, message):
     example = {**VALID, **columns} if columns and "text" not in columns else columns
-    with pytest.raises(FeatureError, match=f"^example 2 of the batch: {message}") as caught:
+    with pytest.raises(TokenizedRowError, match=f"^example 2 of the batch: {message}") as caught:
         collated(Coupled(num_position_ids=RANGE), [VALID, VALID, example, VALID], pack_to=8)
     assert "\n" not in str(caught.value)
 
@@ -290,12 +290,12 @@ def test_ids_beyond_the_limit_raise_an_error_with_the_example():
 
 
 def test_a_missing_column_step_index_raises_an_error():
-    with pytest.raises(FeatureError, match=r"^example 0 of the batch: the column step_index is missing; add it"):
+    with pytest.raises(TokenizedRowError, match=r"^example 0 of the batch: the column step_index is missing; add it"):
         collated(small_scheme("abacus"), [{"input_ids": [5, 6]}])
 
 
 def test_an_empty_batch_raises_an_error():
-    with pytest.raises(FeatureError, match=r"^the batch is empty; pass at least one example$"):
+    with pytest.raises(TokenizedRowError, match=r"^the batch is empty; pass at least one example$"):
         collated(Sequential(), [])
 
 
@@ -315,7 +315,11 @@ class TwoIDs(Sequential):
 
 
 SETTINGS = [
-    (Discovered(), {}, r"the rule of discovered counts the tokens of its task, .* lengthwise couple FILE.jsonl --out"),
+    (
+        DiscoveredCoupling(),
+        {},
+        r"the rule of discovered counts the tokens of its task, .* lengthwise couple FILE.jsonl --out",
+    ),
     (small_scheme("random_floats"), {}, r"random_floats assigns real-valued IDs, .*; use the scheme randomized"),
     (
         depends_on_scheme(),

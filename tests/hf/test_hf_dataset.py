@@ -5,7 +5,7 @@ import pytest
 from tests.support.cases import EXACT_MATCH_TASKS, small_scheme, smallest_length, supports_examples
 
 from lengthwise.core.errors import SettingError, UnsupportedTaskError
-from lengthwise.core.randomness import stream
+from lengthwise.core.randomness import random_stream
 from lengthwise.hf.export import to_dataset
 from lengthwise.positions import SCHEMES, Coupled, MultiLevel, Predicted
 from lengthwise.tasks import TASKS, GradedByLoss, JSONLTask, MultiAddition, Parity, Text
@@ -23,7 +23,7 @@ def lengths_of(task):
 @over_answered
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_each_symbol_has_a_span_and_one_value_per_column(scheme, task):
-    if not supports_examples(scheme, task.sample(length=3, size=1, rng=stream(0))):
+    if not supports_examples(scheme, task.sample(length=3, size=1, rng=random_stream(0))):
         return
     data = to_dataset(task, lengths=lengths_of(task), size=6, seed=1, scheme=small_scheme(scheme))
     for item in data:
@@ -35,7 +35,9 @@ def test_each_symbol_has_a_span_and_one_value_per_column(scheme, task):
         for column in ("coupling", "position_ids"):
             if column in item:
                 assert np.array(item[column]).shape[-1] == len(symbols)
-    assert ("coupling" in data.column_names) == (task.sample(length=3, size=1, rng=stream(0)).coupling is not None)
+    assert ("coupling" in data.column_names) == (
+        task.sample(length=3, size=1, rng=random_stream(0)).coupling is not None
+    )
     assert set(data["length"]) <= set(lengths_of(task))
     assert {(item["task"], item["seed"]) for item in data} == {(task.name, 1)}
 
@@ -53,7 +55,7 @@ def test_ids_and_groups_equal_those_of_evaluation():
     task = Parity()
     (item,) = to_dataset(task, lengths=[3], size=1, scheme=Predicted())
     examples = task.from_prompt(item["prompt"])
-    assignment = Predicted().assign(examples, stream(0), training=False)
+    assignment = Predicted().assign(examples, random_stream(0), training=False)
     assert item["position_ids"] == assignment.position_ids[0, 0].tolist()
     assert item["coupling"] == examples.coupling[0, 0].tolist()
     assert "position_ids" not in to_dataset(task, lengths=[3], size=1).column_names

@@ -10,7 +10,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoConfig, AutoTokenizer
 
 from lengthwise.core.errors import ModelError, UnknownNameError
-from lengthwise.hf.loading import HFCodec, check_model_exists, load_causal_lm, load_codec, load_text_model
+from lengthwise.hf.loading import (
+    HFTokenizerAdapter,
+    check_model_exists,
+    load_causal_lm,
+    load_text_model,
+    load_tokenizer_adapter,
+)
 
 
 def byte_level_tokenizer(*, has_start: bool) -> transformers.PreTrainedTokenizerFast:
@@ -90,7 +96,7 @@ def test_another_tokenizer_replaces_the_tokenizer_of_a_model(folders, tmp_path):
 
 def test_loading_a_missing_tokenizer_raises_an_error(folders):
     with pytest.raises(ModelError, match=r"the tokenizer of \S*headless cannot be loaded .*; choose a tokenizer with"):
-        load_codec(str(folders / "headless"))
+        load_tokenizer_adapter(str(folders / "headless"))
 
 
 def test_a_token_after_every_text_is_not_a_start_token():
@@ -98,7 +104,7 @@ def test_a_token_after_every_text_is_not_a_start_token():
     processor = processors.TemplateProcessing(single="$A <s>", special_tokens=[("<s>", 0)])
     tokenizer.backend_tokenizer.post_processor = processor
     assert tokenizer("a")["input_ids"][-1] == 0
-    assert HFCodec(tokenizer, "bytes").start == ()
+    assert HFTokenizerAdapter(tokenizer, "bytes").start == ()
 
 
 def test_half_precision_weights_load_as_float32_by_default(tmp_path):
@@ -111,7 +117,7 @@ def test_half_precision_weights_load_as_float32_by_default(tmp_path):
 
 @pytest.mark.parametrize("has_start", [True, False])
 def test_the_codec_separates_start_tokens_from_the_text(has_start):
-    codec = HFCodec(byte_level_tokenizer(has_start=has_start), "bytes")
+    codec = HFTokenizerAdapter(byte_level_tokenizer(has_start=has_start), "bytes")
     assert codec.start == ((0,) if has_start else ())
     tokens = codec.encode("ab é <s>")
     assert 0 not in tokens[:2]
@@ -119,12 +125,12 @@ def test_the_codec_separates_start_tokens_from_the_text(has_start):
 
 
 def test_tokenizing_a_long_text_prints_no_warning(folders, capfd):
-    codec = load_codec(str(folders / "llama"))
+    codec = load_tokenizer_adapter(str(folders / "llama"))
     assert len(codec.encode("a" * 3000)) == 3000
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize("load", [load_causal_lm, check_model_exists, load_codec])
+@pytest.mark.parametrize("load", [load_causal_lm, check_model_exists, load_tokenizer_adapter])
 @pytest.mark.parametrize("name", ["runs/shift", "texts/shift", "shift/", "./a", "~/a", "a/b/c", "a\\b", "/a"])
 def test_the_path_of_a_missing_folder_is_never_sent_to_the_hub(name, load, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -4,8 +4,8 @@ import pytest
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 
-from lengthwise.core.errors import FeatureError
-from lengthwise.hf.collators import groups_of_spans
+from lengthwise.core.errors import TokenizedRowError
+from lengthwise.hf.collators import coupling_groups_from_spans
 
 TEXT = "The sum of 12 and 34, said Zoë, is 46."
 
@@ -34,7 +34,7 @@ def marked(text: str, **groups: int) -> list[list[int]]:
 
 def test_a_token_has_the_group_of_the_span_with_which_it_shares_a_character(tokenizer):
     offsets = tokenizer(TEXT, return_offsets_mapping=True)["offset_mapping"]
-    groups = groups_of_spans(marked(TEXT, n12=70, n34=80, n46=90, Zoë=60), offsets)
+    groups = coupling_groups_from_spans(marked(TEXT, n12=70, n34=80, n46=90, Zoë=60), offsets)
     for (start, end), group in zip(offsets, groups, strict=True):
         shared = {
             number
@@ -49,7 +49,7 @@ def test_a_token_has_the_group_of_the_span_with_which_it_shares_a_character(toke
 
 def test_a_token_outside_all_spans_has_the_previous_group_plus_one(tokenizer):
     offsets = tokenizer(TEXT, return_offsets_mapping=True)["offset_mapping"]
-    groups = groups_of_spans(marked(TEXT, n12=70, n34=40), offsets)
+    groups = coupling_groups_from_spans(marked(TEXT, n12=70, n34=40), offsets)
     covered_tokens = [
         start < end and ((start < 13 and end > 11) or (start < 20 and end > 18)) for start, end in offsets
     ]
@@ -57,14 +57,17 @@ def test_a_token_outside_all_spans_has_the_previous_group_plus_one(tokenizer):
     assert groups[0] == 0
     for before, (group, covered) in enumerate(zip(groups[1:], covered_tokens[1:], strict=True)):
         assert covered or group == groups[before] + 1
-    assert groups_of_spans([], offsets) == list(range(len(offsets)))
+    assert coupling_groups_from_spans([], offsets) == list(range(len(offsets)))
 
 
 def test_a_prompt_has_the_same_groups_with_and_without_its_response(tokenizer):
     whole = tokenizer(TEXT, return_offsets_mapping=True)["offset_mapping"]
     spans = marked(TEXT, n12=7, n46=3)
     for seq in range(1, len(whole)):
-        assert groups_of_spans(spans, whole[:seq], truncated=True) == groups_of_spans(spans, whole)[:seq]
+        assert (
+            coupling_groups_from_spans(spans, whole[:seq], truncated=True)
+            == coupling_groups_from_spans(spans, whole)[:seq]
+        )
 
 
 INVALID = [
@@ -108,15 +111,17 @@ INVALID = [
 
 @pytest.mark.parametrize(("spans", "offsets", "message"), INVALID)
 def test_invalid_spans_raise_a_one_line_error(spans, offsets, message):
-    with pytest.raises(FeatureError, match=message) as caught:
-        groups_of_spans(spans, offsets)
+    with pytest.raises(TokenizedRowError, match=message) as caught:
+        coupling_groups_from_spans(spans, offsets)
     assert "\n" not in str(caught.value)
 
 
 def test_spans_outside_a_truncated_text_are_ignored():
     spans, offsets = [[0, 2, 5], [2, 4, 9], [7, 9, 1], [9, 12, 3]], [[2, 4], [4, 8]]
-    assert groups_of_spans(spans, offsets, truncated=True) == [9, 1]
-    with pytest.raises(FeatureError, match=r"the span 7 to 9 \(group 1\) ends after the last token, which ends at 8;"):
-        groups_of_spans(spans, offsets)
-    with pytest.raises(FeatureError, match=r"no token contains a character of the span 0 to 2"):
-        groups_of_spans(spans[:2], offsets)
+    assert coupling_groups_from_spans(spans, offsets, truncated=True) == [9, 1]
+    with pytest.raises(
+        TokenizedRowError, match=r"the span 7 to 9 \(group 1\) ends after the last token, which ends at 8;"
+    ):
+        coupling_groups_from_spans(spans, offsets)
+    with pytest.raises(TokenizedRowError, match=r"no token contains a character of the span 0 to 2"):
+        coupling_groups_from_spans(spans[:2], offsets)

@@ -10,7 +10,7 @@ from tests.support.causal_models import CONFIGS, causal_model
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast, Trainer, TrainingArguments
 
-from lengthwise.core.errors import FeatureError
+from lengthwise.core.errors import TokenizedRowError
 from lengthwise.hf.collators import PositionCollator
 from lengthwise.hf.predictive_model import PredictivePositionModel
 from lengthwise.positions import Coupled, Predicted
@@ -132,5 +132,7 @@ def test_a_column_removed_by_trainer_raises_a_one_line_error(tmp_path):
         train_dataset=Dataset.from_dict(EXAMPLES),
         data_collator=COLLATOR,
     )
-    with pytest.raises(FeatureError, match=r"^example 0 .*: the column coupling is missing; .*unused_columns=False"):
+    with pytest.raises(
+        TokenizedRowError, match=r"^example 0 .*: the column coupling is missing; .*unused_columns=False"
+    ):
         trainer.train()

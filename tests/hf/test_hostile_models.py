@@ -11,8 +11,8 @@ from tests.hf.test_hf_loading import byte_level_tokenizer
 from tests.support.causal_models import CONFIGS, causal_model
 from tests.tasks.test_corpus import PROSE
 
-from lengthwise.core.errors import ModelError, TextError
-from lengthwise.hf.loading import check_model_exists, load_causal_lm, load_codec
+from lengthwise.core.errors import ModelError, TextSourceError
+from lengthwise.hf.loading import check_model_exists, load_causal_lm, load_tokenizer_adapter
 from lengthwise.tasks.text.corpus import prepare_corpus, read_tokenizer
 
 INDEX = "model.safetensors.index.json"
@@ -69,7 +69,7 @@ def test_a_window_that_is_no_number_raises_an_error(value, models):
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "generation_config.json"])
-@pytest.mark.parametrize("load", [check_model_exists, load_causal_lm, load_codec])
+@pytest.mark.parametrize("load", [check_model_exists, load_causal_lm, load_tokenizer_adapter])
 def test_a_named_pipe_in_a_model_folder_raises_an_error(name, load, models):
     (models / "llama" / name).unlink()
     os.mkfifo(models / "llama" / name)
@@ -124,19 +124,19 @@ def test_a_tokenizer_that_expands_a_text_raises_an_error(rule, models):
     normalizer = {"type": "Sequence", "normalizers": [RULES[rule]] * 3}
     change(models / "llama" / "tokenizer.json", normalizer=normalizer)
     with pytest.raises(ModelError, match="expands"):
-        load_codec(str(models / "llama"))
+        load_tokenizer_adapter(str(models / "llama"))
 
 
 def test_a_tokenizer_with_a_slow_regular_expression_raises_an_error(models):
     change(models / "llama" / "tokenizer.json", pre_tokenizer=SLOW)
     with pytest.raises(ModelError, match="takes too long"):
-        load_codec(str(models / "llama"))
+        load_tokenizer_adapter(str(models / "llama"))
 
 
 def test_a_tokenizer_that_is_slow_for_one_text_only_raises_an_error(models):
     pattern = {"Regex": "(?:(?:q1)+)+$|(?:q1|q1q1)+c"}
     change(models / "llama" / "tokenizer.json", pre_tokenizer={**SLOW, "pattern": pattern})
-    codec = load_codec(str(models / "llama"))
+    codec = load_tokenizer_adapter(str(models / "llama"))
     with pytest.raises(ModelError, match="the tokenizer failed"):
         codec.encode("q1" * 64 + "!")
 
@@ -156,5 +156,5 @@ def test_the_tokenizer_of_a_corpus_has_only_the_rules_of_prepare(rules, tmp_path
     prepare_corpus([str(tmp_path / "text.txt")], tmp_path / "corpus", vocabulary_size=300)
     read_tokenizer(tmp_path / "corpus").encode("a")
     change(tmp_path / "corpus" / "tokenizer.json", **rules)
-    with pytest.raises(TextError, match=r"is not from a prepared corpus|is damaged"):
+    with pytest.raises(TextSourceError, match=r"is not from a prepared corpus|is damaged"):
         read_tokenizer(tmp_path / "corpus")

@@ -31,7 +31,7 @@ def test_generate_continues_with_the_last_id_plus_one(ids):
     # Issues 33938 (repeated IDs crashed) and 36510 (IDs were not advanced) of transformers.
     calls = ids_per_call(causal_model(CONFIGS["llama"]()), position_ids=torch.tensor([ids]))
     assert calls == [ids, [ids[-1] + 1], [ids[-1] + 2]], (
-        f"{VERSION} continues custom IDs differently ({calls}); check hf/id_generation.py"
+        f"{VERSION} continues custom IDs differently ({calls}); check hf/position_id_generation.py"
     )
 
 
@@ -39,7 +39,7 @@ def test_generate_assigns_ids_independent_of_tokens():
     # Issue 33548 of transformers, open.
     model = causal_model(CONFIGS["llama"]())
     first, other = (ids_per_call(model, bad_words_ids=[[token]] if token else None) for token in (None, 3))
-    assert first == other, f"{VERSION} lets IDs depend on tokens; simplify hf/id_generation.py"
+    assert first == other, f"{VERSION} lets IDs depend on tokens; simplify hf/position_id_generation.py"
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3", "gpt_neox"])

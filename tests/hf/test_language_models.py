@@ -32,7 +32,7 @@ def test_a_run_on_text_loads_with_its_tokenizer_and_held_out_texts(runs):
     loaded = load_language_model(str(runs / "text"))
     assert loaded.model.vocabulary_size == 257
     assert "".join(map(loaded.codec.token_text, loaded.codec.encode("a b\n"))) == "a b\n"
-    assert [text.name for text in loaded.held_out()] == [text.name for text in Text().held_out()]
+    assert [text.name for text in loaded.held_out_documents()] == [text.name for text in Text().held_out()]
 
 
 def test_a_run_on_another_task_raises_an_error(runs):
@@ -52,14 +52,14 @@ def test_a_run_with_another_precision_raises_an_error(runs):
 
 def test_an_unknown_kind_of_text_raises_an_error(runs):
     with pytest.raises(ModelError, match=r"text has no held-out texts of kind 'code'; known kinds: none"):
-        load_language_model(str(runs / "text")).held_out("code")
+        load_language_model(str(runs / "text")).held_out_documents("code")
 
 
 def test_a_model_of_transformers_has_no_held_out_texts(folders):  # noqa: F811
     loaded = load_language_model(str(folders / "llama"))
     assert loaded.codec.start == (0,)
     with pytest.raises(ModelError, match=r"llama has no held-out texts, because it is not a run; pass texts"):
-        loaded.held_out()
+        loaded.held_out_documents()
 
 
 @pytest.mark.parametrize("load", [check_model_exists, load_language_model])

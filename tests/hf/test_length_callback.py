@@ -12,8 +12,8 @@ from tests.hf.test_export import EXPERIMENTS
 from tests.support.small_runs import small_experiment
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
-from lengthwise.core.errors import FeatureError, SettingError, UnsupportedTaskError
-from lengthwise.core.randomness import stream
+from lengthwise.core.errors import SettingError, TokenizedRowError, UnsupportedTaskError
+from lengthwise.core.randomness import random_stream
 from lengthwise.evaluation.exact_match import EvaluationSettings, evaluate_by_length
 from lengthwise.experiments.run import load_run, train
 from lengthwise.hf.collators import PositionCollator
@@ -40,7 +40,7 @@ def llama() -> transformers.PreTrainedModel:
 def examples_of(lengths=(2, 4), each=4):
     result = []
     for length in lengths:
-        examples = Parity().sample(length=length, size=each, rng=stream(0, "rows", length))
+        examples = Parity().sample(length=length, size=each, rng=random_stream(0, "rows", length))
         columns = {"input_ids": examples.tokens, "coupling": examples.coupling[0]}
         for row, prompt_length in enumerate(examples.prompt_length.tolist()):
             values = {name: column[row].tolist() for name, column in columns.items()}
@@ -250,7 +250,7 @@ def test_invalid_arguments_raise_an_error(tmp_path):
     for unknown in (None, 5):
         with pytest.raises(SettingError, match=r"no token of its own for (0, 1|1) of parity; use a tokenizer with one"):
             EvaluateByLength.from_task(trainer, Parity(), SCHEME, SETTINGS, token_ids=[5, unknown, 7, 8])
-    with pytest.raises(FeatureError, match="example 1 has no length; add a column length"):
+    with pytest.raises(TokenizedRowError, match="example 1 has no length; add a column length"):
         EvaluateByLength.from_examples(trainer, [{"length": 2}, {}], trainer.data_collator)
     with pytest.raises(SettingError, match="invalid every_steps 0; use at least 1, or None"):
         EvaluateByLength.from_task(trainer, Parity(), SCHEME, SETTINGS, every_steps=0)

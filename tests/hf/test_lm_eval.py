@@ -9,7 +9,7 @@ from tests.support.text_models import byte_text_model, byte_tokenizer, memorize
 
 from lengthwise.core.errors import SettingError
 from lengthwise.evaluation.exact_match import EvaluationSettings, iter_examples
-from lengthwise.hf.export import export_to_harness
+from lengthwise.hf.export import export_to_lm_eval
 from lengthwise.positions import Sequential
 from lengthwise.tasks import Copy, Parity, Text
 from lengthwise.tasks.text_format import format_examples
@@ -26,7 +26,7 @@ def read_yaml(path):
 
 
 def test_each_length_is_a_task_with_the_examples_of_evaluation(tmp_path):
-    group = export_to_harness(Parity(), tmp_path, SETTINGS)
+    group = export_to_lm_eval(Parity(), tmp_path, SETTINGS)
     whole = read_yaml(tmp_path / "parity.yaml")
     assert whole["group"] == group == "lengthwise_parity"
     for name, length, number in zip(whole["task"], SETTINGS.lengths, SETTINGS.num_examples, strict=True):
@@ -45,7 +45,7 @@ def test_each_length_is_a_task_with_the_examples_of_evaluation(tmp_path):
 
 
 def test_shots_are_in_a_separate_split_without_test_prompts(tmp_path):
-    export_to_harness(Parity(), tmp_path, SETTINGS, shots=3)
+    export_to_lm_eval(Parity(), tmp_path, SETTINGS, shots=3)
     for length in SETTINGS.lengths:
         one = read_yaml(tmp_path / f"parity_{length}.yaml")
         assert (one["num_fewshot"], one["fewshot_split"], one["test_split"]) == (3, "shots", "test")
@@ -57,7 +57,7 @@ def test_shots_are_in_a_separate_split_without_test_prompts(tmp_path):
 
 
 def test_without_shots_there_is_no_split_of_shots(tmp_path):
-    export_to_harness(Parity(), tmp_path, SETTINGS, shots=0)
+    export_to_lm_eval(Parity(), tmp_path, SETTINGS, shots=0)
     one = read_yaml(tmp_path / "parity_4.yaml")
     assert (one["num_fewshot"], "fewshot_split" in one) == (0, False)
     assert not (tmp_path / "parity_4_shots.jsonl").exists()
@@ -73,7 +73,7 @@ def test_without_shots_there_is_no_split_of_shots(tmp_path):
 )
 def test_a_failed_export_leaves_no_file(task, settings, shots, message, tmp_path):
     with pytest.raises(SettingError, match=message):
-        export_to_harness(task, tmp_path / "out", settings, shots=shots)
+        export_to_lm_eval(task, tmp_path / "out", settings, shots=shots)
     assert not (tmp_path / "out").exists()
 
 
@@ -109,7 +109,7 @@ def test_the_harness_reports_the_exact_match_of_a_model(tmp_path, monkeypatch):
     tasks = pytest.importorskip("lm_eval.tasks")
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     settings = EvaluationSettings(lengths=(4,), num_examples=(8,))
-    export_to_harness(Copy(), tmp_path / "tasks", settings, shots=0)
+    export_to_lm_eval(Copy(), tmp_path / "tasks", settings, shots=0)
     model = byte_text_model()
     records = records_in(tmp_path / "tasks/copy_4.jsonl")
     questions = [model.tokenize_question(record["prompt"], f" {record['response']}\n") for record in records[:6]]
@@ -131,7 +131,7 @@ def test_the_harness_reports_the_exact_match_of_a_model(tmp_path, monkeypatch):
     assert 6 / 8 <= exact_match < 1
     assert output["results"]["lengthwise_copy"]["exact_match,line"] == exact_match
     assert output["configs"]["lengthwise_copy_4"]["metadata"]["length"] == 4
-    output = run_harness(tmp_path / "shots", export_to_harness(Copy(), tmp_path / "shots", settings, shots=2))
+    output = run_harness(tmp_path / "shots", export_to_lm_eval(Copy(), tmp_path / "shots", settings, shots=2))
     for sample in output["samples"]["lengthwise_copy_4"]:
         lines = sample["arguments"][0][0].split("\n")
         assert lines[-1] == sample["doc"]["prompt"]

@@ -13,13 +13,13 @@ from tests.support.causal_models import CONFIGS, causal_model
 from tests.support.text_models import byte_text_model, byte_tokenizer, tiny_model
 
 from lengthwise.core.errors import SettingError
-from lengthwise.core.randomness import stream
+from lengthwise.core.randomness import random_stream
 from lengthwise.evaluation.exact_match import EvaluationSettings
-from lengthwise.hf import PromptingConfig, symbol_tokenizer
+from lengthwise.hf import PromptingConfig, build_symbol_tokenizer
 from lengthwise.hf.language_models import evaluate_language_model
-from lengthwise.hf.text_evaluation import QuestionWriter, TextModel, evaluate_texts
-from lengthwise.hf.tokenization import HFCodec
-from lengthwise.tasks import Addition, Planted, Recall
+from lengthwise.hf.text_evaluation import PlainTextModel, QuestionBuilder, evaluate_in_plain_text
+from lengthwise.hf.tokenization import HFTokenizerAdapter
+from lengthwise.tasks import Addition, PlantedCorrelations, Recall
 from lengthwise.tasks.text_format import PromptFormat, format_examples
 
 NEEDLE = Recall(num_pairs=1)
@@ -27,9 +27,9 @@ NEEDLE = Recall(num_pairs=1)
 LONGEST = 8
 
 
-def writer(task=NEEDLE, model=None, **prompts) -> QuestionWriter:
+def writer(task=NEEDLE, model=None, **prompts) -> QuestionBuilder:
     model = byte_text_model() if model is None else model
-    return QuestionWriter(model, task, PromptFormat(**prompts), 0)
+    return QuestionBuilder(model, task, PromptFormat(**prompts), 0)
 
 
 def sizes(questions) -> list[int]:
@@ -39,22 +39,30 @@ def sizes(questions) -> list[int]:
 @pytest.mark.parametrize("limit", [60, 133, 400, 5_000])
 @pytest.mark.parametrize(
     ("task", "prompts"),
-    [(NEEDLE, {"shots": 0}), (Recall(), {"shots": 2}), (NEEDLE, {"shots": 1, "shot_length": 2}), (Planted(), {})],
+    [
+        (NEEDLE, {"shots": 0}),
+        (Recall(), {"shots": 2}),
+        (NEEDLE, {"shots": 1, "shot_length": 2}),
+        (PlantedCorrelations(), {}),
+    ],
 )
 def test_a_length_in_tokens_is_an_upper_bound_of_every_text(task, prompts, limit):
     model = byte_text_model()
     model.num_positions = None
     asked = writer(task, model, **prompts)
-    length = asked.find_length(limit, 9)
+    length = asked.find_length_for_tokens(limit, 9)
     assert max(sizes(asked.questions(length, 9))) <= limit
     # It is nearly the longest: one tenth more items do not fit.
     assert max(sizes(asked.questions(1 + round(1.1 * length), 9))) > limit
 
 
 def test_a_length_in_tokens_depends_on_the_tokenizer():
-    codecs = {"bytes": HFCodec(byte_tokenizer(), "bytes"), "symbols": HFCodec(symbol_tokenizer(NEEDLE.vocabulary), "s")}
+    codecs = {
+        "bytes": HFTokenizerAdapter(byte_tokenizer(), "bytes"),
+        "symbols": HFTokenizerAdapter(build_symbol_tokenizer(NEEDLE.vocabulary), "s"),
+    }
     found = {
-        name: writer(model=TextModel(tiny_model(), codec, name), shots=0).find_length(106, 5)
+        name: writer(model=PlainTextModel(tiny_model(), codec, name), shots=0).find_length_for_tokens(106, 5)
         for name, codec in codecs.items()
     }
     # A text of L items has L + 6 symbols with its answer and end.
@@ -64,7 +72,9 @@ def test_a_length_in_tokens_depends_on_the_tokenizer():
 
 def test_rows_have_the_largest_number_of_tokens():
     settings = EvaluationSettings(lengths=(90, 200), num_examples=(5,))
-    rows = list(evaluate_texts(byte_text_model(), NEEDLE, settings, prompts=PromptFormat(shots=0, in_tokens=True)))
+    rows = list(
+        evaluate_in_plain_text(byte_text_model(), NEEDLE, settings, prompts=PromptFormat(shots=0, in_tokens=True))
+    )
     for limit, row in zip((90, 200), rows, strict=True):
         assert row["requested_tokens"] == limit
         assert row["text_tokens"] == max(sizes(writer(shots=0).questions(row["length"], 5)))
@@ -73,7 +83,7 @@ def test_rows_have_the_largest_number_of_tokens():
 
 def test_rows_of_lengths_in_items_request_no_number_of_tokens():
     settings = EvaluationSettings(lengths=(9,), num_examples=(5,))
-    (row,) = evaluate_texts(byte_text_model(), NEEDLE, settings, prompts=PromptFormat(shots=0))
+    (row,) = evaluate_in_plain_text(byte_text_model(), NEEDLE, settings, prompts=PromptFormat(shots=0))
     assert (row["length"], row["requested_tokens"]) == (9, None)
 
 
@@ -87,7 +97,7 @@ def test_shots_have_their_own_length():
 
 def test_impossible_prompts_raise_an_error():
     with pytest.raises(SettingError, match=r"^length 9 in tokens is too short, because the shortest text of recall "):
-        writer(shots=0).find_length(9, 1)
+        writer(shots=0).find_length_for_tokens(9, 1)
 
 
 def test_a_limit_that_only_some_of_the_shortest_texts_fit_is_too_short():
@@ -97,8 +107,8 @@ def test_a_limit_that_only_some_of_the_shortest_texts_fit_is_too_short():
     most = max(texts)
     assert min(texts) < most
     with pytest.raises(SettingError, match=rf"has up to {most} tokens; use at least {most}"):
-        asked.find_length(most - 1, 64)
-    assert asked.find_length(most, 64) == 1
+        asked.find_length_for_tokens(most - 1, 64)
+    assert asked.find_length_for_tokens(most, 64) == 1
     with pytest.raises(SettingError, match=r"^invalid shot length 0; use at least 1$"):
         PromptFormat(shot_length=0)
 
@@ -116,7 +126,7 @@ def tokens_of(tokenizer, examples) -> list[list[int]]:
 @pytest.fixture(scope="module", params=["llama", "gpt_neox"])
 def trained(request, tmp_path_factory):
     """Train a tiny model to find the needle, as in the tutorial: one token per symbol, loss on answers."""
-    tokenizer = symbol_tokenizer(NEEDLE.vocabulary)
+    tokenizer = build_symbol_tokenizer(NEEDLE.vocabulary)
     config = CONFIGS[request.param]()
     config.vocab_size, config.max_position_embeddings = len(tokenizer), 256
     torch.manual_seed(0)
@@ -164,16 +174,18 @@ def test_a_trained_model_finds_needles(trained, decode):
 
 def test_a_random_model_finds_no_needle(trained):
     config = transformers.AutoConfig.from_pretrained(trained)
-    model = TextModel(causal_model(config), HFCodec(transformers.AutoTokenizer.from_pretrained(trained), "m"), "m")
-    (row,) = evaluate_texts(model, NEEDLE, SETTINGS, prompts=PromptFormat(shots=0, in_tokens=True))
+    model = PlainTextModel(
+        causal_model(config), HFTokenizerAdapter(transformers.AutoTokenizer.from_pretrained(trained), "m"), "m"
+    )
+    (row,) = evaluate_in_plain_text(model, NEEDLE, SETTINGS, prompts=PromptFormat(shots=0, in_tokens=True))
     assert row["exact_match"] <= 0.1
 
 
 def test_the_answer_follows_the_value_in_the_text(trained):
     # With an explicit mask, the first item reaches the answer; the model copies a value that was changed there.
-    model = TextModel(
+    model = PlainTextModel(
         transformers.AutoModelForCausalLM.from_pretrained(trained),
-        HFCodec(transformers.AutoTokenizer.from_pretrained(trained), "m"),
+        HFTokenizerAdapter(transformers.AutoTokenizer.from_pretrained(trained), "m"),
         "m",
     )
     values = [f"v{number}" for number in range(8)]
@@ -184,7 +196,7 @@ def test_the_answer_follows_the_value_in_the_text(trained):
 
 @pytest.mark.parametrize("kind", [kind for kind in TOKENIZERS if kind != "space first"])
 def test_recall_keeps_its_text_in_merging_tokenizers(kind):
-    model = TextModel(tiny_model(), TOKENIZERS[kind], "tiny")
+    model = PlainTextModel(tiny_model(), TOKENIZERS[kind], "tiny")
     (block,) = writer(model=model, shots=1).questions(6, 5)
     for question, text in zip(block, format_examples(NEEDLE, NEEDLE.sample(**sample_of(6))), strict=False):
         decoded = model.codec.decode(question.context_tokens + question.answer_tokens)
@@ -192,7 +204,7 @@ def test_recall_keeps_its_text_in_merging_tokenizers(kind):
 
 
 def sample_of(length):
-    return {"length": length, "size": 16, "rng": stream(0, "evaluation examples", length, 0)}
+    return {"length": length, "size": 16, "rng": random_stream(0, "evaluation examples", length, 0)}
 
 
 def test_needles_from_the_command_line(trained, capsys):

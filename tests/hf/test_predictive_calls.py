@@ -13,11 +13,11 @@ from tests.support.causal_models import CONFIGS, MAX_POSITIONS, VOCABULARY_SIZE,
 from transformers.utils import hub
 
 from lengthwise.core.errors import FrozenHeadWarning, ModelError, SettingError, UnreachableIDsWarning
-from lengthwise.hf import PositionCollator, symbol_tokenizer
+from lengthwise.hf import PositionCollator, build_symbol_tokenizer
 from lengthwise.hf.model_inputs import causal_mask
 from lengthwise.hf.predictive_model import PredictivePositionModel
-from lengthwise.hf.text_evaluation import TextModel
-from lengthwise.hf.tokenization import HFCodec
+from lengthwise.hf.text_evaluation import PlainTextModel
+from lengthwise.hf.tokenization import HFTokenizerAdapter
 from lengthwise.positions import Sequential
 from lengthwise.tasks import Parity, VariableAssignment
 
@@ -158,7 +158,7 @@ def test_unreachable_ids_issue_a_warning():
     ids = 5 * torch.arange(12).repeat(3, 1)
     labelled = inputs["position_labels"] >= 0
     far = {"position_ids": ids, "position_labels": ids.masked_fill(~labelled, -100)}
-    with pytest.warns(UnreachableIDsWarning, match=r"the head Increment cannot predict some of the IDs"):
+    with pytest.warns(UnreachableIDsWarning, match=r"the head IncrementHead cannot predict some of the IDs"):
         assert model(**inputs | far).position_loss == 0
     model.eval()(**inputs | far)
 
@@ -262,7 +262,7 @@ def test_log_scaling_without_effect_raises_an_error():
 
 
 def test_a_collator_for_an_unsupported_model_raises_an_error():
-    tokenizer = symbol_tokenizer(Parity().vocabulary)
+    tokenizer = build_symbol_tokenizer(Parity().vocabulary)
     falcon = transformers.FalconConfig(
         **TINY, alibi=True, max_position_embeddings=MAX_POSITIONS, hidden_dropout=0.5, attention_dropout=0.5
     )
@@ -280,8 +280,8 @@ def test_a_collator_for_an_unsupported_model_raises_an_error():
 
 
 def test_a_symbol_tokenizer_encodes_texts_of_its_task_only():
-    codec = HFCodec(symbol_tokenizer(Parity().vocabulary), "parity")
-    variables = HFCodec(symbol_tokenizer(VariableAssignment().vocabulary), "variables")
+    codec = HFTokenizerAdapter(build_symbol_tokenizer(Parity().vocabulary), "parity")
+    variables = HFTokenizerAdapter(build_symbol_tokenizer(VariableAssignment().vocabulary), "variables")
     assert codec.start == ()
     for tokenizer, text in (
         *((codec, text) for text in ("0 1 0 =", " 0 1 1\n", "0 = 0\n1 1 = 1 0\n", "\n\n")),
@@ -294,7 +294,9 @@ def test_a_symbol_tokenizer_encodes_texts_of_its_task_only():
 
 def test_a_text_model_that_predicts_ids_raises_an_error():
     with pytest.raises(ModelError, match=r"mine predicts position IDs, but plain text .*EvaluateByLength"):
-        TextModel(shared_model("llama"), HFCodec(symbol_tokenizer(Parity().vocabulary), "mine"), "mine")
+        PlainTextModel(
+            shared_model("llama"), HFTokenizerAdapter(build_symbol_tokenizer(Parity().vocabulary), "mine"), "mine"
+        )
 
 
 def test_push_to_hub_uploads_the_saved_model(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.experiments.run import load_run, train
 from lengthwise.experiments.run_evaluation import evaluate
 from lengthwise.hf.export import export_hf
-from lengthwise.hf.model_card import NO_RESULTS, run_card
+from lengthwise.hf.model_card import NO_RESULTS, build_model_card
 from lengthwise.tasks import Parity
 
 SETTINGS = EvaluationSettings(lengths=(4, 8), num_examples=(16, 8))
@@ -45,7 +45,7 @@ def test_a_skipped_length_is_no_published_result(run_folder):
     settings = replace(SETTINGS, lengths=(16, 32), stop_at_zero=True)
     measured, skipped = evaluate(run, settings)
     assert (measured["exact_match"], skipped["skipped"]) == (0.0, True)
-    card = ModelCard(run_card(run.experiment, run.facts, [measured, skipped]))
+    card = ModelCard(build_model_card(run.experiment, run.facts, [measured, skipped]))
     assert [each.dataset_args["length"] for each in card.data.eval_results] == [16]
     assert "| 32 | 0 |" in card.text
 
@@ -53,7 +53,7 @@ def test_a_skipped_length_is_no_published_result(run_folder):
 def test_rows_with_another_encoding_are_not_results_of_the_model(run_folder):
     run = load_run(run_folder)
     rows = [{**row, "encoding": "alibi"} for row in evaluate(run, SETTINGS)]
-    assert NO_RESULTS in run_card(run.experiment, run.facts, rows)
+    assert NO_RESULTS in build_model_card(run.experiment, run.facts, rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ class HostileTask(Parity):
 
 def test_markup_in_names_stays_text(run_folder):
     run = load_run(run_folder)
-    text = run_card(replace(run.experiment, task=HostileTask()), run.facts, [])
+    text = build_model_card(replace(run.experiment, task=HostileTask()), run.facts, [])
     card = ModelCard(text)
     assert HostileTask.name in card.data.tags
     assert "<script>" not in card.text

@@ -16,8 +16,8 @@ from lengthwise.core.errors import ModelError, SettingError
 from lengthwise.evaluation.exact_match import EvaluationSettings, iter_examples
 from lengthwise.hf import text_evaluation
 from lengthwise.hf.loading import load_text_model
-from lengthwise.hf.text_evaluation import QuestionWriter, TextModel, evaluate_texts
-from lengthwise.hf.tokenization import HFCodec
+from lengthwise.hf.text_evaluation import PlainTextModel, QuestionBuilder, evaluate_in_plain_text
+from lengthwise.hf.tokenization import HFTokenizerAdapter
 from lengthwise.positions import Sequential
 from lengthwise.tasks import Addition, Copy, Parity
 from lengthwise.tasks.text_format import PromptFormat, format_examples
@@ -28,7 +28,7 @@ SETTINGS = EvaluationSettings(lengths=(LENGTH,), num_examples=(NUMBER,))
 
 def questions(model, task, *, shots=0, settings=SETTINGS):
     """Return the questions of evaluation at its first length."""
-    writer = QuestionWriter(model, task, PromptFormat(shots=shots), settings.seed)
+    writer = QuestionBuilder(model, task, PromptFormat(shots=shots), settings.seed)
     blocks = writer.questions(settings.lengths[0], settings.num_examples[0])
     return [question for block in blocks for question in block]
 
@@ -42,7 +42,7 @@ def half_memorized():
 @pytest.mark.parametrize("decode", ["forced", "free"])
 def test_a_model_with_all_answers_has_exact_match_one(decode):
     model = byte_text_model(memorize(questions(byte_text_model(), Copy(), shots=1)))
-    (row,) = evaluate_texts(model, Copy(), replace(SETTINGS, decode=decode), prompts=PromptFormat(shots=1))
+    (row,) = evaluate_in_plain_text(model, Copy(), replace(SETTINGS, decode=decode), prompts=PromptFormat(shots=1))
     assert (row["exact_match"], row["token_accuracy"], row["first_error"]) == (1.0, 1.0, None)
     assert (row["length"], row["num_examples"], row["decode"], row["shots"]) == (LENGTH, NUMBER, decode, 1)
 
@@ -53,13 +53,13 @@ def test_nan_predictions_raise_an_error(decode):
     with torch.no_grad():
         model.model.get_output_embeddings().weight[7] = torch.nan
     with pytest.raises(ModelError, match=r"predicts NaN, perhaps from an overflow of half precision; use another"):
-        list(evaluate_texts(model, Copy(), replace(SETTINGS, decode=decode), prompts=PromptFormat(shots=0)))
+        list(evaluate_in_plain_text(model, Copy(), replace(SETTINGS, decode=decode), prompts=PromptFormat(shots=0)))
 
 
 def test_forced_and_free_decoding_have_the_same_exact_match(half_memorized):
     model = byte_text_model(half_memorized)
     forced, free = (
-        next(evaluate_texts(model, Copy(), replace(SETTINGS, decode=decode), prompts=PromptFormat(shots=0)))
+        next(evaluate_in_plain_text(model, Copy(), replace(SETTINGS, decode=decode), prompts=PromptFormat(shots=0)))
         for decode in ("forced", "free")
     )
     assert 0.5 <= forced["exact_match"] < 1
@@ -69,7 +69,7 @@ def test_forced_and_free_decoding_have_the_same_exact_match(half_memorized):
 
 def test_a_length_after_an_exact_match_of_zero_has_a_marked_row():
     settings = replace(SETTINGS, lengths=(LENGTH, 2 * LENGTH), stop_at_zero=True)
-    measured, skipped = evaluate_texts(byte_text_model(), Copy(), settings, prompts=PromptFormat(shots=0))
+    measured, skipped = evaluate_in_plain_text(byte_text_model(), Copy(), settings, prompts=PromptFormat(shots=0))
     assert measured.keys() == skipped.keys()
     assert (measured["exact_match"], measured["skipped"]) == (0.0, False)
     assert (skipped["length"], skipped["num_examples"], skipped["skipped"]) == (2 * LENGTH, 0, True)
@@ -105,7 +105,7 @@ def test_logits_are_computed_at_answers_only(monkeypatch):
 def test_generation_settings_of_the_model_are_ignored(half_memorized):
     half_memorized.generation_config.repetition_penalty = 9.0
     model = byte_text_model(half_memorized)
-    (row,) = evaluate_texts(model, Copy(), replace(SETTINGS, decode="free"), prompts=PromptFormat(shots=0))
+    (row,) = evaluate_in_plain_text(model, Copy(), replace(SETTINGS, decode="free"), prompts=PromptFormat(shots=0))
     assert row["exact_match"] >= 0.5
 
 
@@ -128,7 +128,7 @@ def by_merges(merges, pre_tokenizer, decoder):
     names = [*alphabet, *(one + other for one, other in merges)]
     tokenizer = Tokenizer(models.BPE({name: place for place, name in enumerate(names)}, merges))
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizer, decoder
-    return HFCodec(transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer), "merging")
+    return HFTokenizerAdapter(transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer), "merging")
 
 
 TOKENIZERS = {
@@ -149,7 +149,7 @@ def test_a_token_ends_at_the_end_of_the_prompt(kind):
     if kind == "space first":
         # This tokenizer has no newline.
         codec.tokenizer.backend_tokenizer.add_tokens(["\n"])
-    model = TextModel(tiny_model(), codec, "tiny")
+    model = PlainTextModel(tiny_model(), codec, "tiny")
     question = model.tokenize_question("1 0 = 0", " 1 1\n")
     assert codec.decode(question.context_tokens).strip() == "1 0 = 0"
     assert codec.decode(question.context_tokens + question.answer_tokens).strip(" ") == "1 0 = 0 1 1\n"
@@ -158,7 +158,7 @@ def test_a_token_ends_at_the_end_of_the_prompt(kind):
 
 def test_correct_text_is_correct_in_any_tokenization(monkeypatch):
     codec = TOKENIZERS["space before"]
-    model = TextModel(tiny_model(), codec, "tiny")
+    model = PlainTextModel(tiny_model(), codec, "tiny")
     # The model never reads the tokens, because its decoding is replaced.
     model.vocabulary_size = 1000
     question = model.tokenize_question("0 = 0", " 1\n")
@@ -172,8 +172,8 @@ def test_correct_text_is_correct_in_any_tokenization(monkeypatch):
 def test_a_tokenizer_that_loses_text_raises_an_error():
     tokenizer = Tokenizer(models.WordLevel({"0": 0, "1": 1, "=": 2, "?": 3}, unk_token="?"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    codec = HFCodec(transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer), "words")
-    model = TextModel(tiny_model(), codec, "tiny")
+    codec = HFTokenizerAdapter(transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer), "words")
+    model = PlainTextModel(tiny_model(), codec, "tiny")
     with pytest.raises(ModelError, match=r"^the tokenizer of tiny changes the text: ' 0 1\\n' becomes ' 0 1'; "):
         model.tokenize_question("0 = 0", " 1\n")
     with pytest.raises(
@@ -193,9 +193,9 @@ def test_a_token_outside_the_vocabulary_raises_an_error():
 def test_a_length_beyond_the_positions_raises_an_error_before_measuring():
     settings = replace(SETTINGS, lengths=(2, 199))
     with pytest.raises(ModelError, match=r"^length 199 with 0 shots gives a text of 801 tokens, but tiny has 600 p"):
-        next(evaluate_texts(byte_text_model(), Copy(), settings, prompts=PromptFormat(shots=0)))
+        next(evaluate_in_plain_text(byte_text_model(), Copy(), settings, prompts=PromptFormat(shots=0)))
     with pytest.raises(SettingError, match=r"^invalid number of shots -1; use 0 or more$"):
-        next(evaluate_texts(byte_text_model(), Copy(), SETTINGS, prompts=PromptFormat(shots=-1)))
+        next(evaluate_in_plain_text(byte_text_model(), Copy(), SETTINGS, prompts=PromptFormat(shots=-1)))
 
 
 @pytest.mark.parametrize("kind", UNSUPPORTED)
@@ -205,7 +205,7 @@ def test_models_without_hidden_keys_are_measured(kind, decode):
     config.vocab_size = 257
     model = byte_text_model(causal_model(config))
     assert model.num_positions is None
-    rows = evaluate_texts(
+    rows = evaluate_in_plain_text(
         model, Parity(), replace(SETTINGS, num_examples=(3,), decode=decode), prompts=PromptFormat(shots=1)
     )
     assert [row["num_examples"] for row in rows] == [3]
@@ -214,7 +214,7 @@ def test_models_without_hidden_keys_are_measured(kind, decode):
 def test_a_model_that_is_not_causal_raises_an_error(folders, tmp_path):  # noqa: F811
     model = transformers.AutoModelForCausalLM.from_pretrained(folders / "bert")
     with pytest.raises(ModelError, match=r"^bert is not causal: a token changes earlier predictions"):
-        TextModel(model, HFCodec(byte_tokenizer(), "tiny"), "bert")
+        PlainTextModel(model, HFTokenizerAdapter(byte_tokenizer(), "tiny"), "bert")
     with pytest.raises(ModelError, match=r"headless was saved without a language-modelling head"):
         load_text_model(str(folders / "headless"))
 

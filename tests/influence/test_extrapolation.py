@@ -15,20 +15,20 @@ from tests.support.text_runs import text_experiment
 
 from lengthwise.cli import app as cli
 from lengthwise.core.errors import SettingError
-from lengthwise.evaluation.language_model import BytePairCodec
-from lengthwise.evaluation.result_rows import label_of
+from lengthwise.evaluation.language_model import BytePairTokenizerAdapter
+from lengthwise.evaluation.result_rows import label_without_variant
 from lengthwise.experiments.decoder_model import DecoderModel
 from lengthwise.experiments.experiment import build_decoder
 from lengthwise.experiments.reproduction import SIZES, load_claim, reproduce
 from lengthwise.experiments.runner import check_experiments
-from lengthwise.influence.report.bootstrap import Bootstrap
+from lengthwise.influence.report.bootstrap import DocumentBootstrap
 from lengthwise.influence.target_evaluator import TargetEvaluator
 from lengthwise.influence.targets import sample_targets
 from lengthwise.tasks import Text
 
 SPARSITY_IN_TEXT = load_claim("sparsity_in_text")
 SETTINGS = ContextSettings(lengths=(12, 24, 48), near=4, ks=(1, 2), num_targets=20)
-BOOTSTRAP = Bootstrap(seed=0, num_resamples=300)
+BOOTSTRAP = DocumentBootstrap(seed=0, num_resamples=300)
 
 
 def mean_ranks(values):
@@ -176,7 +176,7 @@ def build_model():
     return random_model(0.4)
 
 
-CODEC = BytePairCodec(Text().tokenizer)
+CODEC = BytePairTokenizerAdapter(Text().tokenizer)
 
 
 def test_every_context_of_a_target_ends_just_before_it(model):
@@ -185,12 +185,12 @@ def test_every_context_of_a_target_ends_just_before_it(model):
         tokens = next(torch.from_numpy(text.tokens.astype(np.int64)) for text in texts if text.name == target.document)
         assert target.place >= SETTINGS.lengths[-1]
         predictions = [
-            model.plain_log_probs(tokens[target.place - length : target.place]) for length in SETTINGS.lengths
+            model.log_probs_without_cache(tokens[target.place - length : target.place]) for length in SETTINGS.lengths
         ]
         losses = [-float(each[tokens[target.place]]) for each in predictions]
         assert target.losses == pytest.approx(losses, abs=1e-4)
         assert target.changes == pytest.approx([loss - losses[0] for loss in losses[1:]], abs=2e-4)
-        near = model.plain_log_probs(tokens[target.place - SETTINGS.near : target.place])
+        near = model.log_probs_without_cache(tokens[target.place - SETTINGS.near : target.place])
         first = predictions[0].exp()
         drifts = [float((first * (predictions[0] - each)).sum()) for each in predictions[1:]]
         assert target.drifts == pytest.approx(drifts, abs=1e-4)
@@ -262,9 +262,9 @@ def test_an_answer_needs_an_interval_of_every_seed():
 
 
 def test_every_size_of_the_claim_is_a_part_of_the_full_size():
-    full, _ = SPARSITY_IN_TEXT.experiments_at("full")
+    full, _ = SPARSITY_IN_TEXT.experiments_at_size("full")
     for size in SIZES[1:]:
-        experiments, _ = SPARSITY_IN_TEXT.experiments_at(size)
+        experiments, _ = SPARSITY_IN_TEXT.experiments_at_size(size)
         assert set(experiments) == set(full)
         for label, experiment in experiments.items():
             assert experiment.training.steps <= full[label].training.steps
@@ -272,7 +272,7 @@ def test_every_size_of_the_claim_is_a_part_of_the_full_size():
 
 
 def test_the_claim_requires_a_corpus_with_long_documents():
-    experiments, _ = SPARSITY_IN_TEXT.experiments_at("full")
+    experiments, _ = SPARSITY_IN_TEXT.experiments_at_size("full")
     with pytest.raises(SettingError, match=r"length 1024 needs 1025 tokens, but .*--corpus"):
         check_experiments(experiments, experiments)
 
@@ -280,10 +280,10 @@ def test_the_claim_requires_a_corpus_with_long_documents():
 @pytest.mark.slow
 def test_the_claim_runs_at_the_quick_size_and_measures_a_run_once(tmp_path, monkeypatch):
     monkeypatch.setattr(claim_module, "NUM_TARGETS", 60)
-    monkeypatch.setattr(claim_module, "BOOTSTRAP", Bootstrap(seed=0, num_resamples=20))
+    monkeypatch.setattr(claim_module, "BOOTSTRAP", DocumentBootstrap(seed=0, num_resamples=20))
     result = reproduce(SPARSITY_IN_TEXT, "quick", tmp_path, workers=1, seeds=2)
     labels = set(SPARSITY_IN_TEXT.experiments())
-    assert {label_of(row) for row in result.comparison.rows} == labels
+    assert {label_without_variant(row) for row in result.comparison.rows} == labels
     assert {(measurement["row"], measurement["measured"]) for measurement in result.measurements} == {
         (label, 60) for label in labels
     }

@@ -11,7 +11,7 @@ from torch import Tensor
 from lengthwise.influence.report.study_report import report_study
 from lengthwise.influence.settings import InfluenceSettings
 from lengthwise.influence.study import InfluenceStudy, measure_influence
-from lengthwise.influence.targets import GapRule
+from lengthwise.influence.targets import ClearGainRule
 from lengthwise.tasks import TokenizedDocument
 
 NEAR, FAR = 2, 12
@@ -22,7 +22,7 @@ SETTINGS = InfluenceSettings(
     objectives=("prediction",),
     num_targets=60,
     background_fraction=1.0,
-    rule=GapRule(gap=0.1),
+    rule=ClearGainRule(gap=0.1),
     seed=1,
 )
 
@@ -70,7 +70,7 @@ class Votes(PlantedModel):
         rows = [torch.cat([states[:, mask], near], dim=1) for mask in visible]
         return torch.cat([self.log_probs(row[:1], row[1:]) for row in rows])
 
-    def plain_log_probs(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+    def log_probs_without_cache(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         """Count the votes of the tokens that the last token attends to."""
         visible = torch.arange(len(tokens)) if mask is None else mask[-1].nonzero()[:, 0]
         return self.log_probs(tokens[None, visible], visible[None])[0]

@@ -9,7 +9,7 @@ import lengthwise as lw
 from lengthwise.core.errors import ModelError
 from lengthwise.encodings import ENCODINGS
 from lengthwise.encodings.encoding import Encoding, EncodingSettings
-from lengthwise.evaluation.language_model import check_exactness
+from lengthwise.evaluation.language_model import check_exact_hiding
 from lengthwise.experiments.decoder_model import DecoderModel
 from lengthwise.model.attention_scores import AttentionHooks
 from lengthwise.model.decoder import Decoder
@@ -79,7 +79,7 @@ def test_gate_gradient_equals_finite_differences_of_the_scores(encoding):
     decoder = decoder_of(encoding, OPTIONS["plain"])
     model = DecoderModel(decoder, encoding)
     states, gates = model.prefill(TOKENS, IDS, FAR), torch.full((FAR,), -math.log(FAR))
-    gradient = model.gate_gradient(states, TOKENS[FAR:], IDS[FAR:], gates, lambda log_probs: -log_probs[3])
+    gradient = model.attention_gate_gradient(states, TOKENS[FAR:], IDS[FAR:], gates, lambda log_probs: -log_probs[3])
 
     def loss(index: int, step: float) -> float:
         bias = torch.zeros(1, NEAR, FAR + NEAR)
@@ -131,7 +131,7 @@ def test_encoding_that_reads_neighboring_scores_raises(encoding):
     with pytest.raises(
         ModelError, match=r"mixed cannot .* exactly: hidden tokens change the prediction \(\d\.\d+ nats.*; choose"
     ):
-        check_exactness(DecoderModel(decoder_of(encoding, OPTIONS["plain"]), "mixed"))
+        check_exact_hiding(DecoderModel(decoder_of(encoding, OPTIONS["plain"]), "mixed"))
 
 
 class KeyCounter(Encoding):
@@ -160,7 +160,7 @@ class CountedKeys(EncodingSettings):
 def test_encoding_that_counts_hidden_keys_raises(monkeypatch):
     monkeypatch.setitem(ENCODINGS, "counted_keys", CountedKeys)
     with pytest.raises(ModelError, match=r"counter cannot .* exactly: hidden tokens change the prediction .*; choose"):
-        check_exactness(DecoderModel(decoder_of("counted_keys", OPTIONS["plain"]), "counter"))
+        check_exact_hiding(DecoderModel(decoder_of("counted_keys", OPTIONS["plain"]), "counter"))
 
 
 def test_options_that_carry_earlier_tokens_raise():

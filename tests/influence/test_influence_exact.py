@@ -16,20 +16,20 @@ from tests.support.causal_models import (
 )
 
 from lengthwise.core.errors import ModelError
-from lengthwise.evaluation.language_model import check_exactness
+from lengthwise.evaluation.language_model import check_exact_hiding
 from lengthwise.hf import causal_lm, model_inputs
 from lengthwise.hf.causal_lm import CausalLM
 from lengthwise.hf.model_inputs import causal_mask
-from lengthwise.influence.exactness_checks import check_study
-from lengthwise.influence.hidden_context import Window, WindowEvaluator, strict_log_probs
+from lengthwise.influence.exactness_checks import check_study_exactness
+from lengthwise.influence.hidden_context import TargetWindow, WindowEvaluator, strict_log_probs
 from lengthwise.influence.measures import (
     AddOneIn,
     AttentionWeight,
-    Divergence,
-    Gradient,
-    Greedy,
+    GradientMeasure,
+    GreedySelection,
+    KLDivergence,
     LeaveOneOut,
-    Screened,
+    PrefilteredMeasure,
     SubsetScorer,
     TargetLoss,
 )
@@ -45,9 +45,9 @@ def model_of(architecture: str) -> CausalLM:
     return CausalLM(causal_model((CONFIGS | CALL_DEPENDENT | KEY_COUNTING)[architecture]()), architecture)
 
 
-def window_of(start: int = 0, seed: int = 0) -> Window:
+def window_of(start: int = 0, seed: int = 0) -> TargetWindow:
     rng = np.random.default_rng(seed)
-    return Window(
+    return TargetWindow(
         start=rng.integers(3, VOCABULARY_SIZE, start),
         far=rng.integers(3, VOCABULARY_SIZE, FAR),
         near=rng.integers(3, VOCABULARY_SIZE, NEAR),
@@ -56,7 +56,7 @@ def window_of(start: int = 0, seed: int = 0) -> Window:
 
 
 @torch.no_grad()
-def by_deletion(model: CausalLM, window: Window, visible: np.ndarray) -> torch.Tensor:
+def by_deletion(model: CausalLM, window: TargetWindow, visible: np.ndarray) -> torch.Tensor:
     """Run the model on the visible tokens, at their own IDs."""
     keep = list(range(len(window.start)))
     keep += [len(window.start) + i for i in range(FAR) if visible[i]]
@@ -67,7 +67,9 @@ def by_deletion(model: CausalLM, window: Window, visible: np.ndarray) -> torch.T
 
 
 @torch.no_grad()
-def by_mask(model: CausalLM, window: Window, visible: np.ndarray, bias: torch.Tensor | None = None) -> torch.Tensor:
+def by_mask(
+    model: CausalLM, window: TargetWindow, visible: np.ndarray, bias: torch.Tensor | None = None
+) -> torch.Tensor:
     """Run the model on all tokens with a mask that hides far tokens from the near tokens."""
     before, whole = len(window.start) + FAR, len(window.tokens)
     mask = torch.full((whole, whole), torch.finfo(torch.float32).min)
@@ -89,7 +91,7 @@ def by_mask(model: CausalLM, window: Window, visible: np.ndarray, bias: torch.Te
 BRUTE = {"strict": by_deletion, "masked": by_mask}
 
 
-def batched(model: CausalLM, window: Window, mode: str, visible: np.ndarray) -> torch.Tensor:
+def batched(model: CausalLM, window: TargetWindow, mode: str, visible: np.ndarray) -> torch.Tensor:
     if mode == "strict":
         predictions = strict_log_probs(model, [(window, row) for row in visible])
     else:
@@ -104,17 +106,17 @@ def in_order(predictions, number: int) -> torch.Tensor:
     return log_probs
 
 
-def scorer_of(model: CausalLM, window: Window, mode: str, objective: str) -> SubsetScorer:
+def scorer_of(model: CausalLM, window: TargetWindow, mode: str, objective: str) -> SubsetScorer:
     long = by_deletion(model, window, np.ones(FAR, bool))
     return SubsetScorer(
         evaluator=WindowEvaluator(model, window),
         mode=mode,
-        objective=TargetLoss(window.target) if objective == "target" else Divergence(long),
+        objective=TargetLoss(window.target) if objective == "target" else KLDivergence(long),
         candidates=np.arange(FAR),
     )
 
 
-def score(model: CausalLM, window: Window, mode: str, objective: str, indices: list[int]) -> float:
+def score(model: CausalLM, window: TargetWindow, mode: str, objective: str, indices: list[int]) -> float:
     visible = np.isin(np.arange(FAR), indices)
     log_probs = BRUTE[mode](model, window, visible).double()
     if objective == "target":
@@ -180,7 +182,9 @@ def test_batches_are_split_in_halves_when_out_of_memory():
 
 @pytest.mark.parametrize("architecture", CONFIGS | CALL_DEPENDENT)
 def test_supported_models_pass_the_check(architecture):
-    check_study(model_of(architecture), window_of(), check_masked_mode=True, check_gates=True, check_attention=True)
+    check_study_exactness(
+        model_of(architecture), window_of(), check_masked_mode=True, check_gates=True, check_attention=True
+    )
 
 
 @pytest.mark.parametrize(
@@ -199,18 +203,20 @@ def test_supported_models_pass_the_check(architecture):
 )
 def test_models_that_count_keys_raise_a_one_line_error(architecture, message):
     with pytest.raises(ModelError, match=message) as caught:
-        check_study(model_of(architecture), window_of(), check_masked_mode=True, check_gates=True, check_attention=True)
+        check_study_exactness(
+            model_of(architecture), window_of(), check_masked_mode=True, check_gates=True, check_attention=True
+        )
     assert "\n" not in str(caught.value)
 
 
 def test_bfloat16_tolerance_covers_rounding_only():
     model = CausalLM(causal_model(CONFIGS["llama"]()).bfloat16(), "coarse")
-    check_study(model, window_of(), check_masked_mode=True)
+    check_study_exactness(model, window_of(), check_masked_mode=True)
     assert 1e-3 < model.rounding_tolerance(torch.from_numpy(window_of().tokens)) < 1
-    plain = model.plain_log_probs
-    model.plain_log_probs = lambda tokens, mask=None: plain(tokens.roll(1), mask)
+    plain = model.log_probs_without_cache
+    model.log_probs_without_cache = lambda tokens, mask=None: plain(tokens.roll(1), mask)
     with pytest.raises(ModelError, match=r"predictions with position IDs .* differ from predictions without"):
-        check_study(model, window_of())
+        check_study_exactness(model, window_of())
 
 
 def test_model_that_needs_more_than_tokens_raises_a_one_line_error():
@@ -234,11 +240,11 @@ def test_check_packs_masked_queries_like_a_study(monkeypatch):
     model = CausalLM(causal_model(CALL_DEPENDENT["gpt_neo_local"]()), "packed")
     assert model.pack_size == 1
     monkeypatch.setattr(model, "pack_size", 8)
-    check_study(model, window_of())
+    check_study_exactness(model, window_of())
     with pytest.raises(
         ModelError, match=r"predictions after cached far tokens differ from one pass .*; use --mode strict"
     ):
-        check_study(model, window_of(), check_masked_mode=True)
+        check_study_exactness(model, window_of(), check_masked_mode=True)
 
 
 def test_check_detects_states_computed_without_the_near_tokens(monkeypatch):
@@ -248,7 +254,7 @@ def test_check_detects_states_computed_without_the_near_tokens(monkeypatch):
         model, "prefill", lambda tokens, ids, num_prefix: prefill(tokens[:num_prefix], ids[:num_prefix], num_prefix)
     )
     with pytest.raises(ModelError, match=r"predictions after a cached prefix differ from one pass"):
-        check_study(model, window_of(), check_masked_mode=True)
+        check_study_exactness(model, window_of(), check_masked_mode=True)
 
 
 @over_architectures
@@ -264,7 +270,7 @@ def test_modes_agree_on_near_tokens_only_and_on_the_whole_context(architecture):
 @pytest.mark.parametrize("objective", ["target", "prediction"])
 def test_add_one_in_equals_runs_with_one_more_token(architecture, mode, objective):
     model, window = model_of(architecture), window_of()
-    ranking = AddOneIn().select(scorer_of(model, window, mode, objective), 4, RNG)
+    ranking = AddOneIn().select_tokens(scorer_of(model, window, mode, objective), 4, RNG)
     before = score(model, window, mode, objective, [])
     gains = [before - score(model, window, mode, objective, [place]) for place in range(FAR)]
     assert ranking.indices == tuple(np.argsort(-np.array(gains), kind="stable")[:4])
@@ -276,7 +282,7 @@ def test_add_one_in_equals_runs_with_one_more_token(architecture, mode, objectiv
 @pytest.mark.parametrize("objective", ["target", "prediction"])
 def test_leave_one_out_equals_runs_without_one_token(architecture, mode, objective):
     model, window = model_of(architecture), window_of()
-    ranking = LeaveOneOut().select(scorer_of(model, window, mode, objective), 4, RNG)
+    ranking = LeaveOneOut().select_tokens(scorer_of(model, window, mode, objective), 4, RNG)
     whole = score(model, window, mode, objective, list(range(FAR)))
     costs = [
         score(model, window, mode, objective, [i for i in range(FAR) if i != place]) - whole for place in range(FAR)
@@ -290,7 +296,7 @@ def test_leave_one_out_equals_runs_without_one_token(architecture, mode, objecti
 @pytest.mark.parametrize("objective", ["target", "prediction"])
 def test_greedy_selects_the_best_next_token_of_all_runs(architecture, mode, objective):
     model, window = model_of(architecture), window_of()
-    ranking = Greedy().select(scorer_of(model, window, mode, objective), 3, RNG)
+    ranking = GreedySelection().select_tokens(scorer_of(model, window, mode, objective), 3, RNG)
     indices: list[int] = []
     for place, gain in zip(ranking.indices, ranking.gains, strict=True):
         before = score(model, window, mode, objective, indices)
@@ -330,7 +336,7 @@ def test_attention_weights_equal_the_mean_of_the_reported_attentions(architectur
     expected = torch.stack(attentions)[:, 0, :, -1, len(window.start) : len(window.start) + FAR].mean(dim=(0, 1))
     weights = scorer_of(model, window, "masked", "target").attention()
     np.testing.assert_allclose(weights, expected.detach().numpy(), atol=1e-5)
-    indices = AttentionWeight().select(scorer_of(model, window, "masked", "target"), 3, RNG).indices
+    indices = AttentionWeight().select_tokens(scorer_of(model, window, "masked", "target"), 3, RNG).indices
     assert indices == tuple(np.argsort(-weights, kind="stable")[:3])
 
 
@@ -357,18 +363,21 @@ def test_tokens_before_a_jump_of_the_ids_affect_the_last_prediction(architecture
 @over_architectures
 def test_screened_measure_with_all_candidates_equals_the_inner_measure(architecture):
     model, window = model_of(architecture), window_of()
-    for then in (Greedy(), LeaveOneOut(), AddOneIn()):
+    for then in (GreedySelection(), LeaveOneOut(), AddOneIn()):
         scorer = scorer_of(model, window, "masked", "target")
-        assert Screened(then=then, share=1.0).select(scorer, 3, RNG).indices == then.select(scorer, 3, RNG).indices
+        assert (
+            PrefilteredMeasure(then=then, share=1.0).select_tokens(scorer, 3, RNG).indices
+            == then.select_tokens(scorer, 3, RNG).indices
+        )
 
 
 def test_screened_measure_scores_only_candidates_with_the_largest_gradients():
     model, window = model_of("llama"), window_of()
     scorer = scorer_of(model, window, "masked", "target")
-    steepest = Gradient().select(scorer, 4, RNG).indices
-    ranking = Screened(then=AddOneIn(), share=4 / FAR).select(scorer, 2, RNG)
+    steepest = GradientMeasure().select_tokens(scorer, 4, RNG).indices
+    ranking = PrefilteredMeasure(then=AddOneIn(), share=4 / FAR).select_tokens(scorer, 2, RNG)
     assert set(ranking.indices) <= set(steepest)
-    assert ranking.indices == AddOneIn().select(scorer.restrict(np.array(steepest)), 2, RNG).indices
+    assert ranking.indices == AddOneIn().select_tokens(scorer.with_candidates(np.array(steepest)), 2, RNG).indices
 
 
 @pytest.mark.parametrize("name", UNSUPPORTED)
@@ -389,4 +398,4 @@ def test_model_that_leaks_hidden_tokens_raises(monkeypatch):
     for module in (causal_lm, model_inputs):
         monkeypatch.setattr(module, "additive_mask", lambda seen, dtype: torch.zeros(seen.shape, dtype=dtype))
     with pytest.raises(ModelError, match=r"cannot be measured exactly: .*; choose another"):
-        check_exactness(CausalLM(causal_model(CONFIGS["llama"]()), "leaking"))
+        check_exact_hiding(CausalLM(causal_model(CONFIGS["llama"]()), "leaking"))

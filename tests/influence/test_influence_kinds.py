@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lengthwise.core.errors import SettingError
-from lengthwise.influence.report.row_columns import Distances
+from lengthwise.influence.report.row_columns import DistanceHistogram
 from lengthwise.influence.token_kinds import KINDS, token_kinds
 
 NGRAM_KINDS = {kind for kind in KINDS if kind[-1].isdigit()}
@@ -171,7 +171,7 @@ def test_every_target_has_one_form_and_one_kind_per_ngram_length(rng):
 
 
 def test_quantiles_and_bins_are_weighted_by_gain():
-    distances = Distances()
+    distances = DistanceHistogram()
     for distance, gain in ((16, 1.0), (16, 1.0), (23, 1.0), (100, 5.0), (1000, 2.0), (1001, -3.0)):
         distances.add(distance, gain)
     summary = distances.summary()
@@ -191,7 +191,7 @@ def test_quantiles_and_bins_are_weighted_by_gain():
 
 
 def test_bins_without_a_whole_number_are_omitted():
-    distances = Distances()
+    distances = DistanceHistogram()
     for distance in (1, 9):
         distances.add(distance, 1.0)
     assert [(each["from"], each["to"]) for each in distances.summary()["bins"]] == [
@@ -205,7 +205,7 @@ def test_bins_without_a_whole_number_are_omitted():
 
 
 def test_tokens_without_gain_have_no_gain_share():
-    distances = Distances()
+    distances = DistanceHistogram()
     assert distances.summary()["bins"] == []
     distances.add(5, -1.0)
     summary = distances.summary()
@@ -214,4 +214,4 @@ def test_tokens_without_gain_have_no_gain_share():
 
 def test_gain_of_nan_raises():
     with pytest.raises(SettingError, match="the gain at distance 70 is nan; repeat the study in float32"):
-        Distances().add(70, float("nan"))
+        DistanceHistogram().add(70, float("nan"))

@@ -12,17 +12,17 @@ from tests.support.planted_model import (
 )
 
 from lengthwise.core.errors import SettingError
-from lengthwise.influence.hidden_context import Window, WindowEvaluator
+from lengthwise.influence.hidden_context import TargetWindow, WindowEvaluator
 from lengthwise.influence.measures import (
     MEASURES,
     AddOneIn,
     AttentionWeight,
-    Divergence,
-    Gradient,
-    Greedy,
+    GradientMeasure,
+    GreedySelection,
+    KLDivergence,
     LeaveOneOut,
-    RandomChoice,
-    Screened,
+    PrefilteredMeasure,
+    RandomSelection,
     SubsetScorer,
     TargetLoss,
 )
@@ -37,12 +37,12 @@ over_objectives = pytest.mark.parametrize("objective", ["target", "prediction"])
 
 def scorer_of(model: PlantedModel, mode: str = "strict", objective: str = "target") -> SubsetScorer:
     tokens = np.arange(FAR + NEAR)
-    window = Window(start=tokens[:0], far=tokens[:FAR], near=tokens[FAR:], target=TARGET)
+    window = TargetWindow(start=tokens[:0], far=tokens[:FAR], near=tokens[FAR:], target=TARGET)
     long = model.log_probs(torch.from_numpy(tokens)[None], torch.arange(FAR + NEAR)[None])[0]
     return SubsetScorer(
         evaluator=WindowEvaluator(model, window),
         mode=mode,
-        objective=TargetLoss(TARGET) if objective == "target" else Divergence(long),
+        objective=TargetLoss(TARGET) if objective == "target" else KLDivergence(long),
         candidates=np.arange(FAR),
     )
 
@@ -51,7 +51,7 @@ def scorer_of(model: PlantedModel, mode: str = "strict", objective: str = "targe
 @over_objectives
 @pytest.mark.parametrize("measure", EXACT.values(), ids=EXACT)
 def test_exact_measures_recover_the_support_of_an_additive_model(measure, objective, mode):
-    ranking = measure.select(
+    ranking = measure.select_tokens(
         scorer_of(PlantedModel(additive_log_prob(WEIGHTS), FAR), mode, objective), len(WEIGHTS), RNG
     )
     assert set(ranking.indices) == set(WEIGHTS)
@@ -60,22 +60,22 @@ def test_exact_measures_recover_the_support_of_an_additive_model(measure, object
 @over_modes
 @pytest.mark.parametrize("measure", EXACT.values(), ids=EXACT)
 def test_gains_in_an_additive_model_are_its_weights_in_decreasing_order(measure, mode):
-    ranking = measure.select(scorer_of(PlantedModel(additive_log_prob(WEIGHTS), FAR), mode), len(WEIGHTS), RNG)
+    ranking = measure.select_tokens(scorer_of(PlantedModel(additive_log_prob(WEIGHTS), FAR), mode), len(WEIGHTS), RNG)
     assert ranking.indices == (3, 39, 17, 18)
     assert ranking.gains == pytest.approx([0.9, 0.7, 0.5, 0.3], abs=1e-5)
 
 
 def test_gradient_recovers_the_support_of_an_additive_model():
-    ranking = Gradient().select(scorer_of(PlantedModel(additive_log_prob(WEIGHTS), FAR)), 4, RNG)
+    ranking = GradientMeasure().select_tokens(scorer_of(PlantedModel(additive_log_prob(WEIGHTS), FAR)), 4, RNG)
     assert ranking.indices == (3, 39, 17, 18)
 
 
 @over_modes
 def test_only_leave_one_out_finds_tokens_that_count_jointly(mode):
     scorer = scorer_of(PlantedModel(conjunction_log_prob(5, 23), FAR), mode)
-    for measure in (AddOneIn(), Greedy()):
-        assert measure.select(scorer, 1, RNG).gains == pytest.approx([0.0], abs=1e-5)
-    ranking = LeaveOneOut().select(scorer, 2, RNG)
+    for measure in (AddOneIn(), GreedySelection()):
+        assert measure.select_tokens(scorer, 1, RNG).gains == pytest.approx([0.0], abs=1e-5)
+    ranking = LeaveOneOut().select_tokens(scorer, 2, RNG)
     assert set(ranking.indices) == {5, 23}
     assert ranking.gains == pytest.approx([2.0, 2.0], abs=1e-5)
 
@@ -83,15 +83,15 @@ def test_only_leave_one_out_finds_tokens_that_count_jointly(mode):
 @over_modes
 def test_leave_one_out_misses_copies_and_greedy_selects_one_of_them(mode):
     scorer = scorer_of(PlantedModel(redundant_log_prob(5, 23), FAR), mode)
-    assert LeaveOneOut().select(scorer, 2, RNG).gains == pytest.approx([0.0, 0.0], abs=1e-5)
-    assert set(AddOneIn().select(scorer, 2, RNG).indices) == {5, 23}
-    ranking = Greedy().select(scorer, 2, RNG)
+    assert LeaveOneOut().select_tokens(scorer, 2, RNG).gains == pytest.approx([0.0, 0.0], abs=1e-5)
+    assert set(AddOneIn().select_tokens(scorer, 2, RNG).indices) == {5, 23}
+    ranking = GreedySelection().select_tokens(scorer, 2, RNG)
     assert ranking.indices[0] == 5
     assert ranking.gains == pytest.approx([2.0, 0.0], abs=1e-5)
 
 
 def test_attention_weights_ignore_the_effect_of_a_token():
-    ranking = AttentionWeight().select(scorer_of(PlantedModel(additive_log_prob(WEIGHTS), FAR)), 4, RNG)
+    ranking = AttentionWeight().select_tokens(scorer_of(PlantedModel(additive_log_prob(WEIGHTS), FAR)), 4, RNG)
     assert ranking.indices == (0, 1, 2, 3)
 
 
@@ -99,7 +99,7 @@ def test_random_selection_runs_no_query_and_repeats_no_token():
     model = PlantedModel(additive_log_prob(WEIGHTS), FAR)
     scorer = scorer_of(model)
     before = model.num_queries
-    ranking = RandomChoice().select(scorer, FAR, np.random.default_rng(1))
+    ranking = RandomSelection().select_tokens(scorer, FAR, np.random.default_rng(1))
     assert sorted(ranking.indices) == list(range(FAR))
     assert model.num_queries == before
 
@@ -108,9 +108,9 @@ def test_screened_measure_scores_a_tenth_of_the_tokens_and_selects_the_same():
     model = PlantedModel(additive_log_prob(WEIGHTS), FAR)
     scorer = scorer_of(model)
     counts = []
-    for measure in (LeaveOneOut(), Screened(then=LeaveOneOut(), share=0.1)):
+    for measure in (LeaveOneOut(), PrefilteredMeasure(then=LeaveOneOut(), share=0.1)):
         before = model.num_queries
-        assert set(measure.select(scorer, 4, RNG).indices) == set(WEIGHTS)
+        assert set(measure.select_tokens(scorer, 4, RNG).indices) == set(WEIGHTS)
         counts.append(model.num_queries - before)
     assert counts == [FAR + 1, 5]
 
@@ -118,8 +118,8 @@ def test_screened_measure_scores_a_tenth_of_the_tokens_and_selects_the_same():
 @pytest.mark.parametrize("measure", MEASURES.values(), ids=MEASURES)
 def test_measures_select_k_distinct_candidates(measure):
     candidates = np.array([4, 8, 15, 16, 23])
-    scorer = scorer_of(PlantedModel(additive_log_prob(WEIGHTS), FAR)).restrict(candidates)
-    ranking = measure().select(scorer, 3, np.random.default_rng(0))
+    scorer = scorer_of(PlantedModel(additive_log_prob(WEIGHTS), FAR)).with_candidates(candidates)
+    ranking = measure().select_tokens(scorer, 3, np.random.default_rng(0))
     assert len(ranking.indices) == len(ranking.gains) == len(set(ranking.indices)) == 3
     assert set(ranking.indices) <= set(candidates.tolist())
 
@@ -129,4 +129,4 @@ def test_screened_measure_rejects_an_invalid_share(share):
     with pytest.raises(
         SettingError, match=rf"^invalid share {share} of far tokens; use a number above 0 and at most 1$"
     ):
-        Screened(share=share)
+        PrefilteredMeasure(share=share)

@@ -23,20 +23,27 @@ from lengthwise.core.errors import (
 )
 from lengthwise.evaluation.language_model import tokenize_documents
 from lengthwise.hf.causal_lm import CausalLM
-from lengthwise.influence.measures import AttentionWeight, Gradient, Greedy, LeaveOneOut, RandomChoice, Screened
+from lengthwise.influence.measures import (
+    AttentionWeight,
+    GradientMeasure,
+    GreedySelection,
+    LeaveOneOut,
+    PrefilteredMeasure,
+    RandomSelection,
+)
 from lengthwise.influence.report.study_report import report_study
 from lengthwise.influence.settings import InfluenceSettings
 from lengthwise.influence.study import (
     InfluenceStudy,
     check_parts,
+    drop_duplicate_texts,
     join_parts,
     measure_influence,
-    parse_part,
+    parse_study_part,
     part_folder,
-    without_copies,
 )
 from lengthwise.influence.target_evaluator import BACKWARD_COST, TargetEvaluator, TokenCounter, estimate_seconds
-from lengthwise.influence.targets import LONGPPL_RULE, GapRule, PlaceboSampler, sample_targets, split_texts
+from lengthwise.influence.targets import LONGPPL_RULE, ClearGainRule, PlaceboSampler, sample_targets, split_texts
 from lengthwise.tasks import TokenizedDocument
 from lengthwise.tasks.text.documents import Document
 
@@ -45,11 +52,11 @@ SMALL = InfluenceSettings(
     near=4,
     far=10,
     ks=(1, 3),
-    measure=Screened(share=0.5),
+    measure=PrefilteredMeasure(share=0.5),
     modes=("strict", "masked"),
     objectives=("target", "prediction"),
     num_targets=20,
-    rule=GapRule(gap=0.05),
+    rule=ClearGainRule(gap=0.05),
     background_fraction=0.5,
     block=6,
     controls=("random", "other", "elsewhere"),
@@ -155,7 +162,7 @@ def test_the_report_of_a_study_without_rows_raises_an_error(model, tmp_path):
 
 
 def test_a_study_stops_before_the_first_pass_of_its_checks(model, tmp_path, monkeypatch):
-    monkeypatch.setattr(model, "plain_log_probs", lambda *inputs: pytest.fail("a pass after the interruption"))
+    monkeypatch.setattr(model, "log_probs_without_cache", lambda *inputs: pytest.fail("a pass after the interruption"))
     assert not measure_influence(study_of(model), tmp_path / "stopped", stop=lambda: True)
     assert not (tmp_path / "stopped").exists()
 
@@ -176,7 +183,9 @@ def test_study_stops_before_the_next_pass_and_resumes_exactly(model, whole, pass
     assert (tmp_path / "stopped" / "influence.jsonl").read_bytes() == (whole / "influence.jsonl").read_bytes()
 
 
-@pytest.mark.parametrize("measure", [Greedy(), LeaveOneOut(), Screened(share=0.5), Gradient(), AttentionWeight()])
+@pytest.mark.parametrize(
+    "measure", [GreedySelection(), LeaveOneOut(), PrefilteredMeasure(share=0.5), GradientMeasure(), AttentionWeight()]
+)
 @pytest.mark.parametrize("mode", ["strict", "masked"])
 def test_estimate_counts_the_tokens_that_the_model_reads(model, measure, mode, monkeypatch):
     # A background fraction of 1 measures every target at every k.
@@ -205,7 +214,7 @@ def test_estimate_counts_the_tokens_that_the_model_reads(model, measure, mode, m
     count = sum(replace(evaluator, model=counter.model).count_tokens(targets[0], counter))
     sizes.clear()
     evaluator.count_tokens(targets[0], counter)
-    gradients = BACKWARD_COST * 4 if isinstance(measure, Gradient | Screened) else 0
+    gradients = BACKWARD_COST * 4 if isinstance(measure, GradientMeasure | PrefilteredMeasure) else 0
     gradients += 4 if isinstance(measure, AttentionWeight) else 0
     # Selections of own tokens, and of tokens of another text.
     selections = 2 * len(settings.objectives)
@@ -251,7 +260,7 @@ def test_interrupted_study_writes_the_same_file(model, whole, stops, tmp_path):
 @pytest.mark.parametrize("size", [300, 1, 5000, 9999])
 def test_incomplete_block_of_a_killed_study_is_written_again(model, whole, size, tmp_path):
     study, folder = study_of(model), tmp_path / "killed"
-    study.acquire(folder, resume=False)
+    study.write_or_check_description(folder, resume=False)
     (folder / "influence.jsonl").write_bytes((whole / "influence.jsonl").read_bytes()[:size])
     assert measure_influence(study, folder, resume=True)
     assert (folder / "influence.jsonl").read_bytes() == (whole / "influence.jsonl").read_bytes()
@@ -288,13 +297,13 @@ def test_parts_join_to_the_file_of_one_process(model, whole, number, tmp_path):
 @pytest.mark.parametrize("part", ["0/2", "3/2", "0/0"])
 def test_part_out_of_range_raises(model, part):
     with pytest.raises(SettingError, match=rf"^invalid part {part}; use 1/(\d) to \1/\1$"):
-        replace(study_of(model), part=parse_part(part))
+        replace(study_of(model), part=parse_study_part(part))
 
 
 @pytest.mark.parametrize("text", ["1", "a/2", "1/", "/2", "-1/2", "²/3"])
 def test_part_that_is_not_two_numbers_raises(text):
     with pytest.raises(SettingError, match=r"^invalid --part .*; write, .*, 2/4 for the second of four parts$"):
-        parse_part(text)
+        parse_study_part(text)
 
 
 def test_resuming_a_complete_study_changes_nothing(model, whole):
@@ -409,8 +418,8 @@ INVALID = {
     "unknown mode": (lambda: replace(SMALL, modes=("stric",)), "unknown mode 'stric'; did you mean 'strict'"),
     "unknown objective": (lambda: replace(SMALL, objectives=("all",)), "unknown objective 'all'"),
     "no mode": (lambda: replace(SMALL, modes=()), "missing mode; use one or more of strict, masked"),
-    "negative gap": (lambda: GapRule(gap=-1.0), "invalid gap of -1.0 nats; use 0 or more"),
-    "gap is NaN": (lambda: GapRule(gap=float("nan")), "invalid gap of nan nats"),
+    "negative gap": (lambda: ClearGainRule(gap=-1.0), "invalid gap of -1.0 nats; use 0 or more"),
+    "gap is NaN": (lambda: ClearGainRule(gap=float("nan")), "invalid gap of nan nats"),
 }
 
 
@@ -451,7 +460,7 @@ def test_single_text_raises_for_lack_of_another_text(model, tmp_path):
 
 
 def test_token_indexes_of_pieces_count_from_the_start_of_the_text(model, tmp_path):
-    quick = replace(SMALL, measure=RandomChoice(), modes=("strict",), objectives=("target",), controls=())
+    quick = replace(SMALL, measure=RandomSelection(), modes=("strict",), objectives=("target",), controls=())
     study = study_of(model, replace(quick, max_document_tokens=20, num_targets=None), texts=documents())
     measure_influence(study, tmp_path / "out")
     rows = rows_of(tmp_path / "out")
@@ -479,7 +488,7 @@ def test_copies_of_texts_raise_and_can_be_removed(model):
         SkippedTextWarning,
         match=r"^removed 1 text\(s\) that are copies of other texts; for example, copied is a copy of text 0$",
     ):
-        assert without_copies([first, second, copy]) == [first, second]
+        assert drop_duplicate_texts([first, second, copy]) == [first, second]
 
 
 def test_contexts_beyond_the_training_distances_warn():
@@ -500,7 +509,7 @@ def test_tokenizer_with_a_larger_vocabulary_raises():
 
 @pytest.mark.slow
 def test_gap_above_all_gains_keeps_the_results_over_all_targets(model, tmp_path):
-    study = study_of(model, replace(SMALL, rule=GapRule(gap=50.0)))
+    study = study_of(model, replace(SMALL, rule=ClearGainRule(gap=50.0)))
     measure_influence(study, tmp_path / "out")
     summary = report_study(study, tmp_path / "out")
     own, other, _ = summary["far"]
@@ -607,7 +616,7 @@ def test_study_recovers_a_planted_dependence(tmp_path):
 
 
 def test_random_measure_needs_no_other_measure(model, tmp_path):
-    settings = replace(SMALL, measure=RandomChoice(), modes=("strict",), objectives=("target",), controls=())
+    settings = replace(SMALL, measure=RandomSelection(), modes=("strict",), objectives=("target",), controls=())
     measure_influence(study_of(model, settings), tmp_path / "out")
     for row in rows_of(tmp_path / "out"):
         assert all(len(each["chosen"]) == 3 for each in row["selections"])

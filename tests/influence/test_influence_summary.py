@@ -14,10 +14,10 @@ from matplotlib.figure import Figure
 from matplotlib.text import Annotation, Text
 
 from lengthwise.core.errors import RunFolderError, SettingError
-from lengthwise.core.randomness import stream
+from lengthwise.core.randomness import random_stream
 from lengthwise.influence.report import bootstrap
-from lengthwise.influence.report.figures import draw_distances, draw_recovery, draw_scale
-from lengthwise.influence.report.row_columns import RowColumns
+from lengthwise.influence.report.figures import plot_model_sizes, plot_recovered_share, plot_token_distances
+from lengthwise.influence.report.row_columns import StudyColumns
 from lengthwise.influence.report.summary import summarize
 
 KS = (1, 2, 4)
@@ -136,7 +136,9 @@ def test_intervals_equal_a_plain_bootstrap_loop(documents, rng):
         [each for each in rows if each["clear"] and each["document"] == str(name)] for name in range(documents)
     ]
     by_document = [each for each in by_document if each]
-    picks = stream(5, "influence documents", len(by_document)).integers(0, len(by_document), (200, len(by_document)))
+    picks = random_stream(5, "influence documents", len(by_document)).integers(
+        0, len(by_document), (200, len(by_document))
+    )
 
     def looped(statistic: Callable[[np.ndarray, np.ndarray], float]) -> list[float]:
         resampled = []
@@ -526,7 +528,7 @@ def test_memory_grows_by_a_few_numbers_per_row():
 
     def peak(number: int) -> int:
         tracemalloc.start()
-        RowColumns(rows(number), KS)
+        StudyColumns(rows(number), KS)
         result = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         return result
@@ -636,7 +638,7 @@ def summary_of(*shares: float, model: str = "tiny", tokens: Sequence[tuple[int, 
 
 def test_recovery_figure_has_bands_and_dashed_controls(tmp_path, monkeypatch):
     figure = RecordedFigure(monkeypatch)
-    path = draw_recovery(summary_of(0.4, 0.6, 0.9), tmp_path)
+    path = plot_recovered_share(summary_of(0.4, 0.6, 0.9), tmp_path)
     assert path == tmp_path / "recovery.png"
     assert path.read_bytes().startswith(b"\x89PNG")
     assert "</svg>" in (tmp_path / "recovery.svg").read_text()
@@ -663,7 +665,7 @@ def test_recovery_figure_has_bands_and_dashed_controls(tmp_path, monkeypatch):
 
 def test_undefined_share_appears_in_the_caption_only(tmp_path, monkeypatch):
     figure = RecordedFigure(monkeypatch)
-    draw_recovery(summarize([row(document=name, divergence_short=0.0) for name in "ab"], KS), tmp_path)
+    plot_recovered_share(summarize([row(document=name, divergence_short=0.0) for name in "ab"], KS), tmp_path)
     assert figure.lines == {}
     assert figure.labels() == []
     assert figure.title().endswith("Undefined: own text, by target.")
@@ -671,7 +673,7 @@ def test_undefined_share_appears_in_the_caption_only(tmp_path, monkeypatch):
 
 def test_missing_intervals_leave_a_gap_and_a_note_in_the_title(tmp_path, monkeypatch):
     figure = RecordedFigure(monkeypatch)
-    draw_recovery(summarize([row()], KS), tmp_path)
+    plot_recovered_share(summarize([row()], KS), tmp_path)
     assert all(map(math.isnan, figure.spans[0][1] + figure.spans[0][2]))
     assert figure.title().startswith("All 1 target (1 measured); no intervals: too few documents.")
 
@@ -679,7 +681,7 @@ def test_missing_intervals_leave_a_gap_and_a_note_in_the_title(tmp_path, monkeyp
 def test_distance_figure_shows_gain_and_the_uniform_distribution(tmp_path, monkeypatch):
     figure = RecordedFigure(monkeypatch)
     summary = summary_of(0.4, 0.6, 0.9, tokens=[(17, 3.0), (30, 1.0), (80, 0.0)])
-    assert draw_distances(summary, tmp_path, near=16, far=64) == tmp_path / "distances.png"
+    assert plot_token_distances(summary, tmp_path, near=16, far=64) == tmp_path / "distances.png"
     count = "15 tokens selected for 5 targets with a clear gain in 5 documents"
     edges, shares = figure.steps[f"strict, prediction objective: {count}"]
     assert edges == [15.5, 22.5, 31.5, 45.5, 63.5, 90.5]
@@ -691,14 +693,14 @@ def test_distance_figure_shows_gain_and_the_uniform_distribution(tmp_path, monke
 @pytest.mark.parametrize("rows", [[row()], [row(clear=False, weight=0.0, selections=[])]], ids=["no gain", "no group"])
 def test_figures_are_written_without_any_gain_or_group(rows, tmp_path):
     summary = summarize(rows, KS)
-    assert draw_distances(summary, tmp_path, near=16, far=64).exists()
-    assert draw_recovery(summary, tmp_path).exists()
+    assert plot_token_distances(summary, tmp_path, near=16, far=64).exists()
+    assert plot_recovered_share(summary, tmp_path).exists()
 
 
 def test_scale_figure_orders_models_by_size(tmp_path, monkeypatch):
     figure = RecordedFigure(monkeypatch)
     summaries = [summary_of(0.6, 0.7, 0.9, model="big"), summary_of(0.1, 0.2, 0.5, model="small")]
-    assert draw_scale(summaries, [8_000_000, 1_000_000], tmp_path) == tmp_path / "scale.png"
+    assert plot_model_sizes(summaries, [8_000_000, 1_000_000], tmp_path) == tmp_path / "scale.png"
     sizes, shares, _ = figure.lines["k = 1"]
     assert sizes == [1_000_000, 8_000_000]
     assert shares == pytest.approx([0.1, 0.6])
@@ -708,19 +710,19 @@ def test_scale_figure_orders_models_by_size(tmp_path, monkeypatch):
 
 def test_scale_figure_rejects_one_model_or_different_ks(tmp_path):
     with pytest.raises(SettingError, match="cannot compare 1 summaries with k 1,2,4; use two or more"):
-        draw_scale([summary_of(0.4, 0.6, 0.9)], [10], tmp_path)
+        plot_model_sizes([summary_of(0.4, 0.6, 0.9)], [10], tmp_path)
     other = summarize([row(losses=(1.0,))], [3])
     with pytest.raises(SettingError, match="cannot compare 2 summaries with k 1,2,4; 3; use two or more"):
-        draw_scale([summary_of(0.4, 0.6, 0.9), other], [10, 20], tmp_path)
+        plot_model_sizes([summary_of(0.4, 0.6, 0.9), other], [10, 20], tmp_path)
     nothing = summarize([row(selections=[selection((1.0, 1.0, 1.0), knows="nothing", measure="random")])], KS)
     with pytest.raises(SettingError, match="tiny has no results for far tokens of the same text, except random"):
-        draw_scale([nothing, nothing], [10, 20], tmp_path)
+        plot_model_sizes([nothing, nothing], [10, 20], tmp_path)
 
 
 def test_missing_folder_raises(tmp_path):
     missing = Path(tmp_path / "missing")
     with pytest.raises(RunFolderError, match=rf"cannot save figures in {missing} \(.*\); choose a writable folder"):
-        draw_recovery(summary_of(0.4, 0.6, 0.9), missing)
+        plot_recovered_share(summary_of(0.4, 0.6, 0.9), missing)
 
 
 # Matplotlib must not interpret text between two $ as a formula.
@@ -734,10 +736,10 @@ def test_all_text_lies_inside_the_figure(path, tmp_path, monkeypatch):
     summary = summary_of(0.4, -7.0, -5.0, model=path, tokens=[(17, 3.0), (30, 1.0)])
     alone = {**summary, "groups": summary["groups"][:1]}
     drawings: list[Callable[[], Path]] = [
-        lambda: draw_recovery(summary, tmp_path),
-        lambda: draw_recovery(alone, tmp_path),
-        lambda: draw_distances(summary, tmp_path, near=16, far=64),
-        lambda: draw_scale([summary, summary_of(0.1, 0.2, 0.5, model="other")], [10_000, 12_000], tmp_path),
+        lambda: plot_recovered_share(summary, tmp_path),
+        lambda: plot_recovered_share(alone, tmp_path),
+        lambda: plot_token_distances(summary, tmp_path, near=16, far=64),
+        lambda: plot_model_sizes([summary, summary_of(0.1, 0.2, 0.5, model="other")], [10_000, 12_000], tmp_path),
     ]
     for draw in drawings:
         draw()
@@ -752,7 +754,7 @@ def test_all_text_lies_inside_the_figure(path, tmp_path, monkeypatch):
 def test_titles_use_the_last_part_of_the_model_path(tmp_path, monkeypatch):
     figure = RecordedFigure(monkeypatch)
     summary = summary_of(0.4, 0.6, 0.9, model="/home/me/runs/small")
-    draw_recovery(summary, tmp_path)
+    plot_recovered_share(summary, tmp_path)
     assert [axes.get_title(loc="left").replace("\n", " ") for axes in figure.figure.axes] == [
         "small: prediction recovered by k far tokens (strict), 5 documents",
         "small: loss with control minus own text (strict), 5 documents",
@@ -760,13 +762,13 @@ def test_titles_use_the_last_part_of_the_model_path(tmp_path, monkeypatch):
         "small: loss with control minus own text (masked), 5 documents",
     ]
     assert figure.title().startswith("All 5 targets (5 measured); 95% intervals over documents.")
-    draw_distances(summary, tmp_path, near=16, far=64)
+    plot_token_distances(summary, tmp_path, near=16, far=64)
     assert figure.title() == "small: distances of selected tokens, near 16, far 64"
 
 
 def test_points_outside_the_axis_are_annotated_at_the_edge(tmp_path, monkeypatch):
     figure = RecordedFigure(monkeypatch)
-    draw_recovery(summary_of(0.5, -2.25, -7.5), tmp_path)
+    plot_recovered_share(summary_of(0.5, -2.25, -7.5), tmp_path)
     assert figure.notes() == ["▼ -2.25", "▼ -7.5"]
     assert figure.notes(2) == figure.notes()
     low, high = figure.figure.axes[0].get_ylim()
@@ -775,7 +777,7 @@ def test_points_outside_the_axis_are_annotated_at_the_edge(tmp_path, monkeypatch
 
 def test_interval_of_a_single_k_is_a_bar(tmp_path, monkeypatch):
     figure = RecordedFigure(monkeypatch)
-    draw_recovery(summarize([row(losses=(2.0,), document=name) for name in "abcde"], [4]), tmp_path)
+    plot_recovered_share(summarize([row(losses=(2.0,), document=name) for name in "abcde"], [4]), tmp_path)
     assert figure.spans == [([4], [0.5], [0.5])] * 2
     assert figure.notes() == []
 
@@ -784,7 +786,7 @@ def test_model_names_do_not_overlap(tmp_path, monkeypatch):
     figure = RecordedFigure(monkeypatch)
     models = ["hub/large", "mine/small", "runs/base", "runs/small"]
     summaries = [summary_of(0.4, 0.6, 0.9, model=model) for model in models]
-    draw_scale(summaries, [9_000_000, 1_010_000, 1_000_000, 1_000_000], tmp_path)
+    plot_model_sizes(summaries, [9_000_000, 1_010_000, 1_000_000, 1_000_000], tmp_path)
     named = [text for text in figure.laid_out().axes[0].texts if "(" in text.get_text()]
     # Parts of the path distinguish the two small models, and numbers distinguish points of one size.
     assert [text.get_text() for text in named] == [
@@ -809,7 +811,7 @@ def test_recovery_figure_has_six_lines_and_names_the_number_of_omitted_lines(tmp
     controls = {name: {"loss": 2.9, "gains": False, "loses": False} for name in ("other", "elsewhere")}
     rows = [row(document=name, selections=selections, controls=controls) for name in "abcde"]
     rows.append(row(document="f", selections=[*selections[:4], selections[-1]]))
-    draw_recovery(summarize(rows, KS), tmp_path)
+    plot_recovered_share(summarize(rows, KS), tmp_path)
     assert len(figure.labels()) == len(figure.labels(1)) == 6
     assert "elsewhere in the document, by target" not in figure.labels()
     assert "elsewhere in the document, all far tokens (n=5)" in figure.labels(1)
@@ -821,8 +823,8 @@ def test_legends_lie_below_the_data(tmp_path, monkeypatch):
     figure = RecordedFigure(monkeypatch)
     summaries = [summary_of(0.4, 0.6, 0.9, model=model, tokens=[(17, 3.0)]) for model in ("one", "other")]
     drawings: list[Callable[[], Path]] = [
-        lambda: draw_distances(summaries[0], tmp_path, near=16, far=64),
-        lambda: draw_scale(summaries, [10, 20], tmp_path),
+        lambda: plot_token_distances(summaries[0], tmp_path, near=16, far=64),
+        lambda: plot_model_sizes(summaries, [10, 20], tmp_path),
     ]
     for draw in drawings:
         draw()

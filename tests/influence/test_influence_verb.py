@@ -11,18 +11,18 @@ from lengthwise.cli import app as cli
 from lengthwise.cli import influence_options
 from lengthwise.core.errors import SettingError, UnknownNameError
 from lengthwise.hf.language_models import LanguageModel
-from lengthwise.influence.measures import AttentionWeight, Greedy, LeaveOneOut, Screened
+from lengthwise.influence.measures import AttentionWeight, GreedySelection, LeaveOneOut, PrefilteredMeasure
 from lengthwise.influence.settings import InfluenceSettings
-from lengthwise.influence.targets import LONGPPL_RULE, GapRule
+from lengthwise.influence.targets import LONGPPL_RULE, ClearGainRule
 
 
 @pytest.mark.parametrize(
     ("name", "prefilter", "expected"),
     [
-        ("greedy", None, Greedy()),
+        ("greedy", None, GreedySelection()),
         ("attention", None, AttentionWeight()),
-        ("leave_one_out", 0.2, Screened(then=LeaveOneOut(), share=0.2)),
-        ("screened", 0.3, Screened(share=0.3)),
+        ("leave_one_out", 0.2, PrefilteredMeasure(then=LeaveOneOut(), share=0.2)),
+        ("screened", 0.3, PrefilteredMeasure(share=0.3)),
     ],
 )
 def test_prefilter_wraps_exact_measures(name, prefilter, expected):
@@ -37,13 +37,13 @@ def test_prefilter_rejects_measures_that_are_not_exact():
 
 
 def test_rules_by_name():
-    assert influence_options.parse_gap_rule("gap", 0.3) == GapRule(gap=0.3)
-    assert influence_options.parse_gap_rule("gap", None) == GapRule()
-    assert influence_options.parse_gap_rule("longppl", None) == LONGPPL_RULE
+    assert influence_options.parse_clear_gain_rule("gap", 0.3) == ClearGainRule(gap=0.3)
+    assert influence_options.parse_clear_gain_rule("gap", None) == ClearGainRule()
+    assert influence_options.parse_clear_gain_rule("longppl", None) == LONGPPL_RULE
     with pytest.raises(SettingError, match=r"rule longppl has a fixed gap of 2.0 nats; leave out --gap 0.3"):
-        influence_options.parse_gap_rule("longppl", 0.3)
+        influence_options.parse_clear_gain_rule("longppl", 0.3)
     with pytest.raises(UnknownNameError, match=r"unknown rule 'longpl'; did you mean 'longppl'"):
-        influence_options.parse_gap_rule("longpl", 0.3)
+        influence_options.parse_clear_gain_rule("longpl", 0.3)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_default_far_fits_the_positions_of_the_model(positions, far):
     planted = PlantedModel(additive_log_prob({}), 10)
     planted.num_positions = positions
     loaded = LanguageModel(model=planted, codec=Letters())
-    assert influence_options.limit_far(InfluenceSettings(), loaded).far == far
+    assert influence_options.limit_far_tokens(InfluenceSettings(), loaded).far == far
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,12 @@ from tests.support.text_runs import text_experiment
 
 from lengthwise.cli import app as cli
 from lengthwise.core.errors import ModelError
-from lengthwise.evaluation.language_model import BytePairCodec
-from lengthwise.experiments.decoder_model import wrap_run
+from lengthwise.evaluation.language_model import BytePairTokenizerAdapter
+from lengthwise.experiments.decoder_model import wrap_run_as_model
 from lengthwise.experiments.experiment import build_decoder
 from lengthwise.experiments.run import train
-from lengthwise.influence.exactness_checks import check_study
-from lengthwise.influence.hidden_context import MODES, Window, WindowEvaluator, strict_log_probs
+from lengthwise.influence.exactness_checks import check_study_exactness
+from lengthwise.influence.hidden_context import MODES, TargetWindow, WindowEvaluator, strict_log_probs
 from lengthwise.positions import MultiLevel, Randomized
 from lengthwise.tasks import Text
 
@@ -41,7 +41,7 @@ def train_run(tmp_path_factory):
 
 @pytest.fixture(name="model")
 def wrap(run):
-    return wrap_run(run, "structured")
+    return wrap_run_as_model(run, "structured")
 
 
 @pytest.fixture(name="window")
@@ -49,7 +49,7 @@ def build_window():
     """Return a window of random letters with four line ends, two of them far."""
     tokens = np.random.default_rng(0).integers(LETTER, LETTER + 26, size=FAR + NEAR)
     tokens[[4, 17, FAR + 1, FAR + 3]] = NEWLINE
-    return Window(start=tokens[:0], far=tokens[:FAR], near=tokens[FAR:], target=LETTER)
+    return TargetWindow(start=tokens[:0], far=tokens[:FAR], near=tokens[FAR:], target=LETTER)
 
 
 @pytest.fixture(name="masks")
@@ -78,7 +78,7 @@ def predictions(model, window, masks, mode):
 
 
 def test_the_ids_of_a_window_are_the_places_and_lines_of_all_its_tokens(model, window):
-    assert model.assign_ids(torch.from_numpy(window.tokens)).tolist() == ids_by_loop(window.tokens).tolist()
+    assert model.assign_position_ids(torch.from_numpy(window.tokens)).tolist() == ids_by_loop(window.tokens).tolist()
 
 
 @torch.no_grad()
@@ -99,13 +99,13 @@ def test_a_hidden_token_has_exactly_no_influence_except_through_line_ends(model,
     for index, token, is_equal in ((9, LETTER, True), (17, LETTER, False)):
         changed = window.far.copy()
         changed[index] = token + (token == changed[index])
-        after = predictions(model, window.with_far(changed), masks, mode)
+        after = predictions(model, window.with_far_tokens(changed), masks, mode)
         # Without the line end, the same visible tokens belong to other lines.
         assert torch.equal(before, after) == is_equal
 
 
 def test_all_checks_of_a_study_hold(model, window):
-    check_study(model, window, check_masked_mode=True, check_gates=True, check_attention=True)
+    check_study_exactness(model, window, check_masked_mode=True, check_gates=True, check_attention=True)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -120,21 +120,21 @@ def test_checks_detect_ids_that_depend_on_the_visible_tokens(model, window, monk
 
     monkeypatch.setattr(model, method, with_new_ids)
     with pytest.raises(ModelError, match=r"structured cannot be measured exactly"):
-        check_study(model, window, check_masked_mode=True)
+        check_study_exactness(model, window, check_masked_mode=True)
 
 
 def test_checks_detect_a_cache_with_other_ids(model, window, monkeypatch):
     prefill = model.prefill
     monkeypatch.setattr(model, "prefill", lambda tokens, ids, num_prefix: prefill(tokens, ids.flip(0), num_prefix))
     with pytest.raises(ModelError, match=r"predictions after a cached prefix differ from one pass"):
-        check_study(model, window)
+        check_study_exactness(model, window)
 
 
 @torch.no_grad()
 def test_every_context_of_a_target_has_the_ids_of_its_own_lines(run, model):
     settings = ContextSettings(lengths=(16, 32, 64), near=4, ks=(1, 2), num_targets=8)
     texts = {text.name: text.tokens.astype(np.int64) for text in TASK.held_out()}
-    for target in measure_paired_targets(model, BytePairCodec(TASK.tokenizer), TASK.held_out(), settings):
+    for target in measure_paired_targets(model, BytePairTokenizerAdapter(TASK.tokenizer), TASK.held_out(), settings):
         for length, loss in zip(settings.lengths, target.losses, strict=True):
             context = texts[target.document][target.place - length : target.place]
             hidden, _ = run.decoder(torch.from_numpy(context)[None], ids_by_loop(context)[:, None])
@@ -146,15 +146,15 @@ def test_short_context_losses_have_the_ids_of_each_window(model, window):
     tokens, near = window.tokens, 5
     losses = short_context_losses(model, tokens, near=near, stride=1)
     for index, loss in enumerate(losses):
-        log_probs = model.plain_log_probs(torch.from_numpy(tokens[index : index + near]))
+        log_probs = model.log_probs_without_cache(torch.from_numpy(tokens[index : index + near]))
         assert loss == pytest.approx(-float(log_probs[tokens[index + near]]), abs=1e-4)
 
 
 def test_random_ids_are_equal_in_all_windows_of_a_length(run, window):
     experiment = text_experiment(Text(), scheme=Randomized(num_position_ids=500))
-    model = wrap_run(replace(run, experiment=experiment, decoder=build_decoder(experiment)), "random")
+    model = wrap_run_as_model(replace(run, experiment=experiment, decoder=build_decoder(experiment)), "random")
     first, second = (
-        model.assign_ids(torch.from_numpy(tokens.copy())) for tokens in (window.tokens, window.tokens[::-1])
+        model.assign_position_ids(torch.from_numpy(tokens.copy())) for tokens in (window.tokens, window.tokens[::-1])
     )
     assert torch.equal(first, second)
     assert (first.diff() > 0).all()

@@ -5,14 +5,17 @@ import torch
 from lengthwise.encodings import NoPE
 from lengthwise.model.decoder import Decoder
 from lengthwise.model.decoder_settings import DecoderSettings
-from lengthwise.model.fast.embedding import ProductLookup, look_up
+from lengthwise.model.fast.embedding import OneHotGradientLookup, look_up_rows
 
 
 def test_a_product_gives_the_gradient_of_the_lookup():
     torch.manual_seed(0)
     table, indices, gradient = torch.randn(7, 5), torch.randint(7, (3, 11)), torch.randn(3, 11, 5)
     results = []
-    for function in (lambda weights: ProductLookup.apply(weights, indices), lambda weights: look_up(weights, indices)):
+    for function in (
+        lambda weights: OneHotGradientLookup.apply(weights, indices),
+        lambda weights: look_up_rows(weights, indices),
+    ):
         weights = table.clone().requires_grad_()
         rows = function(weights)
         rows.backward(gradient)
@@ -32,9 +35,11 @@ def test_a_separator_has_the_segment_that_it_ends():
     tokens = torch.tensor([[0, 1, 4, 2, 5, 3, 0]])
     ids = torch.zeros(1, 1, 7, dtype=torch.long)
     expected = torch.tensor([10.0, 10, 10, 20, 20, 30, 30])
-    segments = decoder.embed(tokens, ids, None)[0] - decoder.embed_tokens(tokens)
+    segments = decoder.embed_inputs(tokens, ids, None)[0] - decoder.embed_tokens(tokens)
     torch.testing.assert_close(segments, expected[None, :, None].expand_as(segments))
     for split in range(1, 7):
-        _, cache = decoder.embed(tokens[:, :split], ids[..., :split], None)
-        rest = decoder.embed(tokens[:, split:], ids[..., split:], cache)[0] - decoder.embed_tokens(tokens[:, split:])
+        _, cache = decoder.embed_inputs(tokens[:, :split], ids[..., :split], None)
+        rest = decoder.embed_inputs(tokens[:, split:], ids[..., split:], cache)[0] - decoder.embed_tokens(
+            tokens[:, split:]
+        )
         torch.testing.assert_close(rest, segments[:, split:])

@@ -8,7 +8,7 @@ from tests.support.cases import randomize, small_decoder, small_encoding
 from tests.support.small_runs import small_experiment
 
 from lengthwise.core.errors import SettingError
-from lengthwise.core.randomness import stream
+from lengthwise.core.randomness import random_stream
 from lengthwise.encodings import ENCODINGS
 from lengthwise.evaluation.grading import grade
 from lengthwise.experiments.experiment import Experiment, build_decoder
@@ -37,8 +37,10 @@ def decoder_and_batch(experiment: Experiment, *, size: int = 12) -> tuple[Decode
     with torch.no_grad():
         # Random weights generate the same token forever unless embeddings are large.
         decoder.embedding.mul_(3)
-    examples = experiment.task.sample(length=5, size=size, rng=stream(0, "examples"))
-    return decoder.eval(), to_batch(5, examples, experiment.scheme.assign(examples, stream(0, "IDs"), training=True))
+    examples = experiment.task.sample(length=5, size=size, rng=random_stream(0, "examples"))
+    return decoder.eval(), to_batch(
+        5, examples, experiment.scheme.assign(examples, random_stream(0, "IDs"), training=True)
+    )
 
 
 @torch.no_grad()
@@ -50,8 +52,8 @@ def decode_without_cache(decoder: Decoder, batch: Batch, new: int) -> tuple[torc
         hidden, _ = decoder(tokens, ids)
         token = decoder.token_logits(hidden)[:, -1].argmax(dim=-1, keepdim=True)
         if decoder.predicts_ids:
-            prompts = decoder.read_prompt(tokens, ids, batch.prompt_length)
-            levels = decoder.next_ids(hidden[:, -1:], ids[:, :, -1:], token, prompts)
+            prompts = decoder.build_prompt_keys(tokens, ids, batch.prompt_length)
+            levels = decoder.next_id_distributions(hidden[:, -1:], ids[:, :, -1:], token, prompts)
             following = torch.stack([level.most_likely_ids() for level in levels])
         else:
             following = batch.position_ids[:, :, index : index + 1]
@@ -111,8 +113,8 @@ def test_an_id_is_graded_correct_only_if_both_levels_are():
     length = int(batch.prompt_length[0])
     targets, ids = batch.tokens[:, length:], batch.position_ids
     hidden, _ = decoder(batch.tokens[:, :-1], ids[:, :, :-1], query_start=length - 1)
-    prompts = decoder.read_prompt(batch.tokens, ids, batch.prompt_length)
-    predicted = decoder.next_ids(hidden, ids[:, :, length - 1 : -1], targets, prompts)
+    prompts = decoder.build_prompt_keys(batch.tokens, ids, batch.prompt_length)
+    predicted = decoder.next_id_distributions(hidden, ids[:, :, length - 1 : -1], targets, prompts)
     generation = generate(
         decoder, batch.tokens[:, :length], ids[:, :, :length], end=NEVER, max_new_tokens=targets.shape[1]
     )
@@ -171,9 +173,9 @@ def test_missing_ids_raise_an_error_if_the_decoder_predicts_none():
 @torch.no_grad()
 def assert_steps_equal_a_full_pass(decoder: Decoder, task: Parity | MultiAddition) -> None:
     """Check the hidden states of the answer's tokens from steps with reserved memory."""
-    examples = task.sample(length=3, size=4, rng=stream(0, "examples"))
+    examples = task.sample(length=3, size=4, rng=random_stream(0, "examples"))
     scheme = MultiLevel(num_position_ids=48)
-    batch = to_batch(3, examples, scheme.assign(examples, stream(0, "IDs"), training=True))
+    batch = to_batch(3, examples, scheme.assign(examples, random_stream(0, "IDs"), training=True))
     length, num_tokens = int(batch.prompt_length[0]), batch.tokens.shape[1]
     expected, _ = decoder(batch.tokens, batch.position_ids)
     _, prompt_cache = decoder(batch.tokens[:, :length], batch.position_ids[:, :, :length])
@@ -232,7 +234,7 @@ def test_selected_sequences_of_a_cache_continue_like_a_cache_of_these_sequences(
     _, cache = decoder(prefix, prefix_ids)
     _, expected_cache = decoder(prefix[rows], prefix_ids[:, rows])
     expected, _ = decoder(*next_inputs, expected_cache)
-    for selected in (cache.reserve(3).select(rows), cache.select(rows).reserve(1)):
+    for selected in (cache.reserve(3).keep_sequences(rows), cache.keep_sequences(rows).reserve(1)):
         hidden, extended = decoder(*next_inputs, selected)
         torch.testing.assert_close(hidden, expected, atol=1e-5, rtol=0)
         assert torch.equal(extended.position_ids, batch.position_ids[:, rows, :6])

@@ -16,15 +16,15 @@ from tests.support.cases import (
 )
 
 from lengthwise.core.errors import PositionIDError, PositionRangeError, UnsupportedTaskError
-from lengthwise.core.randomness import stream
+from lengthwise.core.randomness import random_stream
 from lengthwise.encodings import ENCODINGS, Encoding, EncodingSettings, EncodingSize, Learned
 from lengthwise.model.attention import MAX_KEYS_FOR_PLAIN_ATTENTION, WEIGHT_FUNCTIONS
-from lengthwise.model.cache import Cache
+from lengthwise.model.cache import KVCache
 from lengthwise.model.decoder import Decoder
 from lengthwise.positions import SCHEMES
 from lengthwise.tasks import TASKS, MultiAddition, Parity, Task
 from lengthwise.training.batch import Batch, to_batch
-from lengthwise.training.loss import answer_loss
+from lengthwise.training.loss import compute_answer_loss
 
 # Hidden states have components of size 1.
 TOLERANCE = 1e-5
@@ -41,9 +41,11 @@ def is_compatible(encoding: str, scheme: str) -> bool:
     return ENCODINGS[encoding].real_valued or not SCHEMES[scheme].real_valued
 
 
-def reads_ids(encoding: str) -> bool:
+def uses_position_ids(encoding: str) -> bool:
     """Return whether hidden states depend on the IDs in a decoder of two layers, as the encoding declares."""
-    return small_encoding(encoding).build(EncodingSize(d_model=32, num_heads=2, d_head=16, num_layers=2)).reads_ids
+    return (
+        small_encoding(encoding).build(EncodingSize(d_model=32, num_heads=2, d_head=16, num_layers=2)).uses_position_ids
+    )
 
 
 PAIRS = list(product(ENCODINGS, SCHEMES))
@@ -55,13 +57,15 @@ over_tasks = pytest.mark.parametrize(("task", "length"), [PLAIN, TWO_LEVELS], id
 @functools.cache
 def batch_of(scheme: str, task: Task, length: int) -> Batch | None:
     """Return two sequences with training IDs and the same two with evaluation IDs; None if not supported."""
-    examples = task.sample(length=length, size=2, rng=stream(0, "examples"))
+    examples = task.sample(length=length, size=2, rng=random_stream(0, "examples"))
     if not supports_examples(scheme, examples):
         with pytest.raises(UnsupportedTaskError, match=r"; use the scheme "):
-            small_scheme(scheme).assign(examples, stream(0, "positions"), training=True)
+            small_scheme(scheme).assign(examples, random_stream(0, "positions"), training=True)
         return None
     halves = [
-        to_batch(length, examples, small_scheme(scheme).assign(examples, stream(0, "positions"), training=training))
+        to_batch(
+            length, examples, small_scheme(scheme).assign(examples, random_stream(0, "positions"), training=training)
+        )
         for training in (True, False)
     ]
     joined = {
@@ -85,7 +89,7 @@ def decoder_for(encoding: str | EncodingSettings, task: Task, batch: Batch, **se
 def prefill_in_pieces(decoder: Decoder, batch: Batch, sizes: list[int]) -> torch.Tensor:
     """Return the hidden states of tokens that pass through the cache in pieces."""
     parts: list[torch.Tensor] = []
-    cache: Cache | None = None
+    cache: KVCache | None = None
     for tokens, ids in zip(batch.tokens.split(sizes, dim=1), batch.position_ids.split(sizes, dim=2), strict=True):
         hidden, cache = decoder(tokens, ids, cache)
         parts.append(hidden)
@@ -252,7 +256,7 @@ def test_shifting_all_ids_changes_hidden_states_if_no_invariance_is_declared(enc
         assert (here - there).abs().max() > CHANGE
 
 
-@pytest.mark.parametrize("encoding", [name for name in ENCODINGS if reads_ids(name)])
+@pytest.mark.parametrize("encoding", [name for name in ENCODINGS if uses_position_ids(name)])
 @over_tasks
 @torch.no_grad()
 def test_hidden_states_depend_on_the_ids_of_every_level(encoding, task, length):
@@ -294,16 +298,16 @@ class HookInputs:
         """Return the output of every hook for these queries and keys, 0 for invisible keys."""
         own, other = self.ids[:, queries], self.ids[:, keys]
         visible = keys <= queries[:, None]
-        adjusted = module.adjust(self.scores[:, :, queries][..., keys], own, other, visible)
+        adjusted = module.adjust_scores(self.scores[:, :, queries][..., keys], own, other, visible)
         query, key = self.query[:, :, queries], self.key[:, :, keys]
-        if module.has_annotations:
-            query = torch.cat([query, module.annotate(self.x[:, queries], own, 0)], dim=-1)
-            key = torch.cat([key, module.annotate(self.x[:, keys], other, 0)], dim=-1)
+        if module.has_token_features:
+            query = torch.cat([query, module.token_features(self.x[:, queries], own, 0)], dim=-1)
+            key = torch.cat([key, module.token_features(self.x[:, keys], other, 0)], dim=-1)
         return {
             "embed": module.embed(self.x[:, queries], own),
             "rotate": module.rotate(self.query[:, :, queries], own),
             "scores": module.scores(query, key, own, other),
-            "adjust": adjusted.masked_fill(~visible, 0.0),
+            "adjust_scores": adjusted.masked_fill(~visible, 0.0),
             **({"bias": module.bias(own, other).expand(3, -1, -1, -1)} if module.has_bias else {}),
         }
 
@@ -330,7 +334,9 @@ def test_an_adjustment_does_not_depend_on_invisible_scores(encoding, rng):
     future = EVERY[:, None] < EVERY
     for unseen in (torch.nan, torch.inf, -torch.inf, 1e30):
         other = replace(inputs, scores=inputs.scores.masked_fill(future, unseen))
-        assert_same(other.hooks(module, EVERY, EVERY)["adjust"], inputs.hooks(module, EVERY, EVERY)["adjust"])
+        assert_same(
+            other.hooks(module, EVERY, EVERY)["adjust_scores"], inputs.hooks(module, EVERY, EVERY)["adjust_scores"]
+        )
 
 
 @pytest.mark.parametrize("encoding", [name for name in ENCODINGS if not ENCODINGS[name].reads_order])
@@ -351,7 +357,7 @@ def test_the_last_hidden_state_depends_on_earlier_tokens_and_ids_but_not_their_o
 def gradients(decoder: Decoder, batch: Batch) -> dict[str, torch.Tensor]:
     """Return the gradient of the answer loss for every parameter that has one."""
     decoder.zero_grad()
-    answer_loss(decoder, [batch], id_weight=1.0).loss.backward()
+    compute_answer_loss(decoder, [batch], id_weight=1.0).loss.backward()
     return {name: each.grad for name, each in decoder.named_parameters() if each.grad is not None}
 
 

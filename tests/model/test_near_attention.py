@@ -15,17 +15,17 @@ from lengthwise.model.attention_scores import AttentionHooks
 from lengthwise.model.decoder import Decoder
 from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.model.fast import near_attention
+from lengthwise.model.fast.cuda_graph_decoding import allows_graph_recording
 from lengthwise.model.fast.near_attention import (
-    FarKeys,
+    FarKeyBounds,
     NearAttention,
     bound_far_keys,
     far_distances,
-    number_rows,
+    number_distinct_rows,
     read_near_keys,
 )
-from lengthwise.model.fast.recorded_decoding import allows_recording
-from lengthwise.model.fast.switch import plain_forms
-from lengthwise.model.position_heads import Pointer, WidePointer, pointer, read_prompt
+from lengthwise.model.fast.switch import disable_fast_paths
+from lengthwise.model.position_heads import PointerHead, WidePointerHead, build_prompt_keys, pointer
 
 SHARP = Rotary(base=100.0, fastest=3.0)
 SEQ, QUERY_START, VOCABULARY = 160, 80, 5
@@ -132,8 +132,8 @@ def test_ids_that_are_far_apart_are_read_densely():
 
 @torch.no_grad()
 def test_a_pointer_reads_ids_that_are_far_apart_densely(monkeypatch):
-    head, prompt_ids = Pointer(8, 1000).eval(), torch.arange(QUERY_START)[None] * 2**40
-    prompt = read_prompt(head, torch.randn(1, QUERY_START, 8), prompt_ids, torch.tensor([QUERY_START]))
+    head, prompt_ids = PointerHead(8, 1000).eval(), torch.arange(QUERY_START)[None] * 2**40
+    prompt = build_prompt_keys(head, torch.randn(1, QUERY_START, 8), prompt_ids, torch.tensor([QUERY_START]))
     arguments = torch.randn(1, 5, 8), prompt_ids[:, :5], torch.randn(1, 5, 8), prompt
     dense = head.most_likely_ids(*arguments)
     monkeypatch.setattr(pointer, "MAX_DENSE_PROMPT", 1)
@@ -162,7 +162,7 @@ def test_the_bound_is_above_the_omitted_weight_and_close_to_it():
     scores = torch.randn(1, 2, len(distances))
     far = bound_far_keys(scores, None, scale, max_keys_per_id=2)
     contents = torch.tensor([0, 1, 1])
-    bounds = far.omitted(1, contents, scale, torch.zeros(1, 3))
+    bounds = far.bound_omitted_weight(1, contents, scale, torch.zeros(1, 3))
     is_far = distances.abs() > near_attention.WIDTHS[1]
     actual = torch.stack(
         [
@@ -175,13 +175,15 @@ def test_the_bound_is_above_the_omitted_weight_and_close_to_it():
 
 
 def test_a_query_without_a_near_key_is_unfinished():
-    far = FarKeys(log_totals=torch.full((1, 3, 2, 1), -100.0), scales=torch.ones(1, 2))
+    far = FarKeyBounds(log_totals=torch.full((1, 3, 2, 1), -100.0), scales=torch.ones(1, 2))
 
     def read(queries, keys):
         return torch.full((1, len(queries)), 0.0 if len(keys) else -math.inf)
 
     def omitted(width_index, queries, log_weights):
-        return far.omitted(width_index, torch.zeros_like(queries), torch.ones(1, len(queries)), log_weights)
+        return far.bound_omitted_weight(
+            width_index, torch.zeros_like(queries), torch.ones(1, len(queries)), log_weights
+        )
 
     for query_id, unfinished in ((50, [0]), (3, [])):
         _, queries = read_near_keys(torch.tensor([query_id]), torch.arange(5), read, omitted)
@@ -190,13 +192,13 @@ def test_a_query_without_a_near_key_is_unfinished():
 
 def test_rows_have_equal_numbers_only_if_they_are_equal():
     rows = torch.tensor([[1.0, 2.0], [2.0, 1.0], [1.0, 2.0], [0.0, 0.0]])
-    numbers, first = number_rows(rows)
+    numbers, first = number_distinct_rows(rows)
     assert numbers[0] == numbers[2]
     assert len(set(numbers.tolist())) == 3
     assert torch.equal(rows[first][numbers], rows)
 
 
-@pytest.mark.parametrize("head_class", [Pointer, WidePointer])
+@pytest.mark.parametrize("head_class", [PointerHead, WidePointerHead])
 @pytest.mark.parametrize("gain", [0.1, 3.0, 30.0])
 @torch.no_grad()
 def test_a_pointer_that_reads_near_tokens_predicts_the_same_ids(gain, head_class, monkeypatch):
@@ -206,7 +208,7 @@ def test_a_pointer_that_reads_near_tokens_predicts_the_same_ids(gain, head_class
     embeddings = torch.randn(4, 8)
     prompt_tokens, next_tokens = torch.randint(4, (2, QUERY_START)), torch.randint(4, (2, 50))
     prompt_ids = torch.arange(QUERY_START).expand(2, -1) // 2
-    prompt = read_prompt(head, embeddings[prompt_tokens], prompt_ids, torch.tensor([QUERY_START, QUERY_START]))
+    prompt = build_prompt_keys(head, embeddings[prompt_tokens], prompt_ids, torch.tensor([QUERY_START, QUERY_START]))
     current_ids, hidden = torch.randint(QUERY_START // 2, (2, 50)), torch.randn(2, 50, 8)
     arguments = hidden, current_ids, embeddings[next_tokens], prompt
     dense = head.most_likely_ids(*arguments)
@@ -220,7 +222,7 @@ def test_a_pointer_that_reads_near_tokens_predicts_the_same_ids(gain, head_class
 def test_scores_of_an_encoding_that_is_by_distance_depend_on_one_distance(name, rng):
     encoding = ENCODINGS[name]().build(EncodingSize(d_model=16, num_heads=2, d_head=8)).eval()
     assert isinstance(encoding, Encoding)
-    if not encoding.by_distance:
+    if not encoding.is_relative:
         return
     assert not encoding.has_scores
     x, query, key = torch.randn(1, 6, 16), torch.randn(1, 2, 6, 8), torch.randn(1, 2, 6, 8)
@@ -243,7 +245,7 @@ def test_scores_of_an_encoding_that_is_by_distance_depend_on_one_distance(name, 
 
 def test_encodings_by_distance_are_those_without_a_length_or_a_table():
     size = EncodingSize(d_model=16, num_heads=2, d_head=8)
-    names = {name for name in ENCODINGS if ENCODINGS[name]().build(size).by_distance}
+    names = {name for name in ENCODINGS if ENCODINGS[name]().build(size).is_relative}
     assert names == {"rotary", "partial_rotary", "alibi", "nape", "t5", "kerple_log", "kerple_power"}
 
 
@@ -272,8 +274,8 @@ def test_decoders_with_other_attention_stay_dense():
 
 def test_plain_forms_replace_near_attention_and_recordings():
     decoder = random_decoder()
-    with plain_forms():
+    with disable_fast_paths():
         assert not decoder.allows_near_attention
-        assert not allows_recording(decoder)
+        assert not allows_graph_recording(decoder)
     assert decoder.allows_near_attention
-    assert allows_recording(decoder)
+    assert allows_graph_recording(decoder)

@@ -24,14 +24,14 @@ def calls(monkeypatch) -> list[bool]:
     monkeypatch.setattr(near_generate, "FIRST_BLOCK", 4)
     monkeypatch.setattr(near_generate, "MAX_FAILED_CHECKS", 100)
     completed = []
-    actual = near_generate.generate_near
+    actual = near_generate.generate_with_near_keys
 
-    def generate_near(*given, **how):
+    def generate_with_near_keys(*given, **how):
         result = actual(*given, **how)
         completed.append(result is not None)
         return result
 
-    monkeypatch.setattr(generation, "generate_near", generate_near)
+    monkeypatch.setattr(generation, "generate_with_near_keys", generate_with_near_keys)
     return completed
 
 
@@ -102,5 +102,5 @@ def test_blocks_double_until_a_draft_is_wrong(monkeypatch):
     monkeypatch.setattr(near_generate._Sequence, "draft", draft)
     decoder = random_decoder(SHARP, num_predicted_ids=200, temperature=1.0)
     prompt, ids = torch.randint(2, 5, (1, PROMPT)), torch.arange(1, PROMPT + 1)[None, None]
-    assert near_generate.generate_near(decoder, prompt, ids, end=-1, max_new_tokens=60) is not None
+    assert near_generate.generate_with_near_keys(decoder, prompt, ids, end=-1, max_new_tokens=60) is not None
     assert blocks[:5] == [2, 4, 8, 2, 4]

@@ -9,14 +9,14 @@ from tests.support.cases import randomize
 
 from lengthwise.model.position_heads import (
     POSITION_HEADS,
-    Increment,
-    NextIDs,
-    Pointer,
+    ContentSearchHead,
+    IncrementHead,
+    NextIDDistribution,
+    PointerHead,
     PositionHead,
-    Prompt,
-    Rank,
-    Search,
-    read_prompt,
+    PromptKeys,
+    RankHead,
+    build_prompt_keys,
 )
 
 D_MODEL = 8
@@ -38,13 +38,13 @@ def build(name: str) -> PositionHead:
     return head
 
 
-def predict(head: PositionHead, current_ids: torch.Tensor = CURRENT_IDS) -> NextIDs:
-    return head(HIDDEN, current_ids, NEXT_EMBEDDINGS, read_prompt(head, EMBEDDINGS, POSITION_IDS, PROMPT_LENGTH))
+def predict(head: PositionHead, current_ids: torch.Tensor = CURRENT_IDS) -> NextIDDistribution:
+    return head(HIDDEN, current_ids, NEXT_EMBEDDINGS, build_prompt_keys(head, EMBEDDINGS, POSITION_IDS, PROMPT_LENGTH))
 
 
 def test_a_prompt_has_its_length_and_sorted_distinct_ids():
-    prompt = read_prompt(PositionHead(), EMBEDDINGS, POSITION_IDS, PROMPT_LENGTH)
-    fill = Prompt.PADDING_ID
+    prompt = build_prompt_keys(PositionHead(), EMBEDDINGS, POSITION_IDS, PROMPT_LENGTH)
+    fill = PromptKeys.PADDING_ID
     assert prompt.is_prompt.tolist() == [[True] * 4 + [False], [True] * 3 + [False] * 2, [True] * 5]
     assert prompt.distinct_ids.tolist() == [[2, 4, 9, fill, fill], [3, 7, fill, fill, fill], [1, 5, 6, 8, 12]]
     assert prompt.keys.shape == (3, 5, 0)
@@ -61,7 +61,7 @@ def test_candidates_are_distinct_and_their_probabilities_sum_to_at_most_1(name):
     candidates = next_ids.candidates.expand(next_ids.log_probs.shape)
     assert (next_ids.log_probs.exp().sum(dim=-1) <= 1 + 1e-6).all()
     for ids in candidates.flatten(0, 1).tolist():
-        real = [candidate for candidate in ids if candidate not in {-1, Prompt.PADDING_ID}]
+        real = [candidate for candidate in ids if candidate not in {-1, PromptKeys.PADDING_ID}]
         assert len(real) == len(set(real)) > 0
 
 
@@ -73,7 +73,7 @@ def test_log_probability_returns_the_value_of_the_matching_candidate(name):
     for place in range(candidates.shape[-1]):
         ids = candidates[..., place]
         log_probability, reachable = next_ids.log_probability(ids)
-        real = (ids >= 0) & (ids != Prompt.PADDING_ID)
+        real = (ids >= 0) & (ids != PromptKeys.PADDING_ID)
         assert reachable[real].all()
         torch.testing.assert_close(log_probability[real], next_ids.log_probs[..., place][real])
 
@@ -102,7 +102,7 @@ def test_a_ragged_prompt_is_read_as_in_a_batch_of_one(name):
     together = predict(head)
     for sequence, length in enumerate(PROMPT_LENGTH):
         own = slice(sequence, sequence + 1)
-        lone = read_prompt(head, EMBEDDINGS[own, :length], POSITION_IDS[own, :length], PROMPT_LENGTH[own])
+        lone = build_prompt_keys(head, EMBEDDINGS[own, :length], POSITION_IDS[own, :length], PROMPT_LENGTH[own])
         alone = head(HIDDEN[own], CURRENT_IDS[own], NEXT_EMBEDDINGS[own], lone)
         for place in range(NUM_POSITION_IDS):
             ids = torch.full_like(CURRENT_IDS, place)
@@ -142,7 +142,7 @@ def test_heads_that_read_the_prompt_predict_only_its_ids(name):
     next_ids = predict(build(name))
     candidates = next_ids.candidates.expand(next_ids.log_probs.shape)
     for sequence, length in enumerate(PROMPT_LENGTH):
-        known = {*POSITION_IDS[sequence, :length].tolist(), -1, Prompt.PADDING_ID}
+        known = {*POSITION_IDS[sequence, :length].tolist(), -1, PromptKeys.PADDING_ID}
         assert set(candidates[sequence].flatten().tolist()) <= known
 
 
@@ -153,7 +153,10 @@ def test_shifting_all_ids_shifts_the_predicted_ids(name):
     shift = 100_000
     here = predict(head)
     there = head(
-        HIDDEN, CURRENT_IDS + shift, NEXT_EMBEDDINGS, read_prompt(head, EMBEDDINGS, POSITION_IDS + shift, PROMPT_LENGTH)
+        HIDDEN,
+        CURRENT_IDS + shift,
+        NEXT_EMBEDDINGS,
+        build_prompt_keys(head, EMBEDDINGS, POSITION_IDS + shift, PROMPT_LENGTH),
     )
     for place in range(NUM_POSITION_IDS):
         ids = torch.full_like(CURRENT_IDS, place)
@@ -164,7 +167,7 @@ def test_shifting_all_ids_shifts_the_predicted_ids(name):
 
 
 def brute_force_pointer(
-    head: Pointer, sequence: int, query: int, current_id: int
+    head: PointerHead, sequence: int, query: int, current_id: int
 ) -> tuple[np.ndarray, dict[int, float]]:
     """Return the mass of each prompt token and the probability of each distinct ID, one token at a time."""
     weights = {name: weight.double().numpy() for name, weight in head.state_dict().items()}
@@ -207,7 +210,7 @@ def brute_force_pointer(
 @torch.no_grad()
 def test_the_pointer_equals_a_double_loop(name):
     head = build(name)
-    assert isinstance(head, Pointer)
+    assert isinstance(head, PointerHead)
     head.content_gain.fill_(1.5)
     head.shift.weight.mul_(0.2)
     if name == "wide_pointer":
@@ -224,7 +227,7 @@ def test_the_pointer_equals_a_double_loop(name):
 
 @torch.no_grad()
 def test_the_mass_of_equal_ids_is_summed_before_the_largest_is_chosen():
-    head = Pointer(D_MODEL, NUM_POSITION_IDS)
+    head = PointerHead(D_MODEL, NUM_POSITION_IDS)
     head.shift.bias.copy_(torch.tensor([-100.0, 0.0, -100.0]))
     head.content_gain.fill_(0.0)
     head.log_distance_gain.fill_(math.log(0.1))
@@ -235,11 +238,11 @@ def test_the_mass_of_equal_ids_is_summed_before_the_largest_is_chosen():
 
 @torch.no_grad()
 def test_the_pointer_moves_up_and_down_one_distinct_id():
-    head = Pointer(D_MODEL, NUM_POSITION_IDS)
+    head = PointerHead(D_MODEL, NUM_POSITION_IDS)
     head.log_distance_gain.fill_(math.log(30.0))
     moves = {-1: [4, 4, 4, 4], 0: [9, 9, 9, 9], 1: [12, 12, 12, 12]}
     position_ids = torch.tensor([[12, 4, 9, 9]])
-    prompt = read_prompt(head, EMBEDDINGS[:1, :4], position_ids, torch.tensor([4]))
+    prompt = build_prompt_keys(head, EMBEDDINGS[:1, :4], position_ids, torch.tensor([4]))
     for move, expected in moves.items():
         head.shift.bias.copy_(torch.where(torch.tensor([-1, 0, 1]) == move, 0.0, -100.0))
         next_ids = head(HIDDEN[:1], torch.full((1, 4), 9), NEXT_EMBEDDINGS[:1], prompt)
@@ -248,14 +251,14 @@ def test_the_pointer_moves_up_and_down_one_distinct_id():
 
 @torch.no_grad()
 def test_the_shift_of_the_pointer_depends_on_the_next_token():
-    head = Pointer(D_MODEL, NUM_POSITION_IDS)
+    head = PointerHead(D_MODEL, NUM_POSITION_IDS)
     head.log_distance_gain.fill_(math.log(30.0))
     # The first component of the next token's embedding decides the shift.
     head.shift.weight[:, 0] = torch.tensor([-10.0, 0.0, 10.0])
     next_embeddings = torch.zeros(1, 4, D_MODEL)
     next_embeddings[0, :, 0] = torch.tensor([1.0, -1.0, 0.0, 1.0])
     head.shift.bias.copy_(torch.tensor([0.0, 1.0, 0.0]))
-    prompt = read_prompt(head, EMBEDDINGS[:1, :4], torch.tensor([[12, 4, 9, 9]]), torch.tensor([4]))
+    prompt = build_prompt_keys(head, EMBEDDINGS[:1, :4], torch.tensor([[12, 4, 9, 9]]), torch.tensor([4]))
     next_ids = head(HIDDEN[:1], torch.tensor([[9, 9, 9, 4]]), next_embeddings, prompt)
     assert next_ids.most_likely_ids()[0].tolist() == [12, 4, 9, 9]
 
@@ -263,7 +266,7 @@ def test_the_shift_of_the_pointer_depends_on_the_next_token():
 @torch.no_grad()
 def test_the_search_head_equals_a_loop():
     head = build("search")
-    assert isinstance(head, Search)
+    assert isinstance(head, ContentSearchHead)
     head.log_gain.fill_(1.0)
     next_ids = predict(head)
     weights = {name: weight.double().numpy() for name, weight in head.state_dict().items()}
@@ -282,13 +285,13 @@ def test_the_search_head_equals_a_loop():
 
 @torch.no_grad()
 def test_the_search_head_can_represent_the_next_token_of_an_order():
-    head = Search(D_MODEL, NUM_POSITION_IDS, d_search=D_MODEL)
+    head = ContentSearchHead(D_MODEL, NUM_POSITION_IDS, d_search=D_MODEL)
     head.query.weight.copy_(torch.eye(D_MODEL))
     # The query of each one-hot token matches the key of the next one.
     head.key.weight.copy_(torch.eye(D_MODEL).roll(-1, dims=0))
     tokens = torch.eye(D_MODEL)[None]
     shuffled = [3, 0, 2, 1]
-    prompt = read_prompt(head, tokens[:, shuffled], torch.tensor([[10, 20, 30, 40]]), torch.tensor([4]))
+    prompt = build_prompt_keys(head, tokens[:, shuffled], torch.tensor([[10, 20, 30, 40]]), torch.tensor([4]))
     next_ids = head(HIDDEN[:1, :3], CURRENT_IDS[:1, :3], tokens[:, :3], prompt)
     assert next_ids.most_likely_ids()[0].tolist() == [40, 30, 10]
 
@@ -299,7 +302,7 @@ def test_candidates_of_the_rank_head_are_the_distinct_ids_around_the_current_one
     for sequence, query in np.ndindex(*CURRENT_IDS.shape):
         distinct = sorted(set(POSITION_IDS[sequence, : PROMPT_LENGTH[sequence]].tolist()))
         own = int(np.searchsorted(distinct, int(CURRENT_IDS[sequence, query])))
-        expected = [distinct[own + move] if 0 <= own + move < len(distinct) else -1 for move in Rank.OFFSETS]
+        expected = [distinct[own + move] if 0 <= own + move < len(distinct) else -1 for move in RankHead.OFFSETS]
         assert next_ids.candidates[sequence, query].tolist() == expected
 
 
@@ -316,14 +319,14 @@ def test_the_rank_head_gives_missing_ranks_probability_0():
 @torch.no_grad()
 def test_the_increment_head_reaches_exactly_its_offsets(step):
     _, reachable = predict(build("increment")).log_probability(CURRENT_IDS + step)
-    assert (reachable == (step in Increment.OFFSETS)).all()
+    assert (reachable == (step in IncrementHead.OFFSETS)).all()
 
 
 @over_heads
 @torch.no_grad()
 def test_predicted_ids_depend_on_the_next_token(name):
     head = build(name)
-    prompt = read_prompt(head, EMBEDDINGS, POSITION_IDS, PROMPT_LENGTH)
+    prompt = build_prompt_keys(head, EMBEDDINGS, POSITION_IDS, PROMPT_LENGTH)
     here = head(HIDDEN, CURRENT_IDS, NEXT_EMBEDDINGS, prompt).log_probs
     there = head(HIDDEN, CURRENT_IDS, NEXT_EMBEDDINGS.flip(1), prompt).log_probs
     assert (here.exp() - there.exp()).abs().max() > 1e-3
@@ -333,9 +336,9 @@ def test_predicted_ids_depend_on_the_next_token(name):
 @torch.no_grad()
 def test_a_fill_value_is_never_predicted(name):
     head = build(name)
-    if isinstance(head, Pointer):
+    if isinstance(head, PointerHead):
         head.shift.bias.fill_(-100.0)
         head.shift.bias[-1] = 0.0
     next_ids = predict(head)
-    assert (next_ids.candidates != Prompt.PADDING_ID).all()
+    assert (next_ids.candidates != PromptKeys.PADDING_ID).all()
     assert (next_ids.most_likely_ids() >= 0).all()

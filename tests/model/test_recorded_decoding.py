@@ -7,12 +7,12 @@ import torch
 from tests.support.cases import small_decoder, small_scheme
 
 from lengthwise.encodings import ENCODINGS
-from lengthwise.model.fast import recorded_decoding
-from lengthwise.model.fast.recorded_decoding import RecordedDecoding, allows_recording
+from lengthwise.model.fast import cuda_graph_decoding
+from lengthwise.model.fast.cuda_graph_decoding import CUDAGraphDecoding, allows_graph_recording
 from lengthwise.model.generate import _start, generate
 from lengthwise.model.position_heads import POSITION_HEADS
 from lengthwise.tasks import Parity
-from lengthwise.training.batch import Sampler
+from lengthwise.training.batch import TrainingSampler
 
 # Their scores depend on other keys, and unused memory contains keys. A decoder with them is not recorded.
 READS_NEIGHBORS = ("dape", "dape_v2", "cope", "selective_rotary")
@@ -30,7 +30,7 @@ def run_steps(decoding, count):
 
 def check_recorded_steps(decoder, scheme, run=run_steps):
     """Assert that recorded steps write what ``generate`` writes."""
-    sampler = Sampler(task=Parity(), scheme=small_scheme(scheme), lengths=(9, 9), batch_size=4, seed=3)
+    sampler = TrainingSampler(task=Parity(), scheme=small_scheme(scheme), lengths=(9, 9), batch_size=4, seed=3)
     batch = sampler.batches(0)[0]
     prompt, count, end = batch.tokens[:, : int(batch.prompt_length[0])], int(batch.token_scored.sum(dim=1).max()), 1
     num_known = 0 if decoder.predicts_ids else count
@@ -40,7 +40,7 @@ def check_recorded_steps(decoder, scheme, run=run_steps):
     with torch.inference_mode():
         state = _start(decoder, prompt, ids[:, :, : prompt.shape[1]], count)
         known = ids[:, :, prompt.shape[1] :] if num_known else None
-        run(RecordedDecoding(decoder, state, known, tokens, new_ids, end), count)
+        run(CUDAGraphDecoding(decoder, state, known, tokens, new_ids, end), count)
     written, size = expected.is_written, expected.tokens.shape[1]
     assert torch.equal(tokens[:, :size][written], expected.tokens[written])
     assert torch.equal(new_ids[:, :, :size][:, written], expected.position_ids[:, written])
@@ -65,12 +65,12 @@ def test_steps_that_cannot_be_recorded_write_the_same_without_a_recording(monkey
     def record(function):
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(recorded_decoding, "record", record)
+    monkeypatch.setattr(cuda_graph_decoding, "record_graph", record)
     with pytest.warns(UserWarning, match="decoding is slower, because its steps cannot be recorded: operation not"):
         check_recorded_steps(small_decoder("rotary", Parity()), "coupled", lambda decoding, count: decoding.run())
 
 
 def test_decoders_with_other_attention_weights_are_not_recorded():
-    assert allows_recording(small_decoder("rotary", Parity()))
-    assert not allows_recording(small_decoder("rotary", Parity(), weights="entmax"))
-    assert not allows_recording(small_decoder("dape", Parity()))
+    assert allows_graph_recording(small_decoder("rotary", Parity()))
+    assert not allows_graph_recording(small_decoder("rotary", Parity(), weights="entmax"))
+    assert not allows_graph_recording(small_decoder("dape", Parity()))

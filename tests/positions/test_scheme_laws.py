@@ -27,10 +27,10 @@ from lengthwise.positions import (
     RandomFloats,
     Sequential,
     Skipwise,
-    describe_given,
-    given_of_scheme,
+    describe_given_knowledge,
+    given_knowledge_of_scheme,
 )
-from lengthwise.positions.randomized import sample_subsets
+from lengthwise.positions.randomized import sample_sorted_ids
 from lengthwise.tasks import (
     TASKS,
     Addition,
@@ -39,7 +39,7 @@ from lengthwise.tasks import (
     Multiplication,
     MultiQueryRecall,
     Parity,
-    Planted,
+    PlantedCorrelations,
     Recall,
     Sort,
     SparseParity,
@@ -47,7 +47,7 @@ from lengthwise.tasks import (
     VariableAssignment,
 )
 from lengthwise.tasks.examples import Examples
-from lengthwise.tasks.task import declared_given
+from lengthwise.tasks.task import declared_knowledge
 
 # Enough IDs for the longest of the tasks below.
 RANGE = 512
@@ -300,7 +300,7 @@ def test_coupled_rejects_a_second_level(training, rng):
 @pytest.mark.parametrize(("num_position_ids", "seq"), [(6, 1), (6, 3), (6, 5), (8, 1), (16, 2), (24, 3)])
 def test_every_subset_of_the_range_is_equally_likely(num_position_ids, seq, rng):
     possible = comb(num_position_ids, seq)
-    ids = sample_subsets(rng, num_position_ids, 60 * possible, seq)
+    ids = sample_sorted_ids(rng, num_position_ids, 60 * possible, seq)
     counts = Counter(map(tuple, ids.tolist()))
     assert len(counts) == possible
     # The chi-square statistic has mean possible - 1 and standard deviation sqrt(2 * (possible - 1)).
@@ -310,7 +310,7 @@ def test_every_subset_of_the_range_is_equally_likely(num_position_ids, seq, rng)
 
 @pytest.mark.parametrize("seq", [1, 50, 511, 513, 4_000, 4_096])
 def test_a_subset_is_sorted_and_has_no_repeats(seq, rng):
-    ids = sample_subsets(rng, 4_096, 3, seq)
+    ids = sample_sorted_ids(rng, 4_096, 3, seq)
     assert ids.shape == (3, seq)
     assert (np.diff(ids, axis=1) > 0).all()
     assert ids.min() >= 0
@@ -367,7 +367,16 @@ def test_places_number_the_symbols_of_every_number_and_string_from_1(length, tas
 
 
 def test_tasks_without_numbers_and_strings_declare_no_step_index():
-    without = IndexHints | MultiQueryRecall | Planted | Recall | JSONLTask | SparseParity | Text | VariableAssignment
+    without = (
+        IndexHints
+        | MultiQueryRecall
+        | PlantedCorrelations
+        | Recall
+        | JSONLTask
+        | SparseParity
+        | Text
+        | VariableAssignment
+    )
     assert all((EXAMPLES[name].step_index is None) == isinstance(task, without) for name, task in TASK_VARIANTS.items())
 
 
@@ -386,25 +395,25 @@ GIVEN = {
 
 
 def test_every_scheme_names_what_it_is_given():
-    assert {name: given_of_scheme(scheme()) for name, scheme in SCHEMES.items()} == GIVEN
+    assert {name: given_knowledge_of_scheme(scheme()) for name, scheme in SCHEMES.items()} == GIVEN
 
 
 def test_the_scratchpads_of_tasks_are_named():
-    given = {name: describe_given(task(), None) for name, task in TASKS.items()}
+    given = {name: describe_given_knowledge(task(), None) for name, task in TASKS.items()}
     written = {"parity", "multi_addition", "variable_assignment", "multiplication"}
     assert {given[name] for name in written} == {"scratchpad"}
     assert {given[name] for name in ("copy", "reverse", "addition", "sort", "recall", "text")} == {"nothing"}
-    assert describe_given(Addition(scratchpad="carry"), Predicted()) == "scratchpad, ID range, coupling"
-    assert describe_given(IndexHints(), Sequential()) == "scratchpad, index hints"
-    assert describe_given(IndexHints(task=Addition()), None) == "index hints"
+    assert describe_given_knowledge(Addition(scratchpad="carry"), Predicted()) == "scratchpad, ID range, coupling"
+    assert describe_given_knowledge(IndexHints(), Sequential()) == "scratchpad, index hints"
+    assert describe_given_knowledge(IndexHints(task=Addition()), None) == "index hints"
 
 
 def test_encodings_with_a_factor_for_the_test_length_name_it():
     scaled = {"rotary_linear", "rotary_ntk", "rotary_dynamic_ntk", "yarn"}
-    assert {name for name, encoding in ENCODINGS.items() if declared_given(encoding())} == scaled
+    assert {name for name, encoding in ENCODINGS.items() if declared_knowledge(encoding())} == scaled
     for name, encoding in ENCODINGS.items():
         assert ("factor" in {part.name for part in fields(encoding)}) == (name in scaled)
-    assert describe_given(Sort(), Sequential(), ENCODINGS["yarn"]()) == "length factor"
+    assert describe_given_knowledge(Sort(), Sequential(), ENCODINGS["yarn"]()) == "length factor"
 
 
 def test_custom_classes_have_a_default_of_what_they_are_given():
@@ -414,5 +423,5 @@ def test_custom_classes_have_a_default_of_what_they_are_given():
         name = "coupled_only"
         needs = "coupling"
 
-    assert given_of_scheme(CoupledOnly()) == ("coupling", "response IDs")
-    assert describe_given(Sort(), None) == "nothing"
+    assert given_knowledge_of_scheme(CoupledOnly()) == ("coupling", "response IDs")
+    assert describe_given_knowledge(Sort(), None) == "nothing"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from claim_sentences import NOT_FROM_ROWS, NUMBER, PAGES, Runs, add_claims, differing_sentences, one_line, put_numbers
 
-from lengthwise.evaluation.result_rows import label_of
+from lengthwise.evaluation.result_rows import label_without_variant
 from lengthwise.experiments.reproduction import claim_folders, load_claim
 from lengthwise.experiments.run_folder import read_rows
 
@@ -93,7 +93,7 @@ def test_a_claim_without_a_row_is_added_to_the_table_of_claims():
 def test_the_command_of_a_claim_trains_the_configurations_of_its_rows(name):
     experiments = load_claim(name).experiments()
     for row in read_rows(claim_folders()[name] / "rows.jsonl"):
-        experiment = experiments[label_of(row)]
+        experiment = experiments[label_without_variant(row)]
         assert (row["scheme"], row["encoding"]) == (experiment.scheme.name, experiment.encoding.name), row["row"]
         assert row.get("head") in (None, experiment.decoder.head)
         assert tuple(row["train_lengths"]) == experiment.train_lengths

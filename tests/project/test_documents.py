@@ -481,7 +481,7 @@ def test_what_a_page_imports_is_public(name):
 
 def test_what_a_class_of_ones_own_is_made_of_is_public():
     contracts = {"Encoding", "EncodingSettings", "EncodingSize", "PositionScheme", "Assignment", "Task", "Examples"}
-    assert contracts | {"score_all_answers", "UntrainedDistanceWarning", "LengthwiseError"} <= set(lw.__all__)
+    assert contracts | {"make_assignment", "UntrainedDistanceWarning", "LengthwiseError"} <= set(lw.__all__)
     assert all(hasattr(lw, name) for name in lw.__all__)
 
 

@@ -20,7 +20,7 @@ from lengthwise.experiments.decoder_model import DecoderModel
 from lengthwise.experiments.experiment import build_decoder
 from lengthwise.experiments.run_folder import read_rows
 from lengthwise.hf.causal_lm import CausalLM
-from lengthwise.influence.hidden_context import MODES, Window, WindowEvaluator
+from lengthwise.influence.hidden_context import MODES, TargetWindow, WindowEvaluator
 from lengthwise.influence.measures import SubsetScorer, TargetLoss
 from lengthwise.model import generate as generation
 from lengthwise.model.attention_scores import AttentionHooks
@@ -29,8 +29,8 @@ from lengthwise.model.fast.near_attention import NearAttention
 from lengthwise.model.generate import generate
 from lengthwise.model.position_heads import pointer
 from lengthwise.tasks import MultiAddition, Parity
-from lengthwise.training.batch import Sampler
-from lengthwise.training.loss import answer_loss
+from lengthwise.training.batch import TrainingSampler
+from lengthwise.training.loss import compute_answer_loss
 from lengthwise.training.trainer import Trainer
 
 pytestmark = [
@@ -41,7 +41,9 @@ CUDA = torch.device("cuda")
 
 
 def batch_of(experiment):
-    return Sampler(task=experiment.task, scheme=experiment.scheme, lengths=(40, 40), batch_size=8, seed=3).batches(0)[0]
+    return TrainingSampler(
+        task=experiment.task, scheme=experiment.scheme, lengths=(40, 40), batch_size=8, seed=3
+    ).batches(0)[0]
 
 
 @pytest.mark.parametrize("encoding", [name for name in ENCODINGS if name != "learned"])
@@ -60,7 +62,11 @@ def test_cuda_and_cpu_agree_in_float32(encoding):
 def test_cached_decoding_gives_the_hidden_states_of_one_pass_on_cuda(encoding, task):
     for length in (2, 40):
         scheme = small_scheme("multilevel")
-        batch = Sampler(task=task, scheme=scheme, lengths=(length, length), batch_size=4, seed=3).batches(0)[0].to(CUDA)
+        batch = (
+            TrainingSampler(task=task, scheme=scheme, lengths=(length, length), batch_size=4, seed=3)
+            .batches(0)[0]
+            .to(CUDA)
+        )
         decoder = small_decoder(encoding, task, num_levels=len(batch.position_ids)).to(CUDA)
         whole, _ = decoder(batch.tokens, batch.position_ids)
         prompt = int(batch.prompt_length.min())
@@ -80,7 +86,7 @@ def test_gradients_are_finite_in_bf16_on_cuda(head):
     experiment = replace(experiment, decoder=replace(experiment.decoder, head=head))
     decoder = build_decoder(experiment).to(CUDA)
     with torch.autocast("cuda", dtype=torch.bfloat16):
-        outcome = answer_loss(decoder, [batch_of(experiment).to(CUDA)], 1.0)
+        outcome = compute_answer_loss(decoder, [batch_of(experiment).to(CUDA)], 1.0)
     outcome.loss.backward()
     assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in decoder.parameters())
 
@@ -160,7 +166,7 @@ def next_token_models(name, device):
 @pytest.mark.parametrize("name", [*CONFIGS, "rotary", "alibi"])
 def test_influence_is_the_same_on_cuda_and_cpu(name):
     tokens = np.random.default_rng(0).integers(0, 4, 40)
-    window = Window(start=tokens[:0], far=tokens[:30], near=tokens[30:39], target=int(tokens[39]))
+    window = TargetWindow(start=tokens[:0], far=tokens[:30], near=tokens[30:39], target=int(tokens[39]))
     visible = np.random.default_rng(1).random((5, 30)) < 0.5
     here, there = (next_token_models(name, device) for device in (torch.device("cpu"), CUDA))
     for mode in MODES:
@@ -215,7 +221,7 @@ def test_a_wrapped_model_writes_the_same_on_cuda_and_cpu(scaling):
 
 
 def trainer_on_cuda(experiment, folder):
-    sampler = Sampler(
+    sampler = TrainingSampler(
         task=experiment.task, scheme=experiment.scheme, lengths=experiment.train_lengths, batch_size=8, seed=3
     )
     torch.manual_seed(0)
@@ -259,7 +265,7 @@ def test_recorded_steps_have_the_losses_of_the_same_steps_without_a_recording(ch
 @torch.no_grad()
 def test_recorded_decoding_writes_the_tokens_of_plain_steps(encoding, scheme, monkeypatch):
     scheme = small_scheme(scheme)
-    batch = Sampler(task=Parity(), scheme=scheme, lengths=(20, 20), batch_size=4, seed=3).batches(0)[0].to(CUDA)
+    batch = TrainingSampler(task=Parity(), scheme=scheme, lengths=(20, 20), batch_size=4, seed=3).batches(0)[0].to(CUDA)
     limit = 48 if scheme.predicts_ids else None
     decoder = small_decoder(encoding, Parity(), num_predicted_ids=limit).to(CUDA)
     prompt = int(batch.prompt_length[0])

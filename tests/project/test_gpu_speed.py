@@ -22,7 +22,7 @@ import lengthwise as lw
 from lengthwise.encodings import Rotary
 from lengthwise.model.decoder import Decoder
 from lengthwise.model.decoder_settings import DecoderSettings
-from lengthwise.training.loss import answer_loss
+from lengthwise.training.loss import compute_answer_loss
 
 CPU = torch.device("cpu")
 SMALL_STEP = gpu_speed.LargeStep(
@@ -106,7 +106,7 @@ def test_the_formula_counts_the_operations_of_a_step():
     decoder = Decoder(SMALL_STEP.decoder, Rotary(), vocabulary_size=SMALL_STEP.vocabulary_size)
     batch = gpu_speed.random_batch(SMALL_STEP.vocabulary_size, 3, SMALL_STEP.seq + 1)
     with FlopCounterMode(display=False) as counter:
-        answer_loss(decoder, [batch], 1.0).loss.backward()
+        compute_answer_loss(decoder, [batch], 1.0).loss.backward()
     tokens, settings = 3 * SMALL_STEP.seq, decoder.settings
     # The counter sees all pairs of a query and a key; the formula sees half of them, and also vectors.
     all_pairs = 6 * settings.num_layers * settings.d_model * SMALL_STEP.seq * tokens

@@ -14,7 +14,7 @@ from tests.support.small_runs import small_experiment
 
 import lengthwise as lw
 from lengthwise.core.errors import LengthwiseError
-from lengthwise.hf.loading import load_causal_lm, load_codec
+from lengthwise.hf.loading import load_causal_lm, load_tokenizer_adapter
 from lengthwise.positions import Sequential
 
 ROOT = Path(__file__).parents[2]
@@ -79,7 +79,7 @@ def test_a_run_behind_a_symbolic_link_is_read(run, tmp_path):
     assert rows[0][0]["exact_match"] == rows[1][0]["exact_match"]
 
 
-@pytest.mark.parametrize("load", [load_causal_lm, load_codec])
+@pytest.mark.parametrize("load", [load_causal_lm, load_tokenizer_adapter])
 def test_code_in_a_model_folder_never_runs(load, tmp_path):
     model = causal_model(CONFIGS["llama"]())
     model.save_pretrained(tmp_path)

@@ -10,7 +10,7 @@ from tests.report.test_report_page import Page, charts_of, page_of, result_row, 
 
 from lengthwise.core.errors import LengthwiseError
 from lengthwise.experiments.run_folder import write_rows_with_digest
-from lengthwise.report.chart import Table, cut_labels, hover
+from lengthwise.report.chart import ReportTable, hover_text, truncate_labels
 from lengthwise.report.folders import StudyRecord
 from lengthwise.report.page import write_report
 from lengthwise.report.result_charts import heat_map
@@ -240,7 +240,7 @@ def test_settings_have_the_order_of_the_result_rows(tmp_path):
 def test_cut_labels_stay_different_and_keep_their_full_text():
     same_start, same_ends = ["a" * 40 + "1", "a" * 40 + "2"], ["a" * 40 + "1" + "b" * 40, "a" * 40 + "2" + "b" * 40]
     for labels in (["short", "x" * 50], same_start, same_ends, ["short", "short 2"]):
-        names = cut_labels(labels)
+        names = truncate_labels(labels)
         assert len(set(names)) == len(labels)
         assert all(len(name) <= 28 for name in names)
     rows = [{"row": label, **result_row(20, 0.5)} for label in same_start]
@@ -249,7 +249,7 @@ def test_cut_labels_stay_different_and_keep_their_full_text():
 
 
 def test_a_long_name_wraps_in_the_hover_text():
-    assert hover("a" * 70, "b") == "a" * 60 + "<br />" + "a" * 10 + "<br>b"
+    assert hover_text("a" * 70, "b") == "a" * 60 + "<br />" + "a" * 10 + "<br>b"
 
 
 def test_large_heat_maps_and_tables_name_what_they_leave_out():
@@ -259,12 +259,12 @@ def test_large_heat_maps_and_tables_name_what_they_leave_out():
     assert (len(chart.table.body), len(chart.table.header)) == (50, 201)
     (note,) = chart.notes
     assert "show the first 50 of 60 configurations and the shortest 200 of 202 lengths." in note
-    table = Table(title="", header=["a", "b"], body=[["x" * 400, "y"]] * 50_000)
-    lines = table.lines
+    table = ReportTable(title="", header=["a", "b"], body=[["x" * 400, "y"]] * 50_000)
+    lines = table.shown_rows
     assert len(lines) == 25_000
     assert lines[0][0] == "x" * 299 + "…"
-    assert table.omission.startswith("The table shows the first 25,000 of 50,000 lines")
-    assert Table(title="", header=["a"], body=[["b"]]).omission == ""
+    assert table.omission_note.startswith("The table shows the first 25,000 of 50,000 lines")
+    assert ReportTable(title="", header=["a"], body=[["b"]]).omission_note == ""
 
 
 def test_the_page_overwrites_no_other_file(tmp_path):

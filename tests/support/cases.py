@@ -19,7 +19,7 @@ from lengthwise.tasks import (
     Multiplication,
     MultiQueryRecall,
     Parity,
-    Planted,
+    PlantedCorrelations,
     Recall,
     Reverse,
     Sort,
@@ -76,7 +76,7 @@ def has_own_test(task: str) -> bool:
 
 def smallest_length(task: Task) -> int:
     """Return the smallest length of a task."""
-    return task.min_length if isinstance(task, Planted) else 1
+    return task.min_length if isinstance(task, PlantedCorrelations) else 1
 
 
 def small_scheme(name: str, **changes: int) -> PositionScheme:

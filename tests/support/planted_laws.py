@@ -6,14 +6,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from lengthwise.tasks.planted.placement import Placement, ShapeLaw, UniformShapes
-from lengthwise.tasks.planted.planted_task import Planted
+from lengthwise.tasks.planted.placement import Placement, ShapeDistribution, UniformShapePlacement
+from lengthwise.tasks.planted.planted_task import PlantedCorrelations
 from lengthwise.theory.attention.tabular import TabularAttention
 
 
 def random_law(
     rng: np.random.Generator, num_tokens: int, k: int, span: int, placement: Placement | None = None
-) -> Planted:
+) -> PlantedCorrelations:
     """Sample a law with one to three tuples; in half of the laws, one token never occurs in the background."""
     background = rng.dirichlet(np.ones(num_tokens))
     if rng.random() < 0.5:
@@ -22,12 +22,12 @@ def random_law(
     tuples = [[int(code) // num_tokens**place % num_tokens for place in range(k)] for code in codes]
     labels = rng.dirichlet(np.ones(2), size=len(tuples))
     labels = labels.round() if rng.random() < 0.5 else labels
-    return Planted(
+    return PlantedCorrelations(
         background=tuple((background / background.sum()).tolist()),
         tuples=tuple(map(tuple, tuples)),
         probabilities=tuple(rng.dirichlet(np.ones(len(tuples))).tolist()),
         labels=tuple(map(tuple, labels.tolist())),
-        placement=UniformShapes(num_planted=k, widest=max(span, k)) if placement is None else placement,
+        placement=UniformShapePlacement(num_planted=k, widest=max(span, k)) if placement is None else placement,
     )
 
 
@@ -44,17 +44,17 @@ def random_attention(
     )
 
 
-def single_tokens(score: float) -> tuple[Planted, TabularAttention]:
+def single_tokens(score: float) -> tuple[PlantedCorrelations, TabularAttention]:
     """Return a law that plants token 1 in a background of 0, and an attention with score 1 and ``score`` for them.
 
     Token 0 has the wrong value, so total variation and leakage are ``score (l - 1) / (1 + score (l - 1))``.
     """
-    law = Planted(
+    law = PlantedCorrelations(
         background=(1.0, 0.0),
         tuples=((1,),),
         probabilities=(1.0,),
         labels=((0.0, 1.0),),
-        placement=UniformShapes(num_planted=1, widest=1),
+        placement=UniformShapePlacement(num_planted=1, widest=1),
     )
     return law, TabularAttention(
         num_tokens=2,
@@ -72,15 +72,15 @@ class NonuniformStarts:
     name: ClassVar[str] = "tilted"
     summary: ClassVar[str] = "later starts are more likely"
     k: ClassVar[int] = 2
-    span: ClassVar[int] = 3
+    max_span: ClassVar[int] = 3
     min_length: ClassVar[int] = 3
 
-    def law(self, length: int) -> ShapeLaw:
+    def shape_distribution(self, length: int) -> ShapeDistribution:
         """Return the joint distribution of shape and start."""
         weight = np.array([[(c + 1.0) * (c + gap < length) for c in range(length)] for gap in (1, 2)])
-        return ShapeLaw(shapes=np.array([[0, 1], [0, 2]]), probability=weight / weight.sum())
+        return ShapeDistribution(shapes=np.array([[0, 1], [0, 2]]), probability=weight / weight.sum())
 
     def sample(self, length: int, size: int, rng: np.random.Generator) -> np.ndarray:
         """Sample planted sets of shape (size, k) from the distribution."""
-        sets, probability = self.law(length).sets()
+        sets, probability = self.shape_distribution(length).sets()
         return sets[rng.choice(len(sets), size=size, p=probability)]

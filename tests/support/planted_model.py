@@ -38,7 +38,7 @@ class PlantedModel:
         self.target_log_prob, self.num_far = target_log_prob, num_far
         self.num_queries = 0
 
-    def assign_ids(self, tokens: Tensor) -> Tensor:
+    def assign_position_ids(self, tokens: Tensor) -> Tensor:
         """Return the token indexes."""
         return torch.arange(len(tokens))
 
@@ -51,7 +51,7 @@ class PlantedModel:
             visible[row, ids[ids < self.num_far]] = 1.0
         return self._log_probs(visible)
 
-    def plain_log_probs(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+    def log_probs_without_cache(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return the log-probabilities, with the far tokens that the last row of the mask contains visible."""
         return self._log_probs(torch.ones(self.num_far) if mask is None else mask[-1, : self.num_far].float())
 
@@ -70,7 +70,7 @@ class PlantedModel:
         visible_far[:, states[states < self.num_far]] = visible[:, states < self.num_far].float()
         return self._log_probs(visible_far)
 
-    def gate_gradient(self, states, near_tokens, position_ids, log_gates, objective) -> Tensor:
+    def attention_gate_gradient(self, states, near_tokens, position_ids, log_gates, objective) -> Tensor:
         """Return the gradient of the objective by the gates, where a gate is a partial visibility."""
         gates = log_gates.clone().requires_grad_()
         return torch.autograd.grad(objective(self._log_probs(gates.exp())), gates)[0]

@@ -8,10 +8,10 @@ from typing import ClassVar, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Float, Int
 
-from lengthwise.core.errors import SettingError, unknown_name
-from lengthwise.core.randomness import stream
-from lengthwise.tasks.planted.placement import Local
-from lengthwise.tasks.planted.planted_task import Planted
+from lengthwise.core.errors import SettingError, unknown_name_error
+from lengthwise.core.randomness import random_stream
+from lengthwise.tasks.planted.placement import LocalPlacement
+from lengthwise.tasks.planted.planted_task import PlantedCorrelations
 from lengthwise.theory.attention.tabular import TabularAttention
 from lengthwise.theory.risk.exact_risk import Loss, enumerated_risk
 
@@ -58,11 +58,13 @@ class Regime(Protocol):
     name: ClassVar[str]
     summary: ClassVar[str]
 
-    def law(self, sizes: Sizes, rng: np.random.Generator) -> Planted:
+    def law(self, sizes: Sizes, rng: np.random.Generator) -> PlantedCorrelations:
         """Sample a planted law."""
         ...
 
-    def log_scores(self, law: Planted, sizes: Sizes, rng: np.random.Generator) -> Float[np.ndarray, "shapes codes"]:
+    def log_scores(
+        self, law: PlantedCorrelations, sizes: Sizes, rng: np.random.Generator
+    ) -> Float[np.ndarray, "shapes codes"]:
         """Sample the log scores of one head."""
         ...
 
@@ -74,7 +76,7 @@ class UnambiguousRegime:
     name: ClassVar[str] = "clean"
     summary: ClassVar[str] = "planted tuples start with a token that the background never produces; small risks"
 
-    def law(self, sizes: Sizes, rng: np.random.Generator) -> Planted:
+    def law(self, sizes: Sizes, rng: np.random.Generator) -> PlantedCorrelations:
         """Sample a law whose planted tuples start with the last token and determine the label."""
         marker = sizes.num_tokens - 1
         tuples = [(marker, *rest) for rest in product(range(marker), repeat=sizes.k - 1)]
@@ -82,11 +84,13 @@ class UnambiguousRegime:
         background = (*rng.dirichlet(np.full(marker, 2.0)), 0.0)
         return _random_law(sizes, background, tuples, labels, rng)
 
-    def log_scores(self, law: Planted, sizes: Sizes, rng: np.random.Generator) -> Float[np.ndarray, "shapes codes"]:
+    def log_scores(
+        self, law: PlantedCorrelations, sizes: Sizes, rng: np.random.Generator
+    ) -> Float[np.ndarray, "shapes codes"]:
         """Sample log scores near 0 for planted tuples and far below 0 for other tuples."""
         shape = (len(sizes.shapes), sizes.num_tokens**sizes.k)
         low = -rng.uniform(3.0, 10.0) + rng.normal(size=shape)
-        return np.where(law.tuple_law > 0, rng.uniform(-0.5, 0.5, size=shape), low)
+        return np.where(law.tuple_code_probabilities > 0, rng.uniform(-0.5, 0.5, size=shape), low)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +100,7 @@ class AmbiguousRegime:
     name: ClassVar[str] = "mixed"
     summary: ClassVar[str] = "an ambiguous background; large risks"
 
-    def law(self, sizes: Sizes, rng: np.random.Generator) -> Planted:
+    def law(self, sizes: Sizes, rng: np.random.Generator) -> PlantedCorrelations:
         """Sample a law with arbitrary tuples."""
         tuples = list(product(range(sizes.num_tokens), repeat=sizes.k))
         deterministic = rng.random() < 0.5
@@ -104,10 +108,12 @@ class AmbiguousRegime:
         background = tuple(rng.dirichlet(np.full(sizes.num_tokens, 2.0)))
         return _random_law(sizes, background, tuples, labels, rng)
 
-    def log_scores(self, law: Planted, sizes: Sizes, rng: np.random.Generator) -> Float[np.ndarray, "shapes codes"]:
+    def log_scores(
+        self, law: PlantedCorrelations, sizes: Sizes, rng: np.random.Generator
+    ) -> Float[np.ndarray, "shapes codes"]:
         """Sample normal log scores, higher for planted tuples."""
         shape = (len(sizes.shapes), sizes.num_tokens**sizes.k)
-        return rng.normal(size=shape) + np.where(law.tuple_law > 0, rng.uniform(0.0, 5.0), 0.0)
+        return rng.normal(size=shape) + np.where(law.tuple_code_probabilities > 0, rng.uniform(0.0, 5.0), 0.0)
 
 
 REGIMES: dict[str, type[Regime]] = {regime.name: regime for regime in (UnambiguousRegime, AmbiguousRegime)}
@@ -118,7 +124,7 @@ class Instance:
     """Planted law with a finite class of heads."""
 
     sizes: Sizes
-    law: Planted
+    law: PlantedCorrelations
     heads: tuple[TabularAttention, ...]
 
     def best_head(self, loss: Loss) -> TabularAttention:
@@ -134,14 +140,14 @@ class Instance:
 def random_instance(regime: str, sizes: Sizes, seed: int, num_heads: int = 12) -> Instance:
     """Sample an instance from a seed; an unknown regime raises an ``UnknownNameError``."""
     if regime not in REGIMES:
-        raise unknown_name("regime", regime, REGIMES)
+        raise unknown_name_error("regime", regime, REGIMES)
     distribution = REGIMES[regime]()
     # This text selects the random stream; the results of benchmarks/theory_bounds.py depend on it.
     purpose = (
         f"Sizes(num_tokens={sizes.num_tokens}, k={sizes.k}, span={sizes.span}, trained={sizes.train_length}, "
         f"tested={sizes.test_length})"
     )
-    rng = stream(seed, "theory instance", regime, purpose)
+    rng = random_stream(seed, "theory instance", regime, purpose)
     law = distribution.law(sizes, rng)
     heads = tuple(_random_head(law, sizes, distribution.log_scores(law, sizes, rng), rng) for _ in range(num_heads))
     return Instance(sizes=sizes, law=law, heads=heads)
@@ -153,32 +159,34 @@ def _random_law(
     tuples: Sequence[tuple[int, ...]],
     labels: Float[np.ndarray, "rows labels"],
     rng: np.random.Generator,
-) -> Planted:
+) -> PlantedCorrelations:
     """Sample planted tuples with label probabilities, and shapes with random weights."""
     number = int(rng.integers(1, min(3, len(tuples)) + 1))
     indexes = rng.choice(len(tuples), size=number, replace=False)
     rows = labels[rng.integers(len(labels), size=number)]
     shapes = rng.permutation(sizes.shapes)[: int(rng.integers(1, len(sizes.shapes) + 1))]
-    return Planted(
+    return PlantedCorrelations(
         background=background,
         tuples=tuple(tuples[index] for index in indexes),
         probabilities=tuple(rng.dirichlet(np.full(number, 2.0))),
         labels=tuple(map(tuple, rows.tolist())),
-        placement=Local(shapes=tuple(map(tuple, shapes.tolist())), weights=tuple(rng.dirichlet(np.ones(len(shapes))))),
+        placement=LocalPlacement(
+            shapes=tuple(map(tuple, shapes.tolist())), weights=tuple(rng.dirichlet(np.ones(len(shapes))))
+        ),
     )
 
 
 def _random_head(
-    law: Planted, sizes: Sizes, log_scores: Float[np.ndarray, "shapes codes"], rng: np.random.Generator
+    law: PlantedCorrelations, sizes: Sizes, log_scores: Float[np.ndarray, "shapes codes"], rng: np.random.Generator
 ) -> TabularAttention:
     """Sample a head with almost correct values for planted tuples and arbitrary values for other tuples."""
     arbitrary = rng.dirichlet(np.full(NUM_LABELS, 0.5), size=log_scores.shape)
     uncertainty = rng.choice([0.0, 0.0, 0.05, 0.3])
-    correct = (1 - uncertainty) * law.label_law + uncertainty / NUM_LABELS
+    correct = (1 - uncertainty) * law.label_probabilities + uncertainty / NUM_LABELS
     return TabularAttention(
         num_tokens=sizes.num_tokens,
         shapes=sizes.shapes,
         log_scores=log_scores,
-        values=np.where((law.tuple_law > 0)[:, None], correct, arbitrary),
+        values=np.where((law.tuple_code_probabilities > 0)[:, None], correct, arbitrary),
         default=np.full(NUM_LABELS, 1 / NUM_LABELS),
     )

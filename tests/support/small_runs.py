@@ -15,7 +15,7 @@ from lengthwise.model.decoder import Decoder
 from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.positions import PositionScheme, Predicted
 from lengthwise.tasks import Parity, Task
-from lengthwise.training.batch import Sampler
+from lengthwise.training.batch import TrainingSampler
 from lengthwise.training.trainer import Trainer
 from lengthwise.training.training_settings import TrainingSettings
 
@@ -45,7 +45,7 @@ def small_experiment(
     )
 
 
-def sampler_of(experiment: Experiment) -> Sampler:
+def sampler_of(experiment: Experiment) -> TrainingSampler:
     """Return the sampler of training batches of an experiment."""
     return build_sampler(experiment, experiment.train_lengths)
 

@@ -7,8 +7,8 @@ from tests.hf.test_hf_loading import byte_level_tokenizer
 from tests.support.causal_models import CONFIGS, causal_model
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from lengthwise.hf.text_evaluation import Question, TextModel
-from lengthwise.hf.tokenization import HFCodec
+from lengthwise.hf.text_evaluation import PlainTextModel, TokenizedQuestion
+from lengthwise.hf.tokenization import HFTokenizerAdapter
 
 MAX_POSITIONS = 600
 
@@ -27,12 +27,14 @@ def tiny_model(kind: str = "llama") -> PreTrainedModel:
     return causal_model(config)
 
 
-def byte_text_model(model: PreTrainedModel | None = None) -> TextModel:
+def byte_text_model(model: PreTrainedModel | None = None) -> PlainTextModel:
     """Return a text model with byte tokens; by default it has random weights."""
-    return TextModel(tiny_model() if model is None else model, HFCodec(byte_tokenizer(), "tiny"), "tiny")
+    return PlainTextModel(
+        tiny_model() if model is None else model, HFTokenizerAdapter(byte_tokenizer(), "tiny"), "tiny"
+    )
 
 
-def memorize(questions: Sequence[Question]) -> PreTrainedModel:
+def memorize(questions: Sequence[TokenizedQuestion]) -> PreTrainedModel:
     """Train a model to memorize the answers; all questions must have the same number of tokens."""
     torch.manual_seed(0)
     model = tiny_model().train()

@@ -19,7 +19,7 @@ from lengthwise.core.errors import (
     RunFolderError,
     SettingError,
     SkippedTextWarning,
-    TextError,
+    TextSourceError,
     UnknownNameError,
 )
 from lengthwise.tasks.text.corpus import (
@@ -27,12 +27,12 @@ from lengthwise.tasks.text.corpus import (
     SPLITS,
     TRAIN,
     _sample_held_out,
+    add_metadata_digest,
     open_corpus,
     prepare_corpus,
-    read_metadata,
+    read_corpus_metadata,
     read_tokenizer,
-    token_type,
-    with_digest,
+    smallest_token_dtype,
 )
 from lengthwise.tasks.text.tokenizer import (
     END,
@@ -76,7 +76,7 @@ def decode(tokenizer: Tokenizer, tokens: Sequence[int] | np.ndarray) -> str:
 
 def split_texts(folder: Path, split: str, kind: str | None = None) -> dict[str, str]:
     corpus = open_corpus(folder)
-    return {name: decode(corpus.tokenizer, tokens) for name, tokens in corpus.texts(split, kind)}
+    return {name: decode(corpus.tokenizer, tokens) for name, tokens in corpus.document_tokens(split, kind)}
 
 
 @pytest.mark.parametrize("text", [STRANGE, PROSE["tale 3"], ""], ids=["strange", "prose", "empty"])
@@ -142,18 +142,18 @@ def test_copies_of_held_out_texts_are_not_in_the_training_split(texts):
 def test_a_split_is_the_concatenation_of_its_kinds_and_each_document_ends_with_the_end_token(texts):
     corpus = open_corpus(prepare(held_out=0.5))
     for split in SPLITS:
-        by_kind = [corpus.stream(split, kind) for kind in corpus.kinds]
+        by_kind = [corpus.token_stream(split, kind) for kind in corpus.kinds]
         for kind, tokens in zip(corpus.kinds, by_kind, strict=True):
-            pieces = [piece for _, text in corpus.texts(split, kind) for piece in (*text, END)]
+            pieces = [piece for _, text in corpus.document_tokens(split, kind) for piece in (*text, END)]
             assert tokens.tolist() == pieces
-        assert np.array_equal(np.concatenate(by_kind), corpus.stream(split))
+        assert np.array_equal(np.concatenate(by_kind), corpus.token_stream(split))
     assert corpus.kinds == ("prose", "code")
     with pytest.raises(
         UnknownNameError, match=r"unknown kind of text 'proes'; did you mean 'prose'\? known: code, prose"
     ):
-        corpus.stream(TRAIN, "proes")
+        corpus.token_stream(TRAIN, "proes")
     with pytest.raises(UnknownNameError, match=r"unknown kind of text 'x'"):
-        corpus.texts(TRAIN, "x")
+        corpus.document_tokens(TRAIN, "x")
 
 
 def test_the_only_document_of_a_kind_is_split_after_a_line_and_its_end_is_held_out(texts):
@@ -178,9 +178,9 @@ def test_the_tokenizer_does_not_depend_on_held_out_text(texts):
 
 def test_a_held_out_share_of_zero_leaves_the_held_out_split_empty(texts):
     corpus = open_corpus(prepare(held_out=0.0))
-    assert len(corpus.texts(TRAIN)) == len(PROSE) + len(CODE)
-    assert corpus.texts(HELD_OUT) == []
-    assert len(corpus.stream(HELD_OUT)) == len(corpus.stream(HELD_OUT, "code")) == 0
+    assert len(corpus.document_tokens(TRAIN)) == len(PROSE) + len(CODE)
+    assert corpus.document_tokens(HELD_OUT) == []
+    assert len(corpus.token_stream(HELD_OUT)) == len(corpus.token_stream(HELD_OUT, "code")) == 0
 
 
 def test_the_kind_of_a_source_is_its_prefix_or_the_name_of_its_folder(texts):
@@ -208,14 +208,14 @@ def test_another_process_writes_the_same_files_and_another_seed_another_split(te
 
 def test_the_facts_contain_the_settings_sizes_and_digests(texts):
     folder = prepare()
-    facts = read_metadata(folder)
+    facts = read_corpus_metadata(folder)
     assert facts["settings"] == {"vocabulary_size": 300, "held_out": 0.2, "seed": 0}
     assert facts["vocabulary_size"] == 300
     corpus = open_corpus(folder)
     for split in SPLITS:
         counts = facts["splits"][split]
-        assert counts["documents"] == len(corpus.texts(split))
-        assert counts["tokens"] == len(corpus.stream(split))
+        assert counts["documents"] == len(corpus.document_tokens(split))
+        assert counts["tokens"] == len(corpus.token_stream(split))
         assert counts["bytes"] == len("".join(split_texts(folder, split).values()))
         for number in ("documents", "tokens", "bytes"):
             assert counts[number] == sum(facts["kinds"][kind][split][number] for kind in facts["kinds"])
@@ -223,10 +223,10 @@ def test_the_facts_contain_the_settings_sizes_and_digests(texts):
 
 
 def test_tokens_are_stored_in_the_smallest_type_and_a_larger_type_gives_the_same_tokens(texts, monkeypatch):
-    assert [token_type(size).itemsize for size in (1 << 16, (1 << 16) + 1)] == [2, 4]
-    narrow = open_corpus(prepare()).stream(TRAIN)
-    monkeypatch.setattr("lengthwise.tasks.text.corpus.token_type", lambda size: np.dtype("<u4"))
-    wide = open_corpus(prepare(out="wide")).stream(TRAIN)
+    assert [smallest_token_dtype(size).itemsize for size in (1 << 16, (1 << 16) + 1)] == [2, 4]
+    narrow = open_corpus(prepare()).token_stream(TRAIN)
+    monkeypatch.setattr("lengthwise.tasks.text.corpus.smallest_token_dtype", lambda size: np.dtype("<u4"))
+    wide = open_corpus(prepare(out="wide")).token_stream(TRAIN)
     assert (narrow.dtype, wide.dtype) == (np.uint16, np.uint32)
     assert np.array_equal(narrow, wide)
 
@@ -279,8 +279,8 @@ def test_a_second_preparation_into_the_same_folder_raises_an_error(texts):
                 prepare(seed=1)
 
     first = prepare(report=meanwhile)
-    assert read_metadata(first)["settings"]["seed"] == 0
-    assert len(open_corpus(first).stream(TRAIN)) > 0
+    assert read_corpus_metadata(first)["settings"]["seed"] == 0
+    assert len(open_corpus(first).token_stream(TRAIN)) > 0
     with pytest.raises(RunFolderError, match="corpus already exists"):
         prepare(seed=1)
     assert not list(texts.glob(".*"))
@@ -316,7 +316,7 @@ def test_concurrent_preparations_leave_one_complete_corpus(texts):
     assert sorted(code for _, code in results) == [0, 2, 2]
     assert all(output.count("error: ") == (code == 2) for output, code in results)
     for split in SPLITS:
-        open_corpus("corpus").stream(split)
+        open_corpus("corpus").token_stream(split)
     assert not list(texts.glob(".*"))
 
 
@@ -325,15 +325,15 @@ def test_texts_that_change_during_preparation_raise_an_error(texts):
         if stage == "learning tokens" and done == 1:
             (texts / "code" / "part_3.py").write_text("changed")
 
-    with pytest.raises(TextError, match=r"the texts of code changed while they were read; prepare them again"):
+    with pytest.raises(TextSourceError, match=r"the texts of code changed while they were read; prepare them again"):
         prepare(report=report)
     assert not (texts / "corpus").exists()
 
 
 INVALID: dict[str, tuple[dict[str, Any], type[LengthwiseError], str]] = {
-    "no text": ({"sources": []}, TextError, r"no text sources; pass at least one file, folder or dataset"),
-    "a kind without a source": ({"sources": ["prose="]}, TextError, r"prose= does not exist"),
-    "a missing text": ({"sources": ["nowhere"]}, TextError, r"nowhere does not exist"),
+    "no text": ({"sources": []}, TextSourceError, r"no text sources; pass at least one file, folder or dataset"),
+    "a kind without a source": ({"sources": ["prose="]}, TextSourceError, r"prose= does not exist"),
+    "a missing text": ({"sources": ["nowhere"]}, TextSourceError, r"nowhere does not exist"),
     "a small vocabulary": (
         {"vocabulary_size": 256},
         SettingError,
@@ -358,7 +358,7 @@ INVALID: dict[str, tuple[dict[str, Any], type[LengthwiseError], str]] = {
     ),
     "a text too short": (
         {"sources": ["short.txt"]},
-        TextError,
+        TextSourceError,
         r"a text of 1 characters is too short to split; use more",
     ),
 }
@@ -381,12 +381,12 @@ def test_encoding_without_the_tokenizers_library_raises_an_error_and_reading_tok
     # Tokenizers of the library are cached.
     _library_tokenizer.cache_clear()
     text = r"text needs the tokenizers library; run pip install 'lengthwise\[text\]'"
-    with pytest.raises(TextError, match=text):
+    with pytest.raises(TextSourceError, match=text):
         prepare(out="other")
-    with pytest.raises(TextError, match=text):
+    with pytest.raises(TextSourceError, match=text):
         read_tokenizer(folder).encode("text")
     # Reading tokens does not need the library.
-    assert len(open_corpus(folder).stream(TRAIN)) > 0
+    assert len(open_corpus(folder).token_stream(TRAIN)) > 0
 
 
 def modify(path: Path, change: Any) -> None:
@@ -395,7 +395,7 @@ def modify(path: Path, change: Any) -> None:
 
 def with_new_digest(content: bytes) -> bytes:
     """Return modified facts with a valid digest."""
-    return json.dumps(with_digest(json.loads(content))).encode()
+    return json.dumps(add_metadata_digest(json.loads(content))).encode()
 
 
 DAMAGE: dict[str, tuple[str, Any, str]] = {
@@ -490,8 +490,8 @@ def test_a_damaged_corpus_raises_a_one_line_error_with_the_file_name(damage, tex
         (folder / name).unlink()
     else:
         modify(folder / name, change)
-    with pytest.raises(TextError, match=text) as caught:
-        open_corpus(folder).stream(TRAIN)
+    with pytest.raises(TextSourceError, match=text) as caught:
+        open_corpus(folder).token_stream(TRAIN)
     assert "\n" not in str(caught.value)
 
 
@@ -502,17 +502,17 @@ def test_tokens_outside_the_vocabulary_raise_an_error_even_with_a_valid_digest(t
     (folder / "train.tokens").write_bytes(content)
     facts = json.loads((folder / "corpus.json").read_text())
     facts["splits"]["train"]["sha256"] = hashlib.sha256(content).hexdigest()
-    (folder / "corpus.json").write_text(json.dumps(with_digest(facts)))
-    with pytest.raises(TextError, match=r"train.tokens has token 65535 but only \d+ tokens exist; prepare"):
-        open_corpus(folder).stream(TRAIN)
+    (folder / "corpus.json").write_text(json.dumps(add_metadata_digest(facts)))
+    with pytest.raises(TextSourceError, match=r"train.tokens has token 65535 but only \d+ tokens exist; prepare"):
+        open_corpus(folder).token_stream(TRAIN)
 
 
 def test_tokens_that_change_after_the_first_read_are_checked_again(texts):
     corpus = open_corpus(prepare())
-    corpus.stream(TRAIN)
+    corpus.token_stream(TRAIN)
     modify(Path("corpus/train.tokens"), lambda content: content[::-1])
-    with pytest.raises(TextError, match="its digest differs"):
-        corpus.stream(TRAIN)
+    with pytest.raises(TextSourceError, match="its digest differs"):
+        corpus.token_stream(TRAIN)
 
 
 def test_the_list_of_documents_has_names_kinds_and_sizes(texts):
@@ -536,7 +536,7 @@ def test_a_long_word_does_not_take_quadratic_time(texts):
     # One second; as one word, over a minute.
     Path("word.txt").write_text("ab" * (1 << 21), encoding="utf-8")
     corpus = open_corpus(prepare(["word.txt"], out="word"))
-    assert sum(len(corpus.stream(split)) for split in SPLITS) < 1 << 17
+    assert sum(len(corpus.token_stream(split)) for split in SPLITS) < 1 << 17
 
 
 def test_selecting_held_out_documents_reads_each_size_a_few_times():

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lengthwise.core.randomness import stream
+from lengthwise.core.randomness import random_stream
 from lengthwise.tasks import TASKS, Task
 
 FOLDER = Path(__file__).parents[1] / "golden"
@@ -30,7 +30,7 @@ def examples_of(name: str) -> dict[str, list[dict[str, str | None]]]:
 
 def five_examples(task: Task) -> list[dict[str, str | None]]:
     """Return symbols, the first and last token index of the answer, and the coupling if there is one."""
-    examples = task.sample(length=5, size=5, rng=stream(0, "golden", task.name))
+    examples = task.sample(length=5, size=5, rng=random_stream(0, "golden", task.name))
     return [
         {
             "tokens": " ".join(task.vocabulary[token] for token in tokens),
@@ -45,7 +45,7 @@ def five_examples(task: Task) -> list[dict[str, str | None]]:
 
 def random_numbers(purpose: tuple[str | int, ...]) -> dict[str, str]:
     """Return the first random numbers of one seed and purpose."""
-    rng = stream(7, *purpose)
+    rng = random_stream(7, *purpose)
     integers, floats = rng.integers(0, 1_000_000, size=5).tolist(), rng.random(3).tolist()
     return {"integers": " ".join(map(repr, integers)), "floats": " ".join(map(repr, floats))}
 

@@ -34,9 +34,9 @@ from lengthwise.experiments.run import load_run, train
 from lengthwise.experiments.run_evaluation import evaluate, generate_from_prompt
 from lengthwise.experiments.run_folder import read_experiment
 from lengthwise.positions import Coupled, Predicted, Sequential
-from lengthwise.tasks import HasLengths, HasRunFiles, JSONLTask, Parity, Task, default_lengths
+from lengthwise.tasks import HasFixedLengths, HasRunFiles, JSONLTask, Parity, Task, default_lengths
 from lengthwise.tasks.jsonl_table import MARK, START
-from lengthwise.training.batch import Sampler
+from lengthwise.training.batch import TrainingSampler
 
 Record = Mapping[str, Any]
 COUPLED = Coupled(num_position_ids=64)
@@ -84,8 +84,8 @@ def task_of(tmp_path: Path, *records: Record) -> JSONLTask:
 def test_a_task_file_satisfies_the_protocols_for_run_files_and_lengths_and_parity_does_not():
     assert isinstance(JSONLTask(), Task)
     assert isinstance(JSONLTask(), HasRunFiles)
-    assert isinstance(JSONLTask(), HasLengths)
-    assert not isinstance(Parity(), HasRunFiles | HasLengths)
+    assert isinstance(JSONLTask(), HasFixedLengths)
+    assert not isinstance(Parity(), HasRunFiles | HasFixedLengths)
 
 
 def test_an_example_is_prompt_mark_start_response_and_end(tmp_path, rng):
@@ -235,7 +235,7 @@ def test_a_length_without_records_raises_an_error_with_the_available_lengths(tmp
 
 def test_training_samples_the_available_lengths_and_needs_both_ends_of_the_range(tmp_path):
     task = task_of(tmp_path, *without_coupling(reversals([1, 2, 4, 5, 8])))
-    sampler = Sampler(task=task, scheme=Sequential(), lengths=(2, 5), batch_size=2, seed=0)
+    sampler = TrainingSampler(task=task, scheme=Sequential(), lengths=(2, 5), batch_size=2, seed=0)
     lengths = {batch.length for step in range(40) for batch in sampler.batches(step)}
     # The length of a batch is that of its longest examples.
     assert lengths == {2, 4, 5}

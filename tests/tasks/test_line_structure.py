@@ -44,7 +44,7 @@ def test_the_coupling_is_the_place_in_the_line_and_the_number_of_the_line(text, 
     assert {pieces[token] for token in newlines} >= {b"\n", b"\n   "}
     tokens = rng.integers(0, len(pieces), size=(40, 60))
     tokens = np.where(rng.random(tokens.shape) < 0.1, rng.choice(np.append(newlines, END), tokens.shape), tokens)
-    for examples in (text.lay_out(tokens), text.sample(length=50, size=20, rng=rng)):
+    for examples in (text.tokens_to_examples(tokens), text.sample(length=50, size=20, rng=rng)):
         for index, row in enumerate(examples.tokens):
             assert examples.coupling[:, index].tolist() == lines_by_loop([pieces[token] for token in row])
     assert examples.coupling[1].max() > 1
@@ -52,9 +52,9 @@ def test_the_coupling_is_the_place_in_the_line_and_the_number_of_the_line(text, 
 
 def test_later_tokens_never_change_the_coupling_of_earlier_tokens(text, rng):
     tokens = text.sample(length=40, size=8, rng=rng).tokens
-    whole = text.lay_out(tokens).coupling
+    whole = text.tokens_to_examples(tokens).coupling
     for stop in range(1, tokens.shape[1]):
-        np.testing.assert_array_equal(text.lay_out(tokens[:, :stop]).coupling, whole[..., :stop])
+        np.testing.assert_array_equal(text.tokens_to_examples(tokens[:, :stop]).coupling, whole[..., :stop])
 
 
 def test_structure_changes_no_token_and_is_off_by_default(text):

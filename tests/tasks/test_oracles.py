@@ -19,7 +19,7 @@ from lengthwise.tasks import (
     Multiplication,
     MultiQueryRecall,
     Parity,
-    Planted,
+    PlantedCorrelations,
     Recall,
     Reverse,
     Sort,
@@ -130,7 +130,7 @@ def expected_index_hints(task: IndexHints, prompt: list[str]) -> list[str]:
     return symbols
 
 
-def expected_planted(task: Planted, prompt: list[str]) -> list[str]:
+def expected_planted(task: PlantedCorrelations, prompt: list[str]) -> list[str]:
     letters = prompt[: prompt.index("=")]
     first, second = (letter for letter in letters if letter in "cd")
     return [*letters, "=", "0" if first == second else "1", "end"]

@@ -9,9 +9,15 @@ import pytest
 import torch
 
 from lengthwise.core.errors import SettingError
-from lengthwise.core.randomness import stream
-from lengthwise.tasks import PLACEMENTS, Planted
-from lengthwise.tasks.planted.placement import ByLength, Local, Placement, Subsets, UniformShapes
+from lengthwise.core.randomness import random_stream
+from lengthwise.tasks import PLACEMENTS, PlantedCorrelations
+from lengthwise.tasks.planted.placement import (
+    LengthDependentPlacement,
+    LocalPlacement,
+    Placement,
+    SubsetPlacement,
+    UniformShapePlacement,
+)
 
 SEEDS = 20
 # Sequences per seed.
@@ -21,43 +27,43 @@ LEAST_P = 1e-3 / SEEDS
 
 # Laws whose planted tokens also occur in the background, with random labels.
 AMBIGUOUS = {
-    "local": Planted(
+    "local": PlantedCorrelations(
         background=(0.6, 0.4),
         tuples=((0, 1), (1, 0), (1, 1)),
         probabilities=(0.5, 0.2, 0.3),
         labels=((0.9, 0.1), (0.0, 1.0), (0.35, 0.65)),
-        placement=Local(shapes=((0, 1), (0, 3)), weights=(0.7, 0.3)),
+        placement=LocalPlacement(shapes=((0, 1), (0, 3)), weights=(0.7, 0.3)),
     ),
-    "all subsets": Planted(
+    "all subsets": PlantedCorrelations(
         background=(0.2, 0.5, 0.3),
         tuples=((0, 0), (2, 1)),
         probabilities=(0.4, 0.6),
         labels=((0.5, 0.25, 0.25), (0.0, 0.0, 1.0)),
-        placement=Subsets(num_planted=2),
+        placement=SubsetPlacement(num_planted=2),
     ),
-    "uniform shapes of three": Planted(
+    "uniform shapes of three": PlantedCorrelations(
         background=(0.7, 0.3),
         tuples=((0, 1, 1), (1, 0, 0)),
         probabilities=(0.5, 0.5),
         labels=((1.0, 0.0), (0.2, 0.8)),
-        placement=UniformShapes(num_planted=3, widest=4),
+        placement=UniformShapePlacement(num_planted=3, widest=4),
     ),
-    "by length": Planted(
+    "by length": PlantedCorrelations(
         background=(0.5, 0.3, 0.2),
         tuples=((2, 2), (0, 2)),
         probabilities=(0.25, 0.75),
         labels=((1.0, 0.0), (0.0, 1.0)),
-        placement=ByLength(until=(4,)),
+        placement=LengthDependentPlacement(until=(4,)),
     ),
-    "single tokens": Planted(
+    "single tokens": PlantedCorrelations(
         background=(0.5, 0.5, 0.0),
         tuples=((1,), (2,)),
         probabilities=(0.5, 0.5),
         labels=((1.0, 0.0), (0.0, 1.0)),
-        placement=Local(shapes=((0,),), weights=(1.0,)),
+        placement=LocalPlacement(shapes=((0,),), weights=(1.0,)),
     ),
 }
-LAWS = {**AMBIGUOUS, "default": Planted()}
+LAWS = {**AMBIGUOUS, "default": PlantedCorrelations()}
 over_laws = pytest.mark.parametrize("law", LAWS.values(), ids=LAWS)
 over_ambiguous = pytest.mark.parametrize("law", AMBIGUOUS.values(), ids=AMBIGUOUS)
 over_placements = pytest.mark.parametrize("placement", [entry() for entry in PLACEMENTS.values()], ids=PLACEMENTS)
@@ -79,22 +85,22 @@ def sets_of(placement: Placement, length: int) -> dict[tuple[int, ...], float]:
     """Return the probability of each set from the definition of the placement."""
     tokens = range(length)
     match placement:
-        case Local():
+        case LocalPlacement():
             return local_sets(dict(zip(placement.shapes, placement.weights, strict=True)), length)
-        case UniformShapes():
+        case UniformShapePlacement():
             width = 1 if placement.num_planted == 1 else placement.widest
             every = {each for each in product(range(width), repeat=placement.num_planted) if each[0] == 0}
             rising = [each for each in every if list(each) == sorted(set(each))]
             return local_sets(dict.fromkeys(rising, 1 / len(rising)), length)
-        case Subsets():
+        case SubsetPlacement():
             every = [each for each in product(tokens, repeat=placement.k) if list(each) == sorted(set(each))]
             return dict.fromkeys(every, 1 / len(every))
-        case ByLength():
+        case LengthDependentPlacement():
             return sets_of(placement.laws[sum(length > last for last in placement.until)], length)
     raise AssertionError(placement)
 
 
-def joint(law: Planted, length: int) -> dict[Outcome, float]:
+def joint(law: PlantedCorrelations, length: int) -> dict[Outcome, float]:
     """Return ``P(x, S, y)`` of all possible outcomes from the definition."""
     planted = dict(zip(law.tuples, zip(law.probabilities, law.labels, strict=True), strict=True))
     probabilities: dict[Outcome, float] = {}
@@ -108,12 +114,12 @@ def joint(law: Planted, length: int) -> dict[Outcome, float]:
     return probabilities
 
 
-def joint_from_law(law: Planted, length: int) -> dict[Outcome, float]:
+def joint_from_law(law: PlantedCorrelations, length: int) -> dict[Outcome, float]:
     """Return ``P(x, S, y)`` from the weights of sets and labels of the law."""
     tokens = np.array(list(product(range(law.num_tokens), repeat=length)))
     sets, weights = law.planted_set_weights(tokens)
     mu = np.where(np.array(law.background) == 0, 1.0, np.array(law.background))
-    of_label = law.label_law[law.tuple_codes(tokens[:, sets])]  # batch sets labels
+    of_label = law.label_probabilities[law.tuple_codes(tokens[:, sets])]  # batch sets labels
     probability = (weights * mu[tokens].prod(axis=1)[:, None])[:, :, None] * of_label
     return {
         (tuple(tokens[row].tolist()), tuple(sets[place].tolist()), int(label)): float(probability[row, place, label])
@@ -134,8 +140,8 @@ def p_value(statistic: float, freedom: int) -> float:
     return float(torch.special.gammaincc(torch.tensor(freedom / 2).double(), torch.tensor(statistic / 2).double()))
 
 
-def sample_outcomes(law: Planted, length: int, size: int, seed: int) -> list[Outcome]:
-    tokens, sets, labels = law.sample_arrays(length, size, stream(seed, "planted"))
+def sample_outcomes(law: PlantedCorrelations, length: int, size: int, seed: int) -> list[Outcome]:
+    tokens, sets, labels = law.sample_arrays(length, size, random_stream(seed, "planted"))
     return [
         (tuple(x), tuple(planted_set), label)
         for x, planted_set, label in zip(tokens.tolist(), sets.tolist(), labels.tolist(), strict=True)
@@ -168,7 +174,7 @@ def test_the_marginal_of_sets_tuples_and_labels_is_a_product(law):
 @pytest.mark.parametrize("beyond", [0, 1, 3, 16])
 def test_the_law_of_a_placement_matches_its_definition(beyond, placement):
     length = placement.min_length + beyond
-    sets, probability = placement.law(length).sets()
+    sets, probability = placement.shape_distribution(length).sets()
     probabilities = {
         tuple(planted_set): share for planted_set, share in zip(sets.tolist(), probability.tolist(), strict=True)
     }
@@ -182,15 +188,15 @@ def test_the_span_of_a_placement_is_the_largest_span_of_its_sets(placement):
     spans = {
         int(np.ptp(planted_set)) + 1
         for length in range(placement.min_length, placement.min_length + 20)
-        for planted_set in placement.law(length).sets()[0]
+        for planted_set in placement.shape_distribution(length).sets()[0]
     }
-    assert max(spans) == (placement.min_length + 19 if placement.span is None else placement.span)
+    assert max(spans) == (placement.min_length + 19 if placement.max_span is None else placement.max_span)
 
 
 @over_placements
 def test_a_length_below_the_minimum_of_a_placement_raises_an_error(placement):
-    placement.law(placement.min_length)
-    for call in (placement.law, lambda length: placement.sample(length, 3, stream(0))):
+    placement.shape_distribution(placement.min_length)
+    for call in (placement.shape_distribution, lambda length: placement.sample(length, 3, random_stream(0))):
         with pytest.raises(
             SettingError, match=rf"length {placement.min_length - 1} is too short for {placement.k} planted"
         ):
@@ -202,7 +208,7 @@ def test_sampled_sets_follow_the_law_of_their_placement(placement):
     length = placement.min_length + 4
     expected = sets_of(placement, length)
     for seed in range(SEEDS):
-        sets = placement.sample(length, SIZE, stream(seed, "sets"))
+        sets = placement.sample(length, SIZE, random_stream(seed, "sets"))
         assert {tuple(planted_set) for planted_set in sets.tolist()} <= set(expected)
         counts = {each: int((sets == each).all(axis=1).sum()) for each in expected}
         statistic = sum((counts[each] - SIZE * share) ** 2 / (SIZE * share) for each, share in expected.items())
@@ -232,7 +238,7 @@ def test_the_background_is_independent_of_the_planted_set_and_tuple(law):
     length, size, statistic, freedom = 6, 2_000, 0.0, 0
     drawable = int((np.array(law.background) > 0).sum())
     for seed in range(SEEDS):
-        tokens, sets, _ = law.sample_arrays(length, size, stream(seed, "independent"))
+        tokens, sets, _ = law.sample_arrays(length, size, random_stream(seed, "independent"))
         around = np.ones(tokens.shape, dtype=bool)
         np.put_along_axis(around, sets, values=False, axis=1)
         # The first background token of each sequence.
@@ -263,7 +269,7 @@ def test_the_weights_of_sets_and_labels_give_the_joint_law(length, law):
 def test_renaming_the_tokens_does_not_change_the_probabilities(law, rng):
     # Token i of the renamed law is token order[i] of the law.
     order = rng.permutation(law.num_tokens)
-    renamed = Planted(
+    renamed = PlantedCorrelations(
         background=tuple(law.background[token] for token in order),
         tuples=tuple(tuple(int(np.flatnonzero(order == token)[0]) for token in each) for each in law.tuples),
         probabilities=law.probabilities,
@@ -304,8 +310,8 @@ def test_the_answer_of_a_parsed_prompt_is_its_most_probable_label(law, rng):
 
 @over_laws
 def test_an_example_has_tokens_separator_and_label_and_the_planted_set_as_support(law, rng):
-    examples = law.sample(length=6, size=30, rng=stream(3, "examples"))
-    tokens, sets, labels = law.sample_arrays(6, 30, stream(3, "examples"))
+    examples = law.sample(length=6, size=30, rng=random_stream(3, "examples"))
+    tokens, sets, labels = law.sample_arrays(6, 30, random_stream(3, "examples"))
     assert examples.depends_on is not None
     assert np.array_equal(examples.tokens[:, :6], tokens)
     assert [law.vocabulary[token] for token in examples.tokens[:, 7]] == [str(label) for label in labels]
@@ -315,26 +321,28 @@ def test_an_example_has_tokens_separator_and_label_and_the_planted_set_as_suppor
 
 def test_a_token_with_background_probability_zero_must_be_planted():
     # c and d have background probability 0, so a set without one of them is impossible.
-    sets, weights = Planted().planted_set_weights(np.array([[2, 3, 0, 0], [2, 3, 2, 0]]))
+    sets, weights = PlantedCorrelations().planted_set_weights(np.array([[2, 3, 0, 0], [2, 3, 2, 0]]))
     assert sets[weights[0] > 0].tolist() == [[0, 1]]
     assert (weights[1] == 0).all()
 
 
 def test_a_law_by_length_changes_after_the_lengths_in_until():
-    law = ByLength(until=(4, 7), laws=tuple(Local(shapes=((0, gap),), weights=(1.0,)) for gap in (1, 2, 3)))
-    gaps = {length: int(np.ptp(law.law(length).sets()[0][0])) for length in range(2, 10)}
+    law = LengthDependentPlacement(
+        until=(4, 7), laws=tuple(LocalPlacement(shapes=((0, gap),), weights=(1.0,)) for gap in (1, 2, 3))
+    )
+    gaps = {length: int(np.ptp(law.shape_distribution(length).sets()[0][0])) for length in range(2, 10)}
     assert gaps == {2: 1, 3: 1, 4: 1, 5: 2, 6: 2, 7: 2, 8: 3, 9: 3}
 
 
 def test_a_shape_with_weight_zero_affects_neither_span_nor_minimum_length():
-    law = Local(shapes=((0, 1), (0, 2), (0, 5)), weights=(0.0, 1.0, 0.0))
-    assert (law.span, law.min_length) == (3, 3)
+    law = LocalPlacement(shapes=((0, 1), (0, 2), (0, 5)), weights=(0.0, 1.0, 0.0))
+    assert (law.max_span, law.min_length) == (3, 3)
 
 
 def test_a_placement_with_too_many_sets_to_enumerate_can_be_sampled():
-    law = Subsets(num_planted=9)
-    sets = law.sample(400, 50, stream(0))
+    law = SubsetPlacement(num_planted=9)
+    sets = law.sample(400, 50, random_stream(0))
     assert (np.diff(sets, axis=1) > 0).all()
     assert sets.max() > 300
     with pytest.raises(SettingError, match="more than 200,000"):
-        law.law(400)
+        law.shape_distribution(400)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lengthwise.core.errors import SettingError, SkippedTextWarning, TaskFileError, TextError
+from lengthwise.core.errors import SettingError, SkippedTextWarning, TaskFileError, TextSourceError
 from lengthwise.core.json_parsing import MAX_BYTES
 from lengthwise.tasks import JSONLTask
 from lengthwise.tasks.text.documents import Document, read_documents
@@ -127,7 +127,7 @@ def test_an_invalid_source_raises_a_one_line_error_with_its_name(name, folder, m
     Path("latin.txt").write_bytes(b"caf\xe9")
     Path("binary.txt").write_bytes(b"ab\0c")
     sources, text = INVALID[name]
-    with pytest.raises(TextError, match=text) as caught:
+    with pytest.raises(TextSourceError, match=text) as caught:
         list(read_documents(sources))
     assert "\n" not in str(caught.value)
 
@@ -136,7 +136,7 @@ def test_an_invalid_source_raises_a_one_line_error_with_its_name(name, folder, m
 @pytest.mark.skipif(getattr(os, "getuid", int)() == 0, reason="root reads everything")
 def test_a_file_without_read_permission_raises_an_error_with_its_name(folder):
     (folder / "a.md").chmod(0)
-    with pytest.raises(TextError, match=r"a.md cannot be read \(Permission denied\)"):
+    with pytest.raises(TextSourceError, match=r"a.md cannot be read \(Permission denied\)"):
         list(read_documents([folder / "a.md"]))
 
 
@@ -174,7 +174,7 @@ def test_a_saved_data_set_gives_the_texts_of_all_its_splits(saved):
 def test_a_source_can_name_one_split_of_a_data_set(saved):
     (document,) = read_documents([f"dataset:{saved / 'saved'}:test"])
     assert document.text == "four"
-    with pytest.raises(TextError, match=r"saved has no split 'tset'; use one of train, test"):
+    with pytest.raises(TextSourceError, match=r"saved has no split 'tset'; use one of train, test"):
         list(read_documents([f"dataset:{saved / 'saved'}:tset"]))
 
 
@@ -201,7 +201,7 @@ def test_a_data_set_of_the_hub_is_loaded_by_its_name(saved, monkeypatch):
     ],
 )
 def test_a_data_set_without_texts_raises_an_error(name, text, saved):
-    with pytest.raises(TextError, match=text):
+    with pytest.raises(TextSourceError, match=text):
         list(read_documents([saved / name]))
 
 
@@ -211,13 +211,15 @@ def test_a_data_set_that_cannot_be_loaded_raises_a_one_line_error(saved, monkeyp
 
     monkeypatch.setattr(datasets, "load_dataset", load)
     text = r"^data set no/such cannot be loaded \(ConnectionError: no way to the hub\); use the name of a data set"
-    with pytest.raises(TextError, match=text):
+    with pytest.raises(TextSourceError, match=text):
         list(read_documents(["dataset:no/such"]))
 
 
 def test_a_data_set_without_the_datasets_library_raises_an_error(saved, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(TextError, match=r"data sets need the datasets library; run pip install 'lengthwise\[hf\]'"):
+    with pytest.raises(
+        TextSourceError, match=r"data sets need the datasets library; run pip install 'lengthwise\[hf\]'"
+    ):
         list(read_documents(["dataset:someone/something"]))
 
 
@@ -254,7 +256,9 @@ def test_a_folder_gives_the_records_of_jsonl_files_and_skips_json_files(tmp_path
 def test_a_source_can_name_the_text_column_of_a_file(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"body": "one"}\n')
-    with pytest.raises(TextError, match=r"rows.jsonl:1 has no column 'text' \(it has columns body\); set the text"):
+    with pytest.raises(
+        TextSourceError, match=r"rows.jsonl:1 has no column 'text' \(it has columns body\); set the text"
+    ):
         list(read_documents([path]))
     assert [document.text for document in read_documents([f"dataset:{path}:::body"])] == ["one"]
 
@@ -274,14 +278,14 @@ def test_a_source_can_name_the_text_column_of_a_file(tmp_path):
 )
 def test_invalid_records_raise_a_one_line_error(content, message, tmp_path):
     (tmp_path / "rows.json").write_bytes(content)
-    with pytest.raises(TextError, match=message) as caught:
+    with pytest.raises(TextSourceError, match=message) as caught:
         list(read_documents([tmp_path / "rows.json"]))
     assert "\n" not in str(caught.value)
 
 
 def test_a_truncated_archive_raises_an_error(tmp_path):
     (tmp_path / "rows.json.gz").write_bytes(gzip.compress(LINES.encode() * 100, mtime=0)[:40])
-    with pytest.raises(TextError, match=r"rows.json.gz cannot be read \(Compressed file ended"):
+    with pytest.raises(TextSourceError, match=r"rows.json.gz cannot be read \(Compressed file ended"):
         list(read_documents([tmp_path / "rows.json.gz"]))
 
 
@@ -299,7 +303,7 @@ def test_a_source_can_name_configuration_and_column_and_the_first_documents_are_
     assert [each.text for each in read_documents(["dataset:allenai/c4:::body"], max_documents=2)] == ["one", "three"]
     assert calls == [("allenai/c4", ("en",), {"streaming": True}), ("allenai/c4", (), {"streaming": True})]
     with pytest.raises(
-        TextError, match=r"^dataset:a:b:c:d:e has 5 parts; use at most 4, as in dataset:NAME:SPLIT:CONFIG:COLUMN"
+        TextSourceError, match=r"^dataset:a:b:c:d:e has 5 parts; use at most 4, as in dataset:NAME:SPLIT:CONFIG:COLUMN"
     ):
         list(read_documents(["dataset:a:b:c:d:e"]))
     with pytest.raises(SettingError, match=r"^max_documents 0 is too small; use at least 1$"):
@@ -330,7 +334,7 @@ def test_a_small_archive_does_not_fill_the_memory(name, tmp_path, monkeypatch):
     path = compressed_lines(tmp_path / "rows.jsonl.gz", BOMBS[name])
     assert path.stat().st_size < limit / 20
     tracemalloc.start()
-    with pytest.raises(TextError, match=rf"{path.name} .* bytes"):
+    with pytest.raises(TextSourceError, match=rf"{path.name} .* bytes"):
         list(read_documents([path]))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
@@ -341,7 +345,7 @@ def test_a_small_archive_does_not_fill_the_memory(name, tmp_path, monkeypatch):
 def test_a_text_that_is_too_large_raises_an_error(name, tmp_path):
     with (tmp_path / name).open("wb") as file:
         file.truncate(MAX_BYTES + 1)
-    with pytest.raises(TextError, match=f"{MAX_BYTES:,} bytes"):
+    with pytest.raises(TextSourceError, match=f"{MAX_BYTES:,} bytes"):
         list(read_documents([tmp_path / name]))
     (tmp_path / "small.txt").write_text("small")
     if name == "text.txt":
@@ -351,7 +355,7 @@ def test_a_text_that_is_too_large_raises_an_error(name, tmp_path):
 
 def test_a_pipe_is_no_text(tmp_path):
     os.mkfifo(tmp_path / "pipe.txt")
-    with pytest.raises(TextError, match="no regular file"):
+    with pytest.raises(TextSourceError, match="no regular file"):
         list(read_documents([tmp_path / "pipe.txt"]))
     os.mkfifo(tmp_path / "pipe.jsonl")
     with pytest.raises(TaskFileError, match="not a regular file"):

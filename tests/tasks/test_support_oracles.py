@@ -24,7 +24,7 @@ from lengthwise.tasks import (
     Multiplication,
     MultiQueryRecall,
     Parity,
-    Planted,
+    PlantedCorrelations,
     Recall,
     Reverse,
     Sort,
@@ -223,7 +223,7 @@ def expected_label(symbols: list[str], is_read: Callable[[str], bool]) -> Expect
     return None, {equals + 1: {index for index in range(equals) if is_read(symbols[index])}, equals + 2: {equals}}
 
 
-def expected_planted(task: Planted, symbols: list[str]) -> Expected:
+def expected_planted(task: PlantedCorrelations, symbols: list[str]) -> Expected:
     # The background has only other letters.
     return expected_label(symbols, lambda letter: letter in "cd")
 

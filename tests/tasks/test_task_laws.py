@@ -7,10 +7,10 @@ import pytest
 import torch
 from tests.support.cases import EXACT_MATCH_TASKS, TASK_VARIANTS, small_scheme, smallest_length, supports_examples
 
-from lengthwise.core.randomness import stream
+from lengthwise.core.randomness import random_stream
 from lengthwise.positions import SCHEMES
 from lengthwise.tasks import TASKS, Parity
-from lengthwise.training.batch import TENSORS, Sampler
+from lengthwise.training.batch import TENSORS, TrainingSampler
 
 over_tasks = pytest.mark.parametrize("task", [pytest.param(task(), id=name) for name, task in TASKS.items()])
 over_settings = pytest.mark.parametrize("task", [pytest.param(task, id=name) for name, task in TASK_VARIANTS.items()])
@@ -22,7 +22,9 @@ over_schemes = pytest.mark.parametrize("scheme", SCHEMES)
 
 @over_settings
 def test_the_same_stream_gives_the_same_examples(task):
-    first, again, other = (task.sample(length=9, size=8, rng=stream(seed, "examples", task.name)) for seed in (0, 0, 1))
+    first, again, other = (
+        task.sample(length=9, size=8, rng=random_stream(seed, "examples", task.name)) for seed in (0, 0, 1)
+    )
     assert np.array_equal(first.tokens, again.tokens)
     assert first.tokens.shape != other.tokens.shape or not np.array_equal(first.tokens, other.tokens)
 
@@ -31,9 +33,9 @@ def test_the_same_stream_gives_the_same_examples(task):
 @over_tasks
 @over_schemes
 def test_a_batch_depends_on_its_step_and_seed_and_not_on_earlier_batches(scheme, task):
-    if not supports_examples(scheme, task.sample(length=3, size=1, rng=stream(0))):
+    if not supports_examples(scheme, task.sample(length=3, size=1, rng=random_stream(0))):
         return
-    sampler = Sampler(task=task, scheme=small_scheme(scheme), lengths=(3, 9), batch_size=6, seed=3)
+    sampler = TrainingSampler(task=task, scheme=small_scheme(scheme), lengths=(3, 9), batch_size=6, seed=3)
     forward = [sampler.batches(step)[0] for step in range(4)]
     backward = [sampler.batches(step)[0] for step in reversed(range(4))][::-1]
     for batch, again in zip(forward, backward, strict=True):
@@ -48,17 +50,21 @@ def test_a_batch_depends_on_its_step_and_seed_and_not_on_earlier_batches(scheme,
 @over_tasks
 @over_schemes
 def test_the_random_numbers_of_a_scheme_do_not_change_the_examples(scheme, task):
-    if not supports_examples(scheme, task.sample(length=3, size=1, rng=stream(0))):
+    if not supports_examples(scheme, task.sample(length=3, size=1, rng=random_stream(0))):
         return
     settings = {"task": task, "lengths": (3, 9), "batch_size": 6, "seed": 3}
     for step in range(3):
-        plain = Sampler(scheme=small_scheme("sequential"), **settings).batches(step)[0]
-        assert torch.equal(Sampler(scheme=small_scheme(scheme), **settings).batches(step)[0].tokens, plain.tokens)
+        plain = TrainingSampler(scheme=small_scheme("sequential"), **settings).batches(step)[0]
+        assert torch.equal(
+            TrainingSampler(scheme=small_scheme(scheme), **settings).batches(step)[0].tokens, plain.tokens
+        )
 
 
 def test_selecting_from_a_batch_selects_the_same_sequences_of_every_tensor():
-    batch = Sampler(task=Parity(), scheme=small_scheme("coupled"), lengths=(5, 5), batch_size=6, seed=0).batches(0)[0]
-    part = batch.select(slice(1, 4))
+    batch = TrainingSampler(
+        task=Parity(), scheme=small_scheme("coupled"), lengths=(5, 5), batch_size=6, seed=0
+    ).batches(0)[0]
+    part = batch.select_examples(slice(1, 4))
     assert part.length == batch.length
     assert torch.equal(part.position_ids, batch.position_ids[:, 1:4])
     for name in ("tokens", "prompt_length", "token_scored", "id_scored"):
@@ -66,7 +72,7 @@ def test_selecting_from_a_batch_selects_the_same_sequences_of_every_tensor():
 
 
 def test_training_lengths_cover_both_ends_of_their_range():
-    sampler = Sampler(task=Parity(), scheme=small_scheme("sequential"), lengths=(2, 4), batch_size=1, seed=0)
+    sampler = TrainingSampler(task=Parity(), scheme=small_scheme("sequential"), lengths=(2, 4), batch_size=1, seed=0)
     assert {sampler.batches(step)[0].length for step in range(40)} == {2, 3, 4}
 
 

@@ -6,9 +6,9 @@ import pytest
 from tests.support.cases import EXACT_MATCH_TASKS, decode_tokens, smallest_length
 
 from lengthwise.core.errors import SettingError
-from lengthwise.core.randomness import stream
+from lengthwise.core.randomness import random_stream
 from lengthwise.tasks import JSONLTask, Parity, Text
-from lengthwise.tasks.text_format import format_examples, sample_shots
+from lengthwise.tasks.text_format import format_examples, sample_few_shot_examples
 
 over_answered = pytest.mark.parametrize(
     "task", [pytest.param(task, id=name) for name, task in EXACT_MATCH_TASKS.items()]
@@ -38,7 +38,7 @@ def test_every_example_is_one_line_and_its_response_starts_with_a_space(task, rn
 def test_a_span_contains_its_symbol_and_the_last_span_the_newline(task, rng):
     (text,) = format_examples(task, task.sample(length=4, size=1, rng=rng))
     whole = text.prompt + text.response
-    assert [whole[first:last] for first, last in text.spans] == [*text.symbols[:-1], "\n"]
+    assert [whole[first:last] for first, last in text.symbol_spans] == [*text.symbols[:-1], "\n"]
 
 
 def test_the_text_of_parity_is_the_example_of_the_docstring():
@@ -61,11 +61,11 @@ def test_a_task_that_is_graded_by_loss_raises_an_error(rng):
 
 def test_shots_never_have_an_excluded_prompt():
     for seed in range(20):
-        shots = sample_shots(Parity(), 1, 4, stream(seed), excluded_prompts={"0 = 0"})
+        shots = sample_few_shot_examples(Parity(), 1, 4, random_stream(seed), excluded_prompts={"0 = 0"})
         assert [text.prompt for text in shots] == ["1 = 0"] * 4
 
 
 def test_a_length_without_other_prompts_raises_an_error():
     with pytest.raises(SettingError, match=r"^length 1 of parity has too few prompts for 4 shots .* or --shots 0$"):
-        sample_shots(Parity(), 1, 4, stream(0), excluded_prompts={"0 = 0", "1 = 0"})
-    assert sample_shots(Parity(), 1, 0, stream(0), excluded_prompts={"0 = 0", "1 = 0"}) == []
+        sample_few_shot_examples(Parity(), 1, 4, random_stream(0), excluded_prompts={"0 = 0", "1 = 0"})
+    assert sample_few_shot_examples(Parity(), 1, 0, random_stream(0), excluded_prompts={"0 = 0", "1 = 0"}) == []

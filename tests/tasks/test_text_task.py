@@ -10,13 +10,13 @@ import pytest
 from tests.support.small_runs import equal_tensors, folder_contents, run_weights, stop_after, training_facts
 from tests.support.text_runs import small_corpus, text_experiment
 
-from lengthwise.core.errors import PromptError, SettingError, TextError, UnknownNameError
-from lengthwise.core.randomness import stream
+from lengthwise.core.errors import PromptError, SettingError, TextSourceError, UnknownNameError
+from lengthwise.core.randomness import random_stream
 from lengthwise.experiments.experiment import Experiment, from_dict, to_dict
 from lengthwise.experiments.run import load_run, train
 from lengthwise.experiments.run_evaluation import evaluate, generate_from_prompt
 from lengthwise.experiments.run_folder import acquire_run_folder, read_experiment
-from lengthwise.tasks import GradedByLoss, HasRunFiles, Parity, Task, Text, task_fields
+from lengthwise.tasks import GradedByLoss, HasRunFiles, Parity, Task, Text, task_result_fields
 from lengthwise.tasks.text.corpus import HELD_OUT, TRAIN, built_in_texts, open_corpus
 from lengthwise.tasks.text.tokenizer import END
 
@@ -44,14 +44,14 @@ def test_text_satisfies_the_protocols_for_loss_and_run_files_and_parity_does_not
 
 def test_a_result_row_names_the_corpus_and_the_digest_of_its_facts(text, corpora):
     digest = hashlib.sha256((corpora / "corpus" / "corpus.json").read_bytes()).hexdigest()
-    assert task_fields(text) == {"task": "text", "corpus": str(corpora / "corpus"), "corpus_sha256": digest}
-    assert task_fields(Text()) == {"task": "text"}
-    assert task_fields(Parity()) == {"task": "parity"}
+    assert task_result_fields(text) == {"task": "text", "corpus": str(corpora / "corpus"), "corpus_sha256": digest}
+    assert task_result_fields(Text()) == {"task": "text"}
+    assert task_result_fields(Parity()) == {"task": "parity"}
 
 
 def test_a_sequence_is_a_window_of_the_split_and_all_its_tokens_but_the_first_are_answers(text, rng):
     examples = text.sample(length=30, size=40, rng=rng)
-    whole = open_corpus(Path(text.corpus)).stream(TRAIN)
+    whole = open_corpus(Path(text.corpus)).token_stream(TRAIN)
     windows = np.lib.stride_tricks.sliding_window_view(whole, 31)
     for tokens in examples.tokens:
         assert (windows == tokens).all(axis=1).any()
@@ -63,7 +63,7 @@ def test_a_sequence_is_a_window_of_the_split_and_all_its_tokens_but_the_first_ar
 
 
 def test_sequences_start_at_every_token_that_leaves_room(text, rng):
-    whole = open_corpus(Path(text.corpus)).stream(TRAIN).astype(np.int64)
+    whole = open_corpus(Path(text.corpus)).token_stream(TRAIN).astype(np.int64)
     length = len(whole) - 3
     windows = {tuple(tokens) for tokens in text.sample(length=length, size=60, rng=rng).tokens.tolist()}
     assert windows == {tuple(whole[start : start + length + 1].tolist()) for start in range(3)}
@@ -79,14 +79,14 @@ def test_sequences_come_from_the_selected_split_and_kind(text, rng):
     assert list(text.variants()) == ["tales", "notes"]
     for split in (TRAIN, HELD_OUT):
         for kind, task in replace(text, split=split).variants().items():
-            source = corpus.stream(split, kind)
+            source = corpus.token_stream(split, kind)
             (tokens,) = task.sample(length=len(source) - 1, size=1, rng=rng).tokens
             assert np.array_equal(tokens, source)
             assert task.variants() == {}
 
 
 def test_held_out_documents_do_not_depend_on_the_split_of_the_task(text):
-    expected = {name: tokens.tolist() for name, tokens in open_corpus(Path(text.corpus)).texts(HELD_OUT)}
+    expected = {name: tokens.tolist() for name, tokens in open_corpus(Path(text.corpus)).document_tokens(HELD_OUT)}
     for task in (text, replace(text, split=HELD_OUT)):
         assert {document.name: document.tokens.tolist() for document in task.held_out()} == expected
     of_kind = replace(text, kind="notes").held_out()
@@ -109,8 +109,8 @@ def test_without_a_corpus_the_task_has_the_built_in_texts_with_one_token_per_byt
 
 def test_the_token_bytes_of_a_text_add_up_to_its_size(text):
     tokens = text.tokenizer.encode("a bird, a house: 東京")
-    assert text.token_bytes()[tokens].sum() == len("a bird, a house: 東京".encode())
-    assert text.token_bytes()[END] == 0
+    assert text.count_token_bytes()[tokens].sum() == len("a bird, a house: 東京".encode())
+    assert text.count_token_bytes()[END] == 0
 
 
 def test_an_unknown_kind_or_split_raises_an_error(text, rng):
@@ -147,7 +147,9 @@ def test_a_run_loads_without_its_corpus_and_evaluates_with_a_moved_one(corpora, 
     assert loaded.experiment == experiment
     assert isinstance(loaded.experiment.task, Text)
     assert loaded.experiment.task.vocabulary == Text(corpus=str(corpora / "corpus")).vocabulary
-    with pytest.raises(TextError, match=r"lost is not a corpus \(it has no corpus.json\); run lengthwise prepare"):
+    with pytest.raises(
+        TextSourceError, match=r"lost is not a corpus \(it has no corpus.json\); run lengthwise prepare"
+    ):
         evaluate(loaded, experiment.evaluation)
     # The same corpus at its new path gives the same results.
     moved = replace(loaded.experiment, task=replace(loaded.experiment.task, corpus=str(corpora / "corpus")))
@@ -160,7 +162,7 @@ def test_evaluating_on_another_corpus_raises_an_error(corpora, tmp_path):
     run = train(text_experiment(Text(corpus=str(corpora / "corpus")), steps=1), tmp_path / "run", device="cpu")
     assert run is not None
     task = replace(load_run(tmp_path / "run", device="cpu").experiment.task, corpus=str(other))
-    with pytest.raises(TextError, match=r"corpus .* is not the corpus of .*run \(its corpus.json differs\)"):
+    with pytest.raises(TextSourceError, match=r"corpus .* is not the corpus of .*run \(its corpus.json differs\)"):
         task.held_out()
 
 
@@ -202,5 +204,5 @@ def test_pickling_the_task_does_not_include_the_tokens_of_an_open_corpus(text):
     import pickle  # noqa: PLC0415  (what worker processes are sent by)
 
     before = len(pickle.dumps(text))
-    text.sample(length=5, size=1, rng=stream(0))
+    text.sample(length=5, size=1, rng=random_stream(0))
     assert len(pickle.dumps(text)) < before + 100_000

@@ -12,7 +12,7 @@ from lengthwise.tasks import MultiAddition, Parity
 from lengthwise.tasks.examples import Examples
 from lengthwise.tasks.task import Task
 from lengthwise.theory.counterexamples import COUNTEREXAMPLES
-from lengthwise.theory.task_certificate import certify_task, coupled_conditions
+from lengthwise.theory.task_certificate import certify_task, check_coupling_conditions
 
 EQUAL_SIZES = "equal numbers of tokens per ID"
 INDEPENDENT = "independent super-tokens"
@@ -68,7 +68,7 @@ class Pairs(Task):
 
 
 def refuted(task):
-    return [each.name for each in coupled_conditions(task, seed=0) if each.holds is False]
+    return [each.name for each in check_coupling_conditions(task, seed=0) if each.holds is False]
 
 
 def test_no_condition_of_a_law_that_meets_all_is_refuted():
@@ -81,7 +81,7 @@ def test_no_condition_of_a_law_that_meets_all_is_refuted():
 @pytest.mark.first(2)
 @pytest.mark.parametrize("condition", [EQUAL_SIZES, INDEPENDENT, SAME_LAW, UNIFORM, REALIZABLE])
 def test_a_violated_condition_is_refuted_with_a_reason(condition):
-    conditions = {each.name: each for each in coupled_conditions(Pairs(violation=condition), seed=0)}
+    conditions = {each.name: each for each in check_coupling_conditions(Pairs(violation=condition), seed=0)}
     assert conditions[condition].holds is False
     assert conditions[condition].found
     assert condition in certify_task(Pairs(violation=condition), trained=6, lengths=(12,)).verdict
@@ -89,7 +89,7 @@ def test_a_violated_condition_is_refuted_with_a_reason(condition):
 
 def test_conditions_that_cannot_be_tested_are_unknown():
     for task, reason in ((Parity(coupling="none"), "no coupling"), (MultiAddition(), "for one level")):
-        conditions = coupled_conditions(task, seed=0)
+        conditions = check_coupling_conditions(task, seed=0)
         assert len(conditions) == 5
         assert all(each.holds is None and reason in each.found for each in conditions)
 

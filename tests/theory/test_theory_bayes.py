@@ -9,69 +9,69 @@ import pytest
 from tests.support.planted_laws import NonuniformStarts, random_attention, random_law
 
 from lengthwise.core.errors import SettingError
-from lengthwise.tasks.planted.placement import Local, Subsets
-from lengthwise.tasks.planted.planted_task import Planted
+from lengthwise.tasks.planted.placement import LocalPlacement, SubsetPlacement
+from lengthwise.tasks.planted.planted_task import PlantedCorrelations
 from lengthwise.theory.risk.bayes import (
     BayesPredictor,
     LogLoss,
-    bayes_attention,
     bayes_risk,
+    build_bayes_attention,
 )
-from lengthwise.theory.risk.exact_risk import Distance, Leakage, TotalVariation, enumerated_risk
-from lengthwise.theory.risk.laplace_risk import laplace_log_loss, laplace_risk
+from lengthwise.theory.risk.exact_risk import LeakageLoss, NormLoss, TotalVariationLoss, enumerated_risk
+from lengthwise.theory.risk.laplace_transform import laplace_log_loss, laplace_risk
 
 SIZES = ((3, 1, 1), (3, 2, 2), (3, 2, 3), (2, 3, 4))
 over_sizes = pytest.mark.parametrize("size", SIZES, ids=str)
 # One tuple has two tokens that the background never produces, one has one, and one has none.
-MARKED = Planted(
+MARKED = PlantedCorrelations(
     background=(0.6, 0.4, 0.0),
     tuples=((2, 2), (2, 0), (1, 0)),
     probabilities=(0.3, 0.3, 0.4),
     labels=((1.0, 0.0), (0.2, 0.8), (0.0, 1.0)),
 )
 # Background may contain every planted tuple, with different probabilities.
-HIDDEN = Planted(
+HIDDEN = PlantedCorrelations(
     background=(0.5, 0.3, 0.2),
     tuples=((0, 1), (2, 2), (1, 0)),
     probabilities=(0.5, 0.2, 0.3),
     labels=((0.9, 0.1), (0.1, 0.9), (0.3, 0.7)),
 )
 # Two equally likely labels; a planted pair is 50 times as likely as the same pair of background tokens.
-SWAPPED = Planted(
+SWAPPED = PlantedCorrelations(
     background=(0.8, 0.1, 0.1),
     tuples=((1, 2), (2, 1)),
     probabilities=(0.5, 0.5),
     labels=((1.0, 0.0), (0.0, 1.0)),
-    placement=Local(shapes=((0, 1),), weights=(1.0,)),
+    placement=LocalPlacement(shapes=((0, 1),), weights=(1.0,)),
 )
 
 
-def likelihood_ratios(law: Planted, length: int) -> np.ndarray:
+def likelihood_ratios(law: PlantedCorrelations, length: int) -> np.ndarray:
     """Return the ratio of planted set to background, ``q(o) Qvoc(z) / mu(z)``, by shape and tuple."""
-    share = law.placement.law(length).probability.sum(axis=1)[:, None]
+    share = law.placement.shape_distribution(length).probability.sum(axis=1)[:, None]
     mu = np.array(law.background)[np.array(law.tuples)].prod(axis=1)
     with np.errstate(divide="ignore"):
         return share * np.array(law.probabilities) / mu
 
 
-def planted_weights(law: Planted, length: int) -> np.ndarray:
-    return law.placement.law(length).probability.sum(axis=1)[:, None] * np.array(law.probabilities)
+def planted_weights(law: PlantedCorrelations, length: int) -> np.ndarray:
+    return law.placement.shape_distribution(length).probability.sum(axis=1)[:, None] * np.array(law.probabilities)
 
 
-def information_horizon(law: Planted, length: int) -> float:
+def information_horizon(law: PlantedCorrelations, length: int) -> float:
     """Return the geometric mean of ``likelihood_ratios``: ``exp(KL(Qvoc || mu^k) - H(q))``."""
     return float(np.exp((planted_weights(law, length) * np.log(likelihood_ratios(law, length))).sum()))
 
 
-def information_leakage(law: Planted, length: int) -> float:
+def information_leakage(law: PlantedCorrelations, length: int) -> float:
     """Approximate the leakage of the Bayes predictor by the mean of ``N / (N + LR)``."""
     return float((planted_weights(law, length) * (length / (length + likelihood_ratios(law, length)))).sum())
 
 
-def joint(law: Planted, length: int) -> dict[tuple[int, ...], dict[tuple[int, ...], np.ndarray]]:
+def joint(law: PlantedCorrelations, length: int) -> dict[tuple[int, ...], dict[tuple[int, ...], np.ndarray]]:
     """Return the joint probability with each label, by sequence and planted set."""
     table: dict = {}
-    sets, probability = law.placement.law(length).sets()
+    sets, probability = law.placement.shape_distribution(length).sets()
     for planted, share in zip(sets.tolist(), probability, strict=True):
         for each, weight, labels in zip(law.tuples, law.probabilities, law.labels, strict=True):
             for rest in product(range(law.num_tokens), repeat=length - law.k):
@@ -83,14 +83,16 @@ def joint(law: Planted, length: int) -> dict[tuple[int, ...], dict[tuple[int, ..
     return {tokens: by_set for tokens, by_set in table.items() if sum(by_set.values()).sum() > 0}
 
 
-def posterior(law: Planted, length: int) -> tuple[np.ndarray, np.ndarray]:
+def posterior(law: PlantedCorrelations, length: int) -> tuple[np.ndarray, np.ndarray]:
     """Return all possible sequences, and the posterior of the label for each."""
     table = {tokens: sum(by_set.values()) for tokens, by_set in joint(law, length).items()}
     return np.array(list(table)), np.array([labels / labels.sum() for labels in table.values()])
 
 
 @pytest.mark.parametrize(
-    "placement", [Local(weights=(0.3, 0.7)), Subsets(), NonuniformStarts()], ids=["local", "subsets", "tilted"]
+    "placement",
+    [LocalPlacement(weights=(0.3, 0.7)), SubsetPlacement(), NonuniformStarts()],
+    ids=["local", "subsets", "tilted"],
 )
 def test_the_bayes_predictor_is_the_posterior_of_the_label(placement, rng):
     for law in (random_law(rng, 3, 2, 3, placement), *(replace(law, placement=placement) for law in (MARKED, HIDDEN))):
@@ -103,19 +105,19 @@ def test_the_bayes_attention_is_the_posterior_of_the_label(size, rng):
     law = random_law(rng, *size)
     for length in (size[1], 5):
         tokens, expected = posterior(law, length)
-        assert bayes_attention(law, length).predict(tokens) == pytest.approx(expected, abs=1e-12)
+        assert build_bayes_attention(law, length).predict(tokens) == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize("length", [2, 3, 6])
 def test_the_bayes_attention_weighs_shapes_and_tuples_like_the_posterior(length):
-    law = replace(HIDDEN, placement=Local(weights=(0.3, 0.7)))
+    law = replace(HIDDEN, placement=LocalPlacement(weights=(0.3, 0.7)))
     tokens, expected = posterior(law, length)
-    assert bayes_attention(law, length).predict(tokens) == pytest.approx(expected, abs=1e-12)
+    assert build_bayes_attention(law, length).predict(tokens) == pytest.approx(expected, abs=1e-12)
 
 
 def test_the_bayes_attention_gives_no_weight_to_sets_without_a_marker_token():
     tokens, expected = posterior(MARKED, 5)
-    assert bayes_attention(MARKED, 5).predict(tokens) == pytest.approx(expected, abs=1e-12)
+    assert build_bayes_attention(MARKED, 5).predict(tokens) == pytest.approx(expected, abs=1e-12)
 
 
 def test_the_prediction_for_an_impossible_sequence_is_the_prior_of_the_labels():
@@ -125,7 +127,7 @@ def test_the_prediction_for_an_impossible_sequence_is_the_prior_of_the_labels():
 
 
 def test_none_of_100_perturbed_attentions_has_a_smaller_log_loss(rng):
-    best, table = bayes_attention(HIDDEN, 6), joint(HIDDEN, 6)
+    best, table = build_bayes_attention(HIDDEN, 6), joint(HIDDEN, 6)
     tokens, probability = np.array(list(table)), np.array([sum(by_set.values()) for by_set in table.values()])
     smallest = -(probability * np.log(best.predict(tokens))).sum()
     assert smallest == pytest.approx(bayes_risk(HIDDEN, 6, LogLoss()), abs=1e-12)
@@ -141,7 +143,7 @@ def test_none_of_100_perturbed_attentions_has_a_smaller_log_loss(rng):
 
 
 @over_sizes
-@pytest.mark.parametrize("loss", [TotalVariation(), LogLoss()], ids=lambda loss: loss.name)
+@pytest.mark.parametrize("loss", [TotalVariationLoss(), LogLoss()], ids=lambda loss: loss.name)
 def test_the_bayes_risk_equals_the_enumerated_risk_of_the_posterior(size, loss, rng):
     law = random_law(rng, *size)
     exact = enumerated_risk(law, BayesPredictor(law), 6, loss).mean
@@ -154,33 +156,35 @@ def test_the_bayes_leakage_is_the_posterior_mass_off_the_planted_set(law):
         sum(labels.sum() ** 2 for labels in by_set.values()) / sum(labels.sum() for labels in by_set.values())
         for by_set in joint(law, 5).values()
     )
-    assert bayes_risk(law, 5, Leakage()) == pytest.approx(1 - planted_mass, abs=1e-12)
+    assert bayes_risk(law, 5, LeakageLoss()) == pytest.approx(1 - planted_mass, abs=1e-12)
 
 
 def test_the_bayes_risk_without_a_local_attention_is_enumerated(rng):
-    law = replace(MARKED, placement=Subsets())
+    law = replace(MARKED, placement=SubsetPlacement())
     tokens, expected = posterior(law, 4)
     table = joint(law, 4)
     probability = np.array([sum(by_set.values()).sum() for by_set in table.values()])
     entropy = -probability @ np.where(expected > 0, expected * np.log(np.maximum(expected, 1e-300)), 0).sum(axis=1)
     assert bayes_risk(law, 4, LogLoss()) == pytest.approx(entropy, abs=1e-12)
-    assert 0 < bayes_risk(SWAPPED, 4, Distance()) < bayes_risk(SWAPPED, 9, Distance())
+    assert 0 < bayes_risk(SWAPPED, 4, NormLoss()) < bayes_risk(SWAPPED, 9, NormLoss())
     assert len(tokens) == len(table)
 
 
 def test_background_hides_the_planted_pair_at_lengths_above_its_likelihood_ratio():
     assert likelihood_ratios(SWAPPED, 16) == pytest.approx(50)
     assert information_horizon(SWAPPED, 16) == pytest.approx(50)
-    risks = [bayes_risk(SWAPPED, length, TotalVariation()) for length in (16, 64, 256, 1024)]
+    risks = [bayes_risk(SWAPPED, length, TotalVariationLoss()) for length in (16, 64, 256, 1024)]
     assert risks == pytest.approx([0.1335, 0.2593, 0.4187, 0.4802], abs=1e-4)
     for length, risk in zip((16, 64, 256, 1024), risks, strict=True):
         assert information_leakage(SWAPPED, length) / 2 == pytest.approx(risk, abs=0.025)
     # No attention of the same shape does better on the planted set.
-    assert bayes_risk(SWAPPED, 1024, Leakage()) == pytest.approx(information_leakage(SWAPPED, 1024), abs=0.005)
+    assert bayes_risk(SWAPPED, 1024, LeakageLoss()) == pytest.approx(information_leakage(SWAPPED, 1024), abs=0.005)
 
 
 def test_the_information_horizon_is_the_exponential_of_the_information_in_the_planted_set():
-    law = replace(SWAPPED, probabilities=(0.3, 0.7), placement=Local(shapes=((0, 1), (0, 2)), weights=(0.2, 0.8)))
+    law = replace(
+        SWAPPED, probabilities=(0.3, 0.7), placement=LocalPlacement(shapes=((0, 1), (0, 2)), weights=(0.2, 0.8))
+    )
     p, q = np.array([0.3, 0.7]), np.array([0.2, 0.8])
     nats = p @ np.log(p / 0.01) + q @ np.log(q)
     assert information_horizon(law, 30) == pytest.approx(np.exp(nats))
@@ -196,12 +200,15 @@ def test_no_random_attention_has_a_smaller_log_loss_than_the_bayes_predictor(rng
 
 @pytest.mark.parametrize(
     ("placement", "message"),
-    [(Subsets(), r"'subsets' has no span"), (NonuniformStarts(), r"shape \(0, 1\) have starts of unequal probability")],
+    [
+        (SubsetPlacement(), r"'subsets' has no span"),
+        (NonuniformStarts(), r"shape \(0, 1\) have starts of unequal probability"),
+    ],
     ids=["subsets", "tilted"],
 )
 def test_a_placement_without_a_relative_bayes_attention_raises(placement, message):
     with pytest.raises(SettingError, match=message):
-        bayes_attention(replace(SWAPPED, placement=placement), 8)
+        build_bayes_attention(replace(SWAPPED, placement=placement), 8)
 
 
 def test_the_log_loss_of_a_label_with_predicted_probability_0_is_infinite():
@@ -209,4 +216,4 @@ def test_the_log_loss_of_a_label_with_predicted_probability_0_is_infinite():
     wrong = BayesPredictor(replace(SWAPPED, labels=((0.0, 1.0), (0.0, 1.0))))
     assert enumerated_risk(law, wrong, 3, LogLoss()).mean == np.inf
     assert bayes_risk(law, 3, LogLoss()) == pytest.approx(0, abs=1e-12)
-    assert laplace_risk(law, bayes_attention(law, 300), 300, TotalVariation()) == pytest.approx(0, abs=1e-12)
+    assert laplace_risk(law, build_bayes_attention(law, 300), 300, TotalVariationLoss()) == pytest.approx(0, abs=1e-12)

@@ -11,48 +11,53 @@ import pytest
 from tests.support.random_instances import Sizes, random_instance
 
 from lengthwise.core.errors import SettingError, UnknownNameError
-from lengthwise.core.randomness import stream
-from lengthwise.tasks.planted.placement import ByLength, Local, ShapeLaw, Subsets
-from lengthwise.tasks.planted.planted_task import Planted
+from lengthwise.core.randomness import random_stream
+from lengthwise.tasks.planted.placement import (
+    LengthDependentPlacement,
+    LocalPlacement,
+    ShapeDistribution,
+    SubsetPlacement,
+)
+from lengthwise.tasks.planted.planted_task import PlantedCorrelations
 from lengthwise.theory.attention.tabular import PositionFreeAttention, TabularAttention
 from lengthwise.theory.bounds import (
     BOUNDS,
-    difference_bound,
-    label_noise_corrected,
-    largest_ratio,
-    linear_growth,
-    linear_growth_of_largest_risk,
-    linear_growth_of_mean,
-    minimax_quadratic_in_spans,
-    no_locality,
-    proportional_window_cover,
-    quadratic_in_length,
-    quadratic_in_length_ratio,
-    quadratic_in_spans,
-    shortened_gaps,
-    single_token_groups,
-    single_tokens,
-    window_cover,
-    worst_risks,
+    label_noise_corrected_bound,
+    largest_ratio_bound,
+    length_quadratic_bound,
+    length_ratio_quadratic_bound,
+    linear_bound,
+    linear_bound_from_max_risk,
+    linear_bound_from_mean_risk,
+    minimax_quadratic_bound,
+    no_locality_bound,
+    piece_difference_bound,
+    proportional_cover_bound,
+    shortened_gaps_bound,
+    single_token_bound,
+    single_token_group_bound,
+    span_quadratic_bound,
+    window_cover_bound,
+    worst_case_risk_bound,
 )
-from lengthwise.theory.bounds.extrapolation import BoundError, Extrapolation
+from lengthwise.theory.bounds.bound_inputs import BoundError, BoundInputs
 from lengthwise.theory.bounds.sequence_cover import (
-    GridCover,
+    GridWindowCover,
     ProportionalCover,
-    count_summands,
-    known_scores,
-    sampled_known_scores,
+    count_distinct_pieces,
+    known_scores_bound,
+    sampled_known_scores_bound,
 )
-from lengthwise.theory.risk.exact_risk import Distance, Leakage, TotalVariation, enumerated_risk
-from lengthwise.theory.risk.laplace_risk import laplace_risk, laplace_risks
+from lengthwise.theory.risk.exact_risk import LeakageLoss, NormLoss, TotalVariationLoss, enumerated_risk
+from lengthwise.theory.risk.laplace_transform import laplace_risk, laplace_risks
 from lengthwise.theory.risk.risk_at_length import bernstein_margin
 
 ROUNDING = 1e-12
 # How many times more random instances the slow tests try.
 MORE = int(os.environ.get("MORE_INSTANCES", "1"))
-PUBLISHED = (quadratic_in_length, quadratic_in_spans, minimax_quadratic_in_spans, quadratic_in_length_ratio)
+PUBLISHED = (length_quadratic_bound, span_quadratic_bound, minimax_quadratic_bound, length_ratio_quadratic_bound)
 # Bounds that also hold for the norm loss.
-NORM = (*PUBLISHED, linear_growth_of_largest_risk, difference_bound)
+NORM = (*PUBLISHED, linear_bound_from_max_risk, piece_difference_bound)
 # Regime, tokens, k, span, training length, test length: all small enough to enumerate.
 SMALL = (
     ("clean", 3, 1, 1, 4, 7),
@@ -65,17 +70,15 @@ SMALL = (
 )
 ALL = tuple(bound.value for bound in BOUNDS.values())
 # Bounds that have a value at least once over SMALL.
-APPLICABLE = set(ALL) - {no_locality, shortened_gaps}
+APPLICABLE = set(ALL) - {no_locality_bound, shortened_gaps_bound}
 
 
 def random_case(regime, numbers, seed, num_heads=2):
     names = ("num_tokens", "k", "span", "train_length", "test_length")
     sizes = Sizes(**dict(zip(names, numbers, strict=True)))
     instance = random_instance(regime, sizes, seed, num_heads)
-    head = instance.best_head(TotalVariation())
-    return Extrapolation(
-        law=instance.law, predictor=head, train_length=sizes.train_length, test_length=sizes.test_length
-    )
+    head = instance.best_head(TotalVariationLoss())
+    return BoundInputs(law=instance.law, predictor=head, train_length=sizes.train_length, test_length=sizes.test_length)
 
 
 def bounds_with_value(case, bounds):
@@ -83,7 +86,7 @@ def bounds_with_value(case, bounds):
     risk = enumerated_risk(case.law, case.predictor, case.test_length, case.loss).mean
     with_value = []
     for bound in bounds:
-        options = {"num_samples": 300} if bound is sampled_known_scores else {}
+        options = {"num_samples": 300} if bound is sampled_known_scores_bound else {}
         try:
             value = bound(case, **options)
         except BoundError:
@@ -99,8 +102,10 @@ def count_valid(sizes, seeds):
         for seed in seeds:
             case = random_case(regime, numbers, seed)
             valid = bounds_with_value(case, APPLICABLE)
-            valid += bounds_with_value(replace(case, loss=Distance()), NORM)
-            valid += bounds_with_value(replace(case, loss=Leakage()), APPLICABLE - {*NORM, label_noise_corrected})
+            valid += bounds_with_value(replace(case, loss=NormLoss()), NORM)
+            valid += bounds_with_value(
+                replace(case, loss=LeakageLoss()), APPLICABLE - {*NORM, label_noise_corrected_bound}
+            )
             for bound in valid:
                 counts[bound] += 1
     return counts
@@ -114,10 +119,10 @@ def test_no_bound_is_below_the_exact_risk():
 def not_applicable(sizes):
     """Return the bounds that need more room, k = 1, or whole groups."""
     _, _, k, span, train_length, test_length = sizes
-    bounds = set() if train_length >= 8 * span else {linear_growth_of_mean}
+    bounds = set() if train_length >= 8 * span else {linear_bound_from_mean_risk}
     if k > 1:
-        return bounds | {single_tokens, single_token_groups}
-    return bounds | ({single_token_groups} if (test_length - 1) % (train_length - 1) else set())
+        return bounds | {single_token_bound, single_token_group_bound}
+    return bounds | ({single_token_group_bound} if (test_length - 1) % (train_length - 1) else set())
 
 
 # Odd lengths, and room for less than four spans.
@@ -135,8 +140,8 @@ TIGHT = (
 def test_no_bound_is_below_the_exact_risk_with_little_room_or_at_an_odd_length(sizes):
     counts = count_valid([sizes], range(2))
     _, _, _, span, train_length, _ = sizes
-    assert counts[window_cover] == 4
-    assert counts[linear_growth] == (4 if train_length >= 4 * span else 0)
+    assert counts[window_cover_bound] == 4
+    assert counts[linear_bound] == (4 if train_length >= 4 * span else 0)
 
 
 def gap_case(regime, seed):
@@ -144,9 +149,9 @@ def gap_case(regime, seed):
     sizes = Sizes(num_tokens=3, k=2, span=2, train_length=192, test_length=240)
     instance = random_instance(regime, sizes, seed, num_heads=1)
     law, head = instance.law, instance.heads[0]
-    risks = laplace_risks(law, head, sizes.train_lengths, TotalVariation()).tolist()
+    risks = laplace_risks(law, head, sizes.train_lengths, TotalVariationLoss()).tolist()
     by_length = dict(zip(sizes.train_lengths, risks, strict=True))
-    return Extrapolation(
+    return BoundInputs(
         law=law,
         predictor=head,
         train_length=192,
@@ -160,7 +165,7 @@ def shortened_gap_values(regime, seeds):
     for seed in seeds:
         case = gap_case(regime, seed)
         risk = laplace_risk(case.law, case.predictor, 240, case.loss)
-        values.append(shortened_gaps(case))
+        values.append(shortened_gaps_bound(case))
         assert values[-1] >= risk - ROUNDING, (case, risk)
     return values
 
@@ -185,31 +190,33 @@ MANY = {sizes: MORE * count for sizes, count in zip(SMALL, (100, 50, 16, 16, 16,
 @pytest.mark.parametrize("sizes", SMALL, ids=str)
 def test_no_bound_is_below_the_exact_risk_in_a_hundred_instances(sizes):
     counts = count_valid([sizes], range(MANY[sizes]))
-    assert counts[window_cover] == 2 * MANY[sizes]
-    assert counts[quadratic_in_length] == 2 * MANY[sizes]
+    assert counts[window_cover_bound] == 2 * MANY[sizes]
+    assert counts[length_quadratic_bound] == 2 * MANY[sizes]
     assert min(counts[bound] for bound in APPLICABLE - not_applicable(sizes)) >= MANY[sizes]
 
 
 def test_bounds_are_ordered_as_in_their_proofs():
     for regime, *numbers in SMALL[2:5]:
         case = random_case(regime, numbers, seed=3)
-        cover, worst, ratio = (bound(case) for bound in (window_cover, worst_risks, largest_ratio))
-        assert known_scores(case, cover=GridCover) <= cover <= worst + ROUNDING
+        cover, worst, ratio = (
+            bound(case) for bound in (window_cover_bound, worst_case_risk_bound, largest_ratio_bound)
+        )
+        assert known_scores_bound(case, cover=GridWindowCover) <= cover <= worst + ROUNDING
         assert worst <= ratio + ROUNDING
-        assert ratio <= linear_growth(case)
+        assert ratio <= linear_bound(case)
         by_length, by_spans, minimax, by_ratio = (bound(case) for bound in PUBLISHED)
         assert minimax <= by_spans <= by_length
-        assert linear_growth_of_largest_risk(case) <= by_ratio
+        assert linear_bound_from_max_risk(case) <= by_ratio
 
 
 def single(background, planted, shapes=((0,),)):
     """Build a law with one planted tuple and a constant label."""
-    return Planted(
+    return PlantedCorrelations(
         background=background,
         tuples=(planted,),
         probabilities=(1.0,),
         labels=((0.0, 1.0),),
-        placement=Local(shapes=shapes, weights=(1 / len(shapes),) * len(shapes)),
+        placement=LocalPlacement(shapes=shapes, weights=(1 / len(shapes),) * len(shapes)),
     )
 
 
@@ -229,34 +236,34 @@ WRONG_FILLER = ((1.0, 0.0), (0.0, 1.0))
 def test_closed_forms_have_their_stated_values_if_all_factors_are_known():
     # A filler has weight e and a wrong value: risk e (l - 1) / (1 + e (l - 1)), kappa and rho0 of 1.
     head = single_head((1e-3, 1.0), WRONG_FILLER)
-    case = Extrapolation(law=single((1.0, 0.0), (1,)), predictor=head, train_length=8, test_length=22)
+    case = BoundInputs(law=single((1.0, 0.0), (1,)), predictor=head, train_length=8, test_length=22)
     risk = {length: 1e-3 * (length - 1) / (1 + 1e-3 * (length - 1)) for length in range(4, 9)}
     average, largest = np.mean(list(risk.values())), risk[8]
     expected = {
-        quadratic_in_length: 3 * 8 * 22 * 8 * 22**2 * average,
-        quadratic_in_spans: 3 * 8 * 22 * 8 * 22**2 * average,
-        minimax_quadratic_in_spans: 3 * 8 * 22 * 22**2 * largest,
-        quadratic_in_length_ratio: 48 * (22 / 8) ** 2 * largest,
-        linear_growth_of_largest_risk: 48 * 22 / 8 * largest,
-        single_tokens: 3 * largest,
-        single_token_groups: 1 - (1 - largest) ** 3,
-        linear_growth: 16 * 22 / 8 * largest,
-        linear_growth_of_mean: 40 * 22 / 8 * average,
+        length_quadratic_bound: 3 * 8 * 22 * 8 * 22**2 * average,
+        span_quadratic_bound: 3 * 8 * 22 * 8 * 22**2 * average,
+        minimax_quadratic_bound: 3 * 8 * 22 * 22**2 * largest,
+        length_ratio_quadratic_bound: 48 * (22 / 8) ** 2 * largest,
+        linear_bound_from_max_risk: 48 * 22 / 8 * largest,
+        single_token_bound: 3 * largest,
+        single_token_group_bound: 1 - (1 - largest) ** 3,
+        linear_bound: 16 * 22 / 8 * largest,
+        linear_bound_from_mean_risk: 40 * 22 / 8 * average,
     }
     for bound, value in expected.items():
         assert bound(case) == pytest.approx(value, rel=1e-9), bound
     odd = replace(case, train_length=7)
-    assert linear_growth(odd) == pytest.approx(20 * 22 / 7 * risk[7], rel=1e-9)
+    assert linear_bound(odd) == pytest.approx(20 * 22 / 7 * risk[7], rel=1e-9)
 
 
 def test_linear_growth_is_attained_by_small_weights_on_fillers():
     head = single_head((1e-6, 1.0), WRONG_FILLER)
-    case = Extrapolation(law=single((1.0, 0.0), (1,)), predictor=head, train_length=5, test_length=40)
+    case = BoundInputs(law=single((1.0, 0.0), (1,)), predictor=head, train_length=5, test_length=40)
     risk = enumerated_risk(case.law, head, 40, case.loss).mean
-    assert 1 <= single_tokens(case) / risk <= 1.0001
+    assert 1 <= single_token_bound(case) / risk <= 1.0001
 
 
-def heavy_cuts(digits=3, heavy_score=1e9):
+def heavy_cuts_counterexample(digits=3, heavy_score=1e9):
     """Build a case where only ``star 0 1 .. x`` is misleading, and no shorter sequence made of its pieces."""
     star, x, size = digits, digits + 1, digits + 2
     scores, values = np.full((size, size), heavy_score), np.tile([1.0, 0.0], (size, size, 1))
@@ -271,11 +278,11 @@ def heavy_cuts(digits=3, heavy_score=1e9):
         default=np.array([1.0, 0.0]),
     )
     law = replace(single((1 / size,) * size, (star, 0), shapes=((0, 1),)), labels=((1.0, 0.0),))
-    return Extrapolation(law=law, predictor=head, train_length=4, test_length=5)
+    return BoundInputs(law=law, predictor=head, train_length=4, test_length=5)
 
 
 def test_heavy_cuts_violate_the_square_without_kappa_but_not_the_cover_with_kappa():
-    case = heavy_cuts()
+    case = heavy_cuts_counterexample()
     risks = [enumerated_risk(case.law, case.predictor, length, case.loss).mean for length in (2, 3, 4, 5)]
     assert max(risks[:2]) <= 1e-15
     assert risks[2] == pytest.approx(2.7e-11, rel=0.05)
@@ -283,9 +290,9 @@ def test_heavy_cuts_violate_the_square_without_kappa_but_not_the_cover_with_kapp
     # eta_L = 3 and eta_N = 4 for adjacent pairs with uniform starts.
     without_kappa = 3 * 3 * 4 * 4 * 5**2 * np.mean(risks[:3])
     assert risks[3] > 1e4 * without_kappa
-    assert window_cover(case) >= risks[3]
-    assert case.cut_weight.kappa_from_planted_score((False, True)).max() == pytest.approx(1 + 1e9)
-    unweighted = window_cover(case) / case.cut_weight.kappa((False, True)).max()
+    assert window_cover_bound(case) >= risks[3]
+    assert case.cross_cut_scores.kappa_from_planted_score((False, True)).max() == pytest.approx(1 + 1e9)
+    unweighted = window_cover_bound(case) / case.cross_cut_scores.kappa((False, True)).max()
     assert unweighted < risks[3]
 
 
@@ -293,38 +300,40 @@ def test_one_training_length_bounds_no_loss_whose_errors_cancel():
     # The mean over five tokens is right, and that over any other number is wrong.
     head = single_head((1.0, 1.0), ((0.0, 1.0), (1.0, 0.0)))
     law = replace(single((1.0, 0.0), (1,)), labels=((0.2, 0.8),))
-    case = Extrapolation(law=law, predictor=head, train_length=5, test_length=10, loss=Distance())
-    assert case.risk(5) == pytest.approx(0, abs=1e-12)
-    risk = enumerated_risk(law, head, 10, Distance()).mean
+    case = BoundInputs(law=law, predictor=head, train_length=5, test_length=10, loss=NormLoss())
+    assert case.risk_at(5) == pytest.approx(0, abs=1e-12)
+    risk = enumerated_risk(law, head, 10, NormLoss()).mean
     assert risk == pytest.approx(0.1)
-    assert difference_bound(case) >= risk
+    assert piece_difference_bound(case) >= risk
     with pytest.raises(BoundError, match=r"'norm' is not linear.*'canceling errors'"):
-        window_cover(case)
+        window_cover_bound(case)
 
 
 def position_free_case(seed, k, train_length, test_length):
-    rng = stream(seed, "position free", k)
+    rng = random_stream(seed, "position free", k)
     tokens = int(rng.integers(2, 4)) if k < 3 else 2
     codes = tokens**k
     number = int(rng.integers(1, 4))
     planted = rng.choice(codes, size=min(number, codes), replace=False)
     digits = planted[:, None] // tokens ** np.arange(k - 1, -1, -1) % tokens
-    law = Planted(
+    law = PlantedCorrelations(
         background=tuple(rng.dirichlet(np.ones(tokens))),
         tuples=tuple(map(tuple, digits.tolist())),
         probabilities=tuple(rng.dirichlet(np.ones(len(planted)))),
         labels=tuple(map(tuple, rng.dirichlet(np.full(2, 0.3), size=len(planted)).tolist())),
-        placement=Subsets(num_planted=k),
+        placement=SubsetPlacement(num_planted=k),
     )
-    right = np.where(law.tuple_law > 0, rng.uniform(0, 8), 0.0)
+    right = np.where(law.tuple_code_probabilities > 0, rng.uniform(0, 8), 0.0)
     head = PositionFreeAttention(
         num_tokens=tokens,
         k=k,
         log_scores=rng.normal(size=codes) + right,
-        values=np.where((law.tuple_law > 0)[:, None], law.label_law, rng.dirichlet(np.ones(2), size=codes)),
+        values=np.where(
+            (law.tuple_code_probabilities > 0)[:, None], law.label_probabilities, rng.dirichlet(np.ones(2), size=codes)
+        ),
         default=np.full(2, 0.5),
     )
-    return Extrapolation(law=law, predictor=head, train_length=train_length, test_length=test_length)
+    return BoundInputs(law=law, predictor=head, train_length=train_length, test_length=test_length)
 
 
 def position_free_ratios(seeds):
@@ -333,7 +342,7 @@ def position_free_ratios(seeds):
         for k, train_length, test_length in ((1, 3, 8), (2, 4, 7), (2, 5, 7), (3, 6, 8)):
             case = position_free_case(seed, k, train_length, test_length)
             risk = enumerated_risk(case.law, case.predictor, test_length, case.loss).mean
-            ratios.append(no_locality(case) / risk)
+            ratios.append(no_locality_bound(case) / risk)
     assert min(ratios) >= 1 - ROUNDING
     return ratios
 
@@ -357,11 +366,11 @@ def test_without_locality_the_power_k_and_its_constant_are_attained():
         values=np.array([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]),
         default=np.full(2, 0.5),
     )
-    law = replace(single((1.0, 0.0), (1, 1), shapes=((0, 1),)), placement=Subsets(num_planted=2))
-    case = Extrapolation(law=law, predictor=head, train_length=5, test_length=10)
+    law = replace(single((1.0, 0.0), (1, 1), shapes=((0, 1),)), placement=SubsetPlacement(num_planted=2))
+    case = BoundInputs(law=law, predictor=head, train_length=5, test_length=10)
     risk = {length: enumerated_risk(law, head, length, case.loss).mean for length in (5, 10)}
     assert risk[10] / risk[5] == pytest.approx(perm(8, 2) / perm(3, 2), abs=5e-3)
-    assert no_locality(case) / risk[10] == pytest.approx(1, abs=1e-3)
+    assert no_locality_bound(case) / risk[10] == pytest.approx(1, abs=1e-3)
 
 
 def long_case(train_length, test_length, gap_score=1e-4):
@@ -373,7 +382,7 @@ def long_case(train_length, test_length, gap_score=1e-4):
         num_tokens=2, shapes=np.array([[0, 1]]), log_scores=scores, values=values, default=np.full(2, 0.5)
     )
     law = single((1.0, 0.0), (1, 0), shapes=((0, 1),))
-    return Extrapolation(law=law, predictor=head, train_length=train_length, test_length=test_length)
+    return BoundInputs(law=law, predictor=head, train_length=train_length, test_length=test_length)
 
 
 def test_the_bound_by_shortened_gaps_has_its_closed_form():
@@ -381,31 +390,38 @@ def test_the_bound_by_shortened_gaps_has_its_closed_form():
         case = long_case(train_length, test_length)
         risk = enumerated_risk(case.law, case.predictor, test_length, case.loss).mean
         num_blocks = train_length // 16 - 2
-        value = shortened_gaps(case)
+        value = shortened_gaps_bound(case)
         assert value >= risk
         growth = test_length / train_length
-        assert value == pytest.approx(32 * growth * case.largest_risk + 4 * growth * np.exp(-num_blocks / 2), rel=1e-9)
+        assert value == pytest.approx(
+            32 * growth * case.largest_training_risk + 4 * growth * np.exp(-num_blocks / 2), rel=1e-9
+        )
 
 
 def test_white_box_bounds_have_no_more_distinct_summands_at_longer_lengths():
     case = random_case("clean", (3, 2, 2, 8, 30), seed=1)
-    for cover_type in (GridCover, ProportionalCover):
-        number, longer = (len(count_summands(replace(case, test_length=length), cover_type)) for length in (40, 60))
+    for cover_type in (GridWindowCover, ProportionalCover):
+        number, longer = (
+            len(count_distinct_pieces(replace(case, test_length=length), cover_type)) for length in (40, 60)
+        )
         assert longer <= number + 8
-        assert sum(count_summands(case, cover_type).values()) <= 30 / 8 * 6
+        assert sum(count_distinct_pieces(case, cover_type).values()) <= 30 / 8 * 6
 
 
 def test_a_sampled_bound_approaches_the_exact_one(rng):
     case = random_case("mixed", (2, 2, 2, 8, 12), seed=2)
-    exact = known_scores(case)
-    values = [sampled_known_scores(case, num_samples=samples) for samples in (100, 3000)]
+    exact = known_scores_bound(case)
+    values = [sampled_known_scores_bound(case, num_samples=samples) for samples in (100, 3000)]
     assert exact < values[1] < values[0]
     assert values[1] <= 1.6 * exact
     samples = rng.random((400, 50)) ** 4
     assert np.mean([sample.mean() + bernstein_margin(sample, 0.05) < 1 / 5 for sample in samples]) <= 0.05
 
 
-SHIFTED = ByLength(until=(8,), laws=(Local(shapes=((0, 1),), weights=(1.0,)), Local(shapes=((0, 2),), weights=(1.0,))))
+SHIFTED = LengthDependentPlacement(
+    until=(8,),
+    laws=(LocalPlacement(shapes=((0, 1),), weights=(1.0,)), LocalPlacement(shapes=((0, 2),), weights=(1.0,))),
+)
 
 
 @dataclass(frozen=True)
@@ -415,13 +431,13 @@ class Growing:
     name: ClassVar[str] = "growing"
     summary: ClassVar[str] = "more planted tokens at longer lengths"
     k: ClassVar[int] = 2
-    span: ClassVar[int] = 3
+    max_span: ClassVar[int] = 3
     min_length: ClassVar[int] = 3
 
-    def law(self, length: int) -> ShapeLaw:
+    def shape_distribution(self, length: int) -> ShapeDistribution:
         """Plant at the first tokens."""
         shape = (0, 1) if length <= 8 else (0, 1, 2)
-        return ShapeLaw(shapes=np.array([shape]), probability=np.eye(1, length))
+        return ShapeDistribution(shapes=np.array([shape]), probability=np.eye(1, length))
 
     def sample(self, length, size, rng):
         """Raise, because bounds never sample sets."""
@@ -440,7 +456,7 @@ class Opaque:
 def plain_case(span):
     sizes = Sizes(num_tokens=2, k=2, span=span, train_length=12, test_length=13)
     instance = random_instance("mixed", sizes, 0, num_heads=1)
-    return Extrapolation(law=instance.law, predictor=instance.heads[0], train_length=12, test_length=13)
+    return BoundInputs(law=instance.law, predictor=instance.heads[0], train_length=12, test_length=13)
 
 
 def good_case(span=2, **changes):
@@ -464,11 +480,17 @@ def with_values_above_one(case):
     return replace(case, predictor=replace(case.predictor, values=case.predictor.values * 2))
 
 
-COVER = (window_cover, worst_risks, largest_ratio, proportional_window_cover, label_noise_corrected)
-WHITE_BOX = (known_scores, sampled_known_scores)
-NEED_KAPPA = (*NORM, *COVER, linear_growth)
-NEED_ROOM = (*PUBLISHED, linear_growth_of_largest_risk, linear_growth, linear_growth_of_mean, shortened_gaps)
-NEED_LOCAL = (*NEED_KAPPA, *WHITE_BOX, shortened_gaps, linear_growth_of_mean)
+COVER = (
+    window_cover_bound,
+    worst_case_risk_bound,
+    largest_ratio_bound,
+    proportional_cover_bound,
+    label_noise_corrected_bound,
+)
+WHITE_BOX = (known_scores_bound, sampled_known_scores_bound)
+NEED_KAPPA = (*NORM, *COVER, linear_bound)
+NEED_ROOM = (*PUBLISHED, linear_bound_from_max_risk, linear_bound, linear_bound_from_mean_risk, shortened_gaps_bound)
+NEED_LOCAL = (*NEED_KAPPA, *WHITE_BOX, shortened_gaps_bound, linear_bound_from_mean_risk)
 
 
 def shifted_case(train_length):
@@ -483,20 +505,20 @@ NEED_LINEAR = tuple(set(ALL) - set(NORM))
 VIOLATIONS = {
     "kappa infinite": (NEED_KAPPA, lambda: without_planted_scores(good_case()), NO_KAPPA),
     "kappa infinite, 8 spans": (
-        (linear_growth_of_mean,),
+        (linear_bound_from_mean_risk,),
         lambda: without_planted_scores(good_case(train_length=16, test_length=17)),
         NO_KAPPA,
     ),
     "eta infinite": (
-        (*PUBLISHED, linear_growth_of_largest_risk, linear_growth, largest_ratio),
+        (*PUBLISHED, linear_bound_from_max_risk, linear_bound, largest_ratio_bound),
         lambda: shifted_case(12),
         LACKS,
     ),
-    "eta infinite, 8 spans": ((linear_growth_of_mean,), lambda: shifted_case(24), LACKS),
-    "eta infinite, room for gaps": ((shortened_gaps,), lambda: shifted_case(96), LACKS),
+    "eta infinite, 8 spans": ((linear_bound_from_mean_risk,), lambda: shifted_case(24), LACKS),
+    "eta infinite, room for gaps": ((shortened_gaps_bound,), lambda: shifted_case(96), LACKS),
     "law not local": (
         NEED_LOCAL,
-        lambda: good_case(law=replace(good_case().law, placement=Subsets(num_planted=2))),
+        lambda: good_case(law=replace(good_case().law, placement=SubsetPlacement(num_planted=2))),
         r"planted sets of placement 'subsets' are not local.*'growing gap'",
     ),
     "class not local": (
@@ -524,39 +546,43 @@ VIOLATIONS = {
         lambda: good_case(law=replace(good_case().law, placement=Growing()), train_length=8),
         r"length 13 contain 3 planted tokens instead of 2.*'growing k'",
     ),
-    "loss not linear": (NEED_LINEAR, lambda: good_case(loss=Distance()), r"'norm' is not linear.*'canceling errors'"),
+    "loss not linear": (NEED_LINEAR, lambda: good_case(loss=NormLoss()), r"'norm' is not linear.*'canceling errors'"),
     "no probabilities": (
         ALL,
         lambda: with_values_above_one(good_case()),
         r"lies outside 0 to 1.*'canceling errors'",
     ),
     "not single": (
-        (single_tokens, single_token_groups),
+        (single_token_bound, single_token_group_bound),
         good_case,
         r"the law has 2 planted tokens, but this bound needs k = 1",
     ),
     "no whole number": (
-        (single_token_groups,),
+        (single_token_group_bound,),
         lambda: random_case("mixed", (2, 1, 1, 8, 10), seed=0),
         r"but the lengths are 10 and 8; test at length 8",
     ),
     "sets not uniform": (
-        (no_locality,),
+        (no_locality_bound,),
         lambda: good_case(predictor=position_free_head()),
         r"sets of placement 'local' are not equally likely",
     ),
     "not position free": (
-        (no_locality,),
+        (no_locality_bound,),
         good_case,
         r"TabularAttention reads .* use a PositionFreeAttention",
     ),
     "odd": (
-        (quadratic_in_length_ratio, linear_growth_of_largest_risk),
+        (length_ratio_quadratic_bound, linear_bound_from_max_risk),
         lambda: good_case(train_length=9),
         r"length 9 is odd .* such as 8",
     ),
-    "no gap": ((shortened_gaps,), good_case, r"length 12 .* span 2; .* at least 48 .*'heavy cuts'"),
-    "no label noise": ((label_noise_corrected,), lambda: good_case(loss=Leakage()), r"'leakage' has no label noise"),
+    "no gap": ((shortened_gaps_bound,), good_case, r"length 12 .* span 2; .* at least 48 .*'heavy cuts'"),
+    "no label noise": (
+        (label_noise_corrected_bound,),
+        lambda: good_case(loss=LeakageLoss()),
+        r"'leakage' has no label noise",
+    ),
 }
 
 
@@ -574,16 +600,16 @@ def test_a_shape_that_training_lacks_leaves_the_worst_risks_finite():
     law = replace(good_case().law, placement=SHIFTED)
     case = replace(good_case(3), law=law, train_length=8, test_length=9)
     with pytest.raises(BoundError, match="rare shape"):
-        largest_ratio(case)
+        largest_ratio_bound(case)
     # All planted mass is new, so every piece may have the largest loss.
-    assert worst_risks(case) >= 1
+    assert worst_case_risk_bound(case) >= 1
     risk = enumerated_risk(law, case.predictor, 9, case.loss).mean
-    assert window_cover(case) >= risk
+    assert window_cover_bound(case) >= risk
 
 
 def test_a_predictor_with_another_k_than_the_law_raises():
     with pytest.raises(SettingError, match=r"reads 3 of 2 token IDs per set, but the law plants 2 of 2"):
-        window_cover(good_case(predictor=position_free_head(k=3)))
+        window_cover_bound(good_case(predictor=position_free_head(k=3)))
 
 
 def test_invalid_sizes_and_samples_raise():
@@ -594,7 +620,7 @@ def test_invalid_sizes_and_samples_raise():
     with pytest.raises(UnknownNameError, match=r"unknown regime 'claen'; did you mean 'clean'"):
         random_instance("claen", Sizes(num_tokens=3, k=2, span=2, train_length=8, test_length=9), 0)
     with pytest.raises(SettingError, match=r"invalid num_samples 1 or failure_probability 0\.05"):
-        sampled_known_scores(good_case(), num_samples=1)
+        sampled_known_scores_bound(good_case(), num_samples=1)
 
 
 def test_instances_depend_on_the_seed_only_and_the_best_head_has_the_smallest_average_risk():
@@ -603,9 +629,9 @@ def test_instances_depend_on_the_seed_only_and_the_best_head_has_the_smallest_av
     assert one.law == same.law != other.law
     np.testing.assert_array_equal(one.heads[3].log_scores, same.heads[3].log_scores)
     averages = [
-        Extrapolation(law=one.law, predictor=head, train_length=6, test_length=7).average_risk for head in one.heads
+        BoundInputs(law=one.law, predictor=head, train_length=6, test_length=7).mean_training_risk for head in one.heads
     ]
-    assert one.best_head(TotalVariation()) is one.heads[int(np.argmin(averages))]
+    assert one.best_head(TotalVariationLoss()) is one.heads[int(np.argmin(averages))]
 
 
 def test_every_bound_has_a_name_in_words_and_a_docstring():

@@ -11,8 +11,13 @@ import pytest
 
 from lengthwise.core.errors import SettingError
 from lengthwise.theory.attention.tabular import TabularAttention
-from lengthwise.theory.bounds.extrapolation import regularity_ratio
-from lengthwise.theory.counterexamples import COUNTEREXAMPLES, heavy_cuts, rare_shape, small_leak
+from lengthwise.theory.bounds.bound_inputs import regularity_ratio
+from lengthwise.theory.counterexamples import (
+    COUNTEREXAMPLES,
+    heavy_cuts_counterexample,
+    rare_shape_counterexample,
+    small_leak_counterexample,
+)
 
 PAGE = (Path(__file__).parents[2] / "docs/theory.md").read_text()
 
@@ -33,7 +38,7 @@ BEYOND = {
     "small leak": {10: 9e-6 / (1 + 9e-6), 25: 24e-6 / (1 + 24e-6)},
     "heavy cuts": {5: 5.0**-3 / 4 / 2},
 }
-RISKS = {name: each.run() for name, each in COUNTEREXAMPLES.items()}
+RISKS = {name: each.compute_risks() for name, each in COUNTEREXAMPLES.items()}
 over_all = pytest.mark.parametrize("name", COUNTEREXAMPLES)
 
 
@@ -88,7 +93,7 @@ def predict_by_definition(attention: TabularAttention, tokens: list[int]) -> np.
 def test_risks_equal_a_sum_in_plain_python_over_all_sequences(name, length):
     case, loss = COUNTEREXAMPLES[name].build_case(length), COUNTEREXAMPLES[name].loss
     law = case.law
-    sets, probability = law.placement.law(length).sets()
+    sets, probability = law.placement.shape_distribution(length).sets()
     risk = 0.0
     for x in product(*[[token for token, share in enumerate(law.background) if share > 0]] * length):
         for planted, of_set in zip(sets.tolist(), probability.tolist(), strict=True):
@@ -103,14 +108,14 @@ def test_risks_equal_a_sum_in_plain_python_over_all_sequences(name, length):
                 output = predict_by_definition(case.learned_head, tokens)
                 wrong = np.abs(output - labels).sum() / 2 if loss.name == "norm" else 1 - output @ np.array(labels)
                 risk += of_set * background * of_tuple * wrong
-    (risks,) = COUNTEREXAMPLES[name].run([length])
+    (risks,) = COUNTEREXAMPLES[name].compute_risks([length])
     assert risks.learned == pytest.approx(risk, rel=1e-9, abs=1e-15)
 
 
 @pytest.mark.parametrize("share", [0.5, 0.1, 0.01, 1e-4])
 def test_the_error_on_a_rare_shape_grows_by_exactly_the_ratio_of_its_masses(share):
-    example = rare_shape(share)
-    training, beyond = example.run([6, 9])
+    example = rare_shape_counterexample(share)
+    training, beyond = example.compute_risks([6, 9])
     # The largest ratio of single starts, times the ratio of the numbers of starts.
     ratio = regularity_ratio(example.build_case(9).law.placement, 9, 6) * (9 - 2) / (6 - 2)
     assert ratio == pytest.approx(1 / share, rel=1e-12)
@@ -118,12 +123,12 @@ def test_the_error_on_a_rare_shape_grows_by_exactly_the_ratio_of_its_masses(shar
 
 
 def test_the_error_on_a_shape_that_never_occurs_in_training_grows_without_bound():
-    training, beyond = rare_shape(0.0).run([6, 9])
+    training, beyond = rare_shape_counterexample(0.0).compute_risks([6, 9])
     assert (training.learned, beyond.learned) == (0.0, pytest.approx(0.5))
 
 
 def test_the_risk_of_a_small_leak_is_linear_in_the_number_of_other_tokens():
-    short, long = small_leak(1e-6).run([5, 25])
+    short, long = small_leak_counterexample(1e-6).compute_risks([5, 25])
     assert long.learned / short.learned / ((25 - 1) / (5 - 1)) == pytest.approx(0.99998, abs=1e-9)
 
 
@@ -132,7 +137,7 @@ def test_counterexamples_to_other_assumptions_are_local_and_relative(name):
     for length in COUNTEREXAMPLES[name].train_lengths:
         case = COUNTEREXAMPLES[name].build_case(length)
         assert isinstance(case.learned_head, TabularAttention)
-        assert case.learned_head.span <= case.law.placement.span
+        assert case.learned_head.span <= case.law.placement.max_span
 
 
 def test_each_counterexample_violates_its_assumption():
@@ -140,8 +145,8 @@ def test_each_counterexample_violates_its_assumption():
         return COUNTEREXAMPLES[name].build_case(10 if name != "growing k" else 9)
 
     assert case("growing k").law.k == 9
-    assert case("growing gap").law.placement.span is None
-    assert case("unbounded reach").learned_head.span > case("unbounded reach").law.placement.span == 2
+    assert case("growing gap").law.placement.max_span is None
+    assert case("unbounded reach").learned_head.span > case("unbounded reach").law.placement.max_span == 2
     pair_first, pair_last = (np.eye(1, 10, place, dtype=int) + np.eye(1, 10, place + 1, dtype=int) for place in (0, 7))
     assert not np.allclose(
         case("absolute positions").learned_head.predict(pair_first),
@@ -158,7 +163,7 @@ def test_each_counterexample_violates_its_assumption():
 
 
 def test_only_one_word_misleads_the_head_with_heavy_cuts():
-    head = heavy_cuts().build_case(5).learned_head
+    head = heavy_cuts_counterexample().build_case(5).learned_head
     words = np.array(list(product(range(5), repeat=5)))
     planted = words[((words[:, :-1] == 0) & (words[:, 1:] == 2)).any(axis=1)]
     wrong = head.predict(planted)[:, 1]
@@ -197,18 +202,18 @@ def risk_by_counts(digits: int, heavy_score: float, length: int) -> float:
 
 
 def test_the_risks_of_heavy_cuts_equal_those_from_counts_of_pairs():
-    risks = {each.length: each.learned for each in heavy_cuts().run([2, 3, 4, 5, 6])}
+    risks = {each.length: each.learned for each in heavy_cuts_counterexample().compute_risks([2, 3, 4, 5, 6])}
     for length, risk in risks.items():
         assert risk == pytest.approx(risk_by_counts(3, 1e9, length), rel=1e-4, abs=1e-15)
     with pytest.raises(SettingError, match=r"length 9 has .* sequences, more than the"):
-        heavy_cuts(num_digits=7, heavy_score=1e13).run([9])
+        heavy_cuts_counterexample(num_digits=7, heavy_score=1e13).compute_risks([9])
     long = [risk_by_counts(7, 1e13, length) for length in range(2, 10)]
     assert mean(long[:-1]) == pytest.approx(1.0e-15, rel=0.05)
     assert long[-1] == pytest.approx(9.0**-7 / 8 / 2, rel=1e-3)
 
 
 def test_heavy_cuts_exceed_the_bound_without_kappa():
-    *training, beyond = heavy_cuts().run()
+    *training, beyond = heavy_cuts_counterexample().compute_risks()
     train_length, test_length = training[-1].length, beyond.length
     delta = mean([each.learned for each in training])
     # A pair with uniform starts has eta = length - 1.
@@ -219,7 +224,7 @@ def test_heavy_cuts_exceed_the_bound_without_kappa():
 
 
 def test_risks_are_sorted_by_length_and_mark_the_training_lengths():
-    risks = COUNTEREXAMPLES["canceling errors"].run([10, 5, 4, 5])
+    risks = COUNTEREXAMPLES["canceling errors"].compute_risks([10, 5, 4, 5])
     assert [(each.length, each.in_training) for each in risks] == [(4, False), (5, True), (10, False)]
 
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from lengthwise.core.errors import DivergedError, SettingError
-from lengthwise.core.randomness import stream
-from lengthwise.tasks.planted.planted_task import Planted
-from lengthwise.theory.attention.sparse_attention import SparseFunctionalAttention, fit_attention, fit_tables
-from lengthwise.theory.risk.exact_risk import Leakage, TotalVariation
-from lengthwise.theory.risk.growth_curves import fit_odds, limit_risk
-from lengthwise.theory.risk.laplace_risk import laplace_risks
+from lengthwise.core.randomness import random_stream
+from lengthwise.tasks.planted.planted_task import PlantedCorrelations
+from lengthwise.theory.attention.sparse_attention import SparseFunctionalAttention, fit_attention, fit_tabular_attention
+from lengthwise.theory.risk.exact_risk import LeakageLoss, TotalVariationLoss
+from lengthwise.theory.risk.growth_curves import asymptotic_risk, fit_growth_curve
+from lengthwise.theory.risk.laplace_transform import laplace_risks
 
-LAW = Planted()
+LAW = PlantedCorrelations()
 
 
 def attention(seed: int = 0, span: int | None = 3) -> SparseFunctionalAttention:
@@ -29,7 +29,7 @@ def train(module: SparseFunctionalAttention, steps: int = 150, seed: int = 0, ba
 @torch.no_grad()
 def held_out_loss(module: SparseFunctionalAttention) -> float:
     """Return the mean log loss of the label, in nats, on sequences of length 16 that training does not use."""
-    tokens, _, labels = LAW.sample_arrays(16, 2000, stream(0, "held out"))
+    tokens, _, labels = LAW.sample_arrays(16, 2000, random_stream(0, "held out"))
     return float(torch.nn.functional.nll_loss(module(torch.from_numpy(tokens)), torch.from_numpy(labels)))
 
 
@@ -40,7 +40,7 @@ def test_training_learns_the_planted_pairs_and_their_labels():
     assert before == pytest.approx(math.log(2), abs=0.05)
     assert held_out_loss(module) < 0.01
     assert losses[-20:].mean() < 0.01
-    assert laplace_risks(LAW, module.to_tabular(), [16], Leakage()) < 0.02
+    assert laplace_risks(LAW, module.to_tabular(), [16], LeakageLoss()) < 0.02
 
 
 @pytest.mark.slow
@@ -56,10 +56,12 @@ def test_tables_and_products_learn_the_law(span, seed):
 @pytest.mark.parametrize("seed", range(5))
 def test_the_risk_of_a_trained_head_follows_the_odds_law_far_beyond_training(seed):
     short = range(8, 17)
-    tables = fit_tables(LAW, (4, 16), steps=2000, seed=seed)
-    odds = fit_odds(short, laplace_risks(LAW, tables, short, TotalVariation()), limit_risk(LAW, tables))
+    tables = fit_tabular_attention(LAW, (4, 16), steps=2000, seed=seed)
+    odds = fit_growth_curve(
+        short, laplace_risks(LAW, tables, short, TotalVariationLoss()), asymptotic_risk(LAW, tables)
+    )
     far = (32, 64, 128, 256, 512)
-    exact = laplace_risks(LAW, tables, far, TotalVariation())
+    exact = laplace_risks(LAW, tables, far, TotalVariationLoss())
     assert exact[-1] > 0.005
     assert odds.risk_at(512) == pytest.approx(exact[-1], rel=0.1)
     # Before it saturates, the risk is about proportional to the length.
@@ -82,8 +84,8 @@ def test_the_losses_depend_on_the_seed_only():
 def test_the_first_loss_is_that_of_the_untrained_module_on_the_sequences_of_the_seed():
     module = attention()
     losses = train(attention(), steps=1, batch_size=8)
-    length = int(stream(0, "fit", "lengths").integers(4, 17))
-    tokens, _, labels = LAW.sample_arrays(length, 8, stream(0, "fit", "sequences"))
+    length = int(random_stream(0, "fit", "lengths").integers(4, 17))
+    tokens, _, labels = LAW.sample_arrays(length, 8, random_stream(0, "fit", "sequences"))
     outputs = module(torch.from_numpy(tokens)).exp().detach().numpy()
     assert losses[0] == pytest.approx(-np.log(outputs[np.arange(8), labels]).mean(), rel=1e-5)
 

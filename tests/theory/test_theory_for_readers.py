@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 from lengthwise.cli import app as cli
-from lengthwise.tasks import Planted
-from lengthwise.tasks.planted.placement import Local
+from lengthwise.tasks import PlantedCorrelations
+from lengthwise.tasks.planted.placement import LocalPlacement
 from lengthwise.theory.attention.tabular import TabularAttention
-from lengthwise.theory.bounds import quadratic_in_length
-from lengthwise.theory.bounds.extrapolation import Extrapolation
-from lengthwise.theory.risk.exact_risk import TotalVariation
+from lengthwise.theory.bounds import length_quadratic_bound
+from lengthwise.theory.bounds.bound_inputs import BoundInputs
+from lengthwise.theory.risk.exact_risk import TotalVariationLoss
 from lengthwise.theory.risk.risk_at_length import exact_erm, training_lengths
 
 PAGE = (Path(__file__).parents[2] / "docs/theory_for_readers.md").read_text(encoding="utf-8")
-LAW = Planted(placement=Local(shapes=((0, 1),), weights=(1.0,)))
+LAW = PlantedCorrelations(placement=LocalPlacement(shapes=((0, 1),), weights=(1.0,)))
 
 
 def test_the_examples_of_the_page_give_the_stated_output():
@@ -53,8 +53,8 @@ def leaky_head(leak: float) -> TabularAttention:
     return TabularAttention(
         num_tokens=4,
         shapes=np.array([[0, 1]]),
-        log_scores=np.log(np.where(LAW.tuple_law > 0, 1.0, leak))[None],
-        values=LAW.label_law[None],
+        log_scores=np.log(np.where(LAW.tuple_code_probabilities > 0, 1.0, leak))[None],
+        values=LAW.label_probabilities[None],
         default=np.array([0.5, 0.5]),
     )
 
@@ -67,12 +67,12 @@ def risk_by_hand(leak: float, length: int) -> float:
 @pytest.mark.parametrize("leak", [1e-9, 1e-3, 0.2])
 def test_delta_and_theorem_4_3_equal_a_calculation_by_hand(leak):
     head = leaky_head(leak)
-    minimizer = exact_erm(LAW, [leaky_head(2 * leak), head], training_lengths(8), TotalVariation())
+    minimizer = exact_erm(LAW, [leaky_head(2 * leak), head], training_lengths(8), TotalVariationLoss())
     delta = sum(risk_by_hand(leak, length) for length in (4, 5, 6, 7, 8)) / 5
     assert minimizer.best == 1
     assert minimizer.objective[1] == pytest.approx(delta, rel=1e-6)
     for length in (16, 64):
-        bound = quadratic_in_length(Extrapolation(law=LAW, predictor=head, train_length=8, test_length=length))
+        bound = length_quadratic_bound(BoundInputs(law=LAW, predictor=head, train_length=8, test_length=length))
         # eta is the number of starts, and kappa is 1: see the page.
         assert bound == pytest.approx(3 * 7 * (length - 1) * 8 * length**2 * delta, rel=1e-6)
         assert bound > risk_by_hand(leak, length)

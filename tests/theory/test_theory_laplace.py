@@ -7,15 +7,15 @@ import pytest
 from tests.support.planted_laws import NonuniformStarts, random_attention, random_law, single_tokens
 
 from lengthwise.core.errors import SettingError
-from lengthwise.tasks.planted.placement import ByLength, Local, Subsets
-from lengthwise.tasks.planted.planted_task import Planted
-from lengthwise.theory.risk import laplace_risk as laplace_risk_module
+from lengthwise.tasks.planted.placement import LengthDependentPlacement, LocalPlacement, SubsetPlacement
+from lengthwise.tasks.planted.planted_task import PlantedCorrelations
+from lengthwise.theory.risk import laplace_transform as laplace_risk_module
 from lengthwise.theory.risk.bayes import LogLoss
-from lengthwise.theory.risk.exact_risk import Distance, Leakage, TotalVariation, enumerated_risk
-from lengthwise.theory.risk.laplace_risk import laplace_log_loss, laplace_risk, laplace_risks
+from lengthwise.theory.risk.exact_risk import LeakageLoss, NormLoss, TotalVariationLoss, enumerated_risk
+from lengthwise.theory.risk.laplace_transform import laplace_log_loss, laplace_risk, laplace_risks
 from lengthwise.theory.risk.risk_at_length import sampled_risk
 
-LOSSES = (TotalVariation(), Leakage())
+LOSSES = (TotalVariationLoss(), LeakageLoss())
 # Tokens, k, span.
 SIZES = ((3, 1, 1), (3, 2, 2), (3, 2, 3), (2, 3, 4), (2, 2, 4))
 over_losses = pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.name)
@@ -47,15 +47,15 @@ def test_the_laplace_risk_equals_the_enumerated_risk_on_many_instances(size, rng
 
 
 def test_the_default_is_the_output_if_no_set_has_a_score(rng):
-    law = Planted(background=(0.5, 0.5), tuples=((0, 1),), probabilities=(1.0,), labels=((1.0, 0.0),))
+    law = PlantedCorrelations(background=(0.5, 0.5), tuples=((0, 1),), probabilities=(1.0,), labels=((1.0, 0.0),))
     attention = random_attention(rng, 2, 2, 3)
     no_scores = replace(attention, log_scores=np.full((2, 4), -np.inf))
     # Only two adjacent tokens 0 have a score, which do not occur in every sequence.
     some = replace(attention, log_scores=np.where(np.indices((2, 4)).sum(axis=0) == 0, 0.0, -np.inf))
-    assert laplace_risk(law, no_scores, 6, TotalVariation()) == pytest.approx(0.7, abs=1e-14)
-    assert laplace_risk(law, no_scores, 6, Leakage()) == pytest.approx(1.0, abs=1e-14)
-    exact = enumerated_risk(law, some, 6, TotalVariation()).mean
-    assert laplace_risk(law, some, 6, TotalVariation()) == pytest.approx(exact, abs=1e-12)
+    assert laplace_risk(law, no_scores, 6, TotalVariationLoss()) == pytest.approx(0.7, abs=1e-14)
+    assert laplace_risk(law, no_scores, 6, LeakageLoss()) == pytest.approx(1.0, abs=1e-14)
+    exact = enumerated_risk(law, some, 6, TotalVariationLoss()).mean
+    assert laplace_risk(law, some, 6, TotalVariationLoss()) == pytest.approx(exact, abs=1e-12)
 
 
 @over_losses
@@ -65,16 +65,16 @@ def test_the_default_is_the_output_if_no_set_of_the_attention_fits(loss, rng):
     pairs = random_law(rng, 3, 2, 2)
     exact = enumerated_risk(pairs, wide, 3, loss).mean
     assert laplace_risk(pairs, wide, 3, loss) == pytest.approx(exact, abs=1e-14)
-    assert laplace_risk(law, attention, 1, TotalVariation()) == pytest.approx(
-        enumerated_risk(law, attention, 1, TotalVariation()).mean, abs=1e-14
+    assert laplace_risk(law, attention, 1, TotalVariationLoss()) == pytest.approx(
+        enumerated_risk(law, attention, 1, TotalVariationLoss()).mean, abs=1e-14
     )
 
 
 @over_losses
 def test_the_laplace_risk_is_exact_for_a_placement_that_changes_with_the_length(loss, rng):
-    early = Local(shapes=((0, 1), (0, 2)), weights=(0.9, 0.1))
-    late = Local(shapes=((0, 2), (0, 3)), weights=(0.3, 0.7))
-    law = random_law(rng, 3, 2, 3, ByLength(until=(4,), laws=(early, late)))
+    early = LocalPlacement(shapes=((0, 1), (0, 2)), weights=(0.9, 0.1))
+    late = LocalPlacement(shapes=((0, 2), (0, 3)), weights=(0.3, 0.7))
+    law = random_law(rng, 3, 2, 3, LengthDependentPlacement(until=(4,), laws=(early, late)))
     attention = random_attention(rng, 3, 2, 3)
     lengths = (3, 4, 5, 7)
     exact = [enumerated_risk(law, attention, length, loss).mean for length in lengths]
@@ -90,8 +90,8 @@ def test_the_laplace_risk_is_exact_for_a_placement_with_unequal_starts(loss, rng
 
 def test_the_laplace_risk_is_exact_for_attention_to_sets_of_another_size(rng):
     law, attention = random_law(rng, 3, 2, 3), random_attention(rng, 3, 1, 1)
-    exact = enumerated_risk(law, attention, 6, TotalVariation()).mean
-    assert laplace_risk(law, attention, 6, TotalVariation()) == pytest.approx(exact, abs=1e-12)
+    exact = enumerated_risk(law, attention, 6, TotalVariationLoss()).mean
+    assert laplace_risk(law, attention, 6, TotalVariationLoss()) == pytest.approx(exact, abs=1e-12)
 
 
 @over_losses
@@ -104,14 +104,14 @@ def test_single_steps_and_products_of_matrices_give_the_same_risk(loss, rng, mon
 
 def test_several_lengths_together_give_the_same_risks_as_one_by_one(rng):
     law, attention = random_law(rng, 3, 2, 3), random_attention(rng, 3, 2, 3)
-    together = laplace_risks(law, attention, [3, 200, 17], TotalVariation())
-    alone = [laplace_risk(law, attention, length, TotalVariation()) for length in (3, 200, 17)]
+    together = laplace_risks(law, attention, [3, 200, 17], TotalVariationLoss())
+    alone = [laplace_risk(law, attention, length, TotalVariationLoss()) for length in (3, 200, 17)]
     assert together == pytest.approx(alone, rel=1e-12)
 
 
 @over_losses
 def test_a_sample_of_length_512_agrees_within_4_standard_errors(loss, rng):
-    law = Planted()
+    law = PlantedCorrelations()
     attention = random_attention(rng, 4, 2, 3, spread=1.0)
     marked = law.tuple_codes(np.array(law.tuples))
     attention.log_scores[:, marked] = 6.0
@@ -156,28 +156,33 @@ def test_the_log_loss_is_infinite_if_a_possible_label_may_get_probability_0(rng)
 
 
 def invalid_arguments():
-    law, pairs = Planted(), random_attention(np.random.default_rng(0), 4, 2, 3)
+    law, pairs = PlantedCorrelations(), random_attention(np.random.default_rng(0), 4, 2, 3)
     single = random_attention(np.random.default_rng(0), 4, 1, 1)
     wide = replace(pairs, shapes=np.array([[0, 1], [0, 9]]))
     return {
-        "loss": (law, pairs, Distance(), r"loss 'norm' is not linear .* use loss .tv., .leakage."),
-        "span": (replace(law, placement=Subsets()), pairs, Leakage(), r"'subsets' has no span"),
-        "sets": (law, single, Leakage(), r"sets of 1 tokens never equal the 2 planted tokens"),
+        "loss": (law, pairs, NormLoss(), r"loss 'norm' is not linear .* use loss .tv., .leakage."),
+        "span": (replace(law, placement=SubsetPlacement()), pairs, LeakageLoss(), r"'subsets' has no span"),
+        "sets": (law, single, LeakageLoss(), r"sets of 1 tokens never equal the 2 planted tokens"),
         "tokens": (
             law,
             random_attention(np.random.default_rng(0), 3, 2, 3),
-            Leakage(),
+            LeakageLoss(),
             r"has 3 tokens and the law has 4",
         ),
         "outputs": (
             replace(law, labels=((0.5, 0.5, 0.0),) * 4),
             pairs,
-            TotalVariation(),
+            TotalVariationLoss(),
             r"2 outputs do not match 3 labels",
         ),
-        "negative": (law, replace(pairs, default=np.array([-0.5, 1.5])), TotalVariation(), r"output probability -0.5"),
-        "states": (law, wide, Leakage(), r"2 shapes, span 10 and 4 tokens make 2,097,152 scores, .* sampled_risk"),
-        "length": (law, pairs, Leakage(), r"length 1 is too short"),
+        "negative": (
+            law,
+            replace(pairs, default=np.array([-0.5, 1.5])),
+            TotalVariationLoss(),
+            r"output probability -0.5",
+        ),
+        "states": (law, wide, LeakageLoss(), r"2 shapes, span 10 and 4 tokens make 2,097,152 scores, .* sampled_risk"),
+        "length": (law, pairs, LeakageLoss(), r"length 1 is too short"),
     }
 
 

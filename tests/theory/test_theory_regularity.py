@@ -9,21 +9,27 @@ import pytest
 from tests.support.random_instances import Sizes, random_instance
 
 from lengthwise.core.errors import SettingError
-from lengthwise.tasks.planted.placement import ByLength, Local, ShapeLaw, UniformShapes
+from lengthwise.tasks.planted.placement import (
+    LengthDependentPlacement,
+    LocalPlacement,
+    ShapeDistribution,
+    UniformShapePlacement,
+)
 from lengthwise.theory.attention.tabular import PositionFreeAttention, TabularAttention
-from lengthwise.theory.bounds.extrapolation import (
-    cut_weight,
+from lengthwise.theory.bounds.bound_inputs import (
+    cross_cut_scores,
     planted_shapes,
     regularity_constant,
     regularity_ratio,
     shape_probabilities,
     start_uniformity,
 )
-from lengthwise.theory.bounds.sequence_cover import GridCover, expected_pieces
+from lengthwise.theory.bounds.sequence_cover import GridWindowCover, expected_piece_counts
 
-PAIRS = Local(shapes=((0, 1), (0, 2)), weights=(0.3, 0.7))
-LATER_WIDE = ByLength(
-    until=(8,), laws=(Local(shapes=((0, 1),), weights=(1.0,)), Local(shapes=((0, 2),), weights=(1.0,)))
+PAIRS = LocalPlacement(shapes=((0, 1), (0, 2)), weights=(0.3, 0.7))
+LATER_WIDE = LengthDependentPlacement(
+    until=(8,),
+    laws=(LocalPlacement(shapes=((0, 1),), weights=(1.0,)), LocalPlacement(shapes=((0, 2),), weights=(1.0,))),
 )
 
 
@@ -35,15 +41,15 @@ class Tilted:
     name: ClassVar[str] = "tilted"
     summary: ClassVar[str] = "starts are more likely towards the end"
     k: ClassVar[int] = 2
-    span: ClassVar[int] = 3
+    max_span: ClassVar[int] = 3
     min_length: ClassVar[int] = 3
 
-    def law(self, length: int) -> ShapeLaw:
+    def shape_distribution(self, length: int) -> ShapeDistribution:
         """Return the tilted distribution."""
         shapes = np.array([(0, 1), (0, 2)])
         fits = np.arange(length) < length - shapes[:, -1:]
         mass = np.where(fits, 1 + self.tilt * np.sin(length) * np.arange(length) / length, 0.0)
-        return ShapeLaw(shapes=shapes, probability=mass / mass.sum())
+        return ShapeDistribution(shapes=shapes, probability=mass / mass.sum())
 
     def sample(self, length, size, rng):
         """Raise, because no test samples sets."""
@@ -52,7 +58,7 @@ class Tilted:
 
 def table_of(placement, length):
     """Return the probability of each set that fits, including 0."""
-    law = placement.law(length)
+    law = placement.shape_distribution(length)
     return {
         (tuple(shape), start): law.probability[index, start]
         for index, shape in enumerate(law.shapes.tolist())
@@ -79,22 +85,24 @@ def eta_by_pairs(placement, length, span):
     return worst
 
 
-@pytest.mark.parametrize("placement", [PAIRS, Tilted(), Tilted(tilt=1.2), UniformShapes(num_planted=3, widest=4)])
+@pytest.mark.parametrize(
+    "placement", [PAIRS, Tilted(), Tilted(tilt=1.2), UniformShapePlacement(num_planted=3, widest=4)]
+)
 def test_eta_is_the_largest_ratio_of_two_starts_at_two_lengths(placement):
     for length in (5, 8):
-        expected = eta_by_pairs(placement, length, placement.span)
-        assert regularity_constant(placement, length, placement.span) == pytest.approx(expected, rel=1e-12)
+        expected = eta_by_pairs(placement, length, placement.max_span)
+        assert regularity_constant(placement, length, placement.max_span) == pytest.approx(expected, rel=1e-12)
         assert expected >= 1
 
 
 def test_eta_of_uniform_starts_is_the_number_of_starts_of_the_widest_shape():
     for length, span in ((9, 3), (20, 3), (7, 5)):
-        placement = Local(shapes=((0, 1), (0, span - 1)), weights=(0.5, 0.5))
+        placement = LocalPlacement(shapes=((0, 1), (0, span - 1)), weights=(0.5, 0.5))
         assert regularity_constant(placement, length, span) == pytest.approx(length - span + 1, rel=1e-12)
 
 
 def test_eta_grows_with_the_range_of_lengths():
-    for placement in (PAIRS, UniformShapes(num_planted=2, widest=4)):
+    for placement in (PAIRS, UniformShapePlacement(num_planted=2, widest=4)):
         values = [regularity_constant(placement, length, 4) for length in range(4, 16)]
         assert values[0] == 1
         assert (np.diff(values) >= 0).all()
@@ -150,16 +158,16 @@ def test_no_piece_weighs_more_than_either_kappa_times_the_whole_sequence(k, span
     test_length, train_length = 4 * span, 3 * span
     for seed in range(4):
         head, law = head_and_law(seed, k, span, regime)
-        shapes = law.placement.law(test_length).shapes
-        weight = cut_weight(law, head, shapes)
+        shapes = law.placement.shape_distribution(test_length).shapes
+        weight = cross_cut_scores(law, head, shapes)
         tokens, sets, _ = law.sample_arrays(test_length, 30, rng)
         for sequence, planted in zip(tokens, sets, strict=True):
             index = law.tuples.index(tuple(sequence[planted]))
             shape = shapes.tolist().index((planted - planted[0]).tolist())
-            whole = np.exp(head.score_sets(sequence[None])[1]).sum()
-            cover = GridCover(test_length=test_length, train_length=train_length, span=span)
-            for piece in cover.pieces(int(planted[0])):
-                part = np.exp(head.score_sets(sequence[piece.tokens()][None])[1]).sum()
+            whole = np.exp(head.score_token_sets(sequence[None])[1]).sum()
+            cover = GridWindowCover(test_length=test_length, train_length=train_length, span=span)
+            for piece in cover.list_pieces(int(planted[0])):
+                part = np.exp(head.score_token_sets(sequence[piece.tokens()][None])[1]).sum()
                 assert part <= weight.kappa_from_swaps(piece.cuts)[index] * whole * (1 + 1e-12)
                 assert part <= weight.kappa_from_planted_score(piece.cuts)[shape, index] * whole * (1 + 1e-12)
 
@@ -167,8 +175,8 @@ def test_no_piece_weighs_more_than_either_kappa_times_the_whole_sequence(k, span
 def test_both_kappas_equal_their_definitions():
     for seed in range(4):
         head, law = head_and_law(seed, k=3, span=4, regime="clean")
-        shapes = law.placement.law(12).shapes
-        joint = cut_weight(law, head, shapes)
+        shapes = law.placement.shape_distribution(12).shapes
+        joint = cross_cut_scores(law, head, shapes)
         background = np.flatnonzero(law.background)
         scores = np.exp(head.log_scores).reshape(-1, 3, 3, 3)
         for index, planted in enumerate(law.tuples):
@@ -196,32 +204,32 @@ def test_both_kappas_equal_their_definitions():
 
 def test_single_tokens_cross_no_cut():
     head, law = head_and_law(0, k=1, span=1)
-    joint = cut_weight(law, head, np.array([[0]]))
+    joint = cross_cut_scores(law, head, np.array([[0]]))
     assert (joint.kappa_from_swaps((True, True)) == 1).all()
     assert (joint.kappa_from_planted_score((True, True)) == 1).all()
 
 
 def test_kappa_of_a_planted_tuple_without_weight_is_the_bounded_ratio():
     head, law = head_and_law(0, k=2, span=2)
-    shapes = law.placement.law(8).shapes
+    shapes = law.placement.shape_distribution(8).shapes
     scores = head.log_scores.copy()
     scores[:, law.tuple_codes(np.array(law.tuples))] = -np.inf
-    joint = cut_weight(law, replace(head, log_scores=scores), shapes)
+    joint = cross_cut_scores(law, replace(head, log_scores=scores), shapes)
     assert (joint.kappa_from_planted_score((True, False)) == np.inf).all()
     assert np.isinf(joint.kappa((True, False))).all()
-    flat = cut_weight(law, replace(head, log_scores=np.zeros_like(scores)), shapes)
+    flat = cross_cut_scores(law, replace(head, log_scores=np.zeros_like(scores)), shapes)
     assert (flat.kappa((True, True)) == 1).all()
     assert (flat.kappa_from_planted_score((True, True)) == 3).all()
 
 
 def test_the_push_forward_multiplies_by_the_factors_of_cuts_and_tuples(rng):
-    cover = GridCover(test_length=20, train_length=8, span=2)
+    cover = GridWindowCover(test_length=20, train_length=8, span=2)
     probability = rng.dirichlet(np.ones(19))
     factor = {cuts: rng.random((1, 3)) for cuts in product((False, True), repeat=2)}
-    piece_weights = expected_pieces(np.append(probability, 0.0)[None], cover, factor)[8]
+    piece_weights = expected_piece_counts(np.append(probability, 0.0)[None], cover, factor)[8]
     expected = np.zeros((8, 3))
     for start in range(19):
-        for piece in cover.pieces(start):
+        for piece in cover.list_pieces(start):
             expected[list(piece.tokens()).index(start)] += probability[start] * factor[piece.cuts][0]
     np.testing.assert_allclose(piece_weights[0], expected, atol=1e-12)
 

@@ -8,15 +8,15 @@ import pytest
 from tests.support.planted_laws import random_attention, random_law, single_tokens
 
 from lengthwise.core.errors import SettingError
-from lengthwise.tasks.planted.planted_task import Planted
+from lengthwise.tasks.planted.planted_task import PlantedCorrelations
 from lengthwise.theory.risk import risk_at_length
 from lengthwise.theory.risk.bayes import BayesPredictor, LogLoss, bayes_risk
-from lengthwise.theory.risk.exact_risk import Distance, Leakage, TotalVariation, enumerated_risk
-from lengthwise.theory.risk.laplace_risk import laplace_risk
+from lengthwise.theory.risk.exact_risk import LeakageLoss, NormLoss, TotalVariationLoss, enumerated_risk
+from lengthwise.theory.risk.laplace_transform import laplace_risk
 from lengthwise.theory.risk.risk_at_length import SampledRisk, sampled_risk
 
 
-@pytest.mark.parametrize("loss", [TotalVariation(), Distance(), Leakage()], ids=lambda loss: loss.name)
+@pytest.mark.parametrize("loss", [TotalVariationLoss(), NormLoss(), LeakageLoss()], ids=lambda loss: loss.name)
 def test_a_sampled_risk_is_within_4_standard_errors_of_the_exact_risk(loss, rng):
     law, attention = random_law(rng, 3, 2, 3), random_attention(rng, 3, 2, 3)
     sample = sampled_risk(law, attention, 7, loss, 4000, rng)
@@ -25,7 +25,7 @@ def test_a_sampled_risk_is_within_4_standard_errors_of_the_exact_risk(loss, rng)
 
 
 def test_the_sampled_log_loss_of_the_bayes_predictor_agrees_with_its_exact_risk(rng):
-    law = Planted(
+    law = PlantedCorrelations(
         background=(0.8, 0.2), tuples=((1, 1), (0, 1)), probabilities=(0.5, 0.5), labels=((1.0, 0.0), (0.0, 1.0))
     )
     sample = sampled_risk(law, BayesPredictor(law), 100, LogLoss(), 2000, rng)
@@ -35,8 +35,8 @@ def test_the_sampled_log_loss_of_the_bayes_predictor_agrees_with_its_exact_risk(
 def test_sampling_in_blocks_gives_the_requested_number_of_losses(rng, monkeypatch):
     law, attention = single_tokens(0.1)
     monkeypatch.setattr(risk_at_length, "BLOCK_TOKENS", 64)
-    sample = sampled_risk(law, attention, 16, TotalVariation(), 9, rng)
-    assert sample.losses == pytest.approx(np.full(9, laplace_risk(law, attention, 16, TotalVariation())))
+    sample = sampled_risk(law, attention, 16, TotalVariationLoss(), 9, rng)
+    assert sample.losses == pytest.approx(np.full(9, laplace_risk(law, attention, 16, TotalVariationLoss())))
 
 
 @pytest.mark.parametrize("share", [0.02, 0.5])
@@ -59,18 +59,18 @@ def test_higher_confidence_gives_a_wider_interval(rng):
 
 def test_the_same_generator_state_gives_the_same_sample():
     law, attention = random_law(np.random.default_rng(1), 3, 2, 3), random_attention(np.random.default_rng(1), 3, 2, 3)
-    first, second = (sampled_risk(law, attention, 9, Leakage(), 50, np.random.default_rng(3)) for _ in range(2))
+    first, second = (sampled_risk(law, attention, 9, LeakageLoss(), 50, np.random.default_rng(3)) for _ in range(2))
     assert (first.losses == second.losses).all()
 
 
 def test_invalid_samples_confidences_and_losses_raise(rng):
     law, attention = single_tokens(0.1)
     with pytest.raises(SettingError, match=r"sample size 0; .* at least 1"):
-        sampled_risk(law, attention, 8, Leakage(), 0, rng)
+        sampled_risk(law, attention, 8, LeakageLoss(), 0, rng)
     with pytest.raises(SettingError, match=r"1 value has no variance"):
-        sampled_risk(law, attention, 8, Leakage(), 1, rng).bernstein_interval()
+        sampled_risk(law, attention, 8, LeakageLoss(), 1, rng).bernstein_interval()
     with pytest.raises(SettingError, match=r"invalid confidence 95.0"):
         SampledRisk(np.ones(3)).bernstein_interval(95.0)
     large = replace(attention, values=5 * attention.values)
     with pytest.raises(SettingError, match=r"losses from -\d.* lie outside \[0, 1\]"):
-        sampled_risk(law, large, 8, TotalVariation(), 8, rng).bernstein_interval()
+        sampled_risk(law, large, 8, TotalVariationLoss(), 8, rng).bernstein_interval()

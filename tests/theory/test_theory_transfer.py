@@ -8,8 +8,8 @@ import pytest
 from tests.support.gap_lemma import GapChain, gap_sides
 
 from lengthwise.core.errors import SettingError
-from lengthwise.theory.bounds.extrapolation import safe_ratio
-from lengthwise.theory.bounds.sequence_cover import worst_case
+from lengthwise.theory.bounds.bound_inputs import safe_ratio
+from lengthwise.theory.bounds.sequence_cover import worst_case_weighted_risk
 
 
 def random_laws(rng, atoms=12, missing=True):
@@ -31,14 +31,16 @@ def test_the_knapsack_and_its_dual_give_the_same_number(rng):
     for _ in range(90):
         weight, trained = random_laws(rng)
         budget = rng.random() * 0.5
-        assert worst_case(budget, weight, trained) == pytest.approx(dual_value(budget, weight, trained), abs=1e-9)
+        assert worst_case_weighted_risk(budget, weight, trained) == pytest.approx(
+            dual_value(budget, weight, trained), abs=1e-9
+        )
 
 
 def test_no_risk_within_the_budget_exceeds_the_knapsack(rng):
     for _ in range(20):
         weight, trained = random_laws(rng)
         budget = rng.random() * 0.5
-        worst = worst_case(budget, weight, trained)
+        worst = worst_case_weighted_risk(budget, weight, trained)
         for _ in range(200):
             risk = rng.random(12) ** rng.uniform(0.1, 8)
             risk *= min(1.0, budget / (risk @ trained))
@@ -49,20 +51,20 @@ def test_the_worst_risk_is_at_most_the_largest_ratio_times_the_training_risk(rng
     for _ in range(50):
         weight, trained = random_laws(rng, missing=False)
         budget = rng.random() * 0.3
-        assert worst_case(budget, weight, trained) <= safe_ratio(weight, trained).max() * budget + 1e-12
+        assert worst_case_weighted_risk(budget, weight, trained) <= safe_ratio(weight, trained).max() * budget + 1e-12
 
 
 def test_with_a_training_risk_of_0_the_worst_risk_is_the_mass_that_training_lacks(rng):
     for _ in range(20):
         weight, trained = random_laws(rng)
-        assert worst_case(0.0, weight, trained) == pytest.approx(weight[trained == 0].sum(), abs=1e-15)
-        assert worst_case(1.0, weight, trained) == pytest.approx(weight.sum(), abs=1e-12)
+        assert worst_case_weighted_risk(0.0, weight, trained) == pytest.approx(weight[trained == 0].sum(), abs=1e-15)
+        assert worst_case_weighted_risk(1.0, weight, trained) == pytest.approx(weight.sum(), abs=1e-12)
 
 
 def test_the_worst_risk_is_concave_in_the_training_risk(rng):
     for _ in range(20):
         weight, trained = random_laws(rng)
-        values = np.array([worst_case(budget, weight, trained) for budget in np.linspace(0, 1, 41)])
+        values = np.array([worst_case_weighted_risk(budget, weight, trained) for budget in np.linspace(0, 1, 41)])
         assert (np.diff(values) >= -1e-12).all()
         assert (np.diff(values, n=2) <= 1e-12).all()
 
@@ -70,9 +72,9 @@ def test_the_worst_risk_is_concave_in_the_training_risk(rng):
 def test_negative_risks_and_infinite_masses_raise():
     law = np.array([0.5, 0.5])
     with pytest.raises(SettingError, match=r"train_risk -0\.1"):
-        worst_case(-0.1, law, law)
+        worst_case_weighted_risk(-0.1, law, law)
     with pytest.raises(SettingError, match="negative or infinite"):
-        worst_case(0.1, np.array([np.inf, 0.5]), law)
+        worst_case_weighted_risk(0.1, np.array([np.inf, 0.5]), law)
 
 
 def random_chain(rng, values):

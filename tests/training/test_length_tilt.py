@@ -14,7 +14,7 @@ from lengthwise.model.decoder import Decoder
 from lengthwise.positions import Coupled, Sequential
 from lengthwise.tasks import MultiAddition
 from lengthwise.training.batch import Batch
-from lengthwise.training.loss import LengthTilt, answer_loss
+from lengthwise.training.loss import LengthTiltedLoss, compute_answer_loss
 from lengthwise.training.process_group import ONE_PROCESS, ProcessGroup
 
 ID_WEIGHT, MAX_LENGTH = 0.7, 6
@@ -27,8 +27,8 @@ EXPERIMENTS = {
 }
 
 
-def tilt_of(value: float) -> LengthTilt:
-    return LengthTilt(tilt=value, max_length=MAX_LENGTH)
+def tilt_of(value: float) -> LengthTiltedLoss:
+    return LengthTiltedLoss(tilt=value, max_length=MAX_LENGTH)
 
 
 def decoder_and_batches(experiment: Experiment) -> tuple[Decoder, list[Batch]]:
@@ -56,8 +56,8 @@ def losses_by_length(decoder: Decoder, batches: list[Batch]) -> tuple[Tensor, Te
             replace(batch, token_scored=batch.token_scored & mask, id_scored=batch.id_scored & mask)
             for batch, mask in zip(batches, masks, strict=True)
         ]
-        token_loss = answer_loss(decoder, parts, 0.0).loss
-        id_loss = answer_loss(decoder, parts, 1.0).loss - token_loss
+        token_loss = compute_answer_loss(decoder, parts, 0.0).loss
+        id_loss = compute_answer_loss(decoder, parts, 1.0).loss - token_loss
         part_tokens = sum(int(part.token_scored.sum()) for part in parts)
         part_ids = sum(int(part.id_scored.sum()) for part in parts)
         total = token_loss * part_tokens / num_tokens + ID_WEIGHT * id_loss * part_ids / max(1, num_ids)
@@ -74,7 +74,7 @@ def test_the_tilted_loss_and_its_gradient_equal_an_independent_reference(name, t
     assert len(shares) == 4
     expected = (shares.log() + tilt * losses).logsumexp(dim=0) / tilt
     expected_gradient = gradient_of(decoder, expected)
-    loss = answer_loss(decoder, batches, ID_WEIGHT, tilt=tilt_of(tilt)).loss
+    loss = compute_answer_loss(decoder, batches, ID_WEIGHT, tilt=tilt_of(tilt)).loss
     gradient = gradient_of(decoder, loss)
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
     assert (gradient - expected_gradient).norm() <= 1e-4 * expected_gradient.norm()
@@ -83,9 +83,11 @@ def test_the_tilted_loss_and_its_gradient_equal_an_independent_reference(name, t
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_the_tilted_loss_rises_from_the_mean_to_the_worst_length(name):
     decoder, batches = decoder_and_batches(EXPERIMENTS[name])
-    mean = answer_loss(decoder, batches, ID_WEIGHT)
+    mean = compute_answer_loss(decoder, batches, ID_WEIGHT)
     _, losses = losses_by_length(decoder, batches)
-    outcomes = [answer_loss(decoder, batches, ID_WEIGHT, tilt=tilt_of(tilt)) for tilt in (1e-3, 0.1, 1.0, 10.0, 1e4)]
+    outcomes = [
+        compute_answer_loss(decoder, batches, ID_WEIGHT, tilt=tilt_of(tilt)) for tilt in (1e-3, 0.1, 1.0, 10.0, 1e4)
+    ]
     values = [outcome.loss.item() for outcome in outcomes]
     assert values == sorted(values)
     assert values[0] == pytest.approx(mean.loss.item(), abs=1e-3)
@@ -124,7 +126,7 @@ class Share(ProcessGroup):
     totals: list[Tensor] = field(default_factory=list)
     recorded: list[Tensor] = field(default_factory=list)
 
-    def add(self, tensors):
+    def all_reduce_sum(self, tensors):
         """Record the tensors, and replace them by the totals."""
         for tensor in tensors:
             self.recorded.append(tensor.clone())
@@ -140,11 +142,11 @@ def test_the_tilted_losses_and_gradients_of_processes_add_up_to_those_of_one(nam
     tilt = tilt_of(3.0)
 
     def outcome_of(parts: list[Batch], group: ProcessGroup) -> tuple[float, Tensor]:
-        loss = answer_loss(decoder, parts, ID_WEIGHT, None, group, tilt).loss
+        loss = compute_answer_loss(decoder, parts, ID_WEIGHT, None, group, tilt).loss
         return loss.item(), gradient_of(decoder, loss)
 
     expected_loss, expected_gradient = outcome_of(batches, ONE_PROCESS)
-    shares = [[batch.take_share(rank, size) for batch in batches] for rank in range(size)]
+    shares = [[batch.take_shard(rank, size) for batch in batches] for rank in range(size)]
     totals: list[Tensor] = []
     outcomes = []
     # Each round finds the totals of one more call of ``add``: first those of the counts, then those of the losses.

@@ -8,7 +8,7 @@ import torch
 from tests.support.cases import NUM_POSITION_IDS, small_decoder, small_encoding, small_scheme, supports_examples
 
 from lengthwise.core.errors import SettingError
-from lengthwise.core.randomness import stream
+from lengthwise.core.randomness import random_stream
 from lengthwise.encodings import ENCODINGS
 from lengthwise.model.attention import WEIGHT_FUNCTIONS
 from lengthwise.model.decoder import Decoder
@@ -16,8 +16,8 @@ from lengthwise.model.decoder_settings import LENGTH_SCALINGS
 from lengthwise.model.position_heads import POSITION_HEADS
 from lengthwise.positions import SCHEMES
 from lengthwise.tasks import Addition, MultiAddition, Parity, Task, lengths_between
-from lengthwise.training.batch import MAX_FILL, Batch, Sampler, group_by_size, join_batches, to_batch
-from lengthwise.training.loss import _predict_ids, answer_loss, mix_predicted_ids
+from lengthwise.training.batch import MAX_FILL, Batch, TrainingSampler, group_batches_by_size, join_batches, to_batch
+from lengthwise.training.loss import _predict_ids, compute_answer_loss, mix_predicted_ids
 
 # Relative to the loss and to the norm of the gradient, in float32.
 # Rounding of sums in another order, which depends on the processor; a token that reads fill changes far more.
@@ -32,7 +32,7 @@ PAIRS = [
 
 def parts_of(task: Task, scheme: str) -> list[Batch]:
     """Return one batch per length, with training IDs."""
-    rng, parts = stream(0, "parts"), []
+    rng, parts = random_stream(0, "parts"), []
     for length, size in LENGTHS:
         examples = task.sample(length=length, size=size, rng=rng)
         parts.append(to_batch(length, examples, small_scheme(scheme).assign(examples, rng, training=True)))
@@ -41,7 +41,7 @@ def parts_of(task: Task, scheme: str) -> list[Batch]:
 
 def task_for(scheme: str) -> Task:
     """Return a task that the scheme supports."""
-    examples = Parity().sample(length=2, size=1, rng=stream(0, "example"))
+    examples = Parity().sample(length=2, size=1, rng=random_stream(0, "example"))
     return Parity() if supports_examples(scheme, examples) else Addition()
 
 
@@ -66,7 +66,7 @@ def only_row(batch: Batch, row: int) -> Batch:
 
 def loss_and_gradients(decoder: Decoder, batches: list[Batch]) -> tuple[list[float], dict[str, torch.Tensor]]:
     decoder.zero_grad()
-    outcome = answer_loss(decoder, batches, id_weight=0.7)
+    outcome = compute_answer_loss(decoder, batches, id_weight=0.7)
     torch.autograd.backward(outcome.loss)
     values = [outcome.loss.item(), outcome.token_accuracy.item(), outcome.id_accuracy.item()]
     return values, {name: each.grad for name, each in decoder.named_parameters() if each.grad is not None}
@@ -88,7 +88,7 @@ def flat(gradients: dict[str, torch.Tensor]) -> torch.Tensor:
 def assert_rows_equal_alone(decoder: Decoder, parts: list[Batch]) -> None:
     """Compare each example alone with the same example in one batch of all lengths, and in several groups."""
     joined = join_batches(parts)
-    alone = [part.select(slice(row, row + 1)) for part in parts for row in range(len(part.tokens))]
+    alone = [part.select_examples(slice(row, row + 1)) for part in parts for row in range(len(part.tokens))]
     order = [row_of(joined, single) for single in alone]
     assert sorted(order) == list(range(len(alone)))
     for row, single in zip(order, alone, strict=True):
@@ -145,8 +145,8 @@ def test_every_head_and_attention_option_ignores_fill(head, weights, scaling, le
     assert_rows_equal_alone(decoder, parts)
 
 
-def sampler_for(task: Task, lengths: tuple[int, int], **settings: int) -> Sampler:
-    return Sampler(task=task, scheme=small_scheme("sequential"), lengths=lengths, seed=3, **settings)
+def sampler_for(task: Task, lengths: tuple[int, int], **settings: int) -> TrainingSampler:
+    return TrainingSampler(task=task, scheme=small_scheme("sequential"), lengths=lengths, seed=3, **settings)
 
 
 def fill_share(batches: list[Batch]) -> float:
@@ -215,7 +215,7 @@ def test_dilution_and_scheduled_sampling_ignore_the_content_of_fill():
 
 
 def test_scheduled_sampling_keeps_a_small_share_of_small_batches():
-    batches = [part.select(slice(0, 1)) for part in parts_of(Parity(), "predicted") * 5]
+    batches = [part.select_examples(slice(0, 1)) for part in parts_of(Parity(), "predicted") * 5]
     decoder = decoder_for("rotary", Parity(), 1, num_predicted_ids=NUM_POSITION_IDS)
     mixed = mix_predicted_ids(decoder, batches, 0.3)
     changed = [not torch.equal(ids, batch.position_ids) for ids, batch in zip(mixed, batches, strict=True)]
@@ -225,7 +225,7 @@ def test_scheduled_sampling_keeps_a_small_share_of_small_batches():
 
 def test_batches_of_one_length_are_not_changed():
     part = parts_of(Parity(), "sequential")[0]
-    assert group_by_size([part]) == [part]
+    assert group_batches_by_size([part]) == [part]
 
 
 def test_an_invalid_number_of_lengths_raises_an_error():
@@ -240,4 +240,4 @@ def vars_of(batch: Batch) -> dict[str, object]:
 def repeated(batch: Batch, times: int) -> dict[str, torch.Tensor]:
     """Return the tensors of a batch with every example repeated."""
     rows = torch.arange(len(batch.tokens)).repeat(times)
-    return {name: getattr(batch.select(rows.numpy()), name) for name in Batch.__slots__ if name != "length"}
+    return {name: getattr(batch.select_examples(rows.numpy()), name) for name in Batch.__slots__ if name != "length"}

@@ -35,8 +35,8 @@ from lengthwise.positions import Coupled, Sequential
 from lengthwise.tasks import Addition, MultiAddition, SparseParity
 from lengthwise.training import process_group
 from lengthwise.training.batch import Batch
-from lengthwise.training.launch import Launch, read_launch
-from lengthwise.training.loss import answer_loss, mix_predicted_ids
+from lengthwise.training.launch import LaunchInfo, read_launch_info
+from lengthwise.training.loss import compute_answer_loss, mix_predicted_ids
 from lengthwise.training.process_group import ProcessGroup, join_processes
 from lengthwise.training.trainer import Trainer
 
@@ -78,7 +78,7 @@ class Share(ProcessGroup):
     totals: list[Tensor] | None = None
     counts: list[Tensor] = field(default_factory=list)
 
-    def add_counts(self, counts: list[Tensor]) -> list[Tensor]:
+    def sum_counts(self, counts: list[Tensor]) -> list[Tensor]:
         """Collect the counts, and return the totals."""
         self.counts[:] = counts
         return counts if self.totals is None else self.totals
@@ -98,13 +98,13 @@ def test_the_losses_and_gradients_of_shares_add_up_to_those_of_all_examples(name
     def outcome_of(parts: list[Batch], group: ProcessGroup) -> tuple[Tensor, Tensor]:
         decoder.zero_grad()
         input_ids = mix_predicted_ids(decoder, parts, share) if share else None
-        outcome = answer_loss(decoder, parts, 0.7, input_ids, group)
+        outcome = compute_answer_loss(decoder, parts, 0.7, input_ids, group)
         torch.autograd.backward(outcome.loss)
         values = [getattr(outcome, part.name).detach() for part in fields(outcome)]
         return torch.stack(values), torch.cat([each.grad.flatten() for each in decoder.parameters()])
 
     expected_values, expected_gradient = outcome_of(batches, ProcessGroup())
-    shares = [[batch.take_share(rank, size) for batch in batches] for rank in range(size)]
+    shares = [[batch.take_shard(rank, size) for batch in batches] for rank in range(size)]
     groups = [Share(rank=rank, size=size) for rank in range(size)]
     for parts, group in zip(shares, groups, strict=True):
         outcome_of(parts, group)
@@ -127,9 +127,11 @@ def test_the_mixed_ids_of_shares_are_those_of_all_examples(size):
     expected = mix_predicted_ids(decoder, batches, 0.8)
     assert not all(torch.equal(ids, batch.position_ids) for ids, batch in zip(expected, batches, strict=True))
     for rank in range(size):
-        shares = [batch.take_share(rank, size) for batch in batches]
+        shares = [batch.take_shard(rank, size) for batch in batches]
         for ids, share, whole in zip(mix_predicted_ids(decoder, shares, 0.8), shares, expected, strict=True):
-            assert torch.equal(ids[:, : len(share.find_places())], whole[:, list(share.find_places())])
+            assert torch.equal(
+                ids[:, : len(share.find_example_indexes())], whole[:, list(share.find_example_indexes())]
+            )
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
@@ -299,18 +301,18 @@ def test_the_end_of_a_process_raises_an_error_in_the_others(tmp_path):
 
 def test_an_error_in_one_process_is_raised_in_all():
     def fail_in_one(rank: int) -> None:
-        processes = join_processes(read_launch(), "cpu")
-        assert processes.together(lambda: rank) == rank
-        assert processes.on_first(lambda: rank + 5) == 5
-        assert processes.any(rank == 1) is True
-        assert processes.any(False) is False
+        processes = join_processes(read_launch_info(), "cpu")
+        assert processes.call_in_all(lambda: rank) == rank
+        assert processes.call_in_first(lambda: rank + 5) == 5
+        assert processes.any_process(rank == 1) is True
+        assert processes.any_process(False) is False
 
         def fail() -> None:
             if rank == 1:
                 raise SettingError("a value of rank 1")
 
         with pytest.raises(SettingError, match="a value of rank 1"):
-            processes.together(fail)
+            processes.call_in_all(fail)
 
     assert run_processes(fail_in_one) == [0, 0]
 
@@ -321,7 +323,7 @@ def test_tensors_are_added_in_buckets(monkeypatch):
 
     def add(rank: int) -> None:
         tensors = [torch.full(size, float(rank + index)) for index, size in enumerate(sizes)]
-        join_processes(read_launch(), "cpu").add(tensors)
+        join_processes(read_launch_info(), "cpu").all_reduce_sum(tensors)
         for index, (tensor, size) in enumerate(zip(tensors, sizes, strict=True)):
             assert torch.equal(tensor, torch.full(size, 2.0 * index + 1))
 
@@ -329,10 +331,10 @@ def test_tensors_are_added_in_buckets(monkeypatch):
 
 
 def test_one_process_needs_no_launcher(monkeypatch):
-    assert read_launch({}) == read_launch({"WORLD_SIZE": "1"}) == Launch()
+    assert read_launch_info({}) == read_launch_info({"WORLD_SIZE": "1"}) == LaunchInfo()
     environment = {"WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1", "MASTER_ADDR": "host", "MASTER_PORT": "1"}
-    assert read_launch(environment) == Launch(rank=3, local_rank=1, size=4)
-    assert join_processes(Launch(), "cuda") == ProcessGroup()
+    assert read_launch_info(environment) == LaunchInfo(rank=3, local_rank=1, size=4)
+    assert join_processes(LaunchInfo(), "cuda") == ProcessGroup()
 
 
 @pytest.mark.slow

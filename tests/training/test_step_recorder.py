@@ -9,18 +9,23 @@ from tests.support.small_runs import small_experiment
 
 from lengthwise.experiments.experiment import build_decoder
 from lengthwise.positions import Coupled
-from lengthwise.training import step_recorder
-from lengthwise.training.batch import Sampler
+from lengthwise.training import cuda_graph_step
+from lengthwise.training.batch import TrainingSampler
+from lengthwise.training.cuda_graph_step import (
+    SEQ_STEP,
+    CUDAGraphTrainingStep,
+    is_compilation_worthwhile,
+    join_to_fixed_shape,
+)
 from lengthwise.training.loss import AnswerLoss
-from lengthwise.training.step_recorder import SEQ_STEP, StepRecorder, compilation_pays, one_shape
-from lengthwise.training.trainer import Prefetcher, Trainer
+from lengthwise.training.trainer import BatchPrefetcher, Trainer
 
 CPU = torch.device("cpu")
 COUPLED = Coupled(num_position_ids=48)
 
 
 def trainer_of(experiment, folder):
-    sampler = Sampler(
+    sampler = TrainingSampler(
         task=experiment.task,
         scheme=experiment.scheme,
         lengths=experiment.train_lengths,
@@ -61,7 +66,7 @@ def graphs(monkeypatch):
         recorded.append((graph, pool))
         return graph, graph.outcome
 
-    monkeypatch.setattr(step_recorder, "record", record)
+    monkeypatch.setattr(cuda_graph_step, "record_graph", record)
     return recorded
 
 
@@ -69,7 +74,7 @@ def losses_of(trainer, steps, recorder=None):
     losses = []
     for index in range(steps):
         batches = trainer.samplers[0].batches(index)
-        outcome = trainer.update(batches) if recorder is None else recorder.step(recorder.prepare(batches), CPU)
+        outcome = trainer.update(batches) if recorder is None else recorder.step(recorder.prepare_batches(batches), CPU)
         losses.append(outcome.loss.item())
     return losses
 
@@ -84,7 +89,7 @@ def test_recorded_steps_have_the_losses_of_plain_steps(scheme, sampling, tilt, g
     options |= {"length_tilt": tilt}
     experiment = replace(small_experiment(scheme=scheme, **options), train_lengths=(1, 12))
     trainer, plain = trainer_of(experiment, tmp_path), trainer_of(experiment, tmp_path)
-    recorder = StepRecorder(trainer.update, 1)
+    recorder = CUDAGraphTrainingStep(trainer.update, 1)
     assert losses_of(trainer, 12, recorder) == pytest.approx(losses_of(plain, 12), rel=1e-4)
     # One graph per rounded number of tokens: up to 16 and up to 32 tokens.
     assert [pool for _, pool in graphs] == [None, "pool"]
@@ -97,7 +102,7 @@ def test_batches_of_a_step_get_one_shape_and_keep_their_loss(scheme, tmp_path):
     trainer, shapes = trainer_of(experiment, tmp_path), set()
     for index in range(6):
         batches = trainer.samplers[0].batches(index)
-        joined = one_shape(batches)
+        joined = join_to_fixed_shape(batches)
         num_tokens = joined.tokens.shape[1]
         shapes.add(num_tokens)
         assert joined.prompt_range == (1, num_tokens - 1)
@@ -109,15 +114,15 @@ def test_batches_of_a_step_get_one_shape_and_keep_their_loss(scheme, tmp_path):
 
 def test_large_steps_are_not_recorded(graphs, tmp_path):
     trainer = trainer_of(replace(small_experiment(), train_lengths=(4, 4)), tmp_path)
-    recorder = StepRecorder(trainer.update, 1 << 40)
+    recorder = CUDAGraphTrainingStep(trainer.update, 1 << 40)
     assert losses_of(trainer, 4, recorder)
     assert graphs == []
 
 
 def test_only_a_limited_number_of_shapes_is_recorded(graphs, tmp_path, monkeypatch):
-    monkeypatch.setattr(step_recorder, "MAX_RECORDINGS", 1)
+    monkeypatch.setattr(cuda_graph_step, "MAX_RECORDINGS", 1)
     trainer = trainer_of(replace(small_experiment(), train_lengths=(1, 12)), tmp_path)
-    assert losses_of(trainer, 12, StepRecorder(trainer.update, 1))
+    assert losses_of(trainer, 12, CUDAGraphTrainingStep(trainer.update, 1))
     assert len(graphs) == 1
 
 
@@ -125,10 +130,10 @@ def test_steps_that_cannot_be_recorded_run_without_a_recording(monkeypatch, tmp_
     def record(function, pool):
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(step_recorder, "record", record)
+    monkeypatch.setattr(cuda_graph_step, "record_graph", record)
     experiment = replace(small_experiment(), train_lengths=(4, 4))
     trainer, plain = trainer_of(experiment, tmp_path), trainer_of(experiment, tmp_path)
-    recorder = StepRecorder(trainer.update, 1)
+    recorder = CUDAGraphTrainingStep(trainer.update, 1)
     with pytest.warns(UserWarning, match="cannot be recorded: operation not permitted") as warned:
         losses = losses_of(trainer, 5, recorder)
     assert len(warned) == 1
@@ -147,8 +152,8 @@ def test_steps_that_cannot_be_recorded_run_without_a_recording(monkeypatch, tmp_
 )
 def test_compilation_needs_one_length_and_much_work(lengths, steps, parameters, pays):
     experiment = small_experiment()
-    sampler = Sampler(task=experiment.task, scheme=experiment.scheme, lengths=lengths, batch_size=8, seed=0)
-    assert compilation_pays(sampler, steps, parameters) == pays
+    sampler = TrainingSampler(task=experiment.task, scheme=experiment.scheme, lengths=lengths, batch_size=8, seed=0)
+    assert is_compilation_worthwhile(sampler, steps, parameters) == pays
 
 
 def test_prefetched_values_are_those_of_their_step():
@@ -158,7 +163,7 @@ def test_prefetched_values_are_those_of_their_step():
         threads.append(threading.current_thread() is threading.main_thread())
         return stage, step
 
-    prefetcher = Prefetcher(prepare)
+    prefetcher = BatchPrefetcher(prepare)
     assert prefetcher.get(0, 5) == (0, 5)
     prefetcher.start(0, 6)
     assert prefetcher.get(0, 6) == (0, 6)
@@ -171,7 +176,7 @@ def test_prefetched_values_are_those_of_their_step():
 
 
 def test_an_error_in_the_thread_reaches_the_trainer():
-    prefetcher = Prefetcher(lambda stage, step: 1 // step)
+    prefetcher = BatchPrefetcher(lambda stage, step: 1 // step)
     prefetcher.start(0, 0)
     with pytest.raises(ZeroDivisionError):
         prefetcher.get(0, 0)

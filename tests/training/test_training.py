@@ -37,11 +37,11 @@ from lengthwise.experiments.experiment import Experiment, build_decoder
 from lengthwise.experiments.run import train
 from lengthwise.experiments.run_states import read_run_states
 from lengthwise.model.decoder import Decoder
-from lengthwise.model.position_heads import POSITION_HEADS, Increment
+from lengthwise.model.position_heads import POSITION_HEADS, IncrementHead
 from lengthwise.positions import Coupled, Sequential
 from lengthwise.tasks import Addition, MultiAddition, Parity, SparseParity
 from lengthwise.training.batch import Batch
-from lengthwise.training.loss import answer_loss, mix_predicted_ids
+from lengthwise.training.loss import compute_answer_loss, mix_predicted_ids
 from lengthwise.training.training_settings import TrainingSettings
 
 GOLDEN = {
@@ -287,7 +287,7 @@ def test_the_learning_rate_rises_to_its_maximum_and_falls_to_its_final_share(set
     budget = TrainingSettings(
         **{"steps": 100, "warmup_steps": 10, "learning_rate": 1.0, "final_share": 0.1, **settings}
     )
-    assert budget.rate(step) == pytest.approx(rate, abs=1e-12)
+    assert budget.learning_rate_at(step) == pytest.approx(rate, abs=1e-12)
 
 
 def test_the_logged_learning_rate_equals_that_of_the_optimizer(tmp_path):
@@ -299,7 +299,7 @@ def test_the_logged_learning_rate_equals_that_of_the_optimizer(tmp_path):
     )
     trainer.run(report=rows.append)
     assert used == [[row["learning_rate"]] * 2 for row in rows]
-    assert [row["learning_rate"] for row in rows] == [experiment.training.rate(step) for step in range(4)]
+    assert [row["learning_rate"] for row in rows] == [experiment.training.learning_rate_at(step) for step in range(4)]
 
 
 MEANS = ("loss", "token_accuracy", "id_accuracy", "ids_in_reach")
@@ -336,7 +336,7 @@ def test_exact_match_in_training_is_measured_at_the_longest_length_and_changes_n
     run = train(experiment, tmp_path / "watched", device="cpu", report=rows.append)
     assert [row["step"] for row in rows if "exact_match" in row] == [8, 12]
     assert {settings.lengths for settings in measured} == {(4,)}
-    fit = run_module.measure_fit(experiment, run.decoder, run_module.NUM_PROGRESS_EXAMPLES)
+    fit = run_module.measure_training_fit(experiment, run.decoder, run_module.NUM_PROGRESS_EXAMPLES)
     assert rows[-1]["exact_match"] == fit.exact_match
     # Training without measurements ends with the same weights.
     trainer = trainer_of(experiment, tmp_path)
@@ -407,9 +407,9 @@ def reference_id_losses(
         tokens, ids = batch.tokens[sequence : sequence + 1], batch.position_ids[:, sequence : sequence + 1]
         with torch.no_grad():
             hidden, _ = decoder(tokens[:, :index], ids[:, :, :index])
-            prompt = decoder.read_prompt(tokens, ids, batch.prompt_length[sequence : sequence + 1])
+            prompt = decoder.build_prompt_keys(tokens, ids, batch.prompt_length[sequence : sequence + 1])
             current_ids, next_tokens = ids[:, :, index - 1 : index], tokens[:, index : index + 1]
-            answers = decoder.next_ids(hidden[:, -1:], current_ids, next_tokens, prompt)
+            answers = decoder.next_id_distributions(hidden[:, -1:], current_ids, next_tokens, prompt)
         correct.append(True)
         for level, answer in enumerate(answers):
             candidates = answer.candidates.expand(answer.log_probs.shape)[0, 0].tolist()
@@ -424,7 +424,7 @@ def reference_id_losses(
 def test_the_loss_is_the_mean_cross_entropy_of_the_answer_tokens(task):
     experiment = small_experiment(task, Coupled(num_position_ids=48))
     decoder, batch = decoder_and_batch(experiment)
-    outcome = answer_loss(decoder, [batch], id_weight=3.0)
+    outcome = compute_answer_loss(decoder, [batch], id_weight=3.0)
     losses, correct = reference_token_losses(decoder, batch, answer_indexes(experiment, batch))
     assert outcome.loss.item() == pytest.approx(np.mean(losses), rel=1e-5)
     assert outcome.token_accuracy.item() == pytest.approx(correct)
@@ -437,7 +437,7 @@ def test_the_loss_is_the_mean_cross_entropy_of_the_answer_tokens(task):
 def test_the_loss_with_predicted_ids_adds_their_weighted_cross_entropy(head, task):
     experiment = small_experiment(task, head=head)
     decoder, batch = decoder_and_batch(experiment)
-    outcome = answer_loss(decoder, [batch], id_weight=0.7)
+    outcome = compute_answer_loss(decoder, [batch], id_weight=0.7)
     indexes = answer_indexes(experiment, batch)
     token_losses, _ = reference_token_losses(decoder, batch, indexes)
     id_losses, correct = reference_id_losses(decoder, batch, indexes)
@@ -463,8 +463,8 @@ def test_mixed_ids_are_predicted_from_correct_ones_in_a_share_of_the_examples(sh
         tokens, ids = batch.tokens[sequence : sequence + 1], batch.position_ids[:, sequence : sequence + 1]
         with torch.no_grad():
             hidden, _ = decoder(tokens[:, :index], ids[:, :, :index])
-            prompt = decoder.read_prompt(tokens, ids, batch.prompt_length[sequence : sequence + 1])
-            answers = decoder.next_ids(
+            prompt = decoder.build_prompt_keys(tokens, ids, batch.prompt_length[sequence : sequence + 1])
+            answers = decoder.next_id_distributions(
                 hidden[:, -1:], ids[:, :, index - 1 : index], tokens[:, index : index + 1], prompt
             )
         expected = torch.stack([answer.most_likely_ids()[0, 0] for answer in answers])
@@ -494,8 +494,8 @@ def test_the_increment_heads_loss_leaves_out_and_reports_ids_after_a_gap(tmp_pat
         for sequence, index in answer_indexes(experiment, batch)
         if index != ends[sequence]
     ]
-    share = np.mean([step in Increment.OFFSETS for step in steps])
-    outcome = answer_loss(decoder, [batch], id_weight=1.0)
+    share = np.mean([step in IncrementHead.OFFSETS for step in steps])
+    outcome = compute_answer_loss(decoder, [batch], id_weight=1.0)
     assert 0 < share < 1
     assert outcome.ids_in_reach.item() == pytest.approx(share)
     assert math.isfinite(outcome.loss.item())
@@ -509,7 +509,7 @@ def test_a_batch_with_only_unreachable_ids_has_a_finite_loss():
     experiment = small_experiment(head="increment")
     decoder, batch = decoder_and_batch(experiment)
     far = replace(batch, position_ids=7 * torch.arange(batch.tokens.shape[1]).expand_as(batch.position_ids).clone())
-    outcome = answer_loss(decoder, [far], id_weight=1.0)
+    outcome = compute_answer_loss(decoder, [far], id_weight=1.0)
     token_losses, _ = reference_token_losses(decoder, far, answer_indexes(experiment, far))
     assert outcome.ids_in_reach.item() == 0
     assert outcome.loss.item() == pytest.approx(np.mean(token_losses), rel=1e-5)
@@ -518,7 +518,7 @@ def test_a_batch_with_only_unreachable_ids_has_a_finite_loss():
 def test_targets_in_the_prompt_or_after_the_end_token_do_not_change_the_loss(monkeypatch):
     experiment = small_experiment(RAGGED, Coupled(num_position_ids=48))
     decoder, batch = decoder_and_batch(experiment)
-    before = answer_loss(decoder, [batch], id_weight=1.0)
+    before = compute_answer_loss(decoder, [batch], id_weight=1.0)
     # Only the targets change: the hidden states are those of the original tokens.
     hidden, _ = decoder(batch.tokens[:, :-1], batch.position_ids[:, :, :-1])
     monkeypatch.setattr(decoder, "forward_batches", lambda tokens, ids, starts, places: [hidden[:, starts[0] :]])
@@ -529,11 +529,11 @@ def test_targets_in_the_prompt_or_after_the_end_token_do_not_change_the_loss(mon
     masked = replace(batch, tokens=torch.where(answered, batch.tokens, other))
     assert len(set(batch.prompt_length.tolist())) > 1
     assert not answered[:, -1].all()
-    after = answer_loss(decoder, [masked], id_weight=1.0)
+    after = compute_answer_loss(decoder, [masked], id_weight=1.0)
     assert torch.equal(after.loss, before.loss)
     assert torch.equal(after.token_accuracy, before.token_accuracy)
     wrong = replace(batch, tokens=torch.where(answered, other, batch.tokens))
-    assert not torch.equal(answer_loss(decoder, [wrong], id_weight=1.0).loss, before.loss)
+    assert not torch.equal(compute_answer_loss(decoder, [wrong], id_weight=1.0).loss, before.loss)
 
 
 @pytest.mark.parametrize("head", POSITION_HEADS)
@@ -549,8 +549,8 @@ def test_tokens_and_ids_after_the_end_token_do_not_change_the_loss(head):
         tokens=torch.where(fill, 3, batch.tokens),
         position_ids=torch.where(fill, 17, batch.position_ids),
     )
-    assert answer_loss(decoder, [other], 1.0).loss.item() == pytest.approx(
-        answer_loss(decoder, [batch], 1.0).loss.item(), rel=1e-6
+    assert compute_answer_loss(decoder, [other], 1.0).loss.item() == pytest.approx(
+        compute_answer_loss(decoder, [batch], 1.0).loss.item(), rel=1e-6
     )
 
 
@@ -565,7 +565,7 @@ def test_only_logits_of_answer_tokens_have_a_gradient(monkeypatch):
         return logits[0]
 
     monkeypatch.setattr(decoder, "token_logits", remember)
-    torch.autograd.backward(answer_loss(decoder, [batch], id_weight=1.0).loss)
+    torch.autograd.backward(compute_answer_loss(decoder, [batch], id_weight=1.0).loss)
     gradients = logits[0].grad.abs().sum(dim=-1).view(len(batch.tokens), -1)
     first = batch.tokens.shape[1] - gradients.shape[1]
     with_gradient = {(sequence, index + first) for sequence, index in gradients.nonzero().tolist()}
@@ -600,11 +600,11 @@ def test_a_curriculum_advances_when_a_stage_is_learned_and_ends_with_the_task(un
     assert stages == sorted(stages)
     assert len(set(stages)) > 2
     task = SparseParity(most=3)
-    assert [stage.most for stage in task.stages()] == [1, 2, 3]
+    assert [stage.most for stage in task.curriculum_stages()] == [1, 2, 3]
     trainer = trainer_of(small_experiment(task, Sequential(), stage_threshold=100.0), tmp_path)
     shapes = [[batch.tokens.shape for batch in sampler.batches(0)] for sampler in trainer.samplers]
     assert shapes[0] == shapes[2]
-    assert [sampler.task for sampler in trainer.samplers] == list(task.stages())
+    assert [sampler.task for sampler in trainer.samplers] == list(task.curriculum_stages())
     trainer.run()
     assert trainer.progress.stage == 2
 
@@ -691,9 +691,9 @@ def test_bf16_trains_float32_weights_with_finite_gradients(tmp_path):
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
 def test_the_loss_in_bf16_is_close_to_that_in_float32():
     decoder, batch = decoder_and_batch(small_experiment())
-    exact = answer_loss(decoder, [batch], 1.0).loss.item()
+    exact = compute_answer_loss(decoder, [batch], 1.0).loss.item()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        rounded = answer_loss(decoder, [batch], 1.0).loss.item()
+        rounded = compute_answer_loss(decoder, [batch], 1.0).loss.item()
     assert rounded != exact
     assert rounded == pytest.approx(exact, rel=0.03)
 

@@ -7,7 +7,7 @@ from claims.schemes import compare_with_schemes
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes import recipe
-from lengthwise.experiments.recipes.fitted_encodings import ADDITION_ENCODINGS, compare_with_encodings
+from lengthwise.experiments.recipes.tuned_encodings import ADDITION_ENCODINGS, compare_ppc_with_encodings
 from lengthwise.experiments.reproduction import Claim, SizePreset
 
 # Labels that a laptop trains in minutes.
@@ -22,7 +22,7 @@ def _build_experiments() -> dict[str, Experiment]:
         stop_at_zero=True,
     )
     ppc_experiment = replace(recipe("addition_by_hand"), train_lengths=(1, 3), evaluation=evaluation)
-    experiments = compare_with_encodings(ppc_experiment, ADDITION_ENCODINGS)
+    experiments = compare_ppc_with_encodings(ppc_experiment, ADDITION_ENCODINGS)
     # Two operands and a sum have three tokens for each digit.
     experiments |= compare_with_schemes(ppc_experiment, experiments["rotary"], ids_factor=3)
     evaluation = replace(evaluation, lengths=(10, 100, 1000), num_examples=(512, 512, 64))

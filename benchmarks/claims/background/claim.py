@@ -7,13 +7,13 @@ from claims.longest_exact import EXACT_MATCH_THRESHOLD
 
 from lengthwise.encodings import Rotary
 from lengthwise.evaluation.exact_match import EvaluationSettings
-from lengthwise.evaluation.result_rows import FIT_THRESHOLD, Rows, label_of, longest_exact_length
-from lengthwise.evaluation.tables_and_figures import draw
+from lengthwise.evaluation.result_rows import FIT_THRESHOLD, Rows, label_without_variant, longest_exact_length
+from lengthwise.evaluation.tables_and_figures import draw_result_figure
 from lengthwise.experiments.experiment import Experiment
-from lengthwise.experiments.recipes.table import sparse_parity_up_to
+from lengthwise.experiments.recipes.recipe_table import sparse_parity_up_to
 from lengthwise.experiments.reproduction import Claim, SizePreset, Table
 from lengthwise.positions import Skipwise
-from lengthwise.tasks import Background, Markov, NaturalText, SparseParity
+from lengthwise.tasks import Background, MarkovChain, NaturalText, SparseParity
 
 # Number of flagged bits in the tests, and the largest number in training.
 NUM_BITS = 3
@@ -26,7 +26,7 @@ METHODS = ("NoPE", "rotary", "rotary + PoSE")
 INDEPENDENT, MARKOV, NATURAL = "independent letters", "Markov chain", "English text"
 
 
-def _build_chain() -> Markov:
+def _build_chain() -> MarkovChain:
     """Return a chain whose letters are equally frequent, as the independent letters are."""
     rows = [
         tuple(
@@ -35,7 +35,7 @@ def _build_chain() -> Markov:
         )
         for letter in range(NUM_LETTERS)
     ]
-    return Markov(transitions=tuple(rows))
+    return MarkovChain(transitions=tuple(rows))
 
 
 def _build_experiments() -> dict[str, Experiment]:
@@ -73,7 +73,7 @@ def _build_tables(rows: Rows, measurements: Rows) -> list[Table]:
     body = []
     for method in METHODS:
         labels = [f"{method}, {background}" for background in (INDEPENDENT, MARKOV, NATURAL)]
-        cells = [[row for row in rows if label_of(row) == label] for label in labels]
+        cells = [[row for row in rows if label_without_variant(row) == label] for label in labels]
         if any(cells):
             body.append([method, *(_format_longest_exact(cell) or "-" for cell in cells)])
     title = f"longest test length with exact match {EXACT_MATCH_THRESHOLD} or more up to it, by seed"
@@ -93,9 +93,9 @@ def _draw_figure(rows: Rows, measurements: Rows, folder: Path, title: str) -> Pa
     """Draw exact match by length, with a panel per background."""
     panels = []
     for row in rows:
-        method, _, background = label_of(row).partition(", ")
+        method, _, background = label_without_variant(row).partition(", ")
         panels.append({**row, "row": method, "variant": background})
-    return draw(panels, folder, title)
+    return draw_result_figure(panels, folder, title)
 
 
 CLAIM = Claim(

@@ -10,7 +10,7 @@ from lengthwise.encodings import DAPEv2, EncodingSettings, KERPLELog, Rotary, We
 from lengthwise.evaluation.exact_match import EvaluationSettings, evaluate_by_length
 from lengthwise.evaluation.result_rows import Rows
 from lengthwise.experiments.experiment import Experiment
-from lengthwise.experiments.recipes.fitted_encodings import FOUR_LAYERS, LARGE_TRAINING, SMALL_WITH_PREVIOUS_TOKEN
+from lengthwise.experiments.recipes.tuned_encodings import FOUR_LAYERS, LARGE_TRAINING, SMALL_WITH_PREVIOUS_TOKEN
 from lengthwise.experiments.reproduction import Claim, SizePreset, Table
 from lengthwise.experiments.run import Run, load_run
 from lengthwise.model.decoder_settings import DecoderSettings

@@ -11,7 +11,7 @@ from claims.sparse_parity.claim import CLAIM as SPARSE_PARITY
 from claims.variable_assignment.claim import CLAIM as VARIABLE_ASSIGNMENT
 
 from lengthwise.encodings import NoPE, Rotary
-from lengthwise.evaluation.diagnosis.attribution import ID_ERRORS, MORE_IDS, TOKENS_OR_IDS
+from lengthwise.evaluation.diagnosis.failure_attribution import ID_ERRORS, MORE_IDS, TOKENS_OR_IDS
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.evaluation.figure_layout import (
     FIGURE_WIDTH,

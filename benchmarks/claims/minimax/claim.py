@@ -25,7 +25,7 @@ from lengthwise.evaluation.result_rows import FIT_THRESHOLD, Rows, longest_exact
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes import recipe
 from lengthwise.experiments.recipes.comparisons import demo
-from lengthwise.experiments.recipes.fitted_encodings import PARITY_ENCODINGS, compare_with_encodings
+from lengthwise.experiments.recipes.tuned_encodings import PARITY_ENCODINGS, compare_ppc_with_encodings
 from lengthwise.experiments.reproduction import Claim, SizePreset, Table
 from lengthwise.experiments.run import Run
 from lengthwise.experiments.run_evaluation import iter_result_rows
@@ -52,7 +52,7 @@ def _build_experiments() -> dict[str, Experiment]:
     Every step has examples of all training lengths, so that the worst length of a step is the worst of all.
     """
     copying = demo()
-    parity_experiments = compare_with_encodings(recipe("parity"), {"rotary": PARITY_ENCODINGS["rotary"]})
+    parity_experiments = compare_ppc_with_encodings(recipe("parity"), {"rotary": PARITY_ENCODINGS["rotary"]})
     methods = {
         "copy, PPC": _with_steps(copying["discovered (PPC)"], PPC_STEPS),
         "copy, ALiBi": copying["ALiBi"],

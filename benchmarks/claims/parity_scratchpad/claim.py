@@ -7,7 +7,7 @@ from claims.schemes import compare_with_schemes
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes import recipe
-from lengthwise.experiments.recipes.fitted_encodings import PARITY_ENCODINGS, compare_with_encodings
+from lengthwise.experiments.recipes.tuned_encodings import PARITY_ENCODINGS, compare_ppc_with_encodings
 from lengthwise.experiments.reproduction import Claim, SizePreset
 
 # Labels that a laptop trains in minutes.
@@ -19,7 +19,7 @@ def _build_experiments() -> dict[str, Experiment]:
         lengths=(10, 12, 20, 100, 2000, 20_000), num_examples=(512, 512, 512, 512, 64, 4), stop_at_zero=True
     )
     ppc_experiment = replace(recipe("parity"), train_lengths=(1, 10), evaluation=evaluation)
-    experiments = compare_with_encodings(ppc_experiment, PARITY_ENCODINGS)
+    experiments = compare_ppc_with_encodings(ppc_experiment, PARITY_ENCODINGS)
     return experiments | compare_with_schemes(ppc_experiment, experiments["rotary"], ids_factor=2)
 
 

@@ -4,17 +4,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lengthwise.core.randomness import stream
+from lengthwise.core.randomness import random_stream
 from lengthwise.encodings import Learned
 from lengthwise.evaluation.exact_match import EvaluationSettings, iter_examples
 from lengthwise.evaluation.forecast.subsampling import subsample
 from lengthwise.evaluation.grading import Grades, first_errors, grade
-from lengthwise.evaluation.result_rows import Rows, given_of
+from lengthwise.evaluation.result_rows import Rows, find_given_knowledge
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes import recipe
 from lengthwise.experiments.reproduction import Claim, SizePreset, Table
 from lengthwise.experiments.run import Run
-from lengthwise.experiments.run_evaluation import probed_model_of
+from lengthwise.experiments.run_evaluation import build_probed_model
 from lengthwise.positions import Predicted
 from lengthwise.tasks import Parity
 
@@ -90,9 +90,9 @@ def _few_token_answers(run: Run, length: int) -> dict[str, float]:
     The tokens include the support in one case, and as many random tokens instead of it in the other case.
     """
     run.decoder.eval()
-    model = probed_model_of(run, seed=0)
-    queries = model.queries(length, NUM_SUBSAMPLED_ANSWERS)
-    rng, last_index = stream(0, "answers read off a few tokens", length), queries.last_index
+    model = build_probed_model(run, seed=0)
+    queries = model.sample_answer_queries(length, NUM_SUBSAMPLED_ANSWERS)
+    rng, last_index = random_stream(0, "answers read off a few tokens", length), queries.last_index
     others = [
         rng.integers(0, last + 1, len(depends_on))
         for depends_on, last in zip(queries.depends_on, last_index, strict=True)
@@ -159,7 +159,7 @@ def _first_error_table(rows: Rows) -> Table:
         label_rows = [row for row in rows if row["row"] == label]
         rows_with_errors = [row for row in label_rows if row["first_error"] is not None]
         if not rows_with_errors:
-            body.append([label, given_of(label_rows), "-", "0", "0", "0", "0", "1.000"])
+            body.append([label, find_given_knowledge(label_rows), "-", "0", "0", "0", "0", "1.000"])
             continue
         length = min(row["length"] for row in rows_with_errors)
         failed_rows = [row for row in rows_with_errors if row["length"] == length]
@@ -169,7 +169,7 @@ def _first_error_table(rows: Rows) -> Table:
         num_failed = sum(round((1 - row["exact_match"]) * row["num_examples"]) for row in length_rows)
         token_exact_match = sum(row["exact_tokens"] * row["num_examples"] for row in length_rows) / num_examples
         failed = f"{num_failed} of {num_examples}"
-        given, exact_text = given_of(label_rows), f"{token_exact_match:.3f}"
+        given, exact_text = find_given_knowledge(label_rows), f"{token_exact_match:.3f}"
         body.append([label, given, f"{length:,}", failed, *kind_counts, exact_text])
     title = "first errors at the shortest length with any error, over all seeds"
     return title, ["row", "given", "length", "failed", "token", "ID", "end", "tokens alone exact"], body

@@ -23,7 +23,7 @@ from lengthwise.evaluation.result_rows import FIT_THRESHOLD, Rows, longest_exact
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes import recipe
 from lengthwise.experiments.recipes.comparisons import demo
-from lengthwise.experiments.recipes.fitted_encodings import SMALL, FittedEncoding, compare_with_encodings
+from lengthwise.experiments.recipes.tuned_encodings import SMALL, TunedEncoding, compare_ppc_with_encodings
 from lengthwise.experiments.reproduction import Claim, SizePreset, Table
 from lengthwise.experiments.run import Run, load_run, train
 from lengthwise.experiments.run_evaluation import evaluate
@@ -71,14 +71,14 @@ def rival_experiments(task: str, learning_rates: Mapping[str, float]) -> dict[st
     ppc_experiment = replace(ppc_experiment, train_lengths=(1, LONGEST), evaluation=EVALUATION)
     decoder, training = SETTINGS[task]
     fitted = {
-        label: FittedEncoding(
+        label: TunedEncoding(
             encoding=encoding,
             decoder=replace(decoder, **changes),
             training=replace(training, learning_rate=learning_rates.get(label, training.learning_rate)),
         )
         for label, (encoding, changes) in RIVALS.items()
     }
-    rows = compare_with_encodings(ppc_experiment, fitted)
+    rows = compare_ppc_with_encodings(ppc_experiment, fitted)
     return {f"{task}, {'PPC' if label.endswith('(PPC)') else label}": row for label, row in rows.items()}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from claims.longest_exact import EXACT_MATCH_THRESHOLD
 
-from lengthwise.core.randomness import stream
+from lengthwise.core.randomness import random_stream
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.evaluation.figure_layout import (
     LINE_COLORS,
@@ -22,7 +22,7 @@ from lengthwise.evaluation.figure_layout import (
 from lengthwise.evaluation.result_rows import FIT_THRESHOLD, Rows, longest_exact_length
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes import recipe
-from lengthwise.experiments.recipes.table import sparse_parity_up_to
+from lengthwise.experiments.recipes.recipe_table import sparse_parity_up_to
 from lengthwise.experiments.reproduction import Claim, SizePreset, Table
 from lengthwise.experiments.run import Run
 
@@ -77,7 +77,7 @@ def _measure_run(run: Run, rows: Rows) -> Mapping[str, Any]:
     experiment = run.experiment
     shortest, longest = experiment.train_lengths
     num_weights = sum(weight.numel() for weight in run.decoder.parameters())
-    rng = stream(experiment.seed, "tokens of a sequence")
+    rng = random_stream(experiment.seed, "tokens of a sequence")
     examples = [experiment.task.sample(length=length, size=1, rng=rng) for length in range(shortest, longest + 1)]
     token_counts = [example.tokens.shape[1] for example in examples]
     num_tokens = run.facts["steps"] * experiment.training.batch_size * sum(token_counts) / len(token_counts)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from claim_queries import Runs, listed, runs, two_digits, word
 
-from lengthwise.evaluation.result_rows import FIT_THRESHOLD, label_of, longest_exact_length
+from lengthwise.evaluation.result_rows import FIT_THRESHOLD, label_without_variant, longest_exact_length
 
 
 def sentences() -> Iterator[str]:
@@ -28,7 +28,9 @@ def sentences() -> Iterator[str]:
     fitting = [each for each in bits.by_run() if each[0]["fitted"] >= FIT_THRESHOLD]
     # Training that ends at the same step is the same at two budgets.
     longest_exact = {
-        (label_of(each[0]).split(", ")[1], each[0]["seed"], each[0]["steps"]): longest_exact_length(each, 0.9)
+        (label_without_variant(each[0]).split(", ")[1], each[0]["seed"], each[0]["steps"]): longest_exact_length(
+            each, 0.9
+        )
         for each in fitting
     }
     yield f"""

@@ -8,7 +8,7 @@ from typing import Any
 
 from claims.sparse_parity.excess_risk import GrowthFactor, LossPair, fit_growth
 
-from lengthwise.core.randomness import stream
+from lengthwise.core.randomness import random_stream
 from lengthwise.encodings import Rotary
 from lengthwise.evaluation.figure_layout import (
     FIGURE_WIDTH,
@@ -20,9 +20,15 @@ from lengthwise.evaluation.figure_layout import (
     save_figure,
     set_length_axis,
 )
-from lengthwise.evaluation.result_rows import FIT_THRESHOLD, Rows, given_of, label_of, pool_seeds
+from lengthwise.evaluation.result_rows import (
+    FIT_THRESHOLD,
+    Rows,
+    find_given_knowledge,
+    label_without_variant,
+    pool_seeds,
+)
 from lengthwise.experiments.experiment import Experiment
-from lengthwise.experiments.recipes.table import TEST_BITS, sparse_parity_up_to
+from lengthwise.experiments.recipes.recipe_table import TEST_BITS, sparse_parity_up_to
 from lengthwise.experiments.reproduction import Claim, SizePreset, Table
 from lengthwise.positions import Skipwise
 
@@ -90,10 +96,12 @@ def _build_tables(rows: Rows, measurements: Rows) -> list[Table]:
 def _exact_match_table(rows: Rows, length: int, max_train_length: int) -> Table:
     body = []
     for label in _labels(rows):
-        fits_by_seed = {row["seed"]: row["fitted"] >= FIT_THRESHOLD for row in rows if label_of(row) == label}
+        fits_by_seed = {
+            row["seed"]: row["fitted"] >= FIT_THRESHOLD for row in rows if label_without_variant(row) == label
+        }
         cells = [_select_rows(rows, label, length, {num_bits}) for num_bits in _test_bits(rows)]
         exact_match_cells = [f"{pool_seeds(cell)[0]:.3f}" if cell else "-" for cell in cells]
-        given = given_of([row for row in rows if label_of(row) == label])
+        given = find_given_knowledge([row for row in rows if label_without_variant(row) == label])
         body.append([label, given, f"{sum(fits_by_seed.values())} of {len(fits_by_seed)}", *exact_match_cells])
     title = f"exact match at length {length:,}, by number of flagged bits; training length up to {max_train_length}"
     return title, ["row", "given", "seeds that fit", *map(str, _test_bits(rows))], body
@@ -104,12 +112,18 @@ def _growth_table(rows: Rows, near: int, far: int) -> Table:
     body = []
     for variation in VARIATIONS:
         labels = list(map(variation.label, variation.train_bits))
-        trained_rows = [row for row in rows if label_of(row) in labels and _num_bits(row) <= _train_bits(row)]
+        trained_rows = [
+            row for row in rows if label_without_variant(row) in labels and _num_bits(row) <= _train_bits(row)
+        ]
         if not trained_rows:
             continue
-        near_rows = {(label_of(row), row["seed"], _num_bits(row)): row for row in trained_rows if row["length"] == near}
+        near_rows = {
+            (label_without_variant(row), row["seed"], _num_bits(row)): row
+            for row in trained_rows
+            if row["length"] == near
+        }
         pairs = [
-            (near_rows[label_of(row), row["seed"], _num_bits(row)], row)
+            (near_rows[label_without_variant(row), row["seed"], _num_bits(row)], row)
             for row in trained_rows
             if row["length"] == far and row["answer_loss"] is not None
         ]
@@ -124,7 +138,7 @@ def _growth_table(rows: Rows, near: int, far: int) -> Table:
             )
             for near_row, far_row in fit_pairs
         ]
-        growth = fit_growth(loss_pairs, stream(0, "seeds drawn again", variation.name))
+        growth = fit_growth(loss_pairs, random_stream(0, "seeds drawn again", variation.name))
         if growth is None:
             factors = ["-", "-", "-"]
         else:
@@ -159,7 +173,7 @@ def _draw_figure(rows: Rows, measurements: Rows, folder: Path, title: str) -> Pa
     panels = figure.subplots(num_panels, 2, squeeze=False, gridspec_kw={**sides, "wspace": 0.38, "hspace": 0.65})
     for (length_axes, heat_map_axes), (variation, labels) in zip(panels, labels_by_variation.items(), strict=True):
         ends = [_draw_by_length(length_axes, rows, label) for label in labels]
-        train_lengths = next(row["train_lengths"] for row in rows if label_of(row) in labels)
+        train_lengths = next(row["train_lengths"] for row in rows if label_without_variant(row) in labels)
         length_axes.set(ylim=(-0.03, 1.03), xlabel="length (log scale)")
         set_length_axis(length_axes, _test_lengths(rows), train_lengths)
         label_lines(length_axes, ends)
@@ -174,7 +188,7 @@ def _draw_figure(rows: Rows, measurements: Rows, folder: Path, title: str) -> Pa
         image, cax=figure.add_axes((0.6, 0.62 / height, 0.37, 0.1 / height)), orientation="horizontal"
     )
     color_bar.ax.tick_params(labelsize=FONT_SIZE)
-    seeds = [len({row["seed"] for row in rows if label_of(row) == label}) for label in _labels(rows)]
+    seeds = [len({row["seed"] for row in rows if label_without_variant(row) == label}) for label in _labels(rows)]
     caption = (
         "Left: exact match by length, for numbers of bits as in training; labels: K; bands: range over seeds.\n"
         "Right: exact match, mean over seeds (colors)."
@@ -200,7 +214,7 @@ def _draw_by_length(axes: Any, rows: Rows, label: str) -> LineLabel:
 
 
 def _draw_heat_map(axes: Any, rows: Rows, labels: list[str], length: int) -> Any:
-    bit_counts = _test_bits([row for row in rows if label_of(row) in labels])
+    bit_counts = _test_bits([row for row in rows if label_without_variant(row) in labels])
     exact_match_rows = [
         [pool_seeds(cell)[0] if (cell := _select_rows(rows, label, length, {bits})) else nan for bits in bit_counts]
         for label in labels
@@ -214,11 +228,11 @@ def _draw_heat_map(axes: Any, rows: Rows, labels: list[str], length: int) -> Any
 
 
 def _train_bits(row: Mapping[str, Any]) -> int:
-    return MAX_BITS_BY_LABEL[label_of(row)]
+    return MAX_BITS_BY_LABEL[label_without_variant(row)]
 
 
 def _labels(rows: Rows) -> list[str]:
-    return list(dict.fromkeys(map(label_of, rows)))
+    return list(dict.fromkeys(map(label_without_variant, rows)))
 
 
 def _test_lengths(rows: Rows) -> list[int]:
@@ -238,7 +252,11 @@ def _num_bits(row: Mapping[str, Any]) -> int:
 
 
 def _select_rows(rows: Rows, label: str, length: int, bits: set[int]) -> Rows:
-    return [row for row in rows if label_of(row) == label and row["length"] == length and _num_bits(row) in bits]
+    return [
+        row
+        for row in rows
+        if label_without_variant(row) == label and row["length"] == length and _num_bits(row) in bits
+    ]
 
 
 CLAIM = Claim(

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from lengthwise.core.provenance import provenance
+from lengthwise.core.provenance import collect_provenance
 from lengthwise.experiments.reproduction import import_claim
 from lengthwise.experiments.run import load_run
 from lengthwise.experiments.run_folder import read_rows, to_folder_name, write_rows
@@ -35,7 +35,7 @@ def measure(folder: Path, kind: str) -> dict[str, Any]:
         **{name: measurement[name] for name in ("measured", "used", "documents")},
         **{name: measurement[name][-1] for name in ("mean_change", "change")},
         "partial": measurement["partial"],
-        "commit": provenance()["commit"],
+        "commit": collect_provenance()["commit"],
     }
 
 

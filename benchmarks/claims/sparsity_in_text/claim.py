@@ -12,14 +12,14 @@ from claims.sparsity_in_text.relation import correlate_columns, summarize_relati
 from lengthwise.encodings import ALiBi, KERPLELog, NoPE
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.evaluation.figure_layout import FIGURE_WIDTH, FONT_SIZE, LINE_COLORS, LINE_HEIGHT, save_figure
-from lengthwise.evaluation.language_model import BytePairCodec
+from lengthwise.evaluation.language_model import BytePairTokenizerAdapter
 from lengthwise.evaluation.result_rows import Rows
-from lengthwise.experiments.decoder_model import wrap_run
+from lengthwise.experiments.decoder_model import wrap_run_as_model
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes import recipe
 from lengthwise.experiments.reproduction import Claim, SizePreset, Table
 from lengthwise.experiments.run import Run
-from lengthwise.influence.report.bootstrap import Bootstrap, JSONObject
+from lengthwise.influence.report.bootstrap import DocumentBootstrap, JSONObject
 from lengthwise.influence.report.summary import format_estimate
 from lengthwise.positions import MultiLevel, Skipwise
 from lengthwise.tasks import Text
@@ -30,7 +30,7 @@ TRAIN_LENGTH, LENGTH_FACTORS = 128, (1, 2, 4, 8)
 NEAR_FRACTION, KS = 8, (1, 2, 4)
 # Number of targets per run; all runs measure the same ones.
 NUM_TARGETS = 400
-BOOTSTRAP = Bootstrap(seed=0, num_resamples=1000)
+BOOTSTRAP = DocumentBootstrap(seed=0, num_resamples=1000)
 # If the intervals of all seeds lie within this distance of 0, a relation is negligible.
 NEGLIGIBLE = 0.1
 
@@ -76,8 +76,8 @@ def measure_run(run: Run, kind: str | None = None) -> JSONObject:
         num_targets=NUM_TARGETS,
         kind=kind,
     )
-    codec = BytePairCodec(task.tokenizer)
-    targets = measure_paired_targets(wrap_run(run, str(run.folder)), codec, task.held_out(), settings)
+    codec = BytePairTokenizerAdapter(task.tokenizer)
+    targets = measure_paired_targets(wrap_run_as_model(run, str(run.folder)), codec, task.held_out(), settings)
     return summarize_relation(targets, settings, BOOTSTRAP)
 
 

@@ -9,15 +9,15 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from lengthwise.core.errors import SettingError, unknown_name
-from lengthwise.core.randomness import stream
-from lengthwise.evaluation.language_model import NextTokenModel, TextCodec
-from lengthwise.influence.exactness_checks import check_study
+from lengthwise.core.errors import SettingError, unknown_name_error
+from lengthwise.core.randomness import random_stream
+from lengthwise.evaluation.language_model import ModelTokenizer, NextTokenModel
+from lengthwise.influence.exactness_checks import check_study_exactness
 from lengthwise.influence.hidden_context import strict_log_probs
-from lengthwise.influence.measures import Divergence, Screened
+from lengthwise.influence.measures import KLDivergence, PrefilteredMeasure
 from lengthwise.influence.settings import InfluenceSettings
 from lengthwise.influence.target_evaluator import TargetEvaluator
-from lengthwise.influence.targets import Target, sample_targets
+from lengthwise.influence.targets import TargetToken, sample_targets
 from lengthwise.influence.token_kinds import KINDS
 from lengthwise.tasks import TokenizedDocument
 
@@ -42,7 +42,7 @@ class ContextSettings:
 
     def __post_init__(self) -> None:
         if self.kind is not None and self.kind not in KINDS:
-            raise unknown_name("kind of token", self.kind, KINDS)
+            raise unknown_name_error("kind of token", self.kind, KINDS)
         if len(self.lengths) < 2 or list(self.lengths) != sorted(set(self.lengths)):
             raise SettingError(
                 f"invalid context lengths {', '.join(map(str, self.lengths))}; use two or more increasing lengths, "
@@ -61,7 +61,7 @@ class ContextSettings:
             near=self.near,
             far=self.lengths[0] - self.near,
             ks=self.ks,
-            measure=Screened(),
+            measure=PrefilteredMeasure(),
             controls=(),
             background_fraction=1.0,
             num_targets=self.num_targets,
@@ -96,7 +96,7 @@ class PairedTarget:
 
 
 def measure_paired_targets(
-    model: NextTokenModel, codec: TextCodec, texts: Sequence[TokenizedDocument], settings: ContextSettings
+    model: NextTokenModel, codec: ModelTokenizer, texts: Sequence[TokenizedDocument], settings: ContextSettings
 ) -> list[PairedTarget]:
     """Measure random targets that have the longest context before them in their own text.
 
@@ -107,7 +107,7 @@ def measure_paired_targets(
     evaluator = TargetEvaluator(model=model, texts=texts, settings=influence, token_text=codec.token_text)
     targets = _sample(evaluator, settings)
     evaluator.placebo_sampler.check_other_documents(targets)
-    check_study(model, targets[0].window(influence.near, influence.far), check_gates=True)
+    check_study_exactness(model, targets[0].window(influence.near, influence.far), check_gates=True)
     results = []
     for start in range(0, len(targets), influence.block):
         block = targets[start : start + influence.block]
@@ -130,13 +130,13 @@ def measure_paired_targets(
     return results
 
 
-def _sample(evaluator: TargetEvaluator, settings: ContextSettings) -> Sequence[Target]:
+def _sample(evaluator: TargetEvaluator, settings: ContextSettings) -> Sequence[TargetToken]:
     """Sample targets uniformly, or only targets of the kind in the settings, in text order."""
     sample = partial(sample_targets, evaluator.texts, context=settings.lengths[-1], seed=settings.seed)
     if settings.kind is None:
         return sample(num_targets=settings.num_targets)
     candidates = sample(num_targets=None)
-    order = stream(settings.seed, "targets of a kind").permutation(len(candidates)).tolist()
+    order = random_stream(settings.seed, "targets of a kind").permutation(len(candidates)).tolist()
     of_kind = (index for index in order if settings.kind in evaluator.target_kinds(candidates[index]))
     selected = sorted(islice(of_kind, settings.num_targets))
     if len(selected) < settings.num_targets:
@@ -148,7 +148,7 @@ def _sample(evaluator: TargetEvaluator, settings: ContextSettings) -> Sequence[T
 
 
 def _context_scores(
-    model: NextTokenModel, targets: Sequence[Target], lengths: Sequence[int]
+    model: NextTokenModel, targets: Sequence[TargetToken], lengths: Sequence[int]
 ) -> Iterator[tuple[tuple[float, ...], tuple[float, ...]]]:
     """Yield the losses of each target in contexts of ``lengths`` tokens, and the drifts from the first prediction."""
     windows = [target.window(length, 0) for target in targets for length in lengths]
@@ -159,7 +159,7 @@ def _context_scores(
     for index, target in enumerate(targets):
         predictions = [log_probs[index * len(lengths) + offset] for offset in range(len(lengths))]
         token = int(target.text.tokens[target.place])
-        drift = Divergence(predictions[0])
+        drift = KLDivergence(predictions[0])
         yield (
             tuple(float(-prediction[token]) for prediction in predictions),
             tuple(max(float(drift(prediction)), 0.0) for prediction in predictions[1:]),

@@ -3,7 +3,7 @@
 import numpy as np
 from jaxtyping import Float, Int
 
-from lengthwise.influence.report.bootstrap import Counts, Statistic, ratio
+from lengthwise.influence.report.bootstrap import Counts, Statistic, divide_or_nan
 
 Documents = Int[np.ndarray, " targets"]
 Variable = Float[np.ndarray, " targets"]
@@ -38,7 +38,7 @@ def partial_rank_correlation(documents: Documents, first: Variable, second: Vari
         both = _correlation(first_ranks, second_ranks, weights)
         first_given, second_given = (_correlation(ranks, given_ranks, weights) for ranks in (first_ranks, second_ranks))
         unexplained = (1 - first_given**2) * (1 - second_given**2)
-        return ratio(both - first_given * second_given, np.sqrt(unexplained))
+        return divide_or_nan(both - first_given * second_given, np.sqrt(unexplained))
 
     return statistic
 
@@ -65,4 +65,4 @@ def _correlation(first: Weights, second: Weights, weights: Weights) -> Correlati
     covariance, first_variance, second_variance = (
         (weights * product).sum(axis=1, keepdims=True) for product in (first * second, first**2, second**2)
     )
-    return ratio(covariance, np.sqrt(first_variance * second_variance))
+    return divide_or_nan(covariance, np.sqrt(first_variance * second_variance))

@@ -9,9 +9,9 @@ from claims.sparsity_in_text.paired_contexts import ContextSettings, PairedTarge
 from claims.sparsity_in_text.rank_correlation import partial_rank_correlation, rank_correlation
 from jaxtyping import Bool, Float, Int
 
-from lengthwise.core.randomness import stream
+from lengthwise.core.randomness import random_stream
 from lengthwise.influence.report.bootstrap import (
-    Bootstrap,
+    DocumentBootstrap,
     JSONObject,
     Statistic,
     ratio_of_sums,
@@ -74,7 +74,9 @@ def target_columns(targets: Sequence[PairedTarget]) -> TargetColumns:
     )
 
 
-def summarize_relation(targets: Sequence[PairedTarget], settings: ContextSettings, bootstrap: Bootstrap) -> JSONObject:
+def summarize_relation(
+    targets: Sequence[PairedTarget], settings: ContextSettings, bootstrap: DocumentBootstrap
+) -> JSONObject:
     """Return the rank correlations of the recovered share with the changes, as JSON values.
 
     An estimate has the keys ``value``, ``low`` and ``high`` (95% interval over resampled documents), and ``reason``
@@ -87,7 +89,7 @@ def summarize_relation(targets: Sequence[PairedTarget], settings: ContextSetting
     columns = target_columns(targets)
     used, share = columns.is_used, columns.shares[:, -1]
     permuted = share.copy()
-    permuted[used] = stream(settings.seed, "permuted shares").permutation(share[used])
+    permuted[used] = random_stream(settings.seed, "permuted shares").permutation(share[used])
     correlate = partial(_correlate, columns, bootstrap)
     longest = columns.changes[:, -1]
 
@@ -130,7 +132,10 @@ def summarize_relation(targets: Sequence[PairedTarget], settings: ContextSetting
 
 
 def correlate_columns(
-    documents: Sequence[int], first: Sequence[float | None], second: Sequence[float | None], bootstrap: Bootstrap
+    documents: Sequence[int],
+    first: Sequence[float | None],
+    second: Sequence[float | None],
+    bootstrap: DocumentBootstrap,
 ) -> JSONObject:
     """Return the rank correlation of two columns, over the targets with a value in both."""
     first_values, second_values = (np.array(values, dtype=np.float64) for values in (first, second))
@@ -143,18 +148,20 @@ def correlate_columns(
     )
 
 
-def _correlate(columns: TargetColumns, bootstrap: Bootstrap, mask: Mask, first: Values, second: Values) -> JSONObject:
+def _correlate(
+    columns: TargetColumns, bootstrap: DocumentBootstrap, mask: Mask, first: Values, second: Values
+) -> JSONObject:
     return _estimate(columns, bootstrap, mask, lambda indices: rank_correlation(indices, first[mask], second[mask]))
 
 
 def _estimate(
-    columns: TargetColumns, bootstrap: Bootstrap, mask: Mask, make_statistic: StatisticOfDocuments
+    columns: TargetColumns, bootstrap: DocumentBootstrap, mask: Mask, make_statistic: StatisticOfDocuments
 ) -> JSONObject:
     return _estimate_subset(columns.documents[mask], bootstrap, make_statistic)
 
 
 def _estimate_subset(
-    documents: Int[np.ndarray, " targets"], bootstrap: Bootstrap, make_statistic: StatisticOfDocuments
+    documents: Int[np.ndarray, " targets"], bootstrap: DocumentBootstrap, make_statistic: StatisticOfDocuments
 ) -> JSONObject:
     """Return the estimate of a statistic over a subset of the targets; only its documents are resampled."""
     if len(documents) < MIN_TARGETS:
@@ -163,6 +170,6 @@ def _estimate_subset(
     return bootstrap(make_statistic(indices), len(names), NO_VARIATION, len(indices))[0]
 
 
-def _estimate_mean(documents: Int[np.ndarray, " targets"], bootstrap: Bootstrap, values: Values) -> JSONObject:
+def _estimate_mean(documents: Int[np.ndarray, " targets"], bootstrap: DocumentBootstrap, values: Values) -> JSONObject:
     columns = np.stack([values, np.ones(len(values))], axis=1)
     return _estimate_subset(documents, bootstrap, lambda indices: ratio_of_sums(sums_by_document(indices, columns)))

@@ -7,7 +7,7 @@ from claims.schemes import compare_with_schemes
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes import recipe
-from lengthwise.experiments.recipes.fitted_encodings import ASSIGNMENT_ENCODINGS, compare_with_encodings
+from lengthwise.experiments.recipes.tuned_encodings import ASSIGNMENT_ENCODINGS, compare_ppc_with_encodings
 from lengthwise.experiments.reproduction import Claim, SizePreset
 from lengthwise.tasks import VariableAssignment
 
@@ -32,7 +32,7 @@ def _build_experiments() -> dict[str, Experiment]:
     # Trained on 5 assignments, PPC is better at 160 with a log factor (README.md).
     decoder = replace(base.decoder, length_scaling="log", temperature=2.0)
     ppc_experiment = replace(base, task=few_names, train_lengths=(1, 5), evaluation=evaluation, decoder=decoder)
-    experiments = compare_with_encodings(ppc_experiment, ASSIGNMENT_ENCODINGS)
+    experiments = compare_ppc_with_encodings(ppc_experiment, ASSIGNMENT_ENCODINGS)
     # An assignment has three tokens; following one adds a token.
     experiments |= compare_with_schemes(ppc_experiment, experiments["rotary"], ids_factor=4)
     evaluation = replace(evaluation, lengths=(16, 160, 1600), num_examples=(512, 512, 64))

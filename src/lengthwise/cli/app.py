@@ -34,11 +34,11 @@ from lengthwise.core.errors import (
     TrainingOverlapWarning,
     UntrainedDistanceWarning,
     shorten_name,
-    unknown_name,
+    unknown_name_error,
 )
 from lengthwise.core.interruption import StoppedError
-from lengthwise.core.progress_line import escape
-from lengthwise.training.launch import Launch, read_launch, reject_several_processes
+from lengthwise.core.progress_line import escape_control_characters
+from lengthwise.training.launch import LaunchInfo, read_launch_info, reject_several_processes
 
 # Time in which the first process of a machine reports an error, so that the launcher ends the others.
 REPORT_S = 10.0
@@ -57,7 +57,7 @@ class CommandGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command named by the first argument; raise ``SettingError`` if it does not exist."""
         if args[0] not in self.commands and not args[0].startswith("-"):
-            raise unknown_name("command", args[0], self.commands)
+            raise unknown_name_error("command", args[0], self.commands)
         if args[0] != "train":
             reject_several_processes(args[0])
         return super().resolve_command(ctx, args)
@@ -105,9 +105,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     warnings.showwarning = _show_warning
     open_standard_streams()
-    launch = Launch()
+    launch = LaunchInfo()
     try:
-        launch = read_launch()
+        launch = read_launch_info()
         # A command returns None, and an interruption returns a status.
         with discard_output() if launch.rank > 0 else nullcontext():
             if app(args=arguments, standalone_mode=False):
@@ -126,7 +126,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if isinstance(error, StoppedError | KeyboardInterrupt):
                 sys.exit(1)
             time.sleep(REPORT_S)
-        print(escape(f"error: {' '.join(message.split())}" if status == 2 else message), file=sys.stderr)
+        print(
+            escape_control_characters(f"error: {' '.join(message.split())}" if status == 2 else message),
+            file=sys.stderr,
+        )
         sys.exit(status)
 
 

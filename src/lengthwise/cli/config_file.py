@@ -13,7 +13,7 @@ from typing import Any
 from lengthwise.cli.options import parse_integers, parse_range, split_names
 from lengthwise.core.errors import SettingError
 from lengthwise.core.files import read_file
-from lengthwise.core.json_parsing import check_depth, parse_json
+from lengthwise.core.json_parsing import check_nesting_depth, parse_json
 from lengthwise.experiments.experiment import TABLES, SettingChange
 from lengthwise.tasks.text.corpus import open_corpus
 
@@ -45,7 +45,7 @@ FLAGS: dict[str, tuple[str, Callable[[Any], Any]]] = {
 }
 
 
-def read_changes(options: Mapping[str, Any]) -> list[SettingChange]:
+def read_setting_changes(options: Mapping[str, Any]) -> list[SettingChange]:
     """Return the changes of the options of a command: its configuration file, then ``--set``, then the ``FLAGS``.
 
     ``options`` maps the parameters of a command to their values: ``config``, ``assignments`` (``--set``), and names of
@@ -80,7 +80,7 @@ def _parse_value(text: str) -> Any:
         return parse_json(text, object)
     with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
         value = ast.literal_eval(text)
-        check_depth(value)
+        check_nesting_depth(value)
         return value
     return text
 
@@ -92,7 +92,7 @@ def read_config(path: Path) -> list[SettingChange]:
     try:
         text = read_file(path).decode()
         tree = tomllib.loads(text) if path.suffix == ".toml" else parse_json(text)
-        check_depth(tree)
+        check_nesting_depth(tree)
         lines = _toml_lines(text) if path.suffix == ".toml" else _json_lines(text)
     except OSError as error:
         raise SettingError(f"--config {path} cannot be read ({error.strerror}); use a readable file") from None
@@ -104,7 +104,7 @@ def read_config(path: Path) -> list[SettingChange]:
     ]
 
 
-def part_names(changes: Sequence[SettingChange], **names: str | None) -> dict[str, str | None]:
+def select_component_names(changes: Sequence[SettingChange], **names: str | None) -> dict[str, str | None]:
     """Return the names of task, scheme and encoding: the given name, or the built-in name among the changes."""
     named = {change.path.removesuffix(".name"): change for change in changes if change.path.endswith(".name")}
     for kind in TABLES:

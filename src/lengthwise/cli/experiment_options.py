@@ -6,22 +6,22 @@ from pathlib import Path
 from typing import Any
 
 from lengthwise.cli import options
-from lengthwise.cli.config_file import read_changes
+from lengthwise.cli.config_file import read_setting_changes
 from lengthwise.cli.terminal import print_json, print_line, print_message
-from lengthwise.core.devices import training_threads
-from lengthwise.core.errors import SettingError, unknown_name
+from lengthwise.core.devices import num_training_threads
+from lengthwise.core.errors import SettingError, unknown_name_error
 from lengthwise.core.files import StrPath
 from lengthwise.core.progress_line import ProgressLine, err_console
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.experiments import recipes
 from lengthwise.experiments.experiment import Experiment, change_settings, load_task, resolve_override
 from lengthwise.experiments.recipes import COMPARISONS, RECIPES, recipe
-from lengthwise.experiments.recipes.fitted_encodings import describe_settings
+from lengthwise.experiments.recipes.tuned_encodings import describe_settings
 from lengthwise.experiments.run import Run, load_run
 from lengthwise.experiments.run_folder import EXPERIMENT
-from lengthwise.positions import Discovered
-from lengthwise.tasks import HasLengths, Task, default_lengths, is_task_file
-from lengthwise.training.launch import read_launch
+from lengthwise.positions import DiscoveredCoupling
+from lengthwise.tasks import HasFixedLengths, Task, default_lengths, is_task_file
+from lengthwise.training.launch import read_launch_info
 
 # Default settings for language models. The lengths fit into any context window.
 MODEL_SETTINGS = EvaluationSettings(lengths=(5, 10, 20), num_examples=(64,))
@@ -50,17 +50,17 @@ def experiment_from_names(
         experiment = recipes.experiment(
             task, scheme, encoding, train_lengths=train_lengths, report=progress.show_search
         )
-    if scheme == Discovered.name:
+    if scheme == DiscoveredCoupling.name:
         print_message(f"found a coupling in the examples; lengthwise couple {task} describes it")
     return experiment
 
 
 def override_corpus(experiment: Experiment, corpus: Path | None) -> Experiment:
     """Return the experiment with the absolute path of a corpus, so that the run loads from any working folder."""
-    return change_settings(experiment, read_changes({"corpus": corpus}))
+    return change_settings(experiment, read_setting_changes({"corpus": corpus}))
 
 
-def keep_one_count(settings: EvaluationSettings) -> EvaluationSettings:
+def use_single_example_count(settings: EvaluationSettings) -> EvaluationSettings:
     """Return the settings with the first number of examples for all lengths, so that the lengths can change."""
     return replace(settings, num_examples=settings.num_examples[:1])
 
@@ -75,10 +75,10 @@ def override_evaluation(
 ) -> EvaluationSettings:
     """Return the settings with the values of the evaluation flags; without ``lengths``, a JSONL ``task`` sets them."""
     if lengths is not None:
-        settings = keep_one_count(settings)
-    elif isinstance(task, HasLengths):
-        settings = replace(keep_one_count(settings), lengths=default_lengths(task))
-    changes = read_changes({"lengths": lengths, "num_examples": num_examples, "variants": variants})
+        settings = use_single_example_count(settings)
+    elif isinstance(task, HasFixedLengths):
+        settings = replace(use_single_example_count(settings), lengths=default_lengths(task))
+    changes = read_setting_changes({"lengths": lengths, "num_examples": num_examples, "variants": variants})
     changes = [replace(change, path=change.path.removeprefix("evaluation.")) for change in changes]
     return change_settings(settings, changes, "evaluation")
 
@@ -96,7 +96,7 @@ def experiments_from_names(
         experiments = COMPARISONS[names[0]]()
         for label in labels or ():
             if label not in experiments:
-                raise unknown_name(f"row of {names[0]}", label, experiments)
+                raise unknown_name_error(f"row of {names[0]}", label, experiments)
         return experiments if labels is None else {label: experiments[label] for label in labels}
     if names and (task is not None or rows is not None):
         raise SettingError("recipes cannot be combined with --task and --rows; use only recipes or only these flags")
@@ -131,7 +131,7 @@ def _load_recipe(name: str) -> Experiment:
             f"comparison '{name}' cannot be combined with other names; use only one comparison, or only recipes"
         )
     if name not in RECIPES:
-        raise unknown_name("recipe", name, (*RECIPES, *COMPARISONS))
+        raise unknown_name_error("recipe", name, (*RECIPES, *COMPARISONS))
     return recipe(name)
 
 
@@ -140,7 +140,7 @@ def parse_overrides(**names: str | None) -> dict[str, Any]:
     return {kind: resolve_override(kind, name) for kind, name in names.items() if name is not None}
 
 
-def load_run_with(
+def load_run_with_overrides(
     folder: StrPath, task: str | None, scheme: str | None, encoding: str | None, device: str = "cpu"
 ) -> Run:
     """Load a run, with another task, scheme or encoding instead of the saved one unless it is None."""
@@ -157,7 +157,7 @@ def load_model_task(model: str, task: str | None) -> Task:
     return load_task(task)
 
 
-def report_run(run: Run, threads: int | None, *, is_quick: bool, as_json: bool) -> None:
+def print_trained_run(run: Run, threads: int | None, *, is_quick: bool, as_json: bool) -> None:
     """Print a trained run, and exit with status 1 if it does not fit its training lengths, except with ``--quick``.
 
     Before, print where the settings of a baseline come from.
@@ -170,16 +170,16 @@ def report_run(run: Run, threads: int | None, *, is_quick: bool, as_json: bool) 
         print_json({"folder": str(run.folder), **run.facts})
     else:
         print_line(describe_run(run, threads, is_quick=is_quick))
-    if run.facts["misfit"] is not None and not is_quick and read_launch().rank == 0:
+    if run.facts["misfit"] is not None and not is_quick and read_launch_info().rank == 0:
         sys.exit(1)
 
 
 def describe_run(run: Run, threads: int | None, *, is_quick: bool) -> str:
     """Return a line about a trained run; without ``threads``, their number follows from the size of the model."""
-    num_threads = training_threads(run.experiment.decoder.d_model, threads)
+    num_threads = num_training_threads(run.experiment.decoder.d_model, threads)
     on_cpu = next(run.decoder.parameters()).device.type == "cpu"
     place = f"{num_threads} thread{'s' if num_threads > 1 else ''}" if on_cpu else "a GPU"
-    num_processes = read_launch().size
+    num_processes = read_launch_info().size
     place = f"{num_processes} processes with {place} each" if num_processes > 1 else place
     smallest_id, largest_id = run.facts["id_range"]
     fit, length = run.facts["fitted"], run.experiment.train_lengths[1]
@@ -197,7 +197,7 @@ def describe_run(run: Run, threads: int | None, *, is_quick: bool) -> str:
     )
 
 
-def saved_run(name: str | None, task: str | None, resumed: Path | None, start: Path | None) -> Path | None:
+def find_saved_run(name: str | None, task: str | None, resumed: Path | None, start: Path | None) -> Path | None:
     """Return the run folder with the settings of the experiment, or None if a recipe or flags name the experiment."""
     if name is not None:
         return None

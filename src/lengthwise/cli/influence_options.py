@@ -8,31 +8,31 @@ from typing import Any
 
 from lengthwise.cli import options
 from lengthwise.cli.terminal import print_line, print_message, print_table
-from lengthwise.core.errors import SettingError, unknown_name
+from lengthwise.core.errors import SettingError, unknown_name_error
 from lengthwise.core.interruption import StoppedError, catch_interrupts
 from lengthwise.core.progress_line import ProgressLine, err_console
 from lengthwise.evaluation.language_model import tokenize_documents
 from lengthwise.hf.language_models import LanguageModel
-from lengthwise.influence.measures import MEASURES, InfluenceMeasure, Screened
+from lengthwise.influence.measures import MEASURES, InfluenceMeasure, PrefilteredMeasure
 from lengthwise.influence.report.study_report import report_study
 from lengthwise.influence.report.summary import summary_tables
 from lengthwise.influence.settings import InfluenceSettings
 from lengthwise.influence.study import (
     InfluenceStudy,
     check_parts,
+    drop_duplicate_texts,
     join_parts,
     measure_influence,
     part_folder,
-    without_copies,
 )
-from lengthwise.influence.targets import LONGPPL_RULE, GapRule
+from lengthwise.influence.targets import LONGPPL_RULE, ClearGainRule
 from lengthwise.tasks import TokenizedDocument
 from lengthwise.tasks.text.documents import read_documents
 
 RULES = ("gap", "longppl")
 
 
-def limit_far(settings: InfluenceSettings, language_model: LanguageModel) -> InfluenceSettings:
+def limit_far_tokens(settings: InfluenceSettings, language_model: LanguageModel) -> InfluenceSettings:
     """Return the settings with at most as many far tokens as the model has positions for."""
     if language_model.model.num_positions is None:
         return settings
@@ -46,12 +46,12 @@ def load_documents(
 ) -> list[TokenizedDocument]:
     """Return documents without copies: at most ``documents`` per text, or the held-out text of a run."""
     if not texts:
-        return without_copies(language_model.held_out(kind)[:documents])
+        return drop_duplicate_texts(language_model.held_out_documents(kind)[:documents])
     if kind is not None:
         raise SettingError(f"--kind {kind} applies only to the held-out text of a run; leave out --kind or TEXT")
     records = read_documents(texts, max_documents=documents)
     tokenized = tokenize_documents(language_model.codec, records, language_model.model.vocabulary_size)
-    return without_copies(list(tokenized))
+    return drop_duplicate_texts(list(tokenized))
 
 
 def run_study(study: InfluenceStudy, out: Path, *, resume: bool) -> dict[str, Any] | None:
@@ -103,25 +103,25 @@ def format_duration(seconds: float) -> str:
 def build_measure(name: str, prefilter: float | None) -> InfluenceMeasure:
     """Return the influence measure with this name, with a preselection of far tokens if ``prefilter`` is set."""
     if name not in MEASURES:
-        raise unknown_name("measure", name, MEASURES)
+        raise unknown_name_error("measure", name, MEASURES)
     measure = MEASURES[name]()
     if prefilter is None:
         return measure
-    if isinstance(measure, Screened):
+    if isinstance(measure, PrefilteredMeasure):
         return replace(measure, share=prefilter)
     if not measure.exact:
         raise SettingError(
             f"measure '{name}' computes no exact scores, so it has no far tokens to preselect; leave out --prefilter"
         )
-    return Screened(then=measure, share=prefilter)
+    return PrefilteredMeasure(then=measure, share=prefilter)
 
 
-def parse_gap_rule(name: str, gap: float | None) -> GapRule:
+def parse_clear_gain_rule(name: str, gap: float | None) -> ClearGainRule:
     """Return the rule for a clear gain with this name; ``gap`` is in nats."""
     if name not in RULES:
-        raise unknown_name("rule", name, RULES)
+        raise unknown_name_error("rule", name, RULES)
     if name == "gap":
-        return GapRule() if gap is None else GapRule(gap=gap)
+        return ClearGainRule() if gap is None else ClearGainRule(gap=gap)
     if gap is not None:
         raise SettingError(f"rule longppl has a fixed gap of {LONGPPL_RULE.gap} nats; leave out --gap {gap}")
     return LONGPPL_RULE

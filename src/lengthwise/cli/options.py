@@ -23,13 +23,13 @@ def _number_parser(convert: Callable[[str], Number], description: str) -> Callab
     return parse
 
 
-def integer(help_text: str, **option_settings: Any) -> Any:
+def integer_option(help_text: str, **option_settings: Any) -> Any:
     """Return a Typer option for a whole number with this help text."""
     parser = _number_parser(int, "a whole number such as 20")
     return Option(parser=parser, metavar="INT", help=help_text, **option_settings)
 
 
-def number(help_text: str, description: str = "a number such as 2.5") -> Any:
+def number_option(help_text: str, description: str = "a number such as 2.5") -> Any:
     """Return a Typer option for a number with this help text; errors contain the description of valid values."""
     return Option(parser=_number_parser(float, description), metavar="FLOAT", help=help_text)
 
@@ -72,9 +72,9 @@ NumExamples = Annotated[str | None, Option(help="Number of examples per length: 
 TrainLengthRange = Annotated[
     str | None, Option(help="Range of training lengths, such as 1:20.", show_default="set by the recipe")
 ]
-ExampleSeed = Annotated[int, integer("Random seed for sampling examples.")]
+ExampleSeed = Annotated[int, integer_option("Random seed for sampling examples.")]
 NumWorkers = Annotated[
-    int | None, integer("Number of runs at the same time.", show_default="one per core; with ray, one per CPU")
+    int | None, integer_option("Number of runs at the same time.", show_default="one per core; with ray, one per CPU")
 ]
 TrackerNames = Annotated[
     list[str] | None,

@@ -21,7 +21,7 @@ from rich.text import Text
 
 from lengthwise.core.interruption import StoppedError
 from lengthwise.core.json_parsing import non_finite_to_null
-from lengthwise.core.progress_line import LITERAL_OUTPUT, SECONDS_PER_LINE, err_console, escape
+from lengthwise.core.progress_line import LITERAL_OUTPUT, SECONDS_PER_LINE, err_console, escape_control_characters
 
 out_console = Console(soft_wrap=True, **LITERAL_OUTPUT)
 # Width of tables that are not in a terminal, in characters; wider than any table.
@@ -63,12 +63,12 @@ def discard_output() -> Iterator[None]:
 
 def print_line(line: str) -> None:
     """Print a line of results to standard output."""
-    out_console.print(escape(line))
+    out_console.print(escape_control_characters(line))
 
 
 def print_message(line: str) -> None:
     """Print a message to standard error."""
-    err_console.print(escape(line))
+    err_console.print(escape_control_characters(line))
 
 
 def print_warnings(messages: Sequence[str], *, is_complete: bool) -> None:
@@ -81,7 +81,7 @@ def print_warnings(messages: Sequence[str], *, is_complete: bool) -> None:
 
 def show_status(line: str) -> Status:
     """Return a context manager that shows a status line on standard error."""
-    return err_console.status(Text(escape(line)))
+    return err_console.status(Text(escape_control_characters(line)))
 
 
 @contextmanager
@@ -92,7 +92,7 @@ def show_stages(line: str) -> Iterator[Callable[[str], None]]:
     """
     if err_console.is_terminal:
         with show_status(line) as status:
-            yield lambda stage: status.update(Text(escape(f"{line}: {stage}")))
+            yield lambda stage: status.update(Text(escape_control_characters(f"{line}: {stage}")))
         return
     print_message(line)
     last_print_time = time.monotonic()
@@ -130,7 +130,7 @@ def make_tables(header: Sequence[str], body: Sequence[Sequence[str]], width: int
     Every table starts with the first column. A column is at least as wide as its longest word, so only a word that is
     wider than the whole table is broken.
     """
-    columns = [[escape(cell) for cell in column] for column in zip(header, *body, strict=True)]
+    columns = [[escape_control_characters(cell) for cell in column] for column in zip(header, *body, strict=True)]
     smallest = [max((cell_len(word) for cell in column for word in cell.split()), default=1) for column in columns]
     largest = [max((cell_len(line) for cell in column for line in cell.splitlines()), default=1) for column in columns]
     groups = [[0]]

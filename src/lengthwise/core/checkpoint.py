@@ -12,7 +12,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from lengthwise.core.errors import RunFolderError
-from lengthwise.core.files import check_regular, write_atomically
+from lengthwise.core.files import check_regular_file, write_atomically
 from lengthwise.core.json_parsing import parse_json
 
 # Values per weight tensor in ``weights_digest``: all of a smaller tensor, fewer than twice this of a larger tensor.
@@ -30,7 +30,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[st
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Load a file that ``save_tensors`` wrote; raise ``RunFolderError`` if it is missing, truncated or altered."""
     try:
-        check_regular(path)
+        check_regular_file(path)
         # With framework "pt", the path must be valid UTF-8.
         with safe_open(path, framework="np"):
             pass  # Opening the file checks the header and the file size before the whole file is read.

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from lengthwise.core.errors import DeviceError, SettingError, unknown_name
+from lengthwise.core.errors import DeviceError, SettingError, unknown_name_error
 
 DEVICES = ("auto", "cpu", "cuda")
 # Number of tokens per forward pass on a CPU, and maximum number on an accelerator.
@@ -27,7 +27,7 @@ CONTAINER_LIMIT_FILE = Path("/sys/fs/cgroup/memory.max")
 def pick_device(name: str = "auto") -> torch.device:
     """Return the device with this name; ``auto`` selects CUDA if it is available."""
     if name not in DEVICES:
-        raise unknown_name("device", name, DEVICES)
+        raise unknown_name_error("device", name, DEVICES)
     if name == "cuda" and not torch.cuda.is_available():
         raise DeviceError("torch cannot use device 'cuda' on this machine; use --device cpu or auto")
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
@@ -42,13 +42,13 @@ def constant_tensor(values: tuple[int, ...], device: torch.device) -> Int[Tensor
 
 
 @cache
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+def compile_function(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function compiled by ``torch.compile``; all callers share its compiled forms."""
     function_compiled: Callable[..., Any] = torch.compile(function)
     return function_compiled
 
 
-def training_threads(d_model: int, threads: int | None = None) -> int:
+def num_training_threads(d_model: int, threads: int | None = None) -> int:
     """Return the number of CPU threads for training: ``threads``, or one for a model narrower than ``WIDE_MODEL``.
 
     Wider models and a set ``OMP_NUM_THREADS`` use the number that torch has chosen.
@@ -60,7 +60,7 @@ def training_threads(d_model: int, threads: int | None = None) -> int:
 
 
 @contextmanager
-def use_threads(threads: int) -> Iterator[None]:
+def limit_cpu_threads(threads: int) -> Iterator[None]:
     """Let torch use this number of CPU threads, and restore the number on exit."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -70,7 +70,7 @@ def use_threads(threads: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def forward_token_budget(device: torch.device, d_model: int, num_heads: int) -> int:
+def max_tokens_per_forward(device: torch.device, d_model: int, num_heads: int) -> int:
     """Return the maximum number of tokens per forward pass: constant on a CPU, estimated on CUDA.
 
     On CUDA, the tokens should fit into half of the free memory. The estimate assumes float32 and a model of width

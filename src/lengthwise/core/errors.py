@@ -50,7 +50,7 @@ class ModelError(LengthwiseError):
     """Error for a model that is missing or does not support the measurement of influences."""
 
 
-class TextError(LengthwiseError):
+class TextSourceError(LengthwiseError):
     """Error for a text or a prepared corpus that is missing, empty or damaged."""
 
 
@@ -70,7 +70,7 @@ class TooFewExamplesError(CouplingError):
     """Error for examples that are too few to find a coupling or to check it."""
 
 
-class FeatureError(LengthwiseError):
+class TokenizedRowError(LengthwiseError):
     """Error for an invalid row of a tokenized data set; in a batch, the message gives the index of the row."""
 
 
@@ -110,7 +110,7 @@ class SkippedTextWarning(UserWarning):
     """Warning about skipped files, which are not text or are copies of other texts."""
 
 
-def unknown_name(kind: str, name: str, known_names: Iterable[str]) -> UnknownNameError:
+def unknown_name_error(kind: str, name: str, known_names: Iterable[str]) -> UnknownNameError:
     """Return the error for a name that is not in ``known_names``; the message suggests the most similar known name."""
     sorted_names = sorted(known_names)
     similar_names = difflib.get_close_matches(name, sorted_names, n=1, cutoff=0.4)

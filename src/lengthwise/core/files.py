@@ -22,12 +22,12 @@ MARKED_BYTES = 4096
 
 
 def read_file(path: StrPath) -> bytes:
-    """Return the content of a regular file; raise ``OSError`` for another file, see `check_regular`."""
-    check_regular(path)
+    """Return the content of a regular file; raise ``OSError`` for another file, see `check_regular_file`."""
+    check_regular_file(path)
     return Path(path).read_bytes()
 
 
-def check_regular(path: StrPath) -> None:
+def check_regular_file(path: StrPath) -> None:
     """Raise ``OSError`` for a path that is missing or that is a named pipe or a device, which can block for ever."""
     mode = os.stat(path).st_mode
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
@@ -53,7 +53,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 @contextmanager
-def atomic_folder(out: Path) -> Iterator[Path]:
+def write_folder_atomically(out: Path) -> Iterator[Path]:
     """Yield a temporary folder that is renamed to ``out`` at the end, or deleted after an error.
 
     Raises ``RunFolderError`` if ``out`` is not empty or not writable, or if another process is writing it.

@@ -9,7 +9,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from lengthwise.core.progress_line import escape
+from lengthwise.core.progress_line import escape_control_characters
 
 SHARED_STYLE = Path(__file__).parent / "page.css"
 
@@ -38,7 +38,7 @@ def render_page(template: Path, *, scripts: Sequence[str] = (), **values: Any) -
 
 def _printable(value: Any) -> Any:
     """Return a value of the template without control characters and bytes that are not UTF-8, as in the terminal."""
-    return escape(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+    return escape_control_characters(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _digest(text: str) -> str:

@@ -32,7 +32,7 @@ def parse_json(content: str | bytes, expected_type: type[Any] = dict) -> Any:
         document = json.loads(content)
     except RecursionError:
         raise ValueError(TOO_DEEP) from None
-    check_depth(document)
+    check_nesting_depth(document)
     if not isinstance(document, expected_type):
         raise ValueError(f"it is {TYPE_NAMES.get(type(document), 'null')}, not {TYPE_NAMES[expected_type]}")
     # In bytes, only an escape sequence can contain a lone surrogate.
@@ -41,7 +41,7 @@ def parse_json(content: str | bytes, expected_type: type[Any] = dict) -> Any:
     return document
 
 
-def check_depth(document: Any) -> None:
+def check_nesting_depth(document: Any) -> None:
     """Raise ``ValueError`` for nested lists and objects that are too deep for recursive functions."""
     values = [document]
     for _ in range(MAX_DEPTH):

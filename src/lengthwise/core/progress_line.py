@@ -20,7 +20,7 @@ SECONDS_PER_LINE = 10.0
 SHORT_PERIOD_S, WHOLE_PERIOD_S = 30.0, 1e9
 
 
-def escape(text: str) -> str:
+def escape_control_characters(text: str) -> str:
     """Replace all control characters except line breaks by escape sequences."""
     if text.isprintable():
         return text
@@ -143,4 +143,4 @@ class ProgressLine:
     def _print_line(self, line: str) -> None:
         if line:
             self.last_print_time = time.monotonic()
-            self.console.print(escape(line), soft_wrap=True, **LITERAL_OUTPUT)
+            self.console.print(escape_control_characters(line), soft_wrap=True, **LITERAL_OUTPUT)

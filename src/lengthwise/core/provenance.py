@@ -20,7 +20,7 @@ PACKAGE_PARENT = Path(__file__).resolve().parents[2]
 PACKAGES = ("lengthwise", "torch", "numpy", "safetensors")
 
 
-def provenance() -> dict[str, Any]:
+def collect_provenance() -> dict[str, Any]:
     """Return versions, commit and hardware as JSON values.
 
     ``commit`` is the commit of the clone, or the commit that pip installed; None for other installations.

@@ -5,8 +5,8 @@ import hashlib
 import numpy as np
 
 
-def stream(seed: int, *purpose: str | int) -> np.random.Generator:
-    """Return an independent generator for a seed and a purpose, such as ``stream(0, "examples", step)``.
+def random_stream(seed: int, *purpose: str | int) -> np.random.Generator:
+    """Return an independent generator for a seed and a purpose, such as ``random_stream(0, "examples", step)``.
 
     The same arguments give the same numbers on every machine. A new purpose does not change any other stream.
     """

@@ -41,7 +41,7 @@ def check_arguments(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
         for name, value in signature.bind(*args, **kwargs).arguments.items():
-            check_value(name, value, signature.parameters[name].annotation, is_instance)
+            check_setting_value(name, value, signature.parameters[name].annotation, is_instance)
         return function(*args, **kwargs)
 
     return wrapper
@@ -54,7 +54,7 @@ def check_types(settings: Any, is_instance: Callable[[Any, Any], bool] = lambda 
     integer is valid for a float field, but True and False are not. Call this function first in ``__post_init__``.
     """
     for field in fields(settings):
-        check_value(field.name, getattr(settings, field.name), field.type, is_instance)
+        check_setting_value(field.name, getattr(settings, field.name), field.type, is_instance)
 
 
 def check_at_least(settings: Any, minimum: int, *names: str) -> None:
@@ -65,7 +65,7 @@ def check_at_least(settings: Any, minimum: int, *names: str) -> None:
             raise SettingError(f"{name} {value} is too small; use at least {minimum}")
 
 
-def check_values(dataclass_type: type, values: Mapping[str, Any]) -> None:
+def check_field_values(dataclass_type: type, values: Mapping[str, Any]) -> None:
     """Raise ``SettingError`` unless each field of a dataclass has a value that ``check_types`` accepts.
 
     A field with a default can be missing, for example in rows of an earlier version.
@@ -75,10 +75,10 @@ def check_values(dataclass_type: type, values: Mapping[str, Any]) -> None:
             if field.default is not MISSING:
                 continue
             raise SettingError(f"{field.name} is missing")
-        check_value(field.name, values[field.name], field.type)
+        check_setting_value(field.name, values[field.name], field.type)
 
 
-def check_value(
+def check_setting_value(
     name: str, value: Any, annotation: Any, is_instance: Callable[[Any, Any], bool] = lambda value, annotation: True
 ) -> None:
     """Raise ``SettingError`` unless a value matches its type annotation, is not too large and is finite.
@@ -97,7 +97,7 @@ def check_value(
         raise SettingError(f"{name} {value!r} is not finite; use a finite number")
 
 
-def is_count(value: Any) -> TypeGuard[int]:
+def is_nonnegative_integer(value: Any) -> TypeGuard[int]:
     """Return True for a whole number of at least 0 that a float represents exactly."""
     return type(value) is int and 0 <= value <= INTEGER_LIMIT
 

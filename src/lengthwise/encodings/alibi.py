@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lengthwise.encodings.encoding import Bias, Encoding, EncodingSettings, EncodingSize, KeyIDs, QueryIDs, distances
+from lengthwise.encodings.encoding import Bias, Encoding, EncodingSettings, EncodingSize, KeyIDs, QueryIDs, id_distances
 
 
 def alibi_slopes(num_heads: int) -> Float[Tensor, " heads"]:
@@ -22,7 +22,7 @@ def alibi_slopes(num_heads: int) -> Float[Tensor, " heads"]:
 class ALiBiEncoding(Encoding):
     """Scores ``score - slope * |p_query - p_key|`` with a fixed slope per head."""
 
-    by_distance = True
+    is_relative = True
     has_bias = True
     slopes: Tensor
 
@@ -32,7 +32,7 @@ class ALiBiEncoding(Encoding):
 
     def bias(self, query_ids: QueryIDs, key_ids: KeyIDs) -> Bias:
         """Return the negative penalty of the absolute distance; a visible key can have a larger ID than the query."""
-        distance = distances(query_ids, key_ids).abs().float()
+        distance = id_distances(query_ids, key_ids).abs().float()
         return -self.slopes[:, None, None] * distance[:, None]
 
 

@@ -18,7 +18,7 @@ class _Clamp(torch.autograd.Function):
         return gradients[0], None, None
 
 
-def clamped_parameter(initial_value: Tensor, low: float, high: float) -> nn.Parameter:
+def make_clamped_parameter(initial_value: Tensor, low: float, high: float) -> nn.Parameter:
     """Return a parameter with a gradient of 0 at elements that an optimizer step would move out of the bounds.
 
     A hook masks the gradient after summing over all uses of the parameter. The result therefore does not depend on how
@@ -35,7 +35,7 @@ def clamped_parameter(initial_value: Tensor, low: float, high: float) -> nn.Para
     return parameter
 
 
-def clamp(parameter: Tensor, low: float, high: float) -> Tensor:
+def clamp_straight_through(parameter: Tensor, low: float, high: float) -> Tensor:
     """Return the parameter clamped between ``low`` and ``high``, with a straight-through gradient."""
     clamped: Tensor = _Clamp.apply(parameter, low, high)  # type: ignore[no-untyped-call]
     return clamped

@@ -34,7 +34,7 @@ class CoPEEncoding(Encoding):
         self.vectors = nn.Parameter(torch.zeros(d_head, num_positions))
 
     @property
-    def reads_ids(self) -> bool:
+    def uses_position_ids(self) -> bool:
         """False, because positions depend only on queries, keys and the token order."""
         return False
 

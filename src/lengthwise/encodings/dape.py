@@ -12,7 +12,7 @@ from lengthwise.encodings.encoding import Encoding, EncodingSettings, EncodingSi
 from lengthwise.encodings.kerple_log import KERPLELogEncoding
 
 
-def full_precision(device: torch.device) -> AbstractContextManager[None]:
+def disable_tf32(device: torch.device) -> AbstractContextManager[None]:
     """Return a context in which a GPU does not round the inputs of convolutions to 10 bits, its default (TF32)."""
     if device.type == "cpu":
         return nullcontext()
@@ -37,11 +37,11 @@ class DAPEEncoding(Encoding):
         self.widen = nn.Conv2d(2 * num_heads, width, kernel_shape, padding=padding)
         self.narrow = nn.Conv2d(width, num_heads, kernel_shape, padding=padding)
 
-    def adjust(self, scores: Scores, query_ids: QueryIDs, key_ids: KeyIDs, is_visible: IsVisible) -> Scores:
+    def adjust_scores(self, scores: Scores, query_ids: QueryIDs, key_ids: KeyIDs, is_visible: IsVisible) -> Scores:
         """Return the adjusted scores. In-place operations reduce the memory for the hidden channels."""
         bias = self.kerple.bias(query_ids, key_ids)
         channels = torch.cat([scores, bias], dim=1).masked_fill_(~is_visible, 0.0)
-        with full_precision(scores.device):
+        with disable_tf32(scores.device):
             hidden = nn.functional.leaky_relu(self.widen(channels).masked_fill_(~is_visible, 0.0), inplace=True)
             return scores + bias + self.narrow(hidden)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lengthwise.core.type_checks import check_at_least
 from lengthwise.encodings.encoding import Encoding, EncodingSize, KeyIDs, QueryIDs
-from lengthwise.encodings.scaled_rotary import PairwiseRotaryEncoding, ScaledRotary, check_two_pairs
+from lengthwise.encodings.scaled_rotary import PairwiseRotaryEncoding, ScaledRotary, check_min_head_width
 
 
 class DynamicNTKEncoding(PairwiseRotaryEncoding):
@@ -60,5 +60,5 @@ class DynamicNTK(ScaledRotary):
 
     def build(self, decoder_size: EncodingSize) -> Encoding:
         """Return the module, without parameters; raise ``SettingError`` unless ``d_head`` is even and at least 4."""
-        check_two_pairs(decoder_size.d_head)
+        check_min_head_width(decoder_size.d_head)
         return DynamicNTKEncoding(self)

@@ -33,34 +33,39 @@ TokenIDs = Real[Tensor, "batch seq"]
 IsVisible = Bool[Tensor, "query key"]
 HeadVectors = Float[Tensor, "batch heads seq d_head"]
 TokenVectors = Float[Tensor, "batch seq d_model"]
-Annotations = Float[Tensor, "batch heads seq extra"]
-HOOKS = ("embed", "rotate", "annotate", "bias", "scores", "adjust")
+TokenFeatures = Float[Tensor, "batch heads seq extra"]
+HOOKS = ("embed", "rotate", "token_features", "bias", "scores", "adjust_scores")
 # Class variables that must be True if a class overrides a hook.
-FLAGS = {"annotate": "has_annotations", "bias": "has_bias", "scores": "has_scores", "adjust": "has_scores"}
+FLAGS = {
+    "token_features": "has_token_features",
+    "bias": "has_bias",
+    "scores": "has_scores",
+    "adjust_scores": "has_scores",
+}
 
 
 class Encoding(nn.Module):
     """Base class of encodings, without any effect on the decoder.
 
-    A subclass overrides one or more of the hooks ``embed``, ``rotate``, ``annotate``, ``bias``, ``scores`` and
-    ``adjust``. ``has_bias``: attention adds ``bias`` to the scores and can use the fused kernel. ``has_scores``: the
-    encoding computes or changes the scores (``scores``, ``adjust``), so attention stores them, one chunk of queries at
-    a time. ``has_annotations``: ``scores`` needs values that ``annotate`` computes from the hidden states of each
-    token. ``by_distance``: the score of a query and a key depends on IDs only through the difference of their two IDs,
-    so evaluation can leave out keys that are provably too far.
+    A subclass overrides one or more of the hooks ``embed``, ``rotate``, ``token_features``, ``bias``, ``scores`` and
+    ``adjust_scores``. ``has_bias``: attention adds ``bias`` to the scores and can use the fused kernel.
+    ``has_scores``: the encoding computes or changes the scores (``scores``, ``adjust_scores``), so attention stores
+    them, one chunk of queries at a time. ``has_token_features``: ``scores`` needs values that ``token_features``
+    computes from the hidden states of each token. ``is_relative``: the score of a query and a key depends on IDs only
+    through the difference of their two IDs, so evaluation can leave out keys that are provably too far.
     """
 
-    by_distance: ClassVar[bool] = False
-    has_annotations: ClassVar[bool] = False
+    is_relative: ClassVar[bool] = False
+    has_token_features: ClassVar[bool] = False
     has_bias: ClassVar[bool] = False
     has_scores: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Raise ``SettingError`` if a subclass overrides a hook but does not set the flag of this hook."""
         super().__init_subclass__(**kwargs)
-        if "rotate" in vars(cls) and "rotate_both" not in vars(cls):
+        if "rotate" in vars(cls) and "rotate_queries_and_keys" not in vars(cls):
             # An inherited method could ignore the new rotation.
-            cls.rotate_both = Encoding.rotate_both  # type: ignore[method-assign]
+            cls.rotate_queries_and_keys = Encoding.rotate_queries_and_keys  # type: ignore[method-assign]
         for hook, flag in FLAGS.items():
             if getattr(cls, hook) is not getattr(Encoding, hook) and not getattr(cls, flag):
                 raise SettingError(
@@ -68,7 +73,7 @@ class Encoding(nn.Module):
                 )
 
     @property
-    def reads_ids(self) -> bool:
+    def uses_position_ids(self) -> bool:
         """True if the class overrides any hook; a subclass whose hooks do not use the IDs returns False."""
         return any(getattr(type(self), hook) is not getattr(Encoding, hook) for hook in HOOKS)
 
@@ -80,7 +85,9 @@ class Encoding(nn.Module):
         """Return the queries or keys ``x``, transformed according to their position IDs."""
         return x
 
-    def rotate_both(self, query: QueryVectors, key: KeyVectors, key_ids: KeyIDs) -> tuple[QueryVectors, KeyVectors]:
+    def rotate_queries_and_keys(
+        self, query: QueryVectors, key: KeyVectors, key_ids: KeyIDs
+    ) -> tuple[QueryVectors, KeyVectors]:
         """Return ``rotate`` of queries and keys; the queries belong to the last tokens of the keys.
 
         A subclass can override this method to compute the angles of queries and keys only once.
@@ -92,13 +99,13 @@ class Encoding(nn.Module):
             return query, key
         return self.rotate(query, key_ids[:, num_keys - num_queries :]), self.rotate(key, key_ids)
 
-    def annotate(self, hidden: TokenVectors, position_ids: TokenIDs, layer: int) -> Annotations:
-        """Return values of each token, in at least float32; called only if ``has_annotations`` is True.
+    def token_features(self, hidden: TokenVectors, position_ids: TokenIDs, layer: int) -> TokenFeatures:
+        """Return values of each token, in at least float32; called only if ``has_token_features`` is True.
 
         ``hidden`` is the normalized input of the attention in block number ``layer``. The values follow the rotated
         components of the token's queries and keys, are cached with the keys, and reach ``scores`` unchanged.
         """
-        raise NotImplementedError(f"{type(self).__name__} does not implement annotate")
+        raise NotImplementedError(f"{type(self).__name__} does not implement token_features")
 
     def bias(self, query_ids: QueryIDs, key_ids: KeyIDs) -> Bias:
         """Return additive attention scores for one chunk of queries; called only if ``has_bias`` is True."""
@@ -107,12 +114,12 @@ class Encoding(nn.Module):
     def scores(self, query: QueryVectors, key: KeyVectors, query_ids: QueryIDs, key_ids: KeyIDs) -> Scores:
         """Return unscaled scores of one chunk of rotated queries and keys; called only if ``has_scores`` is True.
 
-        With ``has_annotations``, the last components of each query and key are those of ``annotate``. The last key and
-        the last query belong to the same token, so query i of n cannot see the last n - 1 - i keys.
+        With ``has_token_features``, the last components of each query and key are those of ``token_features``. The last
+        key and the last query belong to the same token, so query i of n cannot see the last n - 1 - i keys.
         """
         return query @ key.mT
 
-    def adjust(self, scores: Scores, query_ids: QueryIDs, key_ids: KeyIDs, is_visible: IsVisible) -> Scores:
+    def adjust_scores(self, scores: Scores, query_ids: QueryIDs, key_ids: KeyIDs, is_visible: IsVisible) -> Scores:
         """Return adjusted attention scores, which must not depend on invisible keys. Requires ``has_scores = True``."""
         return scores
 
@@ -152,7 +159,7 @@ class EncodingSettings(Protocol):
         ...
 
 
-def distances(query_ids: QueryIDs, key_ids: KeyIDs) -> Real[Tensor, "batch query key"]:
+def id_distances(query_ids: QueryIDs, key_ids: KeyIDs) -> Real[Tensor, "batch query key"]:
     """Return the query's ID minus the key's ID; coupled IDs can give a negative distance to a visible key."""
     return query_ids[:, :, None] - key_ids[:, None, :]
 
@@ -163,7 +170,7 @@ def bias_by_distance(
     key_ids: KeyIDs,
 ) -> Scores:
     """Return the value of ``bias_function`` at the signed ID distance of every query and key."""
-    distance = distances(query_ids, key_ids)
+    distance = id_distances(query_ids, key_ids)
     # Integer distances repeat, so a CPU computes each value once. On a GPU, reading the range would synchronize.
     if distance.numel() and not distance.is_floating_point() and distance.device.type == "cpu":
         min_distance, max_distance = (int(bound) for bound in distance.aminmax())

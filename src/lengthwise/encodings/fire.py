@@ -16,7 +16,7 @@ from lengthwise.encodings.encoding import (
     KeyIDs,
     QueryIDs,
     bias_by_distance,
-    distances,
+    id_distances,
 )
 
 MLP_WIDTH = 32
@@ -49,7 +49,7 @@ class FIREEncoding(Encoding):
             scale = self._psi(threshold) + EPSILON
             return bias_by_distance(lambda distance: self._mlp(self._psi(distance) / scale), query_ids, key_ids)
         normalizer = self._psi(torch.maximum(query_ids.float(), threshold)) + EPSILON
-        return self._mlp(self._psi(distances(query_ids, key_ids).float()) / normalizer[:, :, None]).transpose(0, 1)
+        return self._mlp(self._psi(id_distances(query_ids, key_ids).float()) / normalizer[:, :, None]).transpose(0, 1)
 
     def _psi(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         return x.sign() * torch.log1p(self.rate.abs() * x.abs())

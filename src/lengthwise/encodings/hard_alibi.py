@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lengthwise.core.errors import SettingError
 from lengthwise.core.type_checks import check_at_least
-from lengthwise.encodings.encoding import Bias, Encoding, EncodingSettings, EncodingSize, KeyIDs, QueryIDs, distances
+from lengthwise.encodings.encoding import Bias, Encoding, EncodingSettings, EncodingSize, KeyIDs, QueryIDs, id_distances
 
 
 class HardALiBiEncoding(Encoding):
@@ -26,7 +26,7 @@ class HardALiBiEncoding(Encoding):
 
     def bias(self, query_ids: QueryIDs, key_ids: KeyIDs) -> Bias:
         """Return 0 for keys within the window and minus infinity for other keys; the query's own token is visible."""
-        distance = distances(query_ids, key_ids).abs().float()[:, None]
+        distance = id_distances(query_ids, key_ids).abs().float()[:, None]
         return torch.where(distance < self.windows[:, None, None], 0.0, -math.inf)
 
 

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import torch
 
-from lengthwise.encodings.clamped_parameters import clamp, clamped_parameter
+from lengthwise.encodings.clamped_parameters import clamp_straight_through, make_clamped_parameter
 from lengthwise.encodings.encoding import (
     Bias,
     Encoding,
@@ -24,17 +24,20 @@ MIN_PARAMETER = 0.01
 class KERPLELogEncoding(Encoding):
     """Scores ``score - r1 * log(1 + r2 * |p_query - p_key|)`` with learned positive r1 and r2 per head."""
 
-    by_distance = True
+    is_relative = True
     has_bias = True
 
     def __init__(self, num_heads: int) -> None:
         super().__init__()
-        self.r1 = clamped_parameter(2 * torch.rand(num_heads), MIN_PARAMETER, math.inf)
-        self.r2 = clamped_parameter(torch.rand(num_heads), MIN_PARAMETER, math.inf)
+        self.r1 = make_clamped_parameter(2 * torch.rand(num_heads), MIN_PARAMETER, math.inf)
+        self.r2 = make_clamped_parameter(torch.rand(num_heads), MIN_PARAMETER, math.inf)
 
     def bias(self, query_ids: QueryIDs, key_ids: KeyIDs) -> Bias:
         """Return the kernel of the absolute distance, as in the paper."""
-        r1, r2 = clamp(self.r1, MIN_PARAMETER, math.inf)[:, None], clamp(self.r2, MIN_PARAMETER, math.inf)[:, None]
+        r1, r2 = (
+            clamp_straight_through(self.r1, MIN_PARAMETER, math.inf)[:, None],
+            clamp_straight_through(self.r2, MIN_PARAMETER, math.inf)[:, None],
+        )
         return bias_by_distance(lambda distance: -r1 * torch.log1p(r2 * distance.abs()), query_ids, key_ids)
 
 

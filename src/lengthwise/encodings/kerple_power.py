@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 
 from lengthwise.core.errors import SettingError
-from lengthwise.encodings.clamped_parameters import clamp, clamped_parameter
+from lengthwise.encodings.clamped_parameters import clamp_straight_through, make_clamped_parameter
 from lengthwise.encodings.encoding import (
     Bias,
     Encoding,
@@ -26,19 +26,19 @@ MAX_POWER = 2.0
 class KERPLEPowerEncoding(Encoding):
     """Scores ``score - r1 * |p_query - p_key|^r2`` with learned r1 > 0 and ``min_power <= r2 <= 2`` per head."""
 
-    by_distance = True
+    is_relative = True
     has_bias = True
 
     def __init__(self, num_heads: int, min_power: float = MIN_PARAMETER) -> None:
         super().__init__()
         self.min_power = min_power
-        self.r1 = clamped_parameter(torch.rand(num_heads), MIN_PARAMETER, math.inf)
-        self.r2 = clamped_parameter(2 * torch.rand(num_heads), min_power, MAX_POWER)
+        self.r1 = make_clamped_parameter(torch.rand(num_heads), MIN_PARAMETER, math.inf)
+        self.r2 = make_clamped_parameter(2 * torch.rand(num_heads), min_power, MAX_POWER)
 
     def bias(self, query_ids: QueryIDs, key_ids: KeyIDs) -> Bias:
         """Return the kernel of the absolute distance, as in the paper."""
-        r1 = clamp(self.r1, MIN_PARAMETER, math.inf)[:, None]
-        r2 = clamp(self.r2, self.min_power, MAX_POWER)[:, None]
+        r1 = clamp_straight_through(self.r1, MIN_PARAMETER, math.inf)[:, None]
+        r2 = clamp_straight_through(self.r2, self.min_power, MAX_POWER)[:, None]
         return bias_by_distance(lambda distance: -r1 * distance.abs() ** r2, query_ids, key_ids)
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lengthwise.encodings.encoding import Encoding, EncodingSize
-from lengthwise.encodings.rotary import check_even_width
+from lengthwise.encodings.rotary import check_even_head_width
 from lengthwise.encodings.scaled_rotary import ScaledRotary
 
 
@@ -21,5 +21,5 @@ class LinearInterpolation(ScaledRotary):
 
     def build(self, decoder_size: EncodingSize) -> Encoding:
         """Return the module, without parameters; raise ``SettingError`` for an odd ``d_head``."""
-        check_even_width(decoder_size.d_head)
-        return self.build_scaled(decoder_size.d_head, base=self.base, fastest=self.fastest / self.factor)
+        check_even_head_width(decoder_size.d_head)
+        return self.build_scaled_encoding(decoder_size.d_head, base=self.base, fastest=self.fastest / self.factor)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lengthwise.encodings.encoding import Encoding, EncodingSize
-from lengthwise.encodings.scaled_rotary import ScaledRotary, check_two_pairs
+from lengthwise.encodings.scaled_rotary import ScaledRotary, check_min_head_width
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +17,6 @@ class NTK(ScaledRotary):
 
     def build(self, decoder_size: EncodingSize) -> Encoding:
         """Return the module, without parameters; raise ``SettingError`` unless ``d_head`` is even and at least 4."""
-        check_two_pairs(decoder_size.d_head)
+        check_min_head_width(decoder_size.d_head)
         scaled_base = self.base * self.factor ** (decoder_size.d_head / (decoder_size.d_head - 2))
-        return self.build_scaled(decoder_size.d_head, base=scaled_base, fastest=self.fastest)
+        return self.build_scaled_encoding(decoder_size.d_head, base=scaled_base, fastest=self.fastest)

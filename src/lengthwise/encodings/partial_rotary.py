@@ -7,13 +7,13 @@ import torch
 
 from lengthwise.core.errors import SettingError
 from lengthwise.encodings.encoding import Encoding, EncodingSize, HeadVectors, TokenIDs
-from lengthwise.encodings.rotary import RotarySettings, rotary_frequencies, rotate_pairs
+from lengthwise.encodings.rotary import RotarySettings, apply_rotary, rotary_frequencies
 
 
 class PartialRotaryEncoding(Encoding):
     """Rotation of pair i of the first r components by ``p * fastest * base^(-2i / r)`` radians at ID p."""
 
-    by_distance = True
+    is_relative = True
 
     def __init__(self, num_rotated_components: int, base: float, fastest: float) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class PartialRotaryEncoding(Encoding):
     def rotate(self, x: HeadVectors, position_ids: TokenIDs) -> HeadVectors:
         """Return queries or keys with the first components rotated."""
         frequencies = rotary_frequencies(self.num_rotated_components, self.base, self.fastest, x.device)
-        rotated = rotate_pairs(x[..., : self.num_rotated_components], position_ids, frequencies)
+        rotated = apply_rotary(x[..., : self.num_rotated_components], position_ids, frequencies)
         return torch.cat([rotated, x[..., self.num_rotated_components :]], dim=-1)
 
 

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from lengthwise.encodings.clamped_parameters import clamp, clamped_parameter
+from lengthwise.encodings.clamped_parameters import clamp_straight_through, make_clamped_parameter
 from lengthwise.encodings.encoding import (
     Encoding,
     EncodingSize,
@@ -21,7 +21,7 @@ from lengthwise.encodings.encoding import (
     Scores,
     TokenIDs,
 )
-from lengthwise.encodings.rotary import RotarySettings, angle_rotations
+from lengthwise.encodings.rotary import RotarySettings, angles_to_cos_sin
 
 
 class PoPEEncoding(Encoding):
@@ -37,11 +37,11 @@ class PoPEEncoding(Encoding):
         super().__init__()
         self.base = base
         self.fastest = fastest
-        self.phase = clamped_parameter(torch.zeros(size.num_heads, 1, size.d_head), -2 * math.pi, 0.0)
+        self.phase = make_clamped_parameter(torch.zeros(size.num_heads, 1, size.d_head), -2 * math.pi, 0.0)
 
     def scores(self, query: QueryVectors, key: KeyVectors, query_ids: QueryIDs, key_ids: KeyIDs) -> Scores:
         """Return the unscaled scores as products of vectors with twice as many components."""
-        phase = clamp(self.phase, -2 * math.pi, 0.0)
+        phase = clamp_straight_through(self.phase, -2 * math.pi, 0.0)
         return self._polar(query, query_ids, torch.zeros_like(phase)) @ self._polar(key, key_ids, phase).mT
 
     def _polar(
@@ -50,7 +50,7 @@ class PoPEEncoding(Encoding):
         """Return ``softplus(x)`` times the cosine and the sine of the angle of each component."""
         exponents = torch.arange(x.shape[-1], dtype=torch.float64, device=x.device) / x.shape[-1]
         angles = ids[:, None, :, None] * (self.fastest * self.base**-exponents) + phase
-        return (softplus(x.float())[..., None] * angle_rotations(angles)).flatten(-2)
+        return (softplus(x.float())[..., None] * angles_to_cos_sin(angles)).flatten(-2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

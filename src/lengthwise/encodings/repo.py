@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from lengthwise.core.errors import SettingError
 from lengthwise.core.type_checks import check_at_least
 from lengthwise.encodings.encoding import (
-    Annotations,
     Encoding,
     EncodingSize,
     HeadVectors,
@@ -19,14 +18,15 @@ from lengthwise.encodings.encoding import (
     QueryIDs,
     QueryVectors,
     Scores,
+    TokenFeatures,
     TokenIDs,
     TokenVectors,
 )
 from lengthwise.encodings.rotary import (
     RotarySettings,
-    angle_rotations,
-    check_even_width,
-    multiply_pairs,
+    angles_to_cos_sin,
+    apply_rotations,
+    check_even_head_width,
     rotary_frequencies,
 )
 
@@ -49,10 +49,10 @@ class PositionPredictor(nn.Module):
 class RePoEncoding(Encoding):
     """Rotary at predicted positions; the first blocks use the IDs as positions, as plain rotary does.
 
-    A position has one component among the annotations of a token, and ``scores`` rotates queries and keys by it.
+    A position has one component among the features of a token, and ``scores`` rotates queries and keys by it.
     """
 
-    has_annotations = True
+    has_token_features = True
     has_scores = True
 
     def __init__(self, settings: "RePo", size: EncodingSize) -> None:
@@ -67,11 +67,11 @@ class RePoEncoding(Encoding):
         )
 
     @property
-    def reads_ids(self) -> bool:
+    def uses_position_ids(self) -> bool:
         """True if the first block uses the IDs as positions."""
         return self.num_rotary_layers > 0
 
-    def annotate(self, hidden: TokenVectors, position_ids: TokenIDs, layer: int) -> Annotations:
+    def token_features(self, hidden: TokenVectors, position_ids: TokenIDs, layer: int) -> TokenFeatures:
         """Return the position of each token for each head: its ID in the first blocks, otherwise a prediction."""
         if layer < self.num_rotary_layers:
             return position_ids[:, None, :, None].float().expand(-1, self.num_heads, -1, -1)
@@ -86,7 +86,7 @@ class RePoEncoding(Encoding):
     def _rotate_annotated(self, x: Float[Tensor, "batch heads seq d_annotated"]) -> HeadVectors:
         vectors, positions = x[..., :-1].float().contiguous(), x[..., -1:].double()
         frequencies = rotary_frequencies(vectors.shape[-1], self.base, self.fastest, x.device)
-        return multiply_pairs(vectors, angle_rotations(positions * frequencies))
+        return apply_rotations(vectors, angles_to_cos_sin(positions * frequencies))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,5 +116,5 @@ class RePo(RotarySettings):
 
     def build(self, decoder_size: EncodingSize) -> Encoding:
         """Return the module; raise ``SettingError`` for an odd ``d_head``."""
-        check_even_width(decoder_size.d_head)
+        check_even_head_width(decoder_size.d_head)
         return RePoEncoding(self, decoder_size)

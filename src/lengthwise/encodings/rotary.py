@@ -31,24 +31,24 @@ def rotary_frequencies(d_head: int, base: float, fastest: float, device: torch.d
         return fastest * base**-exponents
 
 
-def rotate_pairs(x: HeadVectors, position_ids: TokenIDs, frequencies: Float[Tensor, " d_head//2"]) -> HeadVectors:
+def apply_rotary(x: HeadVectors, position_ids: TokenIDs, frequencies: Float[Tensor, " d_head//2"]) -> HeadVectors:
     """Rotate each pair of adjacent components by ``ID * frequency`` radians."""
-    return multiply_pairs(x, pair_rotations(position_ids, frequencies))
+    return apply_rotations(x, rotary_cos_sin(position_ids, frequencies))
 
 
-def pair_rotations(position_ids: TokenIDs, frequencies: Float[Tensor, " pair"]) -> Float[Tensor, "batch 1 seq pair 2"]:
+def rotary_cos_sin(position_ids: TokenIDs, frequencies: Float[Tensor, " pair"]) -> Float[Tensor, "batch 1 seq pair 2"]:
     """Return the cosines and sines of the angles ``ID * frequency``, in radians."""
     # The angles are in double precision until the remainder, because float32 is inexact for large IDs.
-    return angle_rotations(position_ids[:, None, :, None] * frequencies)
+    return angles_to_cos_sin(position_ids[:, None, :, None] * frequencies)
 
 
-def angle_rotations(angles: Float[Tensor, "batch #heads seq pair"]) -> Float[Tensor, "batch #heads seq pair 2"]:
+def angles_to_cos_sin(angles: Float[Tensor, "batch #heads seq pair"]) -> Float[Tensor, "batch #heads seq pair 2"]:
     """Return the cosines and sines of angles in radians, without full turns, in float32."""
     angles = torch.remainder(angles, 2 * math.pi).float()
     return torch.stack([angles.cos(), angles.sin()], dim=-1)
 
 
-def multiply_pairs(x: HeadVectors, rotations: Float[Tensor, "batch #heads seq d_head//2 2"]) -> HeadVectors:
+def apply_rotations(x: HeadVectors, rotations: Float[Tensor, "batch #heads seq d_head//2 2"]) -> HeadVectors:
     """Multiply each pair of adjacent components, as a complex number, by a rotation."""
     pairs = x.float().reshape(*x.shape[:-1], -1, 2)
     if torch.compiler.is_compiling():
@@ -60,7 +60,7 @@ def multiply_pairs(x: HeadVectors, rotations: Float[Tensor, "batch #heads seq d_
     return rotated.flatten(-2).to(x.dtype)
 
 
-def check_even_width(d_head: int) -> None:
+def check_even_head_width(d_head: int) -> None:
     """Raise ``SettingError`` for an odd head width, because rotary needs pairs of components."""
     if d_head % 2:
         raise SettingError(
@@ -72,7 +72,7 @@ def check_even_width(d_head: int) -> None:
 class RotaryEncoding(Encoding):
     """Rotation of pair i of a head by ``p * fastest * base^(-2i / d_head)`` radians at ID p."""
 
-    by_distance = True
+    is_relative = True
 
     def __init__(self, base: float = 10_000.0, fastest: float = 1.0) -> None:
         super().__init__()
@@ -81,17 +81,19 @@ class RotaryEncoding(Encoding):
 
     def rotate(self, x: HeadVectors, position_ids: TokenIDs) -> HeadVectors:
         """Return queries or keys with each pair of adjacent components rotated."""
-        return multiply_pairs(x, self._rotations(x, position_ids))
+        return apply_rotations(x, self._rotations(x, position_ids))
 
-    def rotate_both(self, query: QueryVectors, key: KeyVectors, key_ids: KeyIDs) -> tuple[QueryVectors, KeyVectors]:
+    def rotate_queries_and_keys(
+        self, query: QueryVectors, key: KeyVectors, key_ids: KeyIDs
+    ) -> tuple[QueryVectors, KeyVectors]:
         """Return rotated queries and keys; the queries belong to the last tokens of the keys."""
         rotations = self._rotations(key, key_ids)
-        return multiply_pairs(query, rotations[:, :, key.shape[2] - query.shape[2] :]), multiply_pairs(key, rotations)
+        return apply_rotations(query, rotations[:, :, key.shape[2] - query.shape[2] :]), apply_rotations(key, rotations)
 
     def _rotations(self, x: HeadVectors, position_ids: TokenIDs) -> Float[Tensor, "batch 1 seq d_head//2 2"]:
         # torch.compile warns about cached functions.
         compute = rotary_frequencies.__wrapped__ if torch.compiler.is_compiling() else rotary_frequencies
-        return pair_rotations(position_ids, compute(x.shape[-1], self.base, self.fastest, x.device))
+        return rotary_cos_sin(position_ids, compute(x.shape[-1], self.base, self.fastest, x.device))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,5 +128,5 @@ class Rotary(RotarySettings):
 
     def build(self, decoder_size: EncodingSize) -> Encoding:
         """Return the module, without parameters; raise ``SettingError`` for an odd ``d_head``."""
-        check_even_width(decoder_size.d_head)
+        check_even_head_width(decoder_size.d_head)
         return RotaryEncoding(self.base, self.fastest)

@@ -21,7 +21,7 @@ from lengthwise.encodings.encoding import (
     Scores,
     TokenIDs,
 )
-from lengthwise.encodings.rotary import RotarySettings, rotary_frequencies, rotate_pairs
+from lengthwise.encodings.rotary import RotarySettings, apply_rotary, rotary_frequencies
 
 # Knowledge of an encoding whose factor is the ratio of the test length to the training length.
 LENGTH_FACTOR = ("length factor",)
@@ -47,11 +47,11 @@ class ScaledRotaryEncoding(Encoding):
     def rotate(self, x: HeadVectors, position_ids: TokenIDs) -> HeadVectors:
         """Return queries or keys with each pair of adjacent components rotated."""
         if self.training and not self.in_training:
-            return rotate_pairs(x, position_ids, self.plain_frequencies(x.device))
-        return self.gain * rotate_pairs(x, position_ids, self.scaled_frequencies(x.device))
+            return apply_rotary(x, position_ids, self.plain_frequencies(x.device))
+        return self.gain * apply_rotary(x, position_ids, self.scaled_frequencies(x.device))
 
 
-def check_two_pairs(d_head: int) -> None:
+def check_min_head_width(d_head: int) -> None:
     """Raise ``SettingError`` unless a head has at least two pairs of components, and therefore two frequencies."""
     if d_head % 2 or d_head < 4:
         raise SettingError(
@@ -79,7 +79,7 @@ class ScaledRotary(RotarySettings):
         if self.factor < 1:
             raise SettingError(f"factor {self.factor} is below 1; use 1 for plain rotary, or more for longer sequences")
 
-    def build_scaled(self, d_head: int, *, base: float, fastest: float) -> Encoding:
+    def build_scaled_encoding(self, d_head: int, *, base: float, fastest: float) -> Encoding:
         """Return a module whose scaled frequencies use the given ``base`` and ``fastest`` instead of the settings."""
         plain_frequencies = partial(rotary_frequencies, d_head, self.base, self.fastest)
         scaled_frequencies = partial(rotary_frequencies, d_head, base, fastest)
@@ -114,7 +114,7 @@ class PairwiseRotaryEncoding(Encoding):
         d_head = query.shape[-1]
         if self.training and not self.in_training:
             plain_frequencies = rotary_frequencies(d_head, self.base, self.fastest, query.device)
-            return rotate_pairs(query, query_ids, plain_frequencies) @ rotate_pairs(key, key_ids, plain_frequencies).mT
+            return apply_rotary(query, query_ids, plain_frequencies) @ apply_rotary(key, key_ids, plain_frequencies).mT
         inputs = (self.distances(query_ids, key_ids), self.frequencies(d_head, query_ids, key_ids))
         scores: Tensor = _PairwiseScores.apply(query.float(), key.float(), *inputs)  # type: ignore[no-untyped-call]
         return scores

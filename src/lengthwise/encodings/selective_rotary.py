@@ -11,7 +11,6 @@ from torch.nn.functional import conv1d, pad
 
 from lengthwise.core.type_checks import check_at_least
 from lengthwise.encodings.encoding import (
-    Annotations,
     Encoding,
     EncodingSize,
     KeyIDs,
@@ -19,14 +18,15 @@ from lengthwise.encodings.encoding import (
     QueryIDs,
     QueryVectors,
     Scores,
+    TokenFeatures,
     TokenIDs,
     TokenVectors,
 )
 from lengthwise.encodings.rotary import (
     RotarySettings,
-    angle_rotations,
-    check_even_width,
-    multiply_pairs,
+    angles_to_cos_sin,
+    apply_rotations,
+    check_even_head_width,
     rotary_frequencies,
 )
 
@@ -35,10 +35,10 @@ class SelectiveRotaryEncoding(Encoding):
     """Rotation of pair i at token t by ``theta_i * (u_1 + ... + u_t)``, with a step u per token, head and pair.
 
     A step is a causal convolution of projected hidden states, with separate weights per head and pair. The projections
-    are annotations, so cached keys contain them, and ``scores`` computes the sums of all tokens.
+    are token features, so cached keys contain them, and ``scores`` computes the sums of all tokens.
     """
 
-    has_annotations = True
+    has_token_features = True
     has_scores = True
 
     def __init__(self, settings: "SelectiveRotary", size: EncodingSize) -> None:
@@ -57,11 +57,11 @@ class SelectiveRotaryEncoding(Encoding):
         self.kernel = nn.Parameter(torch.empty(num_steps, 1, settings.kernel_size).uniform_(-bound, bound))
 
     @property
-    def reads_ids(self) -> bool:
+    def uses_position_ids(self) -> bool:
         """False, because angles depend only on hidden states and the token order."""
         return False
 
-    def annotate(self, hidden: TokenVectors, position_ids: TokenIDs, layer: int) -> Annotations:
+    def token_features(self, hidden: TokenVectors, position_ids: TokenIDs, layer: int) -> TokenFeatures:
         """Return the projected hidden states of each head, one component per pair."""
         with torch.autocast(hidden.device.type, enabled=False):
             projected: Tensor = self.projections[layer](hidden.float())
@@ -71,12 +71,12 @@ class SelectiveRotaryEncoding(Encoding):
         """Return the unscaled scores of rotated queries and keys; the queries belong to the last keys."""
         # The width of a head and half of it.
         d_head = key.shape[-1] // 3 * 2
-        rotations = angle_rotations(self._angles(key[..., d_head:]))
+        rotations = angles_to_cos_sin(self._angles(key[..., d_head:]))
         query_rotations = rotations[:, :, key.shape[2] - query.shape[2] :]
         query_vectors, key_vectors = (part[..., :d_head].float().contiguous() for part in (query, key))
-        return multiply_pairs(query_vectors, query_rotations) @ multiply_pairs(key_vectors, rotations).mT
+        return apply_rotations(query_vectors, query_rotations) @ apply_rotations(key_vectors, rotations).mT
 
-    def _angles(self, projected: Annotations) -> Float[Tensor, "batch heads seq pair"]:
+    def _angles(self, projected: TokenFeatures) -> Float[Tensor, "batch heads seq pair"]:
         """Return the angles of all tokens in radians, in double precision."""
         num_pairs = projected.shape[-1]
         channels = pad(rearrange(projected, "b h s pair -> b (h pair) s"), (self.kernel.shape[-1] - 1, 0))
@@ -109,5 +109,5 @@ class SelectiveRotary(RotarySettings):
 
     def build(self, decoder_size: EncodingSize) -> Encoding:
         """Return the module; raise ``SettingError`` for an odd ``d_head``."""
-        check_even_width(decoder_size.d_head)
+        check_even_head_width(decoder_size.d_head)
         return SelectiveRotaryEncoding(self, decoder_size)

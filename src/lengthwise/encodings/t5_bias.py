@@ -28,7 +28,7 @@ class T5BiasEncoding(Encoding):
     The last bucket also contains all larger distances. Negative distances have separate buckets of the same sizes.
     """
 
-    by_distance = True
+    is_relative = True
     has_bias = True
 
     def __init__(self, num_heads: int, num_buckets: int, max_distance: int) -> None:

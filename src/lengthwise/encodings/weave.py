@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lengthwise.core.type_checks import check_at_least
 from lengthwise.encodings.encoding import Encoding, EncodingSize, KeyIDs, QueryIDs
-from lengthwise.encodings.rotary import RotarySettings, check_even_width
+from lengthwise.encodings.rotary import RotarySettings, check_even_head_width
 from lengthwise.encodings.scaled_rotary import PairwiseRotaryEncoding
 
 
@@ -56,5 +56,5 @@ class Weave(RotarySettings):
 
     def build(self, decoder_size: EncodingSize) -> Encoding:
         """Return the module, without parameters; raise ``SettingError`` for an odd ``d_head``."""
-        check_even_width(decoder_size.d_head)
+        check_even_head_width(decoder_size.d_head)
         return WeaveEncoding(self)

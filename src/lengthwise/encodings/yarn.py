@@ -12,7 +12,7 @@ from torch import Tensor
 from lengthwise.core.errors import SettingError
 from lengthwise.core.type_checks import check_at_least
 from lengthwise.encodings.encoding import Encoding, EncodingSize
-from lengthwise.encodings.rotary import check_even_width, rotary_frequencies
+from lengthwise.encodings.rotary import check_even_head_width, rotary_frequencies
 from lengthwise.encodings.scaled_rotary import ScaledRotary, ScaledRotaryEncoding
 
 # Minimum width of the ramp, to avoid a division by 0.
@@ -52,7 +52,7 @@ class YaRN(ScaledRotary):
 
     def build(self, decoder_size: EncodingSize) -> Encoding:
         """Return the module, without parameters; raise ``SettingError`` for an odd ``d_head``."""
-        check_even_width(decoder_size.d_head)
+        check_even_head_width(decoder_size.d_head)
         return ScaledRotaryEncoding(
             partial(rotary_frequencies, decoder_size.d_head, self.base, self.fastest),
             partial(yarn_frequencies, self, decoder_size.d_head),

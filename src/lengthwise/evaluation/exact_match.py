@@ -9,9 +9,9 @@ import numpy as np
 from torch import nn
 
 from lengthwise.core.errors import PositionRangeError, SettingError, UntrainedDistanceWarning
-from lengthwise.core.randomness import stream
+from lengthwise.core.randomness import random_stream
 from lengthwise.core.type_checks import check_types
-from lengthwise.evaluation.grading import DECODE_MODES, LengthResult, Tally, grade, measure_lengths
+from lengthwise.evaluation.grading import DECODE_MODES, GradeTally, LengthResult, grade, measure_lengths
 from lengthwise.model.decoder import Decoder
 from lengthwise.positions import PositionScheme
 from lengthwise.tasks import HasRecords, Task
@@ -58,7 +58,7 @@ class EvaluationSettings:
         """Return the number of examples at ``lengths[index]``."""
         return self.num_examples[index if len(self.num_examples) > 1 else 0]
 
-    def up_to(self, max_length: int) -> "EvaluationSettings":
+    def up_to_length(self, max_length: int) -> "EvaluationSettings":
         """Return the settings without the lengths above ``max_length``."""
         kept = [index for index, length in enumerate(self.lengths) if length <= max_length]
         lengths = tuple(self.lengths[index] for index in kept)
@@ -84,11 +84,11 @@ def evaluate_by_length(
     end_token = task.vocabulary.index("end")
 
     def measure(index: int) -> LengthResult:
-        length, tally = settings.lengths[index], Tally()
+        length, tally = settings.lengths[index], GradeTally()
         num_examples = count_examples(task, length, settings.num_examples_at(index))
         for _, batch in iter_examples(task, scheme, length, num_examples, settings.seed):
             check_id_range(decoder.check_ids.num_position_ids, batch, length)
-            tally.add(grade(decoder, batch, end=end_token, decode=settings.decode), largest_distance(batch))
+            tally.add(grade(decoder, batch, end=end_token, decode=settings.decode), largest_id_distance(batch))
             if report is not None:
                 report(length, tally.num_examples, num_examples)
         return tally.result(length, settings.decode)
@@ -134,10 +134,10 @@ def _training_advice(scheme: PositionScheme, distance: int | float) -> str:
 
 def depends_on_id_distances(decoder: Decoder, scheme: PositionScheme) -> bool:
     """Return True if untrained ID distances can change results: the decoder reads IDs, and they are not random."""
-    return decoder.reads_ids and not scheme.random_at_evaluation
+    return decoder.uses_position_ids and not scheme.random_at_evaluation
 
 
-def largest_distance(batch: Batch) -> int | float:
+def largest_id_distance(batch: Batch) -> int | float:
     """Return the largest difference between two IDs of one example on the same level."""
     return (batch.position_ids.amax(-1) - batch.position_ids.amin(-1)).max().item()
 
@@ -147,30 +147,34 @@ def iter_examples(
 ) -> Iterator[tuple[Examples, Batch]]:
     """Yield the evaluation examples with their IDs, at most ``FORWARD_TOKENS`` tokens at a time."""
     num_remaining = total
-    for block_index, examples in enumerate(iter_blocks(task, length, total, seed)):
-        assignment = scheme.assign(examples, stream(seed, "evaluation positions", length, block_index), training=False)
+    for block_index, examples in enumerate(iter_example_blocks(task, length, total, seed)):
+        assignment = scheme.assign(
+            examples, random_stream(seed, "evaluation positions", length, block_index), training=False
+        )
         batch = to_batch(length, examples, assignment)
         num_selected = min(len(examples), num_remaining)
         num_remaining -= num_selected
         examples_per_pass = max(1, FORWARD_TOKENS // batch.tokens.shape[1])
         for start in range(0, num_selected, examples_per_pass):
             example_indices = np.arange(start, min(start + examples_per_pass, num_selected))
-            yield examples.select(example_indices), batch.select(example_indices)
+            yield examples.select(example_indices), batch.select_examples(example_indices)
 
 
-def iter_blocks(task: Task, length: int, total: int, seed: int) -> Iterator[Examples]:
+def iter_example_blocks(task: Task, length: int, total: int, seed: int) -> Iterator[Examples]:
     """Yield the evaluation examples in blocks of equal size; the last block may exceed ``total`` examples.
 
     For a task with a file, yield ``total`` of its records in random order, each at most once.
     """
     if isinstance(task, HasRecords):
-        record_indices = stream(seed, "evaluation rows", length).permutation(task.num_records(length))[:total]
+        record_indices = random_stream(seed, "evaluation rows", length).permutation(task.num_records(length))[:total]
         for block_start in range(0, len(record_indices), EXAMPLES_PER_BLOCK):
             yield task.records_at(length, record_indices[block_start : block_start + EXAMPLES_PER_BLOCK])
         return
     block_size = max(1, min(EXAMPLES_PER_BLOCK, BLOCK_TOKENS // length))
     for block_index in range(-(-total // block_size)):
-        yield task.sample(length=length, size=block_size, rng=stream(seed, "evaluation examples", length, block_index))
+        yield task.sample(
+            length=length, size=block_size, rng=random_stream(seed, "evaluation examples", length, block_index)
+        )
 
 
 def count_examples(task: Task, length: int, requested: int) -> int:

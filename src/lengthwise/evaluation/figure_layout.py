@@ -119,7 +119,7 @@ def label_lines(axes: Any, labels: Sequence[LineLabel]) -> None:
     values = [min(max(float(y), 0.0), 1.0) for _, y in axes.transAxes.inverted().transform(points)]
     order = sorted(range(len(labels)), key=lambda index: (values[index], -index))
     label_heights = [_label_height(labels[index].text) for index in order]
-    centers = spread([values[index] * height for index in order], label_heights, 0.0, height)
+    centers = spread_labels([values[index] * height for index in order], label_heights, 0.0, height)
     for index, center in zip(order, centers, strict=True):
         label, y = labels[index], center / height
         stroke = [[1 + inches / width for inches in (0, LABEL_GAP - 0.05)], [values[index], y]]
@@ -129,7 +129,7 @@ def label_lines(axes: Any, labels: Sequence[LineLabel]) -> None:
         axes.text(1 + LABEL_GAP / width, y, text, fontsize=FONT_SIZE, linespacing=1.0, va="center", **outside)
 
 
-def spread(desired: Sequence[float], heights: Sequence[float], low: float, high: float) -> list[float]:
+def spread_labels(desired: Sequence[float], heights: Sequence[float], low: float, high: float) -> list[float]:
     """Return centers of boxes of these heights, as near as possible to increasing ``desired`` centers.
 
     The boxes do not overlap and lie between ``low`` and ``high``, which must have enough room (least squares).

@@ -114,7 +114,7 @@ def _grade_forced(
     id_correct = torch.ones_like(targets, dtype=torch.bool)
     if decoder.predicts_ids:
         ids = batch.position_ids
-        prompts = decoder.read_prompt(batch.tokens, ids, batch.prompt_length)
+        prompts = decoder.build_prompt_keys(batch.tokens, ids, batch.prompt_length)
         predicted_ids = decoder.most_likely_ids(hidden, ids[:, :, first_column - 1 : -1], targets, prompts)
         id_correct = (predicted_ids == ids[:, :, first_column:]).all(dim=0)
     return logits.argmax(dim=-1), id_correct, token_loss
@@ -185,7 +185,7 @@ def skipped_result(length: int, decode: str) -> LengthResult:
     return LengthResult(length=length, num_examples=0, decode=decode, exact_match=0.0, skipped=True, **values)
 
 
-class Tally:
+class GradeTally:
     """Running totals over the graded batches of one length."""
 
     def __init__(self) -> None:

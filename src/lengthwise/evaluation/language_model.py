@@ -57,7 +57,7 @@ class NextTokenModel(Protocol):
     def weights_digest(self) -> str:
         """Digest that identifies the weights."""
 
-    def assign_ids(self, tokens: WindowTokens) -> WindowIDs:
+    def assign_position_ids(self, tokens: WindowTokens) -> WindowIDs:
         """Return the position IDs of all tokens of a window, hidden tokens included.
 
         The IDs of a token may depend on it and on earlier tokens, for example on the number of their lines. The IDs of
@@ -70,14 +70,14 @@ class NextTokenModel(Protocol):
         If ``states`` is given, each sequence follows the prefix tokens that produced these states.
         """
 
-    def plain_log_probs(
+    def log_probs_without_cache(
         self, tokens: WindowTokens, mask: Bool[Tensor, "seq seq"] | None = None
     ) -> Float[Tensor, " vocab"]:
         """Return the log-probabilities of the token after the sequence, from one forward pass without a cache.
 
         ``mask`` (query, key) is True if the query attends to the key. With a mask, the model also gets the IDs of
-        ``assign_ids``. Without a mask, a model whose own IDs are token indexes gets no IDs. Checks compare all other
-        methods with this method.
+        ``assign_position_ids``. Without a mask, a model whose own IDs are token indexes gets no IDs. Checks compare all
+        other methods with this method.
         """
 
     def rounding_tolerance(self, tokens: WindowTokens) -> float:
@@ -97,7 +97,7 @@ class NextTokenModel(Protocol):
         A mask is True for the states to which the near tokens attend.
         """
 
-    def gate_gradient(
+    def attention_gate_gradient(
         self, states: Any, near_tokens: Near, position_ids: NearIDs, log_gates: StateValues, objective: ScoreFunction
     ) -> StateValues:
         """Return the gradient of ``objective`` with respect to ``log_gates``.
@@ -110,7 +110,7 @@ class NextTokenModel(Protocol):
 
 
 @runtime_checkable
-class TextCodec(Protocol):
+class ModelTokenizer(Protocol):
     """Tokenizer of a model. ``start`` contains the start token, or is empty for a tokenizer without one."""
 
     name: str
@@ -123,7 +123,7 @@ class TextCodec(Protocol):
         """Return the text of a single token."""
 
 
-class BytePairCodec:
+class BytePairTokenizerAdapter:
     """Adapter for the byte-pair tokenizer of this package, which has no start token."""
 
     start: tuple[int, ...] = ()
@@ -141,7 +141,7 @@ class BytePairCodec:
 
 
 def tokenize_documents(
-    codec: TextCodec, documents: Iterable[Document], vocabulary_size: int
+    codec: ModelTokenizer, documents: Iterable[Document], vocabulary_size: int
 ) -> Iterator[TokenizedDocument]:
     """Yield each document as token IDs. Raises ``ModelError`` if an ID is outside the vocabulary of the model."""
     for document in documents:
@@ -160,7 +160,7 @@ def check_token_ids(codec_name: str, largest: int, vocabulary_size: int) -> None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Deviation:
+class PredictionDeviation:
     """Largest difference (``nats``) between predictions that should be equal.
 
     ``description`` and ``advice`` are parts of the error message for a difference above the rounding tolerance.
@@ -171,7 +171,7 @@ class Deviation:
     advice: str = DEFAULT_ADVICE
 
 
-def check_exactness(model: NextTokenModel) -> None:
+def check_exact_hiding(model: NextTokenModel) -> None:
     """Raise ``ModelError`` if hidden tokens have an effect in a short sequence with gaps between its position IDs."""
     tokens = torch.arange(1, 9) % model.vocabulary_size
     problem = f"{model.name} cannot be measured exactly"
@@ -179,7 +179,7 @@ def check_exactness(model: NextTokenModel) -> None:
 
 
 def check_deviations(
-    model: NextTokenModel, tokens: WindowTokens, problem: str, deviations: Callable[[], Iterator[Deviation]]
+    model: NextTokenModel, tokens: WindowTokens, problem: str, deviations: Callable[[], Iterator[PredictionDeviation]]
 ) -> None:
     """Raise ``ModelError`` for a deviation larger than the rounding error of the model on ``tokens``.
 
@@ -202,9 +202,9 @@ def check_deviations(
         ) from error
 
 
-def _short_text_deviations(model: NextTokenModel, tokens: Int[Tensor, "8"]) -> Iterator[Deviation]:
+def _short_text_deviations(model: NextTokenModel, tokens: Int[Tensor, "8"]) -> Iterator[PredictionDeviation]:
     # All levels have the same IDs.
-    ids = torch.tensor([0, 1, 2, 3, 5, 6, 8, 9]).expand(model.assign_ids(tokens).shape)
+    ids = torch.tensor([0, 1, 2, 3, 5, 6, 8, 9]).expand(model.assign_position_ids(tokens).shape)
     near_slice = slice(5, 8)
     states = model.prefill(tokens, ids, 5)
 
@@ -228,10 +228,10 @@ def _short_text_deviations(model: NextTokenModel, tokens: Int[Tensor, "8"]) -> I
         ("predictions after cached tokens differ from one pass", batch[0], predict_in_one_pass(list(range(8)))),
         ("queries of one batch change each other", batch[2], predict_with_mask(first_two_visible_mask)[0]),
     ):
-        yield Deviation(description=description, nats=max_difference(log_probs, expected_log_probs))
+        yield PredictionDeviation(description=description, nats=max_log_prob_difference(log_probs, expected_log_probs))
 
 
-def max_difference(
+def max_log_prob_difference(
     log_probs: Float[Tensor, " vocab"], expected: Float[Tensor, " vocab"], target: int | None = None
 ) -> float:
     """Return the largest difference (nats) between two predictions, for the target and the most likely tokens."""

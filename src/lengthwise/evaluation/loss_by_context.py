@@ -13,14 +13,14 @@ from torch import Tensor, nn
 
 from lengthwise.core.errors import SettingError
 from lengthwise.core.intervals import clustered_interval
-from lengthwise.core.randomness import stream
+from lengthwise.core.randomness import random_stream
 from lengthwise.evaluation.exact_match import (
     EXAMPLES_PER_BLOCK,
     FORWARD_TOKENS,
     EvaluationSettings,
     check_id_range,
     eval_mode,
-    largest_distance,
+    largest_id_distance,
     warn_untrained_distance,
 )
 from lengthwise.model.decoder import Decoder
@@ -64,7 +64,7 @@ class _Window(NamedTuple):
     end: int
 
 
-def iter_losses(
+def iter_context_losses(
     decoder: Decoder,
     task: GradedByLoss,
     scheme: PositionScheme,
@@ -84,7 +84,7 @@ def iter_losses(
         for length_index, length in enumerate(settings.lengths):
             start_time = time.perf_counter()
             windows = all_windows[: settings.num_examples_at(length_index)]
-            tally = _LossTally(task.token_bytes(), min(NUM_SCORED_TOKENS, *settings.lengths))
+            tally = _LossTally(task.count_token_bytes(), min(NUM_SCORED_TOKENS, *settings.lengths))
             for batch_windows, batch in _iter_batches(task, scheme, documents, windows, length, settings.seed):
                 check_id_range(decoder.check_ids.num_position_ids, batch, length)
                 tally.add(decoder, batch_windows, batch)
@@ -94,7 +94,7 @@ def iter_losses(
             yield tally.result(length, round(time.perf_counter() - start_time, 3))
 
 
-def check_contexts(task: GradedByLoss, settings: EvaluationSettings) -> None:
+def check_context_lengths(task: GradedByLoss, settings: EvaluationSettings) -> None:
     """Raise ``SettingError`` for settings that do not apply to losses, or if no held-out document is long enough."""
     _sample_windows(task, settings)
 
@@ -117,7 +117,7 @@ def _sample_windows(task: GradedByLoss, settings: EvaluationSettings) -> list[_W
             f"{longest_document} tokens; use lengths up to {max(0, longest_document - 1)}, or a corpus with longer "
             "documents (--corpus)"
         )
-    return [windows[index] for index in stream(settings.seed, "evaluation windows").permutation(len(windows))]
+    return [windows[index] for index in random_stream(settings.seed, "evaluation windows").permutation(len(windows))]
 
 
 def _iter_batches(
@@ -135,11 +135,16 @@ def _iter_batches(
         sequences = [
             documents[window.document].tokens[window.end - length - 1 : window.end] for window in block_windows
         ]
-        examples = task.lay_out(np.stack(sequences).astype(np.int64))
-        assignment = scheme.assign(examples, stream(seed, "evaluation positions", length, block_start), training=False)
+        examples = task.tokens_to_examples(np.stack(sequences).astype(np.int64))
+        assignment = scheme.assign(
+            examples, random_stream(seed, "evaluation positions", length, block_start), training=False
+        )
         batch = to_batch(length, examples, assignment)
         for start in range(0, len(block_windows), windows_per_pass):
-            yield block_windows[start : start + windows_per_pass], batch.select(slice(start, start + windows_per_pass))
+            yield (
+                block_windows[start : start + windows_per_pass],
+                batch.select_examples(slice(start, start + windows_per_pass)),
+            )
 
 
 @torch.no_grad()
@@ -171,7 +176,7 @@ class _LossTally:
         self.losses += list(losses)
         self.num_correct += int(correct.sum())
         self.num_bytes += int(self.token_bytes[batch.tokens[:, -self.num_scored :].numpy()].sum())
-        self.largest_distance = max(self.largest_distance, largest_distance(batch))
+        self.largest_distance = max(self.largest_distance, largest_id_distance(batch))
 
     def result(self, length: int, wall_s: float) -> ContextLoss:
         """Return the result for ``length``; the interval treats all windows of a document as one cluster."""

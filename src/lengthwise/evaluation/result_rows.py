@@ -32,7 +32,7 @@ def group_rows(rows: Rows) -> dict[str, dict[int, Rows]]:
     return {label: dict(by_length) for label, by_length in groups.items()}
 
 
-def describe_misfit(result: LengthResult) -> str | None:
+def describe_fit_errors(result: LengthResult) -> str | None:
     """Return the errors of a run that does not fit, by kind; None if it fits the length of the result."""
     first = result.first_error
     if result.exact_match >= FIT_THRESHOLD or first is None:
@@ -81,18 +81,18 @@ def _perplexity(losses: Sequence[float | None]) -> float | None:
     return math.exp(sum(known_losses) / len(losses)) if len(known_losses) == len(losses) else None
 
 
-def row_label(label: str, variant: str | None) -> str:
+def label_with_variant(label: str, variant: str | None) -> str:
     """Return the label of the rows of a task variant."""
     return label if variant is None else f"{label}, {variant}"
 
 
-def label_of(row: Mapping[str, Any]) -> str:
+def label_without_variant(row: Mapping[str, Any]) -> str:
     """Return the label of a row without its variant."""
     label, variant = str(row["row"]), row.get("variant")
     return label if variant is None else label.removesuffix(f", {variant}")
 
 
-def value_range(runs: Rows) -> tuple[float, float]:
+def seed_value_range(runs: Rows) -> tuple[float, float]:
     """Return the smallest and largest value over seeds, or the 95% interval of a single seed."""
     if len(runs) == 1:
         pooled_value, low, high = pool_seeds(runs)
@@ -114,7 +114,7 @@ def longest_exact_length(rows: Rows, threshold: float) -> int:
     return longest
 
 
-def given_of(rows: Rows) -> str:
+def find_given_knowledge(rows: Rows) -> str:
     """Return the field ``given`` of the rows of a label; a dash for rows of earlier versions without this field."""
     return next((str(row["given"]) for row in rows if "given" in row), "-")
 
@@ -124,12 +124,12 @@ def count_skipped(rows: Rows) -> int:
     return sum(map(is_skipped, rows))
 
 
-def overlapping_lengths(rows: Rows) -> str:
+def lengths_seen_in_training(rows: Rows) -> str:
     """Return the lengths, separated by commas, at which test examples also occur in the training data."""
     return ", ".join(f"{length:,}" for length in sorted({row["length"] for row in rows if row.get("seen_in_training")}))
 
 
-def select_unfit(rows: Rows) -> set[str]:
+def select_unfit_labels(rows: Rows) -> set[str]:
     """Return the labels (``row``) of which no seed fits its training lengths, so they say nothing about longer lengths.
 
     Labels with losses or an unknown fit are left out. An exact test does not count as a fit, because a variant of the

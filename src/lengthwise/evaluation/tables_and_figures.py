@@ -22,14 +22,14 @@ from lengthwise.evaluation.result_rows import (
     FIT_THRESHOLD,
     Rows,
     count_skipped,
-    given_of,
+    find_given_knowledge,
     group_rows,
     is_skipped,
-    label_of,
+    label_without_variant,
     pool_seeds,
-    select_unfit,
+    seed_value_range,
+    select_unfit_labels,
     uses_loss,
-    value_range,
 )
 
 # Words for configurations without a seed that fits its training lengths.
@@ -64,7 +64,7 @@ def result_tables(rows: Rows, diverged: Sequence[str] = ()) -> list[tuple[str, l
     match 0.99 or more at the longest training length. ``diverged`` contains the label of each run that diverged.
     """
     title, (header, body) = table_title(rows), _table(rows, diverged)
-    unfit = select_unfit(rows) | (set(diverged) - {str(row["row"]) for row in rows})
+    unfit = select_unfit_labels(rows) | (set(diverged) - {str(row["row"]) for row in rows})
     fit_lines, unfit_lines = ([line for line in body if (line[0] in unfit) == is_unfit] for is_unfit in (False, True))
     tables = [(title, header, fit_lines), (f"{title}; {UNFIT_NOTE}", header, unfit_lines)]
     return [table for table in tables if table[2]]
@@ -80,8 +80,14 @@ def _table(rows: Rows, diverged: Sequence[str]) -> tuple[list[str], list[list[st
         runs = next(runs for runs in by_length.values() if runs)
         min_length, max_length = runs[0]["train_lengths"]
         min_id, max_id = min(row["id_range"][0] for row in runs), max(row["id_range"][1] for row in runs)
-        fits = fit_status(runs) + (f", {diverged.count(label)} diverged" if label in diverged else "")
-        cells = [given_of(runs), f"{min_length}-{max_length}", f"{min_id:,}-{max_id:,}", _budget(runs), fits]
+        fits = describe_seed_fits(runs) + (f", {diverged.count(label)} diverged" if label in diverged else "")
+        cells = [
+            find_given_knowledge(runs),
+            f"{min_length}-{max_length}",
+            f"{min_id:,}-{max_id:,}",
+            _budget(runs),
+            fits,
+        ]
         body.append([label, *cells, *(format_value(by_length[length]) for length in lengths)])
     for label in dict.fromkeys(label for label in diverged if label not in by_label):
         body.append([label, "-", "-", "-", "-", f"{diverged.count(label)} diverged", *("-" for _ in lengths)])
@@ -92,10 +98,10 @@ def _budget(runs: Rows) -> str:
     """Return the number of layers on a second line below the number of steps; rows of other models have no layers."""
     num_layers = runs[0].get("num_layers")
     layers = "" if num_layers is None else f"\n{num_layers} layer{'s' if num_layers > 1 else ''}"
-    return f"{step_range(runs)}{layers}"
+    return f"{format_step_range(runs)}{layers}"
 
 
-def step_range(runs: Rows) -> str:
+def format_step_range(runs: Rows) -> str:
     """Return the number of training steps as text, as a range if runs differ."""
     step_counts = [int(row["steps"]) for row in runs]
     return "-".join(f"{count:,}" for count in dict.fromkeys((min(step_counts), max(step_counts))))
@@ -147,7 +153,7 @@ def _format_first_errors(error_counts: Mapping[str, Any] | None) -> str:
     return f"{kinds_text}; median index {error_counts['median_index']:g}"
 
 
-def fit_status(runs: Rows) -> str:
+def describe_seed_fits(runs: Rows) -> str:
     """Return how many seeds fit the longest training length, and the best fit if none does; a dash for losses."""
     if uses_loss(runs):
         return "-"
@@ -179,7 +185,7 @@ def format_num_examples(rows: Rows, length: int) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class FigureLine:
     """Line of a label: its rows by length, without lengths that have no rows, and whether any seed fits."""
 
     label: str
@@ -203,11 +209,13 @@ class Line:
         return None if lengths is None else (int(lengths[0]), int(lengths[1]))
 
 
-def select_lines(rows: Rows) -> tuple[list[Line], int]:
+def select_figure_lines(rows: Rows) -> tuple[list[FigureLine], int]:
     """Return at most ``MAX_LINES`` lines in the order of their labels (`select_labels`), and the number of others."""
-    unfit = select_unfit(rows)
+    unfit = select_unfit_labels(rows)
     lines = [
-        Line(label=label, runs={length: runs for length, runs in by_length.items() if runs}, fits=label not in unfit)
+        FigureLine(
+            label=label, runs={length: runs for length, runs in by_length.items() if runs}, fits=label not in unfit
+        )
         for label, by_length in group_rows(rows).items()
     ]
     labels = select_labels({line.label: line.runs for line in lines}, unfit, MAX_LINES)
@@ -245,7 +253,7 @@ def _distance(curve: Mapping[int, float], other: Mapping[int, float]) -> float:
     return max((round(abs(curve[length] - other[length]), 9) for length in curve.keys() & other.keys()), default=1.0)
 
 
-def draw(rows: Rows, folder: Path, title: str) -> Path:
+def draw_result_figure(rows: Rows, folder: Path, title: str) -> Path:
     """Draw exact match or perplexity by length into ``figure.png`` and ``figure.svg``, and return the first path.
 
     Each task and variant has a panel with at most ``MAX_LINES`` lines. Bands show the range over seeds, or the 95%
@@ -254,8 +262,8 @@ def draw(rows: Rows, folder: Path, title: str) -> Path:
     tasks = list(dict.fromkeys(str(row["task"]) for row in rows))
     panels: dict[tuple[str, str | None], list[Mapping[str, Any]]] = {}
     for row in sorted(rows, key=lambda row: tasks.index(str(row["task"]))):
-        panels.setdefault((str(row["task"]), row.get("variant")), []).append({**row, "row": label_of(row)})
-    selections = {key: select_lines(panel_rows) for key, panel_rows in panels.items()}
+        panels.setdefault((str(row["task"]), row.get("variant")), []).append({**row, "row": label_without_variant(row)})
+    selections = {key: select_figure_lines(panel_rows) for key, panel_rows in panels.items()}
     titles, colors = [], []
     for (task, variant), (lines, _) in selections.items():
         names = [title, *([task.replace("_", " ")] if len(tasks) > 1 else []), *([variant] if variant else [])]
@@ -272,7 +280,7 @@ def draw(rows: Rows, folder: Path, title: str) -> Path:
     return save_figure(figure, folder)
 
 
-def _caption(rows: Rows, selections: Sequence[tuple[Sequence[Line], int]]) -> str:
+def _caption(rows: Rows, selections: Sequence[tuple[Sequence[FigureLine], int]]) -> str:
     lines = [line for panel_lines, _ in selections for line in panel_lines]
     seed_counts = {len(runs) for line in lines for runs in line.runs.values()}
     interval = f"95% interval over {'documents' if uses_loss(rows) else 'examples'}"
@@ -302,7 +310,7 @@ def _common_range(ranges: Collection[tuple[int, int] | None]) -> tuple[int, int]
     return (shortest, longest) if shortest <= longest else None
 
 
-def _draw_panel(axes: Any, lines: Sequence[Line], colors: Mapping[str, str], rows: Rows) -> None:
+def _draw_panel(axes: Any, lines: Sequence[FigureLine], colors: Mapping[str, str], rows: Rows) -> None:
     ranges = {line.train_lengths for line in lines}
     for index, line in enumerate(lines):
         lengths, color, style = list(line.runs), colors[line.label], "-" if line.fits else "--"
@@ -310,7 +318,7 @@ def _draw_panel(axes: Any, lines: Sequence[Line], colors: Mapping[str, str], row
         # The first label is on top, because it is usually the subject of the comparison; unfit labels are at the back.
         zorder = 10 - index if line.fits else 3 - index / 10
         axes.plot(lengths, line.values, style, color=color, label=line.name, zorder=zorder, **marker)
-        bands = [value_range(runs) for runs in line.runs.values()]
+        bands = [seed_value_range(runs) for runs in line.runs.values()]
         if len(bands) == 1:
             axes.vlines(lengths, *zip(*bands, strict=True), color=color, alpha=0.5, linewidth=2)
         else:

@@ -24,7 +24,7 @@ from lengthwise.core.defaults import (
     SEARCH_MINUTES,
 )
 from lengthwise.core.errors import AmbiguousCouplingError, CouplingError, SettingError, TooFewExamplesError
-from lengthwise.core.randomness import stream
+from lengthwise.core.randomness import random_stream
 from lengthwise.core.type_checks import check_arguments
 from lengthwise.encodings import Rotary
 from lengthwise.experiments.experiment import Experiment
@@ -33,13 +33,13 @@ from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.model.generate import generate
 from lengthwise.positions import Sequential
 from lengthwise.tasks import JSONLTask, Task
-from lengthwise.tasks.coupling.answer_steps import AnswerSteps, answer_steps, join_steps
-from lengthwise.tasks.coupling.dependence import MAX_WORK, SearchProgress
+from lengthwise.tasks.coupling.answer_steps import AnswerSteps, build_answer_steps, join_steps
+from lengthwise.tasks.coupling.dependence_search import MAX_WORK, SearchProgress
 from lengthwise.tasks.coupling.found_coupling import (
     FoundCoupling,
-    draw_steps,
-    explain_steps,
     find_coupling_in_examples,
+    find_coupling_in_steps,
+    sample_task_answers,
     sample_task_file,
 )
 from lengthwise.tasks.examples import Examples
@@ -132,9 +132,9 @@ def find_coupling(
         if not isinstance(task, JSONLTask):
             task = sample_task_file(task, lengths, num_per_length, seed, Path(folder) / "records.jsonl")
         try:
-            records = draw_steps(task, lengths, SAMPLES_PER_LENGTH, seed)
-            steps = draw_model_steps(task, lengths, seed=seed, report=report)
-            return explain_steps(
+            records = sample_task_answers(task, lengths, SAMPLES_PER_LENGTH, seed)
+            steps = sample_model_answers(task, lengths, seed=seed, report=report)
+            return find_coupling_in_steps(
                 steps, task.vocabulary, records=records, max_tokens=max_tokens, seed=seed, progress=start_search()
             )
         except CouplingError as error:
@@ -142,13 +142,13 @@ def find_coupling(
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelOfExamples:
+class AnsweringModel:
     """Run of a model with its own token IDs; ``own_ids`` has those of the task's tokens, -1 for unknown ones."""
 
     run: Run
     own_ids: Int[np.ndarray, " token"]
 
-    def answer(self, prompts: Int[np.ndarray, "batch prompt"], max_new_tokens: int) -> Examples:
+    def generate_answers(self, prompts: Int[np.ndarray, "batch prompt"], max_new_tokens: int) -> Examples:
         """Return the prompts, of known tokens, with the answers that end and whose tokens are all probable."""
         task_ids = np.zeros(len(self.run.experiment.task.vocabulary), dtype=np.int64)
         task_ids[self.own_ids[self.own_ids >= 0]] = np.flatnonzero(self.own_ids >= 0)
@@ -157,7 +157,7 @@ class ModelOfExamples:
         prompts = prompts[(prompts >= 0).all(axis=1)]
         empty = np.full((len(prompts), max_new_tokens), own_end)
         examples = Examples.with_prompt_length(np.concatenate([prompts, empty], axis=1), prompts.shape[1])
-        assignment = self.run.experiment.scheme.assign(examples, stream(0, "model answers"), training=False)
+        assignment = self.run.experiment.scheme.assign(examples, random_stream(0, "model answers"), training=False)
         batch = to_batch(examples.tokens.shape[1], examples, assignment)
         decoder, prompt_length = self.run.decoder, prompts.shape[1]
         with torch.no_grad():
@@ -178,7 +178,7 @@ class ModelOfExamples:
         )
 
 
-def draw_model_steps(
+def sample_model_answers(
     task: JSONLTask,
     lengths: Sequence[int] | None,
     *,
@@ -190,7 +190,7 @@ def draw_model_steps(
     A new prompt has, at each place, the token of a random example of the same length. Raises ``CouplingError`` if the
     model answers fewer than ``MIN_EXACT_MATCH`` of the examples that it was not trained on.
     """
-    rng = stream(seed, "model answers")
+    rng = random_stream(seed, "model answers")
     groups = _shortest(task, sorted(task.available_lengths if lengths is None else lengths), rng)
     with TemporaryDirectory() as folder:
         model = _train(task, groups, Path(folder), seed, report)
@@ -207,10 +207,10 @@ def draw_model_steps(
         num_copies = -(-NUM_PROMPTS // len(examples))
         for prompts in _by_prompt_length(examples):
             copies = np.tile(prompts.tokens[:, : int(prompts.prompt_length[0])], (num_copies, 1))
-            answered = model.answer(rng.permuted(copies, axis=0), _max_new_tokens(examples))
+            answered = model.generate_answers(rng.permuted(copies, axis=0), _max_new_tokens(examples))
             num_prompts, num_sure = num_prompts + len(copies), num_sure + len(answered)
             if len(answered):
-                parts.append(answer_steps(answered, length))
+                parts.append(build_answer_steps(answered, length))
         if num_sure < MIN_SURE_SHARE * num_prompts:
             raise CouplingError(
                 f"the model is sure of only {num_sure / num_prompts:.0%} of its answers to new prompts of length "
@@ -247,7 +247,7 @@ def _train(
     folder: Path,
     seed: int,
     report: ProgressCallback | None,
-) -> ModelOfExamples:
+) -> AnsweringModel:
     path = folder / "training.jsonl"
     write_records(path, [(length, _split(examples)[0]) for length, examples in groups.items()], task.vocabulary)
     own_task = JSONLTask(file=str(path)).read()
@@ -269,20 +269,20 @@ def _train(
     run = train(experiment, folder / "run", device="cpu", report=report_step)
     assert run is not None
     index = {name: number for number, name in enumerate(own_task.vocabulary)}
-    return ModelOfExamples(
+    return AnsweringModel(
         run=replace(run, decoder=run.decoder.eval()),
         own_ids=np.array([index.get(name, -1) for name in task.vocabulary]),
     )
 
 
-def _measure(model: ModelOfExamples, groups: dict[int, Examples]) -> tuple[float, int]:
+def _measure(model: AnsweringModel, groups: dict[int, Examples]) -> tuple[float, int]:
     """Return the share of the held-out examples that the model answers right, and their number."""
     num_right = num_examples = 0
     for examples in groups.values():
         for held_out in _by_prompt_length(_split(examples)[1]):
             prompts = held_out.tokens[:, : int(held_out.prompt_length[0])]
             expected = {_key(held_out, row) for row in range(len(held_out))}
-            answered = model.answer(prompts, _max_new_tokens(examples))
+            answered = model.generate_answers(prompts, _max_new_tokens(examples))
             num_right += len(expected & {_key(answered, row) for row in range(len(answered))})
             num_examples += len(expected)
     return num_right / num_examples, num_examples

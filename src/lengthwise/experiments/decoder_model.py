@@ -10,9 +10,9 @@ from jaxtyping import Bool, Float, Real
 from torch import Tensor
 
 from lengthwise.core.checkpoint import weights_digest
-from lengthwise.core.devices import forward_token_budget
+from lengthwise.core.devices import max_tokens_per_forward
 from lengthwise.core.errors import ModelError
-from lengthwise.core.randomness import stream
+from lengthwise.core.randomness import random_stream
 from lengthwise.evaluation.language_model import (
     Batch,
     BatchIDs,
@@ -26,14 +26,14 @@ from lengthwise.evaluation.language_model import (
 )
 from lengthwise.experiments.run import Run
 from lengthwise.model.attention_scores import NO_HOOKS, AttentionHooks
-from lengthwise.model.cache import Cache
+from lengthwise.model.cache import KVCache
 from lengthwise.model.decoder import Decoder
 from lengthwise.tasks import GradedByLoss
 
 # Effect of float32 rounding on a log-probability, in nats.
 ROUNDING_TOLERANCE = 1e-3
 # Keys and values of the tokens before a call, if there are any.
-States = Cache | None
+States = KVCache | None
 # Function of the tokens of a window that returns their position IDs.
 IDAssignment = Callable[[WindowTokens], WindowIDs]
 
@@ -43,7 +43,7 @@ class DecoderModel:
 
     ``assign`` returns the position IDs of a window; by default, they are the token indexes.
     Hidden tokens also have an effect if an encoding mixes the scores of neighboring keys (DAPE V2) or counts keys
-    (CoPE, Selective RoPE), which ``check_exactness`` detects. Options that depend on the number of tokens, such as
+    (CoPE, Selective RoPE), which ``check_exact_hiding`` detects. Options that depend on the number of tokens, such as
     length scaling, count visible tokens only.
     """
 
@@ -61,7 +61,9 @@ class DecoderModel:
         self.vocabulary_size = len(decoder.embedding)
         self.num_parameters = sum(parameter.numel() for parameter in decoder.parameters())
         self.device = decoder.embedding.device
-        self.forward_tokens = forward_token_budget(self.device, decoder.embedding.shape[1], decoder.settings.num_heads)
+        self.forward_tokens = max_tokens_per_forward(
+            self.device, decoder.embedding.shape[1], decoder.settings.num_heads
+        )
         counts_separators = decoder.segment is not None and bool(decoder.separators)
         leaks = {
             "previous_token_mix adds the previous token to each near token": decoder.previous_share is not None,
@@ -76,7 +78,7 @@ class DecoderModel:
         """Digest that identifies the weights."""
         return weights_digest(self.decoder.state_dict())
 
-    def assign_ids(self, tokens: WindowTokens) -> WindowIDs:
+    def assign_position_ids(self, tokens: WindowTokens) -> WindowIDs:
         """Return the position IDs of all tokens of a window."""
         return self.assign(tokens)
 
@@ -89,12 +91,12 @@ class DecoderModel:
         return self._last_log_probs(hidden)
 
     @torch.no_grad()
-    def plain_log_probs(
+    def log_probs_without_cache(
         self, tokens: WindowTokens, mask: Bool[Tensor, "seq seq"] | None = None
     ) -> Float[Tensor, " vocab"]:
         """Return the log-probabilities of the token after the sequence, from one pass with an optional mask."""
         hooks = NO_HOOKS if mask is None else AttentionHooks(score_bias=_score_bias(mask[None].to(self.device)))
-        ids = self._decoder_ids(self.assign_ids(tokens)[None])
+        ids = self._decoder_ids(self.assign_position_ids(tokens)[None])
         hidden, _ = self.decoder(tokens[None].to(self.device), ids, hooks=hooks)
         return self._last_log_probs(hidden)[0]
 
@@ -118,7 +120,7 @@ class DecoderModel:
         bias = _score_bias(visibility_masks.to(self.device))
         return self._log_probs_with_bias(states, near_tokens, position_ids, bias)
 
-    def gate_gradient(
+    def attention_gate_gradient(
         self, states: States, near_tokens: Near, position_ids: NearIDs, log_gates: StateValues, objective: ScoreFunction
     ) -> StateValues:
         """Return the gradient of ``objective`` with respect to gates on the attention scores of each state."""
@@ -158,19 +160,19 @@ class DecoderModel:
         return self.decoder.token_logits(hidden[:, -1:])[:, 0].log_softmax(dim=-1)
 
 
-def wrap_run(run: Run, name: str) -> DecoderModel:
+def wrap_run_as_model(run: Run, name: str) -> DecoderModel:
     """Return the decoder of a run on text as a model with this name, and with the IDs of its scheme at evaluation.
 
     Raises ``ModelError`` if its embeddings depend on earlier tokens.
     """
-    trained_distance = run.facts["trained_distance"] if run.decoder.reads_ids else None
+    trained_distance = run.facts["trained_distance"] if run.decoder.uses_position_ids else None
     task, scheme = run.experiment.task, run.experiment.scheme
     assert isinstance(task, GradedByLoss)
 
     def assign(tokens: WindowTokens) -> WindowIDs:
         # A scheme with random IDs assigns the same IDs to all windows of equal length.
-        rng = stream(0, "influence positions")
-        assignment = scheme.assign(task.lay_out(tokens[None].numpy()), rng, training=False)
+        rng = random_stream(0, "influence positions")
+        assignment = scheme.assign(task.tokens_to_examples(tokens[None].numpy()), rng, training=False)
         return torch.from_numpy(assignment.position_ids[:, 0].copy())
 
     return DecoderModel(run.decoder, name, run.experiment.encoding.num_position_ids, trained_distance, assign)
@@ -181,7 +183,7 @@ def _score_bias(visibility_mask: Bool[Tensor, "*shape"]) -> Float[Tensor, "*shap
     return torch.zeros(visibility_mask.shape, device=visibility_mask.device).masked_fill(~visibility_mask, -math.inf)
 
 
-def _expand(states: Cache, batch: int) -> Cache:
+def _expand(states: KVCache, batch: int) -> KVCache:
     """Repeat the states of one sequence ``batch`` times, without a copy of the data."""
     return replace(
         states,

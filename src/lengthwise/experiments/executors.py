@@ -28,8 +28,8 @@ from typing import Any
 
 import torch
 
-from lengthwise.core.devices import pick_device, use_threads
-from lengthwise.core.errors import RunFolderError, SettingError, WorkerError, unknown_name
+from lengthwise.core.devices import limit_cpu_threads, pick_device
+from lengthwise.core.errors import RunFolderError, SettingError, WorkerError, unknown_name_error
 from lengthwise.core.files import write_atomically
 from lengthwise.core.interruption import catch_interrupts
 
@@ -65,7 +65,7 @@ class LocalExecutor:
         jobs that are left, have killed their worker.
         """
         if self.workers == 1:
-            with use_threads(torch.get_num_threads()), catch_interrupts() as should_stop:
+            with limit_cpu_threads(torch.get_num_threads()), catch_interrupts() as should_stop:
                 for job in jobs:
                     result = None if should_stop() else run_job(job, should_stop)
                     if result is None:
@@ -168,7 +168,7 @@ def select_executor(
     new cluster on this machine; ``workers`` is None for all its CPUs. Raises ``SettingError`` if ray is not installed.
     """
     if name not in EXECUTORS:
-        raise unknown_name("executor", name, EXECUTORS)
+        raise unknown_name_error("executor", name, EXECUTORS)
     if workers is not None and workers < 1:
         raise SettingError(f"invalid number of workers {workers}; use at least 1")
     if name == "ray":

@@ -13,28 +13,28 @@ from typing import Any, TypeVar
 
 import torch
 
-from lengthwise.core.errors import LengthwiseError, RunFolderError, SettingError, UnknownNameError, unknown_name
-from lengthwise.core.randomness import stream
-from lengthwise.core.type_checks import check_types, check_value
+from lengthwise.core.errors import LengthwiseError, RunFolderError, SettingError, UnknownNameError, unknown_name_error
+from lengthwise.core.randomness import random_stream
+from lengthwise.core.type_checks import check_setting_value, check_types
 from lengthwise.encodings import ENCODINGS, EncodingSettings, Rotary
 from lengthwise.evaluation.exact_match import EvaluationSettings
-from lengthwise.model.decoder import Decoder, build_in_memory
+from lengthwise.model.decoder import Decoder, build_decoder_in_memory
 from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.positions import SCHEMES, PositionScheme, Predicted
-from lengthwise.positions.scheme import HasLevels
+from lengthwise.positions.scheme import SchemeWithLevels
 from lengthwise.tasks import (
     BACKGROUNDS,
     PLACEMENTS,
     TASKS,
-    HasPlaceholder,
+    HasPlaceholderExample,
     HasRunFiles,
     JSONLTask,
     Parity,
     Task,
     is_task_file,
-    wrong_file_name,
+    wrong_task_file_error,
 )
-from lengthwise.training.batch import Sampler
+from lengthwise.training.batch import TrainingSampler
 from lengthwise.training.training_settings import TrainingSettings
 
 Setting = TypeVar("Setting")
@@ -82,25 +82,25 @@ SETTINGS_CLASSES: dict[str, type[Any]] = {
 }
 
 
-def look_up(kind: str, name: str) -> type[Any]:
+def look_up_class(kind: str, name: str) -> type[Any]:
     """Return the class for a built-in name or ``module:Name``; ``UnknownNameError`` suggests the most similar name."""
     if ":" in name:
         return _import_class(kind, name)
     if kind == "task" and Path(name).suffix:
-        raise wrong_file_name(name)
+        raise wrong_task_file_error(name)
     if name not in TABLES[kind]:
-        raise unknown_name(kind, name, TABLES[kind])
+        raise unknown_name_error(kind, name, TABLES[kind])
     return TABLES[kind][name]
 
 
 def resolve_override(kind: str, name: str) -> Any:
     """Return the class (or, for a JSONL file, the task) that replaces a saved task, scheme or encoding."""
-    return JSONLTask(file=name) if kind == "task" and is_task_file(name) else look_up(kind, name)
+    return JSONLTask(file=name) if kind == "task" and is_task_file(name) else look_up_class(kind, name)
 
 
 def load_task(name: str) -> Task:
     """Return a task with default settings by name or ``module:Name``, or read it from a JSONL file."""
-    return JSONLTask(file=name).read() if is_task_file(name) else look_up("task", name)()
+    return JSONLTask(file=name).read() if is_task_file(name) else look_up_class("task", name)()
 
 
 def _import_class(kind: str, name: str) -> type[Any]:
@@ -149,10 +149,10 @@ def _missing_members(kind: str, cls: type[Any]) -> list[str]:
 
 def num_levels(experiment: Experiment) -> int:
     """Return the number of ID levels that the scheme assigns to the tokens of the task."""
-    rng, task = stream(experiment.seed, "levels"), experiment.task
-    if isinstance(experiment.scheme, HasLevels):
+    rng, task = random_stream(experiment.seed, "levels"), experiment.task
+    if isinstance(experiment.scheme, SchemeWithLevels):
         return experiment.scheme.num_levels
-    if isinstance(task, HasPlaceholder):
+    if isinstance(task, HasPlaceholderExample):
         examples = task.placeholder_example()
     else:
         examples = task.sample(length=experiment.train_lengths[0], size=1, rng=rng)
@@ -166,8 +166,8 @@ def build_decoder(experiment: Experiment) -> Decoder:
     """
     vocabulary = experiment.task.vocabulary
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(stream(experiment.seed, "initial weights").integers(2**63)))
-        return build_in_memory(
+        torch.manual_seed(int(random_stream(experiment.seed, "initial weights").integers(2**63)))
+        return build_decoder_in_memory(
             experiment.decoder,
             experiment.encoding,
             vocabulary_size=len(vocabulary),
@@ -177,9 +177,9 @@ def build_decoder(experiment: Experiment) -> Decoder:
         )
 
 
-def build_sampler(experiment: Experiment, lengths: tuple[int, int]) -> Sampler:
+def build_sampler(experiment: Experiment, lengths: tuple[int, int]) -> TrainingSampler:
     """Return a sampler of training batches; ``lengths`` is the shortest and the longest length."""
-    return Sampler(
+    return TrainingSampler(
         task=experiment.task,
         scheme=experiment.scheme,
         lengths=lengths,
@@ -237,7 +237,7 @@ def _restore_part(name: str, value: Any, overrides: Mapping[str, Any]) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def build_entry(kind: str, tree: Mapping[str, Any]) -> Any:
+def build_from_json(kind: str, tree: Mapping[str, Any]) -> Any:
     """Build an object of ``kind`` (such as a placement) from user-written JSON; raise ``SettingError`` if invalid."""
     try:
         return _restore_entry(kind, tree)
@@ -319,7 +319,7 @@ def _change_group(group: Any, changes: Sequence[SettingChange], label: str) -> A
             full_label = f"{label} {group.name}" if hasattr(type(group), "name") else label
             if not setting_fields:
                 raise SettingError(f"{change.source}: {full_label} has no settings; leave it out")
-            error = unknown_name(f"setting of {full_label}", name, setting_fields)
+            error = unknown_name_error(f"setting of {full_label}", name, setting_fields)
             raise UnknownNameError(f"{change.source}: {error}")
         else:
             by_name.setdefault(name, []).append(replace(change, path=remaining_path))
@@ -351,7 +351,7 @@ def _new_value(setting: Field[Any], old_value: Any, changes: Sequence[SettingCha
         )
     try:
         value = _to_setting(setting.name, change.value)
-        check_value(setting.name, value, setting.type)
+        check_setting_value(setting.name, value, setting.type)
     except LengthwiseError as error:
         raise type(error)(f"{change.source}: {error}") from None
     return _with_floats(value, setting.type)
@@ -374,7 +374,7 @@ def _to_setting(name: str, value: Any) -> Any:
     """Convert a JSON value: a list becomes a tuple, and an object an entry of a table such as a placement."""
     if isinstance(value, list | tuple):
         return tuple(_to_setting(name, element) for element in value)
-    return build_entry(name, value) if isinstance(value, Mapping) and name in NESTED_TABLES else value
+    return build_from_json(name, value) if isinstance(value, Mapping) and name in NESTED_TABLES else value
 
 
 def _with_floats(value: Any, annotation: Any) -> Any:

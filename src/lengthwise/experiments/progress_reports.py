@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from lengthwise.core.errors import RunFolderError, SettingError, TrackerWarning, shorten_name, unknown_name
+from lengthwise.core.errors import RunFolderError, SettingError, TrackerWarning, shorten_name, unknown_name_error
 from lengthwise.core.files import read_file, write_atomically
 from lengthwise.core.json_parsing import parse_json
 from lengthwise.experiments.experiment import Experiment, to_dict
@@ -30,7 +30,7 @@ FINISH_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingReports:
+class MetricsReporter:
     """Receivers of the rows of ``metrics.jsonl``: a function (or ``"auto"`` or None) and trackers, by name.
 
     ``"auto"`` shows a progress bar in a terminal, and lines in a notebook. Raises ``SettingError`` for another string
@@ -41,7 +41,7 @@ class TrainingReports:
     trackers: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        check_report(self.report)
+        check_report_option(self.report)
         check_trackers(self.trackers)
 
     @contextmanager
@@ -72,8 +72,8 @@ class TrainingReports:
     @contextmanager
     def _open_progress(self, experiment: Experiment) -> Iterator[Callable[[dict[str, Any]], None] | None]:
         if self.report != AUTO:
-            yield self.report  # type: ignore[misc]  # not a string: see check_report
-        elif not has_viewer():
+            yield self.report  # type: ignore[misc]  # not a string: see check_report_option
+        elif not is_interactive():
             yield None
         else:
             from lengthwise.core.progress_line import ProgressLine, err_console  # noqa: PLC0415  (a slow import)
@@ -83,29 +83,29 @@ class TrainingReports:
                 yield progress.show_training
 
 
-def check_report(report: Callable[..., None] | str | None) -> None:
+def check_report_option(report: Callable[..., None] | str | None) -> None:
     """Raise ``SettingError`` for a report that is a string other than ``"auto"``."""
     if isinstance(report, str) and report != AUTO:
         raise SettingError(f"invalid report '{report}'; use a function, 'auto' for progress in terminals, or None")
 
 
-def line_report(report: Callable[[str], None] | str | None) -> Callable[[str], None] | None:
+def make_line_reporter(report: Callable[[str], None] | str | None) -> Callable[[str], None] | None:
     """Return the function that receives lines of progress; ``"auto"`` prints them in terminals and notebooks."""
-    check_report(report)
+    check_report_option(report)
     if isinstance(report, str):
-        return _print_line if has_viewer() else None
+        return _print_line if is_interactive() else None
     return report
 
 
-def has_viewer() -> bool:
+def is_interactive() -> bool:
     """Return True if standard error is a terminal, or in a notebook."""
     return sys.stderr.isatty() or "ipykernel" in sys.modules
 
 
 def _print_line(line: str) -> None:
-    from lengthwise.core.progress_line import err_console, escape  # noqa: PLC0415  (a slow import)
+    from lengthwise.core.progress_line import err_console, escape_control_characters  # noqa: PLC0415  (a slow import)
 
-    err_console.print(escape(line))
+    err_console.print(escape_control_characters(line))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,7 +214,7 @@ def check_trackers(names: Iterable[str]) -> None:
     """Raise ``UnknownNameError`` for an unknown tracker, and ``SettingError`` if its library is not installed."""
     for name in names:
         if name not in TRACKERS:
-            raise unknown_name("tracker", name, TRACKERS)
+            raise unknown_name_error("tracker", name, TRACKERS)
         if find_spec(name) is None:
             raise SettingError(f"tracker '{name}' needs the {name} library; run pip install 'lengthwise[{name}]'")
 

@@ -13,11 +13,11 @@ from types import ModuleType
 from typing import Any
 
 from lengthwise.core.defaults import FIRST_SEED
-from lengthwise.core.errors import SettingError, unknown_name
+from lengthwise.core.errors import SettingError, unknown_name_error
 from lengthwise.core.files import StrPath
 from lengthwise.core.type_checks import check_arguments
 from lengthwise.evaluation.result_rows import Rows
-from lengthwise.evaluation.tables_and_figures import draw, result_tables
+from lengthwise.evaluation.tables_and_figures import draw_result_figure, result_tables
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.progress_reports import AUTO
 from lengthwise.experiments.recipes import quick_version
@@ -72,15 +72,17 @@ class Claim:
     full: SizePreset = SizePreset(num_seeds=5)
     measure: Callable[[Run, Rows], Mapping[str, Any]] | None = None
     tables: Callable[[Rows, Rows], list[Table]] = lambda rows, measurements: []
-    draw: Callable[[Rows, Rows, Path, str], Path] = lambda rows, measurements, folder, title: draw(rows, folder, title)
+    draw: Callable[[Rows, Rows, Path, str], Path] = lambda rows, measurements, folder, title: draw_result_figure(
+        rows, folder, title
+    )
 
-    def experiments_at(self, size: str, first_seed: int = FIRST_SEED) -> tuple[dict[str, Experiment], int]:
+    def experiments_at_size(self, size: str, first_seed: int = FIRST_SEED) -> tuple[dict[str, Experiment], int]:
         """Return the experiments of a size by label, with the seed ``first_seed``, and the number of seeds of each.
 
         ``quick`` has a tiny version of every experiment; ``gpu`` has the same experiments as ``full``.
         """
         if size not in SIZES:
-            raise unknown_name("size", size, SIZES)
+            raise unknown_name_error("size", size, SIZES)
         experiments = {label: replace(experiment, seed=first_seed) for label, experiment in self.experiments().items()}
         if size == "quick":
             return {label: quick_version(experiment) for label, experiment in experiments.items()}, 1
@@ -108,7 +110,7 @@ def import_claim(name: str) -> ModuleType:
     """Return the module ``claim.py`` of a claim; raise ``UnknownNameError`` for an unknown name."""
     folders = claim_folders()
     if name not in folders:
-        raise unknown_name("claim", name, folders)
+        raise unknown_name_error("claim", name, folders)
     # At the end of the path, so that the modules of benchmarks hide no other module.
     benchmarks = str(folders[name].parents[1])
     if benchmarks not in sys.path:
@@ -161,7 +163,7 @@ def reproduce(
     """
     claim = load_claim(claim) if isinstance(claim, str) else claim
     out = Path(out)
-    experiments, default_seeds = claim.experiments_at(size, first_seed)
+    experiments, default_seeds = claim.experiments_at_size(size, first_seed)
     device = "cuda" if size == "gpu" else "cpu"
     seeds = default_seeds if seeds is None else seeds
     only = claim.laptop.labels if only is None and size == "quick" else only
@@ -171,12 +173,12 @@ def reproduce(
         return Reproduction(comparison=comparison, measurements=[], tables=[], figure=None)
     rows = comparison.rows
     measurements = _collect_measurements(claim, experiments, rows, out, device)
-    tables = tables_of(claim, rows, measurements, comparison.diverged)
+    tables = build_claim_tables(claim, rows, measurements, comparison.diverged)
     figure = claim.draw(rows, measurements, out, claim.name.replace("_", " "))
     return Reproduction(comparison=comparison, measurements=measurements, tables=tables, figure=figure)
 
 
-def tables_of(claim: Claim, rows: Rows, measurements: Rows, diverged: Rows = ()) -> list[Table]:
+def build_claim_tables(claim: Claim, rows: Rows, measurements: Rows, diverged: Rows = ()) -> list[Table]:
     """Return the tables of exact match by length for each task, followed by the tables that ``claim.tables`` builds."""
     tables: list[Table] = []
     for task in dict.fromkeys(row["task"] for row in rows):
@@ -215,5 +217,5 @@ def _limit_size(experiment: Experiment, preset: SizePreset) -> Experiment:
     if preset.max_steps is not None and training.steps > preset.max_steps:
         training = replace(training, steps=preset.max_steps)
     if preset.max_length is not None:
-        evaluation = evaluation.up_to(preset.max_length)
+        evaluation = evaluation.up_to_length(preset.max_length)
     return replace(experiment, training=training, evaluation=evaluation)

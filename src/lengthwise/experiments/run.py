@@ -10,37 +10,37 @@ from pathlib import Path
 from typing import Any
 
 from lengthwise.core.checkpoint import check_tensors, load_tensors
-from lengthwise.core.devices import pick_device, training_threads, use_threads
+from lengthwise.core.devices import limit_cpu_threads, num_training_threads, pick_device
 from lengthwise.core.errors import RunFolderError, SettingError
 from lengthwise.core.files import StrPath, read_file
 from lengthwise.core.folder_lock import exclusive_lock
-from lengthwise.core.randomness import stream
-from lengthwise.core.type_checks import check_arguments, check_values
+from lengthwise.core.randomness import random_stream
+from lengthwise.core.type_checks import check_arguments, check_field_values
 from lengthwise.evaluation.exact_match import EvaluationSettings, evaluate_by_length
 from lengthwise.evaluation.grading import LengthResult
-from lengthwise.evaluation.result_rows import describe_misfit
+from lengthwise.evaluation.result_rows import describe_fit_errors
 from lengthwise.experiments.experiment import TABLES, Experiment, build_decoder, num_levels, to_dict
-from lengthwise.experiments.progress_reports import AUTO, TrainingReports
+from lengthwise.experiments.progress_reports import AUTO, MetricsReporter
 from lengthwise.experiments.run_folder import (
     EXPERIMENT,
     MODEL,
     RUN_FOLDER,
     START,
-    StartModel,
+    StartCheckpoint,
     acquire_run_folder,
     experiment_digest,
     read_description,
     read_experiment,
     read_extensions,
     read_model,
-    read_start_file,
+    read_start_model_file,
     record_failure,
     write_model,
 )
 from lengthwise.experiments.validation import check_encoding, check_scheme, prepare_training
 from lengthwise.model.decoder import Decoder
 from lengthwise.tasks import GradedByLoss
-from lengthwise.training.launch import read_launch
+from lengthwise.training.launch import read_launch_info
 from lengthwise.training.process_group import join_processes
 from lengthwise.training.trainer import Trainer
 
@@ -48,7 +48,7 @@ from lengthwise.training.trainer import Trainer
 NUM_FIT_EXAMPLES = 256
 # Number of examples for the exact match in progress reports.
 NUM_PROGRESS_EXAMPLES = 32
-NO_REPORTS = TrainingReports(report=None)
+NO_REPORTS = MetricsReporter(report=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +106,7 @@ def train(
     ``start`` is a finished run, or its folder, whose weights the new run begins with. Its optimizer, its steps and its
     learning rate begin anew. The decoder settings, the encoding and the vocabulary of both runs must be equal.
 
-    ``threads`` is the number of CPU threads; by default, it depends on the size of the model (``training_threads``).
+    ``threads`` is the number of CPU threads; by default, it depends on the model (``num_training_threads``).
     ``report`` receives each row of ``metrics.jsonl``; by default, progress is visible in terminals and notebooks, and
     None turns this off. ``trackers`` are names in ``TRACKERS``, such as ``"tensorboard"``.
 
@@ -119,10 +119,10 @@ def train(
     run together. Only the first process writes files and calls ``report``. ``stop`` in any process stops all.
     """
     out, torch_device = Path(out), pick_device(device)
-    processes = join_processes(read_launch(), torch_device.type)
+    processes = join_processes(read_launch_info(), torch_device.type)
     # Only the first process reports.
-    reports = TrainingReports(report=report, trackers=trackers) if processes.rank == 0 else NO_REPORTS
-    decoder, sampler = processes.together(lambda: prepare_training(experiment))
+    reports = MetricsReporter(report=report, trackers=trackers) if processes.rank == 0 else NO_REPORTS
+    decoder, sampler = processes.call_in_all(lambda: prepare_training(experiment))
     uses_loss, settings = isinstance(experiment.task, GradedByLoss), experiment.training
 
     def acquire() -> None:
@@ -135,14 +135,14 @@ def train(
         stack.enter_context(record_failure(out))
 
     def exact_match(num_examples: int | None = None) -> float:
-        return measure_fit(experiment, decoder, num_examples).exact_match
+        return measure_training_fit(experiment, decoder, num_examples).exact_match
 
     def finish() -> dict[str, Any]:
-        progress, fit = trainer.progress, None if uses_loss else measure_fit(experiment, decoder)
+        progress, fit = trainer.progress, None if uses_loss else measure_training_fit(experiment, decoder)
         training_facts = {
             "steps": progress.step,
             "fitted": None if fit is None else fit.exact_match,
-            "misfit": None if fit is None else describe_misfit(fit),
+            "misfit": None if fit is None else describe_fit_errors(fit),
             "id_range": [progress.smallest_id, progress.largest_id],
             "trained_distance": progress.largest_distance,
             "train_s": round(progress.train_s, 3),
@@ -150,16 +150,16 @@ def train(
         write_model(out, decoder.state_dict(), training_facts)
         return training_facts
 
-    with use_threads(training_threads(experiment.decoder.d_model, threads)), ExitStack() as stack:
-        processes.on_first(acquire)
-        saved_run = processes.on_first(lambda: _load_saved_run(experiment, out))
+    with limit_cpu_threads(num_training_threads(experiment.decoder.d_model, threads)), ExitStack() as stack:
+        processes.call_in_first(acquire)
+        saved_run = processes.call_in_first(lambda: _load_saved_run(experiment, out))
         if saved_run is not None:
             return replace(saved_run, decoder=saved_run.decoder.to(torch_device))
         # The other processes get the weights of the first.
-        processes.on_first(lambda: _load_start(out, decoder))
-        digest = processes.on_first(lambda: experiment_digest(out))
+        processes.call_in_first(lambda: _load_start(out, decoder))
+        digest = processes.call_in_first(lambda: experiment_digest(out))
         trainer = Trainer(decoder.to(torch_device), sampler, settings, out, digest, processes)
-        trainer.restore([extension.belongs_to for extension in processes.on_first(lambda: read_extensions(out))])
+        trainer.restore([extension.belongs_to for extension in processes.call_in_first(lambda: read_extensions(out))])
         with reports.open(out, experiment, first_step=trainer.progress.step + 1) as report_row:
             is_finished = trainer.run(
                 report=report_row,
@@ -170,7 +170,7 @@ def train(
             if not is_finished:
                 return None
             # The model is saved before the trackers are closed, because that can wait for a network.
-            training_facts = processes.on_first(finish)
+            training_facts = processes.call_in_first(finish)
         return Run(folder=out, experiment=experiment, decoder=decoder.eval(), facts=training_facts)
 
 
@@ -183,12 +183,12 @@ def _load_saved_run(experiment: Experiment, out: Path) -> Run | None:
     return None
 
 
-def measure_fit(experiment: Experiment, decoder: Decoder, num_examples: int | None = None) -> LengthResult:
+def measure_training_fit(experiment: Experiment, decoder: Decoder, num_examples: int | None = None) -> LengthResult:
     """Return exact match at the longest training length, on examples from a separate random stream."""
     settings = EvaluationSettings(
         lengths=experiment.train_lengths[1:],
         num_examples=(NUM_FIT_EXAMPLES if num_examples is None else num_examples,),
-        seed=int(stream(experiment.seed, "fit").integers(2**31)),
+        seed=int(random_stream(experiment.seed, "fit").integers(2**31)),
     )
     return next(evaluate_by_length(decoder, experiment.task, experiment.scheme, settings))
 
@@ -231,12 +231,14 @@ def _check_facts(training_facts: Mapping[str, Any], path: Path) -> None:
         )
     field_values = {name: tuple(value) if isinstance(value, list) else value for name, value in training_facts.items()}
     try:
-        check_values(TrainingFacts, field_values)
+        check_field_values(TrainingFacts, field_values)
     except SettingError as error:
         raise RunFolderError(f"{path} has invalid training facts ({error}); train the run again") from None
 
 
-def _read_start_model(folder: Path, experiment: Experiment, decoder: Decoder, source: Experiment | None) -> StartModel:
+def _read_start_model(
+    folder: Path, experiment: Experiment, decoder: Decoder, source: Experiment | None
+) -> StartCheckpoint:
     """Return the model of a finished run from which ``decoder``, the decoder of ``experiment``, can start.
 
     ``source`` is the experiment of the run if it is loaded, otherwise it is read from ``folder``. Raises
@@ -267,12 +269,12 @@ def _read_start_model(folder: Path, experiment: Experiment, decoder: Decoder, so
         "sha256": hashlib.sha256(content).hexdigest(),
         "steps": training_facts.get("steps"),
     }
-    return StartModel(content=content, origin=origin)
+    return StartCheckpoint(content=content, origin=origin)
 
 
 def _load_start(folder: Path, decoder: Decoder) -> None:
     """Load the weights that the run in a folder starts from, if it starts from another run."""
-    if read_start_file(folder):
+    if read_start_model_file(folder):
         tensors, _ = load_tensors(folder / START)
         check_tensors(folder / START, tensors, decoder.state_dict())
         decoder.load_state_dict(tensors)

@@ -12,23 +12,31 @@ import torch
 from lengthwise.core.defaults import DIAGNOSIS_EXAMPLES
 from lengthwise.core.errors import LengthwiseError, PromptError, SettingError, TrainingOverlapWarning
 from lengthwise.core.provenance import utc_timestamp
-from lengthwise.core.randomness import stream
+from lengthwise.core.randomness import random_stream
 from lengthwise.core.type_checks import check_arguments
 from lengthwise.evaluation.diagnosis.diagnosis import Diagnosis, check_diagnosis, diagnose
 from lengthwise.evaluation.exact_match import EvaluationSettings, evaluate_by_length
 from lengthwise.evaluation.forecast.certificate import RunCertificate, certify_decoder
 from lengthwise.evaluation.forecast.probed_model import ProbedModel
 from lengthwise.evaluation.grading import LengthResult
-from lengthwise.evaluation.loss_by_context import ContextLoss, iter_losses
-from lengthwise.evaluation.result_rows import HELD_OUT_ADVICE, overlapping_lengths
+from lengthwise.evaluation.loss_by_context import ContextLoss, iter_context_losses
+from lengthwise.evaluation.result_rows import HELD_OUT_ADVICE, lengths_seen_in_training
 from lengthwise.experiments.experiment import Experiment, to_dict
 from lengthwise.experiments.run import Run
 from lengthwise.experiments.run_folder import RESULTS, RUN_FOLDER, append_rows, read_description, read_experiment
 from lengthwise.experiments.validation import check_evaluation, select_variants
 from lengthwise.model.generate import generate
-from lengthwise.positions import Discovered, describe_given
-from lengthwise.tasks import GradedByLoss, HasRecords, JSONLTask, Task, num_shared_records, record_fields, task_fields
-from lengthwise.tasks.coupling.pointers import FoundTask
+from lengthwise.positions import DiscoveredCoupling, describe_given_knowledge
+from lengthwise.tasks import (
+    GradedByLoss,
+    HasRecords,
+    JSONLTask,
+    Task,
+    num_shared_records,
+    record_count_field,
+    task_result_fields,
+)
+from lengthwise.tasks.coupling.pointers import TaskWithFoundCoupling
 from lengthwise.training.batch import to_batch
 
 
@@ -52,7 +60,7 @@ def evaluate(
         rows.append(row)
         if report_row is not None:
             report_row(row)
-    if lengths_in_training := overlapping_lengths(rows):
+    if lengths_in_training := lengths_seen_in_training(rows):
         warnings.warn(
             f"some or all records of length {lengths_in_training} were in the training data; {HELD_OUT_ADVICE}",
             TrainingOverlapWarning,
@@ -68,7 +76,7 @@ def iter_result_rows(
     check_evaluation(run.experiment, settings)
     scheme, options = run.experiment.scheme, {"trained_distance": run.facts["trained_distance"], "report": report}
     for variant, task in select_variants(run.experiment.task, settings).items():
-        measure: Any = iter_losses if isinstance(task, GradedByLoss) else evaluate_by_length
+        measure: Any = iter_context_losses if isinstance(task, GradedByLoss) else evaluate_by_length
         for result in measure(run.decoder, task, scheme, settings, **options):
             yield _build_row(run, result, variant)
 
@@ -78,10 +86,10 @@ def _build_row(run: Run, result: LengthResult | ContextLoss, variant: str | None
     head = {"head": experiment.decoder.head} if experiment.scheme.predicts_ids else {}
     overlap = {"seen_in_training": _overlaps_training(run, result.length)} if isinstance(task, HasRecords) else {}
     return {
-        **task_fields(task),
+        **task_result_fields(task),
         "scheme": experiment.scheme.name,
         "encoding": experiment.encoding.name,
-        "given": describe_given(task, experiment.scheme, experiment.encoding),
+        "given": describe_given_knowledge(task, experiment.scheme, experiment.encoding),
         "seed": experiment.seed,
         "variant": variant,
         **asdict(result),
@@ -89,7 +97,7 @@ def _build_row(run: Run, result: LengthResult | ContextLoss, variant: str | None
         "num_layers": experiment.decoder.num_layers,
         **{name: run.facts[name] for name in ("id_range", "trained_distance", "steps", "fitted", "misfit", "train_s")},
         **head,
-        **record_fields(task, result.length),
+        **record_count_field(task, result.length),
         **overlap,
         "time": utc_timestamp(),
     }
@@ -115,7 +123,7 @@ def certify_run(run: Run, lengths: Sequence[int], *, seed: int = 0) -> RunCertif
 
     Raises ``SettingError`` for a task whose examples have no depends_on, or attention that does not allow subsampling.
     """
-    return certify_decoder(probed_model_of(run, seed=seed), lengths)
+    return certify_decoder(build_probed_model(run, seed=seed), lengths)
 
 
 @check_arguments
@@ -135,7 +143,7 @@ def diagnose_run(
     experiment = run.experiment
     check_diagnosis(experiment.task, experiment.train_lengths[1], length)
     check_evaluation(experiment, EvaluationSettings(lengths=(length,), num_examples=(num_examples,)))
-    return diagnose(probed_model_of(run, seed=seed), length, num_examples=num_examples, report=report)
+    return diagnose(build_probed_model(run, seed=seed), length, num_examples=num_examples, report=report)
 
 
 def task_with_dependencies(experiment: Experiment) -> Task:
@@ -145,12 +153,12 @@ def task_with_dependencies(experiment: Experiment) -> Task:
     them, and the last answers, are neighbors that every subsample keeps.
     """
     task, scheme = experiment.task, experiment.scheme
-    if isinstance(task, JSONLTask) and isinstance(scheme, Discovered):
-        return FoundTask(task=task, rule=scheme.pointer_rule, addresses=scheme.pointer_rule.addresses)
+    if isinstance(task, JSONLTask) and isinstance(scheme, DiscoveredCoupling):
+        return TaskWithFoundCoupling(task=task, rule=scheme.parsed_rule, locators=scheme.parsed_rule.locators)
     return task
 
 
-def probed_model_of(run: Run, *, seed: int) -> ProbedModel:
+def build_probed_model(run: Run, *, seed: int) -> ProbedModel:
     """Return a `ProbedModel` of a run on the CPU, which is faster than a GPU for many small forward passes."""
     experiment = run.experiment
     smallest_id, largest_id = run.facts["id_range"]
@@ -201,7 +209,7 @@ def generate_from_prompt(run: Run, prompt: str, max_new_tokens: int | None = Non
             "use a prompt with a known answer (for a JSONL file, a whole record), or train with another scheme, "
             "such as discovered"
         )
-    assignment = run.experiment.scheme.assign(examples, stream(0, "generate"), training=False)
+    assignment = run.experiment.scheme.assign(examples, random_stream(0, "generate"), training=False)
     batch = to_batch(examples.tokens.shape[1], examples, assignment).to(next(decoder.parameters()).device)
     prompt_length = int(batch.prompt_length[0])
     expected = batch.tokens[:, prompt_length:]

@@ -21,11 +21,11 @@ import torch
 
 from lengthwise.core.checkpoint import load_tensors, save_tensors
 from lengthwise.core.errors import RunFolderError, SettingError
-from lengthwise.core.files import atomic_folder, read_file, write_atomically
+from lengthwise.core.files import read_file, write_atomically, write_folder_atomically
 from lengthwise.core.folder_lock import exclusive_lock
 from lengthwise.core.json_parsing import parse_json
-from lengthwise.core.provenance import provenance
-from lengthwise.core.type_checks import check_values
+from lengthwise.core.provenance import collect_provenance
+from lengthwise.core.type_checks import check_field_values
 from lengthwise.experiments.experiment import Experiment, from_dict, to_dict
 from lengthwise.tasks import HasRunFiles
 from lengthwise.training.trainer import METRICS, iter_checkpoints
@@ -77,7 +77,7 @@ SWEEP_FOLDER = FolderKind(name="sweep", file=SWEEP, key="sweep")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StartModel:
+class StartCheckpoint:
     """Model file whose weights a run starts from, and its ``origin``: path, digest and steps as JSON values."""
 
     content: bytes
@@ -85,7 +85,7 @@ class StartModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Extension:
+class RunExtension:
     """Extension in the provenance of a run: from a checkpoint at ``from_step`` of a run with ``earlier_steps``.
 
     ``steps`` is the new number of steps, and ``belongs_to`` is the digest of the earlier experiment.
@@ -97,7 +97,7 @@ class Extension:
     belongs_to: str
 
 
-def content_folder_name(experiment: Experiment) -> str:
+def experiment_folder_name(experiment: Experiment) -> str:
     """Return a folder name that depends only on the settings of the experiment, its seed included."""
     parts = (experiment.task.name, experiment.scheme.name, experiment.encoding.name)
     digest = hashlib.sha256(json.dumps(to_dict(experiment), sort_keys=True).encode()).hexdigest()
@@ -160,7 +160,9 @@ def write_description(
         write_atomically(folder / name, content)
     file_digests = {"files": _file_digests(files)} if files else {}
     write_description_file(
-        folder, kind, {kind.key: description, **file_digests, "provenance": {**provenance(), **more_provenance}}
+        folder,
+        kind,
+        {kind.key: description, **file_digests, "provenance": {**collect_provenance(), **more_provenance}},
     )
 
 
@@ -174,7 +176,7 @@ def _file_digests(files: Mapping[str, bytes]) -> dict[str, str]:
 
 
 def acquire_run_folder(
-    folder: Path, experiment: Experiment, *, resume: bool, start: StartModel | None = None, extend: bool = False
+    folder: Path, experiment: Experiment, *, resume: bool, start: StartCheckpoint | None = None, extend: bool = False
 ) -> None:
     """Write the experiment of a run and its files into a folder, or compare them; see ``acquire_folder``.
 
@@ -189,27 +191,27 @@ def acquire_run_folder(
 
 
 def _acquire_run(
-    folder: Path, experiment: Experiment, description: Any, *, resume: bool, start: StartModel | None
+    folder: Path, experiment: Experiment, description: Any, *, resume: bool, start: StartCheckpoint | None
 ) -> None:
     def files() -> dict[str, bytes]:
         task_files = experiment.task.run_files() if isinstance(experiment.task, HasRunFiles) else {}
         if start is not None:
             return {**task_files, START: start.content}
-        return {**task_files, **(read_start_file(folder) if (folder / EXPERIMENT).exists() else {})}
+        return {**task_files, **(read_start_model_file(folder) if (folder / EXPERIMENT).exists() else {})}
 
     origin: dict[str, Any] = {} if start is None else {"start": start.origin}
     acquire_folder(folder, RUN_FOLDER, description, resume=resume, files=files, **origin)
 
 
-def read_extensions(folder: Path) -> list[Extension]:
+def read_extensions(folder: Path) -> list[RunExtension]:
     """Return the extensions of a run, the first one first; raise ``RunFolderError`` if their record is damaged."""
     extensions = []
     try:
         for record in _provenance(read_description_file(folder, RUN_FOLDER)).get("extensions", []):
             if not isinstance(record, dict):
                 raise TypeError(f"{record!r:.40} is not an object")
-            check_values(Extension, record)
-            extensions.append(Extension(**{name: record[name] for name in Extension.__dataclass_fields__}))
+            check_field_values(RunExtension, record)
+            extensions.append(RunExtension(**{name: record[name] for name in RunExtension.__dataclass_fields__}))
     except (SettingError, TypeError) as error:
         raise RunFolderError(
             f"{folder / EXPERIMENT} has invalid extensions ({error}); restore the original, or train the run again"
@@ -222,7 +224,7 @@ def _provenance(tree: Mapping[str, Any]) -> dict[str, Any]:
     return provenance_tree if isinstance(provenance_tree, dict) else {}
 
 
-def _extend(folder: Path, experiment: Experiment, start: StartModel | None) -> None:
+def _extend(folder: Path, experiment: Experiment, start: StartCheckpoint | None) -> None:
     """Record more steps in the folder of a run that otherwise has the same experiment; do nothing for equal steps."""
     tree, description = read_description_file(folder, RUN_FOLDER), to_dict(experiment)
     training, steps = tree[RUN_FOLDER.key].get("training"), experiment.training.steps
@@ -237,7 +239,7 @@ def _extend(folder: Path, experiment: Experiment, start: StartModel | None) -> N
             f"{folder} is a run of up to {earlier_steps} steps, more than {steps}; use more than {earlier_steps} "
             "steps to extend it, or choose another --out"
         )
-    extension = Extension(
+    extension = RunExtension(
         from_step=_newest_step(folder),
         earlier_steps=earlier_steps,
         steps=steps,
@@ -247,12 +249,12 @@ def _extend(folder: Path, experiment: Experiment, start: StartModel | None) -> N
         read_model(folder)
         _copy_run(folder, _earlier_folder(folder, extension), tree.get("files", {}))
     origin = _provenance(tree)
-    extensions = [*origin.get("extensions", []), {**asdict(extension), **provenance()}]
+    extensions = [*origin.get("extensions", []), {**asdict(extension), **collect_provenance()}]
     extended = {**tree, RUN_FOLDER.key: description, "provenance": {**origin, "extensions": extensions}}
     write_description_file(folder, RUN_FOLDER, extended)
 
 
-def _earlier_folder(folder: Path, extension: Extension) -> Path:
+def _earlier_folder(folder: Path, extension: RunExtension) -> Path:
     return folder / EARLIER / f"{extension.earlier_steps}-steps"
 
 
@@ -274,7 +276,7 @@ def _copy_run(folder: Path, target: Path, file_names: Mapping[str, Any]) -> None
     """Copy a finished run without its checkpoints, so that it can be loaded and evaluated later."""
     # A copy of an extension that was interrupted before it was recorded.
     shutil.rmtree(target, ignore_errors=True)
-    with atomic_folder(target) as copy:
+    with write_folder_atomically(target) as copy:
         for name in (EXPERIMENT, METRICS, *OUTDATED, *(Path(name).name for name in file_names)):
             if (folder / name).exists():
                 write_atomically(copy / name, read_file(folder / name))
@@ -306,7 +308,7 @@ def record_failure(folder: Path) -> Iterator[None]:
         raise
 
 
-def read_start_file(folder: Path) -> dict[str, bytes]:
+def read_start_model_file(folder: Path) -> dict[str, bytes]:
     """Return the name and content of the model that a run starts from, or an empty mapping if it has no such model."""
     digests = read_description_file(folder, RUN_FOLDER).get("files", {})
     return {START: _read_file(folder, START, digests[START])} if START in digests else {}

@@ -10,7 +10,7 @@ from typing import Any
 from lengthwise.core.files import read_file
 from lengthwise.core.folder_lock import LOCK_FILE
 from lengthwise.core.json_parsing import parse_json
-from lengthwise.core.type_checks import is_count, is_number
+from lengthwise.core.type_checks import is_nonnegative_integer, is_number
 from lengthwise.experiments.run_folder import (
     COMPARISON,
     EARLIER,
@@ -101,7 +101,7 @@ def _runs_of_comparison(path: Path) -> dict[Path, Any]:
 
 
 def _read_state(run: Path, name: str, experiment: Any) -> RunState:
-    rows = [row for row in _read_complete_rows(run / METRICS) if is_count(row.get("step"))]
+    rows = [row for row in _read_complete_rows(run / METRICS) if is_nonnegative_integer(row.get("step"))]
     last_row = rows[-1] if rows else {}
     matches = [row["exact_match"] for row in rows if is_number(row.get("exact_match"))]
     training = experiment.get("training") if isinstance(experiment, dict) else None
@@ -111,13 +111,13 @@ def _read_state(run: Path, name: str, experiment: Any) -> RunState:
         name=name,
         state=_state(run, has_rows=bool(rows)),
         step=last_row.get("step", 0),
-        num_steps=last_step if is_count(last_step) else None,
+        num_steps=last_step if is_nonnegative_integer(last_step) else None,
         loss=loss if is_number(loss) else None,
         exact_match=matches[-1] if matches else None,
         results={
             _result_name(row): value
             for row in _read_complete_rows(run / RESULTS)
-            if is_number(value := row.get("exact_match", row.get("loss"))) and is_count(row.get("length"))
+            if is_number(value := row.get("exact_match", row.get("loss"))) and is_nonnegative_integer(row.get("length"))
         },
     )
 

@@ -25,20 +25,26 @@ from lengthwise.core.errors import (
     TrainingOverlapWarning,
     UntrainedDistanceWarning,
     WorkerError,
-    unknown_name,
+    unknown_name_error,
 )
 from lengthwise.core.files import StrPath, write_atomically
 from lengthwise.core.folder_lock import exclusive_lock
-from lengthwise.core.type_checks import check_arguments, check_values
+from lengthwise.core.type_checks import check_arguments, check_field_values
 from lengthwise.evaluation.exact_match import depends_on_id_distances
 from lengthwise.evaluation.grading import LengthResult
 from lengthwise.evaluation.loss_by_context import ContextLoss
-from lengthwise.evaluation.result_rows import HELD_OUT_ADVICE, is_skipped, label_of, overlapping_lengths, row_label
+from lengthwise.evaluation.result_rows import (
+    HELD_OUT_ADVICE,
+    is_skipped,
+    label_with_variant,
+    label_without_variant,
+    lengths_seen_in_training,
+)
 from lengthwise.evaluation.tables_and_figures import describe_result
 from lengthwise.experiments.executors import Executor, reject_import_in_worker, select_executor
 from lengthwise.experiments.experiment import Experiment, build_decoder, to_dict
-from lengthwise.experiments.progress_reports import AUTO, check_trackers, line_report
-from lengthwise.experiments.recipes.fitted_encodings import describe_settings
+from lengthwise.experiments.progress_reports import AUTO, check_trackers, make_line_reporter
+from lengthwise.experiments.recipes.tuned_encodings import describe_settings
 from lengthwise.experiments.run import train
 from lengthwise.experiments.run_evaluation import iter_result_rows
 from lengthwise.experiments.run_folder import (
@@ -51,7 +57,7 @@ from lengthwise.experiments.run_folder import (
     acquire_folder,
     acquire_run_folder,
     append_rows,
-    content_folder_name,
+    experiment_folder_name,
     read_rows_with_digest,
     run_folder,
     to_folder_name,
@@ -60,7 +66,7 @@ from lengthwise.experiments.run_folder import (
 )
 from lengthwise.experiments.sweep_file import SweepFile, check_seeds, read_sweep_file
 from lengthwise.experiments.validation import check_evaluation, prepare_training
-from lengthwise.tasks import GradedByLoss, task_fields
+from lengthwise.tasks import GradedByLoss, task_result_fields
 from lengthwise.training.launch import reject_several_processes
 
 # Version of the layout of a sweep folder.
@@ -87,7 +93,7 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class ExperimentJob:
     """One experiment with one seed, to be trained in ``folder`` on a device with a number of CPU threads."""
 
     label: str
@@ -103,8 +109,8 @@ class Job:
     def rows_without_results(self, reason: str) -> list[dict[str, Any]]:
         """Return one row for each task variant, with the reason why the run has no results."""
         task, variants = self.experiment.task, self.experiment.evaluation.variants or (None,)
-        facts = {**task_fields(task), "seed": self.experiment.seed, "reason": reason}
-        return [{"row": row_label(self.label, variant), **facts} for variant in variants]
+        facts = {**task_result_fields(task), "seed": self.experiment.seed, "reason": reason}
+        return [{"row": label_with_variant(self.label, variant), **facts} for variant in variants]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,12 +169,14 @@ def compare(
     reject_several_processes("compare")
     if seeds < 1:
         raise SettingError(f"invalid number of seeds {seeds}; use at least 1")
-    out, report_line = Path(out), line_report(report)
+    out, report_line = Path(out), make_line_reporter(report)
     check_trackers(trackers)
     labels = experiments if only is None else only
     check_experiments(experiments, labels)
     jobs = [
-        Job(label=label, experiment=seeded, folder=run_folder(out, label, seeded.seed), device=device, threads=0)
+        ExperimentJob(
+            label=label, experiment=seeded, folder=run_folder(out, label, seeded.seed), device=device, threads=0
+        )
         for label, experiment in experiments.items()
         for seeded in (replace(experiment, seed=experiment.seed + seed) for seed in range(seeds))
     ]
@@ -188,7 +196,7 @@ def compare(
                 report_line(f"{label}: {text}")
         results, is_complete = _run_jobs(pending, pool, report_result, keep_going=False)
         for job in jobs:
-            if job.folder not in results and (saved := saved_result(job)) is not None:
+            if job.folder not in results and (saved := read_saved_result(job)) is not None:
                 results[job.folder] = saved
         comparison = _summarize(out, jobs, results, is_complete=is_complete)
         if is_complete and not comparison.rows:
@@ -245,7 +253,7 @@ def sweep(
         for job in jobs:
             # The job itself reports the error of a damaged file.
             with suppress(RunFolderError):
-                if (saved := saved_result(job)) is not None:
+                if (saved := read_saved_result(job)) is not None:
                     saved_results[job.folder] = saved
 
         def report_result(num_finished: int, line: str) -> None:
@@ -260,22 +268,22 @@ def sweep(
         return comparison
 
 
-def _sweep_jobs(source: SweepFile, seeds: Sequence[int] | None, out: Path, device: str) -> list[Job]:
-    jobs: dict[str, Job] = {}
+def _sweep_jobs(source: SweepFile, seeds: Sequence[int] | None, out: Path, device: str) -> list[ExperimentJob]:
+    jobs: dict[str, ExperimentJob] = {}
     for label, experiment in source.experiments.items():
         for seed in (experiment.seed,) if seeds is None else seeds:
             seeded = replace(experiment, seed=seed)
-            name = content_folder_name(seeded)
+            name = experiment_folder_name(seeded)
             if name in jobs:
                 raise SettingError(f"experiments '{jobs[name].label}' and '{label}' are equal; remove one of them")
             # Worker processes may have another working folder.
             folder = out.absolute() / name
-            jobs[name] = Job(label=label, experiment=seeded, folder=folder, device=device, threads=1)
+            jobs[name] = ExperimentJob(label=label, experiment=seeded, folder=folder, device=device, threads=1)
     return list(jobs.values())
 
 
 def _run_jobs(
-    jobs: Sequence[Job], pool: Executor, report: Callable[[int, str], None], *, keep_going: bool
+    jobs: Sequence[ExperimentJob], pool: Executor, report: Callable[[int, str], None], *, keep_going: bool
 ) -> tuple[dict[Path, JobResult], bool]:
     """Run jobs, and return the results by folder, and False if a signal stopped them.
 
@@ -284,7 +292,7 @@ def _run_jobs(
     """
     results: dict[Path, JobResult] = {}
 
-    def record_result(job: Job, result: JobResult | WorkerError) -> None:
+    def record_result(job: ExperimentJob, result: JobResult | WorkerError) -> None:
         if isinstance(result, WorkerError):
             if not keep_going:
                 raise result
@@ -294,7 +302,7 @@ def _run_jobs(
 
     if not jobs:
         return results, True
-    is_complete = pool.run(partial(run_job, keep_going=keep_going), starting_order(jobs, pool), record_result)
+    is_complete = pool.run(partial(run_job, keep_going=keep_going), longest_jobs_first(jobs, pool), record_result)
     return results, is_complete
 
 
@@ -302,7 +310,7 @@ class _EvaluationStopped(Exception):  # noqa: N818  (no error)
     """Exception that stops an evaluation after a signal."""
 
 
-def run_job(job: Job, should_stop: Callable[[], bool], *, keep_going: bool = False) -> JobResult | None:
+def run_job(job: ExperimentJob, should_stop: Callable[[], bool], *, keep_going: bool = False) -> JobResult | None:
     """Train or resume a run, evaluate it, and return its rows; return None after an interruption.
 
     With ``keep_going``, an error becomes the result, so that it stops no other job.
@@ -319,7 +327,7 @@ def run_job(job: Job, should_stop: Callable[[], bool], *, keep_going: bool = Fal
         return JobResult(rows=[], failed=kind + message)
 
 
-def _train_and_evaluate(job: Job, should_stop: Callable[[], bool]) -> JobResult | None:
+def _train_and_evaluate(job: ExperimentJob, should_stop: Callable[[], bool]) -> JobResult | None:
     def check_stop(*progress: int) -> None:
         if should_stop():
             raise _EvaluationStopped
@@ -340,7 +348,7 @@ def _train_and_evaluate(job: Job, should_stop: Callable[[], bool]) -> JobResult 
             time.sleep(LOCK_INTERVAL_S)
     if should_stop():
         return None
-    if (result := saved_result(job)) is None:
+    if (result := read_saved_result(job)) is None:
         with warnings.catch_warnings():
             # The comparison emits one warning for all rows.
             warnings.simplefilter("ignore", UntrainedDistanceWarning)
@@ -351,39 +359,43 @@ def _train_and_evaluate(job: Job, should_stop: Callable[[], bool]) -> JobResult 
             except _EvaluationStopped:
                 return None
         write_rows_with_digest(job.folder / COMPARISON_ROWS, rows)
-        result = saved_result(job)
+        result = read_saved_result(job)
     append_rows(job.folder / RESULTS, read_rows_with_digest(job.folder / COMPARISON_ROWS), skip_existing=True)
     return result
 
 
-def check_row(row: Mapping[str, Any]) -> None:
+def check_result_row(row: Mapping[str, Any]) -> None:
     """Raise ``SettingError`` for a result row with missing keys or values of the wrong type."""
-    check_values(ContextLoss if "loss" in row else LengthResult, row)
-    check_values(RunMetadata, row)
+    check_field_values(ContextLoss if "loss" in row else LengthResult, row)
+    check_field_values(RunMetadata, row)
 
 
-def saved_result(job: Job) -> JobResult | None:
+def read_saved_result(job: ExperimentJob) -> JobResult | None:
     """Return the result that an earlier call saved in the file ``COMPARISON_ROWS`` of the run; None if missing."""
     rows = read_rows_with_digest(job.folder / COMPARISON_ROWS)
     try:
         for row in rows:
-            check_row(row)
+            check_result_row(row)
     except SettingError as error:
         raise RunFolderError(
             f"{job.folder / COMPARISON_ROWS} has invalid rows ({error}); delete this file to evaluate the run again"
         ) from None
-    return JobResult(rows=[{"row": row_label(job.label, row["variant"]), **row} for row in rows]) if rows else None
+    return (
+        JobResult(rows=[{"row": label_with_variant(job.label, row["variant"]), **row} for row in rows])
+        if rows
+        else None
+    )
 
 
-def starting_order(jobs: Sequence[Job], pool: Executor) -> list[Job]:
+def longest_jobs_first(jobs: Sequence[ExperimentJob], pool: Executor) -> list[ExperimentJob]:
     """Return the jobs with the longest first if several run at the same time, so that no worker is idle at the end."""
 
-    def num_operations(job: Job) -> int:
+    def num_operations(job: ExperimentJob) -> int:
         """Return the number of operations of the training, up to a constant factor."""
         experiment = job.experiment
         training, decoder = experiment.training, experiment.decoder
         num_symbols = training.steps * training.batch_size * experiment.train_lengths[1]
-        return num_symbols * decoder.num_passes * decoder.d_model**2
+        return num_symbols * decoder.num_unrolled_blocks * decoder.d_model**2
 
     return list(jobs) if pool.workers == 1 else sorted(jobs, key=num_operations, reverse=True)
 
@@ -394,7 +406,7 @@ def check_experiments(experiments: Mapping[str, Experiment], labels: Collection[
         raise SettingError("the dict experiments or the list only is empty; pass at least one experiment")
     for label in labels:
         if label not in experiments:
-            raise unknown_name("row", label, experiments)
+            raise unknown_name_error("row", label, experiments)
     folders: dict[str, str] = {}
     for label in experiments:
         first_label = folders.setdefault(to_folder_name(label), label)
@@ -416,14 +428,16 @@ def _check_settings(experiments: Mapping[str, Experiment]) -> None:
         )
 
 
-def _summarize(out: Path, jobs: Sequence[Job], results: Mapping[Path, JobResult], *, is_complete: bool) -> Comparison:
+def _summarize(
+    out: Path, jobs: Sequence[ExperimentJob], results: Mapping[Path, JobResult], *, is_complete: bool
+) -> Comparison:
     """Return the comparison of the jobs that have results, by the folder of their run."""
     job_results = [(job, results[job.folder]) for job in jobs if job.folder in results]
     rows = [row for _, result in job_results for row in result.rows]
     diverged = [(job, result.diverged) for job, result in job_results if result.diverged is not None]
     failed = [(job, result.failed) for job, result in job_results if result.failed is not None]
     messages = [f"{job}: {reason}" for job, reason in (*diverged, *failed)]
-    if lengths := overlapping_lengths(rows):
+    if lengths := lengths_seen_in_training(rows):
         advice = f"{HELD_OUT_ADVICE} and evaluate each run"
         messages.append(f"some or all records of length {lengths} were in the training data; {advice}")
     experiments = {job.label: job.experiment for job in jobs}
@@ -437,7 +451,7 @@ def _summarize(out: Path, jobs: Sequence[Job], results: Mapping[Path, JobResult]
         rows=rows,
         diverged=[row for job, reason in diverged for row in job.rows_without_results(reason)],
         failed=[row for job, reason in failed for row in job.rows_without_results(reason)],
-        warnings=messages + _distance_warnings([row for row in rows if label_of(row) in labels]),
+        warnings=messages + _distance_warnings([row for row in rows if label_without_variant(row) in labels]),
         is_complete=is_complete,
     )
 
@@ -447,7 +461,7 @@ def _distance_warnings(rows: list[dict[str, Any]]) -> list[str]:
     rows_by_label: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         if not is_skipped(row) and row["largest_distance"] > row["trained_distance"]:
-            rows_by_label.setdefault(label_of(row), []).append(row)
+            rows_by_label.setdefault(label_without_variant(row), []).append(row)
     messages = []
     for label, label_rows in rows_by_label.items():
         lengths = ", ".join(f"{length:,}" for length in sorted({row["length"] for row in label_rows}))

@@ -10,7 +10,13 @@ from lengthwise.core.errors import DefaultSettingsWarning, SettingError
 from lengthwise.core.files import StrPath, check_output_file, write_atomically
 from lengthwise.core.type_checks import check_arguments
 from lengthwise.evaluation.exact_match import check_id_range
-from lengthwise.evaluation.picture.picture import Answer, Picture, find_links, predict_answers, sample_example
+from lengthwise.evaluation.picture.example_picture import (
+    ExamplePicture,
+    PictureAnswer,
+    find_links,
+    predict_answers,
+    sample_example,
+)
 from lengthwise.evaluation.picture.svg_drawing import MARK, draw_svg
 from lengthwise.experiments import recipes
 from lengthwise.experiments.experiment import Experiment
@@ -29,7 +35,7 @@ def show(
     training: bool = False,
     out: StrPath | None = None,
     report: Callable[[dict[str, Any]], None] | None = None,
-) -> Picture:
+) -> ExamplePicture:
     """Return one example with tokens, position IDs and links, and write it to the SVG file ``out``.
 
     ``source`` is a run, a task, the name of a task, or the path of a JSONL file. Its example is the first that
@@ -76,12 +82,12 @@ def _experiment_of(
         return experiment if examples.coupling is None else recipes.experiment(task, Predicted.name)
 
 
-def _picture_of(experiment: Experiment, run: Run | None, length: int, seed: int, training: bool) -> Picture:
+def _picture_of(experiment: Experiment, run: Run | None, length: int, seed: int, training: bool) -> ExamplePicture:
     task, scheme = experiment.task, experiment.scheme
     examples, batch = sample_example(task, scheme, length, seed, training=training)
     vocabulary, ids = task.vocabulary, batch.position_ids[:, 0]
     links_from, links = find_links(examples, ids.numpy())
-    picture = Picture(
+    picture = ExamplePicture(
         task=task.name,
         scheme=scheme.name,
         length=length,
@@ -91,7 +97,7 @@ def _picture_of(experiment: Experiment, run: Run | None, length: int, seed: int,
         tokens=tuple(vocabulary[token] for token in batch.tokens[0].tolist()),
         position_ids=tuple(map(tuple, ids.tolist())),
         links_from=links_from,
-        answers=tuple(Answer(index=index, links=answer_links) for index, answer_links in links.items()),
+        answers=tuple(PictureAnswer(index=index, links=answer_links) for index, answer_links in links.items()),
     )
     if run is None:
         return picture

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lengthwise.core.errors import LengthwiseError, SettingError, unknown_name
+from lengthwise.core.errors import LengthwiseError, SettingError, unknown_name_error
 from lengthwise.core.files import read_file
 from lengthwise.core.json_parsing import parse_json
 from lengthwise.experiments import recipes
 from lengthwise.experiments.experiment import TABLES, Experiment, SettingChange, change_settings, changed_train_lengths
-from lengthwise.experiments.recipes import recipe, with_parts
+from lengthwise.experiments.recipes import recipe, with_scheme_and_encoding
 
 KEYS = ("base", "grid", "seeds")
 # Settings whose value can be a name, as on the command line.
@@ -62,7 +62,7 @@ def _read_json(path: Path, content: bytes) -> SweepFile:
         ) from None
     for key in document:
         if key not in KEYS:
-            raise unknown_name(f"key in {path}", key, KEYS)
+            raise unknown_name_error(f"key in {path}", key, KEYS)
     base, grid = document.get("base"), document.get("grid", {})
     if not isinstance(base, dict):
         raise SettingError(f'{path} has no object base; add one such as "base": {{"task": "parity"}}')
@@ -117,7 +117,7 @@ def _start(names: Mapping[str, str], train_lengths: tuple[int, int] | None, plac
         raise SettingError(f"{place}: the experiment has no task; add the name of a task or of a recipe to base")
     try:
         if "recipe" in names:
-            return with_parts(recipe(names["recipe"]), scheme, encoding)
+            return with_scheme_and_encoding(recipe(names["recipe"]), scheme, encoding)
         scheme = "predicted" if scheme is None else scheme
         return recipes.experiment(names["task"], scheme, encoding, train_lengths=train_lengths)
     except LengthwiseError as error:

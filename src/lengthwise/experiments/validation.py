@@ -11,35 +11,41 @@ import torch
 from jaxtyping import Real
 from torch import Tensor
 
-from lengthwise.core.errors import LengthwiseError, PositionIDError, PositionRangeError, SettingError, unknown_name
-from lengthwise.core.randomness import stream
+from lengthwise.core.errors import (
+    LengthwiseError,
+    PositionIDError,
+    PositionRangeError,
+    SettingError,
+    unknown_name_error,
+)
+from lengthwise.core.randomness import random_stream
 from lengthwise.encodings import Encoding, EncodingSize
 from lengthwise.evaluation.exact_match import EvaluationSettings, check_id_range
-from lengthwise.evaluation.loss_by_context import check_contexts
+from lengthwise.evaluation.loss_by_context import check_context_lengths
 from lengthwise.experiments.experiment import Experiment, build_decoder, build_sampler, to_dict
 from lengthwise.model.decoder import Decoder
-from lengthwise.positions import Assignment, Discovered, PositionScheme
+from lengthwise.positions import Assignment, DiscoveredCoupling, PositionScheme
 from lengthwise.tasks import GradedByLoss, Task, lengths_between, nearest_length
 from lengthwise.tasks.examples import Examples
-from lengthwise.training.batch import Batch, Sampler, to_batch
+from lengthwise.training.batch import Batch, TrainingSampler, to_batch
 
 ID_AXES = "(level, batch, seq)"
 # Axes of a hook's result, unless it is a score or bias.
 RESULT_AXES = {
     "embed": "batch, seq, d_model",
     "rotate": "batch, heads, seq, d_head",
-    "annotate": "batch, heads, seq, extra",
+    "token_features": "batch, heads, seq, extra",
 }
 
 
-def prepare_training(experiment: Experiment) -> tuple[Decoder, Sampler]:
+def prepare_training(experiment: Experiment) -> tuple[Decoder, TrainingSampler]:
     """Return the untrained decoder and the batch sampler; raise every error in the settings before training starts."""
     max_train_length = experiment.train_lengths[1]
     sampler = build_sampler(experiment, experiment.train_lengths)
     check_settings(experiment)
     # A task with a limited set of lengths needs only the first and the last length.
     for length in experiment.train_lengths:
-        experiment.task.sample(length=length, size=1, rng=stream(experiment.seed, "ends", length))
+        experiment.task.sample(length=length, size=1, rng=random_stream(experiment.seed, "ends", length))
     batches = check_scheme(experiment)
     batch = build_sampler(experiment, (max_train_length, max_train_length)).batches(0)[0]
     num_ids = experiment.scheme.num_position_ids or int(batch.position_ids.max()) + 1
@@ -60,9 +66,9 @@ def check_evaluation(experiment: Experiment, settings: EvaluationSettings) -> No
     """Raise an error for lengths or variants in ``settings`` that the task, scheme or encoding does not support."""
     for task in select_variants(experiment.task, settings).values():
         if isinstance(task, GradedByLoss):
-            check_contexts(task, settings)
+            check_context_lengths(task, settings)
         for length in settings.lengths:
-            rng = stream(settings.seed, "evaluation examples", length, 0)
+            rng = random_stream(settings.seed, "evaluation examples", length, 0)
             examples = task.sample(length=length, size=1, rng=rng)
             batch = to_batch(length, examples, experiment.scheme.assign(examples, rng, training=False))
             check_id_range(experiment.encoding.num_position_ids, batch, length)
@@ -75,7 +81,7 @@ def select_variants(task: Task, settings: EvaluationSettings) -> dict[str | None
         if not variants:
             raise SettingError(f"unknown variant '{variant}': task {task.name} has no variants; leave out --variants")
         if variant not in variants:
-            raise unknown_name(f"variant of {task.name}", variant, variants)
+            raise unknown_name_error(f"variant of {task.name}", variant, variants)
     return {variant: variants[variant] for variant in settings.variants} or {None: task}
 
 
@@ -87,15 +93,17 @@ def check_settings(experiment: Experiment) -> None:
         advice = "use dataclasses with numbers, strings or tuples, and names in UTF-8"
         raise SettingError(f"the experiment cannot be saved ({error}); {advice}") from None
     training, task, scheme = experiment.training, experiment.task, experiment.scheme
-    if training.stage_threshold is not None and not task.stages():
+    if training.stage_threshold is not None and not task.curriculum_stages():
         raise SettingError(
             f"stage_threshold needs a task with stages, but {task.name} has no stages; leave out stage_threshold"
         )
     if training.fit_every is not None and isinstance(task, GradedByLoss):
         raise SettingError(f"fit_every needs exact match, but {task.name} is graded by loss; leave out fit_every")
-    if isinstance(scheme, Discovered) and max(scheme.pointer_rule.named_tokens, default=0) >= len(task.vocabulary):
+    if isinstance(scheme, DiscoveredCoupling) and max(scheme.parsed_rule.fixed_token_ids, default=0) >= len(
+        task.vocabulary
+    ):
         raise SettingError(
-            f"the rule of scheme {scheme.name} names token number {max(scheme.pointer_rule.named_tokens)}, but task "
+            f"the rule of scheme {scheme.name} names token number {max(scheme.parsed_rule.fixed_token_ids)}, but task "
             f"{task.name} has only {len(task.vocabulary)} tokens; find the coupling of this task with lengthwise couple"
         )
     if training.scheduled_sampling and not scheme.predicts_ids:
@@ -118,7 +126,7 @@ def check_scheme(experiment: Experiment) -> list[Batch]:
     Returns two batches of these examples: with training IDs, and with evaluation IDs. Raises ``PositionIDError`` or
     ``PositionRangeError`` if the scheme returns an invalid assignment.
     """
-    rng = stream(experiment.seed, "conformance")
+    rng = random_stream(experiment.seed, "conformance")
     length, scheme = nearest_length(experiment.task, experiment.train_lengths[1]), experiment.scheme
     examples = experiment.task.sample(length=length, size=2, rng=rng)
     batches = []
@@ -134,7 +142,7 @@ def _check_assignment(scheme: PositionScheme, examples: Examples, assignment: An
     if not isinstance(assignment, Assignment):
         raise PositionIDError(
             f"scheme {scheme.name} returns {_type_name(assignment)}; return an Assignment, "
-            "such as score_all_answers(examples, position_ids)"
+            "such as make_assignment(examples, position_ids)"
         )
     batch_size, seq = examples.tokens.shape
     ids: Any = assignment.position_ids
@@ -199,16 +207,16 @@ def _check_hooks(encoding: Encoding, size: EncodingSize, ids: Real[Tensor, "size
         _call_hook(encoding, "bias", (query_ids, ids), score_shape)
     queries = torch.ones(batch_size, num_heads, num_queries, d_head)
     keys = torch.ones(batch_size, num_heads, num_keys, d_head)
-    if encoding.has_annotations:
+    if encoding.has_token_features:
         hidden = torch.ones(batch_size, num_keys, d_model)
         expected_shape = (batch_size, num_heads, num_keys, None)
-        annotations = _call_hook(encoding, "annotate", (hidden, ids, 0), expected_shape)
-        keys = torch.cat([keys, annotations], dim=-1)
-        queries = torch.cat([queries, annotations[:, :, num_keys - num_queries :]], dim=-1)
+        token_features = _call_hook(encoding, "token_features", (hidden, ids, 0), expected_shape)
+        keys = torch.cat([keys, token_features], dim=-1)
+        queries = torch.cat([queries, token_features[:, :, num_keys - num_queries :]], dim=-1)
     if encoding.has_scores:
         _call_hook(encoding, "scores", (queries, keys, query_ids, ids), score_shape)
         is_visible = torch.ones(num_queries, num_keys, dtype=torch.bool).tril(num_keys - num_queries)
-        _call_hook(encoding, "adjust", (torch.ones(score_shape), query_ids, ids, is_visible), score_shape)
+        _call_hook(encoding, "adjust_scores", (torch.ones(score_shape), query_ids, ids, is_visible), score_shape)
 
 
 def _call_hook(

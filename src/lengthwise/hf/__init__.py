@@ -14,10 +14,10 @@ MODULES = {
     "PredictivePositionModel": "predictive_model",
     "PromptingConfig": "language_models",
     "export_hf": "export",
-    "export_to_harness": "export",
-    "groups_of_spans": "collators",
+    "export_to_lm_eval": "export",
+    "coupling_groups_from_spans": "collators",
     "import_hf": "export",
-    "symbol_tokenizer": "tokenization",
+    "build_symbol_tokenizer": "tokenization",
     "to_dataset": "export",
 }
 

@@ -13,7 +13,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from lengthwise.core.checkpoint import weights_digest
-from lengthwise.core.devices import forward_token_budget
+from lengthwise.core.devices import max_tokens_per_forward
 from lengthwise.core.errors import ModelError
 from lengthwise.evaluation.language_model import (
     CALL_ERRORS,
@@ -27,11 +27,11 @@ from lengthwise.evaluation.language_model import (
     WindowIDs,
     WindowTokens,
     first_line,
-    max_difference,
+    max_log_prob_difference,
 )
-from lengthwise.hf.id_generation import IDGenerationMixin
 from lengthwise.hf.model_inputs import additive_mask, causal_mask
-from lengthwise.hf.model_parts import device_of, use_mask_attention
+from lengthwise.hf.model_parts import device_of, use_maskable_attention
+from lengthwise.hf.position_id_generation import PositionIDGenerationMixin
 
 # Layer types that can hide single keys. Windowed layers attend to the full context while it fits into the window.
 FULL_ATTENTION, WINDOWED_ATTENTION = {"full_attention", "attention"}, {"sliding_attention", "chunked_attention"}
@@ -44,7 +44,7 @@ NUM_ROUNDING_SAMPLES, ROUNDING_MARGIN = 5, 2.0
 MIN_ROUNDING_ERROR = 1e-3
 
 
-def narrowest_window(config: Any) -> int | None:
+def smallest_attention_window(config: Any) -> int | None:
     """Return the smallest attention window (tokens) of a configuration, or None if all layers use full attention."""
     layer_types = set(getattr(config, "layer_types", None) or [])
     if layer_types and not layer_types & WINDOWED_ATTENTION:
@@ -75,7 +75,7 @@ def _smallest(config: Any, *names: str) -> int | None:
 
 def _check_architecture(name: str, model: PreTrainedModel) -> None:
     """Raise ``ModelError`` for a model that cannot hide tokens, or accepts no position IDs or cache."""
-    if isinstance(model, IDGenerationMixin):
+    if isinstance(model, PositionIDGenerationMixin):
         raise ModelError(
             f"{name} is a wrapped model or predicts its position IDs, but a study needs consecutive IDs; use "
             "a causal model without a wrapper, or the run folder that the model was exported from"
@@ -149,11 +149,11 @@ def _random_rounding(model: nn.Module, seed: int) -> Iterator[None]:
 PACK_SIZE = 8
 
 
-class ReadOnlyLayer(DynamicLayer):
+class ReadOnlyCacheLayer(DynamicLayer):
     """Cache layer with fixed keys and values, so that a call does not add its tokens to the cache."""
 
     @classmethod
-    def from_layer(cls, layer: Any, num_tokens: int) -> "ReadOnlyLayer":
+    def from_layer(cls, layer: Any, num_tokens: int) -> "ReadOnlyCacheLayer":
         """Return a layer with the keys and values of the first ``num_tokens`` tokens of another layer."""
         fixed = cls()
         fixed.lazy_initialization(layer.keys, layer.values)
@@ -174,27 +174,27 @@ class CausalLM:
 
     If IDs are not consecutive, calls pass a mask built from token indexes. Without a mask, `transformers` treats a gap
     as the start of another packed text and hides the earlier tokens. Raises ``ModelError`` for a model that is not
-    causal, cannot hide tokens, or accepts no position IDs or cache; ``check_exactness`` compares its predictions.
+    causal, cannot hide tokens, or accepts no position IDs or cache; ``check_exact_hiding`` compares its predictions.
     """
 
     def __init__(self, model: PreTrainedModel, name: str | None = None) -> None:
         self.name = name if name is not None else str(model.config.name_or_path or model.config.model_type)
         _check_architecture(self.name, model)
-        use_mask_attention(model)
+        use_maskable_attention(model)
         self.model = model.eval()
         check_causal(self.name, model)
         config = model.config.get_text_config()
         self.vocabulary_size = int(config.vocab_size)
         # Length of the longest context that every layer attends to in full.
         max_positions = _smallest(config, "max_position_embeddings")
-        limits = [limit for limit in (max_positions, narrowest_window(config)) if limit is not None]
+        limits = [limit for limit in (max_positions, smallest_attention_window(config)) if limit is not None]
         self.num_positions = min(limits, default=None)
         # The training data of the model are unknown.
         self.trained_distance: int | float | None = None
         self.dtype = str(model.dtype).removeprefix("torch.")
         self.num_parameters = sum(parameter.numel() for parameter in model.parameters())
         num_heads = getattr(config, "num_attention_heads", 1)
-        self.forward_tokens = forward_token_budget(device_of(model), int(config.hidden_size), num_heads)
+        self.forward_tokens = max_tokens_per_forward(device_of(model), int(config.hidden_size), num_heads)
         # A model with a table of the causal mask over token indexes (GPT-Neo) cannot read packed tokens.
         mask_shape, buffers = (max_positions, max_positions), list(model.buffers())
         has_mask_table = any(buffer.dtype == torch.bool and buffer.shape[-2:] == mask_shape for buffer in buffers)
@@ -205,7 +205,7 @@ class CausalLM:
         """Digest that identifies the weights."""
         return weights_digest(self.model.state_dict())
 
-    def assign_ids(self, tokens: WindowTokens) -> WindowIDs:
+    def assign_position_ids(self, tokens: WindowTokens) -> WindowIDs:
         """Return the token indexes as the position IDs of all tokens of a window."""
         return torch.arange(len(tokens))
 
@@ -218,7 +218,7 @@ class CausalLM:
         return self._forward(tokens, position_ids, mask, cache=states).logits[:, 0].float().log_softmax(dim=-1)
 
     @torch.no_grad()
-    def plain_log_probs(
+    def log_probs_without_cache(
         self, tokens: WindowTokens, mask: Bool[Tensor, "seq seq"] | None = None
     ) -> Float[Tensor, " vocab"]:
         """Return the log-probabilities (nats) of the next token, from one forward pass without a cache.
@@ -230,7 +230,7 @@ class CausalLM:
             logits = self.model(input_ids=tokens[None].to(device), use_cache=False).logits
         else:
             score_mask = additive_mask(mask[None, None].to(device), self.model.dtype)
-            logits = self._forward(tokens[None], self.assign_ids(tokens)[None], score_mask).logits
+            logits = self._forward(tokens[None], self.assign_position_ids(tokens)[None], score_mask).logits
         return logits[0, -1].float().log_softmax(dim=-1)
 
     def rounding_tolerance(self, tokens: WindowTokens) -> float:
@@ -238,10 +238,10 @@ class CausalLM:
 
         Source: stochastic arithmetic (Vignes 1993, A stochastic arithmetic for reliable scientific computation).
         """
-        expected_log_probs, differences = self.plain_log_probs(tokens), []
+        expected_log_probs, differences = self.log_probs_without_cache(tokens), []
         for seed in range(NUM_ROUNDING_SAMPLES):
             with _random_rounding(self.model, seed):
-                differences.append(max_difference(self.plain_log_probs(tokens), expected_log_probs))
+                differences.append(max_log_prob_difference(self.log_probs_without_cache(tokens), expected_log_probs))
         return max(MIN_ROUNDING_ERROR, ROUNDING_MARGIN * max(differences))
 
     @torch.no_grad()
@@ -254,7 +254,7 @@ class CausalLM:
         if num_prefix == 0:
             return cache
         self._forward(tokens[None], position_ids[None], self._causal_mask(position_ids[None]), cache=cache)
-        cache.layers = [ReadOnlyLayer.from_layer(layer, num_prefix) for layer in cache.layers]
+        cache.layers = [ReadOnlyCacheLayer.from_layer(layer, num_prefix) for layer in cache.layers]
         return cache
 
     @torch.no_grad()
@@ -287,7 +287,7 @@ class CausalLM:
         ).logits
         return logits.flatten(0, 1)[: len(visibility_masks)].float().log_softmax(dim=-1)
 
-    def gate_gradient(
+    def attention_gate_gradient(
         self,
         states: DynamicCache,
         near_tokens: Near,

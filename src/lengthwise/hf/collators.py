@@ -11,17 +11,17 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from lengthwise.core.errors import (
-    FeatureError,
     LengthwiseError,
     ModelError,
     PositionRangeError,
     SettingError,
+    TokenizedRowError,
     UnsupportedTaskError,
 )
-from lengthwise.core.randomness import stream
+from lengthwise.core.randomness import random_stream
 from lengthwise.core.type_checks import check_arguments, check_types
-from lengthwise.hf.id_generation import IDGenerationMixin
 from lengthwise.hf.model_inputs import UNSCORED, causal_mask
+from lengthwise.hf.position_id_generation import PositionIDGenerationMixin
 from lengthwise.hf.position_id_support import (
     check_id_prediction,
     check_scheme,
@@ -50,18 +50,18 @@ class TokenizedExample:
 
 
 def read_example(feature: Mapping[str, Any], scheme_column: str | None) -> TokenizedExample:
-    """Read the columns of an example (None: missing); raise ``FeatureError`` for an invalid column."""
+    """Read the columns of an example (None: missing); raise ``TokenizedRowError`` for an invalid column."""
     if feature.get("input_ids") is None:
-        raise FeatureError(
+        raise TokenizedRowError(
             f"input_ids are missing (columns: {', '.join(map(str, feature)) or 'none'}); tokenize the data set first, "
             "and set remove_unused_columns=False"
         )
-    tokens = to_integers("input_ids", feature["input_ids"])
+    tokens = to_integer_array("input_ids", feature["input_ids"])
     if not len(tokens):
-        raise FeatureError("input_ids is empty; remove the example")
+        raise TokenizedRowError("input_ids is empty; remove the example")
     mask = _read_token_values(feature, "attention_mask", len(tokens))
     if mask is not None and not mask.all():
-        raise FeatureError("attention_mask hides tokens, so the example is padded; tokenize with padding=False")
+        raise TokenizedRowError("attention_mask hides tokens, so the example is padded; tokenize with padding=False")
     labels = _read_token_values(feature, "labels", len(tokens))
     return TokenizedExample(
         tokens=tokens,
@@ -78,10 +78,10 @@ def count_prompt_tokens(feature: Mapping[str, Any]) -> int:
     return int(example.is_answer.argmax()) if has_answers and example.is_answer.any() else len(example.tokens)
 
 
-def to_integers(
+def to_integer_array(
     name: str, values: Any, *, width: int | None = None, content: str = "integers"
 ) -> Int[np.ndarray, "*shape"]:
-    """Convert a list, array or tensor to an int64 array of shape (seq,) or (seq, width), or raise ``FeatureError``.
+    """Convert a list, array or tensor to int64 of shape (seq,) or (seq, width), or raise ``TokenizedRowError``.
 
     ``name`` and ``content`` describe the column and its valid values in the error message.
     """
@@ -95,22 +95,22 @@ def to_integers(
     if array.ndim == 0 or not is_integer or shape != item_shape:
         text = " ".join(repr(values).split())
         text = text if len(text) <= 40 else f"{text[:40]}..."
-        raise FeatureError(f"invalid {name} {text}; use a list of {content}")
+        raise TokenizedRowError(f"invalid {name} {text}; use a list of {content}")
     return array.astype(np.int64).reshape(len(array), *shape)
 
 
-def groups_of_spans(spans: Sequence[Any], offsets: Sequence[Any], *, truncated: bool = False) -> list[int]:
+def coupling_groups_from_spans(spans: Sequence[Any], offsets: Sequence[Any], *, truncated: bool = False) -> list[int]:
     """Return the coupling group of each token, from character spans and the offsets of the tokens.
 
     Each span is ``[start, end, group]`` with an exclusive ``end`` and a group of 0 or more. ``offsets`` contains
     ``[start, end]`` per token, as in ``offset_mapping`` of a fast tokenizer. A token gets the group of the span that
     it overlaps. Any other token, including special tokens, gets the group of the previous token plus one (0 at the
     start). Groups never depend on later tokens, so a prompt has the same groups with and without its response.
-    ``truncated=True`` ignores spans before the first token or after the last token. Raises ``FeatureError`` for a
+    ``truncated=True`` ignores spans before the first token or after the last token. Raises ``TokenizedRowError`` for a
     token that overlaps spans of two groups, a span without a token, and a span that ends after the last token.
     """
-    span_start, span_end, span_group = to_integers("spans", spans, width=3, content=SPAN_FORMAT).T
-    token_start, token_end = to_integers("offset_mapping", offsets, width=2, content=OFFSET_FORMAT).T
+    span_start, span_end, span_group = to_integer_array("spans", spans, width=3, content=SPAN_FORMAT).T
+    token_start, token_end = to_integer_array("offset_mapping", offsets, width=2, content=OFFSET_FORMAT).T
     _check_spans(span_start, span_end, span_group)
     _check_offsets(token_start, token_end)
     # A special token contains no characters, so it overlaps no span.
@@ -121,23 +121,23 @@ def groups_of_spans(spans: Sequence[Any], offsets: Sequence[Any], *, truncated: 
     highest = np.where(overlaps, span_group, -1).max(axis=1, initial=-1)
     if (has_conflict := has_span & (lowest < highest)).any():
         token = int(has_conflict.argmax())
-        raise FeatureError(
+        raise TokenizedRowError(
             f"token {token} (characters {token_start[token]} to {token_end[token]}) belongs to the groups "
             f"{lowest[token]} and {highest[token]}; change the spans, or insert a space between them in the text"
         )
     text_end = token_end.max(initial=0)
     if not truncated and (is_beyond := span_end > text_end).any():
         span = int(is_beyond.argmax())
-        raise FeatureError(
+        raise TokenizedRowError(
             f"the span {span_start[span]} to {span_end[span]} (group {span_group[span]}) ends after the last token, "
             f"which ends at {text_end}; fix the span, or compute the column coupling of a truncated text with "
-            "groups_of_spans(..., truncated=True)"
+            "coupling_groups_from_spans(..., truncated=True)"
         )
     is_inside = (span_start < text_end) & (span_end > token_start[has_text].min(initial=GROUP_LIMIT))
     is_missed = ~overlaps.any(axis=0) & (is_inside | (not truncated))
     if is_missed.any():
         span = int(is_missed.argmax())
-        raise FeatureError(
+        raise TokenizedRowError(
             f"no token contains a character of the span {span_start[span]} to {span_end[span]} (group "
             f"{span_group[span]}); move the span to characters that the tokenizer keeps"
         )
@@ -149,7 +149,7 @@ def groups_of_spans(spans: Sequence[Any], offsets: Sequence[Any], *, truncated: 
 def _check_offsets(token_start: Int[np.ndarray, " seq"], token_end: Int[np.ndarray, " seq"]) -> None:
     if (is_invalid := (token_start < 0) | (token_end < token_start)).any():
         token = int(is_invalid.argmax())
-        raise FeatureError(
+        raise TokenizedRowError(
             f"invalid offset_mapping {[int(token_start[token]), int(token_end[token])]} of token {token}; use "
             "[start, end] with 0 <= start <= end"
         )
@@ -157,7 +157,7 @@ def _check_offsets(token_start: Int[np.ndarray, " seq"], token_end: Int[np.ndarr
     if (is_decrease := np.diff(token_start[tokens]) < 0).any():
         decrease_index = int(is_decrease.argmax())
         previous, token = tokens[decrease_index : decrease_index + 2]
-        raise FeatureError(
+        raise TokenizedRowError(
             f"offset_mapping decreases from {token_start[previous]} to {token_start[token]} at token {token}, which "
             "happens for a pair of texts; tokenize prompt and response as one text"
         )
@@ -169,7 +169,7 @@ def _check_spans(
     is_invalid = (span_start < 0) | (span_end <= span_start) | (span_group < 0) | (span_group >= GROUP_LIMIT)
     if is_invalid.any():
         span = int(is_invalid.argmax())
-        raise FeatureError(
+        raise TokenizedRowError(
             f"invalid span {[int(span_start[span]), int(span_end[span]), int(span_group[span])]}; use [start, end, "
             f"group] with 0 <= start < end and 0 <= group < {GROUP_LIMIT}"
         )
@@ -178,9 +178,9 @@ def _check_spans(
 def _read_token_values(feature: Mapping[str, Any], name: str, seq: int) -> Int[np.ndarray, " seq"] | None:
     if feature.get(name) is None:
         return None
-    token_values = to_integers(name, feature[name])
+    token_values = to_integer_array(name, feature[name])
     if len(token_values) != seq:
-        raise FeatureError(f"{name} has {len(token_values)} values for {seq} tokens; give one value per token")
+        raise TokenizedRowError(f"{name} has {len(token_values)} values for {seq} tokens; give one value per token")
     return token_values
 
 
@@ -196,9 +196,9 @@ def _build_answer_mask(
         if mask is not None:
             is_answer &= mask != 0
     if (prompt := feature.get("prompt_length")) is not None:
-        length = to_integers("prompt_length", [prompt], content="one integer").item()
+        length = to_integer_array("prompt_length", [prompt], content="one integer").item()
         if not 0 <= length <= seq:
-            raise FeatureError(f"prompt_length is {length}, but the example has {seq} tokens; use 0 to {seq}")
+            raise TokenizedRowError(f"prompt_length is {length}, but the example has {seq} tokens; use 0 to {seq}")
         is_answer &= np.arange(seq) >= length
     return is_answer
 
@@ -208,23 +208,27 @@ def _read_scheme_column(feature: Mapping[str, Any], name: str, seq: int) -> Int[
     if column is None and name == "coupling" and feature.get("spans") is not None:
         offsets = feature.get("offset_mapping")
         if offsets is None:
-            raise FeatureError("spans need an offset_mapping; tokenize with return_offsets_mapping=True")
+            raise TokenizedRowError("spans need an offset_mapping; tokenize with return_offsets_mapping=True")
         if len(offsets) != seq:
-            raise FeatureError(f"offset_mapping has {len(offsets)} pairs for {seq} tokens; give one pair per token")
-        column = np.array(groups_of_spans(feature["spans"], offsets))
+            raise TokenizedRowError(
+                f"offset_mapping has {len(offsets)} pairs for {seq} tokens; give one pair per token"
+            )
+        column = np.array(coupling_groups_from_spans(feature["spans"], offsets))
     if column is None:
         alternative = ", or spans with an offset_mapping" if name == "coupling" else ""
-        raise FeatureError(
+        raise TokenizedRowError(
             f"the column {name} is missing; add it with one integer per token{alternative}, keep it with "
             "remove_unused_columns=False, or use a scheme that needs no column"
         )
     if (is_invalid := (column < 0) | (column >= GROUP_LIMIT)).any():
-        raise FeatureError(f"invalid {name} {column[is_invalid.argmax()]}; use integers from 0 to {GROUP_LIMIT - 1}")
+        raise TokenizedRowError(
+            f"invalid {name} {column[is_invalid.argmax()]}; use integers from 0 to {GROUP_LIMIT - 1}"
+        )
     return column
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class BatchLayout:
     """Row, column and sequence number (index of the example in its row) of each token, in the order of the examples."""
 
     shape: tuple[int, int]
@@ -232,7 +236,7 @@ class Layout:
     columns: Int[np.ndarray, " tokens"]
     sequence_numbers: Int[np.ndarray, " tokens"]
 
-    def place(self, values: Sequence[np.ndarray], fill_value: int) -> Int[Tensor, "batch seq"]:
+    def arrange_tokens(self, values: Sequence[np.ndarray], fill_value: int) -> Int[Tensor, "batch seq"]:
         """Arrange one integer array per example into a batch, with ``fill`` at padding."""
         batch = np.full(self.shape, fill_value, dtype=np.int64)
         batch[self.rows, self.columns] = np.concatenate(values)
@@ -241,10 +245,12 @@ class Layout:
     @property
     def sequence_ids(self) -> Int[Tensor, "batch seq"]:
         """Sequence number of each token in its row, from 0; -1 for padding."""
-        return self.place([self.sequence_numbers], -1)
+        return self.arrange_tokens([self.sequence_numbers], -1)
 
 
-def build_layout(lengths: Sequence[int], *, pack_to: int | None, pad_left: bool, multiple: int | None) -> Layout:
+def build_batch_layout(
+    lengths: Sequence[int], *, pack_to: int | None, pad_left: bool, multiple: int | None
+) -> BatchLayout:
     """Place one example per row, or pack rows of at most ``pack_to`` tokens; round the width up to a ``multiple``."""
     packs = [[example] for example in range(len(lengths))] if pack_to is None else pack_first_fit(lengths, pack_to)
     row_lengths = [sum(lengths[example] for example in pack) for pack in packs]
@@ -260,7 +266,7 @@ def build_layout(lengths: Sequence[int], *, pack_to: int | None, pad_left: bool,
             column += lengths[example]
     rows, first_columns, sequence_numbers = first_cells.repeat(lengths, axis=0).T
     columns = first_columns + np.concatenate([np.arange(length) for length in lengths])
-    return Layout(shape=(len(packs), num_columns), rows=rows, columns=columns, sequence_numbers=sequence_numbers)
+    return BatchLayout(shape=(len(packs), num_columns), rows=rows, columns=columns, sequence_numbers=sequence_numbers)
 
 
 def pack_first_fit(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
@@ -284,8 +290,8 @@ class PositionCollator:
     Each example is a mapping with unpadded ``input_ids``. The columns ``labels`` (-100 outside the answer),
     ``completion_mask``, ``assistant_masks`` and ``prompt_length`` mark answer tokens. If several are present, all of
     them must mark an answer token; if none is present, all tokens except the first are answer tokens. Schemes that need
-    a coupling read ``coupling`` (one integer per token), or ``spans`` with ``offset_mapping`` (`groups_of_spans`).
-    Schemes that need ``step_index`` read it (one integer per token).
+    a coupling read ``coupling`` (one integer per token), or ``spans`` with ``offset_mapping``
+    (`coupling_groups_from_spans`). Schemes that need ``step_index`` read it (one integer per token).
 
     A batch has ``input_ids``, ``position_ids`` (0 for padding), ``labels`` (unshifted, -100 where not scored) and an
     ``attention_mask``. Without a mask, `transformers` treats a gap in the IDs as the start of another text. If the
@@ -299,7 +305,7 @@ class PositionCollator:
 
     `Trainer` needs ``remove_unused_columns=False``. `SFTTrainer` also needs
     ``dataset_kwargs={"skip_prepare_dataset": True}`` and then does not truncate; with ``pack_to``, its ``num_tokens``
-    is wrong. ``FeatureError`` and ``PositionRangeError`` name the invalid example of the batch.
+    is wrong. ``TokenizedRowError`` and ``PositionRangeError`` name the invalid example of the batch.
     """
 
     scheme: PositionScheme
@@ -350,7 +356,7 @@ class PositionCollator:
             raise ModelError(f"{type(model).__name__} is not a transformers model; pass a model or its configuration")
         check_id_prediction(config, scheme)
         max_num_ids = position_id_limit(config, pack_to)
-        if isinstance(model, PreTrainedModel) and not isinstance(model, IDGenerationMixin):
+        if isinstance(model, PreTrainedModel) and not isinstance(model, PositionIDGenerationMixin):
             check_uses_position_ids(model)
         if not beyond_trained and scheme.num_position_ids is not None and scheme.num_position_ids > max_num_ids:
             raise PositionRangeError(
@@ -376,7 +382,7 @@ class PositionCollator:
     def __call__(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         """Collate tokenized examples into a batch."""
         if not features:
-            raise FeatureError("the batch is empty; pass at least one example")
+            raise TokenizedRowError("the batch is empty; pass at least one example")
         examples = [self._read_example(index, feature) for index, feature in enumerate(features)]
         assignments = self._assign(examples)
         pairs = zip(examples, assignments, strict=True)
@@ -384,18 +390,18 @@ class PositionCollator:
             np.where(item.is_answer & assigned.token_scored[0], item.labels, UNSCORED) for item, assigned in pairs
         ]
         lengths, pad_left = [len(example.tokens) for example in examples], self.padding_side == "left"
-        layout = build_layout(lengths, pack_to=self.pack_to, pad_left=pad_left, multiple=self.pad_to_multiple_of)
+        layout = build_batch_layout(lengths, pack_to=self.pack_to, pad_left=pad_left, multiple=self.pad_to_multiple_of)
         sequence_ids = layout.sequence_ids
         is_token = sequence_ids >= 0
         batch = {
-            "input_ids": layout.place([example.tokens for example in examples], self.pad_token_id),
+            "input_ids": layout.arrange_tokens([example.tokens for example in examples], self.pad_token_id),
             "attention_mask": is_token.long(),
-            "position_ids": layout.place([assignment.position_ids[0, 0] for assignment in assignments], 0),
-            "labels": layout.place(labels, UNSCORED),
+            "position_ids": layout.arrange_tokens([assignment.position_ids[0, 0] for assignment in assignments], 0),
+            "labels": layout.arrange_tokens(labels, UNSCORED),
         }
         if self.scheme.predicts_ids:
             position_labels = [np.where(item.id_scored[0], item.position_ids[0, 0], UNSCORED) for item in assignments]
-            batch["position_labels"] = layout.place(position_labels, UNSCORED)
+            batch["position_labels"] = layout.arrange_tokens(position_labels, UNSCORED)
         if self.pack_to is not None:
             batch["attention_mask"] = causal_mask(is_token, sequence_ids=sequence_ids, dtype=self.dtype)
             batch["sequence_ids"] = sequence_ids
@@ -408,20 +414,22 @@ class PositionCollator:
         """
         batch = replace(self, training=False, pack_to=None, padding_side="left")(features)
         prompt_lengths = [count_prompt_tokens(feature) for feature in features]
-        layout = build_layout(prompt_lengths, pack_to=None, pad_left=True, multiple=None)
+        layout = build_batch_layout(prompt_lengths, pack_to=None, pad_left=True, multiple=None)
         prompts = {"attention_mask": (layout.sequence_ids >= 0).long()}
         for name, fill_value in (("input_ids", self.pad_token_id), ("position_ids", 0)):
             rows = zip(batch[name].numpy(), batch["attention_mask"].numpy(), prompt_lengths, strict=True)
-            prompts[name] = layout.place([cells[mask == 1][:length] for cells, mask, length in rows], fill_value)
+            prompts[name] = layout.arrange_tokens(
+                [cells[mask == 1][:length] for cells, mask, length in rows], fill_value
+            )
         return prompts
 
     def _read_example(self, index: int, feature: Mapping[str, Any]) -> TokenizedExample:
         try:
             example = read_example(feature, self.scheme.needs)
-        except FeatureError as error:
-            raise FeatureError(f"example {index} of the batch: {error}") from None
+        except TokenizedRowError as error:
+            raise TokenizedRowError(f"example {index} of the batch: {error}") from None
         if self.pack_to is not None and len(example.tokens) > self.pack_to:
-            raise FeatureError(
+            raise TokenizedRowError(
                 f"example {index} of the batch: {len(example.tokens)} tokens exceed pack_to {self.pack_to}; "
                 "truncate or drop the example, or raise pack_to"
             )
@@ -433,7 +441,7 @@ class PositionCollator:
         # need different IDs.
         distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
         rank = torch.distributed.get_rank() if distributed else 0
-        rng = stream(int(torch.randint(1 << 62, ())), "collated position IDs", rank)
+        rng = random_stream(int(torch.randint(1 << 62, ())), "collated position IDs", rank)
         lengths = np.array([len(example.tokens) for example in examples])
         assignments: dict[int, Assignment] = {}
         for length in np.unique(lengths):

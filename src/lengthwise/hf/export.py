@@ -10,11 +10,11 @@ from datasets import Dataset
 
 from lengthwise.core.defaults import DEFAULT_NUM_SHOTS
 from lengthwise.core.errors import ModelError, RunFolderError, SettingError
-from lengthwise.core.files import StrPath, atomic_folder, check_output_folder, write_atomically
-from lengthwise.core.randomness import stream
+from lengthwise.core.files import StrPath, check_output_folder, write_atomically, write_folder_atomically
+from lengthwise.core.randomness import random_stream
 from lengthwise.core.type_checks import check_arguments
 from lengthwise.encodings import ENCODINGS
-from lengthwise.evaluation.exact_match import EvaluationSettings, iter_blocks
+from lengthwise.evaluation.exact_match import EvaluationSettings, iter_example_blocks
 from lengthwise.experiments.run_folder import (
     RESULTS,
     RUN_FOLDER,
@@ -28,7 +28,7 @@ from lengthwise.experiments.run_folder import (
 from lengthwise.positions import PositionScheme
 from lengthwise.tasks import HasRunFiles, Task
 from lengthwise.tasks.text.corpus import TOKENIZER_FILE
-from lengthwise.tasks.text_format import TextExample, format_examples, sample_shots
+from lengthwise.tasks.text_format import TextExample, format_examples, sample_few_shot_examples
 
 CONFIG_FILE = "config.json"
 # Number of examples per length from which lm-evaluation-harness samples its shots.
@@ -47,8 +47,8 @@ def export_hf(run: StrPath, out: StrPath, *, overrides: Mapping[str, Any] | None
     from transformers import PreTrainedTokenizerFast  # noqa: PLC0415
 
     from lengthwise.hf.lengthwise_model import LengthwiseForCausalLM, build_config  # noqa: PLC0415
-    from lengthwise.hf.model_card import CARD_FILE, run_card  # noqa: PLC0415
-    from lengthwise.hf.tokenization import symbol_tokenizer  # noqa: PLC0415
+    from lengthwise.hf.model_card import CARD_FILE, build_model_card  # noqa: PLC0415
+    from lengthwise.hf.tokenization import build_symbol_tokenizer  # noqa: PLC0415
 
     run, out = Path(run), Path(out)
     experiment, (tensors, facts) = read_experiment(run, overrides=overrides), read_model(run)
@@ -63,13 +63,13 @@ def export_hf(run: StrPath, out: StrPath, *, overrides: Mapping[str, Any] | None
     files = {name: content.decode() for name, content in run_files.items()}
     model = LengthwiseForCausalLM(build_config(experiment, {"experiment": description, "facts": facts, "files": files}))
     model.decoder.load_state_dict(tensors)
-    tokenizer = symbol_tokenizer(experiment.task.vocabulary)
+    tokenizer = build_symbol_tokenizer(experiment.task.vocabulary)
     if TOKENIZER_FILE in files:
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(files[TOKENIZER_FILE]))
-    with atomic_folder(out) as folder:
+    with write_folder_atomically(out) as folder:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        card = run_card(experiment, facts, read_rows(run / RESULTS)) + model.describe_loading()
+        card = build_model_card(experiment, facts, read_rows(run / RESULTS)) + model.describe_loading()
         (folder / CARD_FILE).write_text(card, encoding="utf-8")
 
 
@@ -93,13 +93,13 @@ def import_hf(folder: StrPath, out: StrPath) -> None:
         raise RunFolderError(
             f"{folder} lists the file {outside_files[0]}, which is outside the run folder; export the run again"
         )
-    with atomic_folder(out) as run:
+    with write_folder_atomically(out) as run:
         write_description(run, RUN_FOLDER, description, {name: content.encode() for name, content in files.items()})
         write_model(run, model.decoder.state_dict(), training_facts)
 
 
 @check_arguments
-def export_to_harness(task: Task, out: StrPath, settings: EvaluationSettings, *, shots: int = DEFAULT_NUM_SHOTS) -> str:
+def export_to_lm_eval(task: Task, out: StrPath, settings: EvaluationSettings, *, shots: int = DEFAULT_NUM_SHOTS) -> str:
     """Export a task to lm-evaluation-harness as a group with one task per length, and return the group's name.
 
     ``<task>_<length>.jsonl`` contains the test examples of ``evaluate``. ``<task>_<length>_shots.jsonl`` contains the
@@ -113,10 +113,12 @@ def export_to_harness(task: Task, out: StrPath, settings: EvaluationSettings, *,
     task_names = [f"lengthwise_{task.name}_{length}" for length in settings.lengths]
     for index, (task_name, length) in enumerate(zip(task_names, settings.lengths, strict=True)):
         num_examples = settings.num_examples_at(index)
-        blocks = iter_blocks(task, length, num_examples, settings.seed)
+        blocks = iter_example_blocks(task, length, num_examples, settings.seed)
         texts = [text for block in blocks for text in format_examples(task, block)][:num_examples]
-        rng, test_prompts = stream(settings.seed, "harness shots", length), {text.prompt for text in texts}
-        shot_pool = sample_shots(task, length, SHOT_POOL if shots else 0, rng, excluded_prompts=test_prompts)
+        rng, test_prompts = random_stream(settings.seed, "harness shots", length), {text.prompt for text in texts}
+        shot_pool = sample_few_shot_examples(
+            task, length, SHOT_POOL if shots else 0, rng, excluded_prompts=test_prompts
+        )
         splits = {"test": (f"{task.name}_{length}.jsonl", texts)}
         if shots:
             splits["shots"] = (f"{task.name}_{length}_shots.jsonl", shot_pool)
@@ -196,17 +198,21 @@ def to_dataset(
 
 
 def _item(task: Task, lengths: Sequence[int], seed: int, index: int, scheme: PositionScheme | None) -> dict[str, Any]:
-    rng = stream(seed, "data set examples", index)
+    rng = random_stream(seed, "data set examples", index)
     length = int(lengths[int(rng.integers(0, len(lengths)))])
     examples = task.sample(length=length, size=1, rng=rng)
     (text,) = format_examples(task, examples)
     # Padding after the end token belongs to no symbol.
     seq = int(examples.response_end[0]) + 1
-    item: dict[str, Any] = {"prompt": text.prompt, "response": text.response, "spans": list(map(list, text.spans))}
+    item: dict[str, Any] = {
+        "prompt": text.prompt,
+        "response": text.response,
+        "spans": list(map(list, text.symbol_spans)),
+    }
     if examples.coupling is not None:
         item["coupling"] = _list_by_level(examples.coupling[:, 0, :seq])
     if scheme is not None:
-        assignment = scheme.assign(examples, stream(seed, "data set positions", index), training=False)
+        assignment = scheme.assign(examples, random_stream(seed, "data set positions", index), training=False)
         item["position_ids"] = _list_by_level(assignment.position_ids[:, 0, :seq])
     return {**item, "length": length, "task": task.name, "seed": seed}
 

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from lengthwise.hf.model_inputs import UNSCORED, warn_unreachable_ids
-from lengthwise.model.position_heads import PositionHead, Prompt, read_prompt
+from lengthwise.model.position_heads import PositionHead, PromptKeys, build_prompt_keys
 
 Embedder = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class IDLoss:
+class PositionIDLoss:
     """ID loss (nats) and predicted IDs (-1 at tokens without a label), or None in training and for packed rows."""
 
     loss: Float[Tensor, ""]
@@ -37,8 +37,8 @@ class PredictivePositionOutput(CausalLMOutputWithPast):
     predicted_position_ids: Int[Tensor, "*level batch seq"] | None = None
 
 
-def joint_output(
-    loss_of_tokens: Tensor | None, loss_of_ids: IDLoss | None, id_weight: float, **outputs: Any
+def build_joint_output(
+    loss_of_tokens: Tensor | None, loss_of_ids: PositionIDLoss | None, id_weight: float, **outputs: Any
 ) -> PredictivePositionOutput:
     """Return a model output whose loss is the token loss plus the weighted ID loss, or the only loss of the two."""
     losses = [] if loss_of_tokens is None else [loss_of_tokens]
@@ -84,7 +84,7 @@ def position_loss(
     position_labels: Int[Tensor, "batch seq"],
     num_items: Tensor | int | None,
     sequence_ids: Int[Tensor, "batch seq"] | None = None,
-) -> IDLoss:
+) -> PositionIDLoss:
     """Return the cross-entropy (nats) of the IDs in ``position_labels``, except IDs that the head cannot predict.
 
     The sum is divided by ``num_items``, or by the number of these IDs if ``num_items`` is None. ``sequence_ids``
@@ -100,12 +100,12 @@ def position_loss(
     if not len(labelled_columns):
         # Distributed training needs a gradient of every weight.
         zero_loss = sum((weight.sum() * 0 for weight in head.parameters()), hidden.float().sum() * 0)
-        return IDLoss(zero_loss, predicted_ids)
+        return PositionIDLoss(zero_loss, predicted_ids)
     # Skip the columns without a labelled ID at the start and the end.
     first, last = int(labelled_columns[0]), int(labelled_columns[-1]) + 1
     columns, next_columns = slice(first, last), slice(first + 1, last + 1)
-    with head_precision(head, hidden.device):
-        prompt = gather_prompts(head, embed, tokens, position_ids, is_prompt)
+    with position_head_precision(head, hidden.device):
+        prompt = gather_prompt_keys(head, embed, tokens, position_ids, is_prompt)
         next_tokens = embed_next(tokens[:, next_columns])
         next_ids = head(hidden[:, columns].float(), position_ids[:, columns], next_tokens, prompt)
         log_probability, is_reachable = next_ids.log_probability(position_labels[:, next_columns])
@@ -115,27 +115,27 @@ def position_loss(
     if predicted_ids is not None:
         predicted_ids[:, next_columns] = torch.where(has_label[:, columns], next_ids.most_likely_ids(), -1)
     loss_sum = -(log_probability * is_scored).sum()
-    return IDLoss(_mean(loss_sum, torch.where(is_scored, 0, UNSCORED), num_items), predicted_ids)
+    return PositionIDLoss(_mean(loss_sum, torch.where(is_scored, 0, UNSCORED), num_items), predicted_ids)
 
 
-def head_precision(head: PositionHead, device: torch.device) -> AbstractContextManager[Any]:
+def position_head_precision(head: PositionHead, device: torch.device) -> AbstractContextManager[Any]:
     """Return a context without autocast for a float32 head; other heads compute in their own precision."""
     is_float32 = all(weight.dtype == torch.float32 for weight in head.parameters())
     return torch.autocast(device.type, enabled=False) if is_float32 else nullcontext()
 
 
-def gather_prompts(
+def gather_prompt_keys(
     head: PositionHead,
     embed: Embedder,
     tokens: Int[Tensor, "batch seq"],
     position_ids: Int[Tensor, "batch seq"],
     is_prompt: Bool[Tensor, "batch seq"],
-) -> Prompt:
+) -> PromptKeys:
     """Return the prompt tokens of each row as the input of a position head; they may be anywhere in the row."""
     lengths = is_prompt.sum(dim=1)
     # Move the prompt tokens to the front, in their original order.
     token_order = (~is_prompt).long().argsort(dim=1, stable=True)[:, : max(int(lengths.max()), 1)]
-    return read_prompt(head, embed(tokens.gather(1, token_order)), position_ids.gather(1, token_order), lengths)
+    return build_prompt_keys(head, embed(tokens.gather(1, token_order)), position_ids.gather(1, token_order), lengths)
 
 
 def _mean(total: Float[Tensor, ""], labels: Int[Tensor, "..."], num_items: Tensor | int | None) -> Float[Tensor, ""]:

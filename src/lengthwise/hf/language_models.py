@@ -8,18 +8,18 @@ from types import ModuleType
 from typing import Any
 
 from lengthwise.core.devices import pick_device
-from lengthwise.core.errors import ModelError, SettingError, unknown_name
+from lengthwise.core.errors import ModelError, SettingError, unknown_name_error
 from lengthwise.core.files import StrPath
 from lengthwise.core.provenance import utc_timestamp
 from lengthwise.core.type_checks import check_arguments
 from lengthwise.evaluation.exact_match import EvaluationSettings
-from lengthwise.evaluation.language_model import BytePairCodec, NextTokenModel, TextCodec
-from lengthwise.experiments.decoder_model import wrap_run
+from lengthwise.evaluation.language_model import BytePairTokenizerAdapter, ModelTokenizer, NextTokenModel
+from lengthwise.experiments.decoder_model import wrap_run_as_model
 from lengthwise.experiments.run import load_run
 from lengthwise.experiments.run_folder import EXPERIMENT, RESULTS, append_rows
 from lengthwise.experiments.validation import select_variants
-from lengthwise.positions import describe_given
-from lengthwise.tasks import GradedByLoss, Task, Text, TokenizedDocument, task_fields
+from lengthwise.positions import describe_given_knowledge
+from lengthwise.tasks import GradedByLoss, Task, Text, TokenizedDocument, task_result_fields
 from lengthwise.tasks.text_format import PromptFormat
 
 
@@ -28,10 +28,10 @@ class LanguageModel:
     """Language model with its tokenizer, and with the training task if it is a run."""
 
     model: NextTokenModel
-    codec: TextCodec
+    codec: ModelTokenizer
     task: Text | None = None
 
-    def held_out(self, kind: str | None = None) -> list[TokenizedDocument]:
+    def held_out_documents(self, kind: str | None = None) -> list[TokenizedDocument]:
         """Return all held-out texts of a run, or only the held-out texts of one kind."""
         if self.task is None:
             raise ModelError(f"{self.model.name} has no held-out texts, because it is not a run; pass texts")
@@ -69,14 +69,16 @@ def load_language_model(
     Raises ``ModelError`` for a model that is missing, unsupported or no language model, and ``UnknownNameError`` for a
     missing run in a folder of runs.
     """
-    if is_run(name):
+    if is_run_folder(name):
         if dtype is not None:
             raise ModelError(f"{name} is a run, which has a fixed precision; leave out --dtype {dtype}")
         return _load_run(name, tokenizer, device)
     loading_module = _import_loading_module(name)
     dtype_argument = {} if dtype is None else {"dtype": dtype}
     model = loading_module.load_causal_lm(name, device=pick_device(device), **dtype_argument)
-    return LanguageModel(model=model, codec=loading_module.load_codec(name if tokenizer is None else tokenizer))
+    return LanguageModel(
+        model=model, codec=loading_module.load_tokenizer_adapter(name if tokenizer is None else tokenizer)
+    )
 
 
 @check_arguments
@@ -93,7 +95,7 @@ def evaluate_language_model(
     """Return result rows with the exact match by length of a `transformers` model, evaluated in plain text.
 
     ``name`` is a folder written by ``save_pretrained``, or a name on the Hub. All variants in the settings are
-    evaluated with ``lengthwise.hf.text_evaluation.evaluate_texts``. If ``out`` is set, each row is appended to
+    evaluated with ``lengthwise.hf.text_evaluation.evaluate_in_plain_text``. If ``out`` is set, each row is appended to
     ``results.jsonl`` in this folder. ``report_row`` gets each row as soon as it is measured. Raises the same errors as
     ``load_language_model``, and ``SettingError`` for a task that is graded by loss.
     """
@@ -104,19 +106,19 @@ def evaluate_language_model(
         )
     prompting = PromptingConfig() if prompting is None else prompting
     tasks, loading_module = select_variants(task, settings), _import_loading_module(name)
-    from lengthwise.hf.text_evaluation import evaluate_texts  # noqa: PLC0415
+    from lengthwise.hf.text_evaluation import evaluate_in_plain_text  # noqa: PLC0415
 
     model = loading_module.load_text_model(
         name, tokenizer=prompting.tokenizer, device=pick_device(prompting.device), dtype=prompting.dtype
     )
     rows = []
     for variant, variant_task in tasks.items():
-        given = describe_given(variant_task, None)
-        row_fields = {**task_fields(variant_task), "model": name, "given": given, "seed": settings.seed}
+        given = describe_given_knowledge(variant_task, None)
+        row_fields = {**task_result_fields(variant_task), "model": name, "given": given, "seed": settings.seed}
         row_fields["variant"] = variant
         if prompting.tokenizer is not None:
             row_fields["tokenizer"] = prompting.tokenizer
-        for row in evaluate_texts(model, variant_task, settings, prompts=prompting, report=report):
+        for row in evaluate_in_plain_text(model, variant_task, settings, prompts=prompting, report=report):
             rows.append({**row_fields, **row, "time": utc_timestamp()})
             if out is not None:
                 append_rows(Path(out) / RESULTS, rows[-1:])
@@ -127,11 +129,11 @@ def evaluate_language_model(
 
 def check_model_exists(name: str) -> None:
     """Raise an error unless a run folder or model of this name exists. The model is not loaded."""
-    if not is_run(name):
+    if not is_run_folder(name):
         _import_loading_module(name).check_model_exists(name)
 
 
-def is_run(name: str) -> bool:
+def is_run_folder(name: str) -> bool:
     """Return True if the name is a run folder, and False for a model."""
     return (Path(name) / EXPERIMENT).is_file()
 
@@ -141,7 +143,7 @@ def _import_loading_module(name: str) -> ModuleType:
     path = Path(name)
     is_missing = "/" in name and not path.exists()
     if is_missing and (run_names := [str(file.parent) for file in path.parent.glob(f"*/{EXPERIMENT}")]):
-        raise unknown_name("run", name, run_names)
+        raise unknown_name_error("run", name, run_names)
     try:
         # Importing `transformers` takes seconds, and it is an optional dependency.
         return import_module("lengthwise.hf.loading")
@@ -156,4 +158,4 @@ def _load_run(name: str, tokenizer: str | None, device: str) -> LanguageModel:
         raise ModelError(f"{name} was trained on {task.name}, not on text; use a run of the task text")
     if tokenizer is not None:
         raise ModelError(f"the run {name} has its own tokenizer; leave out --tokenizer")
-    return LanguageModel(model=wrap_run(run, name), codec=BytePairCodec(task.tokenizer), task=task)
+    return LanguageModel(model=wrap_run_as_model(run, name), codec=BytePairTokenizerAdapter(task.tokenizer), task=task)

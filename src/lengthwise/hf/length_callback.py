@@ -12,17 +12,17 @@ from jaxtyping import Int
 from torch import Tensor
 from transformers import GenerationConfig, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from lengthwise.core.errors import FeatureError, SettingError, UnsupportedTaskError, unknown_name
+from lengthwise.core.errors import SettingError, TokenizedRowError, UnsupportedTaskError, unknown_name_error
 from lengthwise.evaluation.exact_match import EvaluationSettings, eval_mode, iter_examples
-from lengthwise.evaluation.grading import DECODE_MODES, Grades, LengthResult, Tally, measure_lengths
+from lengthwise.evaluation.grading import DECODE_MODES, Grades, GradeTally, LengthResult, measure_lengths
 from lengthwise.experiments.run_folder import RESULTS, append_rows
 from lengthwise.hf.collators import PositionCollator
-from lengthwise.hf.id_generation import IDGenerationMixin
-from lengthwise.hf.model_inputs import UNSCORED, check_has_head
+from lengthwise.hf.model_inputs import UNSCORED, check_has_position_head
 from lengthwise.hf.model_parts import device_of
+from lengthwise.hf.position_id_generation import PositionIDGenerationMixin
 from lengthwise.hf.position_id_support import check_id_prediction
-from lengthwise.positions import PositionScheme, describe_given
-from lengthwise.tasks import Task, task_fields
+from lengthwise.positions import PositionScheme, describe_given_knowledge
+from lengthwise.tasks import Task, task_result_fields
 
 # Fields of a result row that a trainer does not provide; ``extra_fields`` may set them.
 DEFAULT_FIELDS = dict.fromkeys(("encoding", "train_lengths", "id_range", "fitted", "misfit"))
@@ -55,7 +55,7 @@ class EvaluateByLength(TrainerCallback):
         if every_steps is not None and every_steps < 1:
             raise SettingError(f"invalid every_steps {every_steps}; use at least 1, or None")
         if decode not in DECODE_MODES:
-            raise unknown_name("decode", decode, DECODE_MODES)
+            raise unknown_name_error("decode", decode, DECODE_MODES)
         self.trainer, self.batches, self.decode = trainer, dict(sorted(batches.items())), decode
         self.every_steps, self.stop_at_zero, self.extra_fields = every_steps, stop_at_zero, dict(extra_fields or {})
         self._last_step: int | None = None
@@ -75,7 +75,7 @@ class EvaluateByLength(TrainerCallback):
     ) -> "EvaluateByLength":
         """Create a callback for the test examples of a task; ``token_ids`` has the model's token for each symbol.
 
-        Without ``token_ids``, the token of a symbol is its index in the vocabulary, as in `symbol_tokenizer`.
+        Without ``token_ids``, the token of a symbol is its index in the vocabulary, as in `build_symbol_tokenizer`.
         """
         if settings.variants:
             raise SettingError(
@@ -102,8 +102,8 @@ class EvaluateByLength(TrainerCallback):
 
         if trainer.model is not None:
             check_id_prediction(trainer.model.config, scheme)
-        stop, given = settings.stop_at_zero, describe_given(task, scheme)
-        fields = {**task_fields(task), "scheme": scheme.name, "given": given}
+        stop, given = settings.stop_at_zero, describe_given_knowledge(task, scheme)
+        fields = {**task_result_fields(task), "scheme": scheme.name, "given": given}
         batches = {length: partial(iter_batches, index, length) for index, length in enumerate(settings.lengths)}
         return cls(
             trainer, batches, every_steps=every_steps, decode=settings.decode, stop_at_zero=stop, extra_fields=fields
@@ -129,14 +129,14 @@ class EvaluateByLength(TrainerCallback):
         examples_by_length: dict[int, list[Mapping[str, Any]]] = {}
         for example_number, example in enumerate(examples):
             if "length" not in example:
-                raise FeatureError(f"example {example_number} has no length; add a column length")
+                raise TokenizedRowError(f"example {example_number} has no length; add a column length")
             examples_by_length.setdefault(int(example["length"]), []).append(example)
 
         def iter_batches(group: list[Mapping[str, Any]]) -> Iterator[dict[str, Tensor]]:
             for batch_start in range(0, len(group), batch_size):
                 yield collator(group[batch_start : batch_start + batch_size])
 
-        given = describe_given(None, collator.scheme)
+        given = describe_given_knowledge(None, collator.scheme)
         fields = {"scheme": collator.scheme.name, "given": given, **(extra_fields or {})}
         batches = {length: partial(iter_batches, group) for length, group in examples_by_length.items()}
         return cls(
@@ -180,7 +180,7 @@ class EvaluateByLength(TrainerCallback):
         progress = {"steps": state.global_step, "epoch": state.epoch, "seed": self.trainer.args.seed}
 
         def measure_length(index: int) -> LengthResult:
-            tally = Tally()
+            tally = GradeTally()
             for batch in self.batches[lengths[index]]():
                 tally.add(grade_batch(model, batch, decode=self.decode))
             return tally.result(lengths[index], self.decode)
@@ -224,8 +224,8 @@ def grade_batch(model: Any, batch: Mapping[str, Tensor], *, decode: str = "force
     device = device_of(model)
     inputs = {name: values.to(device) for name, values in batch.items()}
     base_model = model.get_base_model() if hasattr(model, "get_base_model") else model
-    accepts_ids = isinstance(base_model, IDGenerationMixin)
-    check_has_head(base_model.num_position_heads if accepts_ids else 0, inputs.get("position_labels"))
+    accepts_ids = isinstance(base_model, PositionIDGenerationMixin)
+    check_has_position_head(base_model.num_position_heads if accepts_ids else 0, inputs.get("position_labels"))
     return _grade_forced(model, inputs) if decode == "forced" else _grade_free(model, base_model, inputs, accepts_ids)
 
 

@@ -16,36 +16,36 @@ from transformers.utils import can_return_tuple
 
 from lengthwise.core.checkpoint import weights_digest
 from lengthwise.core.errors import ModelError, SettingError
-from lengthwise.core.randomness import stream
+from lengthwise.core.randomness import random_stream
 from lengthwise.encodings import NoPE
-from lengthwise.experiments.experiment import Experiment, build_entry, num_levels, to_dict
-from lengthwise.hf.id_generation import IDGenerationMixin
+from lengthwise.experiments.experiment import Experiment, build_from_json, num_levels, to_dict
 from lengthwise.hf.joint_loss import (
-    IDLoss,
+    PositionIDLoss,
     PredictivePositionOutput,
-    gather_prompts,
-    joint_output,
+    build_joint_output,
+    gather_prompt_keys,
     position_loss,
     token_loss,
 )
 from lengthwise.hf.model_card import ModelCardMixin
 from lengthwise.hf.model_inputs import (
     build_prompt_mask,
-    check_all_ids,
+    check_all_tokens_have_ids,
     check_labels,
     check_left_padding,
     check_no_embeddings,
     expand_ids,
     select_logits,
 )
-from lengthwise.hf.model_parts import PrecisionMixin
+from lengthwise.hf.model_parts import KeepPrecisionMixin
 from lengthwise.hf.position_cache import CachedTokens, PositionCache
+from lengthwise.hf.position_id_generation import PositionIDGenerationMixin
 from lengthwise.model.attention_scores import NO_HOOKS, AttentionHooks
-from lengthwise.model.cache import Cache as DecoderCache
-from lengthwise.model.decoder import Decoder, build_in_memory
+from lengthwise.model.cache import KVCache as DecoderCache
+from lengthwise.model.decoder import Decoder, build_decoder_in_memory
 from lengthwise.model.decoder_settings import DecoderSettings
-from lengthwise.positions import SCHEMES, Discovered
-from lengthwise.positions.scheme import HasLevels
+from lengthwise.positions import SCHEMES, DiscoveredCoupling
+from lengthwise.positions.scheme import SchemeWithLevels
 from lengthwise.tasks import HasRunFiles
 from lengthwise.tasks.coupling.answer_steps import NUM_UNKNOWN_STEPS
 from lengthwise.tasks.examples import Examples
@@ -99,7 +99,7 @@ class LengthwiseConfig(PreTrainedConfig):
     eos_token_id: int | None = None
     pad_token_id: int | None = None
 
-    def combine_digest(self, weights: str) -> str:
+    def combined_digest(self, weights: str) -> str:
         """Return a digest that combines the fields in ``DIGEST_FIELDS`` with the digest of the weights."""
         fields = {name: getattr(self, name) for name in DIGEST_FIELDS} | {"weights": weights}
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
@@ -110,10 +110,10 @@ class LengthwiseConfig(PreTrainedConfig):
         return self.num_predicted_ids is not None
 
     @property
-    def prompt_scheme(self) -> Discovered | None:
+    def prompt_scheme(self) -> DiscoveredCoupling | None:
         """Scheme whose rule gives the default prompt IDs, or None."""
         settings = (self.run or {}).get("experiment", {}).get("scheme", {})
-        return build_entry("scheme", settings) if settings.get("name") == Discovered.name else None
+        return build_from_json("scheme", settings) if settings.get("name") == DiscoveredCoupling.name else None
 
     @property
     def first_default_prompt_id(self) -> int | None:
@@ -137,7 +137,7 @@ def build_config(experiment: Experiment, run: dict[str, Any]) -> LengthwiseConfi
         run=run,
         vocab_size=len(vocabulary),
         hidden_size=settings.d_model,
-        num_hidden_layers=settings.num_passes,
+        num_hidden_layers=settings.num_unrolled_blocks,
         num_attention_heads=settings.num_heads,
         eos_token_id=end_token,
         pad_token_id=end_token,
@@ -148,9 +148,9 @@ def decoder_from_config(config: LengthwiseConfig) -> Decoder:
     """Build a decoder with initial weights. Raises ``ModelError`` for a configuration without decoder settings."""
     if config.decoder_settings is None or config.encoding_settings is None or config.symbols is None:
         raise ModelError("the configuration has no decoder settings; create it with lengthwise export RUN --format hf")
-    return build_in_memory(
+    return build_decoder_in_memory(
         DecoderSettings(**config.decoder_settings),
-        build_entry("encoding", config.encoding_settings),
+        build_from_json("encoding", config.encoding_settings),
         vocabulary_size=config.vocab_size,
         separators=tuple(config.symbols.index(separator) for separator in config.separators or ()),
         num_predicted_ids=config.num_predicted_ids,
@@ -171,7 +171,7 @@ def find_first_default_prompt_id(experiment: Experiment) -> int | None:
         return None
     first_ids: set[int] = set()
     for examples in _sample_examples(experiment):
-        rng = stream(experiment.seed, "IDs of prompts")
+        rng = random_stream(experiment.seed, "IDs of prompts")
         ids = scheme.assign(examples, rng, training=False).position_ids
         index = np.arange(ids.shape[-1])
         last_index = examples.prompt_length - 1 if scheme.predicts_ids else examples.response_end
@@ -187,14 +187,18 @@ def _sample_examples(experiment: Experiment) -> list[Examples]:
         # The files may be missing, and a few examples may not represent all examples.
         scheme = experiment.scheme
         # The placeholder does not have the tokens that a found rule counts from.
-        counts_up = scheme.needs is None and type(scheme) in SCHEMES.values() and not isinstance(scheme, HasLevels)
+        counts_up = (
+            scheme.needs is None and type(scheme) in SCHEMES.values() and not isinstance(scheme, SchemeWithLevels)
+        )
         return [task.placeholder_example()] if counts_up else []
     chosen = sorted({lengths[0], lengths[len(lengths) // 2], lengths[-1]})
-    return [task.sample(length=length, size=NUM_PROMPTS, rng=stream(experiment.seed, "prompts")) for length in chosen]
+    return [
+        task.sample(length=length, size=NUM_PROMPTS, rng=random_stream(experiment.seed, "prompts")) for length in chosen
+    ]
 
 
-def prompt_ids_by_rule(
-    scheme: Discovered, tokens: Int[Tensor, "batch seq"], attention_mask: Tensor | None
+def prompt_ids_from_rule(
+    scheme: DiscoveredCoupling, tokens: Int[Tensor, "batch seq"], attention_mask: Tensor | None
 ) -> Int[Tensor, "level batch seq"]:
     """Return the evaluation IDs of prompts, and 0 at padding on the left.
 
@@ -213,12 +217,14 @@ def prompt_ids_by_rule(
         # The rule looks at what the first, unknown answers need.
         seq = np.concatenate([prompt, np.zeros(NUM_UNKNOWN_STEPS, dtype=prompt.dtype)])[None]
         examples = Examples(tokens=seq, prompt_length=np.array([count]), is_answer=np.zeros(seq.shape, dtype=bool))
-        assignment = scheme.assign(examples, stream(0, "prompt IDs"), training=False)
+        assignment = scheme.assign(examples, random_stream(0, "prompt IDs"), training=False)
         ids[:, row, tokens.shape[1] - count :] = assignment.position_ids[:, 0, :count]
     return torch.from_numpy(ids).to(tokens.device)
 
 
-class LengthwiseForCausalLM(ModelCardMixin, PrecisionMixin, IDGenerationMixin, PreTrainedModel, GenerationMixin):
+class LengthwiseForCausalLM(
+    ModelCardMixin, KeepPrecisionMixin, PositionIDGenerationMixin, PreTrainedModel, GenerationMixin
+):
     """Decoder of this library with the interface of a causal `transformers` language model.
 
     ``position_ids`` have shape (batch, seq), or (level, batch, seq) for a decoder with several levels. In the
@@ -260,7 +266,7 @@ class LengthwiseForCausalLM(ModelCardMixin, PrecisionMixin, IDGenerationMixin, P
         return (model, loading_info) if output_loading_info else model
 
     def _digest(self, weights: Mapping[str, Tensor]) -> str:
-        return self.config.combine_digest(weights_digest(weights))
+        return self.config.combined_digest(weights_digest(weights))
 
     @can_return_tuple
     def forward(
@@ -292,10 +298,10 @@ class LengthwiseForCausalLM(ModelCardMixin, PrecisionMixin, IDGenerationMixin, P
             )
         heads = self.decoder.heads
         check_labels(heads, self.num_position_heads, labels, position_labels, is_training=self.training)
-        cache = self.open_cache(past_key_values, use_cache)
+        cache = self.get_or_create_cache(past_key_values, use_cache)
         num_ids = 0 if position_ids is None else position_ids.shape[-1]
         if position_ids is None or num_ids < input_ids.shape[1]:
-            check_all_ids(num_ids, input_ids, labels, position_labels)
+            check_all_tokens_have_ids(num_ids, input_ids, labels, position_labels)
             return self.forward_token_by_token(input_ids, attention_mask, position_ids, cache, prompt_mask)
         # IDs without a level axis apply to all levels.
         ids = expand_ids(position_ids, len(input_ids)).expand(self.config.num_levels, -1, -1)
@@ -319,12 +325,12 @@ class LengthwiseForCausalLM(ModelCardMixin, PrecisionMixin, IDGenerationMixin, P
                 losses.append(position_loss(head, embed, embed, *inputs, num_items_in_batch))
             # Each level has its own head.
             predicted_ids = [loss.predicted_ids for loss in losses if loss.predicted_ids is not None]
-            loss_of_ids = IDLoss(
+            loss_of_ids = PositionIDLoss(
                 torch.stack([loss.loss for loss in losses]).sum(),
                 _drop_single_level(torch.stack(predicted_ids)) if predicted_ids else None,
             )
         weight = self.config.id_weight
-        return joint_output(loss_of_tokens, loss_of_ids, weight, logits=logits, past_key_values=cache)
+        return build_joint_output(loss_of_tokens, loss_of_ids, weight, logits=logits, past_key_values=cache)
 
     @property
     def num_position_heads(self) -> int:
@@ -336,7 +342,7 @@ class LengthwiseForCausalLM(ModelCardMixin, PrecisionMixin, IDGenerationMixin, P
         scheme = self.config.prompt_scheme
         if scheme is None:
             return super().default_prompt_ids(tokens, attention_mask)
-        return _drop_single_level(prompt_ids_by_rule(scheme, tokens, attention_mask))
+        return _drop_single_level(prompt_ids_from_rule(scheme, tokens, attention_mask))
 
     def next_position_ids(self, past_key_values: PositionCache, tokens: Int[Tensor, "batch 1"]) -> Tensor:
         """Return the most likely ID of each new token on every level; without a position head, the last ID plus one."""
@@ -353,10 +359,12 @@ class LengthwiseForCausalLM(ModelCardMixin, PrecisionMixin, IDGenerationMixin, P
             return _drop_single_level(last_ids + 1)
         if past_key_values.prompts is None:
             past_key_values.prompts = [
-                gather_prompts(head, self.decoder.embed_tokens, cached.tokens, level_ids, cached.is_prompt)
+                gather_prompt_keys(head, self.decoder.embed_tokens, cached.tokens, level_ids, cached.is_prompt)
                 for head, level_ids in zip(self.decoder.position_heads(), ids, strict=True)
             ]
-        levels = self.decoder.next_ids(past_key_values.last_hidden(), last_ids, tokens, past_key_values.prompts)
+        levels = self.decoder.next_id_distributions(
+            past_key_values.last_hidden(), last_ids, tokens, past_key_values.prompts
+        )
         return _drop_single_level(torch.stack([level.most_likely_ids().clamp(min=0) for level in levels]))
 
     def get_input_embeddings(self) -> nn.Module:

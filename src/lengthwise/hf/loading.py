@@ -21,12 +21,12 @@ from transformers.utils import CONFIG_NAME, logging
 # These imports register the model types with the Auto classes.
 import lengthwise.hf.lengthwise_model  # noqa: F401
 import lengthwise.hf.predictive_model  # noqa: F401
-from lengthwise.core.errors import ModelError, unknown_name
-from lengthwise.core.files import check_regular
+from lengthwise.core.errors import ModelError, unknown_name_error
+from lengthwise.core.files import check_regular_file
 from lengthwise.core.json_parsing import parse_json
 from lengthwise.hf.causal_lm import CausalLM
-from lengthwise.hf.text_evaluation import TextModel
-from lengthwise.hf.tokenization import HFCodec
+from lengthwise.hf.text_evaluation import PlainTextModel
+from lengthwise.hf.tokenization import HFTokenizerAdapter
 
 # Names of the weights of a language-modelling head.
 HEAD_WEIGHTS = ("lm_head.weight", "embed_out.weight")
@@ -89,10 +89,10 @@ def load_causal_lm(name: str, *, device: torch.device | None = None, dtype: str 
 
 def load_text_model(
     name: str, *, tokenizer: str | None = None, device: torch.device | None = None, dtype: str = "float32"
-) -> TextModel:
+) -> PlainTextModel:
     """Load a model and a tokenizer for evaluation in plain text. Raises the same errors as `load_pretrained`."""
     model = load_pretrained(name, device=device, dtype=dtype)
-    return TextModel(model, load_codec(name if tokenizer is None else tokenizer), name)
+    return PlainTextModel(model, load_tokenizer_adapter(name if tokenizer is None else tokenizer), name)
 
 
 def load_pretrained(name: str, *, device: torch.device | None = None, dtype: str = "float32") -> PreTrainedModel:
@@ -102,7 +102,7 @@ def load_pretrained(name: str, *, device: torch.device | None = None, dtype: str
     Loading never runs code from the model's folder.
     """
     if dtype not in DTYPES:
-        raise unknown_name("dtype", dtype, DTYPES)
+        raise unknown_name_error("dtype", dtype, DTYPES)
     _check_folder(name)
     with _quiet_loading(lambda error: _describe_error(name, error)):
         config = _load_config(name)
@@ -132,7 +132,7 @@ def check_model_exists(name: str) -> None:
         _load_config(name)
 
 
-def load_codec(name: str) -> HFCodec:
+def load_tokenizer_adapter(name: str) -> HFTokenizerAdapter:
     """Load the tokenizer of a model. Raises ``ModelError`` for a model without a tokenizer."""
     _check_path(name)
     advice = "choose a tokenizer with --tokenizer"
@@ -140,7 +140,7 @@ def load_codec(name: str) -> HFCodec:
         if Path(name).is_dir():
             _check_model_folder(Path(name))
         _check_tokenizer(Path(name) / TOKENIZER_FILE)
-        return HFCodec(AutoTokenizer.from_pretrained(name, trust_remote_code=False), name)
+        return HFTokenizerAdapter(AutoTokenizer.from_pretrained(name, trust_remote_code=False), name)
 
 
 def _load_config(name: str) -> Any:
@@ -208,7 +208,7 @@ def _check_model_folder(folder: Path) -> None:
     Raises ``OSError`` for a named pipe or a device among the files.
     """
     for path in filter(Path.exists, folder.iterdir()):
-        check_regular(path)
+        check_regular_file(path)
     if (folder / ADAPTER_FILE).exists():
         raise ValueError(f"it has an adapter ({ADAPTER_FILE}), which names another model; merge and save the model")
     config_file = folder / CONFIG_NAME

@@ -47,7 +47,7 @@ LICENSE_ADVICE = "The license of the weights is your choice: add `license:` to t
 MARKDOWN = re.compile(r"([\\`*_\[\]|~#])")
 
 
-def run_card(experiment: Experiment, facts: Mapping[str, Any], result_rows: Rows) -> str:
+def build_model_card(experiment: Experiment, facts: Mapping[str, Any], result_rows: Rows) -> str:
     """Return the header and the first sections of a model card; ``result_rows`` are those of the run folder.
 
     The card has the latest row of each length, variant and way of decoding. Rows of an evaluation with another task,

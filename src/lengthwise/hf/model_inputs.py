@@ -31,7 +31,7 @@ def check_is_tensor(position_ids: Any) -> None:
         raise SettingError(f"position_ids have the type {kind}; use a tensor, such as torch.tensor([[0, 1, 1]])")
 
 
-def check_all_ids(num_ids: int, tokens: Int[Tensor, "batch new"], *targets: Tensor | None) -> None:
+def check_all_tokens_have_ids(num_ids: int, tokens: Int[Tensor, "batch new"], *targets: Tensor | None) -> None:
     """Reject a call in which tokens lack an ID and one of ``targets`` (labels or packed texts) is given."""
     if any(target is not None for target in targets):
         problem = (
@@ -42,7 +42,7 @@ def check_all_ids(num_ids: int, tokens: Int[Tensor, "batch new"], *targets: Tens
         )
 
 
-def check_range(position_ids: Shaped[Tensor, "*ids"], num_position_ids: int) -> None:
+def check_id_range(position_ids: Shaped[Tensor, "*ids"], num_position_ids: int) -> None:
     """Reject IDs outside 0 to ``num_position_ids`` - 1; compiled calls skip the check."""
     if torch.compiler.is_compiling() or not position_ids.numel():
         return
@@ -68,7 +68,7 @@ def check_known_arguments(names: Iterable[str], wrapped_model: nn.Module) -> Non
         )
 
 
-def check_has_head(num_heads: int, position_labels: Tensor | None) -> None:
+def check_has_position_head(num_heads: int, position_labels: Tensor | None) -> None:
     """Reject ``position_labels`` for a model without a position head."""
     if position_labels is not None and not num_heads:
         raise SettingError(
@@ -93,7 +93,7 @@ def check_labels(
 
     Warns if no weight of the position head is trainable, for example because the model has adapters.
     """
-    check_has_head(num_heads, position_labels)
+    check_has_position_head(num_heads, position_labels)
     if not is_training:
         return
     # A sharded head may have no weights in this process.
@@ -251,7 +251,9 @@ def expand_ids(position_ids: Shaped[Tensor, "*level rows ids"], batch_size: int)
     return ids.expand(*position_ids.shape[:-2], batch_size, -1)
 
 
-def count_ids(tokens: Int[Tensor, "batch new"], attention_mask: Tensor | None) -> Int[Tensor, "batch new"]:
+def consecutive_position_ids(
+    tokens: Int[Tensor, "batch new"], attention_mask: Tensor | None
+) -> Int[Tensor, "batch new"]:
     """Return consecutive IDs from 0 at the first token of each sequence, as in `transformers`."""
     if attention_mask is not None and attention_mask.ndim != 2:
         raise SettingError("a 4-D attention_mask does not mark the first token of a sequence; pass position_ids too")

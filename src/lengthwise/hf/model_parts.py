@@ -22,13 +22,13 @@ def device_of(model: nn.Module) -> torch.device:
     return next(devices, torch.device("cpu"))
 
 
-def use_mask_attention(model: PreTrainedModel) -> None:
+def use_maskable_attention(model: PreTrainedModel) -> None:
     """Switch the model to sdpa attention, unless its current attention implementation accepts any mask."""
     if model.config.get_text_config()._attn_implementation not in ATTENTIONS_WITH_MASK:
         model.set_attn_implementation("sdpa")
 
 
-class PrecisionMixin(nn.Module):
+class KeepPrecisionMixin(nn.Module):
     """Mixin that keeps the precision of the parts in ``_keep_in_fp32_modules_strict`` when the model is cast."""
 
     _keep_in_fp32_modules_strict: ClassVar[list[str]]
@@ -80,7 +80,7 @@ def _count_visible_keys(query: Tensor, key: Tensor, mask: Tensor | None) -> Floa
 
 
 @torch.no_grad()
-def count_scaled_layers(model: PreTrainedModel) -> int:
+def count_log_scaled_layers(model: PreTrainedModel) -> int:
     """Return the number of layers that call `log_length_attention`; layers with custom attention code do not."""
     tokens = torch.arange(1, 5, device=device_of(model))[None] % model.config.get_text_config().vocab_size
     num_calls = 0

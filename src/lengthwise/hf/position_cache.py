@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import Cache
 
 from lengthwise.core.errors import SettingError
-from lengthwise.model.position_heads import Prompt
+from lengthwise.model.position_heads import PromptKeys
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class CachedTokens:
             hidden=torch.cat([piece.hidden for piece in pieces[incomplete[-1] if incomplete else 0 :]], dim=1),
         )
 
-    def map(self, function: Callable[[Tensor], Tensor]) -> "CachedTokens":
+    def map_tensors(self, function: Callable[[Tensor], Tensor]) -> "CachedTokens":
         """Apply a function to each tensor."""
         return CachedTokens(
             tokens=function(self.tokens),
@@ -48,9 +48,9 @@ class CachedTokens:
             hidden=function(self.hidden),
         )
 
-    def without_last(self, num_tokens: int) -> "CachedTokens":
+    def without_last_tokens(self, num_tokens: int) -> "CachedTokens":
         """Return all tokens except the last ``num_tokens``."""
-        return self.map(lambda values: values[:, : max(values.shape[1] - num_tokens, 0)])
+        return self.map_tensors(lambda values: values[:, : max(values.shape[1] - num_tokens, 0)])
 
 
 class PositionCache(Cache):
@@ -67,7 +67,7 @@ class PositionCache(Cache):
         self.offloading = cache.offloading
         if cache.offloading:
             self.only_non_sliding, self.prefetch_stream = cache.only_non_sliding, cache.prefetch_stream
-        self.prompts: list[Prompt] | None = None
+        self.prompts: list[PromptKeys] | None = None
         self.steps: list[Shaped[Tensor, "batch new *level"]] = []
         # A separate attribute, so that compiled calls do not depend on the number of tokens.
         self.has_tokens = False
@@ -147,7 +147,7 @@ class PositionCache(Cache):
             return
         if bool(cached_tokens.is_prompt[:, tokens_to_remove:].any()):
             self.prompts = None
-        self._pieces = [cached_tokens.without_last(-tokens_to_remove)]
+        self._pieces = [cached_tokens.without_last_tokens(-tokens_to_remove)]
         self._num_tokens += tokens_to_remove
         self.steps = [torch.cat(self.steps, dim=1)[:, :tokens_to_remove]] if self.steps else []
 
@@ -160,9 +160,9 @@ class PositionCache(Cache):
 
     def _select_rows(self, select: Callable[[Tensor], Tensor]) -> None:
         self._store_latest()
-        self._pieces = [piece.map(select) for piece in self._pieces]
+        self._pieces = [piece.map_tensors(select) for piece in self._pieces]
         if self.prompts is not None:
-            self.prompts = [prompt.select(select) for prompt in self.prompts]
+            self.prompts = [prompt.map_tensors(select) for prompt in self.prompts]
 
     def _store_latest(self) -> None:
         call_tokens, self._latest = self._latest, None

@@ -9,23 +9,23 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from lengthwise.core.errors import LengthwiseError, ModelError, SettingError
 from lengthwise.core.type_checks import check_arguments
-from lengthwise.evaluation.language_model import CALL_ERRORS, check_exactness, first_line
+from lengthwise.evaluation.language_model import CALL_ERRORS, check_exact_hiding, first_line
 from lengthwise.hf.causal_lm import (
     FULL_ATTENTION,
     WINDOWED_ATTENTION,
     CausalLM,
     full_attention_advice,
-    narrowest_window,
+    smallest_attention_window,
 )
-from lengthwise.hf.id_generation import IDGenerationMixin
 from lengthwise.hf.model_parts import (
     ATTENTIONS_WITH_MASK,
     LOG_LENGTH_ATTENTION,
-    count_scaled_layers,
+    count_log_scaled_layers,
     device_of,
-    use_mask_attention,
+    use_maskable_attention,
 )
-from lengthwise.positions import Discovered, PositionScheme
+from lengthwise.hf.position_id_generation import PositionIDGenerationMixin
+from lengthwise.positions import DiscoveredCoupling, PositionScheme
 
 # Extra rows that a position table may have for padding.
 SPARE_ROWS = 2
@@ -48,7 +48,7 @@ def check_position_id_support(model: PreTrainedModel) -> None:
             f"{name} is split over {', '.join(devices)}, but a position head needs its first and last layer on one "
             "device; load it onto one device (layers may be offloaded to the CPU or to disk)"
         )
-    if window := narrowest_window(config):
+    if window := smallest_attention_window(config):
         raise ModelError(
             f"{name} attends to the last {window} tokens by token index, regardless of their IDs; use full attention "
             f"({full_attention_advice(config)} in its configuration), or choose another model"
@@ -65,7 +65,7 @@ def check_position_id_support(model: PreTrainedModel) -> None:
             "mix different angles; use a model with default, linear, llama3 or yarn angles"
         )
     # A position head has the requirements of a study: hidden tokens, IDs with gaps, and an exact cache.
-    _call_and_restore(model, lambda: check_exactness(CausalLM(model, name)))
+    _call_and_restore(model, lambda: check_exact_hiding(CausalLM(model, name)))
     check_uses_position_ids(model)
 
 
@@ -75,7 +75,7 @@ def _check_class(model: Any) -> None:
             "this model has adapters; wrap the base model first, then add them: "
             "get_peft_model(PredictivePositionModel.wrap(model), ...)"
         )
-    if isinstance(model, IDGenerationMixin):
+    if isinstance(model, PositionIDGenerationMixin):
         raise ModelError(
             f"this {type(model).__name__} is wrapped already, or is a decoder of this library; use it without wrapping"
         )
@@ -126,7 +126,7 @@ def check_length_scaling(model: PreTrainedModel, previous_attention: str) -> Non
     config = model.config.get_text_config()
     num_scaled = 0
     try:
-        num_scaled = _call_and_restore(model, lambda: count_scaled_layers(model))
+        num_scaled = _call_and_restore(model, lambda: count_log_scaled_layers(model))
     finally:
         if num_scaled < config.num_hidden_layers:
             model.set_attn_implementation(previous_attention)
@@ -172,7 +172,7 @@ def check_position_table(model: PreTrainedModel, max_positions: int, num_positio
 def _uses_position_ids(model: Any) -> bool:
     """Return True if other IDs change the prediction, or if the check means nothing: other tokens do not change it."""
     model.eval()
-    use_mask_attention(model)
+    use_maskable_attention(model)
     device = device_of(model)
     tokens = torch.tensor([[1, 2, 3, 4, 5], [1, 2, 3, 4, 5], [5, 3, 2, 4, 1]], device=device)
     ids = torch.tensor([[0, 1, 2, 3, 4], [0, 2, 2, 1, 5], [0, 1, 2, 3, 4]], device=device)
@@ -190,7 +190,7 @@ def check_scheme(scheme: PositionScheme, num_position_ids: int | None) -> None:
         raise SettingError(
             f"{scheme.name} assigns real-valued IDs, but transformers models accept integers; use the scheme randomized"
         )
-    if isinstance(scheme, Discovered):
+    if isinstance(scheme, DiscoveredCoupling):
         raise SettingError(
             "the rule of discovered counts the tokens of its task, not those of a tokenizer; write the coupling into a "
             "file with lengthwise couple FILE.jsonl --out COUPLED.jsonl, and use this file with the scheme predicted"
@@ -243,7 +243,7 @@ def position_id_limit(config: PreTrainedConfig, pack_to: int | None) -> int:
             f"{config.model_type} has layers of type {', '.join(sorted(recurrent_types))}, which carry a state from "
             "one packed text into the next; leave out pack_to"
         )
-    window = narrowest_window(text_config)
+    window = smallest_attention_window(text_config)
     if pack_to is not None and window is not None and pack_to > window:
         raise SettingError(
             f"pack_to {pack_to} exceeds the attention window of {window} tokens in {config.model_type}, but a packed "

@@ -13,14 +13,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, Cache, GenerationMixi
 from transformers.configuration_utils import SubConfigSpec
 from transformers.utils import can_return_tuple
 
-from lengthwise.core.errors import ModelError, SettingError, unknown_name
-from lengthwise.core.type_checks import check_value
-from lengthwise.hf.id_generation import IDGenerationMixin
+from lengthwise.core.errors import ModelError, SettingError, unknown_name_error
+from lengthwise.core.type_checks import check_setting_value
 from lengthwise.hf.joint_loss import (
     PredictivePositionOutput,
-    gather_prompts,
-    head_precision,
-    joint_output,
+    build_joint_output,
+    gather_prompt_keys,
+    position_head_precision,
     position_loss,
     token_loss,
 )
@@ -28,17 +27,18 @@ from lengthwise.hf.model_card import ModelCardMixin
 from lengthwise.hf.model_inputs import (
     build_attention_mask,
     build_prompt_mask,
-    check_all_ids,
+    check_all_tokens_have_ids,
+    check_id_range,
     check_is_tensor,
     check_known_arguments,
     check_labels,
     check_no_embeddings,
-    check_range,
     expand_ids,
     select_logits,
 )
-from lengthwise.hf.model_parts import LOG_LENGTH_ATTENTION, PrecisionMixin, device_of, use_mask_attention
+from lengthwise.hf.model_parts import LOG_LENGTH_ATTENTION, KeepPrecisionMixin, device_of, use_maskable_attention
 from lengthwise.hf.position_cache import CachedTokens, PositionCache
+from lengthwise.hf.position_id_generation import PositionIDGenerationMixin
 from lengthwise.hf.position_id_support import (
     check_length_scaling,
     check_log_length_from,
@@ -104,7 +104,7 @@ class PredictivePositionConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         if unknown := sorted(kwargs.keys() - EXTRA_ARGUMENTS):
-            raise unknown_name("option", unknown[0], OPTIONS)
+            raise unknown_name_error("option", unknown[0], OPTIONS)
         super().__post_init__(**kwargs)
         text_config = self.text_config
         assert isinstance(text_config, PreTrainedConfig)
@@ -145,9 +145,9 @@ class PredictivePositionConfig(PreTrainedConfig):
     def check_options(self) -> None:
         """Raise ``SettingError`` for invalid options, and for options that other options make useless."""
         if self.head is not None and self.head not in POSITION_HEADS:
-            raise unknown_name("head", self.head, POSITION_HEADS)
+            raise unknown_name_error("head", self.head, POSITION_HEADS)
         if self.length_scaling not in LENGTH_SCALINGS:
-            raise unknown_name("length_scaling", self.length_scaling, LENGTH_SCALINGS)
+            raise unknown_name_error("length_scaling", self.length_scaling, LENGTH_SCALINGS)
         if self.log_length_from is not None and (self.length_scaling == "none" or self.log_length_from < 1):
             raise SettingError(
                 f"invalid log_length_from {self.log_length_from} with length_scaling={self.length_scaling!r}; use a "
@@ -210,7 +210,9 @@ class _Segment(nn.Module):
         return embeddings + (~is_prompt)[..., None] * self.weight
 
 
-class PredictivePositionModel(ModelCardMixin, PrecisionMixin, IDGenerationMixin, PreTrainedModel, GenerationMixin):
+class PredictivePositionModel(
+    ModelCardMixin, KeepPrecisionMixin, PositionIDGenerationMixin, PreTrainedModel, GenerationMixin
+):
     """Causal language model that also predicts the position ID of each generated token (PPC, predictive coupling).
 
     ``wrap`` adds a position head to a model; ``from_pretrained`` loads a saved model. The attention mask depends on
@@ -225,7 +227,7 @@ class PredictivePositionModel(ModelCardMixin, PrecisionMixin, IDGenerationMixin,
     supports_gradient_checkpointing = True
     _supports_sdpa = True
     _supports_attention_backend = True
-    # Half precision cannot distinguish many IDs. `PrecisionMixin` and ``from_pretrained`` keep float32.
+    # Half precision cannot distinguish many IDs. `KeepPrecisionMixin` and ``from_pretrained`` keep float32.
     _keep_in_fp32_modules_strict: ClassVar[list[str]] = ["position_head"]
 
     def __init__(self, config: PredictivePositionConfig, model: PreTrainedModel | None = None) -> None:
@@ -241,7 +243,7 @@ class PredictivePositionModel(ModelCardMixin, PrecisionMixin, IDGenerationMixin,
             text_config.log_length_from = config.log_length_from
             self.model.set_attn_implementation(LOG_LENGTH_ATTENTION)
         else:
-            use_mask_attention(self.model)
+            use_maskable_attention(self.model)
         self._output_layer_input = _InputCapture()
         if model is not None:
             # Prevent `transformers` from initializing the weights of the model again.
@@ -273,7 +275,7 @@ class PredictivePositionModel(ModelCardMixin, PrecisionMixin, IDGenerationMixin,
         options = {name: given[name] for name in OPTIONS}
         parameters = inspect.signature(cls.wrap).parameters
         for name, value in options.items():
-            check_value(name, value, parameters[name].annotation)
+            check_setting_value(name, value, parameters[name].annotation)
         if length_scaling == "log":
             check_log_length_from(model, log_length_from)
         check_position_id_support(model)
@@ -328,11 +330,11 @@ class PredictivePositionModel(ModelCardMixin, PrecisionMixin, IDGenerationMixin,
         self._check_call(kwargs)
         head = _active_module(self.position_head)
         check_labels(head, self.num_position_heads, labels, position_labels, is_training=self.training)
-        cache = self.open_cache(past_key_values, use_cache)
+        cache = self.get_or_create_cache(past_key_values, use_cache)
         position_ids = self._resolve_position_ids(input_ids, attention_mask, position_ids, cache, sequence_ids)
         num_ids = 0 if position_ids is None else position_ids.shape[1]
         if position_ids is None or num_ids < input_ids.shape[1]:
-            check_all_ids(num_ids, input_ids, labels, position_labels, sequence_ids)
+            check_all_tokens_have_ids(num_ids, input_ids, labels, position_labels, sequence_ids)
             output = self.forward_token_by_token(input_ids, attention_mask, position_ids, cache, prompt_mask, **kwargs)
             output.logits = select_logits(output.logits, logits_to_keep)
             return output
@@ -374,7 +376,7 @@ class PredictivePositionModel(ModelCardMixin, PrecisionMixin, IDGenerationMixin,
             )
         selects = selects_after_forward and labels is None
         logits = select_logits(output.logits, logits_to_keep) if selects else output.logits
-        return joint_output(
+        return build_joint_output(
             loss_of_tokens,
             loss_of_ids,
             self.config.id_weight,
@@ -398,26 +400,26 @@ class PredictivePositionModel(ModelCardMixin, PrecisionMixin, IDGenerationMixin,
         if self.position_head is None:
             # Padding after the end of a sequence needs an ID, but this ID has no effect.
             pad_token = self.generation_config.pad_token_id
-            check_range(last_ids + 1 if pad_token is None else (last_ids + 1)[tokens != pad_token], max_id + 1)
+            check_id_range(last_ids + 1 if pad_token is None else (last_ids + 1)[tokens != pad_token], max_id + 1)
             return (last_ids + 1).clamp(max=max_id)
         head = _active_module(self.position_head)
         hidden = past_key_values.last_hidden().float()
-        with head_precision(head, hidden.device):
+        with position_head_precision(head, hidden.device):
             if past_key_values.prompts is None:
                 cached = past_key_values.all_tokens()
                 assert cached is not None
                 prompt_inputs = cached.tokens, cached.position_ids, cached.is_prompt
-                past_key_values.prompts = [gather_prompts(head, self._embed_for_head, *prompt_inputs)]
+                past_key_values.prompts = [gather_prompt_keys(head, self._embed_for_head, *prompt_inputs)]
             id_distribution = head(hidden, last_ids, self._embed_next(tokens), past_key_values.prompts[0])
         return id_distribution.most_likely_ids().clamp(0, max_id)
 
-    def step_inputs(
+    def decoding_step_inputs(
         self, tokens: Int[Tensor, "batch new"], cache: PositionCache, attention_mask: Tensor | None
     ) -> dict[str, Any]:
         """Return the attention mask of a decoding step. With a static cache, its shape is constant for compilation."""
         if cache.is_compileable:
             return {"attention_mask": build_attention_mask(tokens, attention_mask, cache, None, self.dtype)}
-        return super().step_inputs(tokens, cache, attention_mask)
+        return super().decoding_step_inputs(tokens, cache, attention_mask)
 
     def _init_weights(self, module: nn.Module) -> None:
         """Do nothing, because all parts initialize their own weights."""
@@ -445,7 +447,7 @@ class PredictivePositionModel(ModelCardMixin, PrecisionMixin, IDGenerationMixin,
             position_ids = self.default_prompt_ids(tokens, attention_mask)
         # A single ID after a cache is usually predicted; checking it would slow down generation.
         if position_ids is not None and (is_first_call or position_ids.shape[1] > 1):
-            check_range(position_ids, self.config.num_position_ids)
+            check_id_range(position_ids, self.config.num_position_ids)
         return position_ids
 
     def _check_call(self, kwargs: dict[str, Any]) -> None:

@@ -12,15 +12,15 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 from transformers.generation.stopping_criteria import StoppingCriteria, StoppingCriteriaList
 
 from lengthwise.core.errors import ModelError, SettingError
-from lengthwise.core.randomness import stream
-from lengthwise.evaluation.exact_match import EvaluationSettings, count_examples, iter_blocks
-from lengthwise.evaluation.grading import Grades, LengthResult, Tally, measure_lengths
+from lengthwise.core.randomness import random_stream
+from lengthwise.evaluation.exact_match import EvaluationSettings, count_examples, iter_example_blocks
+from lengthwise.evaluation.grading import Grades, GradeTally, LengthResult, measure_lengths
 from lengthwise.evaluation.language_model import check_token_ids
 from lengthwise.hf.causal_lm import check_causal
 from lengthwise.hf.model_parts import device_of
-from lengthwise.hf.tokenization import HFCodec
-from lengthwise.tasks import HasLengths, Planted, Task, record_fields
-from lengthwise.tasks.text_format import PromptFormat, format_examples, sample_shots
+from lengthwise.hf.tokenization import HFTokenizerAdapter
+from lengthwise.tasks import HasFixedLengths, PlantedCorrelations, Task, record_count_field
+from lengthwise.tasks.text_format import PromptFormat, format_examples, sample_few_shot_examples
 
 # Limits of one forward pass: input tokens, and logits (examples x answer tokens x vocabulary).
 MAX_FORWARD_TOKENS, MAX_FORWARD_LOGITS = 1 << 15, 1 << 27
@@ -31,7 +31,7 @@ AnswerMask = Bool[Tensor, "batch answer"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class TokenizedQuestion:
     """Tokens of a context and of its expected answer, which includes a newline."""
 
     context_tokens: tuple[int, ...]
@@ -43,13 +43,13 @@ class Question:
         return len(self.context_tokens) + len(self.answer_tokens)
 
 
-class TextModel:
+class PlainTextModel:
     """Causal `transformers` model for evaluation in plain text. Its position IDs are consecutive, from 0.
 
     Layers of any type are supported. Raises ``ModelError`` for a model that is not causal or predicts position IDs.
     """
 
-    def __init__(self, model: PreTrainedModel, codec: HFCodec, name: str) -> None:
+    def __init__(self, model: PreTrainedModel, codec: HFTokenizerAdapter, name: str) -> None:
         if getattr(model, "num_position_heads", 0):
             raise ModelError(
                 f"{name} predicts position IDs, but plain text has no prompt IDs; use lengthwise.hf.EvaluateByLength, "
@@ -65,7 +65,7 @@ class TextModel:
         # The model's own settings may penalize tokens, but greedy decoding must choose the most likely token.
         model.generation_config = GenerationConfig(do_sample=False, num_beams=1)
 
-    def tokenize_question(self, context: str, answer: str) -> Question:
+    def tokenize_question(self, context: str, answer: str) -> TokenizedQuestion:
         """Tokenize context and answer. Raises ``ModelError`` if the tokens do not decode to the same text.
 
         Context and answer are tokenized together. If a token would contain characters of both, they are tokenized
@@ -74,7 +74,7 @@ class TextModel:
         prefix, tokens = ([*self.codec.start, *self.codec.encode(text)] for text in (context, context + answer))
         is_prefix = tokens[: len(prefix)] == prefix
         answer_tokens = tokens[len(prefix) :] if is_prefix else self.codec.encode(answer)
-        question = Question(context_tokens=tuple(prefix), answer_tokens=tuple(answer_tokens))
+        question = TokenizedQuestion(context_tokens=tuple(prefix), answer_tokens=tuple(answer_tokens))
         text = self.codec.decode((question.context_tokens + question.answer_tokens)[len(self.codec.start) :]).strip(" ")
         # Some tokenizers add a space before every text, and some remove it.
         expected = (context + answer).strip(" ")
@@ -93,7 +93,7 @@ class TextModel:
                 "float32"
             )
 
-    def grade(self, questions: Sequence[Question], *, decode: str) -> Iterator[Grades]:
+    def grade(self, questions: Sequence[TokenizedQuestion], *, decode: str) -> Iterator[Grades]:
         """Grade the answers batch by batch, in order.
 
         With ``decode="forced"``, one forward pass per batch predicts each token from the correct previous tokens. With
@@ -105,8 +105,8 @@ class TextModel:
         for batch in self._batches(questions):
             yield self._grade_forced(batch) if decode == "forced" else self._grade_free(batch)
 
-    def _batches(self, questions: Sequence[Question]) -> Iterator[list[Question]]:
-        batch: list[Question] = []
+    def _batches(self, questions: Sequence[TokenizedQuestion]) -> Iterator[list[TokenizedQuestion]]:
+        batch: list[TokenizedQuestion] = []
         for question in questions:
             larger = [*batch, question]
             seq, shortest = max(member.seq for member in larger), min(len(member.context_tokens) for member in larger)
@@ -119,7 +119,7 @@ class TextModel:
             yield batch
 
     @torch.no_grad()
-    def _grade_forced(self, batch: list[Question]) -> Grades:
+    def _grade_forced(self, batch: list[TokenizedQuestion]) -> Grades:
         first = min(len(question.context_tokens) for question in batch) - 1
         last = max(question.seq for question in batch) - 1
         tokens = torch.zeros(len(batch), last, dtype=torch.int64)
@@ -137,7 +137,7 @@ class TextModel:
         return self._grade_tokens(batch, logits.argmax(dim=-1).cpu(), *_stack_answers(batch))
 
     @torch.no_grad()
-    def _grade_free(self, batch: list[Question]) -> Grades:
+    def _grade_free(self, batch: list[TokenizedQuestion]) -> Grades:
         targets, is_answer_token = _stack_answers(batch)
         predicted = torch.full_like(targets, -1)
         is_text_correct = torch.zeros(len(batch), dtype=torch.bool)
@@ -153,7 +153,7 @@ class TextModel:
         grades.token_correct[is_text_correct] = True
         return grades
 
-    def _generate(self, batch: list[Question]) -> list[list[int]]:
+    def _generate(self, batch: list[TokenizedQuestion]) -> list[list[int]]:
         """Return the tokens generated after each context, up to the first newline."""
         context_tokens = torch.tensor([question.context_tokens for question in batch], device=device_of(self.model))
         # An answer has at most as many tokens as bytes.
@@ -175,7 +175,7 @@ class TextModel:
             answers.append(generated_tokens[: is_newline.index(True) + 1] if any(is_newline) else generated_tokens)
         return answers
 
-    def _is_answer(self, question: Question, generated_tokens: list[int]) -> bool:
+    def _is_answer(self, question: TokenizedQuestion, generated_tokens: list[int]) -> bool:
         """Return True if the generated text, up to its newline, equals the answer."""
         decode, context_tokens = self.codec.decode, question.context_tokens
         context = decode(context_tokens)
@@ -183,7 +183,9 @@ class TextModel:
         first_line, newline, _ = text[len(context) :].partition("\n")
         return first_line + newline == expected[len(context) :]
 
-    def _grade_tokens(self, batch: list[Question], predicted: Answers, targets: Answers, scored: AnswerMask) -> Grades:
+    def _grade_tokens(
+        self, batch: list[TokenizedQuestion], predicted: Answers, targets: Answers, scored: AnswerMask
+    ) -> Grades:
         tokens = [token for token in predicted.unique().tolist() if token >= 0]
         newlines = [token for token in tokens if "\n" in self.codec.token_text(token)]
         shortest = min(len(question.context_tokens) for question in batch)
@@ -203,7 +205,7 @@ class TextModel:
 class _NaNCheckProcessor(LogitsProcessor):
     """Logits processor that raises ``ModelError`` for NaN logits, and returns other logits unchanged."""
 
-    def __init__(self, model: TextModel) -> None:
+    def __init__(self, model: PlainTextModel) -> None:
         self.model = model
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:
@@ -214,7 +216,7 @@ class _NaNCheckProcessor(LogitsProcessor):
 class _NewlineStoppingCriterion(StoppingCriteria):
     """Stopping criterion that ends each sequence after its first newline."""
 
-    def __init__(self, codec: HFCodec) -> None:
+    def __init__(self, codec: HFTokenizerAdapter) -> None:
         self.codec = codec
         self.is_done: Tensor | None = None
 
@@ -225,7 +227,7 @@ class _NewlineStoppingCriterion(StoppingCriteria):
         return self.is_done
 
 
-def _stack_answers(batch: list[Question]) -> tuple[Answers, AnswerMask]:
+def _stack_answers(batch: list[TokenizedQuestion]) -> tuple[Answers, AnswerMask]:
     """Return the answer tokens (-1 elsewhere) and their mask. Column 0 follows the shortest context of the batch."""
     start, end = min(len(question.context_tokens) for question in batch), max(question.seq for question in batch)
     targets = torch.full((len(batch), end - start), -1)
@@ -243,15 +245,15 @@ def _first_difference(text: str, expected: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class QuestionWriter:
+class QuestionBuilder:
     """Writer of the test examples of a task as questions to a model."""
 
-    model: TextModel
+    model: PlainTextModel
     task: Task
     prompts: PromptFormat
     seed: int
 
-    def questions(self, length: int, num_examples: int) -> Iterator[list[Question]]:
+    def questions(self, length: int, num_examples: int) -> Iterator[list[TokenizedQuestion]]:
         """Yield blocks of questions. The context of a question consists of its shots and its prompt.
 
         Raises ``ModelError`` if a text has more tokens than the model has positions.
@@ -267,16 +269,16 @@ class QuestionWriter:
                 )
             yield block
 
-    def find_length(self, num_tokens: int, num_examples: int) -> int:
+    def find_length_for_tokens(self, num_tokens: int, num_examples: int) -> int:
         """Return a length of the task at which every text has at most ``num_tokens`` tokens, near the longest such one.
 
         Raises ``SettingError`` if the shortest text has more tokens, or if the task has examples only at some lengths.
         """
-        if isinstance(self.task, HasLengths):
+        if isinstance(self.task, HasFixedLengths):
             raise SettingError(
                 f"the file of {self.task.name} has only some lengths; leave out --in-tokens and use its own lengths"
             )
-        shortest = self.task.min_length if isinstance(self.task, Planted) else 1
+        shortest = self.task.min_length if isinstance(self.task, PlantedCorrelations) else 1
         smallest, fitting, too_long = self._max_tokens(shortest, num_examples), shortest, 2 * shortest
         if smallest > num_tokens:
             raise SettingError(
@@ -296,23 +298,25 @@ class QuestionWriter:
     def _max_tokens(self, length: int, num_examples: int) -> int:
         return max(question.seq for block in self._iter_blocks(length, num_examples) for question in block)
 
-    def _iter_blocks(self, length: int, num_examples: int) -> Iterator[list[Question]]:
+    def _iter_blocks(self, length: int, num_examples: int) -> Iterator[list[TokenizedQuestion]]:
         num_examples = count_examples(self.task, length, num_examples)
         num_questions = 0
-        for examples in iter_blocks(self.task, length, num_examples, self.seed):
+        for examples in iter_example_blocks(self.task, length, num_examples, self.seed):
             questions = []
             for place, text in enumerate(format_examples(self.task, examples)[: num_examples - num_questions]):
-                rng = stream(self.seed, "shots", length, num_questions + place)
+                rng = random_stream(self.seed, "shots", length, num_questions + place)
                 shot_length = length if self.prompts.shot_length is None else self.prompts.shot_length
-                shots = sample_shots(self.task, shot_length, self.prompts.shots, rng, excluded_prompts={text.prompt})
+                shots = sample_few_shot_examples(
+                    self.task, shot_length, self.prompts.shots, rng, excluded_prompts={text.prompt}
+                )
                 context = "".join(shot.prompt + shot.response for shot in shots) + text.prompt
                 questions.append(self.model.tokenize_question(context, text.response))
             num_questions += len(questions)
             yield questions
 
 
-def evaluate_texts(
-    model: TextModel,
+def evaluate_in_plain_text(
+    model: PlainTextModel,
     task: Task,
     settings: EvaluationSettings,
     *,
@@ -328,11 +332,11 @@ def evaluate_texts(
     settings. Unsupported tasks, lengths and tokenizers raise ``LengthwiseError`` before evaluation.
     """
     prompts = PromptFormat() if prompts is None else prompts
-    writer = QuestionWriter(model, task, prompts, settings.seed)
+    writer = QuestionBuilder(model, task, prompts, settings.seed)
     counts = [settings.num_examples_at(index) for index in range(len(settings.lengths))]
     if prompts.in_tokens:
         limits = settings.lengths
-        lengths = [writer.find_length(limit, count) for limit, count in zip(limits, counts, strict=True)]
+        lengths = [writer.find_length_for_tokens(limit, count) for limit, count in zip(limits, counts, strict=True)]
     else:
         lengths = list(settings.lengths)
     for length in lengths:
@@ -340,7 +344,7 @@ def evaluate_texts(
     sizes: list[int] = []
 
     def measure(index: int) -> LengthResult:
-        length, tally = lengths[index], Tally()
+        length, tally = lengths[index], GradeTally()
         num_examples = count_examples(task, length, counts[index])
         sizes.append(0)
         for questions in writer.questions(length, num_examples):
@@ -360,6 +364,6 @@ def evaluate_texts(
             **{name: value for name, value in values.items() if name not in OMITTED_RESULT_KEYS},
             "text_tokens": None if result.skipped else sizes[index],
             "requested_tokens": settings.lengths[index] if prompts.in_tokens else None,
-            **record_fields(task, result.length),
+            **record_count_field(task, result.length),
             "wall_s": result.wall_s,
         }

@@ -10,8 +10,8 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from lengthwise.core.errors import ModelError
 
 
-class HFCodec:
-    """Adapter of a `transformers` tokenizer to `TextCodec`. ``start`` contains the special tokens before every text."""
+class HFTokenizerAdapter:
+    """Adapter of a `transformers` tokenizer to `ModelTokenizer`. ``start`` has the special tokens before every text."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
         self.tokenizer, self.name = tokenizer, name
@@ -62,7 +62,7 @@ def _tokenize_sample(tokenizer: PreTrainedTokenizerBase, add_special_tokens: boo
         return list(tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
 
 
-def symbol_tokenizer(symbols: Sequence[str]) -> PreTrainedTokenizerFast:
+def build_symbol_tokenizer(symbols: Sequence[str]) -> PreTrainedTokenizerFast:
     """Return a tokenizer with one token per symbol; ``end`` is the end token and the pad token.
 
     The text format is `lengthwise.tasks.text_format`: spaces between symbols, and a newline for ``end``. If all other

@@ -9,16 +9,16 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from lengthwise.core.randomness import stream
+from lengthwise.core.randomness import random_stream
 from lengthwise.evaluation.language_model import (
-    Deviation,
     NextTokenModel,
+    PredictionDeviation,
     check_deviations,
-    check_exactness,
+    check_exact_hiding,
     first_line,
-    max_difference,
+    max_log_prob_difference,
 )
-from lengthwise.influence.hidden_context import Predictions, Window, WindowEvaluator, strict_log_probs
+from lengthwise.influence.hidden_context import Predictions, TargetWindow, WindowEvaluator, strict_log_probs
 
 # A packed sequence has fewer queries. The compared queries include the first and last query of a pack.
 NUM_QUERIES, COMPARED_QUERY_INDICES = 16, (0, 1, 7, 15)
@@ -28,9 +28,9 @@ FarMask = Bool[np.ndarray, " far"]
 AttentionMask = Bool[Tensor, "seq seq"]
 
 
-def check_study(
+def check_study_exactness(
     model: NextTokenModel,
-    window: Window,
+    window: TargetWindow,
     *,
     check_masked_mode: bool = False,
     check_gates: bool = False,
@@ -41,70 +41,75 @@ def check_study(
     A plain pass uses no cache, and the position IDs of the whole window. The flags enable the checks of queries
     that only some studies need: masked hiding, gradients of gates, and attention weights.
     """
-    check_exactness(model)
+    check_exact_hiding(model)
     tokens = torch.from_numpy(window.tokens)
 
-    def deviations() -> Iterator[Deviation]:
-        plain_log_probs, evaluator = model.plain_log_probs(tokens), WindowEvaluator(model, window)
-        yield from _strict_deviations(model, window, plain_log_probs)
+    def deviations() -> Iterator[PredictionDeviation]:
+        log_probs_without_cache, evaluator = model.log_probs_without_cache(tokens), WindowEvaluator(model, window)
+        yield from _strict_deviations(model, window, log_probs_without_cache)
         yield _prefix_deviation(evaluator)
         if check_masked_mode:
             yield _masked_deviation(evaluator)
         if check_gates:
-            yield _gate_deviation(evaluator, plain_log_probs)
+            yield _gate_deviation(evaluator, log_probs_without_cache)
         if check_attention:
             yield _attention_deviation(evaluator)
 
-    sizes = f"near {len(window.near)} and far {window.num_far}"
+    sizes = f"near {len(window.near)} and far {window.num_far_tokens}"
     check_deviations(model, tokens, f"{model.name} cannot be measured exactly with {sizes}", deviations)
 
 
-def _strict_deviations(model: NextTokenModel, window: Window, plain_log_probs: LogProbs) -> Iterator[Deviation]:
+def _strict_deviations(
+    model: NextTokenModel, window: TargetWindow, log_probs_without_cache: LogProbs
+) -> Iterator[PredictionDeviation]:
     visibility_masks = _visibility_masks(window)[list(COMPARED_QUERY_INDICES)]
     log_probs = _stack_in_order(strict_log_probs(model, [(window, mask) for mask in visibility_masks]))
-    yield Deviation(
+    yield PredictionDeviation(
         description="predictions with position IDs that count from 0 differ from predictions without position IDs",
-        nats=max_difference(log_probs[0], plain_log_probs, window.target),
+        nats=max_log_prob_difference(log_probs[0], log_probs_without_cache, window.target),
     )
-    yield Deviation(
+    yield PredictionDeviation(
         description="predictions differ between omitted and hidden tokens, so a layer may count tokens",
         nats=_largest_difference(model, window, log_probs, map(partial(_strict_mask, window), visibility_masks)),
         advice="use a smaller --near and --far, or choose another model",
     )
 
 
-def _prefix_deviation(evaluator: WindowEvaluator) -> Deviation:
+def _prefix_deviation(evaluator: WindowEvaluator) -> PredictionDeviation:
     window = evaluator.window
-    indices = np.arange(max(0, window.num_far - NUM_QUERIES), window.num_far)
-    visibility_masks = np.ones((len(indices), window.num_far), bool)
+    indices = np.arange(max(0, window.num_far_tokens - NUM_QUERIES), window.num_far_tokens)
+    visibility_masks = np.ones((len(indices), window.num_far_tokens), bool)
     visibility_masks[np.arange(len(indices)), indices] = False
     log_probs = _stack_in_order(evaluator.log_probs(visibility_masks, "strict"))[[0, -1]]
     masks = map(partial(_strict_mask, window), visibility_masks[[0, -1]])
-    return Deviation(
+    return PredictionDeviation(
         description="predictions after a cached prefix differ from one pass over all tokens",
         nats=_largest_difference(evaluator.model, window, log_probs, masks),
     )
 
 
-def _masked_deviation(evaluator: WindowEvaluator) -> Deviation:
+def _masked_deviation(evaluator: WindowEvaluator) -> PredictionDeviation:
     window, indices, visibility_masks = evaluator.window, [*COMPARED_QUERY_INDICES], _visibility_masks(evaluator.window)
     log_probs = _stack_in_order(evaluator.log_probs(visibility_masks, "masked"))[indices]
     masks = map(partial(_masked_mask, window), visibility_masks[indices])
-    return Deviation(
+    return PredictionDeviation(
         description="predictions after cached far tokens differ from one pass over all tokens",
         nats=_largest_difference(evaluator.model, window, log_probs, masks),
         advice="use --mode strict",
     )
 
 
-def _visibility_masks(window: Window) -> Bool[np.ndarray, "queries far"]:
+def _visibility_masks(window: TargetWindow) -> Bool[np.ndarray, "queries far"]:
     """Return visibility masks: all far tokens, no far tokens, and random subsets of increasing size."""
-    masks = stream(0, "exactness").random((NUM_QUERIES, window.num_far)) < np.linspace(0, 1, NUM_QUERIES)[:, None]
+    masks = (
+        random_stream(0, "exactness").random((NUM_QUERIES, window.num_far_tokens))
+        < np.linspace(0, 1, NUM_QUERIES)[:, None]
+    )
     masks[0], masks[1] = True, False
     return masks
 
 
-def _gate_deviation(evaluator: WindowEvaluator, plain_log_probs: LogProbs) -> Deviation:
+def _gate_deviation(evaluator: WindowEvaluator, log_probs_without_cache: LogProbs) -> PredictionDeviation:
     target, states, predictions = evaluator.window.target, evaluator.states, []
     gates = torch.zeros(evaluator.num_prefix)
     advice = "use a measure without gradients, such as greedy without --prefilter"
@@ -114,39 +119,39 @@ def _gate_deviation(evaluator: WindowEvaluator, plain_log_probs: LogProbs) -> De
         return -log_probs[target]
 
     try:
-        gradient = evaluator.model.gate_gradient(states, evaluator.near, evaluator.near_ids, gates, objective)
+        gradient = evaluator.model.attention_gate_gradient(states, evaluator.near, evaluator.near_ids, gates, objective)
     except RuntimeError as error:
         # Autograd raises an error if a model compares its mask with zero instead of adding it to the scores.
         description = f"gates on the attention have no gradient ({first_line(error)})"
-        return Deviation(description=description, nats=math.nan, advice=advice)
+        return PredictionDeviation(description=description, nats=math.nan, advice=advice)
     is_valid = bool(gradient.any() and gradient.isfinite().all())
-    return Deviation(
+    return PredictionDeviation(
         description="gates on the attention have no effect, or open gates change the prediction",
-        nats=max_difference(predictions[0], plain_log_probs, target) if is_valid else math.nan,
+        nats=max_log_prob_difference(predictions[0], log_probs_without_cache, target) if is_valid else math.nan,
         advice=advice,
     )
 
 
-def _attention_deviation(evaluator: WindowEvaluator) -> Deviation:
+def _attention_deviation(evaluator: WindowEvaluator) -> PredictionDeviation:
     weights = evaluator.model.attention_weights(evaluator.states, evaluator.near, evaluator.near_ids)
     is_valid = bool((weights >= 0).all()) and 0 < float(weights.sum()) < 1.01
-    return Deviation(
+    return PredictionDeviation(
         description="attention weights on the far tokens are negative, or their sum is not between 0 and 1",
         nats=0.0 if is_valid else math.nan,
         advice="use a measure other than attention",
     )
 
 
-def _strict_mask(window: Window, visibility_mask: FarMask) -> AttentionMask:
+def _strict_mask(window: TargetWindow, visibility_mask: FarMask) -> AttentionMask:
     """Return the attention mask (query, key) that hides far tokens from all other tokens."""
-    visible_keys = torch.from_numpy(window.expand(visibility_mask))
+    visible_keys = torch.from_numpy(window.expand_mask(visibility_mask))
     return visible_keys.expand(len(visible_keys), -1).tril() | torch.eye(len(visible_keys), dtype=torch.bool)
 
 
-def _masked_mask(window: Window, visibility_mask: FarMask) -> AttentionMask:
+def _masked_mask(window: TargetWindow, visibility_mask: FarMask) -> AttentionMask:
     """Return the attention mask (query, key) that hides far tokens from the near tokens only."""
     mask = torch.ones(len(window.tokens), len(window.tokens), dtype=torch.bool).tril()
-    mask[-len(window.near) :] &= torch.from_numpy(window.expand(visibility_mask))
+    mask[-len(window.near) :] &= torch.from_numpy(window.expand_mask(visibility_mask))
     return mask
 
 
@@ -156,9 +161,12 @@ def _stack_in_order(predictions: Iterator[Predictions]) -> Float[Tensor, "querie
 
 
 def _largest_difference(
-    model: NextTokenModel, window: Window, log_probs: Float[Tensor, "queries vocab"], masks: Iterable[AttentionMask]
+    model: NextTokenModel,
+    window: TargetWindow,
+    log_probs: Float[Tensor, "queries vocab"],
+    masks: Iterable[AttentionMask],
 ) -> float:
     tokens, target = torch.from_numpy(window.tokens), window.target
-    pairs = zip(log_probs, (model.plain_log_probs(tokens, mask) for mask in masks), strict=True)
+    pairs = zip(log_probs, (model.log_probs_without_cache(tokens, mask) for mask in masks), strict=True)
     # NumPy's maximum, unlike Python's, returns NaN if any value is NaN.
-    return float(np.max([max_difference(row, expected, target) for row, expected in pairs]))
+    return float(np.max([max_log_prob_difference(row, expected, target) for row, expected in pairs]))

@@ -16,7 +16,7 @@ from lengthwise.evaluation.language_model import NextTokenModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
+class TargetWindow:
     """Context of one target. Hidden tokens do not change the position IDs of other tokens.
 
     ``start`` contains the tokens before the far tokens, which are always visible: the start token of the model (if
@@ -29,7 +29,7 @@ class Window:
     target: int
 
     @property
-    def num_far(self) -> int:
+    def num_far_tokens(self) -> int:
         """Number of visible and hidden far tokens."""
         return len(self.far)
 
@@ -38,17 +38,17 @@ class Window:
         """All tokens of the context, in text order."""
         return np.concatenate([self.start, self.far, self.near])
 
-    def expand(self, visibility_mask: Bool[np.ndarray, " far"]) -> Bool[np.ndarray, " seq"]:
+    def expand_mask(self, visibility_mask: Bool[np.ndarray, " far"]) -> Bool[np.ndarray, " seq"]:
         """Extend a visibility mask of the far tokens to all tokens; start and near tokens are visible."""
         return np.concatenate([np.ones(len(self.start), bool), visibility_mask, np.ones(len(self.near), bool)])
 
     def visibility_mask(self, indices: Sequence[int]) -> Bool[np.ndarray, " far"]:
         """Return a visibility mask of the far tokens, which is True at ``indices`` and False elsewhere."""
-        mask = np.zeros(self.num_far, bool)
+        mask = np.zeros(self.num_far_tokens, bool)
         mask[list(indices)] = True
         return mask
 
-    def with_far(self, far: Int[np.ndarray, " far"]) -> "Window":
+    def with_far_tokens(self, far: Int[np.ndarray, " far"]) -> "TargetWindow":
         """Return a copy with other far tokens."""
         return replace(self, far=far)
 
@@ -66,10 +66,10 @@ Predictions = tuple[list[int], Float[Tensor, "batch vocab"]]
 class WindowEvaluator:
     """Evaluator of a model on one window with some far tokens hidden. It caches the states of the far tokens."""
 
-    def __init__(self, model: NextTokenModel, window: Window) -> None:
+    def __init__(self, model: NextTokenModel, window: TargetWindow) -> None:
         self.model, self.window = model, window
-        self.tokens, self.num_prefix = torch.from_numpy(window.tokens), len(window.start) + window.num_far
-        self.position_ids = model.assign_ids(self.tokens)
+        self.tokens, self.num_prefix = torch.from_numpy(window.tokens), len(window.start) + window.num_far_tokens
+        self.position_ids = model.assign_position_ids(self.tokens)
         self.near, self.near_ids = self.tokens[self.num_prefix :], self.position_ids[..., self.num_prefix :]
 
     @cached_property
@@ -87,11 +87,13 @@ class WindowEvaluator:
         predict = partial(self.model.log_probs_with_mask, self.states, self.near, self.near_ids)
         start_mask = np.ones((len(visibility_masks), len(self.window.start)), bool)
         masks = torch.from_numpy(np.concatenate([start_mask, visibility_masks], axis=1))
-        yield from _predict(list(range(len(masks))), (masks,), predict, batch_size(self.model, 2 * len(self.near)))
+        yield from _predict(
+            list(range(len(masks))), (masks,), predict, forward_batch_size(self.model, 2 * len(self.near))
+        )
 
     def _strict_predictions(self, visibility_masks: Bool[np.ndarray, "queries far"]) -> Iterator[Predictions]:
         """Yield the predictions of ``strict_log_probs``, up to twice as fast: queries share unhidden prefixes."""
-        masks = np.stack([self.window.expand(mask) for mask in visibility_masks])
+        masks = np.stack([self.window.expand_mask(mask) for mask in visibility_masks])
         seq = masks.shape[1]
         # With a larger step, the model reads fewer prefixes, but repeats more tokens after each prefix.
         prefix_step = max(1, ceil(seq / sqrt(len(visibility_masks) / 2)))
@@ -120,10 +122,12 @@ class WindowEvaluator:
         tokens = torch.stack([self.tokens[prefix:][mask] for mask in suffix_masks])
         ids = torch.stack([self.position_ids[..., prefix:][..., mask] for mask in suffix_masks])
         # Each sequence attends to a copy of the states.
-        yield from _predict(queries, (tokens, ids), predict, batch_size(self.model, length + prefix // 8))
+        yield from _predict(queries, (tokens, ids), predict, forward_batch_size(self.model, length + prefix // 8))
 
 
-def strict_log_probs(model: NextTokenModel, queries: Sequence[tuple[Window, VisibilityMask]]) -> Iterator[Predictions]:
+def strict_log_probs(
+    model: NextTokenModel, queries: Sequence[tuple[TargetWindow, VisibilityMask]]
+) -> Iterator[Predictions]:
     """Yield the predictions of a model that reads only the visible tokens of each window.
 
     The position IDs of a token are those in the whole window, so they do not depend on the mask. The model does not
@@ -133,7 +137,7 @@ def strict_log_probs(model: NextTokenModel, queries: Sequence[tuple[Window, Visi
     for index, (window, visibility_mask) in enumerate(queries):
         queries_by_length[len(window.start) + int(visibility_mask.sum()) + len(window.near)].append(index)
     for length, indices in sorted(queries_by_length.items()):
-        max_batch_size = batch_size(model, length)
+        max_batch_size = forward_batch_size(model, length)
         for batch_start in range(0, len(indices), max_batch_size):
             batch = indices[batch_start : batch_start + max_batch_size]
             tokens, ids = zip(*(_visible_tokens(model, *queries[index]) for index in batch), strict=True)
@@ -141,14 +145,14 @@ def strict_log_probs(model: NextTokenModel, queries: Sequence[tuple[Window, Visi
 
 
 def _visible_tokens(
-    model: NextTokenModel, window: Window, visibility_mask: VisibilityMask
+    model: NextTokenModel, window: TargetWindow, visibility_mask: VisibilityMask
 ) -> tuple[Int[Tensor, " visible"], Real[Tensor, "*level visible"]]:
     """Return the visible tokens of a window, with their position IDs in the whole window."""
-    tokens, is_visible = torch.from_numpy(window.tokens), torch.from_numpy(window.expand(visibility_mask))
-    return tokens[is_visible], model.assign_ids(tokens)[..., is_visible]
+    tokens, is_visible = torch.from_numpy(window.tokens), torch.from_numpy(window.expand_mask(visibility_mask))
+    return tokens[is_visible], model.assign_position_ids(tokens)[..., is_visible]
 
 
-def batch_size(model: NextTokenModel, length: int) -> int:
+def forward_batch_size(model: NextTokenModel, length: int) -> int:
     """Return the number of sequences of ``length`` tokens per forward pass, with one prediction each."""
     max_log_probs = LOG_PROBS_PER_TOKEN * model.forward_tokens
     return max(1, min(model.forward_tokens // length, max_log_probs // model.vocabulary_size))

@@ -30,7 +30,7 @@ class TargetLoss:
 
 
 @dataclass(frozen=True, slots=True)
-class Divergence:
+class KLDivergence:
     """Objective ``prediction``: the Kullback-Leibler divergence (nats) from the prediction with the whole context."""
 
     log_probs_long: Float[Tensor, " vocab"]
@@ -42,7 +42,7 @@ class Divergence:
         return torch.where(probabilities > 0, probabilities * (self.log_probs_long - log_probs), 0.0).sum(dim=-1)
 
 
-Objective = TargetLoss | Divergence
+Objective = TargetLoss | KLDivergence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class SubsetScorer:
         """Return a visibility mask of the far tokens, which is True at ``indices`` and False elsewhere."""
         return self.evaluator.window.visibility_mask(indices)
 
-    def restrict(self, candidates: Int[np.ndarray, " candidates"]) -> "SubsetScorer":
+    def with_candidates(self, candidates: Int[np.ndarray, " candidates"]) -> "SubsetScorer":
         """Return a copy with other candidates."""
         return replace(self, candidates=np.sort(candidates))
 
@@ -81,10 +81,12 @@ class SubsetScorer:
         """
         evaluator, objective, window = self.evaluator, self.objective, self.evaluator.window
         num_start = len(window.start)
-        gates = torch.zeros(num_start + window.num_far)
+        gates = torch.zeros(num_start + window.num_far_tokens)
         if context == "none":
-            gates[num_start:] = -math.log(window.num_far)
-        gradient = evaluator.model.gate_gradient(evaluator.states, evaluator.near, evaluator.near_ids, gates, objective)
+            gates[num_start:] = -math.log(window.num_far_tokens)
+        gradient = evaluator.model.attention_gate_gradient(
+            evaluator.states, evaluator.near, evaluator.near_ids, gates, objective
+        )
         return -gradient[num_start:].double().cpu().numpy()
 
     def attention(self) -> Float[np.ndarray, " far"]:
@@ -120,12 +122,12 @@ class InfluenceMeasure(Protocol):
     exact: ClassVar[bool] = True
     gradient_context: ClassVar[str] = "none"
 
-    def select(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> TokenRanking:
+    def select_tokens(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> TokenRanking:
         """Return the best k candidates of the scorer, best first."""
         ...
 
 
-def top_k(scorer: SubsetScorer, gains: Float[np.ndarray, " candidates"], k: int) -> TokenRanking:
+def top_k_candidates(scorer: SubsetScorer, gains: Float[np.ndarray, " candidates"], k: int) -> TokenRanking:
     """Return the k candidates with the largest gains. Ties are broken in favor of the earlier token."""
     sorted_positions = np.argsort(-gains, kind="stable")[:k]
     return TokenRanking(
@@ -145,11 +147,11 @@ class AddOneIn(InfluenceMeasure):
     summary: ClassVar[str] = "gain of each far token added alone to the near tokens; misses joint effects"
     paper: ClassVar[str] = "Golowich et al. 2025, arXiv:2502.16792 (short context and k more tokens)"
 
-    def select(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> TokenRanking:
+    def select_tokens(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> TokenRanking:
         """Score the near tokens without and with each candidate."""
         subsets = [[], *([index] for index in scorer.candidates.tolist())]
         scores = scorer.scores(np.stack([scorer.visibility_mask(indices) for indices in subsets]))
-        return top_k(scorer, scores[0] - scores[1:], k)
+        return top_k_candidates(scorer, scores[0] - scores[1:], k)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,15 +166,15 @@ class LeaveOneOut(InfluenceMeasure):
     paper: ClassVar[str] = "Cook 1977 (deletion); Li et al. 2016, arXiv:1612.08220"
     gradient_context: ClassVar[str] = "all"
 
-    def select(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> TokenRanking:
+    def select_tokens(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> TokenRanking:
         """Score the whole context, and the context without each candidate."""
         subsets = [[], *([index] for index in scorer.candidates.tolist())]
         scores = scorer.scores(np.stack([~scorer.visibility_mask(indices) for indices in subsets]))
-        return top_k(scorer, scores[1:] - scores[0], k)
+        return top_k_candidates(scorer, scores[1:] - scores[0], k)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Greedy(InfluenceMeasure):
+class GreedySelection(InfluenceMeasure):
     """Greedy search that adds the far token with the largest gain, k times.
 
     It misses tokens that only help together. Gains can be negative.
@@ -182,7 +184,7 @@ class Greedy(InfluenceMeasure):
     summary: ClassVar[str] = "greedy search: adds the far token with the largest gain, k times; k times the cost"
     paper: ClassVar[str] = "Nemhauser, Wolsey, Fisher 1978 (greedy choice of a set)"
 
-    def select(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> TokenRanking:
+    def select_tokens(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> TokenRanking:
         """Score every remaining candidate in each of k steps."""
         indices, gains, remaining = list[int](), list[float](), scorer.candidates.tolist()
         current_score = float(scorer.scores(scorer.visibility_mask([])[None])[0])
@@ -196,7 +198,7 @@ class Greedy(InfluenceMeasure):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Screened(InfluenceMeasure):
+class PrefilteredMeasure(InfluenceMeasure):
     """Prefilter by gradient for the measure ``then``.
 
     ``then`` scores only the candidates with the largest gradients: a fraction ``share`` of them, but at least k.
@@ -206,23 +208,23 @@ class Screened(InfluenceMeasure):
     summary: ClassVar[str] = "a gradient prefilters a tenth of the far tokens; greedy or another measure scores them"
     paper: ClassVar[str] = "Michel et al. 2019, arXiv:1905.10650 (gates and their gradients)"
 
-    then: InfluenceMeasure = field(default_factory=Greedy)
+    then: InfluenceMeasure = field(default_factory=GreedySelection)
     share: float = 0.1
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
             raise SettingError(f"invalid share {self.share} of far tokens; use a number above 0 and at most 1")
 
-    def select(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> TokenRanking:
+    def select_tokens(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> TokenRanking:
         """Run one backward pass, then the measure ``then`` on the remaining candidates."""
         gradients = scorer.gradient(context=self.then.gradient_context)[scorer.candidates]
         num_candidates = max(k, math.ceil(self.share * len(scorer.candidates)))
         candidates = scorer.candidates[np.argsort(-gradients, kind="stable")[:num_candidates]]
-        return self.then.select(scorer.restrict(candidates), k, rng)
+        return self.then.select_tokens(scorer.with_candidates(candidates), k, rng)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gradient(InfluenceMeasure):
+class GradientMeasure(InfluenceMeasure):
     """Gradient of the score with respect to a gate on the attention to each far token."""
 
     name: ClassVar[str] = "gradient"
@@ -230,9 +232,9 @@ class Gradient(InfluenceMeasure):
     paper: ClassVar[str] = "Michel et al. 2019, arXiv:1905.10650 (gates and their gradients)"
     exact: ClassVar[bool] = False
 
-    def select(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> TokenRanking:
+    def select_tokens(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> TokenRanking:
         """Rank all candidates with one backward pass."""
-        return top_k(scorer, scorer.gradient(context=self.gradient_context)[scorer.candidates], k)
+        return top_k_candidates(scorer, scorer.gradient(context=self.gradient_context)[scorer.candidates], k)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,25 +250,34 @@ class AttentionWeight(InfluenceMeasure):
     exact: ClassVar[bool] = False
     gradient_context: ClassVar[str] = "all"
 
-    def select(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> TokenRanking:
+    def select_tokens(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> TokenRanking:
         """Rank all candidates with one forward pass."""
-        return top_k(scorer, scorer.attention()[scorer.candidates], k)
+        return top_k_candidates(scorer, scorer.attention()[scorer.candidates], k)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RandomChoice(InfluenceMeasure):
+class RandomSelection(InfluenceMeasure):
     """Random selection of k distinct candidates without a forward pass. All gains are 0."""
 
     name: ClassVar[str] = "random"
     summary: ClassVar[str] = "random far tokens: the control"
     exact: ClassVar[bool] = False
 
-    def select(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> TokenRanking:
+    def select_tokens(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> TokenRanking:
         """Return the first k candidates of a random permutation."""
         indices = rng.permutation(scorer.candidates)[:k]
         return TokenRanking(indices=tuple(int(index) for index in indices), gains=(0.0,) * len(indices))
 
 
 MEASURES: dict[str, type[InfluenceMeasure]] = {
-    entry.name: entry for entry in (AddOneIn, LeaveOneOut, Greedy, Screened, Gradient, AttentionWeight, RandomChoice)
+    entry.name: entry
+    for entry in (
+        AddOneIn,
+        LeaveOneOut,
+        GreedySelection,
+        PrefilteredMeasure,
+        GradientMeasure,
+        AttentionWeight,
+        RandomSelection,
+    )
 }

@@ -4,11 +4,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from lengthwise.core.defaults import FAR_TOKENS
-from lengthwise.core.errors import SettingError, unknown_name
+from lengthwise.core.errors import SettingError, unknown_name_error
 from lengthwise.core.type_checks import check_types
 from lengthwise.influence.hidden_context import MODES
-from lengthwise.influence.measures import OBJECTIVES, Greedy, InfluenceMeasure
-from lengthwise.influence.targets import ELSEWHERE_SOURCE, OTHER_SOURCE, GapRule
+from lengthwise.influence.measures import OBJECTIVES, GreedySelection, InfluenceMeasure
+from lengthwise.influence.targets import ELSEWHERE_SOURCE, OTHER_SOURCE, ClearGainRule
 
 # Controls: random own tokens, and the same search among far tokens of another text or from elsewhere in the text.
 CONTROL_SELECTIONS = ("random", OTHER_SOURCE, ELSEWHERE_SOURCE)
@@ -29,12 +29,12 @@ class InfluenceSettings:
     near: int = 64
     far: int = FAR_TOKENS
     ks: tuple[int, ...] = (1, 2, 4, 8, 16)
-    measure: InfluenceMeasure = field(default_factory=Greedy)
+    measure: InfluenceMeasure = field(default_factory=GreedySelection)
     modes: tuple[str, ...] = ("strict",)
     objectives: tuple[str, ...] = ("prediction",)
     controls: tuple[str, ...] = ("random", OTHER_SOURCE)
     random_draws: int = 4
-    rule: GapRule = field(default_factory=GapRule)
+    rule: ClearGainRule = field(default_factory=ClearGainRule)
     num_targets: int | None = 500
     background_fraction: float = 0.1
     max_document_tokens: int | None = None
@@ -72,7 +72,7 @@ class InfluenceSettings:
             raise SettingError(f"missing {setting_name}; use one or more of {', '.join(options)}")
         for name in names:
             if name not in options:
-                raise unknown_name(setting_name, name, options)
+                raise unknown_name_error(setting_name, name, options)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as JSON values. The measure is a dictionary with its name and settings."""

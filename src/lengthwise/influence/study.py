@@ -18,18 +18,18 @@ from lengthwise.core.errors import RunFolderError, SettingError, SkippedTextWarn
 from lengthwise.core.files import StrPath, read_file, write_atomically
 from lengthwise.core.folder_lock import exclusive_lock
 from lengthwise.core.type_checks import check_arguments, check_types, is_instance
-from lengthwise.evaluation.language_model import NextTokenModel, TextCodec
+from lengthwise.evaluation.language_model import ModelTokenizer, NextTokenModel
 from lengthwise.experiments.run_folder import STUDY_FOLDER, acquire_folder
-from lengthwise.influence.exactness_checks import check_study
-from lengthwise.influence.measures import AttentionWeight, Gradient, Screened
+from lengthwise.influence.exactness_checks import check_study_exactness
+from lengthwise.influence.measures import AttentionWeight, GradientMeasure, PrefilteredMeasure
 from lengthwise.influence.settings import InfluenceSettings
 from lengthwise.influence.target_evaluator import (
     StopRequestedError,
     TargetEvaluator,
     estimate_seconds,
-    stop_before_passes,
+    stop_before_forward_passes,
 )
-from lengthwise.influence.targets import Target, sample_targets, split_texts
+from lengthwise.influence.targets import TargetToken, sample_targets, split_texts
 from lengthwise.tasks import TokenizedDocument
 
 # Rows of a study in blocks, and a digest for each block.
@@ -47,7 +47,7 @@ class InfluenceStudy:
     """
 
     model: NextTokenModel
-    codec: TextCodec
+    codec: ModelTokenizer
     texts: Sequence[TokenizedDocument]
     settings: InfluenceSettings
     part: tuple[int, int] = (1, 1)
@@ -78,7 +78,7 @@ class InfluenceStudy:
         for name, original_name in _find_copies(self.texts).items():
             raise SettingError(
                 f"text {name} is a copy of {original_name}, and copies make intervals over texts too narrow; remove "
-                "the copy, for example with without_copies(texts)"
+                "the copy, for example with drop_duplicate_texts(texts)"
             )
 
     def to_dict(self) -> dict[str, Any]:
@@ -99,13 +99,13 @@ class InfluenceStudy:
         json_values: dict[str, Any] = json.loads(json.dumps(description))
         return json_values
 
-    def pieces(self) -> Sequence[TokenizedDocument]:
+    def document_pieces(self) -> Sequence[TokenizedDocument]:
         """Return the texts, split if ``max_document_tokens`` is set."""
         max_tokens = self.settings.max_document_tokens
         return self.texts if max_tokens is None else list(split_texts(self.texts, max_tokens))
 
-    def targets(self, pieces: Sequence[TokenizedDocument]) -> Sequence[Target]:
-        """Sample the targets of all parts of the study from ``pieces``."""
+    def targets(self, pieces: Sequence[TokenizedDocument]) -> Sequence[TargetToken]:
+        """Sample the targets of all parts of the study from ``document_pieces``."""
         settings = self.settings
         return sample_targets(pieces, context=settings.context, num_targets=settings.num_targets, seed=settings.seed)
 
@@ -114,7 +114,7 @@ class InfluenceStudy:
         (part_number, num_parts), block_size = self.part, self.settings.block
         return range((part_number - 1) * block_size, num_targets, num_parts * block_size)
 
-    def acquire(self, folder: Path, *, resume: bool) -> None:
+    def write_or_check_description(self, folder: Path, *, resume: bool) -> None:
         """Write the description of the study to a folder; with ``resume``, compare it with the stored description."""
         acquire_folder(folder, STUDY_FOLDER, self.to_dict(), resume=resume, normalize=_resolve_model_path)
 
@@ -137,9 +137,9 @@ def measure_influence(
     duration in seconds. Raises ``RunFolderError`` if the folder already contains a study (with ``resume``: another
     study), or if another process writes to it.
     """
-    out, settings, pieces = Path(out), study.settings, study.pieces()
+    out, settings, pieces = Path(out), study.settings, study.document_pieces()
     targets = study.targets(pieces)
-    model = stop_before_passes(study.model, stop)
+    model = stop_before_forward_passes(study.model, stop)
     evaluator = TargetEvaluator(
         model=model,
         texts=pieces,
@@ -149,21 +149,24 @@ def measure_influence(
     )
     evaluator.placebo_sampler.check_other_documents(targets)
     try:
-        check_study(
+        check_study_exactness(
             model,
             targets[0].window(settings.near, settings.far, study.codec.start, settings.sink),
             check_masked_mode="masked" in settings.modes,
-            check_gates=isinstance(settings.measure, (Gradient, Screened)),
+            check_gates=isinstance(settings.measure, (GradientMeasure, PrefilteredMeasure)),
             check_attention=isinstance(settings.measure, AttentionWeight),
         )
     except StopRequestedError:
         return False
     with exclusive_lock(out):
-        study.acquire(out, resume=resume)
+        study.write_or_check_description(out, resume=resume)
         blocks = {start: targets[start : start + settings.block] for start in study.block_starts(len(targets))}
         total_targets = sum(map(len, blocks.values()))
-        stored_blocks = complete_blocks(out, settings.block, total_targets)
-        for name, content in ((ROWS_FILE, b"".join(stored_blocks)), (DIGESTS_FILE, digest_lines(stored_blocks))):
+        stored_blocks = read_complete_blocks(out, settings.block, total_targets)
+        for name, content in (
+            (ROWS_FILE, b"".join(stored_blocks)),
+            (DIGESTS_FILE, format_block_digests(stored_blocks)),
+        ):
             if (out / name).exists():
                 # The incomplete last block of an interrupted study.
                 os.truncate(out / name, len(content))
@@ -182,7 +185,7 @@ def measure_influence(
         return True
 
 
-def without_copies(texts: Sequence[TokenizedDocument]) -> list[TokenizedDocument]:
+def drop_duplicate_texts(texts: Sequence[TokenizedDocument]) -> list[TokenizedDocument]:
     """Remove texts with the same tokens as an earlier text, and raise a ``SkippedTextWarning`` for them."""
     copies = _find_copies(texts)
     if copies:
@@ -223,7 +226,7 @@ def _digest_texts(texts: Sequence[TokenizedDocument]) -> dict[str, Any]:
     return {"documents": len(texts), "tokens": sum(len(text.tokens) for text in texts), "sha256": digest.hexdigest()}
 
 
-def parse_part(text: str) -> tuple[int, int]:
+def parse_study_part(text: str) -> tuple[int, int]:
     """Parse a part such as ``2/4``, the second of four parts. Raises ``SettingError`` for any other format."""
     index, separator, num_parts = text.partition("/")
     if not (separator and all(digits.isascii() and digits.isdigit() for digits in (index, num_parts))):
@@ -247,7 +250,7 @@ def check_parts(study: InfluenceStudy, out: Path) -> None:
     for part in ((1, 1), *((index, num_parts) for index in range(1, num_parts + 1) if index != study.part[0])):
         folder = part_folder(out, part)
         if (folder / STUDY_FOLDER.file).is_file():
-            replace(study, part=part).acquire(folder, resume=True)
+            replace(study, part=part).write_or_check_description(folder, resume=True)
 
 
 def join_parts(study: InfluenceStudy, out: Path) -> list[int]:
@@ -255,7 +258,7 @@ def join_parts(study: InfluenceStudy, out: Path) -> list[int]:
 
     Return the indexes of incomplete parts (from 1). Raises ``RunFolderError`` if a part belongs to another study.
     """
-    num_parts, num_targets = study.part[1], len(study.targets(study.pieces()))
+    num_parts, num_targets = study.part[1], len(study.targets(study.document_pieces()))
     blocks_by_start: dict[int, bytes] = {}
     incomplete_parts = []
     with exclusive_lock(out, wait=True):
@@ -263,18 +266,18 @@ def join_parts(study: InfluenceStudy, out: Path) -> list[int]:
             part_study = replace(study, part=(index, num_parts))
             folder, block_starts = part_folder(out, part_study.part), part_study.block_starts(num_targets)
             num_rows = sum(min(study.settings.block, num_targets - block_start) for block_start in block_starts)
-            blocks = complete_blocks(folder, study.settings.block, num_rows)
+            blocks = read_complete_blocks(folder, study.settings.block, num_rows)
             if len(blocks) < len(block_starts):
                 incomplete_parts.append(index)
                 continue
             if (folder / STUDY_FOLDER.file).is_file():
-                part_study.acquire(folder, resume=True)
+                part_study.write_or_check_description(folder, resume=True)
             blocks_by_start |= dict(zip(block_starts, blocks, strict=True))
         if not incomplete_parts:
-            replace(study, part=(1, 1)).acquire(out, resume=True)
+            replace(study, part=(1, 1)).write_or_check_description(out, resume=True)
             sorted_blocks = [blocks_by_start[block_start] for block_start in sorted(blocks_by_start)]
             write_atomically(out / ROWS_FILE, b"".join(sorted_blocks))
-            write_atomically(out / DIGESTS_FILE, digest_lines(sorted_blocks))
+            write_atomically(out / DIGESTS_FILE, format_block_digests(sorted_blocks))
     return incomplete_parts
 
 
@@ -288,7 +291,7 @@ def append_block(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
             os.fsync(file.fileno())
 
 
-def complete_blocks(folder: Path, size: int, num_rows: int) -> list[bytes]:
+def read_complete_blocks(folder: Path, size: int, num_rows: int) -> list[bytes]:
     """Return the complete blocks of ``size`` rows. The last of ``num_rows`` rows may form a smaller block.
 
     The incomplete last block of an interrupted study is omitted. Raises ``RunFolderError`` if rows do not match their
@@ -308,7 +311,7 @@ def complete_blocks(folder: Path, size: int, num_rows: int) -> list[bytes]:
     return blocks
 
 
-def digest_lines(blocks: Sequence[bytes]) -> bytes:
+def format_block_digests(blocks: Sequence[bytes]) -> bytes:
     """Return the content of the digest file for these blocks."""
     return b"".join(map(_digest_line, blocks))
 

@@ -13,29 +13,29 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lengthwise.core.randomness import stream
+from lengthwise.core.randomness import random_stream
 from lengthwise.evaluation.language_model import NextTokenModel
-from lengthwise.influence.hidden_context import VisibilityMask, Window, WindowEvaluator, strict_log_probs
+from lengthwise.influence.hidden_context import TargetWindow, VisibilityMask, WindowEvaluator, strict_log_probs
 from lengthwise.influence.measures import (
-    Divergence,
     InfluenceMeasure,
+    KLDivergence,
     Objective,
-    RandomChoice,
+    RandomSelection,
     SubsetScorer,
     TargetLoss,
     TokenRanking,
 )
 from lengthwise.influence.settings import InfluenceSettings
-from lengthwise.influence.targets import ELSEWHERE_SOURCE, OTHER_SOURCE, PlaceboSampler, Target
+from lengthwise.influence.targets import ELSEWHERE_SOURCE, OTHER_SOURCE, PlaceboSampler, TargetToken
 from lengthwise.influence.token_kinds import NUM_NEIGHBORS, token_kinds
 from lengthwise.tasks import TokenizedDocument
 
 FORWARD_METHODS = (
     "log_probs",
-    "plain_log_probs",
+    "log_probs_without_cache",
     "prefill",
     "log_probs_with_mask",
-    "gate_gradient",
+    "attention_gate_gradient",
     "attention_weights",
 )
 # Cost of a forward and backward pass, in units of a forward pass.
@@ -51,7 +51,7 @@ class StopRequestedError(Exception):
     """Exception that ends a study before a forward pass, at the user's request."""
 
 
-def stop_before_passes(model: NextTokenModel, stop: Callable[[], bool]) -> NextTokenModel:
+def stop_before_forward_passes(model: NextTokenModel, stop: Callable[[], bool]) -> NextTokenModel:
     """Return a copy of the model that raises ``StopRequestedError`` before a forward pass if ``stop()`` is True."""
 
     def add_stop_check(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -77,7 +77,7 @@ class TokenCounter:
             "log_probs": lambda tokens, ids, states=None: self._uniform(tokens.numel(), len(tokens)),
             "prefill": lambda tokens, ids, num_prefix: self._count(len(tokens), num_prefix),
             "log_probs_with_mask": lambda states, near, ids, masks: self._uniform(len(near) * len(masks), len(masks)),
-            "gate_gradient": lambda states, near, ids, log_gates, objective: self._count(
+            "attention_gate_gradient": lambda states, near, ids, log_gates, objective: self._count(
                 BACKWARD_COST * len(near), torch.zeros(len(log_gates))
             ),
             "attention_weights": lambda states, near, ids: self._count(len(near), torch.full((states,), 1 / states)),
@@ -101,7 +101,7 @@ def _replace_methods(model: NextTokenModel, methods: Mapping[str, Callable[..., 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FullContexts:
+class FullContextLosses:
     """Windows of one target and its losses with all far tokens visible, for each source of the far tokens.
 
     ``target_index`` is the index of the target in the study. ``log_probs_long`` is the prediction with all original far
@@ -109,21 +109,21 @@ class FullContexts:
     """
 
     target_index: int
-    windows: Mapping[str, Window]
+    windows: Mapping[str, TargetWindow]
     losses: Mapping[str, float]
     log_probs_long: LogProbs
     log_probs_short: LogProbs
 
-    def score(self, log_probs: LogProbs) -> tuple[float, float]:
+    def loss_and_divergence(self, log_probs: LogProbs) -> tuple[float, float]:
         """Return the loss of a prediction and its divergence from the prediction with all far tokens, in nats."""
-        return _loss(log_probs, self.windows["own"]), max(float(Divergence(self.log_probs_long)(log_probs)), 0.0)
+        return _loss(log_probs, self.windows["own"]), max(float(KLDivergence(self.log_probs_long)(log_probs)), 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
+class TokenSelection:
     """Far tokens that a measure selected in one window, for one mode, objective and source."""
 
-    contexts: FullContexts
+    contexts: FullContextLosses
     evaluator: WindowEvaluator
     mode: str
     objective: str
@@ -156,7 +156,7 @@ class TargetEvaluator:
         """Sampler of far tokens from another document, or from another part of the same document."""
         return PlaceboSampler(self.texts, self.settings.context - self.settings.far, self.settings.far)
 
-    def rows(self, targets: Sequence[Target], first_target_index: int) -> list[dict[str, Any]]:
+    def rows(self, targets: Sequence[TargetToken], first_target_index: int) -> list[dict[str, Any]]:
         """Return one result row per target. ``first_target_index`` is the index of ``targets[0]`` in the study."""
         contexts = self._full_contexts(targets, first_target_index)
         rows = [self._row_without_selections(*pair) for pair in zip(targets, contexts, strict=True)]
@@ -167,7 +167,7 @@ class TargetEvaluator:
             row["selections"] = [self._selection_entry(selection, next(scores)) for selection in selections]
         return rows
 
-    def count_tokens(self, target: Target, counter: TokenCounter) -> tuple[int, int]:
+    def count_tokens(self, target: TargetToken, counter: TokenCounter) -> tuple[int, int]:
         """Return the numbers of tokens that the model reads for a target: for full contexts, and for selections."""
         start = counter.num_tokens
         (contexts,) = self._full_contexts([target], 0)
@@ -175,7 +175,7 @@ class TargetEvaluator:
         list(self._score_selections(self._select_tokens(contexts)))
         return middle - start, counter.num_tokens - middle
 
-    def _full_contexts(self, targets: Sequence[Target], first_target_index: int) -> list[FullContexts]:
+    def _full_contexts(self, targets: Sequence[TargetToken], first_target_index: int) -> list[FullContextLosses]:
         windows = [self._windows_by_source(target, first_target_index + index) for index, target in enumerate(targets)]
         own_windows = [windows_by_source["own"] for windows_by_source in windows]
         log_probs_short = dict(self._predictions([(window, window.visibility_mask([])) for window in own_windows]))
@@ -188,7 +188,7 @@ class TargetEvaluator:
             index, source = controls[query_index]
             losses[index][source] = _loss(log_probs, own_windows[index])
         return [
-            FullContexts(
+            FullContextLosses(
                 target_index=first_target_index + index,
                 windows=windows[index],
                 losses=losses[index],
@@ -198,25 +198,29 @@ class TargetEvaluator:
             for index in range(len(targets))
         ]
 
-    def _windows_by_source(self, target: Target, target_index: int) -> dict[str, Window]:
+    def _windows_by_source(self, target: TargetToken, target_index: int) -> dict[str, TargetWindow]:
         """Return the windows of a target by source of the far tokens. All windows have the same near tokens."""
         settings, seed = self.settings, self.settings.seed
         own_window = target.window(settings.near, settings.far, self.start, settings.sink)
-        other_tokens = self.placebo_sampler.sample_other_document(target, stream(seed, "other text", target_index))
-        elsewhere_tokens = self.placebo_sampler.sample_same_document(target, stream(seed, "elsewhere", target_index))
-        windows = {"own": own_window, OTHER_SOURCE: own_window.with_far(other_tokens)}
+        other_tokens = self.placebo_sampler.sample_other_document(
+            target, random_stream(seed, "other text", target_index)
+        )
+        elsewhere_tokens = self.placebo_sampler.sample_same_document(
+            target, random_stream(seed, "elsewhere", target_index)
+        )
+        windows = {"own": own_window, OTHER_SOURCE: own_window.with_far_tokens(other_tokens)}
         if elsewhere_tokens is not None:
-            windows[ELSEWHERE_SOURCE] = own_window.with_far(elsewhere_tokens)
+            windows[ELSEWHERE_SOURCE] = own_window.with_far_tokens(elsewhere_tokens)
         return windows
 
-    def _predictions(self, queries: Sequence[tuple[Window, VisibilityMask]]) -> Iterator[tuple[int, LogProbs]]:
+    def _predictions(self, queries: Sequence[tuple[TargetWindow, VisibilityMask]]) -> Iterator[tuple[int, LogProbs]]:
         for query_indices, log_probs in strict_log_probs(self.model, queries):
             yield from zip(query_indices, log_probs, strict=True)
 
-    def _row_without_selections(self, target: Target, contexts: FullContexts) -> dict[str, Any]:
+    def _row_without_selections(self, target: TargetToken, contexts: FullContextLosses) -> dict[str, Any]:
         """Return the result row of a target, except for the entry ``"selections"``."""
         gap_rule, window, losses = self.settings.rule, contexts.windows["own"], contexts.losses
-        loss_short, divergence = contexts.score(contexts.log_probs_short)
+        loss_short, divergence = contexts.loss_and_divergence(contexts.log_probs_short)
         clear_gains = {source: gap_rule.is_clear(loss_short, loss) for source, loss in losses.items()}
         clear_losses = {source: gap_rule.is_clear(loss, loss_short) for source, loss in losses.items()}
         return {
@@ -244,35 +248,40 @@ class TargetEvaluator:
         background_fraction = self.settings.background_fraction
         if is_clear:
             return 1.0
-        if background_fraction == 0 or stream(self.settings.seed, "rest", target_index).random() >= background_fraction:
+        if (
+            background_fraction == 0
+            or random_stream(self.settings.seed, "rest", target_index).random() >= background_fraction
+        ):
             return 0.0
         return 1 / background_fraction
 
-    def _select_tokens(self, contexts: FullContexts) -> list[Selection]:
+    def _select_tokens(self, contexts: FullContextLosses) -> list[TokenSelection]:
         settings, seed, max_k = self.settings, self.settings.seed, self.settings.ks[-1]
         sources = ["own", *(control for control in settings.controls if control in contexts.windows)]
         evaluators = {source: WindowEvaluator(self.model, contexts.windows[source]) for source in sources}
         objectives: dict[str, Objective] = {
             "target": TargetLoss(contexts.windows["own"].target),
-            "prediction": Divergence(contexts.log_probs_long),
+            "prediction": KLDivergence(contexts.log_probs_long),
         }
 
-        def run_measure(mode: str, objective: str, source: str, measure: InfluenceMeasure, draws: int = 1) -> Selection:
+        def run_measure(
+            mode: str, objective: str, source: str, measure: InfluenceMeasure, draws: int = 1
+        ) -> TokenSelection:
             scorer = SubsetScorer(
                 evaluator=evaluators[source],
                 mode=mode,
                 objective=objectives.get(objective, objectives["target"]),
                 candidates=np.arange(settings.far),
             )
-            streams = (stream(seed, measure.name, source, contexts.target_index, draw) for draw in range(draws))
-            return Selection(
+            streams = (random_stream(seed, measure.name, source, contexts.target_index, draw) for draw in range(draws))
+            return TokenSelection(
                 contexts=contexts,
                 evaluator=evaluators[source],
                 mode=mode,
                 objective=objective,
                 source=source,
                 measure=measure.name,
-                rankings=tuple(measure.select(scorer, max_k, rng) for rng in streams),
+                rankings=tuple(measure.select_tokens(scorer, max_k, rng) for rng in streams),
             )
 
         selections = [
@@ -283,10 +292,10 @@ class TargetEvaluator:
         ]
         if "random" in settings.controls:
             draws = settings.random_draws
-            selections += [run_measure(mode, "nothing", "own", RandomChoice(), draws) for mode in settings.modes]
+            selections += [run_measure(mode, "nothing", "own", RandomSelection(), draws) for mode in settings.modes]
         return selections
 
-    def _score_selections(self, selections: Sequence[Selection]) -> Iterator[Float[np.ndarray, "2 k"]]:
+    def _score_selections(self, selections: Sequence[TokenSelection]) -> Iterator[Float[np.ndarray, "2 k"]]:
         """Yield the loss and divergence at each k for every selection. All strict selections share forward passes."""
         ks = self.settings.ks
         strict = [selection for selection in selections if selection.mode == "strict"]
@@ -294,7 +303,7 @@ class TargetEvaluator:
         scores_by_query = [(0.0, 0.0)] * len(strict_queries)
         queries = [(selection.evaluator.window, mask) for selection, mask in strict_queries]
         for query_index, log_probs in self._predictions(queries):
-            scores_by_query[query_index] = strict_queries[query_index][0].contexts.score(log_probs)
+            scores_by_query[query_index] = strict_queries[query_index][0].contexts.loss_and_divergence(log_probs)
         strict_scores = iter(scores_by_query)
         for selection in selections:
             masks = selection.visibility_masks(ks)
@@ -304,14 +313,14 @@ class TargetEvaluator:
                 scores = [(0.0, 0.0)] * len(masks)
                 for mask_indices, mask_log_probs in selection.evaluator.log_probs(np.stack(masks), selection.mode):
                     for query_index, log_probs in zip(mask_indices, mask_log_probs, strict=True):
-                        scores[query_index] = selection.contexts.score(log_probs)
+                        scores[query_index] = selection.contexts.loss_and_divergence(log_probs)
             yield np.reshape(scores, (-1, len(ks), 2)).mean(axis=0).T
 
-    def _selection_entry(self, selection: Selection, scores: Float[np.ndarray, "2 k"]) -> dict[str, Any]:
+    def _selection_entry(self, selection: TokenSelection, scores: Float[np.ndarray, "2 k"]) -> dict[str, Any]:
         window, ranking = selection.evaluator.window, selection.rankings[0]
         # Several random rankings have no common list of tokens.
         selected_tokens = zip(ranking.indices, ranking.gains, strict=True) if len(selection.rankings) == 1 else ()
-        seq, (losses, divergences) = window.num_far + len(window.near), scores.tolist()
+        seq, (losses, divergences) = window.num_far_tokens + len(window.near), scores.tolist()
         return {
             "mode": selection.mode,
             "knows": selection.objective,
@@ -325,7 +334,7 @@ class TargetEvaluator:
             "divergences": [_round(divergence) for divergence in divergences],
         }
 
-    def target_kinds(self, target: Target) -> list[str]:
+    def target_kinds(self, target: TargetToken) -> list[str]:
         """Return the kinds of a target, in the order of ``KINDS``."""
         settings, tokens, end = self.settings, target.text.tokens, target.place + 1
         context = tokens[target.place - settings.context : end]
@@ -338,11 +347,11 @@ def _round(nats: float) -> float:
     return round(nats, NUM_LOSS_DIGITS)
 
 
-def _loss(log_probs: LogProbs, window: Window) -> float:
+def _loss(log_probs: LogProbs, window: TargetWindow) -> float:
     return float(-log_probs[window.target])
 
 
-def estimate_seconds(evaluator: TargetEvaluator, targets: Sequence[Target]) -> tuple[float, float]:
+def estimate_seconds(evaluator: TargetEvaluator, targets: Sequence[TargetToken]) -> tuple[float, float]:
     """Return the minimum and maximum duration of a study in seconds.
 
     The study selects far tokens for a fraction ``background_fraction`` of the targets (minimum), or for all (maximum).
@@ -354,7 +363,7 @@ def estimate_seconds(evaluator: TargetEvaluator, targets: Sequence[Target]) -> t
     return min_tokens * seconds_per_token, (full_context_tokens + selection_tokens) * seconds_per_token
 
 
-def _tokens_per_second(evaluator: TargetEvaluator, target: Target) -> float:
+def _tokens_per_second(evaluator: TargetEvaluator, target: TargetToken) -> float:
     """Measure the tokens per second of the model on queries with all far tokens hidden."""
     settings = evaluator.settings
     window = target.window(settings.near, settings.far, evaluator.start, settings.sink)

@@ -9,8 +9,8 @@ from jaxtyping import Int
 
 from lengthwise.core.defaults import CLEAR_GAP
 from lengthwise.core.errors import SettingError
-from lengthwise.core.randomness import stream
-from lengthwise.influence.hidden_context import Window
+from lengthwise.core.randomness import random_stream
+from lengthwise.influence.hidden_context import TargetWindow
 from lengthwise.tasks import TokenizedDocument
 
 # Sources of far tokens other than the own text ("own").
@@ -19,22 +19,22 @@ FarTokens = Int[np.ndarray, " far"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class TargetToken:
     """Token that a model predicts in a study; ``place`` is its token index in ``text``."""
 
     text: TokenizedDocument
     place: int
 
-    def window(self, near: int, far: int, start: Sequence[int] = (), sink: int = 0) -> Window:
+    def window(self, near: int, far: int, start: Sequence[int] = (), sink: int = 0) -> TargetWindow:
         """Return the window of ``sink + far + near`` tokens before the target; ``start`` precedes these tokens."""
         tokens = self.text.tokens[self.place - near - far - sink : self.place + 1].astype(np.int64)
         sink_tokens, far_tokens, near_tokens, target = np.split(tokens, [sink, sink + far, sink + far + near])
         start_tokens = np.concatenate([np.array(start, np.int64), sink_tokens])
-        return Window(start=start_tokens, far=far_tokens, near=near_tokens, target=int(target[0]))
+        return TargetWindow(start=start_tokens, far=far_tokens, near=near_tokens, target=int(target[0]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GapRule:
+class ClearGainRule:
     """Rule for a clear gain: far context lowers the loss by more than ``gap``, to less than ``below`` nats (if set)."""
 
     gap: float = CLEAR_GAP
@@ -50,12 +50,12 @@ class GapRule:
 
 
 # Rule for key tokens of Fang et al. 2024 (arXiv:2410.23771).
-LONGPPL_RULE = GapRule(gap=2.0, below=2.0)
+LONGPPL_RULE = ClearGainRule(gap=2.0, below=2.0)
 
 
 def sample_targets(
     texts: Sequence[TokenizedDocument], *, context: int, num_targets: int | None, seed: int
-) -> list[Target]:
+) -> list[TargetToken]:
     """Sample uniformly among the tokens with at least ``context`` tokens before them.
 
     ``num_targets=None`` means all. Targets are in text order. Raises ``SettingError`` if no text is long enough.
@@ -70,12 +70,12 @@ def sample_targets(
         )
     selected = np.arange(num_eligible)
     if num_targets is not None and num_targets < num_eligible:
-        rng = stream(seed, "targets")
+        rng = random_stream(seed, "targets")
         selected = np.sort(rng.choice(num_eligible, size=num_targets, replace=False, shuffle=False))
     cumulative_counts = text_counts.cumsum()
     text_indices = np.searchsorted(cumulative_counts, selected, side="right")
     places = context + selected - (cumulative_counts - text_counts)[text_indices]
-    return [Target(text=texts[index], place=int(place)) for index, place in zip(text_indices, places, strict=True)]
+    return [TargetToken(text=texts[index], place=int(place)) for index, place in zip(text_indices, places, strict=True)]
 
 
 def split_texts(texts: Sequence[TokenizedDocument], max_tokens: int) -> Iterator[TokenizedDocument]:
@@ -99,7 +99,7 @@ class PlaceboSampler:
         for index, text in enumerate(texts):
             self.piece_ranges[text.name] = (self.piece_ranges.get(text.name, (index, index))[0], index + 1)
 
-    def check_other_documents(self, targets: Sequence[Target]) -> None:
+    def check_other_documents(self, targets: Sequence[TargetToken]) -> None:
         """Raise ``SettingError`` if a target has no other document with at least ``far`` tokens."""
         for name in {target.text.name for target in targets}:
             if not self._num_other_starts(name):
@@ -108,14 +108,14 @@ class PlaceboSampler:
                     "text; add texts (five or more for intervals), or use a smaller --far"
                 )
 
-    def sample_other_document(self, target: Target, rng: np.random.Generator) -> FarTokens:
+    def sample_other_document(self, target: TargetToken, rng: np.random.Generator) -> FarTokens:
         """Sample far tokens from another document."""
         document_start, document_end = (int(self.start_offsets[index]) for index in self.piece_ranges[target.text.name])
         far_start = int(rng.integers(self._num_other_starts(target.text.name)))
         # Skip the start indexes in the document of the target.
         return self._far_tokens(far_start if far_start < document_start else far_start + document_end - document_start)
 
-    def sample_same_document(self, target: Target, rng: np.random.Generator) -> FarTokens | None:
+    def sample_same_document(self, target: TargetToken, rng: np.random.Generator) -> FarTokens | None:
         """Sample far tokens from the same document, outside the target's context. None if the document is too short."""
         pieces = self.piece_ranges[target.text.name]
         document_start, document_end = (int(self.start_offsets[index]) for index in pieces)

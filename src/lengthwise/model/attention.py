@@ -78,7 +78,7 @@ def future_mask(num_queries: int, num_keys: int, device: torch.device) -> Bool[T
     return torch.ones(num_queries, num_keys, dtype=torch.bool, device=device).triu(num_keys - num_queries + 1)
 
 
-def max_chunk_scores(device: torch.device) -> int:
+def max_scores_in_memory(device: torch.device) -> int:
     """Return the maximum number of scores that are in memory at once."""
     return MAX_CHUNK_SCORES if device.type == "cpu" else GPU_MAX_CHUNK_SCORES
 
@@ -86,7 +86,7 @@ def max_chunk_scores(device: torch.device) -> int:
 def _chunks(value: KeyVectors, num_queries: int) -> Iterator[tuple[int, int, int]]:
     """Yield the start and stop index of each chunk of queries, and the number of keys visible to its last query."""
     batch_size, num_heads, num_keys, _ = value.shape
-    chunk_size = max(1, max_chunk_scores(value.device) // (batch_size * num_heads * num_keys))
+    chunk_size = max(1, max_scores_in_memory(value.device) // (batch_size * num_heads * num_keys))
     for start in range(0, num_queries, chunk_size):
         stop = min(start + chunk_size, num_queries)
         yield start, stop, num_keys - num_queries + stop
@@ -184,7 +184,7 @@ def dilute_attention(
 
     The shares of the sequences in a batch are spaced evenly from 0 to ``max_share``, with a different offset per head.
     ``attention_output`` belongs to the last tokens of each sequence. ``places`` are the indexes of the sequences in
-    their whole batch, if they are only a share of it; see ``TokenGroup``.
+    their whole batch, if they are only a share of it; see ``SequenceGroup``.
     """
     batch_size, num_heads, num_queries, _ = attention_output.shape
     places = range(batch_size) if places is None else places

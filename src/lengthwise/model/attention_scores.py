@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Real
 from torch import Tensor, nn
 
-from lengthwise.encodings.levels import LevelEncoding
+from lengthwise.encodings.multi_level import MultiLevelEncoding
 from lengthwise.model.attention import WeightFunction, future_mask
 from lengthwise.model.fast.near_attention import NearAttention
 
@@ -33,10 +33,10 @@ NO_HOOKS = AttentionHooks()
 
 
 @dataclass(frozen=True, slots=True)
-class ScoreChunks:
+class ChunkedScores:
     """Attention scores and biases, computed for one chunk of queries at a time to save memory."""
 
-    encoding: LevelEncoding
+    encoding: MultiLevelEncoding
     query: Float[Tensor, "batch heads query d_head"]
     key: Float[Tensor, "batch heads key d_head"]
     query_ids: Real[Tensor, "level batch query"]
@@ -69,7 +69,7 @@ class ScoreChunks:
         return weight_function(self.scores(0, num_queries, num_keys, ~is_future).masked_fill(is_future, -math.inf))
 
 
-class LengthScale(nn.Module):
+class LogLengthScale(nn.Module):
     """Learned scale ``offset + log(n + 1)^power`` per head for n visible keys; initially ``log(n + 1)``."""
 
     def __init__(self, num_heads: int) -> None:

@@ -9,12 +9,12 @@ from jaxtyping import Float, Real
 from torch import Tensor, nn
 from torch.nn.functional import gelu, linear, rms_norm
 
-from lengthwise.encodings.levels import LevelEncoding
+from lengthwise.encodings.multi_level import MultiLevelEncoding
 from lengthwise.model.attention import attend, attend_with_scores, dilute_attention, make_weight_function, softmax
-from lengthwise.model.attention_scores import NO_HOOKS, AttentionHooks, LengthScale, ScoreChunks
+from lengthwise.model.attention_scores import NO_HOOKS, AttentionHooks, ChunkedScores, LogLengthScale
 from lengthwise.model.cache import ExtendLayer
 from lengthwise.model.decoder_settings import DecoderSettings
-from lengthwise.model.token_groups import TokenGroup, join_tokens, select_queries, split_queries, split_tokens
+from lengthwise.model.sequence_groups import SequenceGroup, join_tokens, select_queries, split_queries, split_tokens
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -59,7 +59,7 @@ class RMSNorm(nn.Module):
         return normalized
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """Attention with normalized queries and keys, then an MLP; the initial outputs of both are zero."""
 
     def __init__(self, settings: DecoderSettings, layer: int) -> None:
@@ -72,7 +72,7 @@ class Block(nn.Module):
         self.query_norm = RMSNorm(self.d_head)
         self.key_norm = RMSNorm(self.d_head)
         self.log_temperature = nn.Parameter(torch.full((settings.num_heads, 1, 1), math.log(settings.temperature)))
-        self.length_scale = LengthScale(settings.num_heads) if settings.length_scaling == "learned" else None
+        self.length_scale = LogLengthScale(settings.num_heads) if settings.length_scaling == "learned" else None
         self.weight_function = make_weight_function(settings.weights, k=settings.top_k, alpha=settings.entmax_alpha)
         self.mix_heads = nn.Linear(d_model, d_model, bias=False)
         self.mlp_norm = RMSNorm(d_model)
@@ -85,8 +85,8 @@ class Block(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "token d_model"],
-        groups: Sequence[TokenGroup],
-        encoding: LevelEncoding,
+        groups: Sequence[SequenceGroup],
+        encoding: MultiLevelEncoding,
         extend: ExtendLayer | None,
         hooks: AttentionHooks,
     ) -> tuple[Float[Tensor, "query d_model"], Tensor, Tensor]:
@@ -118,28 +118,30 @@ class Block(nn.Module):
     def _mix_tokens(
         self,
         x: Float[Tensor, "token d_model"],
-        group: TokenGroup,
+        group: SequenceGroup,
         hidden: Float[Tensor, "batch seq d_model"],
         query: Float[Tensor, "batch heads query d_head"],
         key: Float[Tensor, "batch heads new_key d_head"],
         value: Float[Tensor, "batch heads new_key d_head"],
-        encoding: LevelEncoding,
+        encoding: MultiLevelEncoding,
         extend: ExtendLayer | None,
         hooks: AttentionHooks,
     ) -> tuple[Float[Tensor, "batch heads query d_head"], Tensor, Tensor]:
         """Return the output of attention in one group, and the keys and values of all its tokens."""
         num_queries, num_keys, new_ids = query.shape[2], group.key_ids.shape[2], group.position_ids
-        scales = self.log_temperature.exp() * self.length_factor(num_queries, num_keys, hooks, query.device)
+        scales = self.log_temperature.exp() * self.score_length_factor(num_queries, num_keys, hooks, query.device)
         unrotated = query, key = self.query_norm(query), self.key_norm(key)
-        query, key = encoding.rotate_both(query, key, new_ids)
+        query, key = encoding.rotate_queries_and_keys(query, key, new_ids)
         if hooks.near is not None:
             near_inputs = (x.view(hidden.shape), *unrotated, query, key, value, scales)
             return hooks.near.attend(*near_inputs, encoding, group.key_ids), key, value
         query = query * scales
-        if encoding.has_annotations:
-            annotations = encoding.annotate(hidden, new_ids, self.layer)
-            query = encoding.append(query, [values[:, :, values.shape[2] - num_queries :] for values in annotations])
-            key = encoding.append(key, annotations)
+        if encoding.has_token_features:
+            token_features = encoding.token_features(hidden, new_ids, self.layer)
+            query = encoding.append_features(
+                query, [values[:, :, values.shape[2] - num_queries :] for values in token_features]
+            )
+            key = encoding.append_features(key, token_features)
         if extend is not None:
             key, value = extend(key, value)
         ids = new_ids[:, :, group.seq - num_queries :], group.key_ids
@@ -154,7 +156,7 @@ class Block(nn.Module):
         key: Float[Tensor, "batch heads key d_extended"],
         value: Float[Tensor, "batch heads key d_head"],
         ids: tuple[Real[Tensor, "level batch query"], Real[Tensor, "level batch key"]],
-        encoding: LevelEncoding,
+        encoding: MultiLevelEncoding,
         hooks: AttentionHooks,
     ) -> Float[Tensor, "batch heads query d_head"]:
         """Return the output of attention for queries that are multiplied by the temperature and the length factor.
@@ -163,7 +165,7 @@ class Block(nn.Module):
         """
         if hooks is NO_HOOKS and not (encoding.has_bias or encoding.has_scores or self.weight_function):
             return attend(query.to(value.dtype), key.to(value.dtype), value)
-        chunks = ScoreChunks(encoding, query, key, *ids, hooks.score_bias)
+        chunks = ChunkedScores(encoding, query, key, *ids, hooks.score_bias)
         weight_function = softmax if self.weight_function is None else self.weight_function
         if hooks.on_weights is not None:
             hooks.on_weights(chunks.weights(weight_function))
@@ -172,7 +174,7 @@ class Block(nn.Module):
         bias = chunks.bias if chunks.has_bias else None
         return attend(query.to(value.dtype), key.to(value.dtype), value, bias)
 
-    def length_factor(
+    def score_length_factor(
         self, num_queries: int, num_keys: int, hooks: AttentionHooks, device: torch.device
     ) -> Float[Tensor, "*batch heads seq 1"] | Float[Tensor, "seq 1"] | float:
         """Return the factor of the last queries' scores for their numbers of visible keys."""

@@ -7,14 +7,14 @@ import torch
 from jaxtyping import Bool, Float, Int, Real
 from torch import Tensor
 
-from lengthwise.model.position_heads import NextIDs, Prompt
+from lengthwise.model.position_heads import NextIDDistribution, PromptKeys
 
 # Function that adds the keys and values of new tokens to those of one layer, and returns those of all tokens.
 ExtendLayer = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
-class Buffers:
+class CacheBuffers:
     """Memory for the IDs, keys and values of a fixed number of tokens, so that a step copies no earlier token."""
 
     position_ids: Real[Tensor, "level batch capacity"]
@@ -23,7 +23,7 @@ class Buffers:
 
 
 @dataclass(slots=True)
-class Cache:
+class KVCache:
     """State of cached decoding, with the IDs of all previous tokens, and their keys and values in each layer.
 
     A pass returns a new cache and leaves this one unchanged. With ``buffers`` (see ``reserve``), both share memory, so
@@ -35,7 +35,7 @@ class Cache:
     num_separators: Int[Tensor, "batch 1"]
     keys: list[Float[Tensor, "batch heads seq d_key"]] = field(default_factory=list)
     values: list[Float[Tensor, "batch heads seq d_head"]] = field(default_factory=list)
-    buffers: Buffers | None = None
+    buffers: CacheBuffers | None = None
 
     def extend_ids(self, new_ids: Real[Tensor, "level batch new"]) -> Real[Tensor, "level batch seq_new"]:
         """Return the IDs of the cached tokens and the new tokens."""
@@ -50,16 +50,16 @@ class Cache:
             return _append(past_key, key, None), _append(past_value, value, None)
         return _append(past_key, key, buffers.keys[layer]), _append(past_value, value, buffers.values[layer])
 
-    def reserve(self, num_tokens: int) -> "Cache":
+    def reserve(self, num_tokens: int) -> "KVCache":
         """Return a copy with memory for ``num_tokens`` more tokens; a pass with more tokens is invalid."""
         return self._with_buffers(num_tokens, lambda tensor, axis: tensor)
 
-    def select(self, rows: Int[Tensor, " selected"]) -> "Cache":
+    def keep_sequences(self, rows: Int[Tensor, " selected"]) -> "KVCache":
         """Return a copy with only these sequences, and with memory for as many more tokens as before."""
         spare = 0 if self.buffers is None else self.buffers.position_ids.shape[2] - self.position_ids.shape[2]
         return self._with_buffers(spare, lambda tensor, axis: tensor.index_select(axis, rows))
 
-    def _with_buffers(self, spare: int, select_rows: Callable[[Tensor, int], Tensor]) -> "Cache":
+    def _with_buffers(self, spare: int, select_rows: Callable[[Tensor, int], Tensor]) -> "KVCache":
         """Return a copy in new buffers with room for ``spare`` more tokens; ``select_rows`` receives the batch axis."""
         seq = self.position_ids.shape[2]
         keys, values = (
@@ -74,7 +74,7 @@ class Cache:
             num_separators=select_rows(self.num_separators, 0),
             keys=[key[:, :, :seq] for key in keys],
             values=[value[:, :, :seq] for value in values],
-            buffers=Buffers(ids, keys, values),
+            buffers=CacheBuffers(ids, keys, values),
         )
 
 
@@ -82,18 +82,18 @@ class Cache:
 class DecodingState:
     """Sequences that decoding continues: their rows in the batch, and the state after their last token.
 
-    Some may have reached the end token since the last call of ``select``.
+    Some may have reached the end token since the last call of ``keep_sequences``.
     """
 
     rows: Int[Tensor, " sequence"]
     is_finished: Bool[Tensor, " sequence"]
     hidden: Float[Tensor, "sequence 1 d_model"]
-    cache: Cache
-    prompts: list[Prompt]
+    cache: KVCache
+    prompts: list[PromptKeys]
 
     def predict_ids(
         self,
-        next_ids: Callable[..., list[NextIDs]],
+        next_ids: Callable[..., list[NextIDDistribution]],
         current_ids: Int[Tensor, "level sequence 1"],
         tokens: Int[Tensor, "sequence 1"],
     ) -> Int[Tensor, "level sequence 1"]:
@@ -105,11 +105,11 @@ class DecodingState:
         ids = torch.stack([level.most_likely_ids() for level in levels])
         return ids.masked_fill_(self.is_finished[:, None], 0)
 
-    def select(self, indices: Int[Tensor, " selected"]) -> None:
+    def keep_sequences(self, indices: Int[Tensor, " selected"]) -> None:
         """Remove all sequences except those at ``indices``."""
         self.rows, self.is_finished = self.rows[indices], self.is_finished[indices]
-        self.hidden, self.cache = self.hidden[indices], self.cache.select(indices)
-        self.prompts = [prompt.select(lambda tensor: tensor[indices]) for prompt in self.prompts]
+        self.hidden, self.cache = self.hidden[indices], self.cache.keep_sequences(indices)
+        self.prompts = [prompt.map_tensors(lambda tensor: tensor[indices]) for prompt in self.prompts]
 
 
 def _append(past: Tensor, new: Tensor, buffer: Tensor | None) -> Tensor:

@@ -11,25 +11,31 @@ from jaxtyping import Float, Int, Real
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from lengthwise.core.devices import check_memory, compiled, constant_tensor
+from lengthwise.core.devices import check_memory, compile_function, constant_tensor
 from lengthwise.core.errors import PositionIDError, PositionRangeError, SettingError
 from lengthwise.encodings import ENCODINGS, EncodingSettings, EncodingSize, NoPE
-from lengthwise.encodings.levels import LevelEncoding
+from lengthwise.encodings.multi_level import MultiLevelEncoding
 from lengthwise.model.attention_scores import NO_HOOKS, AttentionHooks
-from lengthwise.model.block import Block, RMSNorm
-from lengthwise.model.cache import Cache
+from lengthwise.model.block import RMSNorm, TransformerBlock
+from lengthwise.model.cache import KVCache
 from lengthwise.model.decoder_settings import DecoderSettings
-from lengthwise.model.fast.embedding import look_up
-from lengthwise.model.fast.switch import is_enabled
-from lengthwise.model.position_heads import POSITION_HEADS, NextIDs, PositionHead, Prompt, read_prompt
-from lengthwise.model.token_groups import TokenGroup, join_tokens, split_queries
+from lengthwise.model.fast.embedding import look_up_rows
+from lengthwise.model.fast.switch import fast_paths_enabled
+from lengthwise.model.position_heads import (
+    POSITION_HEADS,
+    NextIDDistribution,
+    PositionHead,
+    PromptKeys,
+    build_prompt_keys,
+)
+from lengthwise.model.sequence_groups import SequenceGroup, join_tokens, split_queries
 
 # Bytes per weight in training: the weight, its gradient and two moments of AdamW.
 BYTES_PER_WEIGHT = 16
 
 
 @dataclass(frozen=True, slots=True)
-class IDCheck:
+class IDRequirements:
     """Requirements of a decoder on position IDs: number of levels, exclusive upper limit or None, and number type."""
 
     encoding: str
@@ -77,7 +83,7 @@ class IDCheck:
 
 
 class Decoder(nn.Module):
-    """Decoder that maps tokens and position IDs to hidden states, the input of ``token_logits`` and ``next_ids``.
+    """Decoder from tokens and position IDs to hidden states, for ``token_logits`` and ``next_id_distributions``.
 
     If ``num_predicted_ids`` is set, each level has a position head for IDs below this number. The causal mask depends
     only on the token index; only the encoding and the position heads use the IDs.
@@ -101,14 +107,14 @@ class Decoder(nn.Module):
         self.separators = separators
         # True: ``forward_batches`` and the loss of its tokens are compiled, for the training of large models on a GPU.
         self.compiles_training = False
-        self.check_ids = IDCheck(encoding.name, num_levels, encoding.num_position_ids, encoding.real_valued)
+        self.check_ids = IDRequirements(encoding.name, num_levels, encoding.num_position_ids, encoding.real_valued)
         self.embedding = nn.Parameter(torch.randn(vocabulary_size, d_model).div_(math.sqrt(d_model)))
         self.segment = nn.Parameter(torch.zeros(len(separators) + 1, d_model)) if settings.segments else None
         self.previous_share = nn.Parameter(torch.zeros(d_model)) if settings.previous_token_mix else None
-        self.encoding = LevelEncoding(encoding, size, num_levels, one_per_head=settings.level_per_head)
+        self.encoding = MultiLevelEncoding(encoding, size, num_levels, one_per_head=settings.level_per_head)
         self.predicts_ids = num_predicted_ids is not None
-        self.reads_ids = self.predicts_ids or self.encoding.reads_ids
-        self.blocks = nn.ModuleList(Block(settings, layer) for layer in range(num_layers))
+        self.uses_position_ids = self.predicts_ids or self.encoding.uses_position_ids
+        self.blocks = nn.ModuleList(TransformerBlock(settings, layer) for layer in range(num_layers))
         self.norm = RMSNorm(d_model)
         self.output = None if settings.tied_output else nn.Linear(d_model, vocabulary_size, bias=False)
         self.heads = nn.ModuleList(
@@ -121,12 +127,12 @@ class Decoder(nn.Module):
         self,
         tokens: Int[Tensor, "batch seq"],
         position_ids: Tensor,
-        cache: Cache | None = None,
+        cache: KVCache | None = None,
         *,
         query_start: int = 0,
         hooks: AttentionHooks = NO_HOOKS,
         keep_indices: Int[Tensor, "entries new_seq"] | None = None,
-    ) -> tuple[Float[Tensor, "entries query d_model"], Cache]:
+    ) -> tuple[Float[Tensor, "entries query d_model"], KVCache]:
         """Return the hidden states of ``tokens``, which follow the tokens in ``cache``, and the extended cache.
 
         ``position_ids`` has shape (batch, seq) or (level, batch, seq). Raises ``PositionIDError`` for a wrong shape or
@@ -135,13 +141,13 @@ class Decoder(nn.Module):
         decoder keeps only the tokens at ``keep_indices``, which increase; several rows may belong to one sequence.
         """
         ids = self.check_ids(tokens, position_ids)
-        x, new_cache = self.embed(tokens, ids, cache)
+        x, new_cache = self.embed_inputs(tokens, ids, cache)
         if keep_indices is not None:
             entries = torch.arange(len(keep_indices), device=keep_indices.device)[:, None]
             sequence = entries // (len(keep_indices) // len(tokens))
             x, ids = x[sequence, keep_indices], ids[:, sequence, keep_indices]
             new_cache.position_ids = ids
-        group = TokenGroup(position_ids=ids, key_ids=new_cache.position_ids, query_start=query_start)
+        group = SequenceGroup(position_ids=ids, key_ids=new_cache.position_ids, query_start=query_start)
         (hidden,) = self._run_blocks([x], [group], new_cache, cache, hooks)
         return hidden, new_cache
 
@@ -155,27 +161,27 @@ class Decoder(nn.Module):
         """Return the hidden states of several batches, the same as ``forward`` for each batch, but in less time.
 
         ``places`` are the indexes of each batch's sequences in a larger batch, if they are a share of it; see
-        ``TokenGroup``.
+        ``SequenceGroup``.
         """
         pairs = zip(tokens, position_ids, strict=True)
-        embedded = [self.embed(part, self.check_ids(part, ids), None) for part, ids in pairs]
+        embedded = [self.embed_inputs(part, self.check_ids(part, ids), None) for part, ids in pairs]
         xs, caches = zip(*embedded, strict=True)
         places = [None] * len(xs) if places is None else places
         groups = [
-            TokenGroup(position_ids=cache.position_ids, key_ids=cache.position_ids, query_start=start, places=place)
+            SequenceGroup(position_ids=cache.position_ids, key_ids=cache.position_ids, query_start=start, places=place)
             for cache, start, place in zip(caches, query_starts, places, strict=True)
         ]
-        run = compiled(Block.forward) if self.compiles_training else Block.__call__
+        run = compile_function(TransformerBlock.forward) if self.compiles_training else TransformerBlock.__call__
         return self._run_blocks(xs, groups, caches[-1], None, NO_HOOKS, run)
 
     def _run_blocks(
         self,
         xs: Sequence[Float[Tensor, "_batch _seq d_model"]],
-        groups: Sequence[TokenGroup],
-        cache: Cache,
-        past: Cache | None,
+        groups: Sequence[SequenceGroup],
+        cache: KVCache,
+        past: KVCache | None,
         hooks: AttentionHooks,
-        run: Callable[..., tuple[Tensor, Tensor, Tensor]] = Block.__call__,
+        run: Callable[..., tuple[Tensor, Tensor, Tensor]] = TransformerBlock.__call__,
     ) -> list[Float[Tensor, "_batch _query d_model"]]:
         """Return the hidden states of each group, and add the keys and values of the last group to ``cache``.
 
@@ -183,7 +189,7 @@ class Decoder(nn.Module):
         """
         hidden = embedded = join_tokens(xs)
         whole_groups = [replace(group, query_start=0) for group in groups]
-        passes = self.passes
+        passes = self.unrolled_blocks
         for index, block in enumerate(passes):
             pass_groups = groups if index == len(passes) - 1 else whole_groups
             extend = None if past is None else partial(past.extend_layer, index)
@@ -196,45 +202,45 @@ class Decoder(nn.Module):
         return split_queries(self.norm(hidden), groups)
 
     @property
-    def passes(self) -> list[Block]:
+    def unrolled_blocks(self) -> list[TransformerBlock]:
         """Block of each pass; a looped decoder passes through its blocks several times."""
-        return [block for block in self.blocks if isinstance(block, Block)] * self.settings.loops
+        return [block for block in self.blocks if isinstance(block, TransformerBlock)] * self.settings.loops
 
     @property
     def allows_near_attention(self) -> bool:
         """True if ``NearAttention`` can replace the attention: one pass, softmax, and scores by ID distance."""
-        has_one_pass, uses_softmax = len(self.passes) == 1, self.passes[0].weight_function is None
-        by_distance = self.encoding.by_distance and not self.encoding.has_scores
-        return is_enabled() and has_one_pass and uses_softmax and by_distance
+        has_one_pass, uses_softmax = len(self.unrolled_blocks) == 1, self.unrolled_blocks[0].weight_function is None
+        is_relative = self.encoding.is_relative and not self.encoding.has_scores
+        return fast_paths_enabled() and has_one_pass and uses_softmax and is_relative
 
     def token_logits(self, hidden: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch vocab"]:
         """Return the logits of the next token for each hidden state, in float32."""
         logits: Tensor = hidden @ self.embedding.T if self.output is None else self.output(hidden)
         return logits.float()
 
-    def read_prompt(
+    def build_prompt_keys(
         self,
         tokens: Int[Tensor, "batch seq"],
         position_ids: Int[Tensor, "level batch seq"],
         prompt_length: Int[Tensor, " batch"],
         max_prompt_length: int | None = None,
-    ) -> list[Prompt]:
-        """Return the prompts of each level in the form that ``next_ids`` requires; call this once per batch.
+    ) -> list[PromptKeys]:
+        """Return the prompts of each level as ``next_id_distributions`` requires them; call this once per batch.
 
         If ``max_prompt_length`` is given, no prompt may be longer, and a GPU does not have to wait for any number.
         """
         stop = int(prompt_length.max()) if max_prompt_length is None else max_prompt_length
         embeddings = self.embed_tokens(tokens[:, :stop])
         pairs = zip(self.position_heads(), position_ids[:, :, :stop], strict=True)
-        return [read_prompt(head, embeddings, ids, prompt_length, max_prompt_length) for head, ids in pairs]
+        return [build_prompt_keys(head, embeddings, ids, prompt_length, max_prompt_length) for head, ids in pairs]
 
-    def next_ids(
+    def next_id_distributions(
         self,
         hidden: Float[Tensor, "batch query d_model"],
         current_ids: Int[Tensor, "level batch query"],
         next_tokens: Int[Tensor, "batch query"],
-        prompts: list[Prompt],
-    ) -> list[NextIDs]:
+        prompts: list[PromptKeys],
+    ) -> list[NextIDDistribution]:
         """Return the distribution over the ID of each next token on each level.
 
         ``hidden`` and ``current_ids`` belong to the tokens just before ``next_tokens``.
@@ -248,9 +254,9 @@ class Decoder(nn.Module):
         hidden: Float[Tensor, "batch query d_model"],
         current_ids: Int[Tensor, "level batch query"],
         next_tokens: Int[Tensor, "batch query"],
-        prompts: list[Prompt],
+        prompts: list[PromptKeys],
     ) -> Int[Tensor, "level batch query"]:
-        """Return the most likely ID of each next token on each level; the arguments are those of ``next_ids``."""
+        """Return the most likely ID of each next token on each level; arguments as of ``next_id_distributions``."""
         embeddings = self.embed_tokens(next_tokens)
         levels = zip(self.position_heads(), current_ids, prompts, strict=True)
         return torch.stack([head.most_likely_ids(hidden, ids, embeddings, prompt) for head, ids, prompt in levels])
@@ -263,11 +269,11 @@ class Decoder(nn.Module):
 
     def embed_tokens(self, tokens: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch seq d_model"]:
         """Return the token embeddings, without positions and segments."""
-        return look_up(self.embedding, tokens)
+        return look_up_rows(self.embedding, tokens)
 
-    def embed(
-        self, tokens: Int[Tensor, "batch seq"], position_ids: Real[Tensor, "level batch seq"], cache: Cache | None
-    ) -> tuple[Float[Tensor, "batch seq d_model"], Cache]:
+    def embed_inputs(
+        self, tokens: Int[Tensor, "batch seq"], position_ids: Real[Tensor, "level batch seq"], cache: KVCache | None
+    ) -> tuple[Float[Tensor, "batch seq d_model"], KVCache]:
         """Return the input of the first block, and the extended cache without keys and values."""
         x = embeddings = self.embed_tokens(tokens)
         previous = x.new_zeros(x[:, :1].shape) if cache is None else cache.last_embedding
@@ -279,15 +285,15 @@ class Decoder(nn.Module):
         if self.segment is not None:
             # A separator belongs to the segment that it ends. In the next segment, a head that reads only the prompt
             # would miss it, although the end token can depend on it: see test_a_separator_has_the_segment_that_it_ends.
-            x = x + look_up(self.segment, (separators - is_separator.long()).clamp(max=len(self.separators)))
+            x = x + look_up_rows(self.segment, (separators - is_separator.long()).clamp(max=len(self.separators)))
         x = self.encoding.embed(x, position_ids)
         if cache is None:
-            return x, Cache(position_ids, embeddings[:, -1:], separators[:, -1:])
+            return x, KVCache(position_ids, embeddings[:, -1:], separators[:, -1:])
         all_ids = cache.extend_ids(position_ids)
-        return x, Cache(all_ids, embeddings[:, -1:], separators[:, -1:], buffers=cache.buffers)
+        return x, KVCache(all_ids, embeddings[:, -1:], separators[:, -1:], buffers=cache.buffers)
 
 
-def build_in_memory(settings: DecoderSettings, encoding: EncodingSettings, **sizes: Any) -> Decoder:
+def build_decoder_in_memory(settings: DecoderSettings, encoding: EncodingSettings, **sizes: Any) -> Decoder:
     """Return a decoder with initial weights; ``sizes`` are the other arguments of `Decoder`.
 
     Raises ``SettingError`` before it allocates a decoder whose training needs more memory than the machine has.

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from lengthwise.core.errors import SettingError, unknown_name
+from lengthwise.core.errors import SettingError, unknown_name_error
 from lengthwise.core.type_checks import check_at_least, check_types
 from lengthwise.model.attention import WEIGHT_FUNCTIONS, make_weight_function
 from lengthwise.model.position_heads import POSITION_HEADS
@@ -58,7 +58,7 @@ class DecoderSettings:
         check_at_least(self, 1, "num_layers", "loops", "d_model", "num_heads", "mlp_factor", "top_k")
         if self.num_layers > MAX_LAYERS:
             raise SettingError(f"num_layers {self.num_layers} takes too long to build; use at most {MAX_LAYERS}")
-        if self.num_passes > MAX_LAYERS:
+        if self.num_unrolled_blocks > MAX_LAYERS:
             raise SettingError(
                 f"{self.loops} loops over {self.num_layers} blocks are more than {MAX_LAYERS} passes; use fewer loops"
             )
@@ -70,11 +70,11 @@ class DecoderSettings:
         choices = {"head": POSITION_HEADS, "length_scaling": LENGTH_SCALINGS, "weights": WEIGHT_FUNCTIONS}
         for setting, known_names in choices.items():
             if getattr(self, setting) not in known_names:
-                raise unknown_name(setting, getattr(self, setting), known_names)
+                raise unknown_name_error(setting, getattr(self, setting), known_names)
         make_weight_function(self.weights, k=self.top_k, alpha=self.entmax_alpha)
 
     @property
-    def num_passes(self) -> int:
+    def num_unrolled_blocks(self) -> int:
         """Number of passes through a block: each of the ``loops`` goes through all ``num_layers`` blocks."""
         return self.num_layers * self.loops
 

@@ -9,10 +9,10 @@ from torch import Tensor
 from lengthwise.core.errors import SettingError
 from lengthwise.model.cache import DecodingState
 from lengthwise.model.decoder import Decoder
-from lengthwise.model.fast.near_generate import allows_near_generation, generate_near
-from lengthwise.model.fast.recorded_decoding import MIN_RECORDED_TOKENS, RecordedDecoding, allows_recording
+from lengthwise.model.fast.cuda_graph_decoding import MIN_RECORDED_TOKENS, CUDAGraphDecoding, allows_graph_recording
+from lengthwise.model.fast.near_generate import allows_near_generation, generate_with_near_keys
 
-# Longer prompts are continued with ``generate_near`` if the decoder allows it, which has the same result.
+# Longer prompts are continued with ``generate_with_near_keys`` if the decoder allows it, which has the same result.
 MAX_DENSE_PROMPT = 1 << 13
 # Number of steps between searches for finished sequences, by device. On a GPU, a search waits for all earlier steps.
 SEARCH_INTERVALS = {"cpu": 1, "cuda": 8}
@@ -21,7 +21,7 @@ MIN_FINISHED_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Generation:
+class GeneratedTokens:
     """New tokens after each prompt, with their position IDs; ``is_written`` is False after the end token.
 
     After the end token, tokens are end tokens and IDs are 0.
@@ -35,7 +35,7 @@ class Generation:
 @torch.no_grad()
 def generate(
     decoder: Decoder, prompt: Int[Tensor, "batch prompt"], position_ids: Tensor, *, end: int, max_new_tokens: int
-) -> Generation:
+) -> GeneratedTokens:
     """Continue prompts of equal length until the ``end`` token, by at most ``max_new_tokens`` tokens each.
 
     ``position_ids``, of shape (batch, n) or (level, batch, n), contains the IDs of all prompt tokens and optionally of
@@ -61,7 +61,7 @@ def generate(
     is_end = tokens == end
     is_written = is_end.cumsum(dim=1) - is_end.long() == 0
     num_steps = int(is_written.any(dim=0).sum())
-    return Generation(
+    return GeneratedTokens(
         tokens=tokens.masked_fill(~is_written, end)[:, :num_steps],
         position_ids=ids.masked_fill(~is_written, 0)[:, :, :num_steps],
         is_written=is_written[:, :num_steps],
@@ -80,7 +80,7 @@ def _decode_long(
     for row in range(len(prompt)):
         rows = slice(row, row + 1)
         inputs = decoder, prompt[rows], prompt_ids[:, rows]
-        found = generate_near(*inputs, end=end, max_new_tokens=new_tokens.shape[1])
+        found = generate_with_near_keys(*inputs, end=end, max_new_tokens=new_tokens.shape[1])
         if found is None:
             _decode(*inputs, new_tokens[rows], new_ids[:, rows], end)
         else:
@@ -103,7 +103,7 @@ def _decode(
     state = _start(decoder, prompt, known_ids[:, :, :prompt_length], max_new_tokens)
     if _is_recorded(decoder, prompt, num_known, max_new_tokens):
         following = known_ids[:, :, prompt_length : prompt_length + max_new_tokens] if num_known else None
-        RecordedDecoding(decoder, state, following, new_tokens, new_ids, end).run()
+        CUDAGraphDecoding(decoder, state, following, new_tokens, new_ids, end).run()
         return
     search_interval = SEARCH_INTERVALS.get(prompt.device.type, 1)
     for index in range(max_new_tokens):
@@ -111,7 +111,7 @@ def _decode(
         if index < num_known:
             ids = known_ids[:, :, prompt_length + index].index_select(1, state.rows)[:, :, None]
         else:
-            ids = state.predict_ids(decoder.next_ids, state.cache.position_ids[:, :, -1:], tokens)
+            ids = state.predict_ids(decoder.next_id_distributions, state.cache.position_ids[:, :, -1:], tokens)
         new_tokens[:, index].index_copy_(0, state.rows, tokens[:, 0])
         new_ids[:, :, index].index_copy_(1, state.rows, ids[:, :, 0].to(new_ids.dtype))
         state.is_finished |= tokens[:, 0] == end
@@ -122,7 +122,7 @@ def _decode(
             if len(unfinished) == 0:
                 break
             if len(unfinished) <= (1 - MIN_FINISHED_SHARE) * len(state.rows):
-                state.select(unfinished)
+                state.keep_sequences(unfinished)
                 tokens, ids = tokens[unfinished], ids[:, unfinished]
         state.hidden, state.cache = decoder(tokens, ids, state.cache)
 
@@ -131,7 +131,7 @@ def _is_recorded(decoder: Decoder, prompt: Tensor, num_known: int, max_new_token
     """Return True if a recorded step takes less time: on a GPU, if all or no IDs are known."""
     has_one_kind = num_known == 0 or num_known >= max_new_tokens
     is_long = max_new_tokens >= MIN_RECORDED_TOKENS
-    return prompt.device.type == "cuda" and has_one_kind and is_long and allows_recording(decoder)
+    return prompt.device.type == "cuda" and has_one_kind and is_long and allows_graph_recording(decoder)
 
 
 def _start(
@@ -149,5 +149,5 @@ def _start(
         is_finished=torch.zeros(batch_size, dtype=torch.bool, device=device),
         hidden=hidden,
         cache=cache.reserve(max_new_tokens),
-        prompts=decoder.read_prompt(prompt, prompt_ids, lengths) if decoder.predicts_ids else [],
+        prompts=decoder.build_prompt_keys(prompt, prompt_ids, lengths) if decoder.predicts_ids else [],
     )

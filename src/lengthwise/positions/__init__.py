@@ -2,7 +2,7 @@
 
 from lengthwise.positions.abacus import Abacus
 from lengthwise.positions.coupled import Coupled
-from lengthwise.positions.discovered import Discovered
+from lengthwise.positions.discovered import DiscoveredCoupling
 from lengthwise.positions.multilevel import MultiLevel
 from lengthwise.positions.predicted import Predicted
 from lengthwise.positions.random_floats import RandomFloats
@@ -11,9 +11,9 @@ from lengthwise.positions.randomized import Randomized
 from lengthwise.positions.scheme import (
     Assignment,
     PositionScheme,
-    describe_given,
-    given_of_scheme,
-    score_all_answers,
+    describe_given_knowledge,
+    given_knowledge_of_scheme,
+    make_assignment,
 )
 from lengthwise.positions.sequential import Sequential
 from lengthwise.positions.skipwise import Skipwise
@@ -30,7 +30,7 @@ SCHEMES: dict[str, type[PositionScheme]] = {
         Coupled,
         MultiLevel,
         Predicted,
-        Discovered,
+        DiscoveredCoupling,
     )
 }
 
@@ -39,7 +39,7 @@ __all__ = [
     "Abacus",
     "Assignment",
     "Coupled",
-    "Discovered",
+    "DiscoveredCoupling",
     "MultiLevel",
     "PositionScheme",
     "Predicted",
@@ -48,7 +48,7 @@ __all__ = [
     "Randomized",
     "Sequential",
     "Skipwise",
-    "describe_given",
-    "given_of_scheme",
-    "score_all_answers",
+    "describe_given_knowledge",
+    "given_knowledge_of_scheme",
+    "make_assignment",
 ]

@@ -5,12 +5,18 @@ from typing import ClassVar
 
 import numpy as np
 
-from lengthwise.positions.scheme import Assignment, RangedScheme, largest_shift, require_step_index, score_all_answers
+from lengthwise.positions.scheme import (
+    Assignment,
+    BoundedIDScheme,
+    largest_id_shift,
+    make_assignment,
+    require_step_index,
+)
 from lengthwise.tasks.examples import Examples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Abacus(RangedScheme):
+class Abacus(BoundedIDScheme):
     """IDs that count the digits of a number from 1 in writing order; training adds one random offset per sequence.
 
     Tokens outside numbers have ID 0. If the task writes the least significant digit first, digits of equal significance
@@ -28,6 +34,8 @@ class Abacus(RangedScheme):
         """Return the index of each digit within its number; training adds one random offset per sequence."""
         ids = require_step_index(examples)
         if training:
-            sequence_offsets = rng.integers(0, largest_shift(ids, self.num_position_ids) + 1, size=(len(examples), 1))
+            sequence_offsets = rng.integers(
+                0, largest_id_shift(ids, self.num_position_ids) + 1, size=(len(examples), 1)
+            )
             ids = np.where(ids > 0, ids + sequence_offsets, 0)
-        return score_all_answers(examples, ids[None])
+        return make_assignment(examples, ids[None])

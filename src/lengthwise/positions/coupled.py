@@ -7,13 +7,13 @@ import numpy as np
 from jaxtyping import Int
 
 from lengthwise.core.errors import UnsupportedTaskError
-from lengthwise.positions.gaps import GappedScheme
+from lengthwise.positions.gaps import RandomGapScheme
 from lengthwise.positions.scheme import require_coupling
 from lengthwise.tasks.examples import Examples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Coupled(GappedScheme):
+class Coupled(RandomGapScheme):
     """Position coupling with one ID per token; training adds random gaps between groups of tokens with equal IDs.
 
     At evaluation, the decoder receives the IDs of prompt and response. The paper has no gaps (``max_gaps=0``).
@@ -24,7 +24,7 @@ class Coupled(GappedScheme):
     paper: ClassVar[str] = "Cho et al. 2024 (arXiv 2405.20671); gaps after PoSE (arXiv 2309.10400)"
     needs: ClassVar[str | None] = "coupling"
 
-    def group_ids(self, examples: Examples) -> Int[np.ndarray, "level batch seq"]:
+    def ids_before_gaps(self, examples: Examples) -> Int[np.ndarray, "level batch seq"]:
         """Return the task's coupling; raise ``UnsupportedTaskError`` unless it has one level."""
         group_ids = require_coupling(examples)
         if len(group_ids) != 1:

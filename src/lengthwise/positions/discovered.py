@@ -7,13 +7,13 @@ from typing import ClassVar
 import numpy as np
 from jaxtyping import Int
 
-from lengthwise.positions.gaps import GappedScheme
-from lengthwise.tasks.coupling.pointers import PointerRule, couple, parse_rule
+from lengthwise.positions.gaps import RandomGapScheme
+from lengthwise.tasks.coupling.pointers import PointerRule, compute_coupling, parse_pointer_rule
 from lengthwise.tasks.examples import Examples
 
 
 @dataclass(frozen=True, kw_only=True)
-class Discovered(GappedScheme):
+class DiscoveredCoupling(RandomGapScheme):
     """Position coupling by a found rule, for a decoder that learns to predict the response IDs.
 
     The prompt counts 1, 2, 3, ... Each response token has, on each level, the ID of a prompt token that the next step
@@ -30,19 +30,19 @@ class Discovered(GappedScheme):
     predicts_ids: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        GappedScheme.__post_init__(self)
-        _ = self.pointer_rule
+        RandomGapScheme.__post_init__(self)
+        _ = self.parsed_rule
 
     @cached_property
-    def pointer_rule(self) -> PointerRule:
+    def parsed_rule(self) -> PointerRule:
         """The parsed rule; ``SettingError`` for an invalid one."""
-        return parse_rule(self.rule)
+        return parse_pointer_rule(self.rule)
 
     @property
     def num_levels(self) -> int:
         """Number of ID levels, one per pointer."""
-        return len(self.pointer_rule.levels)
+        return len(self.parsed_rule.levels)
 
-    def group_ids(self, examples: Examples) -> Int[np.ndarray, "level batch seq"]:
+    def ids_before_gaps(self, examples: Examples) -> Int[np.ndarray, "level batch seq"]:
         """Return the IDs without gaps that the rule gives."""
-        return couple(self.pointer_rule, examples)
+        return compute_coupling(self.parsed_rule, examples)

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Int
 
 from lengthwise.core.errors import SettingError
-from lengthwise.positions.scheme import Assignment, RangedScheme, largest_shift, require_coupling, score_all_answers
+from lengthwise.positions.scheme import Assignment, BoundedIDScheme, largest_id_shift, make_assignment, require_coupling
 from lengthwise.tasks.examples import Examples
 
 # Each gap takes time and memory in every batch.
@@ -14,7 +14,7 @@ MAX_GAPS = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GappedScheme(RangedScheme):
+class RandomGapScheme(BoundedIDScheme):
     """Abstract scheme that adds random gaps between groups of tokens in training (PoSE, Zhu et al. 2024).
 
     At evaluation, the IDs have no gaps. With ``max_gaps=0``, training only adds a random shift to each level.
@@ -23,20 +23,20 @@ class GappedScheme(RangedScheme):
     max_gaps: int = 3
 
     def __post_init__(self) -> None:
-        RangedScheme.__post_init__(self)
+        BoundedIDScheme.__post_init__(self)
         if not 0 <= self.max_gaps <= MAX_GAPS:
             raise SettingError(f"max_gaps {self.max_gaps} is out of range; use 0 (no gaps) to {MAX_GAPS}")
 
-    def group_ids(self, examples: Examples) -> Int[np.ndarray, "level batch seq"]:
+    def ids_before_gaps(self, examples: Examples) -> Int[np.ndarray, "level batch seq"]:
         """Return the IDs without gaps: by default, all levels of the task's coupling."""
         return require_coupling(examples)
 
     def assign(self, examples: Examples, rng: np.random.Generator, *, training: bool) -> Assignment:
         """Return the group IDs; training adds random gaps and a random shift."""
-        ids = self.group_ids(examples)
+        ids = self.ids_before_gaps(examples)
         if training:
             ids = insert_gaps(ids, rng, num_position_ids=self.num_position_ids, max_gaps=self.max_gaps)
-        return score_all_answers(examples, ids)
+        return make_assignment(examples, ids)
 
 
 def insert_gaps(
@@ -49,7 +49,7 @@ def insert_gaps(
     Distances can have any size up to the full range, and all IDs are below ``num_position_ids``.
     """
     num_levels, batch_size, _ = group_ids.shape
-    num_unused_ids = np.array([largest_shift(level_ids, num_position_ids) for level_ids in group_ids])[:, None, None]
+    num_unused_ids = np.array([largest_id_shift(level_ids, num_position_ids) for level_ids in group_ids])[:, None, None]
     gaps_shape = (num_levels, batch_size, max_gaps)
     has_gap = np.arange(max_gaps) < rng.integers(0, max_gaps + 1, size=(num_levels, batch_size, 1))
     fractions = np.where(has_gap, rng.random(gaps_shape), 0.0)

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from lengthwise.positions.gaps import GappedScheme
+from lengthwise.positions.gaps import RandomGapScheme
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MultiLevel(GappedScheme):
+class MultiLevel(RandomGapScheme):
     """Position coupling with one ID per token and level; training adds independent gaps and shifts to each level.
 
     At evaluation, the decoder receives the IDs of prompt and response. With one level, the IDs are as in ``coupled``.

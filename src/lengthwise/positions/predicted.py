@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from lengthwise.positions.gaps import GappedScheme
+from lengthwise.positions.gaps import RandomGapScheme
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Predicted(GappedScheme):
+class Predicted(RandomGapScheme):
     """Position coupling as in ``multilevel``, for a decoder that learns to predict the response IDs.
 
     At evaluation, the decoder receives only the prompt IDs; grading also checks the predicted response IDs.

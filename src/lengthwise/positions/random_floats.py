@@ -5,12 +5,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from lengthwise.positions.scheme import Assignment, RangedScheme, score_all_answers
+from lengthwise.positions.scheme import Assignment, BoundedIDScheme, make_assignment
 from lengthwise.tasks.examples import Examples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RandomFloats(RangedScheme):
+class RandomFloats(BoundedIDScheme):
     """Sorted uniform real numbers from 0 to ``num_position_ids``, in training and at evaluation.
 
     The range is the same for every length. Longer sequences have denser IDs but no IDs out of range.
@@ -26,4 +26,4 @@ class RandomFloats(RangedScheme):
 
     def assign(self, examples: Examples, rng: np.random.Generator, *, training: bool) -> Assignment:
         """Return new sorted random IDs for every sequence."""
-        return score_all_answers(examples, np.sort(rng.random((1, *examples.tokens.shape))) * self.num_position_ids)
+        return make_assignment(examples, np.sort(rng.random((1, *examples.tokens.shape))) * self.num_position_ids)

@@ -5,12 +5,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from lengthwise.positions.scheme import Assignment, RangedScheme, largest_shift, score_all_answers, token_indexes
+from lengthwise.positions.scheme import Assignment, BoundedIDScheme, largest_id_shift, make_assignment, token_indexes
 from lengthwise.tasks.examples import Examples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RandomStart(RangedScheme):
+class RandomStart(BoundedIDScheme):
     """Consecutive IDs that start at a random ID per sequence in training, and at 0 at evaluation.
 
     Training covers every ID below ``num_position_ids``, but no distance between IDs longer than the training sequences.
@@ -24,5 +24,5 @@ class RandomStart(RangedScheme):
         """Return the token indexes; training adds one random shift per sequence."""
         ids = token_indexes(examples)
         if training:
-            ids = ids + rng.integers(0, largest_shift(ids, self.num_position_ids) + 1, size=(1, len(examples), 1))
-        return score_all_answers(examples, ids)
+            ids = ids + rng.integers(0, largest_id_shift(ids, self.num_position_ids) + 1, size=(1, len(examples), 1))
+        return make_assignment(examples, ids)

@@ -6,12 +6,12 @@ from typing import ClassVar
 import numpy as np
 from jaxtyping import Int
 
-from lengthwise.positions.scheme import Assignment, RangedScheme, largest_shift, score_all_answers, token_indexes
+from lengthwise.positions.scheme import Assignment, BoundedIDScheme, largest_id_shift, make_assignment, token_indexes
 from lengthwise.tasks.examples import Examples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Randomized(RangedScheme):
+class Randomized(BoundedIDScheme):
     """Sorted random subset of the IDs below ``num_position_ids``, in training and at evaluation.
 
     Each sequence has its own subset, and all subsets are equally likely. A sequence cannot be longer than the range.
@@ -24,12 +24,12 @@ class Randomized(RangedScheme):
 
     def assign(self, examples: Examples, rng: np.random.Generator, *, training: bool) -> Assignment:
         """Return one random subset per sequence; raise ``PositionRangeError`` if a sequence is too long."""
-        largest_shift(token_indexes(examples), self.num_position_ids)
+        largest_id_shift(token_indexes(examples), self.num_position_ids)
         batch_size, seq_length = examples.tokens.shape
-        return score_all_answers(examples, sample_subsets(rng, self.num_position_ids, batch_size, seq_length)[None])
+        return make_assignment(examples, sample_sorted_ids(rng, self.num_position_ids, batch_size, seq_length)[None])
 
 
-def sample_subsets(
+def sample_sorted_ids(
     rng: np.random.Generator, num_position_ids: int, num_subsets: int, subset_size: int
 ) -> Int[np.ndarray, "batch seq"]:
     """Return sorted, uniformly random subsets of ``subset_size`` numbers below ``num_position_ids``."""

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Int, Real
 from lengthwise.core.errors import PositionRangeError, UnsupportedTaskError
 from lengthwise.core.type_checks import check_at_least, check_types
 from lengthwise.tasks.examples import Examples
-from lengthwise.tasks.task import Task, declared_given
+from lengthwise.tasks.task import Task, declared_knowledge
 
 # Schemes that read no declaration of a task, and therefore support every task.
 UNIVERSAL_SCHEME_NAMES = "sequential, random_start, skipwise, randomized, random_floats or discovered"
@@ -55,7 +55,7 @@ class PositionScheme(Protocol):
 
 
 @runtime_checkable
-class HasLevels(Protocol):
+class SchemeWithLevels(Protocol):
     """Protocol for a scheme that knows its number of ID levels without an example."""
 
     @property
@@ -64,7 +64,7 @@ class HasLevels(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RangedScheme(PositionScheme):
+class BoundedIDScheme(PositionScheme):
     """Abstract scheme with training IDs below ``num_position_ids``, which must be at least 1."""
 
     num_position_ids: int = 20_480
@@ -74,7 +74,7 @@ class RangedScheme(PositionScheme):
         check_at_least(self, 1, "num_position_ids")
 
 
-def score_all_answers(examples: Examples, position_ids: Real[np.ndarray, "level batch seq"]) -> Assignment:
+def make_assignment(examples: Examples, position_ids: Real[np.ndarray, "level batch seq"]) -> Assignment:
     """Return an assignment that scores all answer tokens and all response IDs except the ID of the end token."""
     id_scored = np.zeros_like(examples.is_answer)
     id_scored[:, :-1] = examples.is_answer[:, :-1] & examples.is_answer[:, 1:]
@@ -103,7 +103,7 @@ def require_step_index(examples: Examples) -> Int[np.ndarray, "batch seq"]:
     return examples.step_index
 
 
-def largest_shift(position_ids: Int[np.ndarray, "*level batch seq"], num_position_ids: int) -> int:
+def largest_id_shift(position_ids: Int[np.ndarray, "*level batch seq"], num_position_ids: int) -> int:
     """Return the largest shift that keeps all IDs in range; raise ``PositionRangeError`` for an ID out of range."""
     largest_id = int(position_ids.max())
     max_shift = num_position_ids - 1 - largest_id
@@ -115,16 +115,16 @@ def largest_shift(position_ids: Int[np.ndarray, "*level batch seq"], num_positio
     return max_shift
 
 
-def describe_given(task: Task | None, scheme: PositionScheme | None, encoding: object = None) -> str:
+def describe_given_knowledge(task: Task | None, scheme: PositionScheme | None, encoding: object = None) -> str:
     """Return the kinds of knowledge of a task, a scheme and an encoding, separated by commas, or "nothing".
 
     None stands for an unknown task, or for a model with the position IDs of its own library.
     """
-    scheme_kinds = () if scheme is None else given_of_scheme(scheme)
-    return ", ".join(declared_given(task) + scheme_kinds + declared_given(encoding)) or NOTHING
+    scheme_kinds = () if scheme is None else given_knowledge_of_scheme(scheme)
+    return ", ".join(declared_knowledge(task) + scheme_kinds + declared_knowledge(encoding)) or NOTHING
 
 
-def given_of_scheme(scheme: PositionScheme) -> tuple[str, ...]:
+def given_knowledge_of_scheme(scheme: PositionScheme) -> tuple[str, ...]:
     """Return the kinds of knowledge that a scheme uses; custom schemes need no declaration.
 
     ``ID range``: the range of the training IDs, which must cover the longest test. ``coupling``: the task's coupling,

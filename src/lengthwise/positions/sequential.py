@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from lengthwise.positions.scheme import Assignment, PositionScheme, score_all_answers, token_indexes
+from lengthwise.positions.scheme import Assignment, PositionScheme, make_assignment, token_indexes
 from lengthwise.tasks.examples import Examples
 
 
@@ -19,4 +19,4 @@ class Sequential(PositionScheme):
 
     def assign(self, examples: Examples, rng: np.random.Generator, *, training: bool) -> Assignment:
         """Return the token index of every token."""
-        return score_all_answers(examples, token_indexes(examples))
+        return make_assignment(examples, token_indexes(examples))

@@ -6,13 +6,13 @@ from typing import ClassVar
 import numpy as np
 from jaxtyping import Int
 
-from lengthwise.positions.gaps import GappedScheme
+from lengthwise.positions.gaps import RandomGapScheme
 from lengthwise.positions.scheme import token_indexes
 from lengthwise.tasks.examples import Examples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Skipwise(GappedScheme):
+class Skipwise(RandomGapScheme):
     """Consecutive IDs; training adds random gaps between chunks of any length, and a random shift.
 
     In the paper's terms, ``max_gaps + 1`` is the maximum number of chunks, and ``num_position_ids`` the target window.
@@ -23,6 +23,6 @@ class Skipwise(GappedScheme):
     summary: ClassVar[str] = "consecutive IDs with random gaps between chunks (PoSE)"
     paper: ClassVar[str] = "Zhu et al. 2024, PoSE (arXiv 2309.10400)"
 
-    def group_ids(self, examples: Examples) -> Int[np.ndarray, "level batch seq"]:
+    def ids_before_gaps(self, examples: Examples) -> Int[np.ndarray, "level batch seq"]:
         """Return the token index of every token."""
         return token_indexes(examples)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lengthwise.core.json_parsing import non_finite_to_null
-from lengthwise.core.progress_line import escape
+from lengthwise.core.progress_line import escape_control_characters
 
 # Maximum number of lines of a chart; more lines could not be told apart.
 MAX_LINES = 12
@@ -33,7 +33,7 @@ SOFT_BREAK = "<br />"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class ReportTable:
     """Table of text cells. A cell in ``marked``, as (row, column), is highlighted."""
 
     title: str
@@ -42,21 +42,21 @@ class Table:
     marked: frozenset[tuple[int, int]] = frozenset()
 
     @property
-    def num_lines(self) -> int:
+    def num_rows(self) -> int:
         """Return the number of lines that the page shows, with at most ``MAX_CELLS`` cells in total."""
         return min(len(self.body), max(1, MAX_CELLS // max(1, len(self.header))))
 
     @property
-    def lines(self) -> list[list[str]]:
+    def shown_rows(self) -> list[list[str]]:
         """Return the lines that the page shows; long cells are cut."""
-        return [[cut_end(cell, MAX_CELL_LENGTH) for cell in cells] for cells in self.body[: self.num_lines]]
+        return [[truncate_text(cell, MAX_CELL_LENGTH) for cell in cells] for cells in self.body[: self.num_rows]]
 
     @property
-    def omission(self) -> str:
+    def omission_note(self) -> str:
         """Return a sentence about the omitted lines, or an empty string."""
-        if self.num_lines == len(self.body):
+        if self.num_rows == len(self.body):
             return ""
-        return f"The table shows the first {self.num_lines:,} of {len(self.body):,} lines; the others are in the files."
+        return f"The table shows the first {self.num_rows:,} of {len(self.body):,} lines; the others are in the files."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ class Chart:
     description: str
     traces: Sequence[dict[str, Any]]
     layout: dict[str, Any]
-    table: Table
+    table: ReportTable
     lines: Sequence[str] = ()
     switches: Sequence[str] = ()
     notes: Sequence[str] = field(default=())
@@ -87,15 +87,15 @@ class Chart:
         return values
 
 
-def chart_text(text: str) -> str:
+def escape_chart_text(text: str) -> str:
     """Escape a text for Plotly, which interprets some tags of HTML in labels."""
-    return html.escape(escape(text), quote=False)
+    return html.escape(escape_control_characters(text), quote=False)
 
 
-def hover(*lines: str) -> str:
+def hover_text(*lines: str) -> str:
     """Return the text that is visible when the pointer is on a point, from unescaped lines; long lines wrap."""
-    wrapped = (textwrap.wrap(escape(line), MAX_HOVER_LENGTH) for line in lines)
-    return "<br>".join(SOFT_BREAK.join(map(chart_text, parts)) for parts in wrapped)
+    wrapped = (textwrap.wrap(escape_control_characters(line), MAX_HOVER_LENGTH) for line in lines)
+    return "<br>".join(SOFT_BREAK.join(map(escape_chart_text, parts)) for parts in wrapped)
 
 
 def number_text(value: int | float | None) -> str:
@@ -110,7 +110,7 @@ def interval_text(low: int | float | None, high: int | float | None) -> str:
     return "-" if low is None or high is None else f"{number_text(low)} to {number_text(high)}"
 
 
-def cut_end(text: str, length: int) -> str:
+def truncate_text(text: str, length: int) -> str:
     """Return a text of at most this length; an ellipsis replaces the end of a longer text."""
     return text if len(text) <= length else f"{text[: length - 1]}…"
 
@@ -124,19 +124,19 @@ def _cut_start(text: str, length: int) -> str:
     return text if len(text) <= length else f"…{text[1 - length :]}"
 
 
-def cut_labels(labels: Sequence[str]) -> list[str]:
+def truncate_labels(labels: Sequence[str]) -> list[str]:
     """Return tick labels of at most ``MAX_TICK_LENGTH`` characters; different labels stay different."""
-    for cut in (cut_end, _cut_middle, _cut_start):
+    for cut in (truncate_text, _cut_middle, _cut_start):
         names = [cut(label, MAX_TICK_LENGTH) for label in labels]
         if len(set(names)) == len(set(labels)):
             return names
-    return [cut_end(f"{number}: {label}", MAX_TICK_LENGTH) for number, label in enumerate(labels, start=1)]
+    return [truncate_text(f"{number}: {label}", MAX_TICK_LENGTH) for number, label in enumerate(labels, start=1)]
 
 
 def line_trace(
     line: int, x: Sequence[int | float], y: Sequence[float | None], texts: Sequence[str], *, fits: bool = True
 ) -> dict[str, Any]:
-    """Return a trace of the line with this index; ``texts`` contains the ``hover`` text of each point.
+    """Return a trace of the line with this index; ``texts`` contains the ``hover_text`` of each point.
 
     report.js draws a dotted line in gray; it did not fit its training lengths.
     """
@@ -177,7 +177,7 @@ def error_bars(y: Sequence[float], ranges: Sequence[Sequence[float]]) -> dict[st
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class ChartLine:
     """Line of a chart: its name, and the coordinates, hover text and range of each point; ``ranges`` can be empty."""
 
     name: str
@@ -189,12 +189,12 @@ class Line:
 
 def line_chart(
     title: str,
-    lines: Sequence[Line],
+    lines: Sequence[ChartLine],
     *,
     subject: str,
     x: dict[str, Any],
     y: dict[str, Any],
-    table: Table,
+    table: ReportTable,
     switch: str = "log x",
     notes: Sequence[str] = (),
 ) -> Chart:
@@ -215,6 +215,6 @@ def line_chart(
     )
 
 
-def axis(title: str, *, log: bool = False, **settings: Any) -> dict[str, Any]:
+def axis_layout(title: str, *, log: bool = False, **settings: Any) -> dict[str, Any]:
     """Return the layout of an axis."""
-    return {"title": {"text": chart_text(title)}, "type": "log" if log else "linear", **settings}
+    return {"title": {"text": escape_chart_text(title)}, "type": "log" if log else "linear", **settings}

@@ -11,8 +11,8 @@ from typing import Any
 from lengthwise.core.errors import RunFolderError, shorten_name
 from lengthwise.core.files import read_file
 from lengthwise.core.json_parsing import parse_json
-from lengthwise.core.type_checks import is_count, is_finite, is_number
-from lengthwise.evaluation.result_rows import Rows, is_skipped, label_of, row_label
+from lengthwise.core.type_checks import is_finite, is_nonnegative_integer, is_number
+from lengthwise.evaluation.result_rows import Rows, is_skipped, label_with_variant, label_without_variant
 from lengthwise.experiments.reproduction import MEASUREMENTS_FILE
 from lengthwise.experiments.run_folder import (
     COMPARISON_FOLDER,
@@ -49,7 +49,7 @@ Check = tuple[Callable[[Any], bool], str]
 
 
 def _is_positive(value: Any) -> bool:
-    return is_count(value) and value > 0
+    return is_nonnegative_integer(value) and value > 0
 
 
 def _is_optional_number(value: Any) -> bool:
@@ -66,7 +66,7 @@ def _is_optional_range(value: Any) -> bool:
 
 
 TEXT: Check = (lambda value: isinstance(value, str), "a string")
-COUNT: Check = (is_count, "a whole number of at least 0")
+COUNT: Check = (is_nonnegative_integer, "a whole number of at least 0")
 POSITIVE: Check = (_is_positive, "a whole number of at least 1")
 NUMBER: Check = (_is_optional_number, "a number or null")
 # Values that every result row has, besides exact match or loss.
@@ -160,7 +160,9 @@ def _group_runs(folders: Sequence[Path]) -> Iterator[RunGroup]:
     states: list[RunState] = []
     for folder, label in _label_folders(folders):
         runs.append(RunRecord(label=label, folder=folder, description=read_description(folder, RUN_FOLDER)))
-        run_rows = [{**row, "row": row_label(label, row.get("variant"))} for row in read_rows(folder / RESULTS)]
+        run_rows = [
+            {**row, "row": label_with_variant(label, row.get("variant"))} for row in read_rows(folder / RESULTS)
+        ]
         check_rows(run_rows, folder / RESULTS)
         rows += _latest_rows(run_rows)
         run_states = [replace(state, name=label) for state in read_run_states(folder) if state.name == "."]
@@ -182,7 +184,7 @@ def _group_evaluations(folders: Sequence[Path]) -> Iterator[RunGroup]:
         labeled_rows = []
         for row in saved_rows:
             settings = ", ".join([label, *(f"{name} {row.get(name)}" for name in differing)])
-            labeled_rows.append({**MODEL_FIELDS, **row, "row": row_label(settings, row.get("variant"))})
+            labeled_rows.append({**MODEL_FIELDS, **row, "row": label_with_variant(settings, row.get("variant"))})
         check_rows(labeled_rows, folder / RESULTS)
         rows += _latest_rows(labeled_rows)
     if labels:
@@ -215,7 +217,7 @@ def _read_group(folder: Path) -> RunGroup:
     read_description(folder, kind)
     runs = tuple(_find_runs(folder, rows))
     names_with_results = {run.folder.relative_to(folder).as_posix() for run in runs}
-    order = {label: index for index, label in enumerate(dict.fromkeys(map(label_of, rows)))}
+    order = {label: index for index, label in enumerate(dict.fromkeys(map(label_without_variant, rows)))}
     return RunGroup(
         name=_folder_name(folder),
         kind="claim" if measurements else kind.name,
@@ -228,7 +230,7 @@ def _read_group(folder: Path) -> RunGroup:
 
 def _find_runs(folder: Path, rows: Rows) -> Iterator[RunRecord]:
     """Yield the runs in the subfolders; their label is that of the group's row with the same content."""
-    labels = {_content(row): label_of(row) for row in rows}
+    labels = {_content(row): label_without_variant(row) for row in rows}
     for path in sorted((*folder.glob(f"*/{EXPERIMENT}"), *folder.glob(f"*/*/{EXPERIMENT}"))):
         run_rows = read_rows_with_digest(path.parent / COMPARISON_ROWS)
         label = labels.get(_content(run_rows[0])) if run_rows else None
@@ -261,12 +263,12 @@ def check_rows(rows: Rows, path: Path) -> None:
         # A skipped length has no examples.
         count_check = {"num_examples": COUNT} if is_skipped(row) else {}
         for name, check in {**ROW_CHECKS, **value_check, **count_check}.items():
-            check_value(row, name, check, path, line)
+            check_setting_value(row, name, check, path, line)
         if row.get("variant") is not None:
-            check_value(row, "variant", TEXT, path, line)
+            check_setting_value(row, "variant", TEXT, path, line)
 
 
-def check_value(row: Mapping[str, Any], name: str, check: Check, path: Path, line: int) -> None:
+def check_setting_value(row: Mapping[str, Any], name: str, check: Check, path: Path, line: int) -> None:
     """Raise ``RunFolderError`` if a row has no value of this name, or a value that fails the check."""
     is_valid, expected = check
     advice = "delete this line, or repeat the command that writes the file"
@@ -278,7 +280,7 @@ def check_value(row: Mapping[str, Any], name: str, check: Check, path: Path, lin
         )
 
 
-def select_finite(rows: Rows) -> tuple[Rows, list[str]]:
+def select_finite_rows(rows: Rows) -> tuple[Rows, list[str]]:
     """Return the rows with a value that a chart can show, and sentences about the rows and intervals left out."""
     selected_rows = [row for row in rows if _has_value(row)]
     omitted_rows = [row for row in rows if not _has_value(row)]

@@ -12,11 +12,11 @@ from lengthwise.core.errors import SettingError
 from lengthwise.core.files import StrPath, check_output_file, write_atomically
 from lengthwise.core.html_page import render_page
 from lengthwise.core.type_checks import check_arguments
-from lengthwise.experiments.progress_reports import AUTO, line_report
+from lengthwise.experiments.progress_reports import AUTO, make_line_reporter
 from lengthwise.influence.report.study_report import PAGE_TEMPLATE as STUDY_TEMPLATE
 from lengthwise.report.chart import SYMBOLS, Chart, is_dashed, symbol_name
 from lengthwise.report.folders import read_folders
-from lengthwise.report.sections import Section, group_section, study_section
+from lengthwise.report.sections import ReportSection, build_group_section, build_study_section
 
 # Maximum size of the texts of all studies, which limits the size of the page.
 MAX_TEXT_BYTES = 1_500_000
@@ -45,11 +45,11 @@ def write_report(
     check_output_file(Path(out), MARK.encode())
     if not folders:
         raise SettingError("a report of no folders; pass at least one output folder of train, compare or influence")
-    report_line = line_report(report)
+    report_line = make_line_reporter(report)
     script = _plotly_script()
     groups, studies = read_folders([Path(folder) for folder in folders])
-    sections = [group_section(group, report_line, diagnose=diagnose) for group in groups]
-    sections += [study_section(study, MAX_TEXT_BYTES // len(studies)) for study in studies]
+    sections = [build_group_section(group, report_line, diagnose=diagnose) for group in groups]
+    sections += [build_study_section(study, MAX_TEXT_BYTES // len(studies)) for study in studies]
     content = _render(sections, script).encode()
     write_atomically(Path(out), content)
     return {
@@ -71,7 +71,7 @@ def _plotly_script() -> str:
     return script
 
 
-def _render(sections: Sequence[Section], plotly: str) -> str:
+def _render(sections: Sequence[ReportSection], plotly: str) -> str:
     # The frame with the texts of a study also obeys the policy of this page.
     study_script = STUDY_TEMPLATE.with_suffix(".js").read_text(encoding="utf-8")
     charts: list[Chart] = []

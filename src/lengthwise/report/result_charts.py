@@ -4,36 +4,36 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from lengthwise.core.type_checks import is_count, is_finite, is_number
+from lengthwise.core.type_checks import is_finite, is_nonnegative_integer, is_number
 from lengthwise.evaluation.result_rows import (
     Rows,
     count_skipped,
     group_rows,
     is_skipped,
-    label_of,
+    label_without_variant,
     pool_seeds,
-    select_unfit,
+    seed_value_range,
+    select_unfit_labels,
     uses_loss,
-    value_range,
 )
 from lengthwise.evaluation.tables_and_figures import UNFIT_NOTE, select_labels
 from lengthwise.experiments.run_folder import read_rows
 from lengthwise.report.chart import (
     MAX_LINES,
     Chart,
-    Line,
-    Table,
-    axis,
-    chart_text,
-    cut_labels,
+    ChartLine,
+    ReportTable,
+    axis_layout,
     error_bars,
-    hover,
+    escape_chart_text,
+    hover_text,
     interval_text,
     line_chart,
     line_trace,
     number_text,
+    truncate_labels,
 )
-from lengthwise.report.folders import Check, RunRecord, check_value
+from lengthwise.report.folders import Check, RunRecord, check_setting_value
 from lengthwise.training.trainer import METRICS
 
 Lines = Mapping[str, Mapping[int, Rows]]
@@ -47,23 +47,23 @@ MAX_MAP_CELLS, MAX_MAP_COLUMNS = 10_000, 200
 MAX_POINTS, MAX_SYMBOLS = 120, 8
 # Smallest difference between the first and the last step for automatic ticks, which can be fractions.
 MIN_STEPS = 20
-STEP: Check = (is_count, "a whole number of at least 0")
+STEP: Check = (is_nonnegative_integer, "a whole number of at least 0")
 LOSS: Check = (is_number, "a number")
 
 
-def panels(rows: Rows) -> Iterator[tuple[str, Rows]]:
+def group_into_panels(rows: Rows) -> Iterator[tuple[str, Rows]]:
     """Yield the title and the rows of each task, variant and kind of value; each panel has its own charts."""
     by_panel: dict[tuple[str, str | None, bool], list[Mapping[str, Any]]] = {}
     for row in rows:
         key = (str(row["task"]), row.get("variant"), "loss" in row)
-        by_panel.setdefault(key, []).append({**row, "row": label_of(row)})
+        by_panel.setdefault(key, []).append({**row, "row": label_without_variant(row)})
     for (task, variant, _), panel_rows in by_panel.items():
         yield task.replace("_", " ") + (f", {variant}" if variant else ""), panel_rows
 
 
 def _group_lines(rows: Rows) -> dict[str, dict[int, Rows]]:
     """Group rows by label and length; labels that did not fit their training lengths are last."""
-    by_label, unfit = group_rows(rows), select_unfit(rows)
+    by_label, unfit = group_rows(rows), select_unfit_labels(rows)
     return {
         label: {length: runs for length, runs in by_label[label].items() if runs}
         for label in sorted(by_label, key=lambda label: label in unfit)
@@ -73,7 +73,7 @@ def _group_lines(rows: Rows) -> dict[str, dict[int, Rows]]:
 def accuracy_chart(title: str, rows: Rows) -> Chart:
     """Return exact match or perplexity against length, one line per label: mean over seeds, bars for the range."""
     lines = _group_lines(rows)
-    value_name, all_unfit = _value_name(rows), select_unfit(rows)
+    value_name, all_unfit = _value_name(rows), select_unfit_labels(rows)
     labels = select_labels(lines, all_unfit, MAX_LINES)
     unfit = [label for label in labels if label in all_unfit]
     traces = []
@@ -96,8 +96,8 @@ def accuracy_chart(title: str, rows: Rows) -> Chart:
             "the heat map and the tables show the others."
         )
     layout = {
-        "xaxis": axis("length (log scale)", log=True, tickvals=lengths),
-        "yaxis": axis(value_name, log=uses_loss(rows), **({} if uses_loss(rows) else {"range": [-0.04, 1.06]})),
+        "xaxis": axis_layout("length (log scale)", log=True, tickvals=lengths),
+        "yaxis": axis_layout(value_name, log=uses_loss(rows), **({} if uses_loss(rows) else {"range": [-0.04, 1.06]})),
         "shapes": [
             _training_area(*train_range, opacity=1 / len(train_ranges)) for train_range in train_ranges[:MAX_RANGES]
         ],
@@ -140,14 +140,14 @@ def _traces(
     """Yield the line of a label and, if it has several seeds, the points of the seeds."""
     groups = list(by_length.values())
     values = [pool_seeds(rows)[0] for rows in groups]
-    texts = [hover(label, *_describe_rows(rows, value_name)) for rows in groups]
+    texts = [hover_text(label, *_describe_rows(rows, value_name)) for rows in groups]
     yield line_trace(index, list(by_length), values, texts, fits=fits) | {
-        "error_y": error_bars(values, [value_range(rows) for rows in groups])
+        "error_y": error_bars(values, [seed_value_range(rows) for rows in groups])
     }
     runs = [row for rows in groups if len(rows) > 1 for row in rows]
     if runs:
         seed_values = [pool_seeds([row])[0] for row in runs]
-        seed_texts = [hover(label, *_describe_rows([row], value_name)) for row in runs]
+        seed_texts = [hover_text(label, *_describe_rows([row], value_name)) for row in runs]
         points = line_trace(index, [int(row["length"]) for row in runs], seed_values, seed_texts, fits=fits)
         marker = {"symbol": f"{points['marker']['symbol']}-open", "size": 5}
         yield points | {"mode": "markers", "marker": marker, "name": "seeds"}
@@ -185,16 +185,16 @@ def _name_line(label: str, unfit: Collection[str]) -> str:
     return f"{label} ({UNFIT_NOTE})" if label in unfit else label
 
 
-def _value_table(title: str, lines: Lines, value_name: str, unfit: Collection[str]) -> Table:
+def _value_table(title: str, lines: Lines, value_name: str, unfit: Collection[str]) -> ReportTable:
     body = []
     for label, by_length in lines.items():
         for length, rows in by_length.items():
             value, low, high = pool_seeds(rows)
-            seed_range = "-" if len(rows) == 1 else interval_text(*value_range(rows))
+            seed_range = "-" if len(rows) == 1 else interval_text(*seed_value_range(rows))
             cells = [number_text(value), interval_text(low, high), seed_range, _count(rows), _count_seeds(rows)]
             body.append([_name_line(label, unfit), f"{length:,}", *cells, ", ".join(str(row["seed"]) for row in rows)])
     columns = ["configuration", "length", value_name, "95% interval", "range over seeds", "n", "number of seeds"]
-    return Table(title=f"{title}: {value_name} by length", header=[*columns, "seeds"], body=body)
+    return ReportTable(title=f"{title}: {value_name} by length", header=[*columns, "seeds"], body=body)
 
 
 def heat_map(title: str, rows: Rows) -> Chart:
@@ -205,22 +205,25 @@ def heat_map(title: str, rows: Rows) -> Chart:
     all_lines, all_lengths = _group_lines(rows), sorted({int(row["length"]) for row in rows})
     lengths = all_lengths[:MAX_MAP_COLUMNS]
     labels = list(all_lines)[: MAX_MAP_CELLS // len(lengths)]
-    value_name, unfit = _value_name(rows), select_unfit(rows)
+    value_name, unfit = _value_name(rows), select_unfit_labels(rows)
     shown_names = [f"{label} (no fit)" if label in unfit else label for label in labels]
     has_row_labels = len(labels) <= MAX_HEIGHT // ROW_HEIGHT
-    names = dict(zip(cut_labels(shown_names), shown_names, strict=True)) if has_row_labels else {}
+    names = dict(zip(truncate_labels(shown_names), shown_names, strict=True)) if has_row_labels else {}
     values, texts, body = [], [], []
     for label in labels:
         cells = [all_lines[label].get(length) for length in lengths]
         values.append([None if rows is None else round(pool_seeds(rows)[0], 4) for rows in cells])
         texts.append(
-            [hover(label, *(["no result"] if rows is None else _describe_rows(rows, value_name))) for rows in cells]
+            [
+                hover_text(label, *(["no result"] if rows is None else _describe_rows(rows, value_name)))
+                for rows in cells
+            ]
         )
         body.append([_name_line(label, unfit), *map(_cell, cells)])
     # Rows that are not high enough for labels show them only on hovering.
     ticks: dict[str, Any] = {"showticklabels": False}
     if names:
-        ticks = {"tickvals": list(range(len(names))), "ticktext": [chart_text(name) for name in names]}
+        ticks = {"tickvals": list(range(len(names))), "ticktext": [escape_chart_text(name) for name in names]}
         ticks["automargin"] = True
     omitted = []
     if len(labels) < len(all_lines):
@@ -247,11 +250,11 @@ def heat_map(title: str, rows: Rows) -> Chart:
         description=f"Heat map of {value_name}: {len(labels):,} configurations and {len(lengths):,} lengths.",
         traces=[trace],
         layout={
-            "xaxis": axis("length") | {"type": "category"},
-            "yaxis": axis("") | {"autorange": "reversed"} | ticks,
+            "xaxis": axis_layout("length") | {"type": "category"},
+            "yaxis": axis_layout("") | {"autorange": "reversed"} | ticks,
             "height": min(MAX_HEIGHT, max(MIN_HEIGHT, ROW_HEIGHT * len(labels) + 120)),
         },
-        table=Table(
+        table=ReportTable(
             title=f"{title}: {value_name} by length (number of seeds)",
             header=["configuration", *(f"{length:,}" for length in lengths)],
             body=body,
@@ -303,19 +306,19 @@ def _loss_chart(title: str, curves: Mapping[str, LossCurve]) -> Chart:
     for label, curve in curves.items():
         points = [(step, loss, count) for step, (loss, count) in curve.items()]
         texts = [
-            hover(label, f"step {step:,}: loss {loss:.4g}", "1 run" if count == 1 else f"median of {count} runs")
+            hover_text(label, f"step {step:,}: loss {loss:.4g}", "1 run" if count == 1 else f"median of {count} runs")
             for step, loss, count in points
         ]
-        lines.append(Line(name=label, x=list(curve), y=[loss for _, loss, _ in points], texts=texts))
+        lines.append(ChartLine(name=label, x=list(curve), y=[loss for _, loss, _ in points], texts=texts))
         body += [[label, f"{step:,}", f"{loss:.4g}", str(count)] for step, loss, count in points]
     ticks: dict[str, Any] = {"tickvals": steps} if steps[-1] - steps[0] < MIN_STEPS else {}
     chart = line_chart(
         title,
         lines,
         subject="the training loss against the training step",
-        x=axis("training step", **ticks),
-        y=axis("loss (log scale)", log=True),
-        table=Table(title=f"{title} by step", header=["configuration", "step", "loss", "runs"], body=body),
+        x=axis_layout("training step", **ticks),
+        y=axis_layout("loss (log scale)", log=True),
+        table=ReportTable(title=f"{title} by step", header=["configuration", "step", "loss", "runs"], body=body),
         switch="log y",
         notes=["Mean loss since the previous point of the log; the median over the runs that trained up to this step."],
     )
@@ -334,8 +337,8 @@ def _curve(runs: Sequence[RunRecord]) -> tuple[LossCurve, int]:
             name = "mean_loss" if row.get("mean_loss") is not None else "loss"
             if row.get(name) is None or "step" not in row:
                 continue
-            check_value(row, "step", STEP, path, line)
-            check_value(row, name, LOSS, path, line)
+            check_setting_value(row, "step", STEP, path, line)
+            check_setting_value(row, name, LOSS, path, line)
             if is_finite(row[name]):
                 losses.setdefault(row["step"], []).append(float(row[name]))
             else:

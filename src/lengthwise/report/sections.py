@@ -11,8 +11,8 @@ from typing import Any
 from lengthwise.core.errors import LengthwiseError, RunFolderError
 from lengthwise.core.type_checks import is_finite
 from lengthwise.evaluation.diagnosis.diagnosis import Diagnosis
-from lengthwise.evaluation.diagnosis.report import sentences, tables
-from lengthwise.evaluation.result_rows import FIT_THRESHOLD, Rows, is_skipped, label_of
+from lengthwise.evaluation.diagnosis.report import describe_diagnosis, diagnosis_tables
+from lengthwise.evaluation.result_rows import FIT_THRESHOLD, Rows, is_skipped, label_without_variant
 from lengthwise.experiments.run import load_run
 from lengthwise.experiments.run_evaluation import diagnose_run
 from lengthwise.experiments.run_folder import MODEL
@@ -20,10 +20,20 @@ from lengthwise.experiments.run_states import RunState
 from lengthwise.influence.report.study_report import render_study
 from lengthwise.influence.report.summary import SOURCE_LABELS, summary_tables
 from lengthwise.influence.study import SUMMARY_FILE
-from lengthwise.report.chart import MAX_LINES, Chart, Line, Table, axis, hover, interval_text, line_chart, number_text
-from lengthwise.report.folders import RunGroup, RunRecord, StudyRecord, select_finite
-from lengthwise.report.result_charts import accuracy_chart, heat_map, loss_charts, panels
-from lengthwise.tasks import HasLengths
+from lengthwise.report.chart import (
+    MAX_LINES,
+    Chart,
+    ChartLine,
+    ReportTable,
+    axis_layout,
+    hover_text,
+    interval_text,
+    line_chart,
+    number_text,
+)
+from lengthwise.report.folders import RunGroup, RunRecord, StudyRecord, select_finite_rows
+from lengthwise.report.result_charts import accuracy_chart, group_into_panels, heat_map, loss_charts
+from lengthwise.tasks import HasFixedLengths
 
 # Maximum number of tasks and variants of a group with charts.
 MAX_PANELS = 12
@@ -41,27 +51,27 @@ class DiagnosisSection:
 
     title: str
     sentences: Sequence[str]
-    tables: Sequence[Table] = ()
+    tables: Sequence[ReportTable] = ()
     chart: Chart | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
+class ReportSection:
     """Section of the page for one group of runs or one study. ``texts`` is the page of a study with its texts."""
 
     title: str
     sentences: Sequence[str] = ()
     charts: Sequence[Chart] = ()
-    tables: Sequence[Table] = ()
-    folded_tables: Sequence[Table] = ()
+    tables: Sequence[ReportTable] = ()
+    folded_tables: Sequence[ReportTable] = ()
     diagnoses: Sequence[DiagnosisSection] = field(default=())
     texts: str | None = None
 
 
-def group_section(group: RunGroup, report: Callable[[str], None] | None, *, diagnose: bool) -> Section:
+def build_group_section(group: RunGroup, report: Callable[[str], None] | None, *, diagnose: bool) -> ReportSection:
     """Return the section of a group of runs; ``diagnose`` adds the diagnosis of a few failing runs."""
-    finite_rows, omissions = select_finite(group.rows)
-    all_panels = list(panels(finite_rows))
+    finite_rows, omissions = select_finite_rows(group.rows)
+    all_panels = list(group_into_panels(finite_rows))
     charts: list[Chart] = []
     drawn_labels: dict[str, None] = {}
     for title, rows in all_panels[:MAX_PANELS]:
@@ -71,15 +81,15 @@ def group_section(group: RunGroup, report: Callable[[str], None] | None, *, diag
             charts.append(heat_map(title, rows))
     curves, omitted_losses = loss_charts(group.runs, list(drawn_labels))
     states, state_tables = _describe_states(group.states)
-    num_labels = len({run.label for run in group.runs} or {label_of(row) for row in group.rows})
+    num_labels = len({run.label for run in group.runs} or {label_without_variant(row) for row in group.rows})
     num_omitted = len(all_panels) - MAX_PANELS
     settings = _setting_tables(group.runs) if group.runs else []
     measurements = []
     if group.measurements:
         names = [name for name, value in group.measurements[0].items() if not isinstance(value, list | dict)]
         body = [[f"{row.get(name, '-')}" for name in names] for row in group.measurements]
-        measurements.append(Table(title="Measurements of the claim", header=names, body=body))
-    return Section(
+        measurements.append(ReportTable(title="Measurements of the claim", header=names, body=body))
+    return ReportSection(
         title=f"{group.kind} {group.name}" if group.kind != "runs" else group.name,
         sentences=[
             f"Configurations: {num_labels:,}. Runs: {len(group.runs):,}. Result rows: {len(group.rows):,}.",
@@ -95,7 +105,7 @@ def group_section(group: RunGroup, report: Callable[[str], None] | None, *, diag
     )
 
 
-def _row_tables(rows: Rows) -> list[Table]:
+def _row_tables(rows: Rows) -> list[ReportTable]:
     """Return a table of the rows with exact match, and one of the rows with losses, without empty tables."""
     losses = [row for row in rows if "loss" in row]
     exact_matches = [row for row in rows if "loss" not in row]
@@ -103,7 +113,7 @@ def _row_tables(rows: Rows) -> list[Table]:
     return [table for table in by_value if table.body]
 
 
-def _row_table(value_name: str, rows: Rows) -> Table:
+def _row_table(value_name: str, rows: Rows) -> ReportTable:
     body = []
     for row in rows:
         value = "0 (skipped)" if is_skipped(row) else number_text(row[value_name.replace(" ", "_")])
@@ -111,10 +121,10 @@ def _row_table(value_name: str, rows: Rows) -> Table:
         fit = number_text(row["fitted"])
         body.append([str(row["row"]), str(row["task"]), str(row["seed"]), *cells, f"{row['steps']:,}", fit])
     header = ["configuration", "task", "seed", "length", "n", value_name, "95% interval", "steps", "fit in training"]
-    return Table(title=f"All result rows with {value_name}", header=header, body=body)
+    return ReportTable(title=f"All result rows with {value_name}", header=header, body=body)
 
 
-def _describe_states(states: Sequence[RunState]) -> tuple[list[str], list[Table]]:
+def _describe_states(states: Sequence[RunState]) -> tuple[list[str], list[ReportTable]]:
     """Return a sentence and a table of unfinished runs and runs without results, or nothing for no states."""
     if not states:
         return [], []
@@ -124,7 +134,9 @@ def _describe_states(states: Sequence[RunState]) -> tuple[list[str], list[Table]
         return _value_text(state.step) + ("" if state.num_steps is None else f" of {_value_text(state.num_steps)}")
 
     body = [[state.name, _state_name(state), steps(state), _value_text(state.loss)] for state in states]
-    table = Table(title="Unfinished runs and runs without results", header=["run", "state", "step", "loss"], body=body)
+    table = ReportTable(
+        title="Unfinished runs and runs without results", header=["run", "state", "step", "loss"], body=body
+    )
     return [f"Unfinished runs and runs without results: {counts}."], [table]
 
 
@@ -139,7 +151,7 @@ def _value_text(value: Any) -> str:
     return "-" if value is None else f"{value:.4g}" if type(value) is float else str(value)
 
 
-def _setting_tables(runs: Sequence[RunRecord]) -> list[Table]:
+def _setting_tables(runs: Sequence[RunRecord]) -> list[ReportTable]:
     """Return a table of the settings that differ between labels, and a table of those that all labels share.
 
     Without differences, the first table is omitted. The seed is not a difference, because it differs in every run.
@@ -152,13 +164,13 @@ def _setting_tables(runs: Sequence[RunRecord]) -> list[Table]:
     values = {name: [settings.get(name, "-") for settings in first_runs.values()] for name in names}
     differing = {name: row for name, row in values.items() if len(set(row)) > 1}
     shared_rows = [[name, row[0]] for name, row in values.items() if name not in differing]
-    shared = Table(title="Settings that all runs share", header=["setting", "value"], body=shared_rows)
+    shared = ReportTable(title="Settings that all runs share", header=["setting", "value"], body=shared_rows)
     if not differing:
         return [shared]
     return [_differences(differing, list(first_runs)), shared]
 
 
-def _differences(differing: Mapping[str, Sequence[str]], labels: Sequence[str]) -> Table:
+def _differences(differing: Mapping[str, Sequence[str]], labels: Sequence[str]) -> ReportTable:
     """Return a table with a column per label, in which rare values are marked, or with counts for many labels."""
     title, body, marked = "Settings that differ", [], set()
     for index, (name, row) in enumerate(differing.items()):
@@ -172,7 +184,7 @@ def _differences(differing: Mapping[str, Sequence[str]], labels: Sequence[str]) 
         marked |= {(index, column + 1) for column, value in enumerate(row) if value != most_common}
         body.append([name, *row])
     header = ["setting", "values (number of configurations)"] if len(labels) > MAX_COLUMNS else ["setting", *labels]
-    return Table(title=title, header=header, body=body, marked=frozenset(marked))
+    return ReportTable(title=title, header=header, body=body, marked=frozenset(marked))
 
 
 def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -184,7 +196,7 @@ def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, s
             yield f"{prefix}{name}", value if isinstance(value, str) else json.dumps(value)
 
 
-def study_section(study: StudyRecord, max_bytes: int) -> Section:
+def build_study_section(study: StudyRecord, max_bytes: int) -> ReportSection:
     """Return the section of an influence study, with texts of at most about ``max_bytes``."""
     path = study.folder / SUMMARY_FILE
     try:
@@ -192,13 +204,13 @@ def study_section(study: StudyRecord, max_bytes: int) -> Section:
         notes = [f"{study.summary['targets']:,} targets in {study.summary['documents']:,} texts."]
         if texts is not None and texts[1]:
             notes.append(f"The texts below omit {texts[1]:,} more targets, which keeps the page small.")
-        return Section(
+        return ReportSection(
             title=f"influence study {study.name}",
             sentences=[str(study.summary["answer"]["sentence"]), *notes],
             charts=study_charts(study),
             # A damaged summary can have a label of another type.
             tables=[
-                Table(title=title, header=header, body=[[*map(str, row)] for row in body])
+                ReportTable(title=title, header=header, body=[[*map(str, row)] for row in body])
                 for title, header, body in summary_tables(study.summary)
             ],
             texts=None if texts is None else texts[0],
@@ -250,7 +262,7 @@ def _selection_name(group: Mapping[str, Any]) -> str:
 
 def _recovery_chart(summary: Mapping[str, Any]) -> Chart | None:
     ks = summary["ks"]
-    lines: list[Line] = []
+    lines: list[ChartLine] = []
     body: list[list[str]] = []
     num_omitted = 0
     for group in summary["groups"]:
@@ -259,13 +271,13 @@ def _recovery_chart(summary: Mapping[str, Any]) -> Chart | None:
         num_omitted += sum(share["value"] is not None for share in shares) - len(points)
         body += [[name, str(k), f"{value:.3f}", _interval(share)] for k, share, value in points]
         if points and len(lines) < MAX_LINES:
-            texts = [hover(name, f"k = {k}: {value:.3f}", _interval(share)) for k, share, value in points]
+            texts = [hover_text(name, f"k = {k}: {value:.3f}", _interval(share)) for k, share, value in points]
             bounds = [
                 [value if share[bound] is None else share[bound] for bound in ("low", "high")]
                 for _, share, value in points
             ]
             values = [value for _, _, value in points]
-            lines.append(Line(name=name, x=[k for k, _, _ in points], y=values, texts=texts, ranges=bounds))
+            lines.append(ChartLine(name=name, x=[k for k, _, _ in points], y=values, texts=texts, ranges=bounds))
     if not lines:
         return None
     title = "share of the prediction that k far tokens recover"
@@ -276,9 +288,9 @@ def _recovery_chart(summary: Mapping[str, Any]) -> Chart | None:
         title,
         lines,
         subject=f"the {title}",
-        x=axis("k (log scale)", log=True, tickvals=list(ks)),
-        y=axis("recovered share"),
-        table=Table(title=title, header=["selection", "k", "recovered share", "95% interval"], body=body),
+        x=axis_layout("k (log scale)", log=True, tickvals=list(ks)),
+        y=axis_layout("recovered share"),
+        table=ReportTable(title=title, header=["selection", "k", "recovered share", "95% interval"], body=body),
         notes=notes,
     )
 
@@ -290,7 +302,7 @@ def _interval(share: Mapping[str, Any]) -> str:
 
 
 def _distance_chart(summary: Mapping[str, Any]) -> Chart | None:
-    lines: list[Line] = []
+    lines: list[ChartLine] = []
     body: list[list[str]] = []
     for group in summary["groups"]:
         if group["from"] != "own" or not group["distances"]["gain"] or len(lines) == MAX_LINES:
@@ -299,9 +311,13 @@ def _distance_chart(summary: Mapping[str, Any]) -> Chart | None:
         shares = {
             f"{distance_bin['from']:,} to {distance_bin['to']:,}": distance_bin["gain_share"] for distance_bin in bins
         }
-        texts = [hover(name, f"distance {distance}: {share:.3f} of the gain") for distance, share in shares.items()]
+        texts = [
+            hover_text(name, f"distance {distance}: {share:.3f} of the gain") for distance, share in shares.items()
+        ]
         lines.append(
-            Line(name=name, x=[distance_bin["from"] for distance_bin in bins], y=list(shares.values()), texts=texts)
+            ChartLine(
+                name=name, x=[distance_bin["from"] for distance_bin in bins], y=list(shares.values()), texts=texts
+            )
         )
         body += [[name, distance, f"{share:.3f}"] for distance, share in shares.items()]
     if not lines:
@@ -311,9 +327,9 @@ def _distance_chart(summary: Mapping[str, Any]) -> Chart | None:
         title,
         lines,
         subject="the share of the gain against the distance of selected tokens",
-        x=axis("distance (log scale)", log=True),
-        y=axis("share of the gain"),
-        table=Table(title=title, header=["selection", "distance", "share of the gain"], body=body),
+        x=axis_layout("distance (log scale)", log=True),
+        y=axis_layout("share of the gain"),
+        table=ReportTable(title=title, header=["selection", "distance", "share of the gain"], body=body),
         notes=["Targets with a clear gain; a point is at the smallest distance of its bin."],
     )
 
@@ -333,7 +349,7 @@ def _diagnose_group(group: RunGroup, report: Callable[[str], None] | None) -> It
         failing = [
             row
             for row in group.rows
-            if (label_of(row), row["seed"]) == (run.label, run.description.get("seed"))
+            if (label_without_variant(row), row["seed"]) == (run.label, run.description.get("seed"))
             and row["length"] > row["train_lengths"][1]
             and row.get("exact_match", 1.0) < FIT_THRESHOLD
         ]
@@ -349,8 +365,10 @@ def _diagnose_group(group: RunGroup, report: Callable[[str], None] | None) -> It
             yield DiagnosisSection(title=title, sentences=[diagnosis])
             continue
         # The first table has the numbers of the chart.
-        first, *others = (Table(title=name, header=header, body=body) for name, header, body in tables(diagnosis))
-        *details, result = sentences(diagnosis)
+        first, *others = (
+            ReportTable(title=name, header=header, body=body) for name, header, body in diagnosis_tables(diagnosis)
+        )
+        *details, result = describe_diagnosis(diagnosis)
         chart = _needed_mass_chart(diagnosis, first)
         yield DiagnosisSection(title=title, sentences=[result, *details], tables=others, chart=chart)
 
@@ -367,7 +385,7 @@ def _diagnose(folder: Path, length: int, num_examples: int) -> Diagnosis | str:
     try:
         loaded_run = load_run(folder, device="cpu")
         task = loaded_run.experiment.task
-        if isinstance(task, HasLengths) and length not in task.available_lengths:
+        if isinstance(task, HasFixedLengths) and length not in task.available_lengths:
             advice = f"to diagnose it, pass the file with this length: {command} --task FILE.jsonl {option}"
             return f"The training file has no records of this length; {advice}"
         # At long lengths, the examples of the evaluation are few, because each takes seconds.
@@ -379,23 +397,23 @@ def _diagnose(folder: Path, length: int, num_examples: int) -> Diagnosis | str:
         return f"No diagnosis: {error}."
 
 
-def _needed_mass_chart(diagnosis: Diagnosis, table: Table) -> Chart:
+def _needed_mass_chart(diagnosis: Diagnosis, table: ReportTable) -> Chart:
     """Return exact match, and the attention of heads on the needed tokens, against length."""
     lengths = [result.length for result in diagnosis.by_length]
     values = {"exact match": [result.exact_match for result in diagnosis.by_length]}
     for index, (layer, head) in enumerate(diagnosis.heads[: MAX_LINES - 1]):
         values[f"attention, layer {layer} head {head}"] = [row.needed_mass[index] for row in diagnosis.by_length]
     ranges = [(result.low, result.high) for result in diagnosis.by_length]
-    lines: list[Line] = []
+    lines: list[ChartLine] = []
     for name, ys in values.items():
-        texts = [hover(name, f"length {length:,}: {y:.3f}") for length, y in zip(lengths, ys, strict=True)]
-        lines.append(Line(name=name, x=lengths, y=ys, texts=texts, ranges=() if lines else ranges))
+        texts = [hover_text(name, f"length {length:,}: {y:.3f}") for length, y in zip(lengths, ys, strict=True)]
+        lines.append(ChartLine(name=name, x=lengths, y=ys, texts=texts, ranges=() if lines else ranges))
     return line_chart(
         table.title,
         lines,
         subject=f"{table.title} against length",
-        x=axis("length (log scale)", log=True, tickvals=sorted(set(lengths))),
-        y=axis("fraction", range=[-0.04, 1.06]),
+        x=axis_layout("length (log scale)", log=True, tickvals=sorted(set(lengths))),
+        y=axis_layout("fraction", range=[-0.04, 1.06]),
         table=table,
         notes=["Attention on the needed tokens: mean weight of a head on the tokens that an answer depends on."],
     )

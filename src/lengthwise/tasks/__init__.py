@@ -3,21 +3,21 @@
 from lengthwise.tasks.addition import Addition
 from lengthwise.tasks.copy_reverse import Copy, Reverse
 from lengthwise.tasks.index_hints import IndexHints
-from lengthwise.tasks.jsonl_task import JSONLTask, is_task_file, wrong_file_name
+from lengthwise.tasks.jsonl_task import JSONLTask, is_task_file, wrong_task_file_error
 from lengthwise.tasks.multi_addition import MultiAddition
 from lengthwise.tasks.multi_query_recall import MultiQueryRecall
 from lengthwise.tasks.multiplication import Multiplication
 from lengthwise.tasks.parity import Parity
-from lengthwise.tasks.planted.background import BACKGROUNDS, Background, Markov, NaturalText
+from lengthwise.tasks.planted.background import BACKGROUNDS, Background, MarkovChain, NaturalText
 from lengthwise.tasks.planted.placement import PLACEMENTS, Placement
-from lengthwise.tasks.planted.planted_task import Planted
+from lengthwise.tasks.planted.planted_task import PlantedCorrelations
 from lengthwise.tasks.recall import Recall
 from lengthwise.tasks.sort import Sort
 from lengthwise.tasks.sparse_parity import SparseParity
 from lengthwise.tasks.task import (
     GradedByLoss,
-    HasLengths,
-    HasPlaceholder,
+    HasFixedLengths,
+    HasPlaceholderExample,
     HasRecords,
     HasRunFiles,
     Task,
@@ -26,8 +26,8 @@ from lengthwise.tasks.task import (
     lengths_between,
     nearest_length,
     num_shared_records,
-    record_fields,
-    task_fields,
+    record_count_field,
+    task_result_fields,
 )
 from lengthwise.tasks.text.text_task import Text
 from lengthwise.tasks.variable_assignment import VariableAssignment
@@ -36,7 +36,7 @@ TASKS: dict[str, type[Task]] = {
     task.name: task
     for task in (
         *(Parity, Copy, Reverse, Addition, MultiAddition, VariableAssignment, Multiplication, IndexHints),
-        *(Text, Planted, SparseParity, Recall, JSONLTask, Sort, MultiQueryRecall),
+        *(Text, PlantedCorrelations, SparseParity, Recall, JSONLTask, Sort, MultiQueryRecall),
     )
 }
 
@@ -48,20 +48,20 @@ __all__ = [
     "Background",
     "Copy",
     "GradedByLoss",
-    "HasLengths",
-    "HasPlaceholder",
+    "HasFixedLengths",
+    "HasPlaceholderExample",
     "HasRecords",
     "HasRunFiles",
     "IndexHints",
     "JSONLTask",
-    "Markov",
+    "MarkovChain",
     "MultiAddition",
     "MultiQueryRecall",
     "Multiplication",
     "NaturalText",
     "Parity",
     "Placement",
-    "Planted",
+    "PlantedCorrelations",
     "Recall",
     "Reverse",
     "Sort",
@@ -75,7 +75,7 @@ __all__ = [
     "lengths_between",
     "nearest_length",
     "num_shared_records",
-    "record_fields",
-    "task_fields",
-    "wrong_file_name",
+    "record_count_field",
+    "task_result_fields",
+    "wrong_task_file_error",
 ]

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Int
 from lengthwise.core.errors import PromptError, SettingError
 from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
-from lengthwise.tasks.task import DIGITS, SCRATCHPAD, Task, check_sizes, parse_summands
+from lengthwise.tasks.task import DIGITS, SCRATCHPAD, Task, check_length_and_size, parse_summands
 
 ORDERS = ("least", "most", "reversed_sum")
 SCRATCHPADS = ("none", "carry", "trace")
@@ -75,7 +75,7 @@ class Addition(Task):
 
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
         """Sample digits uniformly; the share ``long_carry_share`` of the examples has a carry chain."""
-        check_sizes(self.name, length, size)
+        check_length_and_size(self.name, length, size)
         digits = rng.integers(0, 10, size=(2, size, length))
         b_lengths = rng.integers(1, length + 1, size=size) if self.unequal else np.full(size, length)
         for operand, num_digits in zip(digits, (np.full(size, length), b_lengths), strict=True):

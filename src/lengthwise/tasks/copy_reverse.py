@@ -8,7 +8,7 @@ from jaxtyping import Int
 
 from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
-from lengthwise.tasks.task import Task, check_counts, check_sizes, parse_symbols
+from lengthwise.tasks.task import Task, check_length_and_size, check_positive_settings, parse_symbols
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class _RepeatSymbolsTask(Task):
 
     def __post_init__(self) -> None:
         check_types(self)
-        check_counts(self, "num_symbols")
+        check_positive_settings(self, "num_symbols")
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
@@ -37,7 +37,7 @@ class _RepeatSymbolsTask(Task):
 
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
         """Sample symbols uniformly and independently."""
-        check_sizes(self.name, length, size)
+        check_length_and_size(self.name, length, size)
         return self._lay_out(rng.integers(0, self.num_symbols, size=(size, length)))
 
     def from_prompt(self, prompt: str) -> Examples:

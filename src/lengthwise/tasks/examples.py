@@ -48,7 +48,7 @@ class Examples:
         )
 
     @classmethod
-    def unanswered(cls, tokens: Int[np.ndarray, "1 seq"], prompt_length: int) -> "Examples":
+    def from_unanswered_prompt(cls, tokens: Int[np.ndarray, "1 seq"], prompt_length: int) -> "Examples":
         """Return a prompt, followed by placeholders for an unknown response."""
         return cls(tokens=tokens, prompt_length=np.array([prompt_length]), is_answer=np.zeros(tokens.shape, dtype=bool))
 

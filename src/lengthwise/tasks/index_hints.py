@@ -11,7 +11,7 @@ from lengthwise.core.errors import SettingError, UnsupportedTaskError
 from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
 from lengthwise.tasks.parity import Parity
-from lengthwise.tasks.task import INDEX_HINTS, Task, check_counts, check_sizes, declared_given
+from lengthwise.tasks.task import INDEX_HINTS, Task, check_length_and_size, check_positive_settings, declared_knowledge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class IndexHints(Task):
 
     def __post_init__(self) -> None:
         check_types(self)
-        check_counts(self, "num_hints")
+        check_positive_settings(self, "num_hints")
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
@@ -49,11 +49,11 @@ class IndexHints(Task):
     @property
     def given(self) -> tuple[str, ...]:
         """Kinds of knowledge of ``task``, then ``"index hints"``."""
-        return (*declared_given(self.task), INDEX_HINTS)
+        return (*declared_knowledge(self.task), INDEX_HINTS)
 
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
         """Sample examples of ``task``, then the number of the first hint of each example."""
-        check_sizes(self.name, length, size)
+        check_length_and_size(self.name, length, size)
         examples = self.task.sample(length=length, size=size, rng=rng)
         first_hints = rng.integers(0, self.num_hints - int(self._step_index(examples).max()) + 1, size=size)
         return self._with_hints(examples, first_hints)

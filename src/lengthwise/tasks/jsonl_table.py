@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from lengthwise.core.errors import TaskFileError, unknown_name
+from lengthwise.core.errors import TaskFileError, unknown_name_error
 from lengthwise.core.json_parsing import parse_json
 
 SUFFIX = ".jsonl"
@@ -57,7 +57,7 @@ class JSONLTable:
         return {length: records[np.isin(records, unique)] for length, records in self.records_by_length.items()}
 
     @cached_property
-    def descending_levels(self) -> tuple[bool, ...]:
+    def descending_coupling_levels(self) -> tuple[bool, ...]:
         """Levels on which ``<mark>`` has a number below all others.
 
         Without a number in the records, ``<mark>`` is below if the smallest number of every record is the last.
@@ -71,14 +71,14 @@ class JSONLTable:
         largest = np.maximum.reduceat(self.coupling, record_starts, axis=1)
         return tuple(((last == smallest).all(axis=1) & (last < largest).any(axis=1)).tolist())
 
-    def with_prompt(self, prompt: Int[np.ndarray, " prompt"]) -> Int[np.ndarray, " records_with_prompt"]:
+    def find_records_with_prompt(self, prompt: Int[np.ndarray, " prompt"]) -> Int[np.ndarray, " records_with_prompt"]:
         """Return the indexes of the records with this prompt."""
         (records,) = np.nonzero(self.prompt_lengths == len(prompt))
         prompts = self.tokens[self.starts[records, None] + np.arange(len(prompt))]
         return records[(prompts == prompt).all(axis=1)]
 
 
-def read_table(lines: Iterable[bytes], name: str, symbols: Sequence[str] | None = None) -> JSONLTable:
+def parse_jsonl_records(lines: Iterable[bytes], name: str, symbols: Sequence[str] | None = None) -> JSONLTable:
     """Parse records; raise ``TaskFileError`` with the file and the line of the first invalid record.
 
     Token IDs follow the order of appearance or, for a trained run, of its ``symbols``, which must include every token.
@@ -96,7 +96,7 @@ def read_table(lines: Iterable[bytes], name: str, symbols: Sequence[str] | None 
     return builder.build()
 
 
-def is_record(text: str) -> bool:
+def is_json_object(text: str) -> bool:
     """Return True if a prompt is a JSON object instead of a list of tokens."""
     try:
         parse_json(text)
@@ -189,7 +189,7 @@ def _parse_record(line: bytes) -> dict[str, Any]:
         ) from None
     for key in record:
         if key not in RECORD_KEYS:
-            raise _RecordError(f"{unknown_name('key', key, RECORD_KEYS)}; rename or remove the key")
+            raise _RecordError(f"{unknown_name_error('key', key, RECORD_KEYS)}; rename or remove the key")
     return record
 
 

@@ -13,9 +13,9 @@ import numpy as np
 from jaxtyping import Int
 
 from lengthwise.core.errors import SettingError, TaskFileError
-from lengthwise.core.files import check_regular, read_file, write_atomically
+from lengthwise.core.files import check_regular_file, read_file, write_atomically
 from lengthwise.core.json_parsing import parse_json
-from lengthwise.core.randomness import stream
+from lengthwise.core.randomness import random_stream
 from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
 from lengthwise.tasks.jsonl_table import (
@@ -25,10 +25,10 @@ from lengthwise.tasks.jsonl_table import (
     START,
     SUFFIX,
     JSONLTable,
-    is_record,
-    read_table,
+    is_json_object,
+    parse_jsonl_records,
 )
-from lengthwise.tasks.task import Task, check_sizes, parse_symbols
+from lengthwise.tasks.task import Task, check_length_and_size, parse_symbols
 
 # Name of the file with the token names in the run folder.
 RUN_FILE = "rows.json"
@@ -84,7 +84,7 @@ class JSONLTask(Task):
 
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
         """Sample records uniformly with replacement."""
-        check_sizes(self.name, length, size)
+        check_length_and_size(self.name, length, size)
         record_indexes = self._select_records(length, self._table.records_by_length)
         return self._lay_out(record_indexes[rng.integers(0, len(record_indexes), size=size)])
 
@@ -105,9 +105,9 @@ class JSONLTask(Task):
 
         For tokens, the first record with this prompt provides the answer and the coupling; otherwise they are unknown.
         """
-        if is_record(prompt):
-            table = read_table([prompt.encode()], "the prompt", self._symbols)
-            return lay_out_records(table, np.array([0]), self._metadata["falls"])
+        if is_json_object(prompt):
+            table = parse_jsonl_records([prompt.encode()], "the prompt", self._symbols)
+            return build_examples_from_records(table, np.array([0]), self._metadata["falls"])
         words = prompt.split()
         words = words[:-2] if words[-2:] == [MARK, START] else words
         example = " ".join(self._symbols[:3])
@@ -115,13 +115,13 @@ class JSONLTask(Task):
         tokens = parse_symbols(words, self._symbols, self.name, expected_format)
         # A run can be used without the file.
         if self.file is None or Path(self.file).exists():
-            record_indexes = self._table.with_prompt(tokens)
+            record_indexes = self._table.find_records_with_prompt(tokens)
             if len(record_indexes):
                 return self._lay_out(record_indexes[:1])
         mark_tokens, end_token = len(self._symbols) + np.arange(2), len(self._symbols) + 2
         response_tokens = np.full(EXTRA_RESPONSE_TOKENS + len(tokens), end_token)
         padded = np.concatenate([tokens, mark_tokens, response_tokens])[None]
-        return Examples.unanswered(padded, len(tokens) + 2)
+        return Examples.from_unanswered_prompt(padded, len(tokens) + 2)
 
     def placeholder_example(self) -> Examples:
         """Return a record with one prompt token and one response token, and a coupling if the run has a coupling."""
@@ -134,13 +134,13 @@ class JSONLTask(Task):
             lengths=np.array([1]),
             coupling=np.zeros((len(levels), 2), dtype=np.int64) if levels else None,
         )
-        return lay_out_records(table, np.array([0]), levels)
+        return build_examples_from_records(table, np.array([0]), levels)
 
     def run_files(self) -> Mapping[str, bytes]:
         """Return the name and content of a file with the token names, and the presence and direction of a coupling."""
         return {RUN_FILE: json.dumps(self._metadata).encode() + b"\n"}
 
-    def source(self) -> Mapping[str, str]:
+    def data_source(self) -> Mapping[str, str]:
         """Return the path of the file and the SHA-256 of its content."""
         return {} if self.file is None or self.digest is None else {"file": self.file, "file_sha256": self.digest}
 
@@ -164,7 +164,7 @@ class JSONLTask(Task):
     def _metadata(self) -> Mapping[str, Any]:
         """Token names, and the direction of each coupling level (``falls``)."""
         if self.run_folder is None:
-            return {"symbols": self._table.symbols, "falls": self._table.descending_levels}
+            return {"symbols": self._table.symbols, "falls": self._table.descending_coupling_levels}
         return _read_metadata(Path(self.run_folder) / RUN_FILE)
 
     @property
@@ -175,13 +175,13 @@ class JSONLTask(Task):
     def _table(self) -> JSONLTable:
         symbols = None if self.run_folder is None else self._symbols
         if self.file is None:
-            return read_table(_built_in_lines(), self._label, symbols)
+            return parse_jsonl_records(_built_in_lines(), self._label, symbols)
         if _digest(self.file) != self.digest:
             raise TaskFileError(
                 f"{self._label} has changed since the task was created; restore the file, or pass it to --task again"
             )
         with open(self.file, "rb") as lines:
-            return read_table(lines, self._label, symbols)
+            return parse_jsonl_records(lines, self._label, symbols)
 
     def _select_records(self, length: int, by_length: Mapping[int, Any]) -> Int[np.ndarray, " records_of_length"]:
         records: np.ndarray | None = by_length.get(length)
@@ -201,15 +201,15 @@ class JSONLTask(Task):
         return ", ".join(texts if len(texts) <= 12 else [*texts[:6], "...", *texts[-6:]])
 
     def _lay_out(self, record_indexes: Int[np.ndarray, " batch"]) -> Examples:
-        return lay_out_records(self._table, record_indexes, self._metadata["falls"])
+        return build_examples_from_records(self._table, record_indexes, self._metadata["falls"])
 
 
-def lay_out_records(
-    table: JSONLTable, records: Int[np.ndarray, " batch"], descending_levels: Sequence[bool]
+def build_examples_from_records(
+    table: JSONLTable, records: Int[np.ndarray, " batch"], descending_coupling_levels: Sequence[bool]
 ) -> Examples:
     """Return the examples ``p_1 .. p_n <mark> <start> r_1 .. r_m end`` of records.
 
-    ``descending_levels`` are the levels on which ``<mark>`` has the smallest number.
+    ``descending_coupling_levels`` are the levels on which ``<mark>`` has the smallest number.
     """
     record_start, mark_index = table.starts[records, None], table.prompt_lengths[records, None]
     last_response_index = table.starts[records + 1, None] - record_start + 1
@@ -235,7 +235,7 @@ def lay_out_records(
             if table.added_coupling is not None:
                 mark_number, end_number = np.split(table.added_coupling[level, records] + 1, 2, axis=1)
                 number_above = np.maximum(number_above - 1, np.maximum(mark_number, end_number))
-            elif descending_levels[level]:
+            elif descending_coupling_levels[level]:
                 smallest = numbers.min(axis=1, keepdims=True, where=has_number, initial=np.iinfo(np.int64).max)
                 mark_number = end_number = smallest - 1
             else:
@@ -278,7 +278,7 @@ def is_task_file(name: str) -> bool:
     return name.endswith(SUFFIX)
 
 
-def wrong_file_name(name: str) -> TaskFileError:
+def wrong_task_file_error(name: str) -> TaskFileError:
     """Return the error for a file of another format, such as a table of a spreadsheet program."""
     advice = f"write one record per line, such as {EXAMPLE_RECORD}, to a file whose name ends in {SUFFIX}"
     return TaskFileError(f"'{name}' is not a task file; {advice}")
@@ -300,7 +300,7 @@ def _read_metadata(path: Path) -> Mapping[str, Any]:
 
 def _digest(file: str) -> str:
     try:
-        check_regular(file)
+        check_regular_file(file)
         with open(file, "rb") as task_file:
             return hashlib.file_digest(task_file, "sha256").hexdigest()
     except OSError as error:
@@ -310,7 +310,7 @@ def _digest(file: str) -> str:
 
 
 def _built_in_lines() -> Iterator[bytes]:
-    rng = stream(0, "own rows")
+    rng = random_stream(0, "own rows")
     for length in BUILT_IN_LENGTHS:
         for _ in range(BUILT_IN_RECORDS):
             prompt = [BUILT_IN_LETTERS[index] for index in rng.integers(0, len(BUILT_IN_LETTERS), size=length)]

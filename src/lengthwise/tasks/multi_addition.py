@@ -10,7 +10,7 @@ from jaxtyping import Int
 from lengthwise.core.errors import SettingError
 from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
-from lengthwise.tasks.task import DIGITS, SCRATCHPAD, Task, check_sizes, parse_summands
+from lengthwise.tasks.task import DIGITS, SCRATCHPAD, Task, check_length_and_size, parse_summands
 
 PLUS_TOKEN, EQUALS_TOKEN, ROW_TOKEN, END_TOKEN, FIRST_DIGIT_WITH_CARRY, NO_CARRY_TOKEN = 10, 11, 12, 13, 14, 24
 OPERAND_COUNTS = (2, 5, 10, 15, 20)
@@ -53,7 +53,7 @@ class MultiAddition(Task):
 
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
         """Sample the number of operands, then the digits uniformly."""
-        check_sizes(self.name, length, size)
+        check_length_and_size(self.name, length, size)
         num_operands = int(rng.integers(self.operands[0], self.operands[1] + 1))
         digits = rng.integers(0, 10, size=(size, num_operands, length))
         digits[:, :, -1] = rng.integers(1 if length > 1 else 0, 10, size=(size, num_operands))

@@ -10,7 +10,7 @@ from jaxtyping import Int
 from lengthwise.core.errors import PromptError, SettingError
 from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
-from lengthwise.tasks.task import Task, check_counts, check_sizes, parse_symbols, sample_integers
+from lengthwise.tasks.task import Task, check_length_and_size, check_positive_settings, parse_symbols, sample_integers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class MultiQueryRecall(Task):
 
     def __post_init__(self) -> None:
         check_types(self)
-        check_counts(self, "num_queries", "key_length", "value_length", "num_symbols")
+        check_positive_settings(self, "num_queries", "key_length", "value_length", "num_symbols")
         if not 0 < self.density <= 1:
             raise SettingError(f"density {self.density} is out of range; use more than 0 and at most 1")
 
@@ -57,7 +57,7 @@ class MultiQueryRecall(Task):
 
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
         """Sample places and keys of the pairs without replacement, and values and queries uniformly."""
-        check_sizes(self.name, length, size)
+        check_length_and_size(self.name, length, size)
         num_keys, width = self.num_symbols**self.key_length, self.pair_width
         num_pairs = min(max(1, int(self.density * length) // width), num_keys)
         num_slots = max(length, width) - num_pairs * (width - 1)

@@ -10,7 +10,7 @@ from jaxtyping import Int
 from lengthwise.core.errors import PromptError, SettingError
 from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
-from lengthwise.tasks.task import DIGITS, SCRATCHPAD, Task, check_sizes, parse_symbols
+from lengthwise.tasks.task import DIGITS, SCRATCHPAD, Task, check_length_and_size, parse_symbols
 
 TIMES_TOKEN, EQUALS_TOKEN, ROW_TOKEN, END_TOKEN, FIRST_PRODUCT_TOKEN = 10, 11, 12, 13, 14
 # The largest product is 9 * 9 plus a carry of 9. The largest sum has an additional digit of 9.
@@ -73,7 +73,7 @@ class Multiplication(Task):
 
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
         """Sample digits, without leading zeros in numbers with several digits; a share of examples has many 9s."""
-        check_sizes(self.name, length, size)
+        check_length_and_size(self.name, length, size)
         digit_counts = (length, length if self.digits is None else self.digits)
         factors = [rng.integers(0, 10, size=(size, num_digits)) for num_digits in digit_counts]
         for factor, num_digits in zip(factors, digit_counts, strict=True):

@@ -9,7 +9,7 @@ from jaxtyping import Int
 from lengthwise.core.errors import SettingError
 from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
-from lengthwise.tasks.task import SCRATCHPAD, Task, check_sizes, parse_symbols
+from lengthwise.tasks.task import SCRATCHPAD, Task, check_length_and_size, parse_symbols
 
 COUPLINGS = ("next", "same", "none")
 
@@ -39,7 +39,7 @@ class Parity(Task):
 
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
         """Sample bits uniformly and independently."""
-        check_sizes(self.name, length, size)
+        check_length_and_size(self.name, length, size)
         return self._lay_out(rng.integers(0, 2, size=(size, length)))
 
     def from_prompt(self, prompt: str) -> Examples:

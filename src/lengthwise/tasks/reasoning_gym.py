@@ -8,7 +8,7 @@ from typing import Any
 from lengthwise.core.errors import TaskFileError
 from lengthwise.core.files import StrPath, check_output_file, write_atomically
 from lengthwise.core.type_checks import check_arguments
-from lengthwise.tasks.jsonl_table import SUFFIX, read_table
+from lengthwise.tasks.jsonl_table import SUFFIX, parse_jsonl_records
 
 Item = Mapping[str, Any]
 LengthSource = str | Callable[[Item], int]
@@ -55,7 +55,7 @@ def write_reasoning_records(
     check_output_file(file)
     lines = [json.dumps(record).encode() + b"\n" for record in reasoning_records(items, length=length, tokens=tokens)]
     # Parse the records first, so that an invalid record does not leave an unusable file.
-    read_table(lines, f"the content of {file}")
+    parse_jsonl_records(lines, f"the content of {file}")
     write_atomically(file, b"".join(lines))
     return file
 

@@ -10,7 +10,7 @@ from jaxtyping import Int
 from lengthwise.core.errors import PromptError, SettingError
 from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
-from lengthwise.tasks.task import Task, check_counts, check_sizes, parse_symbols, sample_integers
+from lengthwise.tasks.task import Task, check_length_and_size, check_positive_settings, parse_symbols, sample_integers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class Recall(Task):
 
     def __post_init__(self) -> None:
         check_types(self)
-        check_counts(self, "num_pairs", "num_queries", "num_keys", "num_values", "num_fillers")
+        check_positive_settings(self, "num_pairs", "num_queries", "num_keys", "num_values", "num_fillers")
         pairs = self.num_pairs
         if pairs > self.num_keys:
             raise SettingError(f"num_keys {self.num_keys} is too small for {pairs} pairs; use at least {pairs} keys")
@@ -53,7 +53,7 @@ class Recall(Task):
 
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
         """Sample places and keys of the pairs, their values, the fillers and the queries uniformly."""
-        check_sizes(self.name, length, size)
+        check_length_and_size(self.name, length, size)
         num_pairs = min(self.num_pairs, length)
         pair_items = np.sort(sample_integers(num_pairs, length, size, rng), axis=1)
         # Each preceding pair shifts an item by one token.

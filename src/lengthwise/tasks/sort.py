@@ -9,7 +9,7 @@ from jaxtyping import Int
 from lengthwise.core.errors import PromptError, SettingError
 from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
-from lengthwise.tasks.task import Task, check_counts, check_sizes, parse_symbols
+from lengthwise.tasks.task import Task, check_length_and_size, check_positive_settings, parse_symbols
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class Sort(Task):
 
     def __post_init__(self) -> None:
         check_types(self)
-        check_counts(self, "num_values")
+        check_positive_settings(self, "num_values")
         if not 0 <= self.narrow_share <= 1:
             raise SettingError(f"invalid narrow_share {self.narrow_share}; use a number from 0 to 1")
 
@@ -49,7 +49,7 @@ class Sort(Task):
 
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
         """Sample values uniformly from all values or a window, without replacement unless ``repeats`` is set."""
-        check_sizes(self.name, length, size)
+        check_length_and_size(self.name, length, size)
         if self.repeats:
             items = rng.integers(0, self.num_values, size=(size, length))
             first, last = self._windows(length, size, rng)

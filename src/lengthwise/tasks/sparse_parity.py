@@ -12,8 +12,8 @@ from jaxtyping import Bool, Int
 from lengthwise.core.errors import PromptError, SettingError
 from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
-from lengthwise.tasks.planted.background import Background, source_of
-from lengthwise.tasks.task import Task, check_sizes, parse_symbols
+from lengthwise.tasks.planted.background import Background, background_data_source
+from lengthwise.tasks.task import Task, check_length_and_size, parse_symbols
 
 CODINGS = ("flags", "letters")
 
@@ -76,7 +76,7 @@ class SparseParity(Task):
 
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
         """Sample the places of the flagged bits, then the bits and the letters, uniformly."""
-        check_sizes(self.name, length, size)
+        check_length_and_size(self.name, length, size)
         is_flagged = self._sample_flags(length, size, rng)
         bits = rng.integers(0, 2, size=(size, length))
         if self.coding == "flags":
@@ -96,7 +96,7 @@ class SparseParity(Task):
             raise PromptError(f"'{prompt}' has no flagged bit; write {expected_format}")
         return self._lay_out(tokens)
 
-    def stages(self) -> Sequence[Task]:
+    def curriculum_stages(self) -> Sequence[Task]:
         """Return tasks with increasing maximum numbers of flagged bits, from ``fewest`` to ``most``."""
         return [replace(self, most=most) for most in range(self.fewest, self.most + 1)]
 
@@ -109,9 +109,9 @@ class SparseParity(Task):
             for bits, window in windows.items()
         }
 
-    def source(self) -> Mapping[str, str]:
+    def data_source(self) -> Mapping[str, str]:
         """Return the path and digest of a natural text; an empty mapping for other backgrounds."""
-        return source_of(self.background)
+        return background_data_source(self.background)
 
     def placeholder_example(self) -> Examples:
         """Return one example with the arrays of sampled examples, without reading a text."""

@@ -58,11 +58,11 @@ class Task(Protocol):
         """Return variants of the task for evaluation by name, with the same vocabulary; by default none."""
         return {}
 
-    def stages(self) -> Sequence["Task"]:
+    def curriculum_stages(self) -> Sequence["Task"]:
         """Return tasks of increasing difficulty for a curriculum, which end with the task itself; by default none."""
         return ()
 
-    def source(self) -> Mapping[str, str]:
+    def data_source(self) -> Mapping[str, str]:
         """Return the path and the SHA-256 digest of the user file with the examples; by default there is no file."""
         return {}
 
@@ -80,18 +80,18 @@ class TokenizedDocument:
 class GradedByLoss(Protocol):
     """Protocol for a task with several valid answers, which is evaluated by its loss instead of exact match."""
 
-    def token_bytes(self) -> Int[np.ndarray, " vocab"]:
+    def count_token_bytes(self) -> Int[np.ndarray, " vocab"]:
         """Return the number of text bytes of each token ID."""
 
     def held_out(self) -> Sequence[TokenizedDocument]:
         """Return documents that training never uses."""
 
-    def lay_out(self, tokens: Int[np.ndarray, "batch seq"]) -> Examples:
+    def tokens_to_examples(self, tokens: Int[np.ndarray, "batch seq"]) -> Examples:
         """Return examples that each consist of one row of document tokens."""
 
 
 @runtime_checkable
-class HasPlaceholder(Protocol):
+class HasPlaceholderExample(Protocol):
     """Protocol for a task whose examples need a file that a run does not store."""
 
     def placeholder_example(self) -> Examples:
@@ -112,19 +112,19 @@ class HasRunFiles(Protocol):
         """Return one example with the same arrays as sampled examples, built only from the stored files."""
 
 
-def task_fields(task: Task) -> dict[str, str]:
+def task_result_fields(task: Task) -> dict[str, str]:
     """Return the task fields of a result row: the name, and the path and digest of the source if the task has one."""
-    return {"task": task.name, **task.source()}
+    return {"task": task.name, **task.data_source()}
 
 
-def declared_given(declarer: object) -> tuple[str, ...]:
+def declared_knowledge(declarer: object) -> tuple[str, ...]:
     """Return the kinds of knowledge that a task or an encoding declares, see docs/schemes.md; empty if it has none."""
     given: tuple[str, ...] = getattr(declarer, "given", ())
     return given
 
 
 @runtime_checkable
-class HasLengths(Protocol):
+class HasFixedLengths(Protocol):
     """Protocol for a task that has examples only at certain lengths."""
 
     @property
@@ -133,7 +133,7 @@ class HasLengths(Protocol):
 
 
 @runtime_checkable
-class HasRecords(HasLengths, Protocol):
+class HasRecords(HasFixedLengths, Protocol):
     """Protocol for a task with a finite list of examples per length; evaluation uses each example at most once."""
 
     def num_records(self, length: int) -> int:
@@ -143,7 +143,7 @@ class HasRecords(HasLengths, Protocol):
         """Return the distinct records of a length at these indices, from 0 to ``num_records(length) - 1``."""
 
 
-def record_fields(task: Task, length: int) -> dict[str, int]:
+def record_count_field(task: Task, length: int) -> dict[str, int]:
     """Return ``num_rows`` of a result row, the number of distinct records of a length; {} for tasks without records."""
     return {"num_rows": task.num_records(length)} if isinstance(task, HasRecords) else {}
 
@@ -160,7 +160,7 @@ def _list_record_keys(task: HasRecords, length: int) -> set[tuple[tuple[int, ...
     return {tuple(tuple(tokens.tolist()) for tokens in record) for record in examples.prompts_and_responses()}
 
 
-def default_lengths(task: HasLengths) -> tuple[int, ...]:
+def default_lengths(task: HasFixedLengths) -> tuple[int, ...]:
     """Return up to ``MAX_NUM_LENGTHS`` evenly spaced lengths of the task, including the first and the last length."""
     lengths = task.available_lengths
     indices = np.linspace(0, len(lengths) - 1, min(len(lengths), MAX_NUM_LENGTHS))
@@ -169,20 +169,20 @@ def default_lengths(task: HasLengths) -> tuple[int, ...]:
 
 def lengths_between(task: Task, shortest: int, longest: int) -> Sequence[int]:
     """Return all task lengths from ``shortest`` to ``longest``, or ``[shortest]`` if no length is in this range."""
-    if not isinstance(task, HasLengths):
+    if not isinstance(task, HasFixedLengths):
         return range(shortest, longest + 1)
     return [length for length in task.available_lengths if shortest <= length <= longest] or [shortest]
 
 
 def nearest_length(task: Task, length: int) -> int:
     """Return the largest task length up to ``length``, or the smallest task length if all are larger."""
-    if not isinstance(task, HasLengths):
+    if not isinstance(task, HasFixedLengths):
         return length
     lengths = task.available_lengths
     return max((available for available in lengths if available <= length), default=lengths[0])
 
 
-def check_sizes(task: str, length: int, size: int, min_length: int = 1) -> None:
+def check_length_and_size(task: str, length: int, size: int, min_length: int = 1) -> None:
     """Raise ``SettingError`` for a length or batch size that is too small or requires too much memory."""
     if length < min_length:
         raise SettingError(f"length {length} is too short for {task}; use at least {min_length}")
@@ -192,7 +192,7 @@ def check_sizes(task: str, length: int, size: int, min_length: int = 1) -> None:
     check_memory(size * length * BYTES_PER_TOKEN, f"{task}: sampling {size:,} examples of length {length:,}", advice)
 
 
-def check_counts(task: Task, *settings: str) -> None:
+def check_positive_settings(task: Task, *settings: str) -> None:
     """Raise ``SettingError`` for the first of these settings of a task that is below 1."""
     for setting in settings:
         if getattr(task, setting) < 1:

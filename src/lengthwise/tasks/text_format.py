@@ -55,7 +55,7 @@ class TextExample:
         return self.response.strip()
 
     @property
-    def spans(self) -> list[tuple[int, int]]:
+    def symbol_spans(self) -> list[tuple[int, int]]:
         """Start and end index of the characters of each symbol in ``prompt + response``, including the end token."""
         return [match.span() for match in re.finditer(r"[^ \n]+|\n", self.prompt + self.response)]
 
@@ -63,7 +63,7 @@ class TextExample:
     def symbols(self) -> list[str]:
         """Task symbols of the prompt and the response."""
         text = self.prompt + self.response
-        return [END_SYMBOL if text[start:end] == "\n" else text[start:end] for start, end in self.spans]
+        return [END_SYMBOL if text[start:end] == "\n" else text[start:end] for start, end in self.symbol_spans]
 
 
 def format_examples(task: Task, examples: Examples) -> list[TextExample]:
@@ -80,7 +80,7 @@ def format_examples(task: Task, examples: Examples) -> list[TextExample]:
     return texts
 
 
-def sample_shots(
+def sample_few_shot_examples(
     task: Task, length: int, num_shots: int, rng: np.random.Generator, *, excluded_prompts: Collection[str]
 ) -> list[TextExample]:
     """Sample ``num_shots`` examples with other prompts; raise ``SettingError`` if sampling finds too few of them."""

@@ -11,7 +11,14 @@ from jaxtyping import Bool, Int
 from lengthwise.core.errors import PromptError, SettingError
 from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
-from lengthwise.tasks.task import SCRATCHPAD, Task, check_counts, check_sizes, parse_symbols, sample_integers
+from lengthwise.tasks.task import (
+    SCRATCHPAD,
+    Task,
+    check_length_and_size,
+    check_positive_settings,
+    parse_symbols,
+    sample_integers,
+)
 
 DEPTH_SHARES = {"a quarter": 0.25, "half": 0.5, "all": 1.0}
 
@@ -49,7 +56,7 @@ class VariableAssignment(Task):
 
     def __post_init__(self) -> None:
         check_types(self)
-        check_counts(self, "num_chains", "operands", "num_names", "num_values")
+        check_positive_settings(self, "num_chains", "operands", "num_names", "num_values")
         min_share, max_share = self.depth_shares
         if not 0 < min_share <= max_share <= 1:
             shares = f"{min_share} to {max_share}"
@@ -67,7 +74,7 @@ class VariableAssignment(Task):
 
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
         """Sample the depth, names, values, constants, ends of distractor chains, and order of assignments."""
-        check_sizes(self.name, length, size)
+        check_length_and_size(self.name, length, size)
         if length > self.num_names:
             raise SettingError(
                 f"num_names {self.num_names} is too small for {length} assignments; "

@@ -11,11 +11,11 @@ from itertools import product
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from lengthwise.tasks.planted.placement import ByLength, Local, Placement
-from lengthwise.tasks.planted.planted_task import Planted
-from lengthwise.theory.attention.position_coupling import Halves
+from lengthwise.tasks.planted.placement import LengthDependentPlacement, LocalPlacement, Placement
+from lengthwise.tasks.planted.planted_task import PlantedCorrelations
+from lengthwise.theory.attention.position_coupling import HalfLengthPlacement
 from lengthwise.theory.attention.tabular import TabularAttention
-from lengthwise.theory.risk.exact_risk import Distance, Loss, Predictor, TotalVariation, enumerated_risk
+from lengthwise.theory.risk.exact_risk import Loss, NormLoss, Predictor, TotalVariationLoss, enumerated_risk
 
 # Tokens of most counterexamples: a filler, the two bits of planted pairs, and a distractor.
 FILLER, BITS, DISTRACTOR = 0, (1, 2), 3
@@ -26,21 +26,21 @@ UNDECIDED_OUTPUT = (0.5, 0.5)
 PairScore = Callable[[int, int, int], float]
 # Source of the examples that the paper does not have.
 DERIVED_HERE = "derived here"
-ADJACENT_PLACEMENT = Local(shapes=((0, 1),), weights=(1.0,))
+ADJACENT_PLACEMENT = LocalPlacement(shapes=((0, 1),), weights=(1.0,))
 # One planted token that is always the same, with a constant label.
-CONSTANT_LAW = Planted(
+CONSTANT_LAW = PlantedCorrelations(
     background=(1.0, 0.0),
     tuples=((1,),),
     probabilities=(1.0,),
     labels=((0.0, 1.0),),
-    placement=Local(shapes=((0,),), weights=(1.0,)),
+    placement=LocalPlacement(shapes=((0,),), weights=(1.0,)),
 )
 # Training objectives that differ by at most this value are equal; smaller differences are rounding errors.
 TIE_TOLERANCE = 1e-12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LengthRisks:
+class HeadRisksAtLength:
     """Exact risks of the learned head and of the witness at one length; ``in_training`` marks training lengths."""
 
     length: int
@@ -50,10 +50,10 @@ class LengthRisks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Case:
+class CounterexampleCase:
     """The planted law at one length, the learned head, and the witness: a head with a small risk at all lengths."""
 
-    law: Planted
+    law: PlantedCorrelations
     learned_head: Predictor
     witness_head: Predictor
 
@@ -69,8 +69,8 @@ class Counterexample:
     assumption: str
     train_lengths: tuple[int, ...]
     test_lengths: tuple[int, ...]
-    build_case: Callable[[int], Case]
-    loss: Loss = field(default_factory=TotalVariation)
+    build_case: Callable[[int], CounterexampleCase]
+    loss: Loss = field(default_factory=TotalVariationLoss)
     paper: str = "Golowich et al. 2025 (arXiv 2502.16792), appendix C.2, reconstructed"
 
     @property
@@ -78,7 +78,7 @@ class Counterexample:
         """Assumption that does not hold, in words."""
         return f"violated assumption: {self.assumption}"
 
-    def run(self, lengths: Iterable[int] | None = None) -> list[LengthRisks]:
+    def compute_risks(self, lengths: Iterable[int] | None = None) -> list[HeadRisksAtLength]:
         """Return the exact risks in increasing order of length; the default is all training and test lengths.
 
         Raises ``SettingError`` for a length that has no sequences, or too many to enumerate.
@@ -86,12 +86,12 @@ class Counterexample:
         lengths = (*self.train_lengths, *self.test_lengths) if lengths is None else lengths
         return [self._risks(length) for length in sorted(set(lengths))]
 
-    def _risks(self, length: int) -> LengthRisks:
+    def _risks(self, length: int) -> HeadRisksAtLength:
         case = self.build_case(length)
         heads = (case.learned_head, case.witness_head)
         learned, witness = (enumerated_risk(case.law, head, length, self.loss).mean for head in heads)
         in_training = length in self.train_lengths
-        return LengthRisks(length=length, in_training=in_training, learned=learned, witness=witness)
+        return HeadRisksAtLength(length=length, in_training=in_training, learned=learned, witness=witness)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +132,7 @@ def attention_from_scores(
     )
 
 
-def pair_attention(score: PairScore, gaps: Iterable[int], num_tokens: int = 3) -> TabularAttention:
+def build_pair_attention(score: PairScore, gaps: Iterable[int], num_tokens: int = 3) -> TabularAttention:
     """Build an attention over pairs of tokens at the distances ``gaps``.
 
     The value of a pair of bits is its first bit; all other pairs have the value (0.5, 0.5).
@@ -143,20 +143,22 @@ def pair_attention(score: PairScore, gaps: Iterable[int], num_tokens: int = 3) -
     return attention_from_scores([(0, gap) for gap in gap_list], scores, values, num_tokens)
 
 
-def score_bit_pairs(gaps: Iterable[int]) -> PairScore:
+def make_bit_pair_score(gaps: Iterable[int]) -> PairScore:
     """Return a score function: 1 for pairs of bits at the distances ``gaps``, and 0 for all other pairs."""
     gap_set = set(gaps)
     return lambda gap, first, second: float((first, second) in BIT_PAIRS and gap in gap_set)
 
 
-def single_attention(scores: tuple[float, float], values: tuple[tuple[float, float], ...]) -> TabularAttention:
+def build_single_token_attention(
+    scores: tuple[float, float], values: tuple[tuple[float, float], ...]
+) -> TabularAttention:
     """Build an attention over single tokens, with one score and value for the filler and one for the planted token."""
     return attention_from_scores([(0,)], np.array([scores]), np.array(values), num_tokens=2)
 
 
-def pair_law(placement: Placement, background: tuple[float, ...] = (1.0, 0.0, 0.0)) -> Planted:
+def build_pair_task(placement: Placement, background: tuple[float, ...] = (1.0, 0.0, 0.0)) -> PlantedCorrelations:
     """Build the law of a planted pair of bits among fillers; the label is the first bit."""
-    return Planted(
+    return PlantedCorrelations(
         background=background,
         tuples=BIT_PAIRS,
         probabilities=(0.25,) * 4,
@@ -165,70 +167,72 @@ def pair_law(placement: Placement, background: tuple[float, ...] = (1.0, 0.0, 0.
     )
 
 
-def _growing_k(length: int) -> Case:
+def _growing_k(length: int) -> CounterexampleCase:
     tuples = tuple(product((0, 1), repeat=length))
-    law = Planted(
+    law = PlantedCorrelations(
         background=(0.5, 0.5),
         tuples=tuples,
         probabilities=(1 / len(tuples),) * len(tuples),
         labels=tuple((1.0, 0.0) if sum(bits) % 2 == 0 else (0.0, 1.0) for bits in tuples),
-        placement=Local(shapes=(tuple(range(length)),), weights=(1.0,)),
+        placement=LocalPlacement(shapes=(tuple(range(length)),), weights=(1.0,)),
     )
     # Each k has its own value function, and no training example determines the function for k = 7.
     learned = PrefixPredictor(predictor=ParityPredictor(), num_tokens=6)
-    return Case(law=law, learned_head=learned, witness_head=ParityPredictor())
+    return CounterexampleCase(law=law, learned_head=learned, witness_head=ParityPredictor())
 
 
-def _growing_gap(length: int) -> Case:
-    gaps, witness_score = range(1, max(length, 2)), score_bit_pairs(range(1, 5))
+def _growing_gap(length: int) -> CounterexampleCase:
+    gaps, witness_score = range(1, max(length, 2)), make_bit_pair_score(range(1, 5))
 
     def score(gap: int, first: int, second: int) -> float:
         return witness_score(gap, first, second) + (gap >= 8 and first == second == FILLER)
 
-    law, witness = pair_law(Halves()), pair_attention(score_bit_pairs(gaps), gaps)
-    return Case(law=law, learned_head=pair_attention(score, gaps), witness_head=witness)
+    law, witness = build_pair_task(HalfLengthPlacement()), build_pair_attention(make_bit_pair_score(gaps), gaps)
+    return CounterexampleCase(law=law, learned_head=build_pair_attention(score, gaps), witness_head=witness)
 
 
-def _unbounded_reach(length: int) -> Case:
-    gaps, witness_score = range(1, max(length, 2)), score_bit_pairs([1])
+def _unbounded_reach(length: int) -> CounterexampleCase:
+    gaps, witness_score = range(1, max(length, 2)), make_bit_pair_score([1])
 
     def score(gap: int, first: int, second: int) -> float:
         return witness_score(gap, first, second) + 1e3 * (gap >= 6 and first == second == FILLER)
 
-    learned, witness = (pair_attention(function, gaps) for function in (score, witness_score))
-    return Case(law=pair_law(ADJACENT_PLACEMENT), learned_head=learned, witness_head=witness)
+    learned, witness = (build_pair_attention(function, gaps) for function in (score, witness_score))
+    return CounterexampleCase(law=build_pair_task(ADJACENT_PLACEMENT), learned_head=learned, witness_head=witness)
 
 
-def _absolute_positions(length: int) -> Case:
-    witness = pair_attention(score_bit_pairs([1]), [1])
+def _absolute_positions(length: int) -> CounterexampleCase:
+    witness = build_pair_attention(make_bit_pair_score([1]), [1])
     learned = PrefixPredictor(predictor=witness, num_tokens=6)
-    return Case(law=pair_law(ADJACENT_PLACEMENT), learned_head=learned, witness_head=witness)
+    return CounterexampleCase(law=build_pair_task(ADJACENT_PLACEMENT), learned_head=learned, witness_head=witness)
 
 
-def _new_background_token(length: int) -> Case:
-    witness_score, distractor_probability = score_bit_pairs([1]), 0.0 if length <= 6 else 0.3
+def _new_background_token(length: int) -> CounterexampleCase:
+    witness_score, distractor_probability = make_bit_pair_score([1]), 0.0 if length <= 6 else 0.3
 
     def score(gap: int, first: int, second: int) -> float:
         return witness_score(gap, first, second) + 1e9 * (DISTRACTOR in (first, second))
 
-    law = pair_law(ADJACENT_PLACEMENT, background=(1 - distractor_probability, 0.0, 0.0, distractor_probability))
-    learned, witness = (pair_attention(function, [1], num_tokens=4) for function in (score, witness_score))
-    return Case(law=law, learned_head=learned, witness_head=witness)
+    law = build_pair_task(ADJACENT_PLACEMENT, background=(1 - distractor_probability, 0.0, 0.0, distractor_probability))
+    learned, witness = (build_pair_attention(function, [1], num_tokens=4) for function in (score, witness_score))
+    return CounterexampleCase(law=law, learned_head=learned, witness_head=witness)
 
 
-def _canceling_errors(length: int) -> Case:
+def _canceling_errors(length: int) -> CounterexampleCase:
     # The planted value is five times too large, so the mean over five tokens is correct.
-    learned = single_attention((1.0, 1.0), ((1.0, 0.0), (-4.0, 5.0)))
-    witness = single_attention((0.0, 1.0), ((1.0, 0.0), (0.0, 1.0)))
-    return Case(law=CONSTANT_LAW, learned_head=learned, witness_head=witness)
+    learned = build_single_token_attention((1.0, 1.0), ((1.0, 0.0), (-4.0, 5.0)))
+    witness = build_single_token_attention((0.0, 1.0), ((1.0, 0.0), (0.0, 1.0)))
+    return CounterexampleCase(law=CONSTANT_LAW, learned_head=learned, witness_head=witness)
 
 
-def rare_shape(rare_probability: float = 0.01) -> Counterexample:
+def rare_shape_counterexample(rare_probability: float = 0.01) -> Counterexample:
     """Build the counterexample without regularity: distance 2 has ``rare_probability`` in training, and 1 later."""
-    train_placement = Local(shapes=((0, 1), (0, 2)), weights=(1 - rare_probability, rare_probability))
-    law = pair_law(ByLength(until=(6,), laws=(train_placement, Local(shapes=((0, 2),), weights=(1.0,)))))
-    learned, witness = (pair_attention(score_bit_pairs(gaps), [1, 2]) for gaps in ([1], [1, 2]))
-    case = Case(law=law, learned_head=learned, witness_head=witness)
+    train_placement = LocalPlacement(shapes=((0, 1), (0, 2)), weights=(1 - rare_probability, rare_probability))
+    law = build_pair_task(
+        LengthDependentPlacement(until=(6,), laws=(train_placement, LocalPlacement(shapes=((0, 2),), weights=(1.0,))))
+    )
+    learned, witness = (build_pair_attention(make_bit_pair_score(gaps), [1, 2]) for gaps in ([1], [1, 2]))
+    case = CounterexampleCase(law=law, learned_head=learned, witness_head=witness)
     return Counterexample(
         name="rare shape",
         assumption="regularity: no shape has much more mass in long sequences",
@@ -238,11 +242,11 @@ def rare_shape(rare_probability: float = 0.01) -> Counterexample:
     )
 
 
-def small_leak(filler_score: float = 1e-6) -> Counterexample:
+def small_leak_counterexample(filler_score: float = 1e-6) -> Counterexample:
     """Build the example of linear growth: each filler has ``filler_score``, and the planted token has score 1."""
     values = ((1.0, 0.0), (0.0, 1.0))
-    learned_head, witness_head = (single_attention((score, 1.0), values) for score in (filler_score, 0.0))
-    case = Case(law=CONSTANT_LAW, learned_head=learned_head, witness_head=witness_head)
+    learned_head, witness_head = (build_single_token_attention((score, 1.0), values) for score in (filler_score, 0.0))
+    case = CounterexampleCase(law=CONSTANT_LAW, learned_head=learned_head, witness_head=witness_head)
     return Counterexample(
         name="small leak",
         assumption="none: all assumptions hold, and the risk still grows",
@@ -253,7 +257,7 @@ def small_leak(filler_score: float = 1e-6) -> Counterexample:
     )
 
 
-def heavy_cuts(num_digits: int = 3, heavy_score: float = 1e9) -> Counterexample:
+def heavy_cuts_counterexample(num_digits: int = 3, heavy_score: float = 1e9) -> Counterexample:
     """Build the counterexample to bounds without kappa: one sequence of a star, x and digits misleads the head.
 
     The planted pair is the star and the first digit, and the label is constant. Only the pair of the last digit and x
@@ -271,7 +275,7 @@ def heavy_cuts(num_digits: int = 3, heavy_score: float = 1e9) -> Counterexample:
     witness_scores[star, first_digit] = 1.0
     # The witness is almost right at all lengths, but slightly worse than the learned head on short sequences.
     witness_values = np.tile([1 - 3e-11, 3e-11], (num_tokens**2, 1))
-    law = Planted(
+    law = PlantedCorrelations(
         background=(1 / num_tokens,) * num_tokens,
         tuples=((star, first_digit),),
         probabilities=(1.0,),
@@ -280,7 +284,7 @@ def heavy_cuts(num_digits: int = 3, heavy_score: float = 1e9) -> Counterexample:
     )
     learned = attention_from_scores([(0, 1)], scores.reshape(1, -1), values.reshape(-1, 2), num_tokens)
     witness = attention_from_scores([(0, 1)], witness_scores.reshape(1, -1), witness_values, num_tokens)
-    case = Case(law=law, learned_head=learned, witness_head=witness)
+    case = CounterexampleCase(law=law, learned_head=learned, witness_head=witness)
     return Counterexample(
         name="heavy cuts",
         assumption="light cuts: sets that cross a cut have a small share of the total score",
@@ -315,7 +319,7 @@ COUNTEREXAMPLES: dict[str, Counterexample] = {
             test_lengths=(7, 8, 9),
             build_case=_unbounded_reach,
         ),
-        rare_shape(),
+        rare_shape_counterexample(),
         Counterexample(
             name="absolute positions",
             assumption="relativity: a shift of all IDs changes no score",
@@ -336,10 +340,10 @@ COUNTEREXAMPLES: dict[str, Counterexample] = {
             train_lengths=(5,),
             test_lengths=(4, 6, 10),
             build_case=_canceling_errors,
-            loss=Distance(),
+            loss=NormLoss(),
         ),
-        small_leak(),
-        heavy_cuts(),
+        small_leak_counterexample(),
+        heavy_cuts_counterexample(),
     )
 }
 
@@ -356,7 +360,7 @@ class CounterexampleCertificate:
     assumption: str
     loss: str
     train_lengths: tuple[int, ...]
-    risks: tuple[LengthRisks, ...]
+    risks: tuple[HeadRisksAtLength, ...]
     learned_objective: float
     witness_objective: float
     minimizer: str
@@ -369,7 +373,7 @@ def certify_counterexample(example: Counterexample, lengths: Sequence[int] | Non
     Raises ``SettingError`` for a length that has no sequences, or too many to enumerate.
     """
     test_lengths = example.test_lengths if lengths is None else lengths
-    risks = tuple(example.run((*example.train_lengths, *test_lengths)))
+    risks = tuple(example.compute_risks((*example.train_lengths, *test_lengths)))
     training = [at_length for at_length in risks if at_length.in_training]
     learned = float(np.mean([at_length.learned for at_length in training]))
     witness = float(np.mean([at_length.witness for at_length in training]))
@@ -387,7 +391,7 @@ def certify_counterexample(example: Counterexample, lengths: Sequence[int] | Non
     )
 
 
-def _verdict(risks: Sequence[LengthRisks], learned: float, witness: float, minimizer: str) -> str:
+def _verdict(risks: Sequence[HeadRisksAtLength], learned: float, witness: float, minimizer: str) -> str:
     comparisons = {
         "both": f"Both heads minimize the training objective ({learned:.2g}).",
         "learned": f"The learned head minimizes the training objective ({learned:.2g}; witness {witness:.2g}).",

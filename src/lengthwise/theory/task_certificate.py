@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Int
 
 from lengthwise.core.errors import LengthwiseError, SettingError
-from lengthwise.core.randomness import stream
+from lengthwise.core.randomness import random_stream
 from lengthwise.core.type_checks import check_arguments
 from lengthwise.tasks.task import Task
 
@@ -42,7 +42,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Assumption:
+class AssumptionCheck:
     """A condition, its test result as text (``found``), and a counterexample to it; ``holds`` is None if unknown."""
 
     name: str
@@ -52,7 +52,7 @@ class Assumption:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Structure:
+class DependencyStructure:
     """Sizes and shapes of the token sets that the answers of a task depend on, at one length.
 
     Every set includes the token before the answer. ``answers`` is the largest number of answers per example. ``k`` is
@@ -80,8 +80,8 @@ class TaskCertificate:
     """
 
     trained: int
-    assumptions: tuple[Assumption, ...]
-    structures: tuple[Structure, ...]
+    assumptions: tuple[AssumptionCheck, ...]
+    structures: tuple[DependencyStructure, ...]
     verdict: str
 
 
@@ -92,20 +92,20 @@ def certify_task(task: Task, *, trained: int, lengths: Sequence[int], seed: int 
     ``trained`` is the longest training length. Raises ``SettingError`` for a task without ``depends_on``.
     """
     check_test_lengths(trained, lengths)
-    structures = tuple(measure_structure(task, length, seed) for length in sorted({trained, *lengths}))
+    structures = tuple(measure_dependencies(task, length, seed) for length in sorted({trained, *lengths}))
     assumptions = (
         _assume_constant("sparsity", "growing k", "tokens per answer", structures, "k"),
         _assume_constant(TOKEN_LOCALITY, "growing gap", "span in tokens", structures, "reach"),
         _assume_constant("locality in coupled IDs", "growing gap", "span in IDs", structures, "id_reach"),
         _assume_regular(structures[0], structures[1:]),
-        *coupled_conditions(task, seed),
+        *check_coupling_conditions(task, seed),
     )
     return TaskCertificate(
         trained=trained, assumptions=assumptions, structures=structures, verdict=_verdict(task, assumptions)
     )
 
 
-def _verdict(task: Task, assumptions: Sequence[Assumption]) -> str:
+def _verdict(task: Task, assumptions: Sequence[AssumptionCheck]) -> str:
     # Proposition 4.4 does not need locality in token indexes.
     failed = [test.name for test in assumptions if test.name != TOKEN_LOCALITY and test.holds is False]
     if failed:
@@ -119,9 +119,9 @@ def _verdict(task: Task, assumptions: Sequence[Assumption]) -> str:
     )
 
 
-def measure_structure(task: Task, length: int, seed: int) -> Structure:
+def measure_dependencies(task: Task, length: int, seed: int) -> DependencyStructure:
     """Measure the structure of answers of one length; raise ``SettingError`` for a task without ``depends_on``."""
-    examples = task.sample(length=length, size=NUM_STRUCTURE_EXAMPLES, rng=stream(seed, "structure", length))
+    examples = task.sample(length=length, size=NUM_STRUCTURE_EXAMPLES, rng=random_stream(seed, "structure", length))
     if examples.depends_on is None:
         raise SettingError(
             f"task {task.name} does not declare which tokens its answers depend on (depends_on); use a built-in "
@@ -134,9 +134,9 @@ def measure_structure(task: Task, length: int, seed: int) -> Structure:
         needed = np.unique(np.append(depends_on[depends_on >= 0], answer_index - 1))
         k, reach = max(k, len(needed)), max(reach, int(np.ptp(needed)) + 1)
         if examples.coupling is not None:
-            ids = examples.coupling[:, example, planted_tokens(depends_on, answer_index)]
+            ids = examples.coupling[:, example, find_planted_tokens(depends_on, answer_index)]
             shapes[tuple(tuple(sorted(set((id_level - id_level.min()).tolist()))) for id_level in ids)] += 1
-    return Structure(
+    return DependencyStructure(
         length=length,
         answers=int(examples.is_answer.sum(axis=1).max()),
         k=k,
@@ -148,8 +148,8 @@ def measure_structure(task: Task, length: int, seed: int) -> Structure:
 
 
 def _assume_constant(
-    name: str, counterexample: str, unit: str, structures: Sequence[Structure], quantity: str
-) -> Assumption:
+    name: str, counterexample: str, unit: str, structures: Sequence[DependencyStructure], quantity: str
+) -> AssumptionCheck:
     """Build the assumption that a number is the same at every length, with ``found`` in units of ``unit``."""
     by_length: dict[int, int | None] = {structure.length: getattr(structure, quantity) for structure in structures}
     values = set(by_length.values())
@@ -160,10 +160,10 @@ def _assume_constant(
         finding = f"{unit}: {values.pop()} at every length"
     else:
         finding = f"{unit}: " + ", ".join(f"{value} at {length}" for length, value in by_length.items())
-    return Assumption(name=name, holds=holds, found=finding, counterexample=counterexample)
+    return AssumptionCheck(name=name, holds=holds, found=finding, counterexample=counterexample)
 
 
-def _assume_regular(train: Structure, test_structures: Sequence[Structure]) -> Assumption:
+def _assume_regular(train: DependencyStructure, test_structures: Sequence[DependencyStructure]) -> AssumptionCheck:
     """Build the assumption that every set of coupled IDs at longer lengths also occurs in training."""
     new_shapes = {shape for structure in test_structures for shape in structure.shapes} - set(train.shapes)
     if not train.shapes:
@@ -172,7 +172,7 @@ def _assume_regular(train: Structure, test_structures: Sequence[Structure]) -> A
         finding = f"{len(new_shapes)} of the sets at longer lengths do not occur in training"
     else:
         finding = "no new set"
-    return Assumption(
+    return AssumptionCheck(
         name="regularity in coupled IDs",
         holds=bool(train.shapes) and not new_shapes,
         found=finding,
@@ -192,7 +192,7 @@ def check_test_lengths(max_train_length: int, lengths: Sequence[int]) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Context:
+class AnswerContext:
     """Context of one answer: the super-tokens before it, sorted by ID; ``label`` is the token ID of the answer.
 
     ``planted`` contains the IDs that the answer depends on, minus the smallest ID of the context. ``answer_id`` is the
@@ -205,19 +205,19 @@ class Context:
     label: int
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def planted_shape(self) -> tuple[int, ...]:
         """The planted IDs minus the smallest planted ID."""
         return tuple(token_id - self.planted[0] for token_id in self.planted)
 
-    def window(self, start: int, shape: tuple[int, ...]) -> tuple[SuperToken, ...]:
+    def super_tokens_at(self, start: int, shape: tuple[int, ...]) -> tuple[SuperToken, ...]:
         """Return the super-tokens at the IDs ``start + offset`` for each offset in ``shape``."""
         return tuple(self.super_tokens[start + offset] for offset in shape)
 
 
-def coupled_conditions(task: Task, seed: int) -> tuple[Assumption, ...]:
+def check_coupling_conditions(task: Task, seed: int) -> tuple[AssumptionCheck, ...]:
     """Test each condition of proposition 4.4 on examples; ``holds`` is False with a reason if refuted, else None."""
     contexts, skipped = _sample_contexts(task, seed)
-    tests: tuple[tuple[str, str, Callable[[Sequence[Context]], str | None]], ...] = (
+    tests: tuple[tuple[str, str, Callable[[Sequence[AnswerContext]], str | None]], ...] = (
         ("equal numbers of tokens per ID", "new background token", _describe_unequal_sizes),
         ("independent super-tokens", "new background token", _describe_dependence),
         ("same law of planted super-tokens", "absolute positions", _describe_different_laws),
@@ -230,16 +230,16 @@ def coupled_conditions(task: Task, seed: int) -> tuple[Assumption, ...]:
     for name, counterexample, test in tests:
         refutation = test(contexts) if skipped is None else None
         holds, found = None if refutation is None else False, refutation or skipped or not_refuted
-        assumptions.append(Assumption(name=name, holds=holds, found=found, counterexample=counterexample))
+        assumptions.append(AssumptionCheck(name=name, holds=holds, found=found, counterexample=counterexample))
     return tuple(assumptions)
 
 
-def _sample_contexts(task: Task, seed: int) -> tuple[list[Context], str | None]:
+def _sample_contexts(task: Task, seed: int) -> tuple[list[AnswerContext], str | None]:
     """Return all contexts at the shortest lengths of the task, or the reason why the task has no contexts."""
-    contexts: list[Context] = []
+    contexts: list[AnswerContext] = []
     for length in range(1, MAX_LENGTH + 1):
         try:
-            examples = task.sample(length=length, size=NUM_EXAMPLES, rng=stream(seed, "conditions", length))
+            examples = task.sample(length=length, size=NUM_EXAMPLES, rng=random_stream(seed, "conditions", length))
         except LengthwiseError:
             continue
         if examples.coupling is None or examples.depends_on is None:
@@ -254,9 +254,9 @@ def _sample_contexts(task: Task, seed: int) -> tuple[list[Context], str | None]:
             *tokens, label = examples.tokens[example, : answer_index + 1].tolist()
             for token_id, token in zip(ids.tolist(), tokens, strict=True):
                 super_tokens[token_id].append(token)
-            planted = np.unique(ids[planted_tokens(examples.depends_on[example, answer_index], answer_index)])
+            planted = np.unique(ids[find_planted_tokens(examples.depends_on[example, answer_index], answer_index)])
             contexts.append(
-                Context(
+                AnswerContext(
                     answer_id=(length, int(answer_numbers[example, answer_index])),
                     super_tokens=tuple(map(tuple, super_tokens)),
                     planted=tuple(planted.tolist()),
@@ -268,7 +268,7 @@ def _sample_contexts(task: Task, seed: int) -> tuple[list[Context], str | None]:
     return contexts, None if contexts else f"no examples of lengths up to {MAX_LENGTH}"
 
 
-def planted_tokens(depends_on: Int[np.ndarray, " most"], index: int) -> Int[np.ndarray, " planted"]:
+def find_planted_tokens(depends_on: Int[np.ndarray, " most"], index: int) -> Int[np.ndarray, " planted"]:
     """Return the indexes of tokens in ``depends_on``, or of the token before the answer at ``index`` if it is empty."""
     needed = depends_on[depends_on >= 0]
     return needed if needed.size else np.array([index - 1])
@@ -278,7 +278,7 @@ def _describe_answer(answer_id: tuple[int, int]) -> str:
     return f"length {answer_id[0]}, answer {answer_id[1]}"
 
 
-def _describe_unequal_sizes(contexts: Sequence[Context]) -> str | None:
+def _describe_unequal_sizes(contexts: Sequence[AnswerContext]) -> str | None:
     """Describe a context in which two IDs have different numbers of tokens, or return None."""
     expected = len(contexts[0].super_tokens[contexts[0].planted[0]])
     for context in contexts:
@@ -289,7 +289,7 @@ def _describe_unequal_sizes(contexts: Sequence[Context]) -> str | None:
     return None
 
 
-def _describe_dependence(contexts: Sequence[Context]) -> str | None:
+def _describe_dependence(contexts: Sequence[AnswerContext]) -> str | None:
     """Describe background super-tokens with different distributions or a dependence, or return None."""
     for (answer_id, planted_ids), group in _group_by(contexts, lambda context: (context.answer_id, context.planted)):
         answer = _describe_answer(answer_id)
@@ -304,18 +304,18 @@ def _describe_dependence(contexts: Sequence[Context]) -> str | None:
                 return f"{answer}: the super-tokens at IDs {token_id} and {other_id} have different distributions"
             if _are_dependent(list(zip(samples[token_id], samples[other_id], strict=True))):
                 return f"{answer}: the super-tokens at IDs {token_id} and {other_id} depend on each other"
-        outcomes = [(context.window(0, planted_ids), context.label) for context in group]
+        outcomes = [(context.super_tokens_at(0, planted_ids), context.label) for context in group]
         for token_id, sample in samples.items():
             if _are_dependent(list(zip(sample, outcomes, strict=True))):
                 return f"{answer}: the super-token at ID {token_id} depends on the planted super-tokens or the answer"
     return None
 
 
-def _describe_different_laws(contexts: Sequence[Context]) -> str | None:
+def _describe_different_laws(contexts: Sequence[AnswerContext]) -> str | None:
     """Describe two starts at which planted super-tokens of one shape have different distributions, or return None."""
-    for _, group in _group_by(contexts, lambda context: context.shape):
+    for _, group in _group_by(contexts, lambda context: context.planted_shape):
         samples = [
-            (start, [(context.window(0, context.planted), context.label) for context in same_start])
+            (start, [(context.super_tokens_at(0, context.planted), context.label) for context in same_start])
             for start, same_start in _group_by(group, lambda context: (context.answer_id, context.planted[0]))
         ]
         (first_answer_id, first_start), first_sample = samples[0]
@@ -328,13 +328,13 @@ def _describe_different_laws(contexts: Sequence[Context]) -> str | None:
     return None
 
 
-def _describe_unequal_starts(contexts: Sequence[Context]) -> str | None:
+def _describe_unequal_starts(contexts: Sequence[AnswerContext]) -> str | None:
     """Describe a length at which contexts have different sizes or starts are not uniform, or return None."""
     for length, group in _group_by(contexts, lambda context: context.answer_id[0]):
         sizes = {len(context.super_tokens) for context in group}
         if len(sizes) > 1:
             return f"length {length}: contexts have {min(sizes)} to {max(sizes)} IDs"
-        for shape, shape_contexts in _group_by(group, lambda context: context.shape):
+        for shape, shape_contexts in _group_by(group, lambda context: context.planted_shape):
             starts = Counter(context.planted[0] for context in shape_contexts)
             possible = range(sizes.copy().pop() - shape[-1])
             expected = len(shape_contexts) / len(possible)
@@ -344,16 +344,16 @@ def _describe_unequal_starts(contexts: Sequence[Context]) -> str | None:
     return None
 
 
-def _describe_witness_failure(contexts: Sequence[Context]) -> str | None:
+def _describe_witness_failure(contexts: Sequence[AnswerContext]) -> str | None:
     """Describe the risk of a witness head, which is built from the examples, if the risk is large; else return None.
 
     The scores are the odds that super-tokens are planted; the values are the distributions of their answers.
     """
-    shapes = {context.shape for context in contexts}
+    shapes = {context.planted_shape for context in contexts}
     occurrences: Counter[Hashable] = Counter()
     label_counts: defaultdict[Hashable, Counter[int]] = defaultdict(Counter)
     for context in contexts:
-        label_counts[context.shape, context.window(0, context.planted)][context.label] += 1
+        label_counts[context.planted_shape, context.super_tokens_at(0, context.planted)][context.label] += 1
         occurrences.update(_count_windows(context, shapes))
     total_risk = 0.0
     for context in contexts:
@@ -372,15 +372,19 @@ def _describe_witness_failure(contexts: Sequence[Context]) -> str | None:
     return f"no witness: the head built from the examples has risk {risk:.3f} on them"
 
 
-def _count_windows(context: Context, shapes: Iterable[tuple[int, ...]]) -> Counter[Hashable]:
+def _count_windows(context: AnswerContext, shapes: Iterable[tuple[int, ...]]) -> Counter[Hashable]:
     """Count the tuples of super-tokens at all starts of each shape in a context."""
     num_ids = len(context.super_tokens)
-    return Counter((shape, context.window(start, shape)) for shape in shapes for start in range(num_ids - shape[-1]))
+    return Counter(
+        (shape, context.super_tokens_at(start, shape)) for shape in shapes for start in range(num_ids - shape[-1])
+    )
 
 
-def _group_by(contexts: Sequence[Context], group_key: Callable[[Context], Key]) -> Iterator[tuple[Key, list[Context]]]:
+def _group_by(
+    contexts: Sequence[AnswerContext], group_key: Callable[[AnswerContext], Key]
+) -> Iterator[tuple[Key, list[AnswerContext]]]:
     """Yield the contexts with equal keys, in the order of their first occurrence."""
-    groups: defaultdict[Key, list[Context]] = defaultdict(list)
+    groups: defaultdict[Key, list[AnswerContext]] = defaultdict(list)
     for context in contexts:
         groups[group_key(context)].append(context)
     yield from groups.items()
@@ -393,7 +397,7 @@ def _are_different(first_sample: Sequence[Hashable], second_sample: Sequence[Has
 def _are_dependent(pairs: Sequence[tuple[Hashable, Hashable]]) -> bool:
     """Return True if the two entries of pairs are dependent: the G statistic is far above that of shuffled pairs."""
     first, second = ([pair[index] for pair in pairs] for index in (0, 1))
-    rng = stream(0, "shuffles")
+    rng = random_stream(0, "shuffles")
     shuffled = [
         _g_statistic(first, [second[index] for index in rng.permutation(len(pairs))]) for _ in range(NUM_SHUFFLES)
     ]

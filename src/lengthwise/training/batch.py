@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from lengthwise.core.errors import SettingError
-from lengthwise.core.randomness import stream
+from lengthwise.core.randomness import random_stream
 from lengthwise.positions import Assignment, PositionScheme
 from lengthwise.tasks import Task, lengths_between
 from lengthwise.tasks.examples import Examples
@@ -28,7 +28,7 @@ class Batch:
     ``example_length`` contains the length of each example. Shorter examples are filled on the right. Fill is never
     scored, and no other token depends on it. If ``prompt_range`` is set, all prompt lengths are in this range, both
     ends included, so nobody has to read them.
-    ``places`` is set for the share of a batch that one of several processes trains on; see ``take_share``.
+    ``places`` is set for the share of a batch that one of several processes trains on; see ``take_shard``.
     """
 
     length: int
@@ -51,28 +51,28 @@ class Batch:
         """Return ``prompt_range``, or the smallest and largest prompt length if it is not set."""
         return self.prompt_range or (int(self.prompt_length.min()), int(self.prompt_length.max()))
 
-    def select(self, indices: slice | Int[np.ndarray, " some"]) -> "Batch":
+    def select_examples(self, indices: slice | Int[np.ndarray, " some"]) -> "Batch":
         """Return the examples at ``indices`` of the batch axis."""
         # Tensors with three axes have a leading level axis.
         selected = self.map_tensors(lambda tensor: tensor[indices] if tensor.dim() < 3 else tensor[:, indices])
         return selected if self.places is None else replace(selected, places=None)
 
-    def take_share(self, index: int, num_shares: int) -> "Batch":
+    def take_shard(self, index: int, num_shares: int) -> "Batch":
         """Return every ``num_shares``-th example from ``index`` on, with its place in the whole batch.
 
         Scheduled sampling and dilution depend on the place. A share without examples has one that is not scored.
         """
         total = len(self.tokens)
         if places := range(index, total, num_shares):
-            return replace(self.select(slice(index, None, num_shares)), places=places)
+            return replace(self.select_examples(slice(index, None, num_shares)), places=places)
         return replace(
-            self.select(slice(0, 1)),
+            self.select_examples(slice(0, 1)),
             token_scored=torch.zeros_like(self.token_scored[:1]),
             id_scored=torch.zeros_like(self.id_scored[:1]),
             places=range(0, total, total),
         )
 
-    def find_places(self) -> range:
+    def find_example_indexes(self) -> range:
         """Return the indexes of the examples in the whole batch, whose size is the ``stop`` of this range."""
         return range(len(self.tokens)) if self.places is None else self.places
 
@@ -103,7 +103,7 @@ def _tensor(array: np.ndarray) -> Tensor:
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
-def pad_last(tensor: Tensor, num_fill: int) -> Tensor:
+def pad_sequences(tensor: Tensor, num_fill: int) -> Tensor:
     """Repeat the last token or ID of each sequence, or add unscored tokens."""
     if tensor.dtype == torch.bool:
         return pad(tensor, (0, num_fill))
@@ -126,14 +126,14 @@ def join_batches(parts: Sequence[Batch]) -> Batch:
         tensors = [getattr(part, name) for part in parts]
         if tensors[0].dim() == 1:
             return torch.cat(tensors)[order]
-        filled = [pad_last(tensor, seq - tensor.shape[-1]) for tensor in tensors]
+        filled = [pad_sequences(tensor, seq - tensor.shape[-1]) for tensor in tensors]
         return torch.cat(filled, dim=-2)[..., order, :]
 
     tensors: dict[str, Any] = {name: join(name) for name in TENSORS}
     return Batch(length=max(part.length for part in parts), **tensors)
 
 
-def group_by_size(parts: Sequence[Batch]) -> list[Batch]:
+def group_batches_by_size(parts: Sequence[Batch]) -> list[Batch]:
     """Join batches of similar token counts, as far as the share of fill in all tokens stays below ``MAX_FILL``."""
     groups = [[part] for part in sorted(parts, key=lambda part: part.tokens.shape[1])]
     num_tokens = sum(part.tokens.numel() for part in parts)
@@ -154,7 +154,7 @@ def _added_fill(shorter: list[Batch], longer: list[Batch]) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sampler:
+class TrainingSampler:
     """Training examples of lengths sampled uniformly from ``lengths``, both ends included.
 
     A step has ``batch_size`` examples of ``lengths_per_batch`` different lengths (or of all lengths, if there are
@@ -181,12 +181,15 @@ class Sampler:
 
     def batches(self, step: int) -> list[Batch]:
         """Return the examples of a training step, the same on every call, in batches of similar token counts."""
-        rng, id_rng = stream(self.seed, "training examples", step), stream(self.seed, "training positions", step)
+        rng, id_rng = (
+            random_stream(self.seed, "training examples", step),
+            random_stream(self.seed, "training positions", step),
+        )
         parts = []
         for length, size in self._sizes(rng):
             examples = self.task.sample(length=length, size=size, rng=rng)
             parts.append(to_batch(length, examples, self.scheme.assign(examples, id_rng, training=True)))
-        return group_by_size(parts)
+        return group_batches_by_size(parts)
 
     def _sizes(self, rng: np.random.Generator) -> list[tuple[int, int]]:
         """Return the lengths of a step, and the number of examples of each length."""

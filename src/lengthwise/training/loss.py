@@ -9,10 +9,10 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
-from lengthwise.core.devices import compiled
+from lengthwise.core.devices import compile_function
 from lengthwise.model.decoder import Decoder
-from lengthwise.model.position_heads import NextIDs
-from lengthwise.model.token_groups import join_tokens
+from lengthwise.model.position_heads import NextIDDistribution
+from lengthwise.model.sequence_groups import join_tokens
 from lengthwise.training.batch import Batch
 from lengthwise.training.process_group import ONE_PROCESS, ProcessGroup
 
@@ -33,7 +33,7 @@ class AnswerLoss:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LengthTilt:
+class LengthTiltedLoss:
     """Tilted empirical risk minimization over lengths (Li et al. 2021, arXiv 2007.01162); it has no state.
 
     With the share ``p`` of each length in the answer tokens of a step, the mean loss of a step is the sum over lengths
@@ -63,7 +63,7 @@ class LengthTilt:
         process; the results add up to the tilted loss, and their gradients to its gradient.
         """
         totals = parts.detach().clone()
-        processes.add([totals])
+        processes.all_reduce_sum([totals])
         shares = counts / counts.sum()
         # Lengths without tokens have the weight 0.
         positive_shares = shares.clamp(min=torch.finfo(shares.dtype).tiny)
@@ -76,13 +76,13 @@ class LengthTilt:
         return weighted + scores.logsumexp(dim=0) / self.tilt - (weights * totals).sum()
 
 
-def answer_loss(
+def compute_answer_loss(
     decoder: Decoder,
     batches: Sequence[Batch],
     id_weight: float,
     input_ids: Sequence[Tensor] | None = None,
     processes: ProcessGroup = ONE_PROCESS,
-    tilt: LengthTilt | None = None,
+    tilt: LengthTiltedLoss | None = None,
 ) -> AnswerLoss:
     """Return the mean token cross-entropy plus, for PPC, ``id_weight`` times the mean ID cross-entropy.
 
@@ -115,11 +115,11 @@ def answer_loss(
             for batch, states in zip(batches, hidden, strict=True)
         ]
         add = partial(tilt.sum_by_length, lengths=_join(lengths))
-    token_totals = compiled(_token_totals) if decoder.compiles_training else _token_totals
+    token_totals = compile_function(_token_totals) if decoder.compiles_training else _token_totals
     totals = token_totals(decoder, join_tokens(hidden), targets, scored, add)
     if decoder.predicts_ids:
         totals += _id_totals(decoder, batches, hidden, input_ids, add)
-    counts = processes.add_counts([count for _, count in totals])
+    counts = processes.sum_counts([count for _, count in totals])
     numbers = counts if tilt is None else [count.sum() for count in counts]
     loss, token_accuracy, *id_means = [
         total / number.clamp(min=1) for (total, _), number in zip(totals, numbers, strict=True)
@@ -171,19 +171,19 @@ def mix_predicted_ids(decoder: Decoder, batches: Sequence[Batch], share: float) 
     ``share`` is the share of such examples in all batches together. One forward pass per batch predicts these IDs from
     the correct IDs: parallel scheduled sampling (Mihaylova and Martins 2019, arXiv 1906.07651).
     """
-    ends = [round(share * total) for total in accumulate(batch.find_places().stop for batch in batches)]
+    ends = [round(share * total) for total in accumulate(batch.find_example_indexes().stop for batch in batches)]
     counts = [end - start for start, end in pairwise([0, *ends])]
     return [_replace_first_ids(decoder, batch, count) for batch, count in zip(batches, counts, strict=True)]
 
 
 @torch.no_grad()
 def _replace_first_ids(decoder: Decoder, batch: Batch, num_examples: int) -> Int[Tensor, "level batch seq"]:
-    places = batch.find_places()
+    places = batch.find_example_indexes()
     # The examples of this share that are among the first of the whole batch.
     sampled_places = range(places.start, num_examples, places.step)
     if not sampled_places:
         return batch.position_ids
-    sampled = batch.select(slice(0, len(sampled_places)))
+    sampled = batch.select_examples(slice(0, len(sampled_places)))
     query_start = sampled.find_prompt_range()[0] - 1
     (hidden,) = decoder.forward_batches(
         [sampled.tokens[:, :-1]], [sampled.position_ids[:, :, :-1]], [query_start], [sampled_places]
@@ -199,12 +199,14 @@ def _replace_first_ids(decoder: Decoder, batch: Batch, num_examples: int) -> Int
 
 def _predict_ids(
     decoder: Decoder, batch: Batch, hidden: Float[Tensor, "batch query d_model"], input_ids: Tensor
-) -> list[NextIDs]:
+) -> list[NextIDDistribution]:
     """Return the predicted IDs of the tokens after ``hidden``, which ends at the second-to-last token."""
     max_prompt_length = None if batch.prompt_range is None else batch.prompt_range[1]
-    prompts = decoder.read_prompt(batch.tokens, batch.position_ids, batch.prompt_length, max_prompt_length)
+    prompts = decoder.build_prompt_keys(batch.tokens, batch.position_ids, batch.prompt_length, max_prompt_length)
     query_start = batch.tokens.shape[1] - 1 - hidden.shape[1]
-    return decoder.next_ids(hidden, input_ids[:, :, query_start:-1], batch.tokens[:, query_start + 1 :], prompts)
+    return decoder.next_id_distributions(
+        hidden, input_ids[:, :, query_start:-1], batch.tokens[:, query_start + 1 :], prompts
+    )
 
 
 def _join(parts: Sequence[Shaped[Tensor, "_batch _query"]]) -> Shaped[Tensor, " query"]:

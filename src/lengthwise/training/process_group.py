@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, distributed
 
 from lengthwise.core.errors import DeviceError, WorkerError
-from lengthwise.training.launch import Launch
+from lengthwise.training.launch import LaunchInfo
 
 Result = TypeVar("Result")
 
@@ -38,7 +38,7 @@ class ProcessGroup:
     rank: int = 0
     size: int = 1
 
-    def add(self, tensors: Sequence[Tensor]) -> None:
+    def all_reduce_sum(self, tensors: Sequence[Tensor]) -> None:
         """Replace each tensor, in place, by the sum of this tensor over all processes; all have the same type."""
         if self.size == 1:
             return
@@ -50,30 +50,30 @@ class ProcessGroup:
             for tensor, total in zip(bucket, totals, strict=True):
                 tensor.copy_(total.view_as(tensor))
 
-    def add_counts(self, counts: list[Tensor]) -> list[Tensor]:
+    def sum_counts(self, counts: list[Tensor]) -> list[Tensor]:
         """Return the sums of scalar tensors over all processes."""
         if self.size == 1:
             return counts
         total = torch.stack(counts)
-        self.add([total])
+        self.all_reduce_sum([total])
         return list(total.unbind())
 
-    def any(self, condition: bool) -> bool:
+    def any_process(self, condition: bool) -> bool:
         """Return True if the condition is true in any process."""
         if self.size == 1:
             return condition
         total = torch.tensor([int(condition)])
-        self.add([total])
+        self.all_reduce_sum([total])
         return total.item() > 0
 
-    def copy_from_first(self, tensors: Sequence[Tensor]) -> None:
+    def broadcast_from_first(self, tensors: Sequence[Tensor]) -> None:
         """Replace the values of tensors, in place, by those of the first process."""
         if self.size > 1:
             for tensor in tensors:
                 with _report_lost_process():
                     distributed.broadcast(tensor, 0)
 
-    def together(self, function: Callable[[], Result]) -> Result:
+    def call_in_all(self, function: Callable[[], Result]) -> Result:
         """Return the result of a function that every process calls; an error in one process is raised in all."""
         if self.size == 1:
             return function()
@@ -91,11 +91,11 @@ class ProcessGroup:
                 raise first_error if error is None else error
         return results[0]
 
-    def on_first(self, function: Callable[[], Result]) -> Result:
+    def call_in_first(self, function: Callable[[], Result]) -> Result:
         """Call a function in the first process only, and return its result, or raise its error, in all processes."""
         if self.size == 1:
             return function()
-        results: list[Any] = [self.together(function if self.rank == 0 else lambda: None)]
+        results: list[Any] = [self.call_in_all(function if self.rank == 0 else lambda: None)]
         with _report_lost_process():
             distributed.broadcast_object_list(results, 0)
         result: Result = results[0]
@@ -105,7 +105,7 @@ class ProcessGroup:
 ONE_PROCESS = ProcessGroup()
 
 
-def join_processes(launch: Launch, device_type: str) -> ProcessGroup:
+def join_processes(launch: LaunchInfo, device_type: str) -> ProcessGroup:
     """Connect the processes of a launch, and return their group; a process connects only once.
 
     Raises ``DeviceError`` if this machine has fewer GPUs than processes.

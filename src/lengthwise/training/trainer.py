@@ -17,13 +17,13 @@ from torch import Tensor, nn
 
 from lengthwise.core.checkpoint import check_tensors, load_tensors, save_tensors
 from lengthwise.core.errors import DivergedError, RunFolderError, SettingError
-from lengthwise.core.files import check_regular
+from lengthwise.core.files import check_regular_file
 from lengthwise.core.type_checks import check_types
 from lengthwise.model.decoder import Decoder
-from lengthwise.training.batch import Batch, Sampler
-from lengthwise.training.loss import AnswerLoss, LengthTilt, answer_loss, mix_predicted_ids
+from lengthwise.training.batch import Batch, TrainingSampler
+from lengthwise.training.cuda_graph_step import CUDAGraphTrainingStep, is_compilation_worthwhile
+from lengthwise.training.loss import AnswerLoss, LengthTiltedLoss, compute_answer_loss, mix_predicted_ids
 from lengthwise.training.process_group import ONE_PROCESS, ProcessGroup
-from lengthwise.training.step_recorder import StepRecorder, compilation_pays
 from lengthwise.training.training_settings import TrainingSettings
 
 # Number of logged rows per measurement of exact match.
@@ -41,7 +41,7 @@ STAGE_START = 1.0
 
 
 @dataclass(slots=True)
-class Progress:
+class TrainingProgress:
     """Progress of a training run, saved in its checkpoints; ``belongs_to`` is the digest of the run's experiment."""
 
     belongs_to: str = ""
@@ -79,14 +79,14 @@ def iter_checkpoints(folder: Path) -> Iterator[tuple[Path, dict[str, Tensor], di
         yield path, tensors, facts
 
 
-def read_progress(
+def read_training_progress(
     path: Path, facts: Mapping[str, Any], belongs_to: Collection[str], stages: int, steps: int
-) -> Progress:
+) -> TrainingProgress:
     """Return the progress in a checkpoint's facts; raise ``RunFolderError`` if they are invalid for this run.
 
     ``belongs_to`` contains the digests of the experiments whose checkpoints the run accepts.
     """
-    progress = Progress()
+    progress = TrainingProgress()
     names = {part.name for part in fields(progress)}
     try:
         if other := names ^ {*facts}:
@@ -107,7 +107,7 @@ def read_progress(
     return progress
 
 
-def training_tensors(decoder: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+def training_state_tensors(decoder: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Return weights and optimizer state by name; before the first step, the state has placeholders of equal shape."""
     tensors = {f"model.{name}": tensor for name, tensor in decoder.state_dict().items()}
     for name, parameter in decoder.named_parameters():
@@ -126,20 +126,20 @@ def add_optimizer_state(decoder: nn.Module, optimizer: torch.optim.Optimizer) ->
             optimizer.state[parameter] = dict(zip(OPTIMIZER_STATE, zeros, strict=True))
 
 
-def load_training(
+def load_training_state(
     path: Path, tensors: Mapping[str, Tensor], decoder: nn.Module, optimizer: torch.optim.Optimizer
 ) -> None:
     """Load weights and optimizer state from a checkpoint; raise ``RunFolderError`` for a wrong name, shape or type.
 
     A fused optimizer does not check the sizes of its state and would write out of bounds.
     """
-    check_tensors(path, tensors, training_tensors(decoder, optimizer))
+    check_tensors(path, tensors, training_state_tensors(decoder, optimizer))
     decoder.load_state_dict({name[6:]: tensor for name, tensor in tensors.items() if name.startswith("model.")})
     for name, parameter in decoder.named_parameters():
         optimizer.state[parameter] = {part: tensors[f"{part}.{name}"].to(parameter.device) for part in OPTIMIZER_STATE}
 
 
-class Prefetcher:
+class BatchPrefetcher:
     """Batches of each stage and step, which a thread can prepare while a GPU computes the step before."""
 
     def __init__(self, prepare: Callable[[int, int], list[Batch]]) -> None:
@@ -163,7 +163,7 @@ class Trainer:
     def __init__(
         self,
         decoder: Decoder,
-        sampler: Sampler,
+        sampler: TrainingSampler,
         settings: TrainingSettings,
         folder: Path,
         belongs_to: str = "",
@@ -176,12 +176,12 @@ class Trainer:
         self.decoder = decoder
         self.processes = processes
         self.settings = settings
-        stages = () if settings.stage_threshold is None else sampler.task.stages()
+        stages = () if settings.stage_threshold is None else sampler.task.curriculum_stages()
         self.samplers = [replace(sampler, task=task) for task in stages] or [sampler]
         tilt = settings.length_tilt
-        self.tilt = LengthTilt(tilt=tilt, max_length=sampler.lengths[1]) if tilt else None
+        self.tilt = LengthTiltedLoss(tilt=tilt, max_length=sampler.lengths[1]) if tilt else None
         self.folder = folder
-        self.progress = Progress(belongs_to=belongs_to)
+        self.progress = TrainingProgress(belongs_to=belongs_to)
         self.device = next(decoder.parameters()).device
         # The sums are on the device, so that adding to them does not synchronize.
         self.sums = torch.zeros(len(fields(AnswerLoss)), dtype=torch.float64, device=self.device)
@@ -206,9 +206,9 @@ class Trainer:
         num_parameters = sum(parameter.numel() for parameter in self.parameters)
         # A recording cannot contain the messages between processes.
         is_recorded = on_gpu and processes.size == 1
-        self.recorder = StepRecorder(self.update, num_parameters) if is_recorded else None
-        self.prefetcher = Prefetcher(self._prepare)
-        decoder.compiles_training = on_gpu and compilation_pays(sampler, settings.steps, num_parameters)
+        self.recorder = CUDAGraphTrainingStep(self.update, num_parameters) if is_recorded else None
+        self.prefetcher = BatchPrefetcher(self._prepare)
+        decoder.compiles_training = on_gpu and is_compilation_worthwhile(sampler, settings.steps, num_parameters)
 
     def run(
         self,
@@ -248,12 +248,12 @@ class Trainer:
                     progress.end = min(settings.steps, progress.step + settings.cooldown_steps)
                 progress.finished = progress.step >= (settings.steps if progress.end is None else progress.end)
                 progress.train_s += time.perf_counter() - started
-                stopped = self.processes.any(stop()) and not progress.finished
+                stopped = self.processes.any_process(stop()) and not progress.finished
                 if stopped or progress.finished or progress.step % settings.checkpoint_every == 0:
                     self._check_loss(outcome)
                     os.fsync(metrics.fileno())
                     progress.metrics_bytes = metrics.tell()
-                    self.processes.on_first(self._save)
+                    self.processes.call_in_first(self._save)
                 if stopped:
                     return False
         return True
@@ -265,20 +265,22 @@ class Trainer:
         continues with the schedule of this run, also if the earlier run had ended. All processes get the state of the
         first.
         """
-        is_restored, self.progress = self.processes.on_first(lambda: self._read_newest_checkpoint(earlier))
+        is_restored, self.progress = self.processes.call_in_first(lambda: self._read_newest_checkpoint(earlier))
         if self.processes.size > 1:
             add_optimizer_state(self.decoder, self.optimizer)
-            self.processes.copy_from_first(list(training_tensors(self.decoder, self.optimizer).values()))
+            self.processes.broadcast_from_first(list(training_state_tensors(self.decoder, self.optimizer).values()))
         self.sums.copy_(torch.tensor(self.progress.sums, dtype=self.sums.dtype))
         return is_restored
 
-    def _read_newest_checkpoint(self, earlier: Collection[str]) -> tuple[bool, Progress]:
+    def _read_newest_checkpoint(self, earlier: Collection[str]) -> tuple[bool, TrainingProgress]:
         belongs_to = self.progress.belongs_to
         for path, tensors, facts in iter_checkpoints(self.folder):
-            progress = read_progress(path, facts, (belongs_to, *earlier), len(self.samplers), self.settings.steps)
+            progress = read_training_progress(
+                path, facts, (belongs_to, *earlier), len(self.samplers), self.settings.steps
+            )
             if progress.belongs_to != belongs_to:
                 progress = replace(progress, belongs_to=belongs_to, end=None, finished=False)
-            load_training(path, tensors, self.decoder, self.optimizer)
+            load_training_state(path, tensors, self.decoder, self.optimizer)
             return True, progress
         return False, self.progress
 
@@ -288,7 +290,7 @@ class Trainer:
         # Unbuffered, so that other processes can read each row immediately.
         path = self.folder / METRICS
         if path.exists():
-            check_regular(path)
+            check_regular_file(path)
         return path.open("ab", buffering=0)
 
     def step(self) -> AnswerLoss:
@@ -296,13 +298,13 @@ class Trainer:
         progress = self.progress
         batches = self.prefetcher.get(progress.stage, progress.step)
         progress.update_id_range([batch.position_ids for batch in batches])
-        self._set_rate(self.settings.rate(progress.step, progress.end))
+        self._set_rate(self.settings.learning_rate_at(progress.step, progress.end))
         if self.recorder is not None:
             outcome = self.recorder.step(batches, self.device)
             self.prefetcher.start(progress.stage, progress.step + 1)
         else:
             if self.processes.size > 1:
-                batches = [batch.take_share(self.processes.rank, self.processes.size) for batch in batches]
+                batches = [batch.take_shard(self.processes.rank, self.processes.size) for batch in batches]
             outcome = self.update([batch.to(self.device) for batch in batches])
         progress.step += 1
         progress.summed_steps += 1
@@ -316,13 +318,13 @@ class Trainer:
             share = self.settings.scheduled_sampling
             input_ids = mix_predicted_ids(self.decoder, batches, share) if share else None
             id_weight = self.settings.id_weight
-            outcome = answer_loss(self.decoder, batches, id_weight, input_ids, self.processes, self.tilt)
+            outcome = compute_answer_loss(self.decoder, batches, id_weight, input_ids, self.processes, self.tilt)
         for parameter in self.parameters:
             parameter.grad = None
         torch.autograd.backward(outcome.loss)
         values = [getattr(outcome, part.name).detach() for part in fields(outcome)]
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        self.processes.add([*gradients, *values])
+        self.processes.all_reduce_sum([*gradients, *values])
         nn.utils.clip_grad_norm_(self.parameters, self.settings.clip, foreach=True)
         self.optimizer.step()
         self.sums += torch.stack([value.double() for value in values])
@@ -331,7 +333,7 @@ class Trainer:
     def _prepare(self, stage: int, step: int) -> list[Batch]:
         """Return the batches of a step, on the CPU."""
         batches = self.samplers[stage].batches(step)
-        return batches if self.recorder is None else self.recorder.prepare(batches)
+        return batches if self.recorder is None else self.recorder.prepare_batches(batches)
 
     def _set_rate(self, rate: float) -> None:
         for group in self.optimizer.param_groups:
@@ -378,7 +380,7 @@ class Trainer:
         progress.summed_steps = 0
         is_due = progress.step % (ROWS_PER_EXACT_MATCH * settings.log_every) == 0 or progress.step == settings.steps
         match = {"exact_match": exact_match()} if is_due and exact_match is not None else {}
-        rate = settings.rate(progress.step - 1, progress.end)
+        rate = settings.learning_rate_at(progress.step - 1, progress.end)
         end = {} if progress.end is None else {"last_step": progress.end}
         stage = {"stage": progress.stage} if len(self.samplers) > 1 else {}
         return {"step": progress.step, **values, **means, **match, "learning_rate": rate, **end, **stage}
@@ -388,12 +390,12 @@ class Trainer:
         if every is None or self.progress.step % every or self.progress.stage < len(self.samplers) - 1:
             return False
         self.decoder.eval()
-        fit = self.processes.on_first(is_fit)
+        fit = self.processes.call_in_first(is_fit)
         self.decoder.train()
         return fit
 
     def _save(self) -> None:
-        tensors = training_tensors(self.decoder, self.optimizer)
+        tensors = training_state_tensors(self.decoder, self.optimizer)
         self.progress.sums = self.sums.tolist()
         checkpoints = self.folder / CHECKPOINTS
         save_tensors(checkpoints / f"step-{self.progress.step:08d}.safetensors", tensors, asdict(self.progress))

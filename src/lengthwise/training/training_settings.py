@@ -43,7 +43,7 @@ class TrainingSettings:
     The loss is the token loss plus ``id_weight`` times the ID loss. ``scheduled_sampling`` is the share of each batch
     that reads predicted response IDs instead of the correct IDs (PPC only; Mihaylova and Martins 2019, arXiv
     1906.07651); 0 is teacher forcing. ``length_tilt`` weights the lengths of a step by their loss: 0 takes the mean
-    over all tokens, and a large value the worst length (``LengthTilt``).
+    over all tokens, and a large value the worst length (``LengthTiltedLoss``).
 
     If ``fit_every`` is set, exact match at the longest training length is measured every ``fit_every`` steps, and
     training ends once it reaches ``fit_threshold``. If ``cooldown_steps`` is set, training then continues for this
@@ -83,7 +83,7 @@ class TrainingSettings:
         if self.precision not in PRECISIONS:
             raise SettingError(f"precision '{self.precision}' is unknown; choose one of {', '.join(PRECISIONS)}")
 
-    def rate(self, step: int, end: int | None = None) -> float:
+    def learning_rate_at(self, step: int, end: int | None = None) -> float:
         """Return the learning rate of a step; steps count from 0, and training ends before step ``end``."""
         if step < self.warmup_steps:
             return self.learning_rate * (step + 1) / self.warmup_steps

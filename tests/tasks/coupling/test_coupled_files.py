@@ -31,10 +31,10 @@ from lengthwise.experiments.run_evaluation import (
     generate_from_prompt,
     task_with_dependencies,
 )
-from lengthwise.positions import Discovered, Predicted, Sequential, describe_given
+from lengthwise.positions import DiscoveredCoupling, Predicted, Sequential, describe_given_knowledge
 from lengthwise.tasks import Copy, JSONLTask
 from lengthwise.tasks.coupling.found_coupling import find_coupling_in_examples as find_coupling
-from lengthwise.tasks.coupling.pointers import depends_on_at, parse_rule
+from lengthwise.tasks.coupling.pointers import find_needed_tokens, parse_pointer_rule
 from lengthwise.tasks.coupling.report import describe_conditions
 
 # The last prompt token of a task file is <mark>.
@@ -95,11 +95,11 @@ def test_couple_writes_the_coupling_that_the_rule_gives(bare_file, tmp_path, cap
     text = output_of(["couple", str(bare_file), "--out", str(out)], capsys)[0]
     assert "every answer depends on 1 token: prompt token '<mark>' - place -1" in text
     assert "pointers: 1" in text
-    task, coupled_task, scheme = JSONLTask(file=str(bare_file)), JSONLTask(file=str(out)), Discovered(rule=RULE)
+    task, coupled_task, scheme = JSONLTask(file=str(bare_file)), JSONLTask(file=str(out)), DiscoveredCoupling(rule=RULE)
     for length in task.available_lengths:
         indexes = np.arange(task.num_records(length))
         examples, coupled = task.records_at(length, indexes), coupled_task.records_at(length, indexes)
-        assert np.array_equal(scheme.group_ids(examples), coupled.coupling)
+        assert np.array_equal(scheme.ids_before_gaps(examples), coupled.coupling)
     first = json.loads(out.read_text().splitlines()[0])
     assert first["coupling"] == [[1, 0, 1, 0]]
 
@@ -111,7 +111,7 @@ def test_couple_measures_sparsity_and_locality_at_several_lengths(bare_file):
     assert sparsity.startswith("sparsity: an answer needs 2 tokens, with the token before it, at the lengths 1, 4, 6")
     assert locality.startswith("locality: the largest ID distance of a needed token is 0 at the lengths 1, 4, 6")
     # A pointer that moves forward is ever farther from the tokens that reversing needs.
-    wrong = replace(found, rule=parse_rule(("one", "rising: prompt first +1 +0")))
+    wrong = replace(found, rule=parse_pointer_rule(("one", "rising: prompt first +1 +0")))
     _, locality, warning = describe_conditions(task, wrong)
     assert re.match(r"locality: .* is 0, \d+, \d+ at the lengths 1, 4, 6", locality)
     assert warning == "these numbers grow with the length, so do not expect correct answers at longer lengths"
@@ -213,9 +213,9 @@ def test_a_found_rule_names_the_tokens_that_the_answers_of_a_file_run_need(bare_
 
 
 def test_the_support_of_a_rule_is_that_which_a_task_declares():
-    task, rule = Copy(), parse_rule(("one", "rising: prompt first +1 +0"))
+    task, rule = Copy(), parse_pointer_rule(("one", "rising: prompt first +1 +0"))
     examples = task.sample(length=7, size=3, rng=np.random.default_rng(0))
-    depends_on = depends_on_at(rule.addresses, rule.division, examples)
+    depends_on = find_needed_tokens(rule.locators, rule.division, examples)
     letters = examples.is_answer & (examples.tokens != task.vocabulary.index("end"))
     assert (depends_on.max(axis=2) == examples.depends_on.max(axis=2))[letters].all()
 
@@ -241,13 +241,13 @@ def test_the_scheme_discovered_finds_the_coupling_of_a_built_in_task():
 
 def test_discovered_settings_carry_the_found_rule(bare_file):
     experiment = lw.experiment(str(bare_file), "discovered")
-    assert experiment.scheme.rule == find_coupling(JSONLTask(file=str(bare_file))).rule.texts == RULE
+    assert experiment.scheme.rule == find_coupling(JSONLTask(file=str(bare_file))).rule.saved_texts == RULE
 
 
 def test_a_found_coupling_counts_as_given_nothing(bare_file):
     task = JSONLTask(file=str(bare_file))
-    assert describe_given(task, Predicted()) == "ID range, coupling"
-    assert describe_given(task, Discovered(rule=RULE)) == "ID range"
+    assert describe_given_knowledge(task, Predicted()) == "ID range, coupling"
+    assert describe_given_knowledge(task, DiscoveredCoupling(rule=RULE)) == "ID range"
 
 
 def test_a_rule_replaces_the_coupling_of_the_records(tmp_path):
@@ -256,7 +256,7 @@ def test_a_rule_replaces_the_coupling_of_the_records(tmp_path):
         tmp_path / "given.jsonl", [{"prompt": "a b c", "response": "c b a", "coupling": [7, 7, 7, 7, 7, 7]}]
     )
     examples = JSONLTask(file=str(given)).records_at(3, np.array([0]))
-    assert Discovered(rule=RULE).group_ids(examples)[:, 0].tolist() == [[2, 3, 4, 1, 4, 3, 2, 1, 5]]
+    assert DiscoveredCoupling(rule=RULE).ids_before_gaps(examples)[:, 0].tolist() == [[2, 3, 4, 1, 4, 3, 2, 1, 5]]
 
 
 RULES = {
@@ -271,7 +271,7 @@ RULES = {
 
 @pytest.mark.parametrize("name", RULES)
 def test_an_unknown_prompt_has_the_ids_of_the_same_prompt_with_its_answers(name, tmp_path):
-    scheme, prompts = Discovered(rule=RULES[name]), ["a b", "f e d c b a", "b b a c c h g a"]
+    scheme, prompts = DiscoveredCoupling(rule=RULES[name]), ["a b", "f e d c b a", "b b a c c h g a"]
     records = [{"prompt": prompt, "response": prompt[::-1]} for prompt in prompts]
     task = JSONLTask(file=str(write_records(tmp_path / "rows.jsonl", records)))
     for prompt in prompts:
@@ -279,8 +279,8 @@ def test_an_unknown_prompt_has_the_ids_of_the_same_prompt_with_its_answers(name,
         end = int(known.prompt_length[0])
         tokens = np.where(np.arange(known.tokens.shape[1]) < end, known.tokens, task.vocabulary.index("end"))
         unknown = replace(known, tokens=tokens, is_answer=np.zeros_like(known.is_answer))
-        expected = scheme.group_ids(known)[:, :, :end]
-        assert np.array_equal(scheme.group_ids(unknown)[:, :, :end], expected)
+        expected = scheme.ids_before_gaps(known)[:, :, :end]
+        assert np.array_equal(scheme.ids_before_gaps(unknown)[:, :, :end], expected)
         assert expected.min() >= 1
 
 
@@ -288,10 +288,10 @@ def test_a_prompt_without_the_token_that_the_rule_counts_from_raises_an_error(tm
     records = [{"prompt": "a + b", "response": "b"}, {"prompt": "a b", "response": "b"}]
     task = JSONLTask(file=str(write_records(tmp_path / "rows.jsonl", records)))
     plus = task.vocabulary.index("+")
-    scheme = Discovered(rule=("one", f"rising: prompt #{plus}.0 +1 +1"))
-    assert scheme.group_ids(task.from_prompt("a + b"))[0, 0, 4] == 4
+    scheme = DiscoveredCoupling(rule=("one", f"rising: prompt #{plus}.0 +1 +1"))
+    assert scheme.ids_before_gaps(task.from_prompt("a + b"))[0, 0, 4] == 4
     with pytest.raises(PromptError, match=r"a prompt has fewer than 1 tokens with the number 1, from which the found"):
-        scheme.group_ids(task.from_prompt("a b"))
+        scheme.ids_before_gaps(task.from_prompt("a b"))
 
 
 def test_invalid_settings_and_tasks_with_several_answers_raise_an_error(capsys):
@@ -305,24 +305,26 @@ INVALID_RULES = {
     ("one",): "has no level",
     ("one", "prompt first +1 +0"): "invalid level 'prompt first",
     ("period 2", "rising: prompt first +1 +0"): "invalid level 'rising: prompt first",
-    ("one", "rising: prompt first"): "invalid address 'prompt first'",
-    ("one", "rising: prompt foo +1 +0"): "invalid address 'prompt foo",
-    ("one", "rising: prompt #x.y +1 +0"): "invalid address 'prompt #x.y",
-    ("one", "rising: match foo 1 anywhere 0 +1"): "invalid address 'match foo 1",
-    ("one", "rising: match answer 1 near 0 +1"): "invalid address 'match answer 1 near",
-    ("one", "rising: march first +1 +0"): "invalid address 'march",
+    ("one", "rising: prompt first"): "invalid locator 'prompt first'",
+    ("one", "rising: prompt foo +1 +0"): "invalid locator 'prompt foo",
+    ("one", "rising: prompt #x.y +1 +0"): "invalid locator 'prompt #x.y",
+    ("one", "rising: match foo 1 anywhere 0 +1"): "invalid locator 'match foo 1",
+    ("one", "rising: match answer 1 near 0 +1"): "invalid locator 'match answer 1 near",
+    ("one", "rising: march first +1 +0"): "invalid locator 'march",
 }
 
 
 @pytest.mark.parametrize("rule", INVALID_RULES)
 def test_an_invalid_rule_raises_an_error(rule):
     with pytest.raises(SettingError, match=f"{INVALID_RULES[rule]}.*; use a coupling that lengthwise couple"):
-        Discovered(rule=rule)
+        DiscoveredCoupling(rule=rule)
 
 
 def test_a_run_with_a_rule_can_resume_and_loads_without_its_file(bare_file, tmp_path):
     task = JSONLTask(file=str(bare_file))
-    run = train(small_experiment(task, Discovered(num_position_ids=64, rule=RULE)), tmp_path / "run", device="cpu")
+    run = train(
+        small_experiment(task, DiscoveredCoupling(num_position_ids=64, rule=RULE)), tmp_path / "run", device="cpu"
+    )
     assert run is not None
     bare_file.unlink()
     loaded = load_run(tmp_path / "run", device="cpu")

@@ -8,13 +8,18 @@ import numpy as np
 import pytest
 
 from lengthwise.core.errors import CouplingError
-from lengthwise.core.randomness import stream
-from lengthwise.experiments.recipes.table import ASSIGNMENT_RULE
+from lengthwise.core.randomness import random_stream
+from lengthwise.experiments.recipes.recipe_table import ASSIGNMENT_RULE
 from lengthwise.tasks import Addition, Copy, JSONLTask, MultiAddition, Parity, Reverse, Sort, VariableAssignment
-from lengthwise.tasks.coupling.answer_steps import answer_steps, divide, iter_divisions, join_steps
-from lengthwise.tasks.coupling.dependence import SearchProgress
+from lengthwise.tasks.coupling.answer_steps import (
+    build_answer_steps,
+    divide_into_phases,
+    iter_phase_divisions,
+    join_steps,
+)
+from lengthwise.tasks.coupling.dependence_search import SearchProgress
 from lengthwise.tasks.coupling.found_coupling import find_coupling_in_examples as find_coupling
-from lengthwise.tasks.coupling.pointers import couple, parse_rule
+from lengthwise.tasks.coupling.pointers import compute_coupling, parse_pointer_rule
 
 EXAMPLES = {
     "parity": (Parity(), range(1, 9), 60, ("prompt first +1 +0", "answer 1")),
@@ -50,7 +55,7 @@ def found_in_examples(name):
 
 @pytest.mark.first(2)
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_the_found_addresses_are_those_of_the_task(name):
+def test_the_found_locators_are_those_of_the_task(name):
     found = found_in_examples(name)
     assert set(found.phases[0][1]) == set(EXAMPLES[name][3])
     assert len(found.phases) == 1
@@ -75,9 +80,9 @@ def test_the_declared_coupling_and_support_are_never_read():
 @pytest.mark.slow
 def test_pointers_of_addition_move_through_both_operands():
     found = found_in_examples("addition")
-    examples = Addition().sample(length=3, size=1, rng=stream(0))
+    examples = Addition().sample(length=3, size=1, rng=random_stream(0))
     # Prompt: three digits, a leading 0, +, three digits, a leading 0, =.
-    assert couple(found.rule, examples)[:, 0].tolist() == [
+    assert compute_coupling(found.rule, examples)[:, 0].tolist() == [
         [2, 3, 4, 5, 6, 7, 8, 9, 10, 2, 3, 4, 5, 6, 11],
         [2, 3, 4, 5, 6, 7, 8, 9, 10, 7, 8, 9, 10, 10, 11],
     ]
@@ -91,14 +96,14 @@ def test_pointers_of_reversing_end_before_the_first_token():
     found = find_coupling(rows, (1, 2, 3, 4, 5))
     assert found.rule.falls == (True,)
     examples = rows.records_at(3, np.array([0]))
-    assert couple(found.rule, examples)[0, 0].tolist() == [2, 3, 4, 1, 4, 3, 2, 1, 5]
+    assert compute_coupling(found.rule, examples)[0, 0].tolist() == [2, 3, 4, 1, 4, 3, 2, 1, 5]
 
 
 def test_a_rule_is_restored_from_its_texts():
     found = found_in_examples("reverse")
-    assert parse_rule(found.rule.texts) == found.rule
-    assert parse_rule(json.loads(json.dumps(found.rule.texts))) == found.rule
-    assert parse_rule(ASSIGNMENT_RULE).texts == ASSIGNMENT_RULE
+    assert parse_pointer_rule(found.rule.saved_texts) == found.rule
+    assert parse_pointer_rule(json.loads(json.dumps(found.rule.saved_texts))) == found.rule
+    assert parse_pointer_rule(ASSIGNMENT_RULE).saved_texts == ASSIGNMENT_RULE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +141,7 @@ class LateShift(Answers):
 
 
 class CopyOfDoubledPrompt(Answers):
-    """Copy of a prompt whose symbols all equal the first, so that every address explains the answers."""
+    """Copy of a prompt whose symbols all equal the first, so that every locator explains the answers."""
 
     def sample(self, *, length, size, rng):  # noqa: D102
         examples = super().sample(length=length, size=size, rng=rng)
@@ -196,12 +201,14 @@ def test_two_explanations_are_refused():
 
 def test_lines_of_a_response_are_recognized():
     task = MultiAddition(operands=(3, 3))
-    parts = [answer_steps(task.sample(length=length, size=20, rng=stream(3)), length) for length in (1, 2, 3)]
+    parts = [
+        build_answer_steps(task.sample(length=length, size=20, rng=random_stream(3)), length) for length in (1, 2, 3)
+    ]
     steps = join_steps(parts)
     end_of_line = task.vocabulary.index(">")
     lines = (f"lines {end_of_line} 1", f"lines {end_of_line} 2")
-    assert ("period 2", "period 3", *lines) in iter_divisions(steps)
-    phases = divide(steps, f"lines {end_of_line} 2")
+    assert ("period 2", "period 3", *lines) in iter_phase_divisions(steps)
+    phases = divide_into_phases(steps, f"lines {end_of_line} 2")
     # Two lines with two answers for each digit of the padded sum, then the end of the line.
     two_digits = steps.length == 1
     assert phases.line_width[two_digits].tolist() == [5] * two_digits.sum()
@@ -211,8 +218,8 @@ def test_lines_of_a_response_are_recognized():
 
 
 def test_random_symbols_do_not_make_lines():
-    steps = join_steps([answer_steps(Copy().sample(length=4, size=100, rng=stream(4)), 4)])
-    assert not any(division.startswith("lines") for group in iter_divisions(steps) for division in group)
+    steps = join_steps([build_answer_steps(Copy().sample(length=4, size=100, rng=random_stream(4)), 4)])
+    assert not any(division.startswith("lines") for group in iter_phase_divisions(steps) for division in group)
 
 
 @pytest.mark.slow
@@ -228,7 +235,7 @@ def test_responses_with_lines_are_refused_with_the_tokens_that_they_need():
 
 
 def test_repeated_examples_do_not_count_as_evidence(tmp_path):
-    rng = stream(1)
+    rng = random_stream(1)
     records = [
         {"prompt": [f"x{rng.integers(50)}" for _ in range(length)], "response": [f"y{rng.integers(50)}"]}
         for length in (3, 4, 5)
@@ -242,7 +249,7 @@ def test_repeated_examples_do_not_count_as_evidence(tmp_path):
 
 def couple_rows(tmp_path, sample, lengths, count=100, **settings):
     """Return the coupling found in rows that ``sample(rng, length)`` returns as prompt and response."""
-    rng, path = stream(5), tmp_path / "rows.jsonl"
+    rng, path = random_stream(5), tmp_path / "rows.jsonl"
     rows = [(length, *sample(rng, length)) for length in lengths for _ in range(count)]
     path.write_text("".join(json.dumps({"prompt": p, "response": r, "length": length}) + "\n" for length, p, r in rows))
     return find_coupling(JSONLTask(file=str(path)), **settings)
@@ -305,7 +312,7 @@ def test_another_rule_in_a_few_longest_rows_is_refused(tmp_path):
         prompt = letters(rng, n, "abcdef")
         return prompt, prompt if n < 7 else [prompt[0]] * n
 
-    rng, path = stream(6), tmp_path / "rows.jsonl"
+    rng, path = random_stream(6), tmp_path / "rows.jsonl"
     rows = [(n, *change(rng, n)) for n in range(2, 8) for _ in range(100 if n < 7 else 4)]
     path.write_text("".join(json.dumps({"prompt": p, "response": r, "length": n}) + "\n" for n, p, r in rows))
     with pytest.raises(CouplingError, match=r"the rule of the other examples is wrong for \d\d\.\d% .* at length 7"):
@@ -370,7 +377,7 @@ def unless(num_before):
 def test_tokens_that_matter_only_together_are_found(num_before, tmp_path):
     # The errors of the copying rule, 2% to 5% of the answers, would pass as noise.
     found = couple_rows(tmp_path, unless(num_before), range(3, 11), count=300)
-    assert {address for _, addresses in found.phases for address in addresses} == {
+    assert {locator for _, locators in found.phases for locator in locators} == {
         f"prompt first +1 {-before:+d}" for before in range(num_before + 1)
     }
     assert found.accuracy == 1
@@ -432,7 +439,7 @@ def check_noisy_rule(found):
     """Check the rule of a noisy copy, or of noisy parities."""
     # Of noisy parities, more tokens predict more, but the pointer stays the same.
     assert found.num_levels == 1
-    assert found.rule.texts[1].endswith("prompt first +1 +0")
+    assert found.rule.saved_texts[1].endswith("prompt first +1 +0")
     assert 0.9 < found.accuracy < 1
 
 
@@ -463,9 +470,9 @@ def test_the_key_of_a_look_up_is_found_beside_constant_tokens(layout, key, tmp_p
 @pytest.mark.parametrize("name", ["parity", "copy", "reverse"])
 def test_the_found_coupling_is_the_declared_one_up_to_a_constant(name):
     task = EXAMPLES[name][0]
-    rule = parse_rule(found_in_examples(name).rule.texts)
+    rule = parse_pointer_rule(found_in_examples(name).rule.saved_texts)
     for length in (1, 2, 7):
-        examples = task.sample(length=length, size=8, rng=stream(0, "same coupling", length))
-        difference = couple(rule, examples)[0] - examples.coupling[0]
+        examples = task.sample(length=length, size=8, rng=random_stream(0, "same coupling", length))
+        difference = compute_coupling(rule, examples)[0] - examples.coupling[0]
         # No token reads the ID of the end token.
         assert len(np.unique(difference[:, :-1])) == 1

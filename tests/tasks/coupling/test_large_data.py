@@ -8,10 +8,10 @@ from tests.cli.test_cli import output_of
 from tests.tasks.test_jsonl_task import write_records
 
 from lengthwise.core.errors import CouplingError, SettingError
-from lengthwise.core.randomness import stream
+from lengthwise.core.randomness import random_stream
 from lengthwise.tasks import Addition, Copy, JSONLTask, VariableAssignment
-from lengthwise.tasks.coupling.dependence import SearchProgress, most_frequent_answers
-from lengthwise.tasks.coupling.found_coupling import draw_steps, find_coupling_in_examples
+from lengthwise.tasks.coupling.dependence_search import SearchProgress, most_frequent_answers
+from lengthwise.tasks.coupling.found_coupling import find_coupling_in_examples, sample_task_answers
 from lengthwise.tasks.coupling.report import NUM_EXAMPLES, _measure_conditions
 
 MAX_PEAK = 1 << 30
@@ -75,7 +75,7 @@ def test_very_many_answers_are_read_in_part(tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
     prompts = [rng.choice(list("abcdef"), size=length).tolist() for length in (20, 21, 22, 23) for _ in range(100)]
     task = JSONLTask(file=str(write_records(tmp_path / "rows.jsonl", [{"prompt": p, "response": p} for p in prompts])))
-    assert 1800 < len(draw_steps(task, None, 0, 0)) <= 2000
+    assert 1800 < len(sample_task_answers(task, None, 0, 0)) <= 2000
 
 
 def test_the_most_frequent_answer_of_each_code_is_that_of_a_table():
@@ -99,7 +99,7 @@ def test_the_conditions_and_the_table_of_a_very_long_example_are_short(tmp_path,
 
 @pytest.mark.parametrize("task", [Addition(), Copy(), VariableAssignment()], ids=lambda task: task.name)
 def test_the_conditions_of_a_coupling_are_those_of_a_loop_over_the_answers(task):
-    sampled = task.sample(length=5, size=NUM_EXAMPLES, rng=stream(0, "conditions", 5))
+    sampled = task.sample(length=5, size=NUM_EXAMPLES, rng=random_stream(0, "conditions", 5))
     counts, distances = [], []
     for example, answer in np.argwhere(sampled.is_answer).tolist():
         needed = {*sampled.depends_on[example, answer].tolist(), answer - 1} - {-1}

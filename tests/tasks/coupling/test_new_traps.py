@@ -12,13 +12,13 @@ from jaxtyping import Bool, Int
 
 from lengthwise.core.defaults import DEPENDENCE
 from lengthwise.core.errors import CouplingError
-from lengthwise.core.randomness import stream
+from lengthwise.core.randomness import random_stream
 from lengthwise.experiments.coupling_methods import find_coupling
 from lengthwise.tasks import JSONLTask
-from lengthwise.tasks.coupling.addresses import locate, parse_address
-from lengthwise.tasks.coupling.answer_steps import AnswerSteps, divide, join_steps
-from lengthwise.tasks.coupling.dependence import MIN_COPY_SHARE
-from lengthwise.tasks.coupling.found_coupling import FoundCoupling, draw_steps
+from lengthwise.tasks.coupling.answer_steps import AnswerSteps, divide_into_phases, join_steps
+from lengthwise.tasks.coupling.dependence_search import MIN_COPY_SHARE
+from lengthwise.tasks.coupling.found_coupling import FoundCoupling, sample_task_answers
+from lengthwise.tasks.coupling.locators import locate_tokens, parse_locator
 from lengthwise.tasks.coupling.report import describe_conditions, describe_coupling
 
 LETTERS = tuple("abcdefgh")
@@ -80,7 +80,7 @@ def rare_question(rng, length, is_long):
 
 def near_duplicates(rng, length, is_long):
     """Random responses; the short rows repeat few of them, with another token before the prompt."""
-    source = stream(int(rng.integers(1 << 30)) if is_long else int(rng.integers(3)), "near duplicates", length)
+    source = random_stream(int(rng.integers(1 << 30)) if is_long else int(rng.integers(3)), "near duplicates", length)
     prompt, response = draw(source, length, "abcdefghijklmnopqrstuvwxyz"), draw(source, length)
     return [*draw(rng, 1, [f"n{each}" for each in range(10)]), *prompt], response
 
@@ -239,7 +239,7 @@ def full_counter(rng, length, is_long):
 
 def right_near_duplicates(rng, length, is_long):
     """Copy of few prompts, with another token before the prompt."""
-    source = stream(int(rng.integers(1 << 30)) if is_long else int(rng.integers(30)), "near duplicates", length)
+    source = random_stream(int(rng.integers(1 << 30)) if is_long else int(rng.integers(30)), "near duplicates", length)
     prompt = draw(source, length)
     return [*draw(rng, 1, [f"n{each}" for each in range(10)]), *prompt], prompt
 
@@ -292,7 +292,7 @@ class Outcome(NamedTuple):
 
 def search(sample: Sample, seed: int, folder: Path) -> Outcome:
     """Search for the rule of short rows, as the command does, and apply it to long rows."""
-    rng = stream(seed, "new traps", sample.__name__)
+    rng = random_stream(seed, "new traps", sample.__name__)
     short = [(n, sample(rng, n, False)) for n in SHORT_LENGTHS for _ in range(ROWS_PER_LENGTH)]
     long = [(LONG_LENGTH, sample(rng, LONG_LENGTH, True)) for _ in range(LONG_ROWS)]
     task, all_rows = _write(folder / "short.jsonl", short), _write(folder / "all.jsonl", [*short, *long])
@@ -304,7 +304,9 @@ def search(sample: Sample, seed: int, folder: Path) -> Outcome:
         except CouplingError as error:
             return Outcome(refusal=str(error))
         lines = [*describe_coupling(found, task.vocabulary), *describe_conditions(task, found)]
-    steps = join_steps([draw_steps(all_rows, [length], ROWS_PER_LENGTH, 0) for length in all_rows.available_lengths])
+    steps = join_steps(
+        [sample_task_answers(all_rows, [length], ROWS_PER_LENGTH, 0) for length in all_rows.available_lengths]
+    )
     is_long = steps.length == LONG_LENGTH
     prediction = _predict(found, steps, is_long)[is_long]
     is_known = prediction >= 0
@@ -329,10 +331,10 @@ def _write(path: Path, rows: Sequence[tuple[int, tuple[Prompt, Response] | None]
 
 def _predict(found: FoundCoupling, steps: AnswerSteps, is_long: Bool[np.ndarray, " step"]) -> Int[np.ndarray, " step"]:
     """Return the most frequent answer of the short rows with the same tokens of the rule; -1 without such rows."""
-    phases, prediction = divide(steps, found.rule.division), np.full(len(steps), -1)
+    phases, prediction = divide_into_phases(steps, found.rule.division), np.full(len(steps), -1)
     for phase, (_, texts) in enumerate(found.phases):
         mask = phases.phase == phase
-        tokens = [locate(parse_address(text), steps, phases).tokens[mask] for text in texts]
+        tokens = [locate_tokens(parse_locator(text), steps, phases).tokens[mask] for text in texts]
         prediction[mask] = _most_frequent(tokens, steps.target[mask], is_long[mask])
     return prediction
 

@@ -46,9 +46,9 @@ def certify(
     scheme: options.SchemeName = None,
     encoding: options.EncodingName = None,
     steps: Annotated[
-        int, options.integer("Number of optimization steps for fitting an attention head to a planted law.")
+        int, options.integer_option("Number of optimization steps for fitting an attention head to a planted law.")
     ] = 1000,
-    seed: Annotated[int, options.integer("Random seed for fitting and sampling.")] = 0,
+    seed: Annotated[int, options.integer_option("Random seed for fitting and sampling.")] = 0,
     out: Annotated[Path | None, Option("--out", help="Output folder for certificate.json and a figure.")] = None,
     as_json: options.JsonFlag = False,
 ) -> None:
@@ -56,8 +56,13 @@ def certify(
 
     For a counterexample, compute the exact risks of its two heads.
     """
-    from lengthwise.cli.experiment_options import load_run_with
-    from lengthwise.evaluation.forecast.certificate_report import tables, to_json, verdict, write_report
+    from lengthwise.cli.experiment_options import load_run_with_overrides
+    from lengthwise.evaluation.forecast.certificate_report import (
+        certificate_tables,
+        certificate_to_json,
+        certificate_verdict,
+        write_report,
+    )
     from lengthwise.experiments.run_evaluation import certify_run
 
     part_names = {"task": task, "scheme": scheme, "encoding": encoding}
@@ -66,7 +71,7 @@ def certify(
     if target_path.is_dir():
         if train_lengths is not None:
             raise SettingError("--train-lengths applies to a task or a law, not to a run; leave out --train-lengths")
-        run = load_run_with(target, task, scheme, encoding)
+        run = load_run_with_overrides(target, task, scheme, encoding)
         name = run.experiment.task.name
         test_lengths = parsed_lengths or _default_run_lengths(run.experiment.task, run.experiment.train_lengths[1])
         compute_certificate: Callable[[], Any] = partial(certify_run, run, test_lengths, seed=seed)
@@ -76,11 +81,11 @@ def certify(
     with show_status(f"certifying {target}"):
         certificate = compute_certificate()
     if as_json:
-        print_json({"task": name, **to_json(certificate)})
+        print_json({"task": name, **certificate_to_json(certificate)})
     else:
-        for title, header, body in tables(certificate):
+        for title, header, body in certificate_tables(certificate):
             print_table(title, header, body, wrap=True)
-        print_line(f"verdict: {verdict(certificate)}")
+        print_line(f"verdict: {certificate_verdict(certificate)}")
     if out is not None:
         figure = write_report(certificate, out)
         if not as_json:
@@ -89,10 +94,10 @@ def certify(
 
 def _default_run_lengths(task: Any, max_train_length: int) -> tuple[int, ...]:
     """Return the default test lengths of a run; for a task file, the nearest lengths of its records."""
-    from lengthwise.tasks import HasLengths
+    from lengthwise.tasks import HasFixedLengths
 
     lengths = [multiple * max_train_length for multiple in DEFAULT_MULTIPLES]
-    if not isinstance(task, HasLengths):
+    if not isinstance(task, HasFixedLengths):
         return tuple(lengths)
     longer = [length for length in task.available_lengths if length > max_train_length]
     if not longer:
@@ -108,28 +113,30 @@ def _prepare_certificate(
     target: str, train_lengths: str | None, lengths: tuple[int, ...] | None, steps: int, seed: int
 ) -> tuple[str, Callable[[], Any]]:
     """Return the name of the task, and a function that computes the certificate of a counterexample, task or law."""
-    from lengthwise.tasks import Planted
+    from lengthwise.tasks import PlantedCorrelations
     from lengthwise.theory.counterexamples import COUNTEREXAMPLES, certify_counterexample
-    from lengthwise.theory.planted_law_certificate import certify_law
+    from lengthwise.theory.planted_task_certificate import certify_planted_task
     from lengthwise.theory.task_certificate import certify_task
 
     if target in COUNTEREXAMPLES:
         options.reject_flags("applies to a task or a law", **{"train-lengths": train_lengths})
-        return Planted.name, partial(certify_counterexample, COUNTEREXAMPLES[target], lengths)
+        return PlantedCorrelations.name, partial(certify_counterexample, COUNTEREXAMPLES[target], lengths)
     task = _load_task_or_law(Path(target))
     train_range = None if train_lengths is None else options.parse_range(train_lengths)
     test_lengths = lengths or DEFAULT_LENGTHS
-    if isinstance(task, Planted):
+    if isinstance(task, PlantedCorrelations):
         if train_range is None:
             # Bounds need four spans: the number of tokens from the first to the last planted token.
-            train_range = task.min_length, max(16, 4 * (task.placement.span or 0))
-        return task.name, partial(certify_law, task, trained=train_range, lengths=test_lengths, steps=steps, seed=seed)
+            train_range = task.min_length, max(16, 4 * (task.placement.max_span or 0))
+        return task.name, partial(
+            certify_planted_task, task, trained=train_range, lengths=test_lengths, steps=steps, seed=seed
+        )
     max_trained = DEFAULT_TRAIN_LENGTH if train_range is None else train_range[1]
     return task.name, partial(certify_task, task, trained=max_trained, lengths=test_lengths, seed=seed)
 
 
 def _load_task_or_law(path: Path) -> Any:
-    from lengthwise.experiments.experiment import build_entry, load_task
+    from lengthwise.experiments.experiment import build_from_json, load_task
 
     if path.suffix != ".json":
         return load_task(str(path))
@@ -139,4 +146,4 @@ def _load_task_or_law(path: Path) -> Any:
         raise SettingError(
             f"'{path}' cannot be read as JSON ({error}); use a JSON file with the settings of a planted law"
         ) from None
-    return build_entry("task", {"name": "planted", **law_settings})
+    return build_from_json("task", {"name": "planted", **law_settings})

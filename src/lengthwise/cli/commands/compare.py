@@ -26,7 +26,7 @@ def compare_(
     ] = None,
     train_lengths: options.TrainLengthRange = None,
     steps: Annotated[
-        int | None, options.integer("Number of training steps per run.", show_default="set by the recipe")
+        int | None, options.integer_option("Number of training steps per run.", show_default="set by the recipe")
     ] = None,
     lengths: Annotated[
         str | None, Option(help="Test lengths, such as 20,200,2000.", show_default="set by the recipe")
@@ -36,8 +36,8 @@ def compare_(
     corpus: options.CorpusFolder = None,
     assignments: options.Assignments = None,
     config: options.ConfigFile = None,
-    seeds: Annotated[int, options.integer("Number of seeds per row.")] = 1,
-    seed: Annotated[int | None, options.integer("First random seed.", show_default="0")] = None,
+    seeds: Annotated[int, options.integer_option("Number of seeds per row.")] = 1,
+    seed: Annotated[int | None, options.integer_option("First random seed.", show_default="0")] = None,
     workers: options.NumWorkers = None,
     executor: options.ExecutorName = "local",
     address: options.ClusterAddress = None,
@@ -53,18 +53,18 @@ def compare_(
     """
     given_options = locals().copy()
     from lengthwise.cli import experiment_options
-    from lengthwise.cli.config_file import read_changes
-    from lengthwise.evaluation.tables_and_figures import draw, result_tables
+    from lengthwise.cli.config_file import read_setting_changes
+    from lengthwise.evaluation.tables_and_figures import draw_result_figure, result_tables
     from lengthwise.experiments.experiment import change_settings, changed_train_lengths
     from lengthwise.experiments.recipes import quick_version
     from lengthwise.experiments.runner import compare
 
-    changes = read_changes(given_options)
+    changes = read_setting_changes(given_options)
     experiments = experiment_options.experiments_from_names(names or [], task, rows, changed_train_lengths(changes))
     for label, experiment in experiments.items():
         base_experiment = replace(quick_version(experiment) if use_quick else experiment, seed=0)
         if lengths is not None:
-            evaluation = experiment_options.keep_one_count(base_experiment.evaluation)
+            evaluation = experiment_options.use_single_example_count(base_experiment.evaluation)
             base_experiment = replace(base_experiment, evaluation=evaluation)
         experiments[label] = change_settings(base_experiment, changes)
     with show_status(f"{len(experiments) * seeds} runs in {out}"):
@@ -80,7 +80,7 @@ def compare_(
             trackers=() if tracker is None else tracker,
         )
     print_warnings(comparison.warnings, is_complete=comparison.is_complete)
-    figure = draw(comparison.rows, out, title=", ".join(sorted({row["task"] for row in comparison.rows})))
+    figure = draw_result_figure(comparison.rows, out, title=", ".join(sorted({row["task"] for row in comparison.rows})))
     if as_json:
         print_json({"results": comparison.rows, "diverged": comparison.diverged, "figure": str(figure)})
         return

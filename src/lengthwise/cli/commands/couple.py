@@ -32,20 +32,22 @@ def couple(
         str | None, Option(help="Lengths to read, such as 2,3,4.", show_default="file: all; task: 2 to 8")
     ] = None,
     num_examples: Annotated[
-        int, options.integer("Number of examples per length that a task samples.")
+        int, options.integer_option("Number of examples per length that a task samples.")
     ] = SAMPLES_PER_LENGTH,
     method: Annotated[str, Option(help=f"One of {', '.join(COUPLING_METHODS)}.")] = AUTO,
     max_tokens: Annotated[
-        int, options.integer("Largest number of tokens that an answer may depend on.")
+        int, options.integer_option("Largest number of tokens that an answer may depend on.")
     ] = MAX_COUPLED_TOKENS,
     allow_noise: Annotated[
         bool, Option("--allow-noise", help="Accept a rule whose wrong answers do not look like independent noise.")
     ] = False,
     minutes: Annotated[
         float,
-        options.number("Time limit of the search in minutes, without the training of a model.", "a number such as 2.5"),
+        options.number_option(
+            "Time limit of the search in minutes, without the training of a model.", "a number such as 2.5"
+        ),
     ] = SEARCH_MINUTES,
-    seed: Annotated[int, options.integer("Random seed.")] = 0,
+    seed: Annotated[int, options.integer_option("Random seed.")] = 0,
     as_json: options.JsonFlag = False,
 ) -> None:
     """Find which earlier tokens each answer depends on, and the position IDs for PPC that follow from this."""
@@ -91,7 +93,7 @@ def couple(
         conditions = describe_conditions(task, found, parsed_lengths, seed)
         counts = {"records": None} if out is None else write_coupled_records(task, found, lengths_read, out)
     if as_json:
-        print_json({**asdict(found), "rule": found.rule.texts, "conditions": conditions, **counts})
+        print_json({**asdict(found), "rule": found.rule.saved_texts, "conditions": conditions, **counts})
         return
     for line in (*describe_coupling(found, vocabulary), *conditions):
         print_line(line)

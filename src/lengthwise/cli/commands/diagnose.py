@@ -12,8 +12,8 @@ from lengthwise.core.defaults import DIAGNOSIS_EXAMPLES
 
 def diagnose(
     folder: options.RunFolder,
-    length: Annotated[int, options.integer("Length to diagnose, larger than the training lengths.")],
-    num_examples: Annotated[int, options.integer("Number of examples per length.")] = DIAGNOSIS_EXAMPLES,
+    length: Annotated[int, options.integer_option("Length to diagnose, larger than the training lengths.")],
+    num_examples: Annotated[int, options.integer_option("Number of examples per length.")] = DIAGNOSIS_EXAMPLES,
     task: options.TaskName = None,
     scheme: options.SchemeName = None,
     encoding: options.EncodingName = None,
@@ -25,22 +25,27 @@ def diagnose(
 
     If the run was trained on a JSONL file, pass a file with longer examples as --task FILE.jsonl.
     """
-    from lengthwise.cli.experiment_options import load_run_with
-    from lengthwise.evaluation.diagnosis.report import sentences, tables, to_json, write_report
+    from lengthwise.cli.experiment_options import load_run_with_overrides
+    from lengthwise.evaluation.diagnosis.report import (
+        describe_diagnosis,
+        diagnosis_tables,
+        diagnosis_to_json,
+        write_report,
+    )
     from lengthwise.experiments.run_evaluation import diagnose_run
-    from lengthwise.tasks import task_fields
+    from lengthwise.tasks import task_result_fields
 
-    run = load_run_with(folder, task, scheme, encoding)
+    run = load_run_with_overrides(folder, task, scheme, encoding)
     with show_stages(f"diagnosing {folder} at length {length}") as report:
         diagnosis = diagnose_run(run, length, num_examples=num_examples, seed=seed, report=report)
     if as_json:
-        print_json({**task_fields(run.experiment.task), **to_json(diagnosis)})
+        print_json({**task_result_fields(run.experiment.task), **diagnosis_to_json(diagnosis)})
     else:
         if not diagnosis.fits:
             print_line("the run does not fit its training lengths; its failures do not show a limit of extrapolation")
-        for title, header, body in tables(diagnosis):
+        for title, header, body in diagnosis_tables(diagnosis):
             print_table(title, header, body, wrap=True)
-        for sentence in sentences(diagnosis):
+        for sentence in describe_diagnosis(diagnosis):
             print_line(sentence)
     if out is not None:
         figure = write_report(diagnosis, out)

@@ -29,13 +29,13 @@ def evaluate_(
     decode: Annotated[str, Option(help="Decoding mode: forced (teacher forcing) or free (token by token).")] = "forced",
     shots: Annotated[
         int | None,
-        options.integer(
+        options.integer_option(
             "Number of solved examples before each question to a language model.", show_default=str(DEFAULT_NUM_SHOTS)
         ),
     ] = None,
     shot_length: Annotated[
         int | None,
-        options.integer("Length of the solved examples.", show_default="the length of the question"),
+        options.integer_option("Length of the solved examples.", show_default="the length of the question"),
     ] = None,
     in_tokens: Annotated[
         bool, Option("--in-tokens", help="Read --lengths as numbers of tokens of the text for a language model.")
@@ -54,13 +54,13 @@ def evaluate_(
     from lengthwise.cli import experiment_options
     from lengthwise.evaluation.tables_and_figures import length_table
     from lengthwise.experiments.run_evaluation import evaluate
-    from lengthwise.hf.language_models import PromptingConfig, evaluate_language_model, is_run
+    from lengthwise.hf.language_models import PromptingConfig, evaluate_language_model, is_run_folder
 
     flags = {"lengths": lengths, "num_examples": num_examples, "variants": variants}
-    if is_run(name):
+    if is_run_folder(name):
         model_flags = {"shots": shots, "shot-length": shot_length, "in-tokens": in_tokens or None}
         options.reject_flags("needs a model, not a run", **model_flags, tokenizer=tokenizer, dtype=dtype, out=out)
-        run = experiment_options.load_run_with(name, task, scheme, encoding, device)
+        run = experiment_options.load_run_with_overrides(name, task, scheme, encoding, device)
         run = replace(run, experiment=experiment_options.override_corpus(run.experiment, corpus))
         replacement_task = None if task is None else run.experiment.task
         settings = experiment_options.override_evaluation(run.experiment.evaluation, **flags, task=replacement_task)
@@ -105,16 +105,18 @@ def generate_(
     encoding: options.EncodingName = None,
     max_new_tokens: Annotated[
         int | None,
-        options.integer("Maximum number of generated tokens.", show_default="the length of the answer; 64 for text"),
+        options.integer_option(
+            "Maximum number of generated tokens.", show_default="the length of the answer; 64 for text"
+        ),
     ] = None,
     device: options.DeviceName = "auto",
     as_json: options.JsonFlag = False,
 ) -> None:
     """Generate the response to one prompt, and print its tokens with their position IDs."""
-    from lengthwise.cli.experiment_options import load_run_with
+    from lengthwise.cli.experiment_options import load_run_with_overrides
     from lengthwise.experiments.run_evaluation import generate_from_prompt
 
-    run = load_run_with(folder, task, scheme, encoding, device)
+    run = load_run_with_overrides(folder, task, scheme, encoding, device)
     completion = generate_from_prompt(run, prompt, max_new_tokens)
     if as_json:
         output = {"prompt": prompt, "tokens": completion.tokens, "position_ids": completion.position_ids}

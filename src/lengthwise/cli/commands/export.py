@@ -8,7 +8,7 @@ from typer import Argument, Option
 from lengthwise.cli import options
 from lengthwise.cli.terminal import print_json, print_line
 from lengthwise.core.defaults import DEFAULT_NUM_SHOTS
-from lengthwise.core.errors import unknown_name
+from lengthwise.core.errors import unknown_name_error
 
 # Default lengths of the examples, unless the task is a JSONL file.
 DEFAULT_LENGTHS = (5, 10, 20)
@@ -33,7 +33,9 @@ def export(
         str | None, Option(help="Lengths of the examples.", show_default="5,10,20; for a JSONL file, its lengths")
     ] = None,
     num_examples: Annotated[str, Option(help="Number of examples, or one number per length.")] = "64",
-    shots: Annotated[int, options.integer("Number of solved examples before each question.")] = DEFAULT_NUM_SHOTS,
+    shots: Annotated[
+        int, options.integer_option("Number of solved examples before each question.")
+    ] = DEFAULT_NUM_SHOTS,
     seed: options.ExampleSeed = 0,
     as_json: options.JsonFlag = False,
 ) -> None:
@@ -41,10 +43,10 @@ def export(
     from lengthwise.cli import experiment_options
     from lengthwise.evaluation.exact_match import EvaluationSettings
     from lengthwise.experiments.experiment import load_task
-    from lengthwise.hf.export import export_hf, export_to_harness, import_hf
+    from lengthwise.hf.export import export_hf, export_to_lm_eval, import_hf
 
     if output_format not in FORMATS:
-        raise unknown_name("format", output_format, FORMATS)
+        raise unknown_name_error("format", output_format, FORMATS)
     part_names = {"task": task, "scheme": scheme, "encoding": encoding}
     if output_format == "hf":
         export_hf(Path(name), out, overrides=experiment_options.parse_overrides(**part_names))
@@ -58,7 +60,7 @@ def export(
     if output_format == "lm-eval":
         harness_task, settings = load_task(name), EvaluationSettings(lengths=DEFAULT_LENGTHS, seed=seed)
         settings = experiment_options.override_evaluation(settings, lengths, num_examples, None, task=harness_task)
-        task_group = export_to_harness(harness_task, out, settings, shots=shots)
+        task_group = export_to_lm_eval(harness_task, out, settings, shots=shots)
         usage = f"lm_eval --include_path {out} --tasks {task_group}"
     if as_json:
         print_json({"folder": str(out), "use": usage})

@@ -21,11 +21,11 @@ def influence(
             metavar="[TEXT]...", help=f"Files, folders or {SOURCE_FORMAT}.", show_default="held-out text of the run"
         ),
     ] = None,
-    documents: Annotated[int | None, options.integer("Maximum number of documents per TEXT.")] = None,
-    near: Annotated[int, options.integer("Number of near tokens, which directly precede the target.")] = 64,
+    documents: Annotated[int | None, options.integer_option("Maximum number of documents per TEXT.")] = None,
+    near: Annotated[int, options.integer_option("Number of near tokens, which directly precede the target.")] = 64,
     far: Annotated[
         int | None,
-        options.integer(
+        options.integer_option(
             "Number of far tokens, which precede the near tokens.",
             show_default=f"{FAR_TOKENS}, or fewer for a model with fewer positions",
         ),
@@ -76,9 +76,9 @@ def influence(
     ] = 0.1,
     targets: Annotated[str, Option(help="Number of target tokens, or all.")] = "500",
     max_document_tokens: Annotated[
-        int | None, options.integer("Maximum number of tokens per document; longer documents are split.")
+        int | None, options.integer_option("Maximum number of tokens per document; longer documents are split.")
     ] = None,
-    sink: Annotated[int, options.integer("Number of initial tokens that stay visible as attention sinks.")] = 0,
+    sink: Annotated[int, options.integer_option("Number of initial tokens that stay visible as attention sinks.")] = 0,
     kind: Annotated[str | None, Option(help="Kind of held-out text to measure. Only for run folders.")] = None,
     compare_model: Annotated[
         list[str] | None, Option(help="Another model to measure on the same texts; repeat the flag for more models.")
@@ -87,7 +87,7 @@ def influence(
     dtype: Annotated[
         str | None, Option(help="Data type of a transformers model: float32, bfloat16 or float16.")
     ] = None,
-    seed: Annotated[int, options.integer("Random seed for targets and random selections.")] = 0,
+    seed: Annotated[int, options.integer_option("Random seed for targets and random selections.")] = 0,
     part: Annotated[
         str, Option(metavar="I/N", help="Part I of N to measure in this process; the last process joins all parts.")
     ] = "1/1",
@@ -102,10 +102,10 @@ def influence(
     """
     from lengthwise.cli import influence_options
     from lengthwise.hf.language_models import check_model_exists, load_language_model
-    from lengthwise.influence.report.figures import draw_scale
+    from lengthwise.influence.report.figures import plot_model_sizes
     from lengthwise.influence.report.study_report import PAGE_FILE
     from lengthwise.influence.settings import InfluenceSettings
-    from lengthwise.influence.study import InfluenceStudy, parse_part
+    from lengthwise.influence.study import InfluenceStudy, parse_study_part
 
     settings = InfluenceSettings(
         near=near,
@@ -115,14 +115,14 @@ def influence(
         modes=options.split_names(mode),
         objectives=options.split_names(objective),
         controls=influence_options.parse_controls(controls),
-        rule=influence_options.parse_gap_rule(rule, gap),
+        rule=influence_options.parse_clear_gain_rule(rule, gap),
         background_fraction=background_fraction,
         num_targets=influence_options.parse_num_targets(targets),
         max_document_tokens=max_document_tokens,
         sink=sink,
         seed=seed,
     )
-    shard = parse_part(part)
+    shard = parse_study_part(part)
     model_names = [model, *(compare_model or [])]
     for name in model_names:
         check_model_exists(name)
@@ -132,7 +132,7 @@ def influence(
     for name, folder in zip(model_names, folders, strict=True):
         loaded = load_language_model(name, tokenizer=tokenizer, device=device, dtype=dtype)
         if far is None and len(model_names) == 1:
-            settings = influence_options.limit_far(settings, loaded)
+            settings = influence_options.limit_far_tokens(settings, loaded)
         tokenized = influence_options.load_documents(loaded, texts, kind, documents)
         study = InfluenceStudy(model=loaded.model, codec=loaded.codec, texts=tokenized, settings=settings, part=shard)
         summary = influence_options.run_study(study, folder, resume=resume)
@@ -140,7 +140,7 @@ def influence(
     if len(summaries) < len(model_names):
         return
     parameters = [summary["parameters"] for summary in summaries]
-    scale_figure = draw_scale(summaries, parameters, out) if len(summaries) > 1 else None
+    scale_figure = plot_model_sizes(summaries, parameters, out) if len(summaries) > 1 else None
     if as_json:
         print_json({"folder": str(out), "summaries": summaries})
         return

@@ -7,7 +7,7 @@ from typer import Argument
 
 from lengthwise.cli import options
 from lengthwise.cli.terminal import print_json, print_message, print_table
-from lengthwise.core.errors import SettingError, unknown_name
+from lengthwise.core.errors import SettingError, unknown_name_error
 
 
 def list_(
@@ -28,7 +28,7 @@ def list_(
     from lengthwise.experiments.recipes import COMPARISONS, RECIPES
     from lengthwise.experiments.reproduction import load_claims
     from lengthwise.influence.measures import MEASURES
-    from lengthwise.positions import SCHEMES, describe_given
+    from lengthwise.positions import SCHEMES, describe_given_knowledge
     from lengthwise.tasks import TASKS
     from lengthwise.theory.counterexamples import COUNTEREXAMPLES
 
@@ -53,13 +53,13 @@ def list_(
         for name, entries in tables.items()
     }
     for row in rows["schemes"]:
-        row["given"] = describe_given(None, SCHEMES[row["name"]]())
+        row["given"] = describe_given_knowledge(None, SCHEMES[row["name"]]())
     rows["recipes"] = [
         {"name": key, "summary": entry.summary, "paper": ""} for key, entry in (*RECIPES.items(), *COMPARISONS.items())
     ]
     if kind is not None:
         if kind not in rows:
-            raise unknown_name("table", kind, rows)
+            raise unknown_name_error("table", kind, rows)
         rows = {kind: rows[kind]}
     if as_json:
         print_json(rows)

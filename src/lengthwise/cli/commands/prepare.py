@@ -18,11 +18,11 @@ def prepare(
         ),
     ],
     out: options.OutputFolder,
-    vocabulary_size: Annotated[int, options.integer("Vocabulary size, including the end token.")] = 2048,
+    vocabulary_size: Annotated[int, options.integer_option("Vocabulary size, including the end token.")] = 2048,
     held_out: Annotated[
-        float, options.number("Fraction of each kind of text to hold out.", "a fraction such as 0.1")
+        float, options.number_option("Fraction of each kind of text to hold out.", "a fraction such as 0.1")
     ] = 0.1,
-    seed: Annotated[int, options.integer("Random seed for selecting held-out documents.")] = 0,
+    seed: Annotated[int, options.integer_option("Random seed for selecting held-out documents.")] = 0,
     as_json: options.JsonFlag = False,
 ) -> None:
     """Build a corpus for language models, with a tokenizer, training tokens and held-out tokens."""

@@ -14,8 +14,8 @@ from lengthwise.core.defaults import FIRST_SEED
 def reproduce_(
     claim: Annotated[str, Argument(metavar="CLAIM", help="Name of a claim; see lengthwise list claims.")],
     size: Annotated[str, Option(help="Size: quick, laptop (minutes), full (hours) or gpu.")] = "laptop",
-    seeds: Annotated[int | None, options.integer("Number of seeds.", show_default="depends on the size")] = None,
-    first_seed: Annotated[int, options.integer("First random seed.")] = FIRST_SEED,
+    seeds: Annotated[int | None, options.integer_option("Number of seeds.", show_default="depends on the size")] = None,
+    first_seed: Annotated[int, options.integer_option("First random seed.")] = FIRST_SEED,
     workers: options.NumWorkers = None,
     executor: options.ExecutorName = "local",
     address: options.ClusterAddress = None,

@@ -15,7 +15,7 @@ def show_(
     target: Annotated[
         str, Argument(metavar="TASK|FILE.jsonl|RUN", help="Task, file of prompts and responses, or run folder.")
     ],
-    length: Annotated[int, options.integer("Length of the example.")],
+    length: Annotated[int, options.integer_option("Length of the example.")],
     scheme: options.SchemeName = None,
     task: options.TaskName = None,
     encoding: options.EncodingName = None,
@@ -30,12 +30,12 @@ def show_(
 
     Without --scheme, a task with a coupling has the scheme predicted, and any other task has sequential.
     """
-    from lengthwise.cli.experiment_options import load_run_with
+    from lengthwise.cli.experiment_options import load_run_with_overrides
     from lengthwise.evaluation.picture.text_drawing import draw_text
     from lengthwise.experiments.show import show
 
     if Path(target).is_dir():
-        run = load_run_with(target, task, scheme, encoding)
+        run = load_run_with_overrides(target, task, scheme, encoding)
         picture = show(run, length, seed=seed, training=training, out=out)
     else:
         options.reject_flags("needs a run folder", task=task, encoding=encoding)

@@ -20,7 +20,7 @@ def sweep_(
     workers: options.NumWorkers = None,
     seeds: Annotated[
         int | None,
-        options.integer("Number of seeds, instead of the seeds of the file.", show_default="set by the file"),
+        options.integer_option("Number of seeds, instead of the seeds of the file.", show_default="set by the file"),
     ] = None,
     device: options.DeviceName = "auto",
     tracker: options.TrackerNames = None,

@@ -24,15 +24,19 @@ def train_(
     scheme: options.SchemeName = None,
     encoding: options.EncodingName = None,
     train_lengths: options.TrainLengthRange = None,
-    steps: Annotated[int | None, options.integer("Number of training steps.", show_default="set by the recipe")] = None,
+    steps: Annotated[
+        int | None, options.integer_option("Number of training steps.", show_default="set by the recipe")
+    ] = None,
     batch_size: Annotated[
-        int | None, options.integer("Number of examples per training step.", show_default="set by the recipe")
+        int | None, options.integer_option("Number of examples per training step.", show_default="set by the recipe")
     ] = None,
     lengths_per_batch: Annotated[
-        int | None, options.integer("Number of different lengths per training step; 1 trains each step on one length.")
+        int | None,
+        options.integer_option("Number of different lengths per training step; 1 trains each step on one length."),
     ] = None,
     num_position_ids: Annotated[
-        int | None, options.integer("Number of position IDs; must exceed the largest ID of the longest test sequence.")
+        int | None,
+        options.integer_option("Number of position IDs; must exceed the largest ID of the longest test sequence."),
     ] = None,
     head: Annotated[
         str | None, Option(help="Position head: pointer, wide_pointer, rank, increment, search or class.")
@@ -40,10 +44,11 @@ def train_(
     corpus: options.CorpusFolder = None,
     assignments: options.Assignments = None,
     config: options.ConfigFile = None,
-    seed: Annotated[int | None, options.integer("Random seed for the data and the initial weights.")] = None,
+    seed: Annotated[int | None, options.integer_option("Random seed for the data and the initial weights.")] = None,
     device: options.DeviceName = "auto",
     threads: Annotated[
-        int | None, options.integer("Number of CPU threads.", show_default="1 for narrow models, else chosen by torch")
+        int | None,
+        options.integer_option("Number of CPU threads.", show_default="1 for narrow models, else chosen by torch"),
     ] = None,
     out: Annotated[Path | None, Option("--out", help="Output folder.", show_default="runs/TASK-SCHEME-SEED")] = None,
     resume: Annotated[
@@ -66,19 +71,19 @@ def train_(
         # The imports and the first steps of the search take seconds.
         print_message(f"searching for a coupling in examples of {task}")
     from lengthwise.cli import experiment_options
-    from lengthwise.cli.config_file import part_names, read_changes
+    from lengthwise.cli.config_file import read_setting_changes, select_component_names
     from lengthwise.experiments.experiment import change_settings, changed_train_lengths
     from lengthwise.experiments.recipes import quick_version
     from lengthwise.experiments.run import train
     from lengthwise.experiments.run_folder import read_experiment
 
-    changes = read_changes(given_options)
+    changes = read_setting_changes(given_options)
     given_names = {"task": task, "scheme": scheme, "encoding": encoding}
-    saved_run = experiment_options.saved_run(name, task, out if resume else None, start)
+    saved_run = experiment_options.find_saved_run(name, task, out if resume else None, start)
     if saved_run is not None:
         experiment = read_experiment(saved_run, overrides=experiment_options.parse_overrides(**given_names))
     else:
-        names = given_names if name is not None else part_names(changes, **given_names)
+        names = given_names if name is not None else select_component_names(changes, **given_names)
         experiment = experiment_options.experiment_from_names(
             name, **names, train_lengths=changed_train_lengths(changes)
         )
@@ -105,4 +110,4 @@ def train_(
         flags = "".join(f" --{kind} {value}" for kind, value in given_names.items() if value and ":" in value)
         flags += " --quick" if use_quick else ""
         raise StoppedError(f"stopped and saved; continue with: lengthwise train --resume --out {folder}{flags}")
-    experiment_options.report_run(run, threads, is_quick=use_quick, as_json=as_json)
+    experiment_options.print_trained_run(run, threads, is_quick=use_quick, as_json=as_json)

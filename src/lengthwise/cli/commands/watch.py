@@ -36,7 +36,7 @@ def watch(
     if once:
         out_console.print(_draw(states, {}))
         return
-    speedometer = Speedometer()
+    speedometer = TrainingSpeedMeter()
     printed: dict[str, str] = {}
     display = Live(console=out_console, auto_refresh=False) if out_console.is_terminal else nullcontext()
     with suppress(KeyboardInterrupt), display as live:
@@ -78,7 +78,7 @@ def _format(number: float | None, digits: int) -> str:
     return "-" if number is None else f"{number:.{digits}f}"
 
 
-class Speedometer:
+class TrainingSpeedMeter:
     """Speed of each run in steps per second, since the first time that it was seen."""
 
     def __init__(self) -> None:

@@ -9,8 +9,8 @@ import numpy as np
 from lengthwise.core.defaults import DIAGNOSIS_EXAMPLES
 from lengthwise.core.errors import SettingError
 from lengthwise.core.intervals import wilson_interval
-from lengthwise.evaluation.diagnosis.attribution import (
-    Cause,
+from lengthwise.evaluation.diagnosis.failure_attribution import (
+    FailureCause,
     SubsamplingControl,
     build_interventions,
     describe_limiting_cause,
@@ -24,14 +24,14 @@ from lengthwise.evaluation.diagnosis.failures import (
     RangeShift,
     collect_failures,
     count_failures,
-    mean_needed_mass,
+    mean_needed_attention,
     measure_range_shifts,
-    needed_mass_at_errors,
+    needed_attention_at_errors,
 )
 from lengthwise.evaluation.exact_match import count_examples
 from lengthwise.evaluation.forecast.assumptions import ACCURACY_THRESHOLD
-from lengthwise.evaluation.forecast.probed_model import ProbedModel, Queries
-from lengthwise.tasks import GradedByLoss, HasLengths, Task, nearest_length
+from lengthwise.evaluation.forecast.probed_model import AnswerQueries, ProbedModel
+from lengthwise.tasks import GradedByLoss, HasFixedLengths, Task, nearest_length
 
 # Maximum number of queries per intervention.
 MAX_QUERIES = 128
@@ -71,7 +71,7 @@ class Diagnosis:
     needed_mass_at_errors: tuple[float, ...] = ()
     failures: FailureCounts | None = None
     range_shifts: tuple[RangeShift, ...] = ()
-    causes: tuple[Cause, ...] = ()
+    causes: tuple[FailureCause, ...] = ()
     subsampling_control: SubsamplingControl | None = None
     skip_reason: str | None = None
     limited_by: str = ""
@@ -102,7 +102,7 @@ def diagnose(
         doubled_length *= 2
     num_answers = min(NUM_ANSWERS, num_examples)
     mass_by_length = {
-        tested: mean_needed_mass(model, tested, num_answers, partial(report, f"attention at length {tested:,}"))
+        tested: mean_needed_attention(model, tested, num_answers, partial(report, f"attention at length {tested:,}"))
         for tested in sorted(lengths)
     }
     train_mass = mass_by_length[model.max_train_length]
@@ -110,7 +110,7 @@ def diagnose(
     heads = tuple((int(layer), int(head)) for layer, head in np.argwhere(is_reported))
     by_length: list[LengthSummary] = []
     failures: list[FailureBatch] = []
-    correct_answers: list[Queries] = []
+    correct_answers: list[AnswerQueries] = []
     for tested, masses in mass_by_length.items():
         stage = partial(report, f"examples of length {tested:,}")
         failures, correct_answers = collect_failures(model, tested, num_examples, stage)
@@ -146,7 +146,7 @@ def check_diagnosis(task: Task, max_train_length: int, length: int) -> None:
             f"length {length} is not beyond the longest training length {max_train_length}; use a larger length or "
             "lengthwise evaluate"
         )
-    if isinstance(task, HasLengths) and max_train_length not in task.available_lengths:
+    if isinstance(task, HasFixedLengths) and max_train_length not in task.available_lengths:
         raise SettingError(
             f"the task file has no records of length {max_train_length}, the longest training length, which a "
             "diagnosis requires; add records of that length"
@@ -157,7 +157,7 @@ def _with_causes(
     diagnosis: Diagnosis,
     model: ProbedModel,
     failures: list[FailureBatch],
-    correct_answers: list[Queries],
+    correct_answers: list[AnswerQueries],
     report: Callable[[str], None],
 ) -> Diagnosis:
     report("kinds of first errors")
@@ -165,7 +165,7 @@ def _with_causes(
     failure_counts, skip_reason, control = count_failures(model, failures), model.subsampling_obstacle, None
     range_shifts = tuple(measure_range_shifts(model, errors))
     id_and_end_causes = tuple(measure_id_and_end_causes(model, failures, failure_counts))
-    causes: tuple[Cause, ...] = ()
+    causes: tuple[FailureCause, ...] = ()
     if skip_reason is None:
         interventions = build_interventions(model)
         on_errors = interventions.apply_to_batches(errors, MAX_QUERIES, partial(report, "changes of first errors"))
@@ -179,7 +179,7 @@ def _with_causes(
         on_correct = interventions.apply_to_batches(correct_answers, MAX_QUERIES, stage) if correct_answers else None
         beyond = any(shift.fraction_beyond > 0 for shift in range_shifts)
         causes = tuple(measure_intervention_causes(on_errors, on_correct, diagnosis.length, beyond_training=beyond))
-    masses = needed_mass_at_errors(model, errors)
+    masses = needed_attention_at_errors(model, errors)
     return replace(
         diagnosis,
         needed_mass_at_errors=tuple(float(masses[head]) for head in diagnosis.heads),

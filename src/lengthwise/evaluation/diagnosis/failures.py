@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from lengthwise.core.randomness import stream
+from lengthwise.core.randomness import random_stream
 from lengthwise.evaluation.exact_match import check_id_range, iter_examples
-from lengthwise.evaluation.forecast.probed_model import ProbedModel, Queries, build_queries, sample_answers
+from lengthwise.evaluation.forecast.probed_model import AnswerQueries, ProbedModel, build_queries, sample_answers
 from lengthwise.evaluation.grading import first_errors, grade
 from lengthwise.model.attention_scores import AttentionHooks
 from lengthwise.model.decoder import Decoder
@@ -34,7 +34,7 @@ class FailureBatch:
     marks examples in which all predicted IDs are correct.
     """
 
-    errors: Queries
+    errors: AnswerQueries
     kinds: tuple[str, ...]
     tokens_correct: Bool[np.ndarray, " failed"]
     ids_correct: Bool[np.ndarray, " failed"]
@@ -60,13 +60,13 @@ class FailureCounts:
 
 def collect_failures(
     model: ProbedModel, length: int, num_examples: int, report: Callable[[], None] = lambda: None
-) -> tuple[list[FailureBatch], list[Queries]]:
+) -> tuple[list[FailureBatch], list[AnswerQueries]]:
     """Grade the examples of ``evaluate_by_length`` with teacher forcing; call ``report`` before each batch.
 
     Return the first errors of failed examples, and one random correct answer token of each example that has any.
     """
     model.decoder.eval()
-    end_token, rng = model.task.vocabulary.index("end"), stream(model.seed, "diagnosis right answers", length)
+    end_token, rng = model.task.vocabulary.index("end"), random_stream(model.seed, "diagnosis right answers", length)
     failures, correct_queries = [], []
     for examples, batch in iter_examples(model.task, model.scheme, length, num_examples, model.seed):
         report()
@@ -85,7 +85,7 @@ def collect_failures(
         end_kinds = np.where(examples.tokens[failed, answer_index] == end_token, "end too late", "end too early")
         failures.append(
             FailureBatch(
-                errors=build_queries(model.task, examples.select(failed), batch.select(failed), answer_index),
+                errors=build_queries(model.task, examples.select(failed), batch.select_examples(failed), answer_index),
                 kinds=tuple(np.where(kinds == "end", end_kinds, kinds).tolist()),
                 tokens_correct=(~grades.token_errors.any(dim=1)).numpy()[failed],
                 ids_correct=(~grades.id_errors.any(dim=1)).numpy()[failed],
@@ -117,7 +117,9 @@ def _error_propagation(model: ProbedModel, failures: list[FailureBatch]) -> floa
     for failure_batch in failures:
         id_errors = np.flatnonzero(np.array(failure_batch.kinds) == "id")[:num_remaining]
         if len(id_errors):
-            grades = grade(model.decoder, failure_batch.errors.batch.select(id_errors), end=end_token, decode="free")
+            grades = grade(
+                model.decoder, failure_batch.errors.batch.select_examples(id_errors), end=end_token, decode="free"
+            )
             has_wrong_token += grades.token_errors.any(dim=1).tolist()
             num_remaining -= len(id_errors)
     return float(np.mean(has_wrong_token)) if has_wrong_token else None
@@ -139,37 +141,41 @@ def grade_with_known_end(decoder: Decoder, failures: FailureBatch, end: int) -> 
     return is_end_error & is_first_correct, is_correct.all(axis=1) & failures.ids_correct
 
 
-def mean_needed_mass(
+def mean_needed_attention(
     model: ProbedModel, length: int, num_answers: int, report: Callable[[], None]
 ) -> Float[np.ndarray, "layers heads"]:
     """Return each head's mean attention on the needed tokens of sampled answers; 0 for a task without depends_on.
 
     ``report`` is called before each batch of answers.
     """
-    rng = stream(model.seed, "diagnosis attention", length)
+    rng = random_stream(model.seed, "diagnosis attention", length)
     end_token = model.task.vocabulary.index("end")
     masses = []
     for examples, batch in iter_examples(model.task, model.scheme, length, num_answers, model.seed):
         report()
         if examples.depends_on is not None:
-            masses.append(needed_mass(model.decoder, batch, sample_answers(batch, end_token, rng), examples.depends_on))
+            masses.append(
+                measure_needed_attention(
+                    model.decoder, batch, sample_answers(batch, end_token, rng), examples.depends_on
+                )
+            )
     return _mean_by_head(model, masses)
 
 
-def needed_mass_at_errors(model: ProbedModel, errors: list[Queries]) -> Float[np.ndarray, "layers heads"]:
+def needed_attention_at_errors(model: ProbedModel, errors: list[AnswerQueries]) -> Float[np.ndarray, "layers heads"]:
     """Return each head's mean attention on the needed tokens of the first errors; 0 for a task without depends_on."""
     masses, num_remaining = [], NUM_ANSWERS
     for queries in errors:
-        selected = queries.first(num_remaining)
+        selected = queries.take_first(num_remaining)
         answer, depends_on = selected.answer, selected.examples.depends_on
         if depends_on is not None and len(answer):
-            masses.append(needed_mass(model.decoder, selected.batch, answer, depends_on))
+            masses.append(measure_needed_attention(model.decoder, selected.batch, answer, depends_on))
         num_remaining -= len(answer)
     return _mean_by_head(model, masses)
 
 
 @torch.no_grad()
-def needed_mass(
+def measure_needed_attention(
     decoder: Decoder, batch: Batch, answer: Int[np.ndarray, " batch"], depends_on: Int[np.ndarray, "batch seq k"]
 ) -> Float[np.ndarray, "answers layers heads"]:
     """Return the attention of one answer per example on its needed tokens; ``answer`` contains token indexes.
@@ -194,7 +200,7 @@ def needed_mass(
         query_slice = slice(query_index, query_index + 1)
         decoder(tokens[:, query_slice], ids[:, :, query_slice], cache, hooks=AttentionHooks(on_weights=record_mass))
         masses.append(np.stack(by_layer))
-    empty_shape = (0, decoder.settings.num_passes, decoder.settings.num_heads)
+    empty_shape = (0, decoder.settings.num_unrolled_blocks, decoder.settings.num_heads)
     return np.stack(masses) if masses else np.zeros(empty_shape, dtype=np.float32)
 
 
@@ -202,7 +208,7 @@ def _mean_by_head(
     model: ProbedModel, masses: list[Float[np.ndarray, "_ layers heads"]]
 ) -> Float[np.ndarray, "layers heads"]:
     settings = model.decoder.settings
-    all_masses = np.concatenate([np.zeros((0, settings.num_passes, settings.num_heads)), *masses])
+    all_masses = np.concatenate([np.zeros((0, settings.num_unrolled_blocks, settings.num_heads)), *masses])
     return np.asarray(all_masses.mean(axis=0)) if len(all_masses) else np.zeros(all_masses.shape[1:])
 
 
@@ -219,7 +225,7 @@ class RangeShift:
     fraction_beyond: float
 
 
-def measure_range_shifts(model: ProbedModel, errors: list[Queries]) -> Iterator[RangeShift]:
+def measure_range_shifts(model: ProbedModel, errors: list[AnswerQueries]) -> Iterator[RangeShift]:
     """Yield one range shift per quantity; ``errors`` contains the first error of each failed example.
 
     Quantities of the needed tokens are measured only if the task declares needed tokens.
@@ -266,7 +272,7 @@ def _range_of_needed(
 
 
 def _max_train_distance_to_needed(model: ProbedModel) -> float:
-    rng = stream(model.seed, "diagnosis training", model.max_train_length)
+    rng = random_stream(model.seed, "diagnosis training", model.max_train_length)
     examples = model.task.sample(length=model.max_train_length, size=NUM_DISTANCE_EXAMPLES, rng=rng)
     assert examples.depends_on is not None
     ids = model.scheme.assign(examples, rng, training=True).position_ids.astype(np.float64)

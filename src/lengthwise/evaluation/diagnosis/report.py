@@ -24,12 +24,12 @@ MIN_ERRORS = 20
 Table = tuple[str, list[str], list[list[str]]]
 
 
-def to_json(diagnosis: Diagnosis) -> dict[str, Any]:
+def diagnosis_to_json(diagnosis: Diagnosis) -> dict[str, Any]:
     """Convert a diagnosis to JSON values, including the property ``fits``."""
     return {"fits": diagnosis.fits, **asdict(diagnosis)}
 
 
-def tables(diagnosis: Diagnosis) -> Iterator[Table]:
+def diagnosis_tables(diagnosis: Diagnosis) -> Iterator[Table]:
     """Yield tables of exact match by length, first errors, range shifts and causes."""
     yield _length_table(diagnosis)
     if diagnosis.failures is None:
@@ -49,7 +49,7 @@ def tables(diagnosis: Diagnosis) -> Iterator[Table]:
     yield "causes", ["cause", "intervention", "errors repaired", "right answers broken", "exact match", "n"], cause_rows
 
 
-def sentences(diagnosis: Diagnosis) -> Iterator[str]:
+def describe_diagnosis(diagnosis: Diagnosis) -> Iterator[str]:
     """Yield sentences about the locations of first errors, the subsampling control and, last, the limiting cause."""
     if diagnosis.failures is not None:
         yield f"first errors by tenths of the response: {' '.join(map(str, diagnosis.failures.by_tenth))}"
@@ -94,7 +94,7 @@ def _first_error_table(failures: FailureCounts, length: int) -> Table:
 def write_report(diagnosis: Diagnosis, folder: Path) -> Path:
     """Write diagnosis.json and figure.png to a folder, and return the path of the figure."""
     check_report_folder(folder, DIAGNOSIS_FILE)
-    write_atomically(folder / DIAGNOSIS_FILE, json.dumps(to_json(diagnosis), indent=2).encode())
+    write_atomically(folder / DIAGNOSIS_FILE, json.dumps(diagnosis_to_json(diagnosis), indent=2).encode())
     # The heads with the most attention on the needed tokens at the shortest length.
     mass = diagnosis.by_length[0].needed_mass
     heads = sorted(sorted(range(len(mass)), key=mass.__getitem__, reverse=True)[: MAX_LINES - 1])

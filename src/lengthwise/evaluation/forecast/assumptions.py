@@ -14,10 +14,10 @@ from jaxtyping import Bool, Float, Int, Real
 from torch import Tensor
 
 from lengthwise.core.errors import LengthwiseError
-from lengthwise.evaluation.forecast.probed_model import MAX_SCORES, ProbedModel, Queries, SubsampleAccuracy
+from lengthwise.evaluation.forecast.probed_model import MAX_SCORES, AnswerQueries, ProbedModel, SubsampleAccuracy
 from lengthwise.model.attention_scores import AttentionHooks
 from lengthwise.model.decoder import Decoder
-from lengthwise.theory.task_certificate import Assumption, measure_structure
+from lengthwise.theory.task_certificate import AssumptionCheck, measure_dependencies
 
 # Maximum decrease in the probability of the correct answer if only a sufficient set of tokens is visible.
 MAX_PROBABILITY_DECREASE = 0.1
@@ -47,7 +47,7 @@ class RequiredTokens:
 
 
 @torch.no_grad()
-def measure_required_tokens(decoder: Decoder, queries: Queries) -> RequiredTokens:
+def measure_required_tokens(decoder: Decoder, queries: AnswerQueries) -> RequiredTokens:
     """Hide each token separately, sort tokens by their effect, and count how many of the first are sufficient.
 
     This method does not detect duplicated information, because hiding one copy has no effect.
@@ -60,13 +60,13 @@ def measure_required_tokens(decoder: Decoder, queries: Queries) -> RequiredToken
     return RequiredTokens(k=int(k), reach=int(reach), id_reach=float(id_reach))
 
 
-def _measure_query(decoder: Decoder, queries: Queries, query_index: int) -> tuple[int, int, float] | None:
+def _measure_query(decoder: Decoder, queries: AnswerQueries, query_index: int) -> tuple[int, int, float] | None:
     """Return how many tokens the decoder needs for the answer of a query, and the span of these tokens.
 
     The span includes the token before the answer. It is returned twice: in tokens, and in IDs on the level with the
     smallest span. Return None if the ``MAX_TOKENS`` tokens with the largest effect are not sufficient.
     """
-    batch, answer = queries.batch.select(slice(query_index, query_index + 1)), int(queries.answer[query_index])
+    batch, answer = queries.batch.select_examples(slice(query_index, query_index + 1)), int(queries.answer[query_index])
     tokens, ids = batch.tokens[:, :answer], batch.position_ids[:, :, :answer]
     target, last_index = int(batch.tokens[0, answer]), answer - 1
     always_visible = np.isin(tokens[0].numpy(), decoder.separators)
@@ -112,43 +112,47 @@ def _probabilities(
     return np.concatenate(probabilities)
 
 
-def check_fit(model: ProbedModel, fidelity: SubsampleAccuracy) -> Assumption:
+def check_training_fit(model: ProbedModel, fidelity: SubsampleAccuracy) -> AssumptionCheck:
     """Check that accuracy and, if known, exact match at the longest training length reach ``ACCURACY_THRESHOLD``."""
     accuracy, length = fidelity.whole, model.max_train_length
     result = f"{accuracy:.3f} of the answer tokens are right at length {length}, without the end token"
     if model.fitted is not None:
         accuracy, result = min(accuracy, model.fitted), f"exact match {model.fitted:.3f}; {result}"
     holds = accuracy >= ACCURACY_THRESHOLD
-    return Assumption(name="fits the training lengths", holds=holds, found=result, counterexample="canceling errors")
+    return AssumptionCheck(
+        name="fits the training lengths", holds=holds, found=result, counterexample="canceling errors"
+    )
 
 
 def measure_assumptions(
-    model: ProbedModel, queries: Queries, needs: RequiredTokens, fidelity: SubsampleAccuracy, max_length: int
-) -> Iterator[Assumption]:
+    model: ProbedModel, queries: AnswerQueries, needs: RequiredTokens, fidelity: SubsampleAccuracy, max_length: int
+) -> Iterator[AssumptionCheck]:
     """Yield the assumptions in the order of docs/theory.md; ``queries`` must have the longest training length."""
-    k = measure_structure(model.task, model.max_train_length, model.seed).k
+    k = measure_dependencies(model.task, model.max_train_length, model.seed).k
     measured_k = f"more than {MAX_TOKENS}" if needs.k is None else str(needs.k)
     result = (
         f"an answer depends on up to {k} tokens, including the previous token (declared by the task); this run "
         f"requires {measured_k} other tokens, separators excluded"
     )
     holds = needs.k is not None and k <= MAX_TOKENS
-    yield Assumption(name="sparsity", holds=holds, found=result, counterexample="growing k")
+    yield AssumptionCheck(name="sparsity", holds=holds, found=result, counterexample="growing k")
     reach, id_span, num_ids = _measure_spans(model, queries)
     result = f"the tokens of an answer span {id_span:g} of {num_ids:g} IDs and {reach} tokens (declared by the task)"
-    yield Assumption(name="locality in IDs", holds=4 * id_span <= num_ids, found=result, counterexample="growing gap")
+    yield AssumptionCheck(
+        name="locality in IDs", holds=4 * id_span <= num_ids, found=result, counterexample="growing gap"
+    )
     result = (
         f"accuracy {fidelity.whole:.3f}, {fidelity.half:.3f} on a half (single tokens) and {fidelity.quarter:.3f} on a "
         "quarter (blocks)"
     )
     holds = fidelity.max_accuracy_change <= MAX_ACCURACY_CHANGE
-    yield Assumption(name="deletion", holds=holds, found=result, counterexample="unbounded reach")
+    yield AssumptionCheck(name="deletion", holds=holds, found=result, counterexample="unbounded reach")
     yield _check_id_coverage(model, max_length)
     yield _measure_relativity(model, queries)
     yield _compare_token_frequencies(model, queries, max_length)
 
 
-def _measure_spans(model: ProbedModel, queries: Queries) -> tuple[int, float, float]:
+def _measure_spans(model: ProbedModel, queries: AnswerQueries) -> tuple[int, float, float]:
     """Return the largest span of the needed tokens in tokens and in IDs, and the largest ID span of an example.
 
     The needed tokens include the token before the answer. With several levels, its ID span is the smallest span on any
@@ -167,12 +171,12 @@ def _measure_spans(model: ProbedModel, queries: Queries) -> tuple[int, float, fl
     return token_span, id_span, float(np.ptp(ids, axis=-1).max()) + 1
 
 
-def _check_id_coverage(model: ProbedModel, max_length: int) -> Assumption:
+def _check_id_coverage(model: ProbedModel, max_length: int) -> AssumptionCheck:
     assumption_name = "IDs and distances seen in training"
-    if not model.decoder.reads_ids:
+    if not model.decoder.uses_position_ids:
         result = f"encoding {model.encoding.name} reads no IDs"
-        return Assumption(name=assumption_name, holds=True, found=result, counterexample="absolute positions")
-    ids = model.queries(max_length, 1).batch.position_ids
+        return AssumptionCheck(name=assumption_name, holds=True, found=result, counterexample="absolute positions")
+    ids = model.sample_answer_queries(max_length, 1).batch.position_ids
     min_id, max_id, max_distance = float(ids.min()), float(ids.max()), float((ids.amax(-1) - ids.amin(-1)).max())
     min_train_id, max_train_id = model.id_range
     result = f"IDs {min_id:g} to {max_id:g} at length {max_length}, {min_train_id:g} to {max_train_id:g} in training"
@@ -180,11 +184,11 @@ def _check_id_coverage(model: ProbedModel, max_length: int) -> Assumption:
     if (max_train_distance := model.trained_distance) is not None:
         result += f"; distances up to {max_distance:g}, {max_train_distance:g} in training"
         holds = holds and (max_distance <= max_train_distance or model.scheme.random_at_evaluation)
-    return Assumption(name=assumption_name, holds=holds, found=result, counterexample="absolute positions")
+    return AssumptionCheck(name=assumption_name, holds=holds, found=result, counterexample="absolute positions")
 
 
 @torch.no_grad()
-def _measure_relativity(model: ProbedModel, queries: Queries) -> Assumption:
+def _measure_relativity(model: ProbedModel, queries: AnswerQueries) -> AssumptionCheck:
     """Measure the mean total variation between predictions with the original IDs and with all IDs shifted."""
     batch, query_indices = queries.batch, torch.arange(len(queries.answer))
     last_index = torch.from_numpy(queries.last_index)
@@ -194,30 +198,36 @@ def _measure_relativity(model: ProbedModel, queries: Queries) -> Assumption:
         try:
             hidden, _ = model.decoder(batch.tokens, batch.position_ids + id_offset)
         except LengthwiseError as error:
-            return Assumption(name="relativity", holds=False, found=str(error), counterexample="absolute positions")
+            return AssumptionCheck(
+                name="relativity", holds=False, found=str(error), counterexample="absolute positions"
+            )
         predictions.append(model.decoder.token_logits(hidden[query_indices, last_index][:, None])[:, 0].softmax(dim=-1))
     total_variation = float((predictions[0] - predictions[1]).abs().sum(dim=-1).mean() / 2)
     result = f"predictions change by {total_variation:.3f} (total variation) if all IDs increase by {id_shift}"
     holds = total_variation <= MAX_TOTAL_VARIATION
-    return Assumption(name="relativity", holds=holds, found=result, counterexample="absolute positions")
+    return AssumptionCheck(name="relativity", holds=holds, found=result, counterexample="absolute positions")
 
 
-def _compare_token_frequencies(model: ProbedModel, queries: Queries, max_length: int) -> Assumption:
+def _compare_token_frequencies(model: ProbedModel, queries: AnswerQueries, max_length: int) -> AssumptionCheck:
     """Compare the token frequencies before answers at the longest training length and at ``max_length``.
 
     The comparison does not detect a new token that is rare at ``max_length``.
     """
 
-    def frequencies(queries: Queries) -> Float[np.ndarray, " vocab"]:
+    def frequencies(queries: AnswerQueries) -> Float[np.ndarray, " vocab"]:
         tokens = queries.batch.tokens.numpy()
         is_before_answer = np.arange(tokens.shape[1]) < queries.answer[:, None]
         token_counts = np.bincount(tokens[is_before_answer], minlength=len(model.task.vocabulary))
         return np.asarray(token_counts / token_counts.sum())
 
-    total_variation = float(np.abs(frequencies(queries) - frequencies(model.queries(max_length))).sum() / 2)
+    total_variation = float(
+        np.abs(frequencies(queries) - frequencies(model.sample_answer_queries(max_length))).sum() / 2
+    )
     result = (
         f"frequencies at length {max_length} differ by {total_variation:.3f} "
         f"(total variation; allowed: {MAX_TOTAL_VARIATION})"
     )
     holds = total_variation <= MAX_TOTAL_VARIATION
-    return Assumption(name="same token frequencies", holds=holds, found=result, counterexample="new background token")
+    return AssumptionCheck(
+        name="same token frequencies", holds=holds, found=result, counterexample="new background token"
+    )

@@ -6,26 +6,26 @@ from functools import cache, partial
 
 from lengthwise.core.errors import LengthwiseError, SettingError
 from lengthwise.core.intervals import wilson_interval
-from lengthwise.core.randomness import stream
+from lengthwise.core.randomness import random_stream
 from lengthwise.evaluation.forecast.assumptions import (
     ACCURACY_THRESHOLD,
     MAX_ACCURACY_CHANGE,
     RequiredTokens,
-    check_fit,
+    check_training_fit,
     measure_assumptions,
     measure_required_tokens,
 )
 from lengthwise.evaluation.forecast.probed_model import (
     NUM_QUERIES,
+    AnswerQueries,
     ProbedModel,
-    Queries,
     SubsampleAccuracy,
     measure_subsample_accuracy,
 )
 from lengthwise.evaluation.forecast.subsampling import split_into_pieces, upweight_distractors
-from lengthwise.tasks import HasLengths, NaturalText, Planted, Task
+from lengthwise.tasks import HasFixedLengths, NaturalText, PlantedCorrelations, Task
 from lengthwise.theory.risk.bayes import BayesPredictor
-from lengthwise.theory.task_certificate import Assumption
+from lengthwise.theory.task_certificate import AssumptionCheck
 
 # Margin of an interval: a constant, a factor of the subsampling error at the longest training length, and a factor of
 # the change if the sequence is cut differently. Tuned on runs not in benchmarks/forecast.md.
@@ -54,7 +54,7 @@ class InconclusiveError(LengthwiseError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Forecast:
+class AccuracyForecast:
     """Predicted accuracy per answer token at a length, with the 90% interval ``low`` to ``high``.
 
     Accuracy is teacher-forced, includes predicted IDs, and excludes the end token. ``mean`` uses the mean
@@ -92,12 +92,12 @@ class Forecast:
     exact_high: float
 
 
-def predict(
-    model: ProbedModel, train_queries: Queries, budget: int, fidelity: SubsampleAccuracy, length: int
-) -> Forecast:
+def predict_accuracy(
+    model: ProbedModel, train_queries: AnswerQueries, budget: int, fidelity: SubsampleAccuracy, length: int
+) -> AccuracyForecast:
     """Predict the accuracy at a length from pieces of ``budget`` tokens, or raise ``InconclusiveError``."""
-    queries = model.queries(length)
-    rng = stream(model.seed, "forecast pieces", length, budget)
+    queries = model.sample_answer_queries(length)
+    rng = random_stream(model.seed, "forecast pieces", length, budget)
     pieces, coverage = split_into_pieces(queries.depends_on, queries.last_index, budget, rng, MAX_PIECES)
     num_pieces = len(pieces.last_column) // len(queries.answer)
     if coverage < MIN_COVERAGE:
@@ -125,12 +125,12 @@ def predict(
     length_ratio = queries.batch.tokens.shape[1] / budget
     upweighted = upweight_distractors(train_queries.depends_on, train_queries.last_index, length_ratio)
     diluted = model.query(train_queries, upweighted).correct[(upweighted.weights > 1).any(axis=1)]
-    num_answers = queries.max_answers(model.task.vocabulary.index("end"))
+    num_answers = queries.max_answer_tokens(model.task.vocabulary.index("end"))
     response = _query_responses(model, length, budget)
     exact_low, exact_high = response.exact_interval(
         num_answers + 1, low, high, error=1 - mean, misled=mean - every_piece, shift=margin - MARGIN
     )
-    return Forecast(
+    return AccuracyForecast(
         length=length,
         accuracy=min((mean + every_piece) / 2, high),
         low=low,
@@ -198,14 +198,18 @@ def _query_responses(model: ProbedModel, length: int, budget: int) -> _Responses
     )
 
 
-def attainable_accuracy(task: Task, queries: Queries) -> float:
+def attainable_accuracy(task: Task, queries: AnswerQueries) -> float:
     """Return an upper limit of the accuracy that the best predictor reaches on a new sample of as many queries.
 
     The best predictor of a planted law returns the most probable label given the full prompt. The limit is 1 for other
-    tasks, subclasses of ``Planted`` (which may sample differently), laws with an unlimited span (too many sets) and
+    tasks, subclasses of ``PlantedCorrelations`` (which may sample differently), laws without a span (too many sets) and
     natural texts (unknown probabilities).
     """
-    if type(task) is not Planted or task.placement.span is None or isinstance(task.background, NaturalText):
+    if (
+        type(task) is not PlantedCorrelations
+        or task.placement.max_span is None
+        or isinstance(task.background, NaturalText)
+    ):
         return 1.0
     tokens = queries.batch.tokens[:, : queries.batch.length].numpy()
     label_probabilities = BayesPredictor(task).predict(tokens).max(axis=1)
@@ -214,7 +218,7 @@ def attainable_accuracy(task: Task, queries: Queries) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Horizon:
+class ReliableLengthLimit:
     """Longest length up to which all tested lengths reach ``ACCURACY_THRESHOLD``.
 
     ``tokens`` uses the lower bound of accuracy per answer token, ``exact`` uses the lower bound of exact match, and
@@ -238,10 +242,10 @@ class RunCertificate:
     fitted: float | None
     fidelity: SubsampleAccuracy
     needs: RequiredTokens | None
-    assumptions: tuple[Assumption, ...]
-    forecasts: tuple[Forecast, ...]
+    assumptions: tuple[AssumptionCheck, ...]
+    forecasts: tuple[AccuracyForecast, ...]
     abstentions: dict[int, str]
-    horizon: Horizon | None
+    horizon: ReliableLengthLimit | None
     refusal: str | None
 
 
@@ -254,16 +258,16 @@ def certify_decoder(model: ProbedModel, lengths: Sequence[int]) -> RunCertificat
     """
     _check_request(model, lengths)
     model.decoder.eval()
-    train_queries = model.queries(model.max_train_length)
+    train_queries = model.sample_answer_queries(model.max_train_length)
     budget = train_queries.batch.tokens.shape[1]
     fidelity = measure_subsample_accuracy(model, train_queries, budget)
-    fit = check_fit(model, fidelity)
-    queries = model.queries(model.max_train_length, NUM_PROBE_QUERIES) if fit.holds else None
+    fit = check_training_fit(model, fidelity)
+    queries = model.sample_answer_queries(model.max_train_length, NUM_PROBE_QUERIES) if fit.holds else None
     needs = None if queries is None else measure_required_tokens(model.decoder, queries)
     refusal = _refusal_reason(fidelity) if fit.holds else f"the run does not fit its training lengths ({fit.found})"
     test_lengths = sorted(set(lengths))
     # The search for the horizon repeats some of these lengths.
-    predict_length = cache(partial(predict, model, train_queries, budget, fidelity))
+    predict_length = cache(partial(predict_accuracy, model, train_queries, budget, fidelity))
     forecasts, abstentions, supported_lengths = [], {}, list(test_lengths)
     for length in test_lengths if refusal is None else ():
         try:
@@ -311,29 +315,31 @@ def _refusal_reason(fidelity: SubsampleAccuracy) -> str | None:
 
 
 def _find_longest_accurate_length(
-    model: ProbedModel, predict_length: Callable[[int], Forecast], test_lengths: Sequence[int]
-) -> Horizon:
+    model: ProbedModel, predict_length: Callable[[int], AccuracyForecast], test_lengths: Sequence[int]
+) -> ReliableLengthLimit:
     """Find the horizon among ``test_lengths`` and the doublings of the longest training length, in ascending order.
 
     A task file has records of some lengths only.
     """
     longest, longest_exact, all_exact = model.max_train_length, model.max_train_length, True
     doublings = [model.max_train_length << exponent for exponent in range(1, NUM_DOUBLINGS + 1)]
-    if isinstance(model.task, HasLengths):
+    if isinstance(model.task, HasFixedLengths):
         doublings = [length for length in doublings if length in model.task.available_lengths]
     for length in sorted({*test_lengths, *doublings}):
         try:
             forecast = predict_length(length)
         except LengthwiseError as error:
-            return Horizon(tokens=longest, exact=longest_exact, limited_by=f"at length {length}: {error}")
+            return ReliableLengthLimit(tokens=longest, exact=longest_exact, limited_by=f"at length {length}: {error}")
         if forecast.low < ACCURACY_THRESHOLD:
-            return Horizon(tokens=longest, exact=longest_exact, limited_by=_describe_limit(forecast))
+            return ReliableLengthLimit(tokens=longest, exact=longest_exact, limited_by=_describe_limit(forecast))
         longest, all_exact = length, all_exact and forecast.exact_low >= ACCURACY_THRESHOLD
         longest_exact = length if all_exact else longest_exact
-    return Horizon(tokens=longest, exact=longest_exact, limited_by=f"{longest} is the longest length predicted")
+    return ReliableLengthLimit(
+        tokens=longest, exact=longest_exact, limited_by=f"{longest} is the longest length predicted"
+    )
 
 
-def _describe_limit(forecast: Forecast) -> str:
+def _describe_limit(forecast: AccuracyForecast) -> str:
     """Return the reason for a low accuracy: new IDs, more tokens or misleading tokens, whichever lowers it most."""
     accuracy_text, diluted_accuracy = f"at length {forecast.length}: {forecast.ids_only:.2f} with its IDs only", 1.0
     if forecast.token_count_only is not None:
@@ -348,7 +354,7 @@ def _describe_limit(forecast: Forecast) -> str:
     return f"the interval {forecast.low:.2f} to {forecast.high:.2f} is too wide ({accuracy_text})"
 
 
-def run_verdict(certificate: RunCertificate) -> str:
+def describe_run_certificate(certificate: RunCertificate) -> str:
     """Return sentences about the predictions of a certificate, or the reason why there are none."""
     if certificate.refusal is not None:
         return f"Nothing is predicted: {certificate.refusal}."
@@ -370,7 +376,7 @@ def _verdict_sentences(certificate: RunCertificate) -> Iterator[str]:
         yield f"There is no prediction at {lengths}; use lengthwise evaluate."
 
 
-def _exact_match_sentence(forecasts: tuple[Forecast, ...], exact_length: int, max_train_length: int) -> str:
+def _exact_match_sentence(forecasts: tuple[AccuracyForecast, ...], exact_length: int, max_train_length: int) -> str:
     reached = ""
     if exact_length > max_train_length:
         reached = f"Predicted exact match is at least {ACCURACY_THRESHOLD} up to length {exact_length}"

@@ -18,9 +18,9 @@ from lengthwise.evaluation.figure_layout import (
     make_panels,
     set_length_axis,
 )
-from lengthwise.evaluation.forecast.certificate import RunCertificate, run_verdict
+from lengthwise.evaluation.forecast.certificate import RunCertificate, describe_run_certificate
 from lengthwise.theory.counterexamples import CounterexampleCertificate
-from lengthwise.theory.planted_law_certificate import LawCertificate, tightest_bound
+from lengthwise.theory.planted_task_certificate import PlantedTaskCertificate, tightest_bound
 from lengthwise.theory.task_certificate import TaskCertificate
 
 CERTIFICATE_FILE = "certificate.json"
@@ -39,25 +39,25 @@ _POSSIBLE_FAILURES = {
     "canceling errors": "errors cancel at the training length",
     "heavy cuts": "tokens across a cut mislead",
 }
-Certificate = LawCertificate | TaskCertificate | RunCertificate | CounterexampleCertificate
+Certificate = PlantedTaskCertificate | TaskCertificate | RunCertificate | CounterexampleCertificate
 
 
-def to_json(certificate: Certificate) -> dict[str, Any]:
+def certificate_to_json(certificate: Certificate) -> dict[str, Any]:
     """Convert a certificate to JSON values, without the fitted predictor and without the set shapes of a task."""
     document = asdict(certificate)
     document.pop("predictor", None)
     for structure in document.get("structures", ()):
         structure.pop("shapes")
-    document["verdict"] = verdict(certificate)
+    document["verdict"] = certificate_verdict(certificate)
     return non_finite_to_null(document)
 
 
-def verdict(certificate: Certificate) -> str:
+def certificate_verdict(certificate: Certificate) -> str:
     """Return the guarantee or prediction in words, or the reason why nothing is predicted."""
-    return run_verdict(certificate) if isinstance(certificate, RunCertificate) else certificate.verdict
+    return describe_run_certificate(certificate) if isinstance(certificate, RunCertificate) else certificate.verdict
 
 
-def tables(certificate: Certificate) -> list[Table]:
+def certificate_tables(certificate: Certificate) -> list[Table]:
     """Return the table of assumptions, followed by the tables of risks and bounds, or of predictions.
 
     A counterexample has one table of risks.
@@ -104,7 +104,7 @@ def _forecast_table(certificate: RunCertificate) -> Table:
     return f"predicted accuracy beyond length {certificate.train_lengths[1]}, with 90% intervals", header, body
 
 
-def _risk_table(certificate: LawCertificate) -> Table:
+def _risk_table(certificate: PlantedTaskCertificate) -> Table:
     predictions = {prediction.length: prediction for prediction in certificate.predictions}
     body = []
     for risk in certificate.risks:
@@ -119,7 +119,7 @@ def _risk_table(certificate: LawCertificate) -> Table:
     return f"head fitted on lengths {certificate.trained[0]} to {certificate.trained[1]}", header, body
 
 
-def _bound_table(certificate: LawCertificate) -> Table:
+def _bound_table(certificate: PlantedTaskCertificate) -> Table:
     lengths = sorted({bound.length for bound in certificate.bounds})
     by_name: dict[str, dict[int, str]] = {}
     for bound in certificate.bounds:
@@ -140,7 +140,7 @@ def _format_number(number: float | None) -> str:
 def write_report(certificate: Certificate, folder: Path) -> Path:
     """Write certificate.json and figure.png to a folder, and return the path of the figure."""
     check_report_folder(folder, CERTIFICATE_FILE)
-    write_atomically(folder / CERTIFICATE_FILE, json.dumps(to_json(certificate), indent=2).encode())
+    write_atomically(folder / CERTIFICATE_FILE, json.dumps(certificate_to_json(certificate), indent=2).encode())
     plot = _PLOTS[type(certificate)](certificate)
     curves = [curve for curve in plot.curves if curve.points]
     figure, (axes,) = make_panels([plot.title], [[curve.name for curve in curves]], plot.caption)
@@ -190,7 +190,7 @@ class _Plot:
     caption: str
 
 
-def _plot_law(certificate: LawCertificate) -> _Plot:
+def _plot_law(certificate: PlantedTaskCertificate) -> _Plot:
     curves = [
         _curve("risk of the fitted head", certificate.risks, "found.risk"),
         _curve("true posterior", certificate.risks, "posterior.risk", ":"),
@@ -256,7 +256,7 @@ def _plot_counterexample(certificate: CounterexampleCertificate) -> _Plot:
 
 
 _PLOTS: dict[type, Callable[[Any], _Plot]] = {
-    LawCertificate: _plot_law,
+    PlantedTaskCertificate: _plot_law,
     TaskCertificate: _plot_task,
     RunCertificate: _plot_run,
     CounterexampleCertificate: _plot_counterexample,

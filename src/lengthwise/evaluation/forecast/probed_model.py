@@ -9,15 +9,15 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from lengthwise.core.randomness import stream
+from lengthwise.core.randomness import random_stream
 from lengthwise.encodings import EncodingSettings
 from lengthwise.evaluation.forecast.subsampling import Subsample, subsample, upweight_distractors
 from lengthwise.model.attention_scores import AttentionHooks
 from lengthwise.model.decoder import Decoder
-from lengthwise.model.position_heads import NextIDs
+from lengthwise.model.position_heads import NextIDDistribution
 from lengthwise.positions import PositionScheme
 from lengthwise.tasks import GradedByLoss, Task
-from lengthwise.tasks.coupling.pointers import FoundTask
+from lengthwise.tasks.coupling.pointers import TaskWithFoundCoupling
 from lengthwise.tasks.examples import Examples
 from lengthwise.training.batch import Batch, to_batch
 
@@ -47,7 +47,7 @@ class QueryResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Queries:
+class AnswerQueries:
     """Examples, the token index of one answer in each, and the token indexes that the answer depends on.
 
     ``depends_on`` contains the tokens that the task declares, and all separators before the answer, because separators
@@ -64,25 +64,25 @@ class Queries:
         """Index of the token before each answer, which predicts it."""
         return self.answer - 1
 
-    def select(self, indices: Int[np.ndarray, " selected"]) -> "Queries":
+    def select(self, indices: Int[np.ndarray, " selected"]) -> "AnswerQueries":
         """Return the queries at ``indices``; an index may repeat."""
-        return Queries(
+        return AnswerQueries(
             examples=self.examples.select(indices),
-            batch=self.batch.select(indices),
+            batch=self.batch.select_examples(indices),
             answer=self.answer[indices],
             depends_on=[self.depends_on[index] for index in indices],
         )
 
-    def first(self, num_queries: int) -> "Queries":
+    def take_first(self, num_queries: int) -> "AnswerQueries":
         """Return the first ``num_queries`` queries, or all queries if there are fewer."""
         return self.select(np.arange(min(num_queries, len(self.answer))))
 
-    def max_answers(self, end_token: int) -> int:
+    def max_answer_tokens(self, end_token: int) -> int:
         """Return the largest number of answer tokens in one example, without the end token."""
         return int((self.batch.token_scored & (self.batch.tokens != end_token)).sum(dim=1).max())
 
 
-def build_queries(task: Task, examples: Examples, batch: Batch, answer: Int[np.ndarray, " queries"]) -> Queries:
+def build_queries(task: Task, examples: Examples, batch: Batch, answer: Int[np.ndarray, " queries"]) -> AnswerQueries:
     """Return queries for the answers at token indexes ``answer``, one per example, with their needed tokens."""
     separators = [task.vocabulary.index(symbol) for symbol in task.separators]
     needed_indices = []
@@ -92,17 +92,17 @@ def build_queries(task: Task, examples: Examples, batch: Batch, answer: Int[np.n
             np.empty(0, dtype=int) if examples.depends_on is None else examples.depends_on[example_index, answer_index]
         )
         depends_on = depends_on[depends_on >= 0]
-        if isinstance(task, FoundTask):
+        if isinstance(task, TaskWithFoundCoupling):
             # A found rule names the new prompt token of each step, not the tokens before it or the earlier answers.
             before = (np.append(depends_on, answer_index - 1)[:, None] - np.arange(NUM_TOKENS_BEFORE + 1)).ravel()
             depends_on = before[before >= 0]
         needed_indices.append(np.union1d(depends_on, np.flatnonzero(is_separator)))
-    return Queries(examples=examples, batch=batch, answer=answer, depends_on=needed_indices)
+    return AnswerQueries(examples=examples, batch=batch, answer=answer, depends_on=needed_indices)
 
 
-def sample_queries(task: Task, scheme: PositionScheme, length: int, num_queries: int, seed: int) -> Queries:
+def sample_queries(task: Task, scheme: PositionScheme, length: int, num_queries: int, seed: int) -> AnswerQueries:
     """Sample examples, and return a query for one random answer token of each, never the end token."""
-    rng = stream(seed, "forecast questions", length)
+    rng = random_stream(seed, "forecast questions", length)
     examples, batch = _sample_batch(task, scheme, length, num_queries, rng)
     return build_queries(task, examples, batch, sample_answers(batch, task.vocabulary.index("end"), rng))
 
@@ -122,11 +122,11 @@ def sample_answers(batch: Batch, end_token: int, rng: np.random.Generator) -> In
 
 @torch.no_grad()
 def _query_batch(
-    decoder: Decoder, queries: Queries, subsample: Subsample, num_subsamples: int, query_slice: slice
+    decoder: Decoder, queries: AnswerQueries, subsample: Subsample, num_subsamples: int, query_slice: slice
 ) -> tuple[Bool[Tensor, " queries"], Bool[Tensor, "queries subsamples"], list[Float[Tensor, "sequences heads"]]]:
     sequences = slice(query_slice.start * num_subsamples, query_slice.stop * num_subsamples)
     subsample = Subsample(**{field.name: getattr(subsample, field.name)[sequences] for field in fields(Subsample)})
-    batch, num_queries = queries.batch.select(query_slice), query_slice.stop - query_slice.start
+    batch, num_queries = queries.batch.select_examples(query_slice), query_slice.stop - query_slice.start
     answer, last_column = torch.from_numpy(queries.answer[query_slice]), torch.from_numpy(subsample.last_column)
     repeated_needed = [
         token_indices for token_indices in queries.depends_on[query_slice] for _ in range(num_subsamples)
@@ -149,7 +149,7 @@ def _query_batch(
 
 @torch.no_grad()
 def query_without_tokens(
-    decoder: Decoder, queries: Queries, hidden_tokens: Sequence[Sequence[Int[np.ndarray, " _"]]]
+    decoder: Decoder, queries: AnswerQueries, hidden_tokens: Sequence[Sequence[Int[np.ndarray, " _"]]]
 ) -> Bool[np.ndarray, "queries sets"]:
     """Grade the decoder on each query if the token before the answer reads all tokens but those of a set.
 
@@ -158,7 +158,10 @@ def query_without_tokens(
     """
     correct = []
     for row, (last, sets) in enumerate(zip(queries.last_index.tolist(), hidden_tokens, strict=True)):
-        batch, answer = queries.batch.select(slice(row, row + 1)), torch.from_numpy(queries.answer[row : row + 1])
+        batch, answer = (
+            queries.batch.select_examples(slice(row, row + 1)),
+            torch.from_numpy(queries.answer[row : row + 1]),
+        )
         tokens, ids = batch.tokens[:, : last + 1], batch.position_ids[:, :, : last + 1]
         _, cache = decoder(tokens[:, :last], ids[:, :, :last]) if last else (None, None)
         for hidden_set in sets:
@@ -194,12 +197,12 @@ def _grade_ids(
     target_ids = batch.position_ids.take_along_dim(answer_index, dim=2)
     current_ids = batch.position_ids.take_along_dim(answer_index - 1, dim=2).expand(-1, -1, num_subsamples)
     tokens = batch.tokens.gather(1, answer[:, None]).expand(-1, num_subsamples)
-    prompts = decoder.read_prompt(batch.tokens, batch.position_ids, batch.prompt_length)
-    predictions = decoder.next_ids(hidden, current_ids, tokens, prompts)
+    prompts = decoder.build_prompt_keys(batch.tokens, batch.position_ids, batch.prompt_length)
+    predictions = decoder.next_id_distributions(hidden, current_ids, tokens, prompts)
     correct_each = torch.stack([level.most_likely_ids() for level in predictions])
     # The subsamples of a query start from the same ID, so they have the same candidates.
     mean_predictions = [
-        NextIDs(log_probs=level.log_probs.mean(dim=1, keepdim=True), candidates=level.candidates[:, :1])
+        NextIDDistribution(log_probs=level.log_probs.mean(dim=1, keepdim=True), candidates=level.candidates[:, :1])
         for level in predictions
     ]
     ids_from_mean = torch.stack([level.most_likely_ids() for level in mean_predictions])
@@ -237,7 +240,7 @@ class ProbedModel:
                 f"task {self.task.name} has several valid answers, so there is no accuracy to predict; measure its "
                 "loss with lengthwise evaluate"
             )
-        if self.task.sample(length=self.max_train_length, size=1, rng=stream(0)).depends_on is None:
+        if self.task.sample(length=self.max_train_length, size=1, rng=random_stream(0)).depends_on is None:
             name = self.task.name
             return (
                 f"task {name} does not declare which tokens its answers depend on (depends_on); use a built-in task, a "
@@ -253,18 +256,18 @@ class ProbedModel:
             )
         return None
 
-    def queries(self, length: int, num_queries: int = NUM_QUERIES) -> Queries:
+    def sample_answer_queries(self, length: int, num_queries: int = NUM_QUERIES) -> AnswerQueries:
         """Sample queries about answer tokens at a length, with the seed of the model."""
         return sample_queries(self.task, self.scheme, length, num_queries, self.seed)
 
-    def response_queries(self, length: int) -> tuple[Queries, int]:
+    def response_queries(self, length: int) -> tuple[AnswerQueries, int]:
         """Sample several queries for each example at a length; return them, sorted by example, and their number.
 
         An example has a query for its first and its last scored token (usually the end token), and for others between
         them at random, ``QUERIES_PER_RESPONSE`` in all if it has that many. Together, the examples have about
         ``NUM_RESPONSE_QUERIES`` queries.
         """
-        rng = stream(self.seed, "forecast responses", length)
+        rng = random_stream(self.seed, "forecast responses", length)
         examples, batch = _sample_batch(self.task, self.scheme, length, 1, rng)
         num_each = min(QUERIES_PER_RESPONSE, int(batch.token_scored.sum(dim=1).min()))
         num_examples = min(MAX_RESPONSES, max(1, NUM_RESPONSE_QUERIES // num_each))
@@ -281,11 +284,11 @@ class ProbedModel:
             answers.append(scored[places])
         repeated = np.repeat(np.arange(len(examples)), num_each)
         answer = np.concatenate(answers)
-        return build_queries(self.task, examples.select(repeated), batch.select(repeated), answer), num_each
+        return build_queries(self.task, examples.select(repeated), batch.select_examples(repeated), answer), num_each
 
     def subsample(
         self,
-        queries: Queries,
+        queries: AnswerQueries,
         length: int,
         budget: int,
         *,
@@ -293,14 +296,14 @@ class ProbedModel:
         num_subsamples: int = NUM_SUBSAMPLES,
     ) -> Subsample:
         """Return subsamples of each query, with blocks, or with single tokens without neighbors."""
-        rng = stream(self.seed, "forecast draws", length, budget)
+        rng = random_stream(self.seed, "forecast draws", length, budget)
         depends_on = [token_indices for token_indices in queries.depends_on for _ in range(num_subsamples)]
         last_index = np.repeat(queries.last_index, num_subsamples)
         if as_blocks:
             return subsample(depends_on, last_index, budget, rng)
         return subsample(depends_on, last_index, budget, rng, block_size=1, num_neighbors=0)
 
-    def query(self, queries: Queries, subsample: Subsample) -> QueryResult:
+    def query(self, queries: AnswerQueries, subsample: Subsample) -> QueryResult:
         """Grade the decoder on each query; ``subsample`` has the same number of consecutive rows for each query.
 
         The weights of a subsample change the attention scores; its ``visible_counts`` change the length scaling.
@@ -337,7 +340,7 @@ class SubsampleAccuracy:
         return max(abs(self.whole - self.half), abs(self.whole - self.quarter))
 
 
-def measure_subsample_accuracy(model: ProbedModel, queries: Queries, budget: int) -> SubsampleAccuracy:
+def measure_subsample_accuracy(model: ProbedModel, queries: AnswerQueries, budget: int) -> SubsampleAccuracy:
     """Measure the accuracy on full sequences of ``budget`` tokens, and on a half and a quarter of their tokens."""
     full = upweight_distractors(queries.depends_on, queries.last_index, 1.0)
     half = model.subsample(queries, model.max_train_length, budget // 2, as_blocks=False)

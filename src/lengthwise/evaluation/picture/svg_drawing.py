@@ -11,19 +11,19 @@ from xml.etree.ElementTree import Element, SubElement
 
 from rich.cells import cell_len
 
-from lengthwise.evaluation.picture.picture import (
+from lengthwise.evaluation.picture.example_picture import (
     COUPLED,
     FAR,
     MIN_WEIGHT,
     PREVIOUS,
-    Answer,
-    Picture,
-    Prediction,
+    AnswerPrediction,
+    ExamplePicture,
+    PictureAnswer,
+    describe_picture,
     format_number,
     group_color,
     join_numbers,
     level_labels,
-    sentences,
     token_label,
 )
 
@@ -82,10 +82,10 @@ NOT_IN_XML = re.compile("[\ufffe\uffff]")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class SVGLayout:
     """Lines of tokens; the prompt and the response start a line each. ``top`` is the space for the title."""
 
-    picture: Picture
+    picture: ExamplePicture
     top: Number
 
     @cached_property
@@ -102,7 +102,7 @@ class Layout:
         return max(MIN_COLUMN_WIDTH, CHARACTER_WIDTH * max(map(cell_len, texts)) + 10) + COLUMN_GAP
 
     @cached_property
-    def lines(self) -> list[range]:
+    def token_lines(self) -> list[range]:
         """Token indexes of each line."""
         per_line = max(1, int((MAX_WIDTH - 2 * MARGIN - LABEL_WIDTH) // self.column_width))
         start, stop = self.picture.prompt_length, len(self.picture.tokens)
@@ -110,28 +110,28 @@ class Layout:
         return [range(first, min(first + per_line, start if first < start else stop)) for first in firsts]
 
     @cached_property
-    def line_of(self) -> list[int]:
+    def line_of_token(self) -> list[int]:
         """Number of the line of each token, from 0."""
-        return [number for number, line in enumerate(self.lines) for _ in line]
+        return [number for number, line in enumerate(self.token_lines) for _ in line]
 
     @property
     def width(self) -> Number:
         """Width of the drawing with its margins."""
-        return max(MIN_WIDTH, 2 * MARGIN + LABEL_WIDTH + self.column_width * max(map(len, self.lines)))
+        return max(MIN_WIDTH, 2 * MARGIN + LABEL_WIDTH + self.column_width * max(map(len, self.token_lines)))
 
     def line_height(self, number: int) -> Number:
         """Return the height of a line of tokens, without arcs; only the response has predictions."""
         rows = INDEX_HEIGHT + BOX_HEIGHT + ID_HEIGHT * len(self.picture.position_ids)
-        is_prompt = self.lines[number].start < self.picture.prompt_length
+        is_prompt = self.token_lines[number].start < self.picture.prompt_length
         return rows + (0 if is_prompt or self.picture.attention_head is None else 2 * PREDICTION_HEIGHT)
 
     @cached_property
     def line_tops(self) -> list[Number]:
         """Vertical coordinate of the index row of each line."""
-        arcs = [0.0] * len(self.lines)
-        for key, answer in self.pairs:
-            if self.line_of[key] == self.line_of[answer]:
-                line = self.line_of[answer]
+        arcs = [0.0] * len(self.token_lines)
+        for key, answer in self.linked_pairs:
+            if self.line_of_token[key] == self.line_of_token[answer]:
+                line = self.line_of_token[answer]
                 arcs[line] = max(arcs[line], arc_height(answer - key) + ARC_GAP)
         tops, y = [], self.top
         for number, height in enumerate(arcs):
@@ -142,29 +142,29 @@ class Layout:
     @property
     def bottom(self) -> Number:
         """Vertical coordinate below the last line."""
-        return self.line_tops[-1] + self.line_height(len(self.lines) - 1)
+        return self.line_tops[-1] + self.line_height(len(self.token_lines) - 1)
 
     @cached_property
-    def pairs(self) -> list[tuple[int, int]]:
+    def linked_pairs(self) -> list[tuple[int, int]]:
         """Token indexes of each link: the earlier token, and the answer."""
         return [(link.index, answer.index) for answer in self.picture.answers for link in answer.links]
 
     def left(self, token: int) -> Number:
         """Return the left side of the box of a token."""
-        column = token - self.lines[self.line_of[token]].start
+        column = token - self.token_lines[self.line_of_token[token]].start
         return MARGIN + LABEL_WIDTH + self.column_width * column
 
     def center(self, token: int) -> Number:
         """Return the horizontal center of the box of a token."""
         return self.left(token) + (self.column_width - COLUMN_GAP) / 2
 
-    def path(self, key: int, answer: int) -> str:
+    def link_path(self, key: int, answer: int) -> str:
         """Return the SVG path from an earlier token to an answer: an arc on the same line, or a curve between lines."""
         x, end_x = self.center(key), self.center(answer)
-        y, end_y = (self.line_tops[self.line_of[token]] for token in (key, answer))
-        if self.line_of[key] == self.line_of[answer]:
+        y, end_y = (self.line_tops[self.line_of_token[token]] for token in (key, answer))
+        if self.line_of_token[key] == self.line_of_token[answer]:
             return f"M{x:g} {y:g}Q{(x + end_x) / 2:g} {y - 2 * arc_height(answer - key):g} {end_x:g} {end_y:g}"
-        y += self.line_height(self.line_of[key])
+        y += self.line_height(self.line_of_token[key])
         middle = (y + end_y) / 2
         return f"M{x:g} {y:g}C{x:g} {middle:g} {end_x:g} {middle:g} {end_x:g} {end_y:g}"
 
@@ -174,7 +174,7 @@ def arc_height(num_columns: int) -> Number:
     return min(MAX_ARC_HEIGHT, round(12 * math.sqrt(num_columns)))
 
 
-def label_rows(picture: Picture) -> Sequence[tuple[str, Number]]:
+def label_rows(picture: ExamplePicture) -> Sequence[tuple[str, Number]]:
     """Return the labels of the rows below the boxes, with the distance of their centers from the top of a line."""
     y, rows = INDEX_HEIGHT + BOX_HEIGHT, []
     for label in level_labels(picture):
@@ -187,11 +187,13 @@ def label_rows(picture: Picture) -> Sequence[tuple[str, Number]]:
     return rows
 
 
-def draw_svg(picture: Picture) -> bytes:
+def draw_svg(picture: ExamplePicture) -> bytes:
     """Return the SVG file of a picture; the same picture gives the same bytes."""
-    layout = Layout(picture=picture, top=MARGIN)
+    layout = SVGLayout(picture=picture, top=MARGIN)
     lines = [
-        line for sentence in sentences(picture) for line in textwrap.wrap(sentence, int(layout.width / TEXT_WIDTH))
+        line
+        for sentence in describe_picture(picture)
+        for line in textwrap.wrap(sentence, int(layout.width / TEXT_WIDTH))
     ]
     layout = replace(layout, top=MARGIN + TEXT_LINE_HEIGHT * len(lines) + 8)
     entries = list(_legend(picture))
@@ -199,7 +201,7 @@ def draw_svg(picture: Picture) -> bytes:
     size = {"width": f"{width:g}", "height": f"{height:g}", "viewBox": f"0 0 {width:g} {height:g}"}
     names = {"class": MARK, "role": "img", "aria-labelledby": "title desc"}
     svg = Element("svg", {"xmlns": NAMESPACE, **size, **names})
-    title, *details = sentences(picture)
+    title, *details = describe_picture(picture)
     _add(svg, "title", title, id="title")
     _add(svg, "desc", ". ".join([*details, *_token_titles(picture)]), id="desc")
     _add(svg, "style", STYLE)
@@ -228,7 +230,7 @@ def _add_text(parent: Element, text: str, x: Number, y: Number, kind: str = "") 
     _add(parent, "text", text, x=x, y=y + BASELINE, **({"class_": kind} if kind else {}))
 
 
-def _draw_links(svg: Element, picture: Picture, layout: Layout) -> None:
+def _draw_links(svg: Element, picture: ExamplePicture, layout: SVGLayout) -> None:
     """Draw bands of attention, and the links above them; tokens are drawn later and cover both."""
     for answer in picture.answers:
         # The query reads itself without attention.
@@ -236,18 +238,20 @@ def _draw_links(svg: Element, picture: Picture, layout: Layout) -> None:
         for key, weight in sorted(enumerate(weights), key=lambda pair: -pair[1])[:MAX_BANDS]:
             if weight >= MIN_WEIGHT:
                 stroke = f"stroke-width:{BAND_WIDTH * min(weight, 1):g}"
-                _add(svg, "path", d=layout.path(key, answer.index), class_="attention", style=stroke)
+                _add(svg, "path", d=layout.link_path(key, answer.index), class_="attention", style=stroke)
     for answer in picture.answers:
         for kind in (PREVIOUS, FAR, COUPLED):
-            paths = [layout.path(link.index, answer.index) for link in answer.links if answer.kind(link) == kind]
+            paths = [
+                layout.link_path(link.index, answer.index) for link in answer.links if answer.link_kind(link) == kind
+            ]
             if paths:
                 _add(svg, "path", d="".join(paths), class_=kind)
 
 
-def _draw_tokens(svg: Element, picture: Picture, layout: Layout) -> None:
-    colors, answers = picture.color_numbers(), {answer.index: answer for answer in picture.answers}
+def _draw_tokens(svg: Element, picture: ExamplePicture, layout: SVGLayout) -> None:
+    colors, answers = picture.color_group_numbers(), {answer.index: answer for answer in picture.answers}
     width, rows, num_levels = layout.column_width - COLUMN_GAP, label_rows(picture), len(picture.position_ids)
-    for number, line in enumerate(layout.lines):
+    for number, line in enumerate(layout.token_lines):
         top, is_prompt = layout.line_tops[number], line.start < picture.prompt_length
         middle = top + INDEX_HEIGHT + BOX_HEIGHT / 2
         _add_text(svg, "prompt" if is_prompt else "response", MARGIN, middle, "line muted")
@@ -269,7 +273,7 @@ def _draw_tokens(svg: Element, picture: Picture, layout: Layout) -> None:
                 _draw_prediction(svg, answers[token].prediction, center, [top + y for _, y in rows[num_levels:]])
 
 
-def _draw_prediction(svg: Element, prediction: Prediction | None, x: Number, ys: list[Number]) -> None:
+def _draw_prediction(svg: Element, prediction: AnswerPrediction | None, x: Number, ys: list[Number]) -> None:
     """Draw the predicted token and ID, with an exclamation mark if they are wrong."""
     if prediction is None:
         return
@@ -281,7 +285,7 @@ def _draw_prediction(svg: Element, prediction: Prediction | None, x: Number, ys:
             _add_text(svg, text if is_correct else f"!{text}", x, y, "" if is_correct else "wrong")
 
 
-def _token_titles(picture: Picture) -> list[str]:
+def _token_titles(picture: ExamplePicture) -> list[str]:
     """Return a description of each token for screen readers."""
     answers = {answer.index: answer for answer in picture.answers}
     titles = []
@@ -292,7 +296,7 @@ def _token_titles(picture: Picture) -> list[str]:
     return titles
 
 
-def _answer_title(answer: Answer) -> str:
+def _answer_title(answer: PictureAnswer) -> str:
     links = [f"{link.index} at ID distance {join_numbers(link.id_distance)}" for link in answer.links]
     title = f"; needs {', '.join(links)}" if links else ""
     if answer.prediction is None:
@@ -301,9 +305,9 @@ def _answer_title(answer: Answer) -> str:
     return f"{title}; predicts {token_label(answer.prediction.token)}, {'correct' if is_correct else 'wrong'}"
 
 
-def _legend(picture: Picture) -> Iterator[tuple[str, dict[str, str], str]]:
+def _legend(picture: ExamplePicture) -> Iterator[tuple[str, dict[str, str], str]]:
     """Yield class, stroke attributes and meaning of each kind of line in the picture."""
-    kinds = {answer.kind(link) for answer in picture.answers for link in answer.links}
+    kinds = {answer.link_kind(link) for answer in picture.answers for link in answer.links}
     meanings = {
         COUPLED: "needed token at ID distance 0 from the token before the answer (coupled)",
         FAR: "needed token at an ID distance above 0 from the token before the answer",

@@ -5,17 +5,17 @@ from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
-from lengthwise.core.errors import DefaultSettingsWarning, unknown_name
+from lengthwise.core.errors import DefaultSettingsWarning, unknown_name_error
 from lengthwise.core.type_checks import check_arguments
 from lengthwise.encodings import Learned, Rotary
 from lengthwise.experiments.coupling_methods import find_coupling
-from lengthwise.experiments.experiment import Experiment, build_sampler, load_task, look_up
+from lengthwise.experiments.experiment import Experiment, build_sampler, load_task, look_up_class
 from lengthwise.experiments.recipes.comparisons import COMPARISONS as COMPARISONS
-from lengthwise.experiments.recipes.fitted_encodings import is_baseline, with_fitted_settings, with_rule
-from lengthwise.experiments.recipes.table import DEFAULT_RECIPES as DEFAULT_RECIPES
-from lengthwise.experiments.recipes.table import RECIPES as RECIPES
-from lengthwise.positions import Discovered
-from lengthwise.tasks import HasLengths, JSONLTask, Task, default_lengths, lengths_between, nearest_length
+from lengthwise.experiments.recipes.recipe_table import DEFAULT_RECIPES as DEFAULT_RECIPES
+from lengthwise.experiments.recipes.recipe_table import RECIPES as RECIPES
+from lengthwise.experiments.recipes.tuned_encodings import is_baseline_scheme, with_found_coupling, with_tuned_settings
+from lengthwise.positions import DiscoveredCoupling
+from lengthwise.tasks import HasFixedLengths, JSONLTask, Task, default_lengths, lengths_between, nearest_length
 
 # Number of IDs for a task file, whose longest test is unknown.
 NUM_POSITION_IDS = 4096
@@ -25,7 +25,7 @@ NUM_POSITION_IDS = 4096
 def recipe(name: str) -> Experiment:
     """Return the experiment of the recipe ``name``; ``UnknownNameError`` suggests the most similar name."""
     if name not in RECIPES:
-        raise unknown_name("recipe", name, RECIPES)
+        raise unknown_name_error("recipe", name, RECIPES)
     return RECIPES[name]()
 
 
@@ -43,7 +43,7 @@ def experiment(
 
     ``task`` is a name, the path of a JSONL file, or a task. Settings of its recipe (ID range, gaps, rotary angles)
     carry over if the new scheme or encoding has them. If the recipe uses a coupling and the scheme does not, the
-    decoder, the training and the rotary angles are those that fit with this encoding (``with_fitted_settings``).
+    decoder, the training and the rotary angles are those that fit with this encoding (``with_tuned_settings``).
     A task without a recipe has the settings of ``parity``, and a ``DefaultSettingsWarning`` names them.
 
     The scheme ``discovered`` searches for a coupling in examples of the task (see ``find_coupling``, which uses
@@ -58,13 +58,13 @@ def experiment(
         base = _with_task_lengths(replace(base, task=load_task(task) if isinstance(task, str) else task))
     if train_lengths is not None:
         base = replace(base, train_lengths=train_lengths)
-    full = with_parts(base, scheme, report=report)
-    if not is_baseline(full.scheme) or is_baseline(base.scheme):
+    full = with_scheme_and_encoding(base, scheme, report=report)
+    if not is_baseline_scheme(full.scheme) or is_baseline_scheme(base.scheme):
         full = _with_encoding(full, encoding)
     else:
         plain = replace(full, encoding=Rotary())
         encoding = full.encoding.name if encoding is None else encoding
-        full = with_fitted_settings(_with_encoding(plain, encoding))
+        full = with_tuned_settings(_with_encoding(plain, encoding))
     if name not in DEFAULT_RECIPES:
         _warn_of_defaults(full)
     return quick_version(full) if quick else full
@@ -81,7 +81,7 @@ def _warn_of_defaults(experiment: Experiment) -> None:
         warnings.warn(message, DefaultSettingsWarning, stacklevel=4)
 
 
-def with_parts(
+def with_scheme_and_encoding(
     experiment: Experiment,
     scheme: str | None = None,
     encoding: str | None = None,
@@ -92,10 +92,10 @@ def with_parts(
 
     None keeps the scheme or the encoding of the experiment.
     """
-    if scheme == Discovered.name:
+    if scheme == DiscoveredCoupling.name:
         experiment = _with_found_coupling(experiment, report)
     elif scheme is not None:
-        scheme_class = look_up("scheme", scheme)
+        scheme_class = look_up_class("scheme", scheme)
         experiment = replace(experiment, scheme=scheme_class(**_shared_settings(scheme_class, experiment.scheme)))
     return _with_encoding(experiment, encoding)
 
@@ -113,14 +113,14 @@ def _with_found_coupling(experiment: Experiment, report: Callable[[dict[str, Any
         num_position_ids = NUM_POSITION_IDS
     lengths = lengths_between(experiment.task, *experiment.train_lengths) if is_file else None
     rule = find_coupling(experiment.task, lengths, report=report).rule
-    return with_rule(experiment, rule.texts, num_position_ids=num_position_ids)
+    return with_found_coupling(experiment, rule.saved_texts, num_position_ids=num_position_ids)
 
 
 def _with_encoding(experiment: Experiment, encoding: str | None) -> Experiment:
     """Return the experiment with another encoding, which keeps the settings of the former one that it also has."""
     if encoding is None or encoding == experiment.encoding.name:
         return experiment
-    encoding_class = look_up("encoding", encoding)
+    encoding_class = look_up_class("encoding", encoding)
     if encoding_class is Learned and experiment.scheme.num_position_ids is not None:
         return replace(experiment, encoding=Learned(num_position_ids=experiment.scheme.num_position_ids))
     return replace(experiment, encoding=encoding_class(**_shared_settings(encoding_class, experiment.encoding)))
@@ -128,7 +128,7 @@ def _with_encoding(experiment: Experiment, encoding: str | None) -> Experiment:
 
 def _with_task_lengths(experiment: Experiment) -> Experiment:
     task = experiment.task
-    if not isinstance(task, HasLengths):
+    if not isinstance(task, HasFixedLengths):
         return experiment
     lengths = default_lengths(task)
     evaluation = replace(experiment.evaluation, lengths=lengths, num_examples=experiment.evaluation.num_examples[:1])
@@ -144,7 +144,7 @@ def _shared_settings(target_class: type[Any], source: Any) -> dict[str, Any]:
 def quick_version(experiment: Experiment) -> Experiment:
     """Return the experiment with few steps, short lengths and few examples, to check that it runs without errors."""
     task = experiment.task
-    available_lengths = task.available_lengths if isinstance(task, HasLengths) else None
+    available_lengths = task.available_lengths if isinstance(task, HasFixedLengths) else None
     # Some tasks have no examples of length 1, and a file has examples of some lengths only.
     min_length = min(experiment.train_lengths[0], 2) if available_lengths is None else available_lengths[0]
     lengths = (4, 8) if available_lengths is None else available_lengths[:2]

@@ -5,25 +5,25 @@ from dataclasses import fields, replace
 from functools import partial
 from itertools import product
 
-from lengthwise.core.randomness import stream
+from lengthwise.core.randomness import random_stream
 from lengthwise.encodings import ENCODINGS, FIRE, ALiBi, EncodingSettings, Learned, NoPE, YaRN
 from lengthwise.experiments.experiment import Experiment
-from lengthwise.experiments.recipes.fitted_encodings import (
-    COPY_ENCODINGS,
-    SHARP_DECODER,
-    compare_with_encodings,
-    train_until_fit,
-)
-from lengthwise.experiments.recipes.table import (
+from lengthwise.experiments.recipes.recipe_table import (
     COPY_RULE,
     MAX_GAPS,
     PARITY_NUM_POSITION_IDS,
     Recipe,
-    evaluate_at,
-    vary,
+    evaluation_at_lengths,
+    vary_recipe,
+)
+from lengthwise.experiments.recipes.tuned_encodings import (
+    COPY_ENCODINGS,
+    SHARP_DECODER,
+    compare_ppc_with_encodings,
+    until_fit_settings,
 )
 from lengthwise.model.decoder_settings import DecoderSettings
-from lengthwise.positions import SCHEMES, Discovered, PositionScheme, Skipwise
+from lengthwise.positions import SCHEMES, DiscoveredCoupling, PositionScheme, Skipwise
 from lengthwise.tasks import Addition, Copy, Parity, Task
 from lengthwise.training.training_settings import TrainingSettings
 
@@ -54,28 +54,28 @@ def demo() -> dict[str, Experiment]:
     The encodings have the best settings of ``benchmarks/fit_sweep.py``. PPC was tuned further, also at long lengths
     (``benchmarks/demo.md``). Its coupling was found in examples of the task.
     """
-    ppc_experiment = vary(
+    ppc_experiment = vary_recipe(
         "parity",
         task=Copy(),
-        scheme=Discovered(rule=COPY_RULE, num_position_ids=PARITY_NUM_POSITION_IDS, max_gaps=MAX_GAPS),
+        scheme=DiscoveredCoupling(rule=COPY_RULE, num_position_ids=PARITY_NUM_POSITION_IDS, max_gaps=MAX_GAPS),
         # With a head dimension of 32 or 64, 1 of 4 tuning seeds fails at 20,000 symbols; with 128, none.
         decoder=DecoderSettings(d_model=128, num_heads=1),
         training=TrainingSettings(steps=1200, learning_rate=2e-3, weight_decay=0.1),
         train_lengths=(1, 10),
         evaluation=replace(
-            evaluate_at(5, 10, 12, 20, 50, 200, 2000, 20_000, num=(512, 512, 512, 512, 512, 128, 16, 1)),
+            evaluation_at_lengths(5, 10, 12, 20, 50, 200, 2000, 20_000, num=(512, 512, 512, 512, 512, 128, 16, 1)),
             stop_at_zero=True,
         ),
     )
-    return compare_with_encodings(ppc_experiment, COPY_ENCODINGS)
+    return compare_ppc_with_encodings(ppc_experiment, COPY_ENCODINGS)
 
 
 def parity_id_range() -> dict[str, Experiment]:
     """Return parity recipes with different numbers of training IDs."""
-    evaluation = evaluate_at(20, 200, 2000, 20_000, num=(128, 128, 32, 4))
+    evaluation = evaluation_at_lengths(20, 200, 2000, 20_000, num=(128, 128, 32, 4))
     num_ids = {factor: round(factor * PARITY_NUM_POSITION_IDS) for factor in (0.1, 1, 4)}
     return {
-        f"IDs to {factor:g}x": vary("parity", scheme={"num_position_ids": size}, evaluation=evaluation)
+        f"IDs to {factor:g}x": vary_recipe("parity", scheme={"num_position_ids": size}, evaluation=evaluation)
         for factor, size in num_ids.items()
     }
 
@@ -83,11 +83,11 @@ def parity_id_range() -> dict[str, Experiment]:
 def context_length() -> dict[str, Experiment]:
     """Return language models with six encodings, and tests beyond the training context length."""
     lengths = tuple(factor * CONTEXT_LENGTH for factor in CONTEXT_FACTORS)
-    rotary = vary(
+    rotary = vary_recipe(
         "language_model",
         training={"steps": 1000},
         train_lengths=(CONTEXT_LENGTH, CONTEXT_LENGTH),
-        evaluation=evaluate_at(*lengths),
+        evaluation=evaluation_at_lengths(*lengths),
     )
     # Training uses plain rotary; the scaling applies at evaluation only.
     yarn = YaRN(factor=float(max(CONTEXT_FACTORS)), original_length=CONTEXT_LENGTH)
@@ -102,7 +102,7 @@ def context_length() -> dict[str, Experiment]:
     }
 
 
-def which_grid(task_name: str, pairs: Iterable[tuple[str, str]] | None = None) -> dict[str, Experiment]:
+def scheme_encoding_grid(task_name: str, pairs: Iterable[tuple[str, str]] | None = None) -> dict[str, Experiment]:
     """Return experiments with pairs of a scheme and an encoding, and the same decoder and training budget.
 
     By default, the pairs are those of the grid of the task in docs/which.md. Invalid pairs are left out.
@@ -113,14 +113,16 @@ def which_grid(task_name: str, pairs: Iterable[tuple[str, str]] | None = None) -
         task=task,
         decoder=replace(SHARP_DECODER, num_layers=2, num_heads=4),
         # Runs that fit stop early; other runs use all steps.
-        training=train_until_fit(MAX_STEPS),
+        training=until_fit_settings(MAX_STEPS),
         train_lengths=(1, max_train_length),
         evaluation=replace(
-            evaluate_at(*(factor * max_train_length for factor in LENGTH_FACTORS), num=(128, 128, 128, 64, 4)),
+            evaluation_at_lengths(
+                *(factor * max_train_length for factor in LENGTH_FACTORS), num=(128, 128, 128, 64, 4)
+            ),
             stop_at_zero=True,
         ),
     )
-    example = task.sample(length=max_train_length, size=1, rng=stream(0, "tokens of the longest example"))
+    example = task.sample(length=max_train_length, size=1, rng=random_stream(0, "tokens of the longest example"))
     experiments = {}
     for scheme_name, encoding_name in product(SCHEME_NAMES, encoding_names) if pairs is None else pairs:
         scheme = _build_scheme(scheme_name)
@@ -152,10 +154,12 @@ COMPARISONS: dict[str, Recipe[dict[str, Experiment]]] = {
         "Comparison of parity recipes whose training IDs reach 0.1, 1 and 4 times the evaluation IDs.", parity_id_range
     ),
     "which_parity": Recipe(
-        "Grid of five schemes and eight encodings on parity with a scratchpad.", partial(which_grid, "parity")
+        "Grid of five schemes and eight encodings on parity with a scratchpad.", partial(scheme_encoding_grid, "parity")
     ),
-    "which_copy": Recipe("Grid of five schemes and eight encodings on copying.", partial(which_grid, "copy")),
-    "which_addition": Recipe("Grid of five schemes and four encodings on addition.", partial(which_grid, "addition")),
+    "which_copy": Recipe("Grid of five schemes and eight encodings on copying.", partial(scheme_encoding_grid, "copy")),
+    "which_addition": Recipe(
+        "Grid of five schemes and four encodings on addition.", partial(scheme_encoding_grid, "addition")
+    ),
     "context_length": Recipe(
         "Comparison of six encodings by perplexity at up to eight times the training context length.", context_length
     ),

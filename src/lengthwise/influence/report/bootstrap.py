@@ -13,8 +13,8 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from lengthwise.core.intervals import t_critical_value
-from lengthwise.core.randomness import stream
-from lengthwise.influence.report.row_columns import RowColumns, SelectionColumns, TargetMask, TargetValues, ValuesByK
+from lengthwise.core.randomness import random_stream
+from lengthwise.influence.report.row_columns import SelectionColumns, StudyColumns, TargetMask, TargetValues, ValuesByK
 
 MAX_BLOCK_VALUES = 1 << 22  # maximum number of values in one block of resamples
 # With fewer documents, bootstrap intervals contain the true value far less often than their level.
@@ -35,7 +35,7 @@ MAX_ROUNDING_ERROR = 1e-5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bootstrap:
+class DocumentBootstrap:
     """Bootstrap over documents. Statistics over the same number of documents use the same resamples."""
 
     seed: int
@@ -54,7 +54,7 @@ class Bootstrap:
     def counts(self, num_documents: int, num_values: int) -> Iterator[Counts]:
         """Yield the number of copies of each document: first 1 for the original sample, then blocks of resamples."""
         yield np.ones((1, num_documents), dtype=np.int64)
-        rng = stream(self.seed, "influence documents", num_documents)
+        rng = random_stream(self.seed, "influence documents", num_documents)
         block_size = max(1, MAX_BLOCK_VALUES // max(num_documents, num_values, 1))
         for num_sampled in range(0, self.num_resamples if num_documents >= MIN_DOCUMENTS else 0, block_size):
             shape = min(block_size, self.num_resamples - num_sampled), num_documents
@@ -97,7 +97,7 @@ def sums_by_document(
     return sums
 
 
-def ratio(numerator: Values, denominator: Float[np.ndarray, "resamples _"]) -> Values:
+def divide_or_nan(numerator: Values, denominator: Float[np.ndarray, "resamples _"]) -> Values:
     """Return the quotients, or NaN where the denominator is not positive."""
     denominator = np.broadcast_to(denominator, numerator.shape)
     return np.divide(numerator, denominator, out=np.full_like(numerator, math.nan), where=denominator > 0)
@@ -105,10 +105,12 @@ def ratio(numerator: Values, denominator: Float[np.ndarray, "resamples _"]) -> V
 
 def ratio_of_sums(sums: Sums) -> Statistic:
     """Return a statistic that divides the sum of each column over documents by the sum of the last column."""
-    return lambda document_counts: ratio((totals := document_counts @ sums)[:, :-1], totals[:, -1:])
+    return lambda document_counts: divide_or_nan((totals := document_counts @ sums)[:, :-1], totals[:, -1:])
 
 
-def median(document_indices: Int[np.ndarray, " targets"], values: Float[np.ndarray, " targets"]) -> Statistic:
+def median_over_targets(
+    document_indices: Int[np.ndarray, " targets"], values: Float[np.ndarray, " targets"]
+) -> Statistic:
     """Return a statistic that is the median over the targets of all resampled documents."""
     sorted_indices = values.argsort(kind="stable")
     sorted_values, sorted_documents = values[sorted_indices], document_indices[sorted_indices]
@@ -130,7 +132,7 @@ def smallest_k(
     levels: Sequence[float],
     num_documents: int,
     nan_reason: str,
-    bootstrap: Bootstrap,
+    bootstrap: DocumentBootstrap,
 ) -> list[JSONObject]:
     """Return, for each level, the smallest of ``ks`` at which the share is at least the level.
 
@@ -153,21 +155,21 @@ def smallest_k(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Population:
+class TargetPopulation:
     """Set of targets in ``mask``, and estimates over these targets."""
 
-    columns: RowColumns
+    columns: StudyColumns
     mask: TargetMask
-    bootstrap: Bootstrap
+    bootstrap: DocumentBootstrap
 
     @property
     def counts(self) -> JSONObject:
         """Number of targets and documents."""
         return {"targets": int(self.mask.sum()), "documents": len(np.unique(self.columns.target_documents[self.mask]))}
 
-    def restrict(self, mask: TargetMask) -> "Population":
+    def select_targets(self, mask: TargetMask) -> "TargetPopulation":
         """Return the population of targets that are also in ``mask``."""
-        return Population(columns=self.columns, mask=self.mask & mask, bootstrap=self.bootstrap)
+        return TargetPopulation(columns=self.columns, mask=self.mask & mask, bootstrap=self.bootstrap)
 
     def estimate_mean(self, values: TargetValues, nan_reason: str) -> JSONObject:
         """Estimate the mean of values that are known for all targets."""
@@ -207,7 +209,7 @@ class Population:
         sums = self._sums_by_document(np.concatenate(columns, axis=1))
         return self.bootstrap(lambda document_counts: _regression_ratio(document_counts @ sums), len(sums), nan_reason)
 
-    def divergences(self, samples: Sequence[SelectionColumns]) -> "Divergences | str":
+    def divergences(self, samples: Sequence[SelectionColumns]) -> "SummedDivergences | str":
         """Return the divergences at each k for samples of the same targets, or the reason why they are undefined."""
         for sample in samples:
             if reason := self._missing_sample(sample):
@@ -219,7 +221,7 @@ class Population:
         scalars = np.concatenate([factors * self.columns.divergence_short[:, None], factors[:, :1]], axis=1)
         columns = [~background[:, None] * values_by_target, weight[:, None] * values_by_target, scalars]
         sums = self._sums_by_document(np.concatenate(columns, axis=1))
-        return Divergences(sums=sums, num_ks=self.columns.num_ks, bootstrap=self.bootstrap)
+        return SummedDivergences(sums=sums, num_ks=self.columns.num_ks, bootstrap=self.bootstrap)
 
     def _expand_sample(
         self, sample: SelectionColumns, measured_values: ValuesByK
@@ -244,7 +246,7 @@ class Population:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Divergences:
+class SummedDivergences:
     """Divergences from the prediction with the whole context, summed over all targets.
 
     The study measures a sample of the background targets. The sum over this sample is multiplied by a ratio: the
@@ -254,14 +256,14 @@ class Divergences:
 
     sums: Sums
     num_ks: int
-    bootstrap: Bootstrap
+    bootstrap: DocumentBootstrap
 
     def recovered_shares(self, ks: Sequence[int], levels: Sequence[float]) -> JSONObject:
         """Estimate ``1 - KL(k) / KL(short)`` at each k, and the smallest k that reaches each level."""
 
         def compute_shares(column_totals: Totals) -> Float[np.ndarray, "resamples k"]:
             divergence_short, _, _, targets = column_totals[:, -4:].T[:, :, None]
-            shares = 1 - ratio(self._divergences_by_k(column_totals)[:, : self.num_ks], divergence_short)
+            shares = 1 - divide_or_nan(self._divergences_by_k(column_totals)[:, : self.num_ks], divergence_short)
             return np.where(divergence_short > MAX_ROUNDING_ERROR * targets, shares, np.nan)
 
         return self._estimates(lambda document_counts: compute_shares(document_counts @ self.sums), ks, levels)
@@ -271,7 +273,7 @@ class Divergences:
 
         def compute_shares(column_totals: Totals) -> Float[np.ndarray, "resamples k"]:
             own_sums, control_sums = np.split(self._divergences_by_k(column_totals), 2, axis=1)
-            shares = 1 - ratio(own_sums, control_sums)
+            shares = 1 - divide_or_nan(own_sums, control_sums)
             return np.where(control_sums > MAX_ROUNDING_ERROR * column_totals[:, -1:], shares, np.nan)
 
         return self._estimates(lambda document_counts: compute_shares(document_counts @ self.sums), ks, levels)
@@ -279,7 +281,7 @@ class Divergences:
     def _divergences_by_k(self, column_totals: Totals) -> Float[np.ndarray, "resamples k"]:
         exact_sum, weighted_sum = np.split(column_totals[:, :-4], 2, axis=1)
         _, background, sample, _ = column_totals[:, -4:].T[:, :, None]
-        return exact_sum + np.where(background > 0, background * ratio(weighted_sum, sample), 0.0)
+        return exact_sum + np.where(background > 0, background * divide_or_nan(weighted_sum, sample), 0.0)
 
     def _estimates(self, share_statistic: Statistic, ks: Sequence[int], levels: Sequence[float]) -> JSONObject:
         num_documents = len(self.sums)
@@ -290,7 +292,7 @@ class Divergences:
 
 
 def undefined_shares(reason: str, ks: Sequence[int], levels: Sequence[float]) -> JSONObject:
-    """Return shares without a value, for the same reason, in the format of the methods of ``Divergences``."""
+    """Return shares without a value, for the same reason, in the format of the methods of ``SummedDivergences``."""
     unknown = {"beyond": False, "reason": reason, "k": None, "low": None, "high": None}
     smallest_k = [{"share": level, **unknown} for level in levels]
     return {"shares": undefined_estimates(len(ks), reason), "smallest_k": smallest_k}
@@ -302,5 +304,7 @@ def _regression_ratio(sums: Totals) -> Float[np.ndarray, "resamples k"]:
     # If all x (covariate) in the sample are equal, the slope is 0, and the mean of y (values) is the prediction.
     variance = np.broadcast_to(w * wxx - wx**2, wy.shape)
     slope = np.divide(w * wxy - wx * wy, variance, out=np.zeros_like(wy), where=variance > 1e-9 * w * wxx)
-    intercept = ratio(wy - slope * wx, w)
-    return ratio(exact_sum + np.where(num_background > 0, num_background * intercept + slope * x, 0.0), denominator)
+    intercept = divide_or_nan(wy - slope * wx, w)
+    return divide_or_nan(
+        exact_sum + np.where(num_background > 0, num_background * intercept + slope * x, 0.0), denominator
+    )

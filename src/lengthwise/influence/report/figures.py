@@ -70,7 +70,7 @@ class _Line(NamedTuple):
         return [estimate["value"] for estimate in self.estimates if estimate["value"] is not None]
 
 
-def draw_recovery(summary: Summary, folder: Path) -> Path:
+def plot_recovered_share(summary: Summary, folder: Path) -> Path:
     """Draw the effect of k far tokens as ``recovery.png`` and ``recovery.svg``. Return the path of the PNG.
 
     For each mode, the first panel shows the recovered share of the prediction with the whole context. The second panel
@@ -184,7 +184,7 @@ def _annotate_clipped_points(axes: Any) -> None:
                 num_labels[k, is_above] += 1
 
 
-def draw_distances(summary: Summary, folder: Path, *, near: int, far: int) -> Path:
+def plot_token_distances(summary: Summary, folder: Path, *, near: int, far: int) -> Path:
     """Draw the distribution of gain over the distances of selected tokens. Return the path of the PNG.
 
     The files are ``distances.png`` and ``distances.svg``. Bins have equal width on the log scale. The dashed line is
@@ -227,7 +227,7 @@ def _edges(bins: Sequence[Estimate]) -> list[float]:
     return [bins[0]["from"] - 0.5, *(distance_bin["to"] + 0.5 for distance_bin in bins)]
 
 
-def draw_scale(summaries: Sequence[Summary], num_parameters: Sequence[int], folder: Path) -> Path:
+def plot_model_sizes(summaries: Sequence[Summary], num_parameters: Sequence[int], folder: Path) -> Path:
     """Draw the results of several models against their size. Write ``scale.png`` and ``scale.svg``.
 
     ``num_parameters`` contains the number of parameters of each model. Return the path of the PNG.

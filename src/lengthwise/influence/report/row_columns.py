@@ -32,7 +32,7 @@ class SelectionColumns:
     losses: ValuesByK
     divergences: ValuesByK
 
-    def restrict(self, mask: TargetMask) -> "SelectionColumns":
+    def select_targets(self, mask: TargetMask) -> "SelectionColumns":
         """Return the columns of the targets in ``mask``."""
         in_mask = mask[self.target]
         target, losses, divergences = self.target[in_mask], self.losses[in_mask], self.divergences[in_mask]
@@ -53,7 +53,7 @@ class SourceColumns:
     has_higher_loss: TargetMask
 
 
-class Distances:
+class DistanceHistogram:
     """Number of selected tokens and total gain (nats) at each distance (tokens)."""
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ class _SelectionArrays:
     target: "array[int]" = field(default_factory=lambda: array("l"))
     losses: "array[float]" = field(default_factory=lambda: array("d"))
     divergences: "array[float]" = field(default_factory=lambda: array("d"))
-    distances: Distances = field(default_factory=Distances)
+    distances: DistanceHistogram = field(default_factory=DistanceHistogram)
 
     def add(self, target: int, selection: Mapping[str, Any], *, has_clear_gain: bool) -> None:
         self.target.append(target)
@@ -121,7 +121,7 @@ class _SelectionArrays:
         return SelectionColumns(target=np.array(self.target), losses=losses, divergences=divergences)
 
 
-class RowColumns:
+class StudyColumns:
     """Columns of all rows of one model. 100,000 rows need tens of megabytes of memory."""
 
     def __init__(self, rows: Iterable[Mapping[str, Any]], ks: Sequence[int]) -> None:
@@ -162,7 +162,7 @@ class RowColumns:
         """Mask that contains all targets of the rows."""
         return np.ones(len(self.target_documents), dtype=bool)
 
-    def kind_mask(self, kind: str) -> TargetMask:
+    def mask_of_kind(self, kind: str) -> TargetMask:
         """Return the mask of the targets of one kind."""
         mask = np.zeros(len(self.target_documents), dtype=bool)
         mask[np.array(self.kinds[kind])] = True

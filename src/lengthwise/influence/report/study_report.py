@@ -7,10 +7,10 @@ from typing import Any
 
 from lengthwise.core import html_page
 from lengthwise.core.errors import RunFolderError, SettingError
-from lengthwise.core.files import StrPath, check_regular, write_atomically
+from lengthwise.core.files import StrPath, check_regular_file, write_atomically
 from lengthwise.core.json_parsing import parse_json
 from lengthwise.core.type_checks import check_arguments
-from lengthwise.influence.report.figures import draw_distances, draw_recovery
+from lengthwise.influence.report.figures import plot_recovered_share, plot_token_distances
 from lengthwise.influence.report.row_columns import GROUP_KEYS
 from lengthwise.influence.report.summary import summarize
 from lengthwise.influence.study import ROWS_FILE, SUMMARY_FILE, InfluenceStudy
@@ -37,8 +37,8 @@ def report_study(study: InfluenceStudy, folder: StrPath) -> dict[str, Any]:
         "settings": description["settings"],
     }
     write_atomically(folder / SUMMARY_FILE, json.dumps(summary, indent=2).encode() + b"\n")
-    draw_recovery(summary, folder)
-    draw_distances(summary, folder, near=settings.near, far=settings.far)
+    plot_recovered_share(summary, folder)
+    plot_token_distances(summary, folder, near=settings.near, far=settings.far)
     excerpts, answer = _choose_excerpts(study, folder), summary["answer"]["sentence"]
     page = render_page(_read_rows(folder), excerpts, ks=settings.ks, near=settings.near, answer=answer)
     write_atomically(folder / PAGE_FILE, page.encode())
@@ -47,7 +47,7 @@ def report_study(study: InfluenceStudy, folder: StrPath) -> dict[str, Any]:
 
 def _read_rows(folder: Path) -> Iterator[dict[str, Any]]:
     try:
-        check_regular(folder / ROWS_FILE)
+        check_regular_file(folder / ROWS_FILE)
         rows_file = (folder / ROWS_FILE).open("rb")
     except OSError as error:
         problem = f"{folder / ROWS_FILE} cannot be read ({error.strerror})"

@@ -6,15 +6,15 @@ from typing import Any
 import numpy as np
 
 from lengthwise.influence.report.bootstrap import (
-    Bootstrap,
+    DocumentBootstrap,
     JSONObject,
-    Population,
-    median,
+    TargetPopulation,
+    median_over_targets,
     ratio_of_sums,
     sums_by_document,
     undefined_shares,
 )
-from lengthwise.influence.report.row_columns import GROUP_KEYS, SOURCES, RowColumns, SelectionColumns, ValuesByK
+from lengthwise.influence.report.row_columns import GROUP_KEYS, SOURCES, SelectionColumns, StudyColumns, ValuesByK
 
 Estimate = Mapping[str, Any]
 Summary = Mapping[str, Any]
@@ -44,8 +44,8 @@ def summarize(
     (the reason for a missing number). A smallest k above all measured k is None without a reason. Results under
     ``selected`` are not evidence, because their targets are selected by the same losses that they compare.
     """
-    columns, bootstrap = RowColumns(rows, ks), Bootstrap(seed=seed, num_resamples=num_resamples)
-    population = Population(columns=columns, mask=columns.all_targets, bootstrap=bootstrap)
+    columns, bootstrap = StudyColumns(rows, ks), DocumentBootstrap(seed=seed, num_resamples=num_resamples)
+    population = TargetPopulation(columns=columns, mask=columns.all_targets, bootstrap=bootstrap)
     summary = {
         "model": next(iter(columns.models)),
         "ks": list(ks),
@@ -63,10 +63,10 @@ def summarize(
     return summary | {"answer": compose_answer(summary)}
 
 
-def _summarize_source(population: Population, name: str) -> JSONObject:
+def _summarize_source(population: TargetPopulation, name: str) -> JSONObject:
     """Summarize the effect of all far tokens of a source, over the targets that have such far tokens."""
     columns, source = population.columns, population.columns.sources[name]
-    subpopulation = population.restrict(source.exists)
+    subpopulation = population.select_targets(source.exists)
     return {
         "from": name,
         **subpopulation.counts,
@@ -78,10 +78,10 @@ def _summarize_source(population: Population, name: str) -> JSONObject:
     }
 
 
-def _summarize_group(population: Population, name: tuple[str, ...], ks: Sequence[int]) -> JSONObject:
+def _summarize_group(population: TargetPopulation, name: tuple[str, ...], ks: Sequence[int]) -> JSONObject:
     columns, sample = population.columns, population.columns.groups[name]
     source = columns.sources[name[GROUP_KEYS.index("from")]]
-    subpopulation, gap = population.restrict(source.exists), columns.loss_short - columns.sources["own"].loss
+    subpopulation, gap = population.select_targets(source.exists), columns.loss_short - columns.sources["own"].loss
     gain = columns.loss_short[sample.target, None] - sample.losses
     divergences = subpopulation.divergences([sample])
     return {
@@ -100,10 +100,10 @@ def _summarize_group(population: Population, name: tuple[str, ...], ks: Sequence
     }
 
 
-def _summarize_recovered_loss(population: Population, sample: SelectionColumns, gap_source: str) -> JSONObject:
+def _summarize_recovered_loss(population: TargetPopulation, sample: SelectionColumns, gap_source: str) -> JSONObject:
     """Summarize the share of the gain from a source that k far tokens recover, over targets with a clear gain."""
     columns, source = population.columns, population.columns.sources[gap_source]
-    sample = sample.restrict(source.has_lower_loss)
+    sample = sample.select_targets(source.has_lower_loss)
     target, gap = sample.target, (columns.loss_short - source.loss)[sample.target]
     gain = columns.loss_short[target, None] - sample.losses
     sums = sums_by_document(columns.target_documents[target], np.concatenate([gain, gap[:, None]], axis=1))
@@ -111,7 +111,7 @@ def _summarize_recovered_loss(population: Population, sample: SelectionColumns, 
     # The share of a single target requires a positive gap. The sums include all targets.
     has_gap = gap > 0
     documents, indices = np.unique(columns.target_documents[target][has_gap], return_inverse=True)
-    medians = [median(indices, shares) for shares in (gain[has_gap] / gap[has_gap, None]).T]
+    medians = [median_over_targets(indices, shares) for shares in (gain[has_gap] / gap[has_gap, None]).T]
     return {
         "targets": len(target),
         "documents": len(sums),
@@ -123,7 +123,7 @@ def _summarize_recovered_loss(population: Population, sample: SelectionColumns, 
     }
 
 
-def _compare_pairs(population: Population, ks: Sequence[int]) -> Iterator[JSONObject]:
+def _compare_pairs(population: TargetPopulation, ks: Sequence[int]) -> Iterator[JSONObject]:
     """Compare selections of own far tokens with selections from other sources for the same targets."""
     columns = population.columns
     for (mode, objective, source, measure), control_sample in columns.groups.items():
@@ -131,7 +131,7 @@ def _compare_pairs(population: Population, ks: Sequence[int]) -> Iterator[JSONOb
         if source == "own" or own_sample is None:
             continue
         exists = columns.sources[source].exists
-        subpopulation, own_sample = population.restrict(exists), own_sample.restrict(exists)
+        subpopulation, own_sample = population.select_targets(exists), own_sample.select_targets(exists)
         if not np.array_equal(own_sample.target, control_sample.target):
             continue
         difference, covariate = control_sample.losses - own_sample.losses, columns.excess_loss(source)
@@ -151,7 +151,7 @@ def _compare_pairs(population: Population, ks: Sequence[int]) -> Iterator[JSONOb
 
 
 def _summarize_difference(
-    population: Population, sample: SelectionColumns, difference: ValuesByK, gap_source: str
+    population: TargetPopulation, sample: SelectionColumns, difference: ValuesByK, gap_source: str
 ) -> JSONObject:
     """Summarize the mean difference over targets with a clear gain from a source."""
     has_gain = population.columns.sources[gap_source].has_lower_loss[sample.target]
@@ -162,8 +162,8 @@ def _summarize_difference(
     return {"targets": len(target), "documents": len(sums), "difference": estimates}
 
 
-def _summarize_kind(population: Population, target_kind: str) -> JSONObject:
-    columns, population = population.columns, population.restrict(population.columns.kind_mask(target_kind))
+def _summarize_kind(population: TargetPopulation, target_kind: str) -> JSONObject:
+    columns, population = population.columns, population.select_targets(population.columns.mask_of_kind(target_kind))
     return {
         "kind": target_kind,
         **population.counts,

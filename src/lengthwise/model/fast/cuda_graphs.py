@@ -10,7 +10,7 @@ Result = TypeVar("Result")
 
 
 @runtime_checkable
-class Graph(Protocol):
+class ReplayableGraph(Protocol):
     """Recorded work, such as a ``torch.cuda.CUDAGraph``."""
 
     def replay(self) -> None:
@@ -20,7 +20,7 @@ class Graph(Protocol):
         """Return the memory pool, which other graphs can use, too."""
 
 
-def record(function: Callable[[], Result], pool: Any = None) -> tuple[Graph, Result]:
+def record_graph(function: Callable[[], Result], pool: Any = None) -> tuple[ReplayableGraph, Result]:
     """Record the GPU work of a function without running it, and return the graph and the result.
 
     The function may not wait for the GPU. A replay of the graph writes the values of the result, whose memory comes

@@ -7,24 +7,24 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from lengthwise.model.fast.switch import is_enabled
+from lengthwise.model.fast.switch import fast_paths_enabled
 
 # Up to this number of rows, a matrix product computes the gradient of the table in less time than adding row by row,
 # where most additions wait for another one to the same row (benchmarks/speed.md).
 MAX_PRODUCT_ROWS = 256
 
 
-def look_up(
+def look_up_rows(
     table: Float[Tensor, "row width"], indices: Int[Tensor, "batch token"]
 ) -> Float[Tensor, "batch token width"]:
     """Return the rows of the table at the indices."""
-    if table.device.type == "cpu" or len(table) > MAX_PRODUCT_ROWS or not is_enabled():
+    if table.device.type == "cpu" or len(table) > MAX_PRODUCT_ROWS or not fast_paths_enabled():
         return nn.functional.embedding(indices, table)
-    rows: Tensor = ProductLookup.apply(table, indices)  # type: ignore[no-untyped-call]
+    rows: Tensor = OneHotGradientLookup.apply(table, indices)  # type: ignore[no-untyped-call]
     return rows
 
 
-class ProductLookup(torch.autograd.Function):
+class OneHotGradientLookup(torch.autograd.Function):
     """Lookup whose backward pass multiplies the gradient by a matrix of zeros and ones."""
 
     @staticmethod

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int, Real
 from torch import Tensor
 
-from lengthwise.encodings.levels import LevelEncoding
+from lengthwise.encodings.multi_level import MultiLevelEncoding
 from lengthwise.model.attention import attend
 
 # ID distances within which queries read keys, tried in this order.
@@ -41,7 +41,7 @@ GPU_SCORES_PER_CHUNK = 1 << 26
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FarKeys:
+class FarKeyBounds:
     """Upper bound of the weight of all keys farther than each of ``WIDTHS``, by the content and scale of a query.
 
     ``log_totals`` is the logarithm of the bound of the sum of ``exp(score)``. Rows are heads. ``scales`` increases.
@@ -50,7 +50,7 @@ class FarKeys:
     log_totals: Float[Tensor, "row width scale content"]
     scales: Float[Tensor, "row scale"]
 
-    def omitted(
+    def bound_omitted_weight(
         self,
         width_index: int,
         contents: Int[Tensor, " query"],
@@ -66,7 +66,7 @@ class FarKeys:
         return (log_total - log_weights + ROUNDING).exp().amax(dim=0)
 
 
-def can_bound(num_queries: int, num_keys: int, max_distance: int) -> bool:
+def can_bound_far_keys(num_queries: int, num_keys: int, max_distance: int) -> bool:
     """Return whether a comparison of different queries (of all heads) and keys at all distances is small enough."""
     return num_queries * num_keys <= MAX_CONTENT_PAIRS and 2 * max_distance * num_queries <= MAX_FAR_SCORES
 
@@ -83,7 +83,7 @@ def bound_far_keys(
     bias: Float[Tensor, "row distance"] | None,
     query_scales: Float[Tensor, "row query"],
     max_keys_per_id: int,
-) -> FarKeys:
+) -> FarKeyBounds:
     """Return the bounds for scores of the best key at each of ``far_distances``.
 
     The score of a query is ``scale * scores + bias``. ``max_keys_per_id`` keys may have the same ID.
@@ -101,10 +101,10 @@ def bound_far_keys(
             # An empty sum stays minus infinity.
             if (beyond := scaled[..., 2 * (width - WIDTHS[0]) :]).shape[-1]:
                 totals[:, width_index, index] = beyond.logsumexp(dim=-1) + math.log(max_keys_per_id)
-    return FarKeys(log_totals=totals, scales=scales)
+    return FarKeyBounds(log_totals=totals, scales=scales)
 
 
-def number_rows(x: Float[Tensor, "row width"]) -> tuple[Int[Tensor, " row"], Int[Tensor, " number"]]:
+def number_distinct_rows(x: Float[Tensor, "row width"]) -> tuple[Int[Tensor, " row"], Int[Tensor, " number"]]:
     """Number the different rows; return the number of each row, and the index of the first row of each number."""
     bits = x.contiguous().view(torch.int32).long()
     generator = torch.Generator().manual_seed(0)
@@ -116,7 +116,7 @@ def number_rows(x: Float[Tensor, "row width"]) -> tuple[Int[Tensor, " row"], Int
     return numbers, first
 
 
-def max_per_id(ids: Int[Tensor, " key"]) -> int:
+def max_key_count_per_id(ids: Int[Tensor, " key"]) -> int:
     """Return the largest number of keys with the same ID."""
     return int(torch.unique(ids, return_counts=True)[1].max())
 
@@ -180,7 +180,7 @@ class NearAttention:
         key: Float[Tensor, "batch heads key d_head"],
         value: Float[Tensor, "batch heads key d_head"],
         scales: Float[Tensor, "heads #query 1"],
-        encoding: LevelEncoding,
+        encoding: MultiLevelEncoding,
         key_ids: Real[Tensor, "level batch key"],
     ) -> Float[Tensor, "batch heads query d_head"]:
         """Return the output of attention for the last tokens of the input ``x`` of a layer.
@@ -202,7 +202,7 @@ class NearAttention:
                     encoding=encoding,
                     key_ids=key_ids[:, index],
                     level=level,
-                    heads=encoding.heads_of(level),
+                    heads=encoding.heads_of_level(level),
                 )
                 omitted, num_dense = inputs.attend(output)
                 self.omitted, self.num_dense = max(self.omitted, omitted), self.num_dense + num_dense
@@ -220,7 +220,7 @@ class _LevelInputs:
     key: Float[Tensor, "heads key d_head"]
     value: Float[Tensor, "heads key d_head"]
     scales: Float[Tensor, "heads query"]
-    encoding: LevelEncoding
+    encoding: MultiLevelEncoding
     key_ids: Real[Tensor, "level key"]
     level: int
     heads: slice
@@ -271,14 +271,14 @@ class _LevelInputs:
 
     def _omitted(self) -> Callable[[int, Tensor, Tensor], Tensor] | None:
         """Return the bound of the omitted weight for ``read_near_keys``, or None if it would take too long."""
-        query_contents, first_queries = number_rows(self.x[len(self.x) - self.query.shape[1] :])
-        _, first_keys = number_rows(self.x)
+        query_contents, first_queries = number_distinct_rows(self.x[len(self.x) - self.query.shape[1] :])
+        _, first_keys = number_distinct_rows(self.x)
         reach = int(self.key_ids[self.level].max() - self.key_ids[self.level].min())
-        if not can_bound(len(first_queries) * len(self.query), len(first_keys), reach):
+        if not can_bound_far_keys(len(first_queries) * len(self.query), len(first_keys), reach):
             return None
         scales = self.scales[self.heads]
         far = self._bound(self.unrotated_query[:, first_queries], self.unrotated_key[:, first_keys], reach)
-        return lambda width_index, queries, log_weights: far.omitted(
+        return lambda width_index, queries, log_weights: far.bound_omitted_weight(
             width_index, query_contents[queries], scales[:, queries], log_weights
         )
 
@@ -287,7 +287,7 @@ class _LevelInputs:
         queries: Float[Tensor, "heads content d_head"],
         keys: Float[Tensor, "heads key_content d_head"],
         reach: int,
-    ) -> FarKeys:
+    ) -> FarKeyBounds:
         """Compare all different queries and keys at all ID distances up to ``reach``."""
         heads, (num_heads, num_contents, d_head), device = self.heads, queries.shape, self.x.device
         num_levels = len(self.key_ids)
@@ -302,5 +302,5 @@ class _LevelInputs:
             if self.encoding.has_bias:
                 biases.append(self.encoding.bias(query_ids[:, :1], key_ids[:, :, :1])[0, heads, :, 0])
         bias = torch.cat(biases, dim=1) if biases else None
-        max_keys_per_id = max_per_id(self.key_ids[self.level])
+        max_keys_per_id = max_key_count_per_id(self.key_ids[self.level])
         return bound_far_keys(torch.cat(scores, dim=2), bias, self.scales[heads], max_keys_per_id)

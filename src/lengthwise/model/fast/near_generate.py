@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from lengthwise.model.attention_scores import AttentionHooks
-from lengthwise.model.cache import Cache
+from lengthwise.model.cache import KVCache
 from lengthwise.model.decoder import Decoder
-from lengthwise.model.fast.near_attention import WIDTHS, NearAttention, max_per_id
+from lengthwise.model.fast.near_attention import WIDTHS, NearAttention, max_key_count_per_id
 
 # Number of drafted tokens before the first check. Each later block has twice as many, so that all checks together take
 # time linear in the length.
@@ -32,12 +32,12 @@ MARGIN = 8
 
 
 def allows_near_generation(decoder: Decoder, position_ids: Tensor) -> bool:
-    """Return whether ``generate_near`` works for a decoder and these IDs."""
+    """Return whether ``generate_with_near_keys`` works for a decoder and these IDs."""
     return decoder.allows_near_attention and decoder.predicts_ids and not position_ids.is_floating_point()
 
 
 @torch.no_grad()
-def generate_near(
+def generate_with_near_keys(
     decoder: Decoder,
     prompt: Int[Tensor, "1 prompt"],
     prompt_ids: Int[Tensor, "level 1 prompt"],
@@ -68,7 +68,7 @@ def generate_near(
 class _Sequence:
     """Prompt and continuation on the CPU, with the keys and values of their tokens on the device of the decoder."""
 
-    cache: Cache
+    cache: KVCache
 
     def __init__(
         self,
@@ -83,8 +83,10 @@ class _Sequence:
         self.length = self.prompt_length = prompt.shape[1]
         self.capacity = self.prompt_length + max_new_tokens
         self.tokens, self.ids = pad(prompt.cpu(), (0, max_new_tokens)), pad(prompt_ids.cpu(), (0, max_new_tokens))
-        self.prompts = decoder.read_prompt(prompt, prompt_ids, torch.tensor([self.prompt_length], device=self.device))
-        self.draft_prompts = [prompt.select(lambda tensor: tensor.cpu()) for prompt in self.prompts]
+        self.prompts = decoder.build_prompt_keys(
+            prompt, prompt_ids, torch.tensor([self.prompt_length], device=self.device)
+        )
+        self.draft_prompts = [prompt.map_tensors(lambda tensor: tensor.cpu()) for prompt in self.prompts]
         self.indexes = [_IDIndex(level_ids[0]) for level_ids in prompt_ids.cpu()]
 
     @property
@@ -133,7 +135,9 @@ class _Sequence:
             last = self.length - 1
             token, ids = self.tokens[:, last : last + 1], self.ids[..., last : last + 1]
             near = self._near_keys(ids[:, 0, 0].tolist())
-            cache = Cache(self.ids[..., near], last_embedding, num_separators, [keys[:, :, near]], [values[:, :, near]])
+            cache = KVCache(
+                self.ids[..., near], last_embedding, num_separators, [keys[:, :, near]], [values[:, :, near]]
+            )
             hooks = AttentionHooks(visible_counts=torch.tensor([[float(self.length)]]))
             hidden, extended = drafter(token, ids, cache, hooks=hooks)
             keys[:, :, last], values[:, :, last] = extended.keys[0][:, :, -1], extended.values[0][:, :, -1]
@@ -165,7 +169,7 @@ class _Sequence:
         levels = zip(self.drafter.position_heads(), self.indexes, ids, self.draft_prompts, strict=True)
         for head, index, level_ids, prompt in levels:
             near = index.near_prompt(int(level_ids))
-            near_prompt = prompt.near(near) if len(near) else prompt
+            near_prompt = prompt.select_tokens(near) if len(near) else prompt
             predicted.append(head(hidden, level_ids, embedding, near_prompt).most_likely_ids())
         return torch.stack(predicted)
 
@@ -175,7 +179,7 @@ class _IDIndex:
 
     def __init__(self, prompt_ids: Int[Tensor, " prompt"]) -> None:
         self.sorted_ids, self.order = prompt_ids.sort(stable=True)
-        self.margin = MARGIN * max_per_id(prompt_ids)
+        self.margin = MARGIN * max_key_count_per_id(prompt_ids)
         self.written: dict[int, list[int]] = defaultdict(list)
 
     def reset(self, ids: list[int]) -> None:

@@ -1,4 +1,4 @@
-"""Switch of all faster forms of computations: ``plain_forms`` replaces them by plain ones.
+"""Switch of all faster forms of computations: ``disable_fast_paths`` replaces them by plain ones.
 
 Both forms have equal results up to rounding. ``benchmarks/fast_paths.py`` measures what each of them gains.
 """
@@ -9,13 +9,13 @@ from contextlib import contextmanager
 _is_enabled = True
 
 
-def is_enabled() -> bool:
-    """Return True unless the caller runs inside ``plain_forms``."""
+def fast_paths_enabled() -> bool:
+    """Return True unless the caller runs inside ``disable_fast_paths``."""
     return _is_enabled
 
 
 @contextmanager
-def plain_forms() -> Iterator[None]:
+def disable_fast_paths() -> Iterator[None]:
     """Compute without the faster forms, for tests and measurements; on a GPU, this applies to new trainers."""
     global _is_enabled  # noqa: PLW0603
     before, _is_enabled = _is_enabled, False

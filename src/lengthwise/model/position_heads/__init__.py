@@ -1,31 +1,31 @@
 """Position heads predict position IDs (PPC). Each head has its own file; ``POSITION_HEADS`` lists all heads."""
 
-from lengthwise.model.position_heads.absolute import Absolute
-from lengthwise.model.position_heads.head import NextIDs, PositionHead, Prompt, read_prompt
-from lengthwise.model.position_heads.increment import Increment
-from lengthwise.model.position_heads.pointer import Pointer, WidePointer
-from lengthwise.model.position_heads.rank import Rank
-from lengthwise.model.position_heads.search import Search
+from lengthwise.model.position_heads.absolute import AbsoluteIDHead
+from lengthwise.model.position_heads.head import NextIDDistribution, PositionHead, PromptKeys, build_prompt_keys
+from lengthwise.model.position_heads.increment import IncrementHead
+from lengthwise.model.position_heads.pointer import PointerHead, WidePointerHead
+from lengthwise.model.position_heads.rank import RankHead
+from lengthwise.model.position_heads.search import ContentSearchHead
 
 POSITION_HEADS: dict[str, type[PositionHead]] = {
-    "pointer": Pointer,
-    "wide_pointer": WidePointer,
-    "rank": Rank,
-    "increment": Increment,
-    "search": Search,
-    "class": Absolute,
+    "pointer": PointerHead,
+    "wide_pointer": WidePointerHead,
+    "rank": RankHead,
+    "increment": IncrementHead,
+    "search": ContentSearchHead,
+    "class": AbsoluteIDHead,
 }
 
 __all__ = [
     "POSITION_HEADS",
-    "Absolute",
-    "Increment",
-    "NextIDs",
-    "Pointer",
+    "AbsoluteIDHead",
+    "ContentSearchHead",
+    "IncrementHead",
+    "NextIDDistribution",
+    "PointerHead",
     "PositionHead",
-    "Prompt",
-    "Rank",
-    "Search",
-    "WidePointer",
-    "read_prompt",
+    "PromptKeys",
+    "RankHead",
+    "WidePointerHead",
+    "build_prompt_keys",
 ]

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from lengthwise.model.attention import max_chunk_scores
+from lengthwise.model.attention import max_scores_in_memory
 
 # One vector per token and one position ID per token.
 Vectors = Float[Tensor, "batch token d_model"]
@@ -16,7 +16,7 @@ IDs = Int[Tensor, "batch token"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
+class PromptKeys:
     """Prompts of a batch on one level, as the input of a position head: keys, IDs and sorted distinct IDs.
 
     ``is_prompt`` is False for padding. ``ranks`` contains the index of each token's ID in ``distinct_ids``, which is
@@ -34,13 +34,13 @@ class Prompt:
 
     PADDING_ID: ClassVar[int] = torch.iinfo(torch.int64).max
 
-    def select(self, select_rows: Callable[[Tensor], Tensor]) -> "Prompt":
+    def map_tensors(self, select_rows: Callable[[Tensor], Tensor]) -> "PromptKeys":
         """Return prompts with ``select_rows`` applied to the batch axis of every tensor."""
         tensor_names = (field.name for field in fields(self) if field.name != "has_padding")
         tensors: dict[str, Any] = {name: select_rows(getattr(self, name)) for name in tensor_names}
         return replace(self, **tensors)
 
-    def near(self, tokens: Int[Tensor, " token"]) -> "Prompt":
+    def select_tokens(self, tokens: Int[Tensor, " token"]) -> "PromptKeys":
         """Return some tokens, sorted by ID, of a single prompt without padding; the sharpness stays that of all."""
         ranks = self.ranks[:, tokens]
         first, last = int(ranks[0, 0]), int(ranks[0, -1])
@@ -54,13 +54,13 @@ class Prompt:
         )
 
 
-def read_prompt(
+def build_prompt_keys(
     head: "PositionHead",
     embeddings: Vectors,
     position_ids: IDs,
     prompt_length: Int[Tensor, " batch"],
     max_prompt_length: int | None = None,
-) -> Prompt:
+) -> PromptKeys:
     """Return the prompts of a batch as the input of ``head``; each prompt is the first ``prompt_length`` tokens.
 
     If ``max_prompt_length`` is given, the sizes of all tensors follow from it, with more padding than necessary.
@@ -72,12 +72,12 @@ def read_prompt(
     sorted_ids, sorting_indices = prompt_ids.sort(dim=1)
     sorted_ranks = sorted_ids.diff(dim=1, prepend=sorted_ids[:, :1]).ne(0).cumsum(dim=1)
     num_ranks = int(sorted_ranks.max()) + 1 if max_prompt_length is None else width
-    padding_ids = torch.full((len(prompt_ids), num_ranks), Prompt.PADDING_ID, device=prompt_ids.device)
+    padding_ids = torch.full((len(prompt_ids), num_ranks), PromptKeys.PADDING_ID, device=prompt_ids.device)
     distinct_ids = padding_ids.scatter(1, sorted_ranks, sorted_ids)
     has_padding = max_prompt_length is not None or not bool(
-        is_prompt.all() & (distinct_ids[:, -1] != Prompt.PADDING_ID).all()
+        is_prompt.all() & (distinct_ids[:, -1] != PromptKeys.PADDING_ID).all()
     )
-    return Prompt(
+    return PromptKeys(
         keys=head.keys(embeddings[:, :width], prompt_ids),
         position_ids=prompt_ids,
         is_prompt=is_prompt,
@@ -89,7 +89,7 @@ def read_prompt(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NextIDs:
+class NextIDDistribution:
     """Distribution over candidates for the next token's ID, one per query; a candidate of -1 is padding."""
 
     log_probs: Float[Tensor, "batch query candidate"]
@@ -113,23 +113,25 @@ class PositionHead(nn.Module):
         """Return the keys of the prompt tokens; the default keys have width 0, for heads without keys."""
         return embeddings[..., :0]
 
-    def forward(self, hidden: Vectors, current_ids: IDs, next_embeddings: Vectors, prompt: Prompt) -> NextIDs:
+    def forward(
+        self, hidden: Vectors, current_ids: IDs, next_embeddings: Vectors, prompt: PromptKeys
+    ) -> NextIDDistribution:
         """Return the distribution over the next token's ID for each query."""
         raise NotImplementedError
 
-    def num_scores(self, prompt: Prompt) -> int:
+    def num_scores(self, prompt: PromptKeys) -> int:
         """Return the number of scores per query of a batch: one per prompt token, unless a head overrides it."""
         return prompt.position_ids.numel()
 
-    def most_likely_ids(self, hidden: Vectors, current_ids: IDs, next_embeddings: Vectors, prompt: Prompt) -> IDs:
+    def most_likely_ids(self, hidden: Vectors, current_ids: IDs, next_embeddings: Vectors, prompt: PromptKeys) -> IDs:
         """Return the ID with the largest probability for each query, with little memory; for evaluation."""
-        chunk_length = max(1, max_chunk_scores(hidden.device) // self.num_scores(prompt))
+        chunk_length = max(1, max_scores_in_memory(hidden.device) // self.num_scores(prompt))
         inputs = (torch.split(part, chunk_length, dim=1) for part in (hidden, current_ids, next_embeddings))
         return torch.cat([self(*chunk, prompt).most_likely_ids() for chunk in zip(*inputs, strict=True)], dim=1)
 
 
-def sum_by_id(
-    token_probabilities: Float[Tensor, "batch query prompt"], prompt: Prompt
+def sum_probability_by_id(
+    token_probabilities: Float[Tensor, "batch query prompt"], prompt: PromptKeys
 ) -> Float[Tensor, "batch query rank"]:
     """Sum the probability mass of prompt tokens that have the same ID."""
     rank_probabilities = token_probabilities.new_zeros(*token_probabilities.shape[:2], prompt.distinct_ids.shape[1])
@@ -137,14 +139,16 @@ def sum_by_id(
     return rank_probabilities.scatter_add(2, ranks, token_probabilities)
 
 
-def distinct_id_distribution(probabilities: Float[Tensor, "batch query rank"], prompt: Prompt) -> NextIDs:
-    """Return the probabilities of the prompt's distinct IDs as ``NextIDs``."""
+def distinct_id_distribution(
+    probabilities: Float[Tensor, "batch query rank"], prompt: PromptKeys
+) -> NextIDDistribution:
+    """Return the probabilities of the prompt's distinct IDs as ``NextIDDistribution``."""
     candidates = prompt.distinct_ids[:, None]
     if prompt.has_padding:
-        is_padding = candidates == Prompt.PADDING_ID
+        is_padding = candidates == PromptKeys.PADDING_ID
         probabilities, candidates = probabilities.masked_fill(is_padding, 0.0), candidates.masked_fill(is_padding, -1)
     min_probability = torch.finfo(probabilities.dtype).tiny
-    return NextIDs(log_probs=probabilities.clamp_min(min_probability).log(), candidates=candidates)
+    return NextIDDistribution(log_probs=probabilities.clamp_min(min_probability).log(), candidates=candidates)
 
 
 class OffsetScores(nn.Module):
@@ -169,6 +173,6 @@ class OffsetHead(PositionHead):
         super().__init__()
         self.scores = OffsetScores(d_model, len(self.OFFSETS))
 
-    def num_scores(self, prompt: Prompt) -> int:
+    def num_scores(self, prompt: PromptKeys) -> int:
         """Return the number of offsets of all queries at one index."""
         return len(prompt.position_ids) * len(self.OFFSETS)

@@ -3,14 +3,16 @@
 import math
 
 from lengthwise.core.devices import constant_tensor
-from lengthwise.model.position_heads.head import IDs, NextIDs, OffsetHead, Prompt, Vectors
+from lengthwise.model.position_heads.head import IDs, NextIDDistribution, OffsetHead, PromptKeys, Vectors
 
 
-class Increment(OffsetHead):
+class IncrementHead(OffsetHead):
     """Classifier over offsets from the current ID. The loss ignores target IDs at any other offset."""
 
-    def forward(self, hidden: Vectors, current_ids: IDs, next_embeddings: Vectors, prompt: Prompt) -> NextIDs:
+    def forward(
+        self, hidden: Vectors, current_ids: IDs, next_embeddings: Vectors, prompt: PromptKeys
+    ) -> NextIDDistribution:
         """Return a distribution over the IDs ``current_ids + offset`` for all ``OFFSETS``."""
         candidates = current_ids[..., None] + constant_tensor(self.OFFSETS, hidden.device)
         scores = self.scores(hidden, next_embeddings).masked_fill(candidates < 0, -math.inf)
-        return NextIDs(log_probs=scores.log_softmax(dim=-1), candidates=candidates)
+        return NextIDDistribution(log_probs=scores.log_softmax(dim=-1), candidates=candidates)

@@ -12,23 +12,23 @@ from torch import Tensor, nn
 from lengthwise.encodings.rotary import RotaryEncoding
 from lengthwise.model.attention import MAX_CHUNK_SCORES
 from lengthwise.model.fast.near_attention import (
-    FarKeys,
+    FarKeyBounds,
     bound_far_keys,
-    can_bound,
+    can_bound_far_keys,
     far_distances,
-    max_per_id,
-    number_rows,
+    max_key_count_per_id,
+    number_distinct_rows,
     read_near_keys,
 )
-from lengthwise.model.fast.switch import is_enabled
+from lengthwise.model.fast.switch import fast_paths_enabled
 from lengthwise.model.position_heads.head import (
     IDs,
-    NextIDs,
+    NextIDDistribution,
     PositionHead,
-    Prompt,
+    PromptKeys,
     Vectors,
     distinct_id_distribution,
-    sum_by_id,
+    sum_probability_by_id,
 )
 
 # In longer prompts, queries read the tokens with near IDs, which has the same result.
@@ -40,7 +40,7 @@ SHIFT_SCALE = 10.0
 GATE_SCORE = -2.0
 
 
-class Pointer(PositionHead):
+class PointerHead(PositionHead):
     """Softmax over prompt tokens; the head sums the probabilities of equal IDs and shifts them by -1, 0 or +1 ranks.
 
     The score of prompt token j is a rotary term between the current ID and the ID of j, plus a content term between
@@ -69,9 +69,13 @@ class Pointer(PositionHead):
         content = nn.functional.normalize(self.content(embeddings) + self.predecessor(previous_embeddings), dim=-1)
         return torch.cat([self._rotate(self.distance[1], position_ids), content], dim=-1)
 
-    def forward(self, hidden: Vectors, current_ids: IDs, next_embeddings: Vectors, prompt: Prompt) -> NextIDs:
+    def forward(
+        self, hidden: Vectors, current_ids: IDs, next_embeddings: Vectors, prompt: PromptKeys
+    ) -> NextIDDistribution:
         """Return a distribution over the prompt's distinct IDs."""
-        probabilities = sum_by_id(self._scores(current_ids, next_embeddings, prompt).softmax(dim=-1), prompt)
+        probabilities = sum_probability_by_id(
+            self._scores(current_ids, next_embeddings, prompt).softmax(dim=-1), prompt
+        )
         return distinct_id_distribution(self._shift(probabilities, self._shares(next_embeddings), prompt), prompt)
 
     def _content(self, next_embeddings: Vectors) -> Float[Tensor, "batch token d_pointer"]:
@@ -79,15 +83,15 @@ class Pointer(PositionHead):
         content = nn.functional.normalize(self.content(next_embeddings), dim=-1)
         return self._content_gain(next_embeddings) * content
 
-    def most_likely_ids(self, hidden: Vectors, current_ids: IDs, next_embeddings: Vectors, prompt: Prompt) -> IDs:
+    def most_likely_ids(self, hidden: Vectors, current_ids: IDs, next_embeddings: Vectors, prompt: PromptKeys) -> IDs:
         """Return the most likely ID of each query; in a long prompt, queries read the tokens with near IDs."""
-        if prompt.position_ids.shape[1] <= MAX_DENSE_PROMPT or prompt.has_padding or not is_enabled():
+        if prompt.position_ids.shape[1] <= MAX_DENSE_PROMPT or prompt.has_padding or not fast_paths_enabled():
             return super().most_likely_ids(hidden, current_ids, next_embeddings, prompt)
         rows = []
         for row in range(len(hidden)):
             select: Callable[[Tensor], Tensor] = itemgetter(slice(row, row + 1))
             inputs = select(hidden), select(current_ids), select(next_embeddings)
-            row_prompt = prompt.select(select)
+            row_prompt = prompt.map_tensors(select)
             ids, unfinished = self._near_ids(*inputs, row_prompt)
             if len(unfinished):
                 few_hidden, few_ids, few_embeddings = (part[:, unfinished] for part in inputs)
@@ -96,39 +100,39 @@ class Pointer(PositionHead):
         return torch.cat(rows)
 
     def _near_ids(
-        self, hidden: Vectors, current_ids: IDs, next_embeddings: Vectors, prompt: Prompt
+        self, hidden: Vectors, current_ids: IDs, next_embeddings: Vectors, prompt: PromptKeys
     ) -> tuple[IDs, Int[Tensor, " query"]]:
         """Return the most likely ID of each query, and the queries that need all tokens of the prompt instead."""
         ids = torch.zeros_like(current_ids)
-        contents, first_queries = number_rows(next_embeddings[0])
+        contents, first_queries = number_distinct_rows(next_embeddings[0])
         scales = prompt.sharpness[0].expand(1, len(contents))
-        if not can_bound(len(first_queries), 1, self._reach(current_ids, prompt)):
+        if not can_bound_far_keys(len(first_queries), 1, self._reach(current_ids, prompt)):
             return ids, torch.arange(len(contents), device=ids.device)
         far = self._bound_far_tokens(current_ids, next_embeddings[:, first_queries], prompt)
 
         def read(queries: Tensor, tokens: Tensor) -> Tensor:
             if not len(tokens):
                 return torch.full((1, len(queries)), -math.inf, device=queries.device)
-            near, inputs = prompt.near(tokens), (current_ids[:, queries], next_embeddings[:, queries])
+            near, inputs = prompt.select_tokens(tokens), (current_ids[:, queries], next_embeddings[:, queries])
             ids[:, queries] = self(hidden[:, queries], *inputs, near).most_likely_ids()
             return self._scores(*inputs, near).logsumexp(dim=-1)
 
         def omitted(width_index: int, queries: Tensor, log_weights: Tensor) -> Tensor:
-            return far.omitted(width_index, contents[queries], scales[:, queries], log_weights)
+            return far.bound_omitted_weight(width_index, contents[queries], scales[:, queries], log_weights)
 
         # The tokens that a shift can reach must be near, too.
-        margin = self.max_shift * max_per_id(prompt.position_ids[0])
+        margin = self.max_shift * max_key_count_per_id(prompt.position_ids[0])
         return ids, read_near_keys(current_ids[0], prompt.position_ids[0], read, omitted, margin=margin)[1]
 
     @staticmethod
-    def _reach(current_ids: IDs, prompt: Prompt) -> int:
+    def _reach(current_ids: IDs, prompt: PromptKeys) -> int:
         """Return the largest distance of two IDs of a single sequence."""
         ids = torch.cat([current_ids[0], prompt.position_ids[0]])
         return int(ids.max() - ids.min())
 
     def _bound_far_tokens(
-        self, current_ids: IDs, next_embeddings: Float[Tensor, "1 content d_model"], prompt: Prompt
-    ) -> FarKeys:
+        self, current_ids: IDs, next_embeddings: Float[Tensor, "1 content d_model"], prompt: PromptKeys
+    ) -> FarKeyBounds:
         """Compare all different next tokens with all different prompt tokens, at all ID distances."""
         reach = self._reach(current_ids, prompt)
         rotated_key = self._rotate(self.distance[1], torch.full_like(current_ids[:, :1], reach))[0, 0]
@@ -137,13 +141,13 @@ class Pointer(PositionHead):
             query_ids = reach + distances.to(current_ids.device)
             by_distance.append(self._distance(query_ids[None])[0] @ rotated_key)
         content_keys = prompt.keys[0, :, self.distance.shape[1] :]
-        _, first_tokens = number_rows(content_keys)
+        _, first_tokens = number_distinct_rows(content_keys)
         by_content = (self._content(next_embeddings)[0] @ content_keys[first_tokens].mT).amax(dim=1)
         scores = by_content[:, None] + torch.cat(by_distance)
-        return bound_far_keys(scores[None], None, prompt.sharpness[0], max_per_id(prompt.position_ids[0]))
+        return bound_far_keys(scores[None], None, prompt.sharpness[0], max_key_count_per_id(prompt.position_ids[0]))
 
     def _scores(
-        self, current_ids: IDs, next_embeddings: Vectors, prompt: Prompt
+        self, current_ids: IDs, next_embeddings: Vectors, prompt: PromptKeys
     ) -> Float[Tensor, "batch token prompt"]:
         query = torch.cat([self._distance(current_ids), self._content(next_embeddings)], dim=-1)
         scores = (prompt.sharpness * query) @ prompt.keys.mT
@@ -165,7 +169,7 @@ class Pointer(PositionHead):
         self,
         probabilities: Float[Tensor, "batch token rank"],
         all_shares: Float[Tensor, "batch token shift"],
-        prompt: Prompt,
+        prompt: PromptKeys,
     ) -> Float[Tensor, "batch token rank"]:
         """Shift the probabilities by ranks; a shift past the first or last rank loses the probability."""
         widest = self.max_shift
@@ -183,7 +187,7 @@ class Pointer(PositionHead):
         return self.rotary.rotate(vectors[:, None], position_ids)[:, 0]
 
 
-class WidePointer(Pointer):
+class WidePointerHead(PointerHead):
     """Pointer head with shifts of up to three ranks, for pointers that skip prompt tokens or stand beside a match.
 
     The next token also opens or closes a gate of the content term, which is almost closed before training. So a pointer
@@ -209,10 +213,10 @@ class WidePointer(Pointer):
         self,
         probabilities: Float[Tensor, "batch token rank"],
         all_shares: Float[Tensor, "batch token shift"],
-        prompt: Prompt,
+        prompt: PromptKeys,
     ) -> Float[Tensor, "batch token rank"]:
         """Shift the probabilities by ranks; a shift past the first or last rank ends there."""
-        is_rank = prompt.distinct_ids != Prompt.PADDING_ID
+        is_rank = prompt.distinct_ids != PromptKeys.PADDING_ID
         shifted = super()._shift(probabilities, all_shares, prompt) * is_rank[:, None]
         widest = self.max_shift
         last = is_rank.sum(dim=-1) - 1

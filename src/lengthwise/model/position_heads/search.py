@@ -8,16 +8,16 @@ from torch import Tensor, nn
 
 from lengthwise.model.position_heads.head import (
     IDs,
-    NextIDs,
+    NextIDDistribution,
     PositionHead,
-    Prompt,
+    PromptKeys,
     Vectors,
     distinct_id_distribution,
-    sum_by_id,
+    sum_probability_by_id,
 )
 
 
-class Search(PositionHead):
+class ContentSearchHead(PositionHead):
     """Softmax over prompt tokens that depends only on their content; the head sums the probabilities of equal IDs.
 
     The next token and the prompt tokens have different projections, so scores are asymmetric, and the head can learn
@@ -35,9 +35,11 @@ class Search(PositionHead):
         """Return normalized projections of the token embeddings; the keys do not depend on the IDs."""
         return nn.functional.normalize(self.key(embeddings), dim=-1)
 
-    def forward(self, hidden: Vectors, current_ids: IDs, next_embeddings: Vectors, prompt: Prompt) -> NextIDs:
+    def forward(
+        self, hidden: Vectors, current_ids: IDs, next_embeddings: Vectors, prompt: PromptKeys
+    ) -> NextIDDistribution:
         """Return a distribution over the prompt's distinct IDs."""
         query = nn.functional.normalize(self.query(next_embeddings), dim=-1)
         scores = (prompt.sharpness * self.log_gain.exp() * query) @ prompt.keys.mT
         token_probabilities = scores.float().masked_fill(~prompt.is_prompt[:, None], -math.inf).softmax(dim=-1)
-        return distinct_id_distribution(sum_by_id(token_probabilities, prompt), prompt)
+        return distinct_id_distribution(sum_probability_by_id(token_probabilities, prompt), prompt)

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Int
 from lengthwise.core.errors import SettingError
 from lengthwise.tasks.examples import Examples
 
-# Token of a step without a token at an address, for example after the end of the prompt.
+# Token of a step without a token at a locator, for example after the end of the prompt.
 NO_TOKEN = -1
 # Number of steps for unknown answers: as many as answers can take turns, since a step without a pointer points at what
 # a later one needs.
@@ -106,12 +106,12 @@ class AnswerSteps:
         place = np.minimum(np.searchsorted(pairs, wanted), len(pairs) - 1)
         return np.where((key >= 0) & (pairs[place] == wanted), columns[place], NO_TOKEN)
 
-    def where(self, mask: np.ndarray) -> "AnswerSteps":
+    def select(self, mask: np.ndarray) -> "AnswerSteps":
         """Return the steps of a mask, with all sequences."""
         return replace(self, sequence=self.sequence[mask], number=self.number[mask])
 
 
-def answer_steps(examples: Examples, length: int = 0) -> AnswerSteps:
+def build_answer_steps(examples: Examples, length: int = 0) -> AnswerSteps:
     """Return the answers of all examples, which have this length; of unknown answers, the first steps."""
     seq = np.arange(examples.tokens.shape[1])
     num_unknown = np.minimum(NUM_UNKNOWN_STEPS, len(seq) - examples.prompt_length)
@@ -156,7 +156,7 @@ def _count_from_0(counts: Int[np.ndarray, " sequence"]) -> Int[np.ndarray, " ste
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Phases:
+class AnswerPhases:
     """Phase of each answer, from 0, and its place: the number of earlier answers of the same phase (in its line).
 
     ``line`` is the line of each answer, from 0, and ``line_width`` the number of tokens of the lines of its response.
@@ -180,13 +180,13 @@ class Phases:
         """True if every phase has an answer."""
         return len(np.unique(self.phase)) == len(self.names)
 
-    def where(self, mask: np.ndarray) -> "Phases":
+    def select(self, mask: np.ndarray) -> "AnswerPhases":
         """Return the phases of the steps of a mask, or of their indexes."""
         fields = ("phase", "place", "line", "line_width")
         return replace(self, **{name: getattr(self, name)[mask] for name in fields})
 
 
-def iter_divisions(steps: AnswerSteps) -> Iterator[tuple[str, ...]]:
+def iter_phase_divisions(steps: AnswerSteps) -> Iterator[tuple[str, ...]]:
     """Yield groups of divisions of the answers into phases, from simple to complex; those of a group compete."""
     yield (ONE,)
     yield (FIRST_APART,)
@@ -199,7 +199,7 @@ def iter_divisions(steps: AnswerSteps) -> Iterator[tuple[str, ...]]:
         yield from ((period,) for period in periods)
 
 
-def number_of_phases(division: str) -> int:
+def count_phases(division: str) -> int:
     """Return the number of phases of a division that pointers can follow; raise ``SettingError`` for another text."""
     numbers = {ONE: 1, FIRST_APART: 2} | {f"period {period}": period for period in range(2, MAX_PERIOD + 1)}
     if division not in numbers:
@@ -207,7 +207,7 @@ def number_of_phases(division: str) -> int:
     return numbers[division]
 
 
-def divide(steps: AnswerSteps, division: str) -> Phases:
+def divide_into_phases(steps: AnswerSteps, division: str) -> AnswerPhases:
     """Return the phases of a division.
 
     Divisions are ``one``, ``first`` (the first answer apart), ``period N`` (N answers take turns), and
@@ -225,14 +225,14 @@ def divide(steps: AnswerSteps, division: str) -> Phases:
     elif kind == "period":
         period = int(parts[0])
         names, phase, place = _turns(period), number % period, number // period
-    return Phases(division=division, names=names, phase=phase, place=place, line=zeros, line_width=zeros)
+    return AnswerPhases(division=division, names=names, phase=phase, place=place, line=zeros, line_width=zeros)
 
 
-def _divide_lines(steps: AnswerSteps, division: str, *, token: int, period: int) -> Phases:
+def _divide_lines(steps: AnswerSteps, division: str, *, token: int, period: int) -> AnswerPhases:
     width = np.maximum(_first_number(steps, token) + 1, 1)[steps.sequence]
     line, column = steps.number // width, steps.number % width
     turns = _turns(period) if period > 1 else ("every answer",)
-    return Phases(
+    return AnswerPhases(
         division=division,
         names=tuple(f"{turn} {where}" for where in ("in the first line", "in the later lines") for turn in turns),
         phase=period * np.minimum(line, 1) + column % period,

@@ -9,36 +9,36 @@ from jaxtyping import Int
 
 from lengthwise.core.defaults import DEPENDENCE, MAX_COUPLED_TOKENS, MODEL, SAMPLES_PER_LENGTH
 from lengthwise.core.errors import AmbiguousCouplingError, CouplingError, PromptError, SettingError, TooFewExamplesError
-from lengthwise.core.randomness import stream
+from lengthwise.core.randomness import random_stream
 from lengthwise.core.type_checks import check_arguments
-from lengthwise.tasks.coupling.addresses import Address, LocatedAddress
-from lengthwise.tasks.coupling.answer_steps import NO_TOKEN, AnswerSteps, Phases, answer_steps, join_steps
-from lengthwise.tasks.coupling.checks import (
-    Check,
-    accuracy_without_ends,
+from lengthwise.tasks.coupling.answer_steps import NO_TOKEN, AnswerPhases, AnswerSteps, build_answer_steps, join_steps
+from lengthwise.tasks.coupling.dependence_search import SearchProgress
+from lengthwise.tasks.coupling.locators import LocatedTokens, TokenLocator
+from lengthwise.tasks.coupling.noise_check import check_independent_noise
+from lengthwise.tasks.coupling.pointers import NO_POINTER, PointerRule, find_pointer_index, is_inside_prompt
+from lengthwise.tasks.coupling.rule_checks import (
+    HeldOutCheck,
+    accuracy_without_end_tokens,
     check_answer_tokens,
-    check_errors,
-    check_last_places,
+    check_error_pattern,
+    check_last_response_places,
     check_longest_lengths,
+    check_predictions,
     check_prompt_tokens,
     check_several_lengths,
-    check_steps,
 )
-from lengthwise.tasks.coupling.dependence import SearchProgress
-from lengthwise.tasks.coupling.finder import Attempt, PhaseRule, search_rules
-from lengthwise.tasks.coupling.noise import check_noise
-from lengthwise.tasks.coupling.pointers import NO_POINTER, PointerRule, is_inside, pointer_index
+from lengthwise.tasks.coupling.rule_search import PhaseRule, RuleSearchAttempt, search_rules
 from lengthwise.tasks.jsonl_task import JSONLTask, write_records
 from lengthwise.tasks.task import GradedByLoss, HasRecords, Task
 
 # Upper limit for the number of sequences of a file.
 MAX_RECORDS = 20_000
-# Approximate limit for the number of answers of a file, which share memory with all their addresses.
+# Approximate limit for the number of answers of a file, which share memory with all their locators.
 MAX_ANSWERS = 200_000
 # Number of calls that draw the sequences of a task with a sampler.
 SAMPLES_IN_PARTS = 10
 DEFAULT_LENGTHS = range(2, 9)
-# Addresses of one step at most this far apart, always at the same distance, share a pointer.
+# Locators of one step at most this far apart, always at the same distance, share a pointer.
 MAX_LINE_DISTANCE = 3
 
 
@@ -46,7 +46,7 @@ MAX_LINE_DISTANCE = 3
 class FoundCoupling:
     """Rule for the coupling of a task, with the evidence for it.
 
-    ``phases`` has the name and the addresses of each group of answers. ``num_tokens`` is the largest number of tokens
+    ``phases`` has the name and the locators of each group of answers. ``num_tokens`` is the largest number of tokens
     that an answer depends on (k). ``confirmed`` is the share of answers that other answers with the same tokens
     confirm, and ``accuracy`` the share of these that agree, without the end tokens. The shorter examples know the
     tokens of the share ``checked_known`` of the answers at ``checked_lengths``, the longest ones, and predict the share
@@ -84,13 +84,13 @@ def find_coupling_in_examples(
     progress: SearchProgress | None = None,
 ) -> FoundCoupling:
     """Find a rule for the coupling of a task by functional dependence; see ``find_coupling``."""
-    steps = draw_steps(task, lengths, num_per_length, seed)
-    return explain_steps(
+    steps = sample_task_answers(task, lengths, num_per_length, seed)
+    return find_coupling_in_steps(
         steps, task.vocabulary, max_tokens=max_tokens, allow_noise=allow_noise, seed=seed, progress=progress
     )
 
 
-def explain_steps(
+def find_coupling_in_steps(
     steps: AnswerSteps,
     vocabulary: Sequence[str],
     *,
@@ -114,23 +114,25 @@ def explain_steps(
     for rule in attempt.rules:
         check_answer_tokens(rule, steps, vocabulary)
         if not allow_noise:
-            check_errors(rule, vocabulary)
+            check_error_pattern(rule, vocabulary)
     if records is None:
         check = check_longest_lengths(steps, attempt)
-        check_last_places(steps, attempt)
+        check_last_response_places(steps, attempt)
         if not allow_noise:
-            check_noise(steps, attempt, vocabulary)
+            check_independent_noise(steps, attempt, vocabulary)
     else:
         check = _check_records(records, steps, attempt)
     if attempt.phases.has_lines:
         raise CouplingError(_explain_lines(attempt, vocabulary))
     weights = [rule.mask.sum() for rule in attempt.rules]
-    accuracies = [accuracy_without_ends(rule, steps) for rule in attempt.rules]
+    accuracies = [accuracy_without_end_tokens(rule, steps) for rule in attempt.rules]
     num_answers = [int((rule.mask & ~steps.is_end).sum()) for rule in attempt.rules]
     return FoundCoupling(
-        rule=find_pointers(steps, attempt),
-        phases=tuple((rule.name, tuple(located.address.text for located in rule.addresses)) for rule in attempt.rules),
-        num_tokens=max(len(rule.addresses) for rule in attempt.rules),
+        rule=find_pointer_rule(steps, attempt),
+        phases=tuple(
+            (rule.name, tuple(located.locator.saved_text for located in rule.locators)) for rule in attempt.rules
+        ),
+        num_tokens=max(len(rule.locators) for rule in attempt.rules),
         num_sequences=len(steps.tokens),
         num_answers=sum(num_answers),
         accuracy=float(np.average(accuracies, weights=num_answers)),
@@ -144,35 +146,35 @@ def explain_steps(
 
 def _search(
     steps: AnswerSteps, vocabulary: Sequence[str], max_tokens: int, seed: int, progress: SearchProgress
-) -> Attempt:
+) -> RuleSearchAttempt:
     """Return the only explanation of the answers; raise ``CouplingError`` with a reason without one."""
     if max_tokens < 1:
         raise SettingError(f"max_tokens {max_tokens} is too small; use at least 1")
     attempts = search_rules(steps, max_tokens=max_tokens, seed=seed, progress=progress)
     attempt = attempts[-1]
     if not attempt.rules:
-        raise _explain_failure(attempts, vocabulary, is_cut=progress.is_over)
+        raise _explain_failure(attempts, vocabulary, is_cut=progress.is_limit_reached)
     for rule in attempt.rules:
         if rule.alternatives:
             raise _explain_ambiguity(rule, vocabulary)
-    if not any(located.address.is_prompt for rule in attempt.rules for located in rule.addresses):
+    if not any(located.locator.is_prompt for rule in attempt.rules for located in rule.locators):
         raise CouplingError("the answers do not depend on the prompt, so no prompt token needs a position ID")
     return attempt
 
 
-def _check_records(records: AnswerSteps, steps: AnswerSteps, attempt: Attempt) -> Check:
+def _check_records(records: AnswerSteps, steps: AnswerSteps, attempt: RuleSearchAttempt) -> HeldOutCheck:
     """Check that the rule of a model's answers has no error in the records; return the check at new lengths."""
     all_steps = join_steps([records, steps])
     try:
-        at_all = attempt.at(all_steps)
+        at_all = attempt.apply_to(all_steps)
     except PromptError as error:
         raise CouplingError(f"the rule of the model's answers does not fit all examples: {error}") from None
     is_record = all_steps.sequence < len(records.tokens)
-    check_steps(all_steps, at_all, is_record, allows_noise=False)
+    check_predictions(all_steps, at_all, is_record, allows_noise=False)
     is_new = is_record & (all_steps.length > int(steps.lengths.max()))
     if not is_new.any():
         raise TooFewExamplesError("no examples are longer than those that the model learned; add longer examples")
-    return check_steps(all_steps, at_all, is_new, allows_noise=False)
+    return check_predictions(all_steps, at_all, is_new, allows_noise=False)
 
 
 def check_single_answers(task: Task) -> None:
@@ -181,27 +183,29 @@ def check_single_answers(task: Task) -> None:
         raise SettingError(f"task {task.name} has several valid answers per prompt; use a task with one correct answer")
 
 
-def draw_steps(task: Task, lengths: Sequence[int] | None, num_per_length: int, seed: int) -> AnswerSteps:
+def sample_task_answers(task: Task, lengths: Sequence[int] | None, num_per_length: int, seed: int) -> AnswerSteps:
     """Return the answers of the examples of a task: all records of a file (up to a limit), or sampled examples."""
     check_single_answers(task)
-    rng = stream(seed, "find coupling")
+    rng = random_stream(seed, "find coupling")
     if isinstance(task, HasRecords):
         lengths = task.available_lengths if lengths is None else lengths
         limit = max(1, MAX_RECORDS // len(lengths))
         parts = []
         for length in lengths:
             order = rng.permutation(task.num_records(length))[:limit]
-            part = answer_steps(task.records_at(length, np.sort(order)), length)
+            part = build_answer_steps(task.records_at(length, np.sort(order)), length)
             if len(part) * len(lengths) > MAX_ANSWERS:
                 order = order[: max(1, MAX_ANSWERS * len(order) // (len(part) * len(lengths)))]
-                part = answer_steps(task.records_at(length, np.sort(order)), length)
+                part = build_answer_steps(task.records_at(length, np.sort(order)), length)
             parts.append(part)
         return join_steps(parts)
     lengths = DEFAULT_LENGTHS if lengths is None else lengths
     # A task can draw a number, such as that of the operands, once per call of sample.
     sizes = [len(part) for part in np.array_split(np.arange(num_per_length), SAMPLES_IN_PARTS)]
     calls = [(length, size) for length in lengths for size in sizes if size]
-    return join_steps([answer_steps(task.sample(length=length, size=size, rng=rng), length) for length, size in calls])
+    return join_steps(
+        [build_answer_steps(task.sample(length=length, size=size, rng=rng), length) for length, size in calls]
+    )
 
 
 def sample_task_file(
@@ -209,17 +213,19 @@ def sample_task_file(
 ) -> JSONLTask:
     """Write sampled examples of a task as records without a coupling, and return the task of this file."""
     check_single_answers(task)
-    rng = stream(seed, "sampled records")
+    rng = random_stream(seed, "sampled records")
     lengths = DEFAULT_LENGTHS if lengths is None else lengths
     groups = [(length, task.sample(length=length, size=num_per_length, rng=rng)) for length in lengths]
     write_records(path, groups, task.vocabulary, num_layout_tokens=0)
     return JSONLTask(file=str(path)).read()
 
 
-def _explain_failure(attempts: Sequence[Attempt], vocabulary: Sequence[str], *, is_cut: bool) -> CouplingError:
-    best_attempt = max(attempts, key=lambda attempt: attempt.closest.closest.score)
+def _explain_failure(
+    attempts: Sequence[RuleSearchAttempt], vocabulary: Sequence[str], *, is_cut: bool
+) -> CouplingError:
+    best_attempt = max(attempts, key=lambda attempt: attempt.closest.closest.explained_share)
     result = best_attempt.closest
-    tokens = " and ".join(address.in_words(vocabulary) for address in result.closest_tokens)
+    tokens = " and ".join(locator.describe(vocabulary) for locator in result.closest_tokens)
     known = f"the best one, {tokens}, predicts {result.closest.accuracy:.1%} of the answers"
     if not tokens:
         known = f"none is right more often than the most frequent answer alone ({result.closest.accuracy:.1%})"
@@ -232,7 +238,7 @@ def _explain_failure(attempts: Sequence[Attempt], vocabulary: Sequence[str], *, 
     if sparse:
         best = max(sparse, key=lambda explanation: explanation.coverage)
         return TooFewExamplesError(
-            f"too few examples to tell whether {len(best.addresses)} tokens explain the answers: only "
+            f"too few examples to tell whether {len(best.locators)} tokens explain the answers: only "
             f"{best.coverage:.0%} of the answers have another answer with the same tokens; add examples, or give the "
             "coupling"
         )
@@ -242,9 +248,9 @@ def _explain_failure(attempts: Sequence[Attempt], vocabulary: Sequence[str], *, 
     )
 
 
-def _explain_lines(attempt: Attempt, vocabulary: Sequence[str]) -> str:
+def _explain_lines(attempt: RuleSearchAttempt, vocabulary: Sequence[str]) -> str:
     rules = (
-        f"{rule.name}: {', '.join(located.address.in_words(vocabulary) for located in rule.addresses) or 'none'}"
+        f"{rule.name}: {', '.join(located.locator.describe(vocabulary) for located in rule.locators) or 'none'}"
         for rule in attempt.rules
     )
     return (
@@ -255,12 +261,12 @@ def _explain_lines(attempt: Attempt, vocabulary: Sequence[str]) -> str:
 
 def _explain_ambiguity(rule: PhaseRule, vocabulary: Sequence[str]) -> CouplingError:
     first, second = (
-        " and ".join(located.address.in_words(vocabulary) for located in found)
-        for found in (rule.addresses, rule.alternatives[0])
+        " and ".join(located.locator.describe(vocabulary) for located in found)
+        for found in (rule.locators, rule.alternatives[0])
     )
     if rule.explanation.accuracy < 1:
         return CouplingError(
-            f"no set of few tokens explains the answers: several sets of {len(rule.addresses)} tokens predict "
+            f"no set of few tokens explains the answers: several sets of {len(rule.locators)} tokens predict "
             f"{rule.explanation.accuracy:.1%} of {rule.name}, for example {first}; write intermediate results into the "
             "responses, or give the coupling"
         )
@@ -270,33 +276,33 @@ def _explain_ambiguity(rule: PhaseRule, vocabulary: Sequence[str]) -> CouplingEr
     )
 
 
-def find_pointers(steps: AnswerSteps, attempt: Attempt) -> PointerRule:
+def find_pointer_rule(steps: AnswerSteps, attempt: RuleSearchAttempt) -> PointerRule:
     """Return the rule with the fewest levels that points at all new prompt tokens of each step."""
     num_phases = len(attempt.rules)
-    levels: list[list[list[Address]]] = []
+    levels: list[list[list[TokenLocator]]] = []
     pointers: list[Int[np.ndarray, " step"]] = []
     for phase, rule in enumerate(attempt.rules):
-        phase_steps, phases = steps.where(rule.mask), attempt.phases.where(rule.mask)
-        for line in _lines([located for located in rule.addresses if located.address.is_prompt]):
-            address = _newest(line, phase_steps, phases)
+        phase_steps, phases = steps.select(rule.mask), attempt.phases.select(rule.mask)
+        for line in _lines([located for located in rule.locators if located.locator.is_prompt]):
+            locator = _newest(line, phase_steps, phases)
             index = np.full(len(steps), NO_POINTER)
-            index[rule.mask] = pointer_index(address, phase_steps, phases)
+            index[rule.mask] = find_pointer_index(locator, phase_steps, phases)
             level = _free_level(index, pointers, steps)
             if level == len(levels):
                 levels.append([[] for _ in range(num_phases)])
                 pointers.append(index)
-            levels[level][phase].append(address)
-            pointers[level] = np.where(is_inside(index, steps), index, pointers[level])
-    texts = tuple(tuple(tuple(address.text for address in phase) for phase in level) for level in levels)
+            levels[level][phase].append(locator)
+            pointers[level] = np.where(is_inside_prompt(index, steps), index, pointers[level])
+    texts = tuple(tuple(tuple(locator.saved_text for locator in phase) for phase in level) for level in levels)
     rising = PointerRule(division=attempt.phases.division, levels=texts, falls=(False,) * len(texts))
-    falls = tuple((rising.index(steps) == NO_TOKEN).any(axis=1).tolist())
+    falls = tuple((rising.find_prompt_indexes(steps) == NO_TOKEN).any(axis=1).tolist())
     return PointerRule(division=rising.division, levels=texts, falls=falls)
 
 
-def _lines(addresses: Sequence[LocatedAddress]) -> list[list[LocatedAddress]]:
-    """Return groups of addresses that keep their distance in the prompt."""
-    lines: list[list[LocatedAddress]] = []
-    for located in addresses:
+def _lines(locators: Sequence[LocatedTokens]) -> list[list[LocatedTokens]]:
+    """Return groups of locators that keep their distance in the prompt."""
+    lines: list[list[LocatedTokens]] = []
+    for located in locators:
         for line in lines:
             both = (located.index >= 0) & (line[0].index >= 0)
             distance = (located.index - line[0].index)[both]
@@ -308,12 +314,12 @@ def _lines(addresses: Sequence[LocatedAddress]) -> list[list[LocatedAddress]]:
     return lines
 
 
-def _newest(line: Sequence[LocatedAddress], steps: AnswerSteps, phases: Phases) -> Address:
-    """Return the address of a line that reaches new tokens first."""
-    indexes = [located.address.locate(steps, phases) for located in line]
+def _newest(line: Sequence[LocatedTokens], steps: AnswerSteps, phases: AnswerPhases) -> TokenLocator:
+    """Return the locator of a line that reaches new tokens first."""
+    indexes = [located.locator.locate_tokens(steps, phases) for located in line]
     moves = (indexes[0][1:] - indexes[0][:-1])[steps.sequence[1:] == steps.sequence[:-1]]
     direction = -1 if moves.sum() < 0 else 1
-    return line[int(np.argmax([direction * index.sum() for index in indexes]))].address
+    return line[int(np.argmax([direction * index.sum() for index in indexes]))].locator
 
 
 def _free_level(
@@ -325,7 +331,7 @@ def _free_level(
     once per response. Pointers that take turns stay apart, because a pointer that jumps is hard to predict.
     """
     free = [
-        not (is_inside(pointer, steps) & is_inside(level, steps)).any()
+        not (is_inside_prompt(pointer, steps) & is_inside_prompt(level, steps)).any()
         and min(_max_uses(pointer, steps), _max_uses(level, steps)) <= 1
         for level in levels
     ]
@@ -334,4 +340,4 @@ def _free_level(
 
 def _max_uses(pointer: Int[np.ndarray, " step"], steps: AnswerSteps) -> int:
     """Return the largest number of steps of a sequence that point at a prompt token."""
-    return int(np.bincount(steps.sequence[is_inside(pointer, steps)], minlength=1).max())
+    return int(np.bincount(steps.sequence[is_inside_prompt(pointer, steps)], minlength=1).max())

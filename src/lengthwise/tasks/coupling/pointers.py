@@ -12,16 +12,16 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from lengthwise.core.errors import SettingError
-from lengthwise.tasks.coupling.addresses import Address, MatchAddress, locate, parse_address
 from lengthwise.tasks.coupling.answer_steps import (
     ADVICE,
     NO_TOKEN,
+    AnswerPhases,
     AnswerSteps,
-    Phases,
-    answer_steps,
-    divide,
-    number_of_phases,
+    build_answer_steps,
+    count_phases,
+    divide_into_phases,
 )
+from lengthwise.tasks.coupling.locators import MatchingTokenLocator, TokenLocator, locate_tokens, parse_locator
 from lengthwise.tasks.examples import Examples
 from lengthwise.tasks.jsonl_task import JSONLTask
 from lengthwise.tasks.task import Task
@@ -33,9 +33,9 @@ RISING, FALLING = "rising", "falling"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointerRule:
-    """Rule for the pointers of all levels, with texts of addresses.
+    """Rule for the pointers of all levels, with texts of locators.
 
-    ``division`` is the division of the answers into phases. ``levels`` has, for each level and phase, the addresses of
+    ``division`` is the division of the answers into phases. ``levels`` has, for each level and phase, the locators of
     the pointer; the first one inside the prompt counts. On levels that ``falls`` marks, pointers can move in front of
     the first prompt token.
     """
@@ -45,43 +45,45 @@ class PointerRule:
     falls: tuple[bool, ...]
 
     @property
-    def texts(self) -> tuple[str, ...]:
+    def saved_texts(self) -> tuple[str, ...]:
         """Form of the rule in saved files: the division, then one text per level."""
         levels = ("; ".join(" or ".join(phase) for phase in level) for level in self.levels)
         directions = (FALLING if falls else RISING for falls in self.falls)
         return (self.division, *map(": ".join, zip(directions, levels, strict=True)))
 
     @property
-    def addresses(self) -> tuple[tuple[str, ...], ...]:
-        """Texts of the addresses of each phase, over all levels."""
+    def locators(self) -> tuple[tuple[str, ...], ...]:
+        """Texts of the locators of each phase, over all levels."""
         return tuple(tuple(chain.from_iterable(phase)) for phase in zip(*self.levels, strict=True))
 
     @property
-    def named_tokens(self) -> set[int]:
+    def fixed_token_ids(self) -> set[int]:
         """Numbers of the tokens that the rule names; the tokens of another vocabulary have other numbers."""
-        tokens = {parse_address(text).named_token for level in self.levels for phase in level for text in phase}
+        tokens = {parse_locator(text).fixed_token_id for level in self.levels for phase in level for text in phase}
         return {token for token in tokens if token is not None}
 
-    def index(self, steps: AnswerSteps) -> Int[np.ndarray, "level step"]:
+    def find_prompt_indexes(self, steps: AnswerSteps) -> Int[np.ndarray, "level step"]:
         """Return the prompt index that each step needs; ``NO_TOKEN`` is the place before the first prompt token."""
-        phases = divide(steps, self.division)
+        phases = divide_into_phases(steps, self.division)
         pointers = []
         for level in self.levels:
             pointer, is_early = np.full(len(steps), NO_POINTER), np.ones(len(steps), dtype=bool)
             for phase, texts in enumerate(level):
-                mask, addresses = phases.phase == phase, [parse_address(text) for text in texts]
-                phase_steps, places = steps.where(mask), phases.where(mask)
-                located = [pointer_index(address, phase_steps, places) for address in addresses]
+                mask, locators = phases.phase == phase, [parse_locator(text) for text in texts]
+                phase_steps, places = steps.select(mask), phases.select(mask)
+                located = [find_pointer_index(locator, phase_steps, places) for locator in locators]
                 pointer[mask] = _first_inside(located, phase_steps)
-                is_early[mask] = not any(isinstance(read, MatchAddress) and read.reads_answers for read in addresses)
+                is_early[mask] = not any(
+                    isinstance(read, MatchingTokenLocator) and read.reads_answers for read in locators
+                )
             pointers.append(_hold(pointer, is_early, steps))
         return np.stack(pointers)
 
 
-def parse_rule(texts: Sequence[str]) -> PointerRule:
+def parse_pointer_rule(texts: Sequence[str]) -> PointerRule:
     """Return the rule of its texts; raise ``SettingError`` for an invalid text."""
     division, *level_texts = texts or ("",)
-    num_phases = number_of_phases(division)
+    num_phases = count_phases(division)
     levels, falls = [], []
     for text in level_texts:
         direction, _, phases = text.partition(": ")
@@ -89,17 +91,17 @@ def parse_rule(texts: Sequence[str]) -> PointerRule:
         falls.append(direction == FALLING)
         if direction not in (RISING, FALLING) or len(levels[-1]) != num_phases:
             raise SettingError(f"invalid level '{text}' of a found coupling; {ADVICE}")
-    for address in (address for level in levels for phase in level for address in phase):
-        parse_address(address)
+    for locator in (locator for level in levels for phase in level for locator in phase):
+        parse_locator(locator)
     if not levels:
         raise SettingError(f"the coupling {tuple(texts)} has no level; {ADVICE}")
     return PointerRule(division=division, levels=tuple(levels), falls=tuple(falls))
 
 
-def pointer_index(address: Address, steps: AnswerSteps, phases: Phases) -> Int[np.ndarray, " step"]:
-    """Return the index of an address; beyond the ends of the prompt, the places next to its first and last token."""
-    index = address.locate(steps, phases)
-    if isinstance(address, MatchAddress):
+def find_pointer_index(locator: TokenLocator, steps: AnswerSteps, phases: AnswerPhases) -> Int[np.ndarray, " step"]:
+    """Return the index of a locator; beyond the ends of the prompt, the places next to its first and last token."""
+    index = locator.locate_tokens(steps, phases)
+    if isinstance(locator, MatchingTokenLocator):
         # Without a match, there is no direction.
         return np.where((index >= 0) & (index < steps.prompt_length - 1), index, NO_POINTER)
     return np.clip(index, NO_TOKEN, steps.prompt_length - 2)
@@ -108,12 +110,12 @@ def pointer_index(address: Address, steps: AnswerSteps, phases: Phases) -> Int[n
 def _first_inside(pointers: Sequence[Int[np.ndarray, " step"]], steps: AnswerSteps) -> Int[np.ndarray, " step"]:
     result = np.full(len(steps), NO_POINTER)
     for pointer in pointers:
-        is_better = (result == NO_POINTER) | ~is_inside(result, steps) & is_inside(pointer, steps)
+        is_better = (result == NO_POINTER) | ~is_inside_prompt(result, steps) & is_inside_prompt(pointer, steps)
         result = np.where(is_better, pointer, result)
     return result
 
 
-def is_inside(pointer: Int[np.ndarray, " step"], steps: AnswerSteps) -> Bool[np.ndarray, " step"]:
+def is_inside_prompt(pointer: Int[np.ndarray, " step"], steps: AnswerSteps) -> Bool[np.ndarray, " step"]:
     """Return True for pointers at a prompt token before the last two."""
     return (pointer >= 0) & (pointer < steps.prompt_length - 2)
 
@@ -135,18 +137,18 @@ def _hold(
     return np.where(pointer == NO_POINTER, held, pointer)
 
 
-def couple(rule: PointerRule, examples: Examples) -> Int[np.ndarray, "level batch seq"]:
+def compute_coupling(rule: PointerRule, examples: Examples) -> Int[np.ndarray, "level batch seq"]:
     """Return the coupling of examples: the prompt counts, and each token from the start token on has a pointer.
 
     The token before an answer has the number of the prompt token that the answer needs. On falling levels, the token
     before the start token has a number below those of the other prompt tokens. If the answers are unknown, the numbers
     end with that of the start token, which depends only on the prompt.
     """
-    steps, (batch_size, seq) = answer_steps(examples), examples.tokens.shape
+    steps, (batch_size, seq) = build_answer_steps(examples), examples.tokens.shape
     coupling = np.zeros((len(rule.levels), batch_size, seq), dtype=np.int64)
     token_index, mark = np.arange(seq), steps.prompt_lengths[:, None] - 2
     sequence = np.arange(batch_size)
-    for level, (index, falls) in enumerate(zip(rule.index(steps), rule.falls, strict=True)):
+    for level, (index, falls) in enumerate(zip(rule.find_prompt_indexes(steps), rule.falls, strict=True)):
         numbers = np.where(token_index < mark, token_index + 2, 0)
         numbers[sequence, mark[:, 0]] = 1 if falls else mark[:, 0] + 2
         is_below = (index == NO_TOKEN) | (falls & (index == mark[steps.sequence, 0]))
@@ -158,16 +160,16 @@ def couple(rule: PointerRule, examples: Examples) -> Int[np.ndarray, "level batc
 
 
 @dataclass(frozen=True, kw_only=True)
-class FoundTask(Task):
+class TaskWithFoundCoupling(Task):
     """``task`` with the coupling that ``rule`` gives to its examples, and a support.
 
-    ``addresses`` has the texts of the addresses of the tokens that an answer of each phase depends on, such as
-    ``PointerRule.addresses``.
+    ``locators`` has the texts of the locators of the tokens that an answer of each phase depends on, such as
+    ``PointerRule.locators``.
     """
 
     task: JSONLTask
     rule: PointerRule
-    addresses: tuple[tuple[str, ...], ...]
+    locators: tuple[tuple[str, ...], ...]
 
     name: ClassVar[str] = "this file"
 
@@ -203,31 +205,31 @@ class FoundTask(Task):
         return self._with_rule(self.task.records_at(length, indices))
 
     def _with_rule(self, examples: Examples) -> Examples:
-        depends_on = depends_on_at(self.addresses, self.rule.division, examples)
-        return replace(examples, coupling=couple(self.rule, examples), depends_on=depends_on)
+        depends_on = find_needed_tokens(self.locators, self.rule.division, examples)
+        return replace(examples, coupling=compute_coupling(self.rule, examples), depends_on=depends_on)
 
 
-def depends_on_at(
-    addresses: Sequence[Sequence[str]], division: str, examples: Examples
+def find_needed_tokens(
+    locators: Sequence[Sequence[str]], division: str, examples: Examples
 ) -> Int[np.ndarray, "batch seq k"]:
     """Return the token indexes that each answer depends on, padded with -1.
 
-    ``addresses`` has the texts of the addresses of each phase of ``division``. A look-up whose key is an answer also
+    ``locators`` has the texts of the locators of each phase of ``division``. A look-up whose key is an answer also
     reads its key and the match. The rule itself finds a key in the prompt: it gives the ID of the start token, from
     which the model copies the token.
     """
-    steps = answer_steps(examples)
-    phases = divide(steps, division)
-    depends_on = np.full((*examples.tokens.shape, 3 * max(1, *map(len, addresses))), NO_TOKEN)
-    for phase, texts in enumerate(addresses):
+    steps = build_answer_steps(examples)
+    phases = divide_into_phases(steps, division)
+    depends_on = np.full((*examples.tokens.shape, 3 * max(1, *map(len, locators))), NO_TOKEN)
+    for phase, texts in enumerate(locators):
         mask = phases.phase == phase
-        here = steps.where(mask)
+        here = steps.select(mask)
         indexes = []
-        for address in map(parse_address, texts):
-            index = locate(address, steps, phases).where(mask).index
+        for locator in map(parse_locator, texts):
+            index = locate_tokens(locator, steps, phases).select(mask).index
             indexes.append(index)
-            if isinstance(address, MatchAddress) and address.reads_answers:
-                key_and_match = (address.key_index(here), address.match(here))
+            if isinstance(locator, MatchingTokenLocator) and locator.reads_answers:
+                key_and_match = (locator.key_index(here), locator.find_match(here))
                 indexes += [np.where(index >= 0, read, NO_TOKEN) for read in key_and_match]
         for number, index in enumerate(indexes):
             depends_on[here.sequence, here.prompt_length + here.number, number] = index

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from lengthwise.core.defaults import MODEL
-from lengthwise.core.randomness import stream
-from lengthwise.tasks.coupling.addresses import parse_address
+from lengthwise.core.randomness import random_stream
 from lengthwise.tasks.coupling.found_coupling import FoundCoupling
-from lengthwise.tasks.coupling.pointers import FoundTask, couple
+from lengthwise.tasks.coupling.locators import parse_locator
+from lengthwise.tasks.coupling.pointers import TaskWithFoundCoupling, compute_coupling
 from lengthwise.tasks.examples import Examples
 from lengthwise.tasks.jsonl_table import MARK, START
 from lengthwise.tasks.jsonl_task import JSONLTask, write_json_lines
@@ -26,7 +26,7 @@ def describe_coupling(found: FoundCoupling, vocabulary: Sequence[str]) -> list[s
     source = ", answered by a model" if found.method == MODEL else ""
     lines = [f"{found.num_sequences:,} examples{source}, {found.num_answers:,} answers (without the end tokens)"]
     for name, texts in found.phases:
-        tokens = [parse_address(text).in_words(vocabulary) for text in texts]
+        tokens = [parse_locator(text).describe(vocabulary) for text in texts]
         lines.append(f"{name} depends on {len(texts)} token{'s' * (len(texts) != 1)}: {'; '.join(tokens)}")
     lines.append(
         f"confirmed: {found.confirmed:.1%} of the answers have another answer with the same tokens; "
@@ -54,7 +54,7 @@ def describe_conditions(
     """Return whether sparsity and locality hold at the shortest, the middle and the longest of the lengths."""
     lengths = sorted(task.available_lengths if lengths is None else lengths)
     chosen = sorted({lengths[0], lengths[len(lengths) // 2], lengths[-1]})
-    found_task = FoundTask(task=task, rule=found.rule, addresses=tuple(texts for _, texts in found.phases))
+    found_task = TaskWithFoundCoupling(task=task, rule=found.rule, locators=tuple(texts for _, texts in found.phases))
     measured = [_measure_conditions(found_task, length, seed) for length in chosen]
     (num_tokens, distances), where = zip(*measured, strict=True), f"at the lengths {', '.join(map(str, chosen))}"
     lines = [
@@ -73,13 +73,13 @@ def describe_conditions(
     return lines
 
 
-def _measure_conditions(found_task: FoundTask, length: int, seed: int) -> tuple[int, int]:
+def _measure_conditions(found_task: TaskWithFoundCoupling, length: int, seed: int) -> tuple[int, int]:
     """Return the largest number of needed tokens per answer, and the largest ID distance of a needed token.
 
     The token before an answer is always needed. The distance of a token is measured from the token before the answer,
     on the level on which it is nearest.
     """
-    examples = found_task.sample(length=length, size=NUM_EXAMPLES, rng=stream(seed, "conditions", length))
+    examples = found_task.sample(length=length, size=NUM_EXAMPLES, rng=random_stream(seed, "conditions", length))
     assert examples.depends_on is not None
     assert examples.coupling is not None
     batch, answers = np.nonzero(examples.is_answer)
@@ -92,14 +92,14 @@ def _measure_conditions(found_task: FoundTask, length: int, seed: int) -> tuple[
     return int(num_tokens), int(distance)
 
 
-def _expected_repeats(found_task: FoundTask, lengths: Sequence[int], seed: int) -> float:
+def _expected_repeats(found_task: TaskWithFoundCoupling, lengths: Sequence[int], seed: int) -> float:
     """Return the number of equal pairs in prompts if their tokens were independent; 0 if a prompt has such a pair.
 
     Tokens of every prompt, such as separators, do not count.
     """
     prompts: list[list[int]] = []
     for length in lengths:
-        examples = found_task.sample(length=length, size=NUM_EXAMPLES, rng=stream(seed, "repeats", length))
+        examples = found_task.sample(length=length, size=NUM_EXAMPLES, rng=random_stream(seed, "repeats", length))
         prompts += [tokens[:end].tolist() for tokens, end in zip(examples.tokens, examples.prompt_length, strict=True)]
     in_all = set(prompts[0]).intersection(*prompts)
     symbols = [[token for token in prompt if token not in in_all] for prompt in prompts]
@@ -122,7 +122,7 @@ def _values(values: Sequence[int]) -> str:
 
 def example_table(found: FoundCoupling, examples: Examples, vocabulary: Sequence[str]) -> list[list[str]]:
     """Return the first example as rows: index, token, and the ID on each level, counted from 1."""
-    coupling = couple(found.rule, examples)[:, 0]
+    coupling = compute_coupling(found.rule, examples)[:, 0]
     end = int(examples.response_end[0])
     return [
         [
@@ -146,7 +146,7 @@ def write_coupled_records(task: JSONLTask, found: FoundCoupling, lengths: Sequen
     for length in lengths:
         examples = task.records_at(length, np.arange(task.num_records(length)))
         # Each token from the start token on has the number of the next token.
-        coupling = couple(found.rule, examples) - 1
+        coupling = compute_coupling(found.rule, examples) - 1
         for index, (prompt, response) in enumerate(examples.prompts_and_responses()):
             numbers = coupling[:, index, : len(prompt) + len(response)].tolist()
             words = vocabulary[prompt[: -len((MARK, START))]].tolist()

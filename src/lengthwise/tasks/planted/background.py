@@ -11,7 +11,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Float, Int
 
-from lengthwise.core.errors import SettingError, TextError
+from lengthwise.core.errors import SettingError, TextSourceError
 from lengthwise.core.files import read_file
 from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.planted.placement import check_distribution
@@ -21,8 +21,8 @@ from lengthwise.tasks.text.corpus import (
     SPLITS,
     TRAIN,
     Corpus,
+    build_byte_corpus,
     built_in_texts,
-    byte_corpus,
     open_corpus,
 )
 
@@ -58,7 +58,7 @@ class Background(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Markov:
+class MarkovChain:
     """Markov chain of order 1 that starts in its stationary distribution.
 
     ``transitions[a][b]`` is the probability that token b follows token a. Planted tokens replace tokens of the chain
@@ -99,7 +99,7 @@ class Markov:
         return len(self.transitions) + self.num_marks
 
     @property
-    def stationary(self) -> Float[np.ndarray, " tokens"]:
+    def stationary_distribution(self) -> Float[np.ndarray, " tokens"]:
         """Stationary distribution over all tokens; marks have probability 0."""
         size = self.num_background
         equations = np.vstack([np.eye(size) - np.array(self.transitions).T, np.ones(size)])
@@ -113,23 +113,23 @@ class Markov:
         cumulative = np.cumsum(np.array(self.transitions), axis=1)
         uniform, tokens = rng.random((size, length)), np.zeros((size, length), dtype=np.int64)
         last_token = self.num_background - 1
-        start = np.searchsorted(np.cumsum(self.stationary)[: last_token + 1], uniform[:, 0], side="right")
+        start = np.searchsorted(np.cumsum(self.stationary_distribution)[: last_token + 1], uniform[:, 0], side="right")
         tokens[:, 0] = start.clip(max=last_token)
         for index in range(1, length):
             rows = cumulative[tokens[:, index - 1], :-1]
             tokens[:, index] = (uniform[:, index, None] >= rows).sum(axis=1)
         return tokens
 
-    def held_out(self) -> "Markov":
+    def held_out(self) -> "MarkovChain":
         """Return the same chain, because a chain has no held-out part."""
         return self
 
-    def log_ratios(self, max_gap: int) -> Float[np.ndarray, "gaps tokens tokens"]:
+    def log_transition_ratios(self, max_gap: int) -> Float[np.ndarray, "gaps tokens tokens"]:
         """Return ``log(P_g(a, b) / pi(b))`` for gaps g of 1 to ``max_gap`` tokens; -inf if it is impossible.
 
         ``P_g`` is the probability that b is g tokens after a, and pi is the stationary distribution.
         """
-        stationary = self.stationary[: self.num_background]
+        stationary = self.stationary_distribution[: self.num_background]
         ratios = np.full((max_gap, self.num_tokens, self.num_tokens), -np.inf)
         power = np.eye(self.num_background)
         for gap in range(max_gap):
@@ -139,15 +139,15 @@ class Markov:
             ratios[gap, : self.num_background, : self.num_background] = values
         return ratios
 
-    def reference(self, tokens: Tokens) -> Float[np.ndarray, " batch"]:
+    def reference_probability(self, tokens: Tokens) -> Float[np.ndarray, " batch"]:
         """Return ``c(x)``: ``pi(x_i)`` of all tokens times ``P(a, b) / pi(b)`` of all adjacent tokens a and b.
 
-        An impossible factor is replaced by 1, here and in ``background_ratios``.
+        An impossible factor is replaced by 1, here and in ``background_probability_ratios``.
         """
-        stationary, steps = self.stationary, self._steps(tokens)
+        stationary, steps = self.stationary_distribution, self._steps(tokens)
         return np.asarray(np.where(stationary == 0, 1.0, stationary)[tokens].prod(axis=1) * np.exp(steps))
 
-    def background_ratios(self, tokens: Tokens, sets: Sets) -> Float[np.ndarray, "batch sets"]:
+    def background_probability_ratios(self, tokens: Tokens, sets: Sets) -> Float[np.ndarray, "batch sets"]:
         """Return the probability of all tokens outside of each set, divided by ``c(x)``. Derived here.
 
         It is ``pi(x_i)`` of the first one times ``P_(j - i)(x_i, x_j)`` of all neighbors i and j among them. The
@@ -157,7 +157,7 @@ class Markov:
         is_other = np.ones((len(sets), length), dtype=bool)
         np.put_along_axis(is_other, sets, False, axis=1)
         others = np.nonzero(is_other)[1].reshape(len(sets), length - k)
-        log_ratios, stationary = self.log_ratios(k + 1), self.stationary
+        log_ratios, stationary = self.log_transition_ratios(k + 1), self.stationary_distribution
         log_stationary = np.log(np.where(stationary == 0, 1.0, stationary))
         gaps, steps, ratios = np.diff(others, axis=1) - 1, self._steps(tokens), np.zeros((len(tokens), len(sets)))
         # One sequence at a time, because there can be many sets.
@@ -171,7 +171,7 @@ class Markov:
 
     def _steps(self, tokens: Tokens) -> Float[np.ndarray, " batch"]:
         """Return the sum of ``log(P(a, b) / pi(b))`` over adjacent tokens, without impossible pairs."""
-        ratios = self.log_ratios(1)[0]
+        ratios = self.log_transition_ratios(1)[0]
         return np.asarray(np.where(np.isfinite(ratios), ratios, 0.0)[tokens[:, :-1], tokens[:, 1:]].sum(axis=1))
 
 
@@ -184,7 +184,7 @@ class NaturalText:
     tokens of the training split are tokens 0, 1, ..., and all other tokens of the text are token ``num_frequent - 1``.
     The ``num_marks`` tokens after it occur only as planted tokens. Sequences are sampled from ``split``, and only from
     ``kind`` if it is set. ``corpus_sha256`` is the digest of the file, or of the metadata of the folder; by default it
-    is computed. A run saves it, so that sampling raises ``TextError`` if the text has changed.
+    is computed. A run saves it, so that sampling raises ``TextSourceError`` if the text has changed.
     """
 
     num_frequent: int = 26
@@ -219,10 +219,10 @@ class NaturalText:
         return self.num_frequent + self.num_marks
 
     def sample(self, length: int, size: int, rng: np.random.Generator) -> Int[np.ndarray, "size length"]:
-        """Sample windows of consecutive tokens; raise ``TextError`` if the text is shorter than ``length``."""
+        """Sample windows of consecutive tokens; raise ``TextSourceError`` if the text is shorter than ``length``."""
         text = self.tokens()
         if len(text) < length:
-            raise TextError(
+            raise TextSourceError(
                 f"the {self.split} split of the background has only {len(text):,} tokens, fewer than the length "
                 f"{length:,}; use a longer text or shorter lengths"
             )
@@ -234,27 +234,27 @@ class NaturalText:
         return replace(self, split=HELD_OUT)
 
     def tokens(self) -> Int[np.ndarray, " tokens"]:
-        """Return all tokens of the split, by rank of their frequency; raise ``TextError`` if the text has changed."""
+        """Return all tokens of the split, by rank of frequency; raise ``TextSourceError`` if the text has changed."""
         if self.corpus is not None and _digest(self.corpus) != self.corpus_sha256:
-            raise TextError(
+            raise TextSourceError(
                 f"the background {self.corpus} has changed since the task was defined (its digest differs); restore "
                 "it, or train a new run"
             )
         return _ranked_tokens(self.corpus, self.corpus_sha256, self.kind, self.split, self.num_frequent)
 
-    def source(self) -> Mapping[str, str]:
+    def data_source(self) -> Mapping[str, str]:
         """Return the path and the digest of the text; an empty mapping for the built-in pages."""
         if self.corpus is None or self.corpus_sha256 is None:
             return {}
         return {"corpus": self.corpus, "corpus_sha256": self.corpus_sha256}
 
 
-BACKGROUNDS: dict[str, type[Background]] = {kind.name: kind for kind in (Markov, NaturalText)}
+BACKGROUNDS: dict[str, type[Background]] = {kind.name: kind for kind in (MarkovChain, NaturalText)}
 
 
-def source_of(background: object) -> Mapping[str, str]:
+def background_data_source(background: object) -> Mapping[str, str]:
     """Return the source of a natural text; an empty mapping for other backgrounds."""
-    return background.source() if isinstance(background, NaturalText) else {}
+    return background.data_source() if isinstance(background, NaturalText) else {}
 
 
 @lru_cache(maxsize=8)
@@ -263,24 +263,24 @@ def _ranked_tokens(
 ) -> Int[np.ndarray, " tokens"]:
     """Return the tokens of a split; token r is the one with rank r in the training split, and the last is the rest."""
     texts = _open(corpus)
-    counts = np.bincount(np.asarray(texts.stream(TRAIN, kind)), minlength=len(texts.tokenizer.pieces))
+    counts = np.bincount(np.asarray(texts.token_stream(TRAIN, kind)), minlength=len(texts.tokenizer.pieces))
     ranks = np.empty(len(counts), dtype=np.int64)
     ranks[np.argsort(-counts, kind="stable")] = np.arange(len(counts))
-    return np.asarray(np.minimum(ranks, num_frequent - 1)[np.asarray(texts.stream(split, kind))])
+    return np.asarray(np.minimum(ranks, num_frequent - 1)[np.asarray(texts.token_stream(split, kind))])
 
 
 def _open(corpus: str | None) -> Corpus:
     if corpus is None:
-        return byte_corpus(built_in_texts())
+        return build_byte_corpus(built_in_texts())
     path = _path_of(corpus)
     if path.is_dir():
         return open_corpus(path)
     try:
         text = read_file(path).decode()
     except UnicodeDecodeError as error:
-        raise TextError(f"the background {corpus} is no UTF-8 text ({error}); use a text file") from None
+        raise TextSourceError(f"the background {corpus} is no UTF-8 text ({error}); use a text file") from None
     border = round((1 - HELD_OUT_SHARE) * len(text))
-    return byte_corpus({TRAIN: {path.name: text[:border]}, HELD_OUT: {path.name: text[border:]}})
+    return build_byte_corpus({TRAIN: {path.name: text[:border]}, HELD_OUT: {path.name: text[border:]}})
 
 
 def _digest(corpus: str) -> str:
@@ -289,7 +289,7 @@ def _digest(corpus: str) -> str:
     try:
         return hashlib.sha256(read_file(path)).hexdigest()
     except OSError as error:
-        raise TextError(
+        raise TextSourceError(
             f"the background {corpus} cannot be read ({error.strerror}); use a text file, or a folder of lengthwise "
             "prepare"
         ) from None
@@ -301,21 +301,21 @@ def _path_of(corpus: str) -> Path:
 
 
 @runtime_checkable
-class SequenceLaw(Protocol):
+class SequenceProbabilities(Protocol):
     """Law of the background tokens of a sequence."""
 
-    def reference(self, tokens: Tokens) -> Float[np.ndarray, " batch"]:
+    def reference_probability(self, tokens: Tokens) -> Float[np.ndarray, " batch"]:
         """Return ``c(x)``, a positive number that does not depend on the planted set."""
 
-    def background_ratios(self, tokens: Tokens, sets: Sets) -> Float[np.ndarray, "batch sets"]:
+    def background_probability_ratios(self, tokens: Tokens, sets: Sets) -> Float[np.ndarray, "batch sets"]:
         """Return the probability of all tokens of x outside of each set, divided by ``c(x)``."""
 
 
-def sequence_law(background: tuple[float, ...] | Background) -> SequenceLaw:
+def sequence_probabilities(background: tuple[float, ...] | Background) -> SequenceProbabilities:
     """Return the law of a background; raise ``SettingError`` for a natural text, whose probabilities are unknown."""
     if isinstance(background, tuple):
-        return IndependentLaw(np.array(background))
-    if isinstance(background, Markov):
+        return IndependentTokenProbabilities(np.array(background))
+    if isinstance(background, MarkovChain):
         return background
     raise SettingError(
         f"the background '{background.name}' has no known probabilities; use independent tokens or a Markov chain"
@@ -323,16 +323,16 @@ def sequence_law(background: tuple[float, ...] | Background) -> SequenceLaw:
 
 
 @dataclass(frozen=True, slots=True)
-class IndependentLaw:
+class IndependentTokenProbabilities:
     """Independent tokens. ``c(x)`` is the product of the probabilities of all tokens, with 0 replaced by 1."""
 
     background: Float[np.ndarray, " tokens"]
 
-    def reference(self, tokens: Tokens) -> Float[np.ndarray, " batch"]:
+    def reference_probability(self, tokens: Tokens) -> Float[np.ndarray, " batch"]:
         """Return the product over all tokens of the sequence."""
         return np.asarray(np.where(self.background == 0, 1.0, self.background)[tokens].prod(axis=1))
 
-    def background_ratios(self, tokens: Tokens, sets: Sets) -> Float[np.ndarray, "batch sets"]:
+    def background_probability_ratios(self, tokens: Tokens, sets: Sets) -> Float[np.ndarray, "batch sets"]:
         """Return 1 divided by the probability of the tokens in the set, or 0 if a token outside is impossible."""
         set_tokens, is_planted_only = tokens[:, sets], self.background == 0
         weights = np.where(is_planted_only, 1.0, self.background)[set_tokens].prod(axis=2)

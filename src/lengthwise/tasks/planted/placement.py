@@ -69,7 +69,7 @@ def check_num_tuples(num_tuples: int, description: str) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShapeLaw:
+class ShapeDistribution:
     """Distribution over sets of token indexes at one length; ``c + shapes[o]`` has probability ``probability[o, c]``.
 
     A shape is a tuple of distances from its first token, starting with 0. Shapes that do not fit have probability 0.
@@ -101,14 +101,14 @@ class Placement(Protocol):
         """Number of planted tokens per sequence."""
 
     @property
-    def span(self) -> int | None:
+    def max_span(self) -> int | None:
         """Maximum of ``max S - min S + 1`` over all planted sets S at all lengths; None if there is no maximum."""
 
     @property
     def min_length(self) -> int:
         """Smallest length that can contain a set."""
 
-    def law(self, length: int) -> ShapeLaw:
+    def shape_distribution(self, length: int) -> ShapeDistribution:
         """Return the exact distribution; raise ``SettingError`` if no set fits or if there are too many sets."""
 
     def sample(self, length: int, size: int, rng: np.random.Generator) -> Int[np.ndarray, "size k"]:
@@ -116,7 +116,7 @@ class Placement(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Local:
+class LocalPlacement:
     """Random shape whose first token has a uniform random index.
 
     The probability of a shape is its weight, normalized over the shapes that fit into the sequence. This placement is
@@ -143,7 +143,7 @@ class Local:
         return len(self.shapes[0])
 
     @property
-    def span(self) -> int:
+    def max_span(self) -> int:
         """Span of the widest shape with a positive weight."""
         return 1 + max(shape[-1] for shape, weight in zip(self.shapes, self.weights, strict=True) if weight > 0)
 
@@ -152,13 +152,13 @@ class Local:
         """Span of the narrowest shape with a positive weight."""
         return 1 + min(shape[-1] for shape, weight in zip(self.shapes, self.weights, strict=True) if weight > 0)
 
-    def law(self, length: int) -> ShapeLaw:
+    def shape_distribution(self, length: int) -> ShapeDistribution:
         """Return the distribution; the weights are normalized over the shapes that fit."""
         shapes, weights = np.array(self.shapes), self._weights(length)
         num_starts = np.maximum(length - shapes[:, -1], 0)
         is_start = np.arange(length) < num_starts[:, None]
         probability = np.where(is_start, (weights / np.maximum(num_starts, 1))[:, None], 0.0)
-        return ShapeLaw(shapes=shapes, probability=probability)
+        return ShapeDistribution(shapes=shapes, probability=probability)
 
     def sample(self, length: int, size: int, rng: np.random.Generator) -> Int[np.ndarray, "size k"]:
         """Sample a shape, then the index of its first token."""
@@ -171,18 +171,18 @@ class Local:
         return np.asarray(weights / weights.sum())
 
 
-class LocalAtLength(ABC):
-    """Base class of placements that equal a ``Local`` placement, ``local(length)``, at each length."""
+class LocalPlacementAtLength(ABC):
+    """Base class of placements that equal a ``LocalPlacement``, ``local(length)``, at each length."""
 
     __slots__ = ()
 
     @abstractmethod
-    def local(self, length: int) -> Local:
+    def local(self, length: int) -> LocalPlacement:
         """Return the placement at this length."""
 
-    def law(self, length: int) -> ShapeLaw:
+    def shape_distribution(self, length: int) -> ShapeDistribution:
         """Return the distribution at this length."""
-        return self.local(length).law(length)
+        return self.local(length).shape_distribution(length)
 
     def sample(self, length: int, size: int, rng: np.random.Generator) -> Int[np.ndarray, "size k"]:
         """Sample a shape, then the index of its first token."""
@@ -212,7 +212,7 @@ class _PlantedTokens:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UniformShapes(_PlantedTokens, LocalAtLength):
+class UniformShapePlacement(_PlantedTokens, LocalPlacementAtLength):
     """Random shape of ``num_planted`` tokens with a span of at most ``widest``; shape and first token are uniform."""
 
     widest: int = 3
@@ -227,35 +227,35 @@ class UniformShapes(_PlantedTokens, LocalAtLength):
         check_num_shapes(comb(self.widest - 1, self.num_planted - 1), f"span {self.widest}")
 
     @property
-    def span(self) -> int:
+    def max_span(self) -> int:
         """Largest span of a shape: ``widest``, or 1 if only one token is planted."""
         return self.widest if self.num_planted > 1 else 1
 
-    def local(self, length: int) -> Local:
+    def local(self, length: int) -> LocalPlacement:
         """Return the placement with all shapes within the span, which is the same at all lengths."""
-        shapes = tuple((0, *distances) for distances in combinations(range(1, self.span), self.num_planted - 1))
-        return Local(shapes=shapes, weights=(1 / len(shapes),) * len(shapes))
+        shapes = tuple((0, *distances) for distances in combinations(range(1, self.max_span), self.num_planted - 1))
+        return LocalPlacement(shapes=shapes, weights=(1 / len(shapes),) * len(shapes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Subsets(_PlantedTokens):
+class SubsetPlacement(_PlantedTokens):
     """Uniform distribution over all sets of k tokens, without locality (sparse parity)."""
 
     name: ClassVar[str] = "subsets"
     summary: ClassVar[str] = "all sets of k tokens with equal probability, at any distance"
 
     @property
-    def span(self) -> int | None:
+    def max_span(self) -> int | None:
         """1 if only one token is planted; otherwise None, because the span has no upper bound."""
         return 1 if self.num_planted == 1 else None
 
-    def law(self, length: int) -> ShapeLaw:
+    def shape_distribution(self, length: int) -> ShapeDistribution:
         """Return the uniform distribution; raise ``SettingError`` if there are too many sets to enumerate."""
         check_length(self, length)
         check_num_shapes(comb(length - 1, self.k - 1), f"length {length}")
         shapes = np.array([(0, *distances) for distances in combinations(range(1, length), self.k - 1)])
         is_start = np.arange(length) < (length - shapes[:, -1])[:, None]
-        return ShapeLaw(shapes=shapes, probability=np.where(is_start, 1 / comb(length, self.k), 0.0))
+        return ShapeDistribution(shapes=shapes, probability=np.where(is_start, 1 / comb(length, self.k), 0.0))
 
     def sample(self, length: int, size: int, rng: np.random.Generator) -> Int[np.ndarray, "size k"]:
         """Sample each set as the indexes of the k smallest of ``length`` uniform random numbers."""
@@ -264,11 +264,14 @@ class Subsets(_PlantedTokens):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ByLength(LocalAtLength):
+class LengthDependentPlacement(LocalPlacementAtLength):
     """Placement that depends on the length: ``laws[i]`` applies up to ``until[i]``; longer lengths use the last law."""
 
     until: tuple[int, ...] = (16,)
-    laws: tuple[Local, ...] = (Local(shapes=((0, 1),), weights=(1.0,)), Local(shapes=((0, 2),), weights=(1.0,)))
+    laws: tuple[LocalPlacement, ...] = (
+        LocalPlacement(shapes=((0, 1),), weights=(1.0,)),
+        LocalPlacement(shapes=((0, 2),), weights=(1.0,)),
+    )
 
     name: ClassVar[str] = "by_length"
     summary: ClassVar[str] = "shapes and weights that depend on the length"
@@ -305,21 +308,23 @@ class ByLength(LocalAtLength):
         return self.laws[0].k
 
     @property
-    def span(self) -> int:
+    def max_span(self) -> int:
         """Largest span over all lengths."""
-        return max(law.span for law in self.laws)
+        return max(law.max_span for law in self.laws)
 
     @property
     def min_length(self) -> int:
         """Smallest length that the first law supports."""
         return self.laws[0].min_length
 
-    def local(self, length: int) -> Local:
+    def local(self, length: int) -> LocalPlacement:
         """Return the law that applies to this length."""
         return self.laws[bisect_left(self.until, length)]
 
 
-PLACEMENTS: dict[str, type[Placement]] = {kind.name: kind for kind in (Local, UniformShapes, Subsets, ByLength)}
+PLACEMENTS: dict[str, type[Placement]] = {
+    kind.name: kind for kind in (LocalPlacement, UniformShapePlacement, SubsetPlacement, LengthDependentPlacement)
+}
 
 
 def check_length(placement: Placement, length: int) -> None:

@@ -13,13 +13,19 @@ from jaxtyping import Float, Int
 from lengthwise.core.errors import PromptError, SettingError
 from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
-from lengthwise.tasks.planted.background import Background, NaturalText, SequenceLaw, sequence_law, source_of
-from lengthwise.tasks.planted.placement import Local, Placement, check_distribution, check_num_tuples
-from lengthwise.tasks.task import Task, check_sizes, parse_symbols
+from lengthwise.tasks.planted.background import (
+    Background,
+    NaturalText,
+    SequenceProbabilities,
+    background_data_source,
+    sequence_probabilities,
+)
+from lengthwise.tasks.planted.placement import LocalPlacement, Placement, check_distribution, check_num_tuples
+from lengthwise.tasks.task import Task, check_length_and_size, parse_symbols
 
 
 @dataclass(frozen=True, kw_only=True)
-class Planted(Task):
+class PlantedCorrelations(Task):
     """Layout ``x_1 .. x_length = y end``: k planted tokens determine the label y; all other x are background tokens.
 
     A set S of token indexes is sampled from ``placement``, and independently a tuple Z of k tokens from ``tuples`` with
@@ -34,7 +40,7 @@ class Planted(Task):
     tuples: tuple[tuple[int, ...], ...] = ((2, 2), (2, 3), (3, 2), (3, 3))
     probabilities: tuple[float, ...] = (0.25, 0.25, 0.25, 0.25)
     labels: tuple[tuple[float, ...], ...] = ((1.0, 0.0), (0.0, 1.0), (0.0, 1.0), (1.0, 0.0))
-    placement: Placement = field(default_factory=Local)
+    placement: Placement = field(default_factory=LocalPlacement)
 
     name: ClassVar[str] = "planted"
     summary: ClassVar[str] = "k planted tokens in a random background determine the label; all probabilities are known"
@@ -60,7 +66,7 @@ class Planted(Task):
         check_distribution(self.probabilities, entry_names, "the probabilities of the planted tuples")
 
     def _check_tuples(self) -> None:
-        for planted, label_law in zip(self.tuples, self.labels, strict=True):
+        for planted, label_probabilities in zip(self.tuples, self.labels, strict=True):
             if len(planted) != self.k:
                 raise SettingError(
                     f"planted tuple {planted} has {len(planted)} tokens; use {self.k} tokens, as in the placement"
@@ -69,18 +75,18 @@ class Planted(Task):
                 raise SettingError(
                     f"planted tuple {planted} has an invalid token; use tokens from 0 to {self.num_tokens - 1}"
                 )
-            if len(label_law) != self.num_labels:
+            if len(label_probabilities) != self.num_labels:
                 raise SettingError(
-                    f"planted tuple {planted} has {len(label_law)} label probabilities; use "
+                    f"planted tuple {planted} has {len(label_probabilities)} label probabilities; use "
                     f"{self.num_labels} label probabilities, as for the first tuple"
                 )
-            entry_names = [f"label {label} of planted tuple {planted}" for label in range(len(label_law))]
-            check_distribution(label_law, entry_names, f"the label probabilities of planted tuple {planted}")
+            entry_names = [f"label {label} of planted tuple {planted}" for label in range(len(label_probabilities))]
+            check_distribution(label_probabilities, entry_names, f"the label probabilities of planted tuple {planted}")
         if len(set(self.tuples)) < len(self.tuples):
             raise SettingError("tuples contains the same tuple twice; list each tuple once, with its total probability")
 
     @property
-    def with_possible_tuples(self) -> "Planted":
+    def with_possible_tuples(self) -> "PlantedCorrelations":
         """Same distribution, without the tuples that have probability 0."""
         is_possible = [probability > 0 for probability in self.probabilities]
         if all(is_possible):
@@ -125,7 +131,7 @@ class Planted(Task):
         return len(self.labels[0])
 
     @cached_property
-    def tuple_law(self) -> Float[np.ndarray, " codes"]:
+    def tuple_code_probabilities(self) -> Float[np.ndarray, " codes"]:
         """Probability of each tuple of k tokens, indexed by its code."""
         check_num_tuples(self.num_tokens**self.k, f"{self.k} of {self.num_tokens} tokens")
         law = np.zeros(self.num_tokens**self.k)
@@ -133,7 +139,7 @@ class Planted(Task):
         return law
 
     @cached_property
-    def label_law(self) -> Float[np.ndarray, "codes labels"]:
+    def label_probabilities(self) -> Float[np.ndarray, "codes labels"]:
         """Label probabilities of every possible tuple, indexed by its code.
 
         Tuples that are not in ``tuples`` get the mean over ``tuples``, weighted by ``probabilities``.
@@ -154,7 +160,7 @@ class Planted(Task):
 
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
         """Sample the sets, tuples, background tokens and labels."""
-        check_sizes(self.name, length, size, min_length=self.min_length)
+        check_length_and_size(self.name, length, size, min_length=self.min_length)
         return self._lay_out(*self.sample_arrays(length, size, rng))
 
     def sample_arrays(
@@ -187,7 +193,7 @@ class Planted(Task):
                 f"prompt '{prompt}' has probability 0; write {' or '.join(map(''.join, planted))} in a shape of the "
                 "placement, and background letters at all other places"
             )
-        label_scores = weights @ self.label_law[self.tuple_codes(tokens[0][sets])]
+        label_scores = weights @ self.label_probabilities[self.tuple_codes(tokens[0][sets])]
         return self._lay_out(tokens, sets[[weights[0].argmax()]], label_scores.argmax(axis=1))
 
     def planted_set_weights(
@@ -195,17 +201,17 @@ class Planted(Task):
     ) -> tuple[Int[np.ndarray, "sets k"], Float[np.ndarray, "batch sets"]]:
         """Return all sets S with positive probability, and the ratios ``P(x, S) / c(x)``.
 
-        ``c(x)`` is ``SequenceLaw.reference``. Raises ``SettingError`` for a natural text, whose probabilities are
-        unknown.
+        ``c(x)`` is ``SequenceProbabilities.reference_probability``. Raises ``SettingError`` for a natural text, whose
+        probabilities are unknown.
         """
-        sets, probability = self.placement.law(tokens.shape[1]).sets()
-        weights = probability * self.tuple_law[self.tuple_codes(tokens[:, sets])]
-        return sets, weights * self.sequence_law.background_ratios(tokens, sets)
+        sets, probability = self.placement.shape_distribution(tokens.shape[1]).sets()
+        weights = probability * self.tuple_code_probabilities[self.tuple_codes(tokens[:, sets])]
+        return sets, weights * self.sequence_probabilities.background_probability_ratios(tokens, sets)
 
     @property
-    def sequence_law(self) -> SequenceLaw:
+    def sequence_probabilities(self) -> SequenceProbabilities:
         """Probabilities of background sequences; raises ``SettingError`` for a natural text."""
-        return sequence_law(self.background)
+        return sequence_probabilities(self.background)
 
     def variants(self) -> Mapping[str, Task]:
         """Return ``held-out`` for a natural text; other backgrounds have no variants."""
@@ -213,9 +219,9 @@ class Planted(Task):
             return {"held-out": replace(self, background=self.background.held_out())}
         return {}
 
-    def source(self) -> Mapping[str, str]:
+    def data_source(self) -> Mapping[str, str]:
         """Return the path and digest of a natural text; an empty mapping for other backgrounds."""
-        return source_of(self.background)
+        return background_data_source(self.background)
 
     def placeholder_example(self) -> Examples:
         """Return one example with the arrays of sampled examples, without reading a text."""

@@ -15,10 +15,10 @@ import numpy as np
 from jaxtyping import Int, UInt
 
 from lengthwise.core.defaults import DATASET_PREFIX
-from lengthwise.core.errors import SettingError, SkippedTextWarning, TextError, unknown_name
-from lengthwise.core.files import StrPath, atomic_folder, check_output_folder, read_file, write_atomically
+from lengthwise.core.errors import SettingError, SkippedTextWarning, TextSourceError, unknown_name_error
+from lengthwise.core.files import StrPath, check_output_folder, read_file, write_atomically, write_folder_atomically
 from lengthwise.core.json_parsing import parse_json
-from lengthwise.core.randomness import stream
+from lengthwise.core.randomness import random_stream
 from lengthwise.core.type_checks import check_arguments
 from lengthwise.tasks.text.documents import Document, read_documents
 from lengthwise.tasks.text.tokenizer import (
@@ -27,8 +27,8 @@ from lengthwise.tasks.text.tokenizer import (
     BytePairTokenizer,
     ByteTokenizer,
     Tokenizer,
+    import_tokenizers_library,
     split_text,
-    tokenizers_library,
 )
 
 METADATA_FILE, TOKENIZER_FILE = "corpus.json", "tokenizer.json"
@@ -52,7 +52,7 @@ CorpusPart = tuple[str, str, Document]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class DocumentEntry:
     """Name and kind of a document, and its number of tokens without the end token."""
 
     name: str
@@ -65,7 +65,7 @@ class Corpus:
     """Documents of each split, sorted by kind; ``tokens[split]()`` loads the tokens, with an end token per document."""
 
     tokenizer: Tokenizer
-    documents: Mapping[str, tuple[Entry, ...]]
+    documents: Mapping[str, tuple[DocumentEntry, ...]]
     tokens: Mapping[str, Callable[[], Tokens]]
 
     @property
@@ -73,7 +73,7 @@ class Corpus:
         """Kinds of text in the order of the documents."""
         return tuple(dict.fromkeys(entry.kind for split in SPLITS for entry in self.documents[split]))
 
-    def stream(self, split: str, kind: str | None = None) -> Tokens:
+    def token_stream(self, split: str, kind: str | None = None) -> Tokens:
         """Return the tokens of a split, or of one kind in it; raise ``UnknownNameError`` for an unknown kind."""
         tokens = self.tokens[split]()
         if kind is None:
@@ -83,7 +83,7 @@ class Corpus:
         indexes = [index for index, entry in enumerate(self.documents[split]) if entry.kind == kind]
         return tokens[bounds[indexes[0]] : bounds[indexes[-1] + 1]] if indexes else tokens[:0]
 
-    def texts(self, split: str, kind: str | None = None) -> list[tuple[str, Tokens]]:
+    def document_tokens(self, split: str, kind: str | None = None) -> list[tuple[str, Tokens]]:
         """Return the name and the tokens, without end token, of each document of a split, or of one kind in it."""
         if kind is not None:
             self._check_kind(kind)
@@ -96,19 +96,21 @@ class Corpus:
 
     def _check_kind(self, kind: str) -> None:
         if kind not in self.kinds:
-            raise unknown_name("kind of text", kind, self.kinds)
+            raise unknown_name_error("kind of text", kind, self.kinds)
 
     def _document_ends(self, split: str) -> Int[np.ndarray, " documents"]:
         return np.cumsum([entry.num_tokens + 1 for entry in self.documents[split]], dtype=np.int64)
 
 
-def byte_corpus(texts: Mapping[str, Mapping[str, str]]) -> Corpus:
+def build_byte_corpus(texts: Mapping[str, Mapping[str, str]]) -> Corpus:
     """Return a byte-level corpus from ``texts[split][name]``; all texts have the kind ``text``."""
     tokenizer = ByteTokenizer()
     entries, streams = {}, {}
     for split in SPLITS:
         token_ids = {name: tokenizer.encode(text) for name, text in texts[split].items()}
-        entries[split] = tuple(Entry(name=name, kind="text", num_tokens=len(ids)) for name, ids in token_ids.items())
+        entries[split] = tuple(
+            DocumentEntry(name=name, kind="text", num_tokens=len(ids)) for name, ids in token_ids.items()
+        )
         tokens = np.array([token for ids in token_ids.values() for token in (*ids, END)], dtype=np.uint16)
         streams[split] = partial(np.asarray, tokens)
     return Corpus(tokenizer=tokenizer, documents=entries, tokens=streams)
@@ -121,9 +123,9 @@ def built_in_texts() -> dict[str, dict[str, str]]:
 
 
 def open_corpus(folder: StrPath) -> Corpus:
-    """Open a prepared corpus, whose tokens are read on access; raise ``TextError`` for a damaged corpus."""
+    """Open a prepared corpus, whose tokens are read on access; raise ``TextSourceError`` for a damaged corpus."""
     folder = Path(folder)
-    metadata = read_metadata(folder)
+    metadata = read_corpus_metadata(folder)
     try:
         documents = {split: tuple(_read_entries(folder / f"{split}.jsonl")) for split in SPLITS}
         dtype = TOKEN_TYPES[metadata["token_type"]]
@@ -132,16 +134,18 @@ def open_corpus(folder: StrPath) -> Corpus:
         files = (TOKENIZER_FILE, *(f"{split}.jsonl" for split in SPLITS))
         file_digests = {name: str(metadata["files"][name]) for name in files}
     except (KeyError, TypeError, ValueError, OSError) as error:
-        raise TextError(f"corpus {folder} is damaged ({error!r}); prepare it again") from None
+        raise TextSourceError(f"corpus {folder} is damaged ({error!r}); prepare it again") from None
     for split, token_count in token_counts.items():
         path, num_tokens = folder / f"{split}.tokens", sum(entry.num_tokens + 1 for entry in documents[split])
         if num_tokens != token_count or not path.is_file() or path.stat().st_size != token_count * dtype.itemsize:
-            raise TextError(f"{path} does not match {METADATA_FILE} and {split}.jsonl; prepare the corpus again")
+            raise TextSourceError(f"{path} does not match {METADATA_FILE} and {split}.jsonl; prepare the corpus again")
     tokenizer = read_tokenizer(folder)
     for name, digest in file_digests.items():
         path = folder / name
         if hashlib.sha256(read_file(path)).hexdigest() != digest:
-            raise TextError(f"{path} does not match {METADATA_FILE} (its digest differs); prepare the corpus again")
+            raise TextSourceError(
+                f"{path} does not match {METADATA_FILE} (its digest differs); prepare the corpus again"
+            )
     read_split = partial(_read_tokens, dtype=dtype, vocabulary_size=len(tokenizer.pieces))
     return Corpus(
         tokenizer=tokenizer,
@@ -156,33 +160,33 @@ def read_tokenizer(folder: Path) -> BytePairTokenizer:
     try:
         return BytePairTokenizer(read_file(path), str(path))
     except OSError as error:
-        raise TextError(f"{path} cannot be read ({error.strerror}); prepare the corpus again") from None
+        raise TextSourceError(f"{path} cannot be read ({error.strerror}); prepare the corpus again") from None
 
 
-def read_metadata(folder: Path) -> dict[str, Any]:
-    """Return the content of ``corpus.json``; raise ``TextError`` if it is missing or modified."""
+def read_corpus_metadata(folder: Path) -> dict[str, Any]:
+    """Return the content of ``corpus.json``; raise ``TextSourceError`` if it is missing or modified."""
     path = folder / METADATA_FILE
     if not path.is_file():
-        raise TextError(
+        raise TextSourceError(
             f"{folder} is not a corpus (it has no {METADATA_FILE}); run lengthwise prepare TEXT --out {folder}"
         )
     try:
         metadata: dict[str, Any] = parse_json(read_file(path))
     except (OSError, ValueError) as error:
-        raise TextError(f"{path} cannot be read ({error}); prepare the corpus again") from None
-    if metadata.get(DIGEST_KEY) != with_digest(metadata)[DIGEST_KEY]:
-        raise TextError(f"{path} was modified (its digest differs); prepare the corpus again")
+        raise TextSourceError(f"{path} cannot be read ({error}); prepare the corpus again") from None
+    if metadata.get(DIGEST_KEY) != add_metadata_digest(metadata)[DIGEST_KEY]:
+        raise TextSourceError(f"{path} was modified (its digest differs); prepare the corpus again")
     return metadata
 
 
-def with_digest(metadata: Mapping[str, Any]) -> dict[str, Any]:
+def add_metadata_digest(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Return the metadata of a corpus together with its digest."""
     content = {name: value for name, value in metadata.items() if name != DIGEST_KEY}
     return {**content, DIGEST_KEY: hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()}
 
 
-def _read_entries(path: Path) -> list[Entry]:
-    entries = [Entry(**parse_json(line)) for line in read_file(path).splitlines()]
+def _read_entries(path: Path) -> list[DocumentEntry]:
+    entries = [DocumentEntry(**parse_json(line)) for line in read_file(path).splitlines()]
     for entry in entries:
         has_valid_size = type(entry.num_tokens) is int and entry.num_tokens >= 0
         if not (has_valid_size and isinstance(entry.name, str) and isinstance(entry.kind, str)):
@@ -197,7 +201,7 @@ def _read_tokens(path: Path, digest: str, *, dtype: np.dtype[Any], vocabulary_si
         # NumPy cannot map an empty file.
         tokens = np.memmap(path, dtype=dtype, mode="r") if status.st_size else np.empty(0, dtype)
     except (OSError, ValueError) as error:
-        raise TextError(f"{path} cannot be read ({error}); prepare the corpus again") from None
+        raise TextSourceError(f"{path} cannot be read ({error}); prepare the corpus again") from None
     identity = (str(path), status.st_ino, status.st_mtime_ns, status.st_size, digest, vocabulary_size)
     if identity not in _VERIFIED_FILES:
         _verify_tokens(path, tokens, digest, vocabulary_size)
@@ -216,9 +220,9 @@ def _verify_tokens(path: Path, tokens: Tokens, digest: str, vocabulary_size: int
         content_digest.update(block.tobytes())
         largest_token = max(largest_token, int(block.max()))
     if content_digest.hexdigest() != digest:
-        raise TextError(f"{path} does not match {METADATA_FILE} (its digest differs); prepare the corpus again")
+        raise TextSourceError(f"{path} does not match {METADATA_FILE} (its digest differs); prepare the corpus again")
     if largest_token >= vocabulary_size:
-        raise TextError(
+        raise TextSourceError(
             f"{path} has token {largest_token} but only {vocabulary_size} tokens exist; prepare the corpus again"
         )
 
@@ -265,19 +269,19 @@ def prepare_corpus(
     check_output_folder(out)
     kinds = _select_held_out(_group_by_kind(sources), held_out, seed, report)
     num_documents = sum(len(kind.sizes) for kind in kinds.values())
-    with atomic_folder(out) as folder, warnings.catch_warnings():
+    with write_folder_atomically(out) as folder, warnings.catch_warnings():
         # The first pass over the sources has already raised these warnings.
         warnings.simplefilter("ignore", SkippedTextWarning)
         parts = _report_progress(_iterate_parts(kinds), "learning tokens", num_documents, report)
         tokenizer = _train_tokenizer(parts, vocabulary_size)
         write_atomically(folder / TOKENIZER_FILE, tokenizer.content)
         parts = _report_progress(_iterate_parts(kinds), "writing tokens", num_documents, report)
-        metadata = with_digest(
+        metadata = add_metadata_digest(
             {
                 "settings": {"vocabulary_size": vocabulary_size, "held_out": held_out, "seed": seed},
                 "sources": {name: list(kind.sources) for name, kind in kinds.items()},
                 "vocabulary_size": len(tokenizer.pieces),
-                "tokenizers": str(tokenizers_library().__version__),
+                "tokenizers": str(import_tokenizers_library().__version__),
                 **_write_tokens(parts, tokenizer, folder),
             }
         )
@@ -312,7 +316,7 @@ def _group_by_kind(sources: Sequence[str]) -> dict[str, list[str]]:
             folder = path.absolute() if path.is_dir() else path.absolute().parent
             by_kind.setdefault(folder.resolve().name, []).append(source)
     if not by_kind:
-        raise TextError("no text sources; pass at least one file, folder or dataset:NAME")
+        raise TextSourceError("no text sources; pass at least one file, folder or dataset:NAME")
     return by_kind
 
 
@@ -328,7 +332,7 @@ def _select_held_out(
             num_finished += 1
             report("reading", num_finished, None)
         is_single = len(sizes) == 1 and share > 0
-        rng = stream(seed, "held out", kind)
+        rng = random_stream(seed, "held out", kind)
         held_out = frozenset[int]() if is_single or share == 0 else _sample_held_out(sizes, share, rng)
         split_index = _find_split_index(document.text, share) if is_single else None
         kinds[kind] = _Kind(
@@ -350,12 +354,12 @@ def _find_split_index(text: str, share: float) -> int:
     line_start = text.find("\n", target_index) + 1
     split_index = line_start if 0 < line_start < len(text) else target_index
     if split_index >= len(text):
-        raise TextError(f"a text of {len(text)} characters is too short to split; use more text, or --held-out 0")
+        raise TextSourceError(f"a text of {len(text)} characters is too short to split; use more text, or --held-out 0")
     return split_index
 
 
 def _iterate_parts(kinds: Mapping[str, _Kind]) -> Iterator[CorpusPart]:
-    """Yield the split, kind and document of each corpus part in order; raise ``TextError`` if texts have changed."""
+    """Yield the split, kind and document of each part in order; raise ``TextSourceError`` if texts have changed."""
     digests: dict[bytes, str] = {}
     for kind_name, kind in kinds.items():
         sizes, split_index = [], kind.num_train_characters
@@ -368,7 +372,9 @@ def _iterate_parts(kinds: Mapping[str, _Kind]) -> Iterator[CorpusPart]:
             yield TRAIN, kind_name, Document(name=name, text=text[:split_index])
             yield HELD_OUT, kind_name, Document(name=f"{name} (end)", text=text[split_index:])
         if tuple(sizes) != kind.sizes:
-            raise TextError(f"the texts of {', '.join(kind.sources)} changed while they were read; prepare them again")
+            raise TextSourceError(
+                f"the texts of {', '.join(kind.sources)} changed while they were read; prepare them again"
+            )
 
 
 def _report_progress(
@@ -380,7 +386,7 @@ def _report_progress(
 
 
 def _train_tokenizer(corpus_parts: Iterator[CorpusPart], vocabulary_size: int) -> BytePairTokenizer:
-    library = tokenizers_library()
+    library = import_tokenizers_library()
     tokenizer = library.Tokenizer(library.models.BPE())
     byte_level = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
     # The time of training grows with the square of the length of a word.
@@ -399,13 +405,13 @@ def _train_tokenizer(corpus_parts: Iterator[CorpusPart], vocabulary_size: int) -
     return BytePairTokenizer(tokenizer.to_str().encode(), TOKENIZER_FILE)
 
 
-def token_type(vocabulary_size: int) -> np.dtype[Any]:
+def smallest_token_dtype(vocabulary_size: int) -> np.dtype[Any]:
     """Return the smallest unsigned integer type that can represent all token IDs."""
     return np.dtype("<u2" if vocabulary_size <= 1 << 16 else "<u4")
 
 
 def _write_tokens(corpus_parts: Iterator[CorpusPart], tokenizer: BytePairTokenizer, folder: Path) -> dict[str, Any]:
-    dtype = token_type(len(tokenizer.pieces))
+    dtype = smallest_token_dtype(len(tokenizer.pieces))
     split_totals = {split: {"documents": 0, "tokens": 0, "bytes": 0} for split in SPLITS}
     by_kind: dict[str, dict[str, dict[str, int]]] = {}
     digests, list_digests = ({split: hashlib.sha256() for split in SPLITS} for _ in range(2))
@@ -417,7 +423,7 @@ def _write_tokens(corpus_parts: Iterator[CorpusPart], tokenizer: BytePairTokeniz
             tokens = np.concatenate([*encoded, np.array([END], dtype=dtype)])
             files[split].write(tokens.tobytes())
             digests[split].update(tokens.tobytes())
-            entry = Entry(name=document.name, kind=kind, num_tokens=len(tokens) - 1)
+            entry = DocumentEntry(name=document.name, kind=kind, num_tokens=len(tokens) - 1)
             json_line = json.dumps(asdict(entry)).encode() + b"\n"
             document_lists[split].write(json_line)
             list_digests[split].update(json_line)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lengthwise.core.defaults import DATASET_PREFIX, SOURCE_FORMAT
-from lengthwise.core.errors import SettingError, SkippedTextWarning, TextError
+from lengthwise.core.errors import SettingError, SkippedTextWarning, TextSourceError
 from lengthwise.core.json_parsing import MAX_BYTES, parse_json
 from lengthwise.core.type_checks import check_arguments
 
@@ -47,7 +47,7 @@ class Document:
         try:
             self.name.encode()
         except UnicodeEncodeError:
-            raise TextError(f"the file name {self.name!r} is not UTF-8; rename the file and its folder") from None
+            raise TextSourceError(f"the file name {self.name!r} is not UTF-8; rename the file and its folder") from None
 
 
 @check_arguments
@@ -64,11 +64,11 @@ def read_documents(
     a copy of a held-out text could be in the training split. ``digests`` maps the digest of each text of earlier calls
     to its name; this call adds its texts.
 
-    Raises ``TextError`` for a source that is missing, cannot be read or has no new text.
+    Raises ``TextSourceError`` for a source that is missing, cannot be read or has no new text.
     """
     names = [str(source) for source in sources]
     if not names:
-        raise TextError("no text sources; pass at least one file, folder or dataset:NAME")
+        raise TextSourceError("no text sources; pass at least one file, folder or dataset:NAME")
     if max_documents is not None and max_documents < 1:
         raise SettingError(f"max_documents {max_documents} is too small; use at least 1")
     names_by_digest: dict[bytes, str] = {} if digests is None else digests
@@ -86,9 +86,9 @@ def read_documents(
             num_new += 1
             yield document
         if len(copies) > num_earlier_copies and not num_new:
-            raise TextError(f"{name} has only copies of other texts, such as {copies[-1][1]}; remove this source")
+            raise TextSourceError(f"{name} has only copies of other texts, such as {copies[-1][1]}; remove this source")
         if not num_new:
-            raise TextError(
+            raise TextSourceError(
                 f"{name} has no text; use a file with text, or a folder with files such as *{TEXT_SUFFIXES[0]}"
             )
     if copies:
@@ -110,7 +110,7 @@ def _read_source(source: str, *, is_streamed: bool) -> Iterator[Document]:
     elif path.is_file():
         yield Document(name=source, text=_read_text(path))
     else:
-        raise TextError(f"{source} does not exist or is no regular file; use a file, a folder or {SOURCE_FORMAT}")
+        raise TextSourceError(f"{source} does not exist or is no regular file; use a file, a folder or {SOURCE_FORMAT}")
 
 
 def _folder_documents(folder: Path) -> Iterator[Document]:
@@ -121,7 +121,7 @@ def _folder_documents(folder: Path) -> Iterator[Document]:
             continue
         try:
             text = _read_text(path)
-        except TextError:
+        except TextSourceError:
             skipped.append(path)
             continue
         yield Document(name=str(path), text=text)
@@ -136,7 +136,9 @@ def _list_files(folder: Path) -> Iterator[Path]:
     try:
         paths = sorted(folder.iterdir())
     except OSError as error:
-        raise TextError(f"{folder} cannot be read ({error.strerror}); use a readable folder, or remove it") from None
+        raise TextSourceError(
+            f"{folder} cannot be read ({error.strerror}); use a readable folder, or remove it"
+        ) from None
     for path in paths:
         if path.name.startswith(".") or path.name in PACKAGE_FOLDERS:
             continue
@@ -151,17 +153,17 @@ def _list_files(folder: Path) -> Iterator[Path]:
 def _read_text(path: Path) -> str:
     try:
         if path.stat().st_size > MAX_BYTES:
-            raise TextError(f"{path} has more than {MAX_BYTES:,} bytes; split the file into several files")
+            raise TextSourceError(f"{path} has more than {MAX_BYTES:,} bytes; split the file into several files")
         text = path.read_bytes().decode("utf-8-sig")
     except OSError as error:
-        raise TextError(f"{path} cannot be read ({error.strerror}); use a readable file, or remove it") from None
+        raise TextSourceError(f"{path} cannot be read ({error.strerror}); use a readable file, or remove it") from None
     except UnicodeDecodeError as error:
-        raise TextError(
+        raise TextSourceError(
             f"{path} is not UTF-8 text (byte {error.object[error.start]:#04x} at index {error.start}); "
             "convert the file, for example with iconv -t utf-8, or remove it"
         ) from None
     if "\0" in text:
-        raise TextError(f"{path} is not text (it has a zero byte at index {text.index(chr(0))}); remove the file")
+        raise TextSourceError(f"{path} is not text (it has a zero byte at index {text.index(chr(0))}); remove the file")
     return text
 
 
@@ -177,13 +179,15 @@ def _record_documents(
         is_mapping = isinstance(record, Mapping)
         if not is_mapping or column not in record:
             description = f"columns {', '.join(map(str, record))}" if is_mapping else type(record).__name__
-            raise TextError(
+            raise TextSourceError(
                 f"{name} has no column '{column}' (it has {description}); set the text column with "
                 f"{SOURCE_FORMAT}, such as {DATASET_PREFIX}{source}:{split}:{config}:content"
             )
         text = record[column]
         if not isinstance(text, str | None):
-            raise TextError(f"column '{column}' of {name} has type {type(text).__name__}; use a column of strings")
+            raise TextSourceError(
+                f"column '{column}' of {name} has type {type(text).__name__}; use a column of strings"
+            )
         yield Document(name=name, text="" if text is None else text)
 
 
@@ -205,9 +209,9 @@ def _file_records(path: Path) -> Iterator[tuple[str, Any]]:
                 if line.strip():
                     yield f"{path}:{number}", parse_json(line, object)
     except (OSError, EOFError, zlib.error) as error:
-        raise TextError(f"{path} cannot be read ({error}); use a readable file, or remove it") from None
+        raise TextSourceError(f"{path} cannot be read ({error}); use a readable file, or remove it") from None
     except ValueError as error:
-        raise TextError(
+        raise TextSourceError(
             f"{path} has invalid JSON ({error}); write one JSON object per line, or rename a plain text file to .txt"
         ) from None
 
@@ -216,7 +220,9 @@ def _read_dataset(source: str, *, is_streamed: bool) -> Iterator[Document]:
     """Yield the documents of ``NAME[:SPLIT[:CONFIG[:COLUMN]]]``, or of a path; by default of all splits."""
     name, *parts = [source] if Path(source).exists() else source.split(":")
     if len(parts) > 3:
-        raise TextError(f"{DATASET_PREFIX}{source} has {len(parts) + 1} parts; use at most 4, as in {SOURCE_FORMAT}")
+        raise TextSourceError(
+            f"{DATASET_PREFIX}{source} has {len(parts) + 1} parts; use at most 4, as in {SOURCE_FORMAT}"
+        )
     split, config, column = parts + [""] * (3 - len(parts))
     column = column if column else DEFAULT_COLUMN
     path = Path(name)
@@ -231,7 +237,7 @@ def _dataset_records(
     try:
         import datasets  # noqa: PLC0415  (a slow import of an optional dependency)
     except ImportError:
-        raise TextError("data sets need the datasets library; run pip install 'lengthwise[hf]'") from None
+        raise TextSourceError("data sets need the datasets library; run pip install 'lengthwise[hf]'") from None
     try:
         if Path(name).is_dir():
             dataset = datasets.load_from_disk(name)
@@ -240,13 +246,13 @@ def _dataset_records(
             dataset = datasets.load_dataset(name, *filter(None, [config]), **options)
     except Exception as error:  # The library, the hub and the files can raise any error.
         lines = str(error).splitlines()
-        raise TextError(
+        raise TextSourceError(
             f"data set {name} cannot be loaded ({type(error).__name__}: {lines[0] if lines else 'no message'}); "
             f"use the name of a data set on the hub ({SOURCE_FORMAT}), or a folder written by save_to_disk"
         ) from None
     splits = dict(dataset) if isinstance(dataset, Mapping) else {str(dataset.split or "rows"): dataset}
     if split and split not in splits:
-        raise TextError(f"data set {name} has no split '{split}'; use one of {', '.join(map(str, splits))}")
+        raise TextSourceError(f"data set {name} has no split '{split}'; use one of {', '.join(map(str, splits))}")
     for split_name, rows in ({split: splits[split]} if split else splits).items():
         has_column = getattr(rows, "column_names", None) and column in rows.column_names
         # Other columns may be slow to decode.

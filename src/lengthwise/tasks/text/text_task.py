@@ -10,11 +10,11 @@ from typing import ClassVar
 import numpy as np
 from jaxtyping import Bool, Int
 
-from lengthwise.core.errors import PromptError, SettingError, TextError
+from lengthwise.core.errors import PromptError, SettingError, TextSourceError
 from lengthwise.core.files import read_file
 from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
-from lengthwise.tasks.task import Task, TokenizedDocument, check_sizes
+from lengthwise.tasks.task import Task, TokenizedDocument, check_length_and_size
 from lengthwise.tasks.text.corpus import (
     HELD_OUT,
     METADATA_FILE,
@@ -22,8 +22,8 @@ from lengthwise.tasks.text.corpus import (
     TOKENIZER_FILE,
     TRAIN,
     Corpus,
+    build_byte_corpus,
     built_in_texts,
-    byte_corpus,
     open_corpus,
     read_tokenizer,
 )
@@ -68,15 +68,15 @@ class Text(Task):
 
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
         """Sample sequences of ``length + 1`` consecutive tokens from uniform start indexes."""
-        check_sizes(self.name, length, size)
-        stream = self._corpus.stream(self.split, self.kind)
+        check_length_and_size(self.name, length, size)
+        stream = self._corpus.token_stream(self.split, self.kind)
         if len(stream) <= length:
             raise SettingError(
                 f"length {length} needs {length + 1} tokens, but this {self.split} text has {len(stream)}; "
                 f"use a length of at most {max(0, len(stream) - 1)}, or a larger corpus"
             )
         start_indexes = rng.integers(0, len(stream) - length, size=size)
-        return self.lay_out(stream[start_indexes[:, None] + np.arange(length + 1)].astype(np.int64))
+        return self.tokens_to_examples(stream[start_indexes[:, None] + np.arange(length + 1)].astype(np.int64))
 
     def from_prompt(self, prompt: str) -> Examples:
         """Tokenize the start of a text and append placeholders for a continuation.
@@ -87,14 +87,14 @@ class Text(Task):
         if not len(tokens):
             raise PromptError("the prompt is empty; write some words to continue")
         padded = np.concatenate([tokens, np.full(CONTINUATION_TOKENS, END)])[None]
-        return Examples.unanswered(padded, len(tokens))
+        return Examples.from_unanswered_prompt(padded, len(tokens))
 
     def variants(self) -> Mapping[str, Task]:
         """Return one variant per kind of text, if there are several kinds."""
         kinds = () if self.corpus is None or self.kind is not None else self._corpus.kinds
         return {kind: replace(self, kind=kind) for kind in kinds} if len(kinds) > 1 else {}
 
-    def lay_out(self, tokens: Int[np.ndarray, "batch seq"]) -> Examples:
+    def tokens_to_examples(self, tokens: Int[np.ndarray, "batch seq"]) -> Examples:
         """Return sequences of consecutive tokens as examples."""
         is_answer = np.ones(tokens.shape, dtype=bool)
         is_answer[:, 0] = False
@@ -102,14 +102,16 @@ class Text(Task):
             tokens=tokens,
             prompt_length=np.ones(len(tokens), dtype=np.int64),
             is_answer=is_answer,
-            coupling=couple_lines(self._ends_line[tokens]) if self.structure else None,
+            coupling=compute_line_coupling(self._ends_line[tokens]) if self.structure else None,
         )
 
     def held_out(self) -> list[TokenizedDocument]:
         """Return the held-out documents of ``kind``, or of all kinds."""
-        return [TokenizedDocument(name=name, tokens=ids) for name, ids in self._corpus.texts(HELD_OUT, self.kind)]
+        return [
+            TokenizedDocument(name=name, tokens=ids) for name, ids in self._corpus.document_tokens(HELD_OUT, self.kind)
+        ]
 
-    def token_bytes(self) -> Int[np.ndarray, " vocab"]:
+    def count_token_bytes(self) -> Int[np.ndarray, " vocab"]:
         """Return the number of text bytes of each token ID."""
         return np.array([len(piece) for piece in self.tokenizer.pieces])
 
@@ -127,7 +129,7 @@ class Text(Task):
         open_corpus(Path(self.corpus))
         return {name: read_file(Path(self.corpus) / name) for name in (TOKENIZER_FILE, METADATA_FILE)}
 
-    def source(self) -> Mapping[str, str]:
+    def data_source(self) -> Mapping[str, str]:
         """Return the folder of the corpus and the SHA-256 of its metadata, which include the digests of its tokens."""
         if self.corpus is None:
             return {}
@@ -140,7 +142,7 @@ class Text(Task):
 
     def placeholder_example(self) -> Examples:
         """Return one example that consists of two tokens."""
-        return self.lay_out(np.zeros((1, 2), dtype=np.int64))
+        return self.tokens_to_examples(np.zeros((1, 2), dtype=np.int64))
 
     @cached_property
     def _ends_line(self) -> Bool[np.ndarray, " vocab"]:
@@ -149,11 +151,11 @@ class Text(Task):
     @cached_property
     def _corpus(self) -> Corpus:
         if self.corpus is None:
-            return byte_corpus(built_in_texts())
+            return build_byte_corpus(built_in_texts())
         corpus = open_corpus(Path(self.corpus))
         if self.run_folder is not None and _read_metadata_file(self.run_folder) != _read_metadata_file(self.corpus):
             # Another corpus can have another tokenizer, or held-out documents from the training split of the run.
-            raise TextError(
+            raise TextSourceError(
                 f"corpus {self.corpus} is not the corpus of {self.run_folder} (its {METADATA_FILE} differs); "
                 "set --corpus to the corpus of the run"
             )
@@ -164,7 +166,7 @@ def _read_metadata_file(folder: str) -> bytes:
     return read_file(Path(folder) / METADATA_FILE)
 
 
-def couple_lines(ends_line: Bool[np.ndarray, "batch seq"]) -> Int[np.ndarray, "level batch seq"]:
+def compute_line_coupling(ends_line: Bool[np.ndarray, "batch seq"]) -> Int[np.ndarray, "level batch seq"]:
     """Return the place of each token in its line (level 0) and the number of its line in the sequence (level 1).
 
     ``ends_line`` is True for the last token of each line. Both levels count from 0, and the first line starts with the

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any, Protocol, runtime_checkable
 
-from lengthwise.core.errors import TextError
+from lengthwise.core.errors import TextSourceError
 from lengthwise.core.json_parsing import parse_json
 
 # ID of the end token, which follows each document and is equal for all tokenizers.
@@ -50,7 +50,7 @@ class ByteTokenizer:
 class BytePairTokenizer:
     """Byte pair encoding (Sennrich et al. 2016, arXiv 1508.07909) from a file of the tokenizers library.
 
-    Only ``encode`` needs the library. Raises ``TextError`` for invalid content.
+    Only ``encode`` needs the library. Raises ``TextSourceError`` for invalid content.
     """
 
     def __init__(self, content: bytes, name: str) -> None:
@@ -65,14 +65,16 @@ class BytePairTokenizer:
             is_valid &= document["normalizer"] is None and document["pre_tokenizer"]["type"] == "ByteLevel"
             is_valid &= [token["content"] for token in document["added_tokens"]] == [END_TOKEN_TEXT]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise TextError(f"{name} is damaged ({type(error).__name__}: {error}); prepare the corpus again") from None
+            raise TextSourceError(
+                f"{name} is damaged ({type(error).__name__}: {error}); prepare the corpus again"
+            ) from None
         if not is_valid:
-            raise TextError(
+            raise TextSourceError(
                 f"{name} is not from a prepared corpus (token 0 is not {END_TOKEN_TEXT}); run lengthwise prepare"
             )
 
     def encode(self, text: str) -> Sequence[int]:
-        """Return the token IDs of a text; raise ``TextError`` if the tokenizers library is missing."""
+        """Return the token IDs of a text; raise ``TextSourceError`` if the tokenizers library is missing."""
         tokenizer = _library_tokenizer(self.content)
         return [token for part in split_text(text) for token in tokenizer.encode(part, add_special_tokens=False).ids]
 
@@ -90,12 +92,12 @@ def split_text(text: str) -> Iterator[str]:
         start = stop
 
 
-def tokenizers_library() -> Any:
-    """Return the tokenizers library; raise ``TextError`` with the install command if it is missing."""
+def import_tokenizers_library() -> Any:
+    """Return the tokenizers library; raise ``TextSourceError`` with the install command if it is missing."""
     try:
         import tokenizers  # noqa: PLC0415  (an optional dependency)
     except ImportError:
-        raise TextError("text needs the tokenizers library; run pip install 'lengthwise[text]'") from None
+        raise TextSourceError("text needs the tokenizers library; run pip install 'lengthwise[text]'") from None
     return tokenizers
 
 
@@ -128,7 +130,7 @@ _BYTE_OF_CHARACTER = _build_byte_table()
 @lru_cache(maxsize=8)
 def _library_tokenizer(content: bytes) -> Any:
     """Return the tokenizer of the library, cached because the library never frees its memory."""
-    tokenizer = tokenizers_library().Tokenizer.from_buffer(content)
+    tokenizer = import_tokenizers_library().Tokenizer.from_buffer(content)
     # Encode text that looks like the end token as text.
     tokenizer.encode_special_tokens = True
     return tokenizer

@@ -9,8 +9,14 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from lengthwise.core.errors import SettingError
-from lengthwise.tasks.planted.placement import Local, LocalAtLength, Placement, ShapeLaw, check_length
-from lengthwise.tasks.planted.planted_task import Planted
+from lengthwise.tasks.planted.placement import (
+    LocalPlacement,
+    LocalPlacementAtLength,
+    Placement,
+    ShapeDistribution,
+    check_length,
+)
+from lengthwise.tasks.planted.planted_task import PlantedCorrelations
 from lengthwise.theory.attention.tabular import TabularAttention, normalize_scores, weighted_mean
 
 # A function from a length to the ID of every token; IDs count from 0 without gaps.
@@ -20,25 +26,25 @@ Coupling = Callable[[int], Int[np.ndarray, " length"]]
 ROUNDING = 1e-9
 
 
-def couple_halves(length: int) -> Int[np.ndarray, " length"]:
+def couple_sequence_halves(length: int) -> Int[np.ndarray, " length"]:
     """Couple both halves, ``psi(i) = i mod length / 2``: token i of each half has ID i."""
     return np.arange(length) % max(length // 2, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Halves(LocalAtLength):
+class HalfLengthPlacement(LocalPlacementAtLength):
     """Placement of two tokens half the length apart, with a uniform start; the span grows with the length."""
 
     name: ClassVar[str] = "halves"
     summary: ClassVar[str] = "two tokens half the length apart, with a uniform start"
     k: ClassVar[int] = 2
-    span: ClassVar[None] = None
+    max_span: ClassVar[None] = None
     min_length: ClassVar[int] = 2
 
-    def local(self, length: int) -> Local:
+    def local(self, length: int) -> LocalPlacement:
         """Return the placement with one shape, whose two tokens are half this length apart."""
         check_length(self, length)
-        return Local(shapes=((0, length // 2),), weights=(1.0,))
+        return LocalPlacement(shapes=((0, length // 2),), weights=(1.0,))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +63,7 @@ class CoupledPlacement:
     summary: ClassVar[str] = "position IDs of the sets of another placement"
 
     @property
-    def span(self) -> int | None:
+    def max_span(self) -> int | None:
         """Span of the sets in IDs: 1 if k is 1, otherwise None, because it is unknown."""
         return 1 if self.k == 1 else None
 
@@ -66,13 +72,13 @@ class CoupledPlacement:
         """Number of super-tokens of the shortest sequence with a planted set."""
         return -(-self.placement.min_length // self.tokens_per_id)
 
-    def law(self, length: int) -> ShapeLaw:
+    def shape_distribution(self, length: int) -> ShapeDistribution:
         """Return the distribution of the IDs of a planted set."""
-        sets, probability = self.placement.law(length * self.tokens_per_id).sets()
+        sets, probability = self.placement.shape_distribution(length * self.tokens_per_id).sets()
         by_shape: dict[tuple[int, ...], Float[np.ndarray, " length"]] = {}
         for ids, set_probability in zip(self._find_ids(length, sets), probability, strict=True):
             by_shape.setdefault(tuple((ids - ids[0]).tolist()), np.zeros(length))[ids[0]] += set_probability
-        return ShapeLaw(shapes=np.array(list(by_shape)), probability=np.array(list(by_shape.values())))
+        return ShapeDistribution(shapes=np.array(list(by_shape)), probability=np.array(list(by_shape.values())))
 
     def sample(self, length: int, size: int, rng: np.random.Generator) -> Int[np.ndarray, "size k"]:
         """Sample planted sets as IDs."""
@@ -113,9 +119,9 @@ class CoupledAttention:
 
     def predict(self, tokens: Int[np.ndarray, "batch length"]) -> Float[np.ndarray, "batch outputs"]:
         """Return the weighted mean of the values over all sets, or the default if no set has weight."""
-        return weighted_mean(*self.score_sets(tokens, self.coupling(tokens.shape[1])), self.default)
+        return weighted_mean(*self.score_token_sets(tokens, self.coupling(tokens.shape[1])), self.default)
 
-    def score_sets(
+    def score_token_sets(
         self, tokens: Int[np.ndarray, "batch length"], ids: Int[np.ndarray, " length"]
     ) -> tuple[Float[np.ndarray, "batch sets"], Float[np.ndarray, "batch sets outputs"]]:
         """Return the log score and the value of each set of k tokens whose offsets are listed in ``offsets``."""
@@ -127,7 +133,7 @@ class CoupledAttention:
         return self.log_scores[shape, codes], self.values[shape, codes]
 
 
-def group_by_id(ids: Int[np.ndarray, " length"]) -> Int[np.ndarray, "ids tokens_per_id"]:
+def group_tokens_by_id(ids: Int[np.ndarray, " length"]) -> Int[np.ndarray, "ids tokens_per_id"]:
     """Return the token indexes of each ID; raise ``SettingError`` if IDs have different numbers of tokens."""
     if len(ids) == 0 or ids.min() < 0:
         raise SettingError("the coupling returned no IDs or a negative ID; return IDs that count from 0, one per token")
@@ -140,14 +146,14 @@ def group_by_id(ids: Int[np.ndarray, " length"]) -> Int[np.ndarray, "ids tokens_
     return np.argsort(ids, kind="stable").reshape(len(counts), -1)
 
 
-def super_token_attention(attention: CoupledAttention, length: int) -> TabularAttention:
+def build_super_token_attention(attention: CoupledAttention, length: int) -> TabularAttention:
     """Return a relative, local attention over super-tokens that computes the same function as ``attention``.
 
     A super-token is the number whose digits are the tokens of an ID, in token order. All offsets must fit ``length``
     tokens. Raises ``SettingError`` if the token order of neighboring IDs changes along such a sequence, or if sets have
     different numbers of IDs. Derived here (the proposition on coupling in ``docs/theory.md``).
     """
-    tokens_by_id = group_by_id(attention.coupling(length))
+    tokens_by_id = group_tokens_by_id(attention.coupling(length))
     k = len(np.unique(attention.offsets[0]))
     shapes = sorted({tuple(_unique_ids(offset_row, k).tolist()) for offset_row in attention.offsets})
     tuples = _list_tuples(attention.num_tokens, tokens_by_id.shape[1] * k)
@@ -156,7 +162,7 @@ def super_token_attention(attention: CoupledAttention, length: int) -> TabularAt
         token_order = _find_token_order(tokens_by_id, shape)
         # The IDs of the tokens in the set, in token order.
         ids = np.repeat(np.array(shape), tokens_by_id.shape[1])[token_order]
-        set_scores, set_values = attention.score_sets(tuples[:, token_order], ids)
+        set_scores, set_values = attention.score_token_sets(tuples[:, token_order], ids)
         log_scores.append(np.logaddexp.reduce(set_scores, axis=1))
         values.append(np.einsum("bs,bso->bo", normalize_scores(set_scores)[0], set_values))
     return TabularAttention(
@@ -168,7 +174,7 @@ def super_token_attention(attention: CoupledAttention, length: int) -> TabularAt
     )
 
 
-def super_token_law(law: Planted, coupling: Coupling, length: int) -> Planted:
+def build_super_token_task(law: PlantedCorrelations, coupling: Coupling, length: int) -> PlantedCorrelations:
     """Return the planted law of the super-tokens in sequences from ``law``; derived here, not in the paper.
 
     Raises ``SettingError`` if, at ``length`` tokens, IDs have different numbers of tokens, sets have different numbers
@@ -177,11 +183,11 @@ def super_token_law(law: Planted, coupling: Coupling, length: int) -> Planted:
     k, joint_law = _planted_super_tokens(law, coupling, length)
     codes = np.flatnonzero(joint_law.sum(axis=1))
     probability = joint_law[codes].sum(axis=1)
-    tokens_per_id = group_by_id(coupling(length)).shape[1]
+    tokens_per_id = group_tokens_by_id(coupling(length)).shape[1]
     num_super_tokens = law.num_tokens**tokens_per_id
     digits = codes[:, None] // num_super_tokens ** np.arange(k - 1, -1, -1) % num_super_tokens
     background = law.independent_background[_list_tuples(law.num_tokens, tokens_per_id)].prod(axis=1)
-    return Planted(
+    return PlantedCorrelations(
         background=tuple(background.tolist()),
         tuples=tuple(map(tuple, digits.tolist())),
         probabilities=tuple(probability.tolist()),
@@ -191,11 +197,11 @@ def super_token_law(law: Planted, coupling: Coupling, length: int) -> Planted:
 
 
 def _planted_super_tokens(
-    law: Planted, coupling: Coupling, length: int
+    law: PlantedCorrelations, coupling: Coupling, length: int
 ) -> tuple[int, Float[np.ndarray, "codes labels"]]:
     """Return the number of planted super-tokens, and the joint distribution of all their tokens and the label."""
-    ids, tokens_by_id = coupling(length), group_by_id(coupling(length))
-    sets, probability = law.placement.law(length).sets()
+    ids, tokens_by_id = coupling(length), group_tokens_by_id(coupling(length))
+    sets, probability = law.placement.shape_distribution(length).sets()
     k = len(np.unique(ids[sets[0]]))
     tuples = _list_tuples(law.num_tokens, k * tokens_by_id.shape[1])
     background_law, zero_law = law.independent_background, np.zeros((len(tuples), law.num_labels))
@@ -205,7 +211,7 @@ def _planted_super_tokens(
         columns = (tokens_by_id[planted_ids].ravel() == planted_set[:, None]).argmax(axis=1)
         codes = law.tuple_codes(tuples[:, columns])
         background = background_law[np.delete(tuples, columns, axis=1)].prod(axis=1)
-        joint_law = (law.tuple_law[codes] * background)[:, None] * law.label_law[codes]
+        joint_law = (law.tuple_code_probabilities[codes] * background)[:, None] * law.label_probabilities[codes]
         id_tuple = tuple(planted_ids.tolist())
         joint_laws[id_tuple] = joint_laws.get(id_tuple, zero_law) + set_probability * joint_law
     first_ids, first_law = next((ids, joint_law / joint_law.sum()) for ids, joint_law in joint_laws.items())

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lengthwise.core.errors import DivergedError, SettingError
-from lengthwise.core.randomness import stream
+from lengthwise.core.randomness import random_stream
 from lengthwise.tasks.planted.placement import check_length, check_num_shapes
-from lengthwise.tasks.planted.planted_task import Planted
+from lengthwise.tasks.planted.planted_task import PlantedCorrelations
 from lengthwise.theory.attention.tabular import PositionFreeAttention, TabularAttention
 
 # The log of a weight that counts as zero; finite, because minus infinity gives NaN gradients.
@@ -30,7 +30,7 @@ INIT_STD = 0.1
 BLOCK = 1 << 22
 
 
-class TableValues(nn.Module):
+class ValueTable(nn.Module):
     """Table of distributions over the outputs by tuple."""
 
     def __init__(self, num_tokens: int, k: int, num_outputs: int) -> None:
@@ -39,7 +39,7 @@ class TableValues(nn.Module):
         self.num_tokens, self.k = num_tokens, k
         self.logits = nn.Parameter(INIT_STD * torch.randn(1, num_tokens**k, num_outputs))
 
-    def extend_sums(
+    def extend_log_sums(
         self, tuple_index: int, sums: Float[Tensor, "batch seq offsets states"], tokens: Int[Tensor, "batch seq"]
     ) -> Float[Tensor, "batch seq offsets next_states"]:
         """Extend log sums over tuples by one token: append it to the state, which is the prefix of the tuple.
@@ -60,10 +60,10 @@ class TableValues(nn.Module):
 
 
 @runtime_checkable
-class Values(Protocol):
+class ValueFunction(Protocol):
     """Value function ``h`` that extends log sums over tuples token by token."""
 
-    def extend_sums(
+    def extend_log_sums(
         self, tuple_index: int, sums: Float[Tensor, "batch seq offsets states"], tokens: Int[Tensor, "batch seq"]
     ) -> Float[Tensor, "batch seq offsets next_states"]:
         """Return the log sums after the next token of each tuple; after the last token, the states are the outputs."""
@@ -81,14 +81,18 @@ class ProductScores(nn.Module):
         super().__init__()
         self.tokens = nn.Parameter(INIT_STD * torch.randn(k, num_tokens))
 
-    def sum_by_last_token(self, values: Values, tokens: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch seq outputs"]:
+    def sum_sets_by_last_token(
+        self, values: ValueFunction, tokens: Int[Tensor, "batch seq"]
+    ) -> Float[Tensor, "batch seq outputs"]:
         """Return ``log sum g(S, x_S) h(x_S)`` over sets that end at each token; ``LOG_ZERO`` if no set ends there."""
         log_sums = self.tokens.new_zeros(*tokens.shape, 1, 1)
         token_scores = functional.embedding(tokens, self.tokens.T)  # batch seq k
         for tuple_index in range(len(self.tokens)):
             if tuple_index > 0:
                 log_sums = functional.pad(log_sums.logcumsumexp(1), (0, 0, 0, 0, 1, 0), value=LOG_ZERO)[:, :-1]
-            log_sums = values.extend_sums(tuple_index, log_sums + token_scores[:, :, None, tuple_index, None], tokens)
+            log_sums = values.extend_log_sums(
+                tuple_index, log_sums + token_scores[:, :, None, tuple_index, None], tokens
+            )
         return log_sums[:, :, 0]
 
     def log_scores(
@@ -99,7 +103,7 @@ class ProductScores(nn.Module):
         return scores.expand(len(shapes), -1)
 
 
-class TableScores(nn.Module):
+class ScoreTable(nn.Module):
     """One log score per shape and tuple, for all shapes within a span. The time is ``O(seq shapes (k + outputs))``."""
 
     shapes: Int[Tensor, "shapes k"]
@@ -111,8 +115,8 @@ class TableScores(nn.Module):
         self.logits = nn.Parameter(INIT_STD * torch.randn(len(shapes), num_codes))
         self.register_buffer("shapes", torch.from_numpy(shapes), persistent=False)
 
-    def sum_by_last_token(
-        self, values: TableValues, tokens: Int[Tensor, "batch seq"]
+    def sum_sets_by_last_token(
+        self, values: ValueTable, tokens: Int[Tensor, "batch seq"]
     ) -> Float[Tensor, "batch seq outputs"]:
         """Return ``log sum g(S, x_S) h(x_S)`` over sets that end at each token; ``LOG_ZERO`` if no set ends there."""
         block_size = max(1, BLOCK // tokens.numel())
@@ -138,7 +142,7 @@ class TableScores(nn.Module):
         return self.logits
 
     def _log_products(
-        self, values: TableValues, shape_indexes: Int[Tensor, "*shape"], codes: Int[Tensor, "*shape"]
+        self, values: ValueTable, shape_indexes: Int[Tensor, "*shape"], codes: Int[Tensor, "*shape"]
     ) -> Float[Tensor, "*shape outputs"]:
         """Return ``log g h``; with fewer pairs of shape and tuple than sets, compute each pair only once."""
         num_codes, scores = self.logits.shape[1], self.logits.flatten()[:, None]
@@ -168,15 +172,15 @@ class SparseFunctionalAttention(nn.Module):
         if span is not None and span < k:
             raise SettingError(f"{k} tokens do not fit a span of {span}; use a span of at least {k}")
         self.num_tokens, self.k, self.num_outputs, self.span = num_tokens, k, num_outputs, span
-        self.sets = ProductScores(num_tokens, k) if span is None else TableScores(list_shapes(span, k), num_tokens)
-        self.values = TableValues(num_tokens, k, num_outputs)
+        self.sets = ProductScores(num_tokens, k) if span is None else ScoreTable(list_set_shapes(span, k), num_tokens)
+        self.values = ValueTable(num_tokens, k, num_outputs)
         self.register_buffer("default", torch.zeros(num_outputs))
 
     def forward(self, tokens: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch outputs"]:
         """Return ``log f`` after the last token; values near ``LOG_ZERO`` mean probability 0."""
         if not tokens.numel() or not 0 <= int(tokens.min()) <= int(tokens.max()) < self.num_tokens:
             raise SettingError(f"invalid tokens; pass at least one token, each from 0 to {self.num_tokens - 1}")
-        log_sums = self.sets.sum_by_last_token(self.values, tokens).logsumexp(dim=1)
+        log_sums = self.sets.sum_sets_by_last_token(self.values, tokens).logsumexp(dim=1)
         # Values sum to 1 over the outputs, so this sum is the sum of the scores. NaN remains NaN.
         has_no_weight = log_sums.logsumexp(dim=-1, keepdim=True) <= ZERO_THRESHOLD
         return torch.where(has_no_weight, self.default.log_softmax(dim=-1), log_sums.log_softmax(dim=-1))
@@ -185,11 +189,11 @@ class SparseFunctionalAttention(nn.Module):
     def to_tabular(self) -> TabularAttention | PositionFreeAttention:
         """Convert to double-precision tables; without a span, they apply to sets at any distance."""
         double_module = deepcopy(self).double().cpu()
-        shapes = np.arange(self.k)[None] if self.span is None else list_shapes(self.span, self.k)
+        shapes = np.arange(self.k)[None] if self.span is None else list_set_shapes(self.span, self.k)
         num_codes = self.num_tokens**self.k
         check_table_size(len(shapes) * num_codes, f"scores of {len(shapes)} shapes of {num_codes:,} tuples each")
         codes = torch.arange(num_codes)
-        tuples = decode_tuples(codes, self.num_tokens, self.k)
+        tuples = decode_tuple_codes(codes, self.num_tokens, self.k)
         scores = double_module.sets.log_scores(torch.from_numpy(shapes), tuples)
         log_scores = scores.where(scores > ZERO_THRESHOLD, -torch.inf).numpy()
         values = double_module.values.log_values(codes.expand(len(shapes), -1)).exp().numpy()
@@ -203,7 +207,7 @@ class SparseFunctionalAttention(nn.Module):
         )
 
 
-def list_shapes(span: int, k: int) -> Int[np.ndarray, "shapes k"]:
+def list_set_shapes(span: int, k: int) -> Int[np.ndarray, "shapes k"]:
     """Return all shapes within a span, as distances from the first token."""
     check_num_shapes(comb(span - 1, k - 1), f"span {span}")
     return np.array([(0, *others) for others in combinations(range(1, span), k - 1)])
@@ -217,7 +221,7 @@ def log_matmul(
     return sums + by_state[..., 0, :] if sums.shape[-1] == 1 else (sums[..., None] + by_state).logsumexp(dim=-2)
 
 
-def decode_tuples(codes: Int[Tensor, "*shape"], num_tokens: int, k: int) -> Int[Tensor, "*shape k"]:
+def decode_tuple_codes(codes: Int[Tensor, "*shape"], num_tokens: int, k: int) -> Int[Tensor, "*shape k"]:
     """Return the k tokens of each code; the first token is the leading digit."""
     radix_powers = num_tokens ** torch.arange(k - 1, -1, -1, device=codes.device)
     return codes[..., None] // radix_powers % num_tokens
@@ -234,7 +238,7 @@ def check_table_size(num_entries: int, description: str) -> None:
 
 def fit_attention(
     module: SparseFunctionalAttention,
-    law: Planted,
+    law: PlantedCorrelations,
     *,
     lengths: tuple[int, int],
     steps: int,
@@ -260,9 +264,9 @@ def fit_attention(
     check_length(law.placement, lengths[0])
     optimizer = torch.optim.AdamW(module.parameters(), lr=learning_rate, weight_decay=0.0, fused=True)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    step_lengths = stream(seed, "fit", "lengths").integers(lengths[0], lengths[1] + 1, size=steps)
+    step_lengths = random_stream(seed, "fit", "lengths").integers(lengths[0], lengths[1] + 1, size=steps)
     losses = np.zeros(steps)
-    rng = stream(seed, "fit", "sequences")
+    rng = random_stream(seed, "fit", "sequences")
     for step, length in enumerate(step_lengths.tolist()):
         tokens, _, labels = law.sample_arrays(length, batch_size, rng)
         loss = functional.nll_loss(module(torch.from_numpy(tokens)), torch.from_numpy(labels))
@@ -276,14 +280,14 @@ def fit_attention(
     return losses
 
 
-def fit_tables(
-    law: Planted, lengths: tuple[int, int], steps: int, seed: int
+def fit_tabular_attention(
+    law: PlantedCorrelations, lengths: tuple[int, int], steps: int, seed: int
 ) -> TabularAttention | PositionFreeAttention:
     """Train an attention on ``law`` and return its tables: local if the law has a span, otherwise without positions."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(stream(seed, "initial weights").integers(2**63)))
+        torch.manual_seed(int(random_stream(seed, "initial weights").integers(2**63)))
         module = SparseFunctionalAttention(
-            num_tokens=law.num_tokens, k=law.k, num_outputs=law.num_labels, span=law.placement.span
+            num_tokens=law.num_tokens, k=law.k, num_outputs=law.num_labels, span=law.placement.max_span
         )
     fit_attention(module, law, lengths=lengths, steps=steps, seed=seed)
     return module.to_tabular()

@@ -45,23 +45,23 @@ class TabularAttention:
         """Span of the widest shape in tokens, including both ends."""
         return int(self.shapes[:, -1].max()) + 1
 
-    def sets(self, length: int) -> tuple[Int[np.ndarray, "sets k"], Int[np.ndarray, " sets"]]:
+    def list_token_sets(self, length: int) -> tuple[Int[np.ndarray, "sets k"], Int[np.ndarray, " sets"]]:
         """Return all sets that fit in ``length`` tokens, as token indexes from 0, and the shape index of each set."""
         is_start = np.arange(length) < (length - self.shapes[:, -1])[:, None]
         shape_index, start_index = is_start.nonzero()
         return start_index[:, None] + self.shapes[shape_index], shape_index
 
-    def score_sets(
+    def score_token_sets(
         self, tokens: Int[np.ndarray, "batch length"]
     ) -> tuple[Int[np.ndarray, "sets k"], Float[np.ndarray, "batch sets"], Float[np.ndarray, "batch sets outputs"]]:
         """Return all sets that fit in the sequences, and the log score and the value of each set."""
-        sets, shape_index = self.sets(tokens.shape[1])
+        sets, shape_index = self.list_token_sets(tokens.shape[1])
         codes = tokens[:, sets] @ self.num_tokens ** np.arange(self.k - 1, -1, -1)
         return sets, self.log_scores[shape_index, codes], self.values[shape_index, codes]
 
     def predict(self, tokens: Int[np.ndarray, "batch length"]) -> Float[np.ndarray, "batch outputs"]:
         """Return the weighted mean of the values, or the default if no set has weight."""
-        return weighted_mean(*self.score_sets(tokens)[1:], self.default)
+        return weighted_mean(*self.score_token_sets(tokens)[1:], self.default)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +86,7 @@ class PositionFreeAttention:
             )
         _check_log_scores(self.log_scores)
 
-    def score_sets(
+    def score_token_sets(
         self, tokens: Int[np.ndarray, "batch length"]
     ) -> tuple[Int[np.ndarray, "sets k"], Float[np.ndarray, "batch sets"], Float[np.ndarray, "batch sets outputs"]]:
         """Return all sets with their log scores and values; raise ``SettingError`` for too many sets to list."""
@@ -98,7 +98,7 @@ class PositionFreeAttention:
 
     def predict(self, tokens: Int[np.ndarray, "batch length"]) -> Float[np.ndarray, "batch outputs"]:
         """Return the weighted mean of the values, or the default if no set has weight."""
-        return weighted_mean(*self.score_sets(tokens)[1:], self.default)
+        return weighted_mean(*self.score_token_sets(tokens)[1:], self.default)
 
 
 def normalize_scores(

@@ -18,20 +18,20 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from lengthwise.core.errors import SettingError
-from lengthwise.core.randomness import stream
-from lengthwise.tasks.planted.placement import ShapeLaw
+from lengthwise.core.randomness import random_stream
+from lengthwise.tasks.planted.placement import ShapeDistribution
 from lengthwise.theory.attention.tabular import TabularAttention, normalize_scores
-from lengthwise.theory.bounds.extrapolation import BoundError, Cuts, Extrapolation, safe_ratio
+from lengthwise.theory.bounds.bound_inputs import BoundError, BoundInputs, Cuts, safe_ratio
 from lengthwise.theory.risk.exact_risk import (
-    Leakage,
+    LeakageLoss,
     Loss,
     Losses,
     Outputs,
     PlantedSets,
     Predictor,
     Tokens,
+    count_sequences,
     enumerated_risk,
-    num_sequences,
 )
 from lengthwise.theory.risk.risk_at_length import bernstein_margin
 
@@ -42,7 +42,7 @@ MAX_SEQUENCES = 1 << 22
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class SequencePiece:
     """Part of a sequence: the concatenated tokens of ``runs``. One run contains ``core`` with the planted set.
 
     A piece claims the local sets inside a run that start in ``left`` (before the core) or end in ``right`` (after it).
@@ -69,40 +69,40 @@ class Piece:
         """Return the token indexes of the piece in increasing order."""
         return np.concatenate([np.arange(*run) for run in self.runs])
 
-    def index_of(self, token: int) -> int:
+    def index_of_token(self, token: int) -> int:
         """Return the index within the piece of a token, which is given by its index in the sequence."""
         return sum(min(end, token) - start for start, end in self.runs if start < token)
 
-    def relative(self) -> "Piece":
+    def with_relative_indexes(self) -> "SequencePiece":
         """Return the piece with token indexes that count from its start."""
         core, left, right, *runs = (
-            (self.index_of(start), self.index_of(end - 1) + 1) if start < end else (0, 0)
+            (self.index_of_token(start), self.index_of_token(end - 1) + 1) if start < end else (0, 0)
             for start, end in (self.core, self.left, self.right, *self.runs)
         )
-        return Piece(runs=tuple(runs), core=core, left=left, right=right, claims_core=self.claims_core)
+        return SequencePiece(runs=tuple(runs), core=core, left=left, right=right, claims_core=self.claims_core)
 
-    def contains(self, sets: Int[np.ndarray, "sets k"]) -> Bool[np.ndarray, " sets"]:
+    def contains_sets(self, sets: Int[np.ndarray, "sets k"]) -> Bool[np.ndarray, " sets"]:
         """Return one flag per set of tokens of a relative piece: True if the set lies inside one run."""
         run_index = np.searchsorted([end for _, end in self.runs], sets, side="right")
         return np.asarray(run_index[:, 0] == run_index[:, -1])
 
-    def claims(self, sets: Int[np.ndarray, "sets k"]) -> Bool[np.ndarray, " sets"]:
+    def claims_sets(self, sets: Int[np.ndarray, "sets k"]) -> Bool[np.ndarray, " sets"]:
         """Return one flag per set of tokens of a relative piece: True if the piece claims the set."""
         first_index, last_index = sets[:, 0], sets[:, -1]
         is_in_core = (first_index >= self.core[0]) & (last_index < self.core[1]) & self.claims_core
         starts_in_left = (first_index >= self.left[0]) & (first_index < self.left[1])
         ends_in_right = (last_index >= self.right[0]) & (last_index < self.right[1])
-        return np.asarray(self.contains(sets) & (is_in_core | starts_in_left | ends_in_right))
+        return np.asarray(self.contains_sets(sets) & (is_in_core | starts_in_left | ends_in_right))
 
-    def mirror(self, length: int) -> "Piece":
+    def mirror(self, length: int) -> "SequencePiece":
         """Return the mirror image of the piece in the reversed sequence, which has ``length`` tokens."""
         intervals = self.core, self.right, self.left, *reversed(self.runs)
         core, left, right, *runs = ((length - end, length - start) for start, end in intervals)
-        return Piece(runs=tuple(runs), core=core, left=left, right=right, claims_core=self.claims_core)
+        return SequencePiece(runs=tuple(runs), core=core, left=left, right=right, claims_core=self.claims_core)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GridCover:
+class GridWindowCover:
     """Cover with a core window on a grid: each chunk of other tokens gives one piece of ``train_length`` tokens.
 
     The core is a window of half the training length. A piece contains the core, a chunk, and the ``span - 1`` tokens
@@ -122,27 +122,31 @@ class GridCover:
                 "counterexample 'unbounded reach')"
             )
 
-    def pieces(self, start: int) -> Sequence[Piece]:
+    def list_pieces(self, start: int) -> Sequence[SequencePiece]:
         """Return the pieces with chunks to the right of the core, then the pieces with chunks to its left."""
-        core = grid_window(start, self.test_length, self.train_length - self.train_length // 2, self.span)
+        core = find_grid_window(start, self.test_length, self.train_length - self.train_length // 2, self.span)
         right_pieces = self._build_right_pieces(core, claims_core=True)
         mirrored_core = (self.test_length - core[1], self.test_length - core[0])
         mirrored_pieces = self._build_right_pieces(mirrored_core, claims_core=not right_pieces)
         return [*right_pieces, *(piece.mirror(self.test_length) for piece in mirrored_pieces)]
 
-    def _build_right_pieces(self, core: Interval, *, claims_core: bool) -> list[Piece]:
+    def _build_right_pieces(self, core: Interval, *, claims_core: bool) -> list[SequencePiece]:
         core_start, core_end = core
         if core_end == self.test_length:
             return []
         run_start = min(core_start, self.test_length - self.train_length)
         run_end = run_start + self.train_length
-        pieces = [Piece(runs=((run_start, run_end),), core=core, right=(core_end, run_end), claims_core=claims_core)]
+        pieces = [
+            SequencePiece(runs=((run_start, run_end),), core=core, right=(core_end, run_end), claims_core=claims_core)
+        ]
         chunk_length = self.train_length - (core_end - core_start) - self.span + 1
         for chunk_start in range(run_end, self.test_length, chunk_length):
             chunk_end = min(chunk_start + chunk_length, self.test_length)
             # Move the last chunk inward, so that every piece has the training length.
             chunk_run = (chunk_end - chunk_length - self.span + 1, chunk_end)
-            pieces.append(Piece(runs=merge_intervals(core, chunk_run), core=core, right=(chunk_start, chunk_end)))
+            pieces.append(
+                SequencePiece(runs=merge_intervals(core, chunk_run), core=core, right=(chunk_start, chunk_end))
+            )
         return pieces
 
 
@@ -167,7 +171,7 @@ class ProportionalCover:
                 "counterexample 'unbounded reach')"
             )
 
-    def pieces(self, start: int) -> Sequence[Piece]:
+    def list_pieces(self, start: int) -> Sequence[SequencePiece]:
         """Return the piece with the slices next to the core, then the pieces with slices further away from it."""
         start = min(start, self.test_length - self.span)
         end = start + self.span
@@ -185,7 +189,7 @@ class ProportionalCover:
             right_near, right_far = right_slice or (right_width, right_width)
             left_run = (start - left_far, start - left_far + left_width)
             right_run = (end + right_far - right_width, end + right_far)
-            piece = Piece(
+            piece = SequencePiece(
                 runs=merge_intervals(left_run, (start, end), right_run),
                 core=(start, end),
                 left=(start - left_far, start - left_near),
@@ -210,7 +214,7 @@ class ProportionalCover:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DifferenceCover:
+class ChunkDifferenceCover:
     """Cover for losses whose errors may cancel: sums and differences of piece errors give the error of the sequence.
 
     The core is a window of ``window_length`` tokens on a grid; chunks of ``chunk_length`` tokens divide the other
@@ -232,14 +236,14 @@ class DifferenceCover:
                 f"tokens and a chunk of at least {min_chunk}"
             )
 
-    def pieces(self, start: int) -> Sequence[Piece]:
+    def list_pieces(self, start: int) -> Sequence[SequencePiece]:
         """Return the core window, then two pieces per chunk: with the chunk and without it."""
-        core = grid_window(start, self.test_length, self.window_length, self.span)
+        core = find_grid_window(start, self.test_length, self.window_length, self.span)
         mirrored_core = (self.test_length - core[1], self.test_length - core[0])
         left_pieces = [piece.mirror(self.test_length) for piece in self._build_right_pieces(mirrored_core)]
-        return [Piece(runs=(core,), core=core), *self._build_right_pieces(core), *left_pieces]
+        return [SequencePiece(runs=(core,), core=core), *self._build_right_pieces(core), *left_pieces]
 
-    def _build_right_pieces(self, core: Interval) -> list[Piece]:
+    def _build_right_pieces(self, core: Interval) -> list[SequencePiece]:
         core_end = core[1]
         pieces = []
         for chunk_start in range(core_end, self.test_length, self.chunk_length):
@@ -247,17 +251,17 @@ class DifferenceCover:
             first = max(chunk_start - self.span + 1, core_end)
             chunk_end = min(chunk_start + self.chunk_length, self.test_length)
             runs = (merge_intervals(core, (first, run_end)) for run_end in (chunk_end, chunk_start))
-            pieces += [Piece(runs=piece_runs, core=core) for piece_runs in runs]
+            pieces += [SequencePiece(runs=piece_runs, core=core) for piece_runs in runs]
         return pieces
 
 
 # A rule that maps the first token index of a planted set to the pieces of the sequence.
-Cover = GridCover | ProportionalCover | DifferenceCover
+Cover = GridWindowCover | ProportionalCover | ChunkDifferenceCover
 # A cover by pieces of the training length.
-CoverType = type[GridCover] | type[ProportionalCover]
+CoverType = type[GridWindowCover] | type[ProportionalCover]
 
 
-def grid_window(start: int, test_length: int, window_length: int, span: int) -> Interval:
+def find_grid_window(start: int, test_length: int, window_length: int, span: int) -> Interval:
     """Return the grid window that contains all local sets that start at ``start``; windows overlap by ``span - 1``."""
     grid_step = window_length - span + 1
     window_start = min(start // grid_step * grid_step, test_length - window_length)
@@ -274,7 +278,7 @@ def merge_intervals(*intervals: Interval) -> tuple[Interval, ...]:
     return tuple(runs)
 
 
-def expected_pieces(
+def expected_piece_counts(
     probability: Float[np.ndarray, "shapes length"],
     cover: Cover,
     factor: Mapping[Cuts, Float[np.ndarray, "shapes tuples"]],
@@ -286,15 +290,15 @@ def expected_pieces(
     """
     counts: dict[int, Float[np.ndarray, "shapes num_tokens tuples"]] = {}
     for start in np.flatnonzero(probability.any(axis=0)).tolist():
-        for piece in cover.pieces(start):
+        for piece in cover.list_pieces(start):
             num_tokens = piece.num_tokens
             if num_tokens not in counts:
                 counts[num_tokens] = np.zeros((len(probability), num_tokens, factor[False, False].shape[1]))
-            counts[num_tokens][:, piece.index_of(start)] += probability[:, start, None] * factor[piece.cuts]
+            counts[num_tokens][:, piece.index_of_token(start)] += probability[:, start, None] * factor[piece.cuts]
     return counts
 
 
-def worst_case(train_risk: float, weight: Atoms, train_probability: Atoms) -> float:
+def worst_case_weighted_risk(train_risk: float, weight: Atoms, train_probability: Atoms) -> float:
     """Maximize ``sum weight r`` over risks ``0 <= r <= 1`` with ``sum train_probability r <= train_risk``.
 
     An atom is a planted set and tuple with risk r. This is a fractional knapsack (Neyman-Pearson lemma): atoms with the
@@ -317,7 +321,7 @@ def worst_case(train_risk: float, weight: Atoms, train_probability: Atoms) -> fl
 class PieceLoss:
     """Loss in [0, 1] of the sets that a relative piece claims; the attention weights are over all sets in its runs."""
 
-    piece: Piece
+    piece: SequencePiece
     loss: Loss
 
     name: ClassVar[str] = "piece"
@@ -325,22 +329,22 @@ class PieceLoss:
     def evaluate(self, predictor: Predictor, tokens: Tokens, planted: PlantedSets, labels: Outputs) -> Losses:
         """Return the loss per sequence; without weights, that of the default with ``claims_core`` and 0 otherwise."""
         assert isinstance(predictor, TabularAttention)
-        sets, log_scores, values = predictor.score_sets(tokens)
-        is_inside = self.piece.contains(sets)
+        sets, log_scores, values = predictor.score_token_sets(tokens)
+        is_inside = self.piece.contains_sets(sets)
         weights, total_score = normalize_scores(log_scores[:, is_inside])
-        if isinstance(self.loss, Leakage):
+        if isinstance(self.loss, LeakageLoss):
             set_loss = (sets[None, is_inside] != planted[:, None]).any(axis=2).astype(float)
             default_loss = np.ones(len(tokens))
         else:
             set_loss = 1 - np.einsum("bso,bo->bs", values[:, is_inside], labels)
             default_loss = 1 - labels @ predictor.default
-        is_claimed = self.piece.claims(sets[is_inside])
+        is_claimed = self.piece.claims_sets(sets[is_inside])
         claimed_loss = (weights * set_loss)[:, is_claimed].sum(axis=1)
         return np.asarray(np.where(total_score > 0, claimed_loss, default_loss * self.piece.claims_core))
 
 
 @dataclass(frozen=True, slots=True)
-class FixedSet:
+class FixedPlacement:
     """Placement that plants the set with the same token indexes at every length."""
 
     shape: tuple[int, ...]
@@ -355,7 +359,7 @@ class FixedSet:
         return len(self.shape)
 
     @property
-    def span(self) -> int | None:
+    def max_span(self) -> int | None:
         """The span of the set in tokens."""
         return self.shape[-1] + 1
 
@@ -364,47 +368,49 @@ class FixedSet:
         """The shortest length, at which the last token is planted."""
         return self.start + self.shape[-1] + 1
 
-    def law(self, length: int) -> ShapeLaw:
+    def shape_distribution(self, length: int) -> ShapeDistribution:
         """Return the distribution in which the set has probability 1."""
-        return ShapeLaw(shapes=np.array([self.shape]), probability=np.eye(1, length, self.start))
+        return ShapeDistribution(shapes=np.array([self.shape]), probability=np.eye(1, length, self.start))
 
     def sample(self, length: int, size: int, rng: np.random.Generator) -> Int[np.ndarray, "size k"]:
         """Return ``size`` copies of the token indexes of the set."""
         return np.tile(self.start + np.array(self.shape), (size, 1))
 
 
-def count_summands(case: Extrapolation, cover_type: CoverType) -> dict[tuple[Piece, FixedSet], float]:
+def count_distinct_pieces(
+    case: BoundInputs, cover_type: CoverType
+) -> dict[tuple[SequencePiece, FixedPlacement], float]:
     """Return the expected number of pieces for each distinct summand; long test lengths add few distinct summands.
 
     A summand is a relative piece and its planted set. Raises ``BoundError`` if the lengths are too short for the cover,
     the predictor or the law is not local, or the loss is not linear.
     """
-    case.check_linear()
+    case.check_linear_loss()
     cover = cover_type(test_length=case.test_length, train_length=case.train_length, span=case.span)
-    set_probability = case.probability(case.test_length).sum(axis=2)
-    expected_counts: dict[tuple[Piece, FixedSet], float] = defaultdict(float)
+    set_probability = case.set_probabilities(case.test_length).sum(axis=2)
+    expected_counts: dict[tuple[SequencePiece, FixedPlacement], float] = defaultdict(float)
     for set_start in np.flatnonzero(set_probability.any(axis=0)).tolist():
-        for piece in cover.pieces(set_start):
-            relative_piece, planted_index = piece.relative(), piece.index_of(set_start)
+        for piece in cover.list_pieces(set_start):
+            relative_piece, planted_index = piece.with_relative_indexes(), piece.index_of_token(set_start)
             for shape, probability in zip(case.shapes.tolist(), set_probability[:, set_start].tolist(), strict=True):
                 if probability > 0:
-                    expected_counts[relative_piece, FixedSet(tuple(shape), planted_index)] += probability
+                    expected_counts[relative_piece, FixedPlacement(tuple(shape), planted_index)] += probability
     return expected_counts
 
 
-def known_scores(case: Extrapolation, cover: CoverType = ProportionalCover) -> float:
+def known_scores_bound(case: BoundInputs, cover: CoverType = ProportionalCover) -> float:
     """Return ``sum_S Q_N(S) sum_J E[sum of g e over sets that J claims / sum of g over sets inside runs of J]``.
 
     S is a planted set with probability ``Q_N(S)`` at the test length N, and J is a piece of the cover for S. The score
     of a set is g, and its error is e. The computation enumerates all sequences of the training length; it raises
     ``SettingError`` for too many sequences.
     """
-    counts, bound = count_summands(case, cover), 0.0
-    total_sequences = len(counts) * num_sequences(case.law, case.train_length)
+    counts, bound = count_distinct_pieces(case, cover), 0.0
+    total_sequences = len(counts) * count_sequences(case.law, case.train_length)
     if total_sequences > MAX_SEQUENCES:
         raise SettingError(
             f"{len(counts)} windows of {case.train_length} tokens have {total_sequences:,} sequences, "
-            f"more than the {MAX_SEQUENCES:,} allowed; use a shorter training length, or sampled_known_scores"
+            f"more than the {MAX_SEQUENCES:,} allowed; use a shorter training length, or sampled_known_scores_bound"
         )
     for (piece, placement), count in counts.items():
         law, loss = replace(case.law, placement=placement), PieceLoss(piece, case.loss)
@@ -412,14 +418,14 @@ def known_scores(case: Extrapolation, cover: CoverType = ProportionalCover) -> f
     return bound
 
 
-def sampled_known_scores(
-    case: Extrapolation,
+def sampled_known_scores_bound(
+    case: BoundInputs,
     cover: CoverType = ProportionalCover,
     num_samples: int = 10_000,
     failure_probability: float = 0.05,
     seed: int = 0,
 ) -> float:
-    """Return an upper confidence bound on ``known_scores`` from ``num_samples`` sequences.
+    """Return an upper confidence bound on ``known_scores_bound`` from ``num_samples`` sequences.
 
     The bound is invalid with probability at most ``failure_probability``. Summands are sampled in proportion to their
     expected number of pieces. The empirical Bernstein inequality bounds their mean (Maurer and Pontil 2009, theorem 4).
@@ -429,15 +435,15 @@ def sampled_known_scores(
             f"invalid num_samples {num_samples} or failure_probability {failure_probability}; use at least 2 samples "
             "and a failure_probability between 0 and 1"
         )
-    expected_counts = count_summands(case, cover)
-    rng = stream(seed, "cut", case.train_length, case.test_length)
+    expected_counts = count_distinct_pieces(case, cover)
+    rng = random_stream(seed, "cut", case.train_length, case.test_length)
     total_count = sum(expected_counts.values())
     sizes = rng.multinomial(num_samples, np.array(list(expected_counts.values())) / total_count).tolist()
     losses = []
     for (piece, placement), size in zip(expected_counts, sizes, strict=True):
         law = replace(case.law, placement=placement)
         tokens, sets, _ = law.sample_arrays(case.train_length, size, rng)
-        labels = law.label_law[law.tuple_codes(np.take_along_axis(tokens, sets, axis=1))]
+        labels = law.label_probabilities[law.tuple_codes(np.take_along_axis(tokens, sets, axis=1))]
         losses.append(PieceLoss(piece, case.loss).evaluate(case.attention, tokens, sets, labels))
     all_losses = np.concatenate(losses)
     return total_count * (float(all_losses.mean()) + bernstein_margin(all_losses, failure_probability))

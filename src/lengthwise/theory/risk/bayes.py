@@ -8,10 +8,10 @@ import numpy as np
 from jaxtyping import Float
 
 from lengthwise.core.errors import SettingError
-from lengthwise.tasks.planted.planted_task import Planted
+from lengthwise.tasks.planted.planted_task import PlantedCorrelations
 from lengthwise.theory.attention.tabular import TabularAttention, weighted_mean
 from lengthwise.theory.risk.exact_risk import (
-    Leakage,
+    LeakageLoss,
     Loss,
     Losses,
     Outputs,
@@ -19,10 +19,10 @@ from lengthwise.theory.risk.exact_risk import (
     Predictor,
     ScoredSets,
     Tokens,
-    TotalVariation,
+    TotalVariationLoss,
     enumerated_risk,
 )
-from lengthwise.theory.risk.laplace_risk import laplace_log_loss, laplace_risk
+from lengthwise.theory.risk.laplace_transform import laplace_log_loss, laplace_risk
 from lengthwise.theory.risk.risk_at_length import exact_risks
 
 # The log score of each token that the background never produces; sets without these tokens get no weight.
@@ -56,21 +56,21 @@ class BayesPredictor:
     probability 0, the output is the prior of the labels.
     """
 
-    law: Planted
+    law: PlantedCorrelations
 
-    def score_sets(self, tokens: Tokens) -> ScoredSets:
+    def score_token_sets(self, tokens: Tokens) -> ScoredSets:
         """Return all sets that may be planted, with their log scores and their values (label probabilities)."""
         sets, weights = self.law.planted_set_weights(tokens)
         with np.errstate(divide="ignore"):
-            return sets, np.log(weights), self.law.label_law[self.law.tuple_codes(tokens[:, sets])]
+            return sets, np.log(weights), self.law.label_probabilities[self.law.tuple_codes(tokens[:, sets])]
 
     def predict(self, tokens: Tokens) -> Outputs:
         """Return the posterior probabilities of the labels."""
-        _, log_scores, values = self.score_sets(tokens)
+        _, log_scores, values = self.score_token_sets(tokens)
         return weighted_mean(log_scores, values, _prior(self.law))
 
 
-def bayes_attention(law: Planted, length: int) -> TabularAttention:
+def build_bayes_attention(law: PlantedCorrelations, length: int) -> TabularAttention:
     """Build the Bayes predictor at one length as a relative and local attention. Derived here.
 
     The score of a tuple z in shape o is ``Q(o, c) Qvoc(z) / mu(z)``: the probability of o at a start c (equal for all
@@ -79,11 +79,11 @@ def bayes_attention(law: Planted, length: int) -> TabularAttention:
     of infinity; the result is exact up to rounding, because such tokens occur only in planted sets. Raises
     ``SettingError`` for a placement without a span or with starts of unequal probability.
     """
-    if law.placement.span is None:
+    if law.placement.max_span is None:
         raise SettingError(
             f"placement '{law.placement.name}' has no span, so its Bayes predictor is not local; use BayesPredictor"
         )
-    placement = law.placement.law(length)
+    placement = law.placement.shape_distribution(length)
     start_probabilities = []
     for shape, probability in zip(placement.shapes, placement.probability, strict=True):
         fitting = probability[: max(length - int(shape[-1]), 0)]
@@ -100,41 +100,41 @@ def bayes_attention(law: Planted, length: int) -> TabularAttention:
         num_tokens=law.num_tokens,
         shapes=placement.shapes[has_score],
         log_scores=log_scores[has_score],
-        values=np.tile(law.label_law, (int(has_score.sum()), 1, 1)),
+        values=np.tile(law.label_probabilities, (int(has_score.sum()), 1, 1)),
         default=_prior(law),
     )
 
 
-def bayes_risk(law: Planted, length: int, loss: Loss) -> float:
+def bayes_risk(law: PlantedCorrelations, length: int, loss: Loss) -> float:
     """Return the exact risk of the Bayes predictor, at any length if the law has a span and the loss is linear or log.
 
-    With ``LogLoss``, no predictor has a smaller risk. With ``Leakage``, the risk is the posterior probability of all
-    sets that are not planted. Other losses and placements without a span need enumeration, which raises
+    With ``LogLoss``, no predictor has a smaller risk. With ``LeakageLoss``, the risk is the posterior probability of
+    all sets that are not planted. Other losses and placements without a span need enumeration, which raises
     ``SettingError`` for too many sequences.
     """
-    if law.placement.span is not None:
+    if law.placement.max_span is not None:
         if isinstance(loss, LogLoss):
-            return laplace_log_loss(law, bayes_attention(law, length), length)
-        if isinstance(loss, TotalVariation | Leakage):
-            return laplace_risk(law, bayes_attention(law, length), length, loss)
+            return laplace_log_loss(law, build_bayes_attention(law, length), length)
+        if isinstance(loss, TotalVariationLoss | LeakageLoss):
+            return laplace_risk(law, build_bayes_attention(law, length), length, loss)
     return enumerated_risk(law, BayesPredictor(law), length, loss).mean
 
 
-def _prior(law: Planted) -> Float[np.ndarray, " outputs"]:
+def _prior(law: PlantedCorrelations) -> Float[np.ndarray, " outputs"]:
     return np.array(law.probabilities) @ np.array(law.labels)
 
 
-def _log_ratio(law: Planted) -> Float[np.ndarray, " codes"]:
+def _log_ratio(law: PlantedCorrelations) -> Float[np.ndarray, " codes"]:
     """Return ``log(Qvoc(z) / mu(z))`` for every tuple z; a factor of mu that is 0 adds ``MARKER_SCORE``."""
     background = law.independent_background
     log_background = np.where(background > 0, np.log(np.where(background > 0, background, 1.0)), -MARKER_SCORE)
     tuples = np.indices((law.num_tokens,) * law.k).reshape(law.k, -1)
     with np.errstate(divide="ignore"):
-        return np.asarray(np.log(law.tuple_law) - log_background[tuples].sum(axis=0))
+        return np.asarray(np.log(law.tuple_code_probabilities) - log_background[tuples].sum(axis=0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Realizability:
+class RealizabilityResult:
     """Result of a witness check: ``holds`` is True if the witness has zero risk, False if no predictor has.
 
     ``holds`` is None if this witness fails, but another one may exist. ``found`` gives the reason in words. ``delta``
@@ -147,42 +147,42 @@ class Realizability:
 
 
 def check_realizability(
-    law: Planted, witness: TabularAttention, lengths: Sequence[int], loss: Loss | None = None
-) -> Realizability:
+    law: PlantedCorrelations, witness: TabularAttention, lengths: Sequence[int], loss: Loss | None = None
+) -> RealizabilityResult:
     """Check by its exact risks whether a witness realizes a law: whether its risk is zero at all ``lengths``.
 
     The class contains the relative attentions over sets of k tokens with a span of at most the span of the law. If the
     risk of the witness is above ``ZERO_RISK`` at a length, the Bayes predictor decides whether any predictor has zero
-    risk there: if one has, the sequence determines the label (for ``Leakage``, the planted set), so the Bayes predictor
-    has zero risk, too. The default loss is ``TotalVariation``. Raises ``SettingError`` for a witness outside of the
-    class, for no lengths, and for a law whose exact risk cannot be computed. Golowich et al. 2025 (arXiv 2502.16792)
-    assume realizability; the check is derived here.
+    risk there: if one has, the sequence determines the label (for ``LeakageLoss``, the planted set), so the Bayes
+    predictor has zero risk, too. The default loss is ``TotalVariationLoss``. Raises ``SettingError`` for a witness
+    outside of the class, for no lengths, and for a law whose exact risk cannot be computed. Golowich et al. 2025 (arXiv
+    2502.16792) assume realizability; the check is derived here.
     """
-    loss = TotalVariation() if loss is None else loss
+    loss = TotalVariationLoss() if loss is None else loss
     if not lengths:
         raise SettingError("no lengths to check the witness at; use at least one length, such as the training lengths")
     _check_membership(law, witness)
     risks = dict(zip(lengths, exact_risks(law, witness, lengths, loss).tolist(), strict=True))
     delta = max(*risks.values(), 0.0)
     if delta <= ZERO_RISK:
-        return Realizability(holds=True, delta=delta, found=f"a witness has risk 0 at {_describe(lengths)}")
+        return RealizabilityResult(holds=True, delta=delta, found=f"a witness has risk 0 at {_describe(lengths)}")
     for length in sorted(length for length, risk in risks.items() if risk > ZERO_RISK):
         least_risk = bayes_risk(law, length, loss)
         if least_risk > ZERO_RISK:
             found = f"no predictor has risk 0 at length {length}; the risk of the true posterior is {least_risk:.4g}"
-            return Realizability(holds=False, delta=delta, found=found)
+            return RealizabilityResult(holds=False, delta=delta, found=found)
     worst_length = max(risks, key=lambda length: risks[length])
     found = f"this witness has risk {delta:.4g} at length {worst_length}; another predictor has risk 0"
-    return Realizability(holds=None, delta=delta, found=found)
+    return RealizabilityResult(holds=None, delta=delta, found=found)
 
 
-def posterior_witness(law: Planted, lengths: Sequence[int]) -> TabularAttention:
-    """Build the canonical witness of a law: an attention whose scores are the sums of ``bayes_attention`` over lengths.
+def build_posterior_witness(law: PlantedCorrelations, lengths: Sequence[int]) -> TabularAttention:
+    """Build the canonical witness of a law: its scores are the sums of those of ``build_bayes_attention`` over lengths.
 
     It is one head for all lengths, with every shape that is planted at one of them. Raises the same errors as
-    ``bayes_attention``. Derived here.
+    ``build_bayes_attention``. Derived here.
     """
-    heads = [bayes_attention(law, length) for length in lengths]
+    heads = [build_bayes_attention(law, length) for length in lengths]
     scores_by_shape: dict[tuple[int, ...], np.ndarray] = {}
     for head in heads:
         for shape, log_scores in zip(map(tuple, head.shapes.tolist()), head.log_scores, strict=True):
@@ -191,29 +191,29 @@ def posterior_witness(law: Planted, lengths: Sequence[int]) -> TabularAttention:
         num_tokens=law.num_tokens,
         shapes=np.array(list(scores_by_shape)),
         log_scores=np.array(list(scores_by_shape.values())),
-        values=np.tile(law.label_law, (len(scores_by_shape), 1, 1)),
+        values=np.tile(law.label_probabilities, (len(scores_by_shape), 1, 1)),
         default=heads[0].default,
     )
 
 
-def find_realizability(law: Planted, lengths: Sequence[int]) -> Realizability:
-    """Check realizability with ``posterior_witness``; ``holds`` is None if no risk is computable."""
+def check_bayes_realizability(law: PlantedCorrelations, lengths: Sequence[int]) -> RealizabilityResult:
+    """Check realizability with ``build_posterior_witness``; ``holds`` is None if no risk is computable."""
     try:
-        return check_realizability(law, posterior_witness(law, lengths), lengths)
+        return check_realizability(law, build_posterior_witness(law, lengths), lengths)
     except SettingError as error:
-        return Realizability(holds=None, delta=None, found=f"no witness was checked: {error}")
+        return RealizabilityResult(holds=None, delta=None, found=f"no witness was checked: {error}")
 
 
-def _check_membership(law: Planted, witness: TabularAttention) -> None:
+def _check_membership(law: PlantedCorrelations, witness: TabularAttention) -> None:
     if (witness.num_tokens, witness.k) != (law.num_tokens, law.k):
         raise SettingError(
             f"the witness reads sets of {witness.k} of {witness.num_tokens} tokens, but the law plants {law.k} of "
             f"{law.num_tokens}; use a witness with the set size and the number of tokens of the law"
         )
-    if law.placement.span is not None and witness.span > law.placement.span:
+    if law.placement.max_span is not None and witness.span > law.placement.max_span:
         raise SettingError(
             f"the witness reads sets with a span of {witness.span} tokens, so it is outside of the class with span "
-            f"{law.placement.span}; use a witness with a span of at most {law.placement.span} tokens"
+            f"{law.placement.max_span}; use a witness with a span of at most {law.placement.max_span} tokens"
         )
 
 

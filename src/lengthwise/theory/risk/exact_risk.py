@@ -8,8 +8,8 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from lengthwise.core.errors import SettingError
-from lengthwise.tasks.planted.background import Markov
-from lengthwise.tasks.planted.planted_task import Planted
+from lengthwise.tasks.planted.background import MarkovChain
+from lengthwise.tasks.planted.planted_task import PlantedCorrelations
 from lengthwise.theory.attention.tabular import normalize_scores
 
 # The largest number of sequences to enumerate, and the number of sequences per block.
@@ -37,7 +37,7 @@ class Predictor(Protocol):
 class AttentionPredictor(Predictor, Protocol):
     """A predictor that exposes its scores and values for sets of tokens."""
 
-    def score_sets(self, tokens: Tokens) -> ScoredSets:
+    def score_token_sets(self, tokens: Tokens) -> ScoredSets:
         """Return the token indexes of all sets, with the log score and the value of each set in each sequence."""
         ...
 
@@ -54,7 +54,7 @@ class Loss(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class TotalVariation:
+class TotalVariationLoss:
     """One minus the predicted probability of the label: a linear loss in [0, 1] if the outputs are probabilities.
 
     The share of wrong answers is at most twice this loss. This loss is at most the square root of half the log loss.
@@ -68,7 +68,7 @@ class TotalVariation:
 
 
 @dataclass(frozen=True, slots=True)
-class Distance:
+class NormLoss:
     """Norm loss: half the 1-norm of outputs minus label probabilities; the errors of two sets may cancel."""
 
     name: ClassVar[str] = "norm"
@@ -79,7 +79,7 @@ class Distance:
 
 
 @dataclass(frozen=True, slots=True)
-class Leakage:
+class LeakageLoss:
     """One minus the attention weight of the planted set: a linear loss in [0, 1]; it is 1 if no set has weight."""
 
     name: ClassVar[str] = "leakage"
@@ -87,7 +87,7 @@ class Leakage:
     def evaluate(self, predictor: Predictor, tokens: Tokens, planted: PlantedSets, labels: Outputs) -> Losses:
         """Return the total attention weight of all sets except the planted set, per sequence."""
         assert isinstance(predictor, AttentionPredictor)
-        sets, log_scores, _ = predictor.score_sets(tokens)
+        sets, log_scores, _ = predictor.score_token_sets(tokens)
         weights, _ = normalize_scores(log_scores)
         is_planted = (sets[None] == planted[:, None]).all(axis=2)
         return np.asarray(1 - (weights * is_planted).sum(axis=1))
@@ -107,14 +107,14 @@ class ConditionalRisk:
         return float(self.probability @ self.risk)
 
 
-def enumerated_risk(law: Planted, predictor: Predictor, length: int, loss: Loss) -> ConditionalRisk:
+def enumerated_risk(law: PlantedCorrelations, predictor: Predictor, length: int, loss: Loss) -> ConditionalRisk:
     """Return the exact expected loss given each planted set, by enumeration of all sequences.
 
     The cost is ``sets * tuples * |V|^(length - k)`` predictions, where V contains the background tokens. Raises
     ``SettingError`` for more than ``MAX_SEQUENCES`` sequences.
     """
-    sets, probability = law.placement.law(length).sets()
-    total_sequences = len(sets) * num_sequences(law, length)
+    sets, probability = law.placement.shape_distribution(length).sets()
+    total_sequences = len(sets) * count_sequences(law, length)
     if total_sequences > MAX_SEQUENCES:
         raise SettingError(
             f"length {length} has {total_sequences:,} sequences, more than the {MAX_SEQUENCES:,} allowed; use a "
@@ -128,20 +128,24 @@ def enumerated_risk(law: Planted, predictor: Predictor, length: int, loss: Loss)
     return ConditionalRisk(sets=sets, probability=probability, risk=risk)
 
 
-def num_sequences(law: Planted, length: int) -> int:
+def count_sequences(law: PlantedCorrelations, length: int) -> int:
     """Return the number of possible sequences of ``length`` tokens if the indexes of the planted set are given."""
     return len(_possible_tokens(law)) ** (length - law.k) * len(law.tuples)
 
 
-def _possible_tokens(law: Planted) -> Int[np.ndarray, " tokens"]:
+def _possible_tokens(law: PlantedCorrelations) -> Int[np.ndarray, " tokens"]:
     """Return the tokens that the background can contain."""
     background = law.background
-    return np.flatnonzero(background.stationary if isinstance(background, Markov) else law.independent_background)
+    return np.flatnonzero(
+        background.stationary_distribution if isinstance(background, MarkovChain) else law.independent_background
+    )
 
 
-def _enumerate_sequences(law: Planted, planted: Int[np.ndarray, " k"], length: int) -> Iterator[tuple[np.ndarray, ...]]:
+def _enumerate_sequences(
+    law: PlantedCorrelations, planted: Int[np.ndarray, " k"], length: int
+) -> Iterator[tuple[np.ndarray, ...]]:
     """Yield blocks of all sequences with this planted set: their tokens, label probabilities, and probabilities."""
-    possible_tokens, sequence_law = _possible_tokens(law), law.sequence_law
+    possible_tokens, sequence_probabilities = _possible_tokens(law), law.sequence_probabilities
     num_tokens = len(possible_tokens)
     background_indexes = np.setdiff1d(np.arange(length), planted)
     total_sequences = num_tokens ** len(background_indexes)
@@ -152,8 +156,8 @@ def _enumerate_sequences(law: Planted, planted: Int[np.ndarray, " k"], length: i
         tokens[:, background_indexes] = possible_tokens[numbers[:, None] // place_values % num_tokens]
         # The planted tokens do not matter here. A possible token keeps the reference positive.
         tokens[:, planted] = possible_tokens[0]
-        ratios = sequence_law.background_ratios(tokens, planted[None])[:, 0]
-        background_probability = ratios * sequence_law.reference(tokens)
+        ratios = sequence_probabilities.background_probability_ratios(tokens, planted[None])[:, 0]
+        background_probability = ratios * sequence_probabilities.reference_probability(tokens)
         for planted_tuple, tuple_probability, labels in zip(law.tuples, law.probabilities, law.labels, strict=True):
             tokens[:, planted] = planted_tuple
             repeated_labels = np.broadcast_to(np.array(labels), (len(numbers), law.num_labels))

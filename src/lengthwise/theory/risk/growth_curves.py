@@ -9,11 +9,11 @@ from jaxtyping import Float, Int
 
 from lengthwise.core.errors import SettingError
 from lengthwise.core.intervals import t_critical_value
-from lengthwise.tasks.planted.placement import ShapeLaw
-from lengthwise.tasks.planted.planted_task import Planted
+from lengthwise.tasks.planted.placement import ShapeDistribution
+from lengthwise.tasks.planted.planted_task import PlantedCorrelations
 from lengthwise.theory.attention.tabular import TabularAttention
-from lengthwise.theory.risk.exact_risk import Leakage, Loss, TotalVariation
-from lengthwise.theory.risk.laplace_risk import placement_risks
+from lengthwise.theory.risk.exact_risk import LeakageLoss, Loss, TotalVariationLoss
+from lengthwise.theory.risk.laplace_transform import placement_risks
 
 # The largest number of iterations of the weighted fit.
 MAX_ITERATIONS = 20
@@ -25,7 +25,7 @@ RiskSequence = Sequence[float] | ByLength
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OddsLaw:
+class RiskGrowthCurve:
     """Risk as a function of length N, ``R(N) = (a + b N) / (1 + c N)``, with the limit ``b / c``.
 
     ``parameters`` are a, b, c with their ``covariance``. ``degrees_of_freedom`` is the number of lengths minus the
@@ -43,7 +43,7 @@ class OddsLaw:
         a, b, c = self.parameters.tolist()
         return (a + b * length) / (1 + c * length)
 
-    def interval(self, length: int | float) -> tuple[float | None, float | None]:
+    def confidence_interval(self, length: int | float) -> tuple[float | None, float | None]:
         """Return the 95% interval of the risk at ``length``, from the residuals of the fit (Student's t).
 
         It is (None, None) without degrees of freedom. It covers noise in the measured risks, not deviations from an
@@ -57,11 +57,11 @@ class OddsLaw:
         return max(0.0, self.risk_at(length) - margin), self.risk_at(length) + margin
 
 
-def fit_odds(lengths: Sequence[int], risks: RiskSequence, limit: float) -> OddsLaw:
+def fit_growth_curve(lengths: Sequence[int], risks: RiskSequence, limit: float) -> RiskGrowthCurve:
     """Fit an odds law with a known limit to the risks at the lengths by least squares. Derived here.
 
-    The limit is ``limit_risk`` of an attention, or 1 for leakage. Short lengths do not determine it. The curve is never
-    convex; falling risks give a constant.
+    The limit is ``asymptotic_risk`` of an attention, or 1 for leakage. Short lengths do not determine it. The curve is
+    never convex; falling risks give a constant.
     """
     x, y = _check_curve(lengths, risks)
     if limit <= 0:
@@ -85,10 +85,10 @@ def fit_odds(lengths: Sequence[int], risks: RiskSequence, limit: float) -> OddsL
     covariance = variance * basis @ np.linalg.pinv(jacobian.T @ jacobian) @ basis.T
     if parameters[1] < 0:
         parameters = np.array([y.mean(), 0.0, 0.0])
-    return OddsLaw(parameters=parameters, covariance=covariance, degrees_of_freedom=num_free)
+    return RiskGrowthCurve(parameters=parameters, covariance=covariance, degrees_of_freedom=num_free)
 
 
-def secant(lengths: Sequence[int], risks: RiskSequence, length: int) -> float:
+def extrapolate_by_secant(lengths: Sequence[int], risks: RiskSequence, length: int) -> float:
     """Return the risk at ``length`` on the straight line through the first and the last measured risk.
 
     It is an upper bound if the risk is concave in the length, such as leakage with k = 1. This is not proved for k > 1.
@@ -101,20 +101,20 @@ def secant(lengths: Sequence[int], risks: RiskSequence, length: int) -> float:
     return float(y[-1] + (length - x[-1]) * slope)
 
 
-def limit_risk(law: Planted, attention: TabularAttention, loss: Loss | None = None) -> float:
-    """Return the exact limit of the risk for long sequences; the default loss is ``TotalVariation``. Derived here.
+def asymptotic_risk(law: PlantedCorrelations, attention: TabularAttention, loss: Loss | None = None) -> float:
+    """Return the exact limit of the risk for long sequences; the default loss is ``TotalVariationLoss``. Derived here.
 
     If sets of background tokens have a score above 0, they outweigh the planted set: the output tends to their mean
     value, and the leakage to 1. Otherwise only sets that overlap the planted set have a score, and the limit is the
     risk of a planted set far from both ends of the sequence; this case needs a linear loss.
     """
-    loss = TotalVariation() if loss is None else loss
+    loss = TotalVariationLoss() if loss is None else loss
     code_tuples = np.indices((attention.num_tokens,) * attention.k).reshape(attention.k, -1)
     with np.errstate(divide="ignore"):
         log_set_weights = attention.log_scores + np.log(law.independent_background)[code_tuples].sum(axis=0)
     if np.isneginf(log_set_weights).all():
         return float(placement_risks(law, attention, [_interior_placement(law, attention)], loss)[0])
-    if isinstance(loss, Leakage):
+    if isinstance(loss, LeakageLoss):
         return 1.0
     set_weights = np.exp(log_set_weights - log_set_weights.max())
     mean_value = _ConstantPredictor(np.einsum("sc,sco->o", set_weights / set_weights.sum(), attention.values))
@@ -131,13 +131,13 @@ class _ConstantPredictor:
         return np.tile(self.output, (len(tokens), 1))
 
 
-def _interior_placement(law: Planted, attention: TabularAttention) -> ShapeLaw:
+def _interior_placement(law: PlantedCorrelations, attention: TabularAttention) -> ShapeDistribution:
     """Return a placement with one start per shape, far enough from both ends that all overlapping sets fit."""
-    long_law = law.placement.law(ASYMPTOTIC_LENGTH)
+    long_law = law.placement.shape_distribution(ASYMPTOTIC_LENGTH)
     start_margin = attention.span - 1
     probability = np.zeros((len(long_law.shapes), int(long_law.shapes[:, -1].max()) + 1 + 2 * start_margin))
     probability[:, start_margin] = long_law.probability.sum(axis=1)
-    return ShapeLaw(shapes=long_law.shapes, probability=probability)
+    return ShapeDistribution(shapes=long_law.shapes, probability=probability)
 
 
 def _check_curve(lengths: Sequence[int], risks: RiskSequence) -> tuple[ByLength, ByLength]:

@@ -8,19 +8,19 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
-from lengthwise.core.errors import SettingError, unknown_name
-from lengthwise.tasks.planted.placement import ShapeLaw
-from lengthwise.tasks.planted.planted_task import Planted
+from lengthwise.core.errors import SettingError, unknown_name_error
+from lengthwise.tasks.planted.placement import ShapeDistribution
+from lengthwise.tasks.planted.planted_task import PlantedCorrelations
 from lengthwise.theory.attention.tabular import TabularAttention
 from lengthwise.theory.risk.exact_risk import (
     ConditionalRisk,
-    Leakage,
+    LeakageLoss,
     Loss,
     Predictor,
-    TotalVariation,
+    TotalVariationLoss,
     enumerated_risk,
 )
-from lengthwise.theory.risk.laplace_risk import laplace_risk, laplace_risks, placement_risks
+from lengthwise.theory.risk.laplace_transform import laplace_risk, laplace_risks, placement_risks
 
 # The number of tokens per block, and the tolerance for losses outside [0, 1].
 BLOCK_TOKENS = 1 << 18
@@ -82,7 +82,7 @@ def _variance(losses: Float[np.ndarray, " size"]) -> float:
 
 
 def sampled_risk(
-    law: Planted, predictor: Predictor, length: int, loss: Loss, size: int, rng: np.random.Generator
+    law: PlantedCorrelations, predictor: Predictor, length: int, loss: Loss, size: int, rng: np.random.Generator
 ) -> SampledRisk:
     """Sample ``size`` sequences of ``length`` tokens from the law and evaluate the loss of the predictor on each."""
     if size < 1:
@@ -91,7 +91,7 @@ def sampled_risk(
     losses = []
     for block_start in range(0, size, block_size):
         tokens, sets, _ = law.sample_arrays(length, min(block_size, size - block_start), rng)
-        labels = law.label_law[law.tuple_codes(np.take_along_axis(tokens, sets, axis=1))]
+        labels = law.label_probabilities[law.tuple_codes(np.take_along_axis(tokens, sets, axis=1))]
         losses.append(loss.evaluate(predictor, tokens, sets, labels))
     return SampledRisk(np.concatenate(losses))
 
@@ -106,27 +106,27 @@ class RiskEstimate:
     how: str
 
 
-def _has_laplace_risk(law: Planted, predictor: Predictor, loss: Loss) -> bool:
-    is_linear = isinstance(loss, TotalVariation | Leakage)
-    return isinstance(predictor, TabularAttention) and law.placement.span is not None and is_linear
+def _has_laplace_risk(law: PlantedCorrelations, predictor: Predictor, loss: Loss) -> bool:
+    is_linear = isinstance(loss, TotalVariationLoss | LeakageLoss)
+    return isinstance(predictor, TabularAttention) and law.placement.max_span is not None and is_linear
 
 
-def conditional_risk(law: Planted, predictor: Predictor, length: int, loss: Loss) -> ConditionalRisk:
+def conditional_risk(law: PlantedCorrelations, predictor: Predictor, length: int, loss: Loss) -> ConditionalRisk:
     """Return the exact risk given each planted set: at any length if the law has a span, else by enumeration."""
     if not _has_laplace_risk(law, predictor, loss):
         return enumerated_risk(law, predictor, length, loss)
     assert isinstance(predictor, TabularAttention)
-    placement = law.placement.law(length)
+    placement = law.placement.shape_distribution(length)
     sets, probability = placement.sets()
     set_laws = [
-        ShapeLaw(shapes=placement.shapes[[shape]], probability=np.eye(1, length, start))
+        ShapeDistribution(shapes=placement.shapes[[shape]], probability=np.eye(1, length, start))
         for shape, start in np.argwhere(placement.probability).tolist()
     ]
     risk = placement_risks(law, predictor, set_laws, loss)
     return ConditionalRisk(sets=sets, probability=probability, risk=risk)
 
 
-def mean_risk(law: Planted, predictor: Predictor, length: int, loss: Loss) -> float:
+def mean_risk(law: PlantedCorrelations, predictor: Predictor, length: int, loss: Loss) -> float:
     """Return the exact risk by Laplace transform or enumeration; raise ``SettingError`` if both are impossible."""
     if _has_laplace_risk(law, predictor, loss):
         assert isinstance(predictor, TabularAttention)
@@ -135,7 +135,7 @@ def mean_risk(law: Planted, predictor: Predictor, length: int, loss: Loss) -> fl
 
 
 def exact_risks(
-    law: Planted, predictor: Predictor, lengths: Sequence[int], loss: Loss
+    law: PlantedCorrelations, predictor: Predictor, lengths: Sequence[int], loss: Loss
 ) -> Float[np.ndarray, " lengths"]:
     """Return the exact risk at each length, by Laplace transform if possible and otherwise by enumeration."""
     if _has_laplace_risk(law, predictor, loss):
@@ -147,7 +147,7 @@ def exact_risks(
 
 
 def estimate_risk(
-    law: Planted, predictor: Predictor, length: int, loss: Loss, rng: np.random.Generator
+    law: PlantedCorrelations, predictor: Predictor, length: int, loss: Loss, rng: np.random.Generator
 ) -> RiskEstimate:
     """Return the exact risk at a length if possible, otherwise an estimate from ``NUM_SAMPLES`` sequences."""
     # A law without a span or with too many states or sequences raises an error here.
@@ -160,7 +160,7 @@ def estimate_risk(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Minimizer:
+class RiskMinimizer:
     """Index of the first predictor with the smallest objective, indexes of all ties, and all objectives.
 
     ``ties`` includes ``best``; the training objective does not decide between ties.
@@ -181,25 +181,25 @@ def training_lengths(longest: int) -> tuple[int, ...]:
 
 
 def exact_erm(
-    law: Planted,
+    law: PlantedCorrelations,
     predictors: Sequence[Predictor],
     lengths: Sequence[int],
     loss: Loss,
     objective: str = "averaged",
     tolerance: float = 1e-12,
-) -> Minimizer:
+) -> RiskMinimizer:
     """Find the predictor of a finite class with the smallest mean or maximum population risk over the lengths.
 
     Objectives that differ by at most ``tolerance`` are ties. The mean objective is equation (3) of Golowich et al.
     2025 (arXiv 2502.16792).
     """
     if objective not in OBJECTIVES:
-        raise unknown_name("objective", objective, OBJECTIVES)
+        raise unknown_name_error("objective", objective, OBJECTIVES)
     if not predictors or not lengths:
         raise SettingError(f"invalid {len(predictors)} predictors and {len(lengths)} lengths; use at least 1 of each")
     risks = np.stack([exact_risks(law, predictor, lengths, loss) for predictor in predictors])
     values = OBJECTIVES[objective](risks)
     ties = np.flatnonzero(values <= values.min() + tolerance)
-    return Minimizer(
+    return RiskMinimizer(
         best=int(ties[0]), ties=tuple(ties.tolist()), lengths=tuple(lengths), risks=risks, objective=values
     )

@@ -8,13 +8,13 @@ from functools import cache
 from lengthwise.encodings import ALiBi, EncodingSettings, Learned, NoPE, Rotary, Sinusoidal
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.model.decoder_settings import DecoderSettings
-from lengthwise.positions import Discovered, PositionScheme, Sequential
+from lengthwise.positions import DiscoveredCoupling, PositionScheme, Sequential
 from lengthwise.tasks import Addition, Copy, Parity, Task, VariableAssignment
 from lengthwise.training.training_settings import TrainingSettings
 
 
 @dataclass(frozen=True, slots=True)
-class FittedEncoding:
+class TunedEncoding:
     """Common encoding with the settings that ``benchmarks/fit_sweep.py`` found for a task.
 
     ``max_test_length`` is the longest test length that the encoding has position IDs for (None: any length).
@@ -39,7 +39,7 @@ LARGE = DecoderSettings(num_layers=3, d_model=128, num_heads=4, length_scaling="
 SHARP_DECODER = DecoderSettings(previous_token_mix=True, length_scaling="none", temperature=9.0)
 
 
-def train_until_fit(steps: int) -> TrainingSettings:
+def until_fit_settings(steps: int) -> TrainingSettings:
     """Return training that stops once the run fits, after at most this number of steps."""
     return TrainingSettings(steps=steps, weight_decay=0.1, fit_every=100, cooldown_steps=300)
 
@@ -47,9 +47,9 @@ def train_until_fit(steps: int) -> TrainingSettings:
 # The best settings of the search for copying up to 10 symbols. ALiBi has half as many steps again: with 1,000 steps, it
 # fitted on 2 of 5 new seeds.
 COPY_ENCODINGS = {
-    "rotary": FittedEncoding(Rotary(), replace(SMALL, num_heads=2), TrainingSettings(steps=1000)),
-    "ALiBi": FittedEncoding(ALiBi(), SMALL_WITH_PREVIOUS_TOKEN, TrainingSettings(steps=1500, batch_size=128)),
-    "NoPE": FittedEncoding(NoPE(), SMALL_WITH_PREVIOUS_TOKEN, TrainingSettings(steps=3000)),
+    "rotary": TunedEncoding(Rotary(), replace(SMALL, num_heads=2), TrainingSettings(steps=1000)),
+    "ALiBi": TunedEncoding(ALiBi(), SMALL_WITH_PREVIOUS_TOKEN, TrainingSettings(steps=1500, batch_size=128)),
+    "NoPE": TunedEncoding(NoPE(), SMALL_WITH_PREVIOUS_TOKEN, TrainingSettings(steps=3000)),
 }
 
 # The best settings of the search for parity of up to 10 bits.
@@ -57,29 +57,29 @@ FOUR_LAYERS = replace(LARGE, num_layers=4)
 LARGE_TRAINING = TrainingSettings(steps=500, learning_rate=2e-3 / 3, batch_size=128)
 LEARNED_TRAINING = TrainingSettings(steps=1500, learning_rate=1e-3, batch_size=128)
 PARITY_ENCODINGS = {
-    "rotary": FittedEncoding(Rotary(), FOUR_LAYERS, LARGE_TRAINING),
-    "sinusoidal": FittedEncoding(Sinusoidal(), FOUR_LAYERS, LARGE_TRAINING),
-    "learned": FittedEncoding(Learned(), LARGE, LEARNED_TRAINING, max_test_length=100),
+    "rotary": TunedEncoding(Rotary(), FOUR_LAYERS, LARGE_TRAINING),
+    "sinusoidal": TunedEncoding(Sinusoidal(), FOUR_LAYERS, LARGE_TRAINING),
+    "learned": TunedEncoding(Learned(), LARGE, LEARNED_TRAINING, max_test_length=100),
 }
 # The same decoder fits addition of up to 3 digits.
 ADDITION_TRAINING = replace(LARGE_TRAINING, steps=1200)
 ADDITION_ENCODINGS = {
-    "rotary": FittedEncoding(Rotary(), FOUR_LAYERS, ADDITION_TRAINING),
-    "sinusoidal": FittedEncoding(Sinusoidal(), FOUR_LAYERS, ADDITION_TRAINING),
-    "learned": FittedEncoding(Learned(), FOUR_LAYERS, ADDITION_TRAINING, max_test_length=100),
+    "rotary": TunedEncoding(Rotary(), FOUR_LAYERS, ADDITION_TRAINING),
+    "sinusoidal": TunedEncoding(Sinusoidal(), FOUR_LAYERS, ADDITION_TRAINING),
+    "learned": TunedEncoding(Learned(), FOUR_LAYERS, ADDITION_TRAINING, max_test_length=100),
 }
 # The best settings of the search for variable assignment with up to 5 assignments of 256 names.
 ASSIGNMENT_TRAINING = TrainingSettings(steps=400, learning_rate=1e-3, batch_size=256)
 WIDE_TRAINING = TrainingSettings(steps=1200, learning_rate=2e-3 / 3, batch_size=256)
 ASSIGNMENT_ENCODINGS = {
-    "rotary": FittedEncoding(Rotary(), LARGE, ASSIGNMENT_TRAINING),
-    "sinusoidal": FittedEncoding(Sinusoidal(), replace(LARGE, d_model=256), WIDE_TRAINING),
-    "learned": FittedEncoding(Learned(), LARGE, ASSIGNMENT_TRAINING, max_test_length=100),
+    "rotary": TunedEncoding(Rotary(), LARGE, ASSIGNMENT_TRAINING),
+    "sinusoidal": TunedEncoding(Sinusoidal(), replace(LARGE, d_model=256), WIDE_TRAINING),
+    "learned": TunedEncoding(Learned(), LARGE, ASSIGNMENT_TRAINING, max_test_length=100),
 }
 
 
 @dataclass(frozen=True, slots=True)
-class FittedTask:
+class TunedTask:
     """Task with the settings of the encodings that fit it, and with the default decoder and training of the others.
 
     ``train_length`` is the longest training length that these encodings fit. Longer ones may fit with more steps.
@@ -87,18 +87,18 @@ class FittedTask:
 
     task: Task
     train_length: int
-    encodings: Mapping[str, FittedEncoding]
+    encodings: Mapping[str, TunedEncoding]
     decoder: DecoderSettings = FOUR_LAYERS
     training: TrainingSettings = ADDITION_TRAINING
 
-    def settings(self, encoding: str) -> FittedEncoding | None:
+    def settings(self, encoding: str) -> TunedEncoding | None:
         """Return the settings of an encoding by its name; None if there are none."""
         return next((fitted for fitted in self.encodings.values() if fitted.encoding.name == encoding), None)
 
 
-def with_rule(experiment: Experiment, rule: Sequence[str], *, num_position_ids: int) -> Experiment:
-    """Return an experiment with a found coupling; ``rule`` has the texts of ``PointerRule.texts``."""
-    scheme = Discovered(rule=tuple(rule), num_position_ids=num_position_ids, max_gaps=10)
+def with_found_coupling(experiment: Experiment, rule: Sequence[str], *, num_position_ids: int) -> Experiment:
+    """Return an experiment with a found coupling; ``rule`` has the texts of ``PointerRule.saved_texts``."""
+    scheme = DiscoveredCoupling(rule=tuple(rule), num_position_ids=num_position_ids, max_gaps=10)
     # Each head attends by the distance to one pointer, and all pointers have equally many heads.
     num_heads = scheme.num_levels * math.ceil(MIN_HEADS / scheme.num_levels)
     return replace(
@@ -112,19 +112,19 @@ def with_rule(experiment: Experiment, rule: Sequence[str], *, num_position_ids: 
             level_per_head=True,
             head="wide_pointer",
         ),
-        training=replace(train_until_fit(4000), batch_size=128, learning_rate=2e-3, cooldown_steps=800),
+        training=replace(until_fit_settings(4000), batch_size=128, learning_rate=2e-3, cooldown_steps=800),
     )
 
 
 @cache
-def fitted_tasks() -> dict[str, FittedTask]:
+def tuned_tasks() -> dict[str, TunedTask]:
     """Return the tasks with fitted encodings by name; the defaults are those of the task's slowest encoding."""
     slowest = COPY_ENCODINGS["NoPE"]
     tasks = (
-        FittedTask(Copy(), 10, COPY_ENCODINGS, slowest.decoder, slowest.training),
-        FittedTask(Parity(), 10, PARITY_ENCODINGS),
-        FittedTask(Addition(), 3, ADDITION_ENCODINGS),
-        FittedTask(VariableAssignment(num_names=256), 5, ASSIGNMENT_ENCODINGS),
+        TunedTask(Copy(), 10, COPY_ENCODINGS, slowest.decoder, slowest.training),
+        TunedTask(Parity(), 10, PARITY_ENCODINGS),
+        TunedTask(Addition(), 3, ADDITION_ENCODINGS),
+        TunedTask(VariableAssignment(num_names=256), 5, ASSIGNMENT_ENCODINGS),
     )
     return {fitted.task.name: fitted for fitted in tasks}
 
@@ -133,18 +133,18 @@ def fitted_tasks() -> dict[str, FittedTask]:
 MAX_STEPS_FACTOR = 3
 
 
-def is_baseline(scheme: PositionScheme) -> bool:
+def is_baseline_scheme(scheme: PositionScheme) -> bool:
     """Return True for a scheme that uses no coupling: it needs other settings than PPC."""
     return isinstance(scheme, PositionScheme) and scheme.needs != "coupling" and not scheme.predicts_ids
 
 
-def with_fitted_settings(experiment: Experiment) -> Experiment:
+def with_tuned_settings(experiment: Experiment) -> Experiment:
     """Return a baseline with the decoder and the training that were found for its encoding, or with the defaults.
 
     For another scheme than ``sequential``, for longer training lengths and for the defaults, training has more steps,
     and stops when the run fits.
     """
-    fitted_task = fitted_tasks().get(experiment.task.name)
+    fitted_task = tuned_tasks().get(experiment.task.name)
     found = None if fitted_task is None else fitted_task.settings(experiment.encoding.name)
     if fitted_task is None:
         decoder, training = FOUR_LAYERS, ADDITION_TRAINING
@@ -153,11 +153,11 @@ def with_fitted_settings(experiment: Experiment) -> Experiment:
     else:
         decoder, training = found.decoder, found.training
     if found is None or _limits_of_fit(experiment):
-        training = until_fit(training)
+        training = extend_until_fit(training)
     return replace(experiment, decoder=decoder, training=training)
 
 
-def until_fit(training: TrainingSettings) -> TrainingSettings:
+def extend_until_fit(training: TrainingSettings) -> TrainingSettings:
     """Return the training with more steps, which stops when the run fits."""
     steps = MAX_STEPS_FACTOR * training.steps
     return replace(training, steps=steps, fit_every=100, cooldown_steps=training.steps // 2)
@@ -165,7 +165,7 @@ def until_fit(training: TrainingSettings) -> TrainingSettings:
 
 def _limits_of_fit(experiment: Experiment) -> list[str]:
     """Return the differences to the task, the scheme and the training lengths that the settings were found for."""
-    fitted_task, max_length = fitted_tasks()[experiment.task.name], experiment.train_lengths[1]
+    fitted_task, max_length = tuned_tasks()[experiment.task.name], experiment.train_lengths[1]
     differences = {
         f"up to {max_length}": max_length > fitted_task.train_length,
         f"the scheme {experiment.scheme.name}": experiment.scheme.name != Sequential.name,
@@ -177,9 +177,9 @@ def _limits_of_fit(experiment: Experiment) -> list[str]:
 def describe_settings(experiment: Experiment) -> str | None:
     """Return where the settings of a baseline come from, and whether they are known to fit; None for other settings."""
     task, encoding, decoder = experiment.task.name, experiment.encoding.name, experiment.decoder
-    if not is_baseline(experiment.scheme) or with_fitted_settings(experiment).decoder != decoder:
+    if not is_baseline_scheme(experiment.scheme) or with_tuned_settings(experiment).decoder != decoder:
         return None
-    fitted_task = fitted_tasks().get(task)
+    fitted_task = tuned_tasks().get(task)
     layers = f"{decoder.num_layers} layers of {decoder.d_model}, at most {experiment.training.steps:,} steps"
     if fitted_task is None or fitted_task.settings(encoding) is None:
         return f"{layers}: the default, because no settings of {encoding} are known to fit {task}; it may not fit"
@@ -190,14 +190,14 @@ def describe_settings(experiment: Experiment) -> str | None:
 
 def _limits_of_training(experiment: Experiment) -> list[str]:
     """Return the settings of training that differ from those that were found, or fewer steps than they have."""
-    training, found = experiment.training, with_fitted_settings(experiment).training
+    training, found = experiment.training, with_tuned_settings(experiment).training
     limits = [f"with {training.steps:,} instead of {found.steps:,} steps"] if training.steps < found.steps else []
     others = replace(training, steps=found.steps, fit_every=found.fit_every, cooldown_steps=found.cooldown_steps)
     return limits if others == found else [*limits, "with other settings of training"]
 
 
-def compare_with_encodings(
-    ppc_experiment: Experiment, fitted_encodings: Mapping[str, FittedEncoding]
+def compare_ppc_with_encodings(
+    ppc_experiment: Experiment, fitted_encodings: Mapping[str, TunedEncoding]
 ) -> dict[str, Experiment]:
     """Return the PPC experiment and the same task with common encodings and sequential IDs, by label."""
     experiments = {f"{ppc_experiment.scheme.name} (PPC)": ppc_experiment}
@@ -209,6 +209,6 @@ def compare_with_encodings(
             encoding=fitted.encoding,
             decoder=fitted.decoder,
             training=fitted.training,
-            evaluation=evaluation if max_length is None else evaluation.up_to(max_length),
+            evaluation=evaluation if max_length is None else evaluation.up_to_length(max_length),
         )
     return experiments

@@ -1,6 +1,6 @@
-"""Search for the smallest set of addresses that determines every answer (functional dependence).
+"""Search for the smallest set of locators that determines every answer (functional dependence).
 
-A set explains the answers if the tokens at its addresses always come with the same answer. Each answer is predicted
+A set explains the answers if the tokens at its locators always come with the same answer. Each answer is predicted
 from all other answers with the same tokens, so a set that only memorizes its examples scores low.
 """
 
@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from lengthwise.tasks.coupling.addresses import Address, LocatedAddress
 from lengthwise.tasks.coupling.answer_steps import NO_TOKEN
+from lengthwise.tasks.coupling.locators import LocatedTokens, TokenLocator
 
 # All sets up to this size are compared. Larger ones grow from the best smaller sets, while the accuracy improves.
 EXHAUSTIVE_SIZE, MIN_GAIN = 2, 0.002
@@ -53,7 +53,7 @@ NUM_DEVIATIONS = 40.0
 WRONG_SEQUENCE_SHARE = 1 / 3
 # Rates of errors need this many answers with the same tokens of the rule, on average.
 MIN_STRATUM_SIZE = 10
-# Rules can alternate between answers: the number of an answer modulo these numbers counts as an address.
+# Rules can alternate between answers: the number of an answer modulo these numbers counts as a locator.
 PERIODS = (2, 3)
 
 # Time between two reports of one stage, in seconds.
@@ -79,14 +79,14 @@ class SearchProgress:
     last_report: float = -math.inf
 
     @property
-    def is_over(self) -> bool:
+    def is_limit_reached(self) -> bool:
         """True after the limit of time or work."""
         return time.monotonic() > self.deadline or self.work > self.max_work
 
     def track(self, items: Sequence[Item], stage: str) -> Iterator[Item]:
         """Yield the items of a stage with reports, up to the limit of time or work."""
         for done, item in enumerate(items):
-            if self.is_over:
+            if self.is_limit_reached:
                 return
             now = time.monotonic()
             if self.report is not None and now - self.last_report >= SECONDS_PER_REPORT:
@@ -96,46 +96,46 @@ class SearchProgress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation:
-    """Set of addresses with its score.
+class AnswerExplanation:
+    """Set of locators with its score.
 
     ``accuracy`` is the share of right predictions among the answers that other answers confirm; ``coverage`` is the
     share of these answers.
     """
 
-    addresses: tuple[int, ...]
+    locators: tuple[int, ...]
     accuracy: float
     coverage: float
 
     @property
-    def score(self) -> float:
+    def explained_share(self) -> float:
         """Share of all answers that are predicted right."""
         return self.accuracy * self.coverage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SearchResult:
+class DependenceSearchResult:
     """Equally good explanations of the smallest size, simplest first; the tuple can be empty.
 
-    ``closest`` is the set with the best score, and ``closest_tokens`` has its addresses. ``too_sparse`` is an accurate
+    ``closest`` is the set with the best score, and ``closest_tokens`` has its locators. ``too_sparse`` is an accurate
     set that too few answers confirm.
-    ``error_addresses`` are two addresses whose tokens change the error rate of the first explanation (see
+    ``error_locators`` are two locators whose tokens change the error rate of the first explanation (see
     ``find_error_pattern``).
     """
 
-    explanations: tuple[Explanation, ...]
-    closest: Explanation
-    closest_tokens: tuple[Address, ...] = ()
-    too_sparse: Explanation | None = None
-    error_addresses: tuple[int, ...] = ()
+    explanations: tuple[AnswerExplanation, ...]
+    closest: AnswerExplanation
+    closest_tokens: tuple[TokenLocator, ...] = ()
+    too_sparse: AnswerExplanation | None = None
+    error_locators: tuple[int, ...] = ()
 
 
 class DependenceSearch:
-    """Search over sets of addresses of one group of steps."""
+    """Search over sets of locators of one group of steps."""
 
     def __init__(
         self,
-        addresses: Sequence[LocatedAddress],
+        locators: Sequence[LocatedTokens],
         target: Int[np.ndarray, " step"],
         sequence: Int[np.ndarray, " step"],
         rng: np.random.Generator,
@@ -143,13 +143,13 @@ class DependenceSearch:
         progress: SearchProgress,
         name: str = "",
     ) -> None:
-        """Number the tokens at each address and the answers; ``sequence`` is the sequence of each step.
+        """Number the tokens at each locator and the answers; ``sequence`` is the sequence of each step.
 
         ``progress`` shows the sets that are tried for the answers with this name.
         """
         self.progress, self.name, self.sequence = progress, name, sequence
-        self.addresses, self.target_tokens = addresses, target
-        self.codes = [_numbered(address.tokens) for address in addresses]
+        self.locators, self.target_tokens = locators, target
+        self.codes = [_numbered(locator.tokens) for locator in locators]
         self.target = np.unique(target, return_inverse=True)[1]
         self.rng = rng
         order = rng.permutation(len(target))
@@ -158,22 +158,24 @@ class DependenceSearch:
         self._sampled: dict[int, tuple[list[Int[np.ndarray, " step"]], Int[np.ndarray, " step"]]] = {}
         self.base_accuracy = float(np.bincount(self.target).max() / len(target))
 
-    def run(self, max_tokens: int) -> SearchResult:
+    def run(self, max_tokens: int) -> DependenceSearchResult:
         """Return the smallest sets that explain the answers."""
-        constant = Explanation(addresses=(), accuracy=self.base_accuracy, coverage=1.0)
+        constant = AnswerExplanation(locators=(), accuracy=self.base_accuracy, coverage=1.0)
         frontier, closest = [constant], constant
         if self.base_accuracy == 1:
-            return SearchResult(explanations=(constant,), closest=constant)
-        accepted: tuple[Explanation, ...] = ()
-        too_sparse: Explanation | None = None
+            return DependenceSearchResult(explanations=(constant,), closest=constant)
+        accepted: tuple[AnswerExplanation, ...] = ()
+        too_sparse: AnswerExplanation | None = None
         best_accuracy = self.base_accuracy
         for size in range(1, max_tokens + 1):
             frontier = self._best_sets(_extendable(frontier), size)
-            closest = max([closest, *frontier], key=lambda explanation: explanation.score)
+            closest = max([closest, *frontier], key=lambda explanation: explanation.explained_share)
             max_error = self._max_error(size)
             enough = self._confirmed(frontier, max_error)
             # After the time limit, the sets of this size are incomplete.
-            if self.progress.is_over or (accepted and not (enough and self._has_fewer_errors(frontier, accepted))):
+            if self.progress.is_limit_reached or (
+                accepted and not (enough and self._has_fewer_errors(frontier, accepted))
+            ):
                 break
             best_before = best_accuracy
             best_accuracy = _best_accuracy(frontier)
@@ -187,52 +189,55 @@ class DependenceSearch:
             if _best_accuracy(accepted) == 1:
                 break
         if not accepted:
-            tokens = tuple(self.addresses[index].address for index in closest.addresses)
-            return SearchResult(explanations=(), closest=closest, closest_tokens=tokens, too_sparse=too_sparse)
+            tokens = tuple(self.locators[index].locator for index in closest.locators)
+            return DependenceSearchResult(
+                explanations=(), closest=closest, closest_tokens=tokens, too_sparse=too_sparse
+            )
         accepted = self._with_tokens_of_errors(accepted[0], max_tokens) or accepted
-        pruned = {smaller.addresses: smaller for smaller in map(self._prune, accepted)}.values()
-        size = min(len(explanation.addresses) for explanation in pruned)
+        pruned = {smaller.locators: smaller for smaller in map(self._prune, accepted)}.values()
+        size = min(len(explanation.locators) for explanation in pruned)
         explanations = sorted(
-            (explanation for explanation in pruned if len(explanation.addresses) == size), key=self._cost
+            (explanation for explanation in pruned if len(explanation.locators) == size), key=self._cost
         )
-        return SearchResult(
+        return DependenceSearchResult(
             explanations=tuple(explanations),
             closest=closest,
-            error_addresses=self._error_pattern(explanations[0], only_first=True),
+            error_locators=self._error_pattern(explanations[0], only_first=True),
         )
 
-    def _cost(self, explanation: Explanation) -> int:
-        return sum(self.addresses[address].address.cost for address in explanation.addresses)
+    def _cost(self, explanation: AnswerExplanation) -> int:
+        return sum(self.locators[locator].locator.complexity for locator in explanation.locators)
 
-    def _codes_of(self, explanation: Explanation) -> Int[np.ndarray, " step"]:
+    def _codes_of(self, explanation: AnswerExplanation) -> Int[np.ndarray, " step"]:
         """Return the tokens of the set at each step as one number, from 0."""
         codes: np.ndarray = np.unique(
-            _combine([self.codes[address] for address in explanation.addresses]), return_inverse=True
+            _combine([self.codes[locator] for locator in explanation.locators]), return_inverse=True
         )[1]
         return codes
 
-    def _error_pattern(self, explanation: Explanation, *, only_first: bool) -> tuple[int, ...]:
-        """Return the two addresses whose tokens change the error rate of an explanation; empty without such tokens."""
-        if explanation.accuracy == 1 or not explanation.addresses:
+    def _error_pattern(self, explanation: AnswerExplanation, *, only_first: bool) -> tuple[int, ...]:
+        """Return the two locators whose tokens change the error rate of an explanation; empty without such tokens."""
+        if explanation.accuracy == 1 or not explanation.locators:
             return ()
         codes = self._codes_of(explanation)
         is_wrong = most_frequent_answers(codes, self.target, int(codes.max()) + 1)[codes] != self.target
         return find_error_pattern(self.codes, codes, is_wrong, self.sequence, self.rng, only_first=only_first)
 
-    def _with_tokens_of_errors(self, explanation: Explanation, max_tokens: int) -> tuple[Explanation, ...]:
+    def _with_tokens_of_errors(self, explanation: AnswerExplanation, max_tokens: int) -> tuple[AnswerExplanation, ...]:
         """Return an explanation with two or three more tokens that the errors depend on; empty if none is better.
 
         Larger sets grow by one token at a time, so they miss tokens that only matter together.
         """
-        if self.progress.is_over:
+        if self.progress.is_limit_reached:
             return ()
         pair = self._error_pattern(explanation, only_first=False)
-        larger = frozenset((*explanation.addresses, *(index for index in pair if index < len(self.addresses))))
+        larger = frozenset((*explanation.locators, *(index for index in pair if index < len(self.locators))))
         if not pair or len(larger) > max_tokens:
             return ()
-        more = {larger | {index} for index in range(len(self.addresses))} if len(larger) < max_tokens else {larger}
+        more = {larger | {index} for index in range(len(self.locators))} if len(larger) < max_tokens else {larger}
         better = self._confirmed(
-            [self.measure(tuple(sorted(addresses))) for addresses in more], FEWER_ERRORS * (1 - explanation.accuracy)
+            [self.measure_explanation(tuple(sorted(locators))) for locators in more],
+            FEWER_ERRORS * (1 - explanation.accuracy),
         )
         best = max((candidate.accuracy for candidate in better), default=0.0)
         return tuple(candidate for candidate in better if candidate.accuracy == best)
@@ -241,37 +246,39 @@ class DependenceSearch:
         share = MAX_RELATIVE_ERROR if size < MANY_TOKENS else MAX_RELATIVE_ERROR_OF_MANY
         return share * (1 - self.base_accuracy)
 
-    def _confirmed(self, explanations: Iterable[Explanation], max_error: float) -> list[Explanation]:
+    def _confirmed(self, explanations: Iterable[AnswerExplanation], max_error: float) -> list[AnswerExplanation]:
         enough = [found for found in explanations if found.coverage >= MIN_COVERAGE and 1 - found.accuracy <= max_error]
         return [found for found in enough if self._share_in_several_sequences(found) >= MIN_COVERAGE]
 
-    def _accurate_but_sparse(self, frontier: Sequence[Explanation], max_error: float) -> Explanation | None:
+    def _accurate_but_sparse(self, frontier: Sequence[AnswerExplanation], max_error: float) -> AnswerExplanation | None:
         min_coverage = MIN_CONFIRMED / len(self.target)
         accurate = [found for found in frontier if found.coverage >= min_coverage and 1 - found.accuracy <= max_error]
         return max(accurate, key=lambda found: found.coverage, default=None)
 
-    def measure(self, addresses: tuple[int, ...], sample: Int[np.ndarray, " sample"] | None = None) -> Explanation:
-        """Return the explanation by a set of addresses, measured on all steps or on a sample."""
+    def measure_explanation(
+        self, locators: tuple[int, ...], sample: Int[np.ndarray, " sample"] | None = None
+    ) -> AnswerExplanation:
+        """Return the explanation by a set of locators, measured on all steps or on a sample."""
         codes, target = self._codes_and_target(sample)
         self.progress.work += len(target) + WORK_PER_SET
         copies = None
-        if len(addresses) == 1:
-            copies = self.addresses[addresses[0]].tokens == self.target_tokens
+        if len(locators) == 1:
+            copies = self.locators[locators[0]].tokens == self.target_tokens
             copies = copies if sample is None else copies[sample]
-        score = agreement(_combine([codes[address] for address in addresses]), target, copies)
-        return _explanation(addresses, *score, len(target))
+        score = count_agreeing_answers(_combine([codes[locator] for locator in locators]), target, copies)
+        return _explanation(locators, *score, len(target))
 
     def _codes_and_target(
         self, sample: Int[np.ndarray, " sample"] | None
     ) -> tuple[list[Int[np.ndarray, " step"]], Int[np.ndarray, " step"]]:
-        """Return the codes of each address and the answers, of all steps or of a sample."""
+        """Return the codes of each locator and the answers, of all steps or of a sample."""
         if sample is None or len(sample) == len(self.target):
             return self.codes, self.target
         if len(sample) not in self._sampled:
             self._sampled[len(sample)] = [codes[sample] for codes in self.codes], self.target[sample]
         return self._sampled[len(sample)]
 
-    def _share_in_several_sequences(self, explanation: Explanation) -> float:
+    def _share_in_several_sequences(self, explanation: AnswerExplanation) -> float:
         """Return the share of the answers whose tokens occur in at least two sequences, or that are copies.
 
         Answers of one sequence do not confirm each other: a token that names the sequence would explain all of them.
@@ -280,66 +287,72 @@ class DependenceSearch:
         pairs = np.unique(codes.astype(np.int64) * max_sequences + self.sequence)
         num_sequences = np.bincount(pairs // max_sequences)
         is_confirmed = num_sequences[codes] > 1
-        if len(explanation.addresses) == 1:
-            is_confirmed |= self.addresses[explanation.addresses[0]].tokens == self.target_tokens
+        if len(explanation.locators) == 1:
+            is_confirmed |= self.locators[explanation.locators[0]].tokens == self.target_tokens
         return float(is_confirmed.mean())
 
-    def _prune(self, explanation: Explanation) -> Explanation:
-        """Return the explanation without addresses that do not make it more accurate."""
-        for address in explanation.addresses:
-            rest = tuple(found for found in explanation.addresses if found != address)
-            smaller = self.measure(rest) if rest else None
-            if smaller is not None and smaller.score >= explanation.score and smaller.accuracy >= explanation.accuracy:
+    def _prune(self, explanation: AnswerExplanation) -> AnswerExplanation:
+        """Return the explanation without locators that do not make it more accurate."""
+        for locator in explanation.locators:
+            rest = tuple(found for found in explanation.locators if found != locator)
+            smaller = self.measure_explanation(rest) if rest else None
+            if (
+                smaller is not None
+                and smaller.explained_share >= explanation.explained_share
+                and smaller.accuracy >= explanation.accuracy
+            ):
                 return self._prune(smaller)
         return explanation
 
-    def _best_sets(self, frontier: Sequence[Explanation], size: int) -> list[Explanation]:
-        """Return the best sets of a size: of all sets, or of those that add an address to a set of the frontier."""
+    def _best_sets(self, frontier: Sequence[AnswerExplanation], size: int) -> list[AnswerExplanation]:
+        """Return the best sets of a size: of all sets, or of those that add a locator to a set of the frontier."""
         is_small, what = size <= EXHAUSTIVE_SIZE, "single tokens" if size == 1 else f"sets of {size} tokens"
-        stage = f"trying {what} of {len(self.addresses)} for {self.name}"
+        stage = f"trying {what} of {len(self.locators)} for {self.name}"
         sample = self.pair_sample if is_small else self.set_sample
         if is_small:
-            sets = list(combinations(range(len(self.addresses)), size))
-            measured = [self.measure(addresses, sample) for addresses in self.progress.track(sets, stage)]
+            sets = list(combinations(range(len(self.locators)), size))
+            measured = [self.measure_explanation(locators, sample) for locators in self.progress.track(sets, stage)]
         else:
             measured = self._measure_extensions(frontier, stage, sample)
         kept = _keep_best(measured, 4 * BEAM if is_small else BEAM)
         if len(sample) == len(self.target):
             return kept
-        return sorted((self.measure(found.addresses) for found in kept), key=lambda found: -found.score)
+        return sorted(
+            (self.measure_explanation(found.locators) for found in kept), key=lambda found: -found.explained_share
+        )
 
     def _measure_extensions(
-        self, frontier: Sequence[Explanation], stage: str, sample: Int[np.ndarray, " sample"]
-    ) -> list[Explanation]:
-        """Return all sets with one more address than a set of the frontier, measured on a sample, in order."""
+        self, frontier: Sequence[AnswerExplanation], stage: str, sample: Int[np.ndarray, " sample"]
+    ) -> list[AnswerExplanation]:
+        """Return all sets with one more locator than a set of the frontier, measured on a sample, in order."""
         codes, target = self._codes_and_target(sample)
-        measured: dict[tuple[int, ...], Explanation] = {}
+        measured: dict[tuple[int, ...], AnswerExplanation] = {}
         for kept in self.progress.track(frontier, stage):
-            base = np.unique(_combine([codes[address] for address in kept.addresses]), return_inverse=True)[1]
-            # Steps with tokens of their own keep them with one more address.
+            base = np.unique(_combine([codes[locator] for locator in kept.locators]), return_inverse=True)[1]
+            # Steps with tokens of their own keep them with one more locator.
             (shared,) = np.nonzero(np.bincount(base)[base] > 1)
             if not len(shared):
                 continue
             base, shared_target = np.unique(base[shared], return_inverse=True)[1], target[shared]
-            for index in range(len(self.addresses)):
-                addresses = tuple(sorted((*kept.addresses, index)))
-                if index in kept.addresses or addresses in measured:
+            for index in range(len(self.locators)):
+                locators = tuple(sorted((*kept.locators, index)))
+                if index in kept.locators or locators in measured:
                     continue
                 self.progress.work += len(shared) + WORK_PER_SET
-                score = agreement(_combine([base, codes[index][shared]]), shared_target)
-                measured[addresses] = _explanation(addresses, *score, len(target))
-        return [measured[addresses] for addresses in sorted(measured)]
+                score = count_agreeing_answers(_combine([base, codes[index][shared]]), shared_target)
+                measured[locators] = _explanation(locators, *score, len(target))
+        return [measured[locators] for locators in sorted(measured)]
 
-    def _has_fewer_errors(self, frontier: Sequence[Explanation], accepted: Sequence[Explanation]) -> bool:
+    def _has_fewer_errors(self, frontier: Sequence[AnswerExplanation], accepted: Sequence[AnswerExplanation]) -> bool:
         errors = 1 - accepted[0].accuracy
         return any(found.coverage >= MIN_COVERAGE and 1 - found.accuracy < FEWER_ERRORS * errors for found in frontier)
 
 
-def _explanation(addresses: tuple[int, ...], right: float, covered: int, size: int) -> Explanation:
-    return Explanation(addresses=addresses, accuracy=right / covered if covered else 0.0, coverage=covered / size)
+def _explanation(locators: tuple[int, ...], right: float, covered: int, size: int) -> AnswerExplanation:
+    return AnswerExplanation(locators=locators, accuracy=right / covered if covered else 0.0, coverage=covered / size)
 
 
-def agreement(
+def count_agreeing_answers(
     codes: Int[np.ndarray, " step"],
     target: Int[np.ndarray, " step"],
     copies: np.ndarray | None = None,
@@ -448,24 +461,24 @@ def _numbered(tokens: Int[np.ndarray, " step"]) -> Int[np.ndarray, " step"]:
     return numbers
 
 
-def _most_accurate(explanations: Sequence[Explanation]) -> tuple[Explanation, ...]:
+def _most_accurate(explanations: Sequence[AnswerExplanation]) -> tuple[AnswerExplanation, ...]:
     best = max(found.accuracy for found in explanations)
     return tuple(found for found in explanations if found.accuracy >= best - 0.1 * (1 - best) - 1e-9)
 
 
-def _best_accuracy(explanations: Iterable[Explanation]) -> float:
+def _best_accuracy(explanations: Iterable[AnswerExplanation]) -> float:
     return max((found.accuracy for found in explanations if found.coverage >= MIN_SAMPLE_COVERAGE), default=0.0)
 
 
-def _keep_best(explanations: list[Explanation], number: int) -> list[Explanation]:
+def _keep_best(explanations: list[AnswerExplanation], number: int) -> list[AnswerExplanation]:
     """Return the sets with the best score, and those with the best accuracy, which a sample may cover too little."""
-    by_score = sorted(explanations, key=lambda found: -found.score)[:number]
+    by_score = sorted(explanations, key=lambda found: -found.explained_share)[:number]
     covering = [found for found in explanations if found.coverage >= MIN_SAMPLE_COVERAGE]
     by_accuracy = sorted(covering, key=lambda found: (-found.accuracy, -found.coverage))[:number]
-    return list({found.addresses: found for found in [*by_score, *by_accuracy]}.values())
+    return list({found.locators: found for found in [*by_score, *by_accuracy]}.values())
 
 
-def _extendable(frontier: Sequence[Explanation]) -> list[Explanation]:
+def _extendable(frontier: Sequence[AnswerExplanation]) -> list[AnswerExplanation]:
     """Return the sets whose extensions can be confirmed, and a few others, which show that examples are too few.
 
     One more token never lets more answers confirm each other.
@@ -484,9 +497,9 @@ def find_error_pattern(
     *,
     only_first: bool,
 ) -> tuple[int, ...]:
-    """Return the indexes of the two addresses whose tokens change the error rate most; empty if errors look random.
+    """Return the indexes of the two locators whose tokens change the error rate most; empty if errors look random.
 
-    ``codes`` has the tokens at each address, and ``rule_code`` those of the rule, numbered from 0. Errors may be more
+    ``codes`` has the tokens at each locator, and ``rule_code`` those of the rule, numbered from 0. Errors may be more
     frequent for some tokens of the rule. Among steps with the same tokens of the rule, random errors depend on no other
     token. With ``only_first``, only the first error of each sequence counts, because a wrong answer can make later ones
     wrong, and sequences that are wrong as a whole do not count. Indexes after those of ``codes`` stand for the number

@@ -11,13 +11,13 @@ from typing import Any, Generic, TypeVar
 from lengthwise.encodings import NAPE, EncodingSettings, KERPLEPower, NoPE, Rotary
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.experiments.experiment import Experiment
-from lengthwise.experiments.recipes.fitted_encodings import (
+from lengthwise.experiments.recipes.tuned_encodings import (
     SHARP_DECODER,
     SHARP_ROTARY,
     SMALL,
     SMALL_WITH_PREVIOUS_TOKEN,
-    train_until_fit,
-    with_rule,
+    until_fit_settings,
+    with_found_coupling,
 )
 from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.positions import Coupled, MultiLevel, Predicted, Sequential
@@ -28,7 +28,7 @@ from lengthwise.tasks import (
     Multiplication,
     MultiQueryRecall,
     Parity,
-    Planted,
+    PlantedCorrelations,
     Recall,
     Reverse,
     Sort,
@@ -85,7 +85,7 @@ class Recipe(Generic[Result_co]):
         return self.build()
 
 
-def ppc(
+def ppc_experiment(
     task: Task,
     num_position_ids: int,
     max_gaps: int = MAX_GAPS,
@@ -101,14 +101,16 @@ def ppc(
     return Experiment(task=task, scheme=scheme, encoding=encoding, **parts)
 
 
-def evaluate_at(*lengths: int, num: int | tuple[int, ...] = 512, variants: tuple[str, ...] = ()) -> EvaluationSettings:
+def evaluation_at_lengths(
+    *lengths: int, num: int | tuple[int, ...] = 512, variants: tuple[str, ...] = ()
+) -> EvaluationSettings:
     """Return the evaluation at these lengths, with one number of examples or one for each length."""
     return EvaluationSettings(
         lengths=lengths, num_examples=num if isinstance(num, tuple) else (num,), variants=variants
     )
 
 
-def vary(name: str, **changes: Any) -> Experiment:
+def vary_recipe(name: str, **changes: Any) -> Experiment:
     """Return a recipe with other parts; a dict has the changed settings of a part."""
     base = RECIPES[name]()
     new_parts = {
@@ -118,10 +120,10 @@ def vary(name: str, **changes: Any) -> Experiment:
     return replace(base, **new_parts)
 
 
-def without_prediction(name: str, scheme_class: type[Coupled | MultiLevel] = Coupled) -> Experiment:
+def without_id_prediction(name: str, scheme_class: type[Coupled | MultiLevel] = Coupled) -> Experiment:
     """Return a recipe of PPC with the same IDs, given instead of predicted."""
     scheme: Any = RECIPES[name]().scheme
-    return vary(name, scheme=scheme_class(num_position_ids=scheme.num_position_ids, max_gaps=scheme.max_gaps))
+    return vary_recipe(name, scheme=scheme_class(num_position_ids=scheme.num_position_ids, max_gaps=scheme.max_gaps))
 
 
 def sparse_parity_up_to(
@@ -132,21 +134,21 @@ def sparse_parity_up_to(
     A stage ends when its loss is low. ``test_bits`` contains the numbers of flagged bits, one per test variant.
     """
     variants = tuple(f"flagged-{num_bits}" for num_bits in test_bits)
-    return vary(
+    return vary_recipe(
         "sparse_parity",
         task=SparseParity(most=max_bits, coding=coding, window=window, tested=test_bits),
         # Without dilution, attention to flagged bits fades beyond 4 times the training length for one seed in three.
         decoder={"d_model": 128, "num_heads": 4, "dilution": 0.5},
         # The last stage has a small share of the examples, so its loss is more informative than exact match.
         training=replace(
-            train_until_fit(4000),
+            until_fit_settings(4000),
             learning_rate=2e-3,
             stage_threshold=0.02,
             fit_every=50,
             fit_threshold=0.998,
             cooldown_steps=800,
         ),
-        evaluation=evaluate_at(50, 100, 200, 500, 5000, num=(512, 512, 512, 512, 16), variants=variants),
+        evaluation=evaluation_at_lengths(50, 100, 200, 500, 5000, num=(512, 512, 512, 512, 16), variants=variants),
     )
 
 
@@ -155,7 +157,7 @@ def resize_language_model(num_layers: int, d_model: int, num_heads: int) -> Expe
     medium = RECIPES["language_model"]()
     # The learning rate is inversely proportional to the width (Yang et al. 2022, arXiv 2203.03466).
     learning_rate = medium.training.learning_rate * medium.decoder.d_model / d_model
-    return vary(
+    return vary_recipe(
         "language_model",
         decoder={"num_layers": num_layers, "d_model": d_model, "num_heads": num_heads},
         training={"learning_rate": learning_rate},
@@ -165,92 +167,95 @@ def resize_language_model(num_layers: int, d_model: int, num_heads: int) -> Expe
 RECIPES: dict[str, Recipe[Experiment]] = {
     "parity": Recipe(
         "The parity of up to 20 bits with a scratchpad and PPC.",
-        lambda: ppc(
+        lambda: ppc_experiment(
             Parity(),
             PARITY_NUM_POSITION_IDS,
             training=TrainingSettings(steps=1000, weight_decay=0.1),
             train_lengths=(1, 20),
-            evaluation=evaluate_at(20, 200, 2000),
+            evaluation=evaluation_at_lengths(20, 200, 2000),
         ),
     ),
     "parity_rank": Recipe(
         "Parity with the rank head, which predicts IDs at a lower cost than the pointer head.",
-        lambda: vary("parity", decoder={"head": "rank"}),
+        lambda: vary_recipe("parity", decoder={"head": "rank"}),
     ),
     "parity_long": Recipe(
         "The parity of up to a million bits, trained on up to 20 (``benchmarks/million_tokens.md``).",
-        lambda: vary(
+        lambda: vary_recipe(
             "parity",
             scheme={"num_position_ids": 2**20},
-            evaluation=evaluate_at(20, 2000, 100_000, num=(512, 64, 1)),
+            evaluation=evaluation_at_lengths(20, 2000, 100_000, num=(512, 64, 1)),
             **NEAR_IDS,
         ),
     ),
-    "parity_coupled": Recipe("Parity with coupled IDs instead of predicted IDs.", lambda: without_prediction("parity")),
+    "parity_coupled": Recipe(
+        "Parity with coupled IDs instead of predicted IDs.", lambda: without_id_prediction("parity")
+    ),
     # Enough IDs for 2,000 symbols.
     "copy": Recipe(
         "Copying up to 20 symbols with PPC.",
-        lambda: vary("parity", task=Copy(), scheme={"num_position_ids": 4096}),
+        lambda: vary_recipe("parity", task=Copy(), scheme={"num_position_ids": 4096}),
     ),
     "copy_long": Recipe(
-        "Copying up to a million symbols, trained on up to 20.", lambda: vary("parity_long", task=Copy())
+        "Copying up to a million symbols, trained on up to 20.", lambda: vary_recipe("parity_long", task=Copy())
     ),
-    "reverse": Recipe("Reversing up to 20 symbols with PPC.", lambda: vary("copy", task=Reverse())),
+    "reverse": Recipe("Reversing up to 20 symbols with PPC.", lambda: vary_recipe("copy", task=Reverse())),
     # The coupling was found in examples of the task: an answer has the ID of the token after the one that it matches.
     "variable_assignment": Recipe(
         "Following a variable through up to 16 assignments with a scratchpad and PPC.",
-        lambda: with_rule(RECIPES["variable_assignment_by_hand"](), ASSIGNMENT_RULE, num_position_ids=8192),
+        lambda: with_found_coupling(RECIPES["variable_assignment_by_hand"](), ASSIGNMENT_RULE, num_position_ids=8192),
     ),
     # Enough IDs for 2,000 assignments with the question.
     "variable_assignment_by_hand": Recipe(
         "Variable assignment with PPC on the coupling of the task: two tokens share one ID.",
-        lambda: ppc(
+        lambda: ppc_experiment(
             VariableAssignment(),
             2048,
             decoder=replace(ONE_WIDE_HEAD, tied_output=True),
             training=TrainingSettings(steps=1500),
             train_lengths=(1, 16),
-            evaluation=evaluate_at(16, 160, 1600, num=(512, 512, 64)),
+            evaluation=evaluation_at_lengths(16, 160, 1600, num=(512, 512, 64)),
         ),
     ),
     "variable_assignment_coupled": Recipe(
         "Variable assignment with coupled IDs instead of predicted IDs.",
-        lambda: without_prediction("variable_assignment_by_hand"),
+        lambda: without_id_prediction("variable_assignment_by_hand"),
     ),
     # The coupling was found in examples of the task: the prompt counts 1, 2, 3, and an answer has two IDs.
     "addition": Recipe(
         "Adding two numbers of up to 10 digits with PPC, without writing carries.",
-        lambda: with_rule(RECIPES["addition_by_hand"](), ADDITION_RULE, num_position_ids=4096),
+        lambda: with_found_coupling(RECIPES["addition_by_hand"](), ADDITION_RULE, num_position_ids=4096),
     ),
     # Enough IDs for more than 1,000 digits.
     "addition_by_hand": Recipe(
         "Addition with PPC on the coupling of the task: the digits of a place share one ID.",
-        lambda: ppc(
+        lambda: ppc_experiment(
             Addition(),
             2048,
             decoder=ONE_WIDE_HEAD,
             training=TrainingSettings(steps=2000, batch_size=128, weight_decay=0.1),
             train_lengths=(1, 10),
-            evaluation=evaluate_at(10, 100, num=256, variants=CARRY_VARIANTS),
+            evaluation=evaluation_at_lengths(10, 100, num=256, variants=CARRY_VARIANTS),
         ),
     ),
     "addition_coupled": Recipe(
-        "Adding two numbers with coupled IDs instead of predicted IDs.", lambda: without_prediction("addition_by_hand")
+        "Adding two numbers with coupled IDs instead of predicted IDs.",
+        lambda: without_id_prediction("addition_by_hand"),
     ),
     "addition_carry": Recipe(
         "Adding two numbers with PPC, with the carry written next to each digit.",
-        lambda: vary("addition_by_hand", task=Addition(scratchpad="carry")),
+        lambda: vary_recipe("addition_by_hand", task=Addition(scratchpad="carry")),
     ),
     # As for parity of a million tokens, a token reads only one other token, at ID distance 0. With rotary scores, far
     # digits change the tokens of long sums.
     "addition_trace": Recipe(
         "Adding two numbers of up to 5 digits with PPC and a trace of each digit read.",
-        lambda: vary(
+        lambda: vary_recipe(
             "addition_by_hand",
             task=Addition(scratchpad="trace"),
             training=TrainingSettings(steps=1500, weight_decay=0.1),
             train_lengths=(1, 5),
-            evaluation=evaluate_at(5, 100, num=256, variants=CARRY_VARIANTS),
+            evaluation=evaluation_at_lengths(5, 100, num=256, variants=CARRY_VARIANTS),
             **NEAR_IDS,
         ),
     ),
@@ -259,88 +264,88 @@ RECIPES: dict[str, Recipe[Experiment]] = {
     # on 10 (benchmarks/multi_addition.md).
     "multi_addition": Recipe(
         "Adding 2 to 5 numbers of up to 5 digits with PPC on two ID levels (digit and operand).",
-        lambda: ppc(
+        lambda: ppc_experiment(
             MultiAddition(),
             64,
             LEVEL_GAPS,
             decoder=DecoderSettings(d_model=128, num_heads=4),
             training=TrainingSettings(steps=3000),
             train_lengths=(1, 5),
-            evaluation=evaluate_at(5, 10, 15, num=256, variants=("5 operands", "10 operands")),
+            evaluation=evaluation_at_lengths(5, 10, 15, num=256, variants=("5 operands", "10 operands")),
         ),
     ),
     "multi_addition_given": Recipe(
         "Adding 2 to 5 numbers with coupled IDs on two levels instead of predicted IDs.",
-        lambda: without_prediction("multi_addition", MultiLevel),
+        lambda: without_id_prediction("multi_addition", MultiLevel),
     ),
     # Enough IDs per level (digits and partial products) for 250 digits.
     "multiplication": Recipe(
         "Multiplying up to 10 digits by 2 digits with PPC on two ID levels.",
-        lambda: ppc(
+        lambda: ppc_experiment(
             Multiplication(),
             256,
             LEVEL_GAPS,
             decoder=DecoderSettings(d_model=128, num_heads=4),
             training=TrainingSettings(steps=2500),
             train_lengths=(1, 10),
-            evaluation=evaluate_at(10, 40, 100, num=256),
+            evaluation=evaluation_at_lengths(10, 40, 100, num=256),
         ),
     ),
     # Enough IDs per level for 1,000 digits with a trace. Scores by distance, as for sums, hide the digits of the second
     # factor, which are far on the level of places.
     "multiplication_trace": Recipe(
         "Multiplying up to 10 digits by 2 digits with PPC and a trace of three tokens per step.",
-        lambda: vary(
+        lambda: vary_recipe(
             "multiplication",
             task=Multiplication(trace=True, nines_share=0.3),
             scheme={"num_position_ids": 2048},
             decoder=DecoderSettings(),
             training=TrainingSettings(steps=1200),
-            evaluation=evaluate_at(10, 100, num=(256, 64), variants=("1 digits", "2 digits")),
+            evaluation=evaluation_at_lengths(10, 100, num=(256, 64), variants=("1 digits", "2 digits")),
         ),
     ),
     "multiplication_given": Recipe(
         "Multiplication with coupled IDs on two levels instead of predicted IDs.",
-        lambda: without_prediction("multiplication", MultiLevel),
+        lambda: without_id_prediction("multiplication", MultiLevel),
     ),
     # Enough IDs for lists much longer than the number of distinct values. The search head is the only one that can
     # compare two values. Two values adjacent in a long sorted list rarely occur together in a short list, so that
     # training needs many lists.
     "sort": Recipe(
         "Sorting up to 10 items with PPC: the search head finds the next item to copy.",
-        lambda: ppc(
+        lambda: ppc_experiment(
             Sort(),
             512,
             decoder=DecoderSettings(head="search"),
             training=TrainingSettings(steps=2000, batch_size=256),
             train_lengths=(1, 10),
-            evaluation=evaluate_at(10, 20, 40, 64, num=256),
+            evaluation=evaluation_at_lengths(10, 20, 40, 64, num=256),
         ),
     ),
     "sort_narrow": Recipe(
         "Sorting up to 20 of 128 values with PPC; half of the training lists are narrow.",
-        lambda: vary(
+        lambda: vary_recipe(
             "sort",
             task=Sort(num_values=128, narrow_share=0.5),
             decoder={"d_model": 128},
             training=TrainingSettings(steps=3500, batch_size=128),
             train_lengths=(1, 20),
-            evaluation=evaluate_at(20, 100, num=256),
+            evaluation=evaluation_at_lengths(20, 100, num=256),
         ),
     ),
     "sort_given": Recipe(
         "Sorting with coupled IDs, which contain the sorted order; the decoder only copies items.",
-        lambda: without_prediction("sort"),
+        lambda: without_id_prediction("sort"),
     ),
     "planted": Recipe(
         "A planted law (two marked tokens determine the label) without position information.",
         lambda: Experiment(
-            task=Planted(),
+            task=PlantedCorrelations(),
             scheme=Sequential(),
             encoding=NoPE(),
             training=TrainingSettings(steps=2000),
             train_lengths=(2, 16),
-            evaluation=evaluate_at(16, 32, 64, 160),
+            evaluation=evaluation_at_lengths(16, 32, 64, 160),
         ),
     ),
     "sparse_parity": Recipe(
@@ -350,9 +355,9 @@ RECIPES: dict[str, Recipe[Experiment]] = {
             scheme=Sequential(),
             encoding=NoPE(),
             decoder=replace(SMALL, num_heads=2),
-            training=train_until_fit(1500),
+            training=until_fit_settings(1500),
             train_lengths=(20, 50),
-            evaluation=evaluate_at(50, 100, 200, 500),
+            evaluation=evaluation_at_lengths(50, 100, 200, 500),
         ),
     ),
     "sparse_parity_8": Recipe(
@@ -366,22 +371,22 @@ RECIPES: dict[str, Recipe[Experiment]] = {
             scheme=Sequential(),
             encoding=NoPE(),
             decoder=replace(SMALL_WITH_PREVIOUS_TOKEN, num_heads=2),
-            training=train_until_fit(3000),
+            training=until_fit_settings(3000),
             train_lengths=(4, 32),
-            evaluation=evaluate_at(32, 64, 128, 512),
+            evaluation=evaluation_at_lengths(32, 64, 128, 512),
         ),
     ),
     # The lengths are those of the paper. The model is much smaller, and has not fitted yet
     # (benchmarks/claims/recall_attention/README.md).
     "multi_query_recall": Recipe(
         "Recalling the values of four keys in texts of 32 to 64 tokens, full of pairs (MQMTAR).",
-        lambda: vary(
+        lambda: vary_recipe(
             "recall",
             task=MultiQueryRecall(),
             encoding=NAPE(),
             training={"steps": 20_000},
             train_lengths=(32, 64),
-            evaluation=evaluate_at(64, 128, 256, 1024, num=256),
+            evaluation=evaluation_at_lengths(64, 128, 256, 1024, num=256),
         ),
     ),
     # Influence studies hide tokens, so no embedding may contain information about the previous token.
@@ -398,7 +403,7 @@ RECIPES: dict[str, Recipe[Experiment]] = {
                 steps=1500, batch_size=16, learning_rate=4e-3, weight_decay=0.1, warmup_steps=100
             ),
             train_lengths=(TEXT_LENGTH, TEXT_LENGTH),
-            evaluation=evaluate_at(TEXT_LENGTH // 4, TEXT_LENGTH // 2, TEXT_LENGTH),
+            evaluation=evaluation_at_lengths(TEXT_LENGTH // 4, TEXT_LENGTH // 2, TEXT_LENGTH),
         ),
     ),
     "language_model_small": Recipe(

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from lengthwise.core.errors import SettingError
 from lengthwise.encodings.encoding import (
-    Annotations,
     Bias,
     Encoding,
     EncodingSettings,
@@ -21,16 +20,17 @@ from lengthwise.encodings.encoding import (
     KeyVectors,
     QueryVectors,
     Scores,
+    TokenFeatures,
     TokenVectors,
 )
 
 
-class LevelEncoding(nn.Module):
+class MultiLevelEncoding(nn.Module):
     """Encoding for IDs with a leading level axis (multi-level coupling, arXiv 2410.15787).
 
     By default, a head reads all levels: biases and scores are sums over the levels, each level rotates an equal part of
-    a head's components, and the levels apply their ``adjust`` hooks one after another. With ``one_per_head``, head
-    number h reads only the level h modulo the number of levels. Embeddings are always sums over all levels.
+    a head's components, and the levels apply their ``adjust_scores`` hooks one after another. With ``one_per_head``,
+    head number h reads only the level h modulo the number of levels. Embeddings are always sums over all levels.
     """
 
     def __init__(
@@ -41,17 +41,17 @@ class LevelEncoding(nn.Module):
         self.level_size = _level_size(decoder_size, num_levels, self.one_per_head)
         self.d_head = decoder_size.d_head
         self.levels = nn.ModuleList(_build_level(settings, self.level_size) for _ in range(num_levels))
-        self.reads_ids = any(level.reads_ids for level in self._encodings())
-        self.has_annotations = any(level.has_annotations for level in self._encodings())
+        self.uses_position_ids = any(level.uses_position_ids for level in self._encodings())
+        self.has_token_features = any(level.has_token_features for level in self._encodings())
         self.has_bias = any(level.has_bias for level in self._encodings())
         self.has_scores = any(level.has_scores for level in self._encodings())
 
     @property
-    def by_distance(self) -> bool:
+    def is_relative(self) -> bool:
         """True if the scores of each head depend on the IDs only through their distances on one level."""
-        return all(level.by_distance for level in self._encodings()) and (len(self.levels) == 1 or self.one_per_head)
+        return all(level.is_relative for level in self._encodings()) and (len(self.levels) == 1 or self.one_per_head)
 
-    def heads_of(self, level: int) -> slice:
+    def heads_of_level(self, level: int) -> slice:
         """Return the heads that read the IDs of a level."""
         return slice(level, None, len(self.levels)) if self.one_per_head else slice(None)
 
@@ -68,28 +68,30 @@ class LevelEncoding(nn.Module):
         levels = zip(self._encodings(), self._split(x), position_ids, strict=True)
         return self._join([level.rotate(part, level_ids) for level, part, level_ids in levels])
 
-    def rotate_both(
+    def rotate_queries_and_keys(
         self, query: QueryVectors, key: KeyVectors, key_ids: Real[Tensor, "level batch key"]
     ) -> tuple[QueryVectors, KeyVectors]:
         """Return rotated queries and keys; the queries belong to the last tokens of the keys."""
         if len(self.levels) == 1:
-            return self._encodings()[0].rotate_both(query, key, key_ids[0])
+            return self._encodings()[0].rotate_queries_and_keys(query, key, key_ids[0])
         levels = zip(self._encodings(), self._split(query), self._split(key), key_ids, strict=True)
-        queries, keys = zip(*(level.rotate_both(*level_inputs) for level, *level_inputs in levels), strict=True)
+        queries, keys = zip(
+            *(level.rotate_queries_and_keys(*level_inputs) for level, *level_inputs in levels), strict=True
+        )
         return self._join(queries), self._join(keys)
 
-    def annotate(
+    def token_features(
         self, hidden: TokenVectors, position_ids: Real[Tensor, "level batch seq"], layer: int
-    ) -> list[Annotations]:
-        """Return the values of each token on each level, which ``append`` adds to its queries and keys."""
+    ) -> list[TokenFeatures]:
+        """Return the values of each token on each level, which ``append_features`` adds to its queries and keys."""
         levels = zip(self._encodings(), position_ids, strict=True)
-        return [level.annotate(hidden, level_ids, layer) for level, level_ids in levels]
+        return [level.token_features(hidden, level_ids, layer) for level, level_ids in levels]
 
-    def append(
-        self, x: HeadVectors, annotations: Sequence[Float[Tensor, "batch _heads seq _extra"]]
+    def append_features(
+        self, x: HeadVectors, token_features: Sequence[Float[Tensor, "batch _heads seq _extra"]]
     ) -> Float[Tensor, "batch heads seq d_extended"]:
-        """Return rotated queries or keys with the annotations of their tokens; each level has its part of both."""
-        return self._join([torch.cat(pair, dim=-1) for pair in zip(self._split(x), annotations, strict=True)])
+        """Return rotated queries or keys with the features of their tokens; each level has its part of both."""
+        return self._join([torch.cat(pair, dim=-1) for pair in zip(self._split(x), token_features, strict=True)])
 
     def bias(self, query_ids: Real[Tensor, "level batch query"], key_ids: Real[Tensor, "level batch key"]) -> Bias:
         """Return the sum of the levels' biases, or each head's bias by its level."""
@@ -116,13 +118,13 @@ class LevelEncoding(nn.Module):
         ids = list(zip(query_ids, key_ids, strict=True))
         if self.one_per_head:
             adjusted = [
-                level.adjust(scores / scale, level_query_ids, level_key_ids, is_visible)
+                level.adjust_scores(scores / scale, level_query_ids, level_key_ids, is_visible)
                 for level, scores, (level_query_ids, level_key_ids) in zip(self._encodings(), levels, ids, strict=True)
             ]
             return self._join(adjusted)
         scores = sum(levels, start=torch.zeros((), device=query.device)) / scale
         for level, (level_query_ids, level_key_ids) in zip(self._encodings(), ids, strict=True):
-            scores = level.adjust(scores, level_query_ids, level_key_ids, is_visible)
+            scores = level.adjust_scores(scores, level_query_ids, level_key_ids, is_visible)
         return scores
 
     def _split(self, x: HeadVectors) -> Sequence[Tensor]:

@@ -1,4 +1,4 @@
-"""Addresses: rules that name one earlier token for each answer, such as the prompt token with the same number."""
+"""Locators: rules that name one earlier token for each answer, such as the prompt token with the same number."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,13 +10,13 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from lengthwise.core.errors import PromptError, SettingError
-from lengthwise.tasks.coupling.answer_steps import ADVICE, AFTER, ANYWHERE, BEFORE, NO_TOKEN, AnswerSteps, Phases
+from lengthwise.tasks.coupling.answer_steps import ADVICE, AFTER, ANYWHERE, BEFORE, NO_TOKEN, AnswerPhases, AnswerSteps
 from lengthwise.tasks.jsonl_table import MARK
 
 FIRST, LAST = "first", "last"
 # Occurrence of an anchor token whose number is that of the line.
 LINE = "line"
-# Slopes of addresses that move through the prompt, from simple to complex.
+# Slopes of locators that move through the prompt, from simple to complex.
 SLOPES = (1, -1, 0, 2, -2)
 MATCH_COST = 40
 KEY_KINDS = ("answer", "prompt", "first")
@@ -24,7 +24,7 @@ KEY_KINDS = ("answer", "prompt", "first")
 # The search tries the following candidates.
 # Distances to the anchor, from simple to complex.
 OFFSETS = (0, 1, -1, 2, -2, 3, -3)
-# Slopes of addresses that move from line to line.
+# Slopes of locators that move from line to line.
 LINE_SLOPES = (1, -1)
 # Largest distance to the answer in the same column of the previous line.
 MAX_COLUMN_DISTANCE = 3
@@ -41,39 +41,39 @@ MAX_CONTEXT_TOKENS = 4
 NUM_LAST_KEYS, NUM_FIRST_KEYS, MAX_KEY_DISTANCE = 2, 1, 8
 
 
-class Address(ABC):
+class TokenLocator(ABC):
     """Rule that gives the index of one earlier token for each step."""
 
     __slots__ = ()
-    # True if the address names a prompt token, not an earlier answer.
+    # True if the locator names a prompt token, not an earlier answer.
     is_prompt: ClassVar[bool] = True
 
     @property
     @abstractmethod
-    def text(self) -> str:
-        """Form of the address in saved files."""
+    def saved_text(self) -> str:
+        """Form of the locator in saved files."""
 
     @property
     @abstractmethod
-    def cost(self) -> int:
-        """Order of addresses from simple to complex."""
+    def complexity(self) -> int:
+        """Order of locators from simple to complex."""
 
     @property
-    def named_token(self) -> int | None:
-        """Number of the token that the address names, if any."""
+    def fixed_token_id(self) -> int | None:
+        """Number of the token that the locator names, if any."""
         return None
 
     @abstractmethod
-    def locate(self, steps: AnswerSteps, phases: Phases) -> Int[np.ndarray, " step"]:
+    def locate_tokens(self, steps: AnswerSteps, phases: AnswerPhases) -> Int[np.ndarray, " step"]:
         """Return the indexes; they can lie outside the prompt, and are ``NO_TOKEN`` for steps without a token."""
 
     @abstractmethod
-    def in_words(self, vocabulary: Sequence[str]) -> str:
-        """Return the address in words; places count from 0."""
+    def describe(self, vocabulary: Sequence[str]) -> str:
+        """Return the locator in words; places count from 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PromptAddress(Address):
+class PromptTokenLocator(TokenLocator):
     """Prompt token at ``anchor + slope * place + line_slope * line + offset``.
 
     ``anchor`` is ``first``, ``last`` (the token before the start token), ``#TOKEN.N`` (occurrence N of a token) or
@@ -86,21 +86,21 @@ class PromptAddress(Address):
     line_slope: int = 0
 
     @property
-    def text(self) -> str:
-        """Form of the address in saved files, such as ``prompt first +1 -2``; a slope over lines comes last."""
+    def saved_text(self) -> str:
+        """Form of the locator in saved files, such as ``prompt first +1 -2``; a slope over lines comes last."""
         line_slope = f" {self.line_slope:+d}" if self.line_slope else ""
         return f"prompt {self.anchor} {self.slope:+d} {self.offset:+d}{line_slope}"
 
     @property
-    def cost(self) -> int:
-        """Order of addresses from simple to complex."""
+    def complexity(self) -> int:
+        """Order of locators from simple to complex."""
         token, occurrence = self._token_and_occurrence
         # A token as anchor is simpler than an offset: the number of tokens before it can change.
         anchor = 0 if token is None else 1 + 2 * (0 if occurrence == LINE else int(occurrence))
         return anchor + 2 * SLOPES.index(self.slope) + 2 * abs(self.offset) + 2 * abs(self.line_slope)
 
     @property
-    def named_token(self) -> int | None:
+    def fixed_token_id(self) -> int | None:
         """Number of the token that is the anchor, if any."""
         return self._token_and_occurrence[0]
 
@@ -109,12 +109,12 @@ class PromptAddress(Address):
         token, _, occurrence = self.anchor[1:].partition(".")
         return (int(token), occurrence) if self.anchor.startswith("#") else (None, "")
 
-    def locate(self, steps: AnswerSteps, phases: Phases) -> Int[np.ndarray, " step"]:
+    def locate_tokens(self, steps: AnswerSteps, phases: AnswerPhases) -> Int[np.ndarray, " step"]:
         """Return the indexes; raise ``PromptError`` if a prompt has no anchor."""
         anchor = self._anchor_index(steps, phases)
         return anchor + self.slope * phases.place + self.line_slope * phases.line + self.offset
 
-    def _anchor_index(self, steps: AnswerSteps, phases: Phases) -> Int[np.ndarray, " step"]:
+    def _anchor_index(self, steps: AnswerSteps, phases: AnswerPhases) -> Int[np.ndarray, " step"]:
         token, number = self._token_and_occurrence
         if token is None:
             return np.zeros(len(steps), dtype=np.int64) if self.anchor == FIRST else steps.prompt_length - 2
@@ -131,8 +131,8 @@ class PromptAddress(Address):
         index = order[steps.sequence, np.minimum(occurrence, order.shape[1] - 1)]
         return np.where(is_missing, steps.prompt_length, index)
 
-    def in_words(self, vocabulary: Sequence[str]) -> str:
-        """Return the address in words, such as ``prompt token first + place -2``."""
+    def describe(self, vocabulary: Sequence[str]) -> str:
+        """Return the locator in words, such as ``prompt token first + place -2``."""
         token, occurrence = self._token_and_occurrence
         if token is None:
             # In a task file, the last prompt token before the start token is the mark.
@@ -147,7 +147,7 @@ class PromptAddress(Address):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerAddress(Address):
+class AnswerTokenLocator(TokenLocator):
     """Answer token ``lag`` steps before; before the first answer, the start token."""
 
     lag: int
@@ -155,26 +155,26 @@ class AnswerAddress(Address):
     is_prompt: ClassVar[bool] = False
 
     @property
-    def text(self) -> str:
-        """Form of the address in saved files, such as ``answer 1``."""
+    def saved_text(self) -> str:
+        """Form of the locator in saved files, such as ``answer 1``."""
         return f"answer {self.lag}"
 
     @property
-    def cost(self) -> int:
-        """Order of addresses from simple to complex."""
+    def complexity(self) -> int:
+        """Order of locators from simple to complex."""
         return 2 * (self.lag - 1)
 
-    def locate(self, steps: AnswerSteps, phases: Phases | None = None) -> Int[np.ndarray, " step"]:
+    def locate_tokens(self, steps: AnswerSteps, phases: AnswerPhases | None = None) -> Int[np.ndarray, " step"]:
         """Return the indexes, which do not depend on phases; ``NO_TOKEN`` before the start token."""
         return np.where(steps.number >= self.lag - 1, steps.prompt_length + steps.number - self.lag, NO_TOKEN)
 
-    def in_words(self, vocabulary: Sequence[str]) -> str:
-        """Return the address in words, such as ``the answer 2 steps before``."""
+    def describe(self, vocabulary: Sequence[str]) -> str:
+        """Return the locator in words, such as ``the answer 2 steps before``."""
         return "the previous answer" if self.lag == 1 else f"the answer {self.lag} steps before"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LineAddress(Address):
+class PreviousLineLocator(TokenLocator):
     """Answer token ``offset`` tokens after the same column of the previous line."""
 
     offset: int
@@ -182,30 +182,30 @@ class LineAddress(Address):
     is_prompt: ClassVar[bool] = False
 
     @property
-    def text(self) -> str:
-        """Form of the address in saved files, such as ``line -1``."""
+    def saved_text(self) -> str:
+        """Form of the locator in saved files, such as ``line -1``."""
         return f"line {self.offset:+d}"
 
     @property
-    def cost(self) -> int:
-        """Order of addresses from simple to complex."""
+    def complexity(self) -> int:
+        """Order of locators from simple to complex."""
         return 1 + 2 * abs(self.offset)
 
-    def locate(self, steps: AnswerSteps, phases: Phases) -> Int[np.ndarray, " step"]:
+    def locate_tokens(self, steps: AnswerSteps, phases: AnswerPhases) -> Int[np.ndarray, " step"]:
         """Return the indexes; ``NO_TOKEN`` in the first line, and beyond the ends of the previous line."""
         column = steps.number - phases.line * phases.line_width + self.offset
         is_inside = (phases.line > 0) & (column >= 0) & (column < phases.line_width)
         index = steps.prompt_length + steps.number - phases.line_width + self.offset
         return np.where(is_inside, index, NO_TOKEN)
 
-    def in_words(self, vocabulary: Sequence[str]) -> str:
-        """Return the address in words, such as ``the answer at the same place in the previous line``."""
+    def describe(self, vocabulary: Sequence[str]) -> str:
+        """Return the locator in words, such as ``the answer at the same place in the previous line``."""
         distance = f"{abs(self.offset)} tokens {'after' if self.offset > 0 else 'before'} " if self.offset else "at "
         return f"the answer {distance}the same place in the previous line"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MatchAddress(Address):
+class MatchingTokenLocator(TokenLocator):
     """Prompt token ``offset`` tokens after the first match of an earlier token, the key.
 
     The kind of the key is ``answer`` (``number`` steps before), ``prompt`` (the last prompt token but ``number``) or
@@ -220,17 +220,17 @@ class MatchAddress(Address):
     offset: int
 
     @property
-    def text(self) -> str:
-        """Form of the address in saved files, such as ``match answer 1 before 12 +2``."""
+    def saved_text(self) -> str:
+        """Form of the locator in saved files, such as ``match answer 1 before 12 +2``."""
         return f"match {self.kind} {self.number} {self.side} {self.context} {self.offset:+d}"
 
     @property
-    def cost(self) -> int:
-        """Order of addresses from simple to complex."""
+    def complexity(self) -> int:
+        """Order of locators from simple to complex."""
         return MATCH_COST + self.number + abs(self.offset) + (self.side != ANYWHERE)
 
     @property
-    def named_token(self) -> int | None:
+    def fixed_token_id(self) -> int | None:
         """Number of the token next to the match, if any."""
         return None if self.side == ANYWHERE else self.context
 
@@ -239,26 +239,26 @@ class MatchAddress(Address):
         """True if the key is an answer token."""
         return self.kind == "answer"
 
-    def locate(self, steps: AnswerSteps, phases: Phases) -> Int[np.ndarray, " step"]:
+    def locate_tokens(self, steps: AnswerSteps, phases: AnswerPhases) -> Int[np.ndarray, " step"]:
         """Return the indexes; ``NO_TOKEN`` without a match."""
-        match = self.match(steps)
+        match = self.find_match(steps)
         return np.where(match >= 0, match + self.offset, NO_TOKEN)
 
     def key_index(self, steps: AnswerSteps) -> Int[np.ndarray, " step"]:
         """Return the index of the key."""
         if self.reads_answers:
-            return AnswerAddress(lag=self.number).locate(steps)
+            return AnswerTokenLocator(lag=self.number).locate_tokens(steps)
         return steps.prompt_length - 2 - self.number if self.kind == "prompt" else np.full(len(steps), self.number)
 
-    def match(self, steps: AnswerSteps) -> Int[np.ndarray, " step"]:
+    def find_match(self, steps: AnswerSteps) -> Int[np.ndarray, " step"]:
         """Return the index of the first match of the key."""
         key_index = self.key_index(steps)
         start = self.number + 1 if self.kind == "first" else 0
         match = steps.first_match(steps.token_at(key_index), self.side, self.context, start)
         return np.where(match == key_index, NO_TOKEN, match)
 
-    def in_words(self, vocabulary: Sequence[str]) -> str:
-        """Return the address in words, such as ``the prompt token +1 from the first one equal to ...``."""
+    def describe(self, vocabulary: Sequence[str]) -> str:
+        """Return the locator in words, such as ``the prompt token +1 from the first one equal to ...``."""
         context = "" if self.side == ANYWHERE else f" {self.side} '{vocabulary[self.context]}'"
         return (
             f"the prompt token {self.offset:+d} from the first one equal to {self._key_in_words(vocabulary)}{context}"
@@ -267,7 +267,7 @@ class MatchAddress(Address):
     def _key_in_words(self, vocabulary: Sequence[str]) -> str:
         number = self.number
         if self.reads_answers:
-            return AnswerAddress(lag=number).in_words(vocabulary)
+            return AnswerTokenLocator(lag=number).describe(vocabulary)
         if self.kind == "first":
             return "the first prompt token" if number == 0 else f"the prompt token {number} after the first"
         if MARK in vocabulary:
@@ -278,23 +278,23 @@ class MatchAddress(Address):
         return "the last prompt token" if number == 0 else f"the prompt token {number} before the last"
 
 
-def parse_address(text: str) -> Address:
-    """Return the address of its text; raise ``SettingError`` for an invalid text."""
+def parse_locator(text: str) -> TokenLocator:
+    """Return the locator of its text; raise ``SettingError`` for an invalid text."""
     kind, *parts = text.split() or [""]
     try:
         if kind == "prompt" and _is_anchor(parts[0]):
             line_slope = int(parts[3]) if len(parts) > 3 else 0
-            return PromptAddress(anchor=parts[0], slope=int(parts[1]), offset=int(parts[2]), line_slope=line_slope)
+            return PromptTokenLocator(anchor=parts[0], slope=int(parts[1]), offset=int(parts[2]), line_slope=line_slope)
         if kind == "answer":
-            return AnswerAddress(lag=int(parts[0]))
+            return AnswerTokenLocator(lag=int(parts[0]))
         if kind == "line":
-            return LineAddress(offset=int(parts[0]))
+            return PreviousLineLocator(offset=int(parts[0]))
         if kind == "match" and parts[0] in KEY_KINDS and parts[2] in (BEFORE, AFTER, ANYWHERE):
             number, context, offset = int(parts[1]), int(parts[3]), int(parts[4])
-            return MatchAddress(kind=parts[0], number=number, side=parts[2], context=context, offset=offset)
+            return MatchingTokenLocator(kind=parts[0], number=number, side=parts[2], context=context, offset=offset)
         raise ValueError
     except (ValueError, IndexError):
-        raise SettingError(f"invalid address '{text}'; {ADVICE}") from None
+        raise SettingError(f"invalid locator '{text}'; {ADVICE}") from None
 
 
 def _is_anchor(text: str) -> bool:
@@ -304,56 +304,56 @@ def _is_anchor(text: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LocatedAddress:
-    """Address with the index and the token of each step; an index outside the prompt is ``NO_TOKEN``."""
+class LocatedTokens:
+    """Locator with the index and the token of each step; an index outside the prompt is ``NO_TOKEN``."""
 
-    address: Address
+    locator: TokenLocator
     index: Int[np.ndarray, " step"]
     tokens: Int[np.ndarray, " step"]
 
-    def where(self, mask: Bool[np.ndarray, " step"]) -> "LocatedAddress":
-        """Return the address for the steps of a mask."""
-        return LocatedAddress(address=self.address, index=self.index[mask], tokens=self.tokens[mask])
+    def select(self, mask: Bool[np.ndarray, " step"]) -> "LocatedTokens":
+        """Return the locator for the steps of a mask."""
+        return LocatedTokens(locator=self.locator, index=self.index[mask], tokens=self.tokens[mask])
 
 
-def locate(address: Address, steps: AnswerSteps, phases: Phases) -> LocatedAddress:
-    """Return the address with its index and token at each step."""
-    index = address.locate(steps, phases)
-    if address.is_prompt:
+def locate_tokens(locator: TokenLocator, steps: AnswerSteps, phases: AnswerPhases) -> LocatedTokens:
+    """Return the locator with its index and token at each step."""
+    index = locator.locate_tokens(steps, phases)
+    if locator.is_prompt:
         index = np.where((index >= 0) & (index < steps.prompt_length - 1), index, NO_TOKEN)
-    # Small integers, because a search holds hundreds of addresses.
+    # Small integers, because a search holds hundreds of locators.
     tokens = steps.token_at(index).astype(np.int32)
-    return LocatedAddress(address=address, index=index.astype(np.int32), tokens=tokens)
+    return LocatedTokens(locator=locator, index=index.astype(np.int32), tokens=tokens)
 
 
-def without_duplicates(addresses: Iterable[LocatedAddress]) -> list[LocatedAddress]:
-    """Return the simplest of all addresses with equal indexes; omit addresses without any token."""
-    distinct: dict[bytes, LocatedAddress] = {}
-    for located in sorted(addresses, key=lambda located: located.address.cost):
+def drop_duplicate_locators(locators: Iterable[LocatedTokens]) -> list[LocatedTokens]:
+    """Return the simplest of all locators with equal indexes; omit locators without any token."""
+    distinct: dict[bytes, LocatedTokens] = {}
+    for located in sorted(locators, key=lambda located: located.locator.complexity):
         if (located.index >= 0).any():
             distinct.setdefault(located.index.tobytes(), located)
     return list(distinct.values())
 
 
-def iter_fixed_addresses(steps: AnswerSteps, phases: Phases) -> Iterator[Address]:
-    """Yield addresses that depend only on the number of an answer, and on its line."""
+def iter_place_locators(steps: AnswerSteps, phases: AnswerPhases) -> Iterator[TokenLocator]:
+    """Yield locators that depend only on the number of an answer, and on its line."""
     anchors = _anchors(steps)
     for anchor, slope, offset in product(anchors, SLOPES, OFFSETS):
-        yield PromptAddress(anchor=anchor, slope=slope, offset=offset)
+        yield PromptTokenLocator(anchor=anchor, slope=slope, offset=offset)
     for lag in range(1, NUM_LAGS + len(phases.names) + 1):
-        yield AnswerAddress(lag=lag)
+        yield AnswerTokenLocator(lag=lag)
     if not phases.has_lines:
         return
     for anchor, line_slope, offset in product(anchors, LINE_SLOPES, OFFSETS):
-        yield PromptAddress(anchor=anchor, slope=0, offset=offset, line_slope=line_slope)
+        yield PromptTokenLocator(anchor=anchor, slope=0, offset=offset, line_slope=line_slope)
     for token, slope, offset in product(_common_tokens(steps), (1, -1, 0), OFFSETS):
-        yield PromptAddress(anchor=f"#{token}.{LINE}", slope=slope, offset=offset)
+        yield PromptTokenLocator(anchor=f"#{token}.{LINE}", slope=slope, offset=offset)
     for offset in range(-MAX_COLUMN_DISTANCE, MAX_COLUMN_DISTANCE + 1):
-        yield LineAddress(offset=offset)
+        yield PreviousLineLocator(offset=offset)
 
 
-def iter_match_addresses(steps: AnswerSteps) -> Iterator[Address]:
-    """Yield addresses near the first match of an earlier token."""
+def iter_match_locators(steps: AnswerSteps) -> Iterator[TokenLocator]:
+    """Yield locators near the first match of an earlier token."""
     contexts = [(ANYWHERE, 0)]
     for token in _common_tokens(steps)[:MAX_CONTEXT_TOKENS]:
         contexts += [(BEFORE, token), (AFTER, token)]
@@ -363,12 +363,12 @@ def iter_match_addresses(steps: AnswerSteps) -> Iterator[Address]:
         numbers = range(min(MAX_KEY_DISTANCE, int(steps.prompt_lengths.min()) - 1))
         keys += [(kind, number) for number in numbers if _varies(kind, number, steps)][:limit]
     for (side, context), (kind, number), offset in product(contexts, keys, MATCH_OFFSETS):
-        yield MatchAddress(kind=kind, number=number, side=side, context=context, offset=offset)
+        yield MatchingTokenLocator(kind=kind, number=number, side=side, context=context, offset=offset)
 
 
 def _varies(kind: str, number: int, steps: AnswerSteps) -> bool:
-    address = MatchAddress(kind=kind, number=number, side=ANYWHERE, context=0, offset=0)
-    return len(np.unique(steps.token_at(address.key_index(steps)))) > 1
+    locator = MatchingTokenLocator(kind=kind, number=number, side=ANYWHERE, context=0, offset=0)
+    return len(np.unique(steps.token_at(locator.key_index(steps)))) > 1
 
 
 def _anchors(steps: AnswerSteps) -> list[str]:

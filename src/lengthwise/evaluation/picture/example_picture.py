@@ -12,8 +12,8 @@ from rich.cells import cell_len, chop_cells
 from torch import Tensor
 
 from lengthwise.core.errors import DivergedError, SettingError
-from lengthwise.core.progress_line import escape
-from lengthwise.core.randomness import stream
+from lengthwise.core.progress_line import escape_control_characters
+from lengthwise.core.randomness import random_stream
 from lengthwise.evaluation.exact_match import iter_examples
 from lengthwise.model.attention_scores import AttentionHooks
 from lengthwise.model.decoder import Decoder
@@ -39,7 +39,7 @@ WEIGHT_DECIMALS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class DependencyLink:
     """Earlier token that an answer depends on, and its ID distance from the token before the answer on each level."""
 
     index: int
@@ -47,12 +47,12 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
+class AnswerPrediction:
     """Prediction of a run for one answer, given the correct tokens and IDs before it.
 
     ``position_ids`` has the predicted ID of the correct token on each level. It is None, as is ``id_correct``, if the
     run predicts no IDs, and at the end token, whose ID is never used. ``attention`` has the weight of each earlier
-    token, in the head ``Picture.attention_head``.
+    token, in the head ``ExamplePicture.attention_head``.
     """
 
     token: str
@@ -63,14 +63,14 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class PictureAnswer:
     """Token index of an answer, its links, and the prediction of the run; None without a run."""
 
     index: int
-    links: tuple[Link, ...]
-    prediction: Prediction | None = None
+    links: tuple[DependencyLink, ...]
+    prediction: AnswerPrediction | None = None
 
-    def kind(self, link: Link) -> str:
+    def link_kind(self, link: DependencyLink) -> str:
         """Return the kind of a link of this answer: ``PREVIOUS``, ``COUPLED`` or ``FAR``."""
         if link.index == self.index - 1:
             return PREVIOUS
@@ -78,7 +78,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionHead:
+class ShownAttentionHead:
     """Layer and head (from 0) whose attention a picture shows, with the mean over answers of its largest weight.
 
     The largest weight is that of a linked token. In a picture without links, it is that of any token before the query.
@@ -90,7 +90,7 @@ class AttentionHead:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Picture:
+class ExamplePicture:
     """One example with its IDs and links.
 
     ``position_ids`` has one tuple per level, with one ID per token. ``training`` is True for IDs with the random gaps
@@ -107,11 +107,11 @@ class Picture:
     tokens: tuple[str, ...]
     position_ids: tuple[tuple[int | float, ...], ...]
     links_from: str
-    answers: tuple[Answer, ...]
+    answers: tuple[PictureAnswer, ...]
     encoding: str | None = None
-    attention_head: AttentionHead | None = None
+    attention_head: ShownAttentionHead | None = None
 
-    def color_numbers(self) -> list[list[int | None]]:
+    def color_group_numbers(self) -> list[list[int | None]]:
         """Return a number per level and token: equal for equal IDs, and None for an ID that no other token has."""
         numbers: list[list[int | None]] = []
         for ids in self.position_ids:
@@ -130,7 +130,7 @@ def sample_example(
     """
     examples, batch = next(iter_examples(task, scheme, length, 1, seed))
     if training:
-        rng = stream(seed, "picture training IDs", length)
+        rng = random_stream(seed, "picture training IDs", length)
         batch = to_batch(length, examples, scheme.assign(examples, rng, training=True))
     num_tokens = int(examples.response_end[0]) + 1
     if num_tokens > MAX_TOKENS:
@@ -143,7 +143,7 @@ def sample_example(
 
 def find_links(
     examples: Examples, position_ids: Real[np.ndarray, "level seq"]
-) -> tuple[str, dict[int, tuple[Link, ...]]]:
+) -> tuple[str, dict[int, tuple[DependencyLink, ...]]]:
     """Return the source of the links, and the links of each answer of the first example.
 
     Links are sorted by ID distance; the token before the answer is last.
@@ -158,7 +158,7 @@ def find_links(
         else:
             indexes = np.unique(examples.depends_on[0, answer])
         found = [
-            Link(index=index, id_distance=tuple(distances[:, index].tolist()))
+            DependencyLink(index=index, id_distance=tuple(distances[:, index].tolist()))
             for index in indexes.tolist()
             if index >= 0
         ]
@@ -170,8 +170,8 @@ def find_links(
 
 @torch.no_grad()
 def predict_answers(
-    decoder: Decoder, batch: Batch, links: Mapping[int, Sequence[Link]], vocabulary: Sequence[str]
-) -> tuple[AttentionHead, dict[int, Prediction]]:
+    decoder: Decoder, batch: Batch, links: Mapping[int, Sequence[DependencyLink]], vocabulary: Sequence[str]
+) -> tuple[ShownAttentionHead, dict[int, AnswerPrediction]]:
     """Return the prediction of each answer of a batch of one example, with teacher forcing, and the head to show.
 
     ``links`` has the links of each answer. Raises ``DivergedError`` if the predictions of the decoder are NaN.
@@ -188,7 +188,7 @@ def predict_answers(
         raise DivergedError("the predictions of the decoder are NaN; train the run again, or load it in float32")
     predicted_tokens, predicted_ids = logits.argmax(dim=-1)[0].tolist(), None
     if decoder.predicts_ids:
-        prompts = decoder.read_prompt(batch.tokens, ids, batch.prompt_length)
+        prompts = decoder.build_prompt_keys(batch.tokens, ids, batch.prompt_length)
         predicted_ids = decoder.most_likely_ids(hidden, ids[:, :, first_query:-1], targets, prompts)[:, 0].T.tolist()
     weights = torch.cat(layers).cpu()
     head = _select_head(weights, links)
@@ -197,7 +197,7 @@ def predict_answers(
         column, token = answer - first_query - 1, int(batch.tokens[0, answer])
         has_id = predicted_ids is not None and bool(batch.id_scored[0, answer])
         answer_ids = tuple(predicted_ids[column]) if predicted_ids is not None and has_id else None
-        predictions[answer] = Prediction(
+        predictions[answer] = AnswerPrediction(
             token=vocabulary[predicted_tokens[column]],
             token_correct=predicted_tokens[column] == token,
             position_ids=answer_ids,
@@ -211,8 +211,8 @@ def predict_answers(
 
 
 def _select_head(
-    weights: Float[Tensor, "layers heads query key"], links: Mapping[int, Sequence[Link]]
-) -> AttentionHead:
+    weights: Float[Tensor, "layers heads query key"], links: Mapping[int, Sequence[DependencyLink]]
+) -> ShownAttentionHead:
     """Return the head with the largest mean over answers of the largest weight on a linked token.
 
     The query itself does not count, because the decoder reads it without attention.
@@ -229,10 +229,10 @@ def _select_head(
     # Without links and earlier tokens, all heads are equally good.
     means = peaks.mean(dim=-1).nan_to_num()
     layer, head = divmod(int(means.argmax()), means.shape[1])
-    return AttentionHead(layer=layer, head=head, weight=round(float(means[layer, head]), WEIGHT_DECIMALS))
+    return ShownAttentionHead(layer=layer, head=head, weight=round(float(means[layer, head]), WEIGHT_DECIMALS))
 
 
-def sentences(picture: Picture) -> Iterator[str]:
+def describe_picture(picture: ExamplePicture) -> Iterator[str]:
     """Yield sentences that describe a picture: the example, its links, and the predictions of the run."""
     kind = "training" if picture.training else "evaluation"
     yield f"{picture.task}, length {picture.length}, scheme {picture.scheme}, {kind} IDs, seed {picture.seed}"
@@ -249,7 +249,7 @@ def sentences(picture: Picture) -> Iterator[str]:
     yield from _run_sentences(picture, bool(links))
 
 
-def _run_sentences(picture: Picture, has_links: bool) -> Iterator[str]:
+def _run_sentences(picture: ExamplePicture, has_links: bool) -> Iterator[str]:
     head, predictions = picture.attention_head, [answer.prediction for answer in picture.answers if answer.prediction]
     if head is None:
         return
@@ -274,14 +274,14 @@ def join_numbers(numbers: Sequence[Any]) -> str:
 
 def token_label(token: str) -> str:
     """Return the text of a token on one line: escaped, in quotes if spaces matter, and cut if it is long."""
-    text = escape(token).replace("\n", "\\n")
+    text = escape_control_characters(token).replace("\n", "\\n")
     text = text if text and text.split() == [text] else f"'{text}'"
     if cell_len(text) <= MAX_TOKEN_CELLS:
         return text
     return chop_cells(text, MAX_TOKEN_CELLS - len(CUT))[0] + CUT
 
 
-def level_labels(picture: Picture) -> list[str]:
+def level_labels(picture: ExamplePicture) -> list[str]:
     """Return the names of the ID levels."""
     num_levels = len(picture.position_ids)
     return ["ID"] if num_levels == 1 else [f"ID {level + 1}" for level in range(num_levels)]

@@ -8,64 +8,71 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from lengthwise.core.defaults import MAX_COUPLED_TOKENS
-from lengthwise.core.randomness import stream
-from lengthwise.tasks.coupling.addresses import (
-    Address,
-    LocatedAddress,
-    iter_fixed_addresses,
-    iter_match_addresses,
-    locate,
-    without_duplicates,
+from lengthwise.core.randomness import random_stream
+from lengthwise.tasks.coupling.answer_steps import (
+    FIRST_APART,
+    ONE,
+    AnswerPhases,
+    AnswerSteps,
+    divide_into_phases,
+    iter_phase_divisions,
 )
-from lengthwise.tasks.coupling.answer_steps import FIRST_APART, ONE, AnswerSteps, Phases, divide, iter_divisions
-from lengthwise.tasks.coupling.dependence import (
+from lengthwise.tasks.coupling.dependence_search import (
     FEWER_ERRORS,
     PERIODS,
+    AnswerExplanation,
     DependenceSearch,
-    Explanation,
+    DependenceSearchResult,
     SearchProgress,
-    SearchResult,
+)
+from lengthwise.tasks.coupling.locators import (
+    LocatedTokens,
+    TokenLocator,
+    drop_duplicate_locators,
+    iter_match_locators,
+    iter_place_locators,
+    locate_tokens,
 )
 
-# Share of steps with equal tokens from which two addresses count as the same.
+# Share of steps with equal tokens from which two locators count as the same.
 SAME_TOKENS = 0.999
-# A token can follow from another one if the other address has at most this number of tokens per step.
+# A token can follow from another one if the other locator has at most this number of tokens per step.
 MAX_TOKEN_SHARE = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseRule:
-    """Addresses that determine the answers of one phase, and other sets that explain them equally well.
+    """Locators that determine the answers of one phase, and other sets that explain them equally well.
 
-    ``error_addresses`` are two addresses whose tokens change the error rate, so the errors are not random. A number N
+    ``error_locators`` are two locators whose tokens change the error rate, so the errors are not random. A number N
     stands for the number of the answer modulo N.
     """
 
     name: str
     mask: Bool[np.ndarray, " step"]
-    addresses: tuple[LocatedAddress, ...]
-    explanation: Explanation
-    alternatives: tuple[tuple[LocatedAddress, ...], ...]
-    error_addresses: tuple[Address | int, ...]
+    locators: tuple[LocatedTokens, ...]
+    explanation: AnswerExplanation
+    alternatives: tuple[tuple[LocatedTokens, ...], ...]
+    error_locators: tuple[TokenLocator | int, ...]
 
     @property
-    def tokens(self) -> Int[np.ndarray, "address step"]:
-        """Tokens at the addresses of each answer; one constant row for a rule without addresses."""
-        if not self.addresses:
+    def tokens(self) -> Int[np.ndarray, "locator step"]:
+        """Tokens at the locators of each answer; one constant row for a rule without locators."""
+        if not self.locators:
             return np.zeros((1, int(self.mask.sum())), dtype=np.int64)
-        return np.stack([located.tokens for located in self.addresses])
+        return np.stack([located.tokens for located in self.locators])
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attempt:
+class RuleSearchAttempt:
     """Search with one division into phases; ``rules`` is empty unless every phase is explained.
 
     ``closest`` is the search of the first phase without an explanation.
     """
 
-    phases: Phases
+    phases: AnswerPhases
     rules: tuple[PhaseRule, ...]
-    closest: SearchResult
+    closest: DependenceSearchResult
 
     @property
     def is_ambiguous(self) -> bool:
@@ -75,28 +82,28 @@ class Attempt:
     @property
     def has_error_pattern(self) -> bool:
         """True if a rule has errors that are not random."""
-        return any(rule.error_addresses for rule in self.rules)
+        return any(rule.error_locators for rule in self.rules)
 
     @property
     def num_tokens(self) -> int:
         """Largest number of tokens that a rule has."""
-        return max(len(rule.addresses) for rule in self.rules)
+        return max(len(rule.locators) for rule in self.rules)
 
     @property
     def num_unexplained(self) -> float:
         """Number of answers that the rules predict wrong, or that nothing confirms; infinite without rules."""
         if not self.rules:
             return math.inf
-        return sum((1 - rule.explanation.score) * int(rule.mask.sum()) for rule in self.rules)
+        return sum((1 - rule.explanation.explained_share) * int(rule.mask.sum()) for rule in self.rules)
 
-    def at(self, steps: AnswerSteps) -> "Attempt":
-        """Return the attempt with the addresses of other steps."""
-        phases = divide(steps, self.phases.division)
+    def apply_to(self, steps: AnswerSteps) -> "RuleSearchAttempt":
+        """Return the attempt with the locators of other steps."""
+        phases = divide_into_phases(steps, self.phases.division)
         rules = []
         for number, rule in enumerate(self.rules):
             mask = phases.phase == number
-            addresses = tuple(locate(located.address, steps, phases).where(mask) for located in rule.addresses)
-            rules.append(replace(rule, mask=mask, addresses=addresses, alternatives=()))
+            locators = tuple(locate_tokens(located.locator, steps, phases).select(mask) for located in rule.locators)
+            rules.append(replace(rule, mask=mask, locators=locators, alternatives=()))
         return replace(self, phases=phases, rules=tuple(rules))
 
 
@@ -106,30 +113,32 @@ def search_rules(
     max_tokens: int = MAX_COUPLED_TOKENS,
     seed: int = 0,
     progress: SearchProgress | None = None,
-) -> list[Attempt]:
+) -> list[RuleSearchAttempt]:
     """Return all attempts, from simple to complex, up to the first one that explains all answers in only one way.
 
     Of the divisions of a group, the one that explains the most answers counts. If two sets of tokens explain the
     answers, only a separate rule for the first answer, or one with fewer tokens that looks something up, can decide
-    between them: other divisions may have no address for one of the sets. Without a decision, the ambiguous attempt is
+    between them: other divisions may have no locator for one of the sets. Without a decision, the ambiguous attempt is
     the last one. Look-ups also compete with a rule whose errors are not random. After the time limit of ``progress``,
     the attempts so far count.
     """
-    attempts: list[Attempt] = []
+    attempts: list[RuleSearchAttempt] = []
     progress = SearchProgress() if progress is None else progress
     fixed = _search_divisions(steps, [], attempts, max_tokens, seed, progress)
     if fixed is not None and not fixed.is_ambiguous and not fixed.has_error_pattern:
         return [*attempts, fixed]
-    if progress.is_over:
+    if progress.is_limit_reached:
         return attempts if fixed is None else [*attempts, fixed]
-    matches = without_duplicates(locate(address, steps, divide(steps, ONE)) for address in iter_match_addresses(steps))
+    matches = drop_duplicate_locators(
+        locate_tokens(locator, steps, divide_into_phases(steps, ONE)) for locator in iter_match_locators(steps)
+    )
     num_tokens = fixed.num_tokens - 1 if fixed is not None and fixed.is_ambiguous else max_tokens
     found = _search_divisions(steps, matches, attempts, num_tokens, seed, progress) if matches and num_tokens else None
     best = found if fixed is None or (found is not None and _is_better(found, fixed)) else fixed
     return attempts if best is None else [*attempts, best]
 
 
-def _is_better(found: Attempt, simple: Attempt) -> bool:
+def _is_better(found: RuleSearchAttempt, simple: RuleSearchAttempt) -> bool:
     """Return True for an attempt that decides, or that leaves far fewer errors than a simpler one."""
     is_right = simple.is_ambiguous or found.num_unexplained < FEWER_ERRORS * simple.num_unexplained
     return is_right and not found.is_ambiguous
@@ -137,22 +146,24 @@ def _is_better(found: Attempt, simple: Attempt) -> bool:
 
 def _search_divisions(
     steps: AnswerSteps,
-    matches: Sequence[LocatedAddress],
-    attempts: list[Attempt],
+    matches: Sequence[LocatedTokens],
+    attempts: list[RuleSearchAttempt],
     max_tokens: int,
     seed: int,
     progress: SearchProgress,
-) -> Attempt | None:
+) -> RuleSearchAttempt | None:
     """Add attempts with all divisions; return the first one with only one explanation, or else an ambiguous one.
 
     Further divisions compete with a rule whose errors are not random.
     """
-    ambiguous: Attempt | None = None
-    with_errors: Attempt | None = None
-    for group in iter_divisions(steps):
+    ambiguous: RuleSearchAttempt | None = None
+    with_errors: RuleSearchAttempt | None = None
+    for group in iter_phase_divisions(steps):
         divisions = [division for division in group if ambiguous is None or division == FIRST_APART]
-        divided = [phases for phases in (divide(steps, division) for division in divisions) if phases.is_complete]
-        if not divided or (progress.is_over and attempts):
+        divided = [
+            phases for phases in (divide_into_phases(steps, division) for division in divisions) if phases.is_complete
+        ]
+        if not divided or (progress.is_limit_reached and attempts):
             continue
         attempts += [_attempt(steps, phases, matches, max_tokens, seed, progress) for phases in divided]
         best = min(attempts[-len(divided) :], key=lambda attempt: attempt.num_unexplained)
@@ -169,42 +180,40 @@ def _search_divisions(
 
 def _attempt(
     steps: AnswerSteps,
-    phases: Phases,
-    matches: Sequence[LocatedAddress],
+    phases: AnswerPhases,
+    matches: Sequence[LocatedTokens],
     max_tokens: int,
     seed: int,
     progress: SearchProgress,
-) -> Attempt:
-    fixed = [locate(address, steps, phases) for address in iter_fixed_addresses(steps, phases)]
+) -> RuleSearchAttempt:
+    fixed = [locate_tokens(locator, steps, phases) for locator in iter_place_locators(steps, phases)]
     rules: list[PhaseRule] = []
     for number, name in enumerate(phases.names):
         mask = phases.phase == number
-        addresses = without_duplicates(located.where(mask) for located in (*fixed, *matches))
-        rng = stream(seed, "coupling search", number)
-        search = DependenceSearch(
-            addresses, steps.target[mask], steps.sequence[mask], rng, progress=progress, name=name
-        )
+        locators = drop_duplicate_locators(located.select(mask) for located in (*fixed, *matches))
+        rng = random_stream(seed, "coupling search", number)
+        search = DependenceSearch(locators, steps.target[mask], steps.sequence[mask], rng, progress=progress, name=name)
         result = search.run(max_tokens)
         if not result.explanations:
-            return Attempt(phases=phases, rules=(), closest=result)
-        first, *others = [tuple(addresses[index] for index in found.addresses) for found in result.explanations]
+            return RuleSearchAttempt(phases=phases, rules=(), closest=result)
+        first, *others = [tuple(locators[index] for index in found.locators) for found in result.explanations]
         rule = PhaseRule(
             name=name,
             mask=mask,
-            addresses=first,
+            locators=first,
             explanation=result.explanations[0],
             alternatives=tuple(other for other in others if not _is_same(first, other)),
-            error_addresses=tuple(
-                addresses[index].address if index < len(addresses) else PERIODS[index - len(addresses)]
-                for index in result.error_addresses
+            error_locators=tuple(
+                locators[index].locator if index < len(locators) else PERIODS[index - len(locators)]
+                for index in result.error_locators
             ),
         )
         rules.append(rule)
-    return Attempt(phases=phases, rules=tuple(rules), closest=result)
+    return RuleSearchAttempt(phases=phases, rules=tuple(rules), closest=result)
 
 
-def _is_same(first: Sequence[LocatedAddress], second: Sequence[LocatedAddress]) -> bool:
-    """Return True if every address of the first set has the tokens of an address of the second set.
+def _is_same(first: Sequence[LocatedTokens], second: Sequence[LocatedTokens]) -> bool:
+    """Return True if every locator of the first set has the tokens of a locator of the second set.
 
     An answer token can also follow from another answer token, such as a carry from a digit with its carry.
     """
@@ -214,9 +223,9 @@ def _is_same(first: Sequence[LocatedAddress], second: Sequence[LocatedAddress]) 
     )
 
 
-def _follows(first: LocatedAddress, second: LocatedAddress) -> bool:
-    """Return True if each answer token at the second address always comes with the same one at the first address."""
-    if first.address.is_prompt or second.address.is_prompt:
+def _follows(first: LocatedTokens, second: LocatedTokens) -> bool:
+    """Return True if each answer token at the second locator always comes with the same one at the first locator."""
+    if first.locator.is_prompt or second.locator.is_prompt:
         return False
     num_tokens = len(np.unique(second.tokens))
     num_pairs = np.unique(np.stack([first.tokens, second.tokens]), axis=1).shape[1]

@@ -13,18 +13,18 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from lengthwise.core.errors import CouplingError
-from lengthwise.tasks.coupling.addresses import (
-    Address,
-    AnswerAddress,
-    LocatedAddress,
-    MatchAddress,
-    PromptAddress,
-    iter_fixed_addresses,
-    locate,
-    without_duplicates,
+from lengthwise.tasks.coupling.answer_steps import NO_TOKEN, AnswerPhases, AnswerSteps
+from lengthwise.tasks.coupling.locators import (
+    AnswerTokenLocator,
+    LocatedTokens,
+    MatchingTokenLocator,
+    PromptTokenLocator,
+    TokenLocator,
+    drop_duplicate_locators,
+    iter_place_locators,
+    locate_tokens,
 )
-from lengthwise.tasks.coupling.answer_steps import NO_TOKEN, AnswerSteps, Phases
-from lengthwise.tasks.coupling.finder import Attempt, PhaseRule
+from lengthwise.tasks.coupling.rule_search import PhaseRule, RuleSearchAttempt
 
 # Probability that a family of groups refuses independent noise.
 FALSE_REFUSALS = 0.001
@@ -52,7 +52,7 @@ Family = Iterable[tuple[str, Bool[np.ndarray, " counted"]]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class ErrorGroup:
     """Answers that go with wrong answers, in words, with the share of wrong ones inside and outside.
 
     ``log_probability`` is the logarithm of the probability under independent noise, times the number of groups of the
@@ -66,7 +66,7 @@ class Group:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Errors:
+class RuleErrors:
     """Answers with a safe prediction, one row per distinct prompt, and which of them the rule predicts wrong.
 
     ``index`` has the numbers of these steps, and ``rate`` the error rate of the answers with the same prediction.
@@ -93,7 +93,7 @@ class Errors:
             outside = np.where(observed < 1, (1 - observed) * np.log((1 - observed) / (1 - expected)), 0)
         return -total * (inside + outside)
 
-    def best_group(self, family: Family) -> Group | None:
+    def find_least_likely_group(self, family: Family) -> ErrorGroup | None:
         """Return the least probable group of a family; None if no group has some of the answers."""
         num_groups, best, least = 0, None, np.inf
         for where, mask in family:
@@ -104,11 +104,11 @@ class Errors:
             num_groups += 1
             if log_probability < least:
                 best, least = (where, mask), log_probability
-        return None if best is None else self.group(*best, least + float(np.log(2 * num_groups)))
+        return None if best is None else self.build_group(*best, least + float(np.log(2 * num_groups)))
 
-    def group(self, where: str, mask: Bool[np.ndarray, " counted"], log_probability: float) -> Group:
+    def build_group(self, where: str, mask: Bool[np.ndarray, " counted"], log_probability: float) -> ErrorGroup:
         """Return a group with its shares of wrong answers."""
-        return Group(
+        return ErrorGroup(
             where=where,
             share_inside=float(self.is_wrong[mask].mean()),
             share_outside=float(self.is_wrong[~mask].mean()),
@@ -116,12 +116,12 @@ class Errors:
         )
 
 
-def check_noise(steps: AnswerSteps, attempt: Attempt, vocabulary: Sequence[str]) -> None:
+def check_independent_noise(steps: AnswerSteps, attempt: RuleSearchAttempt, vocabulary: Sequence[str]) -> None:
     """Raise ``CouplingError`` unless the answers that the rules do not explain look like independent noise."""
     if all(rule.explanation.accuracy == 1 for rule in attempt.rules):
         return
-    errors = find_errors(steps, attempt)
-    group = find_group(steps, attempt, errors, vocabulary)
+    errors = find_rule_errors(steps, attempt)
+    group = find_error_group(steps, attempt, errors, vocabulary)
     if group is not None:
         raise CouplingError(
             f"the best rule explains {1 - errors.num_wrong / len(errors.index):.2%} of the answers, and the others are "
@@ -141,7 +141,7 @@ def check_noise(steps: AnswerSteps, attempt: Attempt, vocabulary: Sequence[str])
         )
 
 
-def _check_share(steps: AnswerSteps, errors: Errors) -> None:
+def _check_share(steps: AnswerSteps, errors: RuleErrors) -> None:
     """Raise ``CouplingError`` if the rule explains too few of the answers without the end tokens."""
     is_counted = ~steps.is_end[errors.index]
     target = steps.target[errors.index][is_counted]
@@ -157,7 +157,7 @@ def _check_share(steps: AnswerSteps, errors: Errors) -> None:
         )
 
 
-def find_errors(steps: AnswerSteps, attempt: Attempt) -> Errors:
+def find_rule_errors(steps: AnswerSteps, attempt: RuleSearchAttempt) -> RuleErrors:
     """Return the answers that the rules predict wrong; an answer that reads a wrong answer does not count."""
     starts = np.flatnonzero(np.diff(steps.sequence, prepend=-1))
     first_step = np.zeros(len(steps.tokens), dtype=np.int64)
@@ -170,7 +170,7 @@ def find_errors(steps: AnswerSteps, attempt: Attempt) -> Errors:
     is_wrong = is_known & (prediction != target)
     reads_wrong = np.zeros(size, dtype=bool)
     for rule in attempt.rules:
-        here = steps.where(rule.mask)
+        here = steps.select(rule.mask)
         for index in _read_answers(rule, here):
             number = index - here.prompt_length
             step = np.where(number >= 0, first_step[here.sequence] + number, 0)
@@ -188,14 +188,14 @@ def find_errors(steps: AnswerSteps, attempt: Attempt) -> Errors:
     wrong = is_wrong[counted]
     counts = np.maximum(np.bincount(stratum, minlength=1), 1)
     rate = (np.bincount(stratum, weights=wrong, minlength=1) / counts)[stratum]
-    return Errors(index=counted, is_wrong=wrong, rate=rate, prediction=prediction[counted])
+    return RuleErrors(index=counted, is_wrong=wrong, rate=rate, prediction=prediction[counted])
 
 
 def _predict(
     rule: PhaseRule, target: Int[np.ndarray, " step"]
 ) -> tuple[Int[np.ndarray, " step"], Bool[np.ndarray, " step"]]:
     """Return the most frequent answer for the tokens of the rule, the largest one of several, and which are safe."""
-    if not rule.addresses:
+    if not rule.locators:
         return np.full(len(target), np.bincount(target).argmax()), np.ones(len(target), dtype=bool)
     tokens, num_answers = rule.tokens, int(target.max()) + 1
     codes = np.unique(tokens, axis=1, return_inverse=True)[1].ravel()
@@ -212,23 +212,28 @@ def _predict(
 
 def _read_answers(rule: PhaseRule, steps: AnswerSteps) -> Iterator[Int[np.ndarray, " step"]]:
     """Yield the indexes of the answers that the rule reads."""
-    for located in rule.addresses:
-        if isinstance(located.address, MatchAddress) and located.address.reads_answers:
-            yield located.address.key_index(steps)
-        elif not located.address.is_prompt:
+    for located in rule.locators:
+        if isinstance(located.locator, MatchingTokenLocator) and located.locator.reads_answers:
+            yield located.locator.key_index(steps)
+        elif not located.locator.is_prompt:
             yield located.index
 
 
-def find_group(steps: AnswerSteps, attempt: Attempt, errors: Errors, vocabulary: Sequence[str]) -> Group | None:
+def find_error_group(
+    steps: AnswerSteps, attempt: RuleSearchAttempt, errors: RuleErrors, vocabulary: Sequence[str]
+) -> ErrorGroup | None:
     """Return the group whose number of wrong answers is the least probable one under independent noise, if any is."""
     if not errors.num_wrong:
         return None
-    counted, phases = steps.where(errors.index), attempt.phases.where(errors.index)
-    fixed = without_duplicates(
-        locate(address, counted, phases) for address in iter_fixed_addresses(steps, attempt.phases)
+    counted, phases = steps.select(errors.index), attempt.phases.select(errors.index)
+    fixed = drop_duplicate_locators(
+        locate_tokens(locator, counted, phases) for locator in iter_place_locators(steps, attempt.phases)
     )
-    own_addresses = {located.address for rule in attempt.rules for located in rule.addresses}
-    own = [locate(address, counted, phases) for address in sorted(own_addresses, key=lambda address: address.text)]
+    own_locators = {located.locator for rule in attempt.rules for located in rule.locators}
+    own = [
+        locate_tokens(locator, counted, phases)
+        for locator in sorted(own_locators, key=lambda locator: locator.saved_text)
+    ]
     prompt_counts = _PromptCounts(counted)
     lengths = np.unique(counted.length)[1:]
     families: Iterable[Family] = chain(
@@ -243,7 +248,7 @@ def find_group(steps: AnswerSteps, attempt: Attempt, errors: Errors, vocabulary:
         ],
     )
     groups = [
-        *(errors.best_group(family) for family in families),
+        *(errors.find_least_likely_group(family) for family in families),
         *(_best_token(errors, located, vocabulary, len(fixed)) for located in fixed),
         _length_trend(counted, errors),
     ]
@@ -319,7 +324,7 @@ def _place_families(steps: AnswerSteps, sizes: Int[np.ndarray, " counted"]) -> I
 
 
 def _answer_families(
-    steps: AnswerSteps, errors: Errors, counts: _PromptCounts, vocabulary: Sequence[str]
+    steps: AnswerSteps, errors: RuleErrors, counts: _PromptCounts, vocabulary: Sequence[str]
 ) -> Iterator[Family]:
     """Yield the answers after a wrong answer, after other answers, and those that the prompt has more than once."""
     starts = np.flatnonzero(np.diff(steps.sequence, prepend=-1))
@@ -343,43 +348,45 @@ def _answer_families(
     yield [("that the prompt has more than once", counts.of(errors.prediction) > 1)]
 
 
-def _equal_tokens(own: Sequence[LocatedAddress], fixed: Sequence[LocatedAddress], vocabulary: Sequence[str]) -> Family:
+def _equal_tokens(own: Sequence[LocatedTokens], fixed: Sequence[LocatedTokens], vocabulary: Sequence[str]) -> Family:
     """Yield the answers for which a token that the rule reads equals another one."""
     for one in own:
         for other in fixed:
-            if one.address != other.address:
+            if one.locator != other.locator:
                 where = (
-                    f"with equal tokens at {one.address.in_words(vocabulary)} and {other.address.in_words(vocabulary)}"
+                    f"with equal tokens at {one.locator.describe(vocabulary)} and {other.locator.describe(vocabulary)}"
                 )
                 yield where, (one.tokens == other.tokens) & (one.tokens != NO_TOKEN)
 
 
 def _repeated_tokens(
-    steps: AnswerSteps, own: Sequence[LocatedAddress], counts: _PromptCounts, vocabulary: Sequence[str]
+    steps: AnswerSteps, own: Sequence[LocatedTokens], counts: _PromptCounts, vocabulary: Sequence[str]
 ) -> Family:
     """Yield the answers for which a token that the rule reads is in the prompt more than once."""
     for located in own:
         indexes = {"": located.index}
-        if isinstance(located.address, MatchAddress):
-            indexes["the key of "] = located.address.key_index(steps)
+        if isinstance(located.locator, MatchingTokenLocator):
+            indexes["the key of "] = located.locator.key_index(steps)
         for kind, index in indexes.items():
-            name, token = f"{kind}{located.address.in_words(vocabulary)}", steps.token_at(index)
+            name, token = f"{kind}{located.locator.describe(vocabulary)}", steps.token_at(index)
             for number in (1, 2):
                 where = f"for which {name} is more than {number} time{'s' * (number > 1)} in the prompt"
                 yield where, counts.of(token) > number
 
 
-def _equal_windows(steps: AnswerSteps, phases: Phases, own: Sequence[LocatedAddress], errors: Errors) -> Family:
+def _equal_windows(
+    steps: AnswerSteps, phases: AnswerPhases, own: Sequence[LocatedTokens], errors: RuleErrors
+) -> Family:
     """Yield the answers with the same tokens around those of the rule as an earlier wrong answer."""
     for size in WINDOW_SIZES:
-        addresses: set[Address] = {located.address for located in own}
-        for address in list(addresses):
-            if isinstance(address, PromptAddress):
+        locators: set[TokenLocator] = {located.locator for located in own}
+        for locator in list(locators):
+            if isinstance(locator, PromptTokenLocator):
                 shifts = range(-size, size + 1)
-                addresses |= {replace(address, offset=address.offset + shift) for shift in shifts}
-        addresses |= {AnswerAddress(lag=lag) for lag in range(1, size + 1)}
-        ordered = sorted(addresses, key=lambda address: address.text)
-        tokens = [locate(address, steps, phases).tokens for address in ordered]
+                locators |= {replace(locator, offset=locator.offset + shift) for shift in shifts}
+        locators |= {AnswerTokenLocator(lag=lag) for lag in range(1, size + 1)}
+        ordered = sorted(locators, key=lambda locator: locator.saved_text)
+        tokens = [locate_tokens(locator, steps, phases).tokens for locator in ordered]
         codes = np.unique(np.stack([*tokens, phases.phase]), axis=1, return_inverse=True)[1].ravel()
         first_wrong = np.full(int(codes.max()) + 1, len(codes))
         wrong = np.flatnonzero(errors.is_wrong)
@@ -390,8 +397,10 @@ def _equal_windows(steps: AnswerSteps, phases: Phases, own: Sequence[LocatedAddr
         )
 
 
-def _best_token(errors: Errors, located: LocatedAddress, vocabulary: Sequence[str], num_addresses: int) -> Group | None:
-    """Return the token at an address whose answers are the least probable, as one of many addresses."""
+def _best_token(
+    errors: RuleErrors, located: LocatedTokens, vocabulary: Sequence[str], num_locators: int
+) -> ErrorGroup | None:
+    """Return the token at a locator whose answers are the least probable, as one of many locators."""
     codes = located.tokens - NO_TOKEN
     observed, expected = (np.bincount(codes, weights=values) for values in (errors.is_wrong, errors.rate))
     sizes = np.bincount(codes)
@@ -401,12 +410,12 @@ def _best_token(errors: Errors, located: LocatedAddress, vocabulary: Sequence[st
     log_probability = np.where(is_group, errors.log_probability(observed, expected), 0)
     best = int(log_probability.argmin())
     token = "no token" if best == 0 else f"'{vocabulary[best + NO_TOKEN]}'"
-    where = f"with {token} as {located.address.in_words(vocabulary)}"
-    num_groups = is_group.sum() * num_addresses
-    return errors.group(where, codes == best, float(log_probability[best] + np.log(2 * num_groups)))
+    where = f"with {token} as {located.locator.describe(vocabulary)}"
+    num_groups = is_group.sum() * num_locators
+    return errors.build_group(where, codes == best, float(log_probability[best] + np.log(2 * num_groups)))
 
 
-def _length_trend(steps: AnswerSteps, errors: Errors) -> Group | None:
+def _length_trend(steps: AnswerSteps, errors: RuleErrors) -> ErrorGroup | None:
     """Return the long rows, with the probability of a trend of the error rate with the length."""
     length = steps.length
     middle = float(np.average(length, weights=errors.rate))
@@ -414,4 +423,4 @@ def _length_trend(steps: AnswerSteps, errors: Errors) -> Group | None:
     if variance == 0 or errors.num_wrong < MIN_WRONG:
         return None
     score = float(((errors.is_wrong - errors.rate) * (length - middle)).sum()) / np.sqrt(variance)
-    return errors.group(f"at length {int(middle) + 1} and above", length > middle, -score * score / 2)
+    return errors.build_group(f"at length {int(middle) + 1} and above", length > middle, -score * score / 2)

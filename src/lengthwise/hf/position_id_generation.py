@@ -13,7 +13,7 @@ from lengthwise.hf.model_inputs import (
     check_is_tensor,
     check_left_padding,
     check_no_embeddings,
-    count_ids,
+    consecutive_position_ids,
     expand_ids,
 )
 from lengthwise.hf.position_cache import PositionCache
@@ -22,7 +22,7 @@ from lengthwise.hf.position_cache import PositionCache
 ASSISTED_DECODING_SETTINGS = ("prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp")
 
 
-class IDGenerationMixin(GenerationMixin):
+class PositionIDGenerationMixin(GenerationMixin):
     """Mixin for greedy decoding, sampling and beam search with predicted IDs; each hypothesis has its own IDs.
 
     ``generate(input_ids, position_ids=...)`` accepts IDs of the prompt, or of the prompt and the first new tokens. By
@@ -43,14 +43,14 @@ class IDGenerationMixin(GenerationMixin):
         """Return the IDs of new tokens that continue the tokens in the cache."""
         raise NotImplementedError
 
-    def open_cache(self, past_key_values: Cache | None, use_cache: bool | None) -> PositionCache | None:
+    def get_or_create_cache(self, past_key_values: Cache | None, use_cache: bool | None) -> PositionCache | None:
         """Return the caller's cache, a new cache if ``use_cache`` is True, or None."""
         if past_key_values is not None:
             return PositionCache.wrap(past_key_values)
         model: Any = self
         return PositionCache(DynamicCache(config=model.config.get_text_config())) if use_cache else None
 
-    def step_inputs(
+    def decoding_step_inputs(
         self, tokens: Int[Tensor, "batch new"], cache: PositionCache, attention_mask: Tensor | None
     ) -> dict[str, Any]:
         """Return the inputs of a decoding step other than the tokens, their IDs and the cache."""
@@ -68,11 +68,11 @@ class IDGenerationMixin(GenerationMixin):
                 "from PositionCollator.prompts, or set config.count_prompt_from=0 if prompt IDs are consecutive from 0 "
                 "in training"
             )
-        return count_ids(tokens, attention_mask) + first_id
+        return consecutive_position_ids(tokens, attention_mask) + first_id
 
     @torch.no_grad()
     def generate(self, inputs: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Generate tokens as in `transformers`; `IDGenerationMixin` describes ``position_ids`` and the output."""
+        """Generate tokens as in `transformers`; `PositionIDGenerationMixin` describes the arguments and the output."""
         check_no_embeddings(kwargs.get("inputs_embeds"))
         check_is_tensor(kwargs.get("position_ids"))
         ids = kwargs.get("position_ids")
@@ -120,7 +120,7 @@ class IDGenerationMixin(GenerationMixin):
         Without a cache and without IDs, all tokens get the default prompt IDs.
         """
         model: Any = self
-        position_cache = self.open_cache(cache, use_cache=True)
+        position_cache = self.get_or_create_cache(cache, use_cache=True)
         assert position_cache is not None
         num_cached, num_ids = position_cache.num_tokens, 0 if position_ids is None else position_ids.shape[-1]
         if num_cached == 0 and num_ids == 0:
@@ -173,7 +173,7 @@ class IDGenerationMixin(GenerationMixin):
             inputs["position_ids"] = self._step_ids(tokens, position_ids, past_key_values)
         if is_first_iteration or num_cached == 0:
             return inputs | {"attention_mask": attention_mask}
-        return inputs | self.step_inputs(tokens, past_key_values, attention_mask)
+        return inputs | self.decoding_step_inputs(tokens, past_key_values, attention_mask)
 
     def _step_ids(self, tokens: Int[Tensor, "batch new"], ids: Tensor | None, cache: PositionCache) -> Tensor | None:
         num_cached = cache.num_tokens

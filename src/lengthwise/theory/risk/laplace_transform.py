@@ -14,10 +14,10 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from lengthwise.core.errors import SettingError
-from lengthwise.tasks.planted.placement import ShapeLaw
-from lengthwise.tasks.planted.planted_task import Planted
+from lengthwise.tasks.planted.placement import ShapeDistribution
+from lengthwise.tasks.planted.planted_task import PlantedCorrelations
 from lengthwise.theory.attention.tabular import TabularAttention
-from lengthwise.theory.risk.exact_risk import Leakage, Loss, TotalVariation
+from lengthwise.theory.risk.exact_risk import LeakageLoss, Loss, TotalVariationLoss
 
 # The largest number of scores, and the largest number of states for products of dense matrices.
 MAX_SCORES = 1 << 16
@@ -61,7 +61,7 @@ Pair = tuple[DualNumbers, DualNumbers]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenChain:
+class TokenMarkovChain:
     """Markov chain of tokens, whose state is the last ``span - 1`` tokens.
 
     ``log_scores`` and ``costs`` belong to the set of each shape that ends at the next token. States near the start of
@@ -77,13 +77,13 @@ class TokenChain:
     costs: Float[np.ndarray, "costs shapes states tokens"]
 
     @classmethod
-    def build(
+    def from_score_tables(
         cls,
-        law: Planted,
+        law: PlantedCorrelations,
         shapes: Int[np.ndarray, "shapes k"],
         log_scores: Float[np.ndarray, "shapes codes"],
         costs: Float[np.ndarray, "costs shapes codes"],
-    ) -> "TokenChain":
+    ) -> "TokenMarkovChain":
         """Build the chain from scores and costs by shape and tuple code; raises ``SettingError`` if it is too large."""
         background = law.independent_background
         tokens = np.union1d(np.flatnonzero(background), np.unique(law.tuples))
@@ -124,19 +124,21 @@ class TokenChain:
         return len(self.successor)
 
     @cached_property
-    def log_weight(self) -> Float[np.ndarray, "states tokens"]:
+    def log_total_score(self) -> Float[np.ndarray, "states tokens"]:
         """Log of the total score of the sets that end at the next token, by state and token."""
         return np.asarray(np.logaddexp.reduce(self.log_scores, axis=0))
 
-    def cost(self, free_shape: Int[np.ndarray, " k"] | None = None) -> Float[np.ndarray, "costs states tokens"]:
+    def mean_set_cost(
+        self, free_shape: Int[np.ndarray, " k"] | None = None
+    ) -> Float[np.ndarray, "costs states tokens"]:
         """Return the mean cost of the sets that end at the next token; the set of ``free_shape`` has cost 0."""
         has_cost = slice(None) if free_shape is None else (self.shapes != free_shape).any(axis=1)
-        score_share = np.exp(self.log_scores - np.where(np.isfinite(self.log_weight), self.log_weight, 0.0))
+        score_share = np.exp(self.log_scores - np.where(np.isfinite(self.log_total_score), self.log_total_score, 0.0))
         return np.asarray((score_share * self.costs)[:, has_cost].sum(axis=1))
 
 
 @dataclass(frozen=True, slots=True)
-class Insertion:
+class WeightedPlantedTuples:
     """Planted tuples with a probability per cost and tuple; with ``planted_is_free``, the planted set has cost 0."""
 
     tuples: Int[np.ndarray, "tuples k"]
@@ -148,8 +150,11 @@ class Insertion:
 Totals = tuple[Float[np.ndarray, "costs laws s"], Float[np.ndarray, "costs laws s"]]
 
 
-def chain_totals(
-    chain: TokenChain, insertion: Insertion, shape_laws: Sequence[ShapeLaw], log_s: Float[np.ndarray, " s"]
+def compute_laplace_transforms(
+    chain: TokenMarkovChain,
+    insertion: WeightedPlantedTuples,
+    shape_laws: Sequence[ShapeDistribution],
+    log_s: Float[np.ndarray, " s"],
 ) -> Totals:
     """Compute the ``Totals`` for every distribution of the planted set in ``shape_laws`` and every s."""
     num_states = chain.num_states
@@ -171,12 +176,16 @@ def chain_totals(
 class _Operator:
     """Operators that append background and planted tokens to distributions over states, for one block of s."""
 
-    def __init__(self, chain: TokenChain, insertion: Insertion, log_s: Float[np.ndarray, " s"]) -> None:
+    def __init__(
+        self, chain: TokenMarkovChain, insertion: WeightedPlantedTuples, log_s: Float[np.ndarray, " s"]
+    ) -> None:
         self.chain, self.insertion = chain, insertion
         # The factor s keeps the derivative in the range of floats even if scores exceed it.
-        self.exponent = np.exp(np.minimum(log_s[:, None, None] + chain.log_weight, MAX_LOG_EXPONENT))  # s states tokens
+        self.exponent = np.exp(
+            np.minimum(log_s[:, None, None] + chain.log_total_score, MAX_LOG_EXPONENT)
+        )  # s states tokens
         self.decay = np.exp(-self.exponent)
-        self.cost = chain.cost()
+        self.cost = chain.mean_set_cost()
         self.powers: dict[tuple[int, ...], list[Pair]] = {}
 
     def total(self, planted: Int[np.ndarray, " k"], probability: Float[np.ndarray, " starts"]) -> DualNumbers:
@@ -216,7 +225,7 @@ class _Operator:
 
     def _insert(self, prefix: DualNumbers, planted_shape: Int[np.ndarray, " k"]) -> DualNumbers:
         """Append the planted tokens and the background tokens between them, summed over the planted tuples."""
-        last_cost = self.chain.cost(planted_shape) if self.insertion.planted_is_free else self.cost
+        last_cost = self.chain.mean_set_cost(planted_shape) if self.insertion.planted_is_free else self.cost
         inserted = prefix.multiply(np.zeros(len(self.insertion.weights)))
         for planted_tuple, weight in zip(self.insertion.tuples, self.insertion.weights.T, strict=True):
             token_at = dict(zip(planted_shape.tolist(), planted_tuple.tolist(), strict=True))
@@ -259,8 +268,8 @@ def _sum_by_successor(
     return totals
 
 
-def laplace_risk(law: Planted, attention: TabularAttention, length: int, loss: Loss) -> float:
-    """Return the exact risk for ``TotalVariation`` or ``Leakage``, to about 12 significant digits.
+def laplace_risk(law: PlantedCorrelations, attention: TabularAttention, length: int, loss: Loss) -> float:
+    """Return the exact risk for ``TotalVariationLoss`` or ``LeakageLoss``, to about 12 significant digits.
 
     For a vocabulary V, the cost is ``log length`` products of matrices over ``|V|^(span - 1)`` states, for a few
     hundred values of s. Raises ``SettingError`` for other losses, placements without a span, and too many states.
@@ -270,21 +279,21 @@ def laplace_risk(law: Planted, attention: TabularAttention, length: int, loss: L
 
 
 def laplace_risks(
-    law: Planted, attention: TabularAttention, lengths: Sequence[int], loss: Loss
+    law: PlantedCorrelations, attention: TabularAttention, lengths: Sequence[int], loss: Loss
 ) -> Float[np.ndarray, " lengths"]:
     """Return ``laplace_risk`` at each of the lengths; all lengths share the same matrix powers."""
     return placement_risks(law, attention, _shape_laws(law, lengths), loss)
 
 
 def placement_risks(
-    law: Planted, attention: TabularAttention, shape_laws: Sequence[ShapeLaw], loss: Loss
+    law: PlantedCorrelations, attention: TabularAttention, shape_laws: Sequence[ShapeDistribution], loss: Loss
 ) -> Float[np.ndarray, " shape_laws"]:
     """Return the exact risk for each of ``shape_laws``, which are distributions of the planted set. Derived here."""
     labels, label_index = np.unique(np.array(law.labels), axis=0, return_inverse=True)
-    if isinstance(loss, TotalVariation):
+    if isinstance(loss, TotalVariationLoss):
         _check_output_probabilities(law, attention)
         costs, default_costs = 1 - np.einsum("scl,rl->rsc", attention.values, labels), 1 - labels @ attention.default
-    elif isinstance(loss, Leakage):
+    elif isinstance(loss, LeakageLoss):
         _check_num_tokens(law, attention)
         if attention.k != law.k:
             raise SettingError(
@@ -298,16 +307,16 @@ def placement_risks(
             f"loss '{loss.name}' is not linear in the attention; use loss 'tv', 'leakage' or sampled_risk"
         )
     weights = np.where(label_index.ravel() == np.arange(len(default_costs))[:, None], np.array(law.probabilities), 0.0)
-    insertion = Insertion(np.array(law.tuples), weights, planted_is_free=isinstance(loss, Leakage))
-    chain = TokenChain.build(law, attention.shapes, attention.log_scores, costs)
+    insertion = WeightedPlantedTuples(np.array(law.tuples), weights, planted_is_free=isinstance(loss, LeakageLoss))
+    chain = TokenMarkovChain.from_score_tables(law, attention.shapes, attention.log_scores, costs)
     first, last, underflow = _integration_range(chain, shape_laws)
     log_s = np.append(np.arange(first, last, LOG_STEP), underflow)
-    value, derivative = chain_totals(chain, insertion, shape_laws, log_s)
+    value, derivative = compute_laplace_transforms(chain, insertion, shape_laws, log_s)
     # At the last node, exp(-s a) is the probability that no set has weight; the output is then the default.
     return np.asarray(LOG_STEP * derivative.sum(axis=(0, 2)) + default_costs @ value[:, :, -1])
 
 
-def laplace_log_loss(law: Planted, attention: TabularAttention, length: int) -> float:
+def laplace_log_loss(law: PlantedCorrelations, attention: TabularAttention, length: int) -> float:
     """Return the exact log loss ``E[-log f_y]`` in nats, where f_y is the predicted probability of the label y.
 
     The numerical error is about 1e-12. The loss is infinite if f_y is 0 with a probability above 0. The computation
@@ -319,19 +328,23 @@ def laplace_log_loss(law: Planted, attention: TabularAttention, length: int) -> 
     return sum(_log_loss(law, attention, shape_laws, label) for label in range(law.num_labels))
 
 
-def _log_loss(law: Planted, attention: TabularAttention, shape_laws: list[ShapeLaw], label: int) -> float:
+def _log_loss(
+    law: PlantedCorrelations, attention: TabularAttention, shape_laws: list[ShapeDistribution], label: int
+) -> float:
     weights = np.array(law.probabilities)[None] * np.array(law.labels)[:, label]
     has_label = weights[0] > 0
-    insertion = Insertion(np.array(law.tuples)[has_label], weights[:, has_label], planted_is_free=False)
+    insertion = WeightedPlantedTuples(np.array(law.tuples)[has_label], weights[:, has_label], planted_is_free=False)
     with np.errstate(divide="ignore"):
         log_values, default_loss = np.log(attention.values[:, :, label]), -float(np.log(attention.default[label]))
     chains = [
-        TokenChain.build(law, attention.shapes, log_scores, np.zeros((1, *log_scores.shape)))
+        TokenMarkovChain.from_score_tables(law, attention.shapes, log_scores, np.zeros((1, *log_scores.shape)))
         for log_scores in (attention.log_scores + log_values, attention.log_scores)
     ]
     first, last, underflow = np.array([_integration_range(chain, shape_laws) for chain in chains]).T
     log_s = np.append(np.arange(first.min(), last.max(), LOG_STEP), underflow.max())
-    label_decay, total_decay = (chain_totals(chain, insertion, shape_laws, log_s)[0][0, 0] for chain in chains)
+    label_decay, total_decay = (
+        compute_laplace_transforms(chain, insertion, shape_laws, log_s)[0][0, 0] for chain in chains
+    )
     # The last node gives the probability of a sum of 0.
     if label_decay[-1] > total_decay[-1] * (1 + PROBABILITY_TOLERANCE):
         return np.inf
@@ -339,16 +352,16 @@ def _log_loss(law: Planted, attention: TabularAttention, shape_laws: list[ShapeL
     return LOG_STEP * float((label_decay - total_decay)[:-1].sum()) + zero_sum_loss
 
 
-def _shape_laws(law: Planted, lengths: Sequence[int]) -> list[ShapeLaw]:
-    if law.placement.span is None:
+def _shape_laws(law: PlantedCorrelations, lengths: Sequence[int]) -> list[ShapeDistribution]:
+    if law.placement.max_span is None:
         raise SettingError(
             f"placement '{law.placement.name}' has no span, but laplace_risk needs one; use enumerated_risk or "
             "sampled_risk"
         )
-    return [law.placement.law(length) for length in lengths]
+    return [law.placement.shape_distribution(length) for length in lengths]
 
 
-def _integration_range(chain: TokenChain, shape_laws: Sequence[ShapeLaw]) -> tuple[float, float, float]:
+def _integration_range(chain: TokenMarkovChain, shape_laws: Sequence[ShapeDistribution]) -> tuple[float, float, float]:
     """Return the first and the last log s of the integral, and a log s at which exp(-s a) is 0 unless a is 0."""
     finite = chain.log_scores[np.isfinite(chain.log_scores)]
     if not len(finite):
@@ -361,14 +374,14 @@ def _integration_range(chain: TokenChain, shape_laws: Sequence[ShapeLaw]) -> tup
     )
 
 
-def _check_num_tokens(law: Planted, attention: TabularAttention) -> None:
+def _check_num_tokens(law: PlantedCorrelations, attention: TabularAttention) -> None:
     if attention.num_tokens != law.num_tokens:
         raise SettingError(
             f"the attention has {attention.num_tokens} tokens and the law has {law.num_tokens}; use the same number"
         )
 
 
-def _check_output_probabilities(law: Planted, attention: TabularAttention) -> None:
+def _check_output_probabilities(law: PlantedCorrelations, attention: TabularAttention) -> None:
     _check_num_tokens(law, attention)
     num_outputs = len(attention.default)
     if num_outputs != law.num_labels:

@@ -7,15 +7,15 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Int, Real
 
-from lengthwise.core.randomness import stream
+from lengthwise.core.randomness import random_stream
 from lengthwise.evaluation.diagnosis.failures import FailureBatch, FailureCounts, grade_with_known_end
 from lengthwise.evaluation.exact_match import iter_examples
 from lengthwise.evaluation.forecast.assumptions import ACCURACY_THRESHOLD
 from lengthwise.evaluation.forecast.certificate import DILUTED_ATTENTION, UNTRAINED_IDS
 from lengthwise.evaluation.forecast.probed_model import (
     NUM_SUBSAMPLES,
+    AnswerQueries,
     ProbedModel,
-    Queries,
     build_queries,
     query_without_tokens,
     sample_answers,
@@ -44,7 +44,7 @@ class InterventionResults:
     ``subsample_only`` keeps the IDs of the tested length and weights the tokens to represent the full sequence.
     ``fewer_tokens`` sets all weights to 1. ``trained_ids`` replaces the IDs by training IDs in the same order.
     ``both_changes`` does both. ``within_budget`` marks answers whose subsamples do not exceed the training size.
-    ``without_competitors`` hides the competing tokens of the full sequence (see ``competing_tokens``) from the token
+    ``without_competitors`` hides competing tokens of the full sequence (see ``find_competing_tokens``) from the token
     before the answer, and ``without_random`` as many random tokens.
     """
 
@@ -70,7 +70,7 @@ class Interventions:
     budget: int
     train_ids: list[list[np.ndarray]]
 
-    def apply(self, queries: Queries, rng: np.random.Generator) -> InterventionResults:
+    def apply(self, queries: AnswerQueries, rng: np.random.Generator) -> InterventionResults:
         """Evaluate the queries under each intervention; those on the number of tokens and IDs share subsamples."""
         subsamples, within_budget = self._subsample(queries, self.budget, rng)
         remapped = self._with_train_ids(queries, subsamples)
@@ -86,16 +86,16 @@ class Interventions:
         )
 
     def apply_to_batches(
-        self, batches: list[Queries], max_queries: int, report: Callable[[], None]
+        self, batches: list[AnswerQueries], max_queries: int, report: Callable[[], None]
     ) -> InterventionResults:
         """Evaluate at most ``max_queries`` queries under each intervention; call ``report`` before each batch."""
         results, num_remaining = [], max_queries
         for batch_index, queries in enumerate(batches):
-            query_batch = queries.first(num_remaining)
+            query_batch = queries.take_first(num_remaining)
             if not len(query_batch.answer):
                 break
             report()
-            rng = stream(self.model.seed, "diagnosis draws", queries.batch.length, batch_index)
+            rng = random_stream(self.model.seed, "diagnosis draws", queries.batch.length, batch_index)
             results.append(self.apply(query_batch, rng))
             num_remaining -= len(query_batch.answer)
         names = [field.name for field in fields(InterventionResults)]
@@ -106,7 +106,7 @@ class Interventions:
         """Return the fraction of correct answers at the longest training length that stay correct on half the units."""
         model, stays_correct = self.model, []
         length, end_token = model.max_train_length, model.task.vocabulary.index("end")
-        rng = stream(model.seed, "diagnosis home", length)
+        rng = random_stream(model.seed, "diagnosis home", length)
         for examples, batch in iter_examples(model.task, model.scheme, length, NUM_TRAIN_EXAMPLES, model.seed):
             queries = build_queries(model.task, examples, batch, sample_answers(batch, end_token, rng))
             full_sequences = upweight_distractors(queries.depends_on, queries.last_index, 1.0)
@@ -116,7 +116,7 @@ class Interventions:
         return float(np.mean(stays_correct)) if stays_correct else 0.0
 
     def _subsample(
-        self, queries: Queries, budget: int, rng: np.random.Generator
+        self, queries: AnswerQueries, budget: int, rng: np.random.Generator
     ) -> tuple[Subsample, Bool[np.ndarray, " queries"]]:
         """Return subsamples, and a mask of queries whose subsamples are all within the budget."""
         repeated = queries.select(np.repeat(np.arange(len(queries.answer)), NUM_SUBSAMPLES))
@@ -130,24 +130,24 @@ class Interventions:
             candidates.append((subsamples, within_budget))
         return next((candidate for candidate in candidates if candidate[1].all()), candidates[-1])
 
-    def _hide_tokens(self, queries: Queries, rng: np.random.Generator) -> Bool[np.ndarray, "queries 2"]:
+    def _hide_tokens(self, queries: AnswerQueries, rng: np.random.Generator) -> Bool[np.ndarray, "queries 2"]:
         """Return masks of correct queries without their competing tokens, and without as many random other tokens."""
         hidden = []
         for row, last in enumerate(queries.last_index.tolist()):
             assert queries.examples.depends_on is not None
             needed = queries.examples.depends_on[row, last + 1]
             tokens = queries.examples.tokens[row, : last + 1]
-            competing, others = competing_tokens(tokens, needed[needed >= 0])
+            competing, others = find_competing_tokens(tokens, needed[needed >= 0])
             # Hidden separators would change the segments.
             competing, others = (np.setdiff1d(indexes, queries.depends_on[row]) for indexes in (competing, others))
             hidden.append((competing, rng.choice(others, size=len(competing), replace=False)))
         return query_without_tokens(self.model.decoder, queries, hidden)
 
-    def _is_correct(self, queries: Queries, subsamples: Subsample) -> Bool[np.ndarray, " answers"]:
+    def _is_correct(self, queries: AnswerQueries, subsamples: Subsample) -> Bool[np.ndarray, " answers"]:
         correct_each = self.model.query(queries, subsamples).correct_each.reshape(-1, NUM_SUBSAMPLES)
         return np.asarray(correct_each.mean(axis=1) > 0.5)
 
-    def _with_train_ids(self, queries: Queries, subsamples: Subsample) -> Queries:
+    def _with_train_ids(self, queries: AnswerQueries, subsamples: Subsample) -> AnswerQueries:
         """Return one query per subsample, with training IDs that depend on the tokens of the subsample."""
         query_indices = np.repeat(np.arange(len(queries.answer)), NUM_SUBSAMPLES)
         repeated = queries.select(query_indices)
@@ -175,7 +175,7 @@ def build_interventions(model: ProbedModel) -> Interventions:
     )
 
 
-def competing_tokens(
+def find_competing_tokens(
     tokens: Int[np.ndarray, " seq"], needed: Int[np.ndarray, " _"]
 ) -> tuple[Int[np.ndarray, " _"], Int[np.ndarray, " _"]]:
     """Return the indexes of the tokens that compete with the needed tokens, and of all tokens that are not needed.
@@ -223,7 +223,7 @@ def remap_ids(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cause:
+class FailureCause:
     """Cause of failures, the intervention that removes it, and the fraction of first errors that it repairs.
 
     ``break_rate`` is the fraction of correct answers at the same length that the intervention makes wrong.
@@ -265,7 +265,7 @@ def measure_intervention_causes(
     length: int,
     *,
     beyond_training: bool,
-) -> Iterator[Cause]:
+) -> Iterator[FailureCause]:
     """Yield one cause per intervention: fewer tokens, training IDs, both together, and no competing tokens.
 
     ``error_results`` are results on first errors, and ``correct_results`` on correct answers, as a control. The repair
@@ -287,7 +287,9 @@ def measure_intervention_causes(
     total = len(error_results.both_changes)
     rates = zip(interventions_by_cause.items(), repair_rates, break_rates, strict=True)
     for (name, change), repair_rate, break_rate in rates:
-        yield Cause(name=name, intervention=change, num_errors=total, repair_rate=repair_rate, break_rate=break_rate)
+        yield FailureCause(
+            name=name, intervention=change, num_errors=total, repair_rate=repair_rate, break_rate=break_rate
+        )
 
 
 def _changed_fractions(results: InterventionResults, *, to_correct: bool) -> tuple[float, float, float, float]:
@@ -302,23 +304,27 @@ def _changed_fractions(results: InterventionResults, *, to_correct: bool) -> tup
 
 def measure_id_and_end_causes(
     model: ProbedModel, failures: list[FailureBatch], counts: FailureCounts
-) -> Iterator[Cause]:
+) -> Iterator[FailureCause]:
     """Yield the cause "wrong IDs" if the decoder predicts IDs, and the cause "wrong end" if there are end errors."""
     total = counts.num_failures
     if model.decoder.predicts_ids:
         rate, exact = counts.id / total, sum(int(batch.tokens_correct.sum()) for batch in failures) / total
-        yield Cause(name=ID_ERRORS, intervention="right IDs", num_errors=total, repair_rate=rate, exact_match=exact)
+        yield FailureCause(
+            name=ID_ERRORS, intervention="right IDs", num_errors=total, repair_rate=rate, exact_match=exact
+        )
     if counts.end_too_early + counts.end_too_late:
         end_token = model.task.vocabulary.index("end")
         mask_pairs = [grade_with_known_end(model.decoder, batch, end_token) for batch in failures]
         rate, exact = (sum(int(mask.sum()) for mask in masks) / total for masks in zip(*mask_pairs, strict=True))
-        yield Cause(name=END_ERRORS, intervention="right ends", num_errors=total, repair_rate=rate, exact_match=exact)
+        yield FailureCause(
+            name=END_ERRORS, intervention="right ends", num_errors=total, repair_rate=rate, exact_match=exact
+        )
 
 
 def describe_limiting_cause(
     counts: FailureCounts,
-    id_and_end_causes: tuple[Cause, ...],
-    causes: tuple[Cause, ...],
+    id_and_end_causes: tuple[FailureCause, ...],
+    causes: tuple[FailureCause, ...],
     control: SubsamplingControl | None,
 ) -> str:
     """Return a sentence about the limiting cause; ``control`` is None if there are no interventions."""
@@ -347,7 +353,7 @@ def describe_limiting_cause(
     return f"limited by {error_kind}, and not by IDs, the number of tokens or competing matches ({rates_text})"
 
 
-def _main_cause(causes: tuple[Cause, ...]) -> str:
+def _main_cause(causes: tuple[FailureCause, ...]) -> str:
     token_cause, id_cause, _, competing_cause = causes
     if competing_cause.effect >= MAIN_FRACTION:
         return COMPETING_MATCHES
@@ -357,7 +363,7 @@ def _main_cause(causes: tuple[Cause, ...]) -> str:
     return main_cause.name if main_cause.effect >= MAIN_FRACTION else "several causes"
 
 
-def _describe_main_error_kind(counts: FailureCounts, id_and_end_causes: tuple[Cause, ...]) -> str:
+def _describe_main_error_kind(counts: FailureCounts, id_and_end_causes: tuple[FailureCause, ...]) -> str:
     num_end_errors = counts.end_too_early + counts.end_too_late
     max_count = max(counts.token, counts.id, num_end_errors)
     if max_count == counts.token:

@@ -9,16 +9,16 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from lengthwise.core.errors import LengthwiseError, SettingError
-from lengthwise.tasks.planted.placement import Local, Placement
-from lengthwise.tasks.planted.planted_task import Planted
+from lengthwise.tasks.planted.placement import LocalPlacement, Placement
+from lengthwise.tasks.planted.planted_task import PlantedCorrelations
 from lengthwise.theory.attention.tabular import PositionFreeAttention, TabularAttention
 from lengthwise.theory.risk.exact_risk import (
     ConditionalRisk,
-    Distance,
-    Leakage,
+    LeakageLoss,
     Loss,
+    NormLoss,
     Predictor,
-    TotalVariation,
+    TotalVariationLoss,
     enumerated_risk,
 )
 
@@ -41,7 +41,7 @@ def planted_shapes(placement: Placement, lengths: Iterable[int]) -> Int[np.ndarr
     """Return the shapes with positive probability at one or more of the lengths, in lexicographic order."""
     shapes: set[tuple[int, ...]] = set()
     for length in lengths:
-        law = placement.law(length)
+        law = placement.shape_distribution(length)
         shapes.update(map(tuple, law.shapes[law.probability.any(axis=1)].tolist()))
     return np.array(sorted(shapes))
 
@@ -50,7 +50,7 @@ def shape_probabilities(
     placement: Placement, shapes: Int[np.ndarray, "shapes k"], length: int
 ) -> Float[np.ndarray, "shapes length"]:
     """Return the probability of a planted set of each shape at each start, 0 for shapes that the length lacks."""
-    law = placement.law(length)
+    law = placement.shape_distribution(length)
     probability_by_shape = dict(zip(map(tuple, law.shapes.tolist()), law.probability, strict=True))
     return np.array([probability_by_shape.get(tuple(shape), np.zeros(length)) for shape in shapes.tolist()])
 
@@ -124,7 +124,7 @@ def safe_ratio(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CutWeight:
+class CrossCutScores:
     """Bounds on the scores of sets that cross a cut, which is a place where tokens between two runs were deleted.
 
     The last axis of ``swap_ratio`` and ``log_crossing`` has two entries: a cut on the left of the run with the
@@ -158,8 +158,10 @@ class CutWeight:
         return {cuts: self.kappa(cuts) for cuts in ((False, False), (True, False), (False, True), (True, True))}
 
 
-def cut_weight(law: Planted, predictor: TabularAttention, shapes: Int[np.ndarray, "shapes k"]) -> CutWeight:
-    """Compute ``CutWeight`` for all planted tuples; tokens beyond a cut are background tokens. Derived here."""
+def cross_cut_scores(
+    law: PlantedCorrelations, predictor: TabularAttention, shapes: Int[np.ndarray, "shapes k"]
+) -> CrossCutScores:
+    """Compute ``CrossCutScores`` for all planted tuples; tokens beyond a cut are background tokens. Derived here."""
     side_weights = np.array(
         [
             [_compute_side_weight(law, predictor, planted, on_right) for on_right in (True, False)]
@@ -170,11 +172,11 @@ def cut_weight(law: Planted, predictor: TabularAttention, shapes: Int[np.ndarray
     zero, codes = np.full(predictor.log_scores.shape[1], -np.inf), law.tuple_codes(np.array(law.tuples))
     planted_score = np.array([by_shape.get(tuple(shape), zero)[codes] for shape in shapes.tolist()])
     swap_ratio, log_crossing = side_weights[:, :, 0], side_weights[:, :, 1]
-    return CutWeight(swap_ratio=swap_ratio, log_crossing=log_crossing, log_planted_score=planted_score)
+    return CrossCutScores(swap_ratio=swap_ratio, log_crossing=log_crossing, log_planted_score=planted_score)
 
 
 def _compute_side_weight(
-    law: Planted, predictor: TabularAttention, planted_tuple: tuple[int, ...], planted_on_right: bool
+    law: PlantedCorrelations, predictor: TabularAttention, planted_tuple: tuple[int, ...], planted_on_right: bool
 ) -> tuple[float, float]:
     """Return ``swap_ratio`` and ``log_crossing`` of one planted tuple, for a cut on one side of the planted run."""
     background = np.flatnonzero(law.independent_background > 0)
@@ -202,23 +204,23 @@ def _compute_swap_ratio(log_scores: Float[np.ndarray, "beyond near"]) -> float:
         return float(np.exp(log_ratios, where=is_positive, out=np.ones_like(largest)).max())
 
 
-ConditionalRiskFunction = Callable[[Planted, Predictor, int, Loss], ConditionalRisk]
-MeanRiskFunction = Callable[[Planted, Predictor, int, Loss], float]
+ConditionalRiskFunction = Callable[[PlantedCorrelations, Predictor, int, Loss], ConditionalRisk]
+MeanRiskFunction = Callable[[PlantedCorrelations, Predictor, int, Loss], float]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Extrapolation:
+class BoundInputs:
     """Inputs of the bounds: a law, a predictor, a training length, a test length, and quantities derived from them.
 
     Derived quantities are computed on first use. ``conditional_risk`` returns the exact risk given each planted set.
     ``mean_risk``, if set, computes the mean of these risks at lower cost. The risk at ``test_length`` is never used.
     """
 
-    law: Planted
+    law: PlantedCorrelations
     predictor: Predictor
     train_length: int
     test_length: int
-    loss: Loss = field(default_factory=TotalVariation)
+    loss: Loss = field(default_factory=TotalVariationLoss)
     conditional_risk: ConditionalRiskFunction = enumerated_risk
     mean_risk: MeanRiskFunction | None = None
 
@@ -261,39 +263,39 @@ class Extrapolation:
     def span(self) -> int:
         """The largest span in tokens of planted or scored sets; raises ``BoundError`` if it is unlimited."""
         self.check_sparsity()
-        if self.law.placement.span is None:
+        if self.law.placement.max_span is None:
             raise BoundError(
                 f"planted sets of placement '{self.law.placement.name}' are not local; use a placement with a span "
                 "(see counterexample 'growing gap')"
             )
         has_score = (self.attention.log_scores > -np.inf).any(axis=1)
         max_distance = self.attention.shapes[has_score, -1].max(initial=0)
-        return max(self.law.placement.span, int(max_distance) + 1)
+        return max(self.law.placement.max_span, int(max_distance) + 1)
 
     def check_sparsity(self) -> None:
         """Raise ``BoundError`` if the number of planted tokens depends on the length."""
         for length in (self.train_length, self.test_length):
-            k = self.law.placement.law(length).shapes.shape[1]
+            k = self.law.placement.shape_distribution(length).shapes.shape[1]
             if k != self.law.k:
                 raise BoundError(
                     f"sequences of length {length} contain {k} planted tokens instead of {self.law.k}; use a placement "
                     "with the same number of planted tokens at all lengths (see counterexample 'growing k')"
                 )
 
-    def check_linear(self) -> None:
+    def check_linear_loss(self) -> None:
         """Raise ``BoundError`` if the loss is not linear, so errors may cancel, or if outputs are not probabilities."""
-        if not isinstance(self.loss, (TotalVariation, Leakage)):
+        if not isinstance(self.loss, (TotalVariationLoss, LeakageLoss)):
             raise BoundError(
                 f"loss '{self.loss.name}' is not linear, so errors may cancel at the training length; use loss "
                 "'tv' or 'leakage', or a bound of theorem 4.3 for loss 'norm' (see counterexample 'canceling errors')"
             )
-        if isinstance(self.loss, TotalVariation):
+        if isinstance(self.loss, TotalVariationLoss):
             self.check_probabilities()
 
-    def check_loss(self) -> None:
-        """Raise ``BoundError`` for a loss that is neither linear nor the norm loss (``Distance``)."""
-        if not isinstance(self.loss, Distance):
-            self.check_linear()
+    def check_supported_loss(self) -> None:
+        """Raise ``BoundError`` for a loss that is neither linear nor the norm loss (``NormLoss``)."""
+        if not isinstance(self.loss, NormLoss):
+            self.check_linear_loss()
 
     def check_probabilities(self) -> None:
         """Raise ``BoundError`` if a predictor value or its default is outside [0, 1], so a loss may be negative."""
@@ -334,40 +336,40 @@ class Extrapolation:
         """The probabilities of the planted tuples."""
         return np.array(self.law.probabilities)
 
-    def probability(self, length: int) -> Float[np.ndarray, "shapes length tuples"]:
+    def set_probabilities(self, length: int) -> Float[np.ndarray, "shapes length tuples"]:
         """Return the probability of each planted tuple by shape and start, in a sequence of ``length`` tokens."""
         return shape_probabilities(self.law.placement, self.shapes, length)[:, :, None] * self.tuple_probabilities
 
     @cached_property
-    def cut_weight(self) -> CutWeight:
+    def cross_cut_scores(self) -> CrossCutScores:
         """Bounds on the scores of sets that cross a cut, for the planted shapes at the test length."""
-        return cut_weight(self.law, self.attention, self.shapes)
+        return cross_cut_scores(self.law, self.attention, self.shapes)
 
     @cached_property
-    def risk(self) -> Callable[[int], float]:
+    def risk_at(self) -> Callable[[int], float]:
         """Cached function that returns the risk at a length."""
         # Rounding may give a risk just below 0, and bounds multiply it by large numbers.
         mean_risk = self.mean_risk or (lambda *case: self.conditional_risk(*case).mean)
         return cache(lambda length: max(mean_risk(self.law, self.predictor, length, self.loss), 0.0))
 
     @cached_property
-    def average_risk(self) -> float:
+    def mean_training_risk(self) -> float:
         """The mean risk over ``train_lengths``, which is the training objective of Golowich et al. 2025."""
-        return float(np.mean([self.risk(length) for length in self.train_lengths]))
+        return float(np.mean([self.risk_at(length) for length in self.train_lengths]))
 
     @cached_property
-    def largest_risk(self) -> float:
+    def largest_training_risk(self) -> float:
         """The largest risk at one of the ``train_lengths``."""
-        return max(self.risk(length) for length in self.train_lengths)
+        return max(self.risk_at(length) for length in self.train_lengths)
 
     @cached_property
-    def risk_table(self) -> Callable[..., Float[np.ndarray, "shapes length tuples"]]:
+    def conditional_risk_table(self) -> Callable[..., Float[np.ndarray, "shapes length tuples"]]:
         """Cached function from a length and a loss to the risk given each planted set, by shape, start and tuple."""
-        return cache(self._risk_table)
+        return cache(self._compute_risk_table)
 
-    def _risk_table(self, length: int, loss: Loss) -> Float[np.ndarray, "shapes length tuples"]:
+    def _compute_risk_table(self, length: int, loss: Loss) -> Float[np.ndarray, "shapes length tuples"]:
         shapes = tuple(map(tuple, self.shapes.tolist()))
-        uniform = Local(shapes=shapes, weights=(1 / len(shapes),) * len(shapes))
+        uniform = LocalPlacement(shapes=shapes, weights=(1 / len(shapes),) * len(shapes))
         risks_by_set = np.zeros((len(shapes), length, len(self.tuple_probabilities)))
         set_fits = shape_probabilities(uniform, self.shapes, length) > 0
         for index, (planted, labels) in enumerate(zip(self.law.tuples, self.law.labels, strict=True)):

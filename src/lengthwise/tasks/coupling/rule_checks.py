@@ -8,8 +8,8 @@ from jaxtyping import Bool, Int
 
 from lengthwise.core.errors import CouplingError, TooFewExamplesError
 from lengthwise.tasks.coupling.answer_steps import NO_TOKEN, AnswerSteps
-from lengthwise.tasks.coupling.dependence import MIN_COPY_SHARE, agreement, most_frequent_answers
-from lengthwise.tasks.coupling.finder import Attempt, PhaseRule
+from lengthwise.tasks.coupling.dependence_search import MIN_COPY_SHARE, count_agreeing_answers, most_frequent_answers
+from lengthwise.tasks.coupling.rule_search import PhaseRule, RuleSearchAttempt
 from lengthwise.tasks.jsonl_table import MARK, START
 
 # Largest share of prompts with one token.
@@ -27,7 +27,7 @@ MIN_ANSWERS, MIN_RIGHT_SHARE = 20, 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
+class HeldOutCheck:
     """Checked lengths, share of their answers with known tokens, and share of these that are predicted right."""
 
     lengths: tuple[int, ...]
@@ -52,14 +52,14 @@ def check_several_lengths(steps: AnswerSteps) -> None:
         raise CouplingError(f"all examples have the same {kind}; use examples of at least two lengths")
 
 
-def check_longest_lengths(steps: AnswerSteps, attempt: Attempt) -> Check:
+def check_longest_lengths(steps: AnswerSteps, attempt: RuleSearchAttempt) -> HeldOutCheck:
     """Check that the shorter examples predict the answers of the longest ones."""
     lengths = np.unique(steps.lengths)
     first_checked = lengths[-max(1, round(CHECKED_SHARE * len(lengths)))]
-    return check_steps(steps, attempt, steps.length >= first_checked)
+    return check_predictions(steps, attempt, steps.length >= first_checked)
 
 
-def check_last_places(steps: AnswerSteps, attempt: Attempt) -> None:
+def check_last_response_places(steps: AnswerSteps, attempt: RuleSearchAttempt) -> None:
     """Check that the answers at earlier places of the responses predict those at the last places.
 
     Otherwise, a rule can tell a place that only the longest examples have from all others, and fail beyond it.
@@ -79,9 +79,9 @@ def check_last_places(steps: AnswerSteps, attempt: Attempt) -> None:
         _check_errors_at(rule, f"place {first} of the response and later", is_right[is_known], allows_noise=True)
 
 
-def check_steps(
-    steps: AnswerSteps, attempt: Attempt, is_checked: Bool[np.ndarray, " step"], *, allows_noise: bool = True
-) -> Check:
+def check_predictions(
+    steps: AnswerSteps, attempt: RuleSearchAttempt, is_checked: Bool[np.ndarray, " step"], *, allows_noise: bool = True
+) -> HeldOutCheck:
     """Check that the other steps predict the answers of the checked steps.
 
     Raises ``CouplingError`` if a rule has too few known answers overall or at the longest length, or too many errors
@@ -108,7 +108,7 @@ def check_steps(
         num_right, num_known = num_right + int(is_right[is_known].sum()), num_known + int(is_known.sum())
         num_checked += len(is_known)
     accuracy = num_right / max(num_known, 1)
-    return Check(lengths=tuple(checked_lengths), known=num_known / max(num_checked, 1), accuracy=accuracy)
+    return HeldOutCheck(lengths=tuple(checked_lengths), known=num_known / max(num_checked, 1), accuracy=accuracy)
 
 
 def check_answer_tokens(rule: PhaseRule, steps: AnswerSteps, vocabulary: Sequence[str]) -> None:
@@ -126,24 +126,24 @@ def check_answer_tokens(rule: PhaseRule, steps: AnswerSteps, vocabulary: Sequenc
             )
 
 
-def accuracy_without_ends(rule: PhaseRule, steps: AnswerSteps) -> float:
+def accuracy_without_end_tokens(rule: PhaseRule, steps: AnswerSteps) -> float:
     """Return the share of the answers without end tokens that the rule predicts right, as in its explanation."""
     is_counted = ~steps.is_end[rule.mask]
-    if rule.explanation.accuracy == 1 or not rule.addresses or not is_counted.any():
+    if rule.explanation.accuracy == 1 or not rule.locators or not is_counted.any():
         return rule.explanation.accuracy
     target, tokens = steps.target[rule.mask][is_counted], rule.tokens[:, is_counted]
     codes = np.unique(tokens, axis=1, return_inverse=True)[1].ravel()
-    right, covered = agreement(codes, target, tokens[0] == target if len(tokens) == 1 else None)
+    right, covered = count_agreeing_answers(codes, target, tokens[0] == target if len(tokens) == 1 else None)
     return right / covered if covered else 0.0
 
 
-def check_errors(rule: PhaseRule, vocabulary: Sequence[str]) -> None:
+def check_error_pattern(rule: PhaseRule, vocabulary: Sequence[str]) -> None:
     """Raise ``CouplingError`` if the errors of the rule depend on tokens, so that they are no noise."""
-    if not rule.error_addresses:
+    if not rule.error_locators:
         return
     first, second = (
-        f"the number of the answer modulo {address}" if isinstance(address, int) else address.in_words(vocabulary)
-        for address in rule.error_addresses
+        f"the number of the answer modulo {locator}" if isinstance(locator, int) else locator.describe(vocabulary)
+        for locator in rule.error_locators
     )
     raise CouplingError(
         f"the best rule explains {rule.explanation.accuracy:.1%} of the answers, and the other answers are not noise: "

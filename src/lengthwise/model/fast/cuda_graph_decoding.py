@@ -9,10 +9,10 @@ from jaxtyping import Float, Int, Real
 from torch import Tensor
 
 from lengthwise.model.attention_scores import AttentionHooks
-from lengthwise.model.cache import Cache, DecodingState
+from lengthwise.model.cache import DecodingState, KVCache
 from lengthwise.model.decoder import Decoder
-from lengthwise.model.fast.cuda_graphs import record
-from lengthwise.model.fast.switch import is_enabled
+from lengthwise.model.fast.cuda_graphs import record_graph
+from lengthwise.model.fast.switch import fast_paths_enabled
 
 # Decoding of fewer tokens takes less time than a recording.
 MIN_RECORDED_TOKENS = 32
@@ -20,14 +20,14 @@ MIN_RECORDED_TOKENS = 32
 SEARCH_INTERVAL = 32
 
 
-def allows_recording(decoder: Decoder) -> bool:
+def allows_graph_recording(decoder: Decoder) -> bool:
     """Return True if a bias can hide unused memory from attention: softmax attention whose scores are products."""
     settings = decoder.settings
-    return is_enabled() and settings.weights == "softmax" and not decoder.encoding.has_scores
+    return fast_paths_enabled() and settings.weights == "softmax" and not decoder.encoding.has_scores
 
 
 @dataclass(slots=True, kw_only=True)
-class FixedCache(Cache):
+class StaticKVCache(KVCache):
     """Cache whose tensors always have room for all tokens; new tokens are written at ``index``, which has one element.
 
     Unused memory contains zeros.
@@ -48,7 +48,7 @@ class FixedCache(Cache):
             2, self.index, value.to(values.dtype)
         )
 
-    def hooks(self) -> AttentionHooks:
+    def masking_hooks(self) -> AttentionHooks:
         """Return hooks that hide unused memory from a query at ``index``."""
         places = torch.arange(self.position_ids.shape[2], device=self.index.device)
         bias = torch.zeros(places.shape, device=places.device).masked_fill(places > self.index, -torch.inf)
@@ -63,7 +63,7 @@ def _with_room(tensor: Tensor, capacity: int) -> Tensor:
     return padded
 
 
-class RecordedDecoding:
+class CUDAGraphDecoding:
     """Decoding of a batch of prompts in steps whose tensors keep their shapes and places in memory."""
 
     def __init__(
@@ -83,7 +83,7 @@ class RecordedDecoding:
         self.known_ids, self.new_tokens, self.new_ids = known_ids, new_tokens, new_ids
         prompt_length = state.cache.position_ids.shape[2]
         capacity = prompt_length + new_tokens.shape[1]
-        cache = FixedCache(
+        cache = StaticKVCache(
             position_ids=_with_room(state.cache.position_ids, capacity),
             last_embedding=state.cache.last_embedding.clone(),
             num_separators=state.cache.num_separators.clone(),
@@ -100,13 +100,13 @@ class RecordedDecoding:
         state, cache = self.state, self.cache
         tokens = self.decoder.token_logits(state.hidden).argmax(dim=-1)
         if self.known_ids is None:
-            ids = state.predict_ids(self.decoder.next_ids, self.current_ids, tokens)
+            ids = state.predict_ids(self.decoder.next_id_distributions, self.current_ids, tokens)
         else:
             ids = self.known_ids.index_select(2, self.new_index)
         self.new_tokens.index_copy_(1, self.new_index, tokens)
         self.new_ids.index_copy_(2, self.new_index, ids.to(self.new_ids.dtype))
         state.is_finished |= tokens[:, 0] == self.end
-        hidden, new_cache = self.decoder(tokens, ids, cache, hooks=cache.hooks())
+        hidden, new_cache = self.decoder(tokens, ids, cache, hooks=cache.masking_hooks())
         state.hidden.copy_(hidden)
         self.current_ids.copy_(ids)
         cache.last_embedding.copy_(new_cache.last_embedding)
@@ -127,7 +127,7 @@ class RecordedDecoding:
     def _record(self) -> Callable[[], None]:
         """Record a step and return its replay, or warn and return the step if PyTorch cannot record it."""
         try:
-            return record(self.step)[0].replay
+            return record_graph(self.step)[0].replay
         except RuntimeError as error:
             warnings.warn(f"decoding is slower, because its steps cannot be recorded: {error}", stacklevel=2)
             return self.step

@@ -7,27 +7,37 @@ from dataclasses import dataclass
 from functools import cache
 
 from lengthwise.core.errors import SettingError
-from lengthwise.core.randomness import stream
+from lengthwise.core.randomness import random_stream
 from lengthwise.tasks.planted.placement import Placement
-from lengthwise.tasks.planted.planted_task import Planted
-from lengthwise.theory.attention.sparse_attention import fit_tables
+from lengthwise.tasks.planted.planted_task import PlantedCorrelations
+from lengthwise.theory.attention.sparse_attention import fit_tabular_attention
 from lengthwise.theory.attention.tabular import TabularAttention
 from lengthwise.theory.bounds import BOUNDS, largest_kappa
-from lengthwise.theory.bounds.extrapolation import (
+from lengthwise.theory.bounds.bound_inputs import (
     BoundError,
-    Extrapolation,
+    BoundInputs,
     regularity_constant,
     regularity_ratio,
     start_uniformity,
 )
-from lengthwise.theory.risk.bayes import BayesPredictor, Realizability, bayes_attention, find_realizability
-from lengthwise.theory.risk.exact_risk import ConditionalRisk, Predictor, TotalVariation
-from lengthwise.theory.risk.growth_curves import ASYMPTOTIC_LENGTH, fit_odds, limit_risk, secant
-from lengthwise.theory.risk.laplace_risk import laplace_risks
+from lengthwise.theory.risk.bayes import (
+    BayesPredictor,
+    RealizabilityResult,
+    build_bayes_attention,
+    check_bayes_realizability,
+)
+from lengthwise.theory.risk.exact_risk import ConditionalRisk, Predictor, TotalVariationLoss
+from lengthwise.theory.risk.growth_curves import (
+    ASYMPTOTIC_LENGTH,
+    asymptotic_risk,
+    extrapolate_by_secant,
+    fit_growth_curve,
+)
+from lengthwise.theory.risk.laplace_transform import laplace_risks
 from lengthwise.theory.risk.risk_at_length import RiskEstimate, conditional_risk, estimate_risk, mean_risk
-from lengthwise.theory.task_certificate import Assumption, check_test_lengths
+from lengthwise.theory.task_certificate import AssumptionCheck, check_test_lengths
 
-LOSS = TotalVariation()
+LOSS = TotalVariationLoss()
 # The largest test length of bounds that sum over the pieces of every planted set.
 MAX_COVER_LENGTH = 1024
 # The limit of an odds law must be positive.
@@ -37,7 +47,7 @@ RHO0_TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Risk:
+class RiskAtLength:
     """Risks at one length: of the fitted head (``found``) and of the true posterior.
 
     The posterior minimizes the log loss, but not total variation: if labels are uncertain, a more confident predictor
@@ -62,7 +72,7 @@ class BoundValue:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
+class RiskPrediction:
     """Risk at one length as predicted by an odds law (``odds``) and by a secant; ``refused`` explains its absence.
 
     ``low`` and ``high`` are the ends of the 95% interval of ``odds`` from the residuals of the fit. The interval is too
@@ -78,25 +88,25 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LawCertificate:
+class PlantedTaskCertificate:
     """Certificate of one fitted head; ``risks`` are at the longest training length, then at the test lengths.
 
     ``realizability`` covers these lengths and the shortest training length. No bound requires it.
     """
 
     trained: tuple[int, int]
-    assumptions: tuple[Assumption, ...]
-    realizability: Realizability
-    risks: tuple[Risk, ...]
+    assumptions: tuple[AssumptionCheck, ...]
+    realizability: RealizabilityResult
+    risks: tuple[RiskAtLength, ...]
     bounds: tuple[BoundValue, ...]
-    predictions: tuple[Prediction, ...]
+    predictions: tuple[RiskPrediction, ...]
     verdict: str
     predictor: Predictor
 
 
-def certify_law(
-    law: Planted, *, trained: tuple[int, int], lengths: Sequence[int], steps: int = 1000, seed: int = 0
-) -> LawCertificate:
+def certify_planted_task(
+    law: PlantedCorrelations, *, trained: tuple[int, int], lengths: Sequence[int], steps: int = 1000, seed: int = 0
+) -> PlantedTaskCertificate:
     """Fit a sparse functional attention on lengths ``trained`` (inclusive), and certify its risk at longer ``lengths``.
 
     Risks are exact if the law has a span or few sequences, and sampled otherwise. If a condition of a bound fails, the
@@ -106,25 +116,25 @@ def certify_law(
     law.check_independent()
     _check_lengths(law, trained, lengths)
     law, longest = law.with_possible_tuples, trained[1]
-    predictor = fit_tables(law, trained, steps, seed)
+    predictor = fit_tabular_attention(law, trained, steps, seed)
     every_length = sorted({longest, *lengths})
     risks = tuple(_estimate_risks(law, predictor, length, seed) for length in every_length)
     case = _build_case(law, predictor, longest)
     assumptions = tuple(_list_assumptions(case(every_length[-1])))
     bounds = tuple(bound for length in every_length[1:] for bound in _evaluate_bounds(case(length)))
-    return LawCertificate(
+    return PlantedTaskCertificate(
         trained=trained,
         assumptions=assumptions,
-        realizability=find_realizability(law, (trained[0], *every_length)),
+        realizability=check_bayes_realizability(law, (trained[0], *every_length)),
         risks=risks,
         bounds=bounds,
-        predictions=tuple(predict(law, predictor, longest, length) for length in every_length[1:]),
+        predictions=tuple(predict_risk(law, predictor, longest, length) for length in every_length[1:]),
         verdict=" ".join(_verdict_at(risk, bounds, assumptions) for risk in risks[1:]),
         predictor=predictor,
     )
 
 
-def _check_lengths(law: Planted, trained: tuple[int, int], lengths: Sequence[int]) -> None:
+def _check_lengths(law: PlantedCorrelations, trained: tuple[int, int], lengths: Sequence[int]) -> None:
     shortest, longest = trained
     if not law.min_length <= shortest <= longest:
         raise SettingError(
@@ -141,7 +151,7 @@ def tightest_bound(bounds: Sequence[BoundValue], length: int) -> tuple[float, st
     return min(((bound.value, bound.title) for bound in proved if bound.value is not None), default=None)
 
 
-def _verdict_at(risk: Risk, bounds: Sequence[BoundValue], assumptions: Sequence[Assumption]) -> str:
+def _verdict_at(risk: RiskAtLength, bounds: Sequence[BoundValue], assumptions: Sequence[AssumptionCheck]) -> str:
     tightest = tightest_bound(bounds, risk.length)
     if tightest is None:
         failed = " and ".join(assumption.name for assumption in assumptions if not assumption.holds)
@@ -157,30 +167,33 @@ def _verdict_at(risk: Risk, bounds: Sequence[BoundValue], assumptions: Sequence[
     )
 
 
-def _estimate_risks(law: Planted, predictor: Predictor, length: int, seed: int) -> Risk:
+def _estimate_risks(law: PlantedCorrelations, predictor: Predictor, length: int, seed: int) -> RiskAtLength:
     """Estimate the risks of the fitted head and of the posterior; if both are sampled, use the same sequences."""
     posterior: Predictor = BayesPredictor(law)
     with suppress(SettingError):
-        posterior = bayes_attention(law, length)
+        posterior = build_bayes_attention(law, length)
     found, posterior_risk = (
-        estimate_risk(law, head, length, LOSS, stream(seed, "certify", length)) for head in (predictor, posterior)
+        estimate_risk(law, head, length, LOSS, random_stream(seed, "certify", length))
+        for head in (predictor, posterior)
     )
-    return Risk(length=length, found=found, posterior=posterior_risk)
+    return RiskAtLength(length=length, found=found, posterior=posterior_risk)
 
 
-def _list_assumptions(case: Extrapolation) -> Iterator[Assumption]:
-    law, span = case.law, case.law.placement.span
-    yield Assumption(name="sparsity", holds=True, found=f"k = {law.k} at every length", counterexample="growing k")
+def _list_assumptions(case: BoundInputs) -> Iterator[AssumptionCheck]:
+    law, span = case.law, case.law.placement.max_span
+    yield AssumptionCheck(name="sparsity", holds=True, found=f"k = {law.k} at every length", counterexample="growing k")
     found = "no span" if span is None else f"planted sets have a span of at most {span} tokens"
-    yield Assumption(name="locality of the data", holds=span is not None, found=found, counterexample="growing gap")
+    yield AssumptionCheck(
+        name="locality of the data", holds=span is not None, found=found, counterexample="growing gap"
+    )
     is_local = isinstance(case.predictor, TabularAttention)
-    yield Assumption(
+    yield AssumptionCheck(
         name="locality of the class",
         holds=is_local,
         found="by construction" if is_local else "the head reads sets at any distance",
         counterexample="unbounded reach",
     )
-    yield Assumption(
+    yield AssumptionCheck(
         name="training length",
         holds=span is not None and case.train_length >= 4 * span,
         found=f"L = {case.train_length}" + ("" if span is None else f", 4 w = {4 * span}"),
@@ -188,12 +201,14 @@ def _list_assumptions(case: Extrapolation) -> Iterator[Assumption]:
     )
     yield _check_regularity(case, span)
     for name, counterexample in (("relativity", "absolute positions"), ("one background", "new background token")):
-        yield Assumption(name=name, holds=True, found="by construction", counterexample=counterexample)
-    yield Assumption(name="linear loss", holds=True, found=f"'{case.loss.name}'", counterexample="canceling errors")
+        yield AssumptionCheck(name=name, holds=True, found="by construction", counterexample=counterexample)
+    yield AssumptionCheck(
+        name="linear loss", holds=True, found=f"'{case.loss.name}'", counterexample="canceling errors"
+    )
     yield _check_cuts(case)
 
 
-def _check_regularity(case: Extrapolation, span: int | None) -> Assumption:
+def _check_regularity(case: BoundInputs, span: int | None) -> AssumptionCheck:
     holds = False
     if span is None:
         finding = "no span, so no eta"
@@ -205,24 +220,24 @@ def _check_regularity(case: Extrapolation, span: int | None) -> Assumption:
         ratio = regularity_ratio(case.law.placement, case.test_length, case.train_length)
         holds = math.isfinite(eta_train) and math.isfinite(ratio)
         finding = f"eta_L = {eta_train:.4g}; Q_N over Q_L at most {ratio:.4g} at N = {case.test_length}"
-    return Assumption(name="regularity", holds=holds, found=finding, counterexample="rare shape")
+    return AssumptionCheck(name="regularity", holds=holds, found=finding, counterexample="rare shape")
 
 
-def _check_cuts(case: Extrapolation) -> Assumption:
+def _check_cuts(case: BoundInputs) -> AssumptionCheck:
     try:
         finding, holds = f"kappa = {largest_kappa(case):.4g}", True
     except BoundError as error:
         finding, holds = str(error), False
-    return Assumption(name="light cuts", holds=holds, found=finding, counterexample="heavy cuts")
+    return AssumptionCheck(name="light cuts", holds=holds, found=finding, counterexample="heavy cuts")
 
 
-def _build_case(law: Planted, predictor: Predictor, train_length: int) -> Callable[[int], Extrapolation]:
+def _build_case(law: PlantedCorrelations, predictor: Predictor, train_length: int) -> Callable[[int], BoundInputs]:
     """Return a cached function from a test length to the inputs of the bounds; it computes training risks only once."""
     by_set: Callable[..., ConditionalRisk] = cache(
         lambda law, length, loss: conditional_risk(law, predictor, length, loss)
     )
     mean: Callable[..., float] = cache(lambda law, length, loss: mean_risk(law, predictor, length, loss))
-    return lambda test_length: Extrapolation(
+    return lambda test_length: BoundInputs(
         law=law,
         predictor=predictor,
         train_length=train_length,
@@ -233,7 +248,7 @@ def _build_case(law: Planted, predictor: Predictor, train_length: int) -> Callab
     )
 
 
-def _evaluate_bounds(case: Extrapolation) -> Iterator[BoundValue]:
+def _evaluate_bounds(case: BoundInputs) -> Iterator[BoundValue]:
     length = case.test_length
     for name, bound in BOUNDS.items():
         value = refused = None
@@ -251,15 +266,15 @@ def _evaluate_bounds(case: Extrapolation) -> Iterator[BoundValue]:
         yield BoundValue(bound=name, title=name, provenance=provenance, length=length, value=value, refused=refused)
 
 
-def predict(law: Planted, predictor: Predictor, train_length: int, length: int) -> Prediction:
+def predict_risk(law: PlantedCorrelations, predictor: Predictor, train_length: int, length: int) -> RiskPrediction:
     """Predict the risk at ``length`` from the exact risks at the training lengths with the same shapes and starts."""
-    if not isinstance(predictor, TabularAttention) or law.placement.span is None:
-        return Prediction(length=length, refused="without a span, the risks at training lengths are not exact")
+    if not isinstance(predictor, TabularAttention) or law.placement.max_span is None:
+        return RiskPrediction(length=length, refused="without a span, the risks at training lengths are not exact")
     shortest = (train_length + 1) // 2
     candidates = range(max(shortest, law.min_length), train_length + 1)
     lengths = [trained for trained in candidates if _has_same_placement(law.placement, trained, length)]
     if len(lengths) < 2:
-        return Prediction(
+        return RiskPrediction(
             length=length,
             refused=f"only {len(lengths)} of the training lengths {shortest} to {train_length} "
             f"have the same shapes and starts as length {length}; a curve needs 2",
@@ -267,12 +282,12 @@ def predict(law: Planted, predictor: Predictor, train_length: int, length: int) 
     try:
         risks = laplace_risks(law, predictor, lengths, LOSS)
     except SettingError as error:
-        return Prediction(length=length, refused=str(error))
+        return RiskPrediction(length=length, refused=str(error))
     # An odds law needs a positive limit, but a head without risk has limit 0.
-    curve = fit_odds(lengths, risks, max(limit_risk(law, predictor), MIN_LIMIT_RISK))
-    low, high = curve.interval(length)
-    secant_risk = secant(lengths, risks, length)
-    return Prediction(length=length, odds=curve.risk_at(length), low=low, high=high, secant=secant_risk)
+    curve = fit_growth_curve(lengths, risks, max(asymptotic_risk(law, predictor), MIN_LIMIT_RISK))
+    low, high = curve.confidence_interval(length)
+    secant_risk = extrapolate_by_secant(lengths, risks, length)
+    return RiskPrediction(length=length, odds=curve.risk_at(length), low=low, high=high, secant=secant_risk)
 
 
 def _has_same_placement(placement: Placement, train_length: int, length: int) -> bool:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenGroup:
+class SequenceGroup:
     """Sequences with equal numbers of tokens.
 
     ``position_ids`` has the IDs of the tokens, and ``key_ids`` those of earlier (cached) tokens too. ``query_start`` is
@@ -44,20 +44,20 @@ def join_tokens(parts: Sequence[Float[Tensor, "_batch _seq width"]]) -> Float[Te
 
 
 def split_tokens(
-    x: Float[Tensor, "token width"], groups: Sequence[TokenGroup]
+    x: Float[Tensor, "token width"], groups: Sequence[SequenceGroup]
 ) -> list[Float[Tensor, "_batch _seq width"]]:
     """Split joined tokens into the groups."""
     return _split(x, [(group.size, group.seq) for group in groups])
 
 
 def split_queries(
-    x: Float[Tensor, "query width"], groups: Sequence[TokenGroup]
+    x: Float[Tensor, "query width"], groups: Sequence[SequenceGroup]
 ) -> list[Float[Tensor, "_batch _query width"]]:
     """Split joined queries into the groups."""
     return _split(x, [(group.size, group.num_queries) for group in groups])
 
 
-def select_queries(x: Float[Tensor, "token width"], groups: Sequence[TokenGroup]) -> Float[Tensor, "query width"]:
+def select_queries(x: Float[Tensor, "token width"], groups: Sequence[SequenceGroup]) -> Float[Tensor, "query width"]:
     """Return the joined tokens from the ``query_start`` of each group on."""
     if not any(group.query_start for group in groups):
         return x
