@@ -21,7 +21,7 @@ from lengthwise.core.provenance import collect_provenance
 from lengthwise.experiments.run_folder import read_rows
 from lengthwise.theory.bounds import BOUNDS, expected_training_piece_counts
 from lengthwise.theory.bounds.bound_inputs import BoundError, BoundInputs
-from lengthwise.theory.bounds.sequence_cover import GridWindowCover
+from lengthwise.theory.bounds.training_window_covers import GridWindowCover
 from lengthwise.theory.risk.exact_risk import TotalVariationLoss
 from lengthwise.theory.risk.laplace_transform import laplace_risk
 from support.random_instances import Sizes, random_instance

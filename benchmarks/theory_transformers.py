@@ -41,7 +41,7 @@ from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.positions import Assignment, PositionScheme, Sequential
 from lengthwise.tasks import PlantedCorrelations, SparseParity
 from lengthwise.tasks.examples import Examples
-from lengthwise.tasks.planted.placement import LocalPlacement, ShapeDistribution
+from lengthwise.tasks.planted.placement import LocalPlacement, OffsetDistribution
 from lengthwise.theory.attention.sparse_attention import fit_tabular_attention
 from lengthwise.theory.attention.tabular import TabularAttention
 from lengthwise.theory.risk.exact_risk import TotalVariationLoss
@@ -80,11 +80,11 @@ class DistancePlacement:
         """Return 3 for ``fixed``, half the length for ``half``, and 3 or, beyond training, 6 for ``jump``."""
         return {"fixed": 3, "half": length // 2, "jump": 3 if length <= LONGEST else 6}[self.rule]
 
-    def law(self, length: int) -> ShapeDistribution:
+    def law(self, length: int) -> OffsetDistribution:
         """Return the distribution with all probability at one index."""
         probability = np.zeros((1, length))
         probability[0, length - self.distance(length)] = 1.0
-        return ShapeDistribution(shapes=np.zeros((1, 1), dtype=np.int64), probability=probability)
+        return OffsetDistribution(shapes=np.zeros((1, 1), dtype=np.int64), probability=probability)
 
     def sample(self, length: int, size: int, rng: np.random.Generator) -> Int[np.ndarray, "size k"]:
         """Return the same index for every sequence."""

@@ -23,7 +23,7 @@ class RunningMaximum(lw.Task):
         """Sample digits; small ones are more frequent, so that the maximum keeps changing."""
         return self.make_examples((10 * rng.random((size, length)) ** 3).astype(int))
 
-    def from_prompt(self, prompt):
+    def example_from_prompt(self, prompt):
         """Return the example of a prompt such as 317."""
         if not prompt.isdecimal():
             raise lw.LengthwiseError(f"invalid prompt '{prompt}' for running_maximum; write digits such as 317")

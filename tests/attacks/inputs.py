@@ -201,7 +201,7 @@ def read_prompt(content: bytes) -> None:
     except UnicodeDecodeError:
         # As in command arguments.
         prompt = content[1:].decode(errors="surrogateescape")
-    examples = task.from_prompt(prompt)
+    examples = task.example_from_prompt(prompt)
     assert examples.tokens.max() < len(task.vocabulary)
     assert examples.tokens.min() >= 0
 

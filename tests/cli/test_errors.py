@@ -65,8 +65,8 @@ from lengthwise.evaluation.language_model import BytePairTokenizerAdapter
 from lengthwise.experiments.experiment import Experiment, change_settings
 from lengthwise.experiments.progress_reports import TRACKERS, MetricsReporter, check_trackers
 from lengthwise.experiments.runner import sweep
+from lengthwise.experiments.setting_checks import check_settings
 from lengthwise.experiments.sweep_file import read_sweep_file
-from lengthwise.experiments.validation import check_settings
 from lengthwise.model.decoder import Decoder
 from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.model.generate import generate
@@ -580,13 +580,17 @@ PLANTED_CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         r"5 of 52 tokens give 380,204,032 tuples, more than 4,194,304; use fewer tokens or a smaller k",
     ),
     (
-        lambda: PlantedCorrelations().from_prompt("abxa"),
+        lambda: PlantedCorrelations().example_from_prompt("abxa"),
         PromptError,
         r"invalid symbol 'x' in a prompt of planted; write letters",
     ),
-    (lambda: PlantedCorrelations().from_prompt("c"), PromptError, r"'c' is too short for 2 planted tokens; write at"),
     (
-        lambda: PlantedCorrelations().from_prompt("cabd"),
+        lambda: PlantedCorrelations().example_from_prompt("c"),
+        PromptError,
+        r"'c' is too short for 2 planted tokens; write at",
+    ),
+    (
+        lambda: PlantedCorrelations().example_from_prompt("cabd"),
         PromptError,
         r"'cabd' has probability 0; write cc or cd or dc in a shape of the placement, and background",
     ),
@@ -627,13 +631,13 @@ PLANTED_CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         r"shape \(0, 1\) has probability -0.5; use a probability",
     ),
     (
-        lambda: LocalPlacement().shape_distribution(1),
+        lambda: LocalPlacement().offset_distribution(1),
         SettingError,
         r"length 1 is too short for 2 planted tokens; use at least 2",
     ),
     (lambda: SubsetPlacement(num_planted=0), SettingError, r"num_planted 0 is too small; use at least 1"),
     (
-        lambda: SubsetPlacement(num_planted=9).shape_distribution(40),
+        lambda: SubsetPlacement(num_planted=9).offset_distribution(40),
         SettingError,
         r"length 40 has 61,523,748 shapes, more than 200,000; use a smaller length, span or",
     ),
@@ -719,12 +723,12 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         r"background 'markov' has 2 tokens but num_letters is 8; use the same number",
     ),
     (
-        lambda: SparseParity().from_prompt("0110"),
+        lambda: SparseParity().example_from_prompt("0110"),
         PromptError,
         r"'0110' has no flagged bit; write bits such as 01\*10\*1",
     ),
     (
-        lambda: SparseParity().from_prompt("01*2"),
+        lambda: SparseParity().example_from_prompt("01*2"),
         PromptError,
         r"invalid symbol '2' in a prompt of sparse_parity; write bits such as",
     ),
@@ -745,23 +749,27 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         r"num_names 4 is too small for 5 assignments; use at least 5 names, or a shorter length",
     ),
     (
-        lambda: VariableAssignment().from_prompt("x1 = x2 x2 = v1"),
+        lambda: VariableAssignment().example_from_prompt("x1 = x2 x2 = v1"),
         PromptError,
         r"does not query exactly one variable; write assignments and a query such as 'x1 = x2 x2 = v3 \? x1'",
     ),
     (
-        lambda: VariableAssignment().from_prompt("x1 x2 = v1 ? x1"),
+        lambda: VariableAssignment().example_from_prompt("x1 x2 = v1 ? x1"),
         PromptError,
         r"is not a list of assignments with 1 operands; write",
     ),
-    (lambda: VariableAssignment().from_prompt("x1 = x2 ? x1"), PromptError, r"x2 is not assigned; end the chain"),
     (
-        lambda: VariableAssignment().from_prompt("x1 = x2 x2 = x1 ? x1"),
+        lambda: VariableAssignment().example_from_prompt("x1 = x2 ? x1"),
+        PromptError,
+        r"x2 is not assigned; end the chain",
+    ),
+    (
+        lambda: VariableAssignment().example_from_prompt("x1 = x2 x2 = x1 ? x1"),
         PromptError,
         r"x1 leads back to itself; end the chain with a value",
     ),
     (
-        lambda: VariableAssignment().from_prompt("x1 = v2 x1 = v1 ? x1"),
+        lambda: VariableAssignment().example_from_prompt("x1 = v2 x1 = v1 ? x1"),
         PromptError,
         r"assigns a variable twice; assign each variable once",
     ),
@@ -773,23 +781,31 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         r"length 5 exceeds the 4 different values of sort; use a shorter length, a larger num_values, or repeats",
     ),
     (
-        lambda: Sort().from_prompt("3 17 2 17"),
+        lambda: Sort().example_from_prompt("3 17 2 17"),
         PromptError,
         r"item '17' occurs 2 times; write each item once, or set repeats=True",
     ),
     (
-        lambda: Sort().from_prompt("3 64"),
+        lambda: Sort().example_from_prompt("3 64"),
         PromptError,
         r"invalid symbol '64' in a prompt of sort; write values from 0 to 63 such as 2 0 1",
     ),
-    (lambda: Sort().from_prompt("="), PromptError, r"the prompt is empty; sort needs values from 0 to 63"),
+    (lambda: Sort().example_from_prompt("="), PromptError, r"the prompt is empty; sort needs values from 0 to 63"),
     (lambda: Recall(num_values=0), SettingError, r"num_values 0 is too small; use at least 1"),
     (lambda: Recall(num_pairs=17), SettingError, r"num_keys 16 is too small for 17 pairs; use at least 17"),
     (lambda: Recall(num_queries=5), SettingError, r"num_queries 5 exceeds the 4 pairs; use at most 4"),
-    (lambda: Recall().from_prompt("k1 v1"), PromptError, r"'k1 v1' does not contain exactly one '='; write a"),
-    (lambda: Recall().from_prompt("k1 v1 = v1"), PromptError, r"invalid symbol 'v1' in a prompt of recall"),
-    (lambda: Recall().from_prompt("k1 f1 v2 = k1"), PromptError, r"has a key without a value or a value without"),
-    (lambda: Recall().from_prompt("k1 v1 = k2"), PromptError, r"queried key 'k2' occurs 0 times in the text; write"),
+    (lambda: Recall().example_from_prompt("k1 v1"), PromptError, r"'k1 v1' does not contain exactly one '='; write a"),
+    (lambda: Recall().example_from_prompt("k1 v1 = v1"), PromptError, r"invalid symbol 'v1' in a prompt of recall"),
+    (
+        lambda: Recall().example_from_prompt("k1 f1 v2 = k1"),
+        PromptError,
+        r"has a key without a value or a value without",
+    ),
+    (
+        lambda: Recall().example_from_prompt("k1 v1 = k2"),
+        PromptError,
+        r"queried key 'k2' occurs 0 times in the text; write",
+    ),
     (
         lambda: MultiQueryRecall(value_length=0),
         SettingError,
@@ -801,22 +817,22 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         r"density 0.0 is out of range; use more than 0 and at most 1",
     ),
     (
-        lambda: MultiQueryRecall().from_prompt("s0 : s1 _ ? s0"),
+        lambda: MultiQueryRecall().example_from_prompt("s0 : s1 _ ? s0"),
         PromptError,
         r"'s0 : s1 _ \? s0' is not a text of pairs and blanks with 1 to 4 queries; write 's0 s1 : s2 s3 _ \? s0 s1'",
     ),
     (
-        lambda: MultiQueryRecall(key_length=1, value_length=1).from_prompt("s0 : s1 : s2 ? s0"),
+        lambda: MultiQueryRecall(key_length=1, value_length=1).example_from_prompt("s0 : s1 : s2 ? s0"),
         PromptError,
         r"is not a text of pairs and blanks with 1 to 4 queries; write 's0 : s1 _ \? s0'",
     ),
     (
-        lambda: MultiQueryRecall().from_prompt("s0 s1 : s2 s3 _"),
+        lambda: MultiQueryRecall().example_from_prompt("s0 s1 : s2 s3 _"),
         PromptError,
         r"is not a text of pairs and blanks with 1 to 4 queries; write 's0 s1 : s2 s3 _ \? s0 s1'",
     ),
     (
-        lambda: MultiQueryRecall().from_prompt("s0 s1 : s2 s3 ? s0 s4"),
+        lambda: MultiQueryRecall().example_from_prompt("s0 s1 : s2 s3 ? s0 s4"),
         PromptError,
         r"query 's0 s4' occurs 0 times as a key; write it exactly once",
     ),
@@ -838,20 +854,24 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         r"scratchpad 'carry' does not support order 'most'; use order 'least' or 'reversed_sum'",
     ),
     (
-        lambda: Parity().from_prompt("0120"),
+        lambda: Parity().example_from_prompt("0120"),
         PromptError,
         r"invalid symbol '2' in a prompt of [a-z]+; write bits such as",
     ),
-    (lambda: Parity().from_prompt(" "), PromptError, r"the prompt is empty; parity needs bits such as 0110"),
+    (lambda: Parity().example_from_prompt(" "), PromptError, r"the prompt is empty; parity needs bits such as 0110"),
     (
-        lambda: Copy(num_symbols=3).from_prompt("0 3"),
+        lambda: Copy(num_symbols=3).example_from_prompt("0 3"),
         PromptError,
         r"invalid symbol '3' in a prompt of [a-z]+; .* from 0 to 2",
     ),
-    (lambda: Reverse().from_prompt("=>"), PromptError, r"the prompt is empty; reverse needs symbols from 0 to 9"),
-    (lambda: Addition().from_prompt("5"), PromptError, r"invalid sum '5'; write a sum such as 57\+68"),
-    (lambda: Addition().from_prompt("1+2+3"), PromptError, r"invalid sum '1\+2\+3' of 3 numbers; write two"),
-    (lambda: MultiAddition().from_prompt("5"), PromptError, r"invalid sum '5'; write a sum such as 57\+68\+9"),
+    (
+        lambda: Reverse().example_from_prompt("=>"),
+        PromptError,
+        r"the prompt is empty; reverse needs symbols from 0 to 9",
+    ),
+    (lambda: Addition().example_from_prompt("5"), PromptError, r"invalid sum '5'; write a sum such as 57\+68"),
+    (lambda: Addition().example_from_prompt("1+2+3"), PromptError, r"invalid sum '1\+2\+3' of 3 numbers; write two"),
+    (lambda: MultiAddition().example_from_prompt("5"), PromptError, r"invalid sum '5'; write a sum such as 57\+68\+9"),
     (
         lambda: MultiAddition(operands=(3, 2)),
         SettingError,
@@ -865,35 +885,35 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     ),
     *(
         (
-            lambda p=p: Multiplication().from_prompt(p),
+            lambda p=p: Multiplication().example_from_prompt(p),
             PromptError,
             r"invalid product '.*' of two numbers; write a product such as",
         )
         for p in ("57", "5x6x7", "57x", "x68", "")
     ),
     (
-        lambda: Multiplication().from_prompt("57x6a"),
+        lambda: Multiplication().example_from_prompt("57x6a"),
         PromptError,
         r"invalid symbol 'a' in a prompt of multiplication; write a product such as 57x68",
     ),
     (
-        lambda: Addition().from_prompt("57+"),
+        lambda: Addition().example_from_prompt("57+"),
         PromptError,
         r"^number 2 of the sum '57\+' is missing; write a sum such as 57\+68$",
     ),
     (
-        lambda: Addition().from_prompt(" + 68 ="),
+        lambda: Addition().example_from_prompt(" + 68 ="),
         PromptError,
         r"^number 1 of the sum ' \+ 68 =' is missing; write a sum such",
     ),
-    (lambda: Addition().from_prompt(""), PromptError, r"^invalid sum ''; write a sum such as 57\+68$"),
+    (lambda: Addition().example_from_prompt(""), PromptError, r"^invalid sum ''; write a sum such as 57\+68$"),
     (
-        lambda: MultiAddition().from_prompt("5+6++8"),
+        lambda: MultiAddition().example_from_prompt("5+6++8"),
         PromptError,
         r"^number 3 of the sum '5\+6\+\+8' is missing; write a sum such as 57\+68\+9$",
     ),
     (
-        lambda: Addition().from_prompt("5+x"),
+        lambda: Addition().example_from_prompt("5+x"),
         PromptError,
         r"invalid symbol 'x' in a prompt of [a-z]+; write a sum such as",
     ),
@@ -1166,17 +1186,17 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     ),
     (lambda: IndexHints(num_hints=0), SettingError, r"num_hints 0 is too small; use at least 1"),
     (
-        lambda: IndexHints(num_hints=5).from_prompt("010101"),
+        lambda: IndexHints(num_hints=5).example_from_prompt("010101"),
         SettingError,
         r"num_hints 5 is too small for a sequence with 6 places; set num_hints to at least 6, or use a shorter",
     ),
     (
-        lambda: IndexHints(task=IndexHints()).from_prompt("01"),
+        lambda: IndexHints(task=IndexHints()).example_from_prompt("01"),
         UnsupportedTaskError,
         r"task index_hints declares no step_index for hints; use a task such as parity",
     ),
     (lambda: Text(split="test"), SettingError, r"unknown split 'test' of text; use one of train, held_out"),
-    (lambda: Text().from_prompt(""), PromptError, r"the prompt is empty; write some words to continue"),
+    (lambda: Text().example_from_prompt(""), PromptError, r"the prompt is empty; write some words to continue"),
     (
         lambda: sample("text", 9999, 1),
         SettingError,
@@ -1188,7 +1208,7 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
         r"^the built-in task file has no records of length 21; use one of 1-20$",
     ),
     (
-        lambda: JSONLTask().from_prompt("a z"),
+        lambda: JSONLTask().example_from_prompt("a z"),
         PromptError,
         r"invalid symbol 'z' in a prompt of rows; write tokens of its file",
     ),

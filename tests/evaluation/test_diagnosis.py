@@ -172,9 +172,9 @@ class Decoys:
             row[starts] = key if self.after_key else filler
         return replace(examples, tokens=tokens)
 
-    def from_prompt(self, prompt):
+    def example_from_prompt(self, prompt):
         """Return an example of ``NEEDLE``."""
-        return NEEDLE.from_prompt(prompt)
+        return NEEDLE.example_from_prompt(prompt)
 
     def variants(self):
         """Return no variants."""

@@ -106,7 +106,7 @@ class RaggedCopy:
             coupling=np.stack([filled(row.coupling[0], 1) for row in rows])[None],
         )
 
-    def from_prompt(self, prompt: str) -> Examples:
+    def example_from_prompt(self, prompt: str) -> Examples:
         """Not used by these tests."""
         raise NotImplementedError
 

@@ -202,7 +202,7 @@ def test_the_probe_returns_the_number_of_tokens_that_an_answer_requires(pair, k,
     task = SparseParity()
     queries = sample_queries(task, Sequential(), 8, 20, seed=0)
     queries = replace(queries, answer=np.full(20, 9))
-    found = assumptions.measure_required_tokens(small_decoder("nope", task), queries)
+    found = assumptions.count_required_tokens(small_decoder("nope", task), queries)
     assert (found.k, found.reach, found.id_reach) == (k, reach, reach)
 
 
@@ -210,7 +210,7 @@ def test_the_probe_returns_none_if_a_few_tokens_are_not_sufficient(monkeypatch):
     monkeypatch.setattr(assumptions, "_probabilities", lambda *arguments: 1.0 - 0.2 * arguments[3].sum(axis=1))
     monkeypatch.setattr(assumptions, "MAX_TOKENS", 4)
     task = SparseParity()
-    found = assumptions.measure_required_tokens(
+    found = assumptions.count_required_tokens(
         small_decoder("nope", task), sample_queries(task, Sequential(), 20, 8, seed=0)
     )
     assert found.k is None

@@ -221,7 +221,7 @@ def test_lengths_are_sorted_and_labels_keep_their_order():
     ],
 )
 def test_the_fit_status_counts_the_seeds_that_fit(fitted, status):
-    assert report.describe_seed_fits([row(fitted=share) for share in fitted]) == status
+    assert report.describe_fitting_seeds([row(fitted=share) for share in fitted]) == status
 
 
 def test_a_table_has_a_line_per_label_and_a_column_per_length():

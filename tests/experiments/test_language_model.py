@@ -18,8 +18,8 @@ from lengthwise.cli.experiment_options import override_corpus
 from lengthwise.core.errors import LengthwiseError, UnknownNameError
 from lengthwise.encodings import NoPE
 from lengthwise.evaluation.tables_and_figures import (
+    describe_fitting_seeds,
     describe_result,
-    describe_seed_fits,
     draw_result_figure,
     length_table,
     pool_seeds,
@@ -351,7 +351,7 @@ def test_the_table_of_a_comparison_has_perplexities():
             "12.18\n11.02-14.88\n1 seed",
         ]
     ]
-    assert describe_seed_fits([row()]) == "-"
+    assert describe_fitting_seeds([row()]) == "-"
     assert table_title([row()]).startswith("perplexity by context length")
     assert describe_result([row(), row(length=512, loss=2.5)]) == "loss 2.500 at context length 512"
 

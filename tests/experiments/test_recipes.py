@@ -11,7 +11,7 @@ from lengthwise.experiments.experiment import SettingChange, change_settings
 from lengthwise.experiments.recipes import DEFAULT_RECIPES, RECIPES, recipe
 from lengthwise.experiments.recipes.recipe_table import COPY_RULE
 from lengthwise.experiments.recipes.tuned_encodings import describe_settings, tuned_tasks
-from lengthwise.experiments.validation import check_settings
+from lengthwise.experiments.setting_checks import check_settings
 from lengthwise.positions import SCHEMES, DiscoveredCoupling, Predicted
 from lengthwise.positions.scheme import COUPLING, describe_given_knowledge
 from lengthwise.tasks import Copy, Parity, VariableAssignment

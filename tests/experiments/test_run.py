@@ -415,7 +415,7 @@ def test_correct_needs_every_token_and_every_id_before_the_end_token(
 @pytest.mark.parametrize("wrong_level", [None, 0, 1])
 def test_correct_on_two_levels_needs_every_id_of_both(wrong_level, tmp_path, monkeypatch):
     task = MultiAddition(operands=(2, 2))
-    examples = task.from_prompt("4+8")
+    examples = task.example_from_prompt("4+8")
     assert examples.coupling is not None
     length = int(examples.prompt_length[0])
     tokens, ids = torch.tensor(examples.tokens[:, length:]), torch.tensor(examples.coupling[:, :, length:])

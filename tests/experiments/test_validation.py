@@ -15,7 +15,7 @@ from lengthwise.encodings import ENCODINGS, Encoding, EncodingSettings, Encoding
 from lengthwise.encodings.encoding import FLAGS
 from lengthwise.experiments.experiment import Experiment, build_decoder
 from lengthwise.experiments.run import load_run, train
-from lengthwise.experiments.validation import check_encoding, check_scheme
+from lengthwise.experiments.setting_checks import check_encoding, check_scheme
 from lengthwise.positions import SCHEMES, Assignment, Coupled, PositionScheme, Predicted, Sequential, make_assignment
 from lengthwise.tasks import MultiAddition
 from lengthwise.tasks.examples import Examples

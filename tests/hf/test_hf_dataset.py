@@ -54,7 +54,7 @@ def test_a_larger_data_set_begins_with_the_smaller_one(task):
 def test_ids_and_groups_equal_those_of_evaluation():
     task = Parity()
     (item,) = to_dataset(task, lengths=[3], size=1, scheme=Predicted())
-    examples = task.from_prompt(item["prompt"])
+    examples = task.example_from_prompt(item["prompt"])
     assignment = Predicted().assign(examples, random_stream(0), training=False)
     assert item["position_ids"] == assignment.position_ids[0, 0].tolist()
     assert item["coupling"] == examples.coupling[0, 0].tolist()

@@ -227,7 +227,9 @@ def test_targets_of_one_kind_are_a_random_sample_of_all_targets_of_this_kind(mod
     texts, settings = Text().held_out(), replace(SETTINGS, lengths=(12, 300), num_targets=6, kind="continuation")
     evaluator = TargetEvaluator(model=model, texts=texts, settings=settings.influence, token_text=CODEC.token_text)
     candidates = sample_targets(texts, context=300, num_targets=None, seed=0)
-    expected = [(each.text.name, each.place) for each in candidates if "continuation" in evaluator.target_kinds(each)]
+    expected = [
+        (each.text.name, each.place) for each in candidates if "continuation" in evaluator.classify_target(each)
+    ]
     found = [(each.document, each.place) for each in measure_paired_targets(model, CODEC, texts, settings)]
     assert len(set(found)) == 6
     # The sample is in text order, but its targets are not the first ones.

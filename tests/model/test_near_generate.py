@@ -8,7 +8,8 @@ from lengthwise.encodings import ALiBi
 from lengthwise.experiments.recipes import quick_version, recipe
 from lengthwise.experiments.run import train
 from lengthwise.model import generate as generation
-from lengthwise.model.fast import near_attention, near_generate
+from lengthwise.model.fast import near_attention
+from lengthwise.model.fast import near_key_generation as near_generate
 from lengthwise.model.generate import generate
 from lengthwise.model.position_heads import POSITION_HEADS
 

@@ -342,7 +342,7 @@ def test_abacus_shifts_all_numbers_of_an_example_by_one_offset(rng):
 
 @pytest.mark.parametrize("order", ["least", "most"])
 def test_abacus_ids_are_the_digits_places_in_writing_order(order):
-    examples = Addition(order=order, zero_padding=False).from_prompt("957+68")
+    examples = Addition(order=order, zero_padding=False).example_from_prompt("957+68")
     ids = Abacus().assign(examples, np.random.default_rng(0), training=False).position_ids[0, 0]
     assert ids.tolist() == [1, 2, 3, 0, 1, 2, 0, 1, 2, 3, 4, 0]
 

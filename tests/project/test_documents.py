@@ -319,10 +319,10 @@ def test_a_task_of_ones_own_is_trained_and_evaluated_by_length_as_the_page_says(
     assert len(decorated.strip().splitlines()) <= 40
     task = importlib.import_module("my_tasks").Increment()
     assert task.name not in TASKS
-    tokens = task.from_prompt("093").tokens[0]
+    tokens = task.example_from_prompt("093").tokens[0]
     assert " ".join(task.vocabulary[token] for token in tokens) == "0 9 3 = > 1 0 4 end"
     with pytest.raises(lw.LengthwiseError, match="invalid prompt 'x' for increment"):
-        task.from_prompt("x")
+        task.example_from_prompt("x")
 
 
 @pytest.mark.slow

@@ -85,7 +85,7 @@ def test_the_answer_to_the_exercise_about_another_task_is_right():
     assert changed != source
     names = {"__name__": "sums"}
     exec(compile(changed[: changed.index("parser = ")], "sums.py", "exec"), names)
-    (tokens,) = names["RunningMaximum"]().from_prompt("384").tokens.tolist()
+    (tokens,) = names["RunningMaximum"]().example_from_prompt("384").tokens.tolist()
     assert tokens == [3, 8, 4, 10, 11, 3, 1, 5, 12]
 
 

@@ -24,7 +24,8 @@ from lengthwise.influence.hidden_context import MODES, TargetWindow, WindowEvalu
 from lengthwise.influence.measures import SubsetScorer, TargetLoss
 from lengthwise.model import generate as generation
 from lengthwise.model.attention_scores import AttentionHooks
-from lengthwise.model.fast import near_attention, near_generate
+from lengthwise.model.fast import near_attention
+from lengthwise.model.fast import near_key_generation as near_generate
 from lengthwise.model.fast.near_attention import NearAttention
 from lengthwise.model.generate import generate
 from lengthwise.model.position_heads import pointer

@@ -15,6 +15,9 @@ TIMEOUT_MS = 120_000
 LONG_NAMES = ["a name of a run that is long and ends with 1", "a name of a run that is long and ends with 2"]
 
 
+both_colors = pytest.mark.parametrize("page", ["light", "dark"], indirect=True)
+
+
 @pytest.fixture(scope="module")
 def page_file(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
@@ -35,9 +38,9 @@ def browser():
         browser.close()
 
 
-@pytest.fixture(params=["light", "dark"])
+@pytest.fixture
 def page(request, browser, page_file):
-    page = browser.new_page(color_scheme=request.param)
+    page = browser.new_page(color_scheme=getattr(request, "param", "light"))
     page.set_default_timeout(TIMEOUT_MS)
     page.problems = []
     page.on("console", lambda message: page.problems.append(message.text))
@@ -50,6 +53,7 @@ def page(request, browser, page_file):
     page.close()
 
 
+@both_colors
 def test_every_chart_is_drawn(page):
     charts = page.locator(".plot")
     assert charts.count() == 5
@@ -97,6 +101,7 @@ def test_a_switch_hides_a_line_and_makes_the_axis_linear(page):
     page.wait_for_function("document.querySelector('#chart-0').layout.xaxis.type === 'linear'")
 
 
+@both_colors
 def test_no_serious_fault_of_accessibility_is_found(page):
     violations = Axe().run(page).response["violations"]
     assert [each["id"] for each in violations if each["impact"] in ("serious", "critical")] == []

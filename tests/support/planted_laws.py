@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from lengthwise.tasks.planted.placement import Placement, ShapeDistribution, UniformShapePlacement
+from lengthwise.tasks.planted.placement import OffsetDistribution, Placement, UniformShapePlacement
 from lengthwise.tasks.planted.planted_task import PlantedCorrelations
 from lengthwise.theory.attention.tabular import TabularAttention
 
@@ -75,12 +75,12 @@ class NonuniformStarts:
     max_span: ClassVar[int] = 3
     min_length: ClassVar[int] = 3
 
-    def shape_distribution(self, length: int) -> ShapeDistribution:
+    def offset_distribution(self, length: int) -> OffsetDistribution:
         """Return the joint distribution of shape and start."""
         weight = np.array([[(c + 1.0) * (c + gap < length) for c in range(length)] for gap in (1, 2)])
-        return ShapeDistribution(shapes=np.array([[0, 1], [0, 2]]), probability=weight / weight.sum())
+        return OffsetDistribution(shapes=np.array([[0, 1], [0, 2]]), probability=weight / weight.sum())
 
     def sample(self, length: int, size: int, rng: np.random.Generator) -> np.ndarray:
         """Sample planted sets of shape (size, k) from the distribution."""
-        sets, probability = self.shape_distribution(length).sets()
+        sets, probability = self.offset_distribution(length).sets()
         return sets[rng.choice(len(sets), size=size, p=probability)]

@@ -75,7 +75,7 @@ def test_the_number_of_first_hints_is_the_number_that_leaves_hints_for_all_place
 
 def test_a_parsed_prompt_gets_hints_from_zero_on():
     task = IndexHints(task=Addition(zero_padding=False), num_hints=9)
-    examples = task.from_prompt("57+8")
+    examples = task.example_from_prompt("57+8")
     assert " ".join(decode_tokens(task, examples.tokens[0])) == "#0 7 #1 5 + #0 8 = #0 5 #1 6 end"
     assert examples.prompt_length == 8
 

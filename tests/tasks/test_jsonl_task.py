@@ -34,7 +34,7 @@ from lengthwise.experiments.run import load_run, train
 from lengthwise.experiments.run_evaluation import evaluate, generate_from_prompt
 from lengthwise.experiments.run_folder import read_experiment
 from lengthwise.positions import Coupled, Predicted, Sequential
-from lengthwise.tasks import HasFixedLengths, HasRunFiles, JSONLTask, Parity, Task, default_lengths
+from lengthwise.tasks import HasFilesToSave, HasFixedLengths, JSONLTask, Parity, Task, default_lengths
 from lengthwise.tasks.jsonl_table import MARK, START
 from lengthwise.training.batch import TrainingSampler
 
@@ -83,9 +83,9 @@ def task_of(tmp_path: Path, *records: Record) -> JSONLTask:
 
 def test_a_task_file_satisfies_the_protocols_for_run_files_and_lengths_and_parity_does_not():
     assert isinstance(JSONLTask(), Task)
-    assert isinstance(JSONLTask(), HasRunFiles)
+    assert isinstance(JSONLTask(), HasFilesToSave)
     assert isinstance(JSONLTask(), HasFixedLengths)
-    assert not isinstance(Parity(), HasRunFiles | HasFixedLengths)
+    assert not isinstance(Parity(), HasFilesToSave | HasFixedLengths)
 
 
 def test_an_example_is_prompt_mark_start_response_and_end(tmp_path, rng):

@@ -106,7 +106,7 @@ def test_neighboring_step_tokens_differ_by_at_most_one_id_on_both_levels(trace, 
 )
 def test_a_parsed_product_has_the_answer_of_python(prompt):
     task = Multiplication()
-    examples = task.from_prompt(prompt)
+    examples = task.example_from_prompt(prompt)
     symbols = decode_tokens(task, examples.tokens[0])
     assert symbols == expected_multiplication(task, symbols[: examples.prompt_length[0]])
     first, second = prompt.replace(" ", "").removesuffix("=").replace("*", "x").split("x")

@@ -295,7 +295,7 @@ def test_the_unequal_variant_has_a_second_operand_of_every_number_of_digits(task
     "sum_of", ["57+68", "0+0", "999+1", "1+999", "5+5", "90+9", "007+5", " 12 + 34 = ", "99999999999999999999+1"]
 )
 def test_a_parsed_sum_has_the_answer_of_python(sum_of, task):
-    examples = task.from_prompt(sum_of)
+    examples = task.example_from_prompt(sum_of)
     answer = decode_tokens(task, examples.tokens[0, examples.is_answer[0]])
     assert answer.pop() == "end"
     digits = "".join(symbol.removesuffix("c") for symbol in answer if not symbol.startswith("r"))
@@ -309,20 +309,20 @@ def test_a_parsed_sum_has_the_answer_of_python(sum_of, task):
 @pytest.mark.parametrize("prompt", ["3 1 4", "314", "314=>", " 3 1 4 = > ", "7"])
 @pytest.mark.parametrize(("task", "step"), [(Copy(), 1), (Reverse(), -1)])
 def test_a_parsed_string_is_copied_or_reversed(step, task, prompt):
-    examples = task.from_prompt(prompt)
+    examples = task.example_from_prompt(prompt)
     symbols = prompt.replace(" ", "").removesuffix("=>")
     assert decode_tokens(task, examples.tokens[0, examples.is_answer[0]]) == [*symbols[::step], "end"]
 
 
 @pytest.mark.parametrize(("task", "step"), [(Copy(num_symbols=12), 1), (Reverse(num_symbols=12), -1)])
 def test_symbols_of_two_digits_are_separated_by_spaces(step, task):
-    examples = task.from_prompt("11 3 10")
+    examples = task.example_from_prompt("11 3 10")
     assert decode_tokens(task, examples.tokens[0, examples.is_answer[0]]) == [*["11", "3", "10"][::step], "end"]
 
 
 @pytest.mark.parametrize("prompt", ["0110", "0 1 1 0", "0110=", "0110=0"])
 def test_parsed_bits_have_their_running_parity_as_the_answer(prompt):
-    examples = Parity().from_prompt(prompt)
+    examples = Parity().example_from_prompt(prompt)
     assert "".join(decode_tokens(Parity(), examples.tokens[0])) == "0110=00100end"
 
 
@@ -342,7 +342,7 @@ def test_parsing_a_sampled_prompt_gives_the_same_example(task, rng):
         if isinstance(task, Multiplication):
             first, second = "".join(symbols).removesuffix("=>").split("x")
             prompt = first[: -len(second)][::-1] + "x" + second
-        parsed = task.from_prompt(prompt)
+        parsed = task.example_from_prompt(prompt)
         seq = parsed.tokens.shape[1]
         assert np.array_equal(parsed.tokens[0], examples.tokens[row, :seq])
         assert np.array_equal(parsed.is_answer[0], examples.is_answer[row, :seq])
@@ -372,7 +372,7 @@ def test_the_queried_chain_has_its_share_of_the_assignments_and_distractor_chain
 
 def test_a_parsed_sum_of_several_numbers_has_the_partial_sums_of_python():
     task = MultiAddition()
-    examples = task.from_prompt("999 + 1 + 27 + 999 =")
+    examples = task.example_from_prompt("999 + 1 + 27 + 999 =")
     rows = "".join(decode_tokens(task, examples.tokens[0, examples.is_answer[0]])).removesuffix("end").split(">")
     sums = [row.replace("c", "").replace(".", "")[::-1] for row in rows]
     assert [int(total) for total in sums] == [1000, 1027, 2026]

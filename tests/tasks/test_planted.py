@@ -174,7 +174,7 @@ def test_the_marginal_of_sets_tuples_and_labels_is_a_product(law):
 @pytest.mark.parametrize("beyond", [0, 1, 3, 16])
 def test_the_law_of_a_placement_matches_its_definition(beyond, placement):
     length = placement.min_length + beyond
-    sets, probability = placement.shape_distribution(length).sets()
+    sets, probability = placement.offset_distribution(length).sets()
     probabilities = {
         tuple(planted_set): share for planted_set, share in zip(sets.tolist(), probability.tolist(), strict=True)
     }
@@ -188,15 +188,15 @@ def test_the_span_of_a_placement_is_the_largest_span_of_its_sets(placement):
     spans = {
         int(np.ptp(planted_set)) + 1
         for length in range(placement.min_length, placement.min_length + 20)
-        for planted_set in placement.shape_distribution(length).sets()[0]
+        for planted_set in placement.offset_distribution(length).sets()[0]
     }
     assert max(spans) == (placement.min_length + 19 if placement.max_span is None else placement.max_span)
 
 
 @over_placements
 def test_a_length_below_the_minimum_of_a_placement_raises_an_error(placement):
-    placement.shape_distribution(placement.min_length)
-    for call in (placement.shape_distribution, lambda length: placement.sample(length, 3, random_stream(0))):
+    placement.offset_distribution(placement.min_length)
+    for call in (placement.offset_distribution, lambda length: placement.sample(length, 3, random_stream(0))):
         with pytest.raises(
             SettingError, match=rf"length {placement.min_length - 1} is too short for {placement.k} planted"
         ):
@@ -301,7 +301,7 @@ def test_the_answer_of_a_parsed_prompt_is_its_most_probable_label(law, rng):
         votes = [of_label.get((tuple(x), label), 0.0) for label in range(law.num_labels)]
         if sum(votes) == 0 or sorted(votes)[-1] - sorted(votes)[-2] < 1e-12:
             continue
-        examples = law.from_prompt(" ".join(law.vocabulary[token] for token in x))
+        examples = law.example_from_prompt(" ".join(law.vocabulary[token] for token in x))
         answer = law.vocabulary[examples.tokens[0, length + 1]]
         assert answer == str(int(np.argmax(votes)))
         num_checked += 1
@@ -330,7 +330,7 @@ def test_a_law_by_length_changes_after_the_lengths_in_until():
     law = LengthDependentPlacement(
         until=(4, 7), laws=tuple(LocalPlacement(shapes=((0, gap),), weights=(1.0,)) for gap in (1, 2, 3))
     )
-    gaps = {length: int(np.ptp(law.shape_distribution(length).sets()[0][0])) for length in range(2, 10)}
+    gaps = {length: int(np.ptp(law.offset_distribution(length).sets()[0][0])) for length in range(2, 10)}
     assert gaps == {2: 1, 3: 1, 4: 1, 5: 2, 6: 2, 7: 2, 8: 3, 9: 3}
 
 
@@ -345,4 +345,4 @@ def test_a_placement_with_too_many_sets_to_enumerate_can_be_sampled():
     assert (np.diff(sets, axis=1) > 0).all()
     assert sets.max() > 300
     with pytest.raises(SettingError, match="more than 200,000"):
-        law.shape_distribution(400)
+        law.offset_distribution(400)

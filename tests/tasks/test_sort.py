@@ -38,7 +38,7 @@ def test_values_repeat_only_with_the_setting_repeats(rng):
 
 @pytest.mark.parametrize("prompt", ["17 4 33", "17 4 33 =", " 17  4 33 = > "])
 def test_a_parsed_list_has_the_answer_of_python(prompt):
-    examples = Sort().from_prompt(prompt)
+    examples = Sort().example_from_prompt(prompt)
     assert decode_tokens(Sort(), examples.tokens[0]) == ["17", "4", "33", "=", ">", "4", "17", "33", "end"]
 
 

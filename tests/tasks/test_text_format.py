@@ -42,7 +42,7 @@ def test_a_span_contains_its_symbol_and_the_last_span_the_newline(task, rng):
 
 
 def test_the_text_of_parity_is_the_example_of_the_docstring():
-    (text,) = format_examples(Parity(), Parity().from_prompt("010"))
+    (text,) = format_examples(Parity(), Parity().example_from_prompt("010"))
     assert (text.prompt, text.response) == ("0 1 0 = 0", " 0 1 1\n")
 
 

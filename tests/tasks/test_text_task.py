@@ -16,7 +16,7 @@ from lengthwise.experiments.experiment import Experiment, from_dict, to_dict
 from lengthwise.experiments.run import load_run, train
 from lengthwise.experiments.run_evaluation import evaluate, generate_from_prompt
 from lengthwise.experiments.run_folder import acquire_run_folder, read_experiment
-from lengthwise.tasks import GradedByLoss, HasRunFiles, Parity, Task, Text, task_result_fields
+from lengthwise.tasks import GradedByLoss, HasFilesToSave, Parity, Task, Text, task_result_fields
 from lengthwise.tasks.text.corpus import HELD_OUT, TRAIN, built_in_texts, open_corpus
 from lengthwise.tasks.text.tokenizer import END
 
@@ -38,8 +38,8 @@ def text(corpora: Path) -> Text:
 def test_text_satisfies_the_protocols_for_loss_and_run_files_and_parity_does_not():
     assert isinstance(Text(), Task)
     assert isinstance(Text(), GradedByLoss)
-    assert isinstance(Text(), HasRunFiles)
-    assert not isinstance(Parity(), GradedByLoss | HasRunFiles)
+    assert isinstance(Text(), HasFilesToSave)
+    assert not isinstance(Parity(), GradedByLoss | HasFilesToSave)
 
 
 def test_a_result_row_names_the_corpus_and_the_digest_of_its_facts(text, corpora):
@@ -104,7 +104,7 @@ def test_without_a_corpus_the_task_has_the_built_in_texts_with_one_token_per_byt
     assert {document.name for document in task.held_out()} == set(held_out_texts)
     assert set(train_texts).isdisjoint(held_out_texts)
     assert (len(task.vocabulary), task.vocabulary[0], task.vocabulary[ord("a") + 1]) == (257, "end", "'a'")
-    assert task.variants() == task.run_files() == {}
+    assert task.variants() == task.files_to_save() == {}
 
 
 def test_the_token_bytes_of_a_text_add_up_to_its_size(text):

@@ -62,7 +62,7 @@ class Pairs(Task):
             depends_on=depends_on.astype(np.int32),
         )
 
-    def from_prompt(self, prompt):
+    def example_from_prompt(self, prompt):
         """Raise, because no test uses a prompt."""
         raise NotImplementedError
 

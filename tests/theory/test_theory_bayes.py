@@ -17,7 +17,7 @@ from lengthwise.theory.risk.bayes import (
     bayes_risk,
     build_bayes_attention,
 )
-from lengthwise.theory.risk.exact_risk import LeakageLoss, NormLoss, TotalVariationLoss, enumerated_risk
+from lengthwise.theory.risk.exact_risk import AttentionLeakageLoss, NormLoss, TotalVariationLoss, enumerated_risk
 from lengthwise.theory.risk.laplace_transform import laplace_log_loss, laplace_risk
 
 SIZES = ((3, 1, 1), (3, 2, 2), (3, 2, 3), (2, 3, 4))
@@ -48,14 +48,14 @@ SWAPPED = PlantedCorrelations(
 
 def likelihood_ratios(law: PlantedCorrelations, length: int) -> np.ndarray:
     """Return the ratio of planted set to background, ``q(o) Qvoc(z) / mu(z)``, by shape and tuple."""
-    share = law.placement.shape_distribution(length).probability.sum(axis=1)[:, None]
+    share = law.placement.offset_distribution(length).probability.sum(axis=1)[:, None]
     mu = np.array(law.background)[np.array(law.tuples)].prod(axis=1)
     with np.errstate(divide="ignore"):
         return share * np.array(law.probabilities) / mu
 
 
 def planted_weights(law: PlantedCorrelations, length: int) -> np.ndarray:
-    return law.placement.shape_distribution(length).probability.sum(axis=1)[:, None] * np.array(law.probabilities)
+    return law.placement.offset_distribution(length).probability.sum(axis=1)[:, None] * np.array(law.probabilities)
 
 
 def information_horizon(law: PlantedCorrelations, length: int) -> float:
@@ -71,7 +71,7 @@ def information_leakage(law: PlantedCorrelations, length: int) -> float:
 def joint(law: PlantedCorrelations, length: int) -> dict[tuple[int, ...], dict[tuple[int, ...], np.ndarray]]:
     """Return the joint probability with each label, by sequence and planted set."""
     table: dict = {}
-    sets, probability = law.placement.shape_distribution(length).sets()
+    sets, probability = law.placement.offset_distribution(length).sets()
     for planted, share in zip(sets.tolist(), probability, strict=True):
         for each, weight, labels in zip(law.tuples, law.probabilities, law.labels, strict=True):
             for rest in product(range(law.num_tokens), repeat=length - law.k):
@@ -156,7 +156,7 @@ def test_the_bayes_leakage_is_the_posterior_mass_off_the_planted_set(law):
         sum(labels.sum() ** 2 for labels in by_set.values()) / sum(labels.sum() for labels in by_set.values())
         for by_set in joint(law, 5).values()
     )
-    assert bayes_risk(law, 5, LeakageLoss()) == pytest.approx(1 - planted_mass, abs=1e-12)
+    assert bayes_risk(law, 5, AttentionLeakageLoss()) == pytest.approx(1 - planted_mass, abs=1e-12)
 
 
 def test_the_bayes_risk_without_a_local_attention_is_enumerated(rng):
@@ -178,7 +178,9 @@ def test_background_hides_the_planted_pair_at_lengths_above_its_likelihood_ratio
     for length, risk in zip((16, 64, 256, 1024), risks, strict=True):
         assert information_leakage(SWAPPED, length) / 2 == pytest.approx(risk, abs=0.025)
     # No attention of the same shape does better on the planted set.
-    assert bayes_risk(SWAPPED, 1024, LeakageLoss()) == pytest.approx(information_leakage(SWAPPED, 1024), abs=0.005)
+    assert bayes_risk(SWAPPED, 1024, AttentionLeakageLoss()) == pytest.approx(
+        information_leakage(SWAPPED, 1024), abs=0.005
+    )
 
 
 def test_the_information_horizon_is_the_exponential_of_the_information_in_the_planted_set():

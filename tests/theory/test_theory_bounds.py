@@ -15,7 +15,7 @@ from lengthwise.core.randomness import random_stream
 from lengthwise.tasks.planted.placement import (
     LengthDependentPlacement,
     LocalPlacement,
-    ShapeDistribution,
+    OffsetDistribution,
     SubsetPlacement,
 )
 from lengthwise.tasks.planted.planted_task import PlantedCorrelations
@@ -41,14 +41,14 @@ from lengthwise.theory.bounds import (
     worst_case_risk_bound,
 )
 from lengthwise.theory.bounds.bound_inputs import BoundError, BoundInputs
-from lengthwise.theory.bounds.sequence_cover import (
+from lengthwise.theory.bounds.training_window_covers import (
     GridWindowCover,
     ProportionalCover,
     count_distinct_pieces,
     known_scores_bound,
     sampled_known_scores_bound,
 )
-from lengthwise.theory.risk.exact_risk import LeakageLoss, NormLoss, TotalVariationLoss, enumerated_risk
+from lengthwise.theory.risk.exact_risk import AttentionLeakageLoss, NormLoss, TotalVariationLoss, enumerated_risk
 from lengthwise.theory.risk.laplace_transform import laplace_risk, laplace_risks
 from lengthwise.theory.risk.risk_at_length import bernstein_margin
 
@@ -104,7 +104,7 @@ def count_valid(sizes, seeds):
             valid = bounds_with_value(case, APPLICABLE)
             valid += bounds_with_value(replace(case, loss=NormLoss()), NORM)
             valid += bounds_with_value(
-                replace(case, loss=LeakageLoss()), APPLICABLE - {*NORM, label_noise_corrected_bound}
+                replace(case, loss=AttentionLeakageLoss()), APPLICABLE - {*NORM, label_noise_corrected_bound}
             )
             for bound in valid:
                 counts[bound] += 1
@@ -434,10 +434,10 @@ class Growing:
     max_span: ClassVar[int] = 3
     min_length: ClassVar[int] = 3
 
-    def shape_distribution(self, length: int) -> ShapeDistribution:
+    def offset_distribution(self, length: int) -> OffsetDistribution:
         """Plant at the first tokens."""
         shape = (0, 1) if length <= 8 else (0, 1, 2)
-        return ShapeDistribution(shapes=np.array([shape]), probability=np.eye(1, length))
+        return OffsetDistribution(shapes=np.array([shape]), probability=np.eye(1, length))
 
     def sample(self, length, size, rng):
         """Raise, because bounds never sample sets."""
@@ -580,7 +580,7 @@ VIOLATIONS = {
     "no gap": ((shortened_gaps_bound,), good_case, r"length 12 .* span 2; .* at least 48 .*'heavy cuts'"),
     "no label noise": (
         (label_noise_corrected_bound,),
-        lambda: good_case(loss=LeakageLoss()),
+        lambda: good_case(loss=AttentionLeakageLoss()),
         r"'leakage' has no label noise",
     ),
 }

@@ -93,7 +93,7 @@ def predict_by_definition(attention: TabularAttention, tokens: list[int]) -> np.
 def test_risks_equal_a_sum_in_plain_python_over_all_sequences(name, length):
     case, loss = COUNTEREXAMPLES[name].build_case(length), COUNTEREXAMPLES[name].loss
     law = case.law
-    sets, probability = law.placement.shape_distribution(length).sets()
+    sets, probability = law.placement.offset_distribution(length).sets()
     risk = 0.0
     for x in product(*[[token for token, share in enumerate(law.background) if share > 0]] * length):
         for planted, of_set in zip(sets.tolist(), probability.tolist(), strict=True):

@@ -9,7 +9,7 @@ import pytest
 
 from lengthwise.core.errors import SettingError
 from lengthwise.core.randomness import random_stream
-from lengthwise.tasks.planted.placement import LocalPlacement, ShapeDistribution, SubsetPlacement
+from lengthwise.tasks.planted.placement import LocalPlacement, OffsetDistribution, SubsetPlacement
 from lengthwise.tasks.planted.planted_task import PlantedCorrelations
 from lengthwise.theory.attention.position_coupling import (
     CoupledAttention,
@@ -121,7 +121,7 @@ def enumerated_joint(
     law: PlantedCorrelations, coupling: Coupling, length: int
 ) -> dict[tuple[tuple[int, ...], int], float]:
     """Sum the joint probability of super-tokens and label over all sequences of tokens."""
-    sets, probability = law.placement.shape_distribution(length).sets()
+    sets, probability = law.placement.offset_distribution(length).sets()
     places = group_tokens_by_id(coupling(length))
     joint: dict[tuple[tuple[int, ...], int], float] = {}
     for x in product(range(law.num_tokens), repeat=length):
@@ -180,9 +180,9 @@ def test_planted_super_tokens_may_contain_background_tokens():
 class FirstOfTwo(LocalPlacement):
     """A single token at an even index."""
 
-    def shape_distribution(self, length: int) -> ShapeDistribution:
+    def offset_distribution(self, length: int) -> OffsetDistribution:
         """Return the uniform distribution over even indexes."""
-        return ShapeDistribution(shapes=np.array([[0]]), probability=np.resize([2 / length, 0.0], (1, length)))
+        return OffsetDistribution(shapes=np.array([[0]]), probability=np.resize([2 / length, 0.0], (1, length)))
 
 
 @over_couplings
@@ -232,8 +232,8 @@ def test_if_all_planted_tokens_share_an_id_the_risk_grows_at_most_linearly_in_th
 def test_sampled_super_token_sets_follow_their_law(coupling):
     law = CoupledPlacement(placement=SubsetPlacement(num_planted=1), coupling=coupling, tokens_per_id=2, k=1)
     sets = law.sample(5, 2_000, random_stream(0))
-    assert law.shape_distribution(5).sets()[0][:, 0].tolist() == [0, 1, 2, 3, 4]
-    assert law.shape_distribution(5).sets()[1] == pytest.approx(0.2)
+    assert law.offset_distribution(5).sets()[0][:, 0].tolist() == [0, 1, 2, 3, 4]
+    assert law.offset_distribution(5).sets()[1] == pytest.approx(0.2)
     assert np.bincount(sets[:, 0]) / 2_000 == pytest.approx(0.2, abs=0.04)
 
 
@@ -284,7 +284,7 @@ INVALID = {
         lambda: random_attention([[1, 2]], couple_sequence_halves, random_stream(0)),
         r"invalid offsets \(1, 2\).* with a minimum of 0",
     ),
-    "too short": (lambda: HalfLengthPlacement().shape_distribution(1), r"length 1 is too short for 2 planted tokens"),
+    "too short": (lambda: HalfLengthPlacement().offset_distribution(1), r"length 1 is too short for 2 planted tokens"),
 }
 
 

@@ -10,7 +10,7 @@ from tests.support.random_instances import Sizes, random_instance
 from lengthwise.tasks.planted.placement import LocalPlacement, UniformShapePlacement
 from lengthwise.tasks.planted.planted_task import PlantedCorrelations
 from lengthwise.theory.bounds.bound_inputs import BoundError, cross_cut_scores, safe_ratio, shape_probabilities
-from lengthwise.theory.bounds.sequence_cover import (
+from lengthwise.theory.bounds.training_window_covers import (
     ChunkDifferenceCover,
     GridWindowCover,
     ProportionalCover,
@@ -107,7 +107,7 @@ def test_the_mass_ratio_of_a_grid_cover_is_below_its_closed_form_for_uniform_sta
                 if span > 1
                 else UniformShapePlacement(num_planted=1)
             )
-            shapes = placement.shape_distribution(test_length).shapes
+            shapes = placement.offset_distribution(test_length).shapes
             cover = GridWindowCover(test_length=test_length, train_length=train_length, span=span)
             planted = shape_probabilities(placement, shapes, test_length)
             piece_weights = expected_piece_counts(planted, cover, ONES)[train_length]
@@ -144,7 +144,7 @@ def test_kappa_times_the_errors_of_pieces_is_above_the_error_of_the_whole_for_ev
     for seed in range(8):
         instance = random_instance("mixed", Sizes(num_tokens=3, k=2, span=2, train_length=8, test_length=15), seed)
         law, head = instance.law, instance.heads[0]
-        shapes = law.placement.shape_distribution(15).shapes
+        shapes = law.placement.offset_distribution(15).shapes
         factor = cross_cut_scores(law, head, shapes).kappa_by_cuts()
         tokens, sets, _ = law.sample_arrays(15, 10, rng)
         for sequence, planted in zip(tokens, sets, strict=True):
@@ -200,7 +200,7 @@ def test_the_push_forward_gives_expectations_over_pieces(rng):
     cover = GridWindowCover(test_length=8, train_length=6, span=2)
     function = {each: rng.random() for each in product((0, 1), repeat=7)}
     piece_weights = expected_piece_counts(
-        shape_probabilities(law.placement, law.placement.shape_distribution(8).shapes, 8), cover, ONES
+        shape_probabilities(law.placement, law.placement.offset_distribution(8).shapes, 8), cover, ONES
     )[6]
     by_piece_weights = direct = 0.0
     for place in range(5):
@@ -230,7 +230,7 @@ def law_given(law: PlantedCorrelations, length: int, planted: np.ndarray) -> tup
     """Return all sequences in order, and ``P(x, y | S)`` from the set weights of the law."""
     tokens = np.array(list(product(range(law.num_tokens), repeat=length)))
     sets, weights = law.planted_set_weights(tokens)
-    _, probability = law.placement.shape_distribution(length).sets()
+    _, probability = law.placement.offset_distribution(length).sets()
     index = int(np.flatnonzero((sets == planted).all(axis=1))[0])
     mu = np.array(law.background)
     joint = weights[:, index] / probability[index] * np.where(mu == 0, 1.0, mu)[tokens].prod(axis=1)
@@ -242,7 +242,7 @@ def test_deleting_random_background_tokens_gives_the_law_of_the_shorter_length(n
     comparisons = 0
     for _ in range(20):
         law = random_law(rng, num_tokens, k, span)
-        sets, _ = law.placement.shape_distribution(7).sets()
+        sets, _ = law.placement.offset_distribution(7).sets()
         planted = sets[rng.integers(len(sets))]
         size = int(rng.integers(int(planted[-1] - planted[0]) + 1, 7))
         others = rng.choice(np.setdiff1d(np.arange(7), planted), size=size - k, replace=False)
@@ -250,7 +250,7 @@ def test_deleting_random_background_tokens_gives_the_law_of_the_shorter_length(n
         shorter = np.searchsorted(remaining, planted)
         tokens, whole = law_given(law, 7, planted)
         # Deleting tokens between the planted ones changes the shape, which must be one of the law.
-        shapes, _ = law.placement.shape_distribution(size).sets()
+        shapes, _ = law.placement.offset_distribution(size).sets()
         if not (shapes == shorter).all(axis=1).any():
             continue
         _, short = law_given(law, size, shorter)

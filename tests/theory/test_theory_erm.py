@@ -12,7 +12,7 @@ from lengthwise.tasks.planted.planted_task import PlantedCorrelations
 from lengthwise.theory.attention.tabular import TabularAttention
 from lengthwise.theory.counterexamples import COUNTEREXAMPLES
 from lengthwise.theory.risk.bayes import BayesPredictor
-from lengthwise.theory.risk.exact_risk import LeakageLoss, NormLoss, TotalVariationLoss, enumerated_risk
+from lengthwise.theory.risk.exact_risk import AttentionLeakageLoss, NormLoss, TotalVariationLoss, enumerated_risk
 from lengthwise.theory.risk.laplace_transform import laplace_risks
 from lengthwise.theory.risk.risk_at_length import exact_erm, exact_risks, training_lengths
 
@@ -24,7 +24,7 @@ def test_training_lengths_are_the_upper_half_of_all_lengths():
 
 
 @pytest.mark.parametrize(("objective", "of"), [("averaged", np.mean), ("minimax", np.max)])
-@pytest.mark.parametrize("loss", [TotalVariationLoss(), NormLoss(), LeakageLoss()], ids=lambda loss: loss.name)
+@pytest.mark.parametrize("loss", [TotalVariationLoss(), NormLoss(), AttentionLeakageLoss()], ids=lambda loss: loss.name)
 def test_the_minimizer_has_the_smallest_objective_of_enumerated_risks(objective, of, loss, rng):
     law = random_law(rng, 3, 2, 3)
     predictors = [random_attention(rng, 3, 2, 3) for _ in range(6)]
@@ -96,7 +96,9 @@ def test_attentions_are_compared_at_lengths_too_long_to_enumerate(rng):
     _, strong = single_tokens(1e-6)
     minimizer = exact_erm(law, [weak, strong], (500, 1000), TotalVariationLoss(), "minimax")
     assert minimizer.best == 1
-    assert exact_risks(random_law(rng, 3, 2, 3), random_attention(rng, 3, 2, 3), [300], LeakageLoss()).shape == (1,)
+    assert exact_risks(
+        random_law(rng, 3, 2, 3), random_attention(rng, 3, 2, 3), [300], AttentionLeakageLoss()
+    ).shape == (1,)
     assert minimizer.objective == pytest.approx([0.999 / 1.999, 999e-6 / 1.000999], rel=1e-10)
 
 

@@ -12,7 +12,7 @@ from lengthwise.core.errors import SettingError
 from lengthwise.tasks.planted.planted_task import PlantedCorrelations
 from lengthwise.theory.attention.tabular import TabularAttention
 from lengthwise.theory.risk.bayes import LogLoss
-from lengthwise.theory.risk.exact_risk import LeakageLoss, NormLoss, TotalVariationLoss, enumerated_risk
+from lengthwise.theory.risk.exact_risk import AttentionLeakageLoss, NormLoss, TotalVariationLoss, enumerated_risk
 from lengthwise.theory.risk.growth_curves import (
     RiskGrowthCurve,
     asymptotic_risk,
@@ -61,7 +61,7 @@ def test_leakage_of_single_tokens_is_concave_in_the_length_and_bounded_by_secant
     lengths = [2, 3, 4, 6, 9, 15, 40, 100, 1000]
     for spread in (0.3, 1.0, 3.0, 10.0) * 5:
         law, attention = random_law(rng, 3, 1, 1), random_attention(rng, 3, 1, 1, spread=spread)
-        risks = laplace_risks(law, attention, lengths, LeakageLoss())
+        risks = laplace_risks(law, attention, lengths, AttentionLeakageLoss())
         assert np.diff(np.diff(risks) / np.diff(lengths)).max() < 1e-12
         for last in range(2, 5):
             for length, risk in zip(lengths[last:], risks[last:], strict=True):
@@ -72,7 +72,7 @@ def test_a_secant_extrapolates_the_line_through_the_first_and_the_last_length():
     assert extrapolate_by_secant([1, 2, 4], [0.0, 0.1, 0.4], 7) == pytest.approx(0.8)
 
 
-@pytest.mark.parametrize("loss", [TotalVariationLoss(), LeakageLoss()], ids=lambda loss: loss.name)
+@pytest.mark.parametrize("loss", [TotalVariationLoss(), AttentionLeakageLoss()], ids=lambda loss: loss.name)
 def test_lengths_up_to_16_predict_the_risk_at_512_within_2_percent_and_the_secant_is_far_above(loss, rng):
     attention = pair_reader(rng, 7.0, 0.7)
     risks = laplace_risks(PAIRS, attention, SHORT, loss)
@@ -89,8 +89,8 @@ def test_the_risk_converges_to_that_of_the_mean_value_of_background(rng):
     risks = laplace_risks(PAIRS, attention, [64, 1024, 16384], TotalVariationLoss())
     assert np.abs(risks - end)[2] < 1e-3 < np.abs(risks - end)[0]
     assert (np.abs(risks - end)[1:] < np.abs(risks - end)[:-1] / 10).all()
-    assert asymptotic_risk(PAIRS, attention, LeakageLoss()) == 1
-    assert laplace_risk(PAIRS, attention, 16384, LeakageLoss()) > 0.999
+    assert asymptotic_risk(PAIRS, attention, AttentionLeakageLoss()) == 1
+    assert laplace_risk(PAIRS, attention, 16384, AttentionLeakageLoss()) > 0.999
 
 
 def test_the_limit_for_other_losses_is_also_that_of_the_mean_value(rng):
@@ -105,7 +105,7 @@ def test_the_limit_for_other_losses_is_also_that_of_the_mean_value(rng):
 
 def test_without_weight_on_background_the_limit_is_the_risk_far_from_the_ends(rng):
     attention = with_background_score(pair_reader(rng, 2.0, 1.0), -np.inf)
-    for loss in (TotalVariationLoss(), LeakageLoss()):
+    for loss in (TotalVariationLoss(), AttentionLeakageLoss()):
         conditional = enumerated_risk(PAIRS, attention, 8, loss)
         inside = (conditional.sets.min(axis=1) >= 2) & (conditional.sets.max(axis=1) < 6)
         for gap in (1, 2):
@@ -127,17 +127,17 @@ def sharpened(attention: TabularAttention, length: int, log_gap: float) -> Tabul
 def test_a_temperature_that_grows_with_the_length_preserves_the_risk(rng):
     attention = pair_reader(rng, 6.0, 0.3)
     flat = with_background_score(attention, -6.0)
-    trained = laplace_risk(PAIRS, flat, 16, LeakageLoss())
-    risks = [laplace_risk(PAIRS, sharpened(flat, length, 6.0), length, LeakageLoss()) for length in (64, 1024)]
+    trained = laplace_risk(PAIRS, flat, 16, AttentionLeakageLoss())
+    risks = [laplace_risk(PAIRS, sharpened(flat, length, 6.0), length, AttentionLeakageLoss()) for length in (64, 1024)]
     # Sets that overlap the planted pair lose their weight, so the risk may even fall slightly.
     assert max(risks) < 1.2 * trained
     assert min(risks) > 0.7 * trained
-    assert laplace_risk(PAIRS, flat, 1024, LeakageLoss()) > 10 * trained
+    assert laplace_risk(PAIRS, flat, 1024, AttentionLeakageLoss()) > 10 * trained
     # With the smallest gap between planted and background scores, no set gains on the planted one.
     smallest_gap = -attention.log_scores[:, [0, 1, 4, 5]].max()
     for length in (64, 1024):
-        risk = laplace_risk(PAIRS, sharpened(attention, length, smallest_gap), length, LeakageLoss())
-        assert risk < 1.2 * laplace_risk(PAIRS, attention, 16, LeakageLoss())
+        risk = laplace_risk(PAIRS, sharpened(attention, length, smallest_gap), length, AttentionLeakageLoss())
+        assert risk < 1.2 * laplace_risk(PAIRS, attention, 16, AttentionLeakageLoss())
 
 
 def noisy(rng: np.random.Generator, law: RiskGrowthCurve, noise: float) -> np.ndarray:

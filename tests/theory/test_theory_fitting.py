@@ -10,7 +10,7 @@ from lengthwise.core.errors import DivergedError, SettingError
 from lengthwise.core.randomness import random_stream
 from lengthwise.tasks.planted.planted_task import PlantedCorrelations
 from lengthwise.theory.attention.sparse_attention import SparseFunctionalAttention, fit_attention, fit_tabular_attention
-from lengthwise.theory.risk.exact_risk import LeakageLoss, TotalVariationLoss
+from lengthwise.theory.risk.exact_risk import AttentionLeakageLoss, TotalVariationLoss
 from lengthwise.theory.risk.growth_curves import asymptotic_risk, fit_growth_curve
 from lengthwise.theory.risk.laplace_transform import laplace_risks
 
@@ -40,7 +40,7 @@ def test_training_learns_the_planted_pairs_and_their_labels():
     assert before == pytest.approx(math.log(2), abs=0.05)
     assert held_out_loss(module) < 0.01
     assert losses[-20:].mean() < 0.01
-    assert laplace_risks(LAW, module.to_tabular(), [16], LeakageLoss()) < 0.02
+    assert laplace_risks(LAW, module.to_tabular(), [16], AttentionLeakageLoss()) < 0.02
 
 
 @pytest.mark.slow

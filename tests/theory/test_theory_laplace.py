@@ -11,11 +11,11 @@ from lengthwise.tasks.planted.placement import LengthDependentPlacement, LocalPl
 from lengthwise.tasks.planted.planted_task import PlantedCorrelations
 from lengthwise.theory.risk import laplace_transform as laplace_risk_module
 from lengthwise.theory.risk.bayes import LogLoss
-from lengthwise.theory.risk.exact_risk import LeakageLoss, NormLoss, TotalVariationLoss, enumerated_risk
+from lengthwise.theory.risk.exact_risk import AttentionLeakageLoss, NormLoss, TotalVariationLoss, enumerated_risk
 from lengthwise.theory.risk.laplace_transform import laplace_log_loss, laplace_risk, laplace_risks
 from lengthwise.theory.risk.risk_at_length import sampled_risk
 
-LOSSES = (TotalVariationLoss(), LeakageLoss())
+LOSSES = (TotalVariationLoss(), AttentionLeakageLoss())
 # Tokens, k, span.
 SIZES = ((3, 1, 1), (3, 2, 2), (3, 2, 3), (2, 3, 4), (2, 2, 4))
 over_losses = pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.name)
@@ -53,7 +53,7 @@ def test_the_default_is_the_output_if_no_set_has_a_score(rng):
     # Only two adjacent tokens 0 have a score, which do not occur in every sequence.
     some = replace(attention, log_scores=np.where(np.indices((2, 4)).sum(axis=0) == 0, 0.0, -np.inf))
     assert laplace_risk(law, no_scores, 6, TotalVariationLoss()) == pytest.approx(0.7, abs=1e-14)
-    assert laplace_risk(law, no_scores, 6, LeakageLoss()) == pytest.approx(1.0, abs=1e-14)
+    assert laplace_risk(law, no_scores, 6, AttentionLeakageLoss()) == pytest.approx(1.0, abs=1e-14)
     exact = enumerated_risk(law, some, 6, TotalVariationLoss()).mean
     assert laplace_risk(law, some, 6, TotalVariationLoss()) == pytest.approx(exact, abs=1e-12)
 
@@ -161,12 +161,12 @@ def invalid_arguments():
     wide = replace(pairs, shapes=np.array([[0, 1], [0, 9]]))
     return {
         "loss": (law, pairs, NormLoss(), r"loss 'norm' is not linear .* use loss .tv., .leakage."),
-        "span": (replace(law, placement=SubsetPlacement()), pairs, LeakageLoss(), r"'subsets' has no span"),
-        "sets": (law, single, LeakageLoss(), r"sets of 1 tokens never equal the 2 planted tokens"),
+        "span": (replace(law, placement=SubsetPlacement()), pairs, AttentionLeakageLoss(), r"'subsets' has no span"),
+        "sets": (law, single, AttentionLeakageLoss(), r"sets of 1 tokens never equal the 2 planted tokens"),
         "tokens": (
             law,
             random_attention(np.random.default_rng(0), 3, 2, 3),
-            LeakageLoss(),
+            AttentionLeakageLoss(),
             r"has 3 tokens and the law has 4",
         ),
         "outputs": (
@@ -181,8 +181,13 @@ def invalid_arguments():
             TotalVariationLoss(),
             r"output probability -0.5",
         ),
-        "states": (law, wide, LeakageLoss(), r"2 shapes, span 10 and 4 tokens make 2,097,152 scores, .* sampled_risk"),
-        "length": (law, pairs, LeakageLoss(), r"length 1 is too short"),
+        "states": (
+            law,
+            wide,
+            AttentionLeakageLoss(),
+            r"2 shapes, span 10 and 4 tokens make 2,097,152 scores, .* sampled_risk",
+        ),
+        "length": (law, pairs, AttentionLeakageLoss(), r"length 1 is too short"),
     }
 
 

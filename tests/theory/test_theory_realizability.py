@@ -16,7 +16,7 @@ from lengthwise.theory.risk.bayes import (
     check_bayes_realizability,
     check_realizability,
 )
-from lengthwise.theory.risk.exact_risk import LeakageLoss, NormLoss, TotalVariationLoss, enumerated_risk
+from lengthwise.theory.risk.exact_risk import AttentionLeakageLoss, NormLoss, TotalVariationLoss, enumerated_risk
 
 NEAR, FAR = (LocalPlacement(shapes=(shape,), weights=(1.0,)) for shape in ((0, 1), (0, 2)))
 # The background contains every token, so it may imitate the planted pair.
@@ -29,7 +29,7 @@ AMBIGUOUS = PlantedCorrelations(
 )
 
 
-@pytest.mark.parametrize("loss", [TotalVariationLoss(), NormLoss(), LeakageLoss()], ids=lambda loss: loss.name)
+@pytest.mark.parametrize("loss", [TotalVariationLoss(), NormLoss(), AttentionLeakageLoss()], ids=lambda loss: loss.name)
 def test_a_law_with_marked_tokens_is_realized_by_its_posterior(loss):
     lengths = (3, 6)
     found = check_realizability(
@@ -41,7 +41,7 @@ def test_a_law_with_marked_tokens_is_realized_by_its_posterior(loss):
     assert check_bayes_realizability(PlantedCorrelations(), (1024,)).found == "a witness has risk 0 at length 1024"
 
 
-@pytest.mark.parametrize("loss", [TotalVariationLoss(), NormLoss(), LeakageLoss()], ids=lambda loss: loss.name)
+@pytest.mark.parametrize("loss", [TotalVariationLoss(), NormLoss(), AttentionLeakageLoss()], ids=lambda loss: loss.name)
 def test_a_law_whose_background_imitates_the_planted_pair_is_realized_by_no_predictor(loss):
     lengths = (4, 5)
     found = check_realizability(AMBIGUOUS, build_bayes_attention(AMBIGUOUS, 5), lengths, loss)

@@ -12,19 +12,19 @@ from lengthwise.core.errors import SettingError
 from lengthwise.tasks.planted.placement import (
     LengthDependentPlacement,
     LocalPlacement,
-    ShapeDistribution,
+    OffsetDistribution,
     UniformShapePlacement,
 )
 from lengthwise.theory.attention.tabular import PositionFreeAttention, TabularAttention
 from lengthwise.theory.bounds.bound_inputs import (
     cross_cut_scores,
-    planted_shapes,
+    planted_offset_patterns,
     regularity_constant,
     regularity_ratio,
     shape_probabilities,
     start_uniformity,
 )
-from lengthwise.theory.bounds.sequence_cover import GridWindowCover, expected_piece_counts
+from lengthwise.theory.bounds.training_window_covers import GridWindowCover, expected_piece_counts
 
 PAIRS = LocalPlacement(shapes=((0, 1), (0, 2)), weights=(0.3, 0.7))
 LATER_WIDE = LengthDependentPlacement(
@@ -44,12 +44,12 @@ class Tilted:
     max_span: ClassVar[int] = 3
     min_length: ClassVar[int] = 3
 
-    def shape_distribution(self, length: int) -> ShapeDistribution:
+    def offset_distribution(self, length: int) -> OffsetDistribution:
         """Return the tilted distribution."""
         shapes = np.array([(0, 1), (0, 2)])
         fits = np.arange(length) < length - shapes[:, -1:]
         mass = np.where(fits, 1 + self.tilt * np.sin(length) * np.arange(length) / length, 0.0)
-        return ShapeDistribution(shapes=shapes, probability=mass / mass.sum())
+        return OffsetDistribution(shapes=shapes, probability=mass / mass.sum())
 
     def sample(self, length, size, rng):
         """Raise, because no test samples sets."""
@@ -58,7 +58,7 @@ class Tilted:
 
 def table_of(placement, length):
     """Return the probability of each set that fits, including 0."""
-    law = placement.shape_distribution(length)
+    law = placement.offset_distribution(length)
     return {
         (tuple(shape), start): law.probability[index, start]
         for index, shape in enumerate(law.shapes.tolist())
@@ -142,7 +142,7 @@ def test_the_uniformity_of_starts_bounds_the_ratio_of_all_probabilities_of_a_sha
 
 
 def test_shapes_outside_the_placement_have_probability_0():
-    shapes = planted_shapes(LATER_WIDE, [8, 9])
+    shapes = planted_offset_patterns(LATER_WIDE, [8, 9])
     assert shapes.tolist() == [[0, 1], [0, 2]]
     np.testing.assert_array_equal(shape_probabilities(LATER_WIDE, shapes, 8)[1], np.zeros(8))
 
@@ -158,7 +158,7 @@ def test_no_piece_weighs_more_than_either_kappa_times_the_whole_sequence(k, span
     test_length, train_length = 4 * span, 3 * span
     for seed in range(4):
         head, law = head_and_law(seed, k, span, regime)
-        shapes = law.placement.shape_distribution(test_length).shapes
+        shapes = law.placement.offset_distribution(test_length).shapes
         weight = cross_cut_scores(law, head, shapes)
         tokens, sets, _ = law.sample_arrays(test_length, 30, rng)
         for sequence, planted in zip(tokens, sets, strict=True):
@@ -175,7 +175,7 @@ def test_no_piece_weighs_more_than_either_kappa_times_the_whole_sequence(k, span
 def test_both_kappas_equal_their_definitions():
     for seed in range(4):
         head, law = head_and_law(seed, k=3, span=4, regime="clean")
-        shapes = law.placement.shape_distribution(12).shapes
+        shapes = law.placement.offset_distribution(12).shapes
         joint = cross_cut_scores(law, head, shapes)
         background = np.flatnonzero(law.background)
         scores = np.exp(head.log_scores).reshape(-1, 3, 3, 3)
@@ -211,7 +211,7 @@ def test_single_tokens_cross_no_cut():
 
 def test_kappa_of_a_planted_tuple_without_weight_is_the_bounded_ratio():
     head, law = head_and_law(0, k=2, span=2)
-    shapes = law.placement.shape_distribution(8).shapes
+    shapes = law.placement.offset_distribution(8).shapes
     scores = head.log_scores.copy()
     scores[:, law.tuple_codes(np.array(law.tuples))] = -np.inf
     joint = cross_cut_scores(law, replace(head, log_scores=scores), shapes)

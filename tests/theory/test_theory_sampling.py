@@ -11,12 +11,12 @@ from lengthwise.core.errors import SettingError
 from lengthwise.tasks.planted.planted_task import PlantedCorrelations
 from lengthwise.theory.risk import risk_at_length
 from lengthwise.theory.risk.bayes import BayesPredictor, LogLoss, bayes_risk
-from lengthwise.theory.risk.exact_risk import LeakageLoss, NormLoss, TotalVariationLoss, enumerated_risk
+from lengthwise.theory.risk.exact_risk import AttentionLeakageLoss, NormLoss, TotalVariationLoss, enumerated_risk
 from lengthwise.theory.risk.laplace_transform import laplace_risk
 from lengthwise.theory.risk.risk_at_length import SampledRisk, sampled_risk
 
 
-@pytest.mark.parametrize("loss", [TotalVariationLoss(), NormLoss(), LeakageLoss()], ids=lambda loss: loss.name)
+@pytest.mark.parametrize("loss", [TotalVariationLoss(), NormLoss(), AttentionLeakageLoss()], ids=lambda loss: loss.name)
 def test_a_sampled_risk_is_within_4_standard_errors_of_the_exact_risk(loss, rng):
     law, attention = random_law(rng, 3, 2, 3), random_attention(rng, 3, 2, 3)
     sample = sampled_risk(law, attention, 7, loss, 4000, rng)
@@ -59,16 +59,18 @@ def test_higher_confidence_gives_a_wider_interval(rng):
 
 def test_the_same_generator_state_gives_the_same_sample():
     law, attention = random_law(np.random.default_rng(1), 3, 2, 3), random_attention(np.random.default_rng(1), 3, 2, 3)
-    first, second = (sampled_risk(law, attention, 9, LeakageLoss(), 50, np.random.default_rng(3)) for _ in range(2))
+    first, second = (
+        sampled_risk(law, attention, 9, AttentionLeakageLoss(), 50, np.random.default_rng(3)) for _ in range(2)
+    )
     assert (first.losses == second.losses).all()
 
 
 def test_invalid_samples_confidences_and_losses_raise(rng):
     law, attention = single_tokens(0.1)
     with pytest.raises(SettingError, match=r"sample size 0; .* at least 1"):
-        sampled_risk(law, attention, 8, LeakageLoss(), 0, rng)
+        sampled_risk(law, attention, 8, AttentionLeakageLoss(), 0, rng)
     with pytest.raises(SettingError, match=r"1 value has no variance"):
-        sampled_risk(law, attention, 8, LeakageLoss(), 1, rng).bernstein_interval()
+        sampled_risk(law, attention, 8, AttentionLeakageLoss(), 1, rng).bernstein_interval()
     with pytest.raises(SettingError, match=r"invalid confidence 95.0"):
         SampledRisk(np.ones(3)).bernstein_interval(95.0)
     large = replace(attention, values=5 * attention.values)

@@ -9,7 +9,7 @@ from tests.support.gap_lemma import GapChain, gap_sides
 
 from lengthwise.core.errors import SettingError
 from lengthwise.theory.bounds.bound_inputs import safe_ratio
-from lengthwise.theory.bounds.sequence_cover import worst_case_weighted_risk
+from lengthwise.theory.bounds.training_window_covers import worst_case_weighted_risk
 
 
 def random_laws(rng, atoms=12, missing=True):

@@ -137,7 +137,7 @@ def _sample(evaluator: TargetEvaluator, settings: ContextSettings) -> Sequence[T
         return sample(num_targets=settings.num_targets)
     candidates = sample(num_targets=None)
     order = random_stream(settings.seed, "targets of a kind").permutation(len(candidates)).tolist()
-    of_kind = (index for index in order if settings.kind in evaluator.target_kinds(candidates[index]))
+    of_kind = (index for index in order if settings.kind in evaluator.classify_target(candidates[index]))
     selected = sorted(islice(of_kind, settings.num_targets))
     if len(selected) < settings.num_targets:
         raise SettingError(

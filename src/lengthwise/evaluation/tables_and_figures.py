@@ -80,7 +80,7 @@ def _table(rows: Rows, diverged: Sequence[str]) -> tuple[list[str], list[list[st
         runs = next(runs for runs in by_length.values() if runs)
         min_length, max_length = runs[0]["train_lengths"]
         min_id, max_id = min(row["id_range"][0] for row in runs), max(row["id_range"][1] for row in runs)
-        fits = describe_seed_fits(runs) + (f", {diverged.count(label)} diverged" if label in diverged else "")
+        fits = describe_fitting_seeds(runs) + (f", {diverged.count(label)} diverged" if label in diverged else "")
         cells = [
             find_given_knowledge(runs),
             f"{min_length}-{max_length}",
@@ -153,7 +153,7 @@ def _format_first_errors(error_counts: Mapping[str, Any] | None) -> str:
     return f"{kinds_text}; median index {error_counts['median_index']:g}"
 
 
-def describe_seed_fits(runs: Rows) -> str:
+def describe_fitting_seeds(runs: Rows) -> str:
     """Return how many seeds fit the longest training length, and the best fit if none does; a dash for losses."""
     if uses_loss(runs):
         return "-"

@@ -26,8 +26,8 @@ from lengthwise.tasks import (
     BACKGROUNDS,
     PLACEMENTS,
     TASKS,
+    HasFilesToSave,
     HasPlaceholderExample,
-    HasRunFiles,
     JSONLTask,
     Parity,
     Task,
@@ -139,7 +139,9 @@ def _missing_members(kind: str, cls: type[Any]) -> list[str]:
     contract, optional = CONTRACTS[kind], ("summary", "paper")
     members = [name for name in (*vars(contract), *contract.__annotations__) if name[0] != "_" and name not in optional]
     # The other members of a base class are defaults.
-    required_methods = ["vocabulary", "separators", "sample", "from_prompt"] if kind == "task" else ["assign", "build"]
+    required_methods = (
+        ["vocabulary", "separators", "sample", "example_from_prompt"] if kind == "task" else ["assign", "build"]
+    )
     return [
         name
         for name in dict.fromkeys(members)
@@ -211,7 +213,7 @@ def from_dict(
     overrides = {} if overrides is None else overrides
     try:
         parts = {part.name: _restore_part(part.name, tree[part.name], overrides) for part in fields(Experiment)}
-        if folder is not None and isinstance(parts["task"], HasRunFiles):
+        if folder is not None and isinstance(parts["task"], HasFilesToSave):
             parts["task"] = parts["task"].from_run_folder(folder)
         return Experiment(**parts)
     except SettingError as error:

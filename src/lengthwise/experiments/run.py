@@ -37,7 +37,7 @@ from lengthwise.experiments.run_folder import (
     record_failure,
     write_model,
 )
-from lengthwise.experiments.validation import check_encoding, check_scheme, prepare_training
+from lengthwise.experiments.setting_checks import check_encoding, check_scheme, prepare_training
 from lengthwise.model.decoder import Decoder
 from lengthwise.tasks import GradedByLoss
 from lengthwise.training.launch import read_launch_info

@@ -24,7 +24,7 @@ from lengthwise.evaluation.result_rows import HELD_OUT_ADVICE, lengths_seen_in_t
 from lengthwise.experiments.experiment import Experiment, to_dict
 from lengthwise.experiments.run import Run
 from lengthwise.experiments.run_folder import RESULTS, RUN_FOLDER, append_rows, read_description, read_experiment
-from lengthwise.experiments.validation import check_evaluation, select_variants
+from lengthwise.experiments.setting_checks import check_evaluation, select_variants
 from lengthwise.model.generate import generate
 from lengthwise.positions import DiscoveredCoupling, describe_given_knowledge
 from lengthwise.tasks import (
@@ -201,7 +201,7 @@ def generate_from_prompt(run: Run, prompt: str, max_new_tokens: int | None = Non
     if max_new_tokens is not None and max_new_tokens < 1:
         raise SettingError(f"invalid max_new_tokens {max_new_tokens}; use at least 1 token")
     task, decoder = run.experiment.task, run.decoder
-    examples = task.from_prompt(prompt)
+    examples = task.example_from_prompt(prompt)
     has_answer, required_field = bool(examples.is_answer.any()), run.experiment.scheme.needs
     if not has_answer and required_field is not None and getattr(examples, required_field) is None:
         raise PromptError(

@@ -27,7 +27,7 @@ from lengthwise.core.json_parsing import parse_json
 from lengthwise.core.provenance import collect_provenance
 from lengthwise.core.type_checks import check_field_values
 from lengthwise.experiments.experiment import Experiment, from_dict, to_dict
-from lengthwise.tasks import HasRunFiles
+from lengthwise.tasks import HasFilesToSave
 from lengthwise.training.trainer import METRICS, iter_checkpoints
 
 EXPERIMENT, MODEL, RESULTS = "experiment.json", "model.safetensors", "results.jsonl"
@@ -194,7 +194,7 @@ def _acquire_run(
     folder: Path, experiment: Experiment, description: Any, *, resume: bool, start: StartCheckpoint | None
 ) -> None:
     def files() -> dict[str, bytes]:
-        task_files = experiment.task.run_files() if isinstance(experiment.task, HasRunFiles) else {}
+        task_files = experiment.task.files_to_save() if isinstance(experiment.task, HasFilesToSave) else {}
         if start is not None:
             return {**task_files, START: start.content}
         return {**task_files, **(read_start_model_file(folder) if (folder / EXPERIMENT).exists() else {})}

@@ -64,8 +64,8 @@ from lengthwise.experiments.run_folder import (
     write_rows,
     write_rows_with_digest,
 )
+from lengthwise.experiments.setting_checks import check_evaluation, prepare_training
 from lengthwise.experiments.sweep_file import SweepFile, check_seeds, read_sweep_file
-from lengthwise.experiments.validation import check_evaluation, prepare_training
 from lengthwise.tasks import GradedByLoss, task_result_fields
 from lengthwise.training.launch import reject_several_processes
 

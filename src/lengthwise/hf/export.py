@@ -26,7 +26,7 @@ from lengthwise.experiments.run_folder import (
     write_model,
 )
 from lengthwise.positions import PositionScheme
-from lengthwise.tasks import HasRunFiles, Task
+from lengthwise.tasks import HasFilesToSave, Task
 from lengthwise.tasks.text.corpus import TOKENIZER_FILE
 from lengthwise.tasks.text_format import TextExample, format_examples, sample_few_shot_examples
 
@@ -59,8 +59,8 @@ def export_hf(run: StrPath, out: StrPath, *, overrides: Mapping[str, Any] | None
         )
     check_output_folder(out)
     description = read_description(run, RUN_FOLDER)
-    run_files = experiment.task.run_files() if isinstance(experiment.task, HasRunFiles) else {}
-    files = {name: content.decode() for name, content in run_files.items()}
+    files_to_save = experiment.task.files_to_save() if isinstance(experiment.task, HasFilesToSave) else {}
+    files = {name: content.decode() for name, content in files_to_save.items()}
     model = LengthwiseForCausalLM(build_config(experiment, {"experiment": description, "facts": facts, "files": files}))
     model.decoder.load_state_dict(tensors)
     tokenizer = build_symbol_tokenizer(experiment.task.vocabulary)

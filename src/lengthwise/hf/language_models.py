@@ -17,7 +17,7 @@ from lengthwise.evaluation.language_model import BytePairTokenizerAdapter, Model
 from lengthwise.experiments.decoder_model import wrap_run_as_model
 from lengthwise.experiments.run import load_run
 from lengthwise.experiments.run_folder import EXPERIMENT, RESULTS, append_rows
-from lengthwise.experiments.validation import select_variants
+from lengthwise.experiments.setting_checks import select_variants
 from lengthwise.positions import describe_given_knowledge
 from lengthwise.tasks import GradedByLoss, Task, Text, TokenizedDocument, task_result_fields
 from lengthwise.tasks.text_format import PromptFormat

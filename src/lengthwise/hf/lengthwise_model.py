@@ -46,7 +46,7 @@ from lengthwise.model.decoder import Decoder, build_decoder_in_memory
 from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.positions import SCHEMES, DiscoveredCoupling
 from lengthwise.positions.scheme import SchemeWithLevels
-from lengthwise.tasks import HasRunFiles
+from lengthwise.tasks import HasFilesToSave
 from lengthwise.tasks.coupling.answer_steps import NUM_UNKNOWN_STEPS
 from lengthwise.tasks.examples import Examples
 
@@ -183,7 +183,7 @@ def find_first_default_prompt_id(experiment: Experiment) -> int | None:
 
 def _sample_examples(experiment: Experiment) -> list[Examples]:
     task, lengths = experiment.task, experiment.train_lengths
-    if isinstance(task, HasRunFiles):
+    if isinstance(task, HasFilesToSave):
         # The files may be missing, and a few examples may not represent all examples.
         scheme = experiment.scheme
         # The placeholder does not have the tokens that a found rule counts from.

@@ -229,7 +229,7 @@ class TargetEvaluator:
             "place": target.text.start_index + target.place,
             "target": window.target,
             "text": self.token_text(window.target),
-            "kinds": self.target_kinds(target),
+            "kinds": self.classify_target(target),
             "loss_short": _round(loss_short),
             "loss_long": _round(losses["own"]),
             "divergence_short": _round(divergence),
@@ -334,7 +334,7 @@ class TargetEvaluator:
             "divergences": [_round(divergence) for divergence in divergences],
         }
 
-    def target_kinds(self, target: TargetToken) -> list[str]:
+    def classify_target(self, target: TargetToken) -> list[str]:
         """Return the kinds of a target, in the order of ``KINDS``."""
         settings, tokens, end = self.settings, target.text.tokens, target.place + 1
         context = tokens[target.place - settings.context : end]

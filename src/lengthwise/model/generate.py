@@ -10,7 +10,7 @@ from lengthwise.core.errors import SettingError
 from lengthwise.model.cache import DecodingState
 from lengthwise.model.decoder import Decoder
 from lengthwise.model.fast.cuda_graph_decoding import MIN_RECORDED_TOKENS, CUDAGraphDecoding, allows_graph_recording
-from lengthwise.model.fast.near_generate import allows_near_generation, generate_with_near_keys
+from lengthwise.model.fast.near_key_generation import can_generate_with_near_keys, generate_with_near_keys
 
 # Longer prompts are continued with ``generate_with_near_keys`` if the decoder allows it, which has the same result.
 MAX_DENSE_PROMPT = 1 << 13
@@ -54,7 +54,7 @@ def generate(
         )
     tokens = prompt.new_full((len(prompt), max_new_tokens), end)
     ids = position_ids.new_zeros(len(position_ids), len(prompt), max_new_tokens)
-    if prompt_length > MAX_DENSE_PROMPT and num_new_ids == 0 and allows_near_generation(decoder, position_ids):
+    if prompt_length > MAX_DENSE_PROMPT and num_new_ids == 0 and can_generate_with_near_keys(decoder, position_ids):
         _decode_long(decoder, prompt, position_ids, tokens, ids, end)
     else:
         _decode(decoder, prompt, position_ids, tokens, ids, end)

@@ -16,10 +16,10 @@ from lengthwise.tasks.sort import Sort
 from lengthwise.tasks.sparse_parity import SparseParity
 from lengthwise.tasks.task import (
     GradedByLoss,
+    HasFilesToSave,
     HasFixedLengths,
     HasPlaceholderExample,
     HasRecords,
-    HasRunFiles,
     Task,
     TokenizedDocument,
     default_lengths,
@@ -48,10 +48,10 @@ __all__ = [
     "Background",
     "Copy",
     "GradedByLoss",
+    "HasFilesToSave",
     "HasFixedLengths",
     "HasPlaceholderExample",
     "HasRecords",
-    "HasRunFiles",
     "IndexHints",
     "JSONLTask",
     "MarkovChain",

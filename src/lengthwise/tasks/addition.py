@@ -84,7 +84,7 @@ class Addition(Task):
         self._plant_carries(digits, rng)
         return self._lay_out(digits)
 
-    def from_prompt(self, prompt: str) -> Examples:
+    def example_from_prompt(self, prompt: str) -> Examples:
         """Parse a sum such as ``57+68``, most significant digit first."""
         digits = parse_summands(prompt, self.name, "57+68")
         if len(digits) != 2:

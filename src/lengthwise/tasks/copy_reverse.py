@@ -40,7 +40,7 @@ class _RepeatSymbolsTask(Task):
         check_length_and_size(self.name, length, size)
         return self._lay_out(rng.integers(0, self.num_symbols, size=(size, length)))
 
-    def from_prompt(self, prompt: str) -> Examples:
+    def example_from_prompt(self, prompt: str) -> Examples:
         """Parse symbols such as ``3 1 4``; spaces between one-digit symbols are optional."""
         text = prompt.replace("=", " ").replace(">", " ")
         symbols = text.split() if " " in text.strip() or self.num_symbols > 10 else list(text.strip())

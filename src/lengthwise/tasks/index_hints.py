@@ -19,10 +19,10 @@ class IndexHints(Task):
     """Sequences of ``task`` with the hint ``#(start + p - 1)`` before every token with place p.
 
     Prompt and response share ``start``. It is uniform over all values for which ``num_hints`` suffices, so training on
-    short sequences covers every hint. The model also writes the hints of the response. In ``from_prompt``, the prompt
-    has no hints and ``start`` is 0. Hints count in token order, so related symbols of prompt and response have equal
-    hints only if their order is the same. A hint depends on the previous hint; the first hint of the response depends
-    on the first hint of the prompt and on the preceding token. Other tokens have the support of ``task``: k >= 2.
+    short sequences covers every hint. The model also writes the hints of the response. In ``example_from_prompt``, the
+    prompt has no hints and ``start`` is 0. Hints count in token order, so related symbols of prompt and response have
+    equal hints only if their order is the same. A hint depends on the previous hint; the first hint of the response
+    depends on the first hint of the prompt and on the preceding token. Others depend on the same as in ``task``.
     """
 
     task: Task = field(default_factory=Parity)
@@ -58,9 +58,9 @@ class IndexHints(Task):
         first_hints = rng.integers(0, self.num_hints - int(self._step_index(examples).max()) + 1, size=size)
         return self._with_hints(examples, first_hints)
 
-    def from_prompt(self, prompt: str) -> Examples:
+    def example_from_prompt(self, prompt: str) -> Examples:
         """Parse a prompt of ``task`` without hints."""
-        return self._with_hints(self.task.from_prompt(prompt), np.zeros(1, dtype=np.int64))
+        return self._with_hints(self.task.example_from_prompt(prompt), np.zeros(1, dtype=np.int64))
 
     def variants(self) -> Mapping[str, Task]:
         """Return the variants of ``task``, each with hints."""

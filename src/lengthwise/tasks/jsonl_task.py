@@ -100,7 +100,7 @@ class JSONLTask(Task):
         """Return the distinct records of a length at these indexes in file order."""
         return self._lay_out(self._select_records(length, self._table.unique_records_by_length)[indices])
 
-    def from_prompt(self, prompt: str) -> Examples:
+    def example_from_prompt(self, prompt: str) -> Examples:
         """Parse tokens with spaces between them, or a record in the format of the file.
 
         For tokens, the first record with this prompt provides the answer and the coupling; otherwise they are unknown.
@@ -136,7 +136,7 @@ class JSONLTask(Task):
         )
         return build_examples_from_records(table, np.array([0]), levels)
 
-    def run_files(self) -> Mapping[str, bytes]:
+    def files_to_save(self) -> Mapping[str, bytes]:
         """Return the name and content of a file with the token names, and the presence and direction of a coupling."""
         return {RUN_FILE: json.dumps(self._metadata).encode() + b"\n"}
 

@@ -59,7 +59,7 @@ class MultiAddition(Task):
         digits[:, :, -1] = rng.integers(1 if length > 1 else 0, 10, size=(size, num_operands))
         return _lay_out(digits)
 
-    def from_prompt(self, prompt: str) -> Examples:
+    def example_from_prompt(self, prompt: str) -> Examples:
         """Parse a sum such as ``57+68+9``, most significant digit first."""
         return _lay_out(parse_summands(prompt, self.name, "57+68+9")[None])
 

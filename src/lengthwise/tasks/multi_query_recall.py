@@ -73,7 +73,7 @@ class MultiQueryRecall(Task):
         queries = rng.integers(0, num_pairs, size=(size, self.num_queries))
         return self._lay_out(text, np.take_along_axis(starts, queries, axis=1))
 
-    def from_prompt(self, prompt: str) -> Examples:
+    def example_from_prompt(self, prompt: str) -> Examples:
         """Parse a prompt such as ``_ s1 s2 : s3 s4 _ ? s1 s2``: a text, and a mark before each query."""
         numbers = [f"s{number % self.num_symbols}" for number in range(self.key_length + self.value_length)]
         query = " ".join(numbers[: self.key_length])

@@ -83,7 +83,7 @@ class Multiplication(Task):
             factors = [np.where(has_nines & (rng.random(factor.shape) < 0.5), 9, factor) for factor in factors]
         return _lay_out(*factors, trace=self.trace)
 
-    def from_prompt(self, prompt: str) -> Examples:
+    def example_from_prompt(self, prompt: str) -> Examples:
         """Parse a product such as ``57x68`` or ``57*68``, most significant digit first."""
         factors = prompt.replace(" ", "").removesuffix("=").replace("*", "x").split("x")
         if len(factors) != 2 or "" in factors:

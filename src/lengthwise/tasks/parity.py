@@ -42,7 +42,7 @@ class Parity(Task):
         check_length_and_size(self.name, length, size)
         return self._lay_out(rng.integers(0, 2, size=(size, length)))
 
-    def from_prompt(self, prompt: str) -> Examples:
+    def example_from_prompt(self, prompt: str) -> Examples:
         """Parse bits such as ``0110``, with or without spaces."""
         symbols = list(prompt.replace(" ", "").removesuffix("=0").removesuffix("="))
         return self._lay_out(parse_symbols(symbols, ("0", "1"), self.name, "bits such as 0110")[None])

@@ -65,7 +65,7 @@ class Recall(Task):
         queries = sample_integers(min(self.num_queries, num_pairs), num_pairs, size, rng)
         return self._lay_out(text, np.take_along_axis(key_indexes, queries, axis=1))
 
-    def from_prompt(self, prompt: str) -> Examples:
+    def example_from_prompt(self, prompt: str) -> Examples:
         """Parse a prompt such as ``f0 k3 v1 f2 = k3``: a text, ``=``, and the queried keys."""
         expected_format = "a text and its queries such as 'f0 k3 v1 f2 = k3'"
         symbol_lists = [segment.split() for segment in prompt.removesuffix(">").split("=")]

@@ -64,7 +64,7 @@ class Sort(Task):
         values = np.arange(self.num_values)
         return self._lay_out(np.where((values >= first) & (values < last), order, 1.0).argsort(axis=1)[:, :length])
 
-    def from_prompt(self, prompt: str) -> Examples:
+    def example_from_prompt(self, prompt: str) -> Examples:
         """Parse values such as ``17 4 33``."""
         symbols = prompt.replace("=", " ").replace(">", " ").split()
         expected_format = f"values from 0 to {self.num_values - 1} such as 2 0 1"

@@ -87,7 +87,7 @@ class SparseParity(Task):
             letters = self.background.sample(length, size, rng)
         return self._lay_out(np.where(is_flagged, bits, 2 + letters))
 
-    def from_prompt(self, prompt: str) -> Examples:
+    def example_from_prompt(self, prompt: str) -> Examples:
         """Parse a prompt such as ``01*10*1``, or ``ab1ca0`` with ``coding="letters"``."""
         expected_format = "bits such as 01*10*1" if self.coding == "flags" else "bits and letters such as ab1ba0"
         symbols = re.findall(r".\*?", prompt.replace(" ", "").removesuffix("="))

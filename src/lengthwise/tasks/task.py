@@ -27,7 +27,7 @@ class Task(Protocol):
 
     ``length`` is the size of the input (bits, digits, symbols), not the number of tokens. The same generator state and
     ``version`` always give the same examples. A subclass must define ``name``, ``vocabulary``, ``separators``,
-    ``sample`` and ``from_prompt``; constants can be class attributes.
+    ``sample`` and ``example_from_prompt``; constants can be class attributes.
     """
 
     name: ClassVar[str]
@@ -51,7 +51,7 @@ class Task(Protocol):
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
         """Sample ``size`` sequences; raise ``SettingError`` if ``length`` is below the smallest length of the task."""
 
-    def from_prompt(self, prompt: str) -> Examples:
+    def example_from_prompt(self, prompt: str) -> Examples:
         """Return one example with this prompt and its correct answer; raise ``PromptError`` for an invalid prompt."""
 
     def variants(self) -> Mapping[str, "Task"]:
@@ -99,10 +99,10 @@ class HasPlaceholderExample(Protocol):
 
 
 @runtime_checkable
-class HasRunFiles(Protocol):
+class HasFilesToSave(Protocol):
     """Protocol for a task that reads user files and copies the data that a run needs into the run folder."""
 
-    def run_files(self) -> Mapping[str, bytes]:
+    def files_to_save(self) -> Mapping[str, bytes]:
         """Return names and contents of the files to store in the run folder."""
 
     def from_run_folder(self, folder: Path) -> Task:

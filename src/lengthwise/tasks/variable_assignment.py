@@ -92,7 +92,7 @@ class VariableAssignment(Task):
         variables[batch, order], operands[batch, order] = names, operand_ids
         return self._lay_out(variables, operands, order[:, : depth.max()], depth)
 
-    def from_prompt(self, prompt: str) -> Examples:
+    def example_from_prompt(self, prompt: str) -> Examples:
         """Parse assignments in any order and a query, such as ``x1 = x2 x2 = v3 ? x1``."""
         constants = "".join(f" v{number}" for number in range(1, self.operands))
         expected_format = f"assignments and a query such as 'x1 = x2{constants} x2 = v3{constants} ? x1'"

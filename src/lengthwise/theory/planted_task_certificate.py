@@ -115,7 +115,7 @@ def certify_planted_task(
     """
     law.check_independent()
     _check_lengths(law, trained, lengths)
-    law, longest = law.with_possible_tuples, trained[1]
+    law, longest = law.drop_impossible_tuples, trained[1]
     predictor = fit_tabular_attention(law, trained, steps, seed)
     every_length = sorted({longest, *lengths})
     risks = tuple(_estimate_risks(law, predictor, length, seed) for length in every_length)

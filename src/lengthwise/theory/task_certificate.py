@@ -205,7 +205,7 @@ class AnswerContext:
     label: int
 
     @property
-    def planted_shape(self) -> tuple[int, ...]:
+    def planted_offset_pattern(self) -> tuple[int, ...]:
         """The planted IDs minus the smallest planted ID."""
         return tuple(token_id - self.planted[0] for token_id in self.planted)
 
@@ -313,7 +313,7 @@ def _describe_dependence(contexts: Sequence[AnswerContext]) -> str | None:
 
 def _describe_different_laws(contexts: Sequence[AnswerContext]) -> str | None:
     """Describe two starts at which planted super-tokens of one shape have different distributions, or return None."""
-    for _, group in _group_by(contexts, lambda context: context.planted_shape):
+    for _, group in _group_by(contexts, lambda context: context.planted_offset_pattern):
         samples = [
             (start, [(context.super_tokens_at(0, context.planted), context.label) for context in same_start])
             for start, same_start in _group_by(group, lambda context: (context.answer_id, context.planted[0]))
@@ -334,7 +334,7 @@ def _describe_unequal_starts(contexts: Sequence[AnswerContext]) -> str | None:
         sizes = {len(context.super_tokens) for context in group}
         if len(sizes) > 1:
             return f"length {length}: contexts have {min(sizes)} to {max(sizes)} IDs"
-        for shape, shape_contexts in _group_by(group, lambda context: context.planted_shape):
+        for shape, shape_contexts in _group_by(group, lambda context: context.planted_offset_pattern):
             starts = Counter(context.planted[0] for context in shape_contexts)
             possible = range(sizes.copy().pop() - shape[-1])
             expected = len(shape_contexts) / len(possible)
@@ -349,11 +349,11 @@ def _describe_witness_failure(contexts: Sequence[AnswerContext]) -> str | None:
 
     The scores are the odds that super-tokens are planted; the values are the distributions of their answers.
     """
-    shapes = {context.planted_shape for context in contexts}
+    shapes = {context.planted_offset_pattern for context in contexts}
     occurrences: Counter[Hashable] = Counter()
     label_counts: defaultdict[Hashable, Counter[int]] = defaultdict(Counter)
     for context in contexts:
-        label_counts[context.planted_shape, context.super_tokens_at(0, context.planted)][context.label] += 1
+        label_counts[context.planted_offset_pattern, context.super_tokens_at(0, context.planted)][context.label] += 1
         occurrences.update(_count_windows(context, shapes))
     total_risk = 0.0
     for context in contexts:

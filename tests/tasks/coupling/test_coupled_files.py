@@ -35,7 +35,7 @@ from lengthwise.positions import DiscoveredCoupling, Predicted, Sequential, desc
 from lengthwise.tasks import Copy, JSONLTask
 from lengthwise.tasks.coupling.found_coupling import find_coupling_in_examples as find_coupling
 from lengthwise.tasks.coupling.pointers import find_needed_tokens, parse_pointer_rule
-from lengthwise.tasks.coupling.report import describe_conditions
+from lengthwise.tasks.coupling.report import describe_rule_conditions
 
 # The last prompt token of a task file is <mark>.
 RULE = ("one", "falling: prompt last -1 -1")
@@ -63,7 +63,7 @@ def test_two_levels_with_numbers_for_mark_and_end_become_the_ids_of_the_next_tok
 def test_a_prompt_alone_has_no_coupling_in_a_file_with_couplings(tmp_path):
     # The ID of the start token would be unknown.
     task = JSONLTask(file=str(write_records(tmp_path / "rows.jsonl", [COUPLED_RECORD])))
-    assert task.from_prompt("4 4 + 1 1").coupling is None
+    assert task.example_from_prompt("4 4 + 1 1").coupling is None
 
 
 FAULTY_COUPLINGS = {
@@ -107,15 +107,15 @@ def test_couple_writes_the_coupling_that_the_rule_gives(bare_file, tmp_path, cap
 def test_couple_measures_sparsity_and_locality_at_several_lengths(bare_file):
     task = JSONLTask(file=str(bare_file)).read()
     found = find_coupling(task)
-    sparsity, locality = describe_conditions(task, found)
+    sparsity, locality = describe_rule_conditions(task, found)
     assert sparsity.startswith("sparsity: an answer needs 2 tokens, with the token before it, at the lengths 1, 4, 6")
     assert locality.startswith("locality: the largest ID distance of a needed token is 0 at the lengths 1, 4, 6")
     # A pointer that moves forward is ever farther from the tokens that reversing needs.
     wrong = replace(found, rule=parse_pointer_rule(("one", "rising: prompt first +1 +0")))
-    _, locality, warning = describe_conditions(task, wrong)
+    _, locality, warning = describe_rule_conditions(task, wrong)
     assert re.match(r"locality: .* is 0, \d+, \d+ at the lengths 1, 4, 6", locality)
     assert warning == "these numbers grow with the length, so do not expect correct answers at longer lengths"
-    assert "nobody can say whether these numbers grow" in describe_conditions(task, wrong, (3, 6))[-1]
+    assert "nobody can say whether these numbers grow" in describe_rule_conditions(task, wrong, (3, 6))[-1]
 
 
 def test_a_key_that_the_rule_finds_in_the_prompt_is_not_far_from_the_answer(tmp_path):
@@ -128,7 +128,7 @@ def test_a_key_that_the_rule_finds_in_the_prompt_is_not_far_from_the_answer(tmp_
         rows.append({"prompt": [*table, str(keys[chosen])], "response": [str(values[chosen])], "length": length})
     task = JSONLTask(file=str(write_records(tmp_path / "rows.jsonl", rows))).read()
     # The distance of the key to its match grows with the table, but the rule gives the ID of the match.
-    _, locality = describe_conditions(task, find_coupling(task))
+    _, locality = describe_rule_conditions(task, find_coupling(task))
     assert "is 0 at" in locality
 
 
@@ -275,7 +275,7 @@ def test_an_unknown_prompt_has_the_ids_of_the_same_prompt_with_its_answers(name,
     records = [{"prompt": prompt, "response": prompt[::-1]} for prompt in prompts]
     task = JSONLTask(file=str(write_records(tmp_path / "rows.jsonl", records)))
     for prompt in prompts:
-        known = task.from_prompt(prompt)
+        known = task.example_from_prompt(prompt)
         end = int(known.prompt_length[0])
         tokens = np.where(np.arange(known.tokens.shape[1]) < end, known.tokens, task.vocabulary.index("end"))
         unknown = replace(known, tokens=tokens, is_answer=np.zeros_like(known.is_answer))
@@ -289,9 +289,9 @@ def test_a_prompt_without_the_token_that_the_rule_counts_from_raises_an_error(tm
     task = JSONLTask(file=str(write_records(tmp_path / "rows.jsonl", records)))
     plus = task.vocabulary.index("+")
     scheme = DiscoveredCoupling(rule=("one", f"rising: prompt #{plus}.0 +1 +1"))
-    assert scheme.ids_before_gaps(task.from_prompt("a + b"))[0, 0, 4] == 4
+    assert scheme.ids_before_gaps(task.example_from_prompt("a + b"))[0, 0, 4] == 4
     with pytest.raises(PromptError, match=r"a prompt has fewer than 1 tokens with the number 1, from which the found"):
-        scheme.ids_before_gaps(task.from_prompt("a b"))
+        scheme.ids_before_gaps(task.example_from_prompt("a b"))
 
 
 def test_invalid_settings_and_tasks_with_several_answers_raise_an_error(capsys):

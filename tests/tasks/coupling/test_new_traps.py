@@ -19,7 +19,7 @@ from lengthwise.tasks.coupling.answer_steps import AnswerSteps, divide_into_phas
 from lengthwise.tasks.coupling.dependence_search import MIN_COPY_SHARE
 from lengthwise.tasks.coupling.found_coupling import FoundCoupling, sample_task_answers
 from lengthwise.tasks.coupling.locators import locate_tokens, parse_locator
-from lengthwise.tasks.coupling.report import describe_conditions, describe_coupling
+from lengthwise.tasks.coupling.report import describe_coupling, describe_rule_conditions
 
 LETTERS = tuple("abcdefgh")
 SHORT_LENGTHS, LONG_LENGTH = range(2, 21), 160
@@ -303,7 +303,7 @@ def search(sample: Sample, seed: int, folder: Path) -> Outcome:
             found = find_coupling(task, method=DEPENDENCE)
         except CouplingError as error:
             return Outcome(refusal=str(error))
-        lines = [*describe_coupling(found, task.vocabulary), *describe_conditions(task, found)]
+        lines = [*describe_coupling(found, task.vocabulary), *describe_rule_conditions(task, found)]
     steps = join_steps(
         [sample_task_answers(all_rows, [length], ROWS_PER_LENGTH, 0) for length in all_rows.available_lengths]
     )

@@ -61,8 +61,8 @@ def couple(
     from lengthwise.tasks import JSONLTask, is_task_file
     from lengthwise.tasks.coupling.found_coupling import sample_task_file
     from lengthwise.tasks.coupling.report import (
-        describe_conditions,
         describe_coupling,
+        describe_rule_conditions,
         example_table,
         write_coupled_records,
     )
@@ -90,7 +90,7 @@ def couple(
         lengths_read = sorted(task.available_lengths if parsed_lengths is None else parsed_lengths)
         vocabulary, first_length = task.vocabulary, lengths_read[min(2, len(lengths_read) - 1)]
         example = task.records_at(first_length, np.array([0]))
-        conditions = describe_conditions(task, found, parsed_lengths, seed)
+        conditions = describe_rule_conditions(task, found, parsed_lengths, seed)
         counts = {"records": None} if out is None else write_coupled_records(task, found, lengths_read, out)
     if as_json:
         print_json({**asdict(found), "rule": found.rule.saved_texts, "conditions": conditions, **counts})

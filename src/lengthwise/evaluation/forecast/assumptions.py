@@ -47,7 +47,7 @@ class RequiredTokens:
 
 
 @torch.no_grad()
-def measure_required_tokens(decoder: Decoder, queries: AnswerQueries) -> RequiredTokens:
+def count_required_tokens(decoder: Decoder, queries: AnswerQueries) -> RequiredTokens:
     """Hide each token separately, sort tokens by their effect, and count how many of the first are sufficient.
 
     This method does not detect duplicated information, because hiding one copy has no effect.
@@ -145,7 +145,7 @@ def measure_assumptions(
         f"accuracy {fidelity.whole:.3f}, {fidelity.half:.3f} on a half (single tokens) and {fidelity.quarter:.3f} on a "
         "quarter (blocks)"
     )
-    holds = fidelity.max_accuracy_change <= MAX_ACCURACY_CHANGE
+    holds = fidelity.max_subsampling_change <= MAX_ACCURACY_CHANGE
     yield AssumptionCheck(name="deletion", holds=holds, found=result, counterexample="unbounded reach")
     yield _check_id_coverage(model, max_length)
     yield _measure_relativity(model, queries)

@@ -12,8 +12,8 @@ from lengthwise.evaluation.forecast.assumptions import (
     MAX_ACCURACY_CHANGE,
     RequiredTokens,
     check_training_fit,
+    count_required_tokens,
     measure_assumptions,
-    measure_required_tokens,
 )
 from lengthwise.evaluation.forecast.probed_model import (
     NUM_QUERIES,
@@ -110,7 +110,7 @@ def predict_accuracy(
     single_tokens = float(model.query(queries, recut).correct.mean())
     mean = float(weighted.correct.mean())
     every_piece = float((weighted.correct & unweighted.correct_each.all(axis=1)).mean())
-    margin = MARGIN + ERROR_FACTOR * fidelity.max_accuracy_change + CUT_FACTOR * abs(mean - single_tokens)
+    margin = MARGIN + ERROR_FACTOR * fidelity.max_subsampling_change + CUT_FACTOR * abs(mean - single_tokens)
     every_piece_low, _ = wilson_interval(round(every_piece * NUM_QUERIES), NUM_QUERIES)
     _, mean_high = wilson_interval(round(max(mean, single_tokens) * NUM_QUERIES), NUM_QUERIES)
     # Tokens outside all pieces can also mislead, so the error rate at the lower end is divided by the coverage.
@@ -263,7 +263,7 @@ def certify_decoder(model: ProbedModel, lengths: Sequence[int]) -> RunCertificat
     fidelity = measure_subsample_accuracy(model, train_queries, budget)
     fit = check_training_fit(model, fidelity)
     queries = model.sample_answer_queries(model.max_train_length, NUM_PROBE_QUERIES) if fit.holds else None
-    needs = None if queries is None else measure_required_tokens(model.decoder, queries)
+    needs = None if queries is None else count_required_tokens(model.decoder, queries)
     refusal = _refusal_reason(fidelity) if fit.holds else f"the run does not fit its training lengths ({fit.found})"
     test_lengths = sorted(set(lengths))
     # The search for the horizon repeats some of these lengths.
@@ -304,7 +304,7 @@ def _check_request(model: ProbedModel, lengths: Sequence[int]) -> None:
 
 
 def _refusal_reason(fidelity: SubsampleAccuracy) -> str | None:
-    if fidelity.max_accuracy_change > MAX_ACCURACY_CHANGE:
+    if fidelity.max_subsampling_change > MAX_ACCURACY_CHANGE:
         return (
             "this run reads more tokens than its answers depend on; at the longest training length, "
             f"{fidelity.whole:.2f} of the answers are right on all tokens and "

@@ -335,7 +335,7 @@ class SubsampleAccuracy:
     quarter: float
 
     @property
-    def max_accuracy_change(self) -> float:
+    def max_subsampling_change(self) -> float:
         """Larger change in accuracy if the decoder reads a half or a quarter of the tokens."""
         return max(abs(self.whole - self.half), abs(self.whole - self.quarter))
 

@@ -162,7 +162,7 @@ class StudyColumns:
         """Mask that contains all targets of the rows."""
         return np.ones(len(self.target_documents), dtype=bool)
 
-    def mask_of_kind(self, kind: str) -> TargetMask:
+    def mask_of_target_kind(self, kind: str) -> TargetMask:
         """Return the mask of the targets of one kind."""
         mask = np.zeros(len(self.target_documents), dtype=bool)
         mask[np.array(self.kinds[kind])] = True

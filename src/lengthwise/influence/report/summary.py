@@ -163,7 +163,10 @@ def _summarize_difference(
 
 
 def _summarize_kind(population: TargetPopulation, target_kind: str) -> JSONObject:
-    columns, population = population.columns, population.select_targets(population.columns.mask_of_kind(target_kind))
+    columns, population = (
+        population.columns,
+        population.select_targets(population.columns.mask_of_target_kind(target_kind)),
+    )
     return {
         "kind": target_kind,
         **population.counts,

@@ -82,7 +82,7 @@ class AnswerSteps:
         """Return the token at an index of each step's sequence; ``NO_TOKEN`` for a negative index."""
         return np.where(index < 0, NO_TOKEN, self.tokens[self.sequence, np.maximum(index, 0)])
 
-    def first_match(
+    def find_first_match(
         self, key: Int[np.ndarray, " step"], side: str, context: int, start: int = 0
     ) -> Int[np.ndarray, " step"]:
         """Return the first index from ``start`` on of a token in the prompt of each step; ``NO_TOKEN`` without one.
@@ -156,7 +156,7 @@ def _count_from_0(counts: Int[np.ndarray, " sequence"]) -> Int[np.ndarray, " ste
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerPhases:
+class PeriodicAnswers:
     """Phase of each answer, from 0, and its place: the number of earlier answers of the same phase (in its line).
 
     ``line`` is the line of each answer, from 0, and ``line_width`` the number of tokens of the lines of its response.
@@ -180,7 +180,7 @@ class AnswerPhases:
         """True if every phase has an answer."""
         return len(np.unique(self.phase)) == len(self.names)
 
-    def select(self, mask: np.ndarray) -> "AnswerPhases":
+    def select(self, mask: np.ndarray) -> "PeriodicAnswers":
         """Return the phases of the steps of a mask, or of their indexes."""
         fields = ("phase", "place", "line", "line_width")
         return replace(self, **{name: getattr(self, name)[mask] for name in fields})
@@ -207,7 +207,7 @@ def count_phases(division: str) -> int:
     return numbers[division]
 
 
-def divide_into_phases(steps: AnswerSteps, division: str) -> AnswerPhases:
+def divide_into_phases(steps: AnswerSteps, division: str) -> PeriodicAnswers:
     """Return the phases of a division.
 
     Divisions are ``one``, ``first`` (the first answer apart), ``period N`` (N answers take turns), and
@@ -225,14 +225,14 @@ def divide_into_phases(steps: AnswerSteps, division: str) -> AnswerPhases:
     elif kind == "period":
         period = int(parts[0])
         names, phase, place = _turns(period), number % period, number // period
-    return AnswerPhases(division=division, names=names, phase=phase, place=place, line=zeros, line_width=zeros)
+    return PeriodicAnswers(division=division, names=names, phase=phase, place=place, line=zeros, line_width=zeros)
 
 
-def _divide_lines(steps: AnswerSteps, division: str, *, token: int, period: int) -> AnswerPhases:
+def _divide_lines(steps: AnswerSteps, division: str, *, token: int, period: int) -> PeriodicAnswers:
     width = np.maximum(_first_number(steps, token) + 1, 1)[steps.sequence]
     line, column = steps.number // width, steps.number % width
     turns = _turns(period) if period > 1 else ("every answer",)
-    return AnswerPhases(
+    return PeriodicAnswers(
         division=division,
         names=tuple(f"{turn} {where}" for where in ("in the first line", "in the later lines") for turn in turns),
         phase=period * np.minimum(line, 1) + column % period,

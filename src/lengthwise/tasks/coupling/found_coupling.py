@@ -11,7 +11,13 @@ from lengthwise.core.defaults import DEPENDENCE, MAX_COUPLED_TOKENS, MODEL, SAMP
 from lengthwise.core.errors import AmbiguousCouplingError, CouplingError, PromptError, SettingError, TooFewExamplesError
 from lengthwise.core.randomness import random_stream
 from lengthwise.core.type_checks import check_arguments
-from lengthwise.tasks.coupling.answer_steps import NO_TOKEN, AnswerPhases, AnswerSteps, build_answer_steps, join_steps
+from lengthwise.tasks.coupling.answer_steps import (
+    NO_TOKEN,
+    AnswerSteps,
+    PeriodicAnswers,
+    build_answer_steps,
+    join_steps,
+)
 from lengthwise.tasks.coupling.dependence_search import SearchProgress
 from lengthwise.tasks.coupling.locators import LocatedTokens, TokenLocator
 from lengthwise.tasks.coupling.noise_check import check_independent_noise
@@ -27,7 +33,7 @@ from lengthwise.tasks.coupling.rule_checks import (
     check_prompt_tokens,
     check_several_lengths,
 )
-from lengthwise.tasks.coupling.rule_search import PhaseRule, RuleSearchAttempt, search_rules
+from lengthwise.tasks.coupling.rule_search import PeriodicRule, RuleSearchAttempt, search_rules
 from lengthwise.tasks.jsonl_task import JSONLTask, write_records
 from lengthwise.tasks.task import GradedByLoss, HasRecords, Task
 
@@ -259,7 +265,7 @@ def _explain_lines(attempt: RuleSearchAttempt, vocabulary: Sequence[str]) -> str
     )
 
 
-def _explain_ambiguity(rule: PhaseRule, vocabulary: Sequence[str]) -> CouplingError:
+def _explain_ambiguity(rule: PeriodicRule, vocabulary: Sequence[str]) -> CouplingError:
     first, second = (
         " and ".join(located.locator.describe(vocabulary) for located in found)
         for found in (rule.locators, rule.alternatives[0])
@@ -314,7 +320,7 @@ def _lines(locators: Sequence[LocatedTokens]) -> list[list[LocatedTokens]]:
     return lines
 
 
-def _newest(line: Sequence[LocatedTokens], steps: AnswerSteps, phases: AnswerPhases) -> TokenLocator:
+def _newest(line: Sequence[LocatedTokens], steps: AnswerSteps, phases: PeriodicAnswers) -> TokenLocator:
     """Return the locator of a line that reaches new tokens first."""
     indexes = [located.locator.locate_tokens(steps, phases) for located in line]
     moves = (indexes[0][1:] - indexes[0][:-1])[steps.sequence[1:] == steps.sequence[:-1]]

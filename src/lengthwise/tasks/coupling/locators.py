@@ -10,7 +10,15 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from lengthwise.core.errors import PromptError, SettingError
-from lengthwise.tasks.coupling.answer_steps import ADVICE, AFTER, ANYWHERE, BEFORE, NO_TOKEN, AnswerPhases, AnswerSteps
+from lengthwise.tasks.coupling.answer_steps import (
+    ADVICE,
+    AFTER,
+    ANYWHERE,
+    BEFORE,
+    NO_TOKEN,
+    AnswerSteps,
+    PeriodicAnswers,
+)
 from lengthwise.tasks.jsonl_table import MARK
 
 FIRST, LAST = "first", "last"
@@ -59,12 +67,12 @@ class TokenLocator(ABC):
         """Order of locators from simple to complex."""
 
     @property
-    def fixed_token_id(self) -> int | None:
+    def looked_up_token(self) -> int | None:
         """Number of the token that the locator names, if any."""
         return None
 
     @abstractmethod
-    def locate_tokens(self, steps: AnswerSteps, phases: AnswerPhases) -> Int[np.ndarray, " step"]:
+    def locate_tokens(self, steps: AnswerSteps, phases: PeriodicAnswers) -> Int[np.ndarray, " step"]:
         """Return the indexes; they can lie outside the prompt, and are ``NO_TOKEN`` for steps without a token."""
 
     @abstractmethod
@@ -100,7 +108,7 @@ class PromptTokenLocator(TokenLocator):
         return anchor + 2 * SLOPES.index(self.slope) + 2 * abs(self.offset) + 2 * abs(self.line_slope)
 
     @property
-    def fixed_token_id(self) -> int | None:
+    def looked_up_token(self) -> int | None:
         """Number of the token that is the anchor, if any."""
         return self._token_and_occurrence[0]
 
@@ -109,12 +117,12 @@ class PromptTokenLocator(TokenLocator):
         token, _, occurrence = self.anchor[1:].partition(".")
         return (int(token), occurrence) if self.anchor.startswith("#") else (None, "")
 
-    def locate_tokens(self, steps: AnswerSteps, phases: AnswerPhases) -> Int[np.ndarray, " step"]:
+    def locate_tokens(self, steps: AnswerSteps, phases: PeriodicAnswers) -> Int[np.ndarray, " step"]:
         """Return the indexes; raise ``PromptError`` if a prompt has no anchor."""
         anchor = self._anchor_index(steps, phases)
         return anchor + self.slope * phases.place + self.line_slope * phases.line + self.offset
 
-    def _anchor_index(self, steps: AnswerSteps, phases: AnswerPhases) -> Int[np.ndarray, " step"]:
+    def _anchor_index(self, steps: AnswerSteps, phases: PeriodicAnswers) -> Int[np.ndarray, " step"]:
         token, number = self._token_and_occurrence
         if token is None:
             return np.zeros(len(steps), dtype=np.int64) if self.anchor == FIRST else steps.prompt_length - 2
@@ -164,7 +172,7 @@ class AnswerTokenLocator(TokenLocator):
         """Order of locators from simple to complex."""
         return 2 * (self.lag - 1)
 
-    def locate_tokens(self, steps: AnswerSteps, phases: AnswerPhases | None = None) -> Int[np.ndarray, " step"]:
+    def locate_tokens(self, steps: AnswerSteps, phases: PeriodicAnswers | None = None) -> Int[np.ndarray, " step"]:
         """Return the indexes, which do not depend on phases; ``NO_TOKEN`` before the start token."""
         return np.where(steps.number >= self.lag - 1, steps.prompt_length + steps.number - self.lag, NO_TOKEN)
 
@@ -191,7 +199,7 @@ class PreviousLineLocator(TokenLocator):
         """Order of locators from simple to complex."""
         return 1 + 2 * abs(self.offset)
 
-    def locate_tokens(self, steps: AnswerSteps, phases: AnswerPhases) -> Int[np.ndarray, " step"]:
+    def locate_tokens(self, steps: AnswerSteps, phases: PeriodicAnswers) -> Int[np.ndarray, " step"]:
         """Return the indexes; ``NO_TOKEN`` in the first line, and beyond the ends of the previous line."""
         column = steps.number - phases.line * phases.line_width + self.offset
         is_inside = (phases.line > 0) & (column >= 0) & (column < phases.line_width)
@@ -230,7 +238,7 @@ class MatchingTokenLocator(TokenLocator):
         return MATCH_COST + self.number + abs(self.offset) + (self.side != ANYWHERE)
 
     @property
-    def fixed_token_id(self) -> int | None:
+    def looked_up_token(self) -> int | None:
         """Number of the token next to the match, if any."""
         return None if self.side == ANYWHERE else self.context
 
@@ -239,7 +247,7 @@ class MatchingTokenLocator(TokenLocator):
         """True if the key is an answer token."""
         return self.kind == "answer"
 
-    def locate_tokens(self, steps: AnswerSteps, phases: AnswerPhases) -> Int[np.ndarray, " step"]:
+    def locate_tokens(self, steps: AnswerSteps, phases: PeriodicAnswers) -> Int[np.ndarray, " step"]:
         """Return the indexes; ``NO_TOKEN`` without a match."""
         match = self.find_match(steps)
         return np.where(match >= 0, match + self.offset, NO_TOKEN)
@@ -254,7 +262,7 @@ class MatchingTokenLocator(TokenLocator):
         """Return the index of the first match of the key."""
         key_index = self.key_index(steps)
         start = self.number + 1 if self.kind == "first" else 0
-        match = steps.first_match(steps.token_at(key_index), self.side, self.context, start)
+        match = steps.find_first_match(steps.token_at(key_index), self.side, self.context, start)
         return np.where(match == key_index, NO_TOKEN, match)
 
     def describe(self, vocabulary: Sequence[str]) -> str:
@@ -316,7 +324,7 @@ class LocatedTokens:
         return LocatedTokens(locator=self.locator, index=self.index[mask], tokens=self.tokens[mask])
 
 
-def locate_tokens(locator: TokenLocator, steps: AnswerSteps, phases: AnswerPhases) -> LocatedTokens:
+def locate_tokens(locator: TokenLocator, steps: AnswerSteps, phases: PeriodicAnswers) -> LocatedTokens:
     """Return the locator with its index and token at each step."""
     index = locator.locate_tokens(steps, phases)
     if locator.is_prompt:
@@ -335,7 +343,7 @@ def drop_duplicate_locators(locators: Iterable[LocatedTokens]) -> list[LocatedTo
     return list(distinct.values())
 
 
-def iter_place_locators(steps: AnswerSteps, phases: AnswerPhases) -> Iterator[TokenLocator]:
+def iter_place_locators(steps: AnswerSteps, phases: PeriodicAnswers) -> Iterator[TokenLocator]:
     """Yield locators that depend only on the number of an answer, and on its line."""
     anchors = _anchors(steps)
     for anchor, slope, offset in product(anchors, SLOPES, OFFSETS):

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from lengthwise.core.errors import CouplingError
-from lengthwise.tasks.coupling.answer_steps import NO_TOKEN, AnswerPhases, AnswerSteps
+from lengthwise.tasks.coupling.answer_steps import NO_TOKEN, AnswerSteps, PeriodicAnswers
 from lengthwise.tasks.coupling.locators import (
     AnswerTokenLocator,
     LocatedTokens,
@@ -24,7 +24,7 @@ from lengthwise.tasks.coupling.locators import (
     iter_place_locators,
     locate_tokens,
 )
-from lengthwise.tasks.coupling.rule_search import PhaseRule, RuleSearchAttempt
+from lengthwise.tasks.coupling.rule_search import PeriodicRule, RuleSearchAttempt
 
 # Probability that a family of groups refuses independent noise.
 FALSE_REFUSALS = 0.001
@@ -192,7 +192,7 @@ def find_rule_errors(steps: AnswerSteps, attempt: RuleSearchAttempt) -> RuleErro
 
 
 def _predict(
-    rule: PhaseRule, target: Int[np.ndarray, " step"]
+    rule: PeriodicRule, target: Int[np.ndarray, " step"]
 ) -> tuple[Int[np.ndarray, " step"], Bool[np.ndarray, " step"]]:
     """Return the most frequent answer for the tokens of the rule, the largest one of several, and which are safe."""
     if not rule.locators:
@@ -210,7 +210,7 @@ def _predict(
     return prediction, is_safe
 
 
-def _read_answers(rule: PhaseRule, steps: AnswerSteps) -> Iterator[Int[np.ndarray, " step"]]:
+def _read_answers(rule: PeriodicRule, steps: AnswerSteps) -> Iterator[Int[np.ndarray, " step"]]:
     """Yield the indexes of the answers that the rule reads."""
     for located in rule.locators:
         if isinstance(located.locator, MatchingTokenLocator) and located.locator.reads_answers:
@@ -375,7 +375,7 @@ def _repeated_tokens(
 
 
 def _equal_windows(
-    steps: AnswerSteps, phases: AnswerPhases, own: Sequence[LocatedTokens], errors: RuleErrors
+    steps: AnswerSteps, phases: PeriodicAnswers, own: Sequence[LocatedTokens], errors: RuleErrors
 ) -> Family:
     """Yield the answers with the same tokens around those of the rule as an earlier wrong answer."""
     for size in WINDOW_SIZES:

@@ -15,8 +15,8 @@ from lengthwise.core.errors import SettingError
 from lengthwise.tasks.coupling.answer_steps import (
     ADVICE,
     NO_TOKEN,
-    AnswerPhases,
     AnswerSteps,
+    PeriodicAnswers,
     build_answer_steps,
     count_phases,
     divide_into_phases,
@@ -57,9 +57,9 @@ class PointerRule:
         return tuple(tuple(chain.from_iterable(phase)) for phase in zip(*self.levels, strict=True))
 
     @property
-    def fixed_token_ids(self) -> set[int]:
+    def looked_up_tokens(self) -> set[int]:
         """Numbers of the tokens that the rule names; the tokens of another vocabulary have other numbers."""
-        tokens = {parse_locator(text).fixed_token_id for level in self.levels for phase in level for text in phase}
+        tokens = {parse_locator(text).looked_up_token for level in self.levels for phase in level for text in phase}
         return {token for token in tokens if token is not None}
 
     def find_prompt_indexes(self, steps: AnswerSteps) -> Int[np.ndarray, "level step"]:
@@ -98,7 +98,7 @@ def parse_pointer_rule(texts: Sequence[str]) -> PointerRule:
     return PointerRule(division=division, levels=tuple(levels), falls=tuple(falls))
 
 
-def find_pointer_index(locator: TokenLocator, steps: AnswerSteps, phases: AnswerPhases) -> Int[np.ndarray, " step"]:
+def find_pointer_index(locator: TokenLocator, steps: AnswerSteps, phases: PeriodicAnswers) -> Int[np.ndarray, " step"]:
     """Return the index of a locator; beyond the ends of the prompt, the places next to its first and last token."""
     index = locator.locate_tokens(steps, phases)
     if isinstance(locator, MatchingTokenLocator):
@@ -192,9 +192,9 @@ class TaskWithFoundCoupling(Task):
         """Sample records of a length, with coupling and support."""
         return self._with_rule(self.task.sample(length=length, size=size, rng=rng))
 
-    def from_prompt(self, prompt: str) -> Examples:
+    def example_from_prompt(self, prompt: str) -> Examples:
         """Return the example of a prompt."""
-        return self._with_rule(self.task.from_prompt(prompt))
+        return self._with_rule(self.task.example_from_prompt(prompt))
 
     def num_records(self, length: int) -> int:
         """Return the number of distinct records of a length, as in ``task``."""

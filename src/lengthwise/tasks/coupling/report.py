@@ -48,7 +48,7 @@ def describe_coupling(found: FoundCoupling, vocabulary: Sequence[str]) -> list[s
     return lines
 
 
-def describe_conditions(
+def describe_rule_conditions(
     task: JSONLTask, found: FoundCoupling, lengths: Sequence[int] | None = None, seed: int = 0
 ) -> list[str]:
     """Return whether sparsity and locality hold at the shortest, the middle and the longest of the lengths."""

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Int
 from lengthwise.core.errors import CouplingError, TooFewExamplesError
 from lengthwise.tasks.coupling.answer_steps import NO_TOKEN, AnswerSteps
 from lengthwise.tasks.coupling.dependence_search import MIN_COPY_SHARE, count_agreeing_answers, most_frequent_answers
-from lengthwise.tasks.coupling.rule_search import PhaseRule, RuleSearchAttempt
+from lengthwise.tasks.coupling.rule_search import PeriodicRule, RuleSearchAttempt
 from lengthwise.tasks.jsonl_table import MARK, START
 
 # Largest share of prompts with one token.
@@ -111,7 +111,7 @@ def check_predictions(
     return HeldOutCheck(lengths=tuple(checked_lengths), known=num_known / max(num_checked, 1), accuracy=accuracy)
 
 
-def check_answer_tokens(rule: PhaseRule, steps: AnswerSteps, vocabulary: Sequence[str]) -> None:
+def check_answer_tokens(rule: PeriodicRule, steps: AnswerSteps, vocabulary: Sequence[str]) -> None:
     """Raise ``CouplingError`` if the rule nearly always fails for one of the answer tokens; noise affects all alike."""
     if rule.explanation.accuracy == 1:
         return
@@ -126,7 +126,7 @@ def check_answer_tokens(rule: PhaseRule, steps: AnswerSteps, vocabulary: Sequenc
             )
 
 
-def accuracy_without_end_tokens(rule: PhaseRule, steps: AnswerSteps) -> float:
+def accuracy_without_end_tokens(rule: PeriodicRule, steps: AnswerSteps) -> float:
     """Return the share of the answers without end tokens that the rule predicts right, as in its explanation."""
     is_counted = ~steps.is_end[rule.mask]
     if rule.explanation.accuracy == 1 or not rule.locators or not is_counted.any():
@@ -137,7 +137,7 @@ def accuracy_without_end_tokens(rule: PhaseRule, steps: AnswerSteps) -> float:
     return right / covered if covered else 0.0
 
 
-def check_error_pattern(rule: PhaseRule, vocabulary: Sequence[str]) -> None:
+def check_error_pattern(rule: PeriodicRule, vocabulary: Sequence[str]) -> None:
     """Raise ``CouplingError`` if the errors of the rule depend on tokens, so that they are no noise."""
     if not rule.error_locators:
         return
@@ -151,7 +151,9 @@ def check_error_pattern(rule: PhaseRule, vocabulary: Sequence[str]) -> None:
     )
 
 
-def _check_errors_at(rule: PhaseRule, where: str, is_right: Bool[np.ndarray, " answer"], *, allows_noise: bool) -> None:
+def _check_errors_at(
+    rule: PeriodicRule, where: str, is_right: Bool[np.ndarray, " answer"], *, allows_noise: bool
+) -> None:
     if not len(is_right):
         return
     expected_error = 1 - rule.explanation.accuracy + MAX_MORE_ERRORS
@@ -165,7 +167,7 @@ def _check_errors_at(rule: PhaseRule, where: str, is_right: Bool[np.ndarray, " a
 
 
 def _predict(
-    rule: PhaseRule, target: Int[np.ndarray, " step"], is_checked: Bool[np.ndarray, " step"] | None
+    rule: PeriodicRule, target: Int[np.ndarray, " step"], is_checked: Bool[np.ndarray, " step"] | None
 ) -> tuple[Bool[np.ndarray, " checked"], Bool[np.ndarray, " checked"]]:
     """Return which checked answers the table of the other answers predicts right, and which have tokens that it has.
 

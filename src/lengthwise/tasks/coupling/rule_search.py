@@ -12,8 +12,8 @@ from lengthwise.core.randomness import random_stream
 from lengthwise.tasks.coupling.answer_steps import (
     FIRST_APART,
     ONE,
-    AnswerPhases,
     AnswerSteps,
+    PeriodicAnswers,
     divide_into_phases,
     iter_phase_divisions,
 )
@@ -41,7 +41,7 @@ MAX_TOKEN_SHARE = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
-class PhaseRule:
+class PeriodicRule:
     """Locators that determine the answers of one phase, and other sets that explain them equally well.
 
     ``error_locators`` are two locators whose tokens change the error rate, so the errors are not random. A number N
@@ -70,8 +70,8 @@ class RuleSearchAttempt:
     ``closest`` is the search of the first phase without an explanation.
     """
 
-    phases: AnswerPhases
-    rules: tuple[PhaseRule, ...]
+    phases: PeriodicAnswers
+    rules: tuple[PeriodicRule, ...]
     closest: DependenceSearchResult
 
     @property
@@ -180,14 +180,14 @@ def _search_divisions(
 
 def _attempt(
     steps: AnswerSteps,
-    phases: AnswerPhases,
+    phases: PeriodicAnswers,
     matches: Sequence[LocatedTokens],
     max_tokens: int,
     seed: int,
     progress: SearchProgress,
 ) -> RuleSearchAttempt:
     fixed = [locate_tokens(locator, steps, phases) for locator in iter_place_locators(steps, phases)]
-    rules: list[PhaseRule] = []
+    rules: list[PeriodicRule] = []
     for number, name in enumerate(phases.names):
         mask = phases.phase == number
         locators = drop_duplicate_locators(located.select(mask) for located in (*fixed, *matches))
@@ -197,7 +197,7 @@ def _attempt(
         if not result.explanations:
             return RuleSearchAttempt(phases=phases, rules=(), closest=result)
         first, *others = [tuple(locators[index] for index in found.locators) for found in result.explanations]
-        rule = PhaseRule(
+        rule = PeriodicRule(
             name=name,
             mask=mask,
             locators=first,

@@ -69,7 +69,7 @@ def check_num_tuples(num_tuples: int, description: str) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShapeDistribution:
+class OffsetDistribution:
     """Distribution over sets of token indexes at one length; ``c + shapes[o]`` has probability ``probability[o, c]``.
 
     A shape is a tuple of distances from its first token, starting with 0. Shapes that do not fit have probability 0.
@@ -108,7 +108,7 @@ class Placement(Protocol):
     def min_length(self) -> int:
         """Smallest length that can contain a set."""
 
-    def shape_distribution(self, length: int) -> ShapeDistribution:
+    def offset_distribution(self, length: int) -> OffsetDistribution:
         """Return the exact distribution; raise ``SettingError`` if no set fits or if there are too many sets."""
 
     def sample(self, length: int, size: int, rng: np.random.Generator) -> Int[np.ndarray, "size k"]:
@@ -152,13 +152,13 @@ class LocalPlacement:
         """Span of the narrowest shape with a positive weight."""
         return 1 + min(shape[-1] for shape, weight in zip(self.shapes, self.weights, strict=True) if weight > 0)
 
-    def shape_distribution(self, length: int) -> ShapeDistribution:
+    def offset_distribution(self, length: int) -> OffsetDistribution:
         """Return the distribution; the weights are normalized over the shapes that fit."""
         shapes, weights = np.array(self.shapes), self._weights(length)
         num_starts = np.maximum(length - shapes[:, -1], 0)
         is_start = np.arange(length) < num_starts[:, None]
         probability = np.where(is_start, (weights / np.maximum(num_starts, 1))[:, None], 0.0)
-        return ShapeDistribution(shapes=shapes, probability=probability)
+        return OffsetDistribution(shapes=shapes, probability=probability)
 
     def sample(self, length: int, size: int, rng: np.random.Generator) -> Int[np.ndarray, "size k"]:
         """Sample a shape, then the index of its first token."""
@@ -180,9 +180,9 @@ class LocalPlacementAtLength(ABC):
     def local(self, length: int) -> LocalPlacement:
         """Return the placement at this length."""
 
-    def shape_distribution(self, length: int) -> ShapeDistribution:
+    def offset_distribution(self, length: int) -> OffsetDistribution:
         """Return the distribution at this length."""
-        return self.local(length).shape_distribution(length)
+        return self.local(length).offset_distribution(length)
 
     def sample(self, length: int, size: int, rng: np.random.Generator) -> Int[np.ndarray, "size k"]:
         """Sample a shape, then the index of its first token."""
@@ -249,13 +249,13 @@ class SubsetPlacement(_PlantedTokens):
         """1 if only one token is planted; otherwise None, because the span has no upper bound."""
         return 1 if self.num_planted == 1 else None
 
-    def shape_distribution(self, length: int) -> ShapeDistribution:
+    def offset_distribution(self, length: int) -> OffsetDistribution:
         """Return the uniform distribution; raise ``SettingError`` if there are too many sets to enumerate."""
         check_length(self, length)
         check_num_shapes(comb(length - 1, self.k - 1), f"length {length}")
         shapes = np.array([(0, *distances) for distances in combinations(range(1, length), self.k - 1)])
         is_start = np.arange(length) < (length - shapes[:, -1])[:, None]
-        return ShapeDistribution(shapes=shapes, probability=np.where(is_start, 1 / comb(length, self.k), 0.0))
+        return OffsetDistribution(shapes=shapes, probability=np.where(is_start, 1 / comb(length, self.k), 0.0))
 
     def sample(self, length: int, size: int, rng: np.random.Generator) -> Int[np.ndarray, "size k"]:
         """Sample each set as the indexes of the k smallest of ``length`` uniform random numbers."""

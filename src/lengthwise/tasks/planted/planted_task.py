@@ -86,7 +86,7 @@ class PlantedCorrelations(Task):
             raise SettingError("tuples contains the same tuple twice; list each tuple once, with its total probability")
 
     @property
-    def with_possible_tuples(self) -> "PlantedCorrelations":
+    def drop_impossible_tuples(self) -> "PlantedCorrelations":
         """Same distribution, without the tuples that have probability 0."""
         is_possible = [probability > 0 for probability in self.probabilities]
         if all(is_possible):
@@ -178,7 +178,7 @@ class PlantedCorrelations(Task):
         cumulative_probabilities = np.cumsum(np.array(self.labels), axis=1)[tuple_index]
         return tokens, sets, (rng.random(size)[:, None] >= cumulative_probabilities[:, :-1]).sum(axis=1)
 
-    def from_prompt(self, prompt: str) -> Examples:
+    def example_from_prompt(self, prompt: str) -> Examples:
         """Parse letters such as ``abcda``; the answer is the most probable label, its support the most probable set."""
         symbols = list(prompt.replace(" ", "").removesuffix("="))
         tokens = parse_symbols(symbols, self.vocabulary[: self.num_tokens], self.name, "letters such as abcda")[None]
@@ -188,7 +188,7 @@ class PlantedCorrelations(Task):
             )
         sets, weights = self.planted_set_weights(tokens)
         if weights.sum() == 0:
-            planted = [[ascii_letters[token] for token in row] for row in self.with_possible_tuples.tuples[:3]]
+            planted = [[ascii_letters[token] for token in row] for row in self.drop_impossible_tuples.tuples[:3]]
             raise PromptError(
                 f"prompt '{prompt}' has probability 0; write {' or '.join(map(''.join, planted))} in a shape of the "
                 "placement, and background letters at all other places"
@@ -204,7 +204,7 @@ class PlantedCorrelations(Task):
         ``c(x)`` is ``SequenceProbabilities.reference_probability``. Raises ``SettingError`` for a natural text, whose
         probabilities are unknown.
         """
-        sets, probability = self.placement.shape_distribution(tokens.shape[1]).sets()
+        sets, probability = self.placement.offset_distribution(tokens.shape[1]).sets()
         weights = probability * self.tuple_code_probabilities[self.tuple_codes(tokens[:, sets])]
         return sets, weights * self.sequence_probabilities.background_probability_ratios(tokens, sets)
 

@@ -78,7 +78,7 @@ class Text(Task):
         start_indexes = rng.integers(0, len(stream) - length, size=size)
         return self.tokens_to_examples(stream[start_indexes[:, None] + np.arange(length + 1)].astype(np.int64))
 
-    def from_prompt(self, prompt: str) -> Examples:
+    def example_from_prompt(self, prompt: str) -> Examples:
         """Tokenize the start of a text and append placeholders for a continuation.
 
         The example has no answers and no coupling, because the lines of the continuation are unknown.
@@ -122,7 +122,7 @@ class Text(Task):
             return ByteTokenizer()
         return read_tokenizer(Path(self.corpus if self.run_folder is None else self.run_folder))
 
-    def run_files(self) -> Mapping[str, bytes]:
+    def files_to_save(self) -> Mapping[str, bytes]:
         """Return the tokenizer and the metadata of the corpus, or an empty mapping for the built-in texts."""
         if self.corpus is None:
             return {}

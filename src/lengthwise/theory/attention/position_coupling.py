@@ -12,8 +12,8 @@ from lengthwise.core.errors import SettingError
 from lengthwise.tasks.planted.placement import (
     LocalPlacement,
     LocalPlacementAtLength,
+    OffsetDistribution,
     Placement,
-    ShapeDistribution,
     check_length,
 )
 from lengthwise.tasks.planted.planted_task import PlantedCorrelations
@@ -72,13 +72,13 @@ class CoupledPlacement:
         """Number of super-tokens of the shortest sequence with a planted set."""
         return -(-self.placement.min_length // self.tokens_per_id)
 
-    def shape_distribution(self, length: int) -> ShapeDistribution:
+    def offset_distribution(self, length: int) -> OffsetDistribution:
         """Return the distribution of the IDs of a planted set."""
-        sets, probability = self.placement.shape_distribution(length * self.tokens_per_id).sets()
+        sets, probability = self.placement.offset_distribution(length * self.tokens_per_id).sets()
         by_shape: dict[tuple[int, ...], Float[np.ndarray, " length"]] = {}
         for ids, set_probability in zip(self._find_ids(length, sets), probability, strict=True):
             by_shape.setdefault(tuple((ids - ids[0]).tolist()), np.zeros(length))[ids[0]] += set_probability
-        return ShapeDistribution(shapes=np.array(list(by_shape)), probability=np.array(list(by_shape.values())))
+        return OffsetDistribution(shapes=np.array(list(by_shape)), probability=np.array(list(by_shape.values())))
 
     def sample(self, length: int, size: int, rng: np.random.Generator) -> Int[np.ndarray, "size k"]:
         """Sample planted sets as IDs."""
@@ -201,7 +201,7 @@ def _planted_super_tokens(
 ) -> tuple[int, Float[np.ndarray, "codes labels"]]:
     """Return the number of planted super-tokens, and the joint distribution of all their tokens and the label."""
     ids, tokens_by_id = coupling(length), group_tokens_by_id(coupling(length))
-    sets, probability = law.placement.shape_distribution(length).sets()
+    sets, probability = law.placement.offset_distribution(length).sets()
     k = len(np.unique(ids[sets[0]]))
     tuples = _list_tuples(law.num_tokens, k * tokens_by_id.shape[1])
     background_law, zero_law = law.independent_background, np.zeros((len(tuples), law.num_labels))

@@ -28,7 +28,7 @@ from lengthwise.theory.bounds.bound_inputs import (
     safe_ratio,
     start_uniformity,
 )
-from lengthwise.theory.bounds.sequence_cover import (
+from lengthwise.theory.bounds.training_window_covers import (
     ChunkDifferenceCover,
     Cover,
     CoverType,
@@ -39,7 +39,7 @@ from lengthwise.theory.bounds.sequence_cover import (
     sampled_known_scores_bound,
     worst_case_weighted_risk,
 )
-from lengthwise.theory.risk.exact_risk import LeakageLoss, TotalVariationLoss
+from lengthwise.theory.risk.exact_risk import AttentionLeakageLoss, TotalVariationLoss
 
 INFINITE_KAPPA_MESSAGE = (
     "no finite kappa: a set across a cut can outweigh a planted set; give all planted tuples a score above 0"
@@ -259,12 +259,12 @@ def label_noise_corrected_bound(case: BoundInputs) -> float:
             "use loss 'tv'"
         )
     index_of = {tuple(shape): index for index, shape in enumerate(case.attention.shapes.tolist())}
-    planted_error = np.zeros((len(case.shapes), len(case.tuple_probabilities)))
-    for index, shape in enumerate(case.shapes.tolist()):
+    planted_error = np.zeros((len(case.offset_patterns), len(case.tuple_probabilities)))
+    for index, shape in enumerate(case.offset_patterns.tolist()):
         if tuple(shape) in index_of:
             values = case.attention.values[index_of[tuple(shape)], case.law.tuple_codes(np.array(case.law.tuples))]
             planted_error[index] = 1 - (values * np.array(case.law.labels)).sum(axis=1)
-    attention_weight = 1 - case.conditional_risk_table(case.train_length, LeakageLoss())
+    attention_weight = 1 - case.conditional_risk_table(case.train_length, AttentionLeakageLoss())
     excess_risk = case.conditional_risk_table(case.train_length, case.loss) - planted_error[:, None] * attention_weight
     planted_probability = case.set_probabilities(case.test_length).sum(axis=1)
     return float((planted_probability * planted_error).sum() + (counts * excess_risk).sum())
@@ -279,7 +279,7 @@ def no_locality_bound(case: BoundInputs) -> float:
     """
     case.check_linear_loss()
     k = case.law.k
-    if not isinstance(case.relative_predictor, PositionFreeAttention):
+    if not isinstance(case.position_free_predictor, PositionFreeAttention):
         predictor_name = type(case.predictor).__name__
         raise BoundError(f"{predictor_name} reads distances between tokens; use a PositionFreeAttention")
     if not isinstance(case.law.placement, SubsetPlacement):

@@ -13,8 +13,8 @@ from lengthwise.tasks.planted.placement import LocalPlacement, Placement
 from lengthwise.tasks.planted.planted_task import PlantedCorrelations
 from lengthwise.theory.attention.tabular import PositionFreeAttention, TabularAttention
 from lengthwise.theory.risk.exact_risk import (
+    AttentionLeakageLoss,
     ConditionalRisk,
-    LeakageLoss,
     Loss,
     NormLoss,
     Predictor,
@@ -37,11 +37,11 @@ def require_finite(value: float, condition: str, counterexample: str) -> float:
     return value
 
 
-def planted_shapes(placement: Placement, lengths: Iterable[int]) -> Int[np.ndarray, "shapes k"]:
+def planted_offset_patterns(placement: Placement, lengths: Iterable[int]) -> Int[np.ndarray, "shapes k"]:
     """Return the shapes with positive probability at one or more of the lengths, in lexicographic order."""
     shapes: set[tuple[int, ...]] = set()
     for length in lengths:
-        law = placement.shape_distribution(length)
+        law = placement.offset_distribution(length)
         shapes.update(map(tuple, law.shapes[law.probability.any(axis=1)].tolist()))
     return np.array(sorted(shapes))
 
@@ -50,7 +50,7 @@ def shape_probabilities(
     placement: Placement, shapes: Int[np.ndarray, "shapes k"], length: int
 ) -> Float[np.ndarray, "shapes length"]:
     """Return the probability of a planted set of each shape at each start, 0 for shapes that the length lacks."""
-    law = placement.shape_distribution(length)
+    law = placement.offset_distribution(length)
     probability_by_shape = dict(zip(map(tuple, law.shapes.tolist()), law.probability, strict=True))
     return np.array([probability_by_shape.get(tuple(shape), np.zeros(length)) for shape in shapes.tolist()])
 
@@ -62,7 +62,7 @@ def regularity_ratio(placement: Placement, test_length: int, train_length: int) 
     of Golowich et al. 2025 (arXiv 2502.16792, section 4), as reconstructed here. The value is infinite if a shape of
     the test length has probability 0 at some start of the training length.
     """
-    shapes = planted_shapes(placement, [test_length])
+    shapes = planted_offset_patterns(placement, [test_length])
     _, max_test_probability = _probability_range(placement, shapes, test_length)
     min_train_probability, _ = _probability_range(placement, shapes, train_length)
     return float(safe_ratio(max_test_probability, min_train_probability).max())
@@ -79,7 +79,7 @@ def regularity_constant(placement: Placement, length: int, span: int) -> float:
     if length < span:
         raise SettingError(f"length {length} has no room for the span {span}; use a length of at least {span} tokens")
     lengths = range(span, length + 1)
-    shapes = planted_shapes(placement, lengths)
+    shapes = planted_offset_patterns(placement, lengths)
     min_probability, max_probability = _probability_range(placement, shapes, length)
     eta = 1.0
     for other_length in lengths:
@@ -96,7 +96,7 @@ def start_uniformity(placement: Placement, lengths: Iterable[int]) -> float:
     probability 0. Reconstructed.
     """
     lengths = list(lengths)
-    shapes = planted_shapes(placement, lengths)
+    shapes = planted_offset_patterns(placement, lengths)
     lower, upper = np.full(len(shapes), np.inf), np.zeros(len(shapes))
     for length in lengths:
         min_probability, max_probability = _probability_range(placement, shapes, length)
@@ -228,10 +228,10 @@ class BoundInputs:
         # The proofs and the scores of sets that cross a cut need independent background tokens.
         self.law.check_independent()
         # Drop tuples that are never planted: they have no risk, and their scores must not affect kappa.
-        object.__setattr__(self, "law", self.law.with_possible_tuples)
+        object.__setattr__(self, "law", self.law.drop_impossible_tuples)
 
     @property
-    def relative_predictor(self) -> TabularAttention | PositionFreeAttention:
+    def position_free_predictor(self) -> TabularAttention | PositionFreeAttention:
         """The predictor; raises ``BoundError`` if it may read positions, ``SettingError`` if its sizes do not fit."""
         if not isinstance(self.predictor, (TabularAttention, PositionFreeAttention)):
             raise BoundError(
@@ -252,12 +252,12 @@ class BoundInputs:
 
         A relative class ignores absolute positions; a local class reads only sets of a limited span.
         """
-        if isinstance(self.relative_predictor, PositionFreeAttention):
+        if isinstance(self.position_free_predictor, PositionFreeAttention):
             raise BoundError(
                 "a PositionFreeAttention is not local, because it reads sets of any span; use a TabularAttention, "
                 "or the bound 'no locality' (see counterexample 'unbounded reach')"
             )
-        return self.relative_predictor
+        return self.position_free_predictor
 
     @cached_property
     def span(self) -> int:
@@ -275,7 +275,7 @@ class BoundInputs:
     def check_sparsity(self) -> None:
         """Raise ``BoundError`` if the number of planted tokens depends on the length."""
         for length in (self.train_length, self.test_length):
-            k = self.law.placement.shape_distribution(length).shapes.shape[1]
+            k = self.law.placement.offset_distribution(length).shapes.shape[1]
             if k != self.law.k:
                 raise BoundError(
                     f"sequences of length {length} contain {k} planted tokens instead of {self.law.k}; use a placement "
@@ -284,7 +284,7 @@ class BoundInputs:
 
     def check_linear_loss(self) -> None:
         """Raise ``BoundError`` if the loss is not linear, so errors may cancel, or if outputs are not probabilities."""
-        if not isinstance(self.loss, (TotalVariationLoss, LeakageLoss)):
+        if not isinstance(self.loss, (TotalVariationLoss, AttentionLeakageLoss)):
             raise BoundError(
                 f"loss '{self.loss.name}' is not linear, so errors may cancel at the training length; use loss "
                 "'tv' or 'leakage', or a bound of theorem 4.3 for loss 'norm' (see counterexample 'canceling errors')"
@@ -299,7 +299,7 @@ class BoundInputs:
 
     def check_probabilities(self) -> None:
         """Raise ``BoundError`` if a predictor value or its default is outside [0, 1], so a loss may be negative."""
-        predictor = self.relative_predictor
+        predictor = self.position_free_predictor
         for value_name, outputs in (("value", predictor.values), ("default", predictor.default)):
             if not ((outputs >= 0) & (outputs <= 1)).all():
                 raise BoundError(
@@ -327,9 +327,9 @@ class BoundInputs:
         return range((self.train_length + 1) // 2, self.train_length + 1)
 
     @cached_property
-    def shapes(self) -> Int[np.ndarray, "shapes k"]:
+    def offset_patterns(self) -> Int[np.ndarray, "shapes k"]:
         """The shapes of the planted sets at the test length."""
-        return planted_shapes(self.law.placement, [self.test_length])
+        return planted_offset_patterns(self.law.placement, [self.test_length])
 
     @cached_property
     def tuple_probabilities(self) -> Float[np.ndarray, " tuples"]:
@@ -338,12 +338,14 @@ class BoundInputs:
 
     def set_probabilities(self, length: int) -> Float[np.ndarray, "shapes length tuples"]:
         """Return the probability of each planted tuple by shape and start, in a sequence of ``length`` tokens."""
-        return shape_probabilities(self.law.placement, self.shapes, length)[:, :, None] * self.tuple_probabilities
+        return (
+            shape_probabilities(self.law.placement, self.offset_patterns, length)[:, :, None] * self.tuple_probabilities
+        )
 
     @cached_property
     def cross_cut_scores(self) -> CrossCutScores:
         """Bounds on the scores of sets that cross a cut, for the planted shapes at the test length."""
-        return cross_cut_scores(self.law, self.attention, self.shapes)
+        return cross_cut_scores(self.law, self.attention, self.offset_patterns)
 
     @cached_property
     def risk_at(self) -> Callable[[int], float]:
@@ -368,10 +370,10 @@ class BoundInputs:
         return cache(self._compute_risk_table)
 
     def _compute_risk_table(self, length: int, loss: Loss) -> Float[np.ndarray, "shapes length tuples"]:
-        shapes = tuple(map(tuple, self.shapes.tolist()))
+        shapes = tuple(map(tuple, self.offset_patterns.tolist()))
         uniform = LocalPlacement(shapes=shapes, weights=(1 / len(shapes),) * len(shapes))
         risks_by_set = np.zeros((len(shapes), length, len(self.tuple_probabilities)))
-        set_fits = shape_probabilities(uniform, self.shapes, length) > 0
+        set_fits = shape_probabilities(uniform, self.offset_patterns, length) > 0
         for index, (planted, labels) in enumerate(zip(self.law.tuples, self.law.labels, strict=True)):
             law = replace(self.law, tuples=(planted,), probabilities=(1.0,), labels=(labels,), placement=uniform)
             risks = self.conditional_risk(law, self.predictor, length, loss)

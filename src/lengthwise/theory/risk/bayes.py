@@ -11,7 +11,7 @@ from lengthwise.core.errors import SettingError
 from lengthwise.tasks.planted.planted_task import PlantedCorrelations
 from lengthwise.theory.attention.tabular import TabularAttention, weighted_mean
 from lengthwise.theory.risk.exact_risk import (
-    LeakageLoss,
+    AttentionLeakageLoss,
     Loss,
     Losses,
     Outputs,
@@ -83,7 +83,7 @@ def build_bayes_attention(law: PlantedCorrelations, length: int) -> TabularAtten
         raise SettingError(
             f"placement '{law.placement.name}' has no span, so its Bayes predictor is not local; use BayesPredictor"
         )
-    placement = law.placement.shape_distribution(length)
+    placement = law.placement.offset_distribution(length)
     start_probabilities = []
     for shape, probability in zip(placement.shapes, placement.probability, strict=True):
         fitting = probability[: max(length - int(shape[-1]), 0)]
@@ -108,14 +108,14 @@ def build_bayes_attention(law: PlantedCorrelations, length: int) -> TabularAtten
 def bayes_risk(law: PlantedCorrelations, length: int, loss: Loss) -> float:
     """Return the exact risk of the Bayes predictor, at any length if the law has a span and the loss is linear or log.
 
-    With ``LogLoss``, no predictor has a smaller risk. With ``LeakageLoss``, the risk is the posterior probability of
-    all sets that are not planted. Other losses and placements without a span need enumeration, which raises
-    ``SettingError`` for too many sequences.
+    With ``LogLoss``, no predictor has a smaller risk. With ``AttentionLeakageLoss``, the risk is the posterior
+    probability of all sets that are not planted. Other losses and placements without a span need enumeration, which
+    raises ``SettingError`` for too many sequences.
     """
     if law.placement.max_span is not None:
         if isinstance(loss, LogLoss):
             return laplace_log_loss(law, build_bayes_attention(law, length), length)
-        if isinstance(loss, TotalVariationLoss | LeakageLoss):
+        if isinstance(loss, TotalVariationLoss | AttentionLeakageLoss):
             return laplace_risk(law, build_bayes_attention(law, length), length, loss)
     return enumerated_risk(law, BayesPredictor(law), length, loss).mean
 
@@ -153,10 +153,10 @@ def check_realizability(
 
     The class contains the relative attentions over sets of k tokens with a span of at most the span of the law. If the
     risk of the witness is above ``ZERO_RISK`` at a length, the Bayes predictor decides whether any predictor has zero
-    risk there: if one has, the sequence determines the label (for ``LeakageLoss``, the planted set), so the Bayes
-    predictor has zero risk, too. The default loss is ``TotalVariationLoss``. Raises ``SettingError`` for a witness
-    outside of the class, for no lengths, and for a law whose exact risk cannot be computed. Golowich et al. 2025 (arXiv
-    2502.16792) assume realizability; the check is derived here.
+    risk there: if one has, the sequence determines the label (for ``AttentionLeakageLoss``, the planted set), so the
+    Bayes predictor has zero risk, too. The default loss is ``TotalVariationLoss``. Raises ``SettingError`` for a
+    witness outside of the class, for no lengths, and for a law whose exact risk cannot be computed. Golowich et al.
+    2025 (arXiv 2502.16792) assume realizability; the check is derived here.
     """
     loss = TotalVariationLoss() if loss is None else loss
     if not lengths:

@@ -79,7 +79,7 @@ class NormLoss:
 
 
 @dataclass(frozen=True, slots=True)
-class LeakageLoss:
+class AttentionLeakageLoss:
     """One minus the attention weight of the planted set: a linear loss in [0, 1]; it is 1 if no set has weight."""
 
     name: ClassVar[str] = "leakage"
@@ -113,7 +113,7 @@ def enumerated_risk(law: PlantedCorrelations, predictor: Predictor, length: int,
     The cost is ``sets * tuples * |V|^(length - k)`` predictions, where V contains the background tokens. Raises
     ``SettingError`` for more than ``MAX_SEQUENCES`` sequences.
     """
-    sets, probability = law.placement.shape_distribution(length).sets()
+    sets, probability = law.placement.offset_distribution(length).sets()
     total_sequences = len(sets) * count_sequences(law, length)
     if total_sequences > MAX_SEQUENCES:
         raise SettingError(

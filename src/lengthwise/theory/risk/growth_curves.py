@@ -9,10 +9,10 @@ from jaxtyping import Float, Int
 
 from lengthwise.core.errors import SettingError
 from lengthwise.core.intervals import t_critical_value
-from lengthwise.tasks.planted.placement import ShapeDistribution
+from lengthwise.tasks.planted.placement import OffsetDistribution
 from lengthwise.tasks.planted.planted_task import PlantedCorrelations
 from lengthwise.theory.attention.tabular import TabularAttention
-from lengthwise.theory.risk.exact_risk import LeakageLoss, Loss, TotalVariationLoss
+from lengthwise.theory.risk.exact_risk import AttentionLeakageLoss, Loss, TotalVariationLoss
 from lengthwise.theory.risk.laplace_transform import placement_risks
 
 # The largest number of iterations of the weighted fit.
@@ -114,7 +114,7 @@ def asymptotic_risk(law: PlantedCorrelations, attention: TabularAttention, loss:
         log_set_weights = attention.log_scores + np.log(law.independent_background)[code_tuples].sum(axis=0)
     if np.isneginf(log_set_weights).all():
         return float(placement_risks(law, attention, [_interior_placement(law, attention)], loss)[0])
-    if isinstance(loss, LeakageLoss):
+    if isinstance(loss, AttentionLeakageLoss):
         return 1.0
     set_weights = np.exp(log_set_weights - log_set_weights.max())
     mean_value = _ConstantPredictor(np.einsum("sc,sco->o", set_weights / set_weights.sum(), attention.values))
@@ -131,13 +131,13 @@ class _ConstantPredictor:
         return np.tile(self.output, (len(tokens), 1))
 
 
-def _interior_placement(law: PlantedCorrelations, attention: TabularAttention) -> ShapeDistribution:
+def _interior_placement(law: PlantedCorrelations, attention: TabularAttention) -> OffsetDistribution:
     """Return a placement with one start per shape, far enough from both ends that all overlapping sets fit."""
-    long_law = law.placement.shape_distribution(ASYMPTOTIC_LENGTH)
+    long_law = law.placement.offset_distribution(ASYMPTOTIC_LENGTH)
     start_margin = attention.span - 1
     probability = np.zeros((len(long_law.shapes), int(long_law.shapes[:, -1].max()) + 1 + 2 * start_margin))
     probability[:, start_margin] = long_law.probability.sum(axis=1)
-    return ShapeDistribution(shapes=long_law.shapes, probability=probability)
+    return OffsetDistribution(shapes=long_law.shapes, probability=probability)
 
 
 def _check_curve(lengths: Sequence[int], risks: RiskSequence) -> tuple[ByLength, ByLength]:

@@ -14,10 +14,10 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from lengthwise.core.errors import SettingError
-from lengthwise.tasks.planted.placement import ShapeDistribution
+from lengthwise.tasks.planted.placement import OffsetDistribution
 from lengthwise.tasks.planted.planted_task import PlantedCorrelations
 from lengthwise.theory.attention.tabular import TabularAttention
-from lengthwise.theory.risk.exact_risk import LeakageLoss, Loss, TotalVariationLoss
+from lengthwise.theory.risk.exact_risk import AttentionLeakageLoss, Loss, TotalVariationLoss
 
 # The largest number of scores, and the largest number of states for products of dense matrices.
 MAX_SCORES = 1 << 16
@@ -153,7 +153,7 @@ Totals = tuple[Float[np.ndarray, "costs laws s"], Float[np.ndarray, "costs laws 
 def compute_laplace_transforms(
     chain: TokenMarkovChain,
     insertion: WeightedPlantedTuples,
-    shape_laws: Sequence[ShapeDistribution],
+    shape_laws: Sequence[OffsetDistribution],
     log_s: Float[np.ndarray, " s"],
 ) -> Totals:
     """Compute the ``Totals`` for every distribution of the planted set in ``shape_laws`` and every s."""
@@ -165,9 +165,11 @@ def compute_laplace_transforms(
         block = slice(start, start + size)
         operator = _Operator(chain, insertion, log_s[block])
         for law_index, shape_law in enumerate(shape_laws):
-            for planted_shape, probability in zip(shape_law.shapes, shape_law.probability, strict=True):
+            for planted_offset_pattern, probability in zip(shape_law.shapes, shape_law.probability, strict=True):
                 if probability.any():
-                    total = operator.total(planted_shape, probability[: shape_law.length - planted_shape[-1]])
+                    total = operator.total(
+                        planted_offset_pattern, probability[: shape_law.length - planted_offset_pattern[-1]]
+                    )
                     value[:, law_index, block] += total.value.sum(axis=(2, 3))
                     derivative[:, law_index, block] += total.derivative.sum(axis=(2, 3))
     return value, derivative
@@ -223,15 +225,15 @@ class _Operator:
             powers.append((background @ background, insertion @ background + background @ insertion))
         return powers[bit]
 
-    def _insert(self, prefix: DualNumbers, planted_shape: Int[np.ndarray, " k"]) -> DualNumbers:
+    def _insert(self, prefix: DualNumbers, planted_offset_pattern: Int[np.ndarray, " k"]) -> DualNumbers:
         """Append the planted tokens and the background tokens between them, summed over the planted tuples."""
-        last_cost = self.chain.mean_set_cost(planted_shape) if self.insertion.planted_is_free else self.cost
+        last_cost = self.chain.mean_set_cost(planted_offset_pattern) if self.insertion.planted_is_free else self.cost
         inserted = prefix.multiply(np.zeros(len(self.insertion.weights)))
         for planted_tuple, weight in zip(self.insertion.tuples, self.insertion.weights.T, strict=True):
-            token_at = dict(zip(planted_shape.tolist(), planted_tuple.tolist(), strict=True))
+            token_at = dict(zip(planted_offset_pattern.tolist(), planted_tuple.tolist(), strict=True))
             extended = prefix
-            for offset in range(planted_shape[-1] + 1):
-                cost = last_cost if offset == planted_shape[-1] else self.cost
+            for offset in range(planted_offset_pattern[-1] + 1):
+                cost = last_cost if offset == planted_offset_pattern[-1] else self.cost
                 extended = self._step(extended, token_at.get(offset), cost)
             inserted = inserted + extended.multiply(weight)
         return inserted
@@ -269,7 +271,7 @@ def _sum_by_successor(
 
 
 def laplace_risk(law: PlantedCorrelations, attention: TabularAttention, length: int, loss: Loss) -> float:
-    """Return the exact risk for ``TotalVariationLoss`` or ``LeakageLoss``, to about 12 significant digits.
+    """Return the exact risk for ``TotalVariationLoss`` or ``AttentionLeakageLoss``, to about 12 significant digits.
 
     For a vocabulary V, the cost is ``log length`` products of matrices over ``|V|^(span - 1)`` states, for a few
     hundred values of s. Raises ``SettingError`` for other losses, placements without a span, and too many states.
@@ -286,14 +288,14 @@ def laplace_risks(
 
 
 def placement_risks(
-    law: PlantedCorrelations, attention: TabularAttention, shape_laws: Sequence[ShapeDistribution], loss: Loss
+    law: PlantedCorrelations, attention: TabularAttention, shape_laws: Sequence[OffsetDistribution], loss: Loss
 ) -> Float[np.ndarray, " shape_laws"]:
     """Return the exact risk for each of ``shape_laws``, which are distributions of the planted set. Derived here."""
     labels, label_index = np.unique(np.array(law.labels), axis=0, return_inverse=True)
     if isinstance(loss, TotalVariationLoss):
         _check_output_probabilities(law, attention)
         costs, default_costs = 1 - np.einsum("scl,rl->rsc", attention.values, labels), 1 - labels @ attention.default
-    elif isinstance(loss, LeakageLoss):
+    elif isinstance(loss, AttentionLeakageLoss):
         _check_num_tokens(law, attention)
         if attention.k != law.k:
             raise SettingError(
@@ -307,7 +309,9 @@ def placement_risks(
             f"loss '{loss.name}' is not linear in the attention; use loss 'tv', 'leakage' or sampled_risk"
         )
     weights = np.where(label_index.ravel() == np.arange(len(default_costs))[:, None], np.array(law.probabilities), 0.0)
-    insertion = WeightedPlantedTuples(np.array(law.tuples), weights, planted_is_free=isinstance(loss, LeakageLoss))
+    insertion = WeightedPlantedTuples(
+        np.array(law.tuples), weights, planted_is_free=isinstance(loss, AttentionLeakageLoss)
+    )
     chain = TokenMarkovChain.from_score_tables(law, attention.shapes, attention.log_scores, costs)
     first, last, underflow = _integration_range(chain, shape_laws)
     log_s = np.append(np.arange(first, last, LOG_STEP), underflow)
@@ -329,7 +333,7 @@ def laplace_log_loss(law: PlantedCorrelations, attention: TabularAttention, leng
 
 
 def _log_loss(
-    law: PlantedCorrelations, attention: TabularAttention, shape_laws: list[ShapeDistribution], label: int
+    law: PlantedCorrelations, attention: TabularAttention, shape_laws: list[OffsetDistribution], label: int
 ) -> float:
     weights = np.array(law.probabilities)[None] * np.array(law.labels)[:, label]
     has_label = weights[0] > 0
@@ -352,16 +356,16 @@ def _log_loss(
     return LOG_STEP * float((label_decay - total_decay)[:-1].sum()) + zero_sum_loss
 
 
-def _shape_laws(law: PlantedCorrelations, lengths: Sequence[int]) -> list[ShapeDistribution]:
+def _shape_laws(law: PlantedCorrelations, lengths: Sequence[int]) -> list[OffsetDistribution]:
     if law.placement.max_span is None:
         raise SettingError(
             f"placement '{law.placement.name}' has no span, but laplace_risk needs one; use enumerated_risk or "
             "sampled_risk"
         )
-    return [law.placement.shape_distribution(length) for length in lengths]
+    return [law.placement.offset_distribution(length) for length in lengths]
 
 
-def _integration_range(chain: TokenMarkovChain, shape_laws: Sequence[ShapeDistribution]) -> tuple[float, float, float]:
+def _integration_range(chain: TokenMarkovChain, shape_laws: Sequence[OffsetDistribution]) -> tuple[float, float, float]:
     """Return the first and the last log s of the integral, and a log s at which exp(-s a) is 0 unless a is 0."""
     finite = chain.log_scores[np.isfinite(chain.log_scores)]
     if not len(finite):

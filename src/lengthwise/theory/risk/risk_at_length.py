@@ -9,12 +9,12 @@ import numpy as np
 from jaxtyping import Float
 
 from lengthwise.core.errors import SettingError, unknown_name_error
-from lengthwise.tasks.planted.placement import ShapeDistribution
+from lengthwise.tasks.planted.placement import OffsetDistribution
 from lengthwise.tasks.planted.planted_task import PlantedCorrelations
 from lengthwise.theory.attention.tabular import TabularAttention
 from lengthwise.theory.risk.exact_risk import (
+    AttentionLeakageLoss,
     ConditionalRisk,
-    LeakageLoss,
     Loss,
     Predictor,
     TotalVariationLoss,
@@ -107,7 +107,7 @@ class RiskEstimate:
 
 
 def _has_laplace_risk(law: PlantedCorrelations, predictor: Predictor, loss: Loss) -> bool:
-    is_linear = isinstance(loss, TotalVariationLoss | LeakageLoss)
+    is_linear = isinstance(loss, TotalVariationLoss | AttentionLeakageLoss)
     return isinstance(predictor, TabularAttention) and law.placement.max_span is not None and is_linear
 
 
@@ -116,10 +116,10 @@ def conditional_risk(law: PlantedCorrelations, predictor: Predictor, length: int
     if not _has_laplace_risk(law, predictor, loss):
         return enumerated_risk(law, predictor, length, loss)
     assert isinstance(predictor, TabularAttention)
-    placement = law.placement.shape_distribution(length)
+    placement = law.placement.offset_distribution(length)
     sets, probability = placement.sets()
     set_laws = [
-        ShapeDistribution(shapes=placement.shapes[[shape]], probability=np.eye(1, length, start))
+        OffsetDistribution(shapes=placement.shapes[[shape]], probability=np.eye(1, length, start))
         for shape, start in np.argwhere(placement.probability).tolist()
     ]
     risk = placement_risks(law, predictor, set_laws, loss)

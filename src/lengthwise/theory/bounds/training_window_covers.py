@@ -19,11 +19,11 @@ from jaxtyping import Bool, Float, Int
 
 from lengthwise.core.errors import SettingError
 from lengthwise.core.randomness import random_stream
-from lengthwise.tasks.planted.placement import ShapeDistribution
+from lengthwise.tasks.planted.placement import OffsetDistribution
 from lengthwise.theory.attention.tabular import TabularAttention, normalize_scores
 from lengthwise.theory.bounds.bound_inputs import BoundError, BoundInputs, Cuts, safe_ratio
 from lengthwise.theory.risk.exact_risk import (
-    LeakageLoss,
+    AttentionLeakageLoss,
     Loss,
     Losses,
     Outputs,
@@ -332,7 +332,7 @@ class PieceLoss:
         sets, log_scores, values = predictor.score_token_sets(tokens)
         is_inside = self.piece.contains_sets(sets)
         weights, total_score = normalize_scores(log_scores[:, is_inside])
-        if isinstance(self.loss, LeakageLoss):
+        if isinstance(self.loss, AttentionLeakageLoss):
             set_loss = (sets[None, is_inside] != planted[:, None]).any(axis=2).astype(float)
             default_loss = np.ones(len(tokens))
         else:
@@ -368,9 +368,9 @@ class FixedPlacement:
         """The shortest length, at which the last token is planted."""
         return self.start + self.shape[-1] + 1
 
-    def shape_distribution(self, length: int) -> ShapeDistribution:
+    def offset_distribution(self, length: int) -> OffsetDistribution:
         """Return the distribution in which the set has probability 1."""
-        return ShapeDistribution(shapes=np.array([self.shape]), probability=np.eye(1, length, self.start))
+        return OffsetDistribution(shapes=np.array([self.shape]), probability=np.eye(1, length, self.start))
 
     def sample(self, length: int, size: int, rng: np.random.Generator) -> Int[np.ndarray, "size k"]:
         """Return ``size`` copies of the token indexes of the set."""
@@ -392,7 +392,9 @@ def count_distinct_pieces(
     for set_start in np.flatnonzero(set_probability.any(axis=0)).tolist():
         for piece in cover.list_pieces(set_start):
             relative_piece, planted_index = piece.with_relative_indexes(), piece.index_of_token(set_start)
-            for shape, probability in zip(case.shapes.tolist(), set_probability[:, set_start].tolist(), strict=True):
+            for shape, probability in zip(
+                case.offset_patterns.tolist(), set_probability[:, set_start].tolist(), strict=True
+            ):
                 if probability > 0:
                     expected_counts[relative_piece, FixedPlacement(tuple(shape), planted_index)] += probability
     return expected_counts

@@ -31,7 +31,7 @@ MAX_FAILED_CHECKS = 8
 MARGIN = 8
 
 
-def allows_near_generation(decoder: Decoder, position_ids: Tensor) -> bool:
+def can_generate_with_near_keys(decoder: Decoder, position_ids: Tensor) -> bool:
     """Return whether ``generate_with_near_keys`` works for a decoder and these IDs."""
     return decoder.allows_near_attention and decoder.predicts_ids and not position_ids.is_floating_point()
 
@@ -47,7 +47,7 @@ def generate_with_near_keys(
 ) -> tuple[Int[Tensor, " new"], Int[Tensor, "level new"]] | None:
     """Return the predicted tokens and IDs after one prompt, up to and with the end token or the limit.
 
-    Returns None if the drafts fail too often. The decoder must satisfy ``allows_near_generation``.
+    Returns None if the drafts fail too often. The decoder must satisfy ``can_generate_with_near_keys``.
     """
     sequence = _Sequence(decoder, prompt, prompt_ids, end, max_new_tokens)
     block, failed_checks, num_checked = FIRST_BLOCK, 0, prompt.shape[1]

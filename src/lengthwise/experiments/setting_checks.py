@@ -99,11 +99,11 @@ def check_settings(experiment: Experiment) -> None:
         )
     if training.fit_every is not None and isinstance(task, GradedByLoss):
         raise SettingError(f"fit_every needs exact match, but {task.name} is graded by loss; leave out fit_every")
-    if isinstance(scheme, DiscoveredCoupling) and max(scheme.parsed_rule.fixed_token_ids, default=0) >= len(
+    if isinstance(scheme, DiscoveredCoupling) and max(scheme.parsed_rule.looked_up_tokens, default=0) >= len(
         task.vocabulary
     ):
         raise SettingError(
-            f"the rule of scheme {scheme.name} names token number {max(scheme.parsed_rule.fixed_token_ids)}, but task "
+            f"the rule of scheme {scheme.name} names token number {max(scheme.parsed_rule.looked_up_tokens)}, but task "
             f"{task.name} has only {len(task.vocabulary)} tokens; find the coupling of this task with lengthwise couple"
         )
     if training.scheduled_sampling and not scheme.predicts_ids:
