@@ -85,7 +85,7 @@ def test_the_wilson_interval_agrees_with_published_values():
     assert wilson_interval(15, 148) == pytest.approx((0.0624, 0.1605), abs=5e-5)
 
 
-class RaggedCopy:
+class RaggedCopy(Task):
     """Copies of 1 to ``length`` bits in one batch: prompts and responses of several lengths, easy to learn."""
 
     name, summary, paper, version = "ragged_copy", "copies of several lengths", "", 1
@@ -109,10 +109,6 @@ class RaggedCopy:
     def example_from_prompt(self, prompt: str) -> Examples:
         """Not used by these tests."""
         raise NotImplementedError
-
-    def variants(self) -> dict[str, Task]:
-        """Return no variants of this task."""
-        return {}
 
 
 BUDGET = {"batch_size": 16, "learning_rate": 1e-2, "log_every": 1000}
