@@ -16,6 +16,7 @@ from lengthwise.tasks import TokenizedDocument
 
 NEAR, FAR = 2, 12
 SETTINGS = InfluenceSettings(
+    unit="token",
     near=NEAR,
     far=FAR,
     ks=(1, 2, 3, 4),

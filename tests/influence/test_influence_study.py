@@ -49,6 +49,7 @@ from lengthwise.tasks.text.documents import Document
 
 WORDS = "abcdefghij"
 SMALL = InfluenceSettings(
+    unit="token",
     near=4,
     far=10,
     ks=(1, 3),

@@ -58,6 +58,7 @@ class ContextSettings:
     def influence(self) -> InfluenceSettings:
         """Settings of the influence measurement in the first context, with selected far tokens for every target."""
         return InfluenceSettings(
+            unit="token",
             near=self.near,
             far=self.lengths[0] - self.near,
             ks=self.ks,

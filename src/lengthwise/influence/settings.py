@@ -9,17 +9,20 @@ from lengthwise.core.type_checks import check_types
 from lengthwise.influence.hidden_context import MODES
 from lengthwise.influence.measures import OBJECTIVES, GreedySelection, InfluenceMeasure
 from lengthwise.influence.targets import ELSEWHERE_SOURCE, OTHER_SOURCE, ClearGainRule
+from lengthwise.influence.units import check_unit
 
-# Controls: random own tokens, and the same search among far tokens of another text or from elsewhere in the text.
-CONTROL_SELECTIONS = ("random", OTHER_SOURCE, ELSEWHERE_SOURCE)
+# Controls: random or the nearest own units, and the same search among far tokens of another text or from elsewhere in
+# the text.
+CONTROL_SELECTIONS = ("random", "nearest", OTHER_SOURCE, ELSEWHERE_SOURCE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InfluenceSettings:
-    """Settings of an influence study; ``near``, ``far`` and ``ks`` are numbers of tokens.
+    """Settings of an influence study; ``near`` and ``far`` are numbers of tokens, ``ks`` are numbers of units.
 
-    A study measures the losses with full contexts for all ``num_targets`` targets (None: every token with a full
-    context). ``measure`` then selects ``ks`` far tokens for two groups of targets. The first group has a clear gain
+    ``unit`` is what a measure selects as a whole: ``token``, ``word``, ``sentence``, or ``span:N`` for N consecutive
+    tokens. A study measures the losses with full contexts for all ``num_targets`` targets (None: every token with a
+    full context). ``measure`` then selects ``ks`` units for two groups of targets. The first group has a clear gain
     (``rule``) with the far tokens of its own text or of another text. The second group is a random
     ``background_fraction`` of the other targets. ``max_document_tokens`` splits longer texts. Each context starts with
     ``sink`` tokens that are always visible and do not count as far tokens; models trained without a start token may
@@ -29,10 +32,11 @@ class InfluenceSettings:
     near: int = 64
     far: int = FAR_TOKENS
     ks: tuple[int, ...] = (1, 2, 4, 8, 16)
+    unit: str = "span:8"
     measure: InfluenceMeasure = field(default_factory=GreedySelection)
     modes: tuple[str, ...] = ("strict",)
     objectives: tuple[str, ...] = ("prediction",)
-    controls: tuple[str, ...] = ("random", OTHER_SOURCE)
+    controls: tuple[str, ...] = ("random", "nearest", OTHER_SOURCE)
     random_draws: int = 4
     rule: ClearGainRule = field(default_factory=ClearGainRule)
     num_targets: int | None = 500
@@ -55,6 +59,7 @@ class InfluenceSettings:
             raise SettingError(f"invalid k {ks}; use increasing numbers of far tokens, such as 1,2,4,8")
         if self.ks[-1] > self.far:
             raise SettingError(f"k {self.ks[-1]} exceeds the {self.far} far tokens; use a smaller k, or a larger far")
+        check_unit(self.unit, self.far)
         if not 0 <= self.background_fraction <= 1:
             raise SettingError(f"invalid background_fraction {self.background_fraction}; use a number from 0 to 1")
         self._check_names("mode", self.modes, MODES)

@@ -36,7 +36,7 @@ from lengthwise.tasks import TokenizedDocument
 ROWS_FILE, DIGESTS_FILE = "influence.jsonl", "influence.sha256"
 SUMMARY_FILE = "summary.json"
 # Version of the row format, a part of the description of a study.
-VERSION = 2
+VERSION = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,15 +19,17 @@ from lengthwise.influence.hidden_context import TargetWindow, VisibilityMask, Wi
 from lengthwise.influence.measures import (
     InfluenceMeasure,
     KLDivergence,
+    NearestSelection,
     Objective,
     RandomSelection,
     SubsetScorer,
     TargetLoss,
-    TokenRanking,
+    UnitRanking,
 )
 from lengthwise.influence.settings import InfluenceSettings
 from lengthwise.influence.targets import ELSEWHERE_SOURCE, OTHER_SOURCE, PlaceboSampler, TargetToken
 from lengthwise.influence.token_kinds import NUM_NEIGHBORS, token_kinds
+from lengthwise.influence.units import split_into_units
 from lengthwise.tasks import TokenizedDocument
 
 FORWARD_METHODS = (
@@ -120,22 +122,30 @@ class FullContextLosses:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenSelection:
-    """Far tokens that a measure selected in one window, for one mode, objective and source."""
+class UnitSelection:
+    """Units of far tokens that a measure selected in one window, for one mode, objective and source."""
 
     contexts: FullContextLosses
-    evaluator: WindowEvaluator
-    mode: str
+    scorer: SubsetScorer
     objective: str
     source: str
     measure: str
     # Random selections have several rankings, and their scores are averaged.
-    rankings: tuple[TokenRanking, ...]
+    rankings: tuple[UnitRanking, ...]
+
+    @property
+    def evaluator(self) -> WindowEvaluator:
+        """Evaluator of the window."""
+        return self.scorer.evaluator
+
+    @property
+    def mode(self) -> str:
+        """One of ``MODES``."""
+        return self.scorer.mode
 
     def visibility_masks(self, ks: Sequence[int]) -> list[VisibilityMask]:
-        """Return one mask per ranking and k, in which only the first k far tokens of the ranking are visible."""
-        window = self.evaluator.window
-        return [window.visibility_mask(ranking.indices[:k]) for ranking in self.rankings for k in ks]
+        """Return one mask per ranking and k, in which only the first k units of the ranking are visible."""
+        return [self.scorer.visibility_mask(ranking.indices[:k]) for ranking in self.rankings for k in ks]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,10 +265,13 @@ class TargetEvaluator:
             return 0.0
         return 1 / background_fraction
 
-    def _select_tokens(self, contexts: FullContextLosses) -> list[TokenSelection]:
+    def _select_tokens(self, contexts: FullContextLosses) -> list[UnitSelection]:
         settings, seed, max_k = self.settings, self.settings.seed, self.settings.ks[-1]
         sources = ["own", *(control for control in settings.controls if control in contexts.windows)]
         evaluators = {source: WindowEvaluator(self.model, contexts.windows[source]) for source in sources}
+        units = {
+            source: split_into_units(settings.unit, contexts.windows[source].far, self.token_text) for source in sources
+        }
         objectives: dict[str, Objective] = {
             "target": TargetLoss(contexts.windows["own"].target),
             "prediction": KLDivergence(contexts.log_probs_long),
@@ -266,18 +279,18 @@ class TargetEvaluator:
 
         def run_measure(
             mode: str, objective: str, source: str, measure: InfluenceMeasure, draws: int = 1
-        ) -> TokenSelection:
+        ) -> UnitSelection:
             scorer = SubsetScorer(
                 evaluator=evaluators[source],
                 mode=mode,
                 objective=objectives.get(objective, objectives["target"]),
-                candidates=np.arange(settings.far),
+                units=units[source],
+                candidates=np.arange(len(units[source])),
             )
             streams = (random_stream(seed, measure.name, source, contexts.target_index, draw) for draw in range(draws))
-            return TokenSelection(
+            return UnitSelection(
                 contexts=contexts,
-                evaluator=evaluators[source],
-                mode=mode,
+                scorer=scorer,
                 objective=objective,
                 source=source,
                 measure=measure.name,
@@ -293,9 +306,11 @@ class TargetEvaluator:
         if "random" in settings.controls:
             draws = settings.random_draws
             selections += [run_measure(mode, "nothing", "own", RandomSelection(), draws) for mode in settings.modes]
+        if "nearest" in settings.controls:
+            selections += [run_measure(mode, "nothing", "own", NearestSelection()) for mode in settings.modes]
         return selections
 
-    def _score_selections(self, selections: Sequence[TokenSelection]) -> Iterator[Float[np.ndarray, "2 k"]]:
+    def _score_selections(self, selections: Sequence[UnitSelection]) -> Iterator[Float[np.ndarray, "2 k"]]:
         """Yield the loss and divergence at each k for every selection. All strict selections share forward passes."""
         ks = self.settings.ks
         strict = [selection for selection in selections if selection.mode == "strict"]
@@ -316,20 +331,27 @@ class TargetEvaluator:
                         scores[query_index] = selection.contexts.loss_and_divergence(log_probs)
             yield np.reshape(scores, (-1, len(ks), 2)).mean(axis=0).T
 
-    def _selection_entry(self, selection: TokenSelection, scores: Float[np.ndarray, "2 k"]) -> dict[str, Any]:
-        window, ranking = selection.evaluator.window, selection.rankings[0]
-        # Several random rankings have no common list of tokens.
-        selected_tokens = zip(ranking.indices, ranking.gains, strict=True) if len(selection.rankings) == 1 else ()
+    def _selection_entry(self, selection: UnitSelection, scores: Float[np.ndarray, "2 k"]) -> dict[str, Any]:
+        window, ranking, units = selection.evaluator.window, selection.rankings[0], selection.scorer.units
+        # Several random rankings have no common list of units.
+        selected_units = zip(ranking.indices, ranking.gains, strict=True) if len(selection.rankings) == 1 else ()
         seq, (losses, divergences) = window.num_far_tokens + len(window.near), scores.tolist()
+        num_tokens = [int(mask.sum()) for mask in selection.visibility_masks(self.settings.ks)]
         return {
             "mode": selection.mode,
             "knows": selection.objective,
             "from": selection.source,
             "measure": selection.measure,
             "chosen": [
-                {"distance": seq - index, "text": self.token_text(int(window.far[index])), "gain": _round(gain)}
-                for index, gain in selected_tokens
+                {
+                    "distance": seq - int(units[index][-1]),
+                    "tokens": len(units[index]),
+                    "text": "".join(self.token_text(int(token)) for token in window.far[units[index]]),
+                    "gain": _round(gain),
+                }
+                for index, gain in selected_units
             ],
+            "tokens": np.reshape(num_tokens, (-1, len(self.settings.ks))).mean(axis=0).tolist(),
             "losses": [_round(loss) for loss in losses],
             "divergences": [_round(divergence) for divergence in divergences],
         }

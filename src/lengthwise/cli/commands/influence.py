@@ -30,7 +30,10 @@ def influence(
             show_default=f"{FAR_TOKENS}, or fewer for a model with fewer positions",
         ),
     ] = None,
-    k: Annotated[str, Option("--k", help="Numbers k of far tokens to select, in increasing order.")] = "1,2,4,8,16",
+    k: Annotated[str, Option("--k", help="Numbers k of units to select, in increasing order.")] = "1,2,4,8,16",
+    unit: Annotated[
+        str, Option(help="Unit of far tokens that is selected as a whole: token, word, sentence, or span:N.")
+    ] = "span:8",
     measure: Annotated[str, Option(help="Influence measure; see lengthwise list measures.")] = "greedy",
     prefilter: Annotated[
         float | None, Option(help="Fraction of far tokens to preselect by gradient, such as 0.1.")
@@ -52,10 +55,10 @@ def influence(
     controls: Annotated[
         str,
         Option(
-            help="Control selections: random (random far tokens), other (far tokens of another text), elsewhere (far "
-            "tokens from elsewhere in the same document), or none."
+            help="Control selections: random or nearest (random or the nearest units), other (units of another text), "
+            "elsewhere (units from elsewhere in the same document), or none."
         ),
-    ] = "random,other",
+    ] = "random,nearest,other",
     rule: Annotated[
         str,
         Option(
@@ -111,6 +114,7 @@ def influence(
         near=near,
         far=FAR_TOKENS if far is None else far,
         ks=options.parse_integers(k, "--k"),
+        unit=unit,
         measure=influence_options.build_measure(measure, prefilter),
         modes=options.split_names(mode),
         objectives=options.split_names(objective),
