@@ -1,5 +1,6 @@
 """Predictions and measures of an influence study, compared with one plain run of the model per subset."""
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -400,3 +401,34 @@ def test_model_that_leaks_hidden_tokens_raises(monkeypatch):
         monkeypatch.setattr(module, "additive_mask", lambda seen, dtype: torch.zeros(seen.shape, dtype=dtype))
     with pytest.raises(ModelError, match=r"cannot be measured exactly: .*; choose another"):
         check_exact_hiding(CausalLM(causal_model(CONFIGS["llama"]()), "leaking"))
+
+
+@torch.no_grad()
+def quick_by_mask(model: CausalLM, window: TargetWindow, mode: str, units, selected: list[int], unit: int) -> float:
+    """Run all tokens once with the mask that the quick score of a unit stands for."""
+    start, whole = len(window.start), len(window.tokens)
+    unit_of = {start + int(token): number for number, tokens in enumerate(units) for token in tokens}
+    mask = torch.full((whole, whole), torch.finfo(torch.float32).min)
+    for query in range(whole):
+        for key in range(query + 1):
+            if query in unit_of:
+                sees = mode == "masked" or key < start or unit_of[key] == unit_of[query]
+            else:
+                sees = key not in unit_of or unit_of[key] in (selected if query < whole - 1 else [*selected, unit])
+            if sees:
+                mask[query, key] = 0.0
+    tokens, ids = torch.from_numpy(window.tokens)[None], torch.arange(whole)[None]
+    output = model.model(input_ids=tokens, position_ids=ids, attention_mask=mask[None, None])
+    return float(-output.logits[0, -1].log_softmax(dim=-1)[window.target])
+
+
+@pytest.mark.parametrize("architecture", CONFIGS)
+@over_starts
+@pytest.mark.parametrize("mode", BRUTE)
+def test_quick_scores_equal_one_run_with_the_mask_of_each_unit(architecture, start, mode):
+    model, window = model_of(architecture), window_of(start)
+    units = np.split(np.arange(FAR), range(3, FAR, 3))
+    scorer = replace(scorer_of(model, window, mode, "target"), units=units, candidates=np.arange(len(units)))
+    for selected in ([], [1]):
+        expected = [quick_by_mask(model, window, mode, units, selected, unit) for unit in range(len(units))]
+        assert scorer.quick_scores(selected) == pytest.approx(expected, abs=1e-4)

@@ -59,9 +59,13 @@ class PlantedModel:
         """Return a constant tolerance in nats."""
         return 1e-5
 
-    def prefill(self, tokens: Tensor, position_ids: Tensor, num_prefix: int) -> Tensor:
+    def prefill(self, tokens: Tensor, position_ids: Tensor, num_prefix: int, mask: Tensor | None = None) -> Tensor:
         """Return the position IDs of the prefix as the states of the model."""
         return position_ids[:num_prefix]
+
+    def extend_states(self, states: Tensor, tokens: Tensor, position_ids: Tensor, visible: Tensor) -> Tensor:
+        """Return the position IDs of the states and the tokens."""
+        return torch.cat([states, position_ids])
 
     def log_probs_with_mask(self, states: Tensor, near_tokens: Tensor, position_ids: Tensor, visible: Tensor) -> Tensor:
         """Return the log-probabilities, with hidden tokens treated as absent."""

@@ -105,12 +105,30 @@ class DecoderModel:
         return ROUNDING_TOLERANCE
 
     @torch.no_grad()
-    def prefill(self, tokens: WindowTokens, position_ids: WindowIDs, num_prefix: int) -> States:
+    def prefill(
+        self,
+        tokens: WindowTokens,
+        position_ids: WindowIDs,
+        num_prefix: int,
+        mask: Bool[Tensor, "seq seq"] | None = None,
+    ) -> States:
         """Return the keys and values of the first ``num_prefix`` tokens, or None if ``num_prefix`` is 0."""
         if num_prefix == 0:
             return None
-        prefix_ids = self._decoder_ids(position_ids[None, ..., :num_prefix])
-        return self.decoder(tokens[None, :num_prefix].to(self.device), prefix_ids)[1]
+        prefix_ids, hooks = self._decoder_ids(position_ids[None, ..., :num_prefix]), NO_HOOKS
+        if mask is not None:
+            hooks = AttentionHooks(score_bias=_score_bias(mask[None, :num_prefix, :num_prefix].to(self.device)))
+        return self.decoder(tokens[None, :num_prefix].to(self.device), prefix_ids, hooks=hooks)[1]
+
+    @torch.no_grad()
+    def extend_states(
+        self, states: States, tokens: WindowTokens, position_ids: WindowIDs, visibility_mask: Bool[Tensor, " states"]
+    ) -> States:
+        """Return the keys and values of the states and of ``tokens``, which attend to the visible states."""
+        bias = torch.nn.functional.pad(_score_bias(visibility_mask.to(self.device)), (0, len(tokens)))
+        hooks = AttentionHooks(score_bias=bias.expand(1, len(tokens), -1))
+        ids = self._decoder_ids(position_ids[None])
+        return self.decoder(tokens[None].to(self.device), ids, states, hooks=hooks)[1]
 
     @torch.no_grad()
     def log_probs_with_mask(

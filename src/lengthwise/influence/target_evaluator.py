@@ -36,6 +36,7 @@ FORWARD_METHODS = (
     "log_probs",
     "log_probs_without_cache",
     "prefill",
+    "extend_states",
     "log_probs_with_mask",
     "attention_gate_gradient",
     "attention_weights",
@@ -77,7 +78,8 @@ class TokenCounter:
         self.num_tokens, self.vocabulary_size = 0, model.vocabulary_size
         methods: dict[str, Callable[..., Any]] = {
             "log_probs": lambda tokens, ids, states=None: self._uniform(tokens.numel(), len(tokens)),
-            "prefill": lambda tokens, ids, num_prefix: self._count(len(tokens), num_prefix),
+            "prefill": lambda tokens, ids, num_prefix, mask=None: self._count(len(tokens), num_prefix),
+            "extend_states": lambda states, tokens, ids, mask: self._count(len(tokens), states + len(tokens)),
             "log_probs_with_mask": lambda states, near, ids, masks: self._uniform(len(near) * len(masks), len(masks)),
             "attention_gate_gradient": lambda states, near, ids, log_gates, objective: self._count(
                 BACKWARD_COST * len(near), torch.zeros(len(log_gates))
