@@ -322,7 +322,7 @@ def test_equal_gaps_in_the_sample_use_the_mean():
 
 def test_missing_sample_gives_a_reason_instead_of_a_share():
     result = over_all([row(), row(clear=False, weight=0.0, selections=[], document="b")])
-    reason = "the study measured no target without a clear gain; use a background fraction above 0"
+    reason = "the study searched too few targets; use a larger --searched"
     assert {each["reason"] for each in result["loss"]} == {reason}
     assert values(result["loss"]) == [None] * 3
 

@@ -64,7 +64,7 @@ class ContextSettings:
             ks=self.ks,
             measure=PrefilteredMeasure(),
             controls=(),
-            background_fraction=1.0,
+            searched=None,
             num_targets=self.num_targets,
             seed=self.seed,
         )

@@ -60,9 +60,8 @@ def run_study(study: InfluenceStudy, out: Path, *, resume: bool) -> dict[str, An
     check_parts(study, out)
     with ProgressLine(err_console) as progress, catch_interrupts() as should_stop:
 
-        def print_estimate(min_seconds: float, max_seconds: float) -> None:
-            bounds = dict.fromkeys(map(format_duration, (min_seconds, max_seconds)))
-            print_message(f"estimated time: {' to '.join(bounds)}")
+        def print_estimate(seconds: float) -> None:
+            print_message(f"estimated time: {format_duration(seconds)}")
 
         if not measure_influence(
             study,

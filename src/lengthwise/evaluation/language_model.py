@@ -70,6 +70,9 @@ class NextTokenModel(Protocol):
         If ``states`` is given, each sequence follows the prefix tokens that produced these states.
         """
 
+    def last_log_probs(self, tokens: WindowTokens, position_ids: WindowIDs, num_last: int) -> LogProbs:
+        """Return the log-probabilities (nats) of the token after each of the last ``num_last`` tokens."""
+
     def log_probs_without_cache(
         self, tokens: WindowTokens, mask: Bool[Tensor, "seq seq"] | None = None
     ) -> Float[Tensor, " vocab"]:

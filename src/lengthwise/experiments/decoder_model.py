@@ -91,6 +91,13 @@ class DecoderModel:
         return self._last_log_probs(hidden)
 
     @torch.no_grad()
+    def last_log_probs(self, tokens: WindowTokens, position_ids: WindowIDs, num_last: int) -> LogProbs:
+        """Return the log-probabilities (nats) of the token after each of the last ``num_last`` tokens."""
+        ids = self._decoder_ids(position_ids[None])
+        hidden, _ = self.decoder(tokens[None].to(self.device), ids, query_start=len(tokens) - num_last)
+        return self.decoder.token_logits(hidden[0]).log_softmax(dim=-1)
+
+    @torch.no_grad()
     def log_probs_without_cache(
         self, tokens: WindowTokens, mask: Bool[Tensor, "seq seq"] | None = None
     ) -> Float[Tensor, " vocab"]:

@@ -220,6 +220,14 @@ class CausalLM:
         return self._forward(tokens, position_ids, mask, cache=states).logits[:, 0].float().log_softmax(dim=-1)
 
     @torch.no_grad()
+    def last_log_probs(self, tokens: WindowTokens, position_ids: WindowIDs, num_last: int) -> LogProbs:
+        """Return the log-probabilities (nats) of the token after each of the last ``num_last`` tokens."""
+        indexes = torch.arange(len(tokens) - num_last, len(tokens))
+        mask = self._causal_mask(position_ids[None])
+        logits = self._forward(tokens[None], position_ids[None], mask, logit_indexes=indexes).logits
+        return logits[0].float().log_softmax(dim=-1)
+
+    @torch.no_grad()
     def log_probs_without_cache(
         self, tokens: WindowTokens, mask: Bool[Tensor, "seq seq"] | None = None
     ) -> Float[Tensor, " vocab"]:

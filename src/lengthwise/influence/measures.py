@@ -246,7 +246,7 @@ class ProposedGreedy(InfluenceMeasure):
     summary: ClassVar[str] = "greedy search among units that cheap one-token queries propose; adds several at once"
     paper: ClassVar[str] = "Nemhauser, Wolsey, Fisher 1978 (greedy choice of a set); the proposals are derived here"
 
-    checked: int = 4
+    checked: int = 2
 
     def __post_init__(self) -> None:
         if self.checked < 1:

@@ -34,7 +34,7 @@ def influence(
     unit: Annotated[
         str, Option(help="Unit of far tokens that is selected as a whole: token, word, sentence, or span:N.")
     ] = "span:8",
-    measure: Annotated[str, Option(help="Influence measure; see lengthwise list measures.")] = "greedy",
+    measure: Annotated[str, Option(help="Influence measure; see lengthwise list measures.")] = "proposed",
     prefilter: Annotated[
         float | None, Option(help="Fraction of far tokens to preselect by gradient, such as 0.1.")
     ] = None,
@@ -73,10 +73,10 @@ def influence(
             show_default=f"{CLEAR_GAP}",
         ),
     ] = None,
-    background_fraction: Annotated[
-        float,
-        Option(help="Fraction of the targets without a clear gain that are also measured with selected far tokens."),
-    ] = 0.1,
+    searched: Annotated[
+        int,
+        options.integer_option("Number of targets to search for units, drawn by the divergence that far tokens cause."),
+    ] = 200,
     targets: Annotated[str, Option(help="Number of target tokens, or all.")] = "500",
     max_document_tokens: Annotated[
         int | None, options.integer_option("Maximum number of tokens per document; longer documents are split.")
@@ -120,7 +120,7 @@ def influence(
         objectives=options.split_names(objective),
         controls=influence_options.parse_controls(controls),
         rule=influence_options.parse_clear_gain_rule(rule, gap),
-        background_fraction=background_fraction,
+        searched=searched,
         num_targets=influence_options.parse_num_targets(targets),
         max_document_tokens=max_document_tokens,
         sink=sink,
