@@ -174,7 +174,13 @@ def test_units_are_all_tokens_in_order(unit, expected):
     assert ["".join(WORDS[token] for token in unit) for unit in units] == expected
 
 
-@pytest.mark.parametrize("unit", ["", "words", "span:0", "span:-1", "span:1.5", "span:٣", "span:17"])
+@pytest.mark.parametrize("unit", ["", "words", "span:0", "span:-1", "span:1.5", "span:٣"])
 def test_an_invalid_unit_raises_an_error(unit):
     with pytest.raises(SettingError, match="unit"):
-        InfluenceSettings(far=16, unit=unit)
+        InfluenceSettings(far=16, ks=(1,), unit=unit)
+
+
+def test_more_units_than_the_far_tokens_have_raise_an_error():
+    assert InfluenceSettings(far=16, ks=(1, 2), unit="span:9").ks == (1, 2)
+    with pytest.raises(SettingError, match="k 3 exceeds the 2 far spans of 9 tokens"):
+        InfluenceSettings(far=16, ks=(3,), unit="span:9")

@@ -37,8 +37,8 @@ def limit_far_tokens(settings: InfluenceSettings, language_model: LanguageModel)
     if language_model.model.num_positions is None:
         return settings
     max_far = language_model.model.num_positions - settings.near - settings.sink - len(language_model.codec.start)
-    # If the model has too few positions for the largest k, a later check raises an error.
-    return replace(settings, far=max(settings.ks[-1], min(settings.far, max_far)))
+    # A model with too few positions for one far token raises an error later.
+    return replace(settings, far=max(1, min(settings.far, max_far)))
 
 
 def load_documents(
@@ -69,6 +69,7 @@ def run_study(study: InfluenceStudy, out: Path, *, resume: bool) -> dict[str, An
             resume=resume,
             report=partial(progress.show_count, "targets"),
             stop=should_stop,
+            announce=print_message,
             estimate=print_estimate,
         ):
             raise StoppedError(f"stopped and saved in {folder}; repeat the command with --resume to continue")

@@ -23,6 +23,12 @@ from lengthwise.influence.hidden_context import Predictions, TargetWindow, Windo
 # A packed sequence has fewer queries. The compared queries include the first and last query of a pack.
 NUM_QUERIES, COMPARED_QUERY_INDICES = 16, (0, 1, 7, 15)
 
+IDS_CHANGE_PREDICTIONS = "predictions with position IDs that count from 0 differ from predictions without position IDs"
+# Sizes of the window in which all queries are compared; the whole window would take minutes.
+SHORT_FAR, SHORT_NEAR = 48, 16
+# Largest rounding error in the whole window, in multiples of the error in the short window.
+WHOLE_WINDOW_MARGIN = 4.0
+
 LogProbs = Float[Tensor, " vocab"]
 FarMask = Bool[np.ndarray, " far"]
 AttentionMask = Bool[Tensor, "seq seq"]
@@ -38,15 +44,21 @@ def check_study_exactness(
 ) -> None:
     """Raise ``ModelError`` if hidden tokens have an effect, or if the queries of a study disagree with plain passes.
 
-    A plain pass uses no cache, and the position IDs of the whole window. The flags enable the checks of queries
-    that only some studies need: masked hiding, gradients of gates, and attention weights.
+    A plain pass uses no cache, and the position IDs of the whole window. All queries are compared in a short part of
+    the window; in the whole window, a pass with position IDs is compared with one without. The flags enable the checks
+    of queries that only some studies need: masked hiding, gradients of gates, and attention weights.
     """
     check_exact_hiding(model)
+    whole, whole_tokens, window = window, torch.from_numpy(window.tokens), window.shorten(SHORT_FAR, SHORT_NEAR)
     tokens = torch.from_numpy(window.tokens)
 
     def deviations() -> Iterator[PredictionDeviation]:
         log_probs_without_cache, evaluator = model.log_probs_without_cache(tokens), WindowEvaluator(model, window)
         yield from _strict_deviations(model, window, log_probs_without_cache)
+        ids = model.assign_position_ids(whole_tokens)
+        pair = model.last_log_probs(whole_tokens, ids, 1)[0], model.log_probs_without_cache(whole_tokens)
+        difference = max_log_prob_difference(*pair, whole.target)
+        yield PredictionDeviation(description=IDS_CHANGE_PREDICTIONS, nats=difference / WHOLE_WINDOW_MARGIN)
         yield _prefix_deviation(evaluator)
         if check_masked_mode:
             yield _masked_deviation(evaluator)
@@ -55,7 +67,7 @@ def check_study_exactness(
         if check_attention:
             yield _attention_deviation(evaluator)
 
-    sizes = f"near {len(window.near)} and far {window.num_far_tokens}"
+    sizes = f"near {len(whole.near)} and far {whole.num_far_tokens}"
     check_deviations(model, tokens, f"{model.name} cannot be measured exactly with {sizes}", deviations)
 
 
@@ -65,7 +77,7 @@ def _strict_deviations(
     visibility_masks = _visibility_masks(window)[list(COMPARED_QUERY_INDICES)]
     log_probs = _stack_in_order(strict_log_probs(model, [(window, mask) for mask in visibility_masks]))
     yield PredictionDeviation(
-        description="predictions with position IDs that count from 0 differ from predictions without position IDs",
+        description=IDS_CHANGE_PREDICTIONS,
         nats=max_log_prob_difference(log_probs[0], log_probs_without_cache, window.target),
     )
     yield PredictionDeviation(

@@ -48,6 +48,10 @@ class TargetWindow:
         mask[list(indices)] = True
         return mask
 
+    def shorten(self, far: int, near: int) -> "TargetWindow":
+        """Return a copy with only the last ``far`` far tokens and the last ``near`` near tokens, or fewer."""
+        return replace(self, far=self.far[-far:], near=self.near[-near:])
+
     def with_far_tokens(self, far: Int[np.ndarray, " far"]) -> "TargetWindow":
         """Return a copy with other far tokens."""
         return replace(self, far=far)

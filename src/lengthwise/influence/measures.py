@@ -238,19 +238,19 @@ class GreedySelection(InfluenceMeasure):
 class ProposedGreedy(InfluenceMeasure):
     """Greedy search that scores only the units that one-token queries propose, and adds several units at once.
 
-    A step adds as many units as the selection has (at least one). The units with the lowest quick scores are proposals:
-    ``checked`` for each added unit. Exact queries then choose the best of them.
+    A step adds as many units as the selection has (at least one). The units with the lowest quick scores are proposals,
+    ``extra`` more than the step adds. Exact queries then choose the best of them.
     """
 
     name: ClassVar[str] = "proposed"
     summary: ClassVar[str] = "greedy search among units that cheap one-token queries propose; adds several at once"
     paper: ClassVar[str] = "Nemhauser, Wolsey, Fisher 1978 (greedy choice of a set); the proposals are derived here"
 
-    checked: int = 2
+    extra: int = 2
 
     def __post_init__(self) -> None:
-        if self.checked < 1:
-            raise SettingError(f"invalid checked {self.checked}; use at least 1 proposal per added unit")
+        if self.extra < 0:
+            raise SettingError(f"invalid extra {self.extra}; use 0 or more proposals")
 
     def select_tokens(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> UnitRanking:
         """Double the selection in each step."""
@@ -258,7 +258,7 @@ class ProposedGreedy(InfluenceMeasure):
         while len(indices) < k and len(remaining):
             num_added = min(max(1, len(indices)), k - len(indices), len(remaining))
             quick_scores = scorer.quick_scores(indices)[remaining]
-            proposals = remaining[np.argsort(quick_scores, kind="stable")[: self.checked * num_added]]
+            proposals = remaining[np.argsort(quick_scores, kind="stable")[: num_added + self.extra]]
             subsets = [indices, *([*indices, index] for index in proposals.tolist())]
             scores = scorer.scores(np.stack([scorer.visibility_mask(subset) for subset in subsets]))
             added = np.argsort(scores[1:], kind="stable")[:num_added]

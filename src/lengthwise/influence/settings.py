@@ -39,7 +39,7 @@ class InfluenceSettings:
     modes: tuple[str, ...] = ("strict",)
     objectives: tuple[str, ...] = ("prediction",)
     controls: tuple[str, ...] = ("random", "nearest", OTHER_SOURCE)
-    random_draws: int = 4
+    random_draws: int = 2
     rule: ClearGainRule = field(default_factory=ClearGainRule)
     num_targets: int | None = 500
     searched: int | None = 200
@@ -59,9 +59,7 @@ class InfluenceSettings:
         if not self.ks or min(self.ks) < 1 or list(self.ks) != sorted(set(self.ks)):
             ks = ",".join(map(str, self.ks))
             raise SettingError(f"invalid k {ks}; use increasing numbers of far tokens, such as 1,2,4,8")
-        if self.ks[-1] > self.far:
-            raise SettingError(f"k {self.ks[-1]} exceeds the {self.far} far tokens; use a smaller k, or a larger far")
-        check_unit(self.unit, self.far)
+        check_unit(self.unit, self.far, self.ks[-1])
         self._check_names("mode", self.modes, MODES)
         self._check_names("objective", self.objectives, OBJECTIVES)
         if self.controls:

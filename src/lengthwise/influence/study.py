@@ -149,13 +149,15 @@ def measure_influence(
     resume: bool = False,
     report: Callable[[int, int], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
+    announce: Callable[[str], None] | None = None,
     estimate: Callable[[float], None] | None = None,
 ) -> bool:
     """Write one row per target to ``out``/influence.jsonl. Return False if ``stop()`` returned True.
 
     The same arguments give the same file, even after interruptions: targets are sampled before the first measurement,
     and a resumed study repeats an incomplete block. After each block, ``report`` receives the numbers of measured and
-    of all targets. ``stop`` runs before every forward pass. ``estimate`` receives the expected number of
+    of all targets. ``stop`` runs before every forward pass. ``announce`` receives a line at each stage before the
+    first result, and ``estimate`` the expected number of
     seconds, measured on some targets. Raises ``RunFolderError`` if the folder already contains a study (with
     ``resume``: another study), or if another process writes to it.
     """
@@ -170,6 +172,8 @@ def measure_influence(
         start=study.codec.start,
     )
     evaluator.placebo_sampler.check_other_documents(targets)
+    announce = announce or (lambda line: None)
+    announce(f"checking that hidden tokens have no effect on {model.name}")
     try:
         check_study_exactness(
             model,
@@ -197,6 +201,7 @@ def measure_influence(
             remaining = list(blocks.items())[len(stored_blocks) :]
             probability = None
             if remaining:
+                announce(f"measuring a pilot of at most {NUM_PILOT_BLOCKS * settings.block} targets")
                 probability, seconds = _measure_pilot(evaluator, targets)
                 if estimate is not None:
                     estimate(seconds * sum(len(block) for _, block in remaining) / len(targets))

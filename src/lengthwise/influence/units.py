@@ -15,13 +15,16 @@ FarTokens = Int[np.ndarray, " far"]
 Indices = Int[np.ndarray, " unit"]
 
 
-def check_unit(unit: str, far: int) -> None:
-    """Raise ``SettingError`` if ``unit`` is not token, word, sentence or span:N with at most ``far`` tokens."""
+def check_unit(unit: str, far: int, k: int) -> None:
+    """Raise ``SettingError`` if ``unit`` is not token, word, sentence or span:N, or if ``far`` has no k of them."""
     span = SPAN.fullmatch(unit)
     if span is None and unit not in (TOKEN, "word", "sentence"):
         raise SettingError(f"invalid unit '{unit}'; use token, word, sentence or span:N, such as span:8")
-    if span is not None and int(span[1]) > far:
-        raise SettingError(f"unit {unit} is longer than the {far} far tokens; use a shorter span, or a larger far")
+    number = far if span is None else -(-far // int(span[1]))
+    if k > number:
+        raise SettingError(
+            f"k {k} exceeds the {number} far {name_units(unit, number)}; use a smaller k or unit, or a larger far"
+        )
 
 
 def name_units(unit: str, number: int) -> str:

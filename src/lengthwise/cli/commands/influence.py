@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from lengthwise.cli import options
-from lengthwise.cli.terminal import print_json
+from lengthwise.cli.terminal import print_json, print_message
 from lengthwise.core.defaults import CLEAR_GAP, FAR_TOKENS, SOURCE_FORMAT
 
 
@@ -134,6 +134,7 @@ def influence(
     folders = [out] if len(model_names) == 1 else subfolders
     summaries: list[Mapping[str, Any]] = []
     for name, folder in zip(model_names, folders, strict=True):
+        print_message(f"loading {name}")
         loaded = load_language_model(name, tokenizer=tokenizer, device=device, dtype=dtype)
         if far is None and len(model_names) == 1:
             settings = influence_options.limit_far_tokens(settings, loaded)
