@@ -1,7 +1,7 @@
 """Check that the predictions of a study with caches and masks equal plain forward passes."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -38,7 +38,7 @@ def check_study_exactness(
     model: NextTokenModel,
     window: TargetWindow,
     *,
-    check_masked_mode: bool = False,
+    modes: Sequence[str] = (),
     check_gates: bool = False,
     check_attention: bool = False,
 ) -> None:
@@ -46,7 +46,7 @@ def check_study_exactness(
 
     A plain pass uses no cache, and the position IDs of the whole window. All queries are compared in a short part of
     the window; in the whole window, a pass with position IDs is compared with one without. The flags enable the checks
-    of queries that only some studies need: masked hiding, gradients of gates, and attention weights.
+    of queries that only some studies need: ``modes`` other than strict, gradients of gates, and attention weights.
     """
     check_exact_hiding(model)
     whole, whole_tokens, window = window, torch.from_numpy(window.tokens), window.shorten(SHORT_FAR, SHORT_NEAR)
@@ -60,8 +60,9 @@ def check_study_exactness(
         difference = max_log_prob_difference(*pair, whole.target)
         yield PredictionDeviation(description=IDS_CHANGE_PREDICTIONS, nats=difference / WHOLE_WINDOW_MARGIN)
         yield _prefix_deviation(evaluator)
-        if check_masked_mode:
-            yield _masked_deviation(evaluator)
+        for mode in modes:
+            if mode != "strict":
+                yield _masked_deviation(evaluator, mode)
         if check_gates:
             yield _gate_deviation(evaluator, log_probs_without_cache)
         if check_attention:
@@ -100,10 +101,11 @@ def _prefix_deviation(evaluator: WindowEvaluator) -> PredictionDeviation:
     )
 
 
-def _masked_deviation(evaluator: WindowEvaluator) -> PredictionDeviation:
+def _masked_deviation(evaluator: WindowEvaluator, mode: str) -> PredictionDeviation:
     window, indices, visibility_masks = evaluator.window, [*COMPARED_QUERY_INDICES], _visibility_masks(evaluator.window)
-    log_probs = _stack_in_order(evaluator.log_probs(visibility_masks, "masked"))[indices]
-    masks = map(partial(_masked_mask, window), visibility_masks[indices])
+    log_probs = _stack_in_order(evaluator.log_probs(visibility_masks, mode))[indices]
+    num_queries = len(window.near) if mode == "masked" else 1
+    masks = map(partial(_masked_mask, window, num_queries), visibility_masks[indices])
     return PredictionDeviation(
         description="predictions after cached far tokens differ from one pass over all tokens",
         nats=_largest_difference(evaluator.model, window, log_probs, masks),
@@ -160,10 +162,10 @@ def _strict_mask(window: TargetWindow, visibility_mask: FarMask) -> AttentionMas
     return visible_keys.expand(len(visible_keys), -1).tril() | torch.eye(len(visible_keys), dtype=torch.bool)
 
 
-def _masked_mask(window: TargetWindow, visibility_mask: FarMask) -> AttentionMask:
-    """Return the attention mask (query, key) that hides far tokens from the near tokens only."""
+def _masked_mask(window: TargetWindow, num_queries: int, visibility_mask: FarMask) -> AttentionMask:
+    """Return the attention mask (query, key) that hides far tokens from the last ``num_queries`` tokens only."""
     mask = torch.ones(len(window.tokens), len(window.tokens), dtype=torch.bool).tril()
-    mask[-len(window.near) :] &= torch.from_numpy(window.expand_mask(visibility_mask))
+    mask[-num_queries:] &= torch.from_numpy(window.expand_mask(visibility_mask))
     return mask
 
 

@@ -81,6 +81,8 @@ class SubsetScorer:
         One query of the last near token reads the unit, so all units together cost about as much as one exact query.
         The other near tokens read the selected units only. In strict mode, each unit is read without the other units.
         """
+        if self.mode == "decode":
+            return self.scores(np.stack([self.visibility_mask([*selected, unit]) for unit in range(len(self.units))]))
         evaluator, model, start = self.evaluator, self.evaluator.model, len(self.evaluator.window.start)
         states = self._unit_states if self.mode == "strict" else evaluator.states
         is_visible = evaluator.window.expand_mask(self.visibility_mask(selected))

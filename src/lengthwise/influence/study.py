@@ -178,7 +178,7 @@ def measure_influence(
         check_study_exactness(
             model,
             targets[0].window(settings.near, settings.far, study.codec.start, settings.sink),
-            check_masked_mode="masked" in settings.modes,
+            modes=settings.modes,
             check_gates=isinstance(settings.measure, (GradientMeasure, PrefilteredMeasure)),
             check_attention=isinstance(settings.measure, AttentionWeight),
         )

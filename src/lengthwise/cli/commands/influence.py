@@ -42,7 +42,7 @@ def influence(
         str,
         Option(
             help="Treatment of far tokens that are not selected: strict (removed from the input), masked (invisible to "
-            "the near tokens) or strict,masked (both)."
+            "the near tokens), decode (invisible to the last token), or several of them."
         ),
     ] = "strict",
     objective: Annotated[

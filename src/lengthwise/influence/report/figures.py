@@ -49,6 +49,7 @@ SOURCE_STYLES = {
 MODE_NOTES = {
     "strict": "Strict: the model reads only the near and the selected tokens",
     "masked": "Masked: near tokens attend to the selected far tokens",
+    "decode": "Decode: the last token attends to the selected far tokens",
 }
 # Source, color and label of the differences in the figure of several models.
 SCALE_SOURCES = (("other", PURPLE, "minus another text"), ("elsewhere", GREEN, "minus elsewhere in the document"))
