@@ -17,7 +17,7 @@ from lengthwise.experiments.decoder_model import wrap_run_as_model
 from lengthwise.experiments.experiment import build_decoder
 from lengthwise.experiments.run import train
 from lengthwise.influence.exactness_checks import check_study_exactness
-from lengthwise.influence.hidden_context import MODES, TargetWindow, WindowEvaluator, strict_log_probs
+from lengthwise.influence.hidden_context import TargetWindow, WindowEvaluator, strict_log_probs
 from lengthwise.positions import MultiLevel, Randomized
 from lengthwise.tasks import Text
 
