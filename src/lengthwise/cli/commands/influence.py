@@ -13,7 +13,8 @@ from lengthwise.core.defaults import CLEAR_GAP, FAR_TOKENS, SOURCE_FORMAT
 
 def influence(
     model: Annotated[
-        str, Argument(metavar="MODEL", help="Run folder, model folder or model name on the Hugging Face Hub.")
+        str,
+        Argument(metavar="MODEL", help="Run folder, model folder, GGUF file or model name on the Hugging Face Hub."),
     ],
     texts: Annotated[
         list[str] | None,
