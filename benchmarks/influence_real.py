@@ -1,7 +1,7 @@
 """Compare the search of the measure ``proposed`` with full greedy search on a real model.
 
-``python benchmarks/influence_real.py MODEL TEXT... --targets 20`` prints one line per target and the total: the share of
-the divergence that each search recovers at k spans, in strict mode, relative to greedy search over all spans.
+``python benchmarks/influence_real.py MODEL TEXT... --targets 20`` prints one line per search and the total: the share
+of the divergence that each search recovers at k spans, in strict mode, relative to greedy search over all spans.
 """
 
 import argparse
