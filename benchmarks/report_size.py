@@ -72,7 +72,7 @@ def target_row(document: str, place: int, rng: np.random.Generator) -> dict[str,
     """Return the row of a target with random losses and distances."""
     losses = np.sort(rng.exponential(size=6))[::-1].round(4).tolist()
     distances = rng.integers(32, 1024, NUM_CHOSEN).tolist()
-    chosen = [{"distance": distance, "gain": 0.1234, "text": "model "} for distance in distances]
+    chosen = [{"distance": distance, "gain": 0.1234, "text": "model ", "tokens": 1} for distance in distances]
     selection = {"mode": "strict", "objective": "prediction", "from": "own", "knows": "answer", "measure": "greedy"}
     selection |= {"losses": losses[1:], "divergences": losses[1:], "chosen": chosen}
     values = {"loss_short": losses[0], "loss_long": losses[-1], "divergence_short": losses[0], "clear": True}

@@ -22,7 +22,7 @@ from lengthwise.tasks.text.documents import Document
 
 WORDS = ("a", "ab", "cab", "bcd", "dabc", "acbd", "bd", "da", "c", "d", "abd", "cbad")
 LENGTHS = ["--lengths", "2,4", "--num-examples", "8", "--json"]
-STUDY = ["--far", "16", "--near", "4", "--targets", "40", "--k", "1,2", "--background-fraction", "1", "--json"]
+STUDY = ["--far", "16", "--near", "4", "--targets", "40", "--k", "1,2", "--searched", "40", "--json"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -137,3 +137,9 @@ def test_a_model_finds_the_rule_of_copying():
     assert found.rule.saved_texts == RULE
     assert found.method == MODEL
     assert found.checked_lengths == (7, 8)
+
+
+@pytest.mark.parametrize("settings", [{"lengths": []}, {"num_per_length": 0}, {"num_per_length": -3}])
+def test_a_search_without_examples_raises_an_error(settings):
+    with pytest.raises(SettingError, match="at least"):
+        lw.find_coupling(Parity(), **settings)

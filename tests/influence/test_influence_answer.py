@@ -8,6 +8,7 @@ import torch
 from tests.support.planted_model import VOCABULARY, PlantedModel, additive_log_prob
 from torch import Tensor
 
+from lengthwise.influence.measures import GreedySelection
 from lengthwise.influence.report.study_report import report_study
 from lengthwise.influence.settings import InfluenceSettings
 from lengthwise.influence.study import InfluenceStudy, measure_influence
@@ -16,12 +17,14 @@ from lengthwise.tasks import TokenizedDocument
 
 NEAR, FAR = 2, 12
 SETTINGS = InfluenceSettings(
+    unit="token",
     near=NEAR,
     far=FAR,
     ks=(1, 2, 3, 4),
+    measure=GreedySelection(),
     objectives=("prediction",),
     num_targets=60,
-    background_fraction=1.0,
+    searched=None,
     rule=ClearGainRule(gap=0.1),
     seed=1,
 )

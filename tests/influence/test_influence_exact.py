@@ -1,6 +1,7 @@
 """Predictions and measures of an influence study, compared with one plain run of the model per subset."""
 
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -68,14 +69,20 @@ def by_deletion(model: CausalLM, window: TargetWindow, visible: np.ndarray) -> t
 
 @torch.no_grad()
 def by_mask(
-    model: CausalLM, window: TargetWindow, visible: np.ndarray, bias: torch.Tensor | None = None
+    model: CausalLM,
+    window: TargetWindow,
+    visible: np.ndarray,
+    bias: torch.Tensor | None = None,
+    num_queries: int = NEAR,
 ) -> torch.Tensor:
-    """Run the model on all tokens with a mask that hides far tokens from the near tokens."""
-    before, whole = len(window.start) + FAR, len(window.tokens)
+    """Run the model on all tokens with a mask that hides far tokens from the last tokens."""
+    whole = len(window.tokens)
+    before = whole - num_queries
     mask = torch.full((whole, whole), torch.finfo(torch.float32).min)
     for query in range(whole):
         for key in range(query + 1):
-            hidden = query >= before and len(window.start) <= key < before and not visible[key - len(window.start)]
+            is_far = len(window.start) <= key < len(window.start) + FAR
+            hidden = query >= before and is_far and not visible[key - len(window.start)]
             if not hidden:
                 mask[query, key] = 0.0
     if bias is not None:
@@ -88,7 +95,7 @@ def by_mask(
     return output.logits[0, -1].log_softmax(dim=-1)
 
 
-BRUTE = {"strict": by_deletion, "masked": by_mask}
+BRUTE = {"strict": by_deletion, "masked": by_mask, "decode": partial(by_mask, num_queries=1)}
 
 
 def batched(model: CausalLM, window: TargetWindow, mode: str, visible: np.ndarray) -> torch.Tensor:
@@ -112,6 +119,7 @@ def scorer_of(model: CausalLM, window: TargetWindow, mode: str, objective: str) 
         evaluator=WindowEvaluator(model, window),
         mode=mode,
         objective=TargetLoss(window.target) if objective == "target" else KLDivergence(long),
+        units=np.arange(FAR)[:, None],
         candidates=np.arange(FAR),
     )
 
@@ -174,7 +182,7 @@ def test_batches_are_split_in_halves_when_out_of_memory():
     model.log_probs, model.log_probs_with_mask = limit_memory(log_probs), limit_memory(log_probs_with_mask)
     for mode in BRUTE:
         torch.testing.assert_close(batched(model, window, mode, visible), expected[mode], rtol=0, atol=1e-5)
-    assert sum(sizes) == 40
+    assert sum(sizes) == 20 * len(BRUTE)
     model.log_probs = limit_memory(lambda *inputs: (_ for _ in ()).throw(torch.OutOfMemoryError))
     with pytest.raises(torch.OutOfMemoryError):
         batched(model, window, "strict", visible)
@@ -183,7 +191,7 @@ def test_batches_are_split_in_halves_when_out_of_memory():
 @pytest.mark.parametrize("architecture", CONFIGS | CALL_DEPENDENT)
 def test_supported_models_pass_the_check(architecture):
     check_study_exactness(
-        model_of(architecture), window_of(), check_masked_mode=True, check_gates=True, check_attention=True
+        model_of(architecture), window_of(), modes=("masked", "decode"), check_gates=True, check_attention=True
     )
 
 
@@ -204,14 +212,14 @@ def test_supported_models_pass_the_check(architecture):
 def test_models_that_count_keys_raise_a_one_line_error(architecture, message):
     with pytest.raises(ModelError, match=message) as caught:
         check_study_exactness(
-            model_of(architecture), window_of(), check_masked_mode=True, check_gates=True, check_attention=True
+            model_of(architecture), window_of(), modes=("masked", "decode"), check_gates=True, check_attention=True
         )
     assert "\n" not in str(caught.value)
 
 
 def test_bfloat16_tolerance_covers_rounding_only():
     model = CausalLM(causal_model(CONFIGS["llama"]()).bfloat16(), "coarse")
-    check_study_exactness(model, window_of(), check_masked_mode=True)
+    check_study_exactness(model, window_of(), modes=("masked", "decode"))
     assert 1e-3 < model.rounding_tolerance(torch.from_numpy(window_of().tokens)) < 1
     plain = model.log_probs_without_cache
     model.log_probs_without_cache = lambda tokens, mask=None: plain(tokens.roll(1), mask)
@@ -244,7 +252,7 @@ def test_check_packs_masked_queries_like_a_study(monkeypatch):
     with pytest.raises(
         ModelError, match=r"predictions after cached far tokens differ from one pass .*; use --mode strict"
     ):
-        check_study_exactness(model, window_of(), check_masked_mode=True)
+        check_study_exactness(model, window_of(), modes=("masked", "decode"))
 
 
 def test_check_detects_states_computed_without_the_near_tokens(monkeypatch):
@@ -254,14 +262,14 @@ def test_check_detects_states_computed_without_the_near_tokens(monkeypatch):
         model, "prefill", lambda tokens, ids, num_prefix: prefill(tokens[:num_prefix], ids[:num_prefix], num_prefix)
     )
     with pytest.raises(ModelError, match=r"predictions after a cached prefix differ from one pass"):
-        check_study_exactness(model, window_of(), check_masked_mode=True)
+        check_study_exactness(model, window_of(), modes=("masked", "decode"))
 
 
 @over_architectures
 def test_modes_agree_on_near_tokens_only_and_on_the_whole_context(architecture):
     model, window = model_of(architecture), window_of()
     ends = np.stack([np.zeros(FAR, bool), np.ones(FAR, bool)])
-    one, other = (batched(model, window, mode, ends) for mode in BRUTE)
+    one, other = (batched(model, window, mode, ends) for mode in ("strict", "masked"))
     torch.testing.assert_close(one, other, rtol=0, atol=1e-4)
 
 
@@ -399,3 +407,35 @@ def test_model_that_leaks_hidden_tokens_raises(monkeypatch):
         monkeypatch.setattr(module, "additive_mask", lambda seen, dtype: torch.zeros(seen.shape, dtype=dtype))
     with pytest.raises(ModelError, match=r"cannot be measured exactly: .*; choose another"):
         check_exact_hiding(CausalLM(causal_model(CONFIGS["llama"]()), "leaking"))
+
+
+@torch.no_grad()
+def quick_by_mask(model: CausalLM, window: TargetWindow, mode: str, units, selected: list[int], unit: int) -> float:
+    """Run all tokens once with the mask that the quick score of a unit stands for."""
+    start, whole = len(window.start), len(window.tokens)
+    unit_of = {start + int(token): number for number, tokens in enumerate(units) for token in tokens}
+    mask = torch.full((whole, whole), torch.finfo(torch.float32).min)
+    for query in range(whole):
+        for key in range(query + 1):
+            if query in unit_of:
+                sees = mode != "strict" or key < start or unit_of[key] == unit_of[query]
+            else:
+                visible = selected if query < whole - 1 else [*selected, unit]
+                sees = key not in unit_of or unit_of[key] in visible or (mode == "decode" and query < whole - 1)
+            if sees:
+                mask[query, key] = 0.0
+    tokens, ids = torch.from_numpy(window.tokens)[None], torch.arange(whole)[None]
+    output = model.model(input_ids=tokens, position_ids=ids, attention_mask=mask[None, None])
+    return float(-output.logits[0, -1].log_softmax(dim=-1)[window.target])
+
+
+@pytest.mark.parametrize("architecture", CONFIGS)
+@over_starts
+@pytest.mark.parametrize("mode", BRUTE)
+def test_quick_scores_equal_one_run_with_the_mask_of_each_unit(architecture, start, mode):
+    model, window = model_of(architecture), window_of(start)
+    units = np.split(np.arange(FAR), range(3, FAR, 3))
+    scorer = replace(scorer_of(model, window, mode, "target"), units=units, candidates=np.arange(len(units)))
+    for selected in ([], [1]):
+        expected = [quick_by_mask(model, window, mode, units, selected, unit) for unit in range(len(units))]
+        assert scorer.quick_scores(selected) == pytest.approx(expected, abs=1e-4)

@@ -1,5 +1,7 @@
 """Measures on models with a known dependence on far tokens: support recovery and documented failures."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -21,11 +23,14 @@ from lengthwise.influence.measures import (
     GreedySelection,
     KLDivergence,
     LeaveOneOut,
+    NearestSelection,
     PrefilteredMeasure,
     RandomSelection,
     SubsetScorer,
     TargetLoss,
 )
+from lengthwise.influence.settings import InfluenceSettings
+from lengthwise.influence.units import split_into_units
 
 FAR, NEAR = 40, 4
 WEIGHTS = {3: 0.9, 17: 0.5, 18: 0.3, 39: 0.7}
@@ -43,6 +48,7 @@ def scorer_of(model: PlantedModel, mode: str = "strict", objective: str = "targe
         evaluator=WindowEvaluator(model, window),
         mode=mode,
         objective=TargetLoss(TARGET) if objective == "target" else KLDivergence(long),
+        units=np.arange(FAR)[:, None],
         candidates=np.arange(FAR),
     )
 
@@ -104,6 +110,23 @@ def test_random_selection_runs_no_query_and_repeats_no_token():
     assert model.num_queries == before
 
 
+def test_units_are_selected_as_a_whole_and_the_nearest_ones_are_the_last():
+    model = PlantedModel(additive_log_prob(WEIGHTS), FAR)
+    scorer = replace(scorer_of(model), units=np.split(np.arange(FAR), FAR // 2), candidates=np.arange(FAR // 2))
+    ranking = GreedySelection().select_tokens(scorer, 3, RNG)
+    assert ranking.indices == (1, 19, 8)  # units of the tokens (2, 3), (38, 39) and (16, 17)
+    assert ranking.gains == pytest.approx([0.9, 0.7, 0.5], abs=1e-5)
+    assert scorer.visibility_mask([1, 8]).nonzero()[0].tolist() == [2, 3, 16, 17]
+    assert NearestSelection().select_tokens(scorer, 3, RNG).indices == (19, 18, 17)
+
+
+def test_the_gradient_of_a_unit_is_the_sum_over_its_tokens():
+    scorer = scorer_of(PlantedModel(additive_log_prob(WEIGHTS), FAR))
+    pairs = replace(scorer, units=np.split(np.arange(FAR), FAR // 2), candidates=np.arange(FAR // 2))
+    expected = scorer.gradient(context="none").reshape(-1, 2).sum(axis=1)
+    assert pairs.gradient(context="none") == pytest.approx(expected)
+
+
 def test_screened_measure_scores_a_tenth_of_the_tokens_and_selects_the_same():
     model = PlantedModel(additive_log_prob(WEIGHTS), FAR)
     scorer = scorer_of(model)
@@ -130,3 +153,34 @@ def test_screened_measure_rejects_an_invalid_share(share):
         SettingError, match=rf"^invalid share {share} of far tokens; use a number above 0 and at most 1$"
     ):
         PrefilteredMeasure(share=share)
+
+
+WORDS = ["The", " cat", " sat", ".", " It", " slept", ",", " then", "\n", "Bye", ".", "5"]
+
+
+@pytest.mark.parametrize(
+    ("unit", "expected"),
+    [
+        ("token", WORDS),
+        ("span:5", ["The cat", " sat. It slept,", " then\nBye.5"]),
+        ("span:12", ["".join(WORDS)]),
+        ("word", ["The", " cat", " sat.", " It", " slept,", " then", "\n", "Bye.5"]),
+        ("sentence", ["The cat sat.", " It slept, then\n", "Bye.5"]),
+    ],
+)
+def test_units_are_all_tokens_in_order(unit, expected):
+    units = split_into_units(unit, np.arange(len(WORDS)), lambda token: WORDS[token])
+    assert np.concatenate(units).tolist() == list(range(len(WORDS)))
+    assert ["".join(WORDS[token] for token in unit) for unit in units] == expected
+
+
+@pytest.mark.parametrize("unit", ["", "words", "span:0", "span:-1", "span:1.5", "span:٣"])
+def test_an_invalid_unit_raises_an_error(unit):
+    with pytest.raises(SettingError, match="unit"):
+        InfluenceSettings(far=16, ks=(1,), unit=unit)
+
+
+def test_more_units_than_the_far_tokens_have_raise_an_error():
+    assert InfluenceSettings(far=16, ks=(1, 2), unit="span:9").ks == (1, 2)
+    with pytest.raises(SettingError, match="k 3 exceeds the 2 far spans of 9 tokens"):
+        InfluenceSettings(far=16, ks=(3,), unit="span:9")

@@ -43,7 +43,7 @@ def selection(
     *tokens: tuple[int, float, str], losses: tuple[float, ...] = (2.0, 1.5), **changes: Any
 ) -> dict[str, Any]:
     """Return a selection of the headline group from (distance, gain, text) of its tokens."""
-    chosen = [{"distance": distance, "gain": gain, "text": text} for distance, gain, text in tokens]
+    chosen = [{"distance": distance, "gain": gain, "text": text, "tokens": 1} for distance, gain, text in tokens]
     group = {"mode": "strict", "knows": "target", "from": "own", "measure": "greedy"}
     return {**group, "chosen": chosen, "losses": list(losses), "divergences": [1.0, 0.25], **changes}
 
@@ -285,7 +285,7 @@ def test_first_target_highlights_far_tokens_by_gain_and_near_tokens():
         '"A" 5 1.000',
     ):
         assert text in first["text"]
-    assert "Number of selected tokens before this excerpt: 1." in first["text"]
+    assert "Number of them before this excerpt: 1." in first["text"]
 
 
 @needs_node
@@ -314,13 +314,13 @@ def test_tokens_of_another_document_are_listed_but_not_highlighted():
     state = run_script(list(ROWS), list("ABCDEFGHIJ"), {"group": "1"}, {"key": "ArrowRight"})["states"][-1]
     assert state["selected"] == []
     assert '"other" 4 0.700' in state["text"]
-    assert "These tokens are from another context, so the page does not highlight them." in state["text"]
+    assert "These are from another context, so the page does not highlight them." in state["text"]
 
 
 @needs_node
 def test_random_selections_have_no_token_list():
     (state,) = run_script([row(105, selection())], list("ABCDEFGHIJ"))["states"]
-    assert "The losses are means over random selections, so there is no list of tokens." in state["text"]
+    assert "The losses are means over random selections, so there is no list." in state["text"]
 
 
 @needs_node

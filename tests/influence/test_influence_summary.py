@@ -25,10 +25,11 @@ KS = (1, 2, 4)
 
 def selection(losses: Sequence[float], tokens: Sequence[tuple[int, float]] = (), **changes: Any) -> dict[str, Any]:
     """Return a selection of the headline group; its divergences are its losses minus 1, the loss with far context."""
-    chosen = [{"distance": distance, "text": " x", "gain": gain} for distance, gain in tokens]
+    chosen = [{"distance": distance, "tokens": 1, "text": " x", "gain": gain} for distance, gain in tokens]
     group = {"mode": "strict", "knows": "target", "from": "own", "measure": "greedy"}
     divergences = {"divergences": [max(loss - 1, 0.0) for loss in losses]}
-    return {**group, "chosen": chosen, "losses": list(losses), **divergences, **changes}
+    num_tokens = list(range(1, len(losses) + 1))
+    return {**group, "chosen": chosen, "tokens": num_tokens, "losses": list(losses), **divergences, **changes}
 
 
 def row(
@@ -321,7 +322,7 @@ def test_equal_gaps_in_the_sample_use_the_mean():
 
 def test_missing_sample_gives_a_reason_instead_of_a_share():
     result = over_all([row(), row(clear=False, weight=0.0, selections=[], document="b")])
-    reason = "the study measured no target without a clear gain; use a background fraction above 0"
+    reason = "the study searched too few targets; use a larger --searched"
     assert {each["reason"] for each in result["loss"]} == {reason}
     assert values(result["loss"]) == [None] * 3
 
@@ -424,8 +425,8 @@ def test_answer_sentence_gives_the_number_of_far_tokens():
     sentence, least, most = answer_of(rows([1.0, 0.5, 0.1], [2.0, 2.0, 2.0]))
     assert sentence == (
         "tiny uses about 3 to 4 far tokens: 4 selected tokens recover 95% of the effect of far context on its "
-        "predictions, after subtracting the effect of far tokens from another text. The difference in loss "
-        "between another text and the original text is 1.000 nats per target (95% interval 1.000 to 1.000)."
+        "predictions, after subtracting the effect of far tokens from another text (mode strict). The difference in "
+        "loss between another text and the original text is 1.000 nats per target (95% interval 1.000 to 1.000)."
     )
     assert (least, most) == (3, 4)
     # The effect of another text is subtracted.
@@ -436,7 +437,7 @@ def test_answer_sentence_gives_the_number_of_far_tokens():
     assert sentence.startswith("tiny uses about 1 far token: 1 selected token recovers")
     alone = [{**each, "selections": each["selections"][:1]} for each in rows([0.1, 0.0, 0.0], [2.0, 2.0, 2.0])]
     assert (
-        "on its predictions, not corrected for the effect of far tokens from another text. The diff"
+        "on its predictions, not corrected for the effect of far tokens from another text (mode strict). The diff"
         in answer_of(alone)[0]
     )
     without = [{**each, "selections": []} for each in alone]
@@ -645,7 +646,7 @@ def test_recovery_figure_has_bands_and_dashed_controls(tmp_path, monkeypatch):
     x, y, style = figure.lines["own text, by prediction"]
     assert (x, style) == ([1, 2, 4], "-")
     assert y == pytest.approx([0.4, 0.6, 0.9])
-    assert figure.lines["random tokens, own text"] == ([1, 2, 4], [0.0, 0.0, 0.0], "--")
+    assert figure.lines["random, own text"] == ([1, 2, 4], [0.0, 0.0, 0.0], "--")
     # The line of the second panel, which replaces the line of the first panel with the same label.
     x, y, style = figure.lines["other text, by prediction"]
     assert (x, style) == ([1, 2, 4], "--")
@@ -656,11 +657,11 @@ def test_recovery_figure_has_bands_and_dashed_controls(tmp_path, monkeypatch):
     assert sorted(figure.labels()) == [
         "other text, by prediction",
         "own text, by prediction",
-        "random tokens, own text",
+        "random, own text",
     ]
     assert sorted(figure.labels(1)) == ["other text, all far tokens", "other text, by prediction"]
     assert [axes.get_legend() for axes in figure.figure.axes] == [None] * 4
-    assert "objective that selects the k tokens, with the measure greedy." in figure.title()
+    assert "objective of the selection, with the measure greedy." in figure.title()
 
 
 def test_undefined_share_appears_in_the_caption_only(tmp_path, monkeypatch):
@@ -682,7 +683,7 @@ def test_distance_figure_shows_gain_and_the_uniform_distribution(tmp_path, monke
     figure = RecordedFigure(monkeypatch)
     summary = summary_of(0.4, 0.6, 0.9, tokens=[(17, 3.0), (30, 1.0), (80, 0.0)])
     assert plot_token_distances(summary, tmp_path, near=16, far=64) == tmp_path / "distances.png"
-    count = "15 tokens selected for 5 targets with a clear gain in 5 documents"
+    count = "15 units selected for 5 targets with a clear gain in 5 documents"
     edges, shares = figure.steps[f"strict, prediction objective: {count}"]
     assert edges == [15.5, 22.5, 31.5, 45.5, 63.5, 90.5]
     assert shares == [0.75, 0.25, 0.0, 0.0, 0.0]

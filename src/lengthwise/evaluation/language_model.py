@@ -70,6 +70,9 @@ class NextTokenModel(Protocol):
         If ``states`` is given, each sequence follows the prefix tokens that produced these states.
         """
 
+    def last_log_probs(self, tokens: WindowTokens, position_ids: WindowIDs, num_last: int) -> LogProbs:
+        """Return the log-probabilities (nats) of the token after each of the last ``num_last`` tokens."""
+
     def log_probs_without_cache(
         self, tokens: WindowTokens, mask: Bool[Tensor, "seq seq"] | None = None
     ) -> Float[Tensor, " vocab"]:
@@ -83,11 +86,22 @@ class NextTokenModel(Protocol):
     def rounding_tolerance(self, tokens: WindowTokens) -> float:
         """Return the largest difference (nats) in a log-probability that rounding can cause."""
 
-    def prefill(self, tokens: WindowTokens, position_ids: WindowIDs, num_prefix: int) -> Any:
-        """Return the states of the first ``num_prefix`` tokens.
+    def prefill(
+        self,
+        tokens: WindowTokens,
+        position_ids: WindowIDs,
+        num_prefix: int,
+        mask: Bool[Tensor, "seq seq"] | None = None,
+    ) -> Any:
+        """Return the states of the first ``num_prefix`` tokens; ``mask`` (query, key) limits the attention.
 
         Pass the remaining tokens too, because rotary angles may depend on the largest ID of a call.
         """
+
+    def extend_states(
+        self, states: Any, tokens: WindowTokens, position_ids: WindowIDs, visibility_mask: Bool[Tensor, " states"]
+    ) -> Any:
+        """Return the states followed by those of ``tokens``, which attend to the visible states and to each other."""
 
     def log_probs_with_mask(
         self, states: Any, near_tokens: Near, position_ids: NearIDs, visibility_masks: Bool[Tensor, "batch states"]

@@ -99,6 +99,10 @@ def find_coupling(
     """
     if method not in COUPLING_METHODS:
         raise SettingError(f"method '{method}' is unknown; choose one of {', '.join(COUPLING_METHODS)}")
+    if lengths is not None and not len(lengths):
+        raise SettingError("lengths is empty; pass at least one length, or None for the default lengths")
+    if num_per_length < 1:
+        raise SettingError(f"num_per_length {num_per_length} is not a positive number; use at least 1")
     if not minutes > 0:
         raise SettingError(f"minutes {minutes:g} is not a positive number; use a time limit such as {SEARCH_MINUTES:g}")
     max_work = MAX_WORK * minutes / SEARCH_MINUTES

@@ -91,6 +91,13 @@ class DecoderModel:
         return self._last_log_probs(hidden)
 
     @torch.no_grad()
+    def last_log_probs(self, tokens: WindowTokens, position_ids: WindowIDs, num_last: int) -> LogProbs:
+        """Return the log-probabilities (nats) of the token after each of the last ``num_last`` tokens."""
+        ids = self._decoder_ids(position_ids[None])
+        hidden, _ = self.decoder(tokens[None].to(self.device), ids, query_start=len(tokens) - num_last)
+        return self.decoder.token_logits(hidden[0]).log_softmax(dim=-1)
+
+    @torch.no_grad()
     def log_probs_without_cache(
         self, tokens: WindowTokens, mask: Bool[Tensor, "seq seq"] | None = None
     ) -> Float[Tensor, " vocab"]:
@@ -105,12 +112,30 @@ class DecoderModel:
         return ROUNDING_TOLERANCE
 
     @torch.no_grad()
-    def prefill(self, tokens: WindowTokens, position_ids: WindowIDs, num_prefix: int) -> States:
+    def prefill(
+        self,
+        tokens: WindowTokens,
+        position_ids: WindowIDs,
+        num_prefix: int,
+        mask: Bool[Tensor, "seq seq"] | None = None,
+    ) -> States:
         """Return the keys and values of the first ``num_prefix`` tokens, or None if ``num_prefix`` is 0."""
         if num_prefix == 0:
             return None
-        prefix_ids = self._decoder_ids(position_ids[None, ..., :num_prefix])
-        return self.decoder(tokens[None, :num_prefix].to(self.device), prefix_ids)[1]
+        prefix_ids, hooks = self._decoder_ids(position_ids[None, ..., :num_prefix]), NO_HOOKS
+        if mask is not None:
+            hooks = AttentionHooks(score_bias=_score_bias(mask[None, :num_prefix, :num_prefix].to(self.device)))
+        return self.decoder(tokens[None, :num_prefix].to(self.device), prefix_ids, hooks=hooks)[1]
+
+    @torch.no_grad()
+    def extend_states(
+        self, states: States, tokens: WindowTokens, position_ids: WindowIDs, visibility_mask: Bool[Tensor, " states"]
+    ) -> States:
+        """Return the keys and values of the states and of ``tokens``, which attend to the visible states."""
+        bias = torch.nn.functional.pad(_score_bias(visibility_mask.to(self.device)), (0, len(tokens)))
+        hooks = AttentionHooks(score_bias=bias.expand(1, len(tokens), -1))
+        ids = self._decoder_ids(position_ids[None])
+        return self.decoder(tokens[None].to(self.device), ids, states, hooks=hooks)[1]
 
     @torch.no_grad()
     def log_probs_with_mask(

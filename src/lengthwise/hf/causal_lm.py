@@ -147,6 +147,8 @@ def _random_rounding(model: nn.Module, seed: int) -> Iterator[None]:
 # Number of queries per packed sequence. A larger number copies the keys less often, but masks more keys of other
 # queries. benchmarks/influence_speed.py measures the best value.
 PACK_SIZE = 8
+# A pack has at least this number of tokens: with a single near token, it holds many queries.
+MIN_PACKED_TOKENS = 256
 
 
 class ReadOnlyCacheLayer(DynamicLayer):
@@ -218,6 +220,14 @@ class CausalLM:
         return self._forward(tokens, position_ids, mask, cache=states).logits[:, 0].float().log_softmax(dim=-1)
 
     @torch.no_grad()
+    def last_log_probs(self, tokens: WindowTokens, position_ids: WindowIDs, num_last: int) -> LogProbs:
+        """Return the log-probabilities (nats) of the token after each of the last ``num_last`` tokens."""
+        indexes = torch.arange(len(tokens) - num_last, len(tokens))
+        mask = self._causal_mask(position_ids[None])
+        logits = self._forward(tokens[None], position_ids[None], mask, logit_indexes=indexes).logits
+        return logits[0].float().log_softmax(dim=-1)
+
+    @torch.no_grad()
     def log_probs_without_cache(
         self, tokens: WindowTokens, mask: Bool[Tensor, "seq seq"] | None = None
     ) -> Float[Tensor, " vocab"]:
@@ -229,8 +239,9 @@ class CausalLM:
         if mask is None:
             logits = self.model(input_ids=tokens[None].to(device), use_cache=False).logits
         else:
-            score_mask = additive_mask(mask[None, None].to(device), self.model.dtype)
-            logits = self._forward(tokens[None], self.assign_position_ids(tokens)[None], score_mask).logits
+            logits = self._forward(
+                tokens[None], self.assign_position_ids(tokens)[None], self._additive_mask(mask)
+            ).logits
         return logits[0, -1].float().log_softmax(dim=-1)
 
     def rounding_tolerance(self, tokens: WindowTokens) -> float:
@@ -245,16 +256,40 @@ class CausalLM:
         return max(MIN_ROUNDING_ERROR, ROUNDING_MARGIN * max(differences))
 
     @torch.no_grad()
-    def prefill(self, tokens: WindowTokens, position_ids: WindowIDs, num_prefix: int) -> DynamicCache:
-        """Return the keys and values of the first ``num_prefix`` tokens.
+    def prefill(
+        self,
+        tokens: WindowTokens,
+        position_ids: WindowIDs,
+        num_prefix: int,
+        mask: Bool[Tensor, "seq seq"] | None = None,
+    ) -> DynamicCache:
+        """Return the keys and values of the first ``num_prefix`` tokens; ``mask`` (query, key) limits the attention.
 
         The model reads all tokens, because some rotary angles (longrope, dynamic) depend on the largest ID of a call.
         """
         cache = DynamicCache()
         if num_prefix == 0:
             return cache
-        self._forward(tokens[None], position_ids[None], self._causal_mask(position_ids[None]), cache=cache)
+        score_mask = self._causal_mask(position_ids[None]) if mask is None else self._additive_mask(mask)
+        self._forward(tokens[None], position_ids[None], score_mask, cache=cache)
         cache.layers = [ReadOnlyCacheLayer.from_layer(layer, num_prefix) for layer in cache.layers]
+        return cache
+
+    @torch.no_grad()
+    def extend_states(
+        self,
+        states: DynamicCache,
+        tokens: WindowTokens,
+        position_ids: WindowIDs,
+        visibility_mask: Bool[Tensor, " states"],
+    ) -> DynamicCache:
+        """Return the keys and values of the states and of ``tokens``, which attend to the visible states."""
+        cache, seq, layers = DynamicCache(), len(tokens), list[Any](states.layers)
+        for index, layer in enumerate(layers):
+            cache.update(layer.keys, layer.values, index)
+        mask = torch.cat([visibility_mask.expand(seq, -1), torch.ones(seq, seq, dtype=torch.bool).tril()], dim=1)
+        self._forward(tokens[None], position_ids[None], self._additive_mask(mask), cache=cache)
+        cache.layers = [ReadOnlyCacheLayer.from_layer(layer, mask.shape[1]) for layer in cache.layers]
         return cache
 
     @torch.no_grad()
@@ -271,7 +306,9 @@ class CausalLM:
         a mask is True. One sequence packs several copies of the near tokens, one per mask. The copies
         share the keys of the states and do not attend to each other.
         """
-        seq, num_packs = len(near_tokens), -(-len(visibility_masks) // self.pack_size)
+        seq = len(near_tokens)
+        pack_size = 1 if self.pack_size == 1 else max(self.pack_size, MIN_PACKED_TOKENS // seq)
+        num_packs = -(-len(visibility_masks) // pack_size)
         num_copies = -(-len(visibility_masks) // num_packs)
         # Repeat the last row to fill the last pack.
         rows = torch.arange(num_packs * num_copies).clamp(max=len(visibility_masks) - 1)
@@ -321,6 +358,9 @@ class CausalLM:
             self.model.set_attn_implementation(attention)
         weights = torch.stack([layer[0, :, -1, :num_states].float().mean(dim=0) for layer in output.attentions])
         return weights.mean(dim=0)
+
+    def _additive_mask(self, mask: Bool[Tensor, "query key"]) -> Float[Tensor, "1 1 query key"]:
+        return additive_mask(mask[None, None].to(device_of(self.model)), self.model.dtype)
 
     def _causal_mask(self, position_ids: BatchIDs) -> Float[Tensor, "1 1 seq seq"] | None:
         # Consecutive IDs need no mask. Fused attention is then faster, because it skips later keys.

@@ -63,7 +63,7 @@ class PromptingConfig(PromptFormat):
 def load_language_model(
     name: str, *, tokenizer: str | None = None, device: str = "auto", dtype: str | None = None
 ) -> LanguageModel:
-    """Load a run folder or a `transformers` model, with its tokenizer.
+    """Load a run folder or a `transformers` model, such as a GGUF file, with its tokenizer.
 
     A `transformers` model can use another ``tokenizer``, and the ``dtype`` float32 (default), bfloat16 or float16.
     Raises ``ModelError`` for a model that is missing, unsupported or no language model, and ``UnknownNameError`` for a
@@ -94,10 +94,10 @@ def evaluate_language_model(
 ) -> list[dict[str, Any]]:
     """Return result rows with the exact match by length of a `transformers` model, evaluated in plain text.
 
-    ``name`` is a folder written by ``save_pretrained``, or a name on the Hub. All variants in the settings are
-    evaluated with ``lengthwise.hf.text_evaluation.evaluate_in_plain_text``. If ``out`` is set, each row is appended to
-    ``results.jsonl`` in this folder. ``report_row`` gets each row as soon as it is measured. Raises the same errors as
-    ``load_language_model``, and ``SettingError`` for a task that is graded by loss.
+    ``name`` is a folder written by ``save_pretrained``, a GGUF file, or a name on the Hub. All variants in the settings
+    are evaluated with ``lengthwise.hf.text_evaluation.evaluate_in_plain_text``. If ``out`` is set, each row is appended
+    to ``results.jsonl`` in this folder. ``report_row`` gets each row as soon as it is measured. Raises the same errors
+    as ``load_language_model``, and ``SettingError`` for a task that is graded by loss.
     """
     if isinstance(task, GradedByLoss):
         raise SettingError(

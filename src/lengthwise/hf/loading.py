@@ -1,4 +1,4 @@
-"""Loading of causal `transformers` language models and tokenizers, from a folder or from the Hub.
+"""Loading of causal `transformers` language models and tokenizers, from a folder, a GGUF file or the Hub.
 
 Loading runs no code of a model folder, reads no other files, and allocates little memory for a damaged configuration.
 """
@@ -11,11 +11,19 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from safetensors import safe_open
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GgufConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.utils import CONFIG_NAME, logging
 
 # These imports register the model types with the Auto classes.
@@ -25,6 +33,7 @@ from lengthwise.core.errors import ModelError, unknown_name_error
 from lengthwise.core.files import check_regular_file
 from lengthwise.core.json_parsing import parse_json
 from lengthwise.hf.causal_lm import CausalLM
+from lengthwise.hf.gguf_file import find_gguf_file, is_gguf_path, read_tensor_sizes
 from lengthwise.hf.text_evaluation import PlainTextModel
 from lengthwise.hf.tokenization import HFTokenizerAdapter
 
@@ -99,25 +108,37 @@ def load_pretrained(name: str, *, device: torch.device | None = None, dtype: str
     """Load a causal model for inference. Raises ``ModelError`` for a missing, damaged or unsupported model.
 
     ``dtype`` is one of ``DTYPES``. Half precision halves the memory and changes a loss by a few hundredths of a nat.
-    Loading never runs code from the model's folder.
+    Quantized weights of a GGUF file become weights of this type. Loading never runs code from the model's folder.
     """
     if dtype not in DTYPES:
         raise unknown_name_error("dtype", dtype, DTYPES)
     _check_folder(name)
-    with _quiet_loading(lambda error: _describe_error(name, error)):
-        config = _load_config(name)
-        if Path(name).is_dir():
-            _check_model_size(Path(name), config)
+    gguf_file = find_gguf_file(name)
+    with (
+        _quiet_loading(lambda error: _describe_error(name if gguf_file is None else str(gguf_file), error)),
+        _checked_source(name, gguf_file) as (source, arguments),
+    ):
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False, **arguments)
+        if gguf_file is not None:
+            _check_model_size("its header", read_tensor_sizes(gguf_file), config)
+            # The library could otherwise download code that computes with quantized weights.
+            arguments["quantization_config"] = GgufConfig(dequantize=True)
+        elif Path(name).is_dir():
+            sizes = [size for path in Path(name).glob("*.safetensors") for size in _tensor_sizes(path)]
+            _check_model_size(CONFIG_NAME, sizes, config)
         result: Any = AutoModelForCausalLM.from_pretrained(
-            name,
+            source,
             config=config,
             dtype=getattr(torch, dtype),
             trust_remote_code=False,
             # Other formats use pickle.
             use_safetensors=True,
             output_loading_info=True,
+            **arguments,
         )
     model, loading_info = result
+    if gguf_file is not None:
+        model.config.name_or_path = name
     if missing := sorted(set(loading_info["missing_keys"])):
         part = "a language-modelling head" if set(missing) & set(HEAD_WEIGHTS) else f"weights such as {missing[0]}"
         raise ModelError(f"{name} was saved without {part}; use a model with an architecture such as LlamaForCausalLM")
@@ -128,25 +149,44 @@ def load_pretrained(name: str, *, device: torch.device | None = None, dtype: str
 def check_model_exists(name: str) -> None:
     """Raise ``ModelError`` unless a model of this name exists. The weights are not loaded."""
     _check_folder(name)
-    with _quiet_loading(lambda error: _describe_error(name, error)):
-        _load_config(name)
+    gguf_file = find_gguf_file(name)
+    with (
+        _quiet_loading(lambda error: _describe_error(name if gguf_file is None else str(gguf_file), error)),
+        _checked_source(name, gguf_file) as (source, arguments),
+    ):
+        AutoConfig.from_pretrained(source, trust_remote_code=False, **arguments)
 
 
 def load_tokenizer_adapter(name: str) -> HFTokenizerAdapter:
     """Load the tokenizer of a model. Raises ``ModelError`` for a model without a tokenizer."""
     _check_path(name)
     advice = "choose a tokenizer with --tokenizer"
-    with _quiet_loading(lambda error: f"the tokenizer of {name} cannot be loaded ({_first_line(error)}); {advice}"):
-        if Path(name).is_dir():
-            _check_model_folder(Path(name))
-        _check_tokenizer(Path(name) / TOKENIZER_FILE)
-        return HFTokenizerAdapter(AutoTokenizer.from_pretrained(name, trust_remote_code=False), name)
+    gguf_file = find_gguf_file(name)
+    with (
+        _quiet_loading(lambda error: f"the tokenizer of {name} cannot be loaded ({_first_line(error)}); {advice}"),
+        _checked_source(name, gguf_file) as (source, arguments),
+    ):
+        if gguf_file is None:
+            _check_tokenizer(Path(name) / TOKENIZER_FILE)
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False, **arguments)
+        if gguf_file is not None:
+            tokenizer.backend_tokenizer.save(str(Path(source) / TOKENIZER_FILE))
+            _check_tokenizer(Path(source) / TOKENIZER_FILE)
+        return HFTokenizerAdapter(tokenizer, name)
 
 
-def _load_config(name: str) -> Any:
+@contextmanager
+def _checked_source(name: str, gguf_file: Path | None) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Check the files of a model; yield the folder or name from which `transformers` loads it, and more arguments."""
+    if gguf_file is not None:
+        read_tensor_sizes(gguf_file)
+        # An empty folder, because the library also reads other files beside a GGUF file.
+        with TemporaryDirectory() as folder:
+            yield folder, {"gguf_file": str(gguf_file.absolute())}
+        return
     if Path(name).is_dir():
         _check_model_folder(Path(name))
-    return AutoConfig.from_pretrained(name, trust_remote_code=False)
+    yield name, {}
 
 
 @contextmanager
@@ -167,8 +207,12 @@ def _quiet_loading(describe: Callable[[Exception], str]) -> Iterator[None]:
 
 def _check_folder(name: str) -> None:
     path = Path(name)
+    if find_gguf_file(name) is not None:
+        return
     if path.is_file():
-        raise ModelError(f"{name} is a file; use a folder written by save_pretrained, such as {path.parent}")
+        is_in_model = (path.parent / CONFIG_NAME).is_file()
+        advice = f", such as {path.parent}" if is_in_model else ", or a GGUF file, whose name ends in .gguf"
+        raise ModelError(f"{name} is a file; use a folder written by save_pretrained{advice}")
     if path.is_dir() and not (path / "config.json").is_file():
         checkpoints = list(path.glob("*/config.json"))
         newest = max(checkpoints, key=lambda file: file.stat().st_mtime).parent if checkpoints else None
@@ -180,11 +224,12 @@ def _check_folder(name: str) -> None:
 def _check_path(name: str) -> None:
     """Raise ``ModelError`` for the path of a missing folder, which must not be sent to the Hub as a name."""
     path = Path(name)
-    is_path = name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name
+    is_path = name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name or is_gguf_path(name)
     if "/" in name and (path.parts[0] == RUNS or path.parent.exists()):
         is_path = True
     if is_path and not path.exists():
-        raise ModelError(f"{name} does not exist; use a folder written by save_pretrained, or a name on the Hub")
+        kinds = "a GGUF file" if is_gguf_path(name) else "a folder written by save_pretrained"
+        raise ModelError(f"{name} does not exist; use {kinds}, or a name on the Hub")
 
 
 def _describe_error(name: str, error: Exception) -> str:
@@ -193,6 +238,8 @@ def _describe_error(name: str, error: Exception) -> str:
         return f"{name} is not a causal model with a language-modelling head; use a model such as Llama or GPT-2"
     if "trust_remote_code" in str(error):
         return f"{name} needs code from its folder, which is never executed; use a model that transformers supports"
+    if is_gguf_path(name):
+        return f"{name} cannot be loaded ({first_line}); use another GGUF file, or a folder written by save_pretrained"
     subject = name if Path(name).exists() else f"there is no folder {name}, and a model of this name on the Hub"
     return f"{subject} cannot be loaded ({first_line}); use a folder written by save_pretrained, or a name on the Hub"
 
@@ -226,17 +273,16 @@ def _check_model_folder(folder: Path) -> None:
             _check_file_name(file_name)
 
 
-def _check_model_size(folder: Path, config: PreTrainedConfig) -> None:
-    """Raise ``ValueError`` for a configuration with far more parameters than the folder has saved."""
-    sizes = [size for path in folder.glob("*.safetensors") for size in _tensor_sizes(path)]
+def _check_model_size(source: str, sizes: list[int], config: PreTrainedConfig) -> None:
+    """Raise ``ValueError`` for a configuration with far more parameters than tensors of the saved ``sizes`` have."""
     num_layers, num_saved = getattr(config.get_text_config(), "num_hidden_layers", None), sum(sizes)
     if isinstance(num_layers, int) and num_layers > len(sizes):
-        raise ValueError(f"{CONFIG_NAME} has {num_layers:,} layers, but the weights have only {len(sizes):,} tensors")
+        raise ValueError(f"{source} has {num_layers:,} layers, but the weights have only {len(sizes):,} tensors")
     with torch.device("meta"):
         model: torch.nn.Module = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     if num_parameters > MAX_PARAMETER_RATIO * num_saved + MAX_EXTRA_PARAMETERS:
-        raise ValueError(f"{CONFIG_NAME} has {num_parameters:,} parameters, but the weights have only {num_saved:,}")
+        raise ValueError(f"{source} has {num_parameters:,} parameters, but the weights have only {num_saved:,}")
 
 
 def _tensor_sizes(path: Path) -> list[int]:

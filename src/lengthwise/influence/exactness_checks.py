@@ -1,7 +1,7 @@
 """Check that the predictions of a study with caches and masks equal plain forward passes."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -23,6 +23,12 @@ from lengthwise.influence.hidden_context import Predictions, TargetWindow, Windo
 # A packed sequence has fewer queries. The compared queries include the first and last query of a pack.
 NUM_QUERIES, COMPARED_QUERY_INDICES = 16, (0, 1, 7, 15)
 
+IDS_CHANGE_PREDICTIONS = "predictions with position IDs that count from 0 differ from predictions without position IDs"
+# Sizes of the window in which all queries are compared; the whole window would take minutes.
+SHORT_FAR, SHORT_NEAR = 48, 16
+# Largest rounding error in the whole window, in multiples of the error in the short window.
+WHOLE_WINDOW_MARGIN = 4.0
+
 LogProbs = Float[Tensor, " vocab"]
 FarMask = Bool[np.ndarray, " far"]
 AttentionMask = Bool[Tensor, "seq seq"]
@@ -32,30 +38,37 @@ def check_study_exactness(
     model: NextTokenModel,
     window: TargetWindow,
     *,
-    check_masked_mode: bool = False,
+    modes: Sequence[str] = (),
     check_gates: bool = False,
     check_attention: bool = False,
 ) -> None:
     """Raise ``ModelError`` if hidden tokens have an effect, or if the queries of a study disagree with plain passes.
 
-    A plain pass uses no cache, and the position IDs of the whole window. The flags enable the checks of queries
-    that only some studies need: masked hiding, gradients of gates, and attention weights.
+    A plain pass uses no cache, and the position IDs of the whole window. All queries are compared in a short part of
+    the window; in the whole window, a pass with position IDs is compared with one without. The flags enable the checks
+    of queries that only some studies need: ``modes`` other than strict, gradients of gates, and attention weights.
     """
     check_exact_hiding(model)
+    whole, whole_tokens, window = window, torch.from_numpy(window.tokens), window.shorten(SHORT_FAR, SHORT_NEAR)
     tokens = torch.from_numpy(window.tokens)
 
     def deviations() -> Iterator[PredictionDeviation]:
         log_probs_without_cache, evaluator = model.log_probs_without_cache(tokens), WindowEvaluator(model, window)
         yield from _strict_deviations(model, window, log_probs_without_cache)
+        ids = model.assign_position_ids(whole_tokens)
+        pair = model.last_log_probs(whole_tokens, ids, 1)[0], model.log_probs_without_cache(whole_tokens)
+        difference = max_log_prob_difference(*pair, whole.target)
+        yield PredictionDeviation(description=IDS_CHANGE_PREDICTIONS, nats=difference / WHOLE_WINDOW_MARGIN)
         yield _prefix_deviation(evaluator)
-        if check_masked_mode:
-            yield _masked_deviation(evaluator)
+        for mode in modes:
+            if mode != "strict":
+                yield _masked_deviation(evaluator, mode)
         if check_gates:
             yield _gate_deviation(evaluator, log_probs_without_cache)
         if check_attention:
             yield _attention_deviation(evaluator)
 
-    sizes = f"near {len(window.near)} and far {window.num_far_tokens}"
+    sizes = f"near {len(whole.near)} and far {whole.num_far_tokens}"
     check_deviations(model, tokens, f"{model.name} cannot be measured exactly with {sizes}", deviations)
 
 
@@ -65,7 +78,7 @@ def _strict_deviations(
     visibility_masks = _visibility_masks(window)[list(COMPARED_QUERY_INDICES)]
     log_probs = _stack_in_order(strict_log_probs(model, [(window, mask) for mask in visibility_masks]))
     yield PredictionDeviation(
-        description="predictions with position IDs that count from 0 differ from predictions without position IDs",
+        description=IDS_CHANGE_PREDICTIONS,
         nats=max_log_prob_difference(log_probs[0], log_probs_without_cache, window.target),
     )
     yield PredictionDeviation(
@@ -88,10 +101,11 @@ def _prefix_deviation(evaluator: WindowEvaluator) -> PredictionDeviation:
     )
 
 
-def _masked_deviation(evaluator: WindowEvaluator) -> PredictionDeviation:
+def _masked_deviation(evaluator: WindowEvaluator, mode: str) -> PredictionDeviation:
     window, indices, visibility_masks = evaluator.window, [*COMPARED_QUERY_INDICES], _visibility_masks(evaluator.window)
-    log_probs = _stack_in_order(evaluator.log_probs(visibility_masks, "masked"))[indices]
-    masks = map(partial(_masked_mask, window), visibility_masks[indices])
+    log_probs = _stack_in_order(evaluator.log_probs(visibility_masks, mode))[indices]
+    num_queries = len(window.near) if mode == "masked" else 1
+    masks = map(partial(_masked_mask, window, num_queries), visibility_masks[indices])
     return PredictionDeviation(
         description="predictions after cached far tokens differ from one pass over all tokens",
         nats=_largest_difference(evaluator.model, window, log_probs, masks),
@@ -148,10 +162,10 @@ def _strict_mask(window: TargetWindow, visibility_mask: FarMask) -> AttentionMas
     return visible_keys.expand(len(visible_keys), -1).tril() | torch.eye(len(visible_keys), dtype=torch.bool)
 
 
-def _masked_mask(window: TargetWindow, visibility_mask: FarMask) -> AttentionMask:
-    """Return the attention mask (query, key) that hides far tokens from the near tokens only."""
+def _masked_mask(window: TargetWindow, num_queries: int, visibility_mask: FarMask) -> AttentionMask:
+    """Return the attention mask (query, key) that hides far tokens from the last ``num_queries`` tokens only."""
     mask = torch.ones(len(window.tokens), len(window.tokens), dtype=torch.bool).tril()
-    mask[-len(window.near) :] &= torch.from_numpy(window.expand_mask(visibility_mask))
+    mask[-num_queries:] &= torch.from_numpy(window.expand_mask(visibility_mask))
     return mask
 
 

@@ -48,13 +48,18 @@ class TargetWindow:
         mask[list(indices)] = True
         return mask
 
+    def shorten(self, far: int, near: int) -> "TargetWindow":
+        """Return a copy with only the last ``far`` far tokens and the last ``near`` near tokens, or fewer."""
+        return replace(self, far=self.far[-far:], near=self.near[-near:])
+
     def with_far_tokens(self, far: Int[np.ndarray, " far"]) -> "TargetWindow":
         """Return a copy with other far tokens."""
         return replace(self, far=far)
 
 
 # strict: the model reads only visible tokens. masked: it reads all tokens, but near tokens attend only to visible ones.
-MODES = ("strict", "masked")
+# decode: it reads all tokens, and only the last token attends to visible tokens alone, as after evictions from a cache.
+MODES = ("strict", "masked", "decode")
 # Maximum number of log-probabilities in a forward pass per token of ``forward_tokens``.
 LOG_PROBS_PER_TOKEN = 1 << 12
 
@@ -79,17 +84,25 @@ class WindowEvaluator:
 
     def log_probs(self, visibility_masks: Bool[np.ndarray, "queries far"], mode: str) -> Iterator[Predictions]:
         """Yield the predictions for each visibility mask, in one of ``MODES``."""
-        predict = self._strict_predictions if mode == "strict" else self._masked_predictions
-        return predict(visibility_masks)
+        if mode == "strict":
+            return self._strict_predictions(visibility_masks)
+        return self._masked_predictions(visibility_masks, len(self.near) if mode == "masked" else 1)
 
-    def _masked_predictions(self, visibility_masks: Bool[np.ndarray, "queries far"]) -> Iterator[Predictions]:
-        """Yield the predictions in masked mode: near tokens do not attend to hidden tokens, but far tokens do."""
-        predict = partial(self.model.log_probs_with_mask, self.states, self.near, self.near_ids)
-        start_mask = np.ones((len(visibility_masks), len(self.window.start)), bool)
-        masks = torch.from_numpy(np.concatenate([start_mask, visibility_masks], axis=1))
-        yield from _predict(
-            list(range(len(masks))), (masks,), predict, forward_batch_size(self.model, 2 * len(self.near))
-        )
+    @cached_property
+    def states_before_last(self) -> Any:
+        """States of all tokens but the last near token, from one pass that hides no tokens."""
+        return self.model.prefill(self.tokens, self.position_ids, len(self.tokens) - 1)
+
+    def _masked_predictions(
+        self, visibility_masks: Bool[np.ndarray, "queries far"], num_queries: int
+    ) -> Iterator[Predictions]:
+        """Yield the predictions if the last ``num_queries`` tokens do not attend to hidden tokens, but others do."""
+        states = self.states if num_queries == len(self.near) else self.states_before_last
+        near, near_ids = self.near[-num_queries:], self.near_ids[..., -num_queries:]
+        predict = partial(self.model.log_probs_with_mask, states, near, near_ids)
+        expanded = np.stack([self.window.expand_mask(mask) for mask in visibility_masks])
+        masks = torch.from_numpy(expanded[:, : expanded.shape[1] - num_queries])
+        yield from _predict(list(range(len(masks))), (masks,), predict, forward_batch_size(self.model, 2 * num_queries))
 
     def _strict_predictions(self, visibility_masks: Bool[np.ndarray, "queries far"]) -> Iterator[Predictions]:
         """Yield the predictions of ``strict_log_probs``, up to twice as fast: queries share unhidden prefixes."""

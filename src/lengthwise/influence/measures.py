@@ -3,7 +3,8 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Protocol, runtime_checkable
+from functools import cached_property
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -45,21 +46,23 @@ class KLDivergence:
 Objective = TargetLoss | KLDivergence
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SubsetScorer:
-    """Scorer of subsets of the far tokens of one window, for one objective and one of ``MODES``.
+    """Scorer of sets of units of the far tokens of one window, for one objective and one of ``MODES``.
 
-    ``candidates`` contains the indices of far tokens that a measure may select.
+    ``units`` has the indices of the far tokens of each unit, and ``candidates`` the numbers of the units that a measure
+    may select.
     """
 
     evaluator: WindowEvaluator
     mode: str
     objective: Objective
+    units: Sequence[Int[np.ndarray, " unit"]]
     candidates: Int[np.ndarray, " candidates"]
 
     def visibility_mask(self, indices: Sequence[int]) -> Bool[np.ndarray, " far"]:
-        """Return a visibility mask of the far tokens, which is True at ``indices`` and False elsewhere."""
-        return self.evaluator.window.visibility_mask(indices)
+        """Return a visibility mask of the far tokens, which is True in the units ``indices`` and False elsewhere."""
+        return self.evaluator.window.visibility_mask([token for index in indices for token in self.units[index]])
 
     def with_candidates(self, candidates: Int[np.ndarray, " candidates"]) -> "SubsetScorer":
         """Return a copy with other candidates."""
@@ -72,8 +75,41 @@ class SubsetScorer:
             scores[queries] = self.objective(log_probs).double().cpu().numpy()
         return scores
 
-    def gradient(self, *, context: str) -> Float[np.ndarray, " far"]:
-        """Return the negative gradient of the objective with respect to a gate on the attention to each far token.
+    def quick_scores(self, selected: Sequence[int]) -> Float[np.ndarray, " units"]:
+        """Return the approximate value of the objective with each unit added to ``selected``.
+
+        One query of the last near token reads the unit, so all units together cost about as much as one exact query.
+        The other near tokens read the selected units only. In strict mode, each unit is read without the other units.
+        """
+        if self.mode == "decode":
+            return self.scores(np.stack([self.visibility_mask([*selected, unit]) for unit in range(len(self.units))]))
+        evaluator, model, start = self.evaluator, self.evaluator.model, len(self.evaluator.window.start)
+        states = self._unit_states if self.mode == "strict" else evaluator.states
+        is_visible = evaluator.window.expand_mask(self.visibility_mask(selected))
+        if len(evaluator.near) > 1:
+            visible = torch.from_numpy(is_visible[: evaluator.num_prefix])
+            states = model.extend_states(states, evaluator.near[:-1], evaluator.near_ids[..., :-1], visible)
+        masks = np.tile(is_visible[:-1], (len(self.units), 1))
+        for mask, unit in zip(masks, self.units, strict=True):
+            mask[start + unit] = True
+        last, last_ids = evaluator.near[-1:], evaluator.near_ids[..., -1:]
+        log_probs = model.log_probs_with_mask(states, last, last_ids, torch.from_numpy(masks))
+        return self.objective(log_probs).double().cpu().numpy()
+
+    @cached_property
+    def _unit_states(self) -> Any:
+        """States of the start and far tokens; a far token reads the start tokens and its own unit."""
+        evaluator, start = self.evaluator, len(self.evaluator.window.start)
+        seq, group = len(evaluator.tokens), np.full(len(evaluator.tokens), -1)
+        for number, unit in enumerate(self.units):
+            group[start + unit] = number
+        mask = (group[:, None] == group) | (np.arange(seq) < start)
+        return evaluator.model.prefill(
+            evaluator.tokens, evaluator.position_ids, evaluator.num_prefix, torch.from_numpy(np.tril(mask))
+        )
+
+    def gradient(self, *, context: str) -> Float[np.ndarray, " units"]:
+        """Return the negative gradient of the objective with respect to a gate on the attention to each unit.
 
         With ``context`` "all", the gates are open. With "none", they reduce the attention weight of all far tokens
         together to about the weight of one token. Far tokens attend to each other, so the gradient is an approximation
@@ -87,18 +123,21 @@ class SubsetScorer:
         gradient = evaluator.model.attention_gate_gradient(
             evaluator.states, evaluator.near, evaluator.near_ids, gates, objective
         )
-        return -gradient[num_start:].double().cpu().numpy()
+        return self._sum_by_unit(-gradient[num_start:])
 
-    def attention(self) -> Float[np.ndarray, " far"]:
-        """Return the attention weights of the last near token on the far tokens, averaged over layers and heads."""
+    def attention(self) -> Float[np.ndarray, " units"]:
+        """Return the attention weights of the last near token on each unit, averaged over layers and heads."""
         evaluator = self.evaluator
         weights = evaluator.model.attention_weights(evaluator.states, evaluator.near, evaluator.near_ids)
-        return weights[len(evaluator.window.start) :].double().cpu().numpy()
+        return self._sum_by_unit(weights[len(evaluator.window.start) :])
+
+    def _sum_by_unit(self, values: Float[Tensor, " far"]) -> Float[np.ndarray, " units"]:
+        return np.add.reduceat(values.double().cpu().numpy(), [unit[0] for unit in self.units])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenRanking:
-    """Indices and gains of far tokens, in the order of selection.
+class UnitRanking:
+    """Numbers and gains of units of far tokens, in the order of selection.
 
     Gains of an exact measure are in nats of the objective. Other measures have other units.
     """
@@ -109,7 +148,7 @@ class TokenRanking:
 
 @runtime_checkable
 class InfluenceMeasure(Protocol):
-    """Measure that ranks far tokens. The first k tokens of a ranking are the selection of k tokens.
+    """Measure that ranks units of far tokens. The first k units of a ranking are the selection of k units.
 
     A subclass must set ``name``, and the other class variables if they differ from these defaults. ``exact`` is True if
     forward passes compute the gains, and False for an approximation. ``gradient_context`` is the context of the
@@ -122,15 +161,15 @@ class InfluenceMeasure(Protocol):
     exact: ClassVar[bool] = True
     gradient_context: ClassVar[str] = "none"
 
-    def select_tokens(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> TokenRanking:
+    def select_tokens(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> UnitRanking:
         """Return the best k candidates of the scorer, best first."""
         ...
 
 
-def top_k_candidates(scorer: SubsetScorer, gains: Float[np.ndarray, " candidates"], k: int) -> TokenRanking:
+def top_k_candidates(scorer: SubsetScorer, gains: Float[np.ndarray, " candidates"], k: int) -> UnitRanking:
     """Return the k candidates with the largest gains. Ties are broken in favor of the earlier token."""
     sorted_positions = np.argsort(-gains, kind="stable")[:k]
-    return TokenRanking(
+    return UnitRanking(
         indices=tuple(int(index) for index in scorer.candidates[sorted_positions]),
         gains=tuple(float(gain) for gain in gains[sorted_positions]),
     )
@@ -147,7 +186,7 @@ class AddOneIn(InfluenceMeasure):
     summary: ClassVar[str] = "gain of each far token added alone to the near tokens; misses joint effects"
     paper: ClassVar[str] = "Golowich et al. 2025, arXiv:2502.16792 (short context and k more tokens)"
 
-    def select_tokens(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> TokenRanking:
+    def select_tokens(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> UnitRanking:
         """Score the near tokens without and with each candidate."""
         subsets = [[], *([index] for index in scorer.candidates.tolist())]
         scores = scorer.scores(np.stack([scorer.visibility_mask(indices) for indices in subsets]))
@@ -166,7 +205,7 @@ class LeaveOneOut(InfluenceMeasure):
     paper: ClassVar[str] = "Cook 1977 (deletion); Li et al. 2016, arXiv:1612.08220"
     gradient_context: ClassVar[str] = "all"
 
-    def select_tokens(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> TokenRanking:
+    def select_tokens(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> UnitRanking:
         """Score the whole context, and the context without each candidate."""
         subsets = [[], *([index] for index in scorer.candidates.tolist())]
         scores = scorer.scores(np.stack([~scorer.visibility_mask(indices) for indices in subsets]))
@@ -184,7 +223,7 @@ class GreedySelection(InfluenceMeasure):
     summary: ClassVar[str] = "greedy search: adds the far token with the largest gain, k times; k times the cost"
     paper: ClassVar[str] = "Nemhauser, Wolsey, Fisher 1978 (greedy choice of a set)"
 
-    def select_tokens(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> TokenRanking:
+    def select_tokens(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> UnitRanking:
         """Score every remaining candidate in each of k steps."""
         indices, gains, remaining = list[int](), list[float](), scorer.candidates.tolist()
         current_score = float(scorer.scores(scorer.visibility_mask([])[None])[0])
@@ -194,7 +233,41 @@ class GreedySelection(InfluenceMeasure):
             indices.append(remaining.pop(best_index))
             gains.append(current_score - float(scores[best_index]))
             current_score = float(scores[best_index])
-        return TokenRanking(indices=tuple(indices), gains=tuple(gains))
+        return UnitRanking(indices=tuple(indices), gains=tuple(gains))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProposedGreedy(InfluenceMeasure):
+    """Greedy search that scores only the units that one-token queries propose, and adds several units at once.
+
+    A step adds as many units as the selection has (at least one). The units with the lowest quick scores are proposals,
+    ``extra`` more than the step adds. Exact queries then choose the best of them.
+    """
+
+    name: ClassVar[str] = "proposed"
+    summary: ClassVar[str] = "greedy search among units that cheap one-token queries propose; adds several at once"
+    paper: ClassVar[str] = "Nemhauser, Wolsey, Fisher 1978 (greedy choice of a set); the proposals are derived here"
+
+    extra: int = 2
+
+    def __post_init__(self) -> None:
+        if self.extra < 0:
+            raise SettingError(f"invalid extra {self.extra}; use 0 or more proposals")
+
+    def select_tokens(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> UnitRanking:
+        """Double the selection in each step."""
+        indices, gains, remaining = list[int](), list[float](), scorer.candidates
+        while len(indices) < k and len(remaining):
+            num_added = min(max(1, len(indices)), k - len(indices), len(remaining))
+            quick_scores = scorer.quick_scores(indices)[remaining]
+            proposals = remaining[np.argsort(quick_scores, kind="stable")[: num_added + self.extra]]
+            subsets = [indices, *([*indices, index] for index in proposals.tolist())]
+            scores = scorer.scores(np.stack([scorer.visibility_mask(subset) for subset in subsets]))
+            added = np.argsort(scores[1:], kind="stable")[:num_added]
+            indices += proposals[added].tolist()
+            gains += (scores[0] - scores[1:][added]).tolist()
+            remaining = np.setdiff1d(remaining, proposals[added])
+        return UnitRanking(indices=tuple(indices), gains=tuple(gains))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,7 +288,7 @@ class PrefilteredMeasure(InfluenceMeasure):
         if not 0 < self.share <= 1:
             raise SettingError(f"invalid share {self.share} of far tokens; use a number above 0 and at most 1")
 
-    def select_tokens(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> TokenRanking:
+    def select_tokens(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> UnitRanking:
         """Run one backward pass, then the measure ``then`` on the remaining candidates."""
         gradients = scorer.gradient(context=self.then.gradient_context)[scorer.candidates]
         num_candidates = max(k, math.ceil(self.share * len(scorer.candidates)))
@@ -232,7 +305,7 @@ class GradientMeasure(InfluenceMeasure):
     paper: ClassVar[str] = "Michel et al. 2019, arXiv:1905.10650 (gates and their gradients)"
     exact: ClassVar[bool] = False
 
-    def select_tokens(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> TokenRanking:
+    def select_tokens(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> UnitRanking:
         """Rank all candidates with one backward pass."""
         return top_k_candidates(scorer, scorer.gradient(context=self.gradient_context)[scorer.candidates], k)
 
@@ -250,9 +323,23 @@ class AttentionWeight(InfluenceMeasure):
     exact: ClassVar[bool] = False
     gradient_context: ClassVar[str] = "all"
 
-    def select_tokens(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> TokenRanking:
+    def select_tokens(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> UnitRanking:
         """Rank all candidates with one forward pass."""
         return top_k_candidates(scorer, scorer.attention()[scorer.candidates], k)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NearestSelection(InfluenceMeasure):
+    """Selection of the k nearest candidates without a forward pass. All gains are 0."""
+
+    name: ClassVar[str] = "nearest"
+    summary: ClassVar[str] = "the nearest far tokens: the control for recency"
+    exact: ClassVar[bool] = False
+
+    def select_tokens(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> UnitRanking:
+        """Return the last k candidates, the nearest one first."""
+        indices = scorer.candidates[::-1][:k].tolist()
+        return UnitRanking(indices=tuple(indices), gains=(0.0,) * len(indices))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,10 +350,10 @@ class RandomSelection(InfluenceMeasure):
     summary: ClassVar[str] = "random far tokens: the control"
     exact: ClassVar[bool] = False
 
-    def select_tokens(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> TokenRanking:
+    def select_tokens(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> UnitRanking:
         """Return the first k candidates of a random permutation."""
         indices = rng.permutation(scorer.candidates)[:k]
-        return TokenRanking(indices=tuple(int(index) for index in indices), gains=(0.0,) * len(indices))
+        return UnitRanking(indices=tuple(int(index) for index in indices), gains=(0.0,) * len(indices))
 
 
 MEASURES: dict[str, type[InfluenceMeasure]] = {
@@ -275,9 +362,11 @@ MEASURES: dict[str, type[InfluenceMeasure]] = {
         AddOneIn,
         LeaveOneOut,
         GreedySelection,
+        ProposedGreedy,
         PrefilteredMeasure,
         GradientMeasure,
         AttentionWeight,
+        NearestSelection,
         RandomSelection,
     )
 }

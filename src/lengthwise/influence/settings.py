@@ -7,36 +7,42 @@ from lengthwise.core.defaults import FAR_TOKENS
 from lengthwise.core.errors import SettingError, unknown_name_error
 from lengthwise.core.type_checks import check_types
 from lengthwise.influence.hidden_context import MODES
-from lengthwise.influence.measures import OBJECTIVES, GreedySelection, InfluenceMeasure
+from lengthwise.influence.measures import OBJECTIVES, InfluenceMeasure, ProposedGreedy
 from lengthwise.influence.targets import ELSEWHERE_SOURCE, OTHER_SOURCE, ClearGainRule
+from lengthwise.influence.units import check_unit
 
-# Controls: random own tokens, and the same search among far tokens of another text or from elsewhere in the text.
-CONTROL_SELECTIONS = ("random", OTHER_SOURCE, ELSEWHERE_SOURCE)
+# Controls: random or the nearest own units, and the same search among far tokens of another text or from elsewhere in
+# the text.
+CONTROL_SELECTIONS = ("random", "nearest", OTHER_SOURCE, ELSEWHERE_SOURCE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InfluenceSettings:
-    """Settings of an influence study; ``near``, ``far`` and ``ks`` are numbers of tokens.
+    """Settings of an influence study; ``near`` and ``far`` are numbers of tokens, ``ks`` are numbers of units.
 
-    A study measures the losses with full contexts for all ``num_targets`` targets (None: every token with a full
-    context). ``measure`` then selects ``ks`` far tokens for two groups of targets. The first group has a clear gain
-    (``rule``) with the far tokens of its own text or of another text. The second group is a random
-    ``background_fraction`` of the other targets. ``max_document_tokens`` splits longer texts. Each context starts with
+    ``unit`` is what a measure selects as a whole: ``token``, ``word``, ``sentence``, or ``span:N`` for N consecutive
+    tokens. A study measures the losses with full contexts for all ``num_targets`` targets (None: every token with a
+    full context). ``measure`` then selects ``ks`` units for about ``searched`` of the targets (None: for all). The
+    probability of a target increases with the divergence that far tokens cause, and weights correct for it.
+    ``max_document_tokens`` splits longer texts. Each context starts with
     ``sink`` tokens that are always visible and do not count as far tokens; models trained without a start token may
-    need them as attention sinks. A study writes rows in blocks of ``block`` targets.
+    need them as attention sinks. Targets are sampled in blocks of ``block`` consecutive tokens, which share their far
+    tokens, so one pass gives the losses of a block: the i-th target of a block has i more near tokens. A study writes
+    rows in these blocks.
     """
 
     near: int = 64
     far: int = FAR_TOKENS
     ks: tuple[int, ...] = (1, 2, 4, 8, 16)
-    measure: InfluenceMeasure = field(default_factory=GreedySelection)
+    unit: str = "span:8"
+    measure: InfluenceMeasure = field(default_factory=ProposedGreedy)
     modes: tuple[str, ...] = ("strict",)
     objectives: tuple[str, ...] = ("prediction",)
-    controls: tuple[str, ...] = ("random", OTHER_SOURCE)
-    random_draws: int = 4
+    controls: tuple[str, ...] = ("random", "nearest", OTHER_SOURCE)
+    random_draws: int = 2
     rule: ClearGainRule = field(default_factory=ClearGainRule)
     num_targets: int | None = 500
-    background_fraction: float = 0.1
+    searched: int | None = 200
     max_document_tokens: int | None = None
     sink: int = 0
     seed: int = 0
@@ -44,7 +50,7 @@ class InfluenceSettings:
 
     def __post_init__(self) -> None:
         check_types(self)
-        for setting in ("near", "far", "random_draws", "block", "num_targets", "max_document_tokens"):
+        for setting in ("near", "far", "random_draws", "block", "num_targets", "searched", "max_document_tokens"):
             value = getattr(self, setting)
             if value is not None and value < 1:
                 raise SettingError(f"invalid {setting} {value}; use at least 1")
@@ -53,10 +59,7 @@ class InfluenceSettings:
         if not self.ks or min(self.ks) < 1 or list(self.ks) != sorted(set(self.ks)):
             ks = ",".join(map(str, self.ks))
             raise SettingError(f"invalid k {ks}; use increasing numbers of far tokens, such as 1,2,4,8")
-        if self.ks[-1] > self.far:
-            raise SettingError(f"k {self.ks[-1]} exceeds the {self.far} far tokens; use a smaller k, or a larger far")
-        if not 0 <= self.background_fraction <= 1:
-            raise SettingError(f"invalid background_fraction {self.background_fraction}; use a number from 0 to 1")
+        check_unit(self.unit, self.far, self.ks[-1])
         self._check_names("mode", self.modes, MODES)
         self._check_names("objective", self.objectives, OBJECTIVES)
         if self.controls:

@@ -5,7 +5,9 @@ n processes can divide a study: process i measures every n-th block, and the las
 
 import hashlib
 import json
+import math
 import os
+import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +19,7 @@ from typing import Any
 from lengthwise.core.errors import RunFolderError, SettingError, SkippedTextWarning, UntrainedDistanceWarning
 from lengthwise.core.files import StrPath, read_file, write_atomically
 from lengthwise.core.folder_lock import exclusive_lock
+from lengthwise.core.randomness import random_stream
 from lengthwise.core.type_checks import check_arguments, check_types, is_instance
 from lengthwise.evaluation.language_model import ModelTokenizer, NextTokenModel
 from lengthwise.experiments.run_folder import STUDY_FOLDER, acquire_folder
@@ -24,9 +27,9 @@ from lengthwise.influence.exactness_checks import check_study_exactness
 from lengthwise.influence.measures import AttentionWeight, GradientMeasure, PrefilteredMeasure
 from lengthwise.influence.settings import InfluenceSettings
 from lengthwise.influence.target_evaluator import (
+    SearchProbability,
     StopRequestedError,
     TargetEvaluator,
-    estimate_seconds,
     stop_before_forward_passes,
 )
 from lengthwise.influence.targets import TargetToken, sample_targets, split_texts
@@ -35,8 +38,12 @@ from lengthwise.tasks import TokenizedDocument
 # Rows of a study in blocks, and a digest for each block.
 ROWS_FILE, DIGESTS_FILE = "influence.jsonl", "influence.sha256"
 SUMMARY_FILE = "summary.json"
+# Number of blocks of targets whose divergence the pilot measures.
+NUM_PILOT_BLOCKS = 8
+# Smallest number of blocks of targets, if the study has as many targets.
+MIN_BLOCKS = 32
 # Version of the row format, a part of the description of a study.
-VERSION = 2
+VERSION = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +65,7 @@ class InfluenceStudy:
             part, n = f"{self.part[0]}/{self.part[1]}", max(1, self.part[1])
             raise SettingError(f"invalid part {part}; use 1/{n} to {n}/{n}")
         model, near, far = self.model, self.settings.near, self.settings.far
-        num_needed = len(self.codec.start) + self.settings.context
+        num_needed = self.num_needed_positions
         if model.num_positions is not None and num_needed > model.num_positions:
             raise SettingError(
                 f"near {near} and far {far} need {num_needed} positions, but {model.name} has "
@@ -80,6 +87,11 @@ class InfluenceStudy:
                 f"text {name} is a copy of {original_name}, and copies make intervals over texts too narrow; remove "
                 "the copy, for example with drop_duplicate_texts(texts)"
             )
+
+    @property
+    def num_needed_positions(self) -> int:
+        """Number of tokens of the shortest context, with the start token."""
+        return len(self.codec.start) + self.settings.context
 
     def to_dict(self) -> dict[str, Any]:
         """Return the description of the study as JSON values, with a digest of the texts."""
@@ -107,7 +119,17 @@ class InfluenceStudy:
     def targets(self, pieces: Sequence[TokenizedDocument]) -> Sequence[TargetToken]:
         """Sample the targets of all parts of the study from ``document_pieces``."""
         settings = self.settings
-        return sample_targets(pieces, context=settings.context, num_targets=settings.num_targets, seed=settings.seed)
+        # Targets of a block have up to block - 1 more near tokens, if the model has the positions for them. Few blocks
+        # would be few documents.
+        limits = [self.model.num_positions, self.model.trained_distance and self.model.trained_distance + 1]
+        free = min((limit for limit in limits if limit is not None), default=math.inf) - self.num_needed_positions
+        return sample_targets(
+            pieces,
+            context=settings.context,
+            num_targets=settings.num_targets,
+            seed=settings.seed,
+            block=int(max(1, min(settings.block, free + 1, (settings.num_targets or math.inf) // MIN_BLOCKS))),
+        )
 
     def block_starts(self, num_targets: int) -> range:
         """Return the index of the first target of each block in this part."""
@@ -127,15 +149,17 @@ def measure_influence(
     resume: bool = False,
     report: Callable[[int, int], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
-    estimate: Callable[[float, float], None] | None = None,
+    announce: Callable[[str], None] | None = None,
+    estimate: Callable[[float], None] | None = None,
 ) -> bool:
     """Write one row per target to ``out``/influence.jsonl. Return False if ``stop()`` returned True.
 
     The same arguments give the same file, even after interruptions: targets are sampled before the first measurement,
     and a resumed study repeats an incomplete block. After each block, ``report`` receives the numbers of measured and
-    of all targets. ``stop`` runs before every forward pass. ``estimate`` receives the estimated minimum and maximum
-    duration in seconds. Raises ``RunFolderError`` if the folder already contains a study (with ``resume``: another
-    study), or if another process writes to it.
+    of all targets. ``stop`` runs before every forward pass. ``announce`` receives a line at each stage before the
+    first result, and ``estimate`` the expected number of
+    seconds, measured on some targets. Raises ``RunFolderError`` if the folder already contains a study (with
+    ``resume``: another study), or if another process writes to it.
     """
     out, settings, pieces = Path(out), study.settings, study.document_pieces()
     targets = study.targets(pieces)
@@ -148,11 +172,13 @@ def measure_influence(
         start=study.codec.start,
     )
     evaluator.placebo_sampler.check_other_documents(targets)
+    announce = announce or (lambda line: None)
+    announce(f"checking that hidden tokens have no effect on {model.name}")
     try:
         check_study_exactness(
             model,
             targets[0].window(settings.near, settings.far, study.codec.start, settings.sink),
-            check_masked_mode="masked" in settings.modes,
+            modes=settings.modes,
             check_gates=isinstance(settings.measure, (GradientMeasure, PrefilteredMeasure)),
             check_attention=isinstance(settings.measure, AttentionWeight),
         )
@@ -172,10 +198,15 @@ def measure_influence(
                 os.truncate(out / name, len(content))
         num_done = min(len(stored_blocks) * settings.block, total_targets)
         try:
-            if estimate is not None and num_done < total_targets:
-                estimate(*estimate_seconds(evaluator, targets[: total_targets - num_done]))
-            for start, block in list(blocks.items())[len(stored_blocks) :]:
-                rows = evaluator.rows(block, start)
+            remaining = list(blocks.items())[len(stored_blocks) :]
+            probability = None
+            if remaining:
+                announce(f"measuring a pilot of at most {NUM_PILOT_BLOCKS * settings.block} targets")
+                probability, seconds = _measure_pilot(evaluator, targets)
+                if estimate is not None:
+                    estimate(seconds * sum(len(block) for _, block in remaining) / len(targets))
+            for start, block in remaining:
+                rows = evaluator.rows(block, start, probability)
                 append_block(out, rows)
                 num_done += len(rows)
                 if report is not None:
@@ -183,6 +214,33 @@ def measure_influence(
         except StopRequestedError:
             return False
         return True
+
+
+def _measure_pilot(
+    evaluator: TargetEvaluator, targets: Sequence[TargetToken]
+) -> tuple[SearchProbability | None, float]:
+    """Return the probability that a target is searched, and the expected seconds of the whole study.
+
+    The pilot measures the divergence of some blocks, and the time of one search. It is the same in all parts of a
+    study, and after an interruption.
+    """
+    searched, block = evaluator.settings.searched, evaluator.settings.block
+    searched = len(targets) if searched is None else min(searched, len(targets))
+    starts = range(0, len(targets), block)
+    chosen = random_stream(evaluator.settings.seed, "pilot").permutation(len(starts))[:NUM_PILOT_BLOCKS]
+    pilot = [target for index in sorted(chosen) for target in targets[starts[index] : starts[index] + block]]
+    start_time = time.perf_counter()
+    mean_divergence = evaluator.mean_divergence(pilot)
+    middle_time = time.perf_counter()
+    evaluator.rows(pilot[:1], 0)
+    search_seconds = time.perf_counter() - middle_time
+    # The pilot has one of three passes with all far tokens.
+    dense_seconds = 3 * (middle_time - start_time) / len(pilot)
+    seconds = len(targets) * dense_seconds + searched * search_seconds
+    if evaluator.settings.searched is None:
+        return None, seconds
+    numbers = {"searched": searched, "num_targets": len(targets)}
+    return SearchProbability(**numbers, mean_divergence=mean_divergence), seconds
 
 
 def drop_duplicate_texts(texts: Sequence[TokenizedDocument]) -> list[TokenizedDocument]:

@@ -1,47 +1,50 @@
 """Evaluator that predicts each target with all far tokens, then with only k selected far tokens."""
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from lengthwise.core.randomness import random_stream
-from lengthwise.evaluation.language_model import NextTokenModel
+from lengthwise.evaluation.language_model import NextTokenModel, max_log_prob_difference
 from lengthwise.influence.hidden_context import TargetWindow, VisibilityMask, WindowEvaluator, strict_log_probs
 from lengthwise.influence.measures import (
     InfluenceMeasure,
     KLDivergence,
+    NearestSelection,
     Objective,
     RandomSelection,
     SubsetScorer,
     TargetLoss,
-    TokenRanking,
+    UnitRanking,
 )
 from lengthwise.influence.settings import InfluenceSettings
 from lengthwise.influence.targets import ELSEWHERE_SOURCE, OTHER_SOURCE, PlaceboSampler, TargetToken
 from lengthwise.influence.token_kinds import NUM_NEIGHBORS, token_kinds
+from lengthwise.influence.units import split_into_units
 from lengthwise.tasks import TokenizedDocument
 
 FORWARD_METHODS = (
     "log_probs",
+    "last_log_probs",
     "log_probs_without_cache",
     "prefill",
+    "extend_states",
     "log_probs_with_mask",
     "attention_gate_gradient",
     "attention_weights",
 )
-# Cost of a forward and backward pass, in units of a forward pass.
-BACKWARD_COST = 3
-# Number of queries that measure the speed of a model.
-NUM_TIMED_QUERIES = 64
+# Largest difference (nats) that a longer sequence may cause in earlier predictions by rounding.
+STABLE_DIFFERENCE, HALF_PRECISION_DIFFERENCE = 1e-3, 0.1
+# Share of the searched targets that are drawn with equal probability; the others are drawn by their divergence.
+UNIFORM_SHARE = 0.2
 # Number of decimal digits of a saved loss, the resolution of float32.
 NUM_LOSS_DIGITS = 6
 LogProbs = Float[Tensor, " vocab"]
@@ -63,34 +66,6 @@ def stop_before_forward_passes(model: NextTokenModel, stop: Callable[[], bool]) 
         return run_unless_stopped
 
     return _replace_methods(model, {name: add_stop_check(getattr(model, name)) for name in FORWARD_METHODS})
-
-
-class TokenCounter:
-    """Counter of the tokens that a model would read.
-
-    ``model`` is a copy of the model that counts tokens and returns uniform predictions without a forward pass.
-    """
-
-    def __init__(self, model: NextTokenModel) -> None:
-        self.num_tokens, self.vocabulary_size = 0, model.vocabulary_size
-        methods: dict[str, Callable[..., Any]] = {
-            "log_probs": lambda tokens, ids, states=None: self._uniform(tokens.numel(), len(tokens)),
-            "prefill": lambda tokens, ids, num_prefix: self._count(len(tokens), num_prefix),
-            "log_probs_with_mask": lambda states, near, ids, masks: self._uniform(len(near) * len(masks), len(masks)),
-            "attention_gate_gradient": lambda states, near, ids, log_gates, objective: self._count(
-                BACKWARD_COST * len(near), torch.zeros(len(log_gates))
-            ),
-            "attention_weights": lambda states, near, ids: self._count(len(near), torch.full((states,), 1 / states)),
-        }
-        self.model = _replace_methods(model, methods)
-
-    def _count(self, num_tokens: int, result: Any) -> Any:
-        self.num_tokens += num_tokens
-        return result
-
-    def _uniform(self, num_tokens: int, num_predictions: int) -> Float[Tensor, "batch vocab"]:
-        uniform_log_prob = -torch.tensor(float(self.vocabulary_size)).log()
-        return self._count(num_tokens, uniform_log_prob.expand(num_predictions, self.vocabulary_size))
 
 
 def _replace_methods(model: NextTokenModel, methods: Mapping[str, Callable[..., Any]]) -> NextTokenModel:
@@ -120,22 +95,49 @@ class FullContextLosses:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenSelection:
-    """Far tokens that a measure selected in one window, for one mode, objective and source."""
+class UnitSelection:
+    """Units of far tokens that a measure selected in one window, for one mode, objective and source."""
 
     contexts: FullContextLosses
-    evaluator: WindowEvaluator
-    mode: str
+    scorer: SubsetScorer
     objective: str
     source: str
     measure: str
     # Random selections have several rankings, and their scores are averaged.
-    rankings: tuple[TokenRanking, ...]
+    rankings: tuple[UnitRanking, ...]
+
+    @property
+    def evaluator(self) -> WindowEvaluator:
+        """Evaluator of the window."""
+        return self.scorer.evaluator
+
+    @property
+    def mode(self) -> str:
+        """One of ``MODES``."""
+        return self.scorer.mode
 
     def visibility_masks(self, ks: Sequence[int]) -> list[VisibilityMask]:
-        """Return one mask per ranking and k, in which only the first k far tokens of the ranking are visible."""
-        window = self.evaluator.window
-        return [window.visibility_mask(ranking.indices[:k]) for ranking in self.rankings for k in ks]
+        """Return one mask per ranking and k, in which only the first k units of the ranking are visible."""
+        return [self.scorer.visibility_mask(ranking.indices[:k]) for ranking in self.rankings for k in ks]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchProbability:
+    """Probability that a target is searched: a mixture of equal shares and shares in proportion to the divergence.
+
+    Each target is drawn independently (Poisson sampling), so 1 / probability is its weight in unbiased sums (Horvitz
+    and Thompson 1952). ``mean_divergence`` is an estimate for all targets; an error in it changes only the number of
+    searched targets.
+    """
+
+    searched: int
+    num_targets: int
+    mean_divergence: float
+
+    def __call__(self, divergence: float) -> float:
+        """Return the probability for a target with this divergence, in nats."""
+        relative = divergence / self.mean_divergence if self.mean_divergence > 0 else 1.0
+        return min(1.0, self.searched / self.num_targets * (UNIFORM_SHARE + (1 - UNIFORM_SHARE) * relative))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,10 +158,15 @@ class TargetEvaluator:
         """Sampler of far tokens from another document, or from another part of the same document."""
         return PlaceboSampler(self.texts, self.settings.context - self.settings.far, self.settings.far)
 
-    def rows(self, targets: Sequence[TargetToken], first_target_index: int) -> list[dict[str, Any]]:
-        """Return one result row per target. ``first_target_index`` is the index of ``targets[0]`` in the study."""
+    def rows(
+        self, targets: Sequence[TargetToken], first_target_index: int, probability: SearchProbability | None = None
+    ) -> list[dict[str, Any]]:
+        """Return one result row per target. ``first_target_index`` is the index of ``targets[0]`` in the study.
+
+        ``probability`` decides which targets are searched (None: all).
+        """
         contexts = self._full_contexts(targets, first_target_index)
-        rows = [self._row_without_selections(*pair) for pair in zip(targets, contexts, strict=True)]
+        rows = [self._row_without_selections(*pair, probability) for pair in zip(targets, contexts, strict=True)]
         pairs = zip(contexts, rows, strict=True)
         selections_by_target = [self._select_tokens(context) if row["weight"] else [] for context, row in pairs]
         scores = self._score_selections(list(chain(*selections_by_target)))
@@ -167,57 +174,89 @@ class TargetEvaluator:
             row["selections"] = [self._selection_entry(selection, next(scores)) for selection in selections]
         return rows
 
-    def count_tokens(self, target: TargetToken, counter: TokenCounter) -> tuple[int, int]:
-        """Return the numbers of tokens that the model reads for a target: for full contexts, and for selections."""
-        start = counter.num_tokens
-        (contexts,) = self._full_contexts([target], 0)
-        middle = counter.num_tokens
-        list(self._score_selections(self._select_tokens(contexts)))
-        return middle - start, counter.num_tokens - middle
+    def mean_divergence(self, targets: Sequence[TargetToken]) -> float:
+        """Return the mean divergence between the predictions with near tokens and with all tokens, in nats."""
+        contexts = chain.from_iterable(self._full_contexts(block, 0, sources=()) for block in _split_blocks(targets))
+        return float(np.mean([context.loss_and_divergence(context.log_probs_short)[1] for context in contexts]))
 
-    def _full_contexts(self, targets: Sequence[TargetToken], first_target_index: int) -> list[FullContextLosses]:
-        windows = [self._windows_by_source(target, first_target_index + index) for index, target in enumerate(targets)]
-        own_windows = [windows_by_source["own"] for windows_by_source in windows]
-        log_probs_short = dict(self._predictions([(window, window.visibility_mask([])) for window in own_windows]))
-        log_probs_long = dict(self._predictions([(window, ~window.visibility_mask([])) for window in own_windows]))
-        losses = [{"own": _loss(log_probs_long[index], window)} for index, window in enumerate(own_windows)]
-        controls = [(index, source) for index, sources in enumerate(windows) for source in sources if source != "own"]
-        queries = [(windows[index][source], ~own_windows[index].visibility_mask([])) for index, source in controls]
-        # Predictions have one number per entry of the vocabulary, so only the losses are stored.
-        for query_index, log_probs in self._predictions(queries):
-            index, source = controls[query_index]
-            losses[index][source] = _loss(log_probs, own_windows[index])
-        return [
-            FullContextLosses(
-                target_index=first_target_index + index,
-                windows=windows[index],
-                losses=losses[index],
-                log_probs_long=log_probs_long[index],
-                log_probs_short=log_probs_short[index],
-            )
-            for index in range(len(targets))
-        ]
+    def _full_contexts(
+        self,
+        targets: Sequence[TargetToken],
+        first_target_index: int,
+        sources: Sequence[str] = (OTHER_SOURCE, ELSEWHERE_SOURCE),
+    ) -> list[FullContextLosses]:
+        """Return the full contexts of targets, from one forward pass per block and source if this is exact."""
+        contexts = list[FullContextLosses]()
+        for block in _split_blocks(targets):
+            index, settings = first_target_index + len(contexts), self.settings
+            near = [target.window(settings.near, settings.far, self.start, settings.sink) for target in block]
+            far_tokens = self._far_tokens_by_source(block, index, sources)
+            windows = [
+                {source: window if far is None else window.with_far_tokens(far) for source, far in far_tokens.items()}
+                for window in near
+            ]
+            predictions = {source: self._predict_block([each[source] for each in windows]) for source in far_tokens}
+            short = self._predict_block(near, is_short=True)
+            contexts += [
+                FullContextLosses(
+                    target_index=index + place,
+                    windows=windows[place],
+                    losses={source: _loss(log_probs[place], near[place]) for source, log_probs in predictions.items()},
+                    log_probs_long=predictions["own"][place],
+                    log_probs_short=short[place],
+                )
+                for place in range(len(block))
+            ]
+        return contexts
 
-    def _windows_by_source(self, target: TargetToken, target_index: int) -> dict[str, TargetWindow]:
-        """Return the windows of a target by source of the far tokens. All windows have the same near tokens."""
-        settings, seed = self.settings, self.settings.seed
-        own_window = target.window(settings.near, settings.far, self.start, settings.sink)
-        other_tokens = self.placebo_sampler.sample_other_document(
-            target, random_stream(seed, "other text", target_index)
-        )
-        elsewhere_tokens = self.placebo_sampler.sample_same_document(
-            target, random_stream(seed, "elsewhere", target_index)
-        )
-        windows = {"own": own_window, OTHER_SOURCE: own_window.with_far_tokens(other_tokens)}
-        if elsewhere_tokens is not None:
-            windows[ELSEWHERE_SOURCE] = own_window.with_far_tokens(elsewhere_tokens)
-        return windows
+    def _predict_block(
+        self, windows: Sequence[TargetWindow], *, is_short: bool = False
+    ) -> Float[Tensor, "targets vocab"]:
+        """Return the predictions of a block, with near tokens only or with all far tokens."""
+        window, hidden = windows[-1], np.zeros(windows[-1].num_far_tokens, bool)
+        if len(windows) == 1 or not self._has_stable_ids:
+            queries = [(window, hidden if is_short else ~hidden) for window in windows]
+            by_index = dict(self._predictions(queries))
+            return torch.stack([by_index[index] for index in range(len(windows))])
+        tokens, ids = torch.from_numpy(window.tokens), self.model.assign_position_ids(torch.from_numpy(window.tokens))
+        is_visible = torch.from_numpy(window.expand_mask(hidden if is_short else ~hidden))
+        return self.model.last_log_probs(tokens[is_visible], ids[..., is_visible], len(windows))
+
+    @cached_property
+    def _has_stable_ids(self) -> bool:
+        """True if the predictions of a sequence do not change when it becomes longer, as random IDs would do."""
+        settings = self.settings
+        text = next(text for text in self.texts if len(text.tokens) > settings.context)
+        tokens = np.concatenate([np.array(self.start, np.int64), text.tokens[: settings.context + 1].astype(np.int64)])
+        short, long = torch.from_numpy(tokens[:-1]), torch.from_numpy(tokens)
+        ids, longer_ids = self.model.assign_position_ids(short), self.model.assign_position_ids(long)
+        if not torch.equal(ids, longer_ids[..., :-1]):
+            return False
+        expected = self.model.last_log_probs(short, ids, 1)[0]
+        found = self.model.last_log_probs(long, longer_ids, 2)[0]
+        tolerance = STABLE_DIFFERENCE if self.model.dtype in ("float32", "float64") else HALF_PRECISION_DIFFERENCE
+        return max_log_prob_difference(found, expected) <= tolerance
+
+    def _far_tokens_by_source(
+        self, block: Sequence[TargetToken], index: int, sources: Sequence[str]
+    ) -> dict[str, Int[np.ndarray, " far"] | None]:
+        """Return the far tokens of a block by source: None for its own tokens; sources without tokens are missing."""
+        sampler, seed = self.placebo_sampler, self.settings.seed
+        found: dict[str, Int[np.ndarray, " far"] | None] = {"own": None}
+        if OTHER_SOURCE in sources:
+            found[OTHER_SOURCE] = sampler.sample_other_document(block[-1], random_stream(seed, "other text", index))
+        if ELSEWHERE_SOURCE in sources:
+            far = sampler.sample_same_document(block[-1], random_stream(seed, "elsewhere", index))
+            found |= {} if far is None else {ELSEWHERE_SOURCE: far}
+        return found
 
     def _predictions(self, queries: Sequence[tuple[TargetWindow, VisibilityMask]]) -> Iterator[tuple[int, LogProbs]]:
         for query_indices, log_probs in strict_log_probs(self.model, queries):
             yield from zip(query_indices, log_probs, strict=True)
 
-    def _row_without_selections(self, target: TargetToken, contexts: FullContextLosses) -> dict[str, Any]:
+    def _row_without_selections(
+        self, target: TargetToken, contexts: FullContextLosses, probability: SearchProbability | None
+    ) -> dict[str, Any]:
         """Return the result row of a target, except for the entry ``"selections"``."""
         gap_rule, window, losses = self.settings.rule, contexts.windows["own"], contexts.losses
         loss_short, divergence = contexts.loss_and_divergence(contexts.log_probs_short)
@@ -240,25 +279,22 @@ class TargetEvaluator:
                 for source in (OTHER_SOURCE, ELSEWHERE_SOURCE)
                 if source in losses
             },
-            "weight": self._weight(contexts.target_index, is_clear=clear_gains["own"] or clear_gains[OTHER_SOURCE]),
+            "near": len(window.near),
+            "weight": 1.0 if probability is None else self._weight(contexts.target_index, probability(divergence)),
         }
 
-    def _weight(self, target_index: int, *, is_clear: bool) -> float:
-        """Return 1 / the probability that a target is sampled for selections, or 0 if the target is not sampled."""
-        background_fraction = self.settings.background_fraction
-        if is_clear:
-            return 1.0
-        if (
-            background_fraction == 0
-            or random_stream(self.settings.seed, "rest", target_index).random() >= background_fraction
-        ):
-            return 0.0
-        return 1 / background_fraction
+    def _weight(self, target_index: int, probability: float) -> float:
+        """Return 1 / the probability that a target is searched, or 0 if it is not."""
+        is_searched = random_stream(self.settings.seed, "searched", target_index).random() < probability
+        return 1 / probability if is_searched else 0.0
 
-    def _select_tokens(self, contexts: FullContextLosses) -> list[TokenSelection]:
+    def _select_tokens(self, contexts: FullContextLosses) -> list[UnitSelection]:
         settings, seed, max_k = self.settings, self.settings.seed, self.settings.ks[-1]
         sources = ["own", *(control for control in settings.controls if control in contexts.windows)]
         evaluators = {source: WindowEvaluator(self.model, contexts.windows[source]) for source in sources}
+        units = {
+            source: split_into_units(settings.unit, contexts.windows[source].far, self.token_text) for source in sources
+        }
         objectives: dict[str, Objective] = {
             "target": TargetLoss(contexts.windows["own"].target),
             "prediction": KLDivergence(contexts.log_probs_long),
@@ -266,18 +302,18 @@ class TargetEvaluator:
 
         def run_measure(
             mode: str, objective: str, source: str, measure: InfluenceMeasure, draws: int = 1
-        ) -> TokenSelection:
+        ) -> UnitSelection:
             scorer = SubsetScorer(
                 evaluator=evaluators[source],
                 mode=mode,
                 objective=objectives.get(objective, objectives["target"]),
-                candidates=np.arange(settings.far),
+                units=units[source],
+                candidates=np.arange(len(units[source])),
             )
             streams = (random_stream(seed, measure.name, source, contexts.target_index, draw) for draw in range(draws))
-            return TokenSelection(
+            return UnitSelection(
                 contexts=contexts,
-                evaluator=evaluators[source],
-                mode=mode,
+                scorer=scorer,
                 objective=objective,
                 source=source,
                 measure=measure.name,
@@ -293,9 +329,11 @@ class TargetEvaluator:
         if "random" in settings.controls:
             draws = settings.random_draws
             selections += [run_measure(mode, "nothing", "own", RandomSelection(), draws) for mode in settings.modes]
+        if "nearest" in settings.controls:
+            selections += [run_measure(mode, "nothing", "own", NearestSelection()) for mode in settings.modes]
         return selections
 
-    def _score_selections(self, selections: Sequence[TokenSelection]) -> Iterator[Float[np.ndarray, "2 k"]]:
+    def _score_selections(self, selections: Sequence[UnitSelection]) -> Iterator[Float[np.ndarray, "2 k"]]:
         """Yield the loss and divergence at each k for every selection. All strict selections share forward passes."""
         ks = self.settings.ks
         strict = [selection for selection in selections if selection.mode == "strict"]
@@ -316,20 +354,27 @@ class TargetEvaluator:
                         scores[query_index] = selection.contexts.loss_and_divergence(log_probs)
             yield np.reshape(scores, (-1, len(ks), 2)).mean(axis=0).T
 
-    def _selection_entry(self, selection: TokenSelection, scores: Float[np.ndarray, "2 k"]) -> dict[str, Any]:
-        window, ranking = selection.evaluator.window, selection.rankings[0]
-        # Several random rankings have no common list of tokens.
-        selected_tokens = zip(ranking.indices, ranking.gains, strict=True) if len(selection.rankings) == 1 else ()
+    def _selection_entry(self, selection: UnitSelection, scores: Float[np.ndarray, "2 k"]) -> dict[str, Any]:
+        window, ranking, units = selection.evaluator.window, selection.rankings[0], selection.scorer.units
+        # Several random rankings have no common list of units.
+        selected_units = zip(ranking.indices, ranking.gains, strict=True) if len(selection.rankings) == 1 else ()
         seq, (losses, divergences) = window.num_far_tokens + len(window.near), scores.tolist()
+        num_tokens = [int(mask.sum()) for mask in selection.visibility_masks(self.settings.ks)]
         return {
             "mode": selection.mode,
             "knows": selection.objective,
             "from": selection.source,
             "measure": selection.measure,
             "chosen": [
-                {"distance": seq - index, "text": self.token_text(int(window.far[index])), "gain": _round(gain)}
-                for index, gain in selected_tokens
+                {
+                    "distance": seq - int(units[index][-1]),
+                    "tokens": len(units[index]),
+                    "text": "".join(self.token_text(int(token)) for token in window.far[units[index]]),
+                    "gain": _round(gain),
+                }
+                for index, gain in selected_units
             ],
+            "tokens": np.reshape(num_tokens, (-1, len(self.settings.ks))).mean(axis=0).tolist(),
             "losses": [_round(loss) for loss in losses],
             "divergences": [_round(divergence) for divergence in divergences],
         }
@@ -337,10 +382,23 @@ class TargetEvaluator:
     def classify_target(self, target: TargetToken) -> list[str]:
         """Return the kinds of a target, in the order of ``KINDS``."""
         settings, tokens, end = self.settings, target.text.tokens, target.place + 1
-        context = tokens[target.place - settings.context : end]
+        context = tokens[target.place - target.index_in_block - settings.context : end]
         neighbors = context[-1 - NUM_NEIGHBORS :], tokens[end : end + NUM_NEIGHBORS]
         previous_texts, next_texts = ([self.token_text(int(token)) for token in part] for part in neighbors)
-        return token_kinds(previous_texts, near=settings.near, tokens=context, next_texts=next_texts)
+        near = settings.near + target.index_in_block
+        return token_kinds(previous_texts, near=near, tokens=context, next_texts=next_texts)
+
+
+def _split_blocks(targets: Sequence[TargetToken]) -> Iterator[list[TargetToken]]:
+    """Yield runs of targets of the same block, in order."""
+    block: list[TargetToken] = []
+    for target in targets:
+        if block and target.index_in_block != block[-1].index_in_block + 1:
+            yield block
+            block = []
+        block.append(target)
+    if block:
+        yield block
 
 
 def _round(nats: float) -> float:
@@ -349,25 +407,3 @@ def _round(nats: float) -> float:
 
 def _loss(log_probs: LogProbs, window: TargetWindow) -> float:
     return float(-log_probs[window.target])
-
-
-def estimate_seconds(evaluator: TargetEvaluator, targets: Sequence[TargetToken]) -> tuple[float, float]:
-    """Return the minimum and maximum duration of a study in seconds.
-
-    The study selects far tokens for a fraction ``background_fraction`` of the targets (minimum), or for all (maximum).
-    """
-    counter = TokenCounter(evaluator.model)
-    full_context_tokens, selection_tokens = replace(evaluator, model=counter.model).count_tokens(targets[0], counter)
-    seconds_per_token = len(targets) / _tokens_per_second(evaluator, targets[0])
-    min_tokens = full_context_tokens + evaluator.settings.background_fraction * selection_tokens
-    return min_tokens * seconds_per_token, (full_context_tokens + selection_tokens) * seconds_per_token
-
-
-def _tokens_per_second(evaluator: TargetEvaluator, target: TargetToken) -> float:
-    """Measure the tokens per second of the model on queries with all far tokens hidden."""
-    settings = evaluator.settings
-    window = target.window(settings.near, settings.far, evaluator.start, settings.sink)
-    start_time = time.perf_counter()
-    for _ in strict_log_probs(evaluator.model, [(window, window.visibility_mask([]))] * NUM_TIMED_QUERIES):
-        pass
-    return NUM_TIMED_QUERIES * (len(window.start) + settings.near) / (time.perf_counter() - start_time)

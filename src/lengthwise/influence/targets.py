@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 
 import numpy as np
 from jaxtyping import Int
@@ -20,13 +21,21 @@ FarTokens = Int[np.ndarray, " far"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetToken:
-    """Token that a model predicts in a study; ``place`` is its token index in ``text``."""
+    """Token that a model predicts in a study; ``place`` is its token index in ``text``.
+
+    ``index_in_block`` is the number of targets of the same block before it, which are additional near tokens.
+    """
 
     text: TokenizedDocument
     place: int
+    index_in_block: int = 0
 
     def window(self, near: int, far: int, start: Sequence[int] = (), sink: int = 0) -> TargetWindow:
-        """Return the window of ``sink + far + near`` tokens before the target; ``start`` precedes these tokens."""
+        """Return the window of ``sink + far + near`` tokens before the block, and the tokens of the block before it.
+
+        ``start`` precedes these tokens.
+        """
+        near += self.index_in_block
         tokens = self.text.tokens[self.place - near - far - sink : self.place + 1].astype(np.int64)
         sink_tokens, far_tokens, near_tokens, target = np.split(tokens, [sink, sink + far, sink + far + near])
         start_tokens = np.concatenate([np.array(start, np.int64), sink_tokens])
@@ -54,11 +63,12 @@ LONGPPL_RULE = ClearGainRule(gap=2.0, below=2.0)
 
 
 def sample_targets(
-    texts: Sequence[TokenizedDocument], *, context: int, num_targets: int | None, seed: int
+    texts: Sequence[TokenizedDocument], *, context: int, num_targets: int | None, seed: int, block: int = 1
 ) -> list[TargetToken]:
-    """Sample uniformly among the tokens with at least ``context`` tokens before them.
+    """Sample uniformly among the tokens with at least ``context`` tokens before them, in blocks of ``block`` tokens.
 
-    ``num_targets=None`` means all. Targets are in text order. Raises ``SettingError`` if no text is long enough.
+    The last block of a text and the last sampled block may be shorter. ``num_targets=None`` means all. Targets are in
+    text order. Raises ``SettingError`` if no text is long enough.
     """
     text_counts = np.array([max(0, len(text.tokens) - context) for text in texts])
     num_eligible = int(text_counts.sum())
@@ -68,14 +78,18 @@ def sample_targets(
             f"the longest text has {max_num_tokens} tokens, but a target needs {context} tokens before it; "
             "use longer texts, or a smaller --near or --far"
         )
-    selected = np.arange(num_eligible)
+    starts = [(text, start) for text, count in enumerate(text_counts.tolist()) for start in range(0, count, block)]
     if num_targets is not None and num_targets < num_eligible:
         rng = random_stream(seed, "targets")
-        selected = np.sort(rng.choice(num_eligible, size=num_targets, replace=False, shuffle=False))
-    cumulative_counts = text_counts.cumsum()
-    text_indices = np.searchsorted(cumulative_counts, selected, side="right")
-    places = context + selected - (cumulative_counts - text_counts)[text_indices]
-    return [TargetToken(text=texts[index], place=int(place)) for index, place in zip(text_indices, places, strict=True)]
+        num_blocks = min(len(starts), ceil(num_targets / block))
+        selected = np.sort(rng.choice(len(starts), size=num_blocks, replace=False, shuffle=False))
+        starts = [starts[index] for index in selected]
+    targets = [
+        TargetToken(text=texts[text], place=context + start + index, index_in_block=index)
+        for text, start in starts
+        for index in range(min(block, text_counts[text] - start))
+    ]
+    return targets[:num_targets]
 
 
 def split_texts(texts: Sequence[TokenizedDocument], max_tokens: int) -> Iterator[TokenizedDocument]:
@@ -116,13 +130,17 @@ class PlaceboSampler:
         return self._far_tokens(far_start if far_start < document_start else far_start + document_end - document_start)
 
     def sample_same_document(self, target: TargetToken, rng: np.random.Generator) -> FarTokens | None:
-        """Sample far tokens from the same document, outside the target's context. None if the document is too short."""
+        """Sample far tokens from the same document, outside the context of the last target of a block.
+
+        Returns None if the document is too short.
+        """
         pieces = self.piece_ranges[target.text.name]
         document_start, document_end = (int(self.start_offsets[index]) for index in pieces)
         text_index = next(index for index in range(*pieces) if self.texts[index] is target.text)
         text_start, text_end = int(self.start_offsets[text_index]), int(self.start_offsets[text_index + 1])
         # Exclude start indexes from which far tokens would overlap the context or contain the target.
-        excluded_start = max(text_start, min(text_end, text_start + target.place - self.near - 2 * self.far + 1))
+        context_start = target.place - target.index_in_block - self.near - self.far
+        excluded_start = max(text_start, min(text_end, text_start + context_start - self.far + 1))
         excluded_end = min(text_end, text_start + target.place + 1)
         num_starts = (excluded_start - document_start) + (document_end - excluded_end)
         if num_starts == 0:

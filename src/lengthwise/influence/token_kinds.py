@@ -95,7 +95,7 @@ def _word_kinds(previous_text: str, text: str, next_text: str) -> Iterator[str]:
         yield "digit"
     # A single capital is an initial or a pronoun, such as the English I, also in "I'm".
     capitalized = word[0].isupper() or word[0].istitle()
-    if capitalized and _is_word_character(word[1:2] or " ") and not _starts_sentence(passage[:word_start]):
+    if capitalized and _is_word_character(word[1:2] or " ") and not starts_sentence(passage[:word_start]):
         yield "name_like"
     if _is_identifier(word):
         yield "identifier"
@@ -109,7 +109,7 @@ def _joins_word(text: str, index: int) -> bool:
     return _is_word_character(text[index])
 
 
-def _starts_sentence(previous_text: str) -> bool:
+def starts_sentence(previous_text: str) -> bool:
     """Return True if a sentence or line starts after this text, ignoring quotes and brackets."""
     for character in reversed(previous_text):
         if _ends_line(character):

@@ -14,7 +14,8 @@ from lengthwise.core.progress_line import ProgressLine, err_console
 
 def evaluate_(
     name: Annotated[
-        str, Argument(metavar="RUN|MODEL", help="Run folder, model folder or model name on the Hugging Face Hub.")
+        str,
+        Argument(metavar="RUN|MODEL", help="Run folder, model folder, GGUF file or name on the Hugging Face Hub."),
     ],
     lengths: Annotated[
         str | None,

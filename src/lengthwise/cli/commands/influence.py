@@ -7,13 +7,14 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from lengthwise.cli import options
-from lengthwise.cli.terminal import print_json
+from lengthwise.cli.terminal import print_json, print_message
 from lengthwise.core.defaults import CLEAR_GAP, FAR_TOKENS, SOURCE_FORMAT
 
 
 def influence(
     model: Annotated[
-        str, Argument(metavar="MODEL", help="Run folder, model folder or model name on the Hugging Face Hub.")
+        str,
+        Argument(metavar="MODEL", help="Run folder, model folder, GGUF file or model name on the Hugging Face Hub."),
     ],
     texts: Annotated[
         list[str] | None,
@@ -30,8 +31,11 @@ def influence(
             show_default=f"{FAR_TOKENS}, or fewer for a model with fewer positions",
         ),
     ] = None,
-    k: Annotated[str, Option("--k", help="Numbers k of far tokens to select, in increasing order.")] = "1,2,4,8,16",
-    measure: Annotated[str, Option(help="Influence measure; see lengthwise list measures.")] = "greedy",
+    k: Annotated[str, Option("--k", help="Numbers k of units to select, in increasing order.")] = "1,2,4,8,16",
+    unit: Annotated[
+        str, Option(help="Unit of far tokens that is selected as a whole: token, word, sentence, or span:N.")
+    ] = "span:8",
+    measure: Annotated[str, Option(help="Influence measure; see lengthwise list measures.")] = "proposed",
     prefilter: Annotated[
         float | None, Option(help="Fraction of far tokens to preselect by gradient, such as 0.1.")
     ] = None,
@@ -39,7 +43,7 @@ def influence(
         str,
         Option(
             help="Treatment of far tokens that are not selected: strict (removed from the input), masked (invisible to "
-            "the near tokens) or strict,masked (both)."
+            "the near tokens), decode (invisible to the last token), or several of them."
         ),
     ] = "strict",
     objective: Annotated[
@@ -52,10 +56,10 @@ def influence(
     controls: Annotated[
         str,
         Option(
-            help="Control selections: random (random far tokens), other (far tokens of another text), elsewhere (far "
-            "tokens from elsewhere in the same document), or none."
+            help="Control selections: random or nearest (random or the nearest units), other (units of another text), "
+            "elsewhere (units from elsewhere in the same document), or none."
         ),
-    ] = "random,other",
+    ] = "random,nearest,other",
     rule: Annotated[
         str,
         Option(
@@ -70,10 +74,10 @@ def influence(
             show_default=f"{CLEAR_GAP}",
         ),
     ] = None,
-    background_fraction: Annotated[
-        float,
-        Option(help="Fraction of the targets without a clear gain that are also measured with selected far tokens."),
-    ] = 0.1,
+    searched: Annotated[
+        int,
+        options.integer_option("Number of targets to search for units, drawn by the divergence that far tokens cause."),
+    ] = 200,
     targets: Annotated[str, Option(help="Number of target tokens, or all.")] = "500",
     max_document_tokens: Annotated[
         int | None, options.integer_option("Maximum number of tokens per document; longer documents are split.")
@@ -111,12 +115,13 @@ def influence(
         near=near,
         far=FAR_TOKENS if far is None else far,
         ks=options.parse_integers(k, "--k"),
+        unit=unit,
         measure=influence_options.build_measure(measure, prefilter),
         modes=options.split_names(mode),
         objectives=options.split_names(objective),
         controls=influence_options.parse_controls(controls),
         rule=influence_options.parse_clear_gain_rule(rule, gap),
-        background_fraction=background_fraction,
+        searched=searched,
         num_targets=influence_options.parse_num_targets(targets),
         max_document_tokens=max_document_tokens,
         sink=sink,
@@ -130,6 +135,7 @@ def influence(
     folders = [out] if len(model_names) == 1 else subfolders
     summaries: list[Mapping[str, Any]] = []
     for name, folder in zip(model_names, folders, strict=True):
+        print_message(f"loading {name}")
         loaded = load_language_model(name, tokenizer=tokenizer, device=device, dtype=dtype)
         if far is None and len(model_names) == 1:
             settings = influence_options.limit_far_tokens(settings, loaded)

@@ -28,7 +28,7 @@ Statistic = Callable[[Counts], Values]
 JSONObject = dict[str, Any]
 Sums = Float[np.ndarray, "documents values"]
 Totals = Float[np.ndarray, "resamples sums"]
-NO_SAMPLE = "the study measured no target without a clear gain; use a background fraction above 0"
+NO_SAMPLE = "the study searched too few targets; use a larger --searched"
 NO_EFFECT = "far context does not change the predictions, so there is nothing to recover"
 # Divergences (nats per target) below this value may be rounding errors.
 MAX_ROUNDING_ERROR = 1e-5

@@ -19,6 +19,7 @@ from lengthwise.evaluation.figure_layout import (
     save_figure,
 )
 from lengthwise.influence.report.summary import own_selections
+from lengthwise.influence.units import name_units
 
 Summary = Mapping[str, Any]
 Estimate = Mapping[str, Any]
@@ -28,13 +29,15 @@ Numbers = Sequence[int | float]
 BLUE, GREEN, ORANGE, PURPLE, GREY, BLACK = "#0072B2", "#009E73", "#D55E00", "#CC79A7", "#777777", "#000000"
 ESTIMATE_KEYS = ("value", "low", "high")
 MAX_NAME_LENGTH = 40  # maximum length of a displayed model name
-# Label, color, line style and marker by objective and source. If a panel has too many lines, the last are omitted.
+# Label, color, line style and marker by objective (without one: measure) and source. If a panel has too many lines, the
+# last are omitted.
 LINE_STYLES = {
     ("prediction", "own"): ("own text, by prediction", LINE_COLORS[0], "-", "s"),
     ("target", "own"): ("own text, by target", LINE_COLORS[5], "-", "o"),
     ("prediction", "other"): ("other text, by prediction", LINE_COLORS[1], "--", "^"),
     ("target", "other"): ("other text, by target", LINE_COLORS[4], "--", "v"),
-    ("nothing", "own"): ("random tokens, own text", LINE_COLORS[8], "--", "X"),
+    ("random", "own"): ("random, own text", LINE_COLORS[8], "--", "X"),
+    ("nearest", "own"): ("nearest, own text", LINE_COLORS[2], "--", "D"),
     ("prediction", "elsewhere"): ("elsewhere in the document, by prediction", LINE_COLORS[3], ":", "P"),
     ("target", "elsewhere"): ("elsewhere in the document, by target", LINE_COLORS[7], ":", "d"),
 }
@@ -44,8 +47,9 @@ SOURCE_STYLES = {
     "elsewhere": ("elsewhere in the document, all far tokens", BLACK),
 }
 MODE_NOTES = {
-    "strict": "Strict: the model reads only near + k tokens",
-    "masked": "Masked: near tokens attend to k far ones",
+    "strict": "Strict: the model reads only the near and the selected tokens",
+    "masked": "Masked: near tokens attend to the selected far tokens",
+    "decode": "Decode: the last token attends to the selected far tokens",
 }
 # Source, color and label of the differences in the figure of several models.
 SCALE_SOURCES = (("other", PURPLE, "minus another text"), ("elsewhere", GREEN, "minus elsewhere in the document"))
@@ -78,11 +82,11 @@ def plot_recovered_share(summary: Summary, folder: Path) -> Path:
     """
     modes = list(dict.fromkeys(group["mode"] for group in summary["groups"])) or ["strict"]
     name = _shorten_names([summary["model"]])[0]
-    documents = _count(summary["documents"], "document")
+    documents, units = _count(summary["documents"], "document"), name_units(summary["unit"], 2)
     titles, lines_by_panel = [], []
     for mode in modes:
         ending = f"{f' ({mode})' if len(modes) > 1 else ''}, {documents}"
-        titles.append(f"{name}: prediction recovered by k far tokens{ending}")
+        titles.append(f"{name}: prediction recovered by k far {units}{ending}")
         titles.append(f"{name}: loss with control minus own text{ending}")
         lines_by_panel += [_share_lines(summary, mode), _difference_lines(summary, mode)]
     drawn_lines = [[line for line in lines if line.defined_values][:MAX_LINES] for lines in lines_by_panel]
@@ -95,7 +99,11 @@ def plot_recovered_share(summary: Summary, folder: Path) -> Path:
 
 def _share_lines(summary: Summary, mode: str) -> list[_Line]:
     """Return a line per selection of tokens in the order of ``LINE_STYLES``."""
-    groups = {(group["knows"], group["from"]): group for group in summary["groups"] if group["mode"] == mode}
+    groups = {
+        (group["measure"] if group["knows"] == "nothing" else group["knows"], group["from"]): group
+        for group in summary["groups"]
+        if group["mode"] == mode
+    }
     shares = {key: group["all_targets"]["prediction"]["shares"] for key, group in groups.items()}
     return [_Line(*style, shares[key]) for key, style in LINE_STYLES.items() if key in shares]
 
@@ -120,7 +128,7 @@ def _caption(summary: Summary, modes: Sequence[str], lines: Sequence[_Line], lab
     sentences = [
         f"{counts}; {interval_note}",
         "Recovered share: 1 - KL(k) / KL(short); 1 is the prediction with the whole context",
-        f"By prediction, by target: the objective that selects the k tokens{selection}",
+        f"By prediction, by target: the objective of the selection{selection}",
         *(MODE_NOTES[mode] for mode in modes),
     ]
     undefined = dict.fromkeys(line.label for line in lines if not line.defined_values)
@@ -137,7 +145,7 @@ def _draw_panel(axes: Any, ks: Sequence[int], lines: Sequence[_Line], *, is_diff
     # The limits are necessary because a panel may have no lines.
     axes.set_xlim(0.85 * ks[0], ks[-1] / 0.85)
     axes.set_xticks(ks, [f"{k:,}" for k in ks])
-    axes.set_xlabel("visible far tokens, k (log scale)")
+    axes.set_xlabel("visible units of far tokens, k (log scale)")
     if is_difference:
         axes.axhline(0, color=BLACK, linewidth=0.8)
         axes.set_ylabel("nats per target")
@@ -197,7 +205,7 @@ def plot_token_distances(summary: Summary, folder: Path, *, near: int, far: int)
         distances, color, sample_sizes = group["distances"], (BLUE, ORANGE)[index % 2], group["selected"]["own"]
         targets = f"{_count(sample_sizes['targets'], 'target')} with a clear gain"
         documents = f"in {_count(sample_sizes['documents'], 'document')}"
-        tokens = f"{_count(distances['chosen'], 'token')} selected for {targets} {documents}"
+        tokens = f"{_count(distances['chosen'], 'unit')} selected for {targets} {documents}"
         label = f"{group['mode']}, {group['knows']} objective: {tokens}"
         gain_shares, edges = [entry["gain_share"] for entry in distances["bins"]], _edges(distances["bins"])
         # Fill the first distribution, and draw the second distribution as a line.
@@ -255,7 +263,7 @@ def plot_model_sizes(summaries: Sequence[Summary], num_parameters: Sequence[int]
             style: dict[str, Any] = {"color": color, "marker": "os"[index], "linestyle": "-:"[index], "label": label}
             _draw_bars(difference_axes, sizes, estimates, style, 1 - index / 2)
             all_estimates += estimates
-    share_axes.set_ylabel("prediction recovered by k far tokens\n1 - KL(k) / KL(short)")
+    share_axes.set_ylabel("recovered share of the prediction\n1 - KL(k) / KL(short)")
     for index, k in enumerate(ks):
         # Colors are ordered from dark to light, so the order of k is visible in grayscale.
         shade = colormaps["viridis"](0.85 * index / max(1, len(ks) - 1))

@@ -20,7 +20,7 @@ function appendTable(title, header, rows) {
   for (const name of header) append(headerRow, "th", name).scope = "col";
   for (const row of rows) {
     const line = append(table, "tr");
-    row.forEach((cell, column) => append(line, "td", cell, header[column] === "token" ? "text" : ""));
+    row.forEach((cell, column) => append(line, "td", cell, header[column] === "text" ? "text" : ""));
   }
 }
 
@@ -41,14 +41,14 @@ function describe(target) {
     return;
   }
   const total = target.divergence_short, tokens = selection.chosen;
-  appendTable("with k far tokens", ["k", "loss", "prediction"], study.ks.map((k, index) => [k,
+  appendTable("with k far " + study.units, ["k", "loss", "prediction"], study.ks.map((k, index) => [k,
     nats(selection.losses[index]), total > 1e-5 ? (1 - selection.divergences[index] / total).toFixed(2) : "no change"]));
-  if (!tokens.length) append(panel, "p", "The losses are means over random selections, so there is no list of tokens.");
-  else appendTable("selected tokens, in order", ["token", "distance", "gain"],
+  if (!tokens.length) append(panel, "p", "The losses are means over random selections, so there is no list.");
+  else appendTable("selected " + study.units + ", in order", ["text", "distance", "gain"],
     tokens.map(([distance, gain, text]) => [JSON.stringify(text), distance, nats(gain)]));
   const outside = tokens.filter(([distance]) => target.index - distance < 0).length;
-  if (source() !== "own") append(panel, "p", "These tokens are from another context, so the page does not highlight them.");
-  else if (outside) append(panel, "p", "Number of selected tokens before this excerpt: " + outside + ".");
+  if (source() !== "own") append(panel, "p", "These are from another context, so the page does not highlight them.");
+  else if (outside) append(panel, "p", "Number of them before this excerpt: " + outside + ".");
 }
 
 function highlight(target) {
@@ -66,8 +66,11 @@ function highlight(target) {
   const selection = target.selections[groupMenu.value];
   if (!selection || source() !== "own") return;
   const largest = Math.max(...selection.chosen.map(([, gain]) => gain), 1e-9);
-  for (const [distance, gain] of selection.chosen) {
-    mark(target.index - distance, "selected")?.style.setProperty("--gain-share", Math.max(0, gain / largest).toFixed(3));
+  for (const [distance, gain, , length] of selection.chosen) {
+    for (let offset = 0; offset < length; offset += 1) {
+      const span = mark(target.index - distance - offset, "selected");
+      span?.style.setProperty("--gain-share", Math.max(0, gain / largest).toFixed(3));
+    }
   }
 }
 

@@ -26,17 +26,25 @@ ValuesByK = Float[np.ndarray, "measured k"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectionColumns:
-    """Columns of the targets with a selection of one group: row index, and losses and divergences at each k."""
+    """Columns of the targets with a selection of one group: row index, and values at each k.
+
+    The values are losses and divergences in nats, and the number of visible far tokens.
+    """
 
     target: Int[np.ndarray, " measured"]
     losses: ValuesByK
     divergences: ValuesByK
+    tokens: ValuesByK
 
     def select_targets(self, mask: TargetMask) -> "SelectionColumns":
         """Return the columns of the targets in ``mask``."""
         in_mask = mask[self.target]
-        target, losses, divergences = self.target[in_mask], self.losses[in_mask], self.divergences[in_mask]
-        return SelectionColumns(target=target, losses=losses, divergences=divergences)
+        return SelectionColumns(
+            target=self.target[in_mask],
+            losses=self.losses[in_mask],
+            divergences=self.divergences[in_mask],
+            tokens=self.tokens[in_mask],
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,14 +62,14 @@ class SourceColumns:
 
 
 class DistanceHistogram:
-    """Number of selected tokens and total gain (nats) at each distance (tokens)."""
+    """Number of selected units and total gain (nats) at each distance (tokens)."""
 
     def __init__(self) -> None:
         self.counts: dict[int, int] = {}
         self.gains: dict[int, float] = {}
 
     def add(self, distance: int, gain: float) -> None:
-        """Add one selected token. Raises ``SettingError`` if its gain is not finite; a negative gain counts as 0."""
+        """Add one selected unit. Raises ``SettingError`` if its gain is not finite; a negative gain counts as 0."""
         if not math.isfinite(gain):
             raise SettingError(f"the gain at distance {distance} is {gain}; repeat the study in float32")
         self.counts[distance] = self.counts.get(distance, 0) + 1
@@ -107,18 +115,21 @@ class _SelectionArrays:
     target: "array[int]" = field(default_factory=lambda: array("l"))
     losses: "array[float]" = field(default_factory=lambda: array("d"))
     divergences: "array[float]" = field(default_factory=lambda: array("d"))
+    tokens: "array[float]" = field(default_factory=lambda: array("d"))
     distances: DistanceHistogram = field(default_factory=DistanceHistogram)
 
     def add(self, target: int, selection: Mapping[str, Any], *, has_clear_gain: bool) -> None:
         self.target.append(target)
         self.losses.extend(selection["losses"])
         self.divergences.extend(selection["divergences"])
-        for token in selection["chosen"] if has_clear_gain else ():
-            self.distances.add(token["distance"], token["gain"])
+        self.tokens.extend(selection["tokens"])
+        for unit in selection["chosen"] if has_clear_gain else ():
+            self.distances.add(unit["distance"], unit["gain"])
 
     def columns(self, num_ks: int) -> SelectionColumns:
-        losses, divergences = (np.array(values).reshape(-1, num_ks) for values in (self.losses, self.divergences))
-        return SelectionColumns(target=np.array(self.target), losses=losses, divergences=divergences)
+        values = (np.array(values).reshape(-1, num_ks) for values in (self.losses, self.divergences, self.tokens))
+        losses, divergences, tokens = values
+        return SelectionColumns(target=np.array(self.target), losses=losses, divergences=divergences, tokens=tokens)
 
 
 class StudyColumns:

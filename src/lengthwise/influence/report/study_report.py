@@ -14,6 +14,7 @@ from lengthwise.influence.report.figures import plot_recovered_share, plot_token
 from lengthwise.influence.report.row_columns import GROUP_KEYS
 from lengthwise.influence.report.summary import summarize
 from lengthwise.influence.study import ROWS_FILE, SUMMARY_FILE, InfluenceStudy
+from lengthwise.influence.units import TOKEN, name_units
 
 PAGE_FILE = "influence.html"
 PAGE_TEMPLATE = Path(__file__).parent / "page.html"
@@ -28,7 +29,8 @@ MAX_EXCERPTS, MAX_EXCERPT_TOKENS, NUM_TOKENS_AFTER_TARGET = 12, 3000, 16
 def report_study(study: InfluenceStudy, folder: StrPath) -> dict[str, Any]:
     """Write ``summary.json``, the figures and the page of a complete study. Return the summary."""
     folder, settings = Path(folder), study.settings
-    description, results = study.to_dict(), summarize(_read_rows(folder), settings.ks, seed=settings.seed)
+    description, context = study.to_dict(), f"near {settings.near:,}, far {settings.far:,} tokens"
+    results = summarize(_read_rows(folder), settings.ks, unit=settings.unit, context=context, seed=settings.seed)
     summary = {
         "version": description["version"],
         **results,
@@ -40,7 +42,9 @@ def report_study(study: InfluenceStudy, folder: StrPath) -> dict[str, Any]:
     plot_recovered_share(summary, folder)
     plot_token_distances(summary, folder, near=settings.near, far=settings.far)
     excerpts, answer = _choose_excerpts(study, folder), summary["answer"]["sentence"]
-    page = render_page(_read_rows(folder), excerpts, ks=settings.ks, near=settings.near, answer=answer)
+    page = render_page(
+        _read_rows(folder), excerpts, ks=settings.ks, near=settings.near, unit=settings.unit, answer=answer
+    )
     write_atomically(folder / PAGE_FILE, page.encode())
     return summary
 
@@ -83,6 +87,7 @@ def render_page(
     *,
     ks: Sequence[int],
     near: int,
+    unit: str = TOKEN,
     answer: str = "",
     max_targets: int = 2000,
 ) -> str:
@@ -113,7 +118,10 @@ def render_page(
                 group = groups.setdefault(tuple(selection[name] for name in GROUP_KEYS), len(groups))
                 target["selections"][group] = {
                     **{name: selection[name] for name in ("losses", "divergences")},
-                    "chosen": [[token["distance"], token["gain"], token["text"]] for token in selection["chosen"]],
+                    "chosen": [
+                        [entry["distance"], entry["gain"], entry["text"], entry["tokens"]]
+                        for entry in selection["chosen"]
+                    ],
                 }
             targets[row["document"]].append(target)
     omissions = [f"{number:,} targets {reason}" for reason, number in omitted.items() if number]
@@ -122,6 +130,7 @@ def render_page(
         "model": model,
         "ks": list(ks),
         "near": near,
+        "units": name_units(unit, 2),
         "groups": list(map(list, groups)),
         "first": (preferred or [0])[0],
         "kinds": list(kinds),

@@ -15,6 +15,7 @@ from lengthwise.influence.report.bootstrap import (
     undefined_shares,
 )
 from lengthwise.influence.report.row_columns import GROUP_KEYS, SOURCES, SelectionColumns, StudyColumns, ValuesByK
+from lengthwise.influence.units import TOKEN, name_units
 
 Estimate = Mapping[str, Any]
 Summary = Mapping[str, Any]
@@ -36,9 +37,17 @@ NO_GAP = "far context does not lower the total loss, so there is nothing to reco
 
 
 def summarize(
-    rows: Iterable[Mapping[str, Any]], ks: Sequence[int], *, seed: int = 0, num_resamples: int = 1000
+    rows: Iterable[Mapping[str, Any]],
+    ks: Sequence[int],
+    *,
+    unit: str = TOKEN,
+    context: str = "",
+    seed: int = 0,
+    num_resamples: int = 1000,
 ) -> JSONObject:
     """Return the contents of ``summary.json`` from the rows of one model. Losses are in nats, distances in tokens.
+
+    ``ks`` are numbers of units; ``context`` describes the sizes of the context in the answer.
 
     An estimate has the keys ``value``, ``low`` and ``high`` (95% interval over resampled documents), and ``reason``
     (the reason for a missing number). A smallest k above all measured k is None without a reason. Results under
@@ -49,6 +58,8 @@ def summarize(
     summary = {
         "model": next(iter(columns.models)),
         "ks": list(ks),
+        "unit": unit,
+        "context": context,
         "targets": len(columns.target_documents),
         "documents": len(columns.document_indices),
         "measured": int((columns.weight > 0).sum()),
@@ -89,6 +100,7 @@ def _summarize_group(population: TargetPopulation, name: tuple[str, ...], ks: Se
         "all_targets": {
             **subpopulation.counts,
             "measured": len(sample.target),
+            "tokens": sample.tokens.mean(axis=0).tolist(),
             "prediction": undefined_shares(divergences, ks, SHARE_LEVELS)
             if isinstance(divergences, str)
             else divergences.recovered_shares(ks, SHARE_LEVELS),
@@ -181,7 +193,7 @@ def compose_answer(summary: Summary) -> dict[str, Any]:
 
     ``uses_far_tokens`` is True if the interval of the difference in loss between another text and the original text is
     above 0. It is False if the interval, over enough documents, excludes a relevant difference. It is None if the study
-    cannot tell. ``at_least`` and ``at_most`` are bounds on the number of far tokens that the model uses (None:
+    cannot tell. ``at_least`` and ``at_most`` are bounds on the number of units of far tokens that the model uses (None:
     unknown). ``sentence`` is the answer as text.
     """
     model = summary["model"]
@@ -224,19 +236,22 @@ def _missing_evidence(difference: Estimate, num_documents: int) -> str | None:
 
 
 def _number_of_tokens(summary: Summary) -> tuple[int | None, int | None, str]:
-    """Return bounds on the number of far tokens in use (None: unknown), and a phrase for the answer."""
+    """Return bounds on the number of units of far tokens in use (None: unknown), and a phrase for the answer."""
     prediction, correction_phrase = _recovered_prediction(summary)
     if prediction is None:
         return None, None, "far tokens, but their number was not measured"
+    unit, group = summary["unit"], own_selections(summary)[0]
     (sufficient,) = (level for level in prediction["smallest_k"] if level["share"] == SUFFICIENT_SHARE)
     ks = summary["ks"]
     if sufficient["k"] is None and not sufficient["beyond"]:
         return None, None, f"far tokens, but their number is unknown: {sufficient['reason']}"
     k_index = len(ks) - 1 if sufficient["beyond"] else ks.index(sufficient["k"])
-    noun, verb = ("token", "recovers") if ks[k_index] == 1 else ("tokens", "recover")
+    noun, verb = name_units(unit, ks[k_index]), "recovers" if ks[k_index] == 1 else "recover"
+    num_tokens = "" if unit == TOKEN else f" ({group['all_targets']['tokens'][k_index]:,.0f} far tokens)"
     share_text = f"{prediction['shares'][k_index]['value']:.0%}"
-    selected = f"{ks[k_index]:,} selected {noun} {verb}"
-    recovery = f"{selected} {share_text} of the effect of far context on its predictions{correction_phrase}"
+    selected = f"{ks[k_index]:,} selected {noun}{num_tokens} {verb}"
+    details = ", ".join(filter(None, (f"mode {group['mode']}", summary["context"])))
+    recovery = f"{selected} {share_text} of the effect of far context on its predictions{correction_phrase} ({details})"
     if sufficient["beyond"]:
         return ks[-1] + 1, None, f"more than {ks[-1]:,} far {noun}: {recovery}"
     at_least, at_most = (ks[k_index - 1] + 1 if k_index else 1), sufficient["k"]
@@ -293,11 +308,11 @@ def summary_tables(summary: Summary) -> list[Table]:
         for gap_source, selected in pair["selected"].items():
             targets = f"clear gain from {SOURCE_LABELS[gap_source]}"
             differences.append([*labels, targets, *map(format_estimate, selected["difference"])])
-    k_names = [f"k={k}" for k in summary["ks"]]
+    k_names, units = [f"k={k}" for k in summary["ks"]], f"far {name_units(summary['unit'], 2)}"
     tables = [
         _source_table(summary),
         (
-            "share of the prediction that k far tokens recover, 1 - KL(k) / KL(short), over all targets",
+            f"share of the prediction that k {units} recover, 1 - KL(k) / KL(short), over all targets",
             ["mode", "objective", "far tokens", "measure", *k_names, "k for 50 / 80 / 90%"],
             predictions,
         ),
@@ -308,7 +323,7 @@ def summary_tables(summary: Summary) -> list[Table]:
             differences,
         ),
         (
-            "share of the gain that k far tokens recover; it can exceed 1 with the target objective",
+            f"share of the gain that k {units} recover; it can exceed 1 with the target objective",
             ["mode", "objective", "far tokens", "measure", "targets", *k_names],
             losses,
         ),
