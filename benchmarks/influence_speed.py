@@ -72,7 +72,7 @@ def masked_scorer(lm: CausalLM, window: TargetWindow) -> SubsetScorer:
         evaluator=WindowEvaluator(lm, window),
         mode="masked",
         objective=TargetLoss(window.target),
-        units=np.arange(FAR)[:, None],
+        units=list(np.arange(FAR)[:, None]),
         candidates=np.arange(FAR),
     )
 
@@ -226,7 +226,7 @@ def screening_trained(run: str, near: int, far: int, number: int) -> Iterator[di
                 evaluator=WindowEvaluator(loaded.model, window),
                 mode="strict",
                 objective=TargetLoss(window.target),
-                units=np.arange(far)[:, None],
+                units=list(np.arange(far)[:, None]),
                 candidates=np.arange(far),
             )
             rankings = []

@@ -119,7 +119,7 @@ def scorer_of(model: CausalLM, window: TargetWindow, mode: str, objective: str) 
         evaluator=WindowEvaluator(model, window),
         mode=mode,
         objective=TargetLoss(window.target) if objective == "target" else KLDivergence(long),
-        units=np.arange(FAR)[:, None],
+        units=list(np.arange(FAR)[:, None]),
         candidates=np.arange(FAR),
     )
 

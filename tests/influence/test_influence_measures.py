@@ -48,7 +48,7 @@ def scorer_of(model: PlantedModel, mode: str = "strict", objective: str = "targe
         evaluator=WindowEvaluator(model, window),
         mode=mode,
         objective=TargetLoss(TARGET) if objective == "target" else KLDivergence(long),
-        units=np.arange(FAR)[:, None],
+        units=list(np.arange(FAR)[:, None]),
         candidates=np.arange(FAR),
     )
 

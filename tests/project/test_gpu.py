@@ -176,7 +176,7 @@ def test_influence_is_the_same_on_cuda_and_cpu(name):
                 evaluator=WindowEvaluator(model, window),
                 mode=mode,
                 objective=TargetLoss(window.target),
-                units=np.arange(30)[:, None],
+                units=list(np.arange(30)[:, None]),
                 candidates=np.arange(30),
             ).scores(visible)
             for model in (here, there)

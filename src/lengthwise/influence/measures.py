@@ -62,7 +62,7 @@ class SubsetScorer:
 
     def visibility_mask(self, indices: Sequence[int]) -> Bool[np.ndarray, " far"]:
         """Return a visibility mask of the far tokens, which is True in the units ``indices`` and False elsewhere."""
-        return self.evaluator.window.visibility_mask([token for index in indices for token in self.units[index]])
+        return self.evaluator.window.visibility_mask([int(token) for index in indices for token in self.units[index]])
 
     def with_candidates(self, candidates: Int[np.ndarray, " candidates"]) -> "SubsetScorer":
         """Return a copy with other candidates."""
