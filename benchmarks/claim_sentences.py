@@ -41,13 +41,9 @@ from claim_queries import (
 from million_tokens import LENGTHS, MIN_FIT_LENGTH, exponent
 
 from lengthwise.core.intervals import wilson_interval
-from lengthwise.encodings import ENCODINGS
 from lengthwise.evaluation.result_rows import FIT_THRESHOLD
 from lengthwise.experiments.recipes import RECIPES
 from lengthwise.influence.report.summary import compose_answer
-from lengthwise.model.position_heads import POSITION_HEADS
-from lengthwise.positions import SCHEMES
-from lengthwise.tasks import TASKS
 
 ROOT = Path(__file__).parents[1]
 NUMBER = re.compile(rf"[-+]?(?<![\w.,])\d[\d,]*(?:\.\d+)?(?:e-?\d+)?|\b(?:{'|'.join(WORDS)})\b", re.IGNORECASE)
@@ -101,10 +97,6 @@ def readme() -> Iterator[str]:
     yield f"""
     {word(long.exact(long.lengths[-1])).capitalize()} of {word(long.num_seeds)} seeds of `parity_long` are exact on one
     string of [a million tokens](benchmarks/million_tokens.md).
-    """
-    yield f"""
-    The library includes {len(TASKS)} tasks, {len(SCHEMES)} position schemes, {len(ENCODINGS)} encodings and
-    {len(POSITION_HEADS)} position heads
     """
 
 

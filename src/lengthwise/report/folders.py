@@ -263,12 +263,12 @@ def check_rows(rows: Rows, path: Path) -> None:
         # A skipped length has no examples.
         count_check = {"num_examples": COUNT} if is_skipped(row) else {}
         for name, check in {**ROW_CHECKS, **value_check, **count_check}.items():
-            check_setting_value(row, name, check, path, line)
+            check_row_field(row, name, check, path, line)
         if row.get("variant") is not None:
-            check_setting_value(row, "variant", TEXT, path, line)
+            check_row_field(row, "variant", TEXT, path, line)
 
 
-def check_setting_value(row: Mapping[str, Any], name: str, check: Check, path: Path, line: int) -> None:
+def check_row_field(row: Mapping[str, Any], name: str, check: Check, path: Path, line: int) -> None:
     """Raise ``RunFolderError`` if a row has no value of this name, or a value that fails the check."""
     is_valid, expected = check
     advice = "delete this line, or repeat the command that writes the file"
