@@ -33,7 +33,7 @@ from lengthwise.report.chart import (
     number_text,
     truncate_labels,
 )
-from lengthwise.report.folders import Check, RunRecord, check_setting_value
+from lengthwise.report.folders import Check, RunRecord, check_row_field
 from lengthwise.training.trainer import METRICS
 
 Lines = Mapping[str, Mapping[int, Rows]]
@@ -337,8 +337,8 @@ def _curve(runs: Sequence[RunRecord]) -> tuple[LossCurve, int]:
             name = "mean_loss" if row.get("mean_loss") is not None else "loss"
             if row.get(name) is None or "step" not in row:
                 continue
-            check_setting_value(row, "step", STEP, path, line)
-            check_setting_value(row, name, LOSS, path, line)
+            check_row_field(row, "step", STEP, path, line)
+            check_row_field(row, name, LOSS, path, line)
             if is_finite(row[name]):
                 losses.setdefault(row["step"], []).append(float(row[name]))
             else:
