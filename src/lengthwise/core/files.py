@@ -112,8 +112,8 @@ def _first_bytes(path: Path) -> bytes:
 
 
 def _delete_stale_files(path: Path) -> None:
-    """Delete the temporary files of processes that were killed while they wrote this file."""
-    for stale_path in path.parent.glob(f".{path.name}.{_host_name()}-*{TEMPORARY_SUFFIX}"):
+    """Delete the temporary files of processes that were killed while they wrote a file of this folder."""
+    for stale_path in path.parent.glob(f".*.{_host_name()}-*{TEMPORARY_SUFFIX}"):
         process_id = stale_path.name.removesuffix(TEMPORARY_SUFFIX).rpartition("-")[2]
         if process_id.isdecimal() and not _is_alive(int(process_id)):
             with suppress(OSError):
