@@ -227,6 +227,11 @@ def test_weighted_sums_over_searched_targets_are_unbiased(rng):
     assert totals.mean() == pytest.approx(values.sum(), abs=4 * totals.std() / np.sqrt(len(totals)))
 
 
+def test_a_study_with_as_many_searches_as_targets_searches_all_with_equal_weights(model, tmp_path):
+    measure_influence(study_of(model, replace(SMALL, searched=30, num_targets=20)), tmp_path / "out")
+    assert {row["weight"] for row in rows_of(tmp_path / "out")} == {1.0}
+
+
 def test_the_weight_of_a_target_is_one_by_its_probability(model):
     evaluator = evaluator_of(model, SMALL)
     weights = np.array([evaluator._weight(index, 0.25) for index in range(4000)])

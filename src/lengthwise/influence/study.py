@@ -237,7 +237,7 @@ def _measure_pilot(
     # The pilot has one of three passes with all far tokens.
     dense_seconds = 3 * (middle_time - start_time) / len(pilot)
     seconds = len(targets) * dense_seconds + searched * search_seconds
-    if evaluator.settings.searched is None:
+    if searched == len(targets):
         return None, seconds
     numbers = {"searched": searched, "num_targets": len(targets)}
     return SearchProbability(**numbers, mean_divergence=mean_divergence), seconds

@@ -177,7 +177,9 @@ class TargetEvaluator:
     def mean_divergence(self, targets: Sequence[TargetToken]) -> float:
         """Return the mean divergence between the predictions with near tokens and with all tokens, in nats."""
         contexts = chain.from_iterable(self._full_contexts(block, 0, sources=()) for block in _split_blocks(targets))
-        return float(np.mean([context.loss_and_divergence(context.log_probs_short)[1] for context in contexts]))
+        mean = np.mean([context.loss_and_divergence(context.log_probs_short)[1] for context in contexts])
+        # Rounding errors of another machine must not change the weights of a study that it continues.
+        return float(f"{mean:.3g}")
 
     def _full_contexts(
         self,
@@ -280,13 +282,15 @@ class TargetEvaluator:
                 if source in losses
             },
             "near": len(window.near),
-            "weight": 1.0 if probability is None else self._weight(contexts.target_index, probability(divergence)),
+            "weight": self._weight(
+                contexts.target_index, 1.0 if probability is None else probability(_round(divergence))
+            ),
         }
 
     def _weight(self, target_index: int, probability: float) -> float:
         """Return 1 / the probability that a target is searched, or 0 if it is not."""
         is_searched = random_stream(self.settings.seed, "searched", target_index).random() < probability
-        return 1 / probability if is_searched else 0.0
+        return round(1 / probability, NUM_LOSS_DIGITS) if is_searched else 0.0
 
     def _select_tokens(self, contexts: FullContextLosses) -> list[UnitSelection]:
         settings, seed, max_k = self.settings, self.settings.seed, self.settings.ks[-1]
