@@ -63,7 +63,7 @@ release: setup
 	$(PIP) -e '.[release]'
 	.ci/release $(BIN)/python
 
-# Attacks on files, processes and the command line, in up to an hour: see benchmarks/faults.md.
+# Attacks on files, processes and the command line, in about half an hour: see benchmarks/faults.md.
 faults: setup
 	$(BIN)/python benchmarks/faults.py
 	$(BIN)/python benchmarks/sweep_nodes.py
