@@ -831,3 +831,19 @@ def test_legends_lie_below_the_data(tmp_path, monkeypatch):
         draw()
         for axes in figure.laid_out().axes:
             assert axes.get_legend().get_window_extent().y1 < axes.get_window_extent().y0
+
+
+def test_a_searched_target_counts_by_its_weight_in_results_over_clear_targets():
+    def rows(weight: float, copies: int) -> list[dict[str, Any]]:
+        heavy = row(losses=(2.0, 1.5, 1.0), document="a", weight=weight)
+        heavy["selections"] = [selection((2.0, 1.5, 1.0), tokens=[(17, 0.5)])]
+        light = row(losses=(2.9, 2.8, 2.7), document="b")
+        light["selections"] = [selection((2.9, 2.8, 2.7), tokens=[(80, 0.1)])]
+        return [heavy] * copies + [light]
+
+    one, two = group_of(rows(2.0, 1), KS), group_of(rows(1.0, 2), KS)
+    for name in ("loss", "median"):
+        found, expected = (values(group["selected"]["own"][name]) for group in (one, two))
+        assert found == pytest.approx(expected)
+    assert one["distances"]["bins"] == two["distances"]["bins"]
+    assert one["distances"]["quantiles"] == two["distances"]["quantiles"]

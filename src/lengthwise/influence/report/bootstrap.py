@@ -16,6 +16,7 @@ from lengthwise.core.intervals import t_critical_value
 from lengthwise.core.randomness import random_stream
 from lengthwise.influence.report.row_columns import SelectionColumns, StudyColumns, TargetMask, TargetValues, ValuesByK
 
+ROUNDING_SHARE = 1e-9  # larger than the rounding error of a sum of weights, relative to the sum
 MAX_BLOCK_VALUES = 1 << 22  # maximum number of values in one block of resamples
 # With fewer documents, bootstrap intervals contain the true value far less often than their level.
 MIN_DOCUMENTS = 5
@@ -109,18 +110,20 @@ def ratio_of_sums(sums: Sums) -> Statistic:
 
 
 def median_over_targets(
-    document_indices: Int[np.ndarray, " targets"], values: Float[np.ndarray, " targets"]
+    document_indices: Int[np.ndarray, " targets"], values: Float[np.ndarray, " targets"], weights: TargetValues
 ) -> Statistic:
-    """Return a statistic that is the median over the targets of all resampled documents."""
+    """Return a statistic that is the weighted median over the targets of all resampled documents."""
     sorted_indices = values.argsort(kind="stable")
     sorted_values, sorted_documents = values[sorted_indices], document_indices[sorted_indices]
+    sorted_weights = weights[sorted_indices]
 
     def statistic(document_counts: Counts) -> Float[np.ndarray, "resamples 1"]:
         if not len(sorted_values):
             return np.full((len(document_counts), 1), math.nan)
-        cumulative_counts = document_counts[:, sorted_documents].cumsum(axis=1)
-        # The median of an even number of values is the mean of the two middle values.
-        middle_indices = [np.searchsorted(row, ((row[-1] + 1) // 2, row[-1] // 2 + 1)) for row in cumulative_counts]
+        cumulative = (document_counts[:, sorted_documents] * sorted_weights).cumsum(axis=1)
+        # If one half of the weight ends exactly between two values, the median is their mean.
+        margins = np.array([1 - ROUNDING_SHARE, 1 + ROUNDING_SHARE])
+        middle_indices = [np.searchsorted(row, row[-1] / 2 * margins) for row in cumulative]
         return sorted_values[np.array(middle_indices)].mean(axis=1, keepdims=True)
 
     return statistic

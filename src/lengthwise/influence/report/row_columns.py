@@ -62,30 +62,35 @@ class SourceColumns:
 
 
 class DistanceHistogram:
-    """Number of selected units and total gain (nats) at each distance (tokens)."""
+    """Weighted number of selected units and total gain (nats) at each distance (tokens)."""
 
     def __init__(self) -> None:
-        self.counts: dict[int, int] = {}
+        self.num_units = 0
+        self.counts: dict[int, float] = {}
         self.gains: dict[int, float] = {}
 
-    def add(self, distance: int, gain: float) -> None:
-        """Add one selected unit. Raises ``SettingError`` if its gain is not finite; a negative gain counts as 0."""
+    def add(self, distance: int, gain: float, weight: float = 1.0) -> None:
+        """Add one selected unit of a target with this weight; a negative gain counts as 0.
+
+        Raises ``SettingError`` if the gain is not finite.
+        """
         if not math.isfinite(gain):
             raise SettingError(f"the gain at distance {distance} is {gain}; repeat the study in float32")
-        self.counts[distance] = self.counts.get(distance, 0) + 1
-        self.gains[distance] = self.gains.get(distance, 0.0) + max(0.0, gain)
+        self.num_units += 1
+        self.counts[distance] = self.counts.get(distance, 0.0) + weight
+        self.gains[distance] = self.gains.get(distance, 0.0) + weight * max(0.0, gain)
 
     def summary(self) -> dict[str, Any]:
         """Return gain-weighted quantiles of the distance, and a histogram with bins of equal width on a log scale."""
-        total_count, total_gain = sum(self.counts.values()), math.fsum(self.gains.values())
+        total_count, total_gain = math.fsum(self.counts.values()), math.fsum(self.gains.values())
         return {
-            "chosen": total_count,
+            "chosen": self.num_units,
             "gain": total_gain,
             "quantiles": [{"share": share, "distance": self._quantile(share * total_gain)} for share in QUANTILES],
             "bins": [self._bin(first, last, total_count, total_gain) for first, last in self._bins()],
         }
 
-    def _bin(self, first: int, last: int, total_count: int, total_gain: float) -> dict[str, Any]:
+    def _bin(self, first: int, last: int, total_count: float, total_gain: float) -> dict[str, Any]:
         distances = range(first, last + 1)
         count = sum(self.counts.get(distance, 0) for distance in distances)
         gain = math.fsum(self.gains.get(distance, 0.0) for distance in distances)
@@ -118,13 +123,13 @@ class _SelectionArrays:
     tokens: "array[float]" = field(default_factory=lambda: array("d"))
     distances: DistanceHistogram = field(default_factory=DistanceHistogram)
 
-    def add(self, target: int, selection: Mapping[str, Any], *, has_clear_gain: bool) -> None:
+    def add(self, target: int, selection: Mapping[str, Any], weight: float, *, has_clear_gain: bool) -> None:
         self.target.append(target)
         self.losses.extend(selection["losses"])
         self.divergences.extend(selection["divergences"])
         self.tokens.extend(selection["tokens"])
         for unit in selection["chosen"] if has_clear_gain else ():
-            self.distances.add(unit["distance"], unit["gain"])
+            self.distances.add(unit["distance"], unit["gain"], weight)
 
     def columns(self, num_ks: int) -> SelectionColumns:
         values = (np.array(values).reshape(-1, num_ks) for values in (self.losses, self.divergences, self.tokens))
@@ -153,7 +158,9 @@ class StudyColumns:
             for selection in row["selections"]:
                 self._check_num_ks(target, selection)
                 name = tuple(selection[key] for key in GROUP_KEYS)
-                arrays.setdefault(name, _SelectionArrays()).add(target, selection, has_clear_gain=row["clear"])
+                arrays.setdefault(name, _SelectionArrays()).add(
+                    target, selection, row["weight"], has_clear_gain=row["clear"]
+                )
         if not target_documents:
             raise SettingError("the study has no rows; measure at least one target")
         self.target_documents = np.array(target_documents)

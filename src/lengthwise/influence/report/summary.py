@@ -117,13 +117,15 @@ def _summarize_recovered_loss(population: TargetPopulation, sample: SelectionCol
     columns, source = population.columns, population.columns.sources[gap_source]
     sample = sample.select_targets(source.has_lower_loss)
     target, gap = sample.target, (columns.loss_short - source.loss)[sample.target]
-    gain = columns.loss_short[target, None] - sample.losses
-    sums = sums_by_document(columns.target_documents[target], np.concatenate([gain, gap[:, None]], axis=1))
+    gain, weight = columns.loss_short[target, None] - sample.losses, columns.weight[target]
+    weighted = weight[:, None] * np.concatenate([gain, gap[:, None]], axis=1)
+    sums = sums_by_document(columns.target_documents[target], weighted)
     nan_reason = NO_GAP if len(target) else NO_CLEAR_TARGETS
     # The share of a single target requires a positive gap. The sums include all targets.
     has_gap = gap > 0
     documents, indices = np.unique(columns.target_documents[target][has_gap], return_inverse=True)
-    medians = [median_over_targets(indices, shares) for shares in (gain[has_gap] / gap[has_gap, None]).T]
+    shares_by_k = (gain[has_gap] / gap[has_gap, None]).T
+    medians = [median_over_targets(indices, shares, weight[has_gap]) for shares in shares_by_k]
     return {
         "targets": len(target),
         "documents": len(sums),
@@ -168,7 +170,8 @@ def _summarize_difference(
     """Summarize the mean difference over targets with a clear gain from a source."""
     has_gain = population.columns.sources[gap_source].has_lower_loss[sample.target]
     target = sample.target[has_gain]
-    difference_columns = np.concatenate([difference[has_gain], np.ones((len(target), 1))], axis=1)
+    weight = population.columns.weight[target][:, None]
+    difference_columns = weight * np.concatenate([difference[has_gain], np.ones((len(target), 1))], axis=1)
     sums = sums_by_document(population.columns.target_documents[target], difference_columns)
     estimates = population.bootstrap(ratio_of_sums(sums), len(sums), NO_CLEAR_TARGETS)
     return {"targets": len(target), "documents": len(sums), "difference": estimates}
