@@ -39,6 +39,7 @@ ATTACKS = {
     "tables": (doors.attack_tables, 250),
     "settings": (doors.attack_settings, 500),
     "models": (doors.attack_models, 600),
+    "gguf": (doors.attack_gguf, 300),
     "archives": (doors.attack_archives, 66),
     "streams": (doors.attack_streams, 450),
     "extensions": (combinations.attack_extensions, 300),

@@ -379,6 +379,52 @@ def attack_models(number: int, seed: int, scratch: Path) -> Tally:
     return tally
 
 
+def make_gguf() -> None:
+    """Write a small model as a GGUF file."""
+    from tests.hf.test_gguf import write_gguf  # noqa: PLC0415  (skips the module without the package gguf)
+
+    write_gguf(Path("model.gguf"))
+
+
+def load_gguf() -> str:
+    """Load the GGUF file with its tokenizer, and encode a text."""
+    return str(len(lw.load_language_model("model.gguf", device="cpu").codec.encode("the bird")))
+
+
+def forged_gguf(path: Path, rng: random.Random) -> str:
+    """Change, cut or exchange bytes of a GGUF file, most of them in its header."""
+    content = bytearray(path.read_bytes())
+    place = rng.randrange(rng.choice((64, 512, 8192, len(content))))
+    kind = rng.choice(("flip", "number", "number", "cut", "insert", "garbage"))
+    match kind:
+        case "flip":
+            content[place] ^= 1 << rng.randrange(8)
+        case "number":
+            size = rng.choice((4, 8))
+            value = rng.choice((0, 1, 2**31 - 1, 2**32 - 1, 10**9, 257)) % (1 << 8 * size)
+            content[place : place + size] = value.to_bytes(size, "little")
+        case "cut":
+            del content[place:]
+        case "insert":
+            content[place:place] = rng.randbytes(rng.choice((1, 8, 100)))
+        case _:
+            content[4:] = rng.randbytes(2000)
+    path.write_bytes(content)
+    return f"{kind} at {place}"
+
+
+def attack_gguf(number: int, seed: int, scratch: Path) -> Tally:
+    """Load forged GGUF files."""
+    tally, begin = Tally("gguf"), prepare(scratch, make_gguf)
+    assert run(load_gguf, begin, seconds=WORK_S).status == 0
+    for each in range(number):
+        folder = copy_of(begin, scratch / "work")
+        what = forged_gguf(folder / "model.gguf", rng_of(seed, "gguf", each))
+        outcome = run(load_gguf, folder, seconds=WORK_S)
+        tally.add(f"{each}: {what}", outcome.faults(), outcome)
+    return tally
+
+
 RECORDS = b'{"text": "the bird sees a stone under the river"}\n' * 200
 
 

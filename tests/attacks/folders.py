@@ -108,7 +108,7 @@ def measure() -> dict[str, Any]:
     """Run or resume an influence study of a run on text."""
     model = lw.load_language_model("run", device="cpu")
     texts = [Document(name=str(path.name), text=path.read_text()) for path in sorted(Path().glob("tales/*.txt"))]
-    settings = lw.InfluenceSettings(far=16, near=4, ks=(1, 2), num_targets=24, block=4)
+    settings = lw.InfluenceSettings(far=16, near=4, ks=(1, 2), num_targets=24, searched=10, block=4)
     tokenized = list(tokenize_documents(model.codec, texts, model.model.vocabulary_size))
     study = lw.InfluenceStudy(model=model.model, codec=model.codec, texts=tokenized, settings=settings)
     lw.measure_influence(study, "study", resume=Path("study").exists())
