@@ -19,6 +19,7 @@ from lengthwise.influence.report import bootstrap
 from lengthwise.influence.report.figures import plot_model_sizes, plot_recovered_share, plot_token_distances
 from lengthwise.influence.report.row_columns import StudyColumns
 from lengthwise.influence.report.summary import summarize
+from lengthwise.influence.target_evaluator import SearchProbability
 
 KS = (1, 2, 4)
 
@@ -847,3 +848,31 @@ def test_a_searched_target_counts_by_its_weight_in_results_over_clear_targets():
         assert found == pytest.approx(expected)
     assert one["distances"]["bins"] == two["distances"]["bins"]
     assert one["distances"]["quantiles"] == two["distances"]["quantiles"]
+
+
+@pytest.mark.slow
+def test_intervals_cover_the_share_if_targets_are_searched_by_their_divergence():
+    def draw(rng: np.random.Generator, documents: int) -> tuple[np.ndarray, np.ndarray]:
+        """Draw divergences with a long tail, and shares that increase with them, as (document, target)."""
+        divergence = rng.lognormal(0, 0.7, (documents, 1)) * rng.exponential(size=(documents, 16)) ** 2.5
+        noise = 0.15 * rng.normal(size=(documents, 16)) + 0.1 * rng.normal(size=(documents, 1))
+        return divergence, np.clip(0.2 + 0.5 * divergence / (1 + divergence) + noise, -0.5, 1)
+
+    divergence, share = draw(np.random.default_rng(0), 20_000)
+    truth, covered = (divergence * share).sum() / divergence.sum(), 0
+    for repetition in range(200):
+        rng = np.random.default_rng(1 + repetition)
+        divergence, share = draw(rng, 40)
+        mean = float(divergence[:8].mean())
+        probability = SearchProbability(searched=100, num_targets=divergence.size, mean_divergence=mean)
+        rows = []
+        for (document, _), short in np.ndenumerate(divergence):
+            chance = probability(float(short))
+            is_searched, rest = rng.random() < chance, short * (1 - share.flat[len(rows)])
+            measured = [selection((3.0,), knows="prediction", divergences=[rest])] if is_searched else []
+            weight = 1 / chance if is_searched else 0.0
+            values = {"document": str(document), "divergence_short": short, "weight": weight, "selections": measured}
+            rows.append(row(**values))
+        (found,) = group_of(rows, [1], seed=repetition, num_resamples=300)["all_targets"]["prediction"]["shares"]
+        covered += found["low"] <= truth <= found["high"]
+    assert covered >= 0.92 * 200
