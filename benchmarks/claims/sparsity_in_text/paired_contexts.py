@@ -1,11 +1,12 @@
 """Measurement of the same target tokens in two ways: recovery by few far tokens, and losses in longer contexts."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 
 import numpy as np
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -14,9 +15,9 @@ from lengthwise.core.randomness import random_stream
 from lengthwise.evaluation.language_model import ModelTokenizer, NextTokenModel
 from lengthwise.influence.exactness_checks import check_study_exactness
 from lengthwise.influence.hidden_context import strict_log_probs
-from lengthwise.influence.measures import KLDivergence, PrefilteredMeasure
+from lengthwise.influence.measures import InfluenceMeasure, KLDivergence, PrefilteredMeasure
 from lengthwise.influence.settings import InfluenceSettings
-from lengthwise.influence.target_evaluator import TargetEvaluator
+from lengthwise.influence.target_evaluator import TargetEvaluator, split_blocks
 from lengthwise.influence.targets import TargetToken, sample_targets
 from lengthwise.influence.token_kinds import KINDS
 from lengthwise.tasks import TokenizedDocument
@@ -30,7 +31,8 @@ class ContextSettings:
 
     The last ``near`` tokens before a target are always visible. Of the other tokens of the first context, the ``ks``
     most influential ones are visible in turn. ``seed`` determines the ``num_targets`` targets, which are all of one
-    ``kind`` of ``KINDS`` if it is set.
+    ``kind`` of ``KINDS`` if it is set. They are sampled in blocks of ``block`` consecutive tokens, which share a pass:
+    all contexts of the i-th target of a block have i more tokens.
     """
 
     lengths: tuple[int, ...]
@@ -39,6 +41,9 @@ class ContextSettings:
     num_targets: int
     seed: int = 0
     kind: str | None = None
+    unit: str = "token"
+    measure: InfluenceMeasure = field(default_factory=PrefilteredMeasure)
+    block: int = 1
 
     def __post_init__(self) -> None:
         if self.kind is not None and self.kind not in KINDS:
@@ -58,11 +63,11 @@ class ContextSettings:
     def influence(self) -> InfluenceSettings:
         """Settings of the influence measurement in the first context, with selected far tokens for every target."""
         return InfluenceSettings(
-            unit="token",
+            unit=self.unit,
             near=self.near,
             far=self.lengths[0] - self.near,
             ks=self.ks,
-            measure=PrefilteredMeasure(),
+            measure=self.measure,
             controls=(),
             searched=None,
             num_targets=self.num_targets,
@@ -108,7 +113,11 @@ def measure_paired_targets(
     evaluator = TargetEvaluator(model=model, texts=texts, settings=influence, token_text=codec.token_text)
     targets = _sample(evaluator, settings)
     evaluator.placebo_sampler.check_other_documents(targets)
-    check_study_exactness(model, targets[0].window(influence.near, influence.far), check_gates=True)
+    check_study_exactness(
+        model,
+        targets[0].window(influence.near, influence.far),
+        check_gates=isinstance(influence.measure, PrefilteredMeasure),
+    )
     results = []
     for start in range(0, len(targets), influence.block):
         block = targets[start : start + influence.block]
@@ -133,7 +142,8 @@ def measure_paired_targets(
 
 def _sample(evaluator: TargetEvaluator, settings: ContextSettings) -> Sequence[TargetToken]:
     """Sample targets uniformly, or only targets of the kind in the settings, in text order."""
-    sample = partial(sample_targets, evaluator.texts, context=settings.lengths[-1], seed=settings.seed)
+    texts, block = evaluator.texts, settings.block
+    sample = partial(sample_targets, texts, context=settings.lengths[-1], seed=settings.seed, block=block)
     if settings.kind is None:
         return sample(num_targets=settings.num_targets)
     candidates = sample(num_targets=None)
@@ -152,16 +162,34 @@ def _context_scores(
     model: NextTokenModel, targets: Sequence[TargetToken], lengths: Sequence[int]
 ) -> Iterator[tuple[tuple[float, ...], tuple[float, ...]]]:
     """Yield the losses of each target in contexts of ``lengths`` tokens, and the drifts from the first prediction."""
-    windows = [target.window(length, 0) for target in targets for length in lengths]
-    queries = [(window, np.zeros(0, dtype=bool)) for window in windows]
-    log_probs: dict[int, LogProbs] = {}
-    for query_indices, batch_log_probs in strict_log_probs(model, queries):
-        log_probs.update(zip(query_indices, batch_log_probs, strict=True))
+    if any(target.index_in_block for target in targets):
+        blocks = list(split_blocks(targets))
+        predictions_by_length = [
+            [prediction for block in blocks for prediction in _block_predictions(model, block, length)]
+            for length in lengths
+        ]
+    else:
+        windows = [target.window(length, 0) for target in targets for length in lengths]
+        queries = [(window, np.zeros(0, dtype=bool)) for window in windows]
+        log_probs: dict[int, LogProbs] = {}
+        for query_indices, batch_log_probs in strict_log_probs(model, queries):
+            log_probs.update(zip(query_indices, batch_log_probs, strict=True))
+        predictions_by_length = [
+            [log_probs[index * len(lengths) + offset] for index in range(len(targets))]
+            for offset in range(len(lengths))
+        ]
     for index, target in enumerate(targets):
-        predictions = [log_probs[index * len(lengths) + offset] for offset in range(len(lengths))]
+        predictions = [of_length[index] for of_length in predictions_by_length]
         token = int(target.text.tokens[target.place])
         drift = KLDivergence(predictions[0])
         yield (
             tuple(float(-prediction[token]) for prediction in predictions),
             tuple(max(float(drift(prediction)), 0.0) for prediction in predictions[1:]),
         )
+
+
+def _block_predictions(model: NextTokenModel, targets: Sequence[TargetToken], length: int) -> list[LogProbs]:
+    """Return the predictions in a context of ``length`` tokens, and the tokens of the same block, from one pass."""
+    window = targets[-1].window(length, 0)
+    tokens = torch.from_numpy(window.tokens)
+    return list(model.last_log_probs(tokens, model.assign_position_ids(tokens), len(targets)))

@@ -318,7 +318,7 @@ class CausalLM:
         logits = self._forward(
             near_tokens.repeat(num_copies).expand(num_packs, -1),
             position_ids.repeat(num_copies).expand(num_packs, -1),
-            additive_mask(mask[:, None], self.model.dtype).to(device_of(self.model)),
+            additive_mask(mask[:, None].to(device_of(self.model)), self.model.dtype),
             logit_indexes=torch.arange(seq - 1, num_copies * seq, seq),
             cache=states,
         ).logits

@@ -102,7 +102,7 @@ class WindowEvaluator:
         predict = partial(self.model.log_probs_with_mask, states, near, near_ids)
         expanded = np.stack([self.window.expand_mask(mask) for mask in visibility_masks])
         masks = torch.from_numpy(expanded[:, : expanded.shape[1] - num_queries])
-        yield from _predict(list(range(len(masks))), (masks,), predict, forward_batch_size(self.model, 2 * num_queries))
+        yield from predict_in_batches(self.model, predict, masks, num_queries)
 
     def _strict_predictions(self, visibility_masks: Bool[np.ndarray, "queries far"]) -> Iterator[Predictions]:
         """Yield the predictions of ``strict_log_probs``, up to twice as fast: queries share unhidden prefixes."""
@@ -169,6 +169,13 @@ def forward_batch_size(model: NextTokenModel, length: int) -> int:
     """Return the number of sequences of ``length`` tokens per forward pass, with one prediction each."""
     max_log_probs = LOG_PROBS_PER_TOKEN * model.forward_tokens
     return max(1, min(model.forward_tokens // length, max_log_probs // model.vocabulary_size))
+
+
+def predict_in_batches(
+    model: NextTokenModel, predict: Callable[[Tensor], Tensor], masks: Bool[Tensor, "queries states"], num_queries: int
+) -> Iterator[Predictions]:
+    """Yield the predictions for each mask; a prediction reads ``num_queries`` tokens."""
+    yield from _predict(list(range(len(masks))), (masks,), predict, forward_batch_size(model, 2 * num_queries))
 
 
 def _predict(

@@ -1,9 +1,9 @@
 """Measures of the influence of far tokens, the scores of subsets that they read, and a table of measures."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lengthwise.core.errors import SettingError
-from lengthwise.influence.hidden_context import WindowEvaluator
+from lengthwise.influence.hidden_context import Predictions, WindowEvaluator, predict_in_batches
 
 # target: the loss of the true next token. prediction: the divergence from the prediction with the whole context, which
 # is also available to a method that drops keys and values.
@@ -70,10 +70,7 @@ class SubsetScorer:
 
     def scores(self, visibility_masks: Bool[np.ndarray, "queries far"]) -> Float[np.ndarray, " queries"]:
         """Return the exact value of the objective for each visibility mask; lower values are better."""
-        scores = np.empty(len(visibility_masks))
-        for queries, log_probs in self.evaluator.log_probs(visibility_masks, self.mode):
-            scores[queries] = self.objective(log_probs).double().cpu().numpy()
-        return scores
+        return self._collect(self.evaluator.log_probs(visibility_masks, self.mode))
 
     def quick_scores(self, selected: Sequence[int]) -> Float[np.ndarray, " units"]:
         """Return the approximate value of the objective with each unit added to ``selected``.
@@ -92,9 +89,17 @@ class SubsetScorer:
         masks = np.tile(is_visible[:-1], (len(self.units), 1))
         for mask, unit in zip(masks, self.units, strict=True):
             mask[start + unit] = True
-        last, last_ids = evaluator.near[-1:], evaluator.near_ids[..., -1:]
-        log_probs = model.log_probs_with_mask(states, last, last_ids, torch.from_numpy(masks))
-        return self.objective(log_probs).double().cpu().numpy()
+        predict = partial(model.log_probs_with_mask, states, evaluator.near[-1:], evaluator.near_ids[..., -1:])
+        return self._collect(predict_in_batches(model, predict, torch.from_numpy(masks), num_queries=1))
+
+    def _collect(self, predictions: Iterator[Predictions]) -> Float[np.ndarray, " queries"]:
+        """Return the objective of each query."""
+        scores = {
+            query: score
+            for queries, log_probs in predictions
+            for query, score in zip(queries, self.objective(log_probs).double().tolist(), strict=True)
+        }
+        return np.array([scores[query] for query in range(len(scores))])
 
     @cached_property
     def _unit_states(self) -> Any:
