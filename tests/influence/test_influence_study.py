@@ -23,6 +23,7 @@ from lengthwise.core.errors import (
 )
 from lengthwise.evaluation.language_model import tokenize_documents
 from lengthwise.hf.causal_lm import CausalLM
+from lengthwise.influence import study as study_module
 from lengthwise.influence.measures import (
     LeaveOneOut,
     PrefilteredMeasure,
@@ -230,6 +231,22 @@ def test_weighted_sums_over_searched_targets_are_unbiased(rng):
 def test_a_study_with_as_many_searches_as_targets_searches_all_with_equal_weights(model, tmp_path):
     measure_influence(study_of(model, replace(SMALL, searched=30, num_targets=20)), tmp_path / "out")
     assert {row["weight"] for row in rows_of(tmp_path / "out")} == {1.0}
+
+
+def test_a_time_limit_reduces_the_number_of_searched_targets(model, tmp_path, monkeypatch):
+    pilot = study_module._Pilot(num_targets=40, mean_divergence=0.1, dense_seconds=1.0, search_seconds=10.0)
+    monkeypatch.setattr(study_module._Pilot, "measure", lambda evaluator, targets: pilot)
+    study, seconds = study_of(model, replace(SMALL, searched=None, num_targets=40)), list[float]()
+    assert measure_influence(study, tmp_path / "out", minutes=3, estimate=seconds.append)
+    # 40 seconds for the losses, and 14 searches of 10 seconds.
+    assert seconds == [180.0]
+    weights = [row["weight"] for row in rows_of(tmp_path / "out")]
+    assert 0 < sum(weight > 0 for weight in weights) < 40
+    with pytest.raises(SettingError, match=r"1 minutes are too few.*use 2 minutes"):
+        measure_influence(study, tmp_path / "few", minutes=1)
+    limited = study_of(model, replace(SMALL, searched=9, num_targets=40))
+    assert measure_influence(limited, tmp_path / "limited", minutes=30, estimate=seconds.append)
+    assert seconds[-1] == 40 + 9 * 10
 
 
 def test_the_weight_of_a_target_is_one_by_its_probability(model):

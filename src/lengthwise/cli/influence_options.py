@@ -54,7 +54,7 @@ def load_documents(
     return drop_duplicate_texts(list(tokenized))
 
 
-def run_study(study: InfluenceStudy, out: Path, *, resume: bool) -> dict[str, Any] | None:
+def run_study(study: InfluenceStudy, out: Path, *, resume: bool, minutes: float | None = None) -> dict[str, Any] | None:
     """Run a study or one part of it; return the summary, or None if other parts are not complete."""
     folder = part_folder(out, study.part)
     check_parts(study, out)
@@ -67,6 +67,7 @@ def run_study(study: InfluenceStudy, out: Path, *, resume: bool) -> dict[str, An
             study,
             folder,
             resume=resume,
+            minutes=minutes,
             report=partial(progress.show_count, "targets"),
             stop=should_stop,
             announce=print_message,

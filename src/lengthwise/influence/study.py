@@ -42,6 +42,8 @@ SUMMARY_FILE = "summary.json"
 NUM_PILOT_BLOCKS = 8
 # Smallest number of blocks of targets, if the study has as many targets.
 MIN_BLOCKS = 32
+# Smallest number of searched targets of a study with a time limit.
+MIN_SEARCHED = 8
 # Version of the row format, a part of the description of a study.
 VERSION = 3
 
@@ -147,6 +149,7 @@ def measure_influence(
     out: StrPath,
     *,
     resume: bool = False,
+    minutes: float | None = None,
     report: Callable[[int, int], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
     announce: Callable[[str], None] | None = None,
@@ -155,11 +158,12 @@ def measure_influence(
     """Write one row per target to ``out``/influence.jsonl. Return False if ``stop()`` returned True.
 
     The same arguments give the same file, even after interruptions: targets are sampled before the first measurement,
-    and a resumed study repeats an incomplete block. After each block, ``report`` receives the numbers of measured and
-    of all targets. ``stop`` runs before every forward pass. ``announce`` receives a line at each stage before the
-    first result, and ``estimate`` the expected number of
-    seconds, measured on some targets. Raises ``RunFolderError`` if the folder already contains a study (with
-    ``resume``: another study), or if another process writes to it.
+    and a resumed study repeats an incomplete block. With ``minutes``, the number of searched targets, at most that of
+    the settings, depends on the speed of the machine, and so does the file. After each block, ``report`` receives the
+    numbers of measured and of all targets. ``stop`` runs before every forward pass. ``announce`` receives a line at
+    each stage before the first result, and ``estimate`` the expected number of seconds, measured on some targets.
+    Raises ``RunFolderError`` if the folder already contains a study (with ``resume``: another study), or if another
+    process writes to it, and ``SettingError`` for too few minutes.
     """
     out, settings, pieces = Path(out), study.settings, study.document_pieces()
     targets = study.targets(pieces)
@@ -199,12 +203,19 @@ def measure_influence(
         num_done = min(len(stored_blocks) * settings.block, total_targets)
         try:
             remaining = list(blocks.items())[len(stored_blocks) :]
-            probability = None
+            probability, searched = None, settings.searched
             if remaining:
                 announce(f"measuring a pilot of at most {NUM_PILOT_BLOCKS * settings.block} targets")
-                probability, seconds = _measure_pilot(evaluator, targets)
+                pilot, share = (
+                    _Pilot.measure(evaluator, targets),
+                    sum(map(len, dict(remaining).values())) / len(targets),
+                )
+                if minutes is not None:
+                    searched = pilot.searched_within(60 * minutes / share, searched)
+                    announce(f"searching about {share * searched:.0f} targets in {minutes:g} minutes")
+                probability = pilot.probability(searched)
                 if estimate is not None:
-                    estimate(seconds * sum(len(block) for _, block in remaining) / len(targets))
+                    estimate(share * pilot.seconds(searched))
             for start, block in remaining:
                 rows = evaluator.rows(block, start, probability)
                 append_block(out, rows)
@@ -216,31 +227,58 @@ def measure_influence(
         return True
 
 
-def _measure_pilot(
-    evaluator: TargetEvaluator, targets: Sequence[TargetToken]
-) -> tuple[SearchProbability | None, float]:
-    """Return the probability that a target is searched, and the expected seconds of the whole study.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pilot:
+    """Mean divergence (nats) of some blocks, and seconds per target for the losses and for a search.
 
-    The pilot measures the divergence of some blocks, and the time of one search. It is the same in all parts of a
-    study, and after an interruption.
+    The divergence is the same in all parts of a study, and after an interruption.
     """
-    searched, block = evaluator.settings.searched, evaluator.settings.block
-    searched = len(targets) if searched is None else min(searched, len(targets))
-    starts = range(0, len(targets), block)
-    chosen = random_stream(evaluator.settings.seed, "pilot").permutation(len(starts))[:NUM_PILOT_BLOCKS]
-    pilot = [target for index in sorted(chosen) for target in targets[starts[index] : starts[index] + block]]
-    start_time = time.perf_counter()
-    mean_divergence = evaluator.mean_divergence(pilot)
-    middle_time = time.perf_counter()
-    evaluator.rows(pilot[:1], 0)
-    search_seconds = time.perf_counter() - middle_time
-    # The pilot has one of three passes with all far tokens.
-    dense_seconds = 3 * (middle_time - start_time) / len(pilot)
-    seconds = len(targets) * dense_seconds + searched * search_seconds
-    if searched == len(targets):
-        return None, seconds
-    numbers = {"searched": searched, "num_targets": len(targets)}
-    return SearchProbability(**numbers, mean_divergence=mean_divergence), seconds
+
+    num_targets: int
+    mean_divergence: float
+    dense_seconds: float
+    search_seconds: float
+
+    @classmethod
+    def measure(cls, evaluator: TargetEvaluator, targets: Sequence[TargetToken]) -> "_Pilot":
+        block = evaluator.settings.block
+        starts = range(0, len(targets), block)
+        chosen = random_stream(evaluator.settings.seed, "pilot").permutation(len(starts))[:NUM_PILOT_BLOCKS]
+        pilot = [target for index in sorted(chosen) for target in targets[starts[index] : starts[index] + block]]
+        start_time = time.perf_counter()
+        mean_divergence = evaluator.mean_divergence(pilot)
+        middle_time = time.perf_counter()
+        evaluator.rows(pilot[:1], 0)
+        return cls(
+            num_targets=len(targets),
+            mean_divergence=mean_divergence,
+            # The pilot has one of three passes with all far tokens.
+            dense_seconds=3 * (middle_time - start_time) / len(pilot),
+            search_seconds=time.perf_counter() - middle_time,
+        )
+
+    def seconds(self, searched: int | None) -> float:
+        """Return the expected seconds of a study with this number of searched targets."""
+        num_searched = self.num_targets if searched is None else min(searched, self.num_targets)
+        return self.num_targets * self.dense_seconds + num_searched * self.search_seconds
+
+    def probability(self, searched: int | None) -> SearchProbability | None:
+        """Return the probability that a target is searched (None: 1)."""
+        if searched is None or searched >= self.num_targets:
+            return None
+        numbers = {"searched": searched, "num_targets": self.num_targets}
+        return SearchProbability(**numbers, mean_divergence=self.mean_divergence)
+
+    def searched_within(self, seconds: float, searched: int | None) -> int:
+        """Return the number of searched targets, at most ``searched``, of a study that takes this time."""
+        largest = self.num_targets if searched is None else min(searched, self.num_targets)
+        smallest, number = min(largest, MIN_SEARCHED), int((seconds - self.seconds(0)) / self.search_seconds)
+        if number < smallest:
+            raise SettingError(
+                f"{seconds / 60:.3g} minutes are too few for {self.num_targets} targets, {smallest} of them searched; "
+                f"use {math.ceil(self.seconds(smallest) / 60)} minutes or more, or fewer targets"
+            )
+        return min(largest, number)
 
 
 def drop_duplicate_texts(texts: Sequence[TokenizedDocument]) -> list[TokenizedDocument]:

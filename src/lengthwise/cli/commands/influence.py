@@ -78,6 +78,10 @@ def influence(
         int,
         options.integer_option("Number of targets to search for units, drawn by the divergence that far tokens cause."),
     ] = 200,
+    minutes: Annotated[
+        float | None,
+        options.number_option("Time limit in minutes; fewer targets are searched if needed.", "a number such as 20"),
+    ] = None,
     targets: Annotated[str, Option(help="Number of target tokens, or all.")] = "500",
     max_document_tokens: Annotated[
         int | None, options.integer_option("Maximum number of tokens per document; longer documents are split.")
@@ -141,7 +145,7 @@ def influence(
             settings = influence_options.limit_far_tokens(settings, loaded)
         tokenized = influence_options.load_documents(loaded, texts, kind, documents)
         study = InfluenceStudy(model=loaded.model, codec=loaded.codec, texts=tokenized, settings=settings, part=shard)
-        summary = influence_options.run_study(study, folder, resume=resume)
+        summary = influence_options.run_study(study, folder, resume=resume, minutes=minutes)
         summaries += [] if summary is None else [summary]
     if len(summaries) < len(model_names):
         return
