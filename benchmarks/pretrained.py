@@ -169,7 +169,11 @@ def token_ids(task_name: str, task: lw.Task, tokenizer: Any) -> np.ndarray:
         words = [
             word[1:]
             for word, token in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
-            if word.startswith("Ġ") and word[1:].isascii() and word[1:].islower() and word[1:].isalpha() and len(word) > 3
+            if word.startswith("Ġ")
+            and word[1:].isascii()
+            and word[1:].islower()
+            and word[1:].isalpha()
+            and len(word) > 3
         ]
         np.random.default_rng(0).shuffle(words)
         symbols = [" " + words.pop() if len(symbol) > 1 and symbol != "end" else symbol for symbol in symbols]
@@ -293,9 +297,11 @@ class Runner:
         if arguments.mix:
             model.mix = PreviousTokenMix(d_model)
         self.wrapped = model
-        self.new_parts = [name for name in ("position_head", "segment", "mix") if getattr(model, name, None) is not None]
+        self.new_parts = [
+            name for name in ("position_head", "segment", "mix") if getattr(model, name, None) is not None
+        ]
         if arguments.rank:
-            import peft
+            import peft  # noqa: PLC0415 (full fine-tuning works without it)
 
             targets = "all-linear" if arguments.lora_targets == "all" else ["q_proj", "k_proj"]
             model = peft.get_peft_model(
@@ -383,7 +389,7 @@ def train(runner: Runner, source: Source, texts: Texts | None, end: float) -> di
         loss = output.loss
         loss.backward()
         if texts is not None and rng.random() < arguments.text_mix:
-            chunk = texts.train[torch.from_numpy(rng.integers(0, len(texts.train), size=8)).to(source.device)]
+            chunk = texts.train[torch.from_numpy(rng.integers(0, len(texts.train), size=4)).to(source.device)]
             with precision(arguments):
                 loss_on_text = runner.text_loss(chunk)
             loss_on_text.backward()
@@ -392,7 +398,7 @@ def train(runner: Runner, source: Source, texts: Texts | None, end: float) -> di
         optimizer.zero_grad(set_to_none=True)
         step += 1
         now = time.perf_counter()
-        if now - shown > 5 or step == 1 or step == arguments.steps:
+        if now - shown > 5 or step in {1, arguments.steps}:
             shown = now
             right = output.logits[:, :-1].argmax(-1) == batch.labels[:, 1:]
             is_scored = batch.labels[:, 1:] != UNSCORED
@@ -416,7 +422,7 @@ def measure(runner: Runner, source: Source, length: int, num_examples: int) -> d
     rng = np.random.default_rng(10_000 + length)
     totals = np.zeros(5)
     losses = []
-    size = max(1, min(num_examples, 24_000 // (4 * length)))
+    size = max(1, min(num_examples, 8_000 // (4 * length)))
     for begin in range(0, num_examples, size):
         batch = source.batch(np.full(min(size, num_examples - begin), length), rng, training=False)
         output = runner.forward(batch)
@@ -447,34 +453,44 @@ def measure(runner: Runner, source: Source, length: int, num_examples: int) -> d
 
 @torch.no_grad()
 def generate(runner: Runner, source: Source, length: int, num_examples: int) -> float:
-    """Return the exact match of free decoding without a cache; each ID is predicted after its token."""
+    """Return the exact match of free decoding without a cache, on the examples of `measure`."""
     runner.model.eval()
-    rng = np.random.default_rng(10_000 + length)
+    examples = source.batch(np.full(num_examples, length), np.random.default_rng(10_000 + length), training=False)
     num_right = 0
-    for _ in range(num_examples):
-        batch = source.batch(np.array([length]), rng, training=False)
-        prompt = int(batch.prompt_lengths[0])
-        tokens, ids = batch.tokens[:, :prompt], batch.position_ids[:, :prompt]
-        for _ in range(batch.tokens.shape[1] - prompt):
-            blank = torch.full_like(tokens, UNSCORED)
-            blank[:, -1] = 0
-            labels = torch.full_like(tokens, UNSCORED)
-            labels[:, prompt:] = 0
-            part = replace(batch, tokens=tokens, position_ids=ids, attention_mask=torch.ones_like(tokens))
-            # Without a label, all tokens would count as the prompt, as they do in the first call.
-            output = runner.forward(replace(part, labels=labels, position_labels=blank))
-            tokens = torch.cat([tokens, output.logits[:, -1:].argmax(-1)], dim=1)
-            ids = torch.cat([ids, ids[:, -1:] + 1], dim=1)
-            if runner.arguments.scheme == "ppc":
-                labels = nn.functional.pad(labels, (0, 1), value=0)
-                blank = nn.functional.pad(torch.full_like(blank, UNSCORED), (0, 1), value=0)
-                part = replace(part, tokens=tokens, position_ids=ids, attention_mask=torch.ones_like(tokens))
-                output = runner.forward(replace(part, labels=labels, position_labels=blank))
-                ids = torch.cat([ids[:, :-1], output.predicted_position_ids[:, -1:]], dim=1)
-        is_right = (tokens == batch.tokens).all()
+    for index in range(num_examples):
+        end = int(examples.attention_mask[index].sum())
+        row = Batch(
+            **{
+                name: values[index : index + 1, :end] if values.dim() == 2 else values[index : index + 1]
+                for name, values in vars(examples).items()
+            }
+        )
+        tokens, ids = generate_row(runner, row)
         # The ID of the end token is not predicted.
-        num_right += bool(is_right and (ids == batch.position_ids)[:, :-1].all())
+        num_right += bool((tokens == row.tokens).all() and (ids == row.position_ids)[:, :-1].all())
     return num_right / num_examples
+
+
+def generate_row(runner: Runner, row: Batch) -> tuple[Tensor, Tensor]:
+    """Return tokens and IDs of greedy decoding; the ID of a token is predicted after this token."""
+    prompt = int(row.prompt_lengths[0])
+    tokens, ids = row.tokens[:, :prompt], row.position_ids[:, :prompt]
+
+    def call(tokens: Tensor, ids: Tensor) -> Any:
+        # The labels mark what is no prompt; without a label, all tokens would be the prompt.
+        is_response = torch.arange(tokens.shape[1], device=tokens.device)[None] >= prompt
+        labels = torch.where(is_response, 0, UNSCORED)
+        mask = torch.ones_like(tokens)
+        return runner.forward(
+            replace(row, tokens=tokens, position_ids=ids, labels=labels, position_labels=labels, attention_mask=mask)
+        )
+
+    while tokens.shape[1] < row.tokens.shape[1]:
+        tokens = torch.cat([tokens, call(tokens, ids).logits[:, -1:].argmax(-1)], dim=1)
+        ids = torch.cat([ids, ids[:, -1:] + 1], dim=1)
+        if runner.arguments.scheme == "ppc":
+            ids = torch.cat([ids[:, :-1], call(tokens, ids).predicted_position_ids[:, -1:]], dim=1)
+    return tokens, ids
 
 
 def evaluation_settings(arguments: argparse.Namespace) -> Iterator[tuple[int, int, int]]:
@@ -495,15 +511,21 @@ def main() -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(arguments.model)
     source = Source(arguments, tokenizer)
     runner = Runner(arguments, source)
-    texts = Texts(arguments.text, tokenizer, arguments.device) if arguments.text else None
+    texts = Texts(arguments.text, tokenizer, arguments.device) if arguments.text and not arguments.layers else None
     text_before = runner.held_out_text_loss(texts)
-    print(f"loaded after {time.perf_counter() - begin:.0f}s, {runner.num_trained} weights, text {text_before}", flush=True)
+    seconds = time.perf_counter() - begin
+    print(f"loaded after {seconds:.0f}s, {runner.num_trained} weights, loss of text {text_before}", flush=True)
     sample = source.batch(np.array([3]), np.random.default_rng(0), training=False)
-    print(repr(tokenizer.decode(sample.tokens[0].tolist())) if not arguments.layers else sample.tokens[0].tolist(), sample.position_ids[0].tolist(), flush=True)
+    sample_tokens = sample.tokens[0].tolist()
+    print(sample_tokens if arguments.layers else repr(tokenizer.decode(sample_tokens)), flush=True)
+    print(sample.position_ids[0].tolist(), flush=True)
     if arguments.device.startswith("cuda"):
         torch.set_float32_matmul_precision("high")
     trained = train(runner, source, texts, begin + 60 * arguments.minutes)
     torch.set_float32_matmul_precision("highest")
+    if arguments.device.startswith("cuda"):
+        print(f"memory {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB", flush=True)
+        torch.cuda.empty_cache()
     row = {name: str(value) if isinstance(value, Path) else value for name, value in vars(arguments).items()}
     row |= {"trained": trained, "weights": runner.num_trained, "text_before": text_before}
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
