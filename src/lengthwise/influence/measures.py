@@ -113,17 +113,18 @@ class SubsetScorer:
 
         With ``context`` "all", the gates are open. With "none", they reduce the attention weight of all far tokens
         together to about the weight of one token. Far tokens attend to each other, so the gradient is an approximation
-        in strict mode.
+        in strict mode. In decode mode, only the last near token has gates.
         """
-        evaluator, objective, window = self.evaluator, self.objective, self.evaluator.window
-        num_start = len(window.start)
-        gates = torch.zeros(num_start + window.num_far_tokens)
+        evaluator, objective, num_far = self.evaluator, self.objective, self.evaluator.window.num_far_tokens
+        num_queries = 1 if self.mode == "decode" else len(evaluator.near)
+        states = evaluator.states_before_last if self.mode == "decode" else evaluator.states
+        far = slice(len(evaluator.window.start), evaluator.num_prefix)
+        gates = torch.zeros(len(evaluator.tokens) - num_queries)
         if context == "none":
-            gates[num_start:] = -math.log(window.num_far_tokens)
-        gradient = evaluator.model.attention_gate_gradient(
-            evaluator.states, evaluator.near, evaluator.near_ids, gates, objective
-        )
-        return self._sum_by_unit(-gradient[num_start:])
+            gates[far] = -math.log(num_far)
+        near, near_ids = evaluator.near[-num_queries:], evaluator.near_ids[..., -num_queries:]
+        gradient = evaluator.model.attention_gate_gradient(states, near, near_ids, gates, objective)
+        return self._sum_by_unit(-gradient[far])
 
     def attention(self) -> Float[np.ndarray, " units"]:
         """Return the attention weights of the last near token on each unit, averaged over layers and heads."""
