@@ -173,24 +173,32 @@ def relayed_log_prob(visible: Tensor) -> Tensor:
     return additive_log_prob(RELAYED)(visible) + 3.0
 
 
-# Small effects on the last near token itself, each in a sentence of its own.
+# Small effects on the last near token itself.
 DISTRACTORS = {0: 0.02, 13: 0.02, 25: 0.02}
 
 
 @pytest.mark.parametrize("mode", ["strict", "masked"])
 @over_units
 @pytest.mark.parametrize("direct", [{}, DISTRACTORS], ids=["none", "small"])
-def test_only_proposals_miss_units_that_act_through_other_near_tokens(direct, unit, mode):
+@pytest.mark.parametrize("measure", INFORMED)
+def test_units_that_act_through_other_near_tokens_are_found(measure, direct, unit, mode):
     model = PlantedModel(additive_log_prob(direct), FAR, relayed_log_prob)
     scorer = scorer_of(model, mode, unit)
-    for measure in set(INFORMED) - {"proposed"}:
-        found, gain = search(measure, scorer, 4)
-        assert sorted(found) == units_of(scorer, *RELAYED)
-        assert gain == pytest.approx(2.4, abs=1e-4)
-    # There are eight sentences, so the proposals of a second step reach one of these units by chance.
-    found, gain = search("proposed", scorer, 1 if unit == "sentence" else 3)
-    assert gain < 0.1
-    assert not set(found) & set(units_of(scorer, *RELAYED))
+    found, gain = search(measure, scorer, 4)
+    assert sorted(found) == units_of(scorer, *RELAYED)
+    assert gain == pytest.approx(2.4, abs=1e-4)
+
+
+@pytest.mark.parametrize("mode", ["strict", "masked"])
+@pytest.mark.parametrize("unit", ["token", "word", "span:8"])
+def test_proposals_miss_units_without_a_slope_that_act_through_other_near_tokens(unit, mode):
+    small = dict.fromkeys((0, 13, 25, 37, 49), 0.02)
+    model = PlantedModel(additive_log_prob(small), FAR, lambda visible: 2.0 * visible[..., 80] ** 3)
+    scorer = scorer_of(model, mode, unit)
+    for measure in ("add_one_in", "leave_one_out", "greedy"):
+        assert search(measure, scorer, 1)[0] == units_of(scorer, 80)
+    _, gain = search("proposed", scorer, 1)
+    assert gain == pytest.approx(0.02, abs=1e-5)
 
 
 @over_units
