@@ -439,3 +439,37 @@ def test_quick_scores_equal_one_run_with_the_mask_of_each_unit(architecture, sta
     for selected in ([], [1]):
         expected = [quick_by_mask(model, window, mode, units, selected, unit) for unit in range(len(units))]
         assert scorer.quick_scores(selected) == pytest.approx(expected, abs=1e-4)
+
+
+@torch.no_grad()
+def gated_by_mask(model: CausalLM, window: TargetWindow, mode: str, units, log_gates: np.ndarray) -> float:
+    """Run all tokens once with gates on the attention of near tokens to far tokens."""
+    start, whole = len(window.start), len(window.tokens)
+    unit_of = {start + int(token): number for number, tokens in enumerate(units) for token in tokens}
+    mask = torch.full((whole, whole), torch.finfo(torch.float32).min).triu(1)
+    for query in range(whole):
+        for key in range(start, start + FAR):
+            if query >= start + FAR:
+                mask[query, key] = float(log_gates[key - start])
+            elif query in unit_of and mode == "strict" and unit_of[key] != unit_of[query]:
+                mask[query, key] = torch.finfo(torch.float32).min
+    tokens, ids = torch.from_numpy(window.tokens)[None], torch.arange(whole)[None]
+    output = model.model(input_ids=tokens, position_ids=ids, attention_mask=mask[None, None])
+    return float(-output.logits[0, -1].double().log_softmax(dim=-1)[window.target])
+
+
+@over_architectures
+@over_starts
+@pytest.mark.parametrize("mode", ["strict", "masked"])
+def test_quick_gains_equal_finite_differences_of_gates_on_each_unit(architecture, start, mode):
+    model, window = model_of(architecture), window_of(start)
+    units = np.split(np.arange(FAR), range(3, FAR, 3))
+    scorer = replace(scorer_of(model, window, mode, "target"), units=units, candidates=np.arange(len(units)))
+    gates = np.where(np.isin(np.arange(FAR), units[1]), 0.0, -np.log(FAR))
+    gains = scorer.quick_gains([1])
+    for unit, tokens in enumerate(units):
+        losses = [
+            gated_by_mask(model, window, mode, units, gates + move * np.isin(np.arange(FAR), tokens))
+            for move in (-0.02, 0.02)
+        ]
+        assert gains[unit] == pytest.approx((losses[0] - losses[1]) / 0.04, abs=2e-3, rel=2e-2)

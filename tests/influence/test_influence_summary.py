@@ -19,7 +19,6 @@ from lengthwise.influence.report import bootstrap
 from lengthwise.influence.report.figures import plot_model_sizes, plot_recovered_share, plot_token_distances
 from lengthwise.influence.report.row_columns import StudyColumns
 from lengthwise.influence.report.summary import summarize
-from lengthwise.influence.target_evaluator import SearchProbability
 
 KS = (1, 2, 4)
 
@@ -130,8 +129,8 @@ def test_headline_covers_clear_targets_only():
     assert headline([row(), unclear])["loss"] == headline([row()])["loss"]
 
 
-@pytest.mark.parametrize("documents", [6, 12])
-def test_intervals_equal_a_plain_bootstrap_loop(documents, rng):
+@pytest.mark.parametrize(("documents", "critical_value"), [(6, 2.5706), (12, 2.2010)])
+def test_intervals_equal_plain_loops_over_resamples_and_left_out_documents(documents, critical_value, rng):
     rows = sample_rows(rng, documents, 9)
     result = headline(rows, [1], seed=5, num_resamples=200)
     by_document = [
@@ -142,23 +141,30 @@ def test_intervals_equal_a_plain_bootstrap_loop(documents, rng):
         0, len(by_document), (200, len(by_document))
     )
 
-    def looped(statistic: Callable[[np.ndarray, np.ndarray], float]) -> list[float]:
-        resampled = []
+    def looped(statistic: Callable[[np.ndarray, np.ndarray], float], picks: Sequence[Sequence[int]]) -> list[float]:
+        values = []
         for pick in picks:
             targets = [each for place in pick for each in by_document[place]]
             gained = np.array([each["loss_short"] - each["selections"][0]["losses"][0] for each in targets])
-            resampled.append(statistic(gained, np.array([each["loss_short"] - each["loss_long"] for each in targets])))
-        return sorted(resampled)
+            values.append(statistic(gained, np.array([each["loss_short"] - each["loss_long"] for each in targets])))
+        return sorted(values)
 
-    for name, resampled in (
-        ("loss", looped(lambda gained, gap: gained.sum() / gap.sum())),
-        ("median", looped(lambda gained, gap: float(np.median(gained / gap)))),
+    def share(gained: np.ndarray, gap: np.ndarray) -> float:
+        return gained.sum() / gap.sum()
+
+    others = [[one for one in range(len(by_document)) if one != place] for place in range(len(by_document))]
+    error = (len(by_document) - 1) / len(by_document) ** 0.5 * np.std(looped(share, others), ddof=1)
+    # For few documents, Student's t makes the tails smaller than 2.5%.
+    outside = {6: 0, 12: 2}[documents]
+    # A median is not smooth, so its interval comes from resamples alone.
+    for name, statistic, margin in (
+        ("loss", share, critical_value * error),
+        ("median", lambda gained, gap: float(np.median(gained / gap)), 0.0),
     ):
-        (estimate,) = result[name]
-        # For few documents, Student's t makes the tails smaller than 2.5%.
-        outside = {6: 0, 12: 2}[documents]
-        assert estimate["low"] == pytest.approx(resampled[outside])
-        assert estimate["high"] == pytest.approx(resampled[-1 - outside])
+        (estimate,), resampled = result[name], looped(statistic, picks)
+        low, high = estimate["value"] - margin, estimate["value"] + margin
+        assert estimate["low"] == pytest.approx(min(low, resampled[outside]), abs=1e-4)
+        assert estimate["high"] == pytest.approx(max(high, resampled[-1 - outside]), abs=1e-4)
         assert estimate["reason"] is None
 
 
@@ -180,9 +186,9 @@ def test_intervals_cover_the_true_value_in_nine_of_ten_repetitions(rng):
 
 
 def test_intervals_depend_on_the_seed_only(rng):
-    rows = sample_rows(rng, 6, 9)
+    rows = sample_rows(rng, 20, 9)
     assert headline(rows, [1], seed=1) == headline(rows, [1], seed=1)
-    assert headline(rows, [1], seed=1)["loss"] != headline(rows, [1], seed=2)["loss"]
+    assert headline(rows, [1], seed=1)["median"] != headline(rows, [1], seed=2)["median"]
 
 
 def test_block_size_of_resamples_has_no_effect(rng, monkeypatch):
@@ -848,31 +854,3 @@ def test_a_searched_target_counts_by_its_weight_in_results_over_clear_targets():
         assert found == pytest.approx(expected)
     assert one["distances"]["bins"] == two["distances"]["bins"]
     assert one["distances"]["quantiles"] == two["distances"]["quantiles"]
-
-
-@pytest.mark.slow
-def test_intervals_cover_the_share_if_targets_are_searched_by_their_divergence():
-    def draw(rng: np.random.Generator, documents: int) -> tuple[np.ndarray, np.ndarray]:
-        """Draw divergences with a long tail, and shares that increase with them, as (document, target)."""
-        divergence = rng.lognormal(0, 0.7, (documents, 1)) * rng.exponential(size=(documents, 16)) ** 2.5
-        noise = 0.15 * rng.normal(size=(documents, 16)) + 0.1 * rng.normal(size=(documents, 1))
-        return divergence, np.clip(0.2 + 0.5 * divergence / (1 + divergence) + noise, -0.5, 1)
-
-    divergence, share = draw(np.random.default_rng(0), 20_000)
-    truth, covered = (divergence * share).sum() / divergence.sum(), 0
-    for repetition in range(200):
-        rng = np.random.default_rng(1 + repetition)
-        divergence, share = draw(rng, 40)
-        mean = float(divergence[:8].mean())
-        probability = SearchProbability(searched=100, num_targets=divergence.size, mean_divergence=mean)
-        rows = []
-        for (document, _), short in np.ndenumerate(divergence):
-            chance = probability(float(short))
-            is_searched, rest = rng.random() < chance, short * (1 - share.flat[len(rows)])
-            measured = [selection((3.0,), knows="prediction", divergences=[rest])] if is_searched else []
-            weight = 1 / chance if is_searched else 0.0
-            values = {"document": str(document), "divergence_short": short, "weight": weight, "selections": measured}
-            rows.append(row(**values))
-        (found,) = group_of(rows, [1], seed=repetition, num_resamples=300)["all_targets"]["prediction"]["shares"]
-        covered += found["low"] <= truth <= found["high"]
-    assert covered >= 0.92 * 200

@@ -24,7 +24,7 @@ from lengthwise.core.type_checks import check_arguments, check_types, is_instanc
 from lengthwise.evaluation.language_model import ModelTokenizer, NextTokenModel
 from lengthwise.experiments.run_folder import STUDY_FOLDER, acquire_folder
 from lengthwise.influence.exactness_checks import check_study_exactness
-from lengthwise.influence.measures import AttentionWeight, GradientMeasure, PrefilteredMeasure
+from lengthwise.influence.measures import AttentionWeight, GradientMeasure, PrefilteredMeasure, ProposedGreedy
 from lengthwise.influence.settings import InfluenceSettings
 from lengthwise.influence.target_evaluator import (
     SearchProbability,
@@ -183,7 +183,7 @@ def measure_influence(
             model,
             targets[0].window(settings.near, settings.far, study.codec.start, settings.sink),
             modes=settings.modes,
-            check_gates=isinstance(settings.measure, (GradientMeasure, PrefilteredMeasure)),
+            check_gates=isinstance(settings.measure, (GradientMeasure, PrefilteredMeasure, ProposedGreedy)),
             check_attention=isinstance(settings.measure, AttentionWeight),
         )
     except StopRequestedError:

@@ -1,6 +1,6 @@
 """Estimates over all targets from a weighted sample of targets with selected far tokens.
 
-Bootstrap intervals resample documents, because tokens of one document are not independent.
+Intervals resample documents, or omit one document at a time, because tokens of one document are not independent.
 """
 
 import math
@@ -20,8 +20,13 @@ ROUNDING_SHARE = 1e-9  # larger than the rounding error of a sum of weights, rel
 MAX_BLOCK_VALUES = 1 << 22  # maximum number of values in one block of resamples
 # With fewer documents, bootstrap intervals contain the true value far less often than their level.
 MIN_DOCUMENTS = 5
+# With more documents, resamples and the jackknife agree, and the jackknife needs more memory.
+MAX_JACKKNIFE_DOCUMENTS = 100
 TOO_FEW_DOCUMENTS = f"fewer than {MIN_DOCUMENTS} documents, too few for an interval; measure more documents"
 
+# Smallest and largest possible value of a statistic.
+Limits = tuple[float, float]
+NO_LIMITS = (-math.inf, math.inf)
 Counts = Int[np.ndarray, "resamples documents"]
 Values = Float[np.ndarray, "resamples values"]
 Statistic = Callable[[Counts], Values]
@@ -43,14 +48,26 @@ class DocumentBootstrap:
     num_resamples: int
 
     def __call__(
-        self, statistic: Statistic, num_documents: int, nan_reason: str, num_values: int = 0
+        self,
+        statistic: Statistic,
+        num_documents: int,
+        nan_reason: str,
+        num_values: int = 0,
+        limits: Limits | None = None,
     ) -> list[JSONObject]:
         """Return one estimate per value of a statistic. A value of NaN becomes None with the reason ``nan_reason``.
 
-        ``num_values`` is the number of values per resample that the statistic keeps in memory.
+        ``num_values`` is the number of values per resample that the statistic keeps in memory. Pass ``limits`` for a
+        smooth statistic, such as a ratio of sums: its intervals then contain the jackknife interval with Student's t.
+        If few documents have most of the effect, resamples alone give intervals that are too narrow.
         """
         values = np.concatenate([statistic(counts) for counts in self.counts(num_documents, num_values)])
-        return [estimate(column, num_documents, nan_reason) for column in values.T]
+        estimates = [estimate(column, num_documents, nan_reason) for column in values.T]
+        if limits is None or not MIN_DOCUMENTS <= num_documents <= MAX_JACKKNIFE_DOCUMENTS:
+            return estimates
+        values_without_one = statistic(1 - np.eye(num_documents, dtype=np.int64))
+        margins = t_critical_value(num_documents - 1) * _jackknife_error(values_without_one)
+        return [_widen(*pair, limits) for pair in zip(estimates, margins.tolist(), strict=True)]
 
     def counts(self, num_documents: int, num_values: int) -> Iterator[Counts]:
         """Yield the number of copies of each document: first 1 for the original sample, then blocks of resamples."""
@@ -81,6 +98,20 @@ def estimate(values: Float[np.ndarray, " resamples"], num_documents: int, nan_re
     low = np.quantile(resamples, tail_probability, method="lower")
     high = np.quantile(resamples, 1 - tail_probability, method="higher")
     return result | {"low": float(low), "high": float(high)}
+
+
+def _jackknife_error(values_without_one: Values) -> Float[np.ndarray, " values"]:
+    """Return the standard error of each value from the values without one document (Tukey 1958)."""
+    deviations = values_without_one - values_without_one.mean(axis=0)
+    error: Float[np.ndarray, " values"] = np.sqrt((len(deviations) - 1) * (deviations**2).mean(axis=0))
+    return error
+
+
+def _widen(estimate: JSONObject, margin: float, limits: Limits) -> JSONObject:
+    if estimate["low"] is None or math.isnan(margin):
+        return estimate
+    low, high = max(limits[0], estimate["value"] - margin), min(limits[1], estimate["value"] + margin)
+    return estimate | {"low": min(low, estimate["low"]), "high": max(high, estimate["high"])}
 
 
 def undefined_estimates(number: int, reason: str) -> list[JSONObject]:
@@ -174,14 +205,14 @@ class TargetPopulation:
         """Return the population of targets that are also in ``mask``."""
         return TargetPopulation(columns=self.columns, mask=self.mask & mask, bootstrap=self.bootstrap)
 
-    def estimate_mean(self, values: TargetValues, nan_reason: str) -> JSONObject:
+    def estimate_mean(self, values: TargetValues, nan_reason: str, limits: Limits = NO_LIMITS) -> JSONObject:
         """Estimate the mean of values that are known for all targets."""
         sums = self._sums_by_document(np.stack([values, np.ones(len(values))], axis=1))
-        return self.bootstrap(ratio_of_sums(sums), len(sums), nan_reason)[0]
+        return self.bootstrap(ratio_of_sums(sums), len(sums), nan_reason, limits=limits)[0]
 
     def estimate_share(self, mask: TargetMask, nan_reason: str) -> JSONObject:
         """Estimate the share of targets that are in ``mask``."""
-        estimate = self.estimate_mean(mask.astype(float), nan_reason)
+        estimate = self.estimate_mean(mask.astype(float), nan_reason, limits=(0.0, 1.0))
         # If all targets agree, resamples have no variance, although other documents may differ.
         no_interval = {"low": None, "high": None, "reason": "all targets agree"}
         return estimate | no_interval if estimate["value"] in (0, 1) else estimate
@@ -210,7 +241,9 @@ class TargetPopulation:
         weighted = [weighted_values, weighted_values * covariate[:, None]]
         columns = [~background[:, None] * values_by_target, *weighted, scalars]
         sums = self._sums_by_document(np.concatenate(columns, axis=1))
-        return self.bootstrap(lambda document_counts: _regression_ratio(document_counts @ sums), len(sums), nan_reason)
+        return self.bootstrap(
+            lambda document_counts: _regression_ratio(document_counts @ sums), len(sums), nan_reason, limits=NO_LIMITS
+        )
 
     def divergences(self, samples: Sequence[SelectionColumns]) -> "SummedDivergences | str":
         """Return the divergences at each k for samples of the same targets, or the reason why they are undefined."""
@@ -289,7 +322,7 @@ class SummedDivergences:
     def _estimates(self, share_statistic: Statistic, ks: Sequence[int], levels: Sequence[float]) -> JSONObject:
         num_documents = len(self.sums)
         return {
-            "shares": self.bootstrap(share_statistic, num_documents, NO_EFFECT),
+            "shares": self.bootstrap(share_statistic, num_documents, NO_EFFECT, limits=(-math.inf, 1.0)),
             "smallest_k": smallest_k(share_statistic, ks, levels, num_documents, NO_EFFECT, self.bootstrap),
         }
 

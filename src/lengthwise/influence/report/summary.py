@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from lengthwise.influence.report.bootstrap import (
+    NO_LIMITS,
     DocumentBootstrap,
     JSONObject,
     TargetPopulation,
@@ -129,7 +130,7 @@ def _summarize_recovered_loss(population: TargetPopulation, sample: SelectionCol
     return {
         "targets": len(target),
         "documents": len(sums),
-        "loss": population.bootstrap(ratio_of_sums(sums), len(sums), nan_reason),
+        "loss": population.bootstrap(ratio_of_sums(sums), len(sums), nan_reason, limits=NO_LIMITS),
         "median": [
             population.bootstrap(statistic, len(documents), nan_reason, len(indices))[0] for statistic in medians
         ],
@@ -173,7 +174,7 @@ def _summarize_difference(
     weight = population.columns.weight[target][:, None]
     difference_columns = weight * np.concatenate([difference[has_gain], np.ones((len(target), 1))], axis=1)
     sums = sums_by_document(population.columns.target_documents[target], difference_columns)
-    estimates = population.bootstrap(ratio_of_sums(sums), len(sums), NO_CLEAR_TARGETS)
+    estimates = population.bootstrap(ratio_of_sums(sums), len(sums), NO_CLEAR_TARGETS, limits=NO_LIMITS)
     return {"targets": len(target), "documents": len(sums), "difference": estimates}
 
 
