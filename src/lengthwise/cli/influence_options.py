@@ -36,7 +36,9 @@ def limit_far_tokens(settings: InfluenceSettings, language_model: LanguageModel)
     """Return the settings with at most as many far tokens as the model has positions for."""
     if language_model.model.num_positions is None:
         return settings
-    max_far = language_model.model.num_positions - settings.near - settings.sink - len(language_model.codec.start)
+    max_far = (
+        language_model.model.num_positions - settings.near - settings.num_sink_tokens - len(language_model.codec.start)
+    )
     # A model with too few positions for one far token raises an error later.
     return replace(settings, far=max(1, min(settings.far, max_far)))
 

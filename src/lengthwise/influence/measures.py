@@ -275,18 +275,28 @@ class ProposedGreedy(InfluenceMeasure):
             raise SettingError(f"invalid extra {self.extra}; use 0 or more proposals")
 
     def select_tokens(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> UnitRanking:
-        """Double the selection in each step."""
-        indices, gains, remaining = list[int](), list[float](), scorer.candidates
-        while len(indices) < k and len(remaining):
+        """Double the selection in each step; a step whose units are worse together than the best one adds that one."""
+        indices, gains = list[int](), list[float]()
+        score = float(scorer.scores(scorer.visibility_mask([])[None])[0])
+        while len(indices) < k and len(indices) < len(scorer.candidates):
+            remaining = np.setdiff1d(scorer.candidates, indices)
             num_added = min(max(1, len(indices)), k - len(indices), len(remaining))
             proposals = remaining[self._propose(scorer, indices, remaining)[: num_added + self.extra]]
-            subsets = [indices, *([*indices, index] for index in proposals.tolist())]
-            scores = scorer.scores(np.stack([scorer.visibility_mask(subset) for subset in subsets]))
-            added = np.argsort(scores[1:], kind="stable")[:num_added]
+            scores = self._score(scorer, [[*indices, index] for index in proposals.tolist()])
+            added = np.argsort(scores, kind="stable")[:num_added]
+            together = float(scores[added[0]])
+            if num_added > 1:
+                (together,) = self._score(scorer, [[*indices, *proposals[added].tolist()]])
+                if together > scores[added[0]]:
+                    added, together = added[:1], float(scores[added[0]])
             indices += proposals[added].tolist()
-            gains += (scores[0] - scores[1:][added]).tolist()
-            remaining = np.setdiff1d(remaining, proposals[added])
+            gains += (score - scores[added]).tolist()
+            score = together
         return UnitRanking(indices=tuple(indices), gains=tuple(gains))
+
+    @staticmethod
+    def _score(scorer: SubsetScorer, subsets: Sequence[Sequence[int]]) -> Float[np.ndarray, " subsets"]:
+        return scorer.scores(np.stack([scorer.visibility_mask(subset) for subset in subsets]))
 
     def _propose(
         self, scorer: SubsetScorer, selected: Sequence[int], remaining: Int[np.ndarray, " remaining"]

@@ -15,6 +15,9 @@ from lengthwise.influence.units import check_unit
 # the text.
 CONTROL_SELECTIONS = ("random", "nearest", OTHER_SOURCE, ELSEWHERE_SOURCE)
 
+# Default number of sink tokens in the modes that hide tokens which other tokens have read.
+NUM_SINK_TOKENS = 4
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InfluenceSettings:
@@ -24,9 +27,10 @@ class InfluenceSettings:
     tokens. A study measures the losses with full contexts for all ``num_targets`` targets (None: every token with a
     full context). ``measure`` then selects ``ks`` units for about ``searched`` of the targets (None: for all). The
     probability of a target increases with the divergence that far tokens cause, and weights correct for it.
-    ``max_document_tokens`` splits longer texts. Each context starts with
-    ``sink`` tokens that are always visible and do not count as far tokens; models trained without a start token may
-    need them as attention sinks. Targets are sampled in blocks of ``block`` consecutive tokens, which share their far
+    ``max_document_tokens`` splits longer texts. Each context starts with ``sink`` tokens that are always visible and do
+    not count as far tokens (default: 4 with the modes masked and decode, else 0). Models rest attention on the first
+    tokens of a context, so in these modes a model without them fails for a reason other than missing information (Xiao
+    et al. 2023, arXiv:2309.17453). Targets are sampled in blocks of ``block`` consecutive tokens, which share their far
     tokens, so one pass gives the losses of a block: the i-th target of a block has i more near tokens. A study writes
     rows in these blocks.
     """
@@ -39,12 +43,12 @@ class InfluenceSettings:
     modes: tuple[str, ...] = ("strict",)
     objectives: tuple[str, ...] = ("prediction",)
     controls: tuple[str, ...] = ("random", "nearest", OTHER_SOURCE)
-    random_draws: int = 2
+    random_draws: int = 1
     rule: ClearGainRule = field(default_factory=ClearGainRule)
     num_targets: int | None = 500
     searched: int | None = 200
     max_document_tokens: int | None = None
-    sink: int = 0
+    sink: int | None = None
     seed: int = 0
     block: int = 16
 
@@ -54,7 +58,7 @@ class InfluenceSettings:
             value = getattr(self, setting)
             if value is not None and value < 1:
                 raise SettingError(f"invalid {setting} {value}; use at least 1")
-        if self.sink < 0:
+        if self.sink is not None and self.sink < 0:
             raise SettingError(f"invalid sink {self.sink}; use 0 or more tokens")
         if not self.ks or min(self.ks) < 1 or list(self.ks) != sorted(set(self.ks)):
             ks = ",".join(map(str, self.ks))
@@ -68,7 +72,13 @@ class InfluenceSettings:
     @property
     def context(self) -> int:
         """Number of tokens before a target, including the sink tokens."""
-        return self.sink + self.far + self.near
+        return self.num_sink_tokens + self.far + self.near
+
+    @property
+    def num_sink_tokens(self) -> int:
+        """Number of sink tokens, which depends on the modes by default."""
+        default = NUM_SINK_TOKENS if set(self.modes) - {"strict"} else 0
+        return default if self.sink is None else self.sink
 
     def _check_names(self, setting_name: str, names: tuple[str, ...], options: tuple[str, ...]) -> None:
         if not names:
@@ -79,7 +89,7 @@ class InfluenceSettings:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings as JSON values. The measure is a dictionary with its name and settings."""
-        return asdict(self) | {"measure": _measure_to_dict(self.measure)}
+        return asdict(self) | {"measure": _measure_to_dict(self.measure), "sink": self.num_sink_tokens}
 
 
 def _measure_to_dict(measure: InfluenceMeasure) -> dict[str, Any]:

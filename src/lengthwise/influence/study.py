@@ -181,7 +181,7 @@ def measure_influence(
     try:
         check_study_exactness(
             model,
-            targets[0].window(settings.near, settings.far, study.codec.start, settings.sink),
+            targets[0].window(settings.near, settings.far, study.codec.start, settings.num_sink_tokens),
             modes=settings.modes,
             check_gates=isinstance(settings.measure, (GradientMeasure, PrefilteredMeasure, ProposedGreedy)),
             check_attention=isinstance(settings.measure, AttentionWeight),

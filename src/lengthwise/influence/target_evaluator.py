@@ -191,7 +191,9 @@ class TargetEvaluator:
         contexts = list[FullContextLosses]()
         for block in split_blocks(targets):
             index, settings = first_target_index + len(contexts), self.settings
-            near = [target.window(settings.near, settings.far, self.start, settings.sink) for target in block]
+            near = [
+                target.window(settings.near, settings.far, self.start, settings.num_sink_tokens) for target in block
+            ]
             far_tokens = self._far_tokens_by_source(block, index, sources)
             windows = [
                 {source: window if far is None else window.with_far_tokens(far) for source, far in far_tokens.items()}

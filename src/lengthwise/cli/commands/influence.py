@@ -86,7 +86,13 @@ def influence(
     max_document_tokens: Annotated[
         int | None, options.integer_option("Maximum number of tokens per document; longer documents are split.")
     ] = None,
-    sink: Annotated[int, options.integer_option("Number of initial tokens that stay visible as attention sinks.")] = 0,
+    sink: Annotated[
+        int | None,
+        options.integer_option(
+            "Number of initial tokens that stay visible as attention sinks.",
+            show_default="(4 in modes masked and decode, else 0)",
+        ),
+    ] = None,
     kind: Annotated[str | None, Option(help="Kind of held-out text to measure. Only for run folders.")] = None,
     compare_model: Annotated[
         list[str] | None, Option(help="Another model to measure on the same texts; repeat the flag for more models.")
