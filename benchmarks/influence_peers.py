@@ -21,18 +21,21 @@ from typing import Any
 
 import numpy as np
 import torch
-from influence_real import draw_scorers, scorer_of, shuffled_targets
+from influence_real import NUM_CANDIDATES, draw_scorers, scorer_of
 from torch import Tensor, nn
 
 import lengthwise as lw
 from lengthwise.core.provenance import collect_provenance
 from lengthwise.core.randomness import random_stream
+from lengthwise.evaluation.language_model import tokenize_documents
 from lengthwise.experiments.run_folder import append_rows, read_rows
 from lengthwise.hf.causal_lm import CausalLM
+from lengthwise.hf.language_models import LanguageModel
 from lengthwise.influence.hidden_context import TargetWindow, WindowEvaluator
 from lengthwise.influence.measures import MEASURES, SubsetScorer, TargetLoss
-from lengthwise.influence.targets import LONGPPL_RULE
+from lengthwise.influence.targets import LONGPPL_RULE, TargetToken, sample_targets
 from lengthwise.influence.units import split_into_units
+from lengthwise.tasks.text.documents import read_documents
 
 KS = (1, 2, 4, 8, 16)
 # Number of far tokens of a planted window, and of tokens at the start of a unit that it repeats at its end.
@@ -254,13 +257,22 @@ def measure(
     return result, {"seconds": round(time.process_time() - start, 3), "forward_tokens": counter.number - tokens}
 
 
+def random_targets(loaded: LanguageModel, options: argparse.Namespace) -> list[TargetToken]:
+    """Return random targets, ``NUM_CANDIDATES`` for each searched target, in random order."""
+    documents = read_documents(options.texts, max_documents=None)
+    texts = list(tokenize_documents(loaded.codec, documents, loaded.model.vocabulary_size))
+    number, context = NUM_CANDIDATES * options.targets, options.near + options.far
+    targets = sample_targets(texts, context=context, num_targets=number, seed=options.seed)
+    return [targets[index] for index in random_stream(options.seed, "order").permutation(len(targets))]
+
+
 def run(options: argparse.Namespace, setup: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield a row per target and method that the results do not contain."""
     loaded = lw.load_language_model(options.model, device=options.device)
     model, methods = loaded.model, ranking_methods(options.model)
     assert isinstance(model, CausalLM)
     model.model.requires_grad_(False)
-    counter, targets = TokenCounter(model.model), shuffled_targets(loaded, options)
+    counter, targets = TokenCounter(model.model), random_targets(loaded, options)
     text = np.concatenate([target.text.tokens for target in targets])
     done = {row_key(row) for row in read_rows(RESULTS)}
     for number, scorer in enumerate(draw_scorers(model, targets, options, loaded.codec.start)):

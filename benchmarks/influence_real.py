@@ -14,7 +14,6 @@ import torch
 import lengthwise as lw
 from lengthwise.core.randomness import random_stream
 from lengthwise.evaluation.language_model import NextTokenModel, tokenize_documents
-from lengthwise.hf.language_models import LanguageModel
 from lengthwise.influence.hidden_context import TargetWindow, WindowEvaluator
 from lengthwise.influence.measures import GreedySelection, InfluenceMeasure, KLDivergence, ProposedGreedy, SubsetScorer
 from lengthwise.influence.targets import TargetToken, sample_targets
@@ -33,17 +32,6 @@ def scorer_of(model: NextTokenModel, window: TargetWindow, unit: str) -> SubsetS
     evaluator, candidates = WindowEvaluator(model, window), np.arange(len(units))
     objective = KLDivergence(whole)
     return SubsetScorer(evaluator=evaluator, mode="strict", objective=objective, units=units, candidates=candidates)
-
-
-def shuffled_targets(loaded: LanguageModel, options: argparse.Namespace) -> list[TargetToken]:
-    """Return random targets, ``NUM_CANDIDATES`` for each searched target, in random order."""
-    texts = tokenize_documents(
-        loaded.codec, read_documents(options.texts, max_documents=None), loaded.model.vocabulary_size
-    )
-    number, context = NUM_CANDIDATES * options.targets, options.near + options.far
-    targets = sample_targets(list(texts), context=context, num_targets=number, seed=options.seed)
-    # Sampled targets are in text order; each draw is among targets of all texts.
-    return [targets[index] for index in random_stream(options.seed, "order").permutation(len(targets))]
 
 
 def draw_scorers(
@@ -79,7 +67,11 @@ def main() -> None:
     options = parser.parse_args()
     loaded, ks = lw.load_language_model(options.model), (1, 2, 4, 8, 16)
     model, codec = loaded.model, loaded.codec
-    targets = shuffled_targets(loaded, options)
+    texts = list(tokenize_documents(codec, read_documents(options.texts, max_documents=None), model.vocabulary_size))
+    number, context = NUM_CANDIDATES * options.targets, options.near + options.far
+    targets = sample_targets(texts, context=context, num_targets=number, seed=options.seed)
+    # Sampled targets are in text order; each draw is among targets of all texts.
+    targets = [targets[index] for index in random_stream(options.seed, "order").permutation(len(targets))]
     measures = {"greedy": GreedySelection(), "proposed": ProposedGreedy()}
     gains, seconds = {name: np.zeros(len(ks)) for name in measures}, dict.fromkeys(measures, 0.0)
     for scorer in draw_scorers(model, targets, options, codec.start):
