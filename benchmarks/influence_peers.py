@@ -12,10 +12,11 @@ accepts any function). LongPPL ranks no far tokens; it decides which targets are
 import argparse
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -41,10 +42,11 @@ from lengthwise.tasks.text.documents import read_documents
 
 KS = (1, 2, 4, 8, 16)
 # Number of far tokens of a planted window, and of tokens at the start of a unit that it repeats at its end.
-PLANTED_FAR, NUM_COPIED = 128, 5
+PLANTED_FAR, NUM_COPIED = 128, 7
 # Steps of integrated gradients: fewer than captum's default of 50, which takes longer than all other methods together.
 NUM_STEPS = 10
 NUM_RESAMPLES = 10_000
+LONGPPL = "LongPPL"
 RESULTS = Path(__file__).parent / "results" / "influence_peers.jsonl"
 # k at which the table compares each method with ``proposed``.
 COMPARED_K = 4
@@ -193,7 +195,7 @@ def ranking_methods(name: str) -> dict[str, Callable[[SubsetScorer, int], Rankin
     return {
         **{name: partial(own_measure, name) for name in names},
         "captum FeatureAblation": captum_feature_ablation,
-        "captum LayerIntegratedGradients": captum_integrated_gradients,
+        f"captum LayerIntegratedGradients ({NUM_STEPS} steps)": captum_integrated_gradients,
         "inseq input_x_gradient": InseqRanking("input_x_gradient"),
         "ContextCite": ContextCiteRanking(AutoTokenizer.from_pretrained(name)),
     }
@@ -275,32 +277,51 @@ def run(options: argparse.Namespace, setup: dict[str, Any]) -> Iterator[dict[str
     assert isinstance(model, CausalLM)
     model.model.requires_grad_(False)
     counter, targets = TokenCounter(model.model), random_targets(loaded, options)
-    text = np.concatenate([target.text.tokens for target in targets])
     done = {row_key(row) for row in read_rows(RESULTS)}
-    for number, scorer in enumerate(draw_scorers(model, targets, options, loaded.codec.start)):
-        planted_unit, planted_window = plant_copy(scorer.evaluator.window, text, options.unit, number)
-        kinds = {"text": scorer}
-        if number < options.planted:
-            kinds["planted"] = scorer_of(model, planted_window, options.unit)
-        for kind, each in kinds.items():
-            short = each.scores(each.visibility_mask([])[None])[0]
-            for name in [*methods, "LongPPL"]:
-                row: dict[str, Any] = {"setup": setup, "kind": kind, "target": number, "method": name}
-                if row_key(row) in done or (options.methods and name not in options.methods.split(",")):
-                    continue
-                if name == "LongPPL":
-                    found, cost = measure(each, counter, longppl)
-                    yield row | found | cost
-                    continue
-                k = KS[-1] if kind == "text" else 1
-                ranking, cost = measure(each, counter, lambda fresh: methods[name](fresh, k))  # noqa: B023
-                ranking = ranking[:k]
-                row |= cost | {"units": list(ranking), "divergence_short": round(float(short), 6)}
-                if kind == "planted":
-                    yield row | {"planted_unit": planted_unit, "is_first": ranking[0] == planted_unit}
-                else:
-                    masks = np.stack([each.visibility_mask(ranking[:k]) for k in KS])
-                    yield row | {"ks": KS, "divergences": each.scores(masks).round(6).tolist()}
+    for number, (planted_unit, scorer) in enumerate(islice(planted_scorers(model, targets, options), options.planted)):
+        for name, row in remaining_rows(methods, options, done, {"setup": setup, "kind": "planted", "target": number}):
+            if name == LONGPPL:
+                found, cost = measure(scorer, counter, longppl)
+                yield row | found | cost
+            else:
+                (unit, *_), cost = measure(scorer, counter, partial(methods[name], k=1))
+                yield row | cost | {"unit": unit, "planted_unit": planted_unit, "is_first": unit == planted_unit}
+    draws = islice(draw_scorers(model, targets, options, loaded.codec.start), options.targets)
+    for number, scorer in enumerate(draws):
+        short = float(scorer.scores(scorer.visibility_mask([])[None])[0])
+        for name, row in remaining_rows(methods, options, done, {"setup": setup, "kind": "text", "target": number}):
+            if name == LONGPPL:
+                found, cost = measure(scorer, counter, longppl)
+                yield row | found | cost
+                continue
+            ranking, cost = measure(scorer, counter, partial(methods[name], k=KS[-1]))
+            divergences = scorer.scores(np.stack([scorer.visibility_mask(ranking[:k]) for k in KS]))
+            units = {"ks": KS, "units": list(ranking[: KS[-1]])}
+            yield (
+                row | cost | units | {"divergence_short": round(short, 6), "divergences": divergences.round(6).tolist()}
+            )
+
+
+def planted_scorers(
+    model: CausalLM, targets: Sequence[TargetToken], options: argparse.Namespace
+) -> Iterator[tuple[int, SubsetScorer]]:
+    """Yield planted units and scorers of the planted windows in which the model predicts the next token of the unit."""
+    text = np.concatenate([target.text.tokens for target in targets])
+    for number, target in enumerate(targets):
+        unit, window = plant_copy(target.window(options.near, options.far), text, options.unit, number)
+        scorer = scorer_of(model, window, options.unit)
+        if likely_token(scorer) == window.target:
+            yield unit, scorer
+
+
+def remaining_rows(
+    methods: Iterable[str], options: argparse.Namespace, done: set[tuple[Any, ...]], row: dict[str, Any]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the names of the methods without a result, each with the first fields of its row."""
+    for name in [*methods, LONGPPL]:
+        new = row | {"method": name}
+        if row_key(new) not in done and (options.methods is None or name in options.methods.split(",")):
+            yield name, new
 
 
 def row_key(row: dict[str, Any]) -> tuple[Any, ...]:
@@ -343,7 +364,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         found = f"{sum(planted)} of {len(planted)}" if planted else ""
         lines.append(f"| {name} | {seconds:.1f} | {tokens:,.0f} | {found} |")
     for kind in ("text", "planted"):
-        both = [row for row in rows if row["method"] == "LongPPL" and row["kind"] == kind]
+        both = [row for row in rows if row["method"] == LONGPPL and row["kind"] == kind]
         same = sum(row["is_key"] == row["is_key_by_our_rule"] for row in both)
         lines.append(f"\n{kind}: {sum(row['is_key'] for row in both)} key targets, {same} of {len(both)} agree")
     return "\n".join(lines)
@@ -355,7 +376,7 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("texts", nargs="+")
     parser.add_argument("--targets", type=int, default=10)
-    parser.add_argument("--planted", type=int, default=5, help="Number of planted windows, at most one per target.")
+    parser.add_argument("--planted", type=int, default=5, help="Number of planted windows.")
     parser.add_argument("--near", type=int, default=64)
     parser.add_argument("--far", type=int, default=512)
     parser.add_argument("--unit", default="span:8")
