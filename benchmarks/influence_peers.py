@@ -45,7 +45,8 @@ KS = (1, 2, 4, 8, 16)
 PLANTED_FAR, NUM_COPIED = 128, 7
 # Steps of integrated gradients: fewer than captum's default of 50, which takes longer than all other methods together.
 NUM_STEPS = 10
-NUM_RESAMPLES = 10_000
+# Number of resamples of an interval, and the smallest number of targets with an interval.
+NUM_RESAMPLES, MIN_RESAMPLED = 10_000, 5
 LONGPPL = "LongPPL"
 RESULTS = Path(__file__).parent / "results" / "influence_peers.jsonl"
 # k at which the table compares each method with ``proposed``.
@@ -330,7 +331,9 @@ def row_key(row: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def with_interval(gains: np.ndarray, totals: np.ndarray) -> str:
-    """Return the ratio of two sums over targets, with a 95% bootstrap interval over targets."""
+    """Return the ratio of two sums over targets, with a 95% bootstrap interval over targets if there are enough."""
+    if len(totals) < MIN_RESAMPLED:
+        return f"{gains.sum() / totals.sum():.2f}"
     samples = random_stream(0, "bootstrap").integers(0, len(totals), (NUM_RESAMPLES, len(totals)))
     ratios = gains[samples].sum(axis=1) / totals[samples].sum(axis=1)
     low, high = np.quantile(ratios, (0.025, 0.975))
@@ -355,15 +358,20 @@ def table(rows: list[dict[str, Any]]) -> str:
         cells = [name, *(with_interval(gains[name][:, place], totals) for place in range(len(KS)))]
         cells.append("" if name == "proposed" else with_interval((gains["proposed"] - gains[name])[:, at], totals))
         lines.append("| " + " | ".join(cells) + " |")
-    heads = ["method", "seconds", "tokens read", "planted unit first"]
-    lines += ["", "| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    kinds = ("text", "planted")
+    heads = ["method", *(f"{cost}, {kind}" for kind in kinds for cost in ("seconds", "tokens read"))]
+    lines += ["", "| " + " | ".join([*heads, "planted unit first"]) + " |", "|" + "---|" * (len(heads) + 1)]
     for name in dict.fromkeys(row["method"] for row in rows):
-        texts = [row for row in rows if row["method"] == name and row["kind"] == "text"]
-        planted = [row["is_first"] for row in rows if row["method"] == name and "is_first" in row]
-        seconds, tokens = (np.median([row[key] for row in texts]) for key in ("seconds", "forward_tokens"))
-        found = f"{sum(planted)} of {len(planted)}" if planted else ""
-        lines.append(f"| {name} | {seconds:.1f} | {tokens:,.0f} | {found} |")
-    for kind in ("text", "planted"):
+        cells = [name]
+        for kind in kinds:
+            selected = [row for row in rows if (row["method"], row["kind"]) == (name, kind)]
+            costs = [(row["seconds"], row["forward_tokens"]) for row in selected]
+            medians = np.median(costs, axis=0) if costs else None
+            cells += ["", ""] if medians is None else [f"{medians[0]:.1f}", f"{medians[1]:,.0f}"]
+        found = [row["is_first"] for row in rows if row["method"] == name and "is_first" in row]
+        cells.append(f"{sum(found)} of {len(found)}" if found else "")
+        lines.append("| " + " | ".join(cells) + " |")
+    for kind in kinds:
         both = [row for row in rows if row["method"] == LONGPPL and row["kind"] == kind]
         same = sum(row["is_key"] == row["is_key_by_our_rule"] for row in both)
         lines.append(f"\n{kind}: {sum(row['is_key'] for row in both)} key targets, {same} of {len(both)} agree")
