@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from influence_real import NUM_CANDIDATES, draw_scorers, scorer_of
+from influence_audit import NUM_CANDIDATES, draw_scorers, scorer_of
 from torch import Tensor, nn
 from transformers import AutoTokenizer
 
