@@ -259,9 +259,9 @@ class GreedySelection(InfluenceMeasure):
 class ProposedGreedy(InfluenceMeasure):
     """Greedy search that scores only the units that quick queries propose, and adds several units at once.
 
-    A step adds as many units as the selection has (at least one). Half of the proposals are the units with the lowest
-    quick scores. These miss units that act through other near tokens, so the other half have the largest quick gains.
-    There are ``extra`` more proposals than the step adds. Exact queries then choose the best of them.
+    A step adds at most twice as many units as the last one. Half of the proposals are the units with the lowest quick
+    scores. These miss units that act through other near tokens, so the other half have the largest quick gains. There
+    are ``extra`` more proposals than the step may add. Exact queries rank them, and decide how many are best together.
     """
 
     name: ClassVar[str] = "proposed"
@@ -275,28 +275,29 @@ class ProposedGreedy(InfluenceMeasure):
             raise SettingError(f"invalid extra {self.extra}; use 0 or more proposals")
 
     def select_tokens(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> UnitRanking:
-        """Double the selection in each step; a step whose units are worse together than the best one adds that one."""
-        indices, gains = list[int](), list[float]()
+        """Add up to twice as many units as the last step added: the best 1, 2, 4 ... of them, whichever is best."""
+        indices, gains, num_added = list[int](), list[float](), 1
         score = float(scorer.scores(scorer.visibility_mask([])[None])[0])
         while len(indices) < k and len(indices) < len(scorer.candidates):
             remaining = np.setdiff1d(scorer.candidates, indices)
-            num_added = min(max(1, len(indices)), k - len(indices), len(remaining))
-            proposals = remaining[self._propose(scorer, indices, remaining)[: num_added + self.extra]]
+            most = min(num_added, k - len(indices), len(remaining))
+            proposals = remaining[self._propose(scorer, indices, remaining)[: most + self.extra]]
             scores = self._score(scorer, [[*indices, index] for index in proposals.tolist()])
-            added = np.argsort(scores, kind="stable")[:num_added]
-            together = float(scores[added[0]])
-            if num_added > 1:
-                (together,) = self._score(scorer, [[*indices, *proposals[added].tolist()]])
-                if together > scores[added[0]]:
-                    added, together = added[:1], float(scores[added[0]])
+            order = np.argsort(scores, kind="stable")
+            sizes = [*(2**power for power in range(1, (most - 1).bit_length())), most] if most > 1 else []
+            together = self._score(scorer, [[*indices, *proposals[order[:size]].tolist()] for size in sizes])
+            scores_by_size = {1: float(scores[order[0]]), **dict(zip(sizes, together.tolist(), strict=True))}
+            num_added = min(scores_by_size, key=scores_by_size.__getitem__)
+            added = order[:num_added]
             indices += proposals[added].tolist()
             gains += (score - scores[added]).tolist()
-            score = together
+            score, num_added = scores_by_size[num_added], 2 * num_added
         return UnitRanking(indices=tuple(indices), gains=tuple(gains))
 
     @staticmethod
     def _score(scorer: SubsetScorer, subsets: Sequence[Sequence[int]]) -> Float[np.ndarray, " subsets"]:
-        return scorer.scores(np.stack([scorer.visibility_mask(subset) for subset in subsets]))
+        masks = [scorer.visibility_mask(subset) for subset in subsets]
+        return scorer.scores(np.stack(masks)) if masks else np.zeros(0)
 
     def _propose(
         self, scorer: SubsetScorer, selected: Sequence[int], remaining: Int[np.ndarray, " remaining"]
