@@ -127,10 +127,10 @@ def list_of_claims() -> Iterator[str]:
 
 def reviewers() -> Iterator[str]:
     """The table of the reviewers' questions in benchmarks/README.md."""
-    shares = [recovered(study) for study in ("influence_prose", "influence_code")]
+    one_span, most, last, other = shares_of_code()
     yield f"""
-    Not shown: {shares[0][0]} own tokens recover {shares[0][1]} of the effect on prose that is specific to the text,
-    {shares[1][1]} on code.
+    A few, but not all of the effect: on Python code, one span of eight tokens recovers {one_span} of the effect of far
+    tokens on the predictions of a real model, {last} spans at least {most}, and {last} spans of another text {other}.
     """
     yield bound_answer()
     yield f"Llama and GPT-NeoX trained here find it at {needle_times()} times."
@@ -941,6 +941,36 @@ def influence() -> Iterator[str]:
     yield f"it is {strict:.2f} times as fast as a plain loop"
 
 
+def shares_of_code() -> tuple[str, str, int, str]:
+    """Return the shares that the best span and the most spans recover, the number of spans, and the share of others."""
+    groups, last = code_groups()
+    first, most = (
+        f"{percent(share['value'])} [{percent(share['low'])}, {percent(share['high'])}]"
+        for share in (groups["proposed", "own"][0], groups["proposed", "own"][-1])
+    )
+    return first, most, last, percent(groups["proposed", "other"][-1]["value"])
+
+
+def code_groups() -> tuple[dict[tuple[str, str], list[Row]], int]:
+    """Return the shares of the complete study of Python code by measure and source, and the largest k."""
+    summary = json.loads((RESULTS / "influence_real" / "python-1024-span8-strict.json").read_text())
+    groups = {
+        (group["measure"], group["from"]): group["all_targets"]["prediction"]["shares"] for group in summary["groups"]
+    }
+    return groups, summary["ks"][-1]
+
+
+def influence_real() -> Iterator[str]:
+    """benchmarks/influence_real.md."""
+    first, most, last, other = shares_of_code()
+    random, nearest = (percent(code_groups()[0][name, "own"][-1]["value"]) for name in ("random", "nearest"))
+    yield f"""
+    A single span recovers {first} of the effect of all far tokens on the prediction, and {last} spans at least {most}.
+    The best {last} spans of another text recover {other}, {last} random spans {random}, and the nearest {last} spans
+    {nearest}.
+    """
+
+
 def influence_text() -> Iterator[str]:
     """benchmarks/influence_text.md."""
     studies = [influence_study(kind) for kind in ("prose", "code")]
@@ -1017,7 +1047,15 @@ PAGES: dict[str, Callable[[], Iterator[str]]] = {
         f"benchmarks/{page.__name__}.md": page
         for page in (
             *(parity_ppc, demo, fit_sweep, coupling, pointer_form, copy_reverse, multi_addition, needles),
-            *(hugging_face, forecast, theory_transformers, theory_bounds, influence_text, context_length),
+            *(
+                hugging_face,
+                forecast,
+                theory_transformers,
+                theory_bounds,
+                influence_real,
+                influence_text,
+                context_length,
+            ),
             *(encodings, speedrun, million_tokens, mixed_lengths, faults, memory, speed),
         )
     },
