@@ -26,7 +26,7 @@ from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes import COMPARISONS, RECIPES
 from lengthwise.experiments.reproduction import MEASUREMENTS_FILE, Claim, claim_folders, load_claim
 from lengthwise.experiments.run_folder import COMPARISON, RESULTS, read_rows, write_rows
-from lengthwise.positions import describe_given_knowledge
+from lengthwise.positions import describe_given_information
 
 Rows = list[dict[str, Any]]
 STOP_NOTE = " ·: the evaluation of a seed stopped at a shorter length without an exact match; it counts as 0."
@@ -81,7 +81,7 @@ def _sort_rows(claim: Claim, rows: Rows) -> Rows:
 def add_given(rows: Rows, experiments: Mapping[str, Experiment]) -> Rows:
     """Return the rows with the field ``given``, which older rows lack; it follows from the experiments."""
     given = {
-        label: describe_given_knowledge(each.task, each.scheme, each.encoding) for label, each in experiments.items()
+        label: describe_given_information(each.task, each.scheme, each.encoding) for label, each in experiments.items()
     }
     labels = [label_without_variant(row) for row in rows]
     return [{"given": given[label], **row} if label in given else row for label, row in zip(labels, rows, strict=True)]

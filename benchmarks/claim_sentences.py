@@ -40,7 +40,7 @@ from claim_queries import (
 )
 from million_tokens import LENGTHS, MIN_FIT_LENGTH, exponent
 
-from lengthwise.core.intervals import wilson_interval
+from lengthwise.core.confidence_intervals import wilson_interval
 from lengthwise.evaluation.result_rows import FIT_THRESHOLD
 from lengthwise.experiments.recipes import RECIPES
 from lengthwise.influence.report.summary import compose_answer

@@ -26,7 +26,7 @@ from jaxtyping import Int
 from matplotlib.axes import Axes
 
 import lengthwise as lw
-from lengthwise.core.intervals import t_critical_value, wilson_interval
+from lengthwise.core.confidence_intervals import t_critical_value, wilson_interval
 from lengthwise.core.provenance import collect_provenance
 from lengthwise.core.randomness import random_stream
 from lengthwise.encodings import ALiBi, EncodingSettings, KERPLELog, NoPE, Rotary, T5Bias

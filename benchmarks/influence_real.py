@@ -30,7 +30,13 @@ from lengthwise.hf.language_models import LanguageModel
 from lengthwise.influence.measures import ProposedGreedy
 from lengthwise.influence.report.bootstrap import DocumentBootstrap
 from lengthwise.influence.settings import InfluenceSettings
-from lengthwise.influence.study import InfluenceStudy, drop_duplicate_texts, join_parts, measure_influence, part_folder
+from lengthwise.influence.study import (
+    InfluenceStudy,
+    drop_duplicate_texts,
+    join_study_parts,
+    measure_influence,
+    part_folder,
+)
 from lengthwise.tasks import TokenizedDocument
 from lengthwise.tasks.text.documents import read_documents
 
@@ -227,7 +233,7 @@ def main() -> None:
 def join(options: argparse.Namespace, study: Study) -> None:
     """Join the parts of a study, or say which are incomplete."""
     loaded, texts = load(options.model, None), load_texts(options.model, options.texts, study.kind)
-    incomplete = join_parts(study.study(loaded, texts), options.out / study.name)
+    incomplete = join_study_parts(study.study(loaded, texts), options.out / study.name)
     print(f"{study.name}: {f'incomplete parts {incomplete}' if incomplete else 'complete'}", flush=True)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from playwright.sync_api import sync_playwright
 
-from lengthwise.core.intervals import wilson_interval
+from lengthwise.core.confidence_intervals import wilson_interval
 from lengthwise.experiments.run_folder import STUDY_FOLDER, write_rows_with_digest
 from lengthwise.influence.report.study_report import PAGE_FILE, render_page
 from lengthwise.influence.study import SUMMARY_FILE

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import lengthwise as lw
-from lengthwise.core.intervals import wilson_interval
+from lengthwise.core.confidence_intervals import wilson_interval
 from lengthwise.core.provenance import collect_provenance
 from lengthwise.evaluation.result_rows import FIT_THRESHOLD
 from lengthwise.evaluation.tables_and_figures import format_num_examples

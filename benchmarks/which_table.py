@@ -19,7 +19,7 @@ from lengthwise.evaluation.figure_layout import FIGURE_WIDTH, FONT_SIZE, LINE_HE
 from lengthwise.evaluation.result_rows import FIT_THRESHOLD, is_skipped, pool_seeds
 from lengthwise.experiments.recipes.comparisons import ENCODING_NAMES, LENGTH_FACTORS, MAX_STEPS, SCHEME_NAMES
 from lengthwise.experiments.run_folder import read_rows
-from lengthwise.positions import SCHEMES, describe_given_knowledge
+from lengthwise.positions import SCHEMES, describe_given_information
 from lengthwise.tasks import TASKS
 
 Rows = Sequence[Mapping[str, Any]]
@@ -74,7 +74,7 @@ def format_cell(runs: Rows) -> str:
 def table_body(rows: Rows) -> list[list[str]]:
     """Return the body of a table with one line per encoding and one column per scheme; the first line is ``given``."""
     task = TASKS[rows[0]["task"]]()
-    body = [["given", *(describe_given_knowledge(task, SCHEMES[scheme]()) for scheme in SCHEME_NAMES)]]
+    body = [["given", *(describe_given_information(task, SCHEMES[scheme]()) for scheme in SCHEME_NAMES)]]
     for encoding in ENCODING_NAMES:
         by_scheme = [[row for row in rows if row["row"] == f"{scheme}/{encoding}"] for scheme in SCHEME_NAMES]
         if any(by_scheme):

@@ -28,7 +28,7 @@ from lengthwise.core.errors import LengthwiseError
 from lengthwise.core.json_parsing import parse_json
 from lengthwise.core.type_checks import check_field_values
 from lengthwise.experiments.experiment import from_dict, to_dict
-from lengthwise.experiments.run import TrainingFacts
+from lengthwise.experiments.run import TrainingSummary
 from lengthwise.experiments.run_folder import read_rows, read_rows_with_digest
 from lengthwise.experiments.runner import check_result_row
 from lengthwise.tasks import TASKS, JSONLTask, Text
@@ -218,7 +218,7 @@ def read_results(content: bytes) -> None:
 def read_weights(content: bytes) -> None:
     """Read tensors and training facts."""
     _, facts = load_tensors(_write(content))
-    check_field_values(TrainingFacts, {name: tuple(v) if isinstance(v, list) else v for name, v in facts.items()})
+    check_field_values(TrainingSummary, {name: tuple(v) if isinstance(v, list) else v for name, v in facts.items()})
 
 
 def _write(content: bytes) -> Path:

@@ -10,7 +10,7 @@ from tests.support.cases import randomize
 from lengthwise.encodings import ENCODINGS, ALiBi, EncodingSize, Learned, NoPE, Rotary
 from lengthwise.encodings.alibi import alibi_slopes
 from lengthwise.encodings.multi_level import MultiLevelEncoding
-from lengthwise.model.attention import attend, dilute_attention
+from lengthwise.model.attention import attend, mix_in_uniform_attention
 from lengthwise.model.block import RMSNorm
 from lengthwise.model.decoder import Decoder
 from lengthwise.model.decoder_settings import DecoderSettings
@@ -171,7 +171,7 @@ def test_dilution_spreads_a_share_of_each_head_evenly_over_visible_keys(queries,
     plain = np.stack(
         [reference_attention(*parts, np.zeros((3, queries, 7))) for parts in zip(query, key, value, strict=True)]
     )
-    out = dilute_attention(torch.from_numpy(plain.astype(np.float32)), torch.from_numpy(value), 0.6).numpy()
+    out = mix_in_uniform_attention(torch.from_numpy(plain.astype(np.float32)), torch.from_numpy(value), 0.6).numpy()
     shares = np.empty((4, 3))
     for sequence, head in np.ndindex(4, 3):
         before, means = plain[sequence, head], np.cumsum(value[sequence, head], axis=0)[-queries:]

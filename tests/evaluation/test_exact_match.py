@@ -15,8 +15,8 @@ import pytest
 import torch
 from tests.support.small_runs import decoder_after, small_experiment
 
+from lengthwise.core.confidence_intervals import wilson_interval
 from lengthwise.core.errors import DivergedError, PositionRangeError, SettingError, UntrainedDistanceWarning
-from lengthwise.core.intervals import wilson_interval
 from lengthwise.core.randomness import random_stream
 from lengthwise.encodings import ALiBi, Learned, NoPE, Rotary
 from lengthwise.evaluation import exact_match as evaluation
@@ -482,9 +482,9 @@ def test_invalid_settings_raise_an_error(build, text):
 
 def test_up_to_drops_longer_lengths_with_their_numbers_of_examples():
     settings = EvaluationSettings(lengths=(5, 50, 20), num_examples=(1, 2, 3))
-    assert settings.up_to_length(20) == replace(settings, lengths=(5, 20), num_examples=(1, 3))
-    assert settings.up_to_length(50) == settings
+    assert settings.with_max_length(20) == replace(settings, lengths=(5, 20), num_examples=(1, 3))
+    assert settings.with_max_length(50) == settings
     same_number = EvaluationSettings(lengths=(5, 50), num_examples=(7,))
-    assert same_number.up_to_length(49) == replace(same_number, lengths=(5,))
+    assert same_number.with_max_length(49) == replace(same_number, lengths=(5,))
     with pytest.raises(SettingError, match="lengths is empty"):
-        settings.up_to_length(4)
+        settings.with_max_length(4)

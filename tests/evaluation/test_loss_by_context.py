@@ -11,8 +11,8 @@ import torch
 from tests.support.cases import randomize
 from tests.support.text_runs import small_corpus, text_experiment
 
+from lengthwise.core.confidence_intervals import clustered_interval, t_critical_value
 from lengthwise.core.errors import PositionRangeError, SettingError, UntrainedDistanceWarning
-from lengthwise.core.intervals import clustered_interval, t_critical_value
 from lengthwise.encodings import ALiBi, EncodingSettings, Learned, YaRN
 from lengthwise.evaluation import loss_by_context as context_loss
 from lengthwise.evaluation.exact_match import EvaluationSettings

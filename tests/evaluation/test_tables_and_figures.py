@@ -17,8 +17,8 @@ from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 from page_tables import SeedSummary, merge_variants, page_table, summarize_seeds
 
+from lengthwise.core.confidence_intervals import wilson_interval
 from lengthwise.core.errors import RunFolderError
-from lengthwise.core.intervals import wilson_interval
 from lengthwise.evaluation import tables_and_figures as report
 from lengthwise.evaluation.figure_layout import (
     UNFIT_COLOR,

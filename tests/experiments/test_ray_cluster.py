@@ -15,7 +15,7 @@ from tests.support.small_runs import small_experiment
 from lengthwise.core.errors import RunFolderError, SettingError, WorkerError
 from lengthwise.encodings import NoPE
 from lengthwise.experiments import executors
-from lengthwise.experiments.executors import SHARED_FILE_PREFIX, RayExecutor, check_shared_file, import_ray
+from lengthwise.experiments.executors import SHARED_FILE_PREFIX, RayExecutor, check_workers_see_file, import_ray
 from lengthwise.experiments.runner import compare, sweep
 from lengthwise.positions import Sequential
 
@@ -170,12 +170,12 @@ def test_a_node_without_the_shared_file_raises_an_error(tmp_path):
     shared_file = tmp_path / f"{SHARED_FILE_PREFIX}1"
     text = r"^node .* does not see the files in .*; choose an --out on a file system that all nodes share"
     with pytest.raises(RunFolderError, match=text):
-        check_shared_file(shared_file)
+        check_workers_see_file(shared_file)
     shared_file.write_bytes(b"2")
     with pytest.raises(RunFolderError, match=text):
-        check_shared_file(shared_file)
+        check_workers_see_file(shared_file)
     shared_file.write_bytes(b"1")
-    check_shared_file(shared_file)
+    check_workers_see_file(shared_file)
 
 
 def test_without_ray_the_error_names_the_extra(monkeypatch, tmp_path):

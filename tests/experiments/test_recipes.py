@@ -13,7 +13,7 @@ from lengthwise.experiments.recipes.recipe_table import COPY_RULE
 from lengthwise.experiments.recipes.tuned_encodings import describe_settings, tuned_tasks
 from lengthwise.experiments.setting_checks import check_settings
 from lengthwise.positions import SCHEMES, DiscoveredCoupling, Predicted
-from lengthwise.positions.scheme import COUPLING, describe_given_knowledge
+from lengthwise.positions.scheme import COUPLING, describe_given_information
 from lengthwise.tasks import Copy, Parity, VariableAssignment
 
 FOUND = [name for name in RECIPES if isinstance(RECIPES[name]().scheme, DiscoveredCoupling)]
@@ -60,8 +60,8 @@ def test_addition_and_variable_assignment_need_no_coupling():
     assert sorted(FOUND) == ["addition", "variable_assignment"]
     for name in FOUND:
         found, by_hand = (recipe(each) for each in (name, f"{name}_by_hand"))
-        assert COUPLING not in describe_given_knowledge(found.task, found.scheme)
-        assert COUPLING in describe_given_knowledge(by_hand.task, by_hand.scheme)
+        assert COUPLING not in describe_given_information(found.task, found.scheme)
+        assert COUPLING in describe_given_information(by_hand.task, by_hand.scheme)
 
 
 @pytest.mark.parametrize(("scheme", "name"), [("predicted", "addition_by_hand"), ("coupled", "addition_coupled")])

@@ -515,7 +515,7 @@ def test_ctrl_c_during_evaluation_exits_with_status_1(tmp_path, monkeypatch, cap
     def report(self: ProgressLine, length: int, done: int, total: int) -> None:
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(ProgressLine, "show_examples", report)
+    monkeypatch.setattr(ProgressLine, "show_example_count", report)
     with pytest.raises(SystemExit) as exit_info:
         cli.main(["evaluate", str(tmp_path), "--device", "cpu"])
     assert exit_info.value.code == 1

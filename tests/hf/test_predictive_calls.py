@@ -12,7 +12,7 @@ from tests.hf.test_predictive_model import IDS, MASK, TOKENS, make_batch, run_ge
 from tests.support.causal_models import CONFIGS, MAX_POSITIONS, VOCABULARY_SIZE, causal_model
 from transformers.utils import hub
 
-from lengthwise.core.errors import FrozenHeadWarning, ModelError, SettingError, UnreachableIDsWarning
+from lengthwise.core.errors import FrozenHeadWarning, ModelError, SettingError, UnreachablePositionIDsWarning
 from lengthwise.hf import PositionCollator, build_symbol_tokenizer
 from lengthwise.hf.model_inputs import causal_mask
 from lengthwise.hf.predictive_model import PredictivePositionModel
@@ -158,7 +158,7 @@ def test_unreachable_ids_issue_a_warning():
     ids = 5 * torch.arange(12).repeat(3, 1)
     labelled = inputs["position_labels"] >= 0
     far = {"position_ids": ids, "position_labels": ids.masked_fill(~labelled, -100)}
-    with pytest.warns(UnreachableIDsWarning, match=r"the head IncrementHead cannot predict some of the IDs"):
+    with pytest.warns(UnreachablePositionIDsWarning, match=r"the head IncrementHead cannot predict some of the IDs"):
         assert model(**inputs | far).position_loss == 0
     model.eval()(**inputs | far)
 

@@ -12,7 +12,7 @@ import torch
 import transformers
 from tests.support.causal_models import CONFIGS, MAX_POSITIONS, SUPPORTED, UNSUPPORTED, VOCABULARY_SIZE, causal_model
 
-from lengthwise.core.errors import ModelError, SettingError, UnknownNameError, UnreachableIDsWarning
+from lengthwise.core.errors import ModelError, SettingError, UnknownNameError, UnreachablePositionIDsWarning
 from lengthwise.hf.position_cache import PositionCache
 from lengthwise.hf.predictive_model import PredictivePositionModel
 from lengthwise.model.position_heads import POSITION_HEADS
@@ -284,7 +284,11 @@ def test_the_last_logits_depend_on_tokens_before_a_jump(architecture):
 def test_gradients_are_finite_if_all_tokens_are_labelled(head):
     model, inputs = wrap_model("llama", head=head).train(), make_batch()
     # Without a prompt, most heads have no IDs to choose among; increment reaches only the next few IDs.
-    with nullcontext() if head == "class" else pytest.warns(UnreachableIDsWarning, match=r"cannot predict some of the"):
+    with (
+        nullcontext()
+        if head == "class"
+        else pytest.warns(UnreachablePositionIDsWarning, match=r"cannot predict some of the")
+    ):
         output = model(**inputs | {"labels": inputs["input_ids"], "position_labels": inputs["position_ids"]})
     output.loss.backward()
     assert all(bool(weight.grad.isfinite().all()) for weight in model.parameters() if weight.grad is not None)

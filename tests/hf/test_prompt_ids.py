@@ -16,7 +16,7 @@ from lengthwise.core.errors import ModelError, PositionRangeError, SettingError
 from lengthwise.encodings import NoPE, Rotary
 from lengthwise.hf import PositionCollator, PredictivePositionModel
 from lengthwise.hf.causal_lm import CausalLM
-from lengthwise.hf.lengthwise_model import find_first_default_prompt_id
+from lengthwise.hf.lengthwise_model import find_first_prompt_position_id
 from lengthwise.positions import Coupled, Predicted, Randomized, Sequential
 from lengthwise.tasks import Copy
 
@@ -145,4 +145,4 @@ def test_a_model_card_explains_installation_and_loading(tmp_path):
 )
 def test_the_rule_of_prompt_ids_is_found_for_runs(changed, expected):
     experiment = replace(small_experiment(), task=Copy(), **changed)
-    assert find_first_default_prompt_id(experiment) == expected
+    assert find_first_prompt_position_id(experiment) == expected

@@ -35,7 +35,7 @@ from lengthwise.influence.study import (
     InfluenceStudy,
     check_parts,
     drop_duplicate_texts,
-    join_parts,
+    join_study_parts,
     measure_influence,
     parse_study_part,
     part_folder,
@@ -306,18 +306,18 @@ def test_parts_join_to_the_file_of_one_process(model, whole, number, tmp_path):
     for place in range(1, number + 1):
         part = replace(study, part=(place, number))
         # There are four blocks, so further parts are empty.
-        assert join_parts(part, tmp_path) == list(range(place, min(4, number) + 1))
+        assert join_study_parts(part, tmp_path) == list(range(place, min(4, number) + 1))
         folder, stops = part_folder(tmp_path, part.part), iter([False, False, True])
         if not measure_influence(part, folder, stop=lambda stops=stops: next(stops, True)):
             assert measure_influence(part, folder, resume=True)
-    assert join_parts(part, tmp_path) == []
+    assert join_study_parts(part, tmp_path) == []
     assert (tmp_path / "influence.jsonl").read_bytes() == (whole / "influence.jsonl").read_bytes()
-    assert join_parts(part, tmp_path) == []
+    assert join_study_parts(part, tmp_path) == []
     summary = report_study(study, tmp_path)
     assert summary["measured"] > 0
     other = replace(study_of(model, replace(SMALL, seed=1)), part=(1, number))
     with pytest.raises(RunFolderError, match=r"contains another study \(different values: settings.seed"):
-        join_parts(other, tmp_path)
+        join_study_parts(other, tmp_path)
     # The folder of the part itself is not compared; any other part is.
     for place in range(2, number + 1):
         shutil.rmtree(part_folder(tmp_path, (place, number)))

@@ -21,7 +21,7 @@ from lengthwise.model.fast.near_attention import (
     NearAttention,
     bound_far_keys,
     far_distances,
-    number_distinct_rows,
+    index_distinct_rows,
     read_near_keys,
 )
 from lengthwise.model.fast.switch import disable_fast_paths
@@ -192,7 +192,7 @@ def test_a_query_without_a_near_key_is_unfinished():
 
 def test_rows_have_equal_numbers_only_if_they_are_equal():
     rows = torch.tensor([[1.0, 2.0], [2.0, 1.0], [1.0, 2.0], [0.0, 0.0]])
-    numbers, first = number_distinct_rows(rows)
+    numbers, first = index_distinct_rows(rows)
     assert numbers[0] == numbers[2]
     assert len(set(numbers.tolist())) == 3
     assert torch.equal(rows[first][numbers], rows)

@@ -27,7 +27,7 @@ from lengthwise.positions import (
     RandomFloats,
     Sequential,
     Skipwise,
-    describe_given_knowledge,
+    describe_given_information,
     given_knowledge_of_scheme,
 )
 from lengthwise.positions.randomized import sample_sorted_ids
@@ -47,7 +47,7 @@ from lengthwise.tasks import (
     VariableAssignment,
 )
 from lengthwise.tasks.examples import Examples
-from lengthwise.tasks.task import declared_knowledge
+from lengthwise.tasks.task import declared_information
 
 # Enough IDs for the longest of the tasks below.
 RANGE = 512
@@ -399,21 +399,21 @@ def test_every_scheme_names_what_it_is_given():
 
 
 def test_the_scratchpads_of_tasks_are_named():
-    given = {name: describe_given_knowledge(task(), None) for name, task in TASKS.items()}
+    given = {name: describe_given_information(task(), None) for name, task in TASKS.items()}
     written = {"parity", "multi_addition", "variable_assignment", "multiplication"}
     assert {given[name] for name in written} == {"scratchpad"}
     assert {given[name] for name in ("copy", "reverse", "addition", "sort", "recall", "text")} == {"nothing"}
-    assert describe_given_knowledge(Addition(scratchpad="carry"), Predicted()) == "scratchpad, ID range, coupling"
-    assert describe_given_knowledge(IndexHints(), Sequential()) == "scratchpad, index hints"
-    assert describe_given_knowledge(IndexHints(task=Addition()), None) == "index hints"
+    assert describe_given_information(Addition(scratchpad="carry"), Predicted()) == "scratchpad, ID range, coupling"
+    assert describe_given_information(IndexHints(), Sequential()) == "scratchpad, index hints"
+    assert describe_given_information(IndexHints(task=Addition()), None) == "index hints"
 
 
 def test_encodings_with_a_factor_for_the_test_length_name_it():
     scaled = {"rotary_linear", "rotary_ntk", "rotary_dynamic_ntk", "yarn"}
-    assert {name for name, encoding in ENCODINGS.items() if declared_knowledge(encoding())} == scaled
+    assert {name for name, encoding in ENCODINGS.items() if declared_information(encoding())} == scaled
     for name, encoding in ENCODINGS.items():
         assert ("factor" in {part.name for part in fields(encoding)}) == (name in scaled)
-    assert describe_given_knowledge(Sort(), Sequential(), ENCODINGS["yarn"]()) == "length factor"
+    assert describe_given_information(Sort(), Sequential(), ENCODINGS["yarn"]()) == "length factor"
 
 
 def test_custom_classes_have_a_default_of_what_they_are_given():
@@ -424,4 +424,4 @@ def test_custom_classes_have_a_default_of_what_they_are_given():
         needs = "coupling"
 
     assert given_knowledge_of_scheme(CoupledOnly()) == ("coupling", "response IDs")
-    assert describe_given_knowledge(Sort(), None) == "nothing"
+    assert describe_given_information(Sort(), None) == "nothing"

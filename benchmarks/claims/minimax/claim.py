@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from claims.longest_exact import EXACT_MATCH_THRESHOLD
 
-from lengthwise.core.intervals import clustered_interval
+from lengthwise.core.confidence_intervals import clustered_interval
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.evaluation.figure_layout import (
     LINE_COLORS,

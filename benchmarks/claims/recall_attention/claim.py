@@ -53,7 +53,7 @@ def _build_experiments() -> dict[str, Experiment]:
                 base,
                 encoding=encoding,
                 decoder=replace(base.decoder, **changes),
-                evaluation=evaluation.up_to_length(max_multiple * train_length),
+                evaluation=evaluation.with_max_length(max_multiple * train_length),
             )
     return experiments
 

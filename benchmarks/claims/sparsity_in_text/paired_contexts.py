@@ -17,7 +17,7 @@ from lengthwise.influence.exactness_checks import check_study_exactness
 from lengthwise.influence.hidden_context import strict_log_probs
 from lengthwise.influence.measures import InfluenceMeasure, KLDivergence, PrefilteredMeasure
 from lengthwise.influence.settings import InfluenceSettings
-from lengthwise.influence.target_evaluator import TargetEvaluator, split_blocks
+from lengthwise.influence.target_evaluator import TargetEvaluator, split_target_blocks
 from lengthwise.influence.targets import TargetToken, sample_targets
 from lengthwise.influence.token_kinds import KINDS
 from lengthwise.tasks import TokenizedDocument
@@ -163,7 +163,7 @@ def _context_scores(
 ) -> Iterator[tuple[tuple[float, ...], tuple[float, ...]]]:
     """Yield the losses of each target in contexts of ``lengths`` tokens, and the drifts from the first prediction."""
     if any(target.index_in_block for target in targets):
-        blocks = list(split_blocks(targets))
+        blocks = list(split_target_blocks(targets))
         predictions_by_length = [
             [prediction for block in blocks for prediction in _block_predictions(model, block, length)]
             for length in lengths

@@ -21,7 +21,7 @@ from lengthwise.influence.study import (
     InfluenceStudy,
     check_parts,
     drop_duplicate_texts,
-    join_parts,
+    join_study_parts,
     measure_influence,
     part_folder,
 )
@@ -78,7 +78,7 @@ def run_study(study: InfluenceStudy, out: Path, *, resume: bool, minutes: float 
             raise StoppedError(f"stopped and saved in {folder}; repeat the command with --resume to continue")
     if study.part == (1, 1):
         return report_study(study, out)
-    if missing_parts := join_parts(study, out):
+    if missing_parts := join_study_parts(study, out):
         part_index, num_parts = study.part
         missing_labels = ", ".join(f"{missing}/{num_parts}" for missing in missing_parts)
         print_message(f"part {part_index}/{num_parts} is complete; missing parts: {missing_labels}")

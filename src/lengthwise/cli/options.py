@@ -34,7 +34,7 @@ def number_option(help_text: str, description: str = "a number such as 2.5") -> 
     return Option(parser=_number_parser(float, description), metavar="FLOAT", help=help_text)
 
 
-def complete_names(module: str, *tables: str) -> Callable[[], list[str]]:
+def suggest_completions(module: str, *tables: str) -> Callable[[], list[str]]:
     """Return a function that lists the names in tables of a module, which it imports, for shell completion."""
     return lambda: [name for table in tables for name in getattr(import_module(module), table)]
 
@@ -47,7 +47,7 @@ TaskName = Annotated[
     Option(
         "--task",
         help="Task: a name, module:Name or FILE.jsonl.",
-        autocompletion=complete_names("lengthwise.tasks", "TASKS"),
+        autocompletion=suggest_completions("lengthwise.tasks", "TASKS"),
     ),
 ]
 SchemeName = Annotated[
@@ -55,7 +55,7 @@ SchemeName = Annotated[
     Option(
         "--scheme",
         help="Position scheme: a name, module:Name, or discovered, which finds a coupling.",
-        autocompletion=complete_names("lengthwise.positions", "SCHEMES"),
+        autocompletion=suggest_completions("lengthwise.positions", "SCHEMES"),
     ),
 ]
 EncodingName = Annotated[
@@ -63,7 +63,7 @@ EncodingName = Annotated[
     Option(
         "--encoding",
         help="Encoding: a name or module:Name.",
-        autocompletion=complete_names("lengthwise.encodings", "ENCODINGS"),
+        autocompletion=suggest_completions("lengthwise.encodings", "ENCODINGS"),
     ),
 ]
 QuickFlag = Annotated[bool, Option("--quick/--no-quick", help="Run at a tiny size to test the command.")]

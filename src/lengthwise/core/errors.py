@@ -86,7 +86,7 @@ class FrozenHeadWarning(UserWarning):
     """Warning about a position head that training cannot improve, because all its weights are frozen."""
 
 
-class UnreachableIDsWarning(UserWarning):
+class UnreachablePositionIDsWarning(UserWarning):
     """Warning about target position IDs that the position head cannot predict, because they are not candidates."""
 
 

@@ -64,7 +64,7 @@ class ProgressLine:
             console=console,
             speed_estimate_period=WHOLE_PERIOD_S if whole_average else SHORT_PERIOD_S,
         )
-        # Time and number of finished runs of the first call of show_runs.
+        # Time and number of finished runs of the first call of show_run_count.
         self.first_runs: tuple[float, int] | None = None
         self.task_id = self.progress.add_task("starting", total=num_total)
 
@@ -99,7 +99,7 @@ class ProgressLine:
         """Show what the search for a coupling does, and how far it is."""
         self.show_count(row["stage"], row["done"], row["total"])
 
-    def show_runs(self, num_done: int, num_total: int, line: str) -> None:
+    def show_run_count(self, num_done: int, num_total: int, line: str) -> None:
         """Show the number of finished runs; without a bar, print a line for each run, with the time left."""
         if self.has_bar:
             self.show_count("runs", num_done, num_total)
@@ -112,7 +112,7 @@ class ProgressLine:
             time_left = f"; about {(num_total - num_done) * seconds_per_run / 60:,.0f} min left"
         self._print_line(f"[{num_done}/{num_total}] {line}{time_left}")
 
-    def show_examples(self, length: int, num_done: int, num_total: int) -> None:
+    def show_example_count(self, length: int, num_done: int, num_total: int) -> None:
         """Show the number of completed examples at a length."""
         self.show_count(f"length {length:,}", num_done, num_total)
 

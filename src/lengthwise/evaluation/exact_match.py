@@ -11,7 +11,7 @@ from torch import nn
 from lengthwise.core.errors import PositionRangeError, SettingError, UntrainedDistanceWarning
 from lengthwise.core.randomness import random_stream
 from lengthwise.core.type_checks import check_types
-from lengthwise.evaluation.grading import DECODE_MODES, GradeTally, LengthResult, grade, measure_lengths
+from lengthwise.evaluation.grading import DECODE_MODES, GradeTally, LengthResult, grade, measure_each_length
 from lengthwise.model.decoder import Decoder
 from lengthwise.positions import PositionScheme
 from lengthwise.tasks import HasRecords, Task
@@ -58,7 +58,7 @@ class EvaluationSettings:
         """Return the number of examples at ``lengths[index]``."""
         return self.num_examples[index if len(self.num_examples) > 1 else 0]
 
-    def up_to_length(self, max_length: int) -> "EvaluationSettings":
+    def with_max_length(self, max_length: int) -> "EvaluationSettings":
         """Return the settings without the lengths above ``max_length``."""
         kept = [index for index, length in enumerate(self.lengths) if length <= max_length]
         lengths = tuple(self.lengths[index] for index in kept)
@@ -94,7 +94,9 @@ def evaluate_by_length(
         return tally.result(length, settings.decode)
 
     with eval_mode(decoder):
-        for result in measure_lengths(settings.lengths, settings.decode, measure, stop_at_zero=settings.stop_at_zero):
+        for result in measure_each_length(
+            settings.lengths, settings.decode, measure, stop_at_zero=settings.stop_at_zero
+        ):
             if result.largest_distance is not None:
                 warn_untrained_distance(decoder, scheme, result.length, result.largest_distance, trained_distance)
             yield result

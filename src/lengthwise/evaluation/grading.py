@@ -12,8 +12,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from lengthwise.core.confidence_intervals import wilson_interval
 from lengthwise.core.errors import DivergedError
-from lengthwise.core.intervals import wilson_interval
 from lengthwise.model.attention_scores import NO_HOOKS, AttentionHooks
 from lengthwise.model.decoder import Decoder
 from lengthwise.model.fast.near_attention import NearAttention
@@ -217,7 +217,7 @@ class GradeTally:
             self.kinds[kind] += 1
 
     def result(self, length: int, decode: str) -> LengthResult:
-        """Return the result of all examples, which have length ``length``; `measure_lengths` sets ``wall_s``."""
+        """Return the result of all examples, which have length ``length``; `measure_each_length` sets ``wall_s``."""
         low, high = wilson_interval(self.num_exact, self.num_examples)
         first_error = None
         if self.first_error_indices:
@@ -241,7 +241,7 @@ class GradeTally:
         )
 
 
-def measure_lengths(
+def measure_each_length(
     lengths: Sequence[int], decode: str, measure: Callable[[int], LengthResult], *, stop_at_zero: bool
 ) -> Iterator[LengthResult]:
     """Yield the result of each length with its time; ``measure`` receives the index of the length.

@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from lengthwise.core.confidence_intervals import clustered_interval
 from lengthwise.core.errors import SettingError
-from lengthwise.core.intervals import clustered_interval
 from lengthwise.core.randomness import random_stream
 from lengthwise.evaluation.exact_match import (
     EXAMPLES_PER_BLOCK,

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lengthwise.core.intervals import interval_over_models
+from lengthwise.core.confidence_intervals import interval_over_models
 from lengthwise.evaluation.grading import LengthResult
 
 Rows = Sequence[Mapping[str, Any]]

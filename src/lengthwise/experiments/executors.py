@@ -301,7 +301,7 @@ def _connection(ray: Any, address: str | None) -> Iterator[None]:
         ray.shutdown()
 
 
-def check_shared_file(path: Path) -> None:
+def check_workers_see_file(path: Path) -> None:
     """Raise ``RunFolderError`` unless this node reads the file of the driver, whose content is a part of its name."""
     try:
         is_shared = path.read_text(encoding="utf-8") == path.name.removeprefix(SHARED_FILE_PREFIX)
@@ -333,7 +333,7 @@ def _check_nodes(ray: Any, shared_file: Path) -> None:
     """Raise ``RunFolderError`` for the first node that does not see the shared file."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: PLC0415
 
-    check = ray.remote(num_cpus=0)(check_shared_file)
+    check = ray.remote(num_cpus=0)(check_workers_see_file)
     nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
     placements = [NodeAffinitySchedulingStrategy(node_id=node, soft=True) for node in nodes]
     for reference in [check.options(scheduling_strategy=placement).remote(shared_file) for placement in placements]:
@@ -341,7 +341,7 @@ def _check_nodes(ray: Any, shared_file: Path) -> None:
 
 
 def _run_on_node(run_job: RunJob, job: Any, shared_file: Path) -> Any:
-    check_shared_file(shared_file)
+    check_workers_see_file(shared_file)
     return _run_until_signal(run_job, job)
 
 

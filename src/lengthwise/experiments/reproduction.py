@@ -217,5 +217,5 @@ def _limit_size(experiment: Experiment, preset: SizePreset) -> Experiment:
     if preset.max_steps is not None and training.steps > preset.max_steps:
         training = replace(training, steps=preset.max_steps)
     if preset.max_length is not None:
-        evaluation = evaluation.up_to_length(preset.max_length)
+        evaluation = evaluation.with_max_length(preset.max_length)
     return replace(experiment, training=training, evaluation=evaluation)

@@ -53,7 +53,7 @@ NO_REPORTS = MetricsReporter(report=None)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """Trained decoder with its folder, its experiment, and facts about its training; see ``TrainingFacts``."""
+    """Trained decoder with its folder, its experiment, and facts about its training; see ``TrainingSummary``."""
 
     folder: Path
     experiment: Experiment
@@ -68,7 +68,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingFacts:
+class TrainingSummary:
     """Names and types of the entries in ``Run.facts``.
 
     ``steps`` is the number of training steps. ``fitted`` is exact match at the longest training length (None for a task
@@ -224,14 +224,14 @@ def load_run(folder: StrPath, *, overrides: Mapping[str, Any] | None = None, dev
 
 
 def _check_facts(training_facts: Mapping[str, Any], path: Path) -> None:
-    if missing := ", ".join(field.name for field in fields(TrainingFacts) if field.name not in training_facts):
+    if missing := ", ".join(field.name for field in fields(TrainingSummary) if field.name not in training_facts):
         raise RunFolderError(
             f"the run in {path.parent} was saved by another version of lengthwise, without {missing}; train it again "
             "with this version in a new folder, or load it with the version that trained it"
         )
     field_values = {name: tuple(value) if isinstance(value, list) else value for name, value in training_facts.items()}
     try:
-        check_field_values(TrainingFacts, field_values)
+        check_field_values(TrainingSummary, field_values)
     except SettingError as error:
         raise RunFolderError(f"{path} has invalid training facts ({error}); train the run again") from None
 

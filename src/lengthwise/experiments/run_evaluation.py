@@ -26,7 +26,7 @@ from lengthwise.experiments.run import Run
 from lengthwise.experiments.run_folder import RESULTS, RUN_FOLDER, append_rows, read_description, read_experiment
 from lengthwise.experiments.setting_checks import check_evaluation, select_variants
 from lengthwise.model.generate import generate
-from lengthwise.positions import DiscoveredCoupling, describe_given_knowledge
+from lengthwise.positions import DiscoveredCoupling, describe_given_information
 from lengthwise.tasks import (
     GradedByLoss,
     HasRecords,
@@ -89,7 +89,7 @@ def _build_row(run: Run, result: LengthResult | ContextLoss, variant: str | None
         **task_result_fields(task),
         "scheme": experiment.scheme.name,
         "encoding": experiment.encoding.name,
-        "given": describe_given_knowledge(task, experiment.scheme, experiment.encoding),
+        "given": describe_given_information(task, experiment.scheme, experiment.encoding),
         "seed": experiment.seed,
         "variant": variant,
         **asdict(result),

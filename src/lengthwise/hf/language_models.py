@@ -18,7 +18,7 @@ from lengthwise.experiments.decoder_model import wrap_run_as_model
 from lengthwise.experiments.run import load_run
 from lengthwise.experiments.run_folder import EXPERIMENT, RESULTS, append_rows
 from lengthwise.experiments.setting_checks import select_variants
-from lengthwise.positions import describe_given_knowledge
+from lengthwise.positions import describe_given_information
 from lengthwise.tasks import GradedByLoss, Task, Text, TokenizedDocument, task_result_fields
 from lengthwise.tasks.text_format import PromptFormat
 
@@ -113,7 +113,7 @@ def evaluate_language_model(
     )
     rows = []
     for variant, variant_task in tasks.items():
-        given = describe_given_knowledge(variant_task, None)
+        given = describe_given_information(variant_task, None)
         row_fields = {**task_result_fields(variant_task), "model": name, "given": given, "seed": settings.seed}
         row_fields["variant"] = variant
         if prompting.tokenizer is not None:

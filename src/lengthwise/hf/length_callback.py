@@ -14,14 +14,14 @@ from transformers import GenerationConfig, Trainer, TrainerCallback, TrainerCont
 
 from lengthwise.core.errors import SettingError, TokenizedRowError, UnsupportedTaskError, unknown_name_error
 from lengthwise.evaluation.exact_match import EvaluationSettings, eval_mode, iter_examples
-from lengthwise.evaluation.grading import DECODE_MODES, Grades, GradeTally, LengthResult, measure_lengths
+from lengthwise.evaluation.grading import DECODE_MODES, Grades, GradeTally, LengthResult, measure_each_length
 from lengthwise.experiments.run_folder import RESULTS, append_rows
 from lengthwise.hf.collators import PositionCollator
 from lengthwise.hf.model_inputs import UNSCORED, check_has_position_head
 from lengthwise.hf.model_parts import device_of
 from lengthwise.hf.position_id_generation import PositionIDGenerationMixin
 from lengthwise.hf.position_id_support import check_id_prediction
-from lengthwise.positions import PositionScheme, describe_given_knowledge
+from lengthwise.positions import PositionScheme, describe_given_information
 from lengthwise.tasks import Task, task_result_fields
 
 # Fields of a result row that a trainer does not provide; ``extra_fields`` may set them.
@@ -102,7 +102,7 @@ class EvaluateByLength(TrainerCallback):
 
         if trainer.model is not None:
             check_id_prediction(trainer.model.config, scheme)
-        stop, given = settings.stop_at_zero, describe_given_knowledge(task, scheme)
+        stop, given = settings.stop_at_zero, describe_given_information(task, scheme)
         fields = {**task_result_fields(task), "scheme": scheme.name, "given": given}
         batches = {length: partial(iter_batches, index, length) for index, length in enumerate(settings.lengths)}
         return cls(
@@ -136,7 +136,7 @@ class EvaluateByLength(TrainerCallback):
             for batch_start in range(0, len(group), batch_size):
                 yield collator(group[batch_start : batch_start + batch_size])
 
-        given = describe_given_knowledge(None, collator.scheme)
+        given = describe_given_information(None, collator.scheme)
         fields = {"scheme": collator.scheme.name, "given": given, **(extra_fields or {})}
         batches = {length: partial(iter_batches, group) for length, group in examples_by_length.items()}
         return cls(
@@ -186,7 +186,7 @@ class EvaluateByLength(TrainerCallback):
             return tally.result(lengths[index], self.decode)
 
         with eval_mode(model):
-            for result in measure_lengths(lengths, self.decode, measure_length, stop_at_zero=self.stop_at_zero):
+            for result in measure_each_length(lengths, self.decode, measure_length, stop_at_zero=self.stop_at_zero):
                 values = asdict(result)
                 del values["largest_distance"], values["omitted_weight"]
                 rows.append({**DEFAULT_FIELDS, **progress, **self.extra_fields, **values})

@@ -61,7 +61,7 @@ DIGEST_FIELDS = (
     "count_prompt_from",
     "run",
 )
-# Number of prompts per length from which `find_first_default_prompt_id` determines whether IDs are consecutive.
+# Number of prompts per length from which `find_first_prompt_position_id` determines whether IDs are consecutive.
 NUM_PROMPTS = 16
 
 
@@ -133,7 +133,7 @@ def build_config(experiment: Experiment, run: dict[str, Any]) -> LengthwiseConfi
         num_predicted_ids=(experiment.scheme.num_position_ids or 1) if experiment.scheme.predicts_ids else None,
         num_levels=num_levels(experiment),
         id_weight=experiment.training.id_weight,
-        count_prompt_from=find_first_default_prompt_id(experiment),
+        count_prompt_from=find_first_prompt_position_id(experiment),
         run=run,
         vocab_size=len(vocabulary),
         hidden_size=settings.d_model,
@@ -158,7 +158,7 @@ def decoder_from_config(config: LengthwiseConfig) -> Decoder:
     )
 
 
-def find_first_default_prompt_id(experiment: Experiment) -> int | None:
+def find_first_prompt_position_id(experiment: Experiment) -> int | None:
     """Return the first prompt ID if all evaluation prompts have consecutive IDs from it; otherwise None.
 
     If the decoder does not predict IDs, the IDs of the response must also be consecutive.

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 from transformers.utils.generic import TransformersKwargs
 
-from lengthwise.core.errors import FrozenHeadWarning, SettingError, UnreachableIDsWarning
+from lengthwise.core.errors import FrozenHeadWarning, SettingError, UnreachablePositionIDsWarning
 from lengthwise.hf.position_cache import PositionCache
 from lengthwise.model.position_heads import PositionHead
 
@@ -124,7 +124,7 @@ def warn_unreachable_ids(head: PositionHead) -> None:
         f"the head {type(head).__name__} cannot predict some of the IDs in position_labels, so the ID loss leaves them "
         "out and generate will not reach them; the heads pointer, wide_pointer, rank and search choose among the IDs "
         "of the prompt, which prompt_mask marks, or which ends before the first label",
-        UnreachableIDsWarning,
+        UnreachablePositionIDsWarning,
         stacklevel=3,
     )
 

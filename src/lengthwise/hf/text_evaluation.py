@@ -14,7 +14,7 @@ from transformers.generation.stopping_criteria import StoppingCriteria, Stopping
 from lengthwise.core.errors import ModelError, SettingError
 from lengthwise.core.randomness import random_stream
 from lengthwise.evaluation.exact_match import EvaluationSettings, count_examples, iter_example_blocks
-from lengthwise.evaluation.grading import Grades, GradeTally, LengthResult, measure_lengths
+from lengthwise.evaluation.grading import Grades, GradeTally, LengthResult, measure_each_length
 from lengthwise.evaluation.language_model import check_token_ids
 from lengthwise.hf.causal_lm import check_causal
 from lengthwise.hf.model_parts import device_of
@@ -355,7 +355,7 @@ def evaluate_in_plain_text(
                     report(settings.lengths[index], tally.num_examples, num_examples)
         return tally.result(length, settings.decode)
 
-    results = measure_lengths(lengths, settings.decode, measure, stop_at_zero=settings.stop_at_zero)
+    results = measure_each_length(lengths, settings.decode, measure, stop_at_zero=settings.stop_at_zero)
     for index, result in enumerate(results):
         values = asdict(result)
         yield {

@@ -338,7 +338,7 @@ def part_folder(out: Path, part: tuple[int, int]) -> Path:
 def check_parts(study: InfluenceStudy, out: Path) -> None:
     """Raise ``RunFolderError`` if ``out`` contains parts of another study.
 
-    Call this function before the measurement. ``join_parts`` checks parts that other processes add later.
+    Call this function before the measurement. ``join_study_parts`` checks parts that other processes add later.
     """
     num_parts = study.part[1]
     if num_parts == 1:
@@ -349,7 +349,7 @@ def check_parts(study: InfluenceStudy, out: Path) -> None:
             replace(study, part=part).write_or_check_description(folder, resume=True)
 
 
-def join_parts(study: InfluenceStudy, out: Path) -> list[int]:
+def join_study_parts(study: InfluenceStudy, out: Path) -> list[int]:
     """If all parts are complete, write their rows to one file, in the order of targets.
 
     Return the indexes of incomplete parts (from 1). Raises ``RunFolderError`` if a part belongs to another study.

@@ -176,7 +176,9 @@ class TargetEvaluator:
 
     def mean_divergence(self, targets: Sequence[TargetToken]) -> float:
         """Return the mean divergence between the predictions with near tokens and with all tokens, in nats."""
-        contexts = chain.from_iterable(self._full_contexts(block, 0, sources=()) for block in split_blocks(targets))
+        contexts = chain.from_iterable(
+            self._full_contexts(block, 0, sources=()) for block in split_target_blocks(targets)
+        )
         mean = np.mean([context.loss_and_divergence(context.log_probs_short)[1] for context in contexts])
         # Rounding errors of another machine must not change the weights of a study that it continues.
         return float(f"{mean:.3g}")
@@ -189,7 +191,7 @@ class TargetEvaluator:
     ) -> list[FullContextLosses]:
         """Return the full contexts of targets, from one forward pass per block and source if this is exact."""
         contexts = list[FullContextLosses]()
-        for block in split_blocks(targets):
+        for block in split_target_blocks(targets):
             index, settings = first_target_index + len(contexts), self.settings
             near = [
                 target.window(settings.near, settings.far, self.start, settings.num_sink_tokens) for target in block
@@ -395,7 +397,7 @@ class TargetEvaluator:
         return token_kinds(previous_texts, near=near, tokens=context, next_texts=next_texts)
 
 
-def split_blocks(targets: Sequence[TargetToken]) -> Iterator[list[TargetToken]]:
+def split_target_blocks(targets: Sequence[TargetToken]) -> Iterator[list[TargetToken]]:
     """Yield runs of targets of the same block, in order."""
     block: list[TargetToken] = []
     for target in targets:

@@ -177,7 +177,7 @@ def attend_with_scores(
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
 
 
-def dilute_attention(
+def mix_in_uniform_attention(
     attention_output: QueryVectors, value: KeyVectors, max_share: float, places: range | None = None
 ) -> QueryVectors:
     """Replace a share of each head's output by the mean of all visible values, to simulate longer sequences.

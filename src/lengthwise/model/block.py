@@ -10,7 +10,13 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, linear, rms_norm
 
 from lengthwise.encodings.multi_level import MultiLevelEncoding
-from lengthwise.model.attention import attend, attend_with_scores, dilute_attention, make_weight_function, softmax
+from lengthwise.model.attention import (
+    attend,
+    attend_with_scores,
+    make_weight_function,
+    mix_in_uniform_attention,
+    softmax,
+)
 from lengthwise.model.attention_scores import NO_HOOKS, AttentionHooks, ChunkedScores, LogLengthScale
 from lengthwise.model.cache import ExtendLayer
 from lengthwise.model.decoder_settings import DecoderSettings
@@ -147,7 +153,7 @@ class TransformerBlock(nn.Module):
         ids = new_ids[:, :, group.seq - num_queries :], group.key_ids
         heads = self.attend(query, key, value, ids, encoding, hooks)
         if self.training and self.settings.dilution:
-            heads = dilute_attention(heads, value, self.settings.dilution, group.places)
+            heads = mix_in_uniform_attention(heads, value, self.settings.dilution, group.places)
         return heads, key, value
 
     def attend(

@@ -91,7 +91,7 @@ class DecodingState:
     cache: KVCache
     prompts: list[PromptKeys]
 
-    def predict_ids(
+    def predict_position_ids(
         self,
         next_ids: Callable[..., list[NextIDDistribution]],
         current_ids: Int[Tensor, "level sequence 1"],

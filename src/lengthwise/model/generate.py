@@ -111,7 +111,7 @@ def _decode(
         if index < num_known:
             ids = known_ids[:, :, prompt_length + index].index_select(1, state.rows)[:, :, None]
         else:
-            ids = state.predict_ids(decoder.next_id_distributions, state.cache.position_ids[:, :, -1:], tokens)
+            ids = state.predict_position_ids(decoder.next_id_distributions, state.cache.position_ids[:, :, -1:], tokens)
         new_tokens[:, index].index_copy_(0, state.rows, tokens[:, 0])
         new_ids[:, :, index].index_copy_(1, state.rows, ids[:, :, 0].to(new_ids.dtype))
         state.is_finished |= tokens[:, 0] == end

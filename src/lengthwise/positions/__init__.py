@@ -11,7 +11,7 @@ from lengthwise.positions.randomized import Randomized
 from lengthwise.positions.scheme import (
     Assignment,
     PositionScheme,
-    describe_given_knowledge,
+    describe_given_information,
     given_knowledge_of_scheme,
     make_assignment,
 )
@@ -48,7 +48,7 @@ __all__ = [
     "Randomized",
     "Sequential",
     "Skipwise",
-    "describe_given_knowledge",
+    "describe_given_information",
     "given_knowledge_of_scheme",
     "make_assignment",
 ]

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Int, Real
 from lengthwise.core.errors import PositionRangeError, UnsupportedTaskError
 from lengthwise.core.type_checks import check_at_least, check_types
 from lengthwise.tasks.examples import Examples
-from lengthwise.tasks.task import Task, declared_knowledge
+from lengthwise.tasks.task import Task, declared_information
 
 # Schemes that read no declaration of a task, and therefore support every task.
 UNIVERSAL_SCHEME_NAMES = "sequential, random_start, skipwise, randomized, random_floats or discovered"
@@ -115,13 +115,13 @@ def largest_id_shift(position_ids: Int[np.ndarray, "*level batch seq"], num_posi
     return max_shift
 
 
-def describe_given_knowledge(task: Task | None, scheme: PositionScheme | None, encoding: object = None) -> str:
+def describe_given_information(task: Task | None, scheme: PositionScheme | None, encoding: object = None) -> str:
     """Return the kinds of knowledge of a task, a scheme and an encoding, separated by commas, or "nothing".
 
     None stands for an unknown task, or for a model with the position IDs of its own library.
     """
     scheme_kinds = () if scheme is None else given_knowledge_of_scheme(scheme)
-    return ", ".join(declared_knowledge(task) + scheme_kinds + declared_knowledge(encoding)) or NOTHING
+    return ", ".join(declared_information(task) + scheme_kinds + declared_information(encoding)) or NOTHING
 
 
 def given_knowledge_of_scheme(scheme: PositionScheme) -> tuple[str, ...]:

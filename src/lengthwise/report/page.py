@@ -16,7 +16,7 @@ from lengthwise.experiments.progress_reports import AUTO, make_line_reporter
 from lengthwise.influence.report.study_report import PAGE_TEMPLATE as STUDY_TEMPLATE
 from lengthwise.report.chart import SYMBOLS, Chart, is_dashed, symbol_name
 from lengthwise.report.folders import read_folders
-from lengthwise.report.sections import ReportSection, build_group_section, build_study_section
+from lengthwise.report.sections import ReportSection, build_group_section, build_influence_section
 
 # Maximum size of the texts of all studies, which limits the size of the page.
 MAX_TEXT_BYTES = 1_500_000
@@ -49,7 +49,7 @@ def write_report(
     script = _plotly_script()
     groups, studies = read_folders([Path(folder) for folder in folders])
     sections = [build_group_section(group, report_line, diagnose=diagnose) for group in groups]
-    sections += [build_study_section(study, MAX_TEXT_BYTES // len(studies)) for study in studies]
+    sections += [build_influence_section(study, MAX_TEXT_BYTES // len(studies)) for study in studies]
     content = _render(sections, script).encode()
     write_atomically(Path(out), content)
     return {

@@ -196,7 +196,7 @@ def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, s
             yield f"{prefix}{name}", value if isinstance(value, str) else json.dumps(value)
 
 
-def build_study_section(study: StudyRecord, max_bytes: int) -> ReportSection:
+def build_influence_section(study: StudyRecord, max_bytes: int) -> ReportSection:
     """Return the section of an influence study, with texts of at most about ``max_bytes``."""
     path = study.folder / SUMMARY_FILE
     try:

@@ -11,7 +11,13 @@ from lengthwise.core.errors import SettingError, UnsupportedTaskError
 from lengthwise.core.type_checks import check_types
 from lengthwise.tasks.examples import Examples
 from lengthwise.tasks.parity import Parity
-from lengthwise.tasks.task import INDEX_HINTS, Task, check_length_and_size, check_positive_settings, declared_knowledge
+from lengthwise.tasks.task import (
+    INDEX_HINTS,
+    Task,
+    check_length_and_size,
+    check_positive_settings,
+    declared_information,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +55,7 @@ class IndexHints(Task):
     @property
     def given(self) -> tuple[str, ...]:
         """Kinds of knowledge of ``task``, then ``"index hints"``."""
-        return (*declared_knowledge(self.task), INDEX_HINTS)
+        return (*declared_information(self.task), INDEX_HINTS)
 
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
         """Sample examples of ``task``, then the number of the first hint of each example."""

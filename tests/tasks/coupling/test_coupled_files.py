@@ -31,7 +31,7 @@ from lengthwise.experiments.run_evaluation import (
     generate_from_prompt,
     task_with_dependencies,
 )
-from lengthwise.positions import DiscoveredCoupling, Predicted, Sequential, describe_given_knowledge
+from lengthwise.positions import DiscoveredCoupling, Predicted, Sequential, describe_given_information
 from lengthwise.tasks import Copy, JSONLTask
 from lengthwise.tasks.coupling.found_coupling import find_coupling_in_examples as find_coupling
 from lengthwise.tasks.coupling.pointers import find_needed_tokens, parse_pointer_rule
@@ -246,8 +246,8 @@ def test_discovered_settings_carry_the_found_rule(bare_file):
 
 def test_a_found_coupling_counts_as_given_nothing(bare_file):
     task = JSONLTask(file=str(bare_file))
-    assert describe_given_knowledge(task, Predicted()) == "ID range, coupling"
-    assert describe_given_knowledge(task, DiscoveredCoupling(rule=RULE)) == "ID range"
+    assert describe_given_information(task, Predicted()) == "ID range, coupling"
+    assert describe_given_information(task, DiscoveredCoupling(rule=RULE)) == "ID range"
 
 
 def test_a_rule_replaces_the_coupling_of_the_records(tmp_path):

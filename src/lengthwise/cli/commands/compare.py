@@ -16,7 +16,7 @@ def compare_(
         Argument(
             metavar="RECIPE...",
             help="Names of recipes, or one comparison such as demo.",
-            autocompletion=options.complete_names("lengthwise.experiments.recipes", "RECIPES", "COMPARISONS"),
+            autocompletion=options.suggest_completions("lengthwise.experiments.recipes", "RECIPES", "COMPARISONS"),
         ),
     ] = None,
     task: options.TaskName = None,

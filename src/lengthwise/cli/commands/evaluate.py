@@ -67,7 +67,7 @@ def evaluate_(
         settings = experiment_options.override_evaluation(run.experiment.evaluation, **flags, task=replacement_task)
         settings = replace(settings, decode=decode, seed=seed)
         with ProgressLine(err_console) as progress:
-            rows = evaluate(run, settings, report=progress.show_examples, report_row=progress.show_result)
+            rows = evaluate(run, settings, report=progress.show_example_count, report_row=progress.show_result)
     else:
         options.reject_flags("needs a run, not a model", scheme=scheme, encoding=encoding, corpus=corpus)
         model_task = experiment_options.load_model_task(name, task)
@@ -88,7 +88,7 @@ def evaluate_(
                 settings,
                 prompting=prompting,
                 out=out,
-                report=progress.show_examples,
+                report=progress.show_example_count,
                 report_row=progress.show_result,
             )
     if as_json:

@@ -28,7 +28,7 @@ def list_(
     from lengthwise.experiments.recipes import COMPARISONS, RECIPES
     from lengthwise.experiments.reproduction import load_claims
     from lengthwise.influence.measures import MEASURES
-    from lengthwise.positions import SCHEMES, describe_given_knowledge
+    from lengthwise.positions import SCHEMES, describe_given_information
     from lengthwise.tasks import TASKS
     from lengthwise.theory.counterexamples import COUNTEREXAMPLES
 
@@ -53,7 +53,7 @@ def list_(
         for name, entries in tables.items()
     }
     for row in rows["schemes"]:
-        row["given"] = describe_given_knowledge(None, SCHEMES[row["name"]]())
+        row["given"] = describe_given_information(None, SCHEMES[row["name"]]())
     rows["recipes"] = [
         {"name": key, "summary": entry.summary, "paper": ""} for key, entry in (*RECIPES.items(), *COMPARISONS.items())
     ]

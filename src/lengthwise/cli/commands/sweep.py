@@ -41,7 +41,7 @@ def sweep_(
             address=address,
             workers=workers,
             device=device,
-            report=progress.show_runs,
+            report=progress.show_run_count,
             trackers=() if tracker is None else tracker,
         )
     print_warnings(comparison.warnings, is_complete=comparison.is_complete)

@@ -17,7 +17,7 @@ def train_(
         Argument(
             metavar="[RECIPE]",
             help="Name of a recipe; use either a recipe or --task.",
-            autocompletion=options.complete_names("lengthwise.experiments.recipes", "RECIPES"),
+            autocompletion=options.suggest_completions("lengthwise.experiments.recipes", "RECIPES"),
         ),
     ] = None,
     task: options.TaskName = None,

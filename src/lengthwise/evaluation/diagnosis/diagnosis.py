@@ -6,9 +6,9 @@ from functools import partial
 
 import numpy as np
 
+from lengthwise.core.confidence_intervals import wilson_interval
 from lengthwise.core.defaults import DIAGNOSIS_EXAMPLES
 from lengthwise.core.errors import SettingError
-from lengthwise.core.intervals import wilson_interval
 from lengthwise.evaluation.diagnosis.failure_attribution import (
     FailureCause,
     SubsamplingControl,

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 
+from lengthwise.core.confidence_intervals import wilson_interval
 from lengthwise.core.errors import LengthwiseError, SettingError
-from lengthwise.core.intervals import wilson_interval
 from lengthwise.core.randomness import random_stream
 from lengthwise.evaluation.forecast.assumptions import (
     ACCURACY_THRESHOLD,

@@ -209,6 +209,6 @@ def compare_ppc_with_encodings(
             encoding=fitted.encoding,
             decoder=fitted.decoder,
             training=fitted.training,
-            evaluation=evaluation if max_length is None else evaluation.up_to_length(max_length),
+            evaluation=evaluation if max_length is None else evaluation.with_max_length(max_length),
         )
     return experiments

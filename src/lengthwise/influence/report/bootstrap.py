@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from lengthwise.core.intervals import t_critical_value
+from lengthwise.core.confidence_intervals import t_critical_value
 from lengthwise.core.randomness import random_stream
 from lengthwise.influence.report.row_columns import SelectionColumns, StudyColumns, TargetMask, TargetValues, ValuesByK
 

@@ -100,7 +100,7 @@ class CUDAGraphDecoding:
         state, cache = self.state, self.cache
         tokens = self.decoder.token_logits(state.hidden).argmax(dim=-1)
         if self.known_ids is None:
-            ids = state.predict_ids(self.decoder.next_id_distributions, self.current_ids, tokens)
+            ids = state.predict_position_ids(self.decoder.next_id_distributions, self.current_ids, tokens)
         else:
             ids = self.known_ids.index_select(2, self.new_index)
         self.new_tokens.index_copy_(1, self.new_index, tokens)

@@ -104,7 +104,7 @@ def bound_far_keys(
     return FarKeyBounds(log_totals=totals, scales=scales)
 
 
-def number_distinct_rows(x: Float[Tensor, "row width"]) -> tuple[Int[Tensor, " row"], Int[Tensor, " number"]]:
+def index_distinct_rows(x: Float[Tensor, "row width"]) -> tuple[Int[Tensor, " row"], Int[Tensor, " number"]]:
     """Number the different rows; return the number of each row, and the index of the first row of each number."""
     bits = x.contiguous().view(torch.int32).long()
     generator = torch.Generator().manual_seed(0)
@@ -271,8 +271,8 @@ class _LevelInputs:
 
     def _omitted(self) -> Callable[[int, Tensor, Tensor], Tensor] | None:
         """Return the bound of the omitted weight for ``read_near_keys``, or None if it would take too long."""
-        query_contents, first_queries = number_distinct_rows(self.x[len(self.x) - self.query.shape[1] :])
-        _, first_keys = number_distinct_rows(self.x)
+        query_contents, first_queries = index_distinct_rows(self.x[len(self.x) - self.query.shape[1] :])
+        _, first_keys = index_distinct_rows(self.x)
         reach = int(self.key_ids[self.level].max() - self.key_ids[self.level].min())
         if not can_bound_far_keys(len(first_queries) * len(self.query), len(first_keys), reach):
             return None

@@ -16,8 +16,8 @@ from lengthwise.model.fast.near_attention import (
     bound_far_keys,
     can_bound_far_keys,
     far_distances,
+    index_distinct_rows,
     max_key_count_per_id,
-    number_distinct_rows,
     read_near_keys,
 )
 from lengthwise.model.fast.switch import fast_paths_enabled
@@ -104,7 +104,7 @@ class PointerHead(PositionHead):
     ) -> tuple[IDs, Int[Tensor, " query"]]:
         """Return the most likely ID of each query, and the queries that need all tokens of the prompt instead."""
         ids = torch.zeros_like(current_ids)
-        contents, first_queries = number_distinct_rows(next_embeddings[0])
+        contents, first_queries = index_distinct_rows(next_embeddings[0])
         scales = prompt.sharpness[0].expand(1, len(contents))
         if not can_bound_far_keys(len(first_queries), 1, self._reach(current_ids, prompt)):
             return ids, torch.arange(len(contents), device=ids.device)
@@ -141,7 +141,7 @@ class PointerHead(PositionHead):
             query_ids = reach + distances.to(current_ids.device)
             by_distance.append(self._distance(query_ids[None])[0] @ rotated_key)
         content_keys = prompt.keys[0, :, self.distance.shape[1] :]
-        _, first_tokens = number_distinct_rows(content_keys)
+        _, first_tokens = index_distinct_rows(content_keys)
         by_content = (self._content(next_embeddings)[0] @ content_keys[first_tokens].mT).amax(dim=1)
         scores = by_content[:, None] + torch.cat(by_distance)
         return bound_far_keys(scores[None], None, prompt.sharpness[0], max_key_count_per_id(prompt.position_ids[0]))

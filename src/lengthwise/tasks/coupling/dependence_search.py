@@ -108,7 +108,7 @@ class AnswerExplanation:
     coverage: float
 
     @property
-    def explained_share(self) -> float:
+    def share_of_explained_answers(self) -> float:
         """Share of all answers that are predicted right."""
         return self.accuracy * self.coverage
 
@@ -169,7 +169,7 @@ class DependenceSearch:
         best_accuracy = self.base_accuracy
         for size in range(1, max_tokens + 1):
             frontier = self._best_sets(_extendable(frontier), size)
-            closest = max([closest, *frontier], key=lambda explanation: explanation.explained_share)
+            closest = max([closest, *frontier], key=lambda explanation: explanation.share_of_explained_answers)
             max_error = self._max_error(size)
             enough = self._confirmed(frontier, max_error)
             # After the time limit, the sets of this size are incomplete.
@@ -298,7 +298,7 @@ class DependenceSearch:
             smaller = self.measure_explanation(rest) if rest else None
             if (
                 smaller is not None
-                and smaller.explained_share >= explanation.explained_share
+                and smaller.share_of_explained_answers >= explanation.share_of_explained_answers
                 and smaller.accuracy >= explanation.accuracy
             ):
                 return self._prune(smaller)
@@ -318,7 +318,8 @@ class DependenceSearch:
         if len(sample) == len(self.target):
             return kept
         return sorted(
-            (self.measure_explanation(found.locators) for found in kept), key=lambda found: -found.explained_share
+            (self.measure_explanation(found.locators) for found in kept),
+            key=lambda found: -found.share_of_explained_answers,
         )
 
     def _measure_extensions(
@@ -472,7 +473,7 @@ def _best_accuracy(explanations: Iterable[AnswerExplanation]) -> float:
 
 def _keep_best(explanations: list[AnswerExplanation], number: int) -> list[AnswerExplanation]:
     """Return the sets with the best score, and those with the best accuracy, which a sample may cover too little."""
-    by_score = sorted(explanations, key=lambda found: -found.explained_share)[:number]
+    by_score = sorted(explanations, key=lambda found: -found.share_of_explained_answers)[:number]
     covering = [found for found in explanations if found.coverage >= MIN_SAMPLE_COVERAGE]
     by_accuracy = sorted(covering, key=lambda found: (-found.accuracy, -found.coverage))[:number]
     return list({found.locators: found for found in [*by_score, *by_accuracy]}.values())

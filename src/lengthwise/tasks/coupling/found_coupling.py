@@ -183,7 +183,7 @@ def _check_records(records: AnswerSteps, steps: AnswerSteps, attempt: RuleSearch
     return check_predictions(all_steps, at_all, is_new, allows_noise=False)
 
 
-def check_single_answers(task: Task) -> None:
+def check_one_answer_per_prompt(task: Task) -> None:
     """Raise ``SettingError`` for a task with several valid answers, because no rule can predict them."""
     if isinstance(task, GradedByLoss):
         raise SettingError(f"task {task.name} has several valid answers per prompt; use a task with one correct answer")
@@ -191,7 +191,7 @@ def check_single_answers(task: Task) -> None:
 
 def sample_task_answers(task: Task, lengths: Sequence[int] | None, num_per_length: int, seed: int) -> AnswerSteps:
     """Return the answers of the examples of a task: all records of a file (up to a limit), or sampled examples."""
-    check_single_answers(task)
+    check_one_answer_per_prompt(task)
     rng = random_stream(seed, "find coupling")
     if isinstance(task, HasRecords):
         lengths = task.available_lengths if lengths is None else lengths
@@ -218,7 +218,7 @@ def sample_task_file(
     task: Task, lengths: Sequence[int] | None, num_per_length: int, seed: int, path: Path
 ) -> JSONLTask:
     """Write sampled examples of a task as records without a coupling, and return the task of this file."""
-    check_single_answers(task)
+    check_one_answer_per_prompt(task)
     rng = random_stream(seed, "sampled records")
     lengths = DEFAULT_LENGTHS if lengths is None else lengths
     groups = [(length, task.sample(length=length, size=num_per_length, rng=rng)) for length in lengths]
@@ -229,7 +229,7 @@ def sample_task_file(
 def _explain_failure(
     attempts: Sequence[RuleSearchAttempt], vocabulary: Sequence[str], *, is_cut: bool
 ) -> CouplingError:
-    best_attempt = max(attempts, key=lambda attempt: attempt.closest.closest.explained_share)
+    best_attempt = max(attempts, key=lambda attempt: attempt.closest.closest.share_of_explained_answers)
     result = best_attempt.closest
     tokens = " and ".join(locator.describe(vocabulary) for locator in result.closest_tokens)
     known = f"the best one, {tokens}, predicts {result.closest.accuracy:.1%} of the answers"

@@ -94,7 +94,7 @@ class RuleSearchAttempt:
         """Number of answers that the rules predict wrong, or that nothing confirms; infinite without rules."""
         if not self.rules:
             return math.inf
-        return sum((1 - rule.explanation.explained_share) * int(rule.mask.sum()) for rule in self.rules)
+        return sum((1 - rule.explanation.share_of_explained_answers) * int(rule.mask.sum()) for rule in self.rules)
 
     def apply_to(self, steps: AnswerSteps) -> "RuleSearchAttempt":
         """Return the attempt with the locators of other steps."""

@@ -81,7 +81,7 @@ class SequencePiece:
         )
         return SequencePiece(runs=tuple(runs), core=core, left=left, right=right, claims_core=self.claims_core)
 
-    def contains_sets(self, sets: Int[np.ndarray, "sets k"]) -> Bool[np.ndarray, " sets"]:
+    def contains_planted_sets(self, sets: Int[np.ndarray, "sets k"]) -> Bool[np.ndarray, " sets"]:
         """Return one flag per set of tokens of a relative piece: True if the set lies inside one run."""
         run_index = np.searchsorted([end for _, end in self.runs], sets, side="right")
         return np.asarray(run_index[:, 0] == run_index[:, -1])
@@ -92,7 +92,7 @@ class SequencePiece:
         is_in_core = (first_index >= self.core[0]) & (last_index < self.core[1]) & self.claims_core
         starts_in_left = (first_index >= self.left[0]) & (first_index < self.left[1])
         ends_in_right = (last_index >= self.right[0]) & (last_index < self.right[1])
-        return np.asarray(self.contains_sets(sets) & (is_in_core | starts_in_left | ends_in_right))
+        return np.asarray(self.contains_planted_sets(sets) & (is_in_core | starts_in_left | ends_in_right))
 
     def mirror(self, length: int) -> "SequencePiece":
         """Return the mirror image of the piece in the reversed sequence, which has ``length`` tokens."""
@@ -330,7 +330,7 @@ class PieceLoss:
         """Return the loss per sequence; without weights, that of the default with ``claims_core`` and 0 otherwise."""
         assert isinstance(predictor, TabularAttention)
         sets, log_scores, values = predictor.score_token_sets(tokens)
-        is_inside = self.piece.contains_sets(sets)
+        is_inside = self.piece.contains_planted_sets(sets)
         weights, total_score = normalize_scores(log_scores[:, is_inside])
         if isinstance(self.loss, AttentionLeakageLoss):
             set_loss = (sets[None, is_inside] != planted[:, None]).any(axis=2).astype(float)

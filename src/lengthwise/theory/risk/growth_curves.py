@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int
 
+from lengthwise.core.confidence_intervals import t_critical_value
 from lengthwise.core.errors import SettingError
-from lengthwise.core.intervals import t_critical_value
 from lengthwise.tasks.planted.placement import OffsetDistribution
 from lengthwise.tasks.planted.planted_task import PlantedCorrelations
 from lengthwise.theory.attention.tabular import TabularAttention
