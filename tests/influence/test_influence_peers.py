@@ -4,18 +4,11 @@ import numpy as np
 import pytest
 import torch
 from influence_peers import KS, NUM_COPIED, PLANTED_FAR, plant_copy, rank, rank_by_tokens, table
+from tests.support.planted_model import PlantedModel, no_effect
 
 from lengthwise.influence.hidden_context import TargetWindow, WindowEvaluator
 from lengthwise.influence.measures import KLDivergence, SubsetScorer
 from lengthwise.influence.units import split_into_units
-
-
-class NoModel:
-    """Model without forward passes."""
-
-    def assign_position_ids(self, tokens):
-        """Return the token indexes."""
-        return torch.arange(len(tokens))
 
 
 def window_of(far, near=8, start=1):
@@ -26,7 +19,7 @@ def window_of(far, near=8, start=1):
 def scorer_of(window, unit):
     units = split_into_units(unit, window.far, lambda token: "")
     return SubsetScorer(
-        evaluator=WindowEvaluator(NoModel(), window),
+        evaluator=WindowEvaluator(PlantedModel(no_effect, window.num_far_tokens), window),
         mode="strict",
         objective=KLDivergence(torch.zeros(4).log_softmax(0)),
         units=units,

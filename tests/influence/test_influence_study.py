@@ -47,6 +47,7 @@ from lengthwise.tasks.text.documents import Document
 
 WORDS = "abcdefghij"
 SMALL = InfluenceSettings(
+    sink=0,
     unit="token",
     near=4,
     far=10,
@@ -237,15 +238,15 @@ def test_a_time_limit_reduces_the_number_of_searched_targets(model, tmp_path, mo
     pilot = study_module._Pilot(num_targets=40, mean_divergence=0.1, dense_seconds=1.0, search_seconds=10.0)
     monkeypatch.setattr(study_module._Pilot, "measure", lambda evaluator, targets: pilot)
     study, seconds = study_of(model, replace(SMALL, searched=None, num_targets=40)), list[float]()
-    assert measure_influence(study, tmp_path / "out", minutes=3, estimate=seconds.append)
+    assert measure_influence(study, tmp_path / "out", minutes=3.0, estimate=seconds.append)
     # 40 seconds for the losses, and 14 searches of 10 seconds.
     assert seconds == [180.0]
     weights = [row["weight"] for row in rows_of(tmp_path / "out")]
     assert 0 < sum(weight > 0 for weight in weights) < 40
     with pytest.raises(SettingError, match=r"1 minutes are too few.*use 2 minutes"):
-        measure_influence(study, tmp_path / "few", minutes=1)
+        measure_influence(study, tmp_path / "few", minutes=1.0)
     limited = study_of(model, replace(SMALL, searched=9, num_targets=40))
-    assert measure_influence(limited, tmp_path / "limited", minutes=30, estimate=seconds.append)
+    assert measure_influence(limited, tmp_path / "limited", minutes=30.0, estimate=seconds.append)
     assert seconds[-1] == 40 + 9 * 10
 
 

@@ -57,7 +57,7 @@ class SubsetScorer:
     evaluator: WindowEvaluator
     mode: str
     objective: Objective
-    units: Sequence[Int[np.ndarray, " unit"]]
+    units: Sequence[Int[np.ndarray, " _"]]
     candidates: Int[np.ndarray, " candidates"]
 
     def visibility_mask(self, indices: Sequence[int]) -> Bool[np.ndarray, " far"]:

@@ -12,7 +12,7 @@ from lengthwise.influence.token_kinds import NUM_NEIGHBORS, starts_sentence
 TOKEN = "token"
 SPAN = re.compile(r"span:([1-9][0-9]{0,5})")
 FarTokens = Int[np.ndarray, " far"]
-Indices = Int[np.ndarray, " unit"]
+Indices = Int[np.ndarray, " _"]
 
 
 def check_unit(unit: str, far: int, k: int) -> None:
