@@ -68,10 +68,13 @@ def test_a_window_that_is_no_number_raises_an_error(value, models):
         load_causal_lm(str(models / "llama"))
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "generation_config.json"])
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "tokenizer.json", "generation_config.json", "additional_chat_templates/tool.jinja"]
+)
 @pytest.mark.parametrize("load", [check_model_exists, load_causal_lm, load_tokenizer_adapter])
 def test_a_named_pipe_in_a_model_folder_raises_an_error(name, load, models):
-    (models / "llama" / name).unlink()
+    (models / "llama" / name).unlink(missing_ok=True)
+    (models / "llama" / name).parent.mkdir(exist_ok=True)
     os.mkfifo(models / "llama" / name)
     with pytest.raises(ModelError, match=f"{name}.*not a regular file|not a regular file.*{name}"):
         load(str(models / "llama"))

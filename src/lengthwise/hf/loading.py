@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,7 +25,7 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
-from transformers.utils import CONFIG_NAME, logging
+from transformers.utils import CHAT_TEMPLATE_DIR, CONFIG_NAME, logging
 
 # These imports register the model types with the Auto classes.
 import lengthwise.hf.lengthwise_model  # noqa: F401
@@ -254,7 +255,7 @@ def _check_model_folder(folder: Path) -> None:
 
     Raises ``OSError`` for a named pipe or a device among the files.
     """
-    for path in filter(Path.exists, folder.iterdir()):
+    for path in filter(Path.exists, chain(folder.iterdir(), (folder / CHAT_TEMPLATE_DIR).glob("*"))):
         check_regular_file(path)
     if (folder / ADAPTER_FILE).exists():
         raise ValueError(f"it has an adapter ({ADAPTER_FILE}), which names another model; merge and save the model")
