@@ -245,6 +245,10 @@ def test_a_time_limit_reduces_the_number_of_searched_targets(model, tmp_path, mo
     assert 0 < sum(weight > 0 for weight in weights) < 40
     with pytest.raises(SettingError, match=r"1 minutes are too few.*use 2 minutes"):
         measure_influence(study, tmp_path / "few", minutes=1.0)
+    with pytest.raises(SettingError, match=r"0.5 minutes are too few for 22 targets; use 2 minutes"):
+        measure_influence(replace(study, part=(1, 2)), tmp_path / "few", minutes=0.5)
+    # Nothing is left that the corrected command would have to resume.
+    assert measure_influence(study, tmp_path / "few", minutes=3.0)
     limited = study_of(model, replace(SMALL, searched=9, num_targets=40))
     assert measure_influence(limited, tmp_path / "limited", minutes=30.0, estimate=seconds.append)
     assert seconds[-1] == 40 + 9 * 10

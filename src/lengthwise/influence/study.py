@@ -189,6 +189,7 @@ def measure_influence(
     except StopRequestedError:
         return False
     with exclusive_lock(out):
+        is_new = not (out / STUDY_FOLDER.file).exists()
         study.write_or_check_description(out, resume=resume)
         blocks = {start: targets[start : start + settings.block] for start in study.block_starts(len(targets))}
         total_targets = sum(map(len, blocks.values()))
@@ -206,12 +207,10 @@ def measure_influence(
             probability, searched = None, settings.searched
             if remaining:
                 announce(f"measuring a pilot of at most {NUM_PILOT_BLOCKS * settings.block} targets")
-                pilot, share = (
-                    _Pilot.measure(evaluator, targets),
-                    sum(map(len, dict(remaining).values())) / len(targets),
-                )
+                pilot = _Pilot.measure(evaluator, targets)
+                share = sum(len(block) for _, block in remaining) / len(targets)
                 if minutes is not None:
-                    searched = pilot.searched_within(60 * minutes / share, searched)
+                    searched = pilot.searched_within(60 * minutes, share, searched)
                     announce(f"searching about {share * searched:.0f} targets in {minutes:g} minutes")
                 probability = pilot.probability(searched)
                 if estimate is not None:
@@ -224,6 +223,11 @@ def measure_influence(
                     report(num_done, total_targets)
         except StopRequestedError:
             return False
+        except SettingError:
+            if is_new and not num_done:
+                # The next command may have other settings, such as more minutes.
+                (out / STUDY_FOLDER.file).unlink()
+            raise
         return True
 
 
@@ -269,14 +273,15 @@ class _Pilot:
         numbers = {"searched": searched, "num_targets": self.num_targets}
         return SearchProbability(**numbers, mean_divergence=self.mean_divergence)
 
-    def searched_within(self, seconds: float, searched: int | None) -> int:
-        """Return the number of searched targets, at most ``searched``, of a study that takes this time."""
+    def searched_within(self, seconds: float, share: float, searched: int | None) -> int:
+        """Return the number of searched targets, at most ``searched``, if a share of the study takes this time."""
         largest = self.num_targets if searched is None else min(searched, self.num_targets)
-        smallest, number = min(largest, MIN_SEARCHED), int((seconds - self.seconds(0)) / self.search_seconds)
+        smallest, number = min(largest, MIN_SEARCHED), int((seconds / share - self.seconds(0)) / self.search_seconds)
         if number < smallest:
+            needed = math.ceil(share * self.seconds(smallest) / 60)
             raise SettingError(
-                f"{seconds / 60:.3g} minutes are too few for {self.num_targets} targets, {smallest} of them searched; "
-                f"use {math.ceil(self.seconds(smallest) / 60)} minutes or more, or fewer targets"
+                f"{seconds / 60:.3g} minutes are too few for {share * self.num_targets:.0f} targets; use {needed} minutes "
+                "or more, or fewer targets"
             )
         return min(largest, number)
 
