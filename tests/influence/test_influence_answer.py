@@ -120,10 +120,10 @@ def test_a_model_that_ignores_far_tokens_does_not_use_them(repeats, rng, tmp_pat
 @pytest.mark.parametrize("indexes", [(4,), (1, 7), (0, 5, 11)], ids=["one", "two", "three"])
 def test_answer_gives_the_number_of_far_tokens_in_use(indexes, rng, tmp_path):
     result = answer(Votes(indexes), texts_of(rng, repeats=True), tmp_path / "out")["answer"]
-    assert (result["uses_far_tokens"], result["at_least"], result["at_most"]) == (True, len(indexes), len(indexes))
-    noun, verb = ("token", "token recovers") if len(indexes) == 1 else ("tokens", "tokens recover")
+    assert (result["uses_far_tokens"], result["at_most"]) == (True, len(indexes))
+    noun, verb = ("token is", "token recovers") if len(indexes) == 1 else ("tokens are", "tokens recover")
     assert result["sentence"].startswith(
-        f"planted uses about {len(indexes)} far {noun}: {len(indexes)} selected {verb} 100% of the effect"
+        f"planted uses far tokens, and {len(indexes)} far {noun} enough for 90%: {len(indexes)} selected {verb} 100%"
     )
     # In these documents, far tokens from elsewhere have the same effect.
     assert " The difference from elsewhere in the same document is not clear: 0.000 nats" in result["sentence"]

@@ -280,8 +280,8 @@ class _Pilot:
         if number < smallest:
             needed = math.ceil(share * self.seconds(smallest) / 60)
             raise SettingError(
-                f"{seconds / 60:.3g} minutes are too few for {share * self.num_targets:.0f} targets; use {needed} minutes "
-                "or more, or fewer targets"
+                f"{seconds / 60:.3g} minutes are too few for {share * self.num_targets:.0f} targets; use {needed} "
+                "minutes or more, or fewer targets"
             )
         return min(largest, number)
 

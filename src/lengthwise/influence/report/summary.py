@@ -22,7 +22,7 @@ Estimate = Mapping[str, Any]
 Summary = Mapping[str, Any]
 
 SHARE_LEVELS = (0.5, 0.8, 0.9)
-# A model uses about k far tokens if k tokens recover this share, which is one of SHARE_LEVELS.
+# k units are enough if they recover this share, which is one of SHARE_LEVELS.
 SUFFICIENT_SHARE = 0.9
 # Smaller differences (nats per target) may be rounding errors, even if their intervals do not contain 0.
 MIN_DIFFERENCE = 1e-4
@@ -197,8 +197,8 @@ def compose_answer(summary: Summary) -> dict[str, Any]:
 
     ``uses_far_tokens`` is True if the interval of the difference in loss between another text and the original text is
     above 0. It is False if the interval, over enough documents, excludes a relevant difference. It is None if the study
-    cannot tell. ``at_least`` and ``at_most`` are bounds on the number of units of far tokens that the model uses (None:
-    unknown). ``sentence`` is the answer as text.
+    cannot tell. ``at_most`` units of far tokens are enough for most of the effect (None: unknown). There is no lower
+    bound, because a search can miss better units. ``sentence`` is the answer as text.
     """
     model = summary["model"]
     sources = {source["from"]: source for source in summary["far"]}
@@ -213,15 +213,15 @@ def compose_answer(summary: Summary) -> dict[str, Any]:
         else:
             sentence = f"Cannot tell whether {model} uses far tokens: {missing}."
         uses = False if missing is None else None
-        return {"uses_far_tokens": uses, "at_least": None, "at_most": None, "sentence": f"{sentence} {evidence}"}
-    at_least, at_most, number_phrase = _number_of_tokens(summary)
+        return {"uses_far_tokens": uses, "at_most": None, "sentence": f"{sentence} {evidence}"}
+    at_most, number_phrase = _number_of_tokens(summary)
     elsewhere = sources["elsewhere"]["own_minus"] if "elsewhere" in sources else None
     if elsewhere is not None and elsewhere["value"] is not None and not _is_positive(elsewhere):
         evidence += f" The difference from elsewhere in the same document is not clear: {format_nats(elsewhere)}."
     if gain["high"] is not None and gain["high"] < -MIN_DIFFERENCE:
         evidence += f" However, far tokens increase the loss: the gain is {format_nats(gain)}."
     sentence = f"{model} uses {number_phrase}. {evidence}"
-    return {"uses_far_tokens": True, "at_least": at_least, "at_most": at_most, "sentence": sentence}
+    return {"uses_far_tokens": True, "at_most": at_most, "sentence": sentence}
 
 
 def _is_positive(estimate: Estimate) -> bool:
@@ -239,16 +239,16 @@ def _missing_evidence(difference: Estimate, num_documents: int) -> str | None:
     return None
 
 
-def _number_of_tokens(summary: Summary) -> tuple[int | None, int | None, str]:
-    """Return bounds on the number of units of far tokens in use (None: unknown), and a phrase for the answer."""
+def _number_of_tokens(summary: Summary) -> tuple[int | None, str]:
+    """Return a number of units of far tokens that is enough (None: unknown), and a phrase for the answer."""
     prediction, correction_phrase = _recovered_prediction(summary)
     if prediction is None:
-        return None, None, "far tokens, but their number was not measured"
+        return None, "far tokens, but their number was not measured"
     unit, group = summary["unit"], own_selections(summary)[0]
     (sufficient,) = (level for level in prediction["smallest_k"] if level["share"] == SUFFICIENT_SHARE)
     ks = summary["ks"]
     if sufficient["k"] is None and not sufficient["beyond"]:
-        return None, None, f"far tokens, but their number is unknown: {sufficient['reason']}"
+        return None, f"far tokens, but their number is unknown: {sufficient['reason']}"
     k_index = len(ks) - 1 if sufficient["beyond"] else ks.index(sufficient["k"])
     noun, verb = name_units(unit, ks[k_index]), "recovers" if ks[k_index] == 1 else "recover"
     num_tokens = "" if unit == TOKEN else f" ({group['all_targets']['tokens'][k_index]:,.0f} far tokens)"
@@ -257,10 +257,12 @@ def _number_of_tokens(summary: Summary) -> tuple[int | None, int | None, str]:
     details = ", ".join(filter(None, (f"mode {group['mode']}", summary["context"])))
     recovery = f"{selected} {share_text} of the effect of far context on its predictions{correction_phrase} ({details})"
     if sufficient["beyond"]:
-        return ks[-1] + 1, None, f"more than {ks[-1]:,} far {noun}: {recovery}"
-    at_least, at_most = (ks[k_index - 1] + 1 if k_index else 1), sufficient["k"]
-    number_text = f"{at_most:,}" if at_least == at_most else f"{at_least:,} to {at_most:,}"
-    return at_least, at_most, f"about {number_text} far {noun}: {recovery}"
+        missing = f"no {ks[-1]:,} far {noun} that recover {SUFFICIENT_SHARE:.0%}"
+        return None, f"far tokens, and the search found {missing}: {recovery}"
+    are = "is" if ks[k_index] == 1 else "are"
+    return sufficient[
+        "k"
+    ], f"far tokens, and {ks[k_index]:,} far {noun} {are} enough for {SUFFICIENT_SHARE:.0%}: {recovery}"
 
 
 def _recovered_prediction(summary: Summary) -> tuple[Estimate | None, str]:
