@@ -25,7 +25,8 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
-from transformers.utils import CHAT_TEMPLATE_DIR, CONFIG_NAME, logging
+from transformers.utils import CONFIG_NAME, logging
+from transformers.utils.hub import CHAT_TEMPLATE_DIR
 
 # These imports register the model types with the Auto classes.
 import lengthwise.hf.lengthwise_model  # noqa: F401
