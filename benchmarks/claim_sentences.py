@@ -953,7 +953,7 @@ def shares_of_code() -> tuple[str, str, int, str]:
 
 def code_groups() -> tuple[dict[tuple[str, str], list[Row]], int]:
     """Return the shares of the complete study of Python code by measure and source, and the largest k."""
-    summary = json.loads((RESULTS / "influence_real" / "python-1024-span8-strict.json").read_text())
+    (summary,) = (row for row in rows_in("influence_real") if row["study"] == "python-1024-span8-strict")
     groups = {
         (group["measure"], group["from"]): group["all_targets"]["prediction"]["shares"] for group in summary["groups"]
     }

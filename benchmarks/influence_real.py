@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from claims.sparsity_in_text.paired_contexts import ContextSettings, measure_paired_targets
-from claims.sparsity_in_text.relation import summarize_relation
 from influence_audit import KS, compare_searches
 
 import lengthwise as lw
@@ -28,7 +27,6 @@ from lengthwise.evaluation.language_model import tokenize_documents
 from lengthwise.experiments.run_folder import append_rows, read_rows
 from lengthwise.hf.language_models import LanguageModel
 from lengthwise.influence.measures import ProposedGreedy
-from lengthwise.influence.report.bootstrap import DocumentBootstrap
 from lengthwise.influence.settings import InfluenceSettings
 from lengthwise.influence.study import (
     InfluenceStudy,
@@ -45,6 +43,8 @@ KINDS = ("wikipedia", "novels", "python", "c")
 MAX_FORWARD_TOKENS = 1 << 14
 # Trained context of SmolLM2, and longer ones.
 CONTEXTS = (8192, 12_288, 16_384)
+# Numbers of targets of an audit, and of one part of the question about longer contexts.
+NUM_AUDITED, NUM_PAIRED = 10, 80
 Deadline = float
 Job = tuple[Callable[..., str], tuple[Any, ...]]
 
@@ -130,10 +130,10 @@ def run_study(options: argparse.Namespace, deadline: Deadline, study: Study, par
 def run_audit(options: argparse.Namespace, deadline: Deadline, kind: str, seed: int) -> str:
     """Compare the default search with greedy search on targets of a kind."""
     file = options.out / f"audit-{kind}-{seed}.jsonl"
-    if len(read_rows(file)) == options.audit_targets:
+    if len(read_rows(file)) == NUM_AUDITED:
         return f"{file.name}: exists"
     file.unlink(missing_ok=True)
-    settings = argparse.Namespace(targets=options.audit_targets, near=64, far=1024, unit="span:8", seed=seed)
+    settings = argparse.Namespace(targets=NUM_AUDITED, near=64, far=1024, unit="span:8", seed=seed)
     texts = load_texts(options.model, options.texts, kind)
     for number, row in enumerate(compare_searches(load(options.model, None), texts, settings, KS), 1):
         append_rows(file, [row])
@@ -148,10 +148,10 @@ def run_paired(options: argparse.Namespace, deadline: Deadline, kind: str, part:
     if file.exists():
         return f"{file.name}: exists"
     settings = ContextSettings(
-        lengths=options.contexts,
+        lengths=CONTEXTS,
         near=64,
         ks=KS,
-        num_targets=options.paired_targets,
+        num_targets=NUM_PAIRED,
         seed=part,
         unit="span:8",
         measure=ProposedGreedy(),
@@ -162,7 +162,6 @@ def run_paired(options: argparse.Namespace, deadline: Deadline, kind: str, part:
         loaded.model, loaded.codec, load_texts(options.model, options.texts, kind), settings
     )
     file.write_text(json.dumps([{name: getattr(target, name) for name in target.__slots__} for target in targets]))
-    print(json.dumps(summarize_relation(targets, settings, DocumentBootstrap(seed=0, num_resamples=1000))["change"]))
     return f"{file.name}: done"
 
 
@@ -207,9 +206,6 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 1) - 4))
     parser.add_argument("--seconds", type=float, default=500)
     parser.add_argument("--only", help="Run only the timed study (timed) or the studies with this word in their name.")
-    parser.add_argument("--audit-targets", type=int, default=10)
-    parser.add_argument("--paired-targets", type=int, default=80)
-    parser.add_argument("--contexts", type=lambda text: tuple(map(int, text.split(","))), default=CONTEXTS)
     options = parser.parse_args()
     started = time.monotonic()
     deadline = started + options.seconds

@@ -1,7 +1,7 @@
 """Summarize the studies of ``influence_real.py``, and print the tables of benchmarks/influence_real.md.
 
-``python benchmarks/influence_real_tables.py FOLDER...`` writes ``results/influence_real/NAME.json`` for each study,
-complete or not, and prints the tables of all stored summaries.
+``python benchmarks/influence_real_tables.py FOLDER...`` adds the summary of each study, complete or not, to
+``results/influence_real.jsonl``, and prints the tables of all stored summaries.
 """
 
 import argparse
@@ -12,29 +12,31 @@ from typing import Any
 
 from influence_text import markdown
 
+from lengthwise.experiments.run_folder import read_rows, write_rows
 from lengthwise.influence.report.summary import format_estimate, summarize
 
-RESULTS = Path(__file__).parent / "results" / "influence_real"
+RESULTS = Path(__file__).parent / "results" / "influence_real.jsonl"
 Summary = dict[str, Any]
 
 
-def read_rows(folder: Path) -> list[Any]:
+def rows_of(folder: Path) -> list[Any]:
     """Return the rows of a study, or of the finished blocks of its parts."""
     joined = folder / "influence.jsonl"
-    files = [joined] if joined.exists() else sorted(folder.glob("part-*/influence.jsonl"))
-    return [json.loads(line) for file in files for line in file.open(encoding="utf-8")]
+    return [
+        row
+        for file in ([joined] if joined.exists() else sorted(folder.glob("part-*/*.jsonl")))
+        for row in read_rows(file)
+    ]
 
 
-def store(folder: Path) -> None:
-    """Write the summary of a study, without the histograms."""
+def summarize_folder(folder: Path) -> Summary:
+    """Return the summary of a study, without the histograms."""
     descriptions = [*folder.glob("influence.json"), *folder.glob("part-*/influence.json")]
     settings = json.loads(descriptions[0].read_text(encoding="utf-8"))["study"]["settings"]
-    summary = summarize(read_rows(folder), settings["ks"], unit=settings["unit"], seed=0)
+    summary = summarize(rows_of(folder), settings["ks"], unit=settings["unit"], seed=0)
     for group in summary["groups"]:
         group.pop("distances", None)
-    RESULTS.mkdir(exist_ok=True)
-    content = json.dumps({"settings": settings, **summary}, indent=1)
-    (RESULTS / f"{folder.name}.json").write_text(content + "\n", encoding="utf-8")
+    return {"study": folder.name, "settings": settings, **summary}
 
 
 def effect_table(summaries: dict[str, Summary]) -> Iterator[str]:
@@ -93,12 +95,12 @@ def kind_table(summaries: dict[str, Summary]) -> Iterator[str]:
 
 
 def main() -> None:
-    """Store the summaries of the folders, and print all tables."""
+    """Add the summaries of the folders, and print all tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="*", type=Path)
-    for folder in parser.parse_args().folders:
-        store(folder)
-    summaries = {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in sorted(RESULTS.glob("*.json"))}
+    summaries = {row["study"]: row for row in read_rows(RESULTS)}
+    summaries |= {folder.name: summarize_folder(folder) for folder in parser.parse_args().folders}
+    write_rows(RESULTS, [summaries[name] for name in sorted(summaries)])
     for title, lines in (
         ("Effect of all far tokens", effect_table(summaries)),
         ("Shares in strict mode", share_table(summaries, ["strict"])),

@@ -62,7 +62,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 def parse_arguments() -> argparse.Namespace:
     """Return the options; those that are not given have the values of the variant."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, help="Folder of a Llama model and its tokenizer.")
+    parser.add_argument("--model", type=Path, required=True, help="Folder of a Llama model and its tokenizer.")
     parser.add_argument("--task", choices=TASKS, required=True)
     parser.add_argument("--variant", choices=VARIANTS, default="ppc")
     parser.add_argument("--scheme", choices=("ppc", "plain", "random_offset"), default="ppc")
@@ -526,7 +526,8 @@ def main() -> None:
     if arguments.device.startswith("cuda"):
         print(f"memory {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB", flush=True)
         torch.cuda.empty_cache()
-    row = {name: str(value) if isinstance(value, Path) else value for name, value in vars(arguments).items()}
+    row = {name: value.name if isinstance(value, Path) else value for name, value in vars(arguments).items()}
+    del row["out"]
     row |= {"trained": trained, "weights": runner.num_trained, "text_before": text_before}
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
 

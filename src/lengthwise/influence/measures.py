@@ -70,7 +70,7 @@ class SubsetScorer:
 
     def scores(self, visibility_masks: Bool[np.ndarray, "queries far"]) -> Float[np.ndarray, " queries"]:
         """Return the exact value of the objective for each visibility mask; lower values are better."""
-        return self._collect(self.evaluator.log_probs(visibility_masks, self.mode))
+        return self._collect(self.evaluator.log_probs(visibility_masks, self.mode), len(visibility_masks))
 
     def quick_scores(self, selected: Sequence[int]) -> Float[np.ndarray, " units"]:
         """Return the approximate value of the objective with each unit added to ``selected``.
@@ -90,16 +90,14 @@ class SubsetScorer:
         for mask, unit in zip(masks, self.units, strict=True):
             mask[start + unit] = True
         predict = partial(model.log_probs_with_mask, states, evaluator.near[-1:], evaluator.near_ids[..., -1:])
-        return self._collect(predict_in_batches(model, predict, torch.from_numpy(masks), num_queries=1))
+        return self._collect(predict_in_batches(model, predict, torch.from_numpy(masks), num_queries=1), len(masks))
 
-    def _collect(self, predictions: Iterator[Predictions]) -> Float[np.ndarray, " queries"]:
-        """Return the objective of each query."""
-        scores = {
-            query: score
-            for queries, log_probs in predictions
-            for query, score in zip(queries, self.objective(log_probs).double().tolist(), strict=True)
-        }
-        return np.array([scores[query] for query in range(len(scores))])
+    def _collect(self, predictions: Iterator[Predictions], number: int) -> Float[np.ndarray, " queries"]:
+        """Return the objective of each of ``number`` queries."""
+        scores = np.empty(number)
+        for queries, log_probs in predictions:
+            scores[queries] = self.objective(log_probs).double().cpu().numpy()
+        return scores
 
     @cached_property
     def _unit_states(self) -> Any:
