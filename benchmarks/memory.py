@@ -30,6 +30,7 @@ from lengthwise.experiments.run_folder import append_rows, read_rows
 RESULTS = Path(__file__).parent / "results" / "memory.jsonl"
 # A command that takes more must say so beforehand.
 LIMIT_MIB = 2048
+PAGES = ("README", *(name for name, text in DOCS.items() if commands_of(text)))
 # Names of files that a page shows as a block, by page and language.
 FILES = {
     ("sweep", "json"): ("sweep.json",),
@@ -94,9 +95,12 @@ def _largest_mib(process: int) -> float:
 
 
 def print_table(rows: Sequence[dict[str, object]]) -> None:
-    """Print the rows as a Markdown table, the largest first."""
+    """Print the newest row of each command that a page still shows, as a Markdown table, the largest first."""
+    shown = {(page, command) for page in PAGES for command in commands_of(DOCS.get(page, README))}
+    newest = {(str(row["page"]), str(row["command"])): row for row in rows}
+    measured = [row for key, row in newest.items() if key in shown]
     print("| command | page | MiB | seconds |\n|---|---|---|---|")
-    for row in sorted(rows, key=lambda row: -float(str(row["peak_mib"]))):
+    for row in sorted(measured, key=lambda row: -float(str(row["peak_mib"]))):
         wall = f"{row['wall_s']}{' (interrupted)' if row['interrupted'] else ''}"
         print(f"| `{row['command']}` | {row['page']} | {row['peak_mib']:,} | {wall} |")
 
@@ -104,9 +108,7 @@ def print_table(rows: Sequence[dict[str, object]]) -> None:
 def main() -> None:
     """Measure the commands of all pages, or of some."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "pages", nargs="*", default=["README", *(name for name, text in DOCS.items() if commands_of(text))]
-    )
+    parser.add_argument("pages", nargs="*", default=PAGES)
     parser.add_argument("--limit", type=float, default=600.0, help="seconds per command")
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
