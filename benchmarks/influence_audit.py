@@ -7,7 +7,7 @@ of the divergence that each search recovers at k spans, in strict mode, relative
 import argparse
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 import lengthwise as lw
 from lengthwise.core.randomness import random_stream
 from lengthwise.evaluation.language_model import NextTokenModel, tokenize_documents
-from lengthwise.experiments.run_folder import append_rows
+from lengthwise.experiments.run_folder import append_rows, read_rows
 from lengthwise.hf.language_models import LanguageModel
 from lengthwise.influence.hidden_context import TargetWindow, WindowEvaluator
 from lengthwise.influence.measures import GreedySelection, InfluenceMeasure, KLDivergence, ProposedGreedy, SubsetScorer
@@ -29,6 +29,7 @@ from lengthwise.tasks.text.documents import read_documents
 # Number of random targets for each searched target, which is drawn in proportion to its divergence.
 NUM_CANDIDATES = 10
 KS = (1, 2, 4, 8, 16)
+SEARCHES = ("proposed", "greedy")
 
 
 def scorer_of(model: NextTokenModel, window: TargetWindow, unit: str) -> SubsetScorer:
@@ -53,41 +54,46 @@ def draw_scorers(
         yield scorers[rng.choice(len(scorers), p=divergences / divergences.sum())]
 
 
-def run_search(measure: InfluenceMeasure, scorer: SubsetScorer, ks: tuple[int, ...]) -> tuple[np.ndarray, float]:
-    """Return the divergences at each k and the processor seconds of the search."""
+def run_search(measure: InfluenceMeasure, scorer: SubsetScorer, ks: tuple[int, ...]) -> dict[str, Any]:
+    """Return the selected units, the divergences at each k and the processor seconds of the search."""
     start = time.process_time()
     indices = measure.select_tokens(scorer, ks[-1], random_stream(0, "search")).indices
     seconds = time.process_time() - start
-    return scorer.scores(np.stack([scorer.visibility_mask(indices[:k]) for k in ks])), seconds
+    divergences = scorer.scores(np.stack([scorer.visibility_mask(indices[:k]) for k in ks]))
+    return {"units": list(indices), "divergences": divergences.tolist(), "processor_s": round(seconds, 2)}
 
 
 def compare_searches(
-    loaded: LanguageModel, texts: list[TokenizedDocument], options: argparse.Namespace, ks: tuple[int, ...]
+    loaded: LanguageModel,
+    texts: list[TokenizedDocument],
+    options: argparse.Namespace,
+    ks: tuple[int, ...],
+    known: Sequence[dict[str, Any]] = (),
 ) -> Iterator[dict[str, Any]]:
-    """Yield one row per target: its divergence, the divergences at each k, and the processor seconds of each search."""
+    """Yield one row per target: its divergence, and the result of each search. ``known`` has earlier rows."""
     number, context = NUM_CANDIDATES * options.targets, options.near + options.far
     targets = sample_targets(texts, context=context, num_targets=number, seed=options.seed)
     # Sampled targets are in text order; each draw is among targets of all texts.
     targets = [targets[index] for index in random_stream(options.seed, "order").permutation(len(targets))]
-    for scorer in draw_scorers(loaded.model, targets, options, loaded.codec.start):
+    for index, scorer in enumerate(draw_scorers(loaded.model, targets, options, loaded.codec.start)):
         row: dict[str, Any] = {"seed": options.seed, "far": options.far, "unit": options.unit, "ks": list(ks)}
-        row["divergence_short"] = float(scorer.scores(scorer.visibility_mask([])[None])[0])
-        for measure in (GreedySelection(), ProposedGreedy()):
-            divergences, seconds = run_search(measure, scorer, ks)
-            row[measure.name] = {"divergences": divergences.tolist(), "processor_s": round(seconds, 2)}
-        yield row
+        row |= {"index": index, "divergence_short": float(scorer.scores(scorer.visibility_mask([])[None])[0])}
+        greedy = known[index]["greedy"] if index < len(known) else run_search(GreedySelection(), scorer, ks)
+        yield {**row, "greedy": greedy, "proposed": run_search(ProposedGreedy(), scorer, ks)}
 
 
 def summary_line(rows: list[dict[str, Any]]) -> str:
-    """Return the share of greedy's total gain that ``proposed`` has at each k, with an interval over targets."""
+    """Return the recovered share of ``proposed`` relative to that of greedy search at each k, with an interval.
+
+    Targets are drawn in proportion to their divergence, so the mean of their shares is the share of a study.
+    """
     short = np.array([row["divergence_short"] for row in rows])[:, None]
-    proposed, greedy = (short - np.array([row[name]["divergences"] for row in rows]) for name in ("proposed", "greedy"))
+    proposed, greedy = (1 - np.array([row[name]["divergences"] for row in rows]) / short for name in SEARCHES)
     draws = random_stream(0, "bootstrap").integers(len(rows), size=(2000, len(rows)))
-    ratios = proposed[draws].sum(axis=1) / greedy[draws].sum(axis=1)
-    low, high = np.quantile(ratios, [0.025, 0.975], axis=0)
+    low, high = np.quantile(proposed[draws].mean(axis=1) / greedy[draws].mean(axis=1), [0.025, 0.975], axis=0)
     shares = (
         f"k={k}: {value:.3f} [{lowest:.3f}, {highest:.3f}]"
-        for k, value, lowest, highest in zip(rows[0]["ks"], proposed.sum(0) / greedy.sum(0), low, high, strict=True)
+        for k, value, lowest, highest in zip(rows[0]["ks"], proposed.mean(0) / greedy.mean(0), low, high, strict=True)
     )
     return f"{len(rows)} targets, proposed / greedy at {', '.join(shares)}"
 
@@ -102,15 +108,18 @@ def main() -> None:
     parser.add_argument("--far", type=int, default=1024)
     parser.add_argument("--unit", default="span:8")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="File that gets one row per target.")
+    parser.add_argument("--dtype", help="Precision of the model.")
+    parser.add_argument("--out", type=Path, required=True, help="File that gets one row per target.")
+    parser.add_argument("--known", type=Path, help="File of an earlier audit, whose results of greedy search are read.")
     options = parser.parse_args()
-    loaded, rows = lw.load_language_model(options.model), []
+    torch.set_num_threads(1)
+    loaded, rows = lw.load_language_model(options.model, dtype=options.dtype), []
     documents = read_documents(options.texts, max_documents=None)
     texts = list(tokenize_documents(loaded.codec, documents, loaded.model.vocabulary_size))
-    for row in compare_searches(loaded, texts, options, KS):
+    known = read_rows(options.known) if options.known is not None else []
+    for row in compare_searches(loaded, texts, options, KS, known):
         rows.append(row)
-        if options.out is not None:
-            append_rows(options.out, [row])
+        append_rows(options.out, [row])
         print(json.dumps(row), flush=True)
     print(summary_line(rows))
 

@@ -98,7 +98,7 @@ def print_table(rows: Sequence[dict[str, object]]) -> None:
     """Print the newest row of each command that a page still shows, as a Markdown table, the largest first."""
     shown = {(page, command) for page in PAGES for command in commands_of(DOCS.get(page, README))}
     newest = {(str(row["page"]), str(row["command"])): row for row in rows}
-    measured = [row for key, row in newest.items() if key in shown]
+    measured = [row for key, row in newest.items() if key in shown and row["status"] != 2]
     print("| command | page | MiB | seconds |\n|---|---|---|---|")
     for row in sorted(measured, key=lambda row: -float(str(row["peak_mib"]))):
         wall = f"{row['wall_s']}{' (interrupted)' if row['interrupted'] else ''}"
@@ -125,6 +125,8 @@ def main() -> None:
                         row = {"page": page, **measure(command, Path(name), options.limit)}
                         print(json.dumps(row), flush=True)
                         append_rows(RESULTS, [{**row, **collect_provenance(), "time": utc_timestamp()}])
+                        if row["interrupted"]:
+                            finish(command, Path(name))
                         keep(command, Path(name), Path(kept))
 
 
@@ -132,6 +134,16 @@ def split_out(command: str) -> tuple[str, str | None]:
     """Return a command without its ``--out`` and the value of that."""
     rest, _, out = command.partition(" --out ")
     return (rest, out) if out and " " not in out else (command, None)
+
+
+def finish(command: str, folder: Path) -> None:
+    """Train an interrupted run again for two steps, because later commands need its weights."""
+    _, out = split_out(command)
+    if command.startswith("lengthwise train ") and out:
+        shutil.rmtree(folder / out)
+        subprocess.run(
+            [sys.executable, "-m", "lengthwise", *shlex.split(command)[1:], "--steps", "2"], cwd=folder, check=False
+        )
 
 
 def keep(command: str, folder: Path, kept: Path) -> None:

@@ -49,6 +49,7 @@ ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
 
 @pytest.mark.parametrize("variables", [{"PYTHONIOENCODING": "latin-1"}, ASCII], ids=["latin-1", "C"])
+@pytest.mark.first(1)
 def test_letters_outside_the_encoding_of_a_stream_are_escaped(variables, here):
     shutil.move("run", "run-語")
     row = {"length": 4, "exact_match": 0.5, "variant": "変種"}
@@ -62,6 +63,7 @@ def test_letters_outside_the_encoding_of_a_stream_are_escaped(variables, here):
 
 
 @pytest.mark.parametrize("target", ["2>&-", "2>/dev/full", "2>&- >&-"])
+@pytest.mark.first(1)
 def test_a_closed_or_full_standard_error_ends_no_training(target, here):
     status, out, _ = run_command(f"{TRAIN} new", target)
     assert status == 0

@@ -69,6 +69,7 @@ NUMBERS = [
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize(("cls", "name"), NUMBERS, ids=[f"{cls.__name__}.{name}" for cls, name in NUMBERS])
+@pytest.mark.covering(1)
 def test_an_infinite_or_nan_setting_raises_an_error(cls, name, value):
     with pytest.raises(SettingError, match=rf"^{name} {value} is not finite; use a finite number$"):
         construct(cls, name, value)

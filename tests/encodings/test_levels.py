@@ -61,6 +61,7 @@ def test_cached_decoding_equals_one_pass_with_a_level_per_head(name, rng):
 @pytest.mark.parametrize("options", [{"num_levels": 1}, {"num_levels": 2}, {"num_levels": 2, "one_per_head": True}])
 @pytest.mark.parametrize("name", ENCODINGS)
 @torch.no_grad()
+@pytest.mark.covering(1)
 def test_queries_and_keys_rotate_together_as_they_rotate_alone(name, options, num_queries, rng):
     size = EncodingSize(d_model=64, num_heads=4, d_head=16)
     encoding = MultiLevelEncoding(small_encoding(name), size, **options)

@@ -143,6 +143,7 @@ def test_two_levels_add_the_vectors_of_both_ids(rng):
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("queries", [1, 3, 5, 7])
 @pytest.mark.parametrize("graded", [False, True])
+@pytest.mark.covering(1)
 def test_attention_is_a_softmax_over_keys_up_to_the_querys_token(
     queries, biased, chunk_elements, short, rng, *, graded, monkeypatch
 ):

@@ -205,6 +205,7 @@ def tiny(kind: str, parameters: dict[str, object], config: type = LlamaConfig, *
 @pytest.mark.parametrize("length", [6, 64, 2048, 32_768])
 @pytest.mark.parametrize("base", [10_000.0, 500_000.0])
 @pytest.mark.parametrize("kind", ["linear", "yarn"])
+@pytest.mark.covering(1)
 def test_frequencies_and_gain_equal_those_of_transformers(kind, base, length, factor, d_head):
     config = tiny(kind, {"factor": factor, "rope_theta": base}, longest=length)
     config.head_dim = d_head

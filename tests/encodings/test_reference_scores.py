@@ -55,6 +55,7 @@ def attend_with(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tens
 @pytest.mark.parametrize(
     ("dtype", "precision"), [(torch.float32, 1e-5), (torch.bfloat16, 4e-2)], ids=["float32", "bf16"]
 )
+@pytest.mark.covering(1)
 def test_gradients_of_attention_and_its_bias_equal_those_of_the_plain_formula(
     *, dtype, precision, queries, bias_batch, cut, short, elements, rng, monkeypatch
 ):
@@ -276,6 +277,7 @@ def test_decoder_settings_select_the_weight_function(rng):
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("weights", ["entmax", "top_k", "count"])
 @torch.no_grad()
+@pytest.mark.covering(1)
 def test_sparse_weights_are_causal_and_cached_decoding_equals_one_pass(weights, encoding, rng):
     tokens = torch.from_numpy(rng.integers(0, 4, size=(2, 14)))
     ids = torch.from_numpy(rng.integers(0, 30, size=(1, 2, 14)))

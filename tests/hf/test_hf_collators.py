@@ -82,6 +82,7 @@ def pieces(batch: dict[str, torch.Tensor], key: str) -> dict[int, list[int]]:
 )
 @over_training
 @over_schemes
+@pytest.mark.covering(1)
 def test_ids_equal_those_of_the_scheme_without_padding(name, training, settings):
     scheme, rows = Recorder(small_scheme(name, num_position_ids=RANGE)), features()
     batch = collated(scheme, rows, training=training, **settings)

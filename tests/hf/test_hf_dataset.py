@@ -22,6 +22,7 @@ def lengths_of(task):
 
 @over_answered
 @pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.covering(1)
 def test_each_symbol_has_a_span_and_one_value_per_column(scheme, task):
     if not supports_examples(scheme, task.sample(length=3, size=1, rng=random_stream(0))):
         return

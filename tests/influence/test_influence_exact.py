@@ -24,6 +24,7 @@ from lengthwise.hf.model_inputs import causal_mask
 from lengthwise.influence.exactness_checks import check_study_exactness
 from lengthwise.influence.hidden_context import TargetWindow, WindowEvaluator, strict_log_probs
 from lengthwise.influence.measures import (
+    LOG_GATE_OF_CANDIDATES,
     AddOneIn,
     AttentionWeight,
     GradientMeasure,
@@ -136,6 +137,7 @@ def score(model: CausalLM, window: TargetWindow, mode: str, objective: str, indi
 @pytest.mark.parametrize("architecture", CONFIGS | CALL_DEPENDENT)
 @over_starts
 @pytest.mark.parametrize("mode", BRUTE)
+@pytest.mark.covering(1)
 def test_hiding_tokens_equals_one_run_per_subset(architecture, start, mode):
     model, window = model_of(architecture), window_of(start)
     visible = np.random.default_rng(1).random((9, FAR)) < 0.5
@@ -276,6 +278,7 @@ def test_modes_agree_on_near_tokens_only_and_on_the_whole_context(architecture):
 @over_architectures
 @pytest.mark.parametrize("mode", BRUTE)
 @pytest.mark.parametrize("objective", ["target", "prediction"])
+@pytest.mark.covering(1)
 def test_add_one_in_equals_runs_with_one_more_token(architecture, mode, objective):
     model, window = model_of(architecture), window_of()
     ranking = AddOneIn().select_tokens(scorer_of(model, window, mode, objective), 4, RNG)
@@ -288,6 +291,7 @@ def test_add_one_in_equals_runs_with_one_more_token(architecture, mode, objectiv
 @over_architectures
 @pytest.mark.parametrize("mode", BRUTE)
 @pytest.mark.parametrize("objective", ["target", "prediction"])
+@pytest.mark.covering(1)
 def test_leave_one_out_equals_runs_without_one_token(architecture, mode, objective):
     model, window = model_of(architecture), window_of()
     ranking = LeaveOneOut().select_tokens(scorer_of(model, window, mode, objective), 4, RNG)
@@ -302,6 +306,7 @@ def test_leave_one_out_equals_runs_without_one_token(architecture, mode, objecti
 @over_architectures
 @pytest.mark.parametrize("mode", BRUTE)
 @pytest.mark.parametrize("objective", ["target", "prediction"])
+@pytest.mark.covering(1)
 def test_greedy_selects_the_best_next_token_of_all_runs(architecture, mode, objective):
     model, window = model_of(architecture), window_of()
     ranking = GreedySelection().select_tokens(scorer_of(model, window, mode, objective), 3, RNG)
@@ -442,14 +447,16 @@ def test_quick_scores_equal_one_run_with_the_mask_of_each_unit(architecture, sta
 
 
 @torch.no_grad()
-def gated_by_mask(model: CausalLM, window: TargetWindow, mode: str, units, log_gates: np.ndarray) -> float:
-    """Run all tokens once with gates on the attention of near tokens to far tokens."""
+def gated_by_mask(model: CausalLM, window: TargetWindow, mode: str, units, selected, log_gates: np.ndarray) -> float:
+    """Run all tokens once with gates on the attention of near tokens and (strict) selected tokens to far tokens."""
     start, whole = len(window.start), len(window.tokens)
     unit_of = {start + int(token): number for number, tokens in enumerate(units) for token in tokens}
     mask = torch.full((whole, whole), torch.finfo(torch.float32).min).triu(1)
     for query in range(whole):
         for key in range(start, start + FAR):
-            if query >= start + FAR:
+            if query >= start + FAR or (
+                mode == "strict" and key < query and unit_of.get(query) in selected and unit_of[key] != unit_of[query]
+            ):
                 mask[query, key] = float(log_gates[key - start])
             elif query in unit_of and mode == "strict" and unit_of[key] != unit_of[query]:
                 mask[query, key] = torch.finfo(torch.float32).min
@@ -465,11 +472,13 @@ def test_quick_gains_equal_finite_differences_of_gates_on_each_unit(architecture
     model, window = model_of(architecture), window_of(start)
     units = np.split(np.arange(FAR), range(3, FAR, 3))
     scorer = replace(scorer_of(model, window, mode, "target"), units=units, candidates=np.arange(len(units)))
-    gates = np.where(np.isin(np.arange(FAR), units[1]), 0.0, -np.log(FAR))
-    gains = scorer.quick_gains([1])
-    for unit, tokens in enumerate(units):
+    selected = [1, 3]
+    gates = np.where(np.isin(np.arange(FAR), [units[unit] for unit in selected]), 0.0, LOG_GATE_OF_CANDIDATES)
+    gains = scorer.quick_gains(selected)
+    for unit in set(range(len(units))) - set(selected):
+        tokens = units[unit]
         losses = [
-            gated_by_mask(model, window, mode, units, gates + move * np.isin(np.arange(FAR), tokens))
+            gated_by_mask(model, window, mode, units, selected, gates + move * np.isin(np.arange(FAR), tokens))
             for move in (-0.02, 0.02)
         ]
         assert gains[unit] == pytest.approx((losses[0] - losses[1]) / 0.04, abs=2e-3, rel=2e-2)

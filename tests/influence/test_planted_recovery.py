@@ -38,10 +38,11 @@ def token_text(token: int) -> str:
 
 
 def scorer_of(model: PlantedModel, mode: str, unit: str, objective: str = "target") -> SubsetScorer:
-    tokens = np.arange(FAR + NEAR)
+    # The planted model tells tokens apart by their position IDs.
+    tokens = np.ones(FAR + NEAR, np.int64)
     window = TargetWindow(start=tokens[:0], far=tokens[:FAR], near=tokens[FAR:], target=TARGET)
     long = model.log_probs(torch.from_numpy(tokens)[None], torch.arange(FAR + NEAR)[None])[0]
-    units = split_into_units(unit, window.far, token_text)
+    units = split_into_units(unit, np.arange(FAR), token_text)
     return SubsetScorer(
         evaluator=WindowEvaluator(model, window),
         mode=mode,
@@ -70,6 +71,7 @@ def test_every_measure_has_a_documented_result():
 @over_modes
 @over_units
 @pytest.mark.parametrize("measure", INFORMED)
+@pytest.mark.covering(1)
 def test_one_token_is_in_the_first_unit(measure, unit, mode):
     scorer = scorer_of(PlantedModel(additive_log_prob({FIRST: 2.0}), FAR), mode, unit)
     found, gain = search(measure, scorer, 1)
@@ -81,6 +83,7 @@ def test_one_token_is_in_the_first_unit(measure, unit, mode):
 @over_units
 @over_objectives
 @pytest.mark.parametrize("measure", INFORMED)
+@pytest.mark.covering(1)
 def test_several_tokens_are_found_in_the_order_of_their_weights(measure, objective, unit, mode):
     scorer = scorer_of(PlantedModel(additive_log_prob(WEIGHTS), FAR), mode, unit, objective)
     found, _ = search(measure, scorer, len(WEIGHTS))
@@ -93,6 +96,7 @@ def test_several_tokens_are_found_in_the_order_of_their_weights(measure, objecti
 @over_modes
 @over_units
 @pytest.mark.parametrize("measure", INFORMED)
+@pytest.mark.covering(1)
 def test_a_run_of_tokens_needs_as_many_units_as_it_overlaps(measure, unit, mode):
     run = range(48, 51)
     scorer = scorer_of(PlantedModel(additive_log_prob(dict.fromkeys(run, 0.6)), FAR), mode, unit)
@@ -181,6 +185,7 @@ DISTRACTORS = {0: 0.02, 13: 0.02, 25: 0.02}
 @over_units
 @pytest.mark.parametrize("direct", [{}, DISTRACTORS], ids=["none", "small"])
 @pytest.mark.parametrize("measure", INFORMED)
+@pytest.mark.covering(1)
 def test_units_that_act_through_other_near_tokens_are_found(measure, direct, unit, mode):
     model = PlantedModel(additive_log_prob(direct), FAR, relayed_log_prob)
     scorer = scorer_of(model, mode, unit)

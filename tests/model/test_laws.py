@@ -191,6 +191,7 @@ def test_cached_decoding_equals_training_for_every_task_of_a_scheme(task, scheme
 @over_tasks
 @pytest.mark.parametrize("seq", [9, MAX_KEYS_FOR_PLAIN_ATTENTION + 9])
 @torch.no_grad()
+@pytest.mark.covering(1)
 def test_causality_follows_token_indexes_when_ids_repeat_and_fall(encoding, task, length, seq, rng):
     num_levels = 1 if (task, length) == PLAIN else 2
     tokens = torch.from_numpy(rng.integers(0, len(task.vocabulary), size=(2, seq)))

@@ -47,6 +47,7 @@ def check_recorded_steps(decoder, scheme, run=run_steps):
 
 
 @pytest.mark.parametrize(("encoding", "scheme", "head", "length_scaling"), CASES)
+@pytest.mark.covering(1)
 def test_recorded_steps_write_the_tokens_and_ids_of_plain_steps(encoding, scheme, head, length_scaling):
     limit = 48 if scheme == "predicted" else None
     options = {"num_predicted_ids": limit, "head": head, "length_scaling": length_scaling}

@@ -109,8 +109,12 @@ class PlantedModel:
     def attention_gate_gradient(self, states: States, near_tokens, position_ids, log_gates, objective) -> Tensor:
         """Return the gradient of the objective by the gates, where a gate is a partial visibility."""
         log_gates = log_gates.clone().requires_grad_()
-        gates = log_gates[: self.num_far].exp()
-        log_probs = self._log_probs(gates, gates if states.relayed is None else states.relayed)
+        far_queries = position_ids[position_ids < self.num_far]
+        rows = log_gates.expand(len(near_tokens), -1)[:, : self.num_far].exp()
+        # Far tokens among the queries are visible to later ones.
+        gates = rows.index_fill(1, far_queries, 1.0)
+        relayed = gates[len(far_queries)] if states.relayed is None else states.relayed
+        log_probs = self._log_probs(gates[-1], relayed)
         return torch.autograd.grad(objective(log_probs), log_gates)[0]
 
     def attention_weights(self, states: States, near_tokens: Tensor, position_ids: Tensor) -> Tensor:

@@ -237,6 +237,7 @@ def length_of(task: Addition, prompt: list[str]) -> tuple[int, int]:
 
 @over_additions
 @over_lengths
+@pytest.mark.covering(1)
 def test_the_longer_operand_has_as_many_digits_as_the_length(length, task, rng):
     examples = task.sample(length=length, size=100, rng=rng)
     for tokens, prompt_length in zip(examples.tokens, examples.prompt_length, strict=True):
@@ -260,6 +261,7 @@ def chain_lengths(task: Addition, length: int, size: int, rng: np.random.Generat
 
 @over_additions
 @pytest.mark.parametrize("length", [1, 2, 5, 12, 31])
+@pytest.mark.covering(1)
 def test_the_carry_variant_has_carry_chains_over_at_least_half_of_the_digits(length, task, rng):
     lengths = chain_lengths(task.variants()["carry"], length, 100, rng)
     assert min(lengths) >= length / 2
@@ -294,6 +296,7 @@ def test_the_unequal_variant_has_a_second_operand_of_every_number_of_digits(task
 @pytest.mark.parametrize(
     "sum_of", ["57+68", "0+0", "999+1", "1+999", "5+5", "90+9", "007+5", " 12 + 34 = ", "99999999999999999999+1"]
 )
+@pytest.mark.covering(1)
 def test_a_parsed_sum_has_the_answer_of_python(sum_of, task):
     examples = task.example_from_prompt(sum_of)
     answer = decode_tokens(task, examples.tokens[0, examples.is_answer[0]])

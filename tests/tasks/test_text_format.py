@@ -17,6 +17,7 @@ over_answered = pytest.mark.parametrize(
 
 @over_answered
 @pytest.mark.parametrize("beyond", [0, 5])
+@pytest.mark.covering(1)
 def test_the_symbols_of_every_task_can_be_recovered_from_its_text(beyond, task, rng):
     examples = task.sample(length=smallest_length(task) + beyond, size=20, rng=rng)
     for index, text in enumerate(format_examples(task, examples)):

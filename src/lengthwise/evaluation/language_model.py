@@ -25,6 +25,7 @@ Near = Int[Tensor, " near"]
 NearIDs = Real[Tensor, "*level near"]
 LogProbs = Float[Tensor, "batch vocab"]
 StateValues = Float[Tensor, " states"]
+LogGates = Float[Tensor, "*query states"]
 # Function of the log-probabilities of one prediction, such as its loss.
 ScoreFunction = Callable[[Float[Tensor, " vocab"]], Float[Tensor, ""]]
 
@@ -112,11 +113,12 @@ class NextTokenModel(Protocol):
         """
 
     def attention_gate_gradient(
-        self, states: Any, near_tokens: Near, position_ids: NearIDs, log_gates: StateValues, objective: ScoreFunction
-    ) -> StateValues:
+        self, states: Any, near_tokens: Near, position_ids: NearIDs, log_gates: LogGates, objective: ScoreFunction
+    ) -> LogGates:
         """Return the gradient of ``objective`` with respect to ``log_gates``.
 
-        Every layer adds ``log_gates`` to the attention scores from the near tokens to the states.
+        Every layer adds ``log_gates`` to the attention scores from the near tokens to the states. Gates can differ
+        between the near tokens, and a gate of minus infinity hides a state.
         """
 
     def attention_weights(self, states: Any, near_tokens: Near, position_ids: NearIDs) -> StateValues:

@@ -16,6 +16,7 @@ from lengthwise.core.randomness import random_stream
 from lengthwise.evaluation.language_model import (
     Batch,
     BatchIDs,
+    LogGates,
     LogProbs,
     Near,
     NearIDs,
@@ -146,8 +147,8 @@ class DecoderModel:
         return self._log_probs_with_bias(states, near_tokens, position_ids, bias)
 
     def attention_gate_gradient(
-        self, states: States, near_tokens: Near, position_ids: NearIDs, log_gates: StateValues, objective: ScoreFunction
-    ) -> StateValues:
+        self, states: States, near_tokens: Near, position_ids: NearIDs, log_gates: LogGates, objective: ScoreFunction
+    ) -> LogGates:
         """Return the gradient of ``objective`` with respect to gates on the attention scores of each state."""
         gates = log_gates.to(self.device).requires_grad_()
         with torch.enable_grad():
@@ -167,10 +168,11 @@ class DecoderModel:
         return torch.stack(layer_weights).mean(dim=0)
 
     def _log_probs_with_bias(
-        self, states: States, near_tokens: Near, position_ids: NearIDs, state_bias: Float[Tensor, "batch states"]
+        self, states: States, near_tokens: Near, position_ids: NearIDs, state_bias: Float[Tensor, "batch *query states"]
     ) -> LogProbs:
-        batch = len(state_bias)
-        bias = torch.nn.functional.pad(state_bias, (0, len(near_tokens)))[:, None].expand(-1, len(near_tokens), -1)
+        batch, seq = len(state_bias), len(near_tokens)
+        bias = torch.nn.functional.pad(state_bias, (0, seq)).view(batch, -1, state_bias.shape[-1] + seq)
+        bias = bias.expand(-1, seq, -1)
         tokens = near_tokens.to(self.device).expand(batch, -1)
         ids = self._decoder_ids(position_ids.expand(batch, *position_ids.shape))
         cache = None if states is None else _expand(states, batch)

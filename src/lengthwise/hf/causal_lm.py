@@ -19,6 +19,7 @@ from lengthwise.evaluation.language_model import (
     CALL_ERRORS,
     Batch,
     BatchIDs,
+    LogGates,
     LogProbs,
     Near,
     NearIDs,
@@ -329,17 +330,17 @@ class CausalLM:
         states: DynamicCache,
         near_tokens: Near,
         position_ids: NearIDs,
-        log_gates: StateValues,
+        log_gates: LogGates,
         objective: ScoreFunction,
-    ) -> StateValues:
+    ) -> LogGates:
         """Return the gradient of ``objective`` with respect to ``log_gates``.
 
         ``objective`` maps next-token log-probabilities to a number. Every layer adds ``log_gates`` to the attention
-        scores of the near tokens on each state.
+        scores of the near tokens on each state. Gates can differ between near tokens; minus infinity hides a state.
         """
         gates = log_gates.to(device_of(self.model)).requires_grad_()
         with torch.enable_grad():
-            mask = self._build_causal_mask(len(log_gates), len(near_tokens))
+            mask = self._build_causal_mask(log_gates.shape[-1], len(near_tokens))
             mask = mask + torch.nn.functional.pad(gates, (0, len(near_tokens))).to(mask.dtype)
             logits = self._forward(near_tokens[None], position_ids[None], mask, cache=states).logits
             objective_value = objective(logits[0, 0].float().log_softmax(dim=-1))

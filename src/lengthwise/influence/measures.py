@@ -17,6 +17,8 @@ from lengthwise.influence.hidden_context import Predictions, WindowEvaluator, pr
 # target: the loss of the true next token. prediction: the divergence from the prediction with the whole context, which
 # is also available to a method that drops keys and values.
 OBJECTIVES = ("target", "prediction")
+# Gradients at gates of e^-3 predict the gains of whole units better than those at open or closed gates.
+LOG_GATE_OF_CANDIDATES = -3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,10 @@ class TargetLoss:
     def __call__(self, log_probs: Float[Tensor, "*batch vocab"]) -> Float[Tensor, "*batch"]:
         """Return the loss of the target for each prediction."""
         return -log_probs[..., self.target]
+
+    def token_probabilities(self, tokens: Int[np.ndarray, " seq"]) -> Float[np.ndarray, " seq"]:
+        """Return the probability of each token in the best prediction: 1 for the target."""
+        return (tokens == self.target).astype(float)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +47,10 @@ class KLDivergence:
         probabilities = self.log_probs_long.exp()
         # A token of probability 0 adds nothing, even if its log-probability is -inf in both predictions.
         return torch.where(probabilities > 0, probabilities * (self.log_probs_long - log_probs), 0.0).sum(dim=-1)
+
+    def token_probabilities(self, tokens: Int[np.ndarray, " seq"]) -> Float[np.ndarray, " seq"]:
+        """Return the probability of each token in the prediction with the whole context."""
+        return self.log_probs_long[torch.from_numpy(tokens).to(self.log_probs_long.device)].exp().double().cpu().numpy()
 
 
 Objective = TargetLoss | KLDivergence
@@ -118,29 +128,56 @@ class SubsetScorer:
         together to about the weight of one token. Far tokens attend to each other, so the gradient is an approximation
         in strict mode. In decode mode, only the last near token has gates.
         """
-        is_open = np.full(self.evaluator.window.num_far_tokens, context == "all")
+        evaluator, num_far = self.evaluator, self.evaluator.window.num_far_tokens
+        states, num_queries = evaluator.states, len(evaluator.near)
         if self.mode == "decode":
-            return self._gate_gradient(self.evaluator.states_before_last, 1, is_open)
-        return self._gate_gradient(self.evaluator.states, len(self.evaluator.near), is_open)
+            states, num_queries = evaluator.states_before_last, 1
+        gates = self._log_gates(np.full(num_far, 0.0 if context == "all" else -math.log(num_far)), num_queries)
+        return self._gate_gradient(states, torch.arange(len(evaluator.tokens))[-num_queries:], gates)
 
     def quick_gains(self, selected: Sequence[int]) -> Float[np.ndarray, " units"]:
-        """Return the gain of each unit to first order if all near tokens read it, from one backward pass.
+        """Return the gain of each unit to first order, from one backward pass.
 
-        The selected units are visible. In strict mode, each unit is read without the other units.
+        The gates of the selected units are open, and the others are almost closed. All near tokens read a unit. In
+        strict mode, the selected tokens after it read it too, and each other unit is read without other units.
         """
-        states = self._unit_states if self.mode == "strict" else self.evaluator.states
-        return self._gate_gradient(states, len(self.evaluator.near), self.visibility_mask(selected))
+        evaluator, is_selected = self.evaluator, self.visibility_mask(selected)
+        gates = self._log_gates(np.where(is_selected, 0.0, LOG_GATE_OF_CANDIDATES))
+        indexes = torch.arange(evaluator.num_prefix, len(evaluator.tokens))
+        if self.mode != "strict":
+            return self._gate_gradient(evaluator.states, indexes, gates)
+        chosen = torch.from_numpy(np.flatnonzero(is_selected)) + len(evaluator.window.start)
+        queries = torch.cat([chosen, indexes])
+        # The selected tokens are queries now, and not states.
+        hidden = torch.arange(evaluator.num_prefix) >= queries[:, None]
+        hidden[:, chosen] = True
+        return self._gate_gradient(
+            self._unit_states, queries, gates.expand(hidden.shape).masked_fill(hidden, -math.inf)
+        )
+
+    def expected_tokens(self) -> Float[np.ndarray, " units"]:
+        """Return the sum of the probabilities of the tokens of each unit in the prediction to be recovered."""
+        far = self.evaluator.window.far
+        return np.add.reduceat(self.objective.token_probabilities(far), [unit[0] for unit in self.units])
+
+    def _log_gates(self, far: Float[np.ndarray, " far"], num_queries: int | None = None) -> Float[Tensor, " states"]:
+        """Return the logarithms of the gates on all states before the last tokens; start and near tokens are open."""
+        evaluator = self.evaluator
+        num_queries = len(evaluator.near) if num_queries is None else num_queries
+        gates = torch.zeros(len(evaluator.tokens) - num_queries)
+        gates[len(evaluator.window.start) : evaluator.num_prefix] = torch.from_numpy(far).float()
+        return gates
 
     def _gate_gradient(
-        self, states: Any, num_queries: int, is_open: Bool[np.ndarray, " far"]
+        self, states: Any, queries: Int[Tensor, " query"], log_gates: Float[Tensor, "*query states"]
     ) -> Float[np.ndarray, " units"]:
-        """Return the negative gradient for gates on the attention of the last tokens to each unit."""
-        evaluator, far = self.evaluator, slice(len(self.evaluator.window.start), self.evaluator.num_prefix)
-        gates = torch.zeros(len(evaluator.tokens) - num_queries)
-        gates[far] = torch.from_numpy(np.where(is_open, 0.0, -math.log(len(is_open)))).float()
-        near, near_ids = evaluator.near[-num_queries:], evaluator.near_ids[..., -num_queries:]
-        gradient = evaluator.model.attention_gate_gradient(states, near, near_ids, gates, self.objective)
-        return self._sum_by_unit(-gradient[far])
+        """Return the negative gradient for gates on the attention of ``queries`` (token indexes) to each unit."""
+        evaluator = self.evaluator
+        gradient = evaluator.model.attention_gate_gradient(
+            states, evaluator.tokens[queries], evaluator.position_ids[..., queries], log_gates, self.objective
+        )
+        far = slice(len(evaluator.window.start), evaluator.num_prefix)
+        return self._sum_by_unit(-gradient.reshape(-1, gradient.shape[-1]).sum(dim=0)[far])
 
     def attention(self) -> Float[np.ndarray, " units"]:
         """Return the attention weights of the last near token on each unit, averaged over layers and heads."""
@@ -255,42 +292,54 @@ class GreedySelection(InfluenceMeasure):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProposedGreedy(InfluenceMeasure):
-    """Greedy search that scores only the units that quick queries propose, and adds several units at once.
+    """Greedy search that scores only proposed units, and adds several units at once.
 
-    A step adds at most twice as many units as the last one. Half of the proposals are the units with the lowest quick
-    scores. These miss units that act through other near tokens, so the other half have the largest quick gains. There
-    are ``extra`` more proposals than the step may add. Exact queries rank them, and decide how many are best together.
+    Three lists propose units in turn: quick scores, quick gains, and the units with the most expected tokens. None is
+    reliable alone: quick scores miss units that act through other near tokens, and quick gains are of first order. A
+    step adds at most twice as many units as the last step, and has ``extra`` more proposals. Exact queries rank the
+    proposals, and decide how many are best together. ``tolerance`` is a share of the objective with near tokens only:
+    of several numbers of units, the search takes the largest whose objective is at most this much worse than the best.
+    If no more than this is left to gain, it adds the rest without queries.
     """
 
     name: ClassVar[str] = "proposed"
-    summary: ClassVar[str] = "greedy search among units that cheap queries and gradients propose; adds several at once"
+    summary: ClassVar[str] = "greedy search among units that three cheap lists propose; adds several at once"
     paper: ClassVar[str] = "Nemhauser, Wolsey, Fisher 1978 (greedy choice of a set); the proposals are derived here"
 
-    extra: int = 4
+    extra: int = 5
+    tolerance: float = 0.005
 
     def __post_init__(self) -> None:
         if self.extra < 0:
             raise SettingError(f"invalid extra {self.extra}; use 0 or more proposals")
+        if not 0 <= self.tolerance < 1:
+            raise SettingError(f"invalid tolerance {self.tolerance}; use at least 0 and less than 1")
 
     def select_tokens(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> UnitRanking:
         """Add up to twice as many units as the last step added: the best 1, 2, 4 ... of them, whichever is best."""
         indices, gains, num_added = list[int](), list[float](), 1
         score = float(scorer.scores(scorer.visibility_mask([])[None])[0])
+        tolerance, expected = self.tolerance * abs(score), scorer.expected_tokens()
         while len(indices) < k and len(indices) < len(scorer.candidates):
             remaining = np.setdiff1d(scorer.candidates, indices)
+            proposals = remaining[self._propose(scorer, indices, remaining, expected)]
+            if score <= tolerance:
+                indices += proposals[: k - len(indices)].tolist()
+                break
             most = min(num_added, k - len(indices), len(remaining))
-            proposals = remaining[self._propose(scorer, indices, remaining)[: most + self.extra]]
+            proposals = proposals[: most + self.extra]
             scores = self._score(scorer, [[*indices, index] for index in proposals.tolist()])
             order = np.argsort(scores, kind="stable")
             sizes = [*(2**power for power in range(1, (most - 1).bit_length())), most] if most > 1 else []
             together = self._score(scorer, [[*indices, *proposals[order[:size]].tolist()] for size in sizes])
             scores_by_size = {1: float(scores[order[0]]), **dict(zip(sizes, together.tolist(), strict=True))}
-            num_added = min(scores_by_size, key=scores_by_size.__getitem__)
+            acceptable = min(scores_by_size.values()) + tolerance
+            num_added = max(size for size, each in scores_by_size.items() if each <= acceptable)
             added = order[:num_added]
             indices += proposals[added].tolist()
             gains += (score - scores[added]).tolist()
             score, num_added = scores_by_size[num_added], 2 * num_added
-        return UnitRanking(indices=tuple(indices), gains=tuple(gains))
+        return UnitRanking(indices=tuple(indices), gains=(*gains, *[0.0] * (len(indices) - len(gains))))
 
     @staticmethod
     def _score(scorer: SubsetScorer, subsets: Sequence[Sequence[int]]) -> Float[np.ndarray, " subsets"]:
@@ -298,15 +347,19 @@ class ProposedGreedy(InfluenceMeasure):
         return scorer.scores(np.stack(masks)) if masks else np.zeros(0)
 
     def _propose(
-        self, scorer: SubsetScorer, selected: Sequence[int], remaining: Int[np.ndarray, " remaining"]
+        self,
+        scorer: SubsetScorer,
+        selected: Sequence[int],
+        remaining: Int[np.ndarray, " remaining"],
+        expected: Float[np.ndarray, " units"],
     ) -> Int[np.ndarray, " remaining"]:
-        """Return the positions of the remaining units: the best by quick score and by quick gain in turn."""
-        by_score = np.argsort(scorer.quick_scores(selected)[remaining], kind="stable")
-        if scorer.mode == "decode":
-            # The quick scores are exact.
-            return by_score
-        by_gain = np.argsort(-scorer.quick_gains(selected)[remaining], kind="stable")
-        return np.array(list(dict.fromkeys(np.stack([by_score, by_gain], axis=1).ravel().tolist())))
+        """Return the positions of the remaining units, from the three lists in turn."""
+        losses = [scorer.quick_scores(selected)]
+        # In decode mode, the quick scores are exact.
+        if scorer.mode != "decode":
+            losses += [-scorer.quick_gains(selected), -expected]
+        orders = [np.argsort(each[remaining], kind="stable") for each in losses]
+        return np.array(list(dict.fromkeys(np.stack(orders, axis=1).ravel().tolist())))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
