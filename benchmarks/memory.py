@@ -94,13 +94,17 @@ def _largest_mib(process: int) -> float:
     return max(peaks)
 
 
-def print_table(rows: Sequence[dict[str, object]]) -> None:
-    """Print the newest row of each command that a page still shows, as a Markdown table, the largest first."""
+def newest_rows(rows: Sequence[dict[str, object]]) -> list[dict[str, object]]:
+    """Return the newest row of each command that a page still shows, without commands that were refused."""
     shown = {(page, command) for page in PAGES for command in commands_of(DOCS.get(page, README))}
-    newest = {(str(row["page"]), str(row["command"])): row for row in rows}
-    measured = [row for key, row in newest.items() if key in shown and row["status"] != 2]
+    newest = {(row["page"], row["command"]): row for row in rows}
+    return [row for key, row in newest.items() if key in shown and row["status"] != 2]
+
+
+def print_table(rows: Sequence[dict[str, object]]) -> None:
+    """Print the newest rows as a Markdown table, the largest first."""
     print("| command | page | MiB | seconds |\n|---|---|---|---|")
-    for row in sorted(measured, key=lambda row: -float(str(row["peak_mib"]))):
+    for row in sorted(newest_rows(rows), key=lambda row: -float(str(row["peak_mib"]))):
         wall = f"{row['wall_s']}{' (interrupted)' if row['interrupted'] else ''}"
         print(f"| `{row['command']}` | {row['page']} | {row['peak_mib']:,} | {wall} |")
 
