@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from lengthwise.cli import app as cli
 from lengthwise.cli.experiment_options import describe_run
 from lengthwise.cli.terminal import print_table
 from lengthwise.core import progress_line
-from lengthwise.core.errors import UntrainedDistanceWarning
+from lengthwise.core.errors import DefaultSettingsWarning, UntrainedDistanceWarning
 from lengthwise.core.progress_line import ProgressLine
 from lengthwise.encodings import ENCODINGS, NoPE
 from lengthwise.evaluation import result_rows
@@ -274,6 +275,14 @@ def interrupt_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
             signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(ProgressLine, "show_training", report)
+
+
+@pytest.mark.parametrize(("task", "warns"), [("copy", False), ("test_cli:Uncoupled", True)])
+def test_a_task_without_a_recipe_is_trained_with_a_warning(task, warns, runs, capsys):
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", DefaultSettingsWarning)
+        _, err = output_of(["train", "--task", task, "--scheme", "sequential", *QUICK, "--out", "new"], capsys)
+    assert ("warning: " in err and "no recipe" in err) == warns
 
 
 @pytest.mark.parametrize("task", ["copy", "test_cli:Uncoupled"])

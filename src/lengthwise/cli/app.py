@@ -28,6 +28,7 @@ from lengthwise.cli.commands.train import train_
 from lengthwise.cli.commands.watch import watch
 from lengthwise.cli.terminal import discard_output, open_standard_streams, print_line, print_message
 from lengthwise.core.errors import (
+    DefaultSettingsWarning,
     LengthwiseError,
     SkippedTextWarning,
     TrackerWarning,
@@ -155,5 +156,8 @@ def _message_and_status(error: BaseException) -> tuple[str, int] | None:
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *location: Any, **options: Any) -> None:
-    if issubclass(category, UntrainedDistanceWarning | TrainingOverlapWarning | SkippedTextWarning | TrackerWarning):
+    shown = (
+        TrainingOverlapWarning | SkippedTextWarning | TrackerWarning | UntrainedDistanceWarning | DefaultSettingsWarning
+    )
+    if issubclass(category, shown):
         print_message(f"warning: {message}")
