@@ -1,7 +1,8 @@
 """Compare the search of the measure ``proposed`` with full greedy search on a real model.
 
-``python benchmarks/influence_audit.py MODEL TEXT... --targets 20`` prints one line per search and the total: the share
-of the divergence that each search recovers at k spans, in strict mode, relative to greedy search over all spans.
+``python benchmarks/influence_audit.py MODEL TEXT... --targets 20 --out FILE`` prints one line per target and the total:
+the share of the divergence that ``proposed`` recovers at k spans, in strict mode, relative to greedy search over all
+spans. ``--known`` reads the results of greedy search, which takes most of the time, from an earlier file.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 
 import lengthwise as lw
+from lengthwise.core.provenance import collect_provenance
 from lengthwise.core.randomness import random_stream
 from lengthwise.evaluation.language_model import NextTokenModel, tokenize_documents
 from lengthwise.experiments.run_folder import append_rows, read_rows
@@ -118,8 +120,8 @@ def main() -> None:
     texts = list(tokenize_documents(loaded.codec, documents, loaded.model.vocabulary_size))
     known = read_rows(options.known) if options.known is not None else []
     for row in compare_searches(loaded, texts, options, KS, known):
-        rows.append(row)
-        append_rows(options.out, [row])
+        rows.append({**row, "dtype": loaded.model.dtype, **collect_provenance()})
+        append_rows(options.out, rows[-1:])
         print(json.dumps(row), flush=True)
     print(summary_line(rows))
 

@@ -25,6 +25,7 @@ from lengthwise.influence.measures import (
     LeaveOneOut,
     NearestSelection,
     PrefilteredMeasure,
+    ProposedGreedy,
     RandomSelection,
     SubsetScorer,
     TargetLoss,
@@ -184,3 +185,34 @@ def test_more_units_than_the_far_tokens_have_raise_an_error():
     assert InfluenceSettings(far=16, ks=(1, 2), unit="span:9").ks == (1, 2)
     with pytest.raises(SettingError, match="k 3 exceeds the 2 far spans of 9 tokens"):
         InfluenceSettings(far=16, ks=(3,), unit="span:9")
+
+
+@over_objectives
+def test_expected_tokens_are_counted_by_unit(objective):
+    scorer = scorer_of(PlantedModel(additive_log_prob(WEIGHTS), FAR), objective=objective)
+    expected = np.zeros(FAR)
+    expected[TARGET] = 1.0
+    if objective == "prediction":
+        expected = scorer.objective.log_probs_long.exp().numpy()[:FAR]
+    np.testing.assert_allclose(scorer.expected_tokens(), expected, rtol=1e-6)
+    pairs = replace(scorer, units=np.split(np.arange(FAR), FAR // 2))
+    np.testing.assert_allclose(pairs.expected_tokens(), expected.reshape(-1, 2).sum(axis=1), rtol=1e-6)
+
+
+def test_a_search_asks_no_more_when_little_is_left_to_gain():
+    queries = {}
+    for tolerance in (0.0, 0.005):
+        model = PlantedModel(additive_log_prob({3: 2.0, 20: 0.02, 30: 0.02}), FAR)
+        scorer = scorer_of(model, objective="prediction")
+        before = model.num_queries
+        ranking = ProposedGreedy(tolerance=tolerance).select_tokens(scorer, 20, RNG)
+        assert ranking.indices[0] == 3
+        assert len(set(ranking.indices)) == len(ranking.gains) == 20
+        queries[tolerance] = model.num_queries - before
+    assert queries[0.005] < queries[0.0]
+
+
+@pytest.mark.parametrize("tolerance", [-0.1, 1.0, float("nan")])
+def test_a_tolerance_outside_its_range_is_an_error(tolerance):
+    with pytest.raises(SettingError, match="tolerance"):
+        ProposedGreedy(tolerance=tolerance)

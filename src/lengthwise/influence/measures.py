@@ -129,11 +129,11 @@ class SubsetScorer:
         in strict mode. In decode mode, only the last near token has gates.
         """
         evaluator, num_far = self.evaluator, self.evaluator.window.num_far_tokens
-        states, num_queries = evaluator.states, len(evaluator.near)
+        states, num_states = evaluator.states, evaluator.num_prefix
         if self.mode == "decode":
-            states, num_queries = evaluator.states_before_last, 1
-        gates = self._log_gates(np.full(num_far, 0.0 if context == "all" else -math.log(num_far)), num_queries)
-        return self._gate_gradient(states, torch.arange(len(evaluator.tokens))[-num_queries:], gates)
+            states, num_states = evaluator.states_before_last, len(evaluator.tokens) - 1
+        gates = self._log_gates(np.full(num_far, 0.0 if context == "all" else -math.log(num_far)), num_states)
+        return self._gate_gradient(states, torch.arange(num_states, len(evaluator.tokens)), gates)
 
     def quick_gains(self, selected: Sequence[int]) -> Float[np.ndarray, " units"]:
         """Return the gain of each unit to first order, from one backward pass.
@@ -142,7 +142,7 @@ class SubsetScorer:
         strict mode, the selected tokens after it read it too, and each other unit is read without other units.
         """
         evaluator, is_selected = self.evaluator, self.visibility_mask(selected)
-        gates = self._log_gates(np.where(is_selected, 0.0, LOG_GATE_OF_CANDIDATES))
+        gates = self._log_gates(np.where(is_selected, 0.0, LOG_GATE_OF_CANDIDATES), evaluator.num_prefix)
         indexes = torch.arange(evaluator.num_prefix, len(evaluator.tokens))
         if self.mode != "strict":
             return self._gate_gradient(evaluator.states, indexes, gates)
@@ -160,11 +160,9 @@ class SubsetScorer:
         far = self.evaluator.window.far
         return np.add.reduceat(self.objective.token_probabilities(far), [unit[0] for unit in self.units])
 
-    def _log_gates(self, far: Float[np.ndarray, " far"], num_queries: int | None = None) -> Float[Tensor, " states"]:
-        """Return the logarithms of the gates on all states before the last tokens; start and near tokens are open."""
-        evaluator = self.evaluator
-        num_queries = len(evaluator.near) if num_queries is None else num_queries
-        gates = torch.zeros(len(evaluator.tokens) - num_queries)
+    def _log_gates(self, far: Float[np.ndarray, " far"], num_states: int) -> Float[Tensor, " states"]:
+        """Return the logarithms of the gates on the first ``num_states`` tokens; those on start and near are 0."""
+        evaluator, gates = self.evaluator, torch.zeros(num_states)
         gates[len(evaluator.window.start) : evaluator.num_prefix] = torch.from_numpy(far).float()
         return gates
 
@@ -316,7 +314,7 @@ class ProposedGreedy(InfluenceMeasure):
             raise SettingError(f"invalid tolerance {self.tolerance}; use at least 0 and less than 1")
 
     def select_tokens(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> UnitRanking:
-        """Add up to twice as many units as the last step added: the best 1, 2, 4 ... of them, whichever is best."""
+        """Add up to twice as many units as the last step added: 1, 2, 4 ... of the best proposals."""
         indices, gains, num_added = list[int](), list[float](), 1
         score = float(scorer.scores(scorer.visibility_mask([])[None])[0])
         tolerance, expected = self.tolerance * abs(score), scorer.expected_tokens()

@@ -260,9 +260,8 @@ def _number_of_tokens(summary: Summary) -> tuple[int | None, str]:
         missing = f"no {ks[-1]:,} far {noun} that recover {SUFFICIENT_SHARE:.0%}"
         return None, f"far tokens, and the search found {missing}: {recovery}"
     are = "is" if ks[k_index] == 1 else "are"
-    return sufficient[
-        "k"
-    ], f"far tokens, and {ks[k_index]:,} far {noun} {are} enough for {SUFFICIENT_SHARE:.0%}: {recovery}"
+    enough = f"{ks[k_index]:,} far {noun} {are} enough for {SUFFICIENT_SHARE:.0%}"
+    return ks[k_index], f"far tokens, and {enough}: {recovery}"
 
 
 def _recovered_prediction(summary: Summary) -> tuple[Estimate | None, str]:
