@@ -66,7 +66,6 @@ release: setup
 # Attacks on files, processes and the command line, in about half an hour: see benchmarks/faults.md.
 faults: setup
 	$(BIN)/python benchmarks/faults.py
-	$(BIN)/python benchmarks/sweep_nodes.py
 
 # A million inputs for the readers of files and prompts, and three times the random laws of `make slow` for the bounds.
 fuzz: setup
@@ -84,6 +83,7 @@ bench: setup smollm2
 	$(BIN)/python benchmarks/stacked_seeds.py
 	$(BIN)/python benchmarks/speedrun.py
 	$(BIN)/python benchmarks/influence_speed.py
+	$(BIN)/python benchmarks/sweep_nodes.py
 
 # Creates no environment and installs nothing: the machine may be offline.
 gpu:

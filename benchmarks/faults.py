@@ -22,32 +22,33 @@ from lengthwise.core.provenance import collect_provenance, utc_timestamp
 from lengthwise.experiments.run_folder import append_rows
 
 RESULTS = Path(__file__).parent / "results" / "faults.jsonl"
-# Number of kills per kind of work that uses several processes.
-LAUNCHED = {"ray": 50, "sweep": 60, "together": 90, "workers": 20}
-# Number of attacks per kind. The longest kinds come first; all kinds take half an hour on two cores.
+# Number of attacks per kind, the longest kind first: all kinds take half an hour on two cores.
 ATTACKS = {
-    **{name: (partial(launches.attack, name), number) for name, number in LAUNCHED.items()},
-    "kills": (kills.attack, 195),
+    "ray": (partial(launches.attack, "ray"), 50),
     "commands": (command_lines.attack, 1000),
-    "mutations": (mutations.attack, 480),
-    "lies": (lies.attack, 420),
-    "disk": (machine.attack_disk, 44),
-    "pairs": (machine.attack_pairs, 33),
-    "rights": (machine.attack_rights, 44),
-    "types": (command_lines.attack_types, 200),
-    "views": (doors.attack_views, 700),
-    "tables": (doors.attack_tables, 250),
     "settings": (doors.attack_settings, 500),
-    "models": (doors.attack_models, 600),
-    "gguf": (doors.attack_gguf, 300),
-    "archives": (doors.attack_archives, 66),
-    "streams": (doors.attack_streams, 450),
-    "extensions": (combinations.attack_extensions, 300),
-    "laws": (combinations.attack_laws, 400),
-    "trackers": (combinations.attack_trackers, 60),
-    "clocks": (combinations.attack_clocks, 40),
-    "two commands": (combinations.attack_together, 40),
+    "sweep": (partial(launches.attack, "sweep"), 60),
+    "kills": (kills.attack, 195),
+    "views": (doors.attack_views, 700),
     "pages": (combinations.attack_pages, 80),
+    "laws": (combinations.attack_laws, 400),
+    "archives": (doors.attack_archives, 66),
+    "mutations": (mutations.attack, 480),
+    "streams": (doors.attack_streams, 450),
+    "workers": (partial(launches.attack, "workers"), 20),
+    "lies": (lies.attack, 420),
+    "together": (partial(launches.attack, "together"), 90),
+    "models": (doors.attack_models, 600),
+    "tables": (doors.attack_tables, 250),
+    "extensions": (combinations.attack_extensions, 300),
+    "disk": (machine.attack_disk, 44),
+    "gguf": (doors.attack_gguf, 300),
+    "pairs": (machine.attack_pairs, 33),
+    "two commands": (combinations.attack_together, 40),
+    "types": (command_lines.attack_types, 200),
+    "clocks": (combinations.attack_clocks, 40),
+    "trackers": (combinations.attack_trackers, 60),
+    "rights": (machine.attack_rights, 44),
     "addresses": (combinations.attack_ray, 20),
 }
 
