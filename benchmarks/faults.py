@@ -22,7 +22,7 @@ from lengthwise.core.provenance import collect_provenance, utc_timestamp
 from lengthwise.experiments.run_folder import append_rows
 
 RESULTS = Path(__file__).parent / "results" / "faults.jsonl"
-# Number of attacks per kind, the longest kind first: all kinds take half an hour on two cores.
+# Number of attacks per kind, the longest kind first: all kinds take less than half an hour on two cores.
 ATTACKS = {
     "ray": (partial(launches.attack, "ray"), 50),
     "commands": (command_lines.attack, 1000),
@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("kinds", nargs="*", default=list(ATTACKS))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--number", type=int, help="number of attacks per kind")
-    parser.add_argument("--jobs", type=int, default=2, help="number of parallel processes, one kind per process")
+    parser.add_argument("--jobs", type=int, default=3, help="number of parallel processes, one kind per process")
     parser.add_argument("--write", action="store_true", help="append the rows to results/faults.jsonl")
     options = parser.parse_args()
     if len(options.kinds) == 1:
