@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import save
-from tests.support.cases import smallest_length
 from tests.support.small_runs import small_experiment
 
 import lengthwise as lw
@@ -184,7 +183,7 @@ PROMPT_TASKS = [task() for task in TASKS.values() if not issubclass(task, JSONLT
 
 
 def _valid_prompts(task: lw.Task) -> list[bytes]:
-    lengths = (smallest_length(task), smallest_length(task) + 3)
+    lengths = (task.min_length, task.min_length + 3)
     batches = [task.sample(length=length, size=4, rng=np.random.default_rng(length)) for length in lengths]
     prompts = [text.prompt for examples in batches for text in format_examples(task, examples)]
     return [text.encode() for text in (*prompts, *(text.replace(" ", "") for text in prompts))]

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 from claims.sparsity_in_text.paired_contexts import ContextSettings, measure_paired_targets
-from tests.support.cases import smallest_length
 from tests.support.planted_model import PlantedModel, additive_log_prob
 from tests.support.small_runs import small_experiment
 
@@ -457,7 +456,7 @@ SETTING_CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
 ]
 
 
-FIRST_LENGTHS = {name: smallest_length(task()) for name, task in TASKS.items()}
+FIRST_LENGTHS = {name: task().min_length for name, task in TASKS.items()}
 
 
 def pair(gap: int) -> LocalPlacement:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from rich.cells import cell_len
 from rich.console import Console
-from tests.support.cases import randomize, smallest_length
+from tests.support.cases import randomize
 from tests.support.small_runs import small_experiment
 
 import lengthwise as lw
@@ -76,7 +76,7 @@ def svg_texts(picture) -> list[str]:
 @pytest.mark.parametrize("name", TASKS)
 def test_a_picture_shows_the_first_evaluation_example_of_a_task_and_what_its_answers_need(name):
     task = TASKS[name]()
-    length = max(3, smallest_length(task))
+    length = max(3, task.min_length)
     picture = lw.show(name, length)
     examples, batch = next(iter_examples(task, lw.SCHEMES[picture.scheme](), length, 1, 0))
     num_tokens = int(examples.response_end[0]) + 1

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from tests.support.cases import EXACT_MATCH_TASKS, small_scheme, smallest_length, supports_examples
+from tests.support.cases import EXACT_MATCH_TASKS, small_scheme, supports_examples
 
 from lengthwise.core.errors import SettingError, UnsupportedTaskError
 from lengthwise.core.randomness import random_stream
@@ -17,7 +17,7 @@ over_answered = pytest.mark.parametrize(
 
 
 def lengths_of(task):
-    return range(smallest_length(task), smallest_length(task) + 5)
+    return range(task.min_length, task.min_length + 5)
 
 
 @over_answered

@@ -11,7 +11,6 @@ from tests.support.cases import (
     small_decoder,
     small_encoding,
     small_scheme,
-    smallest_length,
     supports_examples,
 )
 
@@ -179,7 +178,7 @@ def test_only_ids_beyond_a_table_raise_an_error(scheme):
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("task", [pytest.param(task(), id=name) for name, task in TASKS.items()])
 def test_cached_decoding_equals_training_for_every_task_of_a_scheme(task, scheme, monkeypatch):
-    batch = batch_of(scheme, task, smallest_length(task))
+    batch = batch_of(scheme, task, task.min_length)
     if batch is not None:
         decoder = decoder_for("rotary", task, batch)
         assert_cache_equals_one_pass(decoder, batch, monkeypatch)

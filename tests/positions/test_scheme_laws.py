@@ -11,7 +11,6 @@ from tests.support.cases import (
     TASK_VARIANTS,
     decode_tokens,
     small_scheme,
-    smallest_length,
     supports_examples,
 )
 
@@ -352,7 +351,7 @@ def test_abacus_ids_are_the_digits_places_in_writing_order(order):
 )
 @pytest.mark.parametrize("length", [1, 6])
 def test_places_number_the_symbols_of_every_number_and_string_from_1(length, task, rng):
-    examples = task.sample(length=max(length, smallest_length(task)), size=30, rng=rng)
+    examples = task.sample(length=max(length, task.min_length), size=30, rng=rng)
     for example, tokens in enumerate(examples.tokens):
         places, expected, place = examples.step_index[example], [], 0
         for index, symbol in enumerate(decode_tokens(task, tokens)):

@@ -19,7 +19,6 @@ from lengthwise.tasks import (
     Multiplication,
     MultiQueryRecall,
     Parity,
-    PlantedCorrelations,
     Recall,
     Reverse,
     Sort,
@@ -72,11 +71,6 @@ SMALL_RANGES = {"original_length": 8, "window": 3, "width": 2, "threshold": 8.0,
 def has_own_test(task: str) -> bool:
     """Return True if a task has its own test file, such as ``tests/tasks/test_sort.py``."""
     return (Path(__file__).parents[1] / "tasks" / f"test_{task}.py").is_file()
-
-
-def smallest_length(task: Task) -> int:
-    """Return the smallest length of a task."""
-    return task.min_length if isinstance(task, PlantedCorrelations) else 1
 
 
 def small_scheme(name: str, **changes: int) -> PositionScheme:

@@ -6,7 +6,7 @@ from itertools import chain
 
 import numpy as np
 import pytest
-from tests.support.cases import ADDITION_VARIANTS, EXACT_MATCH_TASKS, decode_tokens, has_own_test, smallest_length
+from tests.support.cases import ADDITION_VARIANTS, EXACT_MATCH_TASKS, decode_tokens, has_own_test
 
 from lengthwise.tasks import (
     TASKS,
@@ -215,7 +215,7 @@ def symbols_of(task: Task, examples: Examples) -> list[list[str]]:
 @pytest.mark.covering(2)
 @pytest.mark.parametrize("beyond", [0, 1, 4, 11])
 def test_every_sequence_matches_the_oracle_of_its_task(beyond, task, rng):
-    examples = task.sample(length=smallest_length(task) + beyond, size=1_000, rng=rng)
+    examples = task.sample(length=task.min_length + beyond, size=1_000, rng=rng)
     for symbols, prompt_length in zip(symbols_of(task, examples), examples.prompt_length.tolist(), strict=True):
         expected = ORACLES[task.name](task, symbols[:prompt_length])
         fill = ["end"] * (len(symbols) - len(expected))

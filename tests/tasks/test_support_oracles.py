@@ -10,7 +10,7 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 import pytest
-from tests.support.cases import EXACT_MATCH_TASKS, has_own_test, smallest_length
+from tests.support.cases import EXACT_MATCH_TASKS, has_own_test
 from tests.tasks.test_oracles import symbols_of
 
 from lengthwise.experiments.reproduction import load_claims
@@ -330,7 +330,7 @@ def same_groups(task: Task, actual: list[tuple[int, ...]], expected: list[tuple[
 @pytest.mark.covering(2)
 @pytest.mark.parametrize("beyond", [0, 1, 4, 11])
 def test_coupling_and_support_match_the_oracle_of_the_task(beyond, task, rng):
-    examples = task.sample(length=smallest_length(task) + beyond, size=1_000, rng=rng)
+    examples = task.sample(length=task.min_length + beyond, size=1_000, rng=rng)
     for index, padded in enumerate(symbols_of(task, examples)):
         symbols = padded[: padded.index("end") + 1]
         groups, needs = ORACLES[task.name](task, symbols)
@@ -345,7 +345,7 @@ def test_coupling_and_support_match_the_oracle_of_the_task(beyond, task, rng):
 def test_every_task_with_coupling_or_support_has_an_oracle_or_its_own_test(rng):
     names = set()
     for task in CASES.values():
-        examples = task.sample(length=smallest_length(task), size=1, rng=rng)
+        examples = task.sample(length=task.min_length, size=1, rng=rng)
         if examples.coupling is not None or examples.depends_on is not None:
             names.add(task.name)
     assert set(ORACLES) <= names

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tests.support.cases import EXACT_MATCH_TASKS, TASK_VARIANTS, small_scheme, smallest_length, supports_examples
+from tests.support.cases import EXACT_MATCH_TASKS, TASK_VARIANTS, small_scheme, supports_examples
 
 from lengthwise.core.randomness import random_stream
 from lengthwise.positions import SCHEMES
@@ -80,7 +80,7 @@ def test_training_lengths_cover_both_ends_of_their_range():
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("beyond", [0, 1, 6])
 def test_answers_span_from_the_prompt_to_the_end_token(beyond, task, rng):
-    examples = task.sample(length=smallest_length(task) + beyond, size=60, rng=rng)
+    examples = task.sample(length=task.min_length + beyond, size=60, rng=rng)
     index = np.arange(examples.tokens.shape[1])
     end = task.vocabulary.index("end")
     separators = [task.vocabulary.index(symbol) for symbol in task.separators]
@@ -98,7 +98,7 @@ def test_answers_span_from_the_prompt_to_the_end_token(beyond, task, rng):
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("beyond", [0, 1, 2])
 def test_an_answer_is_a_function_of_its_support(beyond, task, rng):
-    examples = task.sample(length=smallest_length(task) + beyond, size=1_500, rng=rng)
+    examples = task.sample(length=task.min_length + beyond, size=1_500, rng=rng)
     if examples.depends_on is None:
         # The oracles say which tasks have no depends_on.
         return

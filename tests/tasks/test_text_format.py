@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from tests.support.cases import EXACT_MATCH_TASKS, decode_tokens, smallest_length
+from tests.support.cases import EXACT_MATCH_TASKS, decode_tokens
 
 from lengthwise.core.errors import SettingError
 from lengthwise.core.randomness import random_stream
@@ -19,7 +19,7 @@ over_answered = pytest.mark.parametrize(
 @pytest.mark.parametrize("beyond", [0, 5])
 @pytest.mark.covering(1)
 def test_the_symbols_of_every_task_can_be_recovered_from_its_text(beyond, task, rng):
-    examples = task.sample(length=smallest_length(task) + beyond, size=20, rng=rng)
+    examples = task.sample(length=task.min_length + beyond, size=20, rng=rng)
     for index, text in enumerate(format_examples(task, examples)):
         last, first = examples.response_end[index], examples.prompt_length[index]
         assert text.symbols == decode_tokens(task, examples.tokens[index, : last + 1])

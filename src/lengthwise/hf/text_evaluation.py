@@ -19,7 +19,7 @@ from lengthwise.evaluation.language_model import check_token_ids
 from lengthwise.hf.causal_lm import check_causal
 from lengthwise.hf.model_parts import device_of
 from lengthwise.hf.tokenization import HFTokenizerAdapter
-from lengthwise.tasks import HasFixedLengths, PlantedCorrelations, Task, record_count_field
+from lengthwise.tasks import HasFixedLengths, Task, record_count_field
 from lengthwise.tasks.text_format import PromptFormat, format_examples, sample_few_shot_examples
 
 # Limits of one forward pass: input tokens, and logits (examples x answer tokens x vocabulary).
@@ -278,7 +278,7 @@ class QuestionBuilder:
             raise SettingError(
                 f"the file of {self.task.name} has only some lengths; leave out --in-tokens and use its own lengths"
             )
-        shortest = self.task.min_length if isinstance(self.task, PlantedCorrelations) else 1
+        shortest = self.task.min_length
         smallest, fitting, too_long = self._max_tokens(shortest, num_examples), shortest, 2 * shortest
         if smallest > num_tokens:
             raise SettingError(

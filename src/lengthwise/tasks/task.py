@@ -48,8 +48,13 @@ class Task(Protocol):
         """Knowledge beyond the training data, for the column ``given``: ``scratchpad`` or ``index hints``."""
         return ()
 
+    @property
+    def min_length(self) -> int:
+        """Smallest length with examples."""
+        return 1
+
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
-        """Sample ``size`` sequences; raise ``SettingError`` if ``length`` is below the smallest length of the task."""
+        """Sample ``size`` sequences; raise ``SettingError`` if ``length`` is below ``min_length``."""
 
     def example_from_prompt(self, prompt: str) -> Examples:
         """Return one example with this prompt and its correct answer; raise ``PromptError`` for an invalid prompt."""
