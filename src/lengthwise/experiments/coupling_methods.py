@@ -52,8 +52,8 @@ from lengthwise.training.training_settings import TrainingSettings
 MIN_LENGTHS, MIN_EXAMPLES, CHECKED_SHARE = 4, 1000, 0.25
 # Shorter lengths with fewer examples are left out.
 MIN_PER_LENGTH = 4
-# Number of new prompts of each length.
-NUM_PROMPTS = 1500
+# Number of new prompts of each length, and of those that the model answers at once.
+NUM_PROMPTS, BATCH_SIZE = 1500, 128
 # Share of the examples that the model does not train on, and smallest share of these that it must answer right.
 HELD_OUT_SHARE, MIN_EXACT_MATCH = 0.2, 0.95
 # Smallest probability of every token of an answer that counts.
@@ -211,10 +211,11 @@ def sample_model_answers(
         num_copies = -(-NUM_PROMPTS // len(examples))
         for prompts in _by_prompt_length(examples):
             copies = np.tile(prompts.tokens[:, : int(prompts.prompt_length[0])], (num_copies, 1))
-            answered = model.generate_answers(rng.permuted(copies, axis=0), _max_new_tokens(examples))
-            num_prompts, num_sure = num_prompts + len(copies), num_sure + len(answered)
-            if len(answered):
-                parts.append(build_answer_steps(answered, length))
+            for prompt_batch in np.split(rng.permuted(copies, axis=0), range(BATCH_SIZE, len(copies), BATCH_SIZE)):
+                answered = model.generate_answers(prompt_batch, _max_new_tokens(examples))
+                num_prompts, num_sure = num_prompts + len(prompt_batch), num_sure + len(answered)
+                if len(answered):
+                    parts.append(build_answer_steps(answered, length))
         if num_sure < MIN_SURE_SHARE * num_prompts:
             raise CouplingError(
                 f"the model is sure of only {num_sure / num_prompts:.0%} of its answers to new prompts of length "
