@@ -3,8 +3,9 @@
 ``python benchmarks/memory.py`` runs the commands page by page, as a reader would type them, with the files that the
 page tells the reader to write. The model and texts of the reader are small (see ``tests/support/text_models.py``).
 Each command is a process of its own; one that takes longer than ``--limit`` seconds is interrupted, and its row says
-so. A run that several pages train with the same command is trained once. The rows are written to
-``results/memory.jsonl``; ``--table`` prints them as a table.
+so. Its training is then repeated with two steps to the end, because evaluation comes after it. A run that several
+pages train with the same command is trained once. The rows are written to ``results/memory.jsonl``; ``--table``
+prints them as a table.
 """
 
 import argparse
@@ -19,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -55,7 +57,7 @@ def prepare(page: str, folder: Path) -> None:
         subprocess.run([sys.executable, "rows.py"], cwd=folder, check=True, capture_output=True)
 
 
-def measure(command: str, folder: Path, limit_s: float) -> dict[str, object]:
+def measure(command: str, folder: Path, limit_s: float) -> dict[str, Any]:
     """Run a command and return its row."""
     line = [sys.executable, "-m", "lengthwise", *shlex.split(command)[1:]]
     started = time.monotonic()
@@ -94,19 +96,36 @@ def _largest_mib(process: int) -> float:
     return max(peaks)
 
 
-def newest_rows(rows: Sequence[dict[str, object]]) -> list[dict[str, object]]:
+def newest_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the newest row of each command that a page still shows, without commands that were refused."""
     shown = {(page, command) for page in PAGES for command in commands_of(DOCS.get(page, README))}
     newest = {(row["page"], row["command"]): row for row in rows}
     return [row for key, row in newest.items() if key in shown and row["status"] != 2]
 
 
-def print_table(rows: Sequence[dict[str, object]]) -> None:
+def print_table(rows: Sequence[dict[str, Any]]) -> None:
     """Print the newest rows as a Markdown table, the largest first."""
     print("| command | page | MiB | seconds |\n|---|---|---|---|")
-    for row in sorted(newest_rows(rows), key=lambda row: -float(str(row["peak_mib"]))):
-        wall = f"{row['wall_s']}{' (interrupted)' if row['interrupted'] else ''}"
-        print(f"| `{row['command']}` | {row['page']} | {row['peak_mib']:,} | {wall} |")
+    for row in sorted(newest_rows(rows), key=peak_mib, reverse=True):
+        wall = f"{row['wall_s']}"
+        if row["interrupted"]:
+            short = row.get("finished", row)
+            wall += (
+                " (interrupted"
+                + ("" if short["interrupted"] else f"; with two steps to the end: {short['wall_s']}")
+                + ")"
+            )
+        print(f"| `{row['command']}` | {row['page']} | {peak_mib(row):,} | {wall} |")
+
+
+def peak_mib(row: dict[str, Any]) -> int:
+    """Return the peak of a command; that of an interrupted run includes the short run to its end."""
+    return max(row["peak_mib"], row.get("finished", row)["peak_mib"])
+
+
+def ended(row: dict[str, Any]) -> bool:
+    """Return True if the command reached its end, at least with two training steps."""
+    return not (row.get("finished") or row)["interrupted"]
 
 
 def main() -> None:
@@ -127,10 +146,10 @@ def main() -> None:
                 for command in commands_of(DOCS.get(page, README)):
                     if not reuse(command, Path(name), Path(kept)):
                         row = {"page": page, **measure(command, Path(name), options.limit)}
+                        if row["interrupted"]:
+                            row["finished"] = finish(command, Path(name), options.limit)
                         print(json.dumps(row), flush=True)
                         append_rows(RESULTS, [{**row, **collect_provenance(), "time": utc_timestamp()}])
-                        if row["interrupted"]:
-                            finish(command, Path(name))
                         keep(command, Path(name), Path(kept))
 
 
@@ -140,14 +159,13 @@ def split_out(command: str) -> tuple[str, str | None]:
     return (rest, out) if out and " " not in out else (command, None)
 
 
-def finish(command: str, folder: Path) -> None:
-    """Train an interrupted run again for two steps, because later commands need its weights."""
+def finish(command: str, folder: Path, limit_s: float) -> dict[str, Any]:
+    """Train an interrupted run again, for two steps; return its row, which includes the evaluation at the end."""
     _, out = split_out(command)
-    if command.startswith("lengthwise train ") and out:
-        shutil.rmtree(folder / out)
-        subprocess.run(
-            [sys.executable, "-m", "lengthwise", *shlex.split(command)[1:], "--steps", "2"], cwd=folder, check=False
-        )
+    if out is None or not command.startswith(("lengthwise train ", "lengthwise compare ")):
+        return {}
+    shutil.rmtree(folder / out)
+    return measure(f"{command} --steps 2", folder, limit_s)
 
 
 def keep(command: str, folder: Path, kept: Path) -> None:
