@@ -1254,7 +1254,7 @@ def main() -> None:
                 text = put_numbers(text, sentence)
             path.write_text(text)
         for sentence in differing_sentences(page):
-            print(f"{page}: {sentence}")
+            print(f"{page} lacks this sentence: {sentence}")
 
 
 if __name__ == "__main__":

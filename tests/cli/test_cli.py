@@ -527,7 +527,7 @@ INVALID: list[tuple[list[str], str]] = [
     ),
     (
         ["train", "--task", "test_cli:OwnNoPE"],
-        "task 'test_cli:OwnNoPE' lacks version, vocabulary, separators, given, sample, example_from_prompt",
+        "task 'test_cli:OwnNoPE' lacks version, vocabulary, separators, given, min_length, sample, example_from_prompt",
     ),
     (
         ["train", "--task", "copy", "--scheme", "test_cli:AssignsNothing"],
