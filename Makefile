@@ -5,7 +5,7 @@ DEMO_SEEDS ?= 2
 BUDGET_S ?= 540
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
-# Checks shapes and types of every call. Tests take 1.2 to 2.5 times as long, so make test does this in four folders.
+# Checks shapes and types of every call. Tests take 1.2 to 2.5 times as long, so make shapes does this in four folders.
 TYPED := --jaxtyping-packages=lengthwise,claims,beartype.beartype
 TYPED_TESTS := tests/encodings tests/influence tests/model tests/positions
 # Slow tests that train for minutes, so make slow checks no shapes there.
@@ -13,7 +13,7 @@ TRAINING_TESTS := tests/evaluation/test_forecast.py tests/project
 
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup demo test coverage check docs slow smollm2 release faults fuzz bench gpu clean
+.PHONY: setup demo test shapes coverage check docs slow smollm2 release faults fuzz bench gpu clean
 
 setup: .venv/installed
 
@@ -32,8 +32,11 @@ demo: .venv/package
 	$(BIN)/lengthwise report runs/demo --out runs/demo/report.html
 
 test: setup
+	$(PYTEST)
+
+# The tests of four folders again, with shapes and types checked.
+shapes: setup
 	$(PYTEST) $(TYPED) $(TYPED_TESTS)
-	$(PYTEST) $(TYPED_TESTS:%=--ignore=%)
 
 # Takes 1.5 times as long as the tests alone.
 coverage: setup
