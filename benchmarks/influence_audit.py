@@ -80,6 +80,8 @@ def compare_searches(
     for index, scorer in enumerate(draw_scorers(loaded.model, targets, options, loaded.codec.start)):
         row: dict[str, Any] = {"seed": options.seed, "far": options.far, "unit": options.unit, "ks": list(ks)}
         row |= {"index": index, "divergence_short": float(scorer.scores(scorer.visibility_mask([])[None])[0])}
+        if index < len(known) and not np.isclose(known[index]["divergence_short"], row["divergence_short"], rtol=0.01):
+            raise SystemExit("error: --known has other targets; use its --targets, --seed, texts and --dtype")
         greedy = known[index]["greedy"] if index < len(known) else run_search(GreedySelection(), scorer, ks)
         yield {**row, "greedy": greedy, "proposed": run_search(ProposedGreedy(), scorer, ks)}
 

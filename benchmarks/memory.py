@@ -107,25 +107,24 @@ def print_table(rows: Sequence[dict[str, Any]]) -> None:
     """Print the newest rows as a Markdown table, the largest first."""
     print("| command | page | MiB | seconds |\n|---|---|---|---|")
     for row in sorted(newest_rows(rows), key=peak_mib, reverse=True):
-        wall = f"{row['wall_s']}"
-        if row["interrupted"]:
-            short = row.get("finished", row)
-            wall += (
-                " (interrupted"
-                + ("" if short["interrupted"] else f"; with two steps to the end: {short['wall_s']}")
-                + ")"
-            )
+        end = "" if not ended(row) else f"; with two steps to the end: {_last_part(row)['wall_s']}"
+        wall = f"{row['wall_s']} (interrupted{end})" if row["interrupted"] else row["wall_s"]
         print(f"| `{row['command']}` | {row['page']} | {peak_mib(row):,} | {wall} |")
 
 
 def peak_mib(row: dict[str, Any]) -> int:
     """Return the peak of a command; that of an interrupted run includes the short run to its end."""
-    return max(row["peak_mib"], row.get("finished", row)["peak_mib"])
+    return max(row["peak_mib"], _last_part(row)["peak_mib"])
 
 
 def ended(row: dict[str, Any]) -> bool:
     """Return True if the command reached its end, at least with two training steps."""
-    return not (row.get("finished") or row)["interrupted"]
+    return not _last_part(row)["interrupted"]
+
+
+def _last_part(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the short run to the end, if there is one, or the row itself."""
+    return row.get("finished") or row
 
 
 def main() -> None:

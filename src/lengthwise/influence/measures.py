@@ -295,11 +295,11 @@ class ProposedGreedy(InfluenceMeasure):
 
     Three lists propose units in turn: quick scores, quick gains, and the units with the most expected tokens. None is
     reliable alone: quick scores miss units that act through other near tokens, and quick gains are of first order. A
-    step adds at most twice as many units as the last step, and scores half as many more proposals, but at least
+    step adds at most twice as many units as the last step, and scores 1.5 times as many proposals, but at least
     ``min_proposals``. Exact queries rank the proposals, and decide how many are best together: the largest number
-    whose objective is at most ``tolerance`` worse than the best. If at most ``negligible`` is left to gain, the search
+    whose objective is at most ``tolerance`` worse than the best. If the objective is at most ``negligible``, the search
     adds the rest without queries. Both are shares of the objective with near tokens only. The first three steps and
-    every second later one make new lists; the others score what the last step left out.
+    every second later one make new lists; the others score the best proposals that the last step did not add.
     """
 
     name: ClassVar[str] = "proposed"
