@@ -197,7 +197,7 @@ def test_units_that_act_through_other_near_tokens_are_found(measure, direct, uni
 @pytest.mark.parametrize("mode", ["strict", "masked"])
 @pytest.mark.parametrize("unit", ["token", "word", "span:8"])
 def test_proposals_miss_units_without_a_slope_that_act_through_other_near_tokens(unit, mode):
-    small = dict.fromkeys((place for place in range(0, FAR, 8) if place != 80), 0.02)
+    small = dict.fromkeys((0, 13, 25, 37, 49), 0.02)
     model = PlantedModel(additive_log_prob(small), FAR, lambda visible: 2.0 * visible[..., 80] ** 3)
     scorer = scorer_of(model, mode, unit)
     for measure in ("add_one_in", "leave_one_out", "greedy"):

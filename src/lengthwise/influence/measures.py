@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import count
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
@@ -295,54 +294,48 @@ class ProposedGreedy(InfluenceMeasure):
 
     Three lists propose units in turn: quick scores, quick gains, and the units with the most expected tokens. None is
     reliable alone: quick scores miss units that act through other near tokens, and quick gains are of first order. A
-    step adds at most twice as many units as the last step, and scores 1.5 times as many proposals, but at least
-    ``min_proposals``. Exact queries rank the proposals, and decide how many are best together: the largest number
-    whose objective is at most ``tolerance`` worse than the best. If the objective is at most ``negligible``, the search
-    adds the rest without queries. Both are shares of the objective with near tokens only. The first three steps and
-    every second later one make new lists; the others score the best proposals that the last step did not add.
+    step adds at most twice as many units as the last step, and has ``extra`` more proposals. Exact queries rank the
+    proposals, and decide how many are best together. ``tolerance`` is a share of the objective with near tokens only:
+    of several numbers of units, the search takes the largest whose objective is at most this much worse than the best.
+    If no more than this is left to gain, it adds the rest without queries.
     """
 
     name: ClassVar[str] = "proposed"
     summary: ClassVar[str] = "greedy search among units that three cheap lists propose; adds several at once"
     paper: ClassVar[str] = "Nemhauser, Wolsey, Fisher 1978 (greedy choice of a set); the proposals are derived here"
 
-    min_proposals: int = 10
+    extra: int = 5
     tolerance: float = 0.005
-    negligible: float = 0.02
 
     def __post_init__(self) -> None:
-        if self.min_proposals < 1:
-            raise SettingError(f"invalid min_proposals {self.min_proposals}; use 1 or more proposals")
-        for name in ("tolerance", "negligible"):
-            if not 0 <= getattr(self, name) < 1:
-                raise SettingError(f"invalid {name} {getattr(self, name)}; use at least 0 and less than 1")
+        if self.extra < 0:
+            raise SettingError(f"invalid extra {self.extra}; use 0 or more proposals")
+        if not 0 <= self.tolerance < 1:
+            raise SettingError(f"invalid tolerance {self.tolerance}; use at least 0 and less than 1")
 
     def select_tokens(self, scorer: SubsetScorer, k: int, rng: np.random.Generator) -> UnitRanking:
         """Add up to twice as many units as the last step added: 1, 2, 4 ... of the best proposals."""
-        indices, gains, proposals, num_added = list[int](), list[float](), np.empty(0, dtype=np.int64), 1
-        first_score = score = float(scorer.scores(scorer.visibility_mask([])[None])[0])
-        expected, num_units = scorer.expected_tokens(), min(k, len(scorer.candidates))
-        for step in count():
-            num_missing = num_units - len(indices)
-            is_negligible = score <= self.negligible * abs(first_score)
-            if step == 0 or ((step < 3 or step % 2 == 0) and num_missing and not is_negligible):
-                proposals = self._propose(scorer, indices, expected)
-            if is_negligible or not num_missing:
-                indices += proposals[:num_missing].tolist()
+        indices, gains, num_added = list[int](), list[float](), 1
+        score = float(scorer.scores(scorer.visibility_mask([])[None])[0])
+        tolerance, expected = self.tolerance * abs(score), scorer.expected_tokens()
+        while len(indices) < k and len(indices) < len(scorer.candidates):
+            remaining = np.setdiff1d(scorer.candidates, indices)
+            proposals = remaining[self._propose(scorer, indices, remaining, expected)]
+            if score <= tolerance:
+                indices += proposals[: k - len(indices)].tolist()
                 break
-            most = min(num_added, num_missing)
-            num_scored = max(self.min_proposals, most + most // 2)
-            scores = self._score(scorer, [[*indices, index] for index in proposals[:num_scored].tolist()])
+            most = min(num_added, k - len(indices), len(remaining))
+            proposals = proposals[: most + self.extra]
+            scores = self._score(scorer, [[*indices, index] for index in proposals.tolist()])
             order = np.argsort(scores, kind="stable")
-            ranked = proposals[order]
             sizes = [*(2**power for power in range(1, (most - 1).bit_length())), most] if most > 1 else []
-            together = self._score(scorer, [[*indices, *ranked[:size].tolist()] for size in sizes])
+            together = self._score(scorer, [[*indices, *proposals[order[:size]].tolist()] for size in sizes])
             scores_by_size = {1: float(scores[order[0]]), **dict(zip(sizes, together.tolist(), strict=True))}
-            acceptable = min(scores_by_size.values()) + self.tolerance * abs(first_score)
+            acceptable = min(scores_by_size.values()) + tolerance
             num_added = max(size for size, each in scores_by_size.items() if each <= acceptable)
-            indices += ranked[:num_added].tolist()
-            gains += (score - scores[order[:num_added]]).tolist()
-            proposals = np.concatenate([ranked[num_added:], proposals[num_scored:]])
+            added = order[:num_added]
+            indices += proposals[added].tolist()
+            gains += (score - scores[added]).tolist()
             score, num_added = scores_by_size[num_added], 2 * num_added
         return UnitRanking(indices=tuple(indices), gains=(*gains, *[0.0] * (len(indices) - len(gains))))
 
@@ -351,18 +344,20 @@ class ProposedGreedy(InfluenceMeasure):
         masks = [scorer.visibility_mask(subset) for subset in subsets]
         return scorer.scores(np.stack(masks)) if masks else np.zeros(0)
 
-    @staticmethod
     def _propose(
-        scorer: SubsetScorer, selected: Sequence[int], expected: Float[np.ndarray, " units"]
+        self,
+        scorer: SubsetScorer,
+        selected: Sequence[int],
+        remaining: Int[np.ndarray, " remaining"],
+        expected: Float[np.ndarray, " units"],
     ) -> Int[np.ndarray, " remaining"]:
-        """Return the units that are not selected, from the three lists in turn."""
-        remaining = np.setdiff1d(scorer.candidates, selected)
+        """Return the positions of the remaining units, from the three lists in turn."""
         losses = [scorer.quick_scores(selected)]
         # In decode mode, the quick scores are exact.
         if scorer.mode != "decode":
             losses += [-scorer.quick_gains(selected), -expected]
         orders = [np.argsort(each[remaining], kind="stable") for each in losses]
-        return remaining[list(dict.fromkeys(np.stack(orders, axis=1).ravel().tolist()))]
+        return np.array(list(dict.fromkeys(np.stack(orders, axis=1).ravel().tolist())))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
