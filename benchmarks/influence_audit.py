@@ -8,7 +8,8 @@ spans. ``--known`` reads the results of greedy search, which takes most of the t
 import argparse
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +72,11 @@ def compare_searches(
     options: argparse.Namespace,
     ks: tuple[int, ...],
     known: Sequence[dict[str, Any]] = (),
-) -> Iterator[dict[str, Any]]:
-    """Yield one row per target: its divergence, and the result of each search. ``known`` has earlier rows."""
+) -> Iterator[Callable[[], dict[str, Any]]]:
+    """Yield one function per target that returns its row: its divergence, and the result of each search.
+
+    ``known`` has earlier rows.
+    """
     number, context = NUM_CANDIDATES * options.targets, options.near + options.far
     targets = sample_targets(texts, context=context, num_targets=number, seed=options.seed)
     # Sampled targets are in text order; each draw is among targets of all texts.
@@ -82,8 +86,14 @@ def compare_searches(
         row |= {"index": index, "divergence_short": float(scorer.scores(scorer.visibility_mask([])[None])[0])}
         if index < len(known) and not np.isclose(known[index]["divergence_short"], row["divergence_short"], rtol=0.01):
             raise SystemExit("error: --known has other targets; use its --targets, --seed, texts and --dtype")
-        greedy = known[index]["greedy"] if index < len(known) else run_search(GreedySelection(), scorer, ks)
-        yield {**row, "greedy": greedy, "proposed": run_search(ProposedGreedy(), scorer, ks)}
+        yield partial(_audit_target, scorer, row, ks, known[index]["greedy"] if index < len(known) else None)
+
+
+def _audit_target(
+    scorer: SubsetScorer, row: dict[str, Any], ks: tuple[int, ...], greedy: dict[str, Any] | None
+) -> dict[str, Any]:
+    greedy = run_search(GreedySelection(), scorer, ks) if greedy is None else greedy
+    return {**row, "greedy": greedy, "proposed": run_search(ProposedGreedy(), scorer, ks)}
 
 
 def summary_line(rows: list[dict[str, Any]]) -> str:
@@ -121,7 +131,8 @@ def main() -> None:
     documents = read_documents(options.texts, max_documents=None)
     texts = list(tokenize_documents(loaded.codec, documents, loaded.model.vocabulary_size))
     known = read_rows(options.known) if options.known is not None else []
-    for row in compare_searches(loaded, texts, options, KS, known):
+    for audit in compare_searches(loaded, texts, options, KS, known):
+        row = audit()
         rows.append({**row, "dtype": loaded.model.dtype, **collect_provenance()})
         append_rows(options.out, rows[-1:])
         print(json.dumps(row), flush=True)

@@ -156,11 +156,11 @@ class ReadOnlyCacheLayer(DynamicLayer):
     """Cache layer with fixed keys and values, so that a call does not add its tokens to the cache."""
 
     @classmethod
-    def from_layer(cls, layer: Any, num_tokens: int) -> "ReadOnlyCacheLayer":
-        """Return a layer with the keys and values of the first ``num_tokens`` tokens of another layer."""
+    def from_layer(cls, layer: Any, num_tokens: int, rows: slice = slice(None)) -> "ReadOnlyCacheLayer":
+        """Return a layer with the keys and values of the first ``num_tokens`` tokens of ``rows`` of another layer."""
         fixed = cls()
         fixed.lazy_initialization(layer.keys, layer.values)
-        fixed.keys, fixed.values = (layer.keys[..., :num_tokens, :], layer.values[..., :num_tokens, :])
+        fixed.keys, fixed.values = (layer.keys[rows, :, :num_tokens], layer.values[rows, :, :num_tokens])
         return fixed
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -308,22 +308,35 @@ class CausalLM:
         share the keys of the states and do not attend to each other.
         """
         seq = len(near_tokens)
-        pack_size = 1 if self.pack_size == 1 else max(self.pack_size, MIN_PACKED_TOKENS // seq)
-        num_packs = -(-len(visibility_masks) // pack_size)
-        num_copies = -(-len(visibility_masks) // num_packs)
-        # Repeat the last row to fill the last pack.
-        rows = torch.arange(num_packs * num_copies).clamp(max=len(visibility_masks) - 1)
-        visible_by_copy = visibility_masks[rows].view(num_packs, num_copies, -1)
-        near_mask = torch.block_diag(*[torch.ones(seq, seq, dtype=torch.bool).tril()] * num_copies)
-        mask = torch.cat([visible_by_copy.repeat_interleave(seq, dim=1), near_mask.expand(num_packs, -1, -1)], dim=2)
+        _, num_copies = self.pack_shape(seq, len(visibility_masks))
+        tokens, ids, mask = self.pack(near_tokens, position_ids, visibility_masks)
         logits = self._forward(
-            near_tokens.repeat(num_copies).expand(num_packs, -1),
-            position_ids.repeat(num_copies).expand(num_packs, -1),
+            tokens,
+            ids,
             additive_mask(mask[:, None].to(device_of(self.model)), self.model.dtype),
             logit_indexes=torch.arange(seq - 1, num_copies * seq, seq),
             cache=states,
         ).logits
         return logits.flatten(0, 1)[: len(visibility_masks)].float().log_softmax(dim=-1)
+
+    def pack_shape(self, num_near: int, num_masks: int) -> tuple[int, int]:
+        """Return the number of packed sequences for ``num_masks`` masks, and of copies of the near tokens in each."""
+        pack_size = 1 if self.pack_size == 1 else max(self.pack_size, MIN_PACKED_TOKENS // num_near)
+        num_packs = -(-num_masks // pack_size)
+        return num_packs, -(-num_masks // num_packs)
+
+    def pack(
+        self, near_tokens: Near, position_ids: NearIDs, visibility_masks: Bool[Tensor, "batch states"]
+    ) -> tuple[Batch, BatchIDs, Bool[Tensor, "packs query key"]]:
+        """Return the tokens, IDs and masks of sequences that pack one copy of the near tokens per mask."""
+        seq, (num_packs, num_copies) = len(near_tokens), self.pack_shape(len(near_tokens), len(visibility_masks))
+        # Repeat the last row to fill the last pack.
+        rows = torch.arange(num_packs * num_copies).clamp(max=len(visibility_masks) - 1)
+        visible_by_copy = visibility_masks[rows].view(num_packs, num_copies, -1)
+        near_mask = torch.block_diag(*[torch.ones(seq, seq, dtype=torch.bool).tril()] * num_copies)
+        mask = torch.cat([visible_by_copy.repeat_interleave(seq, dim=1), near_mask.expand(num_packs, -1, -1)], dim=2)
+        tokens, ids = (each.repeat(num_copies).expand(num_packs, -1) for each in (near_tokens, position_ids))
+        return tokens, ids, mask
 
     def attention_gate_gradient(
         self,

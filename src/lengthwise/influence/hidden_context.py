@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from math import ceil, sqrt
 from typing import Any
 
@@ -68,6 +68,22 @@ VisibilityMask = Bool[np.ndarray, " far"]
 Predictions = tuple[list[int], Float[Tensor, "batch vocab"]]
 
 
+class LazyAttribute:
+    """Attribute that is computed once. In contrast to ``functools.cached_property``, it holds no lock meanwhile.
+
+    Threads that share forward passes (``SharedPasses``) would wait for the lock and for each other.
+    """
+
+    def __init__(self, compute: Callable[[Any], Any]) -> None:
+        self.compute, self.name, self.__doc__ = compute, compute.__name__, compute.__doc__
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        """Compute the value, and store it in the instance, which hides this attribute of the class."""
+        if instance is None:
+            return self
+        return instance.__dict__.setdefault(self.name, self.compute(instance))
+
+
 class WindowEvaluator:
     """Evaluator of a model on one window with some far tokens hidden. It caches the states of the far tokens."""
 
@@ -77,7 +93,7 @@ class WindowEvaluator:
         self.position_ids = model.assign_position_ids(self.tokens)
         self.near, self.near_ids = self.tokens[self.num_prefix :], self.position_ids[..., self.num_prefix :]
 
-    @cached_property
+    @LazyAttribute
     def states(self) -> Any:
         """States of the start and far tokens, from one pass that hides no tokens."""
         return self.model.prefill(self.tokens, self.position_ids, self.num_prefix)
@@ -88,7 +104,7 @@ class WindowEvaluator:
             return self._strict_predictions(visibility_masks)
         return self._masked_predictions(visibility_masks, len(self.near) if mode == "masked" else 1)
 
-    @cached_property
+    @LazyAttribute
     def states_before_last(self) -> Any:
         """States of all tokens but the last near token, from one pass that hides no tokens."""
         return self.model.prefill(self.tokens, self.position_ids, len(self.tokens) - 1)

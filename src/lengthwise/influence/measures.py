@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lengthwise.core.errors import SettingError
-from lengthwise.influence.hidden_context import Predictions, WindowEvaluator, predict_in_batches
+from lengthwise.influence.hidden_context import LazyAttribute, Predictions, WindowEvaluator, predict_in_batches
 
 # target: the loss of the true next token. prediction: the divergence from the prediction with the whole context, which
 # is also available to a method that drops keys and values.
@@ -109,7 +109,7 @@ class SubsetScorer:
             scores[queries] = self.objective(log_probs).double().cpu().numpy()
         return scores
 
-    @cached_property
+    @LazyAttribute
     def _unit_states(self) -> Any:
         """States of the start and far tokens; a far token reads the start tokens and its own unit."""
         evaluator, start = self.evaluator, len(self.evaluator.window.start)

@@ -215,8 +215,7 @@ def measure_influence(
                 probability = pilot.probability(searched)
                 if estimate is not None:
                     estimate(share * pilot.seconds(searched))
-            for start, block in remaining:
-                rows = evaluator.rows(block, start, probability)
+            for rows in evaluator.rows_of_blocks(remaining, probability):
                 append_block(out, rows)
                 num_done += len(rows)
                 if report is not None:
@@ -252,13 +251,14 @@ class _Pilot:
         start_time = time.perf_counter()
         mean_divergence = evaluator.mean_divergence(pilot)
         middle_time = time.perf_counter()
-        evaluator.rows(pilot[:1], 0)
+        searched = pilot[: evaluator.num_shared]
+        evaluator.rows(searched, 0)
         return cls(
             num_targets=len(targets),
             mean_divergence=mean_divergence,
             # The pilot has one of three passes with all far tokens.
             dense_seconds=3 * (middle_time - start_time) / len(pilot),
-            search_seconds=time.perf_counter() - middle_time,
+            search_seconds=(time.perf_counter() - middle_time) / len(searched),
         )
 
     def seconds(self, searched: int | None) -> float:

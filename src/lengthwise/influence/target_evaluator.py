@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import chain
-from typing import Any
+from functools import cached_property, partial
+from itertools import chain, islice
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -47,7 +47,10 @@ STABLE_DIFFERENCE, HALF_PRECISION_DIFFERENCE = 1e-3, 0.1
 UNIFORM_SHARE = 0.2
 # Number of decimal digits of a saved loss, the resolution of float32.
 NUM_LOSS_DIGITS = 6
+# Number of blocks of targets, and of their searches, that share forward passes on a GPU.
+NUM_SHARED, NUM_THREADS = 16, 48
 LogProbs = Float[Tensor, " vocab"]
+T = TypeVar("T")
 
 
 class StopRequestedError(Exception):
@@ -165,14 +168,42 @@ class TargetEvaluator:
 
         ``probability`` decides which targets are searched (None: all).
         """
-        contexts = self._full_contexts(targets, first_target_index)
-        rows = [self._row_without_selections(*pair, probability) for pair in zip(targets, contexts, strict=True)]
-        pairs = zip(contexts, rows, strict=True)
-        selections_by_target = [self._select_tokens(context) if row["weight"] else [] for context, row in pairs]
-        scores = self._score_selections(list(chain(*selections_by_target)))
-        for row, selections in zip(rows, selections_by_target, strict=True):
-            row["selections"] = [self._selection_entry(selection, next(scores)) for selection in selections]
-        return rows
+        return next(self.rows_of_blocks([(first_target_index, targets)], probability))
+
+    def rows_of_blocks(
+        self, blocks: Sequence[tuple[int, Sequence[TargetToken]]], probability: SearchProbability | None = None
+    ) -> Iterator[list[dict[str, Any]]]:
+        """Yield the result rows of each block of targets, which comes with the index of its first target.
+
+        Searches of several blocks share forward passes if the model can do this.
+        """
+        for first in range(0, len(blocks), self.num_shared):
+            group, jobs = blocks[first : first + self.num_shared], list[Callable[[], UnitSelection]]()
+            rows_by_block, rows, numbers = list[list[dict[str, Any]]](), list[dict[str, Any]](), list[int]()
+            for target_index, targets in group:
+                contexts = self._full_contexts(targets, target_index)
+                pairs = zip(targets, contexts, strict=True)
+                rows_by_block.append([self._row_without_selections(*pair, probability) for pair in pairs])
+                for row, context in zip(rows_by_block[-1], contexts, strict=True):
+                    row_jobs = self._selection_jobs(context) if row["weight"] else []
+                    rows.append(row)
+                    numbers.append(len(row_jobs))
+                    jobs += row_jobs
+            selections = self._run(jobs)
+            pairs_left = zip(selections, self._score_selections(selections), strict=True)
+            for row, number in zip(rows, numbers, strict=True):
+                row["selections"] = [self._selection_entry(*pair) for pair in islice(pairs_left, number)]
+            yield from rows_by_block
+
+    @property
+    def num_shared(self) -> int:
+        """Number of blocks, or of targets of a pilot, whose searches share forward passes."""
+        return NUM_SHARED if hasattr(self.model, "run_together") else 1
+
+    def _run(self, jobs: Sequence[Callable[[], T]]) -> list[T]:
+        """Return the results of jobs, which share forward passes if the model can do this."""
+        run_together = getattr(self.model, "run_together", None)
+        return [job() for job in jobs] if run_together is None else run_together(jobs, NUM_THREADS)
 
     def mean_divergence(self, targets: Sequence[TargetToken]) -> float:
         """Return the mean divergence between the predictions with near tokens and with all tokens, in nats."""
@@ -296,7 +327,7 @@ class TargetEvaluator:
         is_searched = random_stream(self.settings.seed, "searched", target_index).random() < probability
         return round(1 / probability, NUM_LOSS_DIGITS) if is_searched else 0.0
 
-    def _select_tokens(self, contexts: FullContextLosses) -> list[UnitSelection]:
+    def _selection_jobs(self, contexts: FullContextLosses) -> list[Callable[[], UnitSelection]]:
         settings, seed, max_k = self.settings, self.settings.seed, self.settings.ks[-1]
         sources = ["own", *(control for control in settings.controls if control in contexts.windows)]
         evaluators = {source: WindowEvaluator(self.model, contexts.windows[source]) for source in sources}
@@ -328,17 +359,19 @@ class TargetEvaluator:
                 rankings=tuple(measure.select_tokens(scorer, max_k, rng) for rng in streams),
             )
 
-        selections = [
-            run_measure(mode, objective, source, settings.measure)
+        selections: list[Callable[[], UnitSelection]] = [
+            partial(run_measure, mode, objective, source, settings.measure)
             for mode in settings.modes
             for source in evaluators
             for objective in settings.objectives
         ]
         if "random" in settings.controls:
             draws = settings.random_draws
-            selections += [run_measure(mode, "nothing", "own", RandomSelection(), draws) for mode in settings.modes]
+            selections += [
+                partial(run_measure, mode, "nothing", "own", RandomSelection(), draws) for mode in settings.modes
+            ]
         if "nearest" in settings.controls:
-            selections += [run_measure(mode, "nothing", "own", NearestSelection()) for mode in settings.modes]
+            selections += [partial(run_measure, mode, "nothing", "own", NearestSelection()) for mode in settings.modes]
         return selections
 
     def _score_selections(self, selections: Sequence[UnitSelection]) -> Iterator[Float[np.ndarray, "2 k"]]:
@@ -350,16 +383,16 @@ class TargetEvaluator:
         queries = [(selection.evaluator.window, mask) for selection, mask in strict_queries]
         for query_index, log_probs in self._predictions(queries):
             scores_by_query[query_index] = strict_queries[query_index][0].contexts.loss_and_divergence(log_probs)
-        strict_scores = iter(scores_by_query)
+        others = [selection for selection in selections if selection.mode != "strict"]
+        strict_scores, other_scores = (
+            iter(scores_by_query),
+            iter(self._run([partial(_score_selection, each, ks) for each in others])),
+        )
         for selection in selections:
-            masks = selection.visibility_masks(ks)
             if selection.mode == "strict":
-                scores = [next(strict_scores) for _ in masks]
+                scores = list(islice(strict_scores, len(selection.visibility_masks(ks))))
             else:
-                scores = [(0.0, 0.0)] * len(masks)
-                for mask_indices, mask_log_probs in selection.evaluator.log_probs(np.stack(masks), selection.mode):
-                    for query_index, log_probs in zip(mask_indices, mask_log_probs, strict=True):
-                        scores[query_index] = selection.contexts.loss_and_divergence(log_probs)
+                scores = next(other_scores)
             yield np.reshape(scores, (-1, len(ks), 2)).mean(axis=0).T
 
     def _selection_entry(self, selection: UnitSelection, scores: Float[np.ndarray, "2 k"]) -> dict[str, Any]:
@@ -395,6 +428,16 @@ class TargetEvaluator:
         previous_texts, next_texts = ([self.token_text(int(token)) for token in part] for part in neighbors)
         near = settings.near + target.index_in_block
         return token_kinds(previous_texts, near=near, tokens=context, next_texts=next_texts)
+
+
+def _score_selection(selection: UnitSelection, ks: Sequence[int]) -> list[tuple[float, float]]:
+    """Return the loss and divergence of each visibility mask of a selection."""
+    masks = selection.visibility_masks(ks)
+    scores = [(0.0, 0.0)] * len(masks)
+    for mask_indices, mask_log_probs in selection.evaluator.log_probs(np.stack(masks), selection.mode):
+        for query_index, log_probs in zip(mask_indices, mask_log_probs, strict=True):
+            scores[query_index] = selection.contexts.loss_and_divergence(log_probs)
+    return scores
 
 
 def split_target_blocks(targets: Sequence[TargetToken]) -> Iterator[list[TargetToken]]:
