@@ -27,6 +27,7 @@ from lengthwise.influence import study as study_module
 from lengthwise.influence.measures import (
     LeaveOneOut,
     PrefilteredMeasure,
+    ProposedGreedy,
     RandomSelection,
 )
 from lengthwise.influence.report.study_report import report_study
@@ -209,6 +210,21 @@ def test_the_losses_of_a_block_equal_those_of_its_single_targets(model, monkeypa
             assert row[name] == pytest.approx(expected[name], abs=1e-4)
         losses = [[each["losses"] for each in found["selections"]] for found in (row, expected)]
         assert np.array(losses[0]) == pytest.approx(np.array(losses[1]), abs=1e-4)
+
+
+def test_the_targets_of_a_block_share_the_states_of_their_far_tokens(model, monkeypatch):
+    evaluator = evaluator_of(model, replace(SMALL, searched=None, measure=ProposedGreedy()))
+    targets = sample_targets(evaluator.texts, context=SMALL.context, num_targets=4, seed=0, block=4)
+    expected = [evaluator.rows([target], index)[0] for index, target in enumerate(targets)]
+    passes, prefill = [], model.prefill
+    monkeypatch.setattr(model, "prefill", lambda *inputs: passes.append(inputs) or prefill(*inputs))
+    rows = evaluator.rows(targets, 0)
+    sources = {selection["from"] for selection in rows[0]["selections"] if selection["measure"] == "proposed"}
+    assert len([inputs for inputs in passes if inputs[3] is not None]) == len(sources)
+    for row, single in zip(rows, expected, strict=True):
+        for found, alone in zip(row["selections"], single["selections"], strict=True):
+            if found["from"] == "own":
+                assert found["divergences"] == pytest.approx(alone["divergences"], abs=1e-5)
 
 
 def test_a_model_whose_ids_depend_on_the_length_measures_single_targets(model, monkeypatch):

@@ -68,35 +68,35 @@ VisibilityMask = Bool[np.ndarray, " far"]
 Predictions = tuple[list[int], Float[Tensor, "batch vocab"]]
 
 
-class LazyAttribute:
-    """Attribute that is computed once. In contrast to ``functools.cached_property``, it holds no lock meanwhile.
+class WindowEvaluator:
+    """Evaluator of a model on one window with some far tokens hidden.
 
-    Threads that share forward passes (``SharedPasses``) would wait for the lock and for each other.
+    ``states_by_kind`` keeps the states of the far tokens. Windows with the same start and far tokens can share it.
     """
 
-    def __init__(self, compute: Callable[[Any], Any]) -> None:
-        self.compute, self.name, self.__doc__ = compute, compute.__name__, compute.__doc__
-
-    def __get__(self, instance: Any, owner: type) -> Any:
-        """Compute the value, and store it in the instance, which hides this attribute of the class."""
-        if instance is None:
-            return self
-        return instance.__dict__.setdefault(self.name, self.compute(instance))
-
-
-class WindowEvaluator:
-    """Evaluator of a model on one window with some far tokens hidden. It caches the states of the far tokens."""
-
-    def __init__(self, model: NextTokenModel, window: TargetWindow) -> None:
+    def __init__(
+        self, model: NextTokenModel, window: TargetWindow, states_by_kind: dict[str, Any] | None = None
+    ) -> None:
         self.model, self.window = model, window
+        self._states_by_kind = {} if states_by_kind is None else states_by_kind
         self.tokens, self.num_prefix = torch.from_numpy(window.tokens), len(window.start) + window.num_far_tokens
         self.position_ids = model.assign_position_ids(self.tokens)
         self.near, self.near_ids = self.tokens[self.num_prefix :], self.position_ids[..., self.num_prefix :]
 
-    @LazyAttribute
+    @property
     def states(self) -> Any:
         """States of the start and far tokens, from one pass that hides no tokens."""
-        return self.model.prefill(self.tokens, self.position_ids, self.num_prefix)
+        return self.prefill("far tokens", self.num_prefix)
+
+    def prefill(
+        self, kind: str, num_prefix: int, build_mask: Callable[[], Bool[Tensor, "seq seq"] | None] = lambda: None
+    ) -> Any:
+        """Return the states of the first ``num_prefix`` tokens, computed once for each ``kind``."""
+        # Not a cached property: in Python 3.11, its lock would stop all threads that share forward passes.
+        if kind not in self._states_by_kind:
+            states = self.model.prefill(self.tokens, self.position_ids, num_prefix, build_mask())
+            self._states_by_kind[kind] = states
+        return self._states_by_kind[kind]
 
     def log_probs(self, visibility_masks: Bool[np.ndarray, "queries far"], mode: str) -> Iterator[Predictions]:
         """Yield the predictions for each visibility mask, in one of ``MODES``."""
@@ -104,10 +104,10 @@ class WindowEvaluator:
             return self._strict_predictions(visibility_masks)
         return self._masked_predictions(visibility_masks, len(self.near) if mode == "masked" else 1)
 
-    @LazyAttribute
+    @property
     def states_before_last(self) -> Any:
         """States of all tokens but the last near token, from one pass that hides no tokens."""
-        return self.model.prefill(self.tokens, self.position_ids, len(self.tokens) - 1)
+        return self.prefill(f"all but the last of {len(self.tokens)} tokens", len(self.tokens) - 1)
 
     def _masked_predictions(
         self, visibility_masks: Bool[np.ndarray, "queries far"], num_queries: int

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lengthwise.core.errors import SettingError
-from lengthwise.influence.hidden_context import LazyAttribute, Predictions, WindowEvaluator, predict_in_batches
+from lengthwise.influence.hidden_context import Predictions, WindowEvaluator, predict_in_batches
 
 # target: the loss of the true next token. prediction: the divergence from the prediction with the whole context, which
 # is also available to a method that drops keys and values.
@@ -109,17 +109,17 @@ class SubsetScorer:
             scores[queries] = self.objective(log_probs).double().cpu().numpy()
         return scores
 
-    @LazyAttribute
+    @property
     def _unit_states(self) -> Any:
         """States of the start and far tokens; a far token reads the start tokens and its own unit."""
-        evaluator, start = self.evaluator, len(self.evaluator.window.start)
-        seq, group = len(evaluator.tokens), np.full(len(evaluator.tokens), -1)
+        return self.evaluator.prefill("single units", self.evaluator.num_prefix, self._unit_mask)
+
+    def _unit_mask(self) -> Bool[Tensor, "seq seq"]:
+        start, seq = len(self.evaluator.window.start), len(self.evaluator.tokens)
+        group = np.full(seq, -1)
         for number, unit in enumerate(self.units):
             group[start + unit] = number
-        mask = (group[:, None] == group) | (np.arange(seq) < start)
-        return evaluator.model.prefill(
-            evaluator.tokens, evaluator.position_ids, evaluator.num_prefix, torch.from_numpy(np.tril(mask))
-        )
+        return torch.from_numpy(np.tril((group[:, None] == group) | (np.arange(seq) < start)))
 
     def gradient(self, *, context: str) -> Float[np.ndarray, " units"]:
         """Return the negative gradient of the objective with respect to a gate on the attention to each unit.

@@ -1,5 +1,6 @@
 """Evaluator that predicts each target with all far tokens, then with only k selected far tokens."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -51,6 +52,8 @@ NUM_LOSS_DIGITS = 6
 NUM_SHARED, NUM_THREADS = 16, 48
 LogProbs = Float[Tensor, " vocab"]
 T = TypeVar("T")
+# States of far tokens by kind, for each sequence of start and far tokens.
+SharedStates = defaultdict[bytes, dict[str, Any]]
 
 
 class StopRequestedError(Exception):
@@ -180,12 +183,13 @@ class TargetEvaluator:
         for first in range(0, len(blocks), self.num_shared):
             group, jobs = blocks[first : first + self.num_shared], list[Callable[[], UnitSelection]]()
             rows_by_block, rows, numbers = list[list[dict[str, Any]]](), list[dict[str, Any]](), list[int]()
+            shared_states: SharedStates = defaultdict(dict)
             for target_index, targets in group:
                 contexts = self._full_contexts(targets, target_index)
                 pairs = zip(targets, contexts, strict=True)
                 rows_by_block.append([self._row_without_selections(*pair, probability) for pair in pairs])
                 for row, context in zip(rows_by_block[-1], contexts, strict=True):
-                    row_jobs = self._selection_jobs(context) if row["weight"] else []
+                    row_jobs = self._selection_jobs(context, shared_states) if row["weight"] else []
                     rows.append(row)
                     numbers.append(len(row_jobs))
                     jobs += row_jobs
@@ -327,12 +331,22 @@ class TargetEvaluator:
         is_searched = random_stream(self.settings.seed, "searched", target_index).random() < probability
         return round(1 / probability, NUM_LOSS_DIGITS) if is_searched else 0.0
 
-    def _selection_jobs(self, contexts: FullContextLosses) -> list[Callable[[], UnitSelection]]:
+    def _selection_jobs(
+        self, contexts: FullContextLosses, shared_states: SharedStates
+    ) -> list[Callable[[], UnitSelection]]:
+        """Return one function per selection of a target. Targets of a block share the states of their far tokens."""
         settings, seed, max_k = self.settings, self.settings.seed, self.settings.ks[-1]
         sources = ["own", *(control for control in settings.controls if control in contexts.windows)]
-        evaluators = {source: WindowEvaluator(self.model, contexts.windows[source]) for source in sources}
+        windows = {source: contexts.windows[source] for source in sources}
+        share = self._has_stable_ids
+        evaluators = {
+            source: WindowEvaluator(
+                self.model, window, shared_states[np.r_[window.start, window.far].tobytes()] if share else None
+            )
+            for source, window in windows.items()
+        }
         units = {
-            source: split_into_units(settings.unit, contexts.windows[source].far, self.token_text) for source in sources
+            source: split_into_units(settings.unit, window.far, self.token_text) for source, window in windows.items()
         }
         objectives: dict[str, Objective] = {
             "target": TargetLoss(contexts.windows["own"].target),
