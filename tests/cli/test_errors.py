@@ -21,6 +21,7 @@ from tests.support.small_runs import small_experiment
 import lengthwise
 from lengthwise.cli.config_file import parse_assignment, read_config, read_setting_changes, select_component_names
 from lengthwise.core.errors import (
+    OTHER_NAMES,
     DeviceError,
     LengthwiseError,
     PositionIDError,
@@ -37,6 +38,7 @@ from lengthwise.core.errors import (
 )
 from lengthwise.encodings import (
     DAPE,
+    ENCODINGS,
     FIRE,
     NAPE,
     NTK,
@@ -1541,6 +1543,14 @@ def test_every_raise_of_the_covered_layers_has_a_case():
             reached |= set(places_of(error))
     assert len(expected) > 20
     assert expected - reached == set(), "add a case to CASES for these raise statements"
+
+
+@pytest.mark.parametrize("name", OTHER_NAMES)
+def test_a_name_of_another_library_suggests_the_name_of_this_one(name):
+    known = [*ENCODINGS, *(field.name for field in fields(lengthwise.TrainingSettings))]
+    assert OTHER_NAMES[name] in known
+    assert name not in known
+    assert f"did you mean '{OTHER_NAMES[name]}'?" in str(unknown_name_error("name", name, known))
 
 
 def test_an_unknown_name_error_suggests_the_nearest_name_and_lists_all():

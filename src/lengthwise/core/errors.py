@@ -110,10 +110,27 @@ class SkippedTextWarning(UserWarning):
     """Warning about skipped files, which are not text or are copies of other texts."""
 
 
+# Names in other libraries and papers, with the name in this library.
+OTHER_NAMES = {
+    "rope": "rotary",
+    "vanilla": "sinusoidal",
+    "sin": "sinusoidal",
+    "absolute": "learned",
+    "none": "nope",
+    "lr": "learning_rate",
+    "dtype": "precision",
+    "wd": "weight_decay",
+}
+
+
 def unknown_name_error(kind: str, name: str, known_names: Iterable[str]) -> UnknownNameError:
-    """Return the error for a name that is not in ``known_names``; the message suggests the most similar known name."""
+    """Return the error for a name that is not in ``known_names``; the message suggests a known name.
+
+    This is the name in this library for one of ``OTHER_NAMES``, and otherwise the most similar name.
+    """
     sorted_names = sorted(known_names)
-    similar_names = difflib.get_close_matches(name, sorted_names, n=1, cutoff=0.4)
+    similar_names = [known for known in sorted_names if known == OTHER_NAMES.get(name)]
+    similar_names = similar_names or difflib.get_close_matches(name, sorted_names, n=1, cutoff=0.4)
     hint = f"did you mean '{similar_names[0]}'? " if similar_names else ""
     return UnknownNameError(f"unknown {kind} '{shorten_name(name)}'; {hint}known: {', '.join(sorted_names)}")
 
