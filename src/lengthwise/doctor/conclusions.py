@@ -10,15 +10,25 @@ from typing import Any
 
 import numpy as np
 
+from lengthwise.doctor.cache_budget import EXACT, NUM_FIRST, NUM_NEAR, SELECTIONS
 from lengthwise.doctor.changes import Change
-from lengthwise.doctor.measurements import BAND, LOSS, PUBLISHED, Key
+from lengthwise.doctor.measurements import BAND, CACHE, LOSS, NEEDLE, PUBLISHED, Key
+from lengthwise.doctor.needles import CHANCE, DEPTHS
 from lengthwise.doctor.plan import Plan
-from lengthwise.influence.report.bootstrap import NO_LIMITS, DocumentBootstrap, ratio_of_sums, undefined_estimates
+from lengthwise.influence.report.bootstrap import (
+    NO_LIMITS,
+    DocumentBootstrap,
+    ratio_of_sums,
+    smallest_k,
+    undefined_estimates,
+)
 
 NUM_RESAMPLES = 2000
 # Difference in loss (nats) that does not matter, and the largest upper bound of a difference that is called absent.
 MARGIN, MAX_UNCERTAINTY = 0.02, 0.1
 WORSE, SAME, UNCLEAR, MISSING = "worse", "not worse", "cannot tell", "not measured"
+FEWER = "fewer needles"
+LEVELS = (0.9, 0.95)
 NO_TIME = "the time was over; use more --minutes"
 Estimate = dict[str, Any]
 Box = dict[str, Any]
@@ -100,7 +110,39 @@ class Findings:
             if half is not None:
                 row["increase"] = self.difference((length, PUBLISHED), (half, PUBLISHED))
                 row["verdict"] = judge_increase(row["increase"])
+                if self._finds_less(length, half):
+                    row["verdict"] = FEWER
             rows.append(row)
+        return rows
+
+    def needles(self, length: int) -> dict[int, float]:
+        """Return the share of needles that the model finds, by document."""
+        return {
+            index: sum(found) / len(found)
+            for index in range(self.plan.documents)
+            if (found := self.values.get((NEEDLE, index, length))) is not None
+        }
+
+    def _finds_less(self, length: int, half: int) -> bool:
+        """Return True if the model finds clearly fewer needles than at half the length, where it finds them."""
+        at_half = self.estimate(self.needles(half))
+        if at_half["low"] is None or at_half["low"] <= CHANCE:
+            return False
+        lost = self.estimate(self.needles(half), self.needles(length))
+        return lost["low"] is not None and lost["low"] > 0
+
+    def needle_rows(self) -> list[dict[str, Any]]:
+        """Share of found needles by length, and by depth."""
+        rows = []
+        for length in self.plan.lengths:
+            found = [
+                value
+                for index in range(self.plan.documents)
+                if (value := self.values.get((NEEDLE, index, length))) is not None
+            ]
+            if found:
+                share = self.estimate(self.needles(length))
+                rows.append({"length": length, "share": share, "by_depth": np.mean(found, axis=0).tolist()})
         return rows
 
     @property
@@ -143,6 +185,11 @@ class Findings:
                 sentence += f" At {unclear['length']:,} tokens, we cannot tell."
         elif works_to is not None and works_to == max(measured):
             sentence = f"It works to {works_to:,} tokens, the longest length that was measured."
+        elif fewer := next((row for row in self.length_rows if row.get("verdict") == FEWER), None):
+            start = f"It works to {works_to:,} tokens" if works_to is not None else "It fails at the shortest lengths"
+            sentence = (
+                f"{start}; at {fewer['length']:,} tokens it finds fewer needles than at {fewer['half']:,} tokens."
+            )
         else:
             last = f"It works to {works_to:,} tokens; beyond, we" if works_to is not None else "We"
             reason = (
@@ -161,6 +208,8 @@ class Findings:
             "fails_at": fails_at,
             "trained": plan.trained,
             "rows": self.length_rows,
+            "needles": self.needle_rows(),
+            "depths": DEPTHS,
             "header": ["tokens", "loss", "minus loss at half", "verdict", "documents"],
             "table": [
                 [
@@ -176,6 +225,10 @@ class Findings:
                 f"All lengths predict the same {plan.num_targets:,} consecutive tokens, one block in each of "
                 f"{plan.documents} documents, without a stride; they are the last tokens that the model reads.",
                 f"An increase below {MARGIN} nats is ignored.",
+                f"Needles: {len(DEPTHS)} passwords at several depths of one text; each answer competes with the other "
+                f"passwords (chance: {CHANCE:.2f})."
+                if self.needle_rows()
+                else "Needles were not measured.",
                 *self._joined_note(),
             ],
         }
@@ -399,6 +452,59 @@ class Findings:
                 ]
                 for row in rows
             ],
+        }
+
+    def keep_box(self) -> Box:
+        """Return the box "What to keep"."""
+        keys = [key for key in self.values if key[0] == CACHE and self.values[key] is not None]
+        found = [self.values[key] for key in sorted(keys)]
+        box: Box = {"title": "What to keep", "rows": [], "notes": []}
+        if not found:
+            return {**box, "sentence": f"Not measured: the context is too short, or {NO_TIME}."}
+        tokens, bootstrap = found[0]["tokens"], DocumentBootstrap(seed=self.seed, num_resamples=NUM_RESAMPLES)
+        nothing = np.array([each["nothing"] for each in found])
+        rows = []
+        for name in SELECTIONS:
+            gains = nothing[:, None] - np.array([each["divergences"][name] for each in found])
+            statistic = ratio_of_sums(np.concatenate([gains, nothing[:, None]], axis=1))
+            shares = bootstrap(statistic, len(found), "far tokens have no effect", limits=NO_LIMITS)
+            budgets = smallest_k(statistic, tokens, LEVELS, len(found), "far tokens have no effect", bootstrap)
+            rows.append({"selection": name, "shares": shares, "budgets": budgets})
+        exact, *others = rows
+
+        def budget(row: Mapping[str, Any], level: int) -> str:
+            entry = row["budgets"][level]
+            if entry["beyond"]:
+                return f"over {tokens[-1]:,}"
+            if entry["k"] is None:
+                return "unknown"
+            upper = (
+                "no interval"
+                if entry["reason"]
+                else f"{entry['low'] or '-'} to {entry['high'] or f'over {tokens[-1]}'}"
+            )
+            return f"{entry['k']:,} ({upper})"
+
+        rest = "; ".join(f"{row['selection']} {budget(row, 0)}" for row in others)
+        sentence = (
+            f"Of {found[0]['far']:,} far tokens, the {EXACT} needs {budget(exact, 0)} for 90% of their effect; {rest}."
+        )
+        notes = [
+            f"Every selection also keeps the first {NUM_FIRST} and the last {NUM_NEAR} tokens. The target of a document "
+            "is the one that far tokens change most. All heads keep the same tokens.",
+            "Attention is that of the last token, averaged over layers and heads.",
+        ]
+        if len(found) < self.plan.documents:
+            notes.append(f"Measured for {len(found)} of {self.plan.documents} documents.")
+        return {
+            **box,
+            "sentence": sentence,
+            "far": found[0]["far"],
+            "tokens": tokens,
+            "rows": rows,
+            "header": ["selection", *(f"far tokens for {level:.0%}" for level in LEVELS)],
+            "table": [[row["selection"], *(budget(row, level) for level in range(len(LEVELS)))] for row in rows],
+            "notes": notes,
         }
 
     def answers(self, boxes: Mapping[str, Box]) -> list[dict[str, str]]:

@@ -80,9 +80,12 @@ class Examination:
         bands = list(plan.band_groups())
         yield from (group for group in bands if group.keys[0][2] <= half)
         yield from self._cost_groups(findings, half)
+        yield plan.cache_group()
+        needles = list(plan.needle_groups())
+        yield from (group for group in needles if group.keys[0][2] <= half)
         yield from change_groups[1:]
         yield from self._cost_groups(findings, plan.lengths[-1])
-        yield from (group for group in bands if group.keys[0][2] > half)
+        yield from (group for group in (*bands, *needles) if group.keys[0][2] > half)
 
     def _cost_groups(self, findings: Findings, longest: int) -> Iterator[Group]:
         """Yield the losses after the best edit at other lengths, which show its cost."""
@@ -209,11 +212,7 @@ def summarize(examination: Examination) -> dict[str, Any]:
         "works": findings.works_box(),
         "needs": findings.needs_box(),
         "why": findings.why_box(),
-        "keep": {
-            "title": "What to keep",
-            "sentence": "Not measured: this version does not search the cache; use lengthwise influence --mode decode.",
-            "notes": [],
-        },
+        "keep": findings.keep_box(),
         "change": findings.change_box(),
     }
     return {

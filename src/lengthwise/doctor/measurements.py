@@ -8,7 +8,9 @@ import torch
 
 from lengthwise.core.errors import ModelError
 from lengthwise.core.randomness import random_stream
+from lengthwise.doctor.cache_budget import measure_cache_budget
 from lengthwise.doctor.changes import Change, build_edited_model, list_changes, rope_settings
+from lengthwise.doctor.needles import ask_needles
 from lengthwise.doctor.settings import DoctorSettings
 from lengthwise.doctor.windows import TargetBlock
 from lengthwise.evaluation.language_model import NextTokenModel
@@ -74,7 +76,12 @@ class Measurer:
     def measure(self, key: Key) -> Any:
         """Return the JSON value of a measurement. Raises ``ModelError`` for a loss that is not finite."""
         kind, index, length, *details = key
-        methods: dict[str, Callable[..., Any]] = {LOSS: self._loss, BAND: self._band}
+        methods: dict[str, Callable[..., Any]] = {
+            LOSS: self._loss,
+            BAND: self._band,
+            CACHE: self._cache,
+            NEEDLE: self._needle,
+        }
         return methods[kind](self.blocks[index], length, *details)
 
     def _loss(self, block: TargetBlock, length: int, change_name: str) -> float:
@@ -99,6 +106,17 @@ class Measurer:
         if replaced is None:
             return None
         return self._mean_loss(self.subject.language_model.model, torch.from_numpy(replaced.tokens), block.num_targets)
+
+    def _cache(self, block: TargetBlock, length: int) -> dict[str, Any] | None:
+        """Return the divergences by selection of far tokens."""
+        window = torch.cat([torch.tensor(self._start, dtype=torch.int64), block.window(length, len(self._start))])
+        rng = random_stream(self.seed, CACHE, block.text.name)
+        return measure_cache_budget(self.subject.language_model, window, block.num_targets, rng)
+
+    def _needle(self, block: TargetBlock, length: int) -> list[bool] | None:
+        """Return for each depth if the model finds the needle."""
+        rng = random_stream(self.seed, NEEDLE, block.text.name)
+        return ask_needles(self.subject.language_model, block.window(length, 0), length, rng)
 
     @property
     def _start(self) -> tuple[int, ...]:

@@ -4,12 +4,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from lengthwise.core.errors import SettingError
-from lengthwise.doctor.measurements import BAND, LOSS, PUBLISHED, Key, Subject
+from lengthwise.doctor.measurements import BAND, CACHE, LOSS, NEEDLE, PUBLISHED, Key, Subject
 from lengthwise.doctor.settings import EXTRAPOLATIONS, FRACTIONS, MIN_CONTEXT, DoctorSettings
 from lengthwise.influence.report.bootstrap import MIN_DOCUMENTS
 
 # Share of the time for the losses at all lengths as published, so that something remains for the other boxes.
 LOSS_SHARE = 0.5
+# Time of a search in the cache, and of the needles of a text, in passes over the same number of tokens.
+PASSES_PER_SEARCH, PASSES_PER_NEEDLES = 6.0, 1.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +76,18 @@ class Plan:
                     for source in ("other", "elsewhere")
                 ]
                 yield Group(label=f"replaced text from {near:,} to {length:,} tokens", keys=keys)
+
+    def cache_group(self) -> Group:
+        """Return the search of the cache, at an eighth of the trained context or the nearest longer length."""
+        length = min((length for length in self.lengths if 8 * length >= self.trained), default=self.lengths[-1])
+        keys = [(CACHE, index, length) for index in range(self.documents)]
+        return Group(label=f"cache of {length:,} tokens", keys=keys, passes=PASSES_PER_SEARCH)
+
+    def needle_groups(self) -> Iterator[Group]:
+        """Yield the needles by length."""
+        for length in self.lengths:
+            keys = [(NEEDLE, index, length) for index in range(self.documents)]
+            yield Group(label=f"needles in {length:,} tokens", keys=keys, passes=PASSES_PER_NEEDLES)
 
 
 def list_lengths(settings: DoctorSettings, subject: Subject) -> tuple[int, ...]:
