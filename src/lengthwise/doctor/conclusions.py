@@ -277,7 +277,9 @@ class Findings:
         missing = [
             change.name
             for change in self.changes
-            if not change.is_placebo and change.name not in [row["name"] for row in self.change_rows]
+            if not change.is_placebo
+            and (change.kept_first is None or length > self.plan.trained)
+            and change.name not in [row["name"] for row in self.change_rows]
         ]
         cause = None
         if not self.change_rows:
@@ -490,7 +492,7 @@ class Findings:
             f"Of {found[0]['far']:,} far tokens, the {EXACT} needs {budget(exact, 0)} for 90% of their effect; {rest}."
         )
         notes = [
-            f"Every selection also keeps the first {NUM_FIRST} and the last {NUM_NEAR} tokens. The target of a document "
+            f"Every selection also keeps the first {NUM_FIRST} and the last {NUM_NEAR} tokens. The target of a text "
             "is the one that far tokens change most. All heads keep the same tokens.",
             "Attention is that of the last token, averaged over layers and heads.",
         ]

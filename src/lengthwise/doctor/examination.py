@@ -26,6 +26,7 @@ from lengthwise.influence.target_evaluator import StopRequestedError
 from lengthwise.tasks import TokenizedDocument
 
 VERSION = 1
+VALUES_SUFFIX = ".jsonl"
 
 
 @dataclass(kw_only=True)
@@ -91,7 +92,8 @@ class Examination:
         """Yield the losses after the best edit at other lengths, which show its cost."""
         if (best := findings.best_edit()) is None:
             return
-        for length in (self.plan.lengths[-3], findings.reference, self.plan.lengths[0], self.plan.lengths[-1]):
+        lengths = self.plan.lengths
+        for length in dict.fromkeys((lengths[0], lengths[len(lengths) // 2], findings.reference, lengths[-1])):
             if length <= longest:
                 label = f"{best['name']} at {length:,} tokens"
                 yield Group(label=label, keys=self.plan.losses(length, best["name"]))
@@ -147,13 +149,9 @@ def examine_model(
     """
     out, settings = Path(out), DoctorSettings() if settings is None else settings
     announce = announce or (lambda line: None)
-    if out.suffix.lower() != ".html":
-        raise SettingError(f"the page {out} does not end in .html; use a name such as doctor.html")
-    check_output_file(out, MARK.encode())
+    check_page(out, resume=resume)
     with exclusive_lock(out.parent, file=out.with_suffix(".lock")):
-        values_file = out.with_suffix(".jsonl")
-        if values_file.exists() and not resume:
-            raise RunFolderError(f"{values_file} already exists; add --resume to continue it, or choose another --out")
+        values_file = out.with_suffix(VALUES_SUFFIX)
         subject = Subject.of(language_model, settings)
         longest = longest_candidate(settings, subject, sum(len(text.tokens) for text in texts))
         blocks = sample_blocks(
@@ -187,6 +185,16 @@ def examine_model(
         write_atomically(out.with_suffix(".json"), json.dumps(result, indent=2).encode() + b"\n")
         write_atomically(out, render_examination(result).encode())
         return result
+
+
+def check_page(out: Path, *, resume: bool) -> None:
+    """Raise an error for a page of another type, for a file of another program, and for values without ``resume``."""
+    if out.suffix.lower() != ".html":
+        raise SettingError(f"the page {out} does not end in .html; use a name such as doctor.html")
+    check_output_file(out, MARK.encode())
+    values_file = out.with_suffix(VALUES_SUFFIX)
+    if values_file.exists() and not resume:
+        raise RunFolderError(f"{values_file} already exists; add --resume to continue it, or choose another --out")
 
 
 def describe(subject: Subject, texts: Sequence[TokenizedDocument], settings: DoctorSettings) -> dict[str, Any]:
@@ -315,9 +323,16 @@ def _measure(examination: Examination, values_file: Path, report: Callable[[str,
             start_time = time.perf_counter()
             value = examination.measurer.measure(key)
             seconds = time.perf_counter() - start_time
-            with values_file.open("ab") as file:
-                file.write(json.dumps({"key": key, "value": value, "seconds": round(seconds, 3)}).encode() + b"\n")
+            _append(values_file, {"key": key, "value": value, "seconds": round(seconds, 3)})
             values[key] = value
             examination.seconds += seconds
             expected_seconds += group.passes * examination.speed.seconds(key[2])
             measured_seconds += seconds
+
+
+def _append(file: Path, row: Mapping[str, Any]) -> None:
+    try:
+        with file.open("ab") as stream:
+            stream.write(json.dumps(row).encode() + b"\n")
+    except OSError as error:
+        raise RunFolderError(f"cannot write {file} ({error.strerror}); free some space, and add --resume") from None
