@@ -61,7 +61,9 @@ def test_an_edit_has_the_logits_of_a_folder_with_its_lines(kind, tmp_path):
         found = logits(build_edited_model(model, change, kind).model)
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
         # Otherwise, a comparison of unchanged models would pass.
-        assert not torch.allclose(found, original, atol=1e-3, rtol=0), change.name
+        has_effect = not torch.allclose(found, original, atol=1e-3, rtol=0)
+        # Mistral never reads more keys than in training, because all its layers have a window.
+        assert has_effect or (kind, change.name) == ("mistral", "log-length scaling")
     torch.testing.assert_close(logits(model), original)
 
 

@@ -14,7 +14,7 @@ from lengthwise.cli import app as cli
 from lengthwise.core.errors import RunFolderError, SettingError
 from lengthwise.doctor.cache_budget import EXACT, NEAREST, RANDOM, measure_cache_budget
 from lengthwise.doctor.measurements import LOSS, PUBLISHED, Measurer, Subject
-from lengthwise.doctor.needles import DEPTHS, ask_needles
+from lengthwise.doctor.needles import DEPTHS, _answer, ask_needles
 from lengthwise.doctor.plan import Group, Speed, make_plan
 from lengthwise.doctor.windows import sample_blocks
 from lengthwise.evaluation.language_model import BytePairTokenizerAdapter
@@ -26,7 +26,8 @@ from lengthwise.tasks.text.tokenizer import ByteTokenizer
 
 RNG = np.random.default_rng(0)
 TEXTS = [TokenizedDocument(name=f"text {number}", tokens=RNG.integers(1, 257, 700)) for number in range(6)]
-SETTINGS = lw.DoctorSettings(trained=128, lengths=(64, 128, 256), minutes=5.0)
+LENGTHS = (64, 160)
+SETTINGS = lw.DoctorSettings(trained=128, lengths=LENGTHS, minutes=5.0, documents=5)
 
 
 def language_model(kind="llama"):
@@ -54,7 +55,7 @@ def test_a_loss_is_that_of_one_call_on_the_context(tmp_path):
     loaded = language_model()
     lw.examine_model(loaded, TEXTS, tmp_path / "doctor.html", settings=SETTINGS)
     num_targets = SETTINGS.num_targets(128)
-    blocks = sample_blocks(TEXTS, length=256, num_targets=num_targets, number=12, seed=0)
+    blocks = sample_blocks(TEXTS, length=LENGTHS[-1], num_targets=num_targets, number=5, seed=0)
     for (kind, index, length, *change), value in measured(tmp_path).items():
         if kind != LOSS or change != [PUBLISHED]:
             continue
@@ -89,13 +90,15 @@ def test_the_lines_of_a_change_give_the_measured_loss_in_plain_transformers(tmp_
 
 
 def test_a_stopped_examination_continues_with_the_same_values(tmp_path):
-    loaded, calls = language_model(), 0
-    lw.examine_model(loaded, TEXTS, tmp_path / "whole/doctor.html", settings=SETTINGS)
+    loaded, calls, last_call = language_model(), 0, 10**9
 
     def stop():
         nonlocal calls
         calls += 1
-        return calls > 2000
+        return calls > last_call
+
+    lw.examine_model(loaded, TEXTS, tmp_path / "whole/doctor.html", settings=SETTINGS, stop=stop)
+    calls, last_call = 0, calls // 2
 
     out = tmp_path / "stopped/doctor.html"
     assert lw.examine_model(loaded, TEXTS, out, settings=SETTINGS, stop=stop) is None
@@ -105,7 +108,7 @@ def test_a_stopped_examination_continues_with_the_same_values(tmp_path):
         file.write('{"key": ["lo')
     with pytest.raises(RunFolderError, match="add --resume"):
         lw.examine_model(loaded, TEXTS, out, settings=SETTINGS)
-    other = lw.DoctorSettings(trained=128, lengths=(64, 128, 256), minutes=5.0, seed=1)
+    other = lw.DoctorSettings(trained=128, lengths=LENGTHS, minutes=5.0, documents=5, seed=1)
     with pytest.raises(RunFolderError, match="another settings"):
         lw.examine_model(loaded, TEXTS, out, settings=other, resume=True)
     lw.examine_model(loaded, TEXTS, out, settings=SETTINGS, resume=True)
@@ -166,6 +169,14 @@ def test_needles_are_found_within_the_reach_of_a_model(reach, found):
     assert sum(answers[: len(answers) - found]) <= 1
 
 
+def test_answers_are_those_of_passes_without_a_cache():
+    model, context = language_model().model, torch.from_numpy(TEXTS[0].tokens[:300].astype(np.int64))
+    questions, candidates = [torch.arange(10, 20), torch.arange(30, 35)], [100, 101]
+    passes = [model.log_probs_without_cache(torch.cat([context, question])) for question in questions]
+    expected = [int(log_probs[candidates].argmax()) == index for index, log_probs in enumerate(passes)]
+    assert _answer(model, context, questions, candidates) == expected
+
+
 def test_the_exact_search_keeps_at_least_as_much_as_other_selections():
     tokens = torch.from_numpy(TEXTS[0].tokens[:260].astype(np.int64))
     result = measure_cache_budget(language_model(), tokens, 4, np.random.default_rng(0))
@@ -175,6 +186,7 @@ def test_the_exact_search_keeps_at_least_as_much_as_other_selections():
         assert (divergences[EXACT] <= divergences[name] + 0.01 * result["nothing"]).all(), name
 
 
+@pytest.mark.slow
 def test_a_model_that_is_a_run_is_examined(tmp_path):
     setup = ["train", "--task", "text", "--scheme", "sequential", "--encoding", "rotary", "--quick"]
     cli.main([*setup, "--out", str(tmp_path / "run")])

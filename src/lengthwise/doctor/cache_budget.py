@@ -87,7 +87,7 @@ def measure_cache_budget(
 def _rank(values: Float[Tensor, " far"]) -> list[int]:
     """Return the numbers of the units, those with the largest sum of values first."""
     sums = values.float().cpu().numpy().reshape(-1, UNIT_TOKENS).sum(axis=1)
-    return np.argsort(-sums, kind="stable").tolist()  # type: ignore[no-any-return]
+    return np.argsort(-sums, kind="stable").tolist()
 
 
 def _key_norms(states: Any) -> Float[Tensor, " states"]:
