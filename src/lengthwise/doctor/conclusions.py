@@ -65,6 +65,8 @@ class Findings:
     impossible: Sequence[str]
     own_tokens: Sequence[int]
     seed: int
+    # Largest number of position IDs (None: unlimited).
+    max_length: int | None = None
 
     def losses(self, length: int, change: str = PUBLISHED) -> dict[int, float]:
         """Return the losses by document."""
@@ -513,7 +515,9 @@ class Findings:
         """Return the answers to the questions of a user, for the first screen."""
         works, fails = self.works_to, self.fails_at
         asked = 2 * self.plan.trained
-        if fails is not None and fails <= asked:
+        if self.max_length is not None and self.max_length < asked:
+            feed = f"No, it has only {self.max_length:,} positions. {boxes['works']['sentence']}"
+        elif fails is not None and fails <= asked:
             feed = f"No. {boxes['works']['sentence']}"
         elif works is not None and works >= asked:
             feed = f"Yes. {boxes['works']['sentence']}"

@@ -52,6 +52,7 @@ class Examination:
             impossible=subject.impossible,
             own_tokens=own_tokens,
             seed=self.settings.seed,
+            max_length=subject.max_length,
         )
 
     def groups(self) -> Iterator[Group]:
