@@ -1,5 +1,7 @@
 """Conclusions from planted measurements: the planted failure and cause are found, and noise is "cannot tell"."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -50,6 +52,12 @@ def test_a_healthy_model_needs_no_change():
     assert (findings.works_to, findings.fails_at) == (1024, None)
     assert findings.change_box()["lines"] == []
     assert findings.why_box()["cause"] is None
+
+
+def test_a_model_without_positions_for_twice_its_context_cannot_be_fed_it():
+    findings = replace(plant((0.0, -0.1, -0.1, -0.1), noise=0.005), max_length=TRAINED)
+    boxes = {"works": findings.works_box(), "needs": findings.needs_box(), "change": findings.change_box()}
+    assert "only 512 positions" in findings.answers(boxes)[0]["answer"]
 
 
 @pytest.mark.parametrize(("documents", "noise"), [(4, 0.005), (8, 2.0)])

@@ -46,8 +46,6 @@ def test_every_family_has_a_page_with_five_boxes(kind, tmp_path):
     page = (tmp_path / "doctor.html").read_text()
     assert all(result["boxes"][name]["title"] in page for name in result["boxes"])
     assert "http" not in page.replace("http-equiv", "")
-    # Only learned positions have a limit.
-    assert ("has only" in result["answers"][0]["answer"]) == (kind == "gpt2")
     values = measured(tmp_path)
     assert {key[2] for key in values if key[0] == LOSS and key[3] == PUBLISHED} == set(SETTINGS.lengths)
     assert json.loads((tmp_path / "doctor.json").read_text()) == json.loads(json.dumps(result))
