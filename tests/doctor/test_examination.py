@@ -30,8 +30,8 @@ LENGTHS = (64, 160)
 SETTINGS = lw.DoctorSettings(trained=128, lengths=LENGTHS, minutes=5.0, documents=5)
 
 
-def language_model(kind="llama"):
-    return LanguageModel(model=CausalLM(tiny_model(kind), "tiny"), codec=HFTokenizerAdapter(byte_tokenizer(), "tiny"))
+def language_model(kind="llama", name="tiny"):
+    return LanguageModel(model=CausalLM(tiny_model(kind), name), codec=HFTokenizerAdapter(byte_tokenizer(), "tiny"))
 
 
 def measured(folder):
@@ -41,10 +41,12 @@ def measured(folder):
 
 @pytest.mark.parametrize("kind", ["llama", "gpt_neox", "qwen3", "olmo2", "gemma3", "mistral", "gpt2"])
 def test_every_family_has_a_page_with_five_boxes(kind, tmp_path):
-    result = lw.examine_model(language_model(kind), TEXTS, tmp_path / "doctor.html", settings=SETTINGS)
+    result = lw.examine_model(language_model(kind, "<b>x"), TEXTS, tmp_path / "doctor.html", settings=SETTINGS)
     assert list(result["boxes"]) == ["works", "needs", "why", "keep", "change"]
     page = (tmp_path / "doctor.html").read_text()
     assert all(result["boxes"][name]["title"] in page for name in result["boxes"])
+    assert "&lt;b&gt;x" in page
+    assert "<b>" not in page
     assert "http" not in page.replace("http-equiv", "")
     values = measured(tmp_path)
     assert {key[2] for key in values if key[0] == LOSS and key[3] == PUBLISHED} == set(SETTINGS.lengths)
