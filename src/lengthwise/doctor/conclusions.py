@@ -40,7 +40,7 @@ def format_estimate(estimate: Estimate, digits: int = 2, sign: bool = False) -> 
         return f"unknown ({estimate['reason']})"
     value = f"{estimate['value']:{'+' if sign else ''}.{digits}f}"
     if estimate["low"] is None:
-        return f"{value} (no interval: {estimate['reason']})"
+        return f"{value} (no interval: {estimate['reason'].partition(',')[0]})"
     return f"{value} [{estimate['low']:.{digits}f}, {estimate['high']:.{digits}f}]"
 
 
@@ -430,9 +430,10 @@ class Findings:
         measured = rows[-1]["to"]
         if box["needed_to"] is None:
             first = next(row for row in unclear if row["from"] >= end)
+            start = f"They gain up to {end:,} tokens; from" if useful else "From"
             sentence = (
-                f"They gain up to {end:,} tokens; from {first['from']:,} to {first['to']:,} tokens we cannot tell: own "
-                f"text gains {format_estimate(first['other'], 3)} nats over another text."
+                f"{start} {first['from']:,} to {first['to']:,} tokens, we cannot tell: own text gains "
+                f"{format_estimate(first['other'], 3)} nats over another text."
             )
         elif end == measured:
             sentence = (
@@ -440,8 +441,10 @@ class Findings:
                 f"away gains {format_estimate(rows[-1]['other'], 3)} nats over another text."
             )
         else:
+            largest = max(row["other"]["high"] for row in rows if row["from"] >= end)
             sentence = (
-                f"They need about {end:,} tokens: own text beyond gains nothing over another text ({MARGIN} nats)."
+                f"They need {'about' if useful else 'at most'} {end:,} tokens: own text beyond gains at most "
+                f"{max(0.0, largest):.2f} nats over another text."
             )
         return {
             **box,
