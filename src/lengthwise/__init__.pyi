@@ -1,4 +1,6 @@
 from .core.errors import LengthwiseError, UntrainedDistanceWarning
+from .doctor.examination import examine_model
+from .doctor.settings import DoctorSettings
 from .encodings import ENCODINGS, Encoding, EncodingSettings, EncodingSize
 from .evaluation.exact_match import EvaluationSettings
 from .experiments.coupling_methods import find_coupling
@@ -34,6 +36,7 @@ __all__ = [
     "TASKS",
     "Assignment",
     "DecoderSettings",
+    "DoctorSettings",
     "Encoding",
     "EncodingSettings",
     "EncodingSize",
@@ -54,6 +57,7 @@ __all__ = [
     "diagnose_run",
     "evaluate",
     "evaluate_language_model",
+    "examine_model",
     "experiment",
     "find_coupling",
     "generate_from_prompt",

@@ -45,7 +45,7 @@ PATHS = (
 POOLS = (NUMBERS, WORDS, NAMES, UNUSUAL, PATHS)
 # Option values that keep a valid command short.
 SMALL = {"steps": "2", "num_examples": "4", "lengths": "4,8", "size": "quick"}
-SMALL |= {"targets": "4", "seeds": "1", "workers": "1"}
+SMALL |= {"targets": "4", "seeds": "1", "workers": "1", "minutes": "0.05"}
 GRID = '{"base": {"task": "parity", "scheme": "sequential", "training.steps": 2}, "grid": {"encoding": ["nope"]}}'
 # Valid arguments of each command.
 ARGUMENTS = {
@@ -58,6 +58,7 @@ ARGUMENTS = {
     "sweep": ("grid.json", "run", "missing.py"),
     "generate": ("run", "plain"),
     "influence": ("hf", "run"),
+    "doctor": ("hf", "run"),
     "certify": ("run", "parity", "growing gap"),
     "diagnose": ("run", "plain"),
     "show": ("run", "rows", "parity", "rows.jsonl"),
@@ -95,7 +96,7 @@ def command(rng: random.Random) -> list[str]:
         elif name in SMALL:
             line += [parameter.opts[0], SMALL[name]]
         elif name == "out":
-            line += ["--out", f"out-{rng.randrange(3)}" + (".html" if verb == "report" else "")]
+            line += ["--out", f"out-{rng.randrange(3)}" + (".html" if verb in ("doctor", "report") else "")]
         elif name == "form":
             line += ["--format", rng.choice(("hf", "run", "lm-eval"))]
     return line

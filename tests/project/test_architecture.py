@@ -24,6 +24,7 @@ ROOMS = (
     "influence",
     "report",
     "hf",
+    "doctor",
     "cli",
 )
 FORBIDDEN_NAMES = {"utils", "common", "helpers", "misc", "base", "manager", "data"}

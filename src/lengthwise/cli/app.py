@@ -15,6 +15,7 @@ from lengthwise.cli.commands.certify import certify
 from lengthwise.cli.commands.compare import compare_
 from lengthwise.cli.commands.couple import couple
 from lengthwise.cli.commands.diagnose import diagnose
+from lengthwise.cli.commands.doctor import doctor
 from lengthwise.cli.commands.evaluate import evaluate_, generate_
 from lengthwise.cli.commands.export import export
 from lengthwise.cli.commands.influence import influence
@@ -92,7 +93,7 @@ def add_options(
 
 COMMANDS: tuple[Callable[..., None], ...] = (
     *(list_, prepare, couple, train_, evaluate_, compare_, sweep_, generate_),
-    *(show_, influence, certify, diagnose, reproduce_, export, report, watch),
+    *(show_, influence, doctor, certify, diagnose, reproduce_, export, report, watch),
 )
 for command in COMMANDS:
     app.command(command.__name__.rstrip("_"))(command)

@@ -1,0 +1,163 @@
+"""Tiny models with planted faults, to see if the cause that `lengthwise doctor` names is the planted one.
+
+``python benchmarks/faulty_models.py OUT --seed 0`` trains one model on synthetic texts, gives copies of it one fault
+each, examines them, and prints a row per model. In each text, phrases of eight tokens repeat in random order, so far
+tokens predict the next one.
+"""
+
+import argparse
+import copy
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import lengthwise as lw
+from lengthwise.hf.causal_lm import CausalLM
+from lengthwise.hf.language_models import LanguageModel
+from lengthwise.tasks import TokenizedDocument
+
+VOCABULARY, TRAINED, PHRASES, PHRASE_TOKENS = 64, 256, 8, 8
+NUM_TEXTS, TEXT_TOKENS, BATCH = 32, 1200, 16
+LENGTHS = (64, 128, 256, 512)
+ROTARY, MEMORY = "did not occur in training", "not those of its file"
+
+
+class Codec:
+    """Tokenizer without a start token; every token is its number."""
+
+    name, start = "numbers", ()
+
+    def encode(self, text: str) -> list[int]:
+        """Return the bytes of a text as tokens; needles are not among the measured texts."""
+        return [byte % VOCABULARY for byte in text.encode()]
+
+    def token_text(self, token: int) -> str:
+        """Return the number of a token."""
+        return f" {token}"
+
+
+def sample_text(rng: np.random.Generator, length: int) -> np.ndarray:
+    """Return a text of phrases that repeat in random order."""
+    phrases = rng.integers(0, VOCABULARY, (PHRASES, PHRASE_TOKENS))
+    order = rng.integers(0, PHRASES, length // PHRASE_TOKENS + 1)
+    return phrases[order].ravel()[:length]
+
+
+def train_model(seed: int, steps: int) -> LlamaForCausalLM:
+    """Return a model that was trained on windows of ``TRAINED`` tokens."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=TRAINED,
+        tie_word_embeddings=True,
+    )
+    model, rng = LlamaForCausalLM(config), np.random.default_rng([seed, 1])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps)
+    for step in range(steps):
+        tokens = torch.from_numpy(np.stack([sample_text(rng, TRAINED) for _ in range(BATCH)]))
+        loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        if step % 100 == 0 or step == steps - 1:
+            print(f"step {step}: loss {loss.item():.3f}", flush=True)
+    return model.eval()
+
+
+def rescale_angles(model: LlamaForCausalLM) -> None:
+    """Give the model in memory the angles of another theta."""
+    config = copy.deepcopy(model.config)
+    config.rope_parameters = {**config.rope_parameters, "rope_theta": 500.0}
+    model.model.rotary_emb = type(model.model.rotary_emb)(config)
+
+
+def round_angles(model: LlamaForCausalLM) -> None:
+    """Round the products of IDs and frequencies to bfloat16, as a cast of the whole model once did."""
+    rotary = model.model.rotary_emb
+
+    def forward(x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        angles = (position_ids[..., None].bfloat16() * rotary.inv_freq.bfloat16()).float()
+        angles = torch.cat([angles, angles], dim=-1)
+        return angles.cos(), angles.sin()
+
+    rotary.forward = forward
+
+
+def cut_table(model: LlamaForCausalLM) -> None:
+    """Give all IDs beyond half of the trained context the same angles."""
+    rotary = model.model.rotary_emb
+    forward = rotary.forward
+    rotary.forward = lambda x, position_ids: forward(x, position_ids.clamp(max=TRAINED // 2 - 1))
+
+
+def claim_more(model: LlamaForCausalLM) -> None:
+    """Claim four times the trained context."""
+    model.config.max_position_embeddings = 4 * TRAINED
+
+
+# Faults with a part of the expected cause.
+FAULTS: dict[str, tuple[Callable[[LlamaForCausalLM], None], str | None]] = {
+    "trained on short windows only": (lambda model: None, ROTARY),
+    "max_position_embeddings that lies": (claim_more, ROTARY),
+    "RoPE table cut": (cut_table, MEMORY),
+    "angles rounded to bfloat16": (round_angles, MEMORY),
+    "wrong theta in memory": (rescale_angles, MEMORY),
+}
+
+
+def examine(model: LlamaForCausalLM, name: str, seed: int, out: Path) -> dict:
+    """Return the conclusions about one model."""
+    rng = np.random.default_rng([seed, 2])
+    texts = [
+        TokenizedDocument(name=f"text {number}", tokens=sample_text(rng, TEXT_TOKENS)) for number in range(NUM_TEXTS)
+    ]
+    settings = lw.DoctorSettings(lengths=LENGTHS, minutes=10.0, documents=NUM_TEXTS, seed=seed)
+    loaded = LanguageModel(model=CausalLM(model, name), codec=Codec())
+    result = lw.examine_model(loaded, texts, out / f"{seed}-{name.replace(' ', '_')}.html", settings=settings)
+    boxes = result["boxes"]
+    return {
+        "model": name,
+        "seed": seed,
+        "losses": [round(row["loss"]["value"], 3) for row in boxes["works"]["rows"]],
+        "works_to": boxes["works"]["works_to"],
+        "fails_at": boxes["works"]["fails_at"],
+        "cause": boxes["why"]["cause"],
+        "why": boxes["why"]["sentence"],
+        "change": boxes["change"]["sentence"],
+    }
+
+
+def main(out: Path, seed: int, steps: int) -> Iterator[dict]:
+    """Yield the row of each faulty model."""
+    out.mkdir(parents=True, exist_ok=True)
+    base = train_model(seed, steps)
+    for name, (plant, expected) in FAULTS.items():
+        model = copy.deepcopy(base)
+        plant(model)
+        row = examine(model, name, seed, out)
+        row["is_right"] = None if row["cause"] is None else expected is not None and expected in row["cause"]
+        yield row
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=1500)
+    arguments = parser.parse_args()
+    with (arguments.out.parent / f"{arguments.out.name}.jsonl").open("a") as file:
+        for row in main(arguments.out, arguments.seed, arguments.steps):
+            print(json.dumps(row), flush=True)
+            file.write(json.dumps(row) + "\n")

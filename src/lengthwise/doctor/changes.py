@@ -1,0 +1,191 @@
+"""Changes of a model, one per possible cause of a failure at long contexts, as edits of its configuration.
+
+An edited model is what `transformers` builds from the edited configuration and the same weights, so a change that helps
+here helps after an edit of ``config.json``.
+"""
+
+import copy
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.utils import logging
+
+from lengthwise.hf.causal_lm import WINDOW_SETTINGS, CausalLM, smallest_attention_window
+from lengthwise.hf.model_parts import LOG_LENGTH_ATTENTION, count_log_scaled_layers
+
+# Layers of a model with several kinds of attention that read far tokens.
+FAR_LAYERS = "full_attention"
+# Numbers of first tokens that stay if the middle is dropped.
+NUM_FIRST_TOKENS = 64
+KEPT_ROPE_SETTINGS = ("rope_theta", "partial_rotary_factor")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One change: settings of the configuration to replace, or a change of the tokens or IDs of each window.
+
+    ``cause`` completes the sentence "The model fails because ...". ``kept_first`` is the number of first tokens to keep
+    when the middle is dropped (None: the window is unchanged). A placebo should have no effect.
+    """
+
+    name: str
+    cause: str
+    edit: Mapping[str, Any] = field(default_factory=dict)
+    attention: str | None = None
+    kept_first: int | None = None
+    shifts_ids: bool = False
+    is_placebo: bool = False
+
+    @property
+    def is_edit(self) -> bool:
+        """True if the change replaces settings of the configuration."""
+        return bool(self.edit)
+
+    def lines(self) -> list[str]:
+        """Return the lines of ``config.json`` to write."""
+        return [f'"{name}": {json.dumps(value)}' for name, value in self.edit.items()]
+
+
+def rope_settings(config: PreTrainedConfig) -> dict[str, Any] | None:
+    """Return the rotary settings of the layers that read far tokens, or None for a model without rotary encoding."""
+    parameters = getattr(config, "rope_parameters", None)
+    if not parameters:
+        return None
+    settings = parameters.get(FAR_LAYERS, parameters)
+    return dict(settings) if settings and "rope_theta" in settings else None
+
+
+def num_rotary_features(config: PreTrainedConfig) -> int:
+    """Return the number of rotated features per head."""
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return int(head_dim * (rope_settings(config) or {}).get("partial_rotary_factor", 1.0))
+
+
+def _edit_rope(config: PreTrainedConfig, max_positions: int, **settings: Any) -> dict[str, Any]:
+    old = rope_settings(config)
+    assert old is not None
+    new = {name: old[name] for name in KEPT_ROPE_SETTINGS if name in old} | settings
+    parameters = config.rope_parameters
+    parameters = {**parameters, FAR_LAYERS: new} if FAR_LAYERS in parameters else new
+    return {"rope_parameters": parameters, "max_position_embeddings": max_positions}
+
+
+def list_changes(model: PreTrainedModel | None, trained: int) -> tuple[list[Change], list[str]]:
+    """Return the changes for a model, the most promising first, and a sentence per change that is impossible.
+
+    ``model`` is None for a run of this library, whose encoding is fixed by training.
+    """
+    changes, impossible = list[Change](), list[str]()
+    shift = Change(
+        name="shifted IDs", cause="its predictions depend on absolute position IDs", shifts_ids=True, is_placebo=True
+    )
+    dropped = Change(
+        name="first tokens kept, middle dropped",
+        cause="more tokens than it was trained on disturb its attention",
+        kept_first=NUM_FIRST_TOKENS,
+    )
+    if model is None:
+        return [dropped, shift], ["A run of this library keeps the encoding of its training; train it on longer texts."]
+    config = model.config.get_text_config()
+    if (rope := rope_settings(config)) is None:
+        impossible.append(
+            "The model has no rotary encoding, so its position IDs cannot be scaled; only shorter inputs or training "
+            "can help."
+        )
+    else:
+        scaled = "its rotary angles at these distances did not occur in training"
+        dim, theta = num_rotary_features(config), rope["rope_theta"]
+
+        def yarn(factor: float) -> Change:
+            settings = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": trained}
+            return Change(
+                name=f"YaRN {factor:g}x", cause=scaled, edit=_edit_rope(config, int(trained * factor), **settings)
+            )
+
+        def linear(factor: float) -> Change:
+            settings = {"rope_type": "linear", "factor": factor}
+            return Change(
+                name=f"compressed IDs {factor:g}x",
+                cause=scaled,
+                edit=_edit_rope(config, int(trained * factor), **settings),
+            )
+
+        changes += [yarn(2.0)]
+        if dim > 2:
+            settings = {"rope_type": "dynamic", "factor": 2.0}
+            # The scaling starts at max_position_embeddings.
+            dynamic = _edit_rope(config, trained, **settings)
+            ntk = _edit_rope(config, 2 * trained, rope_type="default", rope_theta=theta * 2 ** (dim / (dim - 2)))
+            changes += [
+                Change(name="dynamic NTK 2x", cause=scaled, edit=dynamic),
+                Change(name="NTK 2x", cause=scaled, edit=ntk),
+            ]
+        else:
+            impossible.append(f"NTK scaling divides by zero for {dim} rotary features per head, so it was left out.")
+        changes += [
+            Change(name="angles from the configuration", cause="its rotary angles in memory are not those of its file"),
+            linear(2.0),
+            yarn(4.0),
+            linear(4.0),
+        ]
+    if smallest_attention_window(config) is not None:
+        windows = {name: getattr(config, name, None) for name in WINDOW_SETTINGS}
+        widened = {name: 2 * value for name, value in windows.items() if value}
+        changes.insert(1, Change(name="attention window 2x", cause="its attention window is too short", edit=widened))
+    if _supports_log_scaling(model):
+        changes.append(
+            Change(
+                name="log-length scaling",
+                cause="its attention spreads over more keys than in training",
+                edit={"log_length_from": trained},
+                attention=LOG_LENGTH_ATTENTION,
+            )
+        )
+    else:
+        impossible.append("The attention code of the model does not support log-length scaling.")
+    changes.insert(min(2, len(changes)), dropped)
+    return [*changes, shift], impossible
+
+
+def _supports_log_scaling(model: PreTrainedModel) -> bool:
+    attention = model.config.get_text_config()._attn_implementation
+    try:
+        model.set_attn_implementation(LOG_LENGTH_ATTENTION)
+        return count_log_scaled_layers(model) > 0
+    except (ValueError, RuntimeError, TypeError):
+        return False
+    finally:
+        model.set_attn_implementation(attention)
+
+
+def edit_config(config: PreTrainedConfig, edit: Mapping[str, Any]) -> PreTrainedConfig:
+    """Return a copy of a configuration with other settings of its text model."""
+    edited: PreTrainedConfig = copy.deepcopy(config)
+    for name, value in copy.deepcopy(dict(edit)).items():
+        setattr(edited.get_text_config(), name, value)
+    return edited
+
+
+@torch.no_grad()
+def build_edited_model(model: PreTrainedModel, change: Change, name: str) -> CausalLM:
+    """Return the model that `transformers` loads from the edited configuration; it shares the weights of ``model``."""
+    settings: Any = logging
+    verbosity, has_progress_bar = settings.get_verbosity(), settings.is_progress_bar_enabled()
+    settings.set_verbosity_error()
+    settings.disable_progress_bar()
+    try:
+        edited: Any = type(model).from_pretrained(
+            None, config=edit_config(model.config, change.edit), state_dict=model.state_dict(), dtype=model.dtype
+        )
+    finally:
+        settings.set_verbosity(verbosity)
+        if has_progress_bar:
+            settings.enable_progress_bar()
+    causal = CausalLM(edited.to(next(model.parameters()).device), f"{name} with {change.name}")
+    if change.attention is not None:
+        causal.model.set_attn_implementation(change.attention)
+    return causal

@@ -1,0 +1,533 @@
+"""Conclusions from the measurements: five boxes with one sentence each, and answers to three questions.
+
+Every interval has a level of 95% over documents. A conclusion that the intervals do not support is "cannot tell".
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from lengthwise.doctor.cache_budget import EXACT, NUM_FIRST, NUM_NEAR, SELECTIONS
+from lengthwise.doctor.changes import Change
+from lengthwise.doctor.measurements import BAND, CACHE, LOSS, NEEDLE, PUBLISHED, Key
+from lengthwise.doctor.needles import CHANCE, DEPTHS
+from lengthwise.doctor.plan import Plan
+from lengthwise.influence.report.bootstrap import (
+    NO_LIMITS,
+    DocumentBootstrap,
+    ratio_of_sums,
+    smallest_k,
+    undefined_estimates,
+)
+
+NUM_RESAMPLES = 2000
+# Difference in loss (nats) that does not matter, and the largest upper bound of a difference that is called absent.
+MARGIN, MAX_UNCERTAINTY = 0.02, 0.1
+WORSE, SAME, UNCLEAR, MISSING = "worse", "not worse", "cannot tell", "not measured"
+FEWER = "fewer needles"
+LEVELS = (0.9, 0.95)
+NO_TIME = "the time was over; use more --minutes"
+Estimate = dict[str, Any]
+Box = dict[str, Any]
+
+
+def format_estimate(estimate: Estimate, digits: int = 2, sign: bool = False) -> str:
+    """Return a value with its interval, such as ``0.85 [0.70, 1.00]``."""
+    if estimate["value"] is None:
+        return f"unknown ({estimate['reason']})"
+    value = f"{estimate['value']:{'+' if sign else ''}.{digits}f}"
+    if estimate["low"] is None:
+        return f"{value} (no interval: {estimate['reason'].partition(',')[0]})"
+    return f"{value} [{estimate['low']:.{digits}f}, {estimate['high']:.{digits}f}]"
+
+
+def judge_increase(estimate: Estimate) -> str:
+    """Return if an increase of the loss is clear (``WORSE``), absent (``SAME``) or neither."""
+    if estimate["value"] is None:
+        return MISSING
+    if estimate["low"] is None:
+        return UNCLEAR
+    if estimate["low"] > MARGIN:
+        return WORSE
+    return SAME if estimate["value"] <= MARGIN and estimate["high"] <= MAX_UNCERTAINTY else UNCLEAR
+
+
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """Measured values, and estimates over the documents that have all values of an estimate."""
+
+    values: Mapping[Key, Any]
+    plan: Plan
+    changes: Sequence[Change]
+    impossible: Sequence[str]
+    own_tokens: Sequence[int]
+    seed: int
+    # Largest number of position IDs (None: unlimited).
+    max_length: int | None = None
+
+    def losses(self, length: int, change: str = PUBLISHED) -> dict[int, float]:
+        """Return the losses by document."""
+        return {
+            index: self.values[key]
+            for index in range(self.plan.documents)
+            if (key := (LOSS, index, length, change)) in self.values
+        }
+
+    def estimate(self, *terms: Mapping[int, float]) -> Estimate:
+        """Estimate the mean of the first term minus the second term (if any), over the documents with both."""
+        return self.estimate_ratio(*terms)
+
+    def estimate_ratio(
+        self,
+        first: Mapping[int, float],
+        second: Mapping[int, float] | None = None,
+        whole: Mapping[int, float] | None = None,
+    ) -> Estimate:
+        """Estimate the sum of ``first - second`` over documents, divided by the sum of ``whole`` (default: 1 each)."""
+        documents = set(first) & set(first if second is None else second) & set(first if whole is None else whole)
+        if not documents:
+            return {**undefined_estimates(1, "not measured")[0], "documents": 0}
+        rows = [
+            (first[index] - (0.0 if second is None else second[index]), 1.0 if whole is None else whole[index])
+            for index in sorted(documents)
+        ]
+        bootstrap = DocumentBootstrap(seed=self.seed, num_resamples=NUM_RESAMPLES)
+        result = bootstrap(ratio_of_sums(np.array(rows)), len(rows), "nothing is lost", limits=NO_LIMITS)[0]
+        return {**result, "documents": len(rows)}
+
+    def difference(self, first: tuple[int, str], second: tuple[int, str]) -> Estimate:
+        """Estimate the loss with the first length and change minus that with the second."""
+        return self.estimate(self.losses(*first), self.losses(*second))
+
+    @cached_property
+    def length_rows(self) -> list[dict[str, Any]]:
+        """Loss at each length, and its increase over the longest length that is at most half of it."""
+        rows = []
+        for length in self.plan.lengths:
+            half = max((shorter for shorter in self.plan.lengths if 2 * shorter <= length), default=None)
+            row: dict[str, Any] = {"length": length, "half": half, "loss": self.estimate(self.losses(length))}
+            if half is not None:
+                row["increase"] = self.difference((length, PUBLISHED), (half, PUBLISHED))
+                row["verdict"] = judge_increase(row["increase"])
+                if self._finds_less(length, half):
+                    row["verdict"] = FEWER
+            rows.append(row)
+        return rows
+
+    def needles(self, length: int) -> dict[int, float]:
+        """Return the share of needles that the model finds, by document."""
+        return {
+            index: sum(found) / len(found)
+            for index in range(self.plan.documents)
+            if (found := self.values.get((NEEDLE, index, length))) is not None
+        }
+
+    def _finds_less(self, length: int, half: int) -> bool:
+        """Return True if the model finds clearly fewer needles than at half the length, where it finds them."""
+        at_half = self.estimate(self.needles(half))
+        if at_half["low"] is None or at_half["low"] <= CHANCE:
+            return False
+        lost = self.estimate(self.needles(half), self.needles(length))
+        return lost["low"] is not None and lost["low"] > 0
+
+    def needle_rows(self) -> list[dict[str, Any]]:
+        """Share of found needles by length, and by depth."""
+        rows = []
+        for length in self.plan.lengths:
+            found = [
+                value
+                for index in range(self.plan.documents)
+                if (value := self.values.get((NEEDLE, index, length))) is not None
+            ]
+            if found:
+                share = self.estimate(self.needles(length))
+                rows.append({"length": length, "share": share, "by_depth": np.mean(found, axis=0).tolist()})
+        return rows
+
+    @property
+    def works_to(self) -> int | None:
+        """Longest length up to which no length is worse than half of it, or None."""
+        longest = None
+        for row in self.length_rows:
+            if "verdict" not in row:
+                continue
+            if row["verdict"] != SAME:
+                break
+            longest = row["length"]
+        return longest
+
+    @property
+    def fails_at(self) -> int | None:
+        """Shortest length that is clearly worse than half of it, or None."""
+        return next((row["length"] for row in self.length_rows if row.get("verdict") == WORSE), None)
+
+    @property
+    def reference(self) -> int:
+        """Longest length without a failure, which the lost nats refer to: the last one shorter than ``fails_at``."""
+        fails_at = self.fails_at
+        lengths = [length for length in self.plan.lengths if fails_at is None or length < fails_at]
+        return max((length for length in lengths if self.losses(length)), default=self.plan.lengths[0])
+
+    def works_box(self) -> Box:
+        """Return the box "Works to N tokens"."""
+        works_to, fails_at, plan = self.works_to, self.fails_at, self.plan
+        measured = [row["length"] for row in self.length_rows if row["loss"]["documents"]]
+        unclear = next((row for row in self.length_rows if row.get("verdict") in (UNCLEAR, MISSING)), None)
+        if fails_at is not None:
+            row = next(row for row in self.length_rows if row["length"] == fails_at)
+            start = f"It works to {works_to:,} tokens" if works_to is not None else "It fails at the shortest lengths"
+            sentence = (
+                f"{start}; at {fails_at:,} tokens the loss is {format_estimate(row['increase'], sign=True)} nats above "
+                f"that at {row['half']:,} tokens."
+            )
+            if unclear is not None and unclear["length"] < fails_at:
+                sentence += f" At {unclear['length']:,} tokens, we cannot tell."
+        elif works_to is not None and works_to == max(measured):
+            sentence = f"It works to {works_to:,} tokens, the longest length that was measured."
+        elif fewer := next((row for row in self.length_rows if row.get("verdict") == FEWER), None):
+            start = f"It works to {works_to:,} tokens" if works_to is not None else "It fails at the shortest lengths"
+            sentence = (
+                f"{start}; at {fewer['length']:,} tokens it finds fewer needles than at {fewer['half']:,} tokens."
+            )
+        else:
+            last = f"It works to {works_to:,} tokens; beyond, we" if works_to is not None else "We"
+            reason = (
+                "no length was measured"
+                if unclear is None
+                else (
+                    f"at {unclear['length']:,} tokens, the loss changes by "
+                    f"{format_estimate(unclear['increase'], sign=True)}"
+                )
+            )
+            sentence = f"{last} cannot tell: {reason}."
+        return {
+            "title": "Works to N tokens",
+            "sentence": sentence,
+            "works_to": works_to,
+            "fails_at": fails_at,
+            "trained": plan.trained,
+            "rows": self.length_rows,
+            "needles": self.needle_rows(),
+            "depths": DEPTHS,
+            "header": ["tokens", "loss", "minus loss at half", "verdict", "documents"],
+            "table": [
+                [
+                    f"{row['length']:,}",
+                    format_estimate(row["loss"], 3),
+                    format_estimate(row["increase"], 3, sign=True) if "increase" in row else "-",
+                    row.get("verdict", "-"),
+                    str(row["loss"]["documents"]),
+                ]
+                for row in self.length_rows
+            ],
+            "notes": [
+                f"All lengths predict the same {plan.num_targets:,} consecutive tokens, one block in each of "
+                f"{plan.documents} documents, without a stride; they are the last tokens that the model reads.",
+                f"An increase below {MARGIN} nats is ignored.",
+                f"Needles: {len(DEPTHS)} passwords at several depths of one text; each answer competes with the other "
+                f"passwords (chance: {CHANCE:.2f})."
+                if self.needle_rows()
+                else "Needles were not measured.",
+                *self._joined_note(),
+            ],
+        }
+
+    def _joined_note(self) -> list[str]:
+        longest = self.plan.lengths[-1]
+        joined = sum(own < longest for own in self.own_tokens[: self.plan.documents])
+        if not joined:
+            return []
+        return [f"{joined} documents are shorter than {longest:,} tokens; their context starts with other documents."]
+
+    @cached_property
+    def change_rows(self) -> list[dict[str, Any]]:
+        """Gain of each measured change at the failing length, largest first, and the share of the loss it recovers."""
+        length = self.fails_at
+        if length is None:
+            return []
+        failing, reference = self.losses(length), self.losses(self.reference)
+        lost = {index: failing[index] - reference[index] for index in failing.keys() & reference.keys()}
+        measured = [(change, self.losses(length, change.name)) for change in self.changes if not change.is_placebo]
+        rows = [
+            {
+                "name": change.name,
+                "cause": change.cause,
+                "lines": change.lines(),
+                "gain": self.estimate(failing, losses),
+                "share": self.estimate_ratio(failing, losses, lost),
+                "left": self.estimate(losses, reference),
+            }
+            for change, losses in measured
+            if losses
+        ]
+        return sorted(rows, key=lambda row: -row["gain"]["value"])
+
+    def why_box(self) -> Box:
+        """Return the box "Why it stops"."""
+        length, box = self.fails_at, {"title": "Why it stops", "rows": self.change_rows}
+        placebo = self._placebo()
+        notes = [*self.impossible, *placebo["notes"]]
+        if length is None:
+            unclear = [row for row in self.length_rows if row.get("verdict") in (UNCLEAR, MISSING)]
+            sentence = "Cannot tell: no length fails clearly." if unclear else "Nothing fails at the measured lengths."
+            return {**box, "sentence": sentence, "cause": None, "placebo": placebo, "notes": notes}
+        lost = self.difference((length, PUBLISHED), (self.reference, PUBLISHED))
+        helpful = [row for row in self.change_rows if row["gain"]["low"] is not None and row["gain"]["low"] > MARGIN]
+        missing = [
+            change.name
+            for change in self.changes
+            if not change.is_placebo
+            and (change.kept_first is None or length > self.plan.trained)
+            and change.name not in [row["name"] for row in self.change_rows]
+        ]
+        cause = None
+        if not self.change_rows:
+            sentence = f"Not measured: {NO_TIME}."
+        elif not helpful:
+            sentence = f"Cannot tell: none of {len(self.change_rows)} changes recovers the lost nats clearly."
+        elif rival := self._rival(helpful):
+            sentence = f"Cannot tell: {helpful[0]['name']} and {rival} have other causes, but similar gains."
+        else:
+            best = helpful[0]
+            cause = best["cause"]
+            sentence = (
+                f"Most likely, {cause}: {best['name']} recovers {format_estimate(best['share'])} of the "
+                f"{format_estimate(lost)} nats lost at {length:,} tokens."
+            )
+        if missing:
+            notes.append(f"Not measured ({NO_TIME}): {', '.join(missing)}.")
+        notes.append(
+            f"Plain truncation to the last {self.reference:,} tokens recovers all lost nats, because they are the "
+            "difference from that loss."
+        )
+        return {
+            **box,
+            "sentence": sentence,
+            "cause": cause,
+            "lost": lost,
+            "placebo": placebo,
+            "missing": missing,
+            "header": ["change", "gain (nats)", "share of the loss", "minus loss after truncation"],
+            "table": [
+                [
+                    row["name"],
+                    format_estimate(row["gain"], 3, sign=True),
+                    format_estimate(row["share"]),
+                    format_estimate(row["left"], 3, sign=True),
+                ]
+                for row in self.change_rows
+            ],
+            "notes": notes,
+        }
+
+    def _rival(self, helpful: Sequence[Mapping[str, Any]]) -> str | None:
+        """Return the name of a change with another cause whose gain is not clearly below that of the best change."""
+        best, length = helpful[0], self.fails_at
+        assert length is not None
+        for row in helpful[1:]:
+            lead = self.difference((length, row["name"]), (length, best["name"]))
+            if row["cause"] != best["cause"] and not (lead["low"] is not None and lead["low"] > 0):
+                return str(row["name"])
+        return None
+
+    def _placebo(self) -> dict[str, Any]:
+        """Return the effect of the placebo, which should be 0, at its longest measured length."""
+        for change in self.changes:
+            for length in reversed(self.plan.lengths):
+                if change.is_placebo and self.losses(length, change.name):
+                    effect = self.difference((length, change.name), (length, PUBLISHED))
+                    note = (
+                        f"Placebo ({change.name} at {length:,} tokens, which should do nothing): the loss changes by "
+                        f"{format_estimate(effect, 3, sign=True)} nats."
+                    )
+                    return {"effect": effect, "length": length, "notes": [note]}
+        return {"effect": None, "length": None, "notes": ["The placebo was not measured."]}
+
+    def best_edit(self) -> dict[str, Any] | None:
+        """Return the row of the edit of the configuration with the largest clear gain, or None."""
+        rows = [row for row in self.change_rows if row["lines"] and row["gain"]["low"] is not None]
+        return next((row for row in rows if row["gain"]["low"] > MARGIN), None)
+
+    def change_box(self) -> Box:
+        """Return the box "What to change"."""
+        box: Box = {"title": "What to change", "lines": [], "rows": [], "notes": []}
+        best, works_to, fails_at = self.best_edit(), self.works_to, self.fails_at
+        if fails_at is None:
+            sentence = "Change nothing." if self.works_to == max(self.plan.lengths) else "Cannot tell; change nothing."
+            return {**box, "sentence": sentence}
+        limit = f"limit the input to {works_to:,} tokens" if works_to is not None else "do not use long inputs"
+        if best is None:
+            why = (
+                "no edit of its configuration helps clearly"
+                if self.change_rows
+                else f"edits were not measured: {NO_TIME}"
+            )
+            return {**box, "sentence": f"Change nothing; {limit} ({why})."}
+        rows: list[dict[str, Any]] = []
+        for length in self.plan.lengths:
+            if self.losses(length, best["name"]):
+                rows.append({"length": length, "effect": self.difference((length, best["name"]), (length, PUBLISHED))})
+        costs = [row for row in rows if row["length"] < fails_at]
+        cost = max(costs, key=lambda row: row["effect"]["value"], default=None)
+        cost_text = (
+            "; its cost at shorter lengths was not measured"
+            if cost is None
+            else f"; at {cost['length']:,} tokens, the loss changes by {format_estimate(cost['effect'], 3, sign=True)}"
+        )
+        sentence = (
+            f"Change nothing and {limit}; only for longer inputs, set {best['name']}, which lowers the loss at "
+            f"{fails_at:,} tokens by {format_estimate(best['gain'])} nats{cost_text}."
+        )
+        truncation = best["left"]
+        if judge_increase(truncation) == WORSE:
+            box["notes"].append(
+                f"With {best['name']}, the loss at {fails_at:,} tokens is still {format_estimate(truncation)} nats "
+                f"above that of the last {self.reference:,} tokens alone, so truncation is better for these texts."
+            )
+        return {
+            **box,
+            "sentence": sentence,
+            "name": best["name"],
+            "lines": best["lines"],
+            "rows": rows,
+            "header": ["tokens", "loss after the change minus loss as published"],
+            "table": [[f"{row['length']:,}", format_estimate(row["effect"], 3, sign=True)] for row in rows],
+        }
+
+    def needs_box(self) -> Box:
+        """Return the box "Do these texts need it?"."""
+        rows = []
+        for near, length in zip(self.plan.lengths, self.plan.lengths[1:], strict=False):
+            own = {index: loss for index, loss in self.losses(length).items() if self.own_tokens[index] >= length}
+            row: dict[str, Any] = {"from": near, "to": length}
+            for source in ("other", "elsewhere"):
+                replaced = {
+                    index: value
+                    for index in own
+                    if (value := self.values.get((BAND, index, length, near, source))) is not None
+                }
+                row[source] = self.estimate(replaced, own)
+            if row["other"]["documents"]:
+                rows.append(row)
+        box: Box = {"title": "Do these texts need it?", "rows": rows, "needed_to": None, "notes": []}
+        short = sum(own < self.plan.trained for own in self.own_tokens)
+        if 2 * short > len(self.own_tokens):
+            box["notes"].append(
+                f"{short} of {len(self.own_tokens)} documents are shorter than the trained context of "
+                f"{self.plan.trained:,} tokens."
+            )
+        if not rows:
+            return {**box, "sentence": f"Not measured: the documents are too short, or {NO_TIME}."}
+        # A band without a clear gain ends the useful context only if no later band has one.
+        gains = [judge_increase(row["other"]) for row in rows]
+        useful = [row for row, gain in zip(rows, gains, strict=True) if gain == WORSE]
+        unclear = [row for row, gain in zip(rows, gains, strict=True) if gain == UNCLEAR]
+        end = useful[-1]["to"] if useful else rows[0]["from"]
+        box["needed_to"] = None if unclear and unclear[-1]["from"] >= end else end
+        measured = rows[-1]["to"]
+        if box["needed_to"] is None:
+            first = next(row for row in unclear if row["from"] >= end)
+            start = f"They gain up to {end:,} tokens; from" if useful else "From"
+            sentence = (
+                f"{start} {first['from']:,} to {first['to']:,} tokens, we cannot tell: own text gains "
+                f"{format_estimate(first['other'], 3)} nats over another text."
+            )
+        elif end == measured:
+            sentence = (
+                f"Yes, to the longest distance that was measured: text from {rows[-1]['from']:,} to {end:,} tokens "
+                f"away gains {format_estimate(rows[-1]['other'], 3)} nats over another text."
+            )
+        else:
+            largest = max(row["other"]["high"] for row in rows if row["from"] >= end)
+            sentence = (
+                f"They need {'about' if useful else 'at most'} {end:,} tokens: own text beyond gains at most "
+                f"{max(0.0, largest):.2f} nats over another text."
+            )
+        return {
+            **box,
+            "sentence": sentence,
+            "header": ["tokens away", "gain over another text", "gain over elsewhere in the document", "documents"],
+            "table": [
+                [
+                    f"{row['from']:,} to {row['to']:,}",
+                    format_estimate(row["other"], 3, sign=True),
+                    format_estimate(row["elsewhere"], 3, sign=True),
+                    str(row["other"]["documents"]),
+                ]
+                for row in rows
+            ],
+        }
+
+    def keep_box(self) -> Box:
+        """Return the box "What to keep"."""
+        keys = [key for key in self.values if key[0] == CACHE and self.values[key] is not None]
+        found = [self.values[key] for key in sorted(keys)]
+        box: Box = {"title": "What to keep", "rows": [], "notes": []}
+        if not found:
+            return {**box, "sentence": f"Not measured: the context is too short, or {NO_TIME}."}
+        tokens, bootstrap = found[0]["tokens"], DocumentBootstrap(seed=self.seed, num_resamples=NUM_RESAMPLES)
+        nothing = np.array([each["nothing"] for each in found])
+        rows = []
+        for name in SELECTIONS:
+            gains = nothing[:, None] - np.array([each["divergences"][name] for each in found])
+            statistic = ratio_of_sums(np.concatenate([gains, nothing[:, None]], axis=1))
+            shares = bootstrap(statistic, len(found), "far tokens have no effect", limits=NO_LIMITS)
+            budgets = smallest_k(statistic, tokens, LEVELS, len(found), "far tokens have no effect", bootstrap)
+            rows.append({"selection": name, "shares": shares, "budgets": budgets})
+        exact, *others = rows
+
+        def budget(row: Mapping[str, Any], level: int) -> str:
+            entry = row["budgets"][level]
+            if entry["beyond"]:
+                return f"over {tokens[-1]:,}"
+            if entry["k"] is None:
+                return "unknown"
+            upper = (
+                "no interval"
+                if entry["reason"]
+                else f"{entry['low'] or '-'} to {entry['high'] or f'over {tokens[-1]}'}"
+            )
+            return f"{entry['k']:,} ({upper})"
+
+        rest = "; ".join(f"{row['selection']} {budget(row, 0)}" for row in others)
+        sentence = (
+            f"Of {found[0]['far']:,} far tokens, the {EXACT} needs {budget(exact, 0)} for 90% of their effect; {rest}."
+        )
+        notes = [
+            f"Every selection also keeps the first {NUM_FIRST} and the last {NUM_NEAR} tokens. The target of a text "
+            "is the one that far tokens change most. All heads keep the same tokens.",
+            "Attention is that of the last token, averaged over layers and heads.",
+        ]
+        if len(found) < self.plan.documents:
+            notes.append(f"Measured for {len(found)} of {self.plan.documents} documents.")
+        return {
+            **box,
+            "sentence": sentence,
+            "far": found[0]["far"],
+            "tokens": tokens,
+            "rows": rows,
+            "header": ["selection", *(f"far tokens for {level:.0%}" for level in LEVELS)],
+            "table": [[row["selection"], *(budget(row, level) for level in range(len(LEVELS)))] for row in rows],
+            "notes": notes,
+        }
+
+    def answers(self, boxes: Mapping[str, Box]) -> list[dict[str, str]]:
+        """Return the answers to the questions of a user, for the first screen."""
+        works, fails = self.works_to, self.fails_at
+        asked = 2 * self.plan.trained
+        if self.max_length is not None and self.max_length < asked:
+            feed = f"No, it has only {self.max_length:,} positions. {boxes['works']['sentence']}"
+        elif fails is not None and fails <= asked:
+            feed = f"No. {boxes['works']['sentence']}"
+        elif works is not None and works >= asked:
+            feed = f"Yes. {boxes['works']['sentence']}"
+        else:
+            feed = f"Not measured or unclear. {boxes['works']['sentence']}"
+        return [
+            {"question": f"Can I feed it {asked:,} tokens (twice its trained context)?", "answer": feed},
+            {"question": "Do my texts need long context?", "answer": boxes["needs"]["sentence"]},
+            {"question": "What do I set?", "answer": boxes["change"]["sentence"]},
+        ]

@@ -1,0 +1,104 @@
+"""Conclusions from planted measurements: the planted failure and cause are found, and noise is "cannot tell"."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from lengthwise.doctor.changes import Change
+from lengthwise.doctor.conclusions import Findings
+from lengthwise.doctor.measurements import BAND, CACHE, LOSS, NEEDLE, PUBLISHED
+from lengthwise.doctor.plan import Plan
+
+LENGTHS, TRAINED = (128, 256, 512, 1024), 512
+REPAIR = Change(name="YaRN 2x", cause="its angles are new", edit={"rope_parameters": {"factor": 2.0}})
+OTHER = Change(name="log-length scaling", cause="its attention spreads", edit={"log_length_from": 512})
+
+
+def plant(increase, *, documents=8, noise=0.0, changes=(), bands=(), cache=(), needles=None):
+    """Return findings with mean losses 3 plus ``increase`` by length, and with gains by change at the last length."""
+    rng, values = np.random.default_rng(0), {}
+    for index in range(documents):
+        level = 3 + rng.normal()
+        for length, extra in zip(LENGTHS, increase, strict=True):
+            values[LOSS, index, length, PUBLISHED] = level + extra + noise * rng.normal()
+        for change, gain in changes:
+            values[LOSS, index, LENGTHS[-1], change.name] = level + increase[-1] - gain + noise * rng.normal()
+        for near, length, gain in bands:
+            values[BAND, index, length, near, "other"] = values[LOSS, index, length, PUBLISHED] + gain
+        for name, share in needles or ():
+            values[NEEDLE, index, name] = [number < round(4 * share) for number in range(4)]
+        if cache:
+            divergences = {name: [1 - share for share in shares] for name, shares in cache}
+            values[CACHE, index, 512] = {"far": 64, "tokens": [8, 16, 32], "nothing": 1.0, "divergences": divergences}
+    plan = Plan(lengths=LENGTHS, documents=documents, trained=TRAINED, num_targets=16)
+    used = [change for change, _ in changes]
+    return Findings(values=values, plan=plan, changes=used, impossible=(), own_tokens=[2048] * documents, seed=0)
+
+
+def test_a_model_that_breaks_after_its_trained_context_is_found():
+    findings = plant((0.0, -0.1, -0.1, 0.8), noise=0.005, changes=[(REPAIR, 0.85), (OTHER, 0.1)])
+    assert (findings.works_to, findings.fails_at) == (512, 1024)
+    why, change = findings.why_box(), findings.change_box()
+    assert why["cause"] == REPAIR.cause
+    assert why["rows"][0]["share"]["value"] == pytest.approx(0.85 / 0.9, abs=0.02)
+    assert why["lost"]["low"] < 0.9 < why["lost"]["high"]
+    assert change["lines"] == REPAIR.lines()
+    assert findings.answers({"works": findings.works_box(), "needs": why, "change": change})[0]["answer"][:3] == "No."
+
+
+def test_a_healthy_model_needs_no_change():
+    findings = plant((0.0, -0.1, -0.1, -0.1), noise=0.005)
+    assert (findings.works_to, findings.fails_at) == (1024, None)
+    assert findings.change_box()["lines"] == []
+    assert findings.why_box()["cause"] is None
+
+
+def test_a_model_without_positions_for_twice_its_context_cannot_be_fed_it():
+    findings = replace(plant((0.0, -0.1, -0.1, -0.1), noise=0.005), max_length=TRAINED)
+    boxes = {"works": findings.works_box(), "needs": findings.needs_box(), "change": findings.change_box()}
+    assert "only 512 positions" in findings.answers(boxes)[0]["answer"]
+
+
+@pytest.mark.parametrize(("documents", "noise"), [(4, 0.005), (8, 2.0)])
+def test_few_documents_or_noise_give_no_conclusion(documents, noise):
+    findings = plant((0.0, 0.0, 0.0, 0.5), documents=documents, noise=noise, changes=[(REPAIR, 0.5)])
+    assert findings.fails_at is None
+    assert "annot tell" in findings.works_box()["sentence"]
+    assert findings.why_box()["cause"] is None
+    assert findings.change_box()["lines"] == []
+
+
+def test_two_causes_with_equal_gains_are_not_distinguished():
+    findings = plant((0.0, 0.0, 0.0, 0.8), noise=0.01, changes=[(REPAIR, 0.7), (OTHER, 0.7)])
+    assert findings.fails_at == 1024
+    assert findings.why_box()["cause"] is None
+
+
+def test_changes_without_a_gain_name_no_cause():
+    findings = plant((0.0, 0.0, 0.0, 0.8), noise=0.01, changes=[(REPAIR, 0.0), (OTHER, -0.3)])
+    assert findings.why_box()["cause"] is None
+    assert findings.change_box()["lines"] == []
+
+
+@pytest.mark.parametrize(
+    ("gains", "needed"), [((0.5, 0.3), 512), ((0.5, 0.0), 256), ((0.0, 0.0), 128), ((0.0, 0.3), 512)]
+)
+def test_texts_need_the_last_band_with_a_gain(gains, needed):
+    bands = [(128, 256, gains[0]), (256, 512, gains[1])]
+    assert plant((0.0,) * 4, noise=0.001, bands=bands).needs_box()["needed_to"] == needed
+
+
+def test_fewer_needles_end_the_context_that_works():
+    shares = dict(zip(LENGTHS, (1.0, 1.0, 0.25, 0.25), strict=True))
+    assert plant((0.0,) * 4, noise=0.001, needles=shares.items()).works_to == 256
+    # At chance, a model never found them.
+    assert plant((0.0,) * 4, noise=0.001, needles=[(length, 0.25) for length in LENGTHS]).works_to == 1024
+
+
+def test_the_cache_budget_is_the_smallest_number_of_tokens_that_keeps_the_effect():
+    names = ("attention", "key norm", "nearest", "random")
+    cache = [("exact search", (0.5, 0.92, 0.99)), *((name, (0.1, 0.2, 0.93)) for name in names)]
+    rows = plant((0.0,) * 4, cache=cache).keep_box()["rows"]
+    assert [row["budgets"][0]["k"] for row in rows] == [16, 32, 32, 32, 32]
+    assert [row["budgets"][1]["beyond"] for row in rows] == [False, True, True, True, True]
