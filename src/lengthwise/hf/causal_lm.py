@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Real
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
@@ -327,7 +327,7 @@ class CausalLM:
 
     def pack(
         self, near_tokens: Near, position_ids: NearIDs, visibility_masks: Bool[Tensor, "batch states"]
-    ) -> tuple[Batch, BatchIDs, Bool[Tensor, "packs query key"]]:
+    ) -> tuple[Int[Tensor, "packs query"], Real[Tensor, "packs query"], Bool[Tensor, "packs query key"]]:
         """Return the tokens, IDs and masks of sequences that pack one copy of the near tokens per mask."""
         seq, (num_packs, num_copies) = len(near_tokens), self.pack_shape(len(near_tokens), len(visibility_masks))
         # Repeat the last row to fill the last pack.

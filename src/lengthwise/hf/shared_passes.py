@@ -155,8 +155,9 @@ class SharedPasses(CausalLM):
             )
         return self._queue.call(("log_probs", round_up(tokens.shape[1])), self._log_probs, tokens, position_ids)
 
+    # Shapes differ between the calls of a group, so the annotations of groups have none.
     @torch.no_grad()
-    def _log_probs(self, group: list[tuple[Batch, BatchIDs]]) -> list[LogProbs]:
+    def _log_probs(self, group: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
         seq = max(tokens.shape[1] for tokens, _ in group)
         tokens, ids, masks = (
             torch.cat(parts)
@@ -194,9 +195,7 @@ class SharedPasses(CausalLM):
         return self._queue.call(kind, self._prefill, tokens, position_ids, num_prefix, mask)
 
     @torch.no_grad()
-    def _prefill(
-        self, group: list[tuple[WindowTokens, WindowIDs, int, Bool[Tensor, "seq seq"] | None]]
-    ) -> list[DynamicCache]:
+    def _prefill(self, group: list[tuple[Tensor, Tensor, int, Tensor | None]]) -> list[DynamicCache]:
         found = list[DynamicCache]()
         for part in split(group, max(1, self.forward_tokens // len(group[0][0]))):
             tokens, ids, num_prefix, masks = zip(*part, strict=True)
@@ -220,9 +219,7 @@ class SharedPasses(CausalLM):
         return self._queue.call(kind, self._extend_states, states, tokens, position_ids, visibility_mask)
 
     @torch.no_grad()
-    def _extend_states(
-        self, group: list[tuple[DynamicCache, WindowTokens, WindowIDs, Bool[Tensor, " states"]]]
-    ) -> list[DynamicCache]:
+    def _extend_states(self, group: list[tuple[DynamicCache, Tensor, Tensor, Tensor]]) -> list[DynamicCache]:
         found = list[DynamicCache]()
         num_states, seq = group[0][0].get_seq_length(), len(group[0][1])
         own = torch.ones(seq, seq, dtype=torch.bool).tril()
@@ -253,10 +250,8 @@ class SharedPasses(CausalLM):
         return self._queue.call(kind, self._log_probs_with_mask, states, near_tokens, position_ids, visibility_masks)
 
     @torch.no_grad()
-    def _log_probs_with_mask(
-        self, group: list[tuple[DynamicCache, Near, NearIDs, Bool[Tensor, "batch states"]]]
-    ) -> list[LogProbs]:
-        found, seq = list[LogProbs](), len(group[0][1])
+    def _log_probs_with_mask(self, group: list[tuple[DynamicCache, Tensor, Tensor, Tensor]]) -> list[Tensor]:
+        found, seq = list[Tensor](), len(group[0][1])
         num_packs, num_copies = self.pack_shape(seq, len(group[0][3]))
         size = num_packs * (group[0][0].get_seq_length() + num_copies * seq)
         for part in split(group, max(1, self.forward_tokens // size)):
@@ -289,9 +284,7 @@ class SharedPasses(CausalLM):
         gradient = self._queue.call(kind, self._gradients, states, near_tokens, position_ids, gates, objective)
         return gradient if log_gates.ndim == 2 else gradient.sum(dim=0)
 
-    def _gradients(
-        self, group: list[tuple[DynamicCache, Near, NearIDs, Float[Tensor, "query states"], ScoreFunction]]
-    ) -> list[Float[Tensor, "query states"]]:
+    def _gradients(self, group: list[tuple[DynamicCache, Tensor, Tensor, Tensor, ScoreFunction]]) -> list[Tensor]:
         found, device = list[Tensor](), device_of(self.model)
         num_states, seq = group[0][0].get_seq_length(), max(len(inputs[1]) for inputs in group)
         for part in split(group, max(1, self.forward_tokens // (num_states + GRADIENT_COST * seq))):
