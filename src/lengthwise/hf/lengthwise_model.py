@@ -34,6 +34,7 @@ from lengthwise.hf.model_inputs import (
     check_labels,
     check_left_padding,
     check_no_embeddings,
+    check_not_packed,
     expand_ids,
     select_logits,
 )
@@ -305,6 +306,8 @@ class LengthwiseForCausalLM(
             return self.forward_token_by_token(input_ids, attention_mask, position_ids, cache, prompt_mask)
         # IDs without a level axis apply to all levels.
         ids = expand_ids(position_ids, len(input_ids)).expand(self.config.num_levels, -1, -1)
+        if attention_mask is None and (cache is None or not cache.has_tokens):
+            check_not_packed(ids[0])
         hooks = self._hooks(input_ids, attention_mask, cache)
         hidden, decoder_cache = self.decoder(input_ids, ids, self._decoder_cache(cache), hooks=hooks)
         is_prompt = build_prompt_mask(input_ids, attention_mask, cache, labels, prompt_mask)

@@ -33,7 +33,9 @@ from lengthwise.hf.model_inputs import (
     check_known_arguments,
     check_labels,
     check_no_embeddings,
+    check_not_packed,
     expand_ids,
+    packed_texts,
     select_logits,
 )
 from lengthwise.hf.model_parts import LOG_LENGTH_ATTENTION, KeepPrecisionMixin, device_of, use_maskable_attention
@@ -53,6 +55,8 @@ OPTIONS = (
     *("head", "num_position_ids", "segments", "length_scaling", "log_length_from"),
     *("condition_on_token", "id_weight", "count_prompt_from"),
 )
+# Text boundaries that data collators of `transformers` add to packed rows.
+PACKING_ARGUMENTS = ("seq_idx", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 # Arguments that `transformers` passes to a configuration in addition to its fields.
 EXTRA_ARGUMENTS = {
     "model_type",
@@ -322,11 +326,14 @@ class PredictivePositionModel(
 
         ``attention_mask`` (batch, seq) is 0 at padding and includes cached tokens; a 4-D mask is used unchanged.
         ``position_ids`` has one row per sequence, or one row for all. If it is shorter than ``input_ids``, the model
-        predicts the missing IDs one by one. ``sequence_ids`` numbers the packed texts of a row (-1: padding).
+        predicts the missing IDs one by one. ``sequence_ids`` numbers the packed texts of a row (-1: padding); text
+        boundaries of `transformers` (``seq_idx``, ``cu_seq_lens_q``) have the same effect. Without a mask, IDs that
+        restart as in packed texts also separate texts if the model has no head, and raise ``SettingError`` if it has.
         ``prompt_mask`` marks the tokens from which heads choose IDs. It defaults to the tokens before the first label,
         or, without labels, to all tokens of a call without cached tokens.
         """
         check_no_embeddings(inputs_embeds)
+        boundaries = {name: kwargs.pop(name) for name in PACKING_ARGUMENTS if name in kwargs}
         self._check_call(kwargs)
         head = _active_module(self.position_head)
         check_labels(head, self.num_position_heads, labels, position_labels, is_training=self.training)
@@ -338,6 +345,12 @@ class PredictivePositionModel(
             output = self.forward_token_by_token(input_ids, attention_mask, position_ids, cache, prompt_mask, **kwargs)
             output.logits = select_logits(output.logits, logits_to_keep)
             return output
+        is_first_call = cache is None or not cache.has_tokens
+        if sequence_ids is None and attention_mask is None and (is_first_call or boundaries):
+            if self.position_head is not None and not boundaries:
+                check_not_packed(position_ids)
+            else:
+                sequence_ids = packed_texts(position_ids, boundaries)
         mask = build_attention_mask(input_ids, attention_mask, cache, sequence_ids, self.dtype)
         is_prompt = build_prompt_mask(input_ids, attention_mask, cache, labels, prompt_mask, sequence_ids)
         # A tensor may exclude the last token, but the next ID depends on the hidden state of this token.
