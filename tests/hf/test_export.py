@@ -208,22 +208,41 @@ def output_of_code(code: str) -> list[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
 
 
-REGISTER = "from lengthwise.hf import LengthwiseForCausalLM, PredictivePositionModel"
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("imports", [f"{REGISTER}; import transformers", f"import transformers; {REGISTER}"])
-def test_importing_the_model_classes_registers_their_model_types(folder, imports):
+@pytest.mark.parametrize("imports", ["import lengthwise.hf, transformers", "import transformers, lengthwise.hf"])
+def test_importing_hf_registers_the_model_types(folder, imports):
     code = f"{imports}; print(type(transformers.AutoModelForCausalLM.from_pretrained({str(folder)!r})).__name__, "
     code += "transformers.AutoConfig.for_model('predictive_position').model_type)"
     assert output_of_code(code) == ["LengthwiseForCausalLM", "predictive_position"]
 
 
-def test_importing_the_package_does_not_import_transformers():
-    # This imports the whole of lengthwise/__init__.py, too.
-    code = "import sys; before = list(sys.meta_path); import lengthwise.hf; "
-    code += "print('transformers' in sys.modules, before == sys.meta_path)"
-    assert output_of_code(code) == ["False", "True"]
+@pytest.mark.slow
+def test_a_run_is_evaluated_without_transformers(folder):
+    command = ["evaluate", str(folder.parent / "run"), "--lengths", "4", "--num-examples", "4"]
+    code = f"import sys; sys.modules['transformers'] = None; from lengthwise.cli.app import main; main({command})"
+    assert "4" in output_of_code(code)
+
+
+def launch(program: str, *arguments: object) -> subprocess.CompletedProcess:
+    """Run a program through ``python -m lengthwise.hf``."""
+    command = [sys.executable, "-m", "lengthwise.hf", program, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+def test_the_launcher_starts_programs_that_load_an_exported_model(folder, tmp_path):
+    # Programs know nothing about this library.
+    script = tmp_path / "predict.py"
+    script.write_text(
+        "import sys\nfrom transformers import AutoModelForCausalLM\n"
+        "print(type(AutoModelForCausalLM.from_pretrained(sys.argv[1])).__name__)\n"
+    )
+    assert "LengthwiseForCausalLM" in launch(str(script), folder).stdout
+    # A command of a package.
+    assert launch("transformers", "version").returncode == 0
+    missing = launch("no-such-program")
+    assert missing.returncode == 2
+    assert "no-such-program is neither" in missing.stderr
 
 
 def test_auto_config_loads_the_configuration(folder):

@@ -20,18 +20,21 @@ DEFAULT_CARD_SENTENCE = "This model card has been automatically generated"
 LOADING_SECTION = """## How to load this model
 
 This model was created with the library [lengthwise](https://pypi.org/project/lengthwise/). `transformers`
-does not include the model type `{model_type}`. Install `lengthwise` and import the model class first:
+does not include the model type `{model_type}`. Install `lengthwise` and import `lengthwise.hf` first:
 
 ```bash
 pip install 'lengthwise[hf]'
 ```
 
 ```python
-from lengthwise.hf import {model_class}  # registers the model type with the Auto classes
+import lengthwise.hf  # registers the model type with the Auto classes
 from transformers import AutoModelForCausalLM
 
 model = AutoModelForCausalLM.from_pretrained("PATH_OR_NAME")
 ```
+
+`python -m lengthwise.hf PROGRAM ...` starts another program with the model type, such as a Python file, `lm_eval` or
+`transformers serve`.
 
 {prompt_ids}
 
@@ -176,9 +179,7 @@ class ModelCardMixin(PreTrainedModel):
         prompt_ids = REQUIRED_IDS_SENTENCE if first_id is None else DEFAULT_IDS_SENTENCE.format(first=first_id)
         if getattr(self.config, "prompt_scheme", None) is not None:
             prompt_ids = RULE_IDS_SENTENCE
-        return LOADING_SECTION.format(
-            model_type=self.config.model_type, model_class=type(self).__name__, prompt_ids=prompt_ids
-        )
+        return LOADING_SECTION.format(model_type=self.config.model_type, prompt_ids=prompt_ids)
 
     def _write_card(self, folder: Path) -> None:
         card_file = folder / CARD_FILE

@@ -50,8 +50,7 @@ def export(
     part_names = {"task": task, "scheme": scheme, "encoding": encoding}
     if output_format == "hf":
         export_hf(Path(name), out, overrides=experiment_options.parse_overrides(**part_names))
-        # Importing the class registers it with the Auto classes.
-        usage = f"from lengthwise.hf import LengthwiseForCausalLM; AutoModelForCausalLM.from_pretrained('{out}')"
+        usage = f"import lengthwise.hf; AutoModelForCausalLM.from_pretrained('{out}')"
     else:
         options.reject_flags("needs a run and --format hf", **part_names)
     if output_format == "run":
