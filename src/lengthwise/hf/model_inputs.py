@@ -178,16 +178,16 @@ def causal_mask(
     is_earlier = torch.ones(query_end - num_cached, num_keys, dtype=torch.bool, device=is_token.device).tril(num_cached)
     visible = is_token[:, None, :] & is_earlier
     if sequence_ids is not None:
-        visible &= sequence_ids[:, num_cached:query_end, None] == sequence_ids[:, None, :]
-    # Padding attends to itself, because a softmax without keys is NaN.
-    visible.diagonal(num_cached, 1, 2).fill_(True)
+        visible = visible & (sequence_ids[:, num_cached:query_end, None] == sequence_ids[:, None, :])
+    # Padding attends to itself, because a softmax without keys is NaN. ONNX has no views that are changed in place.
+    visible = visible | is_earlier.triu(num_cached)
     return additive_mask(visible[:, None], dtype)
 
 
 def additive_mask(visible: Bool[Tensor, "rows 1 query key"], dtype: torch.dtype) -> Float[Tensor, "rows 1 query key"]:
     """Return a mask with 0 at visible keys, and with the most negative number of the dtype elsewhere."""
     # The softmax of a row of minus infinities would be NaN.
-    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, torch.finfo(dtype).min)
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(~visible, torch.finfo(dtype).min)
 
 
 def build_attention_mask(
