@@ -86,11 +86,9 @@ def test_unsupported_arguments_raise_an_error_and_casts_keep_float32(folders):
     ids = without_single_level(batch.position_ids)
     with torch.no_grad():
         expected = model(batch.tokens, position_ids=ids, inputs_embeds=None, output_hidden_states=False).logits
-        for option in ({"sequence_ids": batch.tokens}, {"output_hidden_states": True}):
+        for option in ({"sequence_ids": batch.tokens}, {"output_attentions": True}):
             with pytest.raises(SettingError, match=f"this decoder does not support {next(iter(option))}; leave"):
                 model(batch.tokens, position_ids=ids, **option)
-        with pytest.raises(NotImplementedError, match="the embeddings of this decoder are a parameter, not a module"):
-            model.get_input_embeddings()
         assert torch.equal(model.to(torch.bfloat16)(batch.tokens, position_ids=ids).logits, expected)
 
 
@@ -178,6 +176,7 @@ def folder(tmp_path_factory):
     return root / "hf"
 
 
+@pytest.mark.filterwarnings("ignore:a prompt does not end with:UserWarning")
 def test_left_padding_does_not_change_generation(folder):
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
     prompts = tokenizer(["01=", "0110="], padding=True, return_tensors="pt", return_token_type_ids=False)
@@ -306,3 +305,47 @@ def test_a_model_with_a_found_rule_needs_no_prompt_ids(name, tmp_path):
     mask = torch.nn.functional.pad(torch.ones_like(prompts), (2, 0))
     assert torch.equal(model.default_prompt_ids(padded, mask)[..., 2:], ids)
     assert not model.default_prompt_ids(padded, mask)[..., :2].any()
+
+
+def test_the_exported_decoder_has_the_calls_of_transformers(folder):
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    batch = batch_of(load_run(folder.parent / "run").experiment)
+    tokens, ids, labels = batch.tokens, batch.position_ids[0], torch.where(batch.token_scored, batch.tokens, -100)
+    targets = {"labels": labels, "position_labels": torch.where(batch.id_scored[0], ids, -100)}
+    with torch.no_grad():
+        output = model.eval()(tokens, position_ids=ids, output_hidden_states=True)
+    assert [tuple(layer.shape) for layer in output.hidden_states] == [(*tokens.shape, 16)] * 2
+    torch.testing.assert_close(model.decoder.token_logits(output.hidden_states[-1]), output.logits)
+    # Without IDs for all tokens, the model predicts them.
+    pieces = model(tokens, position_ids=ids[:, :-2], logits_to_keep=1, output_hidden_states=True)
+    assert pieces.logits.shape[1] == 1
+    assert pieces.hidden_states[0].shape[1] == tokens.shape[1]
+    gradients = []
+    for checkpoints in (False, True):
+        if checkpoints:
+            model.activation_checkpointing_enable()
+        model.train().zero_grad()
+        model(tokens, position_ids=ids, **targets).loss.backward()
+        gradients.append([weight.grad.clone() for weight in model.parameters() if weight.grad is not None])
+    torch.testing.assert_close(*gradients)
+    assert "forward" not in vars(model.decoder.blocks[0])
+    with pytest.raises(SettingError, match="input_ids are missing"):
+        model()
+    with pytest.raises(SettingError, match="does not support output_attentions"):
+        model(tokens, position_ids=ids, output_attentions=True)
+
+
+def test_resized_embeddings_keep_the_logits_and_are_no_run(folder, tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    tokens, ids = torch.tensor([[0, 1, 1]]), torch.tensor([[1, 2, 3]])
+    size = model.config.vocab_size
+    before = model(tokens, position_ids=ids).logits
+    model.resize_token_embeddings(size + 3)
+    assert model.get_input_embeddings().weight is model.decoder.embedding
+    torch.testing.assert_close(model(tokens, position_ids=ids).logits[..., :size], before)
+    model.save_pretrained(tmp_path / "more")
+    assert (
+        AutoModelForCausalLM.from_pretrained(tmp_path / "more")(tokens, position_ids=ids).logits.shape[-1] == size + 3
+    )
+    with pytest.raises(RunFolderError, match="embeddings of"):
+        import_hf(tmp_path / "more", tmp_path / "run")

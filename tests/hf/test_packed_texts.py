@@ -55,16 +55,20 @@ def test_a_compiled_model_separates_packed_texts():
 
 
 def test_a_mask_of_ones_keeps_restarting_ids_in_one_text():
-    model, ids = shared_model("llama", head=None), torch.tensor([[0, 1, 2, 0, 1, 2]])
+    model, ids = shared_model("llama", head=None, segments=False), torch.tensor([[0, 1, 2, 0, 1, 2]])
     tokens = torch.tensor([[5, 6, 7, 8, 9, 10]])
     with torch.no_grad():
-        one_text, packed = (model(tokens, mask, ids).logits[0, 3] for mask in (torch.ones_like(ids), None))
+        one_text, packed, prompt = (
+            model(tokens, mask, ids, labels=labels).logits[0, 3]
+            for mask, labels in ((torch.ones_like(ids), tokens), (None, tokens), (None, None))
+        )
     assert not torch.allclose(one_text, packed, atol=1e-3)
+    # The IDs of a coupled prompt may restart.
+    assert torch.equal(one_text, prompt)
 
 
 def test_restarting_ids_without_a_mask_raise_an_error_in_a_model_with_a_head():
     model, batch = shared_model("llama"), flatten("position_ids")
-    del batch["labels"]
     with pytest.raises(SettingError, match="packed texts"):
         model(**batch)
     boundaries = flatten("seq_idx")
@@ -79,5 +83,5 @@ def test_restarting_ids_without_a_mask_raise_an_error_in_a_decoder():
     model = LengthwiseForCausalLM(build_config(small_experiment(), {})).eval()
     tokens, ids = torch.tensor([[0, 1, 1, 0, 1, 1]]), torch.tensor([[1, 2, 3, 1, 2, 3]])
     with pytest.raises(SettingError, match="packed texts"):
-        model(tokens, position_ids=ids)
-    assert model(tokens, torch.ones_like(ids), ids).logits.shape[1] == 6
+        model(tokens, position_ids=ids, labels=tokens)
+    assert model(tokens, torch.ones_like(ids), ids, labels=tokens).logits.shape[1] == 6
