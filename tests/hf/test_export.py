@@ -86,11 +86,9 @@ def test_unsupported_arguments_raise_an_error_and_casts_keep_float32(folders):
     ids = without_single_level(batch.position_ids)
     with torch.no_grad():
         expected = model(batch.tokens, position_ids=ids, inputs_embeds=None, output_hidden_states=False).logits
-        for option in ({"sequence_ids": batch.tokens}, {"output_hidden_states": True}):
+        for option in ({"sequence_ids": batch.tokens}, {"output_attentions": True}):
             with pytest.raises(SettingError, match=f"this decoder does not support {next(iter(option))}; leave"):
                 model(batch.tokens, position_ids=ids, **option)
-        with pytest.raises(NotImplementedError, match="the embeddings of this decoder are a parameter, not a module"):
-            model.get_input_embeddings()
         assert torch.equal(model.to(torch.bfloat16)(batch.tokens, position_ids=ids).logits, expected)
 
 
@@ -178,6 +176,7 @@ def folder(tmp_path_factory):
     return root / "hf"
 
 
+@pytest.mark.filterwarnings("ignore:a prompt does not end with:UserWarning")
 def test_left_padding_does_not_change_generation(folder):
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
     prompts = tokenizer(["01=", "0110="], padding=True, return_tensors="pt", return_token_type_ids=False)
@@ -208,22 +207,41 @@ def output_of_code(code: str) -> list[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
 
 
-REGISTER = "from lengthwise.hf import LengthwiseForCausalLM, PredictivePositionModel"
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("imports", [f"{REGISTER}; import transformers", f"import transformers; {REGISTER}"])
-def test_importing_the_model_classes_registers_their_model_types(folder, imports):
+@pytest.mark.parametrize("imports", ["import lengthwise.hf, transformers", "import transformers, lengthwise.hf"])
+def test_importing_hf_registers_the_model_types(folder, imports):
     code = f"{imports}; print(type(transformers.AutoModelForCausalLM.from_pretrained({str(folder)!r})).__name__, "
     code += "transformers.AutoConfig.for_model('predictive_position').model_type)"
     assert output_of_code(code) == ["LengthwiseForCausalLM", "predictive_position"]
 
 
-def test_importing_the_package_does_not_import_transformers():
-    # This imports the whole of lengthwise/__init__.py, too.
-    code = "import sys; before = list(sys.meta_path); import lengthwise.hf; "
-    code += "print('transformers' in sys.modules, before == sys.meta_path)"
-    assert output_of_code(code) == ["False", "True"]
+@pytest.mark.slow
+def test_a_run_is_evaluated_without_transformers(folder):
+    command = ["evaluate", str(folder.parent / "run"), "--lengths", "4", "--num-examples", "4"]
+    code = f"import sys; sys.modules['transformers'] = None; from lengthwise.cli.app import main; main({command})"
+    assert "4" in output_of_code(code)
+
+
+def launch(program: str, *arguments: object) -> subprocess.CompletedProcess:
+    """Run a program through ``python -m lengthwise.hf``."""
+    command = [sys.executable, "-m", "lengthwise.hf", program, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+def test_the_launcher_starts_programs_that_load_an_exported_model(folder, tmp_path):
+    # Programs know nothing about this library.
+    script = tmp_path / "predict.py"
+    script.write_text(
+        "import sys\nfrom transformers import AutoModelForCausalLM\n"
+        "print(type(AutoModelForCausalLM.from_pretrained(sys.argv[1])).__name__)\n"
+    )
+    assert "LengthwiseForCausalLM" in launch(str(script), folder).stdout
+    # A command of a package.
+    assert launch("transformers", "version").returncode == 0
+    missing = launch("no-such-program")
+    assert missing.returncode == 2
+    assert "no-such-program is neither" in missing.stderr
 
 
 def test_auto_config_loads_the_configuration(folder):
@@ -287,3 +305,47 @@ def test_a_model_with_a_found_rule_needs_no_prompt_ids(name, tmp_path):
     mask = torch.nn.functional.pad(torch.ones_like(prompts), (2, 0))
     assert torch.equal(model.default_prompt_ids(padded, mask)[..., 2:], ids)
     assert not model.default_prompt_ids(padded, mask)[..., :2].any()
+
+
+def test_the_exported_decoder_has_the_calls_of_transformers(folder):
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    batch = batch_of(load_run(folder.parent / "run").experiment)
+    tokens, ids, labels = batch.tokens, batch.position_ids[0], torch.where(batch.token_scored, batch.tokens, -100)
+    targets = {"labels": labels, "position_labels": torch.where(batch.id_scored[0], ids, -100)}
+    with torch.no_grad():
+        output = model.eval()(tokens, position_ids=ids, output_hidden_states=True)
+    assert [tuple(layer.shape) for layer in output.hidden_states] == [(*tokens.shape, 16)] * 2
+    torch.testing.assert_close(model.decoder.token_logits(output.hidden_states[-1]), output.logits)
+    # Without IDs for all tokens, the model predicts them.
+    pieces = model(tokens, position_ids=ids[:, :-2], logits_to_keep=1, output_hidden_states=True)
+    assert pieces.logits.shape[1] == 1
+    assert pieces.hidden_states[0].shape[1] == tokens.shape[1]
+    gradients = []
+    for checkpoints in (False, True):
+        if checkpoints:
+            model.activation_checkpointing_enable()
+        model.train().zero_grad()
+        model(tokens, position_ids=ids, **targets).loss.backward()
+        gradients.append([weight.grad.clone() for weight in model.parameters() if weight.grad is not None])
+    torch.testing.assert_close(*gradients)
+    assert "forward" not in vars(model.decoder.blocks[0])
+    with pytest.raises(SettingError, match="input_ids are missing"):
+        model()
+    with pytest.raises(SettingError, match="does not support output_attentions"):
+        model(tokens, position_ids=ids, output_attentions=True)
+
+
+def test_resized_embeddings_keep_the_logits_and_are_no_run(folder, tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    tokens, ids = torch.tensor([[0, 1, 1]]), torch.tensor([[1, 2, 3]])
+    size = model.config.vocab_size
+    before = model(tokens, position_ids=ids).logits
+    model.resize_token_embeddings(size + 3)
+    assert model.get_input_embeddings().weight is model.decoder.embedding
+    torch.testing.assert_close(model(tokens, position_ids=ids).logits[..., :size], before)
+    model.save_pretrained(tmp_path / "more")
+    assert (
+        AutoModelForCausalLM.from_pretrained(tmp_path / "more")(tokens, position_ids=ids).logits.shape[-1] == size + 3
+    )
+    with pytest.raises(RunFolderError, match="embeddings of"):
+        import_hf(tmp_path / "more", tmp_path / "run")

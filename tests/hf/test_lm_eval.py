@@ -5,10 +5,12 @@ import json
 import pytest
 import yaml
 from tests.cli.test_cli import error_of, output_of
+from tests.support.small_runs import small_experiment
 from tests.support.text_models import byte_text_model, byte_tokenizer, memorize
 
 from lengthwise.core.errors import SettingError
 from lengthwise.evaluation.exact_match import EvaluationSettings, iter_examples
+from lengthwise.experiments.run import train
 from lengthwise.hf.export import export_to_lm_eval
 from lengthwise.positions import Sequential
 from lengthwise.tasks import Copy, Parity, Text
@@ -100,6 +102,14 @@ def test_a_failed_export_prints_a_one_line_error(arguments, text, tmp_path, monk
     monkeypatch.chdir(tmp_path)
     assert text in error_of(["export", *arguments, "--out", "new"], capsys)
     assert not (tmp_path / "new").exists()
+
+
+def test_the_tasks_of_a_run_have_no_shots(tmp_path, capsys):
+    train(small_experiment(), tmp_path / "run")
+    flags = ["--format", "lm-eval", "--lengths", "4", "--num-examples", "3", "--out", str(tmp_path / "tasks")]
+    printed = " ".join(output_of(["export", str(tmp_path / "run"), *flags], capsys))
+    assert "python -m lengthwise.hf lm_eval" in printed
+    assert "num_fewshot: 0" in (tmp_path / "tasks" / "parity_4.yaml").read_text()
 
 
 @pytest.mark.slow

@@ -319,3 +319,38 @@ def test_push_to_hub_uploads_the_saved_model(tmp_path, monkeypatch):
     assert pushed == {"me/ppc": "first"}
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hub").eval()
     assert torch.equal(run_generate(loaded, eos_token_id=None).sequences, run_generate(model).sequences)
+
+
+def test_pieces_of_a_call_return_all_hidden_states_and_attention_weights():
+    model = wrap_model("llama")
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        # Both calls predict no ID, so the pieces equal one call with the same IDs.
+        options = {"output_hidden_states": True, "output_attentions": True}
+        pieces = model(TOKENS[:1], position_ids=IDS[:1, :6], use_cache=True, **options)
+        ids = torch.cat(list(pieces.past_key_values.steps), dim=1)
+        whole = model(TOKENS[:1], position_ids=ids, prompt_mask=torch.arange(9)[None] < 6, **options)
+    torch.testing.assert_close(pieces.logits, whole.logits, atol=1e-4, rtol=1e-4)
+    for name in ("hidden_states", "attentions"):
+        torch.testing.assert_close(pieces[name], whole[name], atol=1e-4, rtol=1e-4)
+
+
+def test_log_scaling_raises_an_error_for_attention_weights():
+    with pytest.raises(SettingError, match="computes no attention weights"):
+        shared_model("llama", length_scaling="log")(TOKENS, MASK, IDS, output_attentions=True)
+
+
+def test_a_call_without_tokens_raises_a_one_line_error():
+    model = shared_model("llama")
+    with pytest.raises(SettingError, match="inputs_embeds is not supported"):
+        model(inputs_embeds=torch.zeros(1, 2, 32))
+    with pytest.raises(SettingError, match="input_ids are missing"):
+        model()
+
+
+def test_the_configuration_has_the_sizes_of_the_wrapped_model():
+    config = wrap_model("gpt2").config
+    assert (config.vocab_size, config.hidden_size, config.num_hidden_layers) == (VOCABULARY_SIZE, 32, 3)
+    config.vocab_size = 100
+    assert config.text_config.vocab_size == 100
+    assert type(config)(text_config=config.text_config, num_labels=5).num_labels == 5

@@ -4,9 +4,12 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import pytest
+import torch
 from huggingface_hub import ModelCard
 from tests.support.small_runs import small_experiment
+from transformers import AutoModelForCausalLM
 
+from lengthwise.core.errors import PromptWarning
 from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.experiments.run import load_run, train
 from lengthwise.experiments.run_evaluation import evaluate
@@ -36,7 +39,7 @@ def test_the_card_of_a_run_has_its_settings_and_latest_results(run_folder, tmp_p
     assert {"parity", "predicted", "rotary"} <= set(card.data.tags)
     for row in rows:
         assert f"| {row['length']} | {row['num_examples']} | {row['exact_match']:.3f} |" in card.text
-    assert "from lengthwise.hf import LengthwiseForCausalLM" in card.text
+    assert "import lengthwise.hf" in card.text
     assert f"Lengths above {run.experiment.train_lengths[1]} were not in training" in card.text
 
 
@@ -73,3 +76,25 @@ def test_markup_in_names_stays_text(run_folder):
     assert "[link](" not in card.text
     lines = [line for line in card.text.splitlines() if line.startswith("| task")]
     assert len(lines) == 1
+
+
+def test_the_example_of_a_card_gives_the_tokens_it_shows(run_folder, tmp_path, capsys):
+    export_hf(run_folder, tmp_path / "hf")
+    text = (tmp_path / "hf" / "README.md").read_text()
+    code = text.split("## An example")[1].split("```python\n")[1].split("```")[0]
+    exec(code, {"model": AutoModelForCausalLM.from_pretrained(tmp_path / "hf").eval()})
+    assert f"# {capsys.readouterr().out}" in code
+    assert "with 0 shots" in text
+
+
+def test_a_prompt_without_its_separator_warns(run_folder, tmp_path):
+    export_hf(run_folder, tmp_path / "hf")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "hf").eval()
+    end = [model.config.symbols.index(symbol) for symbol in model.config.prompt_end]
+    assert end
+    options = {"max_new_tokens": 1, "do_sample": False}
+    ids = torch.arange(1, 3 + len(end))[None]
+    with pytest.warns(PromptWarning, match="does not end with"):
+        model.generate(torch.tensor([[0, 1]]), position_ids=ids[:, :2], **options)
+    # A warning is an error in these tests.
+    model.generate(torch.tensor([[0, 1, *end]]), position_ids=ids, **options)

@@ -102,6 +102,10 @@ class DefaultSettingsWarning(UserWarning):
     """Warning about settings of an experiment that were found for another task."""
 
 
+class PromptWarning(UserWarning):
+    """Warning about a prompt that lacks the last symbols of every prompt of its task."""
+
+
 class TrackerWarning(UserWarning):
     """Warning about a tracker that failed; the training continues without it."""
 

@@ -371,11 +371,16 @@ def _differences(saved_tree: Any, requested_tree: Any, name: str = "") -> Iterat
         yield name
 
 
+def is_run_folder(name: str | Path) -> bool:
+    """Return True for a run folder, and False for a name of anything else, such as a model."""
+    return (Path(name) / EXPERIMENT).is_file()
+
+
 def read_experiment(folder: Path, *, overrides: Mapping[str, Any] | None = None) -> Experiment:
     """Read the experiment of a run folder; raise ``RunFolderError`` if it is missing or damaged."""
     if not folder.exists():
         raise RunFolderError(f"{folder} does not exist; pass a run folder that train --out has written")
-    if not (folder / EXPERIMENT).is_file():
+    if not is_run_folder(folder):
         raise RunFolderError(
             f"{folder} is not a run folder (it has no {EXPERIMENT}); pass a run folder that train --out has written"
         )

@@ -1,9 +1,10 @@
 """Integration with `transformers`: models, data collators, callbacks, and export of runs."""
 
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
-# Public names and their modules. They are imported on first use, because importing `transformers` takes seconds.
+# Public names and their modules. They are imported on first use, because some need more libraries than others.
 MODULES = {
     "EvaluateByLength": "length_callback",
     "LanguageModel": "language_models",
@@ -30,3 +31,9 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return [*globals(), *MODULES]
+
+
+# The classes register their model types with the Auto classes. Without `transformers`, runs still load.
+with suppress(ImportError):
+    import_module("lengthwise.hf.lengthwise_model")
+    import_module("lengthwise.hf.predictive_model")

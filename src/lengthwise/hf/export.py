@@ -47,7 +47,7 @@ def export_hf(run: StrPath, out: StrPath, *, overrides: Mapping[str, Any] | None
     from transformers import PreTrainedTokenizerFast  # noqa: PLC0415
 
     from lengthwise.hf.lengthwise_model import LengthwiseForCausalLM, build_config  # noqa: PLC0415
-    from lengthwise.hf.model_card import CARD_FILE, build_model_card  # noqa: PLC0415
+    from lengthwise.hf.model_card import CARD_FILE, build_model_card, describe_example  # noqa: PLC0415
     from lengthwise.hf.tokenization import build_symbol_tokenizer  # noqa: PLC0415
 
     run, out = Path(run), Path(out)
@@ -70,6 +70,7 @@ def export_hf(run: StrPath, out: StrPath, *, overrides: Mapping[str, Any] | None
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         card = build_model_card(experiment, facts, read_rows(run / RESULTS)) + model.describe_loading()
+        card += "\n" + describe_example(model, experiment)
         (folder / CARD_FILE).write_text(card, encoding="utf-8")
 
 
@@ -88,6 +89,12 @@ def import_hf(folder: StrPath, out: StrPath) -> None:
         raise RunFolderError(f"{folder} is not an exported run; use a folder written by export --format hf")
     if not model.config.run:
         raise RunFolderError(f"{folder} has no run data in its config.json; export the run again")
+    num_symbols = len(model.config.symbols or ())
+    if model.config.vocab_size != num_symbols:
+        raise RunFolderError(
+            f"{folder} has embeddings of {model.config.vocab_size} tokens, but the run has {num_symbols} symbols; "
+            "import a model whose embeddings were not resized"
+        )
     description, files, training_facts = (model.config.run[key] for key in ("experiment", "files", "facts"))
     if outside_files := [name for name in files if Path(name).name != name]:
         raise RunFolderError(

@@ -16,7 +16,7 @@ from lengthwise.evaluation.exact_match import EvaluationSettings
 from lengthwise.evaluation.language_model import BytePairTokenizerAdapter, ModelTokenizer, NextTokenModel
 from lengthwise.experiments.decoder_model import wrap_run_as_model
 from lengthwise.experiments.run import load_run
-from lengthwise.experiments.run_folder import EXPERIMENT, RESULTS, append_rows
+from lengthwise.experiments.run_folder import EXPERIMENT, RESULTS, append_rows, is_run_folder
 from lengthwise.experiments.setting_checks import select_variants
 from lengthwise.positions import describe_given_information
 from lengthwise.tasks import GradedByLoss, Task, Text, TokenizedDocument, task_result_fields
@@ -135,11 +135,6 @@ def check_model_exists(name: str) -> None:
     """Raise an error unless a run folder or model of this name exists. The model is not loaded."""
     if not is_run_folder(name):
         _import_loading_module(name).check_model_exists(name)
-
-
-def is_run_folder(name: str) -> bool:
-    """Return True if the name is a run folder, and False for a model."""
-    return (Path(name) / EXPERIMENT).is_file()
 
 
 def _import_loading_module(name: str) -> ModuleType:

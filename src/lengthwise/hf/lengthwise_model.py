@@ -2,8 +2,12 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
+from functools import partial
+from itertools import takewhile
 from typing import Any, ClassVar, no_type_check
 
 import numpy as np
@@ -15,7 +19,7 @@ from transformers import Cache, GenerationMixin, PreTrainedConfig, PreTrainedMod
 from transformers.utils import can_return_tuple
 
 from lengthwise.core.checkpoint import weights_digest
-from lengthwise.core.errors import ModelError, SettingError
+from lengthwise.core.errors import ModelError, PromptWarning, SettingError
 from lengthwise.core.randomness import random_stream
 from lengthwise.encodings import NoPE
 from lengthwise.experiments.experiment import Experiment, build_from_json, num_levels, to_dict
@@ -34,6 +38,7 @@ from lengthwise.hf.model_inputs import (
     check_labels,
     check_left_padding,
     check_no_embeddings,
+    check_not_packed,
     expand_ids,
     select_logits,
 )
@@ -74,7 +79,7 @@ class LengthwiseConfig(PreTrainedConfig):
     ``symbols`` is the vocabulary in the order of the tokens. ``run`` contains the experiment, the facts and the files
     of a run folder, for `import_hf`; it is None if the decoder does not come from a run. ``belongs_to`` is the digest
     of these fields and of the saved weights. ``count_prompt_from`` is the first prompt ID if evaluation IDs are
-    consecutive, and None otherwise.
+    consecutive, and None otherwise. ``prompt_end`` contains the symbols that end every prompt of the task.
     """
 
     model_type = "lengthwise"
@@ -88,6 +93,7 @@ class LengthwiseConfig(PreTrainedConfig):
     num_levels: int = 1
     id_weight: float = 1.0
     count_prompt_from: int | None = None
+    prompt_end: list[str] | None = None
     run: dict[str, Any] | None = None
     belongs_to: str | None = None
     vocab_size: int = 0
@@ -134,6 +140,7 @@ def build_config(experiment: Experiment, run: dict[str, Any]) -> LengthwiseConfi
         num_levels=num_levels(experiment),
         id_weight=experiment.training.id_weight,
         count_prompt_from=find_first_prompt_position_id(experiment),
+        prompt_end=find_prompt_end(experiment),
         run=run,
         vocab_size=len(vocabulary),
         hidden_size=settings.d_model,
@@ -179,6 +186,18 @@ def find_first_prompt_position_id(experiment: Experiment) -> int | None:
             return None
         first_ids |= set(np.unique(ids[..., 0]).tolist())
     return first_ids.pop() if len(first_ids) == 1 else None
+
+
+def find_prompt_end(experiment: Experiment) -> list[str]:
+    """Return the last symbols of a prompt, as far as all sampled prompts share them."""
+    prompts = [
+        tokens[:length].tolist()[::-1]
+        for examples in _sample_examples(experiment)
+        for tokens, length in zip(examples.tokens, examples.prompt_length, strict=True)
+    ]
+    shared = takewhile(lambda tokens: len(set(tokens)) == 1, zip(*prompts, strict=False))
+    end = [experiment.task.vocabulary[tokens[0]] for tokens in shared][::-1]
+    return [] if isinstance(experiment.task, HasFilesToSave) else end
 
 
 def _sample_examples(experiment: Experiment) -> list[Examples]:
@@ -236,6 +255,7 @@ class LengthwiseForCausalLM(
     base_model_prefix = "decoder"
     model_description: ClassVar[str] = "Decoder trained for length generalization"
     main_input_name = "input_ids"
+    supports_gradient_checkpointing = True
     # `Trainer` must not pass the number of labels, because the loss is the mean over a batch.
     accepts_loss_kwargs = False
     # In half precision, angles and position heads cannot distinguish many IDs.
@@ -244,6 +264,7 @@ class LengthwiseForCausalLM(
     def __init__(self, config: LengthwiseConfig) -> None:
         super().__init__(config)
         self.decoder = decoder_from_config(config)
+        self.gradient_checkpointing = False
         self.post_init()
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
@@ -271,7 +292,7 @@ class LengthwiseForCausalLM(
     @can_return_tuple
     def forward(
         self,
-        input_ids: Int[Tensor, "batch new"],
+        input_ids: Int[Tensor, "batch new"] | None = None,
         attention_mask: Shaped[Tensor, "batch seq"] | None = None,
         position_ids: Tensor | None = None,
         past_key_values: Cache | None = None,
@@ -282,15 +303,19 @@ class LengthwiseForCausalLM(
         logits_to_keep: int | Tensor = 0,
         num_items_in_batch: Tensor | int | None = None,
         inputs_embeds: None = None,
+        output_hidden_states: bool | None = None,
         **kwargs: Any,
     ) -> PredictivePositionOutput:
         """Return the logits, and the joint loss of ``labels`` and ``position_labels`` (shape of ``position_ids``).
 
         `PredictivePositionModel` describes the arguments. If ``position_ids`` are missing and the cache is empty, the
         tokens get the default prompt IDs of the configuration. Missing IDs of tokens after the cache are predicted.
-        Packed rows and requests for hidden states or attention weights raise ``SettingError``.
+        ``hidden_states`` are the inputs of the blocks, and the output of the last norm. Packed rows and requests for
+        attention weights raise ``SettingError``.
         """
         check_no_embeddings(inputs_embeds)
+        if input_ids is None:
+            raise SettingError("input_ids are missing; pass the tokens of each sequence")
         if names := [name for name, value in kwargs.items() if value is not None and value is not False]:
             raise SettingError(
                 f"this decoder does not support {', '.join(names)}; leave them out (pack_to in the collator adds "
@@ -302,11 +327,24 @@ class LengthwiseForCausalLM(
         num_ids = 0 if position_ids is None else position_ids.shape[-1]
         if position_ids is None or num_ids < input_ids.shape[1]:
             check_all_tokens_have_ids(num_ids, input_ids, labels, position_labels)
-            return self.forward_token_by_token(input_ids, attention_mask, position_ids, cache, prompt_mask)
+            options = {"output_hidden_states": output_hidden_states}
+            output = self.forward_token_by_token(input_ids, attention_mask, position_ids, cache, prompt_mask, **options)
+            output.logits = select_logits(output.logits, logits_to_keep)
+            return output
         # IDs without a level axis apply to all levels.
         ids = expand_ids(position_ids, len(input_ids)).expand(self.config.num_levels, -1, -1)
+        if attention_mask is None and labels is not None and position_labels is None:
+            check_not_packed(ids[0])
         hooks = self._hooks(input_ids, attention_mask, cache)
-        hidden, decoder_cache = self.decoder(input_ids, ids, self._decoder_cache(cache), hooks=hooks)
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
+        block_inputs: list[Tensor] = []
+        uses_checkpoints = self.gradient_checkpointing and self.training and cache is None
+        checkpoints = self._checkpoint_blocks() if uses_checkpoints else nullcontext()
+        with checkpoints, self._record_block_inputs(block_inputs) if output_hidden_states else nullcontext():
+            hidden, decoder_cache = self.decoder(input_ids, ids, self._decoder_cache(cache), hooks=hooks)
+        # A block reads the tokens of all sequences along one axis.
+        layers = (*(x.view(*input_ids.shape, -1) for x in block_inputs), hidden) if output_hidden_states else None
         is_prompt = build_prompt_mask(input_ids, attention_mask, cache, labels, prompt_mask)
         if cache is not None:
             _update_layers(cache, decoder_cache)
@@ -330,12 +368,49 @@ class LengthwiseForCausalLM(
                 _drop_single_level(torch.stack(predicted_ids)) if predicted_ids else None,
             )
         weight = self.config.id_weight
-        return build_joint_output(loss_of_tokens, loss_of_ids, weight, logits=logits, past_key_values=cache)
+        outputs = {"logits": logits, "past_key_values": cache, "hidden_states": layers}
+        return build_joint_output(loss_of_tokens, loss_of_ids, weight, **outputs)
+
+    @contextmanager
+    def _checkpoint_blocks(self) -> Iterator[None]:
+        for block in self.decoder.blocks:
+            block.forward = partial(self._gradient_checkpointing_func, block.forward)
+        try:
+            yield
+        finally:
+            for block in self.decoder.blocks:
+                del block.forward
+
+    @contextmanager
+    def _record_block_inputs(self, inputs: list[Tensor]) -> Iterator[None]:
+        def record(_: nn.Module, args: tuple[Any, ...]) -> None:
+            inputs.append(args[0])
+
+        handles = [block.register_forward_pre_hook(record) for block in self.decoder.blocks]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
 
     @property
     def num_position_heads(self) -> int:
         """Number of position heads: one per level, or 0."""
         return len(self.decoder.heads)
+
+    def generate(self, inputs: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Generate as `PositionIDGenerationMixin` does; warns if a prompt lacks the symbols that end every prompt."""
+        tokens = kwargs.get("input_ids") if inputs is None else inputs
+        end = self.config.prompt_end
+        if end and isinstance(tokens, Tensor) and kwargs.get("past_key_values") is None:
+            expected = tokens.new_tensor([(self.config.symbols or []).index(symbol) for symbol in end])
+            if tokens.shape[1] < len(end) or bool((tokens[:, -len(end) :] != expected).any()):
+                warnings.warn(
+                    f"a prompt does not end with {' '.join(end)!r}, as all prompts in training; add these symbols",
+                    PromptWarning,
+                    stacklevel=2,
+                )
+        return super().generate(inputs, *args, **kwargs)
 
     def default_prompt_ids(self, tokens: Int[Tensor, "batch new"], attention_mask: Tensor | None) -> Tensor:
         """Return the IDs by the run's found rule, if it has one, or else consecutive IDs."""
@@ -368,8 +443,25 @@ class LengthwiseForCausalLM(
         return _drop_single_level(torch.stack([level.most_likely_ids().clamp(min=0) for level in levels]))
 
     def get_input_embeddings(self) -> nn.Module:
-        """Raise ``NotImplementedError``: the embeddings are a parameter of the decoder."""
-        raise NotImplementedError("the embeddings of this decoder are a parameter, not a module")
+        """Return a module whose weight is the embedding of the decoder, which is a parameter."""
+        module = nn.Embedding(0, 0, device="meta")
+        module.weight = self.decoder.embedding
+        module.num_embeddings, module.embedding_dim = self.decoder.embedding.shape
+        return module
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        """Replace the embedding of the decoder by the weight of a module."""
+        weight = value.weight
+        assert isinstance(weight, nn.Parameter)
+        self.decoder.embedding = weight
+
+    def get_output_embeddings(self) -> nn.Module | None:
+        """Return the output layer, or None if the embedding is also the output layer."""
+        return self.decoder.output
+
+    def set_output_embeddings(self, value: nn.Linear) -> None:
+        """Replace the output layer."""
+        self.decoder.output = value
 
     def _init_weights(self, module: nn.Module) -> None:
         # The decoder initializes its weights. Loading creates buffers without values, so the buffers that are not saved

@@ -6,13 +6,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
 from huggingface_hub import EvalResult, ModelCardData
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from lengthwise.core.errors import ModelError
+from lengthwise.core.randomness import random_stream
 from lengthwise.evaluation.result_rows import Rows, is_skipped, uses_loss
 from lengthwise.evaluation.tables_and_figures import length_table
 from lengthwise.experiments.experiment import Experiment
+from lengthwise.tasks import GradedByLoss, HasFilesToSave
 
 CARD_FILE = "README.md"
 # First sentence of the default cards that `transformers` writes.
@@ -20,18 +23,21 @@ DEFAULT_CARD_SENTENCE = "This model card has been automatically generated"
 LOADING_SECTION = """## How to load this model
 
 This model was created with the library [lengthwise](https://pypi.org/project/lengthwise/). `transformers`
-does not include the model type `{model_type}`. Install `lengthwise` and import the model class first:
+does not include the model type `{model_type}`. Install `lengthwise` and import `lengthwise.hf` first:
 
 ```bash
 pip install 'lengthwise[hf]'
 ```
 
 ```python
-from lengthwise.hf import {model_class}  # registers the model type with the Auto classes
+import lengthwise.hf  # registers the model type with the Auto classes
 from transformers import AutoModelForCausalLM
 
 model = AutoModelForCausalLM.from_pretrained("PATH_OR_NAME")
 ```
+
+`python -m lengthwise.hf PROGRAM ...` starts another program with the model type, such as a Python file, `lm_eval` or
+`transformers serve`.
 
 {prompt_ids}
 
@@ -45,6 +51,58 @@ NO_RESULTS = "The run was not evaluated before its export. `lengthwise evaluate 
 LICENSE_ADVICE = "The license of the weights is your choice: add `license:` to the header of this file."
 # Characters with a meaning in Markdown.
 MARKDOWN = re.compile(r"([\\`*_\[\]|~#])")
+
+
+EXAMPLE_SECTION = """## An example
+
+The prompt contains the symbols of the task and ends with `{end}`:
+
+```python
+import torch
+
+prompt = torch.tensor([{tokens}])  # {prompt}
+ids = torch.tensor({ids})
+print(model.generate(prompt, position_ids=ids, max_new_tokens={num_new}, do_sample=False)[0, {length}:].tolist())
+# {answer}
+```
+
+The model generates `{text}`. A correct answer is `{correct}`. The model was trained on single examples, so evaluate it
+without solved examples in the prompt: `lengthwise export RUN --format lm-eval` writes tasks with 0 shots.
+
+"""
+
+
+def describe_example(model: Any, experiment: Experiment) -> str:
+    """Return the section of a card with a prompt, its IDs and the tokens that the exported model generates from them.
+
+    It is empty for a model that needs the IDs of the whole text or real-valued IDs, and for a task whose files may be
+    missing or that has no correct answer.
+    """
+    task = experiment.task
+    has_ids = model.num_position_heads or model.config.count_prompt_from is not None
+    if isinstance(task, HasFilesToSave | GradedByLoss) or experiment.scheme.real_valued or not has_ids:
+        return ""
+    rng = random_stream(experiment.seed, "example of a card")
+    examples = task.sample(length=experiment.train_lengths[-1], size=1, rng=rng)
+    length, num_new = int(examples.prompt_length[0]), int(examples.response_end[0] - examples.prompt_length[0] + 1)
+    position_ids = experiment.scheme.assign(examples, rng, training=False).position_ids[..., :length]
+    tokens, ids = torch.tensor(examples.tokens[:, :length]), torch.tensor(position_ids)
+    ids = ids[0] if len(ids) == 1 else ids
+    was_training = model.training
+    generated = model.eval().generate(tokens, position_ids=ids, max_new_tokens=num_new, do_sample=False)[0, length:]
+    model.train(was_training)
+    symbols = [task.vocabulary[token] for token in examples.tokens[0]]
+    return EXAMPLE_SECTION.format(
+        end=" ".join(model.config.prompt_end or symbols[length - 1 : length]),
+        tokens=tokens[0].tolist(),
+        prompt=" ".join(symbols[:length]),
+        ids=ids.tolist(),
+        num_new=num_new,
+        length=length,
+        answer=generated.tolist(),
+        text=" ".join(task.vocabulary[token] for token in generated.tolist()),
+        correct=" ".join(symbols[length : length + num_new]),
+    )
 
 
 def build_model_card(experiment: Experiment, facts: Mapping[str, Any], result_rows: Rows) -> str:
@@ -176,9 +234,7 @@ class ModelCardMixin(PreTrainedModel):
         prompt_ids = REQUIRED_IDS_SENTENCE if first_id is None else DEFAULT_IDS_SENTENCE.format(first=first_id)
         if getattr(self.config, "prompt_scheme", None) is not None:
             prompt_ids = RULE_IDS_SENTENCE
-        return LOADING_SECTION.format(
-            model_type=self.config.model_type, model_class=type(self).__name__, prompt_ids=prompt_ids
-        )
+        return LOADING_SECTION.format(model_type=self.config.model_type, prompt_ids=prompt_ids)
 
     def _write_card(self, folder: Path) -> None:
         card_file = folder / CARD_FILE

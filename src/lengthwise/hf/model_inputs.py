@@ -68,6 +68,37 @@ def check_known_arguments(names: Iterable[str], wrapped_model: nn.Module) -> Non
         )
 
 
+def packed_texts(
+    position_ids: Shaped[Tensor, "batch seq"], boundaries: dict[str, Any]
+) -> Int[Tensor, "batch seq"] | None:
+    """Return the number of each token's text in rows packed by a data collator of `transformers`; None without packs.
+
+    ``boundaries`` has ``seq_idx`` (batch, seq) or ``cu_seq_lens_q`` (first index of each text of one row, and the
+    length of the row). Without both, a row is packed if its IDs count up by one from its first ID, several times.
+    """
+    rows, seq = position_ids.shape
+    if (numbers := boundaries.get("seq_idx")) is not None:
+        return numbers.to(position_ids.device).long().expand(rows, seq)
+    if (ends := boundaries.get("cu_seq_lens_q")) is not None:
+        index = torch.arange(rows * seq, device=position_ids.device)
+        return torch.bucketize(index, ends[1:].to(index), right=True).view(rows, seq)
+    is_start = position_ids == position_ids[:, :1]
+    counts_up = position_ids.diff(dim=1) == 1
+    is_packed = (counts_up | is_start[:, 1:]).all(dim=1, keepdim=True) & counts_up.any(dim=1, keepdim=True)
+    numbers = (is_start & is_packed).cumsum(dim=1)
+    # A compiled call cannot depend on the IDs.
+    return numbers if torch.compiler.is_compiling() or bool((numbers > 1).any()) else None
+
+
+def check_not_packed(position_ids: Shaped[Tensor, "batch seq"]) -> None:
+    """Reject IDs without a mask that restart like those of packed texts; compiled calls skip the check."""
+    if not torch.compiler.is_compiling() and packed_texts(position_ids, {}) is not None:
+        raise SettingError(
+            "position_ids count up several times from the same ID, as in packed texts, and there is no attention_mask; "
+            "pack texts with PositionCollator(pack_to=...), or pass an attention_mask of ones if this is one text"
+        )
+
+
 def check_has_position_head(num_heads: int, position_labels: Tensor | None) -> None:
     """Reject ``position_labels`` for a model without a position head."""
     if position_labels is not None and not num_heads:
@@ -147,16 +178,16 @@ def causal_mask(
     is_earlier = torch.ones(query_end - num_cached, num_keys, dtype=torch.bool, device=is_token.device).tril(num_cached)
     visible = is_token[:, None, :] & is_earlier
     if sequence_ids is not None:
-        visible &= sequence_ids[:, num_cached:query_end, None] == sequence_ids[:, None, :]
-    # Padding attends to itself, because a softmax without keys is NaN.
-    visible.diagonal(num_cached, 1, 2).fill_(True)
+        visible = visible & (sequence_ids[:, num_cached:query_end, None] == sequence_ids[:, None, :])
+    # Padding attends to itself, because a softmax without keys is NaN. ONNX has no views that are changed in place.
+    visible = visible | is_earlier.triu(num_cached)
     return additive_mask(visible[:, None], dtype)
 
 
 def additive_mask(visible: Bool[Tensor, "rows 1 query key"], dtype: torch.dtype) -> Float[Tensor, "rows 1 query key"]:
     """Return a mask with 0 at visible keys, and with the most negative number of the dtype elsewhere."""
     # The softmax of a row of minus infinities would be NaN.
-    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, torch.finfo(dtype).min)
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(~visible, torch.finfo(dtype).min)
 
 
 def build_attention_mask(

@@ -18,6 +18,8 @@ from lengthwise.hf.model_inputs import (
 )
 from lengthwise.hf.position_cache import PositionCache
 
+# Outputs with one tensor per layer.
+LAYER_OUTPUTS = ("hidden_states", "attentions")
 # Settings that enable assisted decoding, which drafts tokens from the prompt or with a part of the model.
 ASSISTED_DECODING_SETTINGS = ("prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp")
 
@@ -125,7 +127,7 @@ class PositionIDGenerationMixin(GenerationMixin):
         num_cached, num_ids = position_cache.num_tokens, 0 if position_ids is None else position_ids.shape[-1]
         if num_cached == 0 and num_ids == 0:
             position_ids, num_ids = self.default_prompt_ids(tokens, attention_mask), tokens.shape[1]
-        logits = []
+        outputs = []
         call_ends = [*([num_ids] if num_ids else []), *range(num_ids + 1, tokens.shape[1] + 1)]
         for call_start, call_end in zip([0, *call_ends], call_ends, strict=False):
             piece = slice(call_start, call_end)
@@ -137,10 +139,10 @@ class PositionIDGenerationMixin(GenerationMixin):
                 prompt_mask=None if prompt_mask is None else prompt_mask[:, piece],
                 **kwargs,
             )
-            logits.append(output.logits)
-        other_outputs = {name: value for name, value in output.items() if name not in ("logits", "past_key_values")}
-        cache_output = {} if cache is None else {"past_key_values": cache}
-        return type(output)(**other_outputs, **cache_output, logits=torch.cat(logits, dim=1))
+            outputs.append(output)
+        joined = {"logits": torch.cat([output.logits for output in outputs], dim=1)}
+        joined |= {name: _join_layers([output[name] for output in outputs]) for name in LAYER_OUTPUTS if name in output}
+        return type(output)(**joined, **({} if cache is None else {"past_key_values": cache}))
 
     def prepare_inputs_for_generation(
         self,
@@ -222,6 +224,17 @@ class PositionIDGenerationMixin(GenerationMixin):
         ids = model_kwargs.pop("position_ids", None)
         new_kwargs: dict[str, Any] = super()._update_model_kwargs_for_generation(outputs, model_kwargs, **kwargs)
         return new_kwargs if ids is None else new_kwargs | {"position_ids": ids}
+
+
+def _join_layers(calls: list[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    """Join the hidden states, or the attention weights, of several calls; earlier calls have fewer keys."""
+    joined = []
+    for pieces in zip(*calls, strict=True):
+        # The last axis is d_model in hidden states, and the key in attention weights.
+        size = pieces[-1].shape[-1]
+        padded = [torch.nn.functional.pad(piece, (0, size - piece.shape[-1])) for piece in pieces]
+        joined.append(torch.cat(padded, dim=-2))
+    return tuple(joined)
 
 
 def _restore_cached_ids(kwargs: dict[str, Any]) -> None:

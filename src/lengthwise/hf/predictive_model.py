@@ -33,7 +33,9 @@ from lengthwise.hf.model_inputs import (
     check_known_arguments,
     check_labels,
     check_no_embeddings,
+    check_not_packed,
     expand_ids,
+    packed_texts,
     select_logits,
 )
 from lengthwise.hf.model_parts import LOG_LENGTH_ATTENTION, KeepPrecisionMixin, device_of, use_maskable_attention
@@ -53,15 +55,24 @@ OPTIONS = (
     *("head", "num_position_ids", "segments", "length_scaling", "log_length_from"),
     *("condition_on_token", "id_weight", "count_prompt_from"),
 )
+# Text boundaries that data collators of `transformers` add to packed rows.
+PACKING_ARGUMENTS = ("seq_idx", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 # Arguments that `transformers` passes to a configuration in addition to its fields.
 EXTRA_ARGUMENTS = {
     "model_type",
     "attn_implementation",
     "experts_implementation",
     "name_or_path",
+    "num_labels",
+    "output_attentions",
     "torch_dtype",
-    "use_cache",
 }
+
+
+def _text_model_setting(name: str) -> property:
+    return property(
+        lambda config: getattr(config.text_config, name), lambda config, value: setattr(config.text_config, name, value)
+    )
 
 
 # The class accepts all entries of a saved configuration, including entries that are not fields.
@@ -98,9 +109,15 @@ class PredictivePositionConfig(PreTrainedConfig):
     id_weight: float = 1.0
     count_prompt_from: int | None = None
     tie_word_embeddings: bool = False
+    use_cache: bool = True
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
     pad_token_id: int | None = None
+
+    vocab_size = _text_model_setting("vocab_size")
+    hidden_size = _text_model_setting("hidden_size")
+    num_hidden_layers = _text_model_setting("num_hidden_layers")
+    num_attention_heads = _text_model_setting("num_attention_heads")
 
     def __post_init__(self, **kwargs: Any) -> None:
         if unknown := sorted(kwargs.keys() - EXTRA_ARGUMENTS):
@@ -304,7 +321,7 @@ class PredictivePositionModel(
     @can_return_tuple
     def forward(
         self,
-        input_ids: Int[Tensor, "batch new"],
+        input_ids: Int[Tensor, "batch new"] | None = None,
         attention_mask: Tensor | None = None,
         position_ids: Int[Tensor, "rows ids"] | None = None,
         past_key_values: Cache | None = None,
@@ -322,11 +339,17 @@ class PredictivePositionModel(
 
         ``attention_mask`` (batch, seq) is 0 at padding and includes cached tokens; a 4-D mask is used unchanged.
         ``position_ids`` has one row per sequence, or one row for all. If it is shorter than ``input_ids``, the model
-        predicts the missing IDs one by one. ``sequence_ids`` numbers the packed texts of a row (-1: padding).
+        predicts the missing IDs one by one. ``sequence_ids`` numbers the packed texts of a row (-1: padding); text
+        boundaries of `transformers` (``seq_idx``, ``cu_seq_lens_q``) have the same effect. In a call with ``labels``
+        and without a mask, IDs that restart as in packed texts also separate texts if the model has no head; with a
+        head and without ``position_labels``, they raise ``SettingError``.
         ``prompt_mask`` marks the tokens from which heads choose IDs. It defaults to the tokens before the first label,
         or, without labels, to all tokens of a call without cached tokens.
         """
         check_no_embeddings(inputs_embeds)
+        if input_ids is None:
+            raise SettingError("input_ids are missing; pass the tokens of each sequence")
+        boundaries = {name: kwargs.pop(name) for name in PACKING_ARGUMENTS if name in kwargs}
         self._check_call(kwargs)
         head = _active_module(self.position_head)
         check_labels(head, self.num_position_heads, labels, position_labels, is_training=self.training)
@@ -338,6 +361,12 @@ class PredictivePositionModel(
             output = self.forward_token_by_token(input_ids, attention_mask, position_ids, cache, prompt_mask, **kwargs)
             output.logits = select_logits(output.logits, logits_to_keep)
             return output
+        # Coupled IDs of one text may restart too, so only IDs of a loss or a training step can mark packed texts.
+        is_loss = cache is None and attention_mask is None and (labels is not None or self.training)
+        if sequence_ids is None and (boundaries or (is_loss and self.position_head is None)):
+            sequence_ids = packed_texts(position_ids, boundaries)
+        elif sequence_ids is None and is_loss and position_labels is None:
+            check_not_packed(position_ids)
         mask = build_attention_mask(input_ids, attention_mask, cache, sequence_ids, self.dtype)
         is_prompt = build_prompt_mask(input_ids, attention_mask, cache, labels, prompt_mask, sequence_ids)
         # A tensor may exclude the last token, but the next ID depends on the hidden state of this token.
@@ -457,6 +486,11 @@ class PredictivePositionModel(
                 "(torchrun, or accelerate launch), or make one device visible"
             )
         check_known_arguments(kwargs, self.model)
+        if self.config.length_scaling == "log" and kwargs.get("output_attentions", self.config.output_attentions):
+            raise SettingError(
+                "length_scaling='log' computes no attention weights; leave out output_attentions, or wrap with "
+                "length_scaling='none' and the attention eager"
+            )
         attention = self.model.config.get_text_config()._attn_implementation
         if self.config.length_scaling == "log" and attention != LOG_LENGTH_ATTENTION:
             raise SettingError(

@@ -65,8 +65,9 @@ class IDRequirements:
             )
         # Distances between unsigned or small integer types would overflow.
         ids = ids.double() if ids.is_floating_point() else ids.long()
-        # Reading values would synchronize a GPU. IDs on a GPU come from a batch that was checked on the CPU.
-        if ids.device.type == "cpu" and ids.numel():
+        # Reading values would synchronize a GPU, and stop the export of a graph. IDs on a GPU come from a batch that
+        # was checked on the CPU.
+        if ids.device.type == "cpu" and ids.numel() and not torch.compiler.is_compiling():
             self._check_values(ids)
         return ids
 

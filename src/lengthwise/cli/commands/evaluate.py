@@ -55,7 +55,7 @@ def evaluate_(
     from lengthwise.cli import experiment_options
     from lengthwise.evaluation.tables_and_figures import length_table
     from lengthwise.experiments.run_evaluation import evaluate
-    from lengthwise.hf.language_models import PromptingConfig, evaluate_language_model, is_run_folder
+    from lengthwise.experiments.run_folder import is_run_folder
 
     flags = {"lengths": lengths, "num_examples": num_examples, "variants": variants}
     if is_run_folder(name):
@@ -69,6 +69,9 @@ def evaluate_(
         with ProgressLine(err_console) as progress:
             rows = evaluate(run, settings, report=progress.show_example_count, report_row=progress.show_result)
     else:
+        # Imports `transformers`, which takes seconds.
+        from lengthwise.hf.language_models import PromptingConfig, evaluate_language_model
+
         options.reject_flags("needs a run, not a model", scheme=scheme, encoding=encoding, corpus=corpus)
         model_task = experiment_options.load_model_task(name, task)
         settings = experiment_options.override_evaluation(experiment_options.MODEL_SETTINGS, **flags, task=model_task)

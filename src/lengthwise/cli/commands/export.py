@@ -16,7 +16,7 @@ FORMATS = ("hf", "run", "lm-eval")
 
 
 def export(
-    name: Annotated[str, Argument(metavar="RUN|TASK", help="Run folder or exported model; for lm-eval, a task.")],
+    name: Annotated[str, Argument(metavar="RUN|TASK", help="Run folder or exported model; for lm-eval, also a task.")],
     out: options.OutputFolder,
     output_format: Annotated[
         str,
@@ -34,8 +34,11 @@ def export(
     ] = None,
     num_examples: Annotated[str, Option(help="Number of examples, or one number per length.")] = "64",
     shots: Annotated[
-        int, options.integer_option("Number of solved examples before each question.")
-    ] = DEFAULT_NUM_SHOTS,
+        int | None,
+        options.integer_option(
+            "Number of solved examples before each question.", show_default=f"{DEFAULT_NUM_SHOTS}; 0 for a run"
+        ),
+    ] = None,
     seed: options.ExampleSeed = 0,
     as_json: options.JsonFlag = False,
 ) -> None:
@@ -43,6 +46,7 @@ def export(
     from lengthwise.cli import experiment_options
     from lengthwise.evaluation.exact_match import EvaluationSettings
     from lengthwise.experiments.experiment import load_task
+    from lengthwise.experiments.run_folder import is_run_folder, read_experiment
     from lengthwise.hf.export import export_hf, export_to_lm_eval, import_hf
 
     if output_format not in FORMATS:
@@ -50,18 +54,22 @@ def export(
     part_names = {"task": task, "scheme": scheme, "encoding": encoding}
     if output_format == "hf":
         export_hf(Path(name), out, overrides=experiment_options.parse_overrides(**part_names))
-        # Importing the class registers it with the Auto classes.
-        usage = f"from lengthwise.hf import LengthwiseForCausalLM; AutoModelForCausalLM.from_pretrained('{out}')"
+        usage = f"import lengthwise.hf; AutoModelForCausalLM.from_pretrained('{out}')"
     else:
         options.reject_flags("needs a run and --format hf", **part_names)
     if output_format == "run":
         import_hf(Path(name), out)
         usage = f"lengthwise evaluate {out}"
     if output_format == "lm-eval":
-        harness_task, settings = load_task(name), EvaluationSettings(lengths=DEFAULT_LENGTHS, seed=seed)
+        # A run was trained on single examples.
+        is_run = is_run_folder(name)
+        harness_task = read_experiment(Path(name)).task if is_run else load_task(name)
+        shots = (0 if is_run else DEFAULT_NUM_SHOTS) if shots is None else shots
+        settings = EvaluationSettings(lengths=DEFAULT_LENGTHS, seed=seed)
         settings = experiment_options.override_evaluation(settings, lengths, num_examples, None, task=harness_task)
         task_group = export_to_lm_eval(harness_task, out, settings, shots=shots)
-        usage = f"lm_eval --include_path {out} --tasks {task_group}"
+        program = "python -m lengthwise.hf lm_eval --model hf --model_args pretrained=FOLDER" if is_run else "lm_eval"
+        usage = f"{program} --include_path {out} --tasks {task_group}"
     if as_json:
         print_json({"folder": str(out), "use": usage})
         return
