@@ -676,7 +676,7 @@ INVALID: list[tuple[list[str], str]] = [
     (["show", "parity", "--length", "900"], "has 1,803 tokens, and a picture has at most 128; use a shorter length"),
     (["show", "recal", "--length", "5"], "unknown task 'recal'; did you mean 'recall'?"),
     (["evaluate", "run", "unfinished"], "unfinished"),
-    (["trian"], "'trian'; did you mean 'train'? known: certify, compare, couple, diagnose, evaluate"),
+    (["trian"], "'trian'; did you mean 'train'? known: certify, compare, couple, diagnose, doctor, evaluate"),
     (["--verbose"], "--verbose"),
 ]
 
