@@ -213,7 +213,8 @@ def test_the_losses_of_a_block_equal_those_of_its_single_targets(model, monkeypa
 
 
 def test_the_targets_of_a_block_share_the_states_of_their_far_tokens(model, monkeypatch):
-    evaluator = evaluator_of(model, replace(SMALL, searched=None, measure=ProposedGreedy()))
+    settings = replace(SMALL, measure=ProposedGreedy(), modes=("strict",), objectives=("target",), searched=None)
+    evaluator = evaluator_of(model, settings)
     targets = sample_targets(evaluator.texts, context=SMALL.context, num_targets=4, seed=0, block=4)
     expected = [evaluator.rows([target], index)[0] for index, target in enumerate(targets)]
     passes, prefill = [], model.prefill
@@ -253,7 +254,8 @@ def test_a_study_with_as_many_searches_as_targets_searches_all_with_equal_weight
 def test_a_time_limit_reduces_the_number_of_searched_targets(model, tmp_path, monkeypatch):
     pilot = study_module._Pilot(num_targets=40, mean_divergence=0.1, dense_seconds=1.0, search_seconds=10.0)
     monkeypatch.setattr(study_module._Pilot, "measure", lambda evaluator, targets: pilot)
-    study, seconds = study_of(model, replace(SMALL, searched=None, num_targets=40)), list[float]()
+    quick = replace(SMALL, measure=RandomSelection(), modes=("strict",), objectives=("target",), num_targets=40)
+    study, seconds = study_of(model, replace(quick, searched=None)), list[float]()
     assert measure_influence(study, tmp_path / "out", minutes=3.0, estimate=seconds.append)
     # 40 seconds for the losses, and 14 searches of 10 seconds.
     assert seconds == [180.0]
@@ -265,7 +267,7 @@ def test_a_time_limit_reduces_the_number_of_searched_targets(model, tmp_path, mo
         measure_influence(replace(study, part=(1, 2)), tmp_path / "few", minutes=0.5)
     # Nothing is left that the corrected command would have to resume.
     assert measure_influence(study, tmp_path / "few", minutes=3.0)
-    limited = study_of(model, replace(SMALL, searched=9, num_targets=40))
+    limited = study_of(model, replace(quick, searched=9))
     assert measure_influence(limited, tmp_path / "limited", minutes=30.0, estimate=seconds.append)
     assert seconds[-1] == 40 + 9 * 10
 
