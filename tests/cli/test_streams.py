@@ -71,6 +71,7 @@ def test_a_closed_or_full_standard_error_ends_no_training(target, here):
     assert load_run("new", device="cpu").decoder is not None
 
 
+@pytest.mark.slow
 def test_an_error_never_goes_to_standard_output(here):
     status, out, _ = run_command("evaluate missing/run", "2>&-")
     assert (status, out) == (2, b"")
