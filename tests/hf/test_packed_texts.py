@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.hf.test_predictive_model import shared_model, wrap_model
+from tests.hf.test_predictive_model import shared_model
 from tests.support.causal_models import SUPPORTED
 from tests.support.small_runs import small_experiment
 from transformers import DataCollatorWithFlattening
@@ -44,14 +44,6 @@ def test_packed_texts_have_the_logits_and_the_loss_of_separate_texts(architectur
         for logits, text in zip(apart, TEXTS, strict=True)
     ]
     torch.testing.assert_close(packed.loss, sum(losses) / sum(len(text) - 1 for text in TEXTS), atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.slow
-def test_a_compiled_model_separates_packed_texts():
-    model, batch = wrap_model("llama", head=None, segments=False), flatten("position_ids")
-    with torch.no_grad():
-        compiled = torch.compile(model, backend="eager")(**batch)
-        torch.testing.assert_close(compiled.logits, model(**batch).logits, atol=1e-5, rtol=1e-5)
 
 
 def test_a_mask_of_ones_keeps_restarting_ids_in_one_text():
