@@ -12,7 +12,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from lengthwise.core.provenance import collect_provenance
 from lengthwise.evaluation.language_model import tokenize_documents
 from lengthwise.experiments.run_folder import append_rows, read_rows
 from lengthwise.hf.language_models import LanguageModel
+from lengthwise.hf.shared_passes import SharedPasses
 from lengthwise.influence.measures import ProposedGreedy
 from lengthwise.influence.settings import InfluenceSettings
 from lengthwise.influence.study import (
@@ -97,6 +98,9 @@ def load(model: str, dtype: str | None) -> LanguageModel:
     """Load the model of this process once."""
     loaded = lw.load_language_model(model, dtype=dtype)
     loaded.model.forward_tokens = min(loaded.model.forward_tokens, MAX_FORWARD_TOKENS)
+    if torch.cuda.is_available():
+        # Not the default of the library: not measured on a GPU yet.
+        return replace(loaded, model=SharedPasses(loaded.model))
     return loaded
 
 

@@ -76,10 +76,6 @@ def load_language_model(
     loading_module = _import_loading_module(name)
     dtype_argument = {} if dtype is None else {"dtype": dtype}
     model = loading_module.load_causal_lm(name, device=pick_device(device), **dtype_argument)
-    if pick_device(device).type == "cuda":
-        from lengthwise.hf.shared_passes import SharedPasses  # noqa: PLC0415
-
-        model = SharedPasses(model)
     return LanguageModel(
         model=model, codec=loading_module.load_tokenizer_adapter(name if tokenizer is None else tokenizer)
     )

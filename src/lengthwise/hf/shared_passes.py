@@ -88,7 +88,7 @@ class _Queue:
         kind = max(self.requests, key=lambda each: len(self.requests[each]))
         group = self.requests.pop(kind)
         try:
-            results = self.run[kind]([request.inputs for request in group])
+            results = self.run.pop(kind)([request.inputs for request in group])
             for request, result in zip(group, results, strict=True):
                 request.result = result
         except BaseException as error:
@@ -105,7 +105,8 @@ class SharedPasses(CausalLM):
 
     A pass starts when all threads wait, and has the calls of the most frequent kind. Shorter sequences are padded on
     the left, and padding is hidden. Calls from other threads are computed at once and alone. A thread must not hold a
-    lock that another needs while it calls the model. Results differ from separate passes by rounding.
+    lock that another needs while it calls the model. Results differ from separate passes by rounding. They are wrong
+    for a model whose rotary angles depend on the largest ID of a call (dynamic NTK), beyond its trained context.
     """
 
     def __init__(self, model: CausalLM) -> None:
@@ -153,7 +154,7 @@ class SharedPasses(CausalLM):
             return self._queue.call(
                 object(), lambda group: [alone(*inputs) for inputs in group], tokens, position_ids, states
             )
-        return self._queue.call(("log_probs", round_up(tokens.shape[1])), self._log_probs, tokens, position_ids)
+        return self._queue.call(("log_probs", length_group(tokens.shape[1])), self._log_probs, tokens, position_ids)
 
     # Shapes differ between the calls of a group, so the annotations of groups have none.
     @torch.no_grad()
@@ -279,7 +280,7 @@ class SharedPasses(CausalLM):
         """Return the gradient of ``objective`` with respect to ``log_gates``."""
         if not self._queue.is_member:
             return super().attention_gate_gradient(states, near_tokens, position_ids, log_gates, objective)
-        kind = ("gradient", states.get_seq_length(), round_up(len(near_tokens)))
+        kind = ("gradient", states.get_seq_length(), length_group(len(near_tokens)))
         gates = log_gates.expand(len(near_tokens), -1)
         gradient = self._queue.call(kind, self._gradients, states, near_tokens, position_ids, gates, objective)
         return gradient if log_gates.ndim == 2 else gradient.sum(dim=0)
@@ -320,8 +321,8 @@ def split(values: Sequence[T], size: int) -> Iterator[Sequence[T]]:
         yield values[start : start + size]
 
 
-def round_up(length: int) -> int:
-    """Round a length up to a multiple of ``LENGTH_STEP``."""
+def length_group(length: int) -> int:
+    """Return the number of the group of a length; groups end at the multiples of ``LENGTH_STEP``."""
     return -(-length // LENGTH_STEP)
 
 
