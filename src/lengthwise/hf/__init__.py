@@ -1,7 +1,7 @@
 """Integration with `transformers`: models, data collators, callbacks, and export of runs."""
 
-from contextlib import suppress
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 # Public names and their modules. They are imported on first use, because some need more libraries than others.
@@ -34,6 +34,6 @@ def __dir__() -> list[str]:
 
 
 # The classes register their model types with the Auto classes. Without `transformers`, runs still load.
-with suppress(ImportError):
+if find_spec("transformers") is not None:
     import_module("lengthwise.hf.lengthwise_model")
     import_module("lengthwise.hf.predictive_model")
