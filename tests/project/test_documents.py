@@ -9,6 +9,7 @@ import runpy
 import shlex
 import subprocess
 import sys
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -503,6 +504,13 @@ def test_the_page_of_schemes_has_a_row_for_every_scheme():
 def test_the_table_of_encodings_follows_from_the_classes():
     fill_table = runpy.run_path(str(ROOT / "docs/site/encodings_table.py"))["fill_table"]
     assert fill_table(DOCS["encodings"]) == DOCS["encodings"], "run: python docs/site/encodings_table.py"
+
+
+def test_the_description_for_a_package_index_links_only_to_other_hosts():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    links = re.findall(r"\]\(([^)]+)\)", (ROOT / project["readme"]).read_text())
+    assert links
+    assert all(link.startswith("https://") for link in links)
 
 
 def test_the_readme_maps_every_file_at_the_top_of_the_tree():
