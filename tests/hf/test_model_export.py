@@ -7,6 +7,8 @@ from tests.hf.test_predictive_model import wrap_model
 from tests.support.small_runs import small_experiment
 from torch import nn
 
+from lengthwise.core.devices import constant_tensor
+from lengthwise.encodings.rotary import rotary_frequencies
 from lengthwise.hf.lengthwise_model import LengthwiseForCausalLM, build_config
 
 
@@ -37,8 +39,6 @@ def test_an_exported_graph_has_the_logits_at_any_length(kind):
     ids, other_ids = tokens + 3, other + 4
     seq = {1: torch.export.Dim("seq", min=2, max=64)}
     with torch.no_grad():
-        # Rotary frequencies are cached at the first call; a first call while tracing would store traced tensors.
-        model(tokens, ids)
         graph = torch.export.export(model, (tokens, ids), dynamic_shapes=(seq, seq)).module()
         torch.testing.assert_close(graph(other, other_ids), model(other, other_ids), atol=1e-5, rtol=1e-5)
 
@@ -49,3 +49,15 @@ def test_a_compiled_model_separates_packed_texts():
     with torch.no_grad():
         compiled = torch.compile(model, backend="eager")(**batch)
         torch.testing.assert_close(compiled.logits, model(**batch).logits, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_first_call_in_a_trace_leaves_no_traced_tensor_in_the_caches():
+    class Sum(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            # No other test has these values, so this is their first call.
+            return x + constant_tensor((3, 1, 4), x.device) + rotary_frequencies(6, 31_415.0, 1.0, x.device)
+
+    model, x = Sum(), torch.zeros(3)
+    torch.export.export(model, (x,))
+    assert type(model(x)) is torch.Tensor

@@ -3,9 +3,9 @@
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache, lru_cache
+from functools import cache, lru_cache, wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 from jaxtyping import Int
@@ -23,6 +23,9 @@ ASSUMED_LENGTH, ACTIVATIONS_PER_UNIT = 4096, 20
 # Memory limit of a container in bytes.
 CONTAINER_LIMIT_FILE = Path("/sys/fs/cgroup/memory.max")
 
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
 
 def pick_device(name: str = "auto") -> torch.device:
     """Return the device with this name; ``auto`` selects CUDA if it is available."""
@@ -33,7 +36,21 @@ def pick_device(name: str = "auto") -> torch.device:
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
-@lru_cache(maxsize=256)
+def cache_outside_traces(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Cache the results of a function, except while ``torch.export`` or ``torch.compile`` traces it.
+
+    The tensors of a trace are valid only in it, and ``torch.compile`` warns about cached functions.
+    """
+    cached = cast(Callable[Arguments, Result], lru_cache(maxsize=256)(function))
+
+    @wraps(function)
+    def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        return (function if torch.compiler.is_compiling() else cached)(*args, **kwargs)
+
+    return call
+
+
+@cache_outside_traces
 def constant_tensor(values: tuple[int, ...], device: torch.device) -> Int[Tensor, " value"]:
     """Return a tensor of whole numbers that nobody may change; each is copied to a GPU only once."""
     # A tensor from inference mode would be invalid in a later backward pass.

@@ -1,6 +1,5 @@
 """Rotary encoding (RoPE, Su et al. 2021): rotation of queries and keys by angles proportional to the ID."""
 
-import functools
 import math
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from lengthwise.core.devices import cache_outside_traces
 from lengthwise.core.errors import SettingError
 from lengthwise.encodings.encoding import (
     Encoding,
@@ -22,7 +22,7 @@ from lengthwise.encodings.encoding import (
 )
 
 
-@functools.lru_cache(maxsize=256)
+@cache_outside_traces
 def rotary_frequencies(d_head: int, base: float, fastest: float, device: torch.device) -> Float[Tensor, " pair"]:
     """Return ``fastest * base^(-2i / d_head)`` radians per ID for pair i, in double precision."""
     # A tensor from inference mode would be invalid in a later backward pass.
@@ -91,9 +91,7 @@ class RotaryEncoding(Encoding):
         return apply_rotations(query, rotations[:, :, key.shape[2] - query.shape[2] :]), apply_rotations(key, rotations)
 
     def _rotations(self, x: HeadVectors, position_ids: TokenIDs) -> Float[Tensor, "batch 1 seq d_head//2 2"]:
-        # torch.compile warns about cached functions.
-        compute = rotary_frequencies.__wrapped__ if torch.compiler.is_compiling() else rotary_frequencies
-        return rotary_cos_sin(position_ids, compute(x.shape[-1], self.base, self.fastest, x.device))
+        return rotary_cos_sin(position_ids, rotary_frequencies(x.shape[-1], self.base, self.fastest, x.device))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
