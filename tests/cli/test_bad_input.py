@@ -83,6 +83,7 @@ def test_a_value_beyond_the_limits_raises_a_one_line_error(line, here, capsys):
     assert sorted(here.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_a_decoder_larger_than_the_memory_raises_an_error():
     with pytest.raises(SettingError, match="num_layers 1000000 "):
         lw.DecoderSettings(num_layers=10**6)

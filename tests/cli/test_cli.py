@@ -285,6 +285,7 @@ def test_a_task_without_a_recipe_is_trained_with_a_warning(task, warns, runs, ca
     assert ("warning: " in err and "no recipe" in err) == warns
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["copy", "test_cli:Uncoupled"])
 def test_a_stopped_run_with_custom_classes_prints_the_command_that_resumes_it(task, runs, capsys, monkeypatch):
     custom = ["--scheme", "test_cli:CustomScheme", "--encoding", "test_cli:OwnNoPE"]
@@ -304,6 +305,7 @@ def test_a_stopped_run_with_custom_classes_prints_the_command_that_resumes_it(ta
     assert "; if it is custom, pass --" in error_of(["train", "--resume", "--out", "stopped"], capsys)
 
 
+@pytest.mark.slow
 def test_compare_trains_every_row_with_the_settings_of_its_encoding(runs, capsys):
     labels = ("predicted/rotary", "sequential/rotary")
     command = ["compare", "--task", "copy", "--rows", ",".join(labels), *QUICK, "--workers", "1"]

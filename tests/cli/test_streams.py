@@ -48,8 +48,8 @@ TRAIN = "train parity --quick --device cpu --set training.steps=3 --out"
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variables", [{"PYTHONIOENCODING": "latin-1"}, ASCII], ids=["latin-1", "C"])
-@pytest.mark.first(1)
 def test_letters_outside_the_encoding_of_a_stream_are_escaped(variables, here):
     shutil.move("run", "run-語")
     row = {"length": 4, "exact_match": 0.5, "variant": "変種"}
@@ -62,8 +62,8 @@ def test_letters_outside_the_encoding_of_a_stream_are_escaped(variables, here):
     assert err.startswith(b"error: ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["2>&-", "2>/dev/full", "2>&- >&-"])
-@pytest.mark.first(1)
 def test_a_closed_or_full_standard_error_ends_no_training(target, here):
     status, out, _ = run_command(f"{TRAIN} new", target)
     assert status == 0
@@ -84,6 +84,7 @@ def test_a_folder_whose_name_is_not_utf8_contains_a_sound_run(here):
     assert load_run("continued", device="cpu").decoder is not None
 
 
+@pytest.mark.slow
 def test_a_corpus_never_has_a_name_that_its_metadata_cannot_contain(here):
     (here / BYTES_NAME).mkdir()
     (here / BYTES_NAME / "a.txt").write_text("the cat sat on the mat " * 99)

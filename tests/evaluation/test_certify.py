@@ -251,6 +251,7 @@ def test_the_command_prints_a_json_document_and_writes_a_figure(tmp_path, capsys
     assert "light cuts" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_assumptions_of_a_task(tmp_path, capsys):
     cli.main(["certify", "parity", "--lengths", "40", "--out", str(tmp_path)])
     printed = capsys.readouterr().out

@@ -305,6 +305,7 @@ def test_a_wrong_end_is_the_limiting_cause(added, kind, copying, monkeypatch):
     assert found.limited_by.startswith(limit)
 
 
+@pytest.mark.slow
 def test_an_error_of_the_report_ends_a_diagnosis_in_every_stage(needle):
     run = needle()
     run = replace(run, experiment=replace(run.experiment, task=Decoys(after_key=True)))

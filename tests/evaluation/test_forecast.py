@@ -552,6 +552,7 @@ def test_the_limit_is_the_change_with_the_lower_accuracy(ids_only, token_count_o
     assert certificate._describe_limit(forecast(12, 0.4, ids_only, token_count_only)).startswith(limit)
 
 
+@pytest.mark.slow
 def test_a_length_beyond_the_encoding_does_not_affect_other_lengths(monkeypatch):
     monkeypatch.setattr(ProbedModel, "sample_answer_queries", few_queries)
     fits = AssumptionCheck(name="fits", holds=True, found="", counterexample="canceling errors")

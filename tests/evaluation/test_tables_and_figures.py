@@ -485,7 +485,7 @@ def test_the_shaded_lengths_are_those_on_which_all_lines_were_trained(tmp_path, 
 LONG_LABELS = ["PPC", "rotary + PoSE, four layers and three times the training steps", *(f"row {n}" for n in range(8))]
 
 
-@pytest.mark.covering(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("ends", ["zero", "one", "spread"])
 @pytest.mark.parametrize("num_labels", [1, 3, 6, 10])
 @pytest.mark.parametrize("num_panels", [1, 6])

@@ -221,6 +221,7 @@ def interrupt_in_evaluation(monkeypatch: pytest.MonkeyPatch, number: int) -> lis
     return lengths
 
 
+@pytest.mark.slow
 @pytest.mark.linux
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_during_evaluation_stops_at_the_next_batch_and_loses_only_that_evaluation(

@@ -33,8 +33,6 @@ from lengthwise.positions import Sequential
 
 # The claim on language models has its own tests (tests/influence/test_extrapolation.py).
 CLAIMS = {name: claim for name, claim in load_claims().items() if name != "sparsity_in_text"}
-# The cheapest claim at its quick size; the others run in make slow.
-CHEAPEST = "parity_scratchpad"
 over_claims = pytest.mark.parametrize("claim", [pytest.param(claim, id=name) for name, claim in CLAIMS.items()])
 
 
@@ -87,13 +85,8 @@ def test_every_experiment_of_a_claim_runs_at_the_quick_size(claim, tmp_path):
     assert result.figure is not None
 
 
-@pytest.mark.parametrize(
-    "claim",
-    [
-        pytest.param(claim, id=name, marks=() if name == CHEAPEST else pytest.mark.slow)
-        for name, claim in CLAIMS.items()
-    ],
-)
+@pytest.mark.slow
+@over_claims
 @pytest.mark.usefixtures("small_numbers")
 def test_a_second_call_at_the_quick_size_trains_nothing(claim, tmp_path):
     messages = []

@@ -79,6 +79,7 @@ def test_every_job_runs_once():
     assert done == {1: 2, 2: 4, 3: 6}
 
 
+@pytest.mark.slow
 def test_a_lost_worker_raises_a_one_line_error_with_advice():
     text = r"^a worker process died .*repeat the same call to continue.*$"
     with pytest.raises(WorkerError, match=text) as error:

@@ -148,6 +148,7 @@ def test_a_folder_with_a_configuration_is_loaded_without_its_gguf_file(tmp_path)
     assert load_causal_lm(str(tmp_path)).vocabulary_size == 97
 
 
+@pytest.mark.slow
 def test_influence_measures_a_gguf_file(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     file = write_gguf(tmp_path / "small.gguf")

@@ -94,6 +94,7 @@ def test_sft_trainer_passes_the_ids_of_the_collator_to_the_model(pack_to, tmp_pa
     check(collator, calls, trainer)
 
 
+@pytest.mark.slow
 @over_packs
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_sft_trainer_and_trainer_train_the_same_position_head(pack_to, tmp_path):

@@ -134,6 +134,7 @@ def test_the_callback_measures_when_the_trainer_evaluates(tmp_path):
     assert {row["id_accuracy"] for row in results(tmp_path)} == {None}
 
 
+@pytest.mark.slow
 def test_exact_match_can_select_the_best_model(tmp_path):
     options = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
     trainer = trainer_of(llama(), tmp_path, **options, metric_for_best_model="eval_exact_match_4")
@@ -224,6 +225,7 @@ def test_token_ids_replace_the_symbols_of_the_task(tmp_path):
     assert bool((batch["labels"][batch["labels"] != -100] >= 5).all())
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("task_type", [None, "CAUSAL_LM"])
 def test_a_model_with_adapters_is_measured(task_type, tmp_path):

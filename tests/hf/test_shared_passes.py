@@ -105,6 +105,7 @@ def test_an_error_ends_all_threads(model: CausalLM) -> None:
     assert len(result) == len(call_every_method(model, 1))
 
 
+@pytest.mark.slow
 def test_a_study_has_the_rows_of_separate_passes(model: CausalLM, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     texts = [

@@ -39,6 +39,7 @@ def half_memorized():
     return memorize(questions(byte_text_model(), Copy())[::2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decode", ["forced", "free"])
 def test_a_model_with_all_answers_has_exact_match_one(decode):
     model = byte_text_model(memorize(questions(byte_text_model(), Copy(), shots=1)))

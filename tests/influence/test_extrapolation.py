@@ -223,6 +223,7 @@ def test_a_text_shorter_than_the_longest_context_is_an_error(model):
         measure_paired_targets(model, CODEC, Text().held_out(), replace(SETTINGS, lengths=(12, 5000)))
 
 
+@pytest.mark.slow
 def test_targets_of_one_kind_are_a_random_sample_of_all_targets_of_this_kind(model):
     texts, settings = Text().held_out(), replace(SETTINGS, lengths=(12, 300), num_targets=6, kind="continuation")
     evaluator = TargetEvaluator(model=model, texts=texts, settings=settings.influence, token_text=CODEC.token_text)

@@ -193,6 +193,7 @@ def evaluator_of(model, settings: InfluenceSettings) -> TargetEvaluator:
     return TargetEvaluator(model=model, texts=texts, settings=settings, token_text=text, start=start)
 
 
+@pytest.mark.slow
 def test_the_losses_of_a_block_equal_those_of_its_single_targets(model, monkeypatch):
     evaluator = evaluator_of(model, replace(SMALL, searched=None))
     targets = sample_targets(evaluator.texts, context=SMALL.context, num_targets=12, seed=0, block=6)
@@ -212,6 +213,7 @@ def test_the_losses_of_a_block_equal_those_of_its_single_targets(model, monkeypa
         assert np.array(losses[0]) == pytest.approx(np.array(losses[1]), abs=1e-4)
 
 
+@pytest.mark.slow
 def test_the_targets_of_a_block_share_the_states_of_their_far_tokens(model, monkeypatch):
     settings = replace(SMALL, measure=ProposedGreedy(), modes=("strict",), objectives=("target",), searched=None)
     evaluator = evaluator_of(model, settings)
@@ -252,6 +254,7 @@ def test_a_study_with_as_many_searches_as_targets_searches_all_with_equal_weight
     assert {row["weight"] for row in rows_of(tmp_path / "out")} == {1.0}
 
 
+@pytest.mark.slow
 def test_a_time_limit_reduces_the_number_of_searched_targets(model, tmp_path, monkeypatch):
     pilot = study_module._Pilot(num_targets=40, mean_divergence=0.1, dense_seconds=1.0, search_seconds=10.0)
     monkeypatch.setattr(study_module._Pilot, "measure", lambda evaluator, targets: pilot)

@@ -740,7 +740,7 @@ def test_missing_folder_raises(tmp_path):
 LONG = "/home/me/runs/" + "a_model_with_a_long_name_" * 5 + r"$\no$$\formula$"
 
 
-@pytest.mark.first(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("path", [LONG, "/home/me/runs/small"], ids=["long", "short"])
 def test_all_text_lies_inside_the_figure(path, tmp_path, monkeypatch):
     recorded = RecordedFigure(monkeypatch)
@@ -793,6 +793,7 @@ def test_interval_of_a_single_k_is_a_bar(tmp_path, monkeypatch):
     assert figure.notes() == []
 
 
+@pytest.mark.slow
 def test_model_names_do_not_overlap(tmp_path, monkeypatch):
     figure = RecordedFigure(monkeypatch)
     models = ["hub/large", "mine/small", "runs/base", "runs/small"]

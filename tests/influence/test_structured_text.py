@@ -161,6 +161,7 @@ def test_random_ids_are_equal_in_all_windows_of_a_length(run, window):
     assert first.max() > len(window.tokens)
 
 
+@pytest.mark.slow
 def test_the_command_influence_measures_a_structured_run(run, tmp_path):
     sizes = ["--near", "8", "--far", "24", "--k", "1,2", "--targets", "4", "--prefilter", "0.5"]
     cli.main(["influence", str(run.folder), *sizes, "--out", str(tmp_path / "study")])

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from tests.attacks.inputs import READERS, input_of, raises_error
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-# Attacks per kind; the kinds that take long are slow tests.
-FAST = {"types": 4}
-SLOW = {
+NUM_ATTACKS = {
+    "types": 4,
     "commands": 12,
     "kills": 6,
     "mutations": 32,
@@ -40,11 +39,12 @@ SLOW = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.linux
-@pytest.mark.parametrize("kind", [*FAST, *(pytest.param(kind, marks=pytest.mark.slow) for kind in SLOW)])
+@pytest.mark.parametrize("kind", NUM_ATTACKS)
 def test_a_sample_of_attacks_finds_no_fault(kind):
-    number = {**FAST, **SLOW}[kind]
-    command = [sys.executable, str(BENCHMARKS / "faults.py"), kind, "--number", str(number), "--seed", "3"]
+    number = str(NUM_ATTACKS[kind])
+    command = [sys.executable, str(BENCHMARKS / "faults.py"), kind, "--number", number, "--seed", "3"]
     process = subprocess.run(command, capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stderr
     assert f"'kind': '{kind}'" in process.stdout

@@ -486,6 +486,7 @@ def test_what_a_class_of_ones_own_is_made_of_is_public():
     assert all(hasattr(lw, name) for name in lw.__all__)
 
 
+@pytest.mark.slow
 def test_drope_continues_a_rotary_run_as_the_page_says(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     lw.train(small_experiment(scheme=Sequential(), steps=60), "runs/rotary", report=None)

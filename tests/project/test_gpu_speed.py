@@ -41,6 +41,7 @@ def _few_rounds(monkeypatch):
     monkeypatch.setitem(peer_experiments.SIZES, "1 x 32", (1, 32))
 
 
+@pytest.mark.slow
 def test_a_training_step_is_compared_with_both_peers_in_both_precisions():
     result = gpu_speed.training_steps(1, CPU, ["1 x 32"])
     assert [row["precision"] for row in result["rows"]] == ["float32", "bf16"]

@@ -532,6 +532,7 @@ def test_a_long_text_has_the_tokens_of_its_parts(texts, monkeypatch):
     assert max(map(len, split_text("x" * 1001))) == 200
 
 
+@pytest.mark.slow
 def test_a_long_word_does_not_take_quadratic_time(texts):
     # One second; as one word, over a minute.
     Path("word.txt").write_text("ab" * (1 << 21), encoding="utf-8")

@@ -325,6 +325,7 @@ BOMBS = {
 }
 
 
+@pytest.mark.first(1)
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_small_archive_does_not_fill_the_memory(name, tmp_path, monkeypatch):
     limit = 1 << 20

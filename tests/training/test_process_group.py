@@ -173,6 +173,7 @@ def test_two_processes_train_the_run_of_one_process(name, tmp_path):
     assert equal_tensors(weights, run_weights(tmp_path / "two"))
 
 
+@pytest.mark.slow
 def test_three_processes_share_fewer_examples_than_processes(tmp_path):
     experiment = small_experiment(batch_size=2, lengths_per_batch=2, scheduled_sampling=0.5)
     train(experiment, tmp_path / "one", device="cpu")
@@ -180,7 +181,7 @@ def test_three_processes_share_fewer_examples_than_processes(tmp_path):
     assert_same_run(tmp_path / "one", tmp_path / "three")
 
 
-@pytest.mark.first(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(1, 2), (2, 1), (2, 2)])
 def test_a_run_continues_with_another_number_of_processes(sizes, tmp_path):
     experiment = EXPERIMENTS["predicted"]

@@ -196,6 +196,7 @@ def test_the_scheme_discovered_trains_on_a_file_and_tests_on_another_one(bare_fi
     assert answer.correct is None
 
 
+@pytest.mark.slow
 def test_a_found_rule_names_the_tokens_that_the_answers_of_a_file_run_need(bare_file, tmp_path):
     train(lw.experiment(str(bare_file), "discovered", quick=True), tmp_path / "run", device="cpu")
     longer = write_records(tmp_path / "test.jsonl", without_coupling(reversals([4, 9], seed=1)))
@@ -339,6 +340,7 @@ def test_a_file_without_coupling_and_rule_still_needs_a_coupling(bare_file, tmp_
     assert train(small_experiment(task, Sequential()), tmp_path / "run", device="cpu") is not None
 
 
+@pytest.mark.slow
 def test_the_search_reads_the_records_of_a_file_with_training_lengths_only(tmp_path, monkeypatch):
     # A model that is not trained finds no coupling either.
     monkeypatch.setattr(coupling_methods, "TRAINING", replace(coupling_methods.TRAINING, steps=1))

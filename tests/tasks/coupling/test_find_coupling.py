@@ -412,7 +412,7 @@ def noisy_rows(rng, length):
     return text, text if rng.random() > 0.02 else letters(rng, length)
 
 
-@pytest.mark.first(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("sample", [noisy_letters, noisy_parities])
 def test_noise_that_is_not_uniform_is_still_noise(sample, tmp_path):
     check_noisy_rule(couple_rows(tmp_path, sample, range(3, 11), count=300))

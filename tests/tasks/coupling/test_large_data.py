@@ -42,6 +42,7 @@ def search(path, records, **settings):
         tracemalloc.stop()
 
 
+@pytest.mark.slow
 def test_permutations_of_many_symbols_are_decided_with_little_work_and_memory(tmp_path):
     progress = SearchProgress(max_work=2e7)
     with pytest.raises(CouplingError, match="limit of time or work"):
@@ -87,6 +88,7 @@ def test_the_most_frequent_answer_of_each_code_is_that_of_a_table():
     assert np.array_equal(most_frequent_answers(codes, target, 51), expected)
 
 
+@pytest.mark.slow
 def test_the_conditions_and_the_table_of_a_very_long_example_are_short(tmp_path, monkeypatch, capsys):
     rng = np.random.default_rng(0)
     prompts = [rng.choice(list("abcde"), size=length).tolist() for length in (2, 2, 3, 3, 3, 20_000)]
