@@ -13,7 +13,7 @@ UNTYPED_TESTS := tests/evaluation/test_forecast.py tests/hf/test_model_export.py
 
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: setup demo test shapes coverage check docs slow smollm2 release faults fuzz bench gpu clean
+.PHONY: setup demo test shapes ci coverage check docs slow smollm2 release faults fuzz bench gpu clean
 
 setup: .venv/installed
 
@@ -37,6 +37,10 @@ test: setup
 # The tests of four folders again, with shapes and types checked.
 shapes: setup
 	$(PYTEST) $(TYPED) $(TYPED_TESTS)
+
+# Each test once, in four folders with shapes and types checked.
+ci: check shapes
+	$(PYTEST) $(TYPED_TESTS:%=--ignore=%)
 
 # Takes 1.5 times as long as the tests alone.
 coverage: setup
