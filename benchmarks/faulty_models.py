@@ -1,19 +1,21 @@
 """Tiny models with planted faults, to see if the cause that `lengthwise doctor` names is the planted one.
 
-``python benchmarks/faulty_models.py OUT --seed 0`` trains one model on synthetic texts, gives copies of it one fault
-each, examines them, and prints a row per model. In each text, phrases of eight tokens repeat in random order, so far
-tokens predict the next one.
+``python benchmarks/faulty_models.py OUT --seed 0`` trains three models on synthetic texts, gives copies of them one
+fault each, examines them, and prints a row per model. In each text, phrases of eight tokens repeat in random order, so
+far tokens predict the next one. Training windows begin with a start token.
 """
 
 import argparse
 import copy
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, MistralConfig, PreTrainedModel
+from transformers.models.auto import AutoModelForCausalLM
 
 import lengthwise as lw
 from lengthwise.hf.causal_lm import CausalLM
@@ -21,15 +23,19 @@ from lengthwise.hf.language_models import LanguageModel
 from lengthwise.tasks import TokenizedDocument
 
 VOCABULARY, TRAINED, PHRASES, PHRASE_TOKENS = 64, 256, 8, 8
+START, WINDOW = VOCABULARY, 64
 NUM_TEXTS, TEXT_TOKENS, BATCH = 32, 1200, 16
-LENGTHS = (64, 128, 256, 512)
-ROTARY, MEMORY = "did not occur in training", "not those of its file"
+SHORT_LENGTHS = (64, 128, 256)
+LENGTHS = (*SHORT_LENGTHS, 512)
+ROTARY, MEMORY, NO_START = "did not occur in training", "not those of its file", "omits the start token"
 
 
+@dataclass(frozen=True)
 class Codec:
-    """Tokenizer without a start token; every token is its number."""
+    """Tokenizer whose tokens are their numbers."""
 
-    name, start = "numbers", ()
+    start: tuple[int, ...] = (START,)
+    name: str = "numbers"
 
     def encode(self, text: str) -> list[int]:
         """Return the bytes of a text as tokens; needles are not among the measured texts."""
@@ -47,24 +53,33 @@ def sample_text(rng: np.random.Generator, length: int) -> np.ndarray:
     return phrases[order].ravel()[:length]
 
 
-def train_model(seed: int, steps: int) -> LlamaForCausalLM:
-    """Return a model that was trained on windows of ``TRAINED`` tokens."""
+def sample_window(rng: np.random.Generator, kind: str) -> np.ndarray:
+    """Return a window of training; with the kind "short texts", it has four texts, so far tokens are useless."""
+    number = 4 if kind == "short texts" else 1
+    texts = [sample_text(rng, TRAINED // number) for _ in range(number)]
+    return np.concatenate([[START], *texts])[:TRAINED]
+
+
+def train_model(kind: str, seed: int, steps: int) -> PreTrainedModel:
+    """Return a model that was trained on windows of ``TRAINED`` tokens; one kind has a window of attention."""
     torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        max_position_embeddings=TRAINED,
-        tie_word_embeddings=True,
-    )
-    model, rng = LlamaForCausalLM(config), np.random.default_rng([seed, 1])
+    sizes = {
+        "vocab_size": VOCABULARY + 1,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": TRAINED,
+        "bos_token_id": START,
+        "tie_word_embeddings": True,
+    }
+    config = MistralConfig(**sizes, sliding_window=WINDOW) if kind == "window" else LlamaConfig(**sizes)
+    model, rng = AutoModelForCausalLM.from_config(config), np.random.default_rng([seed, 1])
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps)
     for step in range(steps):
-        tokens = torch.from_numpy(np.stack([sample_text(rng, TRAINED) for _ in range(BATCH)]))
+        tokens = torch.from_numpy(np.stack([sample_window(rng, kind) for _ in range(BATCH)]))
         loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
         optimizer.zero_grad()
         loss.backward()
@@ -72,18 +87,18 @@ def train_model(seed: int, steps: int) -> LlamaForCausalLM:
         optimizer.step()
         schedule.step()
         if step % 100 == 0 or step == steps - 1:
-            print(f"step {step}: loss {loss.item():.3f}", flush=True)
+            print(f"{kind}, step {step}: loss {loss.item():.3f}", flush=True)
     return model.eval()
 
 
-def rescale_angles(model: LlamaForCausalLM) -> None:
+def rescale_angles(model: PreTrainedModel) -> None:
     """Give the model in memory the angles of another theta."""
     config = copy.deepcopy(model.config)
     config.rope_parameters = {**config.rope_parameters, "rope_theta": 500.0}
     model.model.rotary_emb = type(model.model.rotary_emb)(config)
 
 
-def round_angles(model: LlamaForCausalLM) -> None:
+def round_angles(model: PreTrainedModel) -> None:
     """Round the products of IDs and frequencies to bfloat16, as a cast of the whole model once did."""
     rotary = model.model.rotary_emb
 
@@ -95,36 +110,56 @@ def round_angles(model: LlamaForCausalLM) -> None:
     rotary.forward = forward
 
 
-def cut_table(model: LlamaForCausalLM) -> None:
+def cut_table(model: PreTrainedModel) -> None:
     """Give all IDs beyond half of the trained context the same angles."""
     rotary = model.model.rotary_emb
     forward = rotary.forward
     rotary.forward = lambda x, position_ids: forward(x, position_ids.clamp(max=TRAINED // 2 - 1))
 
 
-def claim_more(model: LlamaForCausalLM) -> None:
+def claim_more(model: PreTrainedModel) -> None:
     """Claim four times the trained context."""
     model.config.max_position_embeddings = 4 * TRAINED
 
 
-# Faults with a part of the expected cause.
-FAULTS: dict[str, tuple[Callable[[LlamaForCausalLM], None], str | None]] = {
-    "trained on short windows only": (lambda model: None, ROTARY),
-    "max_position_embeddings that lies": (claim_more, ROTARY),
-    "RoPE table cut": (cut_table, MEMORY),
-    "angles rounded to bfloat16": (round_angles, MEMORY),
-    "wrong theta in memory": (rescale_angles, MEMORY),
+def shorten_window(model: PreTrainedModel) -> None:
+    """Make the window of attention one token shorter."""
+    model.config.sliding_window = WINDOW - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """Model to examine: its training, its fault, and a part of the cause to name (None: no cause)."""
+
+    kind: str = "plain"
+    plant: Callable[[PreTrainedModel], None] = lambda model: None
+    start: tuple[int, ...] = (START,)
+    lengths: tuple[int, ...] = LENGTHS
+    expected: str | None = None
+
+
+CASES = {
+    "trained on short windows only": Case(expected=ROTARY),
+    "max_position_embeddings that lies": Case(plant=claim_more, expected=ROTARY),
+    "RoPE table cut": Case(plant=cut_table, lengths=SHORT_LENGTHS, expected=MEMORY),
+    "angles rounded to bfloat16": Case(plant=round_angles, lengths=SHORT_LENGTHS, expected=MEMORY),
+    "wrong theta in memory": Case(plant=rescale_angles, lengths=SHORT_LENGTHS, expected=MEMORY),
+    "start token dropped": Case(start=(), lengths=SHORT_LENGTHS, expected=NO_START),
+    "window of attention one token short": Case(kind="window", plant=shorten_window),
+    "far text useless in training": Case(kind="short texts", lengths=SHORT_LENGTHS),
+    "healthy": Case(lengths=SHORT_LENGTHS),
+    "healthy, window of attention": Case(kind="window"),
 }
 
 
-def examine(model: LlamaForCausalLM, name: str, seed: int, out: Path) -> dict:
+def examine(model: PreTrainedModel, name: str, case: Case, seed: int, out: Path) -> dict:
     """Return the conclusions about one model."""
     rng = np.random.default_rng([seed, 2])
     texts = [
         TokenizedDocument(name=f"text {number}", tokens=sample_text(rng, TEXT_TOKENS)) for number in range(NUM_TEXTS)
     ]
-    settings = lw.DoctorSettings(lengths=LENGTHS, minutes=10.0, documents=NUM_TEXTS, seed=seed)
-    loaded = LanguageModel(model=CausalLM(model, name), codec=Codec())
+    settings = lw.DoctorSettings(lengths=case.lengths, minutes=10.0, documents=NUM_TEXTS, seed=seed)
+    loaded = LanguageModel(model=CausalLM(model, name), codec=Codec(case.start))
     result = lw.examine_model(loaded, texts, out / f"{seed}-{name.replace(' ', '_')}.html", settings=settings)
     boxes = result["boxes"]
     return {
@@ -133,6 +168,8 @@ def examine(model: LlamaForCausalLM, name: str, seed: int, out: Path) -> dict:
         "losses": [round(row["loss"]["value"], 3) for row in boxes["works"]["rows"]],
         "works_to": boxes["works"]["works_to"],
         "fails_at": boxes["works"]["fails_at"],
+        "needed_to": boxes["needs"]["needed_to"],
+        "expected": case.expected,
         "cause": boxes["why"]["cause"],
         "why": boxes["why"]["sentence"],
         "change": boxes["change"]["sentence"],
@@ -142,12 +179,14 @@ def examine(model: LlamaForCausalLM, name: str, seed: int, out: Path) -> dict:
 def main(out: Path, seed: int, steps: int) -> Iterator[dict]:
     """Yield the row of each faulty model."""
     out.mkdir(parents=True, exist_ok=True)
-    base = train_model(seed, steps)
-    for name, (plant, expected) in FAULTS.items():
-        model = copy.deepcopy(base)
-        plant(model)
-        row = examine(model, name, seed, out)
-        row["is_right"] = None if row["cause"] is None else expected is not None and expected in row["cause"]
+    trained = {kind: train_model(kind, seed, steps) for kind in dict.fromkeys(case.kind for case in CASES.values())}
+    for name, case in CASES.items():
+        model = copy.deepcopy(trained[case.kind])
+        case.plant(model)
+        row = examine(model, name, case, seed, out)
+        cause = row["cause"]
+        # No cause is right for a healthy model, and undecided for a faulty one.
+        row["is_right"] = cause is None if case.expected is None else None if cause is None else case.expected in cause
         yield row
 
 

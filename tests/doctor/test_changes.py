@@ -51,7 +51,7 @@ def test_an_edit_has_the_logits_of_a_folder_with_its_lines(kind, tmp_path):
     model.save_pretrained(tmp_path)
     published = json.loads((tmp_path / "config.json").read_text())
     changes, _ = list_changes(model, MAX_POSITIONS)
-    edits = [change for change in changes if change.is_edit]
+    edits = [change for change in changes if change.edit]
     assert len(edits) >= 5
     original = logits(model)
     for change in edits:

@@ -12,6 +12,7 @@ from lengthwise.doctor.plan import Plan
 
 LENGTHS, TRAINED = (128, 256, 512, 1024), 512
 REPAIR = Change(name="YaRN 2x", cause="its angles are new", edit={"rope_parameters": {"factor": 2.0}})
+START = Change(name="start token", cause="its tokenizer omits the start token 1", first_token=1)
 OTHER = Change(name="log-length scaling", cause="its attention spreads", edit={"log_length_from": 512})
 
 
@@ -73,6 +74,23 @@ def test_two_causes_with_equal_gains_are_not_distinguished():
     findings = plant((0.0, 0.0, 0.0, 0.8), noise=0.01, changes=[(REPAIR, 0.7), (OTHER, 0.7)])
     assert findings.fails_at == 1024
     assert findings.why_box()["cause"] is None
+
+
+@pytest.mark.parametrize(
+    ("gain", "increase", "cause"),
+    [(0.3, 0.0, START.cause), (0.0, 0.0, None), (0.3, 0.8, REPAIR.cause), (0.3, 0.8, START.cause)],
+)
+def test_a_missing_start_token_is_named_at_any_length(gain, increase, cause):
+    repair = 0.7 if cause == REPAIR.cause else 0.0
+    findings = plant((0.0, 0.0, 0.0, increase), noise=0.005, changes=[(REPAIR, repair)])
+    values = dict(findings.values)
+    for index in range(8):
+        values[LOSS, index, LENGTHS[0], START.name] = values[LOSS, index, LENGTHS[0], PUBLISHED] - gain
+    findings = replace(findings, values=values, changes=[REPAIR, START])
+    why, change = findings.why_box(), findings.change_box()
+    assert why["cause"] == cause
+    assert (START.cause.capitalize() in why["sentence"]) == (gain > 0)
+    assert ("token 1" in change["sentence"]) == (gain > 0)
 
 
 def test_changes_without_a_gain_name_no_cause():

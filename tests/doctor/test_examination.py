@@ -1,6 +1,7 @@
 """An examination from model and texts to page: measured losses, families, time, and continuation after a stop."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -89,6 +90,22 @@ def test_the_lines_of_a_change_give_the_measured_loss_in_plain_transformers(tmp_
         losses.append(float(torch.nn.functional.cross_entropy(logits, tokens[-4:])))
     assert abs(gain) > 1e-3
     assert losses[0] - losses[1] == pytest.approx(gain, abs=1e-3)
+
+
+def test_a_start_token_is_put_first_if_the_tokenizer_omits_it():
+    loaded = replace(language_model(), codec=BytePairTokenizerAdapter(ByteTokenizer()))
+    loaded.model.model.config.bos_token_id = 7
+    subject = Subject.of(loaded, SETTINGS)
+    change = next(change for change in subject.changes if change.first_token is not None)
+    blocks = sample_blocks(TEXTS, length=64, num_targets=4, number=1, seed=0)
+    measurer = Measurer(subject=subject, blocks=blocks, texts=TEXTS, seed=0)
+    tokens = blocks[0].window(64, 0).clone()
+    tokens[0] = 7
+    with torch.no_grad():
+        logits = loaded.model.model(input_ids=tokens[None, :-1]).logits[0, -4:]
+    expected = float(torch.nn.functional.cross_entropy(logits, tokens[-4:]))
+    assert measurer.measure((LOSS, 0, 64, change.name)) == pytest.approx(expected, abs=1e-4)
+    assert all(change.first_token is None for change in Subject.of(language_model(), SETTINGS).changes)
 
 
 def test_a_stopped_examination_continues_with_the_same_values(tmp_path):

@@ -29,7 +29,8 @@ class Change:
     """One change: settings of the configuration to replace, or a change of the tokens or IDs of each window.
 
     ``cause`` completes the sentence "The model fails because ...". ``kept_first`` is the number of first tokens to keep
-    when the middle is dropped (None: the window is unchanged). A placebo should have no effect.
+    when the middle is dropped (None: the window is unchanged), and ``first_token`` the one to put first in each window.
+    A placebo should have no effect.
     """
 
     name: str
@@ -37,13 +38,19 @@ class Change:
     edit: Mapping[str, Any] = field(default_factory=dict)
     attention: str | None = None
     kept_first: int | None = None
+    first_token: int | None = None
     shifts_ids: bool = False
     is_placebo: bool = False
 
     @property
-    def is_edit(self) -> bool:
-        """True if the change replaces settings of the configuration."""
-        return bool(self.edit)
+    def is_of_input(self) -> bool:
+        """True if the change replaces tokens or IDs, and leaves the model as it is."""
+        return self.kept_first is not None or self.first_token is not None or self.shifts_ids
+
+    @property
+    def explains_length(self) -> bool:
+        """True if the change may help at one length and not at another."""
+        return not self.is_placebo and self.first_token is None
 
     def lines(self) -> list[str]:
         """Return the lines of ``config.json`` to write."""
@@ -74,10 +81,13 @@ def _edit_rope(config: PreTrainedConfig, max_positions: int, **settings: Any) ->
     return {"rope_parameters": parameters, "max_position_embeddings": max_positions}
 
 
-def list_changes(model: PreTrainedModel | None, trained: int) -> tuple[list[Change], list[str]]:
+def list_changes(
+    model: PreTrainedModel | None, trained: int, *, has_start: bool = True
+) -> tuple[list[Change], list[str]]:
     """Return the changes for a model, the most promising first, and a sentence per change that is impossible.
 
-    ``model`` is None for a run of this library, whose encoding is fixed by training.
+    ``model`` is None for a run of this library, whose encoding is fixed by training. ``has_start`` is True if the
+    tokenizer starts each text with a special token.
     """
     changes, impossible = list[Change](), list[str]()
     shift = Change(
@@ -148,6 +158,9 @@ def list_changes(model: PreTrainedModel | None, trained: int) -> tuple[list[Chan
     else:
         impossible.append("The attention code of the model does not support log-length scaling.")
     changes.insert(min(2, len(changes)), dropped)
+    if not has_start and isinstance(config.bos_token_id, int):
+        cause = f"its tokenizer omits the start token {config.bos_token_id}"
+        changes.append(Change(name="start token", cause=cause, first_token=config.bos_token_id))
     return [*changes, shift], impossible
 
 

@@ -250,7 +250,7 @@ class Findings:
             return []
         failing, reference = self.losses(length), self.losses(self.reference)
         lost = {index: failing[index] - reference[index] for index in failing.keys() & reference.keys()}
-        measured = [(change, self.losses(length, change.name)) for change in self.changes if not change.is_placebo]
+        measured = [(change, self.losses(length, change.name)) for change in self.changes if change.explains_length]
         rows = [
             {
                 "name": change.name,
@@ -265,8 +265,30 @@ class Findings:
         ]
         return sorted(rows, key=lambda row: -row["gain"]["value"])
 
+    @cached_property
+    def missing_start(self) -> dict[str, Any] | None:
+        """Cause, token and gain of a missing start token at the shortest length, or None if it has no clear gain."""
+        length = self.plan.lengths[0]
+        for change in self.changes:
+            if change.first_token is not None:
+                gain = self.difference((length, PUBLISHED), (length, change.name))
+                if judge_increase(gain) == WORSE:
+                    return {"cause": change.cause, "token": change.first_token, "length": length, "gain": gain}
+        return None
+
     def why_box(self) -> Box:
-        """Return the box "Why it stops"."""
+        """Return the box "Why it stops"; a missing start token, which matters at all lengths, comes first."""
+        box, start = self._length_box(), self.missing_start
+        if start is None:
+            return box
+        sentence = (
+            f"{start['cause'].capitalize()}: with it, the loss at {start['length']:,} tokens is "
+            f"{format_estimate(start['gain'])} nats lower. {box['sentence']}"
+        )
+        return {**box, "sentence": sentence, "cause": box["cause"] or start["cause"], "start": start}
+
+    def _length_box(self) -> Box:
+        """Return the box with the causes that depend on the length."""
         length, box = self.fails_at, {"title": "Why it stops", "rows": self.change_rows}
         placebo = self._placebo()
         notes = [*self.impossible, *placebo["notes"]]
@@ -279,7 +301,7 @@ class Findings:
         missing = [
             change.name
             for change in self.changes
-            if not change.is_placebo
+            if change.explains_length
             and (change.kept_first is None or length > self.plan.trained)
             and change.name not in [row["name"] for row in self.change_rows]
         ]
@@ -353,6 +375,13 @@ class Findings:
 
     def change_box(self) -> Box:
         """Return the box "What to change"."""
+        box, start = self._edit_box(), self.missing_start
+        if start is None:
+            return box
+        return {**box, "sentence": f"Put the token {start['token']} before each input. {box['sentence']}"}
+
+    def _edit_box(self) -> Box:
+        """Return the box with the edits of the configuration."""
         box: Box = {"title": "What to change", "lines": [], "rows": [], "notes": []}
         best, works_to, fails_at = self.best_edit(), self.works_to, self.fails_at
         if fails_at is None:

@@ -65,8 +65,8 @@ class Examination:
         findings = self.findings()
         is_complete = all(len(findings.losses(length)) for length in plan.lengths)
         failing = findings.fails_at if is_complete else plan.lengths[-1]
-        changes = [change for change in self.measurer.subject.changes if not change.is_placebo]
-        placebos = [change for change in self.measurer.subject.changes if change.is_placebo]
+        all_changes = self.measurer.subject.changes
+        changes = [change for change in all_changes if change.explains_length]
         change_groups = []
         if failing is not None:
             fitting = [change for change in changes if change.kept_first is None or failing > plan.trained]
@@ -76,9 +76,10 @@ class Examination:
             ]
         yield from change_groups[:1]
         half = max((length for length in plan.lengths if 2 * length <= plan.trained), default=plan.lengths[0])
-        yield from (
-            Group(label=f"placebo at {half:,} tokens", keys=plan.losses(half, change.name)) for change in placebos
-        )
+        for change in all_changes:
+            if not change.explains_length:
+                length = half if change.is_placebo else plan.lengths[0]
+                yield Group(label=f"{change.name} at {length:,} tokens", keys=plan.losses(length, change.name))
         bands = list(plan.band_groups())
         yield from (group for group in bands if group.keys[0][2] <= half)
         yield from self._cost_groups(findings, half)

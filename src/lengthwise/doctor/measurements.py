@@ -53,7 +53,7 @@ class Subject:
         trained = settings.trained if settings.trained is not None else claimed
         if trained is None:
             raise ModelError(f"the trained context of {model.name} is unknown; pass it with --trained")
-        changes, impossible = list_changes(hf_model, trained)
+        changes, impossible = list_changes(hf_model, trained, has_start=bool(language_model.codec.start))
         return cls(
             language_model=language_model,
             trained=trained,
@@ -93,6 +93,8 @@ class Measurer:
         if change.kept_first is not None:
             num_last = self.subject.trained - len(self._start) - change.kept_first + 1
             window = torch.cat([window[: change.kept_first], window[len(window) - num_last :]])
+        if change.first_token is not None:
+            window = torch.cat([torch.tensor([change.first_token]), window[1:]])
         shift = 0
         if change.shifts_ids:
             room = self.subject.trained - length
@@ -124,7 +126,7 @@ class Measurer:
 
     def _model_with(self, change: Change) -> NextTokenModel:
         model = self.subject.language_model.model
-        if not isinstance(model, CausalLM) or change.shifts_ids or change.kept_first is not None:
+        if not isinstance(model, CausalLM) or change.is_of_input:
             return model
         if self._edited is None or self._edited[0] != change.name:
             # Free the last edited model first.

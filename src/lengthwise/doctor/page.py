@@ -34,7 +34,7 @@ def _chart(box: Mapping[str, Any]) -> dict[str, Any] | None:
     span = max(high - low, 1e-6)
     first, last = math.log(rows[0]["length"]), math.log(rows[-1]["length"])
 
-    def x(length: float) -> float:
+    def x(length: int) -> float:
         return round(LEFT + 24 + (WIDTH - LEFT - 60) * (math.log(length) - first) / (last - first), 1)
 
     def y(loss: float) -> float:

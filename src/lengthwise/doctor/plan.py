@@ -44,7 +44,7 @@ class Group:
     def seconds(self, speed: Speed, done: Iterable[Key] = ()) -> float:
         """Return the expected seconds of the keys that are not done."""
         finished = set(done)
-        return sum(self.passes * speed.seconds(key[2]) for key in self.keys if key not in finished)
+        return sum((self.passes * speed.seconds(key[2]) for key in self.keys if key not in finished), 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
