@@ -274,15 +274,25 @@ class LengthwiseForCausalLM(
         super().save_pretrained(save_directory, *args, **kwargs)
 
     @classmethod
-    def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
-        """Load as in `transformers`; raise ``ModelError`` if weights and configuration were not saved together."""
-        model, loading_info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: Any, *args: Any, output_loading_info: bool = False, **kwargs: Any
+    ) -> Any:
+        """Load as in `transformers`; raise ``ModelError`` if weights and configuration were not saved together.
+
+        Without a folder, the weights are in ``state_dict``; it needs all weights.
+        """
+        source = pretrained_model_name_or_path
+        model, loading_info = super().from_pretrained(source, *args, output_loading_info=True, **kwargs)
         # Offloaded weights have no digest.
         is_in_memory = not any(weight.is_meta for weight in model.parameters())
-        if is_in_memory and model.config.belongs_to != model._digest(model.state_dict()):
+        if source is None:
+            source, is_changed = "state_dict", bool(loading_info["missing_keys"])
+        else:
+            is_changed = is_in_memory and model.config.belongs_to != model._digest(model.state_dict())
+        if is_changed:
             raise ModelError(
-                f"the weights in {model.config.name_or_path} do not match its config.json, so one of them was changed; "
-                "export the run again, or save the model again"
+                f"the weights in {source} do not match the configuration, so one of them was changed; export the run "
+                "again, or save the model again"
             )
         return (model, loading_info) if output_loading_info else model
 
