@@ -351,10 +351,10 @@ class LengthwiseForCausalLM(
         block_inputs: list[Tensor] = []
         uses_checkpoints = self.gradient_checkpointing and self.training and cache is None
         checkpoints = self._checkpoint_blocks() if uses_checkpoints else nullcontext()
-        with checkpoints, self._record_block_inputs(block_inputs) if output_hidden_states else nullcontext():
+        recorder = self._record_block_inputs(block_inputs, input_ids.shape) if output_hidden_states else nullcontext()
+        with checkpoints, recorder:
             hidden, decoder_cache = self.decoder(input_ids, ids, self._decoder_cache(cache), hooks=hooks)
-        # A block reads the tokens of all sequences along one axis.
-        layers = (*(x.view(*input_ids.shape, -1) for x in block_inputs), hidden) if output_hidden_states else None
+        layers = (*block_inputs, hidden) if output_hidden_states else None
         is_prompt = build_prompt_mask(input_ids, attention_mask, cache, labels, prompt_mask)
         if cache is not None:
             _update_layers(cache, decoder_cache)
@@ -392,9 +392,12 @@ class LengthwiseForCausalLM(
                 del block.forward
 
     @contextmanager
-    def _record_block_inputs(self, inputs: list[Tensor]) -> Iterator[None]:
-        def record(_: nn.Module, args: tuple[Any, ...]) -> None:
-            inputs.append(args[0])
+    def _record_block_inputs(self, inputs: list[Tensor], batch_and_seq: torch.Size) -> Iterator[None]:
+        def record(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            # A block reads the tokens of all sequences along one axis. It reads the recorded tensor, which thus gets
+            # a gradient.
+            inputs.append(args[0].view(*batch_and_seq, -1))
+            return (inputs[-1].view(args[0].shape), *args[1:])
 
         handles = [block.register_forward_pre_hook(record) for block in self.decoder.blocks]
         try:
