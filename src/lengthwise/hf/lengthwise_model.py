@@ -274,15 +274,25 @@ class LengthwiseForCausalLM(
         super().save_pretrained(save_directory, *args, **kwargs)
 
     @classmethod
-    def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
-        """Load as in `transformers`; raise ``ModelError`` if weights and configuration were not saved together."""
-        model, loading_info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: Any, *args: Any, output_loading_info: bool = False, **kwargs: Any
+    ) -> Any:
+        """Load as in `transformers`; raise ``ModelError`` if weights and configuration were not saved together.
+
+        Without a folder, the weights are in ``state_dict``; it needs all weights.
+        """
+        source = pretrained_model_name_or_path
+        model, loading_info = super().from_pretrained(source, *args, output_loading_info=True, **kwargs)
         # Offloaded weights have no digest.
         is_in_memory = not any(weight.is_meta for weight in model.parameters())
-        if is_in_memory and model.config.belongs_to != model._digest(model.state_dict()):
+        if source is None:
+            source, is_changed = "state_dict", bool(loading_info["missing_keys"])
+        else:
+            is_changed = is_in_memory and model.config.belongs_to != model._digest(model.state_dict())
+        if is_changed:
             raise ModelError(
-                f"the weights in {model.config.name_or_path} do not match its config.json, so one of them was changed; "
-                "export the run again, or save the model again"
+                f"the weights in {source} do not match the configuration, so one of them was changed; export the run "
+                "again, or save the model again"
             )
         return (model, loading_info) if output_loading_info else model
 
@@ -341,10 +351,10 @@ class LengthwiseForCausalLM(
         block_inputs: list[Tensor] = []
         uses_checkpoints = self.gradient_checkpointing and self.training and cache is None
         checkpoints = self._checkpoint_blocks() if uses_checkpoints else nullcontext()
-        with checkpoints, self._record_block_inputs(block_inputs) if output_hidden_states else nullcontext():
+        recorder = self._record_block_inputs(block_inputs, input_ids.shape) if output_hidden_states else nullcontext()
+        with checkpoints, recorder:
             hidden, decoder_cache = self.decoder(input_ids, ids, self._decoder_cache(cache), hooks=hooks)
-        # A block reads the tokens of all sequences along one axis.
-        layers = (*(x.view(*input_ids.shape, -1) for x in block_inputs), hidden) if output_hidden_states else None
+        layers = (*block_inputs, hidden) if output_hidden_states else None
         is_prompt = build_prompt_mask(input_ids, attention_mask, cache, labels, prompt_mask)
         if cache is not None:
             _update_layers(cache, decoder_cache)
@@ -382,9 +392,12 @@ class LengthwiseForCausalLM(
                 del block.forward
 
     @contextmanager
-    def _record_block_inputs(self, inputs: list[Tensor]) -> Iterator[None]:
-        def record(_: nn.Module, args: tuple[Any, ...]) -> None:
-            inputs.append(args[0])
+    def _record_block_inputs(self, inputs: list[Tensor], batch_and_seq: torch.Size) -> Iterator[None]:
+        def record(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            # A block reads the tokens of all sequences along one axis. It reads the recorded tensor, which thus gets
+            # a gradient.
+            inputs.append(args[0].view(*batch_and_seq, -1))
+            return (inputs[-1].view(args[0].shape), *args[1:])
 
         handles = [block.register_forward_pre_hook(record) for block in self.decoder.blocks]
         try:

@@ -226,10 +226,17 @@ class PositionIDGenerationMixin(GenerationMixin):
         return new_kwargs if ids is None else new_kwargs | {"position_ids": ids}
 
 
-def _join_layers(calls: list[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+def _join_layers(calls: list[tuple[Tensor | None, ...]]) -> tuple[Tensor | None, ...]:
     """Join the hidden states, or the attention weights, of several calls; earlier calls have fewer keys."""
+    if len(calls) == 1:
+        # Copies would get no gradient of the logits.
+        return calls[0]
     joined = []
     for pieces in zip(*calls, strict=True):
+        if pieces[0] is None:
+            # A call with a list of layers in output_hidden_states has no output for the others.
+            joined.append(None)
+            continue
         # The last axis is d_model in hidden states, and the key in attention weights.
         size = pieces[-1].shape[-1]
         padded = [torch.nn.functional.pad(piece, (0, size - piece.shape[-1])) for piece in pieces]

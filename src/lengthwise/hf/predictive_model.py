@@ -57,8 +57,9 @@ OPTIONS = (
 )
 # Text boundaries that data collators of `transformers` add to packed rows.
 PACKING_ARGUMENTS = ("seq_idx", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
-# Arguments that `transformers` passes to a configuration in addition to its fields.
+# Arguments that `transformers` passes to a configuration, or adds to its dictionary, in addition to its fields.
 EXTRA_ARGUMENTS = {
+    "_name_or_path",
     "model_type",
     "attn_implementation",
     "experts_implementation",
