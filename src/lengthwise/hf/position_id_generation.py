@@ -231,7 +231,7 @@ def _join_layers(calls: list[tuple[Tensor | None, ...]]) -> tuple[Tensor | None,
     if len(calls) == 1:
         # Copies would get no gradient of the logits.
         return calls[0]
-    joined = []
+    joined: list[Tensor | None] = []
     for pieces in zip(*calls, strict=True):
         if pieces[0] is None:
             # A call with a list of layers in output_hidden_states has no output for the others.
