@@ -23,9 +23,10 @@ setup: .venv/installed
 	$(PIP) -e '.[report]'
 	touch $@
 
-.venv/installed: .venv/package
-	$(PIP) -e '.[dev]'
-	touch $@
+.venv/installed: pyproject.toml constraints.txt
+	test -d .venv || $(PYTHON) -m venv .venv
+	$(PIP) -e '.[report,dev]'
+	touch .venv/package $@
 
 demo: .venv/package
 	$(BIN)/lengthwise compare demo --seeds $(DEMO_SEEDS) --out runs/demo
@@ -49,7 +50,7 @@ coverage: setup
 check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 	$(BIN)/deptry src
 	$(BIN)/pip-licenses --summary
 

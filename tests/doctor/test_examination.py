@@ -40,7 +40,8 @@ def measured(folder):
     return {tuple(row["key"]): row["value"] for row in rows}
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt_neox", "qwen3", "olmo2", "gemma3", "mistral", "gpt2"])
+@pytest.mark.first(3)
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "gpt2", "gpt_neox", "qwen3", "olmo2", "mistral"])
 def test_every_family_has_a_page_with_five_boxes(kind, tmp_path):
     result = lw.examine_model(language_model(kind, "<b>x"), TEXTS, tmp_path / "doctor.html", settings=SETTINGS)
     assert list(result["boxes"]) == ["works", "needs", "why", "keep", "change"]

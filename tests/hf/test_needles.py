@@ -123,7 +123,7 @@ def tokens_of(tokenizer, examples) -> list[list[int]]:
     return [tokenizer(text.prompt + text.response)["input_ids"] for text in format_examples(NEEDLE, examples)]
 
 
-@pytest.fixture(scope="module", params=["llama", "gpt_neox"])
+@pytest.fixture(scope="module", params=["llama", pytest.param("gpt_neox", marks=pytest.mark.slow)])
 def trained(request, tmp_path_factory):
     """Train a tiny model to find the needle, as in the tutorial: one token per symbol, loss on answers."""
     tokenizer = build_symbol_tokenizer(NEEDLE.vocabulary)

@@ -10,7 +10,10 @@ from tests.report.test_report_page import HOSTILE, result_row, write_run
 from lengthwise.report.page import write_report
 
 CHROMIUM = shutil.which("chromium")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed; run apt-get install chromium")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed; run apt-get install chromium"),
+]
 TIMEOUT_MS = 120_000
 LONG_NAMES = ["a name of a run that is long and ends with 1", "a name of a run that is long and ends with 2"]
 
@@ -72,14 +75,12 @@ def test_hovering_shows_the_number_of_the_row(page):
     assert "n = 64, seed 0" in text
 
 
-@pytest.mark.slow
 def test_the_keyboard_reads_the_points(page):
     page.locator("#chart-0").focus()
     page.keyboard.press("End")
     assert page.locator("#point-0").text_content().startswith("b; length 20: exact match 0.250")
 
 
-@pytest.mark.slow
 def test_a_cut_label_of_a_heat_map_has_its_full_text_as_a_tooltip(page):
     labels = page.locator("#chart-3 .ytick text")
     assert labels.locator("title").all_text_contents() == LONG_NAMES
@@ -88,7 +89,6 @@ def test_a_cut_label_of_a_heat_map_has_its_full_text_as_a_tooltip(page):
     assert len(set(shown)) == len(LONG_NAMES)
 
 
-@pytest.mark.slow
 def test_the_ticks_of_lengths_are_lengths_on_both_scales(page):
     for is_linear in (False, True):
         if is_linear:
@@ -97,7 +97,6 @@ def test_the_ticks_of_lengths_are_lengths_on_both_scales(page):
         assert set(page.locator("#chart-0 .xtick text").all_text_contents()) <= {"20", "40"}
 
 
-@pytest.mark.slow
 def test_a_switch_hides_a_line_and_makes_the_axis_linear(page):
     page.locator('input[data-chart="0"][data-line="0"]').uncheck()
     page.wait_for_function("document.querySelectorAll('#chart-0 .scatterlayer .point').length === 1")
@@ -105,14 +104,12 @@ def test_a_switch_hides_a_line_and_makes_the_axis_linear(page):
     page.wait_for_function("document.querySelector('#chart-0').layout.xaxis.type === 'linear'")
 
 
-@pytest.mark.slow
 @both_colors
 def test_no_serious_fault_of_accessibility_is_found(page):
     violations = Axe().run(page).response["violations"]
     assert [each["id"] for each in violations if each["impact"] in ("serious", "critical")] == []
 
 
-@pytest.mark.slow
 def test_a_phone_draws_all_charts_without_horizontal_scrolling(page):
     page.set_viewport_size({"width": 390, "height": 844})
     page.reload()
