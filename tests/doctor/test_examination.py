@@ -151,6 +151,18 @@ def test_a_plan_fits_its_time_or_says_how_much_it_needs():
         make_plan(lw.DoctorSettings(minutes=0.01), subject, Speed(linear=1.0, quadratic=0.0), 12, 5000)
 
 
+def test_a_length_beyond_the_trained_context_leaves_time_for_one_change():
+    subject, speed = Subject.of(language_model(), lw.DoctorSettings()), Speed(linear=0.05, quadratic=1e-4)
+    longest = set()
+    for minutes in np.geomspace(3, 400, 60):
+        plan = make_plan(lw.DoctorSettings(minutes=float(minutes)), subject, speed, 5, 5000)
+        if plan.lengths[-1] > subject.trained:
+            needed = 5 * sum(map(speed.seconds, [*plan.lengths, plan.lengths[-1]]))
+            assert needed <= 0.95 * 60 * minutes
+            longest.add(plan.lengths[-1] / subject.trained)
+    assert longest == {1.25, 1.5, 2.0, 4.0}
+
+
 def test_speed_is_fitted_to_two_lengths():
     expected = Speed(linear=2e-3, quadratic=3e-6)
     found = Speed.fit({length: expected.seconds(length) for length in (100, 400)})

@@ -27,6 +27,8 @@ from lengthwise.tasks import TokenizedDocument
 
 VERSION = 1
 VALUES_SUFFIX = ".jsonl"
+# Largest share of the time for the pass that measures the speed, if the time were linear in the length.
+PILOT_SHARE = 0.05
 
 
 @dataclass(kw_only=True)
@@ -75,17 +77,20 @@ class Examination:
                 for change in fitting
             ]
         yield from change_groups[:1]
-        half = max((length for length in plan.lengths if 2 * length <= plan.trained), default=plan.lengths[0])
+        half, eighth = (
+            max((length for length in plan.lengths if part * length <= plan.trained), default=plan.lengths[0])
+            for part in (2, 8)
+        )
         for change in all_changes:
             if not change.explains_length:
-                length = half if change.is_placebo else plan.lengths[0]
+                length = eighth if change.is_placebo else plan.lengths[0]
                 yield Group(label=f"{change.name} at {length:,} tokens", keys=plan.losses(length, change.name))
-        bands = list(plan.band_groups())
-        yield from (group for group in bands if group.keys[0][2] <= half)
-        yield from self._cost_groups(findings, half)
+        bands, needles = list(plan.band_groups()), list(plan.needle_groups())
+        yield from (group for group in bands if group.keys[0][2] <= eighth)
+        yield from self._cost_groups(findings, eighth)
         yield plan.cache_group()
-        needles = list(plan.needle_groups())
-        yield from (group for group in needles if group.keys[0][2] <= half)
+        yield from self._cost_groups(findings, half)
+        yield from (group for group in (*bands, *needles) if group.keys[0][2] <= half)
         yield from change_groups[1:]
         yield from self._cost_groups(findings, plan.lengths[-1])
         yield from (group for group in (*bands, *needles) if group.keys[0][2] > half)
@@ -244,15 +249,22 @@ def _start(
 ) -> Examination:
     """Measure a pilot at two lengths, plan, and write both."""
     lengths = list_lengths(settings, measurer.subject)
-    longer = min(max(lengths[len(lengths) // 2], lengths[1]), longest)
     values, seconds = dict[Key, Any](), dict[int, float]()
-    # The first pass also allocates memory, so it is not timed.
-    for length in (lengths[0], lengths[0], longer):
+
+    def measure(length: int) -> None:
         announce(f"measuring the speed at {length:,} tokens")
         start_time = time.perf_counter()
         key = (LOSS, 0, length, PUBLISHED)
         values[key] = measurer.measure(key)
         seconds[length] = time.perf_counter() - start_time
+
+    # The first pass also allocates memory, so its time is replaced.
+    measure(lengths[0])
+    measure(lengths[0])
+    # The time of attention grows with the square of the length, so a long pass predicts it best.
+    limit = PILOT_SHARE * 60 * settings.minutes * lengths[0] / seconds[lengths[0]]
+    longer = min(max(length for length in lengths if length <= max(limit, lengths[1])), longest)
+    measure(longer)
     speed = Speed.fit(seconds) if len(seconds) == 2 else Speed(linear=max(seconds.values()) / longer, quadratic=0.0)
     plan = make_plan(settings, measurer.subject, speed, len(measurer.blocks), longest)
     header = {**description, "plan": asdict(plan), "speed": asdict(speed)}
