@@ -17,8 +17,11 @@ WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 640, 260, 56, 40, 14
 def render_examination(result: Mapping[str, Any]) -> str:
     """Return the page for the content of the JSON file."""
     boxes = result["boxes"]
+    # The name may be a path; its last part is enough.
+    name = Path(result["model"]["name"]).name or result["model"]["name"]
+    chart = _chart(boxes["works"])
     return render_page(
-        Path(__file__).parent / "page.html", mark=Markup(MARK), result=result, boxes=boxes, chart=_chart(boxes["works"])
+        Path(__file__).parent / "page.html", mark=Markup(MARK), name=name, result=result, boxes=boxes, chart=chart
     )
 
 
