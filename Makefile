@@ -8,10 +8,12 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 # Checks shapes and types of every call. Tests take 1.2 to 2.5 times as long, so make shapes does this in four folders.
 TYPED := --jaxtyping-packages=lengthwise,claims,beartype.beartype
 TYPED_TESTS := tests/encodings tests/influence tests/model tests/positions
-# Slow tests that train for minutes or trace models, so make slow checks no shapes there.
-UNTYPED_TESTS := tests/evaluation/test_forecast.py tests/hf/test_model_export.py tests/project
+# Slow tests that compute for minutes or trace models, so make slow checks no shapes there.
+UNTYPED_TESTS := tests/evaluation/test_forecast.py tests/experiments/test_coupling_methods.py \
+	tests/hf/test_model_export.py tests/influence/test_influence_sampling.py tests/project
 
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# Files are compiled when they are first imported: most never are.
+PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
 
 .PHONY: setup demo test shapes ci coverage check docs slow smollm2 release faults fuzz bench gpu clean
 
@@ -50,7 +52,7 @@ coverage: setup
 check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy --num-workers 2
+	$(BIN)/mypy
 	$(BIN)/deptry src
 	$(BIN)/pip-licenses --summary
 
