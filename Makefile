@@ -4,6 +4,8 @@ GPU_PYTHON ?= python3
 DEMO_SEEDS ?= 2
 BUDGET_S ?= 540
 BIN := .venv/bin
+# Tests start hundreds of processes, so compiled files are kept, also where the environment forbids it.
+export PYTHONDONTWRITEBYTECODE :=
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 # Checks shapes and types of every call. Tests take 1.2 to 2.5 times as long, so make shapes does this in four folders.
 TYPED := --jaxtyping-packages=lengthwise,claims,beartype.beartype
@@ -12,8 +14,7 @@ TYPED_TESTS := tests/encodings tests/influence tests/model tests/positions
 UNTYPED_TESTS := tests/evaluation/test_forecast.py tests/experiments/test_coupling_methods.py \
 	tests/hf/test_model_export.py tests/influence/test_influence_sampling.py tests/project
 
-# Files are compiled when they are first imported: most never are.
-PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
+PIP := $(BIN)/python -m pip install --quiet $(PIP_OPTIONS) --disable-pip-version-check -c constraints.txt
 
 .PHONY: setup demo test shapes ci coverage check docs slow smollm2 release faults fuzz bench gpu clean
 
