@@ -20,13 +20,13 @@ from typing import Any
 import torch
 from claims.sparsity_in_text.paired_contexts import ContextSettings, measure_paired_targets
 from influence_audit import KS, compare_searches
+from shared_passes import SharedPasses
 
 import lengthwise as lw
 from lengthwise.core.provenance import collect_provenance
 from lengthwise.evaluation.language_model import tokenize_documents
 from lengthwise.experiments.run_folder import append_rows, read_rows
 from lengthwise.hf.language_models import LanguageModel
-from lengthwise.hf.shared_passes import SharedPasses
 from lengthwise.influence.measures import ProposedGreedy
 from lengthwise.influence.settings import InfluenceSettings
 from lengthwise.influence.study import (

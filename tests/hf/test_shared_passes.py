@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from shared_passes import SharedPasses
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import lengthwise as lw
 from lengthwise.hf.causal_lm import CausalLM
-from lengthwise.hf.shared_passes import SharedPasses
 from lengthwise.influence.target_evaluator import TargetEvaluator
 from lengthwise.influence.targets import sample_targets
 from lengthwise.tasks import TokenizedDocument
