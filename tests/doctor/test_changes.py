@@ -1,5 +1,6 @@
 """Every change of a configuration is what transformers does with the same lines in config.json."""
 
+import copy
 import json
 
 import pytest
@@ -66,6 +67,20 @@ def test_an_edit_has_the_logits_of_a_folder_with_its_lines(kind, tmp_path):
         # Mistral never reads more keys than in training, because all its layers have a window.
         assert has_effect or (kind, change.name) == ("mistral", "log-length scaling")
     torch.testing.assert_close(logits(model), original)
+
+
+def test_a_lost_theta_is_repaired_by_a_common_one():
+    config = CONFIGS["llama"]()
+    config.rope_parameters = {"rope_type": "default", "rope_theta": 500_000.0}
+    model = CausalLM(causal_model(config)).model
+    lost = copy.deepcopy(model.config)
+    lost.rope_parameters = {"rope_type": "default", "rope_theta": 10_000.0}
+    damaged = type(model).from_pretrained(None, config=lost, state_dict=model.state_dict()).eval()
+    changes = {change.name: change for change in list_changes(damaged, MAX_POSITIONS)[0] if change.everywhere}
+    assert "rope_theta 10,000" not in changes
+    assert not torch.allclose(logits(damaged), logits(model), atol=1e-3)
+    repaired = build_edited_model(damaged, changes["rope_theta 500,000"], "llama").model
+    torch.testing.assert_close(logits(repaired), logits(model))
 
 
 def test_an_edited_model_shares_the_weights():

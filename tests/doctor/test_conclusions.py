@@ -12,7 +12,8 @@ from lengthwise.doctor.plan import Plan
 
 LENGTHS, TRAINED = (128, 256, 512, 1024), 512
 REPAIR = Change(name="YaRN 2x", cause="its angles are new", edit={"rope_parameters": {"factor": 2.0}})
-START = Change(name="start token", cause="its tokenizer omits the start token 1", first_token=1)
+START = Change(name="start token 1", cause="its tokenizer omits it", first_token=1, everywhere=True)
+THETA = Change(name="rope_theta 500,000", cause="its theta is another", edit={"rope_theta": 5e5}, everywhere=True)
 OTHER = Change(name="log-length scaling", cause="its attention spreads", edit={"log_length_from": 512})
 
 
@@ -76,21 +77,22 @@ def test_two_causes_with_equal_gains_are_not_distinguished():
     assert findings.why_box()["cause"] is None
 
 
+@pytest.mark.parametrize("fault", [START, THETA], ids=["start", "theta"])
 @pytest.mark.parametrize(
-    ("gain", "increase", "cause"),
-    [(0.3, 0.0, START.cause), (0.0, 0.0, None), (0.3, 0.8, REPAIR.cause), (0.3, 0.8, START.cause)],
+    ("gain", "increase", "repair"), [(0.3, 0.0, 0.0), (0.0, 0.0, 0.0), (0.3, 0.8, 0.7), (0, 0.8, 0.7)]
 )
-def test_a_missing_start_token_is_named_at_any_length(gain, increase, cause):
-    repair = 0.7 if cause == REPAIR.cause else 0.0
+def test_a_fault_at_all_lengths_comes_before_a_cause_at_one_length(fault, gain, increase, repair):
     findings = plant((0.0, 0.0, 0.0, increase), noise=0.005, changes=[(REPAIR, repair)])
     values = dict(findings.values)
     for index in range(8):
-        values[LOSS, index, LENGTHS[0], START.name] = values[LOSS, index, LENGTHS[0], PUBLISHED] - gain
-    findings = replace(findings, values=values, changes=[REPAIR, START])
+        for change in (START, THETA):
+            better = gain if change is fault else 0.0
+            values[LOSS, index, LENGTHS[0], change.name] = values[LOSS, index, LENGTHS[0], PUBLISHED] - better
+    findings = replace(findings, values=values, changes=[REPAIR, START, THETA])
     why, change = findings.why_box(), findings.change_box()
-    assert why["cause"] == cause
-    assert (START.cause.capitalize() in why["sentence"]) == (gain > 0)
-    assert ("token 1" in change["sentence"]) == (gain > 0)
+    assert why["cause"] == (fault.cause if gain else REPAIR.cause if repair else None)
+    assert change["lines"] == (fault.lines() if gain else REPAIR.lines() if repair else [])
+    assert (fault.name in change["sentence"]) == (gain > 0)
 
 
 def test_changes_without_a_gain_name_no_cause():

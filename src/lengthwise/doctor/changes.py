@@ -22,6 +22,8 @@ FAR_LAYERS = "full_attention"
 # Numbers of first tokens that stay if the middle is dropped.
 NUM_FIRST_TOKENS = 64
 KEPT_ROPE_SETTINGS = ("rope_theta", "partial_rotary_factor")
+# Values of rope_theta in published models; a converted model may have lost its own.
+COMMON_THETAS = (10_000.0, 100_000.0, 500_000.0, 1_000_000.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +32,8 @@ class Change:
 
     ``cause`` completes the sentence "The model fails because ...". ``kept_first`` is the number of first tokens to keep
     when the middle is dropped (None: the window is unchanged), and ``first_token`` the one to put first in each window.
-    A placebo should have no effect.
+    A change that repairs a fault at all lengths is ``everywhere``, so it is measured at the shortest length. A placebo
+    should have no effect.
     """
 
     name: str
@@ -40,6 +43,7 @@ class Change:
     kept_first: int | None = None
     first_token: int | None = None
     shifts_ids: bool = False
+    everywhere: bool = False
     is_placebo: bool = False
 
     @property
@@ -50,7 +54,7 @@ class Change:
     @property
     def explains_length(self) -> bool:
         """True if the change may help at one length and not at another."""
-        return not self.is_placebo and self.first_token is None
+        return not self.is_placebo and not self.everywhere
 
     def lines(self) -> list[str]:
         """Return the lines of ``config.json`` to write."""
@@ -142,6 +146,17 @@ def list_changes(
             yarn(4.0),
             linear(4.0),
         ]
+        if rope.get("rope_type", "default") == "default":
+            changes += [
+                Change(
+                    name=f"rope_theta {other:,.0f}",
+                    cause="its rope_theta is not that of its training",
+                    edit=_edit_rope(config, config.max_position_embeddings, rope_type="default", rope_theta=other),
+                    everywhere=True,
+                )
+                for other in COMMON_THETAS
+                if other != theta
+            ]
     if smallest_attention_window(config) is not None:
         windows = {name: getattr(config, name, None) for name in WINDOW_SETTINGS}
         widened = {name: 2 * value for name, value in windows.items() if value}
@@ -159,8 +174,8 @@ def list_changes(
         impossible.append("The attention code of the model does not support log-length scaling.")
     changes.insert(min(2, len(changes)), dropped)
     if not has_start and isinstance(config.bos_token_id, int):
-        cause = f"its tokenizer omits the start token {config.bos_token_id}"
-        changes.append(Change(name="start token", cause=cause, first_token=config.bos_token_id))
+        token, cause = config.bos_token_id, "its tokenizer omits the start token"
+        changes.append(Change(name=f"start token {token}", cause=cause, first_token=token, everywhere=True))
     return [*changes, shift], impossible
 
 

@@ -266,26 +266,25 @@ class Findings:
         return sorted(rows, key=lambda row: -row["gain"]["value"])
 
     @cached_property
-    def missing_start(self) -> dict[str, Any] | None:
-        """Cause, token and gain of a missing start token at the shortest length, or None if it has no clear gain."""
-        length = self.plan.lengths[0]
+    def fault(self) -> dict[str, Any] | None:
+        """Change that helps clearly at the shortest length already, with the largest gain, or None."""
+        length, found = self.plan.lengths[0], list[dict[str, Any]]()
         for change in self.changes:
-            if change.first_token is not None:
-                gain = self.difference((length, PUBLISHED), (length, change.name))
-                if judge_increase(gain) == WORSE:
-                    return {"cause": change.cause, "token": change.first_token, "length": length, "gain": gain}
-        return None
+            gain = self.difference((length, PUBLISHED), (length, change.name))
+            if change.everywhere and judge_increase(gain) == WORSE:
+                found.append({"name": change.name, "cause": change.cause, "lines": change.lines(), "gain": gain})
+        return max(found, key=lambda row: row["gain"]["value"], default=None)
 
     def why_box(self) -> Box:
-        """Return the box "Why it stops"; a missing start token, which matters at all lengths, comes first."""
-        box, start = self._length_box(), self.missing_start
-        if start is None:
+        """Return the box "Why it stops"; a fault at all lengths comes first."""
+        box, fault = self._length_box(), self.fault
+        if fault is None:
             return box
         sentence = (
-            f"{start['cause'].capitalize()}: with it, the loss at {start['length']:,} tokens is "
-            f"{format_estimate(start['gain'])} nats lower. {box['sentence']}"
+            f"At all lengths, {fault['cause']}: with {fault['name']}, the loss at {self.plan.lengths[0]:,} tokens is "
+            f"{format_estimate(fault['gain'])} nats lower. {box['sentence']}"
         )
-        return {**box, "sentence": sentence, "cause": box["cause"] or start["cause"], "start": start}
+        return {**box, "sentence": sentence, "cause": fault["cause"], "fault": fault}
 
     def _length_box(self) -> Box:
         """Return the box with the causes that depend on the length."""
@@ -374,11 +373,13 @@ class Findings:
         return next((row for row in rows if row["gain"]["low"] > MARGIN), None)
 
     def change_box(self) -> Box:
-        """Return the box "What to change"."""
-        box, start = self._edit_box(), self.missing_start
-        if start is None:
+        """Return the box "What to change"; other edits wait until a fault at all lengths is repaired."""
+        box, fault = self._edit_box(), self.fault
+        if fault is None:
             return box
-        return {**box, "sentence": f"Put the token {start['token']} before each input. {box['sentence']}"}
+        edit = f"Set {fault['name']}" if fault["lines"] else f"Put {fault['name']} before each input"
+        sentence = f"{edit}, and examine the model again."
+        return {"title": box["title"], "sentence": sentence, "lines": fault["lines"], "rows": [], "notes": []}
 
     def _edit_box(self) -> Box:
         """Return the box with the edits of the configuration."""
