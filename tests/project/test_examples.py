@@ -45,8 +45,8 @@ def imported_modules(source):
             yield node.module
 
 
-def test_there_are_six_scripts_and_three_notebooks():
-    assert (len(SCRIPTS), len(NOTEBOOKS)) == (6, 3)
+def test_there_are_seven_scripts_and_three_notebooks():
+    assert (len(SCRIPTS), len(NOTEBOOKS)) == (7, 3)
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
@@ -58,7 +58,8 @@ def test_a_script_says_how_to_run_it(path):
 @pytest.mark.parametrize("path", [*SCRIPTS, *NOTEBOOKS], ids=lambda path: path.name)
 def test_an_example_imports_public_modules_alone(path):
     own = [name for name in imported_modules(source_of(path)) if name.split(".")[0] == "lengthwise"]
-    assert own, "an example of this package imports it"
+    # The decoding of an exported file shows that it needs no other package.
+    assert own or path.name == "onnx_decoding.py"
     assert [name for name in own if not re.fullmatch(PUBLIC_MODULES, name)] == []
 
 

@@ -281,7 +281,8 @@ class Decoder(nn.Module):
         num_separators = torch.zeros_like(tokens[:, :1]) if cache is None else cache.num_separators
         if self.previous_share is not None:
             x = x + self.previous_share * torch.cat([previous, embeddings[:, :-1]], dim=1)
-        is_separator = torch.isin(tokens, constant_tensor(self.separators, tokens.device))
+        # ONNX has no torch.isin.
+        is_separator = (tokens[..., None] == constant_tensor(self.separators, tokens.device)).any(dim=-1)
         separators = num_separators + is_separator.cumsum(dim=1)
         if self.segment is not None:
             # A separator belongs to the segment that it ends. In the next segment, a head that reads only the prompt

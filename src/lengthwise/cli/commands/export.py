@@ -12,7 +12,7 @@ from lengthwise.core.errors import unknown_name_error
 
 # Default lengths of the examples, unless the task is a JSONL file.
 DEFAULT_LENGTHS = (5, 10, 20)
-FORMATS = ("hf", "run", "lm-eval")
+FORMATS = ("hf", "run", "lm-eval", "onnx")
 
 
 def export(
@@ -22,8 +22,8 @@ def export(
         str,
         Option(
             "--format",
-            help="Output format: hf (model for transformers), run (run folder, from an hf folder) or lm-eval "
-            "(tasks for the evaluation harness).",
+            help="Output format: hf (model for transformers), run (run folder, from an hf folder), onnx (graph of a "
+            "decoding step) or lm-eval (tasks for the evaluation harness).",
         ),
     ],
     task: options.TaskName = None,
@@ -48,15 +48,20 @@ def export(
     from lengthwise.experiments.experiment import load_task
     from lengthwise.experiments.run_folder import is_run_folder, read_experiment
     from lengthwise.hf.export import export_hf, export_to_lm_eval, import_hf
+    from lengthwise.hf.onnx_export import export_onnx
 
     if output_format not in FORMATS:
         raise unknown_name_error("format", output_format, FORMATS)
     part_names = {"task": task, "scheme": scheme, "encoding": encoding}
-    if output_format == "hf":
-        export_hf(Path(name), out, overrides=experiment_options.parse_overrides(**part_names))
-        usage = f"import lengthwise.hf; AutoModelForCausalLM.from_pretrained('{out}')"
+    if output_format in ("hf", "onnx"):
+        overrides = experiment_options.parse_overrides(**part_names)
     else:
-        options.reject_flags("needs a run and --format hf", **part_names)
+        options.reject_flags("needs a run and --format hf or onnx", **part_names)
+    if output_format == "hf":
+        export_hf(Path(name), out, overrides=overrides)
+        usage = f"import lengthwise.hf; AutoModelForCausalLM.from_pretrained('{out}')"
+    if output_format == "onnx":
+        usage = f"python examples/onnx_decoding.py {export_onnx(Path(name), out, overrides=overrides)}"
     if output_format == "run":
         import_hf(Path(name), out)
         usage = f"lengthwise evaluate {out}"

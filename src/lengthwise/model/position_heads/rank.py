@@ -3,6 +3,8 @@
 import math
 
 import torch
+from jaxtyping import Int
+from torch import Tensor
 
 from lengthwise.core.devices import constant_tensor
 from lengthwise.model.position_heads.head import IDs, NextIDDistribution, OffsetHead, PromptKeys, Vectors
@@ -16,7 +18,7 @@ class RankHead(OffsetHead):
     ) -> NextIDDistribution:
         """Return a distribution over the prompt's IDs at rank ``current rank + offset`` for all ``OFFSETS``."""
         rank_offsets = constant_tensor(self.OFFSETS, hidden.device)
-        ranks = torch.searchsorted(prompt.distinct_ids, current_ids.contiguous())[..., None] + rank_offsets
+        ranks = _count_smaller(prompt.distinct_ids, current_ids)[..., None] + rank_offsets
         max_rank = (prompt.distinct_ids != PromptKeys.PADDING_ID).sum(dim=1)[:, None, None] - 1
         is_in_range = (ranks >= 0) & (ranks <= max_rank)
         candidates = prompt.distinct_ids.gather(1, ranks.clamp(min=0).minimum(max_rank).flatten(1)).view(ranks.shape)
@@ -24,3 +26,11 @@ class RankHead(OffsetHead):
         return NextIDDistribution(
             log_probs=scores.log_softmax(dim=-1), candidates=candidates.masked_fill(~is_in_range, -1)
         )
+
+
+def _count_smaller(sorted_ids: Int[Tensor, "batch rank"], ids: IDs) -> Int[Tensor, "batch token"]:
+    """Return the number of sorted IDs that are smaller than each ID."""
+    if torch.compiler.is_exporting():
+        # ONNX has no searchsorted.
+        return (sorted_ids[:, None] < ids[..., None]).sum(dim=-1)
+    return torch.searchsorted(sorted_ids, ids.contiguous())
