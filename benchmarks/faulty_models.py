@@ -1,8 +1,8 @@
 """Tiny models with planted faults, to see if the cause that `lengthwise doctor` names is the planted one.
 
 ``python benchmarks/faulty_models.py OUT --seed 0`` trains three models on synthetic texts, gives copies of them one
-fault each, examines them, and prints a row per model. In each text, phrases of eight tokens repeat in random order, so
-far tokens predict the next one. Training windows begin with a start token.
+fault each, examines them, and prints a row per model. Each text has its own successor for each of its symbols, so far
+tokens predict the next one. Training windows begin with a start token.
 """
 
 import argparse
@@ -22,12 +22,19 @@ from lengthwise.hf.causal_lm import CausalLM
 from lengthwise.hf.language_models import LanguageModel
 from lengthwise.tasks import TokenizedDocument
 
-VOCABULARY, TRAINED, PHRASES, PHRASE_TOKENS = 64, 256, 8, 8
+VOCABULARY, TRAINED = 32, 256
+# Numbers of symbols of a text; those with few symbols are learned first.
+MIN_SYMBOLS, EXAMINED_SYMBOLS = 4, 24
+# Share of tokens that are the successor of the token before; the others are random.
+REPEATED = 0.9
+# A lost theta is one of the values that the doctor tries.
+THETA, LOST_THETA = 10_000.0, 500.0
 START, WINDOW = VOCABULARY, 64
 NUM_TEXTS, TEXT_TOKENS, BATCH = 32, 1200, 16
 SHORT_LENGTHS = (64, 128, 256)
 LENGTHS = (*SHORT_LENGTHS, 512)
-ROTARY, MEMORY, NO_START = "did not occur in training", "not those of its file", "omits the start token"
+ROTARY, MEMORY = "did not occur in training", "not those of its file"
+NO_START, OTHER_THETA = "omits the start token", "rope_theta"
 
 
 @dataclass(frozen=True)
@@ -46,17 +53,21 @@ class Codec:
         return f" {token}"
 
 
-def sample_text(rng: np.random.Generator, length: int) -> np.ndarray:
-    """Return a text of phrases that repeat in random order."""
-    phrases = rng.integers(0, VOCABULARY, (PHRASES, PHRASE_TOKENS))
-    order = rng.integers(0, PHRASES, length // PHRASE_TOKENS + 1)
-    return phrases[order].ravel()[:length]
+def sample_text(rng: np.random.Generator, length: int, num_symbols: int = EXAMINED_SYMBOLS) -> np.ndarray:
+    """Return a text of some symbols; most tokens are the successor of the token before."""
+    symbols, successors = rng.permutation(VOCABULARY)[:num_symbols], rng.permutation(num_symbols)
+    is_random, drawn = rng.random(length) > REPEATED, rng.integers(0, num_symbols, length)
+    text = np.empty(length, dtype=np.int64)
+    for index in range(length):
+        text[index] = drawn[index] if index == 0 or is_random[index] else successors[text[index - 1]]
+    return symbols[text]
 
 
 def sample_window(rng: np.random.Generator, kind: str) -> np.ndarray:
     """Return a window of training; with the kind "short texts", it has four texts, so far tokens are useless."""
     number = 4 if kind == "short texts" else 1
-    texts = [sample_text(rng, TRAINED // number) for _ in range(number)]
+    sizes = rng.integers(MIN_SYMBOLS, VOCABULARY + 1, number)
+    texts = [sample_text(rng, TRAINED // number, size) for size in sizes]
     return np.concatenate([[START], *texts])[:TRAINED]
 
 
@@ -68,8 +79,9 @@ def train_model(kind: str, seed: int, steps: int) -> PreTrainedModel:
         "hidden_size": 64,
         "intermediate_size": 128,
         "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "rope_parameters": {"rope_type": "default", "rope_theta": THETA},
         "max_position_embeddings": TRAINED,
         "bos_token_id": START,
         "tie_word_embeddings": True,
@@ -91,11 +103,10 @@ def train_model(kind: str, seed: int, steps: int) -> PreTrainedModel:
     return model.eval()
 
 
-def rescale_angles(model: PreTrainedModel) -> None:
-    """Give the model in memory the angles of another theta."""
-    config = copy.deepcopy(model.config)
-    config.rope_parameters = {**config.rope_parameters, "rope_theta": 500.0}
-    model.model.rotary_emb = type(model.model.rotary_emb)(config)
+def lose_theta(model: PreTrainedModel) -> None:
+    """Load the model with another theta."""
+    model.config.rope_parameters = {**model.config.rope_parameters, "rope_theta": LOST_THETA}
+    model.model.rotary_emb = type(model.model.rotary_emb)(model.config)
 
 
 def round_angles(model: PreTrainedModel) -> None:
@@ -143,7 +154,7 @@ CASES = {
     "max_position_embeddings that lies": Case(plant=claim_more, expected=ROTARY),
     "RoPE table cut": Case(plant=cut_table, lengths=SHORT_LENGTHS, expected=MEMORY),
     "angles rounded to bfloat16": Case(plant=round_angles, lengths=SHORT_LENGTHS, expected=MEMORY),
-    "wrong theta in memory": Case(plant=rescale_angles, lengths=SHORT_LENGTHS, expected=MEMORY),
+    "wrong theta at load": Case(plant=lose_theta, lengths=SHORT_LENGTHS, expected=OTHER_THETA),
     "start token dropped": Case(start=(), lengths=SHORT_LENGTHS, expected=NO_START),
     "window of attention one token short": Case(kind="window", plant=shorten_window),
     "far text useless in training": Case(kind="short texts", lengths=SHORT_LENGTHS),
@@ -194,7 +205,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--steps", type=int, default=2500)
     arguments = parser.parse_args()
     with (arguments.out.parent / f"{arguments.out.name}.jsonl").open("a") as file:
         for row in main(arguments.out, arguments.seed, arguments.steps):

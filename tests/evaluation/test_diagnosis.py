@@ -53,7 +53,7 @@ from lengthwise.model.attention_scores import AttentionHooks
 from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.model.position_heads import NextIDDistribution, PositionHead
 from lengthwise.positions import Predicted, Sequential
-from lengthwise.tasks import Addition, Copy, Parity, Recall
+from lengthwise.tasks import Addition, Copy, Parity, Recall, Task
 from lengthwise.training.batch import to_batch
 from lengthwise.training.training_settings import TrainingSettings
 
@@ -147,14 +147,12 @@ def test_diluted_attention_is_the_limiting_cause(needle):
 
 
 @dataclass(frozen=True)
-class Decoys:
+class Decoys(Task):
     """``NEEDLE`` with wrong values beyond the training lengths, either after the same key or after fillers."""
 
     after_key: bool
 
     name = "decoys"
-    summary = paper = ""
-    version = 1
     vocabulary = NEEDLE.vocabulary
     separators = NEEDLE.separators
 
@@ -175,10 +173,6 @@ class Decoys:
     def example_from_prompt(self, prompt):
         """Return an example of ``NEEDLE``."""
         return NEEDLE.example_from_prompt(prompt)
-
-    def variants(self):
-        """Return no variants."""
-        return {}
 
 
 def test_competing_matches_are_the_limiting_cause_if_wrong_values_follow_the_key(needle):

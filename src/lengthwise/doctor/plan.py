@@ -146,10 +146,13 @@ def make_plan(settings: DoctorSettings, subject: Subject, speed: Speed, document
         # A longer length must leave time for one change at this length.
         beyond = [int(subject.trained * factor) for factor in EXTRAPOLATIONS]
         allowed = [length for length in beyond if length <= longest]
-        totals = {length: seconds([*lengths, length, length], fewest) for length in allowed}
-        fitting = [length for length in allowed if totals[length] <= 1.5 * budget]
-        # If little time remains for the other boxes, the shortest length beyond the trained context is enough.
-        tight = [length for length in allowed[-1:] if totals[length] <= 1.9 * budget]
+        fitting = [length for length in allowed if seconds([*lengths, length, length], fewest) <= 1.5 * budget]
+        # If little time remains for the other boxes, the shortest length beyond the trained context is enough, and
+        # half of the trained context is left out.
+        without_half = [*lengths[:-2], lengths[-1]]
+        tight = [length for length in allowed[-1:] if seconds([*without_half, length, length], fewest) <= 1.9 * budget]
+        if not fitting and tight:
+            omitted.append(f"{lengths.pop(-2):,} tokens (no time; use more --minutes)")
         chosen = next(iter(fitting or tight), None)
         if chosen is not None:
             lengths += sorted({chosen, *(length for length in allowed if length == 2 * subject.trained <= chosen)})
