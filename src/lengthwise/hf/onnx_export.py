@@ -1,6 +1,7 @@
 """Export of runs to ONNX: a graph of one step of greedy decoding, with the predicted position ID."""
 
 import json
+import logging
 import warnings
 from collections.abc import Mapping
 from contextlib import redirect_stdout
@@ -106,10 +107,13 @@ def _trace(decoder: Decoder) -> Any:
     tokens = torch.zeros(1, TRACED_LENGTH, dtype=torch.int64)
     ids = torch.arange(TRACED_LENGTH).expand(decoder.check_ids.num_levels, 1, -1).contiguous()
     seq = torch.export.Dim("seq", min=2)
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    # Torch warns about its own code and about packages that this graph does not need.
+    logger.setLevel(logging.ERROR)
     with torch.no_grad(), disable_fast_paths(), warnings.catch_warnings(), redirect_stdout(StringIO()):
-        # Warnings of torch about its own code.
         warnings.simplefilter("ignore")
-        return torch.onnx.export(
+        program = torch.onnx.export(
             DecodingStep(decoder),
             (tokens, ids, torch.tensor([TRACED_LENGTH - 2])),
             dynamic_shapes=({1: seq}, {2: seq}, None),
@@ -118,3 +122,5 @@ def _trace(decoder: Decoder) -> Any:
             dynamo=True,
             verbose=False,
         )
+    logger.setLevel(level)
+    return program

@@ -6,7 +6,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from lengthwise.cli import options
-from lengthwise.cli.terminal import print_json, print_line
+from lengthwise.cli.terminal import print_json, print_line, print_message
 from lengthwise.core.defaults import DEFAULT_NUM_SHOTS
 from lengthwise.core.errors import unknown_name_error
 
@@ -61,6 +61,7 @@ def export(
         export_hf(Path(name), out, overrides=overrides)
         usage = f"import lengthwise.hf; AutoModelForCausalLM.from_pretrained('{out}')"
     if output_format == "onnx":
+        print_message("tracing a decoding step, which takes up to a minute")
         usage = f"python examples/onnx_decoding.py {export_onnx(Path(name), out, overrides=overrides)}"
     if output_format == "run":
         import_hf(Path(name), out)
