@@ -255,7 +255,7 @@ def test_flags_for_runs_raise_an_error_without_a_run(runs, capsys):
     custom = ["--task", "test_cli:Uncoupled"]
     message = "--task test_cli:Uncoupled needs a run folder; leave out --task"
     assert message in error_of(["certify", "parity", *custom], capsys)
-    message = "--task test_cli:Uncoupled needs a run and --format hf; leave out --task"
+    message = "--task test_cli:Uncoupled needs a run and --format hf or onnx; leave out --task"
     assert message in error_of(["export", "parity", *custom, "--format", "lm-eval", "--out", "new"], capsys)
 
 

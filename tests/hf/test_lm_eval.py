@@ -89,7 +89,7 @@ def test_export_prints_the_command_to_use_it(tmp_path, monkeypatch, capsys):
 
 
 WRONG = [
-    (["copy", "--format", "lm-evl"], "unknown format 'lm-evl'; did you mean 'lm-eval'? known: hf, lm-eval, run"),
+    (["copy", "--format", "lm-evl"], "unknown format 'lm-evl'; did you mean 'lm-eval'? known: hf, lm-eval, onnx, run"),
     (["cpy", "--format", "lm-eval"], "unknown task 'cpy'; did you mean 'copy'?"),
     (["copy", "--format", "lm-eval", "--lengths", "x"], "invalid --lengths 'x'; use whole numbers"),
     (["copy", "--format", "lm-eval", "--shots", "-1"], "invalid number of shots -1; use 0 to 31"),
