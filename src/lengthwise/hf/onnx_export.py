@@ -111,16 +111,17 @@ def _trace(decoder: Decoder) -> Any:
     level = logger.level
     # Torch warns about its own code and about packages that this graph does not need.
     logger.setLevel(logging.ERROR)
-    with torch.no_grad(), disable_fast_paths(), warnings.catch_warnings(), redirect_stdout(StringIO()):
-        warnings.simplefilter("ignore")
-        program = torch.onnx.export(
-            DecodingStep(decoder),
-            (tokens, ids, torch.tensor([TRACED_LENGTH - 2])),
-            dynamic_shapes=({1: seq}, {2: seq}, None),
-            input_names=["tokens", "position_ids", "prompt_length"],
-            output_names=["logits", "next_token", "next_position_id"],
-            dynamo=True,
-            verbose=False,
-        )
-    logger.setLevel(level)
-    return program
+    try:
+        with torch.no_grad(), disable_fast_paths(), warnings.catch_warnings(), redirect_stdout(StringIO()):
+            warnings.simplefilter("ignore")
+            return torch.onnx.export(
+                DecodingStep(decoder),
+                (tokens, ids, torch.tensor([TRACED_LENGTH - 2])),
+                dynamic_shapes=({1: seq}, {2: seq}, None),
+                input_names=["tokens", "position_ids", "prompt_length"],
+                output_names=["logits", "next_token", "next_position_id"],
+                dynamo=True,
+                verbose=False,
+            )
+    finally:
+        logger.setLevel(level)
