@@ -98,7 +98,7 @@ def command(rng: random.Random) -> list[str]:
         elif name == "out":
             line += ["--out", f"out-{rng.randrange(3)}" + (".html" if verb in ("doctor", "report") else "")]
         elif name == "form":
-            line += ["--format", rng.choice(("hf", "run", "lm-eval"))]
+            line += ["--format", rng.choice(("hf", "run", "lm-eval", "onnx"))]
     return line
 
 

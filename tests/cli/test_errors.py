@@ -1115,7 +1115,8 @@ CASES: list[tuple[Callable[[], object], type[LengthwiseError], str]] = [
     (
         lambda: DecoderSettings(head="pointr"),
         UnknownNameError,
-        r"unknown head 'pointr'; did you mean 'pointer'\? known: class, increment, pointer, rank, search, wide_pointer",
+        r"unknown head 'pointr'; did you mean 'pointer'\? known: class, increment, pointer, rank, search, "
+        r"state_pointer, wide_pointer",
     ),
     (
         lambda: DecoderSettings(length_scaling="lg"),

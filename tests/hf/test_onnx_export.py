@@ -17,7 +17,7 @@ from lengthwise.tasks import Addition
 
 EXAMPLE = Path(__file__).parents[2] / "examples/onnx_decoding.py"
 EXPERIMENTS = {
-    **{head: small_experiment(head=head) for head in ("pointer", "wide_pointer", "rank", "search")},
+    **{head: small_experiment(head=head) for head in ("pointer", "state_pointer", "rank", "search")},
     "addition": small_experiment(Addition(), encoding=ALiBi()),
     "learned": small_experiment(scheme=Sequential(), encoding=Learned(num_position_ids=48)),
 }

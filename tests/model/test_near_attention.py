@@ -25,7 +25,13 @@ from lengthwise.model.fast.near_attention import (
     read_near_keys,
 )
 from lengthwise.model.fast.switch import disable_fast_paths
-from lengthwise.model.position_heads import PointerHead, WidePointerHead, build_prompt_keys, pointer
+from lengthwise.model.position_heads import (
+    PointerHead,
+    StatePointerHead,
+    WidePointerHead,
+    build_prompt_keys,
+    pointer,
+)
 
 SHARP = Rotary(base=100.0, fastest=3.0)
 SEQ, QUERY_START, VOCABULARY = 160, 80, 5
@@ -198,12 +204,14 @@ def test_rows_have_equal_numbers_only_if_they_are_equal():
     assert torch.equal(rows[first][numbers], rows)
 
 
-@pytest.mark.parametrize("head_class", [PointerHead, WidePointerHead])
+@pytest.mark.parametrize("head_class", [PointerHead, WidePointerHead, StatePointerHead])
 @pytest.mark.parametrize("gain", [0.1, 3.0, 30.0])
 @torch.no_grad()
 def test_a_pointer_that_reads_near_tokens_predicts_the_same_ids(gain, head_class, monkeypatch):
     head = head_class(8, 1000).eval()
     head.shift.weight.data.normal_(std=0.5)
+    if isinstance(head, StatePointerHead):
+        head.state_shift.weight.data.normal_(std=0.5)
     head.log_distance_gain.data.fill_(math.log(gain))
     embeddings = torch.randn(4, 8)
     prompt_tokens, next_tokens = torch.randint(4, (2, QUERY_START)), torch.randint(4, (2, 50))

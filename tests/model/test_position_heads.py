@@ -16,6 +16,8 @@ from lengthwise.model.position_heads import (
     PositionHead,
     PromptKeys,
     RankHead,
+    StatePointerHead,
+    WidePointerHead,
     build_prompt_keys,
 )
 
@@ -136,7 +138,7 @@ def test_an_improbable_target_has_finite_gradients(name):
     assert all(parameter.grad.isfinite().all() for parameter in head.parameters())
 
 
-@pytest.mark.parametrize("name", ["pointer", "wide_pointer", "rank", "search"])
+@pytest.mark.parametrize("name", ["pointer", "wide_pointer", "state_pointer", "rank", "search"])
 @torch.no_grad()
 def test_heads_that_read_the_prompt_predict_only_its_ids(name):
     next_ids = predict(build(name))
@@ -146,7 +148,7 @@ def test_heads_that_read_the_prompt_predict_only_its_ids(name):
         assert set(candidates[sequence].flatten().tolist()) <= known
 
 
-@pytest.mark.parametrize("name", ["pointer", "wide_pointer", "rank", "increment", "search"])
+@pytest.mark.parametrize("name", ["pointer", "wide_pointer", "state_pointer", "rank", "increment", "search"])
 @torch.no_grad()
 def test_shifting_all_ids_shifts_the_predicted_ids(name):
     head = build(name)
@@ -193,7 +195,10 @@ def brute_force_pointer(
         scores.append(score * math.log(length + 1))
     mass = np.exp(scores) / np.exp(scores).sum()
     distinct = sorted(set(ids))
-    moves = np.exp(10.0 * (weights["shift.weight"] @ next_token + weights["shift.bias"]))
+    move_scores = weights["shift.weight"] @ next_token + weights["shift.bias"]
+    if "state_shift.weight" in weights:
+        move_scores += weights["state_shift.weight"] @ HIDDEN[sequence, query].double().numpy()
+    moves = np.exp(10.0 * move_scores)
     shares = moves / moves.sum()
     probabilities = dict.fromkeys(distinct, 0.0)
     for j, prompt_id in enumerate(ids):
@@ -206,17 +211,19 @@ def brute_force_pointer(
     return mass, probabilities
 
 
-@pytest.mark.parametrize("name", ["pointer", "wide_pointer"])
+@pytest.mark.parametrize("name", ["pointer", "wide_pointer", "state_pointer"])
 @torch.no_grad()
 def test_the_pointer_equals_a_double_loop(name):
     head = build(name)
     assert isinstance(head, PointerHead)
     head.content_gain.fill_(1.5)
     head.shift.weight.mul_(0.2)
-    if name == "wide_pointer":
+    if isinstance(head, WidePointerHead):
         head.gate.weight.normal_(std=0.1)
         head.gate.bias.fill_(0.05)
     head.shift.bias.copy_(torch.linspace(-0.1, 0.2, 2 * head.max_shift + 1))
+    if isinstance(head, StatePointerHead):
+        head.state_shift.weight.normal_(std=0.05)
     next_ids = predict(head)
     for sequence, query in np.ndindex(*CURRENT_IDS.shape):
         _, expected = brute_force_pointer(head, sequence, query, int(CURRENT_IDS[sequence, query]))

@@ -153,8 +153,8 @@ def warn_unreachable_ids(head: PositionHead) -> None:
     """Warn that the head cannot predict some IDs in ``position_labels``, so the ID loss leaves them out."""
     warnings.warn(
         f"the head {type(head).__name__} cannot predict some of the IDs in position_labels, so the ID loss leaves them "
-        "out and generate will not reach them; the heads pointer, wide_pointer, rank and search choose among the IDs "
-        "of the prompt, which prompt_mask marks, or which ends before the first label",
+        "out and generate will not reach them; the heads pointer, wide_pointer, state_pointer, rank and search "
+        "choose among the IDs of the prompt, which prompt_mask marks, or which ends before the first label",
         UnreachablePositionIDsWarning,
         stacklevel=3,
     )

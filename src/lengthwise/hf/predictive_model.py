@@ -82,8 +82,8 @@ def _text_model_setting(name: str) -> property:
 class PredictivePositionConfig(PreTrainedConfig):
     """Configuration of `PredictivePositionModel`: the wrapped model's configuration (``text_config``) and options.
 
-    - ``head``: position head: ``pointer``, ``wide_pointer``, ``rank``, ``increment``, ``search``, ``class``, or None to
-      predict no IDs.
+    - ``head``: position head: ``pointer``, ``wide_pointer``, ``state_pointer``, ``rank``, ``increment``, ``search``,
+      ``class``, or None to predict no IDs.
     - ``num_position_ids``: upper bound (exclusive) of the position IDs, also named ``max_position_embeddings``.
     - ``segments``: add a learned vector to the embeddings of response tokens.
     - ``length_scaling``: "none", or "log" to scale the attention scores by the logarithm of the number of visible

@@ -265,6 +265,8 @@ RULES = {
     "first apart": ("first", "rising: prompt first +1 +1; prompt first +1 +0"),
     # Level 1 of the first step has what the second step needs.
     "in turn": ("period 2", "rising: prompt first +1 +0; ", "rising: ; prompt last -1 -1"),
+    "the prompt twice": ("split whole", "rising: prompt first +1 +0; ", "rising: ; prompt first +1 +0"),
+    "every second token first": ("split half down", "rising: prompt first +2 +1; ", "rising: ; prompt first +2 +0"),
     "a match of the prompt": ("first", "rising: ; match prompt 0 anywhere 0 +1"),
     "a match of an answer": ("first", "rising: ; match answer 1 anywhere 0 +1"),
 }

@@ -154,6 +154,45 @@ class CopyOfDoubledPrompt(Answers):
         return response
 
 
+# Names of the rule's division, the response to a prompt, and the expected indexes of the prompt for each response token
+# and the end token, with one row per pointer. A pointer waits at its first token, and ends after the last prompt token.
+IN_TWO_PARTS = {
+    "twice": ("split whole", lambda prompt: prompt * 2, [[0, 1, 2, 3, 3, 3, 3], [0, 0, 0, 0, 1, 2, 3]]),
+    "odd places first": (
+        "split half down",
+        lambda prompt: prompt[1::2] + prompt[::2],
+        [[1, 3, 3, 3], [0, 0, 2, 3]],
+    ),
+    "even places first": (
+        "split half up",
+        lambda prompt: prompt[::2] + prompt[1::2],
+        [[0, 2, 3, 3], [1, 1, 1, 3]],
+    ),
+    "forwards and backwards": (
+        "split whole",
+        lambda prompt: prompt + prompt[::-1],
+        [[0, 1, 2, 3, 3, 3, 3], [2, 2, 2, 2, 1, 0, -1]],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", IN_TWO_PARTS)
+def test_a_response_in_two_parts_has_a_pointer_for_each_part(name, tmp_path):
+    division, respond, expected = IN_TWO_PARTS[name]
+    rng, file = random_stream(6), tmp_path / "rows.jsonl"
+    prompts = [rng.choice(list("abcdef"), size=length).tolist() for length in range(2, 9) for _ in range(60)]
+    prompts.append(list("abc"))
+    records = [{"prompt": prompt, "response": respond(prompt)} for prompt in prompts]
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    task = JSONLTask(file=str(file))
+    found = find_coupling(task)
+    assert found.rule.division == division
+    assert found.accuracy == found.checked_accuracy == 1
+    coupling = compute_coupling(found.rule, task.example_from_prompt("a b c"))[:, 0]
+    # The start token and each response token have the ID of the prompt token that the next answer needs.
+    assert (coupling[:, 4 : 4 + len(expected[0])] - 2).tolist() == expected
+
+
 def test_random_answers_are_refused():
     with pytest.raises(CouplingError, match=r"^no set of few tokens explains the answers: the best one, "):
         find_coupling(RandomAnswers(num_symbols=3), (2, 3, 4, 5), num_per_length=100, max_tokens=2)

@@ -39,7 +39,8 @@ def train_(
         options.integer_option("Number of position IDs; must exceed the largest ID of the longest test sequence."),
     ] = None,
     head: Annotated[
-        str | None, Option(help="Position head: pointer, wide_pointer, rank, increment, search or class.")
+        str | None,
+        Option(help="Position head: pointer, wide_pointer, state_pointer, rank, increment, search or class."),
     ] = None,
     corpus: options.CorpusFolder = None,
     assignments: options.Assignments = None,

@@ -10,6 +10,7 @@ from lengthwise.experiments.experiment import Experiment
 from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.positions import DiscoveredCoupling, PositionScheme, Sequential
 from lengthwise.tasks import Addition, Copy, Parity, Task, VariableAssignment
+from lengthwise.tasks.coupling.answer_steps import SPLITS
 from lengthwise.training.training_settings import TrainingSettings
 
 
@@ -110,7 +111,8 @@ def with_found_coupling(experiment: Experiment, rule: Sequence[str], *, num_posi
             d_model=num_heads * HEAD_SIZE,
             num_heads=num_heads,
             level_per_head=True,
-            head="wide_pointer",
+            # Only the hidden state says when the pointer of the second part of a response starts to move.
+            head="state_pointer" if scheme.parsed_rule.division in SPLITS else "wide_pointer",
         ),
         training=replace(until_fit_settings(4000), batch_size=128, learning_rate=2e-3, cooldown_steps=800),
     )

@@ -76,7 +76,9 @@ class PointerHead(PositionHead):
         probabilities = sum_probability_by_id(
             self._scores(current_ids, next_embeddings, prompt).softmax(dim=-1), prompt
         )
-        return distinct_id_distribution(self._shift(probabilities, self._shares(next_embeddings), prompt), prompt)
+        return distinct_id_distribution(
+            self._shift(probabilities, self._shares(hidden, next_embeddings), prompt), prompt
+        )
 
     def _content(self, next_embeddings: Vectors) -> Float[Tensor, "batch token d_pointer"]:
         """Return the content part of the query."""
@@ -161,7 +163,7 @@ class PointerHead(PositionHead):
         """Return a gain per next token, or one for all of them."""
         return self.content_gain
 
-    def _shares(self, next_embeddings: Vectors) -> Float[Tensor, "batch token shift"]:
+    def _shares(self, hidden: Vectors, next_embeddings: Vectors) -> Float[Tensor, "batch token shift"]:
         """Return the share of the probability that moves by each number of ranks."""
         return (SHIFT_SCALE * self.shift(next_embeddings)).softmax(dim=-1)
 
@@ -231,3 +233,16 @@ class WidePointerHead(PointerHead):
         shifted[..., 0] += below
         index = last[:, None, None].expand(*shifted.shape[:2], 1)
         return shifted.scatter_add(2, index, above[..., None])
+
+
+class StatePointerHead(WidePointerHead):
+    """Wide pointer head whose shift also depends on the hidden state, for pointers that wait for another pointer."""
+
+    def __init__(self, d_model: int, num_position_ids: int, d_pointer: int = 32) -> None:
+        super().__init__(d_model, num_position_ids, d_pointer)
+        self.state_shift = nn.Linear(d_model, 2 * self.max_shift + 1, bias=False)
+        nn.init.zeros_(self.state_shift.weight)
+
+    def _shares(self, hidden: Vectors, next_embeddings: Vectors) -> Float[Tensor, "batch token shift"]:
+        """Return the share of the probability that moves by each number of ranks."""
+        return (SHIFT_SCALE * (self.shift(next_embeddings) + self.state_shift(hidden))).softmax(dim=-1)

@@ -20,6 +20,8 @@ MAX_CELLS = 1 << 24
 # Sides of a context token, and no context token.
 BEFORE, AFTER, ANYWHERE = "before", "after", "anywhere"
 ONE, FIRST_APART = "one", "first"
+# Divisions into two parts; the first part has as many answers as the prompt has tokens, or half as many.
+SPLITS = ("split whole", "split half down", "split half up")
 # Largest number of answers that take turns, in a response without and with lines.
 MAX_PERIOD, MAX_LINE_PERIOD = 3, 2
 # Smallest share of the sequences that have the last token of a line in their response.
@@ -190,6 +192,7 @@ def iter_phase_divisions(steps: AnswerSteps) -> Iterator[tuple[str, ...]]:
     """Yield groups of divisions of the answers into phases, from simple to complex; those of a group compete."""
     yield (ONE,)
     yield (FIRST_APART,)
+    yield SPLITS
     periods = tuple(f"period {period}" for period in range(2, MAX_PERIOD + 1))
     lines = [f"lines {token} {period}" for token in _line_ends(steps) for period in range(1, MAX_LINE_PERIOD + 1)]
     if lines:
@@ -201,7 +204,11 @@ def iter_phase_divisions(steps: AnswerSteps) -> Iterator[tuple[str, ...]]:
 
 def count_phases(division: str) -> int:
     """Return the number of phases of a division that pointers can follow; raise ``SettingError`` for another text."""
-    numbers = {ONE: 1, FIRST_APART: 2} | {f"period {period}": period for period in range(2, MAX_PERIOD + 1)}
+    numbers = (
+        {ONE: 1, FIRST_APART: 2}
+        | dict.fromkeys(SPLITS, 2)
+        | {f"period {period}": period for period in range(2, MAX_PERIOD + 1)}
+    )
     if division not in numbers:
         raise SettingError(f"invalid division '{division}' of a found coupling; {ADVICE}")
     return numbers[division]
@@ -210,8 +217,9 @@ def count_phases(division: str) -> int:
 def divide_into_phases(steps: AnswerSteps, division: str) -> PeriodicAnswers:
     """Return the phases of a division.
 
-    Divisions are ``one``, ``first`` (the first answer apart), ``period N`` (N answers take turns), and
-    ``lines TOKEN N`` (lines that end with a token, the first line apart, with N answers that take turns in each line).
+    Divisions are ``one``, ``first`` (the first answer apart), those of ``SPLITS``, ``period N`` (N answers take turns),
+    and ``lines TOKEN N`` (lines that end with a token, the first line apart, with N answers that take turns in each
+    line).
     """
     number, zeros = steps.number, np.zeros_like(steps.number)
     kind, *parts = division.split()
@@ -222,6 +230,13 @@ def divide_into_phases(steps: AnswerSteps, division: str) -> PeriodicAnswers:
     if kind == FIRST_APART:
         names = ("the first answer", "every later answer")
         phase = np.minimum(number, 1)
+    elif division in SPLITS:
+        # The last two prompt tokens of every task are no content.
+        content, share = steps.prompt_length - 2, division.removeprefix("split ")
+        first = content if share == "whole" else (content + (share == "half up")) // 2
+        names = (f"answers 1 to {'n' if share == 'whole' else 'n / 2'} of a prompt with n tokens", "every later answer")
+        phase = (number >= first).astype(number.dtype)
+        place = number - phase * first
     elif kind == "period":
         period = int(parts[0])
         names, phase, place = _turns(period), number % period, number // period

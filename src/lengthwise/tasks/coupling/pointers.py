@@ -15,6 +15,7 @@ from lengthwise.core.errors import SettingError
 from lengthwise.tasks.coupling.answer_steps import (
     ADVICE,
     NO_TOKEN,
+    SPLITS,
     AnswerSteps,
     PeriodicAnswers,
     build_answer_steps,
@@ -71,6 +72,10 @@ class PointerRule:
             for phase, texts in enumerate(level):
                 mask, locators = phases.phase == phase, [parse_locator(text) for text in texts]
                 phase_steps, places = steps.select(mask), phases.select(mask)
+                if not texts and phase == 0 and self.division in SPLITS:
+                    # A pointer of the second part waits at its first token.
+                    locators = [parse_locator(text) for text in level[1]]
+                    places = replace(places, place=np.zeros_like(places.place))
                 located = [find_pointer_index(locator, phase_steps, places) for locator in locators]
                 pointer[mask] = _first_inside(located, phase_steps)
                 is_early[mask] = not any(

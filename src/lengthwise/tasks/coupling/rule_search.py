@@ -12,6 +12,7 @@ from lengthwise.core.randomness import random_stream
 from lengthwise.tasks.coupling.answer_steps import (
     FIRST_APART,
     ONE,
+    SPLITS,
     AnswerSteps,
     PeriodicAnswers,
     divide_into_phases,
@@ -36,6 +37,8 @@ from lengthwise.tasks.coupling.locators import (
 
 # Share of steps with equal tokens from which two locators count as the same.
 SAME_TOKENS = 0.999
+# Parts of a response that are found at all are copies, so larger sets are not tried.
+MAX_TOKENS_OF_PART = 2
 # A token can follow from another one if the other locator has at most this number of tokens per step.
 MAX_TOKEN_SHARE = 0.1
 
@@ -165,7 +168,8 @@ def _search_divisions(
         ]
         if not divided or (progress.is_limit_reached and attempts):
             continue
-        attempts += [_attempt(steps, phases, matches, max_tokens, seed, progress) for phases in divided]
+        limit = min(max_tokens, MAX_TOKENS_OF_PART) if group == SPLITS else max_tokens
+        attempts += [_attempt(steps, phases, matches, limit, seed, progress) for phases in divided]
         best = min(attempts[-len(divided) :], key=lambda attempt: attempt.num_unexplained)
         if with_errors is not None:
             with_errors = best if best.rules and _is_better(best, with_errors) else with_errors
