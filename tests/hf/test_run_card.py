@@ -15,7 +15,7 @@ from lengthwise.experiments.run import load_run, train
 from lengthwise.experiments.run_evaluation import evaluate
 from lengthwise.hf.export import export_hf
 from lengthwise.hf.model_card import NO_RESULTS, build_model_card
-from lengthwise.tasks import Parity
+from lengthwise.tasks import JSONLTask, Parity
 
 SETTINGS = EvaluationSettings(lengths=(4, 8), num_examples=(16, 8))
 
@@ -85,6 +85,12 @@ def test_the_example_of_a_card_gives_the_tokens_it_shows(run_folder, tmp_path, c
     exec(code, {"model": AutoModelForCausalLM.from_pretrained(tmp_path / "hf").eval()})
     assert f"# {capsys.readouterr().out}" in code
     assert "with 0 shots" in text
+
+
+def test_the_card_of_a_run_on_a_file_names_the_end_of_a_prompt(tmp_path):
+    assert train(small_experiment(JSONLTask()), tmp_path / "run") is not None
+    export_hf(tmp_path / "run", tmp_path / "hf")
+    assert "Every prompt ends with `<mark> <start>`." in (tmp_path / "hf/README.md").read_text()
 
 
 def test_a_prompt_without_its_separator_warns(run_folder, tmp_path):

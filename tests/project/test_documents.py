@@ -25,7 +25,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 import lengthwise as lw
 from lengthwise.cli import app as cli
 from lengthwise.encodings import ENCODINGS
-from lengthwise.hf import PositionCollator, PredictivePositionModel
+from lengthwise.hf import PositionCollator, PredictivePositionModel, import_hf
 from lengthwise.positions import SCHEMES, Predicted, Sequential
 from lengthwise.tasks import TASKS
 
@@ -250,6 +250,7 @@ def test_a_language_model_is_made_of_texts_as_the_page_says(tmp_path, monkeypatc
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:'pin_memory' argument:UserWarning")
 def test_models_and_data_of_others_are_used_as_the_page_says(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(with_model(tmp_path))
     run_commands(commands_of(DOCS["hugging_face"]), tmp_path)
@@ -257,10 +258,13 @@ def test_models_and_data_of_others_are_used_as_the_page_says(tmp_path, monkeypat
     assert (row["task"], row["length"], row["shots"], row["decode"]) == ("addition", 5, 1, "free")
     assert (tmp_path / "runs/lm-eval/addition.yaml").exists()
     capsys.readouterr()
-    *_, imported, data, rows = blocks("python", DOCS["hugging_face"])
+    *_, imported, trained, data, rows = blocks("python", DOCS["hugging_face"])
     page = {"AutoModelForCausalLM": transformers.AutoModelForCausalLM, "torch": torch}
     exec(compile(imported, "hugging_face.md", "exec"), page)
     assert page["output"].shape[1] > page["length"]
+    exec(compile(trained, "hugging_face.md", "exec"), page)
+    import_hf("runs/parity-12", "runs/parity-imported")
+    capsys.readouterr()
     exec(compile(data, "hugging_face.md", "exec"), {})
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[1:] for line in lines if line.startswith("'='")] == [[str(len(lines) // 2)] * 2]

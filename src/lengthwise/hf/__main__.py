@@ -9,6 +9,11 @@ import sys
 from importlib.metadata import entry_points
 from pathlib import Path
 
+import transformers
+
+from lengthwise.hf.lengthwise_model import LengthwiseForCausalLM
+from lengthwise.hf.predictive_model import PredictivePositionModel
+
 
 def main() -> None:
     """Run the program as the main program of this process, in which the model types are registered."""
@@ -20,6 +25,9 @@ def main() -> None:
     commands = list(entry_points(group="console_scripts", name=program))
     if not commands and not Path(program).is_file():
         parser.error(f"{program} is neither a command of an installed Python package nor a file")
+    # Some programs, such as ``transformers serve``, take the class of a model from this module by its name.
+    for model_class in (LengthwiseForCausalLM, PredictivePositionModel):
+        setattr(transformers, model_class.__name__, model_class)
     sys.argv = [program, *arguments.arguments]
     if commands:
         sys.exit(commands[0].load()())

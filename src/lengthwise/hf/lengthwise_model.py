@@ -51,9 +51,10 @@ from lengthwise.model.decoder import Decoder, build_decoder_in_memory
 from lengthwise.model.decoder_settings import DecoderSettings
 from lengthwise.positions import SCHEMES, DiscoveredCoupling
 from lengthwise.positions.scheme import SchemeWithLevels
-from lengthwise.tasks import HasFilesToSave
+from lengthwise.tasks import HasFilesToSave, JSONLTask
 from lengthwise.tasks.coupling.answer_steps import NUM_UNKNOWN_STEPS
 from lengthwise.tasks.examples import Examples
+from lengthwise.tasks.jsonl_table import MARK, START
 
 # Fields that must match the saved weights. The digest in ``belongs_to`` includes them.
 DIGEST_FIELDS = (
@@ -68,6 +69,8 @@ DIGEST_FIELDS = (
 )
 # Number of prompts per length from which `find_first_prompt_position_id` determines whether IDs are consecutive.
 NUM_PROMPTS = 16
+# Number of IDs that a decoder without position heads supports, unless its encoding has a table.
+UNBOUNDED_IDS = 1 << 31
 
 
 # The class accepts all entries of a saved configuration, including entries that are not fields.
@@ -114,6 +117,11 @@ class LengthwiseConfig(PreTrainedConfig):
     def predicts_ids(self) -> bool:
         """True if the decoder has position heads."""
         return self.num_predicted_ids is not None
+
+    @property
+    def num_position_ids(self) -> int:
+        """Upper bound (exclusive) of the IDs of the position heads or of a learned encoding; else a large number."""
+        return self.num_predicted_ids or (self.encoding_settings or {}).get("num_position_ids") or UNBOUNDED_IDS
 
     @property
     def prompt_scheme(self) -> DiscoveredCoupling | None:
@@ -190,6 +198,8 @@ def find_first_prompt_position_id(experiment: Experiment) -> int | None:
 
 def find_prompt_end(experiment: Experiment) -> list[str]:
     """Return the last symbols of a prompt, as far as all sampled prompts share them."""
+    if isinstance(experiment.task, JSONLTask):
+        return [MARK, START]
     prompts = [
         tokens[:length].tolist()[::-1]
         for examples in _sample_examples(experiment)

@@ -234,6 +234,8 @@ class ModelCardMixin(PreTrainedModel):
         prompt_ids = REQUIRED_IDS_SENTENCE if first_id is None else DEFAULT_IDS_SENTENCE.format(first=first_id)
         if getattr(self.config, "prompt_scheme", None) is not None:
             prompt_ids = RULE_IDS_SENTENCE
+        if end := getattr(self.config, "prompt_end", None):
+            prompt_ids = f"Every prompt ends with `{' '.join(end)}`. {prompt_ids}"
         return LOADING_SECTION.format(model_type=self.config.model_type, prompt_ids=prompt_ids)
 
     def _write_card(self, folder: Path) -> None:

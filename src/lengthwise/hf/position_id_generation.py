@@ -156,7 +156,8 @@ class PositionIDGenerationMixin(GenerationMixin):
         **kwargs: Any,
     ) -> dict[str, Any]:
         """Return the inputs of the next ``forward`` call, including the predicted IDs of new tokens."""
-        inputs = {name: value for name, value in kwargs.items() if value is not None}
+        # `generate` passes on the tokenizer that finds stop strings.
+        inputs = {name: value for name, value in kwargs.items() if value is not None and name != "tokenizer"}
         tokens = input_ids if next_sequence_length is None else input_ids[:, -next_sequence_length:]
         inputs["input_ids"] = tokens.clone(memory_format=torch.contiguous_format)
         seq = tokens.shape[1]

@@ -229,9 +229,7 @@ def position_id_limit(config: PreTrainedConfig, pack_to: int | None) -> int:
         )
     text_config = config.get_text_config()
     # A wrapped model has its own bound, which can differ from the bound of the text model in it.
-    max_num_ids = getattr(config, "max_position_embeddings", None) or getattr(
-        text_config, "max_position_embeddings", None
-    )
+    max_num_ids = getattr(config, "num_position_ids", None) or getattr(text_config, "max_position_embeddings", None)
     if max_num_ids is None:
         raise ModelError(
             f"{config.model_type} has no max_position_embeddings, so it may not support position IDs; use a model "
