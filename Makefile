@@ -12,7 +12,7 @@ TYPED := --jaxtyping-packages=lengthwise,claims,beartype.beartype
 TYPED_TESTS := tests/encodings tests/influence tests/model tests/positions
 # Slow tests that compute for minutes or trace models, so make slow checks no shapes there.
 UNTYPED_TESTS := tests/evaluation/test_forecast.py tests/experiments/test_coupling_methods.py \
-	tests/hf/test_model_export.py tests/influence/test_influence_sampling.py tests/project
+	tests/hf/test_model_export.py tests/hf/test_onnx_export.py tests/influence/test_influence_sampling.py tests/project
 
 PIP := $(BIN)/python -m pip install --quiet $(PIP_OPTIONS) --disable-pip-version-check -c constraints.txt
 

@@ -18,10 +18,17 @@ TOKENS = torch.randint(0, 97, (1, 2 * MAX_POSITIONS), generator=torch.Generator(
 WINDOW = 16
 MODELS = {
     **CONFIGS,
+    "gpt_neox": lambda: with_two_frequencies(CONFIGS["gpt_neox"]()),
     "mistral": lambda: with_window(CONFIGS["mistral"]()),
     "gemma3": lambda: with_full_layer(with_window(CONFIGS["gemma3"]())),
     "llama_yarn": lambda: with_yarn(CONFIGS["llama"]()),
 }
+
+
+def with_two_frequencies(config):
+    # The base of the angles has no effect on a single frequency.
+    config.rope_parameters["partial_rotary_factor"] = 0.5
+    return config
 
 
 def with_window(config):
