@@ -24,7 +24,7 @@ from lengthwise.evaluation.result_rows import is_skipped, label_without_variant,
 from lengthwise.evaluation.tables_and_figures import format_num_examples
 from lengthwise.experiments.experiment import Experiment
 from lengthwise.experiments.recipes import COMPARISONS, RECIPES
-from lengthwise.experiments.reproduction import MEASUREMENTS_FILE, Claim, claim_folders, load_claim
+from lengthwise.experiments.reproduction import MEASUREMENTS_FILE, Claim, folders_by_claim, load_claim
 from lengthwise.experiments.run_folder import COMPARISON, RESULTS, read_rows, write_rows
 from lengthwise.positions import describe_given_information
 
@@ -59,7 +59,7 @@ def add_gpu_results(claim: Claim, path: Path) -> None:
 
 def _store(claim: Claim, name: str, new_rows: Rows) -> None:
     new_runs = {(row["row"], row["seed"]) for row in new_rows}
-    path = claim_folders()[claim.name] / name
+    path = folders_by_claim()[claim.name] / name
     rows = [row for row in read_rows(path) if (row["row"], row["seed"]) not in new_runs] + new_rows
     if rows:
         write_rows(path, _sort_rows(claim, rows))
@@ -90,7 +90,7 @@ def add_given(rows: Rows, experiments: Mapping[str, Experiment]) -> Rows:
 def known_experiments(name: str, rows: Rows) -> dict[str, Experiment]:
     """Return the experiments of a claim or comparison by label, and the recipes that labels of the rows name."""
     recipes = {label: RECIPES[label]() for label in map(label_without_variant, rows) if label in RECIPES}
-    if name in claim_folders():
+    if name in folders_by_claim():
         return load_claim(name).experiments() | recipes
     return (COMPARISONS[name]() if name in COMPARISONS else {}) | recipes
 
@@ -160,12 +160,12 @@ def main() -> None:
     parser.add_argument("--add", type=Path, action="append", default=[], help="output folder of lengthwise reproduce")
     parser.add_argument("--add-gpu", type=Path, action="append", default=[], help="gpu.jsonl file of make gpu")
     options = parser.parse_args()
-    folder = claim_folders().get(options.source)
+    folder = folders_by_claim().get(options.source)
     claim = None if folder is None else load_claim(options.source)
     if claim is None or folder is None:
         path = Path(options.source)
         if not path.is_file() or options.add or options.add_gpu:
-            names = ", ".join(claim_folders())
+            names = ", ".join(folders_by_claim())
             parser.error(f"{options.source} is not the claim of the added results or a file; claims: {names}")
         name = path.parent.name if path.name == RESULTS else path.stem
         per_seed_file = RESULTS_FOLDER / f"{name}_per_seed.md"

@@ -10,10 +10,10 @@ from typing import Any
 from lengthwise.evaluation.result_rows import FIT_THRESHOLD, label_without_variant, longest_exact_length
 from lengthwise.experiments.experiment import build_decoder
 from lengthwise.experiments.recipes import RECIPES
-from lengthwise.experiments.reproduction import claim_folders
+from lengthwise.experiments.reproduction import folders_by_claim
 from lengthwise.experiments.run_folder import read_rows
 
-RESULTS, CLAIM_FOLDERS = Path(__file__).parent / "results", claim_folders()
+RESULTS, CLAIM_FOLDERS = Path(__file__).parent / "results", folders_by_claim()
 Row = dict[str, Any]
 # Smallest exact match at which a length counts toward the reach of a run.
 THRESHOLD = 0.9

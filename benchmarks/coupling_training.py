@@ -23,7 +23,7 @@ from lengthwise.core.provenance import collect_provenance
 from lengthwise.core.randomness import random_stream
 from lengthwise.experiments.run_folder import append_rows, read_rows
 from lengthwise.tasks import Addition, JSONLTask, Parity, Task, VariableAssignment
-from lengthwise.tasks.task import declared_information
+from lengthwise.tasks.task import declared_given
 
 RESULTS = Path(__file__).parent / "results" / "coupling_training.jsonl"
 # Number of test rows of at most MEDIUM_LENGTH, and of longer rows.
@@ -59,7 +59,7 @@ TASKS = {
         train_lengths=range(1, 21),
         rows_per_length=100,
         test_lengths=(200, 2000),
-        given=declared_information(Parity()),
+        given=declared_given(Parity()),
     ),
     "addition": FileTask(
         sample=built_in(Addition()), train_lengths=range(1, 11), rows_per_length=1000, test_lengths=(100, 400)
@@ -69,7 +69,7 @@ TASKS = {
         train_lengths=range(2, 17),
         rows_per_length=500,
         test_lengths=(160,),
-        given=declared_information(VariableAssignment()),
+        given=declared_given(VariableAssignment()),
     ),
     **{name: FileTask(sample=sample) for name, sample in FILE_TASKS.items()},
     # The table has at most 40 keys.

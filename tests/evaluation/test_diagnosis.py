@@ -22,7 +22,7 @@ from lengthwise.evaluation.diagnosis.failure_attribution import (
     InterventionResults,
     SubsamplingControl,
     build_interventions,
-    coupling_units,
+    coupling_or_token_index,
     describe_limiting_cause,
     find_competing_tokens,
     measure_intervention_causes,
@@ -501,7 +501,7 @@ def test_a_subsample_of_coupled_units_has_the_layout_of_a_shorter_copy(rng):
     examples = Copy().sample(length=60, size=20, rng=rng)
     answer = rng.integers(62, 122, size=20)
     depends_on = [np.array([token - 62, 60, 61]) for token in answer]
-    sampled = subsample(depends_on, answer - 1, 24, rng, coupling_units(examples))
+    sampled = subsample(depends_on, answer - 1, 24, rng, coupling_or_token_index(examples))
     for row, last in enumerate(sampled.last_column):
         indices = sampled.indices[row, : last + 1]
         prompt, copied = indices[indices < 60], indices[indices > 61]

@@ -12,7 +12,7 @@ from lengthwise.influence.measures import GreedySelection
 from lengthwise.influence.report.study_report import report_study
 from lengthwise.influence.settings import InfluenceSettings
 from lengthwise.influence.study import InfluenceStudy, measure_influence
-from lengthwise.influence.targets import ClearGainRule
+from lengthwise.influence.targets import ClearGainSelection
 from lengthwise.tasks import TokenizedDocument
 
 NEAR, FAR = 2, 12
@@ -25,7 +25,7 @@ SETTINGS = InfluenceSettings(
     objectives=("prediction",),
     num_targets=60,
     searched=None,
-    rule=ClearGainRule(gap=0.1),
+    rule=ClearGainSelection(gap=0.1),
     seed=1,
 )
 

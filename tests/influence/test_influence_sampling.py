@@ -18,7 +18,7 @@ from lengthwise.influence.report.summary import summarize
 from lengthwise.influence.settings import InfluenceSettings
 from lengthwise.influence.study import InfluenceStudy, measure_influence
 from lengthwise.influence.target_evaluator import SearchProbability
-from lengthwise.influence.targets import ClearGainRule
+from lengthwise.influence.targets import ClearGainSelection
 from lengthwise.tasks import TokenizedDocument
 
 FAR, NUM_STRONG, KS = 12, 4, (1, 2)
@@ -30,7 +30,7 @@ SETTINGS = InfluenceSettings(
     controls=("nearest",),
     num_targets=None,
     searched=60,
-    rule=ClearGainRule(gap=0.3),
+    rule=ClearGainSelection(gap=0.3),
 )
 
 

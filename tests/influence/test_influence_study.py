@@ -34,7 +34,7 @@ from lengthwise.influence.report.study_report import report_study
 from lengthwise.influence.settings import InfluenceSettings
 from lengthwise.influence.study import (
     InfluenceStudy,
-    check_parts,
+    check_study_parts,
     drop_duplicate_texts,
     join_study_parts,
     measure_influence,
@@ -42,7 +42,7 @@ from lengthwise.influence.study import (
     part_folder,
 )
 from lengthwise.influence.target_evaluator import SearchProbability, TargetEvaluator
-from lengthwise.influence.targets import LONGPPL_RULE, ClearGainRule, PlaceboSampler, sample_targets, split_texts
+from lengthwise.influence.targets import LONGPPL_RULE, ClearGainSelection, PlaceboSampler, sample_targets, split_texts
 from lengthwise.tasks import TokenizedDocument
 from lengthwise.tasks.text.documents import Document
 
@@ -57,7 +57,7 @@ SMALL = InfluenceSettings(
     modes=("strict", "masked"),
     objectives=("target", "prediction"),
     num_targets=20,
-    rule=ClearGainRule(gap=0.05),
+    rule=ClearGainSelection(gap=0.05),
     searched=12,
     block=6,
     controls=("random", "other", "elsewhere"),
@@ -349,9 +349,9 @@ def test_parts_join_to_the_file_of_one_process(model, whole, number, tmp_path):
     for place in range(2, number + 1):
         shutil.rmtree(part_folder(tmp_path, (place, number)))
     (tmp_path / "influence.json").unlink()
-    check_parts(other, tmp_path)
+    check_study_parts(other, tmp_path)
     with pytest.raises(RunFolderError, match=r"part-1-of-\d contains another study \(different values: settings.seed"):
-        check_parts(replace(other, part=(2, number)), tmp_path)
+        check_study_parts(replace(other, part=(2, number)), tmp_path)
 
 
 @pytest.mark.parametrize("part", ["0/2", "3/2", "0/0"])
@@ -478,8 +478,8 @@ INVALID = {
     "unknown mode": (lambda: replace(SMALL, modes=("stric",)), "unknown mode 'stric'; did you mean 'strict'"),
     "unknown objective": (lambda: replace(SMALL, objectives=("all",)), "unknown objective 'all'"),
     "no mode": (lambda: replace(SMALL, modes=()), "missing mode; use one or more of strict, masked"),
-    "negative gap": (lambda: ClearGainRule(gap=-1.0), "invalid gap of -1.0 nats; use 0 or more"),
-    "gap is NaN": (lambda: ClearGainRule(gap=float("nan")), "invalid gap of nan nats"),
+    "negative gap": (lambda: ClearGainSelection(gap=-1.0), "invalid gap of -1.0 nats; use 0 or more"),
+    "gap is NaN": (lambda: ClearGainSelection(gap=float("nan")), "invalid gap of nan nats"),
 }
 
 
@@ -569,7 +569,7 @@ def test_tokenizer_with_a_larger_vocabulary_raises():
 
 @pytest.mark.slow
 def test_gap_above_all_gains_keeps_the_results_over_all_targets(model, tmp_path):
-    study = study_of(model, replace(SMALL, rule=ClearGainRule(gap=50.0)))
+    study = study_of(model, replace(SMALL, rule=ClearGainSelection(gap=50.0)))
     measure_influence(study, tmp_path / "out")
     summary = report_study(study, tmp_path / "out")
     own, other, _ = summary["far"]

@@ -13,7 +13,7 @@ from lengthwise.core.errors import SettingError, UnknownNameError
 from lengthwise.hf.language_models import LanguageModel
 from lengthwise.influence.measures import AttentionWeight, GreedySelection, LeaveOneOut, PrefilteredMeasure
 from lengthwise.influence.settings import InfluenceSettings
-from lengthwise.influence.targets import LONGPPL_RULE, ClearGainRule
+from lengthwise.influence.targets import LONGPPL_RULE, ClearGainSelection
 
 
 @pytest.mark.parametrize(
@@ -37,8 +37,8 @@ def test_prefilter_rejects_measures_that_are_not_exact():
 
 
 def test_rules_by_name():
-    assert influence_options.parse_clear_gain_rule("gap", 0.3) == ClearGainRule(gap=0.3)
-    assert influence_options.parse_clear_gain_rule("gap", None) == ClearGainRule()
+    assert influence_options.parse_clear_gain_rule("gap", 0.3) == ClearGainSelection(gap=0.3)
+    assert influence_options.parse_clear_gain_rule("gap", None) == ClearGainSelection()
     assert influence_options.parse_clear_gain_rule("longppl", None) == LONGPPL_RULE
     with pytest.raises(SettingError, match=r"rule longppl has a fixed gap of 2.0 nats; leave out --gap 0.3"):
         influence_options.parse_clear_gain_rule("longppl", 0.3)

@@ -46,7 +46,7 @@ from lengthwise.tasks import (
     VariableAssignment,
 )
 from lengthwise.tasks.examples import Examples
-from lengthwise.tasks.task import declared_information
+from lengthwise.tasks.task import declared_given
 
 # Enough IDs for the longest of the tasks below.
 RANGE = 512
@@ -409,7 +409,7 @@ def test_the_scratchpads_of_tasks_are_named():
 
 def test_encodings_with_a_factor_for_the_test_length_name_it():
     scaled = {"rotary_linear", "rotary_ntk", "rotary_dynamic_ntk", "yarn"}
-    assert {name for name, encoding in ENCODINGS.items() if declared_information(encoding())} == scaled
+    assert {name for name, encoding in ENCODINGS.items() if declared_given(encoding())} == scaled
     for name, encoding in ENCODINGS.items():
         assert ("factor" in {part.name for part in fields(encoding)}) == (name in scaled)
     assert describe_given_information(Sort(), Sequential(), ENCODINGS["yarn"]()) == "length factor"

@@ -7,7 +7,7 @@ import pytest
 from claim_sentences import NOT_FROM_ROWS, NUMBER, PAGES, Runs, add_claims, differing_sentences, one_line, put_numbers
 
 from lengthwise.evaluation.result_rows import label_without_variant
-from lengthwise.experiments.reproduction import claim_folders, load_claim
+from lengthwise.experiments.reproduction import folders_by_claim, load_claim
 from lengthwise.experiments.run_folder import read_rows
 
 ROOT = Path(__file__).parents[2]
@@ -89,10 +89,10 @@ def test_a_claim_without_a_row_is_added_to_the_table_of_claims():
     ]
 
 
-@pytest.mark.parametrize("name", claim_folders())
+@pytest.mark.parametrize("name", folders_by_claim())
 def test_the_command_of_a_claim_trains_the_configurations_of_its_rows(name):
     experiments = load_claim(name).experiments()
-    for row in read_rows(claim_folders()[name] / "rows.jsonl"):
+    for row in read_rows(folders_by_claim()[name] / "rows.jsonl"):
         experiment = experiments[label_without_variant(row)]
         assert (row["scheme"], row["encoding"]) == (experiment.scheme.name, experiment.encoding.name), row["row"]
         assert row.get("head") in (None, experiment.decoder.head)

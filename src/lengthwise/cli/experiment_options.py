@@ -60,7 +60,7 @@ def override_corpus(experiment: Experiment, corpus: Path | None) -> Experiment:
     return change_settings(experiment, read_setting_changes({"corpus": corpus}))
 
 
-def use_single_example_count(settings: EvaluationSettings) -> EvaluationSettings:
+def with_one_example_count(settings: EvaluationSettings) -> EvaluationSettings:
     """Return the settings with the first number of examples for all lengths, so that the lengths can change."""
     return replace(settings, num_examples=settings.num_examples[:1])
 
@@ -75,9 +75,9 @@ def override_evaluation(
 ) -> EvaluationSettings:
     """Return the settings with the values of the evaluation flags; without ``lengths``, a JSONL ``task`` sets them."""
     if lengths is not None:
-        settings = use_single_example_count(settings)
+        settings = with_one_example_count(settings)
     elif isinstance(task, HasFixedLengths):
-        settings = replace(use_single_example_count(settings), lengths=default_lengths(task))
+        settings = replace(with_one_example_count(settings), lengths=default_lengths(task))
     changes = read_setting_changes({"lengths": lengths, "num_examples": num_examples, "variants": variants})
     changes = [replace(change, path=change.path.removeprefix("evaluation.")) for change in changes]
     return change_settings(settings, changes, "evaluation")

@@ -19,13 +19,13 @@ from lengthwise.influence.report.summary import summary_tables
 from lengthwise.influence.settings import InfluenceSettings
 from lengthwise.influence.study import (
     InfluenceStudy,
-    check_parts,
+    check_study_parts,
     drop_duplicate_texts,
     join_study_parts,
     measure_influence,
     part_folder,
 )
-from lengthwise.influence.targets import LONGPPL_RULE, ClearGainRule
+from lengthwise.influence.targets import LONGPPL_RULE, ClearGainSelection
 from lengthwise.tasks import TokenizedDocument
 from lengthwise.tasks.text.documents import read_documents
 
@@ -59,7 +59,7 @@ def load_documents(
 def run_study(study: InfluenceStudy, out: Path, *, resume: bool, minutes: float | None = None) -> dict[str, Any] | None:
     """Run a study or one part of it; return the summary, or None if other parts are not complete."""
     folder = part_folder(out, study.part)
-    check_parts(study, out)
+    check_study_parts(study, out)
     with ProgressLine(err_console) as progress, catch_interrupts() as should_stop:
 
         def print_estimate(seconds: float) -> None:
@@ -119,12 +119,12 @@ def build_measure(name: str, prefilter: float | None) -> InfluenceMeasure:
     return PrefilteredMeasure(then=measure, share=prefilter)
 
 
-def parse_clear_gain_rule(name: str, gap: float | None) -> ClearGainRule:
+def parse_clear_gain_rule(name: str, gap: float | None) -> ClearGainSelection:
     """Return the rule for a clear gain with this name; ``gap`` is in nats."""
     if name not in RULES:
         raise unknown_name_error("rule", name, RULES)
     if name == "gap":
-        return ClearGainRule() if gap is None else ClearGainRule(gap=gap)
+        return ClearGainSelection() if gap is None else ClearGainSelection(gap=gap)
     if gap is not None:
         raise SettingError(f"rule longppl has a fixed gap of {LONGPPL_RULE.gap} nats; leave out --gap {gap}")
     return LONGPPL_RULE

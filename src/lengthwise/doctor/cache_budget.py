@@ -59,7 +59,7 @@ def measure_cache_budget(
         units=units,
         candidates=np.arange(len(units)),
     )
-    states, far = evaluator.states_before_last, slice(len(window.start), evaluator.num_prefix)
+    states, far = evaluator.states_before_last_token, slice(len(window.start), evaluator.num_prefix)
     weights = model.attention_weights(states, evaluator.near[-1:], evaluator.near_ids[..., -1:])[far]
     # Keys with a small norm get most of the attention (Devoto et al. 2024, arXiv:2406.11430).
     norms = -_key_norms(states)[far]

@@ -243,7 +243,7 @@ class Findings:
         return [f"{joined} documents are shorter than {longest:,} tokens; their context starts with other documents."]
 
     @cached_property
-    def change_rows(self) -> list[dict[str, Any]]:
+    def gains_of_changes(self) -> list[dict[str, Any]]:
         """Gain of each measured change at the failing length, largest first, and the share of the loss it recovers."""
         length = self.fails_at
         if length is None:
@@ -288,7 +288,7 @@ class Findings:
 
     def _length_box(self) -> Box:
         """Return the box with the causes that depend on the length."""
-        length, box = self.fails_at, {"title": "Why it stops", "rows": self.change_rows}
+        length, box = self.fails_at, {"title": "Why it stops", "rows": self.gains_of_changes}
         placebo = self._placebo()
         notes = [*self.impossible, *placebo["notes"]]
         if length is None:
@@ -296,19 +296,21 @@ class Findings:
             sentence = "Cannot tell: no length fails clearly." if unclear else "Nothing fails at the measured lengths."
             return {**box, "sentence": sentence, "cause": None, "placebo": placebo, "notes": notes}
         lost = self.difference((length, PUBLISHED), (self.reference, PUBLISHED))
-        helpful = [row for row in self.change_rows if row["gain"]["low"] is not None and row["gain"]["low"] > MARGIN]
+        helpful = [
+            row for row in self.gains_of_changes if row["gain"]["low"] is not None and row["gain"]["low"] > MARGIN
+        ]
         missing = [
             change.name
             for change in self.changes
             if change.explains_length
             and (change.kept_first is None or length > self.plan.trained)
-            and change.name not in [row["name"] for row in self.change_rows]
+            and change.name not in [row["name"] for row in self.gains_of_changes]
         ]
         cause = None
-        if not self.change_rows:
+        if not self.gains_of_changes:
             sentence = f"Not measured: {NO_TIME}."
         elif not helpful:
-            sentence = f"Cannot tell: none of {len(self.change_rows)} changes recovers the lost nats clearly."
+            sentence = f"Cannot tell: none of {len(self.gains_of_changes)} changes recovers the lost nats clearly."
         elif rival := self._rival(helpful):
             sentence = f"Cannot tell: {helpful[0]['name']} and {rival} have other causes, but similar gains."
         else:
@@ -339,7 +341,7 @@ class Findings:
                     format_estimate(row["share"]),
                     format_estimate(row["left"], 3, sign=True),
                 ]
-                for row in self.change_rows
+                for row in self.gains_of_changes
             ],
             "notes": notes,
         }
@@ -369,7 +371,7 @@ class Findings:
 
     def best_edit(self) -> dict[str, Any] | None:
         """Return the row of the edit of the configuration with the largest clear gain, or None."""
-        rows = [row for row in self.change_rows if row["lines"] and row["gain"]["low"] is not None]
+        rows = [row for row in self.gains_of_changes if row["lines"] and row["gain"]["low"] is not None]
         return next((row for row in rows if row["gain"]["low"] > MARGIN), None)
 
     def change_box(self) -> Box:
@@ -392,7 +394,7 @@ class Findings:
         if best is None:
             why = (
                 "no edit of its configuration helps clearly"
-                if self.change_rows
+                if self.gains_of_changes
                 else f"edits were not measured: {NO_TIME}"
             )
             return {**box, "sentence": f"Change nothing; {limit} ({why})."}

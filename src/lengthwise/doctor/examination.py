@@ -156,7 +156,7 @@ def examine_model(
     """
     out, settings = Path(out), DoctorSettings() if settings is None else settings
     announce = announce or (lambda line: None)
-    check_page(out, resume=resume)
+    check_page_file(out, resume=resume)
     with exclusive_lock(out.parent, file=out.with_suffix(".lock")):
         values_file = out.with_suffix(VALUES_SUFFIX)
         subject = Subject.of(language_model, settings)
@@ -194,7 +194,7 @@ def examine_model(
         return result
 
 
-def check_page(out: Path, *, resume: bool) -> None:
+def check_page_file(out: Path, *, resume: bool) -> None:
     """Raise an error for a page of another type, for a file of another program, and for values without ``resume``."""
     if out.suffix.lower() != ".html":
         raise SettingError(f"the page {out} does not end in .html; use a name such as doctor.html")

@@ -91,7 +91,7 @@ class Claim:
         return {label: _limit_size(experiments[label], preset) for label in labels}, preset.num_seeds
 
 
-def claim_folders() -> dict[str, Path]:
+def folders_by_claim() -> dict[str, Path]:
     """Return the folder of every claim by name, from the checkout that this package runs from.
 
     Claims are code, so no other folder is searched: the current folder can be anybody's. Raises ``SettingError`` if the
@@ -108,7 +108,7 @@ def claim_folders() -> dict[str, Path]:
 
 def import_claim(name: str) -> ModuleType:
     """Return the module ``claim.py`` of a claim; raise ``UnknownNameError`` for an unknown name."""
-    folders = claim_folders()
+    folders = folders_by_claim()
     if name not in folders:
         raise unknown_name_error("claim", name, folders)
     # At the end of the path, so that the modules of benchmarks hide no other module.
@@ -126,7 +126,7 @@ def load_claim(name: str) -> Claim:
 
 def load_claims() -> dict[str, Claim]:
     """Return all claims by name."""
-    return {name: load_claim(name) for name in claim_folders()}
+    return {name: load_claim(name) for name in folders_by_claim()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from lengthwise.hf.model_inputs import UNSCORED, warn_unreachable_ids
+from lengthwise.hf.model_inputs import UNSCORED, warn_unreachable_position_ids
 from lengthwise.model.position_heads import PositionHead, PromptKeys, build_prompt_keys
 
 Embedder = Callable[[Tensor], Tensor]
@@ -111,7 +111,7 @@ def position_loss(
         log_probability, is_reachable = next_ids.log_probability(position_labels[:, next_columns])
     is_scored = has_label[:, columns] & is_reachable
     if head.training and torch.is_grad_enabled() and (is_scored != has_label[:, columns]).any():
-        warn_unreachable_ids(head)
+        warn_unreachable_position_ids(head)
     if predicted_ids is not None:
         predicted_ids[:, next_columns] = torch.where(has_label[:, columns], next_ids.most_likely_ids(), -1)
     loss_sum = -(log_probability * is_scored).sum()

@@ -149,7 +149,7 @@ def check_labels(
         )
 
 
-def warn_unreachable_ids(head: PositionHead) -> None:
+def warn_unreachable_position_ids(head: PositionHead) -> None:
     """Warn that the head cannot predict some IDs in ``position_labels``, so the ID loss leaves them out."""
     warnings.warn(
         f"the head {type(head).__name__} cannot predict some of the IDs in position_labels, so the ID loss leaves them "

@@ -105,7 +105,7 @@ class WindowEvaluator:
         return self._masked_predictions(visibility_masks, len(self.near) if mode == "masked" else 1)
 
     @property
-    def states_before_last(self) -> Any:
+    def states_before_last_token(self) -> Any:
         """States of all tokens but the last near token, from one pass that hides no tokens."""
         return self.prefill(f"all but the last of {len(self.tokens)} tokens", len(self.tokens) - 1)
 
@@ -113,7 +113,7 @@ class WindowEvaluator:
         self, visibility_masks: Bool[np.ndarray, "queries far"], num_queries: int
     ) -> Iterator[Predictions]:
         """Yield the predictions if the last ``num_queries`` tokens do not attend to hidden tokens, but others do."""
-        states = self.states if num_queries == len(self.near) else self.states_before_last
+        states = self.states if num_queries == len(self.near) else self.states_before_last_token
         near, near_ids = self.near[-num_queries:], self.near_ids[..., -num_queries:]
         predict = partial(self.model.log_probs_with_mask, states, near, near_ids)
         expanded = np.stack([self.window.expand_mask(mask) for mask in visibility_masks])

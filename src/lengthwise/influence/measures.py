@@ -131,7 +131,7 @@ class SubsetScorer:
         evaluator, num_far = self.evaluator, self.evaluator.window.num_far_tokens
         states, num_states = evaluator.states, evaluator.num_prefix
         if self.mode == "decode":
-            states, num_states = evaluator.states_before_last, len(evaluator.tokens) - 1
+            states, num_states = evaluator.states_before_last_token, len(evaluator.tokens) - 1
         gates = self._log_gates(np.full(num_far, 0.0 if context == "all" else -math.log(num_far)), num_states)
         return self._gate_gradient(states, torch.arange(num_states, len(evaluator.tokens)), gates)
 

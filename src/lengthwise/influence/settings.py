@@ -8,7 +8,7 @@ from lengthwise.core.errors import SettingError, unknown_name_error
 from lengthwise.core.type_checks import check_types
 from lengthwise.influence.hidden_context import MODES
 from lengthwise.influence.measures import OBJECTIVES, InfluenceMeasure, ProposedGreedy
-from lengthwise.influence.targets import ELSEWHERE_SOURCE, OTHER_SOURCE, ClearGainRule
+from lengthwise.influence.targets import ELSEWHERE_SOURCE, OTHER_SOURCE, ClearGainSelection
 from lengthwise.influence.units import check_unit
 
 # Controls: random or the nearest own units, and the same search among far tokens of another text or from elsewhere in
@@ -44,7 +44,7 @@ class InfluenceSettings:
     objectives: tuple[str, ...] = ("prediction",)
     controls: tuple[str, ...] = ("random", "nearest", OTHER_SOURCE)
     random_draws: int = 1
-    rule: ClearGainRule = field(default_factory=ClearGainRule)
+    rule: ClearGainSelection = field(default_factory=ClearGainSelection)
     num_targets: int | None = 500
     searched: int | None = 200
     max_document_tokens: int | None = None

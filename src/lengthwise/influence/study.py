@@ -340,7 +340,7 @@ def part_folder(out: Path, part: tuple[int, int]) -> Path:
     return out if part == (1, 1) else out / f"part-{part[0]}-of-{part[1]}"
 
 
-def check_parts(study: InfluenceStudy, out: Path) -> None:
+def check_study_parts(study: InfluenceStudy, out: Path) -> None:
     """Raise ``RunFolderError`` if ``out`` contains parts of another study.
 
     Call this function before the measurement. ``join_study_parts`` checks parts that other processes add later.

@@ -43,7 +43,7 @@ class TargetToken:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClearGainRule:
+class ClearGainSelection:
     """Rule for a clear gain: far context lowers the loss by more than ``gap``, to less than ``below`` nats (if set)."""
 
     gap: float = CLEAR_GAP
@@ -59,7 +59,7 @@ class ClearGainRule:
 
 
 # Rule for key tokens of Fang et al. 2024 (arXiv:2410.23771).
-LONGPPL_RULE = ClearGainRule(gap=2.0, below=2.0)
+LONGPPL_RULE = ClearGainSelection(gap=2.0, below=2.0)
 
 
 def sample_targets(

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Int, Real
 from lengthwise.core.errors import PositionRangeError, UnsupportedTaskError
 from lengthwise.core.type_checks import check_at_least, check_types
 from lengthwise.tasks.examples import Examples
-from lengthwise.tasks.task import Task, declared_information
+from lengthwise.tasks.task import Task, declared_given
 
 # Schemes that read no declaration of a task, and therefore support every task.
 UNIVERSAL_SCHEME_NAMES = "sequential, random_start, skipwise, randomized, random_floats or discovered"
@@ -121,7 +121,7 @@ def describe_given_information(task: Task | None, scheme: PositionScheme | None,
     None stands for an unknown task, or for a model with the position IDs of its own library.
     """
     scheme_kinds = () if scheme is None else given_knowledge_of_scheme(scheme)
-    return ", ".join(declared_information(task) + scheme_kinds + declared_information(encoding)) or NOTHING
+    return ", ".join(declared_given(task) + scheme_kinds + declared_given(encoding)) or NOTHING
 
 
 def given_knowledge_of_scheme(scheme: PositionScheme) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from lengthwise.tasks.task import (
     Task,
     check_length_and_size,
     check_positive_settings,
-    declared_information,
+    declared_given,
 )
 
 
@@ -55,7 +55,7 @@ class IndexHints(Task):
     @property
     def given(self) -> tuple[str, ...]:
         """Kinds of knowledge of ``task``, then ``"index hints"``."""
-        return (*declared_information(self.task), INDEX_HINTS)
+        return (*declared_given(self.task), INDEX_HINTS)
 
     def sample(self, *, length: int, size: int, rng: np.random.Generator) -> Examples:
         """Sample examples of ``task``, then the number of the first hint of each example."""

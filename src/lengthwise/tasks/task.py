@@ -122,7 +122,7 @@ def task_result_fields(task: Task) -> dict[str, str]:
     return {"task": task.name, **task.data_source()}
 
 
-def declared_information(declarer: object) -> tuple[str, ...]:
+def declared_given(declarer: object) -> tuple[str, ...]:
     """Return the kinds of knowledge that a task or an encoding declares, see docs/schemes.md; empty if it has none."""
     given: tuple[str, ...] = getattr(declarer, "given", ())
     return given

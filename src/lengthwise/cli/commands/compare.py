@@ -64,7 +64,7 @@ def compare_(
     for label, experiment in experiments.items():
         base_experiment = replace(quick_version(experiment) if use_quick else experiment, seed=0)
         if lengths is not None:
-            evaluation = experiment_options.use_single_example_count(base_experiment.evaluation)
+            evaluation = experiment_options.with_one_example_count(base_experiment.evaluation)
             base_experiment = replace(base_experiment, evaluation=evaluation)
         experiments[label] = change_settings(base_experiment, changes)
     with show_status(f"{len(experiments) * seeds} runs in {out}"):

@@ -51,7 +51,7 @@ def doctor(
     from lengthwise.cli.influence_options import load_documents
     from lengthwise.core.interruption import StoppedError, catch_interrupts
     from lengthwise.core.progress_line import ProgressLine, err_console
-    from lengthwise.doctor.examination import check_page, examine_model
+    from lengthwise.doctor.examination import check_page_file, examine_model
     from lengthwise.doctor.settings import DoctorSettings
     from lengthwise.evaluation.language_model import tokenize_documents
     from lengthwise.hf.language_models import check_model_exists, load_language_model
@@ -65,7 +65,7 @@ def doctor(
         documents=documents,
         seed=seed,
     )
-    check_page(out, resume=resume)
+    check_page_file(out, resume=resume)
     check_model_exists(model)
     print_message(f"loading {model}")
     loaded = load_language_model(model, tokenizer=tokenizer, device=device, dtype=dtype)

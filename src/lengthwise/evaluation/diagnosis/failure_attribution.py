@@ -120,7 +120,7 @@ class Interventions:
     ) -> tuple[Subsample, Bool[np.ndarray, " queries"]]:
         """Return subsamples, and a mask of queries whose subsamples are all within the budget."""
         repeated = queries.select(np.repeat(np.arange(len(queries.answer)), NUM_SUBSAMPLES))
-        units = coupling_units(repeated.examples)
+        units = coupling_or_token_index(repeated.examples)
         candidates = []
         for block_size in BLOCK_SIZES:
             subsamples = subsample(repeated.depends_on, repeated.last_index, budget, rng, units, block_size)
@@ -170,7 +170,7 @@ def build_interventions(model: ProbedModel) -> Interventions:
     ids = batch.position_ids.numpy()
     return Interventions(
         model=model,
-        budget=min(len(np.unique(units)) for units in coupling_units(examples)),
+        budget=min(len(np.unique(units)) for units in coupling_or_token_index(examples)),
         train_ids=[[np.unique(level_ids) for level_ids in ids[:, example]] for example in range(len(examples))],
     )
 
@@ -202,7 +202,7 @@ def find_competing_tokens(
     return np.flatnonzero(is_competing & ~is_needed), np.flatnonzero(~is_needed)
 
 
-def coupling_units(examples: Examples) -> Int[np.ndarray, "batch seq"]:
+def coupling_or_token_index(examples: Examples) -> Int[np.ndarray, "batch seq"]:
     """Return the unit of each token: its coupling number for a single coupling level, otherwise its token index."""
     coupling = examples.coupling
     if coupling is not None and len(coupling) == 1:

@@ -48,7 +48,7 @@ class StaticKVCache(KVCache):
             2, self.index, value.to(values.dtype)
         )
 
-    def masking_hooks(self) -> AttentionHooks:
+    def hooks_that_hide_unused_memory(self) -> AttentionHooks:
         """Return hooks that hide unused memory from a query at ``index``."""
         places = torch.arange(self.position_ids.shape[2], device=self.index.device)
         bias = torch.zeros(places.shape, device=places.device).masked_fill(places > self.index, -torch.inf)
@@ -106,7 +106,7 @@ class CUDAGraphDecoding:
         self.new_tokens.index_copy_(1, self.new_index, tokens)
         self.new_ids.index_copy_(2, self.new_index, ids.to(self.new_ids.dtype))
         state.is_finished |= tokens[:, 0] == self.end
-        hidden, new_cache = self.decoder(tokens, ids, cache, hooks=cache.masking_hooks())
+        hidden, new_cache = self.decoder(tokens, ids, cache, hooks=cache.hooks_that_hide_unused_memory())
         state.hidden.copy_(hidden)
         self.current_ids.copy_(ids)
         cache.last_embedding.copy_(new_cache.last_embedding)

@@ -51,7 +51,7 @@ def check_shapes(shapes: Sequence[Sequence[int]], max_span: int | None) -> None:
         raise SettingError(f"shapes {shapes} contain a shape twice; use each shape once with its total weight")
 
 
-def check_num_shapes(num_shapes: int, description: str) -> None:
+def check_number_of_placements(num_shapes: int, description: str) -> None:
     """Raise ``SettingError`` if there are too many shapes to enumerate."""
     if num_shapes > MAX_SHAPES:
         raise SettingError(
@@ -224,7 +224,7 @@ class UniformShapePlacement(_PlantedTokens, LocalPlacementAtLength):
         _PlantedTokens.__post_init__(self)
         if self.widest < self.num_planted:
             raise SettingError(f"widest {self.widest} is too small for {self.k} tokens; use at least {self.k}")
-        check_num_shapes(comb(self.widest - 1, self.num_planted - 1), f"span {self.widest}")
+        check_number_of_placements(comb(self.widest - 1, self.num_planted - 1), f"span {self.widest}")
 
     @property
     def max_span(self) -> int:
@@ -252,7 +252,7 @@ class SubsetPlacement(_PlantedTokens):
     def offset_distribution(self, length: int) -> OffsetDistribution:
         """Return the uniform distribution; raise ``SettingError`` if there are too many sets to enumerate."""
         check_length(self, length)
-        check_num_shapes(comb(length - 1, self.k - 1), f"length {length}")
+        check_number_of_placements(comb(length - 1, self.k - 1), f"length {length}")
         shapes = np.array([(0, *distances) for distances in combinations(range(1, length), self.k - 1)])
         is_start = np.arange(length) < (length - shapes[:, -1])[:, None]
         return OffsetDistribution(shapes=shapes, probability=np.where(is_start, 1 / comb(length, self.k), 0.0))

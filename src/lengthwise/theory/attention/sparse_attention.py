@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from lengthwise.core.errors import DivergedError, SettingError
 from lengthwise.core.randomness import random_stream
-from lengthwise.tasks.planted.placement import check_length, check_num_shapes
+from lengthwise.tasks.planted.placement import check_length, check_number_of_placements
 from lengthwise.tasks.planted.planted_task import PlantedCorrelations
 from lengthwise.theory.attention.tabular import PositionFreeAttention, TabularAttention
 
@@ -209,7 +209,7 @@ class SparseFunctionalAttention(nn.Module):
 
 def list_set_shapes(span: int, k: int) -> Int[np.ndarray, "shapes k"]:
     """Return all shapes within a span, as distances from the first token."""
-    check_num_shapes(comb(span - 1, k - 1), f"span {span}")
+    check_number_of_placements(comb(span - 1, k - 1), f"span {span}")
     return np.array([(0, *others) for others in combinations(range(1, span), k - 1)])
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from lengthwise.core.errors import SettingError
-from lengthwise.tasks.planted.placement import check_num_shapes
+from lengthwise.tasks.planted.placement import check_number_of_placements
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,7 @@ class PositionFreeAttention:
     ) -> tuple[Int[np.ndarray, "sets k"], Float[np.ndarray, "batch sets"], Float[np.ndarray, "batch sets outputs"]]:
         """Return all sets with their log scores and values; raise ``SettingError`` for too many sets to list."""
         length = tokens.shape[1]
-        check_num_shapes(comb(length, self.k), f"length {length}")
+        check_number_of_placements(comb(length, self.k), f"length {length}")
         sets = np.array(list(combinations(range(length), self.k)), dtype=np.int64).reshape(-1, self.k)
         codes = tokens[:, sets] @ self.num_tokens ** np.arange(self.k - 1, -1, -1)
         return sets, self.log_scores[codes], self.values[codes]
