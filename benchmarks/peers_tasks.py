@@ -1,4 +1,4 @@
-"""Train on tasks that other projects generate, with nothing given but their files: see peers_tasks.md.
+"""Train on tasks that other projects generate, with nothing given but their files.
 
     python benchmarks/peers_tasks.py FOLDER [NAME ...] --first-seed 0 --seeds 3 [--part 0 --parts 2]
 

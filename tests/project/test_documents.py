@@ -162,7 +162,7 @@ RUN_BY = {
     "hugging_face": {
         "python": (
             *("test_a_model_is_wrapped_as_the_page_says", SETTINGS, SETTINGS, *(DATA_SET,) * 3),
-            *(OF_OTHERS,) * 3,
+            *(OF_OTHERS,) * 4,
         ),
         "bash": (OF_OTHERS,) * 3,
     },
