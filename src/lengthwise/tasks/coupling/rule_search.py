@@ -37,7 +37,7 @@ from lengthwise.tasks.coupling.locators import (
 
 # Share of steps with equal tokens from which two locators count as the same.
 SAME_TOKENS = 0.999
-# Parts of a response that are found at all are copies, so larger sets are not tried.
+# Largest set of tokens in a part of a response. Larger ones would make three more divisions slow.
 MAX_TOKENS_OF_PART = 2
 # A token can follow from another one if the other locator has at most this number of tokens per step.
 MAX_TOKEN_SHARE = 0.1
