@@ -245,6 +245,17 @@ def test_the_launcher_starts_programs_that_load_an_exported_model(folder, tmp_pa
     assert "no-such-program is neither" in missing.stderr
 
 
+@pytest.mark.slow
+def test_the_launcher_says_that_transformers_is_missing(tmp_path, monkeypatch):
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['transformers'] = None\n")
+    script = tmp_path / "program.py"
+    script.write_text("print('started')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    result = launch(str(script))
+    assert result.returncode == 2
+    assert "transformers is not installed" in result.stderr.splitlines()[-1]
+
+
 def test_auto_config_loads_the_configuration(folder):
     assert AutoConfig.from_pretrained(folder).symbols == list(Parity().vocabulary)
 

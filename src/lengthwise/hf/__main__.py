@@ -6,13 +6,11 @@ PROGRAM is a command of an installed package, such as ``lm_eval`` or ``transform
 import argparse
 import runpy
 import sys
+from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 
-import transformers
-
-from lengthwise.hf.lengthwise_model import LengthwiseForCausalLM
-from lengthwise.hf.predictive_model import PredictivePositionModel
+from lengthwise import hf
 
 
 def main() -> None:
@@ -25,8 +23,12 @@ def main() -> None:
     commands = list(entry_points(group="console_scripts", name=program))
     if not commands and not Path(program).is_file():
         parser.error(f"{program} is neither a command of an installed Python package nor a file")
+    try:
+        transformers = import_module("transformers")
+    except ModuleNotFoundError:
+        parser.error("transformers is not installed; run pip install 'lengthwise[hf]'")
     # Some programs, such as ``transformers serve``, take the class of a model from this module by its name.
-    for model_class in (LengthwiseForCausalLM, PredictivePositionModel):
+    for model_class in (hf.LengthwiseForCausalLM, hf.PredictivePositionModel):
         setattr(transformers, model_class.__name__, model_class)
     sys.argv = [program, *arguments.arguments]
     if commands:
