@@ -4,6 +4,7 @@ The script stops after ``BUDGET_S`` seconds, and the next call continues at the 
 (one row per completed part) and ``tests.txt`` to ``runs/gpu``, and copies both to ``$OUT`` if this variable is set.
 """
 
+import json
 import multiprocessing
 import os
 import shutil
@@ -190,25 +191,41 @@ def prepare_smollm2() -> Path:
 
 def measure_influence_of_smollm2(seconds_left: float) -> dict[str, Any]:
     """Run the timed study of ``influence_real.py`` on the Python standard library, in parallel processes."""
-    texts, largest = FOLDER / "texts" / "python", Path(sysconfig.get_paths()["stdlib"]).glob("*.py")
+    script, texts = Path(__file__).with_name("influence_real.py"), largest_python_files(100)
+    arguments = (prepare_smollm2(), texts.parent, FOLDER / "influence_real", "--only", "timed")
+    output = run_program(seconds_left, script, *arguments)
+    return {"study": read_rows(FOLDER / "influence_real" / "times.jsonl")[-1], "output": output}
+
+
+def measure_doctor_of_smollm2(seconds_left: float) -> dict[str, Any]:
+    """Examine SmolLM2 with up to 32,768 tokens, four times its trained context, in three minutes."""
+    texts, page = largest_python_files(20), FOLDER / "doctor.html"
+    limits = ("--lengths", "2048,4096,8192,16384,32768", "--minutes", 3)
+    run_program(seconds_left, "-m", "lengthwise", "doctor", prepare_smollm2(), texts, *limits, "--out", page)
+    return {"doctor": json.loads(page.with_suffix(".json").read_text())}
+
+
+def largest_python_files(number: int) -> Path:
+    """Copy the largest files of the Python standard library to a folder, and return it."""
+    texts, files_by_size = FOLDER / f"texts-{number}" / "python", Path(sysconfig.get_paths()["stdlib"]).glob("*.py")
     texts.mkdir(parents=True, exist_ok=True)
-    for file in sorted(largest, key=lambda file: file.stat().st_size)[-100:]:
+    for file in sorted(files_by_size, key=lambda file: file.stat().st_size)[-number:]:
         shutil.copy(file, texts)
-    script = Path(__file__).with_name("influence_real.py")
-    command = [sys.executable, script, prepare_smollm2(), texts.parent, FOLDER / "influence_real", "--only", "timed"]
+    return texts
+
+
+def run_program(seconds_left: float, *arguments: object) -> list[str]:
+    """Run Python with arguments, and return the lines that it prints."""
+    command = [sys.executable, *map(str, arguments)]
     process = subprocess.run(command, capture_output=True, text=True, timeout=seconds_left, check=False)
     if process.returncode != 0:
-        raise RuntimeError(f"influence_real.py ended with status {process.returncode}: {process.stderr[-500:]}")
-    return {"study": read_rows(FOLDER / "influence_real" / "times.jsonl")[-1], "output": process.stdout.splitlines()}
+        raise RuntimeError(f"{' '.join(command)} ended with status {process.returncode}: {process.stderr[-500:]}")
+    return process.stdout.splitlines()
 
 
 def measure_wrapper_cost(seconds_left: float) -> dict[str, Any]:
     """Measure the overhead of PPC in models of transformers with ``hf_overhead.py``."""
-    command = [sys.executable, "benchmarks/hf_overhead.py", "--rounds", "3", "--size", "larger"]
-    process = subprocess.run(command, capture_output=True, text=True, timeout=seconds_left, check=False)
-    if process.returncode != 0:
-        raise RuntimeError(f"hf_overhead.py ended with status {process.returncode}: {process.stderr[-500:]}")
-    return {"table": process.stdout.splitlines()}
+    return {"table": run_program(seconds_left, "benchmarks/hf_overhead.py", "--rounds", 3, "--size", "larger")}
 
 
 CUDA = torch.device("cuda")
@@ -234,6 +251,7 @@ EXCLUSIVE_PARTS: dict[str, Part] = {
     "mixed lengths": measure_mixed_lengths,
     "influence cost": measure_influence_cost,
     "influence of SmolLM2": measure_influence_of_smollm2,
+    "doctor of SmolLM2": speed_target(240, lambda: measure_doctor_of_smollm2(240)),
     "wrapper cost": measure_wrapper_cost,
 }
 PARTS: dict[str, Part] = {

@@ -18,6 +18,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from peers_data import rg_scores
+
+import lengthwise as lw
 from lengthwise.core.confidence_intervals import wilson_interval
 from lengthwise.core.provenance import collect_provenance
 from lengthwise.experiments.run_folder import append_rows, read_rows
@@ -55,8 +58,20 @@ def train_and_evaluate(train: Path, test: Path, seed: int) -> Iterator[dict[str,
         if evaluated.returncode:
             raise RuntimeError(f"{train.name}, seed {seed}: {trained.stderr[-500:]} {evaluated.stderr[-500:]}")
         rows = [json.loads(line) for line in (run / "results.jsonl").read_text(encoding="utf-8").splitlines()]
+        verified = verified_share(run, test) if test.name.startswith("rg_") else {}
     for row in rows:
-        yield {**row, "task": test.name, "fits": trained.returncode == 0, "train_seconds": seconds}
+        yield {**row, **verified, "task": test.name, "fits": trained.returncode == 0, "train_seconds": seconds}
+
+
+def verified_share(run: Path, test: Path) -> dict[str, float]:
+    """Return the mean score that the verifier of reasoning-gym gives to generated answers, and their number."""
+    loaded, answers = lw.load_run(run), {}
+    for line in test.read_text(encoding="utf-8").splitlines():
+        prompt = json.loads(line)["prompt"]
+        tokens = lw.generate_from_prompt(loaded, " ".join(prompt)).tokens
+        answers[tuple(prompt)] = tokens[: tokens.index("end")] if "end" in tokens else tokens
+    scores = rg_scores(test.name.removeprefix("rg_").removesuffix("_test.jsonl"), answers)
+    return {"verifier_score": sum(scores) / len(scores), "verified_answers": len(scores)}
 
 
 def table_lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
