@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from tests.cli.test_cli import error_of
 from tests.support.planted_model import PlantedModel
 from tests.support.text_models import byte_tokenizer, tiny_model
 from transformers import AutoModelForCausalLM
@@ -21,6 +22,7 @@ from lengthwise.doctor.windows import sample_blocks
 from lengthwise.evaluation.language_model import BytePairTokenizerAdapter
 from lengthwise.hf.causal_lm import CausalLM
 from lengthwise.hf.language_models import LanguageModel
+from lengthwise.hf.predictive_model import PredictivePositionModel
 from lengthwise.hf.tokenization import HFTokenizerAdapter
 from lengthwise.tasks import TokenizedDocument
 from lengthwise.tasks.text.tokenizer import ByteTokenizer
@@ -225,6 +227,15 @@ def test_a_model_that_is_a_run_is_examined(tmp_path):
     cli.main(["doctor", str(tmp_path / "run"), "--minutes", "1", "--out", str(tmp_path / "doctor.html")])
     result = json.loads((tmp_path / "doctor.json").read_text())
     assert result["model"]["name"] == str(tmp_path / "run")
+
+
+def test_a_model_that_predicts_its_ids_is_refused(tmp_path, capsys):
+    model = PredictivePositionModel.wrap(tiny_model("llama"), head="increment")
+    model.save_pretrained(tmp_path / "model")
+    byte_tokenizer().save_pretrained(tmp_path / "model")
+    error = error_of(["doctor", str(tmp_path / "model"), "--out", str(tmp_path / "doctor.html")], capsys)
+    assert "predicts its position IDs" in error
+    assert not (tmp_path / "doctor.html").exists()
 
 
 @pytest.mark.parametrize(

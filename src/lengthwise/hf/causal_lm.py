@@ -78,7 +78,7 @@ def _check_architecture(name: str, model: PreTrainedModel) -> None:
     """Raise ``ModelError`` for a model that cannot hide tokens, or accepts no position IDs or cache."""
     if isinstance(model, PositionIDGenerationMixin):
         raise ModelError(
-            f"{name} is a wrapped model or predicts its position IDs, but a study needs consecutive IDs; use "
+            f"{name} is a wrapped model or predicts its position IDs, but consecutive IDs are needed here; use "
             "a causal model without a wrapper, or the run folder that the model was exported from"
         )
     layer_types = set(getattr(model.config.get_text_config(), "layer_types", None) or [])
